@@ -28,6 +28,11 @@ rule "every source file opens with what it is" "$(
         done
 )"
 
+# rustfmt keeps code within the same width.
+rule "no comment line above 100 columns" "$(
+    git grep --untracked -nP '^(?=.{101})\s*//' -- '*.rs' | cut -d: -f1,2 || true
+)"
+
 rule "no path of somebody's machine" "$(
     git grep --untracked -nIE '(^|[^[:alnum:]_.])/(wor[k]/|tm[p]/|hom[e]/|roo[t]/|User[s]/)' -- . ':!*.lock' ':!models' ':!crates/llama/tests/models' || true
 )"

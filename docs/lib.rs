@@ -1,4 +1,5 @@
-//! The pages of the book with Rust in them. `cargo test -p leasehold-book --doc` compiles and runs their examples.
+//! The pages of the book with Rust in them. `cargo test -p leasehold-book --doc` compiles and runs
+//! their examples.
 
 macro_rules! pages {
     ($($name:ident $path:literal)*) => { $( #[doc = include_str!($path)] pub mod $name {} )* };

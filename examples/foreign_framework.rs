@@ -1,9 +1,12 @@
-//! Somebody else's tensor type on top of the public API: what a framework's author has to write, and no more.
+//! Somebody else's tensor type on top of the public API: what a framework's author has to write,
+//! and no more.
 //!
 //! `cargo run --release -p leasehold --example foreign_framework`
 //!
-//! * A [`Tensor`] is a shape and an array. Cloning it is cloning a lease; views share the buffer and its record of uses.
-//! * The device is found through the thread's current context, as frameworks do; nothing is passed along.
+//! * A [`Tensor`] is a shape and an array. Cloning it is cloning a lease; views share the buffer
+//!   and its record of uses.
+//! * The device is found through the thread's current context, as frameworks do; nothing is passed
+//!   along.
 //! * An operation is a [`GraphOperator`]: the same code runs at once or is recorded.
 //! * Kernels lie in an extension slot of the runtime, made when first asked for.
 
@@ -13,7 +16,8 @@ use std::ops::Add;
 use std::sync::Arc;
 use std::time::Duration;
 
-// ---- kernels ------------------------------------------------------------------------------------------------------------
+// ---- kernels
+// -------------------------------------------------------------------------------------------------
 
 const TILE: usize = 1024;
 
@@ -27,8 +31,13 @@ fn tile(args: &CpuArgs<'_>, output: usize) -> std::ops::Range<usize> {
 unsafe fn add(args: &CpuArgs<'_>) {
     let part = tile(args, 2);
     // SAFETY: 0 and 1 are only read; each tile writes its own part of 2.
-    let (a, b, c) =
-        unsafe { (args.slice::<f32>(0), args.slice::<f32>(1), args.slice_mut::<f32>(2, part.start, part.len())) };
+    let (a, b, c) = unsafe {
+        (
+            args.slice::<f32>(0),
+            args.slice::<f32>(1),
+            args.slice_mut::<f32>(2, part.start, part.len()),
+        )
+    };
     for (i, c) in part.zip(c) {
         *c = a[i] + b[i];
     }
@@ -37,7 +46,8 @@ unsafe fn add(args: &CpuArgs<'_>) {
 unsafe fn scale(args: &CpuArgs<'_>) {
     let part = tile(args, 1);
     // SAFETY: 0 is only read; each tile writes its own part of 1.
-    let (a, b) = unsafe { (args.slice::<f32>(0), args.slice_mut::<f32>(1, part.start, part.len())) };
+    let (a, b) =
+        unsafe { (args.slice::<f32>(0), args.slice_mut::<f32>(1, part.start, part.len())) };
     let by: f32 = args.params();
     for (i, b) in part.zip(b) {
         *b = by * a[i];
@@ -52,14 +62,17 @@ struct Kernels {
 
 impl Kernels {
     fn of(runtime: &Runtime) -> Result<Arc<Self>> {
-        let (add, scale) = (KernelBase::cpu("add", add).reads(2), KernelBase::cpu("scale", scale).reads(1));
+        let (add, scale) =
+            (KernelBase::cpu("add", add).reads(2), KernelBase::cpu("scale", scale).reads(1));
         let (add, scale) = (add.writes(1).aligned(4), scale.writes(1).aligned(4).params::<f32>());
-        // SAFETY: both touch their bindings through slices, which check bounds, and a tile writes a part of its own.
+        // SAFETY: both touch their bindings through slices, which check bounds, and a tile writes a
+        // part of its own.
         runtime.extension(|_| unsafe { Ok(Self { add: add.build()?, scale: scale.build()? }) })
     }
 }
 
-// ---- operations ---------------------------------------------------------------------------------------------------------
+// ---- operations
+// -------------------------------------------------------------------------------------------------
 
 /// `out = a + b`, or `out = by * a`.
 enum Elementwise<'t> {
@@ -87,12 +100,15 @@ impl GraphOperator for Elementwise<'_> {
         let tiles = |out: &Tensor| out.elements().div_ceil(TILE) as u32;
         match self {
             Self::Add(_, _, out) => stream.launch(&kernels.add, &self.accesses(), &(), tiles(out)),
-            Self::Scale(_, by, out) => stream.launch(&kernels.scale, &self.accesses(), by, tiles(out)),
+            Self::Scale(_, by, out) => {
+                stream.launch(&kernels.scale, &self.accesses(), by, tiles(out))
+            }
         }
     }
 }
 
-// ---- the tensor ---------------------------------------------------------------------------------------------------------
+// ---- the tensor
+// -------------------------------------------------------------------------------------------------
 
 /// A dense tensor of `f32`, or some rows of one.
 #[derive(Clone)]
@@ -147,7 +163,10 @@ impl Tensor {
     /// Another shape of the same elements.
     fn reshape(&self, shape: &[usize]) -> Result<Self> {
         if shape.iter().product::<usize>() != self.elements() {
-            return Err(Error::invalid(format!("{shape:?} has other elements than {:?}", self.shape)));
+            return Err(Error::invalid(format!(
+                "{shape:?} has other elements than {:?}",
+                self.shape
+            )));
         }
         Ok(Self { shape: shape.to_vec(), ..self.clone() })
     }
@@ -187,7 +206,8 @@ fn run(operation: &Elementwise<'_>) -> Result<()> {
     operation.encode(Current::get()?.stream())
 }
 
-// ---- a program of the framework's users -----------------------------------------------------------------------------------
+// ---- a program of the framework's users
+// -----------------------------------------------------------------------------------
 
 fn main() -> Result<()> {
     let runtime = Context::new().runtime(DeviceId::cpu(0))?;
@@ -201,10 +221,14 @@ fn main() -> Result<()> {
     println!("eager: {:?}", c.to_vec()?);
 
     // A mistake is an error of the framework's or of the runtime's, never a crash.
-    println!("mistake: {}", (&a + &c.rows(0, 1)?).err().map_or_else(String::new, |e| e.to_string()));
+    println!(
+        "mistake: {}",
+        (&a + &c.rows(0, 1)?).err().map_or_else(String::new, |e| e.to_string())
+    );
     println!("mistake: {}", a.rows(2, 9).err().map_or_else(String::new, |e| e.to_string()));
 
-    // The same program, recorded. Intermediate tensors get memory of the graph's, packed by liveness.
+    // The same program, recorded. Intermediate tensors get memory of the graph's, packed by
+    // liveness.
     let out = Tensor::full(&[4, 3], 0.0)?;
     let mut scaling = None;
     let graph = runtime.record_graph(|runtime| {
@@ -219,7 +243,8 @@ fn main() -> Result<()> {
     // Its buffers and parameters can change without recording again.
     if let Some(node) = scaling {
         let other = Tensor::full(&[4, 3], 100.0)?;
-        let updated = graph.update(&GraphUpdate::new().buffer(&a.values, &other.values).params(node, &0.25f32))?;
+        let updated = graph
+            .update(&GraphUpdate::new().buffer(&a.values, &other.values).params(node, &0.25f32))?;
         graph.launch()?;
         println!("updated ({updated:?}): {:?}", out.to_vec()?);
         assert_eq!(out.to_vec()?, [25.5; 12]);

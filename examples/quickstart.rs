@@ -1,4 +1,5 @@
-//! The runtime in one page: open a device, copy, launch a kernel of one's own, time it, record, replay.
+//! The runtime in one page: open a device, copy, launch a kernel of one's own, time it, record,
+//! replay.
 //!
 //! `cargo run --release -p leasehold --example quickstart`
 
@@ -21,8 +22,11 @@ fn main() -> Result<()> {
     let y = runtime.alloc_array::<f32>(x.len())?;
     stream.copy(y.view(), x.view())?;
 
-    // SAFETY: it touches its bindings through slices, which check bounds; each tile writes its own part.
-    let axpy = unsafe { KernelBase::cpu("axpy", axpy).reads(1).read_writes(1).params::<f32>().aligned(4).build() }?;
+    // SAFETY: it touches its bindings through slices, which check bounds; each tile writes its own
+    // part.
+    let axpy = unsafe {
+        KernelBase::cpu("axpy", axpy).reads(1).read_writes(1).params::<f32>().aligned(4).build()
+    }?;
     let (start, end) = (runtime.create_event()?, runtime.create_event()?);
     stream.record(&start)?;
     stream.launch(&axpy, &[x.read(), y.read_write()], &2.0f32, tiles)?;

@@ -25,7 +25,8 @@ fn ping_pong(own: &Own, size: u64, pairs: u64) -> Result<()> {
 fn random(own: &Own, live: usize, most: u64, pairs: u64) -> Result<()> {
     let stream = own.stream()?;
     let mut dice = Dice::new(1);
-    let mut next = || own.alloc(&stream, 1 + dice.below(most)).ok_or_else(|| Error::state("no memory"));
+    let mut next =
+        || own.alloc(&stream, 1 + dice.below(most)).ok_or_else(|| Error::state("no memory"));
     let mut held = (0..live).map(|_| next()).collect::<Result<Vec<_>>>()?;
     let mut which = Dice::new(2);
     for _ in 0..pairs {

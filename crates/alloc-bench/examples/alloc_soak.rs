@@ -1,10 +1,10 @@
 //! How much memory an allocator holds over time under the pattern of the benchmark sh8bench, over a
 //! device without memory.
 //!
-//! `alloc_soak [threads] [seconds] [largest block] [blocks a thread]`. Each thread allocates small blocks more often than
-//! large ones, round after round; a moving fifth of its blocks survives each round, and the rest is
-//! freed from both ends. The program prints live and reserved memory in equal steps of time, so
-//! that growth without an end shows.
+//! `alloc_soak [threads] [seconds] [largest block] [blocks a thread]`. Each thread allocates small
+//! blocks more often than large ones, round after round; a moving fifth of its blocks survives each
+//! round, and the rest is freed from both ends. The program prints live and reserved memory in
+//! equal steps of time, so that growth without an end shows.
 
 use leasehold_alloc::{Allocator, AllocatorConfig, Layout, On};
 use leasehold_alloc_bench::FakeBacking;
@@ -37,9 +37,16 @@ fn sizes(largest: u64) -> Vec<u64> {
     all
 }
 
-fn work(allocator: &Allocator, sizes: &[u64], slots: usize, stop: &AtomicBool, operations: &AtomicU64) -> Result<()> {
+fn work(
+    allocator: &Allocator,
+    sizes: &[u64],
+    slots: usize,
+    stop: &AtomicBool,
+    operations: &AtomicU64,
+) -> Result<()> {
     let stream = VirtualStream::new()?;
-    let mut blocks: Vec<Option<leasehold_core::Lease<leasehold_alloc::Buffer>>> = (0..slots).map(|_| None).collect();
+    let mut blocks: Vec<Option<leasehold_core::Lease<leasehold_alloc::Buffer>>> =
+        (0..slots).map(|_| None).collect();
     let range = slots / 5;
     let (mut keep_from, mut keep_to, mut at) = (slots, slots, 0);
     let mut done = 0u64;
@@ -71,17 +78,28 @@ fn work(allocator: &Allocator, sizes: &[u64], slots: usize, stop: &AtomicBool, o
 fn main() -> Result<()> {
     let args: Vec<u64> = std::env::args().skip(1).filter_map(|a| a.parse().ok()).collect();
     let arg = |i: usize, default: u64| args.get(i).copied().unwrap_or(default);
-    let (threads, seconds, largest, slots) = (arg(0, 8), arg(1, 60), arg(2, 1 << 16), arg(3, 20_000));
-    let allocator = Allocator::new(Box::new(FakeBacking::new(1 << 38)), AllocatorConfig::default())?;
+    let (threads, seconds, largest, slots) =
+        (arg(0, 8), arg(1, 60), arg(2, 1 << 16), arg(3, 20_000));
+    let allocator =
+        Allocator::new(Box::new(FakeBacking::new(1 << 38)), AllocatorConfig::default())?;
     let sizes = sizes(largest);
     let (stop, operations) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|s| -> Result<()> {
-        let all: Vec<_> =
-            (0..threads).map(|_| s.spawn(|| work(&allocator, &sizes, slots as usize, &stop, &operations))).collect();
+        let all: Vec<_> = (0..threads)
+            .map(|_| s.spawn(|| work(&allocator, &sizes, slots as usize, &stop, &operations)))
+            .collect();
         let begin = Instant::now();
         println!(
             "{:>8} {:>12} {:>9} {:>9} {:>9} {:>6} {:>10} {:>10} {:>8}",
-            "s", "operations", "live MiB", "peak", "reserved", "ratio", "magazines", "slabs", "free"
+            "s",
+            "operations",
+            "live MiB",
+            "peak",
+            "reserved",
+            "ratio",
+            "magazines",
+            "slabs",
+            "free"
         );
         for step in 1..=20u32 {
             let until = Duration::from_secs(seconds) * step / 20;

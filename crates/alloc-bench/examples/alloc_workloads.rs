@@ -1,8 +1,8 @@
 //! Times a pair of allocation and free under the workloads of `leasehold_alloc_bench::workload`,
 //! over a device without memory.
 //!
-//! `alloc_workloads [part of a workload's name] [pairs] [threads]`; for a quick look while working on the allocator. The comparison with
-//! other allocators is `leasehold bench alloc`.
+//! `alloc_workloads [part of a workload's name] [pairs] [threads]`; for a quick look while working
+//! on the allocator. The comparison with other allocators is `leasehold bench alloc`.
 
 use leasehold_alloc::AllocatorConfig;
 use leasehold_alloc_bench::FakeBacking;
@@ -19,7 +19,10 @@ fn main() -> Result<()> {
     let part = args.first().map_or("", String::as_str);
     let pairs = args.get(1).and_then(|n| n.parse().ok()).unwrap_or(1_000_000);
     let threads = args.get(2).and_then(|n| n.parse().ok()).unwrap_or(1);
-    println!("{:28} {:>11} {:>11} {:>11}  ns a pair (median, best)", "", "cached", "core", "marked");
+    println!(
+        "{:28} {:>11} {:>11} {:>11}  ns a pair (median, best)",
+        "", "cached", "core", "marked"
+    );
     for (name, workload) in Workload::all().into_iter().filter(|w| w.0.contains(part)) {
         print!("{name:28}");
         for (magazines, marks) in [(true, false), (false, false), (true, true)] {

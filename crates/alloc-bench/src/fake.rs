@@ -96,7 +96,12 @@ impl FakeBacking {
     /// ```
     #[must_use]
     pub fn new(physical: u64) -> Self {
-        Self::with_caps(BackingCaps { vmm: true, reserve: true, physical, ..BackingCaps::default() })
+        Self::with_caps(BackingCaps {
+            vmm: true,
+            reserve: true,
+            physical,
+            ..BackingCaps::default()
+        })
     }
 
     /// A device that only gives whole segments.
@@ -177,7 +182,10 @@ impl FakeBacking {
     #[must_use]
     pub fn memory(&self, addr: u64, bytes: u64) -> Vec<(u64, u64)> {
         let mut runs = Vec::new();
-        assert!(self.walk(addr, bytes, |at, len| runs.push((at, len))), "{addr:#x}+{bytes:#x} is not backed");
+        assert!(
+            self.walk(addr, bytes, |at, len| runs.push((at, len))),
+            "{addr:#x}+{bytes:#x} is not backed"
+        );
         runs
     }
 
@@ -187,9 +195,15 @@ impl FakeBacking {
         let s = self.state.lock();
         let mut at = addr;
         while at < addr + bytes {
-            let mapped = s.mapped.range(..=at).next_back().map(|(&a, &(b, handle))| (a, a + b, handle << 44));
+            let mapped = s
+                .mapped
+                .range(..=at)
+                .next_back()
+                .map(|(&a, &(b, handle))| (a, a + b, handle << 44));
             let segment = s.segments.range(..=at).next_back().map(|(&a, &b)| (a, a + b, a));
-            let Some((from, end, memory)) = [mapped, segment].into_iter().flatten().find(|m| m.1 > at) else {
+            let Some((from, end, memory)) =
+                [mapped, segment].into_iter().flatten().find(|m| m.1 > at)
+            else {
                 return false;
             };
             let end = end.min(addr + bytes);
@@ -214,14 +228,20 @@ impl FakeBacking {
                 Fault::Once(n) => *seen == n,
                 Fault::From(n) => *seen >= n,
                 Fault::PerMille(p) => {
-                    *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    *seed = seed
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(1_442_695_040_888_963_407);
                     (*seed >> 33) % 1000 < u64::from(p)
                 }
             };
             *seen += 1;
         }
         if fails {
-            return Err(Error::Driver { api: "fake", code: call as i32, name: format!("{call:?} injected").into() });
+            return Err(Error::Driver {
+                api: "fake",
+                code: call as i32,
+                name: format!("{call:?} injected").into(),
+            });
         }
         Ok(s)
     }
@@ -321,17 +341,24 @@ unsafe impl Backing for FakeBacking {
                 s.used -= b;
                 Ok(())
             }
-            other => Err(s.wrong(format!("destroy of handle {handle} of {bytes:x}, which is {other:x?}"))),
+            other => {
+                Err(s
+                    .wrong(format!("destroy of handle {handle} of {bytes:x}, which is {other:x?}")))
+            }
         }
     }
 
     unsafe fn map(&self, at: u64, handle: u64, bytes: u64) -> Result<()> {
         let mut s = self.enter(Call::Map)?;
         if s.handles.get(&handle) != Some(&bytes) {
-            return Err(s.wrong(format!("map of handle {handle}, which does not exist with {bytes:x} bytes")));
+            return Err(s.wrong(format!(
+                "map of handle {handle}, which does not exist with {bytes:x} bytes"
+            )));
         }
         if !s.inside(at, bytes) || s.overlaps(at, bytes) {
-            return Err(s.wrong(format!("map at {at:x}+{bytes:x}, outside a reservation or over a mapping")));
+            return Err(s.wrong(format!(
+                "map at {at:x}+{bytes:x}, outside a reservation or over a mapping"
+            )));
         }
         s.mapped.insert(at, (bytes, handle));
         Ok(())
@@ -340,7 +367,10 @@ unsafe impl Backing for FakeBacking {
     unsafe fn enable(&self, at: u64, bytes: u64) -> Result<()> {
         drop(self.enter(Call::Enable)?);
         if !self.is_backed(at, bytes) {
-            return Err(self.state.lock().wrong(format!("enable of {at:x}+{bytes:x}, which is not mapped")));
+            return Err(self
+                .state
+                .lock()
+                .wrong(format!("enable of {at:x}+{bytes:x}, which is not mapped")));
         }
         Ok(())
     }

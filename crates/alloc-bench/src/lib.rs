@@ -4,15 +4,14 @@
 //! It uses the allocator through its public API alone, and no program that only wants memory needs
 //! it.
 //!
-//! | module | what it has |
-//! |---|---|
-//! | [`workload`] | patterns of allocations and frees, timed, for any allocator |
-//! | [`trace`] | traces of real programs: reading, writing, recording from a snapshot |
-//! | [`memory_viz`] | snapshots for PyTorch's viewer of allocators |
-//! | [`replay`] | a trace played against an allocator, and what it cost |
-//! | [`peers`] | emulations of PyTorch's caching allocator and RMM's pool, a best fit, the process's heap |
-//! | `fake` | [`FakeBacking`]: addresses without memory, faults on demand, a check of its caller |
-//! | `virtual_stream` | [`VirtualStream`]: work that is over when somebody says so |
+//! - [`workload`]: patterns of allocations and frees, timed, for any allocator.
+//! - [`trace`]: traces of real programs: reading, writing, recording from a snapshot.
+//! - [`memory_viz`]: snapshots for PyTorch's viewer of allocators.
+//! - [`replay`]: a trace played against an allocator, and what it cost.
+//! - [`peers`]: emulations of PyTorch's caching allocator and RMM's pool, a best fit, the process's
+//!   heap.
+//! - `fake`: [`FakeBacking`]: addresses without memory, faults on demand, a check of its caller.
+//! - `virtual_stream`: [`VirtualStream`]: work that is over when somebody says so.
 //!
 //! Models under loom have no use for it, and it is empty there.
 #![cfg(not(loom))]

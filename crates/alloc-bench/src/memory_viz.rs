@@ -1,18 +1,23 @@
-//! Snapshots for PyTorch's `memory_viz`: a pickle, written here, in the shape of `torch.cuda.memory._snapshot()`.
+//! Snapshots for PyTorch's `memory_viz`: a pickle, written here, in the shape of
+//! `torch.cuda.memory._snapshot()`.
 //!
-//! Both readers are served: Python's `pickle.load`, and the viewer's own, which knows fewer opcodes and replays the trace backwards from the
-//! snapshot. For the latter every free is a pair `free_requested`, `free_completed`, all segments bear stream 0, so that neighbours may be
-//! joined and cut, and the blocks of a segment tile it. A release tag shows as a stack frame named `tag N`.
+//! Both readers are served: Python's `pickle.load`, and the viewer's own, which knows fewer opcodes
+//! and replays the trace backwards from the snapshot. For the latter every free is a pair
+//! `free_requested`, `free_completed`, all segments bear stream 0, so that neighbours may be joined
+//! and cut, and the blocks of a segment tile it. A release tag shows as a stack frame named
+//! `tag N`.
 
 use leasehold_alloc::{BlockInfo, BlockState, EventKind, Segment, Snapshot, TraceEvent};
 use leasehold_core::{Error, Result};
 use std::collections::HashMap;
 use std::io::{self, Write};
 
-/// Items of a list that travel together: the viewer's reader puts them on its stack as arguments of one call.
+/// Items of a list that travel together: the viewer's reader puts them on its stack as arguments of
+/// one call.
 const BATCH: usize = 512;
 
-/// Writes the snapshot as a pickle that PyTorch's `memory_viz` page and `torch/cuda/_memory_viz.py` read. The memory is device 0.
+/// Writes the snapshot as a pickle that PyTorch's `memory_viz` page and `torch/cuda/_memory_viz.py`
+/// read. The memory is device 0.
 ///
 /// # Errors
 /// `Unavailable` when writing fails.
@@ -26,7 +31,9 @@ pub fn write(snapshot: &Snapshot, out: impl Write) -> Result<()> {
 fn pickle<W: Write>(snapshot: &Snapshot, p: &mut Pickler<W>) -> io::Result<()> {
     // The tag is set after the allocation: events learn it from the free, or from the block.
     let mut tags: HashMap<u64, u32> = HashMap::new();
-    for b in snapshot.segments.iter().flat_map(|s| &s.blocks).filter(|b| b.state == BlockState::Live) {
+    for b in
+        snapshot.segments.iter().flat_map(|s| &s.blocks).filter(|b| b.state == BlockState::Live)
+    {
         tags.insert(b.id, b.tag);
     }
     for e in snapshot.events.iter().filter(|e| e.kind == EventKind::Free) {
@@ -40,8 +47,11 @@ fn pickle<W: Write>(snapshot: &Snapshot, p: &mut Pickler<W>) -> io::Result<()> {
         p.list(snapshot.segments.iter(), segment)?;
         p.key("device_traces")?;
         p.list(std::iter::once(()), |p, ()| {
-            let entries = snapshot.events.iter().flat_map(|e| actions(e).iter().map(move |a| (e, *a)));
-            p.list(entries, |p, (e, action)| entry(p, e, action, tags.get(&e.id).copied().unwrap_or(0), room))
+            let entries =
+                snapshot.events.iter().flat_map(|e| actions(e).iter().map(move |a| (e, *a)));
+            p.list(entries, |p, (e, action)| {
+                entry(p, e, action, tags.get(&e.id).copied().unwrap_or(0), room)
+            })
         })?;
         p.key("allocator_settings")?;
         p.dict(|p| {
@@ -72,7 +82,13 @@ fn actions(e: &TraceEvent) -> &'static [&'static str] {
     }
 }
 
-fn entry<W: Write>(p: &mut Pickler<W>, e: &TraceEvent, action: &'static str, tag: u32, room: u64) -> io::Result<()> {
+fn entry<W: Write>(
+    p: &mut Pickler<W>,
+    e: &TraceEvent,
+    action: &'static str,
+    tag: u32,
+    room: u64,
+) -> io::Result<()> {
     p.dict(|p| {
         p.key("action")?;
         p.key(action)?;
@@ -89,7 +105,9 @@ fn entry<W: Write>(p: &mut Pickler<W>, e: &TraceEvent, action: &'static str, tag
 }
 
 fn segment<W: Write>(p: &mut Pickler<W>, s: &Segment) -> io::Result<()> {
-    let live = |f: fn(&BlockInfo) -> u64| s.blocks.iter().filter(|b| b.state == BlockState::Live).map(f).sum::<u64>();
+    let live = |f: fn(&BlockInfo) -> u64| {
+        s.blocks.iter().filter(|b| b.state == BlockState::Live).map(f).sum::<u64>()
+    };
     p.dict(|p| {
         p.entry("device", 0)?;
         p.entry("address", s.addr)?;
@@ -112,7 +130,8 @@ fn segment<W: Write>(p: &mut Pickler<W>, s: &Segment) -> io::Result<()> {
                 p.entry("size", b.bytes)?;
                 p.entry("requested_size", b.requested)?;
                 p.key("state")?;
-                // Freed memory that a stream still uses is no hindrance to that stream: the viewer's "pending" means another thing.
+                // Freed memory that a stream still uses is no hindrance to that stream: the
+                // viewer's "pending" means another thing.
                 p.key(if b.state == BlockState::Live { "active_allocated" } else { "inactive" })?;
                 frames(p, b.tag)
             })

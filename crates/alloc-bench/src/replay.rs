@@ -10,7 +10,7 @@ use crate::virtual_stream::{VirtualStream, pass};
 use leasehold_alloc::{Allocator, AllocatorConfig, Backing, Buffer, Layout, On, Policy};
 use leasehold_core::sync::CachePadded;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
-use leasehold_core::{Error, Lease, Point, Result, crew};
+use leasehold_core::{Error, Lease, Result, Timepoint, crew};
 use std::collections::VecDeque;
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -200,11 +200,16 @@ trait Plays: Sync {
     fn stream(&self) -> Result<Self::Stream>;
     /// Work on a stream, which uses what is allocated or freed next; `None` where streams mean
     /// nothing.
-    fn submit(&self, on: &Self::Stream) -> Result<Option<Point>>;
+    fn submit(&self, on: &Self::Stream) -> Result<Option<Timepoint>>;
     /// # Errors
     /// Only what ends the replay; `None` is an allocation that failed.
-    fn alloc(&self, on: &Self::Stream, size: u64, at: Option<Point>) -> Result<Option<Self::Block>>;
-    fn free(&self, on: &Self::Stream, block: Self::Block, at: Option<Point>);
+    fn alloc(
+        &self,
+        on: &Self::Stream,
+        size: u64,
+        at: Option<Timepoint>,
+    ) -> Result<Option<Self::Block>>;
+    fn free(&self, on: &Self::Stream, block: Self::Block, at: Option<Timepoint>);
     /// Peak of reserved bytes, driver calls, remaps, host waits.
     fn cost(&self) -> (u64, u64, u64, u64);
 }
@@ -233,12 +238,17 @@ impl Plays for Own {
         VirtualStream::new()
     }
 
-    fn submit(&self, on: &VirtualStream) -> Result<Option<Point>> {
+    fn submit(&self, on: &VirtualStream) -> Result<Option<Timepoint>> {
         on.submit().map(Some)
     }
 
     #[inline]
-    fn alloc(&self, on: &VirtualStream, size: u64, at: Option<Point>) -> Result<Option<Lease<Buffer>>> {
+    fn alloc(
+        &self,
+        on: &VirtualStream,
+        size: u64,
+        at: Option<Timepoint>,
+    ) -> Result<Option<Lease<Buffer>>> {
         match self.0.alloc(Layout::new(size), On::new(on)) {
             Ok(buffer) => {
                 if let Some(at) = at {
@@ -253,7 +263,7 @@ impl Plays for Own {
     }
 
     #[inline]
-    fn free(&self, _: &VirtualStream, block: Lease<Buffer>, at: Option<Point>) {
+    fn free(&self, _: &VirtualStream, block: Lease<Buffer>, at: Option<Timepoint>) {
         if let Some(at) = at {
             // SAFETY: the streams are virtual: nothing ever uses the memory.
             unsafe { block.mark_read(at) };
@@ -284,15 +294,15 @@ mod peers {
                 fn stream(&self) -> Result<$stream> {
                     Subject::stream(self)
                 }
-                fn submit(&self, $on: &$stream) -> Result<Option<Point>> {
+                fn submit(&self, $on: &$stream) -> Result<Option<Timepoint>> {
                     $submit
                 }
                 #[inline]
-                fn alloc(&self, on: &$stream, size: u64, _: Option<Point>) -> Result<Option<Self::Block>> {
+                fn alloc(&self, on: &$stream, size: u64, _: Option<Timepoint>) -> Result<Option<Self::Block>> {
                     Ok(Subject::alloc(self, on, size))
                 }
                 #[inline]
-                fn free(&self, on: &$stream, block: Self::Block, _: Option<Point>) {
+                fn free(&self, on: &$stream, block: Self::Block, _: Option<Timepoint>) {
                     Subject::free(self, on, block);
                 }
                 fn cost(&self) -> (u64, u64, u64, u64) {
@@ -326,7 +336,9 @@ fn play<P: Plays>(trace: &Trace, options: &Options, subject: &P) -> Result<Repor
         if let [copy] = &mut copies[..] {
             copy.play()?;
         } else {
-            crew::run(copies.iter_mut().map(|p| || p.play()))?.into_iter().collect::<Result<()>>()?;
+            crew::run(copies.iter_mut().map(|p| || p.play()))?
+                .into_iter()
+                .collect::<Result<()>>()?;
         }
         let taken = begin.elapsed();
         (spent, steady) = (spent + taken, taken);
@@ -338,13 +350,18 @@ fn play<P: Plays>(trace: &Trace, options: &Options, subject: &P) -> Result<Repor
         }
     }
     report.events = trace.events.len() as u64 * u64::from(threads) * rounds;
-    (report.peak_reserved, report.driver_calls.total, report.remaps, report.host_waits) = subject.cost();
-    report.peak_requested = shared.map_or_else(|| copies[0].live.peak, |all| all.peak.load(Ordering::Relaxed));
+    (report.peak_reserved, report.driver_calls.total, report.remaps, report.host_waits) =
+        subject.cost();
+    report.peak_requested =
+        shared.map_or_else(|| copies[0].live.peak, |all| all.peak.load(Ordering::Relaxed));
     report.ratio = report.peak_reserved as f64 / report.peak_requested.max(1) as f64;
     report.failed = copies.iter().map(|c| c.failed).sum();
-    let per = |spent: Duration, rounds: u64| spent.as_nanos() as f64 * rounds as f64 / report.events.max(1) as f64;
+    let per = |spent: Duration, rounds: u64| {
+        spent.as_nanos() as f64 * rounds as f64 / report.events.max(1) as f64
+    };
     let (mean, steady) = (per(spent, 1), per(steady, rounds));
-    let percentiles = percentiles(copies.iter_mut().flat_map(|c| std::mem::take(&mut c.times)).collect());
+    let percentiles =
+        percentiles(copies.iter_mut().flat_map(|c| std::mem::take(&mut c.times)).collect());
     report.ns_per_op = Times { mean, steady, ..percentiles };
     Ok(report)
 }
@@ -355,8 +372,10 @@ fn percentiles(mut all: Vec<u32>) -> Times {
         all.iter_mut().for_each(|t| *t = t.saturating_sub(clock));
     }
     all.sort_unstable();
-    let at =
-        |q: f64| all.get(((all.len() as f64 * q) as usize).min(all.len().max(1) - 1)).map_or(0.0, |&n| f64::from(n));
+    let at = |q: f64| {
+        all.get(((all.len() as f64 * q) as usize).min(all.len().max(1) - 1))
+            .map_or(0.0, |&n| f64::from(n))
+    };
     Times { p50: at(0.5), p99: at(0.99), p999: at(0.999), ..Times::default() }
 }
 
@@ -418,7 +437,8 @@ pub fn find_min_budget_on(
     while low < high {
         let mid = low + (high - low) / 2;
         let budget = Some((mid as f64 * granule as f64) / peak as f64 + 1e-9);
-        let tried = Options { budget, repeat: 1, timed: false, stop_at_failure: true, ..options.clone() };
+        let tried =
+            Options { budget, repeat: 1, timed: false, stop_at_failure: true, ..options.clone() };
         if replay(trace, &tried, make()?)?.failed == 0 { high = mid } else { low = mid + 1 }
     }
     if low == most {
@@ -431,7 +451,10 @@ pub fn find_min_budget_on(
 /// Between which numbers of granules the least budget lies: one copy's peak, and four times that of
 /// all.
 fn bounds(trace: &Trace, peak: u64, granule: u64) -> (u64, u64) {
-    (trace.peak.max(1).div_ceil(granule), peak.div_ceil(granule).saturating_mul(4).saturating_add(64))
+    (
+        trace.peak.max(1).div_ceil(granule),
+        peak.div_ceil(granule).saturating_mul(4).saturating_add(64),
+    )
 }
 
 /// How many events [`measure`] plays at most with such options, for whoever shows its progress.
@@ -479,7 +502,8 @@ impl<'a> Live<'a> {
         if let Some(all) = self.all
             && self.now > self.told + self.step
         {
-            let sum = all.now.fetch_add(self.now - self.told, Ordering::Relaxed) + (self.now - self.told);
+            let sum =
+                all.now.fetch_add(self.now - self.told, Ordering::Relaxed) + (self.now - self.told);
             all.peak.fetch_max(sum, Ordering::Relaxed);
             self.told = self.now;
         }
@@ -509,14 +533,19 @@ struct Playback<'a, P: Plays> {
     held_on: Vec<(u16, u64)>,
     live: Live<'a>,
     /// Epochs that complete in order, one per operation.
-    pending: VecDeque<Point>,
+    pending: VecDeque<Timepoint>,
     options: &'a Options,
     times: Vec<u32>,
     failed: u64,
 }
 
 impl<'a, P: Plays> Playback<'a, P> {
-    fn new(trace: &'a Trace, options: &'a Options, subject: &'a P, all: Option<&'a SharedLive>) -> Result<Self> {
+    fn new(
+        trace: &'a Trace,
+        options: &'a Options,
+        subject: &'a P,
+        all: Option<&'a SharedLive>,
+    ) -> Result<Self> {
         Ok(Self {
             trace,
             subject,

@@ -1,7 +1,8 @@
 //! Allocation traces: `t_us,op,id,size,stream`, plain or compressed.
 //!
-//! `op` is `a` (allocate) or `f` (free); sizes are bytes as requested; an id names one allocation and is never used again. A free may
-//! name another stream than the allocation did: that stream used the memory last.
+//! `op` is `a` (allocate) or `f` (free); sizes are bytes as requested; an id names one allocation
+//! and is never used again. A free may name another stream than the allocation did: that stream
+//! used the memory last.
 //!
 //! Limits: 65,536 streams, 67,108,864 lines, 256 bytes in a line. A byte order mark before the
 //! first line is passed over.
@@ -51,8 +52,9 @@ impl Trace {
     /// Reads a trace from a regular file; compressed if its name ends in `.gz`.
     ///
     /// # Errors
-    /// `NotFound` or `Unavailable` when the file cannot be read; `Unsupported` for a compressed file without the feature `gzip`;
-    /// `InvalidArgument` for what is no regular file; else as [`Trace::read`].
+    /// `NotFound` or `Unavailable` when the file cannot be read; `Unsupported` for a compressed
+    /// file without the feature `gzip`; `InvalidArgument` for what is no regular file; else as
+    /// [`Trace::read`].
     pub fn open(path: &Path) -> Result<Trace> {
         let file = open(path).map_err(|refusal| {
             let text = refusal.to_string();
@@ -63,7 +65,11 @@ impl Trace {
             }
         })?;
         let name = path.display().to_string();
-        if path.extension().is_some_and(|e| e == "gz") { Self::read_gzip(file, &name) } else { Self::read(file, &name) }
+        if path.extension().is_some_and(|e| e == "gz") {
+            Self::read_gzip(file, &name)
+        } else {
+            Self::read(file, &name)
+        }
     }
 
     /// Reads a compressed trace; `name` is for messages.
@@ -87,8 +93,9 @@ impl Trace {
     /// Reads a trace and checks it; `name` is for messages.
     ///
     /// # Errors
-    /// `InvalidArgument` with name and line number: a malformed line, a free of an unknown or freed id, an id used twice, input that ends
-    /// in the middle of a compressed block, more than the limits of this module.
+    /// `InvalidArgument` with name and line number: a malformed line, a free of an unknown or freed
+    /// id, an id used twice, input that ends in the middle of a compressed block, more than the
+    /// limits of this module.
     pub fn read(input: impl Read, name: &str) -> Result<Trace> {
         Self::read_within(LINES, input, name)
     }
@@ -111,8 +118,10 @@ impl Trace {
                 continue;
             }
             let mut fields = text.split(',');
-            let mut next = |what: &str| fields.next().ok_or_else(|| bad(format!("no {what} (want {HEADER})")));
-            let (t, op, id, size, stream) = (next("time")?, next("op")?, next("id")?, next("size")?, next("stream")?);
+            let mut next =
+                |what: &str| fields.next().ok_or_else(|| bad(format!("no {what} (want {HEADER})")));
+            let (t, op, id, size, stream) =
+                (next("time")?, next("op")?, next("id")?, next("size")?, next("stream")?);
             if fields.next().is_some() {
                 return Err(bad(format!("too many fields (want {HEADER})")));
             }
@@ -125,7 +134,8 @@ impl Trace {
             let stream = match streams.get(&stream) {
                 Some(&s) => s,
                 None => {
-                    let s = u16::try_from(next_stream).map_err(|_| bad("more than 65,536 streams".into()))?;
+                    let s = u16::try_from(next_stream)
+                        .map_err(|_| bad("more than 65,536 streams".into()))?;
                     streams.insert(stream, s);
                     s
                 }
@@ -140,14 +150,17 @@ impl Trace {
                 if ids.insert(id, (new, size)).is_some() {
                     return Err(bad(format!("id {id} is allocated twice")));
                 }
-                trace.allocations =
-                    new.checked_add(1).ok_or_else(|| bad("more than 4,294,967,295 allocations".into()))?;
+                trace.allocations = new
+                    .checked_add(1)
+                    .ok_or_else(|| bad("more than 4,294,967,295 allocations".into()))?;
                 freed.push(false);
-                live = live.checked_add(size).ok_or_else(|| bad("the live sizes overflow".into()))?;
+                live =
+                    live.checked_add(size).ok_or_else(|| bad("the live sizes overflow".into()))?;
                 trace.peak = trace.peak.max(live);
                 (new, size)
             } else {
-                let &(own, bytes) = ids.get(&id).ok_or_else(|| bad(format!("free of id {id}, never allocated")))?;
+                let &(own, bytes) =
+                    ids.get(&id).ok_or_else(|| bad(format!("free of id {id}, never allocated")))?;
                 if std::mem::replace(&mut freed[own as usize], true) {
                     return Err(bad(format!("id {id} is freed twice")));
                 }
@@ -167,8 +180,11 @@ impl Trace {
     pub fn recorded(snapshot: &Snapshot) -> Trace {
         let mut log = Recorder::default();
         let begin = snapshot.events.first().map_or(0, |e| e.t_us);
-        let known: HashSet<u64> = snapshot.events.iter().filter(|e| e.kind == EventKind::Alloc).map(|e| e.id).collect();
-        for e in snapshot.events.iter().filter(|e| e.kind == EventKind::Free && !known.contains(&e.id)) {
+        let known: HashSet<u64> =
+            snapshot.events.iter().filter(|e| e.kind == EventKind::Alloc).map(|e| e.id).collect();
+        for e in
+            snapshot.events.iter().filter(|e| e.kind == EventKind::Free && !known.contains(&e.id))
+        {
             log.alloc(begin, e.id, e.size, e.stream);
         }
         let blocks = snapshot.segments.iter().flat_map(|s| &s.blocks);
@@ -210,7 +226,9 @@ impl Trace {
     pub fn write_gzip(&self, out: impl Write) -> Result<()> {
         let mut gz = flate2::write::GzEncoder::new(out, flate2::Compression::default());
         self.write(&mut gz)?;
-        gz.finish().map(|_| ()).map_err(|e| Error::Unavailable(format!("the trace cannot be written: {e}").into()))
+        gz.finish()
+            .map(|_| ())
+            .map_err(|e| Error::Unavailable(format!("the trace cannot be written: {e}").into()))
     }
 }
 
@@ -255,7 +273,10 @@ mod tests {
     fn what_is_written_is_read_again() -> Result<()> {
         let text = "t_us,op,id,size,stream\n0,a,7,100,3\n5,a,9,50,0\n6,f,7,100,3\n";
         let trace = Trace::read(text.as_bytes(), "test")?;
-        assert_eq!((trace.events.len(), trace.allocations, trace.streams, trace.peak), (3, 2, 2, 150));
+        assert_eq!(
+            (trace.events.len(), trace.allocations, trace.streams, trace.peak),
+            (3, 2, 2, 150)
+        );
         let mut out = Vec::new();
         trace.write(&mut out)?;
         assert_eq!(Trace::read(&out[..], "again")?, trace);
@@ -276,7 +297,8 @@ mod tests {
             ("0,\u{1b}[2J\r,1,4,0\n", "line 1: op `\\u{1b}[2J\\r`"),
         ];
         for (text, want) in cases {
-            let err = Trace::read(text.as_bytes(), "t.csv").map_or_else(|e| e.to_string(), |_| String::new());
+            let err = Trace::read(text.as_bytes(), "t.csv")
+                .map_or_else(|e| e.to_string(), |_| String::new());
             assert!(err.contains(want), "{text:?}: {err}");
         }
     }
@@ -287,7 +309,8 @@ mod tests {
         for n in [65_535, 65_536] {
             assert_eq!(Trace::read(text(n).as_bytes(), "t").map(|t| t.streams).ok(), Some(n));
         }
-        let err = Trace::read(text(65_537).as_bytes(), "t").map_or_else(|e| e.to_string(), |_| String::new());
+        let err = Trace::read(text(65_537).as_bytes(), "t")
+            .map_or_else(|e| e.to_string(), |_| String::new());
         assert!(err.ends_with("t, line 65537: more than 65,536 streams"), "{err}");
     }
 
@@ -295,9 +318,10 @@ mod tests {
     fn a_mark_is_passed_over_and_endless_lines_are_refused() {
         let text = "\u{feff}t_us,op,id,size,stream\r\n0,a,7,100,3\r\n";
         assert_eq!(Trace::read(text.as_bytes(), "t").map(|t| t.events.len()).ok(), Some(1));
-        for (byte, want) in
-            [(b'1', "t, line 1: longer than 256 bytes"), (b'\n', "t, line 1001: a trace has at most 1000 lines")]
-        {
+        for (byte, want) in [
+            (b'1', "t, line 1: longer than 256 bytes"),
+            (b'\n', "t, line 1001: a trace has at most 1000 lines"),
+        ] {
             let read = Trace::read_within(1000, std::io::repeat(byte), "t");
             let err = read.map_or_else(|e| e.to_string(), |_| String::new());
             assert!(err.ends_with(want), "{err}");
@@ -313,7 +337,8 @@ mod tests {
             gz.write_all(&zeros).expect("to memory");
         }
         let gz = gz.finish().expect("to memory");
-        let err = Trace::read_gzip(&gz[..], "t.gz").map_or_else(|e| e.to_string(), |_| String::new());
+        let err =
+            Trace::read_gzip(&gz[..], "t.gz").map_or_else(|e| e.to_string(), |_| String::new());
         assert!(err.ends_with("t.gz, line 1: longer than 256 bytes"), "{err}");
         Ok(())
     }
@@ -330,7 +355,8 @@ mod tests {
         trace.write_gzip(&mut gz)?;
         assert_eq!(Trace::read_gzip(&gz[..], "t.gz")?, trace);
         gz.truncate(gz.len() / 2);
-        let err = Trace::read_gzip(&gz[..], "t.gz").map_or_else(|e| e.to_string(), |_| String::new());
+        let err =
+            Trace::read_gzip(&gz[..], "t.gz").map_or_else(|e| e.to_string(), |_| String::new());
         assert!(err.starts_with("invalid argument: t.gz, line "), "{err}");
         Ok(())
     }

@@ -5,7 +5,7 @@
 
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Mutex, OnceLock};
-use leasehold_core::{Line, LineOwner, Point, Publisher, Result, Timeline};
+use leasehold_core::{Publisher, Result, Timeline, TimelineOwner, TimelineSource, Timepoint};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -13,30 +13,30 @@ use std::time::Duration;
 /// A stream without a device: its epochs complete `lag` operations of its replay later, or when the
 /// host waits.
 pub struct VirtualStream {
-    owner: Arc<LineOwner>,
+    owner: Arc<TimelineOwner>,
     host_waits: AtomicU64,
 }
 
-/// What virtual streams wait for, by line: from which value on, and for which point.
-type Waits = Mutex<BTreeMap<u16, Vec<(u64, Point)>>>;
+/// What virtual streams wait for, by timeline: from which value on, and for which timepoint.
+type Waits = Mutex<BTreeMap<u16, Vec<(u64, Timepoint)>>>;
 /// Made by the first wait, so that a replay without waits takes no lock.
 static WAITS: OnceLock<Waits> = OnceLock::new();
 
-/// The virtual streams that live, by line.
-type Owners = Mutex<BTreeMap<u16, Weak<LineOwner>>>;
+/// The virtual streams that live, by timeline.
+type Owners = Mutex<BTreeMap<u16, Weak<TimelineOwner>>>;
 static OWNERS: Owners = Mutex::new(BTreeMap::new());
 
-/// Lets virtual time pass until a point is over: first whatever its stream was made to wait for
-/// before it. Blocks for a point of a stream that is not virtual.
-pub fn pass(point: Point) {
-    let owner = OWNERS.lock().get(&point.line_id().get()).and_then(Weak::upgrade);
+/// Lets virtual time pass until a timepoint is over: first whatever its stream was made to wait for
+/// before it. Blocks for a timepoint of a stream that is not virtual.
+pub fn pass(point: Timepoint) {
+    let owner = OWNERS.lock().get(&point.timeline_id().get()).and_then(Weak::upgrade);
     let Some(owner) = owner else {
-        let _ = point.line().wait(point.value(), None);
+        let _ = point.timeline().wait(point.value(), None);
         return;
     };
     if let Some(waits) = WAITS.get() {
         let mut first = Vec::new();
-        if let Some(list) = waits.lock().get_mut(&point.line_id().get()) {
+        if let Some(list) = waits.lock().get_mut(&point.timeline_id().get()) {
             list.retain(|w| {
                 if w.0 <= point.value() {
                     first.push(w.1);
@@ -53,31 +53,31 @@ impl VirtualStream {
     /// A stream of its own.
     ///
     /// # Errors
-    /// `OutOfMemory` when all lines are in use.
+    /// `OutOfMemory` when all timelines are in use.
     pub fn new() -> Result<Self> {
-        let owner = Arc::new(LineOwner::take()?);
-        let line = owner.line();
+        let owner = Arc::new(TimelineOwner::take()?);
+        let timeline = owner.timeline();
         owner.set_publisher(Some(Arc::new(move |value, _| {
-            pass(line.at(value));
+            pass(timeline.at(value));
             Ok(())
         })));
-        OWNERS.lock().insert(owner.line().id().get(), Arc::downgrade(&owner));
+        OWNERS.lock().insert(owner.timeline().id().get(), Arc::downgrade(&owner));
         Ok(Self { owner, host_waits: AtomicU64::new(0) })
     }
 
-    /// From now on a wait for it asks `publisher` first. `None`: nothing is over before somebody says
-    /// so.
+    /// From now on a wait for it asks `publisher` first. `None`: nothing is over before somebody
+    /// says so.
     pub fn on_wait(&self, publisher: Option<Publisher>) {
         self.owner.set_publisher(publisher);
     }
 
-    /// Submits nothing, and returns its point.
+    /// Submits nothing, and returns its timepoint.
     ///
     /// # Errors
-    /// `InvalidState` when the line's values are used up.
-    pub fn submit(&self) -> Result<Point> {
+    /// `InvalidState` when the timeline's values are used up.
+    pub fn submit(&self) -> Result<Timepoint> {
         let value = self.owner.advance()?;
-        Ok(self.owner.line().at(value))
+        Ok(self.owner.timeline().at(value))
     }
 
     /// Says that everything up to `value` is over, whatever the stream was made to wait for.
@@ -93,32 +93,32 @@ impl VirtualStream {
 
 impl Drop for VirtualStream {
     fn drop(&mut self) {
-        pass(self.owner.line().now());
-        OWNERS.lock().remove(&self.owner.line().id().get());
+        pass(self.owner.timeline().now());
+        OWNERS.lock().remove(&self.owner.timeline().id().get());
     }
 }
 
 // SAFETY: nothing that is submitted touches memory, so every value is over at all times.
-unsafe impl Timeline for VirtualStream {
-    fn line(&self) -> &'static Line {
-        self.owner.line()
+unsafe impl TimelineSource for VirtualStream {
+    fn timeline(&self) -> &'static Timeline {
+        self.owner.timeline()
     }
     fn signal(&self) -> Result<u64> {
-        Ok(self.owner.line().submitted())
+        Ok(self.owner.timeline().submitted())
     }
     fn refresh(&self) -> Result<u64> {
-        Ok(self.owner.line().completed())
+        Ok(self.owner.timeline().completed())
     }
-    fn wait(&self, on: Point) -> Result<()> {
-        let line = self.owner.line();
+    fn wait(&self, on: Timepoint) -> Result<()> {
+        let timeline = self.owner.timeline();
         self.owner.learn(on);
         let waits = WAITS.get_or_init(|| Mutex::new(BTreeMap::new()));
-        waits.lock().entry(line.id().get()).or_default().push((line.submitted() + 1, on));
+        waits.lock().entry(timeline.id().get()).or_default().push((timeline.submitted() + 1, on));
         Ok(())
     }
     fn wait_host(&self, value: u64, _: Option<Duration>) -> Result<()> {
         self.host_waits.fetch_add(1, Ordering::Relaxed);
-        pass(self.owner.line().at(value));
+        pass(self.owner.timeline().at(value));
         Ok(())
     }
 }

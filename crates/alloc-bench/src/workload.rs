@@ -140,7 +140,9 @@ impl Workload {
         match self {
             Workload::PingPong { size } => size,
             Workload::Batch { size, count } => size * count as u64,
-            Workload::Random { live, least, most } => live as u64 * (least.midpoint(most) + 1) + most,
+            Workload::Random { live, least, most } => {
+                live as u64 * (least.midpoint(most) + 1) + most
+            }
             Workload::ProducerConsumer { size } => size * (IN_FLIGHT as u64 + 2),
         }
     }
@@ -149,7 +151,12 @@ impl Workload {
     ///
     /// # Errors
     /// As [`Subject::stream`].
-    pub fn run<S: Subject>(self, subject: &S, threads: usize, pairs: u64) -> Result<Option<Sample>> {
+    pub fn run<S: Subject>(
+        self,
+        subject: &S,
+        threads: usize,
+        pairs: u64,
+    ) -> Result<Option<Sample>> {
         let failed = AtomicBool::new(false);
         let threads = threads.max(1);
         let mut slices: Vec<f64> = Vec::new();
@@ -162,7 +169,9 @@ impl Workload {
             self.one(subject, pairs, 0, &failed)?.into_iter().for_each(count);
         } else {
             let failed = &failed;
-            let all = crew::run((0..threads).map(|t| move || self.one(subject, pairs, t as u64, failed)))?;
+            let all = crew::run(
+                (0..threads).map(|t| move || self.one(subject, pairs, t as u64, failed)),
+            )?;
             for one in all {
                 one?.into_iter().for_each(&mut count);
             }
@@ -177,12 +186,20 @@ impl Workload {
     }
 
     /// One thread's part: pairs and nanoseconds of each slice.
-    fn one<S: Subject>(self, s: &S, pairs: u64, seed: u64, failed: &AtomicBool) -> Result<Vec<(u64, f64)>> {
+    fn one<S: Subject>(
+        self,
+        s: &S,
+        pairs: u64,
+        seed: u64,
+        failed: &AtomicBool,
+    ) -> Result<Vec<(u64, f64)>> {
         let stream = s.stream()?;
         let done = match self {
             Workload::PingPong { size } => ping_pong(s, &stream, size, pairs),
             Workload::Batch { size, count } => batch(s, &stream, size, count, pairs),
-            Workload::Random { live, least, most } => random(s, &stream, live, least..=most, pairs, seed),
+            Workload::Random { live, least, most } => {
+                random(s, &stream, live, least..=most, pairs, seed)
+            }
             Workload::ProducerConsumer { size } => {
                 let other = s.stream()?;
                 produce(s, &stream, other, size, pairs)?
@@ -235,7 +252,14 @@ fn batch<S: Subject>(s: &S, on: &S::Stream, size: u64, count: usize, pairs: u64)
     Some(done?.into_iter().map(|(n, t)| (n * count as u64, t)).collect())
 }
 
-fn random<S: Subject>(s: &S, on: &S::Stream, live: usize, sizes: RangeInclusive<u64>, pairs: u64, seed: u64) -> Slices {
+fn random<S: Subject>(
+    s: &S,
+    on: &S::Stream,
+    live: usize,
+    sizes: RangeInclusive<u64>,
+    pairs: u64,
+    seed: u64,
+) -> Slices {
     let mut dice = Dice::new(seed + 1);
     let (least, span) = (*sizes.start(), sizes.end() - sizes.start() + 1);
     let mut held: Vec<Option<S::Block>> = Vec::with_capacity(live);
@@ -267,7 +291,13 @@ const IN_FLIGHT: usize = 256;
 /// Blocks that travel together, so that the channel is not what is measured.
 const PARCEL: usize = 32;
 
-fn produce<S: Subject>(s: &S, on: &S::Stream, other: S::Stream, size: u64, pairs: u64) -> Result<Slices> {
+fn produce<S: Subject>(
+    s: &S,
+    on: &S::Stream,
+    other: S::Stream,
+    size: u64,
+    pairs: u64,
+) -> Result<Slices> {
     std::thread::scope(|scope| {
         let (send, receive) = sync_channel::<Vec<S::Block>>(IN_FLIGHT / PARCEL);
         let (back, empties) = sync_channel::<Vec<S::Block>>(IN_FLIGHT / PARCEL + 2);
@@ -361,10 +391,13 @@ mod tests {
     fn every_workload_gives_back_what_it_took() {
         for marks in [false, true] {
             let own =
-                Own::new(Box::new(FakeBacking::new(1 << 38)), AllocatorConfig::default(), marks).expect("an allocator");
+                Own::new(Box::new(FakeBacking::new(1 << 38)), AllocatorConfig::default(), marks)
+                    .expect("an allocator");
             for (name, workload) in Workload::all() {
                 let workload = match workload {
-                    Workload::Random { live, least, most } => Workload::Random { live: live.min(200), least, most },
+                    Workload::Random { live, least, most } => {
+                        Workload::Random { live: live.min(200), least, most }
+                    }
                     other => other,
                 };
                 for threads in [1, 2] {
@@ -379,8 +412,11 @@ mod tests {
     #[test]
     fn a_workload_that_runs_out_of_memory_has_no_figure() {
         let config = AllocatorConfig { budget: 8 << 20, ..AllocatorConfig::default() };
-        let own = Own::new(Box::new(FakeBacking::new(1 << 30)), config, false).expect("an allocator");
-        let sample = Workload::Random { live: 64, least: 1, most: 4 << 20 }.run(&own, 1, 100).expect("streams");
+        let own =
+            Own::new(Box::new(FakeBacking::new(1 << 30)), config, false).expect("an allocator");
+        let sample = Workload::Random { live: 64, least: 1, most: 4 << 20 }
+            .run(&own, 1, 100)
+            .expect("streams");
         assert_eq!(sample, None);
         assert_eq!(own.allocator.stats().live, 0);
     }

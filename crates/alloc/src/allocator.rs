@@ -1,13 +1,17 @@
-//! The allocator: the store under a lock, the backing, and the leases on the rows of its block table.
+//! The allocator: the store under a lock, the backing, and the leases on the rows of its block
+//! table.
 //!
 //! # Protocol
-//! - Blocks that were just freed lie in thread caches in front of the lock ([`thread_cache`](crate::thread_cache)).
-//! - The lock guards the store, the list of vacant rows and the retire list. It is never held across a call of the backing, of a
-//!   timeline, of a reclaimer or of a foreign destructor.
-//! - A free runs in the drop of the last lease: [`last`](crate::paths::last). It makes no driver call, waits for nothing but the lock, and works on any thread.
-//! - A block does not count its allocator. `refs` counts the allocator's keeper, weak leases and, once the keeper is gone, the rows that
-//!   were out at that time. Whoever takes it to zero destroys the whole; memory that a stream may still be using is not given to the
-//!   driver then, but put aside until it is over ([`destroy`](crate::destroy)).
+//! - Blocks that were just freed lie in thread caches in front of the lock
+//!   ([`thread_cache`](crate::thread_cache)).
+//! - The lock guards the store, the list of vacant rows and the retire list. It is never held
+//!   across a call of the backing, of a timeline, of a reclaimer or of a foreign destructor.
+//! - A free runs in the drop of the last lease: [`last`](crate::paths::last). It makes no driver
+//!   call, waits for nothing but the lock, and works on any thread.
+//! - A block does not count its allocator. `refs` counts the allocator's keeper, weak leases and,
+//!   once the keeper is gone, the rows that were out at that time. Whoever takes it to zero
+//!   destroys the whole; memory that a stream may still be using is not given to the driver then,
+//!   but put aside until it is over ([`destroy`](crate::destroy)).
 
 use crate::backing::{Backing, BackingCaps};
 use crate::budget::Budget;
@@ -26,7 +30,7 @@ use crate::thread_cache::ThreadCaches;
 use crate::watch::Watch;
 use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, CachePadded, Mutex, OnceLock};
-use leasehold_core::{BufferHandle, Error, Header, Lease, Miss, Owner, OwnerOps, Result};
+use leasehold_core::{AcquireError, BufferHandle, Error, Header, Lease, Owner, OwnerOps, Result};
 use std::fmt;
 use std::ptr::NonNull;
 
@@ -40,17 +44,18 @@ static OPS: OwnerOps = OwnerOps { name: "buffer", last, weak };
 /// use leasehold_alloc::*;
 /// use leasehold_alloc_bench::FakeBacking;
 /// # use leasehold_core::*;
-/// # struct Idle(LineOwner);
+/// # struct Idle(TimelineOwner);
 /// # // SAFETY: nothing is ever submitted to it.
-/// # unsafe impl Timeline for Idle {
-/// #     fn line(&self) -> &'static Line { self.0.line() }
+/// # unsafe impl TimelineSource for Idle {
+/// #     fn timeline(&self) -> &'static Timeline { self.0.timeline() }
 /// #     fn signal(&self) -> Result<u64> { Ok(0) }
 /// #     fn refresh(&self) -> Result<u64> { Ok(0) }
-/// #     fn wait(&self, _: Point) -> Result<()> { Ok(()) }
+/// #     fn wait(&self, _: Timepoint) -> Result<()> { Ok(()) }
 /// #     fn wait_host(&self, _: u64, _: Option<std::time::Duration>) -> Result<()> { Ok(()) }
 /// # }
-/// # let stream = Idle(LineOwner::take()?);
-/// let allocator = Allocator::new(Box::new(FakeBacking::new(1 << 30)), AllocatorConfig::default())?;
+/// # let stream = Idle(TimelineOwner::take()?);
+/// let fake = Box::new(FakeBacking::new(1 << 30));
+/// let allocator = Allocator::new(fake, AllocatorConfig::default())?;
 /// let buffer = allocator.alloc(Layout::new(1000), On::new(&stream))?;
 /// assert_eq!(buffer.len(), 1000);
 /// assert_eq!(buffer.addr() % 256, 0);
@@ -105,8 +110,9 @@ impl Allocator {
     /// An allocator over `backing`. Makes at most one driver call (the reservation of addresses).
     ///
     /// # Errors
-    /// `InvalidArgument` for a granule that is no power of two of at least 512 bytes; `OutOfMemory` for host memory. A reservation
-    /// that fails is no error: a smaller one is tried, then the allocator works with whole segments.
+    /// `InvalidArgument` for a granule that is no power of two of at least 512 bytes; `OutOfMemory`
+    /// for host memory. A reservation that fails is no error: a smaller one is tried, then the
+    /// allocator works with whole segments.
     pub fn new(backing: Box<dyn Backing>, config: AllocatorConfig) -> Result<Allocator> {
         sweep();
         let caps = backing.caps();
@@ -120,10 +126,12 @@ impl Allocator {
         let mut store = Store::new(caps.granule);
         let (mut reservation, mut most_align) = (None, caps.granule.max(STRIDE));
         if caps.vmm && caps.reserve && !config.debug.direct() {
-            // Four times the physical memory, so that placement never fails for want of contiguous addresses.
+            // Four times the physical memory, so that placement never fails for want of contiguous
+            // addresses.
             let most = 1u64 << 40;
             for times in [4, 2, 1] {
-                let bytes = caps.physical.saturating_mul(times).min(most).next_multiple_of(caps.granule);
+                let bytes =
+                    caps.physical.saturating_mul(times).min(most).next_multiple_of(caps.granule);
                 if bytes == 0 {
                     break;
                 }
@@ -132,7 +140,9 @@ impl Allocator {
                 let align = 1 << align.ilog2();
                 let all = if align > caps.granule { bytes + align } else { bytes };
                 if let Ok(base) = backing.reserve(all) {
-                    if let Err(e) = store.heap.add_span(base.next_multiple_of(align), bytes, 0, true) {
+                    if let Err(e) =
+                        store.heap.add_span(base.next_multiple_of(align), bytes, 0, true)
+                    {
                         // SAFETY: reserved just above, and the heap took none of it.
                         unsafe { backing.release(base, all) };
                         return Err(e);
@@ -148,7 +158,8 @@ impl Allocator {
         // What lies in a thread cache keeps the slab run or the granule around it from being empty.
         let fit = config.magazines && config.policy != Policy::Compact;
         let caches = if fit && watch.is_none() {
-            // All shards together hold back a small part of the memory at most, and give it up before any is taken from the driver.
+            // All shards together hold back a small part of the memory at most, and give it up
+            // before any is taken from the driver.
             let most = caps.physical.min(config.budget) / 64 / (threads as u64 * 2).clamp(4, 64);
             const FEW: u64 = 1 << 20;
             let [small, large, depot] = [
@@ -174,7 +185,8 @@ impl Allocator {
         };
         // Without thread caches no block is of a class of theirs.
         let classless = if caches.is_none() { CLASSLESS } else { 0 };
-        let row_flags = kind_bits(config.host_kind) | classless | if watch.is_some() { WATCHED } else { 0 };
+        let row_flags =
+            kind_bits(config.host_kind) | classless | if watch.is_some() { WATCHED } else { 0 };
         let inner = Box::new(Inner {
             owner: Owner { ops: &OPS },
             refs: AtomicU64::new(1),
@@ -215,15 +227,18 @@ impl Allocator {
         &self.inner().config
     }
 
-    /// A buffer of `layout` for the stream `on`. Zero bytes give a valid, empty buffer with a null address.
+    /// A buffer of `layout` for the stream `on`. Zero bytes give a valid, empty buffer with a null
+    /// address.
     ///
-    /// The contents are unspecified. Ordinarily this is a hit: no driver call, no wait. Otherwise the fallback tries: memory that other
-    /// streams are done with, new memory, memory that a wait makes ready, caches above, and only then an error.
+    /// The contents are unspecified. Ordinarily this is a hit: no driver call, no wait. Otherwise
+    /// the fallback tries: memory that other streams are done with, new memory, memory that a wait
+    /// makes ready, caches above, and only then an error.
     ///
     /// # Errors
-    /// `InvalidArgument` for an alignment that is no power of two; `Unsupported` for one above 2 MiB, or a granule, or a quarter of the
-    /// reserved addresses (up to 1 GiB), whichever is largest; `OverBudget` for a request larger than the budget; `OutOfMemory` with a
-    /// report; `DeviceLost`. The allocator is usable after each of them.
+    /// `InvalidArgument` for an alignment that is no power of two; `Unsupported` for one above 2
+    /// MiB, or a granule, or a quarter of the reserved addresses (up to 1 GiB), whichever is
+    /// largest; `OverBudget` for a request larger than the budget; `OutOfMemory` with a report;
+    /// `DeviceLost`. The allocator is usable after each of them.
     #[doc(alias = "allocateMemory")]
     #[inline]
     pub fn alloc(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
@@ -233,17 +248,23 @@ impl Allocator {
     /// A lease by handle: checks generation and count in one step.
     ///
     /// # Errors
-    /// `StaleHandle` when nobody holds the buffer any more or the handle is another allocator's; `Occupied` while it is held exclusively.
+    /// `StaleHandle` when nobody holds the buffer any more or the handle is another allocator's;
+    /// `Occupied` while it is held exclusively.
     pub fn lease(&self, h: BufferHandle) -> Result<Lease<Buffer>> {
         let inner = self.inner();
         let Some(row) = inner.table.get(h.index()) else { return Err(Error::stale("buffer", h)) };
         loop {
             match row.header.try_acquire(h.generation()) {
-                // SAFETY: the count that was just taken is the lease's; the value lies in the header's row.
-                Ok(()) => return Ok(unsafe { Lease::from_raw(inner.header_ptr(row), NonNull::from(&row.buffer)) }),
-                Err(Miss::Stale) => return Err(Error::stale("buffer", h)),
-                Err(Miss::Occupied) => return Err(Error::Occupied { resource: "buffer" }),
-                Err(Miss::Frozen) => leasehold_core::sync::thread::yield_now(),
+                Ok(()) => {
+                    // SAFETY: the count that was just taken is the lease's; the value lies in the
+                    // header's row.
+                    return Ok(unsafe {
+                        Lease::from_raw(inner.header_ptr(row), NonNull::from(&row.buffer))
+                    });
+                }
+                Err(AcquireError::Stale) => return Err(Error::stale("buffer", h)),
+                Err(AcquireError::Occupied) => return Err(Error::Occupied { resource: "buffer" }),
+                Err(AcquireError::Frozen) => leasehold_core::sync::thread::yield_now(),
             }
         }
     }
@@ -254,8 +275,8 @@ impl Allocator {
         self.inner().table.get(h.index()).is_some_and(|r| r.header.is_alive(h.generation()))
     }
 
-    /// Gives free memory back to the driver until at most `keep` bytes lie free; returns the bytes that went. Memory whose last use may
-    /// go on stays. Blocks on the driver.
+    /// Gives free memory back to the driver until at most `keep` bytes lie free; returns the bytes
+    /// that went. Memory whose last use may go on stays. Blocks on the driver.
     ///
     /// # Errors
     /// `DeviceLost` and the driver's; what had gone by then is gone.
@@ -275,8 +296,8 @@ impl Allocator {
         inner.counters.live_peak.store(inner.live_bytes(), Ordering::Relaxed);
     }
 
-    /// Brings everything whose last use is over to where every stream can take it, and drops what imports kept for such uses. Makes no
-    /// driver call.
+    /// Brings everything whose last use is over to where every stream can take it, and drops what
+    /// imports kept for such uses. Makes no driver call.
     pub fn drain(&self) {
         let inner = self.inner();
         inner.flush();
@@ -285,7 +306,8 @@ impl Allocator {
         sweep();
     }
 
-    /// The most bytes to take from the driver from now on. Lowering it below what is taken stops growth; `trim` gives back.
+    /// The most bytes to take from the driver from now on. Lowering it below what is taken stops
+    /// growth; `trim` gives back.
     pub fn set_budget(&self, bytes: u64) {
         self.inner().budget.set_limit(bytes);
     }
@@ -297,7 +319,8 @@ impl Allocator {
         list.sort_by_key(|r| r.0);
     }
 
-    /// Whether this allocator lent the buffer, and the lease shows that buffer: a lease that was mapped to another one does not.
+    /// Whether this allocator lent the buffer, and the lease shows that buffer: a lease that was
+    /// mapped to another one does not.
     #[inline]
     pub fn owns(&self, buffer: &Lease<Buffer>) -> bool {
         let header = buffer.header();
@@ -310,7 +333,8 @@ impl Allocator {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Checks every invariant of the allocator's tables. For tests and debugging; walks everything under the lock.
+    /// Checks every invariant of the allocator's tables. For tests and debugging; walks everything
+    /// under the lock.
     ///
     /// # Errors
     /// What is wrong, in words.
@@ -323,6 +347,12 @@ impl Allocator {
 impl fmt::Debug for Allocator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let s = self.stats();
-        write!(f, "Allocator({}, {} live, {} reserved)", self.inner().config.name, s.live_bytes, s.reserved)
+        write!(
+            f,
+            "Allocator({}, {} live, {} reserved)",
+            self.inner().config.name,
+            s.live_bytes,
+            s.reserved
+        )
     }
 }

@@ -1,9 +1,10 @@
 //! Graph arenas: memory for what is allocated while recording, owned by the graph.
 //!
-//! While a recording runs its buffers are *symbolic*: they have a name with [`SYMBOLIC`] set and no memory. When the recording stops, the
-//! recorder reports when each was used; the arena packs them by liveness, takes memory once, and binds the addresses. From then on these
-//! addresses are neither lent, moved nor given back until the arena and all buffers bound to it are gone. Allocations outside the
-//! recording, on whatever thread, never meet an arena.
+//! While a recording runs its buffers are *symbolic*: they have a name with [`SYMBOLIC`] set and no
+//! memory. When the recording stops, the recorder reports when each was used; the arena packs them
+//! by liveness, takes memory once, and binds the addresses. From then on these addresses are
+//! neither lent, moved nor given back until the arena and all buffers bound to it are gone.
+//! Allocations outside the recording, on whatever thread, never meet an arena.
 //!
 //! # States
 //! | state | `alloc` | next |
@@ -13,8 +14,8 @@
 //! | Suspended | error | Sealed (`resume`) |
 //! | Aborted | error | – |
 //!
-//! The arena's state is behind one lock, which is held neither across a driver call nor together with the allocator's lock; a launch holds a
-//! shared guard that a suspension waits for.
+//! The arena's state is behind one lock, which is held neither across a driver call nor together
+//! with the allocator's lock; a launch holds a shared guard that a suspension waits for.
 
 use crate::allocator::Allocator;
 use crate::buffer::{ARENA, Buffer, SYMBOLIC};
@@ -25,7 +26,7 @@ use crate::state::Keep;
 use crate::state::On;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
-use leasehold_core::{BufferHandle, Error, Lease, Point, Result};
+use leasehold_core::{BufferHandle, Error, Lease, Result, Timepoint};
 use std::fmt;
 
 /// Where an arena is in its life.
@@ -66,7 +67,8 @@ pub struct Bindings {
 }
 
 impl Bindings {
-    /// The real address of a symbolic one, which may lie inside a buffer. `None` for an address that names nothing here.
+    /// The real address of a symbolic one, which may lie inside a buffer. `None` for an address
+    /// that names nothing here.
     #[must_use]
     pub fn resolve(&self, symbolic: u64) -> Option<u64> {
         let at = self.ranges.partition_point(|r| r.0 <= symbolic).checked_sub(1)?;
@@ -124,7 +126,8 @@ impl Region {
         Ok(())
     }
 
-    /// One arena fewer is awake. With the last one the memory is given back; returns the bytes that went.
+    /// One arena fewer is awake. With the last one the memory is given back; returns the bytes that
+    /// went.
     fn sleep(&self) -> Result<u64> {
         let mut tenants = self.tenants.lock();
         let mut freed = 0;
@@ -185,7 +188,7 @@ struct Plan {
     bindings: Bindings,
     /// Where the memory is. The arena is one of its tenants, awake unless it is suspended.
     region: Option<Arc<Region>>,
-    last_launch: Option<Point>,
+    last_launch: Option<Timepoint>,
 }
 
 struct Shared {
@@ -197,7 +200,8 @@ struct Shared {
     group: Arc<Mutex<Vec<Arc<Region>>>>,
 }
 
-/// The memory of one recorded graph. Clones are the same arena; the last drop gives everything back, except what buffers still hold.
+/// The memory of one recorded graph. Clones are the same arena; the last drop gives everything
+/// back, except what buffers still hold.
 #[derive(Clone)]
 #[doc(alias = "pin mode")]
 #[doc(alias = "set_pin_mode")]
@@ -214,8 +218,9 @@ impl LaunchGuard<'_> {
     /// The launch was submitted at `p`: the memory is in use until then.
     ///
     /// # Safety
-    /// - `p` is the point of the graph's latest launch; the caller has that line's turn, so that launches are told in order.
-    pub unsafe fn launched(&self, p: Point) {
+    /// - `p` is the timepoint of the graph's latest launch; the caller has that timeline's turn, so
+    ///   that launches are told in order.
+    pub unsafe fn launched(&self, p: Timepoint) {
         let mut plan = self.arena.0.plan.lock();
         plan.last_launch = Some(p);
         if let Some(region) = &plan.region {
@@ -250,14 +255,20 @@ impl GraphArena {
             region: None,
             last_launch: None,
         };
-        Self(Arc::new(Shared { allocator, plan: Mutex::new(plan), launches: RwLock::new(()), group }))
+        Self(Arc::new(Shared {
+            allocator,
+            plan: Mutex::new(plan),
+            launches: RwLock::new(()),
+            group,
+        }))
     }
 
-    /// An arena for another graph that never runs at the same time as this one's: both use the same memory, as far as it reaches.
-    /// Seal the largest first.
+    /// An arena for another graph that never runs at the same time as this one's: both use the same
+    /// memory, as far as it reaches. Seal the largest first.
     ///
     /// # Safety
-    /// - No launch of a graph of either arena runs beside one of the other's, and no buffer of one is used while the other's runs.
+    /// - No launch of a graph of either arena runs beside one of the other's, and no buffer of one
+    ///   is used while the other's runs.
     pub unsafe fn share(&self) -> GraphArena {
         GraphArena::new(self.0.allocator.clone(), self.0.group.clone())
     }
@@ -285,22 +296,26 @@ impl GraphArena {
         if plan.state != ArenaState::Planning {
             return Err(illegal("alloc", plan.state));
         }
-        let room = layout.size.max(1).next_multiple_of(layout.align.max(UNIT)) + layout.align.max(UNIT);
-        let symbol = NEXT_SYMBOL.fetch_add(room, Ordering::Relaxed).next_multiple_of(layout.align) | SYMBOLIC;
+        let room =
+            layout.size.max(1).next_multiple_of(layout.align.max(UNIT)) + layout.align.max(UNIT);
+        let symbol = NEXT_SYMBOL.fetch_add(room, Ordering::Relaxed).next_multiple_of(layout.align)
+            | SYMBOLIC;
         let lease = self.0.allocator.inner().lend_member(symbol, layout.size)?;
         plan.members.push(Member { symbol, layout, handle: lease.handle() });
         Ok(lease)
     }
 
-    /// Packs the symbolic buffers, takes memory once, and gives every buffer that is still held its address: what a recorder does when it
-    /// stops. Planning → Sealed.
+    /// Packs the symbolic buffers, takes memory once, and gives every buffer that is still held its
+    /// address: what a recorder does when it stops. Planning → Sealed.
     ///
     /// # Errors
-    /// `InvalidState` unless planning; `InvalidArgument` for a symbol of somebody else or a malformed lifetime; `OutOfMemory`: the arena
-    /// is still planning and may be sealed again later.
+    /// `InvalidState` unless planning; `InvalidArgument` for a symbol of somebody else or a
+    /// malformed lifetime; `OutOfMemory`: the arena is still planning and may be sealed again
+    /// later.
     ///
     /// # Safety
-    /// - `lifetimes` are true: the list uses no symbol outside of its lifetimes. Buffers whose lifetimes do not meet share memory.
+    /// - `lifetimes` are true: the list uses no symbol outside of its lifetimes. Buffers whose
+    ///   lifetimes do not meet share memory.
     pub unsafe fn seal(&self, lifetimes: &[Lifetime], on: On<'_>) -> Result<Bindings> {
         let (intervals, symbols, alive) = {
             let plan = self.0.plan.lock();
@@ -323,12 +338,15 @@ impl GraphArena {
             .iter()
             .zip(&intervals)
             .zip(&packed.offsets)
-            .map(|((&symbol, i), &offset)| (symbol, i.size, if i.size == 0 { 0 } else { base + offset }))
+            .map(|((&symbol, i), &offset)| {
+                (symbol, i.size, if i.size == 0 { 0 } else { base + offset })
+            })
             .collect();
         ranges.sort_unstable();
         plan.bindings = Bindings { ranges, native, bytes: packed.total };
         if let Some(region) = &region {
-            // All of them before any is bound: a member that is not bound may keep the region for nothing until it is dropped.
+            // All of them before any is bound: a member that is not bound may keep the region for
+            // nothing until it is dropped.
             for lease in &alive {
                 self.0.allocator.inner().keep_for(lease, Within::keep(region))?;
             }
@@ -367,24 +385,28 @@ impl GraphArena {
         let shared = self.0.launches.read();
         match self.state() {
             ArenaState::Sealed => Ok(LaunchGuard { arena: self, _shared: shared }),
-            ArenaState::Suspended => {
-                Err(Error::Suspended("the graph's memory was given back; resume its arena before launching".into()))
-            }
+            ArenaState::Suspended => Err(Error::Suspended(
+                "the graph's memory was given back; resume its arena before launching".into(),
+            )),
             other => Err(illegal("launch", other)),
         }
     }
 
-    /// Gives the memory back to the driver and keeps the addresses; what lies in it is lost, unless `save` copies it away first (it is
-    /// given each range). Waits for launches in progress and for the last one's completion. Sealed → Suspended.
+    /// Gives the memory back to the driver and keeps the addresses; what lies in it is lost, unless
+    /// `save` copies it away first (it is given each range). Waits for launches in progress and for
+    /// the last one's completion. Sealed → Suspended.
     ///
-    /// Memory that this arena [shares](Self::share) with others goes with the last of them that is suspended; until then the others
-    /// run as before, over what lies in it. (If the last one is dropped instead, it goes once one of them was resumed and suspended again,
-    /// or all are dropped.) The same holds for a piece of physical memory that lies across the border to a neighbour's memory: it goes with
-    /// the last of the arenas over it, and stays while anything else lies in it. Returns the bytes that went now.
+    /// Memory that this arena [shares](Self::share) with others goes with the last of them that is
+    /// suspended; until then the others run as before, over what lies in it. (If the last one is
+    /// dropped instead, it goes once one of them was resumed and suspended again, or all are
+    /// dropped.) The same holds for a piece of physical memory that lies across the border to a
+    /// neighbour's memory: it goes with the last of the arenas over it, and stays while anything
+    /// else lies in it. Returns the bytes that went now.
     ///
     /// # Errors
-    /// `InvalidState` unless sealed; `Unsupported` where addresses and memory are not separate, or while buffers of the recording are
-    /// held; `OutOfMemory` for host memory; what `save` returns. Then nothing was changed.
+    /// `InvalidState` unless sealed; `Unsupported` where addresses and memory are not separate, or
+    /// while buffers of the recording are held; `OutOfMemory` for host memory; what `save` returns.
+    /// Then nothing was changed.
     pub fn suspend(&self, on: On<'_>, mut save: impl FnMut(u64, u64) -> Result<()>) -> Result<u64> {
         let _alone = (!mutated('e')).then(|| self.0.launches.write());
         let (last, region) = {
@@ -395,7 +417,9 @@ impl GraphArena {
             (plan.last_launch, plan.region.clone())
         };
         if !self.0.allocator.caps().vmm {
-            return Err(Error::Unsupported("this backing cannot keep addresses without memory".into()));
+            return Err(Error::Unsupported(
+                "this backing cannot keep addresses without memory".into(),
+            ));
         }
         if let Some(p) = last {
             self.0.allocator.inner().wait_point(p, on, None)?;
@@ -412,7 +436,8 @@ impl GraphArena {
     /// Takes memory again at the same addresses, and lets `restore` fill it. Suspended → Sealed.
     ///
     /// # Errors
-    /// `InvalidState` unless suspended; `OutOfMemory`, `OverBudget`, what `restore` returns: still suspended, may be tried again.
+    /// `InvalidState` unless suspended; `OutOfMemory`, `OverBudget`, what `restore` returns: still
+    /// suspended, may be tried again.
     pub fn resume(&self, mut restore: impl FnMut(u64, u64) -> Result<()>) -> Result<()> {
         let _alone = self.0.launches.write();
         let region = {
@@ -437,11 +462,21 @@ impl GraphArena {
 
     /// What is to be packed, with the symbols, and leases on the members that are still held.
     #[expect(clippy::type_complexity, reason = "three parallel lists, used once")]
-    fn intervals(&self, plan: &Plan, lifetimes: &[Lifetime]) -> Result<(Vec<Interval>, Vec<u64>, Vec<Lease<Buffer>>)> {
+    fn intervals(
+        &self,
+        plan: &Plan,
+        lifetimes: &[Lifetime],
+    ) -> Result<(Vec<Interval>, Vec<u64>, Vec<Lease<Buffer>>)> {
         let mut used: Vec<Lifetime> = lifetimes.to_vec();
         used.sort_unstable_by_key(|l| l.symbol);
-        if let Some(l) = used.iter().find(|l| plan.members.binary_search_by_key(&l.symbol, |m| m.symbol).is_err()) {
-            return Err(Error::invalid(format!("symbol {:#x} was not allocated in this arena", l.symbol)));
+        if let Some(l) = used
+            .iter()
+            .find(|l| plan.members.binary_search_by_key(&l.symbol, |m| m.symbol).is_err())
+        {
+            return Err(Error::invalid(format!(
+                "symbol {:#x} was not allocated in this arena",
+                l.symbol
+            )));
         }
         let (mut intervals, mut symbols, mut alive) = (Vec::new(), Vec::new(), Vec::new());
         for m in &plan.members {
@@ -467,12 +502,14 @@ impl GraphArena {
         Ok((intervals, symbols, alive))
     }
 
-    /// Memory of `bytes` that graphs of this group may use in turns, aligned as the most demanding member. The arena is its tenant.
+    /// Memory of `bytes` that graphs of this group may use in turns, aligned as the most demanding
+    /// member. The arena is its tenant.
     fn region(&self, bytes: u64, align: u64, on: On<'_>) -> Result<Option<Arc<Region>>> {
         if bytes == 0 {
             return Ok(None);
         }
-        let fits = |r: &&Arc<Region>| r.block.len() >= bytes && r.block.addr().is_multiple_of(align);
+        let fits =
+            |r: &&Arc<Region>| r.block.len() >= bytes && r.block.addr().is_multiple_of(align);
         let found = self.0.group.lock().iter().find(fits).cloned();
         if let Some(r) = found {
             r.wake()?;
@@ -496,7 +533,8 @@ impl GraphArena {
 }
 
 impl Shared {
-    /// Gives up the group's regions that no arena of it uses. One by one: it takes no host memory, and frees without the lock.
+    /// Gives up the group's regions that no arena of it uses. One by one: it takes no host memory,
+    /// and frees without the lock.
     fn prune(&self) {
         loop {
             let mut group = self.group.lock();
@@ -525,7 +563,13 @@ impl Drop for Shared {
 impl fmt::Debug for GraphArena {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plan = self.0.plan.lock();
-        write!(f, "GraphArena({:?}, {} members, {} bytes)", plan.state, plan.members.len(), plan.bindings.bytes)
+        write!(
+            f,
+            "GraphArena({:?}, {} members, {} bytes)",
+            plan.state,
+            plan.members.len(),
+            plan.bindings.bytes
+        )
     }
 }
 
@@ -541,7 +585,7 @@ impl crate::state::Inner {
         let row = self.table.take(&mut core.vacant, self.owner_ptr())?;
         row.buffer.describe(len, None, ARENA | crate::state::kind_bits(self.config.host_kind));
         row.buffer.lie_at(symbol, 0);
-        row.buffer.inherit(leasehold_core::Stamp::NEVER);
+        row.buffer.inherit(leasehold_core::PackedTimepoint::NEVER);
         Ok(self.first_lease(row))
     }
 

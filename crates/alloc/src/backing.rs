@@ -1,10 +1,12 @@
 //! Where memory comes from: the one trait that a backend's allocator glue implements.
 //!
-//! Two kinds of backing exist. One with *virtual memory management* (`BackingCaps::vmm`) separates addresses from memory: addresses are
-//! reserved once, pieces of physical memory (handles) are created, mapped, unmapped and destroyed one by one, and so can be moved to
-//! where they are needed. The other gives whole segments, addresses and memory together.
+//! Two kinds of backing exist. One with *virtual memory management* (`BackingCaps::vmm`) separates
+//! addresses from memory: addresses are reserved once, pieces of physical memory (handles) are
+//! created, mapped, unmapped and destroyed one by one, and so can be moved to where they are
+//! needed. The other gives whole segments, addresses and memory together.
 //!
-//! The allocator never calls a backing with a lock held, and never from a free (but for `fill` and `verify`, which are no driver calls).
+//! The allocator never calls a backing with a lock held, and never from a free (but for `fill` and
+//! `verify`, which are no driver calls).
 
 use leasehold_core::{Error, Result};
 
@@ -24,9 +26,11 @@ pub struct Chunk {
 pub struct BackingCaps {
     /// Addresses and memory can be had apart: `reserve`, `create`, `map`, `unmap`, `destroy` work.
     pub vmm: bool,
-    /// The size in bytes, a power of two, of which reservations, commitments and mappings are multiples. 2 MiB on CUDA.
+    /// The size in bytes, a power of two, of which reservations, commitments and mappings are
+    /// multiples. 2 MiB on CUDA.
     pub granule: u64,
-    /// Physical memory in bytes, as far as known: sets how many addresses are reserved (four times as many).
+    /// Physical memory in bytes, as far as known: sets how many addresses are reserved (four times
+    /// as many).
     pub physical: u64,
     /// `reserve` works.
     pub reserve: bool,
@@ -42,18 +46,20 @@ impl Default for BackingCaps {
 
 /// A source of memory. Sizes and addresses are in bytes and multiples of the granule.
 ///
-/// Methods may block on the driver. They are called from any thread, possibly several at once, without any lock of the allocator.
-/// After an error the backing must be as before the call.
+/// Methods may block on the driver. They are called from any thread, possibly several at once,
+/// without any lock of the allocator. After an error the backing must be as before the call.
 ///
-/// Who asks for memory does so safely; what names an address or a handle is unsafe to call, since it changes or unmaps
-/// whatever is there.
+/// Who asks for memory does so safely; what names an address or a handle is unsafe to call, since
+/// it changes or unmaps whatever is there.
 ///
 /// # Safety
-/// An allocator lends what a backing gives, and a runtime lets devices write there. The author vouches:
-/// - Addresses from [`reserve`](Self::reserve), [`commit`](Self::commit) and [`exact`](Self::exact) are used for nothing
-///   else until they are given back.
-/// - What is committed or mapped is backed, for as many bytes as asked for, by memory that nobody else has.
-///   A backing that backs nothing belongs to no device, so that nobody uses its addresses.
+/// An allocator lends what a backing gives, and a runtime lets devices write there. The author
+/// vouches:
+/// - Addresses from [`reserve`](Self::reserve), [`commit`](Self::commit) and [`exact`](Self::exact)
+///   are used for nothing else until they are given back.
+/// - What is committed or mapped is backed, for as many bytes as asked for, by memory that nobody
+///   else has. A backing that backs nothing belongs to no device, so that nobody uses its
+///   addresses.
 /// - [`caps`](Self::caps) are true and constant.
 pub unsafe trait Backing: Send + Sync {
     /// What this backing can do. Constant.
@@ -62,10 +68,12 @@ pub unsafe trait Backing: Send + Sync {
     /// Reserves `bytes` of addresses, backed by nothing.
     ///
     /// # Errors
-    /// The driver's; the allocator then asks for half, down to a quarter, and then falls back to segments.
+    /// The driver's; the allocator then asks for half, down to a quarter, and then falls back to
+    /// segments.
     fn reserve(&self, bytes: u64) -> Result<u64>;
 
-    /// Memory with addresses: at `at`, inside a reservation, or anywhere, but at a multiple of 512; what lies elsewhere is given back at once.
+    /// Memory with addresses: at `at`, inside a reservation, or anywhere, but at a multiple of 512;
+    /// what lies elsewhere is given back at once.
     ///
     /// # Errors
     /// `OutOfMemory`; `DeviceLost`; the driver's.
@@ -92,7 +100,8 @@ pub unsafe trait Backing: Send + Sync {
     ///   committed or mapped in it.
     unsafe fn release(&self, addr: u64, bytes: u64);
 
-    /// Creates a piece of physical memory without addresses. By default a name only: [`map`](Self::map) then commits.
+    /// Creates a piece of physical memory without addresses. By default a name only:
+    /// [`map`](Self::map) then commits.
     ///
     /// # Errors
     /// `OutOfMemory`; `DeviceLost`; the driver's.
@@ -123,11 +132,13 @@ pub unsafe trait Backing: Send + Sync {
     ///   from its `create(bytes)` and is not mapped.
     unsafe fn map(&self, at: u64, handle: u64, bytes: u64) -> Result<()> {
         let _ = handle;
-        // SAFETY: the caller names an unused range of a reservation, which is what a commitment there wants.
+        // SAFETY: the caller names an unused range of a reservation, which is what a commitment
+        // there wants.
         unsafe { self.commit(Some(at), bytes) }.map(|_| ())
     }
 
-    /// Makes a range of pieces, mapped one after the other, accessible to the device: one call for all of them.
+    /// Makes a range of pieces, mapped one after the other, accessible to the device: one call for
+    /// all of them.
     ///
     /// # Errors
     /// `DeviceLost`; the driver's.
@@ -151,8 +162,8 @@ pub unsafe trait Backing: Send + Sync {
         unsafe { self.decommit(Chunk { addr: at, bytes, native: 0 }) }
     }
 
-    /// Fills memory, as the host, while no work uses it. For the debug aids; may be called from a free, so it must not wait for a device.
-    /// Zero bytes ask whether it works.
+    /// Fills memory, as the host, while no work uses it. For the debug aids; may be called from a
+    /// free, so it must not wait for a device. Zero bytes ask whether it works.
     ///
     /// # Errors
     /// `Unsupported`, always, where the host cannot write the memory.
@@ -164,7 +175,8 @@ pub unsafe trait Backing: Send + Sync {
         Err(Error::Unsupported("this backing's memory cannot be written by the host".into()))
     }
 
-    /// The offset of the first byte that is not `byte`, read by the host while no work uses the memory. As [`fill`](Self::fill) otherwise.
+    /// The offset of the first byte that is not `byte`, read by the host while no work uses the
+    /// memory. As [`fill`](Self::fill) otherwise.
     ///
     /// # Errors
     /// As [`fill`](Self::fill).
@@ -177,15 +189,18 @@ pub unsafe trait Backing: Send + Sync {
         Err(Error::Unsupported("this backing's memory cannot be read by the host".into()))
     }
 
-    /// Memory of exactly `bytes` at an address aligned to `align`, the plain way (`cuMemAlloc`, `malloc`), so that the vendor's memory
-    /// checkers know its bounds. By default a commitment of whole granules.
+    /// Memory of exactly `bytes` at an address aligned to `align`, the plain way (`cuMemAlloc`,
+    /// `malloc`), so that the vendor's memory checkers know its bounds. By default a commitment of
+    /// whole granules.
     ///
     /// # Errors
     /// As [`commit`](Self::commit); `Unsupported` for an alignment that it cannot give.
     fn exact(&self, bytes: u64, align: u64) -> Result<Chunk> {
         let granule = self.caps().granule;
         if align > granule {
-            return Err(Error::Unsupported(format!("an alignment of {align}: the granule is {granule}").into()));
+            return Err(Error::Unsupported(
+                format!("an alignment of {align}: the granule is {granule}").into(),
+            ));
         }
         // SAFETY: at no address in particular.
         unsafe { self.commit(None, bytes.next_multiple_of(granule)) }
@@ -201,7 +216,8 @@ pub unsafe trait Backing: Send + Sync {
     ///   nobody uses its memory any more.
     unsafe fn exact_free(&self, chunk: Chunk, align: u64) -> Result<()> {
         let _ = align;
-        // SAFETY: the chunk is a commitment, as `exact` gives them by default, and the caller gives it back once.
+        // SAFETY: the chunk is a commitment, as `exact` gives them by default, and the caller gives
+        // it back once.
         unsafe { self.decommit(chunk) }
     }
 

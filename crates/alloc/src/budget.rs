@@ -1,9 +1,11 @@
 //! The budget: how many bytes may be taken from the driver.
 //!
 //! # Protocol
-//! A growth first takes a ticket (one compare-and-swap that never passes the limit), then makes the driver call without any lock, then
-//! keeps the ticket or gives it back. So at every instant `committed` bounds what is really taken, which is `reserved`, and never exceeds
-//! the limit that was in force when its tickets were taken. Lowering the limit below what is committed stops growth; it takes nothing away.
+//! A growth first takes a ticket (one compare-and-swap that never passes the limit), then makes the
+//! driver call without any lock, then keeps the ticket or gives it back. So at every instant
+//! `committed` bounds what is really taken, which is `reserved`, and never exceeds the limit that
+//! was in force when its tickets were taken. Lowering the limit below what is committed stops
+//! growth; it takes nothing away.
 
 use crate::mutant::mutated;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
@@ -41,7 +43,12 @@ impl Budget {
                 self.committed.store(then, Ordering::Release);
                 return true;
             }
-            match self.committed.compare_exchange_weak(now, then, Ordering::AcqRel, Ordering::Relaxed) {
+            match self.committed.compare_exchange_weak(
+                now,
+                then,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            ) {
                 Ok(_) => return true,
                 Err(other) => now = other,
             }

@@ -1,30 +1,38 @@
-//! Buffers: the rows of an allocator's block table, which are the control blocks of `Lease<Buffer>`.
+//! Buffers: the rows of an allocator's block table, which are the control blocks of
+//! `Lease<Buffer>`.
 //!
 //! # Protocol of the record
-//! A buffer remembers when it was last written and read, so that later users can be ordered after and its memory is not reused too early.
-//! Each line has one submitter at a time. The submitter of the buffer's *home* line (the stream it was allocated on) owns two words, which
-//! it writes with plain stores; everybody else uses the other words, with compare-and-swap.
+//! A buffer remembers when it was last written and read, so that later users can be ordered after
+//! and its memory is not reused too early. Each timeline has one submitter at a time. The submitter
+//! of the buffer's *home* timeline (the stream it was allocated on) owns two words, which it writes
+//! with plain stores; everybody else uses the other words, with compare-and-swap.
 //!
-//! | word | written by | means |
-//! |---|---|---|
-//! | `own_write`, `own_read` | the home line's submitter, plain stores | last write and read on the home line |
-//! | `other_write` | any other line (CAS); the home line's submitter clears it | the last write, if it was not the home line's |
-//! | `other_read`, `spill` | any other line (CAS, a lock) | reads by other lines, and displaced points |
+//! - `own_write`, `own_read`. Written by: the home timeline's submitter, plain stores. Means: last
+//!   write and read on the home timeline.
+//! - `other_write`. Written by: any other timeline (CAS); the home timeline's submitter clears it.
+//!   Means: the last write, if it was not the home timeline's.
+//! - `other_read`, `spill`. Written by: any other timeline (CAS, a lock). Means: reads by other
+//!   timelines, and displaced timepoints.
 //!
-//! | `lock` | the submitter that orders work by the record | the number of its line, 0 for nobody |
+//! | `lock` | the submitter that orders work by the record | its timeline's number, 0 for nobody |
 //!
-//! The record is locked from when a submitter reads it until it has marked it. So of two lines that use a buffer, one sees the other's mark,
-//! and waits for it.
+//! The record is locked from when a submitter reads it until it has marked it. So of two timelines
+//! that use a buffer, one sees the other's mark, and waits for it.
 //!
-//! A write is ordered after every use that was known when it was submitted, so it may displace points that its line knows or that are
-//! over. A point that it does not know ([`Buffer::used_on`] from another thread) is kept until the memory is reused.
+//! A write is ordered after every use that was known when it was submitted, so it may displace
+//! timepoints that its timeline knows or that are over. A timepoint that it does not know
+//! ([`Buffer::used_on`] from another thread) is kept until the memory is reused.
 
 use crate::layout::NO_CLASS;
 use crate::store::Spot;
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::Mutex;
-use leasehold_core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
-use leasehold_core::{Header, HeaderView, Line, LineId, Point, Stamp, Tagged, tags};
+use leasehold_core::sync::atomic::{
+    AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering,
+};
+use leasehold_core::{
+    Header, HeaderView, PackedTimepoint, Tagged, Timeline, TimelineId, Timepoint, tags,
+};
 use std::fmt;
 use std::marker::PhantomPinned;
 
@@ -51,19 +59,21 @@ pub(crate) const EMPTY: u32 = 1 << 6;
 pub(crate) const WATCHED: u32 = 1 << 7;
 /// Memory of a graph's arena.
 pub(crate) const REGION: u32 = 1 << 8;
-/// Other lines than its home may have used it: the record is to be asked. Set with the first such mark, for good.
+/// Other timelines than its home may have used it: the record is to be asked. Set with the first
+/// such mark, for good.
 pub(crate) const FOREIGN: u32 = 1 << 9;
 /// Of no slab class, or of an allocator without thread caches.
 pub(crate) const CLASSLESS: u32 = 1 << 10;
 /// Imported memory that must not be written.
 pub(crate) const READ_ONLY: u32 = 1 << 11;
-/// The home line's number lies above the flags.
+/// The home timeline's number lies above the flags.
 const HOME_SHIFT: u32 = 16;
 
 /// A block of memory: an address, a length, and the record of its last uses.
 ///
-/// A buffer is held by [`Lease<Buffer>`](leasehold_core::Lease); the last drop frees it at once, without a driver call, on any thread.
-/// Views share the record of their buffer. Everything here is callable from any thread, except the marks: see there.
+/// A buffer is held by [`Lease<Buffer>`](leasehold_core::Lease); the last drop frees it at once,
+/// without a driver call, on any thread. Views share the record of their buffer. Everything here is
+/// callable from any thread, except the marks: see there.
 #[doc(alias = "Memory")]
 #[doc(alias = "DeviceMemory")]
 #[repr(C)]
@@ -86,26 +96,26 @@ pub struct Buffer {
     other_write: AtomicU64,
     other_read: AtomicU64,
     spill: AtomicPtr<Spill>,
-    /// The line whose submitter has locked the record, or 0.
+    /// The timeline whose submitter has locked the record, or 0.
     lock: AtomicU16,
     /// A row's buffer stays in its row: nobody may swap two, not even who holds both alone.
     _place: PhantomPinned,
 }
 
-type Spill = Mutex<Vec<Stamp>>;
+type Spill = Mutex<Vec<PackedTimepoint>>;
 
-/// The home line in a word of flags.
+/// The home timeline in a word of flags.
 #[inline]
-pub(crate) fn home_line(flags: u32) -> LineId {
-    Stamp::from_bits(u64::from(flags >> HOME_SHIFT) << 48).line_id()
+pub(crate) fn home_line(flags: u32) -> TimelineId {
+    PackedTimepoint::from_bits(u64::from(flags >> HOME_SHIFT) << 48).timeline_id()
 }
 
 /// Who may still be using a buffer that nobody holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Open {
     Over,
-    /// One line, up to this stamp.
-    One(Stamp),
+    /// One timeline, up to this timepoint.
+    One(PackedTimepoint),
     Several,
 }
 
@@ -113,8 +123,9 @@ const LOAD: Ordering = Ordering::Acquire;
 const STORE: Ordering = Ordering::Release;
 
 impl Buffer {
-    /// The address in the device's (or host's) address space; 0 for an empty buffer. While the buffer is symbolic: a name with
-    /// [`SYMBOLIC`] set, unique among live symbolic ranges, so that address + offset stays identifiable.
+    /// The address in the device's (or host's) address space; 0 for an empty buffer. While the
+    /// buffer is symbolic: a name with [`SYMBOLIC`] set, unique among live symbolic ranges, so that
+    /// address + offset stays identifiable.
     #[doc(alias = "data")]
     #[inline]
     pub fn addr(&self) -> u64 {
@@ -139,9 +150,9 @@ impl Buffer {
         self.len() == 0
     }
 
-    /// The line of the stream that it was allocated on.
+    /// The timeline of the stream that it was allocated on.
     #[inline]
-    pub fn home_line(&self) -> LineId {
+    pub fn home_line(&self) -> TimelineId {
         home_line(self.flags())
     }
 
@@ -161,7 +172,8 @@ impl Buffer {
         self.flags.load(Ordering::Relaxed) & IMPORTED != 0
     }
 
-    /// Whether it is imported memory that must not be written: [`Protection::ReadOnly`](crate::Protection).
+    /// Whether it is imported memory that must not be written:
+    /// [`Protection::ReadOnly`](crate::Protection).
     #[inline]
     pub fn is_read_only(&self) -> bool {
         self.flags.load(Ordering::Relaxed) & READ_ONLY != 0
@@ -186,46 +198,49 @@ impl Buffer {
 
     /// The last write. A reader must be ordered after it.
     #[inline]
-    pub fn write_stamp(&self) -> Stamp {
+    pub fn write_timepoint(&self) -> PackedTimepoint {
         let other = self.other_write.load(LOAD);
-        Stamp::from_bits(if other == 0 { self.own_write.load(LOAD) } else { other })
+        PackedTimepoint::from_bits(if other == 0 { self.own_write.load(LOAD) } else { other })
     }
 
-    /// The reads since the last write, and any use that the record could not fold into one of the two. A writer must be ordered after
-    /// them and after [`write_stamp`](Self::write_stamp).
+    /// The reads since the last write, and any use that the record could not fold into one of the
+    /// two. A writer must be ordered after them and after
+    /// [`write_timepoint`](Self::write_timepoint).
     #[inline]
-    pub fn for_each_read(&self, mut f: impl FnMut(Stamp)) {
+    pub fn for_each_read(&self, mut f: impl FnMut(PackedTimepoint)) {
         let own = self.own_read.load(LOAD);
         if own > self.own_write.load(LOAD) {
-            f(Stamp::from_bits(own));
+            f(PackedTimepoint::from_bits(own));
         }
         let other = self.other_read.load(LOAD);
         if other != 0 {
-            f(Stamp::from_bits(other));
+            f(PackedTimepoint::from_bits(other));
         }
         if !self.spill.load(LOAD).is_null() {
             self.spilled(|s| s.iter().for_each(|&s| f(s)));
         }
     }
 
-    /// Whether the buffer was used by its home line at most.
+    /// Whether the buffer was used by its home timeline at most.
     #[inline]
     pub(crate) fn is_private(&self) -> bool {
-        self.other_write.load(LOAD) == 0 && self.other_read.load(LOAD) == 0 && self.spill.load(LOAD).is_null()
+        self.other_write.load(LOAD) == 0
+            && self.other_read.load(LOAD) == 0
+            && self.spill.load(LOAD).is_null()
     }
 
-    /// The latest use by the home line.
+    /// The latest use by the home timeline.
     #[inline]
-    pub(crate) fn own_stamp(&self) -> Stamp {
-        Stamp::from_bits(self.own_write.load(LOAD).max(self.own_read.load(LOAD)))
+    pub(crate) fn own_timepoint(&self) -> PackedTimepoint {
+        PackedTimepoint::from_bits(self.own_write.load(LOAD).max(self.own_read.load(LOAD)))
     }
 
     /// Every use that may still go on.
-    pub(crate) fn for_each_use(&self, mut f: impl FnMut(Stamp)) {
+    pub(crate) fn for_each_use(&self, mut f: impl FnMut(PackedTimepoint)) {
         for word in [&self.own_write, &self.own_read, &self.other_write, &self.other_read] {
             let bits = word.load(LOAD);
             if bits != 0 {
-                f(Stamp::from_bits(bits));
+                f(PackedTimepoint::from_bits(bits));
             }
         }
         if !self.spill.load(LOAD).is_null() {
@@ -233,14 +248,16 @@ impl Buffer {
         }
     }
 
-    /// Which lines may still be using it. Takes no host memory.
+    /// Which timelines may still be using it. Takes no host memory.
     pub(crate) fn open(&self) -> Open {
         let mut open = Open::Over;
         self.for_each_use(|s| {
             if !s.has_passed() {
                 open = match open {
                     Open::Over => Open::One(s),
-                    Open::One(t) if t.line_id() == s.line_id() => Open::One(if t.value() < s.value() { s } else { t }),
+                    Open::One(t) if t.timeline_id() == s.timeline_id() => {
+                        Open::One(if t.value() < s.value() { s } else { t })
+                    }
                     _ => Open::Several,
                 };
             }
@@ -248,43 +265,52 @@ impl Buffer {
         open
     }
 
-    /// Locks the record for the submitter of a line. Returns whether that was done: not while a submitter has locked it. Never blocks.
+    /// Locks the record for the submitter of a timeline. Returns whether that was done: not while a
+    /// submitter has locked it. Never blocks.
     ///
     /// # Safety
-    /// - The caller has the line's turn until [`unlock_record`](Self::unlock_record), and holds the buffer so long.
+    /// - The caller has the timeline's turn until [`unlock_record`](Self::unlock_record), and holds
+    ///   the buffer so long.
     #[inline]
     #[must_use]
-    pub unsafe fn try_lock_record(&self, line: LineId) -> bool {
+    pub unsafe fn try_lock_record(&self, timeline: TimelineId) -> bool {
         planted(Defect::RecordUnlocked)
-            || self.lock.compare_exchange(0, line.get(), Ordering::Acquire, Ordering::Relaxed).is_ok()
+            || self
+                .lock
+                .compare_exchange(0, timeline.get(), Ordering::Acquire, Ordering::Relaxed)
+                .is_ok()
     }
 
-    /// Whether the line's submitter has locked the record.
+    /// Whether the timeline's submitter has locked the record.
     #[inline]
     #[must_use]
-    pub fn has_locked_record(&self, line: LineId) -> bool {
-        self.lock.load(Ordering::Relaxed) == line.get()
+    pub fn has_locked_record(&self, timeline: TimelineId) -> bool {
+        self.lock.load(Ordering::Relaxed) == timeline.get()
     }
 
     /// Unlocks the record.
     ///
     /// # Safety
-    /// - The caller has locked it, and has marked every submission that was ordered by it since then.
+    /// - The caller has locked it, and has marked every submission that was ordered by it since
+    ///   then.
     #[inline]
     pub unsafe fn unlock_record(&self) {
         self.lock.store(0, Ordering::Release);
     }
 
-    /// Records a write submitted at `p`. Never blocks. It takes the place of what it comes after in the record, by which memory is lent again.
+    /// Records a write submitted at `p`. Never blocks. It takes the place of what it comes after in
+    /// the record, by which memory is lent again.
     ///
     /// # Safety
-    /// - `p` was submitted to its line just now; the caller has that line's turn, so that marks come in the line's order.
-    /// - The submission was ordered after [`write_stamp`](Self::write_stamp) and all recorded reads, and the record was locked since they
-    ///   were read, or nobody else could submit work with the buffer.
+    /// - `p` was submitted to its timeline just now; the caller has that timeline's turn, so that
+    ///   marks come in the timeline's order.
+    /// - The submission was ordered after [`write_timepoint`](Self::write_timepoint) and all
+    ///   recorded reads, and the record was locked since they were read, or nobody else could
+    ///   submit work with the buffer.
     #[inline]
-    pub unsafe fn mark_write(&self, p: Point) {
-        if p.line_id() == self.home_line() {
-            self.own_write.store(Stamp::from(p).to_bits(), STORE);
+    pub unsafe fn mark_write(&self, p: Timepoint) {
+        if p.timeline_id() == self.home_line() {
+            self.own_write.store(PackedTimepoint::from(p).to_bits(), STORE);
             if !self.is_private() {
                 self.displace(p);
             }
@@ -296,33 +322,36 @@ impl Buffer {
     /// Records a read submitted at `p`. Never blocks.
     ///
     /// # Safety
-    /// - `p` was submitted to its line just now; the caller has that line's turn, so that marks come in the line's order.
-    /// - The submission was ordered after [`write_stamp`](Self::write_stamp), and the record was locked since that was read, or nobody else
-    ///   could submit work with the buffer.
+    /// - `p` was submitted to its timeline just now; the caller has that timeline's turn, so that
+    ///   marks come in the timeline's order.
+    /// - The submission was ordered after [`write_timepoint`](Self::write_timepoint), and the
+    ///   record was locked since that was read, or nobody else could submit work with the buffer.
     #[inline]
-    pub unsafe fn mark_read(&self, p: Point) {
-        if p.line_id() == self.home_line() {
-            self.own_read.store(Stamp::from(p).to_bits(), STORE);
+    pub unsafe fn mark_read(&self, p: Timepoint) {
+        if p.timeline_id() == self.home_line() {
+            self.own_read.store(PackedTimepoint::from(p).to_bits(), STORE);
         } else if !planted(Defect::ReadUnmarked) {
             self.used_on(p);
         }
     }
 
-    /// Adds a use by hand: the memory is not reused before `p`. Any thread, any line. It only adds to the record, so no point can do harm.
+    /// Adds a use by hand: the memory is not reused before `p`. Any thread, any line. It only adds
+    /// to the record, so no point can do harm.
     #[doc(alias = "record_stream")]
-    pub fn used_on(&self, p: Point) {
+    pub fn used_on(&self, p: Timepoint) {
         self.set_foreign();
-        let new = Stamp::from(p);
+        let new = PackedTimepoint::from(p);
         let mut old = self.other_read.load(LOAD);
         loop {
-            let stamp = Stamp::from_bits(old);
-            if stamp.line_id() == new.line_id() && stamp.value() >= new.value() {
+            let stamp = PackedTimepoint::from_bits(old);
+            if stamp.timeline_id() == new.timeline_id() && stamp.value() >= new.value() {
                 return;
             }
-            if old != 0 && stamp.line_id() != new.line_id() && !stamp.has_passed() {
+            if old != 0 && stamp.timeline_id() != new.timeline_id() && !stamp.has_passed() {
                 return self.spill(new);
             }
-            match self.other_read.compare_exchange_weak(old, new.to_bits(), Ordering::AcqRel, LOAD) {
+            match self.other_read.compare_exchange_weak(old, new.to_bits(), Ordering::AcqRel, LOAD)
+            {
                 Ok(_) => return,
                 Err(now) => old = now,
             }
@@ -337,19 +366,19 @@ impl Buffer {
         }
     }
 
-    /// Takes the sign off that other lines used it. Only the owner, while nobody holds the row.
+    /// Takes the sign off that other timelines used it. Only the owner, while nobody holds the row.
     pub(crate) fn set_private(&self) {
         self.flags.store(self.flags() & !FOREIGN, Ordering::Relaxed);
     }
 
-    /// A write by the home line is later than every foreign use that its line knows.
+    /// A write by the home timeline is later than every foreign use that its timeline knows.
     #[cold]
-    fn displace(&self, p: Point) {
-        let over = |s: Stamp| p.line().knows(s) || s.has_passed();
+    fn displace(&self, p: Timepoint) {
+        let over = |s: PackedTimepoint| p.timeline().knows(s) || s.has_passed();
         for word in [&self.other_write, &self.other_read] {
             let bits = word.load(LOAD);
             if bits != 0 {
-                let stamp = Stamp::from_bits(bits);
+                let stamp = PackedTimepoint::from_bits(bits);
                 let cleared = word.compare_exchange(bits, 0, Ordering::AcqRel, LOAD).is_ok();
                 if cleared && !over(stamp) {
                     self.spill(stamp);
@@ -362,16 +391,17 @@ impl Buffer {
     }
 
     #[cold]
-    fn mark_write_slow(&self, p: Point) {
+    fn mark_write_slow(&self, p: Timepoint) {
         self.set_foreign();
-        let new = Stamp::from(p);
-        let over = |s: Stamp| p.line().knows(s) || s.has_passed();
-        let old = Stamp::from_bits(self.other_write.swap(new.to_bits(), Ordering::AcqRel));
+        let new = PackedTimepoint::from(p);
+        let over = |s: PackedTimepoint| p.timeline().knows(s) || s.has_passed();
+        let old =
+            PackedTimepoint::from_bits(self.other_write.swap(new.to_bits(), Ordering::AcqRel));
         if !old.is_never() && !over(old) {
             self.spill(old);
         }
         let read = self.other_read.load(LOAD);
-        if read != 0 && over(Stamp::from_bits(read)) {
+        if read != 0 && over(PackedTimepoint::from_bits(read)) {
             // Lost to a newer read: that one stays.
             let _ = self.other_read.compare_exchange(read, 0, Ordering::AcqRel, LOAD);
         }
@@ -381,10 +411,14 @@ impl Buffer {
     }
 
     #[cold]
-    fn spill(&self, stamp: Stamp) {
+    fn spill(&self, stamp: PackedTimepoint) {
         if self.spill.load(LOAD).is_null() {
             let fresh = Box::into_raw(Box::new(Spill::new(Vec::new())));
-            if self.spill.compare_exchange(std::ptr::null_mut(), fresh, Ordering::AcqRel, LOAD).is_err() {
+            if self
+                .spill
+                .compare_exchange(std::ptr::null_mut(), fresh, Ordering::AcqRel, LOAD)
+                .is_err()
+            {
                 // SAFETY: just made, and published to nobody.
                 drop(unsafe { Box::from_raw(fresh) });
             }
@@ -392,7 +426,7 @@ impl Buffer {
         self.spilled(|s| {
             let mut latest = stamp;
             s.retain(|&s| {
-                let same = s.line_id() == stamp.line_id();
+                let same = s.timeline_id() == stamp.timeline_id();
                 if same && s.value() > latest.value() {
                     latest = s;
                 }
@@ -402,8 +436,9 @@ impl Buffer {
         });
     }
 
-    fn spilled(&self, f: impl FnOnce(&mut Vec<Stamp>)) {
-        // SAFETY: once set, the pointer stays until `reset`, which runs when nobody holds the buffer.
+    fn spilled(&self, f: impl FnOnce(&mut Vec<PackedTimepoint>)) {
+        // SAFETY: once set, the pointer stays until `reset`, which runs when nobody holds the
+        // buffer.
         if let Some(spill) = unsafe { self.spill.load(LOAD).as_ref() } {
             f(&mut spill.lock());
         }
@@ -429,12 +464,13 @@ impl Buffer {
         }
     }
 
-    /// Describes a fresh block. Only the owner, while nobody holds the row; the record is empty then.
+    /// Describes a fresh block. Only the owner, while nobody holds the row; the record is empty
+    /// then.
     #[inline]
-    pub(crate) fn describe(&self, len: u64, home: Option<&'static Line>, flags: u32) {
+    pub(crate) fn describe(&self, len: u64, home: Option<&'static Timeline>, flags: u32) {
         self.len.store(len, Ordering::Relaxed);
-        let line = home.map_or(0, |l| u32::from(l.id().get()));
-        self.flags.store(line << HOME_SHIFT | flags, Ordering::Relaxed);
+        let timeline = home.map_or(0, |l| u32::from(l.id().get()));
+        self.flags.store(timeline << HOME_SHIFT | flags, Ordering::Relaxed);
         self.tag.store(0, Ordering::Relaxed);
     }
 
@@ -447,7 +483,7 @@ impl Buffer {
 
     /// The memory's former use goes on until `stamp`. Only the owner, while nobody holds the row.
     #[inline(always)]
-    pub(crate) fn inherit(&self, stamp: Stamp) {
+    pub(crate) fn inherit(&self, stamp: PackedTimepoint) {
         if stamp.is_never() {
             self.own_write.store(0, Ordering::Relaxed);
             self.own_read.store(0, Ordering::Relaxed);
@@ -457,8 +493,8 @@ impl Buffer {
     }
 
     #[inline(never)]
-    fn inherit_some(&self, stamp: Stamp) {
-        let home = stamp.line_id() == self.home_line();
+    fn inherit_some(&self, stamp: PackedTimepoint) {
+        let home = stamp.timeline_id() == self.home_line();
         self.own_write.store(if home { stamp.to_bits() } else { 0 }, Ordering::Relaxed);
         self.own_read.store(0, Ordering::Relaxed);
         if !home {
@@ -475,7 +511,8 @@ impl Buffer {
         }
     }
 
-    /// The same block again, with another length. It has no tag. Only the owner, while nobody holds the row.
+    /// The same block again, with another length. It has no tag. Only the owner, while nobody holds
+    /// the row.
     #[inline]
     pub(crate) fn reuse(&self, len: u64) {
         self.len.store(len, Ordering::Relaxed);
@@ -520,7 +557,7 @@ impl Tagged for Buffer {
 
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Buffer({:#x}+{}, written {:?})", self.addr(), self.len(), self.write_stamp())
+        write!(f, "Buffer({:#x}+{}, written {:?})", self.addr(), self.len(), self.write_timepoint())
     }
 }
 
@@ -559,4 +596,6 @@ impl Row {
 }
 
 #[cfg(not(loom))]
-const _: () = assert!(size_of::<Row>() == 128 && size_of::<Header>() + std::mem::offset_of!(Buffer, native) == 64);
+const _: () = assert!(
+    size_of::<Row>() == 128 && size_of::<Header>() + std::mem::offset_of!(Buffer, native) == 64
+);

@@ -1,8 +1,9 @@
 //! A place for an allocator that is made at its first use.
 //!
 //! # Protocol
-//! Whoever finds the cell empty takes `making` and looks again, so that one caller makes the allocator while others wait for it; a failure
-//! leaves the cell as it was. A reader of a filled cell takes no lock.
+//! Whoever finds the cell empty takes `making` and looks again, so that one caller makes the
+//! allocator while others wait for it; a failure leaves the cell as it was. A reader of a filled
+//! cell takes no lock.
 //!
 //! This module must not know what allocators are made of.
 
@@ -11,7 +12,8 @@ use leasehold_core::Result;
 use leasehold_core::sync::{Mutex, OnceLock};
 use std::fmt;
 
-/// An allocator that is made at its first use: what a backend's device keeps for each kind of its memory.
+/// An allocator that is made at its first use: what a backend's device keeps for each kind of its
+/// memory.
 ///
 /// ```
 /// use leasehold_alloc::{Allocator, AllocatorCell, AllocatorConfig};
@@ -21,7 +23,9 @@ use std::fmt;
 /// // A failure is forgotten.
 /// assert!(cell.get_or_make(|| Err(Error::state("not yet"))).is_err());
 /// assert!(cell.get().is_none());
-/// let made = cell.get_or_make(|| Allocator::new(Box::new(FakeBacking::new(1 << 20)), AllocatorConfig::default()))?;
+/// let made = cell.get_or_make(|| {
+///     Allocator::new(Box::new(FakeBacking::new(1 << 20)), AllocatorConfig::default())
+/// })?;
 /// assert_eq!(made.stats().live, 0);
 /// assert!(cell.get().is_some());
 /// # Ok::<(), leasehold_core::Error>(())
@@ -78,8 +82,11 @@ mod tests {
             Allocator::new(Box::new(FakeBacking::new(1 << 20)), AllocatorConfig::default())
         };
         let found: Vec<usize> = std::thread::scope(|scope| {
-            let callers: Vec<_> =
-                (0..8).map(|_| scope.spawn(|| std::ptr::from_ref(cell.get_or_make(make).unwrap()) as usize)).collect();
+            let callers: Vec<_> = (0..8)
+                .map(|_| {
+                    scope.spawn(|| std::ptr::from_ref(cell.get_or_make(make).unwrap()) as usize)
+                })
+                .collect();
             callers.into_iter().map(|c| c.join().unwrap()).collect()
         });
         assert_eq!(made.load(Ordering::Relaxed), 1);

@@ -5,17 +5,20 @@ use crate::debug::DebugAids;
 use leasehold_core::Text;
 use std::time::Duration;
 
-/// When free granules are moved to where they are needed instead of taking new memory. Needs a backing with virtual memory management.
+/// When free granules are moved to where they are needed instead of taking new memory. Needs a
+/// backing with virtual memory management.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum Policy {
-    /// While it costs less than one episode (about 50 µs) per 1,000 allocations and frees on average; not within a budget, up to which
-    /// memory may be taken.
+    /// While it costs less than one episode (about 50 µs) per 1,000 allocations and frees on
+    /// average; not within a budget, up to which memory may be taken.
     #[default]
     Balanced,
-    /// Only when there is no other memory left; and new memory comes in pieces of a sixteenth of what is there, 256 MiB at most, which are
-    /// fewer calls of the driver but seldom fit elsewhere.
+    /// Only when there is no other memory left; and new memory comes in pieces of a sixteenth of
+    /// what is there, 256 MiB at most, which are fewer calls of the driver but seldom fit
+    /// elsewhere.
     Fastest,
-    /// Always, also if the host must wait for them, a few milliseconds at most; and new memory comes in single granules.
+    /// Always, also if the host must wait for them, a few milliseconds at most; and new memory
+    /// comes in single granules.
     Compact,
 }
 
@@ -42,10 +45,11 @@ pub(crate) enum Moves {
 pub(crate) struct Growth {
     /// When free granules are moved instead.
     pub(crate) moves: Moves,
-    /// The host waits for free memory, instead, whose last use is at most so many values ahead on its line.
+    /// The host waits for free memory, instead, whose last use is at most so many values ahead on
+    /// its timeline.
     pub(crate) near: Option<u64>,
-    /// New pieces are one part in so many of what is reserved: the driver takes as long for each, whatever its size, but small ones fit
-    /// elsewhere later.
+    /// New pieces are one part in so many of what is reserved: the driver takes as long for each,
+    /// whatever its size, but small ones fit elsewhere later.
     piece_share: u64,
     /// The largest piece.
     piece_most: u64,
@@ -67,8 +71,8 @@ impl Growth {
 }
 
 impl Policy {
-    /// The policy in numbers. `budgeted`: there is a budget, up to which memory is the caller's to use. Then much is taken at once, so that
-    /// a workload that repeats comes to rest.
+    /// The policy in numbers. `budgeted`: there is a budget, up to which memory is the caller's to
+    /// use. Then much is taken at once, so that a workload that repeats comes to rest.
     pub(crate) const fn growth(self, budgeted: bool) -> Growth {
         let least_share = if budgeted { 32 } else { u64::MAX };
         match self {
@@ -79,9 +83,13 @@ impl Policy {
                 piece_most: 32 << 20,
                 least_share,
             },
-            Policy::Fastest => {
-                Growth { moves: Moves::Never, near: None, piece_share: 16, piece_most: 256 << 20, least_share }
-            }
+            Policy::Fastest => Growth {
+                moves: Moves::Never,
+                near: None,
+                piece_share: 16,
+                piece_most: 256 << 20,
+                least_share,
+            },
             Policy::Compact => Growth {
                 moves: Moves::Always,
                 near: Some(u64::MAX - 1),
@@ -98,7 +106,8 @@ impl Policy {
 pub enum CrossStream {
     /// Nothing: it waits on the host until the memory is ready, and only when there is no other.
     Never,
-    /// Take it when it is ready; when there is no other memory, let the stream wait for it on the device.
+    /// Take it when it is ready; when there is no other memory, let the stream wait for it on the
+    /// device.
     #[default]
     IfReady,
     /// Let the stream wait for it on the device before taking new memory from the driver.
@@ -120,19 +129,22 @@ pub struct AllocatorConfig {
     pub budget: u64,
     /// Magazines in front of the lock. None with [`Policy::Compact`].
     pub magazines: bool,
-    /// Bytes of small blocks (up to 64 KiB) that one shard of the thread caches may keep. Beyond 1 MiB only as far as all shards together stay below
-    /// 1/64 of the memory.
+    /// Bytes of small blocks (up to 64 KiB) that one shard of the thread caches may keep. Beyond 1
+    /// MiB only as far as all shards together stay below 1/64 of the memory.
     pub magazine_bytes: u64,
-    /// Bytes of small blocks of one stream that may lie in the depot behind the thread caches, which they go to and come from by the list, where threads contend. At most
-    /// 1/64 of the memory for all of them.
+    /// Bytes of small blocks of one stream that may lie in the depot behind the thread caches,
+    /// which they go to and come from by the list, where threads contend. At most 1/64 of the
+    /// memory for all of them.
     pub depot_bytes: u64,
-    /// Bytes of large blocks that one shard may keep, each up to half of this. All shards together stay below 1/64 of the memory.
+    /// Bytes of large blocks that one shard may keep, each up to half of this. All shards together
+    /// stay below 1/64 of the memory.
     pub magazine_large_bytes: u64,
     /// How long an allocation that found nothing waits for another thread's free.
     pub patience: Option<Duration>,
     /// What looks for wrong uses of memory. All off.
     pub debug: DebugAids,
-    /// Entries of the ring of trace events; 0 switches it off. With it, every request goes through the lock.
+    /// Entries of the ring of trace events; 0 switches it off. With it, every request goes through
+    /// the lock.
     pub trace_events: usize,
 }
 
@@ -164,8 +176,8 @@ pub struct AllocStats {
     pub live: u64,
     /// Their bytes, as asked for; without imported memory.
     pub live_bytes: u64,
-    /// The most that `live_bytes` was (to 2 MiB per shard of the thread caches, and what other threads took from their caches of large blocks
-    /// meanwhile).
+    /// The most that `live_bytes` was (to 2 MiB per shard of the thread caches, and what other
+    /// threads took from their caches of large blocks meanwhile).
     pub live_peak: u64,
     /// Bytes taken from the driver.
     pub reserved: u64,
@@ -207,7 +219,8 @@ pub struct AllocStats {
     pub inserted_waits: u64,
     /// Requests that failed (count).
     pub failed: u64,
-    /// Leases that outlived their memory's pool of points: imports whose last use goes on (count).
+    /// Leases that outlived their memory's pool of timepoints: imports whose last use goes on
+    /// (count).
     pub retired: u64,
     /// Calls of the driver, as the backing counts them.
     pub driver_calls: u64,

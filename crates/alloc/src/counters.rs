@@ -14,7 +14,8 @@ pub(crate) struct Counters {
     /// Written under the lock only.
     pub(crate) live_bytes: AtomicU64,
     pub(crate) live_peak: AtomicU64,
-    /// Live bytes that thread caches lent beyond what the lock's holders counted, as far as they have told.
+    /// Live bytes that thread caches lent beyond what the lock's holders counted, as far as they
+    /// have told.
     pub(crate) told: AtomicI64,
 }
 
@@ -32,7 +33,8 @@ impl Counters {
     /// As [`add_live`](Self::add_live), for a block that is freed.
     #[inline]
     pub(crate) fn end_live(&self, bytes: u64) {
-        self.live_bytes.store(self.live_bytes.load(Ordering::Relaxed).wrapping_sub(bytes), Ordering::Relaxed);
+        self.live_bytes
+            .store(self.live_bytes.load(Ordering::Relaxed).wrapping_sub(bytes), Ordering::Relaxed);
     }
 
     /// Live bytes, but for what thread caches have not told yet.

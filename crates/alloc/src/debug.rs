@@ -1,10 +1,11 @@
 //! Debug aids: what can be switched on to find wrong uses of memory, and what they report.
 //!
-//! All are off by default. An allocator without aids pays one predictable branch behind its thread caches, and none in a hit or a free. One
-//! with aids takes every request through its lock and, for those that write, keeps freed memory until its streams are done with it.
-//! The allocator itself never touches memory: it asks its [`Backing`](crate::Backing) to `fill` and to `verify`.
+//! All are off by default. An allocator without aids pays one predictable branch behind its thread
+//! caches, and none in a hit or a free. One with aids takes every request through its lock and, for
+//! those that write, keeps freed memory until its streams are done with it. The allocator itself
+//! never touches memory: it asks its [`Backing`](crate::Backing) to `fill` and to `verify`.
 
-use leasehold_core::{Error, LineId, Result};
+use leasehold_core::{Error, Result, TimelineId};
 use std::fmt;
 use std::str::FromStr;
 
@@ -22,8 +23,9 @@ const DEFAULT_QUARANTINE: u64 = 64 << 20;
 
 /// Which aids an allocator works with.
 ///
-/// From text, as the command takes it: names separated by commas, `poison,red-zone=512,quarantine=16M,guard,pass-through`, or `all` for
-/// poison, red zones and a quarantine.
+/// From text, as the command takes it: names separated by commas,
+/// `poison,red-zone=512,quarantine=16M,guard,pass-through`, or `all` for poison, red zones and a
+/// quarantine.
 ///
 /// ```
 /// use leasehold_alloc::DebugAids;
@@ -34,19 +36,22 @@ const DEFAULT_QUARANTINE: u64 = 64 << 20;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct DebugAids {
-    /// Fresh memory is filled with [`POISON_FRESH`], freed memory with [`POISON_FREED`]. With a quarantine, a write after the free is
-    /// found when the block leaves it. Needs memory that the host can write.
+    /// Fresh memory is filled with [`POISON_FRESH`], freed memory with [`POISON_FREED`]. With a
+    /// quarantine, a write after the free is found when the block leaves it. Needs memory that the
+    /// host can write.
     pub poison: bool,
-    /// Bytes behind every buffer, at least, that nobody may write; with what rounding adds. Checked when the buffer was freed and its
-    /// last use is over. Needs memory that the host can write.
+    /// Bytes behind every buffer, at least, that nobody may write; with what rounding adds. Checked
+    /// when the buffer was freed and its last use is over. Needs memory that the host can write.
     pub red_zone: u64,
     /// Bytes of freed blocks that are kept from reuse, oldest first out.
     pub quarantine: u64,
-    /// Every buffer has addresses of its own and ends (but for its alignment) where unmapped addresses begin, so that the device or the
-    /// processor faults on an overrun; a freed one in quarantine keeps its addresses without memory. Takes a granule per buffer. Needs a
-    /// backing that can reserve addresses.
+    /// Every buffer has addresses of its own and ends (but for its alignment) where unmapped
+    /// addresses begin, so that the device or the processor faults on an overrun; a freed one in
+    /// quarantine keeps its addresses without memory. Takes a granule per buffer. Needs a backing
+    /// that can reserve addresses.
     pub guard: bool,
-    /// Every buffer comes straight from the backing, exactly as long as asked for, and goes back to it, for the vendor's memory checkers.
+    /// Every buffer comes straight from the backing, exactly as long as asked for, and goes back to
+    /// it, for the vendor's memory checkers.
     pub pass_through: bool,
 }
 
@@ -128,10 +133,11 @@ fn parse_size(name: &str, text: &str) -> Result<u64> {
         Some(b'G') => (&text[..text.len() - 1], 30),
         _ => (text, 0),
     };
-    let bytes = digits.parse::<u64>().ok().filter(|&n| n > 0).and_then(|n| n.checked_mul(1 << shift));
-    bytes
-        .filter(|&n| n <= 1 << 40)
-        .ok_or_else(|| Error::invalid(format!("debug aid `{name}`: `{text}` is no size (4096, 64K, 16M, 1G)")))
+    let bytes =
+        digits.parse::<u64>().ok().filter(|&n| n > 0).and_then(|n| n.checked_mul(1 << shift));
+    bytes.filter(|&n| n <= 1 << 40).ok_or_else(|| {
+        Error::invalid(format!("debug aid `{name}`: `{text}` is no size (4096, 64K, 16M, 1G)"))
+    })
 }
 
 /// What went wrong.
@@ -158,7 +164,7 @@ pub struct Finding {
     /// The buffer's release tag.
     pub tag: u32,
     /// The line of the stream that it was allocated on.
-    pub stream: LineId,
+    pub stream: TimelineId,
 }
 
 impl fmt::Display for Finding {
@@ -168,7 +174,11 @@ impl fmt::Display for Finding {
             FindingKind::WriteAfterFree => "write to a buffer after its last use and free",
         };
         let Self { addr, len, offset, tag, stream, .. } = self;
-        write!(f, "{what}: byte {offset} of {len} bytes at {addr:#x} (tag {tag}, allocated on line {})", stream.get())
+        write!(
+            f,
+            "{what}: byte {offset} of {len} bytes at {addr:#x} (tag {tag}, allocated on timeline {})",
+            stream.get()
+        )
     }
 }
 
@@ -179,9 +189,12 @@ mod tests {
     #[test]
     fn what_is_printed_parses() {
         assert_eq!(DebugAids::default().to_string(), "");
-        for text in
-            ["pass-through", "poison,red-zone=512,quarantine=1048576", "red-zone=64,guard", "poison,pass-through"]
-        {
+        for text in [
+            "pass-through",
+            "poison,red-zone=512,quarantine=1048576",
+            "red-zone=64,guard",
+            "poison,pass-through",
+        ] {
             assert_eq!(text.parse::<DebugAids>().unwrap().to_string(), text);
         }
     }
@@ -189,9 +202,15 @@ mod tests {
     #[test]
     fn aids_are_read_from_text() -> Result<()> {
         let all: DebugAids = "all".parse()?;
-        assert_eq!((all.poison, all.red_zone, all.quarantine, all.direct()), (true, 256, 64 << 20, false));
+        assert_eq!(
+            (all.poison, all.red_zone, all.quarantine, all.direct()),
+            (true, 256, 64 << 20, false)
+        );
         let some: DebugAids = "guard, red-zone=64K,quarantine=1G".parse()?;
-        assert_eq!((some.guard, some.red_zone, some.quarantine, some.poison), (true, 64 << 10, 1 << 30, false));
+        assert_eq!(
+            (some.guard, some.red_zone, some.quarantine, some.poison),
+            (true, 64 << 10, 1 << 30, false)
+        );
         for (text, want) in [
             ("", "debug aid ``"),
             ("posion", "debug aid `posion`"),

@@ -1,18 +1,23 @@
 //! Deferred frees: rows that nobody holds and nobody may take yet.
 //!
-//! Several streams may still be using such a row's block, or one stream what the row keeps alive. The
-//! row stays as it was, with the record of its uses, in a list through its header. So a free needs no
-//! host memory, however many streams used the block. The allocator's lock guards the lists and links.
-//! PyTorch's caching allocator keeps events for this; here the record takes their place.
+//! Several streams may still be using such a row's block, or one stream what the row keeps alive.
+//! The row stays as it was, with the record of its uses, in a list through its header. So a free
+//! needs no host memory, however many streams used the block. The allocator's lock guards the lists
+//! and links. PyTorch's caching allocator keeps events for this; here the record takes their place.
 
 use crate::buffer::{Open, Row};
 use crate::state::{Core, Deferred, Inner, NONE};
-use leasehold_core::Stamp;
+use leasehold_core::PackedTimepoint;
 use leasehold_core::sync::atomic::Ordering;
 
 impl Inner {
     /// Puts a row that nobody holds into a list, under a new generation, with its record as it is.
-    pub(crate) fn put_aside(&self, core: &mut Core, row: &Row, list: impl Fn(&mut Core) -> &mut Deferred) {
+    pub(crate) fn put_aside(
+        &self,
+        core: &mut Core,
+        row: &Row,
+        list: impl Fn(&mut Core) -> &mut Deferred,
+    ) {
         // Whether it may be used again is asked once it comes back.
         let _ = self.table.bump_generation(row);
         core.vacant.live -= 1;
@@ -48,7 +53,8 @@ impl Inner {
         }
     }
 
-    /// Looks at up to `most` parked rows, the oldest first, and gives the blocks back that one line at most may still be using.
+    /// Looks at up to `most` parked rows, the oldest first, and gives the blocks back that one
+    /// timeline at most may still be using.
     pub(crate) fn unpark(&self, core: &mut Core, most: u32) {
         let Core { deferred, store, vacant, .. } = core;
         self.each_due(deferred, most, |row, stamp| {
@@ -57,9 +63,15 @@ impl Inner {
         });
     }
 
-    /// Looks at up to `most` rows of a list, the oldest first. Those whose blocks one line at most may still be using, and until when, go to
-    /// `give` with an empty record; the others go to the end, so that the next look is at others.
-    pub(crate) fn each_due(&self, list: &mut Deferred, most: u32, mut give: impl FnMut(&Row, Stamp)) {
+    /// Looks at up to `most` rows of a list, the oldest first. Those whose blocks one timeline at
+    /// most may still be using, and until when, go to `give` with an empty record; the others go to
+    /// the end, so that the next look is at others.
+    pub(crate) fn each_due(
+        &self,
+        list: &mut Deferred,
+        most: u32,
+        mut give: impl FnMut(&Row, PackedTimepoint),
+    ) {
         let end = list.last;
         for _ in 0..most {
             let Some(row) = self.take_aside(list) else { return };
@@ -68,7 +80,10 @@ impl Inner {
                 Open::Several => self.append(list, row),
                 open => {
                     row.buffer.reset();
-                    give(row, if let Open::One(stamp) = open { stamp } else { Stamp::NEVER });
+                    give(
+                        row,
+                        if let Open::One(stamp) = open { stamp } else { PackedTimepoint::NEVER },
+                    );
                 }
             }
             if last {
@@ -78,7 +93,7 @@ impl Inner {
     }
 
     /// Calls `f` with the bytes of every parked block and each stamp that it waits for.
-    pub(crate) fn parked(&self, core: &Core, mut f: impl FnMut(u64, Stamp)) {
+    pub(crate) fn parked(&self, core: &Core, mut f: impl FnMut(u64, PackedTimepoint)) {
         self.each_aside(core.deferred, |row| {
             let bytes = core.store.bytes(row.spot());
             row.buffer.for_each_use(|s| f(bytes, s));

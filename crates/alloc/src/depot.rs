@@ -1,21 +1,23 @@
 //! The depot: small blocks that full thread caches give away by the list, for the next request of
-//! their line on any thread.
+//! their timeline on any thread.
 //!
-//! This is the depot of Bonwick's magazines, and TCMalloc's transfer cache. A list goes in or out in
-//! one step, which looks at none of its blocks. So threads that free what others allocate meet at
-//! the heap's lock a few times in a hundred operations. Here a *bin* belongs to one line at a time,
-//! so threads with streams of their own do not meet here either. Another line gets a bin that is
-//! empty, or that its line has not used for a while. What lies here counts as kept in thread caches.
+//! This is the depot of Bonwick's magazines, and TCMalloc's transfer cache. A list goes in or out
+//! in one step, which looks at none of its blocks. So threads that free what others allocate meet
+//! at the heap's lock a few times in a hundred operations. Here a *bin* belongs to one line at a
+//! time, so threads with streams of their own do not meet here either. Another timeline gets a bin
+//! that is empty, or that its timeline has not used for a while. What lies here counts as kept in
+//! thread caches.
 //!
 //! # Protocol
-//! A bin's lock is a leaf. Lists come and go only inside a shard, where no thread may wait: a thread
-//! that finds a bin locked does without it. So a flush, which holds all shards, finds all lists here
-//! ([`ThreadCaches::flush`](crate::thread_cache::ThreadCaches::flush)).
+//! A bin's lock is a leaf. Lists come and go only inside a shard, where no thread may wait: a
+//! thread that finds a bin locked does without it. So a flush, which holds all shards, finds all
+//! lists here ([`ThreadCaches::flush`](crate::thread_cache::ThreadCaches::flush)).
 //!
-//! A list is its rows, linked through their headers. The length of a buffer means nothing while nobody
-//! holds it. That of a list's first row is the next list of the class, and how many rows this one has.
-//! The last few lists of a bin are named row by row besides. A thread that takes one fetches all of its
-//! rows at once, since they are likely in another processor's cache and each row names only the next.
+//! A list is its rows, linked through their headers. The length of a buffer means nothing while
+//! nobody holds it. That of a list's first row is the next list of the class, and how many rows
+//! this one has. The last few lists of a bin are named row by row besides. A thread that takes one
+//! fetches all of its rows at once, since they are likely in another processor's cache and each row
+//! names only the next.
 
 use crate::buffer::Row;
 use crate::host::fetch;
@@ -23,7 +25,7 @@ use crate::layout::{CLASSES, class_size};
 use crate::list::{List, link};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{CachePadded, Mutex};
-use leasehold_core::{LineId, Stamp};
+use leasehold_core::{PackedTimepoint, TimelineId};
 use std::ptr;
 
 /// What a row adds to the count of rows and bytes in one word.
@@ -37,10 +39,10 @@ pub(crate) const NAMED: usize = 32;
 /// Lists of a bin whose rows are.
 const RECENT: usize = 4;
 
-/// Lists of other lines in a row for which a bin is given up.
+/// Lists of other timelines in a row for which a bin is given up.
 const PATIENCE: u32 = 8;
 
-/// Lists of rows for each of some lines.
+/// Lists of rows for each of some timelines.
 pub(crate) struct Depot {
     bins: Box<[CachePadded<Bin>]>,
     /// Bytes that a bin keeps at most.
@@ -56,8 +58,8 @@ struct Bin {
 }
 
 struct Lists {
-    line: LineId,
-    /// Lists of other lines that were refused since this line was here.
+    timeline: TimelineId,
+    /// Lists of other timelines that were refused since this timeline was here.
     refused: u32,
     /// The first row of the top list of each class.
     tops: [*const Row; CLASSES],
@@ -73,7 +75,7 @@ impl Depot {
     /// A depot of so many bins (a power of two), each of which keeps at most `most` bytes.
     pub(crate) fn new(bins: usize, most: u64) -> Self {
         let lists = || Lists {
-            line: Stamp::NEVER.line_id(),
+            timeline: PackedTimepoint::NEVER.timeline_id(),
             refused: 0,
             tops: [ptr::null(); CLASSES],
             recent: [[ptr::null(); NAMED]; RECENT],
@@ -84,14 +86,14 @@ impl Depot {
     }
 
     #[inline]
-    fn bin(&self, line: LineId) -> Option<&Bin> {
-        self.bins.get(usize::from(line.get()) & self.bins.len().wrapping_sub(1)).map(|b| &**b)
+    fn bin(&self, timeline: TimelineId) -> Option<&Bin> {
+        self.bins.get(usize::from(timeline.get()) & self.bins.len().wrapping_sub(1)).map(|b| &**b)
     }
 
-    /// Whether there may be blocks of a line. A plain load.
+    /// Whether there may be blocks of a timeline. A plain load.
     #[inline]
-    pub(crate) fn may_have(&self, line: LineId) -> bool {
-        self.bin(line).is_some_and(|b| b.kept.load(Ordering::Relaxed) != 0)
+    pub(crate) fn may_have(&self, timeline: TimelineId) -> bool {
+        self.bin(timeline).is_some_and(|b| b.kept.load(Ordering::Relaxed) != 0)
     }
 
     /// Whether there is anything.
@@ -101,27 +103,39 @@ impl Depot {
 
     /// Rows and bytes.
     pub(crate) fn kept(&self) -> (u64, u64) {
-        self.bins.iter().map(|b| b.kept.load(Ordering::Relaxed)).fold((0, 0), |(r, b), k| (r + k / ROW, b + k % ROW))
+        self.bins
+            .iter()
+            .map(|b| b.kept.load(Ordering::Relaxed))
+            .fold((0, 0), |(r, b), k| (r + k / ROW, b + k % ROW))
     }
 
-    /// Keeps a list of rows of a class, freed on `line`, each linked to the next. `false`: there is no room, or somebody is at it. What another
-    /// line has left in the bin may go into the list. Inside a shard only.
+    /// Keeps a list of rows of a class, freed on `timeline`, each linked to the next. `false`:
+    /// there is no room, or somebody is at it. What another timeline has left in the bin may go
+    /// into the list. Inside a shard only.
     ///
     /// # Safety
     /// - The table whose rows were put here is alive.
-    pub(crate) unsafe fn push(&self, line: LineId, class: usize, list: &[&Row], left: &mut List) -> bool {
-        let (Some(bin), &[first, ..]) = (self.bin(line), list) else { return false };
-        let Some(rows) = u16::try_from(list.len()).ok().filter(|&n| n <= MOST_ROWS) else { return false };
+    pub(crate) unsafe fn push(
+        &self,
+        timeline: TimelineId,
+        class: usize,
+        list: &[&Row],
+        left: &mut List,
+    ) -> bool {
+        let (Some(bin), &[first, ..]) = (self.bin(timeline), list) else { return false };
+        let Some(rows) = u16::try_from(list.len()).ok().filter(|&n| n <= MOST_ROWS) else {
+            return false;
+        };
         let Some(mut lists) = bin.lists.try_lock() else { return false };
         let mut kept = bin.kept.load(Ordering::Relaxed);
-        if lists.line != line {
+        if lists.timeline != timeline {
             lists.refused += 1;
             if kept != 0 && lists.refused < PATIENCE {
                 return false;
             }
             // SAFETY: the caller keeps the table of all rows in the bin alive.
             unsafe { lists.drain(left) };
-            (lists.line, kept) = (line, 0);
+            (lists.timeline, kept) = (timeline, 0);
             bin.kept.store(0, Ordering::Relaxed);
         }
         lists.refused = 0;
@@ -133,20 +147,26 @@ impl Depot {
         first.buffer.reuse((under.expose_provenance() | usize::from(rows)) as u64);
         let turn = (lists.turn + 1) % RECENT;
         lists.turn = turn;
-        let names = list.iter().map(|&row| ptr::from_ref(row)).chain(std::iter::repeat(ptr::null()));
+        let names =
+            list.iter().map(|&row| ptr::from_ref(row)).chain(std::iter::repeat(ptr::null()));
         lists.recent[turn].iter_mut().zip(names).for_each(|(place, name)| *place = name);
         bin.kept.store(kept + add, Ordering::Relaxed);
         true
     }
 
-    /// A list of a class that was freed on `line`: its first row, and how many there are. Inside a shard only.
+    /// A list of a class that was freed on `timeline`: its first row, and how many there are.
+    /// Inside a shard only.
     ///
     /// # Safety
     /// - The table whose rows were put here is alive for `'a`.
-    pub(crate) unsafe fn pop<'a>(&self, line: LineId, class: usize) -> Option<(&'a Row, u16)> {
-        let bin = self.bin(line)?;
+    pub(crate) unsafe fn pop<'a>(
+        &self,
+        timeline: TimelineId,
+        class: usize,
+    ) -> Option<(&'a Row, u16)> {
+        let bin = self.bin(timeline)?;
         let mut lists = bin.lists.try_lock()?;
-        if lists.line != line {
+        if lists.timeline != timeline {
             return None;
         }
         lists.refused = 0;
@@ -177,7 +197,8 @@ impl Lists {
     /// # Safety
     /// - The table whose rows these are is alive for `'a`.
     unsafe fn take_top<'a>(&mut self, class: usize) -> Option<(&'a Row, u16)> {
-        // SAFETY: a top is null or a row that was pushed, whose table the caller keeps alive for `'a`.
+        // SAFETY: a top is null or a row that was pushed, whose table the caller keeps alive for
+        // `'a`.
         let first = unsafe { self.tops[class].as_ref() }?;
         let word = first.buffer.len() as usize;
         let rows = word & usize::from(MOST_ROWS);
@@ -196,7 +217,8 @@ impl Lists {
             while let Some((first, rows)) = unsafe { self.take_top(class) } {
                 let mut at = ptr::from_ref(first);
                 for _ in 0..rows {
-                    // SAFETY: the links of a list name rows of the same table, which the caller keeps alive.
+                    // SAFETY: the links of a list name rows of the same table, which the caller
+                    // keeps alive.
                     let Some(row) = (unsafe { at.as_ref() }) else { break };
                     at = link(row);
                     list.push(row);
@@ -214,8 +236,8 @@ mod tests {
     const CLASS: usize = 15;
     const BYTES: u64 = 4 << 10;
 
-    fn line(n: u64) -> LineId {
-        Stamp::from_bits(n << 48).line_id()
+    fn timeline(n: u64) -> TimelineId {
+        PackedTimepoint::from_bits(n << 48).timeline_id()
     }
 
     /// Rows that are linked to each other.
@@ -231,27 +253,27 @@ mod tests {
     }
 
     /// Whether the depot keeps them, and how many others it gave up.
-    fn push(depot: &Depot, line: LineId, rows: &[Row]) -> (bool, usize) {
+    fn push(depot: &Depot, timeline: TimelineId, rows: &[Row]) -> (bool, usize) {
         let mut left = List::EMPTY;
         // SAFETY: the rows live as long as each test.
-        let kept = unsafe { depot.push(line, CLASS, &of(rows), &mut left) };
+        let kept = unsafe { depot.push(timeline, CLASS, &of(rows), &mut left) };
         // SAFETY: what was left are rows of the same test.
         (kept, std::iter::from_fn(|| unsafe { left.pop() }).count())
     }
 
-    fn pop(depot: &Depot, line: LineId) -> Option<(u32, u16)> {
+    fn pop(depot: &Depot, timeline: TimelineId) -> Option<(u32, u16)> {
         // SAFETY: the rows live as long as each test.
-        unsafe { depot.pop(line, CLASS) }.map(|(row, n)| (row.header.index(), n))
+        unsafe { depot.pop(timeline, CLASS) }.map(|(row, n)| (row.header.index(), n))
     }
 
     #[test]
     fn the_last_list_of_a_line_comes_first() {
         let (depot, a, b) = (Depot::new(4, 1 << 20), rows(3), rows(2));
-        assert!(push(&depot, line(1), &a[0..3]).0 && push(&depot, line(1), &b[1..]).0);
+        assert!(push(&depot, timeline(1), &a[0..3]).0 && push(&depot, timeline(1), &b[1..]).0);
         assert_eq!(depot.kept(), (4, 4 * BYTES));
-        assert_eq!(pop(&depot, line(2)), None);
+        assert_eq!(pop(&depot, timeline(2)), None);
         assert_eq!(
-            (pop(&depot, line(1)), pop(&depot, line(1)), pop(&depot, line(1))),
+            (pop(&depot, timeline(1)), pop(&depot, timeline(1)), pop(&depot, timeline(1))),
             (Some((1, 1)), Some((0, 3)), None)
         );
         assert!(!depot.any());
@@ -260,37 +282,40 @@ mod tests {
     #[test]
     fn a_bin_belongs_to_one_line_until_it_is_empty() {
         let (depot, a) = (Depot::new(4, 1 << 20), rows(2));
-        assert!(push(&depot, line(1), &a[0..1]).0);
-        assert!(!push(&depot, line(5), &a[1..2]).0, "line 5 has the same bin");
-        assert!(depot.may_have(line(5)) && pop(&depot, line(5)).is_none());
-        assert_eq!(pop(&depot, line(1)), Some((0, 1)));
-        assert!(push(&depot, line(5), &a[1..2]).0);
+        assert!(push(&depot, timeline(1), &a[0..1]).0);
+        assert!(!push(&depot, timeline(5), &a[1..2]).0, "line 5 has the same bin");
+        assert!(depot.may_have(timeline(5)) && pop(&depot, timeline(5)).is_none());
+        assert_eq!(pop(&depot, timeline(1)), Some((0, 1)));
+        assert!(push(&depot, timeline(5), &a[1..2]).0);
     }
 
-    /// A line that was gone kept its bin for ever.
+    /// A timeline that was gone kept its bin for ever.
     #[test]
     fn a_line_that_does_not_come_any_more_loses_its_bin() {
         let (depot, a) = (Depot::new(4, 8 * BYTES), rows(20));
-        assert_eq!((push(&depot, line(1), &a[..6]), push(&depot, line(1), &a[6..8])), ((true, 0), (true, 0)));
-        let other = |row: usize| push(&depot, line(5), &a[row..=row]);
+        assert_eq!(
+            (push(&depot, timeline(1), &a[..6]), push(&depot, timeline(1), &a[6..8])),
+            ((true, 0), (true, 0))
+        );
+        let other = |row: usize| push(&depot, timeline(5), &a[row..=row]);
         assert!((1..PATIENCE).all(|_| other(8) == (false, 0)));
-        assert_eq!(pop(&depot, line(1)), Some((6, 2)), "it is still there");
+        assert_eq!(pop(&depot, timeline(1)), Some((6, 2)), "it is still there");
         assert!((1..PATIENCE).all(|_| other(8) == (false, 0)));
         assert_eq!((other(8), depot.kept()), ((true, 6), (1, BYTES)));
-        assert_eq!((pop(&depot, line(1)), pop(&depot, line(5))), (None, Some((8, 1))));
+        assert_eq!((pop(&depot, timeline(1)), pop(&depot, timeline(5))), (None, Some((8, 1))));
     }
 
     #[test]
     fn a_bin_keeps_so_many_bytes() {
         let (depot, a) = (Depot::new(4, 4 * BYTES), rows(6));
-        assert!(push(&depot, line(1), &a[0..4]).0 && !push(&depot, line(1), &a[4..5]).0);
-        assert!(push(&depot, line(2), &a[4..6]).0, "another bin");
+        assert!(push(&depot, timeline(1), &a[0..4]).0 && !push(&depot, timeline(1), &a[4..5]).0);
+        assert!(push(&depot, timeline(2), &a[4..6]).0, "another bin");
     }
 
     #[test]
     fn a_drain_finds_every_row() {
         let (depot, a) = (Depot::new(4, 1 << 20), rows(6));
-        assert!(push(&depot, line(1), &a[0..4]).0 && push(&depot, line(2), &a[4..6]).0);
+        assert!(push(&depot, timeline(1), &a[0..4]).0 && push(&depot, timeline(2), &a[4..6]).0);
         let mut list = List::EMPTY;
         // SAFETY: the rows live as long as the test.
         unsafe { depot.drain(&mut list) };

@@ -1,7 +1,8 @@
 //! The end of an allocator, at once or deferred until streams are done with its memory.
 //!
-//! The last free of an allocator whose keeper is gone must neither wait nor take memory from under running work. Such an allocator is
-//! put aside here, and given back to the driver by a later call of any allocator that finds its streams done.
+//! The last free of an allocator whose keeper is gone must neither wait nor take memory from under
+//! running work. Such an allocator is put aside here, and given back to the driver by a later call
+//! of any allocator that finds its streams done.
 
 use crate::state::Inner;
 use crate::watch::Reach;
@@ -15,7 +16,8 @@ use std::ptr::NonNull;
 pub(crate) unsafe fn release(inner: NonNull<Inner>, n: u64) {
     // SAFETY: the caller's counts keep it alive up to this subtraction.
     if unsafe { (*inner.as_ptr()).refs.fetch_sub(n, Ordering::AcqRel) } == n {
-        // SAFETY: the count is zero: no keeper, no weak lease, no row is out. It was made from a box.
+        // SAFETY: the count is zero: no keeper, no weak lease, no row is out. It was made from a
+        // box.
         destroy(unsafe { Box::from_raw(inner.as_ptr()) });
     }
 }
@@ -23,8 +25,8 @@ pub(crate) unsafe fn release(inner: NonNull<Inner>, n: u64) {
 #[cfg(not(loom))]
 static DEFERRED: Mutex<Option<Box<Inner>>> = Mutex::new(None);
 
-/// Destroys an allocator that nobody holds, now or when its streams are done. Takes no host memory: the deferred ones are a list through
-/// the allocators themselves.
+/// Destroys an allocator that nobody holds, now or when its streams are done. Takes no host memory:
+/// the deferred ones are a list through the allocators themselves.
 #[cfg(not(loom))]
 fn destroy(mut inner: Box<Inner>) {
     if inner.is_over() {
@@ -84,9 +86,14 @@ fn tear_down(inner: &mut Inner) {
     if let Some((base, bytes)) = inner.reservation.take() {
         let heap = &inner.core.get_mut().store.heap;
         // One span, whole again unless the driver kept a part.
-        let whole = heap.spans.iter().filter(|s| s.live && s.paged).all(|s| heap.nodes[s.first].units == s.units);
+        let whole = heap
+            .spans
+            .iter()
+            .filter(|s| s.live && s.paged)
+            .all(|s| heap.nodes[s.first].units == s.units);
         if whole {
-            // SAFETY: the reservation is taken out of the allocator; its one span is whole again, so nothing is mapped in it.
+            // SAFETY: the reservation is taken out of the allocator; its one span is whole again,
+            // so nothing is mapped in it.
             unsafe { inner.backing.release(base, bytes) };
         }
     }

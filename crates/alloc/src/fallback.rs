@@ -1,13 +1,15 @@
-//! The out-of-memory fallback: the attempts of an allocation that no free block fits, each bounded and counted, up to an error that
-//! says where the memory is.
+//! The out-of-memory fallback: the attempts of an allocation that no free block fits, each bounded
+//! and counted, up to an error that says where the memory is.
 //!
-//! 1 coalesce what is over · 2 memory that this stream is known to run after · 3 (if so configured) memory that the stream can be made to
-//! wait for · 4 [grow](crate::growth), moving free granules first as the policy says · 5 let the stream wait for other streams' memory ·
-//! 6 flush all thread caches · 7 move free granules whatever the policy · 8 reclaimers · 9 wait on the host for the least that suffices ·
-//! 10 wait for another thread's free · 11 `OutOfMemory` with the trail.
+//! 1 coalesce what is over · 2 memory that this stream is known to run after · 3 (if so configured)
+//! memory that the stream can be made to wait for · 4 [grow](crate::growth), moving free granules
+//! first as the policy says · 5 let the stream wait for other streams' memory · 6 flush all thread
+//! caches · 7 move free granules whatever the policy · 8 reclaimers · 9 wait on the host for the
+//! least that suffices · 10 wait for another thread's free · 11 `OutOfMemory` with the trail.
 //!
-//! PyTorch's caching allocator has such an order too: callbacks, then new memory, then its caches are released and it tries again. This one
-//! asks for waits before it gives up, and knows what each would free.
+//! PyTorch's caching allocator has such an order too: callbacks, then new memory, then its caches
+//! are released and it tries again. This one asks for waits before it gives up, and knows what each
+//! would free.
 //!
 //! No attempt holds the lock across a call of the backing, a timeline or a reclaimer.
 
@@ -21,7 +23,7 @@ use crate::store::Need;
 use crate::watch::Reach;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::thread_number::thread_number;
-use leasehold_core::{Error, Lease, OutOfMemory, Result, Stamp, Text};
+use leasehold_core::{Error, Lease, OutOfMemory, PackedTimepoint, Result, Text};
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
@@ -34,8 +36,13 @@ impl Inner {
     pub(crate) fn refuse(&self, layout: Layout) -> Error {
         self.counters.failed.fetch_add(1, Ordering::Relaxed);
         if layout.size <= SIZE_LIMIT && Need::of(layout.size, 1).is_some() {
-            let what = host::text(format_args!("an alignment of {} in {}", layout.align, self.config.name));
-            return Error::Unsupported(what.unwrap_or(Text::Borrowed("an alignment as large as this")));
+            let what = host::text(format_args!(
+                "an alignment of {} in {}",
+                layout.align, self.config.name
+            ));
+            return Error::Unsupported(
+                what.unwrap_or(Text::Borrowed("an alignment as large as this")),
+            );
         }
         let mut report = OutOfMemory::new(self.site(), layout.size);
         host::note(&mut report.notes, format_args!("larger than any device's memory"));
@@ -44,7 +51,12 @@ impl Inner {
 
     /// The slow path of an allocation.
     #[cold]
-    pub(crate) fn alloc_slow(&self, need: Need, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
+    pub(crate) fn alloc_slow(
+        &self,
+        need: Need,
+        layout: Layout,
+        on: On<'_>,
+    ) -> Result<Lease<Buffer>> {
         self.sweep_retired();
         crate::destroy::sweep();
         let mut trail = Trail::default();
@@ -118,7 +130,8 @@ impl Inner {
             }
         }
         if waits > 0 {
-            trail.note(format_args!("waited {waits} times for streams to be done with free memory"));
+            trail
+                .note(format_args!("waited {waits} times for streams to be done with free memory"));
         }
         // 10
         let Some(patience) = self.config.patience else { return Ok(None) };
@@ -133,7 +146,8 @@ impl Inner {
         Ok(None)
     }
 
-    /// Memory that is free for this stream by now, once this thread's cache is empty and all that is over has coalesced.
+    /// Memory that is free for this stream by now, once this thread's cache is empty and all that
+    /// is over has coalesced.
     fn take_known(&self, need: Need, size: u64, on: On<'_>) -> Lent {
         let back = self.caches.flush_own(thread_number());
         let mut core = self.core.lock();
@@ -142,20 +156,21 @@ impl Inner {
         let moves = self.may_move(&core);
         let evenly = moves && self.few() && self.reservation.is_some();
         core.store.heap.place_evenly(evenly);
-        let mut block = core.store.take(need, on.line)?;
+        let mut block = core.store.take(need, on.timeline)?;
         if block.is_none() && !moves {
-            block = core.store.take_resident(need, on.line)?;
+            block = core.store.take_resident(need, on.timeline)?;
         }
         if block.is_none() {
-            block = core.store.take_foreign(need, on.line, |s| on.line.knows(s))?;
+            block = core.store.take_foreign(need, on.timeline, |s| on.timeline.knows(s))?;
         }
         match block {
-            Some(block) => self.issue(&mut core, block, size, on.line).map(Some),
+            Some(block) => self.issue(&mut core, block, size, on.timeline).map(Some),
             None => Ok(None),
         }
     }
 
-    /// Everything that needs no wait, with moving granules allowed; at last a block without rounding.
+    /// Everything that needs no wait, with moving granules allowed; at last a block without
+    /// rounding.
     fn attempt_pressed(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Lent {
         if let Some(lease) = self.take_coalesced(need, layout.size, on)? {
             return Ok(Some(lease));
@@ -163,12 +178,13 @@ impl Inner {
         if let Some(lease) = self.grow(need, layout.size, on, true, trail)? {
             return Ok(Some(lease));
         }
-        // The lowest place that fits may lack memory that is not to be had, while a higher one has it.
+        // The lowest place that fits may lack memory that is not to be had, while a higher one has
+        // it.
         let exact = Need::exact(layout.size, layout.align).filter(|&e| e != need);
         for need in [Some(need), exact].into_iter().flatten() {
             let mut core = self.core.lock();
-            if let Some(block) = core.store.take_resident(need, on.line)? {
-                return self.issue(&mut core, block, layout.size, on.line).map(Some);
+            if let Some(block) = core.store.take_resident(need, on.timeline)? {
+                return self.issue(&mut core, block, layout.size, on.timeline).map(Some);
             }
         }
         match exact {
@@ -177,16 +193,18 @@ impl Inner {
         }
     }
 
-    /// Takes memory that another stream may still be using and lets this one wait for it on the device.
+    /// Takes memory that another stream may still be using and lets this one wait for it on the
+    /// device.
     fn insert_wait(&self, need: Need, size: u64, on: On<'_>, trail: &mut Trail) -> Lent {
         let block = {
             let mut core = self.core.lock();
-            let fine = |s: Stamp| s.point().is_some_and(|p| !p.line().failed(p.value()));
-            core.store.take_foreign(need, on.line, fine)?
+            let fine =
+                |s: PackedTimepoint| s.timepoint().is_some_and(|p| !p.timeline().failed(p.value()));
+            core.store.take_foreign(need, on.timeline, fine)?
         };
         let Some(block) = block else { return Ok(None) };
-        if let Some(point) = block.stamp.point() {
-            if let Err(e) = on.timeline.wait(point) {
+        if let Some(point) = block.stamp.timepoint() {
+            if let Err(e) = on.source.wait(point) {
                 self.core.lock().store.give(block.spot, block.stamp);
                 trail.note(format_args!("the stream cannot wait for {point:?}: {e}"));
                 return Ok(None);
@@ -194,19 +212,23 @@ impl Inner {
             self.counters.inserted_waits.fetch_add(1, Ordering::Relaxed);
         }
         let mut core = self.core.lock();
-        self.issue(&mut core, block, size, on.line).map(Some)
+        self.issue(&mut core, block, size, on.timeline).map(Some)
     }
 
     fn reclaim(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Lent {
         let mut next = 0;
         loop {
-            let Some(reclaimer) = self.reclaimers.lock().get(next).map(|r| r.1.clone()) else { return Ok(None) };
+            let Some(reclaimer) = self.reclaimers.lock().get(next).map(|r| r.1.clone()) else {
+                return Ok(None);
+            };
             next += 1;
             for _ in 0..64 {
                 let freed = std::panic::catch_unwind(AssertUnwindSafe(|| reclaimer(layout.size)));
                 let Ok(freed) = freed else {
                     trail.note(format_args!("a reclaimer panicked and is not called again"));
-                    self.reclaimers.lock().retain(|r| !leasehold_core::sync::Arc::ptr_eq(&r.1, &reclaimer));
+                    self.reclaimers
+                        .lock()
+                        .retain(|r| !leasehold_core::sync::Arc::ptr_eq(&r.1, &reclaimer));
                     next -= 1;
                     break;
                 };
@@ -223,7 +245,8 @@ impl Inner {
         }
     }
 
-    /// Waits on the host for the least that may make `need` fit. `false`: there is nothing to wait for.
+    /// Waits on the host for the least that may make `need` fit. `false`: there is nothing to wait
+    /// for.
     fn wait_for_memory(&self, need: Need, on: On<'_>, trail: &mut Trail) -> Result<bool> {
         let stamp = {
             let core = self.core.lock();
@@ -233,14 +256,14 @@ impl Inner {
             core.store.slabs.pending(|bytes, s| _ = host::push(&mut more, (bytes, s)));
             core.store.heap.cheapest_wait(core.store.units(need), &more)
         };
-        let Some(point) = stamp.and_then(Stamp::point) else { return Ok(false) };
+        let Some(point) = stamp.and_then(PackedTimepoint::timepoint) else { return Ok(false) };
         match self.wait_point(point, on, None) {
-            Ok(()) => Ok(Stamp::from(point).has_passed()),
+            Ok(()) => Ok(PackedTimepoint::from(point).has_passed()),
             Err(e) => {
                 trail.note(format_args!("waiting for {point:?}: {e}"));
                 // A failed stream's memory is usable once its work is over. The loss may be another
                 // device's: the backing reports the loss of this one.
-                Ok(Stamp::from(point).has_passed())
+                Ok(PackedTimepoint::from(point).has_passed())
             }
         }
     }

@@ -1,7 +1,9 @@
-//! Taking memory from the driver: by plans that map granules, or, where addresses and memory are one, by segments.
+//! Taking memory from the driver: by plans that map granules, or, where addresses and memory are
+//! one, by segments.
 //!
-//! This is the growth of an expandable segment (PyTorch's, on CUDA's virtual memory management). It departs from that in what it does first:
-//! granules that lie under free memory are moved to where they are needed, as the [policy](crate::config::Policy) says.
+//! This is the growth of an expandable segment (PyTorch's, on CUDA's virtual memory management). It
+//! departs from that in what it does first: granules that lie under free memory are moved to where
+//! they are needed, as the [policy](crate::config::Policy) says.
 //!
 //! The lock is not held across a call of the backing.
 
@@ -13,11 +15,11 @@ use crate::ring::EventKind;
 use crate::state::{Core, Inner, On};
 use crate::store::Need;
 use leasehold_core::sync::atomic::Ordering;
-use leasehold_core::{Error, Point, Result, Stamp};
+use leasehold_core::{Error, PackedTimepoint, Result, Timepoint};
 use std::time::Duration;
 
-/// Below this many granules in hand one of them counts: large blocks are placed so that all of theirs can be moved. Above it that rule
-/// leaves more memory empty than it saves.
+/// Below this many granules in hand one of them counts: large blocks are placed so that all of
+/// theirs can be moved. Above it that rule leaves more memory empty than it saves.
 const FEW_GRANULES: u64 = 256;
 /// Waits for nearly free memory, of one allocation, instead of growing.
 const MOST_NEAR_WAITS: u32 = 8;
@@ -45,7 +47,9 @@ impl Inner {
             Moves::Credit => {
                 let granules = self.budget.committed() / self.caps.granule;
                 core.episodes
-                    < CREDIT + granules / GRANULES_PER_EPISODE + self.operations(core) / OPERATIONS_PER_EPISODE
+                    < CREDIT
+                        + granules / GRANULES_PER_EPISODE
+                        + self.operations(core) / OPERATIONS_PER_EPISODE
             }
         }
     }
@@ -55,14 +59,23 @@ impl Inner {
         self.budget.committed() < FEW_GRANULES * self.caps.granule
     }
 
-    /// Grows. `pressed`: move free granules whatever the policy and the credit say, and take no more than needed.
-    pub(crate) fn grow(&self, need: Need, size: u64, on: On<'_>, pressed: bool, trail: &mut Trail) -> Lent {
+    /// Grows. `pressed`: move free granules whatever the policy and the credit say, and take no
+    /// more than needed.
+    pub(crate) fn grow(
+        &self,
+        need: Need,
+        size: u64,
+        on: On<'_>,
+        pressed: bool,
+        trail: &mut Trail,
+    ) -> Lent {
         let paged = self.core.lock().store.heap.spans.iter().any(|s| s.live && s.paged);
         if !paged {
             return self.grow_segment(need, size, on, pressed, trail);
         }
         let growth = self.growth();
-        let granules = |bytes: u64| u32::try_from(bytes / self.caps.granule).unwrap_or(u32::MAX).max(1);
+        let granules =
+            |bytes: u64| u32::try_from(bytes / self.caps.granule).unwrap_or(u32::MAX).max(1);
         let mut piece = if pressed { 1 } else { granules(growth.piece(self.budget.committed())) };
         let mut waits = 0;
         loop {
@@ -70,9 +83,13 @@ impl Inner {
                 let mut core = self.core.lock();
                 let reclaim = pressed || self.may_move(&core);
                 let near = growth.near.filter(|_| !pressed && waits < MOST_NEAR_WAITS);
-                let least = if pressed { 1 } else { granules(growth.least(self.budget.committed())).max(piece) };
+                let least = if pressed {
+                    1
+                } else {
+                    granules(growth.least(self.budget.committed())).max(piece)
+                };
                 let means = Means { reclaim, near, even: !pressed, piece, least };
-                let lane = core.store.heap.lane_for(on.line);
+                let lane = core.store.heap.lane_for(on.timeline);
                 let units = core.store.units(need);
                 let planned = core.store.heap.plan(units, need.align, lane, means, &self.budget)?;
                 match &planned {
@@ -86,7 +103,7 @@ impl Inner {
                 Planned::Wait(stamp) => {
                     // Moving memory that is nearly free costs less than holding more for ever.
                     waits += 1;
-                    let Some(p) = stamp.point() else { continue };
+                    let Some(p) = stamp.timepoint() else { continue };
                     // Bounded: the caller itself may be the one who lets that stream go on.
                     if let Err(e) = self.wait_point(p, on, Some(NEAR_WAIT)) {
                         trail.note(format_args!("waiting for {p:?}: {e}"));
@@ -118,7 +135,7 @@ impl Inner {
             let node = core.store.heap.finish(plan, result.is_ok(), &self.budget);
             if let Some(node) = node {
                 let Some(block) = core.store.adopt(node, need)? else { return Ok(None) };
-                return self.issue(&mut core, block, size, on.line).map(Some);
+                return self.issue(&mut core, block, size, on.timeline).map(Some);
             }
             drop(core);
             self.destroy_loose();
@@ -134,18 +151,29 @@ impl Inner {
         }
     }
 
-    pub(crate) fn grow_segment(&self, need: Need, size: u64, on: On<'_>, pressed: bool, trail: &mut Trail) -> Lent {
+    pub(crate) fn grow_segment(
+        &self,
+        need: Need,
+        size: u64,
+        on: On<'_>,
+        pressed: bool,
+        trail: &mut Trail,
+    ) -> Lent {
         let granule = self.caps.granule;
         let units = self.core.lock().store.units(need);
         let least = (u64::from(units) + u64::from(need.align.max(1)) - 1) << UNIT_SHIFT;
         let least = least.next_multiple_of(granule);
-        let part = (self.budget.committed() / 8).next_multiple_of(granule).clamp(self.caps.segment, MOST_SEGMENT);
-        let mut wants = [least.max(part.next_multiple_of(granule)), least.max(self.caps.segment), least];
+        let part = (self.budget.committed() / 8)
+            .next_multiple_of(granule)
+            .clamp(self.caps.segment, MOST_SEGMENT);
+        let mut wants =
+            [least.max(part.next_multiple_of(granule)), least.max(self.caps.segment), least];
         if pressed {
             wants = [least; 3];
         }
         let lent = self.new_segment(need, size, on, wants, trail)?;
-        // Segments that lie free are too small one by one; the driver may make a larger one of them.
+        // Segments that lie free are too small one by one; the driver may make a larger one of
+        // them.
         if lent.is_none() && pressed && self.trim_core(0).is_ok_and(|freed| freed > 0) {
             trail.note(format_args!("gave free segments back to the driver"));
             return self.new_segment(need, size, on, wants, trail);
@@ -153,7 +181,14 @@ impl Inner {
         Ok(lent)
     }
 
-    pub(crate) fn new_segment(&self, need: Need, size: u64, on: On<'_>, wants: [u64; 3], trail: &mut Trail) -> Lent {
+    pub(crate) fn new_segment(
+        &self,
+        need: Need,
+        size: u64,
+        on: On<'_>,
+        wants: [u64; 3],
+        trail: &mut Trail,
+    ) -> Lent {
         for (i, &bytes) in wants.iter().enumerate() {
             if i > 0 && wants[i - 1] == bytes {
                 continue;
@@ -169,13 +204,15 @@ impl Inner {
                     self.trace(EventKind::SegmentAlloc, chunk.addr, chunk.bytes);
                     self.counters.growths.fetch_add(1, Ordering::Relaxed);
                     let mut core = self.core.lock();
-                    if let Err(e) = core.store.heap.add_span(chunk.addr, chunk.bytes, chunk.native, false) {
+                    if let Err(e) =
+                        core.store.heap.add_span(chunk.addr, chunk.bytes, chunk.native, false)
+                    {
                         drop(core);
                         self.decommit(chunk, true);
                         return Err(e);
                     }
-                    if let Some(block) = core.store.take(need, on.line)? {
-                        return self.issue(&mut core, block, size, on.line).map(Some);
+                    if let Some(block) = core.store.take(need, on.timeline)? {
+                        return self.issue(&mut core, block, size, on.timeline).map(Some);
                     }
                     // Another thread was faster; its request is served, the next attempt is ours.
                     return Ok(None);
@@ -196,25 +233,31 @@ impl Inner {
     pub(crate) fn take_coalesced(&self, need: Need, size: u64, on: On<'_>) -> Lent {
         let mut core = self.core.lock();
         self.settle(&mut core);
-        match core.store.take(need, on.line)? {
-            Some(block) => self.issue(&mut core, block, size, on.line).map(Some),
+        match core.store.take(need, on.timeline)? {
+            Some(block) => self.issue(&mut core, block, size, on.timeline).map(Some),
             None => Ok(None),
         }
     }
 
-    /// Blocks until a point is over.
-    pub(crate) fn wait_point(&self, point: Point, on: On<'_>, timeout: Option<Duration>) -> Result<()> {
-        if Stamp::from(point).has_passed() {
+    /// Blocks until a timepoint is over.
+    pub(crate) fn wait_point(
+        &self,
+        point: Timepoint,
+        on: On<'_>,
+        timeout: Option<Duration>,
+    ) -> Result<()> {
+        if PackedTimepoint::from(point).has_passed() {
             return Ok(());
         }
         self.counters.host_waits.fetch_add(1, Ordering::Relaxed);
-        if point.line_id() == on.line.id() {
-            on.timeline.signal()?;
-            return on.timeline.wait_host(point.value(), timeout);
+        if point.timeline_id() == on.timeline.id() {
+            on.source.signal()?;
+            return on.source.wait_host(point.value(), timeout);
         }
-        match point.line().wait(point.value(), timeout) {
-            // It may be another device's line; the work is over either way, and our own driver will tell.
-            Err(Error::DeviceLost { .. }) if Stamp::from(point).has_passed() => Ok(()),
+        match point.timeline().wait(point.value(), timeout) {
+            // It may be another device's timeline; the work is over either way, and our own driver
+            // will tell.
+            Err(Error::DeviceLost { .. }) if PackedTimepoint::from(point).has_passed() => Ok(()),
             waited => waited,
         }
     }

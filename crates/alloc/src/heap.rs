@@ -1,18 +1,23 @@
-//! The heap: blocks (*nodes*) that tile address ranges, and free lists of them, one for each stream and one for all.
+//! The heap: blocks (*nodes*) that tile address ranges, and free lists of them, one for each stream
+//! and one for all.
 //!
-//! It is first fit by address with immediate coalescing (Knuth's boundary tags; here the tags lie in a table, so that no device memory is
-//! touched). The free lists go by stream, as in CUDA's stream-ordered pools and PyTorch's caching allocator. It departs from them in this: a
-//! block that is freed while its stream may still use it is free for that stream at once, and moves to the list of all once that use is
-//! over.
+//! It is first fit by address with immediate coalescing (Knuth's boundary tags; here the tags lie
+//! in a table, so that no device memory is touched). The free lists go by stream, as in CUDA's
+//! stream-ordered pools and PyTorch's caching allocator. It departs from them in this: a block that
+//! is freed while its stream may still use it is free for that stream at once, and moves to the
+//! list of all once that use is over.
 //!
-//! A free list is called a *lane*; lane 0 is ready for everybody. Neighbours coalesce when they lie in one lane. While a single stream uses the
-//! heap, lane 0 and its lane coalesce too, so that one stream sees no fragmentation by readiness.
+//! A free list is called a *lane*; lane 0 is ready for everybody. Neighbours coalesce when they lie
+//! in one lane. While a single stream uses the heap, lane 0 and its lane coalesce too, so that one
+//! stream sees no fragmentation by readiness.
 //!
-//! Addresses and physical memory are separate: parts of a free node may be backed by nothing. See `residency`. A block lies at the lowest
-//! address that fits. While granules are few and are moved, a large block that fills whole granules begins at a granule, if there is memory
+//! Addresses and physical memory are separate: parts of a free node may be backed by nothing. See
+//! `residency`. A block lies at the lowest address that fits. While granules are few and are moved,
+//! a large block that fills whole granules begins at a granule, if there is memory
 //! ([`even`](Heap::even)).
 //!
-//! Plain single-threaded state: whoever owns it guards it. Makes no driver call; must not know leases.
+//! Plain single-threaded state: whoever owns it guards it. Makes no driver call; must not know
+//! leases.
 
 mod lanes;
 mod report;
@@ -22,7 +27,7 @@ use crate::index::Index;
 use crate::layout::{UNIT, UNIT_SHIFT};
 use crate::node::{Cold, NIL, Node, Nodes, State, or_sink};
 use crate::residency::Residency;
-use leasehold_core::{Error, Line, LineId, OutOfMemory, Result, Stamp};
+use leasehold_core::{Error, OutOfMemory, PackedTimepoint, Result, Timeline, TimelineId};
 
 /// Lane 0: ready for everybody.
 pub(crate) const READY: u8 = 0;
@@ -41,22 +46,31 @@ const LANE_IDLE: u64 = 4096;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Span {
     pub(crate) base: u64,
-    /// The first unit in the heap's space of units. It lies in the space as the base lies among the addresses, modulo
-    /// [`Heap::stride`], so that what is aligned here is aligned there.
+    /// The first unit in the heap's space of units. It lies in the space as the base lies among the
+    /// addresses, modulo [`Heap::stride`], so that what is aligned here is aligned there.
     pub(crate) unit: u32,
     /// What the span takes of the space: where from, and how much.
     room: (u32, u32),
     pub(crate) units: u32,
     pub(crate) first: u32,
     pub(crate) native: u64,
-    /// Parts of it are backed and unbacked one by one; otherwise all of it is backed for as long as it exists.
+    /// Parts of it are backed and unbacked one by one; otherwise all of it is backed for as long as
+    /// it exists.
     pub(crate) paged: bool,
     pub(crate) live: bool,
 }
 
 impl Span {
-    const VACANT: Span =
-        Span { base: 0, unit: 0, room: (0, 0), units: 0, first: NIL, native: 0, paged: false, live: false };
+    const VACANT: Span = Span {
+        base: 0,
+        unit: 0,
+        room: (0, 0),
+        units: 0,
+        first: NIL,
+        native: 0,
+        paged: false,
+        live: false,
+    };
 
     /// The address of a unit.
     #[inline]
@@ -67,7 +81,7 @@ impl Span {
 
 pub(crate) struct Lane {
     pub(crate) index: Index,
-    pub(crate) line: Option<LineId>,
+    pub(crate) timeline: Option<TimelineId>,
     oldest: u32,
     newest: u32,
     used_at: u64,
@@ -76,8 +90,8 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    fn new(line: Option<LineId>) -> Self {
-        Self { index: Index::new(), line, oldest: NIL, newest: NIL, used_at: 0, plans: 0 }
+    fn new(timeline: Option<TimelineId>) -> Self {
+        Self { index: Index::new(), timeline, oldest: NIL, newest: NIL, used_at: 0, plans: 0 }
     }
 }
 
@@ -89,10 +103,12 @@ pub(crate) struct Heap {
     pub(crate) res: Residency,
     lane_of_line: Vec<u8>,
     /// Lanes in use besides lane 0.
-    lines: u32,
-    /// Free nodes whose last user is a line without a lane: the first of a list through their cold parts.
+    timelines: u32,
+    /// Free nodes whose last user is a timeline without a lane: the first of a list through their
+    /// cold parts.
     waiting: u32,
-    /// Units of nodes whose last users are several lines; the rows of the block table know which.
+    /// Units of nodes whose last users are several timelines; the rows of the block table know
+    /// which.
     parked: u64,
     pub(crate) tick: u64,
     next_drain: usize,
@@ -103,7 +119,8 @@ pub(crate) struct Heap {
     stride: u32,
     /// Nodes start below this unit, apart from those whose spans end above it.
     reached: u32,
-    /// Blocks of so many units and more get the alignment [`even`](Self::even), where they can have it.
+    /// Blocks of so many units and more get the alignment [`even`](Self::even), where they can have
+    /// it.
     even_from: u32,
 }
 
@@ -117,7 +134,7 @@ impl Heap {
             lanes: vec![Lane::new(None)],
             res: Residency::new(granule.trailing_zeros() - UNIT_SHIFT),
             lane_of_line: Vec::new(),
-            lines: 0,
+            timelines: 0,
             waiting: NIL,
             parked: 0,
             tick: 0,
@@ -136,17 +153,32 @@ impl Heap {
         self.nodes.host_bytes() + self.res.host_bytes() + lanes
     }
 
-    /// Adds `bytes` of addresses from `base`. A paged span begins as one hole, another as one free ready block.
-    pub(crate) fn add_span(&mut self, base: u64, bytes: u64, native: u64, paged: bool) -> Result<usize> {
+    /// Adds `bytes` of addresses from `base`. A paged span begins as one hole, another as one free
+    /// ready block.
+    pub(crate) fn add_span(
+        &mut self,
+        base: u64,
+        bytes: u64,
+        native: u64,
+        paged: bool,
+    ) -> Result<usize> {
         let slot = self.add_span_in_use(base, bytes, native, paged)?;
-        self.give(self.spans[slot].first, READY, Stamp::NEVER);
+        self.give(self.spans[slot].first, READY, PackedTimepoint::NEVER);
         Ok(slot)
     }
 
     /// As [`add_span`](Self::add_span), but all of it is one used block.
-    fn add_span_in_use(&mut self, base: u64, bytes: u64, native: u64, paged: bool) -> Result<usize> {
+    fn add_span_in_use(
+        &mut self,
+        base: u64,
+        bytes: u64,
+        native: u64,
+        paged: bool,
+    ) -> Result<usize> {
         if !base.is_multiple_of(UNIT) {
-            return Err(Error::invalid(format!("the backing's memory lies at {base:#x}: want a multiple of {UNIT}")));
+            return Err(Error::invalid(format!(
+                "the backing's memory lies at {base:#x}: want a multiple of {UNIT}"
+            )));
         }
         let units = bytes >> UNIT_SHIFT;
         let skew = (base >> UNIT_SHIFT) as u32 & (self.stride - 1);
@@ -156,7 +188,9 @@ impl Heap {
         host::room(&mut self.spans, 1)?;
         let spans = self.spans.len() + 1;
         host::room(&mut self.gaps, spans)?;
-        let full = || -> Error { OutOfMemory::new("the allocator's space of units (2 TiB)", bytes).into() };
+        let full = || -> Error {
+            OutOfMemory::new("the allocator's space of units (2 TiB)", bytes).into()
+        };
         let want = u32::try_from(room).map_err(|_| full())?;
         let gap = self.gaps.iter().position(|g| g.1 >= want);
         let from = gap.map_or(self.unit_end, |i| self.gaps[i].0);
@@ -183,20 +217,28 @@ impl Heap {
             }
         }
         let id = self.nodes.take();
-        self.nodes[id] =
-            Node { start: unit, units: units as u32, span: slot as u16, state: State::Used, ..Node::VACANT };
+        self.nodes[id] = Node {
+            start: unit,
+            units: units as u32,
+            span: slot as u16,
+            state: State::Used,
+            ..Node::VACANT
+        };
         let room = (from, want);
-        self.spans[slot] = Span { base, unit, room, units: units as u32, first: id, native, paged, live: true };
+        self.spans[slot] =
+            Span { base, unit, room, units: units as u32, first: id, native, paged, live: true };
         if paged {
             self.nodes[id].holes = units as u32 >> self.res.shift;
         }
         Ok(slot)
     }
 
-    /// Makes room in the indexes for free nodes that start below `end`, so that freeing needs no host memory.
+    /// Makes room in the indexes for free nodes that start below `end`, so that freeing needs no
+    /// host memory.
     pub(crate) fn reach(&mut self, end: u32) -> Result<()> {
         if end > self.reached {
-            let used = |(i, l): &(usize, &mut Lane)| *i == usize::from(READY) || l.line.is_some();
+            let used =
+                |(i, l): &(usize, &mut Lane)| *i == usize::from(READY) || l.timeline.is_some();
             for (_, lane) in self.lanes.iter_mut().enumerate().filter(used) {
                 lane.index.reach(&mut self.nodes.rows, end)?;
             }
@@ -229,9 +271,10 @@ impl Heap {
         first.units == span.units && first.state == State::Free && span.live
     }
 
-    /// Gives a used node back whose last use is over at `stamp`. Never fails, never takes host memory.
+    /// Gives a used node back whose last use is over at `stamp`. Never fails, never takes host
+    /// memory.
     #[inline(always)]
-    pub(crate) fn release(&mut self, node: u32, stamp: Stamp) {
+    pub(crate) fn release(&mut self, node: u32, stamp: PackedTimepoint) {
         if stamp.is_never() || stamp.has_passed() {
             self.give_ready(node);
         } else {
@@ -249,11 +292,15 @@ impl Heap {
         self.spans[usize::from(n.span)].addr(n.start)
     }
 
-    /// A used node's address, Metal's spanning buffer, and its stamp.
+    /// A used node's address, Metal's spanning buffer, and its timepoint.
     #[inline(always)]
-    pub(crate) fn describe(&self, node: u32) -> (u64, u64, Stamp) {
+    pub(crate) fn describe(&self, node: u32) -> (u64, u64, PackedTimepoint) {
         let n = &self.nodes.rows[node as usize];
-        let stamp = if n.lane == READY { Stamp::NEVER } else { self.nodes.cold[node as usize].stamp };
+        let stamp = if n.lane == READY {
+            PackedTimepoint::NEVER
+        } else {
+            self.nodes.cold[node as usize].stamp
+        };
         let span = &self.spans[usize::from(n.span)];
         (span.addr(n.start), span.native, stamp)
     }
@@ -264,21 +311,26 @@ impl Heap {
         self.spans[usize::from(self.nodes[node].span)].native
     }
 
-    /// Takes `units` (aligned to `align` units) that lie free for `line`. The node's stamp says what its memory still waits for on
-    /// that line. `None`: nothing resident fits.
+    /// Takes `units` (aligned to `align` units) that lie free for `timeline`. The node's timepoint
+    /// says what its memory still waits for on that timeline. `None`: nothing resident fits.
     #[inline(always)]
-    pub(crate) fn take(&mut self, units: u32, align: u32, line: &Line) -> Result<Option<u32>> {
+    pub(crate) fn take(
+        &mut self,
+        units: u32,
+        align: u32,
+        timeline: &Timeline,
+    ) -> Result<Option<u32>> {
         self.nodes.ensure(2)?;
-        Ok(self.take_node(units, align, line))
+        Ok(self.take_node(units, align, timeline))
     }
 
     /// As [`take`](Self::take). Needs two spare nodes.
     #[inline(always)]
-    pub(crate) fn take_node(&mut self, units: u32, align: u32, line: &Line) -> Option<u32> {
-        let lane = self.lane_found(line);
+    pub(crate) fn take_node(&mut self, units: u32, align: u32, timeline: &Timeline) -> Option<u32> {
+        let lane = self.lane_found(timeline);
         let tick = self.tick;
         self.tick += 1;
-        if self.lines > 1 {
+        if self.timelines > 1 {
             self.drain_some(8);
         }
         let own = &mut self.lanes[usize::from(lane)];
@@ -308,12 +360,17 @@ impl Heap {
         self.even_from = if on { EVEN_FROM << self.res.shift } else { u32::MAX };
     }
 
-    /// The alignment of a block: a granule's, if it is large and fills whole granules but for a little. Free, it leaves all of them to be
-    /// moved; had it begun within one, it would mostly leave one less. Only where that gains something: while one line uses the heap.
+    /// The alignment of a block: a granule's, if it is large and fills whole granules but for a
+    /// little. Free, it leaves all of them to be moved; had it begun within one, it would mostly
+    /// leave one less. Only where that gains something: while one timeline uses the heap.
     pub(crate) fn even(&self, units: u32, align: u32) -> u32 {
         let granule = 1u32 << self.res.shift;
         let rest = units.wrapping_neg() & (granule - 1);
-        if units >= self.even_from && self.single() && rest <= granule / SLACK { align.max(granule) } else { align }
+        if units >= self.even_from && self.single() && rest <= granule / SLACK {
+            align.max(granule)
+        } else {
+            align
+        }
     }
 
     /// As [`take_lowest`](Self::take_lowest), for a block that may have an even place.
@@ -334,7 +391,7 @@ impl Heap {
         self.lanes[0].index.find(&self.nodes.rows, units, align)
     }
 
-    /// As [`choose`](Self::choose), for a line's own lane.
+    /// As [`choose`](Self::choose), for a timeline's own lane.
     #[inline(never)]
     fn choose_between(&self, units: u32, align: u32, lane: u8) -> u32 {
         let mut at = self.lanes[usize::from(lane)].index.find(&self.nodes.rows, units, align);
@@ -355,18 +412,26 @@ impl Heap {
         self.res.is_backed(start, start + units)
     }
 
-    /// As [`take`](Self::take), but anything that is backed, however badly it fits: in the middle of a free node too. Slow path.
-    pub(crate) fn take_resident(&mut self, units: u32, align: u32, lane: u8) -> Result<Option<u32>> {
+    /// As [`take`](Self::take), but anything that is backed, however badly it fits: in the middle
+    /// of a free node too. Slow path.
+    pub(crate) fn take_resident(
+        &mut self,
+        units: u32,
+        align: u32,
+        lane: u8,
+    ) -> Result<Option<u32>> {
         self.nodes.ensure(2)?;
         for l in [lane, READY] {
             let index = &self.lanes[usize::from(l)].index;
             let mut start = 0;
-            let at = index.find_where(&self.nodes.rows, units, align, |n| match self.backed_at(n, units, align) {
-                Some(place) => {
-                    start = place;
-                    true
+            let at = index.find_where(&self.nodes.rows, units, align, |n| {
+                match self.backed_at(n, units, align) {
+                    Some(place) => {
+                        start = place;
+                        true
+                    }
+                    None => false,
                 }
-                None => false,
             });
             if at != NIL {
                 return Ok(Some(self.carve_at(at, start, units)));
@@ -413,13 +478,14 @@ impl Heap {
         }
     }
 
-    /// Takes a block from another line's lane whose stamp `allowed` accepts. Looks at one candidate per lane.
+    /// Takes a block from another timeline's lane whose timepoint `allowed` accepts. Looks at one
+    /// candidate per lane.
     pub(crate) fn take_foreign(
         &mut self,
         units: u32,
         align: u32,
         lane: u8,
-        mut allowed: impl FnMut(Stamp) -> bool,
+        mut allowed: impl FnMut(PackedTimepoint) -> bool,
     ) -> Result<Option<u32>> {
         self.nodes.ensure(2)?;
         for other in 1..self.lanes.len() {
@@ -434,16 +500,21 @@ impl Heap {
         Ok(None)
     }
 
-    /// The point to wait for on the host so that about `units` more become ready: on the line where the fewest values are ahead of it.
-    pub(crate) fn cheapest_wait(&self, units: u32, more: &[(u64, Stamp)]) -> Option<Stamp> {
+    /// The point to wait for on the host so that about `units` more become ready: on the line where
+    /// the fewest values are ahead of it.
+    pub(crate) fn cheapest_wait(
+        &self,
+        units: u32,
+        more: &[(u64, PackedTimepoint)],
+    ) -> Option<PackedTimepoint> {
         let shift = self.res.shift;
         let mut pending: Vec<(u16, u64, u64)> = Vec::new();
-        let mut push = |s: Stamp, units: u64| {
+        let mut push = |s: PackedTimepoint, units: u64| {
             // What failed passes after what it was to wait for.
-            let at_work = s.point().and_then(|p| p.line().obstacle(p.value()));
-            if let Some(p) = at_work.filter(|p| !p.line().failed(p.value())) {
+            let at_work = s.timepoint().and_then(|p| p.timeline().obstacle(p.value()));
+            if let Some(p) = at_work.filter(|p| !p.timeline().failed(p.value())) {
                 // Without host memory for all of them the choice is a worse one.
-                host::push(&mut pending, (p.line_id().get(), p.value(), units));
+                host::push(&mut pending, (p.timeline_id().get(), p.value(), units));
             }
         };
         for lane in &self.lanes[1..] {
@@ -454,7 +525,12 @@ impl Heap {
                 // A block merged from many frees is ready granule by granule.
                 let (mut g, end) = (n.start.div_ceil(1 << shift), n.end() >> shift);
                 while g < end {
-                    if let Some(last) = self.res.granules.get(g as usize).and_then(|g| g.last_of(stamp.line_id())) {
+                    if let Some(last) = self
+                        .res
+                        .granules
+                        .get(g as usize)
+                        .and_then(|g| g.last_of(stamp.timeline_id()))
+                    {
                         push(last, 1 << shift);
                     }
                     g += 1;
@@ -466,17 +542,18 @@ impl Heap {
         self.waiting(|units, s| push(s, u64::from(units)));
         more.iter().for_each(|&(bytes, s)| push(s, bytes >> UNIT_SHIFT));
         pending.sort_unstable();
-        let mut best: Option<(bool, u64, Stamp)> = None;
-        for line in pending.chunk_by(|a, b| a.0 == b.0) {
+        let mut best: Option<(bool, u64, PackedTimepoint)> = None;
+        for timeline in pending.chunk_by(|a, b| a.0 == b.0) {
             let mut sum = 0;
-            let enough = line.iter().find(|p| {
+            let enough = timeline.iter().find(|p| {
                 sum += p.2;
                 sum >= u64::from(units)
             });
-            let last = line[line.len() - 1];
+            let last = timeline[timeline.len() - 1];
             let at = enough.unwrap_or(&last);
-            let stamp = Stamp::from_bits(u64::from(at.0) << 48 | at.1);
-            let ahead = stamp.point().map_or(0, |p| p.value().saturating_sub(p.line().completed()));
+            let stamp = PackedTimepoint::from_bits(u64::from(at.0) << 48 | at.1);
+            let ahead =
+                stamp.timepoint().map_or(0, |p| p.value().saturating_sub(p.timeline().completed()));
             let key = (enough.is_none(), if enough.is_none() { u64::MAX - sum } else { ahead });
             if best.is_none_or(|b| key < (b.0, b.1)) {
                 best = Some((key.0, key.1, stamp));
@@ -485,7 +562,8 @@ impl Heap {
         best.map(|b| b.2)
     }
 
-    /// Cuts a used block out of a free node that holds it, and that is backed there. Needs two spare nodes.
+    /// Cuts a used block out of a free node that holds it, and that is backed there. Needs two
+    /// spare nodes.
     #[inline(always)]
     pub(crate) fn carve(&mut self, at: u32, units: u32, align: u32) -> u32 {
         let start = self.nodes[at].start;
@@ -508,7 +586,16 @@ impl Heap {
                 self.nodes.cold[id as usize].stamp = self.nodes.cold[at as usize].stamp;
             }
             let rows = &mut self.nodes.rows[..];
-            rows[id as usize] = Node { start, units, prev, next: at, span, lane, state: State::Used, ..Node::VACANT };
+            rows[id as usize] = Node {
+                start,
+                units,
+                prev,
+                next: at,
+                span,
+                lane,
+                state: State::Used,
+                ..Node::VACANT
+            };
             rows[at as usize].prev = id;
             match rows.get_mut(prev as usize) {
                 Some(prev) => prev.next = id,
@@ -556,7 +643,13 @@ impl Heap {
                 below = low.holes - above;
             }
         }
-        self.nodes[upper] = Node { start: low.start + units, units: low.units - units, prev: at, holes: above, ..low };
+        self.nodes[upper] = Node {
+            start: low.start + units,
+            units: low.units - units,
+            prev: at,
+            holes: above,
+            ..low
+        };
         if low.lane != READY {
             self.nodes.cold[upper as usize].stamp = self.nodes.cold[at as usize].stamp;
         }
@@ -571,7 +664,7 @@ impl Heap {
 
     /// Puts a node into a lane's index, without merging.
     #[inline]
-    pub(crate) fn link_free(&mut self, id: u32, lane: u8, stamp: Stamp) {
+    pub(crate) fn link_free(&mut self, id: u32, lane: u8, stamp: PackedTimepoint) {
         self.nodes[id].lane = lane;
         self.lanes[usize::from(lane)].index.insert(&mut self.nodes.rows, id);
         if lane != READY {
@@ -590,7 +683,7 @@ impl Heap {
     }
 
     #[inline]
-    fn link_age(&mut self, id: u32, lane: u8, stamp: Stamp) {
+    fn link_age(&mut self, id: u32, lane: u8, stamp: PackedTimepoint) {
         let l = &mut self.lanes[usize::from(lane)];
         let cold = &mut self.nodes.cold;
         let newest = std::mem::replace(&mut l.newest, id);
@@ -616,8 +709,9 @@ impl Heap {
         }
     }
 
-    /// Gives a used node back: free at once for `lane`, for the others when `stamp` has passed. Never fails, never takes host memory.
-    pub(crate) fn give(&mut self, id: u32, lane: u8, stamp: Stamp) {
+    /// Gives a used node back: free at once for `lane`, for the others when `stamp` has passed.
+    /// Never fails, never takes host memory.
+    pub(crate) fn give(&mut self, id: u32, lane: u8, stamp: PackedTimepoint) {
         self.announce(id, lane);
         if lane != READY {
             self.res.note_use(&self.nodes[id], stamp);
@@ -629,7 +723,7 @@ impl Heap {
     #[inline(never)]
     pub(crate) fn give_ready(&mut self, id: u32) {
         self.announce(id, READY);
-        self.coalesce(id, READY, Stamp::NEVER, true);
+        self.coalesce(id, READY, PackedTimepoint::NEVER, true);
     }
 
     /// A used node is about to come back.
@@ -643,15 +737,17 @@ impl Heap {
         self.lanes[usize::from(lane)].index.expect(start + units);
     }
 
-    /// Frees a node into a lane, merging with neighbours. `absorb`: while a single line uses the heap, lanes merge too.
+    /// Frees a node into a lane, merging with neighbours. `absorb`: while a single timeline uses
+    /// the heap, lanes merge too.
     #[inline(never)]
-    fn coalesce(&mut self, id: u32, lane: u8, stamp: Stamp, absorb: bool) {
-        let unite = absorb && self.lines <= 1;
+    fn coalesce(&mut self, id: u32, lane: u8, stamp: PackedTimepoint, absorb: bool) {
+        let unite = absorb && self.timelines <= 1;
         let rows = &mut self.nodes.rows[..];
         let Node { prev, next, .. } = rows[id as usize];
         let merges = |at: u32| {
             rows.get(at as usize).is_some_and(|n| {
-                n.state == State::Free && (n.lane == lane || unite && (n.lane == READY || lane == READY))
+                n.state == State::Free
+                    && (n.lane == lane || unite && (n.lane == READY || lane == READY))
             })
         };
         match (merges(prev), merges(next)) {
@@ -667,7 +763,7 @@ impl Heap {
 
     /// The free neighbour below grows over a node.
     #[inline(always)]
-    fn merge_below(&mut self, id: u32, lane: u8, stamp: Stamp) {
+    fn merge_below(&mut self, id: u32, lane: u8, stamp: PackedTimepoint) {
         let Node { units, holes, next, prev, .. } = self.nodes[id];
         self.nodes.put(id);
         let rows = &mut self.nodes.rows[..];
@@ -677,12 +773,14 @@ impl Heap {
         self.grow(prev, 0, units, holes, lane, stamp);
     }
 
-    /// The free neighbour above grows over a node and over the one below. It keeps its place in the index, which goes by where nodes end.
+    /// The free neighbour above grows over a node and over the one below. It keeps its place in the
+    /// index, which goes by where nodes end.
     #[inline(always)]
-    fn merge_between(&mut self, id: u32, lane: u8, stamp: Stamp) {
+    fn merge_between(&mut self, id: u32, lane: u8, stamp: PackedTimepoint) {
         let Node { units, holes, prev, next, .. } = self.nodes[id];
         let below = self.nodes[prev];
-        let (lane, stamp) = latest((lane, stamp), (below.lane, self.nodes.cold[prev as usize].stamp));
+        let (lane, stamp) =
+            latest((lane, stamp), (below.lane, self.nodes.cold[prev as usize].stamp));
         self.nodes.put(id);
         self.unlink_free(prev);
         self.nodes.put(prev);
@@ -698,7 +796,7 @@ impl Heap {
 
     /// The free neighbour above grows over a node.
     #[inline(always)]
-    fn merge_above(&mut self, id: u32, lane: u8, stamp: Stamp) {
+    fn merge_above(&mut self, id: u32, lane: u8, stamp: PackedTimepoint) {
         let Node { units, holes, prev, next, span, .. } = self.nodes[id];
         self.nodes.put(id);
         let rows = &mut self.nodes.rows[..];
@@ -711,9 +809,18 @@ impl Heap {
         self.grow(next, units, 0, holes, lane, stamp);
     }
 
-    /// A free node becomes larger, by memory of `lane` and `stamp`: `below` units at its beginning or `above` at its end.
+    /// A free node becomes larger, by memory of `lane` and `stamp`: `below` units at its beginning
+    /// or `above` at its end.
     #[inline(always)]
-    fn grow(&mut self, id: u32, below: u32, above: u32, holes: u32, lane: u8, stamp: Stamp) {
+    fn grow(
+        &mut self,
+        id: u32,
+        below: u32,
+        above: u32,
+        holes: u32,
+        lane: u8,
+        stamp: PackedTimepoint,
+    ) {
         if lane != READY || self.nodes[id].lane != READY {
             return self.grow_pending(id, below, above, holes, lane, stamp);
         }
@@ -725,9 +832,17 @@ impl Heap {
         }
     }
 
-    /// As [`grow`](Self::grow), where a stamp has a say.
+    /// As [`grow`](Self::grow), where a timepoint has a say.
     #[inline(never)]
-    fn grow_pending(&mut self, id: u32, below: u32, above: u32, holes: u32, lane: u8, stamp: Stamp) {
+    fn grow_pending(
+        &mut self,
+        id: u32,
+        below: u32,
+        above: u32,
+        holes: u32,
+        lane: u8,
+        stamp: PackedTimepoint,
+    ) {
         let own = self.nodes[id].lane;
         let last = self.nodes.cold[id as usize].stamp;
         let (to, stamp) = latest((lane, stamp), (own, last));
@@ -752,7 +867,7 @@ impl Heap {
     }
 
     /// Frees a node that was out of circulation.
-    pub(crate) fn free_again(&mut self, id: u32, lane: u8, stamp: Stamp) {
+    pub(crate) fn free_again(&mut self, id: u32, lane: u8, stamp: PackedTimepoint) {
         if lane != READY {
             self.res.note_use(&self.nodes[id], stamp);
         }
@@ -760,9 +875,9 @@ impl Heap {
     }
 }
 
-/// The lane and stamp of two merged blocks.
+/// The lane and timepoint of two merged blocks.
 #[inline]
-fn latest(a: (u8, Stamp), b: (u8, Stamp)) -> (u8, Stamp) {
+fn latest(a: (u8, PackedTimepoint), b: (u8, PackedTimepoint)) -> (u8, PackedTimepoint) {
     if a.0 == READY {
         return b;
     }

@@ -1,6 +1,8 @@
-//! What a row keeps alive: somebody else's memory as a buffer, and whatever else must outlast the last use of one.
+//! What a row keeps alive: somebody else's memory as a buffer, and whatever else must outlast the
+//! last use of one.
 //!
-//! What is kept is foreign: it is dropped without the allocator's lock, once nobody holds the row and its last use is over.
+//! What is kept is foreign: it is dropped without the allocator's lock, once nobody holds the row
+//! and its last use is over.
 //!
 //! This module must not know where blocks lie.
 
@@ -9,33 +11,37 @@ use crate::buffer::{ARENA, Buffer, IMPORTED, Open, READ_ONLY, Row};
 use crate::state::{Inner, kind_bits};
 use crate::watch::Reach;
 use leasehold_core::sync::atomic::Ordering;
-use leasehold_core::{Error, Lease, Result, Stamp};
+use leasehold_core::{Error, Lease, PackedTimepoint, Result};
 use std::any::Any;
 
 /// What may be done with imported memory.
 ///
-/// The layers above refuse work that writes a read-only buffer, whoever submits it: a lease may be had by handle.
+/// The layers above refuse work that writes a read-only buffer, whoever submits it: a lease may be
+/// had by handle.
 #[doc(alias("PROT_READ", "CUmemAccess_flags"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Protection {
-    /// It is only read: a read-only mapping, bytes of the program, memory that others read meanwhile.
+    /// It is only read: a read-only mapping, bytes of the program, memory that others read
+    /// meanwhile.
     ReadOnly,
     /// It is read and written.
     ReadWrite,
 }
 
 impl Allocator {
-    /// Somebody else's memory as a buffer: `bytes` at `addr`, spanned by the native object `native` (or 0). Counted as imported, not as
-    /// reserved. `keep` is dropped once nobody holds the buffer and the last use that was recorded on it is over; if that is not yet so
-    /// at the last drop, by a later call of this allocator.
+    /// Somebody else's memory as a buffer: `bytes` at `addr`, spanned by the native object `native`
+    /// (or 0). Counted as imported, not as reserved. `keep` is dropped once nobody holds the buffer
+    /// and the last use that was recorded on it is over; if that is not yet so at the last drop, by
+    /// a later call of this allocator.
     ///
     /// # Errors
     /// `InvalidArgument` for a range that wraps; `OutOfMemory` for host memory.
     ///
     /// # Safety
-    /// - `[addr, addr + bytes)` is memory that this allocator's device (or the host) may access as `protection` says, and stays so until
-    ///   `keep` is dropped.
-    /// - Until then nobody writes it but through this buffer; with [`Protection::ReadWrite`] nobody else reads it either.
+    /// - `[addr, addr + bytes)` is memory that this allocator's device (or the host) may access as
+    ///   `protection` says, and stays so until `keep` is dropped.
+    /// - Until then nobody writes it but through this buffer; with [`Protection::ReadWrite`] nobody
+    ///   else reads it either.
     pub unsafe fn import(
         &self,
         addr: u64,
@@ -62,7 +68,7 @@ impl Allocator {
         let protected = if protection == Protection::ReadOnly { READ_ONLY } else { 0 };
         row.buffer.describe(bytes, None, IMPORTED | protected | kind_bits(inner.config.host_kind));
         row.buffer.lie_at(addr, native);
-        row.buffer.inherit(Stamp::NEVER);
+        row.buffer.inherit(PackedTimepoint::NEVER);
         Ok(inner.first_lease(row))
     }
 }
@@ -78,7 +84,8 @@ impl Inner {
             core.imported -= 1;
             core.imported_bytes -= len;
         }
-        let kept = flags & (IMPORTED | ARENA) != 0 && core.keeps.get(index as usize).is_some_and(Option::is_some);
+        let kept = flags & (IMPORTED | ARENA) != 0
+            && core.keeps.get(index as usize).is_some_and(Option::is_some);
         if kept && open != Open::Over {
             self.put_aside(&mut core, row, |core| &mut core.retired);
             self.retired.fetch_add(1, Ordering::Relaxed);

@@ -1,20 +1,25 @@
 //! The free-block index: the lowest address that fits, by a tree of maxima over the addresses.
 //!
-//! An [`Index`] holds the free nodes of one kind (ready for everybody, or still in use by one line). Addresses are cut into *leaves* of
-//! 1 MiB. A leaf has a list of the free nodes that end in it, and the size of the largest of them; above lie rows of maxima, each over
-//! thirty-two of the row below. A search walks down from the top to the first leaf whose maximum suffices, so it costs a handful of cache
-//! lines whatever the number of free blocks, and so does a change, which walks up as long as a maximum changes.
+//! An [`Index`] holds the free nodes of one kind (ready for everybody, or still in use by one
+//! line). Addresses are cut into *leaves* of 1 MiB. A leaf has a list of the free nodes that end in
+//! it, and the size of the largest of them; above lie rows of maxima, each over thirty-two of the
+//! row below. A search walks down from the top to the first leaf whose maximum suffices, so it
+//! costs a handful of cache lines whatever the number of free blocks, and so does a change, which
+//! walks up as long as a maximum changes.
 //!
-//! (Nodes do not overlap, so they lie in the same order by their ends as by their beginnings; and a block is cut off at the beginning, so
-//! that what is left stays in its leaf. The last leaf has the nodes that end beyond it, too.)
+//! (Nodes do not overlap, so they lie in the same order by their ends as by their beginnings; and a
+//! block is cut off at the beginning, so that what is left stays in its leaf. The last leaf has the
+//! nodes that end beyond it, too.)
 //!
-//! Maxima are kept in sixteen bits, so that thirty-two lie in a cache line and few rows do: exact up to 1 MiB, with eleven significant
-//! bits above ([`code`]). A leaf that seems to suffice may therefore have nothing that does, and the search goes on.
+//! Maxima are kept in sixteen bits, so that thirty-two lie in a cache line and few rows do: exact
+//! up to 1 MiB, with eleven significant bits above ([`code`]). A leaf that seems to suffice may
+//! therefore have nothing that does, and the search goes on.
 //!
-//! First fit, because it packs blocks of mixed sizes densely whatever their order, where best fit is chaotic (on the shared decoding
-//! trace, 2 % to 8 % more granules in use than bytes, depending on a few bytes at the beginning). It was reached before by two-level
-//! segregated bins in address order, which had to look at many bins for it and walked lists whose nodes were no longer in a cache.
-//! Where a block goes depends on the set of free blocks and the request only.
+//! First fit, because it packs blocks of mixed sizes densely whatever their order, where best fit
+//! is chaotic (on the shared decoding trace, 2 % to 8 % more granules in use than bytes, depending
+//! on a few bytes at the beginning). It was reached before by two-level segregated bins in address
+//! order, which had to look at many bins for it and walked lists whose nodes were no longer in a
+//! cache. Where a block goes depends on the set of free blocks and the request only.
 //!
 //! Must not know spans, streams or budgets.
 
@@ -23,8 +28,8 @@ use crate::node::{NIL, Node, or_sink};
 use leasehold_core::{Error, OutOfMemory, Result};
 use std::hint::select_unpredictable;
 
-/// log2 of a leaf in units. With half as much there are more rows, with twice as much more leaves with several nodes; both took longer
-/// with sizes up to 4 MiB.
+/// log2 of a leaf in units. With half as much there are more rows, with twice as much more leaves
+/// with several nodes; both took longer with sizes up to 4 MiB.
 const LEAF: u32 = 11;
 /// log2 of how many entries of a row one entry of the row above stands for.
 const FAN: u32 = 5;
@@ -32,7 +37,8 @@ const WIDE: usize = 1 << FAN;
 /// Rows over the leaves of the whole space of units.
 const ROWS: usize = (u32::BITS - LEAF).div_ceil(FAN) as usize;
 
-/// Thirty-two maxima: one cache line. Signed, since that is what every x86-64 processor compares eight at a time.
+/// Thirty-two maxima: one cache line. Signed, since that is what every x86-64 processor compares
+/// eight at a time.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Line([i16; WIDE]);
@@ -55,7 +61,9 @@ impl Line {
         unsafe {
             let at = self.0.as_ptr().cast::<sse::__m128i>();
             let more = |i| sse::_mm_cmpgt_epi16(sse::_mm_load_si128(at.add(i)), less);
-            let half = |i| sse::_mm_movemask_epi8(sse::_mm_packs_epi16(more(i), more(i + 1))).cast_unsigned();
+            let half = |i| {
+                sse::_mm_movemask_epi8(sse::_mm_packs_epi16(more(i), more(i + 1))).cast_unsigned()
+            };
             half(0) | half(2) << 16
         }
     }
@@ -72,7 +80,8 @@ impl Line {
     }
 }
 
-/// The least code that suffices, which is not zero, as a line is compared with it: one less, as often as a vector holds it.
+/// The least code that suffices, which is not zero, as a line is compared with it: one less, as
+/// often as a vector holds it.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 struct Least(std::arch::x86_64::__m128i);
@@ -107,8 +116,8 @@ impl Least {
 /// Bits of a size that its code keeps at most.
 const EXACT: u32 = 11;
 
-/// A size as it stands in a row: itself where it has at most [`EXACT`] bits; otherwise its highest ones, and how many more it has. Larger
-/// sizes have larger codes, or the same.
+/// A size as it stands in a row: itself where it has at most [`EXACT`] bits; otherwise its highest
+/// ones, and how many more it has. Larger sizes have larger codes, or the same.
 #[inline]
 fn code(units: u32) -> i16 {
     // Sizes of fewer bits are like those of so many.
@@ -152,13 +161,16 @@ impl Index {
         (((end - 1) >> LEAF) as usize).min(self.last)
     }
 
-    /// Makes room for nodes that start below `end` units, so that [`insert`](Self::insert) needs no host memory.
+    /// Makes room for nodes that start below `end` units, so that [`insert`](Self::insert) needs no
+    /// host memory.
     pub(crate) fn reach(&mut self, nodes: &mut [Node], end: u32) -> Result<()> {
         let leaves = (end.saturating_sub(1) >> LEAF) as usize + 1;
         if leaves <= self.heads.len() {
             return Ok(());
         }
-        let host = |n: usize| -> Error { OutOfMemory::new("host memory for the free-block index", n as u64).into() };
+        let host = |n: usize| -> Error {
+            OutOfMemory::new("host memory for the free-block index", n as u64).into()
+        };
         // Half as much again, so that a heap that grows step by step copies little.
         let leaves = (leaves + self.heads.len() / 2).next_multiple_of(WIDE);
         self.heads.try_reserve_exact(leaves - self.heads.len()).map_err(|_| host(leaves * 4))?;
@@ -232,7 +244,8 @@ impl Index {
         (self.heads.capacity() * 4 + lines * size_of::<Line>()) as u64
     }
 
-    /// In a line of the leaves' row, something that was `old` at most has gone, and something that is `max` has come.
+    /// In a line of the leaves' row, something that was `old` at most has gone, and something that
+    /// is `max` has come.
     #[inline(never)]
     fn pass_up(&mut self, mut at: usize, mut old: i16, mut max: i16) {
         let mut rows = self.rows.iter_mut();
@@ -263,7 +276,8 @@ impl Index {
         // Whether there is one is as good as random, so that is not branched upon.
         let head = self.heads[leaf];
         let node = &nodes[or_sink(head) as usize];
-        let (mut max, mut at) = select_unpredictable(head == NIL, (0, NIL), (node.units, node.link[1]));
+        let (mut max, mut at) =
+            select_unpredictable(head == NIL, (0, NIL), (node.units, node.link[1]));
         while at != NIL {
             let node = &nodes[at as usize];
             max = max.max(node.units);
@@ -336,13 +350,15 @@ impl Index {
         self.pass_up(from / WIDE, old, new);
     }
 
-    /// As [`less`](Self::less). By itself, as is what follows: so that what is most often done does without a frame.
+    /// As [`less`](Self::less). By itself, as is what follows: so that what is most often done does
+    /// without a frame.
     #[inline(never)]
     fn less_slow(&mut self, nodes: &[Node], leaf: usize) {
         self.less(nodes, leaf);
     }
 
-    /// The maximum of one leaf may be less than it was, and another one, in another line, has a node of `units`.
+    /// The maximum of one leaf may be less than it was, and another one, in another line, has a
+    /// node of `units`.
     #[inline(never)]
     fn set_apart(&mut self, from: usize, rest: i16, to: usize, units: u32) {
         self.raise(to, units);
@@ -490,7 +506,8 @@ impl Index {
         Some(at)
     }
 
-    /// The node at the lowest address that holds `units` aligned to `align` units (a power of two), or `NIL`. It stays in the set.
+    /// The node at the lowest address that holds `units` aligned to `align` units (a power of two),
+    /// or `NIL`. It stays in the set.
     #[inline(always)]
     pub(crate) fn find(&self, nodes: &[Node], units: u32, align: u32) -> u32 {
         if self.count == 0 {
@@ -511,7 +528,13 @@ impl Index {
     }
 
     /// As [`find`](Self::find), among the nodes that `accept` takes.
-    pub(crate) fn find_where(&self, nodes: &[Node], units: u32, align: u32, accept: impl FnMut(&Node) -> bool) -> u32 {
+    pub(crate) fn find_where(
+        &self,
+        nodes: &[Node],
+        units: u32,
+        align: u32,
+        accept: impl FnMut(&Node) -> bool,
+    ) -> u32 {
         self.search(nodes, self.first(Least::of(units)), units, align, accept)
     }
 
@@ -571,7 +594,10 @@ impl Index {
             }
         }
         if (units, count) != (self.units, self.count) {
-            return Err(format!("index counts {}/{} but holds {units}/{count}", self.units, self.count));
+            return Err(format!(
+                "index counts {}/{} but holds {units}/{count}",
+                self.units, self.count
+            ));
         }
         Ok(())
     }
@@ -582,7 +608,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Which node, its units, an alignment or what happens to it, and whether it is taken out or changed.
+    /// Which node, its units, an alignment or what happens to it, and whether it is taken out or
+    /// changed.
     type Ops = Vec<(u32, u32, u32, bool)>;
 
     /// The tree against a list: what it finds is the lowest that fits.
@@ -601,8 +628,9 @@ mod tests {
                     4..8 if units < end - start => index.cut(&mut nodes, id, units),
                     8..12 if to - end >= units => index.extend_up(&mut nodes, id, units, 0),
                     _ => {
-                        let lowest =
-                            (1..201).filter(|&i| inside[i] && nodes[i].units >= units).min_by_key(|&i| nodes[i].start);
+                        let lowest = (1..201)
+                            .filter(|&i| inside[i] && nodes[i].units >= units)
+                            .min_by_key(|&i| nodes[i].start);
                         let found = index.find(&nodes, units, 1);
                         prop_assert_eq!((found != NIL).then_some(found as usize), lowest);
                         if found != NIL && nodes[found as usize].units > units {
@@ -622,7 +650,8 @@ mod tests {
                 inside[at] = true;
             }
             let accept = |n: &Node| !take || n.units.is_multiple_of(2);
-            let fits = |&i: &usize| inside[i] && nodes[i].holds(units, 1 << align) && accept(&nodes[i]);
+            let fits =
+                |&i: &usize| inside[i] && nodes[i].holds(units, 1 << align) && accept(&nodes[i]);
             let lowest = (1..201).filter(fits).map(|i| nodes[i].start).min();
             let found = index.find_where(&nodes, units, 1 << align, accept);
             prop_assert_eq!(lowest, (found != NIL).then(|| nodes[found as usize].start));
@@ -641,10 +670,11 @@ mod tests {
         }
     }
 
-    /// Found by the property when nodes came to be indexed by their ends: the third one lies beyond what the tree reached for the others, and
-    /// makes it grow while they are in it.
+    /// Found by the property when nodes came to be indexed by their ends: the third one lies beyond
+    /// what the tree reached for the others, and makes it grow while they are in it.
     #[test]
     fn the_tree_grows_while_nodes_are_in_it() {
-        agrees_with_a_list(vec![(7, 1341, 0, false), (109, 1837, 0, false), (8, 1, 0, false)]).expect("as in a list");
+        agrees_with_a_list(vec![(7, 1341, 0, false), (109, 1837, 0, false), (8, 1, 0, false)])
+            .expect("as in a list");
     }
 }

@@ -56,7 +56,8 @@ impl Layout {
     }
 }
 
-/// The slab class of `size` bytes, `1..=SLAB_MAX`: steps of 256 bytes up to 2 KiB, then eight classes per doubling.
+/// The slab class of `size` bytes, `1..=SLAB_MAX`: steps of 256 bytes up to 2 KiB, then eight
+/// classes per doubling.
 #[inline]
 #[must_use]
 pub fn class_of(size: u64) -> usize {
@@ -78,7 +79,8 @@ pub const fn class_size(class: usize) -> u64 {
     base + ((class - 8) % 8 + 1) as u64 * (base / 8)
 }
 
-/// The bytes that a request really occupies, apart from alignment: its slab class, or a multiple of the unit.
+/// The bytes that a request really occupies, apart from alignment: its slab class, or a multiple of
+/// the unit.
 #[must_use]
 pub fn occupied(size: u64) -> u64 {
     match size {
@@ -103,7 +105,10 @@ mod tests {
             assert!(class_size(c) >= size, "{size} does not fit class {c}");
             assert!(c == 0 || class_size(c - 1) < size, "{size} fits a smaller class than {c}");
             let waste = class_size(c) - size;
-            assert!(if size <= 2048 { waste < 256 } else { waste * 8 <= size }, "{size} wastes {waste}");
+            assert!(
+                if size <= 2048 { waste < 256 } else { waste * 8 <= size },
+                "{size} wastes {waste}"
+            );
         }
     }
 }

@@ -1,21 +1,27 @@
 //! The allocator core: places blocks in address ranges, knows no driver and no device.
 //!
-//! It must not call a driver, dereference the memory that it manages, or know scopes, frames or tensors. Memory comes from a [`Backing`],
-//! order from lines and points; a block is a row of the block table, and that row is the control block of its `Lease<Buffer>`.
+//! It must not call a driver, dereference the memory that it manages, or know scopes, frames or
+//! tensors. Memory comes from a [`Backing`], order from timelines and timepoints; a block is a row
+//! of the block table, and that row is the control block of its `Lease<Buffer>`.
 //!
-//! | layer | module | what it does |
-//! |---|---|---|
-//! | leases | `allocator`, `paths`, `buffer`, `table`, `cell` | rows at stable addresses, the record of each buffer's last uses, drops on any thread |
-//! | thread caches | `thread_cache`, `depot`, `list` | just-freed blocks in front of the heap's lock, a lock word for each shard (Bonwick's magazines and depot) |
-//! | heap | `store`, `slab`, `heap`, `index`, `node` | slabs up to 64 KiB, first fit above, free lists for each stream |
-//! | physical memory | `residency`, `plan`, `budget` | which granules are backed, moving them to where they are needed, the hard budget |
-//! | slow path | `fallback`, `growth`, `trim`, `oom` | what is tried, in order, before `OutOfMemory`; taking memory and giving it back |
-//! | the end | `destroy` | an allocator that nobody holds, at once or deferred |
-//! | graphs | `arena`, [`planner`] | symbolic buffers while recording, packed by liveness when it stops |
-//! | observers | `watch`, `debug`, `ring`, `snapshot` | debug aids, the trace ring, snapshots |
+//! - leases. Module: `allocator`, `paths`, `buffer`, `table`, `cell`. What it does: rows at stable
+//!   addresses, the record of each buffer's last uses, drops on any thread.
+//! - thread caches. Module: `thread_cache`, `depot`, `list`. What it does: just-freed blocks in
+//!   front of the heap's lock, a lock word for each shard (Bonwick's magazines and depot).
+//! - heap. Module: `store`, `slab`, `heap`, `index`, `node`. What it does: slabs up to 64 KiB,
+//!   first fit above, free lists for each stream.
+//! - physical memory. Module: `residency`, `plan`, `budget`. What it does: which granules are
+//!   backed, moving them to where they are needed, the hard budget.
+//! - slow path. Module: `fallback`, `growth`, `trim`, `oom`. What it does: what is tried, in order,
+//!   before `OutOfMemory`; taking memory and giving it back.
+//! - the end. Module: `destroy`. What it does: an allocator that nobody holds, at once or deferred.
+//! - graphs. Module: `arena`, [`planner`]. What it does: symbolic buffers while recording, packed
+//!   by liveness when it stops.
+//! - observers. Module: `watch`, `debug`, `ring`, `snapshot`. What it does: debug aids, the trace
+//!   ring, snapshots.
 //!
-//! Locks: the allocator's is a leaf, and it is not held across a call of a backing, a timeline, a reclaimer or a foreign destructor. An
-//! arena's lock is taken before it, never after.
+//! Locks: the allocator's is a leaf, and it is not held across a call of a backing, a timeline, a
+//! reclaimer or a foreign destructor. An arena's lock is taken before it, never after.
 
 mod allocator;
 mod arena;
@@ -59,7 +65,8 @@ mod thread_cache;
 mod trim;
 mod watch;
 
-// Tests of private parts need memory without a device too, and the crate that has it is built over this one's other build.
+// Tests of private parts need memory without a device too, and the crate that has it is built over
+// this one's other build.
 #[cfg(test)]
 extern crate self as leasehold_alloc;
 #[cfg(test)]

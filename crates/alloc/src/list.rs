@@ -22,7 +22,8 @@ impl List {
     /// # Safety
     /// - The table whose rows these are is alive for `'a`.
     pub(crate) unsafe fn pop<'a>(&mut self) -> Option<&'a Row> {
-        // SAFETY: the list is empty or begins with a row that was pushed, whose table the caller keeps alive for `'a`.
+        // SAFETY: the list is empty or begins with a row that was pushed, whose table the caller
+        // keeps alive for `'a`.
         let row = unsafe { self.0.as_ref() }?;
         self.0 = link(row);
         Some(row)

@@ -1,9 +1,11 @@
-//! The lock of an allocator's heap: a mutex that spins with growing pauses before its thread sleeps.
+//! The lock of an allocator's heap: a mutex that spins with growing pauses before its thread
+//! sleeps.
 //!
 //! A sleep and its wake-up cost both threads a hundred times what a critical section takes. The
-//! growing pauses are Anderson's exponential backoff. The first one takes some microseconds, as long
-//! as a launch, so that the holder's thread comes again many times with the heap in its own caches. A
-//! heap that moves to another processor each time takes several times as long for every operation.
+//! growing pauses are Anderson's exponential backoff. The first one takes some microseconds, as
+//! long as a launch, so that the holder's thread comes again many times with the heap in its own
+//! caches. A heap that moves to another processor each time takes several times as long for every
+//! operation.
 //!
 //! Must not know what it guards.
 

@@ -1,7 +1,7 @@
 //! From an address to the buffer that holds it, for layers that check what they are given.
 //!
-//! Rows are read without the allocator's lock. The answer about a buffer that the caller keeps alive is exact; about any other it may be out of
-//! date when it arrives.
+//! Rows are read without the allocator's lock. The answer about a buffer that the caller keeps
+//! alive is exact; about any other it may be out of date when it arrives.
 
 use crate::allocator::Allocator;
 use crate::buffer::ARENA;
@@ -22,8 +22,9 @@ pub struct Holding {
 }
 
 impl Allocator {
-    /// The live buffer that holds all of `[addr, addr + bytes)`, imported ones included, members of graphs not. The row `hint` is looked at
-    /// first, then every row there is. Any thread; takes no lock, allocates nothing.
+    /// The live buffer that holds all of `[addr, addr + bytes)`, imported ones included, members of
+    /// graphs not. The row `hint` is looked at first, then every row there is. Any thread; takes no
+    /// lock, allocates nothing.
     #[must_use]
     pub fn holding(&self, addr: u64, bytes: u64, hint: u32) -> Option<Holding> {
         let table = &self.inner().table;
@@ -50,15 +51,15 @@ impl Allocator {
 mod tests {
     use crate::fake::FakeBacking;
     use crate::{Allocator, AllocatorConfig, Layout, On, Protection};
-    use leasehold_core::{LineOwner, Point, Result, Timeline};
+    use leasehold_core::{Result, TimelineOwner, TimelineSource, Timepoint};
     use std::time::Duration;
 
-    struct Idle(LineOwner);
+    struct Idle(TimelineOwner);
 
     // SAFETY: nothing is ever submitted to it.
-    unsafe impl Timeline for Idle {
-        fn line(&self) -> &'static leasehold_core::Line {
-            self.0.line()
+    unsafe impl TimelineSource for Idle {
+        fn timeline(&self) -> &'static leasehold_core::Timeline {
+            self.0.timeline()
         }
         fn signal(&self) -> Result<u64> {
             Ok(0)
@@ -66,7 +67,7 @@ mod tests {
         fn refresh(&self) -> Result<u64> {
             Ok(0)
         }
-        fn wait(&self, _: Point) -> Result<()> {
+        fn wait(&self, _: Timepoint) -> Result<()> {
             Ok(())
         }
         fn wait_host(&self, _: u64, _: Option<Duration>) -> Result<()> {
@@ -76,8 +77,10 @@ mod tests {
 
     #[test]
     fn every_byte_of_a_buffer_leads_to_it_among_many() {
-        let stream = Idle(LineOwner::take().unwrap());
-        let allocator = Allocator::new(Box::new(FakeBacking::new(1 << 32)), AllocatorConfig::default()).unwrap();
+        let stream = Idle(TimelineOwner::take().unwrap());
+        let allocator =
+            Allocator::new(Box::new(FakeBacking::new(1 << 32)), AllocatorConfig::default())
+                .unwrap();
         let mut held = Vec::new();
         for i in 0..3000u64 {
             // Slots, small blocks of their own (aligned), blocks over many leaves.
@@ -96,7 +99,10 @@ mod tests {
         for b in held.iter().filter(|b| !b.is_empty()) {
             for at in [0, 1, b.len() / 3, b.len() / 2, b.len() - 1] {
                 let found = allocator.holding(b.addr() + at, 1, u32::MAX).expect("a live buffer");
-                assert_eq!((found.addr, found.len, found.row), (b.addr(), b.len(), b.handle().index()));
+                assert_eq!(
+                    (found.addr, found.len, found.row),
+                    (b.addr(), b.len(), b.handle().index())
+                );
             }
         }
         let gone: Vec<u64> = held.iter().filter(|b| !b.is_empty()).map(|b| b.addr()).collect();
@@ -106,8 +112,10 @@ mod tests {
 
     #[test]
     fn a_range_is_held_only_as_long_as_its_buffer_and_only_within_it() {
-        let stream = Idle(LineOwner::take().unwrap());
-        let allocator = Allocator::new(Box::new(FakeBacking::new(1 << 30)), AllocatorConfig::default()).unwrap();
+        let stream = Idle(TimelineOwner::take().unwrap());
+        let allocator =
+            Allocator::new(Box::new(FakeBacking::new(1 << 30)), AllocatorConfig::default())
+                .unwrap();
         let a = allocator.alloc(Layout::new(1000), On::new(&stream)).unwrap();
         let b = allocator.alloc(Layout::new(70_000), On::new(&stream)).unwrap();
         for (buffer, len) in [(&a, 1000), (&b, 70_000)] {
@@ -123,7 +131,9 @@ mod tests {
         drop(b);
         assert_eq!(allocator.holding(at, 1, 1), None);
         // SAFETY: the allocator's fake memory is never touched.
-        let import = unsafe { allocator.import(0x10_0000, 64, 7, Protection::ReadWrite, Box::new(())) }.unwrap();
+        let import =
+            unsafe { allocator.import(0x10_0000, 64, 7, Protection::ReadWrite, Box::new(())) }
+                .unwrap();
         assert_eq!(allocator.holding(0x10_0010, 16, 0).unwrap().native, 7);
         drop(import);
         assert_eq!(allocator.holding(0x10_0010, 16, 0), None);

@@ -1,20 +1,29 @@
-//! Models of the allocator's concurrent parts: loom runs the code that ships through its interleavings. `ci/loom.sh alloc`.
+//! Models of the allocator's concurrent parts: loom runs the code that ships through its
+//! interleavings. `ci/loom.sh alloc`.
 //!
-//! | model | what runs side by side | what must hold |
-//! |---|---|---|
-//! | a | two threads on one shard of the thread caches, a third that empties it | no block twice, none lost |
-//! | c | a stream's work, the last drop, the next allocation | memory is reused after its last use only |
-//! | d | growths within a budget | never above the limit; a failure gives back |
-//! | e | a launch, a suspension, the last drop of an arena | no launch on memory that is gone; one tear-down |
-//! | f | a shard's counters, a reader | never more than there is, never less than nothing |
-//! | g | the allocator's end, the last lease | everything goes back, once |
-//! | h | a thread that frees, a flush | what was freed before the flush is in it |
-//! | i | threads that come and go | a number is one thread's at a time, and what the last one did is seen |
-//! | j | two streams' submitters that use one buffer | the second sees the first one's mark, and its work waits |
+//! - a. What runs side by side: two threads on one shard of the thread caches, a third that empties
+//!   it. What must hold: no block twice, none lost.
+//! - c. What runs side by side: a stream's work, the last drop, the next allocation. What must
+//!   hold: memory is reused after its last use only.
+//! - d. What runs side by side: growths within a budget. What must hold: never above the limit; a
+//!   failure gives back.
+//! - e. What runs side by side: a launch, a suspension, the last drop of an arena. What must hold:
+//!   no launch on memory that is gone; one tear-down.
+//! - f. What runs side by side: a shard's counters, a reader. What must hold: never more than there
+//!   is, never less than nothing.
+//! - g. What runs side by side: the allocator's end, the last lease. What must hold: everything
+//!   goes back, once.
+//! - h. What runs side by side: a thread that frees, a flush. What must hold: what was freed before
+//!   the flush is in it.
+//! - i. What runs side by side: threads that come and go. What must hold: a number is one thread's
+//!   at a time, and what the last one did is seen.
+//! - j. What runs side by side: two streams' submitters that use one buffer. What must hold: the
+//!   second sees the first one's mark, and its work waits.
 //!
-//! Each counts in how many executions the interesting thing happened and fails if there was none, and each is run once more with a
-//! deliberate defect ([`mutant`](crate::mutant)) that it must find. (The design's model of a stack of remote frees has no object here: a
-//! foreign thread frees into its own shard, or under the core's lock.)
+//! Each counts in how many executions the interesting thing happened and fails if there was none,
+//! and each is run once more with a deliberate defect ([`mutant`](crate::mutant)) that it must
+//! find. (The design's model of a stack of remote frees has no object here: a foreign thread frees
+//! into its own shard, or under the core's lock.)
 
 use crate::allocator::Allocator;
 use crate::budget::Budget;
@@ -29,7 +38,9 @@ use crate::thread_cache::{Refill, ThreadCaches};
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_core::sync::{Arc, UnsafeCell, thread};
 use leasehold_core::thread_number::Numbers;
-use leasehold_core::{Header, Line, LineId, LineOwner, Point, Result, Stamp, Timeline};
+use leasehold_core::{
+    Header, PackedTimepoint, Result, Timeline, TimelineId, TimelineOwner, TimelineSource, Timepoint,
+};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -44,7 +55,8 @@ mod parking {
 
     #[derive(Default)]
     pub(super) struct Counts(pub(super) RefCell<BTreeMap<&'static str, u64>>);
-    // SAFETY: loom runs all threads of a model on one, and `check` returns before the counts are read.
+    // SAFETY: loom runs all threads of a model on one, and `check` returns before the counts are
+    // read.
     unsafe impl Send for Counts {}
     // SAFETY: loom runs all threads of a model on one, so two never share it.
     unsafe impl Sync for Counts {}
@@ -70,17 +82,22 @@ fn check(model: impl Fn(&Seen) + Send + Sync + 'static) -> Seen {
     seen
 }
 
-/// Explores a model, wants all of `expected` to have happened, and then wants the defect of its letter to be found.
+/// Explores a model, wants all of `expected` to have happened, and then wants the defect of its
+/// letter to be found.
 fn explore(letter: char, expected: &[&str], model: impl Fn(&Seen) + Send + Sync + Clone + 'static) {
     let begin = std::time::Instant::now();
     let seen = check(model.clone());
     let seen = seen.0.0.borrow();
     println!("{letter}: {seen:?} in {:.1} s", begin.elapsed().as_secs_f32());
     for what in expected {
-        assert!(seen.contains_key(what), "{letter} is vacuous: {what} never happened; seen: {seen:?}");
+        assert!(
+            seen.contains_key(what),
+            "{letter} is vacuous: {what} never happened; seen: {seen:?}"
+        );
     }
-    let found =
-        with_defect(letter, || std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(check(model)))).is_err());
+    let found = with_defect(letter, || {
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(check(model)))).is_err()
+    });
     assert!(found, "{letter} does not find its defect");
     println!("{letter}: finds its defect");
 }
@@ -100,8 +117,8 @@ unsafe impl Sync for Pile {}
 const CLASS: usize = 0;
 const SIZE: u64 = 256;
 
-fn line() -> LineId {
-    Stamp::from_bits(1 << 48).line_id()
+fn line() -> TimelineId {
+    PackedTimepoint::from_bits(1 << 48).timeline_id()
 }
 
 impl Pile {
@@ -109,7 +126,11 @@ impl Pile {
         let row = |i| Row::new(Header::new(std::ptr::null(), i, 1));
         // Room for two blocks of the smallest class.
         let caches = ThreadCaches::new(1, 4096, 0, 0);
-        Self { caches, rows: (0..rows).map(row).collect(), cells: (0..rows).map(|_| UnsafeCell::new(0)).collect() }
+        Self {
+            caches,
+            rows: (0..rows).map(row).collect(),
+            cells: (0..rows).map(|_| UnsafeCell::new(0)).collect(),
+        }
     }
 
     fn touch(&self, row: &Row) {
@@ -170,14 +191,15 @@ fn a_no_block_twice_and_none_lost() {
     explore('a', &["owner's hit", "other's hit", "owner refused", "stolen"], |seen| {
         let pile = filled(2);
         // What a thread has in its hands in the end: taken and not kept again.
-        let turn = |pile: &Pile, thread: u32, seen: &Seen, hit: &'static str, refused: &'static str| {
-            let Some(row) = pile.take(thread) else {
-                seen.note(refused);
-                return 0;
+        let turn =
+            |pile: &Pile, thread: u32, seen: &Seen, hit: &'static str, refused: &'static str| {
+                let Some(row) = pile.take(thread) else {
+                    seen.note(refused);
+                    return 0;
+                };
+                seen.note(hit);
+                pile.put(thread, row).map_or(1, |spilled| spilled)
             };
-            seen.note(hit);
-            pile.put(thread, row).map_or(1, |spilled| spilled)
-        };
         let (there, note) = (pile.clone(), seen.clone());
         let other = thread::spawn(move || {
             // The second time it may have the shard.
@@ -201,12 +223,12 @@ fn a_no_block_twice_and_none_lost() {
 #[test]
 fn c_memory_is_reused_after_its_last_use() {
     explore('c', &["over", "not over"], |seen| {
-        let owner: &'static LineOwner = Box::leak(Box::new(LineOwner::for_model(1)));
-        let line = owner.line();
+        let owner: &'static TimelineOwner = Box::leak(Box::new(TimelineOwner::for_model(1)));
+        let line = owner.timeline();
         let row: &'static Row = Box::leak(Box::new(Row::new(Header::new(std::ptr::null(), 0, 1))));
         row.buffer.describe(64, Some(line), 0);
         row.buffer.lie_at(0x1000, 0);
-        row.buffer.inherit(Stamp::NEVER);
+        row.buffer.inherit(PackedTimepoint::NEVER);
         let memory = Arc::new(UnsafeCell::new(0u32));
         let dropped = Arc::new(AtomicU32::new(0));
         let (there, last) = (memory.clone(), dropped.clone());
@@ -221,7 +243,7 @@ fn c_memory_is_reused_after_its_last_use() {
             owner.complete(value);
         });
         if dropped.load(Ordering::Acquire) == 1 {
-            let until = row.buffer.own_stamp();
+            let until = row.buffer.own_timepoint();
             if crate::mutant::mutated('c') || line.completed() >= until.value() {
                 seen.note("over");
                 // SAFETY: the last use is over, as loom checks.
@@ -264,17 +286,17 @@ fn d_a_budget_is_never_exceeded() {
 }
 
 /// A stream that is always idle, outside the table of lines.
-struct Idle(&'static Line);
+struct Idle(&'static Timeline);
 
 impl Idle {
     fn new() -> Self {
-        Self(LineOwner::for_model(1).line())
+        Self(TimelineOwner::for_model(1).timeline())
     }
 }
 
 // SAFETY: nothing is ever submitted to it.
-unsafe impl Timeline for Idle {
-    fn line(&self) -> &'static Line {
+unsafe impl TimelineSource for Idle {
+    fn line(&self) -> &'static Timeline {
         self.0
     }
     fn signal(&self) -> Result<u64> {
@@ -283,7 +305,7 @@ unsafe impl Timeline for Idle {
     fn refresh(&self) -> Result<u64> {
         Ok(0)
     }
-    fn wait(&self, _: Point) -> Result<()> {
+    fn wait(&self, _: Timepoint) -> Result<()> {
         Ok(())
     }
     fn wait_host(&self, _: u64, _: Option<Duration>) -> Result<()> {
@@ -325,7 +347,11 @@ fn e_no_launch_on_memory_that_is_gone() {
         drop(arena);
         launcher.join().unwrap();
         allocator.trim(0).expect("a trim");
-        assert_eq!((fake.used(), fake.violations()), (0, Vec::new()), "the arena was not torn down");
+        assert_eq!(
+            (fake.used(), fake.violations()),
+            (0, Vec::new()),
+            "the arena was not torn down"
+        );
     });
 }
 
@@ -367,7 +393,8 @@ fn g_everything_goes_back_once() {
 fn h_a_flush_finds_what_was_freed_before_it() {
     explore('h', &["freed before", "freed later"], |seen| {
         let pile = filled(1);
-        let row = pile.take(1).map(|row| row.header.index() as usize).expect("the owner's own block");
+        let row =
+            pile.take(1).map(|row| row.header.index() as usize).expect("the owner's own block");
         let freed = Arc::new(AtomicU32::new(0));
         let (there, done) = (pile.clone(), freed.clone());
         let owner = thread::spawn(move || {
@@ -396,7 +423,8 @@ fn i_a_number_is_one_threads_at_a_time() {
             }
             assert!((1..=2).contains(&number), "{number} for one of two threads");
             // SAFETY: what goes by the number is this thread's, as loom checks.
-            let before = owned[number as usize - 1].with_mut(|n| unsafe { std::mem::replace(&mut *n, *n + 1) });
+            let before = owned[number as usize - 1]
+                .with_mut(|n| unsafe { std::mem::replace(&mut *n, *n + 1) });
             seen.note(match (number, before) {
                 (2, _) => "both at a time",
                 (_, 0) => "the first",
@@ -416,18 +444,20 @@ fn i_a_number_is_one_threads_at_a_time() {
 #[test]
 fn j_of_two_submissions_one_waits_for_the_other() {
     explore('j', &["first", "second"], |seen| {
-        let owners: [&'static LineOwner; 2] = [1, 2].map(|n| &*Box::leak(Box::new(LineOwner::for_model(n))));
+        let owners: [&'static TimelineOwner; 2] =
+            [1, 2].map(|n| &*Box::leak(Box::new(TimelineOwner::for_model(n))));
         let row: &'static Row = Box::leak(Box::new(Row::new(Header::new(std::ptr::null(), 0, 1))));
         row.buffer.describe(64, None, 0);
-        row.buffer.inherit(Stamp::NEVER);
+        row.buffer.inherit(PackedTimepoint::NEVER);
         let memory = Arc::new(UnsafeCell::new(0u32));
         let submit = move |me: usize, memory: &UnsafeCell<u32>, seen: &Seen| {
-            let (line, other) = (owners[me].line(), owners[1 - me].line());
+            let (line, other) = (owners[me].timeline(), owners[1 - me].timeline());
             // SAFETY: this thread alone submits to the line, and the row stays.
-            while !crate::mutant::mutated('j') && !unsafe { row.buffer.try_lock_record(line.id()) } {
+            while !crate::mutant::mutated('j') && !unsafe { row.buffer.try_lock_record(line.id()) }
+            {
                 thread::yield_now();
             }
-            let before = row.buffer.write_stamp();
+            let before = row.buffer.write_timepoint();
             let value = owners[me].advance().expect("a value");
             // The mark without what it displaces, for which a point would have to find its line.
             row.buffer.inherit(line.at(value).into());

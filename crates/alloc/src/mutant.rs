@@ -1,4 +1,5 @@
-//! Deliberate defects that the loom models must find, each named by its model's letter. In every other build there are none.
+//! Deliberate defects that the loom models must find, each named by its model's letter. In every
+//! other build there are none.
 
 #[cfg(not(all(test, loom)))]
 #[inline(always)]

@@ -1,16 +1,17 @@
 //! The table of nodes: the blocks, free or used, that tile the address spans.
 //!
-//! A node is a row of plain words; nodes name each other by 32-bit index, never by pointer. The first row is no node ([`SINK`]). Nothing here
-//! touches the memory that the nodes describe.
+//! A node is a row of plain words; nodes name each other by 32-bit index, never by pointer. The
+//! first row is no node ([`SINK`]). Nothing here touches the memory that the nodes describe.
 
-use leasehold_core::{Error, OutOfMemory, Result, Stamp};
+use leasehold_core::{Error, OutOfMemory, PackedTimepoint, Result};
 use std::hint::select_unpredictable;
 
 /// No node.
 pub(crate) const NIL: u32 = u32::MAX;
 
-/// A row that is no node: what is written for the sake of a node that there is not goes there, so that nothing depends on whether there is
-/// one. That is as good as random for neighbours in an index's lists.
+/// A row that is no node: what is written for the sake of a node that there is not goes there, so
+/// that nothing depends on whether there is one. That is as good as random for neighbours in an
+/// index's lists.
 pub(crate) const SINK: u32 = 0;
 
 /// A node, or the sink if it is none.
@@ -53,7 +54,8 @@ pub(crate) struct Node {
     pub(crate) next: u32,
     /// While free: links within the index's leaf. While used: the slab run, or `NIL`.
     pub(crate) link: [u32; 2],
-    /// Granules that lie wholly in it and are backed by nothing. Such a granule lies in one free node, never across two.
+    /// Granules that lie wholly in it and are backed by nothing. Such a granule lies in one free
+    /// node, never across two.
     pub(crate) holes: u32,
     pub(crate) span: u16,
     pub(crate) state: State,
@@ -61,11 +63,11 @@ pub(crate) struct Node {
     pub(crate) lane: u8,
 }
 
-/// What a block in a line's lane has besides.
+/// What a block in a timeline's lane has besides.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cold {
     /// When the memory's last use is over. Meaningful unless the lane is lane 0.
-    pub(crate) stamp: Stamp,
+    pub(crate) stamp: PackedTimepoint,
     /// Links in the order of release.
     pub(crate) age_prev: u32,
     pub(crate) age_next: u32,
@@ -74,7 +76,7 @@ pub(crate) struct Cold {
 const _: () = assert!(size_of::<Node>() == 32 && size_of::<Cold>() == 16);
 
 impl Cold {
-    const VACANT: Cold = Cold { stamp: Stamp::NEVER, age_prev: NIL, age_next: NIL };
+    const VACANT: Cold = Cold { stamp: PackedTimepoint::NEVER, age_prev: NIL, age_next: NIL };
 }
 
 impl Node {
@@ -121,7 +123,8 @@ impl Nodes {
         Self { rows: Vec::new(), cold: Vec::new(), vacant: NIL, spare: 0, held: 0 }
     }
 
-    /// Makes sure that `n` more nodes can be made without host memory, so that freeing never allocates.
+    /// Makes sure that `n` more nodes can be made without host memory, so that freeing never
+    /// allocates.
     #[inline]
     pub(crate) fn ensure(&mut self, n: u32) -> Result<()> {
         if self.spare >= n + self.held { Ok(()) } else { self.ensure_slow(n + self.held) }
@@ -131,8 +134,9 @@ impl Nodes {
     fn ensure_slow(&mut self, n: u32) -> Result<()> {
         // (One may be the sink.)
         let more = self.rows.len().clamp(256, 1 << 16).max(n as usize + 1);
-        let host =
-            || -> Error { OutOfMemory::new("host memory for the allocator's node table", more as u64 * 48).into() };
+        let host = || -> Error {
+            OutOfMemory::new("host memory for the allocator's node table", more as u64 * 48).into()
+        };
         if self.rows.len() + more >= NIL as usize {
             return Err(host());
         }
@@ -150,7 +154,8 @@ impl Nodes {
         Ok(())
     }
 
-    /// Sets `n` entries aside until [`unhold`](Self::unhold): a plan that comes back must not fail for want of host memory.
+    /// Sets `n` entries aside until [`unhold`](Self::unhold): a plan that comes back must not fail
+    /// for want of host memory.
     pub(crate) fn hold(&mut self, n: u32) -> Result<()> {
         self.ensure(n)?;
         self.held += n;
@@ -162,10 +167,10 @@ impl Nodes {
         self.held -= n;
     }
 
-    /// When a node's last use is over, as far as it lies or lay in a line's lane.
+    /// When a node's last use is over, as far as it lies or lay in a timeline's lane.
     #[inline]
-    pub(crate) fn stamp(&self, id: u32) -> Stamp {
-        if self[id].lane == 0 { Stamp::NEVER } else { self.cold[id as usize].stamp }
+    pub(crate) fn stamp(&self, id: u32) -> PackedTimepoint {
+        if self[id].lane == 0 { PackedTimepoint::NEVER } else { self.cold[id as usize].stamp }
     }
 
     /// A vacant entry. The caller has made sure of it with [`ensure`](Self::ensure).

@@ -1,4 +1,5 @@
-//! The report of an allocation that failed: where the memory is, who holds it, what was tried and what to do.
+//! The report of an allocation that failed: where the memory is, who holds it, what was tried and
+//! what to do.
 
 use crate::buffer::{Buffer, IMPORTED, REGION};
 use crate::config::CrossStream;
@@ -63,7 +64,8 @@ impl Inner {
             report.free_not_ready = pending;
             report.largest_free = u64::from(core.store.heap.largest_free()) << UNIT_SHIFT;
             let res = &core.store.heap.res;
-            let cached = res.cached.iter().map(|&p| res.bytes(res.pieces[p as usize].granules)).sum();
+            let cached =
+                res.cached.iter().map(|&p| res.bytes(res.pieces[p as usize].granules)).sum();
             place(format_args!("free slots of slabs"), core.store.slabs.bytes().1);
             place(format_args!("in hand, mapped nowhere"), cached);
             place(format_args!("lost to the driver"), res.quarantined);
@@ -71,12 +73,15 @@ impl Inner {
             core.store.heap.pending_by_line().for_each(|l| _ = host::push(&mut lines, l));
             lines.sort_unstable_by_key(|&l| Reverse(l));
             for (bytes, line) in lines.into_iter().take(MOST_LINES) {
-                place(format_args!("free once line {line} is done"), bytes);
+                place(format_args!("free once timeline {line} is done"), bytes);
             }
         }
         report.live = self.live_bytes();
         place(format_args!("in thread caches"), self.caches.stats().1);
-        place(format_args!("held back by debug aids"), self.watch.as_ref().map_or(0, |w| w.numbers().0));
+        place(
+            format_args!("held back by debug aids"),
+            self.watch.as_ref().map_or(0, |w| w.numbers().0),
+        );
         report.reserved = self.budget.committed();
         report.in_graphs = self.counters.in_graphs.load(Ordering::Relaxed);
         report.limit = self.budget.limit();
@@ -106,13 +111,20 @@ impl Inner {
         let notes = &mut report.notes;
         let room = self.budget.room();
         if refused || report.limit != u64::MAX && room < layout.size {
-            host::note(notes, format_args!("the budget allows no more: raise it, or free something"));
+            host::note(
+                notes,
+                format_args!("the budget allows no more: raise it, or free something"),
+            );
         }
         if report.free_ready >= layout.size {
-            host::note(notes, format_args!("enough is free, but in pieces that live blocks hold apart"));
+            host::note(
+                notes,
+                format_args!("enough is free, but in pieces that live blocks hold apart"),
+            );
         }
         if self.config.cross_stream == CrossStream::Never && report.free_not_ready >= layout.size {
-            let why = "memory of other streams may not be waited for on the device (CrossStream::Never)";
+            let why =
+                "memory of other streams may not be waited for on the device (CrossStream::Never)";
             host::push(notes, why.into());
         }
         report.into()

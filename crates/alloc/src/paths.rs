@@ -7,15 +7,15 @@
 //! | [`Inner::alloc_in_core`] | the heap, under its lock |
 //! | [`Inner::alloc_slow`] | the out-of-memory fallback ([`fallback`](crate::fallback)) |
 //!
-//! | back | |
-//! |---|---|
-//! | [`last`] | a hit in the thread cache, for a small block |
-//! | [`Inner::free`] | what kind of block it is; the thread cache for a large one |
-//! | [`Inner::give_back`] | the heap, under its lock |
-//! | [`Inner::free_shared_slow`] | a block that several lines may still be using: a deferred free ([`parked`](crate::deferred)) |
+//! - [`last`]: a hit in the thread cache, for a small block.
+//! - [`Inner::free`]: what kind of block it is; the thread cache for a large one.
+//! - [`Inner::give_back`]: the heap, under its lock.
+//! - [`Inner::free_shared_slow`]: a block that several timelines may still be using: a deferred
+//!   free ([`parked`](crate::deferred)).
 
 use crate::buffer::{
-    ARENA, Buffer, CLASSLESS, EMPTY, FOREIGN, IMPORTED, NO_SLOT, Open, REGION, Row, WATCHED, home_line,
+    ARENA, Buffer, CLASSLESS, EMPTY, FOREIGN, IMPORTED, NO_SLOT, Open, REGION, Row, WATCHED,
+    home_line,
 };
 use crate::destroy::release;
 use crate::layout::NO_CLASS;
@@ -28,7 +28,7 @@ use crate::thread_cache::{Back, Refill};
 use leasehold_core::sync::MutexGuard;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::thread_number::{thread_number, thread_number_there};
-use leasehold_core::{Header, Lease, Line, Owner, Result, Stamp};
+use leasehold_core::{Header, Lease, Owner, PackedTimepoint, Result, Timeline};
 use std::ptr::NonNull;
 
 /// Flags of rows that no bin keeps.
@@ -39,7 +39,8 @@ const UNKEPT: u32 = IMPORTED | ARENA | EMPTY | WATCHED | FOREIGN | CLASSLESS;
 /// # Safety
 /// - As [`leasehold_core::OwnerOps::last`], for a row of an allocator.
 pub(crate) unsafe fn last(hdr: NonNull<Header>) {
-    // SAFETY: the header is the first field of a row of our table, which is alive as long as one of its rows is out.
+    // SAFETY: the header is the first field of a row of our table, which is alive as long as one of
+    // its rows is out.
     let (row, inner) = unsafe { (hdr.cast::<Row>().as_ref(), inner_of(hdr)) };
     let (buffer, flags) = (&row.buffer, row.buffer.flags());
     let mut renewed = None;
@@ -49,7 +50,9 @@ pub(crate) unsafe fn last(hdr: NonNull<Header>) {
         let class = usize::from(buffer.class.load(Ordering::Relaxed));
         let fine = inner.table.bump_generation(row);
         renewed = Some(fine);
-        if fine && inner.caches.put(thread_number_there(), row, class, home_line(flags), buffer.len()) {
+        if fine
+            && inner.caches.put(thread_number_there(), row, class, home_line(flags), buffer.len())
+        {
             return;
         }
     }
@@ -61,7 +64,8 @@ pub(crate) unsafe fn last(hdr: NonNull<Header>) {
 /// - As [`last`], or what it did: ended the row's generation.
 #[inline(never)]
 unsafe fn last_slow(hdr: NonNull<Header>, renewed: Option<bool>) {
-    // SAFETY: a header of our table lies first in its row, and the row is out, so table and allocator are alive.
+    // SAFETY: a header of our table lies first in its row, and the row is out, so table and
+    // allocator are alive.
     let (row, inner) = unsafe { (hdr.cast::<Row>().as_ref(), inner_of(hdr)) };
     // SAFETY: the row is out until `free` has put it back, so its allocator is alive.
     let owed = unsafe { inner.as_ref() }.free(row, renewed);
@@ -102,7 +106,9 @@ impl Inner {
         }
         let class = class_of(layout.size);
         // SAFETY: the table lives as long as the allocator, and rows in its caches are rows of it.
-        match unsafe { self.caches.take(thread_number_there(), class, on.line.id(), layout.size) } {
+        match unsafe {
+            self.caches.take(thread_number_there(), class, on.timeline.id(), layout.size)
+        } {
             Some(row) => {
                 row.buffer.reuse(layout.size);
                 Ok(self.first_lease(row))
@@ -123,15 +129,16 @@ impl Inner {
             };
         }
         // SAFETY: the table lives as long as the allocator, and rows in its caches are rows of it.
-        let (back, more) = match unsafe { self.caches.refill(thread_number(), class, on.line.id(), size) } {
-            Refill::Row(row, back) => {
-                row.buffer.reuse(size);
-                let lease = self.first_lease(row);
-                self.give_back_held(back);
-                return Ok(lease);
-            }
-            Refill::Empty(more, back) => (back, more),
-        };
+        let (back, more) =
+            match unsafe { self.caches.refill(thread_number(), class, on.timeline.id(), size) } {
+                Refill::Row(row, back) => {
+                    row.buffer.reuse(size);
+                    let lease = self.first_lease(row);
+                    self.give_back_held(back);
+                    return Ok(lease);
+                }
+                Refill::Empty(more, back) => (back, more),
+            };
         if more == 0 {
             self.alloc_in_core(need, layout, on, back)
         } else {
@@ -159,8 +166,9 @@ impl Inner {
             return self.alloc_aligned(layout, on);
         }
         if self.caches.keeps(size) {
-            // SAFETY: the table lives as long as the allocator, and rows in its caches are rows of it.
-            match unsafe { self.caches.take_large(thread_number_there(), on.line.id(), size) } {
+            // SAFETY: the table lives as long as the allocator, and rows in its caches are rows of
+            // it.
+            match unsafe { self.caches.take_large(thread_number_there(), on.timeline.id(), size) } {
                 Ok((row, ahead)) => {
                     self.counters.note_live(self.counters.live().wrapping_add_signed(ahead));
                     row.buffer.reuse(size);
@@ -185,7 +193,13 @@ impl Inner {
 
     /// A block of the heap, once it has taken back what a thread cache gave up.
     #[inline(always)]
-    fn alloc_in_core(&self, need: Need, layout: Layout, on: On<'_>, back: Back) -> Result<Lease<Buffer>> {
+    fn alloc_in_core(
+        &self,
+        need: Need,
+        layout: Layout,
+        on: On<'_>,
+        back: Back,
+    ) -> Result<Lease<Buffer>> {
         {
             let mut core = self.lock_core();
             if !back.is_nothing() {
@@ -196,14 +210,14 @@ impl Inner {
             }
             // (Each by itself: so what is known of a block need not lie in memory.)
             if let Some(class) = need.class {
-                if let Some(block) = core.store.take_slot(class.into(), on.line)? {
-                    return self.issue(&mut core, block, layout.size, on.line);
+                if let Some(block) = core.store.take_slot(class.into(), on.timeline)? {
+                    return self.issue(&mut core, block, layout.size, on.timeline);
                 }
             } else {
                 core.store.heap.nodes.ensure(2)?;
                 let row = self.table.take(&mut core.vacant, self.owner_ptr())?;
-                if let Some(node) = core.store.heap.take_node(need.units, need.align, on.line) {
-                    self.initialise_node(&core, row, node, layout.size, on.line);
+                if let Some(node) = core.store.heap.take_node(need.units, need.align, on.timeline) {
+                    self.initialise_node(&core, row, node, layout.size, on.timeline);
                     core.allocations += 1;
                     self.counters.add_live(layout.size as i64);
                     return Ok(self.first_lease(row));
@@ -214,25 +228,33 @@ impl Inner {
         self.alloc_slow(need, layout, on)
     }
 
-    /// A small block, and `more` of its class for the thread cache, as far as there are any that need no new memory.
+    /// A small block, and `more` of its class for the thread cache, as far as there are any that
+    /// need no new memory.
     #[cold]
     #[inline(never)]
-    fn alloc_some(&self, need: Need, layout: Layout, on: On<'_>, back: Back, more: u32) -> Result<Lease<Buffer>> {
+    fn alloc_some(
+        &self,
+        need: Need,
+        layout: Layout,
+        on: On<'_>,
+        back: Back,
+        more: u32,
+    ) -> Result<Lease<Buffer>> {
         let class = class_of(layout.size);
         let first = self.alloc_in_core(need, layout, on, back)?;
         let mut rows = List::EMPTY;
         {
             let mut core = self.lock_core();
             for _ in 0..more {
-                let Some(block) = core.store.take_slot_there(class, on.line) else { break };
-                match self.initialise(&mut core, block, layout.size, on.line) {
+                let Some(block) = core.store.take_slot_there(class, on.timeline) else { break };
+                match self.initialise(&mut core, block, layout.size, on.timeline) {
                     Ok(row) => rows.push(row),
                     Err(_) => break,
                 }
             }
         }
         // SAFETY: the table lives as long as the allocator, and its caches with it.
-        unsafe { self.caches.stock(thread_number(), &mut rows, class, on.line.id()) };
+        unsafe { self.caches.stock(thread_number(), &mut rows, class, on.timeline.id()) };
         self.give_back_held(Back { rows, drift: 0 });
         Ok(first)
     }
@@ -252,8 +274,14 @@ impl Inner {
 
     /// A row for a block, under the lock.
     #[inline(always)]
-    pub(crate) fn issue(&self, core: &mut Core, block: Block, size: u64, line: &'static Line) -> Result<Lease<Buffer>> {
-        let row = self.initialise(core, block, size, line)?;
+    pub(crate) fn issue(
+        &self,
+        core: &mut Core,
+        block: Block,
+        size: u64,
+        timeline: &'static Timeline,
+    ) -> Result<Lease<Buffer>> {
+        let row = self.initialise(core, block, size, timeline)?;
         core.allocations += 1;
         self.counters.add_live(size as i64);
         Ok(self.first_lease(row))
@@ -261,7 +289,13 @@ impl Inner {
 
     /// A row that describes a block, held by nobody yet.
     #[inline(always)]
-    fn initialise(&self, core: &mut Core, block: Block, size: u64, line: &'static Line) -> Result<&Row> {
+    fn initialise(
+        &self,
+        core: &mut Core,
+        block: Block,
+        size: u64,
+        timeline: &'static Timeline,
+    ) -> Result<&Row> {
         let row = match self.table.take(&mut core.vacant, self.owner_ptr()) {
             Ok(row) => row,
             Err(e) => {
@@ -277,7 +311,7 @@ impl Inner {
         row.buffer.slot.store(slot, Ordering::Relaxed);
         row.buffer.class.store(block.class, Ordering::Relaxed);
         let flags = self.row_flags | if block.class == NO_CLASS { CLASSLESS } else { 0 };
-        row.buffer.describe(size, Some(line), flags);
+        row.buffer.describe(size, Some(timeline), flags);
         row.buffer.lie_at(block.addr, block.native);
         row.buffer.inherit(block.stamp);
         Ok(row)
@@ -285,27 +319,39 @@ impl Inner {
 
     /// As [`initialise`](Self::initialise), for a row and a node that were taken.
     #[inline(always)]
-    fn initialise_node(&self, core: &Core, row: &Row, node: u32, size: u64, line: &'static Line) {
+    fn initialise_node(
+        &self,
+        core: &Core,
+        row: &Row,
+        node: u32,
+        size: u64,
+        timeline: &'static Timeline,
+    ) {
         let (addr, native, stamp) = core.store.heap.describe(node);
         row.buffer.place.store(node, Ordering::Relaxed);
         row.buffer.slot.store(NO_SLOT, Ordering::Relaxed);
         row.buffer.class.store(NO_CLASS, Ordering::Relaxed);
-        row.buffer.describe(size, Some(line), self.row_flags | CLASSLESS);
+        row.buffer.describe(size, Some(timeline), self.row_flags | CLASSLESS);
         row.buffer.lie_at(addr, native);
-        row.buffer.inherit(if stamp.is_never() || stamp.has_passed() { Stamp::NEVER } else { stamp });
+        row.buffer.inherit(if stamp.is_never() || stamp.has_passed() {
+            PackedTimepoint::NEVER
+        } else {
+            stamp
+        });
     }
 
     #[cold]
     fn empty(&self, on: On<'_>) -> Result<Lease<Buffer>> {
         let mut core = self.core.lock();
         let row = self.table.take(&mut core.vacant, self.owner_ptr())?;
-        row.buffer.describe(0, Some(on.line), EMPTY | kind_bits(self.config.host_kind));
+        row.buffer.describe(0, Some(on.timeline), EMPTY | kind_bits(self.config.host_kind));
         row.buffer.lie_at(0, 0);
-        row.buffer.inherit(Stamp::NEVER);
+        row.buffer.inherit(PackedTimepoint::NEVER);
         Ok(self.first_lease(row))
     }
 
-    /// Takes a row back that nobody holds. `renewed`: its generation has ended, and whether there is another one. Returns the counts that the caller owes to an orphaned allocator.
+    /// Takes a row back that nobody holds. `renewed`: its generation has ended, and whether there
+    /// is another one. Returns the counts that the caller owes to an orphaned allocator.
     fn free(&self, row: &Row, renewed: Option<bool>) -> u64 {
         let buffer = &row.buffer;
         let flags = buffer.flags();
@@ -325,13 +371,14 @@ impl Inner {
         let fine = renewed.unwrap_or_else(|| self.table.bump_generation(row));
         if fine {
             // What lies in a cache is lent again as it is, but for the tag.
-            let (line, class) = (home_line(flags), usize::from(buffer.class.load(Ordering::Relaxed)));
+            let (timeline, class) =
+                (home_line(flags), usize::from(buffer.class.load(Ordering::Relaxed)));
             let back = if flags & CLASSLESS == 0 {
                 buffer.untag();
-                self.caches.spill(thread_number(), row, class, line, len)
+                self.caches.spill(thread_number(), row, class, timeline, len)
             } else if self.caches.keeps(len) && flags & REGION == 0 {
                 buffer.untag();
-                self.caches.put_large(thread_number(), row, line, len)
+                self.caches.put_large(thread_number(), row, timeline, len)
             } else {
                 None
             };
@@ -340,7 +387,7 @@ impl Inner {
             }
         }
         let mut core = self.lock_core();
-        core.store.give(row.spot(), buffer.own_stamp());
+        core.store.give(row.spot(), buffer.own_timepoint());
         self.counters.end_live(len);
         core.vacant.live -= 1;
         if fine {
@@ -349,8 +396,9 @@ impl Inner {
         u64::from(core.orphan)
     }
 
-    /// Frees a block that other lines than its home may have used. Takes no host memory: while several lines may still be using the
-    /// block, its row stays out of circulation and so remembers which.
+    /// Frees a block that other timelines than its home may have used. Takes no host memory: while
+    /// several timelines may still be using the block, its row stays out of circulation and so
+    /// remembers which.
     #[cold]
     pub(crate) fn free_shared_slow(&self, row: &Row) -> u64 {
         let (len, open) = (row.buffer.len(), row.buffer.open());
@@ -361,13 +409,17 @@ impl Inner {
             self.put_aside(&mut core, row, |core| &mut core.deferred);
         } else {
             row.buffer.reset();
-            core.store.give(spot, if let Open::One(stamp) = open { stamp } else { Stamp::NEVER });
+            core.store.give(
+                spot,
+                if let Open::One(stamp) = open { stamp } else { PackedTimepoint::NEVER },
+            );
             self.table.put(&mut core.vacant, row);
         }
         u64::from(core.orphan)
     }
 
-    /// Takes what a thread cache gave up into the heap. Returns the counts that the caller owes to an orphaned allocator.
+    /// Takes what a thread cache gave up into the heap. Returns the counts that the caller owes to
+    /// an orphaned allocator.
     #[inline]
     fn give_back(&self, back: Back) -> u64 {
         if back.is_nothing() {
@@ -382,7 +434,8 @@ impl Inner {
         if core.orphan { n } else { 0 }
     }
 
-    /// As [`give_back`](Self::give_back), for a caller that holds the allocator: nobody is owed anything then.
+    /// As [`give_back`](Self::give_back), for a caller that holds the allocator: nobody is owed
+    /// anything then.
     pub(crate) fn give_back_held(&self, back: Back) {
         let owed = self.give_back(back);
         debug_assert_eq!(owed, 0);
@@ -394,7 +447,7 @@ impl Inner {
         let mut n = 0;
         // SAFETY: the list has rows of this allocator's own table.
         while let Some(row) = unsafe { back.rows.pop() } {
-            core.store.give(row.spot(), row.buffer.own_stamp());
+            core.store.give(row.spot(), row.buffer.own_timepoint());
             self.table.put_bumped(&mut core.vacant, row);
             n += 1;
         }

@@ -1,7 +1,9 @@
-//! Plans: a window of free addresses, the granules to back it with, and how the result is brought back.
+//! Plans: a window of free addresses, the granules to back it with, and how the result is brought
+//! back.
 //!
-//! PyTorch's expandable segments map new memory at the end of a range. A plan takes what lies under free blocks first, and maps it where
-//! it is needed. Everything here is the slow path: a driver call follows, so walks over all nodes are affordable.
+//! PyTorch's expandable segments map new memory at the end of a range. A plan takes what lies under
+//! free blocks first, and maps it where it is needed. Everything here is the slow path: a driver
+//! call follows, so walks over all nodes are affordable.
 
 use crate::budget::Budget;
 use crate::heap::{Heap, READY};
@@ -9,14 +11,15 @@ use crate::host;
 use crate::layout::UNIT_SHIFT;
 use crate::node::{NIL, Node, State};
 use crate::residency::{End, Place, Plan, Source, Step};
-use leasehold_core::{Result, Stamp};
+use leasehold_core::{PackedTimepoint, Result};
 
 /// What a plan may use.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Means {
     /// Take pieces from under free memory.
     pub(crate) reclaim: bool,
-    /// Instead of taking new memory, say which point to wait for, if that makes pieces free and is at most so many values ahead.
+    /// Instead of taking new memory, say which point to wait for, if that makes pieces free and is
+    /// at most so many values ahead.
     pub(crate) near: Option<u64>,
     /// Place large blocks so that their granules can be moved later.
     pub(crate) even: bool,
@@ -31,8 +34,8 @@ pub(crate) struct Means {
 pub(crate) enum Planned {
     /// A plan to carry out.
     Plan(Plan),
-    /// The means suffice once this point is over.
-    Wait(Stamp),
+    /// The means suffice once this timepoint is over.
+    Wait(PackedTimepoint),
     /// No addresses, or the means do not suffice.
     Nothing,
 }
@@ -51,7 +54,7 @@ struct Target {
 /// A piece under free memory.
 struct Reclaimable {
     /// When its last use is over; never for one that may be taken now.
-    stamp: Stamp,
+    stamp: PackedTimepoint,
     /// How many values ahead that is. Other threads complete them meanwhile, so it is read once.
     ahead: u64,
     piece: u32,
@@ -71,7 +74,14 @@ pub(crate) struct Trim {
 
 impl Heap {
     /// Plans a block of `units` for `lane`.
-    pub(crate) fn plan(&mut self, units: u32, align: u32, lane: u8, means: Means, budget: &Budget) -> Result<Planned> {
+    pub(crate) fn plan(
+        &mut self,
+        units: u32,
+        align: u32,
+        lane: u8,
+        means: Means,
+        budget: &Budget,
+    ) -> Result<Planned> {
         self.tick += 1;
         let align = if means.even { self.even(units, align) } else { align };
         let node = self.choose(units, align, lane);
@@ -92,14 +102,19 @@ impl Heap {
         }
 
         // What there is to back it with.
-        let cached: u32 = self.res.cached.iter().map(|&p| self.res.pieces[p as usize].granules).sum();
-        let mut reclaimable = if means.reclaim && missing > cached { self.reclaimable(a, b)? } else { Vec::new() };
-        reclaimable.sort_unstable_by_key(|l| (l.ahead, std::cmp::Reverse(l.granules), std::cmp::Reverse(l.at)));
+        let cached: u32 =
+            self.res.cached.iter().map(|&p| self.res.pieces[p as usize].granules).sum();
+        let mut reclaimable =
+            if means.reclaim && missing > cached { self.reclaimable(a, b)? } else { Vec::new() };
+        reclaimable.sort_unstable_by_key(|l| {
+            (l.ahead, std::cmp::Reverse(l.granules), std::cmp::Reverse(l.at))
+        });
         let now = reclaimable.partition_point(|l| l.stamp.is_never());
         let at_hand: u32 = reclaimable[..now].iter().map(|l| l.granules).sum();
         let short = missing.saturating_sub(cached + at_hand);
         if let Some(near) = means.near.filter(|_| short > 0 && !self.single()) {
-            // What several lines still use does not merge: once it is over, what lies there may fit as it is.
+            // What several timelines still use does not merge: once it is over, what lies there may
+            // fit as it is.
             let (_, pending) = self.free_units();
             let newest = self.newest_pending();
             if pending >> shift >= u64::from(short) && ahead(newest) <= near && !newest.is_never() {
@@ -108,7 +123,8 @@ impl Heap {
         }
         if let Some(near) = means.near.filter(|_| short > 0 && self.single()) {
             let mut more = 0;
-            // What is near, as much as is short: even if it is less, that much need not be taken from the driver.
+            // What is near, as much as is short: even if it is less, that much need not be taken
+            // from the driver.
             let wanted = reclaimable[now..].iter().take_while(|l| {
                 let wanted = more < short && l.ahead <= near;
                 more += l.granules;
@@ -194,7 +210,12 @@ impl Heap {
         for gap in &mut gaps {
             while gap.1 > 0 {
                 let room = gap.1;
-                if let Some(i) = self.res.cached.iter().position(|&p| self.res.pieces[p as usize].granules <= room) {
+                if let Some(i) = self
+                    .res
+                    .cached
+                    .iter()
+                    .position(|&p| self.res.pieces[p as usize].granules <= room)
+                {
                     let id = self.res.cached.swap_remove(i);
                     let p = &mut self.res.pieces[id as usize];
                     p.place = Place::Moving;
@@ -203,7 +224,8 @@ impl Heap {
                 } else if let Some(i) = reclaimable.iter().position(|l| l.granules <= room) {
                     let l = reclaimable.remove(i);
                     let handle = self.res.pieces[l.piece as usize].handle;
-                    let from_addr = self.spans[usize::from(self.nodes[l.node].span)].addr(l.at << shift);
+                    let from_addr =
+                        self.spans[usize::from(self.nodes[l.node].span)].addr(l.at << shift);
                     let source = Source::Reclaimed { from: l.at, from_addr };
                     steps.push(step(l.piece, gap.0, l.granules, handle, source));
                     (gap.0, gap.1) = (gap.0 + l.granules, gap.1 - l.granules);
@@ -274,7 +296,8 @@ impl Heap {
         Ok(gaps)
     }
 
-    /// The node that covers a unit, from one on that begins below and may have been cut into several.
+    /// The node that covers a unit, from one on that begins below and may have been cut into
+    /// several.
     fn covering(&self, mut at: u32, unit: u32) -> u32 {
         while self.nodes[at].end() <= unit {
             at = self.nodes[at].next;
@@ -282,11 +305,13 @@ impl Heap {
         at
     }
 
-    /// Pieces that lie wholly under one free node, outside `[a, b)`, with the time when they may be taken.
+    /// Pieces that lie wholly under one free node, outside `[a, b)`, with the time when they may be
+    /// taken.
     fn reclaimable(&self, a: u32, b: u32) -> Result<Vec<Reclaimable>> {
         let shift = self.res.shift;
         let mut reclaimable = Vec::new();
-        // In the order in which they lie in the table: from neighbour to neighbour each would be a cache miss.
+        // In the order in which they lie in the table: from neighbour to neighbour each would be a
+        // cache miss.
         for (at, n) in (0..).zip(&self.nodes.rows) {
             if n.state != State::Free || !self.spans[usize::from(n.span)].paged {
                 continue;
@@ -308,7 +333,8 @@ impl Heap {
                 let to = p.at + p.granules;
                 let apart = to << shift <= a || g << shift >= b;
                 if apart && p.at == g && to <= end && p.place == Place::Mapped {
-                    let stamp = if over { Stamp::NEVER } else { self.last_use(g, to, last) };
+                    let stamp =
+                        if over { PackedTimepoint::NEVER } else { self.last_use(g, to, last) };
                     host::room(&mut reclaimable, 1)?;
                     reclaimable.push(Reclaimable {
                         stamp,
@@ -325,11 +351,14 @@ impl Heap {
         Ok(reclaimable)
     }
 
-    /// When the last use of granules of a pending free node is over: what is known of each, or the node's own stamp.
-    pub(crate) fn last_use(&self, from: u32, to: u32, node: Stamp) -> Stamp {
-        let mut latest = Stamp::NEVER;
+    /// When the last use of granules of a pending free node is over: what is known of each, or the
+    /// node's own timepoint.
+    pub(crate) fn last_use(&self, from: u32, to: u32, node: PackedTimepoint) -> PackedTimepoint {
+        let mut latest = PackedTimepoint::NEVER;
         for g in from..to {
-            let Some(last) = self.res.granules[g as usize].last_of(node.line_id()) else { return node };
+            let Some(last) = self.res.granules[g as usize].last_of(node.timeline_id()) else {
+                return node;
+            };
             if last.value() > latest.value() {
                 latest = last;
             }
@@ -337,9 +366,9 @@ impl Heap {
         latest
     }
 
-    /// Takes `[a, b)`, which lies in a free node, out of circulation as one node. Returns it with the stamp of the node, if it lay in a
-    /// line's lane.
-    pub(crate) fn isolate(&mut self, at: u32, a: u32, b: u32) -> (u32, Stamp) {
+    /// Takes `[a, b)`, which lies in a free node, out of circulation as one node. Returns it with
+    /// the timepoint of the node, if it lay in a timeline's lane.
+    pub(crate) fn isolate(&mut self, at: u32, a: u32, b: u32) -> (u32, PackedTimepoint) {
         self.unlink_free(at);
         let (n, stamp) = (self.nodes[at], self.nodes.stamp(at));
         let mut mid = at;
@@ -355,8 +384,8 @@ impl Heap {
         (mid, stamp)
     }
 
-    /// Brings a plan back. `done`: it ran to its end; then the block is returned, used, with its stamp. Gives back what of the ticket
-    /// was not used; pieces in hand stay in the cache.
+    /// Brings a plan back. `done`: it ran to its end; then the block is returned, used, with its
+    /// timepoint. Gives back what of the ticket was not used; pieces in hand stay in the cache.
     pub(crate) fn finish(&mut self, plan: Plan, done: bool, budget: &Budget) -> Option<u32> {
         self.nodes.unhold(plan.nodes_held);
         self.lanes[usize::from(plan.lane)].plans -= 1;
@@ -364,9 +393,13 @@ impl Heap {
         budget.undo(unused);
         budget.keep(plan.ticket - unused);
         for &node in &plan.emptied {
-            self.free_by_residency(node, READY, Stamp::NEVER);
+            self.free_by_residency(node, READY, PackedTimepoint::NEVER);
         }
-        let (lane, stamp) = if plan.stamp.is_never() { (READY, Stamp::NEVER) } else { (plan.lane, plan.stamp) };
+        let (lane, stamp) = if plan.stamp.is_never() {
+            (READY, PackedTimepoint::NEVER)
+        } else {
+            (plan.lane, plan.stamp)
+        };
         if !done {
             self.free_by_residency(plan.target, lane, stamp);
             return None;
@@ -392,8 +425,9 @@ impl Heap {
         Some(block)
     }
 
-    /// Puts a node that was out of circulation back; parts that the driver would not take back stay out for ever.
-    pub(crate) fn free_by_residency(&mut self, mut id: u32, lane: u8, stamp: Stamp) {
+    /// Puts a node that was out of circulation back; parts that the driver would not take back stay
+    /// out for ever.
+    pub(crate) fn free_by_residency(&mut self, mut id: u32, lane: u8, stamp: PackedTimepoint) {
         let shift = self.res.shift;
         let lost = |heap: &Heap, g: u32| {
             let id = heap.res.piece_of(g);
@@ -407,7 +441,8 @@ impl Heap {
                 g += 1;
             }
             self.nodes[id].holes = 0;
-            let rest = if g << shift < n.end() { self.split(id, (g << shift) - n.start) } else { NIL };
+            let rest =
+                if g << shift < n.end() { self.split(id, (g << shift) - n.start) } else { NIL };
             if first {
                 self.nodes[id].state = State::Quarantined;
             } else {
@@ -422,7 +457,8 @@ impl Heap {
         }
     }
 
-    /// Takes up to `surplus` bytes of unmapped pieces out of the cache, to be destroyed, and leaves room for `more` entries.
+    /// Takes up to `surplus` bytes of unmapped pieces out of the cache, to be destroyed, and leaves
+    /// room for `more` entries.
     pub(crate) fn plan_cached(&mut self, mut surplus: u64, more: usize) -> Result<Vec<Trim>> {
         let mut out = Vec::new();
         let cached = self.res.cached.len();
@@ -436,8 +472,9 @@ impl Heap {
         Ok(out)
     }
 
-    /// Unmaps pieces under ready free memory until at most `keep` bytes stay free, and names the cached ones: a plan without a target.
-    /// The caller unmaps and destroys them and then calls [`finish_trim`](Self::finish_trim).
+    /// Unmaps pieces under ready free memory until at most `keep` bytes stay free, and names the
+    /// cached ones: a plan without a target. The caller unmaps and destroys them and then calls
+    /// [`finish_trim`](Self::finish_trim).
     pub(crate) fn plan_trim(&mut self, mut surplus: u64) -> Result<Vec<Trim>> {
         let shift = self.res.shift;
         let mut reclaimable = if surplus > 0 { self.reclaimable(0, 0)? } else { Vec::new() };
@@ -460,8 +497,9 @@ impl Heap {
         Ok(out)
     }
 
-    /// Suspends a lent node: the pieces that lie wholly under it and its suspended neighbours are to be unmapped and destroyed, and brought
-    /// back by [`finish_trim`](Self::finish_trim). One that is less than a granule stays as it is.
+    /// Suspends a lent node: the pieces that lie wholly under it and its suspended neighbours are
+    /// to be unmapped and destroyed, and brought back by [`finish_trim`](Self::finish_trim). One
+    /// that is less than a granule stays as it is.
     pub(crate) fn plan_suspend(&mut self, node: u32) -> Result<Vec<Trim>> {
         let shift = self.res.shift;
         let n = self.nodes[node];
@@ -481,7 +519,8 @@ impl Heap {
                 g += 1;
                 continue;
             };
-            if p.place == Place::Mapped && (p.at..p.at + p.granules).all(|g| self.is_dark(node, g)) {
+            if p.place == Place::Mapped && (p.at..p.at + p.granules).all(|g| self.is_dark(node, g))
+            {
                 let source = Source::Reclaimed { from: p.at, from_addr: span.addr(p.at << shift) };
                 let step = self.leaving(id, source);
                 out.push(Trim { node: None, step });
@@ -524,7 +563,8 @@ impl Heap {
         (self.nodes[node].units >> self.res.shift) + 2
     }
 
-    /// Plans new memory for the parts of a suspended node that have none. `None`: the budget does not allow it.
+    /// Plans new memory for the parts of a suspended node that have none. `None`: the budget does
+    /// not allow it.
     pub(crate) fn plan_resume(&mut self, node: u32, budget: &Budget) -> Result<Option<Plan>> {
         let shift = self.res.shift;
         let n = self.nodes[node];
@@ -554,8 +594,18 @@ impl Heap {
             steps.iter().for_each(|s| self.res.drop_piece(s.piece));
             return Ok(None);
         }
-        let (start, units, lane, stamp) = (n.start, n.units, READY, Stamp::NEVER);
-        Ok(Some(Plan { target: node, start, units, lane, stamp, steps, emptied: Vec::new(), ticket, nodes_held: 0 }))
+        let (start, units, lane, stamp) = (n.start, n.units, READY, PackedTimepoint::NEVER);
+        Ok(Some(Plan {
+            target: node,
+            start,
+            units,
+            lane,
+            stamp,
+            steps,
+            emptied: Vec::new(),
+            ticket,
+            nodes_held: 0,
+        }))
     }
 
     /// Brings a resumption back: the node stays lent, with or without its memory.
@@ -570,13 +620,14 @@ impl Heap {
         }
     }
 
-    /// Brings a trim back. A piece that was not destroyed is leaked and stays counted. Returns the bytes given back.
+    /// Brings a trim back. A piece that was not destroyed is leaked and stays counted. Returns the
+    /// bytes given back.
     pub(crate) fn finish_trim(&mut self, steps: Vec<Trim>, budget: &Budget) -> u64 {
         let mut freed = 0;
         for &Trim { node, step } in &steps {
             freed += self.end_step(&step);
             if let Some(node) = node {
-                self.free_by_residency(node, READY, Stamp::NEVER);
+                self.free_by_residency(node, READY, PackedTimepoint::NEVER);
             }
         }
         budget.give_back(freed);
@@ -586,23 +637,27 @@ impl Heap {
             for g in from..from + granules {
                 // A suspended neighbour that was freed meanwhile.
                 let unit = g << self.res.shift;
-                let covers = |n: &Node| n.state != State::Vacant && n.start <= unit && unit < n.end();
-                let Some(node) = self.nodes.rows.iter().position(covers).map(|at| at as u32) else { continue };
+                let covers =
+                    |n: &Node| n.state != State::Vacant && n.start <= unit && unit < n.end();
+                let Some(node) = self.nodes.rows.iter().position(covers).map(|at| at as u32) else {
+                    continue;
+                };
                 if self.nodes[node].state == State::Moving && !self.in_motion(node) {
                     self.nodes.unhold(self.parts(node));
-                    self.free_by_residency(node, READY, Stamp::NEVER);
+                    self.free_by_residency(node, READY, PackedTimepoint::NEVER);
                 }
             }
         }
         freed
     }
 
-    /// Writes down where a step left its piece. Returns the step's bytes if the allocator does not have them: the piece was never made, or
-    /// is destroyed.
+    /// Writes down where a step left its piece. Returns the step's bytes if the allocator does not
+    /// have them: the piece was never made, or is destroyed.
     fn end_step(&mut self, s: &Step) -> u64 {
         let granules = self.res.pieces[s.piece as usize].granules;
         self.res.pieces[s.piece as usize].handle = s.handle;
-        if let (Source::Reclaimed { from, .. }, true) = (s.source, !matches!(s.end, End::Untouched | End::LostAtSource))
+        if let (Source::Reclaimed { from, .. }, true) =
+            (s.source, !matches!(s.end, End::Untouched | End::LostAtSource))
         {
             self.res.set_unmapped(from, granules);
         }
@@ -611,7 +666,9 @@ impl Heap {
                 self.res.drop_piece(s.piece);
                 return s.bytes;
             }
-            (End::Untouched, Source::Reclaimed { .. }) => self.res.pieces[s.piece as usize].place = Place::Mapped,
+            (End::Untouched, Source::Reclaimed { .. }) => {
+                self.res.pieces[s.piece as usize].place = Place::Mapped
+            }
             (End::Untouched, Source::Cached) | (End::Loose, _) => self.res.put_cached(s.piece),
             (End::Mapped, _) => self.res.set_mapped(s.piece, s.at, Place::Mapped),
             (End::LostAtSource, _) => self.res.pieces[s.piece as usize].place = Place::Lost,
@@ -625,12 +682,12 @@ impl Heap {
     }
 }
 
-/// How many values lie before a stamp is over.
-fn ahead(stamp: Stamp) -> u64 {
-    match stamp.point() {
+/// How many values lie before a timepoint is over.
+fn ahead(stamp: PackedTimepoint) -> u64 {
+    match stamp.timepoint() {
         None => 0,
-        Some(p) if p.line().failed(p.value()) => u64::MAX,
-        Some(p) => p.value().saturating_sub(p.line().completed()),
+        Some(p) if p.timeline().failed(p.value()) => u64::MAX,
+        Some(p) => p.value().saturating_sub(p.timeline().completed()),
     }
 }
 
@@ -640,7 +697,8 @@ mod tests {
     use crate::backing::Backing;
     use crate::fake::FakeBacking;
 
-    /// Another thread has freed memory since nothing was found: the place has all that it needs, and ends within the first granule.
+    /// Another thread has freed memory since nothing was found: the place has all that it needs,
+    /// and ends within the first granule.
     #[test]
     fn a_plan_may_have_nothing_to_map() {
         let fake = FakeBacking::new(1 << 30);
@@ -661,7 +719,8 @@ mod tests {
         assert_eq!((steps, budget.committed()), (vec![1, 0], 2 << 20));
     }
 
-    /// Completion was looked up at each comparison, and sorting panics when an order changes while it sorts.
+    /// Completion was looked up at each comparison, and sorting panics when an order changes while
+    /// it sorts.
     #[test]
     fn streams_go_on_while_a_plan_is_made() {
         const BLOCKS: u32 = 16_000;
@@ -671,8 +730,8 @@ mod tests {
         let (mut heap, budget) = (Heap::new(GRANULE), Budget::new(u64::MAX));
         heap.add_span(base, 8 << 30, 0, true).expect("a span");
         let means = Means { reclaim: true, near: None, even: true, piece: 1, least: 1 };
-        let owner = leasehold_core::LineOwner::take().expect("a line");
-        let lane = heap.lane_for(owner.line());
+        let owner = leasehold_core::TimelineOwner::take().expect("a timeline");
+        let lane = heap.lane_for(owner.timeline());
         let take = |heap: &mut Heap, units: u32| {
             let planned = heap.plan(units, 1, lane, means, &budget).expect("host memory");
             let Planned::Plan(mut plan) = planned else { panic!("{planned:?}") };
@@ -683,12 +742,13 @@ mod tests {
         // Live blocks between them keep the free ones apart.
         let mut blocks: Vec<u32> = (0..BLOCKS).map(|_| take(&mut heap, granule)).collect();
         for round in 0..4 {
-            let mut values: Vec<u64> = (0..BLOCKS / 2).map(|_| owner.advance().expect("a value")).collect();
+            let mut values: Vec<u64> =
+                (0..BLOCKS / 2).map(|_| owner.advance().expect("a value")).collect();
             let (first, last) = (values[0], values[values.len() - 1]);
             // Neither in the order of the addresses nor against it.
             values.sort_unstable_by_key(|v| v.wrapping_mul(0x9E37_79B9_7F4A_7C15));
             for (at, value) in values.into_iter().enumerate() {
-                heap.give(blocks[2 * at], lane, Stamp::from(owner.line().at(value)));
+                heap.give(blocks[2 * at], lane, PackedTimepoint::from(owner.timeline().at(value)));
             }
             let large = std::thread::scope(|s| {
                 s.spawn(|| {

@@ -1,4 +1,5 @@
-//! The packer: offsets for temporaries whose lifetimes are known, so that those that never live together share memory.
+//! The packer: offsets for temporaries whose lifetimes are known, so that those that never live
+//! together share memory.
 //!
 //! Pure and deterministic: equal input gives equal output.
 
@@ -34,8 +35,8 @@ pub struct Packing {
     pub bound: u64,
 }
 
-/// Packs `lifetimes`: the best of three greedy orders (by size, by size times duration, by beginning), each placing an interval at the
-/// lowest offset that is free for as long as it lives.
+/// Packs `lifetimes`: the best of three greedy orders (by size, by size times duration, by
+/// beginning), each placing an interval at the lowest offset that is free for as long as it lives.
 ///
 /// ```
 /// use leasehold_alloc::planner::{plan, Interval};
@@ -47,7 +48,8 @@ pub struct Packing {
 /// ```
 ///
 /// # Errors
-/// `InvalidArgument` for an alignment that is no power of two, an interval that ends before it begins, or sizes that overflow.
+/// `InvalidArgument` for an alignment that is no power of two, an interval that ends before it
+/// begins, or sizes that overflow.
 pub fn plan(lifetimes: &[Interval]) -> Result<Packing> {
     let mut sum = 0u64;
     for (i, l) in lifetimes.iter().enumerate() {
@@ -94,7 +96,8 @@ fn place(lifetimes: &[Interval], order: &[usize], bound: u64) -> Packing {
         if l.size == 0 {
             continue;
         }
-        // `placed` is sorted by offset: the first gap that is wide enough, free for the whole lifetime.
+        // `placed` is sorted by offset: the first gap that is wide enough, free for the whole
+        // lifetime.
         let mut at = 0u64;
         for &j in &placed {
             let other = &lifetimes[j];

@@ -1,49 +1,53 @@
-//! Residency: which granules of the paged spans are backed, by which piece of physical memory, and the plans that change it.
+//! Residency: which granules of the paged spans are backed, by which piece of physical memory, and
+//! the plans that change it.
 //!
-//! A change is a [`Plan`]: made under the heap's lock (the nodes it concerns are taken out of circulation), carried out by
-//! [`Plan::run`] without it, and brought back by [`Heap::finish`](crate::heap::Heap) under it. A plan that fails is undone as far as the
-//! driver lets it; what the driver does not take back is quarantined and stays counted.
+//! A change is a [`Plan`]: made under the heap's lock (the nodes it concerns are taken out of
+//! circulation), carried out by [`Plan::run`] without it, and brought back by
+//! [`Heap::finish`](crate::heap::Heap) under it. A plan that fails is undone as far as the driver
+//! lets it; what the driver does not take back is quarantined and stays counted.
 
 use crate::backing::Backing;
 use crate::host;
 use crate::node::{NIL, Node, State};
-use leasehold_core::{LineId, Result, Stamp};
+use leasehold_core::{PackedTimepoint, Result, TimelineId};
 
 /// What backs a granule.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Granule {
     pub(crate) piece: u32,
-    /// When its last use by a line is over, as far as releases into lines' lanes have told.
-    last: Stamp,
-    /// The same of a second line; [`MANY`] once there were more at a time.
-    other: Stamp,
+    /// When its last use by a timeline is over, as far as releases into timelines' lanes have told.
+    last: PackedTimepoint,
+    /// The same of a second timeline; [`MANY`] once there were more at a time.
+    other: PackedTimepoint,
 }
 
-/// More lines than are kept apart.
-const MANY: Stamp = Stamp::from_bits(1);
+/// More timelines than are kept apart.
+const MANY: PackedTimepoint = PackedTimepoint::from_bits(1);
 
 impl Granule {
-    const VACANT: Granule = Granule { piece: NIL, last: Stamp::NEVER, other: Stamp::NEVER };
+    const VACANT: Granule =
+        Granule { piece: NIL, last: PackedTimepoint::NEVER, other: PackedTimepoint::NEVER };
 
-    /// When the last use is over, if nobody but `line` may still use it; never, if nobody does.
+    /// When the last use is over, if nobody but `timeline` may still use it; never, if nobody does.
     #[inline]
-    pub(crate) fn last_of(&self, line: LineId) -> Option<Stamp> {
-        let over = |s: Stamp| s != MANY && s.has_passed();
+    pub(crate) fn last_of(&self, timeline: TimelineId) -> Option<PackedTimepoint> {
+        let over = |s: PackedTimepoint| s != MANY && s.has_passed();
         match (over(self.last), over(self.other)) {
-            (true, true) => Some(Stamp::NEVER),
-            (false, true) => Some(self.last).filter(|s| s.line_id() == line),
-            (true, false) => Some(self.other).filter(|&s| s != MANY && s.line_id() == line),
+            (true, true) => Some(PackedTimepoint::NEVER),
+            (false, true) => Some(self.last).filter(|s| s.timeline_id() == timeline),
+            (true, false) => Some(self.other).filter(|&s| s != MANY && s.timeline_id() == timeline),
             (false, false) => None,
         }
     }
 
-    /// A part of it was released until `stamp`. Releases need not come in the order of their stamps.
-    fn note(&mut self, stamp: Stamp) {
+    /// A part of it was released until `stamp`. Releases need not come in the order of their
+    /// timepoints.
+    fn note(&mut self, stamp: PackedTimepoint) {
         for word in [&mut self.last, &mut self.other] {
             if *word == MANY {
                 return;
             }
-            if word.line_id() == stamp.line_id() {
+            if word.timeline_id() == stamp.timeline_id() {
                 if word.value() < stamp.value() {
                     *word = stamp;
                 }
@@ -95,7 +99,14 @@ pub(crate) struct Residency {
 
 impl Residency {
     pub(crate) fn new(shift: u32) -> Self {
-        Self { shift, granules: Vec::new(), pieces: Vec::new(), vacant: Vec::new(), cached: Vec::new(), quarantined: 0 }
+        Self {
+            shift,
+            granules: Vec::new(),
+            pieces: Vec::new(),
+            vacant: Vec::new(),
+            cached: Vec::new(),
+            quarantined: 0,
+        }
     }
 
     /// Bytes of a number of granules.
@@ -106,15 +117,17 @@ impl Residency {
 
     /// Remembers who used a node's memory last.
     #[inline]
-    pub(crate) fn note_use(&mut self, node: &Node, stamp: Stamp) {
+    pub(crate) fn note_use(&mut self, node: &Node, stamp: PackedTimepoint) {
         let from = (node.start >> self.shift) as usize;
         let to = ((node.end() - 1) >> self.shift) as usize;
-        let whole = (node.start.div_ceil(1 << self.shift) as usize)..(node.end() >> self.shift) as usize;
+        let whole =
+            (node.start.div_ceil(1 << self.shift) as usize)..(node.end() >> self.shift) as usize;
         if let Some(range) = self.granules.get_mut(from..=to) {
             for (g, granule) in (from..).zip(range) {
                 if whole.contains(&g) {
-                    // Nobody else has any of it, and the node's stamp stands for all uses before.
-                    (granule.last, granule.other) = (stamp, Stamp::NEVER);
+                    // Nobody else has any of it, and the node's timepoint stands for all uses
+                    // before.
+                    (granule.last, granule.other) = (stamp, PackedTimepoint::NEVER);
                 } else {
                     granule.note(stamp);
                 }
@@ -127,10 +140,11 @@ impl Residency {
         self.granules.get(granule as usize).map_or(NIL, |g| g.piece)
     }
 
-    /// Whether a granule under free memory that `line` used last has no memory, or its last use is over.
-    pub(crate) fn is_idle(&self, granule: u32, line: LineId) -> bool {
+    /// Whether a granule under free memory that `timeline` used last has no memory, or its last use
+    /// is over.
+    pub(crate) fn is_idle(&self, granule: u32, timeline: TimelineId) -> bool {
         let known = self.granules.get(granule as usize).filter(|g| g.piece != NIL);
-        known.is_none_or(|g| g.last_of(line).is_some_and(Stamp::has_passed))
+        known.is_none_or(|g| g.last_of(timeline).is_some_and(PackedTimepoint::has_passed))
     }
 
     /// Makes the granule table reach up to `end`.
@@ -187,7 +201,8 @@ impl Residency {
 
     /// Bytes of host memory that the tables take.
     pub(crate) fn host_bytes(&self) -> u64 {
-        (self.granules.capacity() * size_of::<Granule>() + self.pieces.capacity() * size_of::<Piece>()) as u64
+        (self.granules.capacity() * size_of::<Granule>()
+            + self.pieces.capacity() * size_of::<Piece>()) as u64
     }
 
     /// Unbacked granules that `[start, end)` touches.
@@ -212,9 +227,15 @@ impl Residency {
         let whole = if from < to { self.missing(from << self.shift, to << self.shift) } else { 0 };
         let touched = self.missing(n.start, n.end());
         match n.state {
-            State::Free if n.holes != whole => Err(format!("{whole} granules are unbacked in {n:?}")),
-            State::Free if touched != whole => Err(format!("an unbacked granule reaches out of {n:?}")),
-            State::Used | State::Waiting if touched != 0 => Err(format!("{touched} granules are unbacked in {n:?}")),
+            State::Free if n.holes != whole => {
+                Err(format!("{whole} granules are unbacked in {n:?}"))
+            }
+            State::Free if touched != whole => {
+                Err(format!("an unbacked granule reaches out of {n:?}"))
+            }
+            State::Used | State::Waiting if touched != 0 => {
+                Err(format!("{touched} granules are unbacked in {n:?}"))
+            }
             _ => Ok(()),
         }
     }
@@ -231,7 +252,10 @@ impl Residency {
             if granule.piece != NIL {
                 let p = &self.pieces[granule.piece as usize];
                 if p.place == Place::Vacant || p.place == Place::Cached {
-                    return Err(format!("granule {g} names piece {} which is {:?}", granule.piece, p.place));
+                    return Err(format!(
+                        "granule {g} names piece {} which is {:?}",
+                        granule.piece, p.place
+                    ));
                 }
             }
         }
@@ -293,8 +317,10 @@ impl Step {
             Source::Cached => {}
             Source::New => self.handle = backing.create(self.bytes)?,
             Source::Reclaimed { from_addr, .. } => {
-                // SAFETY: the planner took the granule out of the free ones whose last use is over; its piece is mapped there.
-                unsafe { backing.unmap(from_addr, self.bytes) }.inspect_err(|_| self.end = End::LostAtSource)?;
+                // SAFETY: the planner took the granule out of the free ones whose last use is over;
+                // its piece is mapped there.
+                unsafe { backing.unmap(from_addr, self.bytes) }
+                    .inspect_err(|_| self.end = End::LostAtSource)?;
             }
         }
         self.end = End::Loose;
@@ -304,7 +330,8 @@ impl Step {
     /// Gives the piece back to the driver.
     pub(crate) fn destroy(&mut self, backing: &dyn Backing) {
         if self.obtain(backing).is_ok() {
-            // SAFETY: the piece is loose, so mapped nowhere, and the step that knows its handle ends here.
+            // SAFETY: the piece is loose, so mapped nowhere, and the step that knows its handle
+            // ends here.
             let gone = unsafe { backing.destroy(self.handle, self.bytes) };
             self.end = if gone.is_ok() { End::Destroyed } else { End::Leaked };
         }
@@ -319,7 +346,7 @@ pub(crate) struct Plan {
     pub(crate) start: u32,
     pub(crate) units: u32,
     pub(crate) lane: u8,
-    pub(crate) stamp: Stamp,
+    pub(crate) stamp: PackedTimepoint,
     pub(crate) steps: Vec<Step>,
     /// Free blocks whose pieces are reclaimed, out of circulation.
     pub(crate) emptied: Vec<u32>,
@@ -333,12 +360,14 @@ impl Plan {
         self.steps.iter().any(|s| matches!(s.source, Source::Reclaimed { .. }))
     }
 
-    /// Carries the plan out. On an error everything was undone as far as the driver lets it; the steps say how they ended.
+    /// Carries the plan out. On an error everything was undone as far as the driver lets it; the
+    /// steps say how they ended.
     pub(crate) fn run(&mut self, backing: &dyn Backing) -> Result<()> {
         let result = self.try_run(backing);
         if result.is_err() {
             for step in self.steps.iter_mut().filter(|s| s.end == End::Mapped) {
-                // SAFETY: this plan mapped the step at its address just now, and nobody was told of it.
+                // SAFETY: this plan mapped the step at its address just now, and nobody was told of
+                // it.
                 let undone = unsafe { backing.unmap(step.addr, step.bytes) };
                 step.end = if undone.is_ok() { End::Loose } else { End::LostAtTarget };
             }
@@ -349,8 +378,8 @@ impl Plan {
     fn try_run(&mut self, backing: &dyn Backing) -> Result<()> {
         for step in &mut self.steps {
             step.obtain(backing)?;
-            // SAFETY: the planner marked the step's address, in our reservation, as being backed by this plan alone; the piece is
-            // loose.
+            // SAFETY: the planner marked the step's address, in our reservation, as being backed by
+            // this plan alone; the piece is loose.
             unsafe { backing.map(step.addr, step.handle, step.bytes) }?;
             step.end = End::Mapped;
         }
@@ -372,28 +401,31 @@ impl Plan {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use leasehold_core::LineOwner;
+    use leasehold_core::TimelineOwner;
 
-    /// A granule named the line that released a part of it last, so a release of another line in between made an older stamp of the
-    /// first line displace a newer one, and the granule could be moved under work that still ran.
+    /// A granule named the timeline that released a part of it last, so a release of another
+    /// timeline in between made an older timepoint of the first timeline displace a newer one, and
+    /// the granule could be moved under work that still ran.
     #[test]
     fn a_granule_between_two_lines_keeps_the_latest_use_of_each() {
-        let lines = [(); 3].map(|()| LineOwner::take().expect("a line"));
-        // Only what was submitted may be completed: the lines go to other streams afterwards.
-        for line in &lines {
+        let timelines = [(); 3].map(|()| TimelineOwner::take().expect("a timeline"));
+        // Only what was submitted may be completed: the timelines go to other streams afterwards.
+        for timeline in &timelines {
             for _ in 0..100 {
-                line.advance().expect("a value");
+                timeline.advance().expect("a value");
             }
         }
-        let first = lines.each_ref().map(|l| l.line().submitted() - 100);
-        let at = |i: usize, ahead: u64| Stamp::from(lines[i].line().at(first[i] + ahead));
+        let first = timelines.each_ref().map(|l| l.timeline().submitted() - 100);
+        let at = |i: usize, ahead: u64| {
+            PackedTimepoint::from(timelines[i].timeline().at(first[i] + ahead))
+        };
         let mut g = Granule::VACANT;
         g.note(at(0, 100));
         g.note(at(1, 5));
         g.note(at(0, 50));
-        let id = |i: usize| lines[i].line().id();
+        let id = |i: usize| timelines[i].timeline().id();
         assert_eq!((g.last_of(id(0)), g.last_of(id(1))), (None, None), "both may still use it");
-        let done = |i: usize, ahead: u64| lines[i].complete(first[i] + ahead);
+        let done = |i: usize, ahead: u64| timelines[i].complete(first[i] + ahead);
         done(1, 5);
         assert_eq!(g.last_of(id(0)), Some(at(0, 100)));
         done(0, 50);

@@ -1,13 +1,15 @@
 //! The trace ring: the newest events of an allocator, written without a lock by any thread.
 //!
 //! # Protocol
-//! A writer takes the next number with one `fetch_add`; the number says the slot. It claims the slot by a CAS that makes the slot's `seq`
-//! odd, writes the words, and makes `seq` even again, `2 * number + 2`. A writer that finds the slot claimed, or used by a later number
-//! (it was overtaken by a whole round), gives its event up. A reader takes `seq`, the words, and `seq` again, and uses the words
-//! only if both are the same even value. Nobody waits for anybody.
+//! A writer takes the next number with one `fetch_add`; the number says the slot. It claims the
+//! slot by a CAS that makes the slot's `seq` odd, writes the words, and makes `seq` even again,
+//! `2 * number + 2`. A writer that finds the slot claimed, or used by a later number (it was
+//! overtaken by a whole round), gives its event up. A reader takes `seq`, the words, and `seq`
+//! again, and uses the words only if both are the same even value. Nobody waits for anybody.
 //!
-//! Numbers are a total order in which the event of a free comes before that of the next allocation of the same memory: the first is
-//! recorded before the memory goes back, the second after it was taken.
+//! Numbers are a total order in which the event of a free comes before that of the next allocation
+//! of the same memory: the first is recorded before the memory goes back, the second after it was
+//! taken.
 
 use leasehold_core::sync::CachePadded;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering, fence};
@@ -72,7 +74,8 @@ pub(crate) struct Ring {
 impl Ring {
     /// A ring of `n > 0` events.
     pub(crate) fn new(n: usize) -> Self {
-        let slot = || Slot { seq: AtomicU64::new(0), words: std::array::from_fn(|_| AtomicU64::new(0)) };
+        let slot =
+            || Slot { seq: AtomicU64::new(0), words: std::array::from_fn(|_| AtomicU64::new(0)) };
         Self {
             head: CachePadded::new(AtomicU64::new(0)),
             slots: (0..n.max(1)).map(|_| slot()).collect(),
@@ -81,25 +84,38 @@ impl Ring {
     }
 
     /// Records an event; its time is now. Never waits.
-    pub(crate) fn record(&self, kind: EventKind, id: u64, addr: u64, size: u64, stream: u16, tag: u32) {
-        let t_us = u64::try_from(self.begin.elapsed().as_micros()).unwrap_or(u64::MAX) & (u64::MAX >> 8);
+    pub(crate) fn record(
+        &self,
+        kind: EventKind,
+        id: u64,
+        addr: u64,
+        size: u64,
+        stream: u16,
+        tag: u32,
+    ) {
+        let t_us =
+            u64::try_from(self.begin.elapsed().as_micros()).unwrap_or(u64::MAX) & (u64::MAX >> 8);
         let number = self.head.fetch_add(1, Ordering::Relaxed);
         let slot = &self.slots[(number % self.slots.len() as u64) as usize];
         let (odd, even) = (number * 2 + 1, number * 2 + 2);
         let seen = slot.seq.load(Ordering::Relaxed);
         let free = seen & 1 == 0 && seen < odd;
-        if !free || slot.seq.compare_exchange(seen, odd, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        if !free
+            || slot.seq.compare_exchange(seen, odd, Ordering::Acquire, Ordering::Relaxed).is_err()
+        {
             return;
         }
         fence(Ordering::Release);
-        let words = [t_us << 8 | kind as u64, id, addr, size, u64::from(stream) << 32 | u64::from(tag)];
+        let words =
+            [t_us << 8 | kind as u64, id, addr, size, u64::from(stream) << 32 | u64::from(tag)];
         for (word, value) in slot.words.iter().zip(words) {
             word.store(value, Ordering::Relaxed);
         }
         slot.seq.store(even, Ordering::Release);
     }
 
-    /// The events there are, oldest first, and how many were lost: overwritten, or given up to an overtaking writer.
+    /// The events there are, oldest first, and how many were lost: overwritten, or given up to an
+    /// overtaking writer.
     pub(crate) fn read(&self) -> (Vec<TraceEvent>, u64) {
         let head = self.head.load(Ordering::Acquire);
         let first = head.saturating_sub(self.slots.len() as u64);
@@ -109,7 +125,8 @@ impl Ring {
             if slot.seq.load(Ordering::Acquire) != number * 2 + 2 {
                 continue;
             }
-            let words: [u64; WORDS] = std::array::from_fn(|i| slot.words[i].load(Ordering::Relaxed));
+            let words: [u64; WORDS] =
+                std::array::from_fn(|i| slot.words[i].load(Ordering::Relaxed));
             fence(Ordering::Acquire);
             if slot.seq.load(Ordering::Relaxed) == number * 2 + 2
                 && let Some(event) = decode(words)
@@ -159,7 +176,10 @@ mod tests {
         assert_eq!(events.iter().map(|e| e.id).collect::<Vec<_>>(), (12..20).collect::<Vec<_>>());
         for e in events {
             let i = e.id;
-            assert_eq!((e.addr, e.size, u64::from(e.stream), u64::from(e.tag)), (100 + i, 200 + i, i, i));
+            assert_eq!(
+                (e.addr, e.size, u64::from(e.stream), u64::from(e.tag)),
+                (100 + i, 200 + i, i, i)
+            );
         }
     }
 
@@ -172,14 +192,24 @@ mod tests {
                 s.spawn(move || {
                     for i in 0..5000u64 {
                         let id = t << 32 | i;
-                        ring.record(EventKind::Free, id, id ^ 0x5555, id.wrapping_mul(3), t as u16, i as u32);
+                        ring.record(
+                            EventKind::Free,
+                            id,
+                            id ^ 0x5555,
+                            id.wrapping_mul(3),
+                            t as u16,
+                            i as u32,
+                        );
                     }
                 });
             }
             for _ in 0..200 {
                 for e in ring.read().0 {
                     assert_eq!((e.addr, e.size), (e.id ^ 0x5555, e.id.wrapping_mul(3)), "{e:?}");
-                    assert_eq!((u64::from(e.stream), u64::from(e.tag)), (e.id >> 32, e.id & 0xFFFF_FFFF));
+                    assert_eq!(
+                        (u64::from(e.stream), u64::from(e.tag)),
+                        (e.id >> 32, e.id & 0xFFFF_FFFF)
+                    );
                 }
             }
         });
@@ -194,7 +224,8 @@ mod models {
     use super::*;
     use leasehold_core::sync::{Arc, thread};
 
-    /// Two writers on a ring of one slot and a reader: what is read is one writer's event, whole; nothing is counted twice.
+    /// Two writers on a ring of one slot and a reader: what is read is one writer's event, whole;
+    /// nothing is counted twice.
     #[test]
     fn no_event_is_torn() {
         let mut model = loom::model::Builder::new();
@@ -205,7 +236,9 @@ mod models {
             let writers: Vec<_> = (1..3u64)
                 .map(|i| {
                     let ring = ring.clone();
-                    thread::spawn(move || ring.record(EventKind::Alloc, i, i * 10, i * 100, i as u16, i as u32))
+                    thread::spawn(move || {
+                        ring.record(EventKind::Alloc, i, i * 10, i * 100, i as u16, i as u32)
+                    })
                 })
                 .collect();
             for e in ring.read().0 {

@@ -1,15 +1,16 @@
 //! Slabs: runs of equal slots for requests up to 64 KiB.
 //!
-//! A run is one node of the heap. Its slots are free and ready, free but still in use by a line (pending), or lent. While all pending
-//! slots of a run belong to one line, one comparison with the latest stamp tells whether they are ready; otherwise each slot's own stamp
-//! is asked. An empty run goes back to the heap, except one per class, which the slow path takes too.
+//! A run is one node of the heap. Its slots are free and ready, free but still in use by a timeline
+//! (pending), or lent. While all pending slots of a run belong to one line, one comparison with the
+//! latest stamp tells whether they are ready; otherwise each slot's own stamp is asked. An empty
+//! run goes back to the heap, except one per class, which the slow path takes too.
 //!
 //! Plain single-threaded state, like the heap. Must not know leases.
 
 use crate::heap::{Heap, READY};
 use crate::layout::{CLASSES, UNIT, UNIT_SHIFT, class_size};
 use crate::node::NIL;
-use leasehold_core::{Error, LineId, OutOfMemory, Result, Stamp};
+use leasehold_core::{Error, OutOfMemory, PackedTimepoint, Result, TimelineId};
 
 const WORDS: usize = 8;
 const RUN_FIRST: u64 = 64 << 10;
@@ -18,7 +19,8 @@ const RUN_LARGE: u64 = 512 << 10;
 /// Runs looked at before a new one is made.
 const PROBE: usize = 4;
 
-/// The bytes of the next run of `class`, of which there are `runs`: few slots at first, since most classes never need more.
+/// The bytes of the next run of `class`, of which there are `runs`: few slots at first, since most
+/// classes never need more.
 fn run_bytes(class: usize, runs: u32) -> u64 {
     let size = class_size(class);
     let most = if size <= 8 << 10 { RUN_SMALL } else { (size * 8).clamp(RUN_SMALL, RUN_LARGE) };
@@ -30,7 +32,7 @@ fn run_bytes(class: usize, runs: u32) -> u64 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pending {
     None,
-    Line(LineId),
+    Timeline(TimelineId),
     Several,
 }
 
@@ -41,12 +43,12 @@ struct Run {
     free: u16,
     listed: bool,
     pending: Pending,
-    latest: Stamp,
+    latest: PackedTimepoint,
     prev: u32,
     next: u32,
     ready_bits: [u64; WORDS],
     pending_bits: [u64; WORDS],
-    stamps: Vec<Stamp>,
+    stamps: Vec<PackedTimepoint>,
     addr: u64,
 }
 
@@ -56,7 +58,7 @@ pub(crate) struct Slot {
     pub(crate) run: u32,
     pub(crate) slot: u16,
     pub(crate) addr: u64,
-    pub(crate) stamp: Stamp,
+    pub(crate) stamp: PackedTimepoint,
 }
 
 /// All runs.
@@ -89,14 +91,14 @@ impl Slabs {
         (self.run_bytes, self.free_bytes)
     }
 
-    /// A slot of `class` for `line`, from the runs there are.
+    /// A slot of `class` for `timeline`, from the runs there are.
     #[inline]
-    pub(crate) fn take(&mut self, class: usize, line: LineId) -> Option<Slot> {
+    pub(crate) fn take(&mut self, class: usize, timeline: TimelineId) -> Option<Slot> {
         let mut at = self.heads[class];
         let mut left = PROBE;
         while at != NIL && left > 0 {
             let run = &mut self.runs[at as usize];
-            if let Some((slot, stamp)) = run.pop(line) {
+            if let Some((slot, stamp)) = run.pop(timeline) {
                 let addr = run.addr + u64::from(slot) * class_size(class);
                 if run.free + 1 == run.slots {
                     self.empty[class] -= 1;
@@ -118,7 +120,7 @@ impl Slabs {
         let run = &mut self.runs[id as usize];
         let class = usize::from(run.class);
         let (slot, stamp) = match pop_bit(&mut run.ready_bits) {
-            Some(slot) => (slot, Stamp::NEVER),
+            Some(slot) => (slot, PackedTimepoint::NEVER),
             None => {
                 // A new run is ready, or all of it is pending: it has its first slot either way.
                 run.pending_bits[0] &= !1;
@@ -142,9 +144,12 @@ impl Slabs {
     }
 
     /// Makes room for one more run, so that [`add_run`](Self::add_run) cannot fail.
-    pub(crate) fn ensure_run(&mut self, class: usize) -> Result<Vec<Stamp>> {
-        let host = || -> Error { OutOfMemory::new("host memory for the allocator's slab table", 4096).into() };
-        let slots = (RUN_LARGE.min(class_size(class) * WORDS as u64 * 64) / class_size(class)) as usize;
+    pub(crate) fn ensure_run(&mut self, class: usize) -> Result<Vec<PackedTimepoint>> {
+        let host = || -> Error {
+            OutOfMemory::new("host memory for the allocator's slab table", 4096).into()
+        };
+        let slots =
+            (RUN_LARGE.min(class_size(class) * WORDS as u64 * 64) / class_size(class)) as usize;
         let mut stamps = Vec::new();
         stamps.try_reserve_exact(slots).map_err(|_| host())?;
         if self.vacant.is_empty() {
@@ -155,7 +160,13 @@ impl Slabs {
     }
 
     /// Makes a run of a used node. Returns its name.
-    pub(crate) fn add_run(&mut self, heap: &mut Heap, node: u32, class: usize, mut stamps: Vec<Stamp>) -> u32 {
+    pub(crate) fn add_run(
+        &mut self,
+        heap: &mut Heap,
+        node: u32,
+        class: usize,
+        mut stamps: Vec<PackedTimepoint>,
+    ) -> u32 {
         let bytes = u64::from(heap.nodes[node].units) << UNIT_SHIFT;
         let slots = (bytes / class_size(class)).min(WORDS as u64 * 64) as u16;
         let stamp = heap.nodes.stamp(node);
@@ -171,7 +182,7 @@ impl Slabs {
             slots,
             free: slots,
             listed: false,
-            pending: if over { Pending::None } else { Pending::Line(stamp.line_id()) },
+            pending: if over { Pending::None } else { Pending::Timeline(stamp.timeline_id()) },
             latest: stamp,
             prev: NIL,
             next: NIL,
@@ -201,7 +212,7 @@ impl Slabs {
 
     /// Gives a slot back whose last use is at `stamp`.
     #[inline]
-    pub(crate) fn give(&mut self, heap: &mut Heap, id: u32, slot: u16, stamp: Stamp) {
+    pub(crate) fn give(&mut self, heap: &mut Heap, id: u32, slot: u16, stamp: PackedTimepoint) {
         let run = &mut self.runs[id as usize];
         let class = usize::from(run.class);
         run.push(slot, stamp);
@@ -241,7 +252,7 @@ impl Slabs {
     }
 
     /// The stamps that pending slots wait for, with their bytes. A walk.
-    pub(crate) fn pending(&self, mut f: impl FnMut(u64, Stamp)) {
+    pub(crate) fn pending(&self, mut f: impl FnMut(u64, PackedTimepoint)) {
         for head in self.heads {
             let mut at = head;
             while at != NIL {
@@ -254,13 +265,13 @@ impl Slabs {
         }
     }
 
-    /// Returns an empty run to the heap, unless several lines still use it.
+    /// Returns an empty run to the heap, unless several timelines still use it.
     fn retire(&mut self, heap: &mut Heap, id: u32) {
         let run = &mut self.runs[id as usize];
         run.refresh();
         let lane = match run.pending {
             Pending::None => READY,
-            Pending::Line(_) => match heap.lane_of(run.latest) {
+            Pending::Timeline(_) => match heap.lane_of(run.latest) {
                 Some(lane) => lane,
                 None => return,
             },
@@ -276,7 +287,7 @@ impl Slabs {
         self.runs[id as usize].stamps = Vec::new();
         self.vacant.push(id);
         heap.nodes[node].link[0] = NIL;
-        heap.give(node, lane, if lane == READY { Stamp::NEVER } else { latest });
+        heap.give(node, lane, if lane == READY { PackedTimepoint::NEVER } else { latest });
     }
 
     fn list(&mut self, id: u32) {
@@ -314,12 +325,13 @@ impl Slabs {
         (run.addr, usize::from(run.class), run.slots)
     }
 
-    /// Until when a free slot may still be used (never: ready). `None`: it is lent, or several lines used it last. For snapshots.
-    pub(crate) fn free_slot(&self, run: u32, slot: u16) -> Option<Stamp> {
+    /// Until when a free slot may still be used (never: ready). `None`: it is lent, or several
+    /// timelines used it last. For snapshots.
+    pub(crate) fn free_slot(&self, run: u32, slot: u16) -> Option<PackedTimepoint> {
         let run = &self.runs[run as usize];
         let (word, bit) = (usize::from(slot / 64), 1u64 << (slot % 64));
         if run.ready_bits[word] & bit != 0 {
-            Some(Stamp::NEVER)
+            Some(PackedTimepoint::NEVER)
         } else {
             (run.pending_bits[word] & bit != 0).then(|| run.stamps[usize::from(slot)])
         }
@@ -340,8 +352,13 @@ impl Slabs {
                 let run = &self.runs[at as usize];
                 let ones = |bits: &[u64; WORDS]| bits.iter().map(|w| w.count_ones()).sum::<u32>();
                 let overlap = run.ready_bits.iter().zip(&run.pending_bits).any(|(a, b)| a & b != 0);
-                let counted = ones(&run.ready_bits) + ones(&run.pending_bits) == u32::from(run.free);
-                if run.prev != prev || !run.listed || usize::from(run.class) != class || run.free == 0 {
+                let counted =
+                    ones(&run.ready_bits) + ones(&run.pending_bits) == u32::from(run.free);
+                if run.prev != prev
+                    || !run.listed
+                    || usize::from(run.class) != class
+                    || run.free == 0
+                {
                     return Err(format!("run {at} is badly listed"));
                 }
                 if overlap || !counted || heap.nodes[run.node].link[0] != at {
@@ -356,7 +373,10 @@ impl Slabs {
                 at = run.next;
             }
             if empty != self.empty[class] {
-                return Err(format!("class {class} has {empty} empty runs, not {}", self.empty[class]));
+                return Err(format!(
+                    "class {class} has {empty} empty runs, not {}",
+                    self.empty[class]
+                ));
             }
         }
         if free_bytes != self.free_bytes {
@@ -368,42 +388,45 @@ impl Slabs {
 
 impl Run {
     #[inline]
-    fn pop(&mut self, line: LineId) -> Option<(u16, Stamp)> {
+    fn pop(&mut self, timeline: TimelineId) -> Option<(u16, PackedTimepoint)> {
         if let Some(slot) = pop_bit(&mut self.ready_bits) {
             self.free -= 1;
-            return Some((slot, Stamp::NEVER));
+            return Some((slot, PackedTimepoint::NEVER));
         }
         match self.pending {
             Pending::None => None,
-            Pending::Line(l) if l == line => {
+            Pending::Timeline(l) if l == timeline => {
                 let slot = pop_bit(&mut self.pending_bits)?;
                 self.free -= 1;
                 Some((slot, self.stamps[usize::from(slot)]))
             }
-            _ => self.pop_slow(line),
+            _ => self.pop_slow(timeline),
         }
     }
 
     #[cold]
-    fn pop_slow(&mut self, line: LineId) -> Option<(u16, Stamp)> {
+    fn pop_slow(&mut self, timeline: TimelineId) -> Option<(u16, PackedTimepoint)> {
         if self.latest.has_passed() && self.pending != Pending::Several {
             self.refresh();
             let slot = pop_bit(&mut self.ready_bits)?;
             self.free -= 1;
-            return Some((slot, Stamp::NEVER));
+            return Some((slot, PackedTimepoint::NEVER));
         }
         for w in 0..WORDS {
             let mut bits = self.pending_bits[w];
             while bits != 0 {
                 let slot = w * 64 + bits.trailing_zeros() as usize;
                 let stamp = self.stamps[slot];
-                if stamp.line_id() == line || stamp.has_passed() {
+                if stamp.timeline_id() == timeline || stamp.has_passed() {
                     self.pending_bits[w] &= !(1 << (slot % 64));
                     self.free -= 1;
                     if self.pending_bits.iter().all(|&w| w == 0) {
                         self.pending = Pending::None;
                     }
-                    return Some((slot as u16, if stamp.has_passed() { Stamp::NEVER } else { stamp }));
+                    return Some((
+                        slot as u16,
+                        if stamp.has_passed() { PackedTimepoint::NEVER } else { stamp },
+                    ));
                 }
                 bits &= bits - 1;
             }
@@ -412,9 +435,12 @@ impl Run {
     }
 
     #[inline]
-    fn push(&mut self, slot: u16, stamp: Stamp) {
+    fn push(&mut self, slot: u16, stamp: PackedTimepoint) {
         let (word, bit) = (usize::from(slot / 64), 1u64 << (slot % 64));
-        debug_assert!((self.ready_bits[word] | self.pending_bits[word]) & bit == 0, "a slot is freed twice");
+        debug_assert!(
+            (self.ready_bits[word] | self.pending_bits[word]) & bit == 0,
+            "a slot is freed twice"
+        );
         self.free += 1;
         if stamp.is_never() || stamp.has_passed() {
             self.ready_bits[word] |= bit;
@@ -423,17 +449,19 @@ impl Run {
         self.pending_bits[word] |= bit;
         self.stamps[usize::from(slot)] = stamp;
         match self.pending {
-            Pending::Line(l) if l == stamp.line_id() => {
+            Pending::Timeline(l) if l == stamp.timeline_id() => {
                 if stamp.value() > self.latest.value() {
                     self.latest = stamp;
                 }
             }
-            Pending::None => (self.pending, self.latest) = (Pending::Line(stamp.line_id()), stamp),
-            Pending::Line(_) if self.latest.has_passed() => {
+            Pending::None => {
+                (self.pending, self.latest) = (Pending::Timeline(stamp.timeline_id()), stamp)
+            }
+            Pending::Timeline(_) if self.latest.has_passed() => {
                 self.pending_bits[word] &= !bit;
                 self.refresh();
                 self.pending_bits[word] |= bit;
-                (self.pending, self.latest) = (Pending::Line(stamp.line_id()), stamp);
+                (self.pending, self.latest) = (Pending::Timeline(stamp.timeline_id()), stamp);
             }
             _ => self.pending = Pending::Several,
         }
@@ -443,7 +471,7 @@ impl Run {
     fn refresh(&mut self) {
         match self.pending {
             Pending::None => {}
-            Pending::Line(_) => {
+            Pending::Timeline(_) => {
                 if self.latest.has_passed() {
                     for w in 0..WORDS {
                         self.ready_bits[w] |= std::mem::take(&mut self.pending_bits[w]);
@@ -453,7 +481,7 @@ impl Run {
             }
             Pending::Several => {
                 let mut left = Pending::None;
-                let mut latest = Stamp::NEVER;
+                let mut latest = PackedTimepoint::NEVER;
                 for w in 0..WORDS {
                     let mut bits = self.pending_bits[w];
                     while bits != 0 {
@@ -466,8 +494,8 @@ impl Run {
                             continue;
                         }
                         left = match left {
-                            Pending::None => Pending::Line(stamp.line_id()),
-                            Pending::Line(l) if l == stamp.line_id() => left,
+                            Pending::None => Pending::Timeline(stamp.timeline_id()),
+                            Pending::Timeline(l) if l == stamp.timeline_id() => left,
                             _ => Pending::Several,
                         };
                         if stamp.value() > latest.value() {

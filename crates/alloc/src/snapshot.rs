@@ -1,7 +1,9 @@
-//! Snapshots: where an allocator's memory is, block by block, with what the trace ring remembers; and who holds what, by tag.
+//! Snapshots: where an allocator's memory is, block by block, with what the trace ring remembers;
+//! and who holds what, by tag.
 //!
-//! Taken under the allocator's lock, which is held for a walk over its tables. Exact when nobody drops a lease meanwhile; a block whose last lease
-//! is being dropped, or that lies in a thread cache, is *between*.
+//! Taken under the allocator's lock, which is held for a walk over its tables. Exact when nobody
+//! drops a lease meanwhile; a block whose last lease is being dropped, or that lies in a thread
+//! cache, is *between*.
 
 use crate::allocator::Allocator;
 use crate::buffer::{ARENA, EMPTY, IMPORTED, REGION};
@@ -13,7 +15,7 @@ use crate::ring::TraceEvent;
 use crate::state::{Core, Inner};
 use crate::store::Spot;
 use crate::watch::id_of;
-use leasehold_core::{Stamp, Text};
+use leasehold_core::{PackedTimepoint, Text};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
@@ -50,7 +52,8 @@ pub struct BlockInfo {
     pub requested: u64,
     /// What it is.
     pub state: BlockState,
-    /// The line of the stream that it was allocated on (live), or that may still use it (pending); 0: none, or several.
+    /// The line of the stream that it was allocated on (live), or that may still use it (pending);
+    /// 0: none, or several.
     pub stream: u16,
     /// The release tag of a live block.
     pub tag: u32,
@@ -84,7 +87,8 @@ pub struct Snapshot {
     pub stats: AllocStats,
     /// Where memory is, by address.
     pub segments: Vec<Segment>,
-    /// The newest events, oldest first; empty unless [`trace_events`](crate::AllocatorConfig::trace_events) is set.
+    /// The newest events, oldest first; empty unless
+    /// [`trace_events`](crate::AllocatorConfig::trace_events) is set.
     pub events: Vec<TraceEvent>,
     /// Events that the ring has lost.
     pub events_lost: u64,
@@ -157,28 +161,46 @@ impl fmt::Display for LeakReport {
         write!(f, "{} buffers of {bytes} bytes are held", self.buffers.len())?;
         let tags = self.by_tag();
         for (i, t) in tags.iter().take(8).enumerate() {
-            write!(f, "{} tag {}: {} of {} bytes", if i == 0 { ":" } else { "," }, t.tag, t.count, t.bytes)?;
+            write!(
+                f,
+                "{} tag {}: {} of {} bytes",
+                if i == 0 { ":" } else { "," },
+                t.tag,
+                t.count,
+                t.bytes
+            )?;
         }
         if tags.len() > 8 {
             write!(f, ", and {} more tags", tags.len() - 8)?;
         }
         let LiveBuffer { addr, len, tag, stream, .. } = *largest;
-        write!(f, "; the largest: {len} bytes at {addr:#x} (tag {tag}, allocated on line {stream})")
+        write!(
+            f,
+            "; the largest: {len} bytes at {addr:#x} (tag {tag}, allocated on timeline {stream})"
+        )
     }
 }
 
 impl Allocator {
-    /// Where the memory is, block by block, and the newest events. Takes the lock for a walk over the tables; makes no driver call.
+    /// Where the memory is, block by block, and the newest events. Takes the lock for a walk over
+    /// the tables; makes no driver call.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let inner = self.inner();
         let segments = inner.segments();
-        let (events, events_lost) = inner.watch.as_ref().and_then(|w| w.ring()).map_or((Vec::new(), 0), |r| r.read());
-        Snapshot { name: inner.config.name.clone(), stats: self.stats(), segments, events, events_lost }
+        let (events, events_lost) =
+            inner.watch.as_ref().and_then(|w| w.ring()).map_or((Vec::new(), 0), |r| r.read());
+        Snapshot {
+            name: inner.config.name.clone(),
+            stats: self.stats(),
+            segments,
+            events,
+            events_lost,
+        }
     }
 
-    /// Who holds buffers now, members of graphs and empty buffers left out. Walks the block table without a lock: exact when nobody
-    /// allocates or drops meanwhile.
+    /// Who holds buffers now, members of graphs and empty buffers left out. Walks the block table
+    /// without a lock: exact when nobody allocates or drops meanwhile.
     #[must_use]
     pub fn leak_report(&self) -> LeakReport {
         let mut buffers = Vec::new();
@@ -209,7 +231,8 @@ struct Facts<'a> {
 const WHOLE: u16 = u16::MAX;
 
 impl Inner {
-    /// Calls `f` with id, flags and description of every buffer that leases hold, except members of graphs and empty ones.
+    /// Calls `f` with id, flags and description of every buffer that leases hold, except members of
+    /// graphs and empty ones.
     pub(crate) fn for_each_live(&self, mut f: impl FnMut(u64, u32, LiveBuffer)) {
         for row in (0..self.table.len()).filter_map(|i| self.table.get(i)) {
             let (flags, leases) = (row.buffer.flags(), row.header.strong());
@@ -218,7 +241,11 @@ impl Inner {
             }
             let b = &row.buffer;
             let (stream, imported) = (b.home_line().get(), false);
-            f(id_of(row), flags, LiveBuffer { addr: b.addr(), len: b.len(), tag: b.tag(), stream, leases, imported });
+            f(
+                id_of(row),
+                flags,
+                LiveBuffer { addr: b.addr(), len: b.len(), tag: b.tag(), stream, leases, imported },
+            );
         }
     }
 
@@ -251,28 +278,42 @@ impl Inner {
     }
 }
 
-const NOTHING: BlockInfo =
-    BlockInfo { addr: 0, bytes: 0, requested: 0, state: BlockState::Between, stream: 0, tag: 0, id: 0, graph: false };
+const NOTHING: BlockInfo = BlockInfo {
+    addr: 0,
+    bytes: 0,
+    requested: 0,
+    state: BlockState::Between,
+    stream: 0,
+    tag: 0,
+    id: 0,
+    graph: false,
+};
 
 impl Facts<'_> {
     /// The block that begins at `addr`, lent if anybody says so.
     fn used(&self, addr: u64, bytes: u64, held: (u32, u16)) -> BlockInfo {
         let block = BlockInfo { addr, bytes, ..NOTHING };
         match self.lent.get(&addr) {
-            Some(&Lent { len, tag, stream, id, graph }) => {
-                BlockInfo { requested: len.min(bytes), state: BlockState::Live, stream, tag, id, graph, ..block }
-            }
+            Some(&Lent { len, tag, stream, id, graph }) => BlockInfo {
+                requested: len.min(bytes),
+                state: BlockState::Live,
+                stream,
+                tag,
+                id,
+                graph,
+                ..block
+            },
             None if self.held.contains(&held) => BlockInfo { state: BlockState::HeldBack, ..block },
             None => block,
         }
     }
 
-    fn free(addr: u64, bytes: u64, until: Stamp) -> BlockInfo {
+    fn free(addr: u64, bytes: u64, until: PackedTimepoint) -> BlockInfo {
         let block = BlockInfo { addr, bytes, state: BlockState::Ready, ..NOTHING };
         if until.is_never() || until.has_passed() {
             return block;
         }
-        BlockInfo { state: BlockState::Pending, stream: until.line_id().get(), ..block }
+        BlockInfo { state: BlockState::Pending, stream: until.timeline_id().get(), ..block }
     }
 
     /// The blocks of a node.
@@ -303,7 +344,11 @@ impl Facts<'_> {
                 None => self.used(at, size, (run, slot)),
             };
             open = match open.take() {
-                Some(o) if o.state == block.state && o.state != BlockState::Live && o.stream == block.stream => {
+                Some(o)
+                    if o.state == block.state
+                        && o.state != BlockState::Live
+                        && o.stream == block.stream =>
+                {
                     Some(BlockInfo { bytes: o.bytes + size, ..o })
                 }
                 Some(o) => {

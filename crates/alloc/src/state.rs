@@ -1,9 +1,10 @@
 //! The state of one allocator: what its lock guards, and what lies beside the lock.
 //!
-//! Every other module that knows an allocator imports this one; this one imports the parts only. It must not know how blocks come and go.
+//! Every other module that knows an allocator imports this one; this one imports the parts only. It
+//! must not know how blocks come and go.
 //!
-//! The lock guards the heap, the rows that are vacant, deferred and retired. It is never held across a call of the backing, of a timeline, of
-//! a reclaimer or of a foreign destructor.
+//! The lock guards the heap, the rows that are vacant, deferred and retired. It is never held
+//! across a call of the backing, of a timeline, of a reclaimer or of a foreign destructor.
 
 use crate::backing::{Backing, BackingCaps};
 use crate::budget::Budget;
@@ -18,33 +19,33 @@ use crate::thread_cache::ThreadCaches;
 use crate::watch::Watch;
 use leasehold_core::sync::atomic::{AtomicU32, AtomicU64};
 use leasehold_core::sync::{Arc, CachePadded, Mutex, OnceLock};
-use leasehold_core::{Error, Header, Line, Owner, Result, Stamp, Timeline};
+use leasehold_core::{Error, Header, Owner, PackedTimepoint, Result, Timeline, TimelineSource};
 use std::any::Any;
 use std::ptr::NonNull;
 
 /// What must outlast the last use of a buffer.
 pub(crate) type Keep = Box<dyn Any + Send + Sync>;
 
-/// The stream that asks. A hit touches only the line; the timeline is for the slow path.
+/// The stream that asks. A hit touches only the timeline; the timeline is for the slow path.
 #[derive(Clone, Copy)]
 pub struct On<'a> {
-    /// The stream's line.
-    pub line: &'static Line,
     /// The stream's timeline.
-    pub timeline: &'a dyn Timeline,
+    pub timeline: &'static Timeline,
+    /// The stream's timeline.
+    pub source: &'a dyn TimelineSource,
 }
 
 impl<'a> On<'a> {
     /// The stream of a timeline.
-    pub fn new(timeline: &'a dyn Timeline) -> Self {
-        Self { line: timeline.line(), timeline }
+    pub fn new(source: &'a dyn TimelineSource) -> Self {
+        Self { timeline: source.timeline(), source }
     }
 }
 
 /// Something that can free memory when there is none: a pool above, a cache.
 ///
-/// It is called without any lock of the allocator and may free, not allocate. It returns how many bytes it freed, as far as it knows; zero
-/// ends its turn. One that panics is not called again.
+/// It is called without any lock of the allocator and may free, not allocate. It returns how many
+/// bytes it freed, as far as it knows; zero ends its turn. One that panics is not called again.
 pub type Reclaimer = Box<dyn Fn(u64) -> u64 + Send + Sync>;
 
 /// What the lock guards.
@@ -55,7 +56,7 @@ pub(crate) struct Core {
     pub(crate) orphan: bool,
     /// What imported buffers keep alive, by row.
     pub(crate) keeps: Vec<Option<Keep>>,
-    /// Rows whose blocks several lines may still be using.
+    /// Rows whose blocks several timelines may still be using.
     pub(crate) deferred: Deferred,
     /// Rows whose keeps wait for their last use to be over.
     pub(crate) retired: Deferred,
@@ -119,8 +120,9 @@ impl Deferred {
 }
 
 impl Core {
-    /// Keeps something alive until nobody holds the row and its last use is over.
-    /// Returns what the row has kept so far, to be dropped without the lock. Wants [`room`](Self::room_to_keep) for it.
+    /// Keeps something alive until nobody holds the row and its last use is over. Returns what the
+    /// row has kept so far, to be dropped without the lock. Wants [`room`](Self::room_to_keep) for
+    /// it.
     pub(crate) fn keep(&mut self, row: u32, keep: Keep) -> Option<Keep> {
         self.keeps.get_mut(row as usize).and_then(|k| k.replace(keep))
     }
@@ -157,7 +159,7 @@ pub(crate) fn kind_bits(kind: HostKind) -> u32 {
 }
 
 /// Every use of a buffer that may still go on.
-pub(crate) fn uses(buffer: &Buffer) -> Vec<Stamp> {
+pub(crate) fn uses(buffer: &Buffer) -> Vec<PackedTimepoint> {
     let mut stamps = Vec::new();
     buffer.for_each_use(|s| {
         if !s.has_passed() {

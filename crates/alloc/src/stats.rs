@@ -6,7 +6,8 @@ use crate::state::Inner;
 use leasehold_core::sync::atomic::Ordering;
 
 impl Inner {
-    /// Live bytes, as asked for. Exact when nobody is inside; otherwise a sum of what was not read at one time, and may be below zero.
+    /// Live bytes, as asked for. Exact when nobody is inside; otherwise a sum of what was not read
+    /// at one time, and may be below zero.
     pub(crate) fn live_bytes(&self) -> u64 {
         let c = &self.counters;
         let ahead = self.caches.stats().3.wrapping_add(c.ahead());
@@ -35,7 +36,9 @@ impl Inner {
             free_in_slabs: core.store.slabs.bytes().1,
             free_in_magazines: kept,
             cached_pieces: cached
-                .map(|&p| core.store.heap.res.bytes(core.store.heap.res.pieces[p as usize].granules))
+                .map(|&p| {
+                    core.store.heap.res.bytes(core.store.heap.res.pieces[p as usize].granules)
+                })
                 .sum(),
             quarantined: core.store.heap.res.quarantined,
             held_back: watched.0,

@@ -7,7 +7,7 @@ use crate::layout::NO_CLASS;
 use crate::layout::{MIN_ALIGN, SLAB_MAX, UNIT, UNIT_SHIFT, class_of};
 use crate::node::State;
 use crate::slab::{Slabs, Slot};
-use leasehold_core::{Line, Result, Stamp};
+use leasehold_core::{PackedTimepoint, Result, Timeline};
 
 /// Where a block lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,8 +28,9 @@ pub(crate) struct Block {
     pub(crate) native: u64,
     /// The slab class, or [`NO_CLASS`].
     pub(crate) class: u16,
-    /// Until when the memory's former use goes on, on the line that asked; never for memory that is ready.
-    pub(crate) stamp: Stamp,
+    /// Until when the memory's former use goes on, on the timeline that asked; never for memory
+    /// that is ready.
+    pub(crate) stamp: PackedTimepoint,
 }
 
 /// What the heap must supply when no free block fits: the request itself, or a slab run for it.
@@ -42,7 +43,8 @@ pub(crate) struct Need {
 }
 
 impl Need {
-    /// What a request of `size > 0` bytes aligned to `align` needs. `None`: more than the space of units.
+    /// What a request of `size > 0` bytes aligned to `align` needs. `None`: more than the space of
+    /// units.
     pub(crate) fn of(size: u64, align: u64) -> Option<Need> {
         if size <= SLAB_MAX && align <= MIN_ALIGN {
             return Some(Need { units: 0, align: 1, class: Some(class_of(size) as u16) });
@@ -50,8 +52,8 @@ impl Need {
         Need::exact(size, align)
     }
 
-    /// The same request without rounding: a block of its own instead of a slab, alignment as asked. For when memory runs out, and for
-    /// what is in no slab class.
+    /// The same request without rounding: a block of its own instead of a slab, alignment as asked.
+    /// For when memory runs out, and for what is in no slab class.
     #[inline]
     pub(crate) fn exact(size: u64, align: u64) -> Option<Need> {
         let most = u64::from(u32::MAX) << UNIT_SHIFT;
@@ -77,33 +79,37 @@ impl Store {
         need.class.map_or(need.units, |class| self.slabs.run_units(class.into()))
     }
 
-    /// Takes a block from what is resident and free for `line`. `None`: nothing fits.
+    /// Takes a block from what is resident and free for `timeline`. `None`: nothing fits.
     #[inline(always)]
-    pub(crate) fn take(&mut self, need: Need, line: &Line) -> Result<Option<Block>> {
+    pub(crate) fn take(&mut self, need: Need, timeline: &Timeline) -> Result<Option<Block>> {
         if let Some(class) = need.class {
-            return self.take_slot(class.into(), line);
+            return self.take_slot(class.into(), timeline);
         }
-        Ok(self.heap.take(need.units, need.align, line)?.map(|node| self.block(node)))
+        Ok(self.heap.take(need.units, need.align, timeline)?.map(|node| self.block(node)))
     }
 
     #[inline(always)]
-    pub(crate) fn take_slot(&mut self, class: usize, line: &Line) -> Result<Option<Block>> {
-        match self.slabs.take(class, line.id()) {
+    pub(crate) fn take_slot(&mut self, class: usize, timeline: &Timeline) -> Result<Option<Block>> {
+        match self.slabs.take(class, timeline.id()) {
             Some(slot) => Ok(Some(self.slot_block(slot, class))),
-            None => self.take_run_slow(class, line),
+            None => self.take_run_slow(class, timeline),
         }
     }
 
-    /// A block of a slab class for `line`, from the runs there are.
+    /// A block of a slab class for `timeline`, from the runs there are.
     #[inline]
-    pub(crate) fn take_slot_there(&mut self, class: usize, line: &Line) -> Option<Block> {
-        self.slabs.take(class, line.id()).map(|slot| self.slot_block(slot, class))
+    pub(crate) fn take_slot_there(&mut self, class: usize, timeline: &Timeline) -> Option<Block> {
+        self.slabs.take(class, timeline.id()).map(|slot| self.slot_block(slot, class))
     }
 
     #[inline]
     fn slot_block(&self, slot: Slot, class: usize) -> Block {
         let bytes = crate::layout::class_size(class);
-        let native = if self.heap.spans.len() == 1 { self.heap.spans[0].native } else { self.native_of(slot.run) };
+        let native = if self.heap.spans.len() == 1 {
+            self.heap.spans[0].native
+        } else {
+            self.native_of(slot.run)
+        };
         let spot = Spot::Slot(slot.run, slot.slot);
         Block { spot, addr: slot.addr, bytes, native, class: class as u16, stamp: slot.stamp }
     }
@@ -113,31 +119,38 @@ impl Store {
     }
 
     #[cold]
-    fn take_run_slow(&mut self, class: usize, line: &Line) -> Result<Option<Block>> {
+    fn take_run_slow(&mut self, class: usize, timeline: &Timeline) -> Result<Option<Block>> {
         let stamps = self.slabs.ensure_run(class)?;
-        let Some(node) = self.heap.take(self.slabs.run_units(class), 1, line)? else { return Ok(None) };
+        let Some(node) = self.heap.take(self.slabs.run_units(class), 1, timeline)? else {
+            return Ok(None);
+        };
         let run = self.slabs.add_run(&mut self.heap, node, class, stamps);
         let slot = self.slabs.take_first(run);
         Ok(Some(self.slot_block(slot, class)))
     }
 
     /// As [`take`](Self::take), but anything that is resident, however badly it fits.
-    pub(crate) fn take_resident(&mut self, need: Need, line: &Line) -> Result<Option<Block>> {
-        let lane = self.heap.lane_for(line);
+    pub(crate) fn take_resident(
+        &mut self,
+        need: Need,
+        timeline: &Timeline,
+    ) -> Result<Option<Block>> {
+        let lane = self.heap.lane_for(timeline);
         match self.heap.take_resident(self.units(need), need.align, lane)? {
             Some(node) => self.adopt(node, need),
             None => Ok(None),
         }
     }
 
-    /// As [`take`](Self::take), from memory that other lines may still be using, where `allowed` accepts the stamp.
+    /// As [`take`](Self::take), from memory that other timelines may still be using, where
+    /// `allowed` accepts the timepoint.
     pub(crate) fn take_foreign(
         &mut self,
         need: Need,
-        line: &Line,
-        allowed: impl FnMut(Stamp) -> bool,
+        timeline: &Timeline,
+        allowed: impl FnMut(PackedTimepoint) -> bool,
     ) -> Result<Option<Block>> {
-        let lane = self.heap.lane_for(line);
+        let lane = self.heap.lane_for(timeline);
         match self.heap.take_foreign(self.units(need), need.align, lane, allowed)? {
             Some(node) => self.adopt(node, need),
             None => Ok(None),
@@ -173,13 +186,13 @@ impl Store {
             bytes: u64::from(n.units) << UNIT_SHIFT,
             native: span.native,
             class: NO_CLASS,
-            stamp: if stamp.has_passed() { Stamp::NEVER } else { stamp },
+            stamp: if stamp.has_passed() { PackedTimepoint::NEVER } else { stamp },
         }
     }
 
     /// Gives a block back whose last use is over at `stamp`.
     #[inline(always)]
-    pub(crate) fn give(&mut self, spot: Spot, stamp: Stamp) {
+    pub(crate) fn give(&mut self, spot: Spot, stamp: PackedTimepoint) {
         match spot {
             Spot::Slot(run, slot) => self.slabs.give(&mut self.heap, run, slot, stamp),
             Spot::Node(node) => {
@@ -195,16 +208,18 @@ impl Store {
     #[cold]
     fn give_suspended(&mut self, node: u32) {
         if self.heap.in_motion(node) {
-            // A neighbour's suspension is carrying off memory that is partly its own, and settles it.
+            // A neighbour's suspension is carrying off memory that is partly its own, and settles
+            // it.
             self.heap.nodes[node].state = State::Moving;
             return;
         }
         // Set aside when it was suspended.
         self.heap.nodes.unhold(self.heap.parts(node));
-        self.heap.free_by_residency(node, READY, Stamp::NEVER);
+        self.heap.free_by_residency(node, READY, PackedTimepoint::NEVER);
     }
 
-    /// Takes a block that several lines may still be using out of circulation, until [`unpark`](Self::unpark). `false`: it need not wait.
+    /// Takes a block that several timelines may still be using out of circulation, until
+    /// [`unpark`](Self::unpark). `false`: it need not wait.
     #[cold]
     pub(crate) fn park(&mut self, spot: Spot) -> bool {
         match spot {
@@ -217,8 +232,8 @@ impl Store {
         }
     }
 
-    /// Gives a parked block back, which one line at most may still be using.
-    pub(crate) fn unpark(&mut self, spot: Spot, stamp: Stamp) {
+    /// Gives a parked block back, which one timeline at most may still be using.
+    pub(crate) fn unpark(&mut self, spot: Spot, stamp: PackedTimepoint) {
         match spot {
             Spot::Slot(run, slot) => self.slabs.give(&mut self.heap, run, slot, stamp),
             Spot::Node(node) => self.heap.unpark(node, stamp),
@@ -233,13 +248,15 @@ impl Store {
         }
     }
 
-    /// Brings everything that has passed to where everybody can take it; `empties`: empty slab runs too.
+    /// Brings everything that has passed to where everybody can take it; `empties`: empty slab runs
+    /// too.
     pub(crate) fn drain(&mut self, empties: bool) {
         self.slabs.drain(&mut self.heap, empties);
         self.heap.drain_all();
     }
 
-    /// Bytes free and ready, and free but still in use by a line. Both without the free slots of slabs.
+    /// Bytes free and ready, and free but still in use by a timeline. Both without the free slots
+    /// of slabs.
     pub(crate) fn free_bytes(&self) -> (u64, u64) {
         let (ready, pending) = self.heap.free_units();
         (ready << UNIT_SHIFT, pending << UNIT_SHIFT)

@@ -1,6 +1,7 @@
 //! The block table: rows at stable addresses, found by index without a lock.
 //!
-//! Rows lie in chunks that never move. Rows that nobody uses form lists through their headers, which the allocator's lock guards.
+//! Rows lie in chunks that never move. Rows that nobody uses form lists through their headers,
+//! which the allocator's lock guards.
 
 use crate::buffer::Row;
 use crate::list::{link, set_link};
@@ -27,9 +28,10 @@ const PAGE: u32 = 32;
 
 /// The part that the allocator's lock guards.
 ///
-/// The rows of a page belong to one list for good, and so to one thread as far as possible: a processor that reads rows fetches their
-/// neighbours in advance, and takes them away from another one that is writing them. With the rows of two threads mixed, each on 1,000
-/// blocks of its own, a pair took 50 ns; 28 ns since then.
+/// The rows of a page belong to one list for good, and so to one thread as far as possible: a
+/// processor that reads rows fetches their neighbours in advance, and takes them away from another
+/// one that is writing them. With the rows of two threads mixed, each on 1,000 blocks of its own, a
+/// pair took 50 ns; 28 ns since then.
 pub(crate) struct Vacant {
     heads: [*const Row; LISTS],
     /// Rows that have never been used.
@@ -60,7 +62,8 @@ impl Vacant {
     /// - The table whose rows these are is alive for `'a`.
     #[inline]
     unsafe fn unlink<'a>(&mut self, list: usize) -> Option<&'a Row> {
-        // SAFETY: a head is null or a row that was linked, whose table the caller keeps alive for `'a`.
+        // SAFETY: a head is null or a row that was linked, whose table the caller keeps alive for
+        // `'a`.
         let row = unsafe { self.heads[list].as_ref() }?;
         self.heads[list] = link(row);
         Some(row)
@@ -73,15 +76,21 @@ fn list_of(thread: u32) -> usize {
 }
 
 impl Table {
-    /// An empty table. Tables begin their generations at different offsets, so that a foreign handle is refused.
+    /// An empty table. Tables begin their generations at different offsets, so that a foreign
+    /// handle is refused.
     pub(crate) fn new() -> Self {
-        Self { chunks: Chunks::new(FIRST), rows: AtomicU32::new(0), first_generation: next_first_generation() }
+        Self {
+            chunks: Chunks::new(FIRST),
+            rows: AtomicU32::new(0),
+            first_generation: next_first_generation(),
+        }
     }
 
     /// The row of an index, if there is one.
     #[inline]
     pub(crate) fn get(&self, index: u32) -> Option<&Row> {
-        // SAFETY: rows are `Sync`, are written through shared references only, and live as long as the table.
+        // SAFETY: rows are `Sync`, are written through shared references only, and live as long as
+        // the table.
         self.chunks.get(index).map(|row| unsafe { row.as_ref() })
     }
 
@@ -98,9 +107,15 @@ impl Table {
 
     /// As [`take`](Self::take), for the thread of this number.
     #[inline]
-    pub(crate) fn take_for(&self, thread: u32, vacant: &mut Vacant, owner: *const Owner) -> Result<&Row> {
+    pub(crate) fn take_for(
+        &self,
+        thread: u32,
+        vacant: &mut Vacant,
+        owner: *const Owner,
+    ) -> Result<&Row> {
         let own = list_of(thread);
-        let list = if vacant.heads[own].is_null() { self.supply_slow(vacant, own, owner)? } else { own };
+        let list =
+            if vacant.heads[own].is_null() { self.supply_slow(vacant, own, owner)? } else { own };
         // SAFETY: rows are of this table.
         let row = unsafe { vacant.unlink(list) }.ok_or_else(lost)?;
         vacant.live += 1;
@@ -126,7 +141,8 @@ impl Table {
         Ok(list)
     }
 
-    /// Gives a row back, under a new generation. A row whose generations are used up is not used again. Under the allocator's lock.
+    /// Gives a row back, under a new generation. A row whose generations are used up is not used
+    /// again. Under the allocator's lock.
     #[inline]
     pub(crate) fn put(&self, vacant: &mut Vacant, row: &Row) {
         if self.bump_generation(row) {
@@ -143,8 +159,8 @@ impl Table {
         vacant.link(row);
     }
 
-    /// Puts a row into the list that was counted and renewed when it was freed, unless its generations are used up: `false`. Under the
-    /// allocator's lock.
+    /// Puts a row into the list that was counted and renewed when it was freed, unless its
+    /// generations are used up: `false`. Under the allocator's lock.
     pub(crate) fn restore(&self, vacant: &mut Vacant, row: &Row) -> bool {
         let fine = row.header.generation() != self.first_generation;
         if fine {
@@ -163,9 +179,11 @@ impl Table {
     #[cold]
     fn grow_slow(&self, vacant: &mut Vacant, owner: *const Owner) -> Result<()> {
         let base = self.rows.load(Ordering::Relaxed);
-        let full = |rows: u64| -> Error { OutOfMemory::new("rows of the block table", rows).into() };
+        let full =
+            |rows: u64| -> Error { OutOfMemory::new("rows of the block table", rows).into() };
         let make = |index| Row::new(Header::new(owner, index, self.first_generation));
-        let n = self.chunks.grow(base, make).map_err(|bytes| full(bytes / size_of::<Row>() as u64))?;
+        let n =
+            self.chunks.grow(base, make).map_err(|bytes| full(bytes / size_of::<Row>() as u64))?;
         if n == 0 {
             return Err(full(1));
         }
@@ -202,7 +220,10 @@ mod tests {
         let used = vacant.fresh.start;
         let list = |row: u32| table.get(row).expect("a row").list.load(Ordering::Relaxed);
         assert!((0..used).all(|row| list(row) == list(row / PAGE * PAGE)));
-        assert!((1..used / PAGE).any(|page| list(page * PAGE) != list(0)), "there are several lists");
+        assert!(
+            (1..used / PAGE).any(|page| list(page * PAGE) != list(0)),
+            "there are several lists"
+        );
         for (name, &head) in vacant.heads.iter().enumerate() {
             let mut at = head;
             // SAFETY: rows of the table.

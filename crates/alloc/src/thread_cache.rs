@@ -1,37 +1,39 @@
-//! Thread caches: blocks that were just freed, kept in front of the heap's lock for the next request.
+//! Thread caches: blocks that were just freed, kept in front of the heap's lock for the next
+//! request.
 //!
-//! These are Bonwick's magazines with their depot, per stream: a block's former uses are on the line
-//! that freed it, so the next request on that line may take it without asking for its stamp. A
-//! *shard* is the cache of the threads of some numbers. For each of a few lines it has one *bin* per
-//! slab class, a list of blocks. A full bin gives half of its blocks to the heap. Where the shard
-//! holds all that it may, its fullest bin does.
+//! These are Bonwick's magazines with their depot, per stream: a block's former uses are on the
+//! timeline that freed it, so the next request on that timeline may take it without asking for its
+//! timepoint. A *shard* is the cache of the threads of some numbers. For each of a few timelines it
+//! has one *bin* per slab class, a list of blocks. A full bin gives half of its blocks to the heap.
+//! Where the shard holds all that it may, its fullest bin does.
 //!
 //! Larger blocks are different, since what lies in a cache cannot coalesce, and what is reused from
 //! it does not move to a lower address. A shard keeps the last one that was freed, up to the next
 //! request for another size. That request gives it back to the heap under the lock which it takes
-//! anyway, as mimalloc's threads collect deferred frees. Where the same sizes do not come again, the
-//! shard keeps none for a while.
+//! anyway, as mimalloc's threads collect deferred frees. Where the same sizes do not come again,
+//! the shard keeps none for a while.
 //!
 //! One flag says that the shard's threads found the heap's lock taken. Then full bins give to the
-//! [`depot`](crate::depot), empty ones take a list from there or fetch some more blocks of the heap,
-//! and the shard keeps up to [`LARGE`] large blocks. A flush clears the flag.
+//! [`depot`](crate::depot), empty ones take a list from there or fetch some more blocks of the
+//! heap, and the shard keeps up to [`LARGE`] large blocks. A flush clears the flag.
 //!
 //! # Protocol
-//! A shard has one lock word. A thread enters by a compare-and-swap from free to locked and leaves by
-//! a store. It does not wait: a thread that finds the word locked goes to the heap. Only a flush
+//! A shard has one lock word. A thread enters by a compare-and-swap from free to locked and leaves
+//! by a store. It does not wait: a thread that finds the word locked goes to the heap. Only a flush
 //! waits, since it must find everything that was freed before it. A closed shard stays locked.
 //! Counters are written inside only, and read anywhere.
 //!
 //! The hits, [`ThreadCaches::take`] and [`ThreadCaches::put`], do nothing else and give up where
 //! anything else is to be done. What a hit touches lies in the shard and in the first 64 bytes of a
-//! row. Nobody calls anything while inside. Rows that leave for the heap are carried there after leaving.
+//! row. Nobody calls anything while inside. Rows that leave for the heap are carried there after
+//! leaving.
 
 use crate::buffer::Row;
 use crate::depot::Depot;
 use crate::layout::SLAB_MAX;
 use crate::list::List;
 use crate::mutant::mutated;
-use leasehold_core::LineId;
+use leasehold_core::TimelineId;
 use leasehold_core::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{UnsafeCell, spin_loop};
 
@@ -67,7 +69,8 @@ pub(crate) struct ThreadCaches {
     depot: Depot,
 }
 
-// Aligned to pages: processors fetch lines of a page in advance, and so would take a neighbour's from its thread.
+// Aligned to pages: processors fetch lines of a page in advance, and so would take a neighbour's
+// from its thread.
 #[repr(align(4096))]
 pub(crate) struct Shard {
     word: AtomicU32,
@@ -83,7 +86,8 @@ pub(crate) struct Shard {
     bins: UnsafeCell<Bins>,
 }
 
-// SAFETY: the bins are touched only inside (see the protocol); rows are `Sync` and outlive the caches.
+// SAFETY: the bins are touched only inside (see the protocol); rows are `Sync` and outlive the
+// caches.
 unsafe impl Send for Shard {}
 // SAFETY: the bins are entered by one thread at a time (see the protocol); all else is atomic.
 unsafe impl Sync for Shard {}
@@ -106,15 +110,17 @@ impl Back {
 /// What came of a request for a small block that was no hit.
 pub(crate) enum Refill<'a> {
     Row(&'a Row, Back),
-    /// There is none. So many more than the one that was asked for are welcome: see [`ThreadCaches::stock`].
+    /// There is none. So many more than the one that was asked for are welcome: see
+    /// [`ThreadCaches::stock`].
     Empty(u32, Back),
 }
 
 impl ThreadCaches {
-    /// Shards for `threads` threads that may run at once; each keeps at most `small` bytes of small blocks and `large` of large ones. The
-    /// depot has as many bins, of `depot` bytes.
+    /// Shards for `threads` threads that may run at once; each keeps at most `small` bytes of small
+    /// blocks and `large` of large ones. The depot has as many bins, of `depot` bytes.
     pub(crate) fn new(threads: usize, small: u64, large: u64, depot: u64) -> Self {
-        let n = if cfg!(loom) { 1 } else { (threads * 2).next_power_of_two().clamp(4, MOST_SHARDS) };
+        let n =
+            if cfg!(loom) { 1 } else { (threads * 2).next_power_of_two().clamp(4, MOST_SHARDS) };
         let depot = Depot::new(if depot == 0 { 0 } else { n }, depot);
         // Two of the largest find room.
         let largest = if large / 2 <= SLAB_MAX { 0 } else { (large / 2).min(1 << 30) };
@@ -139,16 +145,23 @@ impl ThreadCaches {
         self.shards.of(thread).contended.store(true, Ordering::Relaxed);
     }
 
-    /// A row of a slab class that was freed on `line`, lent for `size` bytes, if the thread's shard has one.
+    /// A row of a slab class that was freed on `line`, lent for `size` bytes, if the thread's shard
+    /// has one.
     ///
     /// # Safety
     /// - The table whose rows were put here is alive for `'a`.
     #[inline(always)]
-    pub(crate) unsafe fn take<'a>(&self, thread: u32, class: usize, line: LineId, size: u64) -> Option<&'a Row> {
+    pub(crate) unsafe fn take<'a>(
+        &self,
+        thread: u32,
+        class: usize,
+        timeline: TimelineId,
+        size: u64,
+    ) -> Option<&'a Row> {
         let shard = self.shards.of(thread);
         let mut inside = shard.enter()?;
         let bins = inside.bins();
-        let at = bins.place(line)?;
+        let at = bins.place(timeline)?;
         // SAFETY: the caller keeps the table of the rows in the bins alive for `'a`.
         let (row, bytes) = unsafe { bins.of(at, class).pop() }?;
         if mutated('f') {
@@ -160,14 +173,22 @@ impl ThreadCaches {
         Some(row)
     }
 
-    /// Keeps a row of a slab class that nobody holds and whose last uses are on `line`, if the thread's shard has room for it.
+    /// Keeps a row of a slab class that nobody holds and whose last uses are on `timeline`, if the
+    /// thread's shard has room for it.
     #[inline(always)]
-    pub(crate) fn put(&self, thread: u32, row: &Row, class: usize, line: LineId, size: u64) -> bool {
+    pub(crate) fn put(
+        &self,
+        thread: u32,
+        row: &Row,
+        class: usize,
+        timeline: TimelineId,
+        size: u64,
+    ) -> bool {
         let shard = self.shards.of(thread);
         let Some(mut inside) = shard.enter() else { return false };
         let drift = shard.drift.load(Ordering::Relaxed) - size as i64;
         let bins = inside.bins();
-        let Some(at) = bins.place(line) else { return false };
+        let Some(at) = bins.place(timeline) else { return false };
         let bin = bins.of(at, class);
         let kept = shard.small.bytes.load(Ordering::Relaxed) + u64::from(bin.bytes);
         let fine = bin.len < bin.most && kept <= self.small && drift >= -DRIFT;
@@ -184,26 +205,37 @@ impl ThreadCaches {
     ///
     /// # Safety
     /// - As [`take`](Self::take).
-    pub(crate) unsafe fn refill<'a>(&self, thread: u32, class: usize, line: LineId, size: u64) -> Refill<'a> {
+    pub(crate) unsafe fn refill<'a>(
+        &self,
+        thread: u32,
+        class: usize,
+        timeline: TimelineId,
+        size: u64,
+    ) -> Refill<'a> {
         const EMPTY: Refill<'_> = Refill::Empty(0, Back::NOTHING);
         let shard = self.shards.of(thread);
         let contended = shard.contended.load(Ordering::Relaxed);
-        if shard.small.rows.load(Ordering::Relaxed) == 0 && !contended && !self.depot.may_have(line) {
+        if shard.small.rows.load(Ordering::Relaxed) == 0
+            && !contended
+            && !self.depot.may_have(timeline)
+        {
             return EMPTY;
         }
         let Some(mut inside) = shard.enter() else { return EMPTY };
         let bins = inside.bins();
         let mut rows = List::EMPTY;
-        let at = match bins.place(line) {
-            None if contended || self.depot.may_have(line) => bins.adopt(line, shard, &mut rows),
+        let at = match bins.place(timeline) {
+            None if contended || self.depot.may_have(timeline) => {
+                bins.adopt(timeline, shard, &mut rows)
+            }
             place => place,
         };
         let Some(at) = at else { return EMPTY };
         let bin = bins.of(at, class);
         if bin.len == 0
-            && self.depot.may_have(line)
+            && self.depot.may_have(timeline)
             // SAFETY: the depot has rows of the same table, which the caller keeps alive.
-            && let Some((first, n)) = unsafe { self.depot.pop(line, class) }
+            && let Some((first, n)) = unsafe { self.depot.pop(timeline, class) }
         {
             (bin.head, bin.len) = (first, n);
             shard.small.add(n.into(), u64::from(n) * u64::from(bin.bytes));
@@ -213,18 +245,28 @@ impl ThreadCaches {
             shard.lent(&shard.small, bytes, size);
             return Refill::Row(row, Back { rows, drift: shard.tell() });
         }
-        let more =
-            if contended && shard.small.bytes.load(Ordering::Relaxed) < self.small / 2 { bin.most / 4 } else { 0 };
+        let more = if contended && shard.small.bytes.load(Ordering::Relaxed) < self.small / 2 {
+            bin.most / 4
+        } else {
+            0
+        };
         Refill::Empty(more.into(), Back { rows, drift: 0 })
     }
 
     /// As [`put`](Self::put), and makes room. `None`: somebody is inside.
-    pub(crate) fn spill(&self, thread: u32, row: &Row, class: usize, line: LineId, size: u64) -> Option<Back> {
+    pub(crate) fn spill(
+        &self,
+        thread: u32,
+        row: &Row,
+        class: usize,
+        timeline: TimelineId,
+        size: u64,
+    ) -> Option<Back> {
         let shard = self.shards.of(thread);
         let mut inside = shard.enter()?;
         let bins = inside.bins();
         let mut rows = List::EMPTY;
-        let fine = match bins.place(line).or_else(|| bins.adopt(line, shard, &mut rows)) {
+        let fine = match bins.place(timeline).or_else(|| bins.adopt(timeline, shard, &mut rows)) {
             Some(at) => {
                 bins.make_room((at, class), self.small, shard, &self.depot, &mut rows);
                 bins.keep((at, class), row, self.small, shard)
@@ -238,15 +280,22 @@ impl ThreadCaches {
         Some(Back { rows, drift: shard.tell() })
     }
 
-    /// Keeps rows of small blocks of one class that nobody has held yet and that `line` may use. What finds no room stays in the list.
+    /// Keeps rows of small blocks of one class that nobody has held yet and that `timeline` may
+    /// use. What finds no room stays in the list.
     ///
     /// # Safety
     /// - The table whose rows these are outlives the caches.
-    pub(crate) unsafe fn stock(&self, thread: u32, rows: &mut List, class: usize, line: LineId) {
+    pub(crate) unsafe fn stock(
+        &self,
+        thread: u32,
+        rows: &mut List,
+        class: usize,
+        timeline: TimelineId,
+    ) {
         let shard = self.shards.of(thread);
         let Some(mut inside) = shard.enter() else { return };
         let bins = inside.bins();
-        let Some(at) = bins.place(line) else { return };
+        let Some(at) = bins.place(timeline) else { return };
         // SAFETY: the caller keeps the table of the list's rows alive.
         while let Some(row) = unsafe { rows.pop() } {
             if !bins.keep((at, class), row, self.small, shard) {
@@ -261,7 +310,8 @@ impl ThreadCaches {
         size > SLAB_MAX && size <= self.largest
     }
 
-    /// A large row that was freed on `line`, lent for `size` bytes, and the live bytes that the heap does not know of.
+    /// A large row that was freed on `line`, lent for `size` bytes, and the live bytes that the
+    /// heap does not know of.
     ///
     /// # Errors
     /// What goes to the heap before the request does.
@@ -269,7 +319,12 @@ impl ThreadCaches {
     /// # Safety
     /// - As [`take`](Self::take).
     #[inline]
-    pub(crate) unsafe fn take_large<'a>(&self, thread: u32, line: LineId, size: u64) -> Result<(&'a Row, i64), Back> {
+    pub(crate) unsafe fn take_large<'a>(
+        &self,
+        thread: u32,
+        timeline: TimelineId,
+        size: u64,
+    ) -> Result<(&'a Row, i64), Back> {
         let shard = self.shards.of(thread);
         if shard.large.rows.load(Ordering::Relaxed) == 0 {
             return Err(Back::NOTHING);
@@ -277,27 +332,35 @@ impl ThreadCaches {
         let Some(mut inside) = shard.enter() else { return Err(Back::NOTHING) };
         let large = &mut inside.bins().large;
         // SAFETY: the caller keeps the table of the rows in the shard alive for `'a`.
-        match unsafe { large.take(line, size) } {
+        match unsafe { large.take(timeline, size) } {
             Some((row, bytes)) => {
                 shard.lent(&shard.large, bytes, size);
                 Ok((row, shard.drift.load(Ordering::Relaxed)))
             }
             None => {
                 let mut rows = List::EMPTY;
-                // What is kept cannot coalesce. Where threads contend, some of it is worth a visit to the heap.
+                // What is kept cannot coalesce. Where threads contend, some of it is worth a visit
+                // to the heap.
                 if !shard.contended.load(Ordering::Relaxed) || large.len() > LARGE / 2 {
                     large.give_up(&shard.large, &mut rows);
                 }
-                let drift = if rows.is_empty() { 0 } else { shard.drift.swap(0, Ordering::Relaxed) };
+                let drift =
+                    if rows.is_empty() { 0 } else { shard.drift.swap(0, Ordering::Relaxed) };
                 Err(Back { rows, drift })
             }
         }
     }
 
-    /// Keeps a large row of a size that it [`keeps`](Self::keeps), which nobody holds and whose last uses are on `line`. `None`: sizes do
-    /// not come again, or somebody is inside.
+    /// Keeps a large row of a size that it [`keeps`](Self::keeps), which nobody holds and whose
+    /// last uses are on `timeline`. `None`: sizes do not come again, or somebody is inside.
     #[inline]
-    pub(crate) fn put_large(&self, thread: u32, row: &Row, line: LineId, size: u64) -> Option<Back> {
+    pub(crate) fn put_large(
+        &self,
+        thread: u32,
+        row: &Row,
+        timeline: TimelineId,
+        size: u64,
+    ) -> Option<Back> {
         let shard = self.shards.of(thread);
         let rest = shard.rest.load(Ordering::Relaxed);
         if rest > 0 {
@@ -314,7 +377,7 @@ impl ThreadCaches {
         if large.len() >= most || shard.large.bytes.load(Ordering::Relaxed) + size > self.large {
             large.give_up(&shard.large, &mut rows);
         }
-        large.put(row, line, size, &shard.large);
+        large.put(row, timeline, size, &shard.large);
         let drift = shard.drift.load(Ordering::Relaxed) - size as i64;
         if rows.is_empty() {
             shard.drift.store(drift, Ordering::Relaxed);
@@ -324,7 +387,8 @@ impl ThreadCaches {
         Some(Back { rows, drift })
     }
 
-    /// Takes everything out of the shard of a thread, unless somebody else is inside; and out of the depot.
+    /// Takes everything out of the shard of a thread, unless somebody else is inside; and out of
+    /// the depot.
     pub(crate) fn flush_own(&self, thread: u32) -> Back {
         let mut back = Back::NOTHING;
         // SAFETY: rows in the depot belong to a table that outlives the caches.
@@ -345,7 +409,9 @@ impl ThreadCaches {
         let all = close || self.depot.any();
         // Every flush begins at the first shard, so no two wait for each other.
         let mut entered: [Option<Inside<'_>>; MOST_SHARDS] = [const { None }; MOST_SHARDS];
-        for (inside, shard) in entered.iter_mut().zip(self.shards.all()).filter(|(_, s)| all || !s.is_idle()) {
+        for (inside, shard) in
+            entered.iter_mut().zip(self.shards.all()).filter(|(_, s)| all || !s.is_idle())
+        {
             *inside = Some(shard.await_turn());
         }
         // SAFETY: rows in the depot belong to a table that outlives the caches.
@@ -359,8 +425,8 @@ impl ThreadCaches {
         back
     }
 
-    /// Rows and bytes in the shards and the depot, hits, and live bytes beyond what the heap knows. Sums of single-writer counters: exact when
-    /// nobody is inside.
+    /// Rows and bytes in the shards and the depot, hits, and live bytes beyond what the heap knows.
+    /// Sums of single-writer counters: exact when nobody is inside.
     pub(crate) fn stats(&self) -> (u64, u64, u64, i64) {
         let (rows, bytes) = self.depot.kept();
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -423,7 +489,8 @@ impl Shard {
     /// Enters without waiting, or not at all.
     #[inline(always)]
     fn enter(&self) -> Option<Inside<'_>> {
-        let free = self.word.compare_exchange(FREE, LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        let free =
+            self.word.compare_exchange(FREE, LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok();
         (free || mutated('a')).then(|| Inside(self))
     }
 
@@ -468,7 +535,8 @@ impl Shard {
     }
 }
 
-/// Spins a little, then lets others run: who is inside leaves within nanoseconds unless the scheduler took it off.
+/// Spins a little, then lets others run: who is inside leaves within nanoseconds unless the
+/// scheduler took it off.
 fn pause(spins: u32) -> u32 {
     if spins < 64 {
         spin_loop();

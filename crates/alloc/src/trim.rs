@@ -1,4 +1,5 @@
-//! Giving memory back to the driver: free memory, pieces in hand, and the memory under suspended blocks.
+//! Giving memory back to the driver: free memory, pieces in hand, and the memory under suspended
+//! blocks.
 //!
 //! The lock is not held across a call of the backing.
 
@@ -33,16 +34,22 @@ impl Inner {
             let mut core = self.core.lock();
             self.settle(&mut core);
             let heap = &mut core.store.heap;
-            let cached: u64 =
-                heap.res.cached.iter().map(|&p| heap.res.bytes(heap.res.pieces[p as usize].granules)).sum();
-            let free = (heap.free_units().0 + if heap.single() { heap.free_units().1 } else { 0 }) << UNIT_SHIFT;
+            let cached: u64 = heap
+                .res
+                .cached
+                .iter()
+                .map(|&p| heap.res.bytes(heap.res.pieces[p as usize].granules))
+                .sum();
+            let free = (heap.free_units().0 + if heap.single() { heap.free_units().1 } else { 0 })
+                << UNIT_SHIFT;
             let mut surplus = (free + cached).saturating_sub(keep);
             let mut segments = Vec::new();
             host::room(&mut segments, heap.spans.len())?;
             for slot in 0..heap.spans.len() {
                 let span = heap.spans[slot];
                 let bytes = u64::from(span.units) << UNIT_SHIFT;
-                if span.live && !span.paged && bytes <= surplus && heap.remove_span(slot).is_some() {
+                if span.live && !span.paged && bytes <= surplus && heap.remove_span(slot).is_some()
+                {
                     surplus -= bytes;
                     segments.push(Chunk { addr: span.base, bytes, native: span.native });
                 }
@@ -79,7 +86,8 @@ impl Inner {
 
     /// Gives a segment back; one that the driver does not take stays counted.
     pub(crate) fn decommit(&self, chunk: Chunk, undo: bool) -> bool {
-        // SAFETY: callers hand in a commitment that they took out of the heap, or never put in: no block and no stream uses it.
+        // SAFETY: callers hand in a commitment that they took out of the heap, or never put in: no
+        // block and no stream uses it.
         match unsafe { self.backing.decommit(chunk) } {
             Ok(()) => {
                 self.trace(EventKind::SegmentFree, chunk.addr, chunk.bytes);
@@ -95,7 +103,8 @@ impl Inner {
         }
     }
 
-    /// Gives the memory under a block back to the driver and keeps its addresses. Returns the bytes that went.
+    /// Gives the memory under a block back to the driver and keeps its addresses. Returns the bytes
+    /// that went.
     ///
     /// # Errors
     /// `OutOfMemory` for host memory; then the block is as it was.
@@ -104,7 +113,8 @@ impl Inner {
         if row.buffer.slot.load(Ordering::Relaxed) != NO_SLOT {
             return Ok(0);
         }
-        let steps = self.core.lock().store.heap.plan_suspend(row.buffer.place.load(Ordering::Relaxed))?;
+        let steps =
+            self.core.lock().store.heap.plan_suspend(row.buffer.place.load(Ordering::Relaxed))?;
         if let Some(watch) = &self.watch {
             watch.darken(row);
         }
@@ -126,7 +136,8 @@ impl Inner {
             if !core.store.heap.in_motion(node) {
                 break core.store.heap.plan_resume(node, &self.budget)?;
             }
-            // A neighbour is being suspended, and a piece lies across the border: until its driver calls are over.
+            // A neighbour is being suspended, and a piece lies across the border: until its driver
+            // calls are over.
             drop(core);
             leasehold_core::sync::thread::yield_now();
         };

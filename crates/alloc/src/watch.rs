@@ -1,13 +1,15 @@
 //! What an allocator with debug aids or a trace ring does with each block. Absent otherwise.
 //!
 //! # Protocol
-//! Rows of a watched allocator bear the flag `WATCHED`, so that their last drop comes here; its allocations come here behind the thread caches,
-//! of which it has none. With aids a freed block is *held*: first until its last use is over, then, red zone checked and memory
-//! poisoned, in the quarantine, and when enough younger blocks lie there it is checked again and goes back. So host and stream never
-//! touch a block at the same time, and memory in the store is ready for everybody.
+//! Rows of a watched allocator bear the flag `WATCHED`, so that their last drop comes here; its
+//! allocations come here behind the thread caches, of which it has none. With aids a freed block is
+//! *held*: first until its last use is over, then, red zone checked and memory poisoned, in the
+//! quarantine, and when enough younger blocks lie there it is checked again and goes back. So host
+//! and stream never touch a block at the same time, and memory in the store is ready for everybody.
 //!
-//! A free makes no driver call: what must go back to the backing waits for the next allocation, drain or trim. The locks of this module
-//! are leaves, never held together or across a call of the backing.
+//! A free makes no driver call: what must go back to the backing waits for the next allocation,
+//! drain or trim. The locks of this module are leaves, never held together or across a call of the
+//! backing.
 
 mod aids;
 
@@ -19,7 +21,7 @@ use crate::ring::{EventKind, Ring};
 use crate::store::Spot;
 use leasehold_core::sync::Mutex;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
-use leasehold_core::{Error, LineId, Result, Stamp};
+use leasehold_core::{Error, PackedTimepoint, Result, TimelineId};
 use std::collections::{HashMap, VecDeque};
 
 /// The state of a watched allocator.
@@ -66,12 +68,12 @@ struct Block {
     addr: u64,
     len: u64,
     tag: u32,
-    stream: LineId,
+    stream: TimelineId,
 }
 
 #[derive(Default)]
 struct Held {
-    waiting: Vec<(Block, Box<[Stamp]>)>,
+    waiting: Vec<(Block, Box<[PackedTimepoint]>)>,
     quarantine: VecDeque<Block>,
     /// Bytes in the quarantine, and in both.
     quarantined: u64,
@@ -94,7 +96,10 @@ impl Watch {
     ///
     /// # Errors
     /// `Unsupported` when the backing cannot do what an aid needs.
-    pub(crate) fn new(config: &AllocatorConfig, backing: &dyn Backing) -> Result<Option<Box<Watch>>> {
+    pub(crate) fn new(
+        config: &AllocatorConfig,
+        backing: &dyn Backing,
+    ) -> Result<Option<Box<Watch>>> {
         let aids = config.debug;
         if !aids.any() && config.trace_events == 0 {
             return Ok(None);
@@ -102,13 +107,18 @@ impl Watch {
         let BackingCaps { reserve, .. } = backing.caps();
         if aids.guard && !reserve {
             return Err(Error::Unsupported(
-                format!("{}: guard granules need a backing that reserves addresses", config.name).into(),
+                format!("{}: guard granules need a backing that reserves addresses", config.name)
+                    .into(),
             ));
         }
         // SAFETY: of no bytes.
         if aids.writes() && unsafe { backing.fill(0, 0, 0) }.is_err() {
             return Err(Error::Unsupported(
-                format!("{}: poison and red zones need memory that the host can write", config.name).into(),
+                format!(
+                    "{}: poison and red zones need memory that the host can write",
+                    config.name
+                )
+                .into(),
             ));
         }
         let ring = (config.trace_events > 0).then(|| Ring::new(config.trace_events));
@@ -151,10 +161,13 @@ impl Watch {
     pub(crate) fn held_spots(&self) -> Vec<Spot> {
         let held = self.held.lock();
         let blocks = held.waiting.iter().map(|(b, _)| b).chain(&held.quarantine);
-        blocks.filter_map(|b| if let Source::Store(spot) = b.side.source { Some(spot) } else { None }).collect()
+        blocks
+            .filter_map(|b| if let Source::Store(spot) = b.side.source { Some(spot) } else { None })
+            .collect()
     }
 
-    /// Ranges that came straight from the backing, with the row that holds each (`None`: held back).
+    /// Ranges that came straight from the backing, with the row that holds each (`None`: held
+    /// back).
     pub(crate) fn direct_ranges(&self) -> Vec<(u64, u64, Option<u32>)> {
         let range = |source: Source| match source {
             Source::Store(_) => None,
@@ -163,11 +176,15 @@ impl Watch {
         };
         let mut all: Vec<_> = {
             let sides = self.sides.lock();
-            sides.iter().filter_map(|(&row, s)| range(s.source).map(|(a, b)| (a, b, Some(row)))).collect()
+            sides
+                .iter()
+                .filter_map(|(&row, s)| range(s.source).map(|(a, b)| (a, b, Some(row))))
+                .collect()
         };
         let held = self.held.lock();
         // Guarded blocks in the quarantine have no memory any more.
-        let exact = held.quarantine.iter().filter(|b| matches!(b.side.source, Source::Exact { .. }));
+        let exact =
+            held.quarantine.iter().filter(|b| matches!(b.side.source, Source::Exact { .. }));
         let blocks = held.waiting.iter().map(|(b, _)| b).chain(exact);
         all.extend(blocks.filter_map(|b| range(b.side.source).map(|(a, b)| (a, b, None))));
         all.sort_unstable();
@@ -191,7 +208,7 @@ impl Watch {
             let mut stream = home;
             b.for_each_use(|s| {
                 if stream == home && !s.has_passed() {
-                    stream = s.line_id();
+                    stream = s.timeline_id();
                 }
             });
             ring.record(EventKind::Free, id_of(row), b.addr(), b.len(), stream.get(), b.tag());

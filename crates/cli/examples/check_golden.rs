@@ -4,7 +4,8 @@
 //!
 //! ```text
 //! cargo build --release
-//! cargo run --release -p leasehold-cli --example check_golden -- target/release/leasehold models/tiny-python/golden.json
+//! cargo run --release -p leasehold-cli --example check_golden -- \
+//!     target/release/leasehold models/tiny-python/golden.json
 //! ```
 //!
 //! Further arguments: `threads=1,2,3,4`, `model=DIR` for another model than the bundled one,
@@ -51,17 +52,26 @@ fn main() -> ExitCode {
 fn parse() -> Result<Job, String> {
     let mut arguments = std::env::args().skip(1);
     let usage = "usage: check_golden BINARY GOLDEN.json [model=DIR] [threads=1,2,3,4] [device=ID] [sim=SEED]";
-    let (Some(binary), Some(golden)) = (arguments.next(), arguments.next()) else { return Err(usage.into()) };
+    let (Some(binary), Some(golden)) = (arguments.next(), arguments.next()) else {
+        return Err(usage.into());
+    };
     let bytes = leasehold_input::read(Path::new(&golden), MOST).map_err(|e| e.to_string())?;
     let text = String::from_utf8(bytes).map_err(|e| format!("{golden}: {e}"))?;
     let golden: Value = serde_json::from_str(&text).map_err(|e| format!("{golden}: {e}"))?;
-    let mut job =
-        Job { binary: binary.into(), golden, model: None, device: None, sim: None, threads: vec![1, 2, 3, 4] };
+    let mut job = Job {
+        binary: binary.into(),
+        golden,
+        model: None,
+        device: None,
+        sim: None,
+        threads: vec![1, 2, 3, 4],
+    };
     for argument in arguments {
         match argument.split_once('=') {
             Some(("model", dir)) => job.model = Some(dir.into()),
             Some(("threads", list)) => {
-                job.threads = list.split(',').map(str::parse).collect::<Result<_, _>>().map_err(|_| usage)?;
+                job.threads =
+                    list.split(',').map(str::parse).collect::<Result<_, _>>().map_err(|_| usage)?;
             }
             Some(("device", id)) => job.device = Some(id.into()),
             Some(("sim", seed)) => job.sim = Some(seed.into()),
@@ -75,7 +85,10 @@ fn parse() -> Result<Job, String> {
 }
 
 fn check(job: &Job) -> Result<String, String> {
-    let cases = job.golden["cases"].as_array().filter(|c| !c.is_empty()).ok_or("the golden file has no cases")?;
+    let cases = job.golden["cases"]
+        .as_array()
+        .filter(|c| !c.is_empty())
+        .ok_or("the golden file has no cases")?;
     let mut worst = Worst::default();
     let mut runs = 0;
     for (i, case) in cases.iter().enumerate() {
@@ -83,13 +96,16 @@ fn check(job: &Job) -> Result<String, String> {
         for &threads in &job.threads {
             for mode in ["both", "eager", "graph"] {
                 let what = format!("case {i}, {threads} threads, mode {mode}");
-                let report = run(job, case, threads, mode).map_err(|why| format!("{what}: {why}"))?;
+                let report =
+                    run(job, case, threads, mode).map_err(|why| format!("{what}: {why}"))?;
                 compare(case, &report, mode, &mut worst).map_err(|why| format!("{what}: {why}"))?;
                 // The mode and the number of threads must not change a single bit.
                 match &first {
                     None => first = Some(report["last_logits"].clone()),
                     Some(first) if *first != report["last_logits"] => {
-                        return Err(format!("{what}: the logits are not those of the first run to the bit"));
+                        return Err(format!(
+                            "{what}: the logits are not those of the first run to the bit"
+                        ));
                     }
                     Some(_) => {}
                 }
@@ -108,7 +124,11 @@ fn check(job: &Job) -> Result<String, String> {
 /// The case's greedy tokens; the field's name contains their number.
 fn greedy(case: &Value) -> Result<&Value, String> {
     let fields = case.as_object().ok_or("a case is no object")?;
-    fields.iter().find(|(name, _)| name.starts_with("greedy_")).map(|(_, ids)| ids).ok_or("no greedy tokens".into())
+    fields
+        .iter()
+        .find(|(name, _)| name.starts_with("greedy_"))
+        .map(|(_, ids)| ids)
+        .ok_or("no greedy tokens".into())
 }
 
 fn run(job: &Job, case: &Value, threads: u16, mode: &str) -> Result<Value, String> {
@@ -116,7 +136,17 @@ fn run(job: &Job, case: &Value, threads: u16, mode: &str) -> Result<Value, Strin
     let prompt = ids(&case["prompt_ids"]).ok_or("the case has no prompt_ids")?.join(",");
     let tokens = greedy(case)?.as_array().map_or(0, Vec::len).to_string();
     let mut command = Command::new(&job.binary);
-    command.args(["run", "--json", "--logits", "--prompt-ids", &prompt, "--tokens", &tokens, "--mode", mode]);
+    command.args([
+        "run",
+        "--json",
+        "--logits",
+        "--prompt-ids",
+        &prompt,
+        "--tokens",
+        &tokens,
+        "--mode",
+        mode,
+    ]);
     match &job.device {
         Some(device) => command.args(["--device", device]),
         None => command.args(["--threads", &threads.to_string()]),
@@ -156,15 +186,20 @@ fn compare(case: &Value, report: &Value, mode: &str, worst: &mut Worst) -> Resul
         let count = &report["memory"]["driver_allocations_in_decode"];
         return Err(format!("{count} driver allocations while decoding"));
     }
-    let numbers = |v: &Value| v.as_array().and_then(|a| a.iter().map(Value::as_f64).collect::<Option<Vec<_>>>());
+    let numbers = |v: &Value| {
+        v.as_array().and_then(|a| a.iter().map(Value::as_f64).collect::<Option<Vec<_>>>())
+    };
     let golden = numbers(&case["last_logits"]).ok_or("the case has no last_logits")?;
-    let got = numbers(&report["last_logits"]).ok_or("no last_logits, or not all of them are numbers")?;
+    let got =
+        numbers(&report["last_logits"]).ok_or("no last_logits, or not all of them are numbers")?;
     if golden.len() != got.len() {
         return Err(format!("{} logits, golden {}", got.len(), golden.len()));
     }
     let square = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>();
     let largest = golden.iter().zip(&got).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-    let rms = (square(&mut golden.iter().zip(&got).map(|(a, b)| a - b)) / square(&mut golden.iter().copied())).sqrt();
+    let rms = (square(&mut golden.iter().zip(&got).map(|(a, b)| a - b))
+        / square(&mut golden.iter().copied()))
+    .sqrt();
     if largest > ABSOLUTE || rms > RELATIVE_RMS {
         return Err(format!("logits differ by {largest:.2e} absolute and {rms:.2e} relative RMS"));
     }

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! cargo build --release
-//! cargo run --release -p leasehold-cli --example check_memory -- target/release/leasehold 1.2 --tokens 8 --device cuda:0 --sim
+//! cargo run --release -p leasehold-cli --example check_memory -- \
+//!     target/release/leasehold 1.2 --tokens 8 --device cuda:0 --sim
 //! ```
 //!
 //! The second argument is the maximum ratio of reserved to live memory. In any case two granules
@@ -26,7 +27,8 @@ fn check() -> Result<String, String> {
     let binary = arguments.next().ok_or(usage)?;
     let ratio: f64 = arguments.next().and_then(|r| r.parse().ok()).ok_or(usage)?;
     let report = checks::json(Command::new(&binary).args(["run", "--json"]).args(arguments))?;
-    let memory = |key: &str| report["memory"][key].as_u64().ok_or_else(|| format!("no memory.{key}"));
+    let memory =
+        |key: &str| report["memory"][key].as_u64().ok_or_else(|| format!("no memory.{key}"));
     let (live, reserved) = (memory("live_peak_bytes")?, memory("reserved_peak_bytes")?);
     let sizes = format!("{reserved} bytes reserved for {live} live");
     if live == 0 || reserved < live {
@@ -39,5 +41,8 @@ fn check() -> Result<String, String> {
     if of_live > ratio {
         return Err(format!("{sizes}: {of_live:.4} of it, {ratio} is allowed"));
     }
-    Ok(format!("{sizes}: {of_live:.4} of it, {:.2} granules above", (reserved - live) as f64 / GRANULE as f64))
+    Ok(format!(
+        "{sizes}: {of_live:.4} of it, {:.2} granules above",
+        (reserved - live) as f64 / GRANULE as f64
+    ))
 }

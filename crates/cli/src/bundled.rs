@@ -7,7 +7,8 @@ use leasehold_llama::{Config, Tokenizer, Weights};
 #[repr(C, align(64))]
 struct Aligned<T: ?Sized>(T);
 
-static WEIGHTS: &Aligned<[u8]> = &Aligned(*include_bytes!("../../../models/tiny-python/model.safetensors"));
+static WEIGHTS: &Aligned<[u8]> =
+    &Aligned(*include_bytes!("../../../models/tiny-python/model.safetensors"));
 static CONFIG: &[u8] = include_bytes!("../../../models/tiny-python/config.json");
 static TOKENIZER: &[u8] = include_bytes!("../../../models/tiny-python/tokenizer.json");
 

@@ -11,7 +11,8 @@ use leasehold_core::sync::Mutex;
 use leasehold_cuda::driver::sim::SimDriver;
 use leasehold_cuda::{CudaBackend, CudaConfig};
 use leasehold_sim::{
-    FaultAction, FaultRule, KernelBody, KernelRegistry, KernelSpec, Launch, Monitor, SimBackend, When,
+    FaultAction, FaultRule, KernelBody, KernelRegistry, KernelSpec, Launch, Monitor, SimBackend,
+    When,
 };
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -19,12 +20,16 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 /// A kernel's fault ends its context, and so every stream of the device.
-const STICKY: Expectation =
-    Expectation { case: 117, reason: "a kernel's fault ends its context, and so every stream of the device" };
+const STICKY: Expectation = Expectation {
+    case: 117,
+    reason: "a kernel's fault ends its context, and so every stream of the device",
+};
 
 /// Observed on two H200s: after a trap on one device, a fill on the other reports 719.
-const SHARED_FATE: Expectation =
-    Expectation { case: 110, reason: "a kernel's fault ends the contexts of all devices in its process" };
+const SHARED_FATE: Expectation = Expectation {
+    case: 110,
+    reason: "a kernel's fault ends the contexts of all devices in its process",
+};
 
 /// The vendor's driver, with these debug aids.
 pub(crate) struct Cuda(pub(crate) DebugAids);
@@ -153,14 +158,18 @@ impl Factory for SimulatedCuda {
                 &["cuModuleGetFunction"],
                 if self.aids.pass_through { &["cuMemAlloc"] } else { &["cuMemCreate"] },
             ];
-            let faults: Arc<dyn Faults> = Arc::new(Switchboard { machine: driver.machine().clone(), calls });
+            let faults: Arc<dyn Faults> =
+                Arc::new(Switchboard { machine: driver.machine().clone(), calls });
             (Arc::new(backend) as Arc<dyn Backend>, faults)
         }))
     }
 
     fn expectations(&self) -> Expectations {
         Expectations {
-            unsupported: &[Expectation { case: 3, reason: "a simulated machine has a device at least" }, STICKY],
+            unsupported: &[
+                Expectation { case: 3, reason: "a simulated machine has a device at least" },
+                STICKY,
+            ],
             expected_failure: &[],
         }
     }
@@ -186,8 +195,10 @@ impl Factory for Simulated {
 
     fn faulty(&self) -> Option<leasehold::Result<(Arc<dyn Backend>, Arc<dyn Faults>)>> {
         Some(self.make().map(|backend| {
-            let calls: [&'static [&'static str]; 3] = [&["submit"], &["pipeline_create"], &["create"]];
-            let faults: Arc<dyn Faults> = Arc::new(Switchboard { machine: backend.machine().clone(), calls });
+            let calls: [&'static [&'static str]; 3] =
+                [&["submit"], &["pipeline_create"], &["create"]];
+            let faults: Arc<dyn Faults> =
+                Arc::new(Switchboard { machine: backend.machine().clone(), calls });
             (Arc::new(backend) as Arc<dyn Backend>, faults)
         }))
     }
@@ -236,7 +247,7 @@ mod tests {
         let (backend, driver) = pass_through().make().unwrap();
         let device = backend.open(DeviceId::cuda(0)).unwrap();
         let stream = device.stream(&StreamDesc::default()).unwrap();
-        let on = leasehold::backend::On { line: stream.line(), timeline: &*stream };
+        let on = leasehold::backend::On { timeline: stream.timeline(), source: &*stream };
         let memory = device.memory(MemoryKind::Device).unwrap();
         for n in 1..=20 {
             drop(memory.alloc(Layout::new(1000 * n), on).unwrap());
@@ -252,14 +263,16 @@ mod tests {
     #[test]
     fn the_cases_for_sanitizers_are_clean_with_each_buffer_of_its_own() {
         let kept = Arc::new(Kept { inner: pass_through(), machines: Mutex::default() });
-        let filter = Filter { tag: Some(Tag::Sanitizer), wrap: Some(Wrap::Plain), ..Filter::default() };
+        let filter =
+            Filter { tag: Some(Tag::Sanitizer), wrap: Some(Wrap::Plain), ..Filter::default() };
         let report = run(kept.clone(), &filter);
         assert!(report.results.iter().all(|r| r.status == Status::Passed), "{report}");
         assert!(report.passed().len() >= 30, "{report}");
         let machines = kept.machines.lock();
         assert!(machines.iter().map(|m| calls(m, "cuMemAlloc")).sum::<u64>() > 100);
         assert_eq!(machines.iter().map(|m| calls(m, "cuMemCreate")).sum::<u64>(), 0);
-        let reports: Vec<_> = machines.iter().flat_map(Monitor::take_reports).map(|r| r.to_string()).collect();
+        let reports: Vec<_> =
+            machines.iter().flat_map(Monitor::take_reports).map(|r| r.to_string()).collect();
         assert!(reports.is_empty(), "{reports:#?}");
     }
 }

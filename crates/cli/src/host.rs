@@ -52,7 +52,9 @@ pub(crate) fn needs(what: &str, need: u64, cure: &str) -> Result<(), Failure> {
         return Ok(());
     }
     let (need, there) = (bytes(need), bytes(there));
-    Err(Failure::new(format!("{what} needs about {need} of host memory, and this process may take {there}; {cure}")))
+    Err(Failure::new(format!(
+        "{what} needs about {need} of host memory, and this process may take {there}; {cure}"
+    )))
 }
 
 /// Standard output in its state at the start of the process.

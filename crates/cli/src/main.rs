@@ -64,7 +64,9 @@ fn main() -> ExitCode {
         Command::Conformance(a) => {
             return commands::conformance::run(&a).unwrap_or_else(|failure| failure.report());
         }
-        Command::Stress(a) => return commands::stress::run(&a).unwrap_or_else(|failure| failure.report()),
+        Command::Stress(a) => {
+            return commands::stress::run(&a).unwrap_or_else(|failure| failure.report());
+        }
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

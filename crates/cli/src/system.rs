@@ -50,10 +50,14 @@ impl System {
         let device = request.device;
         if request.threads.is_some() && device.backend != BackendKind::Cpu {
             let other = device.backend;
-            return Err(Failure::misuse(format!("--threads is for the CPU; {other} devices have their own")));
+            return Err(Failure::misuse(format!(
+                "--threads is for the CPU; {other} devices have their own"
+            )));
         }
         let made = make(request)?;
-        let context = made.as_ref().map_or_else(Context::new, |m| Context::with_backends(vec![m.backend.clone()]));
+        let context = made
+            .as_ref()
+            .map_or_else(Context::new, |m| Context::with_backends(vec![m.backend.clone()]));
         let aids = request.memory.debug;
         let runtime = context.runtime(device).map_err(|e| {
             if aids.any() && matches!(e, leasehold::Error::Unsupported(_)) {
@@ -81,7 +85,11 @@ impl System {
             let reports = machine.take_reports();
             if !reports.is_empty() {
                 let first: Vec<String> = reports.iter().take(3).map(ToString::to_string).collect();
-                return Err(Failure::new(format!("the race detector reports {}: {}", reports.len(), first.join("; "))));
+                return Err(Failure::new(format!(
+                    "the race detector reports {}: {}",
+                    reports.len(),
+                    first.join("; ")
+                )));
             }
         }
         Ok(())
@@ -121,19 +129,26 @@ fn make(request: &Request) -> Result<Option<Made>, Failure> {
              cuda devices have pass-through and quarantine, the CPU has all"
         )));
     }
-    let cuda =
-        leasehold_cuda::CudaConfig::default().debug(request.memory.debug).trace_events(request.memory.trace_events);
+    let cuda = leasehold_cuda::CudaConfig::default()
+        .debug(request.memory.debug)
+        .trace_events(request.memory.trace_events);
     let (backend, machine): (Arc<dyn Backend>, _) = match (request.device.backend, request.sim) {
-        (BackendKind::Cpu, Some(_)) => return Err(Failure::misuse("--sim: the CPU has no driver to simulate")),
+        (BackendKind::Cpu, Some(_)) => {
+            return Err(Failure::misuse("--sim: the CPU has no driver to simulate"));
+        }
         (BackendKind::Cpu, None) => (cpu(request)?, None),
-        (BackendKind::Cuda, None) => (Arc::new(leasehold_cuda::CudaBackend::with_config(cuda)), None),
+        (BackendKind::Cuda, None) => {
+            (Arc::new(leasehold_cuda::CudaBackend::with_config(cuda)), None)
+        }
         (BackendKind::Cuda, Some(seed)) => {
-            let (backend, driver) = simulated::cuda(simulated::machine(seed, simulated::operators()?), cuda)?;
+            let (backend, driver) =
+                simulated::cuda(simulated::machine(seed, simulated::operators()?), cuda)?;
             (Arc::new(backend), Some(driver.machine().clone()))
         }
         (BackendKind::Sim, seed) => {
             unaided(request.device, request.memory)?;
-            let config = simulated::machine(seed.unwrap_or(simulated::SEED), simulated::operators()?);
+            let config =
+                simulated::machine(seed.unwrap_or(simulated::SEED), simulated::operators()?);
             let backend = SimBackend::new(config)?;
             let machine = backend.machine().clone();
             (Arc::new(backend), Some(machine))
@@ -148,10 +163,14 @@ fn make(request: &Request) -> Result<Option<Made>, Failure> {
 pub(crate) fn unaided(device: DeviceId, wishes: Wishes) -> Result<(), Failure> {
     if wishes.debug.any() {
         let aids = wishes.debug;
-        return Err(Failure::misuse(format!("memory debug aids ({aids}): {device} has none; cuda:0 --sim has")));
+        return Err(Failure::misuse(format!(
+            "memory debug aids ({aids}): {device} has none; cuda:0 --sim has"
+        )));
     }
     if wishes.trace_events > 0 {
-        return Err(Failure::misuse(format!("{device} records no memory trace or snapshot; cuda:0 --sim does")));
+        return Err(Failure::misuse(format!(
+            "{device} records no memory trace or snapshot; cuda:0 --sim does"
+        )));
     }
     Ok(())
 }
@@ -177,7 +196,10 @@ pub(crate) mod simulated {
     }
 
     /// The CUDA backend over a simulated driver.
-    pub(crate) fn cuda(machine: MachineConfig, config: CudaConfig) -> leasehold::Result<(CudaBackend, Arc<SimDriver>)> {
+    pub(crate) fn cuda(
+        machine: MachineConfig,
+        config: CudaConfig,
+    ) -> leasehold::Result<(CudaBackend, Arc<SimDriver>)> {
         let driver = Arc::new(SimDriver::new(SimDriverConfig::new(machine))?);
         Ok((CudaBackend::with_ops(driver.clone(), config)?, driver))
     }

@@ -35,8 +35,8 @@ impl fmt::Display for Tier {
 #[non_exhaustive]
 pub enum Need {
     /// Timelines that the host signals.
-    Gates,
-    /// Time stamps.
+    HostTimelines,
+    /// Timestamps.
     Timestamps,
     /// Graphs.
     Graphs,
@@ -146,12 +146,22 @@ pub struct Case {
 
 impl Case {
     /// A case over the traits of `hal`.
-    pub const fn hal(number: u16, name: &'static str, needs: &'static [Need], run: fn(&Env) -> Outcome) -> Self {
+    pub const fn hal(
+        number: u16,
+        name: &'static str,
+        needs: &'static [Need],
+        run: fn(&Env) -> Outcome,
+    ) -> Self {
         Self::new(number, name, Tier::Hal, needs, run)
     }
 
     /// A case over the runtime.
-    pub const fn runtime(number: u16, name: &'static str, needs: &'static [Need], run: fn(&Env) -> Outcome) -> Self {
+    pub const fn runtime(
+        number: u16,
+        name: &'static str,
+        needs: &'static [Need],
+        run: fn(&Env) -> Outcome,
+    ) -> Self {
         Self::new(number, name, Tier::Runtime, needs, run)
     }
 
@@ -235,7 +245,9 @@ pub(crate) fn skipped<T>(why: impl Into<String>) -> Outcome<T> {
 pub(crate) fn expect_error<T>(result: Result<T, Error>, kind: &str, what: &str) -> Outcome<Error> {
     match result {
         Err(e) if e.kind() == kind => Ok(e),
-        Err(e) => Err(Stop::Failed(format!("{what}: {kind} is the right error, not {}: {e}", e.kind()))),
+        Err(e) => {
+            Err(Stop::Failed(format!("{what}: {kind} is the right error, not {}: {e}", e.kind())))
+        }
         Ok(_) => Err(Stop::Failed(format!("{what}: worked, where {kind} is right"))),
     }
 }

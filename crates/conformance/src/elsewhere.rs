@@ -36,7 +36,12 @@ const fn missing(number: u16, name: &'static str, why: &'static str) -> Elsewher
     Elsewhere { number, name, home: Home::Missing(why) }
 }
 
-const fn tests(number: u16, name: &'static str, file: &'static str, names: &'static [&'static str]) -> Elsewhere {
+const fn tests(
+    number: u16,
+    name: &'static str,
+    file: &'static str,
+    names: &'static [&'static str],
+) -> Elsewhere {
     Elsewhere { number, name, home: Home::Tests { file, names } }
 }
 
@@ -58,8 +63,17 @@ pub const ELSEWHERE: &[Elsewhere] = &[
         name: "a launch on a parked pool and on a warm one is fast",
         home: Home::Measured("leasehold bench stream"),
     },
-    missing(123, "structures of another size are taken", "the C interface has no structures that could grow"),
-    tests(124, "every declared entry is there", C_ABI, &["the_header_declares_what_the_library_exports"]),
+    missing(
+        123,
+        "structures of another size are taken",
+        "the C interface has no structures that could grow",
+    ),
+    tests(
+        124,
+        "every declared entry is there",
+        C_ABI,
+        &["the_header_declares_what_the_library_exports"],
+    ),
     missing(
         125,
         "an error is an object with a code",
@@ -84,5 +98,9 @@ pub const ELSEWHERE: &[Elsewhere] = &[
             "no_object_is_freed_by_a_foreign_thread",
         ],
     ),
-    missing(128, "an older client and a newer library agree", "the library tells its version and negotiates none"),
+    missing(
+        128,
+        "an older client and a newer library agree",
+        "the library tells its version and negotiates none",
+    ),
 ];

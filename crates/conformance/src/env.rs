@@ -6,15 +6,15 @@
 use crate::case::{Case, Need, Outcome, Setup, Stop, skipped};
 use crate::factory::{Factory, Faults, TestKernel};
 use crate::runner::{Filter, Mode, Variant, Wrap};
-use leasehold::backend::Keep;
+use leasehold::backend::KeepAlive;
 use leasehold::backend::sync::Mutex;
 use leasehold::backend::sync::atomic::{AtomicU32, Ordering};
 use leasehold::backend::{
-    Access, Backend, Binding, Device, Dispatch, Download, Gate, GraphExec, KernelDesc, MemoryKind, Op, OpList,
-    Pipeline, Plan, Stream, StreamDesc, Upload, Validated,
+    Access, Backend, Binding, Device, Dispatch, Download, GraphExec, HostTimeline, KernelDesc,
+    MemoryKind, Op, OpList, Pipeline, Plan, Stream, StreamDesc, Upload, Validated,
 };
-use leasehold::backend::{Line, PoolStats};
-use leasehold::{Buffer, Context, DeviceId, Error, Layout, Lease, Point, Runtime};
+use leasehold::backend::{PoolStats, Timeline};
+use leasehold::{Buffer, Context, DeviceId, Error, Layout, Lease, Runtime, Timepoint};
 use std::cell::UnsafeCell;
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 /// The objects that the runner reports if a case hangs.
 #[derive(Default)]
 pub(crate) struct Watch {
-    lines: Mutex<Vec<&'static Line>>,
+    timelines: Mutex<Vec<&'static Timeline>>,
     backend: Mutex<Option<Arc<dyn Backend>>>,
     device: Mutex<Option<Lease<dyn Device>>>,
 }
@@ -32,11 +32,15 @@ impl Watch {
     /// A description of timelines and pools, for human readers.
     pub(crate) fn dump(&self) -> String {
         let mut text = String::new();
-        for line in self.lines.lock().iter() {
-            let _ = writeln!(text, "  {line:?}");
+        for timeline in self.timelines.lock().iter() {
+            let _ = writeln!(text, "  {timeline:?}");
         }
         let mut pool = |name: &'static str, s: PoolStats| {
-            let _ = writeln!(text, "  pool {name}: {} live, {} idle, {} created", s.live, s.idle, s.created);
+            let _ = writeln!(
+                text,
+                "  pool {name}: {} live, {} idle, {} created",
+                s.live, s.idle, s.created
+            );
         };
         if let Some(backend) = &*self.backend.lock() {
             backend.pools(&mut pool);
@@ -108,7 +112,9 @@ impl Env {
             Setup::Ordinary => (or_skip(factory.backend(), "backend")?, None),
             Setup::OneWorker => (or_skip(factory.one_worker(), "backend")?, None),
             Setup::Faulty => match factory.faulty() {
-                Some(faulty) => or_skip(faulty, "backend").map(|(backend, faults)| (backend, Some(faults)))?,
+                Some(faulty) => {
+                    or_skip(faulty, "backend").map(|(backend, faults)| (backend, Some(faults)))?
+                }
                 None => (or_skip(factory.backend(), "backend")?, None),
             },
         };
@@ -142,17 +148,23 @@ impl Env {
         let kernel = |k| self.factory.kernel(k).is_some();
         for need in needs {
             if *need == Need::Pooling && !self.pools_memory()? {
-                return skipped(format!("each buffer of {} comes straight from the driver", self.id));
+                return skipped(format!(
+                    "each buffer of {} comes straight from the driver",
+                    self.id
+                ));
             }
             let there = match *need {
-                Need::Gates => caps.gates,
+                Need::HostTimelines => caps.host_timelines,
                 Need::Timestamps => caps.timestamps,
                 Need::Graphs => caps.graphs,
                 Need::HostCalls => caps.host_calls,
                 Need::ConcurrentStreams => caps.concurrent_streams,
                 Need::Kernel(k) => kernel(k),
                 Need::ForeignCalls => caps.foreign_calls,
-                Need::Hold => caps.gates || (caps.concurrent_streams && kernel(TestKernel::SpinUntilFlag)),
+                Need::Hold => {
+                    caps.host_timelines
+                        || (caps.concurrent_streams && kernel(TestKernel::SpinUntilFlag))
+                }
                 Need::Pooling => true,
             };
             if !there {
@@ -173,7 +185,9 @@ impl Env {
         *watch.device.lock() = None;
         *watch.backend.lock() = None;
         let over = |b: Arc<dyn Backend>| {
-            b.shutdown().map_err(|e| Stop::Failed(format!("something was left over at the end of the case: {e}")))
+            b.shutdown().map_err(|e| {
+                Stop::Failed(format!("something was left over at the end of the case: {e}"))
+            })
         };
         let others = std::mem::take(&mut *other_backends.lock());
         over(backend).and(others.into_iter().try_for_each(over))
@@ -194,8 +208,8 @@ impl Env {
             let _ = device.synchronize(Some(self.patience()));
         }
         // A failure is known before its submission is over and has dropped its leases.
-        let lines = self.watch.lines.lock().clone();
-        self.until("all streams are over", || lines.iter().all(|l| l.is_idle()))
+        let timelines = self.watch.timelines.lock().clone();
+        self.until("all streams are over", || timelines.iter().all(|l| l.is_idle()))
     }
 
     /// The backend, wrapped if the variant says so.
@@ -211,7 +225,9 @@ impl Env {
     /// A second device of the same backend.
     pub(crate) fn second(&self) -> Outcome<Lease<dyn Device>> {
         let second = self.factory.devices(&*self.backend)?.into_iter().find(|id| *id != self.id);
-        let Some(id) = second else { return skipped(format!("{} is the only device of its backend", self.id)) };
+        let Some(id) = second else {
+            return skipped(format!("{} is the only device of its backend", self.id));
+        };
         let device = self.backend.open(id)?;
         self.others.lock().push(device.clone());
         Ok(device)
@@ -221,7 +237,9 @@ impl Env {
     /// of the factory's peer.
     pub(crate) fn other(&self) -> Outcome<Other> {
         match self.second() {
-            Ok(device) => return Ok(Other { device, backend: self.backend.clone(), same_backend: true }),
+            Ok(device) => {
+                return Ok(Other { device, backend: self.backend.clone(), same_backend: true });
+            }
             Err(Stop::Skipped(_)) => {}
             Err(failed) => return Err(failed),
         }
@@ -240,7 +258,10 @@ impl Env {
 
     /// The control of the driver's faults.
     pub(crate) fn faults(&self) -> Outcome<&Arc<dyn Faults>> {
-        self.faults.as_ref().map_or_else(|| skipped(format!("the driver of {} cannot be made to fail", self.id)), Ok)
+        self.faults.as_ref().map_or_else(
+            || skipped(format!("the driver of {} cannot be made to fail", self.id)),
+            Ok,
+        )
     }
 
     /// The factory.
@@ -271,16 +292,16 @@ impl Env {
     /// A stream of another device.
     pub(crate) fn stream_of(&self, device: &Lease<dyn Device>) -> Outcome<Lease<dyn Stream>> {
         let stream = device.stream(&StreamDesc::default())?;
-        self.watch.lines.lock().push(stream.line());
+        self.watch.timelines.lock().push(stream.timeline());
         Ok(stream)
     }
 
     /// A host timeline, and its next unsignalled value.
-    pub(crate) fn gate(&self) -> Outcome<(Lease<dyn Gate>, u64)> {
-        let gate = self.device.gate()?;
-        self.watch.lines.lock().push(gate.line());
-        let next = gate.line().submitted() + 1;
-        Ok((gate, next))
+    pub(crate) fn host_timeline(&self) -> Outcome<(Lease<dyn HostTimeline>, u64)> {
+        let host_timeline = self.device.host_timeline()?;
+        self.watch.timelines.lock().push(host_timeline.timeline());
+        let next = host_timeline.timeline().submitted() + 1;
+        Ok((host_timeline, next))
     }
 
     /// Device memory.
@@ -306,7 +327,9 @@ impl Env {
 
     /// A test kernel's description.
     pub(crate) fn desc(&self, kernel: TestKernel) -> Outcome<KernelDesc<'static>> {
-        self.factory.kernel(kernel).ok_or_else(|| Stop::Skipped(format!("{} has no kernel {kernel:?}", self.id)))
+        self.factory
+            .kernel(kernel)
+            .ok_or_else(|| Stop::Skipped(format!("{} has no kernel {kernel:?}", self.id)))
     }
 
     /// A test kernel's pipeline.
@@ -324,11 +347,16 @@ impl Env {
     }
 
     /// Like [`submit`](Self::submit), with the backend's own error.
-    pub(crate) fn try_submit(&self, stream: &Lease<dyn Stream>, ops: &[Op<'_>]) -> Result<u64, Error> {
+    pub(crate) fn try_submit(
+        &self,
+        stream: &Lease<dyn Stream>,
+        ops: &[Op<'_>],
+    ) -> Result<u64, Error> {
         if self.variant.mode == Mode::Eager {
             return direct(stream, ops);
         }
-        let (waits, rest): (Vec<Op<'_>>, Vec<Op<'_>>) = ops.iter().partition(|op| matches!(op, Op::Wait(_)));
+        let (waits, rest): (Vec<Op<'_>>, Vec<Op<'_>>) =
+            ops.iter().partition(|op| matches!(op, Op::Wait(_)));
         if !waits.is_empty() {
             direct(stream, &waits)?;
         }
@@ -336,7 +364,7 @@ impl Env {
         for op in &rest {
             list.push(op);
         }
-        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory
+        // SAFETY: the plan's pipelines, timepoints and graphs are this device's, and its memory
         // outlives the launches.
         let graph = unsafe { self.device.instantiate(Plan::new(list)) }?;
         let value = direct(stream, &[Op::Graph(&graph)]);
@@ -354,7 +382,14 @@ impl Env {
         params: &[u8],
     ) -> Outcome<u64> {
         let block = [TestKernel::BLOCK.min(kernel.block_threads), 1, 1];
-        let op = Op::Dispatch(Dispatch { pipeline: kernel, grid: [blocks, 1, 1], block, shared: 0, bindings, params });
+        let op = Op::Dispatch(Dispatch {
+            pipeline: kernel,
+            grid: [blocks, 1, 1],
+            block,
+            shared: 0,
+            bindings,
+            params,
+        });
         self.submit(stream, &[op])
     }
 
@@ -382,7 +417,7 @@ impl Env {
 
     /// Blocks until all work that was submitted to a stream is over.
     pub(crate) fn drain(&self, stream: &Lease<dyn Stream>) -> Outcome {
-        self.wait(stream, stream.line().submitted())
+        self.wait(stream, stream.timeline().submitted())
     }
 
     /// Lets a device in stepped time make progress, and publish completed work. Never waits.
@@ -418,11 +453,11 @@ impl Env {
     }
 
     /// Blocks until a timepoint is over, whichever stream it belongs to.
-    pub(crate) fn reached(&self, point: Point) -> Outcome {
+    pub(crate) fn reached(&self, point: Timepoint) -> Outcome {
         let start = Instant::now();
         loop {
             self.nudge();
-            match point.line().wait(point.value(), Some(Duration::from_millis(2))) {
+            match point.timeline().wait(point.value(), Some(Duration::from_millis(2))) {
                 Err(Error::Timeout(_)) if start.elapsed() < self.patience() => {}
                 other => return Ok(other?),
             }
@@ -430,7 +465,11 @@ impl Env {
     }
 
     /// The shortest of several tries: the duration without disturbance.
-    pub(crate) fn best_of(&self, tries: u32, mut attempt: impl FnMut() -> Outcome) -> Outcome<Duration> {
+    pub(crate) fn best_of(
+        &self,
+        tries: u32,
+        mut attempt: impl FnMut() -> Outcome,
+    ) -> Outcome<Duration> {
         let mut best = Duration::MAX;
         for _ in 0..tries {
             let start = Instant::now();
@@ -441,8 +480,13 @@ impl Env {
     }
 
     /// Writes bytes to a buffer and waits.
-    pub(crate) fn write(&self, stream: &Lease<dyn Stream>, buffer: &Lease<Buffer>, bytes: &[u8]) -> Outcome {
-        let keep: Keep = Arc::new(bytes.to_vec());
+    pub(crate) fn write(
+        &self,
+        stream: &Lease<dyn Stream>,
+        buffer: &Lease<Buffer>,
+        bytes: &[u8],
+    ) -> Outcome {
+        let keep: KeepAlive = Arc::new(bytes.to_vec());
         let Some(source) = keep.downcast_ref::<Vec<u8>>() else {
             return Err(Stop::Failed("the host memory has another type".to_owned()));
         };
@@ -458,9 +502,13 @@ impl Env {
     }
 
     /// Reads a buffer in stream order, and waits.
-    pub(crate) fn read(&self, stream: &Lease<dyn Stream>, buffer: &Lease<Buffer>) -> Outcome<Vec<u8>> {
+    pub(crate) fn read(
+        &self,
+        stream: &Lease<dyn Stream>,
+        buffer: &Lease<Buffer>,
+    ) -> Outcome<Vec<u8>> {
         let landing = Arc::new(Landing((0..buffer.len()).map(|_| UnsafeCell::new(0xa5)).collect()));
-        let keep: Keep = landing.clone();
+        let keep: KeepAlive = landing.clone();
         let download = Download {
             src: buffer.addr(),
             native: buffer.native(),
@@ -475,17 +523,21 @@ impl Env {
     }
 
     /// Like [`read`](Self::read), as `u32`s.
-    pub(crate) fn read_u32(&self, stream: &Lease<dyn Stream>, buffer: &Lease<Buffer>) -> Outcome<Vec<u32>> {
+    pub(crate) fn read_u32(
+        &self,
+        stream: &Lease<dyn Stream>,
+        buffer: &Lease<Buffer>,
+    ) -> Outcome<Vec<u32>> {
         let bytes = self.read(stream, buffer)?;
         Ok(bytes.chunks_exact(4).map(|c| u32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect())
     }
 
     /// Delays a stream: later submissions do not run until the hold is released (or dropped).
     pub(crate) fn hold(&self, stream: &Lease<dyn Stream>) -> Outcome<Hold> {
-        if self.device.caps().gates {
-            let (gate, value) = self.gate()?;
-            direct(stream, &[Op::Wait(gate.line().at(value))])?;
-            return Ok(Hold(Holding::Gate(gate, value)));
+        if self.device.caps().host_timelines {
+            let (host_timeline, value) = self.host_timeline()?;
+            direct(stream, &[Op::Wait(host_timeline.timeline().at(value))])?;
+            return Ok(Hold(Holding::HostTimeline(host_timeline, value)));
         }
         let kernel = self.kernel(TestKernel::SpinUntilFlag)?;
         self.spin(stream, &kernel)
@@ -505,15 +557,26 @@ impl Env {
         let memory = self.device.memory(MemoryKind::Pinned)?;
         let shared = memory.alloc(Layout::new(8), leasehold_on(stream))?;
         flag(&shared).store(0, Ordering::Release);
-        let binding = |at: u64, access| Binding { addr: shared.addr() + at, len: 4, native: shared.native(), access };
+        let binding = |at: u64, access| Binding {
+            addr: shared.addr() + at,
+            len: 4,
+            native: shared.native(),
+            access,
+        };
         let limit = u32::try_from(self.patience().as_millis()).unwrap_or(u32::MAX).to_le_bytes();
         let bindings = [binding(0, Access::Read), binding(4, Access::Write)];
-        let op =
-            Dispatch { pipeline: kernel, grid: [1; 3], block: [1; 3], shared: 0, bindings: &bindings, params: &limit };
+        let op = Dispatch {
+            pipeline: kernel,
+            grid: [1; 3],
+            block: [1; 3],
+            shared: 0,
+            bindings: &bindings,
+            params: &limit,
+        };
         let value = direct(stream, &[Op::Dispatch(op)])?;
-        // SAFETY: the point is that of a submission to this stream that uses the buffer, made in
-        // order.
-        unsafe { shared.mark_write(stream.line().at(value)) };
+        // SAFETY: the timepoint is that of a submission to this stream that uses the buffer, made
+        // in order.
+        unsafe { shared.mark_write(stream.timeline().at(value)) };
         stream.flush()?;
         Ok(Hold(Holding::Flag(shared)))
     }
@@ -526,7 +589,7 @@ impl Env {
     /// A runtime on the device, in a separate context.
     pub(crate) fn runtime(&self) -> Outcome<Runtime> {
         let runtime = self.context().runtime(self.id)?;
-        self.watch.lines.lock().push(runtime.stream().raw().line());
+        self.watch.timelines.lock().push(runtime.stream().raw().timeline());
         Ok(runtime)
     }
 
@@ -541,7 +604,7 @@ impl Env {
 pub struct Hold(Holding);
 
 enum Holding {
-    Gate(Lease<dyn Gate>, u64),
+    HostTimeline(Lease<dyn HostTimeline>, u64),
     Flag(Lease<Buffer>),
     Released,
 }
@@ -563,7 +626,7 @@ impl Hold {
 impl Holding {
     fn release(&mut self) -> Result<(), Error> {
         match std::mem::replace(self, Holding::Released) {
-            Holding::Gate(gate, value) => gate.signal_host(value),
+            Holding::HostTimeline(host_timeline, value) => host_timeline.signal_host(value),
             Holding::Flag(shared) => {
                 flag(&shared).store(1, Ordering::Release);
                 Ok(())
@@ -595,13 +658,13 @@ pub(crate) fn bind(buffer: &Lease<Buffer>, access: Access) -> Binding {
 
 /// The stream in the allocator's form.
 pub(crate) fn leasehold_on(stream: &Lease<dyn Stream>) -> leasehold::backend::On<'_> {
-    leasehold::backend::On { line: stream.line(), timeline: &**stream }
+    leasehold::backend::On { timeline: stream.timeline(), source: &**stream }
 }
 
 /// Submits without recording.
 pub(crate) fn direct(stream: &Lease<dyn Stream>, ops: &[Op<'_>]) -> Result<u64, Error> {
-    // SAFETY: pipelines, stamps and graphs belong to the stream's device. Cases keep buffers until
-    // their last use is complete, or mark it before they drop them. The submission keeps host
+    // SAFETY: pipelines, timepoints and graphs belong to the stream's device. Cases keep buffers
+    // until their last use is complete, or mark it before they drop them. The submission keeps host
     // memory. The bindings' accesses are those of the test kernels.
     unsafe { stream.submit(ops) }
 }

@@ -31,8 +31,13 @@ pub enum TestKernel {
 
 impl TestKernel {
     /// All test kernels.
-    pub const ALL: [TestKernel; 5] =
-        [TestKernel::Fill, TestKernel::Add, TestKernel::SpinUntilFlag, TestKernel::Trap, TestKernel::OutOfBounds];
+    pub const ALL: [TestKernel; 5] = [
+        TestKernel::Fill,
+        TestKernel::Add,
+        TestKernel::SpinUntilFlag,
+        TestKernel::Trap,
+        TestKernel::OutOfBounds,
+    ];
 
     /// Threads of a block.
     pub const BLOCK: u32 = 64;

@@ -25,7 +25,9 @@ unsafe fn fill(args: &CpuArgs<'_>) {
 unsafe fn add(args: &CpuArgs<'_>) {
     let (from, count) = part(args, 2);
     // SAFETY: the first two bindings are read, and each tile has its own elements in the third.
-    let (a, b, out) = unsafe { (args.slice::<u32>(0), args.slice::<u32>(1), args.slice_mut::<u32>(2, from, count)) };
+    let (a, b, out) = unsafe {
+        (args.slice::<u32>(0), args.slice::<u32>(1), args.slice_mut::<u32>(2, from, count))
+    };
     for (i, o) in out.iter_mut().enumerate() {
         *o = a[from + i].wrapping_add(b[from + i]);
     }
@@ -106,7 +108,10 @@ impl TestKernel {
     /// The kernel for CUDA, compiled at run time.
     #[must_use]
     pub fn for_cuda_c(self) -> KernelDesc<'static> {
-        self.with_source(KernelSource::CudaC { source: Self::CUDA_C.into(), options: Vec::new().into() })
+        self.with_source(KernelSource::CudaC {
+            source: Self::CUDA_C.into(),
+            options: Vec::new().into(),
+        })
     }
 
     /// The kernel for a device with registered kernels.
@@ -141,11 +146,16 @@ impl TestKernel {
     /// a fault.
     fn check(self) -> KernelCheck {
         KernelCheck::new(move |launch| {
-            let [blocks, 1, 1] = launch.grid else { return Err(Error::invalid("a grid of one dimension")) };
+            let [blocks, 1, 1] = launch.grid else {
+                return Err(Error::invalid("a grid of one dimension"));
+            };
             match self {
-                TestKernel::Fill | TestKernel::Add => (0..launch.bindings())
-                    .try_for_each(|i| launch.want(i, u64::from(blocks) * u64::from(Self::BLOCK) * 4)),
-                TestKernel::SpinUntilFlag if blocks != 1 => Err(Error::invalid("one block looks at the flag")),
+                TestKernel::Fill | TestKernel::Add => (0..launch.bindings()).try_for_each(|i| {
+                    launch.want(i, u64::from(blocks) * u64::from(Self::BLOCK) * 4)
+                }),
+                TestKernel::SpinUntilFlag if blocks != 1 => {
+                    Err(Error::invalid("one block looks at the flag"))
+                }
                 TestKernel::SpinUntilFlag => launch.want(0, 4).and_then(|()| launch.want(1, 4)),
                 TestKernel::Trap | TestKernel::OutOfBounds => Ok(()),
             }

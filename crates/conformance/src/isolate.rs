@@ -58,7 +58,9 @@ impl Isolation {
             Some(Said::Nothing(errors)) => {
                 failed(format!("the case's process ended ({status}) without an answer{errors}"))
             }
-            None => failed(format!("hangs: the case's process has not answered in {:?}", limit + GRACE)),
+            None => {
+                failed(format!("hangs: the case's process has not answered in {:?}", limit + GRACE))
+            }
         }
     }
 }
@@ -82,7 +84,9 @@ enum Said {
 /// The child's output within the limit.
 fn heard(child: &mut Child, limit: Duration) -> io::Result<Option<Said>> {
     let (tell, told) = mpsc::channel();
-    let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) else { return Ok(None) };
+    let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) else {
+        return Ok(None);
+    };
     // Both are read to their ends, so that the child never blocks. Both end with the child, which
     // is ended in time.
     let (tell_errors, errors) = mpsc::channel();
@@ -148,7 +152,10 @@ fn parse(line: &str) -> Option<Outcome> {
 pub fn answer(factory: impl Factory, name: &str, filter: &Filter) -> ExitCode {
     let factory: Arc<dyn Factory> = Arc::new(factory);
     let suite = Suite::new();
-    let found = suite.runs(&Filter::default()).into_iter().find(|(case, variant)| self::name(case, *variant) == name);
+    let found = suite
+        .runs(&Filter::default())
+        .into_iter()
+        .find(|(case, variant)| self::name(case, *variant) == name);
     let outcome = match found {
         Some((case, variant)) => run_bounded(&factory, case, variant, filter),
         None => failed(format!("there is no case {name}")),

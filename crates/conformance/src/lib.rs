@@ -51,7 +51,8 @@
 //! #     fn backend(&self) -> leasehold::Result<Arc<dyn Backend>> { Ok(Arc::new(NullBackend)) }
 //! #     fn kernel(&self, _: TestKernel) -> Option<KernelDesc<'static>> { None }
 //! #     fn expectations(&self) -> Expectations {
-//! // In the factory: what is known. An expected failure that passes fails the run, so that the list stays true.
+//! // In the factory: the known failures. An expected failure that passes fails the run, so
+//! // the list stays true.
 //! Expectations {
 //!     unsupported: &[Expectation { case: 101, reason: "the driver captures nothing" }],
 //!     expected_failure: &[],
@@ -71,7 +72,7 @@
 //! `leasehold conformance` runs the same cases from the command line, on the command's backends.
 //!
 //! # Optional capabilities
-//! A case states its requirements ([`Need`]): host timelines, time stamps, graphs, concurrent
+//! A case states its requirements ([`Need`]): host timelines, timestamps, graphs, concurrent
 //! streams, a kernel. On a device without them the case is skipped. Other methods of the factory
 //! provide more than one backend with one device; their defaults skip the cases. These are a second
 //! device or a [`peer`](Factory::peer), a driver that [fails on demand](Factory::faulty), and a
@@ -95,7 +96,8 @@
 //! skipped then. From the command line, here for NVIDIA's tools:
 //!
 //! ```text
-//! compute-sanitizer --tool memcheck leasehold conformance --device cuda:0 --tag sanitizer --memory-debug pass-through
+//! compute-sanitizer --tool memcheck leasehold conformance --device cuda:0 \
+//!     --tag sanitizer --memory-debug pass-through
 //! ```
 //!
 //! # Tiers

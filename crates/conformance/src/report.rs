@@ -50,7 +50,10 @@ impl Report {
     /// Returns whether no case failed unexpectedly and every expected failure occurred.
     #[must_use]
     pub fn ok(&self) -> bool {
-        !self.results.iter().any(|r| matches!(r.status, Status::Failed(_) | Status::UnexpectedPass(_)))
+        !self
+            .results
+            .iter()
+            .any(|r| matches!(r.status, Status::Failed(_) | Status::UnexpectedPass(_)))
     }
 
     /// The numbers of the cases that failed in any variant, expected or not, in order and once
@@ -73,7 +76,8 @@ impl Report {
     }
 
     fn numbers(&self, which: impl Fn(&Status) -> bool) -> Vec<u16> {
-        let mut numbers: Vec<u16> = self.results.iter().filter(|r| which(&r.status)).map(|r| r.case).collect();
+        let mut numbers: Vec<u16> =
+            self.results.iter().filter(|r| which(&r.status)).map(|r| r.case).collect();
         numbers.sort_unstable();
         numbers.dedup();
         numbers
@@ -90,10 +94,15 @@ impl fmt::Display for Report {
                 Status::ExpectedFailure(why) => ("fails as expected", why.as_str()),
                 Status::UnexpectedPass(why) => ("PASSED UNEXPECTEDLY", why.as_str()),
             };
-            write!(f, "{:>3} {} [{}, {}] {word} ({:.1} ms)", r.case, r.name, r.tier, r.variant, r.ms)?;
+            write!(
+                f,
+                "{:>3} {} [{}, {}] {word} ({:.1} ms)",
+                r.case, r.name, r.tier, r.variant, r.ms
+            )?;
             writeln!(f, "{}{}", if why.is_empty() { "" } else { ": " }, why)?;
         }
-        let count = |which: fn(&Status) -> bool| self.results.iter().filter(|r| which(&r.status)).count();
+        let count =
+            |which: fn(&Status) -> bool| self.results.iter().filter(|r| which(&r.status)).count();
         writeln!(
             f,
             "{} runs: {} passed, {} failed, {} skipped, {} failed as expected, {} passed unexpectedly",

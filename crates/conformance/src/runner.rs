@@ -185,7 +185,11 @@ pub enum Progress<'a> {
 }
 
 /// Like [`run`], with progress reports.
-pub fn run_with(factory: impl Factory, filter: &Filter, mut tell: impl FnMut(Progress<'_>)) -> Report {
+pub fn run_with(
+    factory: impl Factory,
+    filter: &Filter,
+    mut tell: impl FnMut(Progress<'_>),
+) -> Report {
     let factory: Arc<dyn Factory> = Arc::new(factory);
     let runs = Suite::new().runs(filter);
     let (mut results, of) = (Vec::with_capacity(runs.len()), runs.len());
@@ -231,20 +235,28 @@ pub fn harness(factory: impl Factory) -> ExitCode {
             case.name.replace(|c: char| !c.is_alphanumeric(), "_"),
             variant.name()
         );
-        Trial::ignorable_test(name, move || match run_case(&factory, case, variant, &filter).status {
-            Status::Passed | Status::ExpectedFailure(_) => Ok(Completion::Completed),
-            Status::Skipped(why) => Ok(Completion::ignored_with(why)),
-            Status::Failed(why) | Status::UnexpectedPass(why) => Err(Failed::from(why)),
+        Trial::ignorable_test(name, move || {
+            match run_case(&factory, case, variant, &filter).status {
+                Status::Passed | Status::ExpectedFailure(_) => Ok(Completion::Completed),
+                Status::Skipped(why) => Ok(Completion::ignored_with(why)),
+                Status::Failed(why) | Status::UnexpectedPass(why) => Err(Failed::from(why)),
+            }
         })
     });
     let trials = trials.collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-fn run_case(factory: &Arc<dyn Factory>, case: Case, variant: Variant, filter: &Filter) -> CaseResult {
+fn run_case(
+    factory: &Arc<dyn Factory>,
+    case: Case,
+    variant: Variant,
+    filter: &Filter,
+) -> CaseResult {
     let start = Instant::now();
     let expectations = factory.expectations();
-    let known = |list: &[Expectation]| list.iter().find(|e| e.case == case.number).map(|e| e.reason);
+    let known =
+        |list: &[Expectation]| list.iter().find(|e| e.case == case.number).map(|e| e.reason);
     let status = match known(expectations.unsupported) {
         Some(reason) => Status::Skipped(reason.to_owned()),
         None => {
@@ -260,9 +272,13 @@ fn run_case(factory: &Arc<dyn Factory>, case: Case, variant: Variant, filter: &F
             match (outcome, known(expectations.expected_failure)) {
                 (Err(Stop::Skipped(why)), _) => Status::Skipped(why),
                 (Ok(()), None) => Status::Passed,
-                (Ok(()), Some(reason)) => Status::UnexpectedPass(format!("was expected to fail: {reason}")),
+                (Ok(()), Some(reason)) => {
+                    Status::UnexpectedPass(format!("was expected to fail: {reason}"))
+                }
                 (Err(Stop::Failed(why)), None) => Status::Failed(why),
-                (Err(Stop::Failed(why)), Some(reason)) => Status::ExpectedFailure(format!("{reason} ({why})")),
+                (Err(Stop::Failed(why)), Some(reason)) => {
+                    Status::ExpectedFailure(format!("{reason} ({why})"))
+                }
             }
         }
     };
@@ -276,14 +292,21 @@ fn run_case(factory: &Arc<dyn Factory>, case: Case, variant: Variant, filter: &F
     }
 }
 
-pub(crate) fn run_bounded(factory: &Arc<dyn Factory>, case: Case, variant: Variant, filter: &Filter) -> Outcome {
+pub(crate) fn run_bounded(
+    factory: &Arc<dyn Factory>,
+    case: Case,
+    variant: Variant,
+    filter: &Filter,
+) -> Outcome {
     let watch = Arc::new(Watch::default());
     let (tell, told) = mpsc::channel();
     let body = {
         let (factory, filter, watch) = (factory.clone(), filter.clone(), watch.clone());
         move || {
             let outcome = Env::new(factory, &case, variant, &filter, watch).and_then(|env| {
-                let tried = catch_unwind(AssertUnwindSafe(|| env.needs(case.needs).and_then(|()| (case.run)(&env))));
+                let tried = catch_unwind(AssertUnwindSafe(|| {
+                    env.needs(case.needs).and_then(|()| (case.run)(&env))
+                }));
                 match tried.unwrap_or_else(|panic| Err(Stop::Failed(panic_text(&*panic)))) {
                     Ok(()) => env.finish(),
                     Err(stop) => {
@@ -305,12 +328,19 @@ pub(crate) fn run_bounded(factory: &Arc<dyn Factory>, case: Case, variant: Varia
                 let _ = thread.join();
                 outcome
             }
-            Err(_) => Err(Stop::Failed(format!("hangs: no answer in {:?}\n{}", filter.limit, watch.dump()))),
+            Err(_) => Err(Stop::Failed(format!(
+                "hangs: no answer in {:?}\n{}",
+                filter.limit,
+                watch.dump()
+            ))),
         },
     }
 }
 
 fn panic_text(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    let text = panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     format!("panicked: {}", text.unwrap_or("without a message"))
 }

@@ -128,7 +128,8 @@ mod imp {
         let mut before = [0u64; 128];
         let room = size_of_val(&before);
         // SAFETY: the kernel writes at most `room` bytes, and returns their number.
-        let size = unsafe { libc::syscall(libc::SYS_sched_getaffinity, 0, room, before.as_mut_ptr()) };
+        let size =
+            unsafe { libc::syscall(libc::SYS_sched_getaffinity, 0, room, before.as_mut_ptr()) };
         let Ok(size) = usize::try_from(size) else { return false };
         let go = |mask: &[u64; 128]| {
             // SAFETY: the kernel reads `size` bytes, which is at most `room`.
@@ -159,7 +160,14 @@ mod imp {
             let mask = || {
                 let mut mask = [0u64; 128];
                 // SAFETY: the kernel writes at most the array.
-                unsafe { libc::syscall(libc::SYS_sched_getaffinity, 0, size_of_val(&mask), mask.as_mut_ptr()) };
+                unsafe {
+                    libc::syscall(
+                        libc::SYS_sched_getaffinity,
+                        0,
+                        size_of_val(&mask),
+                        mask.as_mut_ptr(),
+                    )
+                };
                 mask
             };
             let before = mask();
@@ -182,11 +190,16 @@ mod imp {
                 step(RETURN, 0, libc::SECCOMP_RET_ALLOW),
                 step(RETURN, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
             ];
-            let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+            let program =
+                libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
             // SAFETY: the program and its steps live during the calls, which access nothing else.
             unsafe {
                 libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
-                    && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
+                    && libc::prctl(
+                        libc::PR_SET_SECCOMP,
+                        libc::SECCOMP_MODE_FILTER,
+                        &raw const program,
+                    ) == 0
             }
         }
 
@@ -213,7 +226,8 @@ mod imp {
                 let (start, before) = (std::time::Instant::now(), switches());
                 super::super::heavy();
                 let waited = if strict { start.elapsed() >= DRAIN } else { switches() > before };
-                let right = i32::from(available()) | i32::from(!holds()) << 1 | i32::from(waited) << 2;
+                let right =
+                    i32::from(available()) | i32::from(!holds()) << 1 | i32::from(waited) << 2;
                 // SAFETY: ends the child at once.
                 unsafe { libc::_exit(right) };
             }

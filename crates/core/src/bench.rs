@@ -7,7 +7,9 @@
 //!
 //! This module must not print, and no library may need it.
 
-use crate::{EventHandle, Fate, Handle, Lease, PoolConfig, Resource, Result, SlotPool, Tagged, tags};
+use crate::{
+    EventHandle, Handle, Lease, PoolConfig, Recycle, Resource, Result, SlotPool, Tagged, tags,
+};
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
@@ -62,8 +64,8 @@ impl Resource for Things {
     }
 
     #[inline]
-    fn recycle(&self, _: &mut Thing) -> Fate {
-        Fate::Keep
+    fn recycle(&self, _: &mut Thing) -> Recycle {
+        Recycle::Keep
     }
 }
 
@@ -85,7 +87,8 @@ impl Bench {
     /// `OutOfMemory`.
     pub fn new() -> Result<Self> {
         let list = SlotPool::new(Things, PoolConfig::default())?;
-        let cells = SlotPool::new(Things, PoolConfig { thread_cells: true, ..PoolConfig::default() })?;
+        let cells =
+            SlotPool::new(Things, PoolConfig { thread_cells: true, ..PoolConfig::default() })?;
         let lease = list.acquire(&1)?;
         let handle = lease.handle();
         Ok(Self { list, cells, lease, handle, arc: Arc::new(Thing([1; 4])) })

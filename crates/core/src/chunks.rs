@@ -1,7 +1,7 @@
 //! Chunks of elements that double in size and never move, found by index without a lock.
 //!
-//! [`SlotPool`](crate::SlotPool) keeps its slots in one, the allocator its table of blocks. Must not
-//! know what the elements are.
+//! [`SlotPool`](crate::SlotPool) keeps its slots in one, the allocator its table of blocks. Must
+//! not know what the elements are.
 
 use crate::sync::atomic::{AtomicPtr, Ordering};
 use std::marker::PhantomData;
@@ -46,8 +46,8 @@ impl<T> Chunks<T> {
         }
         let (chunk, offset) = self.place(index);
         let base = NonNull::new(self.chunks.get(chunk)?.load(Ordering::Acquire))?;
-        // SAFETY: a published chunk holds `1 << (shift + chunk)` elements, and `place` gives a smaller
-        // offset.
+        // SAFETY: a published chunk holds `1 << (shift + chunk)` elements, and `place` gives a
+        // smaller offset.
         Some(unsafe { base.add(offset) })
     }
 
@@ -66,8 +66,8 @@ impl<T> Chunks<T> {
         }
     }
 
-    /// Makes the chunk that starts at element `len`, and returns how many elements the table gains: 0
-    /// if it is full. The caller excludes other calls. `len` is the sum of the results of earlier
+    /// Makes the chunk that starts at element `len`, and returns how many elements the table gains:
+    /// 0 if it is full. The caller excludes other calls. `len` is the sum of the results of earlier
     /// calls.
     ///
     /// # Errors
@@ -78,7 +78,9 @@ impl<T> Chunks<T> {
         }
         let (chunk, offset) = self.place(len);
         debug_assert_eq!(offset, 0, "a chunk begins where the last one ended");
-        let Some(cell) = self.chunks.get(chunk).filter(|cell| cell.load(Ordering::Acquire).is_null()) else {
+        let Some(cell) =
+            self.chunks.get(chunk).filter(|cell| cell.load(Ordering::Acquire).is_null())
+        else {
             return Ok(0);
         };
         let n = 1usize << (self.shift as usize + chunk);
@@ -103,7 +105,8 @@ impl<T> Drop for Chunks<T> {
             let base = chunk.load(Ordering::Acquire);
             if !base.is_null() {
                 let len = 1usize << (self.shift as usize + i);
-                // SAFETY: the chunk was leaked from a boxed slice of this length, and the table is its only owner.
+                // SAFETY: the chunk was leaked from a boxed slice of this length, and the table is
+                // its only owner.
                 drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(base, len)) });
             }
         }
@@ -141,7 +144,11 @@ mod tests {
                     (chunk, offset) = (chunk + 1, 0);
                 }
             }
-            assert!(chunks.get(0).is_none() && chunks.get(1 << 24).is_none() && chunks.get(u32::MAX).is_none());
+            assert!(
+                chunks.get(0).is_none()
+                    && chunks.get(1 << 24).is_none()
+                    && chunks.get(u32::MAX).is_none()
+            );
         }
     }
 

@@ -37,8 +37,8 @@ pub unsafe fn copy_bytes(src: *const u8, dst: *mut u8, bytes: usize) {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod x86 {
     use std::arch::x86_64::{
-        __m128i, __m256i, _mm_loadu_si128, _mm_storeu_si128, _mm256_loadu_si256, _mm256_store_si256,
-        _mm256_storeu_si256,
+        __m128i, __m256i, _mm_loadu_si128, _mm_storeu_si128, _mm256_loadu_si256,
+        _mm256_store_si256, _mm256_storeu_si256,
     };
 
     const PAGE: usize = 4096;
@@ -88,7 +88,8 @@ mod x86 {
         // vector.
         unsafe {
             while at + 4 * WIDTH <= bytes {
-                let (a, b, c, d) = (load(at), load(at + WIDTH), load(at + 2 * WIDTH), load(at + 3 * WIDTH));
+                let (a, b, c, d) =
+                    (load(at), load(at + WIDTH), load(at + 2 * WIDTH), load(at + 3 * WIDTH));
                 let to = dst.add(at).cast::<__m256i>();
                 _mm256_store_si256(to, a);
                 _mm256_store_si256(to.add(1), b);
@@ -180,13 +181,21 @@ mod tests {
         type Copy = unsafe fn(*const u8, *mut u8, usize);
         let src = pattern(5000);
         let ways = [x86::by_vectors as Copy, x86::by_sse];
-        for (at, bytes) in (0..70).flat_map(|at| [64, 65, 96, 127, 128, 159, 160, 161, 300, 4097].map(|n| (at, n))) {
+        for (at, bytes) in
+            (0..70).flat_map(|at| [64, 65, 96, 127, 128, 159, 160, 161, 300, 4097].map(|n| (at, n)))
+        {
             for copy in ways {
                 let mut dst = vec![0xEE; 5000];
                 // SAFETY: both ranges lie in their vectors and have 64 bytes or more.
                 unsafe { copy(src.as_ptr().add(at / 2), dst.as_mut_ptr().add(at), bytes) };
-                assert!(dst[at..at + bytes] == src[at / 2..at / 2 + bytes], "{bytes} bytes to {at}");
-                assert!(dst[..at].iter().chain(&dst[at + bytes..]).all(|&b| b == 0xEE), "beside {at}");
+                assert!(
+                    dst[at..at + bytes] == src[at / 2..at / 2 + bytes],
+                    "{bytes} bytes to {at}"
+                );
+                assert!(
+                    dst[..at].iter().chain(&dst[at + bytes..]).all(|&b| b == 0xEE),
+                    "beside {at}"
+                );
             }
         }
     }
@@ -194,8 +203,9 @@ mod tests {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     #[test]
     fn only_long_copies_a_little_after_the_source_are_taken_from_the_library() {
-        let is_slow =
-            |dst: usize, bytes| x86::is_slow(std::ptr::null::<u8>().wrapping_add(PAGE), dst as *mut u8, bytes);
+        let is_slow = |dst: usize, bytes| {
+            x86::is_slow(std::ptr::null::<u8>().wrapping_add(PAGE), dst as *mut u8, bytes)
+        };
         let far = 100 * PAGE;
         assert!(is_slow(far + 1, 2048) && is_slow(far + 16, PAGE) && is_slow(far + 63, 2048));
         assert!(!is_slow(far, PAGE) && !is_slow(far + 64, PAGE) && !is_slow(far - 1, PAGE));

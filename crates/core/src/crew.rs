@@ -22,7 +22,9 @@ pub fn spawn_scoped<'scope, R: Send + 'scope>(
 /// The error for a thread that the system refuses.
 #[must_use]
 pub fn refused(e: &std::io::Error) -> Error {
-    Error::Unavailable(format!("the system gives no more threads: {e}; raise the limit, or ask for fewer").into())
+    Error::Unavailable(
+        format!("the system gives no more threads: {e}; raise the limit, or ask for fewer").into(),
+    )
 }
 
 /// Runs each task on a thread of its own and returns the results in the same order. Blocks until
@@ -62,8 +64,10 @@ pub fn run<R: Send, W: FnOnce() -> R + Send>(work: impl IntoIterator<Item = W>) 
         }
         *started = missing.is_none();
         drop(started);
-        let results: Vec<Option<R>> =
-            crew.into_iter().map(|t| t.join().unwrap_or_else(|panic| resume_unwind(panic))).collect();
+        let results: Vec<Option<R>> = crew
+            .into_iter()
+            .map(|t| t.join().unwrap_or_else(|panic| resume_unwind(panic)))
+            .collect();
         match missing {
             Some(e) => Err(e),
             None => Ok(results.into_iter().flatten().collect()),

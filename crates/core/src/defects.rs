@@ -94,6 +94,7 @@ mod on {
     #[must_use]
     pub fn planted(defect: Defect) -> bool {
         static WHICH: OnceLock<Option<Defect>> = OnceLock::new();
-        *WHICH.get_or_init(|| Defect::ALL.into_iter().find(|d| named() == Some(&format!("{d:?}")))) == Some(defect)
+        *WHICH.get_or_init(|| Defect::ALL.into_iter().find(|d| named() == Some(&format!("{d:?}"))))
+            == Some(defect)
     }
 }

@@ -50,7 +50,9 @@ pub enum Error {
         resource: &'static str,
     },
     /// A manager cannot shut down while other holders have its resources.
-    #[error("leases outstanding: {strong} strong and {weak} weak leases on {resource} must be dropped first")]
+    #[error(
+        "leases outstanding: {strong} strong and {weak} weak leases on {resource} must be dropped first"
+    )]
     LeasesOutstanding {
         /// The kind of resource.
         resource: &'static str,
@@ -166,7 +168,9 @@ impl Budgeted {
     fn cure(self) -> &'static str {
         match self {
             Self::Bytes => "free some, or raise the budget",
-            Self::Streams => "drop some (each is free again once its work is over), or let threads share one",
+            Self::Streams => {
+                "drop some (each is free again once its work is over), or let threads share one"
+            }
             Self::Resources => "drop some, or make the pool larger",
         }
     }
@@ -278,7 +282,12 @@ pub struct Fault {
 impl Fault {
     /// A fault of operation `op`, submission `submission` of `stream`.
     #[must_use]
-    pub fn new(op: impl Into<Text>, stream: impl Into<Text>, submission: u64, cause: impl Into<Text>) -> Self {
+    pub fn new(
+        op: impl Into<Text>,
+        stream: impl Into<Text>,
+        submission: u64,
+        cause: impl Into<Text>,
+    ) -> Self {
         Self { op: op.into(), stream: stream.into(), submission, cause: cause.into() }
     }
 }
@@ -291,7 +300,11 @@ impl From<Fault> for Error {
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} failed in submission {} of {}: {}", self.op, self.submission, self.stream, self.cause)
+        write!(
+            f,
+            "{} failed in submission {} of {}: {}",
+            self.op, self.submission, self.stream, self.cause
+        )
     }
 }
 
@@ -340,7 +353,8 @@ impl Error {
     /// use leasehold_core::{Budgeted, Error, OutOfMemory};
     /// let error = Error::from(OutOfMemory::new("cpu:0", 3 << 20));
     /// assert!(error.is_out_of_memory() && error.to_string().contains("3.0 MiB requested"));
-    /// let streams = Error::OverBudget { unit: Budgeted::Streams, requested: 1, used: 256, limit: 256 };
+    /// let unit = Budgeted::Streams;
+    /// let streams = Error::OverBudget { unit, requested: 1, used: 256, limit: 256 };
     /// assert!(!streams.is_out_of_memory());
     /// ```
     #[must_use]

@@ -16,20 +16,20 @@ static FORKS: AtomicU32 = AtomicU32::new(0);
 /// same.
 ///
 /// ```
-/// use leasehold_core::Birth;
-/// let birth = Birth::here();
-/// assert!(!birth.left());
-/// assert_eq!(birth.process(), std::process::id());
-/// birth.check(|_| "not after a fork".into())?;
+/// use leasehold_core::ForkGuard;
+/// let fork_guard = ForkGuard::here();
+/// assert!(!fork_guard.is_forked_child());
+/// assert_eq!(fork_guard.process(), std::process::id());
+/// fork_guard.check(|_| "not after a fork".into())?;
 /// # Ok::<(), leasehold_core::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Birth {
+pub struct ForkGuard {
     forks: u32,
     process: u32,
 }
 
-impl Birth {
+impl ForkGuard {
     /// The calling process.
     #[must_use]
     pub fn here() -> Self {
@@ -41,7 +41,7 @@ impl Birth {
     /// Valid from the child's first instruction.
     #[inline]
     #[must_use]
-    pub fn left(self) -> bool {
+    pub fn is_forked_child(self) -> bool {
         FORKS.load(Ordering::Relaxed) != self.forks
     }
 
@@ -57,7 +57,7 @@ impl Birth {
     /// `InvalidState` with the text that `why` returns.
     #[inline]
     pub fn check(self, why: impl FnOnce(Self) -> Text) -> Result<()> {
-        if self.left() { self.refused(why) } else { Ok(()) }
+        if self.is_forked_child() { self.refused(why) } else { Ok(()) }
     }
 
     #[cold]
@@ -89,13 +89,15 @@ mod tests {
 
     #[test]
     fn a_child_is_told_and_what_it_makes_is_its_own() {
-        let birth = Birth::here();
+        let fork_guard = ForkGuard::here();
         // SAFETY: the child only loads atomics, asks for its number and exits without running
         // destructors.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let own = Birth::here();
-            let right = birth.left() && !own.left() && own.process() != birth.process();
+            let own = ForkGuard::here();
+            let right = fork_guard.is_forked_child()
+                && !own.is_forked_child()
+                && own.process() != fork_guard.process();
             // SAFETY: ends the child at once.
             unsafe { libc::_exit(if right { 7 } else { 0 }) };
         }
@@ -104,6 +106,6 @@ mod tests {
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert!(libc::WIFEXITED(status));
         assert_eq!(libc::WEXITSTATUS(status), 7);
-        assert!(!birth.left() && birth.check(|_| unreachable!()).is_ok());
+        assert!(!fork_guard.is_forked_child() && fork_guard.check(|_| unreachable!()).is_ok());
     }
 }

@@ -173,7 +173,7 @@ pub mod tags {
         Context / ContextHandle;
         /// An ordered queue of work.
         Stream / StreamHandle;
-        /// A point in a stream, with or without a time stamp.
+        /// A timepoint in a stream, with or without a timestamp.
         Event / EventHandle;
         /// A block of memory.
         Buffer / BufferHandle;
@@ -190,9 +190,9 @@ pub mod tags {
         /// A native queue that streams share.
         CommandQueue / CommandQueueHandle;
         /// A timeline that the host signals.
-        Gate / GateHandle;
-        /// A device time stamp.
-        Timestamp / TimestampHandle;
+        HostTimeline / HostTimelineHandle;
+        /// A device timestamp.
+        TimestampQuery / TimestampHandle;
     }
 }
 
@@ -222,8 +222,8 @@ handles! {
     FenceHandle = Fence;
     /// Names a command queue.
     CommandQueueHandle = CommandQueue;
-    /// Names a gate.
-    GateHandle = Gate;
-    /// Names a time stamp.
-    TimestampHandle = Timestamp;
+    /// Names a host timeline.
+    HostTimelineHandle = HostTimeline;
+    /// Names a timestamp.
+    TimestampHandle = TimestampQuery;
 }

@@ -4,13 +4,16 @@
 //! Every resource has exactly one [`Header`]. Its `state` word is `generation:32 | pinned:1 |
 //! frozen:1 | unique:1 | claim:1 | mapped:1 | findable:1 | asked:1 | strong:25`.
 //!
-//! | accessor | operations | condition |
-//! |---|---|---|
-//! | the owner (a pool, the allocator's block table) | plain stores | `strong` is 0: no other thread writes the word then |
-//! | a lease | `fetch_add` (clone), `fetch_sub` (drop), the claim, mapped, findable and pinned bits | it is itself one of `strong` |
-//! | a handle or a weak lease | one CAS `strong → strong + 1` | the generation matches, `strong > 0`, findable, neither unique nor frozen |
-//! | a unique lease | plain stores | the unique bit is set: CASes of handles fail, no other lease exists |
-//! | a shutdown | CAS that sets `frozen` | `strong` is 1 and that one is the manager's own |
+//! - the owner (a pool, the allocator's block table). Operations: plain stores. Condition: `strong`
+//!   is 0: no other thread writes the word then.
+//! - a lease. Operations: `fetch_add` (clone), `fetch_sub` (drop), the claim, mapped, findable and
+//!   pinned bits. Condition: it is itself one of `strong`.
+//! - a handle or a weak lease. Operations: one CAS `strong → strong + 1`. Condition: the generation
+//!   matches, `strong > 0`, findable, neither unique nor frozen.
+//! - a unique lease. Operations: plain stores. Condition: the unique bit is set: CASes of handles
+//!   fail, no other lease exists.
+//! - a shutdown. Operations: CAS that sets `frozen`. Condition: `strong` is 1 and that one is the
+//!   manager's own.
 //!
 //! Soundness: the thread whose `fetch_sub` takes `strong` from 1 to 0 is alone with the payload.
 //! Every new count needs `strong > 0`: a clone holds a count, and handles and weak leases check the
@@ -143,7 +146,7 @@ impl HeaderView<'_> {
 /// The reason why a handle gave no lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
-pub enum Miss {
+pub enum AcquireError {
     /// The generation differs, or no holder is left.
     Stale,
     /// A holder has the resource exclusively.
@@ -215,7 +218,11 @@ impl Header {
     #[inline]
     pub fn set_live_quietly(&self, unique: bool) {
         let s = self.state.load(Ordering::Relaxed);
-        debug_assert_eq!(s & STRONG, 0, "the owner makes the first lease of a slot that nobody holds");
+        debug_assert_eq!(
+            s & STRONG,
+            0,
+            "the owner makes the first lease of a slot that nobody holds"
+        );
         self.state.store(s | 1 | if unique { UNIQUE } else { 0 }, Ordering::Release);
     }
 
@@ -245,19 +252,25 @@ impl Header {
 
     /// Adds a count if `generation` is the present one and a holder exists.
     #[inline]
-    pub fn try_acquire(&self, generation: u32) -> Result<(), Miss> {
+    pub fn try_acquire(&self, generation: u32) -> Result<(), AcquireError> {
         let mut s = self.state.load(Ordering::Relaxed);
         loop {
-            if (s >> GENERATION_SHIFT) as u32 != generation || s & STRONG == 0 || s & FINDABLE == 0 {
-                return Err(Miss::Stale);
+            if (s >> GENERATION_SHIFT) as u32 != generation || s & STRONG == 0 || s & FINDABLE == 0
+            {
+                return Err(AcquireError::Stale);
             }
             if s & (UNIQUE | FROZEN) != 0 {
-                return Err(if s & UNIQUE != 0 { Miss::Occupied } else { Miss::Frozen });
+                return Err(if s & UNIQUE != 0 {
+                    AcquireError::Occupied
+                } else {
+                    AcquireError::Frozen
+                });
             }
             // A CAS in either case: without a count of its own, a thread must not write a word that
             // has changed.
             let counted = if s & STRONG < PIN_AT { s + 1 } else { s | PINNED };
-            match self.state.compare_exchange_weak(s, counted, Ordering::Acquire, Ordering::Relaxed) {
+            match self.state.compare_exchange_weak(s, counted, Ordering::Acquire, Ordering::Relaxed)
+            {
                 Ok(_) => return Ok(()),
                 Err(now) => s = now,
             }
@@ -269,7 +282,10 @@ impl Header {
     pub(crate) fn try_freeze(&self) -> bool {
         let s = self.state.load(Ordering::Relaxed);
         s & (STRONG | UNIQUE | CLAIM | FROZEN | PINNED) == 1
-            && self.state.compare_exchange(s, s | FROZEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            && self
+                .state
+                .compare_exchange(s, s | FROZEN, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok()
     }
 
     /// Removes the freeze, if the header is frozen. The caller has a count.
@@ -361,7 +377,9 @@ unsafe fn last(hdr: NonNull<Header>) {
 /// # impl Tagged for Name { type Tag = tags::Event; }
 /// # impl Resource for Names {
 /// #     type Payload = Name; type Request<'a> = &'a str; const NAME: &'static str = "name";
-/// #     fn create(&self, _: Handle<tags::Event>, r: &&str) -> Result<Name> { Ok(Name(r.to_string())) }
+/// #     fn create(&self, _: Handle<tags::Event>, r: &&str) -> Result<Name> {
+/// #         Ok(Name(r.to_string()))
+/// #     }
 /// # }
 /// let pool = SlotPool::new(Names, PoolConfig::default())?;
 /// let a = pool.acquire(&"first")?;
@@ -484,7 +502,10 @@ impl<T: 'static> Lease<T> {
         let hdr = self.word();
         let s = hdr.state.load(Ordering::Relaxed);
         if s & (STRONG | CLAIM | MAPPED | FROZEN | PINNED) != 1
-            || hdr.state.compare_exchange(s, s | UNIQUE, Ordering::Acquire, Ordering::Relaxed).is_err()
+            || hdr
+                .state
+                .compare_exchange(s, s | UNIQUE, Ordering::Acquire, Ordering::Relaxed)
+                .is_err()
         {
             return Err(self);
         }
@@ -601,11 +622,14 @@ impl<T: 'static> WeakLease<T> {
             match hdr.try_acquire(self.generation) {
                 // SAFETY: the count that was just taken is the lease's.
                 Ok(()) => return Ok(unsafe { Lease::from_raw(self.hdr, self.val) }),
-                Err(Miss::Stale) => {
-                    return Err(Error::stale(name, format_args!("{}.{:08x}", hdr.index, self.generation)));
+                Err(AcquireError::Stale) => {
+                    return Err(Error::stale(
+                        name,
+                        format_args!("{}.{:08x}", hdr.index, self.generation),
+                    ));
                 }
-                Err(Miss::Occupied) => return Err(Error::Occupied { resource: name }),
-                Err(Miss::Frozen) => crate::sync::thread::yield_now(),
+                Err(AcquireError::Occupied) => return Err(Error::Occupied { resource: name }),
+                Err(AcquireError::Frozen) => crate::sync::thread::yield_now(),
             }
         }
     }
@@ -813,7 +837,7 @@ mod tests {
                 drop(leases);
                 let strong = u64::from(header.strong());
                 assert!((PIN_AT - 1..PIN_AT + 2002).contains(&strong), "{how}: {strong}");
-                assert!(header.is_alive(9) && header.try_acquire(8) == Err(Miss::Stale));
+                assert!(header.is_alive(9) && header.try_acquire(8) == Err(AcquireError::Stale));
                 assert!(lease.try_unique().is_err(), "nobody knows who else holds it");
             });
             assert_eq!(ended, 0);
@@ -835,11 +859,14 @@ mod tests {
     fn a_frozen_header_is_not_leased_and_thaws() {
         with_strong(1, |lease, header| {
             assert!(header.try_freeze() && !header.try_freeze());
-            assert_eq!(header.try_acquire(9), Err(Miss::Frozen));
-            assert_eq!(header.try_acquire(8), Err(Miss::Stale));
+            assert_eq!(header.try_acquire(9), Err(AcquireError::Frozen));
+            assert_eq!(header.try_acquire(8), Err(AcquireError::Stale));
             let lease = lease.try_unique().expect_err("frozen");
             header.unfreeze();
-            assert!(header.try_acquire(9).is_ok() && !header.try_freeze(), "somebody else holds it");
+            assert!(
+                header.try_acquire(9).is_ok() && !header.try_freeze(),
+                "somebody else holds it"
+            );
             drop(lease);
         });
     }

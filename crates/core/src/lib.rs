@@ -7,8 +7,9 @@
 //!   resources.
 //! * [`SlotPool`] keeps resources and their control blocks. [`PoolManager`] and [`FixedSlotStore`]
 //!   add a life cycle.
-//! * [`Line`], [`Point`], [`Stamp`] and [`Timeline`] express the order of work.
-//! * [`Birth`] distinguishes a forked child from its parent.
+//! * [`Timeline`], [`Timepoint`], [`PackedTimepoint`] and [`TimelineSource`] express the order of
+//!   work.
+//! * [`ForkGuard`] distinguishes a forked child from its parent.
 //! * [`copy_bytes`] copies host memory and is fast for every pair of addresses.
 //! * [`Error`] is the only error type of public functions.
 //! * [`sync`] is the only source of atomics and locks.
@@ -43,16 +44,23 @@ pub mod timeline;
 pub use copy::copy_bytes;
 pub use error::{Budgeted, Error, Fault, OutOfMemory, Result, Text};
 #[cfg(not(loom))]
-pub use fork::Birth;
+pub use fork::ForkGuard;
 pub use handle::{
-    BufferHandle, CommandQueueHandle, ContextHandle, DeviceHandle, EventHandle, FenceHandle, GateHandle, GraphHandle,
-    Handle, HeapHandle, Index, LibraryHandle, PipelineHandle, StreamHandle, Tagged, TimestampHandle, tags,
+    BufferHandle, CommandQueueHandle, ContextHandle, DeviceHandle, EventHandle, FenceHandle,
+    GraphHandle, Handle, HeapHandle, HostTimelineHandle, Index, LibraryHandle, PipelineHandle,
+    StreamHandle, Tagged, TimestampHandle, tags,
 };
-pub use lease::{AnyLease, Claim, Header, HeaderView, Lease, Miss, Owner, OwnerOps, UniqueLease, WeakLease};
+pub use lease::{
+    AcquireError, AnyLease, Claim, Header, HeaderView, Lease, Owner, OwnerOps, UniqueLease,
+    WeakLease,
+};
 pub use lifecycle::LifeCycle;
 pub use manager::{FixedSlotStore, PoolManager};
-pub use pool::{Fate, PoolConfig, PoolStats, Resource, SlotPool, TagOf};
+pub use pool::{PoolConfig, PoolStats, Recycle, Resource, SlotPool, TagOf};
 pub use retire::RetireList;
 #[cfg(not(loom))]
 pub use timeline::Publisher;
-pub use timeline::{HostLine, Line, LineId, LineOwner, Point, Stamp, Timeline, VALUE_LIMIT};
+pub use timeline::{
+    HostTimelineOwner, PackedTimepoint, Timeline, TimelineId, TimelineOwner, TimelineSource,
+    Timepoint, VALUE_LIMIT,
+};

@@ -48,7 +48,9 @@ impl LifeCycle {
         let refused = |why| Err(Error::state(format!("the {what} {why}")));
         let change = match self.change(|phase| phase == Phase::Unconfigured) {
             Ok(change) => change,
-            Err(Phase::ShutDown) => return refused("was shut down; what it managed needs a new one"),
+            Err(Phase::ShutDown) => {
+                return refused("was shut down; what it managed needs a new one");
+            }
             Err(_) => return refused("is configured already"),
         };
         make()?;

@@ -26,7 +26,7 @@
 use crate::error::{Error, Result};
 use crate::handle::{Handle, Index};
 use crate::lease::{Lease, UniqueLease};
-use crate::pool::{PoolConfig, PoolStats, Resource, SlotPool, TagOf, Verdict};
+use crate::pool::{PoolConfig, PoolStats, Resource, ShutdownOutcome, SlotPool, TagOf};
 use crate::sync::{Arc, Condvar, Mutex, OnceLock, thread};
 use std::collections::HashMap;
 use std::fmt;
@@ -105,7 +105,9 @@ impl<R: Resource, K: Eq + Hash + Clone> PoolManager<R, K> {
             return Err(Error::state(format!("the {} manager is configured already", R::NAME)));
         }
         let pool = SlotPool::new(resource, config)?;
-        self.pool.set(pool).map_err(|_| Error::state(format!("the {} manager is configured already", R::NAME)))
+        self.pool
+            .set(pool)
+            .map_err(|_| Error::state(format!("the {} manager is configured already", R::NAME)))
     }
 
     /// Returns whether [`configure`](Self::configure) has succeeded.
@@ -119,7 +121,9 @@ impl<R: Resource, K: Eq + Hash + Clone> PoolManager<R, K> {
     /// `InvalidState` before `configure`.
     #[inline]
     pub fn pool(&self) -> Result<&SlotPool<R>> {
-        self.pool.get().ok_or_else(|| Error::state(format!("the {} manager is not configured", R::NAME)))
+        self.pool
+            .get()
+            .ok_or_else(|| Error::state(format!("the {} manager is not configured", R::NAME)))
     }
 
     /// Acquires a resource; see [`SlotPool::acquire`].
@@ -176,7 +180,10 @@ impl<R: Resource, K: Eq + Hash + Clone> PoolManager<R, K> {
                 Some(Entry::Pending(attempt)) => {
                     let attempt = attempt.clone();
                     if keyed.waits_for_me(&attempt, me) {
-                        return Err(Error::state(format!("the creation of a {} asks for its own key", R::NAME)));
+                        return Err(Error::state(format!(
+                            "the creation of a {} asks for its own key",
+                            R::NAME
+                        )));
                     }
                     keyed.waiting.insert(me, attempt.clone());
                     drop(keyed);
@@ -193,7 +200,8 @@ impl<R: Resource, K: Eq + Hash + Clone> PoolManager<R, K> {
                 },
                 None => {}
             }
-            let attempt = Arc::new(Attempt { outcome: Mutex::new(None), done: Condvar::new(), by: me });
+            let attempt =
+                Arc::new(Attempt { outcome: Mutex::new(None), done: Condvar::new(), by: me });
             keyed.entries.insert(key.clone(), Entry::Pending(attempt.clone()));
             attempt
         };
@@ -238,8 +246,13 @@ impl<R: Resource, K: Eq + Hash + Clone> PoolManager<R, K> {
         let mut keyed = self.keyed.lock();
         // Entries of destroyed resources are removed here, so that the map does not grow without
         // bound.
-        keyed.entries.retain(|_, entry| !matches!(entry, Entry::Released(old) if !self.is_alive(*old)));
-        let found = keyed.entries.values_mut().find(|e| matches!(e, Entry::Ready(own) if own.handle() == handle));
+        keyed
+            .entries
+            .retain(|_, entry| !matches!(entry, Entry::Released(old) if !self.is_alive(*old)));
+        let found = keyed
+            .entries
+            .values_mut()
+            .find(|e| matches!(e, Entry::Ready(own) if own.handle() == handle));
         let Some(entry) = found else { return Err(Error::stale(R::NAME, handle)) };
         let own = std::mem::replace(entry, Entry::Released(handle));
         drop(keyed);
@@ -253,7 +266,8 @@ impl<R: Resource, K: Eq + Hash + Clone> PoolManager<R, K> {
     pub fn in_use(&self) -> u64 {
         let kept = {
             let keyed = self.keyed.lock();
-            let alone = |e: &&Entry<R>| matches!(e, Entry::Ready(lease) if lease.strong_count() == 1);
+            let alone =
+                |e: &&Entry<R>| matches!(e, Entry::Ready(lease) if lease.strong_count() == 1);
             keyed.entries.values().filter(alone).count() as u64
         };
         self.stats().live.saturating_sub(kept)
@@ -285,7 +299,7 @@ impl<R: Resource, K: Eq + Hash + Clone> PoolManager<R, K> {
                 Entry::Ready(lease) => Some(lease),
                 Entry::Pending(_) | Entry::Released(_) => None,
             });
-            if pool.decide(own)? == Verdict::WasDown {
+            if pool.decide(own)? == ShutdownOutcome::WasDown {
                 return Ok(());
             }
             // The pool will refuse an attempt that has not started its creation; the attempt then
@@ -308,12 +322,15 @@ struct Finish<'a, R: Resource, K: Eq + Hash + Clone> {
 
 impl<R: Resource, K: Eq + Hash + Clone> Drop for Finish<'_, R, K> {
     fn drop(&mut self) {
-        let outcome =
-            self.outcome.take().unwrap_or_else(|| Err(Error::state(format!("the creation of a {} panicked", R::NAME))));
+        let outcome = self.outcome.take().unwrap_or_else(|| {
+            Err(Error::state(format!("the creation of a {} panicked", R::NAME)))
+        });
         {
             let mut keyed = self.manager.keyed.lock();
             match &outcome {
-                Ok(lease) => drop(keyed.entries.insert(self.key.clone(), Entry::Ready(lease.clone()))),
+                Ok(lease) => {
+                    drop(keyed.entries.insert(self.key.clone(), Entry::Ready(lease.clone())))
+                }
                 Err(_) => drop(keyed.entries.remove(self.key)),
             }
         }
@@ -324,7 +341,10 @@ impl<R: Resource, K: Eq + Hash + Clone> Drop for Finish<'_, R, K> {
 
 impl<R: Resource, K> fmt::Debug for PoolManager<R, K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PoolManager").field("resource", &R::NAME).field("pool", &self.pool.get()).finish()
+        f.debug_struct("PoolManager")
+            .field("resource", &R::NAME)
+            .field("pool", &self.pool.get())
+            .finish()
     }
 }
 
@@ -353,7 +373,11 @@ impl<R: Resource> FixedSlotStore<R> {
         let manager = PoolManager::new();
         manager.configure(
             resource,
-            PoolConfig { block: count.max(1), max_live: Some(count.max(1)), ..PoolConfig::default() },
+            PoolConfig {
+                block: count.max(1),
+                max_live: Some(count.max(1)),
+                ..PoolConfig::default()
+            },
         )?;
         Ok(Self { count, manager })
     }
@@ -372,7 +396,11 @@ impl<R: Resource> FixedSlotStore<R> {
     ///
     /// # Errors
     /// `NotFound` if the index is out of range; the error of `create`.
-    pub fn ensure_alive(&self, index: Index<TagOf<R>>, request: &R::Request<'_>) -> Result<Handle<TagOf<R>>> {
+    pub fn ensure_alive(
+        &self,
+        index: Index<TagOf<R>>,
+        request: &R::Request<'_>,
+    ) -> Result<Handle<TagOf<R>>> {
         self.get(index, request).map(|lease| lease.handle())
     }
 
@@ -380,10 +408,16 @@ impl<R: Resource> FixedSlotStore<R> {
     ///
     /// # Errors
     /// As [`ensure_alive`](Self::ensure_alive).
-    pub fn get(&self, index: Index<TagOf<R>>, request: &R::Request<'_>) -> Result<Lease<R::Payload>> {
+    pub fn get(
+        &self,
+        index: Index<TagOf<R>>,
+        request: &R::Request<'_>,
+    ) -> Result<Lease<R::Payload>> {
         let index = index.get();
         if index >= self.count {
-            return Err(Error::NotFound(format!("{} {index}: there are {}", R::NAME, self.count).into()));
+            return Err(Error::NotFound(
+                format!("{} {index}: there are {}", R::NAME, self.count).into(),
+            ));
         }
         self.manager.get_or_create(&index, request)
     }
@@ -431,6 +465,9 @@ impl<R: Resource> FixedSlotStore<R> {
 
 impl<R: Resource> fmt::Debug for FixedSlotStore<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FixedSlotStore").field("count", &self.count).field("manager", &self.manager).finish()
+        f.debug_struct("FixedSlotStore")
+            .field("count", &self.count)
+            .field("manager", &self.manager)
+            .finish()
     }
 }

@@ -10,15 +10,22 @@
 //!
 //! The thread that takes a slot out of a list or cell is alone with the slot.
 //!
-//! | situation | why it is safe |
-//! |---|---|
-//! | a pop reads `next` of a slot that another thread pops | the slot's memory is the pool's; the CAS fails by the tag |
-//! | `create` runs without a lock | the slot is in no list; a guard returns it if `create` fails or panics |
-//! | last drop while a shutdown decides | `closing` stops pops, not pushes; a slot that the count did not see counts as held |
-//! | last drop after a shutdown, or after the pool's owner is gone | `down` refuses idle slots: the dropping thread destroys the payload and pushes onto the vacant list, which accepts every slot |
-//! | the last slot or weak lease returns after the owner is gone | a read-modify-write set `orphan` on each list; each push onto an orphaned list takes one off the remainder, and the last one frees the pool |
-//! | a thread's cell during shutdown | cells hold `CLOSED`; a CAS from empty fails, so the slot goes to a list |
-//! | a look-up of a handle while a shutdown decides | the manager's own leases are frozen; the look-up waits for the decision |
+//! - a pop reads `next` of a slot that another thread pops: the slot's memory is the pool's; the
+//!   CAS fails by the tag.
+//! - `create` runs without a lock: the slot is in no list; a guard returns it if `create` fails or
+//!   panics.
+//! - last drop while a shutdown decides: `closing` stops pops, not pushes; a slot that the count
+//!   did not see counts as held.
+//! - last drop after a shutdown, or after the pool's owner is gone: `down` refuses idle slots: the
+//!   dropping thread destroys the payload and pushes onto the vacant list, which accepts every
+//!   slot.
+//! - the last slot or weak lease returns after the owner is gone: a read-modify-write set `orphan`
+//!   on each list; each push onto an orphaned list takes one off the remainder, and the last one
+//!   frees the pool.
+//! - a thread's cell during shutdown: cells hold `CLOSED`; a CAS from empty fails, so the slot goes
+//!   to a list.
+//! - a look-up of a handle while a shutdown decides: the manager's own leases are frozen; the
+//!   look-up waits for the decision.
 //!
 //! Each pool's generations start at another offset, so a pool refuses another pool's handle. A slot
 //! that has used all its generations is retired after its payload is destroyed.
@@ -31,11 +38,11 @@ mod resource;
 mod seat;
 mod slots;
 
-pub use resource::{Fate, PoolConfig, PoolStats, Resource, TagOf};
+pub use resource::{PoolConfig, PoolStats, Recycle, Resource, TagOf};
 
 use crate::error::{Error, Result};
 use crate::handle::Handle;
-use crate::lease::{Header, Lease, Miss, UniqueLease};
+use crate::lease::{AcquireError, Header, Lease, UniqueLease};
 use crate::sync::atomic::Ordering;
 use crate::sync::thread::yield_now;
 use free_list::{CLOSING, DOWN, FreeList, ORPHAN, Popped};
@@ -63,7 +70,7 @@ unsafe impl<R: Resource> Sync for SlotPool<R> {}
 /// The decision of a shutdown.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
-pub(crate) enum Verdict {
+pub(crate) enum ShutdownOutcome {
     /// The pool ends now: the caller destroys the idle resources, without a lock.
     Ends,
     /// The pool had ended before.
@@ -159,7 +166,10 @@ impl<R: Resource> SlotPool<R> {
         // SAFETY: by the contract; a field's address is not null.
         unsafe {
             (*slot.as_ptr()).header.set_live_quietly(unique);
-            (slot.cast::<Header>(), NonNull::new_unchecked((*slot.as_ptr()).payload.get().cast::<R::Payload>()))
+            (
+                slot.cast::<Header>(),
+                NonNull::new_unchecked((*slot.as_ptr()).payload.get().cast::<R::Payload>()),
+            )
         }
     }
 
@@ -291,7 +301,8 @@ impl<R: Resource> SlotPool<R> {
         let slot = inner.slot(index);
         // SAFETY: the slot was popped: this call is alone with it, and it holds no payload. `self`
         // is the owner.
-        let (creation, generation) = unsafe { (Creation::new(self.0, slot), (*slot.as_ptr()).header.generation()) };
+        let (creation, generation) =
+            unsafe { (Creation::new(self.0, slot), (*slot.as_ptr()).header.generation()) };
         // SAFETY: alone with the slot.
         unsafe { (*slot.as_ptr()).header.set_findable() };
         let payload = inner.resource.create(Handle::new(index, generation), request)?;
@@ -318,7 +329,11 @@ impl<R: Resource> SlotPool<R> {
             let reserved = inner.reserved.load(Ordering::Acquire);
             if reserved < max {
                 let next = reserved + 1;
-                if inner.reserved.compare_exchange(reserved, next, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                if inner
+                    .reserved
+                    .compare_exchange(reserved, next, Ordering::Acquire, Ordering::Relaxed)
+                    .is_ok()
+                {
                     return Ok(());
                 }
             } else if !self.destroy_one_idle() {
@@ -384,10 +399,11 @@ impl<R: Resource> SlotPool<R> {
                 // SAFETY: the count that was just taken is the lease's; a live slot holds a
                 // payload.
                 Ok(()) => unsafe {
-                    let val = NonNull::new_unchecked((*slot.as_ptr()).payload.get().cast::<R::Payload>());
+                    let val =
+                        NonNull::new_unchecked((*slot.as_ptr()).payload.get().cast::<R::Payload>());
                     return Ok(Lease::from_raw(slot.cast(), val));
                 },
-                Err(Miss::Stale) => {}
+                Err(AcquireError::Stale) => {}
                 Err(miss) => return self.lease_slow(handle, miss),
             }
         }
@@ -395,12 +411,16 @@ impl<R: Resource> SlotPool<R> {
     }
 
     #[cold]
-    fn lease_slow(&self, handle: Handle<TagOf<R>>, miss: Miss) -> Result<Lease<R::Payload>> {
+    fn lease_slow(
+        &self,
+        handle: Handle<TagOf<R>>,
+        miss: AcquireError,
+    ) -> Result<Lease<R::Payload>> {
         match miss {
-            Miss::Occupied => Err(Error::Occupied { resource: R::NAME }),
+            AcquireError::Occupied => Err(Error::Occupied { resource: R::NAME }),
             // Frozen after the decision to end: the manager is about to drop its own lease.
-            Miss::Frozen if self.is_shut_down() => Err(Error::stale(R::NAME, handle)),
-            Miss::Frozen | Miss::Stale => self.lease(handle),
+            AcquireError::Frozen if self.is_shut_down() => Err(Error::stale(R::NAME, handle)),
+            AcquireError::Frozen | AcquireError::Stale => self.lease(handle),
         }
     }
 
@@ -467,25 +487,27 @@ impl<R: Resource> SlotPool<R> {
     /// # Errors
     /// `LeasesOutstanding` if other holders remain; then nothing has changed.
     pub fn shutdown_with(&self, own: &[Lease<R::Payload>]) -> Result<()> {
-        if self.decide(own)? == Verdict::Ends {
+        if self.decide(own)? == ShutdownOutcome::Ends {
             self.destroy_all_idle();
         }
         Ok(())
     }
 
     /// The decision of a shutdown. Calls no function of the resource and destroys nothing. After
-    /// [`Verdict::Ends`] the caller drops its own leases and calls
+    /// [`ShutdownOutcome::Ends`] the caller drops its own leases and calls
     /// [`destroy_all_idle`](Self::destroy_all_idle).
     pub(crate) fn decide<'a>(
         &self,
         own: impl IntoIterator<Item = &'a Lease<R::Payload>, IntoIter: Clone>,
-    ) -> Result<Verdict> {
+    ) -> Result<ShutdownOutcome> {
         let inner = self.inner();
         // A lease of another pool does not count here and must not be frozen.
-        let own = own.into_iter().filter(|lease| std::ptr::eq(lease.header().owner(), self.0.as_ptr().cast()));
+        let own = own
+            .into_iter()
+            .filter(|lease| std::ptr::eq(lease.header().owner(), self.0.as_ptr().cast()));
         let mut down = inner.lifecycle.lock();
         if *down {
-            return Ok(Verdict::WasDown);
+            return Ok(ShutdownOutcome::WasDown);
         }
         let held = self.capture(CLOSING);
         let frozen = own.clone().filter(|lease| lease.header().try_freeze()).count();
@@ -502,7 +524,7 @@ impl<R: Resource> SlotPool<R> {
             list.flag(DOWN, |i| inner.next_of(i));
         });
         *down = true;
-        Ok(Verdict::Ends)
+        Ok(ShutdownOutcome::Ends)
     }
 
     /// [`shutdown_with`](Self::shutdown_with) without own leases.
@@ -561,6 +583,9 @@ impl<R: Resource> Drop for Misses<'_, R> {
 
 impl<R: Resource> fmt::Debug for SlotPool<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SlotPool").field("resource", &R::NAME).field("stats", &self.stats()).finish()
+        f.debug_struct("SlotPool")
+            .field("resource", &R::NAME)
+            .field("stats", &self.stats())
+            .finish()
     }
 }

@@ -15,15 +15,16 @@ mod imp {
     /// Atomic types, fences and orderings.
     pub mod atomic {
         pub use std::sync::atomic::{
-            AtomicBool, AtomicI32, AtomicI64, AtomicIsize, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64,
-            AtomicUsize, Ordering, compiler_fence, fence,
+            AtomicBool, AtomicI32, AtomicI64, AtomicIsize, AtomicPtr, AtomicU8, AtomicU16,
+            AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence,
         };
     }
 
     /// Threads.
     pub mod thread {
         pub use std::thread::{
-            Builder, JoinHandle, Thread, ThreadId, current, panicking, park, park_timeout, sleep, spawn, yield_now,
+            Builder, JoinHandle, Thread, ThreadId, current, panicking, park, park_timeout, sleep,
+            spawn, yield_now,
         };
     }
 
@@ -83,8 +84,8 @@ mod imp {
     /// Atomic types, fences and orderings.
     pub mod atomic {
         pub use loom::sync::atomic::{
-            AtomicBool, AtomicI32, AtomicI64, AtomicIsize, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64,
-            AtomicUsize, Ordering, fence,
+            AtomicBool, AtomicI32, AtomicI64, AtomicIsize, AtomicPtr, AtomicU8, AtomicU16,
+            AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
         };
         pub use std::sync::atomic::compiler_fence;
     }

@@ -1,8 +1,9 @@
 //! The numbers of threads: small, and nobody else's while the thread runs.
 //!
-//! Shards, cells and lists go by them. A thread gives its number back at its end, and the next one to come has the
-//! lowest there is: threads that come and go find what those before them left. Whatever goes by the number may take both for one
-//! thread, since all that the former did with it happens before the latter has it.
+//! Shards, cells and lists go by them. A thread gives its number back at its end, and the next one
+//! to come has the lowest there is: threads that come and go find what those before them left.
+//! Whatever goes by the number may take both for one thread, since all that the former did with it
+//! happens before the latter has it.
 //!
 //! Must not know what goes by the numbers.
 
@@ -10,8 +11,8 @@ use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 #[cfg(not(loom))]
 use std::cell::Cell;
 
-/// The number of every thread that has none of its own, because it comes after the first 2^26 or is at its end. Under loom
-/// everybody's; models number their threads.
+/// The number of every thread that has none of its own, because it comes after the first 2^26 or is
+/// at its end. Under loom everybody's; models number their threads.
 pub const NOBODY: u32 = (1 << 26) - 2;
 
 const WORDS: usize = if cfg!(loom) { 1 } else { 64 };
@@ -54,7 +55,9 @@ impl Numbers {
             }
         }
         let more = |n: u32| (n < NOBODY - 1).then_some(n + 1);
-        self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_or(NOBODY, |last| last + 1)
+        self.next
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
+            .map_or(NOBODY, |last| last + 1)
     }
 
     /// Takes one back.
@@ -96,7 +99,8 @@ impl Drop for End {
 pub fn thread_number() -> u32 {
     #[cold]
     fn fresh() -> u32 {
-        // From a destructor of the thread's that runs later than the end nobody would give a number back.
+        // From a destructor of the thread's that runs later than the end nobody would give a number
+        // back.
         let number = END.try_with(|_| NUMBERS.take()).unwrap_or(NOBODY);
         NUMBER.set(number);
         number
@@ -138,12 +142,17 @@ mod tests {
         for n in [most, 200, 64, 65, 1] {
             numbers.put(n);
         }
-        assert_eq!([(); 5].map(|()| numbers.take()), [1, 64, 65, 200, most + 1], "not those beyond the bits");
+        assert_eq!(
+            [(); 5].map(|()| numbers.take()),
+            [1, 64, 65, 200, most + 1],
+            "not those beyond the bits"
+        );
         numbers.next.store(NOBODY - 2, Ordering::Relaxed);
         assert_eq!([(); 3].map(|()| numbers.take()), [NOBODY - 1, NOBODY, NOBODY]);
     }
 
-    /// Each thread had a number of its own for ever, so that threads that come and go never met what those before them had left.
+    /// Each thread had a number of its own for ever, so that threads that come and go never met
+    /// what those before them had left.
     #[test]
     fn threads_in_turn_have_few_numbers_and_those_at_a_time_their_own() {
         let most = (0..200).map(|_| thread::spawn(thread_number).join().expect("a thread")).max();

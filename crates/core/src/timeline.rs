@@ -1,23 +1,26 @@
 //! Timelines of streams, and timepoints on them: monotone counters that order work.
 //!
-//! A [`Line`] is the progress of one stream: the last submitted value, the last value known to be
-//! complete, and the first failed value. A [`Point`] is a value on a timeline; a [`Stamp`] is a
-//! timepoint in one word. Timepoints hold no count and never dangle. Timelines live for the whole
-//! process, another stream gets a timeline only when it is idle, and its counter never restarts.
+//! A [`Timeline`] is the progress of one stream: the last submitted value, the last value known to
+//! be complete, and the first failed value. A [`Timepoint`] is a value on a timeline; a
+//! [`PackedTimepoint`] is a timepoint in one word. Timepoints hold no count and never dangle.
+//! Timelines live for the whole process, another stream gets a timeline only when it is idle, and
+//! its counter never restarts.
 //!
-//! A [`Line`] can only be read and waited for. Only its [`LineOwner`] (or [`HostLine`]) writes it,
-//! so the holder of a timepoint cannot complete work.
+//! A [`Timeline`] can only be read and waited for. Only its [`TimelineOwner`] (or
+//! [`HostTimelineOwner`]) writes it, so the holder of a timepoint cannot complete work.
 //!
 //! # Protocol
 //! All writes go through the timeline's owner. A submitter and a worker may share the owner
-//! (`Arc<LineOwner>`).
+//! (`Arc<TimelineOwner>`).
 //!
-//! | field | written by | read by |
-//! |---|---|---|
-//! | `submitted` | the stream's submitter, in its turn on the stream; a release store after the driver accepted | any thread |
-//! | `completed` | each thread that learns of completion (a worker, a host wait, a completion word), monotone | any thread |
-//! | `first_failed`, the failures | the first thread that learns of a failure; the cause before the value | any thread |
-//! | `known`, `known_besides` | the submitter, in its turn on the stream | the submitter, for which a stale read only costs a wait; threads that ask what has passed |
+//! - `submitted`. Written by: the stream's submitter, in its turn on the stream; a release store
+//!   after the driver accepted. Read by: any thread.
+//! - `completed`. Written by: each thread that learns of completion (a worker, a host wait, a
+//!   completion word), monotone. Read by: any thread.
+//! - `first_failed`, the failures. Written by: the first thread that learns of a failure; the cause
+//!   before the value. Read by: any thread.
+//! - `known`, `known_besides`. Written by: the submitter, in its turn on the stream. Read by: the
+//!   submitter, for which a stale read only costs a wait; threads that ask what has passed.
 //!
 //! # Change of owners
 //! A timepoint has no count, so old timepoints outlive the owner of their values. Their meaning
@@ -55,7 +58,7 @@
 
 mod owner;
 
-pub use owner::{HostLine, LineOwner};
+pub use owner::{HostTimelineOwner, TimelineOwner};
 
 use crate::defects::{Defect, planted};
 use crate::error::{Error, OutOfMemory, Result};
@@ -86,9 +89,9 @@ const NEVER: u64 = u64::MAX;
 
 /// The name of a timeline. 0 names none.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LineId(u16);
+pub struct TimelineId(u16);
 
-impl LineId {
+impl TimelineId {
     /// The number, for reports.
     #[must_use]
     pub fn get(self) -> u16 {
@@ -96,25 +99,25 @@ impl LineId {
     }
 }
 
-impl fmt::Debug for LineId {
+impl fmt::Debug for TimelineId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "line{}", self.0)
+        write!(f, "timeline{}", self.0)
     }
 }
 
 /// A value on a timeline: the work that was submitted to the stream up to this value.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Point {
-    line: LineId,
+pub struct Timepoint {
+    timeline: TimelineId,
     value: u64,
 }
 
-impl Point {
+impl Timepoint {
     /// The timeline's name.
     #[inline]
     #[must_use]
-    pub fn line_id(self) -> LineId {
-        self.line
+    pub fn timeline_id(self) -> TimelineId {
+        self.timeline
     }
 
     /// The value on the timeline.
@@ -127,8 +130,8 @@ impl Point {
     /// The timeline. The reference never dangles.
     #[inline]
     #[must_use]
-    pub fn line(self) -> &'static Line {
-        line(self.line)
+    pub fn timeline(self) -> &'static Timeline {
+        timeline(self.timeline)
     }
 
     /// Returns whether the timepoint is complete and did not fail. Plain loads; the answer may lag
@@ -136,31 +139,31 @@ impl Point {
     #[inline]
     #[must_use]
     pub fn is_settled(self) -> bool {
-        self.line().is_settled(self.value)
+        self.timeline().is_settled(self.value)
     }
 
-    /// Returns whether the timepoint has [passed](Line::has_passed).
+    /// Returns whether the timepoint has [passed](Timeline::has_passed).
     #[inline]
     #[must_use]
     pub fn has_passed(self) -> bool {
-        self.line().has_passed(self.value)
+        self.timeline().has_passed(self.value)
     }
 }
 
-impl fmt::Debug for Point {
+impl fmt::Debug for Timepoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}@{}", self.line, self.value)
+        write!(f, "{:?}@{}", self.timeline, self.value)
     }
 }
 
 /// A timepoint in one word: 16 bits of timeline, 48 bits of value. All zero means "never".
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(transparent)]
-pub struct Stamp(u64);
+pub struct PackedTimepoint(u64);
 
-impl Stamp {
+impl PackedTimepoint {
     /// No timepoint: ordered before all timepoints.
-    pub const NEVER: Stamp = Stamp(0);
+    pub const NEVER: PackedTimepoint = PackedTimepoint(0);
 
     /// The word.
     #[inline]
@@ -169,14 +172,14 @@ impl Stamp {
         self.0
     }
 
-    /// A stamp from its word.
+    /// A timepoint from its word.
     #[inline]
     #[must_use]
     pub const fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
 
-    /// Returns whether this is [`Stamp::NEVER`].
+    /// Returns whether this is [`PackedTimepoint::NEVER`].
     #[inline]
     #[must_use]
     pub fn is_never(self) -> bool {
@@ -184,19 +187,19 @@ impl Stamp {
     }
 
     /// Returns whether the work of the timepoint is over, complete or failed, with all that it came
-    /// after: memory that it used may be reused. [`Stamp::NEVER`] has passed. A reader of results asks
-    /// [`is_settled`](Self::is_settled) instead.
+    /// after: memory that it used may be reused. [`PackedTimepoint::NEVER`] has passed. A reader of
+    /// results asks [`is_settled`](Self::is_settled) instead.
     #[inline]
     #[must_use]
     pub fn has_passed(self) -> bool {
-        self.point().is_none_or(|p| p.has_passed() || planted(Defect::PassedEarly))
+        self.timepoint().is_none_or(|p| p.has_passed() || planted(Defect::PassedEarly))
     }
 
     /// The timeline's name; 0 for never.
     #[inline]
     #[must_use]
-    pub fn line_id(self) -> LineId {
-        LineId((self.0 >> 48) as u16)
+    pub fn timeline_id(self) -> TimelineId {
+        TimelineId((self.0 >> 48) as u16)
     }
 
     /// The value on the timeline.
@@ -209,29 +212,29 @@ impl Stamp {
     /// The timepoint, or `None` for never.
     #[inline]
     #[must_use]
-    pub fn point(self) -> Option<Point> {
-        (self.0 != 0).then(|| Point { line: self.line_id(), value: self.value() })
+    pub fn timepoint(self) -> Option<Timepoint> {
+        (self.0 != 0).then(|| Timepoint { timeline: self.timeline_id(), value: self.value() })
     }
 
-    /// Returns whether the stamp is never, or its timepoint is complete and did not fail.
+    /// Returns whether the timepoint is never, or its timepoint is complete and did not fail.
     #[inline]
     #[must_use]
     pub fn is_settled(self) -> bool {
-        self.point().is_none_or(Point::is_settled)
+        self.timepoint().is_none_or(Timepoint::is_settled)
     }
 }
 
-impl From<Point> for Stamp {
+impl From<Timepoint> for PackedTimepoint {
     #[inline]
-    fn from(p: Point) -> Self {
+    fn from(p: Timepoint) -> Self {
         debug_assert!(p.value < VALUE_LIMIT);
-        Stamp((u64::from(p.line.0) << 48) | (p.value & (VALUE_LIMIT - 1)))
+        PackedTimepoint((u64::from(p.timeline.0) << 48) | (p.value & (VALUE_LIMIT - 1)))
     }
 }
 
-impl fmt::Debug for Stamp {
+impl fmt::Debug for PackedTimepoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.point() {
+        match self.timepoint() {
             Some(p) => p.fmt(f),
             None => f.write_str("never"),
         }
@@ -247,7 +250,7 @@ pub type Publisher = Arc<dyn Fn(u64, Option<Duration>) -> Result<()> + Send + Sy
 #[cfg(not(loom))]
 thread_local! {
     /// The timeline whose host call this thread runs, and the call's value.
-    static CALL: Cell<Option<(LineId, u64)>> = const { Cell::new(None) };
+    static CALL: Cell<Option<(TimelineId, u64)>> = const { Cell::new(None) };
 }
 
 /// The failures of a timeline.
@@ -279,22 +282,22 @@ impl Failures {
 #[derive(Default)]
 struct Besides {
     /// The displaced timepoints that had not passed, each with the value from which it was known.
-    points: Vec<(Stamp, u64)>,
+    points: Vec<(PackedTimepoint, u64)>,
     /// At this length the timeline removes the timepoints that have passed.
     full: usize,
     /// Room to look at the timepoints without the lock.
-    room: Vec<(Stamp, u64)>,
+    room: Vec<(PackedTimepoint, u64)>,
 }
 
-/// The progress of one stream or host timeline, to read and to wait for. Its [`LineOwner`] writes
-/// it.
-pub struct Line {
+/// The progress of one stream or host timeline, to read and to wait for. Its [`TimelineOwner`]
+/// writes it.
+pub struct Timeline {
     submitted: CachePadded<AtomicU64>,
     completed: CachePadded<AtomicU64>,
     /// The lowest value that ever failed.
     first_failed: AtomicU64,
     waiters: AtomicU32,
-    id: LineId,
+    id: TimelineId,
     known: [AtomicU64; KNOWN],
     /// For each place of `known`: the value from which its timepoint was known.
     known_from: [AtomicU64; KNOWN],
@@ -306,14 +309,14 @@ pub struct Line {
     publisher: Mutex<Option<Publisher>>,
 }
 
-impl Line {
+impl Timeline {
     fn new(id: u16) -> Self {
         Self {
             submitted: CachePadded::new(AtomicU64::new(0)),
             completed: CachePadded::new(AtomicU64::new(0)),
             first_failed: AtomicU64::new(NEVER),
             waiters: AtomicU32::new(0),
-            id: LineId(id),
+            id: TimelineId(id),
             known: std::array::from_fn(|_| AtomicU64::new(0)),
             known_from: std::array::from_fn(|_| AtomicU64::new(0)),
             known_besides: Mutex::default(),
@@ -327,7 +330,7 @@ impl Line {
 
     /// The timeline's name.
     #[inline]
-    pub fn id(&self) -> LineId {
+    pub fn id(&self) -> TimelineId {
         self.id
     }
 
@@ -346,16 +349,16 @@ impl Line {
 
     /// The timepoint of all work submitted so far.
     #[inline]
-    pub fn now(&self) -> Point {
-        Point { line: self.id, value: self.submitted() }
+    pub fn now(&self) -> Timepoint {
+        Timepoint { timeline: self.id, value: self.submitted() }
     }
 
     /// A timepoint on this timeline. Its value need not have been submitted: a stream may wait for
     /// a future value of a host timeline. If the value never comes, the wait never ends. Values
     /// beyond [`VALUE_LIMIT`] are never reached and mean the last value below it.
     #[inline]
-    pub fn at(&self, value: u64) -> Point {
-        Point { line: self.id, value: value.min(VALUE_LIMIT - 1) }
+    pub fn at(&self, value: u64) -> Timepoint {
+        Timepoint { timeline: self.id, value: value.min(VALUE_LIMIT - 1) }
     }
 
     /// Returns whether all submitted work is over.
@@ -391,7 +394,11 @@ impl Line {
     /// cause.
     #[inline]
     pub fn failure(&self) -> Option<(u64, Error)> {
-        if self.first_failed.load(Ordering::Acquire) == NEVER { None } else { self.failures.lock().current.clone() }
+        if self.first_failed.load(Ordering::Acquire) == NEVER {
+            None
+        } else {
+            self.failures.lock().current.clone()
+        }
     }
 
     /// Returns whether all work up to `value`, and all work that it was ordered after, is over.
@@ -418,30 +425,37 @@ impl Line {
         if self.obstacle(done).is_none() {
             return done;
         }
-        let first = self.failures.lock().current.as_ref().map_or(done, |(first, _)| first.saturating_sub(1));
+        let first = self
+            .failures
+            .lock()
+            .current
+            .as_ref()
+            .map_or(done, |(first, _)| first.saturating_sub(1));
         first.min(done)
     }
 
     /// A pending timepoint that keeps `value` from having [passed](Self::has_passed): its own, or a
     /// dependency of failed work. `None` once the value has passed.
     #[cold]
-    pub fn obstacle(&self, value: u64) -> Option<Point> {
+    pub fn obstacle(&self, value: u64) -> Option<Timepoint> {
         // Timelines wait for each other, so the search visits each failed one once.
-        let mut behind: Vec<Point> = Vec::new();
+        let mut behind: Vec<Timepoint> = Vec::new();
         let mut point = self.at(value);
         let mut next = 0;
         loop {
-            let line = if point.line == self.id { self } else { point.line() };
+            let timeline = if point.timeline == self.id { self } else { point.timeline() };
             // No work is pending beyond the submitted values.
-            if line.completed() < point.value.min(line.submitted()) {
+            if timeline.completed() < point.value.min(timeline.submitted()) {
                 return Some(point);
             }
             let fails = |(first, _): &(u64, Error)| point.value >= *first;
-            if line.failures.lock().current.as_ref().is_some_and(fails) {
+            if timeline.failures.lock().current.as_ref().is_some_and(fails) {
                 // If the host has no memory for the search, the value counts as not passed.
-                let looked = line.each_known(point.value, |known| {
-                    let seen =
-                        known.line == self.id || behind.iter().any(|p| p.line == known.line && p.value >= known.value);
+                let looked = timeline.each_known(point.value, |known| {
+                    let seen = known.timeline == self.id
+                        || behind
+                            .iter()
+                            .any(|p| p.timeline == known.timeline && p.value >= known.value);
                     seen || behind.try_reserve(1).map(|()| behind.push(known)).is_ok()
                 });
                 if !looked {
@@ -455,12 +469,18 @@ impl Line {
 
     /// Calls `f` with each timepoint that the timeline knew at `value` and that may not have
     /// passed, until `f` returns `false`.
-    fn each_known(&self, value: u64, mut f: impl FnMut(Point) -> bool) -> bool {
-        let mut one = |(stamp, from): (Stamp, u64)| from > value || stamp.point().is_none_or(&mut f);
+    fn each_known(&self, value: u64, mut f: impl FnMut(Timepoint) -> bool) -> bool {
+        let mut one = |(stamp, from): (PackedTimepoint, u64)| {
+            from > value || stamp.timepoint().is_none_or(&mut f)
+        };
         // In this order: a displaced timepoint is noted in `known_besides` before its place is
         // written.
         let places = self.known.iter().zip(&self.known_from);
-        places.map(|(known, from)| (Stamp(known.load(Ordering::Acquire)), from.load(Ordering::Acquire))).all(&mut one)
+        places
+            .map(|(known, from)| {
+                (PackedTimepoint(known.load(Ordering::Acquire)), from.load(Ordering::Acquire))
+            })
+            .all(&mut one)
             && self.known_besides.lock().points.iter().copied().all(one)
     }
 
@@ -494,22 +514,26 @@ impl Line {
     /// timepoint that failed under a former owner of this timeline is not known: the users of its
     /// results must see the failure.
     #[inline]
-    pub fn knows(&self, stamp: Stamp) -> bool {
-        // The value, if the stamp is of this timeline; otherwise a number beyond all values.
+    pub fn knows(&self, stamp: PackedTimepoint) -> bool {
+        // The value, if the timepoint is of this timeline; otherwise a number beyond all values.
         let own = stamp.0 ^ u64::from(self.id.0) << 48;
-        if stamp.is_never() || own < VALUE_LIMIT && own < self.first_failed.load(Ordering::Relaxed) {
+        if stamp.is_never() || own < VALUE_LIMIT && own < self.first_failed.load(Ordering::Relaxed)
+        {
             return true;
         }
         self.knows_other(stamp)
     }
 
     #[inline(never)]
-    fn knows_other(&self, stamp: Stamp) -> bool {
-        if stamp.line_id() == self.id {
+    fn knows_other(&self, stamp: PackedTimepoint) -> bool {
+        if stamp.timeline_id() == self.id {
             return self.knows_own_slow(stamp.value());
         }
-        let k = Stamp(self.known[usize::from(stamp.line_id().0) % KNOWN].load(Ordering::Relaxed));
-        k.line_id() == stamp.line_id() && (k.value() >= stamp.value() || planted(Defect::KnowsTooMuch))
+        let k = PackedTimepoint(
+            self.known[usize::from(stamp.timeline_id().0) % KNOWN].load(Ordering::Relaxed),
+        );
+        k.timeline_id() == stamp.timeline_id()
+            && (k.value() >= stamp.value() || planted(Defect::KnowsTooMuch))
     }
 
     #[cold]
@@ -521,7 +545,7 @@ impl Line {
     /// one would never end. Until `call` returns, such a wait is an error.
     #[cfg(not(loom))]
     pub fn run_call<R>(&self, value: u64, call: impl FnOnce() -> R) -> R {
-        struct Former(Option<(LineId, u64)>);
+        struct Former(Option<(TimelineId, u64)>);
         impl Drop for Former {
             fn drop(&mut self) {
                 CALL.set(self.0);
@@ -539,7 +563,7 @@ impl Line {
     #[cfg(not(loom))]
     pub fn check_caller(&self, value: u64) -> Result<()> {
         match CALL.get() {
-            Some((line, running)) if line == self.id && value >= running => {
+            Some((timeline, running)) if timeline == self.id && value >= running => {
                 Err(Error::state("a host call waits for the stream that it runs on"))
             }
             _ => Ok(()),
@@ -618,7 +642,7 @@ impl Line {
     /// request. Backends call this between a failure and its report.
     #[cold]
     #[cfg(not(loom))]
-    pub fn see_off(&self, value: u64, deadline: Option<Instant>, refresh: impl Fn() -> Result<u64>) {
+    pub fn drain(&self, value: u64, deadline: Option<Instant>, refresh: impl Fn() -> Result<u64>) {
         let last = Instant::now() + LAST_BREATH;
         let deadline = deadline.map_or(last, |at| at.min(last));
         let mut looks = 0u32;
@@ -633,7 +657,11 @@ impl Line {
                 return;
             }
             looks += 1;
-            if looks < 100 { std::thread::yield_now() } else { std::thread::sleep(Duration::from_micros(50)) }
+            if looks < 100 {
+                std::thread::yield_now()
+            } else {
+                std::thread::sleep(Duration::from_micros(50))
+            }
         }
     }
 
@@ -642,9 +670,9 @@ impl Line {
     #[cold]
     #[cfg(not(loom))]
     pub fn ask(&self, value: u64) {
-        if let Some(point) = self.obstacle(value).filter(|p| p.line != self.id) {
-            // The line shows the result of this wait.
-            let _ = point.line().wait(point.value, Some(Duration::ZERO));
+        if let Some(point) = self.obstacle(value).filter(|p| p.timeline != self.id) {
+            // The timeline shows the result of this wait.
+            let _ = point.timeline().wait(point.value, Some(Duration::ZERO));
         }
     }
 
@@ -667,7 +695,7 @@ impl Line {
     }
 }
 
-impl fmt::Debug for Line {
+impl fmt::Debug for Timeline {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}({}/{}", self.id, self.completed(), self.submitted())?;
         match self.failure() {
@@ -678,44 +706,45 @@ impl fmt::Debug for Line {
 }
 
 /// All timelines, allocated in chunks that are never moved or freed.
-static CHUNKS: [OnceLock<Box<[Line]>>; LINES / LINES_PER_CHUNK] = [const { OnceLock::new() }; LINES / LINES_PER_CHUNK];
+static CHUNKS: [OnceLock<Box<[Timeline]>>; LINES / LINES_PER_CHUNK] =
+    [const { OnceLock::new() }; LINES / LINES_PER_CHUNK];
 
 /// The timeline that `id` names.
 #[inline]
-fn line(id: LineId) -> &'static Line {
+fn timeline(id: TimelineId) -> &'static Timeline {
     let i = usize::from(id.0);
     let chunk = CHUNKS[i / LINES_PER_CHUNK].get_or_init(|| {
         let base = i / LINES_PER_CHUNK * LINES_PER_CHUNK;
-        (base..base + LINES_PER_CHUNK).map(|n| Line::new(n as u16)).collect()
+        (base..base + LINES_PER_CHUNK).map(|n| Timeline::new(n as u16)).collect()
     });
     &chunk[i % LINES_PER_CHUNK]
 }
 
-/// The part of a timeline that needs the backend. Reads on hot paths use its [`Line`] only.
+/// The part of a timeline that needs the backend. Reads on hot paths use its [`Timeline`] only.
 ///
 /// A stream that runs closures on a worker of its own:
 ///
 /// ```
-/// use leasehold_core::{Error, Line, LineOwner, Point, Result, Timeline};
+/// use leasehold_core::{Error, Timeline, TimelineOwner, Timepoint, Result, TimelineSource};
 /// use std::sync::{Arc, Mutex, mpsc};
 /// use std::time::Duration;
 ///
 /// type Job = Box<dyn FnOnce() -> Result<()> + Send>;
 /// struct WorkerStream {
-///     line: Arc<LineOwner>,
+///     timeline: Arc<TimelineOwner>,
 ///     /// The turn: values are taken in the order in which the worker gets them.
 ///     jobs: Mutex<mpsc::Sender<(u64, Job)>>,
 /// }
 ///
 /// impl WorkerStream {
 ///     fn new() -> Result<Self> {
-///         let line = Arc::new(LineOwner::take()?);
+///         let timeline = Arc::new(TimelineOwner::take()?);
 ///         let (jobs, todo) = mpsc::channel::<(u64, Job)>();
-///         let worker = line.clone();
+///         let worker = timeline.clone();
 ///         std::thread::spawn(move || {
 ///             for (value, job) in todo {
 ///                 // After a failure nothing runs, and everything completes all the same.
-///                 if !worker.line().failed(value)
+///                 if !worker.timeline().failed(value)
 ///                     && let Err(cause) = job()
 ///                 {
 ///                     worker.poison(value, cause);
@@ -723,35 +752,36 @@ fn line(id: LineId) -> &'static Line {
 ///                 worker.complete(value);
 ///             }
 ///         });
-///         Ok(Self { line, jobs: Mutex::new(jobs) })
+///         Ok(Self { timeline, jobs: Mutex::new(jobs) })
 ///     }
 ///
-///     fn submit(&self, job: Job) -> Result<Point> {
+///     fn submit(&self, job: Job) -> Result<Timepoint> {
 ///         let jobs = self.jobs.lock().unwrap();
-///         let value = self.line().submitted() + 1;
+///         let value = self.timeline().submitted() + 1;
 ///         jobs.send((value, job)).map_err(|_| Error::state("the worker is gone"))?;
-///         Ok(self.line().at(self.line.advance()?))
+///         Ok(self.timeline().at(self.timeline.advance()?))
 ///     }
 /// }
 ///
-/// // SAFETY: the worker completes a value after its job returned, jobs run one after the other, and a wait is a job.
-/// unsafe impl Timeline for WorkerStream {
-///     fn line(&self) -> &'static Line {
-///         self.line.line()
+/// // SAFETY: the worker completes a value after its job returned. Jobs run one after the
+/// // other, and a wait is a job.
+/// unsafe impl TimelineSource for WorkerStream {
+///     fn timeline(&self) -> &'static Timeline {
+///         self.timeline.timeline()
 ///     }
 ///     fn signal(&self) -> Result<u64> {
-///         Ok(self.line().submitted())
+///         Ok(self.timeline().submitted())
 ///     }
 ///     fn refresh(&self) -> Result<u64> {
-///         Ok(self.line().completed())
+///         Ok(self.timeline().completed())
 ///     }
-///     fn wait(&self, on: Point) -> Result<()> {
-///         self.submit(Box::new(move || on.line().wait(on.value(), None)))?;
-///         self.line.learn(on);
+///     fn wait(&self, on: Timepoint) -> Result<()> {
+///         self.submit(Box::new(move || on.timeline().wait(on.value(), None)))?;
+///         self.timeline.learn(on);
 ///         Ok(())
 ///     }
 ///     fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
-///         self.line().wait(value, timeout)
+///         self.timeline().wait(value, timeout)
 ///     }
 /// }
 ///
@@ -767,18 +797,18 @@ fn line(id: LineId) -> &'static Line {
 /// # Safety
 /// Allocators reuse memory, and runtimes start later work on it, because of a timeline's values.
 /// The implementer vouches:
-/// - `line` returns the same timeline on every call, its owner belongs to this object, and no other
-///   object submits to it.
+/// - `timeline` returns the same timeline on every call, its owner belongs to this object, and no
+///   other object submits to it.
 /// - `completed` reaches a value only when all work submitted up to it is over: no device and no
 ///   thread accesses memory for this work any more. This holds for failed work too, even though
-///   failed work need not wait for its dependencies. The timeline [has passed](Line::has_passed)
-///   the value once those dependencies are over as well.
+///   failed work need not wait for its dependencies. The timeline
+///   [has passed](Timeline::has_passed) the value once those dependencies are over as well.
 /// - Later submitted work starts once earlier work is over, or behaves as if it did.
 /// - After `wait(on)` returned `Ok`, all work submitted later starts after `on` is over, or does
-///   not run. Only then the owner [`learn`](LineOwner::learn)s a timepoint.
-pub unsafe trait Timeline: Send + Sync {
+///   not run. Only then the owner [`learn`](TimelineOwner::learn)s a timepoint.
+pub unsafe trait TimelineSource: Send + Sync {
     /// The timeline that this object advances.
-    fn line(&self) -> &'static Line;
+    fn timeline(&self) -> &'static Timeline;
 
     /// Makes the completion of all submitted work observable without further calls, and returns its
     /// value. Does not block.
@@ -787,7 +817,7 @@ pub unsafe trait Timeline: Send + Sync {
     /// The stream's cause when it is poisoned; `DeviceLost`.
     fn signal(&self) -> Result<u64>;
 
-    /// Asks the driver for the timeline's progress, updates the line and returns the completed
+    /// Asks the driver for the timeline's progress, updates the timeline and returns the completed
     /// value. Does not block.
     ///
     /// # Errors
@@ -800,7 +830,7 @@ pub unsafe trait Timeline: Send + Sync {
     /// # Errors
     /// `Unsupported` if the device cannot wait for that timeline; the stream's cause if the stream
     /// is poisoned. A wait for a failed timepoint poisons this timeline.
-    fn wait(&self, on: Point) -> Result<()>;
+    fn wait(&self, on: Timepoint) -> Result<()>;
 
     /// Blocks the calling thread until `value` is over. `None` waits without a limit; zero polls.
     ///

@@ -5,14 +5,17 @@
 use crate::allocator;
 use crate::manager::device::DeviceState;
 use crate::manager::execution::{CpuConfig, CpuExecutionManager};
-use crate::manager::gate::GateState;
 use crate::manager::graph::GraphState;
+use crate::manager::host_timeline::HostTimelineState;
 use crate::manager::stream::StreamState;
 use leasehold_alloc::{Allocator, Backing};
-use leasehold_core::{Error, Lease, Line, Point, PoolStats, Result, Timeline, VALUE_LIMIT};
+use leasehold_core::{
+    Error, Lease, PoolStats, Result, Timeline, TimelineSource, Timepoint, VALUE_LIMIT,
+};
 use leasehold_hal::{
-    Backend, BackendKind, Caps, Device, DeviceId, DeviceInfo, Gate, GraphExec, KernelDesc, Limits, MemoryInfo,
-    MemoryKind, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc, Timestamp,
+    Backend, BackendKind, Caps, Device, DeviceId, DeviceInfo, GraphExec, HostTimeline, KernelDesc,
+    Limits, MemoryInfo, MemoryKind, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc,
+    TimestampQuery,
 };
 use std::any::Any;
 use std::time::{Duration, Instant};
@@ -119,14 +122,18 @@ unsafe impl Device for DeviceState {
         match kind {
             MemoryKind::Device => allocator::device::of(self),
             MemoryKind::Pinned => allocator::pinned_host::of(self),
-            other => Err(Error::Unsupported(format!("{}: no {other:?} memory", self.info().id).into())),
+            other => {
+                Err(Error::Unsupported(format!("{}: no {other:?} memory", self.info().id).into()))
+            }
         }
     }
 
     fn backing(&self, kind: MemoryKind) -> Result<Box<dyn Backing>> {
         match kind {
             MemoryKind::Device | MemoryKind::Pinned => Ok(Box::new(allocator::backing(self))),
-            other => Err(Error::Unsupported(format!("{}: no {other:?} memory", self.info().id).into())),
+            other => {
+                Err(Error::Unsupported(format!("{}: no {other:?} memory", self.info().id).into()))
+            }
         }
     }
 
@@ -139,11 +146,11 @@ unsafe impl Device for DeviceState {
         self.pipelines.get_or_create(desc)
     }
 
-    fn timestamp(&self) -> Result<Lease<Timestamp>> {
+    fn timestamp(&self) -> Result<Lease<TimestampQuery>> {
         self.events.acquire()
     }
 
-    unsafe fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
+    unsafe fn elapsed(&self, start: &TimestampQuery, end: &TimestampQuery) -> Result<Duration> {
         self.events.elapsed(start, end)
     }
 
@@ -151,8 +158,8 @@ unsafe impl Device for DeviceState {
         Ok(Lease::map(self.graphs.instantiate(plan)?, |g| g as &dyn GraphExec))
     }
 
-    fn gate(&self) -> Result<Lease<dyn Gate>> {
-        Ok(Lease::map(self.gates.acquire()?, |g| g as &dyn Gate))
+    fn host_timeline(&self) -> Result<Lease<dyn HostTimeline>> {
+        Ok(Lease::map(self.host_timelines.acquire()?, |g| g as &dyn HostTimeline))
     }
 
     /// The device can access its own memory. The backend has no other device.
@@ -168,15 +175,15 @@ unsafe impl Device for DeviceState {
         self.streams.check_process()?;
         let mut first = Ok(());
         self.streams.collect();
-        for (line, held) in self.streams.lines() {
+        for (timeline, held) in self.streams.timelines() {
             let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
-            let value = line.submitted();
-            match line.wait(value, left) {
+            let value = timeline.submitted();
+            match timeline.wait(value, left) {
                 Ok(()) => {}
                 Err(e @ Error::Timeout(_)) => return Err(e),
                 Err(e) => {
                     // The failure is reported before the failed work is over.
-                    line.see_off(value, deadline, || Ok(line.completed()));
+                    timeline.drain(value, deadline, || Ok(timeline.completed()));
                     // A failure of a stream without a holder is reported to no caller.
                     if held {
                         first = first.and(Err(e));
@@ -194,25 +201,25 @@ unsafe impl Device for DeviceState {
 
 // SAFETY: the queue's worker runs the submissions one after the other, and publishes a value after
 // it ran the submission.
-unsafe impl Timeline for StreamState {
-    fn line(&self) -> &'static Line {
-        StreamState::line(self)
+unsafe impl TimelineSource for StreamState {
+    fn timeline(&self) -> &'static Timeline {
+        StreamState::timeline(self)
     }
 
     fn signal(&self) -> Result<u64> {
-        healthy(StreamState::line(self))?;
-        Ok(StreamState::line(self).submitted())
+        healthy(StreamState::timeline(self))?;
+        Ok(StreamState::timeline(self).submitted())
     }
 
     fn refresh(&self) -> Result<u64> {
-        Ok(StreamState::line(self).completed())
+        Ok(StreamState::timeline(self).completed())
     }
 
-    fn wait(&self, on: Point) -> Result<()> {
-        healthy(StreamState::line(self))?;
-        let line = StreamState::line(self);
-        let own = on.line_id() == line.id() && on.value() <= line.submitted();
-        if on.is_settled() || own && line.knows(on.into()) {
+    fn wait(&self, on: Timepoint) -> Result<()> {
+        healthy(StreamState::timeline(self))?;
+        let timeline = StreamState::timeline(self);
+        let own = on.timeline_id() == timeline.id() && on.value() <= timeline.submitted();
+        if on.is_settled() || own && timeline.knows(on.into()) {
             return Ok(());
         }
         // SAFETY: a wait touches no memory.
@@ -225,8 +232,8 @@ unsafe impl Timeline for StreamState {
 }
 
 /// Returns the cause of a poisoned timeline as an error.
-fn healthy(line: &Line) -> Result<()> {
-    line.check(VALUE_LIMIT).map(drop)
+fn healthy(timeline: &Timeline) -> Result<()> {
+    timeline.check(VALUE_LIMIT).map(drop)
 }
 
 // SAFETY: the queue copies the operations and runs them in order on its worker. Waits have their
@@ -248,37 +255,39 @@ unsafe impl Stream for StreamState {
 }
 
 // SAFETY: nothing is submitted to a host timeline.
-unsafe impl Timeline for GateState {
-    fn line(&self) -> &'static Line {
-        GateState::line(self)
+unsafe impl TimelineSource for HostTimelineState {
+    fn timeline(&self) -> &'static Timeline {
+        HostTimelineState::timeline(self)
     }
 
     fn signal(&self) -> Result<u64> {
-        Ok(GateState::line(self).submitted())
+        Ok(HostTimelineState::timeline(self).submitted())
     }
 
     fn refresh(&self) -> Result<u64> {
-        Ok(GateState::line(self).completed())
+        Ok(HostTimelineState::timeline(self).completed())
     }
 
     /// # Errors
     /// `Unsupported`: only the host advances a host timeline.
-    fn wait(&self, _: Point) -> Result<()> {
-        Err(Error::Unsupported("a gate is signalled by the host; it waits for nothing".into()))
+    fn wait(&self, _: Timepoint) -> Result<()> {
+        Err(Error::Unsupported(
+            "a host timeline is signalled by the host; it waits for nothing".into(),
+        ))
     }
 
     fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
-        GateState::line(self).wait(value, timeout)
+        HostTimelineState::timeline(self).wait(value, timeout)
     }
 }
 
-impl Gate for GateState {
+impl HostTimeline for HostTimelineState {
     fn signal_host(&self, value: u64) -> Result<()> {
-        self.raise(value)
+        self.signal(value)
     }
 
     fn fail(&self, cause: Error) {
-        GateState::fail(self, cause);
+        HostTimelineState::fail(self, cause);
     }
 }
 

@@ -17,8 +17,8 @@ use crate::manager::execution::CpuConfig;
 use leasehold_core::sync::{spin_loop, thread};
 use leasehold_core::{Lease, Result};
 use leasehold_hal::{
-    Access, Backend, Binding, CpuArgs, Device, DeviceId, Dispatch, KernelCheck, KernelDesc, KernelSource, Op, OpList,
-    Pipeline, Plan, Stream, StreamDesc,
+    Access, Backend, Binding, CpuArgs, Device, DeviceId, Dispatch, KernelCheck, KernelDesc,
+    KernelSource, Op, OpList, Pipeline, Plan, Stream, StreamDesc,
 };
 use serde::Serialize;
 use std::time::{Duration, Instant};
@@ -66,7 +66,10 @@ unsafe fn nothing(_: &CpuArgs<'_>) {}
 
 fn no_op(device: &dyn Device) -> Result<Lease<Pipeline>> {
     let source = KernelSource::Cpu(nothing);
-    device.pipeline(&KernelDesc::new("no-op", source, &[Access::ReadWrite], KernelCheck::any()).entry("nothing"))
+    device.pipeline(
+        &KernelDesc::new("no-op", source, &[Access::ReadWrite], KernelCheck::any())
+            .entry("nothing"),
+    )
 }
 
 fn dispatch<'a>(pipeline: &'a Lease<Pipeline>, binding: &'a Binding) -> Op<'a> {
@@ -95,7 +98,7 @@ fn percentile(samples: &mut [f64], p: f64) -> f64 {
 
 fn until(stream: &dyn Stream, value: u64) {
     let mut spins = 0u32;
-    while stream.line().completed() < value {
+    while stream.timeline().completed() < value {
         spins += 1;
         // Such a wait is far longer than any measured one: the worker has no processor.
         if spins.is_multiple_of(1 << 14) { thread::yield_now() } else { spin_loop() }
@@ -139,12 +142,12 @@ pub fn stream(threads: Option<usize>, rounds: usize) -> Result<StreamReport> {
         let (nanos, last) = batch()?;
         running.push(nanos);
         stream.wait_host(last, None)?;
-        let gate = device.gate()?;
-        let opens = gate.line().completed() + 1;
-        stream.wait(gate.line().at(opens))?;
+        let host_timeline = device.host_timeline()?;
+        let opens = host_timeline.timeline().completed() + 1;
+        stream.wait(host_timeline.timeline().at(opens))?;
         let (nanos, last) = batch()?;
         held.push(nanos);
-        gate.signal_host(opens)?;
+        host_timeline.signal_host(opens)?;
         stream.wait_host(last, None)?;
     }
     let mut warm = Vec::new();
@@ -156,8 +159,9 @@ pub fn stream(threads: Option<usize>, rounds: usize) -> Result<StreamReport> {
         // A wait that fails would have failed in the loops before.
         waited.push(timed(&|| (), &|v| drop(stream.wait_host(v, None)))?);
     }
-    let asleep =
-        backend.manager().devices().open(leasehold_hal::DeviceId::cpu(0))?.config().spin * 4 + Duration::from_millis(1);
+    let asleep = backend.manager().devices().open(leasehold_hal::DeviceId::cpu(0))?.config().spin
+        * 4
+        + Duration::from_millis(1);
     let parked: Result<Vec<f64>> =
         (0..rounds).map(|_| timed(&|| thread::sleep(asleep), &|v| until(&*stream, v))).collect();
     Ok(StreamReport {

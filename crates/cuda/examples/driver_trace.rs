@@ -105,10 +105,16 @@ fn record(text: &str) -> ExitCode {
 /// The lines of one scenario, and how its process ended if it did not end well.
 fn one(scenario: &Scenario) -> std::io::Result<Vec<String>> {
     let program = std::env::current_exe()?;
-    let mut child =
-        Command::new(program).args(["--child", scenario.name]).stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
-    let stdout = child.stdout.take().ok_or_else(|| std::io::Error::other("the child has no output"))?;
-    let reader = std::thread::spawn(move || BufReader::new(stdout).lines().map_while(Result::ok).collect::<Vec<_>>());
+    let mut child = Command::new(program)
+        .args(["--child", scenario.name])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let stdout =
+        child.stdout.take().ok_or_else(|| std::io::Error::other("the child has no output"))?;
+    let reader = std::thread::spawn(move || {
+        BufReader::new(stdout).lines().map_while(Result::ok).collect::<Vec<_>>()
+    });
     let start = Instant::now();
     let status = loop {
         if let Some(status) = child.try_wait()? {

@@ -7,15 +7,16 @@ use crate::driver::ops::CudaSlowOps;
 use crate::driver::real::RealDriver;
 use crate::manager::device::{DeviceState, ordinal_of};
 use crate::manager::execution::CudaExecutionManager;
-use crate::manager::gate::GateState;
 use crate::manager::graph::GraphState;
+use crate::manager::host_timeline::HostTimelineState;
 use crate::manager::stream::StreamState;
 use leasehold_alloc::{Allocator, Backing};
 use leasehold_core::sync::{Arc, Mutex, OnceLock};
-use leasehold_core::{Error, Lease, Line, Point, PoolStats, Result, Timeline};
+use leasehold_core::{Error, Lease, PoolStats, Result, Timeline, TimelineSource, Timepoint};
 use leasehold_hal::{
-    Backend, BackendKind, Caps, Device, DeviceId, DeviceInfo, Former, Gate, GraphExec, KernelDesc, Limits, MemoryInfo,
-    MemoryKind, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc, Timestamp,
+    Backend, BackendKind, Caps, Device, DeviceId, DeviceInfo, Former, GraphExec, HostTimeline,
+    KernelDesc, Limits, MemoryInfo, MemoryKind, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc,
+    TimestampQuery,
 };
 use std::any::Any;
 use std::fmt;
@@ -73,7 +74,10 @@ impl CudaBackend {
     /// # Errors
     /// As [`with_ops`](Self::with_ops), or an error of the simulated machine.
     #[cfg(feature = "sim")]
-    pub fn simulated(machine: crate::driver::sim::SimDriverConfig, config: CudaConfig) -> Result<Self> {
+    pub fn simulated(
+        machine: crate::driver::sim::SimDriverConfig,
+        config: CudaConfig,
+    ) -> Result<Self> {
         Self::with_ops(Arc::new(crate::driver::sim::SimDriver::new(machine)?), config)
     }
 
@@ -107,7 +111,8 @@ impl CudaBackend {
         if let Some(outcome) = self.started.get() {
             return outcome.clone();
         }
-        let outcome = (self.source)().and_then(|ops| self.manager.configure(ops, self.config.clone()));
+        let outcome =
+            (self.source)().and_then(|ops| self.manager.configure(ops, self.config.clone()));
         self.started.get_or_init(|| outcome).clone()
     }
 
@@ -167,7 +172,7 @@ unsafe impl Backend for CudaBackend {
 impl DeviceState {
     /// Returns the loss of the device as an error.
     fn sound(&self) -> Result<()> {
-        self.primary().core().door.loss().map_or(Ok(()), Err)
+        self.primary().core().context.loss().map_or(Ok(()), Err)
     }
 
     /// Gives this device access to the memory of another device.
@@ -179,8 +184,9 @@ impl DeviceState {
         }
         let core = self.primary().core();
         if let Some(other) = shared.primary(peer) {
-            // SAFETY: the other door holds its context, and `other` holds the door.
-            core.door.within(|ops| unsafe { ops.enable_peer(other.door.native()) })?;
+            // SAFETY: the other driver context holds its context, and `other` holds the driver
+            // context.
+            core.context.within(|ops| unsafe { ops.enable_peer(other.context.native()) })?;
         } else {
             return Err(Error::state(format!("{}: open it first", DeviceId::cuda(peer))));
         }
@@ -188,7 +194,7 @@ impl DeviceState {
         let opened = mapped.iter().try_for_each(|&(addr, bytes)| {
             // SAFETY: the owner's table says that the piece is mapped. The driver refuses a piece
             // that was unmapped meanwhile.
-            match unsafe { shared.admit(&core.door, peer, addr, bytes) } {
+            match unsafe { shared.admit(&core.context, peer, addr, bytes) } {
                 // The piece was given back meanwhile.
                 Err(Error::Driver { .. }) if !shared.has_piece(peer, addr) => Ok(()),
                 other => other,
@@ -215,12 +221,12 @@ unsafe impl Device for DeviceState {
 
     fn memory_info(&self) -> Result<MemoryInfo> {
         let core = self.primary().core();
-        let info = core.door.within(|ops| ops.memory_info()).map_err(|e| core.settle(e))?;
+        let info = core.context.within(|ops| ops.memory_info()).map_err(|e| core.settle(e))?;
         Ok(MemoryInfo { total: info.total, free: info.free })
     }
 
     fn make_current(&self) -> Result<()> {
-        self.primary().core().door.make_current()
+        self.primary().core().context.make_current()
     }
 
     fn current(&self) -> Result<Former> {
@@ -254,16 +260,19 @@ unsafe impl Device for DeviceState {
 
     fn pipeline(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>> {
         let context = self.primary();
-        context.functions().get_or_create(context.modules(), desc).map_err(|e| context.core().settle(e))
+        context
+            .functions()
+            .get_or_create(context.modules(), desc)
+            .map_err(|e| context.core().settle(e))
     }
 
-    fn timestamp(&self) -> Result<Lease<Timestamp>> {
+    fn timestamp(&self) -> Result<Lease<TimestampQuery>> {
         self.primary().events().timestamp()
     }
 
-    unsafe fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
-        // SAFETY: the caller vouches that both stamps are leased from this device, by the trait's
-        // contract.
+    unsafe fn elapsed(&self, start: &TimestampQuery, end: &TimestampQuery) -> Result<Duration> {
+        // SAFETY: the caller vouches that both timepoints are leased from this device, by the
+        // trait's contract.
         unsafe { self.primary().events().elapsed(start, end) }
     }
 
@@ -273,8 +282,8 @@ unsafe impl Device for DeviceState {
         Ok(Lease::map(graph, |g| g as &dyn GraphExec))
     }
 
-    fn gate(&self) -> Result<Lease<dyn Gate>> {
-        Ok(Lease::map(self.primary().gates().acquire()?, |g| g as &dyn Gate))
+    fn host_timeline(&self) -> Result<Lease<dyn HostTimeline>> {
+        Ok(Lease::map(self.primary().host_timelines().acquire()?, |g| g as &dyn HostTimeline))
     }
 
     fn peer_access(&self, peer: DeviceId) -> Result<bool> {
@@ -296,14 +305,14 @@ unsafe impl Device for DeviceState {
         for stream in self.primary().core().streams() {
             let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
             let left = if deadline.is_some() { left } else { timeout };
-            let (line, value) = (stream.line(), stream.line().submitted());
+            let (timeline, value) = (stream.timeline(), stream.timeline().submitted());
             match stream.wait_host(value, left) {
                 Ok(()) => {}
                 Err(e @ Error::Timeout(_)) => return Err(e),
                 Err(e) => {
                     // The stream reports the failure before the failed work is over.
-                    if line.failed(value) {
-                        line.see_off(value, deadline, || stream.refresh());
+                    if timeline.failed(value) {
+                        timeline.drain(value, deadline, || stream.refresh());
                     }
                     // A failure of a stream without a holder is reported to no caller.
                     if stream.is_held() || matches!(e, Error::DeviceLost { .. }) {
@@ -322,9 +331,9 @@ unsafe impl Device for DeviceState {
 
 // SAFETY: a value is published after the driver's signal behind the submission and the host's part
 // of it, or after the loss of the context.
-unsafe impl Timeline for StreamState {
-    fn line(&self) -> &'static Line {
-        StreamState::line(self)
+unsafe impl TimelineSource for StreamState {
+    fn timeline(&self) -> &'static Timeline {
+        StreamState::timeline(self)
     }
 
     fn signal(&self) -> Result<u64> {
@@ -335,7 +344,7 @@ unsafe impl Timeline for StreamState {
         self.core.refresh()
     }
 
-    fn wait(&self, on: Point) -> Result<()> {
+    fn wait(&self, on: Timepoint) -> Result<()> {
         self.core.wait(on)
     }
 
@@ -367,37 +376,39 @@ unsafe impl Stream for StreamState {
 }
 
 // SAFETY: nothing is submitted to a host timeline.
-unsafe impl Timeline for GateState {
-    fn line(&self) -> &'static Line {
-        GateState::line(self)
+unsafe impl TimelineSource for HostTimelineState {
+    fn timeline(&self) -> &'static Timeline {
+        HostTimelineState::timeline(self)
     }
 
     fn signal(&self) -> Result<u64> {
-        Ok(GateState::line(self).submitted())
+        Ok(HostTimelineState::timeline(self).submitted())
     }
 
     fn refresh(&self) -> Result<u64> {
-        Ok(GateState::line(self).completed())
+        Ok(HostTimelineState::timeline(self).completed())
     }
 
     /// # Errors
     /// `Unsupported`: only the host advances a host timeline.
-    fn wait(&self, _: Point) -> Result<()> {
-        Err(Error::Unsupported("a gate is signalled by the host; it waits for nothing".into()))
+    fn wait(&self, _: Timepoint) -> Result<()> {
+        Err(Error::Unsupported(
+            "a host timeline is signalled by the host; it waits for nothing".into(),
+        ))
     }
 
     fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
-        GateState::line(self).wait(value, timeout)
+        HostTimelineState::timeline(self).wait(value, timeout)
     }
 }
 
-impl Gate for GateState {
+impl HostTimeline for HostTimelineState {
     fn signal_host(&self, value: u64) -> Result<()> {
-        self.raise(value)
+        self.signal(value)
     }
 
     fn fail(&self, cause: Error) {
-        GateState::fail(self, cause);
+        HostTimelineState::fail(self, cause);
     }
 }
 

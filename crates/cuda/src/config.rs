@@ -43,9 +43,9 @@ pub struct CudaConfig {
     /// The most submissions before the host can see their completion without a signal; 64 by
     /// default.
     pub signal_every: u32,
-    /// No threads of the backend's own, for deterministic tests; false by default. The thread that waits, queries or
-    /// synchronises then handles deferred work, host calls and completion. A host call runs on the
-    /// thread that waits.
+    /// No threads of the backend's own, for deterministic tests; false by default. The thread that
+    /// waits, queries or synchronises then handles deferred work, host calls and completion. A host
+    /// call runs on the thread that waits.
     pub inline: bool,
     /// Debug aids that detect wrong uses of memory. All are off by default. The host cannot write
     /// device memory, so aids that write have no effect on it.
@@ -133,7 +133,10 @@ impl CudaConfig {
             return Err(Error::invalid("a device without streams can do nothing"));
         }
         if !(1..=1024).contains(&self.signal_every) {
-            return Err(Error::invalid(format!("a signal every {} submissions: want 1 to 1,024", self.signal_every)));
+            return Err(Error::invalid(format!(
+                "a signal every {} submissions: want 1 to 1,024",
+                self.signal_every
+            )));
         }
         Ok(())
     }

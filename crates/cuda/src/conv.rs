@@ -242,13 +242,25 @@ pub fn error(api: &'static str, code: i32, name: Box<str>, requested: u64) -> Er
 #[must_use]
 pub fn unavailable(code: i32, name: &str) -> Error {
     let hint = match code {
-        code::NO_DEVICE => "the driver sees no device; is one installed, and is CUDA_VISIBLE_DEVICES right?",
+        code::NO_DEVICE => {
+            "the driver sees no device; is one installed, and is CUDA_VISIBLE_DEVICES right?"
+        }
         code::STUB_LIBRARY => "the toolkit's stub library was loaded instead of the driver's",
-        code::SYSTEM_NOT_READY => "the system is not ready; on machines with NVSwitch the fabric manager must run",
-        code::SYSTEM_DRIVER_MISMATCH => "the kernel module and the driver's library are of different versions; reboot",
-        code::COMPAT_NOT_SUPPORTED_ON_DEVICE => "forward compatibility is not supported on this device",
-        code::NOT_PERMITTED | code::OPERATING_SYSTEM => "the device files cannot be opened; look at their permissions",
-        code::MPS_CONNECTION_FAILED | code::MPS_RPC_FAILURE => "the multi-process service does not answer",
+        code::SYSTEM_NOT_READY => {
+            "the system is not ready; on machines with NVSwitch the fabric manager must run"
+        }
+        code::SYSTEM_DRIVER_MISMATCH => {
+            "the kernel module and the driver's library are of different versions; reboot"
+        }
+        code::COMPAT_NOT_SUPPORTED_ON_DEVICE => {
+            "forward compatibility is not supported on this device"
+        }
+        code::NOT_PERMITTED | code::OPERATING_SYSTEM => {
+            "the device files cannot be opened; look at their permissions"
+        }
+        code::MPS_CONNECTION_FAILED | code::MPS_RPC_FAILURE => {
+            "the multi-process service does not answer"
+        }
         code::UNKNOWN => {
             "the driver does not say why; often the kernel module is missing or the device files cannot be opened"
         }
@@ -260,7 +272,8 @@ pub fn unavailable(code: i32, name: &str) -> Error {
 /// `CUevent_flags`.
 #[must_use]
 pub fn event_flags(flags: EventFlags) -> u32 {
-    let blocking = if flags.blocking { sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32 } else { 0 };
+    let blocking =
+        if flags.blocking { sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32 } else { 0 };
     let timing = if flags.timing { 0 } else { sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32 };
     blocking | timing
 }
@@ -295,8 +308,12 @@ mod tests {
 
     #[test]
     fn codes_become_errors() {
-        assert!(matches!(error("cuMemAlloc_v2", 2, "x".into(), 64), Error::OutOfMemory(r) if r.requested == 64));
-        let Error::Driver { api, code, .. } = error("cuMemFree_v2", 1, name_or_number(1), 0) else { panic!() };
+        assert!(
+            matches!(error("cuMemAlloc_v2", 2, "x".into(), 64), Error::OutOfMemory(r) if r.requested == 64)
+        );
+        let Error::Driver { api, code, .. } = error("cuMemFree_v2", 1, name_or_number(1), 0) else {
+            panic!()
+        };
         assert_eq!((api, code), ("cuMemFree", 1));
         for sticky in [214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 806, 810] {
             assert!(is_sticky(sticky), "{sticky}");

@@ -8,7 +8,7 @@
 pub enum Defect {
     /// A stream does not wait for another stream's value.
     MissingWait,
-    /// A stream reuses a mark that was recorded too early.
+    /// A stream reuses a recorded event that was recorded too early.
     StaleMark,
     /// Memory goes to another stream although its last use is not over.
     ReuseBeforeCompletion,
@@ -20,7 +20,7 @@ pub enum Defect {
     EarlyPublication,
     /// Deferred submissions go to the driver in another order.
     DeferredOutOfOrder,
-    /// A mark's event is recorded again before the driver has got the wait for it.
+    /// A recorded event's event is recorded again before the driver has got the wait for it.
     EventRecycledEarly,
     /// A node of a graph lacks a dependency.
     MissingEdge,

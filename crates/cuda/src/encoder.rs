@@ -15,16 +15,16 @@
 //! This module must not know what holds work back.
 
 use crate::driver::ops::{
-    CopyKind, CudaSlowOps, DeviceProperties, FunctionInfo, Launch, NativeContext, NativeCopy, NativeEvent, NativeFill,
-    NativeFunction, NativeStream,
+    CopyKind, CudaSlowOps, DeviceProperties, FunctionInfo, Launch, NativeContext, NativeCopy,
+    NativeEvent, NativeFill, NativeFunction, NativeStream,
 };
 use crate::engine::core::Core;
 use crate::engine::events::EventState;
-use crate::engine::host::{HostAddress, HostPart, Item};
+use crate::engine::host::{CompletionAction, HostAddress, HostPart};
 use crate::engine::program::Program;
 use crate::engine::shared::Place;
 use leasehold_alloc::Buffer;
-use leasehold_core::{Error, Lease, Line, Result};
+use leasehold_core::{Error, Lease, Result, Timeline};
 use leasehold_hal::{Copy2d, Dispatch, Download, Fill, Limits, Op};
 use std::mem::MaybeUninit;
 
@@ -35,8 +35,8 @@ pub(crate) const ARGUMENTS: usize = Limits::BINDINGS as usize * 8 + Limits::PARA
 pub(crate) enum Ready {
     /// The operation needs no preparation.
     Plain,
-    /// The event to wait for, and the item that is due once the event is over.
-    Event(Lease<EventState>, Item),
+    /// The event to wait for, and the action that is due once the event is over.
+    Event(Lease<EventState>, CompletionAction),
     /// Pinned memory for the operation's bytes.
     Staging(Lease<Buffer>),
     /// The operation must wait for the host.
@@ -93,7 +93,9 @@ impl Arguments {
     pub(crate) fn fill(&mut self, d: &Dispatch<'_>) -> Result<&[u8]> {
         let len = d.bindings.len() * 8 + d.params.len();
         if len > ARGUMENTS {
-            return Err(Error::invalid(format!("{len} bytes of arguments; the limit is {ARGUMENTS}")));
+            return Err(Error::invalid(format!(
+                "{len} bytes of arguments; the limit is {ARGUMENTS}"
+            )));
         }
         let to = self.0.as_mut_ptr().cast::<u8>();
         // SAFETY: `len` bytes fit (checked above). The sources are slices. The loop and the copy
@@ -102,7 +104,11 @@ impl Arguments {
             for (i, b) in d.bindings.iter().enumerate() {
                 to.add(i * 8).cast::<u64>().write(b.addr);
             }
-            std::ptr::copy_nonoverlapping(d.params.as_ptr(), to.add(d.bindings.len() * 8), d.params.len());
+            std::ptr::copy_nonoverlapping(
+                d.params.as_ptr(),
+                to.add(d.bindings.len() * 8),
+                d.params.len(),
+            );
             Ok(std::slice::from_raw_parts(to, len))
         }
     }
@@ -122,7 +128,12 @@ pub(crate) fn launch<'a>(d: &'a Dispatch<'_>, args: &'a [u8]) -> Launch<'a> {
 
 /// A fill in the driver's form.
 pub(crate) fn native_fill(f: &Fill) -> NativeFill {
-    NativeFill { dst: f.dst, value: f.pattern, width: f.width, count: f.bytes / u64::from(f.width.max(1)) }
+    NativeFill {
+        dst: f.dst,
+        value: f.pattern,
+        width: f.width,
+        count: f.bytes / u64::from(f.width.max(1)),
+    }
 }
 
 /// The driver calls that make a copy.
@@ -137,7 +148,7 @@ pub(crate) enum Route {
 
 /// Chooses the driver calls for a copy between two places.
 pub(crate) fn route(core: &Core, c: &Copy2d) -> Result<Route> {
-    let own = core.door.ordinal();
+    let own = core.context.ordinal();
     let at = |addr, pitch| core.shared.place(addr, c.extent(pitch)).unwrap_or(Place::Device(own));
     let (src, dst) = (at(c.src, c.src_pitch), at(c.dst, c.dst_pitch));
     let direct = |kind| {
@@ -163,21 +174,29 @@ pub(crate) fn route(core: &Core, c: &Copy2d) -> Result<Route> {
         (Place::Pinned, Place::Device(d)) if reaches(d) => direct(CopyKind::HostToDevice),
         (Place::Device(s), Place::Pinned) if reaches(s) => direct(CopyKind::DeviceToHost),
         (Place::Pinned, Place::Pinned) => direct(CopyKind::DeviceToDevice),
-        (Place::Device(s), Place::Device(d)) if reaches(s) && reaches(d) => direct(CopyKind::DeviceToDevice),
+        (Place::Device(s), Place::Device(d)) if reaches(s) && reaches(d) => {
+            direct(CopyKind::DeviceToDevice)
+        }
         (Place::Device(s), Place::Device(d)) => {
             let context = |ordinal: u32| {
                 if ordinal == own {
-                    return Ok(core.door.native());
+                    return Ok(core.context.native());
                 }
-                core.shared.primary(ordinal).map(|c| c.door.native()).ok_or_else(|| {
-                    Error::state(format!("the copy touches memory of device {ordinal}, which is not open"))
+                core.shared.primary(ordinal).map(|c| c.context.native()).ok_or_else(|| {
+                    Error::state(format!(
+                        "the copy touches memory of device {ordinal}, which is not open"
+                    ))
                 })
             };
             Route::Peer(context(d)?, context(s)?)
         }
         (Place::Pinned, Place::Device(d)) | (Place::Device(d), Place::Pinned) => {
             return Err(Error::Unsupported(
-                format!("{} cannot reach the memory of device {d}; use a stream of that device", core.door.id()).into(),
+                format!(
+                    "{} cannot reach the memory of device {d}; use a stream of that device",
+                    core.context.id()
+                )
+                .into(),
             ));
         }
     })
@@ -229,7 +248,8 @@ impl<'a> Encoder<'a> {
             }
             Op::Upload(u) => {
                 if u.bytes != 0 {
-                    let copy = NativeCopy::linear(CopyKind::HostToDevice, u.dst, u.src as u64, u.bytes);
+                    let copy =
+                        NativeCopy::linear(CopyKind::HostToDevice, u.dst, u.src as u64, u.bytes);
                     // SAFETY: the caller vouches for source and target until the submission is
                     // over.
                     self.took(unsafe { self.ops.copy(self.stream, &copy) })?;
@@ -239,23 +259,25 @@ impl<'a> Encoder<'a> {
                     if self.core.shared.config.has(crate::defects::Defect::KeepDroppedEarly) {
                         return Ok(());
                     }
-                    self.host.leave(self.value, Item::Keep(keep.clone()));
+                    self.host.leave(self.value, CompletionAction::KeepAlive(keep.clone()));
                 }
                 Ok(())
             }
             // SAFETY: the caller vouches for source and destination.
             Op::Download(d) => unsafe { self.download(d, ready) },
-            Op::Stamp(stamp) => {
+            Op::WriteTimestamp(stamp) => {
                 stamp.clear();
-                // SAFETY: the event is a time stamp of this context, which the submission's promise
+                // SAFETY: the event is a timestamp of this context, which the submission's promise
                 // keeps alive. The stream is this one's own.
-                self.took(unsafe { self.ops.event_record(NativeEvent(stamp.native()), self.stream) })?;
-                self.host.leave(self.value, Item::Stamp((*stamp).clone()));
+                self.took(unsafe {
+                    self.ops.event_record(NativeEvent(stamp.native()), self.stream)
+                })?;
+                self.host.leave(self.value, CompletionAction::PackedTimepoint((*stamp).clone()));
                 Ok(())
             }
             Op::Wait(_) => match ready {
                 Ready::Event(event, passed) => {
-                    // SAFETY: the mark is leased, and the stream is this one's own.
+                    // SAFETY: the recorded event is leased, and the stream is this one's own.
                     self.took(unsafe { self.ops.stream_wait_event(self.stream, event.native) })?;
                     self.host.leave(self.value, passed);
                     Ok(())
@@ -267,10 +289,13 @@ impl<'a> Encoder<'a> {
                 // so `native` is the address of a program.
                 let program = unsafe { Program::of(exec) };
                 if !program.is_empty() {
-                    // SAFETY: the caller vouches for the graph's memory. The item below keeps the
+                    // SAFETY: the caller vouches for the graph's memory. The action below keeps the
                     // graph.
                     self.took(unsafe { program.launch(0, self.ops, self.stream) })?;
-                    self.host.leave(self.value, Item::Graph { exec: (*exec).clone(), segment: 0 });
+                    self.host.leave(
+                        self.value,
+                        CompletionAction::Graph { exec: (*exec).clone(), segment: 0 },
+                    );
                 }
                 Ok(())
             }
@@ -311,7 +336,9 @@ impl<'a> Encoder<'a> {
                 for row in 0..c.rows {
                     let (to, from) = (c.dst + row * c.dst_pitch, c.src + row * c.src_pitch);
                     // SAFETY: a row of ranges that the caller vouches for.
-                    self.took(unsafe { self.ops.copy(self.stream, &NativeCopy::linear(kind, to, from, c.width)) })?;
+                    self.took(unsafe {
+                        self.ops.copy(self.stream, &NativeCopy::linear(kind, to, from, c.width))
+                    })?;
                 }
                 Ok(())
             }
@@ -320,7 +347,9 @@ impl<'a> Encoder<'a> {
                     let (to, from) = (c.dst + row * c.dst_pitch, c.src + row * c.src_pitch);
                     // SAFETY: a row of ranges that the caller vouches for. The contexts are those
                     // of the addresses' devices.
-                    self.took(unsafe { self.ops.copy_peer(self.stream, (to, dst), (from, src), c.width) })?;
+                    self.took(unsafe {
+                        self.ops.copy_peer(self.stream, (to, dst), (from, src), c.width)
+                    })?;
                 }
                 Ok(())
             }
@@ -336,11 +365,20 @@ impl<'a> Encoder<'a> {
         }
         match ready {
             Ready::Staging(staging) => {
-                let copy = NativeCopy::linear(CopyKind::DeviceToHost, staging.addr(), d.src, d.bytes);
-                // SAFETY: the caller vouches for the device memory. The item keeps the staging
+                let copy =
+                    NativeCopy::linear(CopyKind::DeviceToHost, staging.addr(), d.src, d.bytes);
+                // SAFETY: the caller vouches for the device memory. The action keeps the staging
                 // memory.
                 self.took(unsafe { self.ops.copy(self.stream, &copy) })?;
-                self.host.leave(self.value, Item::Land { staging, dst: HostAddress(d.dst), bytes: d.bytes, keep });
+                self.host.leave(
+                    self.value,
+                    CompletionAction::Land {
+                        staging,
+                        dst: HostAddress(d.dst),
+                        bytes: d.bytes,
+                        keep,
+                    },
+                );
             }
             _ => {
                 let copy = NativeCopy::linear(CopyKind::DeviceToHost, d.dst as u64, d.src, d.bytes);
@@ -348,7 +386,7 @@ impl<'a> Encoder<'a> {
                 // is pinned.
                 self.took(unsafe { self.ops.copy(self.stream, &copy) })?;
                 if let Some(keep) = keep {
-                    self.host.leave(self.value, Item::Keep(keep));
+                    self.host.leave(self.value, CompletionAction::KeepAlive(keep));
                 }
             }
         }
@@ -358,10 +396,12 @@ impl<'a> Encoder<'a> {
 
 /// Checks that an operation can run, before anything is submitted.
 #[inline]
-pub(crate) fn check(op: &Op<'_>, device: &DeviceProperties, line: &Line) -> Result<()> {
+pub(crate) fn check(op: &Op<'_>, device: &DeviceProperties, timeline: &Timeline) -> Result<()> {
     match op {
         Op::Dispatch(d) => {
-            if d.bindings.len() != d.pipeline.bindings.len() || d.params.len() != d.pipeline.params as usize {
+            if d.bindings.len() != d.pipeline.bindings.len()
+                || d.params.len() != d.pipeline.params as usize
+            {
                 return Err(wrong_arguments(d));
             }
             if d.shared > device.shared_optin.max(device.shared) {
@@ -375,13 +415,21 @@ pub(crate) fn check(op: &Op<'_>, device: &DeviceProperties, line: &Line) -> Resu
             Ok(())
         }
         Op::Copy(c) if c.rows == 1 && c.width != 0 && c.src.abs_diff(c.dst) < c.width => {
-            Err(Error::invalid(format!("copy of {} bytes from {:#x} to {:#x} overlaps itself", c.width, c.src, c.dst)))
+            Err(Error::invalid(format!(
+                "copy of {} bytes from {:#x} to {:#x} overlaps itself",
+                c.width, c.src, c.dst
+            )))
         }
-        Op::Fill(f) if !matches!(f.width, 1 | 2 | 4) || f.bytes % u64::from(f.width) != 0 => Err(Error::invalid(
-            format!("fill of {} bytes with a pattern of {}: want 1, 2 or 4, and whole patterns", f.bytes, f.width),
-        )),
-        Op::Wait(p) if p.line_id() == line.id() && p.value() > line.submitted() => {
-            Err(Error::invalid(format!("{p:?} is not submitted yet: this stream would wait for itself")))
+        Op::Fill(f) if !matches!(f.width, 1 | 2 | 4) || f.bytes % u64::from(f.width) != 0 => {
+            Err(Error::invalid(format!(
+                "fill of {} bytes with a pattern of {}: want 1, 2 or 4, and whole patterns",
+                f.bytes, f.width
+            )))
+        }
+        Op::Wait(p) if p.timeline_id() == timeline.id() && p.value() > timeline.submitted() => {
+            Err(Error::invalid(format!(
+                "{p:?} is not submitted yet: this stream would wait for itself"
+            )))
         }
         _ => Ok(()),
     }
@@ -403,7 +451,12 @@ fn wrong_arguments(d: &Dispatch<'_>) -> Error {
 ///
 /// # Errors
 /// `InvalidArgument`, with the declaration and the parameters.
-pub(crate) fn check_function(name: &str, bindings: usize, params: u32, info: &FunctionInfo) -> Result<()> {
+pub(crate) fn check_function(
+    name: &str,
+    bindings: usize,
+    params: u32,
+    info: &FunctionInfo,
+) -> Result<()> {
     let Some(declared) = &info.params else { return Ok(()) };
     let wrong = |why: String| {
         Error::invalid(format!(
@@ -420,7 +473,10 @@ pub(crate) fn check_function(name: &str, bindings: usize, params: u32, info: &Fu
     let rest = &declared[bindings..];
     let end = rest.last().map_or(bytes, |&(offset, size)| offset + size);
     // Scalars end with the last one. A structure of the same layout may be padded to its alignment.
-    if rest.first().is_some_and(|&(offset, _)| offset != bytes) || end > bytes + params || bytes + params - end >= 8 {
+    if rest.first().is_some_and(|&(offset, _)| offset != bytes)
+        || end > bytes + params
+        || bytes + params - end >= 8
+    {
         return Err(wrong(format!("the parameters end at {end} and not at {}", bytes + params)));
     }
     if params != 0 && rest.is_empty() {

@@ -6,7 +6,9 @@
 //! - A number is the machine's seed.
 //! - `real` selects the vendor's driver, and skips all cases without one.
 
-use leasehold_conformance::{Expectation, Expectations, Factory, Faults, Injected, TestKernel, harness};
+use leasehold_conformance::{
+    Expectation, Expectations, Factory, Faults, Injected, TestKernel, harness,
+};
 use leasehold_core::sync::{Arc, Mutex, OnceLock};
 use leasehold_core::{Error, Lease, PoolStats, Result};
 use leasehold_cuda::driver::ops::{ContextOps, DeviceOps, EventOps, StreamOps};
@@ -16,7 +18,8 @@ use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
 use leasehold_cuda::{CompletionSource, CudaBackend, CudaConfig, MemorySource};
 use leasehold_hal::{Backend, BackendKind, Device, DeviceId, DeviceInfo, ForeignCall, KernelDesc};
 use leasehold_sim::{
-    FaultAction, FaultPlan, FaultRule, KernelBody, KernelRegistry, KernelSpec, Launch, MachineConfig, When,
+    FaultAction, FaultPlan, FaultRule, KernelBody, KernelRegistry, KernelSpec, Launch,
+    MachineConfig, When,
 };
 use std::collections::HashMap;
 use std::process::ExitCode;
@@ -50,11 +53,13 @@ unsafe impl Backend for Checked {
 
     fn shutdown(&self) -> Result<()> {
         self.backend.shutdown()?;
-        let reports: Vec<_> = self.driver.machine().take_reports().iter().map(ToString::to_string).collect();
+        let reports: Vec<_> =
+            self.driver.machine().take_reports().iter().map(ToString::to_string).collect();
         // The spinning kernel reads memory that other threads write meanwhile, as it is meant to.
         // Cases read fresh memory on purpose.
         let meant = |r: &&String| {
-            r.contains(TestKernel::SpinUntilFlag.name()) || r.starts_with("read of memory that nobody wrote")
+            r.contains(TestKernel::SpinUntilFlag.name())
+                || r.starts_with("read of memory that nobody wrote")
         };
         let races: Vec<_> = reports.iter().filter(|r| !meant(r)).collect();
         if !races.is_empty() {
@@ -91,8 +96,12 @@ impl Faults for Switchboard {
             plan.rules.push(FaultRule::on(call, next, action));
         };
         match fault {
-            Injected::Submission => SUBMISSIONS.iter().for_each(|call| add(call, FaultAction::Fail(1))),
-            Injected::DeviceLost => SUBMISSIONS.iter().for_each(|call| add(call, FaultAction::DeviceLost)),
+            Injected::Submission => {
+                SUBMISSIONS.iter().for_each(|call| add(call, FaultAction::Fail(1)))
+            }
+            Injected::DeviceLost => {
+                SUBMISSIONS.iter().for_each(|call| add(call, FaultAction::DeviceLost))
+            }
             Injected::OutOfMemory => add("cuMemCreate", FaultAction::OutOfMemory),
             Injected::Creation => add("cuModuleGetFunction", FaultAction::Fail(999)),
             _ => return false,
@@ -199,7 +208,8 @@ impl Factory for Simulated {
     fn unjoined_fork(&self) -> Option<ForeignCall> {
         let driver = self.last.lock().clone()?;
         Some(ForeignCall::new("forks", Vec::new(), move |stream| {
-            let (stream, event) = (NativeStream(stream), driver.event_create(EventFlags::default())?);
+            let (stream, event) =
+                (NativeStream(stream), driver.event_create(EventFlags::default())?);
             let beside = driver.stream_create(0)?;
             // SAFETY: the simulated driver looks every handle and address up, and refuses unknown
             // ones.
@@ -222,7 +232,9 @@ impl Factory for Simulated {
 
     fn expectations(&self) -> Expectations {
         let unsupported: &[Expectation] = match self.config.completion {
-            CompletionSource::Events => &[NO_MACHINE_WITHOUT_DEVICES, ONE_FAULT_ENDS_ALL, SIGNALS_ARE_EVENTS],
+            CompletionSource::Events => {
+                &[NO_MACHINE_WITHOUT_DEVICES, ONE_FAULT_ENDS_ALL, SIGNALS_ARE_EVENTS]
+            }
             CompletionSource::Auto => &[NO_MACHINE_WITHOUT_DEVICES, ONE_FAULT_ENDS_ALL],
         };
         Expectations { unsupported, expected_failure: &[] }
@@ -231,12 +243,16 @@ impl Factory for Simulated {
 
 const NO_MACHINE_WITHOUT_DEVICES: Expectation =
     Expectation { case: 3, reason: "a simulated machine has a device at least" };
-const ONE_FAULT_ENDS_ALL: Expectation =
-    Expectation { case: 117, reason: "a kernel's fault ends its context, and so every stream of the device" };
+const ONE_FAULT_ENDS_ALL: Expectation = Expectation {
+    case: 117,
+    reason: "a kernel's fault ends its context, and so every stream of the device",
+};
 
 /// Seen on two H200s: after a trap on one device, a fill on the other device reports 719.
-const SHARED_FATE: Expectation =
-    Expectation { case: 110, reason: "a kernel's fault ends the contexts of all devices in its process" };
+const SHARED_FATE: Expectation = Expectation {
+    case: 110,
+    reason: "a kernel's fault ends the contexts of all devices in its process",
+};
 const SIGNALS_ARE_EVENTS: Expectation =
     Expectation { case: 150, reason: "without words completion is signalled by events of a pool" };
 

@@ -20,10 +20,10 @@
 use crate::id::{BackendKind, DeviceId};
 use crate::info::{Caps, DeviceInfo, Limits, MemoryInfo, MemoryKind};
 use crate::kernel::{Binding, KernelDesc, Pipeline};
-use crate::op::{Op, Timestamp};
+use crate::op::{Op, TimestampQuery};
 use crate::plan::Plan;
 use leasehold_alloc::{Allocator, Backing};
-use leasehold_core::{Error, Lease, PoolStats, Result, Tagged, Timeline, tags};
+use leasehold_core::{Error, Lease, PoolStats, Result, Tagged, TimelineSource, tags};
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
@@ -148,8 +148,8 @@ impl fmt::Debug for Former {
 /// - [`memory`](Self::memory) gives allocators over memory that this device can access. A block's
 ///   bytes are at the block's address and native word. They belong to the block alone, from its
 ///   allocation until its recorded uses are over.
-/// - The device's streams, pipelines, time stamps, graphs and gates are its own, and sound for the
-///   unsafe methods.
+/// - The device's streams, pipelines, timestamps, graphs and host timelines are its own, and sound
+///   for the unsafe methods.
 pub unsafe trait Device: Any + Send + Sync {
     /// The device's description, read once when the device was opened. Does not block.
     fn info(&self) -> &DeviceInfo;
@@ -212,7 +212,9 @@ pub unsafe trait Device: Any + Send + Sync {
     /// `Unsupported` for a kind that the device does not have, or if the device can have one source
     /// only; the driver's error.
     fn backing(&self, kind: MemoryKind) -> Result<Box<dyn Backing>> {
-        Err(Error::Unsupported(format!("{}: no second source of {kind:?} memory", self.info().id).into()))
+        Err(Error::Unsupported(
+            format!("{}: no second source of {kind:?} memory", self.info().id).into(),
+        ))
     }
 
     /// A stream: an idle one or a new one, whose timeline continues from its last value. May block
@@ -231,37 +233,37 @@ pub unsafe trait Device: Any + Send + Sync {
     /// with the log; `NotFound` for an entry that the source does not have.
     fn pipeline(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>>;
 
-    /// A time stamp for [`Op::Stamp`] to write. Recycled ones come back unwritten. May block on the
-    /// driver if none is idle.
+    /// A timestamp for [`Op::WriteTimestamp`] to write. Recycled ones come back unwritten. May
+    /// block on the driver if none is idle.
     ///
     /// # Errors
     /// `Unsupported`; the driver's error.
-    fn timestamp(&self) -> Result<Lease<Timestamp>>;
+    fn timestamp(&self) -> Result<Lease<TimestampQuery>>;
 
-    /// The time between two written stamps, zero if `end` is the earlier one. Does not block: both
-    /// must be complete. The resolution is the device's own. If a stamp forces a boundary between
-    /// encoders, the time includes this boundary.
+    /// The time between two written timepoints, zero if `end` is the earlier one. Does not block:
+    /// both must be complete. The resolution is the device's own. If a timepoint forces a boundary
+    /// between encoders, the time includes this boundary.
     ///
     /// # Errors
-    /// `InvalidState` for a stamp that is not written yet; `InvalidArgument` for stamps of two
-    /// devices, if the backend can detect this.
+    /// `InvalidState` for a timepoint that is not written yet; `InvalidArgument` for timepoints of
+    /// two devices, if the backend can detect this.
     ///
     /// # Safety
-    /// - Both stamps came from [`timestamp`](Self::timestamp) of a device of this backend.
-    unsafe fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration>;
+    /// - Both timepoints came from [`timestamp`](Self::timestamp) of a device of this backend.
+    unsafe fn elapsed(&self, start: &TimestampQuery, end: &TimestampQuery) -> Result<Duration>;
 
     /// Makes an executable graph from a plan. The graph can be launched any number of times, on any
     /// stream of this device. All allocation happens here; a launch allocates nothing. May block on
     /// the driver. An empty plan gives a valid graph that does nothing.
     ///
-    /// The graph holds the objects that its operations lease (pipelines, stamps, keeps), but no
+    /// The graph holds the objects that its operations lease (pipelines, timepoints, keeps), but no
     /// buffer. The caller of a launch keeps the graph's memory alive.
     ///
     /// # Errors
     /// `Unsupported` for operations that graphs cannot hold; `OutOfMemory`; the driver's error.
     ///
     /// # Safety
-    /// - Pipelines, time stamps and graphs of the plan belong to this device, and the plan's
+    /// - Pipelines, timestamps and graphs of the plan belong to this device, and the plan's
     ///   dependencies are sufficient.
     /// - At each launch the operations meet the contract of [`Stream::submit`]. The graph accesses
     ///   no memory before a launch.
@@ -270,8 +272,8 @@ pub unsafe trait Device: Any + Send + Sync {
     /// A host timeline. May block on the driver if none is idle.
     ///
     /// # Errors
-    /// `Unsupported` unless [`Caps::gates`].
-    fn gate(&self) -> Result<Lease<dyn Gate>> {
+    /// `Unsupported` unless [`Caps::host_timelines`].
+    fn host_timeline(&self) -> Result<Lease<dyn HostTimeline>> {
         Err(Error::Unsupported("this device has no host-signalled timelines".into()))
     }
 
@@ -311,18 +313,18 @@ impl Tagged for dyn Device {
 /// # Values
 /// A submission takes the next value of the stream's timeline once the driver accepted it. The
 /// value is complete when the whole submission is over and the host can see its results. Bytes of
-/// downloads have then arrived, time stamps are written, and keeps and leases are dropped.
+/// downloads have then arrived, timestamps are written, and keeps and leases are dropped.
 ///
-/// `completed()` may lag behind. [`signal`](Timeline::signal), [`refresh`](Timeline::refresh) and
-/// [`wait_host`](Timeline::wait_host) update it, and so does at the latest every 64th submission.
-/// So `refresh` must not treat a device's signal as completion while the host's part of the work is
-/// outstanding.
+/// `completed()` may lag behind. [`signal`](TimelineSource::signal),
+/// [`refresh`](TimelineSource::refresh) and [`wait_host`](TimelineSource::wait_host) update it, and
+/// so does at the latest every 64th submission. So `refresh` must not treat a device's signal as
+/// completion while the host's part of the work is outstanding.
 ///
 /// # Waits
-/// [`Op::Wait`] and [`Timeline::wait`] bind to a value, not to a stream, which may be destroyed
-/// already. The backend ensures that the value will complete without further calls. It flushes
-/// another stream's batched work first, before it takes the waiting stream's lock. If streams share
-/// a native queue, a wait for a host timeline delays its own stream and no other.
+/// [`Op::Wait`] and [`TimelineSource::wait`] bind to a value, not to a stream, which may be
+/// destroyed already. The backend ensures that the value will complete without further calls. It
+/// flushes another stream's batched work first, before it takes the waiting stream's lock. If
+/// streams share a native queue, a wait for a host timeline delays its own stream and no other.
 ///
 /// # Failure
 /// A failed submission poisons the timeline from its value on. This submission and all later ones
@@ -335,12 +337,12 @@ impl Tagged for dyn Device {
 /// first), and timepoints of the stream stay valid.
 ///
 /// # Safety
-/// - [`Timeline`]'s contract holds for each submission: the value is complete only when the device,
-///   the host's part and all dependencies of the submission are over.
+/// - [`TimelineSource`]'s contract holds for each submission: the value is complete only when the
+///   device, the host's part and all dependencies of the submission are over.
 /// - After the stream accepted an [`Op::Wait`], the timeline has learnt the timepoint, and later
 ///   work is ordered after it.
 /// - An operation accesses only the memory that it names, and none after its value is complete.
-pub unsafe trait Stream: Timeline + Any {
+pub unsafe trait Stream: TimelineSource + Any {
     /// Submits operations as one submission and returns its value on the stream's timeline. Never
     /// waits for completion; may wait for room in a full queue. The stream's own lock serialises
     /// concurrent calls; a submission is never split. An empty submission takes a value too.
@@ -358,15 +360,16 @@ pub unsafe trait Stream: Timeline + Any {
     /// stream is poisoned too), or accept the submission and let it fail.
     ///
     /// # Safety
-    /// - Pipelines, time stamps and graphs belong to this stream's device.
+    /// - Pipelines, timestamps and graphs belong to this stream's device.
     /// - Bindings and addresses lie in memory that this device can access, with the native word of
     ///   their buffer. They stay valid until the value completes. So does the memory of a launched
     ///   graph.
     /// - Numbers and sizes of bindings and parameters are those that the pipeline declares; grid,
     ///   block and shared memory are within the limits.
     /// - Copies do not overlap themselves; fills are aligned to their pattern.
-    /// - Host memory without a [`Keep`](crate::Keep) stays valid until the value completes.
-    ///   Meanwhile no code writes an upload's source or accesses a download's destination.
+    /// - Host memory without a [`KeepAlive`](crate::KeepAlive) stays valid until the value
+    ///   completes. Meanwhile no code writes an upload's source or accesses a download's
+    ///   destination.
     /// - `access` of each binding is true.
     unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64>;
 
@@ -382,8 +385,8 @@ pub unsafe trait Stream: Timeline + Any {
     /// backend supports cancellation. Does not block.
     ///
     /// A caller needs this to regain host memory that pending work would access, after
-    /// [`wait_host`](Timeline::wait_host) gave up on a stream that did not fail. A backend whose
-    /// waits never give up need not support it.
+    /// [`wait_host`](TimelineSource::wait_host) gave up on a stream that did not fail. A backend
+    /// whose waits never give up need not support it.
     fn cancel(&self, cause: Error) -> bool {
         let _ = cause;
         false
@@ -413,12 +416,13 @@ impl Tagged for dyn Stream {
 /// A host timeline: a timeline that the host signals. Streams may wait for values before they are
 /// signalled.
 ///
-/// A host timeline accepts no submissions. Its [`signal`](Timeline::signal) and
-/// [`refresh`](Timeline::refresh) only read, and [`wait`](Timeline::wait) is `Unsupported`. Its
-/// timeline may have had another owner, so values continue from `submitted()`. If it is dropped
-/// while streams wait for it, their waits fail, because no signal can come any more. No memory
-/// depends on its answers beyond the contract of [`Timeline`], so implementing this trait is safe.
-pub trait Gate: Timeline {
+/// A host timeline accepts no submissions. Its [`signal`](TimelineSource::signal) and
+/// [`refresh`](TimelineSource::refresh) only read, and [`wait`](TimelineSource::wait) is
+/// `Unsupported`. Its timeline may have had another owner, so values continue from `submitted()`.
+/// If it is dropped while streams wait for it, their waits fail, because no signal can come any
+/// more. No memory depends on its answers beyond the contract of [`TimelineSource`], so
+/// implementing this trait is safe.
+pub trait HostTimeline: TimelineSource {
     /// Signals `value`. Wakes the threads that wait for this value or less, in any order. Does not
     /// block; may be called from a host call.
     ///
@@ -432,8 +436,8 @@ pub trait Gate: Timeline {
     fn fail(&self, cause: Error);
 }
 
-impl Tagged for dyn Gate {
-    type Tag = tags::Gate;
+impl Tagged for dyn HostTimeline {
+    type Tag = tags::HostTimeline;
 }
 
 /// A change of one node of a graph.
@@ -472,7 +476,8 @@ pub unsafe trait GraphExec: Any + Send + Sync {
     /// `InvalidArgument` for a node that does not exist or is not a dispatch.
     ///
     /// # Safety
-    /// - No launch of this exec is in flight, and no other thread launches or updates during the call.
+    /// - No launch of this exec is in flight, and no other thread launches or updates during the
+    ///   call.
     /// - The plan's dependencies stay right. At a launch the changed operations meet the contract
     ///   of [`Stream::submit`].
     unsafe fn update(&self, patches: &[NodePatch<'_>]) -> Result<()>;
@@ -501,12 +506,12 @@ impl fmt::Debug for dyn Device {
 
 impl fmt::Debug for dyn Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Stream({:?})", self.line())
+        write!(f, "Stream({:?})", self.timeline())
     }
 }
 
-impl fmt::Debug for dyn Gate {
+impl fmt::Debug for dyn HostTimeline {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Gate({:?})", self.line())
+        write!(f, "HostTimeline({:?})", self.timeline())
     }
 }

@@ -25,10 +25,18 @@ impl From<&Binding> for Range {
 
 /// Checks grid, block and shared memory against the limits. A grid with a zero runs nothing and is
 /// valid.
-pub(crate) fn shape(limits: &Limits, pipeline: &Pipeline, grid: [u32; 3], block: [u32; 3], shared: u32) -> Result<()> {
+pub(crate) fn shape(
+    limits: &Limits,
+    pipeline: &Pipeline,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+) -> Result<()> {
     grid_fits(limits, grid)?;
     if block.contains(&0) {
-        return Err(Error::invalid(format!("a block of {block:?} threads has none; use 1 where nothing is meant")));
+        return Err(Error::invalid(format!(
+            "a block of {block:?} threads has none; use 1 where nothing is meant"
+        )));
     }
     let threads = block.iter().fold(1u64, |n, &b| n.saturating_mul(u64::from(b)));
     let most = u64::from(limits.block_threads.min(pipeline.block_threads));
@@ -39,7 +47,10 @@ pub(crate) fn shape(limits: &Limits, pipeline: &Pipeline, grid: [u32; 3], block:
         )));
     }
     if shared > limits.shared {
-        return Err(Error::invalid(format!("{shared} bytes of shared memory; the limit is {}", limits.shared)));
+        return Err(Error::invalid(format!(
+            "{shared} bytes of shared memory; the limit is {}",
+            limits.shared
+        )));
     }
     Ok(())
 }
@@ -98,7 +109,10 @@ pub(crate) fn fill(f: &Fill) -> Result<()> {
         return Err(Error::invalid(format!("a pattern of {} bytes; use 1, 2 or 4", f.width)));
     }
     if f.width < 4 && f.pattern >> (8 * f.width) != 0 {
-        return Err(Error::invalid(format!("pattern {:#x} does not fit in {} bytes", f.pattern, f.width)));
+        return Err(Error::invalid(format!(
+            "pattern {:#x} does not fit in {} bytes",
+            f.pattern, f.width
+        )));
     }
     let width = u64::from(f.width);
     if !f.dst.is_multiple_of(width) || !f.bytes.is_multiple_of(width) {
@@ -116,16 +130,25 @@ pub(crate) fn copy(c: &Copy2d) -> Result<()> {
         return Ok(());
     }
     if c.rows > 1 && c.dst_pitch < c.width {
-        return Err(Error::invalid(format!("rows of {} bytes at a pitch of {} overlap", c.width, c.dst_pitch)));
+        return Err(Error::invalid(format!(
+            "rows of {} bytes at a pitch of {} overlap",
+            c.width, c.dst_pitch
+        )));
     }
     for (at, pitch) in [(c.src, c.src_pitch), (c.dst, c.dst_pitch)] {
-        let end = (c.rows - 1).checked_mul(pitch).and_then(|e| e.checked_add(c.width)).and_then(|e| e.checked_add(at));
+        let end = (c.rows - 1)
+            .checked_mul(pitch)
+            .and_then(|e| e.checked_add(c.width))
+            .and_then(|e| e.checked_add(at));
         if end.is_none() {
             return Err(Error::invalid("the copy wraps the address space"));
         }
     }
     if overlaps(c) {
-        return Err(Error::invalid(format!("source {:#x} and destination {:#x} overlap", c.src, c.dst)));
+        return Err(Error::invalid(format!(
+            "source {:#x} and destination {:#x} overlap",
+            c.src, c.dst
+        )));
     }
     Ok(())
 }
@@ -194,7 +217,9 @@ mod tests {
     fn a_copy_that_wraps_is_refused_before_any_arithmetic() {
         let c = Copy2d::linear((u64::MAX - 3, 0), (16, 0), 8);
         assert!(copy(&c).is_err());
-        assert!(copy(&Copy2d { rows: u64::MAX, ..Copy2d::linear((1 << 20, 0), (16, 0), 8) }).is_err());
+        assert!(
+            copy(&Copy2d { rows: u64::MAX, ..Copy2d::linear((1 << 20, 0), (16, 0), 8) }).is_err()
+        );
         copy(&Copy2d::linear((u64::MAX, 0), (0, 0), 0)).unwrap();
     }
 }

@@ -56,7 +56,8 @@ impl Tracker {
         if let Some((&start, segment)) = self.segments.range_mut(..at).next_back()
             && segment.end > at
         {
-            let tail = Segment { end: segment.end, write: segment.write, reads: segment.reads.clone() };
+            let tail =
+                Segment { end: segment.end, write: segment.write, reads: segment.reads.clone() };
             segment.end = at;
             debug_assert!(start < at);
             self.segments.insert(at, tail);
@@ -73,14 +74,23 @@ impl Tracker {
         }
         self.split(addr);
         self.split(end);
-        if access.writes() { self.write(node, addr, end, dep) } else { self.read(node, addr, end, dep) }
+        if access.writes() {
+            self.write(node, addr, end, dep)
+        } else {
+            self.read(node, addr, end, dep)
+        }
     }
 
     fn write(&mut self, node: u32, addr: u64, end: u64, mut dep: impl FnMut(u32)) {
         self.gaps.clear();
         let mut first = None;
         for (&start, segment) in self.segments.range_mut(addr..end) {
-            segment.write.iter().chain(&segment.reads).filter(|&&n| n != node).for_each(|&n| dep(n));
+            segment
+                .write
+                .iter()
+                .chain(&segment.reads)
+                .filter(|&&n| n != node)
+                .for_each(|&n| dep(n));
             if start == addr {
                 first = Some(segment);
             } else {

@@ -92,7 +92,8 @@ impl DeviceId {
     /// ```
     /// use leasehold_hal::{BackendKind, DeviceId};
     /// let id = DeviceId::new(BackendKind::Other("mydev"), 3);
-    /// assert_eq!(DeviceId::parse_among("mydev:3", &[BackendKind::Cpu, BackendKind::Other("mydev")])?, id);
+    /// let kinds = [BackendKind::Cpu, BackendKind::Other("mydev")];
+    /// assert_eq!(DeviceId::parse_among("mydev:3", &kinds)?, id);
     /// # Ok::<(), leasehold_core::Error>(())
     /// ```
     ///
@@ -106,15 +107,19 @@ impl DeviceId {
             // Digits only: `parse` alone would accept a sign.
             let digits = ordinal.bytes().all(|b| b.is_ascii_digit());
             let number = ordinal.parse().ok().filter(|_| digits);
-            let ordinal =
-                number.ok_or_else(|| Error::invalid(format!("device {s:?}: {ordinal:?} is not a device number")))?;
+            let ordinal = number.ok_or_else(|| {
+                Error::invalid(format!("device {s:?}: {ordinal:?} is not a device number"))
+            })?;
             return Ok(Self { backend, ordinal });
         }
         if let Some(&backend) = backends.iter().find(|b| b.name() == s) {
             return Ok(Self { backend, ordinal: 0 });
         }
         let names: Vec<_> = backends.iter().map(|b| format!("{b}:0")).collect();
-        Err(Error::invalid(format!("device {s:?}: unknown backend; write one of {}", names.join(", "))))
+        Err(Error::invalid(format!(
+            "device {s:?}: unknown backend; write one of {}",
+            names.join(", ")
+        )))
     }
 }
 

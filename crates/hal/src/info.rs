@@ -77,9 +77,9 @@ pub struct Caps {
     pub host_visible: bool,
     /// Host memory can be pinned for DMA; without it `Pinned` memory is pageable.
     pub pinned: bool,
-    /// Host timelines ([`Gate`](crate::Gate)), with waits before the signal.
-    pub gates: bool,
-    /// Time stamps.
+    /// Host timelines ([`HostTimeline`](crate::HostTimeline)), with waits before the signal.
+    pub host_timelines: bool,
+    /// Timestamps.
     pub timestamps: bool,
     /// Graphs.
     pub graphs: bool,

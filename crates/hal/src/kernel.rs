@@ -114,15 +114,21 @@ impl KernelSource<'_> {
 ///
 /// /// A tile sets 1,024 floats.
 /// unsafe fn fill(args: &CpuArgs<'_>) {
-///     // SAFETY: the kernel writes binding 0; the grid has one dimension, so each tile has elements of its own.
-///     unsafe { args.slice_mut::<f32>(0, args.tile()[0] as usize * 1024, 1024) }.fill(args.params());
+///     // SAFETY: the kernel writes binding 0. The grid has one dimension, so each tile has
+///     // elements of its own.
+///     let from = args.tile()[0] as usize * 1024;
+///     unsafe { args.slice_mut::<f32>(0, from, 1024) }.fill(args.params());
 /// }
 ///
 /// let check = KernelCheck::new(|launch| {
-///     let [tiles, 1, 1] = launch.grid else { return Err(leasehold_core::Error::invalid("a grid of one dimension")) };
+///     let [tiles, 1, 1] = launch.grid else {
+///         return Err(leasehold_core::Error::invalid("a grid of one dimension"));
+///     };
 ///     launch.want(0, u64::from(tiles) * 4096)
 /// });
-/// let desc = KernelDesc::new("fill", KernelSource::Cpu(fill), &[Access::Write], check).params_of::<f32>().aligned(4);
+/// let desc = KernelDesc::new("fill", KernelSource::Cpu(fill), &[Access::Write], check)
+///     .params_of::<f32>()
+///     .aligned(4);
 /// desc.validate().unwrap();
 /// ```
 #[derive(Debug, Clone)]
@@ -244,7 +250,10 @@ impl<'a> KernelDesc<'a> {
             )));
         }
         if let Some(odd) = self.alignment.iter().find(|a| !a.is_power_of_two()) {
-            return Err(Error::invalid(format!("kernel {}: an alignment of {odd} is no power of two", self.name)));
+            return Err(Error::invalid(format!(
+                "kernel {}: an alignment of {odd} is no power of two",
+                self.name
+            )));
         }
         Ok(())
     }
@@ -290,6 +299,12 @@ impl Tagged for Pipeline {
 
 impl fmt::Debug for Pipeline {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Pipeline({}, {} bindings, {} bytes)", self.name, self.bindings.len(), self.params)
+        write!(
+            f,
+            "Pipeline({}, {} bindings, {} bytes)",
+            self.name,
+            self.bindings.len(),
+            self.params
+        )
     }
 }

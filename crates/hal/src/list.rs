@@ -8,20 +8,41 @@
 
 use crate::backend::GraphExec;
 use crate::kernel::{Binding, Pipeline};
-use crate::op::{Copy2d, Dispatch, Download, Fill, ForeignCall, HostCall, Keep, Op, Timestamp, Upload};
-use leasehold_core::{Error, Lease, Point, Result};
+use crate::op::{
+    Copy2d, Dispatch, Download, Fill, ForeignCall, HostCall, KeepAlive, Op, TimestampQuery, Upload,
+};
+use leasehold_core::{Error, Lease, Result, Timepoint};
 use std::fmt;
 use std::sync::Arc;
 
 #[derive(Clone)]
 enum Record {
-    Wait(Point),
-    Dispatch { pipeline: Lease<Pipeline>, grid: [u32; 3], block: [u32; 3], shared: u32, bindings: Part, params: Part },
+    Wait(Timepoint),
+    Dispatch {
+        pipeline: Lease<Pipeline>,
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared: u32,
+        bindings: Part,
+        params: Part,
+    },
     Copy(Copy2d),
     Fill(Fill),
-    Upload { src: usize, dst: u64, native: u64, bytes: u64, keep: Option<Keep> },
-    Download { src: u64, native: u64, dst: usize, bytes: u64, keep: Option<Keep> },
-    Stamp(Lease<Timestamp>),
+    Upload {
+        src: usize,
+        dst: u64,
+        native: u64,
+        bytes: u64,
+        keep: Option<KeepAlive>,
+    },
+    Download {
+        src: u64,
+        native: u64,
+        dst: usize,
+        bytes: u64,
+        keep: Option<KeepAlive>,
+    },
+    WriteTimestamp(Lease<TimestampQuery>),
     Foreign(ForeignCall),
     Host(HostCall),
     Graph(Lease<dyn GraphExec>),
@@ -156,7 +177,7 @@ impl OpList {
                 bytes: d.bytes,
                 keep: d.keep.cloned(),
             },
-            Op::Stamp(t) => Record::Stamp(t.clone()),
+            Op::WriteTimestamp(t) => Record::WriteTimestamp(t.clone()),
             Op::Foreign(f) => Record::Foreign(f.clone()),
             Op::Host(h) => Record::Host(h.clone()),
             Op::Graph(g) => Record::Graph(g.clone()),
@@ -180,14 +201,16 @@ impl OpList {
     fn view<'a>(&'a self, record: &'a Record) -> Op<'a> {
         match record {
             Record::Wait(p) => Op::Wait(*p),
-            Record::Dispatch { pipeline, grid, block, shared, bindings, params } => Op::Dispatch(Dispatch {
-                pipeline,
-                grid: *grid,
-                block: *block,
-                shared: *shared,
-                bindings: bindings.of(&self.bindings),
-                params: params.of(&self.params),
-            }),
+            Record::Dispatch { pipeline, grid, block, shared, bindings, params } => {
+                Op::Dispatch(Dispatch {
+                    pipeline,
+                    grid: *grid,
+                    block: *block,
+                    shared: *shared,
+                    bindings: bindings.of(&self.bindings),
+                    params: params.of(&self.params),
+                })
+            }
             Record::Copy(c) => Op::Copy(*c),
             Record::Fill(f) => Op::Fill(*f),
             Record::Upload { src, dst, native, bytes, keep } => Op::Upload(Upload {
@@ -204,7 +227,7 @@ impl OpList {
                 bytes: *bytes,
                 keep: keep.as_ref(),
             }),
-            Record::Stamp(t) => Op::Stamp(t),
+            Record::WriteTimestamp(t) => Op::WriteTimestamp(t),
             Record::Foreign(f) => Op::Foreign(f),
             Record::Host(h) => Op::Host(h),
             Record::Graph(g) => Op::Graph(g),
@@ -233,7 +256,11 @@ impl OpList {
                 Record::Upload { dst, native, .. } => swap(dst, native),
                 Record::Download { src, native, .. } => swap(src, native),
                 Record::Foreign(call) => call.accesses = rebound(&call.accesses, &mut swap),
-                Record::Wait(_) | Record::Dispatch { .. } | Record::Stamp(_) | Record::Host(_) | Record::Graph(_) => {}
+                Record::Wait(_)
+                | Record::Dispatch { .. }
+                | Record::WriteTimestamp(_)
+                | Record::Host(_)
+                | Record::Graph(_) => {}
             }
         }
     }
@@ -250,14 +277,18 @@ impl OpList {
         new_params: Option<&[u8]>,
         new_grid: Option<[u32; 3]>,
     ) -> Result<()> {
-        let Some(Record::Dispatch { grid, bindings, params, .. }) = self.records.get_mut(index) else {
+        let Some(Record::Dispatch { grid, bindings, params, .. }) = self.records.get_mut(index)
+        else {
             return Err(Error::invalid(format!("node {index} is not a dispatch of this graph")));
         };
         if new_bindings.is_some_and(|b| b.len() != bindings.len as usize) {
             return Err(Error::invalid(format!("node {index} has {} bindings", bindings.len)));
         }
         if new_params.is_some_and(|p| p.len() != params.len as usize) {
-            return Err(Error::invalid(format!("node {index} has {} bytes of parameters", params.len)));
+            return Err(Error::invalid(format!(
+                "node {index} has {} bytes of parameters",
+                params.len
+            )));
         }
         if let Some(b) = new_bindings {
             self.bindings[bindings.at..bindings.end()].copy_from_slice(b);

@@ -6,14 +6,14 @@
 use crate::backend::GraphExec;
 use crate::kernel::{Access, Binding, Pipeline};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
-use leasehold_core::{Lease, Point, Result, Tagged, tags};
+use leasehold_core::{Lease, Result, Tagged, Timepoint, tags};
 use std::any::Any;
 use std::fmt;
 use std::marker::PhantomPinned;
 use std::sync::Arc;
 
 /// Keeps host memory (or any other object) alive until a timepoint has passed.
-pub type Keep = Arc<dyn Any + Send + Sync>;
+pub type KeepAlive = Arc<dyn Any + Send + Sync>;
 
 /// One kernel launch.
 #[derive(Debug, Clone, Copy)]
@@ -107,7 +107,7 @@ pub struct Upload<'a> {
     /// Bytes.
     pub bytes: u64,
     /// Keeps the host memory alive until the copy is over. Without it the caller must.
-    pub keep: Option<&'a Keep>,
+    pub keep: Option<&'a KeepAlive>,
 }
 
 /// A copy to host memory.
@@ -122,7 +122,7 @@ pub struct Download<'a> {
     /// Bytes.
     pub bytes: u64,
     /// Keeps the host memory alive until the copy is over. Without it the caller must.
-    pub keep: Option<&'a Keep>,
+    pub keep: Option<&'a KeepAlive>,
 }
 
 /// A host function that runs in stream order. It may submit more work; it must not wait for its own
@@ -210,16 +210,16 @@ impl fmt::Debug for ForeignCall {
     }
 }
 
-/// A device time stamp: the device writes it when the stream reaches it.
-pub struct Timestamp {
+/// A device timestamp: the device writes it when the stream reaches it.
+pub struct TimestampQuery {
     native: u64,
     nanos: AtomicU64,
-    /// A time stamp must not be moved out of its pool.
+    /// A timestamp must not be moved out of its pool.
     _place: PhantomPinned,
 }
 
-impl Timestamp {
-    /// A time stamp without a time.
+impl TimestampQuery {
+    /// A timestamp without a time.
     #[must_use]
     pub fn new(native: u64) -> Self {
         Self { native, nanos: AtomicU64::new(0), _place: PhantomPinned }
@@ -253,11 +253,11 @@ impl Timestamp {
     }
 }
 
-impl Tagged for Timestamp {
-    type Tag = tags::Timestamp;
+impl Tagged for TimestampQuery {
+    type Tag = tags::TimestampQuery;
 }
 
-impl fmt::Debug for Timestamp {
+impl fmt::Debug for TimestampQuery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Timestamp({:?})", self.get())
     }
@@ -269,7 +269,7 @@ impl fmt::Debug for Timestamp {
 pub enum Op<'a> {
     /// Later operations start after the timepoint. A wait for a failed timepoint poisons the
     /// stream.
-    Wait(Point),
+    Wait(Timepoint),
     /// A kernel launch.
     Dispatch(Dispatch<'a>),
     /// A copy within the device, or from or to a peer.
@@ -281,7 +281,7 @@ pub enum Op<'a> {
     /// A copy to the host.
     Download(Download<'a>),
     /// Writes the time.
-    Stamp(&'a Lease<Timestamp>),
+    WriteTimestamp(&'a Lease<TimestampQuery>),
     /// A library call.
     Foreign(&'a ForeignCall),
     /// A call of a host function.
@@ -312,7 +312,7 @@ impl Op<'_> {
             Op::Fill(_) => "fill",
             Op::Upload(_) => "upload",
             Op::Download(_) => "download",
-            Op::Stamp(_) => "time stamp",
+            Op::WriteTimestamp(_) => "timestamp",
             Op::Foreign(_) => "foreign call",
             Op::Host(_) => "host call",
             Op::Graph(_) => "graph",
@@ -323,7 +323,7 @@ impl Op<'_> {
     /// because its accesses are not declared.
     #[must_use]
     pub fn is_barrier(&self) -> bool {
-        matches!(self, Op::Host(_) | Op::Stamp(_) | Op::Wait(_) | Op::Graph(_))
+        matches!(self, Op::Host(_) | Op::WriteTimestamp(_) | Op::Wait(_) | Op::Graph(_))
     }
 
     /// Calls `f` with address, length and access of each range that the operation accesses. Host
@@ -334,7 +334,11 @@ impl Op<'_> {
             Op::Dispatch(d) => d.bindings.iter().for_each(|b| f(b.addr, b.len, b.access)),
             Op::Copy(c) => {
                 f(c.src, c.extent(c.src_pitch), Access::Read);
-                f(c.dst, c.extent(c.dst_pitch), if c.rows > 1 { Access::ReadWrite } else { Access::Write });
+                f(
+                    c.dst,
+                    c.extent(c.dst_pitch),
+                    if c.rows > 1 { Access::ReadWrite } else { Access::Write },
+                );
             }
             Op::Fill(x) => f(x.dst, x.bytes, Access::Write),
             Op::Upload(u) => {
@@ -346,7 +350,7 @@ impl Op<'_> {
                 f(d.dst as u64, d.bytes, Access::Write);
             }
             Op::Foreign(call) => call.accesses.iter().for_each(|b| f(b.addr, b.len, b.access)),
-            Op::Wait(_) | Op::Stamp(_) | Op::Host(_) | Op::Graph(_) => {}
+            Op::Wait(_) | Op::WriteTimestamp(_) | Op::Host(_) | Op::Graph(_) => {}
         }
     }
 }

@@ -21,7 +21,7 @@ impl Plan {
     /// Derives the dependencies from the declared accesses. Edges that follow from others are
     /// omitted.
     ///
-    /// Operations with undeclared accesses (host calls, time stamps, graphs) are barriers.
+    /// Operations with undeclared accesses (host calls, timestamps, graphs) are barriers.
     #[must_use]
     pub fn new(ops: OpList) -> Self {
         let n = ops.len();
@@ -43,7 +43,9 @@ impl Plan {
                 deps.extend((since..node).filter(|&d| !followed[d as usize]));
                 tracker.clear();
             } else {
-                op.for_each_access(|addr, len, access| tracker.access(node, addr, len, access, |d| deps.push(d)));
+                op.for_each_access(|addr, len, access| {
+                    tracker.access(node, addr, len, access, |d| deps.push(d))
+                });
                 deps.sort_unstable();
                 deps.dedup();
                 reducer.reduce(node, &mut deps, &pred, &pred_at);

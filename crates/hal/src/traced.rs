@@ -84,7 +84,11 @@ impl Layer for Tracing {
         Arc::new(())
     }
 
-    fn around<R>(what: &'static str, on: fmt::Arguments<'_>, call: impl FnOnce() -> Result<R>) -> Result<R> {
+    fn around<R>(
+        what: &'static str,
+        on: fmt::Arguments<'_>,
+        call: impl FnOnce() -> Result<R>,
+    ) -> Result<R> {
         if !tracing::enabled!(target: TARGET, Level::DEBUG) {
             return call();
         }
@@ -107,7 +111,7 @@ impl Layer for Tracing {
         // SAFETY: the caller keeps the contract of `Stream::submit`.
         let result = unsafe { inner.submit(ops) };
         let us = micros(start);
-        let on = inner.line();
+        let on = inner.timeline();
         tell(|| {
             match &result {
                 Ok(value) => {

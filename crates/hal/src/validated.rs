@@ -2,17 +2,18 @@
 //! becomes an error that names the operation, not a fault of the device.
 //!
 //! # What is checked
-//! | operation | checks |
-//! |---|---|
-//! | dispatch | the kernel is this device's; number, roles and alignment of bindings; size of parameters; grid, block and shared memory within the limits |
-//! | every device range | not null, not symbolic, does not wrap, lies in one live buffer of this device's allocators (copies: or of a peer's), with that buffer's native object |
-//! | copy | rows do not overlap, neither one another nor what is read |
-//! | fill | a pattern of 1, 2 or 4 bytes that fits, aligned |
-//! | upload, download | the host address is not null |
-//! | wait | the value was submitted, unless it is a host timeline's; this device can wait for the timeline |
-//! | time stamp, graph | this device's; a graph's memory is still live |
-//! | host, foreign call | the device can do it |
-//! | plan | well-formed, and each operation as above |
+//! - dispatch: the kernel is this device's; number, roles and alignment of bindings; size of
+//!   parameters; grid, block and shared memory within the limits.
+//! - every device range: not null, not symbolic, does not wrap, lies in one live buffer of this
+//!   device's allocators (copies: or of a peer's), with that buffer's native object.
+//! - copy: rows do not overlap, neither one another nor what is read.
+//! - fill: a pattern of 1, 2 or 4 bytes that fits, aligned.
+//! - upload, download: the host address is not null.
+//! - wait: the value was submitted, unless it is a host timeline's; this device can wait for the
+//!   timeline.
+//! - timestamp, graph: this device's; a graph's memory is still live.
+//! - host, foreign call: the device can do it.
+//! - plan: well-formed, and each operation as above.
 //!
 //! An error names the operation, the submission and the stream; nothing was submitted then. Two
 //! conditions remain the caller's promise: memory stays live until the value completes, and the
@@ -29,13 +30,13 @@ use crate::check::{self, Range};
 use crate::id::{BackendKind, DeviceId};
 use crate::info::{DeviceInfo, MemoryKind};
 use crate::kernel::{KernelDesc, Pipeline};
-use crate::op::{Op, Timestamp};
+use crate::op::{Op, TimestampQuery};
 use crate::plan::Plan;
 use crate::wrapper::{Layer, Lent, Open, Wrapper};
 use leasehold_alloc::{Holding, SYMBOLIC};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use leasehold_core::sync::{Arc, Mutex, RwLock};
-use leasehold_core::{Error, Lease, Line, Point, PoolStats, Result};
+use leasehold_core::{Error, Lease, PoolStats, Result, Timeline, Timepoint};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Weak;
@@ -56,8 +57,8 @@ impl<B: Backend> Validated<B> {
     /// # Errors
     /// `OutOfMemory` for the wrapper's pools.
     pub fn new(inner: B) -> Result<Self> {
-        let lines = (0..=u16::MAX).map(|_| AtomicU8::new(UNKNOWN)).collect();
-        let registry = Arc::new(Registry { lines, devices: RwLock::new(Vec::new()) });
+        let timelines = (0..=u16::MAX).map(|_| AtomicU8::new(UNKNOWN)).collect();
+        let registry = Arc::new(Registry { timelines, devices: RwLock::new(Vec::new()) });
         Ok(Self(Wrapper::new(inner, Checks { registry, known: Mutex::new(Vec::new()) })?))
     }
 
@@ -104,14 +105,14 @@ const FORMER: u8 = 3;
 
 /// The state that the devices of one wrapper share.
 pub(crate) struct Registry {
-    lines: Box<[AtomicU8]>,
+    timelines: Box<[AtomicU8]>,
     /// Weak, because each device holds the registry.
     devices: RwLock<Vec<Weak<Known>>>,
 }
 
 impl Registry {
-    fn mark(&self, line: &Line, what: u8) {
-        self.lines[usize::from(line.id().get())].store(what, Ordering::Release);
+    fn mark(&self, timeline: &Timeline, what: u8) {
+        self.timelines[usize::from(timeline.id().get())].store(what, Ordering::Release);
     }
 
     /// The records of all devices but one.
@@ -124,7 +125,7 @@ impl Registry {
 pub(crate) struct Known {
     id: DeviceId,
     registry: Arc<Registry>,
-    /// Addresses of the pipelines and time stamps that this device lent.
+    /// Addresses of the pipelines and timestamps that this device lent.
     objects: RwLock<HashSet<usize>>,
     /// Graphs by their native word.
     graphs: RwLock<HashMap<u64, Arc<CheckedGraph>>>,
@@ -179,7 +180,9 @@ impl Layer for Checks {
             objects: RwLock::new(HashSet::new()),
             graphs: RwLock::new(HashMap::new()),
             kinds: std::array::from_fn(|_| AtomicBool::new(false)),
-            hints: Box::new(std::array::from_fn(|_| std::array::from_fn(|_| AtomicU32::new(u32::MAX)))),
+            hints: Box::new(std::array::from_fn(|_| {
+                std::array::from_fn(|_| AtomicU32::new(u32::MAX))
+            })),
             open: Mutex::new(Weak::new()),
         });
         self.registry.devices.write().push(Arc::downgrade(&known));
@@ -192,18 +195,23 @@ impl Layer for Checks {
     }
 
     unsafe fn submit(open: &Open<Self>, inner: &dyn Stream, ops: &[Op<'_>]) -> Result<u64> {
-        let line = inner.line();
+        let timeline = inner.timeline();
         for (i, op) in ops.iter().enumerate() {
-            if let Err(e) = check_op(open, Some(line), op) {
-                return Err(located(e, op, format_args!("operation {i} of submission {} of {line:?}", next(line))));
+            if let Err(e) = check_op(open, Some(timeline), op) {
+                return Err(located(
+                    e,
+                    op,
+                    format_args!("operation {i} of submission {} of {timeline:?}", next(timeline)),
+                ));
             }
         }
         // SAFETY: the caller keeps the contract of `Stream::submit`.
         unsafe { inner.submit(ops) }
     }
 
-    fn check_wait(open: &Open<Self>, line: &'static Line, on: Point) -> Result<()> {
-        check_wait(open, Some(line), on).map_err(|e| prefixed(e, format_args!("wait of {line:?}")))
+    fn check_wait(open: &Open<Self>, timeline: &'static Timeline, on: Timepoint) -> Result<()> {
+        check_wait(open, Some(timeline), on)
+            .map_err(|e| prefixed(e, format_args!("wait of {timeline:?}")))
     }
 
     fn check_kernel(open: &Open<Self>, desc: &KernelDesc<'_>) -> Result<()> {
@@ -223,9 +231,13 @@ impl Layer for Checks {
         Ok(())
     }
 
-    fn check_elapsed(open: &Open<Self>, start: &Timestamp, end: &Timestamp) -> Result<()> {
+    fn check_elapsed(
+        open: &Open<Self>,
+        start: &TimestampQuery,
+        end: &TimestampQuery,
+    ) -> Result<()> {
         for stamp in [start, end] {
-            owned(open, stamp, "time stamp")?;
+            owned(open, stamp, "timestamp")?;
         }
         Ok(())
     }
@@ -236,15 +248,20 @@ impl Layer for Checks {
             || plan.pred_at.last().is_some_and(|&end| end as usize != plan.pred.len())
             || plan.pred_at.is_sorted_by(|a, b| a <= b).eq(&false)
         {
-            return Err(Error::invalid("the plan's table of predecessors does not fit its operations"));
+            return Err(Error::invalid(
+                "the plan's table of predecessors does not fit its operations",
+            ));
         }
         let mut ranges = Vec::new();
         let mut nodes = Vec::with_capacity(plan.len());
         for (i, op) in plan.ops.iter().enumerate() {
             if plan.predecessors(i).iter().any(|&p| p as usize >= i) {
-                return Err(Error::invalid(format!("node {i} of the plan waits for itself or a later node")));
+                return Err(Error::invalid(format!(
+                    "node {i} of the plan waits for itself or a later node"
+                )));
             }
-            check_op(open, None, &op).map_err(|e| located(e, &op, format_args!("node {i} of a plan")))?;
+            check_op(open, None, &op)
+                .map_err(|e| located(e, &op, format_args!("node {i} of a plan")))?;
             let at = ranges.len();
             for_each_range(&op, |range| ranges.push(range));
             let pipeline = if let Op::Dispatch(d) = op { Some(d.pipeline.clone()) } else { None };
@@ -253,10 +270,15 @@ impl Layer for Checks {
         Ok(Arc::new(CheckedGraph { nodes: nodes.into(), ranges: Mutex::new(ranges) }))
     }
 
-    fn check_update(open: &Open<Self>, graph: &Arc<CheckedGraph>, patches: &[NodePatch<'_>]) -> Result<()> {
+    fn check_update(
+        open: &Open<Self>,
+        graph: &Arc<CheckedGraph>,
+        patches: &[NodePatch<'_>],
+    ) -> Result<()> {
         for patch in patches {
-            check_patch(open, graph, patch)
-                .map_err(|e| prefixed(e, format_args!("update of node {} of a graph", patch.node)))?;
+            check_patch(open, graph, patch).map_err(|e| {
+                prefixed(e, format_args!("update of node {} of a graph", patch.node))
+            })?;
         }
         Ok(())
     }
@@ -274,8 +296,13 @@ impl Layer for Checks {
     fn updated(graph: &Arc<CheckedGraph>, patches: &[NodePatch<'_>]) {
         let mut ranges = graph.ranges.lock();
         for patch in patches {
-            if let (Some(bindings), Some(node)) = (patch.bindings, graph.nodes.get(patch.node as usize)) {
-                ranges[node.at..node.at + node.len].iter_mut().zip(bindings).for_each(|(r, b)| *r = b.into());
+            if let (Some(bindings), Some(node)) =
+                (patch.bindings, graph.nodes.get(patch.node as usize))
+            {
+                ranges[node.at..node.at + node.len]
+                    .iter_mut()
+                    .zip(bindings)
+                    .for_each(|(r, b)| *r = b.into());
             }
         }
     }
@@ -288,15 +315,15 @@ impl Layer for Checks {
                     known.kinds[i].store(true, Ordering::Release);
                 }
             }
-            Lent::Stream(line) => known.registry.mark(line, STREAM),
-            Lent::Gate(line) => known.registry.mark(line, GATE),
+            Lent::Stream(timeline) => known.registry.mark(timeline, STREAM),
+            Lent::HostTimeline(timeline) => known.registry.mark(timeline, GATE),
             Lent::Pipeline(lease) => known.own(address(&**lease)),
-            Lent::Timestamp(lease) => known.own(address(&**lease)),
+            Lent::TimestampQuery(lease) => known.own(address(&**lease)),
         }
     }
 
-    fn stream_ended(open: &Open<Self>, line: &'static Line) {
-        open.known.registry.mark(line, FORMER);
+    fn stream_ended(open: &Open<Self>, timeline: &'static Timeline) {
+        open.known.registry.mark(timeline, FORMER);
     }
 }
 
@@ -320,7 +347,8 @@ impl Known {
                 return None;
             }
             let hint = &self.hints[i][(addr >> 8) as usize % HINTS];
-            let found = device.memory(kind).ok()?.holding(addr, len, hint.load(Ordering::Relaxed))?;
+            let found =
+                device.memory(kind).ok()?.holding(addr, len, hint.load(Ordering::Relaxed))?;
             hint.store(found.row, Ordering::Relaxed);
             Some(found)
         })
@@ -339,8 +367,8 @@ fn owned<T>(open: &Open<Checks>, object: &T, what: &str) -> Result<()> {
 }
 
 /// The value that the next submission would take.
-fn next(line: &Line) -> u64 {
-    line.submitted() + 1
+fn next(timeline: &Timeline) -> u64 {
+    timeline.submitted() + 1
 }
 
 #[cold]
@@ -358,11 +386,11 @@ fn prefixed(e: Error, place: fmt::Arguments<'_>) -> Error {
     }
 }
 
-/// Checks one operation of a submission to `line`, or of a plan.
-fn check_op(open: &Open<Checks>, line: Option<&'static Line>, op: &Op<'_>) -> Result<()> {
+/// Checks one operation of a submission to `timeline`, or of a plan.
+fn check_op(open: &Open<Checks>, timeline: Option<&'static Timeline>, op: &Op<'_>) -> Result<()> {
     let limits = open.inner.limits();
     match op {
-        Op::Wait(on) => check_wait(open, line, *on)?,
+        Op::Wait(on) => check_wait(open, timeline, *on)?,
         Op::Dispatch(d) => {
             owned(open, &**d.pipeline, "kernel")?;
             check::bindings(limits, d.pipeline, d.bindings)?;
@@ -371,12 +399,16 @@ fn check_op(open: &Open<Checks>, line: Option<&'static Line>, op: &Op<'_>) -> Re
         }
         Op::Copy(c) => check::copy(c)?,
         Op::Fill(f) => check::fill(f)?,
-        Op::Upload(u) if u.bytes > 0 && u.src.is_null() => return Err(Error::invalid("the host address is null")),
-        Op::Download(d) if d.bytes > 0 && d.dst.is_null() => return Err(Error::invalid("the host address is null")),
+        Op::Upload(u) if u.bytes > 0 && u.src.is_null() => {
+            return Err(Error::invalid("the host address is null"));
+        }
+        Op::Download(d) if d.bytes > 0 && d.dst.is_null() => {
+            return Err(Error::invalid("the host address is null"));
+        }
         Op::Upload(_) | Op::Download(_) => {}
-        Op::Stamp(stamp) => {
-            can(open.inner.caps().timestamps, "time stamps")?;
-            owned(open, &***stamp, "time stamp")?;
+        Op::WriteTimestamp(stamp) => {
+            can(open.inner.caps().timestamps, "timestamps")?;
+            owned(open, &***stamp, "timestamp")?;
         }
         Op::Foreign(_) => can(open.inner.caps().foreign_calls, "library calls on its stream")?,
         Op::Host(_) => can(open.inner.caps().host_calls, "host calls")?,
@@ -398,26 +430,35 @@ fn can(able: bool, what: &str) -> Result<()> {
     if able { Ok(()) } else { Err(Error::Unsupported(format!("this device has no {what}").into())) }
 }
 
-fn check_wait(open: &Open<Checks>, line: Option<&'static Line>, on: Point) -> Result<()> {
-    let source = on.line();
+fn check_wait(
+    open: &Open<Checks>,
+    timeline: Option<&'static Timeline>,
+    on: Timepoint,
+) -> Result<()> {
+    let source = on.timeline();
     let submitted = on.value() <= source.submitted();
-    if line.is_some_and(|l| l.id() == on.line_id()) {
+    if timeline.is_some_and(|l| l.id() == on.timeline_id()) {
         return if submitted {
             Ok(())
         } else {
-            Err(Error::invalid(format!("the stream would wait for itself: {on:?} was not submitted")))
+            Err(Error::invalid(format!(
+                "the stream would wait for itself: {on:?} was not submitted"
+            )))
         };
     }
     let any = open.inner.caps().waits_for_any_line;
-    match open.known.registry.lines[usize::from(on.line_id().get())].load(Ordering::Acquire) {
+    match open.known.registry.timelines[usize::from(on.timeline_id().get())].load(Ordering::Acquire)
+    {
         GATE => Ok(()),
         STREAM | FORMER if submitted => Ok(()),
         STREAM => Err(Error::invalid(format!(
-            "{on:?} was never submitted (the last is {}); only a gate can be waited for before its signal",
+            "{on:?} was never submitted (the last is {}); only a host timeline can be waited for before its signal",
             source.submitted()
         ))),
         _ if any || on.is_settled() => Ok(()),
-        _ => Err(Error::Unsupported(format!("{on:?} is not a line of a stream or gate of this backend").into())),
+        _ => Err(Error::Unsupported(
+            format!("{on:?} is not a timeline of a stream or host timeline of this backend").into(),
+        )),
     }
 }
 
@@ -436,7 +477,8 @@ fn check_launch(open: &Open<Checks>, native: u64) -> Result<()> {
 }
 
 fn check_patch(open: &Open<Checks>, graph: &CheckedGraph, patch: &NodePatch<'_>) -> Result<()> {
-    let Some(pipeline) = graph.nodes.get(patch.node as usize).and_then(|n| n.pipeline.as_ref()) else {
+    let Some(pipeline) = graph.nodes.get(patch.node as usize).and_then(|n| n.pipeline.as_ref())
+    else {
         return Err(Error::invalid("no such node, or no dispatch"));
     };
     let limits = open.inner.limits();
@@ -462,7 +504,7 @@ fn for_each_range(op: &Op<'_>, mut f: impl FnMut(Range)) {
         Op::Fill(x) => f(Range { addr: x.dst, len: x.bytes, native: x.native, peer: false }),
         Op::Upload(u) => f(Range { addr: u.dst, len: u.bytes, native: u.native, peer: false }),
         Op::Download(d) => f(Range { addr: d.src, len: d.bytes, native: d.native, peer: false }),
-        Op::Wait(_) | Op::Stamp(_) | Op::Host(_) | Op::Graph(_) => {}
+        Op::Wait(_) | Op::WriteTimestamp(_) | Op::Host(_) | Op::Graph(_) => {}
     }
 }
 
@@ -479,12 +521,15 @@ fn check_range(open: &Open<Checks>, range: Range) -> Result<()> {
             "{addr:#x} is a name in a recording; it has no memory before the recording stops"
         )));
     }
-    let look = |bytes: u64| open.known.find(&*open.inner, addr, bytes).or_else(|| in_peer(open, peer, addr, bytes));
+    let look = |bytes: u64| {
+        open.known.find(&*open.inner, addr, bytes).or_else(|| in_peer(open, peer, addr, bytes))
+    };
     match look(len) {
         Some(found) if found.native == native => Ok(()),
-        Some(found) => {
-            Err(Error::invalid(format!("{addr:#x} lies in native object {:#x}, not in {native:#x}", found.native)))
-        }
+        Some(found) => Err(Error::invalid(format!(
+            "{addr:#x} lies in native object {:#x}, not in {native:#x}",
+            found.native
+        ))),
         None => Err(match look(1) {
             Some(b) => Error::invalid(format!(
                 "{len} bytes at {addr:#x} go beyond their buffer, which is {} bytes at {:#x}",

@@ -8,21 +8,23 @@
 //! pool's own entries keep alive. A payload ends with its last lease. The inner backend alone
 //! decides whether a shutdown is allowed; for it the wrapper's leases are like any others.
 //!
-//! Pipelines, time stamps and host timelines are lent as the inner backend lends them.
+//! Pipelines, timestamps and host timelines are lent as the inner backend lends them.
 //!
 //! This module must not know what a layer checks.
 
-use crate::backend::{Backend, Device, Former, Gate, GraphExec, NodePatch, Stream, StreamDesc};
+use crate::backend::{
+    Backend, Device, Former, GraphExec, HostTimeline, NodePatch, Stream, StreamDesc,
+};
 use crate::id::{BackendKind, DeviceId};
 use crate::info::{Caps, DeviceInfo, Limits, MemoryInfo, MemoryKind};
 use crate::kernel::{KernelDesc, Pipeline};
-use crate::op::{Op, Timestamp};
+use crate::op::{Op, TimestampQuery};
 use crate::plan::Plan;
 use leasehold_alloc::{Allocator, Backing};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{
-    DeviceHandle, Error, Fate, Handle, Lease, Line, Point, PoolConfig, PoolManager, PoolStats, Resource, Result,
-    SlotPool, Tagged, Timeline, tags,
+    DeviceHandle, Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource,
+    Result, SlotPool, Tagged, Timeline, TimelineSource, Timepoint, tags,
 };
 use std::any::Any;
 use std::fmt;
@@ -47,7 +49,11 @@ pub(crate) trait Layer: Send + Sync + Sized + 'static {
     }
 
     /// Wraps every call except a submission.
-    fn around<R>(what: &'static str, on: fmt::Arguments<'_>, call: impl FnOnce() -> Result<R>) -> Result<R> {
+    fn around<R>(
+        what: &'static str,
+        on: fmt::Arguments<'_>,
+        call: impl FnOnce() -> Result<R>,
+    ) -> Result<R> {
         let _ = (what, on);
         call()
     }
@@ -59,8 +65,8 @@ pub(crate) trait Layer: Send + Sync + Sized + 'static {
     unsafe fn submit(open: &Open<Self>, inner: &dyn Stream, ops: &[Op<'_>]) -> Result<u64>;
 
     /// Called before a wait on the timeline of a stream.
-    fn check_wait(open: &Open<Self>, line: &'static Line, on: Point) -> Result<()> {
-        let _ = (open, line, on);
+    fn check_wait(open: &Open<Self>, timeline: &'static Timeline, on: Timepoint) -> Result<()> {
+        let _ = (open, timeline, on);
         Ok(())
     }
 
@@ -70,8 +76,12 @@ pub(crate) trait Layer: Send + Sync + Sized + 'static {
         Ok(())
     }
 
-    /// Called before two stamps are compared.
-    fn check_elapsed(open: &Open<Self>, start: &Timestamp, end: &Timestamp) -> Result<()> {
+    /// Called before two timepoints are compared.
+    fn check_elapsed(
+        open: &Open<Self>,
+        start: &TimestampQuery,
+        end: &TimestampQuery,
+    ) -> Result<()> {
         let _ = (open, start, end);
         Ok(())
     }
@@ -80,7 +90,11 @@ pub(crate) trait Layer: Send + Sync + Sized + 'static {
     fn check_plan(open: &Open<Self>, plan: &Plan) -> Result<Self::Graph>;
 
     /// Called before a graph is updated.
-    fn check_update(open: &Open<Self>, graph: &Self::Graph, patches: &[NodePatch<'_>]) -> Result<()> {
+    fn check_update(
+        open: &Open<Self>,
+        graph: &Self::Graph,
+        patches: &[NodePatch<'_>],
+    ) -> Result<()> {
         let _ = (open, graph, patches);
         Ok(())
     }
@@ -106,18 +120,18 @@ pub(crate) trait Layer: Send + Sync + Sized + 'static {
     }
 
     /// Called after a stream's last lease was dropped.
-    fn stream_ended(open: &Open<Self>, line: &'static Line) {
-        let _ = (open, line);
+    fn stream_ended(open: &Open<Self>, timeline: &'static Timeline) {
+        let _ = (open, timeline);
     }
 }
 
 /// An object that a device lent.
 pub(crate) enum Lent<'a> {
     Memory(MemoryKind),
-    Stream(&'static Line),
-    Gate(&'static Line),
+    Stream(&'static Timeline),
+    HostTimeline(&'static Timeline),
     Pipeline(&'a Lease<Pipeline>),
-    Timestamp(&'a Lease<Timestamp>),
+    TimestampQuery(&'a Lease<TimestampQuery>),
 }
 
 /// An opened device: the inner one, and the layer's record.
@@ -227,8 +241,8 @@ impl<L: Layer> Resource for Devices<L> {
         Ok(WrappedDevice { open, pools: self.pools.clone() })
     }
 
-    fn recycle(&self, _: &mut Self::Payload) -> Fate {
-        Fate::Destroy
+    fn recycle(&self, _: &mut Self::Payload) -> Recycle {
+        Recycle::Destroy
     }
 }
 
@@ -239,21 +253,25 @@ impl<L: Layer> Resource for Streams<L> {
     type Request<'a> = (&'a Arc<Open<L>>, &'a StreamDesc);
     const NAME: &'static str = "wrapped stream";
 
-    fn create(&self, _: Handle<tags::Stream>, (open, desc): &Self::Request<'_>) -> Result<Self::Payload> {
+    fn create(
+        &self,
+        _: Handle<tags::Stream>,
+        (open, desc): &Self::Request<'_>,
+    ) -> Result<Self::Payload> {
         let inner = open.inner.stream(desc)?;
-        let line = inner.line();
-        L::lent(open, Lent::Stream(line));
-        Ok(WrappedStream { inner, line, open: (*open).clone() })
+        let timeline = inner.timeline();
+        L::lent(open, Lent::Stream(timeline));
+        Ok(WrappedStream { inner, timeline, open: (*open).clone() })
     }
 
-    fn recycle(&self, _: &mut Self::Payload) -> Fate {
-        Fate::Destroy
+    fn recycle(&self, _: &mut Self::Payload) -> Recycle {
+        Recycle::Destroy
     }
 
     fn destroy(&self, payload: Self::Payload) {
         // The layer's mark first: after the drop of the inner lease another stream may get the
         // timeline.
-        L::stream_ended(&payload.open, payload.line);
+        L::stream_ended(&payload.open, payload.timeline);
         drop(payload);
     }
 }
@@ -269,8 +287,8 @@ impl<L: Layer> Resource for Graphs<L> {
         made.lock().take().ok_or_else(|| leasehold_core::Error::state("a graph was wrapped twice"))
     }
 
-    fn recycle(&self, _: &mut Self::Payload) -> Fate {
-        Fate::Destroy
+    fn recycle(&self, _: &mut Self::Payload) -> Recycle {
+        Recycle::Destroy
     }
 
     fn destroy(&self, payload: Self::Payload) {
@@ -293,7 +311,11 @@ impl<L: Layer> WrappedDevice<L> {
         &*self.open.inner
     }
 
-    fn around<R>(&self, what: &'static str, call: impl FnOnce(&dyn Device) -> Result<R>) -> Result<R> {
+    fn around<R>(
+        &self,
+        what: &'static str,
+        call: impl FnOnce(&dyn Device) -> Result<R>,
+    ) -> Result<R> {
         L::around(what, format_args!("{}", self.inner().info().id), || call(self.inner()))
     }
 }
@@ -354,18 +376,18 @@ unsafe impl<L: Layer> Device for WrappedDevice<L> {
         })
     }
 
-    fn timestamp(&self) -> Result<Lease<Timestamp>> {
+    fn timestamp(&self) -> Result<Lease<TimestampQuery>> {
         self.around("timestamp", |d| {
             let lease = d.timestamp()?;
-            L::lent(&self.open, Lent::Timestamp(&lease));
+            L::lent(&self.open, Lent::TimestampQuery(&lease));
             Ok(lease)
         })
     }
 
-    unsafe fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
+    unsafe fn elapsed(&self, start: &TimestampQuery, end: &TimestampQuery) -> Result<Duration> {
         self.around("elapsed", |d| {
             L::check_elapsed(&self.open, start, end)?;
-            // SAFETY: stamps are lent as the inner device made them, and the caller vouches for
+            // SAFETY: timepoints are lent as the inner device made them, and the caller vouches for
             // their origin.
             unsafe { d.elapsed(start, end) }
         })
@@ -374,8 +396,8 @@ unsafe impl<L: Layer> Device for WrappedDevice<L> {
     unsafe fn instantiate(&self, plan: Plan) -> Result<Lease<dyn GraphExec>> {
         self.around("instantiate", |d| {
             let known = L::check_plan(&self.open, &plan)?;
-            // SAFETY: the plan is the caller's, unchanged. Its pipelines and stamps are the inner
-            // device's, as this wrapper lends them.
+            // SAFETY: the plan is the caller's, unchanged. Its pipelines and timepoints are the
+            // inner device's, as this wrapper lends them.
             let inner = unsafe { d.instantiate(plan) }?;
             L::graph_made(&self.open, inner.native(), &known);
             let made = Mutex::new(Some(WrappedGraph { inner, known, open: self.open.clone() }));
@@ -383,10 +405,10 @@ unsafe impl<L: Layer> Device for WrappedDevice<L> {
         })
     }
 
-    fn gate(&self) -> Result<Lease<dyn Gate>> {
-        self.around("gate", |d| {
-            let lease = d.gate()?;
-            L::lent(&self.open, Lent::Gate(lease.line()));
+    fn host_timeline(&self) -> Result<Lease<dyn HostTimeline>> {
+        self.around("host timeline", |d| {
+            let lease = d.host_timeline()?;
+            L::lent(&self.open, Lent::HostTimeline(lease.timeline()));
             Ok(lease)
         })
     }
@@ -406,7 +428,7 @@ unsafe impl<L: Layer> Device for WrappedDevice<L> {
 
 struct WrappedStream<L: Layer> {
     inner: Lease<dyn Stream>,
-    line: &'static Line,
+    timeline: &'static Timeline,
     open: Arc<Open<L>>,
 }
 
@@ -415,15 +437,19 @@ impl<L: Layer> Tagged for WrappedStream<L> {
 }
 
 impl<L: Layer> WrappedStream<L> {
-    fn around<R>(&self, what: &'static str, call: impl FnOnce(&dyn Stream) -> Result<R>) -> Result<R> {
-        L::around(what, format_args!("{:?}", self.line), || call(&*self.inner))
+    fn around<R>(
+        &self,
+        what: &'static str,
+        call: impl FnOnce(&dyn Stream) -> Result<R>,
+    ) -> Result<R> {
+        L::around(what, format_args!("{:?}", self.timeline), || call(&*self.inner))
     }
 }
 
 // SAFETY: the timeline and all statements about it are the inner stream's.
-unsafe impl<L: Layer> Timeline for WrappedStream<L> {
-    fn line(&self) -> &'static Line {
-        self.line
+unsafe impl<L: Layer> TimelineSource for WrappedStream<L> {
+    fn timeline(&self) -> &'static Timeline {
+        self.timeline
     }
 
     fn signal(&self) -> Result<u64> {
@@ -434,9 +460,9 @@ unsafe impl<L: Layer> Timeline for WrappedStream<L> {
         self.around("refresh", |s| s.refresh())
     }
 
-    fn wait(&self, on: Point) -> Result<()> {
+    fn wait(&self, on: Timepoint) -> Result<()> {
         self.around("wait", |s| {
-            L::check_wait(&self.open, self.line, on)?;
+            L::check_wait(&self.open, self.timeline, on)?;
             s.wait(on)
         })
     }
@@ -498,14 +524,18 @@ unsafe impl<L: Layer> GraphExec for WrappedGraph<L> {
     }
 
     unsafe fn update(&self, patches: &[NodePatch<'_>]) -> Result<()> {
-        L::around("update", format_args!("{} of {} nodes", patches.len(), self.inner.nodes()), || {
-            L::check_update(&self.open, &self.known, patches)?;
-            // SAFETY: the patches are the caller's, unchanged, for the one graph that this object
-            // wraps.
-            unsafe { self.inner.update(patches) }?;
-            L::updated(&self.known, patches);
-            Ok(())
-        })
+        L::around(
+            "update",
+            format_args!("{} of {} nodes", patches.len(), self.inner.nodes()),
+            || {
+                L::check_update(&self.open, &self.known, patches)?;
+                // SAFETY: the patches are the caller's, unchanged, for the one graph that this
+                // object wraps.
+                unsafe { self.inner.update(patches) }?;
+                L::updated(&self.known, patches);
+                Ok(())
+            },
+        )
     }
 
     fn native(&self) -> u64 {

@@ -35,7 +35,8 @@ impl Refusal {
     }
 
     fn of(path: &Path, e: &io::Error) -> Self {
-        let cause = if e.kind() == ErrorKind::NotFound { Cause::Missing } else { Cause::Unreadable };
+        let cause =
+            if e.kind() == ErrorKind::NotFound { Cause::Missing } else { Cause::Unreadable };
         Self::new(path, cause, e)
     }
 }
@@ -66,7 +67,11 @@ pub fn open(path: &Path) -> Result<File, Refusal> {
     // The check uses the opened file, because the path may name another file by now.
     let kind = file.metadata().map_err(|e| Refusal::of(path, &e))?.file_type();
     if !kind.is_file() {
-        return Err(Refusal::new(path, Cause::NotRegular, format_args!("{}; a regular file is expected", name(kind))));
+        return Err(Refusal::new(
+            path,
+            Cause::NotRegular,
+            format_args!("{}; a regular file is expected", name(kind)),
+        ));
     }
     Ok(file)
 }
@@ -85,7 +90,9 @@ pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, Refusal> {
         return Err(too_long(format_args!("the file has {size} bytes")));
     }
     let mut bytes = Vec::with_capacity(size as usize);
-    file.take(limit.saturating_add(1)).read_to_end(&mut bytes).map_err(|e| Refusal::of(path, &e))?;
+    file.take(limit.saturating_add(1))
+        .read_to_end(&mut bytes)
+        .map_err(|e| Refusal::of(path, &e))?;
     if bytes.len() as u64 > limit {
         return Err(too_long(format_args!("the file has more than {limit} bytes")));
     }

@@ -9,7 +9,8 @@ const VALUE: usize = 120;
 ///
 /// ```
 /// assert_eq!(leasehold_input::shown("a\u{1b}[2Jb").to_string(), "a\\u{1b}[2Jb");
-/// assert!(leasehold_input::shown(&"x".repeat(1 << 20)).to_string().ends_with("xx… (1048576 bytes)"));
+/// let text = leasehold_input::shown(&"x".repeat(1 << 20)).to_string();
+/// assert!(text.ends_with("xx… (1048576 bytes)"));
 /// ```
 #[must_use]
 pub fn shown(text: &str) -> Shown<'_> {
@@ -72,7 +73,10 @@ mod tests {
         let all: String = ('\0'..='\u{9f}').chain(['\u{2028}', '\u{202e}', '\u{2066}']).collect();
         let text = shown_within(&all, usize::MAX).to_string();
         assert!(!text.chars().any(commands), "{text:?}");
-        assert!(text.contains("\\u{7}") && text.contains("\\r\\n") || text.contains("\\n"), "{text}");
+        assert!(
+            text.contains("\\u{7}") && text.contains("\\r\\n") || text.contains("\\n"),
+            "{text}"
+        );
         assert_eq!(printable("a\tb\n\r\u{7}é"), "a\tb\n\\r\\u{7}é");
     }
 

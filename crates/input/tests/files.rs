@@ -21,7 +21,10 @@ fn pipes_devices_folders_and_sockets_are_refused_and_nobody_waits() {
     // SAFETY: a string that ends with a zero byte and lives during the call.
     assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
     let (why, text) = cause(&fifo);
-    assert!(why == Cause::NotRegular && text.ends_with(": a pipe; a regular file is expected"), "{text}");
+    assert!(
+        why == Cause::NotRegular && text.ends_with(": a pipe; a regular file is expected"),
+        "{text}"
+    );
     let (why, text) = cause(dir.path());
     assert!(why == Cause::NotRegular && text.contains("a folder"), "{text}");
     let (why, text) = cause(Path::new("/dev/zero"));
@@ -43,7 +46,11 @@ fn a_file_is_read_up_to_its_limit() {
     assert_eq!(read(&path, 1000).expect("read"), [7; 1000]);
     std::fs::write(&path, [7; 1001]).expect("written");
     let (why, text) = cause(&path);
-    assert!(why == Cause::TooLong && text.ends_with("the file has 1001 bytes; at most 1000 bytes are read"), "{text}");
+    assert!(
+        why == Cause::TooLong
+            && text.ends_with("the file has 1001 bytes; at most 1000 bytes are read"),
+        "{text}"
+    );
     // A file without blocks on the disk, and longer than any memory.
     std::fs::File::create(&path).and_then(|f| f.set_len(1 << 42)).expect("a sparse file");
     assert_eq!(cause(&path).0, Cause::TooLong);

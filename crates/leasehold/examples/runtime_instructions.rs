@@ -1,17 +1,23 @@
-//! Runs one of the runtime's hot paths a number of times, for `ci/instructions.sh` to count; without arguments names them and their times.
+//! Runs one of the runtime's hot paths a number of times, for `ci/instructions.sh` to count;
+//! without arguments names them and their times.
 //!
 //! `cargo run --release -p leasehold --example runtime_instructions [-- NAME TIMES]`
 //!
-//! The backend accepts everything and does nothing, at once, so what is counted is the public path alone and the same every time.
+//! The backend accepts everything and does nothing, at once, so what is counted is the public path
+//! alone and the same every time.
 
 use leasehold::backend::{
-    Caps, Device, GraphExec, Limits, MemoryInfo, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc, Timestamp,
+    Caps, Device, GraphExec, Limits, MemoryInfo, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc,
+    TimestampQuery,
 };
-use leasehold::backend::{Fate, Handle, Line, LineOwner, PoolConfig, Resource, SlotPool, Tagged, Timeline, tags};
+use leasehold::backend::{
+    Handle, PoolConfig, Recycle, Resource, SlotPool, Tagged, Timeline, TimelineOwner,
+    TimelineSource, tags,
+};
 use leasehold::kernel::{KernelCheck, KernelDesc, KernelSource, session_ops, session_sync_ops};
 use leasehold::{
-    Access, Allocator, Backend, BackendKind, Context, DeviceId, DeviceInfo, Error, Graph, KernelBase, KernelSession,
-    Lease, MemoryKind, Point, PoolStats, Result, Runtime, View,
+    Access, Allocator, Backend, BackendKind, Context, DeviceId, DeviceInfo, Error, Graph,
+    KernelBase, KernelSession, Lease, MemoryKind, PoolStats, Result, Runtime, Timepoint, View,
 };
 use leasehold_alloc::AllocatorConfig;
 use leasehold_alloc_bench::FakeBacking;
@@ -20,24 +26,24 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A stream whose work is over as soon as it is submitted.
-struct IdleStream(LineOwner);
+struct IdleStream(TimelineOwner);
 
 // SAFETY: nothing that is submitted touches memory, so every value is over when it is taken.
-unsafe impl Timeline for IdleStream {
-    fn line(&self) -> &'static Line {
-        self.0.line()
+unsafe impl TimelineSource for IdleStream {
+    fn timeline(&self) -> &'static Timeline {
+        self.0.timeline()
     }
     fn signal(&self) -> Result<u64> {
-        Ok(self.line().submitted())
+        Ok(self.timeline().submitted())
     }
     fn refresh(&self) -> Result<u64> {
-        Ok(self.line().completed())
+        Ok(self.timeline().completed())
     }
-    fn wait(&self, _: Point) -> Result<()> {
+    fn wait(&self, _: Timepoint) -> Result<()> {
         Ok(())
     }
     fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
-        self.line().wait(value, timeout)
+        self.timeline().wait(value, timeout)
     }
 }
 
@@ -99,8 +105,8 @@ impl<T: Tagged + Send + Sync + 'static> Resource for Make<T> {
     fn create(&self, _: Handle<T::Tag>, make: &&dyn Fn() -> Result<T>) -> Result<T> {
         make()
     }
-    fn recycle(&self, _: &mut T) -> Fate {
-        Fate::Destroy
+    fn recycle(&self, _: &mut T) -> Recycle {
+        Recycle::Destroy
     }
 }
 
@@ -131,17 +137,17 @@ unsafe impl Device for IdleDevice {
         Ok(&self.memory)
     }
     fn stream(&self, _: &StreamDesc) -> Result<Lease<dyn Stream>> {
-        let make = || Ok(IdleStream(LineOwner::take()?));
+        let make = || Ok(IdleStream(TimelineOwner::take()?));
         Ok(Lease::map(self.streams.acquire(&(&make as _))?, |s| s as &dyn Stream))
     }
     fn pipeline(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>> {
         let make = || Ok(Pipeline::new(desc, 0, 1024));
         self.pipelines.acquire(&(&make as _))
     }
-    fn timestamp(&self) -> Result<Lease<Timestamp>> {
+    fn timestamp(&self) -> Result<Lease<TimestampQuery>> {
         Err(Error::Unsupported("no time".into()))
     }
-    unsafe fn elapsed(&self, _: &Timestamp, _: &Timestamp) -> Result<Duration> {
+    unsafe fn elapsed(&self, _: &TimestampQuery, _: &TimestampQuery) -> Result<Duration> {
         Err(Error::Unsupported("no time".into()))
     }
     unsafe fn instantiate(&self, plan: Plan) -> Result<Lease<dyn GraphExec>> {
@@ -172,7 +178,10 @@ unsafe impl Backend for Idle {
             Ok(IdleDevice {
                 info: DeviceInfo::new(id, "a device that does nothing"),
                 limits: Limits::default(),
-                memory: Allocator::new(Box::new(FakeBacking::new(1 << 30)), AllocatorConfig::default())?,
+                memory: Allocator::new(
+                    Box::new(FakeBacking::new(1 << 30)),
+                    AllocatorConfig::default(),
+                )?,
                 streams: pool()?,
                 graphs: pool()?,
                 pipelines: pool()?,
@@ -202,7 +211,8 @@ impl Bench {
             let [rows, ..] = launch.params::<[u32; 4]>()?;
             (0..3).try_for_each(|i| launch.want(i, u64::from(rows) * 4))
         });
-        let desc = KernelDesc::new("k", KernelSource::Registered("k".into()), &roles, check).params_of::<[u32; 4]>();
+        let desc = KernelDesc::new("k", KernelSource::Registered("k".into()), &roles, check)
+            .params_of::<[u32; 4]>();
         // SAFETY: the device runs nothing.
         let kernel = unsafe { KernelBase::new(desc.aligned(4)) }?;
         let operands = [runtime.alloc(4096)?, runtime.alloc(4096)?, runtime.alloc(4096)?];
@@ -211,7 +221,11 @@ impl Bench {
     }
 }
 
-fn session(runtime: &Runtime, kernel: &KernelBase, [a, b, c]: &[Lease<leasehold::Buffer>; 3]) -> Result<()> {
+fn session(
+    runtime: &Runtime,
+    kernel: &KernelBase,
+    [a, b, c]: &[Lease<leasehold::Buffer>; 3],
+) -> Result<()> {
     let operands = [a.read(), b.read(), c.write()];
     let session = KernelSession::begin(kernel, runtime.stream())?;
     let session = session_sync_ops::wait(session, &operands)?;

@@ -2,8 +2,8 @@
 //!
 //! The bytes of an array may be anything, as the bytes of a buffer are: a kernel may have written
 //! them, or nobody. So values come to the host by copies alone, into types for which every pattern
-//! of bytes is a value ([`AnyBitPattern`](bytemuck::AnyBitPattern)), and go to the device from types
-//! without padding ([`NoUninit`](bytemuck::NoUninit)).
+//! of bytes is a value ([`AnyBitPattern`](bytemuck::AnyBitPattern)), and go to the device from
+//! types without padding ([`NoUninit`](bytemuck::NoUninit)).
 
 use crate::view::{BufferView, Operand, View};
 use leasehold_alloc::Buffer;
@@ -45,7 +45,10 @@ impl<T> Array<T> {
     /// `InvalidArgument` for more bytes than a number counts.
     pub(crate) fn bytes_of(len: usize) -> Result<u64> {
         len.checked_mul(size_of::<T>()).map(|bytes| bytes as u64).ok_or_else(|| {
-            Error::invalid(format!("{len} values of {} bytes are more bytes than there are addresses", size_of::<T>()))
+            Error::invalid(format!(
+                "{len} values of {} bytes are more bytes than there are addresses",
+                size_of::<T>()
+            ))
         })
     }
 
@@ -146,7 +149,13 @@ impl<T> From<Array<T>> for Lease<Buffer> {
 
 impl<T> fmt::Debug for Array<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Array<{}>({} values, {:?})", std::any::type_name::<T>(), self.len(), self.lease.handle())
+        write!(
+            f,
+            "Array<{}>({} values, {:?})",
+            std::any::type_name::<T>(),
+            self.len(),
+            self.lease.handle()
+        )
     }
 }
 
@@ -253,20 +262,33 @@ impl<'a, T> From<&'a Array<T>> for ArrayView<'a, T> {
 
 impl<T> fmt::Debug for ArrayView<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ArrayView<{}>({} values, {:?})", std::any::type_name::<T>(), self.len(), self.view)
+        write!(
+            f,
+            "ArrayView<{}>({} values, {:?})",
+            std::any::type_name::<T>(),
+            self.len(),
+            self.view
+        )
     }
 }
 
 #[cold]
 fn no_whole_number<T>(bytes: u64) -> Error {
-    Error::invalid(format!("{bytes} bytes are no whole number of values of {} bytes", size_of::<T>()))
+    Error::invalid(format!(
+        "{bytes} bytes are no whole number of values of {} bytes",
+        size_of::<T>()
+    ))
 }
 
 /// The beginning and the end of a range within `len` of something.
 ///
 /// # Errors
 /// `InvalidArgument` when it does not lie there, or ends before it begins.
-pub(crate) fn bounds(range: impl RangeBounds<usize>, len: usize, of: &'static str) -> Result<(usize, usize)> {
+pub(crate) fn bounds(
+    range: impl RangeBounds<usize>,
+    len: usize,
+    of: &'static str,
+) -> Result<(usize, usize)> {
     let from = match range.start_bound() {
         Bound::Included(&at) => Some(at),
         Bound::Excluded(&at) => at.checked_add(1),

@@ -1,10 +1,11 @@
 //! What an implementer of a backend, of a source of memory or of a stream needs, and nobody else.
 //!
-//! A backend implements the unsafe traits [`Backend`], [`Device`], [`Stream`] and [`GraphExec`], and
-//! [`Gate`] where it has gates; each says what its implementer vouches for. Its allocator is
-//! [`Allocator`] over a [`Backing`]. The owner's half of a timeline is [`LineOwner`], whose
-//! documentation has a stream in thirty lines. [`Validated`] and [`Traced`] wrap a backend.
-//! [`SlotPool`], [`PoolManager`] and [`FixedSlotStore`] give its resources a life cycle.
+//! A backend implements the unsafe traits [`Backend`], [`Device`], [`Stream`] and [`GraphExec`],
+//! and [`HostTimeline`] where it has host timelines; each says what its implementer vouches for.
+//! Its allocator is [`Allocator`] over a [`Backing`]. The owner's half of a timeline is
+//! [`TimelineOwner`], whose documentation has a stream in thirty timelines. [`Validated`] and
+//! [`Traced`] wrap a backend. [`SlotPool`], [`PoolManager`] and [`FixedSlotStore`] give its
+//! resources a life cycle.
 //!
 //! A program uses such a backend by [`Context::with_backends`](crate::Context::with_backends). The
 //! crate `leasehold-conformance` checks it.
@@ -18,19 +19,23 @@
 //! ```
 
 pub use leasehold_alloc::{
-    Allocator, AllocatorConfig, ArenaState, Backing, BackingCaps, Bindings, BlockInfo, BlockState, Buffer, Chunk,
-    DebugAids, Finding, FindingKind, GraphArena, Holding, HostKind, LaunchGuard, Layout, LeakReport, Lifetime,
-    LiveBuffer, On, Protection, Reclaimer, SYMBOLIC, Segment, Snapshot, TagTotal,
+    Allocator, AllocatorConfig, ArenaState, Backing, BackingCaps, Bindings, BlockInfo, BlockState,
+    Buffer, Chunk, DebugAids, Finding, FindingKind, GraphArena, Holding, HostKind, LaunchGuard,
+    Layout, LeakReport, Lifetime, LiveBuffer, On, Protection, Reclaimer, SYMBOLIC, Segment,
+    Snapshot, TagTotal,
 };
 pub use leasehold_core::{
-    Birth, Budgeted, CommandQueueHandle, ContextHandle, DeviceHandle, Fate, FenceHandle, FixedSlotStore, GateHandle,
-    Handle, HeapHandle, HostLine, Index, LibraryHandle, LifeCycle, Line, LineId, LineOwner, Miss, PipelineHandle,
-    PoolConfig, PoolManager, PoolStats, Publisher, Resource, RetireList, SlotPool, Stamp, TagOf, Tagged, Text,
-    Timeline, TimestampHandle, VALUE_LIMIT, copy_bytes, defects, handle, sync, tags,
+    AcquireError, Budgeted, CommandQueueHandle, ContextHandle, DeviceHandle, FenceHandle,
+    FixedSlotStore, ForkGuard, Handle, HeapHandle, HostTimelineHandle, HostTimelineOwner, Index,
+    LibraryHandle, LifeCycle, PackedTimepoint, PipelineHandle, PoolConfig, PoolManager, PoolStats,
+    Publisher, Recycle, Resource, RetireList, SlotPool, TagOf, Tagged, Text, Timeline, TimelineId,
+    TimelineOwner, TimelineSource, TimestampHandle, VALUE_LIMIT, copy_bytes, defects, handle, sync,
+    tags,
 };
 pub use leasehold_hal::{
-    Access, Backend, BackendKind, Binding, Caps, Copy2d, CpuArgs, CpuFn, Device, DeviceId, DeviceInfo, Dispatch,
-    Download, Fill, ForeignCall, Former, Gate, GraphExec, HostCall, Keep, KernelCheck, KernelDesc, KernelSource,
-    LaunchInfo, Limits, MemoryInfo, MemoryKind, NodePatch, NullBackend, Op, OpList, Overlap, Pipeline, Plan, Stream,
-    StreamDesc, Timestamp, Traced, Upload, Validated, hazard,
+    Access, Backend, BackendKind, Binding, Caps, Copy2d, CpuArgs, CpuFn, Device, DeviceId,
+    DeviceInfo, Dispatch, Download, Fill, ForeignCall, Former, GraphExec, HostCall, HostTimeline,
+    KeepAlive, KernelCheck, KernelDesc, KernelSource, LaunchInfo, Limits, MemoryInfo, MemoryKind,
+    NodePatch, NullBackend, Op, OpList, Overlap, Pipeline, Plan, Stream, StreamDesc,
+    TimestampQuery, Traced, Upload, Validated, hazard,
 };

@@ -1,7 +1,8 @@
 //! Contexts: who owns the runtimes, and which one a thread uses now.
 //!
-//! The only table of backends is here. A thread's *current* context is a light bundle of references; it is set for a while by a
-//! guard that restores the former one, and no other call touches it.
+//! The only table of backends is here. A thread's *current* context is a light bundle of
+//! references; it is set for a while by a guard that restores the former one, and no other call
+//! touches it.
 
 use crate::runtime::{Runtime, RuntimeInner};
 use crate::stream::Stream;
@@ -38,8 +39,8 @@ impl Place {
 
 /// Owns the backends and one runtime per device. Clones are the same context.
 ///
-/// Neither the end of a context nor that of `main` waits for work that is pending: [`Runtime::close`] and
-/// [`Stream::synchronize`] do.
+/// Neither the end of a context nor that of `main` waits for work that is pending:
+/// [`Runtime::close`] and [`Stream::synchronize`] do.
 #[doc(alias = "ContextImpl")]
 #[derive(Clone)]
 pub struct Context(Arc<Inner>);
@@ -89,7 +90,8 @@ impl Context {
         Self::with_backends(registered())
     }
 
-    /// A context with the caller's backends: a configured one, a wrapped one, one of somebody else's.
+    /// A context with the caller's backends: a configured one, a wrapped one, one of somebody
+    /// else's.
     #[must_use]
     pub fn with_backends(backends: Vec<Arc<dyn Backend>>) -> Self {
         Self(Arc::new(Inner { backends, runtimes: Mutex::new(HashMap::new()) }))
@@ -101,11 +103,16 @@ impl Context {
         GLOBAL.get_or_init(Context::new)
     }
 
-    /// Every backend known to the build, found or not, with the reason. May block on drivers' starts.
+    /// Every backend known to the build, found or not, with the reason. May block on drivers'
+    /// starts.
     #[must_use]
     pub fn backends(&self) -> Vec<BackendReport> {
-        let mut reports: Vec<_> =
-            self.0.backends.iter().map(|b| BackendReport { kind: b.kind(), devices: b.devices() }).collect();
+        let mut reports: Vec<_> = self
+            .0
+            .backends
+            .iter()
+            .map(|b| BackendReport { kind: b.kind(), devices: b.devices() })
+            .collect();
         for (kind, why) in absent() {
             if reports.iter().all(|r| r.kind != kind) {
                 reports.push(BackendReport { kind, devices: Err(Error::Unavailable(why.into())) });
@@ -126,22 +133,30 @@ impl Context {
         self.0.backends.iter().filter_map(|b| b.devices().ok()).flatten().collect()
     }
 
-    /// The device that a name means here: `cpu:0`, `cuda`, and the names of backends of somebody else's that this context was made with
-    /// ([`BackendKind::Other`]). What a [`DeviceId`] of the context prints is read as that device again. Says nothing about whether the device
-    /// is there.
+    /// The device that a name means here: `cpu:0`, `cuda`, and the names of backends of somebody
+    /// else's that this context was made with ([`BackendKind::Other`]). What a [`DeviceId`] of the
+    /// context prints is read as that device again. Says nothing about whether the device is there.
     ///
     /// # Errors
     /// `InvalidArgument` for another backend, or an ordinal that is no number.
     pub fn device_id(&self, name: &str) -> Result<DeviceId> {
         let own = self.0.backends.iter().map(|b| b.kind());
-        let known = [BackendKind::Cpu, BackendKind::Cuda, BackendKind::Mps, BackendKind::Sim, BackendKind::Null];
+        let known = [
+            BackendKind::Cpu,
+            BackendKind::Cuda,
+            BackendKind::Mps,
+            BackendKind::Sim,
+            BackendKind::Null,
+        ];
         DeviceId::parse_among(name, &own.chain(known).collect::<Vec<_>>())
     }
 
-    /// The runtime of a device: one per device, made when first asked for, shared by all who ask. May block on the driver.
+    /// The runtime of a device: one per device, made when first asked for, shared by all who ask.
+    /// May block on the driver.
     ///
     /// # Errors
-    /// `NotFound` or `Unavailable` for a device or backend that is not there; the driver's own. A failure leaks nothing.
+    /// `NotFound` or `Unavailable` for a device or backend that is not there; the driver's own. A
+    /// failure leaks nothing.
     pub fn runtime(&self, device: DeviceId) -> Result<Runtime> {
         let place = self.0.runtimes.lock().entry(device).or_default().clone();
         let _making = place.making.lock();
@@ -173,8 +188,9 @@ impl Context {
     /// Ends the backends' managers, one after the other.
     ///
     /// # Errors
-    /// `LeasesOutstanding` while a runtime, a buffer or anything else is held (the process's [default](Current::set_process_default) holds its
-    /// runtime too); nothing of that backend has changed then, and the call may be repeated.
+    /// `LeasesOutstanding` while a runtime, a buffer or anything else is held (the process's
+    /// [default](Current::set_process_default) holds its runtime too); nothing of that backend has
+    /// changed then, and the call may be repeated.
     pub fn shutdown(&self) -> Result<()> {
         self.0.backends.iter().try_for_each(|b| b.shutdown())
     }
@@ -202,7 +218,8 @@ thread_local! {
 
 static PROCESS_DEFAULT: RwLock<Option<Current>> = RwLock::new(None);
 
-/// What a thread works with now: runtime, stream, and through them backend, device, managers and allocator.
+/// What a thread works with now: runtime, stream, and through them backend, device, managers and
+/// allocator.
 #[doc(alias = "CurrentState")]
 #[derive(Debug, Clone)]
 pub struct Current {
@@ -224,7 +241,8 @@ impl Current {
         })
     }
 
-    /// Sets what threads without a context of their own get; `None` takes it back. It keeps the runtime alive until then.
+    /// Sets what threads without a context of their own get; `None` takes it back. It keeps the
+    /// runtime alive until then.
     pub fn set_process_default(runtime: Option<&Runtime>) {
         let new = runtime.map(|r| Current { runtime: r.clone(), stream: r.stream().clone() });
         let old = std::mem::replace(&mut *PROCESS_DEFAULT.write(), new);
@@ -268,9 +286,11 @@ impl Current {
     }
 }
 
-/// The managers of a runtime's device, by the backend that it is of. A device that is wrapped shows what it wraps.
+/// The managers of a runtime's device, by the backend that it is of. A device that is wrapped shows
+/// what it wraps.
 impl Runtime {
-    /// The device's state on the CPU backend, and through it the managers; `None` on another backend.
+    /// The device's state on the CPU backend, and through it the managers; `None` on another
+    /// backend.
     ///
     /// ```
     /// use leasehold::{Context, DeviceId};
@@ -285,7 +305,8 @@ impl Runtime {
         self.raw_device().state()?.downcast_ref()
     }
 
-    /// The device's state on the CUDA backend, and through it the managers; `None` on another backend.
+    /// The device's state on the CUDA backend, and through it the managers; `None` on another
+    /// backend.
     #[cfg(feature = "cuda")]
     #[must_use]
     pub fn cuda(&self) -> Option<&leasehold_cuda::manager::device::DeviceState> {
@@ -295,8 +316,9 @@ impl Runtime {
 
 /// Restores the thread's former context when dropped, the driver's notion of it too.
 ///
-/// Guards may be dropped in any order: the current context is that of the latest guard that is left. When the last guard of a driver's devices
-/// goes, the driver has current again what it had before the first.
+/// Guards may be dropped in any order: the current context is that of the latest guard that is
+/// left. When the last guard of a driver's devices goes, the driver has current again what it had
+/// before the first.
 #[derive(Debug)]
 #[must_use = "the former context is restored at once when the guard is dropped"]
 pub struct ContextGuard {
@@ -309,7 +331,9 @@ impl ContextGuard {
     pub(crate) fn enter(runtime: &Runtime, stream: &Stream) -> Result<Self> {
         let new = Current { runtime: runtime.clone(), stream: stream.clone() };
         let ending = |_| Error::state("this thread is ending; it has no current context any more");
-        let first = CURRENT.try_with(|c| !c.borrow().iter().any(|c| c.1.shares_driver(&new))).map_err(ending)?;
+        let first = CURRENT
+            .try_with(|c| !c.borrow().iter().any(|c| c.1.shares_driver(&new)))
+            .map_err(ending)?;
         let device = runtime.raw_device();
         let before = if first { Some(device.current()?) } else { None };
         device.make_current()?;

@@ -6,7 +6,8 @@
 //! use leasehold::{Context, DeviceId};
 //! # fn main() -> leasehold::Result<()> {
 //! let backend = CpuBackend::with_config(CpuConfig::threads(2))?;
-//! let context = Context::with_backends(vec![std::sync::Arc::new(backend) as std::sync::Arc<dyn Backend>]);
+//! let backend: std::sync::Arc<dyn Backend> = std::sync::Arc::new(backend);
+//! let context = Context::with_backends(vec![backend]);
 //! assert_eq!(context.runtime(DeviceId::cpu(0))?.device(), DeviceId::cpu(0));
 //! # Ok(())
 //! # }

@@ -1,10 +1,11 @@
-//! The CUDA backend, and the driver's own objects under a runtime, for other libraries on the same device.
+//! The CUDA backend, and the driver's own objects under a runtime, for other libraries on the same
+//! device.
 //!
 //! The words below are the driver's handles. Getting one is safe; what is done with it is not this
 //! library's affair. A library that enqueues work on a stream does so best in
-//! [`Stream::foreign_call`], which orders the call by its operands and marks their use. Work that is
-//! enqueued on [`raw_stream`] by hand is ordered with the stream's own in the driver, but leaves no
-//! mark on buffers: nobody else waits for it, and freed memory does not either.
+//! [`Stream::foreign_call`], which orders the call by its operands and marks their use. Work that
+//! is enqueued on [`raw_stream`] by hand is ordered with the stream's own in the driver, but leaves
+//! no mark on buffers: nobody else waits for it, and freed memory does not either.
 
 use crate::runtime::Runtime;
 use crate::stream::Stream;
@@ -28,7 +29,8 @@ fn is_cuda(device: DeviceId) -> Result<()> {
 /// `InvalidArgument` for a runtime of another backend.
 pub fn raw_context(runtime: &Runtime) -> Result<u64> {
     is_cuda(runtime.device())?;
-    let device = runtime.cuda().ok_or_else(|| Error::invalid("a device that does not show its state"))?;
+    let device =
+        runtime.cuda().ok_or_else(|| Error::invalid("a device that does not show its state"))?;
     Ok(device.primary().native().0)
 }
 
@@ -46,8 +48,8 @@ pub fn raw_stream(stream: &Stream) -> Result<u64> {
 /// The `CUdeviceptr` of a view's first byte, good while the buffer lives; 0 for an empty one.
 ///
 /// # Errors
-/// `InvalidArgument` for memory of another runtime than this one, or of another backend; `Recording`
-/// for memory that has no address yet.
+/// `InvalidArgument` for memory of another runtime than this one, or of another backend;
+/// `Recording` for memory that has no address yet.
 pub fn raw_pointer(runtime: &Runtime, view: BufferView<'_>) -> Result<u64> {
     is_cuda(runtime.device())?;
     runtime.inner.check_eager(&[view.read()])?;

@@ -1,17 +1,20 @@
-//! Events: recorded points, with a device time stamp where asked for.
+//! Events: recorded timepoints, with a device timestamp where asked for.
 //!
-//! An event names a point that was already submitted, so waiting for it never waits before its signal. A wait binds to the last
-//! record before it; recording again does not disturb it.
+//! An event names a timepoint that was already submitted, so waiting for it never waits before its
+//! signal. A wait binds to the last record before it; recording again does not disturb it.
 //!
-//! Each record of an event with timing has a time stamp of its own, since several records may be pending at once. A graph owns one
-//! for each record in it, and its every launch writes that one again.
+//! Each record of an event with timing has a timestamp of its own, since several records may be
+//! pending at once. A graph owns one for each record in it, and its every launch writes that one
+//! again.
 
 use crate::graph::recorder;
 use crate::runtime::RuntimeInner;
 use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Error, Fate, Handle, Lease, Point, Resource, Result, Stamp, Tagged, tags};
-use leasehold_hal::{Device, DeviceId, Timestamp};
+use leasehold_core::{
+    Error, Handle, Lease, PackedTimepoint, Recycle, Resource, Result, Tagged, Timepoint, tags,
+};
+use leasehold_hal::{Device, DeviceId, TimestampQuery};
 use std::marker::PhantomPinned;
 use std::sync::Weak;
 use std::time::Duration;
@@ -23,19 +26,20 @@ const OVERTAKEN: u32 = 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub struct EventFlags {
-    /// Keeps a device time stamp, so that `elapsed` works. On by default.
+    /// Keeps a device timestamp, so that `elapsed` works. On by default.
     pub timing: bool,
-    /// A host thread that waits for the event sleeps at once and leaves its processor to others. Without it, the default, a waiting thread
-    /// may spin for some tenths of a millisecond first, which notices the event sooner. The same on every backend.
+    /// A host thread that waits for the event sleeps at once and leaves its processor to others.
+    /// Without it, the default, a waiting thread may spin for some tenths of a millisecond first,
+    /// which notices the event sooner. The same on every backend.
     pub blocking_sync: bool,
 }
 
 impl EventFlags {
-    /// With a time stamp.
+    /// With a timestamp.
     pub const TIMING: EventFlags = EventFlags { timing: true, blocking_sync: false };
     /// Without one: cheaper to record and to wait for.
     pub const DISABLE_TIMING: EventFlags = EventFlags { timing: false, blocking_sync: false };
-    /// With a time stamp, waited for asleep.
+    /// With a timestamp, waited for asleep.
     pub const BLOCKING_SYNC: EventFlags = EventFlags { timing: true, blocking_sync: true };
 }
 
@@ -45,8 +49,9 @@ impl Default for EventFlags {
     }
 }
 
-/// A point of a stream that was marked. Made by [`Runtime::create_event`](crate::Runtime::create_event), held by leases, and free for
-/// reuse with the last one.
+/// A timepoint of a stream that was marked. Made by
+/// [`Runtime::create_event`](crate::Runtime::create_event), held by leases, and free for reuse with
+/// the last one.
 ///
 /// ```
 /// use leasehold::{Context, DeviceId, View};
@@ -82,7 +87,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// Whether it keeps a time stamp.
+    /// Whether it keeps a timestamp.
     #[must_use]
     pub fn has_timing(&self) -> bool {
         self.timing
@@ -106,11 +111,11 @@ impl Event {
         self.device
     }
 
-    /// The point of the last record.
+    /// The timepoint of the last record.
     ///
     /// # Errors
     /// `InvalidState` when it was never recorded.
-    pub fn point(&self) -> Result<Point> {
+    pub fn timepoint(&self) -> Result<Timepoint> {
         self.last().ok_or_else(never_recorded)
     }
 
@@ -120,17 +125,18 @@ impl Event {
         self.last().is_some()
     }
 
-    /// The point of the last record, if there is one.
+    /// The timepoint of the last record, if there is one.
     #[inline]
-    pub(crate) fn last(&self) -> Option<Point> {
-        Stamp::from_bits(self.stamp.load(Ordering::Acquire)).point()
+    pub(crate) fn last(&self) -> Option<Timepoint> {
+        PackedTimepoint::from_bits(self.stamp.load(Ordering::Acquire)).timepoint()
     }
 
     /// Whether the last record is complete; an event that was never recorded is. Asks the driver;
     /// never blocks.
     ///
     /// # Errors
-    /// The cause of a failure before the record; `Recording` on a thread that records on the device.
+    /// The cause of a failure before the record; `Recording` on a thread that records on the
+    /// device.
     #[doc(alias = "queryEvent")]
     pub fn query(&self) -> Result<bool> {
         let owner = self.owner_for("an event cannot be queried while recording")?;
@@ -140,7 +146,7 @@ impl Event {
         {
             stream.raw.refresh()?;
         }
-        point.line().check(point.value())
+        point.timeline().check(point.value())
     }
 
     /// Blocks until the last record is over. An event that was never recorded is not waited for.
@@ -164,16 +170,16 @@ impl Event {
     /// Device time from the last record of `start` to that of this event. Blocks until both are
     /// complete.
     ///
-    /// Recording an event again while this waits changes nothing. A graph keeps the times of its last
-    /// launch alone: if another thread launches one that recorded one of the events meanwhile, the
-    /// answer is that of the new launch. Where launches follow each other without a pause, there may
-    /// be none.
+    /// Recording an event again while this waits changes nothing. A graph keeps the times of its
+    /// last launch alone: if another thread launches one that recorded one of the events meanwhile,
+    /// the answer is that of the new launch. Where launches follow each other without a pause,
+    /// there may be none.
     ///
     /// # Errors
     /// `InvalidState` for an event without timing or never recorded, and when a graph was launched
     /// again 16 times, each time before the times of the launch before could be read;
-    /// `InvalidArgument` for events of different runtimes; `Recording` while recording; the cause of
-    /// a failure.
+    /// `InvalidArgument` for events of different runtimes; `Recording` while recording; the cause
+    /// of a failure.
     #[doc(alias("elapsedTime", "cudaEventElapsedTime"))]
     pub fn elapsed_since(&self, start: &Event) -> Result<Duration> {
         let owner = self.owner_for("elapsed time cannot be asked for while recording")?;
@@ -188,17 +194,20 @@ impl Event {
             let (from, to) = (start.timed()?, self.timed()?);
             start.wait_for_record(Some(&owner), from.point, None)?;
             self.wait_for_record(Some(&owner), to.point, None)?;
-            // SAFETY: both events bear this runtime's serial, so its device gave their stamps.
+            // SAFETY: both events bear this runtime's serial, so its device gave their timepoints.
             let time = unsafe { owner.device.elapsed(&from.time, &to.time) };
             if from.is_kept() && to.is_kept() {
                 return time;
             }
-            // Another thread launches a graph that recorded one of the events: the new launch is the last record soon.
+            // Another thread launches a graph that recorded one of the events: the new launch is
+            // the last record soon.
             while start.is_overtaken(&from) || self.is_overtaken(&to) {
                 std::thread::yield_now();
             }
         }
-        Err(Error::state("a graph that records the event is launched again before its time can be read"))
+        Err(Error::state(
+            "a graph that records the event is launched again before its time can be read",
+        ))
     }
 
     /// The runtime, while it lives.
@@ -216,35 +225,41 @@ impl Event {
     fn wait_for_record(
         &self,
         owner: Option<&Arc<RuntimeInner>>,
-        point: Point,
+        point: Timepoint,
         timeout: Option<Duration>,
     ) -> Result<()> {
         match owner {
             Some(owner) if self.blocking => owner.wait_asleep(point, timeout),
             Some(owner) => owner.wait_point(point, timeout),
-            None => point.line().wait(point.value(), timeout),
+            None => point.timeline().wait(point.value(), timeout),
         }
     }
 
-    /// A time stamp for one more record; `None` without timing.
+    /// A timestamp for one more record; `None` without timing.
     #[inline]
-    pub(crate) fn fresh_time(&self, device: &dyn Device) -> Result<Option<Lease<Timestamp>>> {
+    pub(crate) fn fresh_time(&self, device: &dyn Device) -> Result<Option<Lease<TimestampQuery>>> {
         if self.timing { device.timestamp().map(Some) } else { Ok(None) }
     }
 
-    /// Makes a point the last record, and `time`, which its submission writes, that record's. `launch` is given if that is a graph's.
-    pub(crate) fn set_timed(&self, point: Point, time: Lease<Timestamp>, launch: Option<Launch>) {
+    /// Makes a timepoint the last record, and `time`, which its submission writes, that record's.
+    /// `launch` is given if that is a graph's.
+    pub(crate) fn set_timed(
+        &self,
+        point: Timepoint,
+        time: Lease<TimestampQuery>,
+        launch: Option<Launch>,
+    ) {
         let mut timed = self.timed.lock();
         let old = timed.replace(Timed { point, time, launch });
         self.set(point);
         drop(timed);
-        // Without the lock: the stamp may go back to its pool.
+        // Without the lock: the timepoint may go back to its pool.
         drop(old);
     }
 
-    /// Makes a point the last record, of an event without timing.
-    pub(crate) fn set(&self, point: Point) {
-        self.stamp.store(Stamp::from(point).to_bits(), Ordering::Release);
+    /// Makes a timepoint the last record, of an event without timing.
+    pub(crate) fn set(&self, point: Timepoint) {
+        self.stamp.store(PackedTimepoint::from(point).to_bits(), Ordering::Release);
         self.serial.fetch_add(1, Ordering::AcqRel);
     }
 
@@ -259,9 +274,11 @@ impl Event {
         self.timed.lock().clone().ok_or_else(never_recorded)
     }
 
-    /// Whether a graph writes the time of this record again, and has not made that the last record yet.
+    /// Whether a graph writes the time of this record again, and has not made that the last record
+    /// yet.
     pub(crate) fn is_overtaken(&self, record: &Timed) -> bool {
-        !record.is_kept() && self.stamp.load(Ordering::Acquire) == Stamp::from(record.point).to_bits()
+        !record.is_kept()
+            && self.stamp.load(Ordering::Acquire) == PackedTimepoint::from(record.point).to_bits()
     }
 }
 
@@ -273,14 +290,15 @@ fn never_recorded() -> Error {
 /// A record with its time.
 #[derive(Debug, Clone)]
 pub(crate) struct Timed {
-    pub(crate) point: Point,
-    pub(crate) time: Lease<Timestamp>,
+    pub(crate) point: Timepoint,
+    pub(crate) time: Lease<TimestampQuery>,
     /// The launch that made it, if a graph did.
     launch: Option<Launch>,
 }
 
 impl Timed {
-    /// Whether nothing has begun to write the time stamp again, so that what was read of it is this record's.
+    /// Whether nothing has begun to write the timestamp again, so that what was read of it is this
+    /// record's.
     pub(crate) fn is_kept(&self) -> bool {
         self.launch.as_ref().is_none_or(|l| l.begun.load(Ordering::Acquire) == l.number)
     }
@@ -304,10 +322,12 @@ pub(crate) struct Events;
 /// Whether the event is to have timing.
 ///
 /// # Errors
-/// `Unsupported` on a device without time stamps.
+/// `Unsupported` on a device without timestamps.
 fn timing(request: &EventRequest<'_>) -> Result<bool> {
     if request.flags.timing && !request.device.caps().timestamps {
-        return Err(Error::Unsupported(format!("{} has no time stamps", request.device.info().id).into()));
+        return Err(Error::Unsupported(
+            format!("{} has no timestamps", request.device.info().id).into(),
+        ));
     }
     Ok(request.flags.timing)
 }
@@ -347,11 +367,11 @@ impl Resource for Events {
         true
     }
 
-    fn recycle(&self, event: &mut Event) -> Fate {
-        // The time stamp goes back to its own pool: an idle event must not pin its device.
+    fn recycle(&self, event: &mut Event) -> Recycle {
+        // The timestamp goes back to its own pool: an idle event must not pin its device.
         drop(event.timed.get_mut().take());
         event.stamp.store(0, Ordering::Relaxed);
         event.serial.store(0, Ordering::Relaxed);
-        Fate::Keep
+        Recycle::Keep
     }
 }

@@ -8,7 +8,7 @@ use crate::event::Event;
 use crate::runtime::{Runtime, RuntimeInner};
 use crate::stream::Stream;
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Error, Point, Result};
+use leasehold_core::{Error, Result, Timepoint};
 use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -38,21 +38,26 @@ fn tell(shared: &Mutex<Shared>, result: Result<()>) {
     }
 }
 
-/// Has `call` called once the point is over.
-fn when_over(owner: &Arc<RuntimeInner>, point: Point, call: impl FnOnce(Result<()>) + Send + 'static) {
+/// Has `call` called once the timepoint is over.
+fn when_over(
+    owner: &Arc<RuntimeInner>,
+    point: Timepoint,
+    call: impl FnOnce(Result<()>) + Send + 'static,
+) {
     let own = owner.stream_of(point).map(|core| Stream { core, runtime: owner.clone() });
     if let Some(own) = &own
         && own.now() == point
     {
         return own.on_complete(call);
     }
-    // The stream has gone on: a stream that does nothing else waits for the point, and for no more.
+    // The stream has gone on: a stream that does nothing else waits for the timepoint, and for no
+    // more.
     let other = Runtime::from_inner(owner.clone()).create_stream();
     match (other.and_then(|other| other.wait(point).map(|()| other)), own) {
         (Ok(other), _) => other.on_complete(call),
         // Later than it might be, but as sure.
         (Err(_), Some(own)) => own.on_complete(call),
-        (Err(e), None) => call(point.line().check(point.value()).and(Err(e))),
+        (Err(e), None) => call(point.timeline().check(point.value()).and(Err(e))),
     }
 }
 
@@ -61,12 +66,19 @@ impl Event {
     ///
     /// ```
     /// use leasehold::prelude::*;
-    /// # use std::{future::{Future, IntoFuture}, pin::pin, sync::Arc, task::{Context as Cx, Poll, Wake}, thread};
+    /// # use std::{future::{Future, IntoFuture}, pin::pin, sync::Arc, thread};
+    /// # use std::task::{Context as Cx, Poll, Wake};
     /// # struct Unpark(thread::Thread);
     /// # impl Wake for Unpark { fn wake(self: Arc<Self>) { self.0.unpark() } }
     /// # fn block_on<F: IntoFuture>(f: F) -> F::Output {
-    /// #     let (mut f, waker) = (pin!(f.into_future()), Arc::new(Unpark(thread::current())).into());
-    /// #     loop { if let Poll::Ready(out) = f.as_mut().poll(&mut Cx::from_waker(&waker)) { return out } thread::park() }
+    /// #     let mut f = pin!(f.into_future());
+    /// #     let waker = Arc::new(Unpark(thread::current())).into();
+    /// #     loop {
+    /// #         if let Poll::Ready(out) = f.as_mut().poll(&mut Cx::from_waker(&waker)) {
+    /// #             return out;
+    /// #         }
+    /// #         thread::park()
+    /// #     }
     /// # }
     /// async fn doubled(runtime: &Runtime, x: &Array<f32>) -> Result<Vec<f32>> {
     ///     let (event, y) = (runtime.create_event()?, runtime.full(x.len(), 2.0f32)?);
@@ -88,8 +100,10 @@ impl Event {
         match (self.last(), self.owner_for("an event cannot be awaited while recording")) {
             (_, Err(recording)) => tell(&to, Err(recording)),
             (None, Ok(_)) => tell(&to, Ok(())),
-            (Some(point), Ok(owner)) => match (point.line().check(point.value()), owner) {
-                (Ok(false), Some(owner)) => when_over(&owner, point, move |result| tell(&to, result)),
+            (Some(point), Ok(owner)) => match (point.timeline().check(point.value()), owner) {
+                (Ok(false), Some(owner)) => {
+                    when_over(&owner, point, move |result| tell(&to, result))
+                }
                 (Ok(false), None) => tell(&to, Err(Error::state("the event's runtime has ended"))),
                 (over, _) => tell(&to, over.map(drop)),
             },

@@ -1,9 +1,9 @@
 //! The names of the design documents, where they are not this library's own.
 //!
 //! Everything here is a thin synonym: one call of the API proper, which each documentation names.
-//! Code that follows the documents brings them in with `use leasehold::infini::*`. All other names of
-//! the documents are found by the documentation's search, which knows them as aliases, and in the
-//! glossary of the project.
+//! Code that follows the documents brings them in with `use leasehold::infini::*`. All other names
+//! of the documents are found by the documentation's search, which knows them as aliases, and in
+//! the glossary of the project.
 //!
 //! ```
 //! use leasehold::infini::*;
@@ -27,7 +27,7 @@ use crate::runtime::Runtime;
 use crate::stream::Stream;
 use crate::view::BufferView;
 use bytemuck::{NoUninit, Pod};
-use leasehold_core::{Lease, Point, Result};
+use leasehold_core::{Lease, Result, Timepoint};
 
 /// The second document's name of a buffer.
 pub type Memory = leasehold_alloc::Buffer;
@@ -53,7 +53,12 @@ pub trait InfiniRuntime {
     ///
     /// # Errors
     /// As there.
-    fn memcpy_h2d<T: NoUninit>(&self, dst: BufferView<'_>, src: &[T], asynchronous: bool) -> Result<()>;
+    fn memcpy_h2d<T: NoUninit>(
+        &self,
+        dst: BufferView<'_>,
+        src: &[T],
+        asynchronous: bool,
+    ) -> Result<()>;
 
     /// [`Stream::download`].
     ///
@@ -64,8 +69,14 @@ pub trait InfiniRuntime {
     /// [`Stream::copy`], and [`Stream::synchronize`] where `asynchronous` is false.
     ///
     /// # Errors
-    /// As there; `Recording` for a copy that is to be waited for while recording: nothing is recorded.
-    fn memcpy_d2d(&self, dst: BufferView<'_>, src: BufferView<'_>, asynchronous: bool) -> Result<()>;
+    /// As there; `Recording` for a copy that is to be waited for while recording: nothing is
+    /// recorded.
+    fn memcpy_d2d(
+        &self,
+        dst: BufferView<'_>,
+        src: BufferView<'_>,
+        asynchronous: bool,
+    ) -> Result<()>;
 
     /// [`Runtime::create_event_with`].
     ///
@@ -117,19 +128,36 @@ impl InfiniRuntime for Runtime {
         self.synchronize()
     }
 
-    fn memcpy_h2d<T: NoUninit>(&self, dst: BufferView<'_>, src: &[T], asynchronous: bool) -> Result<()> {
-        if asynchronous { self.stream().upload(dst, src) } else { self.stream().upload_blocking(dst, src) }
+    fn memcpy_h2d<T: NoUninit>(
+        &self,
+        dst: BufferView<'_>,
+        src: &[T],
+        asynchronous: bool,
+    ) -> Result<()> {
+        if asynchronous {
+            self.stream().upload(dst, src)
+        } else {
+            self.stream().upload_blocking(dst, src)
+        }
     }
 
     fn memcpy_d2h<T: Pod>(&self, dst: &mut [T], src: BufferView<'_>) -> Result<()> {
         self.stream().download(dst, src)
     }
 
-    fn memcpy_d2d(&self, dst: BufferView<'_>, src: BufferView<'_>, asynchronous: bool) -> Result<()> {
+    fn memcpy_d2d(
+        &self,
+        dst: BufferView<'_>,
+        src: BufferView<'_>,
+        asynchronous: bool,
+    ) -> Result<()> {
         if asynchronous {
             return self.stream().copy(dst, src);
         }
-        recorder::refuse(&self.inner, "a copy cannot be waited for while recording; make it asynchronous")?;
+        recorder::refuse(
+            &self.inner,
+            "a copy cannot be waited for while recording; make it asynchronous",
+        )?;
         self.stream().copy(dst, src)?;
         self.stream().synchronize()
     }
@@ -165,7 +193,7 @@ impl InfiniRuntime for Runtime {
 
 /// The launch of a graph by the second document's name.
 pub trait InfiniGraph {
-    /// [`Graph::launch`] without its point.
+    /// [`Graph::launch`] without its timepoint.
     ///
     /// # Errors
     /// As there.
@@ -182,7 +210,7 @@ impl InfiniGraph for Graph {
 ///
 /// # Errors
 /// As there.
-pub fn wait(stream: &Stream, point: Point) -> Result<()> {
+pub fn wait(stream: &Stream, point: Timepoint) -> Result<()> {
     stream.wait(point)
 }
 
@@ -202,8 +230,9 @@ pub fn set_context(runtime: &Runtime, stream: Option<&Stream>) -> Result<Context
     match stream {
         None => runtime.enter(),
         Some(stream) if stream.runtime().same(runtime) => stream.enter(),
-        Some(stream) => {
-            Err(leasehold_core::Error::invalid(format!("{stream:?} is not a stream of {}", runtime.device())))
-        }
+        Some(stream) => Err(leasehold_core::Error::invalid(format!(
+            "{stream:?} is not a stream of {}",
+            runtime.device()
+        ))),
     }
 }

@@ -1,7 +1,8 @@
 //! Leasehold: a device runtime for CPU and CUDA.
 //!
-//! The layer between a tensor framework, an inference engine or a JIT compiler and the vendors' drivers. Managers own every
-//! device resource; everyone else holds a [`Lease`]. One API hides the differences between the backends.
+//! The layer between a tensor framework, an inference engine or a JIT compiler and the vendors'
+//! drivers. Managers own every device resource; everyone else holds a [`Lease`]. One API hides the
+//! differences between the backends.
 //!
 //! ```
 //! use leasehold::prelude::*;
@@ -17,27 +18,31 @@
 //!
 //! Three types to know:
 //!
-//! * [`Runtime`] is one device: memory, streams, events, kernels, graphs. A [`Context`] owns the runtimes.
-//! * [`Stream`] is an ordered queue of work: copies, fills, launches, waits. No call on it waits for the device
-//!   unless its documentation says so, and operations on a common buffer are ordered across streams.
-//! * [`Array`] is typed memory, a [`Lease`] of a [`Buffer`]: counted, and free for reuse with the last clone.
+//! * [`Runtime`] is one device: memory, streams, events, kernels, graphs. A [`Context`] owns the
+//!   runtimes.
+//! * [`Stream`] is an ordered queue of work: copies, fills, launches, waits. No call on it waits
+//!   for the device unless its documentation says so, and operations on a common buffer are ordered
+//!   across streams.
+//! * [`Array`] is typed memory, a [`Lease`] of a [`Buffer`]: counted, and free for reuse with the
+//!   last clone.
 //!
-//! [`kernel`] has kernels of one's own, [`graph`] records and replays, [`prelude`] has what most programs use. Nothing waits for
-//! work that is pending when `main` returns: a program ends with [`Runtime::close`].
+//! [`kernel`] has kernels of one's own, [`graph`] records and replays, [`prelude`] has what most
+//! programs use. Nothing waits for work that is pending when `main` returns: a program ends with
+//! [`Runtime::close`].
 //!
 //! # Features
 //!
-//! | feature | default | what |
-//! |---|---|---|
-//! | `cpu` | yes | the CPU backend: `cpu:0` |
-//! | `future` | no | events are futures: `(&*event).await` |
-//! | `half` | no | `f16` and `bf16`, numbers of 16 bits that are plain data |
-//! | `cuda` | no | the CUDA backend: `cuda:0` and so on. Needs nothing at build time; the driver is looked for at run time |
+//! - `cpu`. Default: yes. What: the CPU backend: `cpu:0`.
+//! - `future`. Default: no. What: events are futures: `(&*event).await`.
+//! - `half`. Default: no. What: `f16` and `bf16`, numbers of 16 bits that are plain data.
+//! - `cuda`. Default: no. What: the CUDA backend: `cuda:0` and so on. Needs nothing at build time;
+//!   the driver is looked for at run time.
 //!
 //! # Modules for others than users
 //!
-//! [`backend`] is for implementers of backends, `cpu` and `cuda` for backends with a configuration, `cuda` also for other libraries
-//! on the same device. [`infini`] has the names of the design documents where they differ.
+//! [`backend`] is for implementers of backends, `cpu` and `cuda` for backends with a configuration,
+//! `cuda` also for other libraries on the same device. [`infini`] has the names of the design
+//! documents where they differ.
 //!
 //! This crate must not own native objects; those live in the backends' managers.
 
@@ -51,8 +56,8 @@ pub mod cuda;
 pub mod event;
 #[cfg(feature = "future")]
 pub mod future;
-pub mod gate;
 pub mod graph;
+pub mod host_timeline;
 pub mod infini;
 pub mod kernel;
 #[doc(alias = "stream_ops")]
@@ -63,8 +68,9 @@ pub mod runtime;
 pub mod stream;
 pub mod view;
 
-/// Plain data: what may be copied to and from a device byte by byte, and what parameters are made of. Derive `NoUninit` for what goes
-/// to the device, `AnyBitPattern` for what comes back and for parameters that a kernel reads, `Pod` for both.
+/// Plain data: what may be copied to and from a device byte by byte, and what parameters are made
+/// of. Derive `NoUninit` for what goes to the device, `AnyBitPattern` for what comes back and for
+/// parameters that a kernel reads, `Pod` for both.
 pub use bytemuck;
 #[cfg(feature = "half")]
 pub use half::{bf16, f16};
@@ -76,20 +82,22 @@ pub use context::{BackendReport, Context, ContextGuard, Current};
 #[doc(inline)]
 pub use event::{Event, EventFlags};
 #[doc(inline)]
-pub use gate::Gate;
-#[doc(inline)]
 pub use graph::{Graph, GraphOperator, GraphUpdate};
+#[doc(inline)]
+pub use host_timeline::HostTimeline;
 #[doc(inline)]
 pub use kernel::{Grid, KernelBase, KernelSession};
 #[doc(inline)]
 pub use leasehold_alloc::{AllocStats, Allocator, Buffer, HostKind, Layout, Protection};
 #[doc(inline)]
 pub use leasehold_core::{
-    AnyLease, BufferHandle, Claim, DeviceHandle, Error, EventHandle, Fault, GraphHandle, Handle, Lease, OutOfMemory,
-    Point, PoolStats, Result, StreamHandle, UniqueLease, WeakLease,
+    AnyLease, BufferHandle, Claim, DeviceHandle, Error, EventHandle, Fault, GraphHandle, Handle,
+    Lease, OutOfMemory, PoolStats, Result, StreamHandle, Timepoint, UniqueLease, WeakLease,
 };
 #[doc(inline)]
-pub use leasehold_hal::{Access, Backend, BackendKind, DeviceId, DeviceInfo, MemoryKind, StreamDesc};
+pub use leasehold_hal::{
+    Access, Backend, BackendKind, DeviceId, DeviceInfo, MemoryKind, StreamDesc,
+};
 #[doc(inline)]
 pub use pinned::{PinnedArray, PinnedValues};
 #[doc(inline)]

@@ -2,7 +2,8 @@
 //!
 //! # Why a borrow of the values is sound
 //! A borrow makes the array's lease the sole one first, and waits for all uses of the memory then.
-//! While it lives nobody else has a lease of the buffer or a view of it, so nobody can submit a use.
+//! While it lives nobody else has a lease of the buffer or a view of it, so nobody can submit a
+//! use.
 
 use crate::graph::recorder;
 use crate::runtime::{Runtime, RuntimeInner};
@@ -10,7 +11,7 @@ use crate::view::{BufferView, View};
 use bytemuck::Pod;
 use leasehold_alloc::{Buffer, HostKind, Layout};
 use leasehold_core::sync::Arc;
-use leasehold_core::{Error, Lease, Result, Stamp, UniqueLease};
+use leasehold_core::{Error, Lease, PackedTimepoint, Result, UniqueLease};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
@@ -18,8 +19,8 @@ use std::ops::{Deref, DerefMut};
 /// Values of one type in pinned host memory, from [`Runtime::alloc_pinned_array`].
 ///
 /// Operations take it as they take any [`View`]: [`Stream::copy`](crate::Stream::copy) moves it to
-/// the device or back without staging. [`map`](Self::map) lends the values to the host, after a wait
-/// for everything that was submitted with them.
+/// the device or back without staging. [`map`](Self::map) lends the values to the host, after a
+/// wait for everything that was submitted with them.
 ///
 /// ```
 /// use leasehold::prelude::*;
@@ -61,7 +62,12 @@ impl Runtime {
         if lease.host_kind() == HostKind::None && bytes != 0 {
             return Err(Error::Unsupported("host memory that the host cannot touch".into()));
         }
-        Ok(PinnedArray { lease: Some(lease), len, runtime: self.inner.clone(), _values: PhantomData })
+        Ok(PinnedArray {
+            lease: Some(lease),
+            len,
+            runtime: self.inner.clone(),
+            _values: PhantomData,
+        })
     }
 }
 
@@ -88,12 +94,15 @@ impl<T: Pod> PinnedArray<T> {
     /// a stream that uses the memory.
     pub fn map(&mut self) -> Result<PinnedValues<'_, T>> {
         recorder::refuse(&self.runtime, "host memory cannot be mapped while recording")?;
-        let lease = self.lease.take().ok_or_else(|| Error::state("a loan of the values was forgotten"))?;
+        let lease =
+            self.lease.take().ok_or_else(|| Error::state("a loan of the values was forgotten"))?;
         let unique = match lease.try_unique() {
             Ok(unique) => unique,
             Err(lease) => {
                 self.lease = Some(lease);
-                return Err(Error::Occupied { resource: "pinned array (another lease of its buffer)" });
+                return Err(Error::Occupied {
+                    resource: "pinned array (another lease of its buffer)",
+                });
             }
         };
         // The guard gives the lease back, also on an error.
@@ -133,14 +142,14 @@ impl<T> PinnedValues<'_, T> {
     /// Waits for all uses of the memory.
     fn wait(&mut self) -> Result<()> {
         let Some(buffer) = self.unique.as_deref() else { return Ok(()) };
-        let mut stamps: Vec<Stamp> = vec![buffer.write_stamp()];
+        let mut stamps: Vec<PackedTimepoint> = vec![buffer.write_timepoint()];
         buffer.for_each_read(|read| stamps.push(read));
-        for point in stamps.iter().filter_map(|stamp| stamp.point()) {
+        for point in stamps.iter().filter_map(|stamp| stamp.timepoint()) {
             // Until nobody touches the memory any more, whatever became of the work.
             self.array.runtime.wait_over(point)?;
         }
-        match buffer.write_stamp().point() {
-            Some(write) => write.line().check(write.value()).map(drop),
+        match buffer.write_timepoint().timepoint() {
+            Some(write) => write.timeline().check(write.value()).map(drop),
             None => Ok(()),
         }
     }
@@ -158,9 +167,9 @@ impl<T: Pod> Deref for PinnedValues<'_, T> {
 
     #[inline]
     fn deref(&self) -> &[T] {
-        // SAFETY: host memory of `len` values, aligned to 256 bytes at least, as the array's constructor checked. The
-        // lease is the sole one, so no use was submitted since `wait` found all uses over, and none can be. Any bytes
-        // are values.
+        // SAFETY: host memory of `len` values, aligned to 256 bytes at least, as the array's
+        // constructor checked. The lease is the sole one, so no use was submitted since `wait`
+        // found all uses over, and none can be. Any bytes are values.
         unsafe { std::slice::from_raw_parts(self.address(), self.array.len) }
     }
 }
@@ -168,9 +177,10 @@ impl<T: Pod> Deref for PinnedValues<'_, T> {
 impl<T: Pod> DerefMut for PinnedValues<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: host memory of `len` values, aligned to 256 bytes at least, as the array's constructor checked. The
-        // lease is the sole one and `self` is borrowed exclusively, so nobody else touches the memory. Values have no
-        // padding, so what is written is initialised.
+        // SAFETY: host memory of `len` values, aligned to 256 bytes at least, as the array's
+        // constructor checked. The lease is the sole one and `self` is borrowed exclusively, so
+        // nobody else touches the memory. Values have no padding, so what is written is
+        // initialised.
         unsafe { std::slice::from_raw_parts_mut(self.address(), self.array.len) }
     }
 }

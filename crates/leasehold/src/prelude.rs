@@ -13,12 +13,12 @@
 pub use crate::array::{Array, ArrayView};
 pub use crate::context::Context;
 pub use crate::event::{Event, EventFlags};
-pub use crate::gate::Gate;
 pub use crate::graph::{Graph, GraphOperator, GraphUpdate};
+pub use crate::host_timeline::HostTimeline;
 pub use crate::kernel::{CpuArgs, Grid, KernelBase};
 pub use crate::runtime::Runtime;
 pub use crate::stream::Stream;
 pub use crate::view::{BufferView, Operand, View};
 pub use leasehold_alloc::Buffer;
-pub use leasehold_core::{Error, Lease, Point, Result};
+pub use leasehold_core::{Error, Lease, Result, Timepoint};
 pub use leasehold_hal::{Access, DeviceId};

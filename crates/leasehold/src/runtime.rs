@@ -1,7 +1,8 @@
 //! The runtime: the facade of one device.
 //!
-//! There is one per device and context, counted; dropping the last one never waits. It ends in this order: graphs (they hold the
-//! runtime, so there are none left), kernel bases' caches, extension slots, the events' pool, streams, and then the device's lease.
+//! There is one per device and context, counted; dropping the last one never waits. It ends in this
+//! order: graphs (they hold the runtime, so there are none left), kernel bases' caches, extension
+//! slots, the events' pool, streams, and then the device's lease.
 //!
 //! This module must not know any backend.
 
@@ -12,8 +13,8 @@ pub(crate) use inner::{RuntimeInner, check_writable};
 use crate::array::{Array, ArrayView};
 use crate::context::{Context, ContextGuard};
 use crate::event::{Event, EventFlags, EventRequest};
-use crate::gate::Gate;
 use crate::graph::{Graph, GraphOperator, recorder};
+use crate::host_timeline::HostTimeline;
 use crate::ops::HostBytes;
 use crate::stream::{Stream, StreamCore};
 use crate::view::View;
@@ -21,19 +22,20 @@ use bytemuck::{AnyBitPattern, NoUninit, Zeroable};
 use leasehold_alloc::{AllocStats, Allocator, Buffer, HostKind, Layout, On};
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::Ordering;
-use leasehold_core::{DeviceHandle, Error, EventHandle, Lease, Point, PoolStats, Result};
+use leasehold_core::{DeviceHandle, Error, EventHandle, Lease, PoolStats, Result, Timepoint};
 use leasehold_hal::{Device, DeviceId, DeviceInfo, MemoryKind, StreamDesc};
 use std::any::{Any, TypeId};
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// One device: memory, streams, events, kernels and graphs. Clones are the same runtime; `Send + Sync`.
+/// One device: memory, streams, events, kernels and graphs. Clones are the same runtime;
+/// `Send + Sync`.
 ///
-/// Dropping the last clone never waits: work that is pending goes on while the process lives, and is lost when `main` returns first.
-/// [`close`](Self::close) waits for it.
+/// Dropping the last clone never waits: work that is pending goes on while the process lives, and
+/// is lost when `main` returns first. [`close`](Self::close) waits for it.
 ///
-/// Made by [`Context::runtime`]. Construction makes the device the driver's current one for its own calls; it never touches the
-/// thread's current [`Context`].
+/// Made by [`Context::runtime`]. Construction makes the device the driver's current one for its own
+/// calls; it never touches the thread's current [`Context`].
 ///
 /// ```
 /// use leasehold::{Context, DeviceId, Runtime};
@@ -64,7 +66,8 @@ impl Runtime {
         Context::global().runtime(device)
     }
 
-    // ---- device -----------------------------------------------------------------------------------------------------
+    // ---- device
+    // ---------------------------------------------------------------------------------------------
 
     /// The device's name.
     #[must_use]
@@ -96,7 +99,8 @@ impl Runtime {
         &*self.inner.device
     }
 
-    /// Makes this runtime and its default stream the thread's current context until the guard is dropped.
+    /// Makes this runtime and its default stream the thread's current context until the guard is
+    /// dropped.
     ///
     /// # Errors
     /// `DeviceLost`; the driver's own.
@@ -105,7 +109,8 @@ impl Runtime {
         self.stream.enter()
     }
 
-    /// Makes the device the driver's current one on this thread, for foreign libraries that look at it. Returns itself.
+    /// Makes the device the driver's current one on this thread, for foreign libraries that look at
+    /// it. Returns itself.
     ///
     /// # Errors
     /// `DeviceLost`; the driver's own.
@@ -143,7 +148,8 @@ impl Runtime {
     /// ```
     ///
     /// # Errors
-    /// As [`create_stream`](Self::create_stream); `Recording` while recording. The stream stays then.
+    /// As [`create_stream`](Self::create_stream); `Recording` while recording. The stream stays
+    /// then.
     pub fn replace_default_stream(&mut self) -> Result<()> {
         recorder::refuse(&self.inner, "the default stream cannot be replaced while recording")?;
         self.stream.core = self.inner.replace_default(&self.stream.core)?;
@@ -169,14 +175,18 @@ impl Runtime {
         Ok(Stream { core, runtime: self.inner.clone() })
     }
 
-    /// The value of type `T` in the runtime's extension slots, made when first asked for: the operator library, a cache of
-    /// somebody else's. Dropped with the runtime, before its streams. It may hold buffers and kernels of this runtime, but must not hold the
-    /// runtime itself, a [`Stream`] or a [`Graph`]: they hold the runtime, which then would never end.
+    /// The value of type `T` in the runtime's extension slots, made when first asked for: the
+    /// operator library, a cache of somebody else's. Dropped with the runtime, before its streams.
+    /// It may hold buffers and kernels of this runtime, but must not hold the runtime itself, a
+    /// [`Stream`] or a [`Graph`]: they hold the runtime, which then would never end.
     ///
     /// # Errors
     /// What `make` says; nothing is kept then.
     #[doc(alias("infiniopHandle", "infiniop_handle"))]
-    pub fn extension<T: Any + Send + Sync>(&self, make: impl FnOnce(&Self) -> Result<T>) -> Result<Arc<T>> {
+    pub fn extension<T: Any + Send + Sync>(
+        &self,
+        make: impl FnOnce(&Self) -> Result<T>,
+    ) -> Result<Arc<T>> {
         let id = TypeId::of::<T>();
         let cast = |any: Arc<dyn Any + Send + Sync>| {
             any.downcast::<T>().map_err(|_| Error::state("an extension slot holds another type"))
@@ -184,7 +194,8 @@ impl Runtime {
         if let Some(found) = self.inner.extensions.read().get(&id) {
             return cast(found.clone());
         }
-        // Made outside the lock: it may use the runtime. When two threads make one, the first stays.
+        // Made outside the lock: it may use the runtime. When two threads make one, the first
+        // stays.
         let made: Arc<dyn Any + Send + Sync> = Arc::new(make(self)?);
         let mut slots = self.inner.extensions.write();
         let kept = slots.entry(id).or_insert_with(|| made.clone()).clone();
@@ -194,7 +205,8 @@ impl Runtime {
         cast(kept)
     }
 
-    // ---- synchronisation --------------------------------------------------------------------------------------------
+    // ---- synchronisation
+    // --------------------------------------------------------------------------------------------
 
     /// Blocks until all work of all streams of the device is over.
     ///
@@ -206,8 +218,9 @@ impl Runtime {
         self.inner.device.synchronize(None)
     }
 
-    /// Waits until the device is idle, for an orderly end: what is pending when `main` returns is lost with the process, so a program calls
-    /// this last. The runtime itself ends with its last clone, which does not wait.
+    /// Waits until the device is idle, for an orderly end: what is pending when `main` returns is
+    /// lost with the process, so a program calls this last. The runtime itself ends with its last
+    /// clone, which does not wait.
     ///
     /// # Errors
     /// `Timeout`; the first stream's cause; `Recording` on a thread that records on this device.
@@ -220,21 +233,24 @@ impl Runtime {
         self.inner.device.synchronize(Some(timeout))
     }
 
-    // ---- memory -----------------------------------------------------------------------------------------------------
+    // ---- memory
+    // ---------------------------------------------------------------------------------------------
 
-    /// `bytes` of device memory, aligned to 256. Zero bytes give a valid, empty buffer with a null address. While this thread
-    /// records, the buffer belongs to the recording and has no address until it stops. Blocks on the driver only when the pool must grow.
+    /// `bytes` of device memory, aligned to 256. Zero bytes give a valid, empty buffer with a null
+    /// address. While this thread records, the buffer belongs to the recording and has no address
+    /// until it stops. Blocks on the driver only when the pool must grow.
     ///
     /// # Errors
-    /// `OutOfMemory` with a report; `OverBudget`; `InvalidArgument` for more bytes than the device has in all.
+    /// `OutOfMemory` with a report; `OverBudget`; `InvalidArgument` for more bytes than the device
+    /// has in all.
     #[doc(alias = "allocateMemory")]
     #[inline]
     pub fn alloc(&self, bytes: u64) -> Result<Lease<Buffer>> {
         self.stream.alloc(bytes)
     }
 
-    /// `bytes` of host memory for fast copies. [`Buffer::host_kind`] says what it is: pinned, or pageable on a backend without
-    /// pinning, which is warned of once per runtime.
+    /// `bytes` of host memory for fast copies. [`Buffer::host_kind`] says what it is: pinned, or
+    /// pageable on a backend without pinning, which is warned of once per runtime.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc); `Recording` while recording.
@@ -243,8 +259,11 @@ impl Runtime {
         recorder::refuse(&self.inner, "host memory cannot be allocated while recording")?;
         let pool = self.inner.device.memory(MemoryKind::Pinned)?;
         let core = &self.stream.core;
-        let buffer = pool.alloc(Layout::new(bytes), On { line: core.line, timeline: core.raw_timeline() })?;
-        if buffer.host_kind() == HostKind::Pageable && !self.inner.warned_pageable.swap(true, Ordering::Relaxed) {
+        let buffer = pool
+            .alloc(Layout::new(bytes), On { timeline: core.timeline, source: core.raw_source() })?;
+        if buffer.host_kind() == HostKind::Pageable
+            && !self.inner.warned_pageable.swap(true, Ordering::Relaxed)
+        {
             tracing::warn!(device = %self.inner.id, "this device has no pinned memory; pageable memory is used instead");
         }
         Ok(buffer)
@@ -284,8 +303,8 @@ impl Runtime {
         Ok(array)
     }
 
-    /// A new array with the values of a vector, a boxed or a shared slice, which the copy keeps alive:
-    /// nothing is staged. By the default stream.
+    /// A new array with the values of a vector, a boxed or a shared slice, which the copy keeps
+    /// alive: nothing is staged. By the default stream.
     ///
     /// ```
     /// # use leasehold::{Context, DeviceId};
@@ -301,7 +320,10 @@ impl Runtime {
     ///
     /// # Errors
     /// As [`alloc_array`](Self::alloc_array) and [`Stream::upload_owned`].
-    pub fn upload_owned<T: NoUninit>(&self, values: impl HostBytes + AsRef<[T]>) -> Result<Array<T>> {
+    pub fn upload_owned<T: NoUninit>(
+        &self,
+        values: impl HostBytes + AsRef<[T]>,
+    ) -> Result<Array<T>> {
         let array = self.alloc_array(values.as_ref().len())?;
         self.stream.upload_owned(array.buffer().view(), values)?;
         Ok(array)
@@ -311,11 +333,15 @@ impl Runtime {
     ///
     /// # Errors
     /// As [`Stream::to_vec`].
-    pub fn to_vec<'a, T: AnyBitPattern>(&self, from: impl Into<ArrayView<'a, T>>) -> Result<Vec<T>> {
+    pub fn to_vec<'a, T: AnyBitPattern>(
+        &self,
+        from: impl Into<ArrayView<'a, T>>,
+    ) -> Result<Vec<T>> {
         self.stream.to_vec(from)
     }
 
-    /// The bytes of a buffer or a part of it as values, by the default stream. Blocks until they are there.
+    /// The bytes of a buffer or a part of it as values, by the default stream. Blocks until they
+    /// are there.
     ///
     /// # Errors
     /// As [`Stream::download_into`].
@@ -337,7 +363,8 @@ impl Runtime {
         self.inner.memory.stats()
     }
 
-    // ---- events -----------------------------------------------------------------------------------------------------
+    // ---- events
+    // ---------------------------------------------------------------------------------------------
 
     /// An event with timing.
     ///
@@ -351,10 +378,14 @@ impl Runtime {
     /// An event.
     ///
     /// # Errors
-    /// `Unsupported` for timing on a device without time stamps; the driver's own.
+    /// `Unsupported` for timing on a device without timestamps; the driver's own.
     #[doc(alias = "createEventWithFlags")]
     pub fn create_event_with(&self, flags: EventFlags) -> Result<Lease<Event>> {
-        self.inner.events.acquire(&EventRequest { device: &*self.inner.device, runtime: &self.inner, flags })
+        self.inner.events.acquire(&EventRequest {
+            device: &*self.inner.device,
+            runtime: &self.inner,
+            flags,
+        })
     }
 
     /// The event that a handle names.
@@ -365,42 +396,44 @@ impl Runtime {
         self.inner.events.lease(handle)
     }
 
-    /// Blocks until a point is over: of any of the device's streams (then it allocates nothing), of another of the context's runtimes, or of a
-    /// gate.
+    /// Blocks until a point is over: of any of the device's streams (then it allocates nothing), of
+    /// another of the context's runtimes, or of a host timeline.
     ///
     /// # Errors
-    /// The cause of a failure before the point; `Recording` while recording.
-    pub fn wait_for(&self, point: Point) -> Result<()> {
+    /// The cause of a failure before the timepoint; `Recording` while recording.
+    pub fn wait_for(&self, point: Timepoint) -> Result<()> {
         recorder::refuse(&self.inner, "a point cannot be waited for while recording")?;
         self.inner.wait_point(point, None)
     }
 
-    /// Blocks until all of several points are over, within one deadline. Nothing to wait for is over.
+    /// Blocks until all of several timepoints are over, within one deadline. Nothing to wait for is
+    /// over.
     ///
     /// # Errors
-    /// The first cause, in the order of the points; `Timeout`; `Recording` while recording.
-    pub fn wait_for_all(&self, points: &[Point], timeout: Option<Duration>) -> Result<()> {
+    /// The first cause, in the order of the timepoints; `Timeout`; `Recording` while recording.
+    pub fn wait_for_all(&self, points: &[Timepoint], timeout: Option<Duration>) -> Result<()> {
         recorder::refuse(&self.inner, "a point cannot be waited for while recording")?;
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         for &point in points {
-            self.inner.wait_point(point, deadline.map(|d| d.saturating_duration_since(Instant::now())))?;
+            self.inner
+                .wait_point(point, deadline.map(|d| d.saturating_duration_since(Instant::now())))?;
         }
         Ok(())
     }
 
-    /// Blocks until one of several points is over, and returns its place. Looks at each in turn, so it may be late by a tenth of a
-    /// millisecond.
+    /// Blocks until one of several timepoints is over, and returns its place. Looks at each in
+    /// turn, so it may be late by a tenth of a millisecond.
     ///
     /// # Errors
-    /// The cause of the first point that is found to have failed; `Timeout`; `InvalidArgument` without points, which nobody could wait for;
-    /// `Recording` while recording.
-    pub fn wait_for_any(&self, points: &[Point], timeout: Option<Duration>) -> Result<usize> {
+    /// The cause of the first timepoint that is found to have failed; `Timeout`; `InvalidArgument`
+    /// without timepoints, which nobody could wait for; `Recording` while recording.
+    pub fn wait_for_any(&self, points: &[Timepoint], timeout: Option<Duration>) -> Result<usize> {
         recorder::refuse(&self.inner, "a point cannot be waited for while recording")?;
         if points.is_empty() {
             return Err(Error::invalid("waiting for one of no points would never end"));
         }
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
-        let mut turn = 0;
+        let mut submit_guard = 0;
         loop {
             for (i, &point) in points.iter().enumerate() {
                 match self.inner.wait_point(point, Some(Duration::ZERO)) {
@@ -409,12 +442,15 @@ impl Runtime {
                     Err(e) => return Err(e),
                 }
             }
-            let left = deadline.map_or(Duration::MAX, |d| d.saturating_duration_since(Instant::now()));
+            let left =
+                deadline.map_or(Duration::MAX, |d| d.saturating_duration_since(Instant::now()));
             if left.is_zero() {
-                return Err(Error::Timeout(format!("none of {} points was over in time", points.len()).into()));
+                return Err(Error::Timeout(
+                    format!("none of {} points was over in time", points.len()).into(),
+                ));
             }
-            let i = turn % points.len();
-            turn += 1;
+            let i = submit_guard % points.len();
+            submit_guard += 1;
             match self.inner.wait_point(points[i], Some(left.min(Duration::from_micros(100)))) {
                 Ok(()) => return Ok(i),
                 Err(Error::Timeout(_)) => {}
@@ -423,17 +459,20 @@ impl Runtime {
         }
     }
 
-    // ---- gates ------------------------------------------------------------------------------------------------------
+    // ---- host timelines
+    // ---------------------------------------------------------------------------------------------
 
-    /// A timeline that the host signals, for streams to wait for before the signal: see [`Stream::wait`], [`Gate::raise`], [`Gate::fail`].
+    /// A timeline that the host signals, for streams to wait for before the signal: see
+    /// [`Stream::wait`], [`HostTimeline::signal`], [`HostTimeline::fail`].
     ///
     /// # Errors
-    /// `Unsupported` on a device without gates; the driver's own.
-    pub fn create_gate(&self) -> Result<Gate> {
-        Ok(Gate { raw: self.inner.device.gate()?, runtime: self.inner.clone() })
+    /// `Unsupported` on a device without host timelines; the driver's own.
+    pub fn create_host_timeline(&self) -> Result<HostTimeline> {
+        Ok(HostTimeline { raw: self.inner.device.host_timeline()?, runtime: self.inner.clone() })
     }
 
-    // ---- graphs -----------------------------------------------------------------------------------------------------
+    // ---- graphs
+    // ---------------------------------------------------------------------------------------------
 
     /// Whether the calling thread records on this device.
     #[doc(alias = "isGraphRecording")]
@@ -442,7 +481,8 @@ impl Runtime {
         recorder::is_recording(&self.inner)
     }
 
-    /// Begins a recording on the calling thread: from now on its calls on this device are noted, not run.
+    /// Begins a recording on the calling thread: from now on its calls on this device are noted,
+    /// not run.
     ///
     /// # Errors
     /// `Recording` while the thread records already; `Unsupported`.
@@ -454,7 +494,8 @@ impl Runtime {
     /// Encodes an operator into the recording, or runs it at once when the thread does not record.
     ///
     /// # Errors
-    /// What the operator says. In a recording its half-encoded work is rolled back, and the recording goes on.
+    /// What the operator says. In a recording its half-encoded work is rolled back, and the
+    /// recording goes on.
     #[doc(alias = "addGraphOperator")]
     pub fn add_graph_operator(&self, operator: &dyn GraphOperator) -> Result<()> {
         recorder::add_operator(self, operator)
@@ -463,7 +504,8 @@ impl Runtime {
     /// Ends the recording and makes a graph of it.
     ///
     /// # Errors
-    /// `Recording` when the thread does not record; `OutOfMemory` for the temporaries. The recording is over either way.
+    /// `Recording` when the thread does not record; `OutOfMemory` for the temporaries. The
+    /// recording is over either way.
     #[doc(alias = "stopGraphRecording")]
     pub fn stop_graph_recording(&self) -> Result<Graph> {
         recorder::stop(self)
@@ -474,8 +516,8 @@ impl Runtime {
         recorder::abandon(&self.inner);
     }
 
-    /// Records what `record` does, with this thread on this device, and makes a graph of it. If it fails or panics the recording is
-    /// given up.
+    /// Records what `record` does, with this thread on this device, and makes a graph of it. If it
+    /// fails or panics the recording is given up.
     ///
     /// # Errors
     /// What `record` says; as [`stop_graph_recording`](Self::stop_graph_recording).
@@ -493,7 +535,8 @@ impl Runtime {
         self.stop_graph_recording()
     }
 
-    // ---- reports ----------------------------------------------------------------------------------------------------
+    // ---- reports
+    // ---------------------------------------------------------------------------------------------
 
     /// The statistics of the runtime's and the device's pools.
     #[must_use]
@@ -521,5 +564,5 @@ const _: () = {
     shared::<Runtime>();
     shared::<Stream>();
     shared::<Graph>();
-    shared::<Gate>();
+    shared::<HostTimeline>();
 };

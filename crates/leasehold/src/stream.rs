@@ -1,15 +1,15 @@
 //! Streams: ordered queues of work, and the one door through which all work goes.
 //!
 //! # The door
-//! Every copy, fill, session, event and graph launch passes `Stream::pass`: take the stream's turn;
-//! lock the operands' records; find the points that they must wait for; one submission to the
-//! backend; mark the operands with the new point; unlock. Waits are inserted only for uses on other
-//! lines that this line does not know of: on a single stream nothing is waited for and no driver is
-//! called.
+//! Every copy, fill, session, event and graph launch passes `Stream::pass`: take the stream's
+//! submission lock; lock the operands' records; find the timepoints that they must wait for; one
+//! submission to the backend; mark the operands with the new timepoint; unlock. Waits are inserted
+//! only for uses on other timelines that this timeline does not know of: on a single stream nothing
+//! is waited for and no driver is called.
 //!
-//! The turn is the lock of the stream's frame, held for one call or for a session. Other threads
-//! wait for it; the thread that holds it gets
-//! `Occupied`, since it would wait for itself. While it is held nothing else is locked but records and the backend's own submission lock.
+//! The turn is the lock of the stream's scratch, held for one call or for a session. Other threads
+//! wait for it; the thread that holds it gets `Occupied`, since it would wait for itself. While it
+//! is held nothing else is locked but records and the backend's own submission lock.
 //!
 //! The records' locks (`Locked`) order submissions of several threads to several streams with a
 //! common buffer. They are held for one submission. Whoever finds one taken gives up its own and
@@ -17,10 +17,11 @@
 //!
 //! # Room
 //! A backend may block a submitter while its queue is full. Nobody may be blocked so while holding
-//! the turn: a host call on the same stream that submits would wait for the turn, and the queue for
-//! the host call. So callers pause *before* they take the turn, as soon as about 8,192 operations
-//! are pending (`StreamCore::turn`); host calls never pause. A pause in which nothing completes
-//! ends with an error: the thread that pauses may be the one that the stream waits for.
+//! the submission lock: a host call on the same stream that submits would wait for the submission
+//! lock, and the queue for the host call. So callers pause *before* they take the submission lock,
+//! as soon as about 8,192 operations are pending (`StreamCore::submit_guard`); host calls never
+//! pause. A pause in which nothing completes ends with an error: the thread that pauses may be the
+//! one that the stream waits for.
 //!
 //! While a thread records, its calls on any stream of that device go to the recorder instead, and
 //! the stream is not touched.
@@ -35,7 +36,10 @@ use leasehold_alloc::{Buffer, Layout, On};
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use leasehold_core::sync::{Arc, Mutex, MutexGuard};
-use leasehold_core::{Error, Lease, Line, LineId, Point, Result, Stamp, StreamHandle, Timeline};
+use leasehold_core::{
+    Error, Lease, PackedTimepoint, Result, StreamHandle, Timeline, TimelineId, TimelineSource,
+    Timepoint,
+};
 use leasehold_hal::Op;
 use std::cell::Cell;
 use std::fmt;
@@ -49,9 +53,9 @@ const SEGMENT: u32 = 4096;
 const SUBMIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What a stream keeps between calls so that a launch allocates nothing.
-pub(crate) struct Frame {
+pub(crate) struct Scratch {
     pub(crate) session: crate::kernel::session::Staged,
-    pub(crate) waits: Vec<Point>,
+    pub(crate) waits: Vec<Timepoint>,
     /// Scratch for building a submission; empty between calls.
     pub(crate) ops: Vec<Op<'static>>,
 }
@@ -59,7 +63,7 @@ pub(crate) struct Frame {
 // SAFETY: the raw pointers that keep it from being `Send` are what a session staged. They are read
 // only by that session's `finish`, on the session's own thread, while what they point to is
 // borrowed.
-unsafe impl Send for Frame {}
+unsafe impl Send for Scratch {}
 
 thread_local! {
     /// Its address is the thread's name among the living.
@@ -71,19 +75,19 @@ fn me() -> usize {
     ME.with(|me| std::ptr::from_ref(me).addr())
 }
 
-/// A frame and the turn at it: of a stream, or of a thread that records.
-pub(crate) struct Seat {
-    /// The thread that holds the turn, 0 for none. Only its holder writes it, so every thread knows
-    /// whether it is itself.
+/// A scratch and the submission lock at it: of a stream, or of a thread that records.
+pub(crate) struct SubmitLock {
+    /// The thread that holds the submission lock, 0 for none. Only its holder writes it, so every
+    /// thread knows whether it is itself.
     holder: AtomicUsize,
-    frame: Mutex<Frame>,
+    scratch: Mutex<Scratch>,
 }
 
-impl Seat {
+impl SubmitLock {
     pub(crate) fn new() -> Self {
         Self {
             holder: AtomicUsize::new(0),
-            frame: Mutex::new(Frame {
+            scratch: Mutex::new(Scratch {
                 session: crate::kernel::session::Staged::default(),
                 waits: Vec::with_capacity(8),
                 ops: Vec::with_capacity(16),
@@ -91,59 +95,63 @@ impl Seat {
         }
     }
 
-    /// Whether somebody holds the turn.
+    /// Whether somebody holds the submission lock.
     pub(crate) fn is_taken(&self) -> bool {
-        self.frame.try_lock().is_none()
+        self.scratch.try_lock().is_none()
     }
 
-    /// Takes the turn; waits while another thread holds it.
+    /// Takes the submission lock; waits while another thread holds it.
     ///
     /// # Errors
     /// `Occupied` when this thread holds it.
     #[inline]
-    pub(crate) fn turn(&self) -> Result<Turn<'_>> {
+    pub(crate) fn submit_guard(&self) -> Result<SubmitGuard<'_>> {
         if self.holder.load(Ordering::Relaxed) == me() {
             return Err(held_by_me());
         }
-        Ok(self.taken(self.frame.lock()))
+        Ok(self.taken(self.scratch.lock()))
     }
 
-    /// Takes the turn if nobody holds it.
+    /// Takes the submission lock if nobody holds it.
     ///
     /// # Errors
     /// `Occupied` when somebody does.
-    pub(crate) fn try_turn(&self) -> Result<Turn<'_>> {
-        match self.frame.try_lock() {
-            Some(frame) => Ok(self.taken(frame)),
+    pub(crate) fn try_submit_guard(&self) -> Result<SubmitGuard<'_>> {
+        match self.scratch.try_lock() {
+            Some(scratch) => Ok(self.taken(scratch)),
             None if self.holder.load(Ordering::Relaxed) == me() => Err(held_by_me()),
-            None => Err(Error::Occupied { resource: "stream (another thread's call or session is at its turn)" }),
+            None => Err(Error::Occupied {
+                resource: "stream (another thread's call or session is at its turn)",
+            }),
         }
     }
 
     #[inline]
-    fn taken<'s>(&'s self, frame: MutexGuard<'s, Frame>) -> Turn<'s> {
+    fn taken<'s>(&'s self, scratch: MutexGuard<'s, Scratch>) -> SubmitGuard<'s> {
         self.holder.store(me(), Ordering::Relaxed);
-        Turn { seat: self, frame }
+        SubmitGuard { submit_lock: self, scratch }
     }
 }
 
 #[cold]
 fn held_by_me() -> Error {
-    Error::Occupied { resource: "stream (this very thread has a session open on it, and would wait for itself)" }
+    Error::Occupied {
+        resource: "stream (this very thread has a session open on it, and would wait for itself)",
+    }
 }
 
 /// The part of a stream that the runtime and its handles share.
 pub(crate) struct StreamCore {
     pub(crate) raw: Lease<dyn leasehold_hal::Stream>,
-    pub(crate) line: &'static Line,
-    seat: Seat,
-    /// Operations since `mark`. Written in the turn.
+    pub(crate) timeline: &'static Timeline,
+    submit_lock: SubmitLock,
+    /// Operations since `mark`. Written in the submission lock.
     since: AtomicU32,
-    /// What was submitted when `since` began. Written in the turn.
+    /// What was submitted when `since` began. Written in the submission lock.
     mark: AtomicU64,
     /// How long a submitter waits for room while nothing completes, in milliseconds.
     patience: AtomicU64,
-    /// Streams of other devices that work for this one, used in its turn alone.
+    /// Streams of other devices that work for this one, used in its submission lock alone.
     companions: Mutex<Vec<Companion>>,
 }
 
@@ -156,12 +164,12 @@ struct Companion {
 
 impl StreamCore {
     pub(crate) fn new(raw: Lease<dyn leasehold_hal::Stream>) -> Self {
-        let line = raw.line();
+        let timeline = raw.timeline();
         let patience = AtomicU64::new(SUBMIT_TIMEOUT.as_millis() as u64);
         Self {
             raw,
-            line,
-            seat: Seat::new(),
+            timeline,
+            submit_lock: SubmitLock::new(),
             since: AtomicU32::new(0),
             mark: AtomicU64::new(0),
             patience,
@@ -176,7 +184,8 @@ impl StreamCore {
     /// As [`Runtime::create_stream`].
     pub(crate) fn companion(&self, other: &Arc<RuntimeInner>) -> Result<Arc<StreamCore>> {
         let sound = |c: &&Companion| {
-            std::ptr::eq(c.runtime.as_ptr(), Arc::as_ptr(other)) && !c.core.line.failed(c.core.line.submitted() + 1)
+            std::ptr::eq(c.runtime.as_ptr(), Arc::as_ptr(other))
+                && !c.core.timeline.failed(c.core.timeline.submitted() + 1)
         };
         if let Some(found) = self.companions.lock().iter().find(sound) {
             return Ok(found.core.clone());
@@ -185,9 +194,11 @@ impl StreamCore {
         let mut companions = self.companions.lock();
         // Another thread may have made one meanwhile: that one stays.
         let core = companions.iter().find(sound).map_or(core, |c| c.core.clone());
-        let is_of_use =
-            |c: &Companion| c.runtime.strong_count() > 0 && !std::ptr::eq(c.runtime.as_ptr(), Arc::as_ptr(other));
-        let (stay, go): (Vec<_>, Vec<_>) = std::mem::take(&mut *companions).into_iter().partition(is_of_use);
+        let is_of_use = |c: &Companion| {
+            c.runtime.strong_count() > 0 && !std::ptr::eq(c.runtime.as_ptr(), Arc::as_ptr(other))
+        };
+        let (stay, go): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut *companions).into_iter().partition(is_of_use);
         *companions = stay;
         companions.push(Companion { runtime: Arc::downgrade(other), core: core.clone() });
         drop(companions);
@@ -198,41 +209,41 @@ impl StreamCore {
 
     /// The cold half of the stream's timeline.
     #[inline]
-    pub(crate) fn raw_timeline(&self) -> &dyn Timeline {
+    pub(crate) fn raw_source(&self) -> &dyn TimelineSource {
         &*self.raw
     }
 
-    /// Takes the turn, once there is room.
+    /// Takes the submission lock, once there is room.
     ///
     /// # Errors
     /// `Occupied` when this thread has a session open on the stream.
     #[inline]
-    pub(crate) fn turn(&self) -> Result<Turn<'_>> {
+    pub(crate) fn submit_guard(&self) -> Result<SubmitGuard<'_>> {
         self.breathe()?;
-        self.seat.turn()
+        self.submit_lock.submit_guard()
     }
 
-    /// Takes the turn for somebody who breathed before taking a lock.
+    /// Takes the submission lock for somebody who breathed before taking a lock.
     ///
     /// # Errors
     /// `Occupied` when this thread has a session open on the stream.
     #[inline]
-    pub(crate) fn turn_now(&self) -> Result<Turn<'_>> {
-        self.seat.turn()
+    pub(crate) fn submit_guard_now(&self) -> Result<SubmitGuard<'_>> {
+        self.submit_lock.submit_guard()
     }
 
-    /// Takes the turn if it is free, once there is room.
+    /// Takes the submission lock if it is free, once there is room.
     ///
     /// # Errors
     /// `Occupied` when anybody holds it.
-    pub(crate) fn try_turn(&self) -> Result<Turn<'_>> {
+    pub(crate) fn try_submit_guard(&self) -> Result<SubmitGuard<'_>> {
         // Before and after: the wait for room takes turns of its own.
-        drop(self.seat.try_turn()?);
-        if planted(Defect::TurnRefused) && !self.line.is_idle() {
+        drop(self.submit_lock.try_submit_guard()?);
+        if planted(Defect::TurnRefused) && !self.timeline.is_idle() {
             return Err(held_by_me());
         }
         self.breathe()?;
-        self.seat.try_turn()
+        self.submit_lock.try_submit_guard()
     }
 
     /// Waits until there is room for another submission. Called without any lock.
@@ -249,7 +260,7 @@ impl StreamCore {
         let mut gave_up = false;
         loop {
             let target = {
-                let _turn = self.seat.turn()?;
+                let _turn = self.submit_lock.submit_guard()?;
                 let since = self.since.load(Ordering::Relaxed);
                 if since < SEGMENT {
                     return Ok(());
@@ -257,18 +268,24 @@ impl StreamCore {
                 // One segment may be pending while the next one is filled; after a giant submission
                 // none.
                 let huge = since > 4 * SEGMENT;
-                let target = if huge { self.line.submitted() } else { self.mark.load(Ordering::Relaxed) };
-                if gave_up || self.line.completed() >= target || self.line.failed(target) {
-                    self.mark.store(self.line.submitted(), Ordering::Relaxed);
+                let target = if huge {
+                    self.timeline.submitted()
+                } else {
+                    self.mark.load(Ordering::Relaxed)
+                };
+                if gave_up || self.timeline.completed() >= target || self.timeline.failed(target) {
+                    self.mark.store(self.timeline.submitted(), Ordering::Relaxed);
                     self.since.store(0, Ordering::Relaxed);
                     return Ok(());
                 }
                 target
             };
-            let before = self.line.completed();
+            let before = self.timeline.completed();
             let patience = Duration::from_millis(self.patience.load(Ordering::Relaxed));
             match self.raw.wait_host(target, Some(patience)) {
-                Err(Error::Timeout(_)) if self.line.completed() == before => return Err(self.stuck(patience)),
+                Err(Error::Timeout(_)) if self.timeline.completed() == before => {
+                    return Err(self.stuck(patience));
+                }
                 Ok(()) | Err(Error::Timeout(_)) => {}
                 // A failure is the business of the submission that follows.
                 Err(_) => gave_up = true,
@@ -281,38 +298,38 @@ impl StreamCore {
         Error::Timeout(
             format!(
                 "no room for another operation: {} submissions are pending on {:?} and none completed within {patience:?}. What they \
-                 wait for (a gate, a host call) must not come from the thread that submits more of them. Nothing was submitted; the \
+                 wait for (a host timeline, a host call) must not come from the thread that submits more of them. Nothing was submitted; the \
                  call may be repeated",
-                self.line.submitted() - self.line.completed().min(self.line.submitted()),
-                self.line.id()
+                self.timeline.submitted() - self.timeline.completed().min(self.timeline.submitted()),
+                self.timeline.id()
             )
             .into(),
         )
     }
 
-    /// Submits one operation after the frame's waits, and remembers what the stream knows from then
-    /// on.
+    /// Submits one operation after the scratch's waits, and remembers what the stream knows from
+    /// then on.
     ///
     /// # Safety
     /// - As [`leasehold_hal::Stream::submit`].
     #[inline]
-    pub(crate) unsafe fn submit(&self, frame: &mut Frame, op: &Op<'_>) -> Result<u64> {
-        let value = if frame.waits.is_empty() {
+    pub(crate) unsafe fn submit(&self, scratch: &mut Scratch, op: &Op<'_>) -> Result<u64> {
+        let value = if scratch.waits.is_empty() {
             // SAFETY: by the caller's contract.
             unsafe { self.raw.submit(std::slice::from_ref(op)) }?
         } else {
             // SAFETY: as above.
-            unsafe { self.submit_after(frame, op) }?
+            unsafe { self.submit_after(scratch, op) }?
         };
-        self.count(1 + frame.waits.len());
+        self.count(1 + scratch.waits.len());
         Ok(value)
     }
 
     /// # Safety
     /// - As [`submit`](Self::submit).
     #[cold]
-    unsafe fn submit_after(&self, frame: &mut Frame, op: &Op<'_>) -> Result<u64> {
-        let Frame { waits, ops, .. } = frame;
+    unsafe fn submit_after(&self, scratch: &mut Scratch, op: &Op<'_>) -> Result<u64> {
+        let Scratch { waits, ops, .. } = scratch;
         ops.clear();
         ops.extend(waits.iter().map(|&p| Op::Wait(p)));
         // SAFETY: the list is cleared before the operation's borrows end.
@@ -323,33 +340,34 @@ impl StreamCore {
         result
     }
 
-    /// Counts operations that were submitted. In the turn.
+    /// Counts operations that were submitted. In the submission lock.
     #[inline]
     pub(crate) fn count(&self, ops: usize) {
         // No submission has 2^31 operations, and none is made while a quarter of that is pending.
-        self.since.store(self.since.load(Ordering::Relaxed).wrapping_add(ops as u32), Ordering::Relaxed);
+        self.since
+            .store(self.since.load(Ordering::Relaxed).wrapping_add(ops as u32), Ordering::Relaxed);
     }
 }
 
-/// The right to submit to a stream and to use its frame.
-pub(crate) struct Turn<'s> {
-    seat: &'s Seat,
-    frame: MutexGuard<'s, Frame>,
+/// The right to submit to a stream and to use its scratch.
+pub(crate) struct SubmitGuard<'s> {
+    submit_lock: &'s SubmitLock,
+    scratch: MutexGuard<'s, Scratch>,
 }
 
-impl Turn<'_> {
-    /// The frame.
+impl SubmitGuard<'_> {
+    /// The scratch.
     #[inline]
-    pub(crate) fn frame(&mut self) -> &mut Frame {
-        &mut self.frame
+    pub(crate) fn scratch(&mut self) -> &mut Scratch {
+        &mut self.scratch
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for SubmitGuard<'_> {
     #[inline]
     fn drop(&mut self) {
         // Before the lock is free: the next holder writes after it.
-        self.seat.holder.store(0, Ordering::Relaxed);
+        self.submit_lock.holder.store(0, Ordering::Relaxed);
     }
 }
 
@@ -381,18 +399,18 @@ impl Use for Operand<'_> {
 /// A submission in the making: the records of its buffers are locked until this is dropped.
 #[must_use = "records are unlocked when it is dropped"]
 pub(crate) struct Locked<'u, U: Use> {
-    line: &'static Line,
+    timeline: &'static Timeline,
     uses: &'u [U],
     /// Whether a buffer is used more than once.
     repeated: bool,
 }
 
 impl<'u, U: Use> Locked<'u, U> {
-    /// A submission on `line` with these buffers, of which none is locked yet.
+    /// A submission on `timeline` with these buffers, of which none is locked yet.
     #[inline(always)]
-    pub(crate) fn new(line: &'static Line, uses: &'u [U]) -> Self {
+    pub(crate) fn new(timeline: &'static Timeline, uses: &'u [U]) -> Self {
         ORDERING.set(ORDERING.get() + 1);
-        Self { line, uses, repeated: false }
+        Self { timeline, uses, repeated: false }
     }
 
     /// Locks the records of all the buffers, and adds what the submission must wait for. Blocks
@@ -402,32 +420,32 @@ impl<'u, U: Use> Locked<'u, U> {
     /// `Occupied` when this very thread is, and would wait for itself.
     ///
     /// # Safety
-    /// - The caller has the line's turn until this is dropped.
+    /// - The caller has the timeline's turn until this is dropped.
     #[inline(always)]
-    pub(crate) unsafe fn gather(&mut self, waits: &mut Vec<Point>) -> Result<()> {
-        let id = self.line.id();
+    pub(crate) unsafe fn gather(&mut self, waits: &mut Vec<Timepoint>) -> Result<()> {
+        let id = self.timeline.id();
         for one in self.uses {
-            // SAFETY: the caller has the line's turn, and the buffers are held until they are
+            // SAFETY: the caller has the timeline's turn, and the buffers are held until they are
             // unlocked.
             if !unsafe { one.lease().try_lock_record(id) } {
                 self.repeated = true;
                 if !one.lease().has_locked_record(id) {
-                    // SAFETY: the caller has the line's turn.
-                    return unsafe { gather_slow(self.line, self.uses, waits) };
+                    // SAFETY: the caller has the timeline's turn.
+                    return unsafe { gather_slow(self.timeline, self.uses, waits) };
                 }
             }
-            gather(self.line, &one.operand(), waits);
+            gather(self.timeline, &one.operand(), waits);
         }
         Ok(())
     }
 
-    /// Marks what the submission did, at its point, and unlocks the records.
+    /// Marks what the submission did, at its timepoint, and unlocks the records.
     ///
     /// # Safety
-    /// - `p` is the point of a submission that waited for what was gathered. The caller has the
-    ///   line's turn since then.
+    /// - `p` is the timepoint of a submission that waited for what was gathered. The caller has the
+    ///   timeline's turn since then.
     #[inline(always)]
-    pub(crate) unsafe fn mark(mut self, p: Point) {
+    pub(crate) unsafe fn mark(mut self, p: Timepoint) {
         if self.repeated {
             // SAFETY: by the caller's contract; the record is locked since it was gathered.
             return self.uses.iter().for_each(|one| unsafe { mark(one.operand(), p) });
@@ -449,21 +467,21 @@ impl<U: Use> Drop for Locked<'_, U> {
     fn drop(&mut self) {
         ORDERING.set(ORDERING.get() - 1);
         if !self.uses.is_empty() {
-            // SAFETY: by the contract of `gather` the line's turn is held; what was submitted is
-            // marked.
-            unsafe { unlock(self.line.id(), self.uses) };
+            // SAFETY: by the contract of `gather` the timeline's turn is held; what was submitted
+            // is marked.
+            unsafe { unlock(self.timeline.id(), self.uses) };
         }
     }
 }
 
-/// Marks a use at a submission's point.
+/// Marks a use at a submission's timepoint.
 ///
 /// # Safety
 /// - As [`Locked::mark`]; the record is locked since it was gathered.
 #[inline(always)]
-unsafe fn mark(Operand { view, access }: Operand<'_>, p: Point) {
-    // SAFETY: the caller's turn keeps marks in the line's order. The record's write was gathered,
-    // and for a write its reads too.
+unsafe fn mark(Operand { view, access }: Operand<'_>, p: Timepoint) {
+    // SAFETY: the caller's turn keeps marks in the timeline's order. The record's write was
+    // gathered, and for a write its reads too.
     unsafe {
         if access.writes() {
             view.lease.mark_write(p);
@@ -473,15 +491,15 @@ unsafe fn mark(Operand { view, access }: Operand<'_>, p: Point) {
     }
 }
 
-/// Unlocks those of the buffers that the line's submitter has locked.
+/// Unlocks those of the buffers that the timeline's submitter has locked.
 ///
 /// # Safety
-/// - The caller has the line's turn, and has marked what it submitted.
+/// - The caller has the timeline's turn, and has marked what it submitted.
 #[cold]
 #[inline(never)]
-unsafe fn unlock(line: LineId, uses: &[impl Use]) {
-    for one in uses.iter().filter(|one| one.lease().has_locked_record(line)) {
-        // SAFETY: locked for this line, whose turn the caller has.
+unsafe fn unlock(timeline: TimelineId, uses: &[impl Use]) {
+    for one in uses.iter().filter(|one| one.lease().has_locked_record(timeline)) {
+        // SAFETY: locked for this timeline, whose turn the caller has.
         unsafe { one.lease().unlock_record() };
     }
 }
@@ -493,9 +511,13 @@ unsafe fn unlock(line: LineId, uses: &[impl Use]) {
 /// - As [`Locked::gather`].
 #[cold]
 #[inline(never)]
-unsafe fn gather_slow(line: &Line, uses: &[impl Use], waits: &mut Vec<Point>) -> Result<()> {
-    // SAFETY: the caller has the line's turn, and has submitted nothing yet.
-    unsafe { unlock(line.id(), uses) };
+unsafe fn gather_slow(
+    timeline: &Timeline,
+    uses: &[impl Use],
+    waits: &mut Vec<Timepoint>,
+) -> Result<()> {
+    // SAFETY: the caller has the timeline's turn, and has submitted nothing yet.
+    unsafe { unlock(timeline.id(), uses) };
     if ORDERING.get() > 1 {
         return Err(Error::Occupied {
             resource: "buffer (this very thread is in the middle of a submission with it, and would wait for itself)",
@@ -506,8 +528,9 @@ unsafe fn gather_slow(line: &Line, uses: &[impl Use], waits: &mut Vec<Point>) ->
     buffers.dedup_by(|a, b| std::ptr::eq(*a, *b));
     for buffer in buffers {
         let mut rounds = 0u32;
-        // SAFETY: the caller has the line's turn, and the buffers are held until they are unlocked.
-        while !unsafe { buffer.try_lock_record(line.id()) } {
+        // SAFETY: the caller has the timeline's turn, and the buffers are held until they are
+        // unlocked.
+        while !unsafe { buffer.try_lock_record(timeline.id()) } {
             // The holder is in the middle of one submission, unless it has lost its processor.
             if rounds < 100 {
                 std::hint::spin_loop()
@@ -517,39 +540,45 @@ unsafe fn gather_slow(line: &Line, uses: &[impl Use], waits: &mut Vec<Point>) ->
             rounds = rounds.saturating_add(1);
         }
     }
-    uses.iter().for_each(|one| gather(line, &one.operand(), waits));
+    uses.iter().for_each(|one| gather(timeline, &one.operand(), waits));
     Ok(())
 }
 
-/// Adds the points that an operand makes a submission on `line` wait for. The record is [`Locked`].
+/// Adds the timepoints that an operand makes a submission on `timeline` wait for. The record is
+/// [`Locked`].
 ///
 /// A failed write is waited for by whoever reads what was written: the failure must reach them. Who
 /// only overwrites it all, or follows a read, needs no more than that the failed work is over: so a
 /// buffer can be used again after a failure.
 #[inline(always)]
-fn gather(line: &Line, operand: &Operand<'_>, waits: &mut Vec<Point>) {
+fn gather(timeline: &Timeline, operand: &Operand<'_>, waits: &mut Vec<Timepoint>) {
     let buffer = operand.view.lease;
-    let written = buffer.write_stamp();
-    if !line.knows(written) {
+    let written = buffer.write_timepoint();
+    if !timeline.knows(written) {
         add_unknown(written, operand.access.reads() || operand.is_part(), waits);
     }
     if operand.access.writes() && !planted(Defect::WriteBeforeRead) {
-        buffer.for_each_read(|read| need(line, read, false, waits));
+        buffer.for_each_read(|read| need(timeline, read, false, waits));
     }
 }
 
-/// Adds a stamp that `line` does not know unless it is over; where its data are read, unless it is
-/// settled.
+/// Adds a timepoint that `timeline` does not know unless it is over; where its data are read,
+/// unless it is settled.
 #[inline(always)]
-pub(crate) fn need(line: &Line, stamp: Stamp, data: bool, waits: &mut Vec<Point>) {
-    if !line.knows(stamp) {
+pub(crate) fn need(
+    timeline: &Timeline,
+    stamp: PackedTimepoint,
+    data: bool,
+    waits: &mut Vec<Timepoint>,
+) {
+    if !timeline.knows(stamp) {
         add_unknown(stamp, data, waits);
     }
 }
 
 #[inline(never)]
-fn add_unknown(stamp: Stamp, data: bool, waits: &mut Vec<Point>) {
-    if let Some(p) = stamp.point()
+fn add_unknown(stamp: PackedTimepoint, data: bool, waits: &mut Vec<Timepoint>) {
+    if let Some(p) = stamp.timepoint()
         && !(if data { p.is_settled() } else { p.has_passed() })
     {
         add_wait(waits, p);
@@ -557,8 +586,8 @@ fn add_unknown(stamp: Stamp, data: bool, waits: &mut Vec<Point>) {
 }
 
 /// Keeps one point per line, the latest.
-pub(crate) fn add_wait(waits: &mut Vec<Point>, p: Point) {
-    match waits.iter_mut().find(|w| w.line_id() == p.line_id()) {
+pub(crate) fn add_wait(waits: &mut Vec<Timepoint>, p: Timepoint) {
+    match waits.iter_mut().find(|w| w.timeline_id() == p.timeline_id()) {
         Some(w) if w.value() < p.value() => *w = p,
         Some(_) => {}
         None => waits.push(p),
@@ -577,19 +606,19 @@ pub(crate) fn add_wait(waits: &mut Vec<Point>, p: Point) {
 /// # Room
 /// A submission blocks while about 8,192 operations are pending. If none of them completes for 30
 /// seconds ([`set_submit_timeout`](Self::set_submit_timeout)), it ends with [`Error::Timeout`] and
-/// nothing is submitted: the blocked thread may be the one that is to raise the
-/// [`Gate`](crate::Gate) that the stream waits for. A thread that submits more than that behind its
-/// own gate must raise the gate from another thread, or a recorded graph, which is one operation,
-/// must hold the work.
+/// nothing is submitted: the blocked thread may be the one that is to signal the
+/// [`HostTimeline`](crate::HostTimeline) that the stream waits for. A thread that submits more than
+/// that behind its own host timeline must signal the host timeline from another thread, or a
+/// recorded graph, which is one operation, must hold the work.
 ///
 /// # Failures
 ///
 /// A failed operation poisons its stream: from then on every call returns that cause, and nothing
-/// more is run. Take another stream, or for the default one
-/// [`Runtime::replace_default_stream`], to go on. Buffers that the failed work wrote hand the failure to whoever reads
-/// them, until they are overwritten as a whole. Work that is submitted while the failed work still
-/// runs waits for it and fails with it, also work that only overwrites:
-/// [`synchronize`](Self::synchronize) the failed stream first.
+/// more is run. Take another stream, or for the default one [`Runtime::replace_default_stream`], to
+/// go on. Buffers that the failed work wrote hand the failure to whoever reads them, until they are
+/// overwritten as a whole. Work that is submitted while the failed work still runs waits for it and
+/// fails with it, also work that only overwrites: [`synchronize`](Self::synchronize) the failed
+/// stream first.
 #[doc(alias("infinirtStream_t", "Stream_t"))]
 #[derive(Clone)]
 pub struct Stream {
@@ -604,10 +633,10 @@ impl Stream {
         self.core.raw.handle()
     }
 
-    /// The point of everything submitted so far.
+    /// The timepoint of everything submitted so far.
     #[must_use]
-    pub fn now(&self) -> Point {
-        self.core.line.now()
+    pub fn now(&self) -> Timepoint {
+        self.core.timeline.now()
     }
 
     /// Whether all that was submitted is complete. Asks the driver; never blocks.
@@ -617,7 +646,7 @@ impl Stream {
     pub fn query(&self) -> Result<bool> {
         recorder::refuse(&self.runtime, "a stream cannot be queried while recording")?;
         self.core.raw.refresh()?;
-        self.core.line.check(self.core.line.submitted())
+        self.core.timeline.check(self.core.timeline.submitted())
     }
 
     /// Blocks until all that was submitted is over. After a failure too, but then for a second at
@@ -637,12 +666,12 @@ impl Stream {
     /// `Timeout` as well.
     pub fn synchronize_timeout(&self, timeout: Option<Duration>) -> Result<()> {
         recorder::refuse(&self.runtime, "a stream cannot be synchronised while recording")?;
-        let value = self.core.line.submitted();
+        let value = self.core.timeline.submitted();
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         let result = self.core.raw.wait_host(value, timeout);
         // A failure is told as soon as it is known, which may be before what failed is over.
-        if result.is_err() && self.core.line.failed(value) && !call::inside() {
-            self.core.line.see_off(value, deadline, || self.core.raw.refresh());
+        if result.is_err() && self.core.timeline.failed(value) && !call::inside() {
+            self.core.timeline.drain(value, deadline, || self.core.raw.refresh());
         }
         result
     }
@@ -654,16 +683,17 @@ impl Stream {
     /// It comes exactly once: also when the stream has failed or fails, when the device is lost,
     /// when the stream or the runtime is dropped or closed first, while the calling thread records
     /// (with `Recording`; nothing is recorded), and on a device without host calls (with
-    /// `Unsupported`). Only the end of the process comes before it. After a failure it may come before the failed work is over:
-    /// [`synchronize`](Self::synchronize) says when that is.
+    /// `Unsupported`). Only the end of the process comes before it. After a failure it may come
+    /// before the failed work is over: [`synchronize`](Self::synchronize) says when that is.
     ///
     /// The call runs on the thread that runs the stream's host calls. After a failure it runs on
     /// whichever thread notices or gives up what failed, possibly in
-    /// [`Gate::raise`](crate::Gate::raise), [`Gate::fail`](crate::Gate::fail) or the drop of a gate;
-    /// where nothing could be submitted, on the calling thread before this returns. It must not
-    /// block, and must not wait for a stream. It may submit work to sound streams and raise gates.
-    /// A panic poisons the stream, as in [`host_call`](Self::host_call), unless it has failed
-    /// already.
+    /// [`HostTimeline::signal`](crate::HostTimeline::signal),
+    /// [`HostTimeline::fail`](crate::HostTimeline::fail) or the drop of a host timeline; where
+    /// nothing could be submitted, on the calling thread before this returns. It must not block,
+    /// and must not wait for a stream. It may submit work to sound streams and signal host
+    /// timelines. A panic poisons the stream, as in [`host_call`](Self::host_call), unless it has
+    /// failed already.
     ///
     /// ```
     /// use leasehold::{Context, DeviceId};
@@ -703,7 +733,9 @@ impl Stream {
         if recorder::is_active() || layout.size > runtime.total {
             return self.alloc_otherwise(layout);
         }
-        runtime.memory.alloc(layout, On { line: self.core.line, timeline: self.core.raw_timeline() })
+        runtime
+            .memory
+            .alloc(layout, On { timeline: self.core.timeline, source: self.core.raw_source() })
     }
 
     /// An allocation on a thread that records, or of more than the device has.
@@ -713,8 +745,11 @@ impl Stream {
             return result;
         }
         // Some devices give more than they have. Where one refuses, the size is the reason.
-        let on = On { line: self.core.line, timeline: self.core.raw_timeline() };
-        self.runtime.memory.alloc(layout, on).map_err(|e| self.runtime.too_large(layout.size).unwrap_or(e))
+        let on = On { timeline: self.core.timeline, source: self.core.raw_source() };
+        self.runtime
+            .memory
+            .alloc(layout, on)
+            .map_err(|e| self.runtime.too_large(layout.size).unwrap_or(e))
     }
 
     /// Launches a kernel, as one submission: waits on the device for whoever used the operands
@@ -736,8 +771,10 @@ impl Stream {
     ///
     /// # fn main() -> leasehold::Result<()> {
     /// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
-    /// let desc = KernelDesc::new("scale", KernelSource::Cpu(scale), &[Access::ReadWrite], KernelCheck::grid_1d());
-    /// // SAFETY: it touches its binding alone, in bounds that `slice_mut` checks, each tile a part of its own.
+    /// let (source, check) = (KernelSource::Cpu(scale), KernelCheck::grid_1d());
+    /// let desc = KernelDesc::new("scale", source, &[Access::ReadWrite], check);
+    /// // SAFETY: it touches its binding alone, within bounds that `slice_mut` checks. Each tile
+    /// // writes a part of its own.
     /// let kernel = unsafe { KernelBase::new(desc.params_of::<f32>().aligned(4)) }?;
     /// let x = runtime.upload(&[1.0f32; 8])?;
     /// runtime.stream().launch(&kernel, &[x.read_write()], &3.0f32, 2)?;
@@ -747,11 +784,11 @@ impl Stream {
     /// ```
     ///
     /// # Errors
-    /// `InvalidArgument` for another number of operands, another role, another size of parameters or
-    /// a misaligned or overlapping operand than the kernel declares, for a grid beyond the device's
-    /// limits, for memory of another device, and for what the kernel's check refuses; what making
-    /// the kernel ready says; `Occupied` while this thread has a session open on the stream; the
-    /// stream's cause when it is poisoned.
+    /// `InvalidArgument` for another number of operands, another role, another size of parameters
+    /// or a misaligned or overlapping operand than the kernel declares, for a grid beyond the
+    /// device's limits, for memory of another device, and for what the kernel's check refuses; what
+    /// making the kernel ready says; `Occupied` while this thread has a session open on the stream;
+    /// the stream's cause when it is poisoned.
     #[doc(alias("dispatch", "cuLaunchKernel"))]
     #[inline]
     pub fn launch<P: Params + ?Sized>(
@@ -771,7 +808,8 @@ impl Stream {
     }
 
     /// Makes the stream and its runtime the thread's current context until the guard is dropped:
-    /// [`Current::get`](crate::Current::get) returns them then, and the driver has the device current.
+    /// [`Current::get`](crate::Current::get) returns them then, and the driver has the device
+    /// current.
     ///
     /// # Errors
     /// `DeviceLost`; the driver's own.
@@ -815,7 +853,7 @@ impl Stream {
     /// The failure that poisoned the stream, if one did.
     #[must_use]
     pub fn failure(&self) -> Option<Error> {
-        self.core.line.failure().map(|(_, e)| e)
+        self.core.timeline.failure().map(|(_, e)| e)
     }
 
     /// The stream under it, for backends' own extensions.
@@ -832,8 +870,13 @@ impl Stream {
     /// The door: hands one operation over, ordered after everything that its operands wait for.
     ///
     /// # Safety
-    /// - As [`leasehold_hal::Stream::submit`], except that `operands` (checked here) cover all device memory that `op` touches.
-    pub(crate) unsafe fn pass(&self, op: &Op<'_>, operands: &[Operand<'_>]) -> Result<Option<Point>> {
+    /// - As [`leasehold_hal::Stream::submit`], except that `operands` (checked here) cover all
+    ///   device memory that `op` touches.
+    pub(crate) unsafe fn pass(
+        &self,
+        op: &Op<'_>,
+        operands: &[Operand<'_>],
+    ) -> Result<Option<Timepoint>> {
         self.runtime.check_operands(operands)?;
         // SAFETY: by the caller's contract; the operands are this device's.
         unsafe { self.pass_checked(op, operands) }
@@ -842,8 +885,13 @@ impl Stream {
     /// As [`pass`](Self::pass), for operands that the caller has checked: they may be a peer's.
     ///
     /// # Safety
-    /// - As [`leasehold_hal::Stream::submit`], except that `operands` cover all device memory that `op` touches.
-    pub(crate) unsafe fn pass_checked(&self, op: &Op<'_>, operands: &[Operand<'_>]) -> Result<Option<Point>> {
+    /// - As [`leasehold_hal::Stream::submit`], except that `operands` cover all device memory that
+    ///   `op` touches.
+    pub(crate) unsafe fn pass_checked(
+        &self,
+        op: &Op<'_>,
+        operands: &[Operand<'_>],
+    ) -> Result<Option<Timepoint>> {
         if recorder::is_active() {
             // SAFETY: by the caller's contract; the recorder runs nothing.
             if let Some(result) = unsafe { recorder::record(&self.runtime, op, operands) } {
@@ -852,15 +900,16 @@ impl Stream {
         }
         self.runtime.refuse_symbolic(operands)?;
         let core = &*self.core;
-        let mut turn = core.turn()?;
-        let frame = turn.frame();
-        frame.waits.clear();
-        let mut locked = Locked::new(core.line, operands);
-        // SAFETY: the turn is held until the end.
-        unsafe { locked.gather(&mut frame.waits) }?;
+        let mut submit_guard = core.submit_guard()?;
+        let scratch = submit_guard.scratch();
+        scratch.waits.clear();
+        let mut locked = Locked::new(core.timeline, operands);
+        // SAFETY: the submission lock is held until the end.
+        unsafe { locked.gather(&mut scratch.waits) }?;
         // SAFETY: by the caller's contract.
-        let point = core.line.at(unsafe { core.submit(frame, op) }?);
-        // SAFETY: the submission waited for what was gathered, and the turn is still held.
+        let point = core.timeline.at(unsafe { core.submit(scratch, op) }?);
+        // SAFETY: the submission waited for what was gathered, and the submission lock is still
+        // held.
         unsafe { locked.mark(point) };
         Ok(Some(point))
     }
@@ -868,6 +917,6 @@ impl Stream {
 
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Stream({}, {:?})", self.runtime.id(), self.core.line)
+        write!(f, "Stream({}, {:?})", self.runtime.id(), self.core.timeline)
     }
 }

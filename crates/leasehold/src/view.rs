@@ -57,7 +57,11 @@ impl<'a> BufferView<'a> {
     #[must_use]
     pub fn narrowed(self, offset: u64, len: u64) -> BufferView<'a> {
         let offset = offset.min(self.len);
-        BufferView { lease: self.lease, offset: self.offset + offset, len: len.min(self.len - offset) }
+        BufferView {
+            lease: self.lease,
+            offset: self.offset + offset,
+            len: len.min(self.len - offset),
+        }
     }
 
     /// The part with a role; lives as long as the buffer's borrow.
@@ -75,7 +79,11 @@ impl<'a> BufferView<'a> {
     /// `InvalidArgument` when the range does not lie in the view.
     pub fn part(self, range: impl RangeBounds<usize>) -> Result<BufferView<'a>> {
         let (from, to) = bounds(range, self.len as usize, "bytes")?;
-        Ok(BufferView { lease: self.lease, offset: self.offset + from as u64, len: (to - from) as u64 })
+        Ok(BufferView {
+            lease: self.lease,
+            offset: self.offset + from as u64,
+            len: (to - from) as u64,
+        })
     }
 
     /// The bytes as values of one type.
@@ -136,11 +144,17 @@ impl<'a> Operand<'a> {
 
     #[inline]
     pub(crate) fn binding(&self) -> Binding {
-        Binding { addr: self.view.addr(), len: self.view.len, native: self.view.lease.native(), access: self.access }
+        Binding {
+            addr: self.view.addr(),
+            len: self.view.len,
+            native: self.view.lease.native(),
+            access: self.access,
+        }
     }
 }
 
-/// Ways to look at a buffer: whole or in part, with a role. A type of your own that wraps a buffer needs [`view`](Self::view) alone.
+/// Ways to look at a buffer: whole or in part, with a role. A type of your own that wraps a buffer
+/// needs [`view`](Self::view) alone.
 ///
 /// ```
 /// # use leasehold::{Context, DeviceId, View};

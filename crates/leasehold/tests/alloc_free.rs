@@ -1,11 +1,16 @@
-//! The steady state allocates nothing: a kernel session from begin to finish, `Runtime::alloc` and drop, launching a graph and waiting
-//! for it. Counted by the global allocator over all threads, by the runtime's own count of driver calls, and by the process's map.
+//! The steady state allocates nothing: a kernel session from begin to finish, `Runtime::alloc` and
+//! drop, launching a graph and waiting for it. Counted by the global allocator over all threads, by
+//! the runtime's own count of driver calls, and by the process's map.
 //!
 //! A test binary of its own, without the test harness, so that nothing else allocates meanwhile.
 
 use leasehold::backend::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource, session_ops, session_sync_ops};
-use leasehold::{Access, Context, DeviceId, KernelBase, KernelSession, Operand, Result, Stream, View};
+use leasehold::kernel::{
+    CpuArgs, KernelCheck, KernelDesc, KernelSource, session_ops, session_sync_ops,
+};
+use leasehold::{
+    Access, Context, DeviceId, KernelBase, KernelSession, Operand, Result, Stream, View,
+};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 
@@ -56,8 +61,9 @@ fn map() -> String {
     std::fs::read_to_string("/proc/self/maps").unwrap_or_default()
 }
 
-/// Waits until every other thread of the process sleeps. The device's threads are made with the runtime; one that the system has not run
-/// yet allocates when it starts (its name, its signal stack), however late that is.
+/// Waits until every other thread of the process sleeps. The device's threads are made with the
+/// runtime; one that the system has not run yet allocates when it starts (its name, its signal
+/// stack), however late that is.
 fn threads_have_started() {
     let own = std::process::id().to_string();
     // The state is the first field behind the name, which ends at the last parenthesis.
@@ -76,7 +82,8 @@ fn threads_have_started() {
 fn main() -> Result<()> {
     let runtime = Context::new().runtime(DeviceId::cpu(0))?;
     let source = KernelSource::Cpu(increment);
-    let desc = KernelDesc::new("increment", source, &[Access::ReadWrite], KernelCheck::grid_1d()).params_of::<u32>();
+    let desc = KernelDesc::new("increment", source, &[Access::ReadWrite], KernelCheck::grid_1d())
+        .params_of::<u32>();
     // SAFETY: a tile touches an element of its own, within bounds that are checked.
     let kernel = unsafe { KernelBase::new(desc.aligned(4)) }?;
     let x = runtime.upload(&[0u32; 4])?;
@@ -89,8 +96,9 @@ fn main() -> Result<()> {
         runtime.stream().copy(x.view(), t.view())
     })?;
     let operands = [y.read_write()];
-    // Both lists that a queue takes in turns, its pending one and its worker's, grow as far ahead as the rounds ever get; so that no luck is in
-    // it, the streams are held until all is submitted, and a call alone makes the lists change places in between.
+    // Both lists that a queue takes in turns, its pending one and its worker's, grow as far ahead
+    // as the rounds ever get; so that no luck is in it, the streams are held until all is
+    // submitted, and a call alone makes the lists change places in between.
     let run_ahead = |round: &dyn Fn() -> Result<()>| -> Result<()> {
         for _ in 0..2 {
             let (open, held) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
@@ -119,7 +127,8 @@ fn main() -> Result<()> {
         Ok(())
     };
     let check = |what: &str, round: &dyn Fn() -> Result<()>| -> Result<()> {
-        // A host that runs ahead makes the queue's lists grow; at a hundred rounds it waits, as a program that reads results does.
+        // A host that runs ahead makes the queue's lists grow; at a hundred rounds it waits, as a
+        // program that reads results does.
         let rounds = |n: u32| -> Result<()> {
             for i in 0..n {
                 round()?;

@@ -48,7 +48,8 @@ fn run() -> Result<()> {
     let dir = Path::new(&dir);
     let (mut shape, mut seed, mut dtype, mut from) = (Map::new(), 1, Dtype::Bf16, None);
     for arg in args {
-        let (key, value) = arg.split_once('=').ok_or_else(|| format!("{arg}: KEY=VALUE is expected\n{USAGE}"))?;
+        let (key, value) =
+            arg.split_once('=').ok_or_else(|| format!("{arg}: KEY=VALUE is expected\n{USAGE}"))?;
         let name = match key {
             "vocab" => "vocab_size",
             "hidden" => "hidden_size",
@@ -64,7 +65,9 @@ fn run() -> Result<()> {
                 continue;
             }
             "dtype" => {
-                let known = [Dtype::Bf16, Dtype::F16, Dtype::F32].into_iter().find(|dtype| dtype.to_string() == value);
+                let known = [Dtype::Bf16, Dtype::F16, Dtype::F32]
+                    .into_iter()
+                    .find(|dtype| dtype.to_string() == value);
                 dtype = known.ok_or_else(|| format!("{arg}: bf16, f16 or f32 is expected"))?;
                 continue;
             }
@@ -74,7 +77,8 @@ fn run() -> Result<()> {
             }
             _ => return Err(format!("{key}: no such key\n{USAGE}").into()),
         };
-        let value = serde_json::from_str(value).map_err(|_| format!("{arg}: a number, true or false is expected"))?;
+        let value = serde_json::from_str(value)
+            .map_err(|_| format!("{arg}: a number, true or false is expected"))?;
         shape.insert(name.into(), value);
     }
     match from {
@@ -100,7 +104,11 @@ fn random(dir: &Path, shape: Map<String, Value>, dtype: Dtype, seed: u64) -> Res
     write_model(dir, config, dtype, |spec, put| {
         for _ in 0..spec.shape.iter().product() {
             // Norms begin at one; the rest is uniform with a deviation of 0.02.
-            put(if spec.name.contains("norm") { 1.0 } else { random.symmetric() * 0.02 * 3_f32.sqrt() });
+            put(if spec.name.contains("norm") {
+                1.0
+            } else {
+                random.symmetric() * 0.02 * 3_f32.sqrt()
+            });
         }
         Ok(())
     })
@@ -109,12 +117,17 @@ fn random(dir: &Path, shape: Map<String, Value>, dtype: Dtype, seed: u64) -> Res
 /// Converts the model in `from` to weights in `dtype`; copies its tokenizer if it has one.
 fn convert(dir: &Path, from: &Path, dtype: Dtype) -> Result<()> {
     if fs::canonicalize(dir).is_ok_and(|dir| fs::canonicalize(from).is_ok_and(|from| from == dir)) {
-        return Err(format!("from={}: the same directory would be overwritten while it is read", from.display()).into());
+        return Err(format!(
+            "from={}: the same directory would be overwritten while it is read",
+            from.display()
+        )
+        .into());
     }
     // SAFETY: the program writes only the other directory. The user must ensure that no other
     // program changes this one meanwhile.
     let weights = unsafe { Weights::from_dir(from, &Config::from_dir(from)?) }?;
-    let config = serde_json::from_slice(&leasehold_input::read(&from.join("config.json"), 16 << 20)?)?;
+    let config =
+        serde_json::from_slice(&leasehold_input::read(&from.join("config.json"), 16 << 20)?)?;
     write_model(dir, config, dtype, |spec, put| {
         elements(weights.tensor(&spec.name)?, put);
         Ok(())
@@ -182,8 +195,7 @@ fn header(specs: &[TensorSpec], dtype: Dtype) -> Result<Vec<u8>> {
     for spec in specs {
         let start = end;
         end += spec.shape.iter().product::<usize>() * dtype.size();
-        let entry =
-            json!({"dtype": dtype.to_string().to_uppercase(), "shape": spec.shape, "data_offsets": [start, end]});
+        let entry = json!({"dtype": dtype.to_string().to_uppercase(), "shape": spec.shape, "data_offsets": [start, end]});
         map.insert(spec.name.clone(), entry);
     }
     let mut header = serde_json::to_vec(&map)?;

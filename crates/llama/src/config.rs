@@ -36,8 +36,10 @@ const DEFAULT_EPS: f64 = 1e-6;
 ///
 /// ```
 /// let config = leasehold_llama::Config::from_slice(
-///     br#"{"model_type": "llama", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 2,
-///          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "hidden_act": "silu",
+///     br#"{"model_type": "llama", "vocab_size": 256, "hidden_size": 64,
+///          "intermediate_size": 172, "num_hidden_layers": 2,
+///          "num_attention_heads": 4, "num_key_value_heads": 2,
+///          "max_position_embeddings": 128, "hidden_act": "silu",
 ///          "rope_theta": 500000.0}"#,
 ///     "config.json",
 /// )?;
@@ -138,7 +140,12 @@ impl RopeScaling {
         match *self {
             RopeScaling::None => frequency,
             RopeScaling::Linear { factor } => frequency / factor,
-            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => {
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position_embeddings,
+            } => {
                 let turns = original_max_position_embeddings as f64 * frequency / TAU;
                 if turns > high_freq_factor {
                     frequency
@@ -171,8 +178,9 @@ impl Config {
     ///   out of range; sizes that do not match.
     /// - [`Error::Unsupported`]: another architecture, activation, rope type or quantisation.
     pub fn from_slice(json: &[u8], origin: &str) -> Result<Self> {
-        let value: Value = serde_json::from_slice(json)
-            .map_err(|e| Error::invalid(format!("{origin}: no valid JSON: {}", shown(&e.to_string()))))?;
+        let value: Value = serde_json::from_slice(json).map_err(|e| {
+            Error::invalid(format!("{origin}: no valid JSON: {}", shown(&e.to_string())))
+        })?;
         let Value::Object(map) = &value else {
             return Err(Error::invalid(format!("{origin}: a JSON object is expected")));
         };
@@ -209,13 +217,15 @@ impl Config {
     fn checked_parameter_count(&self) -> Option<u64> {
         let (hidden, inter) = (self.hidden_size as u64, self.intermediate_size as u64);
         let (query, kv) = (self.query_width() as u64, self.kv_width() as u64);
-        let attention = hidden.checked_mul(query)?.checked_add(hidden.checked_mul(kv)?)?.checked_mul(2)?;
+        let attention =
+            hidden.checked_mul(query)?.checked_add(hidden.checked_mul(kv)?)?.checked_mul(2)?;
         let attention_bias = if self.attention_bias { query + 2 * kv + hidden } else { 0 };
         let mlp_bias = if self.mlp_bias { 2 * inter + hidden } else { 0 };
         let layer = hidden.checked_mul(inter)?.checked_mul(3)?.checked_add(attention)?;
         let layer = layer.checked_add(attention_bias + mlp_bias + 2 * hidden)?;
         let tables = if self.tie_word_embeddings { 1 } else { 2 };
-        let outside = hidden.checked_mul(self.vocab_size as u64)?.checked_mul(tables)?.checked_add(hidden)?;
+        let outside =
+            hidden.checked_mul(self.vocab_size as u64)?.checked_mul(tables)?.checked_add(hidden)?;
         layer.checked_mul(self.num_hidden_layers as u64)?.checked_add(outside)
     }
 }
@@ -224,16 +234,21 @@ fn parse(fields: &Fields<'_>) -> Result<Config> {
     check_architecture(fields)?;
     let hidden_size = fields.dim("hidden_size", MAX_DIM)?;
     let num_attention_heads = fields.dim("num_attention_heads", MAX_DIM)?;
-    let num_key_value_heads = fields.optional_dim("num_key_value_heads", MAX_DIM)?.unwrap_or(num_attention_heads);
+    let num_key_value_heads =
+        fields.optional_dim("num_key_value_heads", MAX_DIM)?.unwrap_or(num_attention_heads);
     if !num_attention_heads.is_multiple_of(num_key_value_heads) {
         return Err(fields.invalid(
             "num_key_value_heads",
-            format!("{num_key_value_heads} does not divide num_attention_heads, {num_attention_heads}"),
+            format!(
+                "{num_key_value_heads} does not divide num_attention_heads, {num_attention_heads}"
+            ),
         ));
     }
     let head_dim = match fields.optional_dim("head_dim", MAX_DIM)? {
         Some(dim) => dim,
-        None if hidden_size.is_multiple_of(num_attention_heads) => hidden_size / num_attention_heads,
+        None if hidden_size.is_multiple_of(num_attention_heads) => {
+            hidden_size / num_attention_heads
+        }
         None => {
             return Err(fields.invalid(
                 "num_attention_heads",
@@ -242,15 +257,21 @@ fn parse(fields: &Fields<'_>) -> Result<Config> {
         }
     };
     if !head_dim.is_multiple_of(2) {
-        return Err(fields.invalid("head_dim", format!("{head_dim} is odd; the rotary embedding turns pairs")));
+        return Err(fields
+            .invalid("head_dim", format!("{head_dim} is odd; the rotary embedding turns pairs")));
     }
     if num_attention_heads as u64 * head_dim as u64 > MAX_DIM {
-        return Err(fields.invalid("head_dim", format!("{num_attention_heads} heads of {head_dim} are too wide")));
+        return Err(fields.invalid(
+            "head_dim",
+            format!("{num_attention_heads} heads of {head_dim} are too wide"),
+        ));
     }
     let max_position_embeddings = fields.dim("max_position_embeddings", MAX_POSITIONS)?;
     let rms_norm_eps = fields.optional_number("rms_norm_eps")?.unwrap_or(DEFAULT_EPS);
     if !(0.0..1.0).contains(&rms_norm_eps) {
-        return Err(fields.invalid("rms_norm_eps", format!("{rms_norm_eps} is not between 0 and 1")));
+        return Err(
+            fields.invalid("rms_norm_eps", format!("{rms_norm_eps} is not between 0 and 1"))
+        );
     }
     let config = Config {
         vocab_size: fields.dim("vocab_size", MAX_DIM)?,
@@ -270,9 +291,13 @@ fn parse(fields: &Fields<'_>) -> Result<Config> {
         eos_token_ids: fields.ids("eos_token_id")?,
         dtype: dtype(fields)?,
     };
-    let bytes = config.checked_parameter_count().and_then(|n| n.checked_mul(size_of::<f32>() as u64));
+    let bytes =
+        config.checked_parameter_count().and_then(|n| n.checked_mul(size_of::<f32>() as u64));
     if bytes.is_none_or(|bytes| bytes > isize::MAX as u64) {
-        return Err(Error::invalid(format!("{}: the sizes make a model larger than any memory", fields.origin)));
+        return Err(Error::invalid(format!(
+            "{}: the sizes make a model larger than any memory",
+            fields.origin
+        )));
     }
     Ok(config)
 }
@@ -300,7 +325,9 @@ fn check_architecture(fields: &Fields<'_>) -> Result<()> {
         Some(other) => return Err(fields.unsupported("hidden_act", other, "silu")),
     }
     if fields.get("quantization_config").is_some() {
-        return Err(Error::Unsupported(format!("{}: quantization_config: quantised weights", fields.origin).into()));
+        return Err(Error::Unsupported(
+            format!("{}: quantization_config: quantised weights", fields.origin).into(),
+        ));
     }
     if let Some(value) = fields.get("sliding_window") {
         return Err(fields.unsupported("sliding_window", brief(value), "null"));
@@ -308,7 +335,11 @@ fn check_architecture(fields: &Fields<'_>) -> Result<()> {
     if let Some(value) = fields.get("layer_types")
         && !value.as_array().is_some_and(|kinds| kinds.iter().all(|kind| kind == "full_attention"))
     {
-        return Err(fields.unsupported("layer_types", brief(value), "full_attention in every layer"));
+        return Err(fields.unsupported(
+            "layer_types",
+            brief(value),
+            "full_attention in every layer",
+        ));
     }
     Ok(())
 }
@@ -331,13 +362,20 @@ fn dtype(fields: &Fields<'_>) -> Result<Option<Dtype>> {
 /// `rope_scaling` precedes `rope_parameters`; within it `rope_theta` precedes the outer one.
 fn rope(fields: &Fields<'_>, max_position_embeddings: usize) -> Result<Rope> {
     let mut inner = fields.inside("rope_parameters", "rope_parameters.")?;
-    if let Some(old) = fields.inside("rope_scaling", "rope_scaling.")?.filter(|old| !old.map.is_empty()) {
+    if let Some(old) =
+        fields.inside("rope_scaling", "rope_scaling.")?.filter(|old| !old.map.is_empty())
+    {
         inner = Some(old);
     }
     let empty = Map::new();
-    let inner = inner.unwrap_or(Fields { map: &empty, origin: fields.origin, prefix: "rope_parameters." });
+    let inner =
+        inner.unwrap_or(Fields { map: &empty, origin: fields.origin, prefix: "rope_parameters." });
     if let Some((key, _)) = inner.map.iter().find(|(_, value)| value.is_object()) {
-        return Err(inner.unsupported(key, "settings by kind of layer", "one setting for all layers"));
+        return Err(inner.unsupported(
+            key,
+            "settings by kind of layer",
+            "one setting for all layers",
+        ));
     }
 
     for holder in [fields, &inner] {
@@ -349,7 +387,10 @@ fn rope(fields: &Fields<'_>, max_position_embeddings: usize) -> Result<Rope> {
     }
     let theta = match inner.optional_number("rope_theta")? {
         Some(theta) => inner.positive("rope_theta", theta)?,
-        None => fields.positive("rope_theta", fields.optional_number("rope_theta")?.unwrap_or(DEFAULT_THETA))?,
+        None => fields.positive(
+            "rope_theta",
+            fields.optional_number("rope_theta")?.unwrap_or(DEFAULT_THETA),
+        )?,
     };
 
     let (key, kind) = match inner.optional_text("rope_type")? {
@@ -358,10 +399,14 @@ fn rope(fields: &Fields<'_>, max_position_embeddings: usize) -> Result<Rope> {
     };
     let scaling = match kind {
         "default" => RopeScaling::None,
-        "linear" => RopeScaling::Linear { factor: inner.positive("factor", inner.number("factor")?)? },
+        "linear" => {
+            RopeScaling::Linear { factor: inner.positive("factor", inner.number("factor")?)? }
+        }
         "llama3" => {
-            let low_freq_factor = inner.positive("low_freq_factor", inner.number("low_freq_factor")?)?;
-            let high_freq_factor = inner.positive("high_freq_factor", inner.number("high_freq_factor")?)?;
+            let low_freq_factor =
+                inner.positive("low_freq_factor", inner.number("low_freq_factor")?)?;
+            let high_freq_factor =
+                inner.positive("high_freq_factor", inner.number("high_freq_factor")?)?;
             if high_freq_factor <= low_freq_factor {
                 return Err(inner.invalid(
                     "high_freq_factor",
@@ -397,7 +442,12 @@ impl<'a> Fields<'a> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    fn optional<T>(&self, key: &str, wanted: &str, read: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>> {
+    fn optional<T>(
+        &self,
+        key: &str,
+        wanted: &str,
+        read: impl Fn(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>> {
         match self.get(key) {
             None => Ok(None),
             Some(value) => read(value).map(Some).ok_or_else(|| self.wrong_type(key, wanted, value)),
@@ -434,7 +484,9 @@ impl<'a> Fields<'a> {
     }
 
     fn optional_dim(&self, key: &str, max: u64) -> Result<Option<usize>> {
-        match self.optional(key, "a whole number", |v| v.as_i64().map(i128::from).or(v.as_u64().map(i128::from)))? {
+        match self.optional(key, "a whole number", |v| {
+            v.as_i64().map(i128::from).or(v.as_u64().map(i128::from))
+        })? {
             None => Ok(None),
             Some(size) if size >= 1 && size <= i128::from(max) => Ok(Some(size as usize)),
             Some(size) => Err(self.invalid(key, format!("{size} is not between 1 and {max}"))),
@@ -471,8 +523,13 @@ impl<'a> Fields<'a> {
 
     fn unsupported(&self, key: &str, found: impl std::fmt::Display, supported: &str) -> Error {
         let found = found.to_string();
-        let message =
-            format!("{}: {}{}: {}; supported: {supported}", self.origin, self.prefix, shown(key), shown(&found));
+        let message = format!(
+            "{}: {}{}: {}; supported: {supported}",
+            self.origin,
+            self.prefix,
+            shown(key),
+            shown(&found)
+        );
         Error::Unsupported(message.into())
     }
 }

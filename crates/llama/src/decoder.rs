@@ -7,7 +7,9 @@
 use crate::model::{Dense, Layer, Model};
 use leasehold::backend::sync::atomic::{AtomicU32, Ordering};
 use leasehold::ops::Pattern;
-use leasehold::{Buffer, Error, Graph, GraphOperator, HostKind, Lease, Point, Result, Runtime, View};
+use leasehold::{
+    Buffer, Error, Graph, GraphOperator, HostKind, Lease, Result, Runtime, Timepoint, View,
+};
 use leasehold_operators::{DType, Operator, Tensor, ops};
 
 /// Rows of a prompt in one computation.
@@ -28,7 +30,8 @@ struct Scratch {
 impl Scratch {
     fn new(model: &Model, rows: u32) -> Result<Self> {
         let c = model.config();
-        let t = |cols: usize| Tensor::alloc(model.runtime(), model.activations(), rows, cols as u32);
+        let t =
+            |cols: usize| Tensor::alloc(model.runtime(), model.activations(), rows, cols as u32);
         // Gate and up of different element types cannot share a launch.
         let apart = model.layers.iter().any(|l| !alike(&[&l.gate, &l.up]));
         Ok(Self {
@@ -75,7 +78,7 @@ pub struct Decoder<'m> {
     filled: usize,
     scratch: Scratch,
     /// The timepoint of the initial fills of a sequence.
-    born: Point,
+    born: Timepoint,
 }
 
 impl<'m> Decoder<'m> {
@@ -85,10 +88,17 @@ impl<'m> Decoder<'m> {
     /// # Errors
     /// `InvalidArgument` for zero positions, more positions than the model's context, or an empty
     /// ring; `OutOfMemory`.
-    pub fn new(model: &'m Model, positions: usize, ring: usize, sampling: ops::Sampling) -> Result<Self> {
+    pub fn new(
+        model: &'m Model,
+        positions: usize,
+        ring: usize,
+        sampling: ops::Sampling,
+    ) -> Result<Self> {
         let c = model.config();
         if positions == 0 || ring == 0 {
-            return Err(Error::invalid("a sequence needs at least one position and room for one token"));
+            return Err(Error::invalid(
+                "a sequence needs at least one position and room for one token",
+            ));
         }
         if positions > c.max_position_embeddings {
             return Err(Error::invalid(format!(
@@ -111,7 +121,9 @@ impl<'m> Decoder<'m> {
             Ok(cache)
         };
         let caches = (0..c.num_hidden_layers)
-            .map(|_| Ok(ops::Cache { keys: cache()?, values: cache()?, dtype: model.activations() }))
+            .map(|_| {
+                Ok(ops::Cache { keys: cache()?, values: cache()?, dtype: model.activations() })
+            })
             .collect::<Result<Vec<_>>>()?;
         let state = ops::Loop {
             token: runtime.upload(&[0i32])?.into_buffer(),
@@ -123,7 +135,19 @@ impl<'m> Decoder<'m> {
         let logits = Tensor::alloc(runtime, DType::F32, 1, c.vocab_size as u32)?;
         let scratch = Scratch::new(model, 1)?;
         let (born, step) = (runtime.stream().now(), Vec::new());
-        let mut decoder = Self { model, heads, caches, table, state, logits, step, sampling, filled: 0, scratch, born };
+        let mut decoder = Self {
+            model,
+            heads,
+            caches,
+            table,
+            state,
+            logits,
+            step,
+            sampling,
+            filled: 0,
+            scratch,
+            born,
+        };
         let mut step = Vec::new();
         // The fused kernel supports groups of limited width; wider groups use the general kernel.
         let fused = c.queries_per_kv_head() <= ops::DECODE_GROUP as usize;
@@ -135,7 +159,13 @@ impl<'m> Decoder<'m> {
 
     /// The operators of the layers for the rows of `s`, whose ids are in `ids`. `one` selects the
     /// decode step's fused attention.
-    fn rows(&self, s: &Scratch, ids: &Lease<Buffer>, one: bool, to: &mut Vec<Operator>) -> Result<()> {
+    fn rows(
+        &self,
+        s: &Scratch,
+        ids: &Lease<Buffer>,
+        one: bool,
+        to: &mut Vec<Operator>,
+    ) -> Result<()> {
         let library = &*self.model.library;
         let place = ops::Place { table: &self.table, position: &self.state.position };
         to.push(ops::embedding(library, ids, &self.model.embedding, &s.h)?);
@@ -151,15 +181,35 @@ impl<'m> Decoder<'m> {
                 }
             }
             if one {
-                to.push(ops::decode_attention(library, [&s.q, &s.k, &s.v], self.heads, cache, place, &s.attended)?);
+                to.push(ops::decode_attention(
+                    library,
+                    [&s.q, &s.k, &s.v],
+                    self.heads,
+                    cache,
+                    place,
+                    &s.attended,
+                )?);
             } else {
                 to.push(ops::rope_append(library, [&s.q, &s.k, &s.v], self.heads, cache, place)?);
-                to.push(ops::attention(library, &s.q, self.heads, cache, &self.state.position, &s.attended)?);
+                to.push(ops::attention(
+                    library,
+                    &s.q,
+                    self.heads,
+                    cache,
+                    &self.state.position,
+                    &s.attended,
+                )?);
             }
             to.push(ops::linear_add(library, &s.attended, None, out.to(&s.h))?);
             let (x, norm) = self.normalised(s, post_norm, to)?;
             match &s.up {
-                None => to.push(ops::linear_gated(library, x, norm, gate.to(&s.inner), up.to(&s.inner))?),
+                None => to.push(ops::linear_gated(
+                    library,
+                    x,
+                    norm,
+                    gate.to(&s.inner),
+                    up.to(&s.inner),
+                )?),
                 Some(other) => {
                     to.push(ops::linear(library, x, norm, gate.to(&s.inner))?);
                     to.push(ops::linear(library, x, norm, up.to(other))?);
@@ -210,7 +260,7 @@ impl<'m> Decoder<'m> {
     /// # Errors
     /// `InvalidArgument` for an empty prompt, a prompt that does not fit, or an id outside the
     /// vocabulary; the stream's cause.
-    pub fn prefill(&mut self, prompt: &[u32]) -> Result<Point> {
+    pub fn prefill(&mut self, prompt: &[u32]) -> Result<Timepoint> {
         let c = self.model.config();
         if prompt.is_empty() {
             return Err(Error::invalid("the prompt is empty; give at least one token"));
@@ -223,7 +273,10 @@ impl<'m> Decoder<'m> {
             )));
         }
         if let Some(id) = prompt.iter().find(|&&id| id as usize >= c.vocab_size) {
-            return Err(Error::invalid(format!("token id {id} is not in the vocabulary (0 to {})", c.vocab_size - 1)));
+            return Err(Error::invalid(format!(
+                "token id {id} is not in the vocabulary (0 to {})",
+                c.vocab_size - 1
+            )));
         }
         let (runtime, stream) = (self.model.runtime(), self.model.runtime().stream());
         stream.fill(self.state.count.view(), 0u32)?;
@@ -265,7 +318,10 @@ impl<'m> Decoder<'m> {
 
     fn claim_position(&mut self) -> Result<()> {
         if !self.has_room() {
-            return Err(Error::invalid(format!("the sequence's {} positions are full", self.heads.positions)));
+            return Err(Error::invalid(format!(
+                "the sequence's {} positions are full",
+                self.heads.positions
+            )));
         }
         self.filled += 1;
         Ok(())
@@ -275,7 +331,7 @@ impl<'m> Decoder<'m> {
     ///
     /// # Errors
     /// `InvalidArgument` if the sequence is full; the stream's cause.
-    pub fn step(&mut self) -> Result<Point> {
+    pub fn step(&mut self) -> Result<Timepoint> {
         self.claim_position()?;
         self.run(&self.step)?;
         Ok(self.model.runtime().stream().now())
@@ -294,7 +350,7 @@ impl<'m> Decoder<'m> {
     ///
     /// # Errors
     /// `InvalidArgument` if the sequence is full; the stream's cause.
-    pub fn launch(&mut self, graph: &Graph) -> Result<Point> {
+    pub fn launch(&mut self, graph: &Graph) -> Result<Timepoint> {
         self.claim_position()?;
         graph.launch()
     }
@@ -305,18 +361,22 @@ impl<'m> Decoder<'m> {
     ///
     /// # Errors
     /// The stream's cause; `InvalidArgument` if all logits of that step are NaN.
-    pub fn token(&self, index: usize, point: Point) -> Result<u32> {
+    pub fn token(&self, index: usize, point: Timepoint) -> Result<u32> {
         let runtime = self.model.runtime();
         let ring = self.state.ring.view().values::<u32>()?;
         let at = index % ring.len();
         let slot = ring.slice(at..at + 1).view();
         let mut word = [0u8; 4];
-        if runtime.raw_device().caps().host_visible || self.state.ring.host_kind() == HostKind::Pinned {
+        if runtime.raw_device().caps().host_visible
+            || self.state.ring.host_kind() == HostKind::Pinned
+        {
             runtime.wait_for(self.born)?;
             runtime.wait_for(point)?;
             // SAFETY: an aligned word of a live buffer in host memory, which was filled before
             // `born`. Any step that is not over writes the word as one atomic access.
-            let slot = unsafe { AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(slot.addr() as usize)) };
+            let slot = unsafe {
+                AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(slot.addr() as usize))
+            };
             word = slot.load(Ordering::Acquire).to_ne_bytes();
         } else {
             runtime.stream().download(&mut word, slot)?;

@@ -69,12 +69,17 @@ pub fn footprint(config: &Config, prompt: usize, tokens: usize, activations: DTy
     let positions = prompt.saturating_add(tokens).saturating_sub(1);
     // A sine and a cosine for each pair of a head.
     let table = positions.saturating_mul(config.head_dim as u64).saturating_mul(4);
-    let position = (2 * config.num_hidden_layers * config.kv_width()) as u64 * activations.bytes() as u64;
+    let position =
+        (2 * config.num_hidden_layers * config.kv_width()) as u64 * activations.bytes() as u64;
     // An id, a time, and a similar amount for the text.
     let token = (size_of::<u32>() + size_of::<Duration>() + 8) as u64;
     Footprint {
-        host: table.saturating_add(tokens.saturating_mul(token)).saturating_add(prompt.saturating_mul(4)),
-        device: table.saturating_add(positions.saturating_mul(position)).saturating_add(tokens.saturating_mul(4)),
+        host: table
+            .saturating_add(tokens.saturating_mul(token))
+            .saturating_add(prompt.saturating_mul(4)),
+        device: table
+            .saturating_add(positions.saturating_mul(position))
+            .saturating_add(tokens.saturating_mul(4)),
     }
 }
 

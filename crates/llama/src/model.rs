@@ -81,7 +81,11 @@ impl Loader<'_> {
         let (rows, cols) = match stored.shape() {
             [cols] => (1, *cols),
             [rows, cols] => (*rows, *cols),
-            other => return Err(Error::Unsupported(format!("tensor {name} has {} dimensions", other.len()).into())),
+            other => {
+                return Err(Error::Unsupported(
+                    format!("tensor {name} has {} dimensions", other.len()).into(),
+                ));
+            }
         };
         let bytes = stored.bytes();
         let buffer = if self.runtime.raw_device().caps().host_visible {
@@ -143,14 +147,22 @@ impl Model {
             return Err(Error::Unsupported("activations in f16; there are f32 and bf16".into()));
         }
         let library = Library::of(runtime)?;
-        let mut types = weights.iter().filter(|(_, t)| t.shape().len() == 1).map(|(_, t)| t.dtype());
+        let mut types =
+            weights.iter().filter(|(_, t)| t.shape().len() == 1).map(|(_, t)| t.dtype());
         let first = types.next();
         let vectors = match first {
             Some(d) if types.all(|t| t == d) => dtype(d)?,
             _ => DType::F32,
         };
-        let mut loader =
-            Loader { runtime, library: &library, weights, vectors, progress, done: 0, total: weights.total_bytes() };
+        let mut loader = Loader {
+            runtime,
+            library: &library,
+            weights,
+            vectors,
+            progress,
+            done: 0,
+            total: weights.total_bytes(),
+        };
         let embedding = loader.tensor("model.embed_tokens.weight")?;
         let mut layers = Vec::with_capacity(config.num_hidden_layers);
         for i in 0..config.num_hidden_layers {
@@ -171,7 +183,11 @@ impl Model {
             });
         }
         let norm = loader.vector("model.norm.weight")?;
-        let head = if config.tie_word_embeddings { embedding.clone() } else { loader.tensor("lm_head.weight")? };
+        let head = if config.tie_word_embeddings {
+            embedding.clone()
+        } else {
+            loader.tensor("lm_head.weight")?
+        };
         runtime.stream().synchronize()?;
         Ok(Model {
             runtime: runtime.clone(),
@@ -205,9 +221,16 @@ impl Model {
 
     /// The rotary table for `positions` positions, in device memory.
     pub(crate) fn rope_table(&self, positions: usize) -> Result<Lease<leasehold::Buffer>> {
-        let frequencies: Vec<f64> =
-            self.config.rope.inverse_frequencies(self.config.head_dim).into_iter().map(f64::from).collect();
-        self.runtime.upload(&rope::table(&frequencies, positions)).map(leasehold::Array::into_buffer)
+        let frequencies: Vec<f64> = self
+            .config
+            .rope
+            .inverse_frequencies(self.config.head_dim)
+            .into_iter()
+            .map(f64::from)
+            .collect();
+        self.runtime
+            .upload(&rope::table(&frequencies, positions))
+            .map(leasehold::Array::into_buffer)
     }
 }
 

@@ -49,7 +49,8 @@ fn call<T>(origin: &str, what: &str, f: impl FnOnce() -> tokenizers::Result<T>) 
             }
         }));
     });
-    let failed = |why: &str| Error::invalid(format!("{origin}: {what}: {}", shown_within(why, QUOTED)));
+    let failed =
+        |why: &str| Error::invalid(format!("{origin}: {what}: {}", shown_within(why, QUOTED)));
     let outside = INSIDE.replace(true);
     // The call changes none of this crate's state, and the library only adds to its caches.
     let result = panic::catch_unwind(AssertUnwindSafe(f));
@@ -58,8 +59,10 @@ fn call<T>(origin: &str, what: &str, f: impl FnOnce() -> tokenizers::Result<T>) 
         Ok(Ok(value)) => Ok(value),
         Ok(Err(e)) => Err(failed(&e.to_string())),
         Err(panic) => {
-            let text =
-                panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+            let text = panic
+                .downcast_ref::<String>()
+                .map(String::as_str)
+                .or_else(|| panic.downcast_ref::<&str>().copied());
             Err(failed(&format!("its library failed: {}", text.unwrap_or("without a message"))))
         }
     }
@@ -114,7 +117,9 @@ impl Tokenizer {
     /// [`Error::InvalidArgument`] if the tokenizer has no token for a part of the text, or is
     /// damaged.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let encoding = call(&self.origin, "the text cannot be encoded", || self.inner.encode_fast(text, true))?;
+        let encoding = call(&self.origin, "the text cannot be encoded", || {
+            self.inner.encode_fast(text, true)
+        })?;
         Ok(encoding.get_ids().to_vec())
     }
 
@@ -142,7 +147,10 @@ impl Tokenizer {
 
 impl std::fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tokenizer").field("origin", &self.origin).field("vocab_size", &self.vocab_size()).finish()
+        f.debug_struct("Tokenizer")
+            .field("origin", &self.origin)
+            .field("vocab_size", &self.vocab_size())
+            .finish()
     }
 }
 
@@ -154,8 +162,10 @@ impl std::fmt::Debug for Tokenizer {
 /// stream, because printed text is not revoked.
 ///
 /// ```
-/// # let json = r#"{"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {"Ã": 0, "©": 1, "a": 2}, "merges": []},
-/// #   "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true}}"#;
+/// # let json = r#"{"version": "1.0", "added_tokens": [],
+/// #   "model": {"type": "BPE", "vocab": {"Ã": 0, "©": 1, "a": 2}, "merges": []},
+/// #   "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+/// #               "use_regex": true}}"#;
 /// # let tokenizer = leasehold_llama::Tokenizer::from_slice(json.as_bytes(), "tokenizer.json")?;
 /// // Tokens 0 and 1 are the two bytes of one character.
 /// let mut text = tokenizer.stream();

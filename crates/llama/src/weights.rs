@@ -83,7 +83,8 @@ impl TensorSpec {
     #[must_use]
     pub fn all(config: &Config) -> Vec<TensorSpec> {
         let mut all = Vec::new();
-        let mut push = |name: String, shape: &[usize]| all.push(TensorSpec { name, shape: shape.to_vec() });
+        let mut push =
+            |name: String, shape: &[usize]| all.push(TensorSpec { name, shape: shape.to_vec() });
         let (hidden, inter) = (config.hidden_size, config.intermediate_size);
         let (query, kv) = (config.query_width(), config.kv_width());
         push("model.embed_tokens.weight".into(), &[config.vocab_size, hidden]);
@@ -185,13 +186,19 @@ impl Source {
             padded[..chunk.len()].copy_from_slice(chunk);
             *word = u64::from_ne_bytes(padded);
         }
-        Self(Arc::new(Inner { name: name.to_owned(), bytes: Bytes::Copied(words.into(), bytes.len()) }))
+        Self(Arc::new(Inner {
+            name: name.to_owned(),
+            bytes: Bytes::Copied(words.into(), bytes.len()),
+        }))
     }
 }
 
 impl fmt::Debug for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Source").field("name", &self.name()).field("bytes", &self.bytes().len()).finish()
+        f.debug_struct("Source")
+            .field("name", &self.name())
+            .field("bytes", &self.bytes().len())
+            .finish()
     }
 }
 
@@ -318,7 +325,9 @@ impl Weights {
     /// # Errors
     /// [`Error::NotFound`] if the config of these weights does not have the tensor.
     pub fn tensor(&self, name: &str) -> Result<&Tensor> {
-        self.tensors.get(name).ok_or_else(|| Error::NotFound(format!("tensor {name}: no part of this model").into()))
+        self.tensors
+            .get(name)
+            .ok_or_else(|| Error::NotFound(format!("tensor {name}: no part of this model").into()))
     }
 
     /// All tensors with their names, in no order.
@@ -339,7 +348,10 @@ impl Weights {
             for name in &header.names {
                 if let Some(first) = holders.insert(name, header) {
                     let files = format!("{} and in {}", first.source.name(), header.source.name());
-                    return Err(Error::invalid(format!("tensor {} is twice there: in {files}", shown(name))));
+                    return Err(Error::invalid(format!(
+                        "tensor {} is twice there: in {files}",
+                        shown(name)
+                    )));
                 }
             }
         }
@@ -367,7 +379,11 @@ fn missing(name: &str, sources: &[Source], index: Option<&Index>) -> Error {
         (None, [only]) => only.name().to_owned(),
         (None, _) => "the files".to_owned(),
     };
-    let hint = if name == "lm_head.weight" { "; a head that is the embedding needs tie_word_embeddings" } else { "" };
+    let hint = if name == "lm_head.weight" {
+        "; a head that is the embedding needs tie_word_embeddings"
+    } else {
+        ""
+    };
     Error::NotFound(format!("tensor {name} is missing from {at}{hint}").into())
 }
 
@@ -388,17 +404,26 @@ impl Header {
         let (name, file) = (source.name(), source.bytes());
         let truncated = |what: String| Error::invalid(format!("{name}: truncated: {what}"));
         let Some((length, rest)) = file.split_first_chunk::<LENGTH_BYTES>() else {
-            return Err(truncated(format!("{} bytes are too few for a safetensors header", file.len())));
+            return Err(truncated(format!(
+                "{} bytes are too few for a safetensors header",
+                file.len()
+            )));
         };
         let length = u64::from_le_bytes(*length);
         if length > MAX_HEADER {
-            return Err(Error::invalid(format!("{name}: no safetensors file: a header of {length} bytes")));
+            return Err(Error::invalid(format!(
+                "{name}: no safetensors file: a header of {length} bytes"
+            )));
         }
         let Some((header, data)) = rest.split_at_checked(length as usize) else {
-            return Err(truncated(format!("a header of {length} bytes in a file of {} bytes", file.len())));
+            return Err(truncated(format!(
+                "a header of {length} bytes in a file of {} bytes",
+                file.len()
+            )));
         };
-        let metadata: Metadata = serde_json::from_slice(header)
-            .map_err(|e| Error::invalid(format!("{name}: damaged header: {}", shown(&e.to_string()))))?;
+        let metadata: Metadata = serde_json::from_slice(header).map_err(|e| {
+            Error::invalid(format!("{name}: damaged header: {}", shown(&e.to_string())))
+        })?;
         if metadata.data_len() > data.len() {
             return Err(truncated(format!(
                 "the header describes {} bytes, {} are there",
@@ -408,10 +433,17 @@ impl Header {
         }
         if metadata.data_len() < data.len() {
             let (known, there) = (metadata.data_len(), data.len());
-            return Err(Error::invalid(format!("{name}: damaged: the header describes {known} bytes of {there}")));
+            return Err(Error::invalid(format!(
+                "{name}: damaged: the header describes {known} bytes of {there}"
+            )));
         }
         let names = metadata.offset_keys();
-        Ok(Self { source: source.clone(), metadata, names, data_start: LENGTH_BYTES + length as usize })
+        Ok(Self {
+            source: source.clone(),
+            metadata,
+            names,
+            data_start: LENGTH_BYTES + length as usize,
+        })
     }
 
     fn tensor(&self, spec: &TensorSpec) -> Result<Tensor> {
@@ -421,20 +453,25 @@ impl Header {
         };
         if info.shape != spec.shape {
             let (found, wanted) = (brief(&info.shape), &spec.shape);
-            return Err(Error::invalid(format!("{file}: tensor {name}: shape {found}; the config implies {wanted:?}")));
+            return Err(Error::invalid(format!(
+                "{file}: tensor {name}: shape {found}; the config implies {wanted:?}"
+            )));
         }
         let dtype = match info.dtype {
             StoredDtype::BF16 => Dtype::Bf16,
             StoredDtype::F16 => Dtype::F16,
             StoredDtype::F32 => Dtype::F32,
             other => {
-                let message = format!("{file}: tensor {name}: stored as {other:?}; supported: BF16, F16 or F32");
+                let message = format!(
+                    "{file}: tensor {name}: stored as {other:?}; supported: BF16, F16 or F32"
+                );
                 return Err(Error::Unsupported(message.into()));
             }
         };
         // Both ends lie within the file: `read` compared the last offset with the file's length.
         let range = self.data_start + info.data_offsets.0..self.data_start + info.data_offsets.1;
-        let tensor = Tensor { source: self.source.clone(), range, dtype, shape: info.shape.clone() };
+        let tensor =
+            Tensor { source: self.source.clone(), range, dtype, shape: info.shape.clone() };
         Ok(tensor.aligned())
     }
 }
@@ -442,7 +479,9 @@ impl Header {
 /// A shape for a message: the dimensions if they are few.
 fn brief(shape: &[usize]) -> String {
     match shape.get(..8) {
-        Some(first) if shape.len() > 8 => format!("{first:?} and {} dimensions more", shape.len() - 8),
+        Some(first) if shape.len() > 8 => {
+            format!("{first:?} and {} dimensions more", shape.len() - 8)
+        }
         _ => format!("{shape:?}"),
     }
 }
@@ -472,12 +511,15 @@ impl Index {
         }
         let name = path.display().to_string();
         let bytes = files::read(path, MAX_INDEX)?;
-        let Json { weight_map: file_of } = serde_json::from_slice(&bytes)
-            .map_err(|e| Error::invalid(format!("{name}: no valid index: {}", shown(&e.to_string()))))?;
+        let Json { weight_map: file_of } = serde_json::from_slice(&bytes).map_err(|e| {
+            Error::invalid(format!("{name}: no valid index: {}", shown(&e.to_string())))
+        })?;
         let mut files = BTreeSet::new();
         for (tensor, file) in &file_of {
             let relative = Path::new(file);
-            if !relative.components().all(|part| matches!(part, Component::Normal(_))) || file.is_empty() {
+            if !relative.components().all(|part| matches!(part, Component::Normal(_)))
+                || file.is_empty()
+            {
                 let (tensor, file) = (shown(tensor), shown(file));
                 return Err(Error::invalid(format!(
                     "{name}: tensor {tensor}: \"{file}\" is no file of this directory"

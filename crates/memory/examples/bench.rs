@@ -1,4 +1,5 @@
-//! `cargo run --release -p leasehold-memory --features bench --example bench [-- [--threads N] [--json]]`
+//! `cargo run --release -p leasehold-memory --features bench --example bench`, with `--threads N`
+//! or `--json` after `--`.
 fn main() {
     let mut options = leasehold_memory::bench::Options::default();
     let mut args = std::env::args().skip(1);

@@ -1,4 +1,5 @@
-//! `cargo run --release -p leasehold-memory --features bench --example fuzz -- [--calls N] [--seed S] [--threads T]`
+//! `cargo run --release -p leasehold-memory --features bench --example fuzz`, with `--calls N`,
+//! `--seed S` or `--threads T` after `--`.
 use leasehold_core::sync::thread;
 use leasehold_memory::workload::fuzz;
 
@@ -13,7 +14,9 @@ fn main() {
             _ => std::process::exit(2),
         }
     }
-    let handles: Vec<_> = (0..threads).map(|t| thread::spawn(move || fuzz::fuzz(seed + t, calls / threads))).collect();
+    let handles: Vec<_> = (0..threads)
+        .map(|t| thread::spawn(move || fuzz::fuzz(seed + t, calls / threads)))
+        .collect();
     let mut made = 0;
     for handle in handles {
         match handle.join() {

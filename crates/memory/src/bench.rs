@@ -65,7 +65,8 @@ pub struct Figure {
 impl Figure {
     /// Returns whether the goal, if there is one, is reached.
     pub fn reached(&self) -> bool {
-        self.goal.is_none_or(|goal| if self.at_least { self.value >= goal } else { self.value <= goal })
+        self.goal
+            .is_none_or(|goal| if self.at_least { self.value >= goal } else { self.value <= goal })
     }
 }
 
@@ -190,7 +191,15 @@ fn parallel<A: Abi + Send + 'static>(abi: &Arc<A>, threads: usize, n: usize) -> 
     Ok((wall, busy / threads as f64))
 }
 
-fn figure(name: &str, threads: usize, ours: f64, plain: f64, value: f64, unit: &str, goal: Option<f64>) -> Figure {
+fn figure(
+    name: &str,
+    threads: usize,
+    ours: f64,
+    plain: f64,
+    value: f64,
+    unit: &str,
+    goal: Option<f64>,
+) -> Figure {
     Figure {
         name: name.into(),
         threads,
@@ -217,7 +226,8 @@ pub fn run(options: Options) -> Result<Report> {
     let ours = Arc::new(Global);
     let mut figures = Vec::new();
 
-    let [a, b] = medians(options, [&mut |n| empty_scopes(&*ours, n), &mut |n| empty_scopes(&*plain, n)]);
+    let [a, b] =
+        medians(options, [&mut |n| empty_scopes(&*ours, n), &mut |n| empty_scopes(&*plain, n)]);
     figures.push(figure("enter_scope + exit_scope, empty", 1, a, b, a, "ns", Some(5.0)));
 
     // SAFETY: two fresh blocks, one for each manager, which frees it in the end.
@@ -235,8 +245,10 @@ pub fn run(options: Options) -> Result<Report> {
             drop(black_box(Arc::clone(black_box(&arc))));
         }
     };
-    let [a, b, r] =
-        medians(options, [&mut |n| counts(&*ours, object, n), &mut |n| counts(&*plain, other, n), &mut clone_drop]);
+    let [a, b, r] = medians(
+        options,
+        [&mut |n| counts(&*ours, object, n), &mut |n| counts(&*plain, other, n), &mut clone_drop],
+    );
     ours.exit_scope();
     plain.exit_scope();
     let mut f = figure("acquire + release", 1, a, b, a / r, "x", Some(1.5));
@@ -249,9 +261,19 @@ pub fn run(options: Options) -> Result<Report> {
             unsafe { libc::free(black_box(libc::malloc(64))) };
         }
     };
-    let [a, b, r] = medians(options, [&mut |n| structs(&*ours, n), &mut |n| structs(&*plain, n), &mut malloc_free]);
-    let mut f =
-        figure("enter + register 64-byte struct + exit, without malloc + free", 1, a, b, a - r, "ns", Some(40.0));
+    let [a, b, r] = medians(
+        options,
+        [&mut |n| structs(&*ours, n), &mut |n| structs(&*plain, n), &mut malloc_free],
+    );
+    let mut f = figure(
+        "enter + register 64-byte struct + exit, without malloc + free",
+        1,
+        a,
+        b,
+        a - r,
+        "ns",
+        Some(40.0),
+    );
     f.reference = Some(("malloc + free".into(), r));
     figures.push(f);
 
@@ -262,7 +284,12 @@ pub fn run(options: Options) -> Result<Report> {
     for mix in program::Mix::ALL {
         figures.push(mix_figure(options, mix, &ours, &plain));
     }
-    Ok(Report { version: env!("CARGO_PKG_VERSION").into(), optimised: !cfg!(debug_assertions), processors, figures })
+    Ok(Report {
+        version: env!("CARGO_PKG_VERSION").into(),
+        optimised: !cfg!(debug_assertions),
+        processors,
+        figures,
+    })
 }
 
 /// The gain of `threads` threads over one: in wall time and in processor time. The goal applies to
@@ -283,21 +310,33 @@ fn scaling(
         many_plain.push(parallel(plain, threads, n / 10)?);
     }
     // The best round, because other processes only ever add time.
-    let best =
-        |times: &[(f64, f64)], pick: fn(&(f64, f64)) -> f64| times.iter().map(pick).fold(f64::INFINITY, f64::min);
+    let best = |times: &[(f64, f64)], pick: fn(&(f64, f64)) -> f64| {
+        times.iter().map(pick).fold(f64::INFINITY, f64::min)
+    };
     // 7 of 8 threads' work, as far as processors exist: 1.8 on two.
     let usable = threads.min(processors);
     let goal = if usable >= 8 { 7.0 } else { 0.9 * usable as f64 };
-    Ok([("wall", (|t| t.0) as fn(&(f64, f64)) -> f64), ("processor", |t| t.1)].map(|(clock, pick)| {
-        let (one, many, plain) = (best(&one, pick), best(&many, pick), best(&many_plain, pick) * 10.0);
-        let speedup = one * threads as f64 / many;
-        let name = format!("speed-up over one thread, mixed turn, {clock} time");
-        let turn = 1e9 / n as f64;
-        let mut f = figure(&name, threads, many * turn, plain * turn, speedup, "x", (clock == "wall").then_some(goal));
-        f.reference = Some(("one thread".into(), one * turn));
-        f.at_least = true;
-        f
-    }))
+    Ok([("wall", (|t| t.0) as fn(&(f64, f64)) -> f64), ("processor", |t| t.1)].map(
+        |(clock, pick)| {
+            let (one, many, plain) =
+                (best(&one, pick), best(&many, pick), best(&many_plain, pick) * 10.0);
+            let speedup = one * threads as f64 / many;
+            let name = format!("speed-up over one thread, mixed turn, {clock} time");
+            let turn = 1e9 / n as f64;
+            let mut f = figure(
+                &name,
+                threads,
+                many * turn,
+                plain * turn,
+                speedup,
+                "x",
+                (clock == "wall").then_some(goal),
+            );
+            f.reference = Some(("one thread".into(), one * turn));
+            f.at_least = true;
+            f
+        },
+    ))
 }
 
 /// Executes a program of a mix repeatedly, `n` operations in all.
@@ -307,7 +346,9 @@ fn mix_figure(options: Options, mix: program::Mix, ours: &Global, plain: &Plain)
     let mut others = vars.clone();
     let [a, b] = medians(
         options,
-        [&mut |n| repeat(ours, &program, &mut vars, n), &mut |n| repeat(plain, &program, &mut others, n)],
+        [&mut |n| repeat(ours, &program, &mut vars, n), &mut |n| {
+            repeat(plain, &program, &mut others, n)
+        }],
     );
     figure(mix.name(), 1, a, b, b / a, "x", None)
 }
@@ -352,14 +393,21 @@ fn execute(abi: &impl Abi, op: program::Op, vars: &mut [*mut c_void]) {
 
 impl std::fmt::Display for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        writeln!(f, "{:62} {:>7} {:>10} {:>10} {:>10}  goal", "figure", "threads", "ours ns", "plain ns", "value")?;
+        writeln!(
+            f,
+            "{:62} {:>7} {:>10} {:>10} {:>10}  goal",
+            "figure", "threads", "ours ns", "plain ns", "value"
+        )?;
         for x in &self.figures {
             let goal = x.goal.map_or_else(String::new, |goal| {
                 let sign = if x.at_least { ">=" } else { "<=" };
                 format!("{sign} {goal} {}", if x.reached() { "reached" } else { "MISSED" })
             });
             let Figure { name, threads, leasehold_ns, plain_ns, value, unit, .. } = x;
-            writeln!(f, "{name:62} {threads:>7} {leasehold_ns:>10.2} {plain_ns:>10.2} {value:>8.2} {unit:2} {goal}")?;
+            writeln!(
+                f,
+                "{name:62} {threads:>7} {leasehold_ns:>10.2} {plain_ns:>10.2} {value:>8.2} {unit:2} {goal}"
+            )?;
         }
         Ok(())
     }

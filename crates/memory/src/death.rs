@@ -75,7 +75,7 @@ fn pointer<T>(addr: usize) -> *mut T {
 impl Local {
     /// Destroys `dead`: at once or, inside a destructor, after that destructor.
     #[inline(always)]
-    pub(crate) fn bury(&self, dead: Dead) {
+    pub(crate) fn defer_destroy(&self, dead: Dead) {
         match dead.kind {
             Kind::Untyped => {}
             // SAFETY: the registrant promised that the struct came from the C allocator and is the
@@ -117,14 +117,17 @@ impl Local {
                 continue;
             }
             match dead.kind {
-                Kind::Untyped | Kind::Struct => self.bury(dead),
+                Kind::Untyped | Kind::Struct => self.defer_destroy(dead),
                 Kind::VecPtr if dead.destructor != 0 => self.destroy_container(dead),
                 Kind::VecPtr => self.destroy_vec(dead.addr),
                 Kind::Custom => {
                     // SAFETY: a `Custom` entry's destructor is a function of this type, from
                     // `register_custom`.
-                    let destroy =
-                        unsafe { std::mem::transmute::<*mut c_void, CustomDestructor>(pointer(dead.destructor)) };
+                    let destroy = unsafe {
+                        std::mem::transmute::<*mut c_void, CustomDestructor>(pointer(
+                            dead.destructor,
+                        ))
+                    };
                     // SAFETY: the registrant promised that this function destroys the object; it is
                     // called once.
                     self.callback(|| unsafe { destroy(pointer(dead.addr)) });
@@ -205,7 +208,8 @@ impl Local {
         // SAFETY: the tensor is `Described`, so no code destroys it. The hook fills in its struct
         // argument.
         self.callback(|| answer = unsafe { describe(pointer(dead.addr), &raw mut info) });
-        let key = (answer != 0).then(|| TensorKey::from_ids(info.num_elements, info.dtype_id, info.device_id));
+        let key = (answer != 0)
+            .then(|| TensorKey::from_ids(info.num_elements, info.dtype_id, info.device_id));
         if key == Some(None) {
             self.misuse(Misuse::TensorKey, dead.addr, i64::from(info.dtype_id));
         }
@@ -249,8 +253,10 @@ impl Local {
         }
         self.marks.update(depth - 1, |mark| mark.flags &= !MOURNING);
         let next = || {
-            let last =
-                self.waiting.last().filter(|w| self.waiting.len() > self.waiting_from.get() && w.depth >= depth)?;
+            let last = self
+                .waiting
+                .last()
+                .filter(|w| self.waiting.len() > self.waiting_from.get() && w.depth >= depth)?;
             self.waiting.pop();
             self.shared.unquarantine(last.bytes);
             Some(last)
@@ -283,7 +289,8 @@ impl Local {
         for (w, ours) in waiting.iter().zip(&mut ours) {
             let mut shard = self.shared.table.lock(w.dead.addr, self.me);
             // `None` if the tensor was revived meanwhile.
-            let entry = shard.advance(w.dead.addr, w.dead.generation, State::Quarantined, State::Pooled);
+            let entry =
+                shard.advance(w.dead.addr, w.dead.generation, State::Quarantined, State::Pooled);
             *ours = entry.map(|e| e.newest = Pools::home(self.me) as u32).is_some();
         }
         if waiting.iter().zip(ours).any(|(w, ours)| ours && w.key.is_some()) {

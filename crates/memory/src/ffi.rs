@@ -181,7 +181,11 @@ pub unsafe extern "C" fn tl_mem_register_struct_named(ptr: *mut c_void, name: *c
 /// # Safety
 /// - As for [`tl_mem_register_struct_named`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn tl_mem_register_struct_sized(ptr: *mut c_void, name: *const c_char, size: i64) {
+pub unsafe extern "C" fn tl_mem_register_struct_sized(
+    ptr: *mut c_void,
+    name: *const c_char,
+    size: i64,
+) {
     if let Some(local) = local() {
         if size < 0 {
             local.misuse(Misuse::Size, ptr.addr(), size);
@@ -232,7 +236,10 @@ pub unsafe extern "C" fn tl_mem_register_container(ptr: *mut c_void, ops: *const
 /// - `ptr` is null or an object for which `destructor` may be called, on any thread that releases
 ///   it last.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn tl_mem_register_custom(ptr: *mut c_void, destructor: Option<CustomDestructor>) {
+pub unsafe extern "C" fn tl_mem_register_custom(
+    ptr: *mut c_void,
+    destructor: Option<CustomDestructor>,
+) {
     if let Some(destructor) = destructor {
         let destructor = (destructor as *mut c_void).expose_provenance();
         register(ptr, About { destructor, ..About::kind(Kind::Custom) });
@@ -341,7 +348,10 @@ pub unsafe extern "C" fn tl_mem_set_tensor_describer(hook: Option<TensorDescribe
 
 /// Sets the functions that run when a scope opens and closes. If one is null, no hooks run.
 #[unsafe(no_mangle)]
-pub extern "C" fn tl_mem_set_scope_hooks(enter: Option<ScopeEnterHook>, exit: Option<ScopeExitHook>) {
+pub extern "C" fn tl_mem_set_scope_hooks(
+    enter: Option<ScopeEnterHook>,
+    exit: Option<ScopeExitHook>,
+) {
     if let Some(shared) = shared() {
         shared.set_scope_hooks(enter.zip(exit));
     }
@@ -373,7 +383,11 @@ pub unsafe extern "C" fn tl_mem_set_call_site(site: *const c_char) {
 
 /// Takes a described tensor out of the pool; null if the pool has none.
 #[unsafe(no_mangle)]
-pub extern "C" fn tl_pool_acquire(num_elements: i64, dtype_id: u8, device_id: u8) -> *mut OpaqueTensor {
+pub extern "C" fn tl_pool_acquire(
+    num_elements: i64,
+    dtype_id: u8,
+    device_id: u8,
+) -> *mut OpaqueTensor {
     let Some(local) = local() else { return ptr::null_mut() };
     let elements = u64::try_from(num_elements).ok();
     let Some(key) = elements.and_then(|n| TensorKey::from_ids(n, dtype_id, device_id)) else {
@@ -498,7 +512,8 @@ pub unsafe extern "C" fn tl_mem_last_error(buf: *mut c_char, len: usize) -> usiz
 /// - `buf` is null or has `len` writable bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tl_mem_leak_report(buf: *mut c_char, len: usize) -> usize {
-    let groups = local().map(|local| local.leak_groups().map_err(|_| local.misuse(Misuse::OutOfMemory, 0, 0)));
+    let groups = local()
+        .map(|local| local.leak_groups().map_err(|_| local.misuse(Misuse::OutOfMemory, 0, 0)));
     let write = |text: &mut Cut<'_>| {
         for group in groups.into_iter().flatten().flatten() {
             // The text is cut to the buffer.
@@ -512,10 +527,11 @@ pub unsafe extern "C" fn tl_mem_leak_report(buf: *mut c_char, len: usize) -> usi
 /// The version of the library.
 #[unsafe(no_mangle)]
 pub extern "C" fn tl_mem_version() -> *const c_char {
-    const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
-        Ok(version) => version,
-        Err(_) => panic!("a version has no NUL"),
-    };
+    const VERSION: &CStr =
+        match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+            Ok(version) => version,
+            Err(_) => panic!("a version has no NUL"),
+        };
     VERSION.as_ptr()
 }
 
@@ -550,9 +566,15 @@ pub unsafe extern "C" fn lh_vec_ptr_push(vec: *mut VecPtr, element: *mut c_void)
 /// # Safety
 /// - `shape` points to `dims` numbers; it may be null if `dims` is 0.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn lh_tensor_create(shape: *const i64, dims: i64, dtype_id: u8) -> *mut OpaqueTensor {
+pub unsafe extern "C" fn lh_tensor_create(
+    shape: *const i64,
+    dims: i64,
+    dtype_id: u8,
+) -> *mut OpaqueTensor {
     let Some(local) = local() else { return ptr::null_mut() };
-    let Some(n) = usize::try_from(dims).ok().filter(|&n| n <= crate::tensor::MAX_DIMS && (n == 0 || !shape.is_null()))
+    let Some(n) = usize::try_from(dims)
+        .ok()
+        .filter(|&n| n <= crate::tensor::MAX_DIMS && (n == 0 || !shape.is_null()))
     else {
         local.misuse(Misuse::TensorKey, 0, dims);
         return ptr::null_mut();

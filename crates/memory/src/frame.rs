@@ -120,7 +120,16 @@ impl Local {
         let floor = self.floor.get();
         self.enter_scope();
         let deferred_base = self.deferred.len();
-        let frame = Frame { caller, slot_base, slots: count, deferred_base, depth, floor, used: false, instead: 0 };
+        let frame = Frame {
+            caller,
+            slot_base,
+            slots: count,
+            deferred_base,
+            depth,
+            floor,
+            used: false,
+            instead: 0,
+        };
         if self.depth() > depth && self.frames.push(frame) {
             self.floor.set(depth + 1);
         } else {
@@ -250,7 +259,9 @@ impl Local {
     /// this function that closed another frame in its place, the newest frame is over.
     #[inline(always)]
     fn reenter(&self, caller: Caller) {
-        let same = |frame: &Frame| frame.instead != 0 && frame.caller.sp == caller.sp && frame.caller.pc == caller.pc;
+        let same = |frame: &Frame| {
+            frame.instead != 0 && frame.caller.sp == caller.sp && frame.caller.pc == caller.pc
+        };
         let newest = self.frames.len().wrapping_sub(1);
         if self.frames.read(newest, same) == Some(true) {
             self.reenter_slow(newest);
@@ -259,10 +270,14 @@ impl Local {
 
     #[cold]
     fn reenter_slow(&self, newest: u32) {
-        let Some(frame) = self.frames.get(newest).filter(|_| newest >= self.base_frames.get()) else { return };
+        let Some(frame) = self.frames.get(newest).filter(|_| newest >= self.base_frames.get())
+        else {
+            return;
+        };
         self.remember(frame.instead);
         // Objects that were registered since then must stay alive.
-        let empty = |i| self.marks.read(i, |mark| mark.head == NIL && mark.flags == 0) == Some(true);
+        let empty =
+            |i| self.marks.read(i, |mark| mark.head == NIL && mark.flags == 0) == Some(true);
         if (frame.depth..self.depth()).all(empty) {
             self.misuse(Misuse::FrameRepaired, 0, i64::from(newest));
             self.close_frame();
@@ -319,7 +334,9 @@ impl Local {
         if self.logs() {
             self.log("get_buffer", slot as usize, min);
         }
-        let Some((meant, frame)) = self.meant(slot, sp).and_then(|at| Some((at, self.frames.get(at)?))) else {
+        let Some((meant, frame)) =
+            self.meant(slot, sp).and_then(|at| Some((at, self.frames.get(at)?)))
+        else {
             self.misuse(Misuse::NoFrame, 0, slot);
             return ptr::null_mut();
         };
@@ -350,7 +367,8 @@ impl Local {
             buffer = unsafe { libc::malloc(capacity as usize) };
         }
         if buffer.is_null()
-            || (!old.buffer.is_null() && !self.deferred.push(Deferred { buffer: old.buffer, capacity: old.capacity }))
+            || (!old.buffer.is_null()
+                && !self.deferred.push(Deferred { buffer: old.buffer, capacity: old.capacity }))
         {
             // SAFETY: no other code knows the new buffer, if one exists.
             unsafe { libc::free(buffer) };
@@ -365,7 +383,8 @@ impl Local {
             bump(&p.deferred_buffers, 1);
             bump(&p.deferred_bytes, old.capacity as i64);
         }
-        let bytes = bump(&p.slot_bytes, capacity as i64 - old.capacity as i64) + p.deferred_bytes.load(Relaxed);
+        let bytes = bump(&p.slot_bytes, capacity as i64 - old.capacity as i64)
+            + p.deferred_bytes.load(Relaxed);
         if bytes > p.peak_slot_bytes.load(Relaxed) {
             p.peak_slot_bytes.store(bytes, Relaxed);
         }

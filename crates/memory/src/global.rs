@@ -193,8 +193,11 @@ mod threads {
     /// Without a key (a process has a thousand) attachments stay until the process ends.
     pub(super) fn watch() {
         let mut key = 0;
-        // SAFETY: the key is written to a local variable, and the destructor has the right type.
-        if KEY.load(Relaxed) != 0 || unsafe { libc::pthread_key_create(&raw mut key, Some(ends)) } != 0 {
+        if KEY.load(Relaxed) != 0
+            // SAFETY: the key is written to a local variable, and the destructor has the right
+            // type.
+            || unsafe { libc::pthread_key_create(&raw mut key, Some(ends)) } != 0
+        {
             return;
         }
         if KEY.compare_exchange(0, key as usize + 1, AcqRel, Relaxed).is_err() {
@@ -211,7 +214,10 @@ mod threads {
     pub(super) fn tell_end(local: NonNull<Local>) -> bool {
         let key = KEY.load(Acquire);
         // SAFETY: the key was made by `watch` and is never deleted.
-        key == 0 || unsafe { libc::pthread_setspecific((key - 1) as libc::pthread_key_t, local.as_ptr().cast()) } == 0
+        key == 0
+            || unsafe {
+                libc::pthread_setspecific((key - 1) as libc::pthread_key_t, local.as_ptr().cast())
+            } == 0
     }
 }
 

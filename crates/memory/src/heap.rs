@@ -25,7 +25,8 @@ impl<T> Owned<T> {
     pub(crate) fn new(value: T) -> Result<Self, NoMemory> {
         const { assert!(size_of::<T>() > 0) };
         // SAFETY: the type has a size.
-        let block = NonNull::new(unsafe { alloc::alloc(Layout::new::<T>()) }.cast::<T>()).ok_or(NoMemory)?;
+        let block = NonNull::new(unsafe { alloc::alloc(Layout::new::<T>()) }.cast::<T>())
+            .ok_or(NoMemory)?;
         // SAFETY: the block is new, and of the type's layout.
         unsafe { block.write(value) };
         Ok(Self(block))

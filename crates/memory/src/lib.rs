@@ -7,13 +7,15 @@
 //! arguments: a misuse is counted ([`Misuse`]) and has no effect. Rust programs use
 //! [`MemoryManager`] and [`TensorPool`]. The requirement is document 004.
 //!
-//! | part | file | owns | must not |
-//! |---|---|---|---|
-//! | object table | `table.rs`, `lock.rs` | address → kind, count, generation, back-link | know scopes, dereference objects |
-//! | one thread | `local.rs`, `record.rs`, `frame.rs`, `death.rs` | scopes, records, frames, slots, quarantine | touch another thread's |
-//! | shared state | `shared.rs`, `pools.rs` | pool, hooks, limits, totals | call out under a lock |
-//! | the process's manager | `global.rs`, `tls.rs` | attachments of threads, their ends, forks | know what is called |
-//! | interfaces | `manager.rs`, `ffi.rs` | translation | decide anything |
+//! - object table. File: `table.rs`, `lock.rs`. Owns: address → kind, count, generation, back-link.
+//!   Must not: know scopes, dereference objects.
+//! - one thread. File: `local.rs`, `record.rs`, `frame.rs`, `death.rs`. Owns: scopes, records,
+//!   frames, slots, quarantine. Must not: touch another thread's.
+//! - shared state. File: `shared.rs`, `pools.rs`. Owns: pool, hooks, limits, totals. Must not: call
+//!   out under a lock.
+//! - the process's manager. File: `global.rs`, `tls.rs`. Owns: attachments of threads, their ends,
+//!   forks. Must not: know what is called.
+//! - interfaces. File: `manager.rs`, `ffi.rs`. Owns: translation. Must not: decide anything.
 
 #[cfg(all(feature = "bench", not(loom)))]
 pub mod bench;
@@ -48,9 +50,14 @@ pub mod workload;
 
 pub use manager::MemoryManager;
 pub use misuse::{LastError, MISUSE_COUNT, Misuse};
-pub use pool::{DType, DeviceKind, OpaqueTensor, PoolLimits, PoolOutcome, TensorDestructor, TensorKey, TensorPool};
+pub use pool::{
+    DType, DeviceKind, OpaqueTensor, PoolLimits, PoolOutcome, TensorDestructor, TensorKey,
+    TensorPool,
+};
 pub use report::{LeakGroup, LeakReport};
-pub use shared::{Config, CustomDestructor, ScopeEnterHook, ScopeExitHook, TensorDescriber, TensorInfo};
+pub use shared::{
+    Config, CustomDestructor, ScopeEnterHook, ScopeExitHook, TensorDescriber, TensorInfo,
+};
 pub use stats::Stats;
 pub use table::Kind;
 pub use vec_ptr::{VecOps, VecPtr};

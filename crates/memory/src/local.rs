@@ -214,7 +214,8 @@ impl Local {
     #[inline(always)]
     pub(crate) fn exit_scope(&self, sp: usize) {
         let depth = self.depth();
-        if self.marks.read(depth.wrapping_sub(1), |mark| mark.head == NIL && mark.flags == 0) == Some(true)
+        if self.marks.read(depth.wrapping_sub(1), |mark| mark.head == NIL && mark.flags == 0)
+            == Some(true)
             && depth > self.floor.get()
             && !self.logs()
         {

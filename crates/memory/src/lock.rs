@@ -70,7 +70,9 @@ impl BiasedLock {
                 return Held::Biased;
             }
             self.busy.store(0, Release);
-        } else if self.owner.load(Relaxed) == SHARED && self.spin.compare_exchange(0, 1, Acquire, Relaxed).is_ok() {
+        } else if self.owner.load(Relaxed) == SHARED
+            && self.spin.compare_exchange(0, 1, Acquire, Relaxed).is_ok()
+        {
             return Held::Spin;
         }
         self.lock_slow(me)

@@ -62,7 +62,11 @@ impl Log {
                 b"1" | b"stderr" => 2,
                 // SAFETY: the path ends with a NUL.
                 _ => unsafe {
-                    libc::open(to.as_ptr(), libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND | libc::O_CLOEXEC, 0o644)
+                    libc::open(
+                        to.as_ptr(),
+                        libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND | libc::O_CLOEXEC,
+                        0o644,
+                    )
                 },
             };
             // SAFETY: the descriptor is new, or standard error's, and is never closed.

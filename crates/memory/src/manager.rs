@@ -13,7 +13,9 @@ use crate::misuse::{LastError, Misuse};
 use crate::pool::{OpaqueTensor, TensorDestructor, TensorKey};
 use crate::record::{About, Released};
 use crate::report::LeakReport;
-use crate::shared::{Config, CustomDestructor, ScopeEnterHook, ScopeExitHook, Shared, SharedRef, TensorDescriber};
+use crate::shared::{
+    Config, CustomDestructor, ScopeEnterHook, ScopeExitHook, Shared, SharedRef, TensorDescriber,
+};
 use crate::stats::Stats;
 use crate::table::Kind;
 use crate::vec_ptr::{RUST_VEC, VecOps, VecPtr};
@@ -65,7 +67,10 @@ impl Default for MemoryManager {
 
 impl std::fmt::Debug for MemoryManager {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("MemoryManager").field("thread", &self.local.me).field("depth", &self.local.depth()).finish()
+        f.debug_struct("MemoryManager")
+            .field("thread", &self.local.me)
+            .field("depth", &self.local.depth())
+            .finish()
     }
 }
 
@@ -104,7 +109,8 @@ impl MemoryManager {
     ///     ffi::tl_mem_register_struct(object);
     ///     object
     /// };
-    /// assert_eq!(MemoryManager::with_global(|m| (m.is_registered(object), m.scope_depth())), Some((true, 2)));
+    /// let seen = MemoryManager::with_global(|m| (m.is_registered(object), m.scope_depth()));
+    /// assert_eq!(seen, Some((true, 2)));
     /// MemoryManager::with_global(MemoryManager::exit_scope);
     /// assert_eq!(ffi::tl_get_object_count(), 0);
     /// ```
@@ -174,7 +180,8 @@ impl MemoryManager {
     pub unsafe fn register_struct_named(&self, ptr: *mut c_void, name: &std::ffi::CStr, size: u64) {
         // SAFETY: a `CStr` ends with a NUL.
         let name = unsafe { self.local.intern(name.as_ptr()) };
-        self.local.register(ptr.expose_provenance(), About { name, size, ..About::kind(Kind::Struct) });
+        self.local
+            .register(ptr.expose_provenance(), About { name, size, ..About::kind(Kind::Struct) });
     }
 
     /// Registers a tensor. The last release gives it to the pool if the describer gives it a key;
@@ -209,7 +216,8 @@ impl MemoryManager {
     /// use leasehold_memory::MemoryManager;
     /// let memory = MemoryManager::new();
     /// memory.enter_scope();
-    /// // SAFETY: each block comes from the C allocator and is counted once more for the vector; the vector is boxed and given away.
+    /// // SAFETY: each block comes from the C allocator and is counted once more for the vector.
+    /// // The vector is boxed and given away.
     /// unsafe {
     ///     let element = libc::malloc(8);
     ///     memory.register_struct(element);
@@ -241,7 +249,8 @@ impl MemoryManager {
     /// - It is not used after its last release.
     pub unsafe fn register_container(&self, ptr: *mut c_void, ops: &'static VecOps) {
         let destructor = std::ptr::from_ref(ops).expose_provenance();
-        self.local.register(ptr.expose_provenance(), About { destructor, ..About::kind(Kind::VecPtr) });
+        self.local
+            .register(ptr.expose_provenance(), About { destructor, ..About::kind(Kind::VecPtr) });
     }
 
     /// Registers an object with its own destructor, which is called once, without any lock.
@@ -252,7 +261,8 @@ impl MemoryManager {
     /// - It is not used after its last release.
     pub unsafe fn register_custom(&self, ptr: *mut c_void, destructor: CustomDestructor) {
         let destructor = (destructor as *mut c_void).expose_provenance();
-        self.local.register(ptr.expose_provenance(), About { destructor, ..About::kind(Kind::Custom) });
+        self.local
+            .register(ptr.expose_provenance(), About { destructor, ..About::kind(Kind::Custom) });
     }
 
     /// Registers a known object again, with its kind. An unknown address is a counted misuse.
@@ -398,7 +408,12 @@ impl MemoryManager {
 
     /// Takes a described tensor out of the pool. The manager does not know the tensor until it is
     /// registered again.
-    pub fn pool_acquire(&self, num_elements: usize, dtype_id: u8, device_id: u8) -> Option<*mut OpaqueTensor> {
+    pub fn pool_acquire(
+        &self,
+        num_elements: usize,
+        dtype_id: u8,
+        device_id: u8,
+    ) -> Option<*mut OpaqueTensor> {
         let Some(key) = TensorKey::from_ids(num_elements as u64, dtype_id, device_id) else {
             self.local.misuse(Misuse::TensorKey, 0, i64::from(dtype_id));
             return None;

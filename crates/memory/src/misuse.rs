@@ -106,13 +106,19 @@ impl Misuse {
         match self {
             Self::ExitScope => "exit_scope without a matching enter_scope; ignored",
             Self::FunctionExit => "function_exit without a matching function_enter; ignored",
-            Self::SlotCount => "function_enter with an impossible number of slots; the frame has none",
+            Self::SlotCount => {
+                "function_enter with an impossible number of slots; the frame has none"
+            }
             Self::NoFrame => "get_buffer outside any function; call function_enter first",
             Self::SlotIndex => "get_buffer with a slot that this frame does not have",
             Self::Size => "a size that is negative or too large",
-            Self::ReleaseUnknown => "release of an address that was never registered, or was freed already; ignored",
+            Self::ReleaseUnknown => {
+                "release of an address that was never registered, or was freed already; ignored"
+            }
             Self::UseOfDead => "acquire or release of a tensor that is dead already; ignored",
-            Self::RegisterUnknown => "register_ptr of an unknown address; register it with its kind first",
+            Self::RegisterUnknown => {
+                "register_ptr of an unknown address; register it with its kind first"
+            }
             Self::RegisterDead => "registration of a tensor whose count had reached zero",
             Self::KindMismatch => "the object was registered as another kind; the first kind stays",
             Self::NotRegistered => "no scope of this thread holds a record of this address",
@@ -120,7 +126,9 @@ impl Misuse {
             Self::TensorKey => "a dtype that the library cannot make, or a shape that is too large",
             Self::OutOfMemory => "no memory for the request; nothing was changed",
             Self::ScopeRepaired => "a scope was left open and has been closed",
-            Self::FrameRepaired => "a function returned without function_exit; its frame has been closed",
+            Self::FrameRepaired => {
+                "a function returned without function_exit; its frame has been closed"
+            }
             Self::NotATensor => "not a live tensor of this library",
             Self::NoDestructor => "a tensor died without a destructor hook; its memory is lost",
         }
@@ -141,7 +149,12 @@ pub struct LastError {
 impl fmt::Display for LastError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { misuse, address, value } = self;
-        write!(f, "{}: {} (pointer {address:#x}, value {value})", misuse.name(), misuse.explanation())
+        write!(
+            f,
+            "{}: {} (pointer {address:#x}, value {value})",
+            misuse.name(),
+            misuse.explanation()
+        )
     }
 }
 

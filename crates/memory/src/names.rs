@@ -46,7 +46,8 @@ pub(crate) fn interner() -> &'static SpinLock<Interner> {
 /// Loom's atomics cannot be made in constants.
 #[cfg(loom)]
 pub(crate) fn interner() -> &'static SpinLock<Interner> {
-    static INTERNER: leasehold_core::sync::OnceLock<SpinLock<Interner>> = leasehold_core::sync::OnceLock::new();
+    static INTERNER: leasehold_core::sync::OnceLock<SpinLock<Interner>> =
+        leasehold_core::sync::OnceLock::new();
     INTERNER.get_or_init(|| SpinLock::new(Interner::new()))
 }
 

@@ -254,7 +254,12 @@ impl TensorPool {
 
     /// Removes and returns the tensor of this key that was released last. `None` if the pool has
     /// none.
-    pub fn acquire(&mut self, num_elements: usize, dtype_id: u8, device_id: u8) -> Option<*mut OpaqueTensor> {
+    pub fn acquire(
+        &mut self,
+        num_elements: usize,
+        dtype_id: u8,
+        device_id: u8,
+    ) -> Option<*mut OpaqueTensor> {
         self.acquire_key(TensorKey::from_ids(num_elements as u64, dtype_id, device_id)?)
     }
 
@@ -300,7 +305,9 @@ impl TensorPool {
         dtype_id: u8,
         device_id: u8,
     ) -> PoolOutcome {
-        let Some(key) = TensorKey::from_ids(num_elements as u64, dtype_id, device_id) else { return PoolOutcome::Full };
+        let Some(key) = TensorKey::from_ids(num_elements as u64, dtype_id, device_id) else {
+            return PoolOutcome::Full;
+        };
         let outcome = self.release_key(ptr, key);
         while let Some((tensor, _)) = self.excess() {
             self.destroy(tensor);
@@ -311,7 +318,11 @@ impl TensorPool {
     /// Like [`release`](Self::release), but without a destruction: the caller destroys the tensors
     /// that [`excess`](Self::excess) returns.
     pub(crate) fn release_key(&mut self, ptr: *mut OpaqueTensor, key: TensorKey) -> PoolOutcome {
-        if ptr.is_null() || key.bytes() > self.limits.bytes || self.limits.per_key == 0 || self.limits.keys == 0 {
+        if ptr.is_null()
+            || key.bytes() > self.limits.bytes
+            || self.limits.per_key == 0
+            || self.limits.keys == 0
+        {
             return PoolOutcome::Full;
         }
         if self.by_address.contains_key(&ptr.addr()) {
@@ -368,8 +379,11 @@ impl TensorPool {
         let at = self.oldest;
         let shelf = &mut self.shelves[at];
         let key = shelf.key;
-        let tensor =
-            if first && !shelf.tensors.is_empty() { Some(shelf.tensors.remove(0)) } else { shelf.tensors.pop() };
+        let tensor = if first && !shelf.tensors.is_empty() {
+            Some(shelf.tensors.remove(0))
+        } else {
+            shelf.tensors.pop()
+        };
         if let Some(tensor) = tensor {
             self.bytes -= key.bytes();
             self.by_address.remove(&tensor.addr());

@@ -140,12 +140,14 @@ impl Pools {
     /// shard's.
     pub(crate) fn acquire(&self, key: TensorKey, me: u32) -> Option<*mut OpaqueTensor> {
         let hint = hint(key);
-        Self::from_home(me).filter(|&i| self.shards[i].hints[hint].load(Relaxed) != 0).find_map(|i| {
-            let mut shard = self.lock(i, me);
-            let tensor = shard.pool().acquire_key(key)?;
-            shard.left(Some(key));
-            Some(tensor)
-        })
+        Self::from_home(me).filter(|&i| self.shards[i].hints[hint].load(Relaxed) != 0).find_map(
+            |i| {
+                let mut shard = self.lock(i, me);
+                let tensor = shard.pool().acquire_key(key)?;
+                shard.left(Some(key));
+                Some(tensor)
+            },
+        )
     }
 
     /// Removes this tensor from the shard; `false` if the shard does not have it.
@@ -209,6 +211,9 @@ impl Pools {
 
 impl std::fmt::Debug for Pools {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pools").field("tensors", &self.tensors()).field("bytes", &self.bytes()).finish()
+        f.debug_struct("Pools")
+            .field("tensors", &self.tensors())
+            .field("bytes", &self.bytes())
+            .finish()
     }
 }

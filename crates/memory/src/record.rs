@@ -78,7 +78,8 @@ impl Local {
     #[inline(always)]
     fn link(&self, r: u32, addr: usize, generation: u64, older: u32, depth: u32) {
         let Some(below) = self.marks.read(depth - 1, |mark| mark.head) else { return };
-        self.records.update(r, |x| *x = Record { addr, generation, older, up: NIL, down: below, depth });
+        self.records
+            .update(r, |x| *x = Record { addr, generation, older, up: NIL, down: below, depth });
         if below != NIL {
             self.records.update(below, |x| x.up = r);
         }
@@ -88,7 +89,9 @@ impl Local {
     /// Takes record `r` out of its scope's list.
     #[inline(always)]
     fn unlink(&self, r: u32) {
-        let Some((up, down, depth)) = self.records.read(r, |x| (x.up, x.down, x.depth)) else { return };
+        let Some((up, down, depth)) = self.records.read(r, |x| (x.up, x.down, x.depth)) else {
+            return;
+        };
         if up == NIL {
             self.marks.update(depth - 1, |mark| mark.head = down);
         } else {
@@ -203,8 +206,12 @@ impl Local {
     #[cold]
     fn log_register(&self, addr: usize, about: About) {
         if let Some(log) = &self.shared.log {
-            let (name, site) = (crate::names::name(about.name), crate::names::name(self.site.get()));
-            let event = format_args!("op=register kind={:?} ptr={addr:#x} name={name:?} site={site:?}", about.kind);
+            let (name, site) =
+                (crate::names::name(about.name), crate::names::name(self.site.get()));
+            let event = format_args!(
+                "op=register kind={:?} ptr={addr:#x} name={name:?} site={site:?}",
+                about.kind
+            );
             log.line(self.me, self.depth(), event);
         }
     }
@@ -265,8 +272,11 @@ impl Local {
             }
         };
         let mut shard = self.shared.table.lock(addr, self.me);
-        let revived =
-            if ours && shard.find(addr).is_some_and(|e| e.state == state) { shard.revive(addr) } else { None };
+        let revived = if ours && shard.find(addr).is_some_and(|e| e.state == state) {
+            shard.revive(addr)
+        } else {
+            None
+        };
         if let Some(entry) = shard.find(addr)
             && revived.is_some()
         {
@@ -348,7 +358,8 @@ impl Local {
             Some(entry) => self.newest(entry),
             None => NIL,
         };
-        let Some(record) = self.records.get(newest).filter(|_| depth > self.base_depth.get()) else {
+        let Some(record) = self.records.get(newest).filter(|_| depth > self.base_depth.get())
+        else {
             drop(shard);
             self.misuse(Misuse::NotRegistered, addr, i64::from(depth));
             return;
@@ -462,7 +473,7 @@ impl Local {
         if size != 0 {
             self.shared.add_live_bytes(-(size as i64));
         }
-        self.bury(dead);
+        self.defer_destroy(dead);
         Released::Died
     }
 
@@ -504,7 +515,9 @@ impl Local {
     #[inline(always)]
     pub(crate) fn release_record(&self, r: u32) {
         self.unlink(r);
-        let Some((addr, generation)) = self.records.read(r, |x| (x.addr, x.generation)) else { return };
+        let Some((addr, generation)) = self.records.read(r, |x| (x.addr, x.generation)) else {
+            return;
+        };
         let mut shard = self.shared.table.lock(addr, self.me);
         let at = shard.position(addr).filter(|&at| {
             let entry = shard.at(at);

@@ -131,6 +131,8 @@ impl Local {
             bytes: g.sum.bytes,
             counts: g.sum.counts,
         };
-        LeakReport { groups: self.leak_groups().unwrap_or_default().into_iter().map(group).collect() }
+        LeakReport {
+            groups: self.leak_groups().unwrap_or_default().into_iter().map(group).collect(),
+        }
     }
 }

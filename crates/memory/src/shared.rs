@@ -68,7 +68,8 @@ impl Config {
     /// The defaults, with `TL_MEM_QUARANTINE_BYTES` and `TL_MEM_POOL_BYTES` applied.
     pub fn from_env() -> Self {
         let mut config = Self::default();
-        config.quarantine_bytes = env::number(c"TL_MEM_QUARANTINE_BYTES").unwrap_or(config.quarantine_bytes);
+        config.quarantine_bytes =
+            env::number(c"TL_MEM_QUARANTINE_BYTES").unwrap_or(config.quarantine_bytes);
         config.pool.bytes = env::number(c"TL_MEM_POOL_BYTES").unwrap_or(config.pool.bytes);
         config
     }
@@ -296,7 +297,8 @@ impl Shared {
         }
         drop(threads);
         let totals = self.table.totals();
-        (stats.live_objects, stats.live_tensors, stats.live_bytes) = (totals.live, totals.tensors, totals.bytes);
+        (stats.live_objects, stats.live_tensors, stats.live_bytes) =
+            (totals.live, totals.tensors, totals.bytes);
         stats.peak_live_objects = self.peak_live.load(Relaxed).max(totals.live as i64) as u64;
         stats.peak_live_bytes = self.peak_live_bytes.load(Relaxed).max(totals.bytes as i64) as u64;
         stats.quarantined_tensors = self.quarantined.load(Relaxed);
@@ -381,7 +383,8 @@ impl Shared {
     #[cfg(not(loom))]
     pub(crate) fn only(&self, published: Option<NonNull<Published>>) {
         let mut threads = self.threads.lock();
-        let strangers = |threads: &Threads| threads.present.iter().copied().find(|p| Some(p.0) != published);
+        let strangers =
+            |threads: &Threads| threads.present.iter().copied().find(|p| Some(p.0) != published);
         while let Some(gone) = strangers(&threads) {
             threads.leave(gone);
         }
@@ -407,7 +410,10 @@ impl Shared {
         }
         // SAFETY: `set_scope_hooks` stored both words from functions of these types.
         Some(unsafe {
-            (mem::transmute::<*mut (), ScopeEnterHook>(enter), mem::transmute::<*mut (), ScopeExitHook>(exit))
+            (
+                mem::transmute::<*mut (), ScopeEnterHook>(enter),
+                mem::transmute::<*mut (), ScopeExitHook>(exit),
+            )
         })
     }
 

@@ -99,7 +99,9 @@ impl<T: Copy> Stack<T> {
         if rest > 0 && from > 0 {
             // SAFETY: from + rest == len, and all values below len were written. The ranges may
             // overlap, which `copy` allows.
-            unsafe { ptr::copy(self.base.get().add(from as usize), self.base.get(), rest as usize) };
+            unsafe {
+                ptr::copy(self.base.get().add(from as usize), self.base.get(), rest as usize)
+            };
         }
         self.len.set(rest);
     }

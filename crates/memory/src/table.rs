@@ -187,7 +187,12 @@ impl Table {
             live: AtomicU32::new(0),
             tensors: AtomicU32::new(0),
             bytes: AtomicU64::new(0),
-            slots: UnsafeCell::new(Slots { base: ptr::null_mut(), capacity: 0, len: 0, next_generation: 1 }),
+            slots: UnsafeCell::new(Slots {
+                base: ptr::null_mut(),
+                capacity: 0,
+                len: 0,
+                next_generation: 1,
+            }),
         })?;
         Ok(Self { shards })
     }
@@ -223,7 +228,11 @@ impl Table {
 
     /// Calls `f` with every entry, one shard at a time. No lock is held during a call (each shard
     /// is copied first).
-    pub(crate) fn for_each(&self, me: u32, mut f: impl FnMut(&Entry) -> Result<(), NoMemory>) -> Result<(), NoMemory> {
+    pub(crate) fn for_each(
+        &self,
+        me: u32,
+        mut f: impl FnMut(&Entry) -> Result<(), NoMemory>,
+    ) -> Result<(), NoMemory> {
         let mut copy = Vec::new();
         for shard in &self.shards {
             let mut guard = Guard { held: shard.lock.lock(me), shard };
@@ -311,7 +320,12 @@ impl Guard<'_> {
     /// `fill` completes the entry in place. (A copy of a whole entry costs twice the time, because
     /// its parts are still in the store buffer.)
     #[inline(always)]
-    pub(crate) fn insert(&mut self, addr: usize, kind: Kind, fill: impl FnOnce(&mut Entry)) -> Result<u64, NoMemory> {
+    pub(crate) fn insert(
+        &mut self,
+        addr: usize,
+        kind: Kind,
+        fill: impl FnOnce(&mut Entry),
+    ) -> Result<u64, NoMemory> {
         debug_assert!(self.find(addr).is_none());
         let slots = self.slots();
         if (slots.len + 1) * 4 > slots.capacity * 3 {
@@ -332,7 +346,13 @@ impl Guard<'_> {
 
     /// Moves the tensor of this life from one dead state to the next and returns its entry. `None`
     /// if that life is not in the state `from` any more.
-    pub(crate) fn advance(&mut self, addr: usize, generation: u64, from: State, to: State) -> Option<&mut Entry> {
+    pub(crate) fn advance(
+        &mut self,
+        addr: usize,
+        generation: u64,
+        from: State,
+        to: State,
+    ) -> Option<&mut Entry> {
         let entry = self.find(addr).filter(|e| e.generation == generation && e.state == from)?;
         entry.state = to;
         Some(entry)
@@ -377,7 +397,9 @@ impl Guard<'_> {
             while (*slots.base.add(next as usize)).addr != 0 {
                 // An entry may fill the hole if the hole lies between the entry's home and its
                 // position.
-                let from_home = next.wrapping_sub(home((*slots.base.add(next as usize)).addr, slots.capacity)) & mask;
+                let from_home = next
+                    .wrapping_sub(home((*slots.base.add(next as usize)).addr, slots.capacity))
+                    & mask;
                 if from_home >= (next.wrapping_sub(hole) & mask) {
                     *slots.base.add(hole as usize) = *slots.base.add(next as usize);
                     hole = next;

@@ -32,7 +32,8 @@ fn layout(key: TensorKey) -> Option<Layout> {
     Layout::from_size_align(bytes, ALIGN).ok()
 }
 
-const _: () = assert!(align_of::<HostTensor>() == ALIGN && size_of::<HostTensor>().is_multiple_of(ALIGN));
+const _: () =
+    assert!(align_of::<HostTensor>() == ALIGN && size_of::<HostTensor>().is_multiple_of(ALIGN));
 
 /// The key of a tensor of this crate.
 ///
@@ -62,8 +63,12 @@ impl Local {
     pub(crate) fn create_tensor(&self, shape: &[i64], dtype_id: u8) -> Option<*mut OpaqueTensor> {
         let elements = shape.iter().try_fold(1u64, |n, &d| n.checked_mul(u64::try_from(d).ok()?));
         // The library must know the size of its own tensors.
-        let key = elements.and_then(|n| TensorKey::from_ids(n, DType::from_id(dtype_id)? as u8, DeviceKind::Cpu as u8));
-        let Some((key, layout)) = key.and_then(|k| Some((k, layout(k)?))).filter(|_| shape.len() <= MAX_DIMS) else {
+        let key = elements.and_then(|n| {
+            TensorKey::from_ids(n, DType::from_id(dtype_id)? as u8, DeviceKind::Cpu as u8)
+        });
+        let Some((key, layout)) =
+            key.and_then(|k| Some((k, layout(k)?))).filter(|_| shape.len() <= MAX_DIMS)
+        else {
             self.misuse(Misuse::TensorKey, 0, i64::from(dtype_id));
             return None;
         };
@@ -82,7 +87,9 @@ impl Local {
         let mut dims = [0; MAX_DIMS];
         dims[..shape.len()].copy_from_slice(shape);
         // SAFETY: the block belongs to this call and starts with room for the header.
-        unsafe { tensor.cast::<HostTensor>().write(HostTensor { key, dims: shape.len(), shape: dims }) };
+        unsafe {
+            tensor.cast::<HostTensor>().write(HostTensor { key, dims: shape.len(), shape: dims })
+        };
         let about = About { size: key.bytes(), flags: HOST, ..About::kind(Kind::Tensor) };
         self.register(tensor.expose_provenance(), about);
         Some(tensor)
@@ -90,10 +97,17 @@ impl Local {
 
     /// Reads the header of a live tensor of this crate. `None`, and a counted misuse, for any other
     /// address.
-    fn host_tensor<R>(&self, tensor: *const OpaqueTensor, read: impl FnOnce(&HostTensor) -> R) -> Option<R> {
+    fn host_tensor<R>(
+        &self,
+        tensor: *const OpaqueTensor,
+        read: impl FnOnce(&HostTensor) -> R,
+    ) -> Option<R> {
         if !tensor.is_null() {
             let mut shard = self.shared.table.lock(tensor.addr(), self.me);
-            if shard.find(tensor.addr()).is_some_and(|e| e.flags & HOST != 0 && e.state == State::Live) {
+            if shard
+                .find(tensor.addr())
+                .is_some_and(|e| e.flags & HOST != 0 && e.state == State::Live)
+            {
                 // SAFETY: by its entry this is a tensor of this crate, and it cannot die while its
                 // shard is locked.
                 return Some(read(unsafe { &*tensor.cast::<HostTensor>() }));

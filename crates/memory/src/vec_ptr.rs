@@ -64,7 +64,9 @@ impl VecPtr {
     /// A new, unregistered vector with room for `capacity` elements. Null without memory or for a
     /// negative capacity.
     pub fn create(capacity: i64) -> *mut Self {
-        let Some(bytes) = usize::try_from(capacity).ok().and_then(|n| n.checked_mul(size_of::<*mut c_void>())) else {
+        let Some(bytes) =
+            usize::try_from(capacity).ok().and_then(|n| n.checked_mul(size_of::<*mut c_void>()))
+        else {
             return ptr::null_mut();
         };
         if bytes > isize::MAX as usize / 2 {
@@ -99,7 +101,9 @@ impl VecPtr {
         }
         if this.len >= this.capacity {
             let capacity = this.capacity.max(2).saturating_mul(2);
-            let Some(bytes) = usize::try_from(capacity).ok().and_then(|n| n.checked_mul(size_of::<*mut c_void>()))
+            let Some(bytes) = usize::try_from(capacity)
+                .ok()
+                .and_then(|n| n.checked_mul(size_of::<*mut c_void>()))
             else {
                 return false;
             };

@@ -11,7 +11,9 @@
 //!
 //! ```text
 //! compute-sanitizer --tool racecheck check_device --quick
-//! for part in linear norm rope,cache attention; do compute-sanitizer --tool racecheck check_device --filter $part; done
+//! for part in linear norm rope,cache attention; do
+//!     compute-sanitizer --tool racecheck check_device --filter $part
+//! done
 //! ```
 //! Without such a device the program prints the reason, and ends with status 0. (The CPU backend's
 //! threads treat subnormal numbers as zero, and this thread does not. So on `cpu:0` the casts of
@@ -24,7 +26,8 @@ use device::{Bench, Choice, cases, choose};
 use leasehold::{Context, DeviceId};
 use std::process::ExitCode;
 
-const USAGE: &str = "check_device [--device ID] [--large | --quick] [--filter TEXT[,TEXT…]] [--list]";
+const USAGE: &str =
+    "check_device [--device ID] [--large | --quick] [--filter TEXT[,TEXT…]] [--list]";
 
 /// The kernels to compare, and the device.
 #[derive(Default)]
@@ -107,7 +110,8 @@ fn run(wanted: &Wanted, choice: Choice) -> leasehold::Result<bool> {
     for (kernel, tally) in &bench.tallies {
         println!("{kernel:<18} {:>6} {:>9}  {:.3}", tally.cases, tally.failures.len(), tally.worst);
     }
-    let failures: Vec<_> = bench.tallies.iter().flat_map(|(k, t)| t.failures.iter().map(move |f| (k, f))).collect();
+    let failures: Vec<_> =
+        bench.tallies.iter().flat_map(|(k, t)| t.failures.iter().map(move |f| (k, f))).collect();
     for (kernel, why) in failures.iter().take(40) {
         eprintln!("{kernel}: {why}");
     }

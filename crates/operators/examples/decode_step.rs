@@ -2,7 +2,8 @@
 //! no runtime, no pool, no queue.
 //!
 //! ```text
-//! cargo run --release -p leasehold-operators --example decode_step -- [--weights bf16|f16|f32] [--isa NAME] [--position N]
+//! cargo run --release -p leasehold-operators --example decode_step -- \
+//!     [--weights bf16|f16|f32] [--isa NAME] [--position N]
 //! ```
 //! The shape is that of the bundled model: 6 layers, width 256, 8 heads over 4, inner width 688,
 //! 4,096 tokens.
@@ -44,7 +45,13 @@ impl Step {
         let launch = spec.plan(params.as_bytes()).expect("parameters that the kernel takes");
         spec.check(&launch, bindings).expect("operands that the kernel takes");
         let (_, tile) = spec.resolve(Some(isa)).expect("a level that this machine runs");
-        Self { name, tile, grid: launch.grid, params: params.as_bytes().to_vec(), bindings: bindings.to_vec() }
+        Self {
+            name,
+            tile,
+            grid: launch.grid,
+            params: params.as_bytes().to_vec(),
+            bindings: bindings.to_vec(),
+        }
     }
 
     fn run(&self) {
@@ -104,22 +111,29 @@ fn main() {
         Some("f16") => DType::F16,
         _ => DType::Bf16,
     };
-    let isa = argument("--isa").map_or(Isa::best(), |name| name.parse().expect("the name of a level"));
+    let isa =
+        argument("--isa").map_or(Isa::best(), |name| name.parse().expect("the name of a level"));
     let position: usize = argument("--position").map_or(250, |p| p.parse().expect("a position"));
-    let per_layer = 2 * WIDTH * WIDTH + 2 * WIDTH * KV_HEADS * HEAD_DIM + 3 * WIDTH * INNER + 2 * WIDTH;
+    let per_layer =
+        2 * WIDTH * WIDTH + 2 * WIDTH * KV_HEADS * HEAD_DIM + 3 * WIDTH * INNER + 2 * WIDTH;
     let elements = LAYERS * per_layer + VOCABULARY * WIDTH + WIDTH;
     let mut weights = Weights { bytes: vec![0; elements * dtype.bytes() + 64], dtype, used: 0 };
     weights.used = weights.bytes.as_ptr().align_offset(64);
 
     let table = rope::table(
-        &(0..HEAD_DIM / 2).map(|i| 1e4_f64.powf(-2.0 * i as f64 / HEAD_DIM as f64)).collect::<Vec<_>>(),
+        &(0..HEAD_DIM / 2)
+            .map(|i| 1e4_f64.powf(-2.0 * i as f64 / HEAD_DIM as f64))
+            .collect::<Vec<_>>(),
         POSITIONS,
     );
     let kv = KV_HEADS * HEAD_DIM;
     let cache_len = KV_HEADS * POSITIONS * HEAD_DIM;
-    let mut caches: Vec<Vec<f32>> = (0..2 * LAYERS).map(|i| noise(cache_len, 1.0, i as u32)).collect();
-    let (mut h, mut q, mut k, mut v) = (vec![0f32; WIDTH], vec![0f32; WIDTH], vec![0f32; kv], vec![0f32; kv]);
-    let (mut a, mut inner, mut logits) = (vec![0f32; WIDTH], vec![0f32; INNER], vec![0f32; VOCABULARY]);
+    let mut caches: Vec<Vec<f32>> =
+        (0..2 * LAYERS).map(|i| noise(cache_len, 1.0, i as u32)).collect();
+    let (mut h, mut q, mut k, mut v) =
+        (vec![0f32; WIDTH], vec![0f32; WIDTH], vec![0f32; kv], vec![0f32; kv]);
+    let (mut a, mut inner, mut logits) =
+        (vec![0f32; WIDTH], vec![0f32; INNER], vec![0f32; VOCABULARY]);
     let (mut token, mut at, mut ring, mut count) = ([1i32], [0i32], vec![0i32; 64], [0u32]);
     let [h, q, k, v, a, inner, logits] =
         [&mut h, &mut q, &mut k, &mut v, &mut a, &mut inner, &mut logits].map(|b| bind(b));
@@ -128,18 +142,33 @@ fn main() {
 
     let none = NONE;
     let w = dtype as u32;
-    let linear =
-        LinearParams { m: 1, k: WIDTH as u32, ldx: WIDTH as u32, eps: 1e-5, w, vector: w, ..Default::default() };
+    let linear = LinearParams {
+        m: 1,
+        k: WIDTH as u32,
+        ldx: WIDTH as u32,
+        eps: 1e-5,
+        w,
+        vector: w,
+        ..Default::default()
+    };
     let embedding = weights.push(&noise(VOCABULARY * WIDTH, 0.2, 99));
     let mut steps = vec![Step::new(
         "embedding",
         isa,
-        &EmbeddingParams { m: 1, vocabulary: VOCABULARY as u32, k: WIDTH as u32, ldy: WIDTH as u32, table: w, y: 0 },
+        &EmbeddingParams {
+            m: 1,
+            vocabulary: VOCABULARY as u32,
+            k: WIDTH as u32,
+            ldy: WIDTH as u32,
+            table: w,
+            y: 0,
+        },
         &[token_b, embedding, h],
     )];
     for layer in 0..LAYERS {
         let mut matrix = |n: usize, k: usize| weights.push(&noise(n * k, 0.2, layer as u32));
-        let (wq, wk, wv, wo) = (matrix(WIDTH, WIDTH), matrix(kv, WIDTH), matrix(kv, WIDTH), matrix(WIDTH, WIDTH));
+        let (wq, wk, wv, wo) =
+            (matrix(WIDTH, WIDTH), matrix(kv, WIDTH), matrix(kv, WIDTH), matrix(WIDTH, WIDTH));
         let (gate, up, down) = (matrix(INNER, WIDTH), matrix(INNER, WIDTH), matrix(WIDTH, INNER));
         let (norm1, norm2) = (matrix(1, WIDTH), matrix(1, WIDTH));
         let [keys, values] = [0, 1].map(|i| bind(&mut caches[2 * layer + i]));
@@ -162,12 +191,22 @@ fn main() {
             rotary: HEAD_DIM as u32,
             ..Default::default()
         };
-        steps.push(Step::new("decode_attention", isa, &attention, &[q, k, v, table, keys, values, at_b, a]));
+        steps.push(Step::new(
+            "decode_attention",
+            isa,
+            &attention,
+            &[q, k, v, table, keys, values, at_b, a],
+        ));
         let back = LinearParams { n: [WIDTH as u32, 0, 0], ldy: [WIDTH as u32, 0, 0], ..linear };
         steps.push(Step::new("linear_add", isa, &back, &[a, none, wo, none, h]));
         let wide = [INNER as u32, 0, 0];
         let gated = LinearParams { n: wide, ldy: wide, flags: NORM, ..linear };
-        steps.push(Step::new("linear_gated", isa, &gated, &[h, norm2, gate, none, up, none, inner]));
+        steps.push(Step::new(
+            "linear_gated",
+            isa,
+            &gated,
+            &[h, norm2, gate, none, up, none, inner],
+        ));
         let down_params = LinearParams { k: INNER as u32, ldx: INNER as u32, ..back };
         steps.push(Step::new("linear_add", isa, &down_params, &[inner, none, down, none, h]));
     }
@@ -222,6 +261,10 @@ fn main() {
         "{{\"isa\": \"{isa}\", \"weights\": \"{}\", \"position\": {position}, \"step_us_p50\": {step:.1}, \"step_us_min\": {fastest:.1}, \"weights_mb\": {mebibytes:.2}, \"gb_per_s\": {:.1}, \"kernels_us\": {{{}}}}}",
         dtype.name(),
         mebibytes * 1e3 / step,
-        parts.iter_mut().map(|(n, v)| format!("\"{n}\": {:.1}", median(v))).collect::<Vec<_>>().join(", ")
+        parts
+            .iter_mut()
+            .map(|(n, v)| format!("\"{n}\": {:.1}", median(v)))
+            .collect::<Vec<_>>()
+            .join(", ")
     );
 }

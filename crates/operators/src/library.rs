@@ -8,7 +8,9 @@ use crate::kernels::cpu::isa::Isa;
 use crate::kernels::cpu::tile::{KernelSpec, Launch, Refusal};
 use crate::kernels::cuda::CudaSpec;
 use crate::kernels::{Geometry, cuda};
-use leasehold::kernel::{KernelBase, KernelCheck, KernelDesc, KernelSource, LaunchInfo, Overlap, Registry};
+use leasehold::kernel::{
+    KernelBase, KernelCheck, KernelDesc, KernelSource, LaunchInfo, Overlap, Registry,
+};
 use leasehold::{Access, Buffer, Error, Lease, Result, Runtime};
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -58,7 +60,8 @@ pub fn register(registry: &Registry) -> Result<()> {
 }
 
 fn signature(name: &str) -> Result<&'static KernelSpec> {
-    KernelSpec::find(name).ok_or_else(|| Error::NotFound(format!("no operator kernel is named {name:?}").into()))
+    KernelSpec::find(name)
+        .ok_or_else(|| Error::NotFound(format!("no operator kernel is named {name:?}").into()))
 }
 
 fn describe(
@@ -68,7 +71,9 @@ fn describe(
     source: KernelSource<'static>,
 ) -> KernelDesc<'static> {
     let bindings: Vec<Access> = spec.operands.iter().map(|o| o.access).collect();
-    let check = KernelCheck::new(move |launch| division.accepts(spec, launch).map_err(Error::InvalidArgument));
+    let check = KernelCheck::new(move |launch| {
+        division.accepts(spec, launch).map_err(Error::InvalidArgument)
+    });
     KernelDesc {
         entry,
         params: spec.params_bytes as u32,
@@ -87,7 +92,11 @@ enum Division {
 
 impl Division {
     /// The requirements and the shape of a launch.
-    fn plan(self, spec: &'static KernelSpec, params: &[u8]) -> std::result::Result<(Launch, Geometry), Refusal> {
+    fn plan(
+        self,
+        spec: &'static KernelSpec,
+        params: &[u8],
+    ) -> std::result::Result<(Launch, Geometry), Refusal> {
         let launch = spec.plan(params)?;
         let geometry = match self {
             Division::Tiles => Geometry { grid: launch.grid, block: [1; 3] },
@@ -98,7 +107,11 @@ impl Division {
 
     /// Checks that a launch has the shape that its parameters require, and operands that meet the
     /// requirements.
-    fn accepts(self, spec: &'static KernelSpec, bound: &LaunchInfo<'_>) -> std::result::Result<(), Refusal> {
+    fn accepts(
+        self,
+        spec: &'static KernelSpec,
+        bound: &LaunchInfo<'_>,
+    ) -> std::result::Result<(), Refusal> {
         let (launch, geometry) = self.plan(spec, bound.params_bytes())?;
         if (bound.grid, bound.block) != (geometry.grid, geometry.block) {
             return Err(format!(
@@ -191,7 +204,9 @@ impl Library {
         if let Some(isa) = isa {
             let arch = arch_of(isa);
             if !isa.available() || !info.arch.contains(&arch) {
-                return Err(Error::Unsupported(format!("{} does not run {isa} kernels", info.id).into()));
+                return Err(Error::Unsupported(
+                    format!("{} does not run {isa} kernels", info.id).into(),
+                ));
             }
             info.arch = vec![arch];
         }
@@ -199,8 +214,9 @@ impl Library {
             .iter()
             .map(|spec| {
                 let base = registry.resolve_for(spec.name, &info)?;
-                let division = Division::of(spec.name, &info.arch)
-                    .ok_or_else(|| Error::Unsupported(format!("{} runs none of the kernels", info.id).into()))?;
+                let division = Division::of(spec.name, &info.arch).ok_or_else(|| {
+                    Error::Unsupported(format!("{} runs none of the kernels", info.id).into())
+                })?;
                 Ok((spec.name, Resolved { base, spec, division }))
             })
             .collect::<Result<HashMap<_, _>>>()?;
@@ -216,7 +232,9 @@ impl Library {
     /// # Errors
     /// `NotFound`.
     pub fn kernel(&self, name: &str) -> Result<&Resolved> {
-        self.kernels.get(name).ok_or_else(|| Error::NotFound(format!("no operator kernel is named {name:?}").into()))
+        self.kernels
+            .get(name)
+            .ok_or_else(|| Error::NotFound(format!("no operator kernel is named {name:?}").into()))
     }
 
     /// The buffer that is bound for an omitted operand.

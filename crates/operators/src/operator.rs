@@ -26,7 +26,10 @@ impl Part {
     /// `InvalidArgument` if the range does not lie in the buffer.
     pub fn new(buffer: &Lease<Buffer>, offset: u64, len: u64) -> Result<Self> {
         if offset.checked_add(len).is_none_or(|end| end > buffer.len()) {
-            return Err(Error::invalid(format!("{len} bytes at byte {offset} of a buffer of {}", buffer.len())));
+            return Err(Error::invalid(format!(
+                "{len} bytes at byte {offset} of a buffer of {}",
+                buffer.len()
+            )));
         }
         Ok(Self { lease: buffer.clone(), offset, len })
     }
@@ -65,7 +68,12 @@ impl Operator {
     /// # Errors
     /// `NotFound` for an unknown kernel; `InvalidArgument` for parameters that the kernel refuses,
     /// another number of operands, or an operand that is too short.
-    pub fn new(library: &Library, name: &str, params: &impl Params, operands: &[Option<Part>]) -> Result<Self> {
+    pub fn new(
+        library: &Library,
+        name: &str,
+        params: &impl Params,
+        operands: &[Option<Part>],
+    ) -> Result<Self> {
         let kernel = library.kernel(name)?.clone();
         let spec = kernel.spec();
         let (launch, geometry) = kernel.plan(params.as_bytes()).map_err(Error::InvalidArgument)?;
@@ -110,7 +118,10 @@ impl Operator {
     fn operand(&self, i: usize) -> Operand<'_> {
         let part = &self.parts[i];
         // Checked when the operator was made; a buffer's length does not change.
-        part.lease.view().narrowed(part.offset, part.len).with(self.kernel.spec().operands[i].access)
+        part.lease
+            .view()
+            .narrowed(part.offset, part.len)
+            .with(self.kernel.spec().operands[i].access)
     }
 }
 
@@ -130,7 +141,12 @@ impl GraphOperator for Operator {
         for (i, to) in operands.iter_mut().enumerate().take(n).skip(1) {
             *to = self.operand(i);
         }
-        stream.launch(self.kernel.base(), &operands[..n], &self.params[..], (self.geometry.grid, self.geometry.block))
+        stream.launch(
+            self.kernel.base(),
+            &operands[..n],
+            &self.params[..],
+            (self.geometry.grid, self.geometry.block),
+        )
     }
 }
 

@@ -42,8 +42,15 @@ fn shape(t: &Tensor) -> String {
 ///
 /// # Errors
 /// `InvalidArgument` for shapes that do not match.
-pub fn embedding(library: &Library, ids: &Lease<Buffer>, table: &Tensor, y: &Tensor) -> Result<Operator> {
-    check(table.cols() == y.cols(), || format!("embedding: table {}, y {}", shape(table), shape(y)))?;
+pub fn embedding(
+    library: &Library,
+    ids: &Lease<Buffer>,
+    table: &Tensor,
+    y: &Tensor,
+) -> Result<Operator> {
+    check(table.cols() == y.cols(), || {
+        format!("embedding: table {}, y {}", shape(table), shape(y))
+    })?;
     let params = EmbeddingParams {
         m: y.rows(),
         vocabulary: table.rows(),
@@ -59,10 +66,20 @@ pub fn embedding(library: &Library, ids: &Lease<Buffer>, table: &Tensor, y: &Ten
 ///
 /// # Errors
 /// `InvalidArgument` for shapes that do not match.
-pub fn rms_norm(library: &Library, x: &Tensor, weight: &Tensor, eps: f32, y: &Tensor) -> Result<Operator> {
-    check(x.cols() == y.cols() && x.rows() == y.rows() && weight.cols() == x.cols() && x.dtype() == y.dtype(), || {
-        format!("rms_norm: x {}, weight {}, y {}", shape(x), shape(weight), shape(y))
-    })?;
+pub fn rms_norm(
+    library: &Library,
+    x: &Tensor,
+    weight: &Tensor,
+    eps: f32,
+    y: &Tensor,
+) -> Result<Operator> {
+    check(
+        x.cols() == y.cols()
+            && x.rows() == y.rows()
+            && weight.cols() == x.cols()
+            && x.dtype() == y.dtype(),
+        || format!("rms_norm: x {}, weight {}, y {}", shape(x), shape(weight), shape(y)),
+    )?;
     let params = norm_params(x, weight, eps, y);
     Operator::new(library, "rms_norm", &params, &[some(x), some(weight), some(y)])
 }
@@ -119,7 +136,12 @@ pub struct Norm<'a> {
     pub eps: f32,
 }
 
-fn linear_params(what: &str, x: &Tensor, norm: Option<Norm<'_>>, to: &[Projection<'_>]) -> Result<LinearParams> {
+fn linear_params(
+    what: &str,
+    x: &Tensor,
+    norm: Option<Norm<'_>>,
+    to: &[Projection<'_>],
+) -> Result<LinearParams> {
     let first = to[0];
     for p in to {
         check(
@@ -134,10 +156,15 @@ fn linear_params(what: &str, x: &Tensor, norm: Option<Norm<'_>>, to: &[Projectio
             || format!("{what}: x {}, weight {}, y {}", shape(x), shape(p.weight), shape(p.y)),
         )?;
     }
-    let mut vectors = to.iter().filter_map(|p| p.bias).chain(norm.map(|n| n.weight)).map(Tensor::dtype);
+    let mut vectors =
+        to.iter().filter_map(|p| p.bias).chain(norm.map(|n| n.weight)).map(Tensor::dtype);
     let vector = vectors.next().unwrap_or(DType::F32);
-    check(vectors.all(|v| v == vector), || format!("{what}: norm and biases are of one element type"))?;
-    check(norm.is_none_or(|n| n.weight.cols() == x.cols()), || format!("{what}: the norm has another width than x"))?;
+    check(vectors.all(|v| v == vector), || {
+        format!("{what}: norm and biases are of one element type")
+    })?;
+    check(norm.is_none_or(|n| n.weight.cols() == x.cols()), || {
+        format!("{what}: the norm has another width than x")
+    })?;
     let (mut n, mut ldy) = ([0; 3], [0; 3]);
     for (i, p) in to.iter().enumerate() {
         n[i] = p.weight.rows();
@@ -170,27 +197,52 @@ fn linear_params(what: &str, x: &Tensor, norm: Option<Norm<'_>>, to: &[Projectio
 /// # Errors
 /// `InvalidArgument` for shapes that do not match.
 #[doc(alias = "matmul")]
-pub fn linear(library: &Library, x: &Tensor, norm: Option<Norm<'_>>, to: Projection<'_>) -> Result<Operator> {
+pub fn linear(
+    library: &Library,
+    x: &Tensor,
+    norm: Option<Norm<'_>>,
+    to: Projection<'_>,
+) -> Result<Operator> {
     let params = linear_params("linear", x, norm, &[to])?;
     let norm = norm.and_then(|n| some(n.weight));
-    Operator::new(library, "linear", &params, &[some(x), norm, some(to.weight), to.bias.and_then(some), some(to.y)])
+    Operator::new(
+        library,
+        "linear",
+        &params,
+        &[some(x), norm, some(to.weight), to.bias.and_then(some), some(to.y)],
+    )
 }
 
 /// `y += norm(x) · Wᵀ + bias`: a projection back into the residual stream.
 ///
 /// # Errors
 /// `InvalidArgument` for shapes that do not match.
-pub fn linear_add(library: &Library, x: &Tensor, norm: Option<Norm<'_>>, to: Projection<'_>) -> Result<Operator> {
+pub fn linear_add(
+    library: &Library,
+    x: &Tensor,
+    norm: Option<Norm<'_>>,
+    to: Projection<'_>,
+) -> Result<Operator> {
     let params = linear_params("linear_add", x, norm, &[to])?;
     let norm = norm.and_then(|n| some(n.weight));
-    Operator::new(library, "linear_add", &params, &[some(x), norm, some(to.weight), to.bias.and_then(some), some(to.y)])
+    Operator::new(
+        library,
+        "linear_add",
+        &params,
+        &[some(x), norm, some(to.weight), to.bias.and_then(some), some(to.y)],
+    )
 }
 
 /// Three products of one normalised `x`: queries, keys and values.
 ///
 /// # Errors
 /// `InvalidArgument` for shapes that do not match.
-pub fn linear3(library: &Library, x: &Tensor, norm: Option<Norm<'_>>, to: [Projection<'_>; 3]) -> Result<Operator> {
+pub fn linear3(
+    library: &Library,
+    x: &Tensor,
+    norm: Option<Norm<'_>>,
+    to: [Projection<'_>; 3],
+) -> Result<Operator> {
     let params = linear_params("linear3", x, norm, &to)?;
     let mut operands = vec![some(x), norm.and_then(|n| some(n.weight))];
     for p in to {
@@ -212,7 +264,9 @@ pub fn linear_gated(
 ) -> Result<Operator> {
     linear_params("linear_gated", x, norm, &[gate, up])?;
     let params = linear_params("linear_gated", x, norm, &[gate])?;
-    check(gate.weight.rows() == up.weight.rows(), || "linear_gated: gate and up are of one shape".to_owned())?;
+    check(gate.weight.rows() == up.weight.rows(), || {
+        "linear_gated: gate and up are of one shape".to_owned()
+    })?;
     let norm = norm.and_then(|n| some(n.weight));
     Operator::new(
         library,
@@ -295,7 +349,9 @@ pub fn cache_append(
     cache: (&Lease<Buffer>, DType),
     position: &Lease<Buffer>,
 ) -> Result<Operator> {
-    check(x.cols() == heads.kv_heads * heads.head_dim, || format!("cache_append: x {}, {heads:?}", shape(x)))?;
+    check(x.cols() == heads.kv_heads * heads.head_dim, || {
+        format!("cache_append: x {}, {heads:?}", shape(x))
+    })?;
     let params = RopeParams {
         m: x.rows(),
         heads: heads.heads,
@@ -334,7 +390,15 @@ pub fn rope_append(
         x: q.dtype() as u32,
         cache: cache.dtype as u32,
     };
-    let operands = [some(q), some(k), some(v), raw(at.table), raw(&cache.keys), raw(&cache.values), raw(at.position)];
+    let operands = [
+        some(q),
+        some(k),
+        some(v),
+        raw(at.table),
+        raw(&cache.keys),
+        raw(&cache.values),
+        raw(at.position),
+    ];
     Operator::new(library, "rope_append", &params, &operands)
 }
 
@@ -364,9 +428,10 @@ pub fn attention(
     position: &Lease<Buffer>,
     y: &Tensor,
 ) -> Result<Operator> {
-    check(q.cols() == heads.heads * heads.head_dim && y.cols() == q.cols() && y.rows() == q.rows(), || {
-        format!("attention: q {}, y {}, {heads:?}", shape(q), shape(y))
-    })?;
+    check(
+        q.cols() == heads.heads * heads.head_dim && y.cols() == q.cols() && y.rows() == q.rows(),
+        || format!("attention: q {}, y {}, {heads:?}", shape(q), shape(y)),
+    )?;
     let params = attention_params(q, heads, cache, y, 0);
     Operator::new(
         library,
@@ -395,12 +460,26 @@ pub fn decode_attention(
         format!("decode_attention: q {}, y {}", shape(q), shape(y))
     })?;
     let params = attention_params(q, heads, cache, y, heads.head_dim);
-    let operands =
-        [some(q), some(k), some(v), raw(at.table), raw(&cache.keys), raw(&cache.values), raw(at.position), some(y)];
+    let operands = [
+        some(q),
+        some(k),
+        some(v),
+        raw(at.table),
+        raw(&cache.keys),
+        raw(&cache.values),
+        raw(at.position),
+        some(y),
+    ];
     Operator::new(library, "decode_attention", &params, &operands)
 }
 
-fn attention_params(q: &Tensor, heads: Heads, cache: &Cache, y: &Tensor, rotary: u32) -> AttentionParams {
+fn attention_params(
+    q: &Tensor,
+    heads: Heads,
+    cache: &Cache,
+    y: &Tensor,
+    rotary: u32,
+) -> AttentionParams {
     AttentionParams {
         m: q.rows(),
         heads: heads.heads,
@@ -416,9 +495,17 @@ fn attention_params(q: &Tensor, heads: Heads, cache: &Cache, y: &Tensor, rotary:
     }
 }
 
-fn elementwise(library: &Library, name: &str, a: &Tensor, b: &Tensor, y: &Tensor) -> Result<Operator> {
+fn elementwise(
+    library: &Library,
+    name: &str,
+    a: &Tensor,
+    b: &Tensor,
+    y: &Tensor,
+) -> Result<Operator> {
     let alike = |t: &Tensor| t.rows() == a.rows() && t.cols() == a.cols() && t.dtype() == a.dtype();
-    check(alike(b) && alike(y), || format!("{name}: a {}, b {}, y {}", shape(a), shape(b), shape(y)))?;
+    check(alike(b) && alike(y), || {
+        format!("{name}: a {}, b {}, y {}", shape(a), shape(b), shape(y))
+    })?;
     let params = ElementwiseParams {
         rows: a.rows(),
         k: a.cols(),
@@ -458,7 +545,9 @@ pub fn silu_mul(library: &Library, a: &Tensor, b: &Tensor, y: &Tensor) -> Result
 /// # Errors
 /// `InvalidArgument` for shapes that do not match.
 pub fn cast(library: &Library, x: &Tensor, y: &Tensor) -> Result<Operator> {
-    check(x.rows() == y.rows() && x.cols() == y.cols(), || format!("cast: x {}, y {}", shape(x), shape(y)))?;
+    check(x.rows() == y.rows() && x.cols() == y.cols(), || {
+        format!("cast: x {}, y {}", shape(x), shape(y))
+    })?;
     let params = ElementwiseParams {
         rows: x.rows(),
         k: x.cols(),
@@ -483,9 +572,10 @@ pub fn fill(library: &Library, y: &Lease<Buffer>, pattern: u32, width: u32) -> R
 /// # Errors
 /// `InvalidArgument` for shapes that do not match.
 pub fn copy(library: &Library, from: &Tensor, to: &Tensor) -> Result<Operator> {
-    check(from.rows() == to.rows() && from.cols() == to.cols() && from.dtype() == to.dtype(), || {
-        format!("copy: from {}, to {}", shape(from), shape(to))
-    })?;
+    check(
+        from.rows() == to.rows() && from.cols() == to.cols() && from.dtype() == to.dtype(),
+        || format!("copy: from {}, to {}", shape(from), shape(to)),
+    )?;
     let size = from.dtype().bytes() as u32;
     let params = CopyParams {
         rows: from.rows(),
@@ -501,9 +591,17 @@ pub fn copy(library: &Library, from: &Tensor, to: &Tensor) -> Result<Operator> {
 /// # Errors
 /// `InvalidArgument` for shapes that do not match.
 pub fn softmax(library: &Library, x: &Tensor, y: &Tensor) -> Result<Operator> {
-    check(x.rows() == y.rows() && x.cols() == y.cols(), || format!("softmax: x {}, y {}", shape(x), shape(y)))?;
-    let params =
-        RowParams { rows: x.rows(), n: x.cols(), ldx: x.ld(), ldy: y.ld(), x: x.dtype() as u32, y: y.dtype() as u32 };
+    check(x.rows() == y.rows() && x.cols() == y.cols(), || {
+        format!("softmax: x {}, y {}", shape(x), shape(y))
+    })?;
+    let params = RowParams {
+        rows: x.rows(),
+        n: x.cols(),
+        ldx: x.ld(),
+        ldy: y.ld(),
+        x: x.dtype() as u32,
+        y: y.dtype() as u32,
+    };
     Operator::new(library, "softmax", &params, &[some(x), some(y)])
 }
 
@@ -513,7 +611,8 @@ pub fn softmax(library: &Library, x: &Tensor, y: &Tensor) -> Result<Operator> {
 /// # Errors
 /// `InvalidArgument` if `ids` is too short.
 pub fn argmax(library: &Library, x: &Tensor, ids: &Lease<Buffer>) -> Result<Operator> {
-    let params = RowParams { rows: x.rows(), n: x.cols(), ldx: x.ld(), ldy: 0, x: x.dtype() as u32, y: 0 };
+    let params =
+        RowParams { rows: x.rows(), n: x.cols(), ldx: x.ld(), ldy: 0, x: x.dtype() as u32, y: 0 };
     Operator::new(library, "argmax", &params, &[some(x), raw(ids)])
 }
 
@@ -553,7 +652,12 @@ pub fn sample(
     token: &Lease<Buffer>,
 ) -> Result<Operator> {
     check_logits(logits)?;
-    Operator::new(library, "sample", &how.params(logits.cols(), 0), &[some(logits), raw(position), raw(token)])
+    Operator::new(
+        library,
+        "sample",
+        &how.params(logits.cols(), 0),
+        &[some(logits), raw(position), raw(token)],
+    )
 }
 
 fn check_logits(logits: &Tensor) -> Result<()> {
@@ -595,9 +699,20 @@ pub fn advance(library: &Library, state: &Loop, step: u32) -> Result<Operator> {
 ///
 /// # Errors
 /// As [`sample`] and [`advance`].
-pub fn next_token(library: &Library, logits: &Tensor, how: Sampling, state: &Loop) -> Result<Operator> {
+pub fn next_token(
+    library: &Library,
+    logits: &Tensor,
+    how: Sampling,
+    state: &Loop,
+) -> Result<Operator> {
     check_logits(logits)?;
     let params = how.params(logits.cols(), state.ring_len());
-    let operands = [some(logits), raw(&state.token), raw(&state.position), raw(&state.ring), raw(&state.count)];
+    let operands = [
+        some(logits),
+        raw(&state.token),
+        raw(&state.position),
+        raw(&state.ring),
+        raw(&state.count),
+    ];
     Operator::new(library, "next_token", &params, &operands)
 }

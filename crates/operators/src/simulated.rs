@@ -23,8 +23,9 @@ const DENSE: [&str; 4] = ["argmax", "sample", "next_token", "fill"];
 /// `NotFound` if a kernel has no CUDA entry.
 pub fn simulate(registry: &KernelRegistry) -> Result<()> {
     for spec in KERNELS {
-        let cuda = CudaSpec::find(spec.name)
-            .ok_or_else(|| Error::NotFound(format!("kernel {} has no CUDA entry", spec.name).into()))?;
+        let cuda = CudaSpec::find(spec.name).ok_or_else(|| {
+            Error::NotFound(format!("kernel {} has no CUDA entry", spec.name).into())
+        })?;
         let accesses: Vec<Access> = spec.operands.iter().map(|o| o.access).collect();
         let body = KernelBody::run(move |launch| run(spec, cuda, launch));
         let made = leasehold_sim::KernelSpec::new(&accesses, spec.params_bytes as u32, body);
@@ -46,5 +47,6 @@ fn run(spec: &KernelSpec, cuda: &CudaSpec, launch: &Launch<'_>) -> Result<()> {
     }
     // SAFETY: the machine has checked that the bindings lie in live memory, and has translated them
     // for the duration of the call. No other code runs meanwhile.
-    unsafe { spec.run(None, launch.params_bytes(), launch.bindings()) }.map_err(Error::InvalidArgument)
+    unsafe { spec.run(None, launch.params_bytes(), launch.bindings()) }
+        .map_err(Error::InvalidArgument)
 }

@@ -33,7 +33,13 @@ impl Tensor {
     /// # Errors
     /// `InvalidArgument` if the matrix does not lie in the buffer or is not aligned to its
     /// elements.
-    pub fn new(buffer: Lease<Buffer>, offset: u64, dtype: DType, rows: u32, cols: u32) -> Result<Self> {
+    pub fn new(
+        buffer: Lease<Buffer>,
+        offset: u64,
+        dtype: DType,
+        rows: u32,
+        cols: u32,
+    ) -> Result<Self> {
         let bytes = (u64::from(rows) * u64::from(cols)).checked_mul(dtype.bytes() as u64);
         if bytes.and_then(|bytes| offset.checked_add(bytes)).is_none_or(|end| end > buffer.len()) {
             return Err(Error::invalid(format!(
@@ -43,7 +49,10 @@ impl Tensor {
             )));
         }
         if !offset.is_multiple_of(dtype.bytes() as u64) {
-            return Err(Error::invalid(format!("byte {offset} is not aligned to {}", dtype.name())));
+            return Err(Error::invalid(format!(
+                "byte {offset} is not aligned to {}",
+                dtype.name()
+            )));
         }
         Ok(Self { buffer, offset, dtype, rows, cols, ld: cols })
     }
@@ -54,7 +63,8 @@ impl Tensor {
     /// As [`Runtime::alloc`]; `InvalidArgument` for more than 2^64 bytes.
     pub fn alloc(runtime: &Runtime, dtype: DType, rows: u32, cols: u32) -> Result<Self> {
         let bytes = (u64::from(rows) * u64::from(cols)).checked_mul(dtype.bytes() as u64);
-        let bytes = bytes.ok_or_else(|| Error::invalid(format!("a {rows}×{cols} matrix of {}", dtype.name())))?;
+        let bytes = bytes
+            .ok_or_else(|| Error::invalid(format!("a {rows}×{cols} matrix of {}", dtype.name())))?;
         Self::new(runtime.alloc(bytes)?, 0, dtype, rows, cols)
     }
 
@@ -64,7 +74,10 @@ impl Tensor {
     /// `InvalidArgument` beyond the last row.
     pub fn slice_rows(&self, from: u32, rows: u32) -> Result<Self> {
         if from.checked_add(rows).is_none_or(|end| end > self.rows) {
-            return Err(Error::invalid(format!("rows {from}..{from}+{rows} of a matrix of {} rows", self.rows)));
+            return Err(Error::invalid(format!(
+                "rows {from}..{from}+{rows} of a matrix of {} rows",
+                self.rows
+            )));
         }
         let offset = self.offset + u64::from(from) * u64::from(self.ld) * self.dtype.bytes() as u64;
         Ok(Self { offset, rows, ..self.clone() })
@@ -111,6 +124,7 @@ impl Tensor {
         if self.rows == 0 || self.cols == 0 {
             return 0;
         }
-        (u64::from(self.rows - 1) * u64::from(self.ld) + u64::from(self.cols)) * self.dtype.bytes() as u64
+        (u64::from(self.rows - 1) * u64::from(self.ld) + u64::from(self.cols))
+            * self.dtype.bytes() as u64
     }
 }

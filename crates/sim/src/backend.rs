@@ -5,14 +5,17 @@
 use crate::allocator;
 use crate::machine::{FaultScope, Machine, MachineConfig, Monitor};
 use crate::manager::device::{DeviceManager, DeviceState};
-use crate::manager::gate::GateState;
 use crate::manager::graph::GraphState;
+use crate::manager::host_timeline::HostTimelineState;
 use crate::manager::stream::StreamState;
 use leasehold_alloc::{Allocator, Backing};
-use leasehold_core::{Error, Lease, Line, Point, PoolStats, Result, Timeline, VALUE_LIMIT};
+use leasehold_core::{
+    Error, Lease, PoolStats, Result, Timeline, TimelineSource, Timepoint, VALUE_LIMIT,
+};
 use leasehold_hal::{
-    Backend, BackendKind, Caps, Device, DeviceId, DeviceInfo, Gate, GraphExec, KernelDesc, Limits, MemoryInfo,
-    MemoryKind, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc, Timestamp,
+    Backend, BackendKind, Caps, Device, DeviceId, DeviceInfo, GraphExec, HostTimeline, KernelDesc,
+    Limits, MemoryInfo, MemoryKind, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc,
+    TimestampQuery,
 };
 use std::any::Any;
 use std::time::{Duration, Instant};
@@ -93,8 +96,8 @@ unsafe impl Backend for SimBackend {
     }
 }
 
-// SAFETY: the machine's memory is its own mapping. Streams, pipelines, stamps and graphs are made
-// in this machine for this device.
+// SAFETY: the machine's memory is its own mapping. Streams, pipelines, timepoints and graphs are
+// made in this machine for this device.
 unsafe impl Device for DeviceState {
     fn info(&self) -> &DeviceInfo {
         DeviceState::info(self)
@@ -138,11 +141,11 @@ unsafe impl Device for DeviceState {
         self.pipelines.get_or_create(desc)
     }
 
-    fn timestamp(&self) -> Result<Lease<Timestamp>> {
+    fn timestamp(&self) -> Result<Lease<TimestampQuery>> {
         self.events.acquire()
     }
 
-    unsafe fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
+    unsafe fn elapsed(&self, start: &TimestampQuery, end: &TimestampQuery) -> Result<Duration> {
         self.events.elapsed(start, end)
     }
 
@@ -152,13 +155,15 @@ unsafe impl Device for DeviceState {
         Ok(Lease::map(graph, |g| g as &dyn GraphExec))
     }
 
-    fn gate(&self) -> Result<Lease<dyn Gate>> {
-        Ok(Lease::map(self.gates.acquire()?, |g| g as &dyn Gate))
+    fn host_timeline(&self) -> Result<Lease<dyn HostTimeline>> {
+        Ok(Lease::map(self.host_timelines.acquire()?, |g| g as &dyn HostTimeline))
     }
 
     fn peer_access(&self, peer: DeviceId) -> Result<bool> {
         if peer.backend != BackendKind::Sim {
-            return Err(Error::NotFound(format!("{peer}: {} has no such peer", self.info().id).into()));
+            return Err(Error::NotFound(
+                format!("{peer}: {} has no such peer", self.info().id).into(),
+            ));
         }
         self.common.machine.enable_peer(self.info().id.ordinal, peer.ordinal)?;
         Ok(true)
@@ -167,23 +172,30 @@ unsafe impl Device for DeviceState {
     fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         self.streams.collect();
-        let lines: Vec<(&'static Line, u64)> =
-            self.common.lines.lock().iter().map(|&(l, _)| (l, l.submitted())).collect();
+        let timelines: Vec<(&'static Timeline, u64)> =
+            self.common.timelines.lock().iter().map(|&(l, _)| (l, l.submitted())).collect();
         self.common.notice_loss();
-        let open = || lines.iter().any(|(line, value)| matches!(line.check(*value), Ok(false)));
+        let open = || {
+            timelines.iter().any(|(timeline, value)| matches!(timeline.check(*value), Ok(false)))
+        };
         let waited = if open() { self.common.step_until(timeout, &|| !open()) } else { Ok(()) };
         self.common.notice_loss();
         if open() {
             return waited;
         }
-        for &(line, value) in lines.iter().filter(|(line, value)| line.failed(*value)) {
+        for &(timeline, value) in
+            timelines.iter().filter(|(timeline, value)| timeline.failed(*value))
+        {
             // A failure is published before the failed work is over.
-            line.see_off(value, deadline, || {
-                let over = || line.completed() >= value;
-                self.common.step_until(Some(Duration::ZERO), &over).map(|()| line.completed()).or(Ok(line.completed()))
+            timeline.drain(value, deadline, || {
+                let over = || timeline.completed() >= value;
+                self.common
+                    .step_until(Some(Duration::ZERO), &over)
+                    .map(|()| timeline.completed())
+                    .or(Ok(timeline.completed()))
             });
         }
-        lines.iter().try_for_each(|(line, value)| line.check(*value).map(drop))
+        timelines.iter().try_for_each(|(timeline, value)| timeline.check(*value).map(drop))
     }
 
     fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
@@ -191,23 +203,23 @@ unsafe impl Device for DeviceState {
     }
 }
 
-/// The cause of a poisoned line as an error.
-fn healthy(line: &Line) -> Result<()> {
-    line.check(VALUE_LIMIT).map(drop)
+/// The cause of a poisoned timeline as an error.
+fn healthy(timeline: &Timeline) -> Result<()> {
+    timeline.check(VALUE_LIMIT).map(drop)
 }
 
 // SAFETY: the queue's own command after the submission publishes a value, or the loss of the
 // device, which then runs nothing.
-unsafe impl Timeline for StreamState {
-    fn line(&self) -> &'static Line {
-        StreamState::line(self)
+unsafe impl TimelineSource for StreamState {
+    fn timeline(&self) -> &'static Timeline {
+        StreamState::timeline(self)
     }
 
     /// Runs all work that can run, because a later query is not certain.
     fn signal(&self) -> Result<u64> {
         self.common().notice_loss();
-        healthy(StreamState::line(self))?;
-        let value = StreamState::line(self).submitted();
+        healthy(StreamState::timeline(self))?;
+        let value = StreamState::timeline(self).submitted();
         self.common().go_on();
         Ok(value)
     }
@@ -216,14 +228,14 @@ unsafe impl Timeline for StreamState {
     fn refresh(&self) -> Result<u64> {
         self.common().machine.poll();
         self.common().notice_loss();
-        Ok(StreamState::line(self).completed())
+        Ok(StreamState::timeline(self).completed())
     }
 
-    fn wait(&self, on: Point) -> Result<()> {
-        healthy(StreamState::line(self))?;
-        let line = StreamState::line(self);
-        let own = on.line_id() == line.id() && on.value() <= line.submitted();
-        if on.is_settled() || own && line.knows(on.into()) {
+    fn wait(&self, on: Timepoint) -> Result<()> {
+        healthy(StreamState::timeline(self))?;
+        let timeline = StreamState::timeline(self);
+        let own = on.timeline_id() == timeline.id() && on.value() <= timeline.submitted();
+        if on.is_settled() || own && timeline.knows(on.into()) {
             return Ok(());
         }
         // SAFETY: a wait accesses no memory.
@@ -231,12 +243,12 @@ unsafe impl Timeline for StreamState {
     }
 
     fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
-        let line = StreamState::line(self);
-        if line.check(value)? {
+        let timeline = StreamState::timeline(self);
+        if timeline.check(value)? {
             return Ok(());
         }
-        line.check_caller(value)?;
-        self.common().await_line(line, value, timeout)
+        timeline.check_caller(value)?;
+        self.common().await_line(timeline, value, timeout)
     }
 }
 
@@ -266,37 +278,39 @@ unsafe impl Stream for StreamState {
 }
 
 // SAFETY: a host timeline accepts no submissions.
-unsafe impl Timeline for GateState {
-    fn line(&self) -> &'static Line {
-        GateState::line(self)
+unsafe impl TimelineSource for HostTimelineState {
+    fn timeline(&self) -> &'static Timeline {
+        HostTimelineState::timeline(self)
     }
 
     fn signal(&self) -> Result<u64> {
-        Ok(GateState::line(self).submitted())
+        Ok(HostTimelineState::timeline(self).submitted())
     }
 
     fn refresh(&self) -> Result<u64> {
-        Ok(GateState::line(self).completed())
+        Ok(HostTimelineState::timeline(self).completed())
     }
 
     /// # Errors
-    /// `Unsupported`: only the host advances a gate.
-    fn wait(&self, _: Point) -> Result<()> {
-        Err(Error::Unsupported("a gate is signalled by the host; it waits for nothing".into()))
+    /// `Unsupported`: only the host advances a host timeline.
+    fn wait(&self, _: Timepoint) -> Result<()> {
+        Err(Error::Unsupported(
+            "a host timeline is signalled by the host; it waits for nothing".into(),
+        ))
     }
 
     fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
-        self.common().await_line(GateState::line(self), value, timeout)
+        self.common().await_line(HostTimelineState::timeline(self), value, timeout)
     }
 }
 
-impl Gate for GateState {
+impl HostTimeline for HostTimelineState {
     fn signal_host(&self, value: u64) -> Result<()> {
-        self.raise(value)
+        self.signal(value)
     }
 
     fn fail(&self, cause: Error) {
-        GateState::fail(self, cause);
+        HostTimelineState::fail(self, cause);
     }
 }
 

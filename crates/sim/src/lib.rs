@@ -22,8 +22,9 @@ pub mod manager;
 pub use backend::SimBackend;
 
 pub use machine::{
-    Command, DEVICE_BASE, EventId, ExecId, FaultAction, FaultPlan, FaultRule, FaultScope, FillCall, GRANULARITY,
-    GraphId, HostFn, Kernel, KernelBody, KernelCall, KernelRegistry, KernelSpec, Launch, Machine, MachineConfig,
-    MemoryUse, Monitor, Node, NodeFn, NodeId, NodeUpdate, ObjectCounts, Operation, POISON, PieceId, PollFn,
-    QueueFailure, QueueId, Ran, ReadyFn, Report, ReportKind, RunFn, SemaphoreId, Stepping, Transfer, When,
+    Command, DEVICE_BASE, EventId, ExecId, FaultAction, FaultPlan, FaultRule, FaultScope, FillCall,
+    GRANULARITY, GraphId, HostFn, Kernel, KernelBody, KernelCall, KernelRegistry, KernelSpec,
+    Launch, Machine, MachineConfig, MemoryUse, Monitor, Node, NodeFn, NodeId, NodeUpdate,
+    ObjectCounts, Operation, POISON, PieceId, PollFn, QueueFailure, QueueId, Ran, ReadyFn, Report,
+    ReportKind, RunFn, SemaphoreId, Stepping, Transfer, When,
 };

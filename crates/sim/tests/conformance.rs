@@ -5,7 +5,8 @@ use leasehold_core::Result;
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_hal::{Backend, KernelDesc, KernelSource};
 use leasehold_sim::{
-    FaultAction, FaultRule, KernelBody, KernelRegistry, KernelSpec, Launch, MachineConfig, Monitor, SimBackend, When,
+    FaultAction, FaultRule, KernelBody, KernelRegistry, KernelSpec, Launch, MachineConfig, Monitor,
+    SimBackend, When,
 };
 use std::collections::BTreeMap;
 use std::process::ExitCode;

@@ -31,19 +31,26 @@ impl Program {
     /// What the model says about it. Steps that have no meaning are left out.
     pub(crate) fn plan(&self) -> Plan {
         let mut model = Model::new(self.shape);
-        let steps = self.steps.iter().filter_map(|(thread, step)| model.admit(*thread, step)).collect();
+        let steps =
+            self.steps.iter().filter_map(|(thread, step)| model.admit(*thread, step)).collect();
         finish(model, steps)
     }
 }
 
 fn finish(model: Model, steps: Vec<Planned>) -> Plan {
-    Plan { shape: model.shape, steps, remains: model.remains(), calls: model.calls, buffers: model.buffers() }
+    Plan {
+        shape: model.shape,
+        steps,
+        remains: model.remains(),
+        calls: model.calls,
+        buffers: model.buffers(),
+    }
 }
 
 /// What a program may contain.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Taste {
-    pub(crate) gates: bool,
+    pub(crate) host_timelines: bool,
     pub(crate) graphs: bool,
     pub(crate) host_calls: bool,
     pub(crate) scenes: bool,
@@ -68,9 +75,9 @@ pub(crate) fn generate(seed: u64, ops: u32, threads: u8, taste: Taste) -> (Progr
         g.thread = g.dice.below(shape.threads.into()) as u8;
         let step = g.step(planned.len());
         let Some(plan) = g.model.admit(g.thread, &step) else { continue };
-        if let Step::Hold { gate, .. } = step {
+        if let Step::Hold { host_timeline, .. } = step {
             let soon = planned.len() + 10 + g.dice.below(120) as usize;
-            g.due.push((soon, gate));
+            g.due.push((soon, host_timeline));
         }
         steps.push((g.thread, step));
         planned.push(plan);
@@ -82,7 +89,7 @@ struct Generator {
     dice: Dice,
     model: Model,
     taste: Taste,
-    /// Gates that are to be raised, and when.
+    /// Host timelines that are to be signalled, and when.
     due: Vec<(usize, Slot)>,
     /// A buffer that all threads write at the same moment, and how often still.
     burst: (Slot, u32),
@@ -95,16 +102,17 @@ struct Generator {
 impl Generator {
     fn step(&mut self, now: usize) -> Step {
         if let Some(at) = self.due.iter().position(|d| d.0 <= now) {
-            let gate = self.due.swap_remove(at).1;
-            if self.model.is_waited(gate) {
+            let host_timeline = self.due.swap_remove(at).1;
+            if self.model.is_waited(host_timeline) {
                 if self.taste.host_calls && self.dice.chance(25) {
                     let stream = self.stream();
-                    let raise = Step::CallRaise { stream, gate };
-                    // Only on a stream that is not held; the gate's turn comes again otherwise.
-                    self.due.push((now + 1, gate));
-                    return raise;
+                    let signal = Step::CallSignal { stream, host_timeline };
+                    // Only on a stream that is not held; the host timeline's turn comes again
+                    // otherwise.
+                    self.due.push((now + 1, host_timeline));
+                    return signal;
                 }
-                return Step::Raise(gate);
+                return Step::Signal(host_timeline);
             }
         }
         if self.burst.1 > 0 {
@@ -137,7 +145,7 @@ impl Generator {
             765..785 => Step::Unclone,
             785..815 => self.streams(),
             815..880 => self.events(),
-            880..900 if self.taste.gates => self.gates(),
+            880..900 if self.taste.host_timelines => self.host_timelines(),
             900..920 if self.taste.host_calls => match self.dice.below(3) {
                 0 => Step::Complete(self.stream()),
                 n => Step::Call { stream: self.stream(), once: n == 1 },
@@ -205,7 +213,11 @@ impl Generator {
     }
 
     fn any_buffer(&mut self) -> Slot {
-        if self.dice.chance(8) { PINNED + self.slot(self.model.shape.pinned) } else { self.own_buffer() }
+        if self.dice.chance(8) {
+            PINNED + self.slot(self.model.shape.pinned)
+        } else {
+            self.own_buffer()
+        }
     }
 
     fn own_buffer(&mut self) -> Slot {
@@ -218,7 +230,10 @@ impl Generator {
     /// What `pick` picks, now and then of the other device.
     fn across<T>(&mut self, pick: impl FnOnce(&mut Self) -> T) -> T {
         let away = self.away;
-        if self.taste.far != Far::None && self.model.is_far_open() && self.dice.chance(if away { 30 } else { 6 }) {
+        if self.taste.far != Far::None
+            && self.model.is_far_open()
+            && self.dice.chance(if away { 30 } else { 6 })
+        {
             self.away = !away;
         }
         let picked = pick(self);
@@ -302,7 +317,11 @@ impl Generator {
                     2..6 => Hand::Owned,
                     _ => Hand::Asynchronous,
                 };
-                Work { op: Op::Upload { seed: self.seed(), hand }, from: Vec::new(), to: self.target(temps) }
+                Work {
+                    op: Op::Upload { seed: self.seed(), hand },
+                    from: Vec::new(),
+                    to: self.target(temps),
+                }
             }
             30..52 => {
                 let mut to = self.across(|g| g.target(temps));
@@ -323,7 +342,8 @@ impl Generator {
         let width = 1 + self.dice.below(to.len.min(from.len).clamp(1, 64));
         let (from_pitch, to_pitch) = (width + self.dice.below(32), width + self.dice.below(32));
         let fit = |len: u32, pitch: u32| len.saturating_sub(width) / pitch + 1;
-        let rows = 1 + self.dice.below(fit(to.len, to_pitch).min(fit(from.len, from_pitch)).min(16));
+        let rows =
+            1 + self.dice.below(fit(to.len, to_pitch).min(fit(from.len, from_pitch)).min(16));
         Work { op: Op::Copy2d { width, rows, from_pitch, to_pitch }, from: vec![from], to }
     }
 
@@ -435,14 +455,14 @@ impl Generator {
         }
     }
 
-    fn gates(&mut self) -> Step {
-        let gate = self.slot(self.model.shape.gates);
-        if !self.model.has_gate(gate) {
-            return Step::Gate(gate);
+    fn host_timelines(&mut self) -> Step {
+        let host_timeline = self.slot(self.model.shape.host_timelines);
+        if !self.model.has_host_timeline(host_timeline) {
+            return Step::HostTimeline(host_timeline);
         }
         match self.dice.below(10) {
-            0 | 1 => Step::DropGate(gate),
-            _ => Step::Hold { stream: self.stream(), gate },
+            0 | 1 => Step::DropHostTimeline(host_timeline),
+            _ => Step::Hold { stream: self.stream(), host_timeline },
         }
     }
 
@@ -480,7 +500,8 @@ impl Generator {
     }
 
     fn recording(&mut self, slot: Slot) -> Step {
-        let temps: Vec<u32> = (0..self.dice.below(4)).map(|_| 4 + 4 * self.dice.below(512)).collect();
+        let temps: Vec<u32> =
+            (0..self.dice.below(4)).map(|_| 4 + 4 * self.dice.below(512)).collect();
         let mut nodes = Vec::new();
         for (t, &len) in temps.iter().enumerate() {
             let to = Span { slot: TEMPS + t as u8, at: 0, len };

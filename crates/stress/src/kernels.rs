@@ -1,7 +1,8 @@
 //! The kernels that programs launch: four of them, for every kind of device.
 //!
-//! Elements are `u32`, little-endian; a block serves 64 of them. Parameters are three words: the number of elements, and two that a kernel may
-//! use. This file names nothing but the runtime's public crate, so that a printed test can contain it.
+//! Elements are `u32`, little-endian; a block serves 64 of them. Parameters are three words: the
+//! number of elements, and two that a kernel may use. This file names nothing but the runtime's
+//! public crate, so that a printed test can contain it.
 
 use leasehold::kernel::{Access, CpuArgs, CpuFn, KernelCheck, KernelDesc, KernelSource};
 use leasehold::{Error, KernelBase, Result};
@@ -35,7 +36,9 @@ fn part(args: &CpuArgs<'_>) -> (usize, usize) {
 unsafe fn add(args: &CpuArgs<'_>) {
     let (from, count) = part(args);
     // SAFETY: the first two are read, and each tile has elements of its own in the third.
-    let (a, b, out) = unsafe { (args.slice::<u32>(0), args.slice::<u32>(1), args.slice_mut::<u32>(2, from, count)) };
+    let (a, b, out) = unsafe {
+        (args.slice::<u32>(0), args.slice::<u32>(1), args.slice_mut::<u32>(2, from, count))
+    };
     for (i, o) in out.iter_mut().enumerate() {
         *o = a[from + i].wrapping_add(b[from + i]);
     }
@@ -64,7 +67,9 @@ unsafe fn gather(args: &CpuArgs<'_>) {
     let (from, count) = part(args);
     let values = args.params::<Params>()[1].max(1);
     // SAFETY: the first two are read, and each tile has elements of its own in the third.
-    let (a, b, out) = unsafe { (args.slice::<u32>(0), args.slice::<u32>(1), args.slice_mut::<u32>(2, from, count)) };
+    let (a, b, out) = unsafe {
+        (args.slice::<u32>(0), args.slice::<u32>(1), args.slice_mut::<u32>(2, from, count))
+    };
     for (i, o) in out.iter_mut().enumerate() {
         *o = a[(b[from + i] % values) as usize];
     }
@@ -115,10 +120,13 @@ impl Kernel {
         }
     }
 
-    /// Which launches the kernel takes: those whose elements, and values to gather, lie in the bindings.
+    /// Which launches the kernel takes: those whose elements, and values to gather, lie in the
+    /// bindings.
     fn check(self) -> KernelCheck {
         KernelCheck::new(move |launch| {
-            let [_, 1, 1] = launch.grid else { return Err(Error::invalid("a grid of one dimension")) };
+            let [_, 1, 1] = launch.grid else {
+                return Err(Error::invalid("a grid of one dimension"));
+            };
             let [n, first, _] = launch.params::<Params>()?;
             for i in 0..launch.bindings() {
                 let values = self == Kernel::Gather && i == 0;
@@ -136,8 +144,9 @@ impl Kernel {
     /// # Safety
     /// - The source is this kernel's, for one kind of device.
     pub unsafe fn base(self, source: KernelSource<'static>) -> Result<KernelBase> {
-        // SAFETY: the source is this kernel's, by the contract. Each tile writes elements of its own below the number that the check asks
-        // for in every binding, and gathers from below the number of values that it asks for.
+        // SAFETY: the source is this kernel's, by the contract. Each tile writes elements of its
+        // own below the number that the check asks for in every binding, and gathers from below the
+        // number of values that it asks for.
         unsafe { KernelBase::new(self.desc(source)) }
     }
 }

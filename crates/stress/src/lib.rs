@@ -1,33 +1,41 @@
 //! Random programs over the runtime's safe API, checked against a naive sequential model.
 //!
 //! # What a program does
-//! Streams and events (also in graphs), gates that are raised by the host and by host calls, buffers and parts of them, pinned memory, uploads of
-//! every kind, copies, rows, fills, launches alone and several in a session, host calls, completions, graphs with branches and temporaries, their
-//! updates, suspended arenas, current contexts, second contexts, calls that must be refused; drops of all of it in any order by any thread. Threads
-//! write one buffer at the same moment where what they do commutes. Another device of the context has streams and buffers too: of the same backend,
-//! or of another one. Copies go between the two, in graphs as well; its runtime is closed and opened again. Scenes with objects of their own fail on
-//! purpose.
+//! Streams and events (also in graphs), host timelines that are signalled by the host and by host
+//! calls, buffers and parts of them, pinned memory, uploads of every kind, copies, rows, fills,
+//! launches alone and several in a session, host calls, completions, graphs with branches and
+//! temporaries, their updates, suspended arenas, current contexts, second contexts, calls that must
+//! be refused; drops of all of it in any order by any thread. Threads write one buffer at the same
+//! moment where what they do commutes. Another device of the context has streams and buffers too:
+//! of the same backend, or of another one. Copies go between the two, in graphs as well; its
+//! runtime is closed and opened again. Scenes with objects of their own fail on purpose.
 //!
 //! # What is checked
-//! * Parts of buffers are read back at random times, and all buffers at the end: they hold what they hold when the steps run one after the other.
-//! * No call fails. Host calls ran as often as they must, and each completion came once. An event that was waited for is over. A stream that is free
-//!   gives its turn, and never to two.
-//! * Nothing is left: no buffer of the allocator, whose tables are consistent; no lease, so that the backend shuts down; nothing of a simulated driver.
+//! * Parts of buffers are read back at random times, and all buffers at the end: they hold what
+//!   they hold when the steps run one after the other.
+//! * No call fails. Host calls ran as often as they must, and each completion came once. An event
+//!   that was waited for is over. A stream that is free gives its turn, and never to two.
+//! * Nothing is left: no buffer of the allocator, whose tables are consistent; no lease, so that
+//!   the backend shuts down; nothing of a simulated driver.
 //! * Nothing hangs: where no step ends for a while, the report says where each thread is.
 //! * On simulated devices the race detector reports nothing.
 //!
-//! With faults, calls of the simulated driver fail. Then steps may fail too, but what they say is complete is right, nothing is left and nothing
-//! hangs. Every fourth seed has commands that come late or in another order instead; there nothing may fail.
+//! With faults, calls of the simulated driver fail. Then steps may fail too, but what they say is
+//! complete is right, nothing is left and nothing hangs. Every fourth seed has commands that come
+//! late or in another order instead; there nothing may fail.
 //!
 //! # The model
-//! The runtime orders two operations on one buffer, of which one writes, by their submission, on whatever streams. So threads hand a buffer over when
-//! one of them writes it. They share it for reading, and for launches that commute; everything else they do at any time. Which steps come in order
-//! follows from the program, so the same seed gives the same program with the same contents, however the threads run.
+//! The runtime orders two operations on one buffer, of which one writes, by their submission, on
+//! whatever streams. So threads hand a buffer over when one of them writes it. They share it for
+//! reading, and for launches that commute; everything else they do at any time. Which steps come in
+//! order follows from the program, so the same seed gives the same program with the same contents,
+//! however the threads run.
 //!
 //! # How to reproduce
-//! `leasehold stress --seed S` with the same `--ops` and `--threads` runs the same program again. Orders between threads differ from run to run, but
-//! those of a simulated device follow from the seed as far as one thread uses it. The printed test needs this crate's [`prelude`] and nothing else
-//! beside the runtime.
+//! `leasehold stress --seed S` with the same `--ops` and `--threads` runs the same program again.
+//! Orders between threads differ from run to run, but those of a simulated device follow from the
+//! seed as far as one thread uses it. The printed test needs this crate's [`prelude`] and nothing
+//! else beside the runtime.
 //!
 //! ```
 //! use leasehold_stress::{Options, Target, run};
@@ -37,8 +45,8 @@
 //! # Ok::<(), leasehold::Error>(())
 //! ```
 //!
-//! This crate must not use anything of the runtime's but what every user of the crate `leasehold` has; the backends under it are made in one
-//! module.
+//! This crate must not use anything of the runtime's but what every user of the crate `leasehold`
+//! has; the backends under it are made in one module.
 
 mod dice;
 mod generate;
@@ -149,7 +157,7 @@ fn taste(options: &Options, seed: u64) -> Taste {
         Some(far) if far.backend == options.target.device.backend => Far::Peer,
         Some(_) => Far::Other,
     };
-    Taste { gates: true, graphs: true, host_calls: true, scenes: true, far }
+    Taste { host_timelines: true, graphs: true, host_calls: true, scenes: true, far }
 }
 
 /// Runs the program of one seed.
@@ -185,19 +193,33 @@ pub fn stress(options: &Options, mut over: impl FnMut(u64, Option<&Failure>)) ->
     let Options { target, seed, seeds, ops, threads, faults, .. } = *options;
     let seconds = start.elapsed().as_secs_f64();
     let device = target.device.to_string();
-    Report { device, simulated: target.simulated, faults, seed, seeds, ops, threads, seconds, failures }
+    Report {
+        device,
+        simulated: target.simulated,
+        faults,
+        seed,
+        seeds,
+        ops,
+        threads,
+        seconds,
+        failures,
+    }
 }
 
 /// Failures that are made small.
 const SHRUNK: usize = 3;
 
 fn failure(options: &Options, seed: u64, finding: Finding, within: Duration) -> Failure {
-    let (program, plan) = generate::generate(seed, options.ops, options.threads, taste(options, seed));
+    let (program, plan) =
+        generate::generate(seed, options.ops, options.threads, taste(options, seed));
     // How often a program is tried before it counts as one that does not fail.
-    let patience = if finding.hang { options.patience.min(Duration::from_secs(3)) } else { options.patience };
+    let patience =
+        if finding.hang { options.patience.min(Duration::from_secs(3)) } else { options.patience };
     let mut again = |program: &Program| {
-        (0..TRIES)
-            .any(|_| play::play(&options.target, seed, options.faults, Arc::new(program.plan()), patience).is_err())
+        (0..TRIES).any(|_| {
+            play::play(&options.target, seed, options.faults, Arc::new(program.plan()), patience)
+                .is_err()
+        })
     };
     let (plan, what) = if within.is_zero() {
         (plan, finding.what.clone())
@@ -206,7 +228,14 @@ fn failure(options: &Options, seed: u64, finding: Finding, within: Duration) -> 
         (small.plan(), finding.what.clone())
     };
     let test = print::print(&options.target, seed, options.faults, &plan, &what);
-    Failure { seed, what, hang: finding.hang, threads: finding.threads, steps: plan.steps.len(), test }
+    Failure {
+        seed,
+        what,
+        hang: finding.hang,
+        threads: finding.threads,
+        steps: plan.steps.len(),
+        test,
+    }
 }
 
 /// Runs of a smaller program, one of which must fail.
@@ -231,26 +260,35 @@ fn quiet() {
 mod tests {
     use super::*;
 
-    /// Programs of one mistake in the model: the first that shows it is found, made small and printed.
+    /// Programs of one mistake in the model: the first that shows it is found, made small and
+    /// printed.
     #[test]
     #[cfg(feature = "cuda")]
     fn a_failing_program_is_shrunk_to_the_steps_that_show_the_mistake() {
         for device in ["cpu:0", "sim:0"] {
-            let mut options = Options::new(Target::new(device.parse().unwrap(), device == "sim:0").unwrap());
+            let mut options =
+                Options::new(Target::new(device.parse().unwrap(), device == "sim:0").unwrap());
             (options.ops, options.threads) = (150, 3);
-            (options.patience, options.shrink) = (Duration::from_secs(120), Duration::from_secs(60));
-            options.seed = (0..50).find(|&seed| model::mistaken(|| run(&options, seed)).is_err()).unwrap();
+            (options.patience, options.shrink) =
+                (Duration::from_secs(120), Duration::from_secs(60));
+            options.seed =
+                (0..50).find(|&seed| model::mistaken(|| run(&options, seed)).is_err()).unwrap();
             let seed = options.seed;
             assert_eq!(run(&options, seed), Ok(()), "without the mistake nothing is found");
             let mut told = 0;
-            let report = model::mistaken(|| stress(&options, |_, failure| told += u32::from(failure.is_some())));
+            let report = model::mistaken(|| {
+                stress(&options, |_, failure| told += u32::from(failure.is_some()))
+            });
             let [failure] = &report.failures[..] else { panic!("{report:?}") };
             assert_eq!((told, failure.seed, failure.hang), (1, seed, false));
             // Three buffers with contents, a stream, the launch.
             assert!(failure.steps <= 8, "{} steps:\n{}", failure.steps, failure.test);
             let test = &failure.test;
             assert!(test.starts_with(&format!("//! Seed {seed} on {device}: ")), "{test}");
-            assert!(test.contains("kernels[Kernel::Gather as usize]") && test.contains("#[test]"), "{test}");
+            assert!(
+                test.contains("kernels[Kernel::Gather as usize]") && test.contains("#[test]"),
+                "{test}"
+            );
             assert!(!test.contains("scope.spawn"), "one thread is enough: {test}");
             assert!(test.contains(&failure.what), "{test}");
         }

@@ -1,15 +1,19 @@
-//! The naive sequential model: what every buffer holds after each step, and what a step must wait for.
+//! The naive sequential model: what every buffer holds after each step, and what a step must wait
+//! for.
 //!
 //! # What order the API guarantees
-//! The runtime orders two operations on one buffer, of which one writes, by the order in which they were submitted, on whatever streams.
-//! So the model runs the program's steps one after the other. Threads may run their steps at any time, except that two steps come in
-//! the program's order when they touch one buffer (and one of them writes) or one object (and one of them changes it). Two launches of
-//! [`Kernel::Mask`] on one buffer come in any order, at the same moment too: what they do commutes.
+//! The runtime orders two operations on one buffer, of which one writes, by the order in which they
+//! were submitted, on whatever streams. So the model runs the program's steps one after the other.
+//! Threads may run their steps at any time, except that two steps come in the program's order when
+//! they touch one buffer (and one of them writes) or one object (and one of them changes it). Two
+//! launches of [`Kernel::Mask`] on one buffer come in any order, at the same moment too: what they
+//! do commutes.
 //!
 //! # What must not block
-//! A stream that waits for a gate is *held*, and so is everything that comes after its work. A step that blocks its thread is left out while
-//! what it waits for is held, and a step that makes a stream held comes in order with all others on the stream. So a program that ends
-//! when its steps run one after the other ends on any number of threads.
+//! A stream that waits for a host timeline is *held*, and so is everything that comes after its
+//! work. A step that blocks its thread is left out while what it waits for is held, and a step that
+//! makes a stream held comes in order with all others on the stream. So a program that ends when
+//! its steps run one after the other ends on any number of threads.
 //!
 //! This module must not know the runtime.
 
@@ -20,7 +24,8 @@ use crate::kernels::Kernel;
 use crate::prelude::bytes;
 use crate::scenes::Scene;
 use crate::step::{
-    FAR, FAR_STREAM, Hand, Node, Op, PINNED, Read, Slot, Span, Step, TEMPS, Work, default_of, is_far, is_far_stream,
+    FAR, FAR_STREAM, Hand, Node, Op, PINNED, Read, Slot, Span, Step, TEMPS, Work, default_of,
+    is_far, is_far_stream,
 };
 use effect::{compute, part, sensible, whole};
 use graphs::outside;
@@ -28,7 +33,7 @@ use graphs::outside;
 #[cfg(test)]
 pub(crate) use effect::mistaken;
 
-/// Gates that hold something, a bit each.
+/// Host timelines that hold something, a bit each.
 type Held = u64;
 
 /// Steps after which threads that are two such lengths behind are waited for.
@@ -53,7 +58,7 @@ pub(crate) struct Shape {
     pub(crate) pinned: u8,
     pub(crate) streams: u8,
     pub(crate) events: u8,
-    pub(crate) gates: u8,
+    pub(crate) host_timelines: u8,
     pub(crate) graphs: u8,
     pub(crate) far: Far,
     /// Buffers of the other device.
@@ -71,7 +76,7 @@ impl Shape {
             pinned: (2 + t / 2).min(TEMPS - PINNED),
             streams: (3 + t / 2).min(FAR_STREAM),
             events: 4 + t,
-            gates: 4,
+            host_timelines: 4,
             graphs: 2 + t / 2,
         }
     }
@@ -104,10 +109,10 @@ struct Event {
 }
 
 #[derive(Debug, Default)]
-struct Gate {
+struct HostTimeline {
     /// Something waits for it.
     waited: bool,
-    /// A host call will raise it.
+    /// A host call will signal it.
     called: bool,
 }
 
@@ -177,7 +182,7 @@ pub(crate) struct Model {
     slots: Vec<Option<u32>>,
     streams: Vec<Option<Stream>>,
     events: Vec<Option<Event>>,
-    gates: Vec<Option<Gate>>,
+    host_timelines: Vec<Option<HostTimeline>>,
     graphs: Vec<Option<Graph>>,
     /// For each thread its clones and how many streams it entered.
     clones: Vec<Vec<u32>>,
@@ -212,7 +217,7 @@ impl Model {
             slots: vec![None; usize::from(PINNED) * 2],
             streams: (0..empty(shape.stream_places())).map(|_| None).collect(),
             events: (0..empty(shape.events)).map(|_| None).collect(),
-            gates: (0..empty(shape.gates)).map(|_| None).collect(),
+            host_timelines: (0..empty(shape.host_timelines)).map(|_| None).collect(),
             graphs: (0..empty(shape.graphs)).map(|_| None).collect(),
             clones: vec![Vec::new(); t],
             entered: vec![0; t],
@@ -239,7 +244,8 @@ impl Model {
         model
     }
 
-    // ---- objects that steps come in order for -----------------------------------------------------------------------
+    // ---- objects that steps come in order for
+    // -----------------------------------------------------------------------
 
     fn on_stream(s: Slot) -> usize {
         usize::from(s)
@@ -250,11 +256,11 @@ impl Model {
     fn on_event(&self, s: Slot) -> usize {
         self.streams.len() + self.slots.len() + usize::from(s)
     }
-    fn on_gate(&self, s: Slot) -> usize {
+    fn on_host_timeline(&self, s: Slot) -> usize {
         self.on_event(0) + self.events.len() + usize::from(s)
     }
     fn on_graph(&self, s: Slot) -> usize {
-        self.on_gate(0) + self.gates.len() + usize::from(s)
+        self.on_host_timeline(0) + self.host_timelines.len() + usize::from(s)
     }
     /// Whether any stream is held.
     fn on_holds(&self) -> usize {
@@ -275,7 +281,8 @@ impl Model {
         self.first_buffer() + b as usize
     }
 
-    // ---- what generators ask ----------------------------------------------------------------------------------------
+    // ---- what generators ask
+    // ----------------------------------------------------------------------------------------
 
     /// Bytes of the buffer in a slot, and whether it was ever written.
     pub(crate) fn buffer(&self, s: Slot) -> Option<(u32, bool)> {
@@ -288,8 +295,8 @@ impl Model {
     pub(crate) fn has_event(&self, s: Slot) -> bool {
         self.events.get(usize::from(s)).is_some_and(Option::is_some)
     }
-    pub(crate) fn has_gate(&self, s: Slot) -> bool {
-        self.gates.get(usize::from(s)).is_some_and(Option::is_some)
+    pub(crate) fn has_host_timeline(&self, s: Slot) -> bool {
+        self.host_timelines.get(usize::from(s)).is_some_and(Option::is_some)
     }
     pub(crate) fn has_graph(&self, s: Slot) -> bool {
         self.graphs.get(usize::from(s)).is_some_and(Option::is_some)
@@ -305,13 +312,15 @@ impl Model {
     pub(crate) fn outside(&self, s: Slot) -> Vec<Slot> {
         let Some(Some(g)) = self.graphs.get(usize::from(s)) else { return Vec::new() };
         let used = outside(g);
-        (0..PINNED).filter(|&s| self.slots[usize::from(s)].is_some_and(|b| used.iter().any(|u| u.0 == b))).collect()
+        (0..PINNED)
+            .filter(|&s| self.slots[usize::from(s)].is_some_and(|b| used.iter().any(|u| u.0 == b)))
+            .collect()
     }
     pub(crate) fn is_suspended(&self, s: Slot) -> bool {
         matches!(self.graphs.get(usize::from(s)), Some(Some(g)) if g.suspended)
     }
-    pub(crate) fn is_waited(&self, gate: Slot) -> bool {
-        matches!(self.gates.get(usize::from(gate)), Some(Some(g)) if g.waited && !g.called)
+    pub(crate) fn is_waited(&self, host_timeline: Slot) -> bool {
+        matches!(self.host_timelines.get(usize::from(host_timeline)), Some(Some(g)) if g.waited && !g.called)
     }
 
     pub(crate) fn is_far_open(&self) -> bool {
@@ -323,9 +332,11 @@ impl Model {
         self.record(temps, nodes).is_some()
     }
 
-    // ---- steps ------------------------------------------------------------------------------------------------------
+    // ---- steps
+    // ---------------------------------------------------------------------------------------------
 
-    /// Runs a step in the model. `None` when it has no meaning now, or might block for ever; then nothing has changed.
+    /// Runs a step in the model. `None` when it has no meaning now, or might block for ever; then
+    /// nothing has changed.
     pub(crate) fn admit(&mut self, thread: u8, step: &Step) -> Option<Planned> {
         self.shared.clear();
         self.commuting.clear();
@@ -371,17 +382,32 @@ impl Model {
             }
         };
         let known = &mut self.known[me];
-        let most = self.shared.iter().chain(&self.commuting).chain(&self.exclusive).max().map_or(0, |m| m + 1);
+        let most = self
+            .shared
+            .iter()
+            .chain(&self.commuting)
+            .chain(&self.exclusive)
+            .max()
+            .map_or(0, |m| m + 1);
         if self.tracks.len() < most {
             self.tracks.resize(most, Track::default());
         }
         for &r in &self.exclusive {
             let track = &mut self.tracks[r];
             let Track { exclusive, shared, commuting } = track;
-            exclusive.iter().copied().chain(shared.drain(..)).chain(commuting.drain(..)).for_each(|w| need(w, known));
+            exclusive
+                .iter()
+                .copied()
+                .chain(shared.drain(..))
+                .chain(commuting.drain(..))
+                .for_each(|w| need(w, known));
             track.exclusive = Some((thread, index));
         }
-        let together = self.shared.iter().map(|r| (*r, true)).chain(self.commuting.iter().map(|r| (*r, false)));
+        let together = self
+            .shared
+            .iter()
+            .map(|r| (*r, true))
+            .chain(self.commuting.iter().map(|r| (*r, false)));
         for (r, reads) in together {
             let track = &mut self.tracks[r];
             if track.exclusive == Some((thread, index)) {
@@ -449,11 +475,13 @@ impl Model {
         }
     }
 
-    /// Drops a gate's bit everywhere. Who uses what was held comes after this step: else it would wait for the gate before its time, and
-    /// with it whoever comes before this step and may block.
-    fn lift(&mut self, gate: Slot) {
-        let bit = 1 << gate;
-        let (on_event, on_graph, on_buffer) = (self.on_event(0), self.on_graph(0), self.on_buffer(0));
+    /// Drops a host timeline's bit everywhere. Who uses what was held comes after this step: else
+    /// it would wait for the host timeline before its time, and with it whoever comes before this
+    /// step and may block.
+    fn lift(&mut self, host_timeline: Slot) {
+        let bit = 1 << host_timeline;
+        let (on_event, on_graph, on_buffer) =
+            (self.on_event(0), self.on_graph(0), self.on_buffer(0));
         let exclusive = &mut self.exclusive;
         let mut lift = |held: &mut Held, on: usize| {
             if *held & bit != 0 {
@@ -578,7 +606,7 @@ impl Model {
                 self.shared.push(Self::on_stream(s));
             }
             Step::SyncDevice => {
-                if self.gates.iter().flatten().any(|g| g.waited) {
+                if self.host_timelines.iter().flatten().any(|g| g.waited) {
                     return None;
                 }
                 self.shared.push(self.on_holds());
@@ -587,7 +615,7 @@ impl Model {
             Step::Scene(scene) => {
                 // It takes much memory. Where there is none, it waits for what streams use.
                 if scene == Scene::Common {
-                    if self.gates.iter().flatten().any(|g| g.waited) {
+                    if self.host_timelines.iter().flatten().any(|g| g.waited) {
                         return None;
                     }
                     self.shared.push(self.on_holds());
@@ -621,7 +649,7 @@ impl Model {
             }
             Step::Close => {
                 // Its streams may work for others, which are held.
-                if !self.far_open || self.gates.iter().flatten().any(|g| g.waited) {
+                if !self.far_open || self.host_timelines.iter().flatten().any(|g| g.waited) {
                     return None;
                 }
                 self.far_open = false;
@@ -652,8 +680,12 @@ impl Model {
             | Step::QueryEvent(_)
             | Step::SyncEvent(_)
             | Step::Elapsed(..) => self.events(step, planned)?,
-            Step::Gate(_) | Step::DropGate(_) | Step::Hold { .. } | Step::Raise(_) | Step::CallRaise { .. } => {
-                self.gate(step)?;
+            Step::HostTimeline(_)
+            | Step::DropHostTimeline(_)
+            | Step::Hold { .. }
+            | Step::Signal(_)
+            | Step::CallSignal { .. } => {
+                self.host_timeline(step)?;
             }
             Step::Graph { .. }
             | Step::DropGraph(_)
@@ -674,7 +706,8 @@ impl Model {
         (u64::from(span.at) + u64::from(span.len) <= len).then_some(b)
     }
 
-    /// Whether work may run on a stream of its device. `None` when not; else whether another device's memory is part of it.
+    /// Whether work may run on a stream of its device. `None` when not; else whether another
+    /// device's memory is part of it.
     fn crosses(&self, far: bool, work: &Work) -> Option<bool> {
         let mut others = work.from.iter().chain([&work.to]).map(|s| is_far(s.slot) != far);
         let copies = matches!(work.op, Op::Copy | Op::Copy2d { .. }) && self.far_open;
@@ -722,7 +755,8 @@ impl Model {
             self.shared.push(self.on_far());
         }
         // What is held comes in the program's order: else others would come to be held with it.
-        let commutes = need == 0 && matches!(works, [Work { op: Op::Launch { kernel: Kernel::Mask, .. }, .. }]);
+        let commutes = need == 0
+            && matches!(works, [Work { op: Op::Launch { kernel: Kernel::Mask, .. }, .. }]);
         let on_buffer = self.on_buffer(0);
         for (work, (from, to)) in works.iter().zip(uses) {
             for (span, b) in work.from.iter().zip(&from) {
@@ -732,14 +766,19 @@ impl Model {
                 planned.reads.push(*b);
             }
             self.shared.push(self.on_slot(work.to.slot));
-            if commutes { &mut self.commuting } else { &mut self.exclusive }.push(on_buffer + to as usize);
+            if commutes { &mut self.commuting } else { &mut self.exclusive }
+                .push(on_buffer + to as usize);
             let buf = &mut self.bufs[to as usize];
             let all = whole(work, buf.data.len() as u32);
             planned.writes.push((to, all));
             buf.held_write = need;
             buf.raw = false;
-            let inputs: Vec<Vec<u8>> =
-                work.from.iter().zip(&from).map(|(s, b)| part(&self.bufs[*b as usize].data, *s).to_vec()).collect();
+            let inputs: Vec<Vec<u8>> = work
+                .from
+                .iter()
+                .zip(&from)
+                .map(|(s, b)| part(&self.bufs[*b as usize].data, *s).to_vec())
+                .collect();
             compute(work, None, &inputs, &mut self.bufs[to as usize].data);
         }
         Some(())
@@ -800,46 +839,61 @@ impl Model {
         self.events.get(usize::from(event))?.as_ref().filter(|e| e.recorded).map(|e| e.held)
     }
 
-    /// Whether a gate may be waited for and raised on a stream. A simulated device runs host calls only while somebody waits for the device, and
-    /// who waits for a gate of another backend's does not.
+    /// Whether a host timeline may be waited for and signalled on a stream. A simulated device runs
+    /// host calls only while somebody waits for the device, and who waits for a host timeline of
+    /// another backend's does not.
     fn near(&self, stream: Slot) -> bool {
         self.shape.far != Far::Other || !is_far_stream(stream)
     }
 
-    fn gate(&mut self, step: &Step) -> Option<()> {
+    fn host_timeline(&mut self, step: &Step) -> Option<()> {
         match *step {
-            Step::Gate(slot) => {
-                let at = self.gates.get_mut(usize::from(slot)).filter(|at| at.is_none())?;
-                *at = Some(Gate::default());
-                self.exclusive.push(self.on_gate(slot));
+            Step::HostTimeline(slot) => {
+                let at =
+                    self.host_timelines.get_mut(usize::from(slot)).filter(|at| at.is_none())?;
+                *at = Some(HostTimeline::default());
+                self.exclusive.push(self.on_host_timeline(slot));
             }
-            Step::DropGate(slot) => {
-                let at = self.gates.get_mut(usize::from(slot))?;
+            Step::DropHostTimeline(slot) => {
+                let at = self.host_timelines.get_mut(usize::from(slot))?;
                 at.as_ref().filter(|g| !g.waited)?;
                 *at = None;
-                self.exclusive.push(self.on_gate(slot));
+                self.exclusive.push(self.on_host_timeline(slot));
             }
-            Step::Hold { stream, gate } => {
+            Step::Hold { stream, host_timeline } => {
                 let held = self.stream(stream).filter(|_| self.near(stream))?;
-                let g = self.gates.get_mut(usize::from(gate))?.as_mut().filter(|g| !g.called)?;
+                let g = self
+                    .host_timelines
+                    .get_mut(usize::from(host_timeline))?
+                    .as_mut()
+                    .filter(|g| !g.called)?;
                 g.waited = true;
-                self.exclusive.push(self.on_gate(gate));
-                self.hold(stream, held | 1 << gate);
+                self.exclusive.push(self.on_host_timeline(host_timeline));
+                self.hold(stream, held | 1 << host_timeline);
             }
-            Step::Raise(gate) => {
-                let g = self.gates.get_mut(usize::from(gate))?.as_mut().filter(|g| g.waited && !g.called)?;
+            Step::Signal(host_timeline) => {
+                let g = self
+                    .host_timelines
+                    .get_mut(usize::from(host_timeline))?
+                    .as_mut()
+                    .filter(|g| g.waited && !g.called)?;
                 g.waited = false;
-                self.exclusive.push(self.on_gate(gate));
-                self.lift(gate);
+                self.exclusive.push(self.on_host_timeline(host_timeline));
+                self.lift(host_timeline);
             }
-            Step::CallRaise { stream, gate } => {
-                // Only where nothing holds the call: the gate then is as good as raised, but for those who block.
+            Step::CallSignal { stream, host_timeline } => {
+                // Only where nothing holds the call: the host timeline then is as good as
+                // signalled, but for those who block.
                 let held = self.stream(stream).filter(|_| self.near(stream))?;
-                let g = self.gates.get_mut(usize::from(gate))?.as_mut().filter(|g| g.waited && held == 0)?;
+                let g = self
+                    .host_timelines
+                    .get_mut(usize::from(host_timeline))?
+                    .as_mut()
+                    .filter(|g| g.waited && held == 0)?;
                 (g.waited, g.called) = (false, true);
-                self.exclusive.push(self.on_gate(gate));
+                self.exclusive.push(self.on_host_timeline(host_timeline));
                 self.shared.push(Self::on_stream(stream));
-                self.lift(gate);
+                self.lift(host_timeline);
             }
             _ => return None,
         }

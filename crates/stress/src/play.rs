@@ -1,22 +1,27 @@
 //! Runs a plan on the runtime: a thread for each of the program's, and a watch that nothing hangs.
 //!
-//! Threads wait for each other as the plan says, and nowhere else. When calls may fail, a buffer that a failed call was to write is not
-//! *trusted*: what it holds is compared again once it was overwritten as a whole.
+//! Threads wait for each other as the plan says, and nowhere else. When calls may fail, a buffer
+//! that a failed call was to write is not *trusted*: what it holds is compared again once it was
+//! overwritten as a whole.
 
 use crate::generate::Plan;
 use crate::kernels::{Kernel, Params};
 use crate::model::{Far, Planned};
-use crate::prelude::{Call, Completions, Place, bytes, launch, open, refuses, resume, suspend, try_launch};
+use crate::prelude::{
+    Call, Completions, Place, bytes, launch, open, refuses, resume, suspend, try_launch,
+};
 use crate::scenes;
-use crate::step::{FAR_STREAM, Hand, Node, Op, PINNED, Read, Slot, Span, Step, TEMPS, Work, is_far, is_far_stream};
+use crate::step::{
+    FAR_STREAM, Hand, Node, Op, PINNED, Read, Slot, Span, Step, TEMPS, Work, is_far, is_far_stream,
+};
 use crate::target::{Bench, Target, Weather};
 use leasehold::backend::StreamDesc;
 use leasehold::backend::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use leasehold::backend::sync::{Arc, Condvar, Mutex};
 use leasehold::graph::NodeId;
 use leasehold::{
-    Buffer, ContextGuard, Current, DeviceId, Error, Event, EventFlags, Gate, Graph, GraphUpdate, KernelBase, Lease,
-    Operand, Result, Runtime, Stream, View, ops,
+    Buffer, ContextGuard, Current, DeviceId, Error, Event, EventFlags, Graph, GraphUpdate,
+    HostTimeline, KernelBase, Lease, Operand, Result, Runtime, Stream, View, ops,
 };
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -98,25 +103,25 @@ fn places<T>(n: usize) -> Vec<Place<T>> {
     (0..n).map(|_| Place::new()).collect()
 }
 
-/// A gate, and the value that was waited for last.
+/// A host timeline, and the value that was waited for last.
 struct Raisable {
-    gate: Gate,
+    host_timeline: HostTimeline,
     next: u64,
 }
 
-/// A raise that a host call makes. Where the call never runs, because its stream fails, the gate is raised all the
-/// same: the program would wait for it for ever.
-struct Raise {
-    gate: Gate,
+/// A signal that a host call makes. Where the call never runs, because its stream fails, the host
+/// timeline is signalled all the same: the program would wait for it for ever.
+struct Signal {
+    host_timeline: HostTimeline,
     next: u64,
     always: bool,
 }
 
-impl Drop for Raise {
+impl Drop for Signal {
     fn drop(&mut self) {
-        if self.always && self.next > self.gate.value() {
-            // Another thread may have raised it since.
-            let _ = self.gate.raise(self.next);
+        if self.always && self.next > self.host_timeline.value() {
+            // Another thread may have signalled it since.
+            let _ = self.host_timeline.signal(self.next);
         }
     }
 }
@@ -161,7 +166,9 @@ impl Watch {
             let threads = self.at.iter().enumerate().map(|(t, at)| {
                 let at = at.load(Ordering::Relaxed);
                 match self.plan.steps.get((at & !OVER) as usize) {
-                    Some(p) if at & OVER == 0 => format!("thread {t} is in step {at}: {:?}", p.step),
+                    Some(p) if at & OVER == 0 => {
+                        format!("thread {t} is in step {at}: {:?}", p.step)
+                    }
                     Some(_) => format!("thread {t} is through with step {}", at & !OVER),
                     None => format!("thread {t} is through"),
                 }
@@ -175,7 +182,8 @@ impl Watch {
 
     /// Steps that are over.
     fn steps(&self) -> u32 {
-        self.progress.iter().map(|p| p.done.load(Ordering::Relaxed)).sum::<u32>() + self.end.load(Ordering::Relaxed)
+        self.progress.iter().map(|p| p.done.load(Ordering::Relaxed)).sum::<u32>()
+            + self.end.load(Ordering::Relaxed)
     }
 }
 
@@ -192,7 +200,7 @@ struct World {
     streams: Vec<Place<Stream>>,
     buffers: Vec<Place<Lease<Buffer>>>,
     events: Vec<Place<Lease<Event>>>,
-    gates: Vec<Place<Raisable>>,
+    host_timelines: Vec<Place<Raisable>>,
     graphs: Vec<Place<Recorded>>,
     /// By the buffers' numbers.
     trusted: Vec<AtomicBool>,
@@ -213,8 +221,9 @@ fn get<T: Clone>(places: &[Place<T>], slot: Slot) -> Option<T> {
 }
 
 /// A slot is empty because a call failed before.
-const EMPTY: Trouble =
-    Trouble::Error(Error::TopologyChanged(leasehold::backend::Text::Borrowed("an earlier step failed")));
+const EMPTY: Trouble = Trouble::Error(Error::TopologyChanged(leasehold::backend::Text::Borrowed(
+    "an earlier step failed",
+)));
 
 impl World {
     fn new(bench: &Bench, watch: Arc<Watch>) -> Self {
@@ -223,7 +232,7 @@ impl World {
             streams: places(shape.stream_places().into()),
             buffers: places(usize::from(PINNED) * 2),
             events: places(shape.events.into()),
-            gates: places(shape.gates.into()),
+            host_timelines: places(shape.host_timelines.into()),
             graphs: places(shape.graphs.into()),
             trusted: (0..watch.plan.buffers).map(|_| AtomicBool::new(true)).collect(),
             calls: Arc::default(),
@@ -285,13 +294,12 @@ impl World {
     /// Runs the steps of a thread.
     fn thread(&self, me: usize) {
         let mut own = Own::default();
-        let steps = self.watch.plan.steps.iter().enumerate().filter(|(_, p)| usize::from(p.thread) == me);
+        let steps =
+            self.watch.plan.steps.iter().enumerate().filter(|(_, p)| usize::from(p.thread) == me);
         for (done, (index, planned)) in steps.enumerate() {
-            if !planned
-                .after
-                .iter()
-                .all(|&(t, count)| self.watch.progress[usize::from(t)].reach(count, &self.watch.stop))
-                || self.watch.stop.load(Ordering::SeqCst)
+            if !planned.after.iter().all(|&(t, count)| {
+                self.watch.progress[usize::from(t)].reach(count, &self.watch.stop)
+            }) || self.watch.stop.load(Ordering::SeqCst)
             {
                 return;
             }
@@ -309,7 +317,8 @@ impl World {
         let trust = |b: u32, yes: bool| self.trusted[b as usize].store(yes, Ordering::Relaxed);
         match result {
             Ok(()) => {
-                let sound = planned.reads.iter().all(|b| self.trusted[*b as usize].load(Ordering::Relaxed));
+                let sound =
+                    planned.reads.iter().all(|b| self.trusted[*b as usize].load(Ordering::Relaxed));
                 for &(b, whole) in planned.writes.iter().filter(|_| !self.strict) {
                     if !sound || whole {
                         trust(b, sound);
@@ -322,8 +331,12 @@ impl World {
                 planned.records.iter().for_each(|e| drop(self.events[usize::from(*e)].take()));
                 self.replace(&planned.step);
             }
-            Err(Trouble::Error(e)) => self.watch.find(format!("step {index}, {:?}: {e}", planned.step), false),
-            Err(Trouble::Wrong(what)) => self.watch.find(format!("step {index}, {:?}: {what}", planned.step), false),
+            Err(Trouble::Error(e)) => {
+                self.watch.find(format!("step {index}, {:?}: {e}", planned.step), false)
+            }
+            Err(Trouble::Wrong(what)) => {
+                self.watch.find(format!("step {index}, {:?}: {what}", planned.step), false)
+            }
         }
     }
 
@@ -360,7 +373,9 @@ impl World {
         let runtime = &self.runtime;
         match planned.step {
             Step::Stream(s, priority) => {
-                let made = self.runtime(is_far_stream(s))?.create_stream_with(&StreamDesc::priority(priority))?;
+                let made = self
+                    .runtime(is_far_stream(s))?
+                    .create_stream_with(&StreamDesc::priority(priority))?;
                 self.streams[usize::from(s)].put(made);
             }
             Step::DropStream(s) => drop(self.streams[usize::from(s)].take()),
@@ -386,7 +401,11 @@ impl World {
             Step::Session(stream, ref works) => self.session(&self.stream(stream)?, works)?,
             Step::Try(stream, ref work) => {
                 let (stream, to) = (self.stream(stream)?, self.buffer(work.to.slot)?);
-                let from = work.from.iter().map(|s| self.buffer(s.slot)).collect::<std::result::Result<Vec<_>, _>>()?;
+                let from = work
+                    .from
+                    .iter()
+                    .map(|s| self.buffer(s.slot))
+                    .collect::<std::result::Result<Vec<_>, _>>()?;
                 let operands = operands(work, &to, &from)?;
                 try_launch(&stream, self.call(work, &operands))?;
             }
@@ -423,32 +442,39 @@ impl World {
                     calls.fetch_add(1, Ordering::SeqCst);
                     Ok(())
                 };
-                let called =
-                    if once { stream.host_call_once("count", count) } else { stream.host_call("count", count) };
+                let called = if once {
+                    stream.host_call_once("count", count)
+                } else {
+                    stream.host_call("count", count)
+                };
                 called?;
             }
             Step::Complete(stream) => self.completions.ask(&self.stream(stream)?)?,
             Step::Open => {
-                let Some(device) = self.far_device else { return wrong("there is no other device") };
+                let Some(device) = self.far_device else {
+                    return wrong("there is no other device");
+                };
                 let far = open(runtime.context(), device)?;
                 self.streams[usize::from(FAR_STREAM)].put(far.stream().clone());
                 self.far.put(far);
             }
             Step::Close => {
-                let streams = [FAR_STREAM, FAR_STREAM + 1].map(|s| self.streams[usize::from(s)].take());
+                let streams =
+                    [FAR_STREAM, FAR_STREAM + 1].map(|s| self.streams[usize::from(s)].take());
                 let far = self.far.take().ok_or(EMPTY)?;
                 drop(streams);
                 far.close(Duration::from_secs(20))?;
             }
-            Step::Closed(slot) => refuses(&self.stream(0)?, &get(&self.buffers, slot).ok_or(EMPTY)?)?,
+            Step::Closed(slot) => {
+                refuses(&self.stream(0)?, &get(&self.buffers, slot).ok_or(EMPTY)?)?
+            }
             Step::Trim => drop(runtime.allocator().trim(0)?),
             Step::Wrong(kind, slot) => {
                 let buffer = self.buffer(slot)?;
                 scenes::refused(runtime, &self.stream(0)?, &buffer, kind).or_else(wrong)?;
             }
-            Step::Scene(scene) => {
-                scenes::play(runtime, &self.kernels, scene).or_else(|e| if self.strict { wrong(e) } else { Ok(()) })?
-            }
+            Step::Scene(scene) => scenes::play(runtime, &self.kernels, scene)
+                .or_else(|e| if self.strict { wrong(e) } else { Ok(()) })?,
             Step::Event { .. }
             | Step::DropEvent(_)
             | Step::Record { .. }
@@ -457,8 +483,12 @@ impl World {
             | Step::QueryEvent(_)
             | Step::SyncEvent(_)
             | Step::Elapsed(..) => self.events(&planned.step)?,
-            Step::Gate(_) | Step::DropGate(_) | Step::Hold { .. } | Step::Raise(_) | Step::CallRaise { .. } => {
-                self.gate(&planned.step)?;
+            Step::HostTimeline(_)
+            | Step::DropHostTimeline(_)
+            | Step::Hold { .. }
+            | Step::Signal(_)
+            | Step::CallSignal { .. } => {
+                self.host_timeline(&planned.step)?;
             }
             Step::Graph { slot, ref temps, ref nodes } => {
                 let recorded = self.record(temps, nodes)?;
@@ -489,7 +519,9 @@ impl World {
                 self.stream(s)?.download(got, part)?;
             }
         }
-        let (Some(expect), Some(&b)) = (&planned.expect, planned.reads.first()) else { return Ok(()) };
+        let (Some(expect), Some(&b)) = (&planned.expect, planned.reads.first()) else {
+            return Ok(());
+        };
         if self.strict || self.trusted[b as usize].load(Ordering::Relaxed) {
             compare(got, expect).or_else(wrong)?;
         }
@@ -500,13 +532,18 @@ impl World {
         let runtime = &self.runtime;
         match *step {
             Step::Event { slot, timing } => {
-                let made =
-                    runtime.create_event_with(if timing { EventFlags::TIMING } else { EventFlags::DISABLE_TIMING })?;
+                let made = runtime.create_event_with(if timing {
+                    EventFlags::TIMING
+                } else {
+                    EventFlags::DISABLE_TIMING
+                })?;
                 self.events[usize::from(slot)].put(made);
             }
             Step::DropEvent(slot) => drop(self.events[usize::from(slot)].take()),
             Step::Record { event, stream } => self.stream(stream)?.record(&self.event(event)?)?,
-            Step::WaitEvent { stream, event } => self.stream(stream)?.wait_event(&self.event(event)?)?,
+            Step::WaitEvent { stream, event } => {
+                self.stream(stream)?.wait_event(&self.event(event)?)?
+            }
             Step::WaitStream { stream, on } => {
                 let now = self.stream(on)?.now();
                 self.stream(stream)?.wait(now)?;
@@ -525,39 +562,41 @@ impl World {
         Ok(())
     }
 
-    fn gate(&self, step: &Step) -> Outcome {
+    fn host_timeline(&self, step: &Step) -> Outcome {
         match *step {
-            Step::Gate(slot) => {
-                let gate = self.runtime.create_gate()?;
-                let next = gate.value();
-                self.gates[usize::from(slot)].put(Raisable { gate, next });
+            Step::HostTimeline(slot) => {
+                let host_timeline = self.runtime.create_host_timeline()?;
+                let next = host_timeline.value();
+                self.host_timelines[usize::from(slot)].put(Raisable { host_timeline, next });
             }
-            Step::DropGate(slot) => drop(self.gates[usize::from(slot)].take()),
-            Step::Hold { stream, gate } => {
+            Step::DropHostTimeline(slot) => drop(self.host_timelines[usize::from(slot)].take()),
+            Step::Hold { stream, host_timeline } => {
                 let stream = self.stream(stream)?;
                 let point = {
-                    let mut place = self.gates[usize::from(gate)].lock();
+                    let mut place = self.host_timelines[usize::from(host_timeline)].lock();
                     let held = place.as_mut().ok_or(EMPTY)?;
                     held.next += 1;
-                    held.gate.at(held.next)
+                    held.host_timeline.at(held.next)
                 };
                 stream.wait(point)?;
             }
-            Step::Raise(gate) => {
-                let (gate, next) = {
-                    let place = self.gates[usize::from(gate)].lock();
-                    place.as_ref().map(|r| (r.gate.clone(), r.next)).ok_or(EMPTY)?
+            Step::Signal(host_timeline) => {
+                let (host_timeline, next) = {
+                    let place = self.host_timelines[usize::from(host_timeline)].lock();
+                    place.as_ref().map(|r| (r.host_timeline.clone(), r.next)).ok_or(EMPTY)?
                 };
                 // Nothing may have come to wait, where calls fail.
-                if next > gate.value() {
-                    gate.raise(next)?;
+                if next > host_timeline.value() {
+                    host_timeline.signal(next)?;
                 }
             }
-            Step::CallRaise { stream, gate } => {
-                // The gate is the call's from here: nobody else raises it, at the end neither, when the call may be still to come.
-                let Raisable { gate, next } = self.gates[usize::from(gate)].take().ok_or(EMPTY)?;
-                let raise = Raise { gate, next, always: !self.strict };
-                let call = move || raise.gate.raise(raise.next);
+            Step::CallSignal { stream, host_timeline } => {
+                // The host timeline is the call's from here: nobody else signals it, at the end
+                // neither, when the call may be still to come.
+                let Raisable { host_timeline, next } =
+                    self.host_timelines[usize::from(host_timeline)].take().ok_or(EMPTY)?;
+                let signal = Signal { host_timeline, next, always: !self.strict };
+                let call = move || signal.host_timeline.signal(signal.next);
                 self.stream(stream).and_then(|s| Ok(s.host_call_once("raise", call)?))?;
             }
             _ => {}
@@ -570,9 +609,14 @@ impl World {
         let mut names = Vec::with_capacity(nodes.len());
         runtime.start_graph_recording()?;
         let recorded = (|| -> Outcome {
-            let temps = temps.iter().map(|&len| runtime.alloc(len.into())).collect::<Result<Vec<_>>>()?;
+            let temps =
+                temps.iter().map(|&len| runtime.alloc(len.into())).collect::<Result<Vec<_>>>()?;
             let find = |slot: Slot| {
-                if slot >= TEMPS { Ok(temps[usize::from(slot - TEMPS)].clone()) } else { self.buffer(slot) }
+                if slot >= TEMPS {
+                    Ok(temps[usize::from(slot - TEMPS)].clone())
+                } else {
+                    self.buffer(slot)
+                }
             };
             for node in nodes {
                 let elements = if let Node::Work(work) = node { work.to.len / 4 } else { 0 };
@@ -603,7 +647,9 @@ impl World {
     fn graph_step(&self, step: &Step) -> Outcome {
         match *step {
             Step::DropGraph(slot) => drop(self.graphs[usize::from(slot)].take()),
-            Step::Launch { graph, stream } => drop(self.graph(graph)?.launch_on(&self.stream(stream)?)?),
+            Step::Launch { graph, stream } => {
+                self.graph(graph)?.launch_on(&self.stream(stream)?)?;
+            }
             Step::Params { graph, node, words } => {
                 let (name, n) = {
                     let place = self.graphs[usize::from(graph)].lock();
@@ -620,20 +666,26 @@ impl World {
                     place.as_ref().and_then(|r| r.nodes.get(node as usize).copied()).ok_or(EMPTY)?.0
                 };
                 let Some(name) = name else { return wrong("a recorded node without a name") };
-                let updated = self.graph(graph)?.update(&GraphUpdate::new().grid(name, [blocks, 1, 1]));
+                let updated =
+                    self.graph(graph)?.update(&GraphUpdate::new().grid(name, [blocks, 1, 1]));
                 self.give_up(graph, updated.map(drop).map_err(Trouble::from))?;
             }
             Step::Swap { graph, old, new } => {
                 let swap = || -> Outcome {
                     let (old, new) = (self.buffer(old)?, self.buffer(new)?);
-                    Ok(self.graph(graph)?.update(&GraphUpdate::new().buffer(&old, &new)).map(drop)?)
+                    Ok(self
+                        .graph(graph)?
+                        .update(&GraphUpdate::new().buffer(&old, &new))
+                        .map(drop)?)
                 };
                 self.give_up(graph, swap())?;
             }
             Step::Suspend { graph, stream } => {
                 suspend(&self.graph(graph)?, &self.stream(stream)?)?;
             }
-            Step::Resume(graph) => self.give_up(graph, resume(&self.graph(graph)?).map_err(Trouble::from))?,
+            Step::Resume(graph) => {
+                self.give_up(graph, resume(&self.graph(graph)?).map_err(Trouble::from))?
+            }
             _ => {}
         }
         Ok(())
@@ -654,7 +706,8 @@ impl World {
         work: &Work,
         find: &dyn Fn(Slot) -> std::result::Result<Lease<Buffer>, Trouble>,
     ) -> Outcome {
-        let leases = work.from.iter().map(|s| find(s.slot)).collect::<std::result::Result<Vec<_>, _>>()?;
+        let leases =
+            work.from.iter().map(|s| find(s.slot)).collect::<std::result::Result<Vec<_>, _>>()?;
         let lease = find(work.to.slot)?;
         let to = lease.part(work.to.range())?;
         let from = |i: usize| leases[i].part(work.from[i].range());
@@ -679,7 +732,9 @@ impl World {
             Op::Copy2d { width, rows, from_pitch, to_pitch } => stream.copy_2d(
                 to,
                 from(0)?,
-                ops::Rows::new(width.into(), rows.into()).src_pitch(from_pitch.into()).dst_pitch(to_pitch.into()),
+                ops::Rows::new(width.into(), rows.into())
+                    .src_pitch(from_pitch.into())
+                    .dst_pitch(to_pitch.into()),
             )?,
             Op::Pinned => stream.copy_pinned(to, from(0)?)?,
             Op::Launch { .. } => {
@@ -696,20 +751,29 @@ impl World {
             _ => (Kernel::Mask, [0; 2]),
         };
         let kernels = if is_far(work.to.slot) { &self.far_kernels } else { &self.kernels };
-        Call { kernel: &kernels[kernel as usize], operands, params: [work.to.len / 4, words[0], words[1]] }
+        Call {
+            kernel: &kernels[kernel as usize],
+            operands,
+            params: [work.to.len / 4, words[0], words[1]],
+        }
     }
 
     fn session(&self, stream: &Stream, works: &[Work]) -> Outcome {
         let mut leases = Vec::with_capacity(works.len());
         for work in works {
-            let from = work.from.iter().map(|s| self.buffer(s.slot)).collect::<std::result::Result<Vec<_>, _>>()?;
+            let from = work
+                .from
+                .iter()
+                .map(|s| self.buffer(s.slot))
+                .collect::<std::result::Result<Vec<_>, _>>()?;
             leases.push((self.buffer(work.to.slot)?, from));
         }
         let mut staged = Vec::with_capacity(works.len());
         for (work, (to, from)) in works.iter().zip(&leases) {
             staged.push((work, operands(work, to, from)?));
         }
-        let calls: Vec<_> = staged.iter().map(|(work, operands)| self.call(work, operands)).collect();
+        let calls: Vec<_> =
+            staged.iter().map(|(work, operands)| self.call(work, operands)).collect();
         Ok(launch(stream, &calls)?)
     }
 
@@ -717,12 +781,12 @@ impl World {
     fn finish(&self) -> std::result::Result<(), String> {
         let said = |e: Error| if self.strict { Err(e.to_string()) } else { Ok(()) };
         let step = || self.watch.end.fetch_add(1, Ordering::Relaxed);
-        for place in &self.gates {
+        for place in &self.host_timelines {
             step();
-            if let Some(Raisable { gate, next }) = place.take()
-                && next > gate.value()
+            if let Some(Raisable { host_timeline, next }) = place.take()
+                && next > host_timeline.value()
             {
-                gate.raise(next).or_else(said)?;
+                host_timeline.signal(next).or_else(said)?;
             }
         }
         for stream in self.streams.iter().filter_map(Place::get) {
@@ -737,7 +801,9 @@ impl World {
         }
         for (slot, b, expect) in &self.watch.plan.remains {
             step();
-            let (Some(buffer), Ok(runtime)) = (get(&self.buffers, *slot), self.runtime(is_far(*slot))) else {
+            let (Some(buffer), Ok(runtime)) =
+                (get(&self.buffers, *slot), self.runtime(is_far(*slot)))
+            else {
                 continue;
             };
             match runtime.download::<u8>(&buffer) {
@@ -766,14 +832,21 @@ impl World {
 }
 
 /// A launch's operands, with the roles that its kernel declares.
-fn operands<'a>(work: &Work, to: &'a Lease<Buffer>, from: &'a [Lease<Buffer>]) -> Result<Vec<Operand<'a>>> {
+fn operands<'a>(
+    work: &Work,
+    to: &'a Lease<Buffer>,
+    from: &'a [Lease<Buffer>],
+) -> Result<Vec<Operand<'a>>> {
     let mut operands = Vec::with_capacity(from.len() + 1);
     for (span, lease) in work.from.iter().zip(from) {
         operands.push(lease.part(span.range())?.read());
     }
     let part = to.part(work.to.range())?;
-    let role =
-        if matches!(work.op, Op::Launch { kernel: Kernel::Mask, .. }) { part.read_write() } else { part.write() };
+    let role = if matches!(work.op, Op::Launch { kernel: Kernel::Mask, .. }) {
+        part.read_write()
+    } else {
+        part.write()
+    };
     operands.push(role);
     Ok(operands)
 }
@@ -787,7 +860,12 @@ fn compare(got: &[u8], expect: &[u8]) -> std::result::Result<(), String> {
     }
     let differ = got.iter().zip(expect).filter(|(g, e)| g != e).count();
     let at = got.iter().zip(expect).position(|(g, e)| g != e).unwrap_or(0);
-    Err(format!("byte {at} is {:#04x} and not {:#04x}; {differ} of {} bytes differ", got[at], expect[at], got.len()))
+    Err(format!(
+        "byte {at} is {:#04x} and not {:#04x}; {differ} of {} bytes differ",
+        got[at],
+        expect[at],
+        got.len()
+    ))
 }
 
 /// Runs a plan on a target. `patience` is how long nothing may go on.
@@ -799,7 +877,9 @@ pub(crate) fn play(
     patience: Duration,
 ) -> std::result::Result<(), Finding> {
     let plain = |what: String| Finding { what, hang: false, threads: Vec::new() };
-    let bench = target.open(seed, faults).map_err(|e| plain(format!("the device cannot be opened: {e}")))?;
+    let bench = target
+        .open(seed, faults)
+        .map_err(|e| plain(format!("the device cannot be opened: {e}")))?;
     let watch = Watch::new(plan);
     let world = Arc::new(World::new(&bench, watch.clone()));
     let conductor = std::thread::spawn(move || conduct(world, bench));
@@ -862,7 +942,11 @@ mod tests {
 
     #[test]
     fn a_graph_is_given_up_where_its_new_buffer_is_missing() {
-        let fill = Work { op: Op::Fill { pattern: 7, width: 1 }, from: vec![], to: Span { slot: 0, at: 0, len: 64 } };
+        let fill = Work {
+            op: Op::Fill { pattern: 7, width: 1 },
+            from: vec![],
+            to: Span { slot: 0, at: 0, len: 64 },
+        };
         let plan = plan(vec![
             Step::New { slot: 0, len: 64, seed: 1 },
             Step::Graph { slot: 0, temps: vec![], nodes: vec![Node::Work(fill)] },
@@ -875,8 +959,15 @@ mod tests {
         world.strict = false;
         let mut own = Own::default();
         // The second buffer cannot be made, as it were.
-        let done: Vec<_> = [0, 1, 3, 4].iter().map(|&i: &usize| world.step(&plan.steps[i], &mut own).is_ok()).collect();
-        assert_eq!(done, [true, true, false, false], "the graph is launched as it was, and the model does not know");
+        let done: Vec<_> = [0, 1, 3, 4]
+            .iter()
+            .map(|&i: &usize| world.step(&plan.steps[i], &mut own).is_ok())
+            .collect();
+        assert_eq!(
+            done,
+            [true, true, false, false],
+            "the graph is launched as it was, and the model does not know"
+        );
         drop(world);
         bench.close().unwrap();
     }
@@ -884,17 +975,21 @@ mod tests {
     /// On the simulated device the call comes late, so that the program's end is there first.
     #[test]
     #[cfg(feature = "cuda")]
-    fn a_gate_that_a_call_is_to_raise_is_raised_by_nobody_else() {
+    fn a_host_timeline_that_a_call_is_to_raise_is_signalled_by_nobody_else() {
         let plan = plan(vec![
             Step::Stream(1, 0),
-            Step::Gate(1),
-            Step::Hold { stream: 0, gate: 1 },
-            Step::CallRaise { stream: 1, gate: 1 },
+            Step::HostTimeline(1),
+            Step::Hold { stream: 0, host_timeline: 1 },
+            Step::CallSignal { stream: 1, host_timeline: 1 },
         ]);
         let target = Target::new("sim:0".parse().unwrap(), true).unwrap();
         for seed in (0..200).step_by(4) {
             assert_eq!(target.weather(seed, true), Weather::Late);
-            assert_eq!(play(&target, seed, true, plan.clone(), Duration::from_secs(60)), Ok(()), "seed {seed}");
+            assert_eq!(
+                play(&target, seed, true, plan.clone(), Duration::from_secs(60)),
+                Ok(()),
+                "seed {seed}"
+            );
         }
     }
 }

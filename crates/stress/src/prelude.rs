@@ -10,8 +10,8 @@ pub use leasehold::backend::sync::{Arc, Mutex, MutexGuard};
 pub use leasehold::graph::NodeId;
 pub use leasehold::ops::{self, Pattern};
 pub use leasehold::{
-    Buffer, BufferView, Context, Current, DeviceId, Error, Event, EventFlags, Gate, Graph, GraphUpdate, KernelBase,
-    Layout, Lease, Operand, Result, Runtime, Stream, View,
+    Buffer, BufferView, Context, Current, DeviceId, Error, Event, EventFlags, Graph, GraphUpdate,
+    HostTimeline, KernelBase, Layout, Lease, Operand, Result, Runtime, Stream, View,
 };
 
 use crate::dice::Dice;
@@ -35,7 +35,9 @@ pub fn bytes(seed: u32, len: usize) -> Vec<u8> {
 /// A number that tells bytes from others (FNV-1a).
 #[must_use]
 pub fn digest(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &b| (hash ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &b| {
+        (hash ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 /// A place for something that several threads use, or nothing.
@@ -128,18 +130,23 @@ pub fn launch(stream: &Stream, calls: &[Call<'_>]) -> Result<()> {
     session.map_or(Ok(()), |s| s.finish().map(drop))
 }
 
-/// Launches a kernel on a stream whose turn nobody has, without waiting for it. While its session is open nobody else gets one.
+/// Launches a kernel on a stream whose turn nobody has, without waiting for it. While its session
+/// is open nobody else gets one.
 ///
 /// # Errors
 /// `Occupied` when somebody has the turn after all; `InvalidState` when two have it; the session's.
 pub fn try_launch(stream: &Stream, call: Call<'_>) -> Result<()> {
     let Call { kernel, operands, params } = call;
     let session = KernelSession::try_begin(kernel, stream)?;
-    let refused = |session: Result<KernelSession<'_>>| matches!(session, Err(Error::Occupied { .. }));
+    let refused =
+        |session: Result<KernelSession<'_>>| matches!(session, Err(Error::Occupied { .. }));
     let other = std::thread::scope(|scope| {
         scope.spawn(|| refused(KernelSession::try_begin(kernel, stream))).join().unwrap_or(false)
     });
-    if !(other && refused(KernelSession::try_begin(kernel, stream)) && refused(KernelSession::begin(kernel, stream))) {
+    if !(other
+        && refused(KernelSession::try_begin(kernel, stream))
+        && refused(KernelSession::begin(kernel, stream)))
+    {
         return Err(Error::invalid("a stream has two sessions at a time"));
     }
     let bound = session_ops::bind(session_sync_ops::wait(session, operands)?)?;
@@ -270,7 +277,7 @@ pub fn open(context: &Context, device: DeviceId) -> Result<Runtime> {
 /// The allocation's; `InvalidArgument` when it was.
 pub fn refuses(stream: &Stream, buffer: &Lease<Buffer>) -> Result<()> {
     let into = stream.alloc(buffer.len())?;
-    // Whoever waits for a point looks at all runtimes, and has them for a moment.
+    // Whoever waits for a timepoint looks at all runtimes, and has them for a moment.
     let end = Instant::now() + Duration::from_secs(5);
     while stream.copy(into.view(), buffer.view()).is_ok() {
         if Instant::now() > end {
@@ -287,7 +294,7 @@ pub fn refuses(stream: &Stream, buffer: &Lease<Buffer>) -> Result<()> {
 /// The arena's; `InvalidState` when the suspended graph was launched.
 pub fn suspend(graph: &Graph, stream: &Stream) -> Result<bool> {
     let raw = stream.raw();
-    match graph.arena().suspend(On { line: raw.line(), timeline: &**raw }, |_, _| Ok(())) {
+    match graph.arena().suspend(On { timeline: raw.timeline(), source: &**raw }, |_, _| Ok(())) {
         Ok(_) if matches!(graph.launch_on(stream), Err(Error::Suspended(_))) => Ok(true),
         Ok(_) => Err(Error::state("a suspended graph was launched")),
         Err(Error::Unsupported(_)) => Ok(false),

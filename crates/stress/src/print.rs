@@ -4,7 +4,9 @@ use crate::generate::Plan;
 use crate::kernels::Kernel;
 use crate::model::Planned;
 use crate::prelude::digest;
-use crate::step::{FAR_STREAM, Hand, Node, Op, PINNED, Read, Slot, Span, Step, TEMPS, Work, is_far, is_far_stream};
+use crate::step::{
+    FAR_STREAM, Hand, Node, Op, PINNED, Read, Slot, Span, Step, TEMPS, Work, is_far, is_far_stream,
+};
 use crate::target::Target;
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -17,7 +19,14 @@ pub(crate) fn print(target: &Target, seed: u64, faults: bool, plan: &Plan, why: 
     text
 }
 
-fn write(to: &mut String, target: &Target, seed: u64, faults: bool, plan: &Plan, why: &str) -> fmt::Result {
+fn write(
+    to: &mut String,
+    target: &Target,
+    seed: u64,
+    faults: bool,
+    plan: &Plan,
+    why: &str,
+) -> fmt::Result {
     let Target { device, simulated } = target;
     let mut threads: BTreeMap<u8, Vec<&Planned>> = BTreeMap::new();
     plan.steps.iter().for_each(|p| threads.entry(p.thread).or_default().push(p));
@@ -27,13 +36,16 @@ fn write(to: &mut String, target: &Target, seed: u64, faults: bool, plan: &Plan,
     writeln!(to, "#[test]\nfn seed_{seed}() -> Result<()> {{")?;
     writeln!(to, "    let target = Target::new(\"{device}\".parse()?, {simulated})?;")?;
     writeln!(to, "    let bench = target.open({seed}, {faults})?;")?;
-    writeln!(to, "    let (runtime, kernels) = (bench.runtime().clone(), bench.kernels().clone());")?;
+    writeln!(
+        to,
+        "    let (runtime, kernels) = (bench.runtime().clone(), bench.kernels().clone());"
+    )?;
     let shape = plan.shape;
     for (name, n, of) in [
         ("s", shape.stream_places(), "Stream"),
         ("b", PINNED + shape.pinned, "Lease<Buffer>"),
         ("e", shape.events, "Lease<Event>"),
-        ("g", shape.gates, "(Gate, u64)"),
+        ("g", shape.host_timelines, "(HostTimeline, u64)"),
         ("graphs", shape.graphs, "(Graph, Vec<(NodeId, u32)>)"),
     ] {
         let n = last(plan, name).map_or(0, |l| usize::from(l) + 1).min(usize::from(n));
@@ -108,8 +120,10 @@ fn last(plan: &Plan, kind: &str) -> Option<Slot> {
         let _ = step(&mut text, "", p);
         for place in ["s", "b", "e", "g", "graphs"] {
             for (at, _) in text.match_indices(&format!("{place}[")) {
-                let own = text[..at].chars().next_back().is_none_or(|c| !c.is_alphanumeric() && c != '_');
-                let number: String = text[at + place.len() + 1..].chars().take_while(char::is_ascii_digit).collect();
+                let own =
+                    text[..at].chars().next_back().is_none_or(|c| !c.is_alphanumeric() && c != '_');
+                let number: String =
+                    text[at + place.len() + 1..].chars().take_while(char::is_ascii_digit).collect();
                 if own && let Ok(slot) = number.parse() {
                     see(place, slot);
                 }
@@ -135,8 +149,8 @@ fn own(to: &mut String, pad: &str, steps: &[&Planned]) -> fmt::Result {
 
 fn finish(to: &mut String, plan: &Plan, calls: bool, completions: bool, far: bool) -> fmt::Result {
     if last(plan, "g").is_some() {
-        writeln!(to, "    for (gate, next) in g.iter().filter_map(Place::take) {{")?;
-        writeln!(to, "        let _ = gate.raise(next);\n    }}")?;
+        writeln!(to, "    for (host_timeline, next) in g.iter().filter_map(Place::take) {{")?;
+        writeln!(to, "        let _ = host_timeline.signal(next);\n    }}")?;
     }
     writeln!(to, "    runtime.synchronize()?;")?;
     if plan.remains.iter().any(|r| is_far(r.0)) {
@@ -145,7 +159,11 @@ fn finish(to: &mut String, plan: &Plan, calls: bool, completions: bool, far: boo
     }
     for (slot, _, bytes) in &plan.remains {
         let runtime = runtime(is_far(*slot));
-        writeln!(to, "    assert_eq!(digest(&{runtime}.download::<u8>(&b[{slot}].the())?), {:#x});", digest(bytes))?;
+        writeln!(
+            to,
+            "    assert_eq!(digest(&{runtime}.download::<u8>(&b[{slot}].the())?), {:#x});",
+            digest(bytes)
+        )?;
     }
     if calls {
         writeln!(to, "    assert_eq!(calls.load(Ordering::SeqCst), {});", plan.calls)?;
@@ -153,7 +171,8 @@ fn finish(to: &mut String, plan: &Plan, calls: bool, completions: bool, far: boo
     if completions {
         writeln!(to, "    assert_eq!(completions.check(true), Ok(()));")?;
     }
-    let places: Vec<&str> = ["s", "b", "e", "graphs"].into_iter().filter(|k| last(plan, k).is_some()).collect();
+    let places: Vec<&str> =
+        ["s", "b", "e", "graphs"].into_iter().filter(|k| last(plan, k).is_some()).collect();
     let far = if far { "far, far_kernels, " } else { "" };
     let places = places.iter().map(|p| format!("{p}, ")).collect::<String>();
     writeln!(to, "    drop(({places}{far}runtime, kernels));")?;
@@ -165,7 +184,11 @@ fn runtime(far: bool) -> &'static str {
 }
 
 fn part(span: &Span) -> String {
-    let place = if span.slot >= TEMPS { format!("t{}", span.slot - TEMPS) } else { format!("b[{}].the()", span.slot) };
+    let place = if span.slot >= TEMPS {
+        format!("t{}", span.slot - TEMPS)
+    } else {
+        format!("b[{}].the()", span.slot)
+    };
     format!("{place}.part({}..{})?", span.at, span.at + span.len)
 }
 
@@ -178,9 +201,14 @@ fn step(to: &mut String, pad: &str, planned: &Planned) -> fmt::Result {
             format!("s[{s}].put({runtime}.create_stream_with(&StreamDesc::priority({priority}))?);")
         }
         Step::DropStream(s) => format!("drop(s[{s}].take());"),
-        Step::Alloc { slot, len, stream } => format!("b[{slot}].put(s[{stream}].the().alloc({len})?);"),
+        Step::Alloc { slot, len, stream } => {
+            format!("b[{slot}].put(s[{stream}].the().alloc({len})?);")
+        }
         Step::New { slot, len, seed } => {
-            format!("b[{slot}].put({}.upload(&bytes({seed}, {len}))?.into_buffer());", runtime(is_far(*slot)))
+            format!(
+                "b[{slot}].put({}.upload(&bytes({seed}, {len}))?.into_buffer());",
+                runtime(is_far(*slot))
+            )
         }
         Step::Pin { slot, len } => format!("b[{slot}].put(runtime.alloc_pinned({len})?);"),
         Step::Drop(slot) => format!("drop(b[{slot}].take());"),
@@ -196,12 +224,17 @@ fn step(to: &mut String, pad: &str, planned: &Planned) -> fmt::Result {
             let hash = digest(planned.expect.as_deref().unwrap_or_default());
             let runtime = runtime(is_far(span.slot));
             match read {
-                Read::New => format!("assert_eq!(digest(&{runtime}.download::<u8>(&{})?), {hash:#x});", part(span)),
+                Read::New => format!(
+                    "assert_eq!(digest(&{runtime}.download::<u8>(&{})?), {hash:#x});",
+                    part(span)
+                ),
                 Read::Again => format!(
                     "{runtime}.stream().download_into(&mut again, {}.view())?;\n{pad}assert_eq!(digest(&again), {hash:#x});",
                     part(span)
                 ),
-                Read::On(s) => format!("assert_eq!(digest(&read(&{}, {})?), {hash:#x});", the(s), part(span)),
+                Read::On(s) => {
+                    format!("assert_eq!(digest(&read(&{}, {})?), {hash:#x});", the(s), part(span))
+                }
             }
         }
         Step::Sync(s) => format!("s[{s}].the().synchronize()?;"),
@@ -214,37 +247,47 @@ fn step(to: &mut String, pad: &str, planned: &Planned) -> fmt::Result {
         }
         Step::DropEvent(slot) => format!("drop(e[{slot}].take());"),
         Step::Record { event, stream } => format!("{}.record(&e[{event}].the())?;", the(stream)),
-        Step::WaitEvent { stream, event } => format!("{}.wait_event(&e[{event}].the())?;", the(stream)),
+        Step::WaitEvent { stream, event } => {
+            format!("{}.wait_event(&e[{event}].the())?;", the(stream))
+        }
         Step::WaitStream { stream, on } => format!("{}.wait(s[{on}].the().now())?;", the(stream)),
         Step::QueryEvent(event) => format!("e[{event}].the().query()?;"),
         Step::SyncEvent(event) => {
             format!("e[{event}].the().synchronize()?;\n{pad}assert!(e[{event}].the().query()?);")
         }
         Step::Elapsed(a, b) => format!("e[{b}].the().elapsed_since(&e[{a}].the())?;"),
-        Step::Gate(slot) => {
+        Step::HostTimeline(slot) => {
             format!(
-                "let gate = runtime.create_gate()?;\n{pad}let value = gate.value();\n{pad}g[{slot}].put((gate, value));"
+                "let host_timeline = runtime.create_host_timeline()?;\n{pad}let value = host_timeline.value();\n{pad}g[{slot}].put((host_timeline, value));"
             )
         }
-        Step::DropGate(slot) => format!("drop(g[{slot}].take());"),
-        Step::Hold { stream, gate } => format!(
-            "let (gate, value) = g[{gate}].the();\n{pad}{}.wait(gate.at(value + 1))?;\n{pad}g[{gate}].put((gate, value + 1));",
+        Step::DropHostTimeline(slot) => format!("drop(g[{slot}].take());"),
+        Step::Hold { stream, host_timeline } => format!(
+            "let (host_timeline, value) = g[{host_timeline}].the();\n{pad}{}.wait(host_timeline.at(value + 1))?;\n{pad}g[{host_timeline}].put((host_timeline, value + 1));",
             the(stream)
         ),
-        Step::Raise(gate) => format!("let (gate, value) = g[{gate}].the();\n{pad}gate.raise(value)?;"),
-        Step::CallRaise { stream, gate } => format!(
-            "let (gate, value) = g[{gate}].take().expect(\"a gate that is waited for\");\n{pad}\
-             {}.host_call_once(\"raise\", move || gate.raise(value))?;",
+        Step::Signal(host_timeline) => format!(
+            "let (host_timeline, value) = g[{host_timeline}].the();\n{pad}host_timeline.signal(value)?;"
+        ),
+        Step::CallSignal { stream, host_timeline } => format!(
+            "let (host_timeline, value) = g[{host_timeline}].take().expect(\"a host timeline that is waited for\");\n{pad}\
+             {}.host_call_once(\"signal\", move || host_timeline.signal(value))?;",
             the(stream)
         ),
         Step::Call { stream, once } => {
             let function = if *once { "host_call_once" } else { "host_call" };
-            format!("{}\n{pad}{}.{function}(\"count\", count)?;", COUNT.replace('\n', &format!("\n{pad}")), the(stream))
+            format!(
+                "{}\n{pad}{}.{function}(\"count\", count)?;",
+                COUNT.replace('\n', &format!("\n{pad}")),
+                the(stream)
+            )
         }
         Step::Complete(stream) => format!("completions.ask(&{})?;", the(stream)),
         Step::Graph { slot, temps, nodes } => return graph(to, pad, *slot, temps, nodes),
         Step::DropGraph(slot) => format!("drop(graphs[{slot}].take());"),
-        Step::Launch { graph, stream } => format!("graphs[{graph}].the().0.launch_on(&{})?;", the(stream)),
+        Step::Launch { graph, stream } => {
+            format!("graphs[{graph}].the().0.launch_on(&{})?;", the(stream))
+        }
         Step::Params { graph, node, words: [first, second] } => format!(
             "let (graph, nodes) = graphs[{graph}].the();\n{pad}let (node, n) = nodes[{node}];\n{pad}let _ = graph.update(&GraphUpdate::new().params(node, &[n, {first}, {second}]))?;"
         ),
@@ -256,7 +299,9 @@ fn step(to: &mut String, pad: &str, planned: &Planned) -> fmt::Result {
                 "let _ = graphs[{graph}].the().0.update(&GraphUpdate::new().buffer(&b[{old}].the(), &b[{new}].the()))?;"
             )
         }
-        Step::Suspend { graph, stream } => format!("suspend(&graphs[{graph}].the().0, &{})?;", the(stream)),
+        Step::Suspend { graph, stream } => {
+            format!("suspend(&graphs[{graph}].the().0, &{})?;", the(stream))
+        }
         Step::Resume(graph) => format!("resume(&graphs[{graph}].the().0)?;"),
         Step::Enter(s) => format!("entered.push({}.enter()?);", the(s)),
         Step::Leave => "drop(entered.pop());".into(),
@@ -269,15 +314,18 @@ fn step(to: &mut String, pad: &str, planned: &Planned) -> fmt::Result {
         Step::Closed(slot) => format!("refuses(&s[0].the(), &b[{slot}].the())?;"),
         Step::Trim => "runtime.allocator().trim(0)?;".into(),
         Step::Wrong(wrong, slot) => {
-            format!("assert_eq!(scenes::refused(&runtime, &s[0].the(), &b[{slot}].the(), Wrong::{wrong:?}), Ok(()));")
+            format!(
+                "assert_eq!(scenes::refused(&runtime, &s[0].the(), &b[{slot}].the(), Wrong::{wrong:?}), Ok(()));"
+            )
         }
-        Step::Scene(scene) => format!("assert_eq!(scenes::play(&runtime, &kernels, Scene::{scene:?}), Ok(()));"),
+        Step::Scene(scene) => {
+            format!("assert_eq!(scenes::play(&runtime, &kernels, Scene::{scene:?}), Ok(()));")
+        }
     };
     writeln!(to, "{pad}{line}")
 }
 
-const COUNT: &str =
-    "let count = { let calls = calls.clone(); move || { calls.fetch_add(1, Ordering::SeqCst); Ok(()) } };";
+const COUNT: &str = "let count = { let calls = calls.clone(); move || { calls.fetch_add(1, Ordering::SeqCst); Ok(()) } };";
 
 fn graph(to: &mut String, pad: &str, slot: Slot, temps: &[u32], nodes: &[Node]) -> fmt::Result {
     let (mutable, runtime) = (
@@ -288,8 +336,9 @@ fn graph(to: &mut String, pad: &str, slot: Slot, temps: &[u32], nodes: &[Node]) 
     writeln!(to, "{pad}let graph = runtime.record_graph(|{runtime}| {{")?;
     for (t, len) in temps.iter().enumerate() {
         let spans = nodes.iter().filter_map(|n| if let Node::Work(w) = n { Some(w) } else { None });
-        let used =
-            spans.flat_map(|w| w.from.iter().chain([&w.to])).any(|s| usize::from(s.slot) == usize::from(TEMPS) + t);
+        let used = spans
+            .flat_map(|w| w.from.iter().chain([&w.to]))
+            .any(|s| usize::from(s.slot) == usize::from(TEMPS) + t);
         writeln!(to, "{pad}    let {}t{t} = runtime.alloc({len})?;", if used { "" } else { "_" })?;
     }
     for node in nodes {
@@ -337,7 +386,8 @@ fn work(stream: &str, work: &Work) -> String {
 fn call(work: &Work) -> String {
     let Op::Launch { kernel, words: [first, second] } = work.op else { return String::new() };
     let mut operands: Vec<String> = work.from.iter().map(|s| part(s) + ".read()").collect();
-    operands.push(part(&work.to) + if kernel == Kernel::Mask { ".read_write()" } else { ".write()" });
+    operands
+        .push(part(&work.to) + if kernel == Kernel::Mask { ".read_write()" } else { ".write()" });
     format!(
         "Call {{ kernel: &{}kernels[Kernel::{kernel:?} as usize], operands: &[{}], params: [{}, {first}, {second}] }}",
         if is_far(work.to.slot) { "far_" } else { "" },

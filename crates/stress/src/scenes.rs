@@ -4,7 +4,8 @@ use crate::kernels::{BLOCK, Kernel, Params};
 use crate::prelude::{Call, launch};
 use leasehold::kernel::{session_ops, session_sync_ops};
 use leasehold::{
-    Buffer, Context, DeviceId, Error, KernelBase, KernelSession, Lease, Result, Runtime, Stream, View, ops,
+    Buffer, Context, DeviceId, Error, KernelBase, KernelSession, Lease, Result, Runtime, Stream,
+    View, ops,
 };
 use std::time::Duration;
 
@@ -37,10 +38,10 @@ impl Wrong {
 /// Something with objects of its own, from beginning to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scene {
-    /// A stream waits for a gate that fails.
-    FailedGate,
-    /// A stream waits for a gate that is dropped unraised, and is dropped itself.
-    DroppedGate,
+    /// A stream waits for a host timeline that fails.
+    FailedHostTimeline,
+    /// A stream waits for a host timeline that is dropped unraised, and is dropped itself.
+    DroppedHostTimeline,
     /// A host call fails, or panics, and poisons its stream.
     FailedCall {
         /// Whether it panics.
@@ -64,8 +65,8 @@ pub enum Scene {
 impl Scene {
     /// All of them.
     pub const ALL: [Scene; 10] = [
-        Scene::FailedGate,
-        Scene::DroppedGate,
+        Scene::FailedHostTimeline,
+        Scene::DroppedHostTimeline,
         Scene::FailedCall { panics: false },
         Scene::FailedCall { panics: true },
         Scene::Abandoned,
@@ -96,7 +97,7 @@ pub fn refused(
         Wrong::Stop => runtime.stop_graph_recording().map(drop),
         Wrong::Future => {
             let now = stream.now();
-            stream.wait(now.line().at(now.value() + (1 << 32)))
+            stream.wait(now.timeline().at(now.value() + (1 << 32)))
         }
     };
     match result {
@@ -113,17 +114,21 @@ fn said(e: Error) -> String {
 ///
 /// # Errors
 /// What went otherwise than it must, or the runtime's error.
-pub fn play(runtime: &Runtime, kernels: &[KernelBase], scene: Scene) -> std::result::Result<(), String> {
+pub fn play(
+    runtime: &Runtime,
+    kernels: &[KernelBase],
+    scene: Scene,
+) -> std::result::Result<(), String> {
     match scene {
-        Scene::FailedGate => {
-            let (stream, buffer) = held(runtime, |gate| {
-                gate.fail(Error::state("on purpose"));
+        Scene::FailedHostTimeline => {
+            let (stream, buffer) = held(runtime, |host_timeline| {
+                host_timeline.fail(Error::state("on purpose"));
             })
             .map_err(said)?;
             failed(&stream)?;
             used_again(runtime, &buffer)
         }
-        Scene::DroppedGate => {
+        Scene::DroppedHostTimeline => {
             let (stream, buffer) = held(runtime, drop).map_err(said)?;
             failed(&stream)?;
             drop(stream);
@@ -160,13 +165,16 @@ pub fn play(runtime: &Runtime, kernels: &[KernelBase], scene: Scene) -> std::res
     }
 }
 
-/// A stream with a fill behind a gate, once the gate was given away.
-fn held(runtime: &Runtime, end: impl FnOnce(leasehold::Gate)) -> Result<(Stream, Lease<Buffer>)> {
-    let (stream, gate) = (runtime.create_stream()?, runtime.create_gate()?);
+/// A stream with a fill behind a host timeline, once the host timeline was given away.
+fn held(
+    runtime: &Runtime,
+    end: impl FnOnce(leasehold::HostTimeline),
+) -> Result<(Stream, Lease<Buffer>)> {
+    let (stream, host_timeline) = (runtime.create_stream()?, runtime.create_host_timeline()?);
     let buffer = stream.alloc(64)?;
-    stream.wait(gate.next())?;
+    stream.wait(host_timeline.next())?;
     stream.fill(buffer.view(), 7u8)?;
-    end(gate);
+    end(host_timeline);
     Ok((stream, buffer))
 }
 
@@ -202,7 +210,11 @@ fn dropped_session(runtime: &Runtime, kernels: &[KernelBase]) -> Result<()> {
     drop(session_ops::dispatch_1d(session_ops::params(bound, &params)?, 1, BLOCK)?);
     let mut got = [0u8; 256];
     stream.download(&mut got, buffer.view())?;
-    if got == [3; 256] { Ok(()) } else { Err(Error::state("a session that was dropped was launched")) }
+    if got == [3; 256] {
+        Ok(())
+    } else {
+        Err(Error::state("a session that was dropped was launched"))
+    }
 }
 
 /// Words of the buffers that threads have in common.
@@ -210,12 +222,15 @@ const COMMON: u32 = 32 << 10;
 const COMMON_THREADS: u32 = 3;
 const COMMON_ROUNDS: u32 = 6;
 
-/// Each thread changes all of one buffer and overwrites all of another one, again and again, on every stream. No change may get lost, and what is
-/// read of the other buffer is what one of them wrote.
+/// Each thread changes all of one buffer and overwrites all of another one, again and again, on
+/// every stream. No change may get lost, and what is read of the other buffer is what one of them
+/// wrote.
 fn common(runtime: &Runtime, kernels: &[KernelBase]) -> std::result::Result<(), String> {
     // Not the default stream, which may be held.
-    let streams =
-        (0..COMMON_THREADS).map(|_| runtime.create_stream()).collect::<Result<Vec<Stream>>>().map_err(said)?;
+    let streams = (0..COMMON_THREADS)
+        .map(|_| runtime.create_stream())
+        .collect::<Result<Vec<Stream>>>()
+        .map_err(said)?;
     let layout = leasehold::Layout::new(u64::from(COMMON) * 4);
     let zeros = || -> Result<Lease<Buffer>> {
         let buffer = streams[0].alloc_layout(layout)?;
@@ -228,14 +243,22 @@ fn common(runtime: &Runtime, kernels: &[KernelBase]) -> std::result::Result<(), 
         streams[0].download(&mut got, buffer.view())?;
         Ok(got)
     };
-    let word = |thread: u32, round: u32| (1 + thread * COMMON_ROUNDS + round).wrapping_mul(0x9E37_79B9);
+    let word =
+        |thread: u32, round: u32| (1 + thread * COMMON_ROUNDS + round).wrapping_mul(0x9E37_79B9);
     let work = |thread: u32| -> Result<Vec<(Lease<Buffer>, u32)>> {
         (0..COMMON_ROUNDS)
             .map(|round| {
                 let stream = &streams[((thread + round) % COMMON_THREADS) as usize];
                 let operands = [changed.read_write()];
                 let params = [COMMON, word(thread, round), 0];
-                launch(stream, &[Call { kernel: &kernels[Kernel::Mask as usize], operands: &operands, params }])?;
+                launch(
+                    stream,
+                    &[Call {
+                        kernel: &kernels[Kernel::Mask as usize],
+                        operands: &operands,
+                        params,
+                    }],
+                )?;
                 stream.fill(written.view(), ops::Pattern::U32(word(thread, round)))?;
                 let seen = stream.alloc_layout(layout)?;
                 stream.copy(seen.view(), written.view())?;
@@ -245,11 +268,14 @@ fn common(runtime: &Runtime, kernels: &[KernelBase]) -> std::result::Result<(), 
     };
     let all = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..COMMON_THREADS).map(|t| scope.spawn(move || work(t))).collect();
-        let joined = threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(Error::state("a panic"))));
+        let joined =
+            threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(Error::state("a panic"))));
         joined.collect::<Result<Vec<_>>>()
     });
-    let every: Vec<u32> =
-        (0..COMMON_THREADS).flat_map(|t| (0..COMMON_ROUNDS).map(move |r| (t, r))).map(|(t, r)| word(t, r)).collect();
+    let every: Vec<u32> = (0..COMMON_THREADS)
+        .flat_map(|t| (0..COMMON_ROUNDS).map(move |r| (t, r)))
+        .map(|(t, r)| word(t, r))
+        .collect();
     for (seen, round) in all.map_err(said)?.into_iter().flatten() {
         let got = read(&seen).map_err(said)?;
         if got.iter().any(|w| *w != got[0]) || !every.contains(&got[0]) {
@@ -264,18 +290,19 @@ fn common(runtime: &Runtime, kernels: &[KernelBase]) -> std::result::Result<(), 
     }
 }
 
-/// A completion behind a gate, of a stream that is kept and of one that is dropped before the gate is raised; one of a stream that has failed; one
-/// in a recording.
+/// A completion behind a host timeline, of a stream that is kept and of one that is dropped before
+/// the host timeline is signalled; one of a stream that has failed; one in a recording.
 fn told(runtime: &Runtime, fails: bool) -> std::result::Result<(), String> {
     let (tell, hear) = std::sync::mpsc::channel();
     let ask = |stream: &Stream, name: &'static str| {
         let tell = tell.clone();
         stream.on_complete(move |result| tell.send((name, result)).unwrap_or_default());
     };
-    let gate = runtime.create_gate().map_err(said)?;
-    let (kept, dropped) = (runtime.create_stream().map_err(said)?, runtime.create_stream().map_err(said)?);
+    let host_timeline = runtime.create_host_timeline().map_err(said)?;
+    let (kept, dropped) =
+        (runtime.create_stream().map_err(said)?, runtime.create_stream().map_err(said)?);
     for (stream, name) in [(&kept, "kept"), (&dropped, "dropped")] {
-        stream.wait(gate.next()).map_err(said)?;
+        stream.wait(host_timeline.next()).map_err(said)?;
         ask(stream, name);
     }
     // On some devices nothing happens unless somebody waits for it.
@@ -287,22 +314,27 @@ fn told(runtime: &Runtime, fails: bool) -> std::result::Result<(), String> {
     runtime.abandon_graph_recording();
     let said_of = |expect: &mut Vec<(&'static str, bool)>| {
         while !expect.is_empty() {
-            let (name, result) =
-                hear.recv_timeout(Duration::from_secs(20)).map_err(|_| format!("{expect:?} never came"))?;
+            let (name, result) = hear
+                .recv_timeout(Duration::from_secs(20))
+                .map_err(|_| format!("{expect:?} never came"))?;
             let at = expect.iter().position(|e| *e == (name, result.is_ok()));
-            expect.swap_remove(at.ok_or_else(|| format!("the completion {name} is told {result:?}"))?);
+            expect.swap_remove(
+                at.ok_or_else(|| format!("the completion {name} is told {result:?}"))?,
+            );
         }
         Ok::<(), String>(())
     };
     said_of(&mut vec![("recording", false)])?;
     if fails {
-        gate.fail(Error::state("on purpose"));
+        host_timeline.fail(Error::state("on purpose"));
     } else {
-        gate.raise(gate.value() + 1).map_err(said)?;
+        host_timeline.signal(host_timeline.value() + 1).map_err(said)?;
     }
     for point in points {
         if runtime.wait_for(point).is_err() != fails {
-            return Err("a stream behind a gate ends otherwise than the gate".into());
+            return Err(
+                "a stream behind a host timeline ends otherwise than the host timeline".into()
+            );
         }
     }
     said_of(&mut vec![("kept", !fails), ("dropped", !fails)])?;
@@ -316,7 +348,9 @@ fn told(runtime: &Runtime, fails: bool) -> std::result::Result<(), String> {
     match hear.recv_timeout(Duration::from_secs(20)) {
         Ok((name, result)) => Err(format!("the completion {name} comes again: {result:?}")),
         Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => Ok(()),
-        Err(std::sync::mpsc::RecvTimeoutError::Timeout) => Err("a completion is kept after it has come".into()),
+        Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
+            Err("a completion is kept after it has come".into())
+        }
     }
 }
 

@@ -7,9 +7,15 @@ use crate::step::{Node, Step};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// The smallest program found within the time that `fails`; the program itself where nothing smaller does.
-pub(crate) fn shrink(program: &Program, within: Duration, mut fails: impl FnMut(&Program) -> bool) -> Program {
-    let mut search = Search { best: program.clone(), end: Instant::now() + within, fails: &mut fails };
+/// The smallest program found within the time that `fails`; the program itself where nothing
+/// smaller does.
+pub(crate) fn shrink(
+    program: &Program,
+    within: Duration,
+    mut fails: impl FnMut(&Program) -> bool,
+) -> Program {
+    let mut search =
+        Search { best: program.clone(), end: Instant::now() + within, fails: &mut fails };
     search.one_thread();
     loop {
         let before = search.best.size();
@@ -70,8 +76,12 @@ impl Search<'_> {
             let without = self.best.steps.iter().filter(|s| s.0 != t).cloned().collect();
             if !self.take(without) {
                 let other = if t == 0 { 1 } else { 0 };
-                let merged =
-                    self.best.steps.iter().map(|(u, s)| (if *u == t { other } else { *u }, s.clone())).collect();
+                let merged = self
+                    .best
+                    .steps
+                    .iter()
+                    .map(|(u, s)| (if *u == t { other } else { *u }, s.clone()))
+                    .collect();
                 self.take(merged);
             }
         }
@@ -103,7 +113,9 @@ impl Search<'_> {
             while !self.is_late() {
                 let Some((thread, step)) = self.best.steps.get(at).cloned() else { break };
                 let smaller = match step {
-                    Step::Graph { slot, temps, mut nodes } if part < nodes.len() && nodes.len() > 1 => {
+                    Step::Graph { slot, temps, mut nodes }
+                        if part < nodes.len() && nodes.len() > 1 =>
+                    {
                         nodes.remove(part);
                         Step::Graph { slot, temps, nodes }
                     }
@@ -111,7 +123,9 @@ impl Search<'_> {
                         works.remove(part);
                         Step::Session(stream, works)
                     }
-                    Step::Graph { slot, mut temps, nodes } if !temps.is_empty() && part == nodes.len() => {
+                    Step::Graph { slot, mut temps, nodes }
+                        if !temps.is_empty() && part == nodes.len() =>
+                    {
                         // Only the last: the others' numbers stay.
                         temps.pop();
                         let used = |n: &Node| matches!(n, Node::Work(w) if w.from.iter().chain([&w.to]).any(|s| usize::from(s.slot) == temps.len() + usize::from(crate::step::TEMPS)));

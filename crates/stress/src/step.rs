@@ -1,13 +1,14 @@
 //! Steps: what a program is made of.
 //!
-//! A step names its objects by slots, never by values that exist only while it runs. So any part of a program is a program: a step
-//! whose slots are empty is left out.
+//! A step names its objects by slots, never by values that exist only while it runs. So any part of
+//! a program is a program: a step whose slots are empty is left out.
 
 use crate::kernels::Kernel;
 use crate::scenes::{Scene, Wrong};
 
-/// A place that holds an object or nothing. Buffers from [`FAR`] on are another device's, from [`PINNED`] on they are pinned, from [`TEMPS`] on they
-/// are temporaries of a graph. Streams from [`FAR_STREAM`] on are the other device's.
+/// A place that holds an object or nothing. Buffers from [`FAR`] on are another device's, from
+/// [`PINNED`] on they are pinned, from [`TEMPS`] on they are temporaries of a graph. Streams from
+/// [`FAR_STREAM`] on are the other device's.
 pub type Slot = u8;
 
 /// The first slot of the other device's buffers.
@@ -228,25 +229,25 @@ pub enum Step {
     SyncEvent(Slot),
     /// The time between two events.
     Elapsed(Slot, Slot),
-    /// Creates a gate.
-    Gate(Slot),
+    /// Creates a host timeline.
+    HostTimeline(Slot),
     /// Drops it.
-    DropGate(Slot),
-    /// A stream waits for the gate's next value.
+    DropHostTimeline(Slot),
+    /// A stream waits for the host timeline's next value.
     Hold {
         /// The stream.
         stream: Slot,
-        /// The gate.
-        gate: Slot,
+        /// The host timeline.
+        host_timeline: Slot,
     },
-    /// Raises a gate to all that was waited for.
-    Raise(Slot),
+    /// Raises a host timeline to all that was waited for.
+    Signal(Slot),
     /// Raises it in a host call of a stream.
-    CallRaise {
+    CallSignal {
         /// The stream.
         stream: Slot,
-        /// The gate.
-        gate: Slot,
+        /// The host timeline.
+        host_timeline: Slot,
     },
     /// A host call that counts.
     Call {

@@ -19,8 +19,8 @@ use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
 use leasehold_cuda::{CudaBackend, CudaConfig};
 #[cfg(feature = "cuda")]
 use leasehold_sim::{
-    FaultAction, FaultPlan, FaultRule, KernelBody, KernelRegistry, KernelSpec, MachineConfig, Monitor, ReportKind,
-    SimBackend, When,
+    FaultAction, FaultPlan, FaultRule, KernelBody, KernelRegistry, KernelSpec, MachineConfig,
+    Monitor, ReportKind, SimBackend, When,
 };
 
 /// A device, and whether the driver under it is simulated.
@@ -74,7 +74,9 @@ impl Target {
             (BackendKind::Cuda, _) => Ok(Self { device, simulated }),
             #[cfg(feature = "cuda")]
             (BackendKind::Sim, _) => Ok(Self { device, simulated: true }),
-            (other, _) => Err(Error::Unsupported(format!("this build cannot stress {other} devices").into())),
+            (other, _) => {
+                Err(Error::Unsupported(format!("this build cannot stress {other} devices").into()))
+            }
         }
     }
 
@@ -82,16 +84,22 @@ impl Target {
     pub(crate) fn far(&self, seed: u64) -> Option<DeviceId> {
         let cpu = Some(DeviceId::cpu(0));
         match self.device.backend {
-            BackendKind::Cpu if cfg!(feature = "cuda") => Some(DeviceId { backend: BackendKind::Sim, ordinal: 0 }),
+            BackendKind::Cpu if cfg!(feature = "cuda") => {
+                Some(DeviceId { backend: BackendKind::Sim, ordinal: 0 })
+            }
             BackendKind::Cpu => None,
             _ if !self.simulated || seed % 2 == 1 => cpu,
-            backend => Some(DeviceId { backend, ordinal: if self.device.ordinal == 0 { 1 } else { 0 } }),
+            backend => {
+                Some(DeviceId { backend, ordinal: if self.device.ordinal == 0 { 1 } else { 0 } })
+            }
         }
     }
 
     fn source(device: DeviceId, kernel: Kernel) -> KernelSource<'static> {
         match device.backend {
-            BackendKind::Cuda => KernelSource::Ptx(include_str!("kernels/cuda/ptx/stress_kernels.ptx").into()),
+            BackendKind::Cuda => {
+                KernelSource::Ptx(include_str!("kernels/cuda/ptx/stress_kernels.ptx").into())
+            }
             BackendKind::Cpu => KernelSource::Cpu(kernel.function()),
             _ => KernelSource::Registered(kernel.name().into()),
         }
@@ -187,8 +195,9 @@ impl Target {
 #[cfg(feature = "cuda")]
 fn cuda_config() -> CudaConfig {
     #[cfg(feature = "planted-defects")]
-    if let Some(defect) =
-        leasehold_cuda::defects::Defect::ALL.into_iter().find(|d| defects::named() == Some(&format!("{d:?}")))
+    if let Some(defect) = leasehold_cuda::defects::Defect::ALL
+        .into_iter()
+        .find(|d| defects::named() == Some(&format!("{d:?}")))
     {
         return CudaConfig::default().defect(defect);
     }
@@ -216,7 +225,13 @@ fn machine_config(seed: u64) -> MachineConfig {
 fn plan(seed: u64, weather: Weather, cuda: bool) -> FaultPlan {
     const CUDA: [&[&str]; 3] = [
         &["cuMemCreate", "cuMemHostAlloc", "cuMemMap", "cuMemAddressReserve"],
-        &["cuLaunchKernel", "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemcpyDtoDAsync", "cuGraphLaunch"],
+        &[
+            "cuLaunchKernel",
+            "cuMemcpyHtoDAsync",
+            "cuMemcpyDtoHAsync",
+            "cuMemcpyDtoDAsync",
+            "cuGraphLaunch",
+        ],
         &["cuStreamCreateWithPriority", "cuEventCreate", "cuGraphInstantiate", "cuGraphCreate"],
     ];
     const SIM: [&[&str]; 3] = [
@@ -226,7 +241,10 @@ fn plan(seed: u64, weather: Weather, cuda: bool) -> FaultPlan {
     ];
     let mut dice = Dice::new(seed ^ 0xFA17);
     let rules = |calls: &[&str], p: f64, action: &FaultAction| {
-        calls.iter().map(|c| FaultRule::on(c, When::Probability(p), action.clone())).collect::<Vec<_>>()
+        calls
+            .iter()
+            .map(|c| FaultRule::on(c, When::Probability(p), action.clone()))
+            .collect::<Vec<_>>()
     };
     let [memory, submissions, creations] = if cuda { CUDA } else { SIM };
     let rules = match weather {
@@ -241,7 +259,10 @@ fn plan(seed: u64, weather: Weather, cuda: bool) -> FaultPlan {
             0 | 1 => rules(memory, 0.3, &FaultAction::OutOfMemory),
             2..5 => rules(submissions, 0.002, &FaultAction::Fail(999)),
             5 | 6 => rules(creations, 0.05, &FaultAction::Fail(218)),
-            _ => vec![FaultRule::any(When::At(u64::from(500 + dice.below(20_000))), FaultAction::DeviceLost)],
+            _ => vec![FaultRule::any(
+                When::At(u64::from(500 + dice.below(20_000))),
+                FaultAction::DeviceLost,
+            )],
         },
     };
     rules.into_iter().fold(FaultPlan::none(), FaultPlan::with)
@@ -273,7 +294,8 @@ impl Bench {
         self.far.as_ref().map(|far| far.0)
     }
 
-    /// The other device's kernels, in the order of [`Kernel::ALL`]; the device's own where there is no other.
+    /// The other device's kernels, in the order of [`Kernel::ALL`]; the device's own where there is
+    /// no other.
     #[must_use]
     pub fn far_kernels(&self) -> &[KernelBase; Kernel::ALL.len()] {
         self.far.as_ref().map_or(&self.kernels, |far| &far.1)
@@ -295,7 +317,10 @@ impl Bench {
         let lost = self.is_lost();
         let mut findings = Vec::new();
         let far = self.far().transpose().unwrap_or_else(|e| {
-            findings.extend((self.weather != Weather::Foul).then(|| format!("a runtime cannot be opened again: {e}")));
+            findings.extend(
+                (self.weather != Weather::Foul)
+                    .then(|| format!("a runtime cannot be opened again: {e}")),
+            );
             None
         });
         for runtime in [Some(self.runtime), far].into_iter().flatten() {
@@ -334,7 +359,9 @@ impl Bench {
             if let Some(machine) = &self.machine {
                 let mut reports = machine.take_reports();
                 // Where a write failed, nobody wrote.
-                reports.retain(|r| self.weather != Weather::Foul || r.kind != ReportKind::NeverWritten);
+                reports.retain(|r| {
+                    self.weather != Weather::Foul || r.kind != ReportKind::NeverWritten
+                });
                 findings.extend(reports.iter().take(4).map(|r| format!("the race detector: {r}")));
             }
             if let Some(driver) = &self.driver {

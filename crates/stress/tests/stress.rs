@@ -1,4 +1,5 @@
-//! Programs of a few seeds on every kind of device, the same program for the same seed, and a printed test that compiles and passes.
+//! Programs of a few seeds on every kind of device, the same program for the same seed, and a
+//! printed test that compiles and passes.
 
 #[rustfmt::skip]
 mod printed;
@@ -63,7 +64,8 @@ fn a_seed_gives_the_same_program() {
     assert!(first.lines().count() > 3_000);
 }
 
-/// The text is checked in, and runs as a test beside this one. Whoever changes programs or their text takes the new one.
+/// The text is checked in, and runs as a test beside this one. Whoever changes programs or their
+/// text takes the new one.
 #[test]
 fn a_printed_program_is_the_one_that_is_checked_in() {
     let mut options = options("sim:0", true);
@@ -73,5 +75,9 @@ fn a_printed_program_is_the_one_that_is_checked_in() {
     if std::env::var_os("LEASEHOLD_BLESS").is_some() {
         std::fs::write(path, &text).unwrap();
     }
-    assert_eq!(std::fs::read_to_string(path).unwrap(), text, "LEASEHOLD_BLESS=1 writes the new text");
+    assert_eq!(
+        std::fs::read_to_string(path).unwrap(),
+        text,
+        "LEASEHOLD_BLESS=1 writes the new text"
+    );
 }

@@ -1,12 +1,14 @@
 //! The candle peer of Leasehold's decode benchmark.
 //!
-//! Loads a Hugging Face directory of Llama architecture with candle, decodes greedily from prompt ids with a KV cache, on
-//! the CPU, in f32 (candle 0.11 rejects bf16 matrix products there), and prints one JSON object. Threads are rayon's:
-//! `RAYON_NUM_THREADS`. It must not know Leasehold: nothing of it is linked, so that neither disturbs the other's figures.
+//! Loads a Hugging Face directory of Llama architecture with candle, decodes greedily from prompt
+//! ids with a KV cache, on the CPU, in f32 (candle 0.11 rejects bf16 matrix products there), and
+//! prints one JSON object. Threads are rayon's: `RAYON_NUM_THREADS`. It must not know Leasehold:
+//! nothing of it is linked, so that neither disturbs the other's figures.
 //!
-//! The clock: `prefill_ms` is the forward pass over the prompt up to the first new id; each further id is one decode step,
-//! timed from the call to the id on the host; `decode_tokens_per_s` is their number over their sum. A short generation
-//! with a cache of its own runs before, so that first-touch costs are in neither side's figures.
+//! The clock: `prefill_ms` is the forward pass over the prompt up to the first new id; each further
+//! id is one decode step, timed from the call to the id on the host; `decode_tokens_per_s` is their
+//! number over their sum. A short generation with a cache of its own runs before, so that
+//! first-touch costs are in neither side's figures.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -135,8 +137,8 @@ fn safetensors(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(names.into_iter().map(|name| dir.join(name)).collect())
 }
 
-/// Reads `config.json` by hand: candle's own reader knows neither `rope_parameters` nor a `head_dim`, and would silently
-/// fall back to other values.
+/// Reads `config.json` by hand: candle's own reader knows neither `rope_parameters` nor a
+/// `head_dim`, and would silently fall back to other values.
 fn config(dir: &Path) -> Result<Config> {
     let file = std::fs::read(dir.join("config.json"))?;
     let json: Map<String, Value> = serde_json::from_slice(&file)?;

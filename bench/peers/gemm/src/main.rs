@@ -1,4 +1,5 @@
-//! Times the matrix product on one thread: few rows beside the machine's memory, many rows beside the `gemm` crate.
+//! Times the matrix product on one thread: few rows beside the machine's memory, many rows beside
+//! the `gemm` crate.
 //!
 //! ```text
 //! cargo run --release --manifest-path bench/peers/gemm/Cargo.toml -- [--isa NAME]

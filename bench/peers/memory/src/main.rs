@@ -1,10 +1,12 @@
 //! The roof under a decode benchmark: how many bytes a second this machine's memory gives.
 //!
-//! Decoding one token reads every weight once, so its tokens per second times the weights' bytes can be held against these
-//! two loops, which run over blocks far larger than any cache on the given number of threads:
+//! Decoding one token reads every weight once, so its tokens per second times the weights' bytes
+//! can be held against these two loops, which run over blocks far larger than any cache on the
+//! given number of threads:
 //!
 //! - `read_gb_per_s`: a sum over 64-bit words, bytes read;
-//! - `copy_gb_per_s`: a copy, bytes read plus bytes written (the write's own fetch of the line, if any, is not counted).
+//! - `copy_gb_per_s`: a copy, bytes read plus bytes written (the write's own fetch of the line, if
+//!   any, is not counted).
 //!
 //! Each is the median of nine passes, in GB (10^9 bytes) per second. Prints one JSON object.
 

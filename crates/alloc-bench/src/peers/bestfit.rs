@@ -7,7 +7,7 @@ use crate::virtual_stream::VirtualStream;
 use crate::workload::Subject;
 use leasehold_alloc::{Backing, Chunk};
 use leasehold_core::sync::Mutex;
-use leasehold_core::{Result, Timeline};
+use leasehold_core::{Result, TimelineSource};
 use std::collections::{BTreeMap, BTreeSet};
 
 const UNIT: u64 = 512;
@@ -44,9 +44,16 @@ impl BestFit {
     /// `Unsupported` for a backing that cannot reserve addresses; what reserving says.
     pub fn new(backing: Box<dyn Backing>, budget: u64) -> Result<Self> {
         if !backing.caps().reserve {
-            return Err(leasehold_core::Error::Unsupported("best fit needs a backing that reserves addresses".into()));
+            return Err(leasehold_core::Error::Unsupported(
+                "best fit needs a backing that reserves addresses".into(),
+            ));
         }
-        let span = backing.caps().physical.saturating_mul(2).min(1 << 40).next_multiple_of(backing.caps().granule);
+        let span = backing
+            .caps()
+            .physical
+            .saturating_mul(2)
+            .min(1 << 40)
+            .next_multiple_of(backing.caps().granule);
         let base = backing.reserve(span)?;
         let state = Mutex::new(State { end: base, ..State::default() });
         Ok(Self { source: Source::new(backing, budget), base, span, state })
@@ -97,7 +104,8 @@ impl Subject for BestFit {
         let mut found = s.by_size.range((bytes, 0)..).next().copied();
         if found.is_none() {
             // The range grows by what the last free block lacks.
-            let tail = s.by_addr.last_key_value().filter(|(a, n)| *a + *n == s.end).map_or(0, |(_, &n)| n);
+            let tail =
+                s.by_addr.last_key_value().filter(|(a, n)| *a + *n == s.end).map_or(0, |(_, &n)| n);
             let more = (bytes - tail).next_multiple_of(self.source.backing.caps().granule);
             let end = s.end;
             if end + more > self.base + self.span || !self.source.take(more) {
@@ -123,7 +131,7 @@ impl Subject for BestFit {
     }
 
     fn free(&self, on: &VirtualStream, block: Block) {
-        debug_assert!(on.line().submitted() >= on.line().completed());
+        debug_assert!(on.timeline().submitted() >= on.timeline().completed());
         self.state.lock().insert(block.addr, block.bytes);
     }
 }

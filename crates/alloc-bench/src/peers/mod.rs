@@ -19,7 +19,7 @@ pub use torch_like::TorchLike;
 
 use leasehold_alloc::{Backing, Chunk};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
-use leasehold_core::{Point, Result};
+use leasehold_core::{Result, Timepoint};
 
 /// The memory and the driver calls that a peer took.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -75,7 +75,8 @@ impl Source {
     }
 
     /// # Safety
-    /// - `chunk` came from [`segment`](Self::segment), is given back once, and nobody uses it any more.
+    /// - `chunk` came from [`segment`](Self::segment), is given back once, and nobody uses it any
+    ///   more.
     unsafe fn give_back(&self, chunk: Chunk) -> Result<()> {
         // SAFETY: a segment is a commitment; the caller gives it back once and unused.
         unsafe { self.backing.decommit(chunk) }?;
@@ -83,7 +84,7 @@ impl Source {
         Ok(())
     }
 
-    fn wait(&self, point: Point) {
+    fn wait(&self, point: Timepoint) {
         if !over(point) {
             self.host_waits.fetch_add(1, Ordering::Relaxed);
             crate::virtual_stream::pass(point);
@@ -101,8 +102,8 @@ impl Source {
 }
 
 /// The answer to an event query.
-fn over(point: Point) -> bool {
-    point.line().completed() >= point.value()
+fn over(point: Timepoint) -> bool {
+    point.timeline().completed() >= point.value()
 }
 
 #[cfg(test)]
@@ -122,7 +123,9 @@ mod tests {
     fn runs<S: Subject>(name: &str, subject: &S) {
         for (what, workload) in Workload::all() {
             let workload = match workload {
-                Workload::Random { live, least, most } => Workload::Random { live: live.min(200), least, most },
+                Workload::Random { live, least, most } => {
+                    Workload::Random { live: live.min(200), least, most }
+                }
                 other => other,
             };
             for threads in [1, 2] {
@@ -146,8 +149,8 @@ mod tests {
         s: &S,
         range: impl Fn(&S::Block) -> (u64, u64),
     ) {
-        let on = s.stream().expect("a line");
-        let other = s.stream().expect("a line");
+        let on = s.stream().expect("a timeline");
+        let other = s.stream().expect("a timeline");
         let mut dice = crate::workload::Dice::new(5);
         let mut live: Vec<S::Block> = Vec::new();
         let mut map = std::collections::BTreeMap::new();
@@ -189,7 +192,7 @@ mod tests {
     fn the_torch_like_peer_keeps_the_rules_that_it_emulates() {
         let (fake, backing) = fake();
         let t = TorchLike::new(backing, 80 * MIB);
-        let on = t.stream().expect("a line");
+        let on = t.stream().expect("a timeline");
         // 2 MiB for small requests, 20 MiB below 10 MiB, else multiples of 2 MiB.
         let small = t.alloc(&on, 100).expect("memory");
         assert_eq!((small.bytes, fake.used()), (512, 2 * MIB));
@@ -200,7 +203,7 @@ mod tests {
         assert_eq!((large.bytes, fake.used()), (20 * MIB, 42 * MIB));
         // Another stream cannot take what lies free on this one.
         t.free(&on, large);
-        let other = t.stream().expect("a line");
+        let other = t.stream().expect("a timeline");
         let theirs = t.alloc(&other, 20 * MIB).expect("memory");
         assert_eq!(fake.used(), 62 * MIB);
         // A block that another stream used comes back when that stream is done.
@@ -227,7 +230,7 @@ mod tests {
     fn the_rmm_like_peer_coalesces_and_takes_from_other_streams() {
         let (fake, backing) = fake();
         let r = RmmLike::new(backing, 64 * MIB);
-        let (on, other) = (r.stream().expect("a line"), r.stream().expect("a line"));
+        let (on, other) = (r.stream().expect("a timeline"), r.stream().expect("a timeline"));
         let blocks: Vec<_> = (0..8).map(|_| r.alloc(&on, 4 * MIB).expect("memory")).collect();
         let used = fake.used();
         blocks.into_iter().for_each(|b| r.free(&on, b));

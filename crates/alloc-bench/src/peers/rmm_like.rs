@@ -11,7 +11,7 @@ use crate::virtual_stream::VirtualStream;
 use crate::workload::Subject;
 use leasehold_alloc::{Backing, Chunk};
 use leasehold_core::sync::Mutex;
-use leasehold_core::{Point, Result, Timeline};
+use leasehold_core::{Result, TimelineSource, Timepoint};
 use std::collections::BTreeMap;
 
 const ROUND: u64 = 256;
@@ -47,7 +47,7 @@ struct Node {
 /// A list ordered by address.
 struct List {
     first: u32,
-    last_free: Point,
+    last_free: Timepoint,
 }
 
 #[derive(Default)]
@@ -93,7 +93,8 @@ impl State {
         }
         let n = self.nodes[best as usize];
         if n.bytes > bytes {
-            self.nodes[best as usize] = Node { addr: n.addr + bytes, bytes: n.bytes - bytes, head: false, ..n };
+            self.nodes[best as usize] =
+                Node { addr: n.addr + bytes, bytes: n.bytes - bytes, head: false, ..n };
         } else {
             if before == NIL {
                 list.first = n.next;
@@ -106,7 +107,7 @@ impl State {
     }
 
     /// Inserts a block, merged with its neighbours: a walk to its place.
-    fn put(&mut self, stream: u16, at_point: Point, Block { addr, bytes, head }: Block) {
+    fn put(&mut self, stream: u16, at_point: Timepoint, Block { addr, bytes, head }: Block) {
         let list = self.lists.entry(stream).or_insert(List { first: NIL, last_free: at_point });
         list.last_free = at_point;
         let (mut at, mut prev) = (list.first, NIL);
@@ -124,7 +125,8 @@ impl State {
         if prev != NIL {
             let p = self.nodes[prev as usize];
             if p.addr + p.bytes == addr && !head {
-                self.nodes[prev as usize] = Node { bytes: p.bytes + node.bytes, next: node.next, ..p };
+                self.nodes[prev as usize] =
+                    Node { bytes: p.bytes + node.bytes, next: node.next, ..p };
                 return;
             }
         }
@@ -163,7 +165,7 @@ impl Subject for RmmLike {
 
     fn alloc(&self, on: &VirtualStream, size: u64) -> Option<Block> {
         let bytes = size.max(1).checked_next_multiple_of(ROUND)?;
-        let stream = on.line().id().get();
+        let stream = on.timeline().id().get();
         let mut s = self.state.lock();
         if let Some(block) = s.take(stream, bytes) {
             return Some(block);
@@ -177,7 +179,7 @@ impl Subject for RmmLike {
             while at != NIL {
                 let Node { addr, bytes, head, next } = s.nodes[at as usize];
                 s.vacant.push(at);
-                s.put(stream, on.line().now(), Block { addr, bytes, head });
+                s.put(stream, on.timeline().now(), Block { addr, bytes, head });
                 at = next;
             }
             if let Some(block) = s.take(stream, bytes) {
@@ -196,12 +198,16 @@ impl Subject for RmmLike {
         };
         s.total += chunk.bytes;
         s.segments.push(chunk);
-        s.put(stream, on.line().now(), Block { addr: chunk.addr, bytes: chunk.bytes, head: true });
+        s.put(
+            stream,
+            on.timeline().now(),
+            Block { addr: chunk.addr, bytes: chunk.bytes, head: true },
+        );
         s.take(stream, bytes)
     }
 
     fn free(&self, on: &VirtualStream, block: Block) {
-        self.state.lock().put(on.line().id().get(), on.line().now(), block);
+        self.state.lock().put(on.timeline().id().get(), on.timeline().now(), block);
     }
 }
 

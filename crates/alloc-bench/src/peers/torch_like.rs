@@ -13,7 +13,7 @@ use crate::virtual_stream::VirtualStream;
 use crate::workload::Subject;
 use leasehold_alloc::{Backing, Chunk};
 use leasehold_core::sync::Mutex;
-use leasehold_core::{Point, Result, Timeline};
+use leasehold_core::{Result, TimelineSource, Timepoint};
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 
 const ROUND: u64 = 512;
@@ -60,7 +60,7 @@ struct State {
     /// By stream, size, address.
     pools: [BTreeSet<(u16, u64, u64, u32)>; 2],
     lent: HashSet<u32>,
-    events: HashMap<u16, VecDeque<(Point, u32)>>,
+    events: HashMap<u16, VecDeque<(Timepoint, u32)>>,
 }
 
 impl TorchLike {
@@ -103,12 +103,16 @@ impl TorchLike {
     fn give_back(&self, s: &mut State) {
         for pool in 0..2 {
             let parts = &s.parts;
-            let whole = |e: &(u16, u64, u64, u32)| parts[e.3 as usize].prev == NIL && parts[e.3 as usize].next == NIL;
+            let whole = |e: &(u16, u64, u64, u32)| {
+                parts[e.3 as usize].prev == NIL && parts[e.3 as usize].next == NIL
+            };
             let gone: Vec<_> = s.pools[pool].iter().copied().filter(whole).collect();
             for e in gone {
                 // SAFETY: a whole segment that is cached, so no block lies in it; it leaves the
                 // cache here.
-                if unsafe { self.source.give_back(Chunk { addr: e.2, bytes: e.1, native: 0 }) }.is_ok() {
+                if unsafe { self.source.give_back(Chunk { addr: e.2, bytes: e.1, native: 0 }) }
+                    .is_ok()
+                {
                     s.pools[pool].remove(&e);
                     s.vacant.push(e.3);
                 }
@@ -195,12 +199,13 @@ impl Subject for TorchLike {
 
     fn alloc(&self, on: &VirtualStream, size: u64) -> Option<Block> {
         let bytes = size.max(1).checked_next_multiple_of(ROUND)?;
-        let stream = on.line().id().get();
+        let stream = on.timeline().id().get();
         let mut s = self.state.lock();
         s.process_events();
         let small = bytes <= SMALL;
         let pool = usize::from(!small);
-        let found = s.pools[pool].range((stream, bytes, 0, 0)..).next().filter(|e| e.0 == stream).copied();
+        let found =
+            s.pools[pool].range((stream, bytes, 0, 0)..).next().filter(|e| e.0 == stream).copied();
         let id = match found {
             Some(e) => {
                 s.pools[pool].remove(&e);
@@ -230,11 +235,11 @@ impl Subject for TorchLike {
     fn free(&self, on: &VirtualStream, block: Block) {
         let mut s = self.state.lock();
         s.lent.remove(&block.id);
-        let stream = on.line().id().get();
+        let stream = on.timeline().id().get();
         if stream == s.parts[block.id as usize].stream {
             s.release(block.id);
         } else {
-            let point = on.line().now();
+            let point = on.timeline().now();
             s.events.entry(stream).or_default().push_back((point, block.id));
         }
     }

@@ -1,32 +1,34 @@
-//! Lanes: whose free memory is whose, how lines get one and lose it, and how memory whose uses have passed comes to lane 0.
+//! Lanes: whose free memory is whose, how timelines get one and lose it, and how memory whose uses
+//! have passed comes to lane 0.
 //!
 //! This module must not know how nodes are carved or merged.
 
 use super::{Heap, LANE_IDLE, Lane, MAX_LANES, NO_LANE, READY};
 use crate::node::{Cold, NIL, State};
-use leasehold_core::{Line, LineId, Stamp};
+use leasehold_core::{PackedTimepoint, Timeline, TimelineId};
 
 impl Heap {
-    /// The lane of a line that allocates. When lanes have run out: lane 0, which is always right.
+    /// The lane of a timeline that allocates. When lanes have run out: lane 0, which is always
+    /// right.
     #[inline]
-    pub(crate) fn lane_for(&mut self, line: &Line) -> u8 {
-        let lane = self.lane_found(line);
+    pub(crate) fn lane_for(&mut self, timeline: &Timeline) -> u8 {
+        let lane = self.lane_found(timeline);
         self.lanes[usize::from(lane)].used_at = self.tick;
         lane
     }
 
     /// As [`lane_for`](Self::lane_for); that it is used is for the caller to note.
     #[inline]
-    pub(super) fn lane_found(&mut self, line: &Line) -> u8 {
-        match self.lane_of_line.get(usize::from(line.id().get())) {
+    pub(super) fn lane_found(&mut self, timeline: &Timeline) -> u8 {
+        match self.lane_of_line.get(usize::from(timeline.id().get())) {
             Some(&lane) if lane != NO_LANE => lane,
-            _ => self.lane_slow(line.id()),
+            _ => self.lane_slow(timeline.id()),
         }
     }
 
     #[cold]
-    pub(super) fn lane_slow(&mut self, line: LineId) -> u8 {
-        let id = usize::from(line.get());
+    pub(super) fn lane_slow(&mut self, timeline: TimelineId) -> u8 {
+        let id = usize::from(timeline.get());
         if id == 0 {
             return READY;
         }
@@ -36,7 +38,7 @@ impl Heap {
             }
             self.lane_of_line.resize(id + 1, NO_LANE);
         }
-        let slot = match (1..self.lanes.len()).find(|&i| self.lanes[i].line.is_none()) {
+        let slot = match (1..self.lanes.len()).find(|&i| self.lanes[i].timeline.is_none()) {
             Some(i) => i,
             None if self.lanes.len() < MAX_LANES && self.lanes.try_reserve(1).is_ok() => {
                 self.lanes.push(Lane::new(None));
@@ -48,34 +50,36 @@ impl Heap {
         if self.lanes[slot].index.reach(&mut self.nodes.rows, self.reached).is_err() {
             return READY;
         }
-        if self.lines == 1 {
+        if self.timelines == 1 {
             self.part_lanes();
         }
-        self.lanes[slot].line = Some(line);
+        self.lanes[slot].timeline = Some(timeline);
         self.lanes[slot].used_at = self.tick;
         self.lane_of_line[id] = slot as u8;
-        self.lines += 1;
+        self.timelines += 1;
         slot as u8
     }
 
-    /// A second line comes: what the first one's lane has absorbed goes back to lane 0, granule by granule, unless its last use goes on.
+    /// A second timeline comes: what the first one's lane has absorbed goes back to lane 0, granule
+    /// by granule, unless its last use goes on.
     fn part_lanes(&mut self) {
         let shift = self.res.shift;
         for lane in 1..self.lanes.len() {
             let (mut at, mut left) = (self.lanes[lane].oldest, self.lanes[lane].index.count());
             while at != NIL && left > 0 {
-                let (n, Cold { stamp, age_next, .. }) = (self.nodes[at], self.nodes.cold[at as usize]);
+                let (n, Cold { stamp, age_next, .. }) =
+                    (self.nodes[at], self.nodes.cold[at as usize]);
                 let first = n.start.div_ceil(1 << shift);
                 let (mut g, paged) = (n.end() >> shift, self.spans[usize::from(n.span)].paged);
                 // Downwards: what lies below a part that was cut out keeps its node.
                 while paged && !stamp.has_passed() && g > first {
                     let to = g;
-                    while g > first && self.res.is_idle(g - 1, stamp.line_id()) {
+                    while g > first && self.res.is_idle(g - 1, stamp.timeline_id()) {
                         g -= 1;
                     }
                     if g < to && self.nodes.ensure(2).is_ok() {
                         let (idle, _) = self.isolate(at, g << shift, to << shift);
-                        self.coalesce(idle, READY, Stamp::NEVER, false);
+                        self.coalesce(idle, READY, PackedTimepoint::NEVER, false);
                     }
                     g = g.saturating_sub(1);
                 }
@@ -92,47 +96,48 @@ impl Heap {
         over && free.all(|n| self.nodes.stamp(n.0).has_passed())
     }
 
-    /// The lane in which a stamp's memory lies while it has not passed, if the line has one.
+    /// The lane in which a timepoint's memory lies while it has not passed, if the timeline has
+    /// one.
     #[inline]
-    pub(crate) fn lane_of(&self, stamp: Stamp) -> Option<u8> {
-        let lane = *self.lane_of_line.get(usize::from(stamp.line_id().get()))?;
+    pub(crate) fn lane_of(&self, stamp: PackedTimepoint) -> Option<u8> {
+        let lane = *self.lane_of_line.get(usize::from(stamp.timeline_id().get()))?;
         (lane != NO_LANE).then_some(lane)
     }
 
-    /// Whether one line at most uses the heap.
+    /// Whether one timeline at most uses the heap.
     #[inline]
     pub(crate) fn single(&self) -> bool {
-        self.lines <= 1
+        self.timelines <= 1
     }
 
-    /// Gives a node back that a line without a lane may still be using. Takes no host memory.
-    pub(crate) fn give_later(&mut self, id: u32, stamp: Stamp) {
+    /// Gives a node back that a timeline without a lane may still be using. Takes no host memory.
+    pub(crate) fn give_later(&mut self, id: u32, stamp: PackedTimepoint) {
         self.tick += 1;
         self.wait(id, stamp);
     }
 
-    fn wait(&mut self, id: u32, stamp: Stamp) {
+    fn wait(&mut self, id: u32, stamp: PackedTimepoint) {
         self.nodes[id].state = State::Waiting;
         self.nodes.cold[id as usize] = Cold { stamp, age_prev: NIL, age_next: self.waiting };
         self.waiting = id;
     }
 
-    /// Takes a node that several lines may still be using out of circulation.
+    /// Takes a node that several timelines may still be using out of circulation.
     pub(crate) fn park(&mut self, id: u32) {
         self.tick += 1;
         self.nodes[id].state = State::Waiting;
         self.parked += u64::from(self.nodes[id].units);
     }
 
-    /// Gives a parked node back, which one line at most may still be using.
-    pub(crate) fn unpark(&mut self, id: u32, stamp: Stamp) {
+    /// Gives a parked node back, which one timeline at most may still be using.
+    pub(crate) fn unpark(&mut self, id: u32, stamp: PackedTimepoint) {
         self.parked -= u64::from(self.nodes[id].units);
         self.coalesce_or_wait(id, stamp);
     }
 
-    fn coalesce_or_wait(&mut self, id: u32, stamp: Stamp) {
+    fn coalesce_or_wait(&mut self, id: u32, stamp: PackedTimepoint) {
         if stamp.has_passed() {
-            return self.coalesce(id, READY, Stamp::NEVER, true);
+            return self.coalesce(id, READY, PackedTimepoint::NEVER, true);
         }
         match self.lane_of(stamp) {
             Some(lane) => {
@@ -143,7 +148,7 @@ impl Heap {
         }
     }
 
-    /// Looks at the blocks of lines without a lane.
+    /// Looks at the blocks of timelines without a lane.
     pub(crate) fn poll_waiting(&mut self) {
         let mut at = std::mem::replace(&mut self.waiting, NIL);
         while at != NIL {
@@ -153,8 +158,8 @@ impl Heap {
         }
     }
 
-    /// The stamps that blocks of lines without a lane wait for, with the blocks' units.
-    pub(crate) fn waiting(&self, mut f: impl FnMut(u32, Stamp)) {
+    /// The timepoints that blocks of timelines without a lane wait for, with the blocks' units.
+    pub(crate) fn waiting(&self, mut f: impl FnMut(u32, PackedTimepoint)) {
         let mut at = self.waiting;
         while at != NIL {
             let Cold { stamp, age_next, .. } = self.nodes.cold[at as usize];
@@ -163,7 +168,8 @@ impl Heap {
         }
     }
 
-    /// Moves up to `limit` blocks whose stamps have passed into lane 0, from one lane after the other.
+    /// Moves up to `limit` blocks whose timepoints have passed into lane 0, from one lane after the
+    /// other.
     #[inline]
     pub(crate) fn drain_some(&mut self, limit: usize) {
         if self.next_drain >= self.lanes.len() {
@@ -178,49 +184,54 @@ impl Heap {
 
     pub(super) fn drain(&mut self, lane: usize, limit: usize) {
         let Some(l) = self.lanes.get(lane) else { return };
-        let Some(line) = l.line else { return };
+        let Some(timeline) = l.timeline else { return };
         let mut at = l.oldest;
         let mut left = limit;
-        // The line's progress is read once: all stamps of a lane are on its line.
+        // The timeline's progress is read once: all timepoints of a lane are on its timeline.
         let mut done = None;
         while at != NIL && left > 0 {
             let Cold { stamp, age_next, .. } = self.nodes.cold[at as usize];
-            let done = *done.get_or_insert_with(|| stamp.point().map_or(u64::MAX, |p| p.line().passed()));
-            debug_assert!(stamp.is_never() || stamp.line_id() == line);
+            let done = *done.get_or_insert_with(|| {
+                stamp.timepoint().map_or(u64::MAX, |p| p.timeline().passed())
+            });
+            debug_assert!(stamp.is_never() || stamp.timeline_id() == timeline);
             if stamp.value() > done {
                 break;
             }
-            // The successor may be merged away only with its own lane's blocks, and this one merges with lane 0's.
+            // The successor may be merged away only with its own lane's blocks, and this one merges
+            // with lane 0's.
             self.unlink_free(at);
-            self.coalesce(at, READY, Stamp::NEVER, false);
+            self.coalesce(at, READY, PackedTimepoint::NEVER, false);
             at = age_next;
             left -= 1;
         }
     }
 
-    /// Moves everything that has passed into lane 0 and gives up lanes that nobody uses. Slow path only.
+    /// Moves everything that has passed into lane 0 and gives up lanes that nobody uses. Slow path
+    /// only.
     pub(crate) fn drain_all(&mut self) {
         self.poll_waiting();
-        let lines = self.lines;
+        let timelines = self.timelines;
         for lane in 1..self.lanes.len() {
-            if self.lines > 1 {
+            if self.timelines > 1 {
                 self.drain(lane, usize::MAX);
             }
             let l = &self.lanes[lane];
             let needed = l.index.count() > 0 || l.plans > 0;
-            if l.line.is_some() && !needed && self.tick.saturating_sub(l.used_at) > LANE_IDLE {
-                if let Some(line) = self.lanes[lane].line.take() {
-                    self.lane_of_line[usize::from(line.get())] = NO_LANE;
+            if l.timeline.is_some() && !needed && self.tick.saturating_sub(l.used_at) > LANE_IDLE {
+                if let Some(timeline) = self.lanes[lane].timeline.take() {
+                    self.lane_of_line[usize::from(timeline.get())] = NO_LANE;
                 }
-                self.lines -= 1;
+                self.timelines -= 1;
             }
         }
-        if lines > 1 && self.lines == 1 {
+        if timelines > 1 && self.timelines == 1 {
             self.unite_lanes();
         }
     }
 
-    /// A single line is left: what lies in its lane beside ready memory merges with it, as it does from now on.
+    /// A single timeline is left: what lies in its lane beside ready memory merges with it, as it
+    /// does from now on.
     pub(super) fn unite_lanes(&mut self) {
         for lane in 1..self.lanes.len() {
             for _ in 0..self.lanes[lane].index.count() {

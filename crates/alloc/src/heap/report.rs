@@ -3,10 +3,10 @@
 use super::{Heap, Lane};
 use crate::layout::UNIT_SHIFT;
 use crate::node::{NIL, Node, State};
-use leasehold_core::{Result, Stamp};
+use leasehold_core::{PackedTimepoint, Result};
 
 impl Heap {
-    /// Units that lie free and resident in lane 0, and in the lines' lanes.
+    /// Units that lie free and resident in lane 0, and in the timelines' lanes.
     pub(crate) fn free_units(&self) -> (u64, u64) {
         let mut waiting = self.parked;
         self.waiting(|units, _| waiting += u64::from(units));
@@ -14,21 +14,29 @@ impl Heap {
         (resident(&self.lanes[0]), self.lanes[1..].iter().map(resident).sum::<u64>() + waiting)
     }
 
-    /// Bytes that lie free in each line's lane, with the line.
+    /// Bytes that lie free in each timeline's lane, with the timeline.
     pub(crate) fn pending_by_line(&self) -> impl Iterator<Item = (u64, u16)> {
         let shift = self.res.shift;
         let resident = move |l: &Lane| (l.index.units() - (l.index.holes() << shift)) << UNIT_SHIFT;
-        self.lanes[1..].iter().filter_map(move |l| Some((resident(l), l.line?.get()))).filter(|l| l.0 > 0)
+        self.lanes[1..]
+            .iter()
+            .filter_map(move |l| Some((resident(l), l.timeline?.get())))
+            .filter(|l| l.0 > 0)
     }
 
-    /// The newest stamp of a block in a line's lane: of the line that is least far behind.
-    pub(crate) fn newest_pending(&self) -> Stamp {
-        let newest = self.lanes[1..].iter().filter(|l| l.newest != NIL).map(|l| self.nodes.stamp(l.newest));
-        let behind = |s: &Stamp| s.point().map_or(0, |p| p.value().saturating_sub(p.line().completed()));
-        newest.filter(|s| !s.has_passed()).min_by_key(behind).unwrap_or(Stamp::NEVER)
+    /// The newest timepoint of a block in a timeline's lane: of the timeline that is least far
+    /// behind.
+    pub(crate) fn newest_pending(&self) -> PackedTimepoint {
+        let newest =
+            self.lanes[1..].iter().filter(|l| l.newest != NIL).map(|l| self.nodes.stamp(l.newest));
+        let behind = |s: &PackedTimepoint| {
+            s.timepoint().map_or(0, |p| p.value().saturating_sub(p.timeline().completed()))
+        };
+        newest.filter(|s| !s.has_passed()).min_by_key(behind).unwrap_or(PackedTimepoint::NEVER)
     }
 
-    /// The largest piece of free memory in units that is backed throughout, whatever its lane. A walk.
+    /// The largest piece of free memory in units that is backed throughout, whatever its lane. A
+    /// walk.
     pub(crate) fn largest_free(&self) -> u32 {
         let free = self.nodes.rows.iter().filter(|n| n.state == State::Free);
         free.map(|n| if n.holes == 0 { n.units } else { self.backed_within(n) }).max().unwrap_or(0)
@@ -62,7 +70,9 @@ impl Heap {
             while at != NIL {
                 let n = &self.nodes[at];
                 if n.prev != prev || n.start != unit || n.units == 0 {
-                    return Err(format!("node {at} does not tile its span: {n:?}, expected start {unit}, prev {prev}"));
+                    return Err(format!(
+                        "node {at} does not tile its span: {n:?}, expected start {unit}, prev {prev}"
+                    ));
                 }
                 if (n.state == State::Free) != indexed[at as usize] {
                     return Err(format!("node {at} and the indexes disagree: {n:?}"));
@@ -71,7 +81,9 @@ impl Heap {
                     let p = &self.nodes[prev];
                     let both = |s: State| p.state == s && n.state == s;
                     if both(State::Free) && p.lane == n.lane {
-                        return Err(format!("nodes {prev} and {at} should have merged: {p:?} {n:?}"));
+                        return Err(format!(
+                            "nodes {prev} and {at} should have merged: {p:?} {n:?}"
+                        ));
                     }
                 }
                 if span.paged {

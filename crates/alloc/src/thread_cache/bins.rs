@@ -1,5 +1,5 @@
-//! What lies in a shard: bins of small blocks, for each of a few lines, and the last large blocks.
-//! Touched inside the shard only.
+//! What lies in a shard: bins of small blocks, for each of a few timelines, and the last large
+//! blocks. Touched inside the shard only.
 
 use super::{LARGE, Shard, TRIES};
 use crate::buffer::Row;
@@ -7,14 +7,14 @@ use crate::depot::{Depot, NAMED};
 use crate::layout::{CLASSES, UNIT, class_size};
 use crate::list::{List, link, set_link};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
-use leasehold_core::{LineId, Stamp};
+use leasehold_core::{PackedTimepoint, TimelineId};
 use std::ptr;
 
-/// Lines that have bins.
+/// Timelines that have bins.
 const LINES: usize = 2;
-/// Bins of each line: one per class. A power of two, so that an index needs no check.
+/// Bins of each timeline: one per class. A power of two, so that an index needs no check.
 const BINS: usize = CLASSES.next_power_of_two();
-/// Frees of a line that has no bins before another line's are given up for it.
+/// Frees of a timeline that has no bins before another timeline's are given up for it.
 const PATIENCE: u32 = 32;
 /// The most rows of a bin.
 const MOST_ROWS: u64 = 64;
@@ -86,10 +86,10 @@ impl Bin {
 
 /// Everything in a shard.
 pub(super) struct Bins {
-    lines: [LineId; LINES],
-    /// Frees of lines without bins since a line got some.
+    timelines: [TimelineId; LINES],
+    /// Frees of timelines without bins since a timeline got some.
     misses: u32,
-    /// The line whose bins were given up last.
+    /// The timeline whose bins were given up last.
     turn: usize,
     bins: [[Bin; BINS]; LINES],
     pub(super) large: Large,
@@ -101,19 +101,20 @@ impl Bins {
         let bin = |i: usize| {
             let size = if i < CLASSES { class_size(i) } else { 0 };
             // An eighth of the bytes for each class, more or less.
-            let most = if size == 0 { 0 } else { ((bytes / 8) >> size.ilog2()).clamp(2, MOST_ROWS) };
+            let most =
+                if size == 0 { 0 } else { ((bytes / 8) >> size.ilog2()).clamp(2, MOST_ROWS) };
             Bin { head: ptr::null(), len: 0, most: most as u16, bytes: size as u32 }
         };
         let bins = std::array::from_fn(bin);
-        let lines = [Stamp::NEVER.line_id(); LINES];
-        Self { lines, misses: 0, turn: 0, bins: [bins; LINES], large: Large::new() }
+        let timelines = [PackedTimepoint::NEVER.timeline_id(); LINES];
+        Self { timelines, misses: 0, turn: 0, bins: [bins; LINES], large: Large::new() }
     }
 
-    /// The number of a line that has bins.
+    /// The number of a timeline that has bins.
     #[inline(always)]
-    pub(super) fn place(&self, line: LineId) -> Option<usize> {
-        let at = usize::from(self.lines[0] != line);
-        (self.lines[at] == line).then_some(at)
+    pub(super) fn place(&self, timeline: TimelineId) -> Option<usize> {
+        let at = usize::from(self.timelines[0] != timeline);
+        (self.timelines[at] == timeline).then_some(at)
     }
 
     #[inline(always)]
@@ -122,9 +123,16 @@ impl Bins {
     }
 
     /// Keeps a row, if there is room.
-    pub(super) fn keep(&mut self, (at, class): (usize, usize), row: &Row, most: u64, shard: &Shard) -> bool {
+    pub(super) fn keep(
+        &mut self,
+        (at, class): (usize, usize),
+        row: &Row,
+        most: u64,
+        shard: &Shard,
+    ) -> bool {
         let bin = self.of(at, class);
-        let fine = bin.len < bin.most && shard.small.bytes.load(Ordering::Relaxed) + u64::from(bin.bytes) <= most;
+        let fine = bin.len < bin.most
+            && shard.small.bytes.load(Ordering::Relaxed) + u64::from(bin.bytes) <= most;
         if fine {
             bin.push(row);
             shard.small.add(1, bin.bytes.into());
@@ -132,11 +140,17 @@ impl Bins {
         fine
     }
 
-    /// Gives the line bins of its own: unused ones, or after a while another line's.
+    /// Gives the timeline bins of its own: unused ones, or after a while another timeline's.
     #[cold]
-    pub(super) fn adopt(&mut self, line: LineId, shard: &Shard, rows: &mut List) -> Option<usize> {
-        let never = Stamp::NEVER.line_id();
-        let unused = |i: &usize| self.lines[*i] == never || self.bins[*i].iter().all(|bin| bin.len == 0);
+    pub(super) fn adopt(
+        &mut self,
+        timeline: TimelineId,
+        shard: &Shard,
+        rows: &mut List,
+    ) -> Option<usize> {
+        let never = PackedTimepoint::NEVER.timeline_id();
+        let unused =
+            |i: &usize| self.timelines[*i] == never || self.bins[*i].iter().all(|bin| bin.len == 0);
         let at = match (0..LINES).find(unused) {
             Some(at) => at,
             None => {
@@ -144,18 +158,19 @@ impl Bins {
                 if self.misses < PATIENCE {
                     return None;
                 }
-                // In turn: a line that nobody uses any more is gone after a round.
+                // In turn: a timeline that nobody uses any more is gone after a round.
                 self.turn = (self.turn + 1) % LINES;
                 self.empty(self.turn, shard, rows);
                 self.turn
             }
         };
         self.misses = 0;
-        self.lines[at] = line;
+        self.timelines[at] = timeline;
         Some(at)
     }
 
-    /// Makes room for a block in a bin that is full, or that may not grow because the shard holds `most` bytes.
+    /// Makes room for a block in a bin that is full, or that may not grow because the shard holds
+    /// `most` bytes.
     #[cold]
     pub(super) fn make_room(
         &mut self,
@@ -171,7 +186,9 @@ impl Bins {
         }
         while shard.small.bytes.load(Ordering::Relaxed) + u64::from(bin.bytes) > most {
             let all = (0..LINES).flat_map(|l| (0..CLASSES).map(move |c| (l, c)));
-            let Some((l, c)) = all.max_by_key(|&(l, c)| (self.bins[l][c].held(), l, c)) else { return };
+            let Some((l, c)) = all.max_by_key(|&(l, c)| (self.bins[l][c].held(), l, c)) else {
+                return;
+            };
             if self.bins[l][c].len == 0 {
                 return;
             }
@@ -179,9 +196,17 @@ impl Bins {
         }
     }
 
-    /// Gives half of a bin to the depot, where threads contend. `false`: it has no room, or the bin holds too little.
-    fn deposit(&mut self, at: usize, class: usize, shard: &Shard, depot: &Depot, left: &mut List) -> bool {
-        let line = self.lines[at];
+    /// Gives half of a bin to the depot, where threads contend. `false`: it has no room, or the bin
+    /// holds too little.
+    fn deposit(
+        &mut self,
+        at: usize,
+        class: usize,
+        shard: &Shard,
+        depot: &Depot,
+        left: &mut List,
+    ) -> bool {
+        let timeline = self.timelines[at];
         let bin = self.of(at, class);
         let n = (bin.most / 2).min(bin.len).min(NAMED as u16);
         if n < LEAST_LIST || !shard.contended.load(Ordering::Relaxed) {
@@ -198,7 +223,7 @@ impl Bins {
         let rest = link(last);
         set_link(last, ptr::null());
         // SAFETY: rows in the depot are of the same table.
-        if !unsafe { depot.push(line, class, &list[..n.into()], left) } {
+        if !unsafe { depot.push(timeline, class, &list[..n.into()], left) } {
             set_link(last, rest);
             return false;
         }
@@ -233,17 +258,21 @@ impl Bins {
     }
 }
 
-/// The last large blocks that were freed, by line and size.
+/// The last large blocks that were freed, by timeline and size.
 pub(super) struct Large {
     len: usize,
     /// How many were kept since the last hit.
     tries: u32,
-    all: [(LineId, u32, *const Row); LARGE],
+    all: [(TimelineId, u32, *const Row); LARGE],
 }
 
 impl Large {
     fn new() -> Self {
-        Self { len: 0, tries: 0, all: [(Stamp::NEVER.line_id(), 0, ptr::null()); LARGE] }
+        Self {
+            len: 0,
+            tries: 0,
+            all: [(PackedTimepoint::NEVER.timeline_id(), 0, ptr::null()); LARGE],
+        }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -271,10 +300,14 @@ impl Large {
     /// # Safety
     /// - The rows that were put are alive for `'a`.
     #[inline(always)]
-    pub(super) unsafe fn take<'a>(&mut self, line: LineId, size: u64) -> Option<(&'a Row, u64)> {
+    pub(super) unsafe fn take<'a>(
+        &mut self,
+        timeline: TimelineId,
+        size: u64,
+    ) -> Option<(&'a Row, u64)> {
         let units = Self::units(size);
         let kept = self.all.get(..self.len)?;
-        let at = kept.iter().rposition(|&(l, u, _)| (l, u) == (line, units))?;
+        let at = kept.iter().rposition(|&(l, u, _)| (l, u) == (timeline, units))?;
         let row = kept[at].2;
         self.tries = 0;
         self.len -= 1;
@@ -285,9 +318,9 @@ impl Large {
 
     /// Keeps a row. There is room.
     #[inline(always)]
-    pub(super) fn put(&mut self, row: &Row, line: LineId, size: u64, kept: &Kept) {
+    pub(super) fn put(&mut self, row: &Row, timeline: TimelineId, size: u64, kept: &Kept) {
         let units = Self::units(size);
-        self.all[self.len] = (line, units, row);
+        self.all[self.len] = (timeline, units, row);
         self.len += 1;
         kept.add(1, u64::from(units) * UNIT);
     }

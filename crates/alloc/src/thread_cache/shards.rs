@@ -3,7 +3,8 @@
 use super::Shard;
 use std::ptr::NonNull;
 
-/// A power of two of shards. Where there are none, one that stands for them: the caller has made it so that it lets nobody in.
+/// A power of two of shards. Where there are none, one that stands for them: the caller has made it
+/// so that it lets nobody in.
 pub(super) struct Shards {
     first: NonNull<Shard>,
     /// One less than there are.

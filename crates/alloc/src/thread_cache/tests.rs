@@ -2,14 +2,14 @@
 
 use super::*;
 use crate::layout::class_size;
-use leasehold_core::{Header, Stamp};
+use leasehold_core::{Header, PackedTimepoint};
 use std::ptr;
 
 const CLASS: usize = 15;
 const MIB: u64 = 1 << 20;
 
-fn line(n: u64) -> LineId {
-    Stamp::from_bits(n << 48).line_id()
+fn timeline(n: u64) -> TimelineId {
+    PackedTimepoint::from_bits(n << 48).timeline_id()
 }
 
 fn rows(n: u32) -> Vec<Row> {
@@ -40,14 +40,14 @@ fn index(row: Option<&Row>) -> Option<u32> {
     row.map(|r| r.header.index())
 }
 
-fn refill(caches: &ThreadCaches, thread: u32, line: LineId) -> Refill<'_> {
+fn refill(caches: &ThreadCaches, thread: u32, timeline: TimelineId) -> Refill<'_> {
     // SAFETY: the rows live as long as the test.
-    unsafe { caches.refill(thread, CLASS, line, 4000) }
+    unsafe { caches.refill(thread, CLASS, timeline, 4000) }
 }
 
 /// What goes to the heap.
-fn spill(caches: &ThreadCaches, row: &Row, class: usize, line: LineId) -> usize {
-    count(caches.spill(1, row, class, line, 8).expect("nobody is inside").rows)
+fn spill(caches: &ThreadCaches, row: &Row, class: usize, timeline: TimelineId) -> usize {
+    count(caches.spill(1, row, class, timeline, 8).expect("nobody is inside").rows)
 }
 
 fn caches() -> ThreadCaches {
@@ -57,31 +57,31 @@ fn caches() -> ThreadCaches {
 #[test]
 fn a_shard_under_contention_fetches_some_more_and_finds_it() {
     let (caches, rows) = (caches(), rows(8));
-    assert!(matches!(refill(&caches, 1, line(1)), Refill::Empty(0, _)), "nobody contends");
+    assert!(matches!(refill(&caches, 1, timeline(1)), Refill::Empty(0, _)), "nobody contends");
     caches.note_contention(1);
-    assert!(matches!(refill(&caches, 1, line(1)), Refill::Empty(8, _)));
-    assert!(matches!(refill(&caches, 2, line(2)), Refill::Empty(0, _)), "another shard");
+    assert!(matches!(refill(&caches, 1, timeline(1)), Refill::Empty(8, _)));
+    assert!(matches!(refill(&caches, 2, timeline(2)), Refill::Empty(0, _)), "another shard");
     let mut more = list(&rows);
     // SAFETY: the rows live as long as the test.
-    unsafe { caches.stock(1, &mut more, CLASS, line(1)) };
+    unsafe { caches.stock(1, &mut more, CLASS, timeline(1)) };
     assert!(more.is_empty());
     assert_eq!(caches.stats(), (8, 8 * 4096, 0, 0));
     for _ in 0..8 {
-        assert!(matches!(refill(&caches, 1, line(1)), Refill::Row(..)));
+        assert!(matches!(refill(&caches, 1, timeline(1)), Refill::Row(..)));
     }
     assert_eq!(caches.stats(), (0, 0, 8, 8 * 4000));
     caches.flush(false);
-    assert!(matches!(refill(&caches, 1, line(1)), Refill::Empty(0, _)), "a flush ends it");
+    assert!(matches!(refill(&caches, 1, timeline(1)), Refill::Empty(0, _)), "a flush ends it");
 }
 
 #[test]
 fn what_finds_no_room_comes_back() {
     let (caches, rows) = (ThreadCaches::new(2, 8 << 10, 0, 0), rows(5));
     caches.note_contention(1);
-    assert!(matches!(refill(&caches, 1, line(1)), Refill::Empty(..)));
+    assert!(matches!(refill(&caches, 1, timeline(1)), Refill::Empty(..)));
     let mut more = list(&rows);
     // SAFETY: the rows live as long as the test.
-    unsafe { caches.stock(1, &mut more, CLASS, line(1)) };
+    unsafe { caches.stock(1, &mut more, CLASS, timeline(1)) };
     assert_eq!((caches.stats().0, count(more)), (2, 3));
 }
 
@@ -89,26 +89,35 @@ fn what_finds_no_room_comes_back() {
 fn a_thread_empties_its_own_shard_only() {
     let (caches, rows) = (caches(), rows(4));
     for (thread, row) in [(1, 0), (1, 1), (2, 2), (2, 3)] {
-        assert!(caches.spill(thread, &rows[row], CLASS, line(1), 4000).is_some_and(|back| back.is_nothing()));
+        assert!(
+            caches
+                .spill(thread, &rows[row], CLASS, timeline(1), 4000)
+                .is_some_and(|back| back.is_nothing())
+        );
     }
     let back = caches.flush_own(1);
     assert_eq!((count(back.rows), back.drift, caches.stats().0), (2, -8000, 2));
     let back = caches.flush(false);
     assert_eq!((count(back.rows), back.drift, caches.stats()), (2, -8000, (0, 0, 0, 0)));
-    assert!(caches.shards.all().iter().all(|s| s.is_idle() && s.word.load(Ordering::Relaxed) == FREE));
+    assert!(
+        caches.shards.all().iter().all(|s| s.is_idle() && s.word.load(Ordering::Relaxed) == FREE)
+    );
 }
 
-/// A line that was gone, or sizes that nobody asked for any more, held all that a shard may hold: nothing else was kept there.
+/// A timeline that was gone, or sizes that nobody asked for any more, held all that a shard may
+/// hold: nothing else was kept there.
 #[test]
 fn what_is_left_behind_gives_way() {
-    for (class, other) in [(CLASS, line(2)), (CLASS - 9, line(1))] {
+    for (class, other) in [(CLASS, timeline(2)), (CLASS - 9, timeline(1))] {
         let (caches, rows) = (caches(), rows(2000));
         // A bin holds an eighth of the bytes, so that eight of them hold all.
         let mut next = 0..1000;
         for class in (CLASS - 8..=CLASS).rev() {
             let full = || caches.stats().1 + class_size(class) > MIB;
-            for row in next.by_ref().take((1 << 17) / class_size(class) as usize).take_while(|_| !full()) {
-                assert_eq!(spill(&caches, &rows[row], class, line(1)), 0);
+            for row in
+                next.by_ref().take((1 << 17) / class_size(class) as usize).take_while(|_| !full())
+            {
+                assert_eq!(spill(&caches, &rows[row], class, timeline(1)), 0);
             }
         }
         let left = caches.stats().0;
@@ -118,37 +127,45 @@ fn what_is_left_behind_gives_way() {
         assert!(back <= 64, "{back} rows made room for 20");
         // SAFETY: the rows live as long as the test.
         let took = (0..20).filter(|_| unsafe { caches.take(1, class, other, 8) }.is_some()).count();
-        assert!(if other == line(1) { took >= 8 } else { took == 20 }, "{took} are kept of 20");
+        assert!(if other == timeline(1) { took >= 8 } else { took == 20 }, "{took} are kept of 20");
     }
 }
 
-/// Only one of a shard's lines was ever given up for another: two that took turns got each other's place while the third was long gone.
+/// Only one of a shard's timelines was ever given up for another: two that took turns got each
+/// other's place while the third was long gone.
 #[test]
 fn lines_that_take_turns_find_room_beside_one_that_is_gone() {
     let (caches, rows) = (caches(), rows(400));
-    let put = |row: usize, n| spill(&caches, &rows[row], CLASS, line(n));
+    let put = |row: usize, n| spill(&caches, &rows[row], CLASS, timeline(n));
     let _gone = [put(0, 1), put(1, 2)];
     for row in (2..400).step_by(2) {
         let _ = [put(row, 3), put(row + 1, 4)];
     }
     // SAFETY: the rows live as long as the test.
-    let has = |n| unsafe { caches.take(1, CLASS, line(n), 8) }.is_some();
+    let has = |n| unsafe { caches.take(1, CLASS, timeline(n), 8) }.is_some();
     assert_eq!([1, 2, 3, 4].map(has), [false, false, true, true]);
 }
 
-/// A thread that only takes what others free never got bins for its line where two that were gone had them.
+/// A thread that only takes what others free never got bins for its timeline where two that were
+/// gone had them.
 #[test]
 fn who_only_takes_from_the_depot_finds_room_beside_lines_that_are_gone() {
     let (caches, rows) = (ThreadCaches::new(2, MIB, 0, MIB), rows(20));
-    assert_eq!((spill(&caches, &rows[0], CLASS, line(1)), spill(&caches, &rows[1], CLASS, line(2))), (0, 0));
+    assert_eq!(
+        (
+            spill(&caches, &rows[0], CLASS, timeline(1)),
+            spill(&caches, &rows[1], CLASS, timeline(2))
+        ),
+        (0, 0)
+    );
     // (Linked to each other.)
     let _ = list(&rows[2..18]);
     let stack: Vec<&Row> = rows[2..18].iter().rev().collect();
     let mut none = List::EMPTY;
     // SAFETY: the rows live as long as the test.
-    assert!(unsafe { caches.depot.push(line(3), CLASS, &stack, &mut none) });
+    assert!(unsafe { caches.depot.push(timeline(3), CLASS, &stack, &mut none) });
     let mut left = 0;
-    let took = (0..100).find_map(|_| match refill(&caches, 1, line(3)) {
+    let took = (0..100).find_map(|_| match refill(&caches, 1, timeline(3)) {
         Refill::Row(row, back) => {
             left += count(back.rows);
             Some(row.header.index())
@@ -159,7 +176,7 @@ fn who_only_takes_from_the_depot_finds_room_beside_lines_that_are_gone() {
         }
     });
     assert_eq!((took, left), (Some(17), 1), "the last that came, for one that was given up");
-    assert!((0..15).all(|_| matches!(refill(&caches, 1, line(3)), Refill::Row(..))));
+    assert!((0..15).all(|_| matches!(refill(&caches, 1, timeline(3)), Refill::Row(..))));
 }
 
 /// What a hit does, and what it leaves to the slow way.
@@ -167,66 +184,84 @@ fn who_only_takes_from_the_depot_finds_room_beside_lines_that_are_gone() {
 fn a_hit_takes_and_keeps_what_needs_nothing_else() {
     let (caches, rows) = (caches(), rows(80));
     // SAFETY: the rows live as long as the test.
-    let take = |thread, line| unsafe { caches.take(thread, CLASS, line, 4000) };
-    let put = |thread, row: usize, line| caches.put(thread, &rows[row], CLASS, line, 4000);
-    assert!(take(1, line(1)).is_none(), "there is nothing");
-    assert!(!put(1, 0, line(1)), "the line has no bins");
-    assert!(caches.spill(1, &rows[0], CLASS, line(1), 4000).is_some());
-    assert!(put(1, 1, line(1)));
+    let take = |thread, timeline| unsafe { caches.take(thread, CLASS, timeline, 4000) };
+    let put = |thread, row: usize, timeline| caches.put(thread, &rows[row], CLASS, timeline, 4000);
+    assert!(take(1, timeline(1)).is_none(), "there is nothing");
+    assert!(!put(1, 0, timeline(1)), "the line has no bins");
+    assert!(caches.spill(1, &rows[0], CLASS, timeline(1), 4000).is_some());
+    assert!(put(1, 1, timeline(1)));
     assert_eq!(caches.stats(), (2, 8192, 0, -8000));
-    assert!(take(2, line(1)).is_none() && !put(2, 2, line(1)), "another thread's shard");
+    assert!(take(2, timeline(1)).is_none() && !put(2, 2, timeline(1)), "another thread's shard");
     {
         let _inside = caches.shards.of(1).enter();
-        assert!(take(1, line(1)).is_none() && !put(1, 2, line(1)), "somebody is inside");
-        assert!(caches.spill(1, &rows[2], CLASS, line(1), 8).is_none());
+        assert!(take(1, timeline(1)).is_none() && !put(1, 2, timeline(1)), "somebody is inside");
+        assert!(caches.spill(1, &rows[2], CLASS, timeline(1), 8).is_none());
     }
-    assert!(take(1, line(2)).is_none(), "another line");
-    assert_eq!([index(take(1, line(1))), index(take(1, line(1))), index(take(1, line(1)))], [Some(1), Some(0), None]);
+    assert!(take(1, timeline(2)).is_none(), "another line");
+    assert_eq!(
+        [index(take(1, timeline(1))), index(take(1, timeline(1))), index(take(1, timeline(1)))],
+        [Some(1), Some(0), None]
+    );
     assert_eq!(caches.stats(), (0, 0, 2, 0));
     // A full bin is not its concern: 1 MiB / 8 / 4 KiB.
-    let most = (0..80).take_while(|&row| put(1, row, line(1))).count();
+    let most = (0..80).take_while(|&row| put(1, row, timeline(1))).count();
     assert_eq!(most, 32);
     // Nor is what must be told: more than so much that came back.
-    let row = take(1, line(1)).expect("one of them");
+    let row = take(1, timeline(1)).expect("one of them");
     let kept = (0..).take_while(|_| {
-        let fine = caches.put(1, row, CLASS, line(1), 1 << 19);
-        assert!(!fine || take(1, line(1)).is_some());
+        let fine = caches.put(1, row, CLASS, timeline(1), 1 << 19);
+        assert!(!fine || take(1, timeline(1)).is_some());
         fine
     });
     let kept = kept.count() as i64;
     assert!((2..=4).contains(&kept), "{kept} times half a MiB");
     assert!(caches.stats().3 >= -DRIFT && caches.stats().3 - (1 << 19) < -DRIFT);
-    let back = caches.spill(1, row, CLASS, line(1), 1 << 19).expect("nobody is inside");
+    let back = caches.spill(1, row, CLASS, timeline(1), 1 << 19).expect("nobody is inside");
     assert!(back.drift < -DRIFT && caches.stats().3 == 0, "it is told");
     // A closed shard lets nobody in.
     let _ = caches.flush(true);
-    assert!(take(1, line(1)).is_none() && !put(1, 3, line(1)));
+    assert!(take(1, timeline(1)).is_none() && !put(1, 3, timeline(1)));
 }
 
-/// Alone, a thread keeps the last large block up to the next request for another size; many where threads contend.
+/// Alone, a thread keeps the last large block up to the next request for another size; many where
+/// threads contend.
 #[test]
 fn a_shard_keeps_the_last_large_block_and_more_under_contention() {
     let (caches, rows) = (caches(), rows(100));
     let put = |row: usize, bytes| {
-        let back = caches.put_large(1, &rows[row], line(1), bytes).expect("nobody is inside");
+        let back = caches.put_large(1, &rows[row], timeline(1), bytes).expect("nobody is inside");
         (count(back.rows), back.drift)
     };
     // SAFETY: the rows live as long as the test.
-    let take = |line, bytes| match unsafe { caches.take_large(1, line, bytes) } {
+    let take = |timeline, bytes| match unsafe { caches.take_large(1, timeline, bytes) } {
         Ok((row, _)) => Ok(row.header.index()),
         Err(back) => Err((count(back.rows), back.drift)),
     };
     let mib = MIB as i64;
-    assert_eq!((put(0, MIB), put(1, 2 * MIB)), ((0, 0), (1, -3 * mib)), "the one before goes to the heap");
-    assert_eq!((take(line(1), 2 * MIB - 1), take(line(1), 2 * MIB)), (Ok(1), Err((0, 0))));
-    assert_eq!((put(2, MIB), take(line(2), MIB), take(line(1), MIB)), ((0, 0), Err((1, mib - 1)), Err((0, 0))));
+    assert_eq!(
+        (put(0, MIB), put(1, 2 * MIB)),
+        ((0, 0), (1, -3 * mib)),
+        "the one before goes to the heap"
+    );
+    assert_eq!((take(timeline(1), 2 * MIB - 1), take(timeline(1), 2 * MIB)), (Ok(1), Err((0, 0))));
+    assert_eq!(
+        (put(2, MIB), take(timeline(2), MIB), take(timeline(1), MIB)),
+        ((0, 0), Err((1, mib - 1)), Err((0, 0)))
+    );
     caches.note_contention(1);
     assert!((0..LARGE).all(|row| put(row, MIB + row as u64 * 512) == (0, 0)));
-    assert_eq!((take(line(1), MIB + 512), take(line(1), 9 * MIB).map_err(|e| e.0)), (Ok(1), Err(LARGE - 1)));
+    assert_eq!(
+        (take(timeline(1), MIB + 512), take(timeline(1), 9 * MIB).map_err(|e| e.0)),
+        (Ok(1), Err(LARGE - 1))
+    );
     assert!((0..LARGE / 2).all(|row| put(row, MIB + row as u64 * 512).0 == 0));
-    assert_eq!(take(line(1), 9 * MIB), Err((0, 0)), "few are kept");
+    assert_eq!(take(timeline(1), 9 * MIB), Err((0, 0)), "few are kept");
     assert_eq!(caches.stats().0, LARGE as u64 / 2);
-    assert_eq!((put(20, 16 * MIB).0, put(21, 16 * MIB).0), (0, LARGE / 2 + 1), "so many bytes are kept");
+    assert_eq!(
+        (put(20, 16 * MIB).0, put(21, 16 * MIB).0),
+        (0, LARGE / 2 + 1),
+        "so many bytes are kept"
+    );
     assert!(caches.keeps(16 * MIB) && !caches.keeps(16 * MIB + 1));
 }
 
@@ -234,9 +269,11 @@ fn a_shard_keeps_the_last_large_block_and_more_under_contention() {
 fn caches_without_shards_keep_nothing() {
     let (caches, rows) = (ThreadCaches::none(), rows(1));
     for thread in [1, 2, leasehold_core::thread_number::NOBODY] {
-        assert!(caches.is_none() && !caches.put(thread, &rows[0], CLASS, line(1), 4000));
-        assert!(caches.spill(thread, &rows[0], CLASS, line(1), 4000).is_none());
-        assert!(matches!(refill(&caches, thread, line(1)), Refill::Empty(0, back) if back.is_nothing()));
+        assert!(caches.is_none() && !caches.put(thread, &rows[0], CLASS, timeline(1), 4000));
+        assert!(caches.spill(thread, &rows[0], CLASS, timeline(1), 4000).is_none());
+        assert!(
+            matches!(refill(&caches, thread, timeline(1)), Refill::Empty(0, back) if back.is_nothing())
+        );
     }
     assert!(caches.flush(true).is_nothing() && !caches.keeps(1 << 20));
 }

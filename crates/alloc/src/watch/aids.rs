@@ -1,4 +1,5 @@
-//! What the debug aids and the trace ring do when a block comes and goes, and when memory is mapped.
+//! What the debug aids and the trace ring do when a block comes and goes, and when memory is
+//! mapped.
 //!
 //! The protocol is [`watch`](super)'s.
 
@@ -13,12 +14,13 @@ use crate::ring::EventKind;
 use crate::state::{Inner, On, kind_bits, uses};
 use crate::store::Spot;
 use leasehold_core::sync::atomic::Ordering;
-use leasehold_core::{Error, Lease, Result, Stamp, Text};
+use leasehold_core::{Error, Lease, PackedTimepoint, Result, Text};
 use std::panic::AssertUnwindSafe;
 
 impl Allocator {
-    /// The wrong uses of memory that the debug aids found so far, the first 1,000 of them; [`AllocStats`](crate::AllocStats) has their
-    /// number. What is freed but still in use by a stream, or in the quarantine, is not yet decided; [`trim`](Self::trim) empties the
+    /// The wrong uses of memory that the debug aids found so far, the first 1,000 of them;
+    /// [`AllocStats`](crate::AllocStats) has their number. What is freed but still in use by a
+    /// stream, or in the quarantine, is not yet decided; [`trim`](Self::trim) empties the
     /// quarantine.
     #[must_use]
     pub fn findings(&self) -> Vec<Finding> {
@@ -40,7 +42,9 @@ impl Inner {
     /// Records what steps mapped and unmapped. Before anybody else may have the addresses.
     pub(crate) fn trace_steps<'a>(&self, steps: impl Iterator<Item = &'a Step>) {
         for s in steps {
-            if let (Some(from), true) = (s.source_addr(), !matches!(s.end, End::Untouched | End::LostAtSource)) {
+            if let (Some(from), true) =
+                (s.source_addr(), !matches!(s.end, End::Untouched | End::LostAtSource))
+            {
                 self.trace(EventKind::Unmap, from, s.bytes);
             }
             if s.end == End::Mapped {
@@ -51,21 +55,35 @@ impl Inner {
 
     /// An allocation of a watched allocator.
     #[cold]
-    pub(crate) fn alloc_watched(&self, watch: &Watch, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
+    pub(crate) fn alloc_watched(
+        &self,
+        watch: &Watch,
+        layout: Layout,
+        on: On<'_>,
+    ) -> Result<Lease<Buffer>> {
         self.sweep_held(watch, Reach::Due);
         let mut lent = self.alloc_aided(watch, layout, on);
-        if matches!(lent, Err(Error::OutOfMemory(_) | Error::OverBudget { .. })) && self.release_held(watch, on) {
+        if matches!(lent, Err(Error::OutOfMemory(_) | Error::OverBudget { .. }))
+            && self.release_held(watch, on)
+        {
             lent = self.alloc_aided(watch, layout, on);
         }
         if let Some(ring) = &watch.ring {
-            let line = on.line.id().get();
+            let timeline = on.timeline.id().get();
             match &lent {
                 Ok(buffer) => {
                     if let Some(row) = self.table.get(buffer.header().index()) {
-                        ring.record(EventKind::Alloc, id_of(row), buffer.addr(), buffer.len(), line, 0);
+                        ring.record(
+                            EventKind::Alloc,
+                            id_of(row),
+                            buffer.addr(),
+                            buffer.len(),
+                            timeline,
+                            0,
+                        );
                     }
                 }
-                Err(_) => ring.record(EventKind::OutOfMemory, 0, 0, layout.size, line, 0),
+                Err(_) => ring.record(EventKind::OutOfMemory, 0, 0, layout.size, timeline, 0),
             }
         }
         lent
@@ -76,7 +94,9 @@ impl Inner {
         if !aids.any() {
             return self.alloc_block(layout, on);
         }
-        let Some(size) = layout.size.checked_add(aids.red_zone) else { return Err(self.refuse(layout)) };
+        let Some(size) = layout.size.checked_add(aids.red_zone) else {
+            return Err(self.refuse(layout));
+        };
         let whole = Layout { size, ..layout };
         let (lease, side) = if aids.direct() {
             self.alloc_direct(watch, whole, layout.size, on)?
@@ -102,18 +122,26 @@ impl Inner {
         watch.sides.lock().insert(lease.header().index(), side);
         let (addr, len) = (lease.addr(), layout.size);
         if aids.poison {
-            // SAFETY: the block is fresh and committed, the allocator's only; nobody has its lease yet.
+            // SAFETY: the block is fresh and committed, the allocator's only; nobody has its lease
+            // yet.
             unsafe { self.backing.fill(addr, len, POISON_FRESH) }?;
         }
         if aids.red_zone > 0 {
-            // SAFETY: the zone behind the length belongs to the fresh block, whose usable bytes are committed.
+            // SAFETY: the zone behind the length belongs to the fresh block, whose usable bytes are
+            // committed.
             unsafe { self.backing.fill(addr + len, side.usable - len, RED_ZONE) }?;
         }
         Ok(lease)
     }
 
     /// A block straight from the backing, with the attempts of the fallback that can help it.
-    fn alloc_direct(&self, watch: &Watch, whole: Layout, len: u64, on: On<'_>) -> Result<(Lease<Buffer>, Side)> {
+    fn alloc_direct(
+        &self,
+        watch: &Watch,
+        whole: Layout,
+        len: u64,
+        on: On<'_>,
+    ) -> Result<(Lease<Buffer>, Side)> {
         let limit = self.budget.limit();
         if whole.size > limit {
             self.counters.failed.fetch_add(1, Ordering::Relaxed);
@@ -169,9 +197,9 @@ impl Inner {
         row.buffer.place.store(u32::MAX, Ordering::Relaxed);
         row.buffer.slot.store(0, Ordering::Relaxed);
         row.buffer.class.store(NO_CLASS, Ordering::Relaxed);
-        row.buffer.describe(len, Some(on.line), kind_bits(self.config.host_kind) | WATCHED);
+        row.buffer.describe(len, Some(on.timeline), kind_bits(self.config.host_kind) | WATCHED);
         row.buffer.lie_at(addr, chunk.native);
-        row.buffer.inherit(Stamp::NEVER);
+        row.buffer.inherit(PackedTimepoint::NEVER);
         core.allocations += 1;
         self.counters.add_live(len as i64);
         Ok((self.first_lease(row), Side { source, usable, dark: false }))
@@ -194,8 +222,11 @@ impl Inner {
             // What rounding took beyond the request: past the ticket, but true.
             if chunk.bytes > whole.size && !self.budget.take(chunk.bytes - whole.size) {
                 self.budget.undo(whole.size);
-                // SAFETY: it came from `exact` with this alignment just now, and was lent to nobody.
-                unsafe { self.backing.exact_free(chunk, whole.align.max(crate::layout::MIN_ALIGN)) }?;
+                // SAFETY: it came from `exact` with this alignment just now, and was lent to
+                // nobody.
+                unsafe {
+                    self.backing.exact_free(chunk, whole.align.max(crate::layout::MIN_ALIGN))
+                }?;
                 return Err(over(chunk.bytes));
             }
             self.budget.keep(chunk.bytes);
@@ -209,7 +240,9 @@ impl Inner {
                 format!("an alignment of {} with guard granules of {granule}", whole.align).into(),
             ));
         }
-        let (Some(bytes), true) = (whole.size.checked_next_multiple_of(granule), whole.size < 1 << 60) else {
+        let (Some(bytes), true) =
+            (whole.size.checked_next_multiple_of(granule), whole.size < 1 << 60)
+        else {
             return Err(over(whole.size));
         };
         if !self.budget.take(bytes) {
@@ -230,13 +263,16 @@ impl Inner {
         Ok((addr, chunk, Source::Guarded { base, bytes, span }))
     }
 
-    /// Takes a watched row back that nobody holds. Returns the counts that the caller owes to an orphaned allocator.
+    /// Takes a watched row back that nobody holds. Returns the counts that the caller owes to an
+    /// orphaned allocator.
     #[cold]
     pub(crate) fn free_watched(&self, watch: &Watch, row: &Row) -> u64 {
         watch.record_free(row);
         let buffer = &row.buffer;
-        let (addr, len, tag, stream) = (buffer.addr(), buffer.len(), buffer.tag(), buffer.home_line());
-        let side = if watch.aids.any() { watch.sides.lock().remove(&row.header.index()) } else { None };
+        let (addr, len, tag, stream) =
+            (buffer.addr(), buffer.len(), buffer.tag(), buffer.home_line());
+        let side =
+            if watch.aids.any() { watch.sides.lock().remove(&row.header.index()) } else { None };
         let Some(side) = side else { return self.free_shared_slow(row) };
         // The aids keep lists of their own, on the host's memory.
         let stamps = uses(&row.buffer);
@@ -261,7 +297,8 @@ impl Inner {
         }
         let due: Vec<Block> = {
             let mut held = watch.held.lock();
-            let over = |w: &mut (Block, Box<[Stamp]>)| w.1.iter().all(|&s| s.has_passed());
+            let over =
+                |w: &mut (Block, Box<[PackedTimepoint]>)| w.1.iter().all(|&s| s.has_passed());
             held.waiting.extract_if(.., over).map(|w| w.0).collect()
         };
         for block in due {
@@ -285,10 +322,16 @@ impl Inner {
                 held.bytes -= block.side.usable;
                 block
             };
-            if watch.aids.poison && !block.side.dark && !matches!(block.side.source, Source::Guarded { .. }) {
-                // The backing could be written when the allocator was made; it has no way to fail later.
-                // SAFETY: a block in quarantine is lent to nobody, and its last use is over; its memory is committed still.
-                let seen = unsafe { self.backing.verify(block.addr, block.side.usable, POISON_FREED) };
+            if watch.aids.poison
+                && !block.side.dark
+                && !matches!(block.side.source, Source::Guarded { .. })
+            {
+                // The backing could be written when the allocator was made; it has no way to fail
+                // later.
+                // SAFETY: a block in quarantine is lent to nobody, and its last use is over; its
+                // memory is committed still.
+                let seen =
+                    unsafe { self.backing.verify(block.addr, block.side.usable, POISON_FREED) };
                 if let Ok(Some(offset)) = seen {
                     watch.report(FindingKind::WriteAfterFree, &block, offset);
                 }
@@ -297,13 +340,14 @@ impl Inner {
         }
     }
 
-    /// A freed block that no stream uses any more: its red zone is checked, its memory poisoned or, with a guard, taken away.
-    /// `false`: the driver did not take it, and its addresses are lost.
+    /// A freed block that no stream uses any more: its red zone is checked, its memory poisoned or,
+    /// with a guard, taken away. `false`: the driver did not take it, and its addresses are lost.
     fn inspect_freed(&self, watch: &Watch, block: &Block) -> bool {
         let Block { addr, len, side, .. } = *block;
         if !side.dark {
             if watch.aids.red_zone > 0 {
-                // SAFETY: the block was freed and its last use is over, as the caller checked; the zone is committed.
+                // SAFETY: the block was freed and its last use is over, as the caller checked; the
+                // zone is committed.
                 let seen = unsafe { self.backing.verify(addr + len, side.usable - len, RED_ZONE) };
                 if let Ok(Some(offset)) = seen {
                     watch.report(FindingKind::RedZone, block, len + offset);
@@ -324,30 +368,35 @@ impl Inner {
     /// Gives a block's memory, and with a guard its addresses, back to where they came from.
     fn release_source(&self, source: Source) {
         match source {
-            Source::Store(spot) => self.core.lock().store.give(spot, Stamp::NEVER),
-            // SAFETY: the side names the chunk and alignment that `exact` gave; it left the table, so it is given back once.
-            Source::Exact { chunk, align } => match unsafe { self.backing.exact_free(chunk, align) } {
-                Ok(()) => {
-                    self.trace(EventKind::SegmentFree, chunk.addr, chunk.bytes);
-                    self.budget.give_back(chunk.bytes);
+            Source::Store(spot) => self.core.lock().store.give(spot, PackedTimepoint::NEVER),
+            Source::Exact { chunk, align } => {
+                // SAFETY: the side names the chunk and alignment that `exact` gave; it left the
+                // table, so it is given back once.
+                match unsafe { self.backing.exact_free(chunk, align) } {
+                    Ok(()) => {
+                        self.trace(EventKind::SegmentFree, chunk.addr, chunk.bytes);
+                        self.budget.give_back(chunk.bytes);
+                    }
+                    Err(_) => self.core.lock().store.heap.res.quarantined += chunk.bytes,
                 }
-                Err(_) => self.core.lock().store.heap.res.quarantined += chunk.bytes,
-            },
-            // SAFETY: the side's own reservation; what was committed in it was given back when the block was freed.
+            }
+            // SAFETY: the side's own reservation; what was committed in it was given back when the
+            // block was freed.
             Source::Guarded { base, span, .. } => unsafe { self.backing.release(base, span) },
         }
     }
 
-    /// Waits for the streams that still use held blocks, and brings all of them back. `false`: nothing was held.
+    /// Waits for the streams that still use held blocks, and brings all of them back. `false`:
+    /// nothing was held.
     fn release_held(&self, watch: &Watch, on: On<'_>) -> bool {
-        let stamps: Vec<Stamp> = {
+        let stamps: Vec<PackedTimepoint> = {
             let held = watch.held.lock();
             if held.waiting.is_empty() && held.quarantine.is_empty() {
                 return false;
             }
             held.waiting.iter().flat_map(|w| w.1.iter().copied()).collect()
         };
-        for point in stamps.into_iter().filter_map(Stamp::point) {
+        for point in stamps.into_iter().filter_map(PackedTimepoint::timepoint) {
             // A stream that cannot be waited for keeps its block held.
             let _ = self.wait_point(point, on, None);
         }

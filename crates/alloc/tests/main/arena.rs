@@ -1,9 +1,12 @@
-//! Graph arenas: every state against every call, what is kept alive by whom, suspension, and the packer against its bound.
+//! Graph arenas: every state against every call, what is kept alive by whom, suspension, and the
+//! packer against its bound.
 
 use crate::model::Rng;
 use crate::{Bench, MIB};
 use leasehold_alloc::planner::{Interval, plan};
-use leasehold_alloc::{Allocator, AllocatorConfig, ArenaState, Backing, BackingCaps, Buffer, Chunk};
+use leasehold_alloc::{
+    Allocator, AllocatorConfig, ArenaState, Backing, BackingCaps, Buffer, Chunk,
+};
 use leasehold_alloc::{GraphArena, Layout, Lifetime, On, SYMBOLIC};
 use leasehold_alloc_bench::FakeBacking;
 use leasehold_alloc_bench::VirtualStream;
@@ -54,7 +57,11 @@ fn every_illegal_edge_is_an_error_and_changes_nothing() {
         for (name, step, legal) in &steps {
             let arena = at(&b, state);
             let result = step(&b, &arena);
-            assert_eq!(result.is_ok(), legal.contains(&state), "{name} while {state:?}: {result:?}");
+            assert_eq!(
+                result.is_ok(),
+                legal.contains(&state),
+                "{name} while {state:?}: {result:?}"
+            );
             if result.is_err() {
                 assert_eq!(arena.state(), state, "{name} while {state:?}");
             }
@@ -71,7 +78,8 @@ fn disjoint_lifetimes_share_and_overlapping_ones_do_not() {
     let b = Bench::new(256 * MIB);
     let arena = b.allocator.arena().expect("an arena");
     let sizes = [4 * MIB, 4 * MIB, 4 * MIB];
-    let held: Vec<_> = sizes.iter().map(|&n| arena.alloc(Layout::new(n)).expect("symbolic")).collect();
+    let held: Vec<_> =
+        sizes.iter().map(|&n| arena.alloc(Layout::new(n)).expect("symbolic")).collect();
     let symbols: Vec<u64> = held.iter().map(|x| x.addr()).collect();
     assert!(held.iter().all(|x| x.is_symbolic() && x.addr() & SYMBOLIC != 0));
     drop(held);
@@ -110,12 +118,12 @@ fn an_output_outlives_its_graph() {
     assert_eq!(b.allocator.stats().in_graphs, 0);
 }
 
-/// A stream may say that a wait is over; memory is given back by what its line says.
+/// A stream may say that a wait is over; memory is given back by what its timeline says.
 #[test]
 fn a_suspension_waits_for_the_line() {
     let b = Bench::new(64 * MIB);
     let arena = at(&b, ArenaState::Sealed);
-    let other = VirtualStream::new().expect("a line");
+    let other = VirtualStream::new().expect("a timeline");
     other.on_wait(None);
     let p = other.submit().expect("a value");
     // SAFETY: the backing is a fake, whose memory nobody uses.
@@ -149,7 +157,11 @@ fn suspension_gives_memory_back_and_keeps_addresses() {
     b.check();
     // Others may use the memory, never the addresses.
     let others: Vec<_> = (0..15).map(|_| b.take(4 * MIB)).collect();
-    assert!(others.iter().all(|x| x.addr() + x.len() <= saved[0].0 || saved[0].0 + saved[0].1 <= x.addr()));
+    assert!(
+        others
+            .iter()
+            .all(|x| x.addr() + x.len() <= saved[0].0 || saved[0].0 + saved[0].1 <= x.addr())
+    );
     let full: Vec<_> = std::iter::from_fn(|| b.alloc(2 * MIB).ok()).collect();
     assert!(arena.resume(|_, _| Ok(())).is_err(), "there is no memory");
     assert_eq!(arena.state(), ArenaState::Suspended);
@@ -195,7 +207,11 @@ fn memory_that_arenas_share_goes_with_the_last_that_is_suspended() {
         saved += 1;
         Ok(())
     };
-    assert_eq!(first.suspend(on, &mut save).expect("suspends"), 0, "the second one may still be launched");
+    assert_eq!(
+        first.suspend(on, &mut save).expect("suspends"),
+        0,
+        "the second one may still be launched"
+    );
     assert!(matches!(first.launch().map(drop), Err(Error::Suspended(_))));
     // SAFETY: the backing is a fake, whose memory nobody uses.
     unsafe { second.launch().expect("launches").launched(b.stream.submit().expect("a value")) };
@@ -215,7 +231,10 @@ fn memory_that_arenas_share_goes_with_the_last_that_is_suspended() {
     // It is dropped: the others are as they were, and the next suspension gives the memory back.
     drop(first);
     assert!(matches!(second.resume(|_, _| Err(Error::state("no"))), Err(Error::InvalidState(_))));
-    assert_eq!((second.state(), b.allocator.stats().reserved), (ArenaState::Suspended, reserved - 4 * MIB));
+    assert_eq!(
+        (second.state(), b.allocator.stats().reserved),
+        (ArenaState::Suspended, reserved - 4 * MIB)
+    );
     second.resume(|_, _| Ok(())).expect("resumes");
     second.launch().map(drop).expect("launches");
     drop((second, third));
@@ -265,7 +284,8 @@ fn a_pair_that_finds_no_memory_stays_suspended() {
     b.check();
 }
 
-/// Two arenas side by side with a piece of memory across their border, which it takes 600 MiB to make.
+/// Two arenas side by side with a piece of memory across their border, which it takes 600 MiB to
+/// make.
 fn neighbours(b: &Bench) -> (GraphArena, GraphArena, Lease<Buffer>) {
     let hog = b.take(600 * MIB);
     let make = |b: &Bench| {
@@ -359,8 +379,9 @@ fn an_arena_may_be_dropped_while_its_neighbour_carries_the_piece_between_them_of
     let fake = FakeBacking::new(1 << 30);
     let slot = Arc::new(Mutex::new(None));
     let backing = Meanwhile(fake.clone(), slot.clone());
-    let allocator = Allocator::new(Box::new(backing), AllocatorConfig::default()).expect("an allocator");
-    let b = Bench { fake, allocator, stream: VirtualStream::new().expect("a line") };
+    let allocator =
+        Allocator::new(Box::new(backing), AllocatorConfig::default()).expect("an allocator");
+    let b = Bench { fake, allocator, stream: VirtualStream::new().expect("a timeline") };
     let on = On::new(&b.stream);
     let (low, high, hog) = neighbours(&b);
     low.suspend(on, |_, _| Ok(())).expect("suspends");
@@ -395,8 +416,11 @@ fn a_plan_that_finds_no_memory_may_be_sealed_later() {
     let arena = b.allocator.arena().expect("an arena");
     let x = arena.alloc(Layout::new(30 * MIB)).expect("symbolic");
     let lifetimes = [used(x.addr(), 0, 1)];
-    // SAFETY: the backing is a fake, whose memory nobody uses.
-    assert!(matches!(unsafe { arena.seal(&lifetimes, On::new(&b.stream)) }, Err(Error::OutOfMemory(_))));
+    assert!(matches!(
+        // SAFETY: the backing is a fake, whose memory nobody uses.
+        unsafe { arena.seal(&lifetimes, On::new(&b.stream)) },
+        Err(Error::OutOfMemory(_))
+    ));
     assert_eq!(arena.state(), ArenaState::Planning);
     drop(hog);
     // SAFETY: the backing is a fake, whose memory nobody uses.
@@ -423,7 +447,8 @@ fn packings_are_disjoint_deterministic_and_close_to_their_bound() {
             assert_eq!(p.offsets[i] % a.align, 0);
             assert!(p.offsets[i] + a.size <= p.total || a.size == 0);
             for (j, b) in list.iter().enumerate().skip(i + 1) {
-                let apart = p.offsets[i] + a.size <= p.offsets[j] || p.offsets[j] + b.size <= p.offsets[i];
+                let apart =
+                    p.offsets[i] + a.size <= p.offsets[j] || p.offsets[j] + b.size <= p.offsets[i];
                 let meet = a.first <= b.last && b.first <= a.last && a.size > 0 && b.size > 0;
                 assert!(apart || !meet, "{a:?} and {b:?} overlap");
             }

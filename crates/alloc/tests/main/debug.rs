@@ -2,16 +2,17 @@
 
 use crate::{Bench, MIB};
 use leasehold_alloc::{
-    Allocator, AllocatorConfig, Backing, BackingCaps, Chunk, DebugAids, Finding, FindingKind, Layout, On, POISON_FREED,
-    POISON_FRESH, RED_ZONE,
+    Allocator, AllocatorConfig, Backing, BackingCaps, Chunk, DebugAids, Finding, FindingKind,
+    Layout, On, POISON_FREED, POISON_FRESH, RED_ZONE,
 };
 use leasehold_alloc_bench::pass;
 use leasehold_alloc_bench::{Call, FakeBacking};
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Error, Result, Timeline};
+use leasehold_core::{Error, Result, TimelineSource};
 use std::collections::HashMap;
 
-/// A fake device whose memory has contents, which a test can read and write. Memory without backing faults.
+/// A fake device whose memory has contents, which a test can read and write. Memory without backing
+/// faults.
 #[derive(Clone)]
 struct Contents {
     fake: FakeBacking,
@@ -101,7 +102,8 @@ unsafe impl Backing for Contents {
         assert!(bytes == 0 || self.fake.is_backed(at, bytes), "a check of {at:#x}+{bytes} faults");
         let (mut wrong, mut before) = (None, 0);
         self.each(at, bytes, |part| {
-            wrong = wrong.or_else(|| part.iter().position(|&b| b != byte).map(|i| before + i as u64));
+            wrong =
+                wrong.or_else(|| part.iter().position(|&b| b != byte).map(|i| before + i as u64));
             before += part.len() as u64;
         });
         Ok(wrong)
@@ -116,14 +118,22 @@ fn aided(text: &str, fake: FakeBacking) -> (Bench, Contents) {
     let debug: DebugAids = text.parse().expect("debug aids");
     let config = AllocatorConfig { debug, ..AllocatorConfig::default() };
     let allocator = Allocator::new(Box::new(contents.clone()), config).expect("an allocator");
-    (Bench { fake, allocator, stream: leasehold_alloc_bench::VirtualStream::new().expect("a line") }, contents)
+    (
+        Bench {
+            fake,
+            allocator,
+            stream: leasehold_alloc_bench::VirtualStream::new().expect("a timeline"),
+        },
+        contents,
+    )
 }
 
 fn fakes() -> [FakeBacking; 2] {
     [FakeBacking::new(1 << 30), FakeBacking::segments(1 << 30)]
 }
 
-/// A workload without defects, then the given defect on one buffer of `len` bytes; returns what was found, after all is freed.
+/// A workload without defects, then the given defect on one buffer of `len` bytes; returns what was
+/// found, after all is freed.
 fn found_after(text: &str, len: u64, defect: impl Fn(&Bench, &Contents, u64)) -> Vec<Finding> {
     let mut found = Vec::new();
     for fake in fakes() {
@@ -140,7 +150,7 @@ fn found_after(text: &str, len: u64, defect: impl Fn(&Bench, &Contents, u64)) ->
         drop(held);
         drop(victim);
         defect(&b, &memory, at);
-        pass(b.stream.line().now());
+        pass(b.stream.timeline().now());
         b.allocator.trim(0).expect("a trim");
         b.check();
         let stats = b.allocator.stats();
@@ -148,7 +158,7 @@ fn found_after(text: &str, len: u64, defect: impl Fn(&Bench, &Contents, u64)) ->
         let here = b.allocator.findings();
         assert_eq!(stats.findings, here.len() as u64);
         for f in &here {
-            assert_eq!((f.addr, f.len, f.tag, f.stream), (at, len, 77, b.stream.line().id()));
+            assert_eq!((f.addr, f.len, f.tag, f.stream), (at, len, 77, b.stream.timeline().id()));
         }
         drop(b.allocator);
         assert_eq!(b.fake.outstanding(), (0, 0, 0, 0));
@@ -175,11 +185,17 @@ fn red_zones_find_a_write_behind_the_end() {
             );
             let text = found[0].to_string();
             assert!(
-                text.starts_with(&format!("write behind the end of a buffer: byte {} of {len} bytes at 0x", len + 13)),
+                text.starts_with(&format!(
+                    "write behind the end of a buffer: byte {} of {len} bytes at 0x",
+                    len + 13
+                )),
                 "{text}"
             );
-            assert!(text.contains("(tag 77, allocated on line "), "{text}");
-            assert_eq!(found_after("all", len, |_, m, at| assert!(m.write(at + len - 1, 0x41))), []);
+            assert!(text.contains("(tag 77, allocated on timeline "), "{text}");
+            assert_eq!(
+                found_after("all", len, |_, m, at| assert!(m.write(at + len - 1, 0x41))),
+                []
+            );
         }
     }
 }
@@ -188,14 +204,17 @@ fn red_zones_find_a_write_behind_the_end() {
 fn a_quarantine_finds_a_write_after_the_free() {
     for text in ["poison,quarantine=1M", "all", "poison,quarantine=64M,pass-through"] {
         let late = |b: &Bench, m: &Contents, at: u64| {
-            pass(b.stream.line().now());
+            pass(b.stream.timeline().now());
             // The stream is done; the next allocation notices and poisons.
             drop(b.take(1));
             assert_eq!(m.read(at), POISON_FREED);
             assert!(m.write(at + 123, 0x41));
         };
         let found = found_after(text, 1000, late);
-        assert_eq!(found.iter().map(|f| (f.kind, f.offset)).collect::<Vec<_>>(), [(FindingKind::WriteAfterFree, 123)]);
+        assert_eq!(
+            found.iter().map(|f| (f.kind, f.offset)).collect::<Vec<_>>(),
+            [(FindingKind::WriteAfterFree, 123)]
+        );
         // The stream's own last work is no write after the free.
         assert_eq!(found_after(text, 1000, |_, m, at| assert!(m.write(at + 123, 0x41))), []);
     }
@@ -238,20 +257,22 @@ fn a_quarantine_keeps_memory_from_reuse_until_it_is_full() {
 
 #[test]
 fn a_guard_faults_behind_the_end_and_after_the_free() {
-    for fake in
-        [FakeBacking::new(1 << 30), FakeBacking::with_caps(BackingCaps { reserve: true, ..BackingCaps::default() })]
-    {
+    for fake in [
+        FakeBacking::new(1 << 30),
+        FakeBacking::with_caps(BackingCaps { reserve: true, ..BackingCaps::default() }),
+    ] {
         let (b, m) = aided("guard,quarantine=64M", fake);
         for len in [256, 4096, 2 * MIB, 3 * MIB + 256] {
             let buffer = b.take(len);
             let at = buffer.addr();
             assert!(m.write(at, 1) && m.write(at + len - 1, 1), "its own bytes");
             assert!(!m.write(at + len, 1), "one byte behind the end of {len}");
-            // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+            // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too
+            // early.
             unsafe { buffer.mark_write(b.stream.submit().expect("a value")) };
             drop(buffer);
             assert!(m.write(at, 1), "its stream still uses it");
-            pass(b.stream.line().now());
+            pass(b.stream.timeline().now());
             let next = b.take(len);
             assert!(!m.write(at, 1), "after the free");
             assert_ne!(next.addr(), at);
@@ -346,7 +367,7 @@ fn leases_of_an_aided_allocator_may_outlive_it() {
         drop(b.allocator);
         drop(y);
         drop(x);
-        pass(b.stream.line().now());
+        pass(b.stream.timeline().now());
         // Any allocator's call gives back what waited for a stream.
         Bench::new(1 << 30).allocator.drain();
         assert_eq!(b.fake.outstanding(), (0, 0, 0, 0), "{text}");
@@ -360,7 +381,8 @@ fn graph_arenas_work_with_aids() {
         let (b, _) = aided(text, FakeBacking::new(1 << 30));
         let arena = b.allocator.arena().expect("an arena");
         let x = arena.alloc(Layout::new(4 * MIB)).expect("a symbolic buffer");
-        let used = leasehold_alloc::Lifetime { symbol: x.addr(), first: 0, last: 1, live_at_end: false };
+        let used =
+            leasehold_alloc::Lifetime { symbol: x.addr(), first: 0, last: 1, live_at_end: false };
         drop(x);
         let on = On::new(&b.stream);
         // SAFETY: the backing is a fake, whose memory nobody uses.
@@ -382,7 +404,7 @@ fn threads_share_an_aided_allocator_and_outlive_it() {
             for t in 0..3u64 {
                 let (allocator, m) = (b.allocator.clone(), m.clone());
                 scope.spawn(move || {
-                    let stream = leasehold_alloc_bench::VirtualStream::new().expect("a line");
+                    let stream = leasehold_alloc_bench::VirtualStream::new().expect("a timeline");
                     let mut rng = crate::model::Rng(t + 1);
                     let mut held = Vec::new();
                     for _ in 0..300 {
@@ -390,20 +412,26 @@ fn threads_share_an_aided_allocator_and_outlive_it() {
                             let layout = Layout::new(1 + rng.below(5000));
                             let buffer = allocator.alloc(layout, On::new(&stream)).expect("memory");
                             assert!(m.write(buffer.addr() + layout.size - 1, t as u8));
-                            // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+                            // SAFETY: nothing uses the memory behind a fake backing, so nothing can
+                            // use it too early.
                             unsafe { buffer.mark_write(stream.submit().expect("a value")) };
                             held.push((buffer, layout.size));
                         } else {
-                            let (buffer, len) = held.swap_remove(rng.below(held.len() as u64) as usize);
-                            assert_eq!(m.read(buffer.addr() + len - 1), t as u8, "somebody else wrote here");
+                            let (buffer, len) =
+                                held.swap_remove(rng.below(held.len() as u64) as usize);
+                            assert_eq!(
+                                m.read(buffer.addr() + len - 1),
+                                t as u8,
+                                "somebody else wrote here"
+                            );
                             drop(buffer);
-                            pass(stream.line().now());
+                            pass(stream.timeline().now());
                         }
                     }
                     // The last of the threads takes the allocator down, in a drop.
                     drop(allocator);
                     drop(held);
-                    pass(stream.line().now());
+                    pass(stream.timeline().now());
                 });
             }
             drop(b.allocator);

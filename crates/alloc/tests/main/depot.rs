@@ -1,4 +1,5 @@
-//! The depot: small blocks that full thread caches gave away serve the next request on their stream, and are given up as caches are.
+//! The depot: small blocks that full thread caches gave away serve the next request on their
+//! stream, and are given up as caches are.
 
 use crate::Bench;
 use leasehold_alloc::{Buffer, Layout, On};
@@ -22,7 +23,7 @@ fn filled() -> Bench {
     let done = AtomicBool::new(false);
     std::thread::scope(|s| {
         s.spawn(|| {
-            let other = VirtualStream::new().expect("a line");
+            let other = VirtualStream::new().expect("a timeline");
             for i in 0.. {
                 drop(b.allocator.alloc(Layout::new((100 + i % 100) << 10), On::new(&other)));
                 if done.load(Ordering::Relaxed) {
@@ -61,7 +62,7 @@ fn what_one_thread_frees_another_gets() {
         std::thread::scope(|s| {
             let allocator = &b.allocator;
             s.spawn(move || {
-                let other = VirtualStream::new().expect("a line");
+                let other = VirtualStream::new().expect("a timeline");
                 for parcel in receive {
                     drop(parcel);
                     drop(allocator.alloc(Layout::new(BLOCK), On::new(&other)));
@@ -116,10 +117,13 @@ fn no_block_is_lent_twice() {
         for seed in 1..3u64 {
             let allocator = &b.allocator;
             s.spawn(move || {
-                let streams: Vec<_> = (0..20).map(|_| VirtualStream::new().expect("a line")).collect();
+                let streams: Vec<_> =
+                    (0..20).map(|_| VirtualStream::new().expect("a timeline")).collect();
                 let mut state = 0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(seed);
                 let mut below = move |n: u64| {
-                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                    state = state
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(1_442_695_040_888_963_407);
                     (state >> 33) % n
                 };
                 let mut held = Vec::new();
@@ -128,13 +132,20 @@ fn no_block_is_lent_twice() {
                     let most = [BLOCK, 3000, 300][below(3) as usize];
                     for _ in 0..below(400) {
                         let size = most - below(most / 8);
-                        held.push(allocator.alloc(Layout::new(size), On::new(stream)).expect("memory"));
+                        held.push(
+                            allocator.alloc(Layout::new(size), On::new(stream)).expect("memory"),
+                        );
                     }
                     if round % 20 == 0 {
                         let mut lent = BTreeMap::new();
-                        assert!(held.iter().all(|x| lent.insert(x.addr(), x.len()).is_none()), "one address twice");
+                        assert!(
+                            held.iter().all(|x| lent.insert(x.addr(), x.len()).is_none()),
+                            "one address twice"
+                        );
                         let (from, to) = (lent.iter(), lent.keys().skip(1));
-                        from.zip(to).for_each(|((at, len), next)| assert!(at + len <= *next, "blocks overlap"));
+                        from.zip(to).for_each(|((at, len), next)| {
+                            assert!(at + len <= *next, "blocks overlap")
+                        });
                     }
                     let keep = below(held.len() as u64 + 1) as usize;
                     held.drain(keep..);

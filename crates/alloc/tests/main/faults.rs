@@ -1,22 +1,37 @@
-//! The failure matrix: every call of the backing, failing at every index, once, from then on, or at random. After each: the state is
-//! valid, later calls work, nothing is leaked but what the driver would not take back, and that stays counted.
+//! The failure matrix: every call of the backing, failing at every index, once, from then on, or at
+//! random. After each: the state is valid, later calls work, nothing is leaked but what the driver
+//! would not take back, and that stays counted.
 //!
-//! | call that fails | what must hold | test |
-//! |---|---|---|
-//! | reserving addresses | half as many, then segments | `without_addresses_segments_are_used`; `every_call_may_fail_at_every_index` |
-//! | creating, mapping, enabling, unmapping, destroying a piece; committing, decommitting a segment | undone as far as the driver lets it; the rest is quarantined, and counted | `every_call_may_fail_at_every_index`; `regressions::partial_map_failure_is_undone`, `regressions::failed_allocation_leaves_the_pool_usable` |
-//! | a stream's wait, signal, host wait; the publisher, be it because a device is lost: it may be another one | the block stays not ready; the next attempt follows | `every_call_of_a_stream_may_fail_at_every_index` |
-//! | the backing, because the device is lost | every later call that needs the driver says so; leases drop | `a_lost_device_fails_every_later_call_and_leases_still_drop` |
-//! | a reclaimer panics | it is not called again | `a_panicking_reclaimer_is_not_called_again` |
-//! | host memory | an error, nothing changed; a free asks for none | [`host_memory`](crate::host_memory): all of it |
-//! | the driver goes first | silence | `the_driver_may_go_first` |
-//! | the budget | never above it | `the_budget_is_hard`, model d of `models.rs` |
-//! | a recording is rolled back, at every step of its life | all of the arena's memory comes back | `arena::every_illegal_edge_is_an_error_and_changes_nothing`, `a_rolled_back_recording_gives_everything_back` |
-//! | suspending and resuming an arena | as it was; still suspended | `an_arena_may_fail_to_rest_and_to_come_back` |
+//! - reserving addresses. What must hold: half as many, then segments. Test:
+//!   `without_addresses_segments_are_used`; `every_call_may_fail_at_every_index`.
+//! - creating, mapping, enabling, unmapping, destroying a piece; committing, decommitting a
+//!   segment. What must hold: undone as far as the driver lets it; the rest is quarantined, and
+//!   counted. Test: `every_call_may_fail_at_every_index`;
+//!   `regressions::partial_map_failure_is_undone`,
+//!   `regressions::failed_allocation_leaves_the_pool_usable`.
+//! - a stream's wait, signal, host wait; the publisher, be it because a device is lost: it may be
+//!   another one. What must hold: the block stays not ready; the next attempt follows. Test:
+//!   `every_call_of_a_stream_may_fail_at_every_index`.
+//! - the backing, because the device is lost. What must hold: every later call that needs the
+//!   driver says so; leases drop. Test:
+//!   `a_lost_device_fails_every_later_call_and_leases_still_drop`.
+//! - a reclaimer panics. What must hold: it is not called again. Test:
+//!   `a_panicking_reclaimer_is_not_called_again`.
+//! - host memory. What must hold: an error, nothing changed; a free asks for none. Test:
+//!   [`host_memory`](crate::host_memory): all of it.
+//! - the driver goes first. What must hold: silence. Test: `the_driver_may_go_first`.
+//! - the budget. What must hold: never above it. Test: `the_budget_is_hard`, model d of
+//!   `models.rs`.
+//! - a recording is rolled back, at every step of its life. What must hold: all of the arena's
+//!   memory comes back. Test: `arena::every_illegal_edge_is_an_error_and_changes_nothing`,
+//!   `a_rolled_back_recording_gives_everything_back`.
+//! - suspending and resuming an arena. What must hold: as it was; still suspended. Test:
+//!   `an_arena_may_fail_to_rest_and_to_come_back`.
 //!
-//! What needs a driver beneath: events that cannot be made or recorded, a capture that is invalidated, graphs that cannot be instantiated,
-//! pinned memory that cannot be had, are the business of `leasehold-cuda`, whose test `faults` fails every call of a whole life
-//! at every index on the simulated driver.
+//! What needs a driver beneath: events that cannot be made or recorded, a capture that is
+//! invalidated, graphs that cannot be instantiated, pinned memory that cannot be had, are the
+//! business of `leasehold-cuda`, whose test `faults` fails every call of a whole life at every
+//! index on the simulated driver.
 
 use crate::model::Rng;
 use crate::{Bench, MIB};
@@ -24,7 +39,7 @@ use leasehold_alloc::{AllocatorConfig, ArenaState, CrossStream, Layout, Lifetime
 use leasehold_alloc_bench::{Call, FakeBacking, Fault};
 use leasehold_alloc_bench::{VirtualStream, pass};
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Error, Line, Point, Result, Timeline};
+use leasehold_core::{Error, Result, Timeline, TimelineSource, Timepoint};
 use std::time::Duration;
 
 /// A workload that grows, moves granules, trims and grows again.
@@ -139,7 +154,11 @@ impl Faulty {
         };
         match fails {
             true if self.loss => Err(Error::DeviceLost { cause: "injected".into() }),
-            true => Err(Error::Driver { api: "fake", code: 1, name: format!("{armed:?} injected").into() }),
+            true => Err(Error::Driver {
+                api: "fake",
+                code: 1,
+                name: format!("{armed:?} injected").into(),
+            }),
             false => Ok(()),
         }
     }
@@ -149,9 +168,9 @@ impl Faulty {
 struct FaultyStream(VirtualStream, Arc<Mutex<Faulty>>);
 
 // SAFETY: nothing that is submitted touches memory.
-unsafe impl Timeline for FaultyStream {
-    fn line(&self) -> &'static Line {
-        self.0.line()
+unsafe impl TimelineSource for FaultyStream {
+    fn timeline(&self) -> &'static Timeline {
+        self.0.timeline()
     }
     fn signal(&self) -> Result<u64> {
         self.1.lock().ask(Refusal::Signal)?;
@@ -160,7 +179,7 @@ unsafe impl Timeline for FaultyStream {
     fn refresh(&self) -> Result<u64> {
         self.0.refresh()
     }
-    fn wait(&self, on: Point) -> Result<()> {
+    fn wait(&self, on: Timepoint) -> Result<()> {
         self.1.lock().ask(Refusal::Wait)?;
         self.0.wait(on)
     }
@@ -170,18 +189,18 @@ unsafe impl Timeline for FaultyStream {
     }
 }
 
-/// Lets two streams take turns that want each other's memory within a tight budget. Returns how often each kind of call was made, by
-/// the armed one.
+/// Lets two streams take turns that want each other's memory within a tight budget. Returns how
+/// often each kind of call was made, by the armed one.
 fn contend(cross_stream: CrossStream, armed: (Refusal, When), loss: bool) -> u64 {
     let config = AllocatorConfig { budget: 24 * MIB, cross_stream, ..AllocatorConfig::default() };
     let b = Bench::with(FakeBacking::new(64 * MIB), config);
     let faulty = Arc::new(Mutex::new(Faulty { armed: Some(armed), loss, ..Faulty::default() }));
     let streams = [(); 2].map(|()| {
-        let stream = VirtualStream::new().expect("a line");
-        let (line, publisher) = (stream.line(), faulty.clone());
+        let stream = VirtualStream::new().expect("a timeline");
+        let (timeline, publisher) = (stream.timeline(), faulty.clone());
         stream.on_wait(Some(Arc::new(move |value, _| {
             publisher.lock().ask(Refusal::Publisher)?;
-            pass(line.at(value));
+            pass(timeline.at(value));
             Ok(())
         })));
         FaultyStream(stream, faulty.clone())
@@ -194,7 +213,8 @@ fn contend(cross_stream: CrossStream, armed: (Refusal, When), loss: bool) -> u64
         match b.allocator.alloc(Layout::new(size), On::new(stream)) {
             Ok(x) => {
                 let p = stream.0.submit().expect("a value");
-                // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+                // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too
+                // early.
                 unsafe { x.mark_write(p) };
                 held.push(x);
             }
@@ -212,8 +232,12 @@ fn contend(cross_stream: CrossStream, armed: (Refusal, When), loss: bool) -> u64
     faulty.lock().armed = None;
     held.clear();
     // Nothing stays unusable, and nothing is lost.
-    drop(b.allocator.alloc(Layout::new(20 * MIB), On::new(&streams[0])).expect("memory after the failures"));
-    streams.iter().for_each(|s| pass(s.line().now()));
+    drop(
+        b.allocator
+            .alloc(Layout::new(20 * MIB), On::new(&streams[0]))
+            .expect("memory after the failures"),
+    );
+    streams.iter().for_each(|s| pass(s.timeline().now()));
     b.allocator.trim(0).expect("a trim");
     b.check();
     assert_eq!(b.allocator.stats().reserved, 0, "{armed:?}");
@@ -239,15 +263,20 @@ fn every_call_of_a_stream_may_fail_at_every_index() {
     }
     let waits = contend(CrossStream::InsertWait, (Refusal::Wait, When::PerMille(0)), false);
     let host = contend(CrossStream::Never, (Refusal::Publisher, When::PerMille(0)), false);
-    assert!(waits > 3 && host > 3, "{waits} waits on the device and {host} on the host prove nothing");
+    assert!(
+        waits > 3 && host > 3,
+        "{waits} waits on the device and {host} on the host prove nothing"
+    );
 }
 
-/// Records, and ends in one of three ways, with temporaries and a held output; a failing driver at every index.
+/// Records, and ends in one of three ways, with temporaries and a held output; a failing driver at
+/// every index.
 fn roll_back(b: &Bench, way: u32) -> Result<()> {
     let arena = b.allocator.arena()?;
     let out = arena.alloc(Layout::new(3 * MIB))?;
     let temp = arena.alloc(Layout::new(5 * MIB))?;
-    let used = [&out, &temp].map(|x| Lifetime { symbol: x.addr(), first: 0, last: 1, live_at_end: false });
+    let used =
+        [&out, &temp].map(|x| Lifetime { symbol: x.addr(), first: 0, last: 1, live_at_end: false });
     drop(temp);
     if way == 0 {
         // SAFETY: the backing is a fake, whose memory nobody uses.
@@ -276,13 +305,19 @@ fn a_rolled_back_recording_gives_everything_back() {
                     let outcome = roll_back(&b, way);
                     b.check();
                     b.fake.heal();
-                    roll_back(&b, way).unwrap_or_else(|e| panic!("{way} {call:?} {fault:?}, {outcome:?}: {e}"));
-                    // The stream is usable, and everything but what the driver did not take back is gone.
+                    roll_back(&b, way)
+                        .unwrap_or_else(|e| panic!("{way} {call:?} {fault:?}, {outcome:?}: {e}"));
+                    // The stream is usable, and everything but what the driver did not take back is
+                    // gone.
                     drop((other, b.take(20 * MIB)));
                     b.allocator.trim(0).expect("a trim");
                     b.check();
                     let s = b.allocator.stats();
-                    assert_eq!((s.reserved, s.in_graphs, s.live), (s.quarantined, 0, 0), "{way} {call:?} {fault:?}");
+                    assert_eq!(
+                        (s.reserved, s.in_graphs, s.live),
+                        (s.quarantined, 0, 0),
+                        "{way} {call:?} {fault:?}"
+                    );
                 }
             }
         }
@@ -306,10 +341,16 @@ fn an_arena_may_fail_to_rest_and_to_come_back() {
                 for _ in 0..3 {
                     let state = arena.state();
                     let done = match state {
-                        ArenaState::Sealed => arena.suspend(On::new(&b.stream), |_, _| Ok(())).map(drop),
+                        ArenaState::Sealed => {
+                            arena.suspend(On::new(&b.stream), |_, _| Ok(())).map(drop)
+                        }
                         _ => arena.resume(|_, _| Ok(())),
                     };
-                    assert_eq!(done.is_err(), state == arena.state(), "{call:?} {fault:?}: {done:?}");
+                    assert_eq!(
+                        done.is_err(),
+                        state == arena.state(),
+                        "{call:?} {fault:?}: {done:?}"
+                    );
                     assert_eq!(arena.launch().is_ok(), arena.state() == ArenaState::Sealed);
                     b.check();
                 }
@@ -323,7 +364,11 @@ fn an_arena_may_fail_to_rest_and_to_come_back() {
                 b.allocator.trim(0).expect("a trim");
                 b.check();
                 let s = b.allocator.stats();
-                assert_eq!((s.reserved, s.in_graphs), (s.quarantined, 0), "{call:?} {fault:?}: {s:?}");
+                assert_eq!(
+                    (s.reserved, s.in_graphs),
+                    (s.quarantined, 0),
+                    "{call:?} {fault:?}: {s:?}"
+                );
             }
         }
     }

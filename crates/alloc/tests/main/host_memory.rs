@@ -1,8 +1,10 @@
-//! The host's own memory runs out: every call of the global allocator that the allocator's tables make is refused at every index, once,
-//! from then on, or at random. An allocation, an import, a trim or a suspension may then fail, and changes nothing; a free never asks.
+//! The host's own memory runs out: every call of the global allocator that the allocator's tables
+//! make is refused at every index, once, from then on, or at random. An allocation, an import, a
+//! trim or a suspension may then fail, and changes nothing; a free never asks.
 //!
-//! This test binary's global allocator refuses on demand, on the thread that demands it. A call that cannot be refused (`Box::new`,
-//! `Vec::push`) ends the process, so that nothing of this can be overlooked. What may always be had is the error itself, which is a box.
+//! This test binary's global allocator refuses on demand, on the thread that demands it. A call
+//! that cannot be refused (`Box::new`, `Vec::push`) ends the process, so that nothing of this can
+//! be overlooked. What may always be had is the error itself, which is a box.
 
 use crate::MIB;
 use crate::model::Rng;
@@ -11,7 +13,7 @@ use leasehold_alloc::{CrossStream, Layout, Lifetime, On, Policy, Protection};
 use leasehold_alloc_bench::{FakeBacking, Fault};
 use leasehold_alloc_bench::{VirtualStream, pass};
 use leasehold_core::sync::Arc;
-use leasehold_core::{Error, Lease, Line, OutOfMemory, Point, Result, Timeline};
+use leasehold_core::{Error, Lease, OutOfMemory, Result, Timeline, TimelineSource, Timepoint};
 use std::alloc::{GlobalAlloc, System};
 use std::cell::Cell;
 use std::time::Duration;
@@ -93,7 +95,8 @@ unsafe impl GlobalAlloc for Refusing {
     }
 }
 
-/// Refuses as told while `f` runs. Returns its result, and how many calls there were and were refused.
+/// Refuses as told while `f` runs. Returns its result, and how many calls there were and were
+/// refused.
 fn refusing<R>(fault: Fault, f: impl FnOnce() -> R) -> (R, u64, u64) {
     ORDERS.set(Orders { fault: Some(fault), ..NONE });
     let r = f();
@@ -164,10 +167,10 @@ struct Stream(VirtualStream);
 
 impl Stream {
     fn new() -> Self {
-        let stream = VirtualStream::new().expect("a line");
-        let line = stream.line();
+        let stream = VirtualStream::new().expect("a timeline");
+        let timeline = stream.timeline();
         stream.on_wait(Some(Arc::new(move |value, _| {
-            paused(|| pass(line.at(value)));
+            paused(|| pass(timeline.at(value)));
             Ok(())
         })));
         Self(stream)
@@ -175,9 +178,9 @@ impl Stream {
 }
 
 // SAFETY: nothing that is submitted touches memory.
-unsafe impl Timeline for Stream {
-    fn line(&self) -> &'static Line {
-        self.0.line()
+unsafe impl TimelineSource for Stream {
+    fn timeline(&self) -> &'static Timeline {
+        self.0.timeline()
     }
     fn signal(&self) -> Result<u64> {
         self.0.signal()
@@ -185,7 +188,7 @@ unsafe impl Timeline for Stream {
     fn refresh(&self) -> Result<u64> {
         self.0.refresh()
     }
-    fn wait(&self, on: Point) -> Result<()> {
+    fn wait(&self, on: Timepoint) -> Result<()> {
         paused(|| self.0.wait(on))
     }
     fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
@@ -207,8 +210,10 @@ impl Scene {
 
     fn with(segments: bool, config: AllocatorConfig) -> Self {
         let physical = 48 * MIB;
-        let fake = if segments { FakeBacking::segments(physical) } else { FakeBacking::new(physical) };
-        let allocator = Allocator::new(Box::new(Apart(fake.clone())), config).expect("an allocator");
+        let fake =
+            if segments { FakeBacking::segments(physical) } else { FakeBacking::new(physical) };
+        let allocator =
+            Allocator::new(Box::new(Apart(fake.clone())), config).expect("an allocator");
         Self { fake, allocator, streams: (0..3).map(|_| Stream::new()).collect() }
     }
 
@@ -219,10 +224,12 @@ impl Scene {
         });
     }
 
-    /// Uses a buffer on its own stream and on `others` more. The record of the third stream is a box.
+    /// Uses a buffer on its own stream and on `others` more. The record of the third stream is a
+    /// box.
     fn submit(&self, x: &Lease<Buffer>, own: usize, others: usize) {
         paused(|| {
-            // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+            // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too
+            // early.
             unsafe { x.mark_write(self.streams[own].0.submit().expect("a value")) };
             for i in 1..=others {
                 x.used_on(self.streams[(own + i) % 3].0.submit().expect("a value"));
@@ -240,7 +247,8 @@ impl Scene {
         arena
     }
 
-    /// Allocates, imports, frees on several streams, suspends, resumes and trims while the host refuses.
+    /// Allocates, imports, frees on several streams, suspends, resumes and trims while the host
+    /// refuses.
     fn work(&self, seed: u64) {
         let mut rng = Rng(seed);
         let mut held = paused(|| Vec::with_capacity(64));
@@ -250,7 +258,15 @@ impl Scene {
             let size = [700, 5_000, 40_000, 90_000, MIB, 3 * MIB, 11 * MIB][rng.below(7) as usize];
             let lent = match rng.below(12) {
                 // SAFETY: nobody touches it.
-                0 => unsafe { self.allocator.import(1 << 40, size, 0, Protection::ReadWrite, paused(|| Box::new(()))) },
+                0 => unsafe {
+                    self.allocator.import(
+                        1 << 40,
+                        size,
+                        0,
+                        Protection::ReadWrite,
+                        paused(|| Box::new(())),
+                    )
+                },
                 _ => self.allocator.alloc(Layout::new(size), On::new(&self.streams[own])),
             };
             match lent {
@@ -268,7 +284,7 @@ impl Scene {
                 assert_eq!(ORDERS.get().seen, before, "a free asked the host for memory");
             }
             if rng.below(4) == 0 {
-                paused(|| pass(self.streams[own].line().now()));
+                paused(|| pass(self.streams[own].timeline().now()));
             }
             if i % 30 == 29 {
                 // A trim that fails has given back what it could.
@@ -296,14 +312,23 @@ impl Scene {
 
     /// Nothing stays unusable, and nothing is lost.
     fn end(self, what: &dyn Fn() -> String) {
-        self.streams.iter().for_each(|s| pass(s.line().now()));
-        drop(self.allocator.alloc(Layout::new(40 * MIB), On::new(&self.streams[0])).unwrap_or_else(|e| {
-            panic!("{}: no memory after the failures: {e}", what());
-        }));
+        self.streams.iter().for_each(|s| pass(s.timeline().now()));
+        drop(
+            self.allocator.alloc(Layout::new(40 * MIB), On::new(&self.streams[0])).unwrap_or_else(
+                |e| {
+                    panic!("{}: no memory after the failures: {e}", what());
+                },
+            ),
+        );
         self.allocator.trim(0).expect("a trim");
         self.check();
         let s = self.allocator.stats();
-        assert_eq!((s.reserved, s.live, s.retired, s.quarantined), (0, 0, 0, 0), "{}: {s:?}", what());
+        assert_eq!(
+            (s.reserved, s.live, s.retired, s.quarantined),
+            (0, 0, 0, 0),
+            "{}: {s:?}",
+            what()
+        );
         assert_eq!(self.fake.used(), 0, "{}", what());
     }
 }
@@ -343,19 +368,27 @@ fn every_call_for_host_memory_may_fail_at_every_index() {
 fn a_free_asks_the_host_for_nothing() {
     let scene = Scene::new(false, Policy::Balanced, CrossStream::IfReady);
     let alloc = |size, own: usize| {
-        scene.allocator.alloc(Layout::new(size), On::new(&scene.streams[own])).expect("an allocation")
+        scene
+            .allocator
+            .alloc(Layout::new(size), On::new(&scene.streams[own]))
+            .expect("an allocation")
     };
     for size in [100, 30_000, 200_000, 5 * MIB] {
         for others in 0..3 {
             let many: Vec<_> = (0..20).map(|_| alloc(size.min(MIB), 0)).collect();
             many.iter().for_each(|x| scene.submit(x, 0, others));
-            assert_eq!(calls_in(|| many.into_iter().for_each(drop)), 0, "{size} bytes, used on {} streams", others + 1);
+            assert_eq!(
+                calls_in(|| many.into_iter().for_each(drop)),
+                0,
+                "{size} bytes, used on {} streams",
+                others + 1
+            );
             scene.check();
         }
-        scene.streams.iter().for_each(|s| pass(s.line().now()));
+        scene.streams.iter().for_each(|s| pass(s.timeline().now()));
     }
     // A stream that never allocated here has no lane.
-    let foreign = VirtualStream::new().expect("a line");
+    let foreign = VirtualStream::new().expect("a timeline");
     let x = alloc(MIB, 0);
     x.used_on(foreign.submit().expect("a value"));
     assert_eq!(calls_in(|| drop(x)), 0, "used on a stream without a lane");
@@ -363,7 +396,8 @@ fn a_free_asks_the_host_for_nothing() {
     // An import whose last use is not over, and a member of an arena.
     // SAFETY: nobody touches it.
     let import =
-        unsafe { scene.allocator.import(1 << 40, 4096, 0, Protection::ReadWrite, Box::new(())) }.expect("an import");
+        unsafe { scene.allocator.import(1 << 40, 4096, 0, Protection::ReadWrite, Box::new(())) }
+            .expect("an import");
     scene.submit(&import, 0, 2);
     assert_eq!(calls_in(|| drop(import)), 0, "an import");
     assert_eq!(scene.allocator.stats().retired, 1);
@@ -373,13 +407,14 @@ fn a_free_asks_the_host_for_nothing() {
     scene.check();
     // The last lease of an allocator that is gone, while a stream may be using the block.
     let other = Scene::new(false, Policy::Balanced, CrossStream::IfReady);
-    let last = other.allocator.alloc(Layout::new(MIB), On::new(&other.streams[0])).expect("an allocation");
+    let last =
+        other.allocator.alloc(Layout::new(MIB), On::new(&other.streams[0])).expect("an allocation");
     other.submit(&last, 0, 2);
     let Scene { fake, allocator, streams } = other;
     drop(allocator);
     assert_eq!(calls_in(|| drop(last)), 0, "the last lease");
     assert!(fake.used() > 0, "the streams are not done");
-    streams.iter().for_each(|s| pass(s.line().now()));
+    streams.iter().for_each(|s| pass(s.timeline().now()));
     drop(foreign);
     scene.end(&|| "frees".into());
     assert_eq!(fake.used(), 0, "the allocator that was gone is swept by another's calls");
@@ -389,15 +424,20 @@ fn a_free_asks_the_host_for_nothing() {
 #[test]
 fn an_allocation_without_host_memory_says_so() {
     let scene = Scene::new(false, Policy::Balanced, CrossStream::IfReady);
-    let (refused, ..) =
-        refusing(Fault::From(0), || scene.allocator.alloc(Layout::new(MIB), On::new(&scene.streams[0])));
+    let (refused, ..) = refusing(Fault::From(0), || {
+        scene.allocator.alloc(Layout::new(MIB), On::new(&scene.streams[0]))
+    });
     let Err(Error::OutOfMemory(report)) = refused else { panic!("{refused:?}") };
-    assert!(report.to_string().contains("host memory") || report.to_string().contains("block table"), "{report}");
+    assert!(
+        report.to_string().contains("host memory") || report.to_string().contains("block table"),
+        "{report}"
+    );
     scene.end(&|| "refused".into());
 }
 
-/// I17, by what the global allocator was really asked for: rows, nodes, indexes, maps and magazines together are half a percent of the
-/// memory that they describe, on real programs' traces. (A buffer's row is 128 bytes, so a program of nothing but tiny buffers pays more.)
+/// I17, by what the global allocator was really asked for: rows, nodes, indexes, maps and magazines
+/// together are half a percent of the memory that they describe, on real programs' traces. (A
+/// buffer's row is 128 bytes, so a program of nothing but tiny buffers pays more.)
 #[test]
 fn tables_are_half_a_percent_of_the_memory_that_they_describe() {
     use leasehold_alloc_bench::trace::Trace;
@@ -408,17 +448,22 @@ fn tables_are_half_a_percent_of_the_memory_that_they_describe() {
         let trace = Trace::open(&path).expect("a recorded trace");
         let (share, ..) = refusing(Fault::PerMille(0), || {
             let fake = paused(|| FakeBacking::new(64 << 30));
-            let allocator = Allocator::new(Box::new(Apart(fake.clone())), AllocatorConfig::default());
+            let allocator =
+                Allocator::new(Box::new(Apart(fake.clone())), AllocatorConfig::default());
             let allocator = allocator.expect("an allocator");
             let mut streams = paused(std::collections::HashMap::new);
             let mut held = paused(std::collections::HashMap::new);
             let (mut peak, mut tables) = (0, 0);
             for event in &trace.events {
                 if event.alloc {
-                    let stream = paused(|| &*streams.entry(event.stream).or_insert_with(Stream::new));
-                    let x = allocator.alloc(Layout::new(event.size), On::new(stream)).expect("an allocation");
+                    let stream =
+                        paused(|| &*streams.entry(event.stream).or_insert_with(Stream::new));
+                    let x = allocator
+                        .alloc(Layout::new(event.size), On::new(stream))
+                        .expect("an allocation");
                     paused(|| {
-                        // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+                        // SAFETY: nothing uses the memory behind a fake backing, so nothing can use
+                        // it too early.
                         unsafe { x.mark_write(stream.0.submit().expect("a value")) };
                         held.insert(event.id, x);
                     });
@@ -430,7 +475,7 @@ fn tables_are_half_a_percent_of_the_memory_that_they_describe() {
                     drop(paused(|| held.remove(&event.id)));
                 }
                 if held.len().is_multiple_of(32) {
-                    paused(|| streams.values().for_each(|s: &Stream| pass(s.line().now())));
+                    paused(|| streams.values().for_each(|s: &Stream| pass(s.timeline().now())));
                 }
             }
             let share = tables as f64 / peak as f64;

@@ -1,5 +1,5 @@
-//! The allocator at its public API: against a model, through failures of the driver, on recorded traces, and once per defect that other
-//! allocators of this kind have had.
+//! The allocator at its public API: against a model, through failures of the driver, on recorded
+//! traces, and once per defect that other allocators of this kind have had.
 
 mod arena;
 mod debug;
@@ -34,8 +34,9 @@ impl Bench {
     }
 
     fn with(fake: FakeBacking, config: AllocatorConfig) -> Self {
-        let allocator = Allocator::new(Box::new(fake.clone()), config).expect("an allocator over a fake backing");
-        Self { fake, allocator, stream: VirtualStream::new().expect("a line") }
+        let allocator = Allocator::new(Box::new(fake.clone()), config)
+            .expect("an allocator over a fake backing");
+        Self { fake, allocator, stream: VirtualStream::new().expect("a timeline") }
     }
 
     fn alloc(&self, size: u64) -> Result<Lease<Buffer>> {

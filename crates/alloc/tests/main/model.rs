@@ -1,11 +1,14 @@
-//! Random operations against a naive model: live blocks are disjoint, aligned and backed; memory that a stream may still use is lent to
-//! that stream only, or to one that is ordered after it; the numbers are what the model counts; in the end everything goes back.
+//! Random operations against a naive model: live blocks are disjoint, aligned and backed; memory
+//! that a stream may still use is lent to that stream only, or to one that is ordered after it; the
+//! numbers are what the model counts; in the end everything goes back.
 
 use leasehold_alloc::{Allocator, AllocatorConfig, Buffer, CrossStream, Layout, On, Policy};
 use leasehold_alloc_bench::FakeBacking;
 use leasehold_alloc_bench::{VirtualStream, pass};
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Error, Lease, Line, LineId, Point, Result, Stamp, Timeline};
+use leasehold_core::{
+    Error, Lease, PackedTimepoint, Result, Timeline, TimelineId, TimelineSource, Timepoint,
+};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -36,50 +39,51 @@ impl Rng {
     }
 }
 
-fn over(s: Stamp) -> bool {
-    s.point().is_none_or(|p| p.line().completed() >= p.value())
+fn over(s: PackedTimepoint) -> bool {
+    s.timepoint().is_none_or(|p| p.timeline().completed() >= p.value())
 }
 
 const STREAMS: usize = 3;
 const MIB: u64 = 1 << 20;
 type Clock = [u64; STREAMS];
 
-/// What happens before what: a vector clock per stream, moved by every wait (the allocator's own too) and every submission.
+/// What happens before what: a vector clock per stream, moved by every wait (the allocator's own
+/// too) and every submission.
 #[derive(Default)]
 struct Order {
-    lines: Vec<LineId>,
+    timelines: Vec<TimelineId>,
     now: [Clock; STREAMS],
     /// The clock of each submission that is not over yet.
     at: [VecDeque<(u64, Clock)>; STREAMS],
 }
 
 impl Order {
-    /// The stream of a line; none for one that is gone, whose work is over.
-    fn of(&self, line: LineId) -> Option<usize> {
-        self.lines.iter().position(|&l| l == line)
+    /// The stream of a timeline; none for one that is gone, whose work is over.
+    fn of(&self, timeline: TimelineId) -> Option<usize> {
+        self.timelines.iter().position(|&l| l == timeline)
     }
 
     /// A new stream takes the place of an idle one.
-    fn replaced(&mut self, t: usize, line: LineId) {
-        self.lines[t] = line;
+    fn replaced(&mut self, t: usize, timeline: TimelineId) {
+        self.timelines[t] = timeline;
         self.at[t].clear();
         self.now[t] = [0; STREAMS];
         self.now.iter_mut().for_each(|clock| clock[t] = 0);
         self.at.iter_mut().flatten().for_each(|e| e.1[t] = 0);
     }
 
-    fn submitted(&mut self, p: Point) {
-        let Some(t) = self.of(p.line_id()) else { return };
+    fn submitted(&mut self, p: Timepoint) {
+        let Some(t) = self.of(p.timeline_id()) else { return };
         self.now[t][t] = p.value();
-        let over = p.line().completed();
+        let over = p.timeline().completed();
         while self.at[t].front().is_some_and(|f| f.0 <= over) {
             self.at[t].pop_front();
         }
         self.at[t].push_back((p.value(), self.now[t]));
     }
 
-    fn waited(&mut self, line: LineId, on: Point) {
-        let (Some(t), Some(u)) = (self.of(line), self.of(on.line_id())) else { return };
+    fn waited(&mut self, timeline: TimelineId, on: Timepoint) {
+        let (Some(t), Some(u)) = (self.of(timeline), self.of(on.timeline_id())) else { return };
         let known = self.clock(on);
         for (mine, theirs) in self.now[t].iter_mut().zip(known) {
             *mine = (*mine).max(theirs);
@@ -87,25 +91,27 @@ impl Order {
         self.now[t][u] = self.now[t][u].max(on.value());
     }
 
-    /// What a point comes after; zeros for one that is over.
-    fn clock(&self, p: Point) -> Clock {
-        let list = self.of(p.line_id()).map(|t| &self.at[t]);
+    /// What a timepoint comes after; zeros for one that is over.
+    fn clock(&self, p: Timepoint) -> Clock {
+        let list = self.of(p.timeline_id()).map(|t| &self.at[t]);
         list.into_iter().flatten().rev().find(|e| e.0 <= p.value()).map_or([0; STREAMS], |e| e.1)
     }
 
     /// Whether whoever waits for `r` has thereby waited for `s`.
-    fn covers(&self, r: Stamp, s: Stamp) -> bool {
-        match (s.point(), r.point()) {
+    fn covers(&self, r: PackedTimepoint, s: PackedTimepoint) -> bool {
+        match (s.timepoint(), r.timepoint()) {
             (None, _) => true,
             (_, None) => false,
-            (Some(s), Some(r)) if s.line_id() == r.line_id() => s.value() <= r.value(),
-            (Some(s), Some(r)) => self.of(s.line_id()).is_none_or(|u| self.clock(r)[u] >= s.value()),
+            (Some(s), Some(r)) if s.timeline_id() == r.timeline_id() => s.value() <= r.value(),
+            (Some(s), Some(r)) => {
+                self.of(s.timeline_id()).is_none_or(|u| self.clock(r)[u] >= s.value())
+            }
         }
     }
 
-    /// Whether what comes next on `line` comes after `s`.
-    fn follows(&self, line: LineId, s: Stamp) -> bool {
-        let (Some(t), Some(u)) = (self.of(line), self.of(s.line_id())) else { return true };
+    /// Whether what comes next on `timeline` comes after `s`.
+    fn follows(&self, timeline: TimelineId, s: PackedTimepoint) -> bool {
+        let (Some(t), Some(u)) = (self.of(timeline), self.of(s.timeline_id())) else { return true };
         t == u || s.is_never() || self.now[t][u] >= s.value()
     }
 }
@@ -117,7 +123,7 @@ struct Stream {
 }
 
 impl Stream {
-    fn submit(&self) -> Result<Point> {
+    fn submit(&self) -> Result<Timepoint> {
         let p = self.inner.submit()?;
         self.order.lock().submitted(p);
         Ok(p)
@@ -125,9 +131,9 @@ impl Stream {
 }
 
 // SAFETY: nothing that is submitted touches memory.
-unsafe impl Timeline for Stream {
-    fn line(&self) -> &'static Line {
-        self.inner.line()
+unsafe impl TimelineSource for Stream {
+    fn timeline(&self) -> &'static Timeline {
+        self.inner.timeline()
     }
     fn signal(&self) -> Result<u64> {
         self.inner.signal()
@@ -135,9 +141,9 @@ unsafe impl Timeline for Stream {
     fn refresh(&self) -> Result<u64> {
         self.inner.refresh()
     }
-    fn wait(&self, on: Point) -> Result<()> {
+    fn wait(&self, on: Timepoint) -> Result<()> {
         self.inner.wait(on)?;
-        self.order.lock().waited(self.line().id(), on);
+        self.order.lock().waited(self.timeline().id(), on);
         Ok(())
     }
     fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
@@ -150,16 +156,17 @@ struct Model {
     fake: FakeBacking,
     streams: Vec<Stream>,
     order: Arc<Mutex<Order>>,
-    live: Vec<(Lease<Buffer>, Vec<Stamp>)>,
+    live: Vec<(Lease<Buffer>, Vec<PackedTimepoint>)>,
     /// The memory of live blocks.
     by_memory: BTreeMap<u64, u64>,
     /// Freed memory with the uses that may go on.
-    pending: Vec<(u64, u64, Vec<Stamp>)>,
+    pending: Vec<(u64, u64, Vec<PackedTimepoint>)>,
     bytes: u64,
     /// Streams come and go, and for a while only some of them are used: so do lanes.
     churn: bool,
     active: u64,
-    /// Another thread looks in, allocates and frees now and then, so that large blocks lie in magazines too; and large sizes come again.
+    /// Another thread looks in, allocates and frees now and then, so that large blocks lie in
+    /// magazines too; and large sizes come again.
     visits: bool,
 }
 
@@ -167,13 +174,26 @@ impl Model {
     fn new(fake: FakeBacking, config: AllocatorConfig) -> Self {
         let allocator = Allocator::new(Box::new(fake.clone()), config).expect("an allocator");
         let order = Arc::new(Mutex::new(Order::default()));
-        let stream = |_| Stream { inner: VirtualStream::new().expect("a line"), order: order.clone() };
+        let stream =
+            |_| Stream { inner: VirtualStream::new().expect("a timeline"), order: order.clone() };
         let streams: Vec<_> = (0..STREAMS).map(stream).collect();
-        order.lock().lines = streams.iter().map(|s| s.line().id()).collect();
+        order.lock().timelines = streams.iter().map(|s| s.timeline().id()).collect();
         let (live, by_memory, pending) = (Vec::new(), BTreeMap::new(), Vec::new());
         let active = STREAMS as u64;
         let (bytes, churn, visits) = (0, false, false);
-        Self { allocator, fake, streams, order, live, by_memory, pending, bytes, churn, active, visits }
+        Self {
+            allocator,
+            fake,
+            streams,
+            order,
+            live,
+            by_memory,
+            pending,
+            bytes,
+            churn,
+            active,
+            visits,
+        }
     }
 
     fn alloc(&mut self, rng: &mut Rng) {
@@ -187,7 +207,9 @@ impl Model {
         let on = On::new(&self.streams[t]);
         let elsewhere = self.visits && rng.below(40) == 0;
         let lent = match elsewhere {
-            true => std::thread::scope(|s| s.spawn(|| self.allocator.alloc(layout, on)).join().expect("an allocation")),
+            true => std::thread::scope(|s| {
+                s.spawn(|| self.allocator.alloc(layout, on)).join().expect("an allocation")
+            }),
             false => self.allocator.alloc(layout, on),
         };
         let buffer = match lent {
@@ -208,16 +230,22 @@ impl Model {
         let memory = self.fake.memory(from, layout.size);
         for &(m, len) in &memory {
             if let Some((at, other)) = self.by_memory.range(..m + len).next_back() {
-                assert!(at + other <= m, "{from:#x}..{to:#x} has memory of a live block at {at:#x}+{other:#x}");
+                assert!(
+                    at + other <= m,
+                    "{from:#x}..{to:#x} has memory of a live block at {at:#x}+{other:#x}"
+                );
             }
         }
-        let mut seen = vec![buffer.write_stamp()];
+        let mut seen = vec![buffer.write_timepoint()];
         buffer.for_each_read(|s| seen.push(s));
         let order = self.order.lock();
         for (a, b, stamps) in &self.pending {
             if memory.iter().any(|&(m, len)| *a < m + len && m < *b) {
                 for s in stamps.iter().filter(|&&s| !over(s)) {
-                    assert!(order.follows(on.line.id(), *s), "{from:#x}..{to:#x} is lent while {s:?} may use it");
+                    assert!(
+                        order.follows(on.timeline.id(), *s),
+                        "{from:#x}..{to:#x} is lent while {s:?} may use it"
+                    );
                     // A later use stands for every use that it was made to wait for.
                     let told = seen.iter().any(|&r| order.covers(r, *s));
                     assert!(told, "the record of {from:#x}..{to:#x} forgets {s:?}: {seen:?}");
@@ -278,28 +306,31 @@ impl Model {
         }
         let at = rng.below(self.live.len() as u64) as usize;
         let t = rng.below(self.active) as usize;
-        let line = self.streams[t].line();
+        let timeline = self.streams[t].timeline();
         let (buffer, stamps) = &mut self.live[at];
         let kind = rng.below(3);
-        // What the runtime does: a write waits for all that is recorded, a read for the last write; then it submits, then it marks.
+        // What the runtime does: a write waits for all that is recorded, a read for the last write;
+        // then it submits, then it marks.
         if kind < 2 {
-            let mut before = vec![buffer.write_stamp()];
+            let mut before = vec![buffer.write_timepoint()];
             if kind == 0 {
                 buffer.for_each_read(|s| before.push(s));
             }
-            for p in before.iter().filter(|s| !over(**s)).filter_map(|s| s.point()) {
+            for p in before.iter().filter(|s| !over(**s)).filter_map(|s| s.timepoint()) {
                 self.streams[t].wait(p).expect("a virtual wait");
             }
         }
         let point = self.streams[t].submit().expect("a value");
         match kind {
             0 => {
-                // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+                // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too
+                // early.
                 unsafe { buffer.mark_write(point) };
                 let order = self.order.lock();
-                stamps.retain(|&s| !order.follows(line.id(), s));
+                stamps.retain(|&s| !order.follows(timeline.id(), s));
             }
-            // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+            // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too
+            // early.
             1 => unsafe { buffer.mark_read(point) },
             _ => buffer.used_on(point),
         }
@@ -309,10 +340,10 @@ impl Model {
     /// Another stream takes the place of one, whose work is over then; what it allocated lives on.
     fn replace(&mut self, rng: &mut Rng) {
         let t = rng.below(STREAMS as u64) as usize;
-        let inner = VirtualStream::new().expect("a line");
+        let inner = VirtualStream::new().expect("a timeline");
         let old = std::mem::replace(&mut self.streams[t].inner, inner);
-        pass(old.line().now());
-        self.order.lock().replaced(t, self.streams[t].line().id());
+        pass(old.timeline().now());
+        self.order.lock().replaced(t, self.streams[t].timeline().id());
     }
 
     fn step(&mut self, rng: &mut Rng) {
@@ -320,16 +351,18 @@ impl Model {
             0..40 => self.alloc(rng),
             40..75 => {
                 if self.visits && rng.below(40) == 0 {
-                    let seen = std::thread::scope(|s| s.spawn(|| self.allocator.stats().live).join().expect("a look"));
+                    let seen = std::thread::scope(|s| {
+                        s.spawn(|| self.allocator.stats().live).join().expect("a look")
+                    });
                     assert_eq!(seen, self.live.len() as u64);
                 }
                 self.free(rng);
             }
             75..93 => self.use_one(rng),
             93..98 => {
-                let line = self.streams[rng.below(STREAMS as u64) as usize].line();
-                let (done, all) = (line.completed(), line.submitted());
-                pass(line.at(done + rng.below(all - done + 1)));
+                let timeline = self.streams[rng.below(STREAMS as u64) as usize].timeline();
+                let (done, all) = (timeline.completed(), timeline.submitted());
+                pass(timeline.at(done + rng.below(all - done + 1)));
             }
             98 => self.allocator.drain(),
             _ if self.churn && rng.below(8) == 0 => self.replace(rng),
@@ -352,7 +385,7 @@ impl Model {
     fn end(mut self) {
         self.live.clear();
         for s in &self.streams {
-            pass(s.line().now());
+            pass(s.timeline().now());
         }
         self.allocator.trim(0).expect("a trim on a healthy device");
         self.check();
@@ -371,10 +404,12 @@ const KINDS: u64 = 144;
 fn run(seed: u64, steps: usize, kind: u64) {
     let mut rng = Rng(seed | 1);
     let physical = if kind & 1 == 0 { 1 << 30 } else { 48 << 20 };
-    let fake = if kind & 2 == 0 { FakeBacking::new(physical) } else { FakeBacking::segments(physical) };
+    let fake =
+        if kind & 2 == 0 { FakeBacking::new(physical) } else { FakeBacking::segments(physical) };
     let config = AllocatorConfig {
         policy: [Policy::Balanced, Policy::Fastest, Policy::Compact][(kind / 4 % 3) as usize],
-        cross_stream: [CrossStream::IfReady, CrossStream::Never, CrossStream::InsertWait][(kind / 12 % 3) as usize],
+        cross_stream: [CrossStream::IfReady, CrossStream::Never, CrossStream::InsertWait]
+            [(kind / 12 % 3) as usize],
         budget: if kind & 1 == 0 { u64::MAX } else { 40 << 20 },
         ..AllocatorConfig::default()
     };
@@ -393,7 +428,8 @@ fn run(seed: u64, steps: usize, kind: u64) {
     model.end();
 }
 
-/// `LEASEHOLD_MODEL_CASES=20000 cargo test --release -p leasehold-alloc --test main random_operations` for a long look.
+/// `LEASEHOLD_MODEL_CASES=20000 cargo test --release -p leasehold-alloc random_operations`
+/// for a long look.
 fn cases() -> u32 {
     std::env::var("LEASEHOLD_MODEL_CASES").ok().and_then(|s| s.parse().ok()).unwrap_or(72)
 }
@@ -412,8 +448,9 @@ proptest! {
     }
 }
 
-/// The last 202 bytes of a block lay beyond what its holder had asked for, so the model, which knew requests only, took them for memory
-/// that line 2 still used, although the holder's line had waited for that use and its write stood for it.
+/// The last 202 bytes of a block lay beyond what its holder had asked for, so the model, which knew
+/// requests only, took them for memory that timeline 2 still used, although the holder's timeline
+/// had waited for that use and its write stood for it.
 #[test]
 fn slack_is_guarded_by_the_write_that_waited_for_its_former_use() {
     run(8232327894336975388, 1500, 28);
@@ -422,7 +459,10 @@ fn slack_is_guarded_by_the_write_that_waited_for_its_former_use() {
 /// The long run: `ci/fuzz.sh`, with ten million operations; `ci/fuzz.sh 1000000000` for a billion.
 #[test]
 fn long_fuzz() {
-    let steps = std::env::var("LEASEHOLD_FUZZ_STEPS").ok().and_then(|s| s.parse::<usize>().ok()).unwrap_or(144_000);
+    let steps = std::env::var("LEASEHOLD_FUZZ_STEPS")
+        .ok()
+        .and_then(|s| s.parse::<usize>().ok())
+        .unwrap_or(144_000);
     for kind in 0..KINDS {
         run(0x1234_5678_9ABC_DEF1 ^ (kind << 20), steps / KINDS as usize, kind);
     }

@@ -3,21 +3,26 @@
 use crate::model::Rng;
 use crate::{Bench, MIB};
 use leasehold_alloc::{
-    AllocatorConfig, BlockState, Buffer, EventKind, GraphArena, Layout, Lifetime, On, Policy, Snapshot,
+    AllocatorConfig, BlockState, Buffer, EventKind, GraphArena, Layout, Lifetime, On, Policy,
+    Snapshot,
 };
 use leasehold_alloc_bench::FakeBacking;
 use leasehold_alloc_bench::memory_viz;
 use leasehold_alloc_bench::replay::{Options, replay_virtual};
 use leasehold_alloc_bench::trace::Trace;
 use leasehold_alloc_bench::{VirtualStream, pass};
-use leasehold_core::{Lease, Timeline};
+use leasehold_core::{Lease, TimelineSource};
 use std::collections::HashMap;
 
 fn traced(fake: FakeBacking, trace_events: usize) -> Bench {
-    Bench::with(fake, AllocatorConfig { trace_events, policy: Policy::Compact, ..AllocatorConfig::default() })
+    Bench::with(
+        fake,
+        AllocatorConfig { trace_events, policy: Policy::Compact, ..AllocatorConfig::default() },
+    )
 }
 
-/// The segments' blocks tile them, the live ones are the leases, everything reserved lies in a segment or is cached.
+/// The segments' blocks tile them, the live ones are the leases, everything reserved lies in a
+/// segment or is cached.
 fn agrees(b: &Bench, live: &[Lease<Buffer>]) -> Snapshot {
     let s = b.allocator.snapshot();
     let mut found: HashMap<u64, (u64, u32, u16)> = HashMap::new();
@@ -31,7 +36,9 @@ fn agrees(b: &Bench, live: &[Lease<Buffer>]) -> Snapshot {
             assert!(block.bytes > 0 && block.requested <= block.bytes);
             assert_eq!(block.state == BlockState::Live, block.requested > 0);
             if block.state == BlockState::Live {
-                assert!(found.insert(block.addr, (block.requested, block.tag, block.stream)).is_none());
+                assert!(
+                    found.insert(block.addr, (block.requested, block.tag, block.stream)).is_none()
+                );
             }
             at += block.bytes;
         }
@@ -50,7 +57,8 @@ fn agrees(b: &Bench, live: &[Lease<Buffer>]) -> Snapshot {
 
 /// Random work; `check` now and then.
 fn work(b: &Bench, steps: usize, mut check: impl FnMut(&[Lease<Buffer>])) {
-    let others = [VirtualStream::new().expect("a line"), VirtualStream::new().expect("a line")];
+    let others =
+        [VirtualStream::new().expect("a timeline"), VirtualStream::new().expect("a timeline")];
     let mut rng = Rng(0xABCD);
     let mut held: Vec<Lease<Buffer>> = Vec::new();
     for i in 0..steps {
@@ -62,9 +70,11 @@ fn work(b: &Bench, steps: usize, mut check: impl FnMut(&[Lease<Buffer>])) {
                 1 => rng.below(100_000),
                 _ => rng.below(5000),
             };
-            let buffer = b.allocator.alloc(Layout::new(size), On::new(stream)).expect("an allocation");
+            let buffer =
+                b.allocator.alloc(Layout::new(size), On::new(stream)).expect("an allocation");
             buffer.set_tag(rng.below(5) as u32);
-            // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+            // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too
+            // early.
             unsafe { buffer.mark_write(stream.submit().expect("a value")) };
             held.push(buffer);
         } else {
@@ -73,7 +83,7 @@ fn work(b: &Bench, steps: usize, mut check: impl FnMut(&[Lease<Buffer>])) {
             buffer.used_on(stream.submit().expect("a value"));
         }
         if rng.below(10) == 0 {
-            pass(stream.line().now());
+            pass(stream.timeline().now());
         }
         if i % (steps / 10).max(1) == 7 {
             check(&held);
@@ -85,7 +95,7 @@ fn work(b: &Bench, steps: usize, mut check: impl FnMut(&[Lease<Buffer>])) {
 }
 
 fn streams_done(streams: &[&VirtualStream]) {
-    streams.iter().for_each(|s| pass(s.line().now()));
+    streams.iter().for_each(|s| pass(s.timeline().now()));
 }
 
 #[test]
@@ -107,16 +117,22 @@ fn snapshots_show_aids_graphs_and_magazines() {
     let b = Bench::new(1 << 30);
     // The first free of a shard only finds its owner.
     (0..4).for_each(|_| drop(b.take(500)));
-    let states =
-        |s: &Snapshot| -> Vec<BlockState> { s.segments.iter().flat_map(|s| &s.blocks).map(|b| b.state).collect() };
+    let states = |s: &Snapshot| -> Vec<BlockState> {
+        s.segments.iter().flat_map(|s| &s.blocks).map(|b| b.state).collect()
+    };
     assert!(states(&b.allocator.snapshot()).contains(&BlockState::Between), "in a magazine");
-    let config = AllocatorConfig { debug: "quarantine=1M".parse().expect("aids"), ..AllocatorConfig::default() };
+    let config = AllocatorConfig {
+        debug: "quarantine=1M".parse().expect("aids"),
+        ..AllocatorConfig::default()
+    };
     let b = Bench::with(FakeBacking::new(1 << 30), config);
     drop(b.take(500));
     drop(b.take(100_000));
-    let held = states(&b.allocator.snapshot()).iter().filter(|&&s| s == BlockState::HeldBack).count();
+    let held =
+        states(&b.allocator.snapshot()).iter().filter(|&&s| s == BlockState::HeldBack).count();
     assert_eq!(held, 2);
-    let config = AllocatorConfig { debug: "guard".parse().expect("aids"), ..AllocatorConfig::default() };
+    let config =
+        AllocatorConfig { debug: "guard".parse().expect("aids"), ..AllocatorConfig::default() };
     let b = Bench::with(FakeBacking::new(1 << 30), config);
     let x = b.take(1000);
     agrees(&b, &[x]);
@@ -173,7 +189,10 @@ fn a_ring_that_is_too_small_keeps_the_newest_and_the_trace_is_whole() {
     trace.write(&mut csv).expect("written");
     // The reader refuses a free without its allocation.
     assert_eq!(Trace::read(&csv[..], "recorded").expect("read"), trace);
-    assert!(trace.events.iter().any(|e| e.alloc && e.size == 7 * MIB), "what was held all the time is there");
+    assert!(
+        trace.events.iter().any(|e| e.alloc && e.size == 7 * MIB),
+        "what was held all the time is there"
+    );
 }
 
 #[test]
@@ -201,12 +220,12 @@ fn the_leak_report_names_tags_and_is_silent_without_leaks() {
     assert_eq!((report.buffers[0].len, report.buffers[0].leases), (10_000, 2));
     let sums: Vec<_> = report.by_tag().iter().map(|t| (t.tag, t.count, t.bytes)).collect();
     assert_eq!(sums, [(0, 4, 22_000), (2, 3, 18_000), (1, 3, 15_000)]);
-    let line = b.stream.line().id().get();
+    let line = b.stream.timeline().id().get();
     assert_eq!(
         report.to_string(),
         format!(
             "10 buffers of 55000 bytes are held: tag 0: 4 of 22000 bytes, tag 2: 3 of 18000 bytes, tag 1: 3 of 15000 bytes; \
-             the largest: 10000 bytes at {:#x} (tag 0, allocated on line {line})",
+             the largest: 10000 bytes at {:#x} (tag 0, allocated on timeline {line})",
             held[9].addr()
         )
     );
@@ -214,13 +233,20 @@ fn the_leak_report_names_tags_and_is_silent_without_leaks() {
     assert!(b.allocator.leak_report().is_empty());
 }
 
-/// Python loads the pickles and checks every block and event, and that the viewer can play the trace backwards.
+/// Python loads the pickles and checks every block and event, and that the viewer can play the
+/// trace backwards.
 #[test]
 fn python_and_the_viewer_read_the_pickles() {
     let script = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ci/memory_viz.py");
-    let there = std::process::Command::new("python3").arg("--version").output().is_ok_and(|o| o.status.success());
+    let there = std::process::Command::new("python3")
+        .arg("--version")
+        .output()
+        .is_ok_and(|o| o.status.success());
     if !there || !script.exists() {
-        assert!(std::env::var_os("LEASEHOLD_REQUIRE_TOOLS").is_none(), "python3 or ci/memory_viz.py is missing");
+        assert!(
+            std::env::var_os("LEASEHOLD_REQUIRE_TOOLS").is_none(),
+            "python3 or ci/memory_viz.py is missing"
+        );
         eprintln!("skipped: no python3");
         return;
     }
@@ -233,7 +259,9 @@ fn python_and_the_viewer_read_the_pickles() {
         memory_viz::write(&b.allocator.snapshot(), file).expect("written");
         files.push(path);
     };
-    for (kind, fake) in [("vmm", FakeBacking::new(1 << 32)), ("segments", FakeBacking::segments(1 << 32))] {
+    for (kind, fake) in
+        [("vmm", FakeBacking::new(1 << 32)), ("segments", FakeBacking::segments(1 << 32))]
+    {
         for events in [1 << 16, 300] {
             let b = traced(fake.clone(), events);
             let mut n = 0;
@@ -249,13 +277,21 @@ fn python_and_the_viewer_read_the_pickles() {
         }
     }
     let debug = "pass-through,quarantine=1M".parse().expect("aids");
-    let b = Bench::with(FakeBacking::new(1 << 32), AllocatorConfig { debug, trace_events: 999, ..Default::default() });
+    let b = Bench::with(
+        FakeBacking::new(1 << 32),
+        AllocatorConfig { debug, trace_events: 999, ..Default::default() },
+    );
     let held = b.take(5000);
     work(&b, 300, |_| {});
     write(&b, "pass-through");
     drop(held);
-    let run = std::process::Command::new("python3").arg(script).args(&files).output().expect("python3 runs");
-    let text = String::from_utf8_lossy(&run.stdout).into_owned() + &String::from_utf8_lossy(&run.stderr);
+    let run = std::process::Command::new("python3")
+        .arg(script)
+        .args(&files)
+        .output()
+        .expect("python3 runs");
+    let text =
+        String::from_utf8_lossy(&run.stdout).into_owned() + &String::from_utf8_lossy(&run.stderr);
     assert!(run.status.success(), "{text}");
     assert_eq!(text.lines().count(), files.len());
     // Where the check fails the files stay, for whoever wants to see them.
@@ -284,7 +320,8 @@ fn pickles_have_the_opcodes_that_the_viewer_knows() {
             b'J' => (5, 1),
             0x8A => (2 + usize::from(out[at + 1]), 1),
             b'X' => {
-                let n = u32::from_le_bytes(out[at + 1..at + 5].try_into().expect("four bytes")) as usize;
+                let n = u32::from_le_bytes(out[at + 1..at + 5].try_into().expect("four bytes"))
+                    as usize;
                 words.push(String::from_utf8(out[at + 5..at + 5 + n].to_vec()).expect("text"));
                 (5 + n, 1)
             }
@@ -295,7 +332,15 @@ fn pickles_have_the_opcodes_that_the_viewer_knows() {
     }
     assert_eq!(at + 1, out.len());
     assert!(depth > 1000);
-    for word in ["segments", "device_traces", "segment_map", "free_completed", "oom", "active_allocated", "tag 9"] {
+    for word in [
+        "segments",
+        "device_traces",
+        "segment_map",
+        "free_completed",
+        "oom",
+        "active_allocated",
+        "tag 9",
+    ] {
         assert!(words.iter().any(|w| w == word), "{word}");
     }
 }

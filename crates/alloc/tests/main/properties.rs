@@ -1,5 +1,5 @@
-//! Invariants of the design that are properties of whole runs, each on its own: I9 to I12 and I16. (The others are checked after every
-//! operation of the model, or by the allocator's own check.)
+//! Invariants of the design that are properties of whole runs, each on its own: I9 to I12 and I16.
+//! (The others are checked after every operation of the model, or by the allocator's own check.)
 
 use crate::model::Rng;
 use crate::{Bench, MIB};
@@ -7,7 +7,7 @@ use leasehold_alloc::{Allocator, AllocatorConfig, Backing, BackingCaps, Chunk, L
 use leasehold_alloc::{Lifetime, On, Policy};
 use leasehold_alloc_bench::{Call, FakeBacking, Fault};
 use leasehold_alloc_bench::{VirtualStream, pass};
-use leasehold_core::{Error, Result, Timeline};
+use leasehold_core::{Error, Result, TimelineSource};
 use proptest::prelude::*;
 
 fn policy(n: u64) -> Policy {
@@ -23,7 +23,8 @@ fn size(rng: &mut Rng) -> u64 {
     }
 }
 
-/// Some operations on one stream, from nothing live to nothing live. Memory may run out. `each` sees every block.
+/// Some operations on one stream, from nothing live to nothing live. Memory may run out. `each`
+/// sees every block.
 fn churn(b: &Bench, seed: u64, steps: u64, mut each: impl FnMut(u64, u64)) {
     let mut rng = Rng(seed | 1);
     let mut held = Vec::new();
@@ -32,7 +33,8 @@ fn churn(b: &Bench, seed: u64, steps: u64, mut each: impl FnMut(u64, u64)) {
             match b.alloc(size(&mut rng)) {
                 Ok(x) => {
                     each(x.addr(), x.len());
-                    // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+                    // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it
+                    // too early.
                     unsafe { x.mark_write(b.stream.submit().expect("a value")) };
                     held.push(x);
                 }
@@ -43,18 +45,22 @@ fn churn(b: &Bench, seed: u64, steps: u64, mut each: impl FnMut(u64, u64)) {
             drop(held.swap_remove(rng.below(held.len() as u64) as usize));
         }
         if rng.below(8) == 0 {
-            let line = b.stream.line();
-            pass(line.at(line.completed() + rng.below(line.submitted() - line.completed() + 1)));
+            let timeline = b.stream.timeline();
+            pass(
+                timeline.at(timeline.completed()
+                    + rng.below(timeline.submitted() - timeline.completed() + 1)),
+            );
         }
     }
     drop(held);
-    pass(b.stream.line().now());
+    pass(b.stream.timeline().now());
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// I9: while a graph lives its memory is neither lent nor unmapped nor moved; after its last drop all of it can be had again.
+    /// I9: while a graph lives its memory is neither lent nor unmapped nor moved; after its last
+    /// drop all of it can be had again.
     #[test]
     fn i9_a_graph_keeps_its_memory(seed in any::<u64>().no_shrink(), kind in 0u64..3, mib in 1u64..24) {
         let bytes = mib * MIB - seed % 5000;
@@ -111,7 +117,8 @@ proptest! {
         prop_assert_eq!((fake.outstanding(), fake.violations()), ((0, 0, 0, 0), Vec::new()));
     }
 
-    /// I12: whichever call of the driver fails, the state is valid, later operations work, nothing is leaked.
+    /// I12: whichever call of the driver fails, the state is valid, later operations work, nothing
+    /// is leaked.
     #[test]
     fn i12_any_call_may_fail(seed in any::<u64>().no_shrink(), call in 0usize..8, k in 0u64..60, kind in 0u64..3) {
         let b = Bench::with(FakeBacking::new(1 << 27), AllocatorConfig { policy: policy(kind), ..AllocatorConfig::default() });
@@ -143,7 +150,8 @@ proptest! {
 
 fn run_dry(seed: u64, kind: u64, segments: bool) {
     let fake = if segments { FakeBacking::segments(48 * MIB) } else { FakeBacking::new(48 * MIB) };
-    let config = AllocatorConfig { policy: policy(kind), budget: 48 * MIB, ..AllocatorConfig::default() };
+    let config =
+        AllocatorConfig { policy: policy(kind), budget: 48 * MIB, ..AllocatorConfig::default() };
     let b = Bench::with(fake, config);
     let mut rng = Rng(seed | 1);
     let mut held = Vec::new();
@@ -154,13 +162,19 @@ fn run_dry(seed: u64, kind: u64, segments: bool) {
             let size = size(&mut rng);
             match b.alloc(size) {
                 Ok(x) => {
-                    // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+                    // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it
+                    // too early.
                     unsafe { x.mark_write(b.stream.submit().expect("a value")) };
                     held.push(x);
                 }
                 Err(Error::OutOfMemory(r)) => {
                     refused += 1;
-                    assert!(r.largest_free < size, "{} lie free in one piece, {} were asked for", r.largest_free, size);
+                    assert!(
+                        r.largest_free < size,
+                        "{} lie free in one piece, {} were asked for",
+                        r.largest_free,
+                        size
+                    );
                 }
                 Err(e) => panic!("{e}"),
             }
@@ -173,13 +187,15 @@ fn run_dry(seed: u64, kind: u64, segments: bool) {
     b.check();
 }
 
-/// The lowest place that fitted was partly without memory, and none was left for it; a higher one, backed throughout, was not looked at.
+/// The lowest place that fitted was partly without memory, and none was left for it; a higher one,
+/// backed throughout, was not looked at.
 #[test]
 fn a_higher_block_serves_where_the_lowest_place_lacks_memory() {
     run_dry(17_528_699_854_942_880_729, 0, false);
 }
 
-/// A backing of segments that begin anywhere: a granule of 64 KiB, and addresses that are no multiple of it.
+/// A backing of segments that begin anywhere: a granule of 64 KiB, and addresses that are no
+/// multiple of it.
 struct Askew(FakeBacking, u64);
 
 // SAFETY: every call is the fake backing's, whose addresses nobody can use.
@@ -209,16 +225,27 @@ unsafe impl Backing for Askew {
 fn alignments_hold_wherever_a_segment_begins() {
     for skew in [0, 512, 4096, 64 << 10, 448 << 10, MIB, 320 << 10] {
         let fake = FakeBacking::segments(1 << 30);
-        let allocator = Allocator::new(Box::new(Askew(fake.clone(), skew)), AllocatorConfig::default());
-        let b =
-            Bench { fake, allocator: allocator.expect("an allocator"), stream: VirtualStream::new().expect("a line") };
+        let allocator =
+            Allocator::new(Box::new(Askew(fake.clone(), skew)), AllocatorConfig::default());
+        let b = Bench {
+            fake,
+            allocator: allocator.expect("an allocator"),
+            stream: VirtualStream::new().expect("a timeline"),
+        };
         let mut held = Vec::new();
         for round in 0..3 {
             for shift in 8..=21 {
                 for size in [1, 1000, 70_000, MIB, 3 * MIB] {
-                    let x = b.allocator.alloc(Layout::aligned(size, 1 << shift), On::new(&b.stream));
-                    let x = x.unwrap_or_else(|e| panic!("{size} aligned to 2^{shift}, segments at {skew:#x}: {e}"));
-                    assert!(x.addr().is_multiple_of(1 << shift), "{:#x}, 2^{shift}, segments at {skew:#x}", x.addr());
+                    let x =
+                        b.allocator.alloc(Layout::aligned(size, 1 << shift), On::new(&b.stream));
+                    let x = x.unwrap_or_else(|e| {
+                        panic!("{size} aligned to 2^{shift}, segments at {skew:#x}: {e}")
+                    });
+                    assert!(
+                        x.addr().is_multiple_of(1 << shift),
+                        "{:#x}, 2^{shift}, segments at {skew:#x}",
+                        x.addr()
+                    );
                     held.push(x);
                 }
                 b.check();
@@ -237,7 +264,10 @@ fn alignments_hold_wherever_a_segment_begins() {
     // With addresses apart from memory larger ones hold too.
     let b = Bench::new(1 << 30);
     for shift in 8..=29 {
-        let x = b.allocator.alloc(Layout::aligned(5000, 1 << shift), On::new(&b.stream)).expect("aligned");
+        let x = b
+            .allocator
+            .alloc(Layout::aligned(5000, 1 << shift), On::new(&b.stream))
+            .expect("aligned");
         assert!(x.addr().is_multiple_of(1 << shift), "{:#x}, 2^{shift}", x.addr());
         b.check();
     }

@@ -2,15 +2,15 @@
 
 use crate::{Bench, MIB};
 use leasehold_alloc::{
-    Allocator, AllocatorConfig, ArenaState, BackingCaps, Buffer, CrossStream, HostKind, Layout, Lifetime, On, Policy,
-    Protection,
+    Allocator, AllocatorConfig, ArenaState, BackingCaps, Buffer, CrossStream, HostKind, Layout,
+    Lifetime, On, Policy, Protection,
 };
 use leasehold_alloc_bench::VirtualStream;
 use leasehold_alloc_bench::{Call, FakeBacking, Fault};
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_core::thread_number::{NOBODY, thread_number_there};
-use leasehold_core::{Error, Lease, Timeline};
+use leasehold_core::{Error, Lease, TimelineSource};
 use std::cell::RefCell;
 use std::thread;
 
@@ -103,7 +103,8 @@ fn huge_sizes_do_not_wrap() {
             // An alignment that nothing has is another error, for a size that something might have.
             let strange = align > 1 << 30 && size < 1 << 40;
             assert!(
-                matches!(got, Err(Error::OutOfMemory(_))) || strange && matches!(got, Err(Error::Unsupported(_))),
+                matches!(got, Err(Error::OutOfMemory(_)))
+                    || strange && matches!(got, Err(Error::Unsupported(_))),
                 "{size} aligned to {align}: {got:?}"
             );
         }
@@ -156,7 +157,10 @@ fn reuse_respects_size_and_alignment() {
     assert_eq!(big.addr() % 4096, 0);
     assert!(b.fake.is_backed(big.addr(), MIB));
     for shift in 8..24 {
-        let x = b.allocator.alloc(Layout::aligned(100, 1 << shift), On::new(&b.stream)).expect("aligned");
+        let x = b
+            .allocator
+            .alloc(Layout::aligned(100, 1 << shift), On::new(&b.stream))
+            .expect("aligned");
         assert_eq!(x.addr() % (1 << shift), 0);
     }
     b.check();
@@ -165,8 +169,9 @@ fn reuse_respects_size_and_alignment() {
 #[test]
 fn idle_stream_does_not_strand_memory() {
     let b = Bench::new(256 * MIB);
-    let side = VirtualStream::new().expect("a line");
-    // A side stream uses most of the device once, and never again. Nobody asks it anything afterwards.
+    let side = VirtualStream::new().expect("a timeline");
+    // A side stream uses most of the device once, and never again. Nobody asks it anything
+    // afterwards.
     let big = b.allocator.alloc(Layout::new(200 * MIB), On::new(&side)).expect("200 MiB");
     let p = side.submit().expect("a value");
     // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
@@ -202,7 +207,10 @@ fn failed_allocation_leaves_the_pool_usable() {
         let held: Vec<_> = (0..4).map(|_| b.take(10 * MIB)).collect();
         for _ in 0..100 {
             let err = b.alloc(100 * MIB).expect_err("more than there is");
-            assert!(matches!(&err, Error::OutOfMemory(r) if r.requested == 100 * MIB && r.live == 40 * MIB), "{err}");
+            assert!(
+                matches!(&err, Error::OutOfMemory(r) if r.requested == 100 * MIB && r.live == 40 * MIB),
+                "{err}"
+            );
         }
         drop(held);
         drop(b.take(20 * MIB));
@@ -235,7 +243,7 @@ fn foreign_thread_free_neither_syncs_nor_strands() {
         assert_eq!(b.stream.host_waits(), 0);
         assert_eq!(b.allocator.stats().live, 0);
     }
-    b.stream.complete(b.stream.line().submitted());
+    b.stream.complete(b.stream.timeline().submitted());
     b.allocator.trim(0).expect("a trim");
     assert_eq!(b.allocator.stats().reserved, 0);
     b.check();
@@ -244,7 +252,7 @@ fn foreign_thread_free_neither_syncs_nor_strands() {
 #[test]
 fn a_block_in_use_by_another_stream_is_taken_only_when_there_is_no_other() {
     let b = Bench::new(64 * MIB);
-    let other = VirtualStream::new().expect("a line");
+    let other = VirtualStream::new().expect("a timeline");
     other.on_wait(None);
     let x = b.allocator.alloc(Layout::new(20 * MIB), On::new(&other)).expect("20 MiB");
     let (addr, p) = (x.addr(), other.submit().expect("a value"));
@@ -255,8 +263,8 @@ fn a_block_in_use_by_another_stream_is_taken_only_when_there_is_no_other() {
     assert_ne!(y.addr(), addr, "there was other memory");
     let z = b.take(20 * MIB);
     let w = b.take(20 * MIB);
-    assert_eq!(w.write_stamp().point(), Some(p), "the taker is told whom to wait for");
-    assert!(b.stream.line().knows(p.into()), "the stream was made to wait");
+    assert_eq!(w.write_timepoint().timepoint(), Some(p), "the taker is told whom to wait for");
+    assert!(b.stream.timeline().knows(p.into()), "the stream was made to wait");
     assert_eq!(b.allocator.stats().inserted_waits, 1);
     drop((y, z, w));
     b.check();
@@ -264,9 +272,13 @@ fn a_block_in_use_by_another_stream_is_taken_only_when_there_is_no_other() {
 
 #[test]
 fn never_means_never() {
-    let config = AllocatorConfig { cross_stream: CrossStream::Never, budget: 24 * MIB, ..AllocatorConfig::default() };
+    let config = AllocatorConfig {
+        cross_stream: CrossStream::Never,
+        budget: 24 * MIB,
+        ..AllocatorConfig::default()
+    };
     let b = Bench::with(FakeBacking::new(64 * MIB), config);
-    let other = VirtualStream::new().expect("a line");
+    let other = VirtualStream::new().expect("a timeline");
     let x = b.allocator.alloc(Layout::new(20 * MIB), On::new(&other)).expect("20 MiB");
     // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
     unsafe { x.mark_write(other.submit().expect("a value")) };
@@ -280,8 +292,10 @@ fn never_means_never() {
 fn leases_outlive_their_allocator() {
     let Bench { fake, allocator, stream } = Bench::new(256 * MIB);
     let on = On::new(&stream);
-    let held: Vec<_> =
-        [0, 100, 100_000, 5 * MIB].into_iter().map(|n| allocator.alloc(Layout::new(n), on).expect("fits")).collect();
+    let held: Vec<_> = [0, 100, 100_000, 5 * MIB]
+        .into_iter()
+        .map(|n| allocator.alloc(Layout::new(n), on).expect("fits"))
+        .collect();
     let weak = held[1].downgrade();
     drop(allocator);
     assert!(fake.used() > 0);
@@ -315,9 +329,16 @@ fn imports_are_kept_until_their_last_use_is_over() {
     let b = Bench::new(64 * MIB);
     let memory = Arc::new(vec![0u8; 4096]);
     // SAFETY: the vector lives as long as `keep`, and nothing here touches the memory.
-    let x =
-        unsafe { b.allocator.import(memory.as_ptr() as u64, 4096, 0, Protection::ReadWrite, Box::new(memory.clone())) }
-            .expect("an import");
+    let x = unsafe {
+        b.allocator.import(
+            memory.as_ptr() as u64,
+            4096,
+            0,
+            Protection::ReadWrite,
+            Box::new(memory.clone()),
+        )
+    }
+    .expect("an import");
     let s = b.allocator.stats();
     assert_eq!((s.imported, s.imported_bytes, s.live_bytes, s.reserved), (1, 4096, 0, 0));
     let p = b.stream.submit().expect("a value");
@@ -339,14 +360,16 @@ fn eight_threads_share_one_allocator() {
         for t in 0..8u64 {
             let b = &b;
             s.spawn(move || {
-                let stream = VirtualStream::new().expect("a line");
+                let stream = VirtualStream::new().expect("a timeline");
                 let mut held = Vec::new();
                 let mut rng = crate::model::Rng(t * 77 + 1);
                 for i in 0..2000u64 {
-                    let size = if rng.below(20) == 0 { rng.below(3 * MIB) } else { rng.below(9000) };
+                    let size =
+                        if rng.below(20) == 0 { rng.below(3 * MIB) } else { rng.below(9000) };
                     let x = b.allocator.alloc(Layout::new(size), On::new(&stream)).expect("fits");
                     if i % 3 == 0 {
-                        // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+                        // SAFETY: nothing uses the memory behind a fake backing, so nothing can use
+                        // it too early.
                         unsafe { x.mark_write(stream.submit().expect("a value")) };
                     }
                     held.push(x);
@@ -367,14 +390,14 @@ fn eight_threads_share_one_allocator() {
     assert_eq!(b.allocator.stats().reserved, 0, "{:?}", b.allocator.stats());
 }
 
-/// When only one stream was left, its pending memory did not merge with the ready memory beside it, and a piece under both was never
-/// given back.
+/// When only one stream was left, its pending memory did not merge with the ready memory beside it,
+/// and a piece under both was never given back.
 #[test]
 fn memory_beside_a_stream_that_is_gone_goes_back() {
     let b = Bench::new(256 * MIB);
     let x = b.take(MIB - 4096);
     let y = {
-        let other = VirtualStream::new().expect("a line");
+        let other = VirtualStream::new().expect("a timeline");
         let y = b.allocator.alloc(Layout::new(MIB + 4096), On::new(&other)).expect("memory");
         // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
         unsafe { y.mark_write(other.submit().expect("a value")) };
@@ -389,14 +412,14 @@ fn memory_beside_a_stream_that_is_gone_goes_back() {
         drop(b.take(3 * MIB));
     }
     b.allocator.drain();
-    leasehold_alloc_bench::pass(b.stream.line().now());
+    leasehold_alloc_bench::pass(b.stream.timeline().now());
     b.allocator.trim(0).expect("a trim");
     assert_eq!(b.allocator.stats().reserved, 0);
     b.check();
 }
 
-/// Threads that allocate large blocks of the same sizes on streams of their own stood at the core's lock, a hundred times slower than one
-/// of them alone.
+/// Threads that allocate large blocks of the same sizes on streams of their own stood at the core's
+/// lock, a hundred times slower than one of them alone.
 #[test]
 fn threads_with_large_blocks_of_their_own_leave_the_core_alone() {
     let b = Bench::new(1 << 36);
@@ -412,9 +435,13 @@ fn threads_with_large_blocks_of_their_own_leave_the_core_alone() {
         std::thread::scope(|s| {
             for _ in 0..threads {
                 s.spawn(|| {
-                    let stream = VirtualStream::new().expect("a line");
+                    let stream = VirtualStream::new().expect("a timeline");
                     for i in 0..pairs {
-                        drop(b.allocator.alloc(Layout::new(sizes(i)), On::new(&stream)).expect("fits"));
+                        drop(
+                            b.allocator
+                                .alloc(Layout::new(sizes(i)), On::new(&stream))
+                                .expect("fits"),
+                        );
                     }
                 });
             }
@@ -429,7 +456,11 @@ fn threads_with_large_blocks_of_their_own_leave_the_core_alone() {
         }
     }
     assert!(stats.magazine_hits > 150, "{stats:?}");
-    assert_eq!((stats.live, stats.live_bytes, stats.live_peak <= 32 * MIB), (0, 0, true), "{stats:?}");
+    assert_eq!(
+        (stats.live, stats.live_bytes, stats.live_peak <= 32 * MIB),
+        (0, 0, true),
+        "{stats:?}"
+    );
     // Sizes that do not come again are not kept for long.
     pairs(1, 200, |i| (100 + i) * 65_536);
     let stats = b.allocator.stats();
@@ -460,7 +491,8 @@ fn compact() -> Bench {
     Bench::with(FakeBacking::new(1 << 30), config)
 }
 
-/// Nearly free memory was waited for only if it was all that a request lacked; otherwise all of it was taken from the driver.
+/// Nearly free memory was waited for only if it was all that a request lacked; otherwise all of it
+/// was taken from the driver.
 #[test]
 fn nearly_free_memory_is_moved_though_it_is_not_enough() {
     let b = compact();
@@ -476,7 +508,8 @@ fn nearly_free_memory_is_moved_though_it_is_not_enough() {
     drop((between, larger));
 }
 
-/// A large block lay within granules that it shared with its neighbours, so that one less than it filled could be moved once it was free.
+/// A large block lay within granules that it shared with its neighbours, so that one less than it
+/// filled could be moved once it was free.
 #[test]
 fn large_blocks_of_whole_granules_leave_whole_granules() {
     let b = compact();
@@ -498,9 +531,9 @@ fn large_blocks_of_whole_granules_leave_whole_granules() {
 /// A magazine's block came back with the tag of who had it before.
 #[test]
 fn a_block_from_a_magazine_has_no_tag() {
-    let allocator =
-        Allocator::new(Box::new(FakeBacking::new(1 << 30)), AllocatorConfig::default()).expect("an allocator");
-    let stream = VirtualStream::new().expect("a line");
+    let allocator = Allocator::new(Box::new(FakeBacking::new(1 << 30)), AllocatorConfig::default())
+        .expect("an allocator");
+    let stream = VirtualStream::new().expect("a timeline");
     for size in [4 << 10, 1 << 20] {
         for _ in 0..4 {
             let block = allocator.alloc(Layout::new(size), On::new(&stream)).expect("memory");
@@ -525,7 +558,10 @@ fn the_peak_of_what_is_reserved_counts_no_memory_that_the_driver_refused() {
         assert_eq!(stats.reserved_peak, stats.reserved);
         drop(live);
         allocator.trim(0).unwrap();
-        assert_eq!((allocator.stats().reserved, allocator.stats().reserved_peak), (0, stats.reserved_peak));
+        assert_eq!(
+            (allocator.stats().reserved, allocator.stats().reserved_peak),
+            (0, stats.reserved_peak)
+        );
     }
 }
 
@@ -550,8 +586,9 @@ fn a_threads_destructors_may_allocate() {
         static AFTER: RefCell<Option<Late>> = const { RefCell::new(None) };
     }
     let memory = FakeBacking::new(1 << 30);
-    let allocator = Allocator::new(Box::new(memory), AllocatorConfig::default()).expect("an allocator");
-    let both = Arc::new((allocator, VirtualStream::new().expect("a line")));
+    let allocator =
+        Allocator::new(Box::new(memory), AllocatorConfig::default()).expect("an allocator");
+    let both = Arc::new((allocator, VirtualStream::new().expect("a timeline")));
     let when = Arc::new(AtomicU32::new(0));
     for _ in 0..5 {
         let late = || Late(both.clone(), Vec::new(), when.clone());
@@ -566,5 +603,9 @@ fn a_threads_destructors_may_allocate() {
     }
     both.0.check().expect("the invariants");
     assert_eq!(both.0.stats().live_bytes, 0);
-    assert_eq!(when.load(Ordering::Relaxed), 3, "some came after the number had gone back, some before");
+    assert_eq!(
+        when.load(Ordering::Relaxed),
+        3,
+        "some came after the number had gone back, some before"
+    );
 }

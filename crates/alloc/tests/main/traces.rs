@@ -1,4 +1,5 @@
-//! The recorded traces, on a virtual device: what the allocator promises about fragmentation, and that a workload comes to rest.
+//! The recorded traces, on a virtual device: what the allocator promises about fragmentation, and
+//! that a workload comes to rest.
 
 use leasehold_alloc::Policy;
 use leasehold_alloc_bench::replay::{
@@ -10,7 +11,9 @@ use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use std::path::Path;
 
 fn trace(name: &str) -> Trace {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../alloc-bench/traces").join(format!("{name}.csv.gz"));
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../alloc-bench/traces")
+        .join(format!("{name}.csv.gz"));
     Trace::open(&path).expect("a recorded trace")
 }
 
@@ -50,7 +53,8 @@ fn llama_generate() {
     assert!(compact.ratio <= 1.03 && compact.failed == 0, "{compact:?}");
 }
 
-/// How densely large blocks lie used to depend on a few bytes at the beginning, and on how late a stream's work completes.
+/// How densely large blocks lie used to depend on a few bytes at the beginning, and on how late a
+/// stream's work completes.
 #[test]
 fn a_little_difference_makes_little_difference() {
     let mut t = trace("llama_generate");
@@ -66,11 +70,15 @@ fn a_little_difference_makes_little_difference() {
             t.peak += first;
         }
         let r = replay_virtual(&t, &Options { lag, ..compact() }).expect("a replay");
-        assert!(r.ratio <= 1.03 && r.failed == 0, "{first} bytes first, completed {lag} operations later: {r:?}");
+        assert!(
+            r.ratio <= 1.03 && r.failed == 0,
+            "{first} bytes first, completed {lag} operations later: {r:?}"
+        );
     }
 }
 
-/// The same trace of a model of another width: how much of its last granule a block fills is another fraction for each.
+/// The same trace of a model of another width: how much of its last granule a block fills is
+/// another fraction for each.
 #[test]
 fn other_widths_take_little_more() {
     let mut t = trace("llama_generate");
@@ -109,7 +117,8 @@ fn near(t: &Trace, seed: u64) -> Trace {
     t
 }
 
-/// Of 116 variants of gpt2_train 17 grew in the third repetition, within a budget of 1.15: what came to rest had nothing to spare.
+/// Of 116 variants of gpt2_train 17 grew in the third repetition, within a budget of 1.15: what
+/// came to rest had nothing to spare.
 #[test]
 fn neighbours_of_a_training_come_to_rest_within_a_budget() {
     for (name, restless) in [("gpt2_train", 1), ("resnet50_train", 0)] {
@@ -121,11 +130,15 @@ fn neighbours_of_a_training_come_to_rest_within_a_budget() {
             r.driver_calls.steady > 0
         });
         let moved = moved.count();
-        assert!(moved <= restless, "{moved} of ten neighbours of {name} make driver calls in the third repetition");
+        assert!(
+            moved <= restless,
+            "{moved} of ten neighbours of {name} make driver calls in the third repetition"
+        );
     }
 }
 
-/// How often free granules may be moved grew with what was there only slowly: of neighbours of the trace one in seven took more than 1.5.
+/// How often free granules may be moved grew with what was there only slowly: of neighbours of the
+/// trace one in seven took more than 1.5.
 #[test]
 fn neighbours_of_four_streams_keep_the_bound() {
     let t = trace("four_streams");
@@ -136,23 +149,27 @@ fn neighbours_of_four_streams_keep_the_bound() {
             r.ratio
         })
         .collect();
-    let (over, mean) = (ratios.iter().filter(|&&r| r > 1.5).count(), ratios.iter().sum::<f64>() / 20.0);
+    let (over, mean) =
+        (ratios.iter().filter(|&&r| r > 1.5).count(), ratios.iter().sum::<f64>() / 20.0);
     assert!(over <= 1 && mean <= 1.42, "{over} of twenty over 1.5, {mean:.3} in the mean");
 }
 
-/// The recorded sizes are no accident: how much of its last granule a block fills is another fraction for each neighbour.
+/// The recorded sizes are no accident: how much of its last granule a block fills is another
+/// fraction for each neighbour.
 #[test]
 fn neighbours_of_a_decoding_take_little_more() {
     let t = trace("llama_generate");
     for policy in [Policy::Compact, Policy::Balanced] {
         let ratios: Vec<f64> = (0..20)
             .map(|seed| {
-                let r = replay_virtual(&near(&t, seed), &Options { policy, ..Options::default() }).expect("a replay");
+                let r = replay_virtual(&near(&t, seed), &Options { policy, ..Options::default() })
+                    .expect("a replay");
                 assert_eq!(r.failed, 0, "{seed}");
                 r.ratio
             })
             .collect();
-        let (over, mean) = (ratios.iter().filter(|&&r| r > 1.05).count(), ratios.iter().sum::<f64>() / 20.0);
+        let (over, mean) =
+            (ratios.iter().filter(|&&r| r > 1.05).count(), ratios.iter().sum::<f64>() / 20.0);
         let worst = ratios.iter().copied().fold(0.0, f64::max);
         assert!(
             over <= 1 && mean <= 1.036 && worst <= 1.06,
@@ -173,16 +190,21 @@ fn two_threads_play_copies() {
     assert_eq!((r.failed, r.events), (0, 2 * t.events.len() as u64));
 }
 
-/// A copy's peak lasts for a moment: copies that do not meet there have less live together, and what was reserved is never below.
+/// A copy's peak lasts for a moment: copies that do not meet there have less live together, and
+/// what was reserved is never below.
 #[test]
 fn what_threads_request_is_counted_where_they_meet() {
-    for text in ["0,a,1,2097152,0\n1,f,1,2097152,0\n", "0,a,1,7,0\n0,a,2,4194305,0\n1,f,2,0,0\n2,a,3,2097152,1\n"] {
+    for text in [
+        "0,a,1,2097152,0\n1,f,1,2097152,0\n",
+        "0,a,1,7,0\n0,a,2,4194305,0\n1,f,2,0,0\n2,a,3,2097152,1\n",
+    ] {
         let t = Trace::read(text.as_bytes(), "t").expect("a trace");
         for threads in [1, 2, 3] {
             let options = Options { threads, repeat: 50, ..Options::default() };
             let r = replay_virtual(&t, &options).expect("a replay");
             assert!(
-                r.peak_requested >= t.peak - t.peak / 4096 && r.peak_requested <= t.peak * u64::from(threads),
+                r.peak_requested >= t.peak - t.peak / 4096
+                    && r.peak_requested <= t.peak * u64::from(threads),
                 "{r:?}"
             );
             assert!(r.ratio >= 1.0, "{r:?}");
@@ -190,7 +212,8 @@ fn what_threads_request_is_counted_where_they_meet() {
     }
     // What failed was never live.
     let t = trace("resnet50_train");
-    let r = replay_virtual(&t, &Options { budget: Some(0.9), ..Options::default() }).expect("a replay");
+    let r =
+        replay_virtual(&t, &Options { budget: Some(0.9), ..Options::default() }).expect("a replay");
     assert!(r.failed > 0 && r.peak_requested < t.peak && r.ratio >= 1.0, "{r:?}");
 }
 
@@ -201,7 +224,12 @@ fn copies_that_no_number_holds_are_refused() {
         let err = replay_virtual(&t, &Options { threads: 2, budget, ..Options::default() })
             .expect_err("too much")
             .to_string();
-        assert!(err.contains("2 copies of a trace with 9223372036854775808 live bytes have more than 2^64"), "{err}");
+        assert!(
+            err.contains(
+                "2 copies of a trace with 9223372036854775808 live bytes have more than 2^64"
+            ),
+            "{err}"
+        );
     }
     let err = find_min_budget(&t, &Options::default()).expect_err("no memory").to_string();
     assert!(err.contains("does not complete with four times its peak"), "{err}");
@@ -219,9 +247,11 @@ fn progress_comes_to_what_was_announced() {
         let progress = Progress::new(move |n| {
             sum.fetch_add(n, Ordering::Relaxed);
         });
-        let options = Options { threads, repeat: 2, progress: Some(progress), ..Options::default() };
+        let options =
+            Options { threads, repeat: 2, progress: Some(progress), ..Options::default() };
         let announced = events_to_play(&t, &options, search, 2 << 20).expect("a number");
-        measure(&t, &options, search.then_some(Policy::Compact), &virtual_device).expect("a replay");
+        measure(&t, &options, search.then_some(Policy::Compact), &virtual_device)
+            .expect("a replay");
         let played = played.load(Ordering::Relaxed);
         // A search may end a trial early.
         assert!(played <= announced && played >= announced / 4 * 3, "{played} of {announced}");
@@ -237,11 +267,19 @@ fn peers_play_the_traces_too() {
         let options = Options { player, ..Options::default() };
         let r = measure(&t, &options, Some(Policy::Compact), &virtual_device).expect("a replay");
         assert_eq!((r.failed, r.events), (0, t.events.len() as u64), "{player:?}");
-        assert!(r.ns_per_op.p50 > 0.0 && r.ns_per_op.p50 <= r.ns_per_op.p99 && r.ns_per_op.p99 <= r.ns_per_op.p999);
+        assert!(
+            r.ns_per_op.p50 > 0.0
+                && r.ns_per_op.p50 <= r.ns_per_op.p99
+                && r.ns_per_op.p99 <= r.ns_per_op.p999
+        );
         let least = r.min_budget.expect("it was looked for");
         let with = |budget| {
-            let options =
-                Options { budget: Some(budget), policy: Policy::Compact, stop_at_failure: true, ..options.clone() };
+            let options = Options {
+                budget: Some(budget),
+                policy: Policy::Compact,
+                stop_at_failure: true,
+                ..options.clone()
+            };
             replay_virtual(&t, &options).expect("a replay").failed
         };
         assert_eq!(with(least + 1e-9), 0, "{player:?} at {least}");
@@ -265,9 +303,11 @@ fn a_replay_tells_how_far_it_is_and_can_end_early() {
         to.fetch_add(n, Ordering::Relaxed);
     };
     let progress = Some(Progress::new(count));
-    let r = replay_virtual(&t, &Options { repeat: 2, progress, ..Options::default() }).expect("a replay");
+    let r = replay_virtual(&t, &Options { repeat: 2, progress, ..Options::default() })
+        .expect("a replay");
     assert_eq!(told.load(Ordering::Relaxed), r.events);
-    let early = Options { budget: Some(0.5), repeat: 5, stop_at_failure: true, ..Options::default() };
+    let early =
+        Options { budget: Some(0.5), repeat: 5, stop_at_failure: true, ..Options::default() };
     let r = replay_virtual(&t, &early).expect("a replay");
     assert!(r.failed > 0 && r.events == t.events.len() as u64, "{r:?}");
 }

@@ -1,5 +1,5 @@
-//! Traces of the recorded kinds with other shapes: made by rule from a seed, so that what the allocator promises is not a property of the
-//! four recorded ones.
+//! Traces of the recorded kinds with other shapes: made by rule from a seed, so that what the
+//! allocator promises is not a property of the four recorded ones.
 
 use crate::model::Rng;
 use leasehold_alloc::Policy;
@@ -40,12 +40,18 @@ impl Maker {
     }
 
     pub(crate) fn trace(self) -> Trace {
-        Trace { events: self.events, allocations: self.sizes.len() as u32, streams: self.streams, peak: self.peak }
+        Trace {
+            events: self.events,
+            allocations: self.sizes.len() as u32,
+            streams: self.streams,
+            peak: self.peak,
+        }
     }
 }
 
-/// Training: weights, gradients and two moments that stay, activations that grow through the forward pass and shrink through the backward
-/// pass, with workspaces and temporaries in between. `varying`: another batch shape in each step.
+/// Training: weights, gradients and two moments that stay, activations that grow through the
+/// forward pass and shrink through the backward pass, with workspaces and temporaries in between.
+/// `varying`: another batch shape in each step.
 pub(crate) fn training(seed: u64, varying: bool) -> Trace {
     let mut rng = Rng(seed * 0x9E37_79B9 + 1);
     let mut m = Maker::default();
@@ -65,7 +71,8 @@ pub(crate) fn training(seed: u64, varying: bool) -> Trace {
     }
     let mut moments = Vec::new();
     for step in 0..6 {
-        let tokens = if varying { 256 * (4 + rng.below(28)) + rng.below(64) } else { 256 * (8 + seed % 16) };
+        let tokens =
+            if varying { 256 * (4 + rng.below(28)) + rng.below(64) } else { 256 * (8 + seed % 16) };
         let mut kept = Vec::new();
         for kind in &kinds {
             for (i, k) in kind.iter().enumerate() {
@@ -100,7 +107,9 @@ pub(crate) fn training(seed: u64, varying: bool) -> Trace {
             if let Some(id) = kept.pop() {
                 m.free(id, 0);
             }
-            for k in [4 * width * width, 4 * width * width, 16 * width * width, width * 4, width * 4] {
+            for k in
+                [4 * width * width, 4 * width * width, 16 * width * width, width * 4, width * 4]
+            {
                 gradients.push((m.alloc(k, 0), k));
             }
         }
@@ -118,7 +127,8 @@ pub(crate) fn training(seed: u64, varying: bool) -> Trace {
     m.trace()
 }
 
-/// Decoding: weights, then for every prompt a prefill and tokens one by one; the cache of keys and values grows by copying, layer by layer.
+/// Decoding: weights, then for every prompt a prefill and tokens one by one; the cache of keys and
+/// values grows by copying, layer by layer.
 pub(crate) fn decoding(seed: u64) -> Trace {
     let mut rng = Rng(seed * 0x2545_F491 + 1);
     let mut m = Maker::default();
@@ -142,7 +152,9 @@ pub(crate) fn decoding(seed: u64) -> Trace {
                 let q = m.alloc(rows * width * 4, 0);
                 let grown = [(); 2].map(|()| m.alloc(len * batch * width, 0));
                 match cache.get_mut(layer) {
-                    Some(old) => std::mem::replace(old, grown).into_iter().for_each(|id| m.free(id, 0)),
+                    Some(old) => {
+                        std::mem::replace(old, grown).into_iter().for_each(|id| m.free(id, 0))
+                    }
                     None => cache.push(grown),
                 }
                 let scores = m.alloc(rows * len * 8 * 4, 0);
@@ -167,7 +179,8 @@ pub(crate) fn decoding(seed: u64) -> Trace {
     m.trace()
 }
 
-/// Four streams: 64 blocks of sizes over five decades, one replaced after the other, each with a twin that lives for a moment only.
+/// Four streams: 64 blocks of sizes over five decades, one replaced after the other, each with a
+/// twin that lives for a moment only.
 pub(crate) fn streams(seed: u64) -> Trace {
     let mut rng = Rng(seed * 0x1234_5677 + 1);
     let mut m = Maker::default();
@@ -191,7 +204,8 @@ pub(crate) fn streams(seed: u64) -> Trace {
     m.trace()
 }
 
-/// What is promised of a kind of trace: the ratio at the default policy and under the compact one, a budget that suffices, rest.
+/// What is promised of a kind of trace: the ratio at the default policy and under the compact one,
+/// a budget that suffices, rest.
 struct Promise {
     ratio: f64,
     compact: f64,
@@ -212,7 +226,11 @@ fn kept(kind: &str, promise: &Promise, make: impl Fn(u64) -> Trace) {
         assert_eq!(r.failed, 0, "{kind} {seed} does not complete with {}: {r:?}", promise.budget);
         if promise.rests {
             let r = play(Options { repeat: 3, budget: Some(1.15), ..Options::default() });
-            assert_eq!((r.failed, r.driver_calls.steady), (0, 0), "{kind} {seed} does not come to rest: {r:?}");
+            assert_eq!(
+                (r.failed, r.driver_calls.steady),
+                (0, 0),
+                "{kind} {seed} does not come to rest: {r:?}"
+            );
         }
     }
 }

@@ -23,9 +23,15 @@ pub fn end(result: Result<String, String>) -> ExitCode {
 
 /// Runs a command that must succeed and print one JSON object.
 pub fn json(command: &mut Command) -> Result<Value, String> {
-    let output = command.output().map_err(|e| format!("{}: {e}", command.get_program().display()))?;
+    let output =
+        command.output().map_err(|e| format!("{}: {e}", command.get_program().display()))?;
     if !output.status.success() {
-        return Err(format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim()));
+        return Err(format!(
+            "{}: {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr).trim()
+        ));
     }
-    serde_json::from_slice(&output.stdout).map_err(|e| format!("standard output is not one JSON object: {e}"))
+    serde_json::from_slice(&output.stdout)
+        .map_err(|e| format!("standard output is not one JSON object: {e}"))
 }

@@ -111,9 +111,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         What::Decode(a) => decode(a),
         What::Memory(a) => {
             let options = match a.threads {
-                Some(threads) => {
-                    leasehold_memory::bench::Options { threads: usize::from(threads), ..Default::default() }
-                }
+                Some(threads) => leasehold_memory::bench::Options {
+                    threads: usize::from(threads),
+                    ..Default::default()
+                },
                 None => leasehold_memory::bench::Options::default(),
             };
             let report = leasehold_memory::bench::run(options)?;
@@ -214,7 +215,8 @@ struct DecodeReport {
 }
 
 fn median_report(all: &[ModeReport]) -> ModeReport {
-    let median = |f: fn(&ModeReport) -> f64| percentile(&all.iter().map(f).collect::<Vec<_>>(), 0.5);
+    let median =
+        |f: fn(&ModeReport) -> f64| percentile(&all.iter().map(f).collect::<Vec<_>>(), 0.5);
     ModeReport {
         prefill_ms: median(|r| r.prefill_ms),
         decode_tokens_per_s: median(|r| r.decode_tokens_per_s),
@@ -232,8 +234,13 @@ fn decode(a: &DecodeArguments) -> Result<(), Failure> {
     let last = files.config.vocab_size.saturating_sub(1) as u32;
     let prompt: Vec<u32> = [316, 221].iter().map(|&id: &u32| id.min(last)).collect();
     let once = |mode| -> Result<ModeReport, Failure> {
-        let request =
-            Request { prompt: &prompt, tokens: a.tokens as usize, mode, sampling: Sampling::default(), stop_at: &[] };
+        let request = Request {
+            prompt: &prompt,
+            tokens: a.tokens as usize,
+            mode,
+            sampling: Sampling::default(),
+            stop_at: &[],
+        };
         Ok(ModeReport::from(&generate(&model, &request, &mut |_| Ok(()))?))
     };
     once(Mode::Eager)?;

@@ -105,13 +105,23 @@ struct ReplayFigure {
 
 /// An allocator that is ready for workloads.
 trait Runs {
-    fn run(&self, workload: Workload, threads: usize, pairs: u64) -> leasehold::Result<Option<Sample>>;
+    fn run(
+        &self,
+        workload: Workload,
+        threads: usize,
+        pairs: u64,
+    ) -> leasehold::Result<Option<Sample>>;
 }
 
 struct Ready<S>(S);
 
 impl<S: Subject> Runs for Ready<S> {
-    fn run(&self, workload: Workload, threads: usize, pairs: u64) -> leasehold::Result<Option<Sample>> {
+    fn run(
+        &self,
+        workload: Workload,
+        threads: usize,
+        pairs: u64,
+    ) -> leasehold::Result<Option<Sample>> {
         workload.run(&self.0, threads, pairs)
     }
 }
@@ -204,7 +214,10 @@ struct Room {
 impl Room {
     /// Half of the memory that is free now.
     fn now(device: DeviceId) -> Result<Room, Failure> {
-        Ok(Room { device_bytes: open(device, None)?.info().memory.free / 2, heap_bytes: host::available()? / 2 })
+        Ok(Room {
+            device_bytes: open(device, None)?.info().memory.free / 2,
+            heap_bytes: host::available()? / 2,
+        })
     }
 }
 
@@ -248,7 +261,8 @@ impl<A: GlobalAlloc + Sync> Subject for Heap<A> {
 
     #[inline]
     fn alloc(&self, (): &(), size: u64) -> Option<HeapBlock> {
-        let layout = std::alloc::Layout::from_size_align(usize::try_from(size.max(1)).ok()?, 16).ok()?;
+        let layout =
+            std::alloc::Layout::from_size_align(usize::try_from(size.max(1)).ok()?, 16).ok()?;
         // SAFETY: the layout has a size.
         let at = unsafe { self.0.alloc(layout) };
         (!at.is_null()).then_some(HeapBlock(at, layout))
@@ -267,7 +281,8 @@ impl Contender {
             Workload::Random { live, .. } => live,
             _ => 0,
         };
-        live <= self.most_live && workload.live_bytes().saturating_mul(threads as u64) / 4 * 5 <= self.most_bytes
+        live <= self.most_live
+            && workload.live_bytes().saturating_mul(threads as u64) / 4 * 5 <= self.most_bytes
     }
 }
 
@@ -285,12 +300,16 @@ fn median(values: &[f64]) -> f64 {
 
 pub(crate) fn run(a: &AllocArguments) -> Result<(), Failure> {
     let most = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut threads: Vec<usize> =
-        a.threads.as_ref().map_or_else(|| vec![1, most], |t| t.iter().map(|&n| usize::from(n)).collect());
+    let mut threads: Vec<usize> = a
+        .threads
+        .as_ref()
+        .map_or_else(|| vec![1, most], |t| t.iter().map(|&n| usize::from(n)).collect());
     threads.sort_unstable();
     threads.dedup();
-    let workloads: Vec<_> =
-        Workload::all().into_iter().filter(|w| a.workload.as_ref().is_none_or(|part| w.0.contains(part))).collect();
+    let workloads: Vec<_> = Workload::all()
+        .into_iter()
+        .filter(|w| a.workload.as_ref().is_none_or(|part| w.0.contains(part)))
+        .collect();
     if workloads.is_empty() {
         let names: Vec<_> = Workload::all().iter().map(|w| w.0).collect();
         let wanted = a.workload.as_deref().unwrap_or_default();
@@ -368,7 +387,8 @@ fn cell(
     let mut all = Vec::new();
     // The plain allocator is last in the list and first in the table.
     for contender in contenders(room).into_iter().rev() {
-        let fit = contender.bears(workload, threads) && !too_slow(contender.name, workload, threads, out);
+        let fit =
+            contender.bears(workload, threads) && !too_slow(contender.name, workload, threads, out);
         let mut ready = if fit { Some((contender.make)(a.device)?) } else { None };
         let (mut pairs, mut samples) = (0, Vec::<Sample>::new());
         if let Some(subject) = &ready {
@@ -379,7 +399,9 @@ fn cell(
                     samples.push(sample);
                     ready = None;
                 }
-                Some(sample) => pairs = ((ROUND / sample.ns.max(1.0)) as u64).clamp(500, a.pairs.max(500)),
+                Some(sample) => {
+                    pairs = ((ROUND / sample.ns.max(1.0)) as u64).clamp(500, a.pairs.max(500))
+                }
                 None => ready = None,
             }
         }
@@ -415,7 +437,12 @@ fn cell(
     Ok(())
 }
 
-fn replay(name: &str, trace: &Trace, rounds: u32, out: &mut Vec<ReplayFigure>) -> Result<(), Failure> {
+fn replay(
+    name: &str,
+    trace: &Trace,
+    rounds: u32,
+    out: &mut Vec<ReplayFigure>,
+) -> Result<(), Failure> {
     let players = [
         ("leasehold", Kind::Own, Player::Own),
         ("best fit", Kind::Peer, Player::BestFit),
@@ -451,10 +478,13 @@ fn plain(figures: &[Figure]) -> impl Iterator<Item = (&Figure, f64)> {
 fn growth(figures: &[Figure]) -> BTreeMap<&'static str, BTreeMap<&'static str, f64>> {
     let mut out: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
     for (f, ns) in plain(figures).filter(|(f, _)| f.threads == 1) {
-        let Some((sizes, live)) = f.workload.split_once(", ").filter(|(_, live)| live.ends_with(" live")) else {
+        let Some((sizes, live)) =
+            f.workload.split_once(", ").filter(|(_, live)| live.ends_with(" live"))
+        else {
             continue;
         };
-        let base = plain(figures).find(|(b, _)| b.threads == 1 && b.workload == format!("{sizes}, 64 live"));
+        let base = plain(figures)
+            .find(|(b, _)| b.threads == 1 && b.workload == format!("{sizes}, 64 live"));
         if let Some((_, base)) = base {
             out.entry(sizes).or_default().insert(live, ns / base);
         }
@@ -465,8 +495,9 @@ fn growth(figures: &[Figure]) -> BTreeMap<&'static str, BTreeMap<&'static str, f
 fn speedup(figures: &[Figure]) -> BTreeMap<&'static str, f64> {
     let mut out = BTreeMap::new();
     for (f, _) in plain(figures).filter(|(f, _)| f.threads == 1) {
-        let most =
-            plain(figures).filter(|(m, _)| m.workload == f.workload && m.threads > 1).max_by_key(|m| m.0.threads);
+        let most = plain(figures)
+            .filter(|(m, _)| m.workload == f.workload && m.threads > 1)
+            .max_by_key(|m| m.0.threads);
         if let Some((m, _)) = most
             && let (Some(many), Some(one)) = (m.mega_pairs, f.mega_pairs)
         {
@@ -496,7 +527,9 @@ fn print(r: &Report) -> Result<(), Failure> {
         let here: Vec<_> = r.workloads.iter().filter(|f| f.threads == threads).collect();
         for row in here.chunk_by(|a, b| a.workload == b.workload) {
             let cell = |f: &&Figure| match (f.ns, f.slower) {
-                (Some(ns), Some(slower)) if f.allocator != "leasehold" => format!("{ns:.0} ({slower:.1})"),
+                (Some(ns), Some(slower)) if f.allocator != "leasehold" => {
+                    format!("{ns:.0} ({slower:.1})")
+                }
                 (Some(ns), _) => format!("{ns:.0}"),
                 _ => "-".to_owned(),
             };
@@ -505,7 +538,11 @@ fn print(r: &Report) -> Result<(), Failure> {
         write!(out, "{table}")?;
     }
     if !r.speedup.is_empty() {
-        writeln!(out, "\npairs per second with {} threads, by one's", r.threads.last().copied().unwrap_or(1))?;
+        writeln!(
+            out,
+            "\npairs per second with {} threads, by one's",
+            r.threads.last().copied().unwrap_or(1)
+        )?;
         let mut table = Table::default();
         r.speedup.iter().for_each(|(w, x)| table.row([(*w).to_owned(), format!("{x:.2}")]));
         write!(out, "{table}")?;

@@ -86,7 +86,10 @@ impl Block {
 }
 
 /// Seconds of one call, measured over calls that copy [`BATCH`] bytes.
-fn seconds(bytes: usize, mut call: impl FnMut() -> leasehold::Result<()>) -> leasehold::Result<f64> {
+fn seconds(
+    bytes: usize,
+    mut call: impl FnMut() -> leasehold::Result<()>,
+) -> leasehold::Result<f64> {
     let times = (BATCH / bytes).max(1);
     let begin = Instant::now();
     (0..times).try_for_each(|_| call())?;
@@ -123,10 +126,13 @@ pub(crate) fn run(a: &CopyArguments) -> Result<(), Failure> {
                 })?);
             }
             new.push(seconds(bytes, || runtime.download::<u8>(&device).map(drop))?);
-            again.push(seconds(bytes, || runtime.stream().download_into(&mut vector, device.view()))?);
+            again.push(seconds(bytes, || {
+                runtime.stream().download_into(&mut vector, device.view())
+            })?);
         }
         for (offset, [down, up, plain]) in OFFSETS.iter().zip(&times) {
-            let ratios: Vec<f64> = down.iter().zip(plain).map(|(down, plain)| down / plain).collect();
+            let ratios: Vec<f64> =
+                down.iter().zip(plain).map(|(down, plain)| down / plain).collect();
             figures.push(Figure {
                 bytes,
                 offset: *offset,
@@ -145,11 +151,25 @@ pub(crate) fn run(a: &CopyArguments) -> Result<(), Failure> {
 fn print(report: &Report) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     let mut all = Table::default();
-    all.row(["GB/s", "offset", "download", "upload", "copy_from_slice", "download's time by plain"]);
+    all.row([
+        "GB/s",
+        "offset",
+        "download",
+        "upload",
+        "copy_from_slice",
+        "download's time by plain",
+    ]);
     for f in &report.figures {
         let [download, upload, plain] = [f.download, f.upload, f.plain].map(|v| format!("{v:.1}"));
         let ratio = format!("{:.2}", f.download_by_plain);
-        all.row([table::bytes(f.bytes as u64), f.offset.to_string(), download, upload, plain, ratio]);
+        all.row([
+            table::bytes(f.bytes as u64),
+            f.offset.to_string(),
+            download,
+            upload,
+            plain,
+            ratio,
+        ]);
     }
     writeln!(out, "{all}")?;
     let mut all = Table::default();

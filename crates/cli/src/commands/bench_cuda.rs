@@ -5,7 +5,10 @@ use crate::commands::{open, percentile, print_json};
 use crate::failure::Failure;
 use crate::table::Table;
 use leasehold::kernel::{KernelCheck, KernelDesc, KernelSource};
-use leasehold::{Access, BackendKind, Buffer, DeviceId, EventFlags, KernelBase, Layout, Lease, Runtime, Stream, View};
+use leasehold::{
+    Access, BackendKind, Buffer, DeviceId, EventFlags, KernelBase, Layout, Lease, Runtime, Stream,
+    View,
+};
 use leasehold_alloc::{Allocator, AllocatorConfig, On};
 use leasehold_alloc_bench::FakeBacking;
 use leasehold_alloc_bench::VirtualStream;
@@ -89,8 +92,9 @@ fn crew<T, F: FnMut() -> bool>(
         }
         Ok(percentile(&times, 0.5))
     };
-    let times =
-        leasehold_core::crew::run((0..threads).map(|_| one))?.into_iter().collect::<leasehold::Result<Vec<f64>>>()?;
+    let times = leasehold_core::crew::run((0..threads).map(|_| one))?
+        .into_iter()
+        .collect::<leasehold::Result<Vec<f64>>>()?;
     Ok(percentile(&times, 0.5))
 }
 
@@ -101,10 +105,13 @@ fn shared(runtime: &Runtime, bytes: u64, threads: usize) -> Result<f64, Failure>
 
 fn apart(bytes: u64, threads: usize) -> Result<f64, Failure> {
     let make = || {
-        let allocator = Allocator::new(Box::new(FakeBacking::new(1 << 37)), AllocatorConfig::default())?;
+        let allocator =
+            Allocator::new(Box::new(FakeBacking::new(1 << 37)), AllocatorConfig::default())?;
         Ok((allocator, VirtualStream::new()?))
     };
-    crew(threads, make, |(allocator, stream)| move || allocator.alloc(Layout::new(bytes), On::new(&stream)).is_ok())
+    crew(threads, make, |(allocator, stream)| {
+        move || allocator.alloc(Layout::new(bytes), On::new(&stream)).is_ok()
+    })
 }
 
 fn scaling(runtime: &Runtime) -> Result<Vec<Threads>, Failure> {
@@ -182,7 +189,8 @@ impl Ours {
     fn new(ordinal: u32) -> Result<Self, Failure> {
         let runtime = open(DeviceId::new(BackendKind::Cuda, ordinal), None)?;
         let roles = [Access::Read, Access::Read, Access::Write];
-        let desc = KernelDesc::new("nothing", KernelSource::Ptx(PTX.into()), &roles, KernelCheck::any());
+        let desc =
+            KernelDesc::new("nothing", KernelSource::Ptx(PTX.into()), &roles, KernelCheck::any());
         // SAFETY: the entry takes three addresses and accesses none of them.
         let kernel = unsafe { KernelBase::new(desc.entry("trace_nothing")) }?;
         let buffers = [runtime.alloc(4096)?, runtime.alloc(4096)?, runtime.alloc(4096)?];
@@ -222,7 +230,9 @@ fn measure(samples: u32, ordinal: u32) -> Result<(Vec<Pair>, Vec<Threads>), Fail
 
     for nodes in [1u32, 1000] {
         let graph = runtime.record_graph(|_| (0..nodes).try_for_each(|_| ours.launch()))?;
-        let replay = ours.figure(format!("graph launch, {nodes} nodes"), samples, 4, 0, || graph.launch().map(drop))?;
+        let replay = ours.figure(format!("graph launch, {nodes} nodes"), samples, 4, 0, || {
+            graph.launch().map(drop)
+        })?;
         pairs.push(Pair::new(replay, raw.graph(nodes, samples)?));
     }
 
@@ -231,37 +241,55 @@ fn measure(samples: u32, ordinal: u32) -> Result<(Vec<Pair>, Vec<Threads>), Fail
         let pinned = runtime.alloc_pinned(bytes)?;
         let batch = if bytes > 1 << 20 { 4 } else { 64 };
         runtime.stream().fill(device.view(), 1u8)?;
-        for (direction, kind) in [("download", CopyKind::DeviceToHost), ("upload", CopyKind::HostToDevice)] {
-            let figure =
-                ours.figure(format!("{direction} {bytes} bytes, pinned"), samples, batch, bytes, || match kind {
-                    CopyKind::HostToDevice => runtime.stream().copy_pinned(device.view(), pinned.view()),
+        for (direction, kind) in
+            [("download", CopyKind::DeviceToHost), ("upload", CopyKind::HostToDevice)]
+        {
+            let figure = ours.figure(
+                format!("{direction} {bytes} bytes, pinned"),
+                samples,
+                batch,
+                bytes,
+                || match kind {
+                    CopyKind::HostToDevice => {
+                        runtime.stream().copy_pinned(device.view(), pinned.view())
+                    }
                     _ => runtime.stream().copy_pinned(pinned.view(), device.view()),
-                })?;
+                },
+            )?;
             pairs.push(Pair::new(figure, raw.pinned_copy(kind, bytes, samples)?));
         }
         let mut host = vec![1u8; bytes as usize];
         let batch = if bytes > 1 << 20 { 2 } else { 16 };
-        let up = ours.figure(format!("upload {bytes} bytes, pageable"), samples, batch, bytes, || {
-            runtime.stream().upload_blocking(device.view(), &host)
-        })?;
+        let up =
+            ours.figure(format!("upload {bytes} bytes, pageable"), samples, batch, bytes, || {
+                runtime.stream().upload_blocking(device.view(), &host)
+            })?;
         pairs.push(Pair::new(up, raw.pageable_copy(CopyKind::HostToDevice, bytes, samples)?));
-        let down = ours.figure(format!("download {bytes} bytes, pageable"), samples, batch, bytes, || {
-            runtime.stream().download(&mut host, device.view())
-        })?;
+        let down = ours.figure(
+            format!("download {bytes} bytes, pageable"),
+            samples,
+            batch,
+            bytes,
+            || runtime.stream().download(&mut host, device.view()),
+        )?;
         pairs.push(Pair::new(down, raw.pageable_copy(CopyKind::DeviceToHost, bytes, samples)?));
     }
 
     for bytes in [4096u64, 1 << 20, 64 << 20] {
-        let pair = ours
-            .figure(format!("allocation and drop, {bytes} bytes"), samples, 64, 0, || runtime.alloc(bytes).map(drop))?;
+        let pair =
+            ours.figure(format!("allocation and drop, {bytes} bytes"), samples, 64, 0, || {
+                runtime.alloc(bytes).map(drop)
+            })?;
         pairs.push(Pair::new(pair, raw.alloc_async_pair(bytes, samples)?));
     }
-    let plain =
-        ours.figure("allocation and drop, 1048576 bytes".into(), samples, 64, 0, || runtime.alloc(1 << 20).map(drop))?;
+    let plain = ours.figure("allocation and drop, 1048576 bytes".into(), samples, 64, 0, || {
+        runtime.alloc(1 << 20).map(drop)
+    })?;
     pairs.push(Pair::new(plain, raw.alloc_pair(1 << 20, samples)?));
 
     let event = runtime.create_event_with(EventFlags::DISABLE_TIMING)?;
-    let record = ours.figure("event record".into(), samples, 256, 0, || runtime.stream().record(&event))?;
+    let record =
+        ours.figure("event record".into(), samples, 256, 0, || runtime.stream().record(&event))?;
     pairs.push(Pair::new(record, raw.event_record(samples)?));
     let scaling = scaling(runtime)?;
     runtime.synchronize()?;
@@ -270,7 +298,8 @@ fn measure(samples: u32, ordinal: u32) -> Result<(Vec<Pair>, Vec<Threads>), Fail
 
 pub(crate) fn run(arguments: &CudaArguments) -> Result<(), Failure> {
     let device = format!("cuda:{}", arguments.ordinal);
-    let (figures, allocations) = measure(arguments.samples, arguments.ordinal).map_err(|e| e.at(&device))?;
+    let (figures, allocations) =
+        measure(arguments.samples, arguments.ordinal).map_err(|e| e.at(&device))?;
     let report = Report { device, figures, allocations };
     if arguments.json {
         return print_json(&report);
@@ -291,7 +320,14 @@ pub(crate) fn run(arguments: &CudaArguments) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     write!(out, "{table}")?;
     let mut table = Table::default();
-    table.row(["allocation and drop", "threads", "of each", "of linear", "nothing shared", "of linear"]);
+    table.row([
+        "allocation and drop",
+        "threads",
+        "of each",
+        "of linear",
+        "nothing shared",
+        "of linear",
+    ]);
     for t in &report.allocations {
         table.row([
             format!("{} bytes", t.bytes),

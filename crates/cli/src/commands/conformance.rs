@@ -19,8 +19,8 @@ use leasehold::cpu::{CpuBackend, CpuConfig};
 use leasehold::{BackendKind, Context, DeviceId};
 use leasehold_alloc::DebugAids;
 use leasehold_conformance::{
-    CaseResult, ELSEWHERE, Expectation, Expectations, Factory, Filter, Home, Isolation, Progress, Report, Status,
-    Suite, Tag, TestKernel, Wrap, answer, run_with,
+    CaseResult, ELSEWHERE, Expectation, Expectations, Factory, Filter, Home, Isolation, Progress,
+    Report, Status, Suite, Tag, TestKernel, Wrap, answer, run_with,
 };
 use leasehold_input::{printable, shown};
 use serde::Serialize;
@@ -94,7 +94,10 @@ impl Factory for Cpu {
         Expectations {
             unsupported: &[
                 Expectation { case: 3, reason: "there is always a processor" },
-                Expectation { case: 101, reason: "a library call in a graph runs when the graph does" },
+                Expectation {
+                    case: 101,
+                    reason: "a library call in a graph runs when the graph does",
+                },
             ],
             expected_failure: &[],
         }
@@ -105,11 +108,15 @@ impl Factory for Cpu {
 fn factory(device: DeviceId, sim: bool, aids: DebugAids) -> Result<Arc<dyn Factory>, Failure> {
     match (device.backend, sim) {
         (BackendKind::Cpu, false) => Ok(Arc::new(Cpu(aids))),
-        (BackendKind::Cpu, true) => Err(Failure::misuse("--sim: the CPU has no driver to simulate")),
+        (BackendKind::Cpu, true) => {
+            Err(Failure::misuse("--sim: the CPU has no driver to simulate"))
+        }
         #[cfg(feature = "cuda")]
         (BackendKind::Cuda, false) => Ok(Arc::new(factories::Cuda(aids))),
         #[cfg(feature = "cuda")]
-        (BackendKind::Cuda, true) => Ok(Arc::new(factories::SimulatedCuda { seed: simulated::SEED, aids })),
+        (BackendKind::Cuda, true) => {
+            Ok(Arc::new(factories::SimulatedCuda { seed: simulated::SEED, aids }))
+        }
         #[cfg(feature = "cuda")]
         (BackendKind::Sim, _) => {
             unaided(device, Wishes { debug: aids, ..Wishes::default() })?;
@@ -120,7 +127,9 @@ fn factory(device: DeviceId, sim: bool, aids: DebugAids) -> Result<Arc<dyn Facto
             let why = reports.into_iter().find(|r| r.kind == other).and_then(|r| r.devices.err());
             Err(match why {
                 Some(why) => Failure::from(why).at(device),
-                None => Failure::new(format!("{device}: this build has no factory for {other} devices")),
+                None => {
+                    Failure::new(format!("{device}: this build has no factory for {other} devices"))
+                }
             })
         }
     }
@@ -135,13 +144,20 @@ fn numbers(terms: &[String]) -> Result<Vec<u16>, Failure> {
         let before = all.len();
         match (range.0.parse::<u16>(), range.1.parse::<u16>()) {
             (Ok(from), Ok(to)) => {
-                all.extend(suite.cases().iter().map(|c| c.number).filter(|n| (from..=to).contains(n)));
+                all.extend(
+                    suite.cases().iter().map(|c| c.number).filter(|n| (from..=to).contains(n)),
+                );
                 if let Some(home) = ELSEWHERE.iter().find(|e| from == e.number && to == e.number) {
-                    return Err(Failure::misuse(format!("--filter {term}: no case; {}", at_home(home.home))));
+                    return Err(Failure::misuse(format!(
+                        "--filter {term}: no case; {}",
+                        at_home(home.home)
+                    )));
                 }
             }
             _ if !term.is_empty() => {
-                all.extend(suite.cases().iter().filter(|c| c.name.contains(term)).map(|c| c.number));
+                all.extend(
+                    suite.cases().iter().filter(|c| c.name.contains(term)).map(|c| c.number),
+                );
             }
             _ => {}
         }
@@ -211,7 +227,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
 
 /// Cases that need a process of their own get this command again.
 fn isolation(arguments: &Arguments, aids: DebugAids) -> Result<Isolation, Failure> {
-    let program = std::env::current_exe().map_err(|e| Failure::new(format!("where this command is: {e}")))?;
+    let program =
+        std::env::current_exe().map_err(|e| Failure::new(format!("where this command is: {e}")))?;
     let (device, sim, thorough) = (arguments.device.to_string(), arguments.sim, arguments.thorough);
     Ok(Isolation::new(move |case| {
         let mut command = Command::new(&program);
@@ -239,7 +256,10 @@ fn tried(factory: Arc<dyn Factory>, filter: &Filter) -> Report {
         Progress::Over(result) => {
             if let Status::Failed(why) | Status::UnexpectedPass(why) = &result.status {
                 let why = printable(why);
-                bar.println(format!("{} {} [{}] failed: {why}", result.case, result.name, result.variant));
+                bar.println(format!(
+                    "{} {} [{}] failed: {why}",
+                    result.case, result.name, result.variant
+                ));
             }
         }
         _ => {}
@@ -266,7 +286,13 @@ struct Told<'a> {
 }
 
 impl<'a> Told<'a> {
-    fn new(device: DeviceId, name: String, simulated: bool, aids: DebugAids, report: &'a Report) -> Self {
+    fn new(
+        device: DeviceId,
+        name: String,
+        simulated: bool,
+        aids: DebugAids,
+        report: &'a Report,
+    ) -> Self {
         let [passed, failed, skipped] = counts(report);
         let elsewhere = ELSEWHERE.iter().map(|e| (e.number, at_home(e.home))).collect();
         Self {
@@ -317,7 +343,12 @@ fn show(device: &str, report: &Report) -> Result<(), Failure> {
             };
             let why = why.lines().next().unwrap_or_default();
             let colon = if why.is_empty() { "" } else { ": " };
-            table.row([r.case.to_string(), word.to_owned(), variant, format!("{}{colon}{why}", r.name)]);
+            table.row([
+                r.case.to_string(),
+                word.to_owned(),
+                variant,
+                format!("{}{colon}{why}", r.name),
+            ]);
         }
     }
     let mut cases: Vec<u16> = report.results.iter().map(|r| r.case).collect();

@@ -91,7 +91,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             table.row(["  units".to_owned(), device.units.to_string()]);
             table.row([
                 "  memory".to_owned(),
-                format!("{} ({} free)", bytes(device.memory_total_bytes), bytes(device.memory_free_bytes)),
+                format!(
+                    "{} ({} free)",
+                    bytes(device.memory_total_bytes),
+                    bytes(device.memory_free_bytes)
+                ),
             ]);
             table.row(["  architectures".to_owned(), device.arch.join(", ")]);
             for (label, value) in &device.details {

@@ -31,7 +31,9 @@ impl AidsArguments {
             }
             (None, Err(VarError::NotUnicode(text))) => {
                 let text = text.to_string_lossy();
-                return Err(Failure::misuse(format!("{VARIABLE}: `{text}` is no UTF-8; name debug aids, or unset it")));
+                return Err(Failure::misuse(format!(
+                    "{VARIABLE}: `{text}` is no UTF-8; name debug aids, or unset it"
+                )));
             }
             _ => DebugAids::default(),
         })
@@ -113,7 +115,8 @@ impl MemoryArguments {
                 if !json {
                     return memory_viz::write(&snapshot, file);
                 }
-                serde_json::to_writer(file, &snapshot).map_err(|e| leasehold::Error::Unavailable(e.to_string().into()))
+                serde_json::to_writer(file, &snapshot)
+                    .map_err(|e| leasehold::Error::Unavailable(e.to_string().into()))
             })?;
         }
         Ok(())
@@ -130,7 +133,9 @@ impl MemoryArguments {
         let number = allocator.stats().findings;
         match findings.first() {
             Some(first) if number == 1 => Err(Failure::new(format!("memory: {first}"))),
-            Some(first) => Err(Failure::new(format!("memory: {first}; and {} more findings", number - 1))),
+            Some(first) => {
+                Err(Failure::new(format!("memory: {first}; and {} more findings", number - 1)))
+            }
             None if !leaks.is_empty() => Err(Failure::new(format!("memory: leaked: {leaks}"))),
             None => Ok(()),
         }
@@ -141,7 +146,9 @@ impl MemoryArguments {
 fn place(path: &Path) -> PathBuf {
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path.file_name().unwrap_or_default();
-    fs::canonicalize(path).unwrap_or_else(|_| fs::canonicalize(parent).unwrap_or_else(|_| parent.to_owned()).join(name))
+    fs::canonicalize(path).unwrap_or_else(|_| {
+        fs::canonicalize(parent).unwrap_or_else(|_| parent.to_owned()).join(name)
+    })
 }
 
 /// Returns whether the path is a device or a pipe: such a file is written to, not replaced.
@@ -183,7 +190,10 @@ impl Drop for Draft {
 }
 
 /// Writes a file completely or not at all.
-fn create(path: &Path, fill: impl FnOnce(&mut BufWriter<File>) -> leasehold::Result<()>) -> Result<(), Failure> {
+fn create(
+    path: &Path,
+    fill: impl FnOnce(&mut BufWriter<File>) -> leasehold::Result<()>,
+) -> Result<(), Failure> {
     let cannot = |e: io::Error| Failure::new(format!("{}: {e}", path.display()));
     let (draft, file) = if other(path) {
         (None, File::options().write(true).open(path).map_err(cannot)?)

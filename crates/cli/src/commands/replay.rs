@@ -8,7 +8,9 @@ use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 use leasehold::{DeviceId, MemoryKind, Runtime};
 use leasehold_alloc::{Backing, Policy};
-use leasehold_alloc_bench::replay::{Options, Player, Progress, Report, events_to_play, measure, virtual_device};
+use leasehold_alloc_bench::replay::{
+    Options, Player, Progress, Report, events_to_play, measure, virtual_device,
+};
 use leasehold_alloc_bench::trace::Trace;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -109,8 +111,13 @@ const LONG: u64 = 200_000;
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let runtime = match arguments.device {
         On::Virtual => None,
-        On::Device(device) if arguments.peer == Some(Peer::System) && device.backend != leasehold::BackendKind::Cpu => {
-            return Err(Failure::misuse(format!("--peer system is the host's memory, not {device}'s")));
+        On::Device(device)
+            if arguments.peer == Some(Peer::System)
+                && device.backend != leasehold::BackendKind::Cpu =>
+        {
+            return Err(Failure::misuse(format!(
+                "--peer system is the host's memory, not {device}'s"
+            )));
         }
         On::Device(device) => Some(open(device, None)?),
     };
@@ -135,12 +142,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let events = events_to_play(&trace, &options, arguments.find_min_budget, granule)?;
     let bar = if events > LONG { ProgressBar::new(events) } else { ProgressBar::hidden() };
-    if let Ok(style) = ProgressStyle::with_template("replaying {bar:32} {human_pos}/{human_len} events, {eta} left") {
+    if let Ok(style) = ProgressStyle::with_template(
+        "replaying {bar:32} {human_pos}/{human_len} events, {eta} left",
+    ) {
         bar.set_style(style);
     }
     let tick = bar.clone();
     let options = Options { progress: Some(Progress::new(move |n| tick.inc(n))), ..options };
-    let min_budget = arguments.find_min_budget.then(|| arguments.policy.map_or(Policy::Compact, Policy::from));
+    let min_budget =
+        arguments.find_min_budget.then(|| arguments.policy.map_or(Policy::Compact, Policy::from));
     let report = measure(&trace, &options, min_budget, &|| backing(runtime.as_ref()))?;
     bar.finish_and_clear();
     if arguments.json { print_json(&report) } else { print(&report) }
@@ -157,7 +167,10 @@ fn print(r: &Report) -> Result<(), Failure> {
     let mut table = Table::words();
     table.row(["events".to_owned(), r.events.to_string()]);
     table.row(["peak requested".to_owned(), bytes(r.peak_requested)]);
-    table.row(["peak reserved".to_owned(), format!("{} ({:.4} of requested)", bytes(r.peak_reserved), r.ratio)]);
+    table.row([
+        "peak reserved".to_owned(),
+        format!("{} ({:.4} of requested)", bytes(r.peak_reserved), r.ratio),
+    ]);
     if let Some(least) = r.min_budget {
         table.row(["smallest budget".to_owned(), format!("{least:.4} of requested")]);
     }

@@ -13,7 +13,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use leasehold::{DeviceId, Runtime};
 use leasehold_input::{printable, shown_within};
 use leasehold_llama::{
-    Config, DType, Generation, Model, Request, Sampling, TextStream, Tokenizer, Weights, footprint, generate,
+    Config, DType, Generation, Model, Request, Sampling, TextStream, Tokenizer, Weights, footprint,
+    generate,
 };
 use serde::Serialize;
 use std::borrow::Cow;
@@ -193,7 +194,11 @@ impl From<&Generation> for ModeReport {
         let seconds = g.decode.as_secs_f64();
         Self {
             prefill_ms: g.prefill.as_secs_f64() * 1e3,
-            decode_tokens_per_s: if steps.is_empty() || seconds == 0.0 { 0.0 } else { steps.len() as f64 / seconds },
+            decode_tokens_per_s: if steps.is_empty() || seconds == 0.0 {
+                0.0
+            } else {
+                steps.len() as f64 / seconds
+            },
             token_ms_p50: percentile(&steps, 0.5),
             token_ms_p99: percentile(&steps, 0.99),
         }
@@ -210,7 +215,12 @@ struct Memory {
 }
 
 /// Loads a model with a progress bar.
-pub(crate) fn load(runtime: &Runtime, files: &Files, activations: DType, quiet: bool) -> Result<Model, Failure> {
+pub(crate) fn load(
+    runtime: &Runtime,
+    files: &Files,
+    activations: DType,
+    quiet: bool,
+) -> Result<Model, Failure> {
     let bar = ProgressBar::new(files.weights.total_bytes());
     if quiet {
         bar.set_draw_target(ProgressDrawTarget::hidden());
@@ -218,7 +228,9 @@ pub(crate) fn load(runtime: &Runtime, files: &Files, activations: DType, quiet: 
     if let Ok(style) = ProgressStyle::with_template("loading {bar:32} {bytes}/{total_bytes}") {
         bar.set_style(style);
     }
-    let model = Model::load(runtime, &files.config, &files.weights, activations, &mut |done, _| bar.set_position(done));
+    let model = Model::load(runtime, &files.config, &files.weights, activations, &mut |done, _| {
+        bar.set_position(done)
+    });
     bar.finish_and_clear();
     Ok(model?)
 }
@@ -260,7 +272,13 @@ impl Printer<'_> {
 
 /// Refuses more tokens than the host's memory allows: its tables and lists, and also the device's
 /// memory if the host shares it.
-pub(crate) fn fits(files: &Files, prompt: usize, tokens: u32, dtype: DType, runtime: &Runtime) -> Result<(), Failure> {
+pub(crate) fn fits(
+    files: &Files,
+    prompt: usize,
+    tokens: u32,
+    dtype: DType,
+    runtime: &Runtime,
+) -> Result<(), Failure> {
     let need = footprint(&files.config, prompt, tokens as usize, dtype);
     // Lists of both modes, their report, and its text.
     let host = need.host.saturating_mul(3);
@@ -273,8 +291,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let files = Files::read(arguments.model.as_deref(), arguments.prompt_ids.is_none())?;
     let prompt = match (&arguments.prompt_ids, &arguments.prompt, &files.tokenizer) {
         (Some(ids), _, _) => ids.clone(),
-        (None, text, Some(tokenizer)) => tokenizer.encode(text.as_deref().unwrap_or(DEFAULT_PROMPT))?,
-        (None, _, None) => return Err(Failure::new(format!("{}: no tokenizer; give --prompt-ids", files.name))),
+        (None, text, Some(tokenizer)) => {
+            tokenizer.encode(text.as_deref().unwrap_or(DEFAULT_PROMPT))?
+        }
+        (None, _, None) => {
+            return Err(Failure::new(format!("{}: no tokenizer; give --prompt-ids", files.name)));
+        }
     };
     let wishes = arguments.memory.wishes()?;
     let system = System::open(&Opening {
@@ -286,7 +308,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let runtime = system.runtime.clone();
     arguments.memory.probe()?;
     fits(&files, prompt.len(), arguments.tokens, arguments.dtype.into(), &runtime)?;
-    let model = load(&runtime, &files, arguments.dtype.into(), arguments.json).map_err(|e| e.at(&files.name))?;
+    let model = load(&runtime, &files, arguments.dtype.into(), arguments.json)
+        .map_err(|e| e.at(&files.name))?;
 
     let stop_at: &[u32] = if arguments.stop_at_eos { &files.config.eos_token_ids } else { &[] };
     let mut runs: Vec<(leasehold_llama::Mode, Generation)> = Vec::new();
@@ -308,11 +331,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             prompt: &prompt,
             tokens: arguments.tokens as usize,
             mode,
-            sampling: Sampling { temperature: arguments.temperature, top_k: arguments.top_k, seed: arguments.seed },
+            sampling: Sampling {
+                temperature: arguments.temperature,
+                top_k: arguments.top_k,
+                seed: arguments.seed,
+            },
             stop_at,
         };
-        let generation =
-            generate(&model, &request, &mut |id| printer.token(id)).map_err(|e| Failure::from(e).at(&files.name))?;
+        let generation = generate(&model, &request, &mut |id| printer.token(id))
+            .map_err(|e| Failure::from(e).at(&files.name))?;
         if first {
             if let Some(stream) = printer.stream.take() {
                 let rest = stream.finish()?;
@@ -325,7 +352,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 
     let agree = match &runs[..] {
         [(_, a), (_, b)] => Some(
-            a.ids == b.ids && a.last_logits.iter().map(|x| x.to_bits()).eq(b.last_logits.iter().map(|x| x.to_bits())),
+            a.ids == b.ids
+                && a.last_logits
+                    .iter()
+                    .map(|x| x.to_bits())
+                    .eq(b.last_logits.iter().map(|x| x.to_bits())),
         ),
         _ => None,
     };
@@ -340,7 +371,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         allocations_in_decode: runs.iter().map(|(_, g)| g.allocations).sum(),
     };
     let find = |mode| runs.iter().find(|(m, _)| *m == mode).map(|(_, g)| ModeReport::from(g));
-    let modes = ModeReports { eager: find(leasehold_llama::Mode::Eager), graph: find(leasehold_llama::Mode::Graph) };
+    let modes = ModeReports {
+        eager: find(leasehold_llama::Mode::Eager),
+        graph: find(leasehold_llama::Mode::Graph),
+    };
     let Some((_, first)) = runs.first() else { return Err(Failure::new("no mode ran")) };
     let report = Report {
         device: arguments.device.to_string(),
@@ -360,7 +394,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         print_table(&report, &runtime)?
     }
     if agree == Some(false) {
-        return Err(Failure::new("eager and graph mode do not agree: this is a defect of the runtime"));
+        return Err(Failure::new(
+            "eager and graph mode do not agree: this is a defect of the runtime",
+        ));
     }
     drop(model);
     runtime.synchronize()?;

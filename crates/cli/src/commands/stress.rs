@@ -47,7 +47,8 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let device = arguments.device;
-    let target = Target::new(device, arguments.sim).map_err(|e| Failure::misuse(format!("{device}: {e}")))?;
+    let target = Target::new(device, arguments.sim)
+        .map_err(|e| Failure::misuse(format!("{device}: {e}")))?;
     if arguments.faults && !target.simulated {
         return Err(Failure::misuse(format!(
             "--faults: nothing makes calls of {device} fail; sim:0 and cuda:0 --sim can"
@@ -97,7 +98,8 @@ fn show(report: &Report) -> Result<(), Failure> {
         writeln!(out, "as a test of {} steps:\n\n{}", failure.steps, failure.test)?;
     }
     let Report { device, simulated, seeds, ops, threads, seconds, .. } = report;
-    let (over, rate) = (if *simulated { " (simulated)" } else { "" }, (*seeds as f64) * f64::from(*ops) / seconds);
+    let (over, rate) =
+        (if *simulated { " (simulated)" } else { "" }, (*seeds as f64) * f64::from(*ops) / seconds);
     let failed = report.failures.len();
     writeln!(
         out,

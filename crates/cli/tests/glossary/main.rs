@@ -27,9 +27,11 @@ fn rows() -> Vec<Row> {
     let text = std::fs::read_to_string(root().join("docs/glossary.md")).unwrap();
     let mut rows = Vec::new();
     for (i, line) in text.lines().enumerate().filter(|(_, l)| l.starts_with('|')) {
-        let cells: Vec<_> = line.trim_matches('|').split('|').map(|c| c.trim().to_string()).collect();
-        let [name, home, remark] = <[String; 3]>::try_from(cells)
-            .unwrap_or_else(|cells| panic!("docs/glossary.md:{}: {} cells instead of 3", i + 1, cells.len()));
+        let cells: Vec<_> =
+            line.trim_matches('|').split('|').map(|c| c.trim().to_string()).collect();
+        let [name, home, remark] = <[String; 3]>::try_from(cells).unwrap_or_else(|cells| {
+            panic!("docs/glossary.md:{}: {} cells instead of 3", i + 1, cells.len())
+        });
         if name != "in the document" && name.contains(|c| c != '-') {
             rows.push(Row { line: i + 1, name, home, remark });
         }
@@ -59,7 +61,10 @@ const SPELLINGS: [(&str, &str); 8] = [
     ("leasehold::backend::PoolManager", "leasehold::backend::PoolManager::<R, K>"),
     ("leasehold::backend::Device", "<dyn leasehold::backend::Device>"),
     ("leasehold::infini::InfiniGraph", "<leasehold::Graph as leasehold::infini::InfiniGraph>"),
-    ("leasehold::infini::InfiniRuntime", "<leasehold::Runtime as leasehold::infini::InfiniRuntime>"),
+    (
+        "leasehold::infini::InfiniRuntime",
+        "<leasehold::Runtime as leasehold::infini::InfiniRuntime>",
+    ),
     ("leasehold::Runtime::extension", "|r: &leasehold::Runtime| r.extension(|_| Ok(()))"),
     ("leasehold::Stream::upload_owned", "|s: &leasehold::Stream, v| s.upload_owned(v, vec![0u8])"),
 ];
@@ -76,12 +81,14 @@ const GENERIC: [&str; 5] = [
 /// `use` for importable items, `let` for associated ones.
 fn expected() -> String {
     let rows = rows();
-    let paths: BTreeSet<_> = rows.iter().flat_map(|r| paths_in(&r.home).chain(paths_in(&r.remark))).collect();
+    let paths: BTreeSet<_> =
+        rows.iter().flat_map(|r| paths_in(&r.home).chain(paths_in(&r.remark))).collect();
     let spelling = |path: &str| SPELLINGS.iter().find(|s| s.0 == path).map(|s| s.1);
     let (mut uses, mut lets) = (String::new(), String::new());
     for path in paths {
         let owner = path.rsplit_once("::").filter(|(owner, name)| {
-            let is_type = |p: &str| p.rsplit("::").next().is_some_and(|s| s.starts_with(char::is_uppercase));
+            let is_type =
+                |p: &str| p.rsplit("::").next().is_some_and(|s| s.starts_with(char::is_uppercase));
             is_type(owner) && !is_type(name)
         });
         match owner {
@@ -110,7 +117,10 @@ fn every_path_of_the_glossary_compiles() {
         return;
     }
     let found = std::fs::read_to_string(&file).unwrap();
-    assert!(found == expected(), "paths.rs is not what docs/glossary.md says; GLOSSARY_BLESS=1 rewrites it");
+    assert!(
+        found == expected(),
+        "paths.rs is not what docs/glossary.md says; GLOSSARY_BLESS=1 rewrites it"
+    );
     // The code with these names is compiled, but not run.
     let _ = paths::methods::<u8, u8, Nothing>;
 }
@@ -127,8 +137,8 @@ impl leasehold::backend::Resource for Nothing {
         Ok(Payload)
     }
 
-    fn recycle(&self, _: &mut Payload) -> leasehold::backend::Fate {
-        leasehold::backend::Fate::Destroy
+    fn recycle(&self, _: &mut Payload) -> leasehold::backend::Recycle {
+        leasehold::backend::Recycle::Destroy
     }
 }
 
@@ -160,7 +170,9 @@ fn aliases() -> BTreeSet<String> {
                 visit(&path, found);
             } else if path.extension().is_some_and(|e| e == "rs") {
                 let text = std::fs::read_to_string(&path).unwrap();
-                for (_, rest) in text.match_indices("#[doc(alias").map(|(at, s)| (at, &text[at + s.len()..])) {
+                for (_, rest) in
+                    text.match_indices("#[doc(alias").map(|(at, s)| (at, &text[at + s.len()..]))
+                {
                     let inside = rest.split(")]").next().unwrap_or("");
                     found.extend(inside.split('"').skip(1).step_by(2).map(str::to_string));
                 }
@@ -178,7 +190,10 @@ fn aliases() -> BTreeSet<String> {
 fn every_name_of_the_documents_is_found_by_searching() {
     let aliases = aliases();
     let mut missing: HashMap<String, usize> = HashMap::new();
-    for row in rows().iter().filter(|r| !r.home.starts_with("planned: ") && !r.home.starts_with("deviates, because ")) {
+    for row in rows()
+        .iter()
+        .filter(|r| !r.home.starts_with("planned: ") && !r.home.starts_with("deviates, because "))
+    {
         for name in code_spans(&row.name) {
             // Files and private members, whose names have no search entry.
             if name.contains(['/', '.']) || name.ends_with('_') {
@@ -191,5 +206,8 @@ fn every_name_of_the_documents_is_found_by_searching() {
             }
         }
     }
-    assert!(missing.is_empty(), "no #[doc(alias)] for these names, with their lines in docs/glossary.md: {missing:?}");
+    assert!(
+        missing.is_empty(),
+        "no #[doc(alias)] for these names, with their lines in docs/glossary.md: {missing:?}"
+    );
 }

@@ -12,7 +12,10 @@ fn cases_are_tried_and_told() {
     assert!(lines[0].starts_with("1 ") && lines[0].contains("passed"), "{text}");
     // A case in a separate process.
     assert!(lines[1].starts_with("10 ") && lines[1].contains("passed"), "{text}");
-    assert!(lines[5].contains("skipped") && lines[5].contains("only device of its backend"), "{text}");
+    assert!(
+        lines[5].contains("skipped") && lines[5].contains("only device of its backend"),
+        "{text}"
+    );
     assert!(lines[6].contains("6 cases in 7 runs: 6 passed, 0 failed, 1 skipped"), "{text}");
 }
 
@@ -21,7 +24,8 @@ fn one_object_has_every_run_and_every_number_that_is_no_case() {
     let report = json(&["conformance", "--json", "--validated", "--filter", "13"]);
     assert_eq!((&report["ok"], &report["passed"]), (&true.into(), &4.into()), "{report}");
     assert_eq!(report["device"], "cpu:0");
-    let variants: Vec<_> = report["runs"].as_array().unwrap().iter().map(|r| r["variant"].as_str().unwrap()).collect();
+    let variants: Vec<_> =
+        report["runs"].as_array().unwrap().iter().map(|r| r["variant"].as_str().unwrap()).collect();
     assert_eq!(variants, ["plain", "plain+replayed", "validated", "validated+replayed"]);
     assert!(report["elsewhere"]["70"].as_str().unwrap().contains("DLPack"), "{report}");
 }
@@ -39,7 +43,11 @@ fn cuda_over_the_simulated_driver_passes_everything() {
 fn with_each_buffer_straight_from_the_driver_everything_passes_or_says_why_not() {
     let command = ["conformance", "--device", "cuda:0", "--sim", "--json"];
     let report = json(&[&command[..], &["--memory-debug", "pass-through"]].concat());
-    assert_eq!((&report["ok"], &report["memory_debug"]), (&true.into(), &"pass-through".into()), "{report}");
+    assert_eq!(
+        (&report["ok"], &report["memory_debug"]),
+        (&true.into(), &"pass-through".into()),
+        "{report}"
+    );
     let runs = report["runs"].as_array().unwrap();
     let trim = runs.iter().find(|r| r["case"] == 54).unwrap();
     assert_eq!(trim["why"], "each buffer of cuda:0 comes straight from the driver", "{trim}");
@@ -54,7 +62,12 @@ fn with_each_buffer_straight_from_the_driver_everything_passes_or_says_why_not()
     assert_eq!((&report["failed"], &report["skipped"]), (&0.into(), &0.into()), "{report}");
     assert_eq!(report["memory_debug"], "pass-through");
     let tagged = report["runs"].as_array().unwrap();
-    assert!(tagged.len() > 40 && tagged.len() < runs.len() / 2, "{} of {}", tagged.len(), runs.len());
+    assert!(
+        tagged.len() > 40 && tagged.len() < runs.len() / 2,
+        "{} of {}",
+        tagged.len(),
+        runs.len()
+    );
 }
 
 #[test]
@@ -63,7 +76,8 @@ fn what_a_device_has_not_got_is_said() {
     assert_eq!(output.status.code(), Some(2));
     #[cfg(feature = "cuda")]
     {
-        let aids = "leasehold: memory debug aids (pass-through): sim:0 has none; cuda:0 --sim has\n";
+        let aids =
+            "leasehold: memory debug aids (pass-through): sim:0 has none; cuda:0 --sim has\n";
         let records = "leasehold: sim:0 records no memory trace or snapshot; cuda:0 --sim does\n";
         for (command, wish, value, message) in [
             ("conformance", "--memory-debug", "pass-through", aids),
@@ -73,7 +87,11 @@ fn what_a_device_has_not_got_is_said() {
         ] {
             let output = call(&[command, "--device", "sim:0", wish, value]);
             let text = String::from_utf8(output.stderr).unwrap();
-            assert_eq!((output.status.code(), text.as_str()), (Some(2), message), "{command} {wish}");
+            assert_eq!(
+                (output.status.code(), text.as_str()),
+                (Some(2), message),
+                "{command} {wish}"
+            );
         }
     }
 }

@@ -102,8 +102,12 @@ fn models_that_are_broken() {
 #[test]
 fn a_closed_pipe_is_no_panic() {
     use std::process::Stdio;
-    let mut child =
-        leasehold().args(["run", "--tokens", "8"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = leasehold()
+        .args(["run", "--tokens", "8"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr).into_owned();

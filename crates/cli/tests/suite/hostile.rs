@@ -42,7 +42,11 @@ fn limited(limit: &str, arguments: &[&str]) -> Command {
 fn model() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for file in ["config.json", "model.safetensors", "tokenizer.json"] {
-        fs::copy(repository("crates/llama/tests/models/untied-head").join(file), dir.path().join(file)).unwrap();
+        fs::copy(
+            repository("crates/llama/tests/models/untied-head").join(file),
+            dir.path().join(file),
+        )
+        .unwrap();
     }
     dir
 }
@@ -66,10 +70,11 @@ fn traces_of_many_streams_are_played_or_refused() {
     let at = path.to_str().unwrap();
     for (streams, status, words) in [
         (3000, 0, ""),
-        (65_536, 1, "65,535 streams and gates are in use"),
+        (65_536, 1, "65,535 streams and host timelines are in use"),
         (65_537, 1, "line 65537: more than 65,536 streams"),
     ] {
-        fs::write(&path, (0..streams).map(|i| format!("{i},a,{i},8,{i}\n")).collect::<String>()).unwrap();
+        fs::write(&path, (0..streams).map(|i| format!("{i},a,{i},8,{i}\n")).collect::<String>())
+            .unwrap();
         let output = bounded(&["replay", at, "--json"]);
         match status {
             0 => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
@@ -83,7 +88,10 @@ fn a_trace_is_a_regular_file_or_standard_input() {
     let dir = tempfile::tempdir().unwrap();
     let fifo = dir.path().join("fifo");
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
-    has(&line(&bounded(&["replay", fifo.to_str().unwrap()]), 1), &["fifo: a pipe; a regular file is expected"]);
+    has(
+        &line(&bounded(&["replay", fifo.to_str().unwrap()]), 1),
+        &["fifo: a pipe; a regular file is expected"],
+    );
     has(&line(&bounded(&["replay", "/dev/zero"]), 1), &["/dev/zero: a device"]);
     has(&line(&bounded(&["replay", "/"]), 1), &["/: a folder"]);
     let zeros = fs::File::open("/dev/zero").unwrap();
@@ -103,9 +111,16 @@ fn a_trace_is_a_regular_file_or_standard_input() {
 #[test]
 fn what_a_model_says_of_itself_reaches_no_terminal_as_it_is() {
     let dir = model();
-    change(dir.path().join("config.json"), "model_type", "\u{1b}]0;owned\u{7}\u{1b}[2J\u{9b}".into());
+    change(
+        dir.path().join("config.json"),
+        "model_type",
+        "\u{1b}]0;owned\u{7}\u{1b}[2J\u{9b}".into(),
+    );
     let output = bounded(&["run", "--model", dir.path().to_str().unwrap()]);
-    has(&line(&output, 1), &["model_type: \\u{1b}]0;owned\\u{7}\\u{1b}[2J\\u{9b}; supported: llama"]);
+    has(
+        &line(&output, 1),
+        &["model_type: \\u{1b}]0;owned\\u{7}\\u{1b}[2J\\u{9b}; supported: llama"],
+    );
     let dir = model();
     change(dir.path().join("config.json"), "hidden_act", "x".repeat(3 << 20).into());
     let text = line(&bounded(&["run", "--model", dir.path().to_str().unwrap()]), 1);
@@ -115,9 +130,21 @@ fn what_a_model_says_of_itself_reaches_no_terminal_as_it_is() {
 #[test]
 fn a_tokenizer_that_panics_is_a_line() {
     for (key, value, prompt) in [
-        ("normalizer", serde_json::json!({"type": "Precompiled", "precompiled_charsmap": "AAAA"}), "a"),
-        ("decoder", serde_json::json!({"type": "Strip", "content": "a", "start": 0, "stop": 9}), "a"),
-        ("normalizer", serde_json::json!({"type": "Replace", "pattern": {"String": ""}, "content": "x"}), "a"),
+        (
+            "normalizer",
+            serde_json::json!({"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
+            "a",
+        ),
+        (
+            "decoder",
+            serde_json::json!({"type": "Strip", "content": "a", "start": 0, "stop": 9}),
+            "a",
+        ),
+        (
+            "normalizer",
+            serde_json::json!({"type": "Replace", "pattern": {"String": ""}, "content": "x"}),
+            "a",
+        ),
     ] {
         let dir = model();
         let path = dir.path().join("tokenizer.json");
@@ -127,7 +154,15 @@ fn a_tokenizer_that_panics_is_a_line() {
         });
         fs::write(&path, json.to_string()).unwrap();
         change(path, key, value);
-        let output = bounded(&["run", "--tokens", "2", "--prompt", prompt, "--model", dir.path().to_str().unwrap()]);
+        let output = bounded(&[
+            "run",
+            "--tokens",
+            "2",
+            "--prompt",
+            prompt,
+            "--model",
+            dir.path().to_str().unwrap(),
+        ]);
         has(&line(&output, 1), &["tokenizer.json: ", "its library failed: "]);
     }
 }
@@ -155,7 +190,8 @@ fn weights_that_are_no_numbers_give_no_token() {
 fn files_that_cannot_be_written_are_noticed_before_the_run() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
-    let names = || fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect::<Vec<_>>();
+    let names =
+        || fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect::<Vec<_>>();
     for flag in ["--memory-trace", "--memory-snapshot"] {
         for bad in [path("no/such/folder"), path("."), "/proc/t.csv".to_owned()] {
             let output = bounded(&["run", "--tokens", "2", flag, &bad]);
@@ -165,13 +201,22 @@ fn files_that_cannot_be_written_are_noticed_before_the_run() {
         // A full device, after the run.
         line(&bounded(&["run", "--tokens", "2", "--json", flag, "/dev/full"]), 1);
     }
-    let both = ["run", "--tokens", "2", "--memory-trace", &path("x"), "--memory-snapshot", &path("./x")];
+    let both =
+        ["run", "--tokens", "2", "--memory-trace", &path("x"), "--memory-snapshot", &path("./x")];
     has(&line(&bounded(&both), 2), &["--memory-trace and --memory-snapshot"]);
     assert!(names().is_empty(), "{:?}", names());
     // An existing file is replaced completely, through a link too.
     fs::write(path("real"), "old").unwrap();
     symlink(path("real"), path("link")).unwrap();
-    let output = bounded(&["run", "--tokens", "2", "--memory-trace", &path("link"), "--memory-snapshot", "/dev/null"]);
+    let output = bounded(&[
+        "run",
+        "--tokens",
+        "2",
+        "--memory-trace",
+        &path("link"),
+        "--memory-snapshot",
+        "/dev/null",
+    ]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(fs::read_to_string(path("real")).unwrap().starts_with("t_us,op,id,size,stream\n"));
     assert!(fs::symlink_metadata(path("link")).unwrap().is_symlink());
@@ -191,12 +236,28 @@ fn a_closed_standard_output_is_an_error() {
 #[test]
 fn debug_aids_that_cannot_be_are_named_with_a_cure() {
     let raw = OsStr::from_bytes(b"poison\xff\x1b");
-    let output = leasehold().args(["run", "--tokens", "1"]).env("LEASEHOLD_MEMORY_DEBUG", raw).output().unwrap();
+    let output = leasehold()
+        .args(["run", "--tokens", "1"])
+        .env("LEASEHOLD_MEMORY_DEBUG", raw)
+        .output()
+        .unwrap();
     has(&line(&output, 2), &["LEASEHOLD_MEMORY_DEBUG", "no UTF-8"]);
     #[cfg(feature = "cuda")]
     for aids in ["guard", "poison"] {
-        let output = bounded(&["run", "--tokens", "1", "--device", "cuda:0", "--sim", "--memory-debug", aids]);
-        has(&line(&output, 2), &["--memory-debug", aids, "cuda:0", "pass-through", "the CPU has all"]);
+        let output = bounded(&[
+            "run",
+            "--tokens",
+            "1",
+            "--device",
+            "cuda:0",
+            "--sim",
+            "--memory-debug",
+            aids,
+        ]);
+        has(
+            &line(&output, 2),
+            &["--memory-debug", aids, "cuda:0", "pass-through", "the CPU has all"],
+        );
     }
 }
 
@@ -218,7 +279,11 @@ fn no_thread_to_be_had_is_no_panic() {
     let root = fs::metadata("/proc/self").unwrap().uid() == 0;
     let run = |arguments: &[&str]| {
         let mut command = Command::new("bash");
-        command.args(["-c", "ulimit -u 1; exec \"$0\" \"$@\""]).arg(&copy).args(arguments).current_dir(dir.path());
+        command
+            .args(["-c", "ulimit -u 1; exec \"$0\" \"$@\""])
+            .arg(&copy)
+            .args(arguments)
+            .current_dir(dir.path());
         if root {
             command.uid(65_534).gid(65_534);
         }
@@ -226,13 +291,34 @@ fn no_thread_to_be_had_is_no_panic() {
     };
     let output = run(&["replay", &trace, "--json"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    has(&line(&run(&["replay", &trace, "--threads", "4"]), 1), &["the system gives no more threads"]);
-    has(&line(&run(&["bench", "memory", "--threads", "2"]), 1), &["the system gives no more threads"]);
-    let quick = ["bench", "alloc", "--workload", "ping-pong 4", "--rounds", "1", "--pairs", "100", "--threads", "2"];
+    has(
+        &line(&run(&["replay", &trace, "--threads", "4"]), 1),
+        &["the system gives no more threads"],
+    );
+    has(
+        &line(&run(&["bench", "memory", "--threads", "2"]), 1),
+        &["the system gives no more threads"],
+    );
+    let quick = [
+        "bench",
+        "alloc",
+        "--workload",
+        "ping-pong 4",
+        "--rounds",
+        "1",
+        "--pairs",
+        "100",
+        "--threads",
+        "2",
+    ];
     has(&line(&run(&quick), 1), &["threads"]);
     let output = run(&["conformance", "--filter", "1,10"]);
     let text = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.code() == Some(1) && !text.contains("panicked"), "{:?} {text}", output.status);
+    assert!(
+        output.status.code() == Some(1) && !text.contains("panicked"),
+        "{:?} {text}",
+        output.status
+    );
 }
 
 #[test]
@@ -246,12 +332,28 @@ fn memory_of_the_host_is_asked_before_it_is_taken() {
     let output = limited("ulimit -v 200000", &["conformance"]).output().unwrap();
     has(&line(&output, 1), &["the suite needs 1.8 GiB of addresses", "ulimit -v"]);
     // The available memory bounds heaps, not a constant.
-    let figures =
-        ["bench", "alloc", "--workload", "mixed, 1000 ", "--threads", "1", "--rounds", "1", "--pairs", "100", "--json"];
+    let figures = [
+        "bench",
+        "alloc",
+        "--workload",
+        "mixed, 1000 ",
+        "--threads",
+        "1",
+        "--rounds",
+        "1",
+        "--pairs",
+        "100",
+        "--json",
+    ];
     let output = limited("ulimit -v 4000000", &figures).output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{text}");
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let heap = report["workloads"].as_array().unwrap().iter().find(|f| f["allocator"] == "system allocator").unwrap();
+    let heap = report["workloads"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|f| f["allocator"] == "system allocator")
+        .unwrap();
     assert!(heap["ns"].is_null(), "2 GiB live in a process of 4 GB of addresses: {heap}");
 }

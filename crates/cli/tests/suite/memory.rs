@@ -6,7 +6,11 @@ use std::path::Path;
 use std::process::Command;
 
 fn trace(name: &str) -> String {
-    repository("crates/alloc-bench/traces").join(format!("{name}.csv.gz")).to_str().unwrap().to_owned()
+    repository("crates/alloc-bench/traces")
+        .join(format!("{name}.csv.gz"))
+        .to_str()
+        .unwrap()
+        .to_owned()
 }
 
 fn fails(arguments: &[&str], status: i32, message: &str) {
@@ -29,14 +33,17 @@ fn a_replay_reports_exactly_its_keys() {
     assert!(report["min_budget"].is_null());
     assert_eq!(report["failed"], 0);
     let ns = |key: &str| report["ns_per_op"][key].as_f64().unwrap();
-    assert!(ns("mean") > 0.0 && ns("p50") > 0.0 && ns("p50") <= ns("p99") && ns("p99") <= ns("p999"));
+    assert!(
+        ns("mean") > 0.0 && ns("p50") > 0.0 && ns("p50") <= ns("p99") && ns("p99") <= ns("p999")
+    );
 }
 
 #[test]
 fn a_replay_looks_for_the_least_budget_and_comes_to_rest() {
     let report = json(&["replay", &trace("resnet50_train"), "--json", "--find-min-budget"]);
     assert!(report["min_budget"].as_f64().unwrap() <= 1.01, "{report}");
-    let report = json(&["replay", &trace("resnet50_train"), "--json", "--repeat", "3", "--budget", "1.15"]);
+    let report =
+        json(&["replay", &trace("resnet50_train"), "--json", "--repeat", "3", "--budget", "1.15"]);
     assert_eq!((&report["driver_calls"]["steady"], &report["failed"]), (&0.into(), &0.into()));
     let report = json(&["replay", &trace("resnet50_train"), "--json", "--budget", "0.9"]);
     assert!(report["failed"].as_u64().unwrap() > 0);
@@ -46,11 +53,16 @@ fn a_replay_looks_for_the_least_budget_and_comes_to_rest() {
 fn a_replay_runs_on_devices_with_threads_and_by_peers() {
     let t = trace("resnet50_train");
     let one = json(&["replay", &t, "--json"]);
-    let two = json(&["replay", &t, "--json", "--threads", "2", "--policy", "fastest", "--lag", "100"]);
+    let two =
+        json(&["replay", &t, "--json", "--threads", "2", "--policy", "fastest", "--lag", "100"]);
     assert_eq!(two["events"].as_u64(), one["events"].as_u64().map(|n| 2 * n));
     // The copies need not reach their peaks at the same time.
-    let (alone, both) = (one["peak_requested"].as_u64().unwrap(), two["peak_requested"].as_u64().unwrap());
-    assert!(both >= alone - alone / 4096 && both <= 2 * alone && two["ratio"].as_f64() >= Some(1.0), "{one} {two}");
+    let (alone, both) =
+        (one["peak_requested"].as_u64().unwrap(), two["peak_requested"].as_u64().unwrap());
+    assert!(
+        both >= alone - alone / 4096 && both <= 2 * alone && two["ratio"].as_f64() >= Some(1.0),
+        "{one} {two}"
+    );
     let torch = json(&["replay", &t, "--json", "--peer", "torch-like"]);
     let best = json(&["replay", &t, "--json", "--peer", "bestfit"]);
     for report in [&torch, &best] {
@@ -93,18 +105,31 @@ fn bad_traces_and_command_lines_are_one_line_that_says_where() {
         path.to_str().unwrap().to_owned()
     };
     let at = write("t.csv", b"t_us,op,id,size,stream\n0,a,1,100,0\n1,a,two,100,0\n");
-    fails(&["replay", &at], 1, &format!("leasehold: invalid argument: {at}, line 3: id `two` is not a number\n"));
+    fails(
+        &["replay", &at],
+        1,
+        &format!("leasehold: invalid argument: {at}, line 3: id `two` is not a number\n"),
+    );
     let at = write("u.csv", b"0,a,1,100,0\n1,f,2,100,0\n");
-    fails(&["replay", &at], 1, &format!("leasehold: invalid argument: {at}, line 2: free of id 2, never allocated\n"));
+    fails(
+        &["replay", &at],
+        1,
+        &format!("leasehold: invalid argument: {at}, line 2: free of id 2, never allocated\n"),
+    );
     let at = write("v.csv", b"0,a,1,100,0\n1,f,1,100,0\n2,f,1,100,0\n");
-    fails(&["replay", &at], 1, &format!("leasehold: invalid argument: {at}, line 3: id 1 is freed twice\n"));
+    fails(
+        &["replay", &at],
+        1,
+        &format!("leasehold: invalid argument: {at}, line 3: id 1 is freed twice\n"),
+    );
     let whole = std::fs::read(trace("gpt2_train")).unwrap();
     let at = write("w.csv.gz", &whole[..whole.len() / 2]);
     let output = call(&["replay", &at]);
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!((output.status.code(), text.lines().count()), (Some(1), 1), "{text}");
-    let rest =
-        text.strip_prefix(&format!("leasehold: invalid argument: {at}, line ")).unwrap_or_else(|| panic!("{text}"));
+    let rest = text
+        .strip_prefix(&format!("leasehold: invalid argument: {at}, line "))
+        .unwrap_or_else(|| panic!("{text}"));
     assert!(rest.contains(": cannot be read: "), "{text}");
     let missing = folder.path().join("none.csv");
     let missing = missing.to_str().unwrap();
@@ -136,13 +161,15 @@ fn what_a_run_records_replays_and_python_reads_it() {
     let (csv, pickle, text) = (at("t.csv.gz"), at("s.pickle"), at("s.json"));
     let run = ["run", "--json", "--tokens", "4"];
     let plain = json(&run);
-    let report = json(&[&run[..], &["--memory-trace", &csv, "--memory-snapshot", &pickle]].concat());
+    let report =
+        json(&[&run[..], &["--memory-trace", &csv, "--memory-snapshot", &pickle]].concat());
     assert_eq!(report["output_ids"], plain["output_ids"]);
     let replayed = json(&["replay", &csv, "--json"]);
     assert_eq!(replayed["failed"], 0);
     assert!(replayed["events"].as_u64().unwrap() > 50);
     json(&[&run[..], &["--memory-snapshot", &text, "--memory-events", "20"]].concat());
-    let snapshot: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(text).unwrap()).unwrap();
+    let snapshot: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(text).unwrap()).unwrap();
     assert_eq!(snapshot["events"].as_array().unwrap().len(), 20);
     assert!(snapshot["events_lost"].as_u64().unwrap() > 0);
     assert_eq!(snapshot["name"], "cpu:0 device memory");
@@ -151,7 +178,11 @@ fn what_a_run_records_replays_and_python_reads_it() {
     assert_eq!(snapshot["stats"]["reserved"], reserved);
     python(Path::new(&pickle));
     let message = "/nowhere/t.csv: No such file or directory (os error 2)";
-    fails(&[&run[..], &["--memory-trace", "/nowhere/t.csv"]].concat(), 1, &format!("leasehold: {message}\n"));
+    fails(
+        &[&run[..], &["--memory-trace", "/nowhere/t.csv"]].concat(),
+        1,
+        &format!("leasehold: {message}\n"),
+    );
 }
 
 fn python(pickle: &Path) {
@@ -172,14 +203,18 @@ fn debug_aids_are_silent_where_nothing_is_wrong() {
         assert_eq!(report["output_ids"], plain["output_ids"], "{aids}");
         assert_eq!(report["modes_agree"], true);
     }
-    let output =
-        leasehold().args(["run", "--tokens", "1", "--json"]).env("LEASEHOLD_MEMORY_DEBUG", "all").output().unwrap();
+    let output = leasehold()
+        .args(["run", "--tokens", "1", "--json"])
+        .env("LEASEHOLD_MEMORY_DEBUG", "all")
+        .output()
+        .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]
 fn debug_aids_that_make_no_sense_are_refused() {
-    let names = "want some of poison, red-zone[=BYTES], quarantine[=BYTES], guard, pass-through, all";
+    let names =
+        "want some of poison, red-zone[=BYTES], quarantine[=BYTES], guard, pass-through, all";
     let message = format!("invalid argument: debug aid `posion`: {names}");
     let output = call(&["run", "--memory-debug", "posion"]);
     let text = String::from_utf8(output.stderr).unwrap();
@@ -187,7 +222,10 @@ fn debug_aids_that_make_no_sense_are_refused() {
     assert!(text.contains(&message), "{text}");
     let output = leasehold().arg("run").env("LEASEHOLD_MEMORY_DEBUG", "posion").output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
-    assert_eq!((output.status.code(), text), (Some(2), format!("leasehold: LEASEHOLD_MEMORY_DEBUG: {message}\n")));
+    assert_eq!(
+        (output.status.code(), text),
+        (Some(2), format!("leasehold: LEASEHOLD_MEMORY_DEBUG: {message}\n"))
+    );
 }
 
 #[test]
@@ -197,25 +235,42 @@ fn the_allocators_benchmark_reports_every_peer() {
     assert_eq!(report["threads"], serde_json::json!([1, 2]));
     let figures = report["workloads"].as_array().unwrap();
     let names: BTreeSet<&str> = figures.iter().map(|f| f["allocator"].as_str().unwrap()).collect();
-    for name in
-        ["leasehold", "leasehold, Runtime::alloc", "system allocator", "best fit", "PyTorch's structure (emulation)"]
-    {
+    for name in [
+        "leasehold",
+        "leasehold, Runtime::alloc",
+        "system allocator",
+        "best fit",
+        "PyTorch's structure (emulation)",
+    ] {
         assert!(names.contains(name), "{names:?}");
     }
     for f in figures {
         let kind = f["kind"].as_str().unwrap();
-        assert_eq!(kind == "emulation", f["allocator"].as_str().unwrap().ends_with("(emulation)"), "{f}");
+        assert_eq!(
+            kind == "emulation",
+            f["allocator"].as_str().unwrap().ends_with("(emulation)"),
+            "{f}"
+        );
         let whole = f["ns"].is_null() && f["slower"].is_null();
-        assert!(whole || f["ns"].as_f64().unwrap() > 0.0 && f["slower"].as_f64().unwrap() > 0.0, "{f}");
+        assert!(
+            whole || f["ns"].as_f64().unwrap() > 0.0 && f["slower"].as_f64().unwrap() > 0.0,
+            "{f}"
+        );
     }
     assert_eq!(figures.len(), 3 * 2 * names.len());
     assert_eq!(report["growth"]["small"]["64 live"], 1.0);
     assert!(report["speedup"]["small, 64 live"].as_f64().unwrap() > 0.0);
     assert_eq!(report["replays"], serde_json::json!([]));
-    let report = json(&[&quick[..], &["--workload", "ping-pong 4", "--trace", &trace("gpt2_train")]].concat());
+    let report = json(
+        &[&quick[..], &["--workload", "ping-pong 4", "--trace", &trace("gpt2_train")]].concat(),
+    );
     let replays = report["replays"].as_array().unwrap();
     assert_eq!(replays.len(), 3);
-    assert!(replays.iter().all(|r| r["ns_per_op"].as_f64().unwrap() > 0.0 && r["ratio"].as_f64().unwrap() >= 1.0));
+    assert!(
+        replays
+            .iter()
+            .all(|r| r["ns_per_op"].as_f64().unwrap() > 0.0 && r["ratio"].as_f64().unwrap() >= 1.0)
+    );
     let output = call(&["bench", "alloc", "--workload", "tango"]);
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2));
@@ -224,18 +279,27 @@ fn the_allocators_benchmark_reports_every_peer() {
 
 #[test]
 fn the_benchmark_of_copies_reports_every_size_and_offset() {
-    let report = json(&["bench", "copy", "--kib", "4,64", "--rounds", "2", "--threads", "1", "--json"]);
+    let report =
+        json(&["bench", "copy", "--kib", "4,64", "--rounds", "2", "--threads", "1", "--json"]);
     let figures = report["figures"].as_array().unwrap();
-    let places: Vec<_> =
-        figures.iter().map(|f| (f["bytes"].as_u64().unwrap(), f["offset"].as_u64().unwrap())).collect();
-    let expect = [4096, 65536].map(|bytes| [0, 1, 16, 32, 64, 128, 2048].map(|offset| (bytes, offset))).concat();
+    let places: Vec<_> = figures
+        .iter()
+        .map(|f| (f["bytes"].as_u64().unwrap(), f["offset"].as_u64().unwrap()))
+        .collect();
+    let expect = [4096, 65536]
+        .map(|bytes| [0, 1, 16, 32, 64, 128, 2048].map(|offset| (bytes, offset)))
+        .concat();
     assert_eq!(places, expect);
     for f in figures {
-        let all = ["download", "upload", "plain", "download_by_plain"].map(|name| f[name].as_f64().unwrap());
+        let all = ["download", "upload", "plain", "download_by_plain"]
+            .map(|name| f[name].as_f64().unwrap());
         assert!(all.iter().all(|&v| v > 0.0), "{f}");
     }
     let fresh = report["fresh"].as_array().unwrap();
     assert!(fresh.len() == 2 && fresh.iter().all(|f| f["new"].as_f64().unwrap() > 0.0), "{report}");
     let output = call(&["bench", "copy", "--kib", "1", "--rounds", "1"]);
-    assert!(output.status.success() && String::from_utf8(output.stdout).unwrap().contains("copy_from_slice"));
+    assert!(
+        output.status.success()
+            && String::from_utf8(output.stdout).unwrap().contains("copy_from_slice")
+    );
 }

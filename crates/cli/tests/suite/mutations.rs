@@ -44,7 +44,10 @@ fn judged(what: &str, arguments: &[&str]) -> i32 {
         assert!(report.is_object() && text.is_empty(), "{what}: {text}");
     } else {
         let line = text.strip_suffix('\n').unwrap();
-        assert!(line.starts_with("leasehold: ") && !line.contains(char::is_control), "{what}: {text:?}");
+        assert!(
+            line.starts_with("leasehold: ") && !line.contains(char::is_control),
+            "{what}: {text:?}"
+        );
         assert!(line.len() < 20_000 && stdout.is_empty(), "{what}: {text}");
     }
     code.unwrap()
@@ -87,7 +90,10 @@ fn mutated(dice: &mut Dice, value: &mut Value) {
             match (deeper, dice.below(4)) {
                 (true, _) => mutated(dice, &mut map[&key]),
                 (_, 0) => drop(map.remove(&key)),
-                (_, 1) => drop(map.insert(dice.of(&["", "type", "model", "\u{7}"]).to_owned(), map[&key].clone())),
+                (_, 1) => drop(map.insert(
+                    dice.of(&["", "type", "model", "\u{7}"]).to_owned(),
+                    map[&key].clone(),
+                )),
                 _ => map[&key] = odd(dice),
             }
         }
@@ -212,7 +218,12 @@ fn damage(dice: &mut Dice, dir: &Path) -> (String, [&'static str; 2]) {
             let mut bytes = fs::read(&weights).unwrap();
             for _ in 0..100 {
                 let at = bytes.len() / 2 + dice.below(bytes.len() / 2 - 4);
-                let bits: [u8; 4] = dice.of(&[[0xFF; 4], [0, 0, 0x80, 0x7F], [1, 0, 0, 0], [0xFF, 0xFF, 0x7F, 0x7F]]);
+                let bits: [u8; 4] = dice.of(&[
+                    [0xFF; 4],
+                    [0, 0, 0x80, 0x7F],
+                    [1, 0, 0, 0],
+                    [0xFF, 0xFF, 0x7F, 0x7F],
+                ]);
                 bytes[at..at + 4].copy_from_slice(&bits);
             }
             fs::write(&weights, bytes).unwrap();
@@ -234,9 +245,22 @@ fn damage(dice: &mut Dice, dir: &Path) -> (String, [&'static str; 2]) {
         }
         7 => {
             fs::remove_file(&weights).unwrap();
-            let bad =
-                dice.of(&["../../etc/passwd", "/etc/passwd", "", ".", "a/../b", "nofile", "\u{0}", "\u{1b}[2J", "~"]);
-            fs::write(&index, json!({"weight_map": {"model.norm.weight": bad, "\u{7}": "x"}}).to_string()).unwrap();
+            let bad = dice.of(&[
+                "../../etc/passwd",
+                "/etc/passwd",
+                "",
+                ".",
+                "a/../b",
+                "nofile",
+                "\u{0}",
+                "\u{1b}[2J",
+                "~",
+            ]);
+            fs::write(
+                &index,
+                json!({"weight_map": {"model.norm.weight": bad, "\u{7}": "x"}}).to_string(),
+            )
+            .unwrap();
             (format!("index of {bad:?}"), ids)
         }
         _ => {
@@ -283,12 +307,16 @@ fn damaged_models_end_in_a_line() {
         let run = ["run", "--tokens", "2", "--model", model, prompt[0], prompt[1]];
         statuses[judged(&format!("seed {seed}: {what}"), &run) as usize] += 1;
     }
-    assert!(statuses.iter().all(|&n| n > 10), "statuses {statuses:?}: the damage is too little or too much");
+    assert!(
+        statuses.iter().all(|&n| n > 10),
+        "statuses {statuses:?}: the damage is too little or too much"
+    );
 }
 
 /// A valid trace.
 fn trace(dice: &mut Dice) -> String {
-    let mut text = dice.of(&["", "t_us,op,id,size,stream\n", "\u{feff}t_us,op,id,size,stream\r\n"]).to_owned();
+    let mut text =
+        dice.of(&["", "t_us,op,id,size,stream\n", "\u{feff}t_us,op,id,size,stream\r\n"]).to_owned();
     let (mut live, streams) = (Vec::new(), dice.of(&[1, 2, 30]));
     let top = dice.of(&[64, 4096, 1 << 20, 1 << 26]);
     for t in 0..dice.of(&[1, 10, 300]) {
@@ -324,7 +352,18 @@ fn damaged(dice: &mut Dice, text: &str) -> Vec<u8> {
             }
             _ => {
                 let text = dice
-                    .of(&[",", "\n", "\r", "-", "\u{0}", "\u{1b}[2J", "18446744073709551616", "٣", "\u{feff}", "1e9"])
+                    .of(&[
+                        ",",
+                        "\n",
+                        "\r",
+                        "-",
+                        "\u{0}",
+                        "\u{1b}[2J",
+                        "18446744073709551616",
+                        "٣",
+                        "\u{feff}",
+                        "1e9",
+                    ])
                     .to_owned();
                 let text = if dice.below(8) == 0 { "9".repeat(400) } else { text };
                 bytes.splice(at..at, text.bytes());
@@ -374,13 +413,21 @@ fn damaged_traces_end_in_a_line_and_whole_ones_are_played() {
         arguments.extend(dice.of(&[&[][..], &["--lag", "0"], &["--lag", "1000000"]]));
         let status = judged(&format!("seed {seed}: {arguments:?}"), &arguments);
         let unbounded = !arguments.iter().any(|a| a.contains("budget"));
-        assert!(!(whole && unbounded && status == 1), "seed {seed}: {arguments:?}: a trace that is whole is refused");
+        assert!(
+            !(whole && unbounded && status == 1),
+            "seed {seed}: {arguments:?}: a trace that is whole is refused"
+        );
     }
 }
 
 /// Bytes in `gzip`'s format.
 fn gzip(bytes: &[u8]) -> Vec<u8> {
-    let mut child = Command::new("gzip").arg("-c").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut child = Command::new("gzip")
+        .arg("-c")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
     // The output is smaller than the pipe's buffer, so the write does not block.
     child.stdin.take().unwrap().write_all(bytes).unwrap();
     child.wait_with_output().unwrap().stdout

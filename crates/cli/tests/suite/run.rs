@@ -15,12 +15,17 @@ fn ids(value: &serde_json::Value) -> String {
 fn the_bundled_model_gives_the_golden_ids_and_logits() {
     for case in golden()["cases"].as_array().unwrap() {
         let prompt = ids(&case["prompt_ids"]);
-        let report = json(&["run", "--json", "--logits", "--prompt-ids", &prompt, "--tokens", "48"]);
+        let report =
+            json(&["run", "--json", "--logits", "--prompt-ids", &prompt, "--tokens", "48"]);
         assert_eq!(report["output_ids"], case["greedy_48"]);
         assert_eq!(report["modes_agree"], true);
         assert_eq!(report["memory"]["driver_allocations_in_decode"], 0);
         let (mut worst, mut error, mut norm) = (0f64, 0f64, 0f64);
-        let pairs = report["last_logits"].as_array().unwrap().iter().zip(case["last_logits"].as_array().unwrap());
+        let pairs = report["last_logits"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .zip(case["last_logits"].as_array().unwrap());
         for (ours, theirs) in pairs {
             let (ours, theirs) = (ours.as_f64().unwrap(), theirs.as_f64().unwrap());
             worst = worst.max((ours - theirs).abs());
@@ -35,7 +40,19 @@ fn the_bundled_model_gives_the_golden_ids_and_logits() {
 fn every_thread_count_gives_the_same_bits() {
     let all: Vec<_> = ["1", "2", "3", "4"]
         .iter()
-        .map(|t| json(&["run", "--json", "--logits", "--prompt-ids", "316,221", "--tokens", "24", "--threads", t]))
+        .map(|t| {
+            json(&[
+                "run",
+                "--json",
+                "--logits",
+                "--prompt-ids",
+                "316,221",
+                "--tokens",
+                "24",
+                "--threads",
+                t,
+            ])
+        })
         .collect();
     for report in &all {
         assert_eq!(report["modes_agree"], true);
@@ -72,7 +89,18 @@ fn one_mode_has_nothing_to_agree_with() {
 #[test]
 fn sampling_is_a_function_of_its_seed() {
     let draw = |seed: &str| {
-        json(&["run", "--json", "--tokens", "24", "--temperature", "1.2", "--top-k", "50", "--seed", seed])["output_ids"]
+        json(&[
+            "run",
+            "--json",
+            "--tokens",
+            "24",
+            "--temperature",
+            "1.2",
+            "--top-k",
+            "50",
+            "--seed",
+            seed,
+        ])["output_ids"]
             .clone()
     };
     assert_eq!(draw("7"), draw("7"));
@@ -81,7 +109,8 @@ fn sampling_is_a_function_of_its_seed() {
 
 #[test]
 fn bf16_activations_agree_between_modes() {
-    let report = json(&["run", "--json", "--tokens", "16", "--dtype", "bf16", "--prompt-ids", "316,221"]);
+    let report =
+        json(&["run", "--json", "--tokens", "16", "--dtype", "bf16", "--prompt-ids", "316,221"]);
     assert_eq!(report["modes_agree"], true);
 }
 

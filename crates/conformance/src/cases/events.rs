@@ -9,14 +9,36 @@ use std::time::Duration;
 const TIME: Need = Need::Timestamps;
 
 pub(crate) const CASES: &[Case] = &[
-    Case::runtime(38, "a wait binds to the record before it", &[Need::Hold], binds_to_earlier_record).sanitizer(),
-    Case::runtime(39, "an event never recorded is not waited for, and has no point", &[], never_recorded),
-    Case::runtime(40, "elapsed time is not negative and grows with work", &[TIME], elapsed).sanitizer(),
-    Case::runtime(41, "elapsed time across streams", &[TIME], elapsed_across).sanitizer(),
-    Case::runtime(42, "an event dropped before it completes still releases who waits", &[Need::Hold], dropped_event)
+    Case::runtime(
+        38,
+        "a wait binds to the record before it",
+        &[Need::Hold],
+        binds_to_earlier_record,
+    )
+    .sanitizer(),
+    Case::runtime(
+        39,
+        "an event never recorded is not waited for, and has no point",
+        &[],
+        never_recorded,
+    ),
+    Case::runtime(40, "elapsed time is not negative and grows with work", &[TIME], elapsed)
         .sanitizer(),
+    Case::runtime(41, "elapsed time across streams", &[TIME], elapsed_across).sanitizer(),
+    Case::runtime(
+        42,
+        "an event dropped before it completes still releases who waits",
+        &[Need::Hold],
+        dropped_event,
+    )
+    .sanitizer(),
     Case::runtime(43, "ten thousand events leave the pool small", &[], many_events),
-    Case::runtime(157, "a thread that waits asleep for an event is woken", &[Need::Hold, Need::HostCalls], asleep),
+    Case::runtime(
+        157,
+        "a thread that waits asleep for an event is woken",
+        &[Need::Hold, Need::HostCalls],
+        asleep,
+    ),
     Case::runtime(
         159,
         "an event recorded again while a record of it is held back has the last one's time",
@@ -35,12 +57,12 @@ fn binds_to_earlier_record(env: &Env) -> Outcome {
     let hold = env.hold_runtime(runtime.stream())?;
     runtime.stream().fill(buffer.view(), 1u8)?;
     runtime.stream().record(&event)?;
-    let first = event.point()?;
+    let first = event.timepoint()?;
     waiter.wait_event(&event)?;
     let bound = work_on(&runtime, &waiter)?;
     // Recorded again, on a free stream: the pending wait stays bound to the first record.
     other.record(&event)?;
-    check!(event.point()? != first, "the second record has the first one's point");
+    check!(event.timepoint()? != first, "the second record has the first one's point");
     check_eq!(event.serial(), 2, "the number of records");
     event.synchronize_timeout(Some(env.patience()))?;
     env.linger(Duration::from_millis(10));
@@ -57,14 +79,15 @@ fn binds_to_earlier_record(env: &Env) -> Outcome {
 fn again(env: &Env) -> Outcome {
     let runtime = env.runtime()?;
     let (other, waiter) = (runtime.create_stream()?, runtime.create_stream()?);
-    let (start, event, last) = (runtime.create_event()?, runtime.create_event()?, runtime.create_event()?);
+    let (start, event, last) =
+        (runtime.create_event()?, runtime.create_event()?, runtime.create_event()?);
     let buffer = runtime.upload(&[0u8; 4096])?;
     other.record(&start)?;
     let hold = env.hold_runtime(runtime.stream())?;
     runtime.stream().fill(buffer.view(), 1u8)?;
     runtime.stream().record(&event)?;
     other.record(&last)?;
-    let first = event.point()?;
+    let first = event.timepoint()?;
     waiter.wait_event(&event)?;
     let bound = work_on(&runtime, &waiter)?;
     other.record(&event)?;
@@ -78,18 +101,28 @@ fn again(env: &Env) -> Outcome {
     hold.release()?;
     env.reached(first)?;
     env.reached(bound)?;
-    check_eq!(event.elapsed_since(&start)?, time, "the time of the second record, once the first is over");
-    check!(last.elapsed_since(&start)? >= time, "a record that was held back is earlier than one before it");
+    check_eq!(
+        event.elapsed_since(&start)?,
+        time,
+        "the time of the second record, once the first is over"
+    );
+    check!(
+        last.elapsed_since(&start)? >= time,
+        "a record that was held back is earlier than one before it"
+    );
     Ok(())
 }
 
 /// The timepoint of work that is submitted to the stream now.
-fn work_on(runtime: &leasehold::Runtime, stream: &leasehold::Stream) -> Outcome<leasehold::Point> {
+fn work_on(
+    runtime: &leasehold::Runtime,
+    stream: &leasehold::Stream,
+) -> Outcome<leasehold::Timepoint> {
     let small = stream.alloc(64)?;
     stream.fill(small.view(), 1u8)?;
     let marker = runtime.create_event_with(EventFlags::DISABLE_TIMING)?;
     stream.record(&marker)?;
-    Ok(marker.point()?)
+    Ok(marker.timepoint()?)
 }
 
 fn asleep(env: &Env) -> Outcome {
@@ -103,7 +136,11 @@ fn asleep(env: &Env) -> Outcome {
         runtime.stream().fill(buffer.view(), Pattern::U8(round))?;
         runtime.stream().record(&event)?;
         for timeout in [Duration::ZERO, Duration::from_millis(1)] {
-            expect_error(event.synchronize_timeout(Some(timeout)), "Timeout", "waiting too briefly")?;
+            expect_error(
+                event.synchronize_timeout(Some(timeout)),
+                "Timeout",
+                "waiting too briefly",
+            )?;
         }
         std::thread::scope(|s| -> Outcome {
             let waiter = s.spawn(|| event.synchronize_timeout(Some(env.patience())));
@@ -121,8 +158,14 @@ fn asleep(env: &Env) -> Outcome {
     runtime.stream().host_call_once("waits for itself", move || to_wait_for.synchronize())?;
     runtime.stream().record(&late)?;
     hold.release()?;
-    check!(late.synchronize_timeout(Some(env.patience())).is_err(), "a call that waits for itself is fine");
-    check!(runtime.stream().failure().is_some(), "the stream of a call that waits for itself is sound");
+    check!(
+        late.synchronize_timeout(Some(env.patience())).is_err(),
+        "a call that waits for itself is fine"
+    );
+    check!(
+        runtime.stream().failure().is_some(),
+        "the stream of a call that waits for itself is sound"
+    );
     // A recycled event has its own flags.
     drop((event, late));
     check!(!runtime.create_event()?.is_blocking_sync(), "a flag of an event before");
@@ -137,7 +180,7 @@ fn never_recorded(env: &Env) -> Outcome {
     runtime.stream().wait_event(&event)?;
     event.synchronize()?;
     check_eq!(runtime.stream().now(), before, "the stream's end after a wait for nothing");
-    expect_error(event.point(), "InvalidState", "the point")?;
+    expect_error(event.timepoint(), "InvalidState", "the point")?;
     runtime.stream().record(&event)?;
     event.synchronize_timeout(Some(env.patience()))?;
     check_eq!(event.query()?, true, "the query after it was recorded and waited for");
@@ -158,7 +201,10 @@ fn elapsed(env: &Env) -> Outcome {
         Ok(end.elapsed_since(&start)?)
     };
     let best = |fills| {
-        (0..5).map(|_| time(fills)).collect::<Outcome<Vec<_>>>().map(|t| t.into_iter().min().unwrap_or_default())
+        (0..5)
+            .map(|_| time(fills))
+            .collect::<Outcome<Vec<_>>>()
+            .map(|t| t.into_iter().min().unwrap_or_default())
     };
     let (none, some, more) = (best(0)?, best(2)?, best(40)?);
     check!(none < more && some < more, "no work {none:?}, two fills {some:?}, forty {more:?}");
@@ -192,7 +238,11 @@ fn dropped_event(env: &Env) -> Outcome {
     runtime.stream().record(&event)?;
     waiter.wait_event(&event)?;
     drop(event);
-    expect_error(runtime.event(handle).map(drop), "StaleHandle", "the handle of a destroyed event")?;
+    expect_error(
+        runtime.event(handle).map(drop),
+        "StaleHandle",
+        "the handle of a destroyed event",
+    )?;
     hold.release()?;
     let mut bytes = vec![0u8; 4096];
     waiter.download(&mut bytes, buffer.view())?;

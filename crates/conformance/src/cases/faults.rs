@@ -12,20 +12,32 @@ use std::sync::Arc;
 const TRAP: Need = Need::Kernel(TestKernel::Trap);
 
 pub(crate) const CASES: &[Case] = &[
-    Case::hal(45, "a host call runs exactly once, in its turn", &[Need::HostCalls], host_call_once).sanitizer(),
+    Case::hal(45, "a host call runs exactly once, in its turn", &[Need::HostCalls], host_call_once)
+        .sanitizer(),
     Case::hal(
         46,
         "a host call that fails poisons; one that submits does not dead-lock",
         &[Need::HostCalls],
         host_call_fails,
     ),
-    Case::hal(108, "the first fault's cause is everybody's", &[Need::Kernel(TestKernel::OutOfBounds)], out_of_bounds)
-        .fatal(),
+    Case::hal(
+        108,
+        "the first fault's cause is everybody's",
+        &[Need::Kernel(TestKernel::OutOfBounds)],
+        out_of_bounds,
+    )
+    .fatal(),
     Case::hal(109, "everything drops after a fault", &[TRAP], drops_after_fault).fatal(),
-    Case::hal(111, "a call that the driver refuses poisons or was never made", &[], refused_calls).faulty(),
+    Case::hal(111, "a call that the driver refuses poisons or was never made", &[], refused_calls)
+        .faulty(),
     Case::hal(112, "a wait for a poisoned stream gives the cause", &[TRAP], wait_poisoned).fatal(),
     Case::hal(113, "a fault names operation, stream and submission", &[TRAP], fault_names).fatal(),
-    Case::hal(114, "a host call that panics poisons and nothing more", &[Need::HostCalls], host_panic),
+    Case::hal(
+        114,
+        "a host call that panics poisons and nothing more",
+        &[Need::HostCalls],
+        host_panic,
+    ),
     Case::hal(
         117,
         "a kernel that fails poisons its stream and no other",
@@ -43,7 +55,11 @@ fn host_call_once(env: &Env) -> Outcome {
             let order = order.clone();
             HostCall::new("in turn", move || {
                 let was = order.fetch_add(1, Ordering::AcqRel);
-                if was == i { Ok(()) } else { Err(Error::state(format!("call {i} came as number {was}"))) }
+                if was == i {
+                    Ok(())
+                } else {
+                    Err(Error::state(format!("call {i} came as number {was}")))
+                }
             })
         })
         .collect();
@@ -65,9 +81,11 @@ fn host_call_fails(env: &Env) -> Outcome {
     let call = HostCall::new("fails", || Err(Error::state("the call's own reason")));
     let submitted = direct(&stream, &[Op::Host(&call), fill(&buffer, 2, 1)]);
     let result = submitted.and_then(|v| env.try_wait(&stream, v));
-    let Err(e) = result else { return Err(crate::case::Stop::Failed("a failed host call went unnoticed".into())) };
+    let Err(e) = result else {
+        return Err(crate::case::Stop::Failed("a failed host call went unnoticed".into()));
+    };
     check!(e.to_string().contains("the call's own reason"), "the cause is lost: {e}");
-    env.until("the poisoned stream is over", || stream.line().is_idle())?;
+    env.until("the poisoned stream is over", || stream.timeline().is_idle())?;
     check_eq!(env.read(&other, &buffer)?, [1; 64], "what came after the failed call");
     // A call that submits to its own stream.
     let again = env.stream()?;
@@ -89,7 +107,14 @@ fn host_call_fails(env: &Env) -> Outcome {
 
 fn trap(env: &Env, stream: &Lease<dyn Stream>) -> Outcome<(u64, Error)> {
     let kernel = env.kernel(TestKernel::Trap)?;
-    let op = Dispatch { pipeline: &kernel, grid: [1; 3], block: [1; 3], shared: 0, bindings: &[], params: &[] };
+    let op = Dispatch {
+        pipeline: &kernel,
+        grid: [1; 3],
+        block: [1; 3],
+        shared: 0,
+        bindings: &[],
+        params: &[],
+    };
     let value = direct(stream, &[Op::Dispatch(op)])?;
     match env.try_wait(stream, value) {
         Err(e @ (Error::Fault(_) | Error::DeviceLost { .. })) => Ok((value, e)),
@@ -120,7 +145,7 @@ fn out_of_bounds(env: &Env) -> Outcome {
         };
         check_eq!(later.to_string(), first.to_string(), "a later error");
     }
-    env.until("the poisoned stream is over", || stream.line().is_idle())
+    env.until("the poisoned stream is over", || stream.timeline().is_idle())
 }
 
 fn drops_after_fault(env: &Env) -> Outcome {
@@ -128,11 +153,11 @@ fn drops_after_fault(env: &Env) -> Outcome {
     let buffers: Vec<_> = (0..4).map(|_| env.buffer(&stream, 1 << 20)).collect::<Outcome<_>>()?;
     let (value, cause) = trap(env, &stream)?;
     for buffer in &buffers {
-        // SAFETY: the point is that of a submission to this stream that uses the buffer, made in
-        // order.
-        unsafe { buffer.mark_write(stream.line().at(value)) };
+        // SAFETY: the timepoint is that of a submission to this stream that uses the buffer, made
+        // in order.
+        unsafe { buffer.mark_write(stream.timeline().at(value)) };
     }
-    env.until("the poisoned stream is over", || stream.line().is_idle())?;
+    env.until("the poisoned stream is over", || stream.timeline().is_idle())?;
     drop(buffers);
     drop(stream);
     let again = || -> Outcome {
@@ -171,22 +196,25 @@ fn refused_calls(env: &Env) -> Outcome {
     let mut tried = false;
     if faults.next(Injected::Submission) {
         tried = true;
-        let before = stream.line().submitted();
+        let before = stream.timeline().submitted();
         let taken = direct(&stream, &[fill(&x, 2, 1)]);
-        let point = taken.as_ref().ok().map(|v| stream.line().at(*v));
+        let point = taken.as_ref().ok().map(|v| stream.timeline().at(*v));
         let Err(cause) = taken.and_then(|v| env.try_wait(&stream, v)) else {
             return failed("a call that the driver refused went unnoticed");
         };
-        if stream.line().failure().is_none() {
+        if stream.timeline().failure().is_none() {
             // Refused as a whole, as if the call had not been made.
-            check_eq!(stream.line().submitted(), before, "values after a refused submission");
+            check_eq!(stream.timeline().submitted(), before, "values after a refused submission");
             check_eq!(env.read(&reader, &x)?, [1; 4096], "the buffer after a refused submission");
             direct(&stream, &[fill(&x, 3, 1)])?;
             check_eq!(env.read(&stream, &x)?, [3; 4096], "the stream after a refused submission");
         } else {
             // Poisoned: this submission, later ones, and waiting streams.
             let later = direct(&stream, &[]).and_then(|v| env.try_wait(&stream, v));
-            check!(later.is_err_and(|e| e.to_string() == cause.to_string()), "later work has not the cause {cause}");
+            check!(
+                later.is_err_and(|e| e.to_string() == cause.to_string()),
+                "later work has not the cause {cause}"
+            );
             if let Some(point) = point {
                 let waits = direct(&waiter, &[Op::Wait(point), fill(&y, 2, 1)]);
                 let waits = waits.and_then(|v| env.try_wait(&waiter, v));
@@ -195,8 +223,14 @@ fn refused_calls(env: &Env) -> Outcome {
                     "the waiter has not the cause {cause}"
                 );
             }
-            env.until("the poisoned streams are over", || stream.line().is_idle() && waiter.line().is_idle())?;
-            check_eq!(env.read(&reader, &x)?, [1; 4096], "what the refused call would have written");
+            env.until("the poisoned streams are over", || {
+                stream.timeline().is_idle() && waiter.timeline().is_idle()
+            })?;
+            check_eq!(
+                env.read(&reader, &x)?,
+                [1; 4096],
+                "what the refused call would have written"
+            );
             check_eq!(env.read(&reader, &y)?, [1; 4096], "what waited for the refused call");
         }
     }
@@ -210,7 +244,9 @@ fn refused_calls(env: &Env) -> Outcome {
         {
             // The allocator may have recovered by itself.
             Ok(_) | Err(Error::OutOfMemory(_)) => {}
-            Err(e) => return failed(format!("memory that the driver has not got is {}: {e}", e.kind())),
+            Err(e) => {
+                return failed(format!("memory that the driver has not got is {}: {e}", e.kind()));
+            }
         }
         let buffer = env.buffer(&again, 64 << 20)?;
         direct(&again, &[fill(&buffer, 4, 1)])?;
@@ -225,7 +261,11 @@ fn refused_calls(env: &Env) -> Outcome {
         let old = direct(&reader, &[fill(&y, 5, 1)]).and_then(|v| env.try_wait(&reader, v));
         expect_error(old, "DeviceLost", "work of a stream that was there before")?;
     }
-    if tried { Ok(()) } else { crate::case::skipped("the driver cannot be made to fail in any of these ways") }
+    if tried {
+        Ok(())
+    } else {
+        crate::case::skipped("the driver cannot be made to fail in any of these ways")
+    }
 }
 
 fn wait_poisoned(env: &Env) -> Outcome {
@@ -234,13 +274,22 @@ fn wait_poisoned(env: &Env) -> Outcome {
     for at in [value, value + 1, value + 1000] {
         let start = std::time::Instant::now();
         let Err(e) = env.try_wait(&stream, at) else {
-            return Err(crate::case::Stop::Failed(format!("value {at} of a stream that failed at {value} is fine")));
+            return Err(crate::case::Stop::Failed(format!(
+                "value {at} of a stream that failed at {value} is fine"
+            )));
         };
         check_eq!(e.to_string(), cause.to_string(), "the error for value {at}");
-        check!(start.elapsed() < env.patience() / 2, "the error for value {at} took {:?}", start.elapsed());
+        check!(
+            start.elapsed() < env.patience() / 2,
+            "the error for value {at} took {:?}",
+            start.elapsed()
+        );
     }
-    check!(stream.line().check(value).is_err(), "the line of a poisoned stream says nothing");
-    check!(!stream.line().at(value).is_settled(), "a failed value is settled");
+    check!(
+        stream.timeline().check(value).is_err(),
+        "the timeline of a poisoned stream says nothing"
+    );
+    check!(!stream.timeline().at(value).is_settled(), "a failed value is settled");
     Ok(())
 }
 
@@ -250,7 +299,7 @@ fn fault_names(env: &Env) -> Outcome {
     let (value, cause) = trap(env, &stream)?;
     let text = cause.to_string();
     check!(text.contains(TestKernel::Trap.name()), "the operation is not in: {text}");
-    check!(text.contains(&format!("{:?}", stream.line().id())), "the stream is not in: {text}");
+    check!(text.contains(&format!("{:?}", stream.timeline().id())), "the stream is not in: {text}");
     check!(text.contains(&value.to_string()), "the submission {value} is not in: {text}");
     Ok(())
 }
@@ -259,7 +308,9 @@ fn host_panic(env: &Env) -> Outcome {
     let (stream, other) = (env.stream()?, env.stream()?);
     let call = HostCall::new("panics", || panic!("a panic of the case's, to be caught"));
     let result = direct(&stream, &[Op::Host(&call)]).and_then(|v| env.try_wait(&stream, v));
-    let Err(e) = result else { return Err(crate::case::Stop::Failed("a panic went unnoticed".into())) };
+    let Err(e) = result else {
+        return Err(crate::case::Stop::Failed("a panic went unnoticed".into()));
+    };
     check!(e.to_string().contains("to be caught"), "the panic's message is lost: {e}");
     check!(direct(&stream, &[]).is_err(), "the poisoned stream takes work");
     let value = direct(&other, &[])?;
@@ -290,5 +341,5 @@ fn kernel_fails(env: &Env) -> Outcome {
 
 /// The kind of the cause by which a stream was poisoned.
 fn trap_kind(_: &Env, stream: &Lease<dyn Stream>) -> &'static str {
-    stream.line().failure().map_or("Fault", |(_, e)| e.kind())
+    stream.timeline().failure().map_or("Fault", |(_, e)| e.kind())
 }

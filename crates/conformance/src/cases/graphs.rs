@@ -4,19 +4,25 @@ use crate::case::{Case, Need, Outcome, check, check_eq, expect_error, skipped};
 use crate::cases::streams::{copy, fill};
 use crate::env::{Env, bind, direct};
 use crate::factory::TestKernel;
-use leasehold::backend::{Access, Binding, Dispatch, GraphExec, NodePatch, Op, OpList, Pipeline, Plan};
+use leasehold::backend::{
+    Access, Binding, Dispatch, GraphExec, NodePatch, Op, OpList, Pipeline, Plan,
+};
 use leasehold::{Buffer, Lease};
 use std::time::Duration;
 
-const NEEDS: &[Need] = &[Need::Graphs, Need::Kernel(TestKernel::Fill), Need::Kernel(TestKernel::Add)];
+const NEEDS: &[Need] =
+    &[Need::Graphs, Need::Kernel(TestKernel::Fill), Need::Kernel(TestKernel::Add)];
 const HELD: &[Need] = &[Need::Graphs, Need::Kernel(TestKernel::Fill), Need::Hold];
 
 pub(crate) const CASES: &[Case] = &[
     Case::hal(93, "an empty graph is valid and does nothing", &[Need::Graphs], empty),
-    Case::hal(94, "a graph replayed a hundred times computes what eager work does", NEEDS, replays).sanitizer(),
-    Case::hal(95, "bindings, parameters and grids of a graph can be changed", NEEDS, changes).sanitizer(),
+    Case::hal(94, "a graph replayed a hundred times computes what eager work does", NEEDS, replays)
+        .sanitizer(),
+    Case::hal(95, "bindings, parameters and grids of a graph can be changed", NEEDS, changes)
+        .sanitizer(),
     Case::hal(97, "a patch that does not fit is refused and changes nothing", NEEDS, bad_patches),
-    Case::hal(98, "one graph on two streams is serialised or refused", NEEDS, two_streams).sanitizer(),
+    Case::hal(98, "one graph on two streams is serialised or refused", NEEDS, two_streams)
+        .sanitizer(),
     Case::hal(
         101,
         "a library call that does not join its work is refused by graphs",
@@ -25,8 +31,13 @@ pub(crate) const CASES: &[Case] = &[
     ),
     Case::hal(103, "a graph's lease may go while it runs", HELD, drop_in_flight).sanitizer(),
     Case::hal(106, "a graph of 4,096 nodes is bounded and right", NEEDS, large).sanitizer(),
-    Case::hal(107, "time stamps in a graph belong to their nodes", &[Need::Graphs, Need::Timestamps], stamped_nodes)
-        .sanitizer(),
+    Case::hal(
+        107,
+        "timestamps in a graph belong to their nodes",
+        &[Need::Graphs, Need::Timestamps],
+        stamped_nodes,
+    )
+    .sanitizer(),
     Case::hal(150, "steady replay takes nothing from any pool", NEEDS, steady),
 ];
 
@@ -45,12 +56,24 @@ fn op<'a>(
     params: &'a [u8],
 ) -> Op<'a> {
     let block = [TestKernel::BLOCK.min(kernel.block_threads), 1, 1];
-    Op::Dispatch(Dispatch { pipeline: kernel, grid: [blocks, 1, 1], block, shared: 0, bindings, params })
+    Op::Dispatch(Dispatch {
+        pipeline: kernel,
+        grid: [blocks, 1, 1],
+        block,
+        shared: 0,
+        bindings,
+        params,
+    })
 }
 
-fn counter(env: &Env, stream: &Lease<dyn leasehold::backend::Stream>, steps: usize) -> Outcome<Counter> {
+fn counter(
+    env: &Env,
+    stream: &Lease<dyn leasehold::backend::Stream>,
+    steps: usize,
+) -> Outcome<Counter> {
     let add = env.kernel(TestKernel::Add)?;
-    let (a, b, one) = (env.buffer(stream, 512)?, env.buffer(stream, 512)?, env.buffer(stream, 512)?);
+    let (a, b, one) =
+        (env.buffer(stream, 512)?, env.buffer(stream, 512)?, env.buffer(stream, 512)?);
     env.write(stream, &one, &1u32.to_le_bytes().repeat(128))?;
     env.write(stream, &a, &[0; 512])?;
     let bindings = [bind(&a, Access::Read), bind(&one, Access::Read), bind(&b, Access::Write)];
@@ -59,16 +82,16 @@ fn counter(env: &Env, stream: &Lease<dyn leasehold::backend::Stream>, steps: usi
         ops.push(&op(&add, 2, &bindings, &[]));
         ops.push(&copy(&b, &a));
     }
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives
-    // the launches.
+    // SAFETY: the plan's pipelines, timepoints and graphs are this device's, and its memory
+    // outlives the launches.
     let graph = unsafe { env.device().instantiate(Plan::new(ops)) }?;
     Ok(Counter { a, _b: b, _one: one, graph })
 }
 
 fn empty(env: &Env) -> Outcome {
     let stream = env.stream()?;
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives
-    // the launches.
+    // SAFETY: the plan's pipelines, timepoints and graphs are this device's, and its memory
+    // outlives the launches.
     let graph = unsafe { env.device().instantiate(Plan::new(OpList::new())) }?;
     check_eq!(graph.nodes(), 0, "nodes of an empty graph");
     for _ in 0..3 {
@@ -96,7 +119,10 @@ fn replays(env: &Env) -> Outcome {
     }
     let value = direct(&stream, &[Op::Graph(&c.graph), fill(&c.a, 0, 1), Op::Graph(&c.graph)])?;
     env.wait(&stream, value)?;
-    check!(env.read_u32(&stream, &c.a)?.iter().all(|&v| v == 3), "work between two launches of one submission");
+    check!(
+        env.read_u32(&stream, &c.a)?.iter().all(|&v| v == 3),
+        "work between two launches of one submission"
+    );
     Ok(())
 }
 
@@ -106,8 +132,8 @@ fn changes(env: &Env) -> Outcome {
     let (x, y) = (env.buffer(&stream, 1024)?, env.buffer(&stream, 1024)?);
     let mut ops = OpList::new();
     ops.push(&op(&set, 4, &[bind(&x, Access::Write)], &1u32.to_le_bytes()));
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives
-    // the launches.
+    // SAFETY: the plan's pipelines, timepoints and graphs are this device's, and its memory
+    // outlives the launches.
     let graph = unsafe { env.device().instantiate(Plan::new(ops)) }?;
     let patch = NodePatch { node: 0, bindings: None, params: None, grid: None };
     let launch = |expect_x: &[u32], expect_y: &[u32], what: &str| {
@@ -126,7 +152,9 @@ fn changes(env: &Env) -> Outcome {
     // A launch's binding contains only the memory that it writes.
     let first = Binding { len: 512, ..bind(&y, Access::Write) };
     // SAFETY: no launch is in flight, and the patches name memory that outlives the launches.
-    unsafe { graph.update(&[NodePatch { grid: Some([2, 1, 1]), bindings: Some(&[first]), ..patch }]) }?;
+    unsafe {
+        graph.update(&[NodePatch { grid: Some([2, 1, 1]), bindings: Some(&[first]), ..patch }])
+    }?;
     let half: Vec<u32> = (0..256).map(|i| if i < 128 { 2 } else { 0 }).collect();
     launch(&[0; 256], &half, "after a change of the grid")
 }
@@ -147,7 +175,10 @@ fn bad_patches(env: &Env) -> Outcome {
         expect_error(unsafe { c.graph.update(&[good, bad]) }, "InvalidArgument", what)?;
     }
     direct(&stream, &[Op::Graph(&c.graph)])?;
-    check!(env.read_u32(&stream, &c.a)?.iter().all(|&v| v == 1), "a refused patch changed the graph");
+    check!(
+        env.read_u32(&stream, &c.a)?.iter().all(|&v| v == 1),
+        "a refused patch changed the graph"
+    );
     Ok(())
 }
 
@@ -157,9 +188,9 @@ fn two_streams(env: &Env) -> Outcome {
     // The two launches use the same memory, so a wait orders them. The graph must allow launches on
     // two streams.
     for round in 1..=20u32 {
-        let first = s.line().at(direct(&s, &[Op::Graph(&c.graph)])?);
+        let first = s.timeline().at(direct(&s, &[Op::Graph(&c.graph)])?);
         s.flush()?;
-        let second = t.line().at(direct(&t, &[Op::Wait(first), Op::Graph(&c.graph)])?);
+        let second = t.timeline().at(direct(&t, &[Op::Wait(first), Op::Graph(&c.graph)])?);
         t.flush()?;
         direct(&s, &[Op::Wait(second)])?;
         let values = env.read_u32(&s, &c.a)?;
@@ -174,8 +205,8 @@ fn drop_in_flight(env: &Env) -> Outcome {
     let x = env.buffer(&stream, 1024)?;
     let mut ops = OpList::new();
     ops.push(&op(&set, 4, &[bind(&x, Access::Write)], &6u32.to_le_bytes()));
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives
-    // the launches.
+    // SAFETY: the plan's pipelines, timepoints and graphs are this device's, and its memory
+    // outlives the launches.
     let graph = unsafe { env.device().instantiate(Plan::new(ops)) }?;
     let hold = env.hold(&stream)?;
     let value = direct(&stream, &[Op::Graph(&graph), Op::Graph(&graph)])?;
@@ -210,7 +241,7 @@ fn unjoined(env: &Env) -> Outcome {
         let mut ops = OpList::new();
         ops.push(&fill(&buffer, 1, 1));
         ops.push(&Op::Foreign(&call));
-        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory
+        // SAFETY: the plan's pipelines, timepoints and graphs are this device's, and its memory
         // outlives the launches.
         let e = expect_error(
             unsafe { env.device().instantiate(Plan::new(ops)) },
@@ -223,7 +254,7 @@ fn unjoined(env: &Env) -> Outcome {
         check_eq!(env.read(&stream, &buffer)?, [2; 64], "a fill after the refused graph");
         let mut ops = OpList::new();
         ops.push(&fill(&buffer, 3, 1));
-        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory
+        // SAFETY: the plan's pipelines, timepoints and graphs are this device's, and its memory
         // outlives the launches.
         let graph = unsafe { env.device().instantiate(Plan::new(ops)) }?;
         direct(&stream, &[Op::Graph(&graph)])?;
@@ -235,36 +266,42 @@ fn unjoined(env: &Env) -> Outcome {
 fn stamped_nodes(env: &Env) -> Outcome {
     let stream = env.stream()?;
     let buffer = env.buffer(&stream, 8 << 20)?;
-    let stamps: Vec<_> = (0..4).map(|_| env.device().timestamp()).collect::<leasehold::Result<_>>()?;
-    // No fills between the first two stamps, forty between the next two, one between the last two.
+    let stamps: Vec<_> =
+        (0..4).map(|_| env.device().timestamp()).collect::<leasehold::Result<_>>()?;
+    // No fills between the first two timepoints, forty between the next two, one between the last
+    // two.
     let mut ops = OpList::new();
     for (stamp, fills) in stamps.iter().zip([0, 40, 1, 0]) {
-        ops.push(&Op::Stamp(stamp));
+        ops.push(&Op::WriteTimestamp(stamp));
         for i in 0..fills {
             ops.push(&fill(&buffer, i, 1));
         }
     }
     check_eq!(ops.len(), 45, "nodes");
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives
-    // the launches.
+    // SAFETY: the plan's pipelines, timepoints and graphs are this device's, and its memory
+    // outlives the launches.
     let graph = unsafe { env.device().instantiate(Plan::new(ops)) }?;
     let mut best = [Duration::MAX; 3];
     for launch in 0..5 {
         let (before, after) = (env.device().timestamp()?, env.device().timestamp()?);
-        let value = direct(&stream, &[Op::Stamp(&before), Op::Graph(&graph), Op::Stamp(&after)])?;
+        let value = direct(
+            &stream,
+            &[Op::WriteTimestamp(&before), Op::Graph(&graph), Op::WriteTimestamp(&after)],
+        )?;
         env.wait(&stream, value)?;
         let mut total = Duration::ZERO;
         for i in 0..3 {
-            // SAFETY: the stamps are of this backend.
+            // SAFETY: the timepoints are of this backend.
             let time = unsafe { env.device().elapsed(&stamps[i], &stamps[i + 1]) }?;
             best[i] = best[i].min(time);
             total += time;
         }
-        // The stamps are those of this launch and not of an earlier one.
-        // SAFETY: the stamps are of this backend.
-        let (lead, all) =
-            (unsafe { env.device().elapsed(&before, &stamps[0]) }?, unsafe { env.device().elapsed(&before, &after) }?);
-        // SAFETY: the stamps are of this backend.
+        // The timepoints are those of this launch and not of an earlier one.
+        // SAFETY: the timepoints are of this backend.
+        let (lead, all) = (unsafe { env.device().elapsed(&before, &stamps[0]) }?, unsafe {
+            env.device().elapsed(&before, &after)
+        }?);
+        // SAFETY: the timepoints are of this backend.
         let rest = unsafe { env.device().elapsed(&stamps[3], &after) }?;
         let longest = lead.max(total).max(rest);
         check!(

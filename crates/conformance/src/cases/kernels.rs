@@ -11,26 +11,49 @@ const FILL: Need = Need::Kernel(TestKernel::Fill);
 const ADD: Need = Need::Kernel(TestKernel::Add);
 
 pub(crate) const CASES: &[Case] = &[
-    Case::hal(79, "a source that the device cannot take is an error and harmless", &[FILL], foreign_source),
+    Case::hal(
+        79,
+        "a source that the device cannot take is an error and harmless",
+        &[FILL],
+        foreign_source,
+    ),
     Case::hal(80, "an entry that the source has not got is not found", &[FILL], missing_entry),
     Case::hal(81, "a kernel asked for by sixteen threads is made once", &[FILL], made_once),
-    Case::hal(82, "a launch of no blocks runs nothing and completes", &[FILL], no_blocks).replayed().sanitizer(),
-    Case::hal(83, "more bindings or parameters than the limit are refused", &[FILL], beyond_limits).sanitizer(),
-    Case::hal(84, "parameters of a wrong size never reach the device", &[FILL], wrong_params).sanitizer(),
-    Case::hal(85, "a kernel's lease may go while it runs", &[FILL, Need::Hold], drop_in_flight).sanitizer(),
+    Case::hal(82, "a launch of no blocks runs nothing and completes", &[FILL], no_blocks)
+        .replayed()
+        .sanitizer(),
+    Case::hal(83, "more bindings or parameters than the limit are refused", &[FILL], beyond_limits)
+        .sanitizer(),
+    Case::hal(84, "parameters of a wrong size never reach the device", &[FILL], wrong_params)
+        .sanitizer(),
+    Case::hal(85, "a kernel's lease may go while it runs", &[FILL, Need::Hold], drop_in_flight)
+        .sanitizer(),
     Case::hal(87, "grids beyond 65,535 blocks are complete", &[FILL], large_grid).sanitizer(),
     Case::runtime(88, "a session that fails to begin leaves nothing behind", &[FILL], failed_begin),
-    Case::runtime(89, "a session that is dropped submits nothing", &[FILL], dropped_session).sanitizer(),
+    Case::runtime(89, "a session that is dropped submits nothing", &[FILL], dropped_session)
+        .sanitizer(),
     Case::runtime(90, "a second session on a stream is occupied", &[FILL], two_sessions),
     Case::hal(91, "thousands of launches in a row keep their dependencies", &[ADD], many_launches)
         .replayed()
         .sanitizer(),
-    Case::hal(92, "a read-back sees all that was launched before", &[FILL], read_back).replayed().sanitizer(),
+    Case::hal(92, "a read-back sees all that was launched before", &[FILL], read_back)
+        .replayed()
+        .sanitizer(),
     Case::hal(135, "a kernel in use outlives a thousand others", &[FILL], hot_kernel),
-    Case::hal(136, "a kernel that fails for sixteen threads fails each time and no longer", &[FILL], failing_kernel)
-        .faulty(),
+    Case::hal(
+        136,
+        "a kernel that fails for sixteen threads fails each time and no longer",
+        &[FILL],
+        failing_kernel,
+    )
+    .faulty(),
     Case::hal(137, "a hundred thousand launches keep every pool bounded", &[FILL], bounded_pools),
-    Case::runtime(149, "arguments of a wrong number or size are caught before the launch", &[ADD], wrong_arguments),
+    Case::runtime(
+        149,
+        "arguments of a wrong number or size are caught before the launch",
+        &[ADD],
+        wrong_arguments,
+    ),
 ];
 
 fn foreign_source(env: &Env) -> Outcome {
@@ -60,13 +83,16 @@ fn missing_entry(env: &Env) -> Outcome {
     const MISSING: &str = "conformance_no_such_entry";
     desc.entry = MISSING.into();
     match &mut desc.source {
-        KernelSource::Cpu(_) => return skipped("a source that is a function has one entry, whatever it is called"),
+        KernelSource::Cpu(_) => {
+            return skipped("a source that is a function has one entry, whatever it is called");
+        }
         KernelSource::Registered(name) => *name = MISSING.into(),
         _ => {}
     }
     desc.name = MISSING.into();
     for _ in 0..3 {
-        let e = expect_error(env.device().pipeline(&desc), "NotFound", "an entry that does not exist")?;
+        let e =
+            expect_error(env.device().pipeline(&desc), "NotFound", "an entry that does not exist")?;
         check!(e.to_string().contains(MISSING), "the error does not say which entry: {e}");
     }
     let stream = env.stream()?;
@@ -90,7 +116,11 @@ fn hot_kernel(env: &Env) -> Outcome {
         let cold = env.device().pipeline(&desc)?;
         check!(cold.handle() != handle, "kernel {i} is another one's");
         let hot = env.kernel(TestKernel::Fill)?;
-        check_eq!(hot.handle(), handle, "the kernel that is used again and again, after {i} others");
+        check_eq!(
+            hot.handle(),
+            handle,
+            "the kernel that is used again and again, after {i} others"
+        );
         if i % 16 == 0 {
             env.kernel_fill(&stream, &cold, &buffer, i as u32 + 2)?;
             check_eq!(env.read_u32(&stream, &buffer)?, [i as u32 + 2; 64], "kernel {i}");
@@ -104,8 +134,12 @@ fn hot_kernel(env: &Env) -> Outcome {
 /// Requests one kernel from sixteen threads at once.
 fn ask(env: &Env, desc: &KernelDesc<'static>) -> Outcome<Vec<leasehold::Result<Lease<Pipeline>>>> {
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..16).map(|_| scope.spawn(|| env.device().pipeline(desc))).collect();
-        threads.into_iter().map(|t| t.join().map_err(|_| Stop::Failed("a thread panicked".into()))).collect()
+        let threads: Vec<_> =
+            (0..16).map(|_| scope.spawn(|| env.device().pipeline(desc))).collect();
+        threads
+            .into_iter()
+            .map(|t| t.join().map_err(|_| Stop::Failed("a thread panicked".into())))
+            .collect()
     })
 }
 
@@ -121,15 +155,24 @@ fn failing_kernel(env: &Env) -> Outcome {
         for (i, result) in ask(env, &bad)?.into_iter().enumerate() {
             match result {
                 Err(e) if matches!(e.kind(), "Compile" | "Unsupported") => {}
-                Err(e) => return failed(format!("round {round}: thread {i} was told {}: {e}", e.kind())),
-                Ok(_) => return failed(format!("round {round}: thread {i} was given a kernel made of garbage")),
+                Err(e) => {
+                    return failed(format!("round {round}: thread {i} was told {}: {e}", e.kind()));
+                }
+                Ok(_) => {
+                    return failed(format!(
+                        "round {round}: thread {i} was given a kernel made of garbage"
+                    ));
+                }
             }
         }
     }
     // The name is free, because the key contains the source.
     let right = KernelDesc { name: bad.name.clone(), ..good.clone() };
     let all = ask(env, &right)?.into_iter().collect::<leasehold::Result<Vec<_>>>()?;
-    check!(all.iter().all(|p| p.same(&all[0])), "sixteen threads were given different kernels for one key");
+    check!(
+        all.iter().all(|p| p.same(&all[0])),
+        "sixteen threads were given different kernels for one key"
+    );
     let stream = env.stream()?;
     let buffer = env.buffer(&stream, 256)?;
     env.kernel_fill(&stream, &all[0], &buffer, 5)?;
@@ -139,7 +182,10 @@ fn failing_kernel(env: &Env) -> Outcome {
     let fresh = KernelDesc { name: "conformance_unlucky".into(), ..good };
     if faults.next(Injected::Creation) {
         let results = ask(env, &fresh)?;
-        check!(results.iter().any(Result::is_err), "a creation that the driver refused went unnoticed");
+        check!(
+            results.iter().any(Result::is_err),
+            "a creation that the driver refused went unnoticed"
+        );
         drop(results);
         let again = env.device().pipeline(&fresh)?;
         env.kernel_fill(&stream, &again, &buffer, 6)?;
@@ -155,11 +201,19 @@ fn made_once(env: &Env) -> Outcome {
         let threads: Vec<_> = (0..16).map(|_| scope.spawn(make)).collect();
         threads
             .into_iter()
-            .map(|t| t.join().map_err(|_| Stop::Failed("a thread panicked".into()))?.map_err(Stop::from))
+            .map(|t| {
+                t.join().map_err(|_| Stop::Failed("a thread panicked".into()))?.map_err(Stop::from)
+            })
             .collect::<Outcome<Vec<_>>>()
     })?;
-    check!(made.iter().all(|p| p.same(&made[0])), "sixteen threads were given different kernels for one key");
-    check!(env.kernel(TestKernel::Fill)?.same(&made[0]), "asked for again, the kernel is another one");
+    check!(
+        made.iter().all(|p| p.same(&made[0])),
+        "sixteen threads were given different kernels for one key"
+    );
+    check!(
+        env.kernel(TestKernel::Fill)?.same(&made[0]),
+        "asked for again, the kernel is another one"
+    );
     Ok(())
 }
 
@@ -168,7 +222,8 @@ fn no_blocks(env: &Env) -> Outcome {
     let buffer = env.buffer(&stream, 256)?;
     let kernel = env.kernel(TestKernel::Fill)?;
     env.write(&stream, &buffer, &[1; 256])?;
-    let value = env.dispatch(&stream, &kernel, 0, &[bind(&buffer, Access::Write)], &7u32.to_le_bytes())?;
+    let value =
+        env.dispatch(&stream, &kernel, 0, &[bind(&buffer, Access::Write)], &7u32.to_le_bytes())?;
     env.wait(&stream, value)?;
     check_eq!(env.read(&stream, &buffer)?, [1; 256], "a launch of no blocks");
     let value = env.submit(&stream, &[])?;
@@ -180,10 +235,18 @@ fn beyond_limits(env: &Env) -> Outcome {
     let mut desc = env.desc(TestKernel::Fill)?;
     desc.name = "conformance_many_bindings".into();
     desc.bindings = vec![Access::Read; limits.bindings as usize + 1].into();
-    expect_error(env.device().pipeline(&desc), "InvalidArgument", "a kernel with a binding too many")?;
+    expect_error(
+        env.device().pipeline(&desc),
+        "InvalidArgument",
+        "a kernel with a binding too many",
+    )?;
     desc.bindings = TestKernel::Fill.bindings().into();
     desc.params = limits.params + 1;
-    expect_error(env.device().pipeline(&desc), "InvalidArgument", "a kernel with a byte of parameters too many")?;
+    expect_error(
+        env.device().pipeline(&desc),
+        "InvalidArgument",
+        "a kernel with a byte of parameters too many",
+    )?;
     desc.name = "".into();
     desc.params = 4;
     expect_error(env.device().pipeline(&desc), "InvalidArgument", "a kernel without a name")?;
@@ -195,7 +258,7 @@ fn wrong_params(env: &Env) -> Outcome {
     let buffer = env.buffer(&stream, 256)?;
     env.write(&stream, &buffer, &[1; 256])?;
     let kernel = env.kernel(TestKernel::Fill)?;
-    let before = stream.line().submitted();
+    let before = stream.timeline().submitted();
     let bindings = [bind(&buffer, Access::Write), bind(&buffer, Access::Read)];
     for (bindings, params) in [
         (&bindings[..1], &[0u8; 3][..]),
@@ -203,11 +266,18 @@ fn wrong_params(env: &Env) -> Outcome {
         (&bindings[..0], &[0; 4]),
         (&bindings[..], &[0; 4]),
     ] {
-        let op = Dispatch { pipeline: &kernel, grid: [4, 1, 1], block: [1; 3], shared: 0, bindings, params };
+        let op = Dispatch {
+            pipeline: &kernel,
+            grid: [4, 1, 1],
+            block: [1; 3],
+            shared: 0,
+            bindings,
+            params,
+        };
         let what = format!("{} bindings and {} bytes", bindings.len(), params.len());
         expect_error(direct(&stream, &[Op::Dispatch(op)]), "InvalidArgument", &what)?;
     }
-    check_eq!(stream.line().submitted(), before, "values after refused submissions");
+    check_eq!(stream.timeline().submitted(), before, "values after refused submissions");
     check_eq!(env.read(&stream, &buffer)?, [1; 256], "the buffer after refused submissions");
     Ok(())
 }
@@ -219,7 +289,10 @@ fn drop_in_flight(env: &Env) -> Outcome {
     let value = env.kernel_fill(&stream, &env.kernel(TestKernel::Fill)?, &buffer, 11)?;
     hold.release()?;
     env.wait(&stream, value)?;
-    check!(env.read_u32(&stream, &buffer)?.iter().all(|&v| v == 11), "the kernel whose lease was dropped");
+    check!(
+        env.read_u32(&stream, &buffer)?.iter().all(|&v| v == 11),
+        "the kernel whose lease was dropped"
+    );
     Ok(())
 }
 
@@ -268,7 +341,7 @@ pub(crate) fn launch(
     kernel: &KernelBase,
     buffer: &leasehold::Lease<leasehold::Buffer>,
     value: u32,
-) -> leasehold::Result<Option<leasehold::Point>> {
+) -> leasehold::Result<Option<leasehold::Timepoint>> {
     let blocks = (buffer.len() / 4).div_ceil(u64::from(TestKernel::BLOCK)) as u32;
     let operands = [buffer.write()];
     let session = KernelSession::begin(kernel, runtime.stream())?;
@@ -326,7 +399,8 @@ fn two_sessions(env: &Env) -> Outcome {
 fn many_launches(env: &Env) -> Outcome {
     let stream = env.stream()?;
     let add = env.kernel(TestKernel::Add)?;
-    let (one, mut a, mut b) = (env.buffer(&stream, 512)?, env.buffer(&stream, 512)?, env.buffer(&stream, 512)?);
+    let (one, mut a, mut b) =
+        (env.buffer(&stream, 512)?, env.buffer(&stream, 512)?, env.buffer(&stream, 512)?);
     env.write(&stream, &one, &1u32.to_le_bytes().repeat(128))?;
     env.write(&stream, &a, &[0; 512])?;
     let n = 2000u32;
@@ -400,12 +474,14 @@ fn bounded_pools(env: &Env) -> Outcome {
 fn wrong_arguments(env: &Env) -> Outcome {
     let runtime = env.runtime()?;
     let add = base(env, TestKernel::Add)?;
-    let buffers: Vec<_> = (0..4).map(|i| runtime.upload(&[i as u32; 64])).collect::<leasehold::Result<_>>()?;
+    let buffers: Vec<_> =
+        (0..4).map(|i| runtime.upload(&[i as u32; 64])).collect::<leasehold::Result<_>>()?;
     let before = runtime.stream().now();
     let all = [buffers[0].read(), buffers[1].read(), buffers[2].write(), buffers[3].write()];
     let begin = |operands: &[leasehold::Operand<'_>]| -> leasehold::Result<()> {
         // Of one borrow with the operands.
-        let session = session_sync_ops::wait(KernelSession::begin(&add, runtime.stream())?, operands)?;
+        let session =
+            session_sync_ops::wait(KernelSession::begin(&add, runtime.stream())?, operands)?;
         session_ops::bind(session).map(drop)
     };
     expect_error(begin(&all[..2]), "InvalidArgument", "two operands of three")?;
@@ -417,7 +493,11 @@ fn wrong_arguments(env: &Env) -> Outcome {
     )?;
     let session = session_sync_ops::wait(KernelSession::begin(&add, runtime.stream())?, &all[..3])?;
     let session = session_ops::bind(session)?;
-    expect_error(session_ops::params(session, &1u32).map(drop), "InvalidArgument", "parameters for a kernel without")?;
+    expect_error(
+        session_ops::params(session, &1u32).map(drop),
+        "InvalidArgument",
+        "parameters for a kernel without",
+    )?;
     check_eq!(runtime.stream().now(), before, "the stream's end after refused launches");
     check_eq!(runtime.download::<u32>(&buffers[2])?, [2; 64], "the buffer after refused launches");
     Ok(())

@@ -20,7 +20,8 @@ pub(crate) const CASES: &[Case] = &[
         &[Need::Hold, Need::ConcurrentStreams],
         freed_in_use,
     ),
-    Case::hal(52, "memory freed on a stream is ordered when reused there", &[], same_stream_reuse).replayed(),
+    Case::hal(52, "memory freed on a stream is ordered when reused there", &[], same_stream_reuse)
+        .replayed(),
     Case::hal(
         53,
         "memory freed on a stream and reused on another is ordered",
@@ -35,14 +36,25 @@ pub(crate) const CASES: &[Case] = &[
     Case::hal(59, "fresh memory can be read, whatever is in it", &[], fresh_memory),
     Case::runtime(63, "the host maps what it may touch, and nothing else", &[Need::Hold], maps),
     Case::hal(64, "pinned memory carries copies both ways", &[], pinned).sanitizer(),
-    Case::hal(65, "memory of one's own is imported, released and imported again", &[], import_again),
-    Case::hal(66, "an import is released exactly once and after its last use", &[Need::Hold], import_released_once)
-        .sanitizer(),
+    Case::hal(
+        65,
+        "memory of one's own is imported, released and imported again",
+        &[],
+        import_again,
+    ),
+    Case::hal(
+        66,
+        "an import is released exactly once and after its last use",
+        &[Need::Hold],
+        import_released_once,
+    )
+    .sanitizer(),
     Case::hal(72, "after work of every kind nothing lives", &[], nothing_lives).sanitizer(),
     Case::hal(116, "sixteen threads allocate from one pool", &[], threads_allocate),
     Case::hal(129, "a freed block serves only what it satisfies", &[], fitting_reuse),
     Case::hal(133, "a stale handle stays stale", &[], stale_handles),
-    Case::hal(151, "what lies in the last free corners of a full memory stays there", &[], full).sanitizer(),
+    Case::hal(151, "what lies in the last free corners of a full memory stays there", &[], full)
+        .sanitizer(),
     Case::hal(148, "out of memory is out of memory on every kind", &[], oom_kind),
 ];
 
@@ -50,7 +62,11 @@ fn memory(env: &Env) -> Outcome<&Allocator> {
     Ok(env.device().memory(MemoryKind::Device)?)
 }
 
-fn alloc(env: &Env, stream: &Lease<dyn Stream>, layout: Layout) -> leasehold::Result<Lease<Buffer>> {
+fn alloc(
+    env: &Env,
+    stream: &Lease<dyn Stream>,
+    layout: Layout,
+) -> leasehold::Result<Lease<Buffer>> {
     env.device().memory(MemoryKind::Device)?.alloc(layout, leasehold_on(stream))
 }
 
@@ -73,7 +89,11 @@ fn alignment(env: &Env) -> Outcome {
     let mut held = Vec::new();
     for size in 1..=4097 {
         let buffer = env.buffer(&stream, size)?;
-        check!(buffer.addr().is_multiple_of(least), "{size} bytes lie at {:#x}, not aligned to {least}", buffer.addr());
+        check!(
+            buffer.addr().is_multiple_of(least),
+            "{size} bytes lie at {:#x}, not aligned to {least}",
+            buffer.addr()
+        );
         check_eq!(buffer.len(), size, "the length of a buffer");
         if size % 7 == 0 {
             held.push(buffer);
@@ -85,10 +105,18 @@ fn alignment(env: &Env) -> Outcome {
             Err(Error::Unsupported(_)) if !env.pools_memory()? => continue,
             other => other?,
         };
-        check!(buffer.addr().is_multiple_of(align), "{:#x} is not aligned to {align}", buffer.addr());
+        check!(
+            buffer.addr().is_multiple_of(align),
+            "{:#x} is not aligned to {align}",
+            buffer.addr()
+        );
         held.push(buffer);
     }
-    expect_error(alloc(env, &stream, Layout::aligned(8, 3)), "InvalidArgument", "an alignment of 3")?;
+    expect_error(
+        alloc(env, &stream, Layout::aligned(8, 3)),
+        "InvalidArgument",
+        "an alignment of 3",
+    )?;
     Ok(())
 }
 
@@ -126,9 +154,16 @@ fn exhaust(env: &Env) -> Outcome {
         };
         check_eq!(e.kind(), "OutOfMemory", "round {round}: the error at the end");
         check!(held.len() >= 8, "round {round}: only {} blocks of 4 MiB", held.len());
-        check!(memory.stats().reserved <= limit, "round {round}: {} bytes beyond {limit}", memory.stats().reserved);
+        check!(
+            memory.stats().reserved <= limit,
+            "round {round}: {} bytes beyond {limit}",
+            memory.stats().reserved
+        );
         for (i, a) in held.iter().enumerate() {
-            check!(held[..i].iter().all(|b| !overlap(a, b)), "round {round}: two live blocks overlap");
+            check!(
+                held[..i].iter().all(|b| !overlap(a, b)),
+                "round {round}: two live blocks overlap"
+            );
         }
         drop(held);
         let buffer = alloc(env, &stream, Layout::new(4 << 20))?;
@@ -144,8 +179,9 @@ fn freed_in_use(env: &Env) -> Outcome {
     let held_back = env.buffer(&user, size)?;
     let address = held_back.addr();
     let hold = env.hold(&user)?;
-    let point = user.line().at(direct(&user, &[fill(&held_back, 1, 1)])?);
-    // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+    let point = user.timeline().at(direct(&user, &[fill(&held_back, 1, 1)])?);
+    // SAFETY: the timepoint is that of a submission to this stream that uses the buffer, made in
+    // order.
     unsafe { held_back.mark_write(point) };
     drop(held_back);
     // Another stream fills all the memory that it gets. A block that the first stream still writes
@@ -154,7 +190,10 @@ fn freed_in_use(env: &Env) -> Outcome {
     for i in 0..16u32 {
         let buffer = env.buffer(&other, size)?;
         let reused = buffer.addr() < address + size && address < buffer.addr() + size;
-        check!(!reused || other.line().knows(point.into()), "a block in use was lent without an order");
+        check!(
+            !reused || other.timeline().knows(point.into()),
+            "a block in use was lent without an order"
+        );
         if !reused {
             let value = direct(&other, &[fill(&buffer, i + 2, 1)])?;
             env.wait(&other, value)?;
@@ -178,15 +217,15 @@ fn same_stream_reuse(env: &Env) -> Outcome {
     for round in 0..env.rounds(500).max(20) as u32 {
         let a = env.buffer(&stream, 1 << 16)?;
         let value = env.submit(&stream, &[fill(&a, round % 251, 1), copy(&a, &out)])?;
-        // SAFETY: the point is that of a submission to this stream that uses the buffer, made in
-        // order.
-        unsafe { a.mark_write(stream.line().at(value)) };
+        // SAFETY: the timepoint is that of a submission to this stream that uses the buffer, made
+        // in order.
+        unsafe { a.mark_write(stream.timeline().at(value)) };
         drop(a);
         let b = env.buffer(&stream, 1 << 16)?;
         let value = env.submit(&stream, &[fill(&b, 255, 1)])?;
-        // SAFETY: the point is that of a submission to this stream that uses the buffer, made in
-        // order.
-        unsafe { b.mark_write(stream.line().at(value)) };
+        // SAFETY: the timepoint is that of a submission to this stream that uses the buffer, made
+        // in order.
+        unsafe { b.mark_write(stream.timeline().at(value)) };
         drop(b);
         if round % 16 == 0 {
             check!(
@@ -205,22 +244,32 @@ fn cross_stream_reuse(env: &Env) -> Outcome {
     let x = env.buffer(&a, size)?;
     let out = env.buffer(&a, size)?;
     let hold = env.hold(&a)?;
-    let point = a.line().at(direct(&a, &[fill(&x, 7, 1), copy(&x, &out)])?);
-    // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+    let point = a.timeline().at(direct(&a, &[fill(&x, 7, 1), copy(&x, &out)])?);
+    // SAFETY: the timepoint is that of a submission to this stream that uses the buffer, made in
+    // order.
     unsafe { x.mark_write(point) };
     let address = x.addr();
     drop(x);
     a.flush()?;
     let y = env.buffer(&b, size)?;
     let reused = y.addr() == address;
-    check!(!reused || b.line().knows(point.into()), "a block in use was lent to another stream without an order");
+    check!(
+        !reused || b.timeline().knows(point.into()),
+        "a block in use was lent to another stream without an order"
+    );
     let value = direct(&b, &[fill(&y, 9, 1)])?;
     b.flush()?;
     hold.release()?;
     env.wait(&b, value)?;
     env.reached(point)?;
-    check!(env.read(&a, &out)?.iter().all(|&x| x == 7), "the second stream's fill overtook the first one's copy");
-    check!(env.read(&b, &y)?.iter().all(|&x| x == 9), "the first stream's fill came after the second one's");
+    check!(
+        env.read(&a, &out)?.iter().all(|&x| x == 7),
+        "the second stream's fill overtook the first one's copy"
+    );
+    check!(
+        env.read(&b, &y)?.iter().all(|&x| x == 9),
+        "the first stream's fill came after the second one's"
+    );
     Ok(())
 }
 
@@ -264,14 +313,21 @@ fn storm(env: &Env) -> Outcome {
             let buffer = env.buffer(&stream, size)?;
             let (start, end) = (buffer.addr(), buffer.addr() + size);
             let below = ranges.range(..end).next_back().map(|(_, &e)| e);
-            check!(below.is_none_or(|e| e <= start), "allocation {i} of {size} bytes overlaps a live block");
+            check!(
+                below.is_none_or(|e| e <= start),
+                "allocation {i} of {size} bytes overlaps a live block"
+            );
             ranges.insert(start, end);
             live.push(buffer);
         }
     }
     let stats = memory.stats();
     check_eq!(stats.live - before.live, live.len() as u64, "live blocks");
-    check_eq!(stats.live_bytes - before.live_bytes, live.iter().map(|b| b.len()).sum::<u64>(), "live bytes");
+    check_eq!(
+        stats.live_bytes - before.live_bytes,
+        live.iter().map(|b| b.len()).sum::<u64>(),
+        "live bytes"
+    );
     drop(live);
     check_eq!(memory.stats().live, before.live, "live blocks at the end");
     Ok(())
@@ -286,7 +342,12 @@ fn full(env: &Env) -> Outcome {
     let mut live: Vec<(Lease<Buffer>, u8)> = Vec::new();
     let holds = |(buffer, byte): &(Lease<Buffer>, u8)| -> Outcome {
         let wrong = env.read(&stream, buffer)?.iter().position(|b| b != byte);
-        check!(wrong.is_none(), "byte {wrong:?} of {} at {:#x} was overwritten", buffer.len(), buffer.addr());
+        check!(
+            wrong.is_none(),
+            "byte {wrong:?} of {} at {:#x} was overwritten",
+            buffer.len(),
+            buffer.addr()
+        );
         Ok(())
     };
     let mut refused = 0;
@@ -328,7 +389,10 @@ fn rounding(env: &Env) -> Outcome {
         let held: Vec<_> = (0..count).map(|_| env.buffer(&stream, size)).collect::<Outcome<_>>()?;
         let taken = memory.stats().reserved.saturating_sub(before);
         let most = count * (2 * size).max(256) + piece;
-        check!(taken <= most, "{count} blocks of {size} bytes took {taken} bytes, more than {most}");
+        check!(
+            taken <= most,
+            "{count} blocks of {size} bytes took {taken} bytes, more than {most}"
+        );
         drop(held);
         env.drain(&stream)?;
     }
@@ -339,18 +403,28 @@ fn statistics(env: &Env) -> Outcome {
     let stream = env.stream()?;
     let memory = memory(env)?;
     let before = memory.stats();
-    let buffers: Vec<_> = [100, 70_000, 3 << 20].iter().map(|&n| env.buffer(&stream, n)).collect::<Outcome<_>>()?;
+    let buffers: Vec<_> =
+        [100, 70_000, 3 << 20].iter().map(|&n| env.buffer(&stream, n)).collect::<Outcome<_>>()?;
     let with = memory.stats();
     check_eq!(with.live - before.live, 3, "live blocks");
     check_eq!(with.live_bytes - before.live_bytes, 100 + 70_000 + (3 << 20), "live bytes");
-    check!(with.reserved >= with.live_bytes, "{} reserved for {} live", with.reserved, with.live_bytes);
+    check!(
+        with.reserved >= with.live_bytes,
+        "{} reserved for {} live",
+        with.reserved,
+        with.live_bytes
+    );
     check!(
         with.live_peak + (1 << 22) >= with.live_bytes && with.reserved_peak >= with.reserved,
         "peaks below the present"
     );
     drop(buffers);
     let after = memory.stats();
-    check_eq!((after.live, after.live_bytes), (before.live, before.live_bytes), "what lives after the drop");
+    check_eq!(
+        (after.live, after.live_bytes),
+        (before.live, before.live_bytes),
+        "what lives after the drop"
+    );
     Ok(())
 }
 
@@ -359,7 +433,11 @@ fn budget(env: &Env) -> Outcome {
     let memory = memory(env)?;
     memory.set_budget(8 << 20);
     for size in [(8 << 20) + 1, 1 << 30] {
-        expect_error(alloc(env, &stream, Layout::new(size)), "OverBudget", "a request larger than the budget")?;
+        expect_error(
+            alloc(env, &stream, Layout::new(size)),
+            "OverBudget",
+            "a request larger than the budget",
+        )?;
     }
     memory.set_budget(u64::MAX);
     drop(env.buffer(&stream, (8 << 20) + 1)?);
@@ -376,7 +454,10 @@ fn fresh_memory(env: &Env) -> Outcome {
         let value = env.submit(&stream, &[copy(&buffer, &whole)])?;
         env.wait(&stream, value)?;
         direct(&stream, &[fill(&buffer, 3, 1)])?;
-        check!(env.read(&stream, &buffer)?.iter().all(|&b| b == 3), "a fill of {size} bytes after they were read");
+        check!(
+            env.read(&stream, &buffer)?.iter().all(|&b| b == 3),
+            "a fill of {size} bytes after they were read"
+        );
     }
     Ok(())
 }
@@ -392,18 +473,30 @@ fn maps(env: &Env) -> Outcome {
         check_eq!(mapped?, [1; 4096], "device memory as the host sees it");
         // SAFETY: no submission accesses the bytes while they are borrowed.
         unsafe { runtime.map_write(buffer.view()) }?.fill(2);
-        check_eq!(env.read(runtime.stream().raw(), &buffer)?, [2; 4096], "device memory that the host wrote");
+        check_eq!(
+            env.read(runtime.stream().raw(), &buffer)?,
+            [2; 4096],
+            "device memory that the host wrote"
+        );
     } else {
         expect_error(mapped, "Unsupported", "mapping memory that the host cannot touch")?;
         // SAFETY: no submission accesses the bytes while they are borrowed.
         let written = unsafe { runtime.map_write(buffer.view()) }.map(drop);
-        expect_error(written, "Unsupported", "mapping memory that the host cannot touch, to write")?;
+        expect_error(
+            written,
+            "Unsupported",
+            "mapping memory that the host cannot touch, to write",
+        )?;
     }
     // Host memory always maps, and a map waits for pending uses.
     // SAFETY: no submission accesses the bytes while they are borrowed.
     unsafe { runtime.map_write(pinned.view()) }?.fill(5);
     runtime.stream().copy_pinned(buffer.view(), pinned.view())?;
-    check_eq!(env.read(runtime.stream().raw(), &buffer)?, [5; 4096], "what came from mapped host memory");
+    check_eq!(
+        env.read(runtime.stream().raw(), &buffer)?,
+        [5; 4096],
+        "what came from mapped host memory"
+    );
     let hold = env.hold_runtime(runtime.stream())?;
     runtime.stream().fill(buffer.view(), 6u8)?;
     runtime.stream().copy_pinned(pinned.view(), buffer.view())?;
@@ -415,7 +508,9 @@ fn maps(env: &Env) -> Outcome {
         env.linger(Duration::from_millis(20));
         let early = reader.is_finished();
         hold.release()?;
-        let bytes = reader.join().map_err(|_| crate::case::Stop::Failed("the reader panicked".into()))??;
+        let bytes = reader
+            .join()
+            .map_err(|_| crate::case::Stop::Failed("the reader panicked".into()))??;
         check!(!early, "host memory was mapped while a copy to it was held back");
         check_eq!(bytes, [6; 4096], "host memory after the copy to it");
         Ok::<_, crate::case::Stop>(())
@@ -436,7 +531,9 @@ fn living(env: &Env) -> Outcome<Vec<(&'static str, u64)>> {
     let mut all = Vec::new();
     env.backend().pools(&mut |name, s| all.push((name, s.live)));
     env.device().pools(&mut |name, s| all.push((name, s.live)));
-    for (name, kind) in [("device memory", MemoryKind::Device), ("pinned memory", MemoryKind::Pinned)] {
+    for (name, kind) in
+        [("device memory", MemoryKind::Device), ("pinned memory", MemoryKind::Pinned)]
+    {
         let stats = env.device().memory(kind)?.stats();
         all.push((name, stats.live + stats.imported + stats.in_graphs));
     }
@@ -462,11 +559,11 @@ fn nothing_lives(env: &Env) -> Outcome {
             })?;
             graph.launch()?;
         }
-        if caps.gates {
-            let gate = runtime.create_gate()?;
-            let next = gate.next();
+        if caps.host_timelines {
+            let host_timeline = runtime.create_host_timeline()?;
+            let next = host_timeline.next();
             other.wait(next)?;
-            gate.raise(next.value())?;
+            host_timeline.signal(next.value())?;
             other.synchronize_timeout(Some(env.patience()))?;
         }
         if caps.host_calls {
@@ -490,7 +587,10 @@ fn stale_handles(env: &Env) -> Outcome {
     let memory = memory(env)?;
     let first = env.buffer(&stream, 1000)?;
     let handle = first.handle();
-    check!(memory.is_alive(handle) && memory.lease(handle)?.same(&first), "the handle of a live buffer");
+    check!(
+        memory.is_alive(handle) && memory.lease(handle)?.same(&first),
+        "the handle of a live buffer"
+    );
     drop(first);
     // More rounds than 8 and 16 bits of generations can count.
     for i in 0..70_000u32 {
@@ -498,7 +598,11 @@ fn stale_handles(env: &Env) -> Outcome {
         check!(buffer.handle() != handle, "buffer {i} has the handle of a dropped one");
         if i % 4096 < 4 || i == 255 || i == 65_535 {
             check!(!memory.is_alive(handle), "after {i} buffers a stale handle is alive");
-            expect_error(memory.lease(handle).map(drop), "StaleHandle", "a lease by a stale handle")?;
+            expect_error(
+                memory.lease(handle).map(drop),
+                "StaleHandle",
+                "a lease by a stale handle",
+            )?;
         }
     }
     let stream = env.stream()?;
@@ -513,7 +617,7 @@ fn stale_handles(env: &Env) -> Outcome {
         drop(stamp);
         for i in 0..300 {
             let held = env.device().timestamp()?;
-            check!(weak.upgrade().is_none(), "after {i} time stamps a weak lease finds another one");
+            check!(weak.upgrade().is_none(), "after {i} timestamps a weak lease finds another one");
             drop(held);
         }
     }
@@ -587,7 +691,11 @@ fn import_again(env: &Env) -> Outcome {
     for round in 1..=50 {
         let buffer = import(env, &memory, &ended)?;
         check!(buffer.is_imported(), "an import does not know that it is one");
-        check_eq!((buffer.addr(), buffer.len()), (memory.as_ptr() as u64, 8192), "the imported range");
+        check_eq!(
+            (buffer.addr(), buffer.len()),
+            (memory.as_ptr() as u64, 8192),
+            "the imported range"
+        );
         drop(buffer);
         check_eq!(ended.load(Ordering::Relaxed), round, "releases after {round} imports");
     }
@@ -608,8 +716,9 @@ fn import_released_once(env: &Env) -> Outcome {
         bytes: 8192,
         keep: None,
     };
-    let point = stream.line().at(direct(&stream, &[Op::Upload(up)])?);
-    // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+    let point = stream.timeline().at(direct(&stream, &[Op::Upload(up)])?);
+    // SAFETY: the timepoint is that of a submission to this stream that uses the buffer, made in
+    // order.
     unsafe { buffer.mark_read(point) };
     drop(buffer);
     check_eq!(ended.load(Ordering::Relaxed), 0, "releases before the last use");
@@ -622,7 +731,10 @@ fn import_released_once(env: &Env) -> Outcome {
     })?;
     env.linger(Duration::from_millis(1));
     check_eq!(ended.load(Ordering::Relaxed), 1, "releases after the last use");
-    check!(env.read(&stream, &out)?.chunks(8).all(|c| c == 7u64.to_ne_bytes()), "the imported bytes");
+    check!(
+        env.read(&stream, &out)?.chunks(8).all(|c| c == 7u64.to_ne_bytes()),
+        "the imported bytes"
+    );
     Ok(())
 }
 
@@ -643,9 +755,9 @@ fn threads_allocate(env: &Env) -> Outcome {
             Ok(())
         };
         let threads: Vec<_> = (0..16).map(|i| scope.spawn(move || work(i))).collect();
-        threads
-            .into_iter()
-            .try_for_each(|t| t.join().map_err(|_| crate::case::Stop::Failed("a thread panicked".into()))?)
+        threads.into_iter().try_for_each(|t| {
+            t.join().map_err(|_| crate::case::Stop::Failed("a thread panicked".into()))?
+        })
     })?;
     check_eq!(memory.stats().live, before, "live blocks after all threads");
     Ok(())
@@ -681,7 +793,11 @@ fn oom_kind(env: &Env) -> Outcome {
     let stream = env.stream()?;
     for kind in [MemoryKind::Device, MemoryKind::Pinned] {
         let pool = env.device().memory(kind)?;
-        let e = expect_error(pool.alloc(Layout::new(1 << 50), leasehold_on(&stream)), "OutOfMemory", "2^50 bytes")?;
+        let e = expect_error(
+            pool.alloc(Layout::new(1 << 50), leasehold_on(&stream)),
+            "OutOfMemory",
+            "2^50 bytes",
+        )?;
         let asked = matches!(&e, Error::OutOfMemory(report) if report.requested == 1 << 50);
         check!(
             asked && e.to_string().contains(&format!("{}.0 MiB", 1 << 30)),

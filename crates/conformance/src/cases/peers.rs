@@ -16,12 +16,38 @@ pub(crate) const CASES: &[Case] = &[
         .sanitizer(),
     Case::hal(76, "peer access can be asked for twice and from both sides", &[], access_twice),
     Case::hal(77, "two threads play ping-pong between two devices", &[], ping_pong),
-    Case::hal(110, "a fault of one device leaves another usable", &[Need::Kernel(TestKernel::Trap)], bystander).fatal(),
-    Case::hal(141, "what one device made is destroyed while another is current and on another thread", &[], elsewhere),
-    Case::runtime(142, "memory of another device is copied or refused, and never mistaken", &[], mistaken),
-    Case::runtime(158, "copies between two devices of a context arrive in order, eager and replayed", &[], carried)
-        .sanitizer(),
-    Case::runtime(146, "nothing but a choice of device changes the current one", &[], current_stays),
+    Case::hal(
+        110,
+        "a fault of one device leaves another usable",
+        &[Need::Kernel(TestKernel::Trap)],
+        bystander,
+    )
+    .fatal(),
+    Case::hal(
+        141,
+        "what one device made is destroyed while another is current and on another thread",
+        &[],
+        elsewhere,
+    ),
+    Case::runtime(
+        142,
+        "memory of another device is copied or refused, and never mistaken",
+        &[],
+        mistaken,
+    ),
+    Case::runtime(
+        158,
+        "copies between two devices of a context arrive in order, eager and replayed",
+        &[],
+        carried,
+    )
+    .sanitizer(),
+    Case::runtime(
+        146,
+        "nothing but a choice of device changes the current one",
+        &[],
+        current_stays,
+    ),
 ];
 
 /// A device, a stream of it, and memory.
@@ -44,13 +70,16 @@ fn sides(env: &Env) -> Outcome<[Side; 2]> {
 }
 
 fn carry(from: &Side, to: &Side) -> Op<'static> {
-    let (src, dst) = ((from.buffer.addr(), from.buffer.native()), (to.buffer.addr(), to.buffer.native()));
+    let (src, dst) =
+        ((from.buffer.addr(), from.buffer.native()), (to.buffer.addr(), to.buffer.native()));
     Op::Copy(Copy2d::linear(src, dst, BYTES))
 }
 
 fn between(env: &Env) -> Outcome {
     let s = sides(env)?;
-    let pattern = |seed: u32| -> Vec<u8> { (0..BYTES as u32).map(|i| (i.wrapping_mul(seed) % 251) as u8).collect() };
+    let pattern = |seed: u32| -> Vec<u8> {
+        (0..BYTES as u32).map(|i| (i.wrapping_mul(seed) % 251) as u8).collect()
+    };
     // Before and after the request for peer access. Without peer access the copies go through the
     // host.
     for round in 0..2u32 {
@@ -77,10 +106,18 @@ fn between(env: &Env) -> Outcome {
     // In stream order with the work before and after.
     let value = direct(
         &s[0].stream,
-        &[fill(&s[0].buffer, 1, 1), carry(&s[0], &s[1]), fill(&s[0].buffer, 2, 1), carry(&s[1], &s[0])],
+        &[
+            fill(&s[0].buffer, 1, 1),
+            carry(&s[0], &s[1]),
+            fill(&s[0].buffer, 2, 1),
+            carry(&s[1], &s[0]),
+        ],
     )?;
     env.wait(&s[0].stream, value)?;
-    check!(env.read(&s[0].stream, &s[0].buffer)?.iter().all(|&b| b == 1), "there and back: out of order");
+    check!(
+        env.read(&s[0].stream, &s[0].buffer)?.iter().all(|&b| b == 1),
+        "there and back: out of order"
+    );
     Ok(())
 }
 
@@ -99,7 +136,10 @@ fn access_twice(env: &Env) -> Outcome {
         let threads: Vec<_> = (0..8).map(|_| scope.spawn(ask)).collect();
         threads.into_iter().all(|t| t.join().unwrap_or(false))
     });
-    check!(same, "peer access of {a} and {b} is {there} and {back} once and something else, or an error, later");
+    check!(
+        same,
+        "peer access of {a} and {b} is {there} and {back} once and something else, or an error, later"
+    );
     // Memory that was allocated before and after peer access was enabled.
     let late = [side(env, &s[0].device)?, side(env, &s[1].device)?];
     for (from, to) in [(&s[0], &late[1]), (&late[0], &s[1]), (&late[1], &late[0])] {
@@ -127,9 +167,13 @@ fn ping_pong(env: &Env) -> Outcome {
         for round in 0..rounds {
             let value = direct(
                 &mine.stream,
-                &[fill(&mine.buffer, round % 251, 1), carry(&mine, &theirs), fill(&mine.buffer, 0xff, 1)],
+                &[
+                    fill(&mine.buffer, round % 251, 1),
+                    carry(&mine, &theirs),
+                    fill(&mine.buffer, 0xff, 1),
+                ],
             )?;
-            let over = mine.stream.line().at(value);
+            let over = mine.stream.timeline().at(value);
             mine.stream.flush()?;
             // The other device's stream copies the data from there and back.
             let value = direct(
@@ -140,12 +184,18 @@ fn ping_pong(env: &Env) -> Outcome {
         }
         let last = (rounds - 1) % 251;
         let bytes = env.read(&mine.stream, &mine.buffer)?;
-        check!(bytes.iter().all(|&b| u32::from(b) == last), "after {rounds} rounds: {} and not {last}", bytes[0]);
+        check!(
+            bytes.iter().all(|&b| u32::from(b) == last),
+            "after {rounds} rounds: {} and not {last}",
+            bytes[0]
+        );
         Ok(())
     };
     std::thread::scope(|scope| {
         let threads = [scope.spawn(|| play(true)), scope.spawn(|| play(false))];
-        threads.into_iter().try_for_each(|t| t.join().map_err(|_| Stop::Failed("a thread panicked".into()))?)
+        threads
+            .into_iter()
+            .try_for_each(|t| t.join().map_err(|_| Stop::Failed("a thread panicked".into()))?)
     })
 }
 
@@ -161,7 +211,14 @@ fn bystander(env: &Env) -> Outcome {
     env.write(&there.stream, &there.buffer, &[1; BYTES as usize])?;
     let stream = env.stream()?;
     let kernel = env.kernel(TestKernel::Trap)?;
-    let op = Dispatch { pipeline: &kernel, grid: [1; 3], block: [1; 3], shared: 0, bindings: &[], params: &[] };
+    let op = Dispatch {
+        pipeline: &kernel,
+        grid: [1; 3],
+        block: [1; 3],
+        shared: 0,
+        bindings: &[],
+        params: &[],
+    };
     let trapped = direct(&stream, &[Op::Dispatch(op)]).and_then(|v| env.try_wait(&stream, v));
     check!(trapped.is_err(), "a trap went unnoticed");
     let name = other.device.info().id;
@@ -175,7 +232,11 @@ fn bystander(env: &Env) -> Outcome {
         );
         let again = side(env, &other.device)?;
         direct(&again.stream, &[fill(&again.buffer, 3, 1)])?;
-        check!(env.read(&again.stream, &again.buffer)?[0] == 3, "after a fault of {} a new stream on {name}", env.id());
+        check!(
+            env.read(&again.stream, &again.buffer)?[0] == 3,
+            "after a fault of {} a new stream on {name}",
+            env.id()
+        );
     }
     Ok(())
 }
@@ -197,17 +258,20 @@ fn elsewhere(env: &Env) -> Outcome {
     // Each pool has been used once.
     let make = || -> Outcome<_> {
         let stream = env.stream()?;
-        let buffers: Vec<_> = [64, 100_000, 8 << 20].iter().map(|&n| env.buffer(&stream, n)).collect::<Outcome<_>>()?;
+        let buffers: Vec<_> = [64, 100_000, 8 << 20]
+            .iter()
+            .map(|&n| env.buffer(&stream, n))
+            .collect::<Outcome<_>>()?;
         let pinned = env
             .device()
             .memory(MemoryKind::Pinned)?
             .alloc(leasehold::Layout::new(4096), crate::env::leasehold_on(&stream))?;
         let stamp = caps.timestamps.then(|| env.device().timestamp()).transpose()?;
-        let gate = caps.gates.then(|| env.gate()).transpose()?;
+        let host_timeline = caps.host_timelines.then(|| env.host_timeline()).transpose()?;
         let graph = if caps.graphs {
             let mut list = OpList::new();
             list.push(&fill(&buffers[0], 1, 1));
-            // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory
+            // SAFETY: the plan's pipelines, timepoints and graphs are this device's, and its memory
             // outlives the launches.
             Some(unsafe { env.device().instantiate(Plan::new(list)) }?)
         } else {
@@ -215,7 +279,7 @@ fn elsewhere(env: &Env) -> Outcome {
         };
         let value = direct(&stream, &[fill(&buffers[1], 7, 1)])?;
         env.wait(&stream, value)?;
-        Ok((stream, buffers, pinned, stamp, gate, graph))
+        Ok((stream, buffers, pinned, stamp, host_timeline, graph))
     };
     drop(make()?);
     let before = live(env);
@@ -231,12 +295,18 @@ fn elsewhere(env: &Env) -> Outcome {
                 drop(things);
                 Ok(())
             };
-            scope.spawn(end).join().map_err(|_| Stop::Failed("a thread that drops leases panicked".into()))
+            scope
+                .spawn(end)
+                .join()
+                .map_err(|_| Stop::Failed("a thread that drops leases panicked".into()))
         })??;
-        env.until(&format!("round {round}: everything that another thread dropped is gone"), || {
-            let now = live(env);
-            before.iter().all(|(name, was)| now.iter().any(|(n, is)| n == name && is <= was))
-        })?;
+        env.until(
+            &format!("round {round}: everything that another thread dropped is gone"),
+            || {
+                let now = live(env);
+                before.iter().all(|(name, was)| now.iter().any(|(n, is)| n == name && is <= was))
+            },
+        )?;
         // On this thread, with the other device current.
         let things = make()?;
         if let Some(there) = there {
@@ -246,7 +316,10 @@ fn elsewhere(env: &Env) -> Outcome {
         let again = side(env, env.device())?;
         direct(&again.stream, &[fill(&again.buffer, round + 1, 1)])?;
         let bytes = env.read(&again.stream, &again.buffer)?;
-        check!(bytes.iter().all(|&b| u32::from(b) == round + 1), "round {round}: the device after the drops");
+        check!(
+            bytes.iter().all(|&b| u32::from(b) == round + 1),
+            "round {round}: the device after the drops"
+        );
         env.device().make_current()?;
     }
     Ok(())
@@ -284,7 +357,11 @@ fn mistaken(env: &Env) -> Outcome {
         here.stream().synchronize()?;
         check_eq!(there.download::<u8>(&b)?, [7; 4096], "what was copied to another device");
     } else {
-        check_eq!(there.download::<u8>(&b)?, [2; 4096], "the other device's memory after refused copies");
+        check_eq!(
+            there.download::<u8>(&b)?,
+            [2; 4096],
+            "the other device's memory after refused copies"
+        );
     }
     // The memory is never mistaken for the device's own.
     let mut bytes = vec![0u8; 4096];
@@ -292,7 +369,10 @@ fn mistaken(env: &Env) -> Outcome {
         here.stream().synchronize()?;
         check_eq!(there.download::<u8>(&b)?, [9; 4096], "what was filled on another device");
     }
-    if !refused(here.stream().download(&mut bytes, b.view()), "a download of another device's memory")? {
+    if !refused(
+        here.stream().download(&mut bytes, b.view()),
+        "a download of another device's memory",
+    )? {
         check_eq!(bytes, there.download::<u8>(&b)?, "what was downloaded from another device");
     }
     // A copy through the host always works.
@@ -303,12 +383,18 @@ fn mistaken(env: &Env) -> Outcome {
 }
 
 /// A stream waits for the other device's stream, or returns `Unsupported`.
-fn waits_across(env: &Env, here: &Runtime, there: &Runtime, other: &Other, [a, b]: [&Lease<Buffer>; 2]) -> Outcome {
-    if !there.raw_device().caps().gates {
+fn waits_across(
+    env: &Env,
+    here: &Runtime,
+    there: &Runtime,
+    other: &Other,
+    [a, b]: [&Lease<Buffer>; 2],
+) -> Outcome {
+    if !there.raw_device().caps().host_timelines {
         return Ok(());
     }
-    let gate = there.create_gate()?;
-    let next = gate.next();
+    let host_timeline = there.create_host_timeline()?;
+    let next = host_timeline.next();
     there.stream().wait(next)?;
     there.stream().fill(b.view(), 3u8)?;
     let point = there.stream().now();
@@ -319,16 +405,22 @@ fn waits_across(env: &Env, here: &Runtime, there: &Runtime, other: &Other, [a, b
             let after = here.stream().now();
             here.stream().flush()?;
             env.linger(std::time::Duration::from_millis(5));
-            check!(!here.stream().query()? && !after.is_settled(), "a stream did not wait for another device's");
-            gate.raise(next.value())?;
+            check!(
+                !here.stream().query()? && !after.is_settled(),
+                "a stream did not wait for another device's"
+            );
+            host_timeline.signal(next.value())?;
             env.reached(after)?;
             check!(point.is_settled(), "a stream ran before the other device's that it waits for");
             check_eq!(here.download::<u8>(a)?, [4; 4096], "work after a wait for another device");
         }
         Err(Error::Unsupported(_)) => {
             let promised = other.same_backend || env.device().caps().waits_for_any_line;
-            check!(!promised, "a wait for another device is not supported, against the capabilities");
-            gate.raise(next.value())?;
+            check!(
+                !promised,
+                "a wait for another device is not supported, against the capabilities"
+            );
+            host_timeline.signal(next.value())?;
         }
         Err(e) => return failed(format!("a wait for another device is {}: {e}", e.kind())),
     }
@@ -382,7 +474,10 @@ fn carried_on(env: &Env, from: &Runtime, to: &Runtime, on: &Runtime) -> Outcome 
     stream.copy(y.part(7..1007)?, x.part(500..1500)?)?;
     stream.synchronize_timeout(Some(env.patience()))?;
     let got = to.download::<u8>(&y)?;
-    check!(got[7..1007].iter().all(|&b| b == 2), "{what}: a part did not arrive once the stream was over");
+    check!(
+        got[7..1007].iter().all(|&b| b == 2),
+        "{what}: a part did not arrive once the stream was over"
+    );
     check!(got[..7] == bytes[..7] && got[1007..] == bytes[1007..], "{what}: beside the part");
     if !on.raw_device().caps().graphs {
         return Ok(());
@@ -392,7 +487,11 @@ fn carried_on(env: &Env, from: &Runtime, to: &Runtime, on: &Runtime) -> Outcome 
         from.stream().fill(x.view(), Pattern::U8(value))?;
         graph.launch_on(&stream)?;
         let got = to.download::<u8>(&y)?;
-        check!(got.iter().all(|&b| b == value), "{what}: a replay brought {} and not {value}", got[0]);
+        check!(
+            got.iter().all(|&b| b == value),
+            "{what}: a replay brought {} and not {value}",
+            got[0]
+        );
     }
     Ok(())
 }
@@ -417,7 +516,11 @@ fn current_stays(env: &Env) -> Outcome {
     stays("an allocation of host memory")?;
     let values = there.upload(&[1u8; 4096])?;
     stays("an upload")?;
-    check_eq!(there.download::<u8>(&values)?, [1; 4096], "an upload to a device that is not current");
+    check_eq!(
+        there.download::<u8>(&values)?,
+        [1; 4096],
+        "an upload to a device that is not current"
+    );
     stays("a download")?;
     let (stream, event) = (there.create_stream()?, there.create_event()?);
     stays("the creation of a stream and an event")?;
@@ -434,9 +537,9 @@ fn current_stays(env: &Env) -> Outcome {
         there.stream().synchronize()?;
         stays("a launch of a graph")?;
     }
-    if env.device().caps().gates && there.raw_device().caps().gates {
-        drop(there.create_gate()?);
-        stays("a gate")?;
+    if env.device().caps().host_timelines && there.raw_device().caps().host_timelines {
+        drop(there.create_host_timeline()?);
+        stays("a host timeline")?;
     }
     let _ = there.raw_device().memory_info()?;
     let _ = other.device.peer_access(other.device.info().id)?;

@@ -12,10 +12,20 @@ const FILL: Need = Need::Kernel(TestKernel::Fill);
 
 pub(crate) const CASES: &[Case] = &[
     Case::hal(10, "a forked child is told so and does not hang", &[], fork).alone(),
-    Case::hal(118, "a host call that does work of its own does not dead-lock", &[Need::HostCalls, FILL], nested)
-        .one_worker(),
-    Case::hal(119, "more waiting graphs than workers all complete", &[Need::Gates, Need::Graphs, FILL], many_waiting)
-        .one_worker(),
+    Case::hal(
+        118,
+        "a host call that does work of its own does not dead-lock",
+        &[Need::HostCalls, FILL],
+        nested,
+    )
+    .one_worker(),
+    Case::hal(
+        119,
+        "more waiting graphs than workers all complete",
+        &[Need::HostTimelines, Need::Graphs, FILL],
+        many_waiting,
+    )
+    .one_worker(),
     Case::hal(121, "an idle device uses no processor", &[], idle).alone(),
 ];
 
@@ -41,8 +51,11 @@ fn fork(env: &Env) -> Outcome {
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY: the argument is a number of seconds.
-        unsafe { libc::alarm(u32::try_from(patience.as_secs()).unwrap_or(u32::MAX).saturating_add(2)) };
-        let result = direct(&stream, &[fill(&buffer, 2, 1)]).and_then(|v| stream.wait_host(v, Some(patience / 4)));
+        unsafe {
+            libc::alarm(u32::try_from(patience.as_secs()).unwrap_or(u32::MAX).saturating_add(2))
+        };
+        let result = direct(&stream, &[fill(&buffer, 2, 1)])
+            .and_then(|v| stream.wait_host(v, Some(patience / 4)));
         let status = match result {
             Ok(()) => found::WORKED,
             Err(Error::Timeout(_)) => found::UNCLEAR,
@@ -55,8 +68,10 @@ fn fork(env: &Env) -> Outcome {
     check!(child > 0, "the process cannot be forked");
     let mut status = 0;
     // SAFETY: the child was made above; the status outlives the call.
-    let ended =
-        env.until("the child ends", || unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == child);
+    let ended = env.until(
+        "the child ends",
+        || unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == child,
+    );
     if ended.is_err() {
         // SAFETY: the child was made above, and no call has waited for it yet.
         unsafe {
@@ -65,11 +80,17 @@ fn fork(env: &Env) -> Outcome {
         }
         return failed("a call in the forked child hangs");
     }
-    check!(libc::WIFEXITED(status), "the forked child was ended by signal {}", libc::WTERMSIG(status));
+    check!(
+        libc::WIFEXITED(status),
+        "the forked child was ended by signal {}",
+        libc::WTERMSIG(status)
+    );
     match libc::WEXITSTATUS(status) {
         // A device without state in the driver or in threads may continue.
         found::WORKED | found::TOLD => {}
-        found::UNCLEAR => return failed("the error in the forked child does not say that it is a fork"),
+        found::UNCLEAR => {
+            return failed("the error in the forked child does not say that it is a fork");
+        }
         other => return failed(format!("the forked child ended with status {other}")),
     }
     direct(&stream, &[fill(&buffer, 3, 1)])?;
@@ -105,7 +126,11 @@ fn nested(env: &Env) -> Outcome {
         let value = direct(&outer, &[Op::Host(&call)])?;
         env.wait(&outer, value)?;
         let values = env.read_u32(&inner, &buffer)?;
-        check!(values.iter().all(|&v| v == round), "round {round}: the host call's own work left {}", values[0]);
+        check!(
+            values.iter().all(|&v| v == round),
+            "round {round}: the host call's own work left {}",
+            values[0]
+        );
     }
     Ok(())
 }
@@ -113,7 +138,7 @@ fn nested(env: &Env) -> Outcome {
 fn many_waiting(env: &Env) -> Outcome {
     let n = u64::from(env.device().info().units.min(14)) + 2;
     let kernel = env.kernel(TestKernel::Fill)?;
-    let (gate, next) = env.gate()?;
+    let (host_timeline, next) = env.host_timeline()?;
     let mut waiting = Vec::new();
     for i in 0..n {
         let stream = env.stream()?;
@@ -129,20 +154,23 @@ fn many_waiting(env: &Env) -> Outcome {
             bindings: &[bind(&buffer, Access::Write)],
             params: &(i as u32 + 1).to_le_bytes(),
         }));
-        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory
+        // SAFETY: the plan's pipelines, timepoints and graphs are this device's, and its memory
         // outlives the launches.
         let graph = unsafe { env.device().instantiate(Plan::new(ops)) }?;
         // The first stream waits for the last signal.
-        let value = direct(&stream, &[Op::Wait(gate.line().at(next + n - 1 - i)), Op::Graph(&graph)])?;
+        let value = direct(
+            &stream,
+            &[Op::Wait(host_timeline.timeline().at(next + n - 1 - i)), Op::Graph(&graph)],
+        )?;
         stream.flush()?;
         waiting.push((stream, buffer, graph, value));
     }
     for i in (0..n).rev() {
         env.linger(Duration::from_millis(1));
         for (j, (stream, _, _, value)) in waiting.iter().enumerate().take(i as usize + 1) {
-            check_eq!(stream.line().check(*value)?, false, "graph {j} before signal {}", n - i);
+            check_eq!(stream.timeline().check(*value)?, false, "graph {j} before signal {}", n - i);
         }
-        gate.signal_host(next + n - 1 - i)?;
+        host_timeline.signal_host(next + n - 1 - i)?;
         let (stream, buffer, _, value) = &waiting[i as usize];
         env.wait(stream, *value)?;
         check_eq!(env.read_u32(stream, buffer)?, [i as u32 + 1; 64], "what graph {i} filled");

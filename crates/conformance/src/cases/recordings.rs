@@ -12,12 +12,26 @@ const HELD: &[Need] = &[Need::Graphs, Need::Kernel(TestKernel::Fill), Need::Hold
 const FILL: &[Need] = &[Need::Graphs, Need::Kernel(TestKernel::Fill)];
 
 pub(crate) const CASES: &[Case] = &[
-    Case::runtime(96, "an update never changes a launch in flight", HELD, update_in_flight).sanitizer(),
-    Case::runtime(99, "what cannot be recorded is refused and the stream lives on", &[Need::Graphs], illegal_calls),
-    Case::runtime(100, "another thread allocates while one records", &[Need::Graphs], other_thread_allocates),
-    Case::runtime(102, "temporaries of a recording belong to its graph", &[Need::Graphs], arena).sanitizer(),
-    Case::runtime(104, "a graph records an event that others wait for", &[Need::Graphs], events).sanitizer(),
-    Case::runtime(105, "a recording survives the first use of its kernels", FILL, lazy_kernels).sanitizer(),
+    Case::runtime(96, "an update never changes a launch in flight", HELD, update_in_flight)
+        .sanitizer(),
+    Case::runtime(
+        99,
+        "what cannot be recorded is refused and the stream lives on",
+        &[Need::Graphs],
+        illegal_calls,
+    ),
+    Case::runtime(
+        100,
+        "another thread allocates while one records",
+        &[Need::Graphs],
+        other_thread_allocates,
+    ),
+    Case::runtime(102, "temporaries of a recording belong to its graph", &[Need::Graphs], arena)
+        .sanitizer(),
+    Case::runtime(104, "a graph records an event that others wait for", &[Need::Graphs], events)
+        .sanitizer(),
+    Case::runtime(105, "a recording survives the first use of its kernels", FILL, lazy_kernels)
+        .sanitizer(),
     Case::runtime(144, "a recording is invisible to other threads", &[Need::Graphs], invisible),
     Case::runtime(145, "an operator that fails in a recording is rolled back", FILL, rolled_back),
 ];
@@ -80,7 +94,11 @@ fn illegal_calls(env: &Env) -> Outcome {
     runtime.abandon_graph_recording();
     check!(!runtime.is_graph_recording(), "a recording that was abandoned");
     check_eq!(runtime.download::<u8>(&buffer)?, [1; 64], "the buffer after an abandoned recording");
-    expect_error(runtime.stop_graph_recording().map(drop), "Recording", "stopping without a recording")?;
+    expect_error(
+        runtime.stop_graph_recording().map(drop),
+        "Recording",
+        "stopping without a recording",
+    )?;
     runtime.stream().fill(buffer.view(), 3u8)?;
     check_eq!(runtime.download::<u8>(&buffer)?, [3; 64], "the stream after an abandoned recording");
     Ok(())
@@ -115,12 +133,17 @@ fn arena(env: &Env) -> Outcome {
         rt.stream().copy(output.view(), temporary.view())
         // Freed here: the memory returns to the plan, not to the pool.
     })?;
-    check!(graph.arena_bytes() >= 1 << 16, "the graph holds {} bytes for its temporary", graph.arena_bytes());
+    check!(
+        graph.arena_bytes() >= 1 << 16,
+        "the graph holds {} bytes for its temporary",
+        graph.arena_bytes()
+    );
     for round in 0..5u8 {
         runtime.stream().fill(input.view(), Pattern::U8(round))?;
         graph.launch()?;
         // The general pool must not return the graph's memory meanwhile.
-        let noise: Vec<_> = (0..8).map(|_| runtime.alloc(1 << 16)).collect::<leasehold::Result<_>>()?;
+        let noise: Vec<_> =
+            (0..8).map(|_| runtime.alloc(1 << 16)).collect::<leasehold::Result<_>>()?;
         for buffer in &noise {
             runtime.stream().fill(buffer.view(), 0xffu8)?;
         }

@@ -4,7 +4,9 @@ use crate::case::{Case, Need, Outcome, check, check_eq, expect_error};
 use crate::env::{Env, direct, leasehold_on};
 use crate::factory::TestKernel;
 use leasehold::backend::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use leasehold::backend::{Access, Binding, Copy2d, Fill, ForeignCall, MemoryKind, Op, OpList, Plan, StreamDesc};
+use leasehold::backend::{
+    Access, Binding, Copy2d, Fill, ForeignCall, MemoryKind, Op, OpList, Plan, StreamDesc,
+};
 use leasehold::{Buffer, Layout, Lease};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,8 +17,15 @@ const SPIN: Need = Need::Kernel(TestKernel::SpinUntilFlag);
 pub(crate) const CASES: &[Case] = &[
     Case::hal(11, "an empty stream is created and destroyed", &[], empty_stream),
     Case::hal(12, "64 streams work and one beyond the limit is an error", &[], many_streams),
-    Case::hal(13, "work in one stream behaves in submission order", &[], in_order).replayed().sanitizer(),
-    Case::hal(14, "streams without edges can overlap", &[FILL, SPIN, Need::ConcurrentStreams], overlap),
+    Case::hal(13, "work in one stream behaves in submission order", &[], in_order)
+        .replayed()
+        .sanitizer(),
+    Case::hal(
+        14,
+        "streams without edges can overlap",
+        &[FILL, SPIN, Need::ConcurrentStreams],
+        overlap,
+    ),
     Case::hal(15, "priorities out of range are clamped and reported", &[], priorities),
     Case::hal(16, "a stream can be used from another thread", &[], other_thread).sanitizer(),
     Case::hal(17, "a stream dropped with pending work completes it", &[Need::Hold], drop_pending)
@@ -24,7 +33,13 @@ pub(crate) const CASES: &[Case] = &[
         .sanitizer(),
     Case::hal(18, "flushing with nothing pending does nothing", &[], flush_nothing),
     Case::hal(19, "an idle stream is synchronised at once", &[], idle_sync),
-    Case::hal(20, "a query is false while work is pending and never blocks", &[Need::Hold], query_pending).sanitizer(),
+    Case::hal(
+        20,
+        "a query is false while work is pending and never blocks",
+        &[Need::Hold],
+        query_pending,
+    )
+    .sanitizer(),
     Case::hal(21, "one thread submits while another synchronises", &[], submit_while_waiting),
     Case::hal(
         22,
@@ -32,7 +47,12 @@ pub(crate) const CASES: &[Case] = &[
         &[Need::Hold, Need::ConcurrentStreams],
         own_streams,
     ),
-    Case::hal(120, "a held queue does not starve another", &[Need::Hold, Need::ConcurrentStreams], no_starving),
+    Case::hal(
+        120,
+        "a held queue does not starve another",
+        &[Need::Hold, Need::ConcurrentStreams],
+        no_starving,
+    ),
     Case::hal(
         139,
         "a stream dropped in flight still guards its memory",
@@ -43,7 +63,13 @@ pub(crate) const CASES: &[Case] = &[
 ];
 
 pub(crate) fn fill(buffer: &Lease<Buffer>, pattern: u32, width: u8) -> Op<'static> {
-    Op::Fill(Fill { dst: buffer.addr(), native: buffer.native(), bytes: buffer.len(), pattern, width })
+    Op::Fill(Fill {
+        dst: buffer.addr(),
+        native: buffer.native(),
+        bytes: buffer.len(),
+        pattern,
+        width,
+    })
 }
 
 pub(crate) fn copy(from: &Lease<Buffer>, to: &Lease<Buffer>) -> Op<'static> {
@@ -77,7 +103,11 @@ fn many_streams(env: &Env) -> Outcome {
         for _ in 0..limit {
             held.push(env.device().stream(&StreamDesc::default())?);
         }
-        expect_error(env.device().stream(&StreamDesc::default()), "OverBudget", "a stream beyond the limit")?;
+        expect_error(
+            env.device().stream(&StreamDesc::default()),
+            "OverBudget",
+            "a stream beyond the limit",
+        )?;
         held.pop();
         held.push(env.device().stream(&StreamDesc::default())?);
     }
@@ -94,7 +124,11 @@ fn in_order(env: &Env) -> Outcome {
         env.submit(&stream, &[fill(a, round + 50, 1)])?;
         for (buffer, value) in [(a, round + 50), (b, round), (c, round + 100)] {
             let bytes = env.read(&stream, buffer)?;
-            check!(bytes.iter().all(|&x| u32::from(x) == value), "round {round}: {} and not {value}", bytes[0]);
+            check!(
+                bytes.iter().all(|&x| u32::from(x) == value),
+                "round {round}: {} and not {value}",
+                bytes[0]
+            );
         }
     }
     Ok(())
@@ -104,8 +138,12 @@ fn overlap(env: &Env) -> Outcome {
     let (a, b) = (env.stream()?, env.stream()?);
     let pinned = env.device().memory(MemoryKind::Pinned)?;
     let shared = pinned.alloc(Layout::new(512), leasehold_on(&a))?;
-    let at =
-        |offset: u64, len: u64, access| Binding { addr: shared.addr() + offset, len, native: shared.native(), access };
+    let at = |offset: u64, len: u64, access| Binding {
+        addr: shared.addr() + offset,
+        len,
+        native: shared.native(),
+        access,
+    };
     // SAFETY: pinned memory is host memory at its address, aligned to 256, as long as its lease
     // lives.
     let seen = unsafe { &*((shared.addr() + 256) as *const AtomicU32) };
@@ -115,12 +153,17 @@ fn overlap(env: &Env) -> Outcome {
     unsafe { &*(shared.addr() as *const AtomicU32) }.store(0, Ordering::Release);
     let (spin, set) = (env.kernel(TestKernel::SpinUntilFlag)?, env.kernel(TestKernel::Fill)?);
     let limit = u32::try_from(env.patience().as_millis()).unwrap_or(u32::MAX).to_le_bytes();
-    let waiting = env.dispatch(&a, &spin, 1, &[at(0, 4, Access::Read), at(256, 4, Access::Write)], &limit)?;
+    let waiting =
+        env.dispatch(&a, &spin, 1, &[at(0, 4, Access::Read), at(256, 4, Access::Write)], &limit)?;
     a.flush()?;
     let setting = env.dispatch(&b, &set, 1, &[at(0, 256, Access::Write)], &1u32.to_le_bytes())?;
     env.wait(&b, setting)?;
     env.wait(&a, waiting)?;
-    check_eq!(seen.load(Ordering::Acquire), 1, "what the first stream's kernel saw of the second's");
+    check_eq!(
+        seen.load(Ordering::Acquire),
+        1,
+        "what the first stream's kernel saw of the second's"
+    );
     Ok(())
 }
 
@@ -129,7 +172,10 @@ fn priorities(env: &Env) -> Outcome {
     let (low, normal, high) = (got(i32::MIN)?, got(0)?, got(i32::MAX)?);
     check!(low <= normal && normal <= high, "priorities {low}, {normal}, {high} are not in order");
     check_eq!(got(high)?, high, "the greatest priority, asked for by its number");
-    check!(env.device().caps().priorities || (low, high) == (0, 0), "priorities without the capability: {low}, {high}");
+    check!(
+        env.device().caps().priorities || (low, high) == (0, 0),
+        "priorities without the capability: {low}, {high}"
+    );
     Ok(())
 }
 
@@ -142,7 +188,9 @@ fn other_thread(env: &Env) -> Outcome {
             direct(&stream, &[fill(&buffer, 2, 1)])?;
             env.read(&stream, &buffer)
         });
-        let bytes = there.join().map_err(|_| crate::case::Stop::Failed("the other thread panicked".into()))??;
+        let bytes = there
+            .join()
+            .map_err(|_| crate::case::Stop::Failed("the other thread panicked".into()))??;
         check_eq!(bytes, [2; 64], "work of the other thread");
         Ok(())
     })?;
@@ -156,20 +204,23 @@ fn drop_pending(env: &Env) -> Outcome {
     let buffer = env.buffer(&stream, 4096)?;
     env.write(&stream, &buffer, &[1; 4096])?;
     let hold = env.hold(&stream)?;
-    let point = stream.line().at(env.submit(&stream, &[fill(&buffer, 9, 1)])?);
+    let point = stream.timeline().at(env.submit(&stream, &[fill(&buffer, 9, 1)])?);
     drop(stream);
     check!(!point.is_settled(), "the work was over before its stream was let go");
     hold.release()?;
     env.reached(point)?;
-    check!(env.read(&reader, &buffer)?.iter().all(|&x| x == 9), "the dropped stream's work did not run");
+    check!(
+        env.read(&reader, &buffer)?.iter().all(|&x| x == 9),
+        "the dropped stream's work did not run"
+    );
     Ok(())
 }
 
 fn flush_nothing(env: &Env) -> Outcome {
     let stream = env.stream()?;
-    let before = stream.line().submitted();
+    let before = stream.timeline().submitted();
     let took = env.best_of(3, || Ok((0..1000).try_for_each(|_| stream.flush())?))?;
-    check_eq!(stream.line().submitted(), before, "values after flushes of nothing");
+    check_eq!(stream.timeline().submitted(), before, "values after flushes of nothing");
     check!(took < Duration::from_secs(1), "1,000 flushes of nothing took {took:?}");
     Ok(())
 }
@@ -180,7 +231,10 @@ fn idle_sync(env: &Env) -> Outcome {
     direct(&stream, &[fill(&buffer, 1, 1)])?;
     env.drain(&stream)?;
     let took = env.best_of(25, || env.drain(&stream))?;
-    check!(took < Duration::from_millis(3), "an idle stream takes {took:?} to synchronise, at the best of 25 times");
+    check!(
+        took < Duration::from_millis(3),
+        "an idle stream takes {took:?} to synchronise, at the best of 25 times"
+    );
     Ok(())
 }
 
@@ -192,13 +246,13 @@ fn query_pending(env: &Env) -> Outcome {
     let value = direct(&stream, &[fill(&buffer, 1, 1)])?;
     for _ in 0..100 {
         check!(stream.refresh()? < value, "complete while it was held back");
-        check_eq!(stream.line().check(value)?, false, "the query of held work");
+        check_eq!(stream.timeline().check(value)?, false, "the query of held work");
     }
     check!(start.elapsed() < env.patience() / 2, "100 queries took {:?}", start.elapsed());
     hold.release()?;
     env.wait(&stream, value)?;
     check!(stream.refresh()? >= value, "not complete after it was waited for");
-    check_eq!(stream.line().check(value)?, true, "the query of completed work");
+    check_eq!(stream.timeline().check(value)?, true, "the query of completed work");
     Ok(())
 }
 
@@ -210,7 +264,9 @@ fn submit_while_waiting(env: &Env) -> Outcome {
         for i in 0..200 {
             direct(&stream, &[fill(&buffer, i, 1)])?;
         }
-        waiter.join().map_err(|_| crate::case::Stop::Failed("the waiting thread panicked".into()))?
+        waiter
+            .join()
+            .map_err(|_| crate::case::Stop::Failed("the waiting thread panicked".into()))?
     });
     outcome?;
     check_eq!(env.read(&stream, &buffer)?, [199; 64], "the last of 200 fills");
@@ -221,7 +277,10 @@ fn own_streams(env: &Env) -> Outcome {
     let streams: Vec<_> = (0..4).map(|_| env.stream()).collect::<Outcome<_>>()?;
     // The words by which drivers name their default streams; all 0 without native streams.
     let words: Vec<u64> = streams.iter().map(|s| s.native()).collect();
-    check!(words.iter().all(|&w| w == 0) || words.iter().all(|&w| w > 2), "native streams {words:?}");
+    check!(
+        words.iter().all(|&w| w == 0) || words.iter().all(|&w| w > 2),
+        "native streams {words:?}"
+    );
     if env.device().caps().foreign_calls {
         let given = Arc::new(AtomicU64::new(u64::MAX));
         let seen = given.clone();
@@ -232,8 +291,15 @@ fn own_streams(env: &Env) -> Outcome {
         let value = direct(&streams[0], &[Op::Foreign(&call)])?;
         env.wait(&streams[0], value)?;
         let word = given.load(Ordering::Acquire);
-        check!(!matches!(word, 1 | 2), "a library call was given the driver's default stream {word}");
-        check!(word != 0 || words[0] == 0, "a library call was given no stream, and {} is there", words[0]);
+        check!(
+            !matches!(word, 1 | 2),
+            "a library call was given the driver's default stream {word}"
+        );
+        check!(
+            word != 0 || words[0] == 0,
+            "a library call was given no stream, and {} is there",
+            words[0]
+        );
     }
     // A default stream would implicitly order all work of the device.
     let hold = env.hold(&streams[0])?;
@@ -243,19 +309,22 @@ fn own_streams(env: &Env) -> Outcome {
     for i in 0..10u32 {
         let buffer = env.buffer(free, 1 << (10 + i))?;
         direct(free, &[fill(&buffer, i, 1)])?;
-        check!(env.read(free, &buffer)?.iter().all(|&b| u32::from(b) == i), "fill {i} beside a held stream");
+        check!(
+            env.read(free, &buffer)?.iter().all(|&b| u32::from(b) == i),
+            "fill {i} beside a held stream"
+        );
         let other = env.stream()?;
         env.write(&other, &buffer, &vec![1; 1 << (10 + i)])?;
         env.device().memory_info()?;
         if env.device().caps().timestamps {
             let stamp = env.device().timestamp()?;
-            let value = direct(free, &[Op::Stamp(&stamp)])?;
+            let value = direct(free, &[Op::WriteTimestamp(&stamp)])?;
             env.wait(free, value)?;
         }
         if env.device().caps().graphs {
             let mut list = OpList::new();
             list.push(&fill(&buffer, 9, 1));
-            // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory
+            // SAFETY: the plan's pipelines, timepoints and graphs are this device's, and its memory
             // outlives the launches.
             let graph = unsafe { env.device().instantiate(Plan::new(list)) }?;
             let value = direct(free, &[Op::Graph(&graph)])?;
@@ -263,7 +332,7 @@ fn own_streams(env: &Env) -> Outcome {
         }
         drop(env.kernel(TestKernel::Fill));
     }
-    check_eq!(streams[0].line().check(held)?, false, "the held stream's work after all that");
+    check_eq!(streams[0].timeline().check(held)?, false, "the held stream's work after all that");
     hold.release()?;
     env.wait(&streams[0], held)
 }
@@ -287,15 +356,16 @@ fn dropped_guards(env: &Env) -> Outcome {
     let buffer = env.buffer(&stream, 1 << 20)?;
     let address = buffer.addr();
     let hold = env.hold(&stream)?;
-    let point = stream.line().at(direct(&stream, &[fill(&buffer, 1, 1)])?);
-    // SAFETY: the point is that of a submission to this stream that uses the buffer, made in order.
+    let point = stream.timeline().at(direct(&stream, &[fill(&buffer, 1, 1)])?);
+    // SAFETY: the timepoint is that of a submission to this stream that uses the buffer, made in
+    // order.
     unsafe { buffer.mark_write(point) };
     drop(buffer);
     drop(stream);
     let taken: Vec<_> = (0..8).map(|_| env.buffer(&other, 1 << 20)).collect::<Outcome<_>>()?;
     check!(!point.is_settled(), "the work was over although it was held back");
     check!(
-        taken.iter().all(|b| b.addr() != address || other.line().knows(point.into())),
+        taken.iter().all(|b| b.addr() != address || other.timeline().knows(point.into())),
         "memory in use by a dropped stream was lent to another without an order between them"
     );
     hold.release()?;

@@ -42,7 +42,11 @@ fn shared_reads(env: &Env) -> Outcome {
             let stream = env.stream()?;
             let out = env.buffer(&stream, n)?;
             for _ in 0..20 {
-                let bindings = [bind(&shared, Access::Read), bind(&shared, Access::Read), bind(&out, Access::Write)];
+                let bindings = [
+                    bind(&shared, Access::Read),
+                    bind(&shared, Access::Read),
+                    bind(&out, Access::Write),
+                ];
                 env.dispatch(&stream, &add, 16, &bindings, &[])?;
                 let sums = env.read_u32(&stream, &out)?;
                 check!(sums.iter().enumerate().all(|(i, &v)| v == 2 * i as u32), "a sum is wrong");
@@ -50,7 +54,9 @@ fn shared_reads(env: &Env) -> Outcome {
             Ok(())
         };
         let threads: Vec<_> = (0..16).map(|_| scope.spawn(work)).collect();
-        threads.into_iter().try_for_each(|t| t.join().map_err(|_| Stop::Failed("a thread panicked".into()))?)
+        threads
+            .into_iter()
+            .try_for_each(|t| t.join().map_err(|_| Stop::Failed("a thread panicked".into()))?)
     })
 }
 
@@ -68,7 +74,8 @@ enum Reads {
 fn readers_then_writer(env: &Env) -> Outcome {
     let runtime = env.runtime()?;
     let caps = env.device().caps();
-    let (r1, r2, writer) = (runtime.create_stream()?, runtime.create_stream()?, runtime.create_stream()?);
+    let (r1, r2, writer) =
+        (runtime.create_stream()?, runtime.create_stream()?, runtime.create_stream()?);
     for round in 0..12u8 {
         let reads = match round % 3 {
             1 if caps.graphs => Reads::Graphs,
@@ -158,12 +165,18 @@ fn one_stream(env: &Env) -> Outcome {
                 }
             }
             let last = thread << 16 | rounds;
-            check_eq!(runtime.download::<u32>(&copy)?, [last; 64], "what thread {thread} of {threads} launched last");
+            check_eq!(
+                runtime.download::<u32>(&copy)?,
+                [last; 64],
+                "what thread {thread} of {threads} launched last"
+            );
             Ok(())
         };
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..threads).map(|t| scope.spawn(move || work(t))).collect();
-            threads.into_iter().try_for_each(|t| t.join().map_err(|_| Stop::Failed("a thread panicked".into()))?)
+            threads
+                .into_iter()
+                .try_for_each(|t| t.join().map_err(|_| Stop::Failed("a thread panicked".into()))?)
         })?;
         let submitted = runtime.stream().now().value() - before;
         check!(

@@ -10,17 +10,36 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(crate) const CASES: &[Case] = &[
-    Case::hal(60, "fills of 1, 2 and 4 bytes at every offset and length", &[], fills).replayed().sanitizer(),
-    Case::hal(61, "copies of parts at all alignments, overlaps refused", &[], parts).replayed().sanitizer(),
-    Case::hal(62, "copies and fills reach beyond 4 GiB", &[], beyond_4_gib).replayed(),
-    Case::runtime(67, "an upload takes its bytes during the call", &[Need::Hold], upload_captures).sanitizer(),
-    Case::runtime(68, "an asynchronous copy from pageable memory survives its source's change", &[], pageable_mutated)
-        .sanitizer(),
-    Case::hal(69, "views of one buffer keep their hazards", &[Need::Kernel(TestKernel::Add)], aliases)
+    Case::hal(60, "fills of 1, 2 and 4 bytes at every offset and length", &[], fills)
         .replayed()
         .sanitizer(),
-    Case::hal(73, "copies with pitches are what the host computes", &[], pitched).replayed().sanitizer(),
-    Case::hal(74, "a burst of a thousand small copies keeps its order", &[], burst).replayed().sanitizer(),
+    Case::hal(61, "copies of parts at all alignments, overlaps refused", &[], parts)
+        .replayed()
+        .sanitizer(),
+    Case::hal(62, "copies and fills reach beyond 4 GiB", &[], beyond_4_gib).replayed(),
+    Case::runtime(67, "an upload takes its bytes during the call", &[Need::Hold], upload_captures)
+        .sanitizer(),
+    Case::runtime(
+        68,
+        "an asynchronous copy from pageable memory survives its source's change",
+        &[],
+        pageable_mutated,
+    )
+    .sanitizer(),
+    Case::hal(
+        69,
+        "views of one buffer keep their hazards",
+        &[Need::Kernel(TestKernel::Add)],
+        aliases,
+    )
+    .replayed()
+    .sanitizer(),
+    Case::hal(73, "copies with pitches are what the host computes", &[], pitched)
+        .replayed()
+        .sanitizer(),
+    Case::hal(74, "a burst of a thousand small copies keeps its order", &[], burst)
+        .replayed()
+        .sanitizer(),
     Case::hal(
         78,
         "a copy follows a kernel of another stream",
@@ -31,12 +50,17 @@ pub(crate) const CASES: &[Case] = &[
     Case::runtime(
         153,
         "an asynchronous upload of any length takes its bytes and never waits",
-        &[Need::Gates],
+        &[Need::HostTimelines],
         uploads_never_wait,
     )
     .sanitizer(),
-    Case::runtime(140, "an asynchronous copy from memory that is dropped at once", &[Need::Hold], dropped_source)
-        .sanitizer(),
+    Case::runtime(
+        140,
+        "an asynchronous copy from memory that is dropped at once",
+        &[Need::Hold],
+        dropped_source,
+    )
+    .sanitizer(),
 ];
 
 fn fills(env: &Env) -> Outcome {
@@ -55,10 +79,16 @@ fn fills(env: &Env) -> Outcome {
                 };
                 env.submit(&stream, &[fill(&buffer, 0x11, 1), Op::Fill(part)])?;
                 let mut expected = [0x11u8; 64];
-                for (i, b) in expected[offset as usize..(offset + length) as usize].iter_mut().enumerate() {
+                for (i, b) in
+                    expected[offset as usize..(offset + length) as usize].iter_mut().enumerate()
+                {
                     *b = pattern.to_le_bytes()[i % width as usize];
                 }
-                check_eq!(env.read(&stream, &buffer)?, expected, "{length} bytes of a pattern of {width} at {offset}");
+                check_eq!(
+                    env.read(&stream, &buffer)?,
+                    expected,
+                    "{length} bytes of a pattern of {width} at {offset}"
+                );
             }
         }
     }
@@ -71,7 +101,11 @@ fn parts(env: &Env) -> Outcome {
     let source: Vec<u8> = (0..64).collect();
     env.write(&stream, &from, &source)?;
     let part = |src: u64, dst: u64, bytes| {
-        Op::Copy(Copy2d::linear((from.addr() + src, from.native()), (to.addr() + dst, to.native()), bytes))
+        Op::Copy(Copy2d::linear(
+            (from.addr() + src, from.native()),
+            (to.addr() + dst, to.native()),
+            bytes,
+        ))
     };
     for offset in 0..16u64 {
         for length in 0..=33u64 {
@@ -84,11 +118,19 @@ fn parts(env: &Env) -> Outcome {
         }
     }
     let within = |src: u64, dst: u64| {
-        let c = Copy2d::linear((from.addr() + src, from.native()), (from.addr() + dst, from.native()), 16);
+        let c = Copy2d::linear(
+            (from.addr() + src, from.native()),
+            (from.addr() + dst, from.native()),
+            16,
+        );
         direct(&stream, &[Op::Copy(c)])
     };
     for (src, dst) in [(0, 8), (8, 0), (0, 1), (15, 0)] {
-        crate::case::expect_error(within(src, dst), "InvalidArgument", "a copy that overlaps itself")?;
+        crate::case::expect_error(
+            within(src, dst),
+            "InvalidArgument",
+            "a copy that overlaps itself",
+        )?;
     }
     within(0, 16)?;
     env.drain(&stream)
@@ -101,14 +143,17 @@ fn beyond_4_gib(env: &Env) -> Outcome {
     if limit < EDGE + (1 << 20) {
         return skipped(format!("the largest buffer has {limit} bytes"));
     }
-    let large =
-        match env.device().memory(MemoryKind::Device)?.alloc(Layout::new(EDGE + (1 << 20)), leasehold_on(&stream)) {
-            Ok(large) => large,
-            Err(Error::OutOfMemory(_) | Error::OverBudget { .. }) => {
-                return skipped("4 GiB of memory are not to be had");
-            }
-            Err(e) => return Err(e.into()),
-        };
+    let large = match env
+        .device()
+        .memory(MemoryKind::Device)?
+        .alloc(Layout::new(EDGE + (1 << 20)), leasehold_on(&stream))
+    {
+        Ok(large) => large,
+        Err(Error::OutOfMemory(_) | Error::OverBudget { .. }) => {
+            return skipped("4 GiB of memory are not to be had");
+        }
+        Err(e) => return Err(e.into()),
+    };
     let (small, out) = (env.buffer(&stream, 4096)?, env.buffer(&stream, 4096)?);
     let source: Vec<u8> = (0..4096u32).map(|i| (i * 7 % 251) as u8).collect();
     env.write(&stream, &small, &source)?;
@@ -116,15 +161,25 @@ fn beyond_4_gib(env: &Env) -> Outcome {
         Op::Fill(Fill { dst: large.addr() + dst, native: large.native(), bytes, pattern, width: 1 })
     };
     let copy = |from: &Lease<Buffer>, src: u64, to: &Lease<Buffer>, dst: u64, bytes| {
-        Op::Copy(Copy2d::linear((from.addr() + src, from.native()), (to.addr() + dst, to.native()), bytes))
+        Op::Copy(Copy2d::linear(
+            (from.addr() + src, from.native()),
+            (to.addr() + dst, to.native()),
+            bytes,
+        ))
     };
     // A truncated offset would hit the low end.
     for at in [EDGE - 2048, EDGE, EDGE + 512, EDGE + (1 << 20) - 4096] {
         let low = at & (EDGE - 1) & !4095;
         let low = if low >= EDGE - 4096 { 0 } else { low };
-        env.submit(&stream, &[part(low, 4096, 0x11), part(at, 4096, 0x22), copy(&small, 0, &large, at, 4096)])?;
+        env.submit(
+            &stream,
+            &[part(low, 4096, 0x11), part(at, 4096, 0x22), copy(&small, 0, &large, at, 4096)],
+        )?;
         env.submit(&stream, &[fill(&out, 0, 1), copy(&large, at, &out, 0, 4096)])?;
-        check!(env.read(&stream, &out)? == source, "a copy to and from offset {at:#x} brought other bytes");
+        check!(
+            env.read(&stream, &out)? == source,
+            "a copy to and from offset {at:#x} brought other bytes"
+        );
         if low.abs_diff(at) >= 4096 {
             env.submit(&stream, &[copy(&large, low, &out, 0, 4096)])?;
             let bytes = env.read(&stream, &out)?;
@@ -157,7 +212,10 @@ fn upload_captures(env: &Env) -> Outcome {
     runtime.stream().upload(buffer.view(), &source)?;
     source.fill(2);
     hold.release()?;
-    check!(runtime.download::<u8>(&buffer)?.iter().all(|&b| b == 1), "the upload took bytes that came after the call");
+    check!(
+        runtime.download::<u8>(&buffer)?.iter().all(|&b| b == 1),
+        "the upload took bytes that came after the call"
+    );
     Ok(())
 }
 
@@ -168,7 +226,10 @@ fn pageable_mutated(env: &Env) -> Outcome {
         let mut source = vec![1u8; n];
         runtime.stream().upload(buffer.view(), &source)?;
         source.fill(2);
-        check!(runtime.download::<u8>(&buffer)?.iter().all(|&b| b == 1), "{n} bytes: not those of the call");
+        check!(
+            runtime.download::<u8>(&buffer)?.iter().all(|&b| b == 1),
+            "{n} bytes: not those of the call"
+        );
     }
     Ok(())
 }
@@ -189,7 +250,9 @@ fn aliases(env: &Env) -> Outcome {
         env.write(&stream, &one, &1u32.to_le_bytes().repeat(128))?;
         // The upper half is computed from the lower one, then the lower from the upper: writes
         // after reads and reads after writes.
-        let launch = |a: u64, b: u64| [half(a, Access::Read), bind(&one, Access::Read), half(b, Access::Write)];
+        let launch = |a: u64, b: u64| {
+            [half(a, Access::Read), bind(&one, Access::Read), half(b, Access::Write)]
+        };
         let (up, down) = (launch(0, 512), launch(512, 0));
         let op = |bindings| {
             Op::Dispatch(leasehold::backend::Dispatch {
@@ -203,8 +266,16 @@ fn aliases(env: &Env) -> Outcome {
         };
         env.submit(&stream, &[op(&up), op(&down), op(&up), op(&down)])?;
         let values = env.read_u32(&stream, &buffer)?;
-        check!(values[..128].iter().all(|&v| v == round + 4), "round {round}: the lower half is {}", values[0]);
-        check!(values[128..].iter().all(|&v| v == round + 3), "round {round}: the upper half is {}", values[128]);
+        check!(
+            values[..128].iter().all(|&v| v == round + 4),
+            "round {round}: the lower half is {}",
+            values[0]
+        );
+        check!(
+            values[128..].iter().all(|&v| v == round + 3),
+            "round {round}: the upper half is {}",
+            values[128]
+        );
     }
     Ok(())
 }
@@ -236,7 +307,8 @@ fn pitched(env: &Env) -> Outcome {
         env.submit(&stream, &[fill(&to, 0xee, 1), Op::Copy(c)])?;
         let mut expected = vec![0xeeu8; 4096];
         for row in 0..rows as usize {
-            let (s, d, w) = (3 + row * src_pitch as usize, 11 + row * dst_pitch as usize, width as usize);
+            let (s, d, w) =
+                (3 + row * src_pitch as usize, 11 + row * dst_pitch as usize, width as usize);
             expected[d..d + w].copy_from_slice(&source[s..s + w]);
         }
         check!(
@@ -254,7 +326,8 @@ fn burst(env: &Env) -> Outcome {
     let at = |i: u64| (ring.addr() + i * 8, ring.native());
     let start = Instant::now();
     for i in 0..1000u64 {
-        let mark = Fill { dst: at(i).0, native: ring.native(), bytes: 4, pattern: i as u32, width: 4 };
+        let mark =
+            Fill { dst: at(i).0, native: ring.native(), bytes: 4, pattern: i as u32, width: 4 };
         env.submit(&stream, &[Op::Copy(Copy2d::linear(at(i), at(i + 1), 8)), Op::Fill(mark)])?;
     }
     env.submit(&stream, &[Op::Copy(Copy2d::linear(at(1000), (out.addr(), out.native()), 8))])?;
@@ -275,14 +348,17 @@ fn after_kernel(env: &Env) -> Outcome {
     let (x, y) = (env.buffer(&a, 65_536)?, env.buffer(&b, 65_536)?);
     for round in 0..10 {
         let hold = env.hold_running(&a)?;
-        let point = a.line().at(env.kernel_fill(&a, &set, &x, round)?);
+        let point = a.timeline().at(env.kernel_fill(&a, &set, &x, round)?);
         a.flush()?;
         b.wait(point)?;
         let value = direct(&b, &[crate::cases::streams::copy(&x, &y)])?;
         b.flush()?;
         hold.release_late(env)?;
         env.wait(&b, value)?;
-        check!(env.read_u32(&b, &y)?.iter().all(|&v| v == round), "round {round}: the copy came before the kernel");
+        check!(
+            env.read_u32(&b, &y)?.iter().all(|&v| v == round),
+            "round {round}: the copy came before the kernel"
+        );
     }
     Ok(())
 }
@@ -297,8 +373,8 @@ fn uploads_never_wait(env: &Env) -> Outcome {
         runtime.stream().fill(second.view(), 9u8)?;
         // This thread signals the host timeline afterwards, so a call that waits for the stream
         // hangs.
-        let gate = runtime.create_gate()?;
-        let go = gate.next();
+        let host_timeline = runtime.create_host_timeline()?;
+        let go = host_timeline.next();
         runtime.stream().wait(go)?;
         let mut source = pageable;
         runtime.stream().upload(first.view(), &source)?;
@@ -309,10 +385,16 @@ fn uploads_never_wait(env: &Env) -> Outcome {
         runtime.stream().upload(second.view(), mapped)?;
         mapped.fill(0xee);
         let third = runtime.upload(&source)?;
-        check!(!runtime.stream().query()?, "the stream of the uploads did not wait for its gate");
-        gate.raise(go.value())?;
+        check!(
+            !runtime.stream().query()?,
+            "the stream of the uploads did not wait for its host timeline"
+        );
+        host_timeline.signal(go.value())?;
         for (buffer, expected) in [(&first, 1u8), (&second, 2), (&third, 0xee)] {
-            check!(runtime.download::<u8>(buffer)? == vec![expected; bytes], "{bytes} bytes that were not {expected}");
+            check!(
+                runtime.download::<u8>(buffer)? == vec![expected; bytes],
+                "{bytes} bytes that were not {expected}"
+            );
         }
     }
     Ok(())
@@ -320,7 +402,8 @@ fn uploads_never_wait(env: &Env) -> Outcome {
 
 fn dropped_source(env: &Env) -> Outcome {
     let runtime = env.runtime()?;
-    let buffers: Vec<Lease<Buffer>> = (0..8).map(|_| runtime.alloc(100_000)).collect::<leasehold::Result<_>>()?;
+    let buffers: Vec<Lease<Buffer>> =
+        (0..8).map(|_| runtime.alloc(100_000)).collect::<leasehold::Result<_>>()?;
     let hold = env.hold_runtime(runtime.stream())?;
     for (i, buffer) in buffers.iter().enumerate() {
         let source = Arc::new(vec![i as u8 + 1; 100_000]);
@@ -330,7 +413,10 @@ fn dropped_source(env: &Env) -> Outcome {
     let noise: Vec<Vec<u8>> = (0..8).map(|_| vec![0xff; 100_000]).collect();
     hold.release()?;
     for (i, buffer) in buffers.iter().enumerate() {
-        check!(runtime.download::<u8>(buffer)?.iter().all(|&b| b == i as u8 + 1), "copy {i} read memory that was gone");
+        check!(
+            runtime.download::<u8>(buffer)?.iter().all(|&b| b == i as u8 + 1),
+            "copy {i} read memory that was gone"
+        );
     }
     drop(noise);
     Ok(())

@@ -32,7 +32,7 @@ pub(crate) enum Defect {
     FillsShort,
     /// Copies omit the last byte of each row.
     CopiesShort,
-    /// All stamps are equal.
+    /// All timepoints are equal.
     StopsTheClock,
     /// A submission returns only when it is complete.
     BlocksInSubmit,

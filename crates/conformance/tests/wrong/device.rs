@@ -2,11 +2,13 @@
 //! demand, kernels by name, and a driver's current device.
 
 use crate::defects::Defect;
-use crate::stream::{Gates, Streams};
+use crate::stream::{HostTimelines, Streams};
 use leasehold::backend::sync::Mutex;
 use leasehold::backend::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use leasehold::backend::*;
-use leasehold::backend::{DeviceHandle, Fate, PoolConfig, PoolManager, PoolStats, Resource, SlotPool, Tagged, tags};
+use leasehold::backend::{
+    DeviceHandle, PoolConfig, PoolManager, PoolStats, Recycle, Resource, SlotPool, Tagged, tags,
+};
 use leasehold::{Allocator, Error, Lease, Result};
 use leasehold_conformance::{Faults, Injected, TestKernel};
 use leasehold_cpu::CpuBackend;
@@ -154,7 +156,8 @@ unsafe impl Backend for Wrong {
         let Some(ordinal) = ordinal else {
             return self.inner[0].open(DeviceId::new(device.backend, u32::MAX));
         };
-        let key = if self.defect == Defect::OpensAnew { 1000 + self.next() } else { u64::from(ordinal) };
+        let key =
+            if self.defect == Defect::OpensAnew { 1000 + self.next() } else { u64::from(ordinal) };
         Ok(Lease::map(self.devices.get_or_create(&key, &ordinal)?, |d| d as &dyn Device))
     }
 
@@ -196,8 +199,11 @@ impl Resource for Devices {
             info: named(inner.info().clone(), *ordinal),
             inner,
             defect,
-            streams: SlotPool::new(Streams { defect, rig: rig.clone(), ordinal: *ordinal }, PoolConfig::default())?,
-            gates: SlotPool::new(Gates(defect), PoolConfig::default())?,
+            streams: SlotPool::new(
+                Streams { defect, rig: rig.clone(), ordinal: *ordinal },
+                PoolConfig::default(),
+            )?,
+            host_timelines: SlotPool::new(HostTimelines(defect), PoolConfig::default())?,
             kernels: AtomicU64::new(0),
             own: OnceLock::new(),
             refused: Arc::default(),
@@ -205,8 +211,8 @@ impl Resource for Devices {
         })
     }
 
-    fn recycle(&self, _: &mut WrongDevice) -> Fate {
-        Fate::Destroy
+    fn recycle(&self, _: &mut WrongDevice) -> Recycle {
+        Recycle::Destroy
     }
 }
 
@@ -215,7 +221,7 @@ struct WrongDevice {
     info: DeviceInfo,
     defect: Defect,
     streams: SlotPool<Streams>,
-    gates: SlotPool<Gates>,
+    host_timelines: SlotPool<HostTimelines>,
     kernels: AtomicU64,
     /// A separate allocator, if the defect concerns it.
     own: OnceLock<Allocator>,
@@ -230,8 +236,8 @@ impl Tagged for WrongDevice {
 /// Streams that a defect leaks, in a place where a leak checker can see them.
 pub(crate) static KEPT: Mutex<Vec<Lease<dyn Stream>>> = Mutex::new(Vec::new());
 
-// SAFETY: memory, pipelines and stamps are the inner device's. A defect changes only behaviour that
-// the cases check.
+// SAFETY: memory, pipelines and timepoints are the inner device's. A defect changes only behaviour
+// that the cases check.
 unsafe impl Device for WrongDevice {
     fn info(&self) -> &DeviceInfo {
         &self.info
@@ -251,16 +257,23 @@ unsafe impl Device for WrongDevice {
     }
 
     fn memory(&self, kind: MemoryKind) -> Result<&Allocator> {
-        if kind == MemoryKind::Device && matches!(self.defect, Defect::StaysEmpty | Defect::Wasteful) {
+        if kind == MemoryKind::Device
+            && matches!(self.defect, Defect::StaysEmpty | Defect::Wasteful)
+        {
             if self.refused.load(Ordering::Acquire) {
                 return Err(leasehold::OutOfMemory::new("the dry well", 0).into());
             }
             let dry = self.defect == Defect::StaysEmpty;
             let depth = if dry { 40 << 20 } else { 1 << 34 };
             let well = DryWell { taken: AtomicU64::new(0), depth, refused: self.refused.clone() };
-            let debug = leasehold::backend::DebugAids { red_zone: if dry { 0 } else { 4 << 10 }, ..Default::default() };
+            let debug = leasehold::backend::DebugAids {
+                red_zone: if dry { 0 } else { 4 << 10 },
+                ..Default::default()
+            };
             let config = leasehold::backend::AllocatorConfig { debug, ..Default::default() };
-            return Ok(self.own.get_or_init(|| Allocator::new(Box::new(well), config).expect("an allocator")));
+            return Ok(self
+                .own
+                .get_or_init(|| Allocator::new(Box::new(well), config).expect("an allocator")));
         }
         self.inner.memory(kind)
     }
@@ -293,11 +306,14 @@ unsafe impl Device for WrongDevice {
             return Err(Error::Driver { api: "make", code: 1, name: "on request".into() });
         }
         if self.defect == Defect::CompilesAgain {
-            desc.name = format!("{}{}", desc.name, self.kernels.fetch_add(1, Ordering::Relaxed)).into();
+            desc.name =
+                format!("{}{}", desc.name, self.kernels.fetch_add(1, Ordering::Relaxed)).into();
         }
         if let KernelSource::Registered(name) = &desc.source {
             let known = TestKernel::registrations().find(|k| k.name == &**name);
-            let any = (self.defect == Defect::AnyEntry).then(|| TestKernel::registrations().next()).flatten();
+            let any = (self.defect == Defect::AnyEntry)
+                .then(|| TestKernel::registrations().next())
+                .flatten();
             let Some(kernel) = known.or(any) else {
                 return Err(Error::NotFound(format!("entry {name}").into()));
             };
@@ -315,12 +331,12 @@ unsafe impl Device for WrongDevice {
         })
     }
 
-    fn timestamp(&self) -> Result<Lease<Timestamp>> {
+    fn timestamp(&self) -> Result<Lease<TimestampQuery>> {
         self.inner.timestamp()
     }
 
-    unsafe fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
-        // SAFETY: the stamps are of this backend.
+    unsafe fn elapsed(&self, start: &TimestampQuery, end: &TimestampQuery) -> Result<Duration> {
+        // SAFETY: the timepoints are of this backend.
         let time = unsafe { self.inner.elapsed(start, end) }?;
         Ok(if self.defect == Defect::StopsTheClock { Duration::ZERO } else { time })
     }
@@ -335,21 +351,29 @@ unsafe impl Device for WrongDevice {
         if forks && self.defect != Defect::TakesForks {
             return Err(Error::recording(format!("{FORK}: its work was not joined")));
         }
-        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory
+        // SAFETY: the plan's pipelines, timepoints and graphs are this device's, and its memory
         // outlives the launches.
         unsafe { self.inner.instantiate(plan) }
     }
 
-    fn gate(&self) -> Result<Lease<dyn Gate>> {
-        Ok(Lease::map(self.gates.acquire(&self.inner.gate()?)?, |g| g as &dyn Gate))
+    fn host_timeline(&self) -> Result<Lease<dyn HostTimeline>> {
+        Ok(Lease::map(self.host_timelines.acquire(&self.inner.host_timeline()?)?, |g| {
+            g as &dyn HostTimeline
+        }))
     }
 
     fn peer_access(&self, peer: DeviceId) -> Result<bool> {
         if peer.backend != BackendKind::Cpu || peer.ordinal > 1 {
             return Err(Error::NotFound(format!("{peer}").into()));
         }
-        if self.defect == Defect::PeersOnce && self.rig.peers_asked.fetch_add(1, Ordering::Relaxed) > 2 {
-            return Err(Error::Driver { api: "enable_peer_access", code: 704, name: "already enabled".into() });
+        if self.defect == Defect::PeersOnce
+            && self.rig.peers_asked.fetch_add(1, Ordering::Relaxed) > 2
+        {
+            return Err(Error::Driver {
+                api: "enable_peer_access",
+                code: 704,
+                name: "already enabled".into(),
+            });
         }
         Ok(true)
     }
@@ -376,7 +400,12 @@ struct DryWell {
 unsafe impl leasehold::backend::Backing for DryWell {
     fn caps(&self) -> leasehold::backend::BackingCaps {
         let (granule, physical, segment) = (GRANULE as u64, 1 << 30, 1 << 20);
-        leasehold::backend::BackingCaps { granule, physical, segment, ..leasehold::backend::BackingCaps::default() }
+        leasehold::backend::BackingCaps {
+            granule,
+            physical,
+            segment,
+            ..leasehold::backend::BackingCaps::default()
+        }
     }
 
     fn reserve(&self, _: u64) -> Result<u64> {
@@ -389,17 +418,21 @@ unsafe impl leasehold::backend::Backing for DryWell {
             self.refused.store(true, Ordering::Release);
             return out();
         }
-        let layout =
-            std::alloc::Layout::from_size_align(bytes as usize, GRANULE).map_err(|_| Error::invalid("size"))?;
+        let layout = std::alloc::Layout::from_size_align(bytes as usize, GRANULE)
+            .map_err(|_| Error::invalid("size"))?;
         // SAFETY: the size is not zero.
         let memory = unsafe { std::alloc::alloc_zeroed(layout) };
         self.taken.fetch_add(bytes, Ordering::Relaxed);
-        if memory.is_null() { out() } else { Ok(leasehold::backend::Chunk { addr: memory as u64, bytes, native: 0 }) }
+        if memory.is_null() {
+            out()
+        } else {
+            Ok(leasehold::backend::Chunk { addr: memory as u64, bytes, native: 0 })
+        }
     }
 
     unsafe fn decommit(&self, chunk: leasehold::backend::Chunk) -> Result<()> {
-        let layout =
-            std::alloc::Layout::from_size_align(chunk.bytes as usize, GRANULE).map_err(|_| Error::invalid("size"))?;
+        let layout = std::alloc::Layout::from_size_align(chunk.bytes as usize, GRANULE)
+            .map_err(|_| Error::invalid("size"))?;
         self.taken.fetch_sub(chunk.bytes, Ordering::Relaxed);
         // SAFETY: the caller vouches that the chunk came from `commit`, so with this layout, and
         // that no code uses it.

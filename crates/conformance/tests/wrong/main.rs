@@ -13,8 +13,8 @@ use device::{FORK, Wrong, current_device};
 use leasehold::backend::{Backend, ForeignCall, KernelDesc, NullBackend};
 use leasehold::{DeviceId, Result};
 use leasehold_conformance::{
-    ELSEWHERE, Expectation, Expectations, Factory, Faulty, Filter, Home, Isolation, Report, Status, Suite, TestKernel,
-    Wrap, answer, run,
+    ELSEWHERE, Expectation, Expectations, Factory, Faulty, Filter, Home, Isolation, Report, Status,
+    Suite, TestKernel, Wrap, answer, run,
 };
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -50,8 +50,11 @@ fn on_the_null_backend_every_case_is_skipped_and_says_why() {
 fn every_number_is_a_case_or_at_home_elsewhere() {
     let suite = Suite::new();
     let mut all = BTreeMap::new();
-    for (number, name) in
-        suite.cases().iter().map(|c| (c.number, c.name)).chain(ELSEWHERE.iter().map(|e| (e.number, e.name)))
+    for (number, name) in suite
+        .cases()
+        .iter()
+        .map(|c| (c.number, c.name))
+        .chain(ELSEWHERE.iter().map(|e| (e.number, e.name)))
     {
         assert!(!name.is_empty(), "{number}");
         assert!(all.insert(number, name).is_none(), "number {number} was given twice");
@@ -110,7 +113,11 @@ impl Factory for Broken {
         Some(Ok((backend, switchboard)))
     }
     fn without_devices(&self) -> Option<Result<Arc<dyn Backend>>> {
-        Some(if self.defect == Defect::InventsDevices { self.backend() } else { Ok(Arc::new(NullBackend)) })
+        Some(if self.defect == Defect::InventsDevices {
+            self.backend()
+        } else {
+            Ok(Arc::new(NullBackend))
+        })
     }
     fn peer(&self) -> Option<Result<Arc<dyn Backend>>> {
         Some(Ok(Arc::new(Wrong::new(self.defect))))
@@ -127,7 +134,12 @@ impl Factory for Broken {
 const CHILD: &str = "LEASEHOLD_WRONG_CASE";
 
 fn filter(cases: &[u16], limit: Duration) -> Filter {
-    Filter { wrap: Some(Wrap::Plain), patience: Duration::from_millis(1500), limit, ..Filter::only(cases) }
+    Filter {
+        wrap: Some(Wrap::Plain),
+        patience: Duration::from_millis(1500),
+        limit,
+        ..Filter::only(cases)
+    }
 }
 
 fn try_out(defect: Defect, cases: &[u16], limit: Duration) -> Report {
@@ -211,7 +223,11 @@ fn completion_before_the_end_is_found() {
 
 #[test]
 fn lost_errors_are_found() {
-    finds(Defect::LosesErrors, &[13, 36, 37, 46, 111, 112, 114, 117], &[36, 37, 46, 111, 112, 114, 117]);
+    finds(
+        Defect::LosesErrors,
+        &[13, 36, 37, 46, 111, 112, 114, 117],
+        &[36, 37, 46, 111, 112, 114, 117],
+    );
 }
 
 #[test]
@@ -345,7 +361,10 @@ fn a_process_that_ends_without_an_answer_has_failed() {
     });
     let filter = Filter { isolation: Some(isolation), ..filter(&[121], Duration::from_secs(20)) };
     let report = run(Broken::new(Defect::None), &filter);
-    assert!(matches!(&report.results[0].status, Status::Failed(why) if why.contains("without an answer")), "{report}");
+    assert!(
+        matches!(&report.results[0].status, Status::Failed(why) if why.contains("without an answer")),
+        "{report}"
+    );
 }
 
 #[test]
@@ -355,7 +374,7 @@ fn a_hang_is_a_failure_with_a_dump() {
     assert!(start.elapsed() < Duration::from_secs(10));
     assert_eq!(report.failed(), [19], "{report}");
     let Status::Failed(why) = &report.results[1].status else { panic!("{report}") };
-    for word in ["hangs", "line", "pool stream: 1 live"] {
+    for word in ["hangs", "timeline", "pool stream: 1 live"] {
         assert!(why.contains(word), "{word} is not in {why}");
     }
 }
@@ -364,7 +383,7 @@ fn a_hang_is_a_failure_with_a_dump() {
 fn an_expectation_that_is_out_of_date_fails_the_run() {
     let filter = Filter { wrap: Some(Wrap::Plain), ..Filter::only(&[1, 11, 24]) };
     const OUT_OF_DATE: Expectations = Expectations {
-        unsupported: &[Expectation { case: 24, reason: "it has no gates" }],
+        unsupported: &[Expectation { case: 24, reason: "it has no host timelines" }],
         expected_failure: &[
             Expectation { case: 11, reason: "streams are broken" },
             Expectation { case: 1, reason: "renames" },
@@ -373,9 +392,15 @@ fn an_expectation_that_is_out_of_date_fails_the_run() {
     let report = run(Broken { expectations: OUT_OF_DATE, ..Broken::new(Defect::Renames) }, &filter);
     assert!(!report.ok(), "{report}");
     let status: Vec<_> = report.results.iter().map(|r| (r.case, &r.status)).collect();
-    assert!(matches!(status[0], (1, Status::ExpectedFailure(why)) if why.contains("renames")), "{report}");
+    assert!(
+        matches!(status[0], (1, Status::ExpectedFailure(why)) if why.contains("renames")),
+        "{report}"
+    );
     assert!(matches!(status[1], (11, Status::UnexpectedPass(_))), "{report}");
-    assert!(matches!(status[2], (24, Status::Skipped(why)) if why == "it has no gates"), "{report}");
+    assert!(
+        matches!(status[2], (24, Status::Skipped(why)) if why == "it has no host timelines"),
+        "{report}"
+    );
     let text = report.to_string();
     assert!(text.contains("PASSED UNEXPECTEDLY") && text.contains("1 skipped"), "{text}");
 }

@@ -4,8 +4,10 @@ use crate::defects::Defect;
 use crate::device::{KEPT, Rig};
 use leasehold::backend::sync::atomic::{AtomicU64, Ordering};
 use leasehold::backend::*;
-use leasehold::backend::{Fate, Handle, Line, LineOwner, Resource, Tagged, Timeline, tags};
-use leasehold::{Error, Lease, Point, Result};
+use leasehold::backend::{
+    Handle, Recycle, Resource, Tagged, Timeline, TimelineOwner, TimelineSource, tags,
+};
+use leasehold::{Error, Lease, Result, Timepoint};
 use leasehold_conformance::{Injected, TestKernel};
 use std::cell::Cell;
 use std::sync::Arc;
@@ -30,7 +32,11 @@ impl Resource for Streams {
 
     fn create(&self, _: Handle<tags::Stream>, inner: &Lease<dyn Stream>) -> Result<WrongStream> {
         Ok(WrongStream {
-            early: if self.defect == Defect::CompletesEarly { Some(LineOwner::take()?) } else { None },
+            early: if self.defect == Defect::CompletesEarly {
+                Some(TimelineOwner::take()?)
+            } else {
+                None
+            },
             inner: inner.clone(),
             defect: self.defect,
             rig: self.rig.clone(),
@@ -41,14 +47,14 @@ impl Resource for Streams {
         })
     }
 
-    fn recycle(&self, _: &mut WrongStream) -> Fate {
-        Fate::Destroy
+    fn recycle(&self, _: &mut WrongStream) -> Recycle {
+        Recycle::Destroy
     }
 }
 
 pub(crate) struct WrongStream {
     /// A separate timeline, for `CompletesEarly`.
-    early: Option<LineOwner>,
+    early: Option<TimelineOwner>,
     inner: Lease<dyn Stream>,
     defect: Defect,
     rig: Arc<Rig>,
@@ -73,20 +79,20 @@ impl Tagged for WrongStream {
 
 // SAFETY: the stream is wrong on purpose. Cases that meet a defect use memory that outlives the
 // run.
-unsafe impl Timeline for WrongStream {
-    fn line(&self) -> &'static Line {
-        self.early.as_ref().map_or_else(|| self.inner.line(), LineOwner::line)
+unsafe impl TimelineSource for WrongStream {
+    fn timeline(&self) -> &'static Timeline {
+        self.early.as_ref().map_or_else(|| self.inner.timeline(), TimelineOwner::timeline)
     }
     fn signal(&self) -> Result<u64> {
         let value = self.inner.signal()?;
-        Ok(self.early.as_ref().map_or(value, |early| early.line().submitted()))
+        Ok(self.early.as_ref().map_or(value, |early| early.timeline().submitted()))
     }
     fn refresh(&self) -> Result<u64> {
         let value = self.inner.refresh()?;
-        Ok(self.early.as_ref().map_or(value, |early| early.line().completed()))
+        Ok(self.early.as_ref().map_or(value, |early| early.timeline().completed()))
     }
 
-    fn wait(&self, on: Point) -> Result<()> {
+    fn wait(&self, on: Timepoint) -> Result<()> {
         if self.defect == Defect::DropsWaits { Ok(()) } else { self.inner.wait(on) }
     }
 
@@ -96,13 +102,13 @@ unsafe impl Timeline for WrongStream {
                 std::thread::park();
             },
             Defect::LosesErrors => {
-                while self.line().completed() < value.min(self.line().submitted()) {
+                while self.timeline().completed() < value.min(self.timeline().submitted()) {
                     std::thread::yield_now();
                 }
                 Ok(())
             }
             Defect::RefusesNested if IN_CALL.get() => Err(Error::state("a host call waits")),
-            Defect::CompletesEarly => self.line().wait(value, timeout),
+            Defect::CompletesEarly => self.timeline().wait(value, timeout),
             _ => self.inner.wait_host(value, timeout),
         }
     }
@@ -128,14 +134,27 @@ impl WrongStream {
     fn bend<'a>(&self, op: Op<'a>) -> Result<Option<Op<'a>>> {
         Ok(Some(match (op, self.defect) {
             (Op::Wait(_), Defect::DropsWaits) => return Ok(None),
-            (Op::Fill(f), Defect::FillsBytes) => Op::Fill(Fill { pattern: f.pattern & 0xff, width: 1, ..f }),
-            (Op::Fill(f), Defect::FillsShort) => Op::Fill(Fill { bytes: f.bytes.saturating_sub(f.width.into()), ..f }),
-            (Op::Copy(c), Defect::CopiesShort) => Op::Copy(Copy2d { width: c.width.saturating_sub(1), ..c }),
+            (Op::Fill(f), Defect::FillsBytes) => {
+                Op::Fill(Fill { pattern: f.pattern & 0xff, width: 1, ..f })
+            }
+            (Op::Fill(f), Defect::FillsShort) => {
+                Op::Fill(Fill { bytes: f.bytes.saturating_sub(f.width.into()), ..f })
+            }
+            (Op::Copy(c), Defect::CopiesShort) => {
+                Op::Copy(Copy2d { width: c.width.saturating_sub(1), ..c })
+            }
             (Op::Fill(f), Defect::CutsOffsets) => {
-                let _ = self.base.compare_exchange(u64::MAX, f.dst, Ordering::Relaxed, Ordering::Relaxed);
+                let _ = self.base.compare_exchange(
+                    u64::MAX,
+                    f.dst,
+                    Ordering::Relaxed,
+                    Ordering::Relaxed,
+                );
                 Op::Fill(Fill { dst: self.cut(f.dst), ..f })
             }
-            (Op::Copy(c), Defect::CutsOffsets) => Op::Copy(Copy2d { src: self.cut(c.src), dst: self.cut(c.dst), ..c }),
+            (Op::Copy(c), Defect::CutsOffsets) => {
+                Op::Copy(Copy2d { src: self.cut(c.src), dst: self.cut(c.dst), ..c })
+            }
             (Op::Copy(c), Defect::ReadsWritten) => {
                 self.wrote(c.dst);
                 op
@@ -156,7 +175,9 @@ impl WrongStream {
                 self.wrote(dst);
                 op
             }
-            (Op::Download(d), Defect::ReadsWritten) if !self.rig.written.lock().contains_key(&d.src) => {
+            (Op::Download(d), Defect::ReadsWritten)
+                if !self.rig.written.lock().contains_key(&d.src) =>
+            {
                 return Err(Error::state("nobody wrote this memory"));
             }
             _ => op,
@@ -174,7 +195,7 @@ unsafe impl Stream for WrongStream {
         self.rig.check()?;
         if self.rig.strikes(Injected::Submission) {
             if self.defect == Defect::LosesErrors {
-                return Ok(self.line().submitted());
+                return Ok(self.timeline().submitted());
             }
             return Err(Error::Driver { api: "submit", code: 1, name: "on request".into() });
         }
@@ -194,9 +215,10 @@ unsafe impl Stream for WrongStream {
         }
         // Host calls mark their thread, for a wait inside them.
         let calls: Vec<HostCall> = match self.defect {
-            Defect::RefusesNested => {
-                ops.iter().filter_map(|op| if let Op::Host(call) = op { Some(marked(call)) } else { None }).collect()
-            }
+            Defect::RefusesNested => ops
+                .iter()
+                .filter_map(|op| if let Op::Host(call) = op { Some(marked(call)) } else { None })
+                .collect(),
             _ => Vec::new(),
         };
         let mut marked = calls.iter();
@@ -219,7 +241,7 @@ unsafe impl Stream for WrongStream {
         // SAFETY: the caller's promises hold for these operations too, which access no other
         // memory.
         let value = match unsafe { self.inner.submit(&ops) } {
-            Err(_) if self.defect == Defect::LosesErrors => return Ok(self.line().submitted()),
+            Err(_) if self.defect == Defect::LosesErrors => return Ok(self.timeline().submitted()),
             other => other?,
         };
         if loses {
@@ -255,35 +277,39 @@ fn marked(call: &HostCall) -> HostCall {
     })
 }
 
-pub(crate) struct Gates(pub(crate) Defect);
+pub(crate) struct HostTimelines(pub(crate) Defect);
 
-impl Resource for Gates {
-    type Payload = WrongGate;
-    type Request<'a> = Lease<dyn Gate>;
-    const NAME: &'static str = "wrong gate";
+impl Resource for HostTimelines {
+    type Payload = WrongHostTimeline;
+    type Request<'a> = Lease<dyn HostTimeline>;
+    const NAME: &'static str = "wrong host timeline";
 
-    fn create(&self, _: Handle<tags::Gate>, inner: &Lease<dyn Gate>) -> Result<WrongGate> {
-        Ok(WrongGate { inner: inner.clone(), defect: self.0 })
+    fn create(
+        &self,
+        _: Handle<tags::HostTimeline>,
+        inner: &Lease<dyn HostTimeline>,
+    ) -> Result<WrongHostTimeline> {
+        Ok(WrongHostTimeline { inner: inner.clone(), defect: self.0 })
     }
 
-    fn recycle(&self, _: &mut WrongGate) -> Fate {
-        Fate::Destroy
+    fn recycle(&self, _: &mut WrongHostTimeline) -> Recycle {
+        Recycle::Destroy
     }
 }
 
-pub(crate) struct WrongGate {
-    inner: Lease<dyn Gate>,
+pub(crate) struct WrongHostTimeline {
+    inner: Lease<dyn HostTimeline>,
     defect: Defect,
 }
 
-impl Tagged for WrongGate {
-    type Tag = tags::Gate;
+impl Tagged for WrongHostTimeline {
+    type Tag = tags::HostTimeline;
 }
 
 // SAFETY: a host timeline accepts no submissions.
-unsafe impl Timeline for WrongGate {
-    fn line(&self) -> &'static Line {
-        self.inner.line()
+unsafe impl TimelineSource for WrongHostTimeline {
+    fn timeline(&self) -> &'static Timeline {
+        self.inner.timeline()
     }
     fn signal(&self) -> Result<u64> {
         self.inner.signal()
@@ -291,7 +317,7 @@ unsafe impl Timeline for WrongGate {
     fn refresh(&self) -> Result<u64> {
         self.inner.refresh()
     }
-    fn wait(&self, on: Point) -> Result<()> {
+    fn wait(&self, on: Timepoint) -> Result<()> {
         self.inner.wait(on)
     }
     fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
@@ -299,7 +325,7 @@ unsafe impl Timeline for WrongGate {
     }
 }
 
-impl Gate for WrongGate {
+impl HostTimeline for WrongHostTimeline {
     fn signal_host(&self, value: u64) -> Result<()> {
         if self.defect == Defect::LosesSignals { Ok(()) } else { self.inner.signal_host(value) }
     }

@@ -7,11 +7,12 @@
 //! that publishes the slot. Any pop may read the link; a stale read is harmless, because the CAS
 //! fails.
 //!
-//! | flag | set by | effect |
-//! |---|---|---|
-//! | `closing` | a shutdown that decides, and for ever after one that succeeded | no pops; pushes go on, so that a last drop never waits |
-//! | `down` | a shutdown that succeeded, and the drop of the pool's owner | pushes of idle slots are refused: the dropping thread destroys the payload |
-//! | `orphan` | the drop of the pool's owner | each push takes one off the pool's remainder |
+//! - `closing`. Set by: a shutdown that decides, and for ever after one that succeeded. Effect: no
+//!   pops; pushes go on, so that a last drop never waits.
+//! - `down`. Set by: a shutdown that succeeded, and the drop of the pool's owner. Effect: pushes of
+//!   idle slots are refused: the dropping thread destroys the payload.
+//! - `orphan`. Set by: the drop of the pool's owner. Effect: each push takes one off the pool's
+//!   remainder.
 //!
 //! Since flags and index share the word, each push either is in the count of the flag's setter or
 //! sees the flag.
@@ -123,7 +124,12 @@ impl FreeList {
     /// - Unless the push is refused, the caller gives the slot up. Another thread may then free the
     ///   pool at any time.
     #[inline]
-    pub(super) unsafe fn push(this: *const Self, next: *const AtomicU32, index: u32, idle: bool) -> Pushed {
+    pub(super) unsafe fn push(
+        this: *const Self,
+        next: *const AtomicU32,
+        index: u32,
+        idle: bool,
+    ) -> Pushed {
         // SAFETY: the slot is out of the lists, so the pool is alive until the CAS succeeds.
         // Nothing is accessed after that.
         unsafe {
@@ -134,7 +140,12 @@ impl FreeList {
                     return Pushed::Refused;
                 }
                 (*next).store((h & INDEX) as u32, Ordering::Relaxed);
-                match (*head).compare_exchange_weak(h, successor(h, index), Ordering::Release, Ordering::Relaxed) {
+                match (*head).compare_exchange_weak(
+                    h,
+                    successor(h, index),
+                    Ordering::Release,
+                    Ordering::Relaxed,
+                ) {
                     Ok(_) if h & ORPHAN != 0 => return Pushed::Orphaned,
                     Ok(_) => return Pushed::Listed,
                     Err(now) => h = now,

@@ -5,13 +5,12 @@
 //! Roles: the *owner* is the [`SlotPool`](super::SlotPool) value. A *holder* has a slot out of the
 //! lists: it lends the slot, is about to lend it, or has just dropped its last lease.
 //!
-//! | field | access |
-//! |---|---|
-//! | `slots`, `config`, `resource`, `worn_at` | immutable after construction; chunks are added under `grow` |
-//! | `idle`, `vacant`, `cells` | lock-free, see their modules |
-//! | a slot's payload | its holder alone, or shared by its leases |
-//! | `reserved`, `payloads`, `created`, … | counters of the cold paths |
-//! | `remainder` | see below |
+//! - `slots`, `config`, `resource`, `worn_at`: immutable after construction; chunks are added under
+//!   `grow`.
+//! - `idle`, `vacant`, `cells`: lock-free, see their modules.
+//! - a slot's payload: its holder alone, or shared by its leases.
+//! - `reserved`, `payloads`, `created`, …: counters of the cold paths.
+//! - `remainder`: see below.
 //!
 //! Destruction: leases and weak leases may outlive the owner. While the owner exists, it keeps the
 //! pool alive. The owner's drop destroys the idle payloads and sets `orphan` on all lists and
@@ -26,7 +25,7 @@
 //! This module must not know what a payload is.
 
 use super::free_list::{FreeList, Pushed};
-use super::resource::{Fate, PoolConfig, Resource};
+use super::resource::{PoolConfig, Recycle, Resource};
 use super::seat::{Cells, this_seat};
 use super::slots::{SLOTS_MAX, Slot, Slots, generation_after};
 use crate::error::{OutOfMemory, Result};
@@ -83,7 +82,8 @@ impl<R: Resource> Inner<R> {
     pub(super) fn new(resource: R, config: PoolConfig, first_generation: u32) -> Self {
         // Generations go round through the 2^32 - 1 values other than zero.
         let round = u64::from(u32::MAX);
-        let worn_at = (u64::from(first_generation) - 1 + u64::from(config.generations) - 1) % round + 1;
+        let worn_at =
+            (u64::from(first_generation) - 1 + u64::from(config.generations) - 1) % round + 1;
         Self {
             owner: Owner { ops: &Self::OPS },
             slots: Slots::new(config.block),
@@ -158,7 +158,10 @@ impl<R: Resource> Inner<R> {
 ///
 /// # Safety
 /// - The pool's owner is alive during the call; `pool` is the pointer that the pool was made with.
-pub(super) unsafe fn grow<R: Resource>(pool: NonNull<Inner<R>>, even_if_vacant: bool) -> Result<()> {
+pub(super) unsafe fn grow<R: Resource>(
+    pool: NonNull<Inner<R>>,
+    even_if_vacant: bool,
+) -> Result<()> {
     // SAFETY: by this function's contract the pool's owner is alive during the call.
     let inner = unsafe { pool.as_ref() };
     let _guard = inner.grow.lock();
@@ -172,10 +175,14 @@ pub(super) unsafe fn grow<R: Resource>(pool: NonNull<Inner<R>>, even_if_vacant: 
     let room = SLOTS_MAX - capacity;
     let made = if room == 0 { Ok(0) } else { inner.slots.grow(capacity, slot) };
     let gained = made
-        .map_err(|bytes| OutOfMemory::new("the host", bytes).note(format!("slots of the {} pool", R::NAME)))?
+        .map_err(|bytes| {
+            OutOfMemory::new("the host", bytes).note(format!("slots of the {} pool", R::NAME))
+        })?
         .min(room);
     if gained == 0 {
-        return Err(OutOfMemory::new(format!("the {} pool", R::NAME), 1).note("all 2^24 slots are in use").into());
+        return Err(OutOfMemory::new(format!("the {} pool", R::NAME), 1)
+            .note("all 2^24 slots are in use")
+            .into());
     }
     inner.capacity.store(capacity + gained, Ordering::Release);
     // In reverse, so that the list is in index order.
@@ -197,7 +204,9 @@ pub(super) unsafe fn give_vacant<R: Resource>(pool: NonNull<Inner<R>>, slot: Slo
         let header = &raw const (*slot.as_ptr()).header;
         let vacant = &(*pool.as_ptr()).vacant;
         let list: *const FreeList = &**vacant;
-        if FreeList::push(list, &raw const (*header).next, (*header).index(), false) == Pushed::Orphaned {
+        if FreeList::push(list, &raw const (*header).next, (*header).index(), false)
+            == Pushed::Orphaned
+        {
             settle(pool);
         }
     }
@@ -210,7 +219,11 @@ pub(super) unsafe fn give_vacant<R: Resource>(pool: NonNull<Inner<R>>, slot: Slo
 /// - The caller is alone with the slot, which belongs to `pool` and whose generation no handle has.
 ///   On `true` the pool may be gone.
 #[inline]
-pub(super) unsafe fn give_idle<R: Resource>(pool: NonNull<Inner<R>>, slot: SlotOf<R>, shard: usize) -> bool {
+pub(super) unsafe fn give_idle<R: Resource>(
+    pool: NonNull<Inner<R>>,
+    slot: SlotOf<R>,
+    shard: usize,
+) -> bool {
     // SAFETY: the slot keeps the pool alive up to the push. The idle lists of an orphaned pool are
     // down, so they refuse.
     unsafe {
@@ -315,14 +328,17 @@ unsafe fn last<R: Resource>(hdr: NonNull<Header>) {
         let inner = &*pool.as_ptr();
         let header = &(*slot.as_ptr()).header;
         let generation = header.generation();
-        let fate = quietly(|| (*slot.as_ptr()).payload.with_mut(|p| inner.resource.recycle((*p).assume_init_mut())));
+        let recycle = quietly(|| {
+            (*slot.as_ptr()).payload.with_mut(|p| inner.resource.recycle((*p).assume_init_mut()))
+        });
         header.set_vacant_again();
-        if generation == inner.worn_at || fate.is_none() {
+        if generation == inner.worn_at || recycle.is_none() {
             inner.destroy_payload(slot);
             retire(pool);
-        } else if fate == Some(Fate::Keep) {
+        } else if recycle == Some(Recycle::Keep) {
             let seat = this_seat();
-            if inner.config.thread_cells && Cells::put(&raw const inner.cells, seat, header.index()) {
+            if inner.config.thread_cells && Cells::put(&raw const inner.cells, seat, header.index())
+            {
                 return;
             }
             if !give_idle(pool, slot, seat) {
@@ -445,12 +461,18 @@ impl<R: Resource> Probe<R> {
     /// - The caller is alone with the slot, which holds a payload; the pool's owner outlives the
     ///   call.
     #[inline]
-    pub(super) unsafe fn fits(pool: NonNull<Inner<R>>, slot: SlotOf<R>, request: &R::Request<'_>) -> bool {
+    pub(super) unsafe fn fits(
+        pool: NonNull<Inner<R>>,
+        slot: SlotOf<R>,
+        request: &R::Request<'_>,
+    ) -> bool {
         let probe = Self { pool, slot };
         // SAFETY: by this function's contract the slot holds a payload, the caller is alone with
         // it, and the pool lives.
         let fits = unsafe {
-            (*slot.as_ptr()).payload.with_mut(|p| pool.as_ref().resource.fits((*p).assume_init_mut(), request))
+            (*slot.as_ptr())
+                .payload
+                .with_mut(|p| pool.as_ref().resource.fits((*p).assume_init_mut(), request))
         };
         std::mem::forget(probe);
         fits

@@ -29,7 +29,11 @@ pub trait Resource: Send + Sync + 'static {
     ///
     /// # Errors
     /// The errors of the driver.
-    fn create(&self, handle: Handle<TagOf<Self>>, request: &Self::Request<'_>) -> Result<Self::Payload>;
+    fn create(
+        &self,
+        handle: Handle<TagOf<Self>>,
+        request: &Self::Request<'_>,
+    ) -> Result<Self::Payload>;
 
     /// Returns whether an idle resource can serve this request; if so, prepares it. An idle
     /// resource holds no leases on parents; they are taken again here. Must not block.
@@ -40,9 +44,9 @@ pub trait Resource: Send + Sync + 'static {
 
     /// Decides what happens to a resource after its last lease was dropped, and drops the leases on
     /// parents. Must neither block nor panic.
-    fn recycle(&self, payload: &mut Self::Payload) -> Fate {
+    fn recycle(&self, payload: &mut Self::Payload) -> Recycle {
         let _ = payload;
-        Fate::Keep
+        Recycle::Keep
     }
 
     /// Destroys a resource: the native object first, then the leases on parents. May run on any
@@ -56,7 +60,7 @@ pub trait Resource: Send + Sync + 'static {
 /// The pool's treatment of a resource without holders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
-pub enum Fate {
+pub enum Recycle {
     /// The resource waits for the next request.
     Keep,
     /// The resource is destroyed now.

@@ -59,7 +59,9 @@ impl Cells {
         unsafe {
             let cell: *const AtomicU32 = &*(&(*this).0)[seat % SEATS];
             (*cell).load(Ordering::Relaxed) == EMPTY
-                && (*cell).compare_exchange(EMPTY, index + 1, Ordering::Release, Ordering::Relaxed).is_ok()
+                && (*cell)
+                    .compare_exchange(EMPTY, index + 1, Ordering::Release, Ordering::Relaxed)
+                    .is_ok()
         }
     }
 

@@ -48,7 +48,8 @@ mod tests {
     #[test]
     fn generations_go_round_without_zero() {
         assert_eq!(generation_after(u32::MAX), 1);
-        for (first, now, behind) in [(1, 1, 0), (5, 9, 4), (u32::MAX, 1, 1), (u32::MAX - 1, 3, 4), (2, 1, u32::MAX - 1)]
+        for (first, now, behind) in
+            [(1, 1, 0), (5, 9, 4), (u32::MAX, 1, 1), (u32::MAX - 1, 3, 4), (2, 1, u32::MAX - 1)]
         {
             assert_eq!(generations_since(first, now), behind, "{first} to {now}");
         }

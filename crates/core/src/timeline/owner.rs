@@ -1,12 +1,12 @@
-//! Owners of timelines, which alone may write them: [`LineOwner`] for streams, [`HostLine`] for
-//! host timelines.
+//! Owners of timelines, which alone may write them: [`TimelineOwner`] for streams,
+//! [`HostTimelineOwner`] for host timelines.
 //!
 //! This module must not know streams or devices.
 
 use super::*;
 
 /// Timelines without an owner.
-struct FreeLines {
+struct FreeTimelines {
     made: usize,
     /// Timelines that are idle and never failed.
     ready: Vec<u16>,
@@ -15,9 +15,11 @@ struct FreeLines {
     failed: VecDeque<u16>,
 }
 
-fn free_lines() -> &'static Mutex<FreeLines> {
-    static FREE: OnceLock<Mutex<FreeLines>> = OnceLock::new();
-    FREE.get_or_init(|| Mutex::new(FreeLines { made: 1, ready: Vec::new(), failed: VecDeque::new() }))
+fn free_lines() -> &'static Mutex<FreeTimelines> {
+    static FREE: OnceLock<Mutex<FreeTimelines>> = OnceLock::new();
+    FREE.get_or_init(|| {
+        Mutex::new(FreeTimelines { made: 1, ready: Vec::new(), failed: VecDeque::new() })
+    })
 }
 
 /// Exclusive ownership of a timeline: the only way to write it. A stream or host timeline owns it
@@ -25,17 +27,17 @@ fn free_lines() -> &'static Mutex<FreeLines> {
 ///
 /// The submitter takes values with [`advance`](Self::advance). The thread that learns of completion
 /// publishes it with [`complete`](Self::complete). If these are two threads, they share an
-/// `Arc<LineOwner>`, which keeps the timeline until the last work is over. The example of
-/// [`Timeline`] is a whole stream.
+/// `Arc<TimelineOwner>`, which keeps the timeline until the last work is over. The example of
+/// [`TimelineSource`] is a whole stream.
 ///
 /// If the owner is dropped while work is pending, the owner fails this work, since its end stays
 /// unknown. No other stream gets the timeline then.
 ///
 /// ```
-/// use leasehold_core::LineOwner;
-/// let owner = LineOwner::take()?;
+/// use leasehold_core::TimelineOwner;
+/// let owner = TimelineOwner::take()?;
 /// let value = owner.advance()?;
-/// let point = owner.line().at(value);
+/// let point = owner.timeline().at(value);
 /// assert!(!point.is_settled());
 /// owner.complete(value);
 /// assert!(point.is_settled());
@@ -43,64 +45,66 @@ fn free_lines() -> &'static Mutex<FreeLines> {
 /// ```
 #[derive(Debug)]
 #[must_use]
-pub struct LineOwner {
-    line: &'static Line,
+pub struct TimelineOwner {
+    timeline: &'static Timeline,
     /// The last value of the timeline's former owners.
     base: u64,
 }
 
-impl LineOwner {
+impl TimelineOwner {
     /// Takes a free timeline. Does not block.
     ///
     /// # Errors
     /// `OutOfMemory` if all 65,535 timelines are in use.
     pub fn take() -> Result<Self> {
         let mut free = free_lines().lock();
-        let passed = |&id: &u16| line(LineId(id)).obstacle(VALUE_LIMIT).is_none();
+        let passed = |&id: &u16| timeline(TimelineId(id)).obstacle(VALUE_LIMIT).is_none();
         let (id, failed) = if let Some(id) = free.ready.pop() {
             (id, false)
         } else if free.made < LINES {
             free.made += 1;
             ((free.made - 1) as u16, false)
-        } else if let Some(id) = free.failed.iter().position(passed).and_then(|at| free.failed.remove(at)) {
+        } else if let Some(id) =
+            free.failed.iter().position(passed).and_then(|at| free.failed.remove(at))
+        {
             (id, true)
         } else {
             return Err(OutOfMemory::new("timelines", 1)
-                .note("65,535 streams and gates are in use; drop some, or restart the process")
+                .note("65,535 streams and host timelines are in use; drop some, or restart the process")
                 .into());
         };
         drop(free);
-        let line = line(LineId(id));
+        let timeline = timeline(TimelineId(id));
         if failed {
-            line.begin_anew();
+            timeline.begin_anew();
         }
         // The next owner's stream has not waited for the last owner's dependencies.
-        for known in &line.known {
+        for known in &timeline.known {
             known.store(0, Ordering::Relaxed);
         }
-        *line.known_besides.lock() = Besides::default();
-        Ok(Self { line, base: line.submitted() })
+        *timeline.known_besides.lock() = Besides::default();
+        Ok(Self { timeline, base: timeline.submitted() })
     }
 
     /// A timeline outside the table, for models. Its timepoints cannot be resolved.
     #[cfg(loom)]
     #[doc(hidden)]
     pub fn for_model(number: u16) -> Self {
-        Self { line: Box::leak(Box::new(Line::new(number))), base: 0 }
+        Self { timeline: Box::leak(Box::new(Timeline::new(number))), base: 0 }
     }
 
     /// The next owner of a failed timeline, for models.
     #[cfg(loom)]
     #[doc(hidden)]
     pub fn lend_again(&self) -> Self {
-        self.line.begin_anew();
-        Self { line: self.line, base: self.line.submitted() }
+        self.timeline.begin_anew();
+        Self { timeline: self.timeline, base: self.timeline.submitted() }
     }
 
     /// The timeline, to read and to wait for.
     #[inline]
-    pub fn line(&self) -> &'static Line {
-        self.line
+    pub fn timeline(&self) -> &'static Timeline {
+        self.timeline
     }
 
     /// Takes the next value, after the driver accepted the submission. Only the submitter may call
@@ -110,7 +114,7 @@ impl LineOwner {
     /// `InvalidState` if the timeline's 2^48 values are used up; the stream must then be replaced.
     #[inline]
     pub fn advance(&self) -> Result<u64> {
-        self.advance_to(self.line.submitted.load(Ordering::Relaxed) + 1)
+        self.advance_to(self.timeline.submitted.load(Ordering::Relaxed) + 1)
     }
 
     /// Sets the submitted value, for host timelines, whose values jump. Only the submitter may call
@@ -121,12 +125,12 @@ impl LineOwner {
     #[inline]
     pub fn advance_to(&self, value: u64) -> Result<u64> {
         if value >= VALUE_LIMIT {
-            return Err(Error::state("a line's 2^48 values are used up; replace the stream"));
+            return Err(Error::state("a timeline's 2^48 values are used up; replace the stream"));
         }
-        if value <= self.line.submitted.load(Ordering::Relaxed) {
+        if value <= self.timeline.submitted.load(Ordering::Relaxed) {
             return Err(Error::invalid("a timeline's value must grow"));
         }
-        self.line.submitted.store(value, Ordering::Release);
+        self.timeline.submitted.store(value, Ordering::Release);
         Ok(value)
     }
 
@@ -135,8 +139,8 @@ impl LineOwner {
     /// The call may come shortly before the timeline has advanced.
     #[inline]
     pub fn complete(&self, value: u64) {
-        self.line.completed.fetch_max(value, Ordering::AcqRel);
-        self.line.wake();
+        self.timeline.completed.fetch_max(value, Ordering::AcqRel);
+        self.timeline.wake();
     }
 
     /// Marks `first_failed` and all later values as failed.
@@ -146,29 +150,29 @@ impl LineOwner {
     /// thread waits for ever on a failed timeline.
     pub fn poison(&self, first_failed: u64, cause: Error) {
         let first = first_failed.max(self.base + 1);
-        let mut failures = self.line.failures.lock();
+        let mut failures = self.timeline.failures.lock();
         match &mut failures.current {
             Some((mark, _)) => *mark = first.min(*mark),
             none => *none = Some((first, cause)),
         }
-        self.line.first_failed.fetch_min(first, Ordering::AcqRel);
+        self.timeline.first_failed.fetch_min(first, Ordering::AcqRel);
         drop(failures);
-        self.line.wake();
+        self.timeline.wake();
     }
 
     /// Records that later work on this timeline is ordered after `point`. Only the submitter may
     /// call it, in its turn, after the wait was submitted and before further submissions.
     #[inline]
-    pub fn learn(&self, point: Point) {
-        let stamp = Stamp::from(point);
-        if !self.line.knows(stamp) && stamp.line_id() != self.line.id {
-            let at = usize::from(point.line.0) % KNOWN;
-            let (place, from) = (&self.line.known[at], &self.line.known_from[at]);
-            let former = Stamp(place.load(Ordering::Relaxed));
-            if former.point().is_some_and(|p| !p.has_passed()) {
+    pub fn learn(&self, point: Timepoint) {
+        let stamp = PackedTimepoint::from(point);
+        if !self.timeline.knows(stamp) && stamp.timeline_id() != self.timeline.id {
+            let at = usize::from(point.timeline.0) % KNOWN;
+            let (place, from) = (&self.timeline.known[at], &self.timeline.known_from[at]);
+            let former = PackedTimepoint(place.load(Ordering::Relaxed));
+            if former.timepoint().is_some_and(|p| !p.has_passed()) {
                 self.note_besides(former, from.load(Ordering::Relaxed));
             }
-            from.store(self.line.submitted(), Ordering::Release);
+            from.store(self.timeline.submitted(), Ordering::Release);
             place.store(stamp.0, Ordering::Release);
         }
     }
@@ -176,8 +180,8 @@ impl LineOwner {
     /// Keeps a displaced timepoint: if the timeline fails, the values that waited for it pass only
     /// after it has passed.
     #[cold]
-    fn note_besides(&self, former: Stamp, from: u64) {
-        let mut besides = self.line.known_besides.lock();
+    fn note_besides(&self, former: PackedTimepoint, from: u64) {
+        let mut besides = self.timeline.known_besides.lock();
         if besides.points.capacity() == 0 {
             // Reserved once for the usual number of pending streams, so that a launch allocates no
             // memory.
@@ -191,8 +195,8 @@ impl LineOwner {
             let mut passed = std::mem::take(room);
             drop(besides);
             // Outside the lock: the check reads other timelines, and perhaps this one.
-            passed.retain(|(s, _)| s.point().is_none_or(Point::has_passed));
-            besides = self.line.known_besides.lock();
+            passed.retain(|(s, _)| s.timepoint().is_none_or(Timepoint::has_passed));
+            besides = self.timeline.known_besides.lock();
             besides.points.retain(|known| !passed.contains(known));
             besides.full = (2 * besides.points.len()).max(BESIDES / 2);
             passed.clear();
@@ -206,13 +210,13 @@ impl LineOwner {
     /// not keep the owner alive.
     #[cfg(not(loom))]
     pub fn set_publisher(&self, publisher: Option<Publisher>) {
-        let old = std::mem::replace(&mut *self.line.publisher.lock(), publisher);
+        let old = std::mem::replace(&mut *self.timeline.publisher.lock(), publisher);
         // Outside the lock: the publisher may hold the last reference to a stream.
         drop(old);
     }
 }
 
-impl Line {
+impl Timeline {
     /// Prepares a failed and idle timeline for its next owner: failed values stay failed, and new
     /// values lie beyond every old timepoint.
     fn begin_anew(&self) {
@@ -228,27 +232,30 @@ impl Line {
 }
 
 #[cfg(not(loom))]
-impl Drop for LineOwner {
+impl Drop for TimelineOwner {
     fn drop(&mut self) {
-        let line = self.line;
+        let timeline = self.timeline;
         self.set_publisher(None);
-        if !line.is_idle() {
-            self.poison(line.completed() + 1, Error::state("the stream's owner went before the work was over"));
+        if !timeline.is_idle() {
+            self.poison(
+                timeline.completed() + 1,
+                Error::state("the stream's owner went before the work was over"),
+            );
             return;
         }
         // A value that was completed and never submitted is used up too.
-        line.submitted.fetch_max(line.completed(), Ordering::AcqRel);
+        timeline.submitted.fetch_max(timeline.completed(), Ordering::AcqRel);
         // Half of the values are a margin: a timeline is cheap, but a running stream must not use
         // up its values.
-        let used = line.failure().map_or(0, |(first, _)| first).max(line.submitted());
+        let used = timeline.failure().map_or(0, |(first, _)| first).max(timeline.submitted());
         if used >= VALUE_LIMIT / 2 {
             return;
         }
         let mut free = free_lines().lock();
-        if line.first_failed.load(Ordering::Acquire) == NEVER {
-            free.ready.push(line.id.0);
+        if timeline.first_failed.load(Ordering::Acquire) == NEVER {
+            free.ready.push(timeline.id.0);
         } else {
-            free.failed.push_back(line.id.0);
+            free.failed.push_back(timeline.id.0);
         }
     }
 }
@@ -257,39 +264,39 @@ impl Drop for LineOwner {
 /// time.
 ///
 /// ```
-/// use leasehold_core::{Error, HostLine};
-/// let gate = HostLine::take()?;
-/// let next = gate.line().submitted() + 1;
-/// gate.raise(next)?;
-/// assert!(gate.line().is_settled(next));
-/// assert!(gate.raise(next).is_err(), "a value must grow");
-/// assert!(gate.fail(Error::state("given up")), "the first failure");
-/// assert!(!gate.fail(Error::state("again")), "the first cause stays");
-/// assert!(gate.raise(next + 1).is_err());
+/// use leasehold_core::{Error, HostTimelineOwner};
+/// let host_timeline = HostTimelineOwner::take()?;
+/// let next = host_timeline.timeline().submitted() + 1;
+/// host_timeline.signal(next)?;
+/// assert!(host_timeline.timeline().is_settled(next));
+/// assert!(host_timeline.signal(next).is_err(), "a value must grow");
+/// assert!(host_timeline.fail(Error::state("given up")), "the first failure");
+/// assert!(!host_timeline.fail(Error::state("again")), "the first cause stays");
+/// assert!(host_timeline.signal(next + 1).is_err());
 /// # Ok::<(), Error>(())
 /// ```
 #[derive(Debug)]
 #[must_use]
-pub struct HostLine {
-    owner: LineOwner,
+pub struct HostTimelineOwner {
+    owner: TimelineOwner,
     /// Held from the check of the signalled value until the new value is published. A leaf, except
-    /// for the function that [`raise_with`](Self::raise_with) calls.
+    /// for the function that [`signal_with`](Self::signal_with) calls.
     turn: Mutex<()>,
 }
 
-impl HostLine {
+impl HostTimelineOwner {
     /// Takes a free timeline.
     ///
     /// # Errors
-    /// As [`LineOwner::take`].
+    /// As [`TimelineOwner::take`].
     pub fn take() -> Result<Self> {
-        Ok(Self { owner: LineOwner::take()?, turn: Mutex::new(()) })
+        Ok(Self { owner: TimelineOwner::take()?, turn: Mutex::new(()) })
     }
 
     /// The timeline.
     #[inline]
-    pub fn line(&self) -> &'static Line {
-        self.owner.line()
+    pub fn timeline(&self) -> &'static Timeline {
+        self.owner.timeline()
     }
 
     /// Signals `value` and wakes the threads that wait for it. Any thread; blocks only for another
@@ -298,19 +305,19 @@ impl HostLine {
     /// # Errors
     /// The cause once the timeline has failed; `InvalidArgument` unless `value` grows;
     /// `InvalidState` beyond 2^48.
-    pub fn raise(&self, value: u64) -> Result<()> {
-        self.raise_with(value, || Ok(()))
+    pub fn signal(&self, value: u64) -> Result<()> {
+        self.signal_with(value, || Ok(()))
     }
 
-    /// Like [`raise`](Self::raise), but calls `signal` before the threads wake. `signal` serves a
+    /// Like [`signal`](Self::signal), but calls `signal` before the threads wake. `signal` serves a
     /// device's own counter, which must see the values in order; it must not signal or fail this
     /// timeline.
     ///
     /// # Errors
-    /// As [`raise`](Self::raise). If `signal` fails, the value is used up and not complete.
-    pub fn raise_with(&self, value: u64, signal: impl FnOnce() -> Result<()>) -> Result<()> {
+    /// As [`signal`](Self::signal). If `signal` fails, the value is used up and not complete.
+    pub fn signal_with(&self, value: u64, signal: impl FnOnce() -> Result<()>) -> Result<()> {
         let _turn = self.turn.lock();
-        if let Some((_, cause)) = self.line().failure() {
+        if let Some((_, cause)) = self.timeline().failure() {
             return Err(cause);
         }
         self.owner.advance_to(value)?;
@@ -323,10 +330,10 @@ impl HostLine {
     /// later one changes nothing. Any thread; blocks only for another signal.
     pub fn fail(&self, cause: Error) -> bool {
         let _turn = self.turn.lock();
-        if self.line().failure().is_some() {
+        if self.timeline().failure().is_some() {
             return false;
         }
-        self.owner.poison(self.line().submitted() + 1, cause);
+        self.owner.poison(self.timeline().submitted() + 1, cause);
         true
     }
 }

@@ -29,48 +29,61 @@ fn a_key_is_created_once() {
 
 #[test]
 fn shutdown_beside_get_or_create() {
-    explore("shutdown_beside_get_or_create", 4, &["served", "refused", "ended", "outstanding"], |seen| {
-        let (manager, alive) = manager();
-        drop(ok(manager.get_or_create(&1, &())));
-        let (there, note) = (manager.clone(), seen.clone());
-        let theirs = move || match there.get_or_create(&1, &()) {
-            Ok(lease) => {
-                assert!(existing(&alive) == 1, "never a second one");
-                lease.read();
-                note.note("served");
-                drop(lease);
-                alive
-            }
-            Err(e) => {
-                assert_eq!(e.kind(), "InvalidState");
-                note.note("refused");
-                alive
-            }
-        };
-        let shut = || seen.note(if manager.shutdown().is_ok() { "ended" } else { "outstanding" });
-        let (alive, ()) = side_by_side(theirs, shut);
-        ok(manager.shutdown());
-        assert_eq!(existing(&alive), 0);
-    });
+    explore(
+        "shutdown_beside_get_or_create",
+        4,
+        &["served", "refused", "ended", "outstanding"],
+        |seen| {
+            let (manager, alive) = manager();
+            drop(ok(manager.get_or_create(&1, &())));
+            let (there, note) = (manager.clone(), seen.clone());
+            let theirs = move || match there.get_or_create(&1, &()) {
+                Ok(lease) => {
+                    assert!(existing(&alive) == 1, "never a second one");
+                    lease.read();
+                    note.note("served");
+                    drop(lease);
+                    alive
+                }
+                Err(e) => {
+                    assert_eq!(e.kind(), "InvalidState");
+                    note.note("refused");
+                    alive
+                }
+            };
+            let shut =
+                || seen.note(if manager.shutdown().is_ok() { "ended" } else { "outstanding" });
+            let (alive, ()) = side_by_side(theirs, shut);
+            ok(manager.shutdown());
+            assert_eq!(existing(&alive), 0);
+        },
+    );
 }
 
 /// A handle of the manager's own lease is looked up while a shutdown freezes the lease.
 #[test]
 fn handle_beside_shutdown() {
-    explore("handle_beside_shutdown", 4, &["served", "StaleHandle", "ended", "outstanding"], |seen| {
-        let (manager, alive) = manager();
-        let handle = ok(manager.get_or_create(&1, &())).handle();
-        let (there, note) = (manager.clone(), seen.clone());
-        let theirs = move || match there.lease(handle) {
-            Ok(lease) => {
-                lease.read();
-                assert!(!ok(there.pool()).is_shut_down(), "ended although somebody holds it");
-                note.note("served");
-            }
-            Err(e) => note.note(e.kind()),
-        };
-        side_by_side(theirs, || seen.note(if manager.shutdown().is_ok() { "ended" } else { "outstanding" }));
-        ok(manager.shutdown());
-        assert_eq!(existing(&alive), 0);
-    });
+    explore(
+        "handle_beside_shutdown",
+        4,
+        &["served", "StaleHandle", "ended", "outstanding"],
+        |seen| {
+            let (manager, alive) = manager();
+            let handle = ok(manager.get_or_create(&1, &())).handle();
+            let (there, note) = (manager.clone(), seen.clone());
+            let theirs = move || match there.lease(handle) {
+                Ok(lease) => {
+                    lease.read();
+                    assert!(!ok(there.pool()).is_shut_down(), "ended although somebody holds it");
+                    note.note("served");
+                }
+                Err(e) => note.note(e.kind()),
+            };
+            side_by_side(theirs, || {
+                seen.note(if manager.shutdown().is_ok() { "ended" } else { "outstanding" })
+            });
+            ok(manager.shutdown());
+            assert_eq!(existing(&alive), 0);
+        },
+    );
 }

@@ -9,26 +9,35 @@ use leasehold_core::{Handle, Lease};
 #[test]
 fn clone_and_drop_beside_drop() {
     for recycled in [false, true] {
-        explore("clone_and_drop_beside_drop", 7, &["the other was last", "this was last"], move |seen| {
-            let (pool, alive) = pool(config(false), !recycled);
-            if recycled {
-                drop(ok(pool.acquire(&())));
-            }
-            let a = ok(pool.acquire(&()));
-            let b = a.clone();
-            let theirs = move || {
-                let c = b.clone();
-                drop(b);
-                c.read();
-            };
-            let note = seen.clone();
-            side_by_side(theirs, move || {
-                a.read();
-                note.note(if a.strong_count() == 1 { "this was last" } else { "the other was last" });
-            });
-            assert_eq!(existing(&alive), usize::from(recycled));
-            assert_eq!(pool.stats().live, 0);
-        });
+        explore(
+            "clone_and_drop_beside_drop",
+            7,
+            &["the other was last", "this was last"],
+            move |seen| {
+                let (pool, alive) = pool(config(false), !recycled);
+                if recycled {
+                    drop(ok(pool.acquire(&())));
+                }
+                let a = ok(pool.acquire(&()));
+                let b = a.clone();
+                let theirs = move || {
+                    let c = b.clone();
+                    drop(b);
+                    c.read();
+                };
+                let note = seen.clone();
+                side_by_side(theirs, move || {
+                    a.read();
+                    note.note(if a.strong_count() == 1 {
+                        "this was last"
+                    } else {
+                        "the other was last"
+                    });
+                });
+                assert_eq!(existing(&alive), usize::from(recycled));
+                assert_eq!(pool.stats().live, 0);
+            },
+        );
     }
 }
 
@@ -144,7 +153,10 @@ fn drop_of_unique_beside_handle() {
         let mut unique = ok(pool.acquire_unique(&()));
         unique.write();
         let handle = unique.handle();
-        side_by_side(move || drop(unique), || seen.note(pool.lease(handle).err().expect("never shared").kind()));
+        side_by_side(
+            move || drop(unique),
+            || seen.note(pool.lease(handle).err().expect("never shared").kind()),
+        );
         ok(pool.acquire_unique(&())).write();
     });
 }
@@ -227,32 +239,37 @@ fn map_beside_try_unique() {
 /// A handle is known, by the creation or by a guess, before its resource can be found.
 #[test]
 fn a_handle_that_is_known_early() {
-    explore("a_handle_that_is_known_early", 6, &["leased new", "leased recycled", "stale"], |seen| {
-        let (pool, _alive) = pool(config(false), false);
-        let there = pool.clone();
-        let theirs = move || {
-            drop(ok(there.acquire(&())));
-            let mut again = ok(there.acquire_unique(&()));
-            again.write();
-            let again = again.share();
-            again.handle();
-            again
-        };
-        let first = Handle::from_bits(1 << 32).expect("a model's first generation is 1");
-        let second = Handle::from_bits(2 << 32).expect("and its second 2");
-        let (lease, ()) = side_by_side(theirs, || {
-            for (handle, found) in [(first, "leased new"), (second, "leased recycled")] {
-                match pool.lease(handle) {
-                    Ok(lease) => {
-                        lease.read();
-                        seen.note(found);
+    explore(
+        "a_handle_that_is_known_early",
+        6,
+        &["leased new", "leased recycled", "stale"],
+        |seen| {
+            let (pool, _alive) = pool(config(false), false);
+            let there = pool.clone();
+            let theirs = move || {
+                drop(ok(there.acquire(&())));
+                let mut again = ok(there.acquire_unique(&()));
+                again.write();
+                let again = again.share();
+                again.handle();
+                again
+            };
+            let first = Handle::from_bits(1 << 32).expect("a model's first generation is 1");
+            let second = Handle::from_bits(2 << 32).expect("and its second 2");
+            let (lease, ()) = side_by_side(theirs, || {
+                for (handle, found) in [(first, "leased new"), (second, "leased recycled")] {
+                    match pool.lease(handle) {
+                        Ok(lease) => {
+                            lease.read();
+                            seen.note(found);
+                        }
+                        Err(_) => seen.note("stale"),
                     }
-                    Err(_) => seen.note("stale"),
                 }
-            }
-        });
-        drop(lease);
-    });
+            });
+            drop(lease);
+        },
+    );
 }
 
 /// The sole lease of an unfindable resource is dropped without a read-modify-write; after a request

@@ -11,6 +11,6 @@
 
 mod keyed;
 mod leases;
-mod lines;
 mod pools;
 mod support;
+mod timelines;

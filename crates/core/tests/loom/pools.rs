@@ -96,14 +96,24 @@ fn end_of_the_pool(thread_cells: bool, with_weak: bool) -> impl Fn(&Seen) + Send
 fn the_owner_goes_beside_the_last_lease() {
     for thread_cells in [false, true] {
         let expected = ["all was gone", "the payload went first", "the lease went later"];
-        explore("the_owner_goes_beside_the_last_lease", 5, &expected, end_of_the_pool(thread_cells, false));
+        explore(
+            "the_owner_goes_beside_the_last_lease",
+            5,
+            &expected,
+            end_of_the_pool(thread_cells, false),
+        );
     }
 }
 
 #[test]
 fn the_owner_goes_beside_the_last_weak_lease() {
     let expected = ["all was gone", "the payload went first", "the lease went later"];
-    explore("the_owner_goes_beside_the_last_weak_lease", 5, &expected, end_of_the_pool(false, true));
+    explore(
+        "the_owner_goes_beside_the_last_weak_lease",
+        5,
+        &expected,
+        end_of_the_pool(false, true),
+    );
 }
 
 /// A weak lease is cloned while the owner counts the remaining leases.
@@ -162,7 +172,12 @@ fn shutdown_beside_use(thread_cells: bool, initially_idle: bool) -> impl Fn(&See
 fn shutdown_beside_acquire_and_release() {
     for idle in [false, true] {
         let expected = ["served", "refused", "ended", "outstanding"];
-        explore("shutdown_beside_acquire_and_release", 4, &expected, shutdown_beside_use(false, idle));
+        explore(
+            "shutdown_beside_acquire_and_release",
+            4,
+            &expected,
+            shutdown_beside_use(false, idle),
+        );
     }
 }
 

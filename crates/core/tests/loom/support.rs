@@ -18,12 +18,18 @@ impl Seen {
 
 /// Explores `model` with at most `preemptions` preemptions, and requires that all of `expected`
 /// occurred.
-pub fn explore(name: &str, preemptions: usize, expected: &[&str], model: impl Fn(&Seen) + Send + Sync + 'static) {
+pub fn explore(
+    name: &str,
+    preemptions: usize,
+    expected: &[&str],
+    model: impl Fn(&Seen) + Send + Sync + 'static,
+) {
     let seen = Seen::default();
     let inside = seen.clone();
     let mut builder = loom::model::Builder::new();
     // `LOOM_MAX_PREEMPTIONS` makes the exploration shorter.
-    builder.preemption_bound = Some(builder.preemption_bound.map_or(preemptions, |asked| asked.min(preemptions)));
+    builder.preemption_bound =
+        Some(builder.preemption_bound.map_or(preemptions, |asked| asked.min(preemptions)));
     let begin = std::time::Instant::now();
     builder.check(move || {
         inside.note("executions");
@@ -32,7 +38,10 @@ pub fn explore(name: &str, preemptions: usize, expected: &[&str], model: impl Fn
     let seen = seen.0.lock().unwrap_or_else(PoisonError::into_inner);
     println!("{name}: {seen:?} in {:.1} s", begin.elapsed().as_secs_f32());
     for what in expected {
-        assert!(seen.contains_key(what), "{name} is vacuous: {what} never happened; seen: {seen:?}");
+        assert!(
+            seen.contains_key(what),
+            "{name} is vacuous: {what} never happened; seen: {seen:?}"
+        );
     }
 }
 
@@ -42,7 +51,10 @@ pub fn explore(name: &str, preemptions: usize, expected: &[&str], model: impl Fn
 /// that loads a word and then writes it hides the other thread's earlier load behind its own. Loom
 /// then never tries the order in which that load comes first. A common relaxed counter, which
 /// orders nothing, makes loom try both orders.
-pub fn side_by_side<T: 'static, U>(theirs: impl FnOnce() -> T + 'static, mine: impl FnOnce() -> U) -> (T, U) {
+pub fn side_by_side<T: 'static, U>(
+    theirs: impl FnOnce() -> T + 'static,
+    mine: impl FnOnce() -> U,
+) -> (T, U) {
     let start = std::sync::Arc::new(AtomicU32::new(0));
     let there = start.clone();
     let other = thread::spawn(move || {
@@ -111,10 +123,10 @@ impl Resource for Items {
         true
     }
 
-    fn recycle(&self, item: &mut Item) -> Fate {
+    fn recycle(&self, item: &mut Item) -> Recycle {
         item.write();
         self.pool.with(|_| ());
-        if self.destroy { Fate::Destroy } else { Fate::Keep }
+        if self.destroy { Recycle::Destroy } else { Recycle::Keep }
     }
 }
 

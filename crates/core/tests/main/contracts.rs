@@ -25,7 +25,8 @@ fn every_promise_is_held_by_something_that_exists() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let page = include_str!("../../src/contracts.md");
     let (mut promises, mut names) = (0, 0);
-    for row in page.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| promise")) {
+    for row in page.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| promise"))
+    {
         promises += 1;
         let held_by = row.trim_end_matches(['|', ' ']).rsplit(" | ").next().expect("a last column");
         assert!(!held_by.is_empty(), "nothing holds: {row}");

@@ -23,7 +23,10 @@ fn carries_index_and_generation_over_a_c_border() {
     // No pool uses generation zero.
     assert_eq!(BufferHandle::from_bits(0), None);
     assert_eq!(BufferHandle::from_bits(u64::from(u32::MAX)), None);
-    assert_eq!(format!("{handle:?}"), format!("Buffer#{}.{:08x}", handle.index(), handle.generation()));
+    assert_eq!(
+        format!("{handle:?}"),
+        format!("Buffer#{}.{:08x}", handle.index(), handle.generation())
+    );
 }
 
 #[test]
@@ -110,7 +113,11 @@ fn wears_its_slot_out() {
             drop(lease);
             let stats = pool.stats();
             assert_eq!(stats.retired, (round + 1) / 5);
-            assert_eq!(log.alive(), u64::from((round + 1) % 5 != 0), "a worn slot's payload is destroyed at once");
+            assert_eq!(
+                log.alive(),
+                u64::from((round + 1) % 5 != 0),
+                "a worn slot's payload is destroyed at once"
+            );
             assert_eq!(stats.created + stats.recycled, round + 1);
         }
         for handle in seen {

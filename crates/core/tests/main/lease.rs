@@ -176,8 +176,10 @@ fn keeps_its_parents_alive_and_an_idle_one_does_not() {
         let (heaps, heap_log) = pool(config.clone());
         let (buffers, buffer_log) = pool(config);
         let device = devices.acquire(&want(1)).unwrap();
-        let heap = heaps.acquire(&Want { parent: Some(device.clone().into_any()), ..want(1) }).unwrap();
-        let buffer = buffers.acquire(&Want { parent: Some(heap.clone().into_any()), ..want(1) }).unwrap();
+        let heap =
+            heaps.acquire(&Want { parent: Some(device.clone().into_any()), ..want(1) }).unwrap();
+        let buffer =
+            buffers.acquire(&Want { parent: Some(heap.clone().into_any()), ..want(1) }).unwrap();
         let handles = (device.handle(), heap.handle());
         // The pools themselves are dropped too, in the worst order.
         drop((device, heap));
@@ -236,10 +238,10 @@ fn everything_public_is_send_and_sync() {
         travels::<PoolManager<Items, String>>();
         travels::<FixedSlotStore<Items>>();
         travels::<RetireList<Box<u8>>>();
-        travels::<Line>();
-        travels::<LineOwner>();
-        travels::<Point>();
-        travels::<Stamp>();
+        travels::<Timeline>();
+        travels::<TimelineOwner>();
+        travels::<Timepoint>();
+        travels::<PackedTimepoint>();
         travels::<Error>();
     }
 }

@@ -210,8 +210,9 @@ fn a_life_is_configured_once_ended_once_and_never_again() {
     let failed = life.configure("thing", || Err(Error::invalid("no")));
     assert_eq!(failed.unwrap_err().kind(), "InvalidArgument");
     // All-or-nothing: tried again after a failure, and after a panic.
-    let panicked =
-        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| life.configure("thing", || panic!("wanted"))));
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        life.configure("thing", || panic!("wanted"))
+    }));
     assert!(panicked.is_err() && !life.is_configured());
     life.configure("thing", || {
         // No lock is held during the call.
@@ -221,7 +222,8 @@ fn a_life_is_configured_once_ended_once_and_never_again() {
     .unwrap();
     assert!(life.is_configured());
     assert_eq!(life.configure("thing", || unreachable!()).unwrap_err().kind(), "InvalidState");
-    let refused = life.shutdown(|| Err(Error::LeasesOutstanding { resource: "item", strong: 1, weak: 0 }));
+    let refused =
+        life.shutdown(|| Err(Error::LeasesOutstanding { resource: "item", strong: 1, weak: 0 }));
     assert_eq!(outstanding(refused), (1, 0));
     assert!(life.is_configured(), "nothing has changed");
     life.shutdown(|| Ok(())).unwrap();

@@ -18,7 +18,10 @@ fn unconfigured_configured_shut_down() {
     manager.shutdown().expect("nothing to end");
 
     // All-or-nothing: a refused configuration leaves the manager unchanged.
-    assert_eq!(kind(manager.configure(Items::default(), PoolConfig { block: 0, ..config() })), "InvalidArgument");
+    assert_eq!(
+        kind(manager.configure(Items::default(), PoolConfig { block: 0, ..config() })),
+        "InvalidArgument"
+    );
     assert!(!manager.is_configured());
     manager.configure(Items::default(), PoolConfig { initial: 0, ..config() }).unwrap();
     assert!(manager.is_configured());
@@ -145,7 +148,10 @@ fn nothing_of_the_resource_runs_under_a_lock() {
         fn touch(&self) {
             let manager = self.manager.upgrade().expect("the test holds it");
             drop(manager.get(&77));
-            assert_eq!(kind(manager.release(EventHandle::from_bits(1 << 32).unwrap())), "StaleHandle");
+            assert_eq!(
+                kind(manager.release(EventHandle::from_bits(1 << 32).unwrap())),
+                "StaleHandle"
+            );
             let _ = manager.pool().map(SlotPool::is_shut_down);
             let _ = manager.stats();
             let _ = manager.get_or_create(&99, &99).map(drop);
@@ -166,16 +172,21 @@ fn nothing_of_the_resource_runs_under_a_lock() {
             self.touch();
             true
         }
-        fn recycle(&self, thing: &mut Thing) -> Fate {
+        fn recycle(&self, thing: &mut Thing) -> Recycle {
             self.touch();
-            if thing.0 == 0 { Fate::Destroy } else { Fate::Keep }
+            if thing.0 == 0 { Recycle::Destroy } else { Recycle::Keep }
         }
         fn destroy(&self, _: Thing) {
             self.touch();
         }
     }
     let manager = Arc::new(PoolManager::new());
-    manager.configure(Reentrant { manager: Arc::downgrade(&manager) }, PoolConfig { block: 1, ..config() }).unwrap();
+    manager
+        .configure(
+            Reentrant { manager: Arc::downgrade(&manager) },
+            PoolConfig { block: 1, ..config() },
+        )
+        .unwrap();
     for key in 0..4 {
         drop(manager.acquire(&key));
         let handle = manager.get_or_create(&key, &key).map(|l| l.handle());

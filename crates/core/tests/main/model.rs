@@ -108,7 +108,10 @@ impl Model {
             self.recycled += 1;
         } else {
             assert_eq!(item.number, self.created, "a new one");
-            assert!(self.idle.iter().all(|&(_, size)| size < want), "an idle one would have served");
+            assert!(
+                self.idle.iter().all(|&(_, size)| size < want),
+                "an idle one would have served"
+            );
             self.created += 1;
         }
         let life = Life { number: item.number, holds: 1, unique, ..Life::default() };
@@ -129,7 +132,8 @@ impl Model {
 }
 
 fn run(steps: &[Step], config: PoolConfig) {
-    let config = PoolConfig { block: 1, generations: GENERATIONS, max_live: Some(MAX as u32), ..config };
+    let config =
+        PoolConfig { block: 1, generations: GENERATIONS, max_live: Some(MAX as u32), ..config };
     let (pool, log) = pool(config);
     let mut model = Model::default();
     let mut held: Vec<(BufferHandle, u64, Held)> = Vec::new();
@@ -205,7 +209,8 @@ fn run(steps: &[Step], config: PoolConfig) {
                 if let Some(i) = pick(i, ever.len()) {
                     let alive = model.lives.get(&ever[i]);
                     assert_eq!(pool.is_alive(ever[i]), alive.is_some());
-                    let expected = alive.map_or("StaleHandle", |l| if l.unique { "Occupied" } else { "Ok" });
+                    let expected =
+                        alive.map_or("StaleHandle", |l| if l.unique { "Occupied" } else { "Ok" });
                     assert_eq!(kind(pool.lease(ever[i])), expected);
                 }
             }
@@ -235,7 +240,9 @@ fn run(steps: &[Step], config: PoolConfig) {
                                 Held::Shared(lease)
                             }
                         },
-                        Held::Mapped(lease) => Held::Mapped(lease.try_unique().expect_err("mapped")),
+                        Held::Mapped(lease) => {
+                            Held::Mapped(lease.try_unique().expect_err("mapped"))
+                        }
                         other => other,
                     };
                     held.push((handle, size, lease));
@@ -245,7 +252,9 @@ fn run(steps: &[Step], config: PoolConfig) {
                 if let Some(i) = pick(i, held.len())
                     && let Held::Unique(_) = held[i].2
                 {
-                    let (handle, size, Held::Unique(unique)) = held.swap_remove(i) else { unreachable!() };
+                    let (handle, size, Held::Unique(unique)) = held.swap_remove(i) else {
+                        unreachable!()
+                    };
                     model.lives.get_mut(&handle).unwrap().unique = false;
                     held.push((handle, size, Held::Shared(unique.share())));
                 }
@@ -307,7 +316,9 @@ fn run(steps: &[Step], config: PoolConfig) {
                 if let Some(i) = pick(i, held.len())
                     && let Held::Shared(_) = held[i].2
                 {
-                    let (handle, size, Held::Shared(lease)) = held.swap_remove(i) else { unreachable!() };
+                    let (handle, size, Held::Shared(lease)) = held.swap_remove(i) else {
+                        unreachable!()
+                    };
                     model.lives.get_mut(&handle).unwrap().mapped = true;
                     held.push((handle, size, Held::Mapped(Lease::map(lease, |item| &item.size))));
                 }
@@ -345,7 +356,10 @@ fn run(steps: &[Step], config: PoolConfig) {
         assert_eq!(stats.weak, weak.len() as u64);
         assert_eq!(log.alive(), model.exists());
         assert!(stats.peak == model.peak && stats.peak <= MAX);
-        assert_eq!(stats.retired, model.uses.values().filter(|&&uses| uses == GENERATIONS).count() as u64);
+        assert_eq!(
+            stats.retired,
+            model.uses.values().filter(|&&uses| uses == GENERATIONS).count() as u64
+        );
     }
     drop(pool);
     assert_eq!(log.alive(), model.lives.len() as u64, "only what is held outlives the pool");
@@ -432,7 +446,9 @@ fn run_keyed(steps: &[KeyedStep]) {
                 let got = manager.get_or_create(key, &want(1));
                 log.set(|l| &l.fail_create, false);
                 match (got, keys.get_mut(key)) {
-                    (Err(e), None) => assert!(if failing && !down { e.kind() == "Unavailable" } else { down }),
+                    (Err(e), None) => {
+                        assert!(if failing && !down { e.kind() == "Unavailable" } else { down })
+                    }
                     (Err(e), Some(known)) => assert!(known.unique && e.kind() == "Occupied"),
                     (Ok(lease), Some(known)) => {
                         assert!(!known.unique);
@@ -445,7 +461,10 @@ fn run_keyed(steps: &[KeyedStep]) {
                         assert!(!failing && !down);
                         assert_eq!(lease.number, next, "always a new one");
                         let (number, handle) = (next, lease.handle());
-                        keys.insert(*key, Keyed { number, handle, managers: true, holds: 1, unique: false });
+                        keys.insert(
+                            *key,
+                            Keyed { number, handle, managers: true, holds: 1, unique: false },
+                        );
                         held.push((*key, KeyedHold::Shared(lease)));
                     }
                 }
@@ -468,7 +487,9 @@ fn run_keyed(steps: &[KeyedStep]) {
                 let i = i % held.len();
                 if let (key, KeyedHold::Shared(_)) = &held[i] {
                     let known = keys.get_mut(key).unwrap();
-                    let (key, KeyedHold::Shared(lease)) = held.swap_remove(i) else { unreachable!() };
+                    let (key, KeyedHold::Shared(lease)) = held.swap_remove(i) else {
+                        unreachable!()
+                    };
                     let lease = match lease.try_unique() {
                         Ok(unique) => {
                             assert!(known.holds == 1 && !known.managers);
@@ -504,7 +525,10 @@ fn run_keyed(steps: &[KeyedStep]) {
                 }
                 Err(e) => {
                     let strong = keys.values().filter(|k| k.holds > 0).count() as u64;
-                    assert!(matches!(e, Error::LeasesOutstanding { strong: s, weak: 0, .. } if s == strong), "{e}");
+                    assert!(
+                        matches!(e, Error::LeasesOutstanding { strong: s, weak: 0, .. } if s == strong),
+                        "{e}"
+                    );
                     assert!(strong > 0);
                 }
             },

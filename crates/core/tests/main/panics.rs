@@ -32,7 +32,10 @@ fn a_panic_in_recycle_retires_the_slot_and_the_drop_goes_on() {
         log.set(|l| &l.panic_recycle, true);
         drop(lease);
         log.set(|l| &l.panic_recycle, false);
-        assert_eq!(pool.stats(), PoolStats { created: 1, peak: 1, retired: 1, ..PoolStats::default() });
+        assert_eq!(
+            pool.stats(),
+            PoolStats { created: 1, peak: 1, retired: 1, ..PoolStats::default() }
+        );
         assert_eq!(log.alive(), 0, "the payload was ended all the same");
         assert!(!pool.is_alive(old));
         assert_ne!(pool.acquire(&want(1)).unwrap().handle().index(), old.index());
@@ -52,7 +55,10 @@ fn a_panic_in_destroy_retires_the_slot_and_the_drop_goes_on() {
         log.set(|l| &l.destroy_at_once, false);
         drop((pool.acquire(&want(1)).unwrap(), pool.acquire(&want(1)).unwrap()));
         assert_eq!(pool.trim(0), 2);
-        assert_eq!(pool.stats(), PoolStats { created: 3, peak: 2, retired: 3, ..PoolStats::default() });
+        assert_eq!(
+            pool.stats(),
+            PoolStats { created: 3, peak: 2, retired: 3, ..PoolStats::default() }
+        );
         drop(pool.acquire(&want(1)).unwrap());
         pool.shutdown().unwrap();
         assert_eq!(log.alive(), 0);
@@ -108,7 +114,7 @@ fn not_even_the_thrown_value_makes_a_drop_panic() {
         fn create(&self, _: EventHandle, (): &()) -> Result<Thing> {
             Ok(Thing)
         }
-        fn recycle(&self, _: &mut Thing) -> Fate {
+        fn recycle(&self, _: &mut Thing) -> Recycle {
             std::panic::panic_any(Bomb)
         }
     }

@@ -57,7 +57,10 @@ fn max_live_bounds_what_exists_and_idle_ones_make_room() {
         let a = pool.acquire(&want(1)).unwrap();
         let b = pool.acquire(&want(1)).unwrap();
         let error = pool.acquire(&want(1)).unwrap_err();
-        assert!(matches!(error, Error::OverBudget { requested: 1, used: 2, limit: 2, .. }), "{error}");
+        assert!(
+            matches!(error, Error::OverBudget { requested: 1, used: 2, limit: 2, .. }),
+            "{error}"
+        );
         assert_eq!(kind(pool.acquire_unique(&want(1))), "OverBudget");
         drop(a);
         let c = pool.acquire(&want(1000)).expect("the idle one is too small and makes room");
@@ -67,7 +70,11 @@ fn max_live_bounds_what_exists_and_idle_ones_make_room() {
         assert_eq!(kind(pool.acquire_new(&want(1))), "Unavailable");
         log.set(|l| &l.fail_create, false);
         let two = (pool.acquire_new(&want(1)).unwrap(), pool.acquire_new(&want(1)).unwrap());
-        assert_eq!(kind(pool.acquire(&want(1))), "OverBudget", "a failed creation gave its reservation back");
+        assert_eq!(
+            kind(pool.acquire(&want(1))),
+            "OverBudget",
+            "a failed creation gave its reservation back"
+        );
         drop(two);
     });
 }
@@ -110,12 +117,14 @@ fn answers_created_live_recycled_and_peak() {
         log.set(|l| &l.fail_create, true);
         assert_eq!(kind(pool.acquire(&want(1))), "Unavailable");
         log.set(|l| &l.fail_create, false);
-        let expected = PoolStats { created: 2, live: 2, recycled: 1, peak: 2, idle: 0, retired: 0, weak: 1 };
+        let expected =
+            PoolStats { created: 2, live: 2, recycled: 1, peak: 2, idle: 0, retired: 0, weak: 1 };
         assert_eq!(pool.stats(), expected);
         drop((b, c, weak));
         assert_eq!(pool.trim(0), 2);
         drop(pool.acquire(&want(1)).unwrap());
-        let expected = PoolStats { created: 3, live: 0, recycled: 1, peak: 2, idle: 1, retired: 0, weak: 0 };
+        let expected =
+            PoolStats { created: 3, live: 0, recycled: 1, peak: 2, idle: 1, retired: 0, weak: 0 };
         assert_eq!(pool.stats(), expected);
         assert!(format!("{pool:?}").contains("item"));
     });
@@ -158,7 +167,8 @@ fn many_threads_never_share_what_is_exclusive() {
             for _ in 0..8 {
                 s.spawn(|| {
                     for _ in 0..2000 {
-                        let mut lease = pool.acquire_unique(&want(1)).expect("eight threads, eight resources");
+                        let mut lease =
+                            pool.acquire_unique(&want(1)).expect("eight threads, eight resources");
                         let mine = &held[lease.number as usize];
                         assert!(!mine.swap(true, sync::atomic::Ordering::SeqCst));
                         lease.text = "x".into();

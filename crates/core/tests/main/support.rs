@@ -90,7 +90,13 @@ impl Resource for Items {
         }
         let number = self.log.created.fetch_add(1, SeqCst);
         let parent = want.parent.clone();
-        Ok(Item { number, size: want.size, text: format!("item {number}").into(), parent, log: self.log.clone() })
+        Ok(Item {
+            number,
+            size: want.size,
+            text: format!("item {number}").into(),
+            parent,
+            log: self.log.clone(),
+        })
     }
 
     fn fits(&self, idle: &mut Item, want: &Want<'_>) -> bool {
@@ -103,11 +109,11 @@ impl Resource for Items {
         true
     }
 
-    fn recycle(&self, item: &mut Item) -> Fate {
+    fn recycle(&self, item: &mut Item) -> Recycle {
         self.log.recycled.fetch_add(1, SeqCst);
         assert!(!self.log.panic_recycle.load(SeqCst), "recycle was told to panic");
         item.parent = None;
-        if self.log.destroy_at_once.load(SeqCst) { Fate::Destroy } else { Fate::Keep }
+        if self.log.destroy_at_once.load(SeqCst) { Recycle::Destroy } else { Recycle::Keep }
     }
 
     fn destroy(&self, item: Item) {

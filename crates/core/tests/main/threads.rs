@@ -26,7 +26,9 @@ fn sixteen_threads_create_a_key_once() {
     for _ in 0..20 {
         let (manager, log) = manager(config());
         let slow = |_| std::thread::sleep(Duration::from_micros(200));
-        let leases = together(|_| manager.get_or_create(&1, &Want { during: Some(&slow), ..want(1) }).unwrap());
+        let leases = together(|_| {
+            manager.get_or_create(&1, &Want { during: Some(&slow), ..want(1) }).unwrap()
+        });
         assert!(leases.windows(2).all(|w| w[0].same(&w[1])));
         assert_eq!(log.counts().0, 1);
         assert_eq!(leases[0].strong_count() as usize, THREADS + 1, "waiting left no lease behind");
@@ -41,7 +43,9 @@ fn keys_are_created_beside_each_other() {
     let meet = |_| {
         all.wait();
     };
-    let leases = together(|i| manager.get_or_create(&(i as u32), &Want { during: Some(&meet), ..want(1) }).unwrap());
+    let leases = together(|i| {
+        manager.get_or_create(&(i as u32), &Want { during: Some(&meet), ..want(1) }).unwrap()
+    });
     assert_eq!(log.counts().0 as usize, THREADS);
     drop(leases);
     manager.shutdown().unwrap();
@@ -59,8 +63,10 @@ fn waiters_share_a_failure_and_the_next_call_tries_again() {
         log.set(|l| if panics { &l.panic_create } else { &l.fail_create }, true);
         let outcomes = together(|_| {
             let request = Want { during: Some(&waiting), ..want(1) };
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| kind(manager.get_or_create(&1, &request))))
-                .unwrap_or("panicked")
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                kind(manager.get_or_create(&1, &request))
+            }))
+            .unwrap_or("panicked")
         });
         let shared = if panics { "InvalidState" } else { "Unavailable" };
         let own = outcomes.iter().filter(|&&o| o == "panicked").count() as u32;

@@ -48,7 +48,8 @@ impl MmapBacking {
     /// A backing on this machine. Backings that share `committed` share the machine's memory.
     #[must_use]
     pub fn new(machine: &Topology, huge_pages: HugePages, committed: Arc<AtomicU64>) -> Self {
-        let physical = if machine.memory == 0 { BackingCaps::default().physical } else { machine.memory };
+        let physical =
+            if machine.memory == 0 { BackingCaps::default().physical } else { machine.memory };
         Self {
             physical,
             granule: GRANULE.max(machine.page),
@@ -203,7 +204,9 @@ unsafe impl Backing for MmapBacking {
         let layout = heap_layout(chunk.bytes, align)?;
         // SAFETY: the caller vouches that `exact` gave the chunk with this alignment, and that
         // nothing uses it.
-        unsafe { std::alloc::dealloc(std::ptr::with_exposed_provenance_mut(chunk.addr as usize), layout) };
+        unsafe {
+            std::alloc::dealloc(std::ptr::with_exposed_provenance_mut(chunk.addr as usize), layout)
+        };
         self.committed.fetch_sub(chunk.bytes, Ordering::AcqRel);
         Ok(())
     }

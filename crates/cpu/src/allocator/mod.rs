@@ -11,7 +11,11 @@ use leasehold_core::{Result, Text};
 
 /// Makes a backing of pages of the system. All backings of a device share the machine's memory.
 pub(crate) fn backing(device: &DeviceState) -> device::MmapBacking {
-    device::MmapBacking::new(device.topology(), device.config().huge_pages, device.committed.clone())
+    device::MmapBacking::new(
+        device.topology(),
+        device.config().huge_pages,
+        device.committed.clone(),
+    )
 }
 
 /// Makes an allocator over pages of the system, for one kind of memory of a device.

@@ -82,7 +82,8 @@ impl Advice {
         }
         let so_far = self.in_period.fetch_add(nanos, Ordering::Relaxed).saturating_add(nanos);
         let expected = so_far.max(self.period_before.load(Ordering::Relaxed));
-        (expected / (2 * u64::from(self.wake.load(Ordering::Relaxed)))).min(u64::from(u32::MAX)) as u32
+        (expected / (2 * u64::from(self.wake.load(Ordering::Relaxed)))).min(u64::from(u32::MAX))
+            as u32
     }
 
     /// Ends the period, because no queue runs anything.

@@ -36,7 +36,10 @@ pub fn limits_under(root: &Path) -> CgroupLimits {
     let mount = root.join("sys/fs/cgroup");
     for line in list.lines() {
         let mut parts = line.splitn(3, ':');
-        let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next()) else { continue };
+        let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next())
+        else {
+            continue;
+        };
         if controllers.is_empty() {
             for base in [mount.clone(), mount.join("unified")] {
                 for group in groups(&base, path) {
@@ -46,7 +49,8 @@ pub fn limits_under(root: &Path) -> CgroupLimits {
             continue;
         }
         for controller in controllers.split(',') {
-            let base = [mount.join(controllers), mount.join(controller)].into_iter().find(|b| b.is_dir());
+            let base =
+                [mount.join(controllers), mount.join(controller)].into_iter().find(|b| b.is_dir());
             let Some(base) = base else { continue };
             for group in groups(&base, path) {
                 match controller {
@@ -90,7 +94,9 @@ fn version_2(group: &Path, found: &mut CgroupLimits) {
 }
 
 fn version_1_cpu(group: &Path, found: &mut CgroupLimits) {
-    let read = |name: &str| fs::read_to_string(group.join(name)).ok().and_then(|t| t.trim().parse::<f64>().ok());
+    let read = |name: &str| {
+        fs::read_to_string(group.join(name)).ok().and_then(|t| t.trim().parse::<f64>().ok())
+    };
     note_cpus(read("cpu.cfs_quota_us"), read("cpu.cfs_period_us").unwrap_or(100_000.0), found);
 }
 
@@ -123,7 +129,9 @@ fn note_memory(limit: Option<u64>, used: Option<u64>, inactive: u64, found: &mut
 fn inactive_file(group: &Path, key: &str) -> u64 {
     fs::read_to_string(group.join("memory.stat"))
         .ok()
-        .and_then(|t| t.lines().find_map(|l| l.strip_prefix(key)).and_then(|v| v.trim().parse().ok()))
+        .and_then(|t| {
+            t.lines().find_map(|l| l.strip_prefix(key)).and_then(|v| v.trim().parse().ok())
+        })
         .unwrap_or(0)
 }
 

@@ -6,17 +6,16 @@
 //! queue's worker) takes a slot, opens it and runs tiles itself. Then the owner closes the slot and
 //! leaves when no helper is inside. The function lives on the owner's stack.
 //!
-//! | field | rule |
-//! |---|---|
-//! | `taken` | CAS by an owner; a slot has one owner at a time |
-//! | `body`, `chunk` | written while the gate is closed and empty; read by helpers inside |
-//! | `gate` | the `OPEN` bit, set and cleared by the owner, and the number of helpers inside |
-//! | `next` | the next unclaimed tile; threads claim tiles by `fetch_add` |
-//! | `open` | one bit for each slot that may have unclaimed tiles |
-//! | `sleepers`, `stop` | the number of sleeping helpers; whether the crew is dismissed |
+//! - `taken`: CAS by an owner; a slot has one owner at a time.
+//! - `body`, `chunk`: written while the host timeline is closed and empty; read by helpers inside.
+//! - `host_timeline`: the `OPEN` bit, set and cleared by the owner, and the number of helpers
+//!   inside.
+//! - `next`: the next unclaimed tile; threads claim tiles by `fetch_add`.
+//! - `open`: one bit for each slot that may have unclaimed tiles.
+//! - `sleepers`, `stop`: the number of sleeping helpers; whether the crew is dismissed.
 //!
-//! - `gate`: A helper first adds itself and checks the bit of the old value. If the gate is closed,
-//!   the helper subtracts itself without access to other fields.
+//! - `host_timeline`: A helper first adds itself and checks the bit of the old value. If the host
+//!   timeline is closed, the helper subtracts itself without access to other fields.
 //! - `next`: The thread that claims the last tiles clears the slot's bit in `open`.
 //! - `open` is a hint for helpers, which may be wrong in both directions for an instant.
 //! - `sleepers`: A helper adds itself to `sleepers`, then checks `open`. An owner sets its bit in
@@ -50,7 +49,7 @@ const OPEN: u32 = 1 << 31;
 
 struct Slot {
     taken: AtomicBool,
-    gate: AtomicU32,
+    host_timeline: AtomicU32,
     next: AtomicU64,
     total: AtomicU64,
     chunk: AtomicU64,
@@ -68,10 +67,10 @@ pub(crate) struct Crew {
 }
 
 // SAFETY: the slot's one owner writes `body` while no helper is inside. Helpers read it inside the
-// open gate (see the protocol).
+// open host timeline (see the protocol).
 unsafe impl Sync for Crew {}
-// SAFETY: the functions are `Sync`, so their references are `Send`. The gate orders all accesses to
-// `body` (see the protocol).
+// SAFETY: the functions are `Sync`, so their references are `Send`. The host timeline orders all
+// accesses to `body` (see the protocol).
 unsafe impl Send for Crew {}
 
 impl Crew {
@@ -79,7 +78,7 @@ impl Crew {
         let slot = || {
             CachePadded::new(Slot {
                 taken: AtomicBool::new(false),
-                gate: AtomicU32::new(0),
+                host_timeline: AtomicU32::new(0),
                 next: AtomicU64::new(0),
                 total: AtomicU64::new(0),
                 chunk: AtomicU64::new(1),
@@ -113,29 +112,31 @@ impl Crew {
     ) -> Result<(), Box<str>> {
         let free = self.slots.iter().position(|s| {
             !s.taken.load(Ordering::Relaxed)
-                && s.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
+                && s.taken
+                    .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
+                    .is_ok()
         });
         let Some(index) = free else {
             return guarded(|| mine(0, total));
         };
         let slot = &self.slots[index];
-        // SAFETY: the cast only changes the lifetime. The gate keeps every use of the reference
-        // inside this call (see the protocol).
+        // SAFETY: the cast only changes the lifetime. The host timeline keeps every use of the
+        // reference inside this call (see the protocol).
         let lasting: Body<'static> = unsafe { std::mem::transmute(body) };
-        // SAFETY: this thread owns the slot, whose gate is closed and empty: no other thread reads
-        // the cell.
+        // SAFETY: this thread owns the slot, whose host timeline is closed and empty: no other
+        // thread reads the cell.
         slot.body.with_mut(|b| unsafe { *b = Some(lasting) });
         slot.chunk.store(chunk.max(1), Ordering::Relaxed);
         slot.total.store(total, Ordering::Relaxed);
         slot.next.store(0, Ordering::Relaxed);
-        slot.gate.fetch_or(OPEN, Ordering::Release);
+        slot.host_timeline.fetch_or(OPEN, Ordering::Release);
         self.open.fetch_or(1 << index, Ordering::Release);
         self.ring(ring);
         self.claim(index, mine);
         self.open.fetch_and(!(1 << index), Ordering::Relaxed);
-        slot.gate.fetch_and(!OPEN, Ordering::AcqRel);
+        slot.host_timeline.fetch_and(!OPEN, Ordering::AcqRel);
         let mut spins = 0u32;
-        while slot.gate.load(Ordering::Acquire) != 0 {
+        while slot.host_timeline.load(Ordering::Acquire) != 0 {
             // Helpers run the last tiles. These are soon over, unless a helper has lost its
             // processor.
             spins += 1;
@@ -150,7 +151,7 @@ impl Crew {
     }
 
     /// Runs tiles of the job in a slot until none is unclaimed. Returns whether it ran any. The
-    /// caller owns the slot or is inside its gate.
+    /// caller owns the slot or is inside its host timeline.
     fn claim(&self, index: usize, body: &dyn Fn(u64, u64)) -> bool {
         let slot = &self.slots[index];
         let total = slot.total.load(Ordering::Relaxed);
@@ -187,15 +188,15 @@ impl Crew {
                 continue;
             }
             let slot = &self.slots[index];
-            if slot.gate.fetch_add(1, Ordering::Acquire) & OPEN != 0 {
-                // SAFETY: this thread is inside an open gate. The owner wrote the cell before, and
-                // does not leave before this thread does.
+            if slot.host_timeline.fetch_add(1, Ordering::Acquire) & OPEN != 0 {
+                // SAFETY: this thread is inside an open host timeline. The owner wrote the cell
+                // before, and does not leave before this thread does.
                 let body = slot.body.with(|b| unsafe { *b });
                 if let Some(body) = body {
                     helped |= self.claim(index, body);
                 }
             }
-            slot.gate.fetch_sub(1, Ordering::Release);
+            slot.host_timeline.fetch_sub(1, Ordering::Release);
         }
         helped
     }

@@ -53,7 +53,8 @@ fn run(crew: &Crew, tiles: u64, ring: u32, body: impl Fn(u64, u64) + Sync) {
 fn model(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     // `LOOM_MAX_PREEMPTIONS` makes the exploration shorter.
-    builder.preemption_bound = Some(builder.preemption_bound.map_or(preemptions, |asked| asked.min(preemptions)));
+    builder.preemption_bound =
+        Some(builder.preemption_bound.map_or(preemptions, |asked| asked.min(preemptions)));
     builder.check(f);
 }
 

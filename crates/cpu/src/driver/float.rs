@@ -45,7 +45,9 @@ const KERNELS: u32 = START | 0x8000 | 0x0040;
 fn write(state: u32) {
     let mut now = 0u32;
     // SAFETY: the instruction stores the control word to a local.
-    unsafe { std::arch::asm!("stmxcsr [{}]", in(reg) &raw mut now, options(nostack, preserves_flags)) };
+    unsafe {
+        std::arch::asm!("stmxcsr [{}]", in(reg) &raw mut now, options(nostack, preserves_flags))
+    };
     if now & !0x3f != state {
         // SAFETY: the instruction loads a valid control word (no reserved bit). All exceptions stay
         // masked, so nothing can trap. Only this thread is concerned. This thread runs kernels, and
@@ -69,7 +71,9 @@ const KERNELS: u64 = 1 << 24;
 fn write(state: u64) {
     // SAFETY: the control word is valid and has no traps. Only this thread is concerned, which runs
     // kernels and calls all other code through `apart`.
-    unsafe { std::arch::asm!("msr fpcr, {}", in(reg) state, options(nomem, nostack, preserves_flags)) };
+    unsafe {
+        std::arch::asm!("msr fpcr, {}", in(reg) state, options(nomem, nostack, preserves_flags))
+    };
 }
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "x86", target_arch = "aarch64")))]

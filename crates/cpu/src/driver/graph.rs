@@ -60,21 +60,25 @@ impl Program {
         if !plan.is_chain() {
             let mut depth = vec![0u32; n];
             for i in 0..n {
-                depth[i] = plan.predecessors(i).iter().map(|&p| depth[p as usize] + 1).max().unwrap_or(0);
+                depth[i] =
+                    plan.predecessors(i).iter().map(|&p| depth[p as usize] + 1).max().unwrap_or(0);
             }
             order = (0..n as u32).collect();
             order.sort_by_key(|&i| depth[i as usize]);
             let mut from = 0;
             while from < n {
                 let d = depth[order[from] as usize];
-                let to = from + order[from..].iter().take_while(|&&i| depth[i as usize] == d).count();
+                let to =
+                    from + order[from..].iter().take_while(|&&i| depth[i as usize] == d).count();
                 waves.push(from as u32..to as u32);
                 widest = widest.max(to - from);
                 from = to;
             }
         }
-        let bytes = (order.len() * 4 + waves.len() * size_of::<Range<u32>>() + (widest + 1) * 8) as u64;
-        let state = State { plan, order, waves, before: Vec::with_capacity(widest + 1), launches: 0 };
+        let bytes =
+            (order.len() * 4 + waves.len() * size_of::<Range<u32>>() + (widest + 1) * 8) as u64;
+        let state =
+            State { plan, order, waves, before: Vec::with_capacity(widest + 1), launches: 0 };
         Ok(Self { nodes: n, bytes: bytes + size_of::<Self>() as u64, state: Mutex::new(state) })
     }
 
@@ -135,18 +139,28 @@ impl Program {
     ///   of bindings or sizes of parameters.
     /// - `InvalidState` while a launch runs.
     pub(crate) fn update(&self, patches: &[NodePatch<'_>]) -> Result<()> {
-        let mut state =
-            self.state.try_lock().ok_or_else(|| Error::state("a graph cannot be changed while a launch of it runs"))?;
+        let mut state = self
+            .state
+            .try_lock()
+            .ok_or_else(|| Error::state("a graph cannot be changed while a launch of it runs"))?;
         for p in patches {
             let index = p.node as usize;
             let Some(Op::Dispatch(d)) = state.plan.ops.get(index) else {
-                return Err(Error::invalid(format!("node {index} is not a dispatch of this graph")));
+                return Err(Error::invalid(format!(
+                    "node {index} is not a dispatch of this graph"
+                )));
             };
             if p.bindings.is_some_and(|b| b.len() != d.bindings.len()) {
-                return Err(Error::invalid(format!("node {index} has {} bindings", d.bindings.len())));
+                return Err(Error::invalid(format!(
+                    "node {index} has {} bindings",
+                    d.bindings.len()
+                )));
             }
             if p.params.is_some_and(|x| x.len() != d.params.len()) {
-                return Err(Error::invalid(format!("node {index} has {} bytes of parameters", d.params.len())));
+                return Err(Error::invalid(format!(
+                    "node {index} has {} bytes of parameters",
+                    d.params.len()
+                )));
             }
         }
         for p in patches {

@@ -88,9 +88,13 @@ pub(crate) fn map_segment(bytes: u64, align: u64, huge: bool) -> Result<u64> {
 fn map(bytes: u64, align: u64, protection: libc::c_int) -> Result<u64> {
     let refused = || OutOfMemory::new("address space", bytes);
     // The mapping is larger, so that it contains an aligned part. The rest is given back.
-    let span = bytes.checked_add(align).filter(|&s| s < 1 << 60 && bytes != 0).ok_or_else(|| Error::from(refused()))?;
+    let span = bytes
+        .checked_add(align)
+        .filter(|&s| s < 1 << 60 && bytes != 0)
+        .ok_or_else(|| Error::from(refused()))?;
     // SAFETY: the system chooses the address of the new mapping, so no existing memory is touched.
-    let at = unsafe { libc::mmap(ptr::null_mut(), span as usize, protection, RESERVE_FLAGS, -1, 0) };
+    let at =
+        unsafe { libc::mmap(ptr::null_mut(), span as usize, protection, RESERVE_FLAGS, -1, 0) };
     if at == libc::MAP_FAILED {
         return Err(refused().note(format!("mmap: {}", io::Error::last_os_error())).into());
     }
@@ -127,7 +131,9 @@ pub(crate) unsafe fn unmap(at: u64, bytes: u64) -> Result<()> {
 /// - The range lies in a reservation of this module.
 pub(crate) unsafe fn commit(at: u64, bytes: u64, huge: bool) -> Result<()> {
     // SAFETY: the range lies in a reservation of this module (the contract of this function).
-    let rc = unsafe { libc::mprotect(at as *mut libc::c_void, bytes as usize, libc::PROT_READ | libc::PROT_WRITE) };
+    let rc = unsafe {
+        libc::mprotect(at as *mut libc::c_void, bytes as usize, libc::PROT_READ | libc::PROT_WRITE)
+    };
     if rc != 0 {
         let error = io::Error::last_os_error();
         return Err(OutOfMemory::new("memory", bytes).note(format!("mprotect: {error}")).into());
@@ -148,12 +154,16 @@ pub(crate) unsafe fn decommit(at: u64, bytes: u64) -> Result<()> {
     let address = at as *mut libc::c_void;
     // SAFETY: the call replaces a mapping of this module in one step. Nothing uses the range (the
     // contract of this function).
-    let now = unsafe { libc::mmap(address, bytes as usize, libc::PROT_NONE, RESERVE_FLAGS | libc::MAP_FIXED, -1, 0) };
+    let now = unsafe {
+        libc::mmap(address, bytes as usize, libc::PROT_NONE, RESERVE_FLAGS | libc::MAP_FIXED, -1, 0)
+    };
     if now == libc::MAP_FAILED {
         // The system has no entry left for a mapping, so only the pages are given back.
         // SAFETY: the range is a mapping of this module, and nothing uses its bytes. Later reads of
         // the range give zero.
-        return check("madvise", unsafe { libc::madvise(address, bytes as usize, libc::MADV_DONTNEED) });
+        return check("madvise", unsafe {
+            libc::madvise(address, bytes as usize, libc::MADV_DONTNEED)
+        });
     }
     Ok(())
 }
@@ -175,5 +185,9 @@ fn check(api: &'static str, rc: libc::c_int) -> Result<()> {
         return Ok(());
     }
     let error = io::Error::last_os_error();
-    Err(Error::Driver { api, code: error.raw_os_error().unwrap_or(0), name: error.to_string().into_boxed_str() })
+    Err(Error::Driver {
+        api,
+        code: error.raw_os_error().unwrap_or(0),
+        name: error.to_string().into_boxed_str(),
+    })
 }

@@ -20,7 +20,7 @@ use super::{current_cpu, float, now_nanos};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use leasehold_core::sync::thread::{self, JoinHandle};
 use leasehold_core::sync::{Arc, CachePadded, Mutex, spin_loop};
-use leasehold_core::{Birth, Result};
+use leasehold_core::{ForkGuard, Result};
 use std::cell::{Cell, UnsafeCell};
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -106,7 +106,7 @@ pub(crate) struct TilePool {
     started: AtomicBool,
     helpers: Mutex<Vec<JoinHandle<()>>>,
     /// The process that the threads belong to.
-    birth: Birth,
+    fork_guard: ForkGuard,
 }
 
 impl TilePool {
@@ -136,14 +136,14 @@ impl TilePool {
             name: name.into(),
             started: AtomicBool::new(false),
             helpers: Mutex::new(Vec::new()),
-            birth: Birth::here(),
+            fork_guard: ForkGuard::here(),
         }
     }
 
     /// Whether this process is a forked child of the one that the device's threads belong to.
     #[inline]
     pub(crate) fn is_forked(&self) -> bool {
-        self.birth.left()
+        self.fork_guard.is_forked_child()
     }
 
     /// Fails in a process where a call that needs a thread of the device would wait for ever.
@@ -152,7 +152,7 @@ impl TilePool {
     /// `InvalidState` in a forked child.
     #[inline]
     pub(crate) fn check_process(&self) -> Result<()> {
-        self.birth.check(|_| {
+        self.fork_guard.check(|_| {
             "this process was forked after the device was opened, and the device's threads stayed in the parent; open a backend of its own \
              here, or fork before"
                 .into()
@@ -230,7 +230,8 @@ impl TilePool {
         }
         for i in 1..self.threads {
             let shared = self.shared.clone();
-            let named = thread::Builder::new().name(format!("lh-{}-t{i}", self.name.replace(':', "")));
+            let named =
+                thread::Builder::new().name(format!("lh-{}-t{i}", self.name.replace(':', "")));
             match named.spawn(move || help(&shared, i as usize)) {
                 Ok(handle) => helpers.push(handle),
                 Err(error) => {
@@ -246,7 +247,8 @@ impl TilePool {
     /// spin on processor `not_on`, which runs the thread that makes it ready.
     pub(crate) fn spin_until(&self, not_on: u32, ready: impl Fn() -> bool) -> bool {
         let shared = &*self.shared;
-        let crowded = |so_far| so_far > GIVE_WAY && shared.awake.load(Ordering::Relaxed) >= shared.cores;
+        let crowded =
+            |so_far| so_far > GIVE_WAY && shared.awake.load(Ordering::Relaxed) >= shared.cores;
         spin(shared, shared.spin, not_on, ready, crowded)
     }
 
@@ -286,7 +288,7 @@ impl TilePool {
 
 impl Drop for TilePool {
     fn drop(&mut self) {
-        if self.birth.left() {
+        if self.fork_guard.is_forked_child() {
             // A forked child has no helpers to wait for, and another thread may have held the lock
             // at the fork.
             std::mem::forget(std::mem::take(self.helpers.get_mut()));
@@ -363,7 +365,9 @@ fn help(shared: &Shared, seat: usize) {
 /// Spins for work for a bounded time.
 fn stay_awake(shared: &Shared) -> bool {
     let owner = shared.owner_cpu.load(Ordering::Relaxed);
-    let crowded =
-        |_| shared.running.load(Ordering::Relaxed) == 0 && shared.awake.load(Ordering::Relaxed) >= shared.cores;
+    let crowded = |_| {
+        shared.running.load(Ordering::Relaxed) == 0
+            && shared.awake.load(Ordering::Relaxed) >= shared.cores
+    };
     spin(shared, shared.spin, owner, || shared.crew.has_work(), crowded)
 }

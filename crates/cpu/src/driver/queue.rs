@@ -38,7 +38,7 @@ use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use leasehold_core::sync::thread::{self, JoinHandle};
 use leasehold_core::sync::{Arc, CachePadded, Condvar, Mutex, MutexGuard};
-use leasehold_core::{Error, Fault, Line, LineOwner, Point, Result, VALUE_LIMIT};
+use leasehold_core::{Error, Fault, Result, Timeline, TimelineOwner, Timepoint, VALUE_LIMIT};
 use leasehold_hal::{Op, OpList};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -90,7 +90,7 @@ impl Pending {
 }
 
 struct Shared {
-    owner: LineOwner,
+    owner: TimelineOwner,
     pool: Arc<TilePool>,
     pending: Mutex<Pending>,
     bell: Condvar,
@@ -111,9 +111,9 @@ impl Queue {
     /// A queue without a thread.
     ///
     /// # Errors
-    /// `OutOfMemory` without free lines.
+    /// `OutOfMemory` without free timelines.
     pub(crate) fn new(pool: Arc<TilePool>) -> Result<Self> {
-        let owner = LineOwner::take()?;
+        let owner = TimelineOwner::take()?;
         Ok(Self {
             shared: Arc::new(Shared {
                 owner,
@@ -129,8 +129,8 @@ impl Queue {
     }
 
     #[inline]
-    pub(crate) fn line(&self) -> &'static Line {
-        self.shared.owner.line()
+    pub(crate) fn timeline(&self) -> &'static Timeline {
+        self.shared.owner.timeline()
     }
 
     /// Submits operations as one submission; see `hal::Stream::submit`.
@@ -140,16 +140,20 @@ impl Queue {
     ///
     /// # Safety
     /// - See `hal::Stream::submit`.
-    pub(crate) unsafe fn submit(&self, ops: &[Op<'_>], note_wait: impl Fn(Point)) -> Result<u64> {
+    pub(crate) unsafe fn submit(
+        &self,
+        ops: &[Op<'_>],
+        note_wait: impl Fn(Timepoint),
+    ) -> Result<u64> {
         self.shared.pool.check_process()?;
         for op in ops {
             check(op)?;
         }
-        let line = self.line();
+        let timeline = self.timeline();
         let mut pending = self.shared.pending.lock();
         loop {
-            if line.failed(VALUE_LIMIT) {
-                return Err(cause(line));
+            if timeline.failed(VALUE_LIMIT) {
+                return Err(cause(timeline));
             }
             if pending.closing {
                 return Err(Error::state("the stream is shut down"));
@@ -167,10 +171,12 @@ impl Queue {
         }
         for op in ops {
             if let Op::Wait(p) = op
-                && p.line_id() == line.id()
-                && p.value() > line.submitted()
+                && p.timeline_id() == timeline.id()
+                && p.value() > timeline.submitted()
             {
-                return Err(Error::invalid(format!("{p:?} is not submitted yet: this stream would wait for itself")));
+                return Err(Error::invalid(format!(
+                    "{p:?} is not submitted yet: this stream would wait for itself"
+                )));
             }
         }
         let value = self.shared.owner.advance()?;
@@ -200,33 +206,40 @@ impl Queue {
     fn start_slow(&self, pending: &mut MutexGuard<'_, Pending>) -> Result<()> {
         pending.make_room();
         let shared = self.shared.clone();
-        let name = format!("lh-{}-s{}", self.shared.pool.name().replace(':', ""), self.line().id().get());
-        let handle = thread::Builder::new().name(name).spawn(move || work(&shared)).map_err(|e| Error::Driver {
-            api: "pthread_create",
-            code: e.raw_os_error().unwrap_or(0),
-            name: e.to_string().into_boxed_str(),
-        })?;
+        let name = format!(
+            "lh-{}-s{}",
+            self.shared.pool.name().replace(':', ""),
+            self.timeline().id().get()
+        );
+        let handle =
+            thread::Builder::new().name(name).spawn(move || work(&shared)).map_err(|e| {
+                Error::Driver {
+                    api: "pthread_create",
+                    code: e.raw_os_error().unwrap_or(0),
+                    name: e.to_string().into_boxed_str(),
+                }
+            })?;
         pending.worker = Some(handle);
         Ok(())
     }
 
-    /// Blocks until `value` is over; see `Timeline::wait_host`.
+    /// Blocks until `value` is over; see `TimelineSource::wait_host`.
     ///
     /// # Errors
-    /// See `Timeline::wait_host`; `InvalidState` on the queue's own worker, which would wait for
-    /// itself.
+    /// See `TimelineSource::wait_host`; `InvalidState` on the queue's own worker, which would wait
+    /// for itself.
     pub(crate) fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
-        let line = self.line();
-        if line.check(value)? {
+        let timeline = self.timeline();
+        if timeline.check(value)? {
             return Ok(());
         }
         self.shared.pool.check_process()?;
-        line.check_caller(value)?;
+        timeline.check_caller(value)?;
         if timeout.is_none_or(|t| t > Duration::from_micros(100)) {
             let worker = self.shared.worker_cpu.load(Ordering::Relaxed);
-            self.shared.pool.spin_outside(worker, || !matches!(line.check(value), Ok(false)));
+            self.shared.pool.spin_outside(worker, || !matches!(timeline.check(value), Ok(false)));
         }
-        line.wait(value, timeout)
+        timeline.wait(value, timeout)
     }
 
     /// Tells the worker to end after the pending submissions. If the worker is idle, the call waits
@@ -247,7 +260,7 @@ impl Queue {
         self.shared.bell.notify_one();
         self.shared.room.notify_all();
         if let Some(worker) = worker
-            && self.line().is_idle()
+            && self.timeline().is_idle()
             && worker.thread().id() != thread::current().id()
         {
             // The worker catches the panics of its work, so the result says nothing.
@@ -264,14 +277,14 @@ impl Drop for Queue {
 
 impl fmt::Debug for Queue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Queue({:?})", self.line())
+        write!(f, "Queue({:?})", self.timeline())
     }
 }
 
 /// The cause of a poisoned timeline.
 #[cold]
-fn cause(line: &Line) -> Error {
-    line.failure().map_or_else(|| Error::state("the stream is poisoned"), |f| f.1)
+fn cause(timeline: &Timeline) -> Error {
+    timeline.failure().map_or_else(|| Error::state("the stream is poisoned"), |f| f.1)
 }
 
 /// Checks that an operation can run, before anything is submitted.
@@ -279,7 +292,9 @@ fn cause(line: &Line) -> Error {
 fn check(op: &Op<'_>) -> Result<()> {
     match op {
         Op::Dispatch(d) => {
-            if d.bindings.len() != d.pipeline.bindings.len() || d.params.len() != d.pipeline.params as usize {
+            if d.bindings.len() != d.pipeline.bindings.len()
+                || d.params.len() != d.pipeline.params as usize
+            {
                 return Err(Error::invalid(format!(
                     "{}: {} bindings and {} bytes of parameters, it declares {} and {}",
                     op.name(),
@@ -301,9 +316,12 @@ fn check(op: &Op<'_>) -> Result<()> {
         Op::Copy(c) if c.rows == 1 && c.width != 0 => no_overlap(c.src, c.dst, c.width),
         Op::Upload(u) if u.bytes != 0 => no_overlap(u.src as u64, u.dst, u.bytes),
         Op::Download(d) if d.bytes != 0 => no_overlap(d.src, d.dst as u64, d.bytes),
-        Op::Fill(f) if !matches!(f.width, 1 | 2 | 4) || f.bytes % u64::from(f.width) != 0 => Err(Error::invalid(
-            format!("fill of {} bytes with a pattern of {}: want 1, 2 or 4, and whole patterns", f.bytes, f.width),
-        )),
+        Op::Fill(f) if !matches!(f.width, 1 | 2 | 4) || f.bytes % u64::from(f.width) != 0 => {
+            Err(Error::invalid(format!(
+                "fill of {} bytes with a pattern of {}: want 1, 2 or 4, and whole patterns",
+                f.bytes, f.width
+            )))
+        }
         _ => Ok(()),
     }
 }
@@ -311,7 +329,9 @@ fn check(op: &Op<'_>) -> Result<()> {
 #[inline]
 fn no_overlap(src: u64, dst: u64, bytes: u64) -> Result<()> {
     if src.abs_diff(dst) < bytes {
-        return Err(Error::invalid(format!("copy of {bytes} bytes from {src:#x} to {dst:#x} overlaps itself")));
+        return Err(Error::invalid(format!(
+            "copy of {bytes} bytes from {src:#x} to {dst:#x} overlaps itself"
+        )));
     }
     Ok(())
 }
@@ -321,11 +341,13 @@ fn work(shared: &Shared) {
     enter_device_thread();
     let pool = &*shared.pool;
     let owner = &shared.owner;
-    let line = owner.line();
+    let timeline = owner.timeline();
     let mut mine = Pending::with_room();
     pool.wake_up();
     loop {
-        pool.spin_until(shared.submitter_cpu.load(Ordering::Relaxed), || shared.ready.load(Ordering::Acquire));
+        pool.spin_until(shared.submitter_cpu.load(Ordering::Relaxed), || {
+            shared.ready.load(Ordering::Acquire)
+        });
         let mut pending = shared.pending.lock();
         while pending.ends.is_empty() {
             if pending.closing {
@@ -353,10 +375,12 @@ fn work(shared: &Shared) {
         pool.begin();
         for i in 0..=last {
             let (to, value) = (mine.ends[i] as usize, first + i as u64);
-            if !line.failed(value) {
+            if !timeline.failed(value) {
                 // SAFETY: the list holds the operations of `submit`, whose caller vouches for them
                 // until the value is complete, below.
-                line.run_call(value, || unsafe { Runner { pool, owner, value }.run(&mine.ops, from, to) });
+                timeline.run_call(value, || unsafe {
+                    Runner { pool, owner, value }.run(&mine.ops, from, to)
+                });
             }
             for index in from..to {
                 // A dropped object may be the user's. A panic of its destructor must not end the
@@ -378,7 +402,7 @@ fn work(shared: &Shared) {
 /// Runs operations of one submission.
 pub(crate) struct Runner<'a> {
     pub(crate) pool: &'a TilePool,
-    owner: &'a LineOwner,
+    owner: &'a TimelineOwner,
     value: u64,
 }
 
@@ -411,7 +435,7 @@ impl Runner<'_> {
 
     #[cold]
     fn fault(&self, op: String, what: Box<str>) -> Error {
-        let stream = format!("{} {:?}", self.pool.name(), self.owner.line().id());
+        let stream = format!("{} {:?}", self.pool.name(), self.owner.timeline().id());
         Fault::new(op, stream, self.value, what.into_string()).into()
     }
 
@@ -429,7 +453,7 @@ impl Runner<'_> {
         }
         match op {
             Op::Wait(point) => self.wait(*point).map_err(Failure::Cause),
-            Op::Stamp(stamp) => {
+            Op::WriteTimestamp(stamp) => {
                 stamp.set(now_nanos());
                 Ok(())
             }
@@ -446,21 +470,21 @@ impl Runner<'_> {
     }
 
     /// Blocks until the timepoint is settled.
-    fn wait(&self, point: Point) -> Result<()> {
+    fn wait(&self, point: Timepoint) -> Result<()> {
         if planted(Defect::WaitSkipped) {
             return Ok(());
         }
-        let line = point.line();
-        let over = || !matches!(line.check(point.value()), Ok(false));
+        let timeline = point.timeline();
+        let over = || !matches!(timeline.check(point.value()), Ok(false));
         if !over() && !self.pool.spin_until(u32::MAX, over) {
             self.pool.end();
             self.pool.fall_asleep();
-            let result = line.wait(point.value(), None);
+            let result = timeline.wait(point.value(), None);
             self.pool.wake_up();
             self.pool.begin();
             return result;
         }
-        line.check(point.value()).map(drop)
+        timeline.check(point.value()).map(drop)
     }
 }
 

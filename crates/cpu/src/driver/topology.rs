@@ -89,7 +89,8 @@ impl Topology {
         t.page = memory::page_size();
         t.memory = memory::info().total;
         if t.name.is_empty() {
-            t.name = system_name().unwrap_or_else(|| format!("{} processor", std::env::consts::ARCH));
+            t.name =
+                system_name().unwrap_or_else(|| format!("{} processor", std::env::consts::ARCH));
         }
         t
     }
@@ -102,8 +103,10 @@ impl Topology {
         let mut t = Self { name: model_name(root), ..Self::default() };
         let cpus = root.join("sys/devices/system/cpu");
         let online = read_list(&cpus.join("online"));
-        let fallback = || (0..std::thread::available_parallelism().map_or(1, |n| n.get() as u32)).collect();
-        let online = if online.is_empty() { affinity.clone().unwrap_or_else(fallback) } else { online };
+        let fallback =
+            || (0..std::thread::available_parallelism().map_or(1, |n| n.get() as u32)).collect();
+        let online =
+            if online.is_empty() { affinity.clone().unwrap_or_else(fallback) } else { online };
         t.online = online.len() as u32;
         let mut cores = BTreeSet::new();
         let mut packages = BTreeSet::new();
@@ -133,7 +136,10 @@ impl Topology {
     #[must_use]
     pub fn details(&self) -> Vec<(String, String)> {
         let mut d = vec![
-            ("processors".into(), format!("{} online, {} cores, {} packages", self.online, self.cores, self.packages)),
+            (
+                "processors".into(),
+                format!("{} online, {} cores, {} packages", self.online, self.cores, self.packages),
+            ),
             ("usable".into(), format!("{} ({} by affinity)", self.usable, self.affinity.len())),
         ];
         if let Some(quota) = self.quota {
@@ -142,15 +148,31 @@ impl Topology {
         for c in &self.caches {
             d.push((
                 format!("L{} {}", c.level, c.kind.to_lowercase()),
-                format!("{} x {}, {} B lines, shared by {}", c.count, size(c.bytes), c.line, c.shared_by),
+                format!(
+                    "{} x {}, {} B lines, shared by {}",
+                    c.count,
+                    size(c.bytes),
+                    c.line,
+                    c.shared_by
+                ),
             ));
         }
         for n in &self.nodes {
-            d.push((format!("node {}", n.id), format!("{} processors, {}", n.cpus.len(), size(n.bytes))));
+            d.push((
+                format!("node {}", n.id),
+                format!("{} processors, {}", n.cpus.len(), size(n.bytes)),
+            ));
         }
         let huge: Vec<_> = self.huge_pages.iter().map(|&b| size(b)).collect();
-        let thp = if self.transparent_huge_pages.is_empty() { "none" } else { &self.transparent_huge_pages };
-        d.push(("pages".into(), format!("{}; huge {}; transparent {thp}", size(self.page), list(&huge))));
+        let thp = if self.transparent_huge_pages.is_empty() {
+            "none"
+        } else {
+            &self.transparent_huge_pages
+        };
+        d.push((
+            "pages".into(),
+            format!("{}; huge {}; transparent {thp}", size(self.page), list(&huge)),
+        ));
         d.push(("features".into(), list(&self.features)));
         d
     }
@@ -163,7 +185,9 @@ fn list(items: &[String]) -> String {
 fn size(bytes: u64) -> String {
     match bytes {
         b if b >= 1 << 30 => format!("{:.1} GiB", b as f64 / (1u64 << 30) as f64),
-        b if b >= 1 << 20 => format!("{:.4} MiB", b as f64 / (1u64 << 20) as f64).replace(".0000", ""),
+        b if b >= 1 << 20 => {
+            format!("{:.4} MiB", b as f64 / (1u64 << 20) as f64).replace(".0000", "")
+        }
         b if b >= 1 << 10 => format!("{} KiB", b >> 10),
         b => format!("{b} B"),
     }
@@ -217,7 +241,10 @@ fn model_name(root: &Path) -> String {
             .map(|(_, v)| v.trim().to_owned())
             .filter(|v| !v.is_empty())
     };
-    field("model name").or_else(|| field("Model")).or_else(|| field("cpu model")).unwrap_or_default()
+    field("model name")
+        .or_else(|| field("Model"))
+        .or_else(|| field("cpu model"))
+        .unwrap_or_default()
 }
 
 fn caches(cpus: &Path, online: &[u32]) -> Vec<Cache> {
@@ -242,7 +269,8 @@ fn caches(cpus: &Path, online: &[u32]) -> Vec<Cache> {
             }
         }
     }
-    let mut caches: Vec<_> = found.into_iter().map(|(c, s)| Cache { count: s.len() as u32, ..c }).collect();
+    let mut caches: Vec<_> =
+        found.into_iter().map(|(c, s)| Cache { count: s.len() as u32, ..c }).collect();
     caches.sort();
     caches
 }
@@ -272,7 +300,9 @@ fn huge_pages(dir: &Path) -> Vec<u64> {
         .into_iter()
         .flatten()
         .flatten()
-        .filter_map(|e| e.file_name().to_str()?.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok())
+        .filter_map(|e| {
+            e.file_name().to_str()?.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()
+        })
         .map(|kib: u64| kib << 10)
         .collect();
     sizes.sort_unstable();
@@ -288,7 +318,9 @@ fn affinity() -> Option<Vec<u32>> {
         let mut mask = vec![0u64; words];
         // SAFETY: the mask is as long as the length says, and the kernel writes at most that much.
         // The set type only wraps words.
-        let rc = unsafe { libc::sched_getaffinity(0, words * 8, mask.as_mut_ptr().cast::<libc::cpu_set_t>()) };
+        let rc = unsafe {
+            libc::sched_getaffinity(0, words * 8, mask.as_mut_ptr().cast::<libc::cpu_set_t>())
+        };
         if rc == 0 {
             let bit = |i: &u32| mask[*i as usize / 64] >> (i % 64) & 1 == 1;
             return Some((0..words as u32 * 64).filter(bit).collect());

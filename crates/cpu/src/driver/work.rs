@@ -59,7 +59,9 @@ impl<'a> Work<'a> {
         Some(match *op {
             // SAFETY: the pipeline is of this backend (the contract of this function).
             Op::Dispatch(d) => Work::Kernel(unsafe { Tiles::new(d) }),
-            Op::Copy(c) => Work::Copy(Rows::new(c.src, c.src_pitch, c.dst, c.dst_pitch, c.width, c.rows)),
+            Op::Copy(c) => {
+                Work::Copy(Rows::new(c.src, c.src_pitch, c.dst, c.dst_pitch, c.width, c.rows))
+            }
             Op::Upload(u) => Work::Copy(Rows::new(u.src as u64, 0, u.dst, 0, u.bytes, 1)),
             Op::Download(d) => Work::Copy(Rows::new(d.src, 0, d.dst as u64, 0, d.bytes, 1)),
             Op::Fill(f) => Work::Fill(Pattern::new(f.dst, f.bytes, f.pattern, f.width)),
@@ -156,7 +158,9 @@ impl<'a> Tiles<'a> {
         with_scratch(d.shared, |shared| {
             // SAFETY: the bindings are valid (the contract of this function). `with_scratch` lends
             // `shared` to these tiles alone.
-            let mut args = unsafe { CpuArgs::new((d.grid, d.block), d.bindings, d.params, (shared, d.shared)) };
+            let mut args = unsafe {
+                CpuArgs::new((d.grid, d.block), d.bindings, d.params, (shared, d.shared))
+            };
             let mut tile = [0; 3];
             if from != 0 {
                 let (x, y) = (u64::from(gx), u64::from(gy));
@@ -191,13 +195,20 @@ impl Rows {
         if width == 0 || rows == 0 {
             (width, rows) = (0, 0);
         }
-        let (pieces, rows_per_piece) =
-            if width >= PIECE { (width.div_ceil(PIECE), 1) } else { (0, (PIECE / width.max(1)).max(1)) };
+        let (pieces, rows_per_piece) = if width >= PIECE {
+            (width.div_ceil(PIECE), 1)
+        } else {
+            (0, (PIECE / width.max(1)).max(1))
+        };
         Self { src, src_pitch, dst, dst_pitch, width, rows, pieces, rows_per_piece }
     }
 
     fn tiles(&self) -> u64 {
-        if self.pieces == 0 { self.rows.div_ceil(self.rows_per_piece) } else { self.rows.saturating_mul(self.pieces) }
+        if self.pieces == 0 {
+            self.rows.div_ceil(self.rows_per_piece)
+        } else {
+            self.rows.saturating_mul(self.pieces)
+        }
     }
 
     /// # Safety

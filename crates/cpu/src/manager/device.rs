@@ -10,8 +10,8 @@
 use super::buffer::BufferManager;
 use super::event::EventManager;
 use super::execution::CpuConfig;
-use super::gate::{GateManager, GateWaits};
 use super::graph::GraphManager;
+use super::host_timeline::{HostTimelineManager, HostTimelineWaits};
 use super::pipeline::PipelineManager;
 use super::stream::StreamManager;
 use crate::driver::memory;
@@ -22,7 +22,8 @@ use leasehold_alloc::AllocatorCell;
 use leasehold_core::sync::atomic::AtomicU64;
 use leasehold_core::sync::{Arc, OnceLock};
 use leasehold_core::{
-    DeviceHandle, Error, Fate, FixedSlotStore, Handle, Index, Lease, PoolStats, Resource, Result, Tagged, tags,
+    DeviceHandle, Error, FixedSlotStore, Handle, Index, Lease, PoolStats, Recycle, Resource,
+    Result, Tagged, tags,
 };
 use leasehold_hal::{BackendKind, Caps, DeviceId, DeviceInfo, Limits, MemoryKind};
 use std::fmt;
@@ -38,7 +39,7 @@ pub struct DeviceState {
     pub(crate) pool: Arc<TilePool>,
     pub(crate) streams: StreamManager,
     pub(crate) events: EventManager,
-    pub(crate) gates: GateManager,
+    pub(crate) host_timelines: HostTimelineManager,
     pub(crate) pipelines: PipelineManager,
     pub(crate) graphs: GraphManager,
     pub(crate) device_memory: AllocatorCell,
@@ -57,12 +58,17 @@ impl DeviceState {
     fn new(ordinal: u32, topology: Arc<Topology>, config: CpuConfig) -> Result<Self> {
         let threads = config.threads.map_or(topology.usable, |t| t as u32);
         let info = describe(ordinal, &topology, threads);
-        let pool =
-            Arc::new(TilePool::new(info.id.to_string(), threads, topology.usable, config.spin, config.host_spin));
-        let waits = Arc::new(GateWaits::default());
+        let pool = Arc::new(TilePool::new(
+            info.id.to_string(),
+            threads,
+            topology.usable,
+            config.spin,
+            config.host_spin,
+        ));
+        let waits = Arc::new(HostTimelineWaits::default());
         let mut caps = Caps::default();
         caps.host_visible = true;
-        caps.gates = true;
+        caps.host_timelines = true;
         caps.timestamps = true;
         caps.graphs = true;
         caps.concurrent_streams = true;
@@ -77,7 +83,7 @@ impl DeviceState {
             _place: PhantomPinned,
             streams: StreamManager::new(pool.clone(), waits.clone(), config.streams)?,
             events: EventManager::new()?,
-            gates: GateManager::new(waits)?,
+            host_timelines: HostTimelineManager::new(waits)?,
             pipelines: PipelineManager::new()?,
             graphs: GraphManager::new()?,
             device_memory: AllocatorCell::default(),
@@ -127,14 +133,14 @@ impl DeviceState {
         &self.streams
     }
 
-    /// The time stamps.
+    /// The timestamps.
     pub fn events(&self) -> &EventManager {
         &self.events
     }
 
     /// The host timelines.
-    pub fn gates(&self) -> &GateManager {
-        &self.gates
+    pub fn host_timelines(&self) -> &HostTimelineManager {
+        &self.host_timelines
     }
 
     /// The kernels.
@@ -161,7 +167,7 @@ impl DeviceState {
     pub fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
         report("stream", self.streams.stats());
         report("timestamp", self.events.stats());
-        report("gate", self.gates.stats());
+        report("host timeline", self.host_timelines.stats());
         report("pipeline", self.pipelines.stats());
         report("graph", self.graphs.stats());
     }
@@ -188,7 +194,10 @@ impl DeviceState {
 
 impl fmt::Debug for DeviceState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceState").field("id", &self.info.id).field("pool", &self.pool).finish_non_exhaustive()
+        f.debug_struct("DeviceState")
+            .field("id", &self.info.id)
+            .field("pool", &self.pool)
+            .finish_non_exhaustive()
     }
 }
 
@@ -216,8 +225,8 @@ impl Resource for Devices {
         DeviceState::new(*ordinal, self.topology.clone(), self.config.clone())
     }
 
-    fn recycle(&self, _: &mut DeviceState) -> Fate {
-        Fate::Destroy
+    fn recycle(&self, _: &mut DeviceState) -> Recycle {
+        Recycle::Destroy
     }
 }
 
@@ -249,12 +258,18 @@ impl DeviceManager {
     pub fn initialize_devices(&self, config: CpuConfig) -> Result<()> {
         config.validate()?;
         let topology = Arc::new(Topology::detect());
-        let store = FixedSlotStore::new(Devices { topology: topology.clone(), config: config.clone() }, 1)?;
-        self.store.set((store, topology, config)).map_err(|_| Error::state("the device manager is configured already"))
+        let store =
+            FixedSlotStore::new(Devices { topology: topology.clone(), config: config.clone() }, 1)?;
+        self.store
+            .set((store, topology, config))
+            .map_err(|_| Error::state("the device manager is configured already"))
     }
 
     fn store(&self) -> Result<&FixedSlotStore<Devices>> {
-        self.store.get().map(|s| &s.0).ok_or_else(|| Error::state("the device manager is not configured"))
+        self.store
+            .get()
+            .map(|s| &s.0)
+            .ok_or_else(|| Error::state("the device manager is not configured"))
     }
 
     /// The number of devices. The number is 0 before

@@ -1,30 +1,32 @@
-//! Events: the pool of time stamps. On this device an event is a timepoint, which needs no owner,
-//! and a time stamp, which this pool owns.
+//! Events: the pool of timestamps. On this device an event is a timepoint, which needs no owner,
+//! and a timestamp, which this pool owns.
 //!
-//! This module must not know when stamps are written.
+//! This module must not know when timepoints are written.
 
-use leasehold_core::{Error, Fate, Handle, Lease, PoolConfig, PoolManager, PoolStats, Resource, Result, tags};
-use leasehold_hal::Timestamp;
+use leasehold_core::{
+    Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource, Result, tags,
+};
+use leasehold_hal::TimestampQuery;
 use std::time::Duration;
 
 struct Timestamps;
 
 impl Resource for Timestamps {
-    type Payload = Timestamp;
+    type Payload = TimestampQuery;
     type Request<'a> = ();
     const NAME: &'static str = "timestamp";
 
-    fn create(&self, _: Handle<tags::Timestamp>, (): &()) -> Result<Timestamp> {
-        Ok(Timestamp::new(0))
+    fn create(&self, _: Handle<tags::TimestampQuery>, (): &()) -> Result<TimestampQuery> {
+        Ok(TimestampQuery::new(0))
     }
 
-    fn recycle(&self, stamp: &mut Timestamp) -> Fate {
+    fn recycle(&self, stamp: &mut TimestampQuery) -> Recycle {
         stamp.clear();
-        Fate::Keep
+        Recycle::Keep
     }
 }
 
-/// Owns the time stamps of a device.
+/// Owns the timestamps of a device.
 #[derive(Debug)]
 pub struct EventManager {
     manager: PoolManager<Timestamps>,
@@ -33,26 +35,27 @@ pub struct EventManager {
 impl EventManager {
     pub(crate) fn new() -> Result<Self> {
         let manager = PoolManager::new();
-        manager.configure(Timestamps, PoolConfig { thread_cells: true, ..PoolConfig::default() })?;
+        manager
+            .configure(Timestamps, PoolConfig { thread_cells: true, ..PoolConfig::default() })?;
         Ok(Self { manager })
     }
 
-    /// Acquires a time stamp that was not written.
+    /// Acquires a timestamp that was not written.
     ///
     /// # Errors
     /// `OutOfMemory`.
-    pub fn acquire(&self) -> Result<Lease<Timestamp>> {
+    pub fn acquire(&self) -> Result<Lease<TimestampQuery>> {
         self.manager.acquire(&())
     }
 
-    /// The time between two time stamps. The time is zero if `end` was written before `start`.
+    /// The time between two timestamps. The time is zero if `end` was written before `start`.
     ///
     /// # Errors
-    /// `InvalidState` for a time stamp that was not written.
-    pub fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
+    /// `InvalidState` for a timestamp that was not written.
+    pub fn elapsed(&self, start: &TimestampQuery, end: &TimestampQuery) -> Result<Duration> {
         match (start.get(), end.get()) {
             (Some(from), Some(to)) => Ok(Duration::from_nanos(to.saturating_sub(from))),
-            _ => Err(Error::state("a time stamp that was not written yet")),
+            _ => Err(Error::state("a timestamp that was not written yet")),
         }
     }
 

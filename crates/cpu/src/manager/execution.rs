@@ -121,7 +121,9 @@ impl CpuConfig {
         }
         let longest = self.spin.max(self.host_spin);
         if longest > Duration::from_secs(1) {
-            return Err(Error::invalid(format!("threads that stay awake for {longest:?}: want at most a second")));
+            return Err(Error::invalid(format!(
+                "threads that stay awake for {longest:?}: want at most a second"
+            )));
         }
         Ok(())
     }

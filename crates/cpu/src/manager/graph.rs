@@ -3,7 +3,10 @@
 //! This module must not know how plans are made.
 
 use crate::driver::graph::Program;
-use leasehold_core::{Error, Fate, Handle, Lease, PoolConfig, PoolManager, PoolStats, Resource, Result, Tagged, tags};
+use leasehold_core::{
+    Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource, Result, Tagged,
+    tags,
+};
 use leasehold_hal::Plan;
 use std::cell::Cell;
 use std::fmt;
@@ -39,8 +42,8 @@ impl Resource for Graphs {
         Ok(GraphState { program: Box::new(Program::new(plan)?), _place: PhantomPinned })
     }
 
-    fn recycle(&self, _: &mut GraphState) -> Fate {
-        Fate::Destroy
+    fn recycle(&self, _: &mut GraphState) -> Recycle {
+        Recycle::Destroy
     }
 }
 

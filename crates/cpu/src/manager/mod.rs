@@ -6,8 +6,8 @@
 //! | [`execution`] | the device manager: the top | – |
 //! | [`device`] | devices, each with the managers below | fixed slots, created lazily |
 //! | [`stream`] | queues and their workers | growable, recycled, retire list |
-//! | [`event`] | time stamps | growable, recycled, thread cells |
-//! | [`gate`] | host timelines | growable |
+//! | [`event`] | timestamps | growable, recycled, thread cells |
+//! | [`host_timeline`] | host timelines | growable |
 //! | [`pipeline`] | kernels as pipelines | keyed singletons |
 //! | [`graph`] | instantiated plans | growable |
 //! | [`buffer`] | nothing: a view over the allocators' block tables | – |
@@ -18,7 +18,7 @@ pub mod buffer;
 pub mod device;
 pub mod event;
 pub mod execution;
-pub mod gate;
 pub mod graph;
+pub mod host_timeline;
 pub mod pipeline;
 pub mod stream;

@@ -2,7 +2,9 @@
 //!
 //! This module must not know which kernels exist.
 
-use leasehold_core::{Error, Fate, Handle, Lease, PoolConfig, PoolManager, PoolStats, Resource, Result, tags};
+use leasehold_core::{
+    Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource, Result, tags,
+};
 use leasehold_hal::{KernelDesc, KernelSource, Pipeline};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -19,12 +21,16 @@ impl Resource for Pipelines {
     type Request<'a> = (&'a KernelDesc<'a>, usize);
     const NAME: &'static str = "pipeline";
 
-    fn create(&self, _: Handle<tags::Pipeline>, (desc, function): &(&KernelDesc<'_>, usize)) -> Result<Pipeline> {
+    fn create(
+        &self,
+        _: Handle<tags::Pipeline>,
+        (desc, function): &(&KernelDesc<'_>, usize),
+    ) -> Result<Pipeline> {
         Ok(Pipeline::new(desc, *function as u64, 1024))
     }
 
-    fn recycle(&self, _: &mut Pipeline) -> Fate {
-        Fate::Destroy
+    fn recycle(&self, _: &mut Pipeline) -> Recycle {
+        Recycle::Destroy
     }
 }
 
@@ -52,11 +58,17 @@ impl PipelineManager {
         desc.validate()?;
         let KernelSource::Cpu(function) = desc.source else {
             return Err(Error::Unsupported(
-                format!("kernel {}: the CPU runs Rust functions, not {}", desc.name, desc.source.kind()).into(),
+                format!(
+                    "kernel {}: the CPU runs Rust functions, not {}",
+                    desc.name,
+                    desc.source.kind()
+                )
+                .into(),
             ));
         };
         let function = function as usize;
-        let key = Key { name: desc.name.as_ref().into(), entry: desc.entry.as_ref().into(), function };
+        let key =
+            Key { name: desc.name.as_ref().into(), entry: desc.entry.as_ref().into(), function };
         let pipeline = self.manager.get_or_create(&key, &(desc, function))?;
         if *pipeline.bindings != *desc.bindings || pipeline.params != desc.params {
             return Err(Error::invalid(format!(

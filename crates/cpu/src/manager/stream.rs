@@ -6,13 +6,13 @@
 //!
 //! This module must not know what streams run.
 
-use super::gate::GateWaits;
+use super::host_timeline::HostTimelineWaits;
 use crate::driver::pool::TilePool;
 use crate::driver::queue::Queue;
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{
-    Error, Fate, Handle, Lease, Line, PoolConfig, PoolManager, PoolStats, Resource, Result, RetireList, Tagged,
-    VALUE_LIMIT, tags,
+    Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource, Result,
+    RetireList, Tagged, Timeline, VALUE_LIMIT, tags,
 };
 use std::fmt;
 use std::marker::PhantomPinned;
@@ -20,7 +20,7 @@ use std::marker::PhantomPinned;
 /// A stream: its queue.
 pub struct StreamState {
     pub(crate) queue: Queue,
-    waits: Arc<GateWaits>,
+    waits: Arc<HostTimelineWaits>,
     /// The payload belongs to its pool: safe code cannot swap it with another payload.
     _place: PhantomPinned,
 }
@@ -28,18 +28,20 @@ pub struct StreamState {
 impl StreamState {
     /// The stream's timeline.
     #[inline]
-    pub fn line(&self) -> &'static Line {
-        self.queue.line()
+    pub fn timeline(&self) -> &'static Timeline {
+        self.queue.timeline()
     }
 
-    pub(crate) fn waits(&self) -> &GateWaits {
+    pub(crate) fn waits(&self) -> &HostTimelineWaits {
         &self.waits
     }
 
     /// Whether the pool can lend the stream again.
     fn is_sound(&self) -> bool {
-        let line = self.line();
-        line.is_idle() && !line.failed(VALUE_LIMIT) && line.submitted() < VALUE_LIMIT / 2
+        let timeline = self.timeline();
+        timeline.is_idle()
+            && !timeline.failed(VALUE_LIMIT)
+            && timeline.submitted() < VALUE_LIMIT / 2
     }
 }
 
@@ -49,7 +51,7 @@ impl Tagged for StreamState {
 
 impl fmt::Debug for StreamState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "StreamState({:?})", self.line())
+        write!(f, "StreamState({:?})", self.timeline())
     }
 }
 
@@ -57,20 +59,20 @@ struct Common {
     retired: RetireList<StreamState>,
     /// The timelines of all streams that exist, including the retired ones, and whether each stream
     /// has a holder.
-    lines: Mutex<Vec<(&'static Line, bool)>>,
+    timelines: Mutex<Vec<(&'static Timeline, bool)>>,
 }
 
 impl Common {
     fn forget(&self, stream: StreamState) {
-        let id = stream.line().id();
-        self.lines.lock().retain(|(l, _)| l.id() != id);
+        let id = stream.timeline().id();
+        self.timelines.lock().retain(|(l, _)| l.id() != id);
         drop(stream);
     }
 }
 
 struct Streams {
     pool: Arc<TilePool>,
-    waits: Arc<GateWaits>,
+    waits: Arc<HostTimelineWaits>,
     common: Arc<Common>,
     limit: u32,
 }
@@ -83,7 +85,7 @@ impl Resource for Streams {
     fn create(&self, _: Handle<tags::Stream>, (): &()) -> Result<StreamState> {
         let mut again = None;
         self.common.retired.drain(
-            |s| s.line().is_idle(),
+            |s| s.timeline().is_idle(),
             |s| {
                 if again.is_none() && s.is_sound() {
                     again = Some(s);
@@ -104,24 +106,32 @@ impl Resource for Streams {
                 limit: u64::from(self.limit),
             }),
         };
-        room(self.common.lines.lock().len())?;
-        let stream =
-            StreamState { queue: Queue::new(self.pool.clone())?, waits: self.waits.clone(), _place: PhantomPinned };
+        room(self.common.timelines.lock().len())?;
+        let stream = StreamState {
+            queue: Queue::new(self.pool.clone())?,
+            waits: self.waits.clone(),
+            _place: PhantomPinned,
+        };
         // Another thread may have made a stream meanwhile.
-        let mut lines = self.common.lines.lock();
-        room(lines.len())?;
-        lines.push((stream.line(), true));
-        drop(lines);
+        let mut timelines = self.common.timelines.lock();
+        room(timelines.len())?;
+        timelines.push((stream.timeline(), true));
+        drop(timelines);
         Ok(stream)
     }
 
-    fn recycle(&self, stream: &mut StreamState) -> Fate {
-        if stream.is_sound() { Fate::Keep } else { Fate::Destroy }
+    fn recycle(&self, stream: &mut StreamState) -> Recycle {
+        if stream.is_sound() { Recycle::Keep } else { Recycle::Destroy }
     }
 
     fn destroy(&self, stream: StreamState) {
-        let id = stream.line().id();
-        self.common.lines.lock().iter_mut().filter(|(l, _)| l.id() == id).for_each(|(_, held)| *held = false);
+        let id = stream.timeline().id();
+        self.common
+            .timelines
+            .lock()
+            .iter_mut()
+            .filter(|(l, _)| l.id() == id)
+            .for_each(|(_, held)| *held = false);
         // Ending a worker may block briefly, and work may be pending.
         self.common.retired.push(stream);
     }
@@ -135,8 +145,13 @@ pub struct StreamManager {
 }
 
 impl StreamManager {
-    pub(crate) fn new(pool: Arc<TilePool>, waits: Arc<GateWaits>, limit: u32) -> Result<Self> {
-        let common = Arc::new(Common { retired: RetireList::new(), lines: Mutex::new(Vec::new()) });
+    pub(crate) fn new(
+        pool: Arc<TilePool>,
+        waits: Arc<HostTimelineWaits>,
+        limit: u32,
+    ) -> Result<Self> {
+        let common =
+            Arc::new(Common { retired: RetireList::new(), timelines: Mutex::new(Vec::new()) });
         let manager = PoolManager::new();
         manager.configure(
             Streams { pool: pool.clone(), waits, common: common.clone(), limit },
@@ -148,7 +163,7 @@ impl StreamManager {
     /// Acquires a stream: an idle one, or a new one.
     ///
     /// # Errors
-    /// `OverBudget` beyond the limit of streams; `OutOfMemory` without free lines.
+    /// `OverBudget` beyond the limit of streams; `OutOfMemory` without free timelines.
     pub fn acquire(&self) -> Result<Lease<StreamState>> {
         self.collect();
         self.manager.acquire(&())
@@ -157,7 +172,9 @@ impl StreamManager {
     /// Destroys retired streams that are idle and cannot be lent again. If none is retired, the
     /// call is one load.
     pub fn collect(&self) {
-        self.common.retired.drain(|s| s.line().is_idle() && !s.is_sound(), |s| self.common.forget(s));
+        self.common
+            .retired
+            .drain(|s| s.timeline().is_idle() && !s.is_sound(), |s| self.common.forget(s));
     }
 
     /// A lease on the handle's stream.
@@ -177,7 +194,7 @@ impl StreamManager {
     /// number of destroyed streams. May block briefly.
     pub fn trim(&self, keep: u64) -> u64 {
         let ended = self.manager.trim(keep);
-        self.common.retired.drain(|s| s.line().is_idle(), |s| self.common.forget(s));
+        self.common.retired.drain(|s| s.timeline().is_idle(), |s| self.common.forget(s));
         ended
     }
 
@@ -188,8 +205,8 @@ impl StreamManager {
     }
 
     /// The timelines of all streams that exist, and whether each stream has a holder.
-    pub fn lines(&self) -> Vec<(&'static Line, bool)> {
-        self.common.lines.lock().clone()
+    pub fn timelines(&self) -> Vec<(&'static Timeline, bool)> {
+        self.common.timelines.lock().clone()
     }
 
     /// Checks that this process is the one that opened the device.
@@ -218,6 +235,9 @@ impl StreamManager {
 
 impl fmt::Debug for StreamManager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StreamManager").field("streams", &self.manager).field("retired", &self.common.retired).finish()
+        f.debug_struct("StreamManager")
+            .field("streams", &self.manager)
+            .field("retired", &self.common.retired)
+            .finish()
     }
 }

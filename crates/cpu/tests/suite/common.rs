@@ -2,11 +2,11 @@
 
 use leasehold_alloc::{Layout, On};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
-use leasehold_core::{Lease, Point, Result};
+use leasehold_core::{Lease, Result, Timepoint};
 use leasehold_cpu::{CpuBackend, CpuConfig};
 use leasehold_hal::{
-    Access, Backend, Binding, CpuArgs, CpuFn, Device, DeviceId, Dispatch, KernelCheck, KernelDesc, KernelSource,
-    MemoryKind, Op, Pipeline, Stream, StreamDesc,
+    Access, Backend, Binding, CpuArgs, CpuFn, Device, DeviceId, Dispatch, KernelCheck, KernelDesc,
+    KernelSource, MemoryKind, Op, Pipeline, Stream, StreamDesc,
 };
 use std::time::Duration;
 
@@ -35,34 +35,60 @@ impl Rig {
         self.device.stream(&StreamDesc::default()).expect("a stream")
     }
 
-    pub fn kernel(&self, name: &'static str, run: CpuFn, bindings: &[Access], params: u32) -> Lease<Pipeline> {
+    pub fn kernel(
+        &self,
+        name: &'static str,
+        run: CpuFn,
+        bindings: &[Access],
+        params: u32,
+    ) -> Lease<Pipeline> {
         self.device.pipeline(&desc(name, run, bindings, params)).expect("a pipeline")
     }
 
     pub fn buffer(&self, bytes: u64) -> Lease<leasehold_alloc::Buffer> {
         let memory = self.device.memory(MemoryKind::Device).expect("memory");
-        memory.alloc(Layout::new(bytes), On { line: self.stream.line(), timeline: &*self.stream }).expect("a buffer")
+        memory
+            .alloc(
+                Layout::new(bytes),
+                On { timeline: self.stream.timeline(), source: &*self.stream },
+            )
+            .expect("a buffer")
     }
 }
 
 pub fn desc<'a>(name: &'a str, run: CpuFn, bindings: &'a [Access], params: u32) -> KernelDesc<'a> {
     // Backends do not call the check: the submitter vouches.
-    KernelDesc { params, ..KernelDesc::new(name, KernelSource::Cpu(run), bindings, KernelCheck::any()).entry("run") }
+    KernelDesc {
+        params,
+        ..KernelDesc::new(name, KernelSource::Cpu(run), bindings, KernelCheck::any()).entry("run")
+    }
 }
 
 /// Submits operations and returns the timepoint.
-pub fn submit(stream: &Lease<dyn Stream>, ops: &[Op<'_>]) -> Result<Point> {
+pub fn submit(stream: &Lease<dyn Stream>, ops: &[Op<'_>]) -> Result<Timepoint> {
     // SAFETY: each test keeps its memory until it has waited, and declares the accesses of its
     // kernels.
-    unsafe { stream.submit(ops) }.map(|v| stream.line().at(v))
+    unsafe { stream.submit(ops) }.map(|v| stream.timeline().at(v))
 }
 
 pub fn finish(stream: &Lease<dyn Stream>) -> Result<()> {
-    stream.wait_host(stream.line().submitted(), LONG)
+    stream.wait_host(stream.timeline().submitted(), LONG)
 }
 
-pub fn launch<'a>(pipeline: &'a Lease<Pipeline>, tiles: u32, bindings: &'a [Binding], params: &'a [u8]) -> Op<'a> {
-    Op::Dispatch(Dispatch { pipeline, grid: [tiles, 1, 1], block: [1; 3], shared: 0, bindings, params })
+pub fn launch<'a>(
+    pipeline: &'a Lease<Pipeline>,
+    tiles: u32,
+    bindings: &'a [Binding],
+    params: &'a [u8],
+) -> Op<'a> {
+    Op::Dispatch(Dispatch {
+        pipeline,
+        grid: [tiles, 1, 1],
+        block: [1; 3],
+        shared: 0,
+        bindings,
+        params,
+    })
 }
 
 /// A binding of values in this process.

@@ -14,10 +14,14 @@ fn aided(text: &str) -> Rig {
 /// buffer before the stream is done.
 fn fill(rig: &Rig, len: u64, from: u64, bytes: u64) -> u64 {
     let memory = rig.device.memory(MemoryKind::Device).unwrap();
-    let buffer = memory.alloc(Layout::new(len), On { line: rig.stream.line(), timeline: &*rig.stream }).unwrap();
+    let buffer = memory
+        .alloc(Layout::new(len), On { timeline: rig.stream.timeline(), source: &*rig.stream })
+        .unwrap();
     buffer.set_tag(5);
     let dst = buffer.addr() + from;
-    let p = submit(&rig.stream, &[Op::Fill(Fill { dst, native: 0, bytes, pattern: 0x5a, width: 1 })]).unwrap();
+    let p =
+        submit(&rig.stream, &[Op::Fill(Fill { dst, native: 0, bytes, pattern: 0x5a, width: 1 })])
+            .unwrap();
     // SAFETY: the timepoint is of a submission to this stream that uses the buffer, made in order.
     unsafe { buffer.mark_write(p) };
     buffer.addr()
@@ -103,7 +107,8 @@ fn a_guard_stops_the_process_at_the_wrong_byte() {
             .env("LEASEHOLD_TEST_GUARD", defect)
             .output()
             .unwrap();
-        let text = String::from_utf8_lossy(&run.stdout).into_owned() + &String::from_utf8_lossy(&run.stderr);
+        let text = String::from_utf8_lossy(&run.stdout).into_owned()
+            + &String::from_utf8_lossy(&run.stderr);
         assert_eq!(run.status.success(), survives, "{defect}: {text}");
         assert_eq!(text.contains("still there"), survives, "{defect}: {text}");
     }
@@ -113,8 +118,15 @@ fn a_guard_stops_the_process_at_the_wrong_byte() {
 fn a_second_source_of_memory_serves_an_allocator_of_ones_own() {
     let rig = rig(1);
     for kind in [MemoryKind::Device, MemoryKind::Pinned] {
-        let own = leasehold_alloc::Allocator::new(rig.device.backing(kind).unwrap(), Default::default()).unwrap();
-        let buffer = own.alloc(Layout::new(5 << 20), On { line: rig.stream.line(), timeline: &*rig.stream }).unwrap();
+        let own =
+            leasehold_alloc::Allocator::new(rig.device.backing(kind).unwrap(), Default::default())
+                .unwrap();
+        let buffer = own
+            .alloc(
+                Layout::new(5 << 20),
+                On { timeline: rig.stream.timeline(), source: &*rig.stream },
+            )
+            .unwrap();
         // SAFETY: the address is within the buffer, which no stream uses.
         unsafe { std::ptr::write_volatile(buffer.addr() as *mut u8, 1) };
         assert!(!own.same(rig.device.memory(kind).unwrap()));

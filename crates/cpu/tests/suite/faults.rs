@@ -32,7 +32,7 @@ fn a_panicking_kernel_poisons_its_stream_and_workers_survive() {
         assert!(fault(&cause).stream.contains("cpu:0"), "{cause}");
         assert!(fault(&cause).cause.contains("the trap in tile 7"), "{cause}");
         // Values advance, so no waiter hangs.
-        while !rig.stream.line().is_idle() {
+        while !rig.stream.timeline().is_idle() {
             std::thread::yield_now();
         }
         assert!(good.is_settled());
@@ -89,17 +89,17 @@ fn what_an_operation_holds_may_panic_when_it_is_dropped() {
     });
     submit(&rig.stream, &[Op::Host(&call)]).unwrap();
     // The last reference to the counter must drop on the worker.
-    let gate = HostCall::new("late", || {
+    let host_timeline = HostCall::new("late", || {
         std::thread::sleep(Duration::from_millis(20));
         Ok(())
     });
     let stream = rig.another();
-    submit(&stream, &[Op::Host(&gate), Op::Host(&call)]).unwrap();
+    submit(&stream, &[Op::Host(&host_timeline), Op::Host(&call)]).unwrap();
     finish(&rig.stream).unwrap();
     let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(call)));
     assert!(dropped.is_ok());
     finish(&stream).unwrap();
-    submit(&stream, &[Op::Host(&gate)]).unwrap();
+    submit(&stream, &[Op::Host(&host_timeline)]).unwrap();
     finish(&stream).unwrap();
 }
 
@@ -107,22 +107,22 @@ fn what_an_operation_holds_may_panic_when_it_is_dropped() {
 fn a_failure_goes_two_hops_and_keeps_its_cause() {
     let rig = rig(1);
     let (b, c) = (rig.another(), rig.another());
-    let gate = rig.device.gate().unwrap();
-    let opens = gate.line().completed() + 1;
+    let host_timeline = rig.device.host_timeline().unwrap();
+    let opens = host_timeline.timeline().completed() + 1;
     let count = rig.kernel("count", count, &[Access::ReadWrite], 0);
     let cell = cell();
     let bindings = [on(&*cell, Access::ReadWrite)];
     let add = launch(&count, 1, &bindings, &[]);
-    let p = submit(&rig.stream, &[Op::Wait(gate.line().at(opens)), add]).unwrap();
+    let p = submit(&rig.stream, &[Op::Wait(host_timeline.timeline().at(opens)), add]).unwrap();
     let q = submit(&b, &[Op::Wait(p), add]).unwrap();
     let r = submit(&c, &[Op::Wait(q), add]).unwrap();
-    gate.fail(Error::state("the first cause"));
-    gate.fail(Error::state("the second"));
+    host_timeline.fail(Error::state("the first cause"));
+    host_timeline.fail(Error::state("the second"));
     for (stream, point) in [(&rig.stream, p), (&b, q), (&c, r)] {
         let cause = stream.wait_host(point.value(), LONG).unwrap_err();
         assert!(cause.to_string().contains("the first cause"), "{cause}");
     }
-    assert!(gate.signal_host(opens).is_err());
+    assert!(host_timeline.signal_host(opens).is_err());
     // A wait for an old failure gives the same result.
     let d = rig.another();
     d.wait(p).unwrap();
@@ -142,7 +142,7 @@ fn a_graph_names_the_node_that_failed() {
             let never = if i == 2 { 3u32 } else { 99 };
             ops.push(&launch(&trap, 8, &b, &never.to_le_bytes()));
         }
-        // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+        // SAFETY: the plan's pipelines, timestamps and graphs are this device's, and its memory
         // outlives the launches.
         let exec = unsafe { rig.device.instantiate(Plan::new(ops)) }.unwrap();
         let p = submit(&rig.stream, &[Op::Graph(&exec)]).unwrap();
@@ -185,10 +185,10 @@ fn nested_parallelism_in_a_kernel_does_not_hang() {
 fn a_refused_submission_takes_no_value() {
     let rig = rig(1);
     let count = rig.kernel("count", count, &[Access::ReadWrite], 0);
-    let before = rig.stream.line().submitted();
+    let before = rig.stream.timeline().submitted();
     let bad = launch(&count, 1, &[], &[]);
     assert!(matches!(submit(&rig.stream, &[bad]), Err(Error::InvalidArgument(_))));
     let fill = leasehold_hal::Fill { dst: 0, native: 0, bytes: 6, pattern: 1, width: 4 };
     assert!(matches!(submit(&rig.stream, &[Op::Fill(fill)]), Err(Error::InvalidArgument(_))));
-    assert_eq!(rig.stream.line().submitted(), before);
+    assert_eq!(rig.stream.timeline().submitted(), before);
 }

@@ -27,7 +27,7 @@ fn equal_bits_at_every_number_of_threads_eager_and_replayed() {
         });
         let mut ops = OpList::new();
         ops.push(&op);
-        // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+        // SAFETY: the plan's pipelines, timestamps and graphs are this device's, and its memory
         // outlives the launches.
         let exec = unsafe { rig.device.instantiate(Plan::new(ops)) }.unwrap();
         for op in [op, Op::Graph(&exec), op, Op::Graph(&exec)] {
@@ -35,7 +35,8 @@ fn equal_bits_at_every_number_of_threads_eager_and_replayed() {
             finish(&rig.stream).unwrap();
             // SAFETY: the work is over. The read is volatile, because the compiler does not know
             // that the kernel wrote.
-            let bits: Vec<u32> = out.iter().map(|x| unsafe { std::ptr::read_volatile(x) }.to_bits()).collect();
+            let bits: Vec<u32> =
+                out.iter().map(|x| unsafe { std::ptr::read_volatile(x) }.to_bits()).collect();
             assert_eq!(*seen.get_or_insert(bits.clone()), bits, "{threads} threads");
         }
     }
@@ -85,9 +86,11 @@ fn dependencies_hold_in_wide_graphs() {
         for (i, c) in cells.iter_mut().enumerate().take(width) {
             *c = i as u64 * 1_000_003;
         }
-        // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+        // SAFETY: the plan's pipelines, timestamps and graphs are this device's, and its memory
         // outlives the launches.
-        let exec = unsafe { rig.device.instantiate(Plan::new(lattice(&rig, &cells, layers, width))) }.unwrap();
+        let exec =
+            unsafe { rig.device.instantiate(Plan::new(lattice(&rig, &cells, layers, width))) }
+                .unwrap();
         assert_eq!(exec.nodes(), (layers - 1) * width);
         for _ in 0..70 {
             for c in &mut cells[width..] {
@@ -97,7 +100,8 @@ fn dependencies_hold_in_wide_graphs() {
             submit(&rig.stream, &[Op::Graph(&exec)]).unwrap();
             finish(&rig.stream).unwrap();
             // SAFETY: the work is over.
-            let now: Vec<u64> = cells.iter().map(|c| unsafe { std::ptr::read_volatile(c) }).collect();
+            let now: Vec<u64> =
+                cells.iter().map(|c| unsafe { std::ptr::read_volatile(c) }).collect();
             assert_eq!(*seen.get_or_insert(now.clone()), now, "{threads} threads");
         }
     }
@@ -132,7 +136,7 @@ fn independent_branches_run_side_by_side_when_that_pays() {
         let b = [on(&cells, Access::Read), on(&own[i..=i], Access::Write)];
         ops.push(&launch(&meet, 1, &b, &[]));
     }
-    // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+    // SAFETY: the plan's pipelines, timestamps and graphs are this device's, and its memory
     // outlives the launches.
     let exec = unsafe { rig.device.instantiate(Plan::new(ops)) }.unwrap();
     // The pool learns a kernel's cost from dispatches of several tiles.
@@ -162,19 +166,31 @@ fn all_kinds_of_operations_replay() {
         })
     };
     let stamp = rig.device.timestamp().unwrap();
-    let gate = rig.device.gate().unwrap();
-    let opens = gate.line().completed() + 1;
+    let host_timeline = rig.device.host_timeline().unwrap();
+    let opens = host_timeline.timeline().completed() + 1;
     let mut inner = OpList::new();
     inner.push(&Op::Host(&call));
-    // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+    // SAFETY: the plan's pipelines, timestamps and graphs are this device's, and its memory
     // outlives the launches.
     let inner = unsafe { rig.device.instantiate(Plan::new(inner)) }.unwrap();
     let mut ops = OpList::new();
     let m = mid.as_ptr() as u64;
-    ops.push(&Op::Wait(gate.line().at(opens)));
-    ops.push(&Op::Upload(leasehold_hal::Upload { src: from.as_ptr(), dst: m, native: 0, bytes: 256, keep: None }));
-    ops.push(&Op::Fill(leasehold_hal::Fill { dst: m + 16, native: 0, bytes: 16, pattern: 0xabcd, width: 2 }));
-    ops.push(&Op::Stamp(&stamp));
+    ops.push(&Op::Wait(host_timeline.timeline().at(opens)));
+    ops.push(&Op::Upload(leasehold_hal::Upload {
+        src: from.as_ptr(),
+        dst: m,
+        native: 0,
+        bytes: 256,
+        keep: None,
+    }));
+    ops.push(&Op::Fill(leasehold_hal::Fill {
+        dst: m + 16,
+        native: 0,
+        bytes: 16,
+        pattern: 0xabcd,
+        width: 2,
+    }));
+    ops.push(&Op::WriteTimestamp(&stamp));
     ops.push(&Op::Graph(&inner));
     ops.push(&Op::Download(leasehold_hal::Download {
         src: m,
@@ -183,12 +199,12 @@ fn all_kinds_of_operations_replay() {
         bytes: 256,
         keep: None,
     }));
-    // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+    // SAFETY: the plan's pipelines, timestamps and graphs are this device's, and its memory
     // outlives the launches.
     let exec = unsafe { rig.device.instantiate(Plan::new(ops)) }.unwrap();
     drop((call, inner));
     submit(&rig.stream, &[Op::Graph(&exec)]).unwrap();
-    gate.signal_host(opens).unwrap();
+    host_timeline.signal_host(opens).unwrap();
     submit(&rig.stream, &[Op::Graph(&exec)]).unwrap();
     finish(&rig.stream).unwrap();
     let mut expected = from.clone();
@@ -205,7 +221,7 @@ fn all_kinds_of_operations_replay() {
 fn an_empty_graph_is_valid() {
     let rig = rig(2);
     for plan in [Plan::default(), Plan::new(OpList::new())] {
-        // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+        // SAFETY: the plan's pipelines, timestamps and graphs are this device's, and its memory
         // outlives the launches.
         let exec = unsafe { rig.device.instantiate(plan) }.unwrap();
         submit(&rig.stream, &[Op::Graph(&exec)]).unwrap();
@@ -225,8 +241,8 @@ fn updates_are_in_place_and_all_or_nothing() {
     ops.push(&launch(&digit, 1, &b, &1u32.to_le_bytes()));
     ops.push(&launch(&digit, 1, &b, &2u32.to_le_bytes()));
     let stamp = rig.device.timestamp().unwrap();
-    ops.push(&Op::Stamp(&stamp));
-    // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+    ops.push(&Op::WriteTimestamp(&stamp));
+    // SAFETY: the plan's pipelines, timestamps and graphs are this device's, and its memory
     // outlives the launches.
     let exec = unsafe { rig.device.instantiate(Plan::new(ops)) }.unwrap();
     let patch = |node| NodePatch { node, bindings: None, params: None, grid: None };
@@ -245,7 +261,10 @@ fn updates_are_in_place_and_all_or_nothing() {
     submit(&rig.stream, &[Op::Graph(&exec)]).unwrap();
     finish(&rig.stream).unwrap();
     // SAFETY: no launch is in flight, and the patches name memory that outlives the launches.
-    unsafe { exec.update(&[NodePatch { params: Some(&five), bindings: Some(&other), ..patch(1) }]) }.unwrap();
+    unsafe {
+        exec.update(&[NodePatch { params: Some(&five), bindings: Some(&other), ..patch(1) }])
+    }
+    .unwrap();
     submit(&rig.stream, &[Op::Graph(&exec)]).unwrap();
     finish(&rig.stream).unwrap();
     // SAFETY: no launch is in flight, and the patches name memory that outlives the launches.
@@ -253,7 +272,8 @@ fn updates_are_in_place_and_all_or_nothing() {
     submit(&rig.stream, &[Op::Graph(&exec)]).unwrap();
     finish(&rig.stream).unwrap();
     // SAFETY: the work is over.
-    let now = unsafe { (std::ptr::read_volatile(one.as_ptr()), std::ptr::read_volatile(two.as_ptr())) };
+    let now =
+        unsafe { (std::ptr::read_volatile(one.as_ptr()), std::ptr::read_volatile(two.as_ptr())) };
     assert_eq!(now, (121, 55));
 }
 
@@ -266,7 +286,7 @@ fn an_update_never_changes_running_work() {
     let mut ops = OpList::new();
     ops.push(&launch(&spin, 1, &b, &[]));
     let started = Arc::new(AtomicU64::new(0));
-    // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+    // SAFETY: the plan's pipelines, timestamps and graphs are this device's, and its memory
     // outlives the launches.
     let exec = unsafe { rig.device.instantiate(Plan::new(ops)) }.unwrap();
     submit(&rig.stream, &[Op::Graph(&exec)]).unwrap();
@@ -301,7 +321,7 @@ fn one_graph_on_two_streams_is_serialised_and_may_be_dropped_meanwhile() {
     for _ in 0..50 {
         ops.push(&launch(&digit, 1, &b, &1u32.to_le_bytes()));
     }
-    // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+    // SAFETY: the plan's pipelines, timestamps and graphs are this device's, and its memory
     // outlives the launches.
     let exec = unsafe { rig.device.instantiate(Plan::new(ops)) }.unwrap();
     let other = rig.another();
@@ -326,7 +346,7 @@ fn a_broken_plan_is_refused() {
     let mut ops = OpList::new();
     ops.push(&Op::Host(&call));
     let plan = Plan { ops, pred: vec![0], pred_at: vec![0, 1] };
-    // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+    // SAFETY: the plan's pipelines, timestamps and graphs are this device's, and its memory
     // outlives the launches.
     assert!(matches!(unsafe { rig.device.instantiate(plan) }, Err(Error::InvalidArgument(_))));
 }

@@ -6,16 +6,22 @@ use leasehold_core::Error;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::sync::{Arc, thread};
 use leasehold_cpu::{CpuBackend, CpuConfig, CpuExecutionManager};
-use leasehold_hal::{Access, Backend, DeviceId, HostCall, KernelSource, MemoryKind, Op, Plan, StreamDesc};
+use leasehold_hal::{
+    Access, Backend, DeviceId, HostCall, KernelSource, MemoryKind, Op, Plan, StreamDesc,
+};
 use std::borrow::Cow;
 use std::time::Duration;
 
 #[test]
 fn configurations_are_checked_whole() {
     for threads in [0, 1025, usize::MAX] {
-        assert!(matches!(CpuBackend::with_config(CpuConfig::threads(threads)), Err(Error::InvalidArgument(_))));
+        assert!(matches!(
+            CpuBackend::with_config(CpuConfig::threads(threads)),
+            Err(Error::InvalidArgument(_))
+        ));
     }
-    for bad in [CpuConfig::default().streams(0), CpuConfig::default().spin(Duration::from_secs(2))] {
+    for bad in [CpuConfig::default().streams(0), CpuConfig::default().spin(Duration::from_secs(2))]
+    {
         assert!(matches!(CpuBackend::with_config(bad), Err(Error::InvalidArgument(_))));
     }
     let manager = CpuExecutionManager::new();
@@ -35,7 +41,12 @@ fn devices_are_enumerated_alike_and_opened_once() {
     assert_eq!(a.len(), 1);
     assert_eq!((&a[0].id, &a[0].arch, &a[0].name), (&b[0].id, &b[0].arch, &b[0].name));
     assert_eq!(a[0].arch.last().map(String::as_str), Some("cpu"));
-    assert!(!a[0].name.is_empty() && a[0].units >= 1 && a[0].memory.total > 0 && !a[0].details.is_empty());
+    assert!(
+        !a[0].name.is_empty()
+            && a[0].units >= 1
+            && a[0].memory.total > 0
+            && !a[0].details.is_empty()
+    );
     let (x, y) = (backend.open(DeviceId::cpu(0)).unwrap(), backend.open(DeviceId::cpu(0)).unwrap());
     assert!(x.same(&y));
     for id in [DeviceId::cpu(1), DeviceId::cuda(0)] {
@@ -66,16 +77,19 @@ fn shutdown_with_live_children_counts_them_and_changes_nothing() {
     let rig = rig(1);
     let kernel = rig.kernel("count", count, &[Access::ReadWrite], 0);
     let Rig { stream, device, backend } = rig;
-    let gate = device.gate().unwrap();
+    let host_timeline = device.host_timeline().unwrap();
     let stamp = device.timestamp().unwrap();
     let memory = device.memory(MemoryKind::Pinned).unwrap();
-    let buffer = memory.alloc(Layout::new(5), On { line: stream.line(), timeline: &*stream }).unwrap();
-    // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+    let buffer =
+        memory.alloc(Layout::new(5), On { timeline: stream.timeline(), source: &*stream }).unwrap();
+    // SAFETY: the plan's pipelines, timestamps and graphs are this device's, and its memory
     // outlives the launches.
     let exec = unsafe { device.instantiate(Plan::default()) }.unwrap();
     drop(device);
     let refused = |what: &str| match backend.shutdown() {
-        Err(Error::LeasesOutstanding { resource, strong, .. }) => assert_eq!((resource, strong), (what, 1)),
+        Err(Error::LeasesOutstanding { resource, strong, .. }) => {
+            assert_eq!((resource, strong), (what, 1))
+        }
         other => panic!("{what}: {other:?}"),
     };
     refused("stream");
@@ -86,8 +100,8 @@ fn shutdown_with_live_children_counts_them_and_changes_nothing() {
     drop(stream);
     refused("timestamp");
     drop(stamp);
-    refused("gate");
-    drop(gate);
+    refused("host timeline");
+    drop(host_timeline);
     refused("pipeline");
     drop(kernel);
     refused("graph");
@@ -106,25 +120,32 @@ fn shutdown_with_live_children_counts_them_and_changes_nothing() {
 #[test]
 fn a_stream_dropped_with_pending_work_finishes_it() {
     let rig = rig_with(CpuConfig::threads(1).streams(3));
-    let gate = rig.device.gate().unwrap();
-    let opens = gate.line().completed() + 1;
+    let host_timeline = rig.device.host_timeline().unwrap();
+    let opens = host_timeline.timeline().completed() + 1;
     let count = rig.kernel("count", count, &[Access::ReadWrite], 0);
     let cell = cell();
     let b = [on(&*cell, Access::ReadWrite)];
     let stream = rig.another();
-    let p = submit(&stream, &[Op::Wait(gate.line().at(opens)), launch(&count, 1, &b, &[])]).unwrap();
-    let id = stream.line().id();
+    let p = submit(
+        &stream,
+        &[Op::Wait(host_timeline.timeline().at(opens)), launch(&count, 1, &b, &[])],
+    )
+    .unwrap();
+    let id = stream.timeline().id();
     drop(stream);
     let kept = rig.another();
-    assert_ne!(kept.line().id(), id, "a stream with work is not lent again");
+    assert_ne!(kept.timeline().id(), id, "a stream with work is not lent again");
     // Retired streams count towards the limit.
     assert!(matches!(rig.device.stream(&StreamDesc::default()), Err(Error::OverBudget { .. })));
-    assert!(matches!(rig.device.synchronize(Some(Duration::from_millis(1))), Err(Error::Timeout(_))));
-    gate.signal_host(opens).unwrap();
-    p.line().wait(p.value(), LONG).unwrap();
+    assert!(matches!(
+        rig.device.synchronize(Some(Duration::from_millis(1))),
+        Err(Error::Timeout(_))
+    ));
+    host_timeline.signal_host(opens).unwrap();
+    p.timeline().wait(p.value(), LONG).unwrap();
     assert_eq!(cell[0].load(Ordering::Relaxed), 1);
     let again = rig.another();
-    assert_eq!(again.line().id(), id, "and is afterwards");
+    assert_eq!(again.timeline().id(), id, "and is afterwards");
     let call = HostCall::new("nothing", || Ok(()));
     submit(&again, &[Op::Host(&call)]).unwrap();
     finish(&again).unwrap();
@@ -137,14 +158,16 @@ fn everything_may_be_dropped_in_any_order_with_work_in_flight() {
         let kernel = rig.kernel("count", count, &[Access::ReadWrite], 0);
         let cell = cell();
         let b = [on(&*cell, Access::ReadWrite)];
-        let gate = rig.device.gate().unwrap();
-        let opens = gate.line().completed() + 1;
+        let host_timeline = rig.device.host_timeline().unwrap();
+        let opens = host_timeline.timeline().completed() + 1;
         let mut ops = leasehold_hal::OpList::new();
         ops.push(&launch(&kernel, 64, &b, &[]));
-        // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+        // SAFETY: the plan's pipelines, timestamps and graphs are this device's, and its memory
         // outlives the launches.
         let exec = unsafe { rig.device.instantiate(Plan::new(ops)) }.unwrap();
-        let p = submit(&rig.stream, &[Op::Wait(gate.line().at(opens)), Op::Graph(&exec)]).unwrap();
+        let p =
+            submit(&rig.stream, &[Op::Wait(host_timeline.timeline().at(opens)), Op::Graph(&exec)])
+                .unwrap();
         drop((exec, kernel));
         let Rig { stream, device, backend } = rig;
         let mut things: [Option<Box<dyn FnOnce()>>; 3] = [
@@ -155,8 +178,8 @@ fn everything_may_be_dropped_in_any_order_with_work_in_flight() {
         for i in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]][order] {
             (things[i].take().unwrap())();
         }
-        gate.signal_host(opens).unwrap();
-        p.line().wait(p.value(), LONG).unwrap();
+        host_timeline.signal_host(opens).unwrap();
+        p.timeline().wait(p.value(), LONG).unwrap();
         assert_eq!(cell[0].load(Ordering::Relaxed), 64);
     }
 }
@@ -169,7 +192,7 @@ fn a_stream_may_be_dropped_by_its_own_host_call() {
     let call = HostCall::new("hold", move || own.flush());
     let p = submit(&stream, &[Op::Host(&call)]).unwrap();
     drop((call, stream));
-    p.line().wait(p.value(), LONG).unwrap();
+    p.timeline().wait(p.value(), LONG).unwrap();
     let next = rig.another();
     let call = HostCall::new("nothing", || Ok(()));
     submit(&next, &[Op::Host(&call)]).unwrap();
@@ -183,7 +206,9 @@ fn threads_end_with_their_backend() {
         std::fs::read_dir("/proc/self/task")
             .unwrap()
             .flatten()
-            .filter(|t| std::fs::read_to_string(t.path().join("comm")).is_ok_and(|c| c.trim() == of))
+            .filter(|t| {
+                std::fs::read_to_string(t.path().join("comm")).is_ok_and(|c| c.trim() == of)
+            })
             .count()
     }
     /// Waits until `count` threads have the name. A thread's name appears shortly after its start,
@@ -217,7 +242,9 @@ fn threads_end_with_their_backend() {
 fn one_key_makes_one_pipeline() {
     let rig = rig(1);
     let all: Vec<_> = std::thread::scope(|s| {
-        let each: Vec<_> = (0..16).map(|_| s.spawn(|| rig.kernel("same", count, &[Access::ReadWrite], 0))).collect();
+        let each: Vec<_> = (0..16)
+            .map(|_| s.spawn(|| rig.kernel("same", count, &[Access::ReadWrite], 0)))
+            .collect();
         each.into_iter().map(|t| t.join().unwrap()).collect()
     });
     assert!(all.iter().all(|p| p.same(&all[0])));
@@ -229,7 +256,10 @@ fn one_key_makes_one_pipeline() {
     foreign.source = KernelSource::Ptx(Cow::Borrowed(""));
     assert!(matches!(rig.device.pipeline(&foreign), Err(Error::Unsupported(_))));
     let many = vec![Access::Read; 31];
-    assert!(matches!(rig.device.pipeline(&desc("many", count, &many, 0)), Err(Error::InvalidArgument(_))));
+    assert!(matches!(
+        rig.device.pipeline(&desc("many", count, &many, 0)),
+        Err(Error::InvalidArgument(_))
+    ));
 }
 
 #[test]

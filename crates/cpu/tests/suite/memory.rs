@@ -12,7 +12,7 @@ use leasehold_hal::{Fill, MemoryKind, Op};
 
 fn touch(rig: &Rig, kind: MemoryKind, bytes: u64) -> u64 {
     let memory = rig.device.memory(kind).unwrap();
-    let on = On { line: rig.stream.line(), timeline: &*rig.stream };
+    let on = On { timeline: rig.stream.timeline(), source: &*rig.stream };
     let buffer = memory.alloc(Layout::new(bytes), on).unwrap();
     assert_eq!(buffer.host_kind(), HostKind::Pageable);
     let fill = Fill { dst: buffer.addr(), native: 0, bytes, pattern: 0x5a, width: 1 };
@@ -47,7 +47,7 @@ fn both_kinds_of_memory_work() {
 fn more_than_the_machine_has_is_out_of_memory_and_passes() {
     let rig = rig(1);
     let memory = rig.device.memory(MemoryKind::Device).unwrap();
-    let on = || On { line: rig.stream.line(), timeline: &*rig.stream };
+    let on = || On { timeline: rig.stream.timeline(), source: &*rig.stream };
     let total = rig.device.info().memory.total;
     for bytes in [total + (1 << 30), 1 << 50, u64::MAX] {
         let refused = memory.alloc(Layout::new(bytes), on()).unwrap_err();
@@ -119,7 +119,7 @@ fn a_refused_reservation_falls_back() {
         touch(&rig, MemoryKind::Device, 3 << 20);
         touch(&rig, MemoryKind::Pinned, 20 << 20);
         let memory = rig.device.memory(MemoryKind::Device).unwrap();
-        let on = On { line: rig.stream.line(), timeline: &*rig.stream };
+        let on = On { timeline: rig.stream.timeline(), source: &*rig.stream };
         assert!(matches!(memory.alloc(Layout::new(bytes), on), Err(Error::OutOfMemory(_))));
         touch(&rig, MemoryKind::Device, 3 << 20);
         return;
@@ -129,7 +129,13 @@ fn a_refused_reservation_falls_back() {
     for limit in [1u64 << 30, 4 << 30] {
         let me = std::env::current_exe().unwrap();
         let run = std::process::Command::new(me)
-            .args(["memory::a_refused_reservation_falls_back", "--exact", "--nocapture", "--test-threads", "1"])
+            .args([
+                "memory::a_refused_reservation_falls_back",
+                "--exact",
+                "--nocapture",
+                "--test-threads",
+                "1",
+            ])
             .env("LEASEHOLD_TEST_RLIMIT_AS", limit.to_string())
             .output()
             .unwrap();

@@ -47,7 +47,11 @@ fn values_follow_one_another_from_many_threads_and_none_is_torn() {
     let log = log.lock();
     assert_eq!(log.len(), 800);
     for pair in log.chunks(2) {
-        assert_eq!((pair[0].0, pair[0].1, 0), (pair[1].0, pair[1].1, pair[0].2), "a submission was torn apart");
+        assert_eq!(
+            (pair[0].0, pair[0].1, 0),
+            (pair[1].0, pair[1].1, pair[0].2),
+            "a submission was torn apart"
+        );
         assert_eq!(pair[1].2, 1);
     }
     for t in 0..8 {
@@ -85,49 +89,55 @@ fn two_streams_overlap_even_with_one_thread() {
 #[test]
 fn a_blocked_stream_does_not_starve_another() {
     let rig = rig(1);
-    let gate = rig.device.gate().unwrap();
-    let opens = gate.line().completed() + 1;
-    rig.stream.wait(gate.line().at(opens)).unwrap();
+    let host_timeline = rig.device.host_timeline().unwrap();
+    let opens = host_timeline.timeline().completed() + 1;
+    rig.stream.wait(host_timeline.timeline().at(opens)).unwrap();
     for _ in 0..10 {
         let other = rig.another();
         let call = HostCall::new("nothing", || Ok(()));
         submit(&other, &[Op::Host(&call)]).unwrap();
         finish(&other).unwrap();
     }
-    assert!(!rig.stream.line().is_idle());
-    gate.signal_host(opens).unwrap();
+    assert!(!rig.stream.timeline().is_idle());
+    host_timeline.signal_host(opens).unwrap();
     finish(&rig.stream).unwrap();
 }
 
 #[test]
 fn a_wait_may_come_before_its_signal() {
     let rig = rig(1);
-    let gate = rig.device.gate().unwrap();
-    let base = gate.line().completed();
+    let host_timeline = rig.device.host_timeline().unwrap();
+    let base = host_timeline.timeline().completed();
     let count = rig.kernel("count", count, &[Access::ReadWrite], 0);
     let cell = cell();
     let b = [on(&*cell, Access::ReadWrite)];
     let op = launch(&count, 1, &b, &[]);
-    let p = submit(&rig.stream, &[Op::Wait(gate.line().at(base + 5)), op]).unwrap();
-    gate.signal_host(base + 3).unwrap();
+    let p = submit(&rig.stream, &[Op::Wait(host_timeline.timeline().at(base + 5)), op]).unwrap();
+    host_timeline.signal_host(base + 3).unwrap();
     thread::sleep(Duration::from_millis(20));
     assert_eq!((p.is_settled(), cell[0].load(Ordering::Relaxed)), (false, 0));
-    assert!(matches!(rig.stream.wait_host(p.value(), Some(Duration::from_millis(5))), Err(Error::Timeout(_))));
-    assert!(matches!(gate.signal_host(base + 3), Err(Error::InvalidArgument(_))), "values grow");
-    gate.signal_host(base + 7).unwrap();
+    assert!(matches!(
+        rig.stream.wait_host(p.value(), Some(Duration::from_millis(5))),
+        Err(Error::Timeout(_))
+    ));
+    assert!(
+        matches!(host_timeline.signal_host(base + 3), Err(Error::InvalidArgument(_))),
+        "values grow"
+    );
+    host_timeline.signal_host(base + 7).unwrap();
     finish(&rig.stream).unwrap();
     assert_eq!(cell[0].load(Ordering::Relaxed), 1);
 }
 
 #[test]
-fn a_gate_that_is_dropped_lets_nobody_hang() {
+fn a_host_timeline_that_is_dropped_lets_nobody_hang() {
     let rig = rig(1);
-    let gate = rig.device.gate().unwrap();
-    let opens = gate.line().completed() + 1;
-    rig.stream.wait(gate.line().at(opens)).unwrap();
-    drop(gate);
+    let host_timeline = rig.device.host_timeline().unwrap();
+    let opens = host_timeline.timeline().completed() + 1;
+    rig.stream.wait(host_timeline.timeline().at(opens)).unwrap();
+    drop(host_timeline);
     let cause = finish(&rig.stream).unwrap_err();
-    assert!(cause.to_string().contains("gate was dropped"), "{cause}");
+    assert!(cause.to_string().contains("host timeline was dropped"), "{cause}");
 }
 
 #[test]
@@ -143,16 +153,16 @@ fn a_stream_waits_for_another_and_needs_no_wait_for_itself() {
     let p = submit(&rig.stream, &[launch(&spin, 1, &a, &[]), launch(&digit, 1, &b, &one)]).unwrap();
     other.wait(p).unwrap();
     submit(&other, &[launch(&digit, 1, &b, &two)]).unwrap();
-    assert!(other.line().knows(p.into()), "a wait teaches the waiter's line");
-    let before = rig.stream.line().submitted();
+    assert!(other.timeline().knows(p.into()), "a wait teaches the waiter's timeline");
+    let before = rig.stream.timeline().submitted();
     rig.stream.wait(p).unwrap();
-    assert_eq!(rig.stream.line().submitted(), before, "waiting for oneself costs nothing");
-    assert!(!other.line().is_idle());
+    assert_eq!(rig.stream.timeline().submitted(), before, "waiting for oneself costs nothing");
+    assert!(!other.timeline().is_idle());
     cells[0].store(1, Ordering::Release);
     finish(&other).unwrap();
     // SAFETY: the work is over.
     assert_eq!(unsafe { std::ptr::read_volatile(value.as_ptr()) }, 12);
-    let ahead = rig.stream.line().at(rig.stream.line().submitted() + 1);
+    let ahead = rig.stream.timeline().at(rig.stream.timeline().submitted() + 1);
     assert!(matches!(submit(&rig.stream, &[Op::Wait(ahead)]), Err(Error::InvalidArgument(_))));
 }
 
@@ -160,8 +170,8 @@ fn a_stream_waits_for_another_and_needs_no_wait_for_itself() {
 fn ping_pong_of_two_timelines_from_two_threads() {
     const ROUNDS: u64 = 10_000;
     let rig = rig(1);
-    let (a, b) = (rig.device.gate().unwrap(), rig.device.gate().unwrap());
-    let (from_a, from_b) = (a.line().completed(), b.line().completed());
+    let (a, b) = (rig.device.host_timeline().unwrap(), rig.device.host_timeline().unwrap());
+    let (from_a, from_b) = (a.timeline().completed(), b.timeline().completed());
     std::thread::scope(|s| {
         s.spawn(|| {
             for i in 1..=ROUNDS {
@@ -174,7 +184,10 @@ fn ping_pong_of_two_timelines_from_two_threads() {
             b.signal_host(from_b + i).unwrap();
         }
     });
-    assert_eq!((a.line().completed(), b.line().completed()), (from_a + ROUNDS, from_b + ROUNDS));
+    assert_eq!(
+        (a.timeline().completed(), b.timeline().completed()),
+        (from_a + ROUNDS, from_b + ROUNDS)
+    );
 }
 
 #[test]
@@ -186,13 +199,13 @@ fn ping_pong_of_two_streams_by_waits() {
     let value = [0u64];
     let b = [on(&value, Access::ReadWrite)];
     let mut expected = 0u64;
-    let mut last = rig.stream.line().now();
+    let mut last = rig.stream.timeline().now();
     for i in 0..ROUNDS {
         let (stream, d) = if i % 2 == 0 { (&rig.stream, 3u32) } else { (&other, 7) };
         last = submit(stream, &[Op::Wait(last), launch(&digit, 1, &b, &d.to_le_bytes())]).unwrap();
         expected = expected.wrapping_mul(10).wrapping_add(u64::from(d));
     }
-    last.line().wait(last.value(), LONG).unwrap();
+    last.timeline().wait(last.value(), LONG).unwrap();
     // SAFETY: the work is over.
     assert_eq!(unsafe { std::ptr::read_volatile(value.as_ptr()) }, expected);
 }
@@ -200,19 +213,19 @@ fn ping_pong_of_two_streams_by_waits() {
 #[test]
 fn eight_host_threads_wake_on_one_value() {
     let rig = rig(1);
-    let gate = rig.device.gate().unwrap();
-    let at = gate.line().completed() + 1;
+    let host_timeline = rig.device.host_timeline().unwrap();
+    let at = host_timeline.timeline().completed() + 1;
     let woken = AtomicU32::new(0);
     std::thread::scope(|s| {
         for _ in 0..8 {
             s.spawn(|| {
-                gate.wait_host(at, LONG).unwrap();
+                host_timeline.wait_host(at, LONG).unwrap();
                 woken.fetch_add(1, Ordering::Relaxed);
             });
         }
         thread::sleep(Duration::from_millis(10));
         assert_eq!(woken.load(Ordering::Relaxed), 0);
-        gate.signal_host(at).unwrap();
+        host_timeline.signal_host(at).unwrap();
     });
     assert_eq!(woken.load(Ordering::Relaxed), 8);
 }
@@ -246,9 +259,9 @@ fn a_host_call_may_submit_more_even_to_its_own_full_stream() {
 #[test]
 fn a_full_queue_makes_its_submitter_wait_for_room() {
     let rig = rig(1);
-    let gate = rig.device.gate().unwrap();
-    let opens = gate.line().completed() + 1;
-    rig.stream.wait(gate.line().at(opens)).unwrap();
+    let host_timeline = rig.device.host_timeline().unwrap();
+    let opens = host_timeline.timeline().completed() + 1;
+    rig.stream.wait(host_timeline.timeline().at(opens)).unwrap();
     let call = HostCall::new("nothing", || Ok(()));
     let submitted = AtomicU64::new(0);
     std::thread::scope(|s| {
@@ -265,7 +278,7 @@ fn a_full_queue_makes_its_submitter_wait_for_room() {
             thread::sleep(Duration::from_millis(50));
         }
         assert!(before < 4_000, "the queue has no bound");
-        gate.signal_host(opens).unwrap();
+        host_timeline.signal_host(opens).unwrap();
     });
     finish(&rig.stream).unwrap();
     assert_eq!(submitted.load(Ordering::Relaxed), 4_000);
@@ -275,7 +288,7 @@ fn a_full_queue_makes_its_submitter_wait_for_room() {
 fn a_host_call_that_waits_for_its_own_stream_is_told() {
     let rig = rig(1);
     let stream = rig.stream.clone();
-    let call = HostCall::new("self", move || stream.wait_host(stream.line().submitted(), None));
+    let call = HostCall::new("self", move || stream.wait_host(stream.timeline().submitted(), None));
     submit(&rig.stream, &[Op::Host(&call)]).unwrap();
     drop(call);
     let cause = finish(&rig.stream).unwrap_err();
@@ -288,21 +301,24 @@ fn query_does_not_block_and_idle_waits_return_at_once() {
     let start = Instant::now();
     for _ in 0..1000 {
         rig.stream.flush().unwrap();
-        assert_eq!(rig.stream.signal().unwrap(), rig.stream.line().submitted());
-        assert_eq!(rig.stream.refresh().unwrap(), rig.stream.line().completed());
+        assert_eq!(rig.stream.signal().unwrap(), rig.stream.timeline().submitted());
+        assert_eq!(rig.stream.refresh().unwrap(), rig.stream.timeline().completed());
         finish(&rig.stream).unwrap();
     }
     rig.device.synchronize(None).unwrap();
     assert!(start.elapsed() < Duration::from_millis(500));
-    let gate = rig.device.gate().unwrap();
-    let opens = gate.line().completed() + 1;
-    rig.stream.wait(gate.line().at(opens)).unwrap();
+    let host_timeline = rig.device.host_timeline().unwrap();
+    let opens = host_timeline.timeline().completed() + 1;
+    rig.stream.wait(host_timeline.timeline().at(opens)).unwrap();
     assert!(matches!(
-        rig.stream.wait_host(rig.stream.line().submitted(), Some(Duration::ZERO)),
+        rig.stream.wait_host(rig.stream.timeline().submitted(), Some(Duration::ZERO)),
         Err(Error::Timeout(_))
     ));
-    assert!(matches!(rig.device.synchronize(Some(Duration::from_millis(10))), Err(Error::Timeout(_))));
-    gate.signal_host(opens).unwrap();
+    assert!(matches!(
+        rig.device.synchronize(Some(Duration::from_millis(10))),
+        Err(Error::Timeout(_))
+    ));
+    host_timeline.signal_host(opens).unwrap();
     rig.device.synchronize(LONG).unwrap();
 }
 
@@ -310,15 +326,15 @@ fn query_does_not_block_and_idle_waits_return_at_once() {
 fn stamps_are_written_in_order() {
     let rig = rig(1);
     let (a, b) = (rig.device.timestamp().unwrap(), rig.device.timestamp().unwrap());
-    // SAFETY: the time stamps are of this backend.
+    // SAFETY: the timestamps are of this backend.
     assert!(matches!(unsafe { rig.device.elapsed(&a, &b) }, Err(Error::InvalidState(_))));
     let nap = HostCall::new("nap", || {
         thread::sleep(Duration::from_millis(5));
         Ok(())
     });
-    submit(&rig.stream, &[Op::Stamp(&a), Op::Host(&nap), Op::Stamp(&b)]).unwrap();
+    submit(&rig.stream, &[Op::WriteTimestamp(&a), Op::Host(&nap), Op::WriteTimestamp(&b)]).unwrap();
     finish(&rig.stream).unwrap();
-    // SAFETY: the time stamps are of this backend.
+    // SAFETY: the timestamps are of this backend.
     let t = unsafe { rig.device.elapsed(&a, &b) }.unwrap();
     assert!(t >= Duration::from_millis(5) && t < Duration::from_secs(10), "{t:?}");
 }
@@ -338,14 +354,14 @@ fn idle_threads_use_no_processor() {
         finish(s).unwrap();
     }
     // One stream stays blocked, which must cost no processor time either.
-    let gate = rig.device.gate().unwrap();
-    let opens = gate.line().completed() + 1;
-    rig.stream.wait(gate.line().at(opens)).unwrap();
+    let host_timeline = rig.device.host_timeline().unwrap();
+    let opens = host_timeline.timeline().completed() + 1;
+    rig.stream.wait(host_timeline.timeline().at(opens)).unwrap();
     thread::sleep(Duration::from_millis(200));
     let before = cpu_time();
     thread::sleep(Duration::from_secs(1));
     let used = cpu_time() - before;
-    gate.signal_host(opens).unwrap();
+    host_timeline.signal_host(opens).unwrap();
     assert!(used < Duration::from_millis(10), "{used:?} of processor time in an idle second");
 }
 
@@ -407,18 +423,20 @@ fn the_steady_state_allocates_nothing() {
         bindings: &b,
         params: &[],
     });
-    let copy = Op::Copy(Copy2d::linear((from.as_ptr() as u64, 0), (to.as_ptr() as u64, 0), 1 << 20));
-    let fill = Op::Fill(Fill { dst: to.as_ptr() as u64, native: 0, bytes: 64, pattern: 3, width: 2 });
+    let copy =
+        Op::Copy(Copy2d::linear((from.as_ptr() as u64, 0), (to.as_ptr() as u64, 0), 1 << 20));
+    let fill =
+        Op::Fill(Fill { dst: to.as_ptr() as u64, native: 0, bytes: 64, pattern: 3, width: 2 });
     let stamp = rig.device.timestamp().unwrap();
     let mut ops = OpList::new();
-    for op in [dispatch, copy, fill, dispatch, Op::Stamp(&stamp)] {
+    for op in [dispatch, copy, fill, dispatch, Op::WriteTimestamp(&stamp)] {
         ops.push(&op);
     }
-    // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+    // SAFETY: the plan's pipelines, timestamps and graphs are this device's, and its memory
     // outlives the launches.
     let exec = unsafe { rig.device.instantiate(Plan::new(ops)) }.unwrap();
     let round = || {
-        let p = submit(&rig.stream, &[dispatch, copy, fill, Op::Stamp(&stamp)]).unwrap();
+        let p = submit(&rig.stream, &[dispatch, copy, fill, Op::WriteTimestamp(&stamp)]).unwrap();
         submit(&other, &[Op::Wait(p), Op::Graph(&exec)]).unwrap();
         finish(&other).unwrap();
     };
@@ -452,7 +470,8 @@ fn every_thread_has_the_same_floating_point_state() {
     finish(&rig.stream).unwrap();
     // SAFETY: the work is over. The read is volatile, because the compiler does not know that the
     // kernel wrote.
-    let now: Vec<u32> = out.iter().map(|x| unsafe { std::ptr::read_volatile(x) }.to_bits()).collect();
+    let now: Vec<u32> =
+        out.iter().map(|x| unsafe { std::ptr::read_volatile(x) }.to_bits()).collect();
     assert!(now.iter().all(|&bits| bits == now[0]), "{now:x?}");
     if cfg!(any(target_arch = "x86_64", target_arch = "aarch64")) {
         assert_eq!(now[0], 0, "subnormal results are zero");
@@ -462,7 +481,9 @@ fn every_thread_has_the_same_floating_point_state() {
     let subnormal = || std::hint::black_box(1e-30f32) * std::hint::black_box(1e-12f32);
     assert_ne!(subnormal(), 0.0);
     let (tell, hear) = std::sync::mpsc::channel();
-    let call = HostCall::new("subnormal", move || tell.send(subnormal()).map_err(|e| Error::state(e.to_string())));
+    let call = HostCall::new("subnormal", move || {
+        tell.send(subnormal()).map_err(|e| Error::state(e.to_string()))
+    });
     submit(&rig.stream, &[Op::Host(&call), launch(&tiny, 64, &b, &[])]).unwrap();
     finish(&rig.stream).unwrap();
     assert_ne!(hear.try_recv().expect("the call ran"), 0.0);

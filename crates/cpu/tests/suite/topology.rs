@@ -43,10 +43,16 @@ fn lists_and_sizes() {
 #[test]
 fn a_server_with_two_nodes_and_threads() {
     let dir = machine(&[
-        ("proc/cpuinfo", "processor\t: 0\nmodel name\t: Great Processor 9000\n\nprocessor\t: 1\nmodel name\t: Great\n"),
+        (
+            "proc/cpuinfo",
+            "processor\t: 0\nmodel name\t: Great Processor 9000\n\nprocessor\t: 1\nmodel name\t: Great\n",
+        ),
         ("sys/devices/system/cpu/online", "0-7\n"),
         ("sys/devices/system/node/node0/cpulist", "0-1,4-5\n"),
-        ("sys/devices/system/node/node0/meminfo", "Node 0 MemTotal:       1024 kB\nNode 0 MemFree: 1 kB\n"),
+        (
+            "sys/devices/system/node/node0/meminfo",
+            "Node 0 MemTotal:       1024 kB\nNode 0 MemFree: 1 kB\n",
+        ),
         ("sys/devices/system/node/node1/cpulist", "2-3,6-7\n"),
         ("sys/devices/system/node/node1/meminfo", "Node 1 MemTotal:       2048 kB\n"),
         ("sys/devices/system/node/possible", "0-1\n"),
@@ -62,7 +68,11 @@ fn a_server_with_two_nodes_and_threads() {
         put(dir.path(), &at("cache/index0/type"), "Data");
         put(dir.path(), &at("cache/index0/size"), "48K");
         put(dir.path(), &at("cache/index0/coherency_line_size"), "64");
-        put(dir.path(), &at("cache/index0/shared_cpu_list"), &format!("{},{}", cpu % 4, cpu % 4 + 4));
+        put(
+            dir.path(),
+            &at("cache/index0/shared_cpu_list"),
+            &format!("{},{}", cpu % 4, cpu % 4 + 4),
+        );
         put(dir.path(), &at("cache/index1/level"), "3");
         put(dir.path(), &at("cache/index1/type"), "Unified");
         put(dir.path(), &at("cache/index1/size"), "32M");
@@ -72,8 +82,16 @@ fn a_server_with_two_nodes_and_threads() {
     let t = Topology::read(dir.path(), Some(vec![0, 1, 2, 3, 4, 5]));
     assert_eq!(t.name, "Great Processor 9000");
     assert_eq!((t.online, t.cores, t.packages, t.usable), (8, 4, 2, 6));
-    let l1 = Cache { level: 1, kind: "Data".into(), bytes: 48 << 10, line: 64, shared_by: 2, count: 4 };
-    let l3 = Cache { level: 3, kind: "Unified".into(), bytes: 32 << 20, line: 0, shared_by: 4, count: 2 };
+    let l1 =
+        Cache { level: 1, kind: "Data".into(), bytes: 48 << 10, line: 64, shared_by: 2, count: 4 };
+    let l3 = Cache {
+        level: 3,
+        kind: "Unified".into(),
+        bytes: 32 << 20,
+        line: 0,
+        shared_by: 4,
+        count: 2,
+    };
     assert_eq!(t.caches, [l1, l3]);
     assert_eq!(
         t.nodes.iter().map(|n| (n.id, n.cpus.len(), n.bytes)).collect::<Vec<_>>(),
@@ -82,7 +100,10 @@ fn a_server_with_two_nodes_and_threads() {
     assert_eq!(t.huge_pages, [2 << 20, 1 << 30]);
     assert_eq!(t.transparent_huge_pages, "madvise");
     let text = format!("{:?}", t.details());
-    assert!(text.contains("4 cores") && text.contains("32 MiB") && text.contains("6 (6 by affinity)"), "{text}");
+    assert!(
+        text.contains("4 cores") && text.contains("32 MiB") && text.contains("6 (6 by affinity)"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -121,7 +142,11 @@ fn control_groups_of_version_2() {
     ]);
     let l = limits_under(dir.path());
     assert_eq!((l.cpus, l.memory, l.memory_used), (Some(1.5), Some(1 << 20), Some(3072)));
-    assert_eq!(Topology::read(dir.path(), None).usable, 1, "one and a half processors keep one thread busy");
+    assert_eq!(
+        Topology::read(dir.path(), None).usable,
+        1,
+        "one and a half processors keep one thread busy"
+    );
     put(dir.path(), "sys/fs/cgroup/jobs/cpu.max", "350000 100000\n");
     assert_eq!(Topology::read(dir.path(), None).usable, 3);
     put(dir.path(), "sys/fs/cgroup/jobs/cpu.max", "5000 100000\n");
@@ -135,7 +160,10 @@ fn control_groups_of_version_2() {
 #[test]
 fn control_groups_of_version_1() {
     let dir = machine(&[
-        ("proc/self/cgroup", "9:name=systemd:/\n4:memory:/a/b\n3:cpuset:/\n2:cpu,cpuacct:/a\n0::/\n"),
+        (
+            "proc/self/cgroup",
+            "9:name=systemd:/\n4:memory:/a/b\n3:cpuset:/\n2:cpu,cpuacct:/a\n0::/\n",
+        ),
         ("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "-1\n"),
         ("sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_quota_us", "250000\n"),
         ("sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_period_us", "50000\n"),
@@ -154,8 +182,14 @@ fn architectures_from_the_most_specific() {
     let v3 = ["sse4.2", "ssse3", "popcnt", "avx2", "fma", "f16c", "bmi1", "bmi2", "lzcnt", "movbe"];
     let v4 = ["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"];
     let all: Vec<&str> = v3.iter().chain(&v4).copied().collect();
-    assert_eq!(architectures("x86_64", &all), ["cpu/x86-64-v4", "cpu/x86-64-v3", "cpu/x86-64-v2", "cpu/x86-64", "cpu"]);
-    assert_eq!(architectures("x86_64", &v3), ["cpu/x86-64-v3", "cpu/x86-64-v2", "cpu/x86-64", "cpu"]);
+    assert_eq!(
+        architectures("x86_64", &all),
+        ["cpu/x86-64-v4", "cpu/x86-64-v3", "cpu/x86-64-v2", "cpu/x86-64", "cpu"]
+    );
+    assert_eq!(
+        architectures("x86_64", &v3),
+        ["cpu/x86-64-v3", "cpu/x86-64-v2", "cpu/x86-64", "cpu"]
+    );
     assert_eq!(architectures("x86_64", &v4), ["cpu/x86-64", "cpu"], "a level holds all below it");
     assert_eq!(architectures("aarch64", &["neon"]), ["cpu/aarch64-neon", "cpu/aarch64", "cpu"]);
 }

@@ -3,7 +3,7 @@
 use crate::common::*;
 use leasehold_core::Error;
 use leasehold_core::sync::Arc;
-use leasehold_hal::{Copy2d, Fill, Keep, Op, Upload};
+use leasehold_hal::{Copy2d, Fill, KeepAlive, Op, Upload};
 
 #[test]
 fn fills_of_all_widths_at_all_offsets() {
@@ -15,13 +15,24 @@ fn fills_of_all_widths_at_all_offsets() {
                 let bytes = patterns * usize::from(width);
                 let mut memory = vec![0u8; 160];
                 let dst = memory.as_mut_ptr() as u64 + offset as u64;
-                submit(&rig.stream, &[Op::Fill(Fill { dst, native: 0, bytes: bytes as u64, pattern, width })]).unwrap();
+                submit(
+                    &rig.stream,
+                    &[Op::Fill(Fill { dst, native: 0, bytes: bytes as u64, pattern, width })],
+                )
+                .unwrap();
                 finish(&rig.stream).unwrap();
                 std::hint::black_box(&mut memory);
                 for (i, &b) in memory.iter().enumerate() {
                     let inside = (offset..offset + bytes).contains(&i);
-                    let expected = if inside { pattern.to_le_bytes()[(i - offset) % usize::from(width)] } else { 0 };
-                    assert_eq!(b, expected, "width {width}, offset {offset}, {bytes} bytes, at {i}");
+                    let expected = if inside {
+                        pattern.to_le_bytes()[(i - offset) % usize::from(width)]
+                    } else {
+                        0
+                    };
+                    assert_eq!(
+                        b, expected,
+                        "width {width}, offset {offset}, {bytes} bytes, at {i}"
+                    );
                 }
             }
         }
@@ -36,7 +47,11 @@ fn copies_at_all_alignments() {
         for dst in 0..16u64 {
             for bytes in [0u64, 1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33] {
                 let mut to = vec![0u8; 64];
-                let copy = Copy2d::linear((from.as_ptr() as u64 + src, 0), (to.as_mut_ptr() as u64 + dst, 0), bytes);
+                let copy = Copy2d::linear(
+                    (from.as_ptr() as u64 + src, 0),
+                    (to.as_mut_ptr() as u64 + dst, 0),
+                    bytes,
+                );
                 submit(&rig.stream, &[Op::Copy(copy)]).unwrap();
                 finish(&rig.stream).unwrap();
                 std::hint::black_box(&mut to);
@@ -78,7 +93,8 @@ fn strided_copies_equal_a_reference() {
             std::hint::black_box(&mut to);
             let mut expected = vec![0u8; size(to_pitch)];
             for row in 0..rows as usize {
-                let (f, t, w) = (row * from_pitch as usize, row * to_pitch as usize, width as usize);
+                let (f, t, w) =
+                    (row * from_pitch as usize, row * to_pitch as usize, width as usize);
                 expected[t..t + w].copy_from_slice(&from[f..f + w]);
             }
             assert!(to == expected, "{width} x {rows}, pitches {from_pitch} and {to_pitch}");
@@ -93,12 +109,17 @@ fn big_copies_and_fills_are_spread_and_right() {
     let from: Vec<u8> = (0..n).map(|i| (i % 253) as u8).collect();
     let mut to = vec![0u8; n];
     let at = to.as_mut_ptr() as u64;
-    submit(&rig.stream, &[Op::Copy(Copy2d::linear((from.as_ptr() as u64, 0), (at, 0), n as u64))]).unwrap();
+    submit(&rig.stream, &[Op::Copy(Copy2d::linear((from.as_ptr() as u64, 0), (at, 0), n as u64))])
+        .unwrap();
     finish(&rig.stream).unwrap();
     std::hint::black_box(&mut to);
     assert!(to == from);
     let bytes = (n - 1) as u64 / 4 * 4;
-    submit(&rig.stream, &[Op::Fill(Fill { dst: at + 1, native: 0, bytes, pattern: 0x0403_0201, width: 4 })]).unwrap();
+    submit(
+        &rig.stream,
+        &[Op::Fill(Fill { dst: at + 1, native: 0, bytes, pattern: 0x0403_0201, width: 4 })],
+    )
+    .unwrap();
     finish(&rig.stream).unwrap();
     std::hint::black_box(&mut to);
     assert_eq!(to[0], from[0]);
@@ -111,7 +132,9 @@ fn a_copy_that_overlaps_itself_is_refused() {
     let rig = rig(1);
     let memory = [0u8; 64];
     let at = memory.as_ptr() as u64;
-    let copy = |src, dst, bytes| submit(&rig.stream, &[Op::Copy(Copy2d::linear((src, 0), (dst, 0), bytes))]);
+    let copy = |src, dst, bytes| {
+        submit(&rig.stream, &[Op::Copy(Copy2d::linear((src, 0), (dst, 0), bytes))])
+    };
     assert!(matches!(copy(at, at + 8, 9), Err(Error::InvalidArgument(_))));
     assert!(matches!(copy(at + 8, at, 9), Err(Error::InvalidArgument(_))));
     copy(at, at + 8, 8).unwrap();
@@ -121,23 +144,31 @@ fn a_copy_that_overlaps_itself_is_refused() {
 #[test]
 fn host_memory_is_kept_up_to_its_point_and_no_longer() {
     let rig = rig(1);
-    let gate = rig.device.gate().unwrap();
-    let opens = gate.line().completed() + 1;
+    let host_timeline = rig.device.host_timeline().unwrap();
+    let opens = host_timeline.timeline().completed() + 1;
     let mut to = [0u8; 16];
     let from: Arc<Vec<u8>> = Arc::new((0..16).collect());
-    let keep: Keep = from.clone();
-    let upload = Upload { src: from.as_ptr(), dst: to.as_mut_ptr() as u64, native: 0, bytes: 16, keep: Some(&keep) };
-    let first = submit(&rig.stream, &[Op::Wait(gate.line().at(opens)), Op::Upload(upload)]).unwrap();
+    let keep: KeepAlive = from.clone();
+    let upload = Upload {
+        src: from.as_ptr(),
+        dst: to.as_mut_ptr() as u64,
+        native: 0,
+        bytes: 16,
+        keep: Some(&keep),
+    };
+    let first =
+        submit(&rig.stream, &[Op::Wait(host_timeline.timeline().at(opens)), Op::Upload(upload)])
+            .unwrap();
     // A wait that stays pending behind the copy.
-    rig.stream.wait(gate.line().at(opens + 1)).unwrap();
+    rig.stream.wait(host_timeline.timeline().at(opens + 1)).unwrap();
     let weak = Arc::downgrade(&from);
     drop((keep, from));
     assert!(weak.upgrade().is_some(), "a pending copy keeps its source");
-    gate.signal_host(opens).unwrap();
+    host_timeline.signal_host(opens).unwrap();
     rig.stream.wait_host(first.value(), LONG).unwrap();
     assert!(weak.upgrade().is_none(), "who sees the value finds everything given up");
     std::hint::black_box(&mut to);
     assert_eq!(to.to_vec(), (0..16).collect::<Vec<u8>>());
-    gate.signal_host(opens + 1).unwrap();
+    host_timeline.signal_host(opens + 1).unwrap();
     finish(&rig.stream).unwrap();
 }

@@ -14,7 +14,7 @@
 use super::Memory;
 use crate::config::MemorySource;
 use crate::driver::ops::{DeviceProperties, NativeMemory, NativeStream};
-use crate::engine::door::Door;
+use crate::engine::driver_context::DriverContext;
 use crate::engine::shared::{Place, Shared};
 use leasehold_alloc::{Allocator, Backing, BackingCaps, Chunk, HostKind};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
@@ -32,17 +32,19 @@ const SEGMENT_GRANULE: u64 = 2 << 20;
 /// # Errors
 /// `OutOfMemory`, or a driver error.
 pub(crate) fn of(memory: &Memory) -> Result<&Allocator> {
-    memory.device.get_or_make(|| super::make(memory, "device memory", HostKind::None, Box::new(backing(memory)?)))
+    memory.device.get_or_make(|| {
+        super::make(memory, "device memory", HostKind::None, Box::new(backing(memory)?))
+    })
 }
 
 /// Makes a backing of the device's memory.
 pub(crate) fn backing(memory: &Memory) -> Result<DeviceBacking> {
-    DeviceBacking::new(memory.door.clone(), memory.shared.clone(), &memory.properties)
+    DeviceBacking::new(memory.context.clone(), memory.shared.clone(), &memory.properties)
 }
 
 /// The backing of a device's memory.
 pub struct DeviceBacking {
-    door: Arc<Door>,
+    context: Arc<DriverContext>,
     shared: Arc<Shared>,
     source: MemorySource,
     granule: u64,
@@ -57,7 +59,11 @@ impl DeviceBacking {
     ///
     /// # Errors
     /// `Unsupported` for a source that the device does not have, or a driver error.
-    pub fn new(door: Arc<Door>, shared: Arc<Shared>, properties: &DeviceProperties) -> Result<Self> {
+    pub fn new(
+        context: Arc<DriverContext>,
+        shared: Arc<Shared>,
+        properties: &DeviceProperties,
+    ) -> Result<Self> {
         let best = if properties.vmm {
             MemorySource::Vmm
         } else if properties.memory_pools {
@@ -68,19 +74,35 @@ impl DeviceBacking {
         let source = match shared.config.memory {
             MemorySource::Auto => best,
             MemorySource::Vmm if !properties.vmm => {
-                return Err(Error::Unsupported(format!("{} has no virtual memory management", door.id()).into()));
+                return Err(Error::Unsupported(
+                    format!("{} has no virtual memory management", context.id()).into(),
+                ));
             }
             MemorySource::Pool if !properties.memory_pools => {
-                return Err(Error::Unsupported(format!("{} has no memory pools", door.id()).into()));
+                return Err(Error::Unsupported(
+                    format!("{} has no memory pools", context.id()).into(),
+                ));
             }
             other => other,
         };
         let granule = match source {
-            MemorySource::Vmm => door.within(|ops| ops.granularity(door.ordinal()))?,
+            MemorySource::Vmm => context.within(|ops| ops.granularity(context.ordinal()))?,
             _ => SEGMENT_GRANULE,
         };
-        let physical = if properties.memory == 0 { BackingCaps::default().physical } else { properties.memory };
-        Ok(Self { door, shared, source, granule, physical, stream: Mutex::new(None), calls: AtomicU64::new(0) })
+        let physical = if properties.memory == 0 {
+            BackingCaps::default().physical
+        } else {
+            properties.memory
+        };
+        Ok(Self {
+            context,
+            shared,
+            source,
+            granule,
+            physical,
+            stream: Mutex::new(None),
+            calls: AtomicU64::new(0),
+        })
     }
 
     fn calls(&self, n: u64) {
@@ -88,7 +110,7 @@ impl DeviceBacking {
     }
 
     fn place(&self) -> Place {
-        Place::Device(self.door.ordinal())
+        Place::Device(self.context.ordinal())
     }
 
     /// Makes calls with the pool's stream. One caller at a time uses the stream.
@@ -96,13 +118,13 @@ impl DeviceBacking {
         let taken = self.stream.lock().take();
         let stream = match taken {
             Some(stream) => stream,
-            None => self.door.within(|ops| ops.stream_create(0))?,
+            None => self.context.within(|ops| ops.stream_create(0))?,
         };
         let result = calls(stream);
         let extra = self.stream.lock().replace(stream);
         if let Some(extra) = extra {
             // SAFETY: the pool's own stream was taken out of its place, so no other thread has it.
-            self.door.leave_behind(|ops| unsafe { ops.stream_destroy(extra) });
+            self.context.leave_behind(|ops| unsafe { ops.stream_destroy(extra) });
         }
         result
     }
@@ -123,7 +145,7 @@ unsafe impl Backing for DeviceBacking {
 
     fn reserve(&self, bytes: u64) -> Result<u64> {
         self.calls(1);
-        let addr = self.door.within(|ops| ops.address_reserve(bytes, self.granule))?;
+        let addr = self.context.within(|ops| ops.address_reserve(bytes, self.granule))?;
         self.shared.add_range(addr, bytes, self.place());
         Ok(addr)
     }
@@ -135,7 +157,7 @@ unsafe impl Backing for DeviceBacking {
         self.calls(1);
         let addr = match self.source {
             MemorySource::Pool => self.with_stream(|stream| {
-                self.door.within(|ops| {
+                self.context.within(|ops| {
                     // SAFETY: the pool's own stream, which only this call uses meanwhile.
                     let addr = unsafe { ops.alloc_async(bytes, stream) }?;
                     // Other streams may use the memory from now on.
@@ -148,7 +170,7 @@ unsafe impl Backing for DeviceBacking {
                     Ok(addr)
                 })
             })?,
-            _ => self.door.within(|ops| ops.alloc(bytes))?,
+            _ => self.context.within(|ops| ops.alloc(bytes))?,
         };
         self.shared.add_range(addr, bytes, self.place());
         Ok(Chunk { addr, bytes, native: 0 })
@@ -160,7 +182,7 @@ unsafe impl Backing for DeviceBacking {
         self.shared.remove_range(chunk.addr);
         let freed = match self.source {
             MemorySource::Pool => self.with_stream(|stream| {
-                self.door.give_back(|ops| {
+                self.context.give_back(|ops| {
                     // SAFETY: the memory came from this pool. The allocator gives it back once,
                     // when no work uses it.
                     unsafe { ops.free_async(chunk.addr, stream) }?;
@@ -170,7 +192,7 @@ unsafe impl Backing for DeviceBacking {
             }),
             // SAFETY: the memory came from `alloc`. The allocator gives it back once, when no work
             // uses it.
-            _ => self.door.give_back(|ops| unsafe { ops.free(chunk.addr) }),
+            _ => self.context.give_back(|ops| unsafe { ops.free(chunk.addr) }),
         };
         if freed.is_err() {
             self.shared.add_range(chunk.addr, chunk.bytes, self.place());
@@ -183,40 +205,40 @@ unsafe impl Backing for DeviceBacking {
         self.shared.remove_range(addr);
         // SAFETY: the reservation is this backing's. The allocator gives it back once, with nothing
         // mapped in it.
-        self.door.leave_behind(|ops| unsafe { ops.address_free(addr, bytes) });
+        self.context.leave_behind(|ops| unsafe { ops.address_free(addr, bytes) });
     }
 
     fn create(&self, bytes: u64) -> Result<u64> {
         self.calls(1);
-        self.door.within(|ops| ops.memory_create(self.door.ordinal(), bytes)).map(|m| m.0)
+        self.context.within(|ops| ops.memory_create(self.context.ordinal(), bytes)).map(|m| m.0)
     }
 
     unsafe fn destroy(&self, handle: u64, _: u64) -> Result<()> {
         self.calls(1);
         // SAFETY: the handle came from `create`. The allocator gives it back once.
-        self.door.give_back(|ops| unsafe { ops.memory_release(NativeMemory(handle)) })
+        self.context.give_back(|ops| unsafe { ops.memory_release(NativeMemory(handle)) })
     }
 
     unsafe fn map(&self, at: u64, handle: u64, bytes: u64) -> Result<()> {
         self.calls(1);
         // SAFETY: the allocator maps handles of this backing into reservations of this backing.
-        self.door.within(|ops| unsafe { ops.map(at, bytes, NativeMemory(handle)) })?;
-        self.shared.mapped(self.door.ordinal(), at, bytes);
+        self.context.within(|ops| unsafe { ops.map(at, bytes, NativeMemory(handle)) })?;
+        self.shared.mapped(self.context.ordinal(), at, bytes);
         Ok(())
     }
 
     unsafe fn enable(&self, at: u64, bytes: u64) -> Result<()> {
         self.calls(1);
         // SAFETY: the range was mapped by this backing (the allocator's promise).
-        unsafe { self.shared.admit(&self.door, self.door.ordinal(), at, bytes) }
+        unsafe { self.shared.admit(&self.context, self.context.ordinal(), at, bytes) }
     }
 
     unsafe fn unmap(&self, at: u64, bytes: u64) -> Result<()> {
         self.calls(1);
         // SAFETY: the range was mapped by this backing, and no work uses it any more (the
         // allocator's promise).
-        self.door.give_back(|ops| unsafe { ops.unmap(at, bytes) })?;
-        self.shared.unmapped(self.door.ordinal(), at);
+        self.context.give_back(|ops| unsafe { ops.unmap(at, bytes) })?;
+        self.shared.unmapped(self.context.ordinal(), at);
         Ok(())
     }
 
@@ -224,14 +246,16 @@ unsafe impl Backing for DeviceBacking {
     /// bounds of such allocations.
     fn exact(&self, bytes: u64, align: u64) -> Result<Chunk> {
         self.calls(1);
-        let addr = self.door.within(|ops| {
+        let addr = self.context.within(|ops| {
             let addr = ops.alloc(bytes.max(1))?;
             if addr.is_multiple_of(align.max(1)) {
                 return Ok(addr);
             }
             // SAFETY: the memory came from `alloc` and was not given to any caller.
             unsafe { ops.free(addr) }?;
-            Err(Error::Unsupported(format!("an alignment of {align}: the driver gave {addr:#x}").into()))
+            Err(Error::Unsupported(
+                format!("an alignment of {align}: the driver gave {addr:#x}").into(),
+            ))
         })?;
         self.shared.add_range(addr, bytes, self.place());
         Ok(Chunk { addr, bytes, native: 0 })
@@ -243,7 +267,7 @@ unsafe impl Backing for DeviceBacking {
         self.shared.remove_range(chunk.addr);
         // SAFETY: the memory came from `alloc`. The allocator gives it back once, when no work uses
         // it.
-        let freed = self.door.give_back(|ops| unsafe { ops.free(chunk.addr) });
+        let freed = self.context.give_back(|ops| unsafe { ops.free(chunk.addr) });
         if freed.is_err() {
             self.shared.add_range(chunk.addr, chunk.bytes, self.place());
         }
@@ -259,7 +283,7 @@ impl Drop for DeviceBacking {
     fn drop(&mut self) {
         if let Some(stream) = self.stream.get_mut().take() {
             // SAFETY: the pool's own stream was taken out of its place, so no other thread has it.
-            self.door.leave_behind(|ops| unsafe { ops.stream_destroy(stream) });
+            self.context.leave_behind(|ops| unsafe { ops.stream_destroy(stream) });
         }
     }
 }
@@ -267,7 +291,7 @@ impl Drop for DeviceBacking {
 impl fmt::Debug for DeviceBacking {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DeviceBacking")
-            .field("door", &self.door)
+            .field("door", &self.context)
             .field("source", &self.source)
             .field("granule", &self.granule)
             .finish_non_exhaustive()

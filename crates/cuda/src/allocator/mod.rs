@@ -6,7 +6,7 @@ pub mod device;
 pub mod pinned_host;
 
 use crate::driver::ops::DeviceProperties;
-use crate::engine::door::Door;
+use crate::engine::driver_context::DriverContext;
 use crate::engine::shared::Shared;
 use leasehold_alloc::{Allocator, AllocatorCell, AllocatorConfig, Backing, HostKind};
 use leasehold_core::sync::Arc;
@@ -16,7 +16,7 @@ use leasehold_hal::MemoryKind;
 /// A device's memory, which all its contexts share.
 pub(crate) struct Memory {
     /// The primary context.
-    pub(crate) door: Arc<Door>,
+    pub(crate) context: Arc<DriverContext>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) properties: DeviceProperties,
     device: AllocatorCell,
@@ -25,8 +25,18 @@ pub(crate) struct Memory {
 
 impl Memory {
     /// Makes the memory without allocators.
-    pub(crate) fn new(door: Arc<Door>, shared: Arc<Shared>, properties: DeviceProperties) -> Self {
-        Self { door, shared, properties, device: AllocatorCell::default(), pinned: AllocatorCell::default() }
+    pub(crate) fn new(
+        context: Arc<DriverContext>,
+        shared: Arc<Shared>,
+        properties: DeviceProperties,
+    ) -> Self {
+        Self {
+            context,
+            shared,
+            properties,
+            device: AllocatorCell::default(),
+            pinned: AllocatorCell::default(),
+        }
     }
 
     /// The allocator of a kind of memory. The first call makes it.
@@ -63,7 +73,9 @@ impl Memory {
     pub(crate) fn check(&self, kind: MemoryKind) -> Result<()> {
         match kind {
             MemoryKind::Device | MemoryKind::Pinned => Ok(()),
-            other => Err(Error::Unsupported(format!("{}: no {other:?} memory", self.door.id()).into())),
+            other => Err(Error::Unsupported(
+                format!("{}: no {other:?} memory", self.context.id()).into(),
+            )),
         }
     }
 
@@ -83,9 +95,14 @@ impl Memory {
 }
 
 /// Makes an allocator for one kind of memory of a device.
-fn make(memory: &Memory, what: &'static str, kind: HostKind, backing: Box<dyn Backing>) -> Result<Allocator> {
+fn make(
+    memory: &Memory,
+    what: &'static str,
+    kind: HostKind,
+    backing: Box<dyn Backing>,
+) -> Result<Allocator> {
     let config = AllocatorConfig {
-        name: Text::Owned(format!("{} {what}", memory.door.id())),
+        name: Text::Owned(format!("{} {what}", memory.context.id())),
         host_kind: kind,
         debug: memory.shared.config.debug,
         trace_events: memory.shared.config.trace_events,

@@ -5,7 +5,7 @@
 
 use super::Memory;
 use crate::driver::ops::HostFlags;
-use crate::engine::door::Door;
+use crate::engine::driver_context::DriverContext;
 use crate::engine::shared::{Place, Shared};
 use leasehold_alloc::{Allocator, Backing, BackingCaps, Chunk, HostKind};
 use leasehold_core::sync::Arc;
@@ -22,18 +22,20 @@ const SEGMENT: u64 = 2 << 20;
 /// `OutOfMemory`, or a driver error.
 #[doc(alias = "DevicePinnedHostAllocator")]
 pub(crate) fn of(memory: &Memory) -> Result<&Allocator> {
-    memory.pinned.get_or_make(|| super::make(memory, "pinned host memory", HostKind::Pinned, Box::new(backing(memory))))
+    memory.pinned.get_or_make(|| {
+        super::make(memory, "pinned host memory", HostKind::Pinned, Box::new(backing(memory)))
+    })
 }
 
 /// Makes a backing of pinned memory.
 pub(crate) fn backing(memory: &Memory) -> PinnedBacking {
-    PinnedBacking::new(memory.door.clone(), memory.shared.clone())
+    PinnedBacking::new(memory.context.clone(), memory.shared.clone())
 }
 
 /// The backing of host memory that devices reach by DMA.
 #[derive(Debug)]
 pub struct PinnedBacking {
-    door: Arc<Door>,
+    context: Arc<DriverContext>,
     shared: Arc<Shared>,
     calls: AtomicU64,
 }
@@ -41,15 +43,21 @@ pub struct PinnedBacking {
 impl PinnedBacking {
     /// Makes a backing in a context.
     #[must_use]
-    pub fn new(door: Arc<Door>, shared: Arc<Shared>) -> Self {
-        Self { door, shared, calls: AtomicU64::new(0) }
+    pub fn new(context: Arc<DriverContext>, shared: Arc<Shared>) -> Self {
+        Self { context, shared, calls: AtomicU64::new(0) }
     }
 }
 
 // SAFETY: each segment is pinned memory that the driver allocated for this call.
 unsafe impl Backing for PinnedBacking {
     fn caps(&self) -> BackingCaps {
-        BackingCaps { vmm: false, reserve: false, granule: GRANULE, segment: SEGMENT, ..BackingCaps::default() }
+        BackingCaps {
+            vmm: false,
+            reserve: false,
+            granule: GRANULE,
+            segment: SEGMENT,
+            ..BackingCaps::default()
+        }
     }
 
     fn reserve(&self, _: u64) -> Result<u64> {
@@ -58,7 +66,7 @@ unsafe impl Backing for PinnedBacking {
 
     unsafe fn commit(&self, _: Option<u64>, bytes: u64) -> Result<Chunk> {
         self.calls.fetch_add(1, Ordering::Relaxed);
-        let addr = self.door.within(|ops| ops.host_alloc(bytes, HostFlags::default()))?;
+        let addr = self.context.within(|ops| ops.host_alloc(bytes, HostFlags::default()))?;
         self.shared.add_range(addr, bytes, Place::Pinned);
         Ok(Chunk { addr, bytes, native: 0 })
     }
@@ -68,7 +76,7 @@ unsafe impl Backing for PinnedBacking {
         self.shared.remove_range(chunk.addr);
         // SAFETY: the segment came from `host_alloc`. The allocator gives it back once, when
         // nothing uses it.
-        let freed = self.door.give_back(|ops| unsafe { ops.host_free(chunk.addr) });
+        let freed = self.context.give_back(|ops| unsafe { ops.host_free(chunk.addr) });
         if freed.is_err() {
             self.shared.add_range(chunk.addr, chunk.bytes, Place::Pinned);
         }
@@ -79,7 +87,7 @@ unsafe impl Backing for PinnedBacking {
 
     unsafe fn fill(&self, at: u64, bytes: u64, byte: u8) -> Result<()> {
         if bytes > 0 {
-            self.door.ops().host_access(at, bytes, true);
+            self.context.ops().host_access(at, bytes, true);
             // SAFETY: the caller names committed memory of this backing. The host may write this
             // memory, and nothing else uses it.
             unsafe { std::ptr::write_bytes(at as *mut u8, byte, bytes as usize) };
@@ -91,7 +99,7 @@ unsafe impl Backing for PinnedBacking {
         if bytes == 0 {
             return Ok(None);
         }
-        self.door.ops().host_access(at, bytes, false);
+        self.context.ops().host_access(at, bytes, false);
         // SAFETY: the caller names committed memory of this backing that was filled, so it is
         // initialised. Nothing writes it meanwhile. A program that does write it has a defect,
         // which this check is to find.

@@ -78,7 +78,9 @@ impl Key<'_> {
 
 /// FNV-1a: a change of any single byte changes the hash.
 fn hash(seed: u64, bytes: &[u8]) -> u64 {
-    bytes.iter().fold(seed, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
+    bytes
+        .iter()
+        .fold(seed, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
 const SEED: u64 = 0xcbf2_9ce4_8422_2325;
@@ -140,20 +142,28 @@ impl CompileCache {
     ///
     /// # Errors
     /// The compiler's, never the cache's own. A failure is not stored.
-    pub fn get_or_compile(&self, key: &Key<'_>, compile: impl FnOnce() -> Result<Vec<u8>>) -> Result<Vec<u8>> {
-        let Some(directory) = self.directory.as_deref().filter(|directory| self.may_use(directory)) else {
+    pub fn get_or_compile(
+        &self,
+        key: &Key<'_>,
+        compile: impl FnOnce() -> Result<Vec<u8>>,
+    ) -> Result<Vec<u8>> {
+        let Some(directory) = self.directory.as_deref().filter(|directory| self.may_use(directory))
+        else {
             self.misses.fetch_add(1, Ordering::Relaxed);
             return compile();
         };
         let key = key.bytes();
-        let file = directory.join(format!("{:016x}{:016x}.bin", hash(SEED, &key), hash(OTHER_SEED, &key)));
+        let file =
+            directory.join(format!("{:016x}{:016x}.bin", hash(SEED, &key), hash(OTHER_SEED, &key)));
         match read_own(&file) {
             Ok(bytes) => match unwrap(&bytes, &key) {
                 Some(image) => {
                     self.hits.fetch_add(1, Ordering::Relaxed);
                     return Ok(image.to_vec());
                 }
-                None => tracing::warn!(file = %file.display(), "a cached kernel is damaged; it is compiled again"),
+                None => {
+                    tracing::warn!(file = %file.display(), "a cached kernel is damaged; it is compiled again")
+                }
             },
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
@@ -197,8 +207,11 @@ impl CompileCache {
         let data = fs::symlink_metadata(directory)?;
         check_owner(&data, data.is_dir(), "a directory")?;
         // The address distinguishes several caches of one process.
-        let temporary =
-            file.with_extension(format!("{}-{:x}-{serial}.tmp", process::id(), std::ptr::from_ref(self).addr()));
+        let temporary = file.with_extension(format!(
+            "{}-{:x}-{serial}.tmp",
+            process::id(),
+            std::ptr::from_ref(self).addr()
+        ));
         let mut options = fs::OpenOptions::new();
         // The file must be new, so a link with this name is not followed.
         options.write(true).create_new(true);
@@ -227,10 +240,16 @@ fn check_owner(data: &fs::Metadata, is_kind: bool, kind: &str) -> io::Result<()>
         // SAFETY: the call has no arguments, touches no memory and cannot fail.
         let me = unsafe { libc::geteuid() };
         if data.uid() != me {
-            return Err(io::Error::other(format!("it belongs to user {}, not to {me}", data.uid())));
+            return Err(io::Error::other(format!(
+                "it belongs to user {}, not to {me}",
+                data.uid()
+            )));
         }
         if data.mode() & 0o022 != 0 {
-            return Err(io::Error::other(format!("others may write it (mode {:o}; chmod go-w)", data.mode() & 0o7777)));
+            return Err(io::Error::other(format!(
+                "others may write it (mode {:o}; chmod go-w)",
+                data.mode() & 0o7777
+            )));
         }
     }
     Ok(())
@@ -241,13 +260,19 @@ fn read_own(file: &Path) -> io::Result<Vec<u8>> {
     let mut options = fs::OpenOptions::new();
     options.read(true);
     #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY);
+    std::os::unix::fs::OpenOptionsExt::custom_flags(
+        &mut options,
+        libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY,
+    );
     let opened = options.open(file)?;
     // The check is of the opened file, because the name may mean another file by now.
     let data = opened.metadata()?;
     check_owner(&data, data.is_file(), "a regular file")?;
     if data.len() > FILE_MAX {
-        return Err(io::Error::other(format!("it has {} bytes; {FILE_MAX} are the most", data.len())));
+        return Err(io::Error::other(format!(
+            "it has {} bytes; {FILE_MAX} are the most",
+            data.len()
+        )));
     }
     let mut bytes = Vec::with_capacity(data.len() as usize);
     // The file may grow meanwhile.
@@ -262,7 +287,10 @@ fn directory(var: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
         Some(directory) => directory,
         None => match var("XDG_CACHE_HOME").filter(|directory| directory.is_absolute()) {
             Some(directory) => directory.join("leasehold"),
-            None => var("HOME").filter(|directory| directory.is_absolute())?.join(".cache").join("leasehold"),
+            None => var("HOME")
+                .filter(|directory| directory.is_absolute())?
+                .join(".cache")
+                .join("leasehold"),
         },
     };
     Some(base.join("kernels"))
@@ -286,7 +314,11 @@ fn remove_abandoned(directory: &Path) {
         if path.extension().is_none_or(|extension| extension != "tmp") {
             continue;
         }
-        let age = file.metadata().and_then(|data| data.modified()).ok().and_then(|then| now.duration_since(then).ok());
+        let age = file
+            .metadata()
+            .and_then(|data| data.modified())
+            .ok()
+            .and_then(|then| now.duration_since(then).ok());
         if age.is_some_and(|age| age > ABANDONED) {
             let _ = fs::remove_file(path);
         }
@@ -325,7 +357,14 @@ mod tests {
     use leasehold_core::sync::atomic::AtomicUsize;
 
     fn key<'a>(source: &'a str, options: &'a [String]) -> Key<'a> {
-        Key { source, name: "k.cu", options, architecture: "compute_90", compiler: "nvrtc 13.0", driver: 13000 }
+        Key {
+            source,
+            name: "k.cu",
+            options,
+            architecture: "compute_90",
+            compiler: "nvrtc 13.0",
+            driver: 13000,
+        }
     }
 
     /// A compiler that counts its runs. The image tells its source.
@@ -346,13 +385,19 @@ mod tests {
         let cache = CompileCache::at(directory.path().join("a/b"));
         let runs = AtomicUsize::new(0);
         for _ in 0..3 {
-            assert_eq!(cache.get_or_compile(&key("s", &[]), || compile("s", &runs)).unwrap(), b"image of s");
+            assert_eq!(
+                cache.get_or_compile(&key("s", &[]), || compile("s", &runs)).unwrap(),
+                b"image of s"
+            );
         }
         assert_eq!(runs.load(Ordering::Relaxed), 1);
         assert_eq!(cache.counts(), (2, 1));
         // A cache of another process in the same directory.
         let other = CompileCache::at(directory.path().join("a/b"));
-        assert_eq!(other.get_or_compile(&key("s", &[]), || compile("s", &runs)).unwrap(), b"image of s");
+        assert_eq!(
+            other.get_or_compile(&key("s", &[]), || compile("s", &runs)).unwrap(),
+            b"image of s"
+        );
         assert_eq!(runs.load(Ordering::Relaxed), 1);
     }
 
@@ -422,14 +467,18 @@ mod tests {
         let other = key("t", &[]).bytes();
         let name = format!("{:016x}{:016x}.bin", hash(SEED, &other), hash(OTHER_SEED, &other));
         fs::rename(file, directory.path().join(name)).unwrap();
-        assert_eq!(cache.get_or_compile(&key("t", &[]), || compile("t", &runs)).unwrap(), b"image of t");
+        assert_eq!(
+            cache.get_or_compile(&key("t", &[]), || compile("t", &runs)).unwrap(),
+            b"image of t"
+        );
     }
 
     #[test]
     fn a_failure_is_not_kept() {
         let directory = tempfile::tempdir().unwrap();
         let cache = CompileCache::at(directory.path());
-        let failed = cache.get_or_compile(&key("s", &[]), || Err(Error::Compile { log: "no".into() }));
+        let failed =
+            cache.get_or_compile(&key("s", &[]), || Err(Error::Compile { log: "no".into() }));
         assert!(matches!(failed, Err(Error::Compile { .. })));
         assert!(fs::read_dir(directory.path()).unwrap().next().is_none());
     }
@@ -443,7 +492,10 @@ mod tests {
         fs::write(&file, "").unwrap();
         for cache in [CompileCache::at(file.join("cache")), CompileCache::off()] {
             for _ in 0..2 {
-                assert_eq!(cache.get_or_compile(&key("s", &[]), || compile("s", &runs)).unwrap(), b"image of s");
+                assert_eq!(
+                    cache.get_or_compile(&key("s", &[]), || compile("s", &runs)).unwrap(),
+                    b"image of s"
+                );
             }
         }
         assert_eq!(runs.load(Ordering::Relaxed), 4);
@@ -453,7 +505,11 @@ mod tests {
     #[cfg(unix)]
     fn compiles(cache: &CompileCache, what: &str) {
         let runs = AtomicUsize::new(0);
-        assert_eq!(cache.get_or_compile(&key("s", &[]), || compile("s", &runs)).unwrap(), b"image of s", "{what}");
+        assert_eq!(
+            cache.get_or_compile(&key("s", &[]), || compile("s", &runs)).unwrap(),
+            b"image of s",
+            "{what}"
+        );
         assert_eq!(runs.load(Ordering::Relaxed), 1, "{what} was taken for the compiler");
     }
 
@@ -480,7 +536,10 @@ mod tests {
             directory
         };
         for mode in [0o777, 0o1777, 0o770, 0o702] {
-            compiles(&CompileCache::at(make(&format!("{mode:o}"), mode)), "a directory that others can write");
+            compiles(
+                &CompileCache::at(make(&format!("{mode:o}"), mode)),
+                "a directory that others can write",
+            );
         }
         // The user's own directory, behind a link.
         let link = outer.path().join("link");
@@ -545,7 +604,8 @@ mod tests {
     #[test]
     fn what_dead_writers_left_goes() {
         let directory = tempfile::tempdir().unwrap();
-        let (old, young) = (directory.path().join("0.1-2-3.tmp"), directory.path().join("0.1-2-4.tmp"));
+        let (old, young) =
+            (directory.path().join("0.1-2-3.tmp"), directory.path().join("0.1-2-4.tmp"));
         for file in [&old, &young] {
             fs::write(file, "half").unwrap();
         }
@@ -566,7 +626,9 @@ mod tests {
                     let runs = AtomicUsize::new(0);
                     for round in 0..60 {
                         let source = format!("kernel {}", round % 5);
-                        let image = cache.get_or_compile(&key(&source, &[]), || compile(&source, &runs)).unwrap();
+                        let image = cache
+                            .get_or_compile(&key(&source, &[]), || compile(&source, &runs))
+                            .unwrap();
                         assert_eq!(image, format!("image of {source}").into_bytes());
                         if round % 7 == 0 {
                             // Another process clears the cache meanwhile.
@@ -583,12 +645,23 @@ mod tests {
     #[test]
     fn the_directory_is_where_the_user_says() {
         let with = |set: &[(&str, &str)]| {
-            directory(|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| PathBuf::from(value)))
+            directory(|name| {
+                set.iter().find(|(key, _)| *key == name).map(|(_, value)| PathBuf::from(value))
+            })
         };
-        assert_eq!(with(&[("LEASEHOLD_CACHE_DIR", "/c"), ("HOME", "/h")]), Some("/c/kernels".into()));
+        assert_eq!(
+            with(&[("LEASEHOLD_CACHE_DIR", "/c"), ("HOME", "/h")]),
+            Some("/c/kernels".into())
+        );
         assert_eq!(with(&[("LEASEHOLD_CACHE_DIR", ""), ("HOME", "/h")]), None);
-        assert_eq!(with(&[("XDG_CACHE_HOME", "/x"), ("HOME", "/h")]), Some("/x/leasehold/kernels".into()));
-        assert_eq!(with(&[("XDG_CACHE_HOME", "relative"), ("HOME", "/h")]), Some("/h/.cache/leasehold/kernels".into()));
+        assert_eq!(
+            with(&[("XDG_CACHE_HOME", "/x"), ("HOME", "/h")]),
+            Some("/x/leasehold/kernels".into())
+        );
+        assert_eq!(
+            with(&[("XDG_CACHE_HOME", "relative"), ("HOME", "/h")]),
+            Some("/h/.cache/leasehold/kernels".into())
+        );
         assert_eq!(with(&[("HOME", "/h")]), Some("/h/.cache/leasehold/kernels".into()));
         assert_eq!(with(&[]), None);
     }

@@ -8,8 +8,8 @@
 //! This module must not know managers.
 
 use super::ops::{
-    CopyKind, CudaSlowOps, EventFlags, HostFlags, NativeContext, NativeCopy, NativeEvent, NativeFunction, NativeGraph,
-    NativeGraphExec, NativeModule, NativeStream,
+    CopyKind, CudaSlowOps, EventFlags, HostFlags, NativeContext, NativeCopy, NativeEvent,
+    NativeFunction, NativeGraph, NativeGraphExec, NativeModule, NativeStream,
 };
 use super::trace::kernels::{Arguments, PTX};
 use super::vouched::Vouched;
@@ -120,7 +120,8 @@ impl<'a> RawLoop<'a> {
         ops.set_current(ops.primary_retain(ordinal)?)?;
         let module = ops.module_load(PTX.as_bytes())?;
         let function = ops.module_function(module, "trace_nothing")?;
-        let (device, pinned) = (ops.alloc(LARGEST)?, ops.host_alloc(LARGEST, HostFlags::default())?);
+        let (device, pinned) =
+            (ops.alloc(LARGEST)?, ops.host_alloc(LARGEST, HostFlags::default())?);
         let memories = [
             (device, 256, Access::ReadWrite),
             (device + 256, 256, Access::ReadWrite),
@@ -149,7 +150,8 @@ impl<'a> RawLoop<'a> {
     }
 
     fn copy_once(&self, kind: CopyKind, host: u64, bytes: u64) -> Result<()> {
-        let (dst, src) = if kind == CopyKind::HostToDevice { (self.device, host) } else { (host, self.device) };
+        let (dst, src) =
+            if kind == CopyKind::HostToDevice { (self.device, host) } else { (host, self.device) };
         // SAFETY: both memories live as long as `self` or the caller's buffer, which outlives the
         // wait that ends a sample.
         unsafe { self.ops.copy(self.stream, &NativeCopy::linear(kind, dst, src, bytes)) }
@@ -178,7 +180,14 @@ impl<'a> RawLoop<'a> {
         let measured = self.chain(graph, nodes).and_then(|exec| {
             // SAFETY: the memory lives as long as `self`.
             let call = || unsafe { self.ops.exec_launch(exec, self.stream) };
-            let figure = Figure::measure(format!("graph launch, {nodes} nodes"), samples, 4, 0, call, || self.wait());
+            let figure = Figure::measure(
+                format!("graph launch, {nodes} nodes"),
+                samples,
+                4,
+                0,
+                call,
+                || self.wait(),
+            );
             self.ops.exec_destroy(exec).and(figure)
         });
         self.ops.graph_destroy(graph).and(measured)
@@ -204,7 +213,14 @@ impl<'a> RawLoop<'a> {
     pub fn pinned_copy(&self, kind: CopyKind, bytes: u64, samples: u32) -> Result<Figure> {
         let name = format!("{} {bytes} bytes, pinned", direction(kind, bytes)?);
         let batch = if bytes > 1 << 20 { 4 } else { 64 };
-        Figure::measure(name, samples, batch, bytes, || self.copy_once(kind, self.pinned, bytes), || self.wait())
+        Figure::measure(
+            name,
+            samples,
+            batch,
+            bytes,
+            || self.copy_once(kind, self.pinned, bytes),
+            || self.wait(),
+        )
     }
 
     /// A copy between pageable and device memory, which the driver stages.
@@ -216,7 +232,14 @@ impl<'a> RawLoop<'a> {
         let mut host = vec![1_u8; bytes as usize];
         let at = host.as_mut_ptr() as u64;
         let batch = if bytes > 1 << 20 { 2 } else { 16 };
-        let figure = Figure::measure(name, samples, batch, bytes, || self.copy_once(kind, at, bytes), || self.wait());
+        let figure = Figure::measure(
+            name,
+            samples,
+            batch,
+            bytes,
+            || self.copy_once(kind, at, bytes),
+            || self.wait(),
+        );
         // The last sample was waited for, unless a call failed.
         let waited = self.wait();
         drop(host);
@@ -229,7 +252,14 @@ impl<'a> RawLoop<'a> {
     /// A driver error.
     pub fn alloc_pair(&self, bytes: u64, samples: u32) -> Result<Figure> {
         let call = || self.ops.free(self.ops.alloc(bytes)?);
-        Figure::measure(format!("cuMemAlloc and cuMemFree, {bytes} bytes"), samples, 16, 0, call, || Ok(()))
+        Figure::measure(
+            format!("cuMemAlloc and cuMemFree, {bytes} bytes"),
+            samples,
+            16,
+            0,
+            call,
+            || Ok(()),
+        )
     }
 
     /// An allocation and its free in stream order: `cuMemAllocAsync`, `cuMemFreeAsync`. The pool
@@ -330,7 +360,9 @@ fn direction(kind: CopyKind, bytes: u64) -> Result<&'static str> {
     match kind {
         CopyKind::HostToDevice => Ok("upload"),
         CopyKind::DeviceToHost => Ok("download"),
-        CopyKind::DeviceToDevice => Err(Error::invalid("a copy between host and device is measured")),
+        CopyKind::DeviceToDevice => {
+            Err(Error::invalid("a copy between host and device is measured"))
+        }
     }
 }
 
@@ -373,7 +405,11 @@ mod tests {
         assert_eq!(calls, 40);
         assert_eq!((figure.samples, figure.batch), (3, 10));
         // One millisecond over ten calls.
-        assert!(figure.total >= 100_000.0 && figure.total >= figure.host && figure.total_best <= figure.total);
+        assert!(
+            figure.total >= 100_000.0
+                && figure.total >= figure.host
+                && figure.total_best <= figure.total
+        );
         assert!(figure.gigabytes_per_second() > 0.0 && figure.gigabytes_per_second() < 0.011);
     }
 }

@@ -26,7 +26,8 @@ pub(super) fn refusal(names: impl IntoIterator<Item = String>) -> Option<String>
         }
         // SAFETY: the loader's text ends with a zero.
         let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
-        (!is_absent(&name, &text)).then(|| text.chars().filter(|c| !c.is_control()).take(300).collect())
+        (!is_absent(&name, &text))
+            .then(|| text.chars().filter(|c| !c.is_control()).take(300).collect())
     })
 }
 
@@ -40,7 +41,9 @@ pub(super) fn refusal(_: impl IntoIterator<Item = String>) -> Option<String> {
 #[cfg(unix)]
 fn is_absent(name: &str, text: &str) -> bool {
     // glibc names the missing library first, musl names the library that needs it last.
-    let missing = text.contains("No such file") || text.contains("no such file") || text.contains("image not found");
+    let missing = text.contains("No such file")
+        || text.contains("no such file")
+        || text.contains("image not found");
     missing && text.contains(name) && !text.contains("needed by")
 }
 

@@ -27,7 +27,7 @@ pub mod sim;
 pub mod trace;
 pub mod vouched;
 
-use leasehold_core::{Birth, Error, Result};
+use leasehold_core::{Error, ForkGuard, Result};
 
 /// Checks that this process is not a fork of the one that started CUDA. CUDA's state does not
 /// survive a fork: calls in a child hang or corrupt the parent's work.
@@ -35,7 +35,7 @@ use leasehold_core::{Birth, Error, Result};
 /// # Errors
 /// `InvalidState` in a fork of the process that started CUDA, with both process numbers.
 #[inline]
-fn check_process(started: Birth) -> Result<()> {
+fn check_process(started: ForkGuard) -> Result<()> {
     started.check(|started| {
         format!(
             "CUDA was started in process {} and this is its fork {}: a forked child cannot use CUDA; start it in the child instead, or make \

@@ -109,13 +109,18 @@ impl Compiler {
 
     fn find() -> Result<Self> {
         let functions = Functions::load()?;
-        let failed =
-            |what: &str, code: c_int| Error::Unavailable(format!("NVRTC: {what} failed with code {code}").into());
+        let failed = |what: &str, code: c_int| {
+            Error::Unavailable(format!("NVRTC: {what} failed with code {code}").into())
+        };
         let (mut major, mut minor) = (0, 0);
         // SAFETY: the pointers are to locals.
         match unsafe { (functions.nvrtcVersion)(&raw mut major, &raw mut minor) } {
             0 if major >= OLDEST => {}
-            0 => return Err(Error::Unavailable(format!("NVRTC: {major}.{minor} is older than {OLDEST}.0").into())),
+            0 => {
+                return Err(Error::Unavailable(
+                    format!("NVRTC: {major}.{minor} is older than {OLDEST}.0").into(),
+                ));
+            }
             code => return Err(failed("nvrtcVersion", code)),
         }
         let mut count = 0;
@@ -146,25 +151,35 @@ impl Compiler {
     /// # Errors
     /// `Unavailable` for a device that is older than every architecture of the compiler.
     pub fn architecture(&self, compute_capability: (u32, u32)) -> Result<String> {
-        newest(&self.architectures, compute_capability).map(|arch| format!("compute_{arch}")).ok_or_else(|| {
-            let (major, minor) = compute_capability;
-            Error::Unavailable(
-                format!(
-                    "NVRTC {}.{}: compiles for no device as old as {major}.{minor}",
-                    self.version.0, self.version.1
+        newest(&self.architectures, compute_capability)
+            .map(|arch| format!("compute_{arch}"))
+            .ok_or_else(|| {
+                let (major, minor) = compute_capability;
+                Error::Unavailable(
+                    format!(
+                        "NVRTC {}.{}: compiles for no device as old as {major}.{minor}",
+                        self.version.0, self.version.1
+                    )
+                    .into(),
                 )
-                .into(),
-            )
-        })
+            })
     }
 
     /// Compiles CUDA C++ to PTX. Blocks for about 10 ms to seconds.
     ///
     /// # Errors
     /// `Compile` with the log; `InvalidArgument` for a text that contains a zero.
-    pub fn compile(&self, source: &str, name: &str, options: &[String], architecture: &str) -> Result<Vec<u8>> {
-        let source = CString::new(source).map_err(|_| Error::invalid("CUDA C++ must not hold a zero"))?;
-        let name = CString::new(name).map_err(|_| Error::invalid("a kernel's name must not hold a zero"))?;
+    pub fn compile(
+        &self,
+        source: &str,
+        name: &str,
+        options: &[String],
+        architecture: &str,
+    ) -> Result<Vec<u8>> {
+        let source =
+            CString::new(source).map_err(|_| Error::invalid("CUDA C++ must not hold a zero"))?;
+        let name = CString::new(name)
+            .map_err(|_| Error::invalid("a kernel's name must not hold a zero"))?;
         let mut texts = Vec::with_capacity(options.len() + 1);
         if !options.iter().any(|option| names_architecture(option)) {
             texts.push(format!("--gpu-architecture={architecture}"));
@@ -173,7 +188,8 @@ impl Compiler {
         let texts: Vec<CString> = texts
             .into_iter()
             .map(|text| {
-                CString::new(text).map_err(|_| Error::invalid("an option of the compiler must not hold a zero"))
+                CString::new(text)
+                    .map_err(|_| Error::invalid("an option of the compiler must not hold a zero"))
             })
             .collect::<Result<_>>()?;
         let pointers: Vec<*const c_char> = texts.iter().map(|text| text.as_ptr()).collect();
@@ -196,8 +212,13 @@ impl Compiler {
         }
         let program = Program { compiler: self, native };
         // SAFETY: the program lives, and the count is that of the pointers.
-        let code =
-            unsafe { (self.functions.nvrtcCompileProgram)(program.native, pointers.len() as c_int, pointers.as_ptr()) };
+        let code = unsafe {
+            (self.functions.nvrtcCompileProgram)(
+                program.native,
+                pointers.len() as c_int,
+                pointers.as_ptr(),
+            )
+        };
         if code != 0 {
             return Err(compile_error("nvrtcCompileProgram", code, &program.log()));
         }
@@ -286,7 +307,9 @@ mod tests {
 
     #[test]
     fn errors_carry_the_log() {
-        let Error::Compile { log } = compile_error("x", COMPILATION, "k.cu(1): error: no") else { panic!() };
+        let Error::Compile { log } = compile_error("x", COMPILATION, "k.cu(1): error: no") else {
+            panic!()
+        };
         assert_eq!(&*log, "k.cu(1): error: no");
         let Error::Compile { log } = compile_error("nvrtcCreateProgram", 3, "") else { panic!() };
         assert_eq!(&*log, "nvrtcCreateProgram failed with code 3");
@@ -302,10 +325,13 @@ mod tests {
         };
         let architecture = compiler.architecture((9, 0)).unwrap();
         let good = "extern \"C\" __global__ void nothing() {}";
-        let ptx = compiler.compile(good, "nothing.cu", &["--use_fast_math".into()], &architecture).unwrap();
+        let ptx = compiler
+            .compile(good, "nothing.cu", &["--use_fast_math".into()], &architecture)
+            .unwrap();
         let ptx = String::from_utf8(ptx).unwrap();
         assert!(ptx.contains(".entry nothing"), "{ptx}");
-        let bad = compiler.compile("__global__ void f() { undeclared(); }", "bad.cu", &[], &architecture);
+        let bad =
+            compiler.compile("__global__ void f() { undeclared(); }", "bad.cu", &[], &architecture);
         let Err(Error::Compile { log }) = bad else { panic!("{bad:?}") };
         assert!(log.contains("undeclared"), "{log}");
     }

@@ -122,8 +122,11 @@ impl DeviceProperties {
     /// # Errors
     /// `Unavailable`, with the implausible property.
     pub(crate) fn check(&self, ordinal: u32) -> Result<()> {
-        let refuse =
-            |what: String| Err(Error::Unavailable(format!("CUDA: the driver says of device {ordinal} {what}").into()));
+        let refuse = |what: String| {
+            Err(Error::Unavailable(
+                format!("CUDA: the driver says of device {ordinal} {what}").into(),
+            ))
+        };
         let (major, minor) = self.compute_capability;
         if !(1..100).contains(&major) || minor >= 100 {
             return refuse(format!("that its compute capability is {major}.{minor}"));
@@ -679,13 +682,23 @@ pub trait GraphOps {
     ///
     /// # Safety
     /// - As [`StreamOps::copy`], whenever the graph runs.
-    unsafe fn graph_add_copy(&self, graph: NativeGraph, after: &[NativeNode], copy: &NativeCopy) -> Result<NativeNode>;
+    unsafe fn graph_add_copy(
+        &self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        copy: &NativeCopy,
+    ) -> Result<NativeNode>;
 
     /// Adds a fill node: `cuGraphAddMemsetNode`.
     ///
     /// # Safety
     /// - As [`StreamOps::fill`], whenever the graph runs.
-    unsafe fn graph_add_fill(&self, graph: NativeGraph, after: &[NativeNode], fill: &NativeFill) -> Result<NativeNode>;
+    unsafe fn graph_add_fill(
+        &self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        fill: &NativeFill,
+    ) -> Result<NativeNode>;
 
     /// Adds a copy of another graph as a node: `cuGraphAddChildGraphNode`.
     ///
@@ -728,7 +741,11 @@ pub trait GraphOps {
     /// # Safety
     /// - `graph` and the nodes are this driver's and were not destroyed. No other thread uses them
     ///   at the same time.
-    unsafe fn graph_add_empty(&self, graph: NativeGraph, after: &[NativeNode]) -> Result<NativeNode>;
+    unsafe fn graph_add_empty(
+        &self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+    ) -> Result<NativeNode>;
 
     /// The number of nodes: `cuGraphGetNodes`.
     ///
@@ -771,19 +788,34 @@ pub trait GraphOps {
     ///
     /// # Safety
     /// - As [`graph_add_kernel`](Self::graph_add_kernel).
-    unsafe fn exec_set_kernel(&self, exec: NativeGraphExec, node: NativeNode, launch: &Launch<'_>) -> Result<Updated>;
+    unsafe fn exec_set_kernel(
+        &self,
+        exec: NativeGraphExec,
+        node: NativeNode,
+        launch: &Launch<'_>,
+    ) -> Result<Updated>;
 
     /// Replaces the copy of a copy node: `cuGraphExecMemcpyNodeSetParams`. Does not block.
     ///
     /// # Safety
     /// - As [`graph_add_copy`](Self::graph_add_copy).
-    unsafe fn exec_set_copy(&self, exec: NativeGraphExec, node: NativeNode, copy: &NativeCopy) -> Result<Updated>;
+    unsafe fn exec_set_copy(
+        &self,
+        exec: NativeGraphExec,
+        node: NativeNode,
+        copy: &NativeCopy,
+    ) -> Result<Updated>;
 
     /// Replaces the fill of a fill node: `cuGraphExecMemsetNodeSetParams`. Does not block.
     ///
     /// # Safety
     /// - As [`graph_add_fill`](Self::graph_add_fill).
-    unsafe fn exec_set_fill(&self, exec: NativeGraphExec, node: NativeNode, fill: &NativeFill) -> Result<Updated>;
+    unsafe fn exec_set_fill(
+        &self,
+        exec: NativeGraphExec,
+        node: NativeNode,
+        fill: &NativeFill,
+    ) -> Result<Updated>;
 
     /// Begins to capture this stream's work into a graph: `cuStreamBeginCapture` with THREAD_LOCAL.
     /// For calls of foreign libraries only.
@@ -820,7 +852,16 @@ pub trait GraphOps {
 /// - Work that it reports as over touches nothing any more.
 /// - A stream's word is written after the work before it.
 pub unsafe trait CudaSlowOps:
-    DeviceOps + ContextOps + MemoryOps + StreamOps + EventOps + ModuleOps + GraphOps + Send + Sync + 'static
+    DeviceOps
+    + ContextOps
+    + MemoryOps
+    + StreamOps
+    + EventOps
+    + ModuleOps
+    + GraphOps
+    + Send
+    + Sync
+    + 'static
 {
     /// The number of driver calls so far through this object.
     fn driver_calls(&self) -> u64;
@@ -834,7 +875,13 @@ pub unsafe trait CudaSlowOps:
     /// # Errors
     /// - `Unavailable` without NVRTC, with the places that were searched.
     /// - `Compile` with the log.
-    fn compile(&self, source: &str, name: &str, options: &[String], compute_capability: (u32, u32)) -> Result<Vec<u8>>;
+    fn compile(
+        &self,
+        source: &str,
+        name: &str,
+        options: &[String],
+        compute_capability: (u32, u32),
+    ) -> Result<Vec<u8>>;
 
     /// The compiler's name and version, for the key of a cache: `nvrtc 13.0`.
     fn compiler(&self) -> String;

@@ -26,7 +26,7 @@ use crate::conv::{self, code};
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute_enum as Attribute, CUuuid};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Mutex, OnceLock};
-use leasehold_core::{Birth, Error, Result};
+use leasehold_core::{Error, ForkGuard, Result};
 use library::Functions;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int};
@@ -64,7 +64,7 @@ pub struct RealDriver {
 /// The state of a started driver.
 struct Loaded {
     functions: Functions,
-    birth: Birth,
+    fork_guard: ForkGuard,
 }
 
 /// Lost contexts, with the causes of their loss.
@@ -92,14 +92,19 @@ impl RealDriver {
     /// Makes a driver that is not started, with this cache of compiled kernels.
     #[must_use]
     pub fn with_cache(cache: CompileCache) -> Self {
-        Self { loaded: OnceLock::new(), calls: AtomicU64::new(0), lost: Mutex::new(Lost::default()), cache }
+        Self {
+            loaded: OnceLock::new(),
+            calls: AtomicU64::new(0),
+            lost: Mutex::new(Lost::default()),
+            cache,
+        }
     }
 
     /// The started driver.
     #[inline]
     fn loaded(&self) -> Result<&Loaded> {
         let loaded = self.loaded.get().ok_or_else(super::not_started)?;
-        super::check_process(loaded.birth)?;
+        super::check_process(loaded.fork_guard)?;
         Ok(loaded)
     }
 
@@ -113,7 +118,12 @@ impl RealDriver {
 
     /// Makes a call, and converts a code other than success to an error.
     #[inline]
-    fn call(&self, api: &'static str, bytes: u64, make: impl FnOnce(&Functions) -> c_int) -> Result<()> {
+    fn call(
+        &self,
+        api: &'static str,
+        bytes: u64,
+        make: impl FnOnce(&Functions) -> c_int,
+    ) -> Result<()> {
         match self.code(make)? {
             0 => Ok(()),
             code => Err(self.failed(api, code, bytes)),
@@ -140,7 +150,8 @@ impl RealDriver {
             }
             if sticky && self.is_dead() {
                 let mut lost = self.lost.lock();
-                let cause = lost.causes.entry(context).or_insert_with(|| conv::cause(api, code, &name));
+                let cause =
+                    lost.causes.entry(context).or_insert_with(|| conv::cause(api, code, &name));
                 return Error::DeviceLost { cause: cause.clone() };
             }
         }
@@ -196,7 +207,9 @@ impl RealDriver {
     fn attribute_if_known(&self, device: CUdevice, attribute: Attribute) -> Option<i32> {
         let mut value = 0;
         // SAFETY: the pointer is to a local.
-        let code = drive_code(self, |f| unsafe { (f.cuDeviceGetAttribute)(&raw mut value, attribute, device) });
+        let code = drive_code(self, |f| unsafe {
+            (f.cuDeviceGetAttribute)(&raw mut value, attribute, device)
+        });
         (code == Some(0)).then_some(value)
     }
 
@@ -233,7 +246,7 @@ impl std::fmt::Debug for RealDriver {
 impl DeviceOps for RealDriver {
     fn init(&self) -> Result<()> {
         if let Some(loaded) = self.loaded.get() {
-            return super::check_process(loaded.birth);
+            return super::check_process(loaded.fork_guard);
         }
         let functions = Functions::load()?;
         self.calls.fetch_add(2, Ordering::Relaxed);
@@ -261,7 +274,7 @@ impl DeviceOps for RealDriver {
             }
         }
         // Another thread may have been faster. Both found the same functions.
-        let _ = self.loaded.set(Loaded { functions, birth: Birth::here() });
+        let _ = self.loaded.set(Loaded { functions, fork_guard: ForkGuard::here() });
         Ok(())
     }
 
@@ -280,10 +293,20 @@ impl DeviceOps for RealDriver {
     fn device_properties(&self, ordinal: u32) -> Result<DeviceProperties> {
         let device = self.device(ordinal)?;
         let mut buffer = [0_u8; 256];
-        drive!(self, cuDeviceGetName(buffer.as_mut_ptr().cast::<c_char>(), buffer.len() as c_int, device))?;
+        drive!(
+            self,
+            cuDeviceGetName(buffer.as_mut_ptr().cast::<c_char>(), buffer.len() as c_int, device)
+        )?;
         let name = text(&buffer);
         buffer.fill(0);
-        drive!(self, cuDeviceGetPCIBusId(buffer.as_mut_ptr().cast::<c_char>(), buffer.len() as c_int, device))?;
+        drive!(
+            self,
+            cuDeviceGetPCIBusId(
+                buffer.as_mut_ptr().cast::<c_char>(),
+                buffer.len() as c_int,
+                device
+            )
+        )?;
         let pci = text(&buffer).to_ascii_lowercase();
         let mut uuid = CUuuid { bytes: [0; 16] };
         drive!(self, cuDeviceGetUuid_v2(&raw mut uuid, device))?;
@@ -296,15 +319,20 @@ impl DeviceOps for RealDriver {
             CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS as CONCURRENT,
             CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED as FD,
             CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID as NUMA, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE as L2,
-            CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X as BLOCK_X, CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y as BLOCK_Y,
-            CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z as BLOCK_Z, CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X as GRID_X,
-            CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y as GRID_Y, CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z as GRID_Z,
+            CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X as BLOCK_X,
+            CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y as BLOCK_Y,
+            CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z as BLOCK_Z,
+            CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X as GRID_X,
+            CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y as GRID_Y,
+            CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z as GRID_Z,
             CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK as SHARED,
             CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN as SHARED_OPTIN,
-            CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK as THREADS, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED as POOLS,
+            CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK as THREADS,
+            CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED as POOLS,
             CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as MULTIPROCESSORS,
             CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING as UNIFIED,
-            CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED as VMM, CU_DEVICE_ATTRIBUTE_WARP_SIZE as WARP,
+            CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED as VMM,
+            CU_DEVICE_ATTRIBUTE_WARP_SIZE as WARP,
         };
         Ok(DeviceProperties {
             name,
@@ -314,10 +342,20 @@ impl DeviceOps for RealDriver {
             multiprocessors: self.positive(device, MULTIPROCESSORS)?,
             memory: memory as u64,
             l2: u64::from(self.positive(device, L2)?),
-            numa_node: self.attribute_if_known(device, NUMA).and_then(|node| u32::try_from(node).ok()),
+            numa_node: self
+                .attribute_if_known(device, NUMA)
+                .and_then(|node| u32::try_from(node).ok()),
             block_threads: self.positive(device, THREADS)?,
-            block: [self.positive(device, BLOCK_X)?, self.positive(device, BLOCK_Y)?, self.positive(device, BLOCK_Z)?],
-            grid: [self.positive(device, GRID_X)?, self.positive(device, GRID_Y)?, self.positive(device, GRID_Z)?],
+            block: [
+                self.positive(device, BLOCK_X)?,
+                self.positive(device, BLOCK_Y)?,
+                self.positive(device, BLOCK_Z)?,
+            ],
+            grid: [
+                self.positive(device, GRID_X)?,
+                self.positive(device, GRID_Y)?,
+                self.positive(device, GRID_Z)?,
+            ],
             shared: self.positive(device, SHARED)?,
             shared_optin: self.positive(device, SHARED_OPTIN)?,
             warp: self.positive(device, WARP)?,
@@ -355,7 +393,8 @@ impl ContextOps for RealDriver {
         let device = self.device(ordinal)?;
         let released = drive!(self, cuDevicePrimaryCtxRelease_v2(device));
         let (mut flags, mut active) = (0, 0);
-        let asked = drive!(self, cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active));
+        let asked =
+            drive!(self, cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active));
         if asked.is_ok() && active == 0 {
             let mut lost = self.lost.lock();
             if let Some(context) = lost.primaries.remove(&ordinal) {
@@ -434,12 +473,19 @@ unsafe impl CudaSlowOps for RealDriver {
         Duration::from_micros(20)
     }
 
-    fn compile(&self, source: &str, name: &str, options: &[String], compute_capability: (u32, u32)) -> Result<Vec<u8>> {
+    fn compile(
+        &self,
+        source: &str,
+        name: &str,
+        options: &[String],
+        compute_capability: (u32, u32),
+    ) -> Result<Vec<u8>> {
         let compiler = nvrtc::Compiler::load()?;
         let architecture = compiler.architecture(compute_capability)?;
         let driver = self.driver_version().unwrap_or(0);
         let version = compiler.version();
-        let key = Key { source, name, options, architecture: &architecture, compiler: &version, driver };
+        let key =
+            Key { source, name, options, architecture: &architecture, compiler: &version, driver };
         self.cache.get_or_compile(&key, || compiler.compile(source, name, options, &architecture))
     }
 

@@ -39,7 +39,7 @@ use crate::conv::{self, code};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::thread;
 use leasehold_core::sync::{Mutex, MutexGuard, OnceLock};
-use leasehold_core::{Birth, Error, Result};
+use leasehold_core::{Error, ForkGuard, Result};
 use leasehold_sim::{Machine, MachineConfig, Monitor, Stepping};
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -158,7 +158,7 @@ pub struct SimDriver {
     config: SimDriverConfig,
     tables: Mutex<Tables>,
     calls: AtomicU64,
-    birth: OnceLock<Birth>,
+    fork_guard: OnceLock<ForkGuard>,
 }
 
 /// The current context at the start of a call.
@@ -181,7 +181,7 @@ impl SimDriver {
             machine,
             config,
             calls: AtomicU64::new(0),
-            birth: OnceLock::new(),
+            fork_guard: OnceLock::new(),
         })
     }
 
@@ -214,12 +214,13 @@ impl SimDriver {
 
     /// Checks and counts, as the first step of every call.
     fn begin(&self) -> Result<()> {
-        super::check_process(*self.birth.get().ok_or_else(super::not_started)?)?;
+        super::check_process(*self.fork_guard.get().ok_or_else(super::not_started)?)?;
         self.calls.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Begins a call about a context that need not be current. A lost device does not fail the call.
+    /// Begins a call about a context that need not be current. A lost device does not fail the
+    /// call.
     fn enter_about(&self, api: &'static str, context: Option<NativeContext>) -> Result<()> {
         let device = {
             let tables = self.lock();
@@ -290,7 +291,9 @@ impl SimDriver {
     /// Translates an error of the machine to the driver's error.
     fn told(&self, api: &'static str, device: u32, bytes: u64, error: Error) -> Error {
         match error {
-            Error::OutOfMemory(_) => conv::error(api, code::OUT_OF_MEMORY, conv::name_or_number(2), bytes),
+            Error::OutOfMemory(_) => {
+                conv::error(api, code::OUT_OF_MEMORY, conv::name_or_number(2), bytes)
+            }
             Error::InvalidArgument(why) => {
                 tracing::debug!(api, %why, "refused");
                 refuse(api, code::INVALID_VALUE)
@@ -304,7 +307,9 @@ impl SimDriver {
                 self.machine.lose_device(device, &why);
                 self.lost(api, device, &why)
             }
-            Error::Driver { api: "sim", code, .. } => conv::error(api, code, conv::name_or_number(code), bytes),
+            Error::Driver { api: "sim", code, .. } => {
+                conv::error(api, code, conv::name_or_number(code), bytes)
+            }
             Error::DeviceLost { cause } => self.lost(api, device, &cause),
             Error::Fault(fault) => self.lost(api, device, &fault.to_string()),
             other => other,
@@ -319,10 +324,9 @@ impl SimDriver {
             return refuse(api, code);
         }
         let mut tables = self.lock();
-        let cause = tables
-            .causes
-            .entry(device)
-            .or_insert_with(|| format!("{}: {why}", conv::cause(api, code, &conv::name_or_number(code))).into());
+        let cause = tables.causes.entry(device).or_insert_with(|| {
+            format!("{}: {why}", conv::cause(api, code, &conv::name_or_number(code))).into()
+        });
         Error::DeviceLost { cause: cause.clone() }
     }
 
@@ -344,7 +348,11 @@ impl SimDriver {
     }
 
     fn check_ordinal(&self, api: &'static str, ordinal: u32) -> Result<()> {
-        if ordinal < self.config.machine.devices { Ok(()) } else { Err(refuse(api, code::INVALID_DEVICE)) }
+        if ordinal < self.config.machine.devices {
+            Ok(())
+        } else {
+            Err(refuse(api, code::INVALID_DEVICE))
+        }
     }
 }
 
@@ -378,13 +386,18 @@ fn call_back(call: impl FnOnce()) {
 
 impl std::fmt::Debug for SimDriver {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "SimDriver({} devices, {} calls)", self.config.machine.devices, self.driver_calls())
+        write!(
+            f,
+            "SimDriver({} devices, {} calls)",
+            self.config.machine.devices,
+            self.driver_calls()
+        )
     }
 }
 
 impl DeviceOps for SimDriver {
     fn init(&self) -> Result<()> {
-        super::check_process(*self.birth.get_or_init(Birth::here))?;
+        super::check_process(*self.fork_guard.get_or_init(ForkGuard::here))?;
         self.enter_plain("cuInit", 0).map_err(|e| match e {
             Error::Driver { code, name, .. } => conv::unavailable(code, &name),
             other => other,
@@ -535,12 +548,16 @@ impl ContextOps for SimDriver {
         if to == scope.device || !self.config.peers {
             return Err(refuse(API, code::PEER_ACCESS_UNSUPPORTED));
         }
-        let Some(Context { peers, .. }) = tables.contexts.get_mut(&scope.context) else { return Ok(()) };
+        let Some(Context { peers, .. }) = tables.contexts.get_mut(&scope.context) else {
+            return Ok(());
+        };
         // Already enabled is the driver's code 704, which is no error here.
         let new = peers.insert(peer.0, to).is_none();
         drop(tables);
         if new {
-            self.machine.enable_peer(scope.device, to).map_err(|e| self.told(API, scope.device, 0, e))?;
+            self.machine
+                .enable_peer(scope.device, to)
+                .map_err(|e| self.told(API, scope.device, 0, e))?;
         }
         Ok(())
     }
@@ -563,7 +580,9 @@ impl ContextOps for SimDriver {
         self.lock().forbidden_in_capture(API)?;
         // The machine knows devices, not contexts. So the call also waits for the work of other
         // contexts of this device.
-        self.machine.device_synchronize(scope.device, None).map_err(|e| self.told(API, scope.device, 0, e))
+        self.machine
+            .device_synchronize(scope.device, None)
+            .map_err(|e| self.told(API, scope.device, 0, e))
     }
 
     fn priority_range(&self) -> Result<(i32, i32)> {
@@ -583,10 +602,18 @@ unsafe impl CudaSlowOps for SimDriver {
         Duration::ZERO
     }
 
-    fn compile(&self, source: &str, name: &str, options: &[String], compute_capability: (u32, u32)) -> Result<Vec<u8>> {
+    fn compile(
+        &self,
+        source: &str,
+        name: &str,
+        options: &[String],
+        compute_capability: (u32, u32),
+    ) -> Result<Vec<u8>> {
         // The compiler uses no device, so a lost device does not fail the call.
         match self.machine.note(0, "nvrtcCompileProgram") {
-            Ok(()) | Err(Error::DeviceLost { .. }) => module::compile(source, name, options, compute_capability),
+            Ok(()) | Err(Error::DeviceLost { .. }) => {
+                module::compile(source, name, options, compute_capability)
+            }
             Err(e) => Err(self.told("nvrtcCompileProgram", 0, 0, e)),
         }
     }
@@ -605,7 +632,12 @@ mod tests {
 
     #[test]
     fn a_cause_tells_its_code() {
-        assert_eq!(sticky_code("dispatch f failed: illegal address 0x10: nothing is mapped there (4 bytes)"), 700);
+        assert_eq!(
+            sticky_code(
+                "dispatch f failed: illegal address 0x10: nothing is mapped there (4 bytes)"
+            ),
+            700
+        );
         assert_eq!(sticky_code("driver: f failed with CUDA_ERROR_ILLEGAL_INSTRUCTION (715)"), 715);
         assert_eq!(sticky_code("driver: f failed with CUDA_ERROR_INVALID_VALUE (1)"), 719);
         assert_eq!(sticky_code("injected into call 715 (cuMemAlloc)"), 719);

@@ -7,8 +7,8 @@
 //! This module must not know its users.
 
 use super::ops::{
-    CudaSlowOps, FunctionInfo, HostFunction, NativeContext, NativeEvent, NativeFunction, NativeGraph, NativeGraphExec,
-    NativeMemory, NativeModule, NativeNode, NativeStream, Progress,
+    CudaSlowOps, FunctionInfo, HostFunction, NativeContext, NativeEvent, NativeFunction,
+    NativeGraph, NativeGraphExec, NativeMemory, NativeModule, NativeNode, NativeStream, Progress,
 };
 use leasehold_core::Result;
 use std::ops::Deref;
@@ -321,7 +321,12 @@ impl<'a> Vouched<'a> {
     ///
     /// # Errors
     /// See the trait's method.
-    pub fn graph_add_child(self, graph: NativeGraph, after: &[NativeNode], child: NativeGraph) -> Result<NativeNode> {
+    pub fn graph_add_child(
+        self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        child: NativeGraph,
+    ) -> Result<NativeNode> {
         // SAFETY: the maker of `self` vouches for the arguments.
         unsafe { self.0.graph_add_child(graph, after, child) }
     }
@@ -330,7 +335,12 @@ impl<'a> Vouched<'a> {
     ///
     /// # Errors
     /// See the trait's method.
-    pub fn graph_add_event(self, graph: NativeGraph, after: &[NativeNode], event: NativeEvent) -> Result<NativeNode> {
+    pub fn graph_add_event(
+        self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        event: NativeEvent,
+    ) -> Result<NativeNode> {
         // SAFETY: the maker of `self` vouches for the arguments.
         unsafe { self.0.graph_add_event(graph, after, event) }
     }

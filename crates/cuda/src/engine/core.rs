@@ -2,8 +2,8 @@
 //!
 //! This module must not know managers.
 
-use super::door::Door;
-use super::events::{EventState, Marks};
+use super::driver_context::DriverContext;
+use super::events::{EventPool, EventState};
 use super::shared::Shared;
 use super::stream::StreamCore;
 use super::watcher::Watch;
@@ -12,7 +12,7 @@ use crate::config::CompletionSource;
 use crate::driver::ops::{DeviceProperties, EventFlags, NativeGraphExec, NativeStream};
 use leasehold_alloc::{Allocator, Buffer, Layout, On};
 use leasehold_core::sync::{Arc, Mutex, OnceLock};
-use leasehold_core::{Error, Lease, Line, LineOwner, Point, Result, Timeline};
+use leasehold_core::{Error, Lease, Result, Timeline, TimelineOwner, TimelineSource, Timepoint};
 use std::fmt;
 use std::sync::Weak;
 use std::time::Duration;
@@ -23,7 +23,7 @@ pub type PinnedSource = Box<dyn Fn() -> Result<Allocator> + Send + Sync>;
 /// The state that all streams of a context share.
 pub struct Core {
     /// The context.
-    pub door: Arc<Door>,
+    pub context: Arc<DriverContext>,
     /// The tables that all devices share.
     pub shared: Arc<Shared>,
     /// Completion words.
@@ -31,11 +31,11 @@ pub struct Core {
     /// The context's threads.
     pub watch: Arc<Watch>,
     /// The pool of events that mark positions on streams.
-    marks: Arc<Marks>,
+    event_pool: Arc<EventPool>,
     properties: DeviceProperties,
     /// The timeline of an owner that never submits: memory taken for this timeline is ready for
     /// every stream.
-    nobody: LineOwner,
+    nobody: TimelineOwner,
     pinned: OnceLock<PinnedSource>,
     streams: Mutex<Vec<Weak<StreamCore>>>,
     /// A stream for uploads of graphs and for captures, made at its first use.
@@ -48,26 +48,32 @@ impl Core {
     /// # Errors
     /// `OutOfMemory`.
     pub fn new(
-        door: Arc<Door>,
+        context: Arc<DriverContext>,
         shared: Arc<Shared>,
         properties: DeviceProperties,
-        marks: Arc<Marks>,
+        event_pool: Arc<EventPool>,
     ) -> Result<Arc<Self>> {
         let core = Arc::new(Self {
-            words: Arc::new(Words::new(door.clone())),
-            marks,
-            watch: Watch::new(door.id(), shared.config.inline, shared.ops.poll_interval()),
-            nobody: LineOwner::take()?,
+            words: Arc::new(Words::new(context.clone())),
+            event_pool,
+            watch: Watch::new(context.id(), shared.config.inline, shared.ops.poll_interval()),
+            nobody: TimelineOwner::take()?,
             pinned: OnceLock::new(),
             streams: Mutex::new(Vec::new()),
             utility: Mutex::new(None),
             properties,
-            door,
+            context,
             shared,
         });
-        let witness = Arc::downgrade(&core);
-        core.door.set_witness(Box::new(move || {
-            let texts: Vec<_> = witness.upgrade()?.streams().iter().filter_map(|s| s.pending_text()).take(4).collect();
+        let loss_reporter = Arc::downgrade(&core);
+        core.context.set_loss_reporter(Box::new(move || {
+            let texts: Vec<_> = loss_reporter
+                .upgrade()?
+                .streams()
+                .iter()
+                .filter_map(|s| s.pending_text())
+                .take(4)
+                .collect();
             (!texts.is_empty()).then(|| texts.join(", "))
         }));
         Ok(core)
@@ -96,7 +102,8 @@ impl Core {
     /// # Errors
     /// `OutOfMemory`, or a driver error.
     pub(crate) fn staging(&self, bytes: u64, on: On<'_>) -> Result<Lease<Buffer>> {
-        let source = self.pinned.get().ok_or_else(|| Error::state("the device has no pinned memory yet"))?;
+        let source =
+            self.pinned.get().ok_or_else(|| Error::state("the device has no pinned memory yet"))?;
         source()?.alloc(Layout::new(bytes), on)
     }
 
@@ -104,14 +111,14 @@ impl Core {
     ///
     /// # Errors
     /// As [`staging`](Self::staging).
-    pub(crate) fn landing(&self, bytes: u64) -> Result<Lease<Buffer>> {
-        let nobody = Nobody(self.nobody.line());
-        self.staging(bytes, On { line: nobody.0, timeline: &nobody })
+    pub(crate) fn staging_copy(&self, bytes: u64) -> Result<Lease<Buffer>> {
+        let nobody = Nobody(self.nobody.timeline());
+        self.staging(bytes, On { timeline: nobody.0, source: &nobody })
     }
 
-    /// Acquires an event for a mark.
-    pub(crate) fn mark(&self) -> Result<Lease<EventState>> {
-        self.marks.acquire(&EventFlags::default())
+    /// Acquires an event for a recorded event.
+    pub(crate) fn event(&self) -> Result<Lease<EventState>> {
+        self.event_pool.acquire(&EventFlags::default())
     }
 
     /// Registers a stream.
@@ -130,7 +137,7 @@ impl Core {
 
     /// The number of streams that have pending work.
     pub(crate) fn busy_streams(&self) -> u64 {
-        self.streams().iter().filter(|s| !s.line().is_idle()).count() as u64
+        self.streams().iter().filter(|s| !s.timeline().is_idle()).count() as u64
     }
 
     /// Uploads an executable graph to the device. Blocks until the upload is done.
@@ -153,20 +160,20 @@ impl Core {
         let taken = self.utility.lock().take();
         let stream = match taken {
             Some(stream) => stream,
-            None => self.door.within(|ops| ops.stream_create(0))?,
+            None => self.context.within(|ops| ops.stream_create(0))?,
         };
-        let result = self.door.within(|ops| calls(ops, stream));
+        let result = self.context.within(|ops| calls(ops, stream));
         let extra = self.utility.lock().replace(stream);
         if let Some(extra) = extra {
             // SAFETY: the utility stream was taken out of its place, so no other thread has it.
-            self.door.leave_behind(|ops| unsafe { ops.stream_destroy(extra) });
+            self.context.leave_behind(|ops| unsafe { ops.stream_destroy(extra) });
         }
         result
     }
 
     /// After a loss, fails every stream and completes its submissions. The caller holds no lock.
     pub(crate) fn settle_loss(&self) {
-        let Some(loss) = self.door.loss() else { return };
+        let Some(loss) = self.context.loss() else { return };
         for stream in self.streams() {
             stream.lost(&loss);
         }
@@ -175,7 +182,7 @@ impl Core {
     /// Settles the loss of this context, if an error reports it. The loss of another device is an
     /// error like others. The caller holds no lock.
     pub(crate) fn settle(&self, error: Error) -> Error {
-        match (self.door.loss(), &error) {
+        match (self.context.loss(), &error) {
             (Some(loss), Error::DeviceLost { .. }) => {
                 self.settle_loss();
                 loss
@@ -190,23 +197,26 @@ impl Drop for Core {
         self.watch.close();
         if let Some(stream) = self.utility.get_mut().take() {
             // SAFETY: the utility stream was taken out of its place, so no other thread has it.
-            self.door.leave_behind(|ops| unsafe { ops.stream_destroy(stream) });
+            self.context.leave_behind(|ops| unsafe { ops.stream_destroy(stream) });
         }
     }
 }
 
 impl fmt::Debug for Core {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Core").field("door", &self.door).field("words", &self.words).finish_non_exhaustive()
+        f.debug_struct("Core")
+            .field("door", &self.context)
+            .field("words", &self.words)
+            .finish_non_exhaustive()
     }
 }
 
 /// A timeline without submissions.
-struct Nobody(&'static Line);
+struct Nobody(&'static Timeline);
 
 // SAFETY: nothing is ever submitted to this timeline.
-unsafe impl Timeline for Nobody {
-    fn line(&self) -> &'static Line {
+unsafe impl TimelineSource for Nobody {
+    fn timeline(&self) -> &'static Timeline {
         self.0
     }
 
@@ -218,7 +228,7 @@ unsafe impl Timeline for Nobody {
         Ok(self.0.completed())
     }
 
-    fn wait(&self, _: Point) -> Result<()> {
+    fn wait(&self, _: Timepoint) -> Result<()> {
         Err(Error::Unsupported("this memory must be ready for everybody".into()))
     }
 

@@ -11,10 +11,10 @@
 //! The driver never gets work that waits for the host.
 //!
 //! # Protocol
-//! One thread at a time resumes a stream (`Turn::Pumping`). The thread works without the lock, and
-//! takes the lock for each driver call. Another thread that comes meanwhile sets `again` and
-//! returns. A host call runs on a thread of the backend (`Turn::Calling`). The call starts once the
-//! device and the host's part are done with all before it.
+//! One thread at a time resumes a stream (`PumpState::Pumping`). The thread works without the lock,
+//! and takes the lock for each driver call. Another thread that comes meanwhile sets `again` and
+//! returns. A host call runs on a thread of the backend (`PumpState::Calling`). The call starts
+//! once the device and the host's part are done with all before it.
 //!
 //! A wait is recorded in [`Shared`](super::shared::Shared) *before* the job is examined, so no
 //! wake-up is lost.
@@ -26,7 +26,7 @@ use super::stream::{State, StreamCore};
 use crate::encoder::{Prepared, Ready};
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::sync::{Arc, MutexGuard};
-use leasehold_core::{Error, Point, Result, VALUE_LIMIT};
+use leasehold_core::{Error, Result, Timepoint, VALUE_LIMIT};
 use leasehold_hal::{HostCall, Op, OpList};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -34,9 +34,9 @@ use std::time::Duration;
 
 /// The activity of the thread that resumes a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(super) enum PumpState {
     /// No thread resumes the stream.
-    Free,
+    Idle,
     /// A thread gives operations to the driver.
     Pumping,
     /// A host call runs.
@@ -80,7 +80,9 @@ impl StreamCore {
         let value = self.owner.advance()?;
         let job = self.job(value, ops);
         #[cfg(feature = "planted-defects")]
-        if self.core.shared.config.has(crate::defects::Defect::DeferredOutOfOrder) && !state.deferred.is_empty() {
+        if self.core.shared.config.has(crate::defects::Defect::DeferredOutOfOrder)
+            && !state.deferred.is_empty()
+        {
             let last = state.deferred.len() - 1;
             state.deferred.insert(last, job);
             return Ok(value);
@@ -90,7 +92,12 @@ impl StreamCore {
     }
 
     /// Defers the rest of a submission whose value was taken.
-    pub(super) fn hold_back(&self, mut state: MutexGuard<'_, State>, value: u64, ops: &[Op<'_>]) -> u64 {
+    pub(super) fn hold_back(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        value: u64,
+        ops: &[Op<'_>],
+    ) -> u64 {
         let job = self.job(value, ops);
         state.deferred.push_back(job);
         value
@@ -113,9 +120,9 @@ impl StreamCore {
         Job { value, ops: list, next: 0, step: 0 }
     }
 
-    fn note_wait(&self, point: Point) {
+    fn note_wait(&self, point: Timepoint) {
         self.owner.learn(point);
-        if matches!(point.line().check(point.value()), Ok(false)) {
+        if matches!(point.timeline().check(point.value()), Ok(false)) {
             self.core.shared.note_wait(point, &self.me);
         }
     }
@@ -127,12 +134,12 @@ impl StreamCore {
         let mut attention = false;
         let mut state = self.state.lock();
         loop {
-            if state.turn != Turn::Free {
+            if state.pump != PumpState::Idle {
                 state.again = true;
                 break;
             }
             let Some(mut job) = state.deferred.pop_front() else { break };
-            state.turn = Turn::Pumping;
+            state.pump = PumpState::Pumping;
             state.again = false;
             drop(state);
             let outcome = self.run(&mut job);
@@ -142,7 +149,7 @@ impl StreamCore {
                 self.owner.poison(job.value, cause.clone());
             }
             state = self.state.lock();
-            state.turn = Turn::Free;
+            state.pump = PumpState::Idle;
             match outcome {
                 Outcome::Done => {
                     self.issued.store(job.value, Ordering::Release);
@@ -153,7 +160,7 @@ impl StreamCore {
                     state = self.state.lock();
                 }
                 Outcome::Blocked => {
-                    let failed = self.line().failed(job.value);
+                    let failed = self.timeline().failed(job.value);
                     state.deferred.push_front(job);
                     if !state.again && !failed {
                         attention = state.fence.is_some() || state.foreign;
@@ -161,7 +168,7 @@ impl StreamCore {
                     }
                 }
                 Outcome::Call => {
-                    state.turn = Turn::Calling;
+                    state.pump = PumpState::Calling;
                     drop(state);
                     self.progress(progressed);
                     if let Some(stream) = self.me.upgrade() {
@@ -177,19 +184,20 @@ impl StreamCore {
                 }
             }
         }
-        let signalled = if progressed && self.wanted.load(Ordering::Acquire) > self.line().completed() {
-            attention = true;
-            self.signal_locked(&mut state)
-        } else {
-            Ok(())
-        };
+        let signalled =
+            if progressed && self.wanted.load(Ordering::Acquire) > self.timeline().completed() {
+                attention = true;
+                self.signal_locked(&mut state)
+            } else {
+                Ok(())
+            };
         drop(state);
         self.after(signalled);
         self.progress(progressed);
         if attention {
             self.attend();
         }
-        if self.line().failed(VALUE_LIMIT) {
+        if self.timeline().failed(VALUE_LIMIT) {
             self.finish_failed();
         }
     }
@@ -197,14 +205,14 @@ impl StreamCore {
     /// Resumes the streams that wait for values which the driver has got by now.
     fn progress(&self, progressed: bool) {
         if progressed {
-            self.core.shared.wake(self.line().id(), self.issued.load(Ordering::Acquire));
+            self.core.shared.wake(self.timeline().id(), self.issued.load(Ordering::Acquire));
         }
     }
 
     /// Runs a job as far as possible.
     fn run(&self, job: &mut Job) -> Outcome {
         loop {
-            if self.line().failed(job.value) {
+            if self.timeline().failed(job.value) {
                 return Outcome::Failed(Error::state("failed before"));
             }
             let Some(op) = job.ops.get(job.next) else { return Outcome::Done };
@@ -215,7 +223,11 @@ impl StreamCore {
                     // SAFETY: graphs of a submission belong to this device (the submitter's
                     // promise).
                     let program = unsafe { Program::of(exec) };
-                    if program.is_plain() { Ok(Next::Give(Ready::Plain)) } else { self.next_step(job, program) }
+                    if program.is_plain() {
+                        Ok(Next::Give(Ready::Plain))
+                    } else {
+                        self.next_step(job, program)
+                    }
                 }
                 other => self.prepare(other).map(|ready| match ready {
                     Ready::Blocked => Next::Blocked,
@@ -229,7 +241,9 @@ impl StreamCore {
                     return Outcome::Blocked;
                 }
                 Ok(Next::Call) => return Outcome::Call,
-                Ok(Next::Give(Ready::Failed(cause))) => return Outcome::Failed(self.inherited(&op, job.value, cause)),
+                Ok(Next::Give(Ready::Failed(cause))) => {
+                    return Outcome::Failed(self.inherited(&op, job.value, cause));
+                }
                 Ok(Next::Give(ready)) => {
                     let mut prepared = Prepared::default();
                     prepared.put(job.next, ready);
@@ -239,7 +253,8 @@ impl StreamCore {
                         && let program = unsafe { Program::of(exec) }
                         && !program.is_plain()
                     {
-                        if let Err(e) = self.give_step(job, exec, program, prepared.take(job.next)) {
+                        if let Err(e) = self.give_step(job, exec, program, prepared.take(job.next))
+                        {
                             return Outcome::Failed(self.failure(&op, job.value, e));
                         }
                         job.step += 1;
@@ -249,7 +264,8 @@ impl StreamCore {
                     let ops = std::iter::once((job.next, &op));
                     // SAFETY: an operation of a submission that is not over, for which its
                     // submitter vouched.
-                    let given = unsafe { self.issue(&mut state, job.value, ops, &mut prepared, true) };
+                    let given =
+                        unsafe { self.issue(&mut state, job.value, ops, &mut prepared, true) };
                     drop(state);
                     if let Err(refusal) = given {
                         return Outcome::Failed(self.failure(&op, job.value, refusal.error));
@@ -272,16 +288,16 @@ impl StreamCore {
     /// advances. The call asks the owner of such a timeline to publish: another backend may make
     /// progress only when it is asked.
     fn note_foreign(&self, op: &Op<'_>) {
-        let foreign = |p: Point| {
+        let foreign = |p: Timepoint| {
             use super::shared::Origin;
-            let is = match self.core.shared.origin(p.line_id()) {
-                Some(Origin::Gate) => false,
+            let is = match self.core.shared.origin(p.timeline_id()) {
+                Some(Origin::HostTimeline) => false,
                 Some(Origin::Stream(source)) => source.strong_count() == 0,
                 None => true,
             };
             if is {
                 // The timeline shows the outcome, and the watcher checks the timeline again.
-                let _ = p.line().wait(p.value(), Some(Duration::ZERO));
+                let _ = p.timeline().wait(p.value(), Some(Duration::ZERO));
             }
             is
         };
@@ -311,8 +327,10 @@ impl StreamCore {
                         set.store(true, Ordering::Release);
                         waker.wake();
                     });
-                    // SAFETY: the stream is this one's own and lives until the drop.
-                    self.core.door.within(|ops| unsafe { ops.host_function(self.native(), call) })?;
+                    self.core
+                        .context
+                        // SAFETY: the stream is this one's own and lives until the drop.
+                        .within(|ops| unsafe { ops.host_function(self.native(), call) })?;
                     state.fence = Some(flag);
                 }
                 return Ok(Next::Blocked);
@@ -321,17 +339,17 @@ impl StreamCore {
         }
         drop(state);
         let issued = self.issued.load(Ordering::Acquire);
-        match self.host.carry_out(&self.owner, value, issued, self.core.door.ops()) {
+        match self.host.carry_out(&self.owner, value, issued, self.core.context.ops()) {
             Some(publish) => {
                 self.owner.complete(publish);
                 self.state.lock().fence = None;
-                match self.line().check(value) {
+                match self.timeline().check(value) {
                     Err(cause) => Ok(Next::Give(Ready::Failed(cause))),
                     Ok(_) => Ok(Next::Call),
                 }
             }
             None => {
-                // Another thread is running the items, and does not know that this job waits for
+                // Another thread is running the actions, and does not know that this job waits for
                 // them. The set flag makes the watcher check again soon.
                 self.state.lock().fence = Some(Arc::new(AtomicBool::new(true)));
                 Ok(Next::Blocked)
@@ -341,7 +359,7 @@ impl StreamCore {
 
     /// Runs a library's call with the context current and without a lock.
     fn foreign(&self, call: &leasehold_hal::ForeignCall) -> Result<()> {
-        let entry = self.core.door.enter()?;
+        let entry = self.core.context.enter()?;
         self.state.lock().dirty = true;
         let result = catch_unwind(AssertUnwindSafe(|| call.run(self.native().0)));
         drop(entry);
@@ -375,22 +393,27 @@ impl StreamCore {
             let op = Op::Copy(copy);
             let ops = std::iter::once((0, &op));
             // SAFETY: a node of a plan whose maker vouched for it whenever the graph runs.
-            let given = unsafe { self.issue(&mut state, job.value, ops, &mut Prepared::default(), true) };
+            let given =
+                unsafe { self.issue(&mut state, job.value, ops, &mut Prepared::default(), true) };
             return given.map_err(|r| r.error);
         }
-        let door = &self.core.door;
+        let context = &self.core.context;
         match (step, ready) {
             (Some(Step::Run(segment)), _) => {
                 state.dirty = true;
                 // SAFETY: the submission, which is not over, keeps the graph and the memory of its
                 // nodes.
-                door.within(|ops| unsafe { program.launch(segment, ops, self.native()) })?;
-                self.host.leave(job.value, super::host::Item::Graph { exec: exec.clone(), segment });
+                context.within(|ops| unsafe { program.launch(segment, ops, self.native()) })?;
+                self.host.leave(
+                    job.value,
+                    super::host::CompletionAction::Graph { exec: exec.clone(), segment },
+                );
             }
             (_, Ready::Event(event, passed)) => {
                 state.dirty = true;
-                // SAFETY: the mark is leased, and the stream is this one's own.
-                door.within(|ops| unsafe { ops.stream_wait_event(self.native(), event.native) })?;
+                context
+                    // SAFETY: the recorded event is leased, and the stream is this one's own.
+                    .within(|ops| unsafe { ops.stream_wait_event(self.native(), event.native) })?;
                 self.host.leave(job.value, passed);
             }
             _ => {}
@@ -401,7 +424,7 @@ impl StreamCore {
     /// Runs the host call at the front of a job, then resumes the stream. A thread of the backend
     /// calls this function, without any lock.
     pub(super) fn run_call(&self, mut job: Job) {
-        let (_id, value) = (self.line().id(), job.value);
+        let (_id, value) = (self.timeline().id(), job.value);
         let found = match job.ops.get(job.next) {
             Some(Op::Host(call)) => Some((call.clone(), false)),
             Some(Op::Graph(exec)) => {
@@ -415,7 +438,9 @@ impl StreamCore {
         };
         let result = match &found {
             Some((call, _)) => {
-                let result = self.line().run_call(value, || catch_unwind(AssertUnwindSafe(|| call.run())));
+                let result = self
+                    .timeline()
+                    .run_call(value, || catch_unwind(AssertUnwindSafe(|| call.run())));
                 result.unwrap_or_else(|panic| Err(Error::state(panic_text(panic))))
             }
             None => Err(Error::state("no host call where one was")),
@@ -431,7 +456,9 @@ impl StreamCore {
                 None
             }
             (Err(e), call) => {
-                let name = call.as_ref().map_or_else(String::new, |(call, _): &(HostCall, bool)| Op::Host(call).name());
+                let name = call
+                    .as_ref()
+                    .map_or_else(String::new, |(call, _): &(HostCall, bool)| Op::Host(call).name());
                 Some(self.fault(name, value, &e))
             }
         };
@@ -442,7 +469,7 @@ impl StreamCore {
             self.owner.poison(value, cause.clone());
         }
         let mut state = self.state.lock();
-        state.turn = Turn::Free;
+        state.pump = PumpState::Idle;
         match failed {
             None => {
                 state.deferred.push_front(job);
@@ -459,34 +486,35 @@ impl StreamCore {
 
     /// Serves a stream on behalf of the watcher: resumes its jobs and publishes its values. Returns
     /// whether the stream made progress.
-    pub(super) fn tend(&self, look: bool) -> bool {
-        let line = self.line();
-        let before = (line.completed(), self.issued.load(Ordering::Acquire));
+    pub(super) fn housekeep(&self, look: bool) -> bool {
+        let timeline = self.timeline();
+        let before = (timeline.completed(), self.issued.load(Ordering::Acquire));
         self.pump();
         let aim = self.wanted.load(Ordering::Acquire).min(self.issued.load(Ordering::Acquire));
-        if line.completed() < aim {
+        if timeline.completed() < aim {
             self.poll();
-            if look && line.completed() < aim {
+            if look && timeline.completed() < aim {
                 // A loss is settled within the call. Any other error shows again at the next query.
                 let _ = self.look();
             }
         }
         self.finish_failed();
-        before != (line.completed(), self.issued.load(Ordering::Acquire))
+        before != (timeline.completed(), self.issued.load(Ordering::Acquire))
     }
 
     /// Whether the watcher must serve the stream again.
     pub(super) fn needs_attention(&self) -> bool {
-        let line = self.line();
-        if line.is_idle() {
+        let timeline = self.timeline();
+        if timeline.is_idle() {
             return false;
         }
         let state = self.state.lock();
-        if line.failed(VALUE_LIMIT) {
-            return state.turn == Turn::Free;
+        if timeline.failed(VALUE_LIMIT) {
+            return state.pump == PumpState::Idle;
         }
         let aim = self.wanted.load(Ordering::Acquire).min(self.issued.load(Ordering::Acquire));
-        line.completed() < aim || !state.deferred.is_empty() && (state.fence.is_some() || state.foreign)
+        timeline.completed() < aim
+            || !state.deferred.is_empty() && (state.fence.is_some() || state.foreign)
     }
 }
 
@@ -499,7 +527,10 @@ pub(super) fn drop_quietly<T>(it: T) {
 
 /// The message of a panic.
 pub(super) fn panic_text(panic: Box<dyn Any + Send>) -> String {
-    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    let text = panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     let text = format!("panicked: {}", text.unwrap_or("without a message"));
     drop_quietly(panic);
     text

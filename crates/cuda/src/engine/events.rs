@@ -1,16 +1,16 @@
-//! The pool of native events: marks on streams, and time stamps.
+//! The pool of native events: recorded events on streams, and timestamps.
 //!
-//! A wait binds to the event's last record before the wait. So a mark's event may be recorded again
-//! once the driver has got every wait for it. The event is free when its last lease is dropped. A
-//! time stamp's event keeps its time until it is recorded again.
+//! A wait binds to the event's last record before the wait. So a recorded event's event may be
+//! recorded again once the driver has got every wait for it. The event is free when its last lease
+//! is dropped. A timestamp's event keeps its time until it is recorded again.
 //!
 //! This module must not know what events mark.
 
-use super::door::Door;
+use super::driver_context::DriverContext;
 use crate::driver::ops::{EventFlags, NativeEvent};
 use leasehold_core::sync::Arc;
-use leasehold_core::{Fate, Handle, Resource, Result, SlotPool, Tagged, tags};
-use leasehold_hal::Timestamp;
+use leasehold_core::{Handle, Recycle, Resource, Result, SlotPool, Tagged, tags};
+use leasehold_hal::TimestampQuery;
 use std::marker::PhantomPinned;
 
 /// A native event.
@@ -36,10 +36,10 @@ impl Tagged for EventState {
 
 /// The resource type of events.
 #[derive(Debug)]
-pub struct Events(pub Arc<Door>);
+pub struct Events(pub Arc<DriverContext>);
 
-/// The pool of events for the engine's marks.
-pub type Marks = SlotPool<Events>;
+/// The pool of events for the engine's recorded events.
+pub type EventPool = SlotPool<Events>;
 
 impl Resource for Events {
     type Payload = EventState;
@@ -55,8 +55,8 @@ impl Resource for Events {
         idle.flags == *flags
     }
 
-    fn recycle(&self, _: &mut EventState) -> Fate {
-        if self.0.loss().is_some() { Fate::Destroy } else { Fate::Keep }
+    fn recycle(&self, _: &mut EventState) -> Recycle {
+        if self.0.loss().is_some() { Recycle::Destroy } else { Recycle::Keep }
     }
 
     fn destroy(&self, event: EventState) {
@@ -65,27 +65,27 @@ impl Resource for Events {
     }
 }
 
-/// The resource type of time stamps: events with timing.
+/// The resource type of timestamps: events with timing.
 #[derive(Debug)]
-pub struct Timestamps(pub Arc<Door>);
+pub struct Timestamps(pub Arc<DriverContext>);
 
 impl Resource for Timestamps {
-    type Payload = Timestamp;
+    type Payload = TimestampQuery;
     type Request<'a> = ();
     const NAME: &'static str = "timestamp";
 
-    fn create(&self, _: Handle<tags::Timestamp>, (): &()) -> Result<Timestamp> {
+    fn create(&self, _: Handle<tags::TimestampQuery>, (): &()) -> Result<TimestampQuery> {
         let flags = EventFlags { timing: true, blocking: false };
         let native = self.0.within(|ops| ops.event_create(flags))?;
-        Ok(Timestamp::new(native.0))
+        Ok(TimestampQuery::new(native.0))
     }
 
-    fn recycle(&self, stamp: &mut Timestamp) -> Fate {
+    fn recycle(&self, stamp: &mut TimestampQuery) -> Recycle {
         stamp.clear();
-        if self.0.loss().is_some() { Fate::Destroy } else { Fate::Keep }
+        if self.0.loss().is_some() { Recycle::Destroy } else { Recycle::Keep }
     }
 
-    fn destroy(&self, stamp: Timestamp) {
+    fn destroy(&self, stamp: TimestampQuery) {
         // SAFETY: the event was made for this payload, whose last lease is gone.
         self.0.leave_behind(|ops| unsafe { ops.event_destroy(NativeEvent(stamp.native())) });
     }

@@ -1,33 +1,33 @@
-//! The host's part of completion: bytes to land, keeps and leases to drop, time stamps to mark as
+//! The host's part of completion: bytes to land, keeps and leases to drop, timestamps to mark as
 //! written.
 //!
 //! # Protocol
-//! A stream queues items in the order of their values, before it tells the driver to signal the
-//! value. A thread that learns that the device is done with a value runs the items up to it. Only
-//! then does the thread publish the value. One thread at a time runs items. A thread that comes
-//! meanwhile records the due items and returns. Items run without the lock, because destructors may
-//! be user code.
+//! A stream queues actions in the order of their values, before it tells the driver to signal the
+//! value. A thread that learns that the device is done with a value runs the actions up to it. Only
+//! then does the thread publish the value. One thread at a time runs actions. A thread that comes
+//! meanwhile records the due actions and returns. Items run without the lock, because destructors
+//! may be user code.
 //!
-//! The due items are a count: those in the queue when a thread reports a value. A submission with a
-//! host call queues items of one value before and after the call. The items after the call must not
-//! become due with those before it: their work may still run.
+//! The due actions are a count: those in the queue when a thread reports a value. A submission with
+//! a host call queues actions of one value before and after the call. The actions after the call
+//! must not become due with those before it: their work may still run.
 //!
-//! Before an item waits for another stream's publication, the values below the item's own are
+//! Before an action waits for another stream's publication, the values below the action's own are
 //! published. A stream only ever waits for values from before its wait. So no two streams wait for
-//! each other here, and no thread waits for the items that it runs itself.
+//! each other here, and no thread waits for the actions that it runs itself.
 //!
 //! This module must not know how completion is learned of.
 
-use super::landing;
 use super::program::Program;
+use super::staging_copy;
 use super::stream::StreamCore;
 use crate::driver::ops::CudaSlowOps;
 use leasehold_alloc::Buffer;
 use leasehold_core::sync::Mutex;
 use leasehold_core::sync::atomic::{AtomicUsize, Ordering};
-use leasehold_core::{Lease, LineOwner, Result};
-use leasehold_hal::op::Keep;
-use leasehold_hal::{GraphExec, Timestamp};
+use leasehold_core::{Lease, Result, TimelineOwner};
+use leasehold_hal::op::KeepAlive;
+use leasehold_hal::{GraphExec, TimestampQuery};
 use std::collections::VecDeque;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -38,13 +38,13 @@ use std::sync::Weak;
 pub struct HostAddress(pub *mut u8);
 
 // SAFETY: the submitter promised that the memory stays valid and untouched until the value
-// completes. Only the one thread that runs the item writes to the memory.
+// completes. Only the one thread that runs the action writes to the memory.
 unsafe impl Send for HostAddress {}
 // SAFETY: a shared reference only copies the address.
 unsafe impl Sync for HostAddress {}
 
 /// An action before the publication of a value.
-pub enum Item {
+pub enum CompletionAction {
     /// Bytes to copy from pinned memory to their destination.
     Land {
         /// The pinned memory with the bytes.
@@ -54,12 +54,12 @@ pub enum Item {
         /// The number of bytes.
         bytes: u64,
         /// Keeps the destination alive.
-        keep: Option<Keep>,
+        keep: Option<KeepAlive>,
     },
     /// An object that was kept alive.
-    Keep(Keep),
-    /// A time stamp, which the device has written by now.
-    Stamp(Lease<Timestamp>),
+    KeepAlive(KeepAlive),
+    /// A timestamp, which the device has written by now.
+    PackedTimepoint(Lease<TimestampQuery>),
     /// A wait for another stream, which proves that the other stream is done up to a value.
     Passed {
         /// The other stream.
@@ -80,14 +80,14 @@ pub enum Item {
 
 #[derive(Default)]
 struct Queue {
-    items: VecDeque<(u64, Item)>,
+    actions: VecDeque<(u64, CompletionAction)>,
     carrying: bool,
-    /// The number of due items at the front.
+    /// The number of due actions at the front.
     due: usize,
     publish: u64,
 }
 
-/// The items of a stream.
+/// The actions of a stream.
 #[derive(Default)]
 pub struct HostPart {
     queue: Mutex<Queue>,
@@ -96,48 +96,60 @@ pub struct HostPart {
 }
 
 impl HostPart {
-    /// Queues an item for a value. The caller queues items in the order of their values.
-    pub fn leave(&self, value: u64, item: Item) {
+    /// Queues an action for a value. The caller queues actions in the order of their values.
+    pub fn leave(&self, value: u64, action: CompletionAction) {
         let mut queue = self.queue.lock();
-        queue.items.push_back((value, item));
+        queue.actions.push_back((value, action));
         self.pending.fetch_add(1, Ordering::Release);
     }
 
-    /// Whether no item is queued or running.
+    /// Whether no action is queued or running.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.pending.load(Ordering::Acquire) == 0
     }
 
-    /// Runs the items that are queued now, up to `target`, and returns the value that the caller
+    /// Runs the actions that are queued now, up to `target`, and returns the value that the caller
     /// may publish. That value is `publish`, or a larger one that other threads reported meanwhile.
-    /// Returns `None` if another thread is running items. That thread runs these items too, and
-    /// publishes. An item may fail the line.
-    pub fn carry_out(&self, owner: &LineOwner, target: u64, publish: u64, ops: &dyn CudaSlowOps) -> Option<u64> {
+    /// Returns `None` if another thread is running actions. That thread runs these actions too, and
+    /// publishes. An action may fail the timeline.
+    pub fn carry_out(
+        &self,
+        owner: &TimelineOwner,
+        target: u64,
+        publish: u64,
+        ops: &dyn CudaSlowOps,
+    ) -> Option<u64> {
         if self.is_empty() {
             return Some(publish);
         }
-        let line = owner.line();
+        let timeline = owner.timeline();
         let mut queue = self.queue.lock();
-        queue.due = queue.due.max(queue.items.partition_point(|(value, _)| *value <= target));
+        queue.due = queue.due.max(queue.actions.partition_point(|(value, _)| *value <= target));
         queue.publish = queue.publish.max(publish);
         if queue.carrying {
             return None;
         }
         queue.carrying = true;
         while queue.due > 0 {
-            let Some((value, item)) = queue.items.pop_front() else { break };
+            let Some((value, action)) = queue.actions.pop_front() else { break };
             queue.due -= 1;
             drop(queue);
-            if matches!(item, Item::Passed { .. }) && line.completed() < value - 1 {
+            if matches!(action, CompletionAction::Passed { .. }) && timeline.completed() < value - 1
+            {
                 owner.complete(value - 1);
             }
             // A dropped object may be the user's. A panic of its destructor must not end this
             // thread.
-            match catch_unwind(AssertUnwindSafe(|| item.carry_out(!line.failed(value), ops))) {
+            match catch_unwind(AssertUnwindSafe(|| action.carry_out(!timeline.failed(value), ops)))
+            {
                 Ok(Ok(())) => {}
                 Ok(Err(cause)) => owner.poison(value, cause),
-                Err(_) => tracing::error!(?line, value, "something that was kept alive panicked as it was given up"),
+                Err(_) => tracing::error!(
+                    ?timeline,
+                    value,
+                    "something that was kept alive panicked as it was given up"
+                ),
             }
             self.pending.fetch_sub(1, Ordering::Release);
             queue = self.queue.lock();
@@ -146,17 +158,17 @@ impl HostPart {
         Some(queue.publish)
     }
 
-    /// Leaks the queued items, because the device may use their memory at any time.
+    /// Leaks the queued actions, because the device may use their memory at any time.
     pub fn abandon(&mut self) {
-        std::mem::forget(std::mem::take(&mut self.queue.get_mut().items));
+        std::mem::forget(std::mem::take(&mut self.queue.get_mut().actions));
     }
 }
 
-impl Item {
-    /// Carries the item out. An error fails the value of the item.
+impl CompletionAction {
+    /// Carries the action out. An error fails the value of the action.
     fn carry_out(self, sound: bool, ops: &dyn CudaSlowOps) -> Result<()> {
         match self {
-            Item::Land { staging, dst, bytes, keep } => {
+            CompletionAction::Land { staging, dst, bytes, keep } => {
                 if sound {
                     // SAFETY: the device is done with the copy. The submitter vouches for the
                     // destination until the value is over, and the value is published after this.
@@ -164,18 +176,18 @@ impl Item {
                 }
                 drop(keep);
             }
-            Item::Keep(keep) => drop(keep),
-            Item::Passed { source, value, abroad } => {
+            CompletionAction::KeepAlive(keep) => drop(keep),
+            CompletionAction::Passed { source, value, abroad } => {
                 if sound && let Some(source) = source.upgrade() {
                     return source.passed(value, abroad);
                 }
             }
-            Item::Stamp(stamp) => {
+            CompletionAction::PackedTimepoint(stamp) => {
                 if sound {
                     stamp.set(1);
                 }
             }
-            Item::Graph { exec, segment } => {
+            CompletionAction::Graph { exec, segment } => {
                 if sound {
                     // SAFETY: graphs of a submission belong to this device (the submitter's
                     // promise), so `native` is the address of a program.
@@ -193,10 +205,15 @@ impl Item {
 /// - `staging` is pinned memory of at least `bytes` bytes, which the device has written and is done
 ///   with.
 /// - `dst` may be written, and no other thread uses it meanwhile.
-pub(crate) unsafe fn land(staging: &Lease<Buffer>, dst: HostAddress, bytes: u64, ops: &dyn CudaSlowOps) {
+pub(crate) unsafe fn land(
+    staging: &Lease<Buffer>,
+    dst: HostAddress,
+    bytes: u64,
+    ops: &dyn CudaSlowOps,
+) {
     ops.host_access(staging.addr(), bytes, false);
     // SAFETY: the caller vouches for both sides, which are `bytes` long.
-    unsafe { landing::copy(staging.addr() as *const u8, dst.0, bytes as usize) };
+    unsafe { staging_copy::copy(staging.addr() as *const u8, dst.0, bytes as usize) };
 }
 
 impl fmt::Debug for HostPart {

@@ -12,15 +12,16 @@
 //! This module must not know streams.
 
 use super::core::Core;
-use super::door::Door;
+use super::driver_context::DriverContext;
 use super::host::{HostAddress, land};
 use crate::driver::ops::{
-    CopyKind, CudaSlowOps, NativeCopy, NativeEvent, NativeGraph, NativeGraphExec, NativeNode, NativeStream, Updated,
+    CopyKind, CudaSlowOps, NativeCopy, NativeEvent, NativeGraph, NativeGraphExec, NativeNode,
+    NativeStream, Updated,
 };
 use crate::encoder::{self, Arguments, Route};
 use leasehold_alloc::Buffer;
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Error, Lease, Point, Result};
+use leasehold_core::{Error, Lease, Result, Timepoint};
 use leasehold_hal::{Copy2d, Dispatch, Download, GraphExec, HostCall, NodePatch, Op, Plan};
 use std::fmt;
 
@@ -31,7 +32,7 @@ pub(crate) enum Step {
     /// A host call.
     Call(HostCall),
     /// A wait.
-    Wait(Point),
+    Wait(Timepoint),
     /// A copy that takes more than one driver call.
     Copy(Copy2d),
 }
@@ -39,11 +40,11 @@ pub(crate) enum Step {
 enum Part {
     Run(u32),
     Call(HostCall),
-    Wait(Point),
+    Wait(Timepoint),
     Copy(Copy2d),
 }
 
-struct Landing {
+struct StagingCopy {
     staging: Lease<Buffer>,
     dst: HostAddress,
     bytes: u64,
@@ -53,8 +54,8 @@ struct Landing {
 struct Segment {
     graph: NativeGraph,
     exec: NativeGraphExec,
-    landings: Vec<Landing>,
-    /// Nodes of the plan that are time stamps.
+    staging_copies: Vec<StagingCopy>,
+    /// Nodes of the plan that are timestamps.
     stamps: Vec<u32>,
     children: Vec<Lease<dyn GraphExec>>,
 }
@@ -68,7 +69,7 @@ struct Kernel {
 
 /// An instantiated plan.
 pub struct Program {
-    door: Arc<Door>,
+    context: Arc<DriverContext>,
     plan: Mutex<Plan>,
     parts: Vec<Part>,
     segments: Vec<Segment>,
@@ -87,19 +88,19 @@ struct Building<'a> {
 
 impl Drop for Building<'_> {
     fn drop(&mut self) {
-        give_back(&self.core.door, &mut self.segments);
+        give_back(&self.core.context, &mut self.segments);
     }
 }
 
-fn give_back(door: &Door, segments: &mut Vec<Segment>) {
+fn give_back(context: &DriverContext, segments: &mut Vec<Segment>) {
     for segment in segments.drain(..) {
         if !segment.exec.is_null() {
             // SAFETY: the executable is this segment's, and nothing uses the segment any more.
-            door.leave_behind(|ops| unsafe { ops.exec_destroy(segment.exec) });
+            context.leave_behind(|ops| unsafe { ops.exec_destroy(segment.exec) });
         }
         if !segment.graph.is_null() {
             // SAFETY: the graph was made here and is destroyed once.
-            door.leave_behind(|ops| unsafe { ops.graph_destroy(segment.graph) });
+            context.leave_behind(|ops| unsafe { ops.graph_destroy(segment.graph) });
         }
     }
 }
@@ -139,7 +140,9 @@ impl Program {
             match plan.ops.get(from) {
                 Some(Op::Host(call)) => parts.push(Part::Call(call.clone())),
                 Some(Op::Wait(point)) => parts.push(Part::Wait(point)),
-                Some(Op::Copy(copy)) if splits(core, &Op::Copy(copy)) => parts.push(Part::Copy(copy)),
+                Some(Op::Copy(copy)) if splits(core, &Op::Copy(copy)) => {
+                    parts.push(Part::Copy(copy))
+                }
                 _ => {
                     let holds = |i: &usize| plan.ops.get(*i).is_some_and(|op| splits(core, &op));
                     let to = (from..n).find(holds).unwrap_or(n);
@@ -153,7 +156,7 @@ impl Program {
         }
         let segments = std::mem::take(&mut building.segments);
         Ok(Self {
-            door: core.door.clone(),
+            context: core.context.clone(),
             #[cfg(feature = "planted-defects")]
             stale: core.shared.config.has(crate::defects::Defect::StaleGraphAddress),
             plan: Mutex::new(plan),
@@ -174,7 +177,8 @@ impl Program {
     /// memory of an executable.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        let pinned: u64 = self.segments.iter().flat_map(|s| &s.landings).map(|l| l.staging.len()).sum();
+        let pinned: u64 =
+            self.segments.iter().flat_map(|s| &s.staging_copies).map(|l| l.staging.len()).sum();
         let tables = self.kernels.len() * size_of::<Option<Kernel>>()
             + self.parts.len() * size_of::<Part>()
             + self.segments.len() * size_of::<Segment>()
@@ -207,7 +211,7 @@ impl Program {
     }
 
     /// Calls `f` with the timepoints that a launch waits for.
-    pub(crate) fn for_each_wait(&self, mut f: impl FnMut(Point)) {
+    pub(crate) fn for_each_wait(&self, mut f: impl FnMut(Timepoint)) {
         for part in &self.parts {
             if let Part::Wait(point) = part {
                 f(*point);
@@ -219,7 +223,12 @@ impl Program {
     ///
     /// # Safety
     /// - The graph, and the memory that its nodes touch, live until the launch is over.
-    pub(crate) unsafe fn launch(&self, segment: u32, ops: &dyn CudaSlowOps, stream: NativeStream) -> Result<()> {
+    pub(crate) unsafe fn launch(
+        &self,
+        segment: u32,
+        ops: &dyn CudaSlowOps,
+        stream: NativeStream,
+    ) -> Result<()> {
         // SAFETY: the caller keeps the graph, and so this executable, and vouches for the memory of
         // its nodes.
         unsafe { ops.exec_launch(self.segments[segment as usize].exec, stream) }
@@ -228,16 +237,16 @@ impl Program {
     /// Does the host's part of a segment's launch that is over.
     pub(crate) fn landed(&self, segment: u32, ops: &dyn CudaSlowOps) {
         let Some(segment) = self.segments.get(segment as usize) else { return };
-        for landing in &segment.landings {
+        for staging_copy in &segment.staging_copies {
             // SAFETY: the segment ran, so its bytes are in the staging memory. The plan's maker
             // vouches for the destination whenever the graph runs. One thread runs a stream's
-            // items.
-            unsafe { land(&landing.staging, landing.dst, landing.bytes, ops) };
+            // actions.
+            unsafe { land(&staging_copy.staging, staging_copy.dst, staging_copy.bytes, ops) };
         }
         if !segment.stamps.is_empty() {
             let plan = self.plan.lock();
             for &node in &segment.stamps {
-                if let Some(Op::Stamp(stamp)) = plan.ops.get(node as usize) {
+                if let Some(Op::WriteTimestamp(stamp)) = plan.ops.get(node as usize) {
                     stamp.set(1);
                 }
             }
@@ -257,13 +266,21 @@ impl Program {
         for p in patches {
             let index = p.node as usize;
             let Some(Op::Dispatch(d)) = plan.ops.get(index) else {
-                return Err(Error::invalid(format!("node {index} is not a dispatch of this graph")));
+                return Err(Error::invalid(format!(
+                    "node {index} is not a dispatch of this graph"
+                )));
             };
             if p.bindings.is_some_and(|b| b.len() != d.bindings.len()) {
-                return Err(Error::invalid(format!("node {index} has {} bindings", d.bindings.len())));
+                return Err(Error::invalid(format!(
+                    "node {index} has {} bindings",
+                    d.bindings.len()
+                )));
             }
             if p.params.is_some_and(|x| x.len() != d.params.len()) {
-                return Err(Error::invalid(format!("node {index} has {} bytes of parameters", d.params.len())));
+                return Err(Error::invalid(format!(
+                    "node {index} has {} bytes of parameters",
+                    d.params.len()
+                )));
             }
         }
         for p in patches {
@@ -272,7 +289,8 @@ impl Program {
             let empty = |grid: [u32; 3]| grid.contains(&0);
             if self.kernels[index].is_none() != empty(p.grid.unwrap_or(d.grid)) {
                 return Err(Error::TopologyChanged(
-                    format!("node {index}: the driver has no node for a launch of no blocks").into(),
+                    format!("node {index}: the driver has no node for a launch of no blocks")
+                        .into(),
                 ));
             }
         }
@@ -288,7 +306,10 @@ impl Program {
             }
             for back in &patches[..done] {
                 if !matches!(self.set(&plan.ops, back.node), Ok(Updated::InPlace)) {
-                    tracing::error!(node = back.node, "a node of a graph could not be put back to what it was");
+                    tracing::error!(
+                        node = back.node,
+                        "a node of a graph could not be put back to what it was"
+                    );
                 }
             }
             outcome?;
@@ -302,7 +323,9 @@ impl Program {
 
     /// Sets a kernel node to the parameters of a list.
     fn set(&self, ops: &leasehold_hal::OpList, node: u32) -> Result<Updated> {
-        let (Some(kernel), Some(Op::Dispatch(d))) = (self.kernels[node as usize], ops.get(node as usize)) else {
+        let (Some(kernel), Some(Op::Dispatch(d))) =
+            (self.kernels[node as usize], ops.get(node as usize))
+        else {
             // The launch has no blocks before and after, so nothing is to be set.
             return Ok(Updated::InPlace);
         };
@@ -313,7 +336,7 @@ impl Program {
         let mut arguments = Arguments::new();
         let args = arguments.fill(&d)?;
         let exec = self.segments[kernel.segment as usize].exec;
-        self.door.within(|driver| {
+        self.context.within(|driver| {
             // SAFETY: the graph's launcher keeps the memory alive. Numbers and sizes are those of
             // the node.
             unsafe { driver.exec_set_kernel(exec, kernel.node, &encoder::launch(&d, args)) }
@@ -326,21 +349,31 @@ impl Program {
 fn splits(core: &Core, op: &Op<'_>) -> bool {
     match op {
         Op::Host(_) | Op::Wait(_) => true,
-        Op::Copy(c) => c.width != 0 && c.rows != 0 && !matches!(encoder::route(core, c), Ok(Route::Direct(_)) | Err(_)),
+        Op::Copy(c) => {
+            c.width != 0
+                && c.rows != 0
+                && !matches!(encoder::route(core, c), Ok(Route::Direct(_)) | Err(_))
+        }
         _ => false,
     }
 }
 
 impl Building<'_> {
     /// Builds one segment from the nodes `from..to` of the plan.
-    fn segment(&mut self, plan: &Plan, from: usize, to: usize, kernels: &mut [Option<Kernel>]) -> Result<()> {
+    fn segment(
+        &mut self,
+        plan: &Plan,
+        from: usize,
+        to: usize,
+        kernels: &mut [Option<Kernel>],
+    ) -> Result<()> {
         let core = self.core;
         let number = self.segments.len() as u32;
-        let graph = core.door.within(|ops| ops.graph_create())?;
+        let graph = core.context.within(|ops| ops.graph_create())?;
         self.segments.push(Segment {
             graph,
             exec: NativeGraphExec::NULL,
-            landings: Vec::new(),
+            staging_copies: Vec::new(),
             stamps: Vec::new(),
             children: Vec::new(),
         });
@@ -363,7 +396,7 @@ impl Building<'_> {
             nodes.push(node);
         }
         // SAFETY: the graph was made here and has no other user.
-        let exec = core.door.within(|ops| unsafe { ops.graph_instantiate(graph) })?;
+        let exec = core.context.within(|ops| unsafe { ops.graph_instantiate(graph) })?;
         if let Some(segment) = self.segments.last_mut() {
             segment.exec = exec;
         }
@@ -371,38 +404,48 @@ impl Building<'_> {
     }
 
     /// Adds one node.
-    fn node(&mut self, graph: NativeGraph, after: &[NativeNode], index: u32, op: &Op<'_>) -> Result<NativeNode> {
+    fn node(
+        &mut self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        index: u32,
+        op: &Op<'_>,
+    ) -> Result<NativeNode> {
         let core = self.core;
-        let Some(segment) = self.segments.last_mut() else { return Err(Error::state("no segment is being built")) };
-        let door = &core.door;
+        let Some(segment) = self.segments.last_mut() else {
+            return Err(Error::state("no segment is being built"));
+        };
+        let context = &core.context;
         // SAFETY: the graph and its nodes were made here and have no other user.
-        let empty = || door.within(|ops| unsafe { ops.graph_add_empty(graph, after) });
+        let empty = || context.within(|ops| unsafe { ops.graph_add_empty(graph, after) });
         // SAFETY (all of the calls below): the graph's launcher keeps its memory alive (the
         // submitter's promise). The plan and the segment keep the host memory of the uploads and
-        // landings.
+        // staging copies.
         match op {
             Op::Dispatch(d) if d.grid.contains(&0) => empty(),
-            Op::Dispatch(d) => kernel(door, graph, after, d),
+            Op::Dispatch(d) => kernel(context, graph, after, d),
             Op::Copy(c) if c.width == 0 || c.rows == 0 => empty(),
             Op::Copy(c) => match encoder::route(core, c)? {
-                Route::Direct(copy) => door.within(|ops| {
+                Route::Direct(copy) => context.within(|ops| {
                     // SAFETY: the plan's maker vouches for the node's memory whenever the graph
                     // runs.
                     unsafe { ops.graph_add_copy(graph, after, &copy) }
                 }),
                 // Such copies were split off before. This arm is reached only if peer access was
                 // revoked meanwhile.
-                Route::Peer(..) | Route::Rows(_) => Err(Error::state("two devices ceased to reach each other")),
+                Route::Peer(..) | Route::Rows(_) => {
+                    Err(Error::state("two devices ceased to reach each other"))
+                }
             },
             Op::Fill(f) if f.bytes == 0 => empty(),
-            Op::Fill(f) => door.within(|ops| {
+            Op::Fill(f) => context.within(|ops| {
                 // SAFETY: the plan's maker vouches for the node's memory whenever the graph runs.
                 unsafe { ops.graph_add_fill(graph, after, &encoder::native_fill(f)) }
             }),
             Op::Upload(u) if u.bytes == 0 => empty(),
             Op::Upload(u) => {
                 let copy = NativeCopy::linear(CopyKind::HostToDevice, u.dst, u.src as u64, u.bytes);
-                door.within(|ops| {
+                context.within(|ops| {
                     // SAFETY: the plan's maker vouches for the node's memory whenever the graph
                     // runs.
                     unsafe { ops.graph_add_copy(graph, after, &copy) }
@@ -410,19 +453,25 @@ impl Building<'_> {
             }
             Op::Download(d) if d.bytes == 0 => empty(),
             Op::Download(d) => {
-                let dst = if encoder::lands_directly(core, d) { d.dst as u64 } else { staged(core, segment, d)? };
+                let dst = if encoder::lands_directly(core, d) {
+                    d.dst as u64
+                } else {
+                    staged(core, segment, d)?
+                };
                 let copy = NativeCopy::linear(CopyKind::DeviceToHost, dst, d.src, d.bytes);
-                door.within(|ops| {
+                context.within(|ops| {
                     // SAFETY: the plan's maker vouches for the node's memory whenever the graph
                     // runs.
                     unsafe { ops.graph_add_copy(graph, after, &copy) }
                 })
             }
-            Op::Stamp(stamp) => {
+            Op::WriteTimestamp(stamp) => {
                 segment.stamps.push(index);
-                // SAFETY: the graph was made here; the plan keeps the time stamp as long as the
+                // SAFETY: the graph was made here; the plan keeps the timestamp as long as the
                 // graph may run.
-                door.within(|ops| unsafe { ops.graph_add_event(graph, after, NativeEvent(stamp.native())) })
+                context.within(|ops| unsafe {
+                    ops.graph_add_event(graph, after, NativeEvent(stamp.native()))
+                })
             }
             Op::Graph(child) => {
                 // SAFETY: graphs of a plan belong to this device (the caller's promise).
@@ -432,19 +481,23 @@ impl Building<'_> {
                     [Part::Run(run)] => {
                         let native = program.segments[*run as usize].graph;
                         // SAFETY: both graphs were made here and have no other user.
-                        let node = door.within(|ops| unsafe { ops.graph_add_child(graph, after, native) })?;
+                        let node = context
+                            .within(|ops| unsafe { ops.graph_add_child(graph, after, native) })?;
                         segment.children.push((*child).clone());
                         Ok(node)
                     }
-                    _ => Err(Error::Unsupported("a graph with host calls or waits inside a graph".into())),
+                    _ => Err(Error::Unsupported(
+                        "a graph with host calls or waits inside a graph".into(),
+                    )),
                 }
             }
             Op::Foreign(call) => {
                 let captured = capture(core, call)?;
                 // SAFETY: both graphs were made here and have no other user.
-                let node = door.within(|ops| unsafe { ops.graph_add_child(graph, after, captured) });
+                let node =
+                    context.within(|ops| unsafe { ops.graph_add_child(graph, after, captured) });
                 // SAFETY: the graph was made here and is destroyed once.
-                door.leave_behind(|ops| unsafe { ops.graph_destroy(captured) });
+                context.leave_behind(|ops| unsafe { ops.graph_destroy(captured) });
                 node
             }
             other => Err(Error::Unsupported(format!("a {} in a graph", other.kind()).into())),
@@ -452,10 +505,15 @@ impl Building<'_> {
     }
 }
 
-fn kernel(door: &Door, graph: NativeGraph, after: &[NativeNode], d: &Dispatch<'_>) -> Result<NativeNode> {
+fn kernel(
+    context: &DriverContext,
+    graph: NativeGraph,
+    after: &[NativeNode],
+    d: &Dispatch<'_>,
+) -> Result<NativeNode> {
     let mut arguments = Arguments::new();
     let args = arguments.fill(d)?;
-    door.within(|ops| {
+    context.within(|ops| {
         // SAFETY: the graph's launcher keeps the memory alive. Numbers and sizes were checked
         // against the pipeline when the launch was recorded (the caller's promise). The pipeline's
         // own were checked against the function.
@@ -465,9 +523,9 @@ fn kernel(door: &Door, graph: NativeGraph, after: &[NativeNode], d: &Dispatch<'_
 
 /// Allocates pinned memory for a download. The segment owns the memory.
 fn staged(core: &Core, segment: &mut Segment, d: &Download<'_>) -> Result<u64> {
-    let staging = core.landing(d.bytes)?;
+    let staging = core.staging_copy(d.bytes)?;
     let addr = staging.addr();
-    segment.landings.push(Landing { staging, dst: HostAddress(d.dst), bytes: d.bytes });
+    segment.staging_copies.push(StagingCopy { staging, dst: HostAddress(d.dst), bytes: d.bytes });
     Ok(addr)
 }
 
@@ -480,7 +538,9 @@ fn capture(core: &Core, call: &leasehold_hal::ForeignCall) -> Result<NativeGraph
         // The capture always ends here: a stream under capture is of no further use.
         // SAFETY: no other thread has the utility stream meanwhile.
         let graph = unsafe { ops.capture_end(stream) };
-        let named = |e: &Error| Error::recording(format!("foreign call {} cannot be captured: {e}", call.name));
+        let named = |e: &Error| {
+            Error::recording(format!("foreign call {} cannot be captured: {e}", call.name))
+        };
         match (called, graph) {
             (Ok(Ok(())), Ok(graph)) => Ok(graph),
             (Ok(Ok(())), Err(e @ Error::DeviceLost { .. })) => Err(e),
@@ -502,7 +562,7 @@ fn capture(core: &Core, call: &leasehold_hal::ForeignCall) -> Result<NativeGraph
 
 impl Drop for Program {
     fn drop(&mut self) {
-        give_back(&self.door, &mut self.segments);
+        give_back(&self.context, &mut self.segments);
     }
 }
 

@@ -14,12 +14,12 @@
 //! This module must not know how streams run.
 
 use super::core::Core;
-use super::door::Door;
+use super::driver_context::DriverContext;
 use super::stream::StreamCore;
 use crate::config::CudaConfig;
 use crate::driver::ops::CudaSlowOps;
 use leasehold_core::sync::{Arc, Mutex, RwLock};
-use leasehold_core::{Error, Line, LineId, Point, Result};
+use leasehold_core::{Error, Result, Timeline, TimelineId, Timepoint};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Weak;
@@ -30,7 +30,7 @@ pub enum Origin {
     /// A stream of this backend.
     Stream(Weak<StreamCore>),
     /// A host timeline of this backend.
-    Gate,
+    HostTimeline,
 }
 
 /// The place of memory at an address.
@@ -43,7 +43,7 @@ pub enum Place {
 }
 
 /// A stream that waits for a timepoint which the driver does not know yet.
-type Waiting = (Point, Weak<StreamCore>);
+type Waiting = (Timepoint, Weak<StreamCore>);
 
 /// The devices that are admitted to a device's memory, and the mapped pieces of that memory.
 #[derive(Default)]
@@ -58,7 +58,7 @@ pub struct Shared {
     pub ops: Arc<dyn CudaSlowOps>,
     /// The settings.
     pub config: CudaConfig,
-    origins: RwLock<HashMap<LineId, Origin>>,
+    origins: RwLock<HashMap<TimelineId, Origin>>,
     waits: Mutex<Vec<Waiting>>,
     ranges: RwLock<BTreeMap<u64, (u64, Place)>>,
     grants: Mutex<HashMap<u32, Grant>>,
@@ -85,28 +85,28 @@ impl Shared {
     }
 
     /// Records the signaller of a timeline.
-    pub fn add_origin(&self, line: &Line, origin: Origin) {
-        self.origins.write().insert(line.id(), origin);
+    pub fn add_origin(&self, timeline: &Timeline, origin: Origin) {
+        self.origins.write().insert(timeline.id(), origin);
     }
 
     /// Removes the signaller of a timeline.
-    pub fn remove_origin(&self, line: &Line) {
-        self.origins.write().remove(&line.id());
+    pub fn remove_origin(&self, timeline: &Timeline) {
+        self.origins.write().remove(&timeline.id());
     }
 
     /// The signaller of a timeline. `None` for a timeline of another backend.
-    pub fn origin(&self, line: LineId) -> Option<Origin> {
-        self.origins.read().get(&line).cloned()
+    pub fn origin(&self, timeline: TimelineId) -> Option<Origin> {
+        self.origins.read().get(&timeline).cloned()
     }
 
     /// Records that a stream waits for a timepoint. If the table is full, the call first removes
     /// the entries whose timepoints are over.
-    pub fn note_wait(&self, point: Point, stream: &Weak<StreamCore>) {
+    pub fn note_wait(&self, point: Timepoint, stream: &Weak<StreamCore>) {
         let mut over = Vec::new();
         let mut waits = self.waits.lock();
         if waits.len() == waits.capacity() {
             waits.retain(|(p, s)| {
-                let waiting = matches!(p.line().check(p.value()), Ok(false));
+                let waiting = matches!(p.timeline().check(p.value()), Ok(false));
                 if !waiting {
                     over.extend(s.upgrade());
                 }
@@ -121,12 +121,18 @@ impl Shared {
     }
 
     /// The largest value of a timeline that some stream waits for.
-    pub fn most_waited(&self, line: LineId) -> Option<u64> {
-        self.waits.lock().iter().filter(|(p, _)| p.line_id() == line).map(|(p, _)| p.value()).max()
+    pub fn most_waited(&self, timeline: TimelineId) -> Option<u64> {
+        self.waits
+            .lock()
+            .iter()
+            .filter(|(p, _)| p.timeline_id() == timeline)
+            .map(|(p, _)| p.value())
+            .max()
     }
 
-    /// Resumes the streams that wait for `line` up to `value`. The caller holds no stream's lock.
-    pub fn wake(&self, line: LineId, value: u64) {
+    /// Resumes the streams that wait for `timeline` up to `value`. The caller holds no stream's
+    /// lock.
+    pub fn wake(&self, timeline: TimelineId, value: u64) {
         loop {
             // A batch has a fixed size: the loop allocates nothing, and a stream's last reference
             // drops without the lock.
@@ -136,7 +142,7 @@ impl Shared {
                 let mut n = 0;
                 let mut i = 0;
                 while i < waits.len() && n < some.len() {
-                    if waits[i].0.line_id() == line && waits[i].0.value() <= value {
+                    if waits[i].0.timeline_id() == timeline && waits[i].0.value() <= value {
                         some[n] = Some(waits.remove(i));
                         n += 1;
                     } else {
@@ -223,8 +229,9 @@ impl Shared {
         self.grants.lock().get(&owner).is_some_and(|g| g.guests.contains(&guest))
     }
 
-    /// Lets the owner of a piece and its guests use the piece. The calls have the context of `door`
-    /// current. A guest whose device is lost is admitted no more: the owner needs its memory.
+    /// Lets the owner of a piece and its guests use the piece. The calls have the context of
+    /// `context` current. A guest whose device is lost is admitted no more: the owner needs its
+    /// memory.
     ///
     /// # Errors
     /// The driver's.
@@ -232,12 +239,18 @@ impl Shared {
     /// # Safety
     /// - The range is a mapped piece of the owner's, or was one. The driver refuses a range that is
     ///   not mapped.
-    pub(crate) unsafe fn admit(&self, door: &Door, owner: u32, addr: u64, bytes: u64) -> Result<()> {
+    pub(crate) unsafe fn admit(
+        &self,
+        context: &DriverContext,
+        owner: u32,
+        addr: u64,
+        bytes: u64,
+    ) -> Result<()> {
         let admitted = || {
             let mut who = self.guests(owner);
             who.insert(0, owner);
             // SAFETY: the caller vouches for the range.
-            door.within(|ops| unsafe { ops.set_access(addr, bytes, &who) })
+            context.within(|ops| unsafe { ops.set_access(addr, bytes, &who) })
         };
         match admitted() {
             Err(Error::Driver { .. }) if self.dismiss_lost(owner) => admitted(),
@@ -249,8 +262,8 @@ impl Shared {
     fn dismiss_lost(&self, owner: u32) -> bool {
         let is_lost = |&guest: &u32| {
             let Some(core) = self.primary(guest) else { return false };
-            // The guest's door may not know of the loss yet.
-            core.door.within(|ops| ops.memory_info()).is_err() && core.door.loss().is_some()
+            // The guest's driver context may not know of the loss yet.
+            core.context.within(|ops| ops.memory_info()).is_err() && core.context.loss().is_some()
         };
         let lost: Vec<u32> = self.guests(owner).into_iter().filter(is_lost).collect();
         lost.iter().for_each(|&guest| self.uninvite(owner, guest));
@@ -274,7 +287,7 @@ impl Shared {
 
     /// Records a device's open primary context.
     pub fn add_primary(&self, core: &Arc<Core>) {
-        self.primaries.lock().insert(core.door.ordinal(), Arc::downgrade(core));
+        self.primaries.lock().insert(core.context.ordinal(), Arc::downgrade(core));
     }
 
     /// A device's primary context, if the context is open.

@@ -4,11 +4,11 @@
 //! # Protocol
 //! | number | meaning | written |
 //! |---|---|---|
-//! | `line.submitted` | values that were taken | in the lock |
+//! | `timeline.submitted` | values that were taken | in the lock |
 //! | `issued` | all up to this value was given to the driver | in the lock |
 //! | `signalled` | the driver was told to signal completion up to this value | in the lock |
 //! | the word | the device is done up to this value | by the device |
-//! | `line.completed` | device and host are done up to this value | by an observing thread |
+//! | `timeline.completed` | device and host are done up to this value | by an observing thread |
 //! | `wanted` | a waiter that does not poll needs the publication | by any thread, monotone |
 //!
 //! A submission on a stream that holds nothing back takes the lock, checks the current context,
@@ -16,8 +16,8 @@
 //! device writes the word every [`signal_every`](crate::config::CudaConfig::signal_every)
 //! submissions, at a signal, at a flush and for a waiter.
 //!
-//! Resources that need other locks (a mark on another stream, staging memory) are prepared before
-//! the lock is taken.
+//! Resources that need other locks (a recorded event on another stream, staging memory) are
+//! prepared before the lock is taken.
 //!
 //! # After a failure
 //! The stream poisons its timeline from the failed value on, and drops the submissions that it held
@@ -30,7 +30,7 @@ mod complete;
 mod submit;
 
 use super::core::Core;
-use super::deferred::{Job, Turn, drop_quietly};
+use super::deferred::{Job, PumpState, drop_quietly};
 use super::events::EventState;
 use super::host::HostPart;
 use super::shared::Origin;
@@ -38,14 +38,16 @@ use super::words::Word;
 use crate::driver::ops::NativeStream;
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Error, Lease, Line, LineOwner, Point, Result, Timeline, VALUE_LIMIT};
+use leasehold_core::{
+    Error, Lease, Result, Timeline, TimelineOwner, TimelineSource, Timepoint, VALUE_LIMIT,
+};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Weak;
 use std::time::Duration;
 
-/// The most marks that a stream keeps.
-const MARKS: usize = 4;
+/// The most recorded events that a stream keeps.
+const RECORDED_EVENTS: usize = 4;
 /// Without words: once this many events are pending, submissions record no more events of their own
 /// accord.
 const SIGNALS: usize = 16;
@@ -60,7 +62,7 @@ const PASSING: u32 = 1000;
 const NAP_MAX: Duration = Duration::from_millis(1);
 
 /// An event that was recorded when all up to `value` had been given to the driver.
-struct Mark {
+struct RecordedEvent {
     value: u64,
     event: Lease<EventState>,
 }
@@ -68,7 +70,7 @@ struct Mark {
 /// The state that the lock guards.
 pub(super) struct State {
     pub(super) deferred: VecDeque<Job>,
-    pub(super) turn: Turn,
+    pub(super) pump: PumpState,
     /// A thread came to resume the stream while another thread was doing so.
     pub(super) again: bool,
     /// Set by the device when it has reached the host call at the front.
@@ -78,7 +80,7 @@ pub(super) struct State {
     pub(super) foreign: bool,
     /// The driver was given work since it was last seen idle on this stream.
     pub(super) dirty: bool,
-    marks: VecDeque<Mark>,
+    recorded: VecDeque<RecordedEvent>,
     /// Without words: events by value.
     signals: VecDeque<(u64, Lease<EventState>)>,
 }
@@ -86,7 +88,7 @@ pub(super) struct State {
 impl State {
     /// Whether submissions are held back, so that a new one must queue behind them.
     pub(super) fn is_busy(&self) -> bool {
-        self.turn != Turn::Free || !self.deferred.is_empty()
+        self.pump != PumpState::Idle || !self.deferred.is_empty()
     }
 }
 
@@ -102,7 +104,7 @@ pub(super) struct Refusal {
 /// The execution state of a stream.
 pub struct StreamCore {
     pub(super) core: Arc<Core>,
-    pub(super) owner: LineOwner,
+    pub(super) owner: TimelineOwner,
     native: NativeStream,
     priority: i32,
     word: Option<Word>,
@@ -126,10 +128,11 @@ impl StreamCore {
     /// # Errors
     /// `OutOfMemory` without timelines or memory, or a driver error.
     pub fn new(core: Arc<Core>, priority: i32) -> Result<Arc<Self>> {
-        let owner = LineOwner::take()?;
-        let start = owner.line().submitted();
+        let owner = TimelineOwner::take()?;
+        let start = owner.timeline().submitted();
         let word = if core.has_words() { Some(core.words.take(start)?) } else { None };
-        let native = core.door.within(|ops| ops.stream_create(priority)).map_err(|e| core.settle(e))?;
+        let native =
+            core.context.within(|ops| ops.stream_create(priority)).map_err(|e| core.settle(e))?;
         let stream = Arc::new_cyclic(|me: &Weak<StreamCore>| Self {
             owner,
             native,
@@ -143,12 +146,12 @@ impl StreamCore {
             held: AtomicBool::new(true),
             state: Mutex::new(State {
                 deferred: VecDeque::new(),
-                turn: Turn::Free,
+                pump: PumpState::Idle,
                 again: false,
                 fence: None,
                 foreign: false,
                 dirty: false,
-                marks: VecDeque::with_capacity(MARKS + 1),
+                recorded: VecDeque::with_capacity(RECORDED_EVENTS + 1),
                 signals: VecDeque::new(),
             }),
             host: HostPart::default(),
@@ -164,7 +167,7 @@ impl StreamCore {
             // The timeline shows the outcome.
             Ok(())
         })));
-        stream.core.shared.add_origin(stream.line(), Origin::Stream(stream.me.clone()));
+        stream.core.shared.add_origin(stream.timeline(), Origin::Stream(stream.me.clone()));
         stream.core.add_stream(&stream);
         Ok(stream)
     }
@@ -172,8 +175,8 @@ impl StreamCore {
     /// The stream's timeline.
     #[inline]
     #[must_use]
-    pub fn line(&self) -> &'static Line {
-        self.owner.line()
+    pub fn timeline(&self) -> &'static Timeline {
+        self.owner.timeline()
     }
 
     /// The driver's stream.
@@ -191,11 +194,14 @@ impl StreamCore {
     /// Whether the pool can lend the stream again.
     #[must_use]
     pub fn is_sound(&self) -> bool {
-        let line = self.line();
-        line.is_idle() && !line.failed(VALUE_LIMIT) && line.submitted() < VALUE_LIMIT / 2 && self.host.is_empty()
+        let timeline = self.timeline();
+        timeline.is_idle()
+            && !timeline.failed(VALUE_LIMIT)
+            && timeline.submitted() < VALUE_LIMIT / 2
+            && self.host.is_empty()
     }
 
-    /// Marks the stream as held from now on.
+    /// Recorded events the stream as held from now on.
     pub(crate) fn take_up(&self) {
         self.held.store(true, Ordering::Release);
     }
@@ -208,7 +214,7 @@ impl StreamCore {
 
     /// The stream's name in reports.
     pub(super) fn name(&self) -> String {
-        format!("{} {:?}", self.core.door.id(), self.line().id())
+        format!("{} {:?}", self.core.context.id(), self.timeline().id())
     }
 
     /// Fails everything from `value` on.
@@ -231,34 +237,36 @@ impl StreamCore {
             std::mem::take(&mut state.deferred)
         };
         drop_quietly(dropped);
-        self.core.shared.wake(self.line().id(), u64::MAX);
+        self.core.shared.wake(self.timeline().id(), u64::MAX);
         self.finish_failed();
-        if !self.line().is_idle() {
+        if !self.timeline().is_idle() {
             self.attend();
         }
     }
 
     /// Publishes all values of a failed stream once the driver is done with its work.
     pub(super) fn finish_failed(&self) {
-        let line = self.line();
-        if line.is_idle() && self.host.is_empty() || !line.failed(VALUE_LIMIT) {
+        let timeline = self.timeline();
+        if timeline.is_idle() && self.host.is_empty() || !timeline.failed(VALUE_LIMIT) {
             return;
         }
-        if self.state.lock().turn != Turn::Free {
+        if self.state.lock().pump != PumpState::Idle {
             // The thread that has the turn calls this function when it is done.
             return;
         }
-        let over = self.core.door.loss().is_some() || self.query().is_ok_and(|over| over);
+        let over = self.core.context.loss().is_some() || self.query().is_ok_and(|over| over);
         // The query may have found a loss.
-        let loss = self.core.door.loss();
+        let loss = self.core.context.loss();
         if let Some(loss) = &loss {
             self.fail_pending(loss);
         }
         if over || loss.is_some() {
-            let end = line.submitted();
-            // `VALUE_LIMIT` includes the items of a submission that was lost half way, and so has
+            let end = timeline.submitted();
+            // `VALUE_LIMIT` includes the actions of a submission that was lost half way, and so has
             // no value.
-            if let Some(publish) = self.host.carry_out(&self.owner, VALUE_LIMIT, end, self.core.door.ops()) {
+            if let Some(publish) =
+                self.host.carry_out(&self.owner, VALUE_LIMIT, end, self.core.context.ops())
+            {
                 self.owner.complete(publish);
             }
         }
@@ -270,19 +278,19 @@ impl StreamCore {
         self.after_failure();
     }
 
-    /// Fails the pending values of a lost device's stream. A stream that has failed at a later value
-    /// has such values too.
+    /// Fails the pending values of a lost device's stream. A stream that has failed at a later
+    /// value has such values too.
     fn fail_pending(&self, loss: &Error) {
-        let next = self.line().completed() + 1;
-        if !self.line().failed(next) {
+        let next = self.timeline().completed() + 1;
+        if !self.timeline().failed(next) {
             self.owner.poison(next, loss.clone());
         }
     }
 
     /// The submissions that are not over, and their kernels, for the report of a loss.
     pub(super) fn pending_text(&self) -> Option<String> {
-        let line = self.line();
-        let (done, issued) = (line.completed(), line.submitted());
+        let timeline = self.timeline();
+        let (done, issued) = (timeline.completed(), timeline.submitted());
         if done >= issued {
             return None;
         }
@@ -296,34 +304,41 @@ impl StreamCore {
             }
         }
         names.truncate(4);
-        let kernels =
-            if names.is_empty() { String::new() } else { format!(" (dispatch {})", names.join(", dispatch ")) };
+        let kernels = if names.is_empty() {
+            String::new()
+        } else {
+            format!(" (dispatch {})", names.join(", dispatch "))
+        };
         Some(format!("submissions {} to {issued} of {}{kernels}", done + 1, self.name()))
     }
 }
 
 impl Drop for StreamCore {
     fn drop(&mut self) {
-        let line = self.line();
-        self.core.shared.remove_origin(line);
-        let pending = !line.is_idle();
+        let timeline = self.timeline();
+        self.core.shared.remove_origin(timeline);
+        let pending = !timeline.is_idle();
         if pending {
             // This happens only if the backend was dropped without a shutdown while a host timeline
             // held work back.
             let jobs = std::mem::take(&mut self.state.get_mut().deferred);
-            self.owner
-                .poison(line.completed() + 1, Error::state("the backend ended while the stream's work was held back"));
+            self.owner.poison(
+                timeline.completed() + 1,
+                Error::state("the backend ended while the stream's work was held back"),
+            );
             drop(jobs);
         }
         // All work may be over while the last signal is still on its way to the word. The next
         // owner of the word must not get this write.
-        let signalled = self.core.door.loss().is_none() && self.reached() < self.signalled.load(Ordering::Acquire);
+        let signalled = self.core.context.loss().is_none()
+            && self.reached() < self.signalled.load(Ordering::Acquire);
         // SAFETY: the stream is this one's own and is destroyed only below.
-        let waited = || self.core.door.give_back(|ops| unsafe { ops.stream_synchronize(self.native) });
+        let waited =
+            || self.core.context.give_back(|ops| unsafe { ops.stream_synchronize(self.native) });
         match if pending || signalled { waited() } else { Ok(()) } {
             Ok(()) if pending => {
-                let end = line.submitted();
-                let _ = self.host.carry_out(&self.owner, end, end, self.core.door.ops());
+                let end = timeline.submitted();
+                let _ = self.host.carry_out(&self.owner, end, end, self.core.context.ops());
                 self.owner.complete(end);
             }
             Ok(()) => {}
@@ -337,14 +352,14 @@ impl Drop for StreamCore {
         }
         // SAFETY: `stream_create` made the native stream for this stream, and only this drop
         // destroys it.
-        self.core.door.leave_behind(|ops| unsafe { ops.stream_destroy(self.native) });
+        self.core.context.leave_behind(|ops| unsafe { ops.stream_destroy(self.native) });
     }
 }
 
 impl fmt::Debug for StreamCore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StreamCore")
-            .field("line", &self.line())
+            .field("timeline", &self.timeline())
             .field("issued", &self.issued.load(Ordering::Relaxed))
             .field("signalled", &self.signalled.load(Ordering::Relaxed))
             .field("host", &self.host)
@@ -356,9 +371,9 @@ impl fmt::Debug for StreamCore {
 struct Own<'a>(&'a StreamCore);
 
 // SAFETY: the timeline and all its answers are the stream's own.
-unsafe impl Timeline for Own<'_> {
-    fn line(&self) -> &'static Line {
-        self.0.line()
+unsafe impl TimelineSource for Own<'_> {
+    fn timeline(&self) -> &'static Timeline {
+        self.0.timeline()
     }
 
     fn signal(&self) -> Result<u64> {
@@ -369,7 +384,7 @@ unsafe impl Timeline for Own<'_> {
         self.0.refresh()
     }
 
-    fn wait(&self, _: Point) -> Result<()> {
+    fn wait(&self, _: Timepoint) -> Result<()> {
         Err(Error::Unsupported("a wait now would come after the work that needs the memory".into()))
     }
 

@@ -144,7 +144,7 @@ impl Watch {
         }
         let mut news = false;
         streams.retain(|stream| {
-            news |= stream.tend(look);
+            news |= stream.housekeep(look);
             if stream.needs_attention() {
                 return true;
             }
@@ -299,7 +299,7 @@ mod tests {
     use super::*;
     use crate::driver::sim::{SimDriver, SimDriverConfig};
     use crate::manager::stream::StreamManager;
-    use leasehold_core::{LineOwner, Result};
+    use leasehold_core::{Result, TimelineOwner};
 
     /// Otherwise the list would keep the stream, and with it the context, for ever.
     #[test]
@@ -328,15 +328,18 @@ mod tests {
         let driver = Arc::new(SimDriver::new(SimDriverConfig::default())?);
         let streams = StreamManager::configure_for_test(driver, id)?;
         let (waiting, other) = (streams.acquire(0)?.core.clone(), streams.acquire(0)?.core.clone());
-        let source = LineOwner::take()?;
+        let source = TimelineOwner::take()?;
         let shared = &waiting.core.shared;
         let value = source.advance()?;
-        shared.note_wait(source.line().at(value), &waiting.me);
+        shared.note_wait(source.timeline().at(value), &waiting.me);
         source.complete(value);
         for _ in 0..100 {
-            shared.note_wait(source.line().at(value + 1), &other.me);
+            shared.note_wait(source.timeline().at(value + 1), &other.me);
         }
-        assert!(waiting.watched.load(Ordering::Acquire), "the note is gone, and nobody goes on with the stream");
+        assert!(
+            waiting.watched.load(Ordering::Acquire),
+            "the note is gone, and nobody goes on with the stream"
+        );
         assert!(!other.watched.load(Ordering::Acquire), "its point is not over");
         Ok(())
     }

@@ -3,7 +3,7 @@
 //!
 //! This module must not know what the values mean.
 
-use super::door::Door;
+use super::driver_context::DriverContext;
 use crate::driver::ops::HostFlags;
 use leasehold_core::Result;
 use leasehold_core::sync::{Arc, Mutex};
@@ -22,15 +22,15 @@ struct Pages {
 
 /// The words of a context. The drop of the last user frees the pages.
 pub struct Words {
-    door: Arc<Door>,
+    context: Arc<DriverContext>,
     pages: Mutex<Pages>,
 }
 
 impl Words {
     /// Makes an empty set of words.
     #[must_use]
-    pub fn new(door: Arc<Door>) -> Self {
-        Self { door, pages: Mutex::new(Pages::default()) }
+    pub fn new(context: Arc<DriverContext>) -> Self {
+        Self { context, pages: Mutex::new(Pages::default()) }
     }
 
     /// Takes a word and stores `value` in it. May block on the driver.
@@ -42,7 +42,7 @@ impl Words {
         let addr = match free {
             Some(addr) => addr,
             None => {
-                let page = self.door.within(|ops| ops.host_alloc(PAGE, HostFlags::default()))?;
+                let page = self.context.within(|ops| ops.host_alloc(PAGE, HostFlags::default()))?;
                 let mut pages = self.pages.lock();
                 pages.pages.push(page);
                 pages.free.extend((1..PAGE / STRIDE).map(|i| page + i * STRIDE));
@@ -51,7 +51,7 @@ impl Words {
         };
         let word = Word { words: self.clone(), addr };
         // SAFETY: the word is in a live page, and no work uses the word.
-        unsafe { self.door.ops().store_word(addr, value) };
+        unsafe { self.context.ops().store_word(addr, value) };
         Ok(word)
     }
 }
@@ -61,7 +61,7 @@ impl Drop for Words {
         for page in std::mem::take(&mut self.pages.get_mut().pages) {
             // SAFETY: the page came from `host_alloc`. Each word of the page held these pages and
             // is gone.
-            self.door.leave_behind(|ops| unsafe { ops.host_free(page) });
+            self.context.leave_behind(|ops| unsafe { ops.host_free(page) });
         }
     }
 }
@@ -69,7 +69,10 @@ impl Drop for Words {
 impl fmt::Debug for Words {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let pages = self.pages.lock();
-        f.debug_struct("Words").field("pages", &pages.pages.len()).field("free", &pages.free.len()).finish()
+        f.debug_struct("Words")
+            .field("pages", &pages.pages.len())
+            .field("free", &pages.free.len())
+            .finish()
     }
 }
 
@@ -93,7 +96,7 @@ impl Word {
     #[must_use]
     pub fn load(&self) -> u64 {
         // SAFETY: the word lives as long as its page, which `words` keeps.
-        unsafe { self.words.door.ops().load_word(self.addr) }
+        unsafe { self.words.context.ops().load_word(self.addr) }
     }
 }
 

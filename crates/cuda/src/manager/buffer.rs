@@ -118,6 +118,9 @@ impl BufferManager {
 
 impl fmt::Debug for BufferManager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BufferManager").field("kind", &self.kind).field("live", &self.stats().live).finish()
+        f.debug_struct("BufferManager")
+            .field("kind", &self.kind)
+            .field("live", &self.stats().live)
+            .finish()
     }
 }

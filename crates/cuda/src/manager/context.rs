@@ -1,6 +1,6 @@
 //! Contexts: a device's primary context, and owned contexts beside it.
 //!
-//! A context's payload holds the managers of its streams, time stamps, host timelines, modules,
+//! A context's payload holds the managers of its streams, timestamps, host timelines, modules,
 //! functions and graphs. All contexts of a device share its memory: one context may use memory that
 //! another one allocated.
 //!
@@ -13,20 +13,21 @@
 use super::buffer::BufferManager;
 use super::event::EventManager;
 use super::function::FunctionManager;
-use super::gate::GateManager;
 use super::graph::GraphManager;
+use super::host_timeline::HostTimelineManager;
 use super::module::ModuleManager;
 use super::retired::Retired;
 use super::stream::StreamManager;
 use crate::allocator::{Memory, pinned_host};
 use crate::driver::ops::NativeContext;
 use crate::engine::core::Core;
-use crate::engine::door::Door;
+use crate::engine::driver_context::DriverContext;
 #[cfg(feature = "test-hooks")]
 use crate::engine::shared::Shared;
 use leasehold_core::sync::Arc;
 use leasehold_core::{
-    ContextHandle, Error, Fate, Handle, Lease, PoolConfig, PoolManager, PoolStats, Resource, Result, Tagged, tags,
+    ContextHandle, Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource,
+    Result, Tagged, tags,
 };
 use leasehold_hal::MemoryKind;
 use std::fmt;
@@ -42,14 +43,14 @@ pub(crate) fn memory_for_test(
     ops.init()?;
     let properties = ops.device_properties(ordinal)?;
     let shared = Arc::new(Shared::new(ops.clone(), crate::CudaConfig::default().inline(true)));
-    Ok(Arc::new(Memory::new(Arc::new(Door::primary(ops, ordinal)?), shared, properties)))
+    Ok(Arc::new(Memory::new(Arc::new(DriverContext::primary(ops, ordinal)?), shared, properties)))
 }
 
 /// A context and the resources that it owns.
 pub struct ContextState {
     pub(crate) streams: StreamManager,
     pub(crate) events: EventManager,
-    pub(crate) gates: GateManager,
+    pub(crate) host_timelines: HostTimelineManager,
     pub(crate) functions: FunctionManager,
     pub(crate) modules: ModuleManager,
     pub(crate) graphs: GraphManager,
@@ -69,18 +70,23 @@ impl Tagged for ContextState {
 }
 
 impl ContextState {
-    fn new(door: Arc<Door>, memory: Arc<Memory>, primary: bool) -> Result<Self> {
+    fn new(context: Arc<DriverContext>, memory: Arc<Memory>, primary: bool) -> Result<Self> {
         let shared = memory.shared.clone();
-        let range = door.within(|ops| ops.priority_range())?;
-        let events = EventManager::new(door.clone())?;
-        let core = Core::new(door, shared.clone(), memory.properties.clone(), events.marks().clone())?;
+        let range = context.within(|ops| ops.priority_range())?;
+        let events = EventManager::new(context.clone())?;
+        let core = Core::new(
+            context,
+            shared.clone(),
+            memory.properties.clone(),
+            events.event_pool().clone(),
+        )?;
         let of = memory.clone();
         core.set_pinned(Box::new(move || pinned_host::of(&of).cloned()));
         Ok(Self {
             _place: PhantomPinned,
             streams: StreamManager::new(&core, range)?,
             events,
-            gates: GateManager::new(shared)?,
+            host_timelines: HostTimelineManager::new(shared)?,
             modules: ModuleManager::new(&core)?,
             functions: FunctionManager::new(&core)?,
             graphs: GraphManager::new(&core)?,
@@ -97,14 +103,14 @@ impl ContextState {
         &self.streams
     }
 
-    /// The events and time stamps.
+    /// The events and timestamps.
     pub fn events(&self) -> &EventManager {
         &self.events
     }
 
     /// The host timelines.
-    pub fn gates(&self) -> &GateManager {
-        &self.gates
+    pub fn host_timelines(&self) -> &HostTimelineManager {
+        &self.host_timelines
     }
 
     /// The modules.
@@ -133,7 +139,7 @@ impl ContextState {
 
     /// The driver's context, for reports.
     pub fn native(&self) -> NativeContext {
-        self.core.door.native()
+        self.core.context.native()
     }
 
     /// The context's part of the engine.
@@ -146,11 +152,11 @@ impl ContextState {
         report("stream", self.streams.stats());
         report("event", self.events.stats());
         report("timestamp", self.events.timestamp_stats());
-        report("gate", self.gates.stats());
+        report("host timeline", self.host_timelines.stats());
         report("pipeline", self.functions.stats());
         report("module", self.modules.stats());
         report("graph", self.graphs.stats());
-        report("mark", self.events.mark_stats());
+        report("mark", self.events.event_pool_stats());
     }
 
     /// Checks whether leases on this context's resources are held, or streams have work pending.
@@ -188,8 +194,8 @@ impl ContextState {
     /// Whether a context without a lease may end. Queries the driver, and does not block.
     pub(crate) fn is_over(&self) -> bool {
         self.streams.settle();
-        // Streams of other contexts may still hold marks of this context.
-        self.retired_outstanding().is_ok() && self.events.mark_stats().live == 0
+        // Streams of other contexts may still hold recorded events of this context.
+        self.retired_outstanding().is_ok() && self.events.event_pool_stats().live == 0
     }
 
     /// Shuts the managers down, children first.
@@ -197,7 +203,7 @@ impl ContextState {
         self.streams.shutdown()?;
         self.graphs.shutdown()?;
         self.events.shutdown()?;
-        self.gates.shutdown()?;
+        self.host_timelines.shutdown()?;
         self.functions.shutdown()?;
         self.modules.shutdown()
     }
@@ -217,7 +223,10 @@ impl Drop for ContextState {
 
 impl fmt::Debug for ContextState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ContextState").field("core", &self.core).field("streams", &self.streams).finish_non_exhaustive()
+        f.debug_struct("ContextState")
+            .field("core", &self.core)
+            .field("streams", &self.streams)
+            .finish_non_exhaustive()
     }
 }
 
@@ -239,19 +248,22 @@ impl Resource for Contexts {
     fn create(&self, _: Handle<tags::Context>, wanted: &Wanted) -> Result<ContextState> {
         match wanted {
             Wanted::Primary(memory) => {
-                let state = ContextState::new(memory.door.clone(), memory.clone(), true)?;
+                let state = ContextState::new(memory.context.clone(), memory.clone(), true)?;
                 memory.shared.add_primary(&state.core);
                 Ok(state)
             }
             Wanted::Owned(memory) => {
-                let door = Door::owned(memory.door.driver().clone(), memory.door.ordinal())?;
-                ContextState::new(Arc::new(door), memory.clone(), false)
+                let context = DriverContext::owned(
+                    memory.context.driver().clone(),
+                    memory.context.ordinal(),
+                )?;
+                ContextState::new(Arc::new(context), memory.clone(), false)
             }
         }
     }
 
-    fn recycle(&self, _: &mut ContextState) -> Fate {
-        Fate::Destroy
+    fn recycle(&self, _: &mut ContextState) -> Recycle {
+        Recycle::Destroy
     }
 
     fn destroy(&self, context: ContextState) {
@@ -273,7 +285,10 @@ pub struct ContextManager {
 impl ContextManager {
     pub(crate) fn new(memory: Arc<Memory>, retired: Arc<Retired>) -> Result<Self> {
         let manager = PoolManager::new();
-        manager.configure(Contexts { retired: retired.clone() }, PoolConfig { block: 4, ..PoolConfig::default() })?;
+        manager.configure(
+            Contexts { retired: retired.clone() },
+            PoolConfig { block: 4, ..PoolConfig::default() },
+        )?;
         Ok(Self {
             manager,
             retired,
@@ -377,6 +392,9 @@ impl ContextManager {
 
 impl fmt::Debug for ContextManager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ContextManager").field("contexts", &self.manager).field("retired", &self.retired).finish()
+        f.debug_struct("ContextManager")
+            .field("contexts", &self.manager)
+            .field("retired", &self.retired)
+            .finish()
     }
 }

@@ -10,14 +10,15 @@ use super::retired::Retired;
 use crate::allocator::Memory;
 use crate::config::CudaConfig;
 use crate::driver::ops::{CudaSlowOps, DeviceProperties};
-use crate::engine::door::Door;
+use crate::engine::driver_context::DriverContext;
 use crate::engine::shared::Shared;
 use crate::engine::stream::StreamCore;
 #[cfg(feature = "test-hooks")]
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::sync::{Arc, OnceLock};
 use leasehold_core::{
-    DeviceHandle, Error, Fate, FixedSlotStore, Handle, Index, Lease, PoolStats, Resource, Result, Tagged, tags,
+    DeviceHandle, Error, FixedSlotStore, Handle, Index, Lease, PoolStats, Recycle, Resource,
+    Result, Tagged, tags,
 };
 use leasehold_hal::{BackendKind, Caps, DeviceId, DeviceInfo, Limits, MemoryInfo};
 use std::fmt;
@@ -61,16 +62,16 @@ impl DeviceState {
             .get(ordinal as usize)
             .cloned()
             .ok_or_else(|| Error::NotFound(format!("device {ordinal}").into()))?;
-        let door = Arc::new(Door::primary(shared.ops.clone(), ordinal)?);
-        let memory = Arc::new(Memory::new(door, shared.clone(), properties.clone()));
+        let context = Arc::new(DriverContext::primary(shared.ops.clone(), ordinal)?);
+        let memory = Arc::new(Memory::new(context, shared.clone(), properties.clone()));
         let contexts = ContextManager::new(memory.clone(), devices.retired.clone())?;
         let primary = contexts.primary()?;
-        let free = primary.core.door.within(|ops| ops.memory_info())?;
+        let free = primary.core.context.within(|ops| ops.memory_info())?;
         let mut info = describe(ordinal, &properties, shared.ops.driver_version().ok());
         info.memory = MemoryInfo { total: free.total, free: free.free };
         let mut caps = Caps::default();
         caps.pinned = true;
-        caps.gates = true;
+        caps.host_timelines = true;
         caps.timestamps = true;
         caps.graphs = true;
         caps.concurrent_streams = true;
@@ -148,7 +149,11 @@ impl DeviceState {
         let contexts = self.contexts.stats();
         if contexts.live > 1 || contexts.weak != 0 {
             let strong = contexts.live.saturating_sub(1);
-            return Err(Error::LeasesOutstanding { resource: "context", strong, weak: contexts.weak });
+            return Err(Error::LeasesOutstanding {
+                resource: "context",
+                strong,
+                weak: contexts.weak,
+            });
         }
         self.memory.outstanding()
     }
@@ -162,7 +167,10 @@ impl Drop for DeviceState {
 
 impl fmt::Debug for DeviceState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceState").field("id", &self.info.id).field("primary", &self.primary).finish_non_exhaustive()
+        f.debug_struct("DeviceState")
+            .field("id", &self.info.id)
+            .field("primary", &self.primary)
+            .finish_non_exhaustive()
     }
 }
 
@@ -178,8 +186,11 @@ fn architectures((major, minor): (u32, u32)) -> Vec<String> {
 /// Describes a device, as far as the driver tells without a context.
 fn describe(ordinal: u32, p: &DeviceProperties, driver: Option<i32>) -> DeviceInfo {
     let mut info = DeviceInfo::new(DeviceId::cuda(ordinal), p.name.clone());
-    let hex = |range: std::ops::Range<usize>| p.uuid[range].iter().map(|b| format!("{b:02x}")).collect::<String>();
-    info.uuid = format!("GPU-{}-{}-{}-{}-{}", hex(0..4), hex(4..6), hex(6..8), hex(8..10), hex(10..16));
+    let hex = |range: std::ops::Range<usize>| {
+        p.uuid[range].iter().map(|b| format!("{b:02x}")).collect::<String>()
+    };
+    info.uuid =
+        format!("GPU-{}-{}-{}-{}-{}", hex(0..4), hex(4..6), hex(6..8), hex(8..10), hex(10..16));
     info.arch = architectures(p.compute_capability);
     info.units = p.multiprocessors.max(1);
     info.memory = MemoryInfo { total: p.memory, free: p.memory };
@@ -214,8 +225,8 @@ impl Resource for Devices {
         DeviceState::new(*ordinal, self)
     }
 
-    fn recycle(&self, _: &mut DeviceState) -> Fate {
-        Fate::Destroy
+    fn recycle(&self, _: &mut DeviceState) -> Recycle {
+        Recycle::Destroy
     }
 }
 
@@ -269,7 +280,9 @@ impl DeviceManager {
         let ops = &shared.ops;
         let count = ops.device_count()?;
         if count > DEVICES_MAX {
-            let why = format!("CUDA: the driver says that there are {count} devices; {DEVICES_MAX} are the most");
+            let why = format!(
+                "CUDA: the driver says that there are {count} devices; {DEVICES_MAX} are the most"
+            );
             return Err(Error::Unavailable(why.into()));
         }
         let of = |i| ops.device_properties(i).and_then(|p| p.check(i).map(|()| p));
@@ -283,7 +296,11 @@ impl DeviceManager {
         });
         let peers = peers.collect();
         let retired = Retired::new(shared.config.inline);
-        let devices = Devices { shared: shared.clone(), properties: properties.clone(), retired: retired.clone() };
+        let devices = Devices {
+            shared: shared.clone(),
+            properties: properties.clone(),
+            retired: retired.clone(),
+        };
         let store = FixedSlotStore::new(devices, count)?;
         self.known
             .set(Known { store, shared, properties, peers, retired })

@@ -1,41 +1,44 @@
-//! Events: pools of marks, of a caller's events, and of time stamps. The engine records marks for
-//! its waits. A time stamp is an event with timing.
+//! Events: pools of recorded events, of a caller's events, and of timestamps. The engine records
+//! marks for its waits. A timestamp is an event with timing.
 //!
 //! This module must not know when events are recorded.
 
 use crate::driver::ops::{EventFlags, NativeEvent};
-use crate::engine::door::Door;
+use crate::engine::driver_context::DriverContext;
 pub use crate::engine::events::EventState;
-use crate::engine::events::{Events, Marks, Timestamps};
+use crate::engine::events::{EventPool, Events, Timestamps};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, EventHandle, Lease, PoolConfig, PoolManager, PoolStats, Result};
-use leasehold_hal::Timestamp;
+use leasehold_hal::TimestampQuery;
 use std::time::Duration;
 
 /// Owns the events of a context.
 #[doc(alias = "CudaEventManager")]
 #[derive(Debug)]
 pub struct EventManager {
-    door: Arc<Door>,
+    context: Arc<DriverContext>,
     events: PoolManager<Events, EventFlags>,
-    /// The source of the engine's marks.
-    marks: Arc<Marks>,
+    /// The source of the engine's recorded events.
+    event_pool: Arc<EventPool>,
     timestamps: PoolManager<Timestamps>,
     #[cfg(feature = "test-hooks")]
     for_test: bool,
 }
 
 impl EventManager {
-    pub(crate) fn new(door: Arc<Door>) -> Result<Self> {
+    pub(crate) fn new(context: Arc<DriverContext>) -> Result<Self> {
         let events = PoolManager::new();
-        events.configure(Events(door.clone()), PoolConfig::default())?;
-        let marks = Marks::new(Events(door.clone()), PoolConfig { block: 64, ..PoolConfig::default() })?;
+        events.configure(Events(context.clone()), PoolConfig::default())?;
+        let event_pool = EventPool::new(
+            Events(context.clone()),
+            PoolConfig { block: 64, ..PoolConfig::default() },
+        )?;
         let timestamps = PoolManager::new();
-        timestamps.configure(Timestamps(door.clone()), PoolConfig::default())?;
+        timestamps.configure(Timestamps(context.clone()), PoolConfig::default())?;
         Ok(Self {
-            door,
+            context,
             events,
-            marks: Arc::new(marks),
+            event_pool: Arc::new(event_pool),
             timestamps,
             #[cfg(feature = "test-hooks")]
             for_test: false,
@@ -53,7 +56,7 @@ impl EventManager {
         device: leasehold_hal::DeviceId,
     ) -> Result<Self> {
         let memory = super::context::memory_for_test(ops, device)?;
-        Ok(Self { for_test: true, ..Self::new(memory.door.clone())? })
+        Ok(Self { for_test: true, ..Self::new(memory.context.clone())? })
     }
 
     /// Whether the manager was [configured for a test](Self::configure_for_test).
@@ -63,9 +66,9 @@ impl EventManager {
         self.for_test
     }
 
-    /// The pool of the engine's marks.
-    pub(crate) fn marks(&self) -> &Arc<Marks> {
-        &self.marks
+    /// The pool of the engine's recorded events.
+    pub(crate) fn event_pool(&self) -> &Arc<EventPool> {
+        &self.event_pool
     }
 
     /// Acquires an event with these flags: an idle one, or a new one. If no event is idle, the call
@@ -111,42 +114,46 @@ impl EventManager {
         self.events.release(event)
     }
 
-    /// Acquires a time stamp that was not written. If no time stamp is idle, the call may block on
+    /// Acquires a timestamp that was not written. If no timestamp is idle, the call may block on
     /// the driver.
     ///
     /// # Errors
     /// `OutOfMemory`, or a driver error.
-    pub fn timestamp(&self) -> Result<Lease<Timestamp>> {
+    pub fn timestamp(&self) -> Result<Lease<TimestampQuery>> {
         self.sound()?;
         self.timestamps.acquire(&())
     }
 
     fn sound(&self) -> Result<()> {
-        self.door.loss().map_or(Ok(()), Err)
+        self.context.loss().map_or(Ok(()), Err)
     }
 
-    /// The time between two time stamps. The time is zero if `end` was written before `start`.
+    /// The time between two timestamps. The time is zero if `end` was written before `start`.
     ///
     /// # Errors
-    /// `InvalidState` for a time stamp that was not written yet, or a driver error.
+    /// `InvalidState` for a timestamp that was not written yet, or a driver error.
     ///
     /// # Safety
-    /// - Both time stamps are of this manager, and their leases are held.
-    pub(crate) unsafe fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
+    /// - Both timestamps are of this manager, and their leases are held.
+    pub(crate) unsafe fn elapsed(
+        &self,
+        start: &TimestampQuery,
+        end: &TimestampQuery,
+    ) -> Result<Duration> {
         if start.get().is_none() || end.get().is_none() {
-            return Err(Error::state("a time stamp that was not written yet"));
+            return Err(Error::state("a timestamp that was not written yet"));
         }
         let (start, end) = (NativeEvent(start.native()), NativeEvent(end.native()));
-        // SAFETY: both time stamps are of this device and leased (the caller's promise by the
+        // SAFETY: both timestamps are of this device and leased (the caller's promise by the
         // trait's contract).
-        let nanos = self.door.within(|ops| unsafe { ops.event_elapsed(start, end) })?;
+        let nanos = self.context.within(|ops| unsafe { ops.event_elapsed(start, end) })?;
         Ok(Duration::from_nanos(u64::try_from(nanos).unwrap_or(0)))
     }
 
-    /// Gives idle events, marks and time stamps back to the driver until `keep` of each are left.
+    /// Gives idle events, marks and timestamps back to the driver until `keep` of each are left.
     /// Returns the number given back.
     pub fn trim(&self, keep: u64) -> u64 {
-        self.events.trim(keep) + self.marks.trim(keep) + self.timestamps.trim(keep)
+        self.events.trim(keep) + self.event_pool.trim(keep) + self.timestamps.trim(keep)
     }
 
     /// The number of events with a holder beside the manager.
@@ -159,24 +166,25 @@ impl EventManager {
         self.events.stats()
     }
 
-    /// The statistics of the pool of the engine's marks.
-    pub fn mark_stats(&self) -> PoolStats {
-        self.marks.stats()
+    /// The statistics of the pool of the engine's recorded events.
+    pub fn event_pool_stats(&self) -> PoolStats {
+        self.event_pool.stats()
     }
 
-    /// The statistics of the pool of time stamps.
+    /// The statistics of the pool of timestamps.
     pub fn timestamp_stats(&self) -> PoolStats {
         self.timestamps.stats()
     }
 
-    /// Shuts the manager down. Marks end with the streams that hold them.
+    /// Shuts the manager down. Recorded events end with the streams that hold them.
     ///
     /// # Errors
     /// `LeasesOutstanding`. After the error nothing has changed.
     pub fn shutdown(&self) -> Result<()> {
-        for (resource, strong, stats) in
-            [("event", self.in_use(), self.stats()), ("timestamp", self.timestamp_stats().live, self.timestamp_stats())]
-        {
+        for (resource, strong, stats) in [
+            ("event", self.in_use(), self.stats()),
+            ("timestamp", self.timestamp_stats().live, self.timestamp_stats()),
+        ] {
             if strong != 0 || stats.weak != 0 {
                 return Err(Error::LeasesOutstanding { resource, strong, weak: stats.weak });
             }

@@ -29,7 +29,11 @@ impl CudaExecutionManager {
     /// Makes a manager that is not configured.
     #[must_use]
     pub fn new() -> Self {
-        Self { devices: DeviceManager::new(), life: LifeCycle::new(), for_test: AtomicBool::new(false) }
+        Self {
+            devices: DeviceManager::new(),
+            life: LifeCycle::new(),
+            for_test: AtomicBool::new(false),
+        }
     }
 
     /// Starts the driver and enumerates the devices, all or nothing. Blocks on the driver, without
@@ -63,7 +67,12 @@ impl CudaExecutionManager {
         self.is_configured() && self.for_test.load(Ordering::Acquire)
     }
 
-    fn configure_as(&self, ops: Arc<dyn CudaSlowOps>, config: CudaConfig, for_test: bool) -> Result<()> {
+    fn configure_as(
+        &self,
+        ops: Arc<dyn CudaSlowOps>,
+        config: CudaConfig,
+        for_test: bool,
+    ) -> Result<()> {
         config.validate()?;
         self.life.configure("CUDA execution manager", || {
             ops.init()?;
@@ -96,6 +105,9 @@ impl CudaExecutionManager {
 
 impl fmt::Debug for CudaExecutionManager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CudaExecutionManager").field("state", &self.life).field("devices", &self.devices).finish()
+        f.debug_struct("CudaExecutionManager")
+            .field("state", &self.life)
+            .field("devices", &self.devices)
+            .finish()
     }
 }

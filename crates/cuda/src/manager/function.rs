@@ -11,7 +11,10 @@ use super::module::{Image, ModuleManager, ModuleState};
 use crate::encoder::check_function;
 use crate::engine::core::Core;
 use leasehold_core::sync::Arc;
-use leasehold_core::{Error, Fate, Handle, Lease, PoolConfig, PoolManager, PoolStats, Resource, Result, Tagged, tags};
+use leasehold_core::{
+    Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource, Result, Tagged,
+    tags,
+};
 use leasehold_hal::{KernelDesc, Pipeline};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -51,8 +54,8 @@ impl Resource for Functions {
     fn create(&self, _: Handle<tags::Pipeline>, wanted: &Wanted<'_>) -> Result<FunctionState> {
         let desc = wanted.desc;
         let module = wanted.modules.get_or_create(wanted.image, &desc.name)?;
-        let door = &self.core.door;
-        let (function, info) = door.within(|ops| {
+        let context = &self.core.context;
+        let (function, info) = context.within(|ops| {
             // SAFETY: the module is leased.
             let function = unsafe { ops.module_function(module.native, &desc.entry) }?;
             // SAFETY: the function is of a module that is leased.
@@ -63,15 +66,16 @@ impl Resource for Functions {
         let dynamic = device.shared_optin.saturating_sub(info.shared);
         if dynamic > device.shared.saturating_sub(info.shared) {
             // SAFETY: the function is of a module that is leased.
-            door.within(|ops| unsafe { ops.function_allow_shared(function, dynamic) })?;
+            context.within(|ops| unsafe { ops.function_allow_shared(function, dynamic) })?;
         }
         self.core.shared.name_function(function.0, &desc.name);
-        let pipeline = Pipeline::new(desc, function.0, info.block_threads.min(device.block_threads).max(1));
+        let pipeline =
+            Pipeline::new(desc, function.0, info.block_threads.min(device.block_threads).max(1));
         Ok(FunctionState { pipeline, _module: module })
     }
 
-    fn recycle(&self, _: &mut FunctionState) -> Fate {
-        Fate::Destroy
+    fn recycle(&self, _: &mut FunctionState) -> Recycle {
+        Recycle::Destroy
     }
 
     fn destroy(&self, function: FunctionState) {
@@ -90,7 +94,10 @@ pub struct FunctionManager {
 impl FunctionManager {
     pub(crate) fn new(core: &Arc<Core>) -> Result<Self> {
         let manager = PoolManager::new();
-        manager.configure(Functions { core: core.clone() }, PoolConfig { block: 64, ..PoolConfig::default() })?;
+        manager.configure(
+            Functions { core: core.clone() },
+            PoolConfig { block: 64, ..PoolConfig::default() },
+        )?;
         Ok(Self { manager, core: core.clone() })
     }
 
@@ -102,14 +109,26 @@ impl FunctionManager {
     ///   function's parameters.
     /// - `Unsupported` for a source that is neither CUDA C++ nor PTX.
     /// - `Compile`, `NotFound`, or a driver error.
-    pub fn get_or_create(&self, modules: &ModuleManager, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>> {
+    pub fn get_or_create(
+        &self,
+        modules: &ModuleManager,
+        desc: &KernelDesc<'_>,
+    ) -> Result<Lease<Pipeline>> {
         desc.validate()?;
         if !modules.is_of(&self.core) {
-            return Err(Error::invalid(format!("kernel {}: the modules are another context's", desc.name)));
+            return Err(Error::invalid(format!(
+                "kernel {}: the modules are another context's",
+                desc.name
+            )));
         }
         let image = Arc::new(Image::of(desc)?);
-        let key = Key { name: desc.name.as_ref().into(), entry: desc.entry.as_ref().into(), image: image.clone() };
-        let function = self.manager.get_or_create(&key, &Wanted { desc, image: &image, modules })?;
+        let key = Key {
+            name: desc.name.as_ref().into(),
+            entry: desc.entry.as_ref().into(),
+            image: image.clone(),
+        };
+        let function =
+            self.manager.get_or_create(&key, &Wanted { desc, image: &image, modules })?;
         let pipeline = &function.pipeline;
         if *pipeline.bindings != *desc.bindings || pipeline.params != desc.params {
             return Err(Error::invalid(format!(

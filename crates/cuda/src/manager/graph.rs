@@ -5,7 +5,10 @@
 use crate::engine::core::Core;
 use crate::engine::program::Program;
 use leasehold_core::sync::Arc;
-use leasehold_core::{Error, Fate, Handle, Lease, PoolConfig, PoolManager, PoolStats, Resource, Result, Tagged, tags};
+use leasehold_core::{
+    Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource, Result, Tagged,
+    tags,
+};
 use leasehold_hal::Plan;
 use std::cell::Cell;
 use std::fmt;
@@ -41,8 +44,8 @@ impl Resource for Graphs {
         Ok(GraphState { program: Box::new(Program::new(&self.0, plan)?), _place: PhantomPinned })
     }
 
-    fn recycle(&self, _: &mut GraphState) -> Fate {
-        Fate::Destroy
+    fn recycle(&self, _: &mut GraphState) -> Recycle {
+        Recycle::Destroy
     }
 }
 

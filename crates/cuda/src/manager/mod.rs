@@ -1,22 +1,24 @@
 //! The managers: pools that own the device's resources and expose them. Managers do not wait,
 //! signal, copy or launch.
 //!
-//! | manager | owns | kind of pool |
-//! |---|---|---|
-//! | [`execution`] | the driver and the device manager: the top | – |
-//! | [`device`] | devices, each with a context manager | fixed slots, created lazily |
-//! | [`context`] | contexts, each with the managers below | keyed (primary), growable (owned) |
-//! | [`stream`] | streams | growable, recycled, retire list |
-//! | [`event`] | events: a caller's, the engine's marks, time stamps | growable, recycled |
-//! | [`gate`] | host timelines | growable |
-//! | [`module`] | loaded images | keyed singletons |
-//! | [`function`] | functions of modules, as pipelines | keyed singletons |
-//! | [`graph`] | instantiated plans | growable |
-//! | `retired` | contexts without a lease, until they are idle and unused | a list |
-//! | [`buffer`] | buffers, in the allocators' block tables | growable, recycled |
+//! - [`execution`]. Owns: the driver and the device manager: the top. Kind of pool: –.
+//! - [`device`]. Owns: devices, each with a context manager. Kind of pool: fixed slots, created
+//!   lazily.
+//! - [`context`]. Owns: contexts, each with the managers below. Kind of pool: keyed (primary),
+//!   growable (owned).
+//! - [`stream`]. Owns: streams. Kind of pool: growable, recycled, retire list.
+//! - [`event`]. Owns: events: a caller's, the engine's recorded events, timestamps. Kind of pool:
+//!   growable, recycled.
+//! - [`host_timeline`]. Owns: host timelines. Kind of pool: growable.
+//! - [`module`]. Owns: loaded images. Kind of pool: keyed singletons.
+//! - [`function`]. Owns: functions of modules, as pipelines. Kind of pool: keyed singletons.
+//! - [`graph`]. Owns: instantiated plans. Kind of pool: growable.
+//! - `retired`. Owns: contexts without a lease, until they are idle and unused. Kind of pool: a
+//!   list.
+//! - [`buffer`]. Owns: buffers, in the allocators' block tables. Kind of pool: growable, recycled.
 //!
 //! A manager makes a context current before it makes an object in it, and then restores the former
-//! context (`Door`).
+//! context (`DriverContext`).
 //!
 //! This module must not know the traits of `hal`'s devices.
 
@@ -26,8 +28,8 @@ pub mod device;
 pub mod event;
 pub mod execution;
 pub mod function;
-pub mod gate;
 pub mod graph;
+pub mod host_timeline;
 pub mod module;
 pub(crate) mod retired;
 pub mod stream;

@@ -4,9 +4,12 @@
 
 use crate::driver::ops::NativeModule;
 use crate::engine::core::Core;
-use crate::engine::door::Door;
+use crate::engine::driver_context::DriverContext;
 use leasehold_core::sync::Arc;
-use leasehold_core::{Error, Fate, Handle, Lease, PoolConfig, PoolManager, PoolStats, Resource, Result, Tagged, tags};
+use leasehold_core::{
+    Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource, Result, Tagged,
+    tags,
+};
 use leasehold_hal::{KernelDesc, KernelSource};
 use std::fmt;
 use std::marker::PhantomPinned;
@@ -49,14 +52,15 @@ impl Image {
             }
             KernelSource::Ptx(text) => Ok(Image::Ptx(text.as_ref().into())),
             other => Err(Error::Unsupported(
-                format!("kernel {}: CUDA runs CUDA C++ and PTX, not {}", desc.name, other.kind()).into(),
+                format!("kernel {}: CUDA runs CUDA C++ and PTX, not {}", desc.name, other.kind())
+                    .into(),
             )),
         }
     }
 }
 
 struct Modules {
-    door: Arc<Door>,
+    context: Arc<DriverContext>,
     compute_capability: (u32, u32),
 }
 
@@ -65,26 +69,31 @@ impl Resource for Modules {
     type Request<'a> = (&'a Image, &'a str);
     const NAME: &'static str = "module";
 
-    fn create(&self, _: Handle<tags::Library>, (image, name): &(&Image, &str)) -> Result<ModuleState> {
+    fn create(
+        &self,
+        _: Handle<tags::Library>,
+        (image, name): &(&Image, &str),
+    ) -> Result<ModuleState> {
         let native = match image {
-            Image::Ptx(text) => self.door.within(|ops| ops.module_load(text.as_bytes()))?,
+            Image::Ptx(text) => self.context.within(|ops| ops.module_load(text.as_bytes()))?,
             Image::Source(source, options) => {
-                let ptx = self.door.ops().compile(source, name, options, self.compute_capability)?;
-                self.door.within(|ops| ops.module_load(&ptx))?
+                let ptx =
+                    self.context.ops().compile(source, name, options, self.compute_capability)?;
+                self.context.within(|ops| ops.module_load(&ptx))?
             }
         };
         Ok(ModuleState { native, _place: PhantomPinned })
     }
 
-    fn recycle(&self, _: &mut ModuleState) -> Fate {
-        Fate::Destroy
+    fn recycle(&self, _: &mut ModuleState) -> Recycle {
+        Recycle::Destroy
     }
 
     /// Modules end with their manager, when no work runs: so the driver does not block here.
     fn destroy(&self, module: ModuleState) {
         // SAFETY: the module was made for this payload, whose last lease is gone. Every function
         // holds a lease on its module.
-        self.door.leave_behind(|ops| unsafe { ops.module_unload(module.native) });
+        self.context.leave_behind(|ops| unsafe { ops.module_unload(module.native) });
     }
 }
 
@@ -93,20 +102,23 @@ impl Resource for Modules {
 #[derive(Debug)]
 pub struct ModuleManager {
     manager: PoolManager<Modules, Image>,
-    door: Arc<Door>,
+    context: Arc<DriverContext>,
 }
 
 impl ModuleManager {
     pub(crate) fn new(core: &Core) -> Result<Self> {
         let manager = PoolManager::new();
-        let modules = Modules { door: core.door.clone(), compute_capability: core.properties().compute_capability };
+        let modules = Modules {
+            context: core.context.clone(),
+            compute_capability: core.properties().compute_capability,
+        };
         manager.configure(modules, PoolConfig::default())?;
-        Ok(Self { manager, door: core.door.clone() })
+        Ok(Self { manager, context: core.context.clone() })
     }
 
     /// Whether this manager's modules are loaded in this context.
     pub(crate) fn is_of(&self, core: &Core) -> bool {
-        Arc::ptr_eq(&self.door, &core.door)
+        Arc::ptr_eq(&self.context, &core.context)
     }
 
     /// The module of an image. Blocks while the image is compiled.

@@ -9,8 +9,8 @@ use crate::engine::core::Core;
 use crate::engine::stream::StreamCore;
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{
-    Error, Fate, Handle, Lease, Line, PoolConfig, PoolManager, PoolStats, Resource, Result, RetireList, StreamHandle,
-    Tagged, tags,
+    Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource, Result,
+    RetireList, StreamHandle, Tagged, Timeline, tags,
 };
 use std::fmt;
 use std::marker::PhantomPinned;
@@ -25,8 +25,8 @@ pub struct StreamState {
 impl StreamState {
     /// The stream's timeline.
     #[inline]
-    pub fn line(&self) -> &'static Line {
-        self.core.line()
+    pub fn timeline(&self) -> &'static Timeline {
+        self.core.timeline()
     }
 }
 
@@ -68,7 +68,7 @@ impl Resource for Streams {
     fn create(&self, _: Handle<tags::Stream>, priority: &i32) -> Result<StreamState> {
         let mut again = None;
         self.common.retired.drain(
-            |s| s.line().is_idle(),
+            |s| s.timeline().is_idle(),
             |s| {
                 if again.is_none() && s.core.is_sound() && s.core.priority() == *priority {
                     again = Some(s);
@@ -109,8 +109,8 @@ impl Resource for Streams {
         fits
     }
 
-    fn recycle(&self, stream: &mut StreamState) -> Fate {
-        if stream.core.let_go() { Fate::Keep } else { Fate::Destroy }
+    fn recycle(&self, stream: &mut StreamState) -> Recycle {
+        if stream.core.let_go() { Recycle::Keep } else { Recycle::Destroy }
     }
 
     fn destroy(&self, stream: StreamState) {
@@ -161,10 +161,11 @@ impl StreamManager {
         device: leasehold_hal::DeviceId,
     ) -> Result<Self> {
         let memory = super::context::memory_for_test(ops, device)?;
-        let events = super::event::EventManager::new(memory.door.clone())?;
-        let range = memory.door.within(|ops| ops.priority_range())?;
-        let (door, shared) = (memory.door.clone(), memory.shared.clone());
-        let core = Core::new(door, shared, memory.properties.clone(), events.marks().clone())?;
+        let events = super::event::EventManager::new(memory.context.clone())?;
+        let range = memory.context.within(|ops| ops.priority_range())?;
+        let (context, shared) = (memory.context.clone(), memory.shared.clone());
+        let core =
+            Core::new(context, shared, memory.properties.clone(), events.event_pool().clone())?;
         Ok(Self { for_test: true, ..Self::new(&core, range)? })
     }
 
@@ -222,7 +223,9 @@ impl StreamManager {
     /// Destroys retired streams that are idle and cannot be lent again. If none is retired, the
     /// call is one load.
     pub fn collect(&self) {
-        self.common.retired.drain(|s| s.line().is_idle() && !s.core.is_sound(), |s| self.common.forget(s));
+        self.common
+            .retired
+            .drain(|s| s.timeline().is_idle() && !s.core.is_sound(), |s| self.common.forget(s));
     }
 
     /// A lease on the handle's stream.
@@ -243,7 +246,7 @@ impl StreamManager {
     /// streams.
     pub fn trim(&self, keep: u64) -> u64 {
         let ended = self.manager.trim(keep);
-        self.common.retired.drain(|s| s.line().is_idle(), |s| self.common.forget(s));
+        self.common.retired.drain(|s| s.timeline().is_idle(), |s| self.common.forget(s));
         ended
     }
 
@@ -258,7 +261,7 @@ impl StreamManager {
         for stream in self.core.streams() {
             // The outcome of the stream's work does not matter here.
             let _ = stream.refresh();
-            if stream.line().is_idle() {
+            if stream.timeline().is_idle() {
                 // Dropping the marks lets their context end.
                 stream.let_go();
             }
@@ -288,6 +291,9 @@ impl StreamManager {
 
 impl fmt::Debug for StreamManager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StreamManager").field("streams", &self.manager).field("retired", &self.common.retired).finish()
+        f.debug_struct("StreamManager")
+            .field("streams", &self.manager)
+            .field("retired", &self.common.retired)
+            .finish()
     }
 }

@@ -20,7 +20,10 @@ fn use_cache(directory: &Path, rounds: usize) {
             driver: 1,
         };
         let image = cache.get_or_compile(&key, || Ok(source.bytes().rev().collect())).unwrap();
-        assert!(image.iter().copied().eq(source.bytes().rev()), "somebody else's kernel, or half of one");
+        assert!(
+            image.iter().copied().eq(source.bytes().rev()),
+            "somebody else's kernel, or half of one"
+        );
         if round % 11 == 0 {
             // Half of a file under a valid name, as after the end of a writer or a disk failure.
             for file in std::fs::read_dir(directory).unwrap().flatten() {

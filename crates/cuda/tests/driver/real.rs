@@ -7,8 +7,9 @@ use leasehold_core::sync::Mutex;
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_cuda::driver::cache::CompileCache;
 use leasehold_cuda::driver::ops::{
-    ContextOps, CopyKind, CudaSlowOps, DeviceOps, EventOps, GraphOps, MemoryOps, ModuleOps, NativeContext, NativeCopy,
-    NativeEvent, NativeFunction, NativeGraph, NativeGraphExec, NativeNode, NativeStream, Progress, StreamOps, Updated,
+    ContextOps, CopyKind, CudaSlowOps, DeviceOps, EventOps, GraphOps, MemoryOps, ModuleOps,
+    NativeContext, NativeCopy, NativeEvent, NativeFunction, NativeGraph, NativeGraphExec,
+    NativeNode, NativeStream, Progress, StreamOps, Updated,
 };
 use leasehold_cuda::driver::real::RealDriver;
 use leasehold_cuda::driver::trace::kernels::Arguments;
@@ -25,9 +26,15 @@ type Case = (&'static str, Option<&'static str>, &'static [(&'static str, &'stat
 const CASES: &[Case] = &[
     ("starts", None, &[], starts),
     ("too old", None, &[("STUB_VERSION", "11080")], || unavailable(&["11.8", "12.0"])),
-    ("no device", None, &[("STUB_INIT", "100")], || unavailable(&["CUDA_ERROR_NO_DEVICE (100)", "no device"])),
-    ("unknown failure", None, &[("STUB_INIT", "999")], || unavailable(&["CUDA_ERROR_UNKNOWN (999)"])),
-    ("a new failure", None, &[("STUB_INIT", "1234")], || unavailable(&["CUDA_ERROR_FROM_TOMORROW (1234)"])),
+    ("no device", None, &[("STUB_INIT", "100")], || {
+        unavailable(&["CUDA_ERROR_NO_DEVICE (100)", "no device"])
+    }),
+    ("unknown failure", None, &[("STUB_INIT", "999")], || {
+        unavailable(&["CUDA_ERROR_UNKNOWN (999)"])
+    }),
+    ("a new failure", None, &[("STUB_INIT", "1234")], || {
+        unavailable(&["CUDA_ERROR_FROM_TOMORROW (1234)"])
+    }),
     ("a function is missing", Some("without_symbols"), &[], || unavailable(&["cuMemAlloc_v2"])),
     ("newer functions are missing", Some("without_optional"), &[], older),
     ("errors", None, &[], errors),
@@ -36,9 +43,13 @@ const CASES: &[Case] = &[
     ("copies in graphs", None, &[], copies_in_graphs),
     ("host functions", None, &[], host_functions),
     ("modules", None, &[], modules),
-    ("two thousand million devices", None, &[("STUB_COUNT", "2147483647")], || nothing_to_use(&["2147483647 devices"])),
+    ("two thousand million devices", None, &[("STUB_COUNT", "2147483647")], || {
+        nothing_to_use(&["2147483647 devices"])
+    }),
     ("less than no devices", None, &[("STUB_COUNT", "-1")], less_than_nothing),
-    ("an absurd capability", None, &[("STUB_ATTRIBUTE", "2147483647")], || nothing_to_use(&["compute capability"])),
+    ("an absurd capability", None, &[("STUB_ATTRIBUTE", "2147483647")], || {
+        nothing_to_use(&["compute capability"])
+    }),
     ("success with nothing", None, &[("STUB_MADE", "0")], || made_nothing(true)),
     ("success with an address that cannot be", None, &[("STUB_MADE", "1")], || made_nothing(false)),
 ];
@@ -48,9 +59,17 @@ type Damage = (&'static str, fn(Vec<u8>) -> Vec<u8>, &'static str);
 
 const DAMAGES: &[Damage] = &[
     ("empty", |_| Vec::new(), "file too short"),
-    ("text", |_| b"not a library at all, but a text that is longer than an ELF header".repeat(2), "invalid ELF header"),
+    (
+        "text",
+        |_| b"not a library at all, but a text that is longer than an ELF header".repeat(2),
+        "invalid ELF header",
+    ),
     ("another class", |bytes| at(bytes, 4, 1), "ELFCLASS32"),
-    ("without what it needs", |bytes| replaced(bytes, b"libgcc_s.so.1", b"libgone.so.99"), "libgone.so.99"),
+    (
+        "without what it needs",
+        |bytes| replaced(bytes, b"libgcc_s.so.1", b"libgone.so.99"),
+        "libgone.so.99",
+    ),
 ];
 
 fn at(mut bytes: Vec<u8>, index: usize, value: u8) -> Vec<u8> {
@@ -60,7 +79,8 @@ fn at(mut bytes: Vec<u8>, index: usize, value: u8) -> Vec<u8> {
 
 fn replaced(mut bytes: Vec<u8>, from: &[u8], to: &[u8]) -> Vec<u8> {
     assert_eq!(from.len(), to.len());
-    let found = bytes.windows(from.len()).position(|part| part == from).expect("the library needs it");
+    let found =
+        bytes.windows(from.len()).position(|part| part == from).expect("the library needs it");
     bytes[found..found + to.len()].copy_from_slice(to);
     bytes
 }
@@ -69,11 +89,21 @@ fn compile(directory: &Path, cfg: Option<&str>) {
     let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/driver/stub_driver.rs");
     let compiler = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let mut command = Command::new(compiler);
-    command.args(["--edition", "2024", "--crate-type", "cdylib", "--crate-name", "cuda", "-A", "unexpected_cfgs"]);
+    command.args([
+        "--edition",
+        "2024",
+        "--crate-type",
+        "cdylib",
+        "--crate-name",
+        "cuda",
+        "-A",
+        "unexpected_cfgs",
+    ]);
     if let Some(cfg) = cfg {
         command.args(["--cfg", cfg]);
     }
-    let status = command.arg(source).arg("-o").arg(directory.join("libcuda.so.1")).status().unwrap();
+    let status =
+        command.arg(source).arg("-o").arg(directory.join("libcuda.so.1")).status().unwrap();
     assert!(status.success(), "the library does not compile");
 }
 
@@ -137,14 +167,18 @@ fn nothing_to_use(parts: &[&str]) {
 
 fn less_than_nothing() {
     let driver = started();
-    let Err(Error::Driver { api: "cuDeviceGetCount", code: 0, .. }) = driver.device_count() else { panic!() };
+    let Err(Error::Driver { api: "cuDeviceGetCount", code: 0, .. }) = driver.device_count() else {
+        panic!()
+    };
 }
 
 /// The library answers "success" with a null object, or with an address that is never mapped.
 fn made_nothing(null: bool) {
     let driver = started();
     let refused = |result: leasehold_core::Result<()>| match result {
-        Err(Error::Driver { code: 0, name, .. }) => assert!(name.contains("CUDA_SUCCESS, but"), "{name}"),
+        Err(Error::Driver { code: 0, name, .. }) => {
+            assert!(name.contains("CUDA_SUCCESS, but"), "{name}")
+        }
         other => panic!("believed: {other:?}"),
     };
     refused(driver.alloc(4096).map(drop));
@@ -197,7 +231,10 @@ fn starts() {
     assert_eq!(properties.compute_capability, (75, 76));
     assert_eq!((properties.block_threads, properties.warp, properties.shared_optin), (1, 10, 97));
     assert_eq!(properties.numa_node, None);
-    assert!(matches!(driver.device_properties(2), Err(Error::Driver { code: 101, api: "cuDeviceGet", .. })));
+    assert!(matches!(
+        driver.device_properties(2),
+        Err(Error::Driver { code: 101, api: "cuDeviceGet", .. })
+    ));
     // The code 704 is no error.
     // SAFETY: the library under test uses no handle that it gets.
     unsafe { driver.enable_peer(NativeContext(1)) }.unwrap();
@@ -205,8 +242,11 @@ fn starts() {
     assert_eq!(unsafe { driver.stream_query(STREAM) }.unwrap(), Progress::Pending);
     // SAFETY: the library under test uses no handle that it gets.
     assert_eq!(unsafe { driver.event_query(NativeEvent(1)) }.unwrap(), Progress::Pending);
-    // SAFETY: the library under test uses no handle that it gets.
-    assert!(matches!(unsafe { driver.event_elapsed(NativeEvent(1), NativeEvent(2)) }, Err(Error::InvalidState(_))));
+    assert!(matches!(
+        // SAFETY: the library under test uses no handle that it gets.
+        unsafe { driver.event_elapsed(NativeEvent(1), NativeEvent(2)) },
+        Err(Error::InvalidState(_))
+    ));
     assert!(!driver.context_create(0).unwrap().is_null());
 }
 
@@ -248,7 +288,10 @@ fn lost() {
     };
     // SAFETY: the library under test uses no handle that it gets.
     let first = cause(unsafe { driver.stream_synchronize(NativeStream(0xdead)) });
-    assert!(first.contains("cuStreamSynchronize") && first.contains("CUDA_ERROR_ILLEGAL_ADDRESS (700)"), "{first}");
+    assert!(
+        first.contains("cuStreamSynchronize") && first.contains("CUDA_ERROR_ILLEGAL_ADDRESS (700)"),
+        "{first}"
+    );
     // The driver returns 719 from now on, but the error holds the first cause.
     assert_eq!(first, cause(driver.alloc(64).map(drop)));
     assert_eq!(first, cause(driver.stream_create(0).map(drop)));
@@ -282,7 +325,12 @@ fn arguments() {
     let launch = arguments.launch(NativeFunction(1), 2, 3);
     let read = |bytes: usize| {
         let mut seen = vec![0_u8; bytes];
-        let down = NativeCopy::linear(CopyKind::DeviceToHost, seen.as_mut_ptr() as u64, 0x20000, bytes as u64);
+        let down = NativeCopy::linear(
+            CopyKind::DeviceToHost,
+            seen.as_mut_ptr() as u64,
+            0x20000,
+            bytes as u64,
+        );
         // SAFETY: the library copies the bytes that it kept.
         unsafe { driver.copy(STREAM, &down).unwrap() };
         seen
@@ -309,7 +357,8 @@ fn arguments() {
 fn copies_in_graphs() {
     let driver = started();
     let kind = CopyKind::DeviceToDevice;
-    let rows = NativeCopy { src: 3, src_pitch: 64, dst: 4096, dst_pitch: 13, width: 13, rows: 20, kind };
+    let rows =
+        NativeCopy { src: 3, src_pitch: 64, dst: 4096, dst_pitch: 13, width: 13, rows: 20, kind };
     let one = NativeCopy { src_pitch: 7, dst_pitch: 7, width: 100, rows: 1, ..rows };
     let (graph, exec, node) = (NativeGraph(1), NativeGraphExec(1), NativeNode(1));
     for copy in [rows, one, NativeCopy::linear(kind, 4096, 0, 8)] {
@@ -331,17 +380,24 @@ fn host_functions() {
     let (held, order) = (Arc::new(()), Arc::new(Mutex::new(Vec::new())));
     let (inside, log) = (held.clone(), order.clone());
     // SAFETY: the library under test uses no handle that it gets.
-    unsafe { driver.host_function(STREAM, Box::new(move || log.lock().push(Arc::strong_count(&inside)))) }.unwrap();
+    unsafe {
+        driver.host_function(STREAM, Box::new(move || log.lock().push(Arc::strong_count(&inside))))
+    }
+    .unwrap();
     assert_eq!(*order.lock(), [2]);
     assert_eq!(Arc::strong_count(&held), 1);
     // The driver refuses the function, so the caller drops it.
     let inside = held.clone();
     // SAFETY: the library under test uses no handle that it gets.
-    let refused = unsafe { driver.host_function(NativeStream::NULL, Box::new(move || drop(inside))) };
+    let refused =
+        unsafe { driver.host_function(NativeStream::NULL, Box::new(move || drop(inside))) };
     assert!(matches!(refused, Err(Error::Driver { code: 400, .. })));
     assert_eq!(Arc::strong_count(&held), 1);
     // SAFETY: the library under test uses no handle that it gets.
-    unsafe { driver.host_function(STREAM, Box::new(|| panic!("this panic stops at the driver's border"))) }.unwrap();
+    unsafe {
+        driver.host_function(STREAM, Box::new(|| panic!("this panic stops at the driver's border")))
+    }
+    .unwrap();
     // A node's function runs at each launch, and is dropped with the executable.
     let (runs, inside) = (Arc::new(AtomicU32::new(0)), held.clone());
     let count = runs.clone();

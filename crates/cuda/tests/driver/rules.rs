@@ -2,12 +2,14 @@
 
 use leasehold_core::Error;
 use leasehold_cuda::driver::ops::{
-    ContextOps, CopyKind, CudaSlowOps, DeviceOps, EventFlags, EventOps, GraphOps, HostFlags, Launch, MemoryOps,
-    ModuleOps, NativeContext, NativeCopy, NativeFill, Progress, StreamOps,
+    ContextOps, CopyKind, CudaSlowOps, DeviceOps, EventFlags, EventOps, GraphOps, HostFlags,
+    Launch, MemoryOps, ModuleOps, NativeContext, NativeCopy, NativeFill, Progress, StreamOps,
 };
 use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
 use leasehold_cuda::driver::trace::kernels::{self, Arguments};
-use leasehold_sim::{FaultAction, FaultPlan, FaultRule, GRANULARITY, MachineConfig, ReportKind, When};
+use leasehold_sim::{
+    FaultAction, FaultPlan, FaultRule, GRANULARITY, MachineConfig, ReportKind, When,
+};
 
 fn driver(devices: u32) -> SimDriver {
     let machine = MachineConfig::seed(3).devices(devices, 64 << 20);
@@ -38,7 +40,8 @@ fn an_objects_context_must_be_current() {
     let (here, there) = (driver.primary_retain(0).unwrap(), driver.primary_retain(1).unwrap());
     // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     unsafe { driver.set_current(here) }.unwrap();
-    let (stream, event) = (driver.stream_create(0).unwrap(), driver.event_create(EventFlags::default()).unwrap());
+    let (stream, event) =
+        (driver.stream_create(0).unwrap(), driver.event_create(EventFlags::default()).unwrap());
     let at = driver.alloc(64).unwrap();
     // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     unsafe { driver.set_current(there) }.unwrap();
@@ -74,7 +77,8 @@ fn what_is_left_in_a_context_is_a_leak() {
 #[test]
 fn each_call_can_be_failed_by_its_name() {
     let driver = opened();
-    let plan = |call: &str, action| FaultPlan::none().with(FaultRule::on(call, When::Always, action));
+    let plan =
+        |call: &str, action| FaultPlan::none().with(FaultRule::on(call, When::Always, action));
     driver.machine().set_faults(plan("cuMemAlloc", FaultAction::OutOfMemory));
     assert!(
         matches!(driver.alloc(64), Err(Error::OutOfMemory(report)) if report.requested == 0 && report.site == "cuMemAlloc")
@@ -93,7 +97,9 @@ fn each_call_can_be_failed_by_its_name() {
     let Err(Error::DeviceLost { cause }) = driver.alloc(64) else { panic!("not lost") };
     assert!(cause.contains("CUDA_ERROR_ILLEGAL_ADDRESS (700)"), "{cause}");
     driver.machine().set_faults(FaultPlan::none());
-    let Err(Error::DeviceLost { cause: again }) = driver.stream_create(0) else { panic!("not lost") };
+    let Err(Error::DeviceLost { cause: again }) = driver.stream_create(0) else {
+        panic!("not lost")
+    };
     assert_eq!(cause, again);
 }
 
@@ -111,11 +117,15 @@ fn a_call_loses_the_device_of_its_context_and_no_other() {
         match call {
             "cuCtxGetCurrent" => assert_eq!(driver.current().unwrap(), there),
             "cuCtxSetCurrent" => enter(&driver, there).unwrap(),
-            // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
-            // know.
+            // SAFETY: the simulated driver looks every handle and address up, and refuses what it
+            // does not know.
             _ => unsafe { driver.context_destroy(there) }.unwrap(),
         }
-        assert_eq!([0, 1].map(|d| driver.machine().device_status(d).is_ok()), [true, false], "{call}");
+        assert_eq!(
+            [0, 1].map(|d| driver.machine().device_status(d).is_ok()),
+            [true, false],
+            "{call}"
+        );
     }
 }
 
@@ -126,7 +136,10 @@ fn a_call_that_concerns_a_lost_device_tells_of_no_loss_of_its_own() {
     // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
     // know.
     unsafe { driver.set_current(there) }.unwrap();
-    let (at, piece) = (driver.address_reserve(GRANULARITY, 0).unwrap(), driver.memory_create(1, GRANULARITY).unwrap());
+    let (at, piece) = (
+        driver.address_reserve(GRANULARITY, 0).unwrap(),
+        driver.memory_create(1, GRANULARITY).unwrap(),
+    );
     // SAFETY: the simulated driver looks every handle and address up, and refuses what it does not
     // know.
     unsafe { driver.map(at, GRANULARITY, piece) }.unwrap();
@@ -193,9 +206,12 @@ fn races_are_reported_with_words_and_events_as_edges() {
 fn a_completion_word_lets_the_host_know() {
     let driver = opened();
     let stream = driver.stream_create(0).unwrap();
-    let (word, data) = (driver.host_alloc(64, HostFlags::default()).unwrap(), driver.alloc(64).unwrap());
+    let (word, data) =
+        (driver.host_alloc(64, HostFlags::default()).unwrap(), driver.alloc(64).unwrap());
     // SAFETY: the memory lives.
-    unsafe { driver.fill(stream, &NativeFill { dst: data, value: 1, width: 4, count: 16 }).unwrap() };
+    unsafe {
+        driver.fill(stream, &NativeFill { dst: data, value: 1, width: 4, count: 16 }).unwrap()
+    };
     // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     unsafe { driver.stream_write_word(stream, word, 5) }.unwrap();
     // SAFETY: a word of pinned memory.
@@ -211,7 +227,8 @@ fn a_completion_word_lets_the_host_know() {
 fn pageable_uploads_take_their_bytes_along() {
     let driver = opened();
     let stream = driver.stream_create(0).unwrap();
-    let (device, words) = (driver.alloc(1 << 20).unwrap(), driver.host_alloc(4096, HostFlags::default()).unwrap());
+    let (device, words) =
+        (driver.alloc(1 << 20).unwrap(), driver.host_alloc(4096, HostFlags::default()).unwrap());
     // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     unsafe { driver.stream_wait_word(stream, words, 1) }.unwrap();
     let mut source = vec![7_u8; 1 << 20];
@@ -236,7 +253,8 @@ fn pageable_uploads_take_their_bytes_along() {
 #[test]
 fn what_a_driver_lacks_is_not_supported() {
     let mut config = SimDriverConfig::default();
-    (config.vmm, config.memory_pools, config.stream_words, config.peers) = (false, false, false, false);
+    (config.vmm, config.memory_pools, config.stream_words, config.peers) =
+        (false, false, false, false);
     let driver = SimDriver::new(config).unwrap();
     driver.init().unwrap();
     // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
@@ -276,7 +294,8 @@ fn a_host_function_of_a_lost_device_is_never_called() {
     let called = std::sync::Arc::new(());
     let inside = called.clone();
     // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
-    unsafe { driver.host_function(stream, Box::new(move || panic!("called with {inside:?}"))) }.unwrap();
+    unsafe { driver.host_function(stream, Box::new(move || panic!("called with {inside:?}"))) }
+        .unwrap();
     driver.machine().lose_device(0, "for the test");
     // SAFETY: the simulated driver looks every handle and address up, and refuses unknown ones.
     assert!(matches!(unsafe { driver.stream_synchronize(stream) }, Err(Error::DeviceLost { .. })));

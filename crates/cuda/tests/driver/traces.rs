@@ -35,7 +35,12 @@ const STRICTER: &[(&str, &str, &str, &str)] = &[
         "with half of the parameter = CUDA_ERROR_INVALID_VALUE",
         "as above",
     ),
-    ("argument_buffers", "data: [11, 11, 11, 11]", "data: [0, 0, 0, 0]", "what is refused does not run"),
+    (
+        "argument_buffers",
+        "data: [11, 11, 11, 11]",
+        "data: [0, 0, 0, 0]",
+        "what is refused does not run",
+    ),
     (
         "addresses",
         "granularity of device 999 = ok",
@@ -111,7 +116,9 @@ fn names_are_unique() {
 /// Whether a line reports a failed call.
 fn is_error(line: &str) -> bool {
     line.split_once(" = ").is_some_and(|(_, result)| {
-        ["CUDA_ERROR", "lost:", "compile:", "Invalid", "NotFound", "Unsupported"].iter().any(|e| result.starts_with(e))
+        ["CUDA_ERROR", "lost:", "compile:", "Invalid", "NotFound", "Unsupported"]
+            .iter()
+            .any(|e| result.starts_with(e))
     })
 }
 
@@ -133,10 +140,13 @@ fn difference(scenario: &Scenario, recorded: &[String]) -> String {
         // not imitate the end.
         let after_death = died && at >= recorded.len();
         let at_the_end = sim.is_none() && real.is_some_and(dead);
-        if scenario.undefined && (after_death || at_the_end || sim.is_some_and(|line| is_error(line))) {
+        if scenario.undefined
+            && (after_death || at_the_end || sim.is_some_and(|line| is_error(line)))
+        {
             continue;
         }
-        let (real, sim) = (real.map_or("(nothing)", String::as_str), sim.map_or("(nothing)", String::as_str));
+        let (real, sim) =
+            (real.map_or("(nothing)", String::as_str), sim.map_or("(nothing)", String::as_str));
         if STRICTER.iter().any(|s| s.0 == scenario.name && s.1 == real && s.2 == sim) {
             continue;
         }
@@ -162,7 +172,10 @@ fn differences_are_found() {
     let crash = [simulated[0].clone(), "died: signal: 11 (SIGSEGV)".to_owned()];
     assert_eq!(difference(scenario, &crash), "");
     let crash = ["died: signal: 11 (SIGSEGV)".to_owned()];
-    assert!(difference(scenario, &crash).contains("stream_after_its_end:0"), "a good call must not kill");
+    assert!(
+        difference(scenario, &crash).contains("stream_after_its_end:0"),
+        "a good call must not kill"
+    );
     // The process ends later, or not at all: this differs from run to run.
     let mut later = simulated;
     later.push("died: signal: 6 (SIGABRT)".to_owned());
@@ -170,7 +183,10 @@ fn differences_are_found() {
     let scenario = find("device_memory");
     let mut later = simulate(scenario, 0);
     later.push("died: signal: 6 (SIGABRT)".to_owned());
-    assert!(difference(scenario, &later).contains("died"), "where everything is defined nothing may kill");
+    assert!(
+        difference(scenario, &later).contains("died"),
+        "where everything is defined nothing may kill"
+    );
 }
 
 #[test]
@@ -184,13 +200,17 @@ fn the_simulated_driver_answers_as_the_real_one_did() {
     for line in text.lines() {
         let line: serde_json::Value = serde_json::from_str(line).unwrap();
         if let Some(name) = line["scenario"].as_str() {
-            let lines = line["lines"].as_array().unwrap().iter().map(|l| l.as_str().unwrap().to_owned());
+            let lines =
+                line["lines"].as_array().unwrap().iter().map(|l| l.as_str().unwrap().to_owned());
             recorded.insert(name.to_owned(), lines.collect());
         }
     }
     let mut wrong = String::new();
     for (scenario, real, ..) in STRICTER {
-        if !recorded.get(*scenario).is_some_and(|lines| lines.iter().any(|line| line == real) || *real == "(nothing)") {
+        if !recorded
+            .get(*scenario)
+            .is_some_and(|lines| lines.iter().any(|line| line == real) || *real == "(nothing)")
+        {
             let _ = writeln!(wrong, "{scenario}: `{real}` is not recorded; strike it off the list");
         }
     }

@@ -8,8 +8,8 @@ use leasehold_cuda::driver::ops::CudaSlowOps;
 use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
 use leasehold_cuda::{CudaBackend, CudaConfig};
 use leasehold_hal::{
-    Access, Backend, Binding, Copy2d, Device, DeviceId, Dispatch, Download, Fill, Keep, MemoryKind, Op, Pipeline,
-    Stream, StreamDesc, Upload,
+    Access, Backend, Binding, Copy2d, Device, DeviceId, Dispatch, Download, Fill, KeepAlive,
+    MemoryKind, Op, Pipeline, Stream, StreamDesc, Upload,
 };
 use leasehold_sim::{KernelBody, KernelRegistry, KernelSpec, MachineConfig};
 use std::collections::HashMap;
@@ -59,7 +59,8 @@ impl Bench {
 
     /// The number of driver calls with this name.
     pub fn calls(&self, name: &str) -> u64 {
-        let calls: HashMap<String, u64> = self.driver.machine().calls_by_name().into_iter().collect();
+        let calls: HashMap<String, u64> =
+            self.driver.machine().calls_by_name().into_iter().collect();
         calls.get(name).copied().unwrap_or(0)
     }
 
@@ -81,8 +82,12 @@ pub fn stream(device: &Lease<dyn Device>) -> Lease<dyn Stream> {
     device.stream(&StreamDesc::default()).unwrap()
 }
 
-pub fn try_buffer(device: &Lease<dyn Device>, stream: &Lease<dyn Stream>, bytes: u64) -> Result<Lease<Buffer>> {
-    let on = On { line: stream.line(), timeline: &**stream };
+pub fn try_buffer(
+    device: &Lease<dyn Device>,
+    stream: &Lease<dyn Stream>,
+    bytes: u64,
+) -> Result<Lease<Buffer>> {
+    let on = On { timeline: stream.timeline(), source: &**stream };
     device.memory(MemoryKind::Device)?.alloc(Layout::new(bytes), on)
 }
 
@@ -101,7 +106,13 @@ pub fn wait(stream: &Lease<dyn Stream>, value: u64) -> Result<()> {
 }
 
 pub fn fill(buffer: &Lease<Buffer>, pattern: u32) -> Op<'static> {
-    Op::Fill(Fill { dst: buffer.addr(), native: buffer.native(), bytes: buffer.len(), pattern, width: 1 })
+    Op::Fill(Fill {
+        dst: buffer.addr(),
+        native: buffer.native(),
+        bytes: buffer.len(),
+        pattern,
+        width: 1,
+    })
 }
 
 pub fn copy(from: &Lease<Buffer>, to: &Lease<Buffer>) -> Op<'static> {
@@ -112,8 +123,13 @@ pub fn bind(buffer: &Lease<Buffer>, access: Access) -> Binding {
     Binding { addr: buffer.addr(), len: buffer.len(), native: 0, access }
 }
 
-pub fn dispatch<'a>(kernel: &'a Lease<Pipeline>, bindings: &'a [Binding], params: &'a [u8]) -> Op<'a> {
-    let blocks = bindings.last().map_or(1, |b| (b.len / 4).div_ceil(u64::from(TestKernel::BLOCK)) as u32);
+pub fn dispatch<'a>(
+    kernel: &'a Lease<Pipeline>,
+    bindings: &'a [Binding],
+    params: &'a [u8],
+) -> Op<'a> {
+    let blocks =
+        bindings.last().map_or(1, |b| (b.len / 4).div_ceil(u64::from(TestKernel::BLOCK)) as u32);
     Op::Dispatch(Dispatch {
         pipeline: kernel,
         grid: [blocks, 1, 1],
@@ -126,7 +142,7 @@ pub fn dispatch<'a>(kernel: &'a Lease<Pipeline>, bindings: &'a [Binding], params
 
 /// Host memory that a submission keeps.
 pub struct Host {
-    pub keep: Keep,
+    pub keep: KeepAlive,
     at: *mut u8,
     len: usize,
 }
@@ -139,7 +155,13 @@ impl Host {
     }
 
     pub fn up(&self, to: &Lease<Buffer>) -> Op<'_> {
-        Op::Upload(Upload { src: self.at, dst: to.addr(), native: 0, bytes: self.len as u64, keep: Some(&self.keep) })
+        Op::Upload(Upload {
+            src: self.at,
+            dst: to.addr(),
+            native: 0,
+            bytes: self.len as u64,
+            keep: Some(&self.keep),
+        })
     }
 
     pub fn down(&self, from: &Lease<Buffer>) -> Op<'_> {

@@ -10,7 +10,8 @@ use leasehold_cuda::CudaBackend;
 use leasehold_cuda::driver::ops::CudaSlowOps;
 use leasehold_cuda::driver::sim::SimDriver;
 use leasehold_hal::{
-    Access, Backend, DeviceId, ForeignCall, HostCall, MemoryKind, NodePatch, Op, OpList, Plan, StreamDesc,
+    Access, Backend, DeviceId, ForeignCall, HostCall, MemoryKind, NodePatch, Op, OpList, Plan,
+    StreamDesc,
 };
 use leasehold_sim::{FaultAction, FaultPlan, FaultRule, When};
 
@@ -31,23 +32,26 @@ fn life(backend: &CudaBackend) -> Result<()> {
         let value = submit(stream, ops)?;
         // SAFETY: the timepoint is of a submission to this stream that uses the buffer, made in
         // order.
-        unsafe { x.mark_write(stream.line().at(value)) };
+        unsafe { x.mark_write(stream.timeline().at(value)) };
         // SAFETY: the timepoint is of a submission to this stream that uses the buffer, made in
         // order.
-        unsafe { y.mark_write(stream.line().at(value)) };
+        unsafe { y.mark_write(stream.timeline().at(value)) };
         Ok::<u64, Error>(value)
     };
-    used(&a, &[Op::Stamp(&start), source.up(&x), fill(&y, 0), copy(&x, &y)])?;
+    used(&a, &[Op::WriteTimestamp(&start), source.up(&x), fill(&y, 0), copy(&x, &y)])?;
     used(&a, &[dispatch(&set, &bindings, &7u32.to_le_bytes())])?;
-    let first = a.line().now();
-    let gate = device.gate()?;
-    let next = gate.line().submitted() + 1;
-    used(&b, &[Op::Wait(first), Op::Wait(gate.line().at(next)), dispatch(&add, &sum, &[])])?;
-    gate.signal_host(next)?;
+    let first = a.timeline().now();
+    let host_timeline = device.host_timeline()?;
+    let next = host_timeline.timeline().submitted() + 1;
+    used(
+        &b,
+        &[Op::Wait(first), Op::Wait(host_timeline.timeline().at(next)), dispatch(&add, &sum, &[])],
+    )?;
+    host_timeline.signal_host(next)?;
     let call = HostCall::new("nothing", || Ok(()));
-    let over = used(&b, &[target.down(&y), Op::Host(&call), Op::Stamp(&end)])?;
+    let over = used(&b, &[target.down(&y), Op::Host(&call), Op::WriteTimestamp(&end)])?;
     wait(&b, over)?;
-    // SAFETY: the time stamps are of this backend.
+    // SAFETY: the timestamps are of this backend.
     let _ = unsafe { device.elapsed(&start, &end) }?;
     let mut ops = OpList::new();
     let foreign = ForeignCall::new("nothing", vec![bind(&y, Access::ReadWrite)], |_| Ok(()));
@@ -62,15 +66,20 @@ fn life(backend: &CudaBackend) -> Result<()> {
     ] {
         ops.push(&op);
     }
-    // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+    // SAFETY: the plan's pipelines, timestamps and graphs are this device's, and its memory
     // outlives the launches.
     let graph = unsafe { device.instantiate(Plan::new(ops)) }?;
     for round in 0..2u32 {
-        let v = used(&a, &[Op::Wait(b.line().at(over)), Op::Graph(&graph)])?;
+        let v = used(&a, &[Op::Wait(b.timeline().at(over)), Op::Graph(&graph)])?;
         wait(&a, v)?;
         // SAFETY: no launch is in flight, and the patches name memory that outlives the launches.
         unsafe {
-            graph.update(&[NodePatch { node: 1, bindings: None, params: Some(&round.to_le_bytes()), grid: None }])
+            graph.update(&[NodePatch {
+                node: 1,
+                bindings: None,
+                params: Some(&round.to_le_bytes()),
+                grid: None,
+            }])
         }?;
     }
     device.synchronize(None)?;
@@ -110,12 +119,16 @@ fn a_failing_call_at_every_index_leaves_a_valid_state_and_leaks_nothing() {
     // cover all calls.
     for (name, count) in &calls {
         for k in 0..*count {
-            for action in [FaultAction::Fail(1), FaultAction::OutOfMemory, FaultAction::DeviceLost] {
-                let (outcome, driver) = run(FaultPlan::none().with(FaultRule::on(name, When::At(k), action.clone())));
+            for action in [FaultAction::Fail(1), FaultAction::OutOfMemory, FaultAction::DeviceLost]
+            {
+                let (outcome, driver) =
+                    run(FaultPlan::none().with(FaultRule::on(name, When::At(k), action.clone())));
                 failed += u64::from(outcome.is_err());
                 let at = format!("{name} {k}, {action:?}, {outcome:?}");
                 let mut left = driver.census();
-                if action == FaultAction::DeviceLost || ["cuMemUnmap", "cuMemRelease"].contains(&name.as_str()) {
+                if action == FaultAction::DeviceLost
+                    || ["cuMemUnmap", "cuMemRelease"].contains(&name.as_str())
+                {
                     // If the driver reports that it did not take memory back, the memory and its
                     // addresses are counted as lost.
                     (left.pieces, left.reservations) = (0, 0);
@@ -147,7 +160,7 @@ fn pinned_memory_that_cannot_be_had_is_an_error_and_the_pool_goes_on() {
                 let bench = Bench::new(60 + k);
                 let device = bench.open(0);
                 let s = stream(&device);
-                let on = On { line: s.line(), timeline: &*s };
+                let on = On { timeline: s.timeline(), source: &*s };
                 // The first call is not refused, because the stream's own words lie in pinned
                 // memory too.
                 let pinned = device.memory(MemoryKind::Pinned).unwrap();
@@ -196,7 +209,7 @@ fn a_graph_that_cannot_be_made_gives_its_arena_back() {
             let bench = Bench::new(70);
             let device = bench.open(0);
             let s = stream(&device);
-            let on = On { line: s.line(), timeline: &*s };
+            let on = On { timeline: s.timeline(), source: &*s };
             let memory = device.memory(MemoryKind::Device).unwrap();
             let kept = buffer(&device, &s, 4096);
             let made = bench.driver.machine().calls_by_name();
@@ -213,10 +226,10 @@ fn a_graph_that_cannot_be_made_gives_its_arena_back() {
                 if let Ok(value) = submit(&s, &[Op::Graph(&graph)]) {
                     // SAFETY: the timepoint is of a submission to this stream that uses the buffer,
                     // made in order.
-                    unsafe { kept.mark_write(s.line().at(value)) };
+                    unsafe { kept.mark_write(s.timeline().at(value)) };
                     // SAFETY: the launch was submitted at this timepoint just now, by this thread
                     // alone.
-                    unsafe { launch.launched(s.line().at(value)) };
+                    unsafe { launch.launched(s.timeline().at(value)) };
                 }
             }
             drop(arena);
@@ -225,19 +238,22 @@ fn a_graph_that_cannot_be_made_gives_its_arena_back() {
             memory.check().unwrap();
             // The second attempt uses the same memory.
             let arena = memory.arena().unwrap();
-            let graph = record(&arena, on, &device, &kept).unwrap_or_else(|e| panic!("after {name} {k}: {e}"));
+            let graph = record(&arena, on, &device, &kept)
+                .unwrap_or_else(|e| panic!("after {name} {k}: {e}"));
             let value = submit(&s, &[Op::Graph(&graph)]).unwrap();
             // SAFETY: the launch was submitted at this timepoint just now, by this thread alone.
-            unsafe { arena.launch().unwrap().launched(s.line().at(value)) };
+            unsafe { arena.launch().unwrap().launched(s.timeline().at(value)) };
             // SAFETY: the timepoint is of a submission to this stream that uses the buffer, made in
             // order.
-            unsafe { kept.mark_write(s.line().at(value)) };
+            unsafe { kept.mark_write(s.timeline().at(value)) };
             assert!(read(&s, &kept).iter().all(|&b| b == 7), "after {name} {k}");
             if name.is_empty() {
                 for (name, n) in bench.driver.machine().calls_by_name() {
                     let before = made.iter().find(|m| m.0 == name).map_or(0, |m| m.1);
                     // Calls that free objects are covered by the test above.
-                    if n > before && ["Graph", "Mem", "Event"].iter().any(|part| name.contains(part)) {
+                    if n > before
+                        && ["Graph", "Mem", "Event"].iter().any(|part| name.contains(part))
+                    {
                         calls.push((name, before));
                     }
                 }
@@ -261,7 +277,8 @@ fn record(
     out: &leasehold_core::Lease<leasehold_alloc::Buffer>,
 ) -> Result<leasehold_core::Lease<dyn leasehold_hal::GraphExec>> {
     let temp = arena.alloc(Layout::new(5 << 20))?;
-    let used = leasehold_alloc::Lifetime { symbol: temp.addr(), first: 0, last: 1, live_at_end: false };
+    let used =
+        leasehold_alloc::Lifetime { symbol: temp.addr(), first: 0, last: 1, live_at_end: false };
     // SAFETY: the list uses each symbol within the lifetime that `used` names.
     let bindings = unsafe { arena.seal(&[used], on) }?;
     let mut ops = OpList::new();
@@ -269,7 +286,7 @@ fn record(
     ops.push(&copy(&temp, out));
     ops.rebind(|addr| bindings.resolve(addr).map(|real| (real, bindings.native)));
     drop(temp);
-    // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+    // SAFETY: the plan's pipelines, timestamps and graphs are this device's, and its memory
     // outlives the launches.
     unsafe { device.instantiate(Plan::new(ops)) }
 }

@@ -5,7 +5,9 @@ use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease};
 use leasehold_cuda::driver::sim::SimDriver;
 use leasehold_cuda::{CudaBackend, CudaConfig, MemorySource};
-use leasehold_hal::{Backend, BackendKind, DeviceId, MemoryKind, Op, OpList, Plan, StreamDesc, Timestamp};
+use leasehold_hal::{
+    Backend, BackendKind, DeviceId, MemoryKind, Op, OpList, Plan, StreamDesc, TimestampQuery,
+};
 
 #[test]
 fn without_a_driver_everything_says_why() {
@@ -42,7 +44,10 @@ fn a_manager_can_be_configured_for_a_test_once() {
     use leasehold_cuda::manager::execution::CudaExecutionManager;
     let manager = CudaExecutionManager::new();
     assert!(!manager.is_configured_for_test() && !manager.is_configured());
-    assert_eq!(manager.devices().open(DeviceId::cuda(0)).map(drop).unwrap_err().kind(), "InvalidState");
+    assert_eq!(
+        manager.devices().open(DeviceId::cuda(0)).map(drop).unwrap_err().kind(),
+        "InvalidState"
+    );
     let driver = Arc::new(SimDriver::new(driver_config(41)).unwrap());
     manager.configure_for_test(driver.clone()).unwrap();
     assert!(manager.is_configured_for_test() && manager.is_configured());
@@ -71,7 +76,12 @@ fn devices_say_what_they_are() {
     assert_eq!(detail("peers").as_deref(), Some("cuda:1"));
     assert_eq!(detail("driver").as_deref(), Some("CUDA 13.0"));
     let device = bench.open(0);
-    assert!(device.caps().gates && device.caps().pinned && device.caps().graphs && !device.caps().host_visible);
+    assert!(
+        device.caps().host_timelines
+            && device.caps().pinned
+            && device.caps().graphs
+            && !device.caps().host_visible
+    );
     assert_eq!(device.limits().streams, 256);
     assert!(device.limits().shared > 48 << 10);
     drop(device);
@@ -84,7 +94,8 @@ fn every_source_of_memory_works_and_gives_all_back() {
         let bench = Bench::with(driver_config(43), inline().memory(source));
         let device = bench.open(0);
         let a = stream(&device);
-        let buffers: Vec<_> = [100, 70_000, 3 << 20, 40 << 20].map(|n| buffer(&device, &a, n)).into();
+        let buffers: Vec<_> =
+            [100, 70_000, 3 << 20, 40 << 20].map(|n| buffer(&device, &a, n)).into();
         for (i, b) in buffers.iter().enumerate() {
             submit(&a, &[fill(b, i as u32 + 1)]).unwrap();
         }
@@ -96,7 +107,11 @@ fn every_source_of_memory_works_and_gives_all_back() {
         assert_eq!(bench.calls("cuMemAlloc") > 0, source == MemorySource::Plain);
         let calls = device.memory(MemoryKind::Device).unwrap().stats().driver_calls;
         drop(buffers);
-        assert_eq!(device.memory(MemoryKind::Device).unwrap().stats().driver_calls, calls, "a free makes no call");
+        assert_eq!(
+            device.memory(MemoryKind::Device).unwrap().stats().driver_calls,
+            calls,
+            "a free makes no call"
+        );
         device.memory(MemoryKind::Device).unwrap().trim(0).unwrap();
         drop((a, device));
         bench.close();
@@ -130,8 +145,9 @@ fn an_owned_context_has_streams_of_its_own_and_shares_the_memory() {
     let x = buffer(&shown, &a, 4096);
     let context = device.contexts().create_owned().unwrap();
     assert_ne!(context.native(), device.primary().native());
-    let own = Lease::map(context.streams().acquire(0).unwrap(), |s| s as &dyn leasehold_hal::Stream);
-    let filled = a.line().at(submit(&a, &[fill(&x, 3)]).unwrap());
+    let own =
+        Lease::map(context.streams().acquire(0).unwrap(), |s| s as &dyn leasehold_hal::Stream);
+    let filled = a.timeline().at(submit(&a, &[fill(&x, 3)]).unwrap());
     // The wait orders work across contexts.
     let v = submit(&own, &[Op::Wait(filled), fill(&x, 4)]).unwrap();
     wait(&own, v).unwrap();
@@ -156,13 +172,17 @@ fn streams_are_recycled_by_priority_and_end_when_poisoned() {
     drop((urgent, plain));
     let again = device.stream(&StreamDesc::priority(100)).unwrap();
     assert_eq!(again.native(), native, "an idle stream of this priority is taken again");
-    let gate = device.gate().unwrap();
-    submit(&again, &[Op::Wait(gate.line().at(gate.line().submitted() + 1))]).unwrap();
-    gate.fail(Error::state("over"));
+    let host_timeline = device.host_timeline().unwrap();
+    submit(
+        &again,
+        &[Op::Wait(host_timeline.timeline().at(host_timeline.timeline().submitted() + 1))],
+    )
+    .unwrap();
+    host_timeline.fail(Error::state("over"));
     drop(again);
     let fresh = device.stream(&StreamDesc::priority(100)).unwrap();
     assert_ne!(fresh.native(), native, "a poisoned one is not");
-    drop((fresh, gate, device));
+    drop((fresh, host_timeline, device));
     bench.close();
 }
 
@@ -172,30 +192,45 @@ fn stamps_are_unwritten_until_their_submission_is_over() {
     let device = bench.open(0);
     let a = stream(&device);
     let x = buffer(&device, &a, 1 << 20);
-    let stamps: Vec<Lease<Timestamp>> = (0..3).map(|_| device.timestamp().unwrap()).collect();
-    // SAFETY: the time stamps are of this backend.
-    assert_eq!(unsafe { device.elapsed(&stamps[0], &stamps[1]) }.unwrap_err().kind(), "InvalidState");
-    let v = submit(&a, &[Op::Stamp(&stamps[0]), fill(&x, 1), Op::Stamp(&stamps[1])]).unwrap();
-    // SAFETY: the time stamps are of this backend.
-    assert_eq!(unsafe { device.elapsed(&stamps[0], &stamps[1]) }.unwrap_err().kind(), "InvalidState", "not yet");
+    let stamps: Vec<Lease<TimestampQuery>> = (0..3).map(|_| device.timestamp().unwrap()).collect();
+    assert_eq!(
+        // SAFETY: the timestamps are of this backend.
+        unsafe { device.elapsed(&stamps[0], &stamps[1]) }.unwrap_err().kind(),
+        "InvalidState"
+    );
+    let v =
+        submit(&a, &[Op::WriteTimestamp(&stamps[0]), fill(&x, 1), Op::WriteTimestamp(&stamps[1])])
+            .unwrap();
+    assert_eq!(
+        // SAFETY: the timestamps are of this backend.
+        unsafe { device.elapsed(&stamps[0], &stamps[1]) }.unwrap_err().kind(),
+        "InvalidState",
+        "not yet"
+    );
     wait(&a, v).unwrap();
-    // SAFETY: the time stamps are of this backend.
+    // SAFETY: the timestamps are of this backend.
     assert!(!unsafe { device.elapsed(&stamps[0], &stamps[1]) }.unwrap().is_zero());
-    // SAFETY: the time stamps are of this backend.
-    assert!(unsafe { device.elapsed(&stamps[1], &stamps[0]) }.unwrap().is_zero(), "the other way round");
-    // SAFETY: the time stamps are of this backend.
-    assert_eq!(unsafe { device.elapsed(&stamps[0], &stamps[2]) }.unwrap_err().kind(), "InvalidState");
-    // Time stamps work in a graph too.
+    assert!(
+        // SAFETY: the timestamps are of this backend.
+        unsafe { device.elapsed(&stamps[1], &stamps[0]) }.unwrap().is_zero(),
+        "the other way round"
+    );
+    assert_eq!(
+        // SAFETY: the timestamps are of this backend.
+        unsafe { device.elapsed(&stamps[0], &stamps[2]) }.unwrap_err().kind(),
+        "InvalidState"
+    );
+    // Timestamps work in a graph too.
     let mut ops = OpList::new();
-    for op in [Op::Stamp(&stamps[1]), fill(&x, 2), Op::Stamp(&stamps[2])] {
+    for op in [Op::WriteTimestamp(&stamps[1]), fill(&x, 2), Op::WriteTimestamp(&stamps[2])] {
         ops.push(&op);
     }
-    // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+    // SAFETY: the plan's pipelines, timestamps and graphs are this device's, and its memory
     // outlives the launches.
     let graph = unsafe { device.instantiate(Plan::new(ops)) }.unwrap();
     let v = submit(&a, &[Op::Graph(&graph)]).unwrap();
     wait(&a, v).unwrap();
-    // SAFETY: the time stamps are of this backend.
+    // SAFETY: the timestamps are of this backend.
     assert!(!unsafe { device.elapsed(&stamps[1], &stamps[2]) }.unwrap().is_zero());
     drop(graph);
     let native = stamps[0].native();

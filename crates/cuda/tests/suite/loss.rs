@@ -26,32 +26,43 @@ fn tell(config: CudaConfig) {
     let stamp = device.timestamp().unwrap();
     let mut ops = OpList::new();
     ops.push(&fill(&x, 1));
-    // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+    // SAFETY: the plan's pipelines, timestamps and graphs are this device's, and its memory
     // outlives the launches.
     let graph = unsafe { device.instantiate(Plan::new(ops)) }.unwrap();
-    let gate = device.gate().unwrap();
-    let held = submit(&b, &[Op::Wait(gate.line().at(gate.line().submitted() + 1)), fill(&y, 1)]).unwrap();
+    let host_timeline = device.host_timeline().unwrap();
+    let held = submit(
+        &b,
+        &[
+            Op::Wait(host_timeline.timeline().at(host_timeline.timeline().submitted() + 1)),
+            fill(&y, 1),
+        ],
+    )
+    .unwrap();
     let host = Host::new(vec![9; 4096]);
     let kept = Arc::downgrade(&host.keep);
     submit(&a, &[fill(&x, 1)]).unwrap();
     let value = submit(&a, &[dispatch(&trap, &[], &[])]).unwrap();
-    let after = submit(&a, &[host.down(&x), Op::Stamp(&stamp), Op::Graph(&graph)]).unwrap();
+    let after =
+        submit(&a, &[host.down(&x), Op::WriteTimestamp(&stamp), Op::Graph(&graph)]).unwrap();
     // SAFETY: the timepoint is of a submission to this stream that uses the buffer, made in order.
-    unsafe { x.mark_write(a.line().at(after)) };
+    unsafe { x.mark_write(a.timeline().at(after)) };
     // SAFETY: the timepoint is of a submission to this stream that uses the buffer, made in order.
-    unsafe { y.mark_write(b.line().at(held)) };
+    unsafe { y.mark_write(b.timeline().at(held)) };
     let cause = lost(wait(&a, after), "the wait");
-    for part in
-        ["conformance_trap", "719", &format!("{:?}", a.line().id()), &format!("submissions {} to {after}", value - 1)]
-    {
+    for part in [
+        "conformance_trap",
+        "719",
+        &format!("{:?}", a.timeline().id()),
+        &format!("submissions {} to {after}", value - 1),
+    ] {
         assert!(cause.contains(part), "{part} is not in: {cause}");
     }
     for s in [&a, &b, &idle] {
-        assert!(s.line().is_idle(), "{s:?} is not over");
+        assert!(s.timeline().is_idle(), "{s:?} is not over");
         assert_eq!(lost(submit(s, &[]), "a submission"), cause);
         assert_eq!(lost(s.signal(), "a signal"), cause);
         assert_eq!(lost(s.flush(), "a flush"), cause);
-        assert_eq!(lost(s.wait_host(s.line().submitted() + 1, None), "a wait"), cause);
+        assert_eq!(lost(s.wait_host(s.timeline().submitted() + 1, None), "a wait"), cause);
     }
     assert_eq!(lost(device.stream(&StreamDesc::default()).map(drop), "a stream"), cause);
     assert_eq!(lost(device.timestamp().map(drop), "a stamp"), cause);
@@ -59,7 +70,8 @@ fn tell(config: CudaConfig) {
     assert_eq!(
         lost(
             // SAFETY: an empty plan names no objects.
-            unsafe { device.instantiate(Plan::new(OpList::new())) }.and_then(|g| submit(&a, &[Op::Graph(&g)])),
+            unsafe { device.instantiate(Plan::new(OpList::new())) }
+                .and_then(|g| submit(&a, &[Op::Graph(&g)])),
             "a graph"
         ),
         cause
@@ -74,17 +86,27 @@ fn tell(config: CudaConfig) {
     drop(host);
     assert!(kept.upgrade().is_none(), "what a failed submission kept is given up");
     // Leases and buffers can still be dropped and made; only the driver is gone.
-    drop((x, y, trap, stamp, graph, gate, a, b, idle));
+    drop((x, y, trap, stamp, graph, host_timeline, a, b, idle));
     let mut live = Vec::new();
     device.pools(&mut |name, s| live.push((name, s.live)));
     for (name, live) in live {
-        assert!(live == 0 || ["pipeline", "module", "context"].contains(&name), "{live} of {name} live");
+        assert!(
+            live == 0 || ["pipeline", "module", "context"].contains(&name),
+            "{live} of {name} live"
+        );
     }
     drop((again, device));
     bench.backend.shutdown().unwrap();
     let census = bench.driver.census();
     assert_eq!(
-        (census.contexts, census.streams, census.events, census.execs, census.graphs, census.modules),
+        (
+            census.contexts,
+            census.streams,
+            census.events,
+            census.execs,
+            census.graphs,
+            census.modules
+        ),
         (0, 0, 0, 0, 0, 0)
     );
 }
@@ -107,15 +129,18 @@ fn a_lost_device_leaves_the_other_one_alone() {
     let x = buffer(&one, &b, 4096);
     let trap = zero.pipeline(&TestKernel::Trap.for_cuda()).unwrap();
     let set = one.pipeline(&TestKernel::Fill.for_cuda()).unwrap();
-    // One wait for the lost device is with the driver, another one is held back behind a gate.
-    let gate = one.gate().unwrap();
-    let next = gate.line().submitted() + 1;
-    let point = a.line().at(submit(&a, &[dispatch(&trap, &[], &[])]).unwrap());
+    // One wait for the lost device is with the driver, another one is held back behind a host
+    // timeline.
+    let host_timeline = one.host_timeline().unwrap();
+    let next = host_timeline.timeline().submitted() + 1;
+    let point = a.timeline().at(submit(&a, &[dispatch(&trap, &[], &[])]).unwrap());
     let (waiter, held) = (stream(&one), stream(&one));
     let waiting = submit(&waiter, &[Op::Wait(point), fill(&x, 1)]);
-    let behind = submit(&held, &[Op::Wait(gate.line().at(next)), Op::Wait(point), fill(&x, 1)]).unwrap();
+    let behind =
+        submit(&held, &[Op::Wait(host_timeline.timeline().at(next)), Op::Wait(point), fill(&x, 1)])
+            .unwrap();
     lost(wait(&a, point.value()), "the wait");
-    gate.signal_host(next).unwrap();
+    host_timeline.signal_host(next).unwrap();
     // The timing of `waiter` is not fixed: it fails, or it ran. The device is not lost by that.
     for outcome in [waiting.and_then(|v| wait(&waiter, v)), wait(&held, behind)] {
         assert!(!matches!(outcome, Err(Error::DeviceLost { .. })), "{outcome:?}");
@@ -127,7 +152,7 @@ fn a_lost_device_leaves_the_other_one_alone() {
     let v = submit(&b, &[dispatch(&set, &bindings, &5u32.to_le_bytes())]).unwrap();
     wait(&b, v).unwrap();
     assert_eq!(read(&b, &x), 5u32.to_le_bytes().repeat(1024));
-    drop((x, set, trap, a, b, waiter, held, late, gate, zero, one));
+    drop((x, set, trap, a, b, waiter, held, late, host_timeline, zero, one));
     bench.backend.shutdown().unwrap();
 }
 
@@ -149,19 +174,24 @@ fn who_waited_for_a_lost_device_fails_although_it_runs() {
     });
     let before = submit(&b, &[fill(&y, 1)]).unwrap();
     let first = submit(&a, &[fill(&x, 2)]).unwrap();
-    let second = submit(&b, &[Op::Wait(a.line().at(first)), copy(&x, &y), host.down(&y)]).unwrap();
+    let second =
+        submit(&b, &[Op::Wait(a.timeline().at(first)), copy(&x, &y), host.down(&y)]).unwrap();
     let third = submit(&b, &[Op::Host(&call)]).unwrap();
     bench.driver.machine().lose_device(0, "it fell off the bus");
     bench.driver.machine().run_until_idle();
     for _ in 0..10 {
         let _ = b.refresh();
     }
-    assert!(b.line().is_settled(before));
+    assert!(b.timeline().is_settled(before));
     for value in [second, third] {
-        assert!(matches!(b.line().check(value), Err(Error::Fault(_))), "{:?}", b.line().check(value));
+        assert!(
+            matches!(b.timeline().check(value), Err(Error::Fault(_))),
+            "{:?}",
+            b.timeline().check(value)
+        );
     }
-    assert!(a.line().failed(first), "it never ran");
-    assert!(b.line().is_idle() && a.line().is_idle());
+    assert!(a.timeline().failed(first), "it never ran");
+    assert!(b.timeline().is_idle() && a.timeline().is_idle());
     assert_eq!(host.bytes(), [9; 4096], "nothing of it lands");
     assert!(!called.load(Ordering::SeqCst));
     one.memory_info().unwrap();
@@ -179,15 +209,25 @@ fn a_loss_fails_what_a_stream_that_has_failed_before_still_had_to_do() {
     let x = buffer(&device, &a, 4096);
     let host = Host::new(vec![9; 4096]);
     let pending = submit(&a, &[fill(&x, 1), host.down(&x)]).unwrap();
-    let gate = device.gate().unwrap();
-    gate.fail(Error::state("given up"));
-    assert!(submit(&a, &[Op::Wait(gate.line().at(gate.line().submitted() + 1))]).is_err());
-    assert!(!a.line().failed(pending) && a.line().completed() < pending, "it is at work");
+    let host_timeline = device.host_timeline().unwrap();
+    host_timeline.fail(Error::state("given up"));
+    assert!(
+        submit(
+            &a,
+            &[Op::Wait(host_timeline.timeline().at(host_timeline.timeline().submitted() + 1))]
+        )
+        .is_err()
+    );
+    assert!(!a.timeline().failed(pending) && a.timeline().completed() < pending, "it is at work");
     bench.driver.machine().lose_device(0, "it fell off the bus");
     let _ = a.refresh();
-    assert!(a.line().completed() >= pending && a.line().failed(pending), "{:?}", a.line());
+    assert!(
+        a.timeline().completed() >= pending && a.timeline().failed(pending),
+        "{:?}",
+        a.timeline()
+    );
     assert_eq!(host.bytes(), [9; 4096], "nothing of it lands");
-    drop((x, a, gate, device, host));
+    drop((x, a, host_timeline, device, host));
     bench.backend.shutdown().unwrap();
 }
 
@@ -202,10 +242,10 @@ fn a_lost_guest_does_not_keep_a_device_from_memory_or_its_work_from_being_waited
     bench.driver.machine().lose_device(0, "it fell off the bus");
     let value = submit(&b, &[fill(&x, 7)]).unwrap();
     let y = buffer(&one, &b, 64 << 20);
-    assert!(!b.line().is_idle(), "nobody has looked");
+    assert!(!b.timeline().is_idle(), "nobody has looked");
     let last = submit(&b, &[fill(&y, 8)]).unwrap();
     wait(&b, last).unwrap();
-    assert!(b.line().is_settled(value));
+    assert!(b.timeline().is_settled(value));
     assert_eq!((read(&b, &x), read(&b, &y)), (vec![7; 4096], vec![8; 64 << 20]));
     lost(zero.memory_info(), "the lost device's memory");
     one.memory_info().unwrap();

@@ -12,7 +12,7 @@ use leasehold_cuda::manager::context::ContextManager;
 use leasehold_cuda::manager::device::DeviceManager;
 use leasehold_cuda::manager::event::EventManager;
 use leasehold_cuda::manager::stream::StreamManager;
-use leasehold_hal::{Backend, DeviceId, Gate, MemoryKind, Op, Stream};
+use leasehold_hal::{Backend, DeviceId, HostTimeline, MemoryKind, Op, Stream};
 
 fn refused(result: Result<()>) -> &'static str {
     match result {
@@ -29,7 +29,7 @@ fn buffers_are_allocated_and_freed_by_their_manager() {
     for kind in [MemoryKind::Device, MemoryKind::Pinned] {
         let buffers = device.primary().buffers(kind).unwrap();
         assert_eq!((buffers.kind(), buffers.stats().live), (kind, 0));
-        let on = On { line: stream.line(), timeline: &*stream };
+        let on = On { timeline: stream.timeline(), source: &*stream };
         let x = buffers.allocate(Layout::new(4096), on).unwrap();
         let handle = x.handle();
         assert!(buffers.is_alive(handle) && buffers.stats().live == 1);
@@ -38,7 +38,7 @@ fn buffers_are_allocated_and_freed_by_their_manager() {
         if kind == MemoryKind::Device {
             assert_eq!(read(&stream, &x), [3; 4096]);
         }
-        stream.wait_host(stream.line().submitted(), None).unwrap();
+        stream.wait_host(stream.timeline().submitted(), None).unwrap();
         let calls = bench.driver.machine().calls();
         buffers.free(x);
         assert!(buffers.is_alive(handle), "somebody else holds it");
@@ -115,15 +115,16 @@ fn streams_and_contexts_are_kept_until_they_are_released() {
     assert!(!streams.is_alive(urgent));
     // The manager keeps a stream with work behind a host timeline: the shutdown fails, and nothing
     // waits.
-    let gate = device.primary().gates().acquire().unwrap();
-    let gate: Lease<dyn Gate> = Lease::map(gate, |g| g as &dyn Gate);
-    let next = gate.line().submitted() + 1;
+    let host_timeline = device.primary().host_timelines().acquire().unwrap();
+    let host_timeline: Lease<dyn HostTimeline> =
+        Lease::map(host_timeline, |g| g as &dyn HostTimeline);
+    let next = host_timeline.timeline().submitted() + 1;
     let stream = Lease::map(streams.get_state(kept).unwrap(), |s| s as &dyn Stream);
-    submit(&stream, &[Op::Wait(gate.line().at(next))]).unwrap();
+    submit(&stream, &[Op::Wait(host_timeline.timeline().at(next))]).unwrap();
     drop((stream, device));
     assert_eq!(refused(bench.backend.shutdown()), "stream");
-    gate.signal_host(next).unwrap();
-    drop(gate);
+    host_timeline.signal_host(next).unwrap();
+    drop(host_timeline);
     bench.close();
 }
 
@@ -133,7 +134,7 @@ fn an_owned_context_stages_downloads_too() {
     let device = bench.backend.manager().devices().open(DeviceId::cuda(0)).unwrap();
     let context = device.contexts().create_owned().unwrap();
     let own = Lease::map(context.streams().acquire(0).unwrap(), |s| s as &dyn Stream);
-    let on = On { line: own.line(), timeline: &*own };
+    let on = On { timeline: own.timeline(), source: &*own };
     let x = context.buffers(MemoryKind::Device).unwrap().allocate(Layout::new(4096), on).unwrap();
     submit(&own, &[fill(&x, 5)]).unwrap();
     assert_eq!(read(&own, &x), [5; 4096]);

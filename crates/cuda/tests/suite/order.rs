@@ -4,32 +4,32 @@ use crate::common::*;
 use leasehold_conformance::TestKernel;
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Error, LineOwner, Point};
+use leasehold_core::{Error, TimelineOwner, Timepoint};
 use leasehold_cuda::{CompletionSource, CudaConfig};
-use leasehold_hal::{Access, Copy2d, HostCall, Keep, Op, OpList, Plan, Upload};
+use leasehold_hal::{Access, Copy2d, HostCall, KeepAlive, Op, OpList, Plan, Upload};
 use leasehold_sim::Stepping;
 use std::time::Duration;
 
 #[test]
-fn nothing_behind_a_gate_reaches_the_driver_and_then_all_of_it_in_order() {
+fn nothing_behind_a_host_timeline_reaches_the_driver_and_then_all_of_it_in_order() {
     let bench = Bench::new(1);
     let device = bench.open(0);
     let (a, b) = (stream(&device), stream(&device));
     let (x, y) = (buffer(&device, &a, 64), buffer(&device, &a, 64));
-    let gate = device.gate().unwrap();
-    let next = gate.line().submitted() + 1;
-    submit(&a, &[Op::Wait(gate.line().at(next)), fill(&x, 1)]).unwrap();
+    let host_timeline = device.host_timeline().unwrap();
+    let next = host_timeline.timeline().submitted() + 1;
+    submit(&a, &[Op::Wait(host_timeline.timeline().at(next)), fill(&x, 1)]).unwrap();
     for i in 2..12 {
         submit(&a, &[copy(&x, &y), fill(&x, i)]).unwrap();
     }
-    let last = a.line().now();
+    let last = a.timeline().now();
     // A stream that waits for deferred work of another stream defers its own work too.
     let waiting = submit(&b, &[Op::Wait(last), fill(&y, 99)]).unwrap();
     a.flush().unwrap();
     b.flush().unwrap();
     assert_eq!((bench.calls("cuMemsetD8Async"), bench.calls("cuMemcpyDtoDAsync")), (0, 0));
     assert_eq!(a.refresh().unwrap(), last.value() - 11);
-    gate.signal_host(next).unwrap();
+    host_timeline.signal_host(next).unwrap();
     assert_eq!(
         (bench.calls("cuMemsetD8Async"), bench.calls("cuMemcpyDtoDAsync")),
         (12, 10),
@@ -39,12 +39,12 @@ fn nothing_behind_a_gate_reaches_the_driver_and_then_all_of_it_in_order() {
     assert!(last.is_settled(), "who sees the waiter's end sees that of what it waited for");
     assert_eq!(read(&a, &x), [11; 64]);
     assert_eq!(read(&a, &y), [99; 64]);
-    drop((x, y, a, b, gate, device));
+    drop((x, y, a, b, host_timeline, device));
     bench.close();
 }
 
 /// Records, when it is dropped, whether a timepoint was settled.
-struct Observer(Point, Arc<Mutex<Option<bool>>>);
+struct Observer(Timepoint, Arc<Mutex<Option<bool>>>);
 
 impl Drop for Observer {
     fn drop(&mut self) {
@@ -59,14 +59,15 @@ fn streams_that_wait_for_each_other_in_turn_publish_each_what_the_other_relies_o
     let (a, b) = (stream(&device), stream(&device));
     let (x, y) = (buffer(&device, &a, 64), buffer(&device, &b, 64));
     let first = submit(&a, &[fill(&x, 1)]).unwrap();
-    let first = a.line().at(first);
+    let first = a.timeline().at(first);
     let settled = Arc::new(Mutex::new(None));
     let host = Host::new(vec![7; 64]);
-    let keep: Keep = Arc::new((Observer(first, settled.clone()), host.keep.clone()));
+    let keep: KeepAlive = Arc::new((Observer(first, settled.clone()), host.keep.clone()));
     let Op::Upload(upload) = host.up(&y) else { panic!("not an upload") };
-    let second = submit(&b, &[Op::Wait(first), Op::Upload(Upload { keep: Some(&keep), ..upload })]).unwrap();
+    let second =
+        submit(&b, &[Op::Wait(first), Op::Upload(Upload { keep: Some(&keep), ..upload })]).unwrap();
     drop(keep);
-    let third = submit(&a, &[Op::Wait(b.line().at(second)), copy(&y, &x)]).unwrap();
+    let third = submit(&a, &[Op::Wait(b.timeline().at(second)), copy(&y, &x)]).unwrap();
     // The first stream's end publishes the second's value, which relies on the first stream's
     // earlier work.
     wait(&a, third).unwrap();
@@ -77,55 +78,59 @@ fn streams_that_wait_for_each_other_in_turn_publish_each_what_the_other_relies_o
 }
 
 #[test]
-fn a_submission_goes_to_the_driver_up_to_the_gate_in_its_middle() {
+fn a_submission_goes_to_the_driver_up_to_the_host_timeline_in_its_middle() {
     let bench = Bench::new(2);
     let device = bench.open(0);
     let a = stream(&device);
     let x = buffer(&device, &a, 64);
-    let gate = device.gate().unwrap();
-    let next = gate.line().submitted() + 1;
+    let host_timeline = device.host_timeline().unwrap();
+    let next = host_timeline.timeline().submitted() + 1;
     // A host call at the front signals the host timeline behind it.
-    let gate = Arc::new(gate);
-    let (raise, at) = (gate.clone(), gate.line().at(next));
-    let call = HostCall::new("raises", move || raise.signal_host(next));
+    let host_timeline = Arc::new(host_timeline);
+    let (signal, at) = (host_timeline.clone(), host_timeline.timeline().at(next));
+    let call = HostCall::new("raises", move || signal.signal_host(next));
     let value = submit(&a, &[fill(&x, 1), Op::Host(&call), Op::Wait(at), fill(&x, 2)]).unwrap();
     assert_eq!(bench.calls("cuMemsetD8Async"), 1);
     wait(&a, value).unwrap();
     assert_eq!(read(&a, &x), [2; 64]);
-    drop((call, x, a, gate, device));
+    drop((call, x, a, host_timeline, device));
     bench.close();
 }
 
 #[test]
-fn what_waits_for_a_failed_gate_never_reaches_the_driver() {
+fn what_waits_for_a_failed_host_timeline_never_reaches_the_driver() {
     let bench = Bench::new(3);
     let device = bench.open(0);
     let (a, b) = (stream(&device), stream(&device));
     let x = buffer(&device, &a, 64);
-    let gate = device.gate().unwrap();
-    let at = gate.line().at(gate.line().submitted() + 1);
+    let host_timeline = device.host_timeline().unwrap();
+    let at = host_timeline.timeline().at(host_timeline.timeline().submitted() + 1);
     let first = submit(&a, &[Op::Wait(at), fill(&x, 1)]).unwrap();
-    let second = submit(&b, &[Op::Wait(a.line().at(first)), fill(&x, 2)]).unwrap();
-    gate.fail(Error::state("the cause"));
+    let second = submit(&b, &[Op::Wait(a.timeline().at(first)), fill(&x, 2)]).unwrap();
+    host_timeline.fail(Error::state("the cause"));
     for (s, v) in [(&a, first), (&b, second)] {
         let e = wait(s, v).unwrap_err();
         assert!(matches!(e, Error::InvalidState(_)) && e.to_string().contains("the cause"), "{e}");
-        assert!(s.line().is_idle(), "nobody hangs");
+        assert!(s.timeline().is_idle(), "nobody hangs");
         assert_eq!(submit(s, &[]).unwrap_err().to_string(), e.to_string());
     }
     assert_eq!(bench.calls("cuMemsetD8Async"), 0);
-    drop((x, a, b, gate, device));
+    drop((x, a, b, host_timeline, device));
     bench.close();
 }
 
 #[test]
-fn a_dropped_gate_fails_who_waits_for_it() {
+fn a_dropped_host_timeline_fails_who_waits_for_it() {
     let bench = Bench::new(4);
     let device = bench.open(0);
     let a = stream(&device);
-    let gate = device.gate().unwrap();
-    let value = submit(&a, &[Op::Wait(gate.line().at(gate.line().submitted() + 1))]).unwrap();
-    drop(gate);
+    let host_timeline = device.host_timeline().unwrap();
+    let value = submit(
+        &a,
+        &[Op::Wait(host_timeline.timeline().at(host_timeline.timeline().submitted() + 1))],
+    )
+    .unwrap();
+    drop(host_timeline);
     assert!(wait(&a, value).unwrap_err().to_string().contains("dropped"));
     drop((a, device));
     bench.close();
@@ -144,23 +149,28 @@ fn a_host_call_sees_what_landed_before_it_also_in_its_own_submission() {
         tell.lock().push(look.bytes());
         Ok(())
     });
-    let v = submit(&a, &[fill(&x, 3), host.down(&x), Op::Host(&call), fill(&x, 4), host.down(&x), Op::Host(&call)])
-        .unwrap();
+    let v = submit(
+        &a,
+        &[fill(&x, 3), host.down(&x), Op::Host(&call), fill(&x, 4), host.down(&x), Op::Host(&call)],
+    )
+    .unwrap();
     wait(&a, v).unwrap();
     assert_eq!(*seen.lock(), [vec![3; 4096], vec![4; 4096]]);
     // The same operations as a graph, which is split at the host calls.
     let mut ops = OpList::new();
-    for op in [fill(&x, 5), host.down(&x), Op::Host(&call), fill(&x, 6), host.down(&x), Op::Host(&call)] {
+    for op in
+        [fill(&x, 5), host.down(&x), Op::Host(&call), fill(&x, 6), host.down(&x), Op::Host(&call)]
+    {
         ops.push(&op);
     }
-    // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+    // SAFETY: the plan's pipelines, timestamps and graphs are this device's, and its memory
     // outlives the launches.
     let graph = unsafe { device.instantiate(Plan::new(ops)) }.unwrap();
     seen.lock().clear();
     for _ in 0..3 {
         submit(&a, &[Op::Graph(&graph)]).unwrap();
     }
-    wait(&a, a.line().submitted()).unwrap();
+    wait(&a, a.timeline().submitted()).unwrap();
     assert_eq!(*seen.lock(), [5u8, 6, 5, 6, 5, 6].map(|b| vec![b; 4096]));
     drop((graph, call, x, a, device));
     bench.close();
@@ -175,11 +185,15 @@ fn a_failed_host_call_names_itself_and_ends_its_stream_alone() {
     let call = HostCall::new("breaks", || Err(Error::state("its own reason")));
     let value = submit(&a, &[Op::Host(&call), fill(&x, 1)]).unwrap();
     let e = wait(&a, value).unwrap_err().to_string();
-    for part in ["host call breaks", "its own reason", &format!("submission {value}"), &format!("{:?}", a.line().id())]
-    {
+    for part in [
+        "host call breaks",
+        "its own reason",
+        &format!("submission {value}"),
+        &format!("{:?}", a.timeline().id()),
+    ] {
         assert!(e.contains(part), "{part} is not in: {e}");
     }
-    assert!(a.line().is_idle());
+    assert!(a.timeline().is_idle());
     assert_eq!(bench.calls("cuMemsetD8Async"), 0);
     let v = submit(&b, &[fill(&x, 2)]).unwrap();
     wait(&b, v).unwrap();
@@ -197,7 +211,7 @@ fn a_host_call_that_waits_for_its_own_stream_is_told() {
     let device = bench.open(0);
     let a = stream(&device);
     let own = a.clone();
-    let call = HostCall::new("waits", move || own.wait_host(own.line().submitted(), None));
+    let call = HostCall::new("waits", move || own.wait_host(own.timeline().submitted(), None));
     let v = submit(&a, &[Op::Host(&call)]).unwrap();
     assert!(wait(&a, v).unwrap_err().to_string().contains("the stream that it runs on"));
     drop((call, a, device));
@@ -210,24 +224,29 @@ fn what_is_kept_lives_to_completion_and_no_longer() {
     let device = bench.open(0);
     let a = stream(&device);
     let x = buffer(&device, &a, 100_000);
-    let gate = device.gate().unwrap();
-    let next = gate.line().submitted() + 1;
-    let (source, target) = (Host::new((0..100_000u32).map(|i| i as u8).collect()), Host::new(vec![0; 100_000]));
-    submit(&a, &[Op::Wait(gate.line().at(next)), source.up(&x), target.down(&x)]).unwrap();
+    let host_timeline = device.host_timeline().unwrap();
+    let next = host_timeline.timeline().submitted() + 1;
+    let (source, target) =
+        (Host::new((0..100_000u32).map(|i| i as u8).collect()), Host::new(vec![0; 100_000]));
+    submit(&a, &[Op::Wait(host_timeline.timeline().at(next)), source.up(&x), target.down(&x)])
+        .unwrap();
     let (weak_up, weak_down) = (Arc::downgrade(&source.keep), Arc::downgrade(&target.keep));
     let expected = source.bytes();
     drop(source);
     assert!(weak_up.upgrade().is_some(), "held back, and kept");
-    gate.signal_host(next).unwrap();
+    host_timeline.signal_host(next).unwrap();
     assert_eq!(target.bytes(), [0; 100_000], "nothing has run yet");
-    let value = a.line().submitted();
+    let value = a.timeline().submitted();
     assert!(weak_up.upgrade().is_some(), "under way, and kept");
     wait(&a, value).unwrap();
     assert_eq!(target.bytes(), expected);
-    assert!(weak_up.upgrade().is_none() && Arc::strong_count(&target.keep) == 1, "over, and given up");
+    assert!(
+        weak_up.upgrade().is_none() && Arc::strong_count(&target.keep) == 1,
+        "over, and given up"
+    );
     drop(target);
     assert!(weak_down.upgrade().is_none());
-    drop((x, a, gate, device));
+    drop((x, a, host_timeline, device));
     bench.close();
 }
 
@@ -244,7 +263,7 @@ fn what_a_graph_uses_after_a_host_call_lives_until_that_is_over_too() {
     let device = bench.open(0);
     let (a, b) = (stream(&device), stream(&device));
     let (x, y) = (buffer(&device, &a, 64), buffer(&device, &a, 64));
-    let first = a.line().at(submit(&a, &[fill(&x, 1)]).unwrap());
+    let first = a.timeline().at(submit(&a, &[fill(&x, 1)]).unwrap());
     let waited = submit(&b, &[Op::Wait(first), fill(&y, 2)]).unwrap();
     let (before, after) = (Host::new(vec![3; 64]), Host::new(vec![4; 64]));
     let call = HostCall::new("passes", || Ok(()));
@@ -252,7 +271,7 @@ fn what_a_graph_uses_after_a_host_call_lives_until_that_is_over_too() {
     for op in [before.up(&x), Op::Host(&call), after.up(&x)] {
         ops.push(&op);
     }
-    // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+    // SAFETY: the plan's pipelines, timestamps and graphs are this device's, and its memory
     // outlives the launches.
     let graph = unsafe { device.instantiate(Plan::new(ops)) }.unwrap();
     let value = submit(&a, &[Op::Graph(&graph)]).unwrap();
@@ -265,7 +284,7 @@ fn what_a_graph_uses_after_a_host_call_lives_until_that_is_over_too() {
     a.refresh().unwrap();
     // The other stream is over, and so is the work that it waited for.
     let other = b.refresh().unwrap();
-    let half = (a.line().is_settled(value), kept.upgrade().is_some());
+    let half = (a.timeline().is_settled(value), kept.upgrade().is_some());
     a.flush().unwrap();
     run();
     let whole = (a.refresh().unwrap(), kept.upgrade().is_some());
@@ -285,7 +304,11 @@ fn what_a_graph_uses_after_a_host_call_lives_until_that_is_over_too() {
     over.store(1, Ordering::Relaxed);
     steps.join().unwrap();
     assert_eq!(other, waited);
-    assert_eq!(half, (false, true), "the second half has not run, and its bytes are still to be read");
+    assert_eq!(
+        half,
+        (false, true),
+        "the second half has not run, and its bytes are still to be read"
+    );
     assert_eq!(whole, (value, false), "over, and given up");
     assert_eq!(bytes, [4; 64]);
 }
@@ -305,7 +328,7 @@ fn a_keep_whose_destructor_panics_or_submits_harms_nobody() {
     let x = buffer(&device, &a, 64);
     let ended = Arc::new(AtomicU32::new(0));
     let bytes = Host::new(vec![7; 64]);
-    let keep: Keep = Arc::new(Bomb(ended.clone()));
+    let keep: KeepAlive = Arc::new(Bomb(ended.clone()));
     let Op::Upload(mut upload) = bytes.up(&x) else { unreachable!("an upload") };
     upload.keep = Some(&keep);
     let v = submit(&a, &[Op::Upload(upload)]).unwrap();
@@ -326,7 +349,13 @@ fn a_launch_on_a_single_stream_is_one_call_and_a_signal_now_and_then() {
     let kernel = device.pipeline(&TestKernel::Fill.for_cuda()).unwrap();
     device.make_current().unwrap();
     let bindings = [bind(&x, Access::Write)];
-    let names = ["cuLaunchKernel", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuStreamWriteValue64", "cuEventRecord"];
+    let names = [
+        "cuLaunchKernel",
+        "cuCtxGetCurrent",
+        "cuCtxSetCurrent",
+        "cuStreamWriteValue64",
+        "cuEventRecord",
+    ];
     let before = names.map(|n| bench.calls(n));
     let all = bench.driver.machine().calls();
     for i in 0..640u32 {
@@ -335,7 +364,7 @@ fn a_launch_on_a_single_stream_is_one_call_and_a_signal_now_and_then() {
     let made: Vec<_> = names.iter().zip(before).map(|(n, was)| bench.calls(n) - was).collect();
     assert_eq!(made, [640, 650, 0, 10, 0], "{names:?}");
     assert_eq!(bench.driver.machine().calls() - all, 640 + 650 + 10, "and nothing else");
-    assert!(a.line().check(a.line().submitted() - 640).unwrap());
+    assert!(a.timeline().check(a.timeline().submitted() - 640).unwrap());
     drop((kernel, x, a, device));
     bench.close();
 }
@@ -346,18 +375,18 @@ fn a_cross_stream_edge_is_one_record_and_one_wait_and_marks_are_reused() {
     let device = bench.open(0);
     let (a, b, c) = (stream(&device), stream(&device), stream(&device));
     let x = buffer(&device, &a, 256);
-    let point = a.line().at(submit(&a, &[fill(&x, 1)]).unwrap());
+    let point = a.timeline().at(submit(&a, &[fill(&x, 1)]).unwrap());
     let calls = || (bench.calls("cuEventRecord"), bench.calls("cuStreamWaitEvent"));
     submit(&b, &[Op::Wait(point)]).unwrap();
     submit(&c, &[Op::Wait(point)]).unwrap();
     assert_eq!(calls(), (1, 2), "one mark serves both");
     submit(&b, &[Op::Wait(point)]).unwrap();
     assert_eq!(calls().0, 1);
-    let later = a.line().at(submit(&a, &[fill(&x, 2)]).unwrap());
+    let later = a.timeline().at(submit(&a, &[fill(&x, 2)]).unwrap());
     submit(&b, &[Op::Wait(later)]).unwrap();
     assert_eq!(calls().0, 2, "a later value needs a later mark");
-    wait(&b, b.line().submitted()).unwrap();
-    wait(&c, c.line().submitted()).unwrap();
+    wait(&b, b.timeline().submitted()).unwrap();
+    wait(&c, c.timeline().submitted()).unwrap();
     submit(&b, &[Op::Wait(later)]).unwrap();
     assert_eq!(calls().0, 2, "what is over is waited for by nobody");
     drop((x, a, b, c, device));
@@ -366,7 +395,10 @@ fn a_cross_stream_edge_is_one_record_and_one_wait_and_marks_are_reused() {
 
 #[test]
 fn completion_by_events_is_the_same() {
-    let bench = Bench::with(driver_config(12), CudaConfig::default().inline(true).completion(CompletionSource::Events));
+    let bench = Bench::with(
+        driver_config(12),
+        CudaConfig::default().inline(true).completion(CompletionSource::Events),
+    );
     let device = bench.open(0);
     let a = stream(&device);
     let x = buffer(&device, &a, 256);
@@ -387,18 +419,22 @@ fn timeouts_are_kept_and_a_poll_does_not_block() {
     let bench = Bench::new(13);
     let device = bench.open(0);
     let a = stream(&device);
-    let gate = device.gate().unwrap();
-    let v = submit(&a, &[Op::Wait(gate.line().at(gate.line().submitted() + 1))]).unwrap();
+    let host_timeline = device.host_timeline().unwrap();
+    let v = submit(
+        &a,
+        &[Op::Wait(host_timeline.timeline().at(host_timeline.timeline().submitted() + 1))],
+    )
+    .unwrap();
     for timeout in [Duration::ZERO, Duration::from_millis(5)] {
         assert!(matches!(a.wait_host(v, Some(timeout)), Err(Error::Timeout(_))));
         assert!(matches!(device.synchronize(Some(timeout)), Err(Error::Timeout(_))));
         // A thread that sleeps on the timeline queries the stream.
-        assert!(matches!(a.line().wait(v, Some(timeout)), Err(Error::Timeout(_))));
+        assert!(matches!(a.timeline().wait(v, Some(timeout)), Err(Error::Timeout(_))));
     }
-    gate.signal_host(gate.line().submitted() + 1).unwrap();
-    a.line().wait(v, None).unwrap();
+    host_timeline.signal_host(host_timeline.timeline().submitted() + 1).unwrap();
+    a.timeline().wait(v, None).unwrap();
     device.synchronize(None).unwrap();
-    drop((a, gate, device));
+    drop((a, host_timeline, device));
     bench.close();
 }
 
@@ -409,20 +445,26 @@ fn a_line_of_another_backend_is_waited_for_and_its_failure_is_passed_on() {
         let device = bench.open(0);
         let (a, b) = (stream(&device), stream(&device));
         let x = buffer(&device, &a, 64);
-        let foreign = LineOwner::take().unwrap();
+        let foreign = TimelineOwner::take().unwrap();
         let first = foreign.advance().unwrap();
-        let v = submit(&a, &[Op::Wait(foreign.line().at(first)), fill(&x, 5)]).unwrap();
+        let v = submit(&a, &[Op::Wait(foreign.timeline().at(first)), fill(&x, 5)]).unwrap();
         assert!(matches!(a.wait_host(v, Some(Duration::from_millis(5))), Err(Error::Timeout(_))));
         assert_eq!(bench.calls("cuMemsetD8Async"), 0);
         foreign.complete(first);
         // No thread calls the stream: a thread that sleeps on its timeline is enough.
-        a.line().wait(v, Some(Duration::from_secs(20))).unwrap();
+        a.timeline().wait(v, Some(Duration::from_secs(20))).unwrap();
         assert_eq!(read(&a, &x), [5; 64]);
         let second = foreign.advance().unwrap();
-        let v = submit(&b, &[Op::Wait(foreign.line().at(second)), fill(&x, 6)]).unwrap();
+        let v = submit(&b, &[Op::Wait(foreign.timeline().at(second)), fill(&x, 6)]).unwrap();
         foreign.poison(second, Error::state("theirs"));
         foreign.complete(second);
-        assert!(b.line().wait(v, Some(Duration::from_secs(20))).unwrap_err().to_string().contains("theirs"));
+        assert!(
+            b.timeline()
+                .wait(v, Some(Duration::from_secs(20)))
+                .unwrap_err()
+                .to_string()
+                .contains("theirs")
+        );
         assert_eq!(bench.calls("cuMemsetD8Async"), 1);
         drop((x, a, b, device, foreign));
         bench.close();
@@ -434,35 +476,35 @@ fn threads_submit_wait_and_signal_at_once() {
     let bench = Bench::with(driver_config(15), CudaConfig::default());
     let device = bench.open(0);
     let streams: Vec<_> = (0..4).map(|_| stream(&device)).collect();
-    let gate = device.gate().unwrap();
-    let base = gate.line().submitted();
+    let host_timeline = device.host_timeline().unwrap();
+    let base = host_timeline.timeline().submitted();
     std::thread::scope(|scope| {
         for (i, mine) in streams.iter().enumerate() {
-            let (next, gate) = (&streams[(i + 1) % 4], &gate);
+            let (next, host_timeline) = (&streams[(i + 1) % 4], &host_timeline);
             let device = &device;
             scope.spawn(move || {
                 let x = buffer(device, mine, 1024);
                 let call = HostCall::new("nothing", || Ok(()));
                 for round in 1..60u32 {
-                    let held = Op::Wait(gate.line().at(base + u64::from(round)));
-                    let other = Op::Wait(next.line().now());
+                    let held = Op::Wait(host_timeline.timeline().at(base + u64::from(round)));
+                    let other = Op::Wait(next.timeline().now());
                     let v = submit(mine, &[held, other, fill(&x, round), Op::Host(&call)]).unwrap();
                     if round % 8 == 0 {
                         wait(mine, v).unwrap();
                         assert_eq!(read(mine, &x), [round as u8; 1024]);
                     }
                 }
-                wait(mine, mine.line().submitted()).unwrap();
+                wait(mine, mine.timeline().submitted()).unwrap();
             });
         }
         scope.spawn(|| {
             for round in 1..60 {
-                gate.signal_host(base + round).unwrap();
+                host_timeline.signal_host(base + round).unwrap();
                 std::thread::sleep(Duration::from_micros(300));
             }
         });
     });
-    drop((streams, gate, device));
+    drop((streams, host_timeline, device));
     bench.close();
 }
 
@@ -474,7 +516,8 @@ fn rows_that_overlap_what_they_are_read_from_are_copied_one_by_one() {
     let (x, y) = (buffer(&device, &a, 64), buffer(&device, &a, 64));
     let bytes = Host::new((0..64).collect());
     submit(&a, &[bytes.up(&x)]).unwrap();
-    let at = |width, rows, src_pitch| Copy2d { width, rows, src_pitch, dst_pitch: 8, ..copy_of(&x, &y) };
+    let at =
+        |width, rows, src_pitch| Copy2d { width, rows, src_pitch, dst_pitch: 8, ..copy_of(&x, &y) };
     for (copy, expected) in [
         // The pitch of a single row has no meaning.
         (at(12, 1, 3), (0..12).collect::<Vec<u8>>()),
@@ -482,7 +525,7 @@ fn rows_that_overlap_what_they_are_read_from_are_copied_one_by_one() {
     ] {
         let mut ops = OpList::new();
         ops.push(&Op::Copy(copy));
-        // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+        // SAFETY: the plan's pipelines, timestamps and graphs are this device's, and its memory
         // outlives the launches.
         let graph = unsafe { device.instantiate(Plan::new(ops)) }.unwrap();
         for op in [Op::Copy(copy), Op::Graph(&graph)] {

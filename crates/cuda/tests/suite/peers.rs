@@ -15,7 +15,7 @@ fn carry(p2p: bool) {
     let there_and_back = |pattern: u32| {
         let v = submit(&a, &[fill(&x, pattern), copy(&x, &y), fill(&x, 0)]).unwrap();
         // The copy runs on the other device's stream, after the first device's fill.
-        let w = submit(&b, &[Op::Wait(a.line().at(v)), copy(&y, &x)]).unwrap();
+        let w = submit(&b, &[Op::Wait(a.timeline().at(v)), copy(&y, &x)]).unwrap();
         wait(&b, w).unwrap();
         assert_eq!(read(&a, &x), vec![pattern as u8; 4096]);
     };
@@ -39,7 +39,7 @@ fn carry(p2p: bool) {
         ..Copy2d::linear((x.addr(), 0), (late.addr(), 0), 0)
     };
     let cleared = submit(&b, &[fill(&late, 0)]).unwrap();
-    let v = submit(&a, &[Op::Wait(b.line().at(cleared)), fill(&x, 6), Op::Copy(rows)]).unwrap();
+    let v = submit(&a, &[Op::Wait(b.timeline().at(cleared)), fill(&x, 6), Op::Copy(rows)]).unwrap();
     wait(&a, v).unwrap();
     let seen = read(&b, &late);
     for (i, byte) in seen[..512].iter().enumerate() {
@@ -51,7 +51,7 @@ fn carry(p2p: bool) {
     for op in [fill(&x, 7), copy(&x, &y), fill(&x, 8)] {
         ops.push(&op);
     }
-    // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+    // SAFETY: the plan's pipelines, timestamps and graphs are this device's, and its memory
     // outlives the launches.
     let graph = unsafe { zero.instantiate(Plan::new(ops)) }.unwrap();
     for _ in 0..2 {

@@ -6,9 +6,12 @@ use crate::common::*;
 use leasehold_alloc::{Buffer, Layout, On};
 use leasehold_conformance::TestKernel;
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Lease, Line, Result};
+use leasehold_core::{Lease, Result, Timeline};
 use leasehold_cuda::defects::Defect;
-use leasehold_hal::{Access, Backend, Device, Keep, MemoryKind, NodePatch, Op, OpList, Pipeline, Plan, Stream, Upload};
+use leasehold_hal::{
+    Access, Backend, Device, KeepAlive, MemoryKind, NodePatch, Op, OpList, Pipeline, Plan, Stream,
+    Upload,
+};
 
 const SEEDS: u64 = 50;
 
@@ -28,15 +31,18 @@ type Findings = Arc<Mutex<Vec<String>>>;
 
 /// Records, when it is dropped, whether the value was published too early.
 struct Probe {
-    line: &'static Line,
+    timeline: &'static Timeline,
     value: u64,
     findings: Findings,
 }
 
 impl Drop for Probe {
     fn drop(&mut self) {
-        if self.line.completed() >= self.value {
-            self.findings.lock().push(format!("value {} was published before what it kept was given up", self.value));
+        if self.timeline.completed() >= self.value {
+            self.findings.lock().push(format!(
+                "value {} was published before what it kept was given up",
+                self.value
+            ));
         }
     }
 }
@@ -51,7 +57,13 @@ struct Scene<'a> {
 }
 
 impl Scene<'_> {
-    fn expect(&self, what: &str, stream: &Lease<dyn Stream>, buffer: &Lease<Buffer>, byte: u8) -> Result<()> {
+    fn expect(
+        &self,
+        what: &str,
+        stream: &Lease<dyn Stream>,
+        buffer: &Lease<Buffer>,
+        byte: u8,
+    ) -> Result<()> {
         let host = Host::new(vec![0xa5; buffer.len() as usize]);
         let value = submit(stream, &[host.down(buffer)])?;
         wait(stream, value)?;
@@ -74,10 +86,10 @@ impl Scene<'_> {
             for _ in 0..self.dice.below(3) {
                 submit(&self.a, &[fill(&x, 0)])?;
             }
-            let point = self.a.line().at(submit(&self.a, &[fill(&x, u32::from(byte))])?);
+            let point = self.a.timeline().at(submit(&self.a, &[fill(&x, u32::from(byte))])?);
             let value = submit(&self.b, &[Op::Wait(point), copy(&x, &y)])?;
             // The fills of the next round wait for the copy of this round.
-            submit(&self.a, &[Op::Wait(self.b.line().at(value))])?;
+            submit(&self.a, &[Op::Wait(self.b.timeline().at(value))])?;
             self.expect("an edge between streams", &self.b, &y, byte)?;
         }
         Ok(())
@@ -88,7 +100,8 @@ impl Scene<'_> {
         let out = buffer(self.device, &self.a, 1 << 20);
         let byte = self.byte();
         let x = buffer(self.device, &self.a, 1 << 20);
-        let point = self.a.line().at(submit(&self.a, &[fill(&x, u32::from(byte)), copy(&x, &out)])?);
+        let point =
+            self.a.timeline().at(submit(&self.a, &[fill(&x, u32::from(byte)), copy(&x, &out)])?);
         // SAFETY: the timepoint is of a submission to this stream that uses the buffer, made in
         // order.
         unsafe { x.mark_write(point) };
@@ -99,7 +112,7 @@ impl Scene<'_> {
             let value = submit(&self.b, &[fill(other, 0xee)])?;
             // SAFETY: the timepoint is of a submission to this stream that uses the buffer, made in
             // order.
-            unsafe { other.mark_write(self.b.line().at(value)) };
+            unsafe { other.mark_write(self.b.timeline().at(value)) };
         }
         self.expect("memory that was reused", &self.a, &out, byte)
     }
@@ -107,15 +120,15 @@ impl Scene<'_> {
     /// Deferred work runs in order.
     fn held(&mut self) -> Result<()> {
         let x = buffer(self.device, &self.a, 4096);
-        let gate = self.device.gate()?;
-        let next = gate.line().submitted() + 1;
-        submit(&self.a, &[Op::Wait(gate.line().at(next)), fill(&x, 0)])?;
+        let host_timeline = self.device.host_timeline()?;
+        let next = host_timeline.timeline().submitted() + 1;
+        submit(&self.a, &[Op::Wait(host_timeline.timeline().at(next)), fill(&x, 0)])?;
         let mut last = 0;
         for _ in 0..2 + self.dice.below(3) {
             last = self.byte();
             submit(&self.a, &[fill(&x, u32::from(last))])?;
         }
-        gate.signal_host(next)?;
+        host_timeline.signal_host(next)?;
         self.expect("work that was held back", &self.a, &x, last)
     }
 
@@ -132,14 +145,21 @@ impl Scene<'_> {
         let mut ops = OpList::new();
         ops.push(&dispatch(&self.set, &[bind(&x, Access::Write)], &word));
         ops.push(&copy(&x, &z));
-        // SAFETY: the plan's pipelines, time stamps and graphs are this device's, and its memory
+        // SAFETY: the plan's pipelines, timestamps and graphs are this device's, and its memory
         // outlives the launches.
         let graph = unsafe { self.device.instantiate(Plan::new(ops)) }?;
         submit(&self.a, &[Op::Graph(&graph)])?;
         self.expect("a graph", &self.a, &z, byte)?;
         let bindings = [bind(&y, Access::Write)];
         // SAFETY: no launch is in flight, and the patches name memory that outlives the launches.
-        unsafe { graph.update(&[NodePatch { node: 0, bindings: Some(&bindings), params: None, grid: None }]) }?;
+        unsafe {
+            graph.update(&[NodePatch {
+                node: 0,
+                bindings: Some(&bindings),
+                params: None,
+                grid: None,
+            }])
+        }?;
         submit(&self.a, &[fill(&x, 0), Op::Graph(&graph)])?;
         self.expect("a graph with another buffer", &self.a, &y, byte)
     }
@@ -149,7 +169,7 @@ impl Scene<'_> {
         let x = buffer(self.device, &self.a, 4096);
         let pinned = self.device.memory(MemoryKind::Pinned)?;
         let take = |byte: u8| -> Result<Lease<Buffer>> {
-            let on = On { line: self.a.line(), timeline: &*self.a };
+            let on = On { timeline: self.a.timeline(), source: &*self.a };
             let host = pinned.alloc(Layout::new(4096), on)?;
             // SAFETY: the pinned memory is host memory, and this lease is its only holder.
             unsafe { std::ptr::write_bytes(host.addr() as *mut u8, byte, 4096) };
@@ -157,8 +177,11 @@ impl Scene<'_> {
         };
         let byte = self.dice.below(100) as u8 + 1;
         let source = take(byte)?;
-        let (src, keep): (_, Keep) = (source.addr() as *const u8, Arc::new(source));
-        submit(&self.a, &[Op::Upload(Upload { src, dst: x.addr(), native: 0, bytes: 4096, keep: Some(&keep) })])?;
+        let (src, keep): (_, KeepAlive) = (source.addr() as *const u8, Arc::new(source));
+        submit(
+            &self.a,
+            &[Op::Upload(Upload { src, dst: x.addr(), native: 0, bytes: 4096, keep: Some(&keep) })],
+        )?;
         drop(keep);
         let others = [take(201)?, take(202)?];
         self.expect("an upload from pinned memory", &self.a, &x, byte)?;
@@ -170,8 +193,9 @@ impl Scene<'_> {
     fn publication(&mut self) -> Result<()> {
         let x = buffer(self.device, &self.a, 64);
         let bytes = Host::new(vec![self.byte(); 64]);
-        let value = self.a.line().submitted() + 1;
-        let keep: Keep = Arc::new(Probe { line: self.a.line(), value, findings: self.findings.clone() });
+        let value = self.a.timeline().submitted() + 1;
+        let keep: KeepAlive =
+            Arc::new(Probe { timeline: self.a.timeline(), value, findings: self.findings.clone() });
         let Op::Upload(upload) = bytes.up(&x) else { return Ok(()) };
         submit(&self.a, &[Op::Upload(Upload { keep: Some(&keep), ..upload })])?;
         drop(keep);
@@ -245,7 +269,9 @@ fn each_planted_defect_is_found_within_fifty_seeds() {
             let all = findings(seed, Some(defect));
             all.first().cloned().map(|first| (seed, all.len(), first))
         });
-        let Some((seed, n, first)) = found else { panic!("{defect:?} was not found by {SEEDS} seeds") };
+        let Some((seed, n, first)) = found else {
+            panic!("{defect:?} was not found by {SEEDS} seeds")
+        };
         println!("{defect:?}: seed {seed}, {n} findings; {first}");
     }
 }

@@ -1,9 +1,9 @@
 //! The end of devices and contexts: no drop blocks, nothing ends early, and nothing leaks.
 
 use crate::common::*;
-use leasehold_core::{Error, HostLine, Lease, Result};
+use leasehold_core::{Error, HostTimelineOwner, Lease, Result};
 use leasehold_cuda::CudaConfig;
-use leasehold_hal::{Backend, Device, DeviceId, Gate, Op, Stream};
+use leasehold_hal::{Backend, Device, DeviceId, HostTimeline, Op, Stream};
 use leasehold_sim::{FaultAction, FaultPlan, FaultRule, When};
 use std::time::{Duration, Instant};
 
@@ -25,26 +25,33 @@ fn refused(result: Result<()>) -> &'static str {
 }
 
 /// A released device whose only stream was dropped with work behind a host timeline.
-fn released(bench: &Bench) -> Lease<dyn Gate> {
+fn released(bench: &Bench) -> Lease<dyn HostTimeline> {
     let device = bench.open(0);
-    let gate = device.gate().unwrap();
+    let host_timeline = device.host_timeline().unwrap();
     let a = stream(&device);
     let x = buffer(&device, &a, 4096);
-    let value = submit(&a, &[Op::Wait(gate.line().at(gate.line().submitted() + 1)), fill(&x, 1)]).unwrap();
+    let value = submit(
+        &a,
+        &[
+            Op::Wait(host_timeline.timeline().at(host_timeline.timeline().submitted() + 1)),
+            fill(&x, 1),
+        ],
+    )
+    .unwrap();
     // SAFETY: the timepoint is of the submission to this stream that writes the buffer, made just
     // now.
-    unsafe { x.mark_write(a.line().at(value)) };
+    unsafe { x.mark_write(a.timeline().at(value)) };
     drop((x, a));
     let devices = bench.backend.manager().devices();
     devices.release(device.handle()).unwrap();
     let handle = device.handle();
     at_once("the drop of the last lease of a device", || drop(device));
     assert!(!devices.is_alive(handle));
-    gate
+    host_timeline
 }
 
-fn raise(gate: &Lease<dyn Gate>) {
-    gate.signal_host(gate.line().submitted() + 1).unwrap();
+fn signal(host_timeline: &Lease<dyn HostTimeline>) {
+    host_timeline.signal_host(host_timeline.timeline().submitted() + 1).unwrap();
 }
 
 /// Without a call to the backend, the device ends on a thread of the backend.
@@ -57,10 +64,10 @@ fn ends_by_itself(bench: &Bench) {
 }
 
 #[test]
-fn the_last_lease_of_a_device_never_waits_for_a_gate() {
+fn the_last_lease_of_a_device_never_waits_for_a_host_timeline() {
     for config in [inline(), CudaConfig::default()] {
         let bench = Bench::with(driver_config(60), config.clone());
-        let gate = released(&bench);
+        let host_timeline = released(&bench);
         assert_eq!(bench.driver.census().streams, 1, "its work is still to come");
         assert_eq!(at_once("a shutdown", || refused(bench.backend.shutdown())), "stream");
         // A device that is opened again meanwhile has a new state.
@@ -70,31 +77,31 @@ fn the_last_lease_of_a_device_never_waits_for_a_gate() {
         submit(&b, &[fill(&y, 7)]).unwrap();
         assert_eq!(read(&b, &y), [7; 4096]);
         drop((y, b, again));
-        raise(&gate);
-        drop(gate);
+        signal(&host_timeline);
+        drop(host_timeline);
         bench.close();
     }
 }
 
 #[test]
-fn a_released_device_ends_in_the_background_once_the_gate_is_raised() {
+fn a_released_device_ends_in_the_background_once_the_host_timeline_is_signalled() {
     let bench = Bench::with(driver_config(61), CudaConfig::default());
-    let gate = released(&bench);
-    raise(&gate);
-    drop(gate);
+    let host_timeline = released(&bench);
+    signal(&host_timeline);
+    drop(host_timeline);
     ends_by_itself(&bench);
     bench.close();
 }
 
 #[test]
-fn a_backend_that_is_dropped_while_a_gate_is_down_waits_for_nothing() {
+fn a_backend_that_is_dropped_while_a_host_timeline_is_down_waits_for_nothing() {
     let bench = Bench::with(driver_config(62), CudaConfig::default());
-    let gate = released(&bench);
+    let host_timeline = released(&bench);
     let Bench { driver, backend } = bench;
     at_once("the drop of the backend", || drop(backend));
-    assert!(!driver.census().is_nothing(), "the work behind the gate is still to come");
-    raise(&gate);
-    drop(gate);
+    assert!(!driver.census().is_nothing(), "the work behind the host timeline is still to come");
+    signal(&host_timeline);
+    drop(host_timeline);
     let begun = Instant::now();
     while !driver.census().is_nothing() {
         assert!(begun.elapsed() < Duration::from_secs(20), "left: {:?}", driver.census());
@@ -104,45 +111,55 @@ fn a_backend_that_is_dropped_while_a_gate_is_down_waits_for_nothing() {
 }
 
 #[test]
-fn without_threads_a_dropped_backend_fails_what_a_gate_holds_back() {
+fn without_threads_a_dropped_backend_fails_what_a_host_timeline_holds_back() {
     let bench = Bench::with(driver_config(63), inline());
-    let gate = released(&bench);
+    let host_timeline = released(&bench);
     let Bench { driver, backend } = bench;
     at_once("the drop of the backend", || drop(backend));
     assert!(driver.census().is_nothing(), "{:?}", driver.census());
-    raise(&gate);
+    signal(&host_timeline);
 }
 
 #[test]
 fn a_stream_that_ends_while_the_driver_says_nothing_gives_up_nothing() {
     let bench = Bench::with(driver_config(65), inline());
     let device = bench.open(0);
-    let gate = device.gate().unwrap();
+    let host_timeline = device.host_timeline().unwrap();
     let a = stream(&device);
     let x = buffer(&device, &a, 4096);
     let bytes = Host::new(vec![1; 4096]);
-    let value = submit(&a, &[bytes.up(&x), Op::Wait(gate.line().at(gate.line().submitted() + 1))]).unwrap();
+    let value = submit(
+        &a,
+        &[
+            bytes.up(&x),
+            Op::Wait(host_timeline.timeline().at(host_timeline.timeline().submitted() + 1)),
+        ],
+    )
+    .unwrap();
     // SAFETY: the timepoint is of the submission to this stream that writes the buffer, made just
     // now.
-    unsafe { x.mark_write(a.line().at(value)) };
-    let (kept, line) = (std::sync::Arc::downgrade(&bytes.keep), a.line());
+    unsafe { x.mark_write(a.timeline().at(value)) };
+    let (kept, timeline) = (std::sync::Arc::downgrade(&bytes.keep), a.timeline());
     drop((bytes, x, a, device));
     let failing = FaultRule::on("cuStreamSynchronize", When::Always, FaultAction::Fail(999));
     bench.driver.machine().set_faults(FaultPlan::none().with(failing));
     drop(bench);
     assert!(kept.upgrade().is_some(), "the upload may still run");
-    assert!(line.check(value).is_err() && line.completed() < value, "failed, and never over");
-    drop(gate);
+    assert!(
+        timeline.check(value).is_err() && timeline.completed() < value,
+        "failed, and never over"
+    );
+    drop(host_timeline);
 }
 
 #[test]
-fn a_gate_that_nobody_raises_hangs_nothing() {
+fn a_host_timeline_that_nobody_signals_hangs_nothing() {
     for config in [inline(), CudaConfig::default()] {
         let bench = Bench::with(driver_config(64), config);
-        let gate = released(&bench);
+        let host_timeline = released(&bench);
         assert_eq!(at_once("a shutdown", || refused(bench.backend.shutdown())), "stream");
         // The end of the host timeline fails its waiters.
-        at_once("the drop of the gate", || drop(gate));
+        at_once("the drop of the host timeline", || drop(host_timeline));
         bench.close();
     }
 }
@@ -196,13 +213,13 @@ fn a_line_of_somebody_else_is_not_waited_for_either() {
     for config in [inline(), CudaConfig::default()] {
         let bench = Bench::with(driver_config(67), config);
         let device: Lease<dyn Device> = bench.open(0);
-        let elsewhere = HostLine::take().unwrap();
+        let elsewhere = HostTimelineOwner::take().unwrap();
         let a = stream(&device);
-        let next = elsewhere.line().submitted() + 1;
-        submit(&a, &[Op::Wait(elsewhere.line().at(next))]).unwrap();
+        let next = elsewhere.timeline().submitted() + 1;
+        submit(&a, &[Op::Wait(elsewhere.timeline().at(next))]).unwrap();
         drop((a, device));
         assert_eq!(at_once("a shutdown", || refused(bench.backend.shutdown())), "stream");
-        elsewhere.raise(next).unwrap();
+        elsewhere.signal(next).unwrap();
         // The shutdown finishes the work that can finish.
         bench.close();
     }
@@ -215,7 +232,8 @@ fn a_shutdown_finishes_what_needs_nobody() {
         let device = bench.open(0);
         let a = stream(&device);
         let x = buffer(&device, &a, 1 << 20);
-        let ran = leasehold_core::sync::Arc::new(leasehold_core::sync::atomic::AtomicBool::new(false));
+        let ran =
+            leasehold_core::sync::Arc::new(leasehold_core::sync::atomic::AtomicBool::new(false));
         let set = ran.clone();
         let call = leasehold_hal::HostCall::new("slow", move || {
             std::thread::sleep(Duration::from_millis(50));
@@ -225,7 +243,7 @@ fn a_shutdown_finishes_what_needs_nobody() {
         let value = submit(&a, &[fill(&x, 1), Op::Host(&call), fill(&x, 2)]).unwrap();
         // SAFETY: the timepoint is of the submission to this stream that writes the buffer, made
         // just now.
-        unsafe { x.mark_write(a.line().at(value)) };
+        unsafe { x.mark_write(a.timeline().at(value)) };
         drop((x, a, device));
         bench.close();
         assert!(ran.load(leasehold_core::sync::atomic::Ordering::Acquire));

@@ -165,7 +165,10 @@ impl<'a> CpuArgs<'a> {
     #[must_use]
     pub unsafe fn slice_mut<T: Pod>(&self, i: usize, from: usize, count: usize) -> &'a mut [T] {
         let (at, len) = self.aligned::<T>(i);
-        assert!(from <= len && count <= len - from, "binding {i} has {len} elements, not {from}..{from}+{count}");
+        assert!(
+            from <= len && count <= len - from,
+            "binding {i} has {len} elements, not {from}..{from}+{count}"
+        );
         if count == 0 {
             return &mut [];
         }
@@ -189,7 +192,11 @@ impl<'a> CpuArgs<'a> {
 #[cold]
 #[inline(never)]
 fn misaligned<T>(i: usize, addr: usize) -> ! {
-    panic!("binding {i} at {addr:#x} is not aligned to the {} bytes of {}", align_of::<T>(), type_name::<T>())
+    panic!(
+        "binding {i} at {addr:#x} is not aligned to the {} bytes of {}",
+        align_of::<T>(),
+        type_name::<T>()
+    )
 }
 
 #[cold]

@@ -26,7 +26,11 @@ impl<'a> LaunchInfo<'a> {
     /// A launch of these blocks with these parameters and bindings.
     #[inline]
     #[must_use]
-    pub fn new((grid, block, shared): ([u32; 3], [u32; 3], u32), params: &'a [u8], bindings: &'a [Binding]) -> Self {
+    pub fn new(
+        (grid, block, shared): ([u32; 3], [u32; 3], u32),
+        params: &'a [u8],
+        bindings: &'a [Binding],
+    ) -> Self {
         Self { grid, block, shared, params, bindings }
     }
 
@@ -145,7 +149,9 @@ impl KernelCheck {
     pub fn grid_1d() -> Self {
         Self::new(|launch| match launch.grid {
             [_, 1, 1] => Ok(()),
-            grid => Err(Error::invalid(format!("a grid of {grid:?}; the kernel takes one of one dimension"))),
+            grid => Err(Error::invalid(format!(
+                "a grid of {grid:?}; the kernel takes one of one dimension"
+            ))),
         })
     }
 

@@ -137,7 +137,8 @@ fn a_range_at_the_end_of_the_address_space_is_cut_there() {
 #[test]
 fn plans_of_4096_nodes_of_every_shape_take_milliseconds() {
     const N: u64 = 4096;
-    let one = |f: &dyn Fn(u64) -> Vec<Binding>| (0..N).map(|i| Node::Touches(f(i))).collect::<Vec<_>>();
+    let one =
+        |f: &dyn Fn(u64) -> Vec<Binding>| (0..N).map(|i| Node::Touches(f(i))).collect::<Vec<_>>();
     let (r, w, rw) = (Access::Read, Access::Write, Access::ReadWrite);
     let shapes: [(&str, Vec<Node>, usize); 6] = [
         ("independent", one(&|i| vec![binding(1 + i * 16, 16, w)]), 0),
@@ -149,17 +150,37 @@ fn plans_of_4096_nodes_of_every_shape_take_milliseconds() {
         ),
         (
             "fan in",
-            one(&|i| if i == N - 1 { vec![binding(1, N * 16, r)] } else { vec![binding(1 + i * 16, 16, w)] }),
+            one(&|i| {
+                if i == N - 1 {
+                    vec![binding(1, N * 16, r)]
+                } else {
+                    vec![binding(1 + i * 16, 16, w)]
+                }
+            }),
             4095,
         ),
         (
             "one write over many pieces, again and again",
-            one(&|i| if i < N / 2 { vec![binding(1 + i * 16, 16, w)] } else { vec![binding(1, N * 8, w)] }),
+            one(&|i| {
+                if i < N / 2 {
+                    vec![binding(1 + i * 16, 16, w)]
+                } else {
+                    vec![binding(1, N * 8, w)]
+                }
+            }),
             4095,
         ),
         (
             "many barriers",
-            (0..N).map(|i| if i % 2 == 0 { Node::Barrier } else { Node::Touches(vec![binding(16, 64, rw)]) }).collect(),
+            (0..N)
+                .map(|i| {
+                    if i % 2 == 0 {
+                        Node::Barrier
+                    } else {
+                        Node::Touches(vec![binding(16, 64, rw)])
+                    }
+                })
+                .collect(),
             4095,
         ),
     ];

@@ -2,9 +2,9 @@
 
 use super::{binding, pipeline};
 use crate::kernel::{Access, Binding, Pipeline};
-use crate::op::Keep;
+use crate::op::KeepAlive;
 use crate::{Copy2d, Dispatch, Download, Fill, ForeignCall, HostCall, Op, OpList, Upload};
-use leasehold_core::{Lease, LineOwner};
+use leasehold_core::{Lease, TimelineOwner};
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -33,14 +33,19 @@ enum Step {
 }
 
 fn bindings() -> impl Strategy<Value = Vec<Binding>> {
-    prop::collection::vec((0u64..100, 0u64..100).prop_map(|(a, l)| binding(a, l, Access::ReadWrite)), 0..4)
+    prop::collection::vec(
+        (0u64..100, 0u64..100).prop_map(|(a, l)| binding(a, l, Access::ReadWrite)),
+        0..4,
+    )
 }
 
 fn model() -> impl Strategy<Value = Model> {
     let dispatch = (any::<[u32; 3]>(), bindings(), prop::collection::vec(any::<u8>(), 0..6))
         .prop_map(|(grid, bindings, params)| Model::Dispatch { grid, bindings, params });
-    let copy = (0u64..100, 0u64..100, 0u64..9).prop_map(|(s, d, n)| Model::Copy(Copy2d::linear((s, 0), (d, 0), n)));
-    let fill = (0u64..100).prop_map(|dst| Model::Fill(Fill { dst, native: 0, bytes: 4, pattern: 7, width: 4 }));
+    let copy = (0u64..100, 0u64..100, 0u64..9)
+        .prop_map(|(s, d, n)| Model::Copy(Copy2d::linear((s, 0), (d, 0), n)));
+    let fill = (0u64..100)
+        .prop_map(|dst| Model::Fill(Fill { dst, native: 0, bytes: 4, pattern: 7, width: 4 }));
     prop_oneof![
         1 => (0u64..9).prop_map(Model::Wait),
         5 => dispatch,
@@ -71,15 +76,15 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 struct Objects {
-    line: LineOwner,
+    timeline: TimelineOwner,
     kernel: Lease<Pipeline>,
-    keep: Keep,
+    keep: KeepAlive,
 }
 
 fn push(ops: &mut OpList, m: &Model, o: &Objects) -> usize {
     let keep = |k: bool| k.then_some(&o.keep);
     match m {
-        Model::Wait(v) => ops.push(&Op::Wait(o.line.line().at(*v))),
+        Model::Wait(v) => ops.push(&Op::Wait(o.timeline.timeline().at(*v))),
         Model::Dispatch { grid, bindings, params } => ops.push(&Op::Dispatch(Dispatch {
             pipeline: &o.kernel,
             grid: *grid,
@@ -90,12 +95,20 @@ fn push(ops: &mut OpList, m: &Model, o: &Objects) -> usize {
         })),
         Model::Copy(c) => ops.push(&Op::Copy(*c)),
         Model::Fill(f) => ops.push(&Op::Fill(*f)),
-        Model::Upload(s, d, n, k) => {
-            ops.push(&Op::Upload(Upload { src: *s as *const u8, dst: *d, native: 0, bytes: *n, keep: keep(*k) }))
-        }
-        Model::Download(s, d, n, k) => {
-            ops.push(&Op::Download(Download { src: *s, native: 0, dst: *d as *mut u8, bytes: *n, keep: keep(*k) }))
-        }
+        Model::Upload(s, d, n, k) => ops.push(&Op::Upload(Upload {
+            src: *s as *const u8,
+            dst: *d,
+            native: 0,
+            bytes: *n,
+            keep: keep(*k),
+        })),
+        Model::Download(s, d, n, k) => ops.push(&Op::Download(Download {
+            src: *s,
+            native: 0,
+            dst: *d as *mut u8,
+            bytes: *n,
+            keep: keep(*k),
+        })),
         Model::Foreign(b) => ops.push(&Op::Foreign(&ForeignCall::new("f", b.clone(), |_| Ok(())))),
         Model::Host => ops.push(&Op::Host(&HostCall::new("h", || Ok(())))),
     }
@@ -106,7 +119,11 @@ fn read(op: &Op<'_>, o: &Objects) -> Model {
         Op::Wait(p) => Model::Wait(p.value()),
         Op::Dispatch(d) => {
             assert!(d.pipeline.same(&o.kernel) && d.block == [1; 3] && d.shared == 9);
-            Model::Dispatch { grid: d.grid, bindings: d.bindings.to_vec(), params: d.params.to_vec() }
+            Model::Dispatch {
+                grid: d.grid,
+                bindings: d.bindings.to_vec(),
+                params: d.params.to_vec(),
+            }
         }
         Op::Copy(c) => Model::Copy(*c),
         Op::Fill(f) => Model::Fill(*f),
@@ -114,7 +131,7 @@ fn read(op: &Op<'_>, o: &Objects) -> Model {
         Op::Download(d) => Model::Download(d.src, d.dst as usize, d.bytes, d.keep.is_some()),
         Op::Foreign(f) => Model::Foreign(f.accesses.to_vec()),
         Op::Host(_) => Model::Host,
-        Op::Stamp(_) | Op::Graph(_) => unreachable!("the model makes none"),
+        Op::WriteTimestamp(_) | Op::Graph(_) => unreachable!("the model makes none"),
     }
 }
 
@@ -141,9 +158,16 @@ fn rebind(m: &mut Model, remainder: u64) {
 }
 
 /// Applies a patch to the model; `false` if the list must refuse it.
-fn patch(m: Option<&mut Model>, b: &Option<Vec<Binding>>, p: &Option<Vec<u8>>, g: Option<[u32; 3]>) -> bool {
+fn patch(
+    m: Option<&mut Model>,
+    b: &Option<Vec<Binding>>,
+    p: &Option<Vec<u8>>,
+    g: Option<[u32; 3]>,
+) -> bool {
     let Some(Model::Dispatch { grid, bindings, params }) = m else { return false };
-    if b.as_ref().is_some_and(|b| b.len() != bindings.len()) || p.as_ref().is_some_and(|p| p.len() != params.len()) {
+    if b.as_ref().is_some_and(|b| b.len() != bindings.len())
+        || p.as_ref().is_some_and(|p| p.len() != params.len())
+    {
         return false;
     }
     *bindings = b.clone().unwrap_or(bindings.clone());
@@ -155,7 +179,7 @@ fn patch(m: Option<&mut Model>, b: &Option<Vec<Binding>>, p: &Option<Vec<u8>>, g
 proptest! {
     #[test]
     fn list_and_model_agree(steps in prop::collection::vec(step(), 0..40)) {
-        let objects = Objects { line: LineOwner::take().unwrap(), kernel: pipeline(), keep: Arc::new(()) };
+        let objects = Objects { timeline: TimelineOwner::take().unwrap(), kernel: pipeline(), keep: Arc::new(()) };
         let (mut ops, mut model) = (OpList::new(), Vec::<Model>::new());
         for s in steps {
             match s {

@@ -16,14 +16,20 @@ impl Resource for Pipelines {
     type Request<'a> = ();
     const NAME: &'static str = "pipeline";
     fn create(&self, _: Handle<tags::Pipeline>, (): &()) -> Result<Pipeline> {
-        Ok(Pipeline::new(&KernelDesc::new("k", KernelSource::Ptx("".into()), &[], KernelCheck::any()), 1, 1))
+        Ok(Pipeline::new(
+            &KernelDesc::new("k", KernelSource::Ptx("".into()), &[], KernelCheck::any()),
+            1,
+            1,
+        ))
     }
 }
 
 /// A pipeline whose content no test reads.
 fn pipeline() -> Lease<Pipeline> {
     static POOL: OnceLock<SlotPool<Pipelines>> = OnceLock::new();
-    POOL.get_or_init(|| SlotPool::new(Pipelines, PoolConfig::default()).unwrap()).acquire(&()).unwrap()
+    POOL.get_or_init(|| SlotPool::new(Pipelines, PoolConfig::default()).unwrap())
+        .acquire(&())
+        .unwrap()
 }
 
 fn binding(addr: u64, len: u64, access: Access) -> Binding {
@@ -32,7 +38,13 @@ fn binding(addr: u64, len: u64, access: Access) -> Binding {
 
 #[test]
 fn device_ids_are_read_as_they_are_written_and_nothing_else_is() {
-    let kinds = [BackendKind::Cpu, BackendKind::Cuda, BackendKind::Mps, BackendKind::Sim, BackendKind::Null];
+    let kinds = [
+        BackendKind::Cpu,
+        BackendKind::Cuda,
+        BackendKind::Mps,
+        BackendKind::Sim,
+        BackendKind::Null,
+    ];
     for kind in kinds {
         for ordinal in [0, 1, 7, u32::MAX] {
             let id = DeviceId::new(kind, ordinal);
@@ -104,7 +116,8 @@ fn the_null_backend_has_nothing_and_says_so() {
 /// A name with a static lifetime, since a kind's name is static. A list keeps it reachable for leak
 /// detectors.
 fn kept(name: String) -> &'static str {
-    static KEPT: leasehold_core::sync::Mutex<Vec<&'static str>> = leasehold_core::sync::Mutex::new(Vec::new());
+    static KEPT: leasehold_core::sync::Mutex<Vec<&'static str>> =
+        leasehold_core::sync::Mutex::new(Vec::new());
     let name = Box::leak(name.into_boxed_str());
     KEPT.lock().push(name);
     name

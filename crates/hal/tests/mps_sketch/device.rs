@@ -1,12 +1,12 @@
 //! Backend, device, memory and the simple objects of the sketch.
 
 use crate::mtl::*;
-use crate::stream::{Core, Exec, Gates, Graphs, LineTable, MpsStream, Streams};
+use crate::stream::{Core, Exec, Graphs, HostTimelines, MpsStream, Streams, TimelineTable};
 use leasehold_alloc::{Allocator, AllocatorConfig, Backing, BackingCaps, Chunk, HostKind};
 use leasehold_core::sync::{Arc, Mutex, OnceLock};
 use leasehold_core::{
-    DeviceHandle, Error, Fate, Handle, Lease, PoolConfig, PoolManager, PoolStats, Resource, Result, SlotPool, Tagged,
-    Timeline, tags,
+    DeviceHandle, Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource,
+    Result, SlotPool, Tagged, TimelineSource, tags,
 };
 use leasehold_hal::*;
 use std::collections::HashMap;
@@ -30,8 +30,8 @@ impl Resource for Devices {
         MpsDevice::new(self.0.clone(), ordinal)
     }
 
-    fn recycle(&self, _: &mut MpsDevice) -> Fate {
-        Fate::Destroy
+    fn recycle(&self, _: &mut MpsDevice) -> Recycle {
+        Recycle::Destroy
     }
 }
 
@@ -58,14 +58,20 @@ unsafe impl Backend for MpsBackend {
     }
 
     fn devices(&self) -> Result<Vec<DeviceInfo>> {
-        Ok((0..self.count).map(|i| DeviceInfo::new(DeviceId::new(BackendKind::Mps, i), "sketch")).collect())
+        Ok((0..self.count)
+            .map(|i| DeviceInfo::new(DeviceId::new(BackendKind::Mps, i), "sketch"))
+            .collect())
     }
 
     fn open(&self, device: DeviceId) -> Result<Lease<dyn Device>> {
         if device.ordinal >= self.count {
-            return Err(Error::NotFound(format!("{device}: there are {} devices", self.count).into()));
+            return Err(Error::NotFound(
+                format!("{device}: there are {} devices", self.count).into(),
+            ));
         }
-        Ok(Lease::map(self.devices.get_or_create(&device.ordinal, &device.ordinal)?, |d| d as &dyn Device))
+        Ok(Lease::map(self.devices.get_or_create(&device.ordinal, &device.ordinal)?, |d| {
+            d as &dyn Device
+        }))
     }
 
     fn shutdown(&self) -> Result<()> {
@@ -91,7 +97,12 @@ unsafe impl Send for Span {}
 // SAFETY: a segment is a separate buffer, held until it is returned.
 unsafe impl Backing for Heaps {
     fn caps(&self) -> BackingCaps {
-        BackingCaps { granule: 64 << 10, physical: 64 << 20, segment: 256 << 10, ..BackingCaps::default() }
+        BackingCaps {
+            granule: 64 << 10,
+            physical: 64 << 20,
+            segment: 256 << 10,
+            ..BackingCaps::default()
+        }
     }
 
     fn reserve(&self, _: u64) -> Result<u64> {
@@ -129,7 +140,7 @@ pub struct MpsDevice {
     pipelines: PoolManager<Pipelines, String>,
     stamps: SlotPool<Stamps>,
     graphs: SlotPool<Graphs>,
-    gates: SlotPool<Gates>,
+    host_timelines: SlotPool<HostTimelines>,
 }
 
 impl Tagged for MpsDevice {
@@ -142,16 +153,24 @@ impl MpsDevice {
         let nil = |what: &str| Error::Unavailable(format!("{id}: no {what}").into());
         let device = Arc::new(MTLDevice(world));
         // One queue for all streams, with space for more buffers than the default of 64.
-        let queue = device.newCommandQueueWithMaxCommandBufferCount(2048).ok_or_else(|| nil("queue"))?;
+        let queue =
+            device.newCommandQueueWithMaxCommandBufferCount(2048).ok_or_else(|| nil("queue"))?;
         let heaps = |name: &'static str, host_kind| {
             let backing = Heaps { device: device.clone(), spans: Mutex::new(HashMap::new()) };
-            let config = AllocatorConfig { name: name.into(), host_kind, ..AllocatorConfig::default() };
+            let config =
+                AllocatorConfig { name: name.into(), host_kind, ..AllocatorConfig::default() };
             Allocator::new(Box::new(backing), config)
         };
         let memory = heaps("mps device memory", HostKind::None)?;
         // Unified memory: pinned memory uses the same kind of heaps, separate for the statistics.
         let staging = heaps("mps staging", HostKind::Pinned)?;
-        let core = Arc::new(Core { device, queue, staging, lines: LineTable::default(), fill: OnceLock::new() });
+        let core = Arc::new(Core {
+            device,
+            queue,
+            staging,
+            timelines: TimelineTable::default(),
+            fill: OnceLock::new(),
+        });
         let pool = PoolConfig::default;
         let pipelines = PoolManager::new();
         pipelines.configure(Pipelines(core.device.clone()), pool())?;
@@ -166,7 +185,7 @@ impl MpsDevice {
             pipelines,
             stamps: SlotPool::new(Stamps, pool())?,
             graphs: SlotPool::new(Graphs, pool())?,
-            gates: SlotPool::new(Gates, pool())?,
+            host_timelines: SlotPool::new(HostTimelines, pool())?,
         })
     }
 }
@@ -182,7 +201,7 @@ unsafe impl Device for MpsDevice {
         let mut caps = Caps::default();
         caps.host_visible = true;
         caps.pinned = true;
-        caps.gates = true;
+        caps.host_timelines = true;
         caps.timestamps = true;
         caps.graphs = true;
         caps.concurrent_streams = true;
@@ -220,14 +239,14 @@ unsafe impl Device for MpsDevice {
         self.pipelines.get_or_create(&desc.name.to_string(), desc)
     }
 
-    fn timestamp(&self) -> Result<Lease<Timestamp>> {
+    fn timestamp(&self) -> Result<Lease<TimestampQuery>> {
         self.stamps.acquire(&())
     }
 
-    unsafe fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
+    unsafe fn elapsed(&self, start: &TimestampQuery, end: &TimestampQuery) -> Result<Duration> {
         match (start.get(), end.get()) {
             (Some(a), Some(b)) => Ok(Duration::from_nanos(b.saturating_sub(a))),
-            _ => Err(Error::state("a time stamp that was not written")),
+            _ => Err(Error::state("a timestamp that was not written")),
         }
     }
 
@@ -236,8 +255,8 @@ unsafe impl Device for MpsDevice {
         Ok(Lease::map(self.graphs.acquire(&&made)?, |g: &Exec| g as &dyn GraphExec))
     }
 
-    fn gate(&self) -> Result<Lease<dyn Gate>> {
-        Ok(Lease::map(self.gates.acquire(&&self.core)?, |g| g as &dyn Gate))
+    fn host_timeline(&self) -> Result<Lease<dyn HostTimeline>> {
+        Ok(Lease::map(self.host_timelines.acquire(&&self.core)?, |g| g as &dyn HostTimeline))
     }
 
     fn peer_access(&self, peer: DeviceId) -> Result<bool> {
@@ -245,7 +264,11 @@ unsafe impl Device for MpsDevice {
     }
 
     fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {
-        self.core.lines.streams().iter().try_for_each(|s| s.wait_host(s.line().submitted(), timeout))
+        self.core
+            .timelines
+            .streams()
+            .iter()
+            .try_for_each(|s| s.wait_host(s.timeline().submitted(), timeout))
     }
 
     fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
@@ -263,9 +286,12 @@ impl Resource for Pipelines {
 
     fn create(&self, _: Handle<tags::Pipeline>, desc: &KernelDesc<'_>) -> Result<Pipeline> {
         if !matches!(desc.source, KernelSource::Msl(_) | KernelSource::Metallib(_)) {
-            return Err(Error::Unsupported(format!("Metal does not run {}", desc.source.kind()).into()));
+            return Err(Error::Unsupported(
+                format!("Metal does not run {}", desc.source.kind()).into(),
+            ));
         }
-        let state = self.0.newComputePipelineState(&desc.entry).map_err(|e| Error::NotFound(e.into()))?;
+        let state =
+            self.0.newComputePipelineState(&desc.entry).map_err(|e| Error::NotFound(e.into()))?;
         let threads = state.maxTotalThreadsPerThreadgroup() as u32;
         // The word owns a count, which `destroy` drops.
         Ok(Pipeline::new(desc, Arc::into_raw(state) as u64, threads))
@@ -281,17 +307,17 @@ impl Resource for Pipelines {
 struct Stamps;
 
 impl Resource for Stamps {
-    type Payload = Timestamp;
+    type Payload = TimestampQuery;
     type Request<'a> = ();
-    const NAME: &'static str = "time stamp";
+    const NAME: &'static str = "timestamp";
 
-    fn create(&self, handle: Handle<tags::Timestamp>, (): &()) -> Result<Timestamp> {
+    fn create(&self, handle: Handle<tags::TimestampQuery>, (): &()) -> Result<TimestampQuery> {
         // The index in the counter sample buffer.
-        Ok(Timestamp::new(u64::from(handle.index())))
+        Ok(TimestampQuery::new(u64::from(handle.index())))
     }
 
-    fn recycle(&self, p: &mut Timestamp) -> Fate {
+    fn recycle(&self, p: &mut TimestampQuery) -> Recycle {
         p.clear();
-        Fate::Keep
+        Recycle::Keep
     }
 }

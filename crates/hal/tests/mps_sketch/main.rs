@@ -47,12 +47,16 @@ impl<B: Backend> Bench<B> {
     fn of(backend: B) -> Self {
         let device = backend.open(DeviceId::new(BackendKind::Mps, 0)).unwrap();
         let stream = device.stream(&StreamDesc::default()).unwrap();
-        let start = stream.line().submitted();
+        let start = stream.timeline().submitted();
         Self { device, stream, start, backend }
     }
 
     fn buffer(&self, bytes: u64) -> Lease<Buffer> {
-        self.device.memory(MemoryKind::Device).unwrap().alloc(Layout::new(bytes), On::new(&*self.stream)).unwrap()
+        self.device
+            .memory(MemoryKind::Device)
+            .unwrap()
+            .alloc(Layout::new(bytes), On::new(&*self.stream))
+            .unwrap()
     }
 
     fn kernel(&self, name: &'static str, bindings: &[Access]) -> Lease<Pipeline> {
@@ -80,14 +84,26 @@ fn bound(buffer: &Lease<Buffer>, access: Access) -> Binding {
 }
 
 fn dispatch<'a>(pipeline: &'a Lease<Pipeline>, bindings: &'a [Binding]) -> Op<'a> {
-    Op::Dispatch(Dispatch { pipeline, grid: [2, 1, 1], block: [32, 1, 1], shared: 0, bindings, params: &[] })
+    Op::Dispatch(Dispatch {
+        pipeline,
+        grid: [2, 1, 1],
+        block: [32, 1, 1],
+        shared: 0,
+        bindings,
+        params: &[],
+    })
 }
 
 /// Calls of the relevant kinds, without their operands.
 fn kinds(calls: &[String]) -> Vec<&str> {
     let words = calls.iter().filter_map(|c| c.split(' ').next());
     words
-        .filter(|w| !matches!(*w, "pipeline" | "buffer" | "bytes" | "newBuffer" | "newHeap" | "newCommandQueue"))
+        .filter(|w| {
+            !matches!(
+                *w,
+                "pipeline" | "buffer" | "bytes" | "newBuffer" | "newHeap" | "newCommandQueue"
+            )
+        })
         .collect()
 }
 
@@ -102,15 +118,23 @@ fn barriers_stand_only_where_accesses_conflict_and_one_encoder_serves_several_su
     b.submit(&[dispatch(&copy, &[bound(&x, read), bound(&z, write)])]).unwrap();
     // Reads the output of the first dispatch: the only barrier.
     b.submit(&[dispatch(&copy, &[bound(&y, read), bound(&x, write)])]).unwrap();
-    assert_eq!(b.stream.line().completed(), b.start);
+    assert_eq!(b.stream.timeline().completed(), b.start);
     assert_eq!(
         kinds(&b.calls()),
-        ["commandBuffer", "computeEncoder", "waitForFence", "dispatch", "dispatch", "barrier", "dispatch"]
+        [
+            "commandBuffer",
+            "computeEncoder",
+            "waitForFence",
+            "dispatch",
+            "dispatch",
+            "barrier",
+            "dispatch"
+        ]
     );
     assert_eq!(b.stream.signal().unwrap(), b.start + 3);
     assert_eq!(kinds(&b.calls()), ["updateFence", "endEncoding", "signal", "commit"]);
     b.backend.world.run();
-    assert_eq!(b.stream.line().completed(), b.start + 3);
+    assert_eq!(b.stream.timeline().completed(), b.start + 3);
     b.stream.wait_host(b.start + 3, Some(Duration::ZERO)).unwrap();
 }
 
@@ -122,7 +146,8 @@ fn a_binding_is_its_spanning_buffer_and_an_offset() {
     let k = b.kernel("k", &[Access::Read, Access::Write]);
     b.calls();
     let tail = Binding { addr: second.addr() + 16, len: 8, ..bound(&second, Access::Write) };
-    let (d, params) = (b.device.pipeline(&kernel("p", &[Access::Read, Access::Write], 8)).unwrap(), [7; 8]);
+    let (d, params) =
+        (b.device.pipeline(&kernel("p", &[Access::Read, Access::Write], 8)).unwrap(), [7; 8]);
     let op = Dispatch {
         pipeline: &d,
         grid: [1; 3],
@@ -133,10 +158,16 @@ fn a_binding_is_its_spanning_buffer_and_an_offset() {
     };
     b.submit(&[Op::Dispatch(op)]).unwrap();
     let calls = b.calls();
-    let base =
-        calls.iter().find_map(|c| c.strip_prefix("buffer +")?.strip_suffix(" at 0")?.parse::<u64>().ok()).unwrap();
+    let base = calls
+        .iter()
+        .find_map(|c| c.strip_prefix("buffer +")?.strip_suffix(" at 0")?.parse::<u64>().ok())
+        .unwrap();
     let offset = base + (second.addr() - first.addr()) + 16;
-    for expected in [format!("buffer +{offset} at 1"), "bytes 8 at 2".into(), "threadgroup memory 64 at 0".into()] {
+    for expected in [
+        format!("buffer +{offset} at 1"),
+        "bytes 8 at 2".into(),
+        "threadgroup memory 64 at 0".into(),
+    ] {
         assert!(calls.contains(&expected), "{expected} is not in {calls:?}");
     }
     drop(k);
@@ -156,10 +187,13 @@ fn fifty_dispatches_commit_by_themselves_and_the_fence_carries_the_order() {
     let kinds = kinds(&calls);
     let commit = kinds.iter().position(|k| *k == "commit").unwrap();
     assert_eq!(kinds[..commit].iter().filter(|k| **k == "dispatch").count(), 50);
-    assert_eq!(kinds[commit + 1..], ["commandBuffer", "computeEncoder", "waitForFence", "dispatch"]);
+    assert_eq!(
+        kinds[commit + 1..],
+        ["commandBuffer", "computeEncoder", "waitForFence", "dispatch"]
+    );
     b.stream.flush().unwrap();
     b.backend.world.run();
-    assert_eq!(b.stream.line().completed(), b.start + 51);
+    assert_eq!(b.stream.timeline().completed(), b.start + 51);
     b.calls();
     b.stream.flush().unwrap();
     assert!(b.calls().is_empty(), "nothing pending, nothing to do");
@@ -170,7 +204,9 @@ fn blits_copies_fills_and_stamps_stand_in_encoders_of_their_own() {
     let b = Bench::new();
     let (x, y) = (b.buffer(1024), b.buffer(1024));
     let (start, end) = (b.device.timestamp().unwrap(), b.device.timestamp().unwrap());
-    let fill = |pattern, width| Op::Fill(Fill { dst: x.addr(), native: x.native(), bytes: 64, pattern, width });
+    let fill = |pattern, width| {
+        Op::Fill(Fill { dst: x.addr(), native: x.native(), bytes: 64, pattern, width })
+    };
     b.calls();
     let copy = Copy2d {
         rows: 2,
@@ -179,7 +215,14 @@ fn blits_copies_fills_and_stamps_stand_in_encoders_of_their_own() {
         dst_pitch: 32,
         ..Copy2d::linear((x.addr(), x.native()), (y.addr(), y.native()), 8)
     };
-    b.submit(&[Op::Stamp(&start), fill(7, 1), Op::Copy(copy), fill(0x1234, 2), Op::Stamp(&end)]).unwrap();
+    b.submit(&[
+        Op::WriteTimestamp(&start),
+        fill(7, 1),
+        Op::Copy(copy),
+        fill(0x1234, 2),
+        Op::WriteTimestamp(&end),
+    ])
+    .unwrap();
     b.stream.signal().unwrap();
     assert_eq!(
         kinds(&b.calls()),
@@ -205,10 +248,10 @@ fn blits_copies_fills_and_stamps_stand_in_encoders_of_their_own() {
             "commit",
         ]
     );
-    // SAFETY: the stamps are of this backend.
+    // SAFETY: the timepoints are of this backend.
     assert_eq!(unsafe { b.device.elapsed(&start, &end) }.unwrap_err().kind(), "InvalidState");
     b.backend.world.run();
-    // SAFETY: the stamps are of this backend.
+    // SAFETY: the timepoints are of this backend.
     assert_eq!(unsafe { b.device.elapsed(&start, &end) }.unwrap(), Duration::from_micros(1));
 }
 
@@ -221,7 +264,7 @@ fn a_wait_is_an_event_between_buffers_and_commits_its_source() {
     let bindings = [bound(&x, Access::ReadWrite)];
     b.calls();
     let value = b.submit(&[dispatch(&k, &bindings)]).unwrap();
-    let after = b.stream.line().at(value);
+    let after = b.stream.timeline().at(value);
     submit(&*other, &[dispatch(&k, &bindings), Op::Wait(after), dispatch(&k, &bindings)]).unwrap();
     other.flush().unwrap();
     assert_eq!(
@@ -254,7 +297,7 @@ fn a_wait_is_an_event_between_buffers_and_commits_its_source() {
     assert_eq!(b.backend.world.in_flight(), 2);
     b.backend.world.run();
     assert_eq!(b.backend.world.in_flight(), 0);
-    assert!(other.line().is_idle());
+    assert!(other.timeline().is_idle());
 }
 
 #[test]
@@ -265,41 +308,41 @@ fn an_error_poisons_bumps_the_signal_and_reaches_who_waited() {
     let k = b.kernel("k", &[Access::ReadWrite]);
     let bindings = [bound(&x, Access::ReadWrite)];
     let value = b.submit(&[dispatch(&k, &bindings)]).unwrap();
-    other.wait(b.stream.line().at(value)).unwrap();
+    other.wait(b.stream.timeline().at(value)).unwrap();
     submit(&*other, &[dispatch(&k, &bindings)]).unwrap();
     other.flush().unwrap();
     assert!(b.backend.world.run_one(Some("MTLCommandBufferErrorOutOfMemory")));
     // Metal omitted the signal; the handler sent it, or the other buffer could never run.
     assert!(b.backend.world.run_one(None));
     for stream in [&b.stream, &other] {
-        let last = stream.line().submitted();
+        let last = stream.timeline().submitted();
         let e = stream.wait_host(last, Some(Duration::from_secs(5))).unwrap_err();
         assert!(e.to_string().contains("MTLCommandBufferErrorOutOfMemory"), "{e}");
-        assert!(stream.line().is_idle(), "nobody may hang on a failed line");
+        assert!(stream.timeline().is_idle(), "nobody may hang on a failed timeline");
         assert!(submit(&**stream, &[]).is_err(), "later calls return the cause");
     }
     b.calls();
 }
 
 #[test]
-fn a_gate_holds_back_its_stream_and_no_other_on_the_same_queue() {
+fn a_host_timeline_holds_back_its_stream_and_no_other_on_the_same_queue() {
     let b = Bench::new();
     let other = b.device.stream(&StreamDesc::default()).unwrap();
     let x = b.buffer(1024);
     let k = b.kernel("k", &[Access::ReadWrite]);
     let bindings = [bound(&x, Access::ReadWrite)];
-    let gate = b.device.gate().unwrap();
-    let at = gate.line().submitted() + 1;
-    b.submit(&[Op::Wait(gate.line().at(at)), dispatch(&k, &bindings)]).unwrap();
+    let host_timeline = b.device.host_timeline().unwrap();
+    let at = host_timeline.timeline().submitted() + 1;
+    b.submit(&[Op::Wait(host_timeline.timeline().at(at)), dispatch(&k, &bindings)]).unwrap();
     b.stream.flush().unwrap();
     submit(&*other, &[dispatch(&k, &bindings)]).unwrap();
     other.flush().unwrap();
     b.backend.world.run();
-    assert!(other.line().is_idle() && !b.stream.line().is_idle());
-    gate.signal_host(at).unwrap();
-    assert_eq!(gate.signal_host(at).unwrap_err().kind(), "InvalidArgument");
+    assert!(other.timeline().is_idle() && !b.stream.timeline().is_idle());
+    host_timeline.signal_host(at).unwrap();
+    assert_eq!(host_timeline.signal_host(at).unwrap_err().kind(), "InvalidArgument");
     b.backend.world.run();
-    assert!(b.stream.line().is_idle());
+    assert!(b.stream.timeline().is_idle());
     b.calls();
 }
 
@@ -309,7 +352,8 @@ fn host_copies_go_through_staging_and_complete_after_the_bytes_arrived() {
     let x = b.buffer(1024);
     let (from, mut to) = ([1u8, 2, 3, 4], [0u8; 4]);
     let up = Upload { src: from.as_ptr(), dst: x.addr(), native: x.native(), bytes: 4, keep: None };
-    let down = Download { src: x.addr(), native: x.native(), dst: to.as_mut_ptr(), bytes: 4, keep: None };
+    let down =
+        Download { src: x.addr(), native: x.native(), dst: to.as_mut_ptr(), bytes: 4, keep: None };
     b.submit(&[Op::Upload(up), Op::Download(down)]).unwrap();
     b.stream.signal().unwrap();
     b.backend.world.run();
@@ -328,7 +372,7 @@ fn a_dropped_stream_ends_its_encoder_and_its_work_runs() {
     let x = b.buffer(1024);
     let k = b.kernel("k", &[Access::ReadWrite]);
     let value = submit(&*other, &[dispatch(&k, &[bound(&x, Access::ReadWrite)])]).unwrap();
-    let point = other.line().at(value);
+    let point = other.timeline().at(value);
     b.calls();
     drop(other);
     assert_eq!(kinds(&b.calls()), ["updateFence", "endEncoding", "signal", "commit"]);
@@ -336,7 +380,7 @@ fn a_dropped_stream_ends_its_encoder_and_its_work_runs() {
     b.submit(&[Op::Wait(point)]).unwrap();
     b.stream.flush().unwrap();
     b.backend.world.run();
-    assert!(point.is_settled() && b.stream.line().is_idle());
+    assert!(point.is_settled() && b.stream.timeline().is_idle());
 }
 
 #[test]
@@ -349,8 +393,8 @@ fn graphs_are_encoded_anew_and_libraries_get_the_command_buffer() {
     for _ in 0..3 {
         ops.push(&dispatch(&k, &bindings));
     }
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives
-    // the launches.
+    // SAFETY: the plan's pipelines, timepoints and graphs are this device's, and its memory
+    // outlives the launches.
     let graph = unsafe { b.device.instantiate(Plan::new(ops)) }.unwrap();
     let native = Arc::new(AtomicU64::new(0));
     let seen = native.clone();
@@ -372,13 +416,19 @@ fn graphs_are_encoded_anew_and_libraries_get_the_command_buffer() {
         "updateFence",
         "endEncoding",
     ];
-    assert_eq!(kinds(&b.calls()), [&["commandBuffer"][..], &launch, &launch, &["signal", "commit"]].concat());
+    assert_eq!(
+        kinds(&b.calls()),
+        [&["commandBuffer"][..], &launch, &launch, &["signal", "commit"]].concat()
+    );
     assert_ne!(native.load(Ordering::Relaxed), 0);
     let patch = NodePatch { node: 1, bindings: None, params: None, grid: Some([9, 1, 1]) };
     // SAFETY: no launch is in flight, and the patches name memory that outlives the launches.
     unsafe { graph.update(&[patch]) }.unwrap();
-    // SAFETY: no launch is in flight, and the patches name memory that outlives the launches.
-    assert_eq!(unsafe { graph.update(&[NodePatch { node: 3, ..patch }]) }.unwrap_err().kind(), "InvalidArgument");
+    assert_eq!(
+        // SAFETY: no launch is in flight, and the patches name memory that outlives the launches.
+        unsafe { graph.update(&[NodePatch { node: 3, ..patch }]) }.unwrap_err().kind(),
+        "InvalidArgument"
+    );
     b.submit(&[Op::Graph(&graph)]).unwrap();
     assert!(b.calls().contains(&"dispatch [9, 1, 1] [32, 1, 1]".to_owned()));
     b.stream.flush().unwrap();
@@ -390,10 +440,13 @@ fn what_metal_cannot_do_is_unsupported_and_leaves_the_stream_as_it_was() {
     let b = Bench::new();
     let call = HostCall::new("call", || Ok(()));
     assert_eq!(b.submit(&[Op::Host(&call)]).unwrap_err().kind(), "Unsupported");
-    assert_eq!(b.stream.line().submitted(), b.start);
+    assert_eq!(b.stream.timeline().submitted(), b.start);
     let e = b
         .device
-        .pipeline(&KernelDesc { source: KernelSource::Ptx(Cow::Borrowed("")), ..kernel("k", &[], 0) })
+        .pipeline(&KernelDesc {
+            source: KernelSource::Ptx(Cow::Borrowed("")),
+            ..kernel("k", &[], 0)
+        })
         .unwrap_err();
     assert_eq!(e.kind(), "Unsupported");
     assert_eq!(b.device.pipeline(&kernel("missing", &[], 0)).unwrap_err().kind(), "NotFound");
@@ -421,6 +474,6 @@ fn many_threads_submit_to_one_stream() {
     });
     b.stream.flush().unwrap();
     b.backend.world.run();
-    assert_eq!(b.stream.line().completed(), b.start + 160);
+    assert_eq!(b.stream.timeline().completed(), b.start + 160);
     assert_eq!(kinds(&b.calls()).iter().filter(|k| **k == "dispatch").count(), 160);
 }

@@ -3,7 +3,10 @@
 //! are checked, and committed buffers complete on request.
 
 #![expect(non_snake_case, reason = "the names are those of objc2-metal")]
-#![expect(clippy::arc_with_non_send_sync, reason = "stands for retained objects that must not cross threads")]
+#![expect(
+    clippy::arc_with_non_send_sync,
+    reason = "stands for retained objects that must not cross threads"
+)]
 
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
@@ -104,7 +107,10 @@ impl World {
 pub struct MTLDevice(pub Arc<World>);
 
 impl MTLDevice {
-    pub fn newCommandQueueWithMaxCommandBufferCount(&self, count: usize) -> Option<Retained<MTLCommandQueue>> {
+    pub fn newCommandQueueWithMaxCommandBufferCount(
+        &self,
+        count: usize,
+    ) -> Option<Retained<MTLCommandQueue>> {
         self.0.say(format!("newCommandQueue {count}"));
         Some(Arc::new(MTLCommandQueue { world: self.0.clone(), id: self.0.id() }))
     }
@@ -123,7 +129,10 @@ impl MTLDevice {
         Some(Arc::new(MTLHeap { size, world: self.0.clone(), marker: PhantomData }))
     }
 
-    pub fn newComputePipelineState(&self, function: &str) -> Result<Retained<MTLComputePipelineState>, String> {
+    pub fn newComputePipelineState(
+        &self,
+        function: &str,
+    ) -> Result<Retained<MTLComputePipelineState>, String> {
         if function.starts_with("missing") {
             return Err(format!("function {function} not found"));
         }
@@ -141,8 +150,15 @@ impl MTLCommandQueue {
     pub fn commandBufferWithUnretainedReferences(&self) -> Option<Retained<MTLCommandBuffer>> {
         let id = self.world.id();
         self.world.say(format!("commandBuffer {id}"));
-        let state = BufferState { encoder: false, committed: false, waits: vec![], signals: vec![], handlers: vec![] };
-        let inner = Inner { world: self.world.clone(), id, queue: self.id, state: Mutex::new(state) };
+        let state = BufferState {
+            encoder: false,
+            committed: false,
+            waits: vec![],
+            signals: vec![],
+            handlers: vec![],
+        };
+        let inner =
+            Inner { world: self.world.clone(), id, queue: self.id, state: Mutex::new(state) };
         // Not `Send` but retained nevertheless, like Objective-C objects.
         let buffer = Arc::new(MTLCommandBuffer { inner: Arc::new(inner), marker: PhantomData });
         Some(buffer)
@@ -168,7 +184,10 @@ impl Inner {
     fn encoder(self: &Arc<Self>, kind: &'static str, what: String) -> Encoder {
         let mut state = self.state.lock();
         if state.encoder || state.committed {
-            self.world.broken(format!("{kind} encoder on buffer {} that is encoding or committed", self.id));
+            self.world.broken(format!(
+                "{kind} encoder on buffer {} that is encoding or committed",
+                self.id
+            ));
         }
         state.encoder = true;
         self.world.say(format!("{what} on {}", self.id));
@@ -178,7 +197,8 @@ impl Inner {
     fn between_encoders(&self, call: &str) {
         let state = self.state.lock();
         if state.encoder || state.committed {
-            self.world.broken(format!("{call} on buffer {} that is encoding or committed", self.id));
+            self.world
+                .broken(format!("{call} on buffer {} that is encoding or committed", self.id));
         }
     }
 }
@@ -196,7 +216,10 @@ impl MTLCommandBuffer {
 
     /// `computeCommandEncoderWithDescriptor` with a sample buffer attachment: samples at stage
     /// boundaries only.
-    pub fn computeCommandEncoderSampling(&self, index: u64) -> Option<Retained<MTLComputeCommandEncoder>> {
+    pub fn computeCommandEncoderSampling(
+        &self,
+        index: u64,
+    ) -> Option<Retained<MTLComputeCommandEncoder>> {
         Some(compute(self.inner.encoder("compute", format!("computeEncoder sampling {index}"))))
     }
 
@@ -296,7 +319,10 @@ impl MTLComputeCommandEncoder {
 
     pub fn setBuffer_offset_atIndex(&self, buffer: &MTLBuffer, offset: usize, index: usize) {
         if offset >= buffer.length() {
-            self.encoder.buffer.world.broken(format!("offset {offset} of a buffer of {}", buffer.length()));
+            self.encoder
+                .buffer
+                .world
+                .broken(format!("offset {offset} of a buffer of {}", buffer.length()));
         }
         self.encoder.say(format!("buffer +{offset} at {index}"));
     }
@@ -343,7 +369,14 @@ pub struct MTLBlitCommandEncoder {
 }
 
 impl MTLBlitCommandEncoder {
-    pub fn copyFromBuffer(&self, _: &MTLBuffer, from: usize, _: &MTLBuffer, to: usize, size: usize) {
+    pub fn copyFromBuffer(
+        &self,
+        _: &MTLBuffer,
+        from: usize,
+        _: &MTLBuffer,
+        to: usize,
+        size: usize,
+    ) {
         self.encoder.say(format!("copy +{from} to +{to} {size}"));
     }
 
@@ -403,13 +436,18 @@ pub struct MTLHeap {
 }
 
 impl MTLHeap {
-    pub fn newBufferWithLength_offset(&self, length: usize, offset: usize) -> Option<Retained<MTLBuffer>> {
+    pub fn newBufferWithLength_offset(
+        &self,
+        length: usize,
+        offset: usize,
+    ) -> Option<Retained<MTLBuffer>> {
         if length == 0 || offset + length > self.size {
             return None;
         }
         self.world.say(format!("newBuffer {length} +{offset}"));
         let memory = vec![Page { _bytes: [0; PAGE] }; length.div_ceil(PAGE)].into_boxed_slice();
-        let buffer = Arc::new(MTLBuffer { memory: Mutex::new(memory), length, marker: self.marker });
+        let buffer =
+            Arc::new(MTLBuffer { memory: Mutex::new(memory), length, marker: self.marker });
         Some(buffer)
     }
 }

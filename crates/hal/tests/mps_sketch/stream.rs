@@ -11,8 +11,8 @@ use crate::mtl::*;
 use leasehold_alloc::{Allocator, Buffer, Layout, On};
 use leasehold_core::sync::{Arc, Mutex, OnceLock};
 use leasehold_core::{
-    AnyLease, Error, Fate, Fault, Handle, Lease, Line, LineId, LineOwner, Point, Resource, Result, Tagged, Timeline,
-    tags,
+    AnyLease, Error, Fault, Handle, Lease, Recycle, Resource, Result, Tagged, Timeline, TimelineId,
+    TimelineOwner, TimelineSource, Timepoint, tags,
 };
 use leasehold_hal::hazard::Tracker;
 use leasehold_hal::*;
@@ -29,25 +29,25 @@ pub struct Core {
     pub device: Arc<MTLDevice>,
     pub queue: Retained<MTLCommandQueue>,
     pub staging: Allocator,
-    pub lines: LineTable,
+    pub timelines: TimelineTable,
     /// The kernel for fills of more than a byte, which Metal does not have.
     pub fill: OnceLock<Retained<MTLComputePipelineState>>,
 }
 
 /// From a timeline to the native event: a timepoint names only the timeline.
 #[derive(Default)]
-pub struct LineTable(Mutex<HashMap<LineId, Entry>>);
+pub struct TimelineTable(Mutex<HashMap<TimelineId, Entry>>);
 
 struct Entry {
     event: Retained<MTLSharedEvent>,
-    gate: bool,
+    host_timeline: bool,
     /// `None` once the stream is destroyed; its timepoints stay valid.
     stream: Weak<State>,
 }
 
-impl LineTable {
-    fn find(&self, id: LineId) -> Option<(Retained<MTLSharedEvent>, bool, Option<Arc<State>>)> {
-        self.0.lock().get(&id).map(|e| (e.event.clone(), e.gate, e.stream.upgrade()))
+impl TimelineTable {
+    fn find(&self, id: TimelineId) -> Option<(Retained<MTLSharedEvent>, bool, Option<Arc<State>>)> {
+        self.0.lock().get(&id).map(|e| (e.event.clone(), e.host_timeline, e.stream.upgrade()))
     }
 
     pub fn streams(&self) -> Vec<Arc<State>> {
@@ -58,7 +58,7 @@ impl LineTable {
 /// The state of a stream.
 pub struct State {
     core: Arc<Core>,
-    line: Arc<LineOwner>,
+    timeline: Arc<TimelineOwner>,
     event: Retained<MTLSharedEvent>,
     /// Orders encoders: the queue does not order untracked resources.
     fence: Retained<MTLFence>,
@@ -77,7 +77,7 @@ struct Encoding {
     signalled: u64,
     /// A host timeline's timepoint that must come before the buffer may be committed. On a shared
     /// queue a wait for the host would delay other streams too.
-    held: Option<Point>,
+    held: Option<Timepoint>,
     retained: Retain,
 }
 
@@ -95,10 +95,10 @@ enum Encoder {
 #[derive(Default)]
 struct Retain {
     objects: Vec<AnyLease>,
-    keeps: Vec<op::Keep>,
-    stamps: Vec<Lease<Timestamp>>,
-    waits: Vec<Point>,
-    downloads: Vec<(Lease<Buffer>, HostAddress, usize, Option<op::Keep>)>,
+    keeps: Vec<op::KeepAlive>,
+    stamps: Vec<Lease<TimestampQuery>>,
+    waits: Vec<Timepoint>,
+    downloads: Vec<(Lease<Buffer>, HostAddress, usize, Option<op::KeepAlive>)>,
 }
 
 /// The host address of a download.
@@ -109,28 +109,36 @@ struct HostAddress(*mut u8);
 unsafe impl Send for HostAddress {}
 
 impl State {
-    fn now(&self) -> &'static Line {
-        self.line.line()
+    fn now(&self) -> &'static Timeline {
+        self.timeline.timeline()
     }
 
     /// Commits the open buffer, unless a host timeline delays it, and signals the last submitted
     /// value.
     fn commit(&self, e: &mut Encoding) {
         e.end(&self.fence);
-        if e.held.is_some_and(|p| !p.is_settled() && !p.line().failed(p.value())) {
+        if e.held.is_some_and(|p| !p.is_settled() && !p.timeline().failed(p.value())) {
             return;
         }
         let value = self.now().submitted();
         if value == e.signalled {
             return;
         }
-        let Some(buffer) = e.buffer.take().or_else(|| self.core.queue.commandBufferWithUnretainedReferences()) else {
+        let Some(buffer) =
+            e.buffer.take().or_else(|| self.core.queue.commandBufferWithUnretainedReferences())
+        else {
             return;
         };
         buffer.encodeSignalEvent_value(&self.event, value);
-        let (owner, event, first, retained) =
-            (self.line.clone(), self.event.clone(), e.signalled + 1, std::mem::take(&mut e.retained));
-        buffer.addCompletedHandler(Box::new(move |done| complete(&owner, &event, first..=value, done, retained)));
+        let (owner, event, first, retained) = (
+            self.timeline.clone(),
+            self.event.clone(),
+            e.signalled + 1,
+            std::mem::take(&mut e.retained),
+        );
+        buffer.addCompletedHandler(Box::new(move |done| {
+            complete(&owner, &event, first..=value, done, retained)
+        }));
         buffer.commit();
         e.signalled = value;
         e.held = None;
@@ -173,21 +181,21 @@ impl State {
     }
 
     /// Encodes a wait, which delays the buffer while a host timeline is not signalled.
-    fn encode_wait(&self, e: &mut Encoding, on: Point) -> Result<()> {
-        if on.line_id() == self.now().id() || on.is_settled() {
+    fn encode_wait(&self, e: &mut Encoding, on: Timepoint) -> Result<()> {
+        if on.timeline_id() == self.now().id() || on.is_settled() {
             return Ok(());
         }
-        on.line().check(on.value())?;
-        let Some((event, gate, _)) = self.core.lines.find(on.line_id()) else {
-            return Err(Error::Unsupported(format!("{on:?} is no line of this device").into()));
+        on.timeline().check(on.value())?;
+        let Some((event, host_timeline, _)) = self.core.timelines.find(on.timeline_id()) else {
+            return Err(Error::Unsupported(format!("{on:?} is no timeline of this device").into()));
         };
-        if gate {
+        if host_timeline {
             // Earlier work must not be delayed.
             self.commit(e);
         }
         self.between(e)?.encodeWaitForEvent_value(&event, on.value());
         e.retained.waits.push(on);
-        if gate {
+        if host_timeline {
             e.held = Some(on);
         }
         Ok(())
@@ -205,46 +213,86 @@ impl State {
             }
             Op::Copy(c) => {
                 let blit = self.blit(e)?;
-                let ((from, src), (to, dst)) = (place(c.src_native, c.src), place(c.dst_native, c.dst));
+                let ((from, src), (to, dst)) =
+                    (place(c.src_native, c.src), place(c.dst_native, c.dst));
                 for row in 0..c.rows {
                     let at = |offset: usize, pitch: u64| offset + (row * pitch) as usize;
-                    blit.copyFromBuffer(from, at(src, c.src_pitch), to, at(dst, c.dst_pitch), c.width as usize);
+                    blit.copyFromBuffer(
+                        from,
+                        at(src, c.src_pitch),
+                        to,
+                        at(dst, c.dst_pitch),
+                        c.width as usize,
+                    );
                 }
             }
             Op::Fill(f) if f.width == 1 => {
                 let (buffer, at) = place(f.native, f.dst);
-                self.blit(e)?.fillBuffer_range_value(buffer, at..at + f.bytes as usize, f.pattern as u8);
+                self.blit(e)?.fillBuffer_range_value(
+                    buffer,
+                    at..at + f.bytes as usize,
+                    f.pattern as u8,
+                );
             }
             Op::Fill(f) => {
-                let make =
-                    || self.core.device.newComputePipelineState("fill").map_err(|e| Error::Compile { log: e.into() });
+                let make = || {
+                    self.core
+                        .device
+                        .newComputePipelineState("fill")
+                        .map_err(|e| Error::Compile { log: e.into() })
+                };
                 let state = match self.core.fill.get() {
                     Some(state) => state.clone(),
-                    None => self.core.fill.get_or_init(|| make().unwrap_or_else(|_| unreachable!("built in"))).clone(),
+                    None => self
+                        .core
+                        .fill
+                        .get_or_init(|| make().unwrap_or_else(|_| unreachable!("built in")))
+                        .clone(),
                 };
-                let binding = Binding { addr: f.dst, len: f.bytes, native: f.native, access: Access::Write };
+                let binding =
+                    Binding { addr: f.dst, len: f.bytes, native: f.native, access: Access::Write };
                 let n = (f.bytes / u64::from(f.width)) as u32;
-                self.dispatch(e, &state, [n, 1, 1], [1; 3], 0, &[binding], &f.pattern.to_le_bytes())?;
+                self.dispatch(
+                    e,
+                    &state,
+                    [n, 1, 1],
+                    [1; 3],
+                    0,
+                    &[binding],
+                    &f.pattern.to_le_bytes(),
+                )?;
             }
             Op::Upload(u) => {
                 let stage = staged.next()?;
                 // SAFETY: the caller keeps the source readable; the staging buffer was allocated
                 // with this many bytes of host memory.
-                unsafe { std::ptr::copy_nonoverlapping(u.src, stage.addr() as *mut u8, u.bytes as usize) };
-                let ((from, src), (to, dst)) = (place(stage.native(), stage.addr()), place(u.native, u.dst));
+                unsafe {
+                    std::ptr::copy_nonoverlapping(u.src, stage.addr() as *mut u8, u.bytes as usize)
+                };
+                let ((from, src), (to, dst)) =
+                    (place(stage.native(), stage.addr()), place(u.native, u.dst));
                 self.blit(e)?.copyFromBuffer(from, src, to, dst, u.bytes as usize);
                 e.retained.objects.push(stage.into_any());
                 e.retained.keeps.extend(u.keep.cloned());
             }
             Op::Download(d) => {
                 let stage = staged.next()?;
-                let ((from, src), (to, dst)) = (place(d.native, d.src), place(stage.native(), stage.addr()));
+                let ((from, src), (to, dst)) =
+                    (place(d.native, d.src), place(stage.native(), stage.addr()));
                 self.blit(e)?.copyFromBuffer(from, src, to, dst, d.bytes as usize);
-                e.retained.downloads.push((stage, HostAddress(d.dst), d.bytes as usize, d.keep.cloned()));
+                e.retained.downloads.push((
+                    stage,
+                    HostAddress(d.dst),
+                    d.bytes as usize,
+                    d.keep.cloned(),
+                ));
             }
-            Op::Stamp(stamp) => {
+            Op::WriteTimestamp(stamp) => {
                 let none = || Error::state("Metal gave no encoder");
-                let encoder = self.between(e)?.computeCommandEncoderSampling(stamp.native()).ok_or_else(none)?;
+                let encoder = self
+                    .between(e)?
+                    .computeCommandEncoderSampling(stamp.native())
+                    .ok_or_else(none)?;
                 encoder.endEncoding();
                 e.retained.stamps.push((*stamp).clone());
             }
@@ -261,12 +309,17 @@ impl State {
                 let plan = exec.plan.lock();
                 plan.ops.iter().try_for_each(|op| self.encode(e, &op, staged))?;
             }
-            other => return Err(Error::Unsupported(format!("Metal has no {}", other.kind()).into())),
+            other => {
+                return Err(Error::Unsupported(format!("Metal has no {}", other.kind()).into()));
+            }
         }
         Ok(())
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the parts of a dispatch, also for the built-in fill")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the parts of a dispatch, also for the built-in fill"
+    )]
     fn dispatch(
         &self,
         e: &mut Encoding,
@@ -337,7 +390,7 @@ impl Encoding {
 
 /// The completion handler runs on a thread of Metal, so it submits nothing and drops no queue.
 fn complete(
-    owner: &LineOwner,
+    owner: &TimelineOwner,
     event: &MTLSharedEvent,
     values: std::ops::RangeInclusive<u64>,
     done: &Completed,
@@ -353,7 +406,12 @@ fn complete(
             retained.stamps.iter().for_each(|s| s.set(1_000 * (s.native() + 1)));
         }
         Some(error) => {
-            let fault = Fault::new("command buffer", format!("{:?}", owner.line()), *values.start(), error.clone());
+            let fault = Fault::new(
+                "command buffer",
+                format!("{:?}", owner.timeline()),
+                *values.start(),
+                error.clone(),
+            );
             owner.poison(*values.start(), fault.into());
             // Metal omitted the signal; waits on the device must not hang.
             event.setSignaledValue(*values.end());
@@ -362,7 +420,7 @@ fn complete(
     // The signal above released a wait for a failed source; the work after it did not run on the
     // right data.
     for on in &retained.waits {
-        if let Err(cause) = on.line().check(on.value()) {
+        if let Err(cause) = on.timeline().check(on.value()) {
             owner.poison(*values.start(), cause);
         }
     }
@@ -399,8 +457,8 @@ fn stage(op: &Op<'_>, core: &Core, on: On<'_>, into: &mut Vec<Lease<Buffer>>) ->
 
 // SAFETY: the completion handler publishes a value after Metal has completed its command buffer. A
 // wait is encoded before later work.
-unsafe impl Timeline for State {
-    fn line(&self) -> &'static Line {
+unsafe impl TimelineSource for State {
+    fn timeline(&self) -> &'static Timeline {
         self.now()
     }
 
@@ -414,7 +472,7 @@ unsafe impl Timeline for State {
         Ok(self.now().completed())
     }
 
-    fn wait(&self, on: Point) -> Result<()> {
+    fn wait(&self, on: Timepoint) -> Result<()> {
         self.flush_source(on);
         self.encode_wait(&mut self.encoding.lock(), on).inspect_err(|e| self.poison_by(e))
     }
@@ -428,9 +486,9 @@ unsafe impl Timeline for State {
 impl State {
     /// Flushes the stream that still batches a value. Before the own lock, because two locks in a
     /// cycle would deadlock.
-    fn flush_source(&self, on: Point) {
-        if let Some((_, false, Some(source))) = self.core.lines.find(on.line_id())
-            && source.line().id() != self.now().id()
+    fn flush_source(&self, on: Timepoint) {
+        if let Some((_, false, Some(source))) = self.core.timelines.find(on.timeline_id())
+            && source.timeline().id() != self.now().id()
         {
             source.commit(&mut source.encoding.lock());
         }
@@ -438,7 +496,7 @@ impl State {
 
     fn poison_by(&self, cause: &Error) {
         if matches!(cause, Error::Fault(_)) {
-            self.line.poison(self.now().submitted() + 1, cause.clone());
+            self.timeline.poison(self.now().submitted() + 1, cause.clone());
         }
     }
 
@@ -458,7 +516,7 @@ impl State {
         for op in ops {
             self.encode(&mut e, op, &mut staged).inspect_err(|e| self.poison_by(e))?;
         }
-        let value = self.line.advance()?;
+        let value = self.timeline.advance()?;
         if e.dispatches >= DISPATCHES_PER_BUFFER {
             self.commit(&mut e);
         }
@@ -481,8 +539,8 @@ impl Tagged for MpsStream {
 }
 
 // SAFETY: every method calls the state's.
-unsafe impl Timeline for MpsStream {
-    fn line(&self) -> &'static Line {
+unsafe impl TimelineSource for MpsStream {
+    fn timeline(&self) -> &'static Timeline {
         self.0.now()
     }
     fn signal(&self) -> Result<u64> {
@@ -491,7 +549,7 @@ unsafe impl Timeline for MpsStream {
     fn refresh(&self) -> Result<u64> {
         self.0.refresh()
     }
-    fn wait(&self, on: Point) -> Result<()> {
+    fn wait(&self, on: Timepoint) -> Result<()> {
         self.0.wait(on)
     }
     fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
@@ -524,103 +582,111 @@ impl Resource for Streams {
     const NAME: &'static str = "stream";
 
     fn create(&self, _: Handle<tags::Stream>, core: &&Arc<Core>) -> Result<MpsStream> {
-        let line = Arc::new(LineOwner::take()?);
+        let timeline = Arc::new(TimelineOwner::take()?);
         let nil = || Error::Unavailable("Metal gave no event or fence".into());
         let event = core.device.newSharedEvent().ok_or_else(nil)?;
         let fence = core.device.newFence().ok_or_else(nil)?;
         // A reused timeline continues from its last value.
-        let signalled = line.line().submitted();
+        let signalled = timeline.timeline().submitted();
         event.setSignaledValue(signalled);
         let encoding = Mutex::new(Encoding { signalled, ..Encoding::default() });
-        let state = Arc::new(State { core: (*core).clone(), line, event: event.clone(), fence, encoding });
-        let entry = Entry { event, gate: false, stream: Arc::downgrade(&state) };
-        core.lines.0.lock().insert(state.now().id(), entry);
+        let state = Arc::new(State {
+            core: (*core).clone(),
+            timeline,
+            event: event.clone(),
+            fence,
+            encoding,
+        });
+        let entry = Entry { event, host_timeline: false, stream: Arc::downgrade(&state) };
+        core.timelines.0.lock().insert(state.now().id(), entry);
         Ok(MpsStream(state))
     }
 
-    fn recycle(&self, _: &mut MpsStream) -> Fate {
-        Fate::Destroy
+    fn recycle(&self, _: &mut MpsStream) -> Recycle {
+        Recycle::Destroy
     }
 }
 
 /// A host timeline.
-pub struct MpsGate {
+pub struct MpsHostTimeline {
     core: Arc<Core>,
-    line: Arc<LineOwner>,
+    timeline: Arc<TimelineOwner>,
     event: Retained<MTLSharedEvent>,
 }
 
-impl Tagged for MpsGate {
-    type Tag = tags::Gate;
+impl Tagged for MpsHostTimeline {
+    type Tag = tags::HostTimeline;
 }
 
 // SAFETY: a host timeline accepts no submissions.
-unsafe impl Timeline for MpsGate {
-    fn line(&self) -> &'static Line {
-        self.line.line()
+unsafe impl TimelineSource for MpsHostTimeline {
+    fn timeline(&self) -> &'static Timeline {
+        self.timeline.timeline()
     }
     fn signal(&self) -> Result<u64> {
-        Ok(self.line().submitted())
+        Ok(self.timeline().submitted())
     }
     fn refresh(&self) -> Result<u64> {
-        Ok(self.line().completed())
+        Ok(self.timeline().completed())
     }
-    fn wait(&self, _: Point) -> Result<()> {
-        Err(Error::Unsupported("a gate is signalled by the host; it waits for nothing".into()))
+    fn wait(&self, _: Timepoint) -> Result<()> {
+        Err(Error::Unsupported(
+            "a host timeline is signalled by the host; it waits for nothing".into(),
+        ))
     }
     fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
-        self.line().wait(value, timeout)
+        self.timeline().wait(value, timeout)
     }
 }
 
-impl MpsGate {
+impl MpsHostTimeline {
     /// Releases the buffers that streams hold back for this host timeline.
     fn release(&self) {
-        for stream in self.core.lines.streams() {
+        for stream in self.core.timelines.streams() {
             let mut e = stream.encoding.lock();
-            if e.held.is_some_and(|p| p.line_id() == self.line().id()) {
+            if e.held.is_some_and(|p| p.timeline_id() == self.timeline().id()) {
                 stream.commit(&mut e);
             }
         }
     }
 }
 
-impl Gate for MpsGate {
+impl HostTimeline for MpsHostTimeline {
     fn signal_host(&self, value: u64) -> Result<()> {
-        self.line.advance_to(value)?;
-        self.line.complete(value);
+        self.timeline.advance_to(value)?;
+        self.timeline.complete(value);
         self.event.setSignaledValue(value);
         self.release();
         Ok(())
     }
 
     fn fail(&self, cause: Error) {
-        self.line.poison(self.line().completed() + 1, cause);
+        self.timeline.poison(self.timeline().completed() + 1, cause);
         self.event.setSignaledValue(u64::MAX);
         self.release();
     }
 }
 
 /// The resource type of host timelines.
-pub struct Gates;
+pub struct HostTimelines;
 
-impl Resource for Gates {
-    type Payload = MpsGate;
+impl Resource for HostTimelines {
+    type Payload = MpsHostTimeline;
     type Request<'a> = &'a Arc<Core>;
-    const NAME: &'static str = "gate";
+    const NAME: &'static str = "host timeline";
 
-    fn create(&self, _: Handle<tags::Gate>, core: &&Arc<Core>) -> Result<MpsGate> {
-        let line = Arc::new(LineOwner::take()?);
+    fn create(&self, _: Handle<tags::HostTimeline>, core: &&Arc<Core>) -> Result<MpsHostTimeline> {
+        let timeline = Arc::new(TimelineOwner::take()?);
         let nil = || Error::Unavailable("Metal gave no event".into());
         let event = core.device.newSharedEvent().ok_or_else(nil)?;
-        event.setSignaledValue(line.line().submitted());
-        let entry = Entry { event: event.clone(), gate: true, stream: Weak::new() };
-        core.lines.0.lock().insert(line.line().id(), entry);
-        Ok(MpsGate { core: (*core).clone(), line, event })
+        event.setSignaledValue(timeline.timeline().submitted());
+        let entry = Entry { event: event.clone(), host_timeline: true, stream: Weak::new() };
+        core.timelines.0.lock().insert(timeline.timeline().id(), entry);
+        Ok(MpsHostTimeline { core: (*core).clone(), timeline, event })
     }
 
-    fn recycle(&self, _: &mut MpsGate) -> Fate {
-        Fate::Destroy
+    fn recycle(&self, _: &mut MpsHostTimeline) -> Recycle {
+        Recycle::Destroy
     }
 }
 
@@ -652,7 +718,9 @@ unsafe impl GraphExec for Exec {
 
     unsafe fn update(&self, patches: &[NodePatch<'_>]) -> Result<()> {
         let mut plan = self.plan.lock();
-        patches.iter().try_for_each(|p| plan.ops.patch(p.node as usize, p.bindings, p.params, p.grid))
+        patches
+            .iter()
+            .try_for_each(|p| plan.ops.patch(p.node as usize, p.bindings, p.params, p.grid))
     }
 
     fn native(&self) -> u64 {
@@ -672,8 +740,8 @@ impl Resource for Graphs {
         made.lock().take().ok_or_else(|| Error::state("a graph was made twice"))
     }
 
-    fn recycle(&self, _: &mut Exec) -> Fate {
-        Fate::Destroy
+    fn recycle(&self, _: &mut Exec) -> Recycle {
+        Recycle::Destroy
     }
 }
 
@@ -681,7 +749,7 @@ impl Resource for Graphs {
 const _: () = {
     const fn shared<T: Any + Send + Sync>() {}
     shared::<MpsStream>();
-    shared::<MpsGate>();
+    shared::<MpsHostTimeline>();
     shared::<Exec>();
     shared::<crate::device::MpsDevice>();
 };

@@ -3,7 +3,7 @@
 
 use super::*;
 use leasehold_core::sync::Mutex;
-use leasehold_core::{Error, LineOwner};
+use leasehold_core::{Error, TimelineOwner};
 use std::fmt::Write as _;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Metadata, Subscriber, span};
@@ -18,15 +18,22 @@ impl Bench<Checked> {
     /// The submission is refused with its place in the message, and no call arrived.
     #[track_caller]
     fn refused(&self, ops: &[Op<'_>], kind: &str, says: &str) {
-        let before = self.stream.line().submitted();
+        let before = self.stream.timeline().submitted();
         let e = self.submit(ops).unwrap_err();
         let index = ops.len() - 1;
-        let place = format!("{} (operation {index} of submission {} of line", ops[index].name(), before + 1);
+        let place = format!(
+            "{} (operation {index} of submission {} of timeline",
+            ops[index].name(),
+            before + 1
+        );
         let text = e.to_string();
         assert!(e.kind() == kind && text.contains(&place) && text.contains(says), "{e:?}");
-        assert_eq!(self.stream.line().submitted(), before);
+        assert_eq!(self.stream.timeline().submitted(), before);
         let calls = self.backend.inner().world.calls();
-        assert!(!calls.iter().any(|c| c.contains("ncoder") || c.starts_with("commandBuffer")), "{calls:?}");
+        assert!(
+            !calls.iter().any(|c| c.contains("ncoder") || c.starts_with("commandBuffer")),
+            "{calls:?}"
+        );
     }
 }
 
@@ -39,8 +46,16 @@ fn dispatches_are_checked_against_their_kernel_and_the_limits() {
     let (x, y) = (b.buffer(1000), b.buffer(1000));
     let k = b.device.pipeline(&kernel("k", &[READ, WRITE], 4)).unwrap();
     let good = [bound(&x, READ), bound(&y, WRITE)];
-    let op = Dispatch { pipeline: &k, grid: [1; 3], block: [8, 1, 1], shared: 0, bindings: &good, params: &[0; 4] };
-    let wrong = |op: Dispatch<'_>, says: &str| b.refused(&[Op::Dispatch(op)], "InvalidArgument", says);
+    let op = Dispatch {
+        pipeline: &k,
+        grid: [1; 3],
+        block: [8, 1, 1],
+        shared: 0,
+        bindings: &good,
+        params: &[0; 4],
+    };
+    let wrong =
+        |op: Dispatch<'_>, says: &str| b.refused(&[Op::Dispatch(op)], "InvalidArgument", says);
     wrong(Dispatch { bindings: &good[..1], ..op }, "1 bindings; kernel k takes 2");
     wrong(
         Dispatch { bindings: &[good[0], bound(&y, READ)], ..op },
@@ -55,7 +70,10 @@ fn dispatches_are_checked_against_their_kernel_and_the_limits() {
     let with = |b: Binding| [good[0], b];
     let y = good[1];
     wrong(Dispatch { bindings: &with(Binding { addr: 0, ..y }), ..op }, "null");
-    wrong(Dispatch { bindings: &with(Binding { addr: y.addr + 2, len: 8, ..y }), ..op }, "not aligned to 4");
+    wrong(
+        Dispatch { bindings: &with(Binding { addr: y.addr + 2, len: 8, ..y }), ..op },
+        "not aligned to 4",
+    );
     wrong(
         Dispatch { bindings: &with(Binding { len: 1001, ..y }), ..op },
         "go beyond their buffer, which is 1000 bytes",
@@ -70,7 +88,11 @@ fn dispatches_are_checked_against_their_kernel_and_the_limits() {
     for last in [Binding { len: 4, addr: y.addr + 4, ..y }, Binding { addr: 0, len: 0, ..y }] {
         b.submit(&[Op::Dispatch(Dispatch { bindings: &with(last), ..op })]).unwrap();
     }
-    b.submit(&[Op::Dispatch(Dispatch { bindings: &with(Binding { access: Access::ReadWrite, ..y }), ..op })]).unwrap();
+    b.submit(&[Op::Dispatch(Dispatch {
+        bindings: &with(Binding { access: Access::ReadWrite, ..y }),
+        ..op
+    })])
+    .unwrap();
     b.submit(&[Op::Dispatch(Dispatch { grid: [0, 1, 1], ..op })]).unwrap();
 }
 
@@ -81,26 +103,44 @@ fn a_dropped_buffer_is_found_out_and_so_is_what_follows_a_good_operation() {
     let k = b.kernel("k", &[WRITE]);
     let (gone, kept) = ([bound(&x, WRITE)], [bound(&y, WRITE)]);
     drop(x);
-    b.refused(&[dispatch(&k, &kept), dispatch(&k, &gone)], "InvalidArgument", "was the buffer dropped?");
+    b.refused(
+        &[dispatch(&k, &kept), dispatch(&k, &gone)],
+        "InvalidArgument",
+        "was the buffer dropped?",
+    );
 }
 
 #[test]
 fn copies_fills_and_host_copies_are_checked() {
     let b = bench();
     let (x, y) = (b.buffer(1000), b.buffer(1000));
-    let copy = |from: u64, to: u64, bytes| Op::Copy(Copy2d::linear((from, x.native()), (to, x.native()), bytes));
+    let copy = |from: u64, to: u64, bytes| {
+        Op::Copy(Copy2d::linear((from, x.native()), (to, x.native()), bytes))
+    };
     b.refused(&[copy(x.addr(), x.addr() + 8, 16)], "InvalidArgument", "overlap");
     b.refused(&[copy(x.addr(), y.addr() + 990, 16)], "InvalidArgument", "beyond");
     b.refused(&[copy(0, y.addr(), 16)], "InvalidArgument", "null");
-    let fill = |at: u64, bytes, width, pattern| Op::Fill(Fill { dst: at, native: x.native(), bytes, pattern, width });
+    let fill = |at: u64, bytes, width, pattern| {
+        Op::Fill(Fill { dst: at, native: x.native(), bytes, pattern, width })
+    };
     b.refused(&[fill(x.addr(), 8, 3, 0)], "InvalidArgument", "pattern of 3 bytes");
     b.refused(&[fill(x.addr() + 1, 8, 2, 0)], "InvalidArgument", "aligned");
     b.refused(&[fill(x.addr(), 8, 1, 256)], "InvalidArgument", "does not fit");
     b.refused(&[fill(x.addr() + 1000, 1, 1, 0)], "InvalidArgument", "no live buffer");
     let mut host = [0u8; 8];
     let up = Upload { src: host.as_ptr(), dst: x.addr(), native: x.native(), bytes: 8, keep: None };
-    let down = Download { src: x.addr(), native: x.native(), dst: host.as_mut_ptr(), bytes: 8, keep: None };
-    b.refused(&[Op::Upload(Upload { src: std::ptr::null(), ..up })], "InvalidArgument", "host address is null");
+    let down = Download {
+        src: x.addr(),
+        native: x.native(),
+        dst: host.as_mut_ptr(),
+        bytes: 8,
+        keep: None,
+    };
+    b.refused(
+        &[Op::Upload(Upload { src: std::ptr::null(), ..up })],
+        "InvalidArgument",
+        "host address is null",
+    );
     b.refused(
         &[Op::Download(Download { dst: std::ptr::null_mut(), ..down })],
         "InvalidArgument",
@@ -108,33 +148,43 @@ fn copies_fills_and_host_copies_are_checked() {
     );
     b.refused(&[Op::Download(Download { bytes: 1 << 40, ..down })], "InvalidArgument", "beyond");
     b.refused(&[Op::Host(&HostCall::new("call", || Ok(())))], "Unsupported", "no host calls");
-    b.submit(&[copy(x.addr(), x.addr() + 16, 16), fill(x.addr(), 8, 2, 0xffff), Op::Upload(up), Op::Download(down)])
-        .unwrap();
+    b.submit(&[
+        copy(x.addr(), x.addr() + 16, 16),
+        fill(x.addr(), 8, 2, 0xffff),
+        Op::Upload(up),
+        Op::Download(down),
+    ])
+    .unwrap();
     b.stream.flush().unwrap();
     b.backend.inner().world.run();
 }
 
 #[test]
-fn waits_name_values_that_were_submitted_or_gates() {
+fn waits_name_values_that_were_submitted_or_host_timelines() {
     let b = bench();
-    let (other, gate) = (b.device.stream(&StreamDesc::default()).unwrap(), b.device.gate().unwrap());
-    let never = other.line().at(other.line().submitted() + 1);
+    let (other, host_timeline) =
+        (b.device.stream(&StreamDesc::default()).unwrap(), b.device.host_timeline().unwrap());
+    let never = other.timeline().at(other.timeline().submitted() + 1);
     b.refused(&[Op::Wait(never)], "InvalidArgument", "was never submitted");
     assert_eq!(b.stream.wait(never).unwrap_err().kind(), "InvalidArgument");
-    let own = b.stream.line().at(b.stream.line().submitted() + 2);
+    let own = b.stream.timeline().at(b.stream.timeline().submitted() + 2);
     b.refused(&[Op::Wait(own)], "InvalidArgument", "wait for itself");
-    let foreign = LineOwner::take().unwrap();
-    let nobody = foreign.line().at(foreign.line().submitted() + 1);
+    let foreign = TimelineOwner::take().unwrap();
+    let nobody = foreign.timeline().at(foreign.timeline().submitted() + 1);
     b.refused(&[Op::Wait(nobody)], "Unsupported", "no");
     let value = submit(&*other, &[]).unwrap();
-    let past = other.line().at(value);
-    b.submit(&[Op::Wait(past), Op::Wait(gate.line().at(gate.line().submitted() + 5))]).unwrap();
+    let past = other.timeline().at(value);
+    b.submit(&[
+        Op::Wait(past),
+        Op::Wait(host_timeline.timeline().at(host_timeline.timeline().submitted() + 5)),
+    ])
+    .unwrap();
     drop(other);
     b.submit(&[Op::Wait(past)]).unwrap();
-    gate.signal_host(gate.line().submitted() + 5).unwrap();
+    host_timeline.signal_host(host_timeline.timeline().submitted() + 5).unwrap();
     b.stream.flush().unwrap();
     b.backend.inner().world.run();
-    assert!(b.stream.line().is_idle());
+    assert!(b.stream.timeline().is_idle());
 }
 
 #[test]
@@ -144,11 +194,19 @@ fn objects_of_another_device_are_refused_and_memory_of_another_is_for_copies_onl
     let far_stream = far.stream(&StreamDesc::default()).unwrap();
     let k = far.pipeline(&kernel("k", &[WRITE], 0)).unwrap();
     let (near, x) = (b.kernel("near", &[WRITE]), b.buffer(1000));
-    b.refused(&[dispatch(&k, &[bound(&x, WRITE)])], "InvalidArgument", "the kernel was not made by mps:0");
+    b.refused(
+        &[dispatch(&k, &[bound(&x, WRITE)])],
+        "InvalidArgument",
+        "the kernel was not made by mps:0",
+    );
     let stamp = far.timestamp().unwrap();
-    b.refused(&[Op::Stamp(&stamp)], "InvalidArgument", "the time stamp was not made by mps:0");
+    b.refused(
+        &[Op::WriteTimestamp(&stamp)],
+        "InvalidArgument",
+        "the timestamp was not made by mps:0",
+    );
     let own = b.device.timestamp().unwrap();
-    // SAFETY: the stamps are of this backend's devices.
+    // SAFETY: the timepoints are of this backend's devices.
     assert_eq!(unsafe { b.device.elapsed(&own, &stamp) }.unwrap_err().kind(), "InvalidArgument");
     // SAFETY: a wrong plan is refused before Metal sees it. All else is this device's, and its
     // memory outlives the launches.
@@ -156,9 +214,13 @@ fn objects_of_another_device_are_refused_and_memory_of_another_is_for_copies_onl
     b.refused(&[Op::Graph(&graph)], "InvalidArgument", "not instantiated on mps:0");
     let memory = far.memory(MemoryKind::Device).unwrap();
     let y = memory.alloc(Layout::new(1000), On::new(&*far_stream)).unwrap();
-    b.refused(&[dispatch(&near, &[bound(&y, WRITE)])], "InvalidArgument", "no live buffer of mps:0");
+    b.refused(
+        &[dispatch(&near, &[bound(&y, WRITE)])],
+        "InvalidArgument",
+        "no live buffer of mps:0",
+    );
     let copy = Copy2d::linear((y.addr(), y.native()), (x.addr(), x.native()), 1000);
-    b.submit(&[Op::Copy(copy), Op::Stamp(&own)]).unwrap();
+    b.submit(&[Op::Copy(copy), Op::WriteTimestamp(&own)]).unwrap();
     b.backend.inner().world.calls();
     drop(y);
     b.refused(&[Op::Copy(copy)], "InvalidArgument", "no live buffer");
@@ -170,7 +232,14 @@ fn plans_updates_and_launches_are_checked() {
     let (x, y) = (b.buffer(1000), b.buffer(1000));
     let k = b.device.pipeline(&kernel("k", &[WRITE], 4)).unwrap();
     let bindings = [bound(&x, WRITE)];
-    let op = Dispatch { pipeline: &k, grid: [1; 3], block: [1; 3], shared: 0, bindings: &bindings, params: &[0; 4] };
+    let op = Dispatch {
+        pipeline: &k,
+        grid: [1; 3],
+        block: [1; 3],
+        shared: 0,
+        bindings: &bindings,
+        params: &[0; 4],
+    };
     let list = |op: Dispatch<'_>| {
         let mut ops = OpList::new();
         ops.push(&Op::Dispatch(op));
@@ -237,7 +306,10 @@ fn a_wrapper_shares_the_life_of_what_is_inside() {
     drop(device);
     backend.shutdown().unwrap();
     backend.shutdown().unwrap();
-    assert_eq!(backend.open(DeviceId::new(BackendKind::Mps, 0)).unwrap_err().kind(), "InvalidState");
+    assert_eq!(
+        backend.open(DeviceId::new(BackendKind::Mps, 0)).unwrap_err().kind(),
+        "InvalidState"
+    );
     let orphan = Bench::of(Validated::new(MpsBackend::new(1)).unwrap());
     let Bench { backend, device, stream, .. } = orphan;
     drop((backend, device));
@@ -316,7 +388,9 @@ fn traced_calls_are_events_with_operation_value_and_time() {
     b.submit(&[dispatch(&k, &[bound(&x, WRITE)])]).unwrap();
     assert!(listener.0.lock().is_empty());
     let calls = || {
-        let value = b.submit(&[dispatch(&k, &[bound(&x, WRITE)]), Op::Wait(b.stream.line().now())]).unwrap();
+        let value = b
+            .submit(&[dispatch(&k, &[bound(&x, WRITE)]), Op::Wait(b.stream.timeline().now())])
+            .unwrap();
         b.stream.signal().unwrap();
         assert!(b.device.pipeline(&kernel("missing", &[], 0)).is_err());
         value
@@ -347,7 +421,10 @@ fn traced_calls_are_events_with_operation_value_and_time() {
 #[test]
 fn the_errors_of_the_inner_backend_pass_as_they_are() {
     let b = bench();
-    let e = b.device.pipeline(&KernelDesc { source: KernelSource::Ptx(Cow::Borrowed("")), ..kernel("k", &[], 0) });
+    let e = b.device.pipeline(&KernelDesc {
+        source: KernelSource::Ptx(Cow::Borrowed("")),
+        ..kernel("k", &[], 0)
+    });
     assert!(matches!(e, Err(Error::Unsupported(_))));
     let limit = b.device.pipeline(&kernel("k", &[READ; 31], 0)).unwrap_err();
     assert_eq!(limit.kind(), "InvalidArgument");

@@ -2,14 +2,15 @@
 //!
 //! # Rules
 //! Launches of one graph are serialised on its last launch. An update changes an instance that no
-//! pending launch runs ([`instances`](super::instances)). A
-//! graph keeps alive everything that it uses: outside buffers, kernels, host calls, its arena.
-//! Dropping it while a launch runs loses nothing: memory is given back when its points have passed.
+//! pending launch runs ([`instances`](super::instances)). A graph keeps alive everything that it
+//! uses: outside buffers, kernels, host calls, its arena. Dropping it while a launch runs loses
+//! nothing: memory is given back when its timepoints have passed.
 //!
 //! # Locks
-//! A launch takes the arena's shared guard, the stream's turn, the graph's state, in this order.
-//! Under the turn and the state it waits for nothing. An update waits, if it does, without the state.
-//! Whoever saves a suspended arena's bytes holds its guard and takes turns.
+//! A launch takes the arena's shared guard, the stream's submission lock, the graph's state, in
+//! this order. Under the submission lock and the state it waits for nothing. An update waits, if it
+//! does, without the state. Whoever saves a suspended arena's bytes holds its guard and takes
+//! turns.
 
 use crate::event::{Event, Launch};
 use crate::graph::instances::Instances;
@@ -24,7 +25,7 @@ use leasehold_alloc::{Buffer, GraphArena};
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, MutexGuard};
-use leasehold_core::{Error, Lease, Point, Result, Stamp, WeakLease};
+use leasehold_core::{Error, Lease, PackedTimepoint, Result, Timepoint, WeakLease};
 use leasehold_hal::{Access, LaunchInfo, NodePatch, Op, OpList, Plan};
 use std::collections::HashSet;
 use std::fmt;
@@ -106,7 +107,7 @@ struct State {
     /// The rest, as it was instantiated.
     plan: Plan,
     outside: Vec<Outside>,
-    last: Stamp,
+    last: PackedTimepoint,
     launches: u64,
 }
 
@@ -116,14 +117,14 @@ struct Inner {
     default: Arc<StreamCore>,
     arena: GraphArena,
     /// When the arena's memory became the graph's.
-    born: Stamp,
+    born: PackedTimepoint,
     held: Vec<Held>,
     /// The last record of each event.
     events: Vec<Signal>,
     /// The number of the last launch, which was submitted or is about to be.
     begun: Arc<AtomicU64>,
     waits: Vec<Lease<Event>>,
-    points: Vec<Point>,
+    points: Vec<Timepoint>,
     /// What is asked of the launches, by node of the recording.
     rules: Vec<(u32, Arc<Rules>)>,
     state: Mutex<State>,
@@ -151,13 +152,15 @@ fn plan_of(recorded: &OpList, redundant: &[bool]) -> Plan {
 }
 
 impl Graph {
-    pub(crate) fn build(recording: Recording, held: Vec<Held>, born: Point) -> Result<Self> {
-        let Recording { runtime, ops: recorded, rules, arena, outside, events, waits, points, .. } = recording;
+    pub(crate) fn build(recording: Recording, held: Vec<Held>, born: Timepoint) -> Result<Self> {
+        let Recording {
+            runtime, ops: recorded, rules, arena, outside, events, waits, points, ..
+        } = recording;
         let redundant = redundant(&recorded);
         let plan = plan_of(&recorded, &redundant);
-        // SAFETY: the recorder took only pipelines, stamps and graphs of this runtime, and checked
-        // each operation as an eager one; the plan derives its dependencies from their accesses.
-        // The graph's buffers are held until its launches are over.
+        // SAFETY: the recorder took only pipelines, timepoints and graphs of this runtime, and
+        // checked each operation as an eager one; the plan derives its dependencies from their
+        // accesses. The graph's buffers are held until its launches are over.
         let exec = unsafe { runtime.device.instantiate(plan.clone()) }?;
         let mut outside: Vec<_> = outside.into_values().collect();
         outside.sort_by_key(|o| o.lease.handle());
@@ -168,7 +171,7 @@ impl Graph {
             redundant,
             plan,
             outside,
-            last: Stamp::NEVER,
+            last: PackedTimepoint::NEVER,
             launches: 0,
         };
         let born = born.into();
@@ -196,9 +199,9 @@ impl Graph {
     /// The stream's cause when it is poisoned; `Suspended`; `Recording` on a thread that records on
     /// this device (graphs are not nested); the driver's own.
     #[doc(alias = "execute")]
-    pub fn launch(&self) -> Result<Point> {
+    pub fn launch(&self) -> Result<Timepoint> {
         let default = &*self.0.default;
-        if default.line.failed(default.line.submitted() + 1) {
+        if default.timeline.failed(default.timeline.submitted() + 1) {
             return self.launch_elsewhere();
         }
         self.submit(default)
@@ -206,7 +209,7 @@ impl Graph {
 
     /// A launch on what is the default stream now.
     #[cold]
-    fn launch_elsewhere(&self) -> Result<Point> {
+    fn launch_elsewhere(&self) -> Result<Timepoint> {
         let default = self.0.runtime.default();
         self.submit(&default)
     }
@@ -215,60 +218,70 @@ impl Graph {
     ///
     /// # Errors
     /// As [`launch`](Self::launch); `InvalidArgument` for a stream of another device.
-    pub fn launch_on(&self, stream: &Stream) -> Result<Point> {
+    pub fn launch_on(&self, stream: &Stream) -> Result<Timepoint> {
         if !Arc::ptr_eq(&stream.runtime, &self.0.runtime) {
-            return Err(Error::invalid(format!("{stream:?} is not a stream of {}", self.0.runtime.id())));
+            return Err(Error::invalid(format!(
+                "{stream:?} is not a stream of {}",
+                self.0.runtime.id()
+            )));
         }
         self.submit(&stream.core)
     }
 
-    fn submit(&self, core: &StreamCore) -> Result<Point> {
+    fn submit(&self, core: &StreamCore) -> Result<Timepoint> {
         let inner = &*self.0;
-        recorder::refuse(&inner.runtime, "a graph cannot be launched while recording on its device")?;
+        recorder::refuse(
+            &inner.runtime,
+            "a graph cannot be launched while recording on its device",
+        )?;
         core.breathe()?;
         let guard = inner.arena.launch()?;
-        let line = core.line;
-        let mut turn = core.turn_now()?;
-        let frame = turn.frame();
+        let timeline = core.timeline;
+        let mut submit_guard = core.submit_guard_now()?;
+        let scratch = submit_guard.scratch();
         let mut state = inner.state.lock();
         let State { instances, outside, last, launches, .. } = &mut *state;
         let outside = WithHeld::add(outside, &inner.held);
-        frame.waits.clear();
-        let mut locked = Locked::new(line, outside.uses);
-        // SAFETY: the turn is held until the end.
-        unsafe { locked.gather(&mut frame.waits) }?;
+        scratch.waits.clear();
+        let mut locked = Locked::new(timeline, outside.uses);
+        // SAFETY: the submission lock is held until the end.
+        unsafe { locked.gather(&mut scratch.waits) }?;
         // These only had the memory before; what became of them does not matter.
-        need(line, *last, false, &mut frame.waits);
-        need(line, inner.born, false, &mut frame.waits);
+        need(timeline, *last, false, &mut scratch.waits);
+        need(timeline, inner.born, false, &mut scratch.waits);
         for &p in &inner.points {
-            need(line, p.into(), true, &mut frame.waits);
+            need(timeline, p.into(), true, &mut scratch.waits);
         }
         for event in &inner.waits {
             if let Some(point) = event.last() {
-                need(line, point.into(), true, &mut frame.waits);
+                need(timeline, point.into(), true, &mut scratch.waits);
             }
         }
-        // From the submission on, the time stamps are this launch's.
+        // From the submission on, the timestamps are this launch's.
         let number = *launches + 1;
         inner.begun.store(number, Ordering::Release);
         // SAFETY: the exec is of this device; it and the graph's buffers are kept alive by their
-        // owners until their points have passed: outside buffers and the arena are marked below,
-        // the backend holds the exec while it runs.
-        let value = unsafe { core.submit(frame, &Op::Graph(instances.current())) }
+        // owners until their timepoints have passed: outside buffers and the arena are marked
+        // below, the backend holds the exec while it runs.
+        let value = unsafe { core.submit(scratch, &Op::Graph(instances.current())) }
             .inspect_err(|_| inner.begun.store(*launches, Ordering::Release))?;
-        let point = line.at(value);
-        // SAFETY: the launch at this point waited for what was gathered, and the turn is still
-        // ours.
+        let point = timeline.at(value);
+        // SAFETY: the launch at this timepoint waited for what was gathered, and the submission
+        // lock is still ours.
         unsafe { locked.mark(point) };
-        // SAFETY: the launch was submitted at this point just now, and the stream's turn and the
-        // graph's state are still held.
+        // SAFETY: the launch was submitted at this timepoint just now, and the stream's submission
+        // lock and the graph's state are still held.
         unsafe { guard.launched(point) };
         *last = point.into();
         instances.launched(point);
         *launches = number;
         for Signal { event, time } in &inner.events {
             match time {
-                Some(time) => event.set_timed(point, time.clone(), Some(Launch { begun: inner.begun.clone(), number })),
+                Some(time) => event.set_timed(
+                    point,
+                    time.clone(),
+                    Some(Launch { begun: inner.begun.clone(), number }),
+                ),
                 None => event.set(point),
             }
         }
@@ -291,7 +304,13 @@ impl Graph {
     #[must_use]
     pub fn describe(&self) -> Vec<(String, Vec<u32>)> {
         let state = self.0.state.lock();
-        state.plan.ops.iter().enumerate().map(|(i, op)| (op.name(), state.plan.predecessors(i).to_vec())).collect()
+        state
+            .plan
+            .ops
+            .iter()
+            .enumerate()
+            .map(|(i, op)| (op.name(), state.plan.predecessors(i).to_vec()))
+            .collect()
     }
 
     /// Bytes of the graph's own memory: its packed temporaries.
@@ -329,21 +348,26 @@ impl Graph {
     /// instantiates the graph anew, and says so; so does one of a copy's or fill's buffer.
     ///
     /// # Errors
-    /// `InvalidArgument` for a node that is no launch, another size of parameters, a grid beyond the device's limits, a buffer that the graph
-    /// does not use, or one that is too small or another device's; what a kernel's check says of a
-    /// launch as it is with the changes, and bindings that overlap then; `Recording` on a thread
-    /// that records on this device; `InvalidState` in a host call of the graph itself while all of
-    /// its instances are busy.
+    /// `InvalidArgument` for a node that is no launch, another size of parameters, a grid beyond
+    /// the device's limits, a buffer that the graph does not use, or one that is too small or
+    /// another device's; what a kernel's check says of a launch as it is with the changes, and
+    /// bindings that overlap then; `Recording` on a thread that records on this device;
+    /// `InvalidState` in a host call of the graph itself while all of its instances are busy.
     pub fn update(&self, update: &GraphUpdate<'_>) -> Result<UpdateOutcome> {
         let inner = &*self.0;
-        recorder::refuse(&inner.runtime, "a graph cannot be updated while recording on its device")?;
+        recorder::refuse(
+            &inner.runtime,
+            "a graph cannot be updated while recording on its device",
+        )?;
         let mut state = self.changeable_state()?;
         let mut recorded = state.recorded.clone();
         let mut changed = vec![false; recorded.len()];
         let mut swaps: Vec<Option<&Lease<Buffer>>> = vec![None; state.outside.len()];
         for (old, new) in &update.buffers {
             let Some(at) = state.outside.iter().position(|o| o.lease.same(old)) else {
-                return Err(Error::invalid("the graph does not use the buffer that is to be replaced"));
+                return Err(Error::invalid(
+                    "the graph does not use the buffer that is to be replaced",
+                ));
             };
             inner.runtime.check_stand_in(old, new)?;
             if state.outside[at].writes {
@@ -360,7 +384,9 @@ impl Graph {
             swaps[at] = Some(new);
         }
         let ranges: Vec<_> = std::iter::zip(&state.outside, &swaps)
-            .filter_map(|(o, new)| new.map(|new| (o.lease.addr(), o.lease.len(), new.addr(), new.native())))
+            .filter_map(|(o, new)| {
+                new.map(|new| (o.lease.addr(), o.lease.len(), new.addr(), new.native()))
+            })
             .collect();
         if !ranges.is_empty() && !planted(Defect::OldBuffers) {
             recorded = moved(recorded, &ranges, &mut changed);
@@ -382,19 +408,25 @@ impl Graph {
         inner.check_launches(&recorded, &changed)?;
         let redundant = redundant(&recorded);
         let plan = plan_of(&recorded, &redundant);
-        let same = redundant == state.redundant && plan.pred == state.plan.pred && plan.pred_at == state.plan.pred_at;
+        let same = redundant == state.redundant
+            && plan.pred == state.plan.pred
+            && plan.pred_at == state.plan.pred_at;
         // SAFETY: the same operations as when the graph was built, with buffers and parameters that
         // were checked alike, and dependencies derived anew.
         let make = || unsafe { inner.runtime.device.instantiate(plan.clone()) };
         // SAFETY: an instance that is idle was waited for above, and the lock of the state keeps
         // launches and updates out. The plan that was derived anew has the same dependencies, and
         // buffers and parameters were checked as when they were recorded.
-        let in_place = same && unsafe { state.instances.change(&plan, &redundant, &changed, make) }?;
+        let in_place =
+            same && unsafe { state.instances.change(&plan, &redundant, &changed, make) }?;
         let fresh = if in_place { None } else { Some(Instances::new(make()?)) };
         let outcome = if in_place { UpdateOutcome::InPlace } else { UpdateOutcome::Reinstantiated };
         // Launches that are pending hold their instances by themselves.
         let old_instances = fresh.map(|fresh| std::mem::replace(&mut state.instances, fresh));
-        let old = (std::mem::replace(&mut state.recorded, recorded), std::mem::replace(&mut state.plan, plan));
+        let old = (
+            std::mem::replace(&mut state.recorded, recorded),
+            std::mem::replace(&mut state.plan, plan),
+        );
         state.redundant = redundant;
         let old_outside = state.swap_outside(&swaps);
         drop(state);
@@ -422,9 +454,13 @@ impl Inner {
                 let shape = (d.grid, d.block, d.shared);
                 rules
                     .check_bindings(d.bindings)
-                    .and_then(|()| rules.check_launch(&LaunchInfo::new(shape, d.params, d.bindings)))
+                    .and_then(|()| {
+                        rules.check_launch(&LaunchInfo::new(shape, d.params, d.bindings))
+                    })
                     .map_err(|e| match e {
-                        Error::InvalidArgument(why) => Error::invalid(format!("node {node}: {why}")),
+                        Error::InvalidArgument(why) => {
+                            Error::invalid(format!("node {node}: {why}"))
+                        }
                         other => other,
                     })?;
             }
@@ -487,8 +523,16 @@ impl State {
 }
 
 /// The changed launches, by their place in the plan; `None` when something else changed as well.
-pub(super) fn patches<'a>(plan: &'a Plan, redundant: &[bool], changed: &[bool]) -> Option<Vec<NodePatch<'a>>> {
-    let places = changed.iter().zip(redundant).filter(|(_, redundant)| !**redundant).map(|(changed, _)| *changed);
+pub(super) fn patches<'a>(
+    plan: &'a Plan,
+    redundant: &[bool],
+    changed: &[bool],
+) -> Option<Vec<NodePatch<'a>>> {
+    let places = changed
+        .iter()
+        .zip(redundant)
+        .filter(|(_, redundant)| !**redundant)
+        .map(|(changed, _)| *changed);
     let mut patches = Vec::new();
     for (at, _) in places.enumerate().filter(|(_, changed)| *changed) {
         let Some(Op::Dispatch(d)) = plan.ops.get(at) else { return None };

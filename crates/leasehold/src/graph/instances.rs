@@ -6,7 +6,7 @@
 //! since it was put aside, and notes which nodes they were of.
 
 use crate::graph::exec::patches;
-use leasehold_core::{Error, Lease, Point, Result, Stamp};
+use leasehold_core::{Error, Lease, PackedTimepoint, Result, Timepoint};
 use leasehold_hal::{GraphExec, Plan};
 
 /// How many instances a graph has beside the current one.
@@ -16,7 +16,7 @@ const OTHERS: usize = 3;
 struct Other {
     exec: Lease<dyn GraphExec>,
     /// Its last launch.
-    last: Stamp,
+    last: PackedTimepoint,
     /// The nodes of the recording that changed since it was put aside.
     behind: Vec<bool>,
 }
@@ -25,17 +25,17 @@ struct Other {
 pub(super) struct Instances {
     exec: Lease<dyn GraphExec>,
     /// The last launch of the current one.
-    last: Stamp,
+    last: PackedTimepoint,
     others: Vec<Other>,
 }
 
-fn is_idle(last: Stamp) -> bool {
-    last.point().is_none_or(Point::has_passed)
+fn is_idle(last: PackedTimepoint) -> bool {
+    last.timepoint().is_none_or(Timepoint::has_passed)
 }
 
 impl Instances {
     pub(super) fn new(exec: Lease<dyn GraphExec>) -> Self {
-        Self { exec, last: Stamp::NEVER, others: Vec::new() }
+        Self { exec, last: PackedTimepoint::NEVER, others: Vec::new() }
     }
 
     /// What a launch runs.
@@ -46,7 +46,7 @@ impl Instances {
 
     /// Notes a launch of the current one.
     #[inline]
-    pub(super) fn launched(&mut self, at: Point) {
+    pub(super) fn launched(&mut self, at: Timepoint) {
         self.last = at.into();
     }
 
@@ -57,9 +57,11 @@ impl Instances {
 
     /// The launch that an update must wait for: none unless all instances are busy and there are no
     /// more to be made.
-    pub(super) fn obstacle(&self) -> Option<Point> {
-        let idle = is_idle(self.last) || self.others.len() < OTHERS || self.others.iter().any(|o| is_idle(o.last));
-        if idle { None } else { self.others.first()?.last.point() }
+    pub(super) fn obstacle(&self) -> Option<Timepoint> {
+        let idle = is_idle(self.last)
+            || self.others.len() < OTHERS
+            || self.others.iter().any(|o| is_idle(o.last));
+        if idle { None } else { self.others.first()?.last.timepoint() }
     }
 
     /// Makes the changed nodes what they are in `plan`, in an instance that is idle, and that the
@@ -69,9 +71,10 @@ impl Instances {
     /// What `make`, which instantiates the plan, says; the driver's own. Nothing has changed then.
     ///
     /// # Safety
-    /// - [`obstacle`](Self::obstacle) found none, and no other thread launches or updates since then.
-    /// - The plan has the operations and dependencies of all instances but for parameters, grids and
-    ///   bindings of the changed nodes, and is as [`GraphExec::update`] wants it.
+    /// - [`obstacle`](Self::obstacle) found none, and no other thread launches or updates since
+    ///   then.
+    /// - The plan has the operations and dependencies of all instances but for parameters, grids
+    ///   and bindings of the changed nodes, and is as [`GraphExec::update`] wants it.
     pub(super) unsafe fn change(
         &mut self,
         plan: &Plan,
@@ -89,8 +92,10 @@ impl Instances {
             }
         } else if let Some(at) = self.others.iter().position(|o| is_idle(o.last)) {
             let other = &self.others[at];
-            let all: Vec<bool> = std::iter::zip(&other.behind, changed).map(|(a, b)| *a | *b).collect();
-            // SAFETY: by the caller's contract; its launches are over, and no other instance is touched.
+            let all: Vec<bool> =
+                std::iter::zip(&other.behind, changed).map(|(a, b)| *a | *b).collect();
+            // SAFETY: by the caller's contract; its launches are over, and no other instance is
+            // touched.
             if !unsafe { patch(&other.exec, plan, redundant, &all) }? {
                 return Ok(false);
             }
@@ -98,7 +103,7 @@ impl Instances {
             self.put_aside(exec, last, changed.len());
         } else {
             let exec = make()?;
-            self.put_aside(exec, Stamp::NEVER, changed.len());
+            self.put_aside(exec, PackedTimepoint::NEVER, changed.len());
         }
         for other in &mut self.others {
             other.behind.iter_mut().zip(changed).for_each(|(behind, changed)| *behind |= *changed);
@@ -107,8 +112,9 @@ impl Instances {
     }
 
     /// Makes an instance the current one, and the current one another.
-    fn put_aside(&mut self, exec: Lease<dyn GraphExec>, last: Stamp, nodes: usize) {
-        let (exec, last) = (std::mem::replace(&mut self.exec, exec), std::mem::replace(&mut self.last, last));
+    fn put_aside(&mut self, exec: Lease<dyn GraphExec>, last: PackedTimepoint, nodes: usize) {
+        let (exec, last) =
+            (std::mem::replace(&mut self.exec, exec), std::mem::replace(&mut self.last, last));
         self.others.push(Other { exec, last, behind: vec![false; nodes] });
     }
 }
@@ -120,7 +126,12 @@ impl Instances {
 ///
 /// # Safety
 /// - As [`GraphExec::update`].
-unsafe fn patch(exec: &Lease<dyn GraphExec>, plan: &Plan, redundant: &[bool], changed: &[bool]) -> Result<bool> {
+unsafe fn patch(
+    exec: &Lease<dyn GraphExec>,
+    plan: &Plan,
+    redundant: &[bool],
+    changed: &[bool],
+) -> Result<bool> {
     let Some(patches) = patches(plan, redundant, changed) else { return Ok(false) };
     // SAFETY: by the caller's contract.
     match unsafe { exec.update(&patches) } {

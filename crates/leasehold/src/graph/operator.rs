@@ -16,8 +16,8 @@ pub trait GraphOperator {
     fn accesses(&self) -> Vec<Operand<'_>>;
 
     /// Puts its work on the stream. Must depend on nothing but its own state. A temporary is
-    /// [`Stream::alloc`]: while recording it is packed with the graph's other temporaries, otherwise
-    /// its memory is free for reuse on the stream as soon as it is dropped.
+    /// [`Stream::alloc`]: while recording it is packed with the graph's other temporaries,
+    /// otherwise its memory is free for reuse on the stream as soon as it is dropped.
     ///
     /// # Errors
     /// Whatever goes wrong; a recording then rolls back what was encoded.

@@ -1,19 +1,25 @@
-//! What a recording does in vain, and what becomes of it when buffers are replaced. Pure functions of lists.
+//! What a recording does in vain, and what becomes of it when buffers are replaced. Pure functions
+//! of lists.
 //!
 //! This module must not know graphs, buffers or devices.
 
 use leasehold_hal::{Download, Op, OpList, Upload};
 
-/// Which recorded operations do nothing: empty ones, copies onto themselves, and copies or fills that repeat what still stands.
+/// Which recorded operations do nothing: empty ones, copies onto themselves, and copies or fills
+/// that repeat what still stands.
 ///
 /// Launches with an empty grid stay: a later update may give them one.
 pub(crate) fn redundant(ops: &OpList) -> Vec<bool> {
     let mut standing: Vec<Op<'_>> = Vec::new();
-    let overlaps = |a: (u64, u64), b: (u64, u64)| a.0 < b.0.saturating_add(b.1) && b.0 < a.0.saturating_add(a.1);
+    let overlaps = |a: (u64, u64), b: (u64, u64)| {
+        a.0 < b.0.saturating_add(b.1) && b.0 < a.0.saturating_add(a.1)
+    };
     ops.iter()
         .map(|op| {
             let useless = match &op {
-                Op::Copy(c) => c.width == 0 || c.rows == 0 || (c.src == c.dst && c.src_pitch == c.dst_pitch),
+                Op::Copy(c) => {
+                    c.width == 0 || c.rows == 0 || (c.src == c.dst && c.src_pitch == c.dst_pitch)
+                }
                 Op::Fill(f) => f.bytes == 0,
                 Op::Upload(u) => u.bytes == 0,
                 Op::Download(d) => d.bytes == 0,
@@ -51,10 +57,12 @@ pub(crate) fn redundant(ops: &OpList) -> Vec<bool> {
 /// Where a buffer lay, how long it was, where it lies now, and its new native word.
 pub(crate) type Move = (u64, u64, u64, u64);
 
-/// The list with every address in a moved buffer replaced: of the device's memory, and of host memory that copies name. Marks the operations
-/// that changed.
+/// The list with every address in a moved buffer replaced: of the device's memory, and of host
+/// memory that copies name. Marks the operations that changed.
 pub(crate) fn moved(mut ops: OpList, moves: &[Move], changed: &mut [bool]) -> OpList {
-    let new = |addr: u64| moves.iter().find(|m| addr >= m.0 && addr < m.0 + m.1).map(|m| (addr - m.0 + m.2, m.3));
+    let new = |addr: u64| {
+        moves.iter().find(|m| addr >= m.0 && addr < m.0 + m.1).map(|m| (addr - m.0 + m.2, m.3))
+    };
     let mut host = false;
     for (i, op) in ops.iter().enumerate() {
         op.for_each_access(|addr, _, _| changed[i] |= new(addr).is_some());
@@ -124,7 +132,10 @@ mod tests {
     fn a_write_to_either_end_of_a_copy_makes_it_needed_again() {
         check(&[copy(0x100, 0x200, 64), fill(0x13c, 4, 1), copy(0x100, 0x200, 64)], &[false; 3]);
         check(&[copy(0x100, 0x200, 64), fill(0x23c, 4, 1), copy(0x100, 0x200, 64)], &[false; 3]);
-        check(&[copy(0x100, 0x200, 64), fill(0x240, 4, 1), copy(0x100, 0x200, 64)], &[false, false, true]);
+        check(
+            &[copy(0x100, 0x200, 64), fill(0x240, 4, 1), copy(0x100, 0x200, 64)],
+            &[false, false, true],
+        );
     }
 
     #[test]
@@ -134,10 +145,12 @@ mod tests {
 
     #[test]
     fn rows_count_with_the_gaps_between_them() {
-        let rows = Op::Copy(Copy2d { rows: 4, src_pitch: 64, dst_pitch: 64, ..plain(0x1000, 0x2000, 16) });
+        let rows =
+            Op::Copy(Copy2d { rows: 4, src_pitch: 64, dst_pitch: 64, ..plain(0x1000, 0x2000, 16) });
         check(&[rows, fill(0x20d0, 16, 1), rows], &[false, false, true]);
         check(&[rows, fill(0x20c0, 4, 1), rows], &[false; 3]);
-        // In a gap: needed again is the careful answer, since a fill of the extent would look the same.
+        // In a gap: needed again is the careful answer, since a fill of the extent would look the
+        // same.
         check(&[rows, fill(0x2020, 16, 1), rows], &[false; 3]);
     }
 
@@ -152,12 +165,20 @@ mod tests {
         let host = from.as_ptr() as u64;
         list.push(&fill(0x110, 16, 1));
         list.push(&fill(0x200, 16, 1));
-        list.push(&Op::Upload(Upload { src: from.as_ptr(), dst: 0x200, native: 0, bytes: 16, keep: None }));
+        list.push(&Op::Upload(Upload {
+            src: from.as_ptr(),
+            dst: 0x200,
+            native: 0,
+            bytes: 16,
+            keep: None,
+        }));
         let mut changed = vec![false; 3];
         let list = moved(list, &[(0x100, 0x100, 0x900, 5), (host, 64, 0x7000, 0)], &mut changed);
         assert_eq!(changed, [true, false, true]);
         assert!(matches!(list.get(0), Some(Op::Fill(Fill { dst: 0x910, native: 5, .. }))));
         assert!(matches!(list.get(1), Some(Op::Fill(Fill { dst: 0x200, native: 0, .. }))));
-        assert!(matches!(list.get(2), Some(Op::Upload(Upload { src, dst: 0x200, .. })) if src as u64 == 0x7000));
+        assert!(
+            matches!(list.get(2), Some(Op::Upload(Upload { src, dst: 0x200, .. })) if src as u64 == 0x7000)
+        );
     }
 }

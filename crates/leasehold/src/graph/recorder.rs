@@ -1,27 +1,30 @@
 //! The recorder: what a thread's calls on a device go to while it records.
 //!
-//! A recording belongs to its thread and device. It has a seat of its own, so the real stream is never touched; it leaves no points on
-//! buffers: each launch of the graph waits for and marks the outside buffers. Buffers allocated while recording are symbolic: they get
-//! their addresses when it stops.
+//! A recording belongs to its thread and device. It has a submission lock of its own, so the real
+//! stream is never touched; it leaves no points on buffers: each launch of the graph waits for and
+//! marks the outside buffers. Buffers allocated while recording are symbolic: they get their
+//! addresses when it stops.
 //!
-//! A recording that is dropped (its thread ends, its closure panics) takes its arena with it: nothing is left. An operator that fails, or
-//! panics, in the middle is undone by a journal ([`Encoding`]).
+//! A recording that is dropped (its thread ends, its closure panics) takes its arena with it:
+//! nothing is left. An operator that fails, or panics, in the middle is undone by a journal
+//! ([`Encoding`]).
 //!
-//! The thread's recordings lie in a cell that is borrowed for moments only: nothing that is called or dropped meanwhile is the user's.
+//! The thread's recordings lie in a cell that is borrowed for moments only: nothing that is called
+//! or dropped meanwhile is the user's.
 
 use crate::event::Event;
 use crate::graph::GraphOperator;
 use crate::graph::exec::{Graph, Held, Outside};
 use crate::kernel::rules::Rules;
 use crate::runtime::{Runtime, RuntimeInner};
-use crate::stream::{Seat, Turn};
+use crate::stream::{SubmitGuard, SubmitLock};
 use crate::view::Operand;
 use leasehold_alloc::{Buffer, GraphArena, Layout, Lifetime, On};
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{BufferHandle, Error, Lease, Point, Result};
-use leasehold_hal::{Op, OpList, Timestamp};
+use leasehold_core::{BufferHandle, Error, Lease, Result, Timepoint};
+use leasehold_hal::{Op, OpList, TimestampQuery};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
@@ -34,14 +37,14 @@ pub(crate) struct Recording {
     /// What is asked of the launches among them, by node.
     pub(crate) rules: Vec<(u32, Arc<Rules>)>,
     pub(crate) arena: GraphArena,
-    seat: OwnSeat,
+    submit_lock: OwnSubmitLock,
     /// The buffers allocated in it, by symbol.
     members: HashMap<u64, Member>,
     /// Buffers that were there before, by handle.
     pub(crate) outside: HashMap<BufferHandle, Outside>,
     pub(crate) events: Vec<Signal>,
     pub(crate) waits: Vec<Lease<Event>>,
-    pub(crate) points: Vec<Point>,
+    pub(crate) points: Vec<Timepoint>,
     /// The operators that are being encoded, the innermost last.
     encodings: Vec<Encoding>,
 }
@@ -51,7 +54,7 @@ pub(crate) struct Recording {
 pub(crate) struct Signal {
     pub(crate) event: Lease<Event>,
     /// What the launch writes for it; `None` without timing.
-    pub(crate) time: Option<Lease<Timestamp>>,
+    pub(crate) time: Option<Lease<TimestampQuery>>,
 }
 
 /// A buffer of the recording.
@@ -67,7 +70,8 @@ struct Usage {
     writes: bool,
 }
 
-/// An operator that is being encoded: where the recording stood before, what it touched, and how to undo it.
+/// An operator that is being encoded: where the recording stood before, what it touched, and how to
+/// undo it.
 #[derive(Default)]
 struct Encoding {
     ops: usize,
@@ -87,24 +91,25 @@ enum Undo {
     Outside(BufferHandle, Option<bool>),
 }
 
-/// A seat that outlives its recording: a session may have been forgotten on it, or still be open. It goes back to a pool.
-struct OwnSeat(&'static Seat);
+/// A submission lock that outlives its recording: a session may have been forgotten on it, or still
+/// be open. It goes back to a pool.
+struct OwnSubmitLock(&'static SubmitLock);
 
-static SEATS: Mutex<Vec<&'static Seat>> = Mutex::new(Vec::new());
+static SUBMIT_LOCKS: Mutex<Vec<&'static SubmitLock>> = Mutex::new(Vec::new());
 
-impl OwnSeat {
+impl OwnSubmitLock {
     fn take() -> Self {
-        let mut seats = SEATS.lock();
+        let mut seats = SUBMIT_LOCKS.lock();
         match seats.iter().position(|s| !s.is_taken()) {
             Some(free) => Self(seats.swap_remove(free)),
-            None => Self(Box::leak(Box::new(Seat::new()))),
+            None => Self(Box::leak(Box::new(SubmitLock::new()))),
         }
     }
 }
 
-impl Drop for OwnSeat {
+impl Drop for OwnSubmitLock {
     fn drop(&mut self) {
-        SEATS.lock().push(self.0);
+        SUBMIT_LOCKS.lock().push(self.0);
     }
 }
 
@@ -120,12 +125,15 @@ pub(crate) fn is_active() -> bool {
     ACTIVE.get() != 0
 }
 
-/// Runs `f` on this thread's recording of the runtime, if there is one. There is none any more while the thread's end drops them.
+/// Runs `f` on this thread's recording of the runtime, if there is one. There is none any more
+/// while the thread's end drops them.
 fn with<T>(runtime: &Arc<RuntimeInner>, f: impl FnOnce(&mut Recording) -> T) -> Option<T> {
     if !is_active() {
         return None;
     }
-    RECORDINGS.try_with(|r| r.borrow_mut().iter_mut().find(|r| Arc::ptr_eq(&r.runtime, runtime)).map(f)).unwrap_or(None)
+    RECORDINGS
+        .try_with(|r| r.borrow_mut().iter_mut().find(|r| Arc::ptr_eq(&r.runtime, runtime)).map(f))
+        .unwrap_or(None)
 }
 
 pub(crate) fn is_recording(runtime: &Arc<RuntimeInner>) -> bool {
@@ -138,13 +146,18 @@ pub(crate) fn refuse(runtime: &Arc<RuntimeInner>, rule: &'static str) -> Result<
     if is_active() && is_recording(runtime) { Err(Error::recording(rule)) } else { Ok(()) }
 }
 
-/// The turn of this thread's recording of the runtime, and the recording's number; `None` when it does not record there.
+/// The turn of this thread's recording of the runtime, and the recording's number; `None` when it
+/// does not record there.
 #[inline]
-pub(crate) fn session_turn(runtime: &Arc<RuntimeInner>) -> Result<Option<(Turn<'static>, u64)>> {
+pub(crate) fn session_guard(
+    runtime: &Arc<RuntimeInner>,
+) -> Result<Option<(SubmitGuard<'static>, u64)>> {
     if !is_active() {
         return Ok(None);
     }
-    with(runtime, |r| (r.seat.0, r.id)).map(|(seat, id)| Ok((seat.turn()?, id))).transpose()
+    with(runtime, |r| (r.submit_lock.0, r.id))
+        .map(|(submit_lock, id)| Ok((submit_lock.submit_guard()?, id)))
+        .transpose()
 }
 
 pub(crate) fn start(runtime: &Runtime) -> Result<()> {
@@ -164,7 +177,7 @@ pub(crate) fn start(runtime: &Runtime) -> Result<()> {
         ops: OpList::new(),
         rules: Vec::new(),
         arena: inner.memory.arena()?,
-        seat: OwnSeat::take(),
+        submit_lock: OwnSubmitLock::take(),
         members: HashMap::new(),
         outside: HashMap::new(),
         events: Vec::new(),
@@ -200,20 +213,28 @@ pub(crate) fn abandon(runtime: &Arc<RuntimeInner>) {
 }
 
 pub(crate) fn stop(runtime: &Runtime) -> Result<Graph> {
-    match with(&runtime.inner, |r| (r.seat.0.is_taken(), !r.encodings.is_empty())) {
-        Some((true, _)) => return Err(Error::Occupied { resource: "recording (a session is open on it)" }),
+    match with(&runtime.inner, |r| (r.submit_lock.0.is_taken(), !r.encodings.is_empty())) {
+        Some((true, _)) => {
+            return Err(Error::Occupied { resource: "recording (a session is open on it)" });
+        }
         Some((_, true)) => {
-            return Err(Error::recording("an operator cannot stop the recording that it is encoded into"));
+            return Err(Error::recording(
+                "an operator cannot stop the recording that it is encoded into",
+            ));
         }
         _ => {}
     }
     let Some(mut recording) = take(&runtime.inner) else {
         return Err(Error::recording("this thread does not record on this device"));
     };
-    // Whoever still holds a buffer of the recording may use it beside the graph. The leases keep it so until it has its address.
+    // Whoever still holds a buffer of the recording may use it beside the graph. The leases keep it
+    // so until it has its address.
     let memory = &runtime.inner.memory;
-    let held: Vec<_> =
-        recording.members.values().filter_map(|m| Some((memory.lease(m.handle).ok()?, m.usage.writes))).collect();
+    let held: Vec<_> = recording
+        .members
+        .values()
+        .filter_map(|m| Some((memory.lease(m.handle).ok()?, m.usage.writes)))
+        .collect();
     let lifetimes: Vec<Lifetime> = recording
         .members
         .iter()
@@ -222,17 +243,21 @@ pub(crate) fn stop(runtime: &Runtime) -> Result<Graph> {
         })
         .collect();
     let core = &runtime.stream().core;
-    let on = On { line: core.line, timeline: core.raw_timeline() };
-    // SAFETY: the recorder noted every operation that uses a symbol; from the first to the last is its lifetime.
+    let on = On { timeline: core.timeline, source: core.raw_source() };
+    // SAFETY: the recorder noted every operation that uses a symbol; from the first to the last is
+    // its lifetime.
     let bindings = unsafe { recording.arena.seal(&lifetimes, on) }?;
     // The arena's memory may have been another's, whose last use on the default stream goes on.
-    let born = core.line.now();
+    let born = core.timeline.now();
     recording.ops.rebind(|addr| {
         (addr & leasehold_alloc::SYMBOLIC != 0)
             .then(|| bindings.resolve(addr).map(|real| (real, bindings.native)))
             .flatten()
     });
-    let held = held.into_iter().map(|(lease, writes)| Held { buffer: lease.downgrade(), writes }).collect();
+    let held = held
+        .into_iter()
+        .map(|(lease, writes)| Held { buffer: lease.downgrade(), writes })
+        .collect();
     Graph::build(recording, held, born)
 }
 
@@ -257,7 +282,8 @@ impl Recording {
     fn check(&self, operands: &[Operand<'_>]) -> Result<()> {
         let strange = |o: &Operand<'_>| {
             let lease = o.view.lease;
-            lease.is_symbolic() && self.members.get(&lease.addr()).is_none_or(|m| m.handle != lease.handle())
+            lease.is_symbolic()
+                && self.members.get(&lease.addr()).is_none_or(|m| m.handle != lease.handle())
         };
         if operands.iter().any(strange) {
             return Err(Error::recording(
@@ -284,7 +310,8 @@ impl Recording {
                 e.journal.push(Undo::Member(symbol, member.usage));
             }
             let first = member.usage.span.map_or(node, |s| s.0);
-            member.usage = Usage { span: Some((first, node)), writes: member.usage.writes || writes };
+            member.usage =
+                Usage { span: Some((first, node)), writes: member.usage.writes || writes };
             return;
         }
         match self.outside.get_mut(&handle) {
@@ -312,7 +339,11 @@ impl Recording {
 ///
 /// # Safety
 /// - As the submission that is recorded, for every launch of the graph.
-pub(crate) unsafe fn record(runtime: &Arc<RuntimeInner>, op: &Op<'_>, operands: &[Operand<'_>]) -> Option<Result<()>> {
+pub(crate) unsafe fn record(
+    runtime: &Arc<RuntimeInner>,
+    op: &Op<'_>,
+    operands: &[Operand<'_>],
+) -> Option<Result<()>> {
     with(runtime, |r| {
         r.check(operands)?;
         let node = r.ops.push(op) as u32;
@@ -323,7 +354,8 @@ pub(crate) unsafe fn record(runtime: &Arc<RuntimeInner>, op: &Op<'_>, operands: 
 
 /// Whether the operands may be used in recording `id`.
 pub(crate) fn check(runtime: &Arc<RuntimeInner>, id: u64, operands: &[Operand<'_>]) -> Result<()> {
-    with(runtime, |r| if r.id == id { r.check(operands) } else { Err(over()) }).unwrap_or_else(|| Err(over()))
+    with(runtime, |r| if r.id == id { r.check(operands) } else { Err(over()) })
+        .unwrap_or_else(|| Err(over()))
 }
 
 #[cold]
@@ -331,8 +363,9 @@ fn over() -> Error {
     Error::recording("the recording ended while a session was open on it")
 }
 
-/// Records the launches of a session that was begun in recording `id`. All of them are taken to use all of the session's operands for the
-/// sake of liveness; the dependencies come from each launch's own bindings.
+/// Records the launches of a session that was begun in recording `id`. All of them are taken to use
+/// all of the session's operands for the sake of liveness; the dependencies come from each launch's
+/// own bindings.
 pub(crate) fn record_many(
     runtime: &Arc<RuntimeInner>,
     id: u64,
@@ -364,7 +397,8 @@ pub(crate) fn nodes(runtime: &Arc<RuntimeInner>) -> Option<u32> {
     with(runtime, |r| r.ops.len() as u32)
 }
 
-/// Notes that each launch of the graph records the event at its end. `None` when this thread does not record.
+/// Notes that each launch of the graph records the event at its end. `None` when this thread does
+/// not record.
 pub(crate) fn signal(runtime: &Arc<RuntimeInner>, event: &Lease<Event>) -> Option<Result<()>> {
     if !is_recording(runtime) {
         return None;
@@ -376,7 +410,7 @@ pub(crate) fn signal(runtime: &Arc<RuntimeInner>, event: &Lease<Event>) -> Optio
     };
     with(runtime, |r| {
         if let Some(time) = &time {
-            r.ops.push(&Op::Stamp(time));
+            r.ops.push(&Op::WriteTimestamp(time));
         }
         r.events.push(Signal { event: event.clone(), time });
         Ok(())
@@ -395,19 +429,23 @@ pub(crate) fn wait_event(runtime: &Arc<RuntimeInner>, event: &Lease<Event>) -> O
     })
 }
 
-/// Notes that each launch of the graph comes after a point.
-pub(crate) fn wait_point(runtime: &Arc<RuntimeInner>, point: Point) -> Option<Result<()>> {
+/// Notes that each launch of the graph comes after a timepoint.
+pub(crate) fn wait_point(runtime: &Arc<RuntimeInner>, point: Timepoint) -> Option<Result<()>> {
     with(runtime, |r| {
         r.points.push(point);
         Ok(())
     })
 }
 
-/// Encodes an operator; in a recording its work is undone when it fails or panics, and checked against what it declared.
+/// Encodes an operator; in a recording its work is undone when it fails or panics, and checked
+/// against what it declared.
 pub(crate) fn add_operator(runtime: &Runtime, operator: &dyn GraphOperator) -> Result<()> {
-    let Some(open) = OpenEncoding::begin(&runtime.inner) else { return operator.encode(runtime.stream()) };
+    let Some(open) = OpenEncoding::begin(&runtime.inner) else {
+        return operator.encode(runtime.stream());
+    };
     operator.encode(runtime.stream())?;
-    let declared: Vec<_> = operator.accesses().iter().map(|o| (o.view.lease.handle(), o.access.writes())).collect();
+    let declared: Vec<_> =
+        operator.accesses().iter().map(|o| (o.view.lease.handle(), o.access.writes())).collect();
     open.keep(operator.name(), &declared)
 }
 
@@ -436,15 +474,19 @@ impl<'a> OpenEncoding<'a> {
 
     /// Runs `f` on the recording if it is still the same.
     fn with<T>(&self, f: impl FnOnce(&mut Recording) -> T) -> Option<T> {
-        with(self.runtime, |r| (r.id == self.recording && r.encodings.len() > self.depth).then(|| f(r))).flatten()
+        with(self.runtime, |r| {
+            (r.id == self.recording && r.encodings.len() > self.depth).then(|| f(r))
+        })
+        .flatten()
     }
 
     /// Keeps what was encoded, unless it touched more than was declared.
     fn keep(self, name: &str, declared: &[(BufferHandle, bool)]) -> Result<()> {
         let checked = self.with(|r| {
             let e = &r.encodings[self.depth];
-            let allowed =
-                |h: BufferHandle, w: bool| e.own.contains(&h) || declared.iter().any(|&(d, dw)| d == h && (dw || !w));
+            let allowed = |h: BufferHandle, w: bool| {
+                e.own.contains(&h) || declared.iter().any(|&(d, dw)| d == h && (dw || !w))
+            };
             if let Some(&(h, writes)) = e.touched.iter().find(|&&(h, w)| !allowed(h, w)) {
                 return Err(Error::invalid(format!(
                     "operator {name} {} a buffer ({h:?}) that it does not declare",
@@ -461,7 +503,9 @@ impl<'a> OpenEncoding<'a> {
             }
             Ok(())
         });
-        checked.unwrap_or_else(|| Err(Error::recording("the recording ended while an operator was being encoded")))
+        checked.unwrap_or_else(|| {
+            Err(Error::recording("the recording ended while an operator was being encoded"))
+        })
     }
 }
 
@@ -486,11 +530,13 @@ impl Drop for OpenEncoding<'_> {
                 }
             }
             let to = undo.first().map_or(r.ops.len(), |e| e.ops);
-            let (events, waits) = undo.first().map_or((usize::MAX, usize::MAX), |e| (e.events, e.waits));
+            let (events, waits) =
+                undo.first().map_or((usize::MAX, usize::MAX), |e| (e.events, e.waits));
             r.points.truncate(undo.first().map_or(usize::MAX, |e| e.points));
             let events = r.events.split_off(events.min(r.events.len()));
             let waits = r.waits.split_off(waits.min(r.waits.len()));
-            let rules = r.rules.split_off(r.rules.partition_point(|&(node, _)| (node as usize) < to));
+            let rules =
+                r.rules.split_off(r.rules.partition_point(|&(node, _)| (node as usize) < to));
             (std::mem::take(&mut r.ops), to, (leases, events, waits, rules))
         });
         // Outside the borrow: what is dropped may be anybody's closure.

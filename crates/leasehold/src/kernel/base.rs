@@ -1,9 +1,10 @@
 //! A kernel's key and its cache of pipelines.
 //!
 //! # Protocol
-//! Cells belong to runtimes, by serial. A cell is filled once, under the lock: the lease first, then the serial with release; a reader that
-//! finds its runtime's serial may use the lease as long as the runtime lives. Only the end of that runtime empties the cell, when
-//! nobody can borrow from it any more: whoever borrows holds a stream, which holds the runtime.
+//! Cells belong to runtimes, by serial. A cell is filled once, under the lock: the lease first,
+//! then the serial with release; a reader that finds its runtime's serial may use the lease as long
+//! as the runtime lives. Only the end of that runtime empties the cell, when nobody can borrow from
+//! it any more: whoever borrows holds a stream, which holds the runtime.
 
 use crate::kernel::rules::{Rules, written};
 use crate::runtime::{Runtime, RuntimeInner};
@@ -36,7 +37,10 @@ struct Block {
 impl Block {
     fn new() -> Self {
         Self {
-            cells: std::array::from_fn(|_| Cell { serial: AtomicU64::new(0), prepared: UnsafeCell::new(None) }),
+            cells: std::array::from_fn(|_| Cell {
+                serial: AtomicU64::new(0),
+                prepared: UnsafeCell::new(None),
+            }),
             next: OnceLock::new(),
         }
     }
@@ -51,7 +55,8 @@ pub(crate) struct BaseCell {
     fill: Mutex<()>,
 }
 
-// SAFETY: cells are written under the lock before their serial is published, and emptied when nobody can borrow from them.
+// SAFETY: cells are written under the lock before their serial is published, and emptied when
+// nobody can borrow from them.
 unsafe impl Sync for BaseCell {}
 // SAFETY: everything in it may go to another thread.
 unsafe impl Send for BaseCell {}
@@ -63,7 +68,8 @@ impl BaseCell {
         loop {
             for cell in &block.cells {
                 if cell.serial.load(Ordering::Acquire) == serial {
-                    // SAFETY: published with this serial, and emptied only when the runtime of the serial is gone.
+                    // SAFETY: published with this serial, and emptied only when the runtime of the
+                    // serial is gone.
                     return unsafe { (*cell.prepared.get()).as_ref() };
                 }
             }
@@ -98,8 +104,9 @@ impl BaseCell {
 
 /// A kernel's key and its cache of pipelines, one per device. Clones are the same base.
 ///
-/// Whoever makes one vouches for the kernel's code; whoever launches it need not: the runtime asks the kernel's
-/// [`check`](KernelDesc::check) before every launch, every recording and every update of a graph.
+/// Whoever makes one vouches for the kernel's code; whoever launches it need not: the runtime asks
+/// the kernel's [`check`](KernelDesc::check) before every launch, every recording and every update
+/// of a graph.
 ///
 /// ```
 /// use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource};
@@ -109,7 +116,8 @@ impl BaseCell {
 ///
 /// /// Doubles `TILE` floats.
 /// unsafe fn double(args: &CpuArgs<'_>) {
-///     // SAFETY: the check accepts grids of one dimension only, so each tile has elements of its own.
+///     // SAFETY: the check accepts grids of one dimension only, so each tile has elements of
+///     // its own.
 ///     let x = unsafe { args.slice_mut::<f32>(0, args.tile()[0] as usize * TILE, TILE) };
 ///     x.iter_mut().for_each(|x| *x *= 2.0);
 /// }
@@ -120,8 +128,10 @@ impl BaseCell {
 ///     [tiles, 1, 1] => launch.want(0, u64::from(tiles) * TILE as u64 * 4),
 ///     _ => Err(Error::invalid("a grid of one dimension")),
 /// });
-/// let desc = KernelDesc::new("double", KernelSource::Cpu(double), &[Access::ReadWrite], check).aligned(4);
-/// // SAFETY: a launch that the check accepts touches floats of binding 0 that exist, each in one tile.
+/// let access = [Access::ReadWrite];
+/// let desc = KernelDesc::new("double", KernelSource::Cpu(double), &access, check).aligned(4);
+/// // SAFETY: a launch that the check accepts touches floats of binding 0 that exist, each in
+/// // one tile.
 /// let kernel = unsafe { KernelBase::new(desc) }?;
 /// let x = runtime.upload(&[1.0f32; 512])?;
 /// let launch = |tiles| runtime.stream().launch(&kernel, &[x.read_write()], &(), tiles);
@@ -139,35 +149,40 @@ impl KernelBase {
     /// A kernel with one source.
     ///
     /// # Errors
-    /// `InvalidArgument` for a description that [`KernelDesc::validate`] refuses: no name or entry, more than 30 bindings or 4,096 bytes
-    /// of parameters, alignments that are none.
+    /// `InvalidArgument` for a description that [`KernelDesc::validate`] refuses: no name or entry,
+    /// more than 30 bindings or 4,096 bytes of parameters, alignments that are none.
     ///
     /// # Safety
-    /// The caller vouches for every launch that the description's [`check`](KernelDesc::check) accepts, and for every later launch
-    /// of a graph that such a launch was recorded into:
-    /// - The code touches no memory but its bindings, its parameters, its shared memory and what it knows to be valid besides. It
-    ///   reads bindings that are declared [`Read`](crate::Access::Read) or [`ReadWrite`](crate::Access::ReadWrite) only, and writes
+    /// The caller vouches for every launch that the description's [`check`](KernelDesc::check)
+    /// accepts, and for every later launch of a graph that such a launch was recorded into:
+    /// - The code touches no memory but its bindings, its parameters, its shared memory and what it
+    ///   knows to be valid besides. It reads bindings that are declared
+    ///   [`Read`](crate::Access::Read) or [`ReadWrite`](crate::Access::ReadWrite) only, and writes
     ///   those that are declared [`Write`](crate::Access::Write) or `ReadWrite` only.
-    /// - That holds whatever the bindings' bytes are: a number that is read from memory is checked before it is used as an index.
-    ///   Bytes of a `Write` binding are not specified when the kernel begins.
-    /// - Tiles or blocks run in any order and at the same time. Two of them touch the same bytes only if both read them or both
-    ///   access them atomically.
-    /// - The code is of the kind that the source says, is called with the declared bindings and parameters in this order, and stays
-    ///   valid as long as the base and all that was recorded with it.
+    /// - That holds whatever the bindings' bytes are: a number that is read from memory is checked
+    ///   before it is used as an index. Bytes of a `Write` binding are not specified when the
+    ///   kernel begins.
+    /// - Tiles or blocks run in any order and at the same time. Two of them touch the same bytes
+    ///   only if both read them or both access them atomically.
+    /// - The code is of the kind that the source says, is called with the declared bindings and
+    ///   parameters in this order, and stays valid as long as the base and all that was recorded
+    ///   with it.
     ///
-    /// The runtime vouches for the rest before it asks the check: bindings of the declared number, access and alignment, in live memory
-    /// of the device; none of which overlap beyond what [`KernelDesc::overlap`] allows; parameters of the declared size; a grid
-    /// and a block within the device's limits.
+    /// The runtime vouches for the rest before it asks the check: bindings of the declared number,
+    /// access and alignment, in live memory of the device; none of which overlap beyond what
+    /// [`KernelDesc::overlap`] allows; parameters of the declared size; a grid and a block within
+    /// the device's limits.
     pub unsafe fn new(desc: KernelDesc<'static>) -> Result<Self> {
         // SAFETY: by the caller's contract, which is the same for one source.
         unsafe { Self::with_sources(vec![desc]) }
     }
 
-    /// A kernel with a source for each of several backends; each device uses the first that it takes.
+    /// A kernel with a source for each of several backends; each device uses the first that it
+    /// takes.
     ///
     /// # Errors
-    /// As [`new`](Self::new); `InvalidArgument` without any source, or when they declare different bindings, parameters, alignments or
-    /// overlaps, or have checks that are not clones of one.
+    /// As [`new`](Self::new); `InvalidArgument` without any source, or when they declare different
+    /// bindings, parameters, alignments or overlaps, or have checks that are not clones of one.
     ///
     /// # Safety
     /// - As [`new`](Self::new), for each of the sources: they share one check.
@@ -232,10 +247,13 @@ impl KernelBase {
             }
         }
         let Some(pipeline) = made else {
-            return Err(refused.unwrap_or_else(|| leasehold_core::Error::invalid("a kernel without sources")));
+            return Err(refused
+                .unwrap_or_else(|| leasehold_core::Error::invalid("a kernel without sources")));
         };
         if pipeline.bindings.len() > Limits::BINDINGS as usize {
-            return Err(leasehold_core::Error::state("a pipeline of more bindings than any kernel has"));
+            return Err(leasehold_core::Error::state(
+                "a pipeline of more bindings than any kernel has",
+            ));
         }
         let written = written(pipeline.bindings.iter().copied());
         let prepared = Prepared { pipeline, rules: self.0.rules.clone(), written };

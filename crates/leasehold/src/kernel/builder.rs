@@ -28,7 +28,8 @@ use std::borrow::Cow;
 /// # fn main() -> Result<()> {
 /// let runtime = Runtime::open(DeviceId::cpu(0))?;
 /// let scale = KernelBase::cpu("scale", scale).reads(1).writes(1).params::<f32>().aligned(4);
-/// // SAFETY: it touches its bindings through slices, which check bounds, and each tile writes its own part.
+/// // SAFETY: it touches its bindings through slices, which check bounds. Each tile writes its
+/// // own part.
 /// let scale = unsafe { scale.build() }?;
 /// let (x, y) = (runtime.upload(&[1.0f32; 8])?, runtime.alloc_array::<f32>(8)?);
 /// runtime.stream().launch(&scale, &[x.read(), y.write()], &3.0f32, 2)?;
@@ -80,7 +81,10 @@ impl KernelBuilder {
     }
 
     /// Launches have one dimension, and are as `check` wants them.
-    pub fn check(self, check: impl Fn(&LaunchInfo<'_>) -> Result<()> + Send + Sync + 'static) -> Self {
+    pub fn check(
+        self,
+        check: impl Fn(&LaunchInfo<'_>) -> Result<()> + Send + Sync + 'static,
+    ) -> Self {
         self.launches(KernelCheck::new(move |launch| match launch.grid {
             [_, 1, 1] => check(launch),
             _ => Err(Error::invalid(format!("a grid of one dimension, not {:?}", launch.grid))),
@@ -116,6 +120,8 @@ impl KernelBase {
     /// A kernel of the CPU's (and of simulated devices), to be described and
     /// [built](KernelBuilder::build).
     pub fn cpu(name: impl Into<Cow<'static, str>>, function: CpuFn) -> KernelBuilder {
-        KernelBuilder { desc: KernelDesc::new(name, KernelSource::Cpu(function), &[], KernelCheck::grid_1d()) }
+        KernelBuilder {
+            desc: KernelDesc::new(name, KernelSource::Cpu(function), &[], KernelCheck::grid_1d()),
+        }
     }
 }

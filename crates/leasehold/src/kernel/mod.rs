@@ -1,13 +1,17 @@
 //! Kernels: bases, sessions, and what a session may do.
 //!
-//! * [`KernelBuilder`], from [`KernelBase::cpu`], describes a kernel of the CPU's; a [`KernelDesc`] one of any backend: code, bindings,
-//!   parameters, and which launches may run ([`KernelCheck`]).
-//! * [`KernelBase`] is a kernel's key and its cache of pipelines, one per device. Making one is `unsafe`: its author vouches for the
-//!   kernel. Launching is safe: each launch is checked. New convenience goes to [`session_ops`].
+//! * [`KernelBuilder`], from [`KernelBase::cpu`], describes a kernel of the CPU's; a [`KernelDesc`]
+//!   one of any backend: code, bindings, parameters, and which launches may run ([`KernelCheck`]).
+//! * [`KernelBase`] is a kernel's key and its cache of pipelines, one per device. Making one is
+//!   `unsafe`: its author vouches for the kernel. Launching is safe: each launch is checked. New
+//!   convenience goes to [`session_ops`].
 //! * [`Stream::launch`](crate::Stream::launch) is one launch.
-//! * [`KernelSession`] is one or more launches on a stream as one submission, from `begin` to `finish`. Its type says what may come next.
-//! * [`session_ops`] binds, sets parameters and dispatches; [`session_sync_ops`] waits for dependencies and updates tokens.
-//! * [`Registry`] resolves a name to the kernel of the most specific architecture that a device runs.
+//! * [`KernelSession`] is one or more launches on a stream as one submission, from `begin` to
+//!   `finish`. Its type says what may come next.
+//! * [`session_ops`] binds, sets parameters and dispatches; [`session_sync_ops`] waits for
+//!   dependencies and updates tokens.
+//! * [`Registry`] resolves a name to the kernel of the most specific architecture that a device
+//!   runs.
 
 pub mod base;
 mod builder;
@@ -21,6 +25,8 @@ pub mod session_sync_ops;
 pub use base::KernelBase;
 pub use builder::KernelBuilder;
 pub use grid::{Grid, Params};
-pub use leasehold_hal::{Access, CpuArgs, CpuFn, KernelCheck, KernelDesc, KernelSource, LaunchInfo, Overlap};
+pub use leasehold_hal::{
+    Access, CpuArgs, CpuFn, KernelCheck, KernelDesc, KernelSource, LaunchInfo, Overlap,
+};
 pub use registry::Registry;
 pub use session::{Begun, Bound, Dispatched, KernelSession, Parametrised, Ready, Updated};

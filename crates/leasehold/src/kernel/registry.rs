@@ -1,7 +1,7 @@
 //! Kernels by name and architecture.
 //!
-//! A device lists the architectures whose kernels it runs, the most specific first. A name resolves to the kernel registered for the
-//! first of them that has one.
+//! A device lists the architectures whose kernels it runs, the most specific first. A name resolves
+//! to the kernel registered for the first of them that has one.
 
 use crate::kernel::base::KernelBase;
 use crate::runtime::Runtime;
@@ -27,7 +27,8 @@ impl Registry {
     /// Registers the kernel `desc.name` for an architecture: `cpu`, `cpu/x86-64-v4`, `cuda/sm_90`.
     ///
     /// # Errors
-    /// As [`KernelBase::new`]; `InvalidArgument` when that name has a kernel of that architecture already.
+    /// As [`KernelBase::new`]; `InvalidArgument` when that name has a kernel of that architecture
+    /// already.
     ///
     /// # Safety
     /// - As [`KernelBase::new`], on the devices that run this architecture.
@@ -38,7 +39,10 @@ impl Registry {
         let mut kernels = self.kernels.write();
         let variants = kernels.entry(name).or_default();
         if variants.iter().any(|(a, _)| a == arch) {
-            return Err(Error::invalid(format!("kernel {} is registered for {arch} already", base.name())));
+            return Err(Error::invalid(format!(
+                "kernel {} is registered for {arch} already",
+                base.name()
+            )));
         }
         variants.push((arch.to_owned(), base));
         Ok(())
@@ -55,11 +59,13 @@ impl Registry {
     /// The kernel of the most specific architecture that the device runs.
     ///
     /// # Errors
-    /// `NotFound` for an unknown name; `Unsupported` when none of its variants fits, naming those there are.
+    /// `NotFound` for an unknown name; `Unsupported` when none of its variants fits, naming those
+    /// there are.
     pub fn resolve_for(&self, name: &str, device: &DeviceInfo) -> Result<KernelBase> {
         let kernels = self.kernels.read();
-        let variants =
-            kernels.get(name).ok_or_else(|| Error::NotFound(format!("no kernel is named {name:?}").into()))?;
+        let variants = kernels
+            .get(name)
+            .ok_or_else(|| Error::NotFound(format!("no kernel is named {name:?}").into()))?;
         for arch in &device.arch {
             if let Some((_, base)) = variants.iter().find(|(a, _)| a == arch) {
                 return Ok(base.clone());

@@ -47,7 +47,12 @@ impl Rules {
     /// As [`check_bindings`](Self::check_bindings), for the caller that knows two things of them:
     /// all bits of their addresses, and which are [`written`].
     #[inline]
-    pub(crate) fn check_at(&self, bindings: &[Binding], addresses: u64, mut written: u32) -> Result<()> {
+    pub(crate) fn check_at(
+        &self,
+        bindings: &[Binding],
+        addresses: u64,
+        mut written: u32,
+    ) -> Result<()> {
         if addresses & self.most != 0 {
             self.check_alignment(bindings)?;
         }
@@ -59,7 +64,8 @@ impl Rules {
             written &= written - 1;
             for b in bindings {
                 // One begins within the other: so do all that overlap, and a few empty ones.
-                let near = b.addr.wrapping_sub(w.addr) < w.len || w.addr.wrapping_sub(b.addr) < b.len;
+                let near =
+                    b.addr.wrapping_sub(w.addr) < w.len || w.addr.wrapping_sub(b.addr) < b.len;
                 if near && !std::ptr::eq(b, w) {
                     return self.check_overlap(bindings);
                 }
@@ -116,8 +122,11 @@ impl Rules {
         if self.overlap == Overlap::InPlace && (a.addr, a.len) == (b.addr, b.len) {
             return Ok(());
         }
-        let rule =
-            if self.overlap == Overlap::InPlace { "only whole bindings may be the same" } else { "they may not" };
+        let rule = if self.overlap == Overlap::InPlace {
+            "only whole bindings may be the same"
+        } else {
+            "they may not"
+        };
         Err(Error::invalid(format!(
             "kernel {}: binding {i} ({:?}) and binding {j} ({:?}) overlap; {rule}",
             self.name, a.access, b.access
@@ -140,7 +149,8 @@ mod tests {
 
     /// What the shortcuts must come to: each binding and each pair looked at.
     fn fine(bindings: &[Binding], alignment: &[u32], overlap: Overlap) -> bool {
-        let aligned = std::iter::zip(bindings, alignment).all(|(b, &a)| b.addr.is_multiple_of(a.into()));
+        let aligned =
+            std::iter::zip(bindings, alignment).all(|(b, &a)| b.addr.is_multiple_of(a.into()));
         let apart = |(a, b): (&Binding, &Binding)| match overlap {
             Overlap::Any => true,
             Overlap::InPlace if (a.addr, a.len) == (b.addr, b.len) => true,
@@ -152,7 +162,8 @@ mod tests {
 
     #[test]
     fn shortcuts_accept_what_a_look_at_every_pair_does() {
-        let places: Vec<(u64, u64)> = (0..6).flat_map(|addr| (0..4).map(move |len| (addr, len))).collect();
+        let places: Vec<(u64, u64)> =
+            (0..6).flat_map(|addr| (0..4).map(move |len| (addr, len))).collect();
         let roles = [[1, 1, 2], [2, 1, 1], [1, 3, 2], [1, 1, 1]].map(|of| {
             of.map(|access| match access {
                 1 => Access::Read,
@@ -165,7 +176,8 @@ mod tests {
             for alignment in [[1, 1, 1], [1, 4, 2]] {
                 for overlap in [Overlap::Refused, Overlap::InPlace, Overlap::Any] {
                     let source = KernelSource::Registered("k".into());
-                    let mut desc = KernelDesc::new("k", source, &roles, KernelCheck::any()).overlapping(overlap);
+                    let mut desc = KernelDesc::new("k", source, &roles, KernelCheck::any())
+                        .overlapping(overlap);
                     desc.alignment = alignment.to_vec().into();
                     let rules = Rules::of(&desc);
                     for case in 0..places.len().pow(3) {
@@ -176,7 +188,11 @@ mod tests {
                             Binding { addr, len, native: 0, access }
                         });
                         let ok = rules.check_bindings(&bindings).is_ok();
-                        assert_eq!(ok, fine(&bindings, &alignment, overlap), "{bindings:?} {alignment:?} {overlap:?}");
+                        assert_eq!(
+                            ok,
+                            fine(&bindings, &alignment, overlap),
+                            "{bindings:?} {alignment:?} {overlap:?}"
+                        );
                         if ok { accepted += 1 } else { refused += 1 }
                     }
                 }

@@ -1,20 +1,21 @@
 //! Kernel sessions: launches staged on a stream, from `begin` to `finish`.
 //!
-//! A session claims the stream's turn and its scratch frame. Nothing reaches the driver before
-//! `finish`, which submits everything staged as one submission and returns its point; dropping the
-//! session discards it, on every backend alike. The order of calls is in the type:
+//! A session claims the stream's submission lock and its scratch scratch. Nothing reaches the
+//! driver before `finish`, which submits everything staged as one submission and returns its
+//! timepoint; dropping the session discards it, on every backend alike. The order of calls is in
+//! the type:
 //!
-//! `Begun` –wait→ `Ready` –bind→ `Bound` –params→ `Parametrised` –dispatch→ `Dispatched` –update tokens→ `Updated` –finish, or another
-//! kernel→ …
+//! `Begun` –wait→ `Ready` –bind→ `Bound` –params→ `Parametrised` –dispatch→ `Dispatched` –update
+//! tokens→ `Updated` –finish, or another kernel→ …
 //!
 //! The states are moved by value but the session is two words; what is staged lies in the stream's
-//! frame, so a launch allocates nothing.
+//! scratch, so a launch allocates nothing.
 
 use crate::graph::recorder;
 use crate::kernel::base::{KernelBase, Prepared};
-use crate::stream::{Locked, Stream, Turn};
+use crate::stream::{Locked, Stream, SubmitGuard};
 use crate::view::Operand;
-use leasehold_core::{Error, Point, Result};
+use leasehold_core::{Error, Result, Timepoint};
 use leasehold_hal::{Access, Binding, Dispatch, LaunchInfo, Limits, Op, Pipeline};
 use std::fmt;
 use std::marker::PhantomData;
@@ -49,7 +50,7 @@ struct Launch {
     params: (u32, u32),
 }
 
-/// What a session stages; part of the stream's frame. The raw pointers come from borrows that
+/// What a session stages; part of the stream's scratch. The raw pointers come from borrows that
 /// outlive the session.
 #[derive(Default)]
 pub(crate) struct Staged {
@@ -79,9 +80,9 @@ impl Staged {
     #[inline]
     fn add_launches(&self, ops: &mut Vec<Op<'static>>) {
         ops.extend(self.launches.iter().map(|launch| {
-            // SAFETY: pipelines are borrowed for the session's life; the slices lie in the frame,
-            // which nobody touches while the turn is held; `finish` clears the operations before
-            // either ends.
+            // SAFETY: pipelines are borrowed for the session's life; the slices lie in the scratch,
+            // which nobody touches while the submission lock is held; `finish` clears the
+            // operations before either ends.
             unsafe {
                 Op::Dispatch(Dispatch {
                     pipeline: &(*launch.kernel).pipeline,
@@ -105,7 +106,8 @@ impl Staged {
 /// Launches on a stream, in the making.
 ///
 /// ```
-/// use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource, session_ops as ops, session_sync_ops as sync};
+/// use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource};
+/// use leasehold::kernel::{session_ops as ops, session_sync_ops as sync};
 /// use leasehold::{Access, Context, DeviceId, KernelBase, KernelSession, View};
 ///
 /// unsafe fn double(args: &CpuArgs<'_>) {
@@ -116,8 +118,10 @@ impl Staged {
 ///
 /// # fn main() -> leasehold::Result<()> {
 /// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
-/// let desc = KernelDesc::new("double", KernelSource::Cpu(double), &[Access::ReadWrite], KernelCheck::grid_1d());
-/// // SAFETY: it touches its binding alone, within bounds that `slice_mut` checks, and each tile a part of its own.
+/// let (source, check) = (KernelSource::Cpu(double), KernelCheck::grid_1d());
+/// let desc = KernelDesc::new("double", source, &[Access::ReadWrite], check);
+/// // SAFETY: it touches its binding alone, within bounds that `slice_mut` checks. Each tile
+/// // writes a part of its own.
 /// let kernel = unsafe { KernelBase::new(desc.aligned(4)) }?;
 /// let x = runtime.upload(&[1.0f32; 8])?;
 /// let session = KernelSession::begin(&kernel, runtime.stream())?;
@@ -134,70 +138,74 @@ impl Staged {
 #[must_use = "a session that is dropped discards what it staged"]
 pub struct KernelSession<'s, State = Begun> {
     stream: &'s Stream,
-    turn: Turn<'s>,
+    submit_guard: SubmitGuard<'s>,
     kernel: &'s Prepared,
     _state: PhantomData<(State, *const ())>,
 }
 
 impl<'s> KernelSession<'s, Begun> {
-    /// Opens a session on a stream, with its first kernel. Takes the stream's turn; compiles the
-    /// kernel if it was not yet. A `begin` that fails half way gives back what it took.
+    /// Opens a session on a stream, with its first kernel. Takes the stream's submission lock;
+    /// compiles the kernel if it was not yet. A `begin` that fails half way gives back what it
+    /// took.
     ///
-    /// Blocks while another thread's call or session is at the stream's turn. Two threads that each
-    /// hold a session and begin one on the other's stream wait for each other for ever, as with any
-    /// two locks.
+    /// Blocks while another thread's call or session is at the stream's submission lock. Two
+    /// threads that each hold a session and begin one on the other's stream wait for each other for
+    /// ever, as with any two locks.
     ///
     /// # Errors
-    /// `Occupied` while the calling thread has a session open on the stream, since it would wait for itself; what making the kernel
-    /// ready says; the stream's cause when it is poisoned.
+    /// `Occupied` while the calling thread has a session open on the stream, since it would wait
+    /// for itself; what making the kernel ready says; the stream's cause when it is poisoned.
     #[inline]
     pub fn begin(kernel: &'s KernelBase, stream: &'s Stream) -> Result<Self> {
-        Self::begin_in(kernel, stream, || stream.core.turn())
+        Self::begin_in(kernel, stream, || stream.core.submit_guard())
     }
 
     /// As [`begin`](Self::begin), but never waits for another thread's turn.
     ///
     /// # Errors
-    /// `Occupied` while anybody's call or session is at the stream's turn; as [`begin`](Self::begin).
+    /// `Occupied` while anybody's call or session is at the stream's submission lock; as
+    /// [`begin`](Self::begin).
     pub fn try_begin(kernel: &'s KernelBase, stream: &'s Stream) -> Result<Self> {
-        Self::begin_in(kernel, stream, || stream.core.try_turn())
+        Self::begin_in(kernel, stream, || stream.core.try_submit_guard())
     }
 
     #[inline]
     fn begin_in(
         kernel: &'s KernelBase,
         stream: &'s Stream,
-        take_turn: impl FnOnce() -> Result<Turn<'s>>,
+        take_guard: impl FnOnce() -> Result<SubmitGuard<'s>>,
     ) -> Result<Self> {
         let kernel = kernel.prepared(&stream.runtime)?;
         // A recording is a stream of its own: the real one is not touched.
-        let (mut turn, recording) = match recorder::session_turn(&stream.runtime)? {
-            Some((turn, recording)) => (turn, recording),
+        let (mut submit_guard, recording) = match recorder::session_guard(&stream.runtime)? {
+            Some((submit_guard, recording)) => (submit_guard, recording),
             None => {
-                let turn = take_turn()?;
-                if stream.core.line.failed(stream.core.line.submitted() + 1) {
-                    return Err(stream.failure().unwrap_or_else(|| Error::state("a poisoned stream without a cause")));
+                let submit_guard = take_guard()?;
+                if stream.core.timeline.failed(stream.core.timeline.submitted() + 1) {
+                    return Err(stream
+                        .failure()
+                        .unwrap_or_else(|| Error::state("a poisoned stream without a cause")));
                 }
-                (turn, 0)
+                (submit_guard, 0)
             }
         };
-        let staged = &mut turn.frame().session;
+        let staged = &mut submit_guard.scratch().session;
         staged.clear();
         staged.recording = recording;
-        Ok(Self { stream, turn, kernel, _state: PhantomData })
+        Ok(Self { stream, submit_guard, kernel, _state: PhantomData })
     }
 }
 
 impl<'s, State> KernelSession<'s, State> {
     #[inline]
     pub(crate) fn staged(&mut self) -> &mut Staged {
-        &mut self.turn.frame().session
+        &mut self.submit_guard.scratch().session
     }
 
     #[inline]
     fn become_state<Next>(self) -> KernelSession<'s, Next> {
-        let Self { stream, turn, kernel, _state } = self;
-        KernelSession { stream, turn, kernel, _state: PhantomData }
+        let Self { stream, submit_guard, kernel, _state } = self;
+        KernelSession { stream, submit_guard, kernel, _state: PhantomData }
     }
 
     /// The stream that the session is open on.
@@ -215,7 +223,10 @@ impl<'s, State> KernelSession<'s, State> {
     /// Notes the operands that the launch depends on. Used by
     /// [`session_sync_ops::wait`](super::session_sync_ops::wait).
     #[inline]
-    pub(crate) fn note_dependencies(mut self, operands: &[Operand<'s>]) -> Result<KernelSession<'s, Ready>> {
+    pub(crate) fn note_dependencies(
+        mut self,
+        operands: &[Operand<'s>],
+    ) -> Result<KernelSession<'s, Ready>> {
         let stream = self.stream;
         let staged = self.staged();
         if staged.recording == 0 {
@@ -224,9 +235,10 @@ impl<'s, State> KernelSession<'s, State> {
             stream.runtime.check_operands(operands)?;
             recorder::check(&stream.runtime, staged.recording, operands)?;
         }
-        // SAFETY: the frame is cleared before the session's borrows end: by `finish`, or by the
+        // SAFETY: the scratch is cleared before the session's borrows end: by `finish`, or by the
         // next `begin` before it is read.
-        let operands = unsafe { std::mem::transmute::<&[Operand<'s>], &[Operand<'static>]>(operands) };
+        let operands =
+            unsafe { std::mem::transmute::<&[Operand<'s>], &[Operand<'static>]>(operands) };
         staged.operands.extend(operands.iter().copied());
         staged.first_binding = staged.bindings.len();
         let mut addresses = 0;
@@ -292,7 +304,10 @@ impl<'s, State> KernelSession<'s, State> {
             grid,
             block,
             shared,
-            bindings: (staged.first_binding as u32, (staged.bindings.len() - staged.first_binding) as u32),
+            bindings: (
+                staged.first_binding as u32,
+                (staged.bindings.len() - staged.first_binding) as u32,
+            ),
             params: (staged.first_param as u32, (staged.params.len() - staged.first_param) as u32),
         });
         Ok(self.become_state())
@@ -322,39 +337,46 @@ impl<'s> KernelSession<'s, Updated> {
     /// The stream's cause when it is poisoned; `DeviceLost`; the driver's own. Nothing was
     /// submitted then.
     #[inline]
-    pub fn finish(mut self) -> Result<Option<Point>> {
-        let frame = self.turn.frame();
-        let (staged, waits, ops) = (&frame.session, &mut frame.waits, &mut frame.ops);
+    pub fn finish(mut self) -> Result<Option<Timepoint>> {
+        let scratch = self.submit_guard.scratch();
+        let (staged, waits, ops) = (&scratch.session, &mut scratch.waits, &mut scratch.ops);
         ops.clear();
         waits.clear();
         if staged.recording != 0 {
             staged.add_launches(ops);
             // SAFETY: bases are borrowed for the session's life, and what was made ready lies in
             // them.
-            let rules = staged.launches.iter().map(|launch| unsafe { (*launch.kernel).rules.clone() });
-            let result = recorder::record_many(&self.stream.runtime, staged.recording, ops, rules, &staged.operands);
+            let rules =
+                staged.launches.iter().map(|launch| unsafe { (*launch.kernel).rules.clone() });
+            let result = recorder::record_many(
+                &self.stream.runtime,
+                staged.recording,
+                ops,
+                rules,
+                &staged.operands,
+            );
             ops.clear();
             return result.map(|()| None);
         }
         let core = &*self.stream.core;
-        let mut locked = Locked::new(core.line, &staged.operands);
-        // SAFETY: the turn is held until the end.
+        let mut locked = Locked::new(core.timeline, &staged.operands);
+        // SAFETY: the submission lock is held until the end.
         unsafe { locked.gather(waits) }?;
         if !waits.is_empty() {
             ops.extend(waits.iter().map(|&p| Op::Wait(p)));
         }
         staged.add_launches(ops);
         // SAFETY: operands were checked to be this device's; bindings are views of them, and their
-        // access is the kernel's own declaration; the allocator keeps freed memory until its points
-        // have passed.
+        // access is the kernel's own declaration; the allocator keeps freed memory until its
+        // timepoints have passed.
         let result = unsafe { core.raw.submit(ops) };
         let count = ops.len();
         ops.clear();
         let value = result?;
         core.count(count);
-        let point = core.line.at(value);
+        let point = core.timeline.at(value);
         // SAFETY: the submission waited for what was gathered, and the session still holds the
-        // stream's turn.
+        // stream's submission lock.
         unsafe { locked.mark(point) };
         Ok(Some(point))
     }
@@ -368,7 +390,11 @@ impl<State> fmt::Debug for KernelSession<'_, State> {
 
 #[cold]
 fn wrong_count(kernel: &Pipeline, count: usize) -> Error {
-    Error::invalid(format!("kernel {} takes {} bindings, not {count}", kernel.name, kernel.bindings.len()))
+    Error::invalid(format!(
+        "kernel {} takes {} bindings, not {count}",
+        kernel.name,
+        kernel.bindings.len()
+    ))
 }
 
 #[cold]
@@ -376,16 +402,27 @@ fn wrong_access(kernel: &Pipeline, bindings: &[Binding]) -> Error {
     let wrong = |(binding, declared): (&Binding, &Access)| binding.access != *declared;
     let i = std::iter::zip(bindings, &kernel.bindings).position(wrong).unwrap_or(0);
     let (declared, bound) = (kernel.bindings[i], bindings[i].access);
-    Error::invalid(format!("kernel {}: binding {i} is declared {declared:?} but bound as {bound:?}", kernel.name))
+    Error::invalid(format!(
+        "kernel {}: binding {i} is declared {declared:?} but bound as {bound:?}",
+        kernel.name
+    ))
 }
 
 #[cold]
 fn wrong_params(kernel: &Pipeline, bytes: usize) -> Error {
-    Error::invalid(format!("kernel {} takes {} bytes of parameters, not {bytes}", kernel.name, kernel.params))
+    Error::invalid(format!(
+        "kernel {} takes {} bytes of parameters, not {bytes}",
+        kernel.name, kernel.params
+    ))
 }
 
 #[cold]
-fn beyond_grid(kernel: &Pipeline, stream: &Stream, (grid, block): ([u32; 3], [u32; 3]), limits: &Limits) -> Error {
+fn beyond_grid(
+    kernel: &Pipeline,
+    stream: &Stream,
+    (grid, block): ([u32; 3], [u32; 3]),
+    limits: &Limits,
+) -> Error {
     Error::invalid(format!(
         "kernel {}: grid {grid:?} of blocks {block:?}; {} takes grids up to {:?} and blocks from [1, 1, 1] up to {:?}",
         kernel.name,
@@ -396,7 +433,11 @@ fn beyond_grid(kernel: &Pipeline, stream: &Stream, (grid, block): ([u32; 3], [u3
 }
 
 #[cold]
-fn beyond_block(kernel: &Pipeline, (threads, shared): (u64, u32), (most, room): (u32, u32)) -> Error {
+fn beyond_block(
+    kernel: &Pipeline,
+    (threads, shared): (u64, u32),
+    (most, room): (u32, u32),
+) -> Error {
     Error::invalid(format!(
         "kernel {}: {threads} threads and {shared} bytes of shared memory a block; the limits are {most} and {room}",
         kernel.name

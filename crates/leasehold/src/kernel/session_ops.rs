@@ -1,4 +1,5 @@
-//! What a session does to a launch: bind, set parameters, dispatch. New convenience for launches belongs here, not in the base.
+//! What a session does to a launch: bind, set parameters, dispatch. New convenience for launches
+//! belongs here, not in the base.
 
 use crate::kernel::session::{Bound, Dispatched, KernelSession, Parametrised, Ready};
 use bytemuck::NoUninit;
@@ -9,14 +10,16 @@ use leasehold_core::Result;
 ///
 /// # Errors
 /// `InvalidArgument` for another number of operands or another role, for one that is not aligned as
-/// the kernel declares, and for two that overlap although the kernel does not declare that they may.
+/// the kernel declares, and for two that overlap although the kernel does not declare that they
+/// may.
 #[inline]
 #[doc(alias = "MpsKernelSessionOps")]
 pub fn bind(session: KernelSession<'_, Ready>) -> Result<KernelSession<'_, Bound>> {
     session.stage_bindings()
 }
 
-/// Sets the parameters from a plain struct of the size that the kernel declares; `()` is one of none.
+/// Sets the parameters from a plain struct of the size that the kernel declares; `()` is one of
+/// none.
 ///
 /// # Errors
 /// `InvalidArgument` for another size.
@@ -33,7 +36,10 @@ pub fn params<'s, T: NoUninit>(
 /// # Errors
 /// `InvalidArgument` for another size than the kernel declares.
 #[inline]
-pub fn params_bytes<'s>(session: KernelSession<'s, Bound>, params: &[u8]) -> Result<KernelSession<'s, Parametrised>> {
+pub fn params_bytes<'s>(
+    session: KernelSession<'s, Bound>,
+    params: &[u8],
+) -> Result<KernelSession<'s, Parametrised>> {
     session.stage_params(params)
 }
 

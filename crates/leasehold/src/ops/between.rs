@@ -26,7 +26,7 @@ use crate::view::{Operand, View};
 use leasehold_alloc::{Buffer, HostKind, Layout, On};
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::Arc;
-use leasehold_core::{Error, Lease, Point, Result};
+use leasehold_core::{Error, Lease, Result, Timepoint};
 use leasehold_hal::{Copy2d, Download, HostCall, MemoryKind, Op, Upload};
 
 /// Bytes of a staging buffer, at the least (for a copy that is longer) and at the most.
@@ -57,7 +57,11 @@ fn pieces(c: &Copy2d, bytes: u64) -> Vec<Vec<Run>> {
         let mut at = 0;
         while at < width {
             let run = room.min(width - at);
-            piece.push(Run { src: row * c.src_pitch + at, dst: row * c.dst_pitch + at, bytes: run });
+            piece.push(Run {
+                src: row * c.src_pitch + at,
+                dst: row * c.dst_pitch + at,
+                bytes: run,
+            });
             (at, room) = (at + run, room - run);
             if room == 0 || piece.len() == RUNS {
                 all.push(std::mem::take(&mut piece));
@@ -91,7 +95,12 @@ struct Way<'a> {
 
 /// A copy, of which one side at least is not the stream's device's. Not empty; its rows lie in
 /// their parts.
-pub(super) fn copy(stream: &Stream, copy: &Copy2d, to: Operand<'_>, from: Operand<'_>) -> Result<()> {
+pub(super) fn copy(
+    stream: &Stream,
+    copy: &Copy2d,
+    to: Operand<'_>,
+    from: Operand<'_>,
+) -> Result<()> {
     let ours = &stream.runtime;
     let (src, dst) = (from.view().buffer(), to.view().buffer());
     let down = ours.owns(src);
@@ -115,7 +124,12 @@ pub(super) fn copy(stream: &Stream, copy: &Copy2d, to: Operand<'_>, from: Operan
         way.by_address()
     } else if host == (true, true) {
         Err(Error::Unsupported(
-            format!("{} has no way to host memory of {}; the host can copy it", ours.id(), way.other.id()).into(),
+            format!(
+                "{} has no way to host memory of {}; the host can copy it",
+                ours.id(),
+                way.other.id()
+            )
+            .into(),
         ))
     } else if recorder::is_active() && recorder::is_recording(ours) {
         way.recorded()
@@ -142,12 +156,20 @@ fn transfers<'a>(
             // Uploads and downloads are for device memory.
             (true, true) => Op::Copy(Copy2d::linear((src, c.src_native), (place, native), bytes)),
             (true, false) => Op::Copy(Copy2d::linear((place, native), (dst, c.dst_native), bytes)),
-            (false, true) => {
-                Op::Download(Download { src, native: c.src_native, dst: place as *mut u8, bytes, keep: None })
-            }
-            (false, false) => {
-                Op::Upload(Upload { src: place as *const u8, dst, native: c.dst_native, bytes, keep: None })
-            }
+            (false, true) => Op::Download(Download {
+                src,
+                native: c.src_native,
+                dst: place as *mut u8,
+                bytes,
+                keep: None,
+            }),
+            (false, false) => Op::Upload(Upload {
+                src: place as *const u8,
+                dst,
+                native: c.dst_native,
+                bytes,
+                keep: None,
+            }),
         }
     })
 }
@@ -171,7 +193,7 @@ impl Way<'_> {
         let pinned = |r: &RuntimeInner| r.device.caps().pinned;
         let of_other = self.host.1 || !self.host.0 && !pinned(self.ours()) && pinned(&self.other);
         let runtime = if of_other { &self.other } else { self.ours() };
-        let on = On { line: first.line, timeline: first.raw_timeline() };
+        let on = On { timeline: first.timeline, source: first.raw_source() };
         runtime.device.memory(MemoryKind::Pinned)?.alloc(Layout::new(bytes), on)
     }
 
@@ -181,7 +203,11 @@ impl Way<'_> {
             runtime.refuse_symbolic(&[*from, *to])?;
             if !runtime.device.caps().waits_for_any_line {
                 return Err(Error::Unsupported(
-                    format!("{} cannot wait for another backend's device; download and upload", runtime.id()).into(),
+                    format!(
+                        "{} cannot wait for another backend's device; download and upload",
+                        runtime.id()
+                    )
+                    .into(),
                 ));
             }
         }
@@ -190,48 +216,49 @@ impl Way<'_> {
         let (lower, upper) = if *down { (own, companion) } else { (companion, own) };
         let (host_below, host_above) = if *down { *host } else { (host.1, host.0) };
         companion.breathe()?;
-        let _turns = (own.turn()?, companion.turn_now()?);
+        let _turns = (own.submit_guard()?, companion.submit_guard_now()?);
         super::healthy(stream)?;
 
         // All that the stream was given comes before either side.
         let (mut lower_waits, mut upper_waits) = (Vec::new(), Vec::new());
-        if !own.line.is_idle() && !companion.line.knows(own.line.now().into()) {
-            add_wait(if *down { &mut upper_waits } else { &mut lower_waits }, own.line.now());
+        if !own.timeline.is_idle() && !companion.timeline.knows(own.timeline.now().into()) {
+            add_wait(if *down { &mut upper_waits } else { &mut lower_waits }, own.timeline.now());
         }
 
         let size = piece_bytes(copy.width * copy.rows);
         let pieces = pieces(copy, size);
-        let slots: Vec<Lease<Buffer>> =
-            (0..SLOTS.min(pieces.len())).map(|_| self.staging(lower, size)).collect::<Result<_>>()?;
+        let slots: Vec<Lease<Buffer>> = (0..SLOTS.min(pieces.len()))
+            .map(|_| self.staging(lower, size))
+            .collect::<Result<_>>()?;
         // When each slot was last read.
-        let mut free: [Option<Point>; SLOTS] = [None; SLOTS];
+        let mut free: [Option<Timepoint>; SLOTS] = [None; SLOTS];
         let mut list: Vec<Op<'_>> = Vec::new();
         for (i, piece) in pieces.iter().enumerate() {
             let slot = i % SLOTS;
             let buffer = &slots[slot];
             lower_waits.extend(free[slot]);
             // Each time: other threads may use the buffers meanwhile.
-            let mut read = Locked::new(lower.line, std::slice::from_ref(from));
-            // SAFETY: the turn is held until the end.
+            let mut read = Locked::new(lower.timeline, std::slice::from_ref(from));
+            // SAFETY: the submission lock is held until the end.
             unsafe { read.gather(&mut lower_waits) }?;
             list.clear();
             list.extend(lower_waits.drain(..).map(Op::Wait));
             list.extend(transfers(copy, piece, buffer, true, host_below));
             // SAFETY: the source was checked to hold what is copied. The allocators keep it and the
-            // staging memory until the points that they are marked with are over; whoever read the
-            // slot before is waited for.
-            let here = lower.line.at(unsafe { lower.raw.submit(&list) }?);
+            // staging memory until the timepoints that they are marked with are over; whoever read
+            // the slot before is waited for.
+            let here = lower.timeline.at(unsafe { lower.raw.submit(&list) }?);
             lower.count(list.len());
             // SAFETY: the submission waited for what was gathered above; of the staging buffer,
-            // which is this call's, for its last read, and its writes are this line's own. Both
+            // which is this call's, for its last read, and its writes are this timeline's own. Both
             // turns are held.
             unsafe {
                 read.mark(here);
                 buffer.mark_write(here);
             }
 
-            let mut written = Locked::new(upper.line, std::slice::from_ref(to));
-            // SAFETY: the turn is held until the end.
+            let mut written = Locked::new(upper.timeline, std::slice::from_ref(to));
+            // SAFETY: the submission lock is held until the end.
             unsafe { written.gather(&mut upper_waits) }?;
             list.clear();
             list.extend(upper_waits.drain(..).map(Op::Wait));
@@ -241,7 +268,7 @@ impl Way<'_> {
             list.extend(transfers(copy, piece, buffer, false, host_above));
             // SAFETY: the destination was checked and is kept as the source is; whoever writes the
             // slot is waited for.
-            let there = upper.line.at(unsafe { upper.raw.submit(&list) }?);
+            let there = upper.timeline.at(unsafe { upper.raw.submit(&list) }?);
             upper.count(list.len());
             // SAFETY: it waited for the write of the staging buffer, which is this call's, and for
             // what was gathered of the destination. Both turns are held.
@@ -254,7 +281,7 @@ impl Way<'_> {
         if *down {
             // What the stream is given next comes after the copy, and its end says that the copy is
             // over. SAFETY: a wait touches no memory.
-            unsafe { own.raw.submit(&[Op::Wait(upper.line.now())]) }?;
+            unsafe { own.raw.submit(&[Op::Wait(upper.timeline.now())]) }?;
             own.count(1);
         }
         // Each waits for the other, whose driver does not know that.
@@ -267,8 +294,12 @@ impl Way<'_> {
         let theirs = if *down { to } else { from };
         if !self.ours().device.caps().host_calls {
             return Err(Error::Unsupported(
-                format!("{} has no host calls, by which its graphs copy from and to {}", self.ours().id(), other.id())
-                    .into(),
+                format!(
+                    "{} has no host calls, by which its graphs copy from and to {}",
+                    self.ours().id(),
+                    other.id()
+                )
+                .into(),
             ));
         }
         other.refuse_symbolic(&[*theirs])?;
@@ -320,10 +351,11 @@ impl Carrier {
     fn carry(&self) -> Result<()> {
         // A stream of the launch's own: the failure of one is not that of the next.
         let stream = Runtime::from_inner(self.runtime.clone()).create_stream()?;
-        let list: Vec<Op<'_>> = transfers(&self.copy, &self.piece, &self.staging, self.down, self.host).collect();
+        let list: Vec<Op<'_>> =
+            transfers(&self.copy, &self.piece, &self.staging, self.down, self.host).collect();
         // SAFETY: both buffers are held here and marked below; the graph's launch has waited for
         // all that used them before, and what uses them next waits for the launch.
-        let point = stream.core.line.at(unsafe { stream.core.raw.submit(&list) }?);
+        let point = stream.core.timeline.at(unsafe { stream.core.raw.submit(&list) }?);
         // Beside the launch's own marks: should the wait fail, that may be over first.
         self.buffer.used_on(point);
         self.staging.used_on(point);
@@ -347,13 +379,20 @@ mod tests {
 
     #[test]
     fn pieces_are_all_of_a_copy_in_order() {
-        for (width, n, src, dst) in [(10, 1, 0, 0), (10, 4, 10, 10), (10, 7, 16, 10), (7, 300, 8, 9), (1, 1000, 1, 2)] {
+        for (width, n, src, dst) in
+            [(10, 1, 0, 0), (10, 4, 10, 10), (10, 7, 16, 10), (7, 300, 8, 9), (1, 1000, 1, 2)]
+        {
             for size in [1, 3, 10, 64, 10_000] {
                 let c = rows(width, n, src, dst);
-                let expect: Vec<_> = (0..n).flat_map(|r| (0..width).map(move |i| (r * src + i, r * dst + i))).collect();
+                let expect: Vec<_> = (0..n)
+                    .flat_map(|r| (0..width).map(move |i| (r * src + i, r * dst + i)))
+                    .collect();
                 let all = pieces(&c, size);
                 assert_eq!(bytes(&all), expect, "{c:?} in pieces of {size}");
-                assert!(all.iter().all(|p| p.len() <= RUNS && p.iter().map(|r| r.bytes).sum::<u64>() <= size));
+                assert!(
+                    all.iter()
+                        .all(|p| p.len() <= RUNS && p.iter().map(|r| r.bytes).sum::<u64>() <= size)
+                );
             }
         }
     }

@@ -6,7 +6,7 @@
 use super::call;
 use crate::stream::Stream;
 use crate::view::Operand;
-use leasehold_core::{Error, Point, Result};
+use leasehold_core::{Error, Result, Timepoint};
 use leasehold_hal::Op;
 use std::time::Duration;
 
@@ -28,24 +28,27 @@ pub(super) unsafe fn pass(stream: &Stream, op: &Op<'_>, operands: &[Operand<'_>]
     }
 }
 
-/// Waits until a point is over, whatever became of it, then says what did.
-fn see_out(stream: &Stream, point: Point) -> Result<()> {
+/// Waits until a timepoint is over, whatever became of it, then says what did.
+fn see_out(stream: &Stream, point: Timepoint) -> Result<()> {
     let mut nap = Duration::from_micros(1);
     loop {
         let waited = stream.runtime.wait_point(point, None);
-        if point.line().completed() >= point.value() {
-            return point.line().check(point.value()).map(drop);
+        if point.timeline().completed() >= point.value() {
+            return point.timeline().check(point.value()).map(drop);
         }
         match waited {
             // The backend waits no longer, and the work may still come: it must not.
-            Err(e) if !point.line().failed(point.value()) && !matches!(e, Error::DeviceLost { .. }) => {
+            Err(e)
+                if !point.timeline().failed(point.value())
+                    && !matches!(e, Error::DeviceLost { .. }) =>
+            {
                 stream.core.raw.cancel(e);
             }
             // A failure is known before what failed is over, and the loss of a device before all
             // streams are told.
             _ => {}
         }
-        // What it says shows in the line.
+        // What it says shows in the timeline.
         let _ = stream.core.raw.refresh();
         std::thread::sleep(nap);
         nap = (nap * 2).min(Duration::from_millis(1));
@@ -55,8 +58,10 @@ fn see_out(stream: &Stream, point: Point) -> Result<()> {
 /// Refuses to wait for a stream in one of its own host calls, before anything is submitted.
 fn may_wait(stream: &Stream) -> Result<()> {
     if call::inside() {
-        let next = stream.core.line.submitted() + 1;
-        if let Err(e @ Error::InvalidState(_)) = stream.core.raw.wait_host(next, Some(Duration::ZERO)) {
+        let next = stream.core.timeline.submitted() + 1;
+        if let Err(e @ Error::InvalidState(_)) =
+            stream.core.raw.wait_host(next, Some(Duration::ZERO))
+        {
             return Err(e);
         }
     }

@@ -1,13 +1,15 @@
-//! Calls in stream order: functions of the host's, and library calls that enqueue work of their own.
+//! Calls in stream order: functions of the host's, and library calls that enqueue work of their
+//! own.
 //!
-//! A thread that runs one is marked: it never waits for room in a queue, since it may be what the queue waits for.
+//! A thread that runs one is marked: it never waits for room in a queue, since it may be what the
+//! queue waits for.
 
 use crate::graph::recorder;
 use crate::stream::Stream;
 use crate::view::Operand;
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Error, Line, Result};
+use leasehold_core::{Error, Result, Timeline};
 use leasehold_hal::{Binding, ForeignCall, HostCall, Op};
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -37,9 +39,10 @@ impl Drop for Inside {
     }
 }
 
-/// What waits for a stream's work, and hears of it once: by its call in stream order, or by its end without one.
+/// What waits for a stream's work, and hears of it once: by its call in stream order, or by its end
+/// without one.
 struct Completion<F: FnOnce(Result<()>)> {
-    line: &'static Line,
+    timeline: &'static Timeline,
     call: Mutex<Option<F>>,
 }
 
@@ -60,30 +63,39 @@ impl<F: FnOnce(Result<()>)> Drop for Completion<F> {
             return;
         }
         let ended = || Error::state("the stream ended before it came to this completion");
-        let cause = self.line.failure().map_or_else(ended, |(_, cause)| cause);
+        let cause = self.timeline.failure().map_or_else(ended, |(_, cause)| cause);
         // Whoever drops it gives up what failed, and has more to do.
         if catch_unwind(AssertUnwindSafe(|| self.tell(Err(cause)))).is_err() {
-            tracing::error!(line = ?self.line, "a completion panicked as it was told of a failure");
+            tracing::error!(timeline = ?self.timeline, "a completion panicked as it was told of a failure");
         }
     }
 }
 
 /// Functions in stream order.
 impl Stream {
-    /// Runs a function on the host, in stream order. It may submit more work, also to its own stream; it must not wait for its own stream. An
-    /// error or a panic poisons the stream. While recording: every launch of the graph runs it, so it must be `Fn`.
+    /// Runs a function on the host, in stream order. It may submit more work, also to its own
+    /// stream; it must not wait for its own stream. An error or a panic poisons the stream. While
+    /// recording: every launch of the graph runs it, so it must be `Fn`.
     ///
-    /// A function behind a failure is dropped and never called: [`on_complete`](Self::on_complete) tells of failures too.
+    /// A function behind a failure is dropped and never called: [`on_complete`](Self::on_complete)
+    /// tells of failures too.
     ///
-    /// The stream keeps the function until it has run (a graph, as long as the graph lives): one that holds a clone of its own [`Graph`](crate::Graph)
-    /// or is kept by a graph while it holds the graph's runtime is a cycle that nothing ends.
+    /// The stream keeps the function until it has run (a graph, as long as the graph lives): one
+    /// that holds a clone of its own [`Graph`](crate::Graph) or is kept by a graph while it holds
+    /// the graph's runtime is a cycle that nothing ends.
     ///
     /// # Errors
     /// `Unsupported` on a device without host calls; the stream's cause.
     #[doc(alias = "launchHostFunc")]
-    pub fn host_call(&self, name: &'static str, call: impl Fn() -> Result<()> + Send + Sync + 'static) -> Result<()> {
+    pub fn host_call(
+        &self,
+        name: &'static str,
+        call: impl Fn() -> Result<()> + Send + Sync + 'static,
+    ) -> Result<()> {
         if !self.runtime.device.caps().host_calls {
-            return Err(Error::Unsupported(format!("{} has no host calls in streams", self.runtime.id()).into()));
+            return Err(Error::Unsupported(
+                format!("{} has no host calls in streams", self.runtime.id()).into(),
+            ));
         }
         let call = HostCall::new(name, move || {
             let _inside = Inside::enter();
@@ -93,12 +105,20 @@ impl Stream {
         unsafe { self.pass(&Op::Host(&call), &[]) }.map(drop)
     }
 
-    /// As [`host_call`](Self::host_call), for a function that can run once only; not while recording.
+    /// As [`host_call`](Self::host_call), for a function that can run once only; not while
+    /// recording.
     ///
     /// # Errors
     /// `Recording` while recording; as [`host_call`](Self::host_call).
-    pub fn host_call_once(&self, name: &'static str, call: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
-        recorder::refuse(&self.runtime, "a function that runs once cannot be recorded; use host_call")?;
+    pub fn host_call_once(
+        &self,
+        name: &'static str,
+        call: impl FnOnce() -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        recorder::refuse(
+            &self.runtime,
+            "a function that runs once cannot be recorded; use host_call",
+        )?;
         let cell = Mutex::new(Some(call));
         self.host_call(name, move || match cell.lock().take() {
             Some(call) => call(),
@@ -106,15 +126,17 @@ impl Stream {
         })
     }
 
-    /// Runs a library call that enqueues its own work on the native stream and touches only the operands. It is given the native stream, and
-    /// where the operands lie: not known before in a recording, where its temporaries get their addresses late and updates replace buffers.
+    /// Runs a library call that enqueues its own work on the native stream and touches only the
+    /// operands. It is given the native stream, and where the operands lie: not known before in a
+    /// recording, where its temporaries get their addresses late and updates replace buffers.
     ///
     /// # Errors
-    /// `Unsupported` on a device without foreign calls; `InvalidArgument` for memory of another device; the stream's cause.
+    /// `Unsupported` on a device without foreign calls; `InvalidArgument` for memory of another
+    /// device; the stream's cause.
     ///
     /// # Safety
-    /// - The call touches only the operands' memory, at the addresses that it is given, as their roles say, and only through work on the native
-    ///   stream that it is given.
+    /// - The call touches only the operands' memory, at the addresses that it is given, as their
+    ///   roles say, and only through work on the native stream that it is given.
     pub unsafe fn foreign_call(
         &self,
         name: &'static str,
@@ -122,13 +144,18 @@ impl Stream {
         call: impl Fn(u64, &[Binding]) -> Result<()> + Send + Sync + 'static,
     ) -> Result<()> {
         if !self.runtime.device.caps().foreign_calls {
-            return Err(Error::Unsupported(format!("{} has no foreign calls", self.runtime.id()).into()));
+            return Err(Error::Unsupported(
+                format!("{} has no foreign calls", self.runtime.id()).into(),
+            ));
         }
-        let call =
-            ForeignCall::with_bindings(name, operands.iter().map(Operand::binding).collect(), move |word, bindings| {
+        let call = ForeignCall::with_bindings(
+            name,
+            operands.iter().map(Operand::binding).collect(),
+            move |word, bindings| {
                 let _inside = Inside::enter();
                 call(word, bindings)
-            });
+            },
+        );
         // SAFETY: by the contract.
         unsafe { self.pass(&Op::Foreign(&call), operands) }.map(drop)
     }
@@ -136,15 +163,19 @@ impl Stream {
 
 /// [`Stream::on_complete`].
 pub(crate) fn on_complete(stream: &Stream, call: impl FnOnce(Result<()>) + Send + 'static) {
-    let done = Arc::new(Completion { line: stream.core.line, call: Mutex::new(Some(call)) });
+    let done =
+        Arc::new(Completion { timeline: stream.core.timeline, call: Mutex::new(Some(call)) });
     let in_order = done.clone();
-    let submitted = recorder::refuse(&stream.runtime, "a completion runs once and cannot be recorded; use host_call")
-        .and_then(|()| {
-            stream.host_call("on_complete", move || {
-                in_order.tell(Ok(()));
-                Ok(())
-            })
-        });
+    let submitted = recorder::refuse(
+        &stream.runtime,
+        "a completion runs once and cannot be recorded; use host_call",
+    )
+    .and_then(|()| {
+        stream.host_call("on_complete", move || {
+            in_order.tell(Ok(()));
+            Ok(())
+        })
+    });
     if let Err(cause) = submitted {
         done.tell(Err(cause));
     }

@@ -1,8 +1,9 @@
 //! What streams do: waits, records, copies, fills, uploads, downloads, host calls.
 //!
-//! The operations are methods of [`Stream`]; here are the types that they take. An operation is ordered after the earlier uses of its
-//! operands, on whatever stream they were. What goes past it to the backend ([`Stream::raw`], [`Stream::native`],
-//! [`Runtime::raw_device`]) is ordered by whoever does it, and leaves no mark on buffers.
+//! The operations are methods of [`Stream`]; here are the types that they take. An operation is
+//! ordered after the earlier uses of its operands, on whatever stream they were. What goes past it
+//! to the backend ([`Stream::raw`], [`Stream::native`], [`Runtime::raw_device`]) is ordered by
+//! whoever does it, and leaves no mark on buffers.
 //!
 //! All of them go to the recording when the calling thread records on the stream's device.
 
@@ -24,24 +25,28 @@ use bytemuck::{AnyBitPattern, NoUninit, Pod, Zeroable};
 use leasehold_alloc::Layout;
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::Arc;
-use leasehold_core::{Error, Lease, Point, Result};
-use leasehold_hal::{Access, Copy2d, Download, Fill, Keep, Op, Timestamp, Upload};
+use leasehold_core::{Error, Lease, Result, Timepoint};
+use leasehold_hal::{Access, Copy2d, Download, Fill, KeepAlive, Op, TimestampQuery, Upload};
 
 /// The stream's cause, if it is poisoned.
 fn healthy(stream: &Stream) -> Result<()> {
-    let line = stream.core.line;
-    if line.failed(line.submitted() + 1) { stream.failure().map_or(Ok(()), Err) } else { Ok(()) }
+    let timeline = stream.core.timeline;
+    if timeline.failed(timeline.submitted() + 1) {
+        stream.failure().map_or(Ok(()), Err)
+    } else {
+        Ok(())
+    }
 }
 
 #[inline(never)]
-fn signal_timed(core: &StreamCore, event: &Event, time: Lease<Timestamp>) -> Result<()> {
-    let mut turn = core.turn()?;
-    let frame = turn.frame();
-    frame.waits.clear();
-    // SAFETY: the time stamp is of this device; it is leased by the submission.
-    let value = unsafe { core.submit(frame, &Op::Stamp(&time))? };
-    event.set_timed(core.line.at(value), time, None);
-    drop(turn);
+fn signal_timed(core: &StreamCore, event: &Event, time: Lease<TimestampQuery>) -> Result<()> {
+    let mut submit_guard = core.submit_guard()?;
+    let scratch = submit_guard.scratch();
+    scratch.waits.clear();
+    // SAFETY: the timestamp is of this device; it is leased by the submission.
+    let value = unsafe { core.submit(scratch, &Op::WriteTimestamp(&time))? };
+    event.set_timed(core.timeline.at(value), time, None);
+    drop(submit_guard);
     Ok(())
 }
 
@@ -92,8 +97,9 @@ fn writing(slice: BufferView<'_>) -> Operand<'_> {
     writing_some(slice, bytes)
 }
 
-/// A slice of which `bytes` bytes are written. What else the buffer holds stays, with the failure of whoever
-/// was to write it: the record is the buffer's, so less than all of it counts as read too.
+/// A slice of which `bytes` bytes are written. What else the buffer holds stays, with the failure
+/// of whoever was to write it: the record is the buffer's, so less than all of it counts as read
+/// too.
 fn writing_some(slice: BufferView<'_>, bytes: u64) -> Operand<'_> {
     let whole = bytes == slice.buffer().len();
     Operand { view: slice, access: if whole { Access::Write } else { Access::ReadWrite } }
@@ -101,32 +107,37 @@ fn writing_some(slice: BufferView<'_>, bytes: u64) -> Operand<'_> {
 
 /// Operations. Each goes to the recording while the calling thread records on the stream's device.
 impl Stream {
-    /// Makes later work of the stream start after a point, on the device. Does not block the host. The point may be another device's, or a
-    /// [`Gate`](crate::Gate)'s that nobody has raised yet. While recording: each launch of the graph comes after the point.
+    /// Makes later work of the stream start after a timepoint, on the device. Does not block the
+    /// host. The timepoint may be another device's, or a [`HostTimeline`](crate::HostTimeline)'s
+    /// that nobody has signalled yet. While recording: each launch of the graph comes after the
+    /// timepoint.
     ///
     /// # Errors
-    /// `Unsupported` when the device cannot wait for that line ([`Runtime::wait_for`] then blocks the host instead); `InvalidArgument` for a point
-    /// of this very stream that is not submitted yet; the stream's cause. Waiting for a failed point poisons the stream.
+    /// `Unsupported` when the device cannot wait for that timeline ([`Runtime::wait_for`] then
+    /// blocks the host instead); `InvalidArgument` for a timepoint of this very stream that is not
+    /// submitted yet; the stream's cause. Waiting for a failed timepoint poisons the stream.
     #[doc(alias("wait_on", "stream::wait", "execution::stream::wait"))]
-    pub fn wait(&self, point: Point) -> Result<()> {
+    pub fn wait(&self, point: Timepoint) -> Result<()> {
         let core = &*self.core;
-        let line = core.line;
-        if point.line_id() == line.id() && point.value() > line.submitted() {
-            return Err(Error::invalid(format!("{point:?} is not submitted yet: {self:?} would wait for itself")));
+        let timeline = core.timeline;
+        if point.timeline_id() == timeline.id() && point.value() > timeline.submitted() {
+            return Err(Error::invalid(format!(
+                "{point:?} is not submitted yet: {self:?} would wait for itself"
+            )));
         }
         if recorder::is_active()
             && let Some(result) = recorder::wait_point(&self.runtime, point)
         {
             return result;
         }
-        let turn = core.turn()?;
+        let submit_guard = core.submit_guard()?;
         healthy(self)?;
-        if line.knows(point.into()) || point.is_settled() {
+        if timeline.knows(point.into()) || point.is_settled() {
             return Ok(());
         }
         core.raw.wait(point)?;
         core.count(1);
-        drop(turn);
+        drop(submit_guard);
         Ok(())
     }
 
@@ -146,11 +157,12 @@ impl Stream {
         event.last().map_or(Ok(()), |point| self.wait(point))
     }
 
-    /// Records the event at the stream's present end. While recording: each launch of the graph records it.
+    /// Records the event at the stream's present end. While recording: each launch of the graph
+    /// records it.
     ///
     /// # Errors
-    /// The stream's cause when it is poisoned; `InvalidArgument` for an event of another device; `OutOfMemory` without a time stamp for
-    /// the record; the driver's own.
+    /// The stream's cause when it is poisoned; `InvalidArgument` for an event of another device;
+    /// `OutOfMemory` without a timestamp for the record; the driver's own.
     #[doc(alias("signal", "stream::signal", "recordEvent"))]
     pub fn record(&self, event: &Lease<Event>) -> Result<()> {
         if event.runtime != self.runtime.serial() {
@@ -168,32 +180,35 @@ impl Stream {
         if let Some(time) = event.fresh_time(&*self.runtime.device)? {
             return signal_timed(core, event, time);
         }
-        let turn = core.turn()?;
+        let submit_guard = core.submit_guard()?;
         healthy(self)?;
         // Marks at once: completion of everything so far becomes observable.
         let value = core.raw.signal()?;
-        event.set(core.line.at(value));
-        drop(turn);
+        event.set(core.timeline.at(value));
+        drop(submit_guard);
         Ok(())
     }
 
-    /// Copies on the device, or between the stream's device and another one of its context; either side
-    /// may be host memory from [`Runtime::alloc_pinned`].
+    /// Copies on the device, or between the stream's device and another one of its context; either
+    /// side may be host memory from [`Runtime::alloc_pinned`].
     ///
-    /// The copy has its place in the stream's order, wherever the other side lies: it begins after what the
-    /// stream was given before and is over when the stream is. It also waits for what other streams do with
-    /// both buffers, as every operation does. It never waits on the host.
+    /// The copy has its place in the stream's order, wherever the other side lies: it begins after
+    /// what the stream was given before and is over when the stream is. It also waits for what
+    /// other streams do with both buffers, as every operation does. It never waits on the host.
     ///
-    /// Two devices of one backend are the driver's affair, which uses peer access where there is any.
-    /// Between backends bytes go through pinned memory, at most 64 MiB at a time; the stream then keeps a
-    /// stream of the other device until it is dropped. While recording, the other backend's part becomes host
-    /// calls of the graph: barriers, so that its pieces follow one another and do not overlap.
+    /// Two devices of one backend are the driver's affair, which uses peer access where there is
+    /// any. Between backends bytes go through pinned memory, at most 64 MiB at a time; the stream
+    /// then keeps a stream of the other device until it is dropped. While recording, the other
+    /// backend's part becomes host calls of the graph: barriers, so that its pieces follow one
+    /// another and do not overlap.
     ///
     /// A copy between backends of more than 1 MiB, or of more than 256 rows with gaps, has several
-    /// pieces. Each piece is ordered by itself after the earlier uses of both buffers. If another thread
-    /// submits a write of one of them meanwhile, some pieces come before that write and some after it.
+    /// pieces. Each piece is ordered by itself after the earlier uses of both buffers. If another
+    /// thread submits a write of one of them meanwhile, some pieces come before that write and some
+    /// after it.
     ///
-    /// Host memory of one backend reaches host memory of another only if one of the two is the CPU's.
+    /// Host memory of one backend reaches host memory of another only if one of the two is the
+    /// CPU's.
     ///
     /// ```
     /// use leasehold::{Context, DeviceId, View};
@@ -208,11 +223,11 @@ impl Stream {
     /// ```
     ///
     /// # Errors
-    /// `InvalidArgument` when the lengths differ, the parts overlap, neither side is of the stream's device,
-    /// or a buffer is of another context; `OutOfMemory` for staging memory; `Unsupported` between backends
-    /// that cannot wait for each other, and between host memory of two backends neither of which is the CPU;
-    /// the stream's cause. After an error of the other device a part may have
-    /// been copied.
+    /// `InvalidArgument` when the lengths differ, the parts overlap, neither side is of the
+    /// stream's device, or a buffer is of another context; `OutOfMemory` for staging memory;
+    /// `Unsupported` between backends that cannot wait for each other, and between host memory of
+    /// two backends neither of which is the CPU; the stream's cause. After an error of the other
+    /// device a part may have been copied.
     #[doc(alias("memcpyD2D", "cudaMemcpyPeerAsync", "vkCmdCopyBuffer"))]
     pub fn copy(&self, dst: BufferView<'_>, src: BufferView<'_>) -> Result<()> {
         same_length(dst.len(), src.len())?;
@@ -221,11 +236,12 @@ impl Stream {
 
     /// Copies rows of bytes that lie apart; between devices as [`copy`](Self::copy).
     ///
-    /// Within one buffer the rows of the source may lie between those of the destination if both pitches are equal.
+    /// Within one buffer the rows of the source may lie between those of the destination if both
+    /// pitches are equal.
     ///
     /// # Errors
-    /// `InvalidArgument` when a row is wider than a pitch, the rows do not lie in the parts, or source and
-    /// destination overlap; as [`copy`](Self::copy).
+    /// `InvalidArgument` when a row is wider than a pitch, the rows do not lie in the parts, or
+    /// source and destination overlap; as [`copy`](Self::copy).
     #[doc(alias("cudaMemcpy2DAsync"))]
     pub fn copy_2d(&self, dst: BufferView<'_>, src: BufferView<'_>, shape: Rows) -> Result<()> {
         let Rows { width, rows, src_pitch, dst_pitch } = shape;
@@ -237,7 +253,9 @@ impl Stream {
                 "rows of {width} bytes do not fit pitches of {src_pitch} and {dst_pitch}"
             )));
         }
-        let extent = |pitch: u64| (rows - 1).checked_mul(pitch).and_then(|b| b.checked_add(width)).unwrap_or(u64::MAX);
+        let extent = |pitch: u64| {
+            (rows - 1).checked_mul(pitch).and_then(|b| b.checked_add(width)).unwrap_or(u64::MAX)
+        };
         if extent(src_pitch) > src.len() || extent(dst_pitch) > dst.len() {
             return Err(Error::invalid(format!(
                 "{rows} rows of {width} bytes do not lie in parts of {} and {} bytes",
@@ -250,7 +268,10 @@ impl Stream {
             let apart = from.abs_diff(to) % src_pitch;
             width <= apart && apart <= src_pitch - width
         };
-        if src.buffer().same(dst.buffer()) && from < to + extent(dst_pitch) && to < from + extent(src_pitch) && !beside
+        if src.buffer().same(dst.buffer())
+            && from < to + extent(dst_pitch)
+            && to < from + extent(src_pitch)
+            && !beside
         {
             return Err(Error::invalid("source and destination of a copy overlap"));
         }
@@ -260,7 +281,11 @@ impl Stream {
             src_pitch,
             dst: dst.addr(),
             dst_native: dst.buffer().native(),
-            dst_pitch: if planted(Defect::SmallerPitch) { dst_pitch.min(src_pitch) } else { dst_pitch },
+            dst_pitch: if planted(Defect::SmallerPitch) {
+                dst_pitch.min(src_pitch)
+            } else {
+                dst_pitch
+            },
             width,
             rows,
         };
@@ -269,22 +294,25 @@ impl Stream {
         if !(self.runtime.owns(src.buffer()) && self.runtime.owns(dst.buffer())) {
             return between::copy(self, &copy, to, from);
         }
-        // SAFETY: both parts were checked to hold what is copied; they are the operands, of this device.
+        // SAFETY: both parts were checked to hold what is copied; they are the operands, of this
+        // device.
         unsafe { self.pass_checked(&Op::Copy(copy), &[from, to]) }.map(drop)
     }
 
-    /// Copies from or to host memory from [`Runtime::alloc_pinned`], in either direction or between two such
-    /// buffers; never waits. As [`copy`](Self::copy), for callers who count on it that one side is host memory.
+    /// Copies from or to host memory from [`Runtime::alloc_pinned`], in either direction or between
+    /// two such buffers; never waits. As [`copy`](Self::copy), for callers who count on it that one
+    /// side is host memory.
     ///
     /// # Errors
-    /// `InvalidArgument` when the lengths differ, or when neither is host memory of the stream's device; the
-    /// stream's cause.
+    /// `InvalidArgument` when the lengths differ, or when neither is host memory of the stream's
+    /// device; the stream's cause.
     pub fn copy_pinned(&self, dst: BufferView<'_>, src: BufferView<'_>) -> Result<()> {
         same_length(dst.len(), src.len())?;
         if dst.is_empty() {
             return Ok(());
         }
-        // By its allocator: on a CPU device memory is host memory too. That it is one of this device's is checked by the door.
+        // By its allocator: on a CPU device memory is host memory too. That it is one of this
+        // device's is checked by the door.
         let host = |s: &BufferView<'_>| !self.runtime.memory.owns(s.buffer());
         let op = match (host(&dst), host(&src)) {
             (false, true) => Op::Upload(Upload {
@@ -302,20 +330,25 @@ impl Stream {
                 keep: None,
             }),
             (true, true) => return self.copy(dst, src),
-            (false, false) => return Err(Error::invalid("neither side of a pinned copy is host memory")),
+            (false, false) => {
+                return Err(Error::invalid("neither side of a pinned copy is host memory"));
+            }
         };
-        // SAFETY: both are operands: their memory is not reused before the copy's point.
+        // SAFETY: both are operands: their memory is not reused before the copy's timepoint.
         unsafe { self.pass(&op, &[src.read(), writing(dst)]) }.map(drop)
     }
 
     /// Fills a buffer or a part of it with a number of 1, 2 or 4 bytes, again and again.
     ///
     /// # Errors
-    /// `InvalidArgument` when offset or length is no multiple of the pattern's size; the stream's cause.
+    /// `InvalidArgument` when offset or length is no multiple of the pattern's size; the stream's
+    /// cause.
     #[doc(alias = "memset")]
     pub fn fill(&self, dst: BufferView<'_>, pattern: impl Into<Pattern>) -> Result<()> {
         let (pattern, width) = pattern.into().parts();
-        if !dst.offset().is_multiple_of(u64::from(width)) || !dst.len().is_multiple_of(u64::from(width)) {
+        if !dst.offset().is_multiple_of(u64::from(width))
+            || !dst.len().is_multiple_of(u64::from(width))
+        {
             return Err(Error::invalid(format!(
                 "offset {} and length {} must be multiples of the pattern's {width} bytes",
                 dst.offset(),
@@ -325,19 +358,29 @@ impl Stream {
         if dst.is_empty() {
             return Ok(());
         }
-        let op = Op::Fill(Fill { dst: dst.addr(), native: dst.buffer().native(), bytes: dst.len(), pattern, width });
+        let op = Op::Fill(Fill {
+            dst: dst.addr(),
+            native: dst.buffer().native(),
+            bytes: dst.len(),
+            pattern,
+            width,
+        });
         // SAFETY: the operand covers what is filled.
         unsafe { self.pass(&op, &[writing(dst)]) }.map(drop)
     }
 
     /// Fills an array or a part of it with a value. Does not wait.
     ///
-    /// A value that is no pattern of 1, 2 or 4 bytes is uploaded, and doubled on the device until the
-    /// part is full: a logarithmic number of copies.
+    /// A value that is no pattern of 1, 2 or 4 bytes is uploaded, and doubled on the device until
+    /// the part is full: a logarithmic number of copies.
     ///
     /// # Errors
     /// As [`fill`](Self::fill) and [`copy`](Self::copy).
-    pub fn fill_with<'a, T: NoUninit>(&self, dst: impl Into<ArrayView<'a, T>>, value: T) -> Result<()> {
+    pub fn fill_with<'a, T: NoUninit>(
+        &self,
+        dst: impl Into<ArrayView<'a, T>>,
+        value: T,
+    ) -> Result<()> {
         let dst = dst.into();
         if let Some(pattern) = Pattern::of(bytemuck::bytes_of(&value)) {
             return self.fill(dst.view(), pattern);
@@ -353,8 +396,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Copies host values to the device. They are taken during the call, so the caller may change or
-    /// free them right after it.
+    /// Copies host values to the device. They are taken during the call, so the caller may change
+    /// or free them right after it.
     ///
     /// The call copies them to staging memory, however many they are, and never waits for the
     /// stream. The staging memory is pinned where the device has pinned memory, and is free again
@@ -363,8 +406,8 @@ impl Stream {
     /// values, and its every launch copies them again.
     ///
     /// # Errors
-    /// `InvalidArgument` when the lengths differ; `OutOfMemory` without staging memory; the stream's
-    /// cause.
+    /// `InvalidArgument` when the lengths differ; `OutOfMemory` without staging memory; the
+    /// stream's cause.
     #[doc(alias = "memcpyH2D")]
     pub fn upload<T: NoUninit>(&self, dst: BufferView<'_>, src: &[T]) -> Result<()> {
         let src: &[u8] = bytemuck::cast_slice(src);
@@ -373,7 +416,8 @@ impl Stream {
             return Ok(());
         }
         let recording = recorder::is_active() && recorder::is_recording(&self.runtime);
-        // The door says again what is wrong with the buffer; nothing is staged for what it would refuse.
+        // The door says again what is wrong with the buffer; nothing is staged for what it would
+        // refuse.
         self.runtime.check_operands(&[writing(dst)])?;
         self.upload_owned(dst, stage::Staged::take(self, src, recording)?)
     }
@@ -390,7 +434,10 @@ impl Stream {
         if src.is_empty() {
             return Ok(());
         }
-        recorder::refuse(&self.runtime, "a copy cannot be waited for while recording; `upload` stages it")?;
+        recorder::refuse(
+            &self.runtime,
+            "a copy cannot be waited for while recording; `upload` stages it",
+        )?;
         let op = Op::Upload(Upload {
             src: src.as_ptr(),
             dst: dst.addr(),
@@ -398,12 +445,13 @@ impl Stream {
             bytes: dst.len(),
             keep: None,
         });
-        // SAFETY: the source is borrowed for this call; the stream is not recorded, as was found above.
+        // SAFETY: the source is borrowed for this call; the stream is not recorded, as was found
+        // above.
         unsafe { borrow::pass(self, &op, &[writing(dst)]) }
     }
 
-    /// Copies host memory that the copy itself keeps alive: a vector, a boxed or shared slice. Never
-    /// waits, and stages nothing.
+    /// Copies host memory that the copy itself keeps alive: a vector, a boxed or shared slice.
+    /// Never waits, and stages nothing.
     ///
     /// ```
     /// use leasehold::{Context, DeviceId, View};
@@ -425,7 +473,7 @@ impl Stream {
             return Ok(());
         }
         // The bytes stay where they are as the value moves: `HostBytes` vouches for that.
-        let keep: Keep = Arc::new(src);
+        let keep: KeepAlive = Arc::new(src);
         let op = Op::Upload(Upload {
             src: address,
             dst: dst.addr(),
@@ -433,15 +481,16 @@ impl Stream {
             bytes: len,
             keep: Some(&keep),
         });
-        // SAFETY: the submission (or the recording) keeps the value, and so the memory where it is and as it is: `HostBytes` vouches for that.
+        // SAFETY: the submission (or the recording) keeps the value, and so the memory where it is
+        // and as it is: `HostBytes` vouches for that.
         unsafe { self.pass(&op, &[writing(dst)]) }.map(drop)
     }
 
     /// Copies device bytes to host values and waits for them.
     ///
     /// # Errors
-    /// `InvalidArgument` when the lengths differ; the stream's cause; `Recording` while recording; `InvalidState` in a host call of this
-    /// stream, which would wait for itself.
+    /// `InvalidArgument` when the lengths differ; the stream's cause; `Recording` while recording;
+    /// `InvalidState` in a host call of this stream, which would wait for itself.
     #[doc(alias = "memcpyD2H")]
     pub fn download<T: Pod>(&self, dst: &mut [T], src: BufferView<'_>) -> Result<()> {
         let dst: &mut [u8] = bytemuck::cast_slice_mut(dst);
@@ -450,8 +499,8 @@ impl Stream {
         unsafe { download_to(self, dst.as_mut_ptr(), src) }
     }
 
-    /// As [`download`](Self::download), into a vector whose room is used again. What it held is gone,
-    /// also after an error, which leaves it empty.
+    /// As [`download`](Self::download), into a vector whose room is used again. What it held is
+    /// gone, also after an error, which leaves it empty.
     ///
     /// ```
     /// # use leasehold::{Context, DeviceId, View};
@@ -468,15 +517,20 @@ impl Stream {
     /// ```
     ///
     /// # Errors
-    /// `InvalidArgument` when the length is no multiple of the type's size; `OutOfMemory` on the host;
-    /// as [`download`](Self::download).
-    pub fn download_into<T: AnyBitPattern>(&self, into: &mut Vec<T>, src: BufferView<'_>) -> Result<()> {
+    /// `InvalidArgument` when the length is no multiple of the type's size; `OutOfMemory` on the
+    /// host; as [`download`](Self::download).
+    pub fn download_into<T: AnyBitPattern>(
+        &self,
+        into: &mut Vec<T>,
+        src: BufferView<'_>,
+    ) -> Result<()> {
         into.clear();
         let count = src.values::<T>()?.len();
         let no_room = |_| Error::from(leasehold_core::OutOfMemory::new("the host", src.len()));
         into.try_reserve_exact(count).map_err(no_room)?;
-        // SAFETY: there is room for as many bytes, which nobody else sees. Once they are written, which
-        // the call's success says, they are values: every pattern of bytes is one of an `AnyBitPattern`.
+        // SAFETY: there is room for as many bytes, which nobody else sees. Once they are written,
+        // which the call's success says, they are values: every pattern of bytes is one of an
+        // `AnyBitPattern`.
         unsafe {
             download_to(self, into.as_mut_ptr().cast(), src)?;
             into.set_len(count);
@@ -533,7 +587,8 @@ impl Runtime {
     /// Waits until nobody writes the part any more, and shows it to the host.
     ///
     /// # Errors
-    /// `Unsupported` for memory that the host cannot touch; the cause when the last write failed; `Recording`.
+    /// `Unsupported` for memory that the host cannot touch; the cause when the last write failed;
+    /// `Recording`.
     ///
     /// # Safety
     /// - While the bytes are looked at, nobody submits work that writes them.
@@ -543,11 +598,13 @@ impl Runtime {
         if slice.is_empty() {
             return Ok(&[]);
         }
-        // SAFETY: host-visible memory of a live buffer, whose writes are complete; by the contract there are no new ones.
+        // SAFETY: host-visible memory of a live buffer, whose writes are complete; by the contract
+        // there are no new ones.
         Ok(unsafe { std::slice::from_raw_parts(slice.addr() as *const u8, slice.len() as usize) })
     }
 
-    /// Waits until nobody uses the part any more, and lets the host write it. The writes are seen by work submitted later.
+    /// Waits until nobody uses the part any more, and lets the host write it. The writes are seen
+    /// by work submitted later.
     ///
     /// # Errors
     /// As [`map_read`](Self::map_read).
@@ -560,18 +617,20 @@ impl Runtime {
         if slice.is_empty() {
             return Ok(&mut []);
         }
-        // SAFETY: host-visible memory of a live buffer, whose uses are over; by the contract there is nobody else.
+        // SAFETY: host-visible memory of a live buffer, whose uses are over; by the contract there
+        // is nobody else.
         Ok(unsafe { std::slice::from_raw_parts_mut(slice.addr() as *mut u8, slice.len() as usize) })
     }
 
-    /// The number of operations that the calling thread has recorded on the runtime's device so far. `None` when it does not record.
+    /// The number of operations that the calling thread has recorded on the runtime's device so
+    /// far. `None` when it does not record.
     #[must_use]
     pub fn recorded_nodes(&self) -> Option<u32> {
         recorder::nodes(&self.inner)
     }
 
-    /// What the next operation that the calling thread records will be called in [`Graph::update`](crate::Graph::update). `None` when it does not
-    /// record.
+    /// What the next operation that the calling thread records will be called in
+    /// [`Graph::update`](crate::Graph::update). `None` when it does not record.
     #[must_use]
     pub fn next_node(&self) -> Option<NodeId> {
         self.recorded_nodes().map(NodeId::new)
@@ -633,10 +692,11 @@ pub enum Pattern {
 }
 
 impl Pattern {
-    /// The smallest pattern that gives the same bytes. `None` when the bytes are not those of 1, 2 or 4 again and again. No bytes are a pattern of
-    /// whatever is filled with them: nothing.
+    /// The smallest pattern that gives the same bytes. `None` when the bytes are not those of 1, 2
+    /// or 4 again and again. No bytes are a pattern of whatever is filled with them: nothing.
     fn of(bytes: &[u8]) -> Option<Self> {
-        let repeats = |n: usize| bytes.len().is_multiple_of(n) && bytes.chunks(n).all(|c| *c == bytes[..n]);
+        let repeats =
+            |n: usize| bytes.len().is_multiple_of(n) && bytes.chunks(n).all(|c| *c == bytes[..n]);
         match bytes {
             [] => Some(Self::U8(0)),
             &[a, ..] if repeats(1) => Some(Self::U8(a)),
@@ -655,70 +715,79 @@ impl Pattern {
     }
 }
 
-/// Host memory that an asynchronous copy keeps alive by itself: vectors, boxed, shared and `'static` slices of plain data.
+/// Host memory that an asynchronous copy keeps alive by itself: vectors, boxed, shared and
+/// `'static` slices of plain data.
 ///
 /// # Safety
-/// - While the value lives, [`bytes`](Self::bytes) is always the same memory, wherever the value is moved. The memory is valid for
-///   reads on any thread.
+/// - While the value lives, [`bytes`](Self::bytes) is always the same memory, wherever the value is
+///   moved. The memory is valid for reads on any thread.
 /// - All of its bytes are initialised, and nobody writes them while the value is shared.
 pub unsafe trait HostBytes: Send + Sync + 'static {
     /// The bytes; the same address for the life of the value.
     fn bytes(&self) -> &[u8];
 }
 
-// SAFETY: the elements lie on the heap. Whoever writes them, or makes them move, needs the vector's `&mut`. They have no padding and
-// no interior mutability.
+// SAFETY: the elements lie on the heap. Whoever writes them, or makes them move, needs the vector's
+// `&mut`. They have no padding and no interior mutability.
 unsafe impl<T: NoUninit + Send + Sync> HostBytes for Vec<T> {
     fn bytes(&self) -> &[u8] {
         bytemuck::cast_slice(self)
     }
 }
 
-// SAFETY: the elements lie on the heap. Whoever writes them needs the box's `&mut`. They have no padding and no interior mutability.
+// SAFETY: the elements lie on the heap. Whoever writes them needs the box's `&mut`. They have no
+// padding and no interior mutability.
 unsafe impl<T: NoUninit + Send + Sync> HostBytes for Box<[T]> {
     fn bytes(&self) -> &[u8] {
         bytemuck::cast_slice(self)
     }
 }
 
-// SAFETY: the count, which the value is one of, keeps the elements where they are, and nobody has `&mut` to them while it is
-// shared. They have no padding and no interior mutability.
+// SAFETY: the count, which the value is one of, keeps the elements where they are, and nobody has
+// `&mut` to them while it is shared. They have no padding and no interior mutability.
 unsafe impl<T: NoUninit + Send + Sync> HostBytes for Arc<[T]> {
     fn bytes(&self) -> &[u8] {
         bytemuck::cast_slice(self)
     }
 }
 
-// SAFETY: the count, which the value is one of, keeps what it shares where it is; that vouches for its bytes.
+// SAFETY: the count, which the value is one of, keeps what it shares where it is; that vouches for
+// its bytes.
 unsafe impl<H: HostBytes> HostBytes for Arc<H> {
     fn bytes(&self) -> &[u8] {
         (**self).bytes()
     }
 }
 
-// SAFETY: a shared borrow for the rest of the process: the elements neither move nor change. They have no padding and no interior
-// mutability.
+// SAFETY: a shared borrow for the rest of the process: the elements neither move nor change. They
+// have no padding and no interior mutability.
 unsafe impl<T: NoUninit + Send + Sync> HostBytes for &'static [T] {
     fn bytes(&self) -> &[u8] {
         bytemuck::cast_slice(self)
     }
 }
 
-/// Copies device bytes to host memory, which need not be initialised, and waits for them. All of it is
-/// written if the call succeeds.
+/// Copies device bytes to host memory, which need not be initialised, and waits for them. All of it
+/// is written if the call succeeds.
 ///
 /// # Errors
 /// As [`download`].
 ///
 /// # Safety
-/// - `dst` is valid for writes of as many bytes as `src` has, and nobody else touches them meanwhile.
+/// - `dst` is valid for writes of as many bytes as `src` has, and nobody else touches them
+///   meanwhile.
 pub(crate) unsafe fn download_to(stream: &Stream, dst: *mut u8, src: BufferView<'_>) -> Result<()> {
     recorder::refuse(&stream.runtime, "device memory cannot be read back while recording")?;
     if src.is_empty() {
         return Ok(());
     }
-    let op =
-        Op::Download(Download { src: src.addr(), native: src.buffer().native(), dst, bytes: src.len(), keep: None });
+    let op = Op::Download(Download {
+        src: src.addr(),
+        native: src.buffer().native(),
+        dst,
+        bytes: src.len(),
+        keep: None,
+    });
     // SAFETY: by the contract; the stream is not recorded.
     unsafe { borrow::pass(stream, &op, &[src.read()]) }
 }
@@ -731,16 +800,20 @@ fn wait_host_visible(runtime: &Runtime, operand: &Operand<'_>) -> Result<()> {
     let buffer = operand.view().buffer();
     if buffer.host_kind() == HostKind::None && !runtime.raw_device().caps().host_visible {
         return Err(Error::Unsupported(
-            format!("the host cannot touch the memory of {}; download it instead", runtime.device()).into(),
+            format!(
+                "the host cannot touch the memory of {}; download it instead",
+                runtime.device()
+            )
+            .into(),
         ));
     }
-    if let Some(p) = buffer.write_stamp().point() {
+    if let Some(p) = buffer.write_timepoint().timepoint() {
         runtime.inner.wait_point(p, None)?;
     }
     let mut result = Ok(());
     if operand.access().writes() {
         buffer.for_each_read(|s| {
-            if let (Ok(()), Some(p)) = (&result, s.point()) {
+            if let (Ok(()), Some(p)) = (&result, s.timepoint()) {
                 result = runtime.inner.wait_point(p, None);
             }
         });

@@ -3,7 +3,7 @@
 use super::HostBytes;
 use crate::stream::Stream;
 use leasehold_alloc::{Buffer, Layout, On};
-use leasehold_core::{Error, Lease, OutOfMemory, Point, Result};
+use leasehold_core::{Error, Lease, OutOfMemory, Result, Timepoint};
 use leasehold_hal::MemoryKind;
 
 /// Bytes up to this many lie in ordinary memory: a driver takes them from there at once.
@@ -43,17 +43,19 @@ impl Staged {
     /// in use.
     fn pinned(stream: &Stream, bytes: &[u8]) -> Result<Option<Self>> {
         let pool = stream.runtime.device.memory(MemoryKind::Pinned)?;
-        let on = On { line: stream.core.line, timeline: stream.core.raw_timeline() };
+        let on = On { timeline: stream.core.timeline, source: stream.core.raw_source() };
         let buffer = pool.alloc(Layout::new(bytes.len() as u64), on)?;
         // What is free for the stream may be in use by work before: the host must not write it yet.
-        let mut over = buffer.write_stamp().point().is_none_or(Point::has_passed);
-        buffer.for_each_read(|s| over &= s.point().is_none_or(Point::has_passed));
+        let mut over = buffer.write_timepoint().timepoint().is_none_or(Timepoint::has_passed);
+        buffer.for_each_read(|s| over &= s.timepoint().is_none_or(Timepoint::has_passed));
         if !over {
             return Ok(None);
         }
         // SAFETY: pinned memory of at least as many bytes, which the host may write: the lease is
         // new, and every earlier use is over.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.addr() as *mut u8, bytes.len()) };
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.addr() as *mut u8, bytes.len())
+        };
         Ok(Some(Self::Pinned(buffer)))
     }
 }

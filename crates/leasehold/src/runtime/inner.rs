@@ -11,14 +11,15 @@ use crate::view::{Operand, View};
 use leasehold_alloc::{Allocator, Buffer, SYMBOLIC};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, RwLock};
-use leasehold_core::{Error, Lease, Point, PoolConfig, Result, SlotPool};
+use leasehold_core::{Error, Lease, PoolConfig, Result, SlotPool, Timepoint};
 use leasehold_hal::{Backend, Device, DeviceId, Limits, MemoryKind, StreamDesc};
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::sync::Weak;
 use std::time::Duration;
 
-/// The part of a runtime that its streams, graphs and handles share. The order of the fields is that of their end.
+/// The part of a runtime that its streams, graphs and handles share. The order of the fields is
+/// that of their end.
 pub(crate) struct RuntimeInner {
     pub(super) serial: u64,
     pub(super) id: DeviceId,
@@ -32,10 +33,11 @@ pub(crate) struct RuntimeInner {
     pub(super) events: SlotPool<Events>,
     /// The default stream of runtimes that are opened from now on.
     default: Mutex<Arc<StreamCore>>,
-    /// Streams beside the default one, to find who advances a line.
+    /// Streams beside the default one, to find who advances a timeline.
     pub(super) streams: Mutex<Vec<Weak<StreamCore>>>,
     pub(super) warned_pageable: AtomicBool,
-    /// Devices of the same backend that were asked about, and whether copies between the two are the driver's.
+    /// Devices of the same backend that were asked about, and whether copies between the two are
+    /// the driver's.
     peers: Mutex<Vec<(DeviceId, bool)>>,
     pub(crate) device: Lease<dyn Device>,
     /// Keeps the backends alive.
@@ -59,7 +61,10 @@ impl RuntimeInner {
                 0 => u64::MAX,
                 total => total,
             },
-            events: SlotPool::new(Events, PoolConfig { thread_cells: true, ..PoolConfig::default() })?,
+            events: SlotPool::new(
+                Events,
+                PoolConfig { thread_cells: true, ..PoolConfig::default() },
+            )?,
             extensions: RwLock::new(HashMap::new()),
             bases: Mutex::new(Vec::new()),
             streams: Mutex::new(Vec::new()),
@@ -86,7 +91,7 @@ impl RuntimeInner {
 
     /// A sound default stream in the place of `old`: a new one, unless somebody has replaced it.
     pub(crate) fn replace_default(&self, old: &Arc<StreamCore>) -> Result<Arc<StreamCore>> {
-        let sound = |core: &StreamCore| !core.line.failed(core.line.submitted() + 1);
+        let sound = |core: &StreamCore| !core.timeline.failed(core.timeline.submitted() + 1);
         let present = self.default();
         if !Arc::ptr_eq(&present, old) && sound(&present) {
             return Ok(present);
@@ -99,12 +104,12 @@ impl RuntimeInner {
         }
         let former = std::mem::replace(&mut *default, new.clone());
         drop(default);
-        // Others may still hold it, and wait for its points.
+        // Others may still hold it, and wait for its timepoints.
         self.note_stream(&former);
         Ok(new)
     }
 
-    /// Remembers a stream, to find who advances a line.
+    /// Remembers a stream, to find who advances a timeline.
     pub(crate) fn note_stream(&self, core: &Arc<StreamCore>) {
         let mut streams = self.streams.lock();
         if streams.len() == streams.capacity() {
@@ -122,31 +127,32 @@ impl RuntimeInner {
         bases.push(Arc::downgrade(base));
     }
 
-    /// Blocks until a point is over, or known to have failed.
-    pub(crate) fn wait_point(&self, point: Point, timeout: Option<Duration>) -> Result<()> {
-        if point.line().check(point.value())? {
+    /// Blocks until a timepoint is over, or known to have failed.
+    pub(crate) fn wait_point(&self, point: Timepoint, timeout: Option<Duration>) -> Result<()> {
+        if point.timeline().check(point.value())? {
             return Ok(());
         }
         if let Some(stream) = self.stream_of(point) {
             return stream.raw.wait_host(point.value(), timeout);
         }
-        point.line().wait(point.value(), timeout)
+        point.timeline().wait(point.value(), timeout)
     }
 
-    /// As [`wait_point`](Self::wait_point), without a moment of spinning: the thread sleeps on the line, which whoever completes it wakes.
-    pub(crate) fn wait_asleep(&self, point: Point, timeout: Option<Duration>) -> Result<()> {
+    /// As [`wait_point`](Self::wait_point), without a moment of spinning: the thread sleeps on the
+    /// timeline, which whoever completes it wakes.
+    pub(crate) fn wait_asleep(&self, point: Timepoint, timeout: Option<Duration>) -> Result<()> {
         // Sees to it that the work is on its way, and that nobody waits for itself.
         match self.wait_point(point, Some(Duration::ZERO)) {
-            Err(Error::Timeout(_)) => point.line().wait(point.value(), timeout),
+            Err(Error::Timeout(_)) => point.timeline().wait(point.value(), timeout),
             over => over,
         }
     }
 
-    /// Blocks until a point has passed, whatever became of it.
+    /// Blocks until a timepoint has passed, whatever became of it.
     ///
     /// # Errors
-    /// Why it cannot be waited for: `DeviceLost`, or in a host call of the point's own stream.
-    pub(crate) fn wait_over(&self, point: Point) -> Result<()> {
+    /// Why it cannot be waited for: `DeviceLost`, or in a host call of the timepoint's own stream.
+    pub(crate) fn wait_over(&self, point: Timepoint) -> Result<()> {
         let mut nap = Duration::from_micros(1);
         loop {
             let result = self.wait_point(point, None);
@@ -155,26 +161,33 @@ impl RuntimeInner {
             }
             // A failure is known before its value is over; anything else will not get better.
             if let Err(e) = result
-                && (!point.line().failed(point.value()) || call::inside() || matches!(e, Error::DeviceLost { .. }))
+                && (!point.timeline().failed(point.value())
+                    || call::inside()
+                    || matches!(e, Error::DeviceLost { .. }))
             {
                 return Err(e);
             }
             if let Some(stream) = self.stream_of(point) {
                 stream.raw.refresh()?;
             }
-            point.line().ask(point.value());
+            point.timeline().ask(point.value());
             std::thread::sleep(nap);
             nap = (nap * 2).min(Duration::from_millis(1));
         }
     }
 
-    /// The stream of this runtime that advances the point's line. A stream that was dropped advances no more: its manager drains it.
-    pub(crate) fn stream_of(&self, point: Point) -> Option<Arc<StreamCore>> {
+    /// The stream of this runtime that advances the timepoint's timeline. A stream that was dropped
+    /// advances no more: its manager drains it.
+    pub(crate) fn stream_of(&self, point: Timepoint) -> Option<Arc<StreamCore>> {
         let default = self.default();
-        if point.line_id() == default.line.id() {
+        if point.timeline_id() == default.timeline.id() {
             return Some(default);
         }
-        self.streams.lock().iter().filter_map(Weak::upgrade).find(|s| s.line.id() == point.line_id())
+        self.streams
+            .lock()
+            .iter()
+            .filter_map(Weak::upgrade)
+            .find(|s| s.timeline.id() == point.timeline_id())
     }
 
     /// Refuses memory of another device, and writing what is read-only.
@@ -215,8 +228,8 @@ impl RuntimeInner {
     /// Refuses a buffer that cannot be in the place of another one in a graph of this device.
     ///
     /// # Errors
-    /// `InvalidArgument` unless both are of this device, or both of one peer; `Unsupported` for memory of another backend, which the graph's host calls
-    /// copy from or to.
+    /// `InvalidArgument` unless both are of this device, or both of one peer; `Unsupported` for
+    /// memory of another backend, which the graph's host calls copy from or to.
     pub(crate) fn check_stand_in(&self, old: &Lease<Buffer>, new: &Lease<Buffer>) -> Result<()> {
         if self.owns(old) {
             return self.check_operands(&[new.read()]);
@@ -224,8 +237,11 @@ impl RuntimeInner {
         let other = self.owner_of(old)?;
         if !(other.id.backend == self.id.backend && self.is_peer(&other)?) {
             return Err(Error::Unsupported(
-                format!("the graph copies between {} and {}; record it anew with another buffer", self.id, other.id)
-                    .into(),
+                format!(
+                    "the graph copies between {} and {}; record it anew with another buffer",
+                    self.id, other.id
+                )
+                .into(),
             ));
         }
         if self.owns(new) { Ok(()) } else { other.check_operands(&[new.read()]) }
@@ -245,13 +261,14 @@ impl RuntimeInner {
         })
     }
 
-    /// Whether one operation copies between this device and another one of its backend. Asks for peer access the first time; a driver without it
-    /// still has a way.
+    /// Whether one operation copies between this device and another one of its backend. Asks for
+    /// peer access the first time; a driver without it still has a way.
     ///
     /// # Errors
     /// The driver's own.
     pub(crate) fn is_peer(&self, other: &RuntimeInner) -> Result<bool> {
-        let known = |peers: &[(DeviceId, bool)]| peers.iter().find(|p| p.0 == other.id).map(|p| p.1);
+        let known =
+            |peers: &[(DeviceId, bool)]| peers.iter().find(|p| p.0 == other.id).map(|p| p.1);
         if let Some(known) = known(&self.peers.lock()) {
             return Ok(known);
         }
@@ -269,7 +286,10 @@ impl RuntimeInner {
     #[cold]
     pub(crate) fn too_large(&self, bytes: u64) -> Option<Error> {
         (bytes > self.total).then(|| {
-            Error::invalid(format!("a buffer of {bytes} bytes on {}, which has {} bytes in all", self.id, self.total))
+            Error::invalid(format!(
+                "a buffer of {bytes} bytes on {}, which has {} bytes in all",
+                self.id, self.total
+            ))
         })
     }
 
@@ -303,7 +323,11 @@ impl RuntimeInner {
 /// `InvalidArgument`.
 #[inline]
 pub(crate) fn check_writable(operand: &Operand<'_>) -> Result<()> {
-    if operand.access.writes() && operand.view.lease.is_read_only() { Err(read_only(operand)) } else { Ok(()) }
+    if operand.access.writes() && operand.view.lease.is_read_only() {
+        Err(read_only(operand))
+    } else {
+        Ok(())
+    }
 }
 
 #[cold]
@@ -326,7 +350,8 @@ impl Drop for RuntimeInner {
     fn drop(&mut self) {
         for base in self.bases.get_mut().drain(..) {
             if let Some(base) = base.upgrade() {
-                // SAFETY: sessions borrow a stream, which holds the runtime; the last one is gone, so nobody borrows from the cells.
+                // SAFETY: sessions borrow a stream, which holds the runtime; the last one is gone,
+                // so nobody borrows from the cells.
                 unsafe { base.forget(self.serial) };
             }
         }

@@ -1,13 +1,13 @@
 //! What safe code relies on is vouched for by who implements a backend.
 #![forbid(unsafe_code)]
 
-use leasehold::backend::Timeline;
+use leasehold::backend::TimelineSource;
 use leasehold::backend::Backing;
 use leasehold::backend::{Backend, Device, GraphExec, Stream};
 
 struct Liar;
 
-impl Timeline for Liar {}
+impl TimelineSource for Liar {}
 impl Backing for Liar {}
 impl Backend for Liar {}
 impl Device for Liar {}

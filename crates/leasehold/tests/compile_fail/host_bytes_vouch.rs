@@ -1,4 +1,5 @@
-//! A copy reads its source after the call: a type says that its bytes stay where they are, with an `unsafe impl`.
+//! A copy reads its source after the call: a type says that its bytes stay where they are, with an
+//! `unsafe impl`.
 #![forbid(unsafe_code)]
 
 use leasehold::ops;

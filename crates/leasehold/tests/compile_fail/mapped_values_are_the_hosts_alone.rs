@@ -1,4 +1,5 @@
-//! While the host has the values of a pinned array, nobody can submit work with them, and they do not outlive the array.
+//! While the host has the values of a pinned array, nobody can submit work with them, and they do
+//! not outlive the array.
 #![forbid(unsafe_code)]
 
 use leasehold::{PinnedArray, Stream, View};

@@ -2,9 +2,9 @@
 #![forbid(unsafe_code)]
 
 use leasehold::backend::{Allocator, Buffer, GraphArena, Lifetime, On};
-use leasehold::{Lease, Point, Result};
+use leasehold::{Lease, Timepoint, Result};
 
-fn old_points(buffer: &Lease<Buffer>, arena: &GraphArena, old: Point) -> Result<()> {
+fn old_points(buffer: &Lease<Buffer>, arena: &GraphArena, old: Timepoint) -> Result<()> {
     buffer.mark_write(old);
     buffer.mark_read(old);
     arena.launch()?.launched(old);

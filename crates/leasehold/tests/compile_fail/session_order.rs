@@ -1,4 +1,5 @@
-//! Wait, bind, parameters, dispatch, tokens, finish: no step comes before the one before it, and none is left out.
+//! Wait, bind, parameters, dispatch, tokens, finish: no step comes before the one before it, and
+//! none is left out.
 
 use leasehold::kernel::{Begun, Bound, Dispatched, Parametrised, Ready, session_ops as ops, session_sync_ops as sync};
 use leasehold::KernelSession;

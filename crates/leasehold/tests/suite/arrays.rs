@@ -7,7 +7,9 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 /// Twelve bytes: no pattern of a fill's.
-#[derive(Debug, Clone, Copy, PartialEq, leasehold::bytemuck::Pod, leasehold::bytemuck::Zeroable)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, leasehold::bytemuck::Pod, leasehold::bytemuck::Zeroable,
+)]
 #[repr(C)]
 struct Triple {
     a: u32,
@@ -101,7 +103,9 @@ fn parts_lie_in_their_array() {
     assert_eq!((part.len(), part.view().offset(), part.view().len()), (4, 6, 8));
     assert_eq!(runtime.to_vec(part).unwrap(), [3, 4, 5, 6]);
     assert!(x.slice(8..).is_empty());
-    for refused in [x.try_slice(3..9), x.try_slice(9..), x.try_slice(..=8), x.try_slice(..=usize::MAX)] {
+    for refused in
+        [x.try_slice(3..9), x.try_slice(9..), x.try_slice(..=8), x.try_slice(..=usize::MAX)]
+    {
         let error = refused.unwrap_err().to_string();
         assert!(error.contains("do not lie in 8 values"), "{error}");
     }

@@ -31,7 +31,11 @@ impl World {
         let driver = Arc::new(SimDriver::new(driver).unwrap());
         let machines = [sim.machine().clone(), driver.machine().clone()];
         let cuda = CudaBackend::with_ops(driver, CudaConfig::default()).unwrap();
-        let context = Context::with_backends(vec![Arc::new(CpuBackend::new()), Arc::new(sim), Arc::new(cuda)]);
+        let context = Context::with_backends(vec![
+            Arc::new(CpuBackend::new()),
+            Arc::new(sim),
+            Arc::new(cuda),
+        ]);
         Self { context, machines }
     }
 
@@ -41,9 +45,18 @@ impl World {
 
     /// Both runtimes of each pair, in both directions.
     fn pairs(&self) -> Vec<[Runtime; 2]> {
-        let pairs =
-            [["cpu:0", "sim:0"], ["sim:0", "sim:1"], ["cuda:0", "cuda:1"], ["cpu:0", "cuda:0"], ["sim:1", "cuda:1"]];
-        pairs.into_iter().flat_map(|[a, b]| [[a, b], [b, a]]).map(|p| p.map(|name| self.runtime(name))).collect()
+        let pairs = [
+            ["cpu:0", "sim:0"],
+            ["sim:0", "sim:1"],
+            ["cuda:0", "cuda:1"],
+            ["cpu:0", "cuda:0"],
+            ["sim:1", "cuda:1"],
+        ];
+        pairs
+            .into_iter()
+            .flat_map(|[a, b]| [[a, b], [b, a]])
+            .map(|p| p.map(|name| self.runtime(name)))
+            .collect()
     }
 
     /// Nothing ran in an order that was not asked for.
@@ -70,14 +83,23 @@ fn bytes_arrive_between_every_two_devices_on_the_stream_of_either() {
     for [a, b] in world.pairs() {
         for owner in [&a, &b] {
             for (i, len) in [0, 1, 4095, 70_000, (2 << 20) + 77].into_iter().enumerate() {
-                let what = format!("{len} bytes from {} to {} by {}", a.device(), b.device(), owner.device());
+                let what = format!(
+                    "{len} bytes from {} to {} by {}",
+                    a.device(),
+                    b.device(),
+                    owner.device()
+                );
                 let source = pattern(len + 64, i as u8);
-                let (x, y) = (a.upload(&source).unwrap(), b.upload(&vec![0xEEu8; len + 64]).unwrap());
+                let (x, y) =
+                    (a.upload(&source).unwrap(), b.upload(&vec![0xEEu8; len + 64]).unwrap());
                 let (from, to) = (x.part(3..3 + len).unwrap(), y.part(17..17 + len).unwrap());
                 owner.stream().copy(to, from).unwrap();
                 let got = bytes(&b, &y);
                 assert!(got[17..17 + len] == source[3..3 + len], "{what}");
-                assert!(got[..17].iter().chain(&got[17 + len..]).all(|&b| b == 0xEE), "beside {what}");
+                assert!(
+                    got[..17].iter().chain(&got[17 + len..]).all(|&b| b == 0xEE),
+                    "beside {what}"
+                );
                 assert!(bytes(&a, &x) == source, "{what}: the source");
             }
         }
@@ -124,7 +146,12 @@ fn rows_are_copied_between_devices_at_their_pitches() {
                         expect[(r * to + i) as usize] = source[(5 + r * from + i) as usize];
                     }
                 }
-                assert!(bytes(&b, &y) == expect, "{width} by {rows} from {} to {}", a.device(), b.device());
+                assert!(
+                    bytes(&b, &y) == expect,
+                    "{width} by {rows} from {} to {}",
+                    a.device(),
+                    b.device()
+                );
             }
         }
     }
@@ -181,7 +208,11 @@ fn a_copy_has_its_place_in_the_order_of_its_stream_and_of_both_buffers() {
                 (got[0], got[LEN / 2], got[LEN - 1])
             };
             let what = format!("{} to {} by {}", a.device(), b.device(), owner.device());
-            assert_eq!((last(&a, &x), last(&b, &y), last(&b, &z)), ((4, 4, 4), (4, 4, 4), (1, 1, 1)), "{what}");
+            assert_eq!(
+                (last(&a, &x), last(&b, &y), last(&b, &z)),
+                ((4, 4, 4), (4, 4, 4), (1, 1, 1)),
+                "{what}"
+            );
         }
     }
     world.check();
@@ -193,14 +224,18 @@ fn a_source_that_is_held_back_holds_the_copy_and_not_the_caller() {
     for [a, b] in world.pairs() {
         for owner in [&a, &b] {
             let what = format!("{} to {} by {}", a.device(), b.device(), owner.device());
-            let (x, y) = (a.upload(&[1u8; 2_500_000]).unwrap(), b.upload(&[2u8; 2_500_000]).unwrap());
+            let (x, y) =
+                (a.upload(&[1u8; 2_500_000]).unwrap(), b.upload(&[2u8; 2_500_000]).unwrap());
             let (writer, copier) = (a.create_stream().unwrap(), owner.create_stream().unwrap());
             let held = hold(&writer);
             writer.fill(x.view(), 7u8).unwrap();
             copier.copy(y.view(), x.view()).unwrap();
             let end = copier.now();
             std::thread::sleep(Duration::from_millis(2));
-            assert!(!copier.query().unwrap() && !end.is_settled(), "{what}: it is over before its source is written");
+            assert!(
+                !copier.query().unwrap() && !end.is_settled(),
+                "{what}: it is over before its source is written"
+            );
             open(held);
             copier.synchronize_timeout(LONG).unwrap();
             assert!(bytes(&b, &y).iter().all(|&v| v == 7), "{what}");
@@ -241,7 +276,10 @@ fn memory_that_is_dropped_in_flight_is_lent_to_nobody_before_the_copy_is_over() 
     for [a, b] in world.pairs() {
         for owner in [&a, &b] {
             let what = format!("{} to {} by {}", a.device(), b.device(), owner.device());
-            let (x, y) = (a.upload(&vec![1u8; LEN as usize]).unwrap(), b.upload(&vec![2u8; LEN as usize]).unwrap());
+            let (x, y) = (
+                a.upload(&vec![1u8; LEN as usize]).unwrap(),
+                b.upload(&vec![2u8; LEN as usize]).unwrap(),
+            );
             [&a, &b].iter().for_each(|r| r.synchronize().unwrap());
             let stream = owner.create_stream().unwrap();
             let held = hold(&stream);
@@ -262,7 +300,11 @@ fn memory_that_is_dropped_in_flight_is_lent_to_nobody_before_the_copy_is_over() 
             open(held);
             [&a, &b].iter().for_each(|r| r.synchronize().unwrap());
             for (r, all, value) in [(&a, &in_a, 3), (&b, &in_b, 4)] {
-                assert!(all.iter().all(|(_, z)| bytes(r, z).iter().all(|&v| v == value)), "{what}: on {}", r.device());
+                assert!(
+                    all.iter().all(|(_, z)| bytes(r, z).iter().all(|&v| v == value)),
+                    "{what}: on {}",
+                    r.device()
+                );
             }
         }
     }
@@ -282,7 +324,10 @@ fn a_failure_of_the_source_reaches_the_copy_and_whoever_reads_the_destination() 
             writer.fill(x.view(), 7u8).unwrap();
             let submitted = copier.copy(y.view(), x.view());
             open(held);
-            assert!(submitted.is_err() || copier.synchronize_timeout(LONG).is_err(), "{what}: the copy did not fail");
+            assert!(
+                submitted.is_err() || copier.synchronize_timeout(LONG).is_err(),
+                "{what}: the copy did not fail"
+            );
             assert!(copier.failure().is_some(), "{what}");
             assert_eq!(kind(copier.copy(y.view(), x.view())), "Fault", "{what}: a poisoned stream");
             // Once both are overwritten they are as good as new.
@@ -314,7 +359,12 @@ fn a_recorded_copy_takes_what_is_there_at_each_launch() {
                 b.stream().fill(y.view(), 0u8).unwrap();
                 graph.launch().unwrap();
                 let got = bytes(&b, &y);
-                assert!(got.iter().all(|&v| v == 10 + round), "{what}, launch {round}: {} {}", got[0], got[LEN - 1]);
+                assert!(
+                    got.iter().all(|&v| v == 10 + round),
+                    "{what}, launch {round}: {} {}",
+                    got[0],
+                    got[LEN - 1]
+                );
             }
             let last = pattern(LEN, 3);
             a.stream().upload_blocking(x.view(), &last).unwrap();
@@ -331,7 +381,8 @@ fn a_recorded_copy_comes_between_what_is_recorded_before_and_after_it() {
     const LEN: u64 = 70_000;
     for [here, there] in world.pairs() {
         let what = format!("{} with {}", here.device(), there.device());
-        let (far, result) = (there.upload(&vec![5u8; LEN as usize]).unwrap(), here.alloc(LEN).unwrap());
+        let (far, result) =
+            (there.upload(&vec![5u8; LEN as usize]).unwrap(), here.alloc(LEN).unwrap());
         // Down into a temporary, changed in part, and up again.
         let graph = here
             .record_graph(|r| {
@@ -347,10 +398,16 @@ fn a_recorded_copy_comes_between_what_is_recorded_before_and_after_it() {
             graph.launch().unwrap();
             let expect = |i: usize| if (100..300).contains(&i) { 6 } else { 5 };
             let up = bytes(&there, &far);
-            assert!(up.iter().enumerate().all(|(i, &v)| v == expect(i)), "{what}, launch {round}: up");
+            assert!(
+                up.iter().enumerate().all(|(i, &v)| v == expect(i)),
+                "{what}, launch {round}: up"
+            );
             let down = bytes(&here, &result);
             let expect = |i: usize| if round == 0 { 5 } else { expect(i) };
-            assert!(down.iter().enumerate().all(|(i, &v)| v == expect(i)), "{what}, launch {round}: down");
+            assert!(
+                down.iter().enumerate().all(|(i, &v)| v == expect(i)),
+                "{what}, launch {round}: down"
+            );
         }
     }
     world.check();
@@ -383,7 +440,8 @@ fn a_graph_with_a_copy_may_go_while_it_runs() {
 fn buffers_of_recorded_copies_are_replaced_by_their_own_kind_or_refused() {
     let world = World::new(13);
     let (a, b) = (world.runtime("sim:0"), world.runtime("sim:1"));
-    let (x, y, z) = (a.alloc(64).unwrap(), b.upload(&[1u8; 64]).unwrap(), b.upload(&[2u8; 64]).unwrap());
+    let (x, y, z) =
+        (a.alloc(64).unwrap(), b.upload(&[1u8; 64]).unwrap(), b.upload(&[2u8; 64]).unwrap());
     let graph = a.record_graph(|a| a.stream().copy(x.view(), y.view())).unwrap();
     let _ = graph.update(&GraphUpdate::new().buffer(&y, &z)).unwrap();
     graph.launch().unwrap();
@@ -406,7 +464,8 @@ fn buffers_of_recorded_copies_are_replaced_by_their_own_kind_or_refused() {
 #[test]
 fn what_is_of_neither_device_or_of_another_context_is_refused() {
     let (world, strangers) = (World::new(14), World::new(14));
-    let (cpu, sim, other) = (world.runtime("cpu:0"), world.runtime("sim:0"), world.runtime("sim:1"));
+    let (cpu, sim, other) =
+        (world.runtime("cpu:0"), world.runtime("sim:0"), world.runtime("sim:1"));
     let (x, y) = (sim.alloc(64).unwrap(), other.alloc(64).unwrap());
     assert_eq!(kind(cpu.stream().copy(x.view(), y.view())), "InvalidArgument");
     let stranger = strangers.runtime("sim:0");
@@ -430,7 +489,8 @@ fn the_stream_that_works_for_another_ends_with_it() {
     let world = World::new(15);
     let (cpu, sim) = (world.runtime("cpu:0"), world.runtime("sim:0"));
     let (x, y) = (cpu.upload(&[1u8; 64]).unwrap(), sim.alloc(64).unwrap());
-    let live = |r: &Runtime| r.pools().iter().find(|(name, _)| *name == "stream").map_or(0, |p| p.1.live);
+    let live =
+        |r: &Runtime| r.pools().iter().find(|(name, _)| *name == "stream").map_or(0, |p| p.1.live);
     let before = live(&sim);
     let stream = cpu.create_stream().unwrap();
     for _ in 0..100 {
@@ -460,7 +520,12 @@ fn threads_copy_back_and_forth() {
                     (if round % 3 == 0 { &s } else { &t }).copy(x.view(), y.view()).unwrap();
                     let got = bytes(a, &x);
                     let what = format!("{} and {}, round {round}", a.device(), b.device());
-                    assert!(got.iter().all(|&v| v == value), "{what}: {} {} and not {value}", got[0], got[4999]);
+                    assert!(
+                        got.iter().all(|&v| v == value),
+                        "{what}: {} {} and not {value}",
+                        got[0],
+                        got[4999]
+                    );
                 }
             });
         }

@@ -11,7 +11,9 @@ use std::time::Duration;
 /// A simulated device on which a wait gives up at once when nothing can run.
 fn impatient() -> Runtime {
     let backend = SimBackend::new(MachineConfig::seed(1).patience(Duration::ZERO)).unwrap();
-    Context::with_backends(vec![Arc::new(backend)]).runtime(DeviceId::new(BackendKind::Sim, 0)).unwrap()
+    Context::with_backends(vec![Arc::new(backend)])
+        .runtime(DeviceId::new(BackendKind::Sim, 0))
+        .unwrap()
 }
 
 #[test]
@@ -61,7 +63,10 @@ fn a_download_behind_a_failure_returns_once_the_failed_work_is_over() {
         .unwrap();
     let mut to = vec![1u8; 1000];
     assert_eq!(kind(stream.download(&mut to, x.view())), "Fault");
-    assert!(stream.now().line().is_idle(), "the call ended before the work that it lent its memory to");
+    assert!(
+        stream.now().timeline().is_idle(),
+        "the call ended before the work that it lent its memory to"
+    );
     assert_eq!(to, [1; 1000]);
 }
 
@@ -90,11 +95,12 @@ fn a_subscriber_that_panics_does_not_come_between_a_submission_and_its_memory() 
     let traced = Traced::new(leasehold::cpu::CpuBackend::new()).unwrap();
     let runtime = Context::with_backends(vec![Arc::new(traced)]).runtime(DeviceId::cpu(0)).unwrap();
     let (x, y) = (runtime.upload(&[7u8; 1000]).unwrap(), runtime.alloc(1000).unwrap());
-    let (stream, mut to, heard) = (runtime.create_stream().unwrap(), vec![1u8; 1000], Arc::default());
+    let (stream, mut to, heard) =
+        (runtime.create_stream().unwrap(), vec![1u8; 1000], Arc::default());
     let held = hold(&stream);
     tracing::subscriber::with_default(Panics(Arc::clone(&heard)), || {
         stream.copy(y.view(), x.view()).unwrap();
-        assert!(!y.write_stamp().is_never(), "a write that is under way is not marked");
+        assert!(!y.write_timepoint().is_never(), "a write that is under way is not marked");
         open(held);
         stream.download(&mut to, y.view()).unwrap();
     });
@@ -105,7 +111,8 @@ fn a_subscriber_that_panics_does_not_come_between_a_submission_and_its_memory() 
 #[test]
 fn a_download_into_a_vector_uses_its_room_again_and_leaves_it_empty_after_an_error() {
     let runtime = runtime();
-    let (long, short) = (runtime.upload(&[1u32; 1000]).unwrap(), runtime.upload(&[2u32; 10]).unwrap());
+    let (long, short) =
+        (runtime.upload(&[1u32; 1000]).unwrap(), runtime.upload(&[2u32; 10]).unwrap());
     let mut values = vec![9u32; 3];
     runtime.stream().download_into(&mut values, long.view()).unwrap();
     assert_eq!(values, [1; 1000]);

@@ -1,7 +1,12 @@
 //! A runtime, a few kernels, and bounded waits.
 
-use leasehold::kernel::{CpuArgs, CpuFn, KernelCheck, KernelDesc, KernelSource, session_ops, session_sync_ops};
-use leasehold::{Access, Context, DeviceId, Error, Gate, KernelBase, KernelSession, Operand, Point, Result};
+use leasehold::kernel::{
+    CpuArgs, CpuFn, KernelCheck, KernelDesc, KernelSource, session_ops, session_sync_ops,
+};
+use leasehold::{
+    Access, Context, DeviceId, Error, HostTimeline, KernelBase, KernelSession, Operand, Result,
+    Timepoint,
+};
 use leasehold::{Runtime, Stream};
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,12 +14,14 @@ use std::time::Duration;
 /// A wait that takes this long is a hang.
 pub const LONG: Option<Duration> = Some(Duration::from_secs(20));
 
-/// A context that nobody shares. With `LEASEHOLD_VALIDATED` set every submission is checked on its way to the backend.
+/// A context that nobody shares. With `LEASEHOLD_VALIDATED` set every submission is checked on its
+/// way to the backend.
 pub fn context() -> Context {
     if std::env::var_os("LEASEHOLD_VALIDATED").is_none() {
         return Context::new();
     }
-    let checked = leasehold::backend::Validated::new(leasehold::cpu::CpuBackend::new()).expect("it only wraps");
+    let checked = leasehold::backend::Validated::new(leasehold::cpu::CpuBackend::new())
+        .expect("it only wraps");
     Context::with_backends(vec![Arc::new(checked)])
 }
 
@@ -27,13 +34,23 @@ pub fn kernel(name: &'static str, run: CpuFn, bindings: &[Access], params: u32) 
     base(desc(name, run, bindings, params)).expect("a kernel within the limits")
 }
 
-pub fn desc(name: &'static str, run: CpuFn, bindings: &[Access], params: u32) -> KernelDesc<'static> {
-    KernelDesc { params, ..KernelDesc::new(name, KernelSource::Cpu(run), bindings, KernelCheck::grid_1d()).aligned(4) }
+pub fn desc(
+    name: &'static str,
+    run: CpuFn,
+    bindings: &[Access],
+    params: u32,
+) -> KernelDesc<'static> {
+    KernelDesc {
+        params,
+        ..KernelDesc::new(name, KernelSource::Cpu(run), bindings, KernelCheck::grid_1d()).aligned(4)
+    }
 }
 
-/// The kernels of these tests reach their bindings through `slice` and `slice_mut`, which check bounds, or have a check of their own.
+/// The kernels of these tests reach their bindings through `slice` and `slice_mut`, which check
+/// bounds, or have a check of their own.
 pub fn base(desc: KernelDesc<'static>) -> Result<KernelBase> {
-    // SAFETY: they touch their bindings alone, as declared; most divide by the grid's one dimension, which is all that the check accepts.
+    // SAFETY: they touch their bindings alone, as declared; most divide by the grid's one
+    // dimension, which is all that the check accepts.
     unsafe { KernelBase::new(desc) }
 }
 
@@ -82,7 +99,7 @@ pub fn launch(
     operands: &[Operand<'_>],
     params: &[u8],
     blocks: u32,
-) -> Result<Option<Point>> {
+) -> Result<Option<Timepoint>> {
     let session = KernelSession::begin(kernel, stream)?;
     let session = session_sync_ops::wait(session, operands)?;
     let session = session_ops::bind(session)?;
@@ -91,16 +108,18 @@ pub fn launch(
     session_sync_ops::update_tokens(session).finish()
 }
 
-/// Holds a stream back until the gate is raised, and returns the gate and the value.
-pub fn hold(stream: &Stream) -> (Gate, Point) {
-    let gate = stream.runtime().create_gate().expect("the CPU has gates");
-    let point = gate.next();
-    stream.wait(point).expect("a stream waits for its gate");
-    (gate, point)
+/// Holds a stream back until the host timeline is signalled, and returns the host timeline and the
+/// value.
+pub fn hold(stream: &Stream) -> (HostTimeline, Timepoint) {
+    let host_timeline =
+        stream.runtime().create_host_timeline().expect("the CPU has host timelines");
+    let point = host_timeline.next();
+    stream.wait(point).expect("a stream waits for its host timeline");
+    (host_timeline, point)
 }
 
-pub fn open((gate, point): (Gate, Point)) {
-    gate.raise(point.value()).expect("a gate that nobody failed");
+pub fn open((host_timeline, point): (HostTimeline, Timepoint)) {
+    host_timeline.signal(point.value()).expect("a host timeline that nobody failed");
 }
 
 /// Poisons a stream.

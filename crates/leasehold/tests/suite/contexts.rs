@@ -21,7 +21,10 @@ fn a_guard_sets_the_context_and_restores_the_former_one() {
             assert_eq!(now.device().info().id, b.device());
         }
         let now = Current::get().unwrap();
-        assert!(now.runtime().same(&a) && now.stream().same(a.stream()), "no stream means the default one");
+        assert!(
+            now.runtime().same(&a) && now.stream().same(a.stream()),
+            "no stream means the default one"
+        );
     }
     assert_eq!(kind(Current::get()), "InvalidState");
 }
@@ -59,7 +62,11 @@ fn a_new_thread_inherits_nothing_but_the_process_default() {
     let context = context();
     let runtime = context.runtime(DeviceId::cpu(0)).unwrap();
     let _guard = runtime.enter().unwrap();
-    let elsewhere = || std::thread::scope(|s| s.spawn(|| Current::get().map(|c| c.runtime().clone())).join().unwrap());
+    let elsewhere = || {
+        std::thread::scope(|s| {
+            s.spawn(|| Current::get().map(|c| c.runtime().clone())).join().unwrap()
+        })
+    };
     assert_eq!(kind(elsewhere()), "InvalidState");
     Current::set_process_default(Some(&runtime));
     assert!(elsewhere().unwrap().same(&runtime));
@@ -118,7 +125,11 @@ fn a_context_reads_the_names_of_its_backends() {
     assert_eq!(context.runtime(context.device_id("mydev:0").unwrap()).unwrap().device(), id);
     let error = context.device_id("yours:0").unwrap_err().to_string();
     assert!(error.contains("mydev:0") && error.contains("cuda:0"), "{error}");
-    assert_eq!(kind("mydev:0".parse::<DeviceId>()), "InvalidArgument", "nobody else knows the name");
+    assert_eq!(
+        kind("mydev:0".parse::<DeviceId>()),
+        "InvalidArgument",
+        "nobody else knows the name"
+    );
 }
 
 #[test]
@@ -134,7 +145,10 @@ fn the_stream_that_is_too_many_says_what_there_are_too_many_of() {
     };
     assert_eq!(error.kind(), "OverBudget");
     let text = error.to_string();
-    assert!(text.contains("1 streams requested") && text.contains(&format!("of {limit} in use")), "{text}");
+    assert!(
+        text.contains("1 streams requested") && text.contains(&format!("of {limit} in use")),
+        "{text}"
+    );
     assert!(text.contains("drop some") && !text.contains("bytes"), "{text}");
     drop(streams);
     runtime.create_stream().unwrap();
@@ -158,7 +172,8 @@ fn with_cuda() -> (Context, std::sync::Arc<leasehold_cuda::driver::sim::SimDrive
 fn the_last_guard_restores_what_the_driver_had_current() {
     use leasehold_cuda::driver::ops::{ContextOps, NativeContext};
     let (context, driver) = with_cuda();
-    let (a, b) = (context.runtime(DeviceId::cuda(0)).unwrap(), context.runtime(DeviceId::cuda(1)).unwrap());
+    let (a, b) =
+        (context.runtime(DeviceId::cuda(0)).unwrap(), context.runtime(DeviceId::cuda(1)).unwrap());
     let cpu = context.runtime(DeviceId::cpu(0)).unwrap();
     let foreign = driver.context_create(0).unwrap();
     let natives = [&a, &b].map(|r| r.cuda().unwrap().primary().native());

@@ -22,7 +22,10 @@ fn memory_and_streams_of_another_runtime_are_refused() {
     assert_eq!(refused, ["InvalidArgument"; 8]);
     let error = a.download::<u32>(&y).unwrap_err().to_string();
     assert!(error.contains("16 bytes") && error.contains("cpu:0"), "{error}");
-    assert_eq!((a.download::<u32>(&x).unwrap(), b.download::<u32>(&y).unwrap()), (vec![1; 4], vec![2; 4]));
+    assert_eq!(
+        (a.download::<u32>(&x).unwrap(), b.download::<u32>(&y).unwrap()),
+        (vec![1; 4], vec![2; 4])
+    );
 }
 
 #[test]
@@ -123,7 +126,7 @@ fn a_device_that_was_synchronised_has_nothing_at_work_even_after_a_failure() {
         launch(&stream, &trap(), &[x.read_write()], &[], 1).unwrap();
         let point = stream.now();
         assert!(runtime.synchronize().is_err());
-        assert!(point.line().completed() >= point.value(), "{point:?} is still at work");
+        assert!(point.timeline().completed() >= point.value(), "{point:?} is still at work");
     }
 }
 
@@ -131,7 +134,7 @@ fn a_device_that_was_synchronised_has_nothing_at_work_even_after_a_failure() {
 fn a_stream_does_not_wait_for_itself() {
     let runtime = runtime();
     let stream = runtime.stream();
-    let future = stream.raw().line().at(stream.now().value() + 10);
+    let future = stream.raw().timeline().at(stream.now().value() + 10);
     assert_eq!(kind(stream.wait(future)), "InvalidArgument");
     stream.wait(stream.now()).unwrap();
 }
@@ -139,7 +142,9 @@ fn a_stream_does_not_wait_for_itself() {
 #[test]
 fn asking_for_too_much_is_refused_and_nothing_is_lost() {
     let runtime = runtime();
-    for bytes in [u64::MAX, 1 << 63, (1 << 60) + 1, 1 << 59, 1 << 50, runtime.info().memory.total + 1] {
+    for bytes in
+        [u64::MAX, 1 << 63, (1 << 60) + 1, 1 << 59, 1 << 50, runtime.info().memory.total + 1]
+    {
         assert_eq!(kind(runtime.alloc(bytes)), "InvalidArgument", "{bytes} bytes");
         assert_eq!(
             kind(runtime.record_graph(|r| r.alloc(bytes).map(drop))),
@@ -175,5 +180,8 @@ fn errors_name_what_was_asked() {
     says(x.part(10..20).unwrap_err(), &["10", "16 bytes"]);
     says(runtime.stream().upload(x.view(), &[0u8; 3]).unwrap_err(), &["3", "16"]);
     says(launch(runtime.stream(), &axpy(), &[x.read()], &[], 1).unwrap_err(), &["axpy", "2", "1"]);
-    says(leasehold::Context::with_backends(Vec::new()).runtime(DeviceId::cpu(0)).unwrap_err(), &["cpu:0"]);
+    says(
+        leasehold::Context::with_backends(Vec::new()).runtime(DeviceId::cpu(0)).unwrap_err(),
+        &["cpu:0"],
+    );
 }

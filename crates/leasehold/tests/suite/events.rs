@@ -1,4 +1,4 @@
-//! Events: recorded points.
+//! Events: recorded timepoints.
 
 use crate::common::*;
 use leasehold::{EventFlags, View, ops};
@@ -16,7 +16,7 @@ fn an_event_that_was_never_recorded_is_not_waited_for_and_has_no_time() {
         runtime.stream().wait_event(&event).unwrap();
         assert_eq!(runtime.stream().now(), before);
         assert_eq!(kind(event.elapsed_since(&event)), "InvalidState");
-        assert_eq!(kind(event.point()), "InvalidState");
+        assert_eq!(kind(event.timepoint()), "InvalidState");
         assert_eq!(event.serial(), 0);
     }
 }
@@ -53,7 +53,7 @@ fn a_wait_binds_to_the_last_record_before_it() {
     let event = runtime.create_event().unwrap();
     a.record(&event).unwrap();
     b.wait_event(&event).unwrap();
-    // Recorded again, behind a gate: who waited before is not disturbed.
+    // Recorded again, behind a host timeline: who waited before is not disturbed.
     let held = hold(&a);
     a.host_call("nothing", || Ok(())).unwrap();
     a.record(&event).unwrap();
@@ -101,7 +101,7 @@ fn an_event_of_another_runtime_of_the_same_device_is_refused() {
     b.stream().record(&own).unwrap();
     assert_eq!(kind(own.elapsed_since(&event)), "InvalidArgument");
     assert_eq!(kind(b.event(event.handle())), "StaleHandle");
-    // But its point may be waited for, on the device and on the host.
+    // But its timepoint may be waited for, on the device and on the host.
     b.stream().wait_event(&event).unwrap();
     event.synchronize().unwrap();
     b.stream().synchronize().unwrap();
@@ -118,7 +118,7 @@ fn an_event_of_a_poisoned_stream_tells_the_cause() {
     assert_eq!(kind(stream.record(&event)), "Fault");
     let plain = runtime.create_event_with(EventFlags::DISABLE_TIMING).unwrap();
     assert_eq!(kind(stream.record(&plain)), "Fault");
-    assert_eq!(kind(plain.point()), "InvalidState", "a failed record records nothing");
+    assert_eq!(kind(plain.timepoint()), "InvalidState", "a failed record records nothing");
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn events_are_recycled() {
     let pools = runtime.pools();
     let of = |name| pools.iter().find(|p| p.0 == name).unwrap().1;
     assert!(of("event").created < 100 && of("event").live == 0, "{:?}", of("event"));
-    assert_eq!(of("timestamp").live, 0, "an idle event pins no time stamp");
+    assert_eq!(of("timestamp").live, 0, "an idle event pins no timestamp");
 }
 
 #[test]

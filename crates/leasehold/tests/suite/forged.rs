@@ -32,12 +32,18 @@ static WEIGHTS: [u32; 4] = [1, 2, 3, 4];
 
 /// The weights where they lie, and the way to them that safe code has: by handle, out of thin air.
 fn weights(runtime: &Runtime) -> (Lease<Buffer>, Lease<Buffer>) {
-    let (address, bytes) = (WEIGHTS.as_ptr().expose_provenance() as u64, size_of_val(&WEIGHTS) as u64);
+    let (address, bytes) =
+        (WEIGHTS.as_ptr().expose_provenance() as u64, size_of_val(&WEIGHTS) as u64);
     // SAFETY: they are there for ever, and nobody writes them.
-    let own = unsafe { runtime.allocator().import(address, bytes, 0, Protection::ReadOnly, Box::new(())) }.unwrap();
+    let own = unsafe {
+        runtime.allocator().import(address, bytes, 0, Protection::ReadOnly, Box::new(()))
+    }
+    .unwrap();
     let guessed = BufferHandle::from_bits(own.handle().to_bits().get()).unwrap();
     let found = runtime.allocator().lease(guessed).unwrap();
-    assert!(found.is_imported() && found.is_read_only() && !runtime.alloc(16).unwrap().is_read_only());
+    assert!(
+        found.is_imported() && found.is_read_only() && !runtime.alloc(16).unwrap().is_read_only()
+    );
     (own, found)
 }
 
@@ -48,14 +54,19 @@ fn nobody_writes_what_was_imported_read_only() {
     let (stream, other) = (runtime.stream(), runtime.upload(&[9u32; 4]).unwrap());
     let pinned = runtime.alloc_pinned(16).unwrap();
     let params = 1.0f32.to_ne_bytes();
-    let refused = |what: &str, result: leasehold::Result<()>| assert_eq!(kind(result), "InvalidArgument", "{what}");
+    let refused = |what: &str, result: leasehold::Result<()>| {
+        assert_eq!(kind(result), "InvalidArgument", "{what}")
+    };
     refused("fill", stream.fill(found.view(), 1u8));
     refused("fill a part", stream.fill(found.part(4..8).unwrap(), 1u32));
     refused("upload", stream.upload_blocking(found.view(), &[9u32; 4]));
     refused("upload, staged", stream.upload(found.view(), &[9u32; 4]));
     refused("upload, owned", stream.upload_owned(found.view(), vec![9u32; 4]));
     refused("copy", stream.copy(found.view(), other.view()));
-    refused("rows", stream.copy_2d(found.view(), other.view(), ops::Rows::new(4, 2).src_pitch(8).dst_pitch(8)));
+    refused(
+        "rows",
+        stream.copy_2d(found.view(), other.view(), ops::Rows::new(4, 2).src_pitch(8).dst_pitch(8)),
+    );
     refused("copy, pinned", stream.copy_pinned(found.view(), pinned.view()));
     refused("memcpy_h2d", runtime.stream().upload(found.view(), &[9u32; 4]));
     let operands = [other.read(), found.read_write()];

@@ -10,7 +10,9 @@ fn add(runtime: &Runtime, a: f32) -> (Graph, [leasehold::Array<f32>; 2]) {
     let y = runtime.upload(&[0.0f32; 16]).unwrap();
     let kernel = axpy();
     let graph = runtime
-        .record_graph(|r| launch(r.stream(), &kernel, &[x.read(), y.read_write()], &a.to_ne_bytes(), 4).map(drop))
+        .record_graph(|r| {
+            launch(r.stream(), &kernel, &[x.read(), y.read_write()], &a.to_ne_bytes(), 4).map(drop)
+        })
         .unwrap();
     (graph, [x, y])
 }
@@ -21,15 +23,25 @@ fn parameters_buffers_and_grids_change_in_place() {
     let (graph, [x, y]) = add(&runtime, 1.0);
     let node = NodeId::new(0);
     graph.launch().unwrap();
-    assert_eq!(graph.update(&GraphUpdate::new().params(node, &10.0f32)).unwrap(), UpdateOutcome::InPlace);
+    assert_eq!(
+        graph.update(&GraphUpdate::new().params(node, &10.0f32)).unwrap(),
+        UpdateOutcome::InPlace
+    );
     graph.launch().unwrap();
     assert_eq!(runtime.download::<f32>(&y).unwrap(), [11.0; 16]);
-    assert_eq!(graph.update(&GraphUpdate::new().grid(node, [2, 1, 1])).unwrap(), UpdateOutcome::InPlace);
+    assert_eq!(
+        graph.update(&GraphUpdate::new().grid(node, [2, 1, 1])).unwrap(),
+        UpdateOutcome::InPlace
+    );
     graph.launch().unwrap();
     let got = runtime.download::<f32>(&y).unwrap();
     assert_eq!((got[7], got[8]), (21.0, 11.0));
     let (x2, y2) = (runtime.upload(&[5.0f32; 16]).unwrap(), runtime.upload(&[0.0f32; 20]).unwrap());
-    let update = GraphUpdate::new().buffer(&x, &x2).buffer(&y, &y2).params(node, &2.0f32).grid(node, [4, 1, 1]);
+    let update = GraphUpdate::new()
+        .buffer(&x, &x2)
+        .buffer(&y, &y2)
+        .params(node, &2.0f32)
+        .grid(node, [4, 1, 1]);
     assert_eq!(graph.update(&update).unwrap(), UpdateOutcome::InPlace);
     graph.launch().unwrap();
     assert_eq!(runtime.download::<f32>(&y2).unwrap()[..17], [&[10.0; 16][..], &[0.0]].concat());
@@ -37,9 +49,15 @@ fn parameters_buffers_and_grids_change_in_place() {
     assert_eq!((x.strong_count(), y.strong_count()), (1, 1), "and is not kept");
     assert_eq!(graph.update(&GraphUpdate::new()).unwrap(), UpdateOutcome::InPlace);
     // An empty grid and back.
-    assert_eq!(graph.update(&GraphUpdate::new().grid(node, [0, 1, 1])).unwrap(), UpdateOutcome::InPlace);
+    assert_eq!(
+        graph.update(&GraphUpdate::new().grid(node, [0, 1, 1])).unwrap(),
+        UpdateOutcome::InPlace
+    );
     graph.launch().unwrap();
-    assert_eq!(graph.update(&GraphUpdate::new().grid(node, [1, 1, 1])).unwrap(), UpdateOutcome::InPlace);
+    assert_eq!(
+        graph.update(&GraphUpdate::new().grid(node, [1, 1, 1])).unwrap(),
+        UpdateOutcome::InPlace
+    );
     graph.launch().unwrap();
     assert_eq!(runtime.download::<f32>(&y2).unwrap()[..5], [20.0, 20.0, 20.0, 20.0, 10.0]);
 }
@@ -48,7 +66,11 @@ fn parameters_buffers_and_grids_change_in_place() {
 fn a_buffer_that_meets_another_changes_the_dependencies() {
     let runtime = runtime();
     let kernel = iota();
-    let (a, b, out) = (runtime.alloc(16).unwrap(), runtime.alloc(16).unwrap(), runtime.upload(&[0u32; 4]).unwrap());
+    let (a, b, out) = (
+        runtime.alloc(16).unwrap(),
+        runtime.alloc(16).unwrap(),
+        runtime.upload(&[0u32; 4]).unwrap(),
+    );
     let graph = runtime
         .record_graph(|r| {
             launch(r.stream(), &kernel, &[a.write()], &1u32.to_ne_bytes(), 1)?;
@@ -57,7 +79,10 @@ fn a_buffer_that_meets_another_changes_the_dependencies() {
         })
         .unwrap();
     assert!(graph.describe()[1].1.is_empty());
-    assert_eq!(graph.update(&GraphUpdate::new().buffer(&a, &b)).unwrap(), UpdateOutcome::Reinstantiated);
+    assert_eq!(
+        graph.update(&GraphUpdate::new().buffer(&a, &b)).unwrap(),
+        UpdateOutcome::Reinstantiated
+    );
     assert_eq!(graph.describe()[1].1, [0]);
     graph.launch().unwrap();
     assert_eq!(runtime.download::<u32>(&out).unwrap(), [2, 3, 4, 5]);
@@ -87,7 +112,10 @@ fn a_buffer_that_was_only_read_is_written_once_it_stands_for_both() {
             launch(r.stream(), &kernel, &[y.write()], &1u32.to_ne_bytes(), 1).map(drop)
         })
         .unwrap();
-    assert_eq!(graph.update(&GraphUpdate::new().buffer(&x, &y)).unwrap(), UpdateOutcome::Reinstantiated);
+    assert_eq!(
+        graph.update(&GraphUpdate::new().buffer(&x, &y)).unwrap(),
+        UpdateOutcome::Reinstantiated
+    );
     assert_eq!(graph.describe()[1].1, [0], "the launch writes what the copy reads");
     runtime.synchronize().unwrap();
     let held = hold(runtime.stream());
@@ -106,8 +134,11 @@ fn a_buffer_that_was_only_read_is_written_once_it_stands_for_both() {
 fn what_was_redundant_may_be_needed_after_an_update() {
     let runtime = runtime();
     let kernel = iota();
-    let (x, y, z) =
-        (runtime.upload(&[0u32; 4]).unwrap(), runtime.alloc(16).unwrap(), runtime.upload(&[0u32; 4]).unwrap());
+    let (x, y, z) = (
+        runtime.upload(&[0u32; 4]).unwrap(),
+        runtime.alloc(16).unwrap(),
+        runtime.upload(&[0u32; 4]).unwrap(),
+    );
     let graph = runtime
         .record_graph(|r| {
             r.stream().fill(x.view(), 9u32)?;
@@ -119,7 +150,10 @@ fn what_was_redundant_may_be_needed_after_an_update() {
     assert_eq!((graph.recorded(), graph.nodes()), (4, 3));
     graph.launch().unwrap();
     // The launch writes between the fills from now on.
-    assert_eq!(graph.update(&GraphUpdate::new().buffer(&y, &x)).unwrap(), UpdateOutcome::Reinstantiated);
+    assert_eq!(
+        graph.update(&GraphUpdate::new().buffer(&y, &x)).unwrap(),
+        UpdateOutcome::Reinstantiated
+    );
     assert_eq!(graph.nodes(), 4);
     graph.launch().unwrap();
     assert_eq!(runtime.download::<u32>(&z).unwrap(), [9; 4]);
@@ -141,7 +175,10 @@ fn nodes_are_named_by_their_place_in_the_recording() {
         .unwrap();
     let node = node.unwrap();
     assert_eq!((node.index(), graph.nodes()), (2, 2));
-    assert_eq!(graph.update(&GraphUpdate::new().params(node, &7u32)).unwrap(), UpdateOutcome::InPlace);
+    assert_eq!(
+        graph.update(&GraphUpdate::new().params(node, &7u32)).unwrap(),
+        UpdateOutcome::InPlace
+    );
     graph.launch().unwrap();
     assert_eq!(runtime.download::<u32>(&y).unwrap(), [7, 8, 9, 10]);
 }
@@ -151,7 +188,8 @@ fn an_update_is_all_or_nothing() {
     let runtime = runtime();
     let (graph, [x, y]) = add(&runtime, 1.0);
     let node = NodeId::new(0);
-    let (small, other) = (runtime.upload(&[9.0f32; 8]).unwrap(), runtime.upload(&[9.0f32; 16]).unwrap());
+    let (small, other) =
+        (runtime.upload(&[9.0f32; 8]).unwrap(), runtime.upload(&[9.0f32; 16]).unwrap());
     let foreign = crate::common::runtime().upload(&[9.0f32; 16]).unwrap();
     let good = || GraphUpdate::new().buffer(&x, &other).params(node, &100.0f32);
     let bad = [
@@ -224,10 +262,12 @@ fn a_graph_leaves_a_default_stream_that_failed() {
     // A clone takes what another one was given.
     assert!(clone.stream().failure().is_some() && !clone.stream().same(runtime.stream()));
     clone.replace_default_stream().unwrap();
-    assert!(clone.stream().same(runtime.stream()) && runtime.clone().stream().same(runtime.stream()));
+    assert!(
+        clone.stream().same(runtime.stream()) && runtime.clone().stream().same(runtime.stream())
+    );
     let again = runtime.context().runtime(runtime.device()).unwrap();
     assert!(again.stream().same(runtime.stream()));
-    // Failure after failure: no stream of the device's, and no line, is used up.
+    // Failure after failure: no stream of the device's, and no timeline, is used up.
     for _ in 0..600 {
         runtime.stream().host_call("fails", || Err(leasehold::Error::other("on purpose"))).unwrap();
         assert!(runtime.stream().synchronize().is_err());
@@ -251,14 +291,18 @@ fn a_graph_whose_launch_failed_can_be_updated() {
         .unwrap();
     graph.launch_on(&stream).unwrap();
     assert!(stream.synchronize().is_err());
-    assert_eq!(graph.update(&GraphUpdate::new().grid(NodeId::new(0), [0, 1, 1])).unwrap(), UpdateOutcome::InPlace);
+    assert_eq!(
+        graph.update(&GraphUpdate::new().grid(NodeId::new(0), [0, 1, 1])).unwrap(),
+        UpdateOutcome::InPlace
+    );
     // What the failed launch wrote is made anew.
     runtime.stream().fill(x.view(), 0u8).unwrap();
     graph.launch().unwrap();
     assert_eq!(runtime.download::<u32>(&y).unwrap(), [1, 2, 3, 4]);
 }
 
-/// The graph wrote all of the old buffer, and writes a part of the new one. The rest still has the failure.
+/// The graph wrote all of the old buffer, and writes a part of the new one. The rest still has the
+/// failure.
 #[test]
 fn a_failure_in_a_longer_buffer_reaches_the_graph_that_writes_a_part_of_it() {
     let runtime = runtime();
@@ -268,7 +312,10 @@ fn a_failure_in_a_longer_buffer_reaches_the_graph_that_writes_a_part_of_it() {
     runtime.synchronize().unwrap();
     launch(&failing, &trap(), &[long.read_write()], &[], 1).unwrap();
     assert!(failing.synchronize().is_err());
-    assert_eq!(graph.update(&GraphUpdate::new().buffer(&old, &long)).unwrap(), UpdateOutcome::Reinstantiated);
+    assert_eq!(
+        graph.update(&GraphUpdate::new().buffer(&old, &long)).unwrap(),
+        UpdateOutcome::Reinstantiated
+    );
     let launched = graph.launch_on(&stream).and_then(|_| stream.synchronize());
     assert!(launched.is_err(), "the rest of the buffer is as the failed launch left it");
     assert!(runtime.download::<u32>(&long).is_err());
@@ -304,7 +351,8 @@ fn threads_launch_and_update_at_the_same_time() {
         });
         s.spawn(|| {
             for i in 0..50 {
-                let _ = graph.update(&GraphUpdate::new().params(NodeId::new(0), &(i as f32))).unwrap();
+                let _ =
+                    graph.update(&GraphUpdate::new().params(NodeId::new(0), &(i as f32))).unwrap();
             }
         });
     });

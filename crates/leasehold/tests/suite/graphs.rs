@@ -18,7 +18,12 @@ struct Work {
 impl Work {
     fn new(runtime: &Runtime) -> Self {
         let x: Vec<f32> = (0..N).map(|i| 0.1 + i as f32).collect();
-        Self { axpy: axpy(), iota: iota(), x: runtime.upload(&x).unwrap(), y: runtime.upload(&[0.3f32; N]).unwrap() }
+        Self {
+            axpy: axpy(),
+            iota: iota(),
+            x: runtime.upload(&x).unwrap(),
+            y: runtime.upload(&[0.3f32; N]).unwrap(),
+        }
     }
 
     /// `y = y + x/3`, then twice more by way of temporaries.
@@ -79,7 +84,12 @@ fn temporaries_are_packed_by_liveness() {
         })
         .unwrap();
     // Two live at a time; rounded up to what the driver gives.
-    assert!(graph.arena_bytes() < 4 * bytes + (4 << 20), "{} of {}", graph.arena_bytes(), 16 * bytes);
+    assert!(
+        graph.arena_bytes() < 4 * bytes + (4 << 20),
+        "{} of {}",
+        graph.arena_bytes(),
+        16 * bytes
+    );
     graph.launch().unwrap();
     assert_eq!(runtime.download::<u32>(&work.y.part(..16).unwrap()).unwrap(), [0, 1, 2, 3]);
     let live = runtime.memory_stats().live_bytes;
@@ -107,7 +117,11 @@ fn the_addresses_of_temporaries_are_aligned_as_asked() {
             })
             .unwrap();
         for t in &held {
-            assert!(!t.is_symbolic() && t.addr() % align == 0, "{:#x} is not aligned to {align}", t.addr());
+            assert!(
+                !t.is_symbolic() && t.addr() % align == 0,
+                "{:#x} is not aligned to {align}",
+                t.addr()
+            );
         }
     }
 }
@@ -142,7 +156,8 @@ fn a_temporary_that_is_still_held_has_an_address_and_its_uses_are_ordered() {
 
 #[test]
 fn the_graph_waits_for_the_former_use_of_its_memory() {
-    // What was freed on the default stream while work was pending becomes the arena; the graph is launched on another stream.
+    // What was freed on the default stream while work was pending becomes the arena; the graph is
+    // launched on another stream.
     let runtime = runtime();
     let (other, out) = (runtime.create_stream().unwrap(), runtime.upload(&[0u32; 1024]).unwrap());
     for _ in 0..20 {
@@ -200,7 +215,9 @@ fn temporaries_that_share_an_address_are_not_taken_for_repeats() {
                 r.stream().copy(out.part(..16)?, t.view())?;
                 r.stream()
                     .copy(
-                        out.part((first as usize - 10) / 10 * 16..(first as usize - 10) / 10 * 16 + 16)?,
+                        out.part(
+                            (first as usize - 10) / 10 * 16..(first as usize - 10) / 10 * 16 + 16,
+                        )?,
                         out.part(..16)?,
                     )
                     .or_else(|e| if first == 10 { Ok(()) } else { Err(e) })?;
@@ -369,7 +386,7 @@ fn a_graphs_record_of_an_event_keeps_its_time_from_other_records() {
     // The first is eager and held back, the second a graph's.
     let held = hold(runtime.stream());
     runtime.stream().record(&event).unwrap();
-    let first = event.point().unwrap();
+    let first = event.timepoint().unwrap();
     a.launch_on(&other).unwrap();
     let time = elapsed();
     std::thread::sleep(Duration::from_millis(1));
@@ -415,7 +432,8 @@ fn elapsed_is_of_one_launch_while_another_thread_launches() {
     let (start, end) = (runtime.create_event().unwrap(), runtime.create_event().unwrap());
     let graph = around_a_nap(&runtime, [&start, &end], Duration::from_micros(50));
     let mut last = graph.launch().unwrap();
-    let of_one_launch = |time: Duration| assert!(time >= Duration::from_micros(45), "of two launches: {time:?}");
+    let of_one_launch =
+        |time: Duration| assert!(time >= Duration::from_micros(45), "of two launches: {time:?}");
     for pending in [false, true] {
         let done = AtomicU32::new(0);
         std::thread::scope(|s| {
@@ -507,7 +525,7 @@ fn a_suspended_graph_says_so_and_goes_on_after_it_is_resumed() {
         .unwrap();
     graph.launch().unwrap();
     let raw = runtime.stream().raw().clone();
-    let on = || leasehold_alloc::On { line: raw.line(), timeline: &*raw };
+    let on = || leasehold_alloc::On { timeline: raw.timeline(), source: &*raw };
     match graph.arena().suspend(on(), |_, _| Ok(())) {
         Ok(freed) => assert!(freed > 0),
         Err(leasehold::Error::Unsupported(_)) => return,
@@ -529,7 +547,8 @@ fn a_graph_of_thousands_of_nodes() {
     let graph = runtime
         .record_graph(|r| {
             (0..4096).try_for_each(|_| {
-                launch(r.stream(), &kernel, &[one.read(), x.read_write()], &1.0f32.to_ne_bytes(), 4).map(drop)
+                launch(r.stream(), &kernel, &[one.read(), x.read_write()], &1.0f32.to_ne_bytes(), 4)
+                    .map(drop)
             })
         })
         .unwrap();

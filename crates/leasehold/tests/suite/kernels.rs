@@ -4,7 +4,8 @@ use crate::common::*;
 use leasehold::backend::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use leasehold::graph::{NodeId, UpdateOutcome};
 use leasehold::kernel::{
-    CpuArgs, KernelCheck, KernelDesc, KernelSource, Overlap, Registry, session_ops, session_sync_ops,
+    CpuArgs, KernelCheck, KernelDesc, KernelSource, Overlap, Registry, session_ops,
+    session_sync_ops,
 };
 use leasehold::{Access, DeviceId, GraphUpdate, Grid, KernelBase, KernelSession, Operand, View};
 use std::sync::Arc;
@@ -148,9 +149,16 @@ fn wrong_operands_and_parameters_are_named() {
     };
     assert_eq!(bind(&right), "ok");
     assert!(bind(&right[..1]).contains("takes 2 bindings, not 1"));
-    assert!(bind(&[x.read(), y.write()]).contains("binding 1 is declared ReadWrite but bound as Write"));
-    assert!(bind(&[x.read_write(), y.read_write()]).contains("binding 0 is declared Read but bound as ReadWrite"));
-    assert!(bind(&[x.read(), y.read()]).contains("binding 1 is declared ReadWrite but bound as Read"));
+    assert!(
+        bind(&[x.read(), y.write()]).contains("binding 1 is declared ReadWrite but bound as Write")
+    );
+    assert!(
+        bind(&[x.read_write(), y.read_write()])
+            .contains("binding 0 is declared Read but bound as ReadWrite")
+    );
+    assert!(
+        bind(&[x.read(), y.read()]).contains("binding 1 is declared ReadWrite but bound as Read")
+    );
     for bytes in [&[][..], &[0; 3], &[0; 8]] {
         assert_eq!(kind(launch(runtime.stream(), &kernel, &right, bytes, 4)), "InvalidArgument");
     }
@@ -183,7 +191,11 @@ fn grids_and_blocks_are_within_the_limits() {
     assert_eq!(kind(shape([1, 1, 1], [1, 1, 65], 0)), "InvalidArgument");
     assert_eq!(kind(shape([1, 1, 1], [1, 1, 1], u32::MAX)), "InvalidArgument");
     let before = runtime.stream().now().value();
-    assert_eq!(shape([0, 1, 1], [1, 1, 1], 0).unwrap().unwrap().value(), before + 1, "an empty grid still counts");
+    assert_eq!(
+        shape([0, 1, 1], [1, 1, 1], 0).unwrap().unwrap().value(),
+        before + 1,
+        "an empty grid still counts"
+    );
     runtime.stream().synchronize().unwrap();
 }
 
@@ -291,12 +303,20 @@ fn a_device_takes_the_first_source_that_it_can() {
     let only = base(ptx.clone()).unwrap();
     assert_eq!(kind(only.prepare(&runtime)), "Unsupported");
     assert_eq!(kind(KernelSession::begin(&only, runtime.stream())), "Unsupported");
-    assert!(KernelSession::begin(&axpy(), runtime.stream()).is_ok(), "a begin that failed gave the stream back");
-    let both =
-        sources(vec![ptx.clone(), KernelDesc { check: ptx.check.clone(), ..desc("d", |_| {}, &[], 0) }]).unwrap();
+    assert!(
+        KernelSession::begin(&axpy(), runtime.stream()).is_ok(),
+        "a begin that failed gave the stream back"
+    );
+    let both = sources(vec![
+        ptx.clone(),
+        KernelDesc { check: ptx.check.clone(), ..desc("d", |_| {}, &[], 0) },
+    ])
+    .unwrap();
     both.prepare(&runtime).unwrap();
-    let unlike =
-        sources(vec![ptx.clone(), KernelDesc { check: ptx.check.clone(), ..desc("d", |_| {}, &[Access::Read], 0) }]);
+    let unlike = sources(vec![
+        ptx.clone(),
+        KernelDesc { check: ptx.check.clone(), ..desc("d", |_| {}, &[Access::Read], 0) },
+    ]);
     assert_eq!(kind(unlike), "InvalidArgument");
 }
 
@@ -344,7 +364,8 @@ fn threads_that_launch_on_one_stream_take_turns() {
             for _ in 0..threads {
                 s.spawn(|| {
                     for _ in 0..launches {
-                        launch(runtime.stream(), &kernel, &[x.read(), y.read_write()], &ones(), 1).unwrap();
+                        launch(runtime.stream(), &kernel, &[x.read(), y.read_write()], &ones(), 1)
+                            .unwrap();
                     }
                 });
             }
@@ -360,14 +381,17 @@ fn a_graph_is_launched_by_many_threads_on_one_stream_and_updated_meanwhile() {
     let x = runtime.upload(&[1.0f32; 4]).unwrap();
     let y = runtime.upload(&[0.0f32; 4]).unwrap();
     let graph = runtime
-        .record_graph(|r| launch(r.stream(), &kernel, &[x.read(), y.read_write()], &ones(), 1).map(drop))
+        .record_graph(|r| {
+            launch(r.stream(), &kernel, &[x.read(), y.read_write()], &ones(), 1).map(drop)
+        })
         .unwrap();
     std::thread::scope(|s| {
         for _ in 0..4 {
             s.spawn(|| {
                 for _ in 0..200 {
                     graph.launch().unwrap();
-                    launch(runtime.stream(), &kernel, &[x.read(), y.read_write()], &ones(), 1).unwrap();
+                    launch(runtime.stream(), &kernel, &[x.read(), y.read_write()], &ones(), 1)
+                        .unwrap();
                 }
             });
         }
@@ -378,13 +402,15 @@ fn a_graph_is_launched_by_many_threads_on_one_stream_and_updated_meanwhile() {
     assert_eq!(runtime.download::<f32>(&y).unwrap(), [1600.0; 4]);
 }
 
-/// A kernel of two words and two bindings whose check wants `rows` floats of each, and counts how often it is asked.
+/// A kernel of two words and two bindings whose check wants `rows` floats of each, and counts how
+/// often it is asked.
 fn checked(asked: &Arc<AtomicU32>) -> KernelDesc<'static> {
     unsafe fn scale(args: &CpuArgs<'_>) {
         let [rows, by]: [u32; 2] = args.params();
         let ((x, _), (y, _)) = (args.pointer::<f32>(0), args.pointer::<f32>(1));
         if args.tile() == [0; 3] {
-            // SAFETY: one tile alone touches anything, and both bindings have so many rows, as the check sees to.
+            // SAFETY: one tile alone touches anything, and both bindings have so many rows, as the
+            // check sees to.
             (0..rows as usize).for_each(|i| unsafe { y.add(i).write(x.add(i).read() * by as f32) });
         }
     }
@@ -419,20 +445,31 @@ fn every_launch_recording_and_update_asks_the_kernel() {
     // A grid with a zero runs nothing.
     launch(runtime.stream(), &kernel, &operands, &words(17, 3), 0).unwrap();
     assert_eq!(count(), 0);
-    let record = |rows| runtime.record_graph(|r| launch(r.stream(), &kernel, &operands, &words(rows, 5), 1).map(drop));
+    let record = |rows| {
+        runtime
+            .record_graph(|r| launch(r.stream(), &kernel, &operands, &words(rows, 5), 1).map(drop))
+    };
     assert_eq!(kind(record(17)), "InvalidArgument");
     let graph = record(16).unwrap();
     assert_eq!(count(), 2);
     let node = NodeId::new(0);
-    assert_eq!(kind(graph.update(&GraphUpdate::new().params(node, &[1u32 << 20, 7]))), "InvalidArgument");
-    assert_eq!(graph.update(&GraphUpdate::new().params(node, &[8u32, 7])).unwrap(), UpdateOutcome::InPlace);
+    assert_eq!(
+        kind(graph.update(&GraphUpdate::new().params(node, &[1u32 << 20, 7]))),
+        "InvalidArgument"
+    );
+    assert_eq!(
+        graph.update(&GraphUpdate::new().params(node, &[8u32, 7])).unwrap(),
+        UpdateOutcome::InPlace
+    );
     assert_eq!(count(), 2);
     graph.launch().unwrap();
     let got = runtime.download::<f32>(&y).unwrap();
     assert_eq!((got[7], got[8]), (14.0, 6.0), "what was refused has changed nothing");
     // The bindings of now count: a longer one has room for what the old one had not.
     let (x2, y2) = (runtime.upload(&[1.0f32; 32]).unwrap(), runtime.upload(&[0.0f32; 32]).unwrap());
-    let longer = |rows: u32| graph.update(&GraphUpdate::new().buffer(&x, &x2).buffer(&y, &y2).params(node, &[rows, 1]));
+    let longer = |rows: u32| {
+        graph.update(&GraphUpdate::new().buffer(&x, &x2).buffer(&y, &y2).params(node, &[rows, 1]))
+    };
     assert_eq!(kind(longer(33)), "InvalidArgument");
     assert!(longer(16).is_ok());
     runtime.stream().synchronize().expect("nothing poisoned the stream");
@@ -445,18 +482,23 @@ fn operands_that_overlap_are_refused_unless_the_kernel_says_that_they_may() {
     let (refused, in_place, any) = (of(Overlap::Refused), of(Overlap::InPlace), of(Overlap::Any));
     let x = runtime.upload(&[1.0f32; 64]).unwrap();
     let run = |kernel: &KernelBase, a: (usize, usize), b: (usize, usize)| {
-        let operands = [x.part(a.0..a.0 + a.1).unwrap().read(), x.part(b.0..b.0 + b.1).unwrap().write()];
+        let operands =
+            [x.part(a.0..a.0 + a.1).unwrap().read(), x.part(b.0..b.0 + b.1).unwrap().write()];
         launch(runtime.stream(), kernel, &operands, &words(1, 1), 1)
     };
     let (same, part, beside) = (((0, 64), (0, 64)), ((0, 64), (60, 64)), ((0, 64), (64, 64)));
     let error = run(&refused, same.0, same.1).unwrap_err();
-    assert!(error.to_string().contains("binding 0 (Read) and binding 1 (Write) overlap"), "{error}");
+    assert!(
+        error.to_string().contains("binding 0 (Read) and binding 1 (Write) overlap"),
+        "{error}"
+    );
     let all = |kernel: &KernelBase| [same, part, beside].map(|(a, b)| run(kernel, a, b).is_ok());
     assert_eq!(all(&refused), [false, false, true]);
     assert_eq!(all(&in_place), [true, false, true]);
     assert_eq!(all(&any), [true, true, true]);
     let empty = [x.part(128..128).unwrap().read(), x.part(64..192).unwrap().write()];
-    launch(runtime.stream(), &refused, &empty, &words(0, 1), 1).expect("an empty part shares no byte");
+    launch(runtime.stream(), &refused, &empty, &words(0, 1), 1)
+        .expect("an empty part shares no byte");
     let recorded = runtime.record_graph(|_| run(&refused, part.0, part.1).map(drop));
     assert_eq!(kind(recorded), "InvalidArgument");
     let temporary = runtime.record_graph(|r| {
@@ -466,7 +508,9 @@ fn operands_that_overlap_are_refused_unless_the_kernel_says_that_they_may() {
     assert_eq!(kind(temporary), "InvalidArgument");
     let y = runtime.upload(&[0.0f32; 64]).unwrap();
     let graph = runtime
-        .record_graph(|r| launch(r.stream(), &refused, &[x.read(), y.write()], &words(1, 1), 1).map(drop))
+        .record_graph(|r| {
+            launch(r.stream(), &refused, &[x.read(), y.write()], &words(1, 1), 1).map(drop)
+        })
         .unwrap();
     assert_eq!(kind(graph.update(&GraphUpdate::new().buffer(&y, &x))), "InvalidArgument");
     runtime.stream().synchronize().unwrap();
@@ -478,11 +522,16 @@ fn a_misaligned_binding_is_refused_when_it_is_bound() {
     let kernel = base(checked(&asked)).unwrap();
     let (x, y) = (runtime.upload(&[0u8; 64]).unwrap(), runtime.upload(&[0u8; 64]).unwrap());
     let odd = y.part(2..34).unwrap();
-    let error = launch(runtime.stream(), &kernel, &[x.read(), odd.write()], &words(1, 1), 1).unwrap_err();
+    let error =
+        launch(runtime.stream(), &kernel, &[x.read(), odd.write()], &words(1, 1), 1).unwrap_err();
     assert_eq!(error.kind(), "InvalidArgument");
     let text = error.to_string();
-    assert!(text.contains("kernel scale: binding 1 at") && text.contains("not aligned to 4 bytes"), "{text}");
-    launch(runtime.stream(), &kernel, &[x.read(), y.write()], &words(1, 1), 1).expect("the stream is as it was");
+    assert!(
+        text.contains("kernel scale: binding 1 at") && text.contains("not aligned to 4 bytes"),
+        "{text}"
+    );
+    launch(runtime.stream(), &kernel, &[x.read(), y.write()], &words(1, 1), 1)
+        .expect("the stream is as it was");
     runtime.stream().synchronize().unwrap();
 }
 
@@ -499,7 +548,9 @@ fn a_kernel_without_an_entry_or_with_checks_that_differ_is_refused() {
 
 #[test]
 fn plain_data_of_any_crate_goes_to_the_device_and_back() {
-    #[derive(Clone, Copy, PartialEq, Debug, leasehold::bytemuck::Pod, leasehold::bytemuck::Zeroable)]
+    #[derive(
+        Clone, Copy, PartialEq, Debug, leasehold::bytemuck::Pod, leasehold::bytemuck::Zeroable,
+    )]
     #[bytemuck(crate = "leasehold::bytemuck")]
     #[repr(C)]
     struct Pair(u32, f32);
@@ -510,7 +561,9 @@ fn plain_data_of_any_crate_goes_to_the_device_and_back() {
     let session = KernelSession::begin(&kernel, runtime.stream()).unwrap();
     let session = session_sync_ops::wait(session, &[]).unwrap();
     let session = session_ops::params(session_ops::bind(session).unwrap(), &()).unwrap();
-    session_sync_ops::update_tokens(session_ops::dispatch_1d(session, 1, 1).unwrap()).finish().unwrap();
+    session_sync_ops::update_tokens(session_ops::dispatch_1d(session, 1, 1).unwrap())
+        .finish()
+        .unwrap();
 }
 
 #[test]
@@ -523,17 +576,28 @@ fn one_call_launches_with_any_plain_parameters_and_shapes() {
     stream.launch(&kernel, &operands, &2.0f32, 4).unwrap();
     stream.launch(&kernel, &operands, &[2.0f32], (4, 1)).unwrap();
     stream.launch(&kernel, &operands, &2.0f32.to_ne_bytes()[..], [4, 1, 1]).unwrap();
-    stream.launch(&kernel, &operands, &2.0f32, Grid::new([4, 1, 1]).threads([1, 1, 1]).shared(64)).unwrap();
+    stream
+        .launch(&kernel, &operands, &2.0f32, Grid::new([4, 1, 1]).threads([1, 1, 1]).shared(64))
+        .unwrap();
     assert_eq!(runtime.download::<f32>(&y).unwrap(), [9.0; 16]);
-    assert_eq!(kind(stream.launch(&kernel, &operands, &(), 4)), "InvalidArgument", "it has parameters");
+    assert_eq!(
+        kind(stream.launch(&kernel, &operands, &(), 4)),
+        "InvalidArgument",
+        "it has parameters"
+    );
     assert_eq!(kind(stream.launch(&kernel, &operands[..1], &2.0f32, 4)), "InvalidArgument");
-    assert_eq!(kind(stream.launch(&kernel, &operands, &2.0f32, (4, 0))), "InvalidArgument", "no threads");
+    assert_eq!(
+        kind(stream.launch(&kernel, &operands, &2.0f32, (4, 0))),
+        "InvalidArgument",
+        "no threads"
+    );
     // An open session of this thread would wait for itself.
     let session = KernelSession::begin(&kernel, &stream).unwrap();
     assert_eq!(kind(stream.launch(&kernel, &operands, &2.0f32, 4)), "Occupied");
     drop(session);
     // The same call, recorded.
-    let graph = runtime.record_graph(|r| r.stream().launch(&kernel, &operands, &1.0f32, 4)).unwrap();
+    let graph =
+        runtime.record_graph(|r| r.stream().launch(&kernel, &operands, &1.0f32, 4)).unwrap();
     assert_eq!((graph.nodes(), runtime.download::<f32>(&y).unwrap()), (1, vec![9.0; 16]));
     graph.launch().unwrap();
     assert_eq!(runtime.download::<f32>(&y).unwrap(), [10.0; 16]);

@@ -11,9 +11,9 @@ mod events;
 mod forged;
 #[cfg(feature = "future")]
 mod futures;
-mod gates;
 mod graph_updates;
 mod graphs;
+mod host_timelines;
 #[cfg(feature = "cuda")]
 mod interop;
 mod kernels;

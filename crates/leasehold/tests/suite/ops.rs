@@ -20,7 +20,11 @@ fn copies_of_every_alignment_and_length() {
                 runtime.stream().copy(d, s).unwrap();
                 let mut expect = [0u8; 64];
                 expect[dst..dst + len].copy_from_slice(&source[src..src + len]);
-                assert_eq!(runtime.download::<u8>(&to).unwrap(), expect, "{src} to {dst}, {len} bytes");
+                assert_eq!(
+                    runtime.download::<u8>(&to).unwrap(),
+                    expect,
+                    "{src} to {dst}, {len} bytes"
+                );
             }
         }
     }
@@ -65,7 +69,10 @@ fn fills_of_every_pattern_offset_and_length() {
                 }
                 result.unwrap();
                 let mut expect = [0u8; 64];
-                expect[offset..offset + len].iter_mut().enumerate().for_each(|(i, b)| *b = bytes[i % width]);
+                expect[offset..offset + len]
+                    .iter_mut()
+                    .enumerate()
+                    .for_each(|(i, b)| *b = bytes[i % width]);
                 assert_eq!(runtime.download::<u8>(&x).unwrap(), expect);
             }
         }
@@ -78,11 +85,15 @@ fn rows_are_copied_at_their_pitches() {
     let source: Vec<u8> = (0..200).map(|i| i as u8).collect();
     let from = runtime.upload(&source).unwrap();
     let to = runtime.upload(&[0xffu8; 200]).unwrap();
-    for (width, rows, src_pitch, dst_pitch) in [(1u64, 5u64, 7u64, 11u64), (8, 8, 8, 24), (13, 6, 20, 13), (9, 1, 0, 0)]
+    for (width, rows, src_pitch, dst_pitch) in
+        [(1u64, 5u64, 7u64, 11u64), (8, 8, 8, 24), (13, 6, 20, 13), (9, 1, 0, 0)]
     {
         runtime.stream().fill(to.view(), 0xffu8).unwrap();
         let (s, d) = (from.part(3..193).unwrap(), to.part(5..195).unwrap());
-        runtime.stream().copy_2d(d, s, ops::Rows::new(width, rows).src_pitch(src_pitch).dst_pitch(dst_pitch)).unwrap();
+        runtime
+            .stream()
+            .copy_2d(d, s, ops::Rows::new(width, rows).src_pitch(src_pitch).dst_pitch(dst_pitch))
+            .unwrap();
         let mut expect = vec![0xffu8; 200];
         for r in 0..rows {
             for i in 0..width {
@@ -92,7 +103,11 @@ fn rows_are_copied_at_their_pitches() {
         assert_eq!(runtime.download::<u8>(&to).unwrap(), expect);
     }
     let copy = |width, rows, pitch| {
-        runtime.stream().copy_2d(to.view(), from.view(), ops::Rows::new(width, rows).src_pitch(pitch).dst_pitch(pitch))
+        runtime.stream().copy_2d(
+            to.view(),
+            from.view(),
+            ops::Rows::new(width, rows).src_pitch(pitch).dst_pitch(pitch),
+        )
     };
     assert_eq!(kind(copy(8, 2, 7)), "InvalidArgument");
     assert_eq!(kind(copy(8, 100, 8)), "InvalidArgument");
@@ -158,7 +173,10 @@ fn memory_that_is_handed_over_is_kept_until_it_was_copied() {
     let shared: Arc<[u16]> = Arc::from([7u16; 4]);
     runtime.stream().upload_owned(x.part(..8).unwrap(), shared).unwrap();
     runtime.stream().upload_owned(x.part(8..12).unwrap(), &[1u8, 2, 3, 4][..]).unwrap();
-    assert_eq!(runtime.download::<u8>(&x.part(..12).unwrap()).unwrap(), [7, 0, 7, 0, 7, 0, 7, 0, 1, 2, 3, 4]);
+    assert_eq!(
+        runtime.download::<u8>(&x.part(..12).unwrap()).unwrap(),
+        [7, 0, 7, 0, 7, 0, 7, 0, 1, 2, 3, 4]
+    );
 }
 
 #[test]
@@ -182,7 +200,10 @@ fn pinned_memory_is_copied_in_both_directions_without_waiting() {
     assert_eq!(unsafe { runtime.map_read(back.view()) }.unwrap(), [3; 256]);
     let y = runtime.alloc(256).unwrap();
     assert_eq!(kind(runtime.stream().copy_pinned(y.view(), x.view())), "InvalidArgument");
-    assert_eq!(kind(runtime.stream().copy_pinned(x.part(..1).unwrap(), there.view())), "InvalidArgument");
+    assert_eq!(
+        kind(runtime.stream().copy_pinned(x.part(..1).unwrap(), there.view())),
+        "InvalidArgument"
+    );
 }
 
 #[test]
@@ -296,7 +317,10 @@ fn a_host_call_must_not_wait_for_its_own_stream_and_is_told_so() {
             notes.push(kind(again.stream().upload_blocking(to.view(), &bytes)));
             notes.push(kind(again.stream().synchronize()));
             notes.push(kind(
-                again.stream().copy(to.part(..4)?, to.part(8..12)?).and_then(|()| again.stream().synchronize()),
+                again
+                    .stream()
+                    .copy(to.part(..4)?, to.part(8..12)?)
+                    .and_then(|()| again.stream().synchronize()),
             ));
             // Too large to be staged elsewhere; here it is, since it cannot be waited for.
             notes.push(kind(again.stream().upload(to.view(), &bytes)));
@@ -304,7 +328,10 @@ fn a_host_call_must_not_wait_for_its_own_stream_and_is_told_so() {
         })
         .unwrap();
     runtime.stream().synchronize_timeout(LONG).unwrap();
-    assert_eq!(*seen.lock(), ["InvalidState", "InvalidState", "InvalidState", "InvalidState", "ok"]);
+    assert_eq!(
+        *seen.lock(),
+        ["InvalidState", "InvalidState", "InvalidState", "InvalidState", "ok"]
+    );
     assert_eq!(runtime.download::<u8>(&x).unwrap(), vec![0u8; 100_000]);
 }
 
@@ -314,7 +341,10 @@ fn a_host_call_that_fails_or_panics_poisons_its_stream() {
     let failing = runtime.create_stream().unwrap();
     failing.host_call("reads a file", || Err(Error::state("no such file"))).unwrap();
     let error = failing.synchronize_timeout(LONG).unwrap_err();
-    assert!(error.to_string().contains("reads a file") && error.to_string().contains("no such file"), "{error}");
+    assert!(
+        error.to_string().contains("reads a file") && error.to_string().contains("no such file"),
+        "{error}"
+    );
     let panicking = runtime.create_stream().unwrap();
     panicking.host_call("panics", || panic!("on purpose")).unwrap();
     assert!(panicking.synchronize_timeout(LONG).unwrap_err().to_string().contains("on purpose"));
@@ -369,7 +399,10 @@ fn a_stream_may_be_given_to_other_threads() {
             let (runtime, x) = (&runtime, &x);
             s.spawn(move || {
                 for n in 0..200 {
-                    runtime.stream().fill(x.part(i * 4..i * 4 + 4).unwrap(), ops::Pattern::U32(n)).unwrap();
+                    runtime
+                        .stream()
+                        .fill(x.part(i * 4..i * 4 + 4).unwrap(), ops::Pattern::U32(n))
+                        .unwrap();
                 }
             });
         }

@@ -2,12 +2,13 @@
 
 use crate::between::World;
 use crate::common::*;
-use leasehold::{Buffer, Error, Gate, Lease, Runtime, Stream, View};
+use leasehold::{Buffer, Error, HostTimeline, Lease, Runtime, Stream, View};
 use std::time::Instant;
 
-/// A buffer that a stream is yet to fill with ones, behind a gate. Another stream was to overwrite it after that, and failed.
+/// A buffer that a stream is yet to fill with ones, behind a host timeline. Another stream was to
+/// overwrite it after that, and failed.
 struct Scene {
-    gate: Gate,
+    host_timeline: HostTimeline,
     writer: Stream,
     failed: Stream,
     buffer: Lease<Buffer>,
@@ -15,34 +16,38 @@ struct Scene {
 
 fn scene(runtime: &Runtime) -> Scene {
     let [writer, failed] = [(); 2].map(|()| runtime.create_stream().unwrap());
-    let [gate, broken] = [(); 2].map(|()| runtime.create_gate().unwrap());
+    let [host_timeline, broken] = [(); 2].map(|()| runtime.create_host_timeline().unwrap());
     let buffer = writer.alloc(1 << 20).unwrap();
-    writer.wait(gate.next()).unwrap();
+    writer.wait(host_timeline.next()).unwrap();
     writer.fill(buffer.view(), 1u8).unwrap();
     failed.wait(broken.next()).unwrap();
     failed.fill(buffer.view(), 2u8).unwrap();
     broken.fail(Error::state("broken"));
     let (end, last) = (Instant::now() + LONG.unwrap(), failed.now());
-    while last.line().completed() < last.value() {
-        // A failure shows in the line.
+    while last.timeline().completed() < last.value() {
+        // A failure shows in the timeline.
         let _ = failed.query();
         assert!(Instant::now() < end, "{last:?} is not over");
     }
     assert!(!last.has_passed() && !last.is_settled());
-    Scene { gate, writer, failed, buffer }
+    Scene { host_timeline, writer, failed, buffer }
 }
 
-/// Who overwrites the buffer comes after the one that still runs: it fails as who comes after failed work does that still runs.
+/// Who overwrites the buffer comes after the one that still runs: it fails as who comes after
+/// failed work does that still runs.
 #[test]
 fn who_overwrites_what_failed_comes_after_all_that_the_failed_one_came_after() {
     let world = World::new(11);
     for name in ["cpu:0", "sim:0", "cuda:0"] {
         let runtime = world.runtime(name);
-        let Scene { gate, writer, failed, buffer } = scene(&runtime);
+        let Scene { host_timeline, writer, failed, buffer } = scene(&runtime);
         let early = runtime.create_stream().unwrap();
         let filled = early.fill(buffer.view(), 3u8);
-        assert!(filled.and_then(|()| early.synchronize_timeout(LONG)).is_err(), "{name}: nothing waits for the first");
-        gate.raise(gate.next().value()).unwrap();
+        assert!(
+            filled.and_then(|()| early.synchronize_timeout(LONG)).is_err(),
+            "{name}: nothing waits for the first"
+        );
+        host_timeline.signal(host_timeline.next().value()).unwrap();
         writer.synchronize_timeout(LONG).unwrap();
         assert!(failed.synchronize_timeout(LONG).is_err());
         assert!(failed.now().has_passed(), "{name}");
@@ -59,13 +64,13 @@ fn memory_is_not_lent_again_while_what_the_failed_one_came_after_still_runs() {
     let world = World::new(12);
     for name in ["cpu:0", "sim:0", "cuda:0"] {
         let runtime = world.runtime(name);
-        let Scene { gate, writer, failed, buffer } = scene(&runtime);
+        let Scene { host_timeline, writer, failed, buffer } = scene(&runtime);
         drop(buffer);
         let other = runtime.create_stream().unwrap();
         let next = other.alloc(1 << 20).unwrap();
         other.fill(next.view(), 5u8).unwrap();
         other.synchronize_timeout(LONG).unwrap();
-        gate.raise(gate.next().value()).unwrap();
+        host_timeline.signal(host_timeline.next().value()).unwrap();
         writer.synchronize_timeout(LONG).unwrap();
         assert!(runtime.download::<u8>(&next).unwrap().iter().all(|&b| b == 5), "{name}");
         assert!(failed.synchronize_timeout(LONG).is_err());

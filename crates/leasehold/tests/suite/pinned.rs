@@ -1,6 +1,8 @@
-//! What a manager lends belongs to its device and its native object: a unique lease gives no `&mut`, with which two would be swapped.
+//! What a manager lends belongs to its device and its native object: a unique lease gives no
+//! `&mut`, with which two would be swapped.
 //!
-//! The compiler checks it: the item that a type is asked for here is ambiguous if the type is `Unpin`.
+//! The compiler checks it: the item that a type is asked for here is ambiguous if the type is
+//! `Unpin`.
 
 use leasehold_cpu::manager as cpu;
 use leasehold_cuda::manager as cuda;
@@ -29,25 +31,25 @@ fn what_managers_lend_is_not_swapped() {
         leasehold::Buffer,
         leasehold::Event,
         leasehold::backend::Pipeline,
-        leasehold::backend::Timestamp,
+        leasehold::backend::TimestampQuery,
         cpu::device::DeviceState,
-        cpu::gate::GateState,
+        cpu::host_timeline::HostTimelineState,
         cpu::graph::GraphState,
         cpu::stream::StreamState,
         cuda::context::ContextState,
         cuda::device::DeviceState,
         cuda::event::EventState,
-        cuda::gate::GateState,
+        cuda::host_timeline::HostTimelineState,
         cuda::graph::GraphState,
         cuda::module::ModuleState,
         cuda::stream::StreamState,
         sim::device::DeviceState,
-        sim::gate::GateState,
+        sim::host_timeline::HostTimelineState,
         sim::graph::GraphState,
         sim::stream::StreamState,
-        // Through these the backends' streams, graphs, gates and devices are lent.
+        // Through these the backends' streams, graphs, host timelines and devices are lent.
         dyn leasehold::backend::Device,
-        dyn leasehold::backend::Gate,
+        dyn leasehold::backend::HostTimeline,
         dyn leasehold::backend::GraphExec,
         dyn leasehold::backend::Stream,
     ];

@@ -3,7 +3,9 @@
 use crate::common::*;
 use leasehold::infini::InfiniRuntime;
 use leasehold::kernel::{session_ops, session_sync_ops};
-use leasehold::{Buffer, Error, GraphOperator, KernelSession, Lease, Operand, Result, Runtime, Stream, View, ops};
+use leasehold::{
+    Buffer, Error, GraphOperator, KernelSession, Lease, Operand, Result, Runtime, Stream, View, ops,
+};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
@@ -110,8 +112,9 @@ fn one_thread_records_on_two_devices_and_works_on_a_third() {
     let (a, b, c) = (runtime(), runtime(), runtime());
     let kernel = iota();
     let x = [&a, &b, &c].map(|r| r.upload(&[0u32; 4]).unwrap());
-    let run =
-        |r: &Runtime, x: &Lease<Buffer>, first: u32| launch(r.stream(), &kernel, &[x.write()], &first.to_ne_bytes(), 1);
+    let run = |r: &Runtime, x: &Lease<Buffer>, first: u32| {
+        launch(r.stream(), &kernel, &[x.write()], &first.to_ne_bytes(), 1)
+    };
     a.start_graph_recording().unwrap();
     b.start_graph_recording().unwrap();
     assert!(run(&a, &x[0], 10).unwrap().is_none());
@@ -223,11 +226,17 @@ fn a_buffer_of_a_recording_belongs_to_it() {
             // Eagerly, or in another recording: it has no address there.
             assert_eq!(kind(runtime.stream().copy(x.view(), t.view())), "Recording");
             assert_eq!(kind(runtime.download::<u32>(&t)), "Recording");
-            assert_eq!(kind(launch(runtime.stream(), &iota(), &[t.write()], &[0; 4], 1)), "Recording");
+            assert_eq!(
+                kind(launch(runtime.stream(), &iota(), &[t.write()], &[0; 4], 1)),
+                "Recording"
+            );
             let graph = runtime
                 .record_graph(|r| {
                     assert_eq!(kind(r.stream().copy(x.view(), t.view())), "Recording");
-                    assert_eq!(kind(launch(r.stream(), &iota(), &[t.write()], &[0; 4], 1)), "Recording");
+                    assert_eq!(
+                        kind(launch(r.stream(), &iota(), &[t.write()], &[0; 4], 1)),
+                        "Recording"
+                    );
                     Ok(())
                 })
                 .unwrap();
@@ -249,7 +258,7 @@ fn a_session_stays_where_it_was_begun() {
     let runtime = runtime();
     let kernel = iota();
     let x = runtime.upload(&[0u32; 4]).unwrap();
-    let finish = |session| -> Result<Option<leasehold::Point>> {
+    let finish = |session| -> Result<Option<leasehold::Timepoint>> {
         let session = session_sync_ops::wait(session, &[x.write()])?;
         let session = session_ops::bind(session)?;
         let session = session_ops::params(session, &5u32)?;
@@ -287,8 +296,11 @@ fn a_session_forgotten_in_a_recording_ends_that_recording_only() {
     });
     assert_eq!(kind(failed), "Occupied");
     assert!(!runtime.is_graph_recording(), "a recording that cannot be stopped is given up");
-    let graph =
-        runtime.record_graph(|r| launch(r.stream(), &kernel, &[x.write()], &1u32.to_ne_bytes(), 1).map(drop)).unwrap();
+    let graph = runtime
+        .record_graph(|r| {
+            launch(r.stream(), &kernel, &[x.write()], &1u32.to_ne_bytes(), 1).map(drop)
+        })
+        .unwrap();
     graph.launch().unwrap();
     assert_eq!(runtime.download::<u32>(&x).unwrap(), [1, 2, 3, 4]);
 }
@@ -325,7 +337,7 @@ fn an_operator_that_fails_in_the_middle_leaves_no_trace() {
         stream.fill(x.view(), 66u32)?; // so far x was only read
         stream.fill(z.view(), 66u32)?;
         r.stream().record(&event)?;
-        stream.wait(r.create_gate()?.next())?;
+        stream.wait(r.create_host_timeline()?.next())?;
         Err(Error::state("on purpose"))
     });
     let panicking = Op::new(&[z.read_write()], |stream| {
@@ -464,7 +476,11 @@ fn memory_freed_while_recording_does_not_go_to_the_pool() {
                 r.stream().fill(t.view(), ops::Pattern::U32(i))?;
                 r.stream().copy(y.view(), t.view())?;
             }
-            assert_eq!(runtime.memory_stats().live_bytes, seen.live_bytes, "a recording takes no memory");
+            assert_eq!(
+                runtime.memory_stats().live_bytes,
+                seen.live_bytes,
+                "a recording takes no memory"
+            );
             Ok(())
         })
         .unwrap();
@@ -482,6 +498,6 @@ fn a_dropped_runtime_lives_as_long_as_its_graph() {
     let clone = graph.clone();
     drop(graph);
     let point = clone.launch().unwrap();
-    point.line().wait(point.value(), LONG).unwrap();
+    point.timeline().wait(point.value(), LONG).unwrap();
     assert_eq!(clone.launches(), 2);
 }

@@ -24,7 +24,8 @@ fn a_device_has_one_runtime_in_a_context() {
 fn opened_by_many_threads_at_once_it_is_still_one() {
     let context = context();
     let runtimes: Vec<Runtime> = std::thread::scope(|s| {
-        let handles: Vec<_> = (0..8).map(|_| s.spawn(|| context.runtime(DeviceId::cpu(0)).unwrap())).collect();
+        let handles: Vec<_> =
+            (0..8).map(|_| s.spawn(|| context.runtime(DeviceId::cpu(0)).unwrap())).collect();
         handles.into_iter().map(|h| h.join().unwrap()).collect()
     });
     assert!(runtimes.iter().all(|r| r.same(&runtimes[0])));
@@ -93,7 +94,11 @@ fn nothing_is_a_buffer_too() {
     assert_eq!((empty.len(), empty.addr()), (0, 0));
     assert_eq!(runtime.download::<f32>(&empty).unwrap(), [0f32; 0]);
     runtime.stream().upload::<u8>(empty.view(), &[]).unwrap();
-    runtime.stream().copy(empty.view(), empty.view()).and_then(|()| runtime.stream().synchronize()).unwrap();
+    runtime
+        .stream()
+        .copy(empty.view(), empty.view())
+        .and_then(|()| runtime.stream().synchronize())
+        .unwrap();
     assert!(runtime.upload::<u32>(&[]).unwrap().is_empty());
 }
 
@@ -113,7 +118,8 @@ fn pinned_memory_falls_back_to_pageable_and_says_so_once() {
     let counter = Warnings(seen.clone());
     let runtime = runtime();
     tracing::subscriber::with_default(counter, || {
-        // Should another test have warned first, where nobody listens, `tracing` would remember that nobody does.
+        // Should another test have warned first, where nobody listens, `tracing` would remember
+        // that nobody does.
         drop(self::runtime().alloc_pinned(64).unwrap());
         tracing::callsite::rebuild_interest_cache();
         seen.store(0, leasehold::backend::sync::atomic::Ordering::Relaxed);
@@ -255,7 +261,8 @@ fn extensions_are_made_once_and_end_with_the_runtime() {
 
 #[test]
 fn an_extension_that_is_too_many_may_use_the_runtime_as_it_goes() {
-    // Two threads make one at the same time; the loser's is dropped, and asks for the slots as it goes.
+    // Two threads make one at the same time; the loser's is dropped, and asks for the slots as it
+    // goes.
     struct Nosy(Runtime);
     impl Drop for Nosy {
         fn drop(&mut self) {
@@ -294,7 +301,8 @@ fn nothing_is_left_when_all_is_dropped() {
         launch(&stream, &kernel, &[x.read(), y.read_write()], &1.0f32.to_ne_bytes(), 16).unwrap();
         let graph = runtime
             .record_graph(|r| {
-                launch(r.stream(), &kernel, &[x.read(), y.read_write()], &1.0f32.to_ne_bytes(), 16).map(drop)
+                launch(r.stream(), &kernel, &[x.read(), y.read_write()], &1.0f32.to_ne_bytes(), 16)
+                    .map(drop)
             })
             .unwrap();
         graph.launch_on(&stream).unwrap();
@@ -305,7 +313,10 @@ fn nothing_is_left_when_all_is_dropped() {
     }
     context.shutdown().unwrap();
     context.shutdown().unwrap();
-    assert!(context.runtime(DeviceId::cpu(0)).is_err(), "a context that was shut down opens nothing");
+    assert!(
+        context.runtime(DeviceId::cpu(0)).is_err(),
+        "a context that was shut down opens nothing"
+    );
 }
 
 #[test]
@@ -331,7 +342,7 @@ fn a_pool_of_each_kind_is_reported() {
     let runtime = runtime();
     let _event = runtime.create_event().unwrap();
     let pools = runtime.pools();
-    for name in ["event", "stream", "timestamp", "pipeline", "graph", "gate"] {
+    for name in ["event", "stream", "timestamp", "pipeline", "graph", "host timeline"] {
         assert!(pools.iter().any(|p| p.0 == name), "no {name} in {pools:?}");
     }
     assert_eq!(pools.iter().find(|p| p.0 == "event").unwrap().1.live, 1);

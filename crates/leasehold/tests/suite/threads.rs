@@ -1,7 +1,9 @@
 //! Many threads, each with streams of its own.
 
 use crate::common::*;
-use leasehold::{BackendKind, Buffer, Context, Current, DeviceId, Layout, Lease, Stream, View, ops};
+use leasehold::{
+    BackendKind, Buffer, Context, Current, DeviceId, Layout, Lease, Stream, View, ops,
+};
 use leasehold_sim::{MachineConfig, SimBackend};
 use std::sync::Arc;
 
@@ -23,11 +25,22 @@ fn eight_threads_work_on_streams_of_their_own() {
                     let y = current.stream().alloc_layout(layout).unwrap();
                     stream.fill(x.view(), t as f32).unwrap();
                     stream.fill(y.view(), round as f32).unwrap();
-                    launch(&stream, kernel, &[x.read(), y.read_write()], &2.0f32.to_ne_bytes(), n as u32 / 4).unwrap();
+                    launch(
+                        &stream,
+                        kernel,
+                        &[x.read(), y.read_write()],
+                        &2.0f32.to_ne_bytes(),
+                        n as u32 / 4,
+                    )
+                    .unwrap();
                     let mut bytes = vec![0u8; 4 * n];
                     stream.download(&mut bytes, y.view()).unwrap();
                     let expect = round as f32 + 2.0 * t as f32;
-                    assert!(bytes.chunks(4).all(|b| f32::from_ne_bytes(b.try_into().unwrap()) == expect));
+                    assert!(
+                        bytes
+                            .chunks(4)
+                            .all(|b| f32::from_ne_bytes(b.try_into().unwrap()) == expect)
+                    );
                 }
             });
         }
@@ -55,10 +68,15 @@ fn buffers_go_from_thread_to_thread() {
         s.spawn(move || {
             let stream = runtime.create_stream().unwrap();
             for (i, x) in from.iter().enumerate() {
-                launch(&stream, kernel, &[one.read(), x.read_write()], &1.0f32.to_ne_bytes(), 16).unwrap();
+                launch(&stream, kernel, &[one.read(), x.read_write()], &1.0f32.to_ne_bytes(), 16)
+                    .unwrap();
                 let mut bytes = [0u8; 256];
                 stream.download(&mut bytes, x.view()).unwrap();
-                assert!(bytes.chunks(4).all(|b| f32::from_ne_bytes(b.try_into().unwrap()) == i as f32 + 1.0));
+                assert!(
+                    bytes
+                        .chunks(4)
+                        .all(|b| f32::from_ne_bytes(b.try_into().unwrap()) == i as f32 + 1.0)
+                );
             }
         });
     });
@@ -102,15 +120,20 @@ fn streams_are_made_and_dropped_by_many_threads() {
     runtime.synchronize().unwrap();
 }
 
-/// Of two submissions with a common buffer the second waits for the first, however close they are: the race detector says so.
+/// Of two submissions with a common buffer the second waits for the first, however close they are:
+/// the race detector says so.
 #[test]
 fn work_of_several_threads_with_common_buffers_is_ordered() {
     let sim = SimBackend::new(MachineConfig::seed(1)).unwrap();
     let machine = sim.machine().clone();
-    let runtime = Context::with_backends(vec![Arc::new(sim)]).runtime(DeviceId::new(BackendKind::Sim, 0)).unwrap();
+    let runtime = Context::with_backends(vec![Arc::new(sim)])
+        .runtime(DeviceId::new(BackendKind::Sim, 0))
+        .unwrap();
     let buffers = [runtime.upload(&[1u8; 256]).unwrap(), runtime.upload(&[2u8; 256]).unwrap()];
-    let copy = |stream: &Stream, i: usize| stream.copy(buffers[i % 2].view(), buffers[(i + 1) % 2].view());
-    let graphs: [_; 2] = std::array::from_fn(|i| runtime.record_graph(|r| copy(r.stream(), i)).unwrap());
+    let copy =
+        |stream: &Stream, i: usize| stream.copy(buffers[i % 2].view(), buffers[(i + 1) % 2].view());
+    let graphs: [_; 2] =
+        std::array::from_fn(|i| runtime.record_graph(|r| copy(r.stream(), i)).unwrap());
     std::thread::scope(|s| {
         for t in 0..4 {
             let (runtime, copy, graphs) = (&runtime, &copy, &graphs);
@@ -131,12 +154,14 @@ fn work_of_several_threads_with_common_buffers_is_ordered() {
     assert!(reports.is_empty(), "{} reports, first {:?}", reports.len(), reports[0]);
 }
 
-/// A call that runs while its buffers are being submitted gets an error for them, and does not wait for itself.
+/// A call that runs while its buffers are being submitted gets an error for them, and does not wait
+/// for itself.
 #[test]
 fn a_call_in_the_middle_of_a_submission_is_told_so() {
-    let runtime = Context::with_backends(vec![Arc::new(SimBackend::new(MachineConfig::seed(1)).unwrap())])
-        .runtime(DeviceId::new(BackendKind::Sim, 0))
-        .unwrap();
+    let runtime =
+        Context::with_backends(vec![Arc::new(SimBackend::new(MachineConfig::seed(1)).unwrap())])
+            .runtime(DeviceId::new(BackendKind::Sim, 0))
+            .unwrap();
     let (x, y) = (runtime.upload(&[1u32; 4]).unwrap(), runtime.alloc(16).unwrap());
     let (other, same, free) = (runtime.create_stream().unwrap(), x.clone(), y.clone());
     let (tell, hear) = std::sync::mpsc::channel();

@@ -28,8 +28,11 @@ const LLAMA3: RopeScaling = RopeScaling::Llama3 {
 
 #[test]
 fn the_bundled_config() {
-    let config =
-        Config::from_slice(include_bytes!("../../../../models/tiny-python/config.json"), "tiny-python").unwrap();
+    let config = Config::from_slice(
+        include_bytes!("../../../../models/tiny-python/config.json"),
+        "tiny-python",
+    )
+    .unwrap();
     assert_eq!(
         config,
         Config {
@@ -51,13 +54,19 @@ fn the_bundled_config() {
             dtype: Some(Dtype::Bf16),
         }
     );
-    assert_eq!((config.query_width(), config.kv_width(), config.queries_per_kv_head()), (256, 128, 2));
+    assert_eq!(
+        (config.query_width(), config.kv_width(), config.queries_per_kv_head()),
+        (256, 128, 2)
+    );
     assert_eq!(config.parameter_count(), 5_401_856);
 }
 
 #[test]
 fn what_is_left_out_has_transformers_defaults() {
-    let config = parse_with(json!({"num_key_value_heads": null, "rms_norm_eps": null, "architectures": null})).unwrap();
+    let config = parse_with(
+        json!({"num_key_value_heads": null, "rms_norm_eps": null, "architectures": null}),
+    )
+    .unwrap();
     assert_eq!((config.num_key_value_heads, config.head_dim), (6, 8));
     assert_eq!(config.rms_norm_eps, 1e-6);
     assert_eq!(config.rope, Rope { theta: 10_000.0, scaling: RopeScaling::None });
@@ -67,7 +76,9 @@ fn what_is_left_out_has_transformers_defaults() {
 
 #[test]
 fn head_dim_may_differ_from_the_quotient() {
-    let config = parse_with(json!({"head_dim": 14, "num_attention_heads": 5, "num_key_value_heads": 1})).unwrap();
+    let config =
+        parse_with(json!({"head_dim": 14, "num_attention_heads": 5, "num_key_value_heads": 1}))
+            .unwrap();
     assert_eq!((config.query_width(), config.kv_width()), (70, 14));
 }
 
@@ -93,19 +104,39 @@ fn rope_in_both_spellings() {
     let plain = |theta| Rope { theta, scaling: RopeScaling::None };
     assert_eq!(rope_with(json!({"rope_theta": 500_000})), plain(5e5));
     assert_eq!(rope_with(json!({"rope_theta": 5e5, "rope_scaling": null})), plain(5e5));
-    assert_eq!(rope_with(json!({"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}})), plain(5e5));
+    assert_eq!(
+        rope_with(json!({"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}})),
+        plain(5e5)
+    );
     // transformers' precedence: inner before outer, a non-empty rope_scaling before
     // rope_parameters.
-    assert_eq!(rope_with(json!({"rope_theta": 1e3, "rope_parameters": {"rope_theta": 5e5}})), plain(5e5));
-    assert_eq!(rope_with(json!({"rope_theta": 1e3, "rope_parameters": {"rope_type": "default"}})), plain(1e3));
-    let linear = |theta| Rope { theta, scaling: RopeScaling::Linear { factor: 4.0 } };
-    assert_eq!(rope_with(json!({"rope_theta": 1e3, "rope_scaling": {"type": "linear", "factor": 4}})), linear(1e3));
-    assert_eq!(rope_with(json!({"rope_parameters": {"rope_type": "linear", "factor": 4.0}})), linear(1e4));
     assert_eq!(
-        rope_with(json!({"rope_scaling": {"type": "linear", "factor": 4}, "rope_parameters": {"rope_theta": 7.0}})),
+        rope_with(json!({"rope_theta": 1e3, "rope_parameters": {"rope_theta": 5e5}})),
+        plain(5e5)
+    );
+    assert_eq!(
+        rope_with(json!({"rope_theta": 1e3, "rope_parameters": {"rope_type": "default"}})),
+        plain(1e3)
+    );
+    let linear = |theta| Rope { theta, scaling: RopeScaling::Linear { factor: 4.0 } };
+    assert_eq!(
+        rope_with(json!({"rope_theta": 1e3, "rope_scaling": {"type": "linear", "factor": 4}})),
+        linear(1e3)
+    );
+    assert_eq!(
+        rope_with(json!({"rope_parameters": {"rope_type": "linear", "factor": 4.0}})),
         linear(1e4)
     );
-    assert_eq!(rope_with(json!({"rope_scaling": {}, "rope_parameters": {"rope_theta": 7.0}})), plain(7.0));
+    assert_eq!(
+        rope_with(
+            json!({"rope_scaling": {"type": "linear", "factor": 4}, "rope_parameters": {"rope_theta": 7.0}})
+        ),
+        linear(1e4)
+    );
+    assert_eq!(
+        rope_with(json!({"rope_scaling": {}, "rope_parameters": {"rope_theta": 7.0}})),
+        plain(7.0)
+    );
 }
 
 #[test]
@@ -136,16 +167,38 @@ fn inverse_frequencies_are_those_of_transformers() {
         }
         assert_eq!(found.len(), 8);
     };
-    check(1e4, RopeScaling::None, [1.0, 0.31622776, 0.1, 0.03162278, 0.01, 0.0031622779, 0.001, 0.0003162278]);
+    check(
+        1e4,
+        RopeScaling::None,
+        [1.0, 0.31622776, 0.1, 0.03162278, 0.01, 0.0031622779, 0.001, 0.0003162278],
+    );
     check(
         5e5,
         RopeScaling::Linear { factor: 4.0 },
-        [0.25, 0.04848069, 0.009401508, 0.0018231663, 0.00035355336, 6.856205e-05, 1.3295739e-05, 2.5783463e-06],
+        [
+            0.25,
+            0.04848069,
+            0.009401508,
+            0.0018231663,
+            0.00035355336,
+            6.856205e-05,
+            1.3295739e-05,
+            2.5783463e-06,
+        ],
     );
     check(
         5e5,
         LLAMA3,
-        [1.0, 0.07940301, 0.004700754, 0.00091158313, 0.00017677668, 3.4281024e-05, 6.6478697e-06, 1.2891732e-06],
+        [
+            1.0,
+            0.07940301,
+            0.004700754,
+            0.00091158313,
+            0.00017677668,
+            3.4281024e-05,
+            6.6478697e-06,
+            1.2891732e-06,
+        ],
     );
 }
 
@@ -159,10 +212,19 @@ fn every_error_names_file_and_key() {
         (json!({"hidden_size": "48"}), "hidden_size: a whole number is expected, not \"48\""),
         (json!({"hidden_size": u64::MAX}), "hidden_size: 18446744073709551615 is not between"),
         (json!({"vocab_size": 0}), "vocab_size: 0"),
-        (json!({"num_hidden_layers": 1_000_000}), "num_hidden_layers: 1000000 is not between 1 and 16384"),
+        (
+            json!({"num_hidden_layers": 1_000_000}),
+            "num_hidden_layers: 1000000 is not between 1 and 16384",
+        ),
         (json!({"num_attention_heads": 0}), "num_attention_heads: 0"),
-        (json!({"num_attention_heads": 7, "num_key_value_heads": 7}), "7 does not divide hidden_size, 48"),
-        (json!({"num_key_value_heads": 4}), "num_key_value_heads: 4 does not divide num_attention_heads, 6"),
+        (
+            json!({"num_attention_heads": 7, "num_key_value_heads": 7}),
+            "7 does not divide hidden_size, 48",
+        ),
+        (
+            json!({"num_key_value_heads": 4}),
+            "num_key_value_heads: 4 does not divide num_attention_heads, 6",
+        ),
         (json!({"num_key_value_heads": 12}), "num_key_value_heads: 12 does not divide"),
         (json!({"head_dim": 7}), "head_dim: 7 is odd"),
         (json!({"head_dim": 1 << 24}), "heads of 16777216 are too wide"),
@@ -171,18 +233,33 @@ fn every_error_names_file_and_key() {
         (json!({"rms_norm_eps": "tiny"}), "rms_norm_eps: a number is expected, not \"tiny\""),
         (json!({"rope_theta": 0}), "rope_theta: 0 is not above zero"),
         (json!({"rope_scaling": {"type": "linear"}}), "rope_scaling.factor: is missing"),
-        (json!({"rope_scaling": {"type": "linear", "factor": -2.0}}), "rope_scaling.factor: -2 is not above zero"),
+        (
+            json!({"rope_scaling": {"type": "linear", "factor": -2.0}}),
+            "rope_scaling.factor: -2 is not above zero",
+        ),
         (json!({"rope_parameters": [1]}), "rope_parameters: an object is expected, not [1]"),
-        (json!({"rope_parameters": {"rope_type": 3}}), "rope_parameters.rope_type: a string is expected, not 3"),
+        (
+            json!({"rope_parameters": {"rope_type": 3}}),
+            "rope_parameters.rope_type: a string is expected, not 3",
+        ),
         (
             json!({"rope_parameters": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}}),
             "rope_parameters.high_freq_factor: 4 is not above low_freq_factor, 4",
         ),
-        (json!({"eos_token_id": -1}), "eos_token_id: a token id or a list of them is expected, not -1"),
-        (json!({"eos_token_id": [1, "x"]}), "eos_token_id: a token id or a list of them is expected"),
+        (
+            json!({"eos_token_id": -1}),
+            "eos_token_id: a token id or a list of them is expected, not -1",
+        ),
+        (
+            json!({"eos_token_id": [1, "x"]}),
+            "eos_token_id: a token id or a list of them is expected",
+        ),
         (json!({"attention_bias": 1}), "attention_bias: true or false is expected, not 1"),
         (json!({"model_type": null, "architectures": null}), "model_type: is missing"),
-        (json!({"architectures": "LlamaForCausalLM"}), "architectures: a list of names is expected"),
+        (
+            json!({"architectures": "LlamaForCausalLM"}),
+            "architectures: a list of names is expected",
+        ),
         (
             json!({"hidden_size": 1 << 24, "intermediate_size": 1 << 24, "num_hidden_layers": 16384, "head_dim": 2}),
             "larger than any memory",
@@ -199,18 +276,36 @@ fn every_error_names_file_and_key() {
 #[test]
 fn what_is_not_supported_is_named() {
     let unsupported = [
-        (json!({"architectures": ["MistralForCausalLM"]}), "architectures: [\"MistralForCausalLM\"]"),
+        (
+            json!({"architectures": ["MistralForCausalLM"]}),
+            "architectures: [\"MistralForCausalLM\"]",
+        ),
         (json!({"model_type": "qwen2"}), "model_type: qwen2; supported: llama"),
         (json!({"hidden_act": "gelu"}), "hidden_act: gelu; supported: silu"),
-        (json!({"rope_scaling": {"type": "yarn", "factor": 4.0}}), "rope_scaling.type: yarn; supported: default"),
-        (json!({"rope_parameters": {"rope_type": "longrope"}}), "rope_parameters.rope_type: longrope"),
+        (
+            json!({"rope_scaling": {"type": "yarn", "factor": 4.0}}),
+            "rope_scaling.type: yarn; supported: default",
+        ),
+        (
+            json!({"rope_parameters": {"rope_type": "longrope"}}),
+            "rope_parameters.rope_type: longrope",
+        ),
         (
             json!({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}),
             "rope_parameters.full_attention: settings",
         ),
-        (json!({"rope_parameters": {"partial_rotary_factor": 0.5}}), "rope_parameters.partial_rotary_factor: 0.5"),
-        (json!({"partial_rotary_factor": 0.5}), "config.json: partial_rotary_factor: 0.5; supported: 1"),
-        (json!({"quantization_config": {"quant_method": "gptq"}}), "quantization_config: quantised weights"),
+        (
+            json!({"rope_parameters": {"partial_rotary_factor": 0.5}}),
+            "rope_parameters.partial_rotary_factor: 0.5",
+        ),
+        (
+            json!({"partial_rotary_factor": 0.5}),
+            "config.json: partial_rotary_factor: 0.5; supported: 1",
+        ),
+        (
+            json!({"quantization_config": {"quant_method": "gptq"}}),
+            "quantization_config: quantised weights",
+        ),
         (json!({"sliding_window": 4096}), "sliding_window: 4096; supported: null"),
         (json!({"layer_types": ["full_attention", "sliding_attention"]}), "layer_types: "),
         (json!({"dtype": "float64"}), "dtype: float64; supported: bfloat16, float16 or float32"),
@@ -237,5 +332,8 @@ fn what_is_no_object_is_refused() {
     assert!(matches!(Config::from_slice(b"\xff", "x"), Err(Error::InvalidArgument(_))));
     let dir = tempfile::tempdir().unwrap();
     let error = Config::from_dir(dir.path()).unwrap_err();
-    assert!(matches!(error, Error::NotFound(_)) && error.to_string().contains("config.json"), "{error}");
+    assert!(
+        matches!(error, Error::NotFound(_)) && error.to_string().contains("config.json"),
+        "{error}"
+    );
 }

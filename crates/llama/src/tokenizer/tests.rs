@@ -6,7 +6,11 @@ use serde_json::json;
 use super::*;
 
 fn bundled() -> Tokenizer {
-    Tokenizer::from_slice(include_bytes!("../../../../models/tiny-python/tokenizer.json"), "tokenizer.json").unwrap()
+    Tokenizer::from_slice(
+        include_bytes!("../../../../models/tiny-python/tokenizer.json"),
+        "tokenizer.json",
+    )
+    .unwrap()
 }
 
 /// One token for each byte, and no others: every character beyond ASCII is split.
@@ -45,7 +49,9 @@ fn streamed(tokenizer: &Tokenizer, ids: &[u32]) -> (Vec<String>, String) {
 fn text_survives_a_round_trip() {
     let tokenizer = bundled();
     assert_eq!(tokenizer.vocab_size(), 4096);
-    for text in ["", "def main():\n    return 0\n", "  spaces\t and ünïcödé — 漢字 🦀\r\n", "\u{0}\u{7f}"] {
+    for text in
+        ["", "def main():\n    return 0\n", "  spaces\t and ünïcödé — 漢字 🦀\r\n", "\u{0}\u{7f}"]
+    {
         let ids = tokenizer.encode(text).unwrap();
         assert!(ids.iter().all(|&id| id < 4096));
         assert_eq!(tokenizer.decode(&ids).unwrap(), text);
@@ -77,7 +83,11 @@ fn a_character_comes_whole_with_its_last_token() {
 #[test]
 fn byte_fallback_characters_come_whole_too() {
     let tokenizer = byte_fallback();
-    let ids: Vec<u32> = [258, 259].into_iter().chain("é🦀".bytes().map(|b| u32::from(b) + 1)).chain([258]).collect();
+    let ids: Vec<u32> = [258, 259]
+        .into_iter()
+        .chain("é🦀".bytes().map(|b| u32::from(b) + 1))
+        .chain([258])
+        .collect();
     assert_eq!(tokenizer.decode(&ids).unwrap(), "abé🦀 a");
     let (pieces, whole) = streamed(&tokenizer, &ids);
     assert_eq!(whole, "abé🦀 a");
@@ -102,7 +112,8 @@ fn the_window_stays_small() {
 fn truncation_and_padding_of_the_file_are_left_out() {
     let text = include_str!("../../tests/models/untied-head/tokenizer.json");
     let mut json: serde_json::Value = serde_json::from_str(text).unwrap();
-    json["truncation"] = json!({"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0});
+    json["truncation"] =
+        json!({"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0});
     json["padding"] = json!({"strategy": {"Fixed": 8}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 258,
         "pad_type_id": 0, "pad_token": "<pad>"});
     let tokenizer = Tokenizer::from_slice(json.to_string().as_bytes(), "tokenizer.json").unwrap();
@@ -120,8 +131,11 @@ fn wrong_files_are_errors_that_name_them() {
     assert!(Tokenizer::from_slice(b"\xff\xfe", "x").is_err());
     let dir = tempfile::tempdir().unwrap();
     assert!(matches!(Tokenizer::from_dir(dir.path()), Err(Error::NotFound(_))));
-    std::fs::write(dir.path().join("tokenizer.json"), include_bytes!("../../tests/models/untied-head/tokenizer.json"))
-        .unwrap();
+    std::fs::write(
+        dir.path().join("tokenizer.json"),
+        include_bytes!("../../tests/models/untied-head/tokenizer.json"),
+    )
+    .unwrap();
     assert_eq!(Tokenizer::from_dir(dir.path()).unwrap().vocab_size(), 259);
 }
 
@@ -132,7 +146,10 @@ fn a_decoder_that_is_no_json_is_an_error() {
     for wrong in ["\"decoder\": tru", "\"decoder\": \u{1}", "\"decoder\": \"\\ud800\", \"x\":"] {
         let json = text.replace("\"decoder\":", wrong);
         assert_ne!(json, text);
-        assert!(matches!(Tokenizer::from_slice(json.as_bytes(), "x"), Err(Error::InvalidArgument(_))), "{wrong}");
+        assert!(
+            matches!(Tokenizer::from_slice(json.as_bytes(), "x"), Err(Error::InvalidArgument(_))),
+            "{wrong}"
+        );
     }
 }
 
@@ -172,20 +189,24 @@ proptest! {
 #[test]
 fn what_makes_the_library_panic_is_an_error() {
     let with = |key: &str, value: serde_json::Value| {
-        let mut json =
-            json!({"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}});
+        let mut json = json!({"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}});
         json[key] = value;
-        json["pre_tokenizer"] =
-            json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+        json["pre_tokenizer"] = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
         Tokenizer::from_slice(json.to_string().as_bytes(), "tokenizer.json")
     };
     let said = |e: Error, what: &str| {
         let text = e.to_string();
-        assert!(text.starts_with(&format!("invalid argument: tokenizer.json: {what}: its library failed: ")), "{text}");
+        assert!(
+            text.starts_with(&format!(
+                "invalid argument: tokenizer.json: {what}: its library failed: "
+            )),
+            "{text}"
+        );
     };
     let charsmap = json!({"type": "Precompiled", "precompiled_charsmap": "AAAA"});
     said(with("normalizer", charsmap).unwrap_err(), "no valid tokenizer");
-    let strip = with("decoder", json!({"type": "Strip", "content": "a", "start": 0, "stop": 9})).unwrap();
+    let strip =
+        with("decoder", json!({"type": "Strip", "content": "a", "start": 0, "stop": 9})).unwrap();
     said(strip.decode(&[0]).unwrap_err(), "the ids cannot be decoded");
     said(strip.stream().push(0).unwrap_err(), "the ids cannot be decoded");
     let empty = json!({"type": "Replace", "pattern": {"String": ""}, "content": "x"});

@@ -41,9 +41,9 @@ fn model(config: &Config, dtype: StoredDtype) -> Stored {
 }
 
 fn file(stored: &Stored) -> Vec<u8> {
-    let views = stored
-        .iter()
-        .map(|(name, (dtype, shape, bytes))| (name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
+    let views = stored.iter().map(|(name, (dtype, shape, bytes))| {
+        (name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+    });
     serialize(views, None).unwrap()
 }
 
@@ -65,7 +65,11 @@ fn assert_holds(weights: &Weights, stored: &Stored, dtype: Dtype) {
     assert_eq!(weights.iter().len(), stored.len());
     for (name, (_, shape, bytes)) in stored {
         let tensor = weights.tensor(name).unwrap();
-        assert_eq!((tensor.dtype(), tensor.shape(), tensor.bytes()), (dtype, &shape[..], &bytes[..]), "{name}");
+        assert_eq!(
+            (tensor.dtype(), tensor.shape(), tensor.bytes()),
+            (dtype, &shape[..], &bytes[..]),
+            "{name}"
+        );
         assert!(tensor.bytes().as_ptr().addr().is_multiple_of(dtype.size()), "{name}");
     }
 }
@@ -76,7 +80,11 @@ fn write_shards(dir: &Path, shards: &[(&str, Stored)]) {
         fs::write(dir.join(name), file(stored)).unwrap();
         map.extend(stored.keys().map(|tensor| (tensor.clone(), *name)));
     }
-    fs::write(dir.join(INDEX), json!({"metadata": {"total_size": 0}, "weight_map": map}).to_string()).unwrap();
+    fs::write(
+        dir.join(INDEX),
+        json!({"metadata": {"total_size": 0}, "weight_map": map}).to_string(),
+    )
+    .unwrap();
 }
 
 fn split(stored: Stored) -> (Stored, Stored) {
@@ -85,10 +93,13 @@ fn split(stored: Stored) -> (Stored, Stored) {
 
 #[test]
 fn expected_tensors_follow_the_config() {
-    let names = |config: &Config| TensorSpec::all(config).into_iter().map(|spec| spec.name).collect::<Vec<_>>();
+    let names = |config: &Config| {
+        TensorSpec::all(config).into_iter().map(|spec| spec.name).collect::<Vec<_>>()
+    };
     assert_eq!(names(&tied()).len(), 2 + 2 * 9);
     assert!(!names(&tied()).contains(&"lm_head.weight".to_owned()));
-    let full = config(json!({"tie_word_embeddings": false, "attention_bias": true, "mlp_bias": true}));
+    let full =
+        config(json!({"tie_word_embeddings": false, "attention_bias": true, "mlp_bias": true}));
     let specs = TensorSpec::all(&full);
     assert_eq!(specs.len(), 3 + 2 * (9 + 7));
     let shape = |name: &str| specs.iter().find(|spec| spec.name == name).unwrap().shape.clone();
@@ -99,15 +110,18 @@ fn expected_tensors_follow_the_config() {
     assert_eq!(shape("model.layers.0.mlp.down_proj.weight"), [6, 5]);
     let count: usize = specs.iter().map(|spec| spec.shape.iter().product::<usize>()).sum();
     assert_eq!(full.parameter_count(), count as u64);
-    let tied_count: usize = TensorSpec::all(&tied()).iter().map(|spec| spec.shape.iter().product::<usize>()).sum();
+    let tied_count: usize =
+        TensorSpec::all(&tied()).iter().map(|spec| spec.shape.iter().product::<usize>()).sum();
     assert_eq!(tied().parameter_count(), tied_count as u64);
 }
 
 #[test]
 fn one_file_in_each_type() {
-    for (stored, dtype) in
-        [(StoredDtype::BF16, Dtype::Bf16), (StoredDtype::F16, Dtype::F16), (StoredDtype::F32, Dtype::F32)]
-    {
+    for (stored, dtype) in [
+        (StoredDtype::BF16, Dtype::Bf16),
+        (StoredDtype::F16, Dtype::F16),
+        (StoredDtype::F32, Dtype::F32),
+    ] {
         let dir = tempfile::tempdir().unwrap();
         let model = model(&tied(), stored);
         fs::write(dir.path().join(SINGLE), file(&model)).unwrap();
@@ -140,11 +154,17 @@ fn types_may_differ_from_tensor_to_tensor_and_extra_tensors_are_ignored() {
     let mut stored = model(&tied(), StoredDtype::BF16);
     let norm = model(&tied(), StoredDtype::F32).remove("model.norm.weight").unwrap();
     stored.insert("model.norm.weight".into(), norm);
-    stored.insert("model.layers.0.self_attn.rotary_emb.inv_freq".into(), (StoredDtype::I64, vec![2], vec![0; 16]));
+    stored.insert(
+        "model.layers.0.self_attn.rotary_emb.inv_freq".into(),
+        (StoredDtype::I64, vec![2], vec![0; 16]),
+    );
     let weights = open(&file(&stored), &tied()).unwrap();
     assert_eq!(weights.tensor("model.norm.weight").unwrap().dtype(), Dtype::F32);
     assert_eq!(weights.tensor("model.embed_tokens.weight").unwrap().dtype(), Dtype::Bf16);
-    assert!(matches!(weights.tensor("model.layers.0.self_attn.rotary_emb.inv_freq"), Err(Error::NotFound(_))));
+    assert!(matches!(
+        weights.tensor("model.layers.0.self_attn.rotary_emb.inv_freq"),
+        Err(Error::NotFound(_))
+    ));
 }
 
 #[test]
@@ -166,12 +186,14 @@ fn embedded_bytes_are_used_in_place_where_aligned_and_copied_where_not() {
     let bytes = file(&model);
     // An embedded file is 'static: eight small blocks stay allocated, in a place where a leak
     // checker can see them.
-    static KEPT: leasehold_core::sync::Mutex<Vec<&'static [u64]>> = leasehold_core::sync::Mutex::new(Vec::new());
+    static KEPT: leasehold_core::sync::Mutex<Vec<&'static [u64]>> =
+        leasehold_core::sync::Mutex::new(Vec::new());
     for shift in 0..8 {
         let at = shift..shift + bytes.len();
         let mut padded = vec![0u8; (bytes.len() / 8 + 2) * 8];
         padded[at.clone()].copy_from_slice(&bytes);
-        let words: Vec<u64> = padded.chunks_exact(8).map(|c| u64::from_ne_bytes(c.try_into().unwrap())).collect();
+        let words: Vec<u64> =
+            padded.chunks_exact(8).map(|c| u64::from_ne_bytes(c.try_into().unwrap())).collect();
         let words: &'static [u64] = words.leak();
         KEPT.lock().push(words);
         let embedded = &as_bytes(words)[at];
@@ -208,7 +230,10 @@ fn a_wrong_tensor_is_named_with_its_file() {
     assert_error(transposed, "InvalidArgument", &[name, "w.safetensors", "[6, 5]", "[5, 6]"]);
     let other_type = with(&|stored| stored.get_mut(name).unwrap().0 = StoredDtype::I16);
     assert_error(other_type, "Unsupported", &[name, "w.safetensors", "I16", "BF16, F16 or F32"]);
-    let untied = open(&file(&model(&tied(), StoredDtype::BF16)), &config(json!({"tie_word_embeddings": false})));
+    let untied = open(
+        &file(&model(&tied(), StoredDtype::BF16)),
+        &config(json!({"tie_word_embeddings": false})),
+    );
     assert_error(untied, "NotFound", &["lm_head.weight", "tie_word_embeddings"]);
 }
 
@@ -216,7 +241,11 @@ fn a_wrong_tensor_is_named_with_its_file() {
 fn a_truncated_file_is_an_error_at_every_length() {
     let whole = file(&model(&tied(), StoredDtype::BF16));
     for len in 0..whole.len() {
-        assert_error(open(&whole[..len], &tied()), "InvalidArgument", &["w.safetensors", "truncated"]);
+        assert_error(
+            open(&whole[..len], &tied()),
+            "InvalidArgument",
+            &["w.safetensors", "truncated"],
+        );
     }
     let mut longer = whole;
     longer.push(0);
@@ -225,15 +254,18 @@ fn a_truncated_file_is_an_error_at_every_length() {
 
 #[test]
 fn a_damaged_header_is_an_error() {
-    let check = |bytes: Vec<u8>, part| assert_error(open(&bytes, &tied()), "InvalidArgument", &["w.safetensors", part]);
+    let check = |bytes: Vec<u8>, part| {
+        assert_error(open(&bytes, &tied()), "InvalidArgument", &["w.safetensors", part])
+    };
     check(raw("{", b""), "damaged header");
     check(raw("[]", b""), "damaged header");
     check(raw("\u{0}\u{1}", b""), "damaged header");
     check(u64::MAX.to_le_bytes().to_vec(), "no safetensors file");
     check(200_000_000_u64.to_le_bytes().to_vec(), "no safetensors file");
     check(b"PK\x03\x04 some archive".to_vec(), "no safetensors file");
-    let tensor =
-        |shape: &str, at: &str| raw(&format!(r#"{{"t":{{"dtype":"BF16","shape":{shape},"data_offsets":{at}}}}}"#), b"");
+    let tensor = |shape: &str, at: &str| {
+        raw(&format!(r#"{{"t":{{"dtype":"BF16","shape":{shape},"data_offsets":{at}}}}}"#), b"")
+    };
     check(tensor("[2]", "[0,2]"), "damaged header");
     check(tensor("[2]", "[4,0]"), "damaged header");
     check(tensor("[1]", "[2,4]"), "damaged header");
@@ -250,7 +282,11 @@ fn overflowing_offsets_are_an_error() {
         format!(r#""{i}":{{"dtype":"U8","shape":[{step}],"data_offsets":[{start},{end}]}}"#)
     };
     let header = format!("{{{}}}", (0..8).map(tensor).collect::<Vec<_>>().join(","));
-    assert_error(open(&raw(&header, &[0; 64]), &tied()), "InvalidArgument", &["w.safetensors", "truncated"]);
+    assert_error(
+        open(&raw(&header, &[0; 64]), &tied()),
+        "InvalidArgument",
+        &["w.safetensors", "truncated"],
+    );
 }
 
 #[test]
@@ -265,7 +301,11 @@ fn missing_files_are_named() {
     fs::write(dir.path().join("b.safetensors"), b"").unwrap();
     assert_error(from_dir(dir.path(), &tied()), "InvalidArgument", &["b.safetensors", "empty"]);
     fs::create_dir(dir.path().join(SINGLE)).unwrap();
-    assert_error(from_dir(dir.path(), &tied()), "InvalidArgument", &[SINGLE, "a folder; a regular file is expected"]);
+    assert_error(
+        from_dir(dir.path(), &tied()),
+        "InvalidArgument",
+        &[SINGLE, "a folder; a regular file is expected"],
+    );
 }
 
 #[test]

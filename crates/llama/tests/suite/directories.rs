@@ -18,8 +18,10 @@ fn every_model_opens_whole() {
         let config = Config::from_dir(&dir).unwrap();
         let weights = weights_of(&dir, &config).unwrap();
         assert_eq!(weights.iter().len(), TensorSpec::all(&config).len());
-        let elements: u64 =
-            weights.iter().map(|(_, tensor)| (tensor.bytes().len() / tensor.dtype().size()) as u64).sum();
+        let elements: u64 = weights
+            .iter()
+            .map(|(_, tensor)| (tensor.bytes().len() / tensor.dtype().size()) as u64)
+            .sum();
         assert_eq!(elements, config.parameter_count(), "{}", dir.display());
         let dtype = weights.tensor("model.embed_tokens.weight").unwrap().dtype();
         assert_eq!(Some(dtype), config.dtype, "{}", dir.display());
@@ -35,8 +37,14 @@ fn golden_values_fit_their_models() {
             assert_eq!(case.argmax_per_position.len(), case.prompt_ids.len());
             assert_eq!(case.argmax_per_position.last(), case.greedy.first());
             assert!(case.prompt_ids.len() + case.greedy.len() <= config.max_position_embeddings);
-            assert!(case.prompt_ids.iter().chain(&case.greedy).all(|&id| (id as usize) < config.vocab_size));
-            let best = (0..config.vocab_size).max_by(|&a, &b| case.last_logits[a].total_cmp(&case.last_logits[b]));
+            assert!(
+                case.prompt_ids
+                    .iter()
+                    .chain(&case.greedy)
+                    .all(|&id| (id as usize) < config.vocab_size)
+            );
+            let best = (0..config.vocab_size)
+                .max_by(|&a, &b| case.last_logits[a].total_cmp(&case.last_logits[b]));
             assert_eq!(best, Some(case.greedy[0] as usize));
         }
     }
@@ -45,16 +53,24 @@ fn golden_values_fit_their_models() {
 /// The shapes and forms that the generated models must cover.
 #[test]
 fn the_models_cover_what_they_are_named_after() {
-    let configs: BTreeMap<String, Config> =
-        model_dirs().iter().map(|dir| (name(dir).to_owned(), Config::from_dir(dir).unwrap())).collect();
+    let configs: BTreeMap<String, Config> = model_dirs()
+        .iter()
+        .map(|dir| (name(dir).to_owned(), Config::from_dir(dir).unwrap()))
+        .collect();
     let of = |name: &str| &configs[name];
     let ratio = |name: &str| (of(name).num_attention_heads, of(name).num_key_value_heads);
     assert_eq!(configs.len(), 12);
-    assert_eq!((ratio("full-heads"), ratio("grouped-heads"), ratio("one-kv-head")), ((6, 6), (6, 2), (5, 1)));
+    assert_eq!(
+        (ratio("full-heads"), ratio("grouped-heads"), ratio("one-kv-head")),
+        ((6, 6), (6, 2), (5, 1))
+    );
     assert!(!of("untied-head").tie_word_embeddings && of("full-heads").tie_word_embeddings);
     assert_eq!(of("one-kv-head").eos_token_ids, [2, 7, 199]);
     let odd = of("odd-sizes");
-    assert_eq!((odd.hidden_size, odd.intermediate_size, odd.head_dim, odd.query_width()), (60, 97, 14, 84));
+    assert_eq!(
+        (odd.hidden_size, odd.intermediate_size, odd.head_dim, odd.query_width()),
+        (60, 97, 14, 84)
+    );
     assert_eq!(of("wide-theta").rope.theta, 5e5);
     assert_eq!(of("llama3-rope").rope, of("llama3-rope-old").rope);
     assert!(matches!(of("llama3-rope").rope.scaling, RopeScaling::Llama3 { .. }));
@@ -73,7 +89,12 @@ fn the_llama3_model_has_all_three_bands() {
     let scaled = config.rope.inverse_frequencies(config.head_dim);
     let mut plain = config.rope;
     plain.scaling = RopeScaling::None;
-    let ratios: Vec<f32> = plain.inverse_frequencies(config.head_dim).iter().zip(&scaled).map(|(p, s)| p / s).collect();
+    let ratios: Vec<f32> = plain
+        .inverse_frequencies(config.head_dim)
+        .iter()
+        .zip(&scaled)
+        .map(|(p, s)| p / s)
+        .collect();
     let near = |wanted: f32| ratios.iter().any(|ratio| (ratio / wanted - 1.0).abs() < 1e-5);
     assert!(near(1.0) && near(8.0), "{ratios:?}");
     assert!(ratios.iter().any(|&ratio| ratio > 1.1 && ratio < 7.0), "{ratios:?}");
@@ -98,9 +119,24 @@ fn a_config_that_does_not_fit_the_weights_is_noticed() {
     }
     let text = fs::read_to_string(dir.path().join("config.json")).unwrap();
     for (key, value, wrong, message) in [
-        ("num_key_value_heads", 2, 3, "tensor model.layers.0.self_attn.k_proj.weight: shape [16, 48]"),
-        ("num_hidden_layers", 2, 3, "tensor model.layers.2.self_attn.q_proj.weight is missing from"),
-        ("vocab_size", 200, 201, "tensor model.embed_tokens.weight: shape [200, 48]; the config implies [201, 48]"),
+        (
+            "num_key_value_heads",
+            2,
+            3,
+            "tensor model.layers.0.self_attn.k_proj.weight: shape [16, 48]",
+        ),
+        (
+            "num_hidden_layers",
+            2,
+            3,
+            "tensor model.layers.2.self_attn.q_proj.weight is missing from",
+        ),
+        (
+            "vocab_size",
+            200,
+            201,
+            "tensor model.embed_tokens.weight: shape [200, 48]; the config implies [201, 48]",
+        ),
     ] {
         let changed = text.replace(&format!("\"{key}\": {value}"), &format!("\"{key}\": {wrong}"));
         assert_ne!(changed, text);
@@ -131,7 +167,8 @@ fn opened(dir: &Path) -> leasehold_core::Result<()> {
 #[cfg(unix)]
 #[test]
 fn what_is_no_regular_file_is_refused_at_once() {
-    let files = ["config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"];
+    let files =
+        ["config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"];
     for file in files {
         for (device, words) in [
             (None, "a pipe; a regular file is expected"),
@@ -147,7 +184,9 @@ fn what_is_no_regular_file_is_refused_at_once() {
             }
             match device {
                 Some(device) => std::os::unix::fs::symlink(device, &path).unwrap(),
-                None => assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success()),
+                None => assert!(
+                    std::process::Command::new("mkfifo").arg(&path).status().unwrap().success()
+                ),
             }
             let text = opened(dir.path()).unwrap_err().to_string();
             assert!(text.contains(file) && text.contains(words), "{text}");
@@ -157,16 +196,19 @@ fn what_is_no_regular_file_is_refused_at_once() {
 
 #[test]
 fn files_longer_than_their_limits_are_refused() {
-    for (file, limit) in
-        [("config.json", 16 << 20), ("tokenizer.json", 256 << 20), ("model.safetensors.index.json", 64 << 20)]
-    {
+    for (file, limit) in [
+        ("config.json", 16 << 20),
+        ("tokenizer.json", 256 << 20),
+        ("model.safetensors.index.json", 64 << 20),
+    ] {
         let dir = copied();
         if file.ends_with("index.json") {
             fs::remove_file(dir.path().join("model.safetensors")).unwrap();
         }
         fs::File::create(dir.path().join(file)).unwrap().set_len(limit + 1).unwrap();
         let text = opened(dir.path()).unwrap_err().to_string();
-        let words = format!("{file}: the file has {} bytes; at most {limit} bytes are read", limit + 1);
+        let words =
+            format!("{file}: the file has {} bytes; at most {limit} bytes are read", limit + 1);
         assert!(text.ends_with(&words), "{text}");
     }
 }
@@ -183,11 +225,15 @@ fn texts_of_files_are_quoted_without_their_control_characters() {
     ] {
         let dir = copied();
         let path = dir.path().join("config.json");
-        let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        let mut json: serde_json::Value =
+            serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
         json[key] = value.into();
         fs::write(&path, json.to_string()).unwrap();
         let text = opened(dir.path()).unwrap_err().to_string();
-        assert!(text.contains(key) && text.len() < 1000 && !text.contains(char::is_control), "{text:?}");
+        assert!(
+            text.contains(key) && text.len() < 1000 && !text.contains(char::is_control),
+            "{text:?}"
+        );
     }
     let dir = copied();
     let path = dir.path().join("config.json");
@@ -200,8 +246,9 @@ fn texts_of_files_are_quoted_without_their_control_characters() {
     let dir = copied();
     let path = dir.path().join("model.safetensors");
     let shape = "1,".repeat(1_000_000);
-    let header =
-        format!("{{\"model.embed_tokens.weight\":{{\"dtype\":\"U8\",\"shape\":[{shape}1],\"data_offsets\":[0,1]}}}}");
+    let header = format!(
+        "{{\"model.embed_tokens.weight\":{{\"dtype\":\"U8\",\"shape\":[{shape}1],\"data_offsets\":[0,1]}}}}"
+    );
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend(header.as_bytes());
     bytes.push(0);
@@ -212,5 +259,8 @@ fn texts_of_files_are_quoted_without_their_control_characters() {
     let index = serde_json::json!({"weight_map": {"\u{7}a": "../\u{1b}[2J"}});
     fs::write(dir.path().join("model.safetensors.index.json"), index.to_string()).unwrap();
     let text = opened(dir.path()).unwrap_err().to_string();
-    assert!(text.contains("is no file of this directory") && !text.contains(char::is_control), "{text:?}");
+    assert!(
+        text.contains("is no file of this directory") && !text.contains(char::is_control),
+        "{text:?}"
+    );
 }

@@ -18,7 +18,9 @@ fn a_simulated_device_gives_the_same() {
     leasehold_operators::simulate(&kernels).unwrap();
     let backend = Arc::new(SimBackend::new(MachineConfig::seed(5).kernels(kernels)).unwrap());
     let machine = backend.machine().clone();
-    same_as_transformers(&Context::with_backends(vec![backend]).runtime("sim:0".parse().unwrap()).unwrap());
+    same_as_transformers(
+        &Context::with_backends(vec![backend]).runtime("sim:0".parse().unwrap()).unwrap(),
+    );
     let reports = machine.take_reports();
     assert!(reports.is_empty(), "{} reports, the first: {}", reports.len(), reports[0]);
 }
@@ -28,8 +30,13 @@ fn a_simulated_device_gives_the_same() {
 fn no_token_is_chosen_where_no_logit_is_a_number() {
     let kernels = KernelRegistry::new();
     leasehold_operators::simulate(&kernels).unwrap();
-    let sim = Context::with_backends(vec![Arc::new(SimBackend::new(MachineConfig::seed(6).kernels(kernels)).unwrap())]);
-    let runtimes = [Context::new().runtime(DeviceId::cpu(0)).unwrap(), sim.runtime("sim:0".parse().unwrap()).unwrap()];
+    let sim = Context::with_backends(vec![Arc::new(
+        SimBackend::new(MachineConfig::seed(6).kernels(kernels)).unwrap(),
+    )]);
+    let runtimes = [
+        Context::new().runtime(DeviceId::cpu(0)).unwrap(),
+        sim.runtime("sim:0".parse().unwrap()).unwrap(),
+    ];
     let from = model_dirs().into_iter().find(|dir| dir.ends_with("grouped-heads")).unwrap();
     let dir = tempfile::tempdir().unwrap();
     std::fs::copy(from.join("config.json"), dir.path().join("config.json")).unwrap();
@@ -81,9 +88,17 @@ fn same_as_transformers(runtime: &Runtime) {
             }
             assert_eq!(eager.last_logits.len(), case.last_logits.len());
             assert!(worst < 2e-2, "{}: worst {worst}", dir.display());
-            assert!((error / norm).sqrt() < 1e-3, "{}: relative {}", dir.display(), (error / norm).sqrt());
-            let best =
-                eager.last_logits.iter().enumerate().fold((0, f32::MIN), |b, (i, &x)| if x > b.1 { (i, x) } else { b });
+            assert!(
+                (error / norm).sqrt() < 1e-3,
+                "{}: relative {}",
+                dir.display(),
+                (error / norm).sqrt()
+            );
+            let best = eager
+                .last_logits
+                .iter()
+                .enumerate()
+                .fold((0, f32::MIN), |b, (i, &x)| if x > b.1 { (i, x) } else { b });
             assert_eq!(Some(&(best.0 as u32)), case.argmax_per_position.last());
             assert_eq!(graph.driver_calls, 0);
             assert_eq!(graph.allocations, 0);

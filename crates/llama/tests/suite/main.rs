@@ -30,18 +30,23 @@ fn weights_of(dir: &Path, config: &Config) -> leasehold_core::Result<Weights> {
 /// Every golden model's directory.
 fn model_dirs() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut dirs: Vec<PathBuf> =
-        fs::read_dir(root.join("tests/models")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut dirs: Vec<PathBuf> = fs::read_dir(root.join("tests/models"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
     dirs.push(root.join("../../models/tiny-python"));
     dirs.sort();
     dirs
 }
 
 fn golden(dir: &Path) -> Vec<Golden> {
-    let json: serde_json::Value = serde_json::from_slice(&fs::read(dir.join("golden.json")).unwrap()).unwrap();
-    let ids = |value: &serde_json::Value| -> Vec<u32> { serde_json::from_value(value.clone()).unwrap() };
+    let json: serde_json::Value =
+        serde_json::from_slice(&fs::read(dir.join("golden.json")).unwrap()).unwrap();
+    let ids =
+        |value: &serde_json::Value| -> Vec<u32> { serde_json::from_value(value.clone()).unwrap() };
     let cases = json["cases"].as_array().unwrap().iter().map(|case| {
-        let greedy = case.as_object().unwrap().iter().find(|(key, _)| key.starts_with("greedy_")).unwrap().1;
+        let greedy =
+            case.as_object().unwrap().iter().find(|(key, _)| key.starts_with("greedy_")).unwrap().1;
         Golden {
             prompt_ids: ids(&case["prompt_ids"]),
             last_logits: serde_json::from_value(case["last_logits"].clone()).unwrap(),

@@ -53,7 +53,8 @@ thread_local! {
 fn make() -> (*mut c_void, u64) {
     ARENA.with_borrow_mut(|arena| {
         let block = arena.free.pop().unwrap_or_else(|| {
-            let block = Box::into_raw(Box::new(Block { state: POISON, id: 0, payload: [POISON; 6] }));
+            let block =
+                Box::into_raw(Box::new(Block { state: POISON, id: 0, payload: [POISON; 6] }));
             arena.all.push(block);
             block
         });
@@ -168,7 +169,9 @@ impl Model {
         let object = self.objects.remove(&addr).expect("just seen");
         match &object.shape {
             Shape::Struct => self.destroyed.push(object.id),
-            Shape::Tensor if self.quarantined => self.quarantine.push((addr, object, self.scopes.len())),
+            Shape::Tensor if self.quarantined => {
+                self.quarantine.push((addr, object, self.scopes.len()))
+            }
             Shape::Tensor => self.destroyed.push(object.id),
             Shape::Vector(elements) => elements.iter().for_each(|&e| self.release(e)),
         }
@@ -200,7 +203,8 @@ impl Model {
     /// The newest record: (scope, position).
     fn newest(&self, addr: usize) -> Option<(usize, usize)> {
         let life = self.objects.get(&addr)?.life;
-        let found = |(i, s): (usize, &Vec<_>)| Some((i, s.iter().rposition(|&r| r == (addr, life))?));
+        let found =
+            |(i, s): (usize, &Vec<_>)| Some((i, s.iter().rposition(|&r| r == (addr, life))?));
         self.scopes.iter().enumerate().rev().find_map(found)
     }
 
@@ -297,14 +301,16 @@ struct Run {
 impl Run {
     /// Compares the objects destroyed since the last comparison with the model's.
     fn compare(&mut self, model: &mut Model, when: impl FnOnce() -> String) {
-        let (mut seen, faults) =
-            ARENA.with_borrow_mut(|a| (std::mem::take(&mut a.destroyed), std::mem::take(&mut a.faults)));
+        let (mut seen, faults) = ARENA
+            .with_borrow_mut(|a| (std::mem::take(&mut a.destroyed), std::mem::take(&mut a.faults)));
         self.outcome.faults.extend(faults);
         let mut expected = std::mem::take(&mut model.destroyed);
         seen.sort_unstable();
         expected.sort_unstable();
         if seen != expected {
-            self.outcome.faults.push(format!("{}: destroyed {seen:?}, expected {expected:?}", when()));
+            self.outcome
+                .faults
+                .push(format!("{}: destroyed {seen:?}, expected {expected:?}", when()));
         }
     }
 
@@ -323,7 +329,12 @@ impl Run {
             Op::FunctionEnter(slots) => {
                 manager.function_enter(usize::try_from(slots).unwrap_or(usize::MAX));
                 let depth = model.scopes.len();
-                model.frames.push(Frame { depth, slots, buffers: Vec::new(), current: HashMap::new() });
+                model.frames.push(Frame {
+                    depth,
+                    slots,
+                    buffers: Vec::new(),
+                    current: HashMap::new(),
+                });
                 model.scopes.push(Vec::new());
             }
             Op::FunctionExit => {
@@ -362,7 +373,9 @@ impl Run {
                 if !model.objects.contains_key(&element.addr()) {
                     return;
                 }
-                if let Some(Object { shape: Shape::Vector(elements), .. }) = model.objects.get_mut(&vec.addr()) {
+                if let Some(Object { shape: Shape::Vector(elements), .. }) =
+                    model.objects.get_mut(&vec.addr())
+                {
                     elements.push(element.addr());
                     // SAFETY: the vector is alive in the model.
                     unsafe { VecPtr::push(vec.cast(), element) };
@@ -404,13 +417,16 @@ impl Run {
             Op::Assign(from, to) => self.vars[to] = self.vars[from],
             Op::Use(var) => {
                 let (object, id) = self.vars[var];
-                let alive = model.objects.get(&object.addr()).is_some_and(|o| o.id == id && id != 0);
+                let alive =
+                    model.objects.get(&object.addr()).is_some_and(|o| o.id == id && id != 0);
                 if alive && !intact(object.addr(), id) {
                     self.outcome.faults.push(format!("object {id} was destroyed while in use"));
                 }
                 let registered = model.newest(object.addr()).is_some();
                 if manager.is_registered(object) != registered {
-                    self.outcome.faults.push(format!("{op:?}: is_registered should be {registered}"));
+                    self.outcome
+                        .faults
+                        .push(format!("{op:?}: is_registered should be {registered}"));
                 }
             }
             Op::ReleaseUnknown => {
@@ -418,7 +434,9 @@ impl Run {
                     self.outcome.faults.push("an unknown address was released".into());
                 }
             }
-            Op::Mark(mark) => self.marks[mark] = (manager.mark(), model.scopes.len(), model.frames.len()),
+            Op::Mark(mark) => {
+                self.marks[mark] = (manager.mark(), model.scopes.len(), model.frames.len())
+            }
             Op::Unwind(mark) => {
                 let (value, depth, frames) = self.marks[mark];
                 self.check_buffers(model);
@@ -461,7 +479,9 @@ impl Run {
                 Some(buffer) => *buffer = Buffer { at, len, fill },
                 None => {
                     if buffers.iter().any(|b| b.at == at) {
-                        self.outcome.faults.push(format!("get_buffer({slot}, {size}) gave an outgrown buffer"));
+                        self.outcome
+                            .faults
+                            .push(format!("get_buffer({slot}, {size}) gave an outgrown buffer"));
                     }
                     current.insert(slot, buffers.len());
                     buffers.push(Buffer { at, len, fill });

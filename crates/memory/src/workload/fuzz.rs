@@ -43,13 +43,18 @@ fn object(rng: &mut Rng) -> *mut c_void {
 const STRANGE: u64 = 4096;
 
 fn nowhere(i: u64) -> *mut c_void {
-    ptr::without_provenance_mut(if i + 1 == STRANGE { usize::MAX } else { 0x0013_5700_0000_0000 + 37 * i as usize })
+    ptr::without_provenance_mut(if i + 1 == STRANGE {
+        usize::MAX
+    } else {
+        0x0013_5700_0000_0000 + 37 * i as usize
+    })
 }
 
 /// Any address, for functions that read only known addresses.
 fn any_address(rng: &mut Rng) -> *mut c_void {
-    let recent =
-        |rng: &mut Rng| STRUCTS.with_borrow(|s| s.get(rng.below(s.len() as u64) as usize).copied().unwrap_or(0));
+    let recent = |rng: &mut Rng| {
+        STRUCTS.with_borrow(|s| s.get(rng.below(s.len() as u64) as usize).copied().unwrap_or(0))
+    };
     match rng.below(8) {
         0 => ptr::null_mut(),
         1 => nowhere(rng.below(STRANGE)),
@@ -98,8 +103,11 @@ unsafe extern "C" fn describe(tensor: *const OpaqueTensor, info: *mut TensorInfo
     let mut rng = Rng(tensor.addr() as u64);
     // SAFETY: the manager passes a struct to fill in.
     unsafe {
-        *info =
-            TensorInfo { num_elements: rng.below(1 << 20), dtype_id: rng.below(9) as u8, device_id: rng.below(4) as u8 }
+        *info = TensorInfo {
+            num_elements: rng.below(1 << 20),
+            dtype_id: rng.below(9) as u8,
+            device_id: rng.below(4) as u8,
+        }
     };
     (rng.below(4) != 0).into()
 }
@@ -157,7 +165,9 @@ fn call(rng: &mut Rng) {
         // SAFETY: the destruction of these objects does nothing and may be repeated.
         30..34 => unsafe { tl_mem_register_tensor(object(rng).cast()) },
         // SAFETY: the destruction of these objects does nothing and may be repeated.
-        34..37 => unsafe { tl_mem_register_custom(object(rng), (!rng.one_in(9)).then_some(destroy)) },
+        34..37 => unsafe {
+            tl_mem_register_custom(object(rng), (!rng.one_in(9)).then_some(destroy))
+        },
         37 | 38 => {
             let vec = lh_vec_ptr_create(any_number(rng).min(100));
             if !vec.is_null() {
@@ -200,7 +210,8 @@ fn call(rng: &mut Rng) {
             // SAFETY: the buffer has that many bytes, or is null.
             1 => _ = unsafe { tl_mem_leak_report(text.as_mut_ptr(), rng.below(64) as usize) },
             2 => {
-                let mut stats = Stats { size: rng.below(2 * size_of::<Stats>() as u64), ..Stats::default() };
+                let mut stats =
+                    Stats { size: rng.below(2 * size_of::<Stats>() as u64), ..Stats::default() };
                 let room = stats.size <= size_of::<Stats>() as u64;
                 // SAFETY: the struct has room for `size` bytes.
                 _ = unsafe { tl_mem_stats(if room { &raw mut stats } else { ptr::null_mut() }) };
@@ -214,7 +225,11 @@ fn call(rng: &mut Rng) {
             // SAFETY: the shape has at least the requested number of extents; the call refuses
             // other numbers first.
             let tensor = unsafe {
-                lh_tensor_create(shape.as_ptr(), [0, 1, 2, 3, -1, 99][rng.below(6) as usize], rng.below(8) as u8)
+                lh_tensor_create(
+                    shape.as_ptr(),
+                    [0, 1, 2, 3, -1, 99][rng.below(6) as usize],
+                    rng.below(8) as u8,
+                )
             };
             if !tensor.is_null() {
                 STRUCTS.with_borrow_mut(|s| s.push(tensor.expose_provenance()));
@@ -225,7 +240,9 @@ fn call(rng: &mut Rng) {
         }
         59 => {
             let tensor = any_address(rng).cast::<OpaqueTensor>();
-            _ = lh_tensor_dims(tensor) + lh_tensor_extent(tensor, any_number(rng)) + lh_tensor_num_elements(tensor);
+            _ = lh_tensor_dims(tensor)
+                + lh_tensor_extent(tensor, any_number(rng))
+                + lh_tensor_num_elements(tensor);
             _ = (lh_tensor_dtype(tensor), lh_tensor_data(tensor));
         }
         60 => lh_tensor_release(lh_tensor_retain(any_address(rng).cast())),
@@ -259,7 +276,11 @@ pub fn fuzz(seed: u64, calls: u64) -> Summary {
         made += length;
         if !rng.one_in(3) {
             tl_mem_unwind(start);
-            assert_eq!(tl_get_scope_depth(), start & 0xFFFF_FFFF, "unwinding to the start restores the depth");
+            assert_eq!(
+                tl_get_scope_depth(),
+                start & 0xFFFF_FFFF,
+                "unwinding to the start restores the depth"
+            );
         }
         let known = STRUCTS.with_borrow(Vec::len);
         if known > 512 {
@@ -302,7 +323,11 @@ pub fn finish() {
     let mut stats = Stats::default();
     // SAFETY: the struct has the size that it says.
     unsafe { tl_mem_stats(&raw mut stats) };
-    assert_eq!((stats.slot_bytes, stats.deferred_bytes), (0, 0), "buffers were kept beyond their frames");
+    assert_eq!(
+        (stats.slot_bytes, stats.deferred_bytes),
+        (0, 0),
+        "buffers were kept beyond their frames"
+    );
     // Structs of one thread that another's list of arguments held have been released by their
     // addresses on both.
     assert_eq!(stats.live_objects, 0, "something is still alive");

@@ -44,7 +44,11 @@ impl Plain {
     }
 
     fn stacks<'a>(&self, state: &'a mut State) -> &'a mut Stacks {
-        if self.by_thread { state.by_thread.entry(thread::current().id()).or_default() } else { &mut state.common }
+        if self.by_thread {
+            state.by_thread.entry(thread::current().id()).or_default()
+        } else {
+            &mut state.common
+        }
     }
 
     fn drop_one(&self, state: &mut State, addr: usize) {
@@ -110,7 +114,9 @@ impl Abi for Plain {
     fn get_buffer(&self, slot: i64, min: i64) -> *mut c_void {
         let mut state = self.state.lock();
         let Stacks { frames, deferred, .. } = self.stacks(&mut state);
-        let Some((at, capacity)) = frames.last_mut().and_then(|f| f.get_mut(usize::try_from(slot).ok()?)) else {
+        let Some((at, capacity)) =
+            frames.last_mut().and_then(|f| f.get_mut(usize::try_from(slot).ok()?))
+        else {
             return ptr::null_mut();
         };
         let min = usize::try_from(min).unwrap_or(0);

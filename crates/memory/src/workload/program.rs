@@ -154,7 +154,8 @@ pub enum Mix {
 
 impl Mix {
     /// All mixes.
-    pub const ALL: [Self; 5] = [Self::Expressions, Self::Calls, Self::Objects, Self::Scopes, Self::Everything];
+    pub const ALL: [Self; 5] =
+        [Self::Expressions, Self::Calls, Self::Objects, Self::Scopes, Self::Everything];
 
     /// Its name in reports.
     pub fn name(self) -> &'static str {
@@ -182,7 +183,13 @@ impl Mix {
 
 /// Makes a program of at least `size` operations from `patterns`, with a compiler's bugs if `bugs`.
 pub fn generate(seed: u64, size: usize, patterns: &[Pattern], bugs: bool) -> Program {
-    let mut g = Generator { rng: Rng(seed), program: Program::default(), patterns: patterns.to_vec(), bugs, level: 0 };
+    let mut g = Generator {
+        rng: Rng(seed),
+        program: Program::default(),
+        patterns: patterns.to_vec(),
+        bugs,
+        level: 0,
+    };
     let start = g.mark();
     while g.program.ops.len() < size && !patterns.is_empty() {
         g.pattern();

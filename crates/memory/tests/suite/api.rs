@@ -207,7 +207,9 @@ fn a_dead_tensor_that_is_registered_again_in_time_is_revived() {
     unsafe { m.register_tensor(t.cast()) };
     m.promote(t);
     m.exit_scope();
-    assert!(destroyed().is_empty() && m.refcount_count() == 1 && m.misuses(Misuse::RegisterDead) == 1);
+    assert!(
+        destroyed().is_empty() && m.refcount_count() == 1 && m.misuses(Misuse::RegisterDead) == 1
+    );
     m.exit_scope();
     assert_eq!((destroyed(), m.stats().quarantined_bytes), (vec![1], 0));
 }
@@ -245,14 +247,23 @@ fn frames_close_what_was_left_open_and_extra_exits_do_nothing() {
     assert_eq!(m.misuses(Misuse::FunctionExit), 1);
     m.function_enter(2);
     m.exit_scope();
-    assert_eq!((m.scope_depth(), m.misuses(Misuse::ExitScope)), (2, 1), "a function's own scope ends with it");
-    assert!(m.get_buffer(2, 1).is_null() && m.get_buffer(0, usize::MAX).is_null() && !m.get_buffer(0, 0).is_null());
+    assert_eq!(
+        (m.scope_depth(), m.misuses(Misuse::ExitScope)),
+        (2, 1),
+        "a function's own scope ends with it"
+    );
+    assert!(
+        m.get_buffer(2, 1).is_null()
+            && m.get_buffer(0, usize::MAX).is_null()
+            && !m.get_buffer(0, 0).is_null()
+    );
     m.function_exit();
     assert!(m.get_buffer(0, 1).is_null());
     m.function_enter(usize::MAX);
     assert!(m.get_buffer(0, 1).is_null());
     m.function_exit();
-    let counted = [Misuse::SlotIndex, Misuse::Size, Misuse::NoFrame, Misuse::SlotCount].map(|x| m.misuses(x));
+    let counted =
+        [Misuse::SlotIndex, Misuse::Size, Misuse::NoFrame, Misuse::SlotCount].map(|x| m.misuses(x));
     assert_eq!(counted, [2, 1, 1, 1]);
 }
 
@@ -273,7 +284,10 @@ fn a_slot_that_grows_by_one_retains_a_multiple_of_its_size() {
     assert_eq!(unsafe { first.read() }, 77);
     m.function_exit();
     let stats = m.stats();
-    assert_eq!((stats.slot_bytes, stats.deferred_bytes, stats.slot_buffers, stats.deferred_buffers), (0, 0, 0, 0));
+    assert_eq!(
+        (stats.slot_bytes, stats.deferred_bytes, stats.slot_buffers, stats.deferred_buffers),
+        (0, 0, 0, 0)
+    );
 }
 
 #[test]
@@ -372,7 +386,9 @@ fn a_vector_that_holds_itself_is_reported_as_a_leak() {
 fn leaks_are_reported_by_name_and_site() {
     let m = MemoryManager::new();
     let mut all = Vec::new();
-    for (name, site, n) in [(c"Node", c"a.tl:1", 3), (c"Node", c"a.tl:2", 1), (c"List", c"a.tl:2", 2)] {
+    for (name, site, n) in
+        [(c"Node", c"a.tl:1", 3), (c"Node", c"a.tl:2", 1), (c"List", c"a.tl:2", 2)]
+    {
         m.set_call_site(site);
         for _ in 0..n {
             // SAFETY: a new block that no other code frees.
@@ -382,8 +398,15 @@ fn leaks_are_reported_by_name_and_site() {
         }
     }
     let report = m.leak_report();
-    let groups: Vec<_> = report.groups.iter().map(|g| (g.name.as_str(), g.site.as_str(), g.objects, g.bytes)).collect();
-    assert_eq!(groups, [("Node", "a.tl:1", 3, 96), ("List", "a.tl:2", 2, 64), ("Node", "a.tl:2", 1, 32)]);
+    let groups: Vec<_> = report
+        .groups
+        .iter()
+        .map(|g| (g.name.as_str(), g.site.as_str(), g.objects, g.bytes))
+        .collect();
+    assert_eq!(
+        groups,
+        [("Node", "a.tl:1", 3, 96), ("List", "a.tl:2", 2, 64), ("Node", "a.tl:2", 1, 32)]
+    );
     assert_eq!((m.stats().live_bytes, m.stats().peak_live_bytes), (192, 192));
     drop(m);
 }
@@ -413,7 +436,8 @@ fn a_destructor_can_neither_close_what_it_found_open_nor_leave_its_own_behind() 
     let m = unsafe { &mut *MANAGER.get() };
     m.exit_scope();
     assert_eq!(m.scope_depth(), 2);
-    let counted = [Misuse::ExitScope, Misuse::FunctionExit, Misuse::Mark, Misuse::FrameRepaired].map(|x| m.misuses(x));
+    let counted = [Misuse::ExitScope, Misuse::FunctionExit, Misuse::Mark, Misuse::FrameRepaired]
+        .map(|x| m.misuses(x));
     assert_eq!(counted, [2, 1, 1, 1]);
     m.function_exit();
     assert_eq!(m.scope_depth(), 1);

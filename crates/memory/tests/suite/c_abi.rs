@@ -15,7 +15,11 @@ fn root() -> PathBuf {
 fn library() -> PathBuf {
     let executable = std::env::current_exe().expect("a test has an executable");
     let deps = executable.parent().expect("it lies in a folder").to_path_buf();
-    assert!(deps.join("libleasehold_memory.so").exists(), "no shared library in {}", deps.display());
+    assert!(
+        deps.join("libleasehold_memory.so").exists(),
+        "no shared library in {}",
+        deps.display()
+    );
     deps
 }
 
@@ -38,7 +42,10 @@ fn sanitized() -> bool {
 fn have(tool: &str) -> bool {
     let found = Command::new(tool).arg("--version").output().is_ok_and(|o| o.status.success());
     if !found {
-        assert!(std::env::var_os("LEASEHOLD_REQUIRE_TOOLS").is_none(), "{tool} is required and missing");
+        assert!(
+            std::env::var_os("LEASEHOLD_REQUIRE_TOOLS").is_none(),
+            "{tool} is required and missing"
+        );
         eprintln!("skipped: no {tool}");
     }
     found
@@ -46,7 +53,8 @@ fn have(tool: &str) -> bool {
 
 fn succeed(command: &mut Command) {
     let output = command.output().expect("the tool starts");
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (out, err) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{command:?}: {}\n{out}{err}", output.status);
 }
 
@@ -63,7 +71,8 @@ fn the_header_is_c11_and_cpp17() {
     let header = root().join("include/leasehold_memory.h");
     for (tool, std, language) in [("gcc", "-std=c11", "c"), ("g++", "-std=c++17", "c++")] {
         if have(tool) {
-            let flags = ["-Wall", "-Wextra", "-Werror", "-pedantic", "-fsyntax-only", "-x", language];
+            let flags =
+                ["-Wall", "-Wextra", "-Werror", "-pedantic", "-fsyntax-only", "-x", language];
             succeed(Command::new(tool).arg(std).args(flags).arg(&header));
         }
     }
@@ -79,7 +88,8 @@ fn functions(text: &str, rust: bool) -> Vec<(String, usize)> {
             let name: String = text[at..].chars().take_while(|&c| is_name(c)).collect();
             let Some(rest) = text[at + name.len()..].strip_prefix('(') else { continue };
             let declares = if rust {
-                before.ends_with("extern \"C\" fn ") || before.ends_with("    ") && rest.contains(" = ")
+                before.ends_with("extern \"C\" fn ")
+                    || before.ends_with("    ") && rest.contains(" = ")
             } else {
                 before.ends_with([' ', '*']) && !before.ends_with("  ") && !before.ends_with("* ")
             };
@@ -115,23 +125,36 @@ fn the_header_declares_what_the_library_exports() {
     assert_eq!(declared, defined);
     assert!(declared.len() >= 50, "{declared:?}");
     if have("nm") {
-        let output =
-            Command::new("nm").args(["-D", "--defined-only"]).arg(library().join("libleasehold_memory.so")).output();
+        let output = Command::new("nm")
+            .args(["-D", "--defined-only"])
+            .arg(library().join("libleasehold_memory.so"))
+            .output();
         let symbols = String::from_utf8(output.unwrap().stdout).unwrap();
         let exported: Vec<_> = symbols.lines().filter_map(|l| l.split(" T ").nth(1)).collect();
         for (name, _) in &declared {
             assert!(exported.contains(&name.as_str()), "{name} is not exported");
         }
         let ours = exported.iter().filter(|s| s.starts_with("tl_") || s.starts_with("lh_"));
-        assert_eq!(ours.count(), declared.len(), "something is exported that the header does not declare");
+        assert_eq!(
+            ours.count(),
+            declared.len(),
+            "something is exported that the header does not declare"
+        );
     }
 }
 
 /// Runs a program under valgrind, if tools are mandatory.
 fn check_memory(program: &Path, words: &[&str]) {
     if std::env::var_os("LEASEHOLD_REQUIRE_TOOLS").is_some() && have("valgrind") {
-        let leaks = ["--leak-check=full", "--errors-for-leak-kinds=definite", "--show-leak-kinds=definite"];
-        succeed(Command::new("valgrind").args(["-q", "--error-exitcode=9"]).args(leaks).arg(program).args(words));
+        let leaks =
+            ["--leak-check=full", "--errors-for-leak-kinds=definite", "--show-leak-kinds=definite"];
+        succeed(
+            Command::new("valgrind")
+                .args(["-q", "--error-exitcode=9"])
+                .args(leaks)
+                .arg(program)
+                .args(words),
+        );
     }
 }
 
@@ -144,7 +167,8 @@ fn c_programs_run_against_the_shared_library() {
     for level in ["-O0", "-O2"] {
         let program = scratch(&format!("abi{level}"));
         let mut gcc = link("gcc", &source, &program);
-        gcc.args(["-std=c11", level, "-Wall", "-Wextra", "-Werror", "-I"]).arg(root().join("include"));
+        gcc.args(["-std=c11", level, "-Wall", "-Wextra", "-Werror", "-I"])
+            .arg(root().join("include"));
         succeed(&mut gcc);
         succeed(&mut Command::new(&program));
         if level == "-O2" {
@@ -157,12 +181,16 @@ fn c_programs_run_against_the_shared_library() {
 /// Builds `tests/c/NAME` (`.cpp`: as C++17) with `flags` against the shared library.
 fn build(name: &str, flags: &[&str]) -> PathBuf {
     let source = root().join("tests/c").join(name);
-    let (compiler, std) = if name.ends_with(".cpp") { ("g++", "-std=c++17") } else { ("gcc", "-std=gnu11") };
-    static BUILT: leasehold_core::sync::atomic::AtomicU32 = leasehold_core::sync::atomic::AtomicU32::new(0);
+    let (compiler, std) =
+        if name.ends_with(".cpp") { ("g++", "-std=c++17") } else { ("gcc", "-std=gnu11") };
+    static BUILT: leasehold_core::sync::atomic::AtomicU32 =
+        leasehold_core::sync::atomic::AtomicU32::new(0);
     let number = BUILT.fetch_add(1, leasehold_core::sync::atomic::Ordering::Relaxed);
     let program = scratch(&format!("{name}-{number}"));
     let mut command = link(compiler, &source, &program);
-    command.args([std, "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"]).arg(root().join("include"));
+    command
+        .args([std, "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"])
+        .arg(root().join("include"));
     succeed(command.args(flags));
     program
 }
@@ -171,7 +199,10 @@ fn build(name: &str, flags: &[&str]) -> PathBuf {
 fn run(program: &Path) -> Command {
     let mut command = Command::new(program);
     // The library's own blocks of threads that still exist at the end are not leaks.
-    command.env("ASAN_OPTIONS", "detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=1024");
+    command.env(
+        "ASAN_OPTIONS",
+        "detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=1024",
+    );
     command
 }
 
@@ -186,7 +217,9 @@ fn a_tensor_that_dies_twice_is_described_and_destroyed_once() {
         let program = build("revive.c", flags);
         succeed(&mut run(&program));
         for bytes in ["0", "100"] {
-            succeed(run(&program).env("TL_MEM_QUARANTINE_BYTES", bytes).env("TL_MEM_POOL_BYTES", "0"));
+            succeed(
+                run(&program).env("TL_MEM_QUARANTINE_BYTES", bytes).env("TL_MEM_POOL_BYTES", "0"),
+            );
         }
         let _ = std::fs::remove_file(program);
     }
@@ -197,7 +230,9 @@ fn random_calls_of_threads_that_come_and_go() {
     if sanitized() || !have("gcc") {
         return;
     }
-    for (flags, calls, seeds) in [(&[][..], "300000", ["1", "2", "3"]), (ASAN, "90000", ["4", "5", "6"])] {
+    for (flags, calls, seeds) in
+        [(&[][..], "300000", ["1", "2", "3"]), (ASAN, "90000", ["4", "5", "6"])]
+    {
         let program = build("fuzz.c", flags);
         for seed in seeds {
             succeed(run(&program).args([calls, "6", seed]));
@@ -251,7 +286,9 @@ fn no_memory_is_never_the_end() {
     let (allocator, program) = (scratch("oom.so"), build("oom.c", &["-ldl"]));
     let source = root().join("tests/c/oom.c");
     let mut gcc = Command::new("gcc");
-    gcc.args(["-shared", "-fPIC", "-O1", "-fno-builtin", "-DPRELOAD", "-ldl", "-o"]).arg(&allocator).arg(source);
+    gcc.args(["-shared", "-fPIC", "-O1", "-fno-builtin", "-DPRELOAD", "-ldl", "-o"])
+        .arg(&allocator)
+        .arg(source);
     succeed(&mut gcc);
     succeed(run(&program).env("LD_PRELOAD", &allocator));
     let _ = (std::fs::remove_file(program), std::fs::remove_file(allocator));
@@ -325,8 +362,14 @@ fn ir_programs_run_against_the_shared_library() {
     let compiled = have("llc") && have("gcc");
     // Any interpreter that can import llvmlite; `ci/memory.sh` makes one.
     let python = std::env::var("LEASEHOLD_LLVMLITE_PYTHON").unwrap_or_else(|_| "python3".into());
-    let jit = Command::new(&python).args(["-c", "import llvmlite"]).output().is_ok_and(|o| o.status.success());
-    assert!(jit || std::env::var_os("LEASEHOLD_REQUIRE_TOOLS").is_none(), "llvmlite is required and missing");
+    let jit = Command::new(&python)
+        .args(["-c", "import llvmlite"])
+        .output()
+        .is_ok_and(|o| o.status.success());
+    assert!(
+        jit || std::env::var_os("LEASEHOLD_REQUIRE_TOOLS").is_none(),
+        "llvmlite is required and missing"
+    );
     if !jit {
         eprintln!("skipped the JIT: no llvmlite");
     }
@@ -337,7 +380,13 @@ fn ir_programs_run_against_the_shared_library() {
         if compiled {
             let llc = |flags: &[&str]| {
                 let pic = ["-filetype=obj", "-relocation-model=pic"];
-                Command::new("llc").args(flags).args(pic).arg(&source).arg("-o").arg(&object).output()
+                Command::new("llc")
+                    .args(flags)
+                    .args(pic)
+                    .arg(&source)
+                    .arg("-o")
+                    .arg(&object)
+                    .output()
             };
             // LLVM 14 needs an option for opaque pointers; later versions have only these.
             if !llc(&[]).is_ok_and(|o| o.status.success()) {
@@ -350,13 +399,25 @@ fn ir_programs_run_against_the_shared_library() {
         if jit {
             let script = root().join("tests/ir/jit.py").into_os_string();
             let library = library().join("libleasehold_memory.so").into_os_string();
-            programs.push(vec![python.clone().into(), script, library, source.clone().into_os_string()]);
+            programs.push(vec![
+                python.clone().into(),
+                script,
+                library,
+                source.clone().into_os_string(),
+            ]);
         }
         for command in programs {
             succeed(Command::new(&command[0]).args(&command[1..]));
             // The test can detect the defect: with the quarantine off, the result is wrong.
-            let plain = Command::new(&command[0]).args(&command[1..]).env("TL_MEM_QUARANTINE_BYTES", "0").status();
-            assert_eq!(plain.unwrap().success(), right_without_quarantine, "{command:?} without quarantine");
+            let plain = Command::new(&command[0])
+                .args(&command[1..])
+                .env("TL_MEM_QUARANTINE_BYTES", "0")
+                .status();
+            assert_eq!(
+                plain.unwrap().success(),
+                right_without_quarantine,
+                "{command:?} without quarantine"
+            );
         }
         let _ = (std::fs::remove_file(object), std::fs::remove_file(program));
     }
@@ -374,9 +435,19 @@ fn the_log_has_a_line_per_event() {
     let text = std::fs::read_to_string(&log).unwrap();
     for line in text.lines() {
         let fields: Vec<_> = line.split(' ').collect();
-        assert!(fields[0] == "tlmem" && fields[1].starts_with("ns=") && fields[4].starts_with("op="), "{line}");
+        assert!(
+            fields[0] == "tlmem" && fields[1].starts_with("ns=") && fields[4].starts_with("op="),
+            "{line}"
+        );
     }
-    for op in ["enter_scope", "function_enter", "register kind=Struct", "quarantine", "frame_repaired", "thread_exit"] {
+    for op in [
+        "enter_scope",
+        "function_enter",
+        "register kind=Struct",
+        "quarantine",
+        "frame_repaired",
+        "thread_exit",
+    ] {
         assert!(text.contains(&format!("op={op} ")), "no {op} in the log");
     }
     let _ = (std::fs::remove_file(program), std::fs::remove_file(log));

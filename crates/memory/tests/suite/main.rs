@@ -1,4 +1,5 @@
-//! Behaviour at the public API and at the C ABI. Programs for other languages are under `c/` and `ir/`.
+//! Behaviour at the public API and at the C ABI. Programs for other languages are under `c/` and
+//! `ir/`.
 
 mod api;
 mod c_abi;

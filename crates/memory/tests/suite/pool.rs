@@ -2,7 +2,9 @@
 
 use std::cell::RefCell;
 
-use leasehold_memory::{MemoryManager, OpaqueTensor, PoolLimits, PoolOutcome, TensorInfo, TensorPool};
+use leasehold_memory::{
+    MemoryManager, OpaqueTensor, PoolLimits, PoolOutcome, TensorInfo, TensorPool,
+};
 use proptest::prelude::*;
 
 thread_local! {
@@ -24,14 +26,19 @@ fn release(pool: &mut TensorPool, t: usize, n: usize, dtype: u8, device: u8) -> 
 
 #[test]
 fn last_in_first_out_by_key_and_duplicates_under_any_key() {
-    let mut pool = TensorPool::with_destructor(PoolLimits { per_key: 2, ..PoolLimits::default() }, gone);
+    let mut pool =
+        TensorPool::with_destructor(PoolLimits { per_key: 2, ..PoolLimits::default() }, gone);
     assert_eq!(release(&mut pool, 1, 8, 0, 0), PoolOutcome::Pooled);
     assert_eq!(release(&mut pool, 2, 8, 0, 0), PoolOutcome::Pooled);
     assert_eq!(release(&mut pool, 3, 8, 0, 0), PoolOutcome::Full);
     assert_eq!(release(&mut pool, 1, 8, 0, 0), PoolOutcome::Duplicate);
     assert_eq!(release(&mut pool, 1, 9, 1, 2), PoolOutcome::Duplicate);
     for (dtype, device, bytes) in [(7, 0, 64), (0, 3, 32), (255, 255, 64)] {
-        assert_eq!(release(&mut pool, 5, 8, dtype, device), PoolOutcome::Pooled, "the caller's own ids are keys too");
+        assert_eq!(
+            release(&mut pool, 5, 8, dtype, device),
+            PoolOutcome::Pooled,
+            "the caller's own ids are keys too"
+        );
         assert_eq!((pool.acquire(8, 6, device), pool.total_bytes()), (None, 64 + bytes));
         assert_eq!(pool.acquire(8, dtype, device), Some(tensor(5)));
     }
@@ -46,7 +53,8 @@ fn last_in_first_out_by_key_and_duplicates_under_any_key() {
 
 #[test]
 fn the_keys_used_longest_ago_go_first() {
-    let mut pool = TensorPool::with_destructor(PoolLimits { per_key: 8, keys: 3, bytes: 100 }, gone);
+    let mut pool =
+        TensorPool::with_destructor(PoolLimits { per_key: 8, keys: 3, bytes: 100 }, gone);
     for (t, n) in [(1, 10), (2, 20), (3, 30)] {
         assert_eq!(release(&mut pool, t, n, 4, 0), PoolOutcome::Pooled);
     }
@@ -81,7 +89,10 @@ fn a_growing_cache_leaves_a_bounded_pool() {
     m.exit_scope();
     let stats = m.stats();
     let limits = PoolLimits::default();
-    assert!(stats.pooled_bytes <= limits.bytes && stats.peak_pooled_bytes <= limits.bytes, "{stats:?}");
+    assert!(
+        stats.pooled_bytes <= limits.bytes && stats.peak_pooled_bytes <= limits.bytes,
+        "{stats:?}"
+    );
     assert!(stats.pooled_tensors as usize <= limits.keys, "{stats:?}");
     let before = stats.pooled_bytes;
     assert_eq!(m.pool_trim(before / 2) + m.stats().pooled_bytes, before);

@@ -11,7 +11,8 @@ fn check(manager: &MemoryManager, program: &Program, quarantined: bool, name: &s
     assert!(outcome.faults.is_empty(), "{name}: {:#?}", outcome.faults);
     assert_eq!(outcome.operations, program.ops.len());
     let stats = manager.stats();
-    let left = [stats.live_objects, stats.slot_bytes, stats.deferred_bytes, stats.quarantined_bytes];
+    let left =
+        [stats.live_objects, stats.slot_bytes, stats.deferred_bytes, stats.quarantined_bytes];
     assert_eq!(left, [0; 4], "{name}");
 }
 
@@ -31,7 +32,12 @@ fn every_pattern_alone_and_all_together() {
         }
         let repairs = m.stats().misuse(Misuse::ScopeRepaired);
         assert!(repairs > 0, "early returns leave scopes to function_exit");
-        assert_eq!(m.stats().total_misuses(), repairs, "right programs do nothing else wrong: {:?}", m.last_error());
+        assert_eq!(
+            m.stats().total_misuses(),
+            repairs,
+            "right programs do nothing else wrong: {:?}",
+            m.last_error()
+        );
     }
 }
 
@@ -46,8 +52,13 @@ fn programs_with_a_compilers_bugs() {
             check(&m, &program, quarantine > 0, &format!("seed {seed}"));
         }
         let stats = m.stats();
-        for misuse in [Misuse::ExitScope, Misuse::FunctionExit, Misuse::SlotIndex, Misuse::Size, Misuse::ReleaseUnknown]
-        {
+        for misuse in [
+            Misuse::ExitScope,
+            Misuse::FunctionExit,
+            Misuse::SlotIndex,
+            Misuse::Size,
+            Misuse::ReleaseUnknown,
+        ] {
             assert!(stats.misuse(misuse) > 0, "{misuse:?} never happened: {stats:?}");
         }
     }
@@ -85,7 +96,11 @@ fn threads_with_programs_of_their_own() {
                 for seed in 0..10 {
                     let program = generate(100 * t + seed, 2_000, &Pattern::ALL, seed % 2 == 1);
                     let outcome = checker::run(&m, &program, true);
-                    assert!(outcome.faults.is_empty(), "thread {t} seed {seed}: {:#?}", outcome.faults);
+                    assert!(
+                        outcome.faults.is_empty(),
+                        "thread {t} seed {seed}: {:#?}",
+                        outcome.faults
+                    );
                 }
             })
         })

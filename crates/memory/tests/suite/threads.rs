@@ -45,7 +45,9 @@ fn no_object_is_freed_by_a_foreign_thread() {
                     tl_mem_enter_scope();
                     if i % 10 == 0 {
                         // SAFETY: `destroy` matches the object.
-                        unsafe { tl_mem_register_custom(owned(&strange, &destroyed), Some(destroy)) };
+                        unsafe {
+                            tl_mem_register_custom(owned(&strange, &destroyed), Some(destroy))
+                        };
                     }
                     tl_mem_exit_scope();
                 }
@@ -178,7 +180,8 @@ fn the_manager_behind_the_c_functions_is_a_memory_manager() {
 fn shared_objects_are_counted_right_by_all_threads_and_destroyed_once() {
     let (strange, destroyed) = counters();
     let m = MemoryManager::new();
-    let objects: Vec<usize> = (0..8).map(|_| owned(&strange, &destroyed).expose_provenance()).collect();
+    let objects: Vec<usize> =
+        (0..8).map(|_| owned(&strange, &destroyed).expose_provenance()).collect();
     for &o in &objects {
         // SAFETY: `destroy` matches the object.
         unsafe { m.register_custom(std::ptr::with_exposed_provenance_mut(o), destroy) };

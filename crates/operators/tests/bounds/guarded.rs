@@ -19,14 +19,16 @@ impl Guarded {
         let mapped = room + 2 * PAGE;
         let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a new mapping, which changes no other one.
-        let map = unsafe { libc::mmap(std::ptr::null_mut(), mapped, libc::PROT_NONE, anonymous, -1, 0) };
+        let map =
+            unsafe { libc::mmap(std::ptr::null_mut(), mapped, libc::PROT_NONE, anonymous, -1, 0) };
         assert!(map != libc::MAP_FAILED, "no memory");
         let map = map.cast::<u8>();
         // SAFETY: the address lies between the first and the last page of this mapping.
         let inner = unsafe { map.add(PAGE) };
         if room > 0 {
             // SAFETY: the pages between the first and the last one of this mapping.
-            let opened = unsafe { libc::mprotect(inner.cast(), room, libc::PROT_READ | libc::PROT_WRITE) };
+            let opened =
+                unsafe { libc::mprotect(inner.cast(), room, libc::PROT_READ | libc::PROT_WRITE) };
             assert_eq!(opened, 0, "no rights");
         }
         // SAFETY: the address lies within these pages.

@@ -40,7 +40,12 @@ fn guarded(level: Level, spec: &KernelSpec, words: &mut Words, tally: &mut Tally
         let bound: Vec<Binding> = sizes
             .iter()
             .enumerate()
-            .map(|(j, &len)| Binding { addr: at(j), len, native: 0, access: spec.operands[j].access })
+            .map(|(j, &len)| Binding {
+                addr: at(j),
+                len,
+                native: 0,
+                access: spec.operands[j].access,
+            })
             .collect();
         let fits = |bindings: &[Binding]| {
             spec.check_bound(&launch, &LaunchInfo::new((launch.grid, [1; 3], 0), &params, bindings))
@@ -54,13 +59,23 @@ fn guarded(level: Level, spec: &KernelSpec, words: &mut Words, tally: &mut Tally
         fits(&bound).unwrap_or_else(|why| panic!("{why}"));
         let mut odd = bound.clone();
         odd[i].addr += 1;
-        assert_eq!(fits(&odd).is_err(), launch.align[i] > 1, "{}: operand {i} at an odd address", spec.name);
+        assert_eq!(
+            fits(&odd).is_err(),
+            launch.align[i] > 1,
+            "{}: operand {i} at an odd address",
+            spec.name
+        );
         for j in (0..bound.len()).filter(|&j| j != i && sizes[j] > 0) {
             let mut over = bound.clone();
             over[j].addr = over[i].addr + u64::from(launch.align[i].max(launch.align[j]));
             let meet = over[j].overlaps(&over[i]);
             let written = spec.operands[i].access.writes() || spec.operands[j].access.writes();
-            assert_eq!(fits(&over).is_err(), meet && written, "{}: operands {i} and {j} overlap", spec.name);
+            assert_eq!(
+                fits(&over).is_err(),
+                meet && written,
+                "{}: operands {i} and {j} overlap",
+                spec.name
+            );
         }
     }
     let bytes = sizes.iter().fold(0, |all: u64, &b| all.saturating_add(b));
@@ -68,12 +83,14 @@ fn guarded(level: Level, spec: &KernelSpec, words: &mut Words, tally: &mut Tally
     if bytes > MOST || tiles > 1 << 14 {
         return;
     }
-    let mut memory: Vec<Guarded> = sizes.iter().map(|&b| Guarded::new(b as usize, words.coin())).collect();
+    let mut memory: Vec<Guarded> =
+        sizes.iter().map(|&b| Guarded::new(b as usize, words.coin())).collect();
     for m in &mut memory {
         words.fill(m.bytes_mut());
     }
     let before: Vec<Vec<u8>> = memory.iter().map(|m| m.bytes().to_vec()).collect();
-    let bindings: Vec<Binding> = std::iter::zip(&memory, spec.operands).map(|(m, o)| m.binding(o.access)).collect();
+    let bindings: Vec<Binding> =
+        std::iter::zip(&memory, spec.operands).map(|(m, o)| m.binding(o.access)).collect();
     match level {
         Level::Cpu(isa) => {
             // SAFETY: the memory is mapped, and exclusively this test's.
@@ -87,7 +104,12 @@ fn guarded(level: Level, spec: &KernelSpec, words: &mut Words, tally: &mut Tally
         }
     }
     for (i, m) in memory.iter().enumerate().filter(|(i, _)| !spec.operands[*i].access.writes()) {
-        assert!(m.bytes() == before[i], "{} wrote operand {}, which it reads", spec.name, spec.operands[i].name);
+        assert!(
+            m.bytes() == before[i],
+            "{} wrote operand {}, which it reads",
+            spec.name,
+            spec.operands[i].name
+        );
     }
     tally.run += 1;
 }
@@ -136,8 +158,13 @@ impl Ground {
     /// Operands of random lengths; some overlap their neighbour or begin at an odd byte.
     fn operands(&self, spec: &KernelSpec, words: &mut Words) -> Vec<Operand<'_>> {
         let part = |(i, o): (usize, &leasehold_operators::kernels::cpu::tile::Operand)| {
-            let at = i as u64 * (PART + GAP) + if words.below(8) == 0 { u64::from(words.below(16)) } else { 0 };
-            let len = if words.below(12) == 0 { PART + 2 * GAP } else { u64::from(words.below(PART as u32 / 4)) * 4 };
+            let at = i as u64 * (PART + GAP)
+                + if words.below(8) == 0 { u64::from(words.below(16)) } else { 0 };
+            let len = if words.below(12) == 0 {
+                PART + 2 * GAP
+            } else {
+                u64::from(words.below(PART as u32 / 4)) * 4
+            };
             let len = len.min(self.buffer.len() - at);
             self.buffer.view().narrowed(at, len).with(o.access)
         };
@@ -148,7 +175,9 @@ impl Ground {
     fn compare(&mut self, name: &str, operands: &[(u64, u64, bool)]) {
         let now: Vec<u8> = self.runtime.download(&self.buffer).expect("the bytes");
         for (i, (now, was)) in std::iter::zip(&now, &self.bytes).enumerate() {
-            let own = operands.iter().any(|&(at, len, writes)| writes && (at..at + len).contains(&(i as u64)));
+            let own = operands
+                .iter()
+                .any(|&(at, len, writes)| writes && (at..at + len).contains(&(i as u64)));
             assert!(own || now == was, "{name} wrote byte {i}, which is none of {operands:?}");
         }
         self.bytes = now;
@@ -183,9 +212,13 @@ fn a_kernel_of_the_library_may_be_launched_and_updated_with_anything() {
             };
             let shape = grid(&old, &mut words);
             let operands = ground.operands(spec, &mut words);
-            let written: Vec<_> =
-                operands.iter().map(|o| (o.view().offset(), o.view().len(), o.access().writes())).collect();
-            let launch = |runtime: &Runtime| runtime.stream().launch(kernel.base(), &operands, &old[..], shape);
+            let written: Vec<_> = operands
+                .iter()
+                .map(|o| (o.view().offset(), o.view().len(), o.access().writes()))
+                .collect();
+            let launch = |runtime: &Runtime| {
+                runtime.stream().launch(kernel.base(), &operands, &old[..], shape)
+            };
             let graph = if words.coin() {
                 let recorded = runtime.record_graph(|rt| launch(rt));
                 taken(recorded.as_ref().map_err(Clone::clone)).then(|| recorded.expect("a graph"))

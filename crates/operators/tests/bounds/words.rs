@@ -88,7 +88,9 @@ fn sensible(kernel: &str, w: &mut Words) -> Vec<u8> {
             let flags = norm | if w.coin() { BIAS } else { 0 };
             let (ldx, ldy) = (w.pad(k), n.map(|n| w.pad(n)));
             let (x, weights, y, vector) = (w.dtype(), w.dtype(), w.dtype(), w.dtype());
-            LinearParams { m, k, n, ldx, ldy, eps: 1e-5, x, w: weights, y, vector, flags }.as_bytes().to_vec()
+            LinearParams { m, k, n, ldx, ldy, eps: 1e-5, x, w: weights, y, vector, flags }
+                .as_bytes()
+                .to_vec()
         }
         "rms_norm" | "add_rms_norm" => {
             let (rows, k) = (w.size(20), w.size(150));
@@ -100,22 +102,47 @@ fn sensible(kernel: &str, w: &mut Words) -> Vec<u8> {
             let head_dim = 2 * half;
             let rotary = 2 * w.size(half);
             let first = if kernel == "cache_append" { kv_heads } else { heads };
-            let ld = [w.pad(first * head_dim), w.pad(kv_heads * head_dim), w.pad(kv_heads * head_dim)];
+            let ld =
+                [w.pad(first * head_dim), w.pad(kv_heads * head_dim), w.pad(kv_heads * head_dim)];
             let (positions, x, cache) = (w.size(40), w.dtype(), w.dtype());
-            RopeParams { m, heads, kv_heads, head_dim, rotary: rotary.min(head_dim), positions, ld, x, cache }
-                .as_bytes()
-                .to_vec()
+            RopeParams {
+                m,
+                heads,
+                kv_heads,
+                head_dim,
+                rotary: rotary.min(head_dim),
+                positions,
+                ld,
+                x,
+                cache,
+            }
+            .as_bytes()
+            .to_vec()
         }
         "attention" | "decode_attention" => {
             let decode = kernel == "decode_attention";
             let (kv_heads, group, half) = (w.size(4), w.size(5), w.size(20));
-            let (heads, head_dim, m) = (kv_heads * group, 2 * half, if decode { 1 } else { w.size(9) });
+            let (heads, head_dim, m) =
+                (kv_heads * group, 2 * half, if decode { 1 } else { w.size(9) });
             let (ldq, ldo) = (w.pad(heads * head_dim), w.pad(heads * head_dim));
-            let (positions, x, cache, rotary) = (w.size(100), w.dtype(), w.dtype(), (2 * w.size(half)).min(head_dim));
+            let (positions, x, cache, rotary) =
+                (w.size(100), w.dtype(), w.dtype(), (2 * w.size(half)).min(head_dim));
             let scale = 0.3;
-            AttentionParams { m, heads, kv_heads, head_dim, positions, ldq, ldo, scale, x, cache, rotary }
-                .as_bytes()
-                .to_vec()
+            AttentionParams {
+                m,
+                heads,
+                kv_heads,
+                head_dim,
+                positions,
+                ldq,
+                ldo,
+                scale,
+                x,
+                cache,
+                rotary,
+            }
+            .as_bytes()
+            .to_vec()
         }
         "embedding" => {
             let (m, vocabulary, k) = (w.size(20), w.size(40), w.size(90));
@@ -129,18 +156,25 @@ fn sensible(kernel: &str, w: &mut Words) -> Vec<u8> {
         }
         "fill" => {
             let width = 1 << w.below(3);
-            FillParams { bytes: [w.size(900) * width, 0], width, pattern: w.next() }.as_bytes().to_vec()
+            FillParams { bytes: [w.size(900) * width, 0], width, pattern: w.next() }
+                .as_bytes()
+                .to_vec()
         }
         "copy_2d" => {
             let (rows, bytes) = (w.size(20), w.size(200));
-            CopyParams { rows, bytes, from_pitch: w.pad(bytes), to_pitch: w.pad(bytes) }.as_bytes().to_vec()
+            CopyParams { rows, bytes, from_pitch: w.pad(bytes), to_pitch: w.pad(bytes) }
+                .as_bytes()
+                .to_vec()
         }
         "softmax" | "argmax" => {
             let (rows, n) = (w.size(20), w.size(150));
-            RowParams { rows, n, ldx: w.pad(n), ldy: w.pad(n), x: w.dtype(), y: w.dtype() }.as_bytes().to_vec()
+            RowParams { rows, n, ldx: w.pad(n), ldy: w.pad(n), x: w.dtype(), y: w.dtype() }
+                .as_bytes()
+                .to_vec()
         }
         "sample" | "next_token" => {
-            let (n, top_k, seed, ring) = (w.size(400), w.below(50), [w.next(), w.next()], w.below(9));
+            let (n, top_k, seed, ring) =
+                (w.size(400), w.below(50), [w.next(), w.next()], w.below(9));
             let temperature = [0.0, 0.7, 1.0, 100.0][w.below(4) as usize];
             SampleParams { n, top_k, temperature, seed, ring }.as_bytes().to_vec()
         }

@@ -79,7 +79,11 @@ impl Product {
     }
 
     fn x(&self) -> Option<Data> {
-        Some(Data::read(self.types[0], &noise((self.m - 1) * (self.k + self.gap) + self.k, 1), self.skew))
+        Some(Data::read(
+            self.types[0],
+            &noise((self.m - 1) * (self.k + self.gap) + self.k, 1),
+            self.skew,
+        ))
     }
 
     fn vector(&self, n: usize, flag: u32, seed: u64) -> Option<Data> {
@@ -98,27 +102,58 @@ impl Product {
 
 fn linear(bench: &mut Bench<'_>, large: bool) {
     let mut products = Vec::new();
-    let sizes =
-        [(1, 33, 9), (1, 256, 70), (2, 97, 31), (8, 1030, 17), (9, 40, 65), (70, 67, 130), (3, 1, 1), (65, 1, 1)];
+    let sizes = [
+        (1, 33, 9),
+        (1, 256, 70),
+        (2, 97, 31),
+        (8, 1030, 17),
+        (9, 40, 65),
+        (70, 67, 130),
+        (3, 1, 1),
+        (65, 1, 1),
+    ];
     for (i, &(m, k, n)) in sizes.iter().enumerate() {
         for (j, &w) in TYPES.iter().enumerate() {
             let types = [TYPES[(i + j) % 3], w, TYPES[(i / 2 + j) % 3]];
             let flags = if m > 8 { (i + j) as u32 & BIAS } else { (i + j) as u32 & (NORM | BIAS) };
             products.push(Product { m, k, n, gap: i % 3, skew: (i + j) % 2, types, flags });
-            products.push(Product { m, k, n, gap: 0, skew: 0, types: [w; 3], flags: if m > 8 { 0 } else { NORM } });
+            products.push(Product {
+                m,
+                k,
+                n,
+                gap: 0,
+                skew: 0,
+                types: [w; 3],
+                flags: if m > 8 { 0 } else { NORM },
+            });
         }
     }
     if large {
         for w in TYPES {
-            for (m, k, n) in [(1, 4096, 11_008), (1, 11_008, 4096), (5, 4096, 4096), (300, 2048, 1030), (1, 9000, 3)] {
-                products.push(Product { m, k, n, gap: 0, skew: 0, types: [DType::Bf16, w, DType::F32], flags: 0 });
+            for (m, k, n) in [
+                (1, 4096, 11_008),
+                (1, 11_008, 4096),
+                (5, 4096, 4096),
+                (300, 2048, 1030),
+                (1, 9000, 3),
+            ] {
+                products.push(Product {
+                    m,
+                    k,
+                    n,
+                    gap: 0,
+                    skew: 0,
+                    types: [DType::Bf16, w, DType::F32],
+                    flags: 0,
+                });
             }
         }
     }
     for c in products {
         let (what, p, error) = (format!("{c:?}"), c.params(), c.error());
         let bound = within(c.types[2], error);
-        let operands = [c.x(), c.vector(c.k, NORM, 2), c.w(c.n, 3), c.vector(c.n, BIAS, 4), c.y(c.n, bound)];
+        let operands =
+            [c.x(), c.vector(c.k, NORM, 2), c.w(c.n, 3), c.vector(c.n, BIAS, 4), c.y(c.n, bound)];
         bench.case("linear", &what, &p, &operands);
         bench.case("linear_add", &what, &p, &operands);
         // Each factor is as large as a sum of k products.
@@ -136,9 +171,17 @@ fn linear(bench: &mut Bench<'_>, large: bool) {
         let sizes = [c.n, c.n.div_ceil(2), c.n + 3];
         let mut operands = vec![c.x(), c.vector(c.k, NORM, 2)];
         for (i, &n) in sizes.iter().enumerate() {
-            operands.extend([c.w(n, 10 + i as u64), c.vector(n, BIAS, 20 + i as u64), c.y(n, bound)]);
+            operands.extend([
+                c.w(n, 10 + i as u64),
+                c.vector(n, BIAS, 20 + i as u64),
+                c.y(n, bound),
+            ]);
         }
-        let p = LinearParams { n: sizes.map(|n| n as u32), ldy: sizes.map(|n| (n + c.gap) as u32), ..p };
+        let p = LinearParams {
+            n: sizes.map(|n| n as u32),
+            ldy: sizes.map(|n| (n + c.gap) as u32),
+            ..p
+        };
         bench.case("linear3", &what, &p, &operands);
     }
 }
@@ -166,10 +209,12 @@ fn norm(bench: &mut Bench<'_>, large: bool) {
                 let (input, g) = (noise(size, 1), Data::read(weight, &noise(k, 2), skew));
                 // The sum of squares is rounded in another order.
                 let y = Data::written(x, &junk(size), skew, within(x, 1e-6));
-                let operands = [Some(Data::read(x, &input, skew)), Some(g.clone()), Some(y.clone())];
+                let operands =
+                    [Some(Data::read(x, &input, skew)), Some(g.clone()), Some(y.clone())];
                 bench.case("rms_norm", &what, &p, &operands);
                 let h = Data::written(x, &input, skew, Bound::Exact);
-                let operands = [Some(h), Some(Data::read(x, &noise(size, 3), skew)), Some(g), Some(y)];
+                let operands =
+                    [Some(h), Some(Data::read(x, &noise(size, 3), skew)), Some(g), Some(y)];
                 bench.case("add_rms_norm", &what, &p, &operands);
             }
         }
@@ -177,14 +222,20 @@ fn norm(bench: &mut Bench<'_>, large: bool) {
 }
 
 fn angles(rotary: usize, positions: usize) -> Data {
-    let frequencies: Vec<f64> = (0..rotary / 2).map(|i| 1e4_f64.powf(-2.0 * i as f64 / rotary as f64)).collect();
+    let frequencies: Vec<f64> =
+        (0..rotary / 2).map(|i| 1e4_f64.powf(-2.0 * i as f64 / rotary as f64)).collect();
     Data::read(DType::F32, &table(&frequencies, positions), 0)
 }
 
 fn rope(bench: &mut Bench<'_>) {
     let positions = 20;
-    let sizes =
-        [(1, 2, 1, 8, 8, 0), (3, 4, 2, 64, 64, 5), (5, 3, 3, 81, 34, 17), (4, 9, 1, 256, 256, -2), (2, 1, 1, 3, 2, 19)];
+    let sizes = [
+        (1, 2, 1, 8, 8, 0),
+        (3, 4, 2, 64, 64, 5),
+        (5, 3, 3, 81, 34, 17),
+        (4, 9, 1, 256, 256, -2),
+        (2, 1, 1, 3, 2, 19),
+    ];
     for (m, heads, kv_heads, dim, rotary, at) in sizes {
         for x in TYPES {
             for cache in TYPES {
@@ -203,15 +254,20 @@ fn rope(bench: &mut Bench<'_>) {
                 let what = format!("{p:?} at {at}");
                 let position = Some(Data::words(&[at]));
                 let q = Data::written(x, &noise(m * (wide + 1), 1), 1, within(x, 1e-7));
-                let (k, v) = (Data::read(x, &noise(m * kv, 2), 0), Data::read(x, &noise(m * (kv + 2), 3), 1));
-                let stored = |bound| Some(Data::written(cache, &noise(kv * positions, 4), 0, bound));
+                let (k, v) = (
+                    Data::read(x, &noise(m * kv, 2), 0),
+                    Data::read(x, &noise(m * (kv + 2), 3), 1),
+                );
+                let stored =
+                    |bound| Some(Data::written(cache, &noise(kv * positions, 4), 0, bound));
                 let table = Some(angles(rotary, positions));
                 bench.case("rope", &what, &p, &[Some(q.clone()), table.clone(), position.clone()]);
                 let append = RopeParams { ld: [kv as u32, 0, 0], ..p };
                 let operands = [Some(k.clone()), stored(Bound::Exact), position.clone()];
                 bench.case("cache_append", &what, &append, &operands);
                 let keys = stored(within(cache, 1e-7));
-                let operands = [Some(q), Some(k), Some(v), table, keys, stored(Bound::Exact), position];
+                let operands =
+                    [Some(q), Some(k), Some(v), table, keys, stored(Bound::Exact), position];
                 bench.case("rope_append", &what, &p, &operands);
             }
         }
@@ -257,12 +313,14 @@ fn attention(bench: &mut Bench<'_>, large: bool) {
                 let read = |v: &[f32]| Some(Data::read(cache, v, 0));
                 let out = |n| Some(Data::written(x, &junk(n), 0, within(x, 2e-5)));
                 let q = Some(Data::read(x, &noise(m * (wide + 3), 1), 1));
-                let operands = [q, read(&keys), read(&values), position.clone(), out(m * (wide + 1))];
+                let operands =
+                    [q, read(&keys), read(&values), position.clone(), out(m * (wide + 1))];
                 bench.case("attention", &what, &p, &operands);
                 if m > 1 || dim % 2 == 1 {
                     continue;
                 }
-                let p = AttentionParams { rotary: dim as u32, ldq: wide as u32, ldo: wide as u32, ..p };
+                let p =
+                    AttentionParams { rotary: dim as u32, ldq: wide as u32, ldo: wide as u32, ..p };
                 let row = |n, seed| Some(Data::read(x, &noise(n, seed), 1));
                 let operands = [
                     row(wide, 4),
@@ -274,7 +332,12 @@ fn attention(bench: &mut Bench<'_>, large: bool) {
                     position,
                     // A key that is rounded differently changes its weight, by the rounding error
                     // of the cache's type for a score of up to 10.
-                    Some(Data::written(x, &junk(wide), 0, within(x, 2e-5 + 0.1 * super::rounding(cache)))),
+                    Some(Data::written(
+                        x,
+                        &junk(wide),
+                        0,
+                        within(x, 2e-5 + 0.1 * super::rounding(cache)),
+                    )),
                 ];
                 bench.case("decode_attention", &what, &p, &operands);
             }
@@ -297,7 +360,11 @@ fn embedding(bench: &mut Bench<'_>) {
                     y: y as u32,
                 };
                 let out = Data::written(y, &junk(ids.len() * ld), 1, Bound::Exact);
-                let operands = [Some(Data::words(&ids)), Some(Data::read(table, &noise(11 * k, 1), 0)), Some(out)];
+                let operands = [
+                    Some(Data::words(&ids)),
+                    Some(Data::read(table, &noise(11 * k, 1), 0)),
+                    Some(out),
+                ];
                 bench.case("embedding", &format!("{p:?}"), &p, &operands);
             }
         }
@@ -322,8 +389,11 @@ fn elementwise(bench: &mut Bench<'_>, large: bool) {
                 };
                 let what = format!("{p:?}");
                 let scaled: Vec<f32> = noise(rows * ld[0], 1).iter().map(|v| v * 30.0).collect();
-                let (a, b) = (Data::read(x, &scaled, gap), Data::read(x, &noise(rows * ld[1], 2), 0));
-                for (name, bound) in [("add", Bound::Exact), ("mul", Bound::Exact), ("silu_mul", within(y, 0.0))] {
+                let (a, b) =
+                    (Data::read(x, &scaled, gap), Data::read(x, &noise(rows * ld[1], 2), 0));
+                for (name, bound) in
+                    [("add", Bound::Exact), ("mul", Bound::Exact), ("silu_mul", within(y, 0.0))]
+                {
                     let out = Data::written(y, &junk(rows * ld[2]), gap, bound);
                     bench.case(name, &what, &p, &[Some(a.clone()), Some(b.clone()), Some(out)]);
                 }
@@ -340,17 +410,20 @@ fn casts(bench: &mut Bench<'_>) {
     let all: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
     let singles: Vec<f32> = (0..=u16::MAX)
         .flat_map(|w| {
-            [0u32, 0x7fff, 0x8000, 0x8001, 0x0fff, 0x1000, 0x1001].map(|low| f32::from_bits(u32::from(w) << 16 | low))
+            [0u32, 0x7fff, 0x8000, 0x8001, 0x0fff, 0x1000, 0x1001]
+                .map(|low| f32::from_bits(u32::from(w) << 16 | low))
         })
         .collect();
     for narrow in [DType::Bf16, DType::F16] {
         let n = 1u32 << 16;
-        let p = ElementwiseParams { rows: 1, k: n, ld: [n; 3], x: narrow as u32, y: DType::F32 as u32 };
+        let p =
+            ElementwiseParams { rows: 1, k: n, ld: [n; 3], x: narrow as u32, y: DType::F32 as u32 };
         let input = Data { dtype: narrow, ..Data::bytes(&all, 0) };
         let out = Data::written(DType::F32, &junk(n as usize), 0, Bound::Exact);
         bench.case("cast", &format!("every {}", narrow.name()), &p, &[Some(input), Some(out)]);
         let n = singles.len() as u32;
-        let p = ElementwiseParams { rows: 1, k: n, ld: [n; 3], x: DType::F32 as u32, y: narrow as u32 };
+        let p =
+            ElementwiseParams { rows: 1, k: n, ld: [n; 3], x: DType::F32 as u32, y: narrow as u32 };
         let out = Data::written(narrow, &junk(n as usize), 0, Bound::Exact);
         let operands = [Some(Data::read(DType::F32, &singles, 0)), Some(out)];
         bench.case("cast", &format!("singles to {}", narrow.name()), &p, &operands);
@@ -358,13 +431,23 @@ fn casts(bench: &mut Bench<'_>) {
 }
 
 fn bytes(bench: &mut Bench<'_>, large: bool) {
-    let counts = if large { vec![0usize, 1, 5, 31, 70_001, 9_000_000] } else { vec![0usize, 1, 5, 31, 70_001] };
+    let counts = if large {
+        vec![0usize, 1, 5, 31, 70_001, 9_000_000]
+    } else {
+        vec![0usize, 1, 5, 31, 70_001]
+    };
     for count in counts {
         for width in [1usize, 2, 4] {
             for skew in [0, 1, 7] {
                 let n = count * width;
-                let p = FillParams { bytes: [n as u32, 0], width: width as u32, pattern: 0x8765_4321 };
-                bench.case("fill", &format!("{p:?} at {skew}"), &p, &[Some(Data::bytes(&vec![9; n], skew))]);
+                let p =
+                    FillParams { bytes: [n as u32, 0], width: width as u32, pattern: 0x8765_4321 };
+                bench.case(
+                    "fill",
+                    &format!("{p:?} at {skew}"),
+                    &p,
+                    &[Some(Data::bytes(&vec![9; n], skew))],
+                );
             }
         }
     }
@@ -379,7 +462,8 @@ fn bytes(bench: &mut Bench<'_>, large: bool) {
             to_pitch: to_pitch as u32,
         };
         let from: Vec<u8> = (0..rows * from_pitch).map(|i| (i * 31 % 251) as u8).collect();
-        let operands = [Some(Data::bytes(&from, skew)), Some(Data::bytes(&vec![1; rows * to_pitch], skew))];
+        let operands =
+            [Some(Data::bytes(&from, skew)), Some(Data::bytes(&vec![1; rows * to_pitch], skew))];
         bench.case("copy_2d", &format!("{p:?}"), &p, &operands);
     }
 }
@@ -391,9 +475,16 @@ fn rows(bench: &mut Bench<'_>, large: bool) {
     }
     for (rows, n) in sizes {
         for x in TYPES {
-            let values: Vec<f32> = noise(rows * (n + 1), 1).iter().map(|v| (v * 40.0).round() / 4.0).collect();
-            let p =
-                RowParams { rows: rows as u32, n: n as u32, ldx: n as u32 + 1, ldy: n as u32 + 2, x: x as u32, y: 0 };
+            let values: Vec<f32> =
+                noise(rows * (n + 1), 1).iter().map(|v| (v * 40.0).round() / 4.0).collect();
+            let p = RowParams {
+                rows: rows as u32,
+                n: n as u32,
+                ldx: n as u32 + 1,
+                ldy: n as u32 + 2,
+                x: x as u32,
+                y: 0,
+            };
             let what = format!("{p:?}");
             let operands = [Some(Data::read(x, &values, 0)), Some(Data::words(&vec![-1; rows]))];
             bench.case("argmax", &what, &p, &operands);
@@ -405,7 +496,13 @@ fn rows(bench: &mut Bench<'_>, large: bool) {
         }
     }
     let (nan, inf) = (f32::NAN, f32::INFINITY);
-    for row in [vec![nan; 40], vec![-inf; 40], vec![nan, -inf, -inf], vec![-0.0, 0.0], vec![1.0, inf, inf, nan]] {
+    for row in [
+        vec![nan; 40],
+        vec![-inf; 40],
+        vec![nan, -inf, -inf],
+        vec![-0.0, 0.0],
+        vec![1.0, inf, inf, nan],
+    ] {
         let n = row.len() as u32;
         let p = RowParams { rows: 1, n, ldx: n, ldy: n, ..Default::default() };
         let input = Some(Data::read(DType::F32, &row, 0));
@@ -434,7 +531,13 @@ fn sampling(bench: &mut Bench<'_>, large: bool) {
             for top_k in [0, 1, 40, n as u32 + 1] {
                 for temperature in [0.0, 0.7, 4.0] {
                     for position in [0, 1, 77, 4095, i32::MAX] {
-                        let p = SampleParams { n: n as u32, top_k, temperature, seed: [n as u32, 7], ring: 3 };
+                        let p = SampleParams {
+                            n: n as u32,
+                            top_k,
+                            temperature,
+                            seed: [n as u32, 7],
+                            ring: 3,
+                        };
                         let what = format!("{p:?} at {position}");
                         let input = Some(Data::read(DType::F32, &logits, 0));
                         let word = |w: i32| Some(Data::words(&[w]));
@@ -461,8 +564,12 @@ fn sampling(bench: &mut Bench<'_>, large: bool) {
     for ring in [0usize, 1, 5] {
         let p = AdvanceParams { step: 17, ring: ring as u32 };
         let slots: Vec<i32> = (0..ring as i32).map(|i| -i).collect();
-        let operands =
-            [Some(Data::words(&[9])), Some(Data::words(&[100])), Some(Data::words(&slots)), Some(Data::words(&[-1]))];
+        let operands = [
+            Some(Data::words(&[9])),
+            Some(Data::words(&[100])),
+            Some(Data::words(&slots)),
+            Some(Data::words(&[-1])),
+        ];
         bench.case("advance", &format!("{p:?}"), &p, &operands);
     }
 }

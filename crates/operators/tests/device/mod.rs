@@ -65,7 +65,8 @@ impl Data {
         let total = (offset + bytes.len()).div_ceil(4) + CANARIES;
         let mut all = vec![CANARY.to_le_bytes()[0]; 4 * total];
         all[offset..offset + bytes.len()].copy_from_slice(bytes);
-        let words = all.chunks_exact(4).map(|c| u32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect();
+        let words =
+            all.chunks_exact(4).map(|c| u32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect();
         Self { words, offset, len: bytes.len(), dtype: DType::F32, bound: Bound::Exact }
     }
 
@@ -99,7 +100,9 @@ impl Data {
     /// The element at byte `at`.
     fn value(&self, bytes: &[u8], at: usize) -> f64 {
         match self.dtype {
-            DType::F32 => f32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]).into(),
+            DType::F32 => {
+                f32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]).into()
+            }
             DType::Bf16 => bf16::from_le_bytes([bytes[at], bytes[at + 1]]).into(),
             DType::F16 => f16::from_le_bytes([bytes[at], bytes[at + 1]]).into(),
         }
@@ -107,10 +110,15 @@ impl Data {
 
     /// The largest used part of the bound of an element, or a description of the error.
     fn compare(&self, found: &[u32], wanted: &[u32]) -> Result<f64, String> {
-        let (before, found, wanted) = (Self::all_bytes(&self.words), Self::all_bytes(found), Self::all_bytes(wanted));
+        let (before, found, wanted) =
+            (Self::all_bytes(&self.words), Self::all_bytes(found), Self::all_bytes(wanted));
         let range = self.offset..self.offset + self.len;
-        if let Some(at) = (0..before.len()).find(|i| !range.contains(i) && found[*i] != before[*i]) {
-            return Err(format!("byte {} of the memory around it was written", at as i64 - self.offset as i64));
+        if let Some(at) = (0..before.len()).find(|i| !range.contains(i) && found[*i] != before[*i])
+        {
+            return Err(format!(
+                "byte {} of the memory around it was written",
+                at as i64 - self.offset as i64
+            ));
         }
         let step = self.dtype.bytes();
         let mut worst = 0.0_f64;
@@ -131,7 +139,11 @@ impl Data {
             };
             // A NaN exceeds every bound.
             if part.is_nan() || part > 1.0 {
-                return Err(format!("element {} is {f:e}, not {w:e} ({:?})", (at - range.start) / step, self.bound));
+                return Err(format!(
+                    "element {} is {f:e}, not {w:e} ({:?})",
+                    (at - range.start) / step,
+                    self.bound
+                ));
             }
             worst = worst.max(part);
         }
@@ -167,7 +179,8 @@ const QUICK_BYTES: usize = 64 << 10;
 pub fn choose(catalogue: &Catalogue, parts: &[String], quick: bool) -> Choice {
     let named = |name: &str| parts.is_empty() || parts.iter().any(|p| name.contains(p.as_str()));
     let cases = |all: &[usize]| {
-        let small: Vec<usize> = (0..all.len()).filter(|&i| !quick || all[i] <= QUICK_BYTES).collect();
+        let small: Vec<usize> =
+            (0..all.len()).filter(|&i| !quick || all[i] <= QUICK_BYTES).collect();
         if !quick || small.len() <= QUICK_CASES {
             return small.into_iter().collect();
         }
@@ -175,7 +188,11 @@ pub fn choose(catalogue: &Catalogue, parts: &[String], quick: bool) -> Choice {
         let stretch = small.len() / QUICK_CASES;
         (0..QUICK_CASES).map(|i| small[i * small.len() / QUICK_CASES + i % stretch]).collect()
     };
-    catalogue.iter().filter(|(name, _)| named(name)).map(|(&name, all)| (name, cases(all))).collect()
+    catalogue
+        .iter()
+        .filter(|(name, _)| named(name))
+        .map(|(&name, all)| (name, cases(all)))
+        .collect()
 }
 
 /// Compares kernels on a device, or lists the comparisons.
@@ -193,7 +210,10 @@ pub struct Bench<'a> {
 impl<'a> Bench<'a> {
     /// On the device of a runtime.
     pub fn new(runtime: &'a Runtime) -> leasehold::Result<Self> {
-        Ok(Self { device: Some((runtime, Library::with_level(runtime, None)?)), ..Bench::listing() })
+        Ok(Self {
+            device: Some((runtime, Library::with_level(runtime, None)?)),
+            ..Bench::listing()
+        })
     }
 
     /// Without a device: nothing is launched.
@@ -207,10 +227,18 @@ impl<'a> Bench<'a> {
     }
 
     /// One launch on the CPU, two on the device; `None` for an omitted operand.
-    pub fn case<P: Params>(&mut self, name: &'static str, what: &str, params: &P, operands: &[Option<Data>]) {
+    pub fn case<P: Params>(
+        &mut self,
+        name: &'static str,
+        what: &str,
+        params: &P,
+        operands: &[Option<Data>],
+    ) {
         let seen = self.catalogue.entry(name).or_default();
-        let chosen =
-            self.choice.as_ref().is_none_or(|c| c.get(name).is_some_and(|places| places.contains(&seen.len())));
+        let chosen = self
+            .choice
+            .as_ref()
+            .is_none_or(|c| c.get(name).is_some_and(|places| places.contains(&seen.len())));
         seen.push(operands.iter().flatten().map(|d| d.len).sum());
         let Some((runtime, library)) = self.device.as_ref().filter(|_| chosen) else { return };
         let outcome = compare(runtime, library, name, params, operands);
@@ -241,7 +269,9 @@ fn compare<P: Params>(
     let signature = KernelSpec::find(name).map_or(&[][..], |s| s.operands);
     for (i, data) in operands.iter().enumerate() {
         if let Some(data) = data {
-            let part = data.compare(&found[i], &wanted[i]).map_err(|why| format!("{}: {why}", signature[i].name))?;
+            let part = data
+                .compare(&found[i], &wanted[i])
+                .map_err(|why| format!("{}: {why}", signature[i].name))?;
             worst = worst.max(part);
         }
     }
@@ -270,11 +300,18 @@ fn launch<P: Params>(
     }
     let operator = Operator::new(library, name, params, &parts)?;
     runtime.add_graph_operator(&operator)?;
-    buffers.iter().map(|b| b.as_ref().map_or_else(|| Ok(Vec::new()), |b| runtime.download(b))).collect()
+    buffers
+        .iter()
+        .map(|b| b.as_ref().map_or_else(|| Ok(Vec::new()), |b| runtime.download(b)))
+        .collect()
 }
 
 /// The operands' memory after a launch on the CPU.
-fn reference<P: Params>(name: &str, params: &P, operands: &[Option<Data>]) -> Result<Vec<Vec<u32>>, String> {
+fn reference<P: Params>(
+    name: &str,
+    params: &P,
+    operands: &[Option<Data>],
+) -> Result<Vec<Vec<u32>>, String> {
     let spec = KernelSpec::find(name).ok_or("no kernel of that name")?;
     let mut memory: Vec<Vec<u32>> =
         operands.iter().map(|d| d.as_ref().map_or_else(Vec::new, |d| d.words.clone())).collect();

@@ -11,11 +11,16 @@ use super::{Tensor, cases, close, dtypes, levels, noise, rounding, run, run_scat
 
 /// Attention of row `r` of `q` with head `h`, over the first `len` positions.
 fn attend(q: &[f64], keys: &[f64], values: &[f64], dim: usize, scale: f64) -> Vec<f64> {
-    let scores: Vec<f64> = keys.chunks(dim).map(|k| k.iter().zip(q).map(|(a, b)| a * b).sum::<f64>() * scale).collect();
+    let scores: Vec<f64> = keys
+        .chunks(dim)
+        .map(|k| k.iter().zip(q).map(|(a, b)| a * b).sum::<f64>() * scale)
+        .collect();
     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
     let total: f64 = weights.iter().sum();
-    (0..dim).map(|d| weights.iter().zip(values.chunks(dim)).map(|(w, v)| w * v[d]).sum::<f64>() / total).collect()
+    (0..dim)
+        .map(|d| weights.iter().zip(values.chunks(dim)).map(|(w, v)| w * v[d]).sum::<f64>() / total)
+        .collect()
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -43,8 +48,24 @@ fn shape() -> impl Strategy<Value = Shape> {
         (1usize..20).prop_map(|d| 2 * d)
     ];
     let at = prop_oneof![Just(0usize), Just(63), Just(64), 0usize..190];
-    (prop_oneof![Just(1usize), 1usize..24], 1usize..5, prop_oneof![1usize..5, Just(17)], dim, at, dtypes(), dtypes())
-        .prop_map(|(m, kv_heads, group, dim, at, x, cache)| Shape { m, kv_heads, group, dim, at, x, cache })
+    (
+        prop_oneof![Just(1usize), 1usize..24],
+        1usize..5,
+        prop_oneof![1usize..5, Just(17)],
+        dim,
+        at,
+        dtypes(),
+        dtypes(),
+    )
+        .prop_map(|(m, kv_heads, group, dim, at, x, cache)| Shape {
+            m,
+            kv_heads,
+            group,
+            dim,
+            at,
+            x,
+            cache,
+        })
 }
 
 fn params(s: &Shape) -> AttentionParams {
@@ -137,7 +158,8 @@ proptest! {
 
 #[test]
 fn a_later_row_never_shows_in_an_earlier_one() {
-    let s = Shape { m: 5, kv_heads: 1, group: 2, dim: 16, at: 60, x: DType::F32, cache: DType::F32 };
+    let s =
+        Shape { m: 5, kv_heads: 1, group: 2, dim: 16, at: 60, x: DType::F32, cache: DType::F32 };
     let wide = s.group * s.dim;
     for isa in levels() {
         let outputs: Vec<Vec<f64>> = [0.5, f32::NAN]
@@ -150,7 +172,12 @@ fn a_later_row_never_shows_in_an_earlier_one() {
                 let mut q = Tensor::new(s.x, &noise(s.m * (wide + 3), 3));
                 let mut out = Tensor::junk(s.x, s.m * (wide + 1));
                 let mut position = [s.at as i32];
-                run(isa, "attention", &params(&s), &[q.bind(), k.bind(), v.bind(), bind(&mut position), out.bind()]);
+                run(
+                    isa,
+                    "attention",
+                    &params(&s),
+                    &[q.bind(), k.bind(), v.bind(), bind(&mut position), out.bind()],
+                );
                 out.values()
             })
             .collect();

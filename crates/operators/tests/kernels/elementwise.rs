@@ -103,20 +103,38 @@ fn casts_are_exact_or_round_to_even() {
     };
     for isa in levels() {
         let mut wide = vec![0f32; words.len()];
-        run(isa, "cast", &params(words.len(), DType::Bf16, DType::F32), &[bind(&mut words), bind(&mut wide)]);
+        run(
+            isa,
+            "cast",
+            &params(words.len(), DType::Bf16, DType::F32),
+            &[bind(&mut words), bind(&mut wide)],
+        );
         for (&w, f) in words.iter().zip(&wide) {
             assert!(
                 f.to_bits() | 0x0040_0000 == u32::from(w) << 16 | 0x0040_0000
                     && (f.is_nan() || f.to_bits() == u32::from(w) << 16)
             );
         }
-        run(isa, "cast", &params(words.len(), DType::F16, DType::F32), &[bind(&mut words), bind(&mut wide)]);
+        run(
+            isa,
+            "cast",
+            &params(words.len(), DType::F16, DType::F32),
+            &[bind(&mut words), bind(&mut wide)],
+        );
         for (&w, f) in words.iter().zip(&wide) {
             let half = f16::from_bits(w);
-            assert!(if half.is_nan() { f.is_nan() } else { f.to_bits() == half.to_f32().to_bits() }, "{isa}: {w:#x}");
+            assert!(
+                if half.is_nan() { f.is_nan() } else { f.to_bits() == half.to_f32().to_bits() },
+                "{isa}: {w:#x}"
+            );
         }
         let mut narrow = vec![0u16; singles.len()];
-        run(isa, "cast", &params(singles.len(), DType::F32, DType::Bf16), &[bind(&mut singles), bind(&mut narrow)]);
+        run(
+            isa,
+            "cast",
+            &params(singles.len(), DType::F32, DType::Bf16),
+            &[bind(&mut singles), bind(&mut narrow)],
+        );
         for (&f, &w) in singles.iter().zip(&narrow) {
             let (found, wanted) = (bf16::from_bits(w), bf16::from_f32(f));
             assert!(
@@ -124,7 +142,12 @@ fn casts_are_exact_or_round_to_even() {
                 "{isa}: {f:e} {found} {wanted}"
             );
         }
-        run(isa, "cast", &params(singles.len(), DType::F32, DType::F16), &[bind(&mut singles), bind(&mut narrow)]);
+        run(
+            isa,
+            "cast",
+            &params(singles.len(), DType::F32, DType::F16),
+            &[bind(&mut singles), bind(&mut narrow)],
+        );
         for (&f, &w) in singles.iter().zip(&narrow) {
             let (found, wanted) = (f16::from_bits(w), f16::from_f32(f));
             assert!(
@@ -138,8 +161,22 @@ fn casts_are_exact_or_round_to_even() {
 /// The whole range of the exponential, through SiLU, including infinities and NaN.
 #[test]
 fn silu_of_extremes() {
-    let mut a =
-        [0.0f32, -0.0, 88.0, -88.0, 200.0, -200.0, f32::INFINITY, f32::NAN, 1e-40, -86.5, -87.2, -87.4, 1e30, -1e30];
+    let mut a = [
+        0.0f32,
+        -0.0,
+        88.0,
+        -88.0,
+        200.0,
+        -200.0,
+        f32::INFINITY,
+        f32::NAN,
+        1e-40,
+        -86.5,
+        -87.2,
+        -87.4,
+        1e30,
+        -1e30,
+    ];
     let mut one = [1.0f32; 14];
     let p = ElementwiseParams { rows: 1, k: 14, ld: [14; 3], ..Default::default() };
     for isa in levels() {

@@ -14,7 +14,8 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-type Emulate = unsafe extern "C" fn(*const c_char, *const u8, usize, *const u32, *const u32, c_int) -> c_int;
+type Emulate =
+    unsafe extern "C" fn(*const c_char, *const u8, usize, *const u32, *const u32, c_int) -> c_int;
 
 /// One launch at a time, because the emulator has one block.
 struct Emulator(Mutex<Emulate>);
@@ -24,7 +25,11 @@ fn program() -> String {
     let mut text = format!("#include \"emulator.hpp\"\n#line 1 \"common.cuh\"\n{COMMON}\n");
     for module in MODULES {
         let space = module.name.trim_end_matches(".cu");
-        let _ = write!(text, "namespace {space}_cu {{\n#line 1 \"{}\"\n{}\n}}\n", module.name, module.source);
+        let _ = write!(
+            text,
+            "namespace {space}_cu {{\n#line 1 \"{}\"\n{}\n}}\n",
+            module.name, module.source
+        );
     }
     text.push_str(
         "extern \"C\" __attribute__((visibility(\"default\"))) int emulate(const char* name, const unsigned char* arguments, size_t size, const unsigned* grid,\n\
@@ -108,7 +113,9 @@ fn load() -> Result<Option<Emulator>, String> {
         return Err("the emulated kernels have no entry".to_owned());
     }
     // SAFETY: the symbol is the function that the program defines, with this signature.
-    Ok(Some(Emulator(Mutex::new(unsafe { std::mem::transmute::<*mut libc::c_void, Emulate>(entry) }))))
+    Ok(Some(Emulator(Mutex::new(unsafe {
+        std::mem::transmute::<*mut libc::c_void, Emulate>(entry)
+    }))))
 }
 
 fn emulator() -> Option<&'static Emulator> {
@@ -127,7 +134,10 @@ pub fn available() -> bool {
 /// Launches a kernel as the CUDA backend does: the operands' addresses, then the parameters, in one
 /// buffer. With `reverse`, blocks and threads run from the last to the first.
 pub fn run(name: &str, params: &impl Params, bindings: &[Binding], reverse: bool) {
-    assert!(run_words(name, params.as_bytes(), bindings, reverse), "parameters beyond what CUDA launches");
+    assert!(
+        run_words(name, params.as_bytes(), bindings, reverse),
+        "parameters beyond what CUDA launches"
+    );
 }
 
 /// Like [`run`], with parameters in the form of a launch. Returns whether the launch has a
@@ -136,7 +146,9 @@ pub fn run_words(name: &str, params: &[u8], bindings: &[Binding], reverse: bool)
     let spec = KernelSpec::find(name).expect("a kernel of that name");
     let launch = spec.plan(params).expect("parameters that the kernel takes");
     spec.check(&launch, bindings).expect("operands that the kernel takes");
-    let Ok(geometry) = CudaSpec::find(name).expect("a CUDA kernel").geometry(params) else { return false };
+    let Ok(geometry) = CudaSpec::find(name).expect("a CUDA kernel").geometry(params) else {
+        return false;
+    };
     let mut arguments: Vec<u8> = bindings.iter().flat_map(|b| b.addr.to_le_bytes()).collect();
     arguments.extend(params);
     let name = CString::new(name).expect("a name without zeros");

@@ -26,7 +26,10 @@ fn every_kernel_has_its_name_once_and_a_variant_for_every_level_of_the_machine()
 fn parameters_of_the_wrong_size_are_refused() {
     for spec in KERNELS {
         let refusal = spec.plan(&vec![1; spec.params_bytes + 4]).unwrap_err();
-        assert!(refusal.contains(spec.name) && refusal.contains("bytes of parameters"), "{refusal}");
+        assert!(
+            refusal.contains(spec.name) && refusal.contains("bytes of parameters"),
+            "{refusal}"
+        );
         assert!(spec.plan(&[]).is_err());
     }
 }
@@ -41,13 +44,17 @@ fn parameters_of_zeros_are_refused() {
 
 #[test]
 fn parameters_that_describe_nothing_are_refused() {
-    let linear = LinearParams { m: 1, k: 4, n: [4, 0, 0], ldx: 4, ldy: [4, 0, 0], ..Default::default() };
+    let linear =
+        LinearParams { m: 1, k: 4, n: [4, 0, 0], ldx: 4, ldy: [4, 0, 0], ..Default::default() };
     assert!(KernelSpec::find("linear").unwrap().plan(linear.as_bytes()).is_ok());
     assert!(refusal("linear", &LinearParams { x: 3, ..linear }).contains("element type"));
     assert!(refusal("linear", &LinearParams { flags: 8, ..linear }).contains("flags"));
     assert!(refusal("linear", &LinearParams { ldx: 3, ..linear }).contains("overlap"));
     assert!(refusal("linear", &LinearParams { n: [4, 4, 0], ..linear }).contains("n[1]"));
-    assert!(refusal("linear", &LinearParams { m: FEW as u32 + 1, flags: NORM, ..linear }).contains("normalised"));
+    assert!(
+        refusal("linear", &LinearParams { m: FEW as u32 + 1, flags: NORM, ..linear })
+            .contains("normalised")
+    );
     assert!(refusal("linear3", &linear).contains("zero"));
     let attention = AttentionParams {
         m: 1,
@@ -61,12 +68,25 @@ fn parameters_that_describe_nothing_are_refused() {
         ..Default::default()
     };
     assert!(refusal("attention", &attention).contains("evenly"));
-    assert!(refusal("attention", &AttentionParams { kv_heads: 3, head_dim: 512, ..attention }).contains("wider"));
-    assert!(refusal("decode_attention", &AttentionParams { kv_heads: 3, rotary: 7, ..attention }).contains("rotated"));
-    assert!(refusal("decode_attention", &AttentionParams { kv_heads: 3, m: 2, ..attention }).contains("one row"));
-    assert!(refusal("sample", &SampleParams { n: 4, temperature: -1.0, ..Default::default() }).contains("temperature"));
     assert!(
-        refusal("sample", &SampleParams { n: 4, temperature: f32::NAN, ..Default::default() }).contains("temperature")
+        refusal("attention", &AttentionParams { kv_heads: 3, head_dim: 512, ..attention })
+            .contains("wider")
+    );
+    assert!(
+        refusal("decode_attention", &AttentionParams { kv_heads: 3, rotary: 7, ..attention })
+            .contains("rotated")
+    );
+    assert!(
+        refusal("decode_attention", &AttentionParams { kv_heads: 3, m: 2, ..attention })
+            .contains("one row")
+    );
+    assert!(
+        refusal("sample", &SampleParams { n: 4, temperature: -1.0, ..Default::default() })
+            .contains("temperature")
+    );
+    assert!(
+        refusal("sample", &SampleParams { n: 4, temperature: f32::NAN, ..Default::default() })
+            .contains("temperature")
     );
 }
 
@@ -79,8 +99,14 @@ fn operands_too_short_misaligned_or_missing_are_refused() {
     let (mut x, mut ids) = ([0f32; 13], [0i32; 2]);
     let ids = bind(&mut ids);
     assert!(spec.check(&launch, &[bind(&mut x[..12]), ids]).is_ok());
-    assert!(spec.check(&launch, &[bind(&mut x[..11]), ids]).unwrap_err().contains("operand x of kernel argmax"));
-    assert!(spec.check(&launch, &[bind(&mut x)]).unwrap_err().contains("takes 2 operands, 1 are bound"));
+    assert!(
+        spec.check(&launch, &[bind(&mut x[..11]), ids])
+            .unwrap_err()
+            .contains("operand x of kernel argmax")
+    );
+    assert!(
+        spec.check(&launch, &[bind(&mut x)]).unwrap_err().contains("takes 2 operands, 1 are bound")
+    );
     assert!(spec.check(&launch, &[NONE, ids]).is_err());
     let mut skewed = bind(&mut x);
     skewed.addr += 2;
@@ -92,7 +118,15 @@ fn operands_too_short_misaligned_or_missing_are_refused() {
 #[test]
 fn large_operands_are_counted_in_64_bits() {
     let n = 1 << 20;
-    let p = LinearParams { m: 1, k: n, n: [n, 0, 0], ldx: n, ldy: [n, 0, 0], w: 1, ..Default::default() };
+    let p = LinearParams {
+        m: 1,
+        k: n,
+        n: [n, 0, 0],
+        ldx: n,
+        ldy: [n, 0, 0],
+        w: 1,
+        ..Default::default()
+    };
     let launch = KernelSpec::find("linear").unwrap().plan(p.as_bytes()).unwrap();
     assert_eq!(launch.bytes[2], 1 << 41);
 }

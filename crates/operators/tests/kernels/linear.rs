@@ -38,7 +38,8 @@ fn product(c: &Case, x: &Tensor, norm: &Tensor, w: &Tensor, bias: &Tensor) -> (V
     let (mut sums, mut sizes) = (Vec::new(), Vec::new());
     for m in 0..c.m {
         let row = &x[m * (c.k + c.gap)..][..c.k];
-        let scale = 1.0 / (row.iter().map(|v| v * v).sum::<f64>() / c.k as f64 + f64::from(EPS)).sqrt();
+        let scale =
+            1.0 / (row.iter().map(|v| v * v).sum::<f64>() / c.k as f64 + f64::from(EPS)).sqrt();
         let row: Vec<f64> = match c.flags & NORM {
             0 => row.to_vec(),
             _ => row.iter().zip(&norm).map(|(v, g)| v * scale * g).collect(),
@@ -84,7 +85,10 @@ fn rows(c: &Case, y: &Tensor) -> Vec<f64> {
     let mut rows = Vec::new();
     for (m, row) in y.chunks(c.n + c.gap).enumerate() {
         rows.extend(&row[..c.n]);
-        assert!(m + 1 == c.m || row[c.n..].iter().all(|&v| v == gap), "a gap between rows was written");
+        assert!(
+            m + 1 == c.m || row[c.n..].iter().all(|&v| v == gap),
+            "a gap between rows was written"
+        );
     }
     rows
 }
@@ -188,7 +192,12 @@ fn wide_rows_are_chunked() {
             let (wanted, sizes) = product(&c, &x, &norm, &w, &bias);
             for isa in levels() {
                 let mut y = Tensor::junk(c.y, c.m * c.n);
-                run(isa, "linear", &params(&c), &[x.bind(), norm.bind(), w.bind(), bias.bind(), y.bind()]);
+                run(
+                    isa,
+                    "linear",
+                    &params(&c),
+                    &[x.bind(), norm.bind(), w.bind(), bias.bind(), y.bind()],
+                );
                 close(isa.name(), &y.values(), &wanted, |i| bound(&c, sizes[i], wanted[i]));
             }
         }
@@ -197,7 +206,8 @@ fn wide_rows_are_chunked() {
 
 #[test]
 fn operands_that_the_flags_leave_out_may_be_empty() {
-    let c = Case { m: 2, k: 40, n: 5, gap: 0, x: DType::F32, w: DType::Bf16, y: DType::F32, flags: 0 };
+    let c =
+        Case { m: 2, k: 40, n: 5, gap: 0, x: DType::F32, w: DType::Bf16, y: DType::F32, flags: 0 };
     let (mut x, norm, mut w, bias) = operands(&c, 1);
     let (wanted, sizes) = product(&c, &x, &norm, &w, &bias);
     for isa in levels() {

@@ -54,12 +54,24 @@ impl Tensor {
     /// The elements, exactly.
     pub fn values(&self) -> Vec<f64> {
         let pads = [&self.bytes[..PAD], &self.bytes[self.bytes.len() - PAD..]];
-        assert!(pads.iter().all(|pad| pad.iter().all(|&b| b == CANARY)), "a kernel wrote outside its operand");
+        assert!(
+            pads.iter().all(|pad| pad.iter().all(|&b| b == CANARY)),
+            "a kernel wrote outside its operand"
+        );
         let body = &self.bytes[PAD..self.bytes.len() - PAD];
         match self.dtype {
-            DType::F32 => body.chunks(4).map(|c| f64::from(f32::from_le_bytes(c.try_into().unwrap()))).collect(),
-            DType::Bf16 => body.chunks(2).map(|c| f64::from(bf16::from_le_bytes(c.try_into().unwrap()))).collect(),
-            DType::F16 => body.chunks(2).map(|c| f64::from(f16::from_le_bytes(c.try_into().unwrap()))).collect(),
+            DType::F32 => body
+                .chunks(4)
+                .map(|c| f64::from(f32::from_le_bytes(c.try_into().unwrap())))
+                .collect(),
+            DType::Bf16 => body
+                .chunks(2)
+                .map(|c| f64::from(bf16::from_le_bytes(c.try_into().unwrap())))
+                .collect(),
+            DType::F16 => body
+                .chunks(2)
+                .map(|c| f64::from(f16::from_le_bytes(c.try_into().unwrap())))
+                .collect(),
         }
     }
 
@@ -139,7 +151,12 @@ pub fn run(level: Level, name: &str, params: &impl Params, bindings: &[Binding])
 
 /// Launches a kernel with its tiles in reverse order on two threads; the emulator in its other
 /// order.
-pub fn run_scattered(level: Level, name: &str, params: &(impl Params + Sync), bindings: &[Binding]) {
+pub fn run_scattered(
+    level: Level,
+    name: &str,
+    params: &(impl Params + Sync),
+    bindings: &[Binding],
+) {
     let isa = match level {
         Level::Cpu(isa) => isa,
         Level::Emulated => return emulated::run(name, params, bindings, !backwards(params)),
@@ -151,8 +168,14 @@ pub fn run_scattered(level: Level, name: &str, params: &(impl Params + Sync), bi
     let [nx, ny, nz] = launch.grid;
     let one = |i: u32| {
         // SAFETY: the bindings belong to tensors of the caller; the launch has no scratch memory.
-        let mut args =
-            unsafe { CpuArgs::new((launch.grid, [1; 3]), bindings, params.as_bytes(), (std::ptr::null_mut(), 0)) };
+        let mut args = unsafe {
+            CpuArgs::new(
+                (launch.grid, [1; 3]),
+                bindings,
+                params.as_bytes(),
+                (std::ptr::null_mut(), 0),
+            )
+        };
         args.set_tile([i % nx, i / nx % ny, i / nx / ny]);
         // SAFETY: parameters and bindings were checked above, and tiles access only their own
         // elements.
@@ -171,7 +194,10 @@ pub fn close(what: &str, found: &[f64], wanted: &[f64], bound: impl Fn(usize) ->
     assert_eq!(found.len(), wanted.len());
     for (i, (f, w)) in found.iter().zip(wanted).enumerate() {
         let bound = bound(i);
-        assert!((f - w).abs() <= bound || (f.is_nan() && w.is_nan()), "{what}[{i}]: {f}, not {w} (within {bound:e})");
+        assert!(
+            (f - w).abs() <= bound || (f.is_nan() && w.is_nan()),
+            "{what}[{i}]: {f}, not {w} (within {bound:e})"
+        );
     }
 }
 

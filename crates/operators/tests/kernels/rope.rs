@@ -17,7 +17,9 @@ pub fn rotated(head: &[f64], position: usize, rotary: usize) -> Vec<f64> {
     (0..head.len())
         .map(|i| match i {
             i if i < half => head[i] * angles[i].cos() - head[i + half] * angles[i].sin(),
-            i if i < rotary => head[i] * angles[i - half].cos() + head[i - half] * angles[i - half].sin(),
+            i if i < rotary => {
+                head[i] * angles[i - half].cos() + head[i - half] * angles[i - half].sin()
+            }
             _ => head[i],
         })
         .collect()
@@ -92,7 +94,8 @@ fn a_negative_position_writes_nothing_to_a_cache() {
     };
     for isa in levels() {
         let mut position = [-2];
-        let (mut x, mut cache) = (Tensor::new(DType::F32, &[1.0; 8]), Tensor::new(DType::F32, &[5.0; 12]));
+        let (mut x, mut cache) =
+            (Tensor::new(DType::F32, &[1.0; 8]), Tensor::new(DType::F32, &[5.0; 12]));
         let at = leasehold_operators::kernels::cpu::tile::bind(&mut position);
         run(isa, "cache_append", &p, &[x.bind(), cache.bind(), at]);
         assert!(cache.values().iter().all(|&v| v == 5.0));

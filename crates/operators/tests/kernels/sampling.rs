@@ -70,18 +70,30 @@ proptest! {
     }
 }
 
-fn among_the_largest(n: usize, k: u32, levels_of: i32, seed: u64, position: i32) -> Result<(), TestCaseError> {
+fn among_the_largest(
+    n: usize,
+    k: u32,
+    levels_of: i32,
+    seed: u64,
+    position: i32,
+) -> Result<(), TestCaseError> {
     // Few distinct values, so that the threshold lies within ties. Zeros of both signs are among
     // them, and equal.
-    let logits: Vec<f32> = noise(n, seed).iter().map(|v| (v * levels_of as f32).round() / 4.0).collect();
+    let logits: Vec<f32> =
+        noise(n, seed).iter().map(|v| (v * levels_of as f32).round() / 4.0).collect();
     let mut order: Vec<usize> = (0..n).collect();
     order.sort_by(|&a, &b| (logits[b] + 0.0).total_cmp(&(logits[a] + 0.0)).then(a.cmp(&b)));
     let allowed = &order[..n.min(k as usize)];
-    let p = SampleParams { n: n as u32, top_k: k, temperature: 5.0, seed: [seed as u32, 1], ring: 0 };
+    let p =
+        SampleParams { n: n as u32, top_k: k, temperature: 5.0, seed: [seed as u32, 1], ring: 0 };
     for isa in levels() {
         let token = sample(isa, &p, &logits, position);
         prop_assert!(allowed.contains(&token), "{isa}: {token} is not among the {k} largest");
-        prop_assert_eq!(token, sample(isa, &p, &logits, position), "a draw is a function of seed and position");
+        prop_assert_eq!(
+            token,
+            sample(isa, &p, &logits, position),
+            "a draw is a function of seed and position"
+        );
     }
     Ok(())
 }
@@ -161,7 +173,11 @@ fn every_level_draws_the_same_token() {
             for position in 0..6 {
                 let wanted = sample(Level::GENERIC, &p, &logits, position);
                 for isa in levels() {
-                    assert_eq!(sample(isa, &p, &logits, position), wanted, "{isa}: {n} logits, position {position}");
+                    assert_eq!(
+                        sample(isa, &p, &logits, position),
+                        wanted,
+                        "{isa}: {n} logits, position {position}"
+                    );
                 }
             }
         }
@@ -174,9 +190,11 @@ fn next_token_is_sample_and_advance() {
     let p = SampleParams { n: 1000, top_k: 50, temperature: 0.9, seed: [1, 2], ring: 4 };
     for isa in levels() {
         let (mut token, mut position, mut ring, mut count) = ([-1i32], [10i32], [0i32; 4], [0u32]);
-        let (mut token2, mut position2, mut ring2, mut count2) = ([-1i32], [10i32], [0i32; 4], [0u32]);
+        let (mut token2, mut position2, mut ring2, mut count2) =
+            ([-1i32], [10i32], [0i32; 4], [0u32]);
         for step in 0..6 {
-            let loop_state = [bind(&mut token), bind(&mut position), bind(&mut ring), bind(&mut count)];
+            let loop_state =
+                [bind(&mut token), bind(&mut position), bind(&mut ring), bind(&mut count)];
             run(
                 isa,
                 "next_token",
@@ -192,7 +210,10 @@ fn next_token_is_sample_and_advance() {
                 &[bind(&mut token2), bind(&mut position2), bind(&mut ring2), bind(&mut count2)],
             );
             assert_eq!((token, position, ring, count), (token2, position2, ring2, count2));
-            assert_eq!((position[0], count[0], ring[step % 4]), (11 + step as i32, 1 + step as u32, token[0]));
+            assert_eq!(
+                (position[0], count[0], ring[step % 4]),
+                (11 + step as i32, 1 + step as u32, token[0])
+            );
         }
     }
 }

@@ -21,7 +21,11 @@ pub fn of(device: &DeviceState, kind: MemoryKind) -> Result<&Allocator> {
     let (cell, what, host_kind) = match kind {
         MemoryKind::Device => (&device.device_memory, "device memory", HostKind::None),
         MemoryKind::Pinned => (&device.pinned_memory, "pinned memory", HostKind::Pinned),
-        other => return Err(Error::Unsupported(format!("{}: no {other:?} memory", device.info().id).into())),
+        other => {
+            return Err(Error::Unsupported(
+                format!("{}: no {other:?} memory", device.info().id).into(),
+            ));
+        }
     };
     cell.get_or_make(|| {
         let config = AllocatorConfig {
@@ -42,10 +46,17 @@ pub fn backing(device: &DeviceState, kind: MemoryKind) -> Result<Box<dyn Backing
     match kind {
         MemoryKind::Device => {
             let ordinal = device.info().id.ordinal;
-            Ok(Box::new(DeviceBacking { machine, device: ordinal, pieces: Mutex::default(), calls: AtomicU64::new(0) }))
+            Ok(Box::new(DeviceBacking {
+                machine,
+                device: ordinal,
+                pieces: Mutex::default(),
+                calls: AtomicU64::new(0),
+            }))
         }
         MemoryKind::Pinned => Ok(Box::new(PinnedBacking { machine, calls: AtomicU64::new(0) })),
-        other => Err(Error::Unsupported(format!("{}: no {other:?} memory", device.info().id).into())),
+        other => {
+            Err(Error::Unsupported(format!("{}: no {other:?} memory", device.info().id).into()))
+        }
     }
 }
 
@@ -97,7 +108,13 @@ impl DeviceBacking {
 unsafe impl Backing for DeviceBacking {
     fn caps(&self) -> BackingCaps {
         let physical = self.machine.config().memory;
-        BackingCaps { vmm: true, granule: GRANULARITY, physical, reserve: true, ..BackingCaps::default() }
+        BackingCaps {
+            vmm: true,
+            granule: GRANULARITY,
+            physical,
+            reserve: true,
+            ..BackingCaps::default()
+        }
     }
 
     fn reserve(&self, bytes: u64) -> Result<u64> {
@@ -200,7 +217,12 @@ struct PinnedBacking {
 unsafe impl Backing for PinnedBacking {
     fn caps(&self) -> BackingCaps {
         let physical = self.machine.config().pinned;
-        BackingCaps { granule: GRANULARITY, physical, segment: GRANULARITY, ..BackingCaps::default() }
+        BackingCaps {
+            granule: GRANULARITY,
+            physical,
+            segment: GRANULARITY,
+            ..BackingCaps::default()
+        }
     }
 
     fn reserve(&self, bytes: u64) -> Result<u64> {
@@ -210,7 +232,9 @@ unsafe impl Backing for PinnedBacking {
     unsafe fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         if let Some(at) = at {
-            return Err(Error::Unsupported(format!("pinned memory cannot be committed at {at:#x}").into()));
+            return Err(Error::Unsupported(
+                format!("pinned memory cannot be committed at {at:#x}").into(),
+            ));
         }
         let addr = self.machine.host_alloc(bytes)?;
         debug_assert!(addr < DEVICE_BASE);

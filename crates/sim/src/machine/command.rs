@@ -5,7 +5,7 @@
 use super::clock::Clock;
 use super::detect::Ancestors;
 use super::kernel::Kernel;
-use super::space::Reach;
+use super::space::AccessScope;
 use super::{EventId, ExecId, QueueId, SemaphoreId};
 use leasehold_core::sync::{Arc, OnceLock};
 use leasehold_core::{Error, Result, Text};
@@ -98,7 +98,15 @@ impl Transfer {
     /// A copy of rows. Each side is an address and the pitch of its rows.
     #[must_use]
     pub fn rows(src: (u64, u64), dst: (u64, u64), width: u64, rows: u64) -> Self {
-        Self { src: src.0, src_pitch: src.1, dst: dst.0, dst_pitch: dst.1, width, rows, host: false }
+        Self {
+            src: src.0,
+            src_pitch: src.1,
+            dst: dst.0,
+            dst_pitch: dst.1,
+            width,
+            rows,
+            host: false,
+        }
     }
 
     /// Allows pageable host memory on both sides. Without this call such an address is illegal,
@@ -115,8 +123,8 @@ impl Transfer {
     }
 
     /// The access rights of the copy.
-    pub(crate) fn reach(&self) -> Reach {
-        if self.host { Reach::Anywhere } else { Reach::Engine }
+    pub(crate) fn reach(&self) -> AccessScope {
+        if self.host { AccessScope::Anywhere } else { AccessScope::Engine }
     }
 
     /// The number of copied bytes.
@@ -152,7 +160,10 @@ impl Transfer {
                 return Err(Error::invalid("the copy wraps the address space"));
             }
             if self.rows > 1 && pitch < self.width {
-                return Err(Error::invalid(format!("rows of {} bytes at a pitch of {pitch}", self.width)));
+                return Err(Error::invalid(format!(
+                    "rows of {} bytes at a pitch of {pitch}",
+                    self.width
+                )));
             }
         }
         Ok(())
@@ -185,20 +196,30 @@ impl FillCall {
 
     pub(crate) fn range(&self) -> Range<u64> {
         let rows = self.rows.saturating_sub(1).saturating_mul(self.pitch);
-        let end = if self.rows == 0 { self.dst } else { self.dst.saturating_add(rows).saturating_add(self.width) };
+        let end = if self.rows == 0 {
+            self.dst
+        } else {
+            self.dst.saturating_add(rows).saturating_add(self.width)
+        };
         self.dst..end
     }
 
     pub(crate) fn check(&self) -> Result<()> {
         let unit = u64::from(self.unit);
-        if !matches!(self.unit, 1 | 2 | 4) || !self.width.is_multiple_of(unit) || !self.dst.is_multiple_of(unit) {
+        if !matches!(self.unit, 1 | 2 | 4)
+            || !self.width.is_multiple_of(unit)
+            || !self.dst.is_multiple_of(unit)
+        {
             return Err(Error::invalid(format!(
                 "fill of {} bytes at {:#x} with a pattern of {}: want 1, 2 or 4, aligned, and whole patterns",
                 self.width, self.dst, self.unit
             )));
         }
         if self.rows > 1 && (self.pitch < self.width || !self.pitch.is_multiple_of(unit)) {
-            return Err(Error::invalid(format!("rows of {} bytes at a pitch of {}", self.width, self.pitch)));
+            return Err(Error::invalid(format!(
+                "rows of {} bytes at a pitch of {}",
+                self.width, self.pitch
+            )));
         }
         Ok(())
     }
@@ -351,10 +372,14 @@ impl Action {
     /// Calls `f` with each range that the action accesses, gaps between rows included.
     pub(crate) fn for_each_range(&self, mut f: impl FnMut(Range<u64>)) {
         match self {
-            Action::Kernel(k) => k.bindings.iter().for_each(|b| f(b.addr..b.addr.saturating_add(b.len))),
+            Action::Kernel(k) => {
+                k.bindings.iter().for_each(|b| f(b.addr..b.addr.saturating_add(b.len)))
+            }
             Action::Copy(c) => c.ranges().into_iter().for_each(f),
             Action::Fill(c) => f(c.range()),
-            Action::WriteValue { addr, .. } | Action::WaitValue { addr, .. } => f(*addr..addr.saturating_add(8)),
+            Action::WriteValue { addr, .. } | Action::WaitValue { addr, .. } => {
+                f(*addr..addr.saturating_add(8))
+            }
             Action::Graph(g) => {
                 g.nodes.iter().for_each(|n| n.action.for_each_range(&mut f));
             }
@@ -380,7 +405,9 @@ pub(crate) enum NodeAction {
 impl NodeAction {
     fn for_each_range(&self, f: &mut dyn FnMut(Range<u64>)) {
         match self {
-            NodeAction::Kernel(k) => k.bindings.iter().for_each(|b| f(b.addr..b.addr.saturating_add(b.len))),
+            NodeAction::Kernel(k) => {
+                k.bindings.iter().for_each(|b| f(b.addr..b.addr.saturating_add(b.len)))
+            }
             NodeAction::Copy(c) => c.ranges().into_iter().for_each(f),
             NodeAction::Fill(c) => f(c.range()),
             NodeAction::WriteValue { addr, .. } | NodeAction::WaitValue { addr, .. } => {
@@ -423,11 +450,17 @@ impl Running {
             NodeAction::Kernel(k) => Action::Kernel(k.clone()),
             NodeAction::Copy(c) => Action::Copy(*c),
             NodeAction::Fill(c) => Action::Fill(*c),
-            NodeAction::Host { name, call } => Action::Node { name: name.clone(), call: call.clone() },
+            NodeAction::Host { name, call } => {
+                Action::Node { name: name.clone(), call: call.clone() }
+            }
             NodeAction::Record(_) => mark().map_or(Action::Empty, Action::Record),
             NodeAction::Wait(_) => mark().map_or(Action::Empty, Action::WaitMark),
-            NodeAction::WriteValue { addr, value } => Action::WriteValue { addr: *addr, value: *value },
-            NodeAction::WaitValue { addr, value } => Action::WaitValue { addr: *addr, value: *value },
+            NodeAction::WriteValue { addr, value } => {
+                Action::WriteValue { addr: *addr, value: *value }
+            }
+            NodeAction::WaitValue { addr, value } => {
+                Action::WaitValue { addr: *addr, value: *value }
+            }
             NodeAction::Empty => Action::Empty,
         }
     }

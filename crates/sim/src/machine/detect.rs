@@ -60,7 +60,12 @@ impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} (", self.name)?;
         self.place(f)?;
-        write!(f, ", {} {}", if self.queue.is_some() { "submission" } else { "access" }, self.index)?;
+        write!(
+            f,
+            ", {} {}",
+            if self.queue.is_some() { "submission" } else { "access" },
+            self.index
+        )?;
         match self.node {
             Some(node) => write!(f, ", node {node})"),
             None => f.write_str(")"),
@@ -128,7 +133,12 @@ impl Report {
     pub fn describe(&self, memory: &Allocator) -> String {
         match memory.holding(self.addr, self.bytes.min(1), 0) {
             Some(at) => {
-                format!("{self} (byte {} of a buffer of {} bytes with tag {})", self.addr - at.addr, at.len, at.tag)
+                format!(
+                    "{self} (byte {} of a buffer of {} bytes with tag {})",
+                    self.addr - at.addr,
+                    at.len,
+                    at.tag
+                )
             }
             None => self.to_string(),
         }
@@ -155,7 +165,9 @@ impl fmt::Display for Report {
         }
         if let (ReportKind::Unordered, Some(first)) = (kind, first) {
             return match (first.node, second.node) {
-                (Some(a), Some(b)) if first.queue == second.queue => write!(f, "; node {b} does not wait for node {a}"),
+                (Some(a), Some(b)) if first.queue == second.queue => {
+                    write!(f, "; node {b} does not wait for node {a}")
+                }
                 _ => {
                     f.write_str("; no wait of ")?;
                     second.place(f)?;
@@ -340,7 +352,13 @@ impl Detector {
     }
 
     /// Reports that a kernel wrote memory that it declares to read.
-    pub(crate) fn wrote(&mut self, second: Operation, binding: (usize, u64), addr: u64, bytes: u64) {
+    pub(crate) fn wrote(
+        &mut self,
+        second: Operation,
+        binding: (usize, u64),
+        addr: u64,
+        bytes: u64,
+    ) {
         let before = self.reports.len();
         self.report(ReportKind::WroteReadOnly, None, second, addr, bytes);
         if let Some(report) = self.reports.get_mut(before) {
@@ -377,7 +395,14 @@ impl Detector {
 
     /// Records an access to `bytes` bytes of the memory `key` through the address `addr`, and
     /// reports conflicting accesses without an order.
-    pub(crate) fn access(&mut self, who: &Actor<'_>, key: u64, addr: u64, bytes: u64, access: Access) {
+    pub(crate) fn access(
+        &mut self,
+        who: &Actor<'_>,
+        key: u64,
+        addr: u64,
+        bytes: u64,
+        access: Access,
+    ) {
         let end = key + bytes;
         if !self.on || bytes == 0 {
             return;
@@ -427,7 +452,8 @@ impl Detector {
             // A write leaves one segment, however many segments it covered.
             let inside: Vec<u64> = self.segments.range(key..end).map(|(&from, _)| from).collect();
             inside.into_iter().for_each(|from| drop(self.segments.remove(&from)));
-            self.segments.insert(key, Segment { end, written: true, write: Some(past), reads: Vec::new() });
+            self.segments
+                .insert(key, Segment { end, written: true, write: Some(past), reads: Vec::new() });
         } else {
             for (from, to) in gaps {
                 let reads = vec![past.clone()];
@@ -457,7 +483,8 @@ impl Detector {
     /// The number of these bytes that were never written.
     pub(crate) fn unwritten(&self, key: u64, bytes: u64) -> u64 {
         let end = key + bytes;
-        let before = self.segments.range(..key).next_back().filter(|(_, s)| s.end > key && s.written);
+        let before =
+            self.segments.range(..key).next_back().filter(|(_, s)| s.end > key && s.written);
         let mut written = before.map_or(0, |(_, s)| s.end.min(end) - key);
         for (&from, s) in self.segments.range(key..end) {
             if s.written {
@@ -491,7 +518,8 @@ impl Detector {
         }
         self.split(key);
         self.split(key + bytes);
-        let inside: Vec<u64> = self.segments.range(key..key + bytes).map(|(&from, _)| from).collect();
+        let inside: Vec<u64> =
+            self.segments.range(key..key + bytes).map(|(&from, _)| from).collect();
         inside.into_iter().for_each(|from| drop(self.segments.remove(&from)));
     }
 
@@ -528,7 +556,10 @@ impl Detector {
 
 impl fmt::Debug for Detector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Detector").field("segments", &self.segments.len()).field("reports", &self.reports).finish()
+        f.debug_struct("Detector")
+            .field("segments", &self.segments.len())
+            .field("reports", &self.reports)
+            .finish()
     }
 }
 
@@ -539,7 +570,9 @@ mod tests {
     #[test]
     fn what_comes_before_in_a_graph_is_found_over_several_edges() {
         let graph = Ancestors::new(vec![vec![], vec![0], vec![0], vec![1], vec![3, 2]]);
-        for (a, b, before) in [(0, 4, true), (1, 4, true), (2, 3, false), (1, 2, false), (0, 0, true), (4, 0, false)] {
+        for (a, b, before) in
+            [(0, 4, true), (1, 4, true), (2, 3, false), (1, 2, false), (0, 0, true), (4, 0, false)]
+        {
             assert_eq!(graph.before(a, b), before, "{a} before {b}");
             assert!(a >= b || graph.search(a, b) == before, "{a} before {b}, searched");
         }

@@ -10,8 +10,10 @@ use super::clock::Clock;
 use super::command::{Action, Command, Done, Entry, Mark, NodeAction, Running};
 use super::fault::Disturbance;
 use super::graph::{Exec, ExecId, GraphId, Node, NodeId, NodeUpdate, Template};
-use super::space::Reach;
-use super::{Event, EventId, Machine, Queue, QueueFailure, QueueId, Raised, Semaphore, SemaphoreId, State};
+use super::space::AccessScope;
+use super::{
+    Event, EventId, Machine, Queue, QueueFailure, QueueId, Raised, Semaphore, SemaphoreId, State,
+};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Result};
 use std::collections::VecDeque;
@@ -229,9 +231,15 @@ impl Machine {
     /// `NotFound`.
     pub fn semaphore_destroy(&self, semaphore: SemaphoreId) -> Result<()> {
         let mut state = self.lock();
-        let s = state.semaphores.get_mut(&semaphore).filter(|s| !s.closing).ok_or_else(|| missing(semaphore))?;
+        let s = state
+            .semaphores
+            .get_mut(&semaphore)
+            .filter(|s| !s.closing)
+            .ok_or_else(|| missing(semaphore))?;
         s.closing = true;
-        s.failed.get_or_insert_with(|| Error::state("the semaphore was given up before it reached the value"));
+        s.failed.get_or_insert_with(|| {
+            Error::state("the semaphore was given up before it reached the value")
+        });
         state.end_semaphores();
         state.progress();
         Ok(())
@@ -243,9 +251,12 @@ impl Machine {
     /// `NotFound`.
     pub fn semaphore_is_awaited(&self, semaphore: SemaphoreId) -> Result<bool> {
         let state = self.lock();
-        let value = state.semaphores.get(&semaphore).map(|s| s.value).ok_or_else(|| missing(semaphore))?;
+        let value =
+            state.semaphores.get(&semaphore).map(|s| s.value).ok_or_else(|| missing(semaphore))?;
         let mut entries = state.queues.values().flat_map(|q| &q.entries);
-        Ok(entries.any(|e| matches!(e.action, Action::WaitSemaphore(s, v) if s == semaphore && v > value)))
+        Ok(entries.any(
+            |e| matches!(e.action, Action::WaitSemaphore(s, v) if s == semaphore && v > value),
+        ))
     }
 
     /// Raises a semaphore from the host. A lower value changes nothing.
@@ -259,7 +270,7 @@ impl Machine {
         if let Some(cause) = &found.failed {
             return Err(cause.clone());
         }
-        found.raise(value, clock, nanos);
+        found.signal(value, clock, nanos);
         state.host_clock();
         state.host_acts();
         state.progress();
@@ -273,7 +284,12 @@ impl Machine {
     /// `NotFound`.
     pub fn semaphore_fail(&self, semaphore: SemaphoreId, cause: Error) -> Result<()> {
         let mut state = self.lock();
-        state.semaphores.get_mut(&semaphore).ok_or_else(|| missing(semaphore))?.failed.get_or_insert(cause);
+        state
+            .semaphores
+            .get_mut(&semaphore)
+            .ok_or_else(|| missing(semaphore))?
+            .failed
+            .get_or_insert(cause);
         state.progress();
         Ok(())
     }
@@ -399,19 +415,19 @@ fn missing(what: impl std::fmt::Debug) -> Error {
 }
 
 impl Semaphore {
-    pub(super) fn raise(&mut self, value: u64, clock: Clock, nanos: u64) {
+    pub(super) fn signal(&mut self, value: u64, clock: Clock, nanos: u64) {
         if value > self.value && self.failed.is_none() {
             self.value = value;
-            self.raised.push_back(Raised { value, clock, nanos });
-            if self.raised.len() > RAISED {
-                self.raised.pop_front();
+            self.signalled.push_back(Raised { value, clock, nanos });
+            if self.signalled.len() > RAISED {
+                self.signalled.pop_front();
             }
         }
     }
 
     /// The clock that a wait for `value` learns, if the value is reached.
     pub(super) fn known(&self, value: u64) -> Option<&Raised> {
-        self.raised.iter().find(|r| r.value >= value)
+        self.signalled.iter().find(|r| r.value >= value)
     }
 }
 
@@ -429,7 +445,9 @@ impl State {
             return Err(missing(*e));
         }
         let child = match &node {
-            Node::Child(id) => Some(Arc::new(self.graphs.get(id).ok_or_else(|| missing(*id))?.flat())),
+            Node::Child(id) => {
+                Some(Arc::new(self.graphs.get(id).ok_or_else(|| missing(*id))?.flat()))
+            }
             _ => None,
         };
         self.graphs.get_mut(&graph).ok_or_else(|| missing(graph))?.add(node, deps, child)
@@ -450,17 +468,21 @@ impl State {
                 self.events.contains_key(e).then_some(()).ok_or_else(|| missing(*e))
             }
             Command::WriteValue { addr, .. } | Command::WaitValue { addr, .. } => {
-                let reached = self.space.resolve(Reach::Engine, *addr, 8, &mut Vec::new());
+                let reached = self.space.resolve(AccessScope::Engine, *addr, 8, &mut Vec::new());
                 match reached {
                     Ok(_) if addr.is_multiple_of(8) => Ok(()),
-                    Ok(_) => Err(Error::invalid(format!("a word at {addr:#x} is not aligned to 8"))),
+                    Ok(_) => {
+                        Err(Error::invalid(format!("a word at {addr:#x} is not aligned to 8")))
+                    }
                     Err(e) => Err(Error::invalid(e)),
                 }
             }
             Command::Signal(s, _) | Command::WaitSemaphore(s, _) => {
                 self.semaphores.contains_key(s).then_some(()).ok_or_else(|| missing(*s))
             }
-            Command::Launch(e) => self.execs.contains_key(e).then_some(()).ok_or_else(|| missing(*e)),
+            Command::Launch(e) => {
+                self.execs.contains_key(e).then_some(()).ok_or_else(|| missing(*e))
+            }
             Command::Free(addr) => self.space.allocation(*addr).map(drop),
             Command::Host { .. } | Command::Until { .. } | Command::Empty => Ok(()),
         }?;
@@ -489,7 +511,9 @@ impl State {
             Command::Kernel(k) => Action::Kernel(k),
             Command::Copy(c) => Action::Copy(c.normal()),
             Command::Fill(c) => Action::Fill(c),
-            Command::Host { name, call, always } => Action::Host { name: (&*name).into(), call, always },
+            Command::Host { name, call, always } => {
+                Action::Host { name: (&*name).into(), call, always }
+            }
             Command::Record(e) => Action::Record(self.record(e)),
             Command::WaitEvent(e) => self.last_mark(e).map_or(Action::Empty, Action::WaitMark),
             Command::WriteValue { addr, value } => Action::WriteValue { addr, value },
@@ -562,7 +586,13 @@ impl State {
         Ok(running)
     }
 
-    fn capture(&mut self, queue: QueueId, graph: GraphId, last: Option<NodeId>, command: Command) -> Result<()> {
+    fn capture(
+        &mut self,
+        queue: QueueId,
+        graph: GraphId,
+        last: Option<NodeId>,
+        command: Command,
+    ) -> Result<()> {
         let node = match command {
             Command::Kernel(k) => Node::Kernel(k),
             Command::Copy(c) => Node::Copy(c),
@@ -604,7 +634,8 @@ impl State {
     /// Releases the waits for an action that will not run.
     pub(super) fn let_go(&mut self, queue: QueueId, action: &Action) {
         let Some(q) = self.queues.get(&queue) else { return };
-        let cause = self.alive(q.device).err().or_else(|| q.failure.as_ref().map(|f| f.cause.clone()));
+        let cause =
+            self.alive(q.device).err().or_else(|| q.failure.as_ref().map(|f| f.cause.clone()));
         let (nanos, clock) = (q.nanos, q.clock.clone());
         let done = |clock: Clock| Done { nanos, clock, failed: true };
         match action {
@@ -619,7 +650,9 @@ impl State {
             }
             Action::Signal(s, _) => {
                 if let Some(s) = self.semaphores.get_mut(s) {
-                    s.failed.get_or_insert_with(|| cause.unwrap_or_else(|| Error::state("the queue has failed")));
+                    s.failed.get_or_insert_with(|| {
+                        cause.unwrap_or_else(|| Error::state("the queue has failed"))
+                    });
                 }
             }
             _ => {}

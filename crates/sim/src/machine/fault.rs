@@ -110,7 +110,7 @@ pub(crate) enum Disturbance {
 }
 
 /// The outcome of a counted call.
-pub(crate) enum Verdict {
+pub(crate) enum CallOutcome {
     Pass,
     Disturb(Disturbance),
     Fail(Error),
@@ -123,7 +123,7 @@ impl Faults {
     }
 
     /// Counts a call and returns its outcome.
-    pub(crate) fn call(&mut self, name: &str, rng: &mut Rng) -> Verdict {
+    pub(crate) fn call(&mut self, name: &str, rng: &mut Rng) -> CallOutcome {
         let index = self.calls;
         self.calls += 1;
         let own = match self.by_name.get_mut(name) {
@@ -157,7 +157,7 @@ impl Faults {
                 return verdict;
             }
         }
-        Verdict::Pass
+        CallOutcome::Pass
     }
 
     /// The number of calls so far.
@@ -171,20 +171,24 @@ impl Faults {
     }
 }
 
-fn verdict(action: &FaultAction, name: &str, index: u64) -> Verdict {
+fn verdict(action: &FaultAction, name: &str, index: u64) -> CallOutcome {
     match *action {
-        FaultAction::OutOfMemory => Verdict::Fail(
-            OutOfMemory::new("the simulated device", 0).note(format!("injected into call {index} ({name})")).into(),
+        FaultAction::OutOfMemory => CallOutcome::Fail(
+            OutOfMemory::new("the simulated device", 0)
+                .note(format!("injected into call {index} ({name})"))
+                .into(),
         ),
-        FaultAction::Fail(code) => Verdict::Fail(Error::Driver {
+        FaultAction::Fail(code) => CallOutcome::Fail(Error::Driver {
             api: "sim",
             code,
             name: format!("injected into call {index} ({name})").into_boxed_str(),
         }),
-        FaultAction::DeviceLost => Verdict::Lose(format!("injected into call {index} ({name})")),
-        FaultAction::Delay(steps) => Verdict::Disturb(Disturbance::Delay(steps)),
-        FaultAction::Reorder => Verdict::Disturb(Disturbance::Reorder),
-        FaultAction::LateCallback(steps) => Verdict::Disturb(Disturbance::LateCallback(steps)),
+        FaultAction::DeviceLost => {
+            CallOutcome::Lose(format!("injected into call {index} ({name})"))
+        }
+        FaultAction::Delay(steps) => CallOutcome::Disturb(Disturbance::Delay(steps)),
+        FaultAction::Reorder => CallOutcome::Disturb(Disturbance::Reorder),
+        FaultAction::LateCallback(steps) => CallOutcome::Disturb(Disturbance::LateCallback(steps)),
     }
 }
 

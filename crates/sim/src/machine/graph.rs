@@ -130,7 +130,12 @@ impl Template {
     ///
     /// # Errors
     /// `InvalidArgument` for a dependency that does not exist, or for invalid parameters.
-    pub(crate) fn add(&mut self, node: Node, deps: &[NodeId], child: Option<Arc<Flat>>) -> Result<NodeId> {
+    pub(crate) fn add(
+        &mut self,
+        node: Node,
+        deps: &[NodeId],
+        child: Option<Arc<Flat>>,
+    ) -> Result<NodeId> {
         let id = self.parts.len() as u32;
         if let Some(bad) = deps.iter().find(|d| d.0 >= id) {
             return Err(Error::invalid(format!("{bad:?} is no earlier node of the graph")));
@@ -170,7 +175,8 @@ impl Template {
         // For each part: the nodes that a successor of the part must wait for.
         let mut ends: Vec<Vec<u32>> = Vec::new();
         for (at, (part, deps)) in self.parts.iter().enumerate() {
-            let mut before: Vec<u32> = deps.iter().flat_map(|&d| ends[d as usize].iter().copied()).collect();
+            let mut before: Vec<u32> =
+                deps.iter().flat_map(|&d| ends[d as usize].iter().copied()).collect();
             before.sort_unstable();
             before.dedup();
             match part {
@@ -218,8 +224,14 @@ impl Exec {
             pred.iter().for_each(|&p| next[p as usize].push(node as u32));
         }
         let nodes = flat.actions.into_iter().zip(next);
-        let nodes = nodes.map(|((action, label), next)| ExecNode { action, next: next.into(), label }).collect();
-        Self { nodes: Arc::new(nodes), edges: Arc::new(Ancestors::new(flat.pred)), place: flat.place }
+        let nodes = nodes
+            .map(|((action, label), next)| ExecNode { action, next: next.into(), label })
+            .collect();
+        Self {
+            nodes: Arc::new(nodes),
+            edges: Arc::new(Ancestors::new(flat.pred)),
+            place: flat.place,
+        }
     }
 
     /// The number of nodes that a launch runs, including those of child graphs.
@@ -250,7 +262,9 @@ impl Exec {
         let mut new = Vec::with_capacity(updates.len());
         for (node, update) in updates {
             let place = self.place.get(node.0 as usize).copied().flatten();
-            let place = place.ok_or_else(|| Error::invalid(format!("{node:?} is no node that can be changed")))?;
+            let place = place.ok_or_else(|| {
+                Error::invalid(format!("{node:?} is no node that can be changed"))
+            })?;
             let action = match (&self.nodes[place as usize].action, update) {
                 (NodeAction::Kernel(_), NodeUpdate::Kernel(k)) => {
                     k.check()?;
@@ -266,7 +280,11 @@ impl Exec {
                 }
                 (NodeAction::Record(_), NodeUpdate::Event(e)) => NodeAction::Record(*e),
                 (NodeAction::Wait(_), NodeUpdate::Event(e)) => NodeAction::Wait(*e),
-                (_, update) => return Err(Error::invalid(format!("{node:?} is of another kind than {update:?}"))),
+                (_, update) => {
+                    return Err(Error::invalid(format!(
+                        "{node:?} is of another kind than {update:?}"
+                    )));
+                }
             };
             new.push((place, action));
         }

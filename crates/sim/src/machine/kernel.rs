@@ -86,8 +86,13 @@ impl<'a> Launch<'a> {
     /// # Errors
     /// `InvalidArgument` if the sizes differ.
     pub fn params<T: AnyBitPattern>(&self) -> Result<T> {
-        bytemuck::try_pod_read_unaligned(self.params)
-            .map_err(|_| Error::invalid(format!("{} bytes of parameters, want {}", self.params.len(), size_of::<T>())))
+        bytemuck::try_pod_read_unaligned(self.params).map_err(|_| {
+            Error::invalid(format!(
+                "{} bytes of parameters, want {}",
+                self.params.len(),
+                size_of::<T>()
+            ))
+        })
     }
 }
 
@@ -146,7 +151,9 @@ unsafe fn run_tiles(f: CpuFn, launch: &Launch<'_>) {
     let shared = (scratch.as_mut_ptr().cast(), launch.shared);
     // SAFETY: the machine translated the bindings for the duration of the call. The scratch memory
     // belongs to this call.
-    let mut args = unsafe { CpuArgs::new((launch.grid, launch.block), launch.bindings, launch.params, shared) };
+    let mut args = unsafe {
+        CpuArgs::new((launch.grid, launch.block), launch.bindings, launch.params, shared)
+    };
     for z in 0..launch.grid[2] {
         for y in 0..launch.grid[1] {
             for x in 0..launch.grid[0] {
@@ -201,7 +208,13 @@ pub struct Kernel {
 
 impl fmt::Debug for Kernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Kernel({}, {} bindings, {} bytes)", self.name, self.spec.bindings.len(), self.spec.params)
+        write!(
+            f,
+            "Kernel({}, {} bindings, {} bytes)",
+            self.name,
+            self.spec.bindings.len(),
+            self.spec.params
+        )
     }
 }
 

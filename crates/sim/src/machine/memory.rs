@@ -9,7 +9,7 @@
 //! pending command names it. The memory is freed nevertheless.
 
 use super::detect::{Actor, HOST, Operation, ReportKind};
-use super::space::{Gone, Part, Reach};
+use super::space::{AccessScope, Gone, Part};
 use super::{Machine, MemoryUse, Monitor, PieceId, QueueId, State};
 use leasehold_core::{Error, Result};
 use leasehold_hal::Access;
@@ -188,7 +188,9 @@ impl Machine {
     pub fn enable_peer(&self, from: u32, to: u32) -> Result<bool> {
         let mut state = self.enter(from, "enable_peer")?;
         if to >= self.config().devices {
-            return Err(Error::NotFound(format!("device {to} of {}", self.config().devices).into()));
+            return Err(Error::NotFound(
+                format!("device {to} of {}", self.config().devices).into(),
+            ));
         }
         Ok(state.space.enable_peer(from, to))
     }
@@ -200,7 +202,9 @@ impl Machine {
     pub fn disable_peer(&self, from: u32, to: u32) -> Result<bool> {
         let mut state = self.enter(from, "disable_peer")?;
         if to >= self.config().devices {
-            return Err(Error::NotFound(format!("device {to} of {}", self.config().devices).into()));
+            return Err(Error::NotFound(
+                format!("device {to} of {}", self.config().devices).into(),
+            ));
         }
         Ok(state.space.disable_peer(from, to))
     }
@@ -212,7 +216,7 @@ impl Machine {
     /// `InvalidArgument` for an address without memory.
     pub fn peek(&self, addr: u64, to: &mut [u8]) -> Result<()> {
         let state = self.lock();
-        let from = state.space.resolve(Reach::Engine, addr, to.len() as u64, &mut Vec::new());
+        let from = state.space.resolve(AccessScope::Engine, addr, to.len() as u64, &mut Vec::new());
         let from = from.map_err(Error::invalid)?;
         // SAFETY: the lock keeps the mapping, and the machine's memory has this many bytes at the
         // address.
@@ -227,7 +231,7 @@ impl Machine {
     /// `InvalidArgument` for an address without memory.
     pub fn poke(&self, addr: u64, from: &[u8]) -> Result<()> {
         let state = self.lock();
-        let to = state.space.resolve(Reach::Engine, addr, from.len() as u64, &mut Vec::new());
+        let to = state.space.resolve(AccessScope::Engine, addr, from.len() as u64, &mut Vec::new());
         let to = to.map_err(Error::invalid)?;
         // SAFETY: the lock keeps the mapping, and the machine's memory has this many bytes at the
         // address.
@@ -250,7 +254,9 @@ impl Monitor {
     /// `NotFound`.
     pub fn device_memory(&self, device: u32) -> Result<(u64, u64)> {
         if device >= self.0.config.devices {
-            return Err(Error::NotFound(format!("device {device} of {}", self.0.config.devices).into()));
+            return Err(Error::NotFound(
+                format!("device {device} of {}", self.0.config.devices).into(),
+            ));
         }
         Ok(self.lock().space.device(device))
     }
@@ -297,8 +303,15 @@ impl State {
         self.host_accesses += 1;
         let name = if access.writes() { "host write" } else { "host read" }.into();
         let (clock, index) = (self.host.clone(), self.host_accesses);
-        let who =
-            Actor { agent: HOST, epoch: self.host_epoch, clock: &clock, name: &name, queue: None, index, node: None };
+        let who = Actor {
+            agent: HOST,
+            epoch: self.host_epoch,
+            clock: &clock,
+            name: &name,
+            queue: None,
+            index,
+            node: None,
+        };
         self.detector.access(&who, addr, addr, bytes, access);
     }
 
@@ -309,7 +322,13 @@ impl State {
             return;
         }
         self.host_accesses += 1;
-        let second = Operation { name: by.into(), queue: None, stream: None, index: self.host_accesses, node: None };
+        let second = Operation {
+            name: by.into(),
+            queue: None,
+            stream: None,
+            index: self.host_accesses,
+            node: None,
+        };
         let mut first = Vec::new();
         if accesses {
             first = self.detector.unknown(&self.host, gone.key, gone.addr, gone.bytes);
@@ -317,7 +336,8 @@ impl State {
         let end = gone.addr + gone.bytes;
         for (id, q) in &self.queues {
             for entry in &q.entries {
-                let mut touches = gone.region != 0 && entry.regions.iter().any(|r| r.1 == gone.region);
+                let mut touches =
+                    gone.region != 0 && entry.regions.iter().any(|r| r.1 == gone.region);
                 if gone.region == 0 {
                     entry.action.for_each_range(|r| touches |= r.start < end && gone.addr < r.end);
                 }
@@ -355,8 +375,14 @@ impl State {
             let mut parts: Vec<Part> = Vec::new();
             action.for_each_range(|r| {
                 parts.clear();
-                if r.start < r.end && self.space.resolve(Reach::Engine, r.start, r.end - r.start, &mut parts).is_ok() {
-                    regions.extend(parts.iter().filter(|p| p.region != 0).map(|p| (p.addr, p.region)));
+                if r.start < r.end
+                    && self
+                        .space
+                        .resolve(AccessScope::Engine, r.start, r.end - r.start, &mut parts)
+                        .is_ok()
+                {
+                    regions
+                        .extend(parts.iter().filter(|p| p.region != 0).map(|p| (p.addr, p.region)));
                 }
             });
             regions.sort_unstable();

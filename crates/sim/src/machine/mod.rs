@@ -42,7 +42,7 @@ pub use space::{DEVICE_BASE, GRANULARITY, MemoryUse, PieceId};
 use clock::Clock;
 use command::{Entry, Mark};
 use detect::Detector;
-use fault::{Disturbance, Faults, Verdict};
+use fault::{CallOutcome, Disturbance, Faults};
 use graph::{Exec, Template};
 use leasehold_core::sync::{Arc, Condvar, Mutex, MutexGuard};
 use leasehold_core::{Error, Result, Text};
@@ -112,7 +112,8 @@ pub struct MachineConfig {
     pub count_calls: bool,
     /// Says whether the race detector is on; true by default.
     pub detect: bool,
-    /// The fill of new device memory instead of zeros (the default), which reveals reads of unwritten memory.
+    /// The fill of new device memory instead of zeros (the default), which reveals reads of
+    /// unwritten memory.
     ///
     /// If the race detector is on, a kernel's output bindings are filled before it runs, with this
     /// byte or else with [`POISON`]. A kernel that reads these bytes then gets another result. So
@@ -302,7 +303,7 @@ struct Raised {
 #[derive(Default)]
 struct Semaphore {
     value: u64,
-    raised: VecDeque<Raised>,
+    signalled: VecDeque<Raised>,
     failed: Option<Error>,
     /// The semaphore was destroyed; pending commands may still name it.
     closing: bool,
@@ -471,7 +472,11 @@ impl Machine {
             changed: false,
             asked: Vec::new(),
         };
-        Ok(Self(Monitor(Arc::new(Inner { state: Mutex::new(state), bell: Condvar::new(), config }))))
+        Ok(Self(Monitor(Arc::new(Inner {
+            state: Mutex::new(state),
+            bell: Condvar::new(),
+            config,
+        }))))
     }
 
     /// Begins a call for a queue.
@@ -515,7 +520,9 @@ impl Monitor {
     fn enter(&self, device: u32, name: &str) -> Result<Locked<'_>> {
         let mut state = self.lock();
         if device >= self.0.config.devices {
-            return Err(Error::NotFound(format!("device {device} of {}", self.0.config.devices).into()));
+            return Err(Error::NotFound(
+                format!("device {device} of {}", self.0.config.devices).into(),
+            ));
         }
         if self.0.config.count_calls {
             state.call(device, name)?;
@@ -541,7 +548,9 @@ impl Monitor {
     pub fn note(&self, device: u32, name: &str) -> Result<()> {
         let mut state = self.lock();
         if device >= self.0.config.devices {
-            return Err(Error::NotFound(format!("device {device} of {}", self.0.config.devices).into()));
+            return Err(Error::NotFound(
+                format!("device {device} of {}", self.0.config.devices).into(),
+            ));
         }
         state.call(device, name)?;
         state.alive(device)
@@ -581,7 +590,9 @@ impl Monitor {
     pub fn device_status(&self, device: u32) -> Result<()> {
         let state = self.lock();
         if device >= self.0.config.devices {
-            return Err(Error::NotFound(format!("device {device} of {}", self.0.config.devices).into()));
+            return Err(Error::NotFound(
+                format!("device {device} of {}", self.0.config.devices).into(),
+            ));
         }
         state.alive(device)
     }
@@ -661,13 +672,13 @@ impl State {
     fn call(&mut self, device: u32, name: &str) -> Result<()> {
         self.host_nanos += CALL_NANOS;
         match self.faults.call(name, &mut self.rng) {
-            Verdict::Pass => Ok(()),
-            Verdict::Disturb(d) => {
+            CallOutcome::Pass => Ok(()),
+            CallOutcome::Disturb(d) => {
                 self.disturb = Some(d);
                 Ok(())
             }
-            Verdict::Fail(e) => Err(e),
-            Verdict::Lose(cause) => {
+            CallOutcome::Fail(e) => Err(e),
+            CallOutcome::Lose(cause) => {
                 self.lose(device, &cause);
                 self.alive(device)
             }
@@ -693,7 +704,8 @@ impl State {
         let (clock, nanos) = std::mem::take(&mut self.gone[device as usize]);
         self.host_learns(&clock, nanos);
         let queues = self.queues.iter().filter(|(_, q)| q.device == device);
-        let all: Vec<(QueueId, Clock, u64)> = queues.map(|(&id, q)| (id, q.clock.clone(), q.nanos)).collect();
+        let all: Vec<(QueueId, Clock, u64)> =
+            queues.map(|(&id, q)| (id, q.clock.clone(), q.nanos)).collect();
         for (id, clock, nanos) in all {
             // The queue runs nothing any more, so its memory may be freed.
             self.host_learns(&clock, nanos);

@@ -25,7 +25,11 @@ pub(crate) fn page_size() -> u64 {
 
 fn failed(api: &'static str) -> Error {
     let error = io::Error::last_os_error();
-    Error::Driver { api, code: error.raw_os_error().unwrap_or(0), name: error.to_string().into_boxed_str() }
+    Error::Driver {
+        api,
+        code: error.raw_os_error().unwrap_or(0),
+        name: error.to_string().into_boxed_str(),
+    }
 }
 
 /// A sparse anonymous file: the physical memory.
@@ -63,7 +67,11 @@ impl Store {
         // SAFETY: the name is terminated. The name is unlinked at once, so only the descriptor
         // remains.
         unsafe {
-            let file = libc::shm_open(name.as_ptr().cast(), libc::O_RDWR | libc::O_CREAT | libc::O_EXCL, 0o600);
+            let file = libc::shm_open(
+                name.as_ptr().cast(),
+                libc::O_RDWR | libc::O_CREAT | libc::O_EXCL,
+                0o600,
+            );
             if file < 0 {
                 return Err(failed("shm_open"));
             }
@@ -107,10 +115,14 @@ impl Window {
     /// `OutOfMemory` if the system refuses.
     pub(crate) fn new(bytes: u64) -> Result<Self> {
         // SAFETY: a new mapping at an address of the system's choice touches no other memory.
-        let at = unsafe { libc::mmap(ptr::null_mut(), bytes as usize, libc::PROT_NONE, RESERVE_FLAGS, -1, 0) };
+        let at = unsafe {
+            libc::mmap(ptr::null_mut(), bytes as usize, libc::PROT_NONE, RESERVE_FLAGS, -1, 0)
+        };
         if at == libc::MAP_FAILED {
             let note = format!("mmap: {}", io::Error::last_os_error());
-            return Err(OutOfMemory::new("the window of the simulated device", bytes).note(note).into());
+            return Err(OutOfMemory::new("the window of the simulated device", bytes)
+                .note(note)
+                .into());
         }
         Ok(Self { base: at as usize, bytes })
     }
@@ -131,7 +143,14 @@ impl Window {
         // SAFETY: the call replaces a part of this window, which no code uses while the machine's
         // lock is held.
         let now = unsafe {
-            libc::mmap(self.host(at).cast(), bytes as usize, protection, flags, store.file, from as libc::off_t)
+            libc::mmap(
+                self.host(at).cast(),
+                bytes as usize,
+                protection,
+                flags,
+                store.file,
+                from as libc::off_t,
+            )
         };
         if now == libc::MAP_FAILED { Err(failed("mmap")) } else { Ok(()) }
     }
@@ -144,7 +163,9 @@ impl Window {
         let flags = RESERVE_FLAGS | libc::MAP_FIXED;
         // SAFETY: the range lies in this window, which belongs to the machine. No code uses its
         // bytes.
-        let now = unsafe { libc::mmap(self.host(at).cast(), bytes as usize, libc::PROT_NONE, flags, -1, 0) };
+        let now = unsafe {
+            libc::mmap(self.host(at).cast(), bytes as usize, libc::PROT_NONE, flags, -1, 0)
+        };
         if now == libc::MAP_FAILED { Err(failed("mmap")) } else { Ok(()) }
     }
 }
@@ -173,14 +194,22 @@ impl Pages {
     pub(crate) fn new(bytes: u64, align: u64) -> Result<Self> {
         let refused = || OutOfMemory::new("pinned host memory", bytes);
         let align = align.max(page_size());
-        let span = bytes.checked_add(align).filter(|&s| s < 1 << 48).ok_or_else(|| Error::from(refused()))?;
+        let span = bytes
+            .checked_add(align)
+            .filter(|&s| s < 1 << 48)
+            .ok_or_else(|| Error::from(refused()))?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping at an address of the system's choice touches no other memory.
-        let at = unsafe { libc::mmap(ptr::null_mut(), span as usize, protection, RESERVE_FLAGS, -1, 0) };
+        let at =
+            unsafe { libc::mmap(ptr::null_mut(), span as usize, protection, RESERVE_FLAGS, -1, 0) };
         if at == libc::MAP_FAILED {
             return Err(refused().note(format!("mmap: {}", io::Error::last_os_error())).into());
         }
-        Ok(Self { map: at as usize, map_bytes: span as usize, at: (at as u64).next_multiple_of(align) })
+        Ok(Self {
+            map: at as usize,
+            map_bytes: span as usize,
+            at: (at as u64).next_multiple_of(align),
+        })
     }
 
     /// The address of the first page.

@@ -54,7 +54,8 @@ impl MemoryUse {
     /// Returns whether no memory is in use.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
-        self.device.iter().all(|&b| b == 0) && *self == Self { device: self.device.clone(), ..Self::default() }
+        self.device.iter().all(|&b| b == 0)
+            && *self == Self { device: self.device.clone(), ..Self::default() }
     }
 }
 
@@ -154,7 +155,7 @@ pub(crate) struct Part {
 
 /// The origin of an access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reach {
+pub(crate) enum AccessScope {
     /// A kernel on this device.
     Kernel(u32),
     /// A copy or fill, which can access all memory of the machine.
@@ -197,7 +198,12 @@ pub(crate) struct Space {
 }
 
 impl Space {
-    pub(crate) fn new(devices: u32, limit: u64, pinned_limit: u64, poison: Option<u8>) -> Result<Self> {
+    pub(crate) fn new(
+        devices: u32,
+        limit: u64,
+        pinned_limit: u64,
+        poison: Option<u8>,
+    ) -> Result<Self> {
         let all = limit.checked_mul(u64::from(devices)).filter(|&b| b <= 1 << 42);
         let all = all.ok_or_else(|| Error::invalid("more than 4 TiB of simulated memory"))?;
         // Reservations are many times larger than the pieces in them.
@@ -246,7 +252,8 @@ impl Space {
     }
 
     pub(crate) fn in_use(&self) -> MemoryUse {
-        let allocations = self.regions.values().filter(|r| r.kind == Kind::Allocation).count() as u64;
+        let allocations =
+            self.regions.values().filter(|r| r.kind == Kind::Allocation).count() as u64;
         MemoryUse {
             device: self.used.clone(),
             allocations,
@@ -278,8 +285,10 @@ impl Space {
         if bytes == 0 {
             return Err(Error::invalid("an allocation of no bytes"));
         }
-        let refused = || Error::from(OutOfMemory::new(format!("memory of simulated device {device}"), bytes));
-        let span = bytes.checked_next_multiple_of(self.page.max(ALLOC_ALIGN)).ok_or_else(refused)?;
+        let refused =
+            || Error::from(OutOfMemory::new(format!("memory of simulated device {device}"), bytes));
+        let span =
+            bytes.checked_next_multiple_of(self.page.max(ALLOC_ALIGN)).ok_or_else(refused)?;
         self.charge(device, span)?;
         let align = if span >= GRANULARITY { GRANULARITY } else { self.page.max(ALLOC_ALIGN) };
         // A guard page between neighbours, so that an overrun does not hit the next allocation.
@@ -299,7 +308,8 @@ impl Space {
         }
         self.fill_new(at, span);
         let id = self.id();
-        let region = Region { bytes: span, id, store, owner: device, kind: Kind::Allocation, access: 0 };
+        let region =
+            Region { bytes: span, id, store, owner: device, kind: Kind::Allocation, access: 0 };
         self.regions.insert(DEVICE_BASE + at, region);
         Ok(DEVICE_BASE + at)
     }
@@ -346,7 +356,9 @@ impl Space {
 
     fn granular(what: &str, bytes: u64) -> Result<()> {
         if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
-            return Err(Error::invalid(format!("{what} {bytes:#x} is no multiple of {GRANULARITY:#x}")));
+            return Err(Error::invalid(format!(
+                "{what} {bytes:#x} is no multiple of {GRANULARITY:#x}"
+            )));
         }
         Ok(())
     }
@@ -356,20 +368,23 @@ impl Space {
         if align != 0 && !align.is_power_of_two() {
             return Err(Error::invalid(format!("an alignment of {align}")));
         }
-        let at = self
-            .addresses
-            .take(bytes, align.max(GRANULARITY))
-            .ok_or_else(|| Error::from(OutOfMemory::new("addresses of the simulated device", bytes)))?;
+        let at = self.addresses.take(bytes, align.max(GRANULARITY)).ok_or_else(|| {
+            Error::from(OutOfMemory::new("addresses of the simulated device", bytes))
+        })?;
         self.reservations.insert(DEVICE_BASE + at, bytes);
         Ok(DEVICE_BASE + at)
     }
 
     pub(crate) fn release(&mut self, addr: u64, bytes: u64) -> Result<()> {
         if self.reservations.get(&addr) != Some(&bytes) {
-            return Err(Error::invalid(format!("{bytes:#x} bytes at {addr:#x} are no reservation")));
+            return Err(Error::invalid(format!(
+                "{bytes:#x} bytes at {addr:#x} are no reservation"
+            )));
         }
         if self.regions.range(addr..addr + bytes).next().is_some() {
-            return Err(Error::invalid(format!("something is still mapped in the reservation at {addr:#x}")));
+            return Err(Error::invalid(format!(
+                "something is still mapped in the reservation at {addr:#x}"
+            )));
         }
         self.reservations.remove(&addr);
         self.addresses.give(addr - DEVICE_BASE, bytes);
@@ -381,10 +396,15 @@ impl Space {
         self.charge(device, bytes)?;
         let Some(store) = self.memory.take(bytes, GRANULARITY) else {
             self.used[device as usize] -= bytes;
-            return Err(OutOfMemory::new(format!("memory of simulated device {device}"), bytes).into());
+            return Err(
+                OutOfMemory::new(format!("memory of simulated device {device}"), bytes).into()
+            );
         };
         let id = PieceId(self.id());
-        self.pieces.insert(id, Piece { store, bytes, owner: device, mappings: 0, released: false, fresh: true });
+        self.pieces.insert(
+            id,
+            Piece { store, bytes, owner: device, mappings: 0, released: false, fresh: true },
+        );
         Ok(id)
     }
 
@@ -412,10 +432,15 @@ impl Space {
         let p = self.pieces.get(&piece).filter(|p| !p.released);
         let p = p.ok_or_else(|| Error::invalid(format!("{piece:?} does not exist")))?;
         let (bytes, store, owner) = (p.bytes, p.store, p.owner);
-        let end = addr.checked_add(bytes).ok_or_else(|| Error::invalid("the mapping wraps the address space"))?;
-        let inside = self.reservations.range(..=addr).next_back().is_some_and(|(&at, &len)| end <= at + len);
+        let end = addr
+            .checked_add(bytes)
+            .ok_or_else(|| Error::invalid("the mapping wraps the address space"))?;
+        let inside =
+            self.reservations.range(..=addr).next_back().is_some_and(|(&at, &len)| end <= at + len);
         if !inside || !addr.is_multiple_of(GRANULARITY) {
-            return Err(Error::invalid(format!("{bytes:#x} bytes at {addr:#x} do not lie in a reservation")));
+            return Err(Error::invalid(format!(
+                "{bytes:#x} bytes at {addr:#x} do not lie in a reservation"
+            )));
         }
         let before = self.regions.range(..end).next_back();
         if before.is_some_and(|(&at, r)| at + r.bytes > addr) {
@@ -423,7 +448,10 @@ impl Space {
         }
         self.window.map(addr - DEVICE_BASE, &self.store, store, bytes)?;
         let id = self.id();
-        self.regions.insert(addr, Region { bytes, id, store, owner, kind: Kind::Mapping(piece), access: 0 });
+        self.regions.insert(
+            addr,
+            Region { bytes, id, store, owner, kind: Kind::Mapping(piece), access: 0 },
+        );
         let fresh = self.pieces.get_mut(&piece).is_some_and(|p| {
             p.mappings += 1;
             std::mem::take(&mut p.fresh)
@@ -436,11 +464,13 @@ impl Space {
 
     /// The whole mappings that cover a range without a gap.
     fn mappings(&self, addr: u64, bytes: u64) -> Result<Vec<u64>> {
-        let refuse = || Error::invalid(format!("{bytes:#x} bytes at {addr:#x} are not whole mappings"));
+        let refuse =
+            || Error::invalid(format!("{bytes:#x} bytes at {addr:#x} are not whole mappings"));
         let end = addr.checked_add(bytes).ok_or_else(refuse)?;
         let (mut at, mut found) = (addr, Vec::new());
         while at < end {
-            let r = self.regions.get(&at).filter(|r| r.kind != Kind::Allocation).ok_or_else(refuse)?;
+            let r =
+                self.regions.get(&at).filter(|r| r.kind != Kind::Allocation).ok_or_else(refuse)?;
             found.push(at);
             at += r.bytes;
         }
@@ -498,16 +528,24 @@ impl Space {
     pub(crate) fn host_free(&mut self, addr: u64) -> Result<Gone> {
         match self.host.get(&addr) {
             Some(h) if h.pages.is_some() => {}
-            _ => return Err(Error::invalid(format!("{addr:#x} is no pinned host memory of this machine"))),
+            _ => {
+                return Err(Error::invalid(format!(
+                    "{addr:#x} is no pinned host memory of this machine"
+                )));
+            }
         }
         Ok(self.host_gone(addr))
     }
 
     pub(crate) fn host_register(&mut self, addr: u64, bytes: u64) -> Result<()> {
         let end = addr.checked_add(bytes).filter(|_| addr != 0 && bytes != 0 && addr < DEVICE_BASE);
-        let end = end.ok_or_else(|| Error::invalid(format!("{bytes} bytes at {addr:#x} are no host memory")))?;
+        let end = end.ok_or_else(|| {
+            Error::invalid(format!("{bytes} bytes at {addr:#x} are no host memory"))
+        })?;
         if self.host.range(..end).next_back().is_some_and(|(&at, h)| at + h.bytes > addr) {
-            return Err(Error::state(format!("a part of the {bytes} bytes at {addr:#x} is registered already")));
+            return Err(Error::state(format!(
+                "a part of the {bytes} bytes at {addr:#x} is registered already"
+            )));
         }
         let id = self.id();
         self.host.insert(addr, HostRange { bytes, id, pages: None });
@@ -550,43 +588,71 @@ impl Space {
     ///
     /// # Errors
     /// A device's error text: an illegal address.
-    pub(crate) fn resolve(&self, who: Reach, addr: u64, bytes: u64, parts: &mut Vec<Part>) -> Result<*mut u8, String> {
+    pub(crate) fn resolve(
+        &self,
+        who: AccessScope,
+        addr: u64,
+        bytes: u64,
+        parts: &mut Vec<Part>,
+    ) -> Result<*mut u8, String> {
         let Some(end) = addr.checked_add(bytes) else {
-            return Err(format!("illegal address: {bytes} bytes at {addr:#x} wrap the address space"));
+            return Err(format!(
+                "illegal address: {bytes} bytes at {addr:#x} wrap the address space"
+            ));
         };
         if addr < DEVICE_BASE {
             return self.resolve_host(who, addr, bytes, parts);
         }
         let mut at = addr;
         while at < end {
-            let found = self.regions.range(..=at).next_back().filter(|(from, r)| at < *from + r.bytes);
+            let found =
+                self.regions.range(..=at).next_back().filter(|(from, r)| at < *from + r.bytes);
             let Some((&from, r)) = found else {
-                return Err(format!("illegal address {at:#x}: nothing is mapped there ({bytes} bytes at {addr:#x})"));
+                return Err(format!(
+                    "illegal address {at:#x}: nothing is mapped there ({bytes} bytes at {addr:#x})"
+                ));
             };
             if !self.may_reach(who, r) {
-                return Err(format!("illegal address {at:#x}: {who:?} has no access to memory of device {}", r.owner));
+                return Err(format!(
+                    "illegal address {at:#x}: {who:?} has no access to memory of device {}",
+                    r.owner
+                ));
             }
             let to = end.min(from + r.bytes);
-            parts.push(Part { key: STORE | (r.store + (at - from)), bytes: to - at, region: r.id, addr: at });
+            parts.push(Part {
+                key: STORE | (r.store + (at - from)),
+                bytes: to - at,
+                region: r.id,
+                addr: at,
+            });
             at = to;
         }
         Ok(self.behind(addr))
     }
 
-    fn may_reach(&self, who: Reach, r: &Region) -> bool {
+    fn may_reach(&self, who: AccessScope, r: &Region) -> bool {
         match (who, r.kind) {
             // No device reaches a mapping without access.
-            (Reach::Engine | Reach::Anywhere, Kind::Mapping(_)) => r.access != 0,
-            (Reach::Engine | Reach::Anywhere, Kind::Allocation) => true,
-            (Reach::Kernel(device), Kind::Mapping(_)) => r.access & (1 << device) != 0,
-            (Reach::Kernel(device), Kind::Allocation) => self.peers[device as usize] & (1 << r.owner) != 0,
+            (AccessScope::Engine | AccessScope::Anywhere, Kind::Mapping(_)) => r.access != 0,
+            (AccessScope::Engine | AccessScope::Anywhere, Kind::Allocation) => true,
+            (AccessScope::Kernel(device), Kind::Mapping(_)) => r.access & (1 << device) != 0,
+            (AccessScope::Kernel(device), Kind::Allocation) => {
+                self.peers[device as usize] & (1 << r.owner) != 0
+            }
         }
     }
 
-    fn resolve_host(&self, who: Reach, addr: u64, bytes: u64, parts: &mut Vec<Part>) -> Result<*mut u8, String> {
-        let range = self.host.range(..=addr).next_back().filter(|(at, h)| addr + bytes <= *at + h.bytes);
+    fn resolve_host(
+        &self,
+        who: AccessScope,
+        addr: u64,
+        bytes: u64,
+        parts: &mut Vec<Part>,
+    ) -> Result<*mut u8, String> {
+        let range =
+            self.host.range(..=addr).next_back().filter(|(at, h)| addr + bytes <= *at + h.bytes);
         let region = range.map_or(0, |(_, h)| h.id);
-        if region == 0 && who != Reach::Anywhere && bytes != 0 {
+        if region == 0 && who != AccessScope::Anywhere && bytes != 0 {
             return Err(format!("illegal address {addr:#x}: pageable host memory ({bytes} bytes)"));
         }
         if addr == 0 && bytes != 0 {

@@ -10,10 +10,15 @@
 //! This module must not know which threads wait.
 
 use super::clock::Clock;
-use super::command::{Action, Done, Entry, FillCall, HostFn, KernelCall, NodeAction, Running, Transfer};
+use super::command::{
+    Action, Done, Entry, FillCall, HostFn, KernelCall, NodeAction, Running, Transfer,
+};
 use super::detect::{Actor, Ancestors, Operation, ReportKind, Unwritten};
-use super::space::{Part, Reach, STORE};
-use super::{FaultScope, KernelBody, Launch, MachineConfig, Monitor, Queue, QueueFailure, QueueId, Ran, State};
+use super::space::{AccessScope, Part, STORE};
+use super::{
+    FaultScope, KernelBody, Launch, MachineConfig, Monitor, Queue, QueueFailure, QueueId, Ran,
+    State,
+};
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
@@ -84,14 +89,23 @@ impl Place {
             name: &self.name,
             queue: Some(self.queue.0),
             index: self.index,
-            node: self.node.zip(self.edges.as_deref()).map(|((launch, node, _), edges)| (launch, node, edges)),
+            node: self
+                .node
+                .zip(self.edges.as_deref())
+                .map(|((launch, node, _), edges)| (launch, node, edges)),
         }
     }
 
     /// The operation, with the node's number in its own graph.
     fn operation(&self) -> Operation {
         let node = self.node.map(|n| n.2);
-        Operation { name: self.name.clone(), queue: Some(self.queue.0), stream: None, index: self.index, node }
+        Operation {
+            name: self.name.clone(),
+            queue: Some(self.queue.0),
+            stream: None,
+            index: self.index,
+            node,
+        }
     }
 }
 
@@ -137,9 +151,9 @@ impl Monitor {
 fn panic_text(panic: Box<dyn Any + Send>) -> String {
     match panic.downcast::<String>() {
         Ok(text) => *text,
-        Err(other) => {
-            other.downcast_ref::<&str>().map_or_else(|| "a panic without a message".to_owned(), |s| (*s).to_owned())
-        }
+        Err(other) => other
+            .downcast_ref::<&str>()
+            .map_or_else(|| "a panic without a message".to_owned(), |s| (*s).to_owned()),
     }
 }
 
@@ -209,7 +223,8 @@ impl State {
                 _ => Ready::Yes,
             }
         };
-        let ready = if ready == Ready::Yes && head.last && !head.begun { Ready::Last } else { ready };
+        let ready =
+            if ready == Ready::Yes && head.last && !head.begun { Ready::Last } else { ready };
         if let Some(q) = self.queues.get_mut(&id) {
             q.entries.push_front(head);
         }
@@ -226,8 +241,12 @@ impl State {
             return false;
         }
         match &g.nodes[node as usize].action {
-            NodeAction::Wait(_) => g.marks.iter().find(|m| m.0 == node).is_none_or(|m| m.1.done.get().is_some()),
-            NodeAction::WaitValue { addr, value } => self.word(*addr).is_none_or(|now| now >= *value),
+            NodeAction::Wait(_) => {
+                g.marks.iter().find(|m| m.0 == node).is_none_or(|m| m.1.done.get().is_some())
+            }
+            NodeAction::WaitValue { addr, value } => {
+                self.word(*addr).is_none_or(|now| now >= *value)
+            }
             _ => true,
         }
     }
@@ -235,7 +254,7 @@ impl State {
     /// The 64-bit word at an address; `None` without memory there (which is a fault once the action
     /// runs).
     pub(super) fn word(&self, addr: u64) -> Option<u64> {
-        let at = self.space.resolve(Reach::Engine, addr, 8, &mut Vec::new()).ok()?;
+        let at = self.space.resolve(AccessScope::Engine, addr, 8, &mut Vec::new()).ok()?;
         // SAFETY: eight aligned bytes that are mapped (checked). Other threads write them
         // atomically.
         Some(unsafe { &*at.cast::<AtomicU64>() }.load(Ordering::Acquire))
@@ -258,8 +277,9 @@ impl State {
         let head = q.entries.front()?;
         let what = match &head.action {
             Action::WaitValue { addr, value } => {
-                let now =
-                    self.word(*addr).map_or_else(|| "which is not mapped".to_owned(), |w| format!("which is {w}"));
+                let now = self
+                    .word(*addr)
+                    .map_or_else(|| "which is not mapped".to_owned(), |w| format!("which is {w}"));
                 format!("the word at {addr:#x}, {now}, to reach {value}")
             }
             Action::WaitSemaphore(s, value) => match self.semaphores.get(s) {
@@ -311,7 +331,8 @@ impl State {
                     Step::Nothing
                 }
                 Outcome::Call(call) => {
-                    entry.action = Action::Host { name: place.name, call: Box::new(|| {}), always: false };
+                    entry.action =
+                        Action::Host { name: place.name, call: Box::new(|| {}), always: false };
                     self.put_back(id, entry);
                     self.busy(id);
                     Step::Call(id, NO_NODE, call)
@@ -340,9 +361,16 @@ impl State {
     }
 
     /// Runs one node of a graph, or ends a graph whose nodes are over.
-    fn run_graph(&mut self, mut g: Box<Running>, mut entry: Entry, mut place: Place, config: &MachineConfig) -> Step {
+    fn run_graph(
+        &mut self,
+        mut g: Box<Running>,
+        mut entry: Entry,
+        mut place: Place,
+        config: &MachineConfig,
+    ) -> Step {
         let id = place.queue;
-        let mut can: Vec<usize> = (0..g.ready.len()).filter(|&i| self.node_ready(id, &g, g.ready[i])).collect();
+        let mut can: Vec<usize> =
+            (0..g.ready.len()).filter(|&i| self.node_ready(id, &g, g.ready[i])).collect();
         while !can.is_empty() {
             let pick = self.rng.below(can.len());
             let at = can.swap_remove(pick);
@@ -383,7 +411,13 @@ impl State {
     }
 
     /// Returns a graph to its queue, or ends it.
-    fn after_node(&mut self, id: QueueId, g: Box<Running>, mut entry: Entry, regions: Vec<(u64, u64)>) {
+    fn after_node(
+        &mut self,
+        id: QueueId,
+        g: Box<Running>,
+        mut entry: Entry,
+        regions: Vec<(u64, u64)>,
+    ) {
         if self.queues.get(&id).is_none_or(|q| self.lost[q.device as usize].is_some()) {
             // This node lost the device.
             self.let_go(id, &Action::Graph(g));
@@ -439,7 +473,9 @@ impl State {
             self.progress();
             return;
         }
-        let Some(mut entry) = self.queues.get_mut(&id).and_then(|q| q.entries.pop_front()) else { return };
+        let Some(mut entry) = self.queues.get_mut(&id).and_then(|q| q.entries.pop_front()) else {
+            return;
+        };
         let index = entry.index;
         let action = std::mem::replace(&mut entry.action, Action::Empty);
         let mut name: Arc<str> = "host function".into();
@@ -488,7 +524,10 @@ impl State {
         let State { detector, host, queues, .. } = self;
         detector.compact(|| {
             let mut known = host.clone();
-            queues.values().filter(|q| q.busy || !q.entries.is_empty()).for_each(|q| known.meet(&q.clock));
+            queues
+                .values()
+                .filter(|q| q.busy || !q.entries.is_empty())
+                .for_each(|q| known.meet(&q.clock));
             known
         });
     }
@@ -522,7 +561,9 @@ impl State {
                     self.lose(place.device, &text);
                 }
             }
-            Outcome::Fail(cause) => self.fail(place.queue, QueueFailure { operation: place.operation(), cause }),
+            Outcome::Fail(cause) => {
+                self.fail(place.queue, QueueFailure { operation: place.operation(), cause })
+            }
             Outcome::Done(_) | Outcome::Pending(_) | Outcome::Call(_) => {}
         }
     }
@@ -532,7 +573,9 @@ impl State {
         match action {
             Action::Kernel(call) => self.kernel(place, call),
             Action::Copy(c) => result(self.copy(place, c), COPY_NANOS + c.bytes() / 16),
-            Action::Fill(c) => result(self.fill(place, c), COPY_NANOS + c.width.saturating_mul(c.rows) / 32),
+            Action::Fill(c) => {
+                result(self.fill(place, c), COPY_NANOS + c.width.saturating_mul(c.rows) / 32)
+            }
             Action::Host { call, .. } => Outcome::Call(call),
             Action::Node { call, .. } => {
                 let queue = place.queue;
@@ -541,7 +584,11 @@ impl State {
             Action::Record(mark) => {
                 if let Some(q) = self.queues.get(&place.queue) {
                     // This is the mark's only record, so the cell is empty.
-                    drop(mark.done.set(Done { nanos: q.nanos, clock: q.clock.clone(), failed: false }));
+                    drop(mark.done.set(Done {
+                        nanos: q.nanos,
+                        clock: q.clock.clone(),
+                        failed: false,
+                    }));
                 }
                 Outcome::Done(0)
             }
@@ -556,13 +603,15 @@ impl State {
             Action::Signal(s, value) => {
                 let State { queues, semaphores, .. } = self;
                 if let Some((q, s)) = queues.get(&place.queue).zip(semaphores.get_mut(&s)) {
-                    s.raise(value, q.clock.clone(), q.nanos);
+                    s.signal(value, q.clock.clone(), q.nanos);
                 }
                 Outcome::Done(0)
             }
             Action::WaitSemaphore(id, value) => self.wait_semaphore(place, id, value),
             Action::Until { name, mut ready } => {
-                let Some(answer) = ready() else { return Outcome::Pending(Action::Until { name, ready }) };
+                let Some(answer) = ready() else {
+                    return Outcome::Pending(Action::Until { name, ready });
+                };
                 self.trash.push(Box::new(ready));
                 if let Err(e) = answer {
                     return Outcome::Fail(e);
@@ -597,7 +646,7 @@ impl State {
     fn reach(
         &mut self,
         place: &Place,
-        who: Reach,
+        who: AccessScope,
         addr: u64,
         bytes: u64,
         parts: &mut Vec<Part>,
@@ -613,8 +662,9 @@ impl State {
         let mut then = place.regions[from..].iter().take_while(|r| r.0 < end);
         let stale = match &found {
             Err(_) => then.next().is_some(),
-            Ok(_) => then
-                .any(|&(at, region)| parts.iter().any(|p| p.region != region && p.addr <= at && at < p.addr + p.bytes)),
+            Ok(_) => then.any(|&(at, region)| {
+                parts.iter().any(|p| p.region != region && p.addr <= at && at < p.addr + p.bytes)
+            }),
         };
         if stale {
             self.detector.report(ReportKind::UseAfterFree, None, place.operation(), addr, bytes);
@@ -629,8 +679,9 @@ impl State {
         }
         if access.reads() {
             let device = parts.iter().filter(|p| p.key >= STORE);
-            let (all, none) =
-                device.fold((0, 0), |(all, none), p| (all + p.bytes, none + self.detector.unwritten(p.key, p.bytes)));
+            let (all, none) = device.fold((0, 0), |(all, none), p| {
+                (all + p.bytes, none + self.detector.unwritten(p.key, p.bytes))
+            });
             if none != 0 && (none == all || unwritten == Unwritten::Any) {
                 let addr = parts.first().map_or(0, |p| p.addr);
                 self.detector.report(ReportKind::NeverWritten, None, place.operation(), addr, none);
@@ -652,7 +703,13 @@ impl State {
             let mut parts = Vec::new();
             let mut at = 0;
             if b.len != 0 {
-                at = match self.reach(place, Reach::Kernel(place.device), b.addr, b.len, &mut parts) {
+                at = match self.reach(
+                    place,
+                    AccessScope::Kernel(place.device),
+                    b.addr,
+                    b.len,
+                    &mut parts,
+                ) {
                     Ok(at) => at as u64,
                     Err(e) => return Outcome::Fault(format!("binding {i}: {e}")),
                 };
@@ -691,12 +748,19 @@ impl State {
     /// The content of a kernel's read-only bindings before it runs, by binding. Write-only bindings
     /// are poisoned, so that a kernel that reads them gets another result. The function skips
     /// polled kernels, host memory, and bindings that overlap a written one.
-    fn watch(&self, call: &KernelCall, bindings: &[Binding], parts: &[(Vec<Part>, Access)]) -> Vec<(usize, Vec<u8>)> {
+    fn watch(
+        &self,
+        call: &KernelCall,
+        bindings: &[Binding],
+        parts: &[(Vec<Part>, Access)],
+    ) -> Vec<(usize, Vec<u8>)> {
         let mut read = Vec::new();
         if !self.detector.on || matches!(call.kernel.spec.body, KernelBody::Poll(_)) {
             return read;
         }
-        for (i, b) in bindings.iter().enumerate().filter(|(_, b)| b.len != 0 && b.access != Access::ReadWrite) {
+        for (i, b) in
+            bindings.iter().enumerate().filter(|(_, b)| b.len != 0 && b.access != Access::ReadWrite)
+        {
             let own = parts[i].0.iter().all(|p| p.key >= STORE);
             let shared = |(j, other): (usize, &Binding)| {
                 j != i && (b.access.writes() || other.access.writes()) && b.overlaps(other)
@@ -704,7 +768,8 @@ impl State {
             if !own || bindings.iter().enumerate().any(shared) {
                 continue;
             }
-            let (at, len) = (std::ptr::with_exposed_provenance_mut::<u8>(b.addr as usize), b.len as usize);
+            let (at, len) =
+                (std::ptr::with_exposed_provenance_mut::<u8>(b.addr as usize), b.len as usize);
             // SAFETY: the binding was resolved to this many mapped bytes just now, and the lock
             // keeps the mapping. Queues run one at a time.
             unsafe {
@@ -719,7 +784,13 @@ impl State {
     }
 
     /// Reports bindings that a kernel has written although it declares to read them.
-    fn compare(&mut self, place: &Place, call: &KernelCall, bindings: &[Binding], watched: Vec<(usize, Vec<u8>)>) {
+    fn compare(
+        &mut self,
+        place: &Place,
+        call: &KernelCall,
+        bindings: &[Binding],
+        watched: Vec<(usize, Vec<u8>)>,
+    ) {
         for (i, before) in watched {
             let at = std::ptr::with_exposed_provenance::<u8>(bindings[i].addr as usize);
             // SAFETY: these are the bytes that `watch` has read, under the same lock.
@@ -739,7 +810,8 @@ impl State {
         let (mut from, mut to) = (Vec::new(), Vec::new());
         let last = u64::from(planted(Defect::RowLeftOut) && c.rows > 1);
         for row in 0..c.rows - last {
-            let src = self.reach(place, c.reach(), c.src + row * c.src_pitch, c.width, &mut from)?;
+            let src =
+                self.reach(place, c.reach(), c.src + row * c.src_pitch, c.width, &mut from)?;
             let dst = self.reach(place, c.reach(), c.dst + row * c.dst_pitch, c.width, &mut to)?;
             // SAFETY: both ranges are either the machine's memory or the host's. The machine's
             // memory is mapped for this many bytes, as checked just now under the lock. For host
@@ -756,7 +828,8 @@ impl State {
         let unit = usize::from(c.unit);
         let mut parts = Vec::new();
         for row in 0..if c.width == 0 { 0 } else { c.rows } {
-            let dst = self.reach(place, Reach::Engine, c.dst + row * c.pitch, c.width, &mut parts)?;
+            let dst =
+                self.reach(place, AccessScope::Engine, c.dst + row * c.pitch, c.width, &mut parts)?;
             // SAFETY: the range is the machine's memory, mapped for this many bytes, as checked
             // just now under the lock. References to this memory exist here only, under that lock.
             // A host thread that reads pinned memory meanwhile uses raw pointers.
@@ -764,7 +837,9 @@ impl State {
             if pattern[..unit].iter().all(|&b| b == pattern[0]) {
                 bytes.fill(pattern[0]);
             } else {
-                bytes.chunks_exact_mut(unit).for_each(|chunk| chunk.copy_from_slice(&pattern[..unit]));
+                bytes
+                    .chunks_exact_mut(unit)
+                    .for_each(|chunk| chunk.copy_from_slice(&pattern[..unit]));
             }
             self.note_access(place, &parts, Access::Write, Unwritten::Any);
         }
@@ -773,7 +848,7 @@ impl State {
 
     fn write_value(&mut self, place: &Place, addr: u64, value: u64) -> Result<(), String> {
         let mut parts = Vec::new();
-        let at = self.reach(place, Reach::Engine, addr, 8, &mut parts)?;
+        let at = self.reach(place, AccessScope::Engine, addr, 8, &mut parts)?;
         if let Some((q, key)) = self.queues.get(&place.queue).zip(parts.first().map(|p| p.key)) {
             self.words.entry(key).or_default().join(&q.clock);
         }
@@ -785,7 +860,7 @@ impl State {
 
     fn wait_value(&mut self, place: &Place, addr: u64, value: u64) -> Outcome {
         let mut parts = Vec::new();
-        if let Err(e) = self.reach(place, Reach::Engine, addr, 8, &mut parts) {
+        if let Err(e) = self.reach(place, AccessScope::Engine, addr, 8, &mut parts) {
             return Outcome::Fault(e);
         }
         if self.word(addr).is_none_or(|now| now < value) {
@@ -800,7 +875,9 @@ impl State {
 
     fn wait_semaphore(&mut self, place: &Place, id: super::SemaphoreId, value: u64) -> Outcome {
         let Some(s) = self.semaphores.get(&id) else {
-            return Outcome::Fail(Error::state(format!("{id:?} was given up before it reached {value}")));
+            return Outcome::Fail(Error::state(format!(
+                "{id:?} was given up before it reached {value}"
+            )));
         };
         if s.value < value {
             return match &s.failed {
@@ -824,11 +901,23 @@ impl State {
         for (id, q) in &self.queues {
             for entry in q.entries.iter().filter(|e| e.regions.iter().any(|r| r.1 == gone.region)) {
                 let name = entry.action.name();
-                first.push(Operation { name, queue: Some(id.0), stream: None, index: entry.index, node: None });
+                first.push(Operation {
+                    name,
+                    queue: Some(id.0),
+                    stream: None,
+                    index: entry.index,
+                    node: None,
+                });
             }
         }
         for operation in first {
-            self.detector.report(ReportKind::UseAfterFree, Some(operation), place.operation(), addr, gone.bytes);
+            self.detector.report(
+                ReportKind::UseAfterFree,
+                Some(operation),
+                place.operation(),
+                addr,
+                gone.bytes,
+            );
         }
         self.free_at(addr);
     }
@@ -840,7 +929,13 @@ impl State {
             None => operation.name.to_string(),
         };
         let queue = operation.queue.and_then(|q| self.queues.get(&QueueId(q)));
-        Fault::new(name, queue.map_or_else(String::new, |q| q.name.to_string()), operation.index, text).into()
+        Fault::new(
+            name,
+            queue.map_or_else(String::new, |q| q.name.to_string()),
+            operation.index,
+            text,
+        )
+        .into()
     }
 
     fn free_at(&mut self, addr: u64) {

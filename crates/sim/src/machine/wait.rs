@@ -9,7 +9,7 @@
 //!
 //! This module must not know how commands run.
 
-use super::space::Reach;
+use super::space::AccessScope;
 use super::{EventId, Machine, Monitor, QueueId, SemaphoreId, State, Stepping};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::{Error, Result};
@@ -50,7 +50,9 @@ impl Monitor {
             }
             let expired = deadline.is_some_and(|at| Instant::now() >= at);
             if expired && (timeout != Some(Duration::ZERO) || polls >= A_LITTLE) {
-                return Err(Error::Timeout(format!("not over in time; {}", state.waiting()).into()));
+                return Err(Error::Timeout(
+                    format!("not over in time; {}", state.waiting()).into(),
+                ));
             }
             polls += 1;
             if config.stepping == Stepping::Auto {
@@ -65,17 +67,25 @@ impl Monitor {
                     return result;
                 }
                 // Host functions that this thread runs cannot end before it returns.
-                let called = state.queues.values().filter(|q| q.busy).count() > super::step::depth();
+                let called =
+                    state.queues.values().filter(|q| q.busy).count() > super::step::depth();
                 let since = *alone_since.get_or_insert_with(Instant::now);
-                if !called && (config.patience.is_zero() || timeout.is_none() && since.elapsed() >= config.patience) {
-                    return Err(Error::state(format!("dead-lock: nothing can run; {}", state.waiting())));
+                if !called
+                    && (config.patience.is_zero()
+                        || timeout.is_none() && since.elapsed() >= config.patience)
+                {
+                    return Err(Error::state(format!(
+                        "dead-lock: nothing can run; {}",
+                        state.waiting()
+                    )));
                 }
             }
             if expired {
                 continue;
             }
             state.waiters += 1;
-            let nap = deadline.map_or(NAP, |at| NAP.min(at.saturating_duration_since(Instant::now())));
+            let nap =
+                deadline.map_or(NAP, |at| NAP.min(at.saturating_duration_since(Instant::now())));
             let _ = self.0.bell.wait_for(&mut state.guard, nap);
             state.waiters -= 1;
         }
@@ -86,7 +96,11 @@ impl Monitor {
     ///
     /// # Errors
     /// `Timeout`; `InvalidState` for a deadlock.
-    pub fn wait_until(&self, timeout: Option<Duration>, mut over: impl FnMut() -> bool) -> Result<()> {
+    pub fn wait_until(
+        &self,
+        timeout: Option<Duration>,
+        mut over: impl FnMut() -> bool,
+    ) -> Result<()> {
         self.wait_for(timeout, |_| over().then_some(Ok(())))
     }
 
@@ -139,8 +153,12 @@ impl Machine {
     /// As [`queue_synchronize`](Self::queue_synchronize).
     pub fn device_synchronize(&self, device: u32, timeout: Option<Duration>) -> Result<()> {
         let state = self.enter(device, "device_synchronize")?;
-        let queues: Vec<(QueueId, u64)> =
-            state.queues.iter().filter(|(_, q)| q.device == device).map(|(&id, q)| (id, q.enqueued)).collect();
+        let queues: Vec<(QueueId, u64)> = state
+            .queues
+            .iter()
+            .filter(|(_, q)| q.device == device)
+            .map(|(&id, q)| (id, q.enqueued))
+            .collect();
         drop(state);
         self.wait_for(timeout, |state| {
             if let Err(e) = state.alive(device) {
@@ -201,7 +219,8 @@ impl Machine {
         self.nudge();
         let mut state = self.lock();
         let value = state.semaphores.get(&semaphore).map(|s| s.value);
-        let value = value.ok_or_else(|| Error::NotFound(format!("{semaphore:?} does not exist").into()))?;
+        let value =
+            value.ok_or_else(|| Error::NotFound(format!("{semaphore:?} does not exist").into()))?;
         match state.semaphore_over(semaphore, value) {
             Some(Err(e)) => Err(e),
             _ => Ok(value),
@@ -212,7 +231,12 @@ impl Machine {
     ///
     /// # Errors
     /// `Timeout`; `InvalidState` for a deadlock; `NotFound`; the cause of a failed semaphore.
-    pub fn semaphore_wait(&self, semaphore: SemaphoreId, value: u64, timeout: Option<Duration>) -> Result<()> {
+    pub fn semaphore_wait(
+        &self,
+        semaphore: SemaphoreId,
+        value: u64,
+        timeout: Option<Duration>,
+    ) -> Result<()> {
         self.wait_for(timeout, |state| state.semaphore_over(semaphore, value))
     }
 
@@ -233,7 +257,8 @@ impl Machine {
     pub fn host_load_now(&self, addr: u64) -> Result<u64> {
         let mut state = self.lock();
         let (_, key) = state.host_word(addr)?;
-        let value = state.word(addr).ok_or_else(|| Error::invalid(format!("no word is at {addr:#x}")))?;
+        let value =
+            state.word(addr).ok_or_else(|| Error::invalid(format!("no word is at {addr:#x}")))?;
         if let Some(clock) = state.words.get(&key).cloned() {
             let nanos = state.nanos;
             state.host_learns(&clock, nanos);
@@ -282,8 +307,10 @@ impl State {
     }
 
     fn event_over(&mut self, event: EventId) -> Result<bool> {
-        let found =
-            self.events.get(&event).ok_or_else(|| Error::NotFound(format!("{event:?} does not exist").into()))?;
+        let found = self
+            .events
+            .get(&event)
+            .ok_or_else(|| Error::NotFound(format!("{event:?} does not exist").into()))?;
         let Some(mark) = found.last.clone() else { return Ok(true) };
         let Some(done) = mark.done.get() else { return Ok(false) };
         self.host_learns(&done.clock, done.nanos);
@@ -309,7 +336,8 @@ impl State {
             return Err(Error::invalid(format!("a word at {addr:#x} is not aligned to 8")));
         }
         let mut parts = Vec::new();
-        let at = self.space.resolve(Reach::Engine, addr, 8, &mut parts).map_err(Error::invalid)?;
+        let at =
+            self.space.resolve(AccessScope::Engine, addr, 8, &mut parts).map_err(Error::invalid)?;
         Ok((at, parts.first().map_or(addr, |p| p.key)))
     }
 

@@ -6,8 +6,8 @@
 //! This module must not know backings.
 
 use super::event::EventManager;
-use super::gate::GateManager;
 use super::graph::GraphManager;
+use super::host_timeline::HostTimelineManager;
 use super::pipeline::{Kernels, PipelineManager};
 use super::stream::StreamManager;
 use crate::machine::{KernelCall, Machine, Monitor, QueueId, SemaphoreId, Stepping};
@@ -15,10 +15,12 @@ use leasehold_alloc::AllocatorCell;
 use leasehold_core::sync::atomic::AtomicU64;
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{
-    DeviceHandle, Error, Fate, Fault, FixedSlotStore, Handle, Index, Lease, Line, LineId, LineOwner, Point, PoolStats,
-    Resource, Result, Tagged, tags,
+    DeviceHandle, Error, Fault, FixedSlotStore, Handle, Index, Lease, PoolStats, Recycle, Resource,
+    Result, Tagged, Timeline, TimelineId, TimelineOwner, Timepoint, tags,
 };
-use leasehold_hal::{BackendKind, Caps, DeviceId, DeviceInfo, Dispatch, HostCall, Limits, MemoryInfo, OpList};
+use leasehold_hal::{
+    BackendKind, Caps, DeviceId, DeviceInfo, Dispatch, HostCall, Limits, MemoryInfo, OpList,
+};
 use std::any::Any;
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -36,17 +38,17 @@ pub(crate) struct Common {
     pub(crate) name: String,
     pub(crate) kernels: Kernels,
     /// The semaphores behind timelines, of all devices of the backend.
-    semaphores: Arc<Mutex<BTreeMap<LineId, SemaphoreId>>>,
+    semaphores: Arc<Mutex<BTreeMap<TimelineId, SemaphoreId>>>,
     /// The timelines of all existing streams, including retired ones. The streams and their
     /// submitted work own them.
-    pub(crate) lines: Mutex<Vec<(&'static Line, Weak<LineOwner>)>>,
+    pub(crate) timelines: Mutex<Vec<(&'static Timeline, Weak<TimelineOwner>)>>,
     /// The number of streams made so far, for their names.
     pub(crate) made: AtomicU64,
     /// The timeline of each queue.
-    running: Mutex<BTreeMap<QueueId, &'static Line>>,
+    running: Mutex<BTreeMap<QueueId, &'static Timeline>>,
     /// Timepoints of other backends that streams wait for, of all devices of the backend. A waiting
     /// thread must make the other backends publish them.
-    foreign: Arc<Mutex<Vec<Point>>>,
+    foreign: Arc<Mutex<Vec<Timepoint>>>,
 }
 
 thread_local! {
@@ -62,23 +64,23 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Common {
     /// A new semaphore with the timeline's present value.
-    pub(crate) fn semaphore(&self, line: &'static Line) -> Result<SemaphoreId> {
+    pub(crate) fn semaphore(&self, timeline: &'static Timeline) -> Result<SemaphoreId> {
         let semaphore = self.machine.semaphore_create(self.device)?;
-        self.machine.semaphore_signal(semaphore, line.completed())?;
-        self.semaphores.lock().insert(line.id(), semaphore);
+        self.machine.semaphore_signal(semaphore, timeline.completed())?;
+        self.semaphores.lock().insert(timeline.id(), semaphore);
         Ok(semaphore)
     }
 
     /// The semaphore behind a timeline of this backend.
-    pub(crate) fn semaphore_of(&self, line: LineId) -> Option<SemaphoreId> {
-        self.semaphores.lock().get(&line).copied()
+    pub(crate) fn semaphore_of(&self, timeline: TimelineId) -> Option<SemaphoreId> {
+        self.semaphores.lock().get(&timeline).copied()
     }
 
     /// Removes the records of a stream or host timeline that ends.
-    pub(crate) fn forget(&self, line: &'static Line, semaphore: SemaphoreId) {
-        self.semaphores.lock().remove(&line.id());
-        self.lines.lock().retain(|(l, _)| l.id() != line.id());
-        self.running.lock().retain(|_, l| l.id() != line.id());
+    pub(crate) fn forget(&self, timeline: &'static Timeline, semaphore: SemaphoreId) {
+        self.semaphores.lock().remove(&timeline.id());
+        self.timelines.lock().retain(|(l, _)| l.id() != timeline.id());
+        self.running.lock().retain(|_, l| l.id() != timeline.id());
         // The semaphore belongs to this timeline alone.
         let _ = self.machine.semaphore_destroy(semaphore);
     }
@@ -106,14 +108,15 @@ impl Common {
     }
 
     pub(crate) fn fault(&self, op: &str, queue: QueueId, value: u64, cause: String) -> Error {
-        let line = self.running.lock().get(&queue).copied();
-        let stream = line.map_or_else(|| self.name.clone(), |l| format!("{} {:?}", self.name, l.id()));
+        let timeline = self.running.lock().get(&queue).copied();
+        let stream =
+            timeline.map_or_else(|| self.name.clone(), |l| format!("{} {:?}", self.name, l.id()));
         Fault::new(op.to_owned(), stream, value, cause).into()
     }
 
     /// Records a stream's timeline under its queue.
-    pub(crate) fn enter(&self, queue: QueueId, line: &'static Line) {
-        self.running.lock().insert(queue, line);
+    pub(crate) fn enter(&self, queue: QueueId, timeline: &'static Timeline) {
+        self.running.lock().insert(queue, timeline);
     }
 
     /// The submission that a queue runs: the one after the last complete one.
@@ -123,9 +126,9 @@ impl Common {
 
     /// Runs a host call; an error or a panic fails the queue.
     pub(crate) fn host_call(&self, call: &HostCall, name: &str, queue: QueueId, value: u64) {
-        let line = self.running.lock().get(&queue).copied();
+        let timeline = self.running.lock().get(&queue).copied();
         let run = || catch_unwind(AssertUnwindSafe(|| call.run()));
-        let text = match line.map_or_else(run, |line| line.run_call(value, run)) {
+        let text = match timeline.map_or_else(run, |timeline| timeline.run_call(value, run)) {
             Ok(Ok(())) => return,
             Ok(Err(e)) => e.to_string(),
             Err(panic) => panic_text(&*panic),
@@ -137,7 +140,7 @@ impl Common {
     /// Publishes the value of a completed submission, after its failure if it failed. The
     /// submission's leases are dropped in between. So their destructors find the cause, and the
     /// leases are gone before the value is published.
-    pub(crate) fn publish(&self, queue: QueueId, owner: &LineOwner, value: u64, held: OpList) {
+    pub(crate) fn publish(&self, queue: QueueId, owner: &TimelineOwner, value: u64, held: OpList) {
         if let Ok(Some(failure)) = self.machine.queue_failure(queue) {
             owner.poison(value, failure.cause);
         }
@@ -150,18 +153,19 @@ impl Common {
     /// notices the loss calls this.
     pub(crate) fn notice_loss(&self) {
         let Err(cause) = self.machine.device_status(self.device) else { return };
-        let owners: Vec<_> = self.lines.lock().iter().filter_map(|(_, owner)| owner.upgrade()).collect();
+        let owners: Vec<_> =
+            self.timelines.lock().iter().filter_map(|(_, owner)| owner.upgrade()).collect();
         for owner in owners {
-            let line = owner.line();
-            if line.failure().is_none() {
-                owner.poison(line.completed() + 1, cause.clone());
+            let timeline = owner.timeline();
+            if timeline.failure().is_none() {
+                owner.poison(timeline.completed() + 1, cause.clone());
             }
-            owner.complete(line.submitted());
+            owner.complete(timeline.submitted());
         }
     }
 
     /// Records that a stream waits for another backend's timepoint.
-    pub(crate) fn note_foreign(&self, point: Point) {
+    pub(crate) fn note_foreign(&self, point: Timepoint) {
         self.foreign.lock().push(point);
     }
 
@@ -169,14 +173,14 @@ impl Common {
     /// still pending.
     fn ask_others(&self) -> bool {
         let mut open = self.foreign.lock();
-        open.retain(|p| matches!(p.line().check(p.value()), Ok(false)));
+        open.retain(|p| matches!(p.timeline().check(p.value()), Ok(false)));
         let points = open.clone();
         drop(open);
         if !ASKING.get() {
             ASKING.set(true);
             for p in &points {
-                // The line shows the result of this wait.
-                let _ = p.line().wait(p.value(), Some(Duration::ZERO));
+                // The timeline shows the result of this wait.
+                let _ = p.timeline().wait(p.value(), Some(Duration::ZERO));
             }
             ASKING.set(false);
         }
@@ -184,7 +188,11 @@ impl Common {
     }
 
     /// Steps until a condition holds.
-    pub(crate) fn step_until(&self, timeout: Option<Duration>, over: &dyn Fn() -> bool) -> Result<()> {
+    pub(crate) fn step_until(
+        &self,
+        timeout: Option<Duration>,
+        over: &dyn Fn() -> bool,
+    ) -> Result<()> {
         let begun = Instant::now();
         let deadline = timeout.and_then(|t| begun.checked_add(t));
         loop {
@@ -198,7 +206,8 @@ impl Common {
                 }
                 continue;
             }
-            let left = deadline.map_or(SLICE, |at| SLICE.min(at.saturating_duration_since(Instant::now())));
+            let left = deadline
+                .map_or(SLICE, |at| SLICE.min(at.saturating_duration_since(Instant::now())));
             let waited = self.machine.wait_until(Some(left), over);
             // No work here can run, but the other backend may still be at work: wait for a bounded
             // time.
@@ -210,23 +219,33 @@ impl Common {
     }
 
     /// Blocks until a value of a timeline is over.
-    pub(crate) fn await_line(&self, line: &'static Line, value: u64, timeout: Option<Duration>) -> Result<()> {
+    pub(crate) fn await_line(
+        &self,
+        timeline: &'static Timeline,
+        value: u64,
+        timeout: Option<Duration>,
+    ) -> Result<()> {
         self.notice_loss();
-        if line.check(value)? {
+        if timeline.check(value)? {
             return Ok(());
         }
-        let waited = self.step_until(timeout, &|| !matches!(line.check(value), Ok(false)));
+        let waited = self.step_until(timeout, &|| !matches!(timeline.check(value), Ok(false)));
         self.notice_loss();
-        match line.check(value) {
+        match timeline.check(value) {
             Ok(true) => Ok(()),
-            Ok(false) => Err(waited.err().unwrap_or_else(|| Error::state("a wait that ended early"))),
+            Ok(false) => {
+                Err(waited.err().unwrap_or_else(|| Error::state("a wait that ended early")))
+            }
             Err(e) => Err(e),
         }
     }
 }
 
 fn panic_text(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    let text = panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     text.unwrap_or("a panic without a message").to_owned()
 }
 
@@ -241,7 +260,7 @@ pub struct DeviceState {
     pub(crate) pinned_memory: AllocatorCell,
     pub(crate) streams: StreamManager,
     pub(crate) events: EventManager,
-    pub(crate) gates: GateManager,
+    pub(crate) host_timelines: HostTimelineManager,
     pub(crate) pipelines: PipelineManager,
     pub(crate) graphs: GraphManager,
     /// A device must not be moved out of its manager's pool.
@@ -261,14 +280,14 @@ impl DeviceState {
             name: info.id.to_string(),
             kernels: Kernels::default(),
             semaphores: devices.semaphores.clone(),
-            lines: Mutex::new(Vec::new()),
+            timelines: Mutex::new(Vec::new()),
             made: AtomicU64::new(0),
             running: Mutex::new(BTreeMap::new()),
             foreign: devices.foreign.clone(),
         });
         let mut caps = Caps::default();
         caps.pinned = true;
-        caps.gates = true;
+        caps.host_timelines = true;
         caps.timestamps = true;
         caps.graphs = true;
         caps.concurrent_streams = true;
@@ -284,7 +303,7 @@ impl DeviceState {
             pinned_memory: AllocatorCell::default(),
             streams: StreamManager::new(common.clone(), devices.streams)?,
             events: EventManager::new(&common.machine, ordinal)?,
-            gates: GateManager::new(common.clone())?,
+            host_timelines: HostTimelineManager::new(common.clone())?,
             pipelines: PipelineManager::new(&common.machine, ordinal, common.kernels.clone())?,
             graphs: GraphManager::new(common.clone())?,
             info,
@@ -318,7 +337,7 @@ impl DeviceState {
     pub fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
         report("stream", self.streams.stats());
         report("timestamp", self.events.stats());
-        report("gate", self.gates.stats());
+        report("host timeline", self.host_timelines.stats());
         report("pipeline", self.pipelines.stats());
         report("graph", self.graphs.stats());
     }
@@ -360,8 +379,8 @@ fn describe(machine: &Machine, ordinal: u32) -> DeviceInfo {
 struct Devices {
     machine: Machine,
     streams: u32,
-    semaphores: Arc<Mutex<BTreeMap<LineId, SemaphoreId>>>,
-    foreign: Arc<Mutex<Vec<Point>>>,
+    semaphores: Arc<Mutex<BTreeMap<TimelineId, SemaphoreId>>>,
+    foreign: Arc<Mutex<Vec<Timepoint>>>,
 }
 
 impl Resource for Devices {
@@ -373,8 +392,8 @@ impl Resource for Devices {
         DeviceState::new(self, *ordinal)
     }
 
-    fn recycle(&self, _: &mut DeviceState) -> Fate {
-        Fate::Destroy
+    fn recycle(&self, _: &mut DeviceState) -> Recycle {
+        Recycle::Destroy
     }
 }
 
@@ -390,8 +409,12 @@ impl DeviceManager {
             return Err(Error::invalid("a device without streams can do nothing"));
         }
         let count = machine.config().devices;
-        let devices =
-            Devices { machine: machine.clone(), streams, semaphores: Arc::default(), foreign: Arc::default() };
+        let devices = Devices {
+            machine: machine.clone(),
+            streams,
+            semaphores: Arc::default(),
+            foreign: Arc::default(),
+        };
         Ok(Self { store: FixedSlotStore::new(devices, count)?, machine })
     }
 
@@ -471,6 +494,9 @@ impl DeviceManager {
 
 impl fmt::Debug for DeviceManager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceManager").field("devices", &self.stats()).field("machine", &self.machine).finish()
+        f.debug_struct("DeviceManager")
+            .field("devices", &self.stats())
+            .field("machine", &self.machine)
+            .finish()
     }
 }

@@ -1,10 +1,12 @@
-//! Time stamps: events of the machine with their time.
+//! Timestamps: events of the machine with their time.
 //!
-//! This module must not know when stamps are written.
+//! This module must not know when timepoints are written.
 
 use crate::machine::{EventId, Machine};
-use leasehold_core::{Error, Fate, Handle, Lease, PoolConfig, PoolManager, PoolStats, Resource, Result, tags};
-use leasehold_hal::Timestamp;
+use leasehold_core::{
+    Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource, Result, tags,
+};
+use leasehold_hal::TimestampQuery;
 use std::fmt;
 use std::time::Duration;
 
@@ -14,28 +16,28 @@ struct Timestamps {
 }
 
 impl Resource for Timestamps {
-    type Payload = Timestamp;
+    type Payload = TimestampQuery;
     type Request<'a> = ();
     const NAME: &'static str = "timestamp";
 
-    fn create(&self, _: Handle<tags::Timestamp>, (): &()) -> Result<Timestamp> {
-        Ok(Timestamp::new(self.machine.event_create(self.device, true)?.0))
+    fn create(&self, _: Handle<tags::TimestampQuery>, (): &()) -> Result<TimestampQuery> {
+        Ok(TimestampQuery::new(self.machine.event_create(self.device, true)?.0))
     }
 
-    fn recycle(&self, stamp: &mut Timestamp) -> Fate {
+    fn recycle(&self, stamp: &mut TimestampQuery) -> Recycle {
         match self.machine.event_reset(EventId(stamp.native())) {
-            Ok(()) => Fate::Keep,
-            Err(_) => Fate::Destroy,
+            Ok(()) => Recycle::Keep,
+            Err(_) => Recycle::Destroy,
         }
     }
 
-    fn destroy(&self, stamp: Timestamp) {
+    fn destroy(&self, stamp: TimestampQuery) {
         // The call fails only if the event does not exist, which is the desired state.
         let _ = self.machine.event_destroy(EventId(stamp.native()));
     }
 }
 
-/// Owns the time stamps of a device.
+/// Owns the timestamps of a device.
 pub struct EventManager {
     machine: Machine,
     manager: PoolManager<Timestamps>,
@@ -44,26 +46,27 @@ pub struct EventManager {
 impl EventManager {
     pub(crate) fn new(machine: &Machine, device: u32) -> Result<Self> {
         let manager = PoolManager::new();
-        manager.configure(Timestamps { machine: machine.clone(), device }, PoolConfig::default())?;
+        manager
+            .configure(Timestamps { machine: machine.clone(), device }, PoolConfig::default())?;
         Ok(Self { machine: machine.clone(), manager })
     }
 
-    /// A time stamp without a time.
+    /// A timestamp without a time.
     ///
     /// # Errors
     /// `OutOfMemory`; an error of the machine.
-    pub fn acquire(&self) -> Result<Lease<Timestamp>> {
+    pub fn acquire(&self) -> Result<Lease<TimestampQuery>> {
         self.manager.acquire(&())
     }
 
-    /// The virtual time between two stamps; zero if `end` was written first.
+    /// The virtual time between two timepoints; zero if `end` was written first.
     ///
     /// # Errors
-    /// `InvalidState` for a stamp that was not written.
-    pub fn elapsed(&self, start: &Timestamp, end: &Timestamp) -> Result<Duration> {
-        let time = |stamp: &Timestamp| {
+    /// `InvalidState` for a timepoint that was not written.
+    pub fn elapsed(&self, start: &TimestampQuery, end: &TimestampQuery) -> Result<Duration> {
+        let time = |stamp: &TimestampQuery| {
             let time = self.machine.event_time(EventId(stamp.native()))?;
-            time.ok_or_else(|| Error::state("a time stamp that was not written yet"))
+            time.ok_or_else(|| Error::state("a timestamp that was not written yet"))
         };
         let (from, to) = (time(start)?, time(end)?);
         Ok(Duration::from_nanos(to.saturating_sub(from)))

@@ -1,6 +1,6 @@
 //! Executable graphs: plans as graphs of the machine.
 //!
-//! A time stamp is a node that records an event. A foreign call is captured into a child graph. A
+//! A timestamp is a node that records an event. A foreign call is captured into a child graph. A
 //! host call is a node; its failure fails the queue.
 //!
 //! This module must not know how plans are made.
@@ -8,7 +8,10 @@
 use super::device::Common;
 use crate::machine::{ExecId, GraphId, KernelCall, Machine, Node, NodeId, NodeUpdate, QueueId};
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Error, Fate, Handle, Lease, PoolConfig, PoolManager, PoolStats, Resource, Result, Tagged, tags};
+use leasehold_core::{
+    Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource, Result, Tagged,
+    tags,
+};
 use leasehold_hal::{ForeignCall, NodePatch, Op, OpList, Plan};
 use std::cell::Cell;
 use std::fmt;
@@ -45,7 +48,9 @@ impl GraphState {
         for p in patches {
             let index = p.node as usize;
             let Some(Some((node, call))) = calls.get(index) else {
-                return Err(Error::invalid(format!("node {index} is not a dispatch of this graph")));
+                return Err(Error::invalid(format!(
+                    "node {index} is not a dispatch of this graph"
+                )));
             };
             let mut call = call.clone();
             if let Some(bindings) = p.bindings {
@@ -57,7 +62,8 @@ impl GraphState {
             call.grid = p.grid.unwrap_or(call.grid);
             new.push((index, *node, call));
         }
-        let updates: Vec<_> = new.iter().map(|(_, node, call)| (*node, NodeUpdate::Kernel(call.clone()))).collect();
+        let updates: Vec<_> =
+            new.iter().map(|(_, node, call)| (*node, NodeUpdate::Kernel(call.clone()))).collect();
         self.machine.exec_update(self.exec, &updates)?;
         new.into_iter().for_each(|(index, node, call)| calls[index] = Some((node, call)));
         Ok(())
@@ -107,21 +113,29 @@ impl Graphs {
     unsafe fn node(&self, op: &Op<'_>) -> Result<Node> {
         Ok(match *op {
             Op::Dispatch(d) => Node::Kernel(self.0.call(&d)?),
-            // SAFETY: the caller vouches for the plan's host memory.
-            Op::Copy(_) | Op::Upload(_) | Op::Download(_) => Node::Copy(unsafe { super::stream::transfer(op) }?),
+            Op::Copy(_) | Op::Upload(_) | Op::Download(_) => {
+                // SAFETY: the caller vouches for the plan's host memory.
+                Node::Copy(unsafe { super::stream::transfer(op) }?)
+            }
             Op::Fill(f) => Node::Fill(super::stream::fill(&f)?),
-            Op::Stamp(t) => Node::Record(crate::machine::EventId(t.native())),
+            Op::WriteTimestamp(t) => Node::Record(crate::machine::EventId(t.native())),
             Op::Host(call) => {
                 let (common, call, name) = (self.0.clone(), call.clone(), op.name());
                 let what = name.clone();
-                let run = move |queue: QueueId| common.host_call(&call, &what, queue, common.running(queue));
+                let run = move |queue: QueueId| {
+                    common.host_call(&call, &what, queue, common.running(queue))
+                };
                 Node::Host { name: name.into(), call: Arc::new(run) }
             }
             Op::Foreign(call) => Node::Child(self.capture(call)?),
             Op::Wait(_) | Op::Graph(_) => {
                 return Err(Error::Unsupported(format!("a {} in a graph", op.kind()).into()));
             }
-            ref other => return Err(Error::Unsupported(format!("a {} is not known here", other.kind()).into())),
+            ref other => {
+                return Err(Error::Unsupported(
+                    format!("a {} is not known here", other.kind()).into(),
+                ));
+            }
         })
     }
 }
@@ -144,7 +158,8 @@ impl Resource for Graphs {
             let node = unsafe { self.node(&op) }?;
             let deps: Vec<NodeId> = plan.predecessors(i).iter().map(|&p| NodeId(p)).collect();
             let call = if let Node::Kernel(call) = &node { Some(call.clone()) } else { None };
-            let child = if let Node::Child(graph) = node { Some(Template(machine, graph)) } else { None };
+            let child =
+                if let Node::Child(graph) = node { Some(Template(machine, graph)) } else { None };
             let id = machine.graph_add(template.1, node, &deps)?;
             drop(child);
             calls.push(call.map(|c| (id, c)));
@@ -159,8 +174,8 @@ impl Resource for Graphs {
         })
     }
 
-    fn recycle(&self, _: &mut GraphState) -> Fate {
-        Fate::Destroy
+    fn recycle(&self, _: &mut GraphState) -> Recycle {
+        Recycle::Destroy
     }
 
     fn destroy(&self, graph: GraphState) {

@@ -5,8 +5,8 @@
 //! |---|---|---|
 //! | [`device`] | devices, each with the managers below | fixed slots, created lazily |
 //! | [`stream`] | queues, each with a semaphore | growable, recycled, retire list |
-//! | [`event`] | time stamps | growable, recycled |
-//! | [`gate`] | semaphores that the host signals | growable |
+//! | [`event`] | timestamps | growable, recycled |
+//! | [`host_timeline`] | semaphores that the host signals | growable |
 //! | [`pipeline`] | kernels made ready | keyed singletons |
 //! | [`graph`] | instantiated plans | growable |
 //!
@@ -14,7 +14,7 @@
 
 pub mod device;
 pub mod event;
-pub mod gate;
 pub mod graph;
+pub mod host_timeline;
 pub mod pipeline;
 pub mod stream;

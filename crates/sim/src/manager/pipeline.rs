@@ -6,7 +6,9 @@
 
 use crate::machine::{Kernel, KernelBody, KernelSpec, Machine};
 use leasehold_core::sync::{Arc, RwLock};
-use leasehold_core::{Error, Fate, Handle, Lease, PoolConfig, PoolManager, PoolStats, Resource, Result, tags};
+use leasehold_core::{
+    Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource, Result, tags,
+};
 use leasehold_hal::{KernelDesc, KernelSource, Pipeline};
 use std::fmt;
 
@@ -42,7 +44,8 @@ impl Kernels {
     pub(crate) fn of(&self, pipeline: &Pipeline) -> Result<Arc<Kernel>> {
         let at = (pipeline.native as usize).wrapping_sub(1);
         let found = self.0.read().get(at).cloned();
-        found.ok_or_else(|| Error::invalid(format!("kernel {} is not this device's", pipeline.name)))
+        found
+            .ok_or_else(|| Error::invalid(format!("kernel {} is not this device's", pipeline.name)))
     }
 }
 
@@ -57,13 +60,17 @@ impl Resource for Pipelines {
     type Request<'a> = (&'a KernelDesc<'a>, Arc<Kernel>);
     const NAME: &'static str = "pipeline";
 
-    fn create(&self, _: Handle<tags::Pipeline>, (desc, kernel): &(&KernelDesc<'_>, Arc<Kernel>)) -> Result<Pipeline> {
+    fn create(
+        &self,
+        _: Handle<tags::Pipeline>,
+        (desc, kernel): &(&KernelDesc<'_>, Arc<Kernel>),
+    ) -> Result<Pipeline> {
         self.machine.note(self.device, "pipeline_create")?;
         Ok(Pipeline::new(desc, self.kernels.add(kernel.clone()), kernel.spec.block_threads))
     }
 
-    fn recycle(&self, _: &mut Pipeline) -> Fate {
-        Fate::Destroy
+    fn recycle(&self, _: &mut Pipeline) -> Recycle {
+        Recycle::Destroy
     }
 }
 
@@ -91,7 +98,8 @@ impl PipelineManager {
     pub fn get_or_create(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>> {
         desc.validate()?;
         let (source, kernel) = self.find(desc)?;
-        let key = Key { name: desc.name.as_ref().into(), entry: desc.entry.as_ref().into(), source };
+        let key =
+            Key { name: desc.name.as_ref().into(), entry: desc.entry.as_ref().into(), source };
         let pipeline = self.manager.get_or_create(&key, &(desc, kernel))?;
         if *pipeline.bindings != *desc.bindings || pipeline.params != desc.params {
             return Err(Error::invalid(format!(
@@ -106,7 +114,9 @@ impl PipelineManager {
         match &desc.source {
             KernelSource::Registered(name) => {
                 let kernel = self.machine.kernels().get(name).ok_or_else(|| {
-                    Error::NotFound(format!("kernel {}: nobody registered {name:?}", desc.name).into())
+                    Error::NotFound(
+                        format!("kernel {}: nobody registered {name:?}", desc.name).into(),
+                    )
                 })?;
                 if *kernel.spec.bindings != *desc.bindings || kernel.spec.params != desc.params {
                     return Err(Error::invalid(format!(
@@ -125,8 +135,12 @@ impl PipelineManager {
                 Ok((Source::Function(function as usize), kernel))
             }
             other => Err(Error::Unsupported(
-                format!("kernel {}: the simulated device runs registered functions, not {}", desc.name, other.kind())
-                    .into(),
+                format!(
+                    "kernel {}: the simulated device runs registered functions, not {}",
+                    desc.name,
+                    other.kind()
+                )
+                .into(),
             )),
         }
     }

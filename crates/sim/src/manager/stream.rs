@@ -16,8 +16,8 @@ use crate::machine::{Command, EventId, ExecId, FillCall, QueueId, SemaphoreId, T
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{
-    Error, Fate, Handle, Lease, Line, LineOwner, Point, PoolConfig, PoolManager, PoolStats, Resource, Result,
-    RetireList, Tagged, VALUE_LIMIT, tags,
+    Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource, Result,
+    RetireList, Tagged, Timeline, TimelineOwner, Timepoint, VALUE_LIMIT, tags,
 };
 use leasehold_hal::{Copy2d, Fill, Op, OpList};
 use std::fmt;
@@ -26,7 +26,7 @@ use std::marker::PhantomPinned;
 /// A stream.
 pub struct StreamState {
     common: Arc<Common>,
-    owner: Arc<LineOwner>,
+    owner: Arc<TimelineOwner>,
     pub(crate) queue: QueueId,
     semaphore: SemaphoreId,
     turn: Mutex<()>,
@@ -36,30 +36,33 @@ pub struct StreamState {
 
 impl StreamState {
     fn new(common: Arc<Common>) -> Result<Self> {
-        let owner = Arc::new(LineOwner::take()?);
+        let owner = Arc::new(TimelineOwner::take()?);
         let queue = common.machine.queue_create(common.device)?;
-        let semaphore = match common.semaphore(owner.line()) {
+        let semaphore = match common.semaphore(owner.timeline()) {
             Ok(semaphore) => semaphore,
             Err(e) => {
                 common.machine.queue_destroy(queue)?;
                 return Err(e);
             }
         };
-        let line = owner.line();
-        common.enter(queue, line);
-        let name = format!("{} stream {}", common.name, common.made.fetch_add(1, Ordering::Relaxed));
+        let timeline = owner.timeline();
+        common.enter(queue, timeline);
+        let name =
+            format!("{} stream {}", common.name, common.made.fetch_add(1, Ordering::Relaxed));
         // A timeline's values continue from its last stream.
-        common.machine.queue_set_name(queue, &format!("{} {:?}", common.name, line.id()))?;
-        common.machine.queue_report_as(queue, &name, line.submitted())?;
+        common.machine.queue_set_name(queue, &format!("{} {:?}", common.name, timeline.id()))?;
+        common.machine.queue_report_as(queue, &name, timeline.submitted())?;
         let publisher = common.clone();
-        owner.set_publisher(Some(Arc::new(move |value, timeout| publisher.await_line(line, value, timeout))));
+        owner.set_publisher(Some(Arc::new(move |value, timeout| {
+            publisher.await_line(timeline, value, timeout)
+        })));
         Ok(Self { common, owner, queue, semaphore, turn: Mutex::new(()), _place: PhantomPinned })
     }
 
     /// The timeline.
     #[inline]
-    pub fn line(&self) -> &'static Line {
-        self.owner.line()
+    pub fn timeline(&self) -> &'static Timeline {
+        self.owner.timeline()
     }
 
     pub(crate) fn common(&self) -> &Common {
@@ -67,8 +70,10 @@ impl StreamState {
     }
 
     fn is_sound(&self) -> bool {
-        let line = self.line();
-        line.is_idle() && !line.failed(VALUE_LIMIT) && line.submitted() < VALUE_LIMIT / 2
+        let timeline = self.timeline();
+        timeline.is_idle()
+            && !timeline.failed(VALUE_LIMIT)
+            && timeline.submitted() < VALUE_LIMIT / 2
     }
 
     /// Submits operations as one submission; see `hal::Stream::submit`.
@@ -79,15 +84,15 @@ impl StreamState {
     /// # Safety
     /// - As `hal::Stream::submit`.
     pub(crate) unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
-        let line = self.line();
+        let timeline = self.timeline();
         let _turn = self.turn.lock();
         self.common.notice_loss();
-        if let Some((_, cause)) = line.failure() {
+        if let Some((_, cause)) = timeline.failure() {
             return Err(cause);
         }
-        let value = line.submitted() + 1;
+        let value = timeline.submitted() + 1;
         if value >= VALUE_LIMIT {
-            return Err(Error::state("a line's 2^48 values are used up; replace the stream"));
+            return Err(Error::state("a timeline's 2^48 values are used up; replace the stream"));
         }
         let machine = &self.common.machine;
         let mut commands = Vec::with_capacity(ops.len() + 2);
@@ -108,10 +113,16 @@ impl StreamState {
         for (at, call) in calls {
             let before: Vec<Command> = rest.by_ref().take(at - given).collect();
             given = at;
-            let taken = machine.submit_as(self.queue, value, before).and_then(|()| call.run(self.queue.0));
+            let taken =
+                machine.submit_as(self.queue, value, before).and_then(|()| call.run(self.queue.0));
             if let Err(e) = taken {
                 // A part was accepted: the stream is poisoned from here.
-                let cause = self.common.fault(&format!("foreign call {}", call.name), self.queue, value, e.to_string());
+                let cause = self.common.fault(
+                    &format!("foreign call {}", call.name),
+                    self.queue,
+                    value,
+                    e.to_string(),
+                );
                 machine.queue_fail(self.queue, cause)?;
                 self.owner.advance()?;
                 self.common.publish(self.queue, &self.owner, value, held);
@@ -150,38 +161,45 @@ impl StreamState {
         Ok(Some(match *op {
             Op::Wait(point) => return self.wait(point),
             Op::Dispatch(d) => Command::Kernel(self.common.call(&d)?),
-            // SAFETY: the caller vouches for the operation's host memory.
-            Op::Copy(_) | Op::Upload(_) | Op::Download(_) => Command::Copy(unsafe { transfer(op) }?),
+            Op::Copy(_) | Op::Upload(_) | Op::Download(_) => {
+                // SAFETY: the caller vouches for the operation's host memory.
+                Command::Copy(unsafe { transfer(op) }?)
+            }
             Op::Fill(f) => Command::Fill(fill(&f)?),
-            Op::Stamp(t) => Command::Record(EventId(t.native())),
+            Op::WriteTimestamp(t) => Command::Record(EventId(t.native())),
             Op::Host(call) => {
-                let (common, call, name, queue) = (self.common.clone(), call.clone(), op.name(), self.queue);
+                let (common, call, name, queue) =
+                    (self.common.clone(), call.clone(), op.name(), self.queue);
                 let what = name.clone();
                 let run = Box::new(move || common.host_call(&call, &what, queue, value));
                 Command::Host { name: name.into(), call: run, always: false }
             }
             Op::Graph(graph) => Command::Launch(ExecId(graph.native())),
-            ref other => return Err(Error::Unsupported(format!("a {} is not known here", other.kind()).into())),
+            ref other => {
+                return Err(Error::Unsupported(
+                    format!("a {} is not known here", other.kind()).into(),
+                ));
+            }
         }))
     }
 
-    fn wait(&self, point: Point) -> Result<Option<Command>> {
-        let line = point.line();
-        if line.id() == self.line().id() {
-            if point.value() > line.submitted() {
+    fn wait(&self, point: Timepoint) -> Result<Option<Command>> {
+        let timeline = point.timeline();
+        if timeline.id() == self.timeline().id() {
+            if point.value() > timeline.submitted() {
                 return Err(Error::invalid(format!(
                     "{point:?} is not submitted yet: this stream would wait for itself"
                 )));
             }
-            if line.knows(point.into()) {
+            if timeline.knows(point.into()) {
                 return Ok(None);
             }
             // A failure under a former owner of the timeline fails this stream too.
-        } else if let Some(semaphore) = self.common.semaphore_of(line.id()) {
+        } else if let Some(semaphore) = self.common.semaphore_of(timeline.id()) {
             return Ok(Some(Command::WaitSemaphore(semaphore, point.value())));
         }
         self.common.note_foreign(point);
-        let ready = Box::new(move || match line.check(point.value()) {
+        let ready = Box::new(move || match timeline.check(point.value()) {
             Ok(false) => None,
             Ok(true) => Some(Ok(())),
             Err(e) => Some(Err(e)),
@@ -261,7 +279,7 @@ impl Tagged for StreamState {
 
 impl fmt::Debug for StreamState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "StreamState({:?})", self.line())
+        write!(f, "StreamState({:?})", self.timeline())
     }
 }
 
@@ -274,7 +292,7 @@ struct Streams {
 /// Destroys a stream whose work is over (or lost).
 fn end(stream: StreamState) {
     let StreamState { common, owner, queue, semaphore, .. } = stream;
-    common.forget(owner.line(), semaphore);
+    common.forget(owner.timeline(), semaphore);
     // The queue belongs to this stream alone; no other code names it.
     let _ = common.machine.queue_destroy(queue);
 }
@@ -287,7 +305,7 @@ impl Resource for Streams {
     fn create(&self, _: Handle<tags::Stream>, (): &()) -> Result<StreamState> {
         let mut again = None;
         self.retired.drain(
-            |s| s.line().is_idle(),
+            |s| s.timeline().is_idle(),
             |s| {
                 if again.is_none() && s.is_sound() {
                     again = Some(s);
@@ -299,7 +317,7 @@ impl Resource for Streams {
         if let Some(stream) = again {
             return Ok(stream);
         }
-        let used = self.common.lines.lock().len() as u64;
+        let used = self.common.timelines.lock().len() as u64;
         if used >= u64::from(self.limit) {
             return Err(Error::OverBudget {
                 unit: leasehold_core::Budgeted::Streams,
@@ -309,18 +327,18 @@ impl Resource for Streams {
             });
         }
         let stream = StreamState::new(self.common.clone())?;
-        self.common.lines.lock().push((stream.line(), Arc::downgrade(&stream.owner)));
+        self.common.timelines.lock().push((stream.timeline(), Arc::downgrade(&stream.owner)));
         Ok(stream)
     }
 
-    fn recycle(&self, stream: &mut StreamState) -> Fate {
+    fn recycle(&self, stream: &mut StreamState) -> Recycle {
         // No later query is certain, so all work that can run runs now.
         self.common.go_on();
-        if stream.is_sound() { Fate::Keep } else { Fate::Destroy }
+        if stream.is_sound() { Recycle::Keep } else { Recycle::Destroy }
     }
 
     fn destroy(&self, stream: StreamState) {
-        if stream.line().is_idle() {
+        if stream.timeline().is_idle() {
             end(stream);
         } else {
             self.retired.push(stream);
@@ -355,7 +373,7 @@ impl StreamManager {
 
     /// Destroys retired streams that are over and cannot be reused.
     pub fn collect(&self) {
-        self.retired.drain(|s| s.line().is_idle() && !s.is_sound(), end);
+        self.retired.drain(|s| s.timeline().is_idle() && !s.is_sound(), end);
     }
 
     /// The pool's statistics.
@@ -372,6 +390,9 @@ impl Drop for StreamManager {
 
 impl fmt::Debug for StreamManager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StreamManager").field("streams", &self.stats()).field("retired", &self.retired).finish()
+        f.debug_struct("StreamManager")
+            .field("streams", &self.stats())
+            .field("retired", &self.retired)
+            .finish()
     }
 }

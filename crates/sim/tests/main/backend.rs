@@ -6,11 +6,13 @@ use leasehold_alloc::{Buffer, Layout, On};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, Result};
 use leasehold_hal::{
-    Access, Backend, Copy2d, Device, DeviceId, Dispatch, Download, Fill, ForeignCall, HostCall, Keep, KernelCheck,
-    KernelDesc, KernelSource, MemoryKind, Op, OpList, Pipeline, Plan, Stream, StreamDesc,
+    Access, Backend, Copy2d, Device, DeviceId, Dispatch, Download, Fill, ForeignCall, HostCall,
+    KeepAlive, KernelCheck, KernelDesc, KernelSource, MemoryKind, Op, OpList, Pipeline, Plan,
+    Stream, StreamDesc,
 };
 use leasehold_sim::{
-    Command, FaultAction, FaultPlan, FaultRule, FillCall, Monitor, QueueId, Ran, Report, ReportKind, SimBackend, When,
+    Command, FaultAction, FaultPlan, FaultRule, FillCall, Monitor, QueueId, Ran, Report,
+    ReportKind, SimBackend, When,
 };
 use std::time::Duration;
 
@@ -29,11 +31,19 @@ fn submit(stream: &Lease<dyn Stream>, ops: &[Op<'_>]) -> Result<u64> {
 }
 
 fn alloc(device: &dyn Device, stream: &Lease<dyn Stream>, bytes: u64) -> Result<Lease<Buffer>> {
-    device.memory(MemoryKind::Device)?.alloc(Layout::new(bytes), On { line: stream.line(), timeline: &**stream })
+    device
+        .memory(MemoryKind::Device)?
+        .alloc(Layout::new(bytes), On { timeline: stream.timeline(), source: &**stream })
 }
 
 fn fill(buffer: &Lease<Buffer>, value: u8) -> Op<'static> {
-    Op::Fill(Fill { dst: buffer.addr(), native: 0, bytes: buffer.len(), pattern: value.into(), width: 1 })
+    Op::Fill(Fill {
+        dst: buffer.addr(),
+        native: 0,
+        bytes: buffer.len(),
+        pattern: value.into(),
+        width: 1,
+    })
 }
 
 fn copy(from: &Lease<Buffer>, to: &Lease<Buffer>) -> Op<'static> {
@@ -42,15 +52,19 @@ fn copy(from: &Lease<Buffer>, to: &Lease<Buffer>) -> Op<'static> {
 
 fn bump(device: &dyn Device) -> Result<Lease<Pipeline>> {
     let source = KernelSource::Registered("bump".into());
-    device.pipeline(&KernelDesc::new("bump", source, &[Access::ReadWrite], KernelCheck::any()).params_of::<u8>())
+    device.pipeline(
+        &KernelDesc::new("bump", source, &[Access::ReadWrite], KernelCheck::any())
+            .params_of::<u8>(),
+    )
 }
 
 fn read(stream: &Lease<dyn Stream>, buffer: &Lease<Buffer>) -> Result<Vec<u8>> {
     let landing: Arc<leasehold_core::sync::Mutex<Vec<u8>>> =
         Arc::new(leasehold_core::sync::Mutex::new(vec![0; buffer.len() as usize]));
-    let keep: Keep = landing.clone();
+    let keep: KeepAlive = landing.clone();
     let dst = landing.lock().as_mut_ptr();
-    let op = Download { src: buffer.addr(), native: 0, dst, bytes: buffer.len(), keep: Some(&keep) };
+    let op =
+        Download { src: buffer.addr(), native: 0, dst, bytes: buffer.len(), keep: Some(&keep) };
     let value = submit(stream, &[Op::Download(op)])?;
     stream.wait_host(value, None)?;
     let bytes = landing.lock().clone();
@@ -64,14 +78,21 @@ fn relay(seed: u64, waits: bool) -> (Vec<u8>, Vec<Report>, Vec<Ran>) {
     let streams = [0, 1].map(|_| device.stream(&StreamDesc::default()).unwrap());
     let [x, y] = [0, 1].map(|_| alloc(&*device, &streams[0], 64).unwrap());
     let kernel = bump(&*device).unwrap();
-    let mut last = streams[0].line().at(submit(&streams[0], &[fill(&x, 1), fill(&y, 0)]).unwrap());
+    let mut last =
+        streams[0].timeline().at(submit(&streams[0], &[fill(&x, 1), fill(&y, 0)]).unwrap());
     for round in 0..6usize {
         let stream = &streams[(round + 1) % 2];
         let bindings = [bind(x.addr(), 64, Access::ReadWrite)];
-        let dispatch =
-            Dispatch { pipeline: &kernel, grid: [1; 3], block: [1; 3], shared: 0, bindings: &bindings, params: &[2] };
+        let dispatch = Dispatch {
+            pipeline: &kernel,
+            grid: [1; 3],
+            block: [1; 3],
+            shared: 0,
+            bindings: &bindings,
+            params: &[2],
+        };
         let all = [Op::Wait(last), Op::Dispatch(dispatch), copy(&x, &y)];
-        last = stream.line().at(submit(stream, &all[usize::from(!waits)..]).unwrap());
+        last = stream.timeline().at(submit(stream, &all[usize::from(!waits)..]).unwrap());
     }
     device.synchronize(None).unwrap();
     let bytes = read(&streams[0], &y).unwrap();
@@ -116,9 +137,9 @@ fn memory_that_is_freed_and_lent_to_another_stream_is_clean() {
             let stream = &streams[usize::from(round) % 3];
             let buffer = alloc(&*device, stream, 3 << 20).unwrap();
             let value = submit(stream, &[fill(&buffer, round)]).unwrap();
-            // SAFETY: the point is that of a submission to this stream that uses the buffer, made
-            // in order.
-            unsafe { buffer.mark_write(stream.line().at(value)) };
+            // SAFETY: the timepoint is that of a submission to this stream that uses the buffer,
+            // made in order.
+            unsafe { buffer.mark_write(stream.timeline().at(value)) };
             drop(buffer);
             if round % 5 == 0 {
                 device.memory(MemoryKind::Device).unwrap().trim(0).unwrap();
@@ -146,13 +167,16 @@ fn foreign_calls_enqueue_in_their_turn_and_are_captured_into_graphs() {
     let [x, y] = [0, 1].map(|_| alloc(&*device, &stream, 64).unwrap());
     let call = library(b.machine(), &x, 7);
     submit(&stream, &[fill(&x, 1), Op::Foreign(&call), copy(&x, &y), fill(&x, 2)]).unwrap();
-    assert_eq!((read(&stream, &y).unwrap(), read(&stream, &x).unwrap()), (vec![7; 64], vec![2; 64]));
+    assert_eq!(
+        (read(&stream, &y).unwrap(), read(&stream, &x).unwrap()),
+        (vec![7; 64], vec![2; 64])
+    );
     let mut ops = OpList::new();
     ops.push(&fill(&x, 1));
     ops.push(&Op::Foreign(&library(b.machine(), &x, 9)));
     ops.push(&copy(&x, &y));
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives
-    // the launches.
+    // SAFETY: the plan's pipelines, timepoints and graphs are this device's, and its memory
+    // outlives the launches.
     let graph = unsafe { device.instantiate(Plan::new(ops)) }.unwrap();
     assert_eq!(graph.nodes(), 3);
     for _ in 0..2 {
@@ -173,13 +197,18 @@ fn a_host_call_in_a_graph_that_fails_names_the_stream_and_the_submission() {
     let stream = device.stream(&StreamDesc::default()).unwrap();
     let mut ops = OpList::new();
     ops.push(&Op::Host(&HostCall::new("breaks", || Err(Error::state("its reason")))));
-    // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory outlives
-    // the launches.
+    // SAFETY: the plan's pipelines, timepoints and graphs are this device's, and its memory
+    // outlives the launches.
     let graph = unsafe { device.instantiate(Plan::new(ops)) }.unwrap();
     submit(&stream, &[]).unwrap();
     let value = submit(&stream, &[Op::Graph(&graph)]).unwrap();
     let text = stream.wait_host(value, None).unwrap_err().to_string();
-    for part in ["host call breaks", "its reason", &value.to_string(), &format!("{:?}", stream.line().id())] {
+    for part in [
+        "host call breaks",
+        "its reason",
+        &value.to_string(),
+        &format!("{:?}", stream.timeline().id()),
+    ] {
         assert!(text.contains(part), "{part} is not in: {text}");
     }
 }
@@ -187,24 +216,33 @@ fn a_host_call_in_a_graph_that_fails_names_the_stream_and_the_submission() {
 /// Opens, allocates, copies, launches, records, replays and closes.
 fn program(b: &SimBackend) -> Result<Vec<u8>> {
     let device = open(b)?;
-    let [stream, other] = [device.stream(&StreamDesc::default())?, device.stream(&StreamDesc::default())?];
+    let [stream, other] =
+        [device.stream(&StreamDesc::default())?, device.stream(&StreamDesc::default())?];
     let [x, y] = [alloc(&*device, &stream, 64)?, alloc(&*device, &stream, 8 << 20)?];
-    let pinned =
-        device.memory(MemoryKind::Pinned)?.alloc(Layout::new(64), On { line: stream.line(), timeline: &*stream })?;
+    let pinned = device
+        .memory(MemoryKind::Pinned)?
+        .alloc(Layout::new(64), On { timeline: stream.timeline(), source: &*stream })?;
     let result = (|| {
-        let (gate, kernel) = (device.gate()?, bump(&*device)?);
-        let at = gate.line().at(gate.line().submitted() + 1);
+        let (host_timeline, kernel) = (device.host_timeline()?, bump(&*device)?);
+        let at = host_timeline.timeline().at(host_timeline.timeline().submitted() + 1);
         let bindings = [bind(x.addr(), 64, Access::ReadWrite)];
-        let dispatch =
-            Dispatch { pipeline: &kernel, grid: [1; 3], block: [1; 3], shared: 0, bindings: &bindings, params: &[1] };
-        let first = stream.line().at(submit(&stream, &[Op::Wait(at), fill(&x, 1), fill(&y, 1)])?);
-        gate.signal_host(at.value())?;
+        let dispatch = Dispatch {
+            pipeline: &kernel,
+            grid: [1; 3],
+            block: [1; 3],
+            shared: 0,
+            bindings: &bindings,
+            params: &[1],
+        };
+        let first =
+            stream.timeline().at(submit(&stream, &[Op::Wait(at), fill(&x, 1), fill(&y, 1)])?);
+        host_timeline.signal_host(at.value())?;
         let stamp = device.timestamp()?;
         let mut ops = OpList::new();
         ops.push(&Op::Dispatch(dispatch));
-        ops.push(&Op::Stamp(&stamp));
+        ops.push(&Op::WriteTimestamp(&stamp));
         ops.push(&Op::Copy(Copy2d::linear((x.addr(), 0), (pinned.addr(), 0), 64)));
-        // SAFETY: the plan's pipelines, stamps and graphs are this device's, and its memory
+        // SAFETY: the plan's pipelines, timepoints and graphs are this device's, and its memory
         // outlives the launches.
         let graph = unsafe { device.instantiate(Plan::new(ops)) }?;
         let last = submit(&other, &[Op::Wait(first), Op::Graph(&graph), Op::Graph(&graph)])?;
@@ -233,10 +271,13 @@ fn every_call_can_fail_and_the_backend_shuts_down_with_nothing_left() {
         let mut failed = 0;
         for k in 0..calls {
             let b = backend(k);
-            b.machine().set_faults(FaultPlan::none().with(FaultRule::any(When::At(k), action.clone())));
+            b.machine()
+                .set_faults(FaultPlan::none().with(FaultRule::any(When::At(k), action.clone())));
             match program(&b) {
                 Ok(bytes) => assert_eq!(bytes, [3; 64], "{action:?} at call {k}"),
-                Err(Error::OutOfMemory(_) | Error::Driver { .. } | Error::DeviceLost { .. }) => failed += 1,
+                Err(Error::OutOfMemory(_) | Error::Driver { .. } | Error::DeviceLost { .. }) => {
+                    failed += 1
+                }
                 Err(e) => panic!("{action:?} at call {k}: {e}"),
             }
             assert_eq!(b.machine().take_reports(), [], "{action:?} at call {k}");
@@ -245,7 +286,11 @@ fn every_call_can_fail_and_the_backend_shuts_down_with_nothing_left() {
             if action != FaultAction::DeviceLost {
                 let machine = b.machine().clone();
                 drop(b);
-                assert!(machine.memory_in_use().is_nothing(), "{action:?} at call {k}: {:?}", machine.memory_in_use());
+                assert!(
+                    machine.memory_in_use().is_nothing(),
+                    "{action:?} at call {k}: {:?}",
+                    machine.memory_in_use()
+                );
                 assert_eq!(machine.objects(), Default::default(), "{action:?} at call {k}");
             }
         }
@@ -257,12 +302,13 @@ fn every_call_can_fail_and_the_backend_shuts_down_with_nothing_left() {
 fn streams_of_two_machines_wait_for_each_other() {
     let (a, b) = (backend(3), backend(4));
     let (near, far) = (open(&a).unwrap(), open(&b).unwrap());
-    let (s, t) = (near.stream(&StreamDesc::default()).unwrap(), far.stream(&StreamDesc::default()).unwrap());
+    let (s, t) =
+        (near.stream(&StreamDesc::default()).unwrap(), far.stream(&StreamDesc::default()).unwrap());
     let x = alloc(&*near, &s, 64).unwrap();
-    let mut point = s.line().at(submit(&s, &[fill(&x, 1)]).unwrap());
+    let mut point = s.timeline().at(submit(&s, &[fill(&x, 1)]).unwrap());
     for value in 2..6 {
-        point = t.line().at(submit(&t, &[Op::Wait(point)]).unwrap());
-        point = s.line().at(submit(&s, &[Op::Wait(point), fill(&x, value)]).unwrap());
+        point = t.timeline().at(submit(&t, &[Op::Wait(point)]).unwrap());
+        point = s.timeline().at(submit(&s, &[Op::Wait(point), fill(&x, value)]).unwrap());
     }
     s.wait_host(point.value(), Some(Duration::from_secs(10))).unwrap();
     assert_eq!(read(&s, &x).unwrap(), [5; 64]);
@@ -274,7 +320,12 @@ fn a_kernel_that_nobody_registered_is_not_found() {
     let device = open(&b).unwrap();
     let desc = |name: &'static str, params| KernelDesc {
         params,
-        ..KernelDesc::new(name, KernelSource::Registered(name.into()), &[Access::ReadWrite], KernelCheck::any())
+        ..KernelDesc::new(
+            name,
+            KernelSource::Registered(name.into()),
+            &[Access::ReadWrite],
+            KernelCheck::any(),
+        )
     };
     assert_eq!(device.pipeline(&desc("nobody", 1)).unwrap_err().kind(), "NotFound");
     assert_eq!(device.pipeline(&desc("bump", 2)).unwrap_err().kind(), "InvalidArgument");
@@ -309,9 +360,16 @@ fn a_second_source_of_memory_fills_and_verifies_for_the_debug_aids() {
     let chunk = unsafe { ranges.commit(Some(range), 2 << 20) }.unwrap();
     assert_eq!(chunk.addr, range);
     // A failed call leaves nothing behind.
-    b.machine().set_faults(FaultPlan::none().with(FaultRule::on("set_access", When::Always, FaultAction::Fail(1))));
-    // SAFETY: the ranges are this backing's own, named in their order by this test alone.
-    assert_eq!(unsafe { ranges.commit(Some(range + (2 << 20)), 2 << 20) }.unwrap_err().kind(), "Driver");
+    b.machine().set_faults(FaultPlan::none().with(FaultRule::on(
+        "set_access",
+        When::Always,
+        FaultAction::Fail(1),
+    )));
+    assert_eq!(
+        // SAFETY: the ranges are this backing's own, named in their order by this test alone.
+        unsafe { ranges.commit(Some(range + (2 << 20)), 2 << 20) }.unwrap_err().kind(),
+        "Driver"
+    );
     b.machine().set_faults(FaultPlan::none());
     // SAFETY: the ranges are this backing's own, named in their order by this test alone.
     unsafe { ranges.decommit(chunk) }.unwrap();

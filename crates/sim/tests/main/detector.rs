@@ -3,8 +3,8 @@
 use crate::{config, copy, fill, launch, machine, peek};
 use leasehold_hal::Access;
 use leasehold_sim::{
-    Command, FillCall, GRANULARITY, KernelBody, KernelSpec, Machine, MachineConfig, Node, NodeId, POISON, QueueId,
-    Report, ReportKind, Stepping,
+    Command, FillCall, GRANULARITY, KernelBody, KernelSpec, Machine, MachineConfig, Node, NodeId,
+    POISON, QueueId, Report, ReportKind, Stepping,
 };
 
 const N: u64 = 256;
@@ -34,8 +34,10 @@ fn accesses_without_an_order_are_found_whoever_ran_first() {
         let report = reports.iter().find(|r| r.kind == ReportKind::Unordered).expect("no report");
         assert_eq!((report.addr, report.bytes), (at + 8, 16));
         let (first, second) = (report.first.clone().unwrap(), report.second.clone());
-        let mut both =
-            [(first.queue.unwrap(), first.name.to_string()), (second.queue.unwrap(), second.name.to_string())];
+        let mut both = [
+            (first.queue.unwrap(), first.name.to_string()),
+            (second.queue.unwrap(), second.name.to_string()),
+        ];
         both.sort();
         assert_eq!(both, [(a.0, "fill".to_owned()), (b.0, "dispatch bump".to_owned())]);
         assert_eq!((first.index, second.index), (0, 0));
@@ -96,8 +98,11 @@ fn edges() -> Vec<(&'static str, Edge)> {
             m.enqueue(a, Command::Host { name: "back".into(), call, always: false }).unwrap();
         }),
         ("another queue in between", |m, a, b| {
-            let (c, e, f) =
-                (m.queue_create(0).unwrap(), m.event_create(0, false).unwrap(), m.event_create(0, false).unwrap());
+            let (c, e, f) = (
+                m.queue_create(0).unwrap(),
+                m.event_create(0, false).unwrap(),
+                m.event_create(0, false).unwrap(),
+            );
             m.enqueue(a, Command::Record(e)).unwrap();
             m.enqueue(c, Command::WaitEvent(e)).unwrap();
             m.enqueue(c, Command::Record(f)).unwrap();
@@ -140,7 +145,8 @@ fn an_edge_that_points_the_wrong_way_makes_none() {
 #[test]
 fn the_host_races_with_what_is_pending() {
     let m = Machine::new(config(1).stepping(Stepping::Manual)).unwrap();
-    let (q, at, host) = (m.queue_create(0).unwrap(), m.alloc(0, N).unwrap(), m.host_alloc(N).unwrap());
+    let (q, at, host) =
+        (m.queue_create(0).unwrap(), m.alloc(0, N).unwrap(), m.host_alloc(N).unwrap());
     m.host_write(host, N);
     copy(&m, q, host, at, N);
     m.host_write(host, 8);
@@ -179,7 +185,11 @@ fn memory_that_is_lent_again_while_a_command_is_pending() {
     let (q, at) = (m.queue_create(0).unwrap(), m.alloc(0, N).unwrap());
     fill(&m, q, at, N, 1);
     m.free(at).unwrap();
-    assert_eq!(m.alloc(0, N).unwrap(), at, "the machine does not lend the address again; the test must be another");
+    assert_eq!(
+        m.alloc(0, N).unwrap(),
+        at,
+        "the machine does not lend the address again; the test must be another"
+    );
     let _ = m.take_reports();
     m.run_until_idle();
     only(m.take_reports(), ReportKind::UseAfterFree);
@@ -315,7 +325,8 @@ fn reads_of_memory_that_nobody_wrote() {
 #[test]
 fn memory_that_a_lost_device_used_may_go() {
     let m = Machine::new(config(9).stepping(Stepping::Manual)).unwrap();
-    let (q, at, host) = (m.queue_create(0).unwrap(), m.alloc(0, N).unwrap(), m.host_alloc(N).unwrap());
+    let (q, at, host) =
+        (m.queue_create(0).unwrap(), m.alloc(0, N).unwrap(), m.host_alloc(N).unwrap());
     copy(&m, q, host, at, N);
     m.run_until_idle();
     copy(&m, q, host, at, N);
@@ -329,7 +340,8 @@ fn memory_that_a_lost_device_used_may_go() {
 #[test]
 fn memory_that_a_queue_used_before_it_and_its_device_went_may_go() {
     let m = Machine::new(config(9).stepping(Stepping::Manual)).unwrap();
-    let (q, at, host) = (m.queue_create(0).unwrap(), m.alloc(0, N).unwrap(), m.host_alloc(N).unwrap());
+    let (q, at, host) =
+        (m.queue_create(0).unwrap(), m.alloc(0, N).unwrap(), m.host_alloc(N).unwrap());
     copy(&m, q, host, at, N);
     m.run_until_idle();
     m.queue_destroy(q).unwrap();
@@ -350,7 +362,8 @@ fn host_memory_that_goes_while_a_copy_is_pending() {
     ];
     for end in ends {
         let m = Machine::new(config(8).stepping(Stepping::Manual)).unwrap();
-        let (q, at, host) = (m.queue_create(0).unwrap(), m.alloc(0, N).unwrap(), m.host_alloc(N).unwrap());
+        let (q, at, host) =
+            (m.queue_create(0).unwrap(), m.alloc(0, N).unwrap(), m.host_alloc(N).unwrap());
         copy(&m, q, host, at, N);
         end(&m, host);
         let report = only(m.take_reports(), ReportKind::HostGone);
@@ -406,7 +419,8 @@ fn nodes_of_a_graph_are_ordered_by_its_edges_alone() {
 #[test]
 fn it_can_be_switched_off() {
     let m = Machine::new(MachineConfig::seed(0).detect(false)).unwrap();
-    let (a, b, at) = (m.queue_create(0).unwrap(), m.queue_create(0).unwrap(), m.alloc(0, N).unwrap());
+    let (a, b, at) =
+        (m.queue_create(0).unwrap(), m.queue_create(0).unwrap(), m.alloc(0, N).unwrap());
     fill(&m, a, at, N, 1);
     fill(&m, b, at, N, 2);
     m.device_synchronize(0, None).unwrap();
@@ -425,7 +439,8 @@ fn what_it_remembers_stays_bounded() {
     }
     m.queue_synchronize(q, None).unwrap();
     let text = format!("{m:?}");
-    let segments: usize = text.split("segments: ").nth(1).unwrap().split(',').next().unwrap().parse().unwrap();
+    let segments: usize =
+        text.split("segments: ").nth(1).unwrap().split(',').next().unwrap().parse().unwrap();
     assert!(segments < 40_000, "{segments} segments");
     assert_eq!(m.take_reports(), []);
 }
@@ -447,7 +462,8 @@ fn liar() -> (Machine, QueueId, u64) {
         Ok(())
     });
     m.kernels().register("accumulates", KernelSpec::new(&[Access::Write], 0, bump.clone()));
-    m.kernels().register("accumulates in rows", KernelSpec::new(&[Access::Write], 0, bump).leaving_gaps());
+    m.kernels()
+        .register("accumulates in rows", KernelSpec::new(&[Access::Write], 0, bump).leaving_gaps());
     let (q, at) = (m.queue_create(0).unwrap(), m.alloc(0, N).unwrap());
     fill(&m, q, at, N, 7);
     (m, q, at)
@@ -466,7 +482,10 @@ fn a_kernel_that_writes_what_it_declares_to_read_is_reported() {
     let report = only(m.take_reports(), ReportKind::WroteReadOnly);
     assert_eq!((report.binding, report.addr, report.bytes), (Some((0, N / 2)), at + N / 2, 3));
     let text = report.to_string();
-    assert!(text.contains("dispatch stores (copies, submission ") && text.contains("binding 0 at byte"), "{text}");
+    assert!(
+        text.contains("dispatch stores (copies, submission ") && text.contains("binding 0 at byte"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -474,7 +493,11 @@ fn a_kernel_that_reads_what_it_declares_to_write_finds_poison() {
     let (m, q, at) = liar();
     run_on(&m, q, "accumulates", at, &[]);
     let more = |than: u8| [than.wrapping_add(1); N as usize];
-    assert_eq!(peek(&m, at, N as usize), more(POISON), "one more than the poison, not than what was there");
+    assert_eq!(
+        peek(&m, at, N as usize),
+        more(POISON),
+        "one more than the poison, not than what was there"
+    );
     // Bytes that the kernel declares to leave unchanged are unchanged.
     fill(&m, q, at, N, 7);
     run_on(&m, q, "accumulates in rows", at, &[]);
@@ -504,7 +527,10 @@ fn a_report_names_the_queues_and_the_wait_that_is_missing() {
         m.submit_as(b, 102, vec![Command::Fill(FillCall::linear(at, N, 2, 1))]).unwrap();
         m.device_synchronize(0, None).unwrap();
         let text = only(m.take_reports(), ReportKind::Unordered).to_string();
-        assert!(text.contains("(consumer, submission 2)") && text.contains("(producer, submission"), "{text}");
+        assert!(
+            text.contains("(consumer, submission 2)") && text.contains("(producer, submission"),
+            "{text}"
+        );
         text.ends_with("; no wait of consumer for producer")
     });
     assert!(found, "the consumer never came second");

@@ -2,7 +2,10 @@
 
 use crate::{config, copy, fill, launch, machine, peek};
 use leasehold_core::{Error, Result};
-use leasehold_sim::{Command, FaultAction, FaultPlan, FaultRule, FillCall, GRANULARITY, Machine, Node, Transfer, When};
+use leasehold_sim::{
+    Command, FaultAction, FaultPlan, FaultRule, FillCall, GRANULARITY, Machine, Node, Transfer,
+    When,
+};
 
 /// A program that calls nearly every function, returns all resources, and computes a result.
 fn program(m: &Machine) -> Result<Vec<u8>> {
@@ -90,18 +93,27 @@ fn every_call_can_fail_and_nothing_is_left_over() {
     for action in [FaultAction::OutOfMemory, FaultAction::Fail(42)] {
         let mut failed = 0;
         for k in 0..in_all {
-            let m = Machine::new(config(k).faults(FaultPlan::none().with(FaultRule::any(When::At(k), action.clone()))))
-                .unwrap();
+            let m = Machine::new(
+                config(k)
+                    .faults(FaultPlan::none().with(FaultRule::any(When::At(k), action.clone()))),
+            )
+            .unwrap();
             match program(&m) {
                 Err(Error::OutOfMemory(_)) if action == FaultAction::OutOfMemory => failed += 1,
-                Err(Error::Driver { code: 42, .. }) if action == FaultAction::Fail(42) => failed += 1,
+                Err(Error::Driver { code: 42, .. }) if action == FaultAction::Fail(42) => {
+                    failed += 1
+                }
                 Err(e) => panic!("call {k}: {e}"),
                 // Calls of the cleanup do not fail any more.
                 Ok(bytes) => assert_eq!(bytes, [4; 64]),
             }
             assert!(m.memory_in_use().is_nothing(), "call {k}: {:?}", m.memory_in_use());
             let objects = m.objects();
-            assert_eq!((objects.queues, objects.events, objects.graphs, objects.execs), (0, 0, 0, 0), "call {k}");
+            assert_eq!(
+                (objects.queues, objects.events, objects.graphs, objects.execs),
+                (0, 0, 0, 0),
+                "call {k}"
+            );
             assert_eq!(m.take_reports(), [], "call {k}");
             // The machine works as before.
             assert_eq!(program(&m).unwrap(), [4; 64], "call {k}");
@@ -118,10 +130,11 @@ fn a_device_that_is_lost_at_any_call_stays_lost_and_nobody_hangs() {
         m.calls()
     };
     for k in 0..calls {
-        let m = Machine::new(
-            config(k).faults(FaultPlan::none().with(FaultRule::any(When::At(k), FaultAction::DeviceLost))),
-        )
-        .unwrap();
+        let m =
+            Machine::new(config(k).faults(
+                FaultPlan::none().with(FaultRule::any(When::At(k), FaultAction::DeviceLost)),
+            ))
+            .unwrap();
         if let Err(e) = program(&m) {
             assert_eq!(e.kind(), "DeviceLost", "call {k}");
             assert!(e.to_string().contains(&format!("call {k} ")), "call {k}: {e}");
@@ -133,16 +146,26 @@ fn a_device_that_is_lost_at_any_call_stays_lost_and_nobody_hangs() {
 #[test]
 fn calls_are_counted_by_name_and_rules_apply_to_one() {
     let m = machine(2);
-    m.set_faults(FaultPlan::none().with(FaultRule::on("alloc", When::At(2), FaultAction::OutOfMemory)));
+    m.set_faults(FaultPlan::none().with(FaultRule::on(
+        "alloc",
+        When::At(2),
+        FaultAction::OutOfMemory,
+    )));
     m.queue_create(0).unwrap();
     let results: Vec<bool> = (0..5).map(|_| m.alloc(0, 64).is_ok()).collect();
     assert_eq!(results, [true, true, false, true, true]);
     assert_eq!(m.calls(), 6);
     assert_eq!(m.calls_by_name(), [("alloc".to_owned(), 5), ("queue_create".to_owned(), 1)]);
-    m.set_faults(FaultPlan::none().with(FaultRule::on("alloc", When::From(6), FaultAction::Fail(7))));
+    m.set_faults(FaultPlan::none().with(FaultRule::on(
+        "alloc",
+        When::From(6),
+        FaultAction::Fail(7),
+    )));
     let results: Vec<bool> = (0..3).map(|_| m.alloc(0, 64).is_ok()).collect();
     assert_eq!(results, [true, false, false]);
-    m.set_faults(FaultPlan::none().with(FaultRule::any(When::Probability(0.5), FaultAction::Fail(7))));
+    m.set_faults(
+        FaultPlan::none().with(FaultRule::any(When::Probability(0.5), FaultAction::Fail(7))),
+    );
     let passed = (0..1000).filter(|_| m.alloc(0, 64).is_ok()).count();
     assert!((400..600).contains(&passed), "{passed} of 1,000");
     m.set_faults(FaultPlan::none().with(FaultRule::any(When::Always, FaultAction::Fail(7))));
@@ -152,7 +175,11 @@ fn calls_are_counted_by_name_and_rules_apply_to_one() {
 #[test]
 fn a_layer_above_counts_its_own_calls_in_the_same_plan() {
     let m = Machine::new(config(3).count_calls(false)).unwrap();
-    m.set_faults(FaultPlan::none().with(FaultRule::on("cuMemAlloc", When::At(1), FaultAction::OutOfMemory)));
+    m.set_faults(FaultPlan::none().with(FaultRule::on(
+        "cuMemAlloc",
+        When::At(1),
+        FaultAction::OutOfMemory,
+    )));
     m.note(0, "cuMemAlloc").unwrap();
     m.alloc(0, 64).unwrap();
     assert_eq!(m.note(0, "cuMemAlloc").unwrap_err().kind(), "OutOfMemory");
@@ -190,9 +217,15 @@ fn delayed_and_reordered_commands_let_others_overtake_and_are_not_lost() {
 #[test]
 fn a_late_callback_is_late_and_holds_up_its_own_queue_only() {
     let m = machine(4);
-    let (a, b, at) = (m.queue_create(0).unwrap(), m.queue_create(0).unwrap(), m.alloc(0, 16).unwrap());
-    m.set_faults(FaultPlan::none().with(FaultRule::on("enqueue", When::At(0), FaultAction::LateCallback(100))));
-    m.enqueue(a, Command::Host { name: "late".into(), call: Box::new(|| {}), always: false }).unwrap();
+    let (a, b, at) =
+        (m.queue_create(0).unwrap(), m.queue_create(0).unwrap(), m.alloc(0, 16).unwrap());
+    m.set_faults(FaultPlan::none().with(FaultRule::on(
+        "enqueue",
+        When::At(0),
+        FaultAction::LateCallback(100),
+    )));
+    m.enqueue(a, Command::Host { name: "late".into(), call: Box::new(|| {}), always: false })
+        .unwrap();
     fill(&m, a, at, 8, 1);
     for i in 1..10 {
         fill(&m, b, at + 8, 8, i);

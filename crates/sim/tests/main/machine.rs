@@ -5,8 +5,8 @@ use leasehold_core::Error;
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_sim::{
-    Command, DEVICE_BASE, FaultScope, FillCall, GRANULARITY, KernelBody, Machine, MachineConfig, Node, NodeUpdate,
-    Stepping, Transfer,
+    Command, DEVICE_BASE, FaultScope, FillCall, GRANULARITY, KernelBody, Machine, MachineConfig,
+    Node, NodeUpdate, Stepping, Transfer,
 };
 use std::time::Duration;
 
@@ -35,7 +35,8 @@ fn device_addresses_are_no_addresses_of_the_host() {
 #[test]
 fn fills_and_copies_with_pitches() {
     let m = machine(2);
-    let (q, a, b) = (m.queue_create(0).unwrap(), m.alloc(0, 256).unwrap(), m.alloc(0, 256).unwrap());
+    let (q, a, b) =
+        (m.queue_create(0).unwrap(), m.alloc(0, 256).unwrap(), m.alloc(0, 256).unwrap());
     fill(&m, q, a, 256, 0);
     fill(&m, q, b, 256, 0xee);
     let part = FillCall { dst: a + 2, pitch: 16, width: 6, rows: 3, pattern: 0xbbaa, unit: 2 };
@@ -45,13 +46,18 @@ fn fills_and_copies_with_pitches() {
     m.queue_synchronize(q, None).unwrap();
     let mut expected = vec![0xee; 256];
     for row in 0..3 {
-        expected[1 + row * 10..9 + row * 10].copy_from_slice(&[0, 0, 0xaa, 0xbb, 0xaa, 0xbb, 0xaa, 0xbb]);
+        expected[1 + row * 10..9 + row * 10]
+            .copy_from_slice(&[0, 0, 0xaa, 0xbb, 0xaa, 0xbb, 0xaa, 0xbb]);
     }
     assert_eq!(peek(&m, b, 256), expected);
     m.enqueue(q, Command::Fill(FillCall::linear(a, 8, 0x0102_0304, 4))).unwrap();
     m.queue_synchronize(q, None).unwrap();
     assert_eq!(peek(&m, a, 8), [4, 3, 2, 1, 4, 3, 2, 1]);
-    for bad in [FillCall::linear(a + 1, 8, 1, 2), FillCall::linear(a, 7, 1, 2), FillCall::linear(a, 9, 1, 3)] {
+    for bad in [
+        FillCall::linear(a + 1, 8, 1, 2),
+        FillCall::linear(a, 7, 1, 2),
+        FillCall::linear(a, 9, 1, 3),
+    ] {
         assert_eq!(m.enqueue(q, Command::Fill(bad)).unwrap_err().kind(), "InvalidArgument");
     }
     assert_eq!(m.take_reports(), []);
@@ -129,7 +135,8 @@ fn memory_runs_out_and_comes_back() {
 #[test]
 fn peers_are_reached_by_copies_at_once_and_by_kernels_once_enabled() {
     let m = Machine::new(config(4).devices(2, 1 << 20)).unwrap();
-    let (q, near, far) = (m.queue_create(0).unwrap(), m.alloc(0, 64).unwrap(), m.alloc(1, 64).unwrap());
+    let (q, near, far) =
+        (m.queue_create(0).unwrap(), m.alloc(0, 64).unwrap(), m.alloc(1, 64).unwrap());
     fill(&m, q, near, 64, 3);
     copy(&m, q, near, far, 64);
     m.queue_synchronize(q, None).unwrap();
@@ -183,7 +190,8 @@ fn pinned_and_registered_memory_has_one_address() {
 fn a_wait_binds_to_the_record_before_it() {
     for seed in 0..50 {
         let m = machine(seed);
-        let (a, b, c) = (m.queue_create(0).unwrap(), m.queue_create(0).unwrap(), m.queue_create(0).unwrap());
+        let (a, b, c) =
+            (m.queue_create(0).unwrap(), m.queue_create(0).unwrap(), m.queue_create(0).unwrap());
         let (word, at) = (m.host_alloc(8).unwrap(), m.alloc(0, 64).unwrap());
         let event = m.event_create(0, false).unwrap();
         assert!(m.event_query(event).unwrap(), "an event that was never recorded");
@@ -263,8 +271,15 @@ fn a_host_function_that_panics_fails_its_queue_and_those_called_always_are_calle
     let m = machine(8);
     let (q, other) = (m.queue_create(0).unwrap(), m.queue_create(0).unwrap());
     let calls = Arc::new(AtomicU32::new(0));
-    m.enqueue(q, Command::Host { name: "panics".into(), call: Box::new(|| panic!("to be caught")), always: false })
-        .unwrap();
+    m.enqueue(
+        q,
+        Command::Host {
+            name: "panics".into(),
+            call: Box::new(|| panic!("to be caught")),
+            always: false,
+        },
+    )
+    .unwrap();
     for always in [false, true] {
         let calls = calls.clone();
         let call = Box::new(move || _ = calls.fetch_add(1, Ordering::Relaxed));
@@ -299,7 +314,11 @@ fn a_trap_ends_the_device_or_the_queue() {
                 assert_eq!(e.kind(), "Fault");
                 m.enqueue(other, Command::Empty).unwrap();
                 m.queue_synchronize(other, None).unwrap();
-                assert_eq!(m.event_time(event).unwrap(), None, "a record that did not run has a time");
+                assert_eq!(
+                    m.event_time(event).unwrap(),
+                    None,
+                    "a record that did not run has a time"
+                );
                 assert!(m.event_query(event).unwrap(), "who waits for the event hangs");
             }
         }
@@ -321,7 +340,8 @@ fn an_illegal_address_loses_the_device_with_its_cause() {
 fn a_kernel_that_polls_lets_others_go_on() {
     for seed in 0..20 {
         let m = machine(seed);
-        let (a, b, at) = (m.queue_create(0).unwrap(), m.queue_create(0).unwrap(), m.host_alloc(8).unwrap());
+        let (a, b, at) =
+            (m.queue_create(0).unwrap(), m.queue_create(0).unwrap(), m.host_alloc(8).unwrap());
         m.enqueue(a, Command::Kernel(launch(&m, "until", &[(at, 1)], &[]))).unwrap();
         assert!(!m.queue_query(a).unwrap());
         fill(&m, b, at, 1, 1);
@@ -341,7 +361,10 @@ fn a_dead_lock_is_an_error_that_says_who_waits_for_what() {
     let text = e.to_string();
     assert!(
         text.contains("dead-lock")
-            && text.contains(&format!("queue {}, submission 0, waits for semaphore {} to go from 0 to 1", a.0, x.0))
+            && text.contains(&format!(
+                "queue {}, submission 0, waits for semaphore {} to go from 0 to 1",
+                a.0, x.0
+            ))
             && text.contains(&format!("queue {}, ", b.0))
             && !text.contains("Some("),
         "{text}"
@@ -414,7 +437,9 @@ fn a_graph_runs_in_an_order_that_its_edges_allow_and_updates_change_later_launch
         let root = m.graph_add(g, Node::Fill(FillCall::linear(at, 64, 1, 1)), &[]).unwrap();
         let left = m.graph_add(g, note("left"), &[root]).unwrap();
         let inner = m.graph_add(g, Node::Child(child), &[root]).unwrap();
-        let bump = m.graph_add(g, Node::Kernel(launch(&m, "bump", &[(at, 64)], &[1])), &[left, inner]).unwrap();
+        let bump = m
+            .graph_add(g, Node::Kernel(launch(&m, "bump", &[(at, 64)], &[1])), &[left, inner])
+            .unwrap();
         m.graph_add(g, note("last"), &[bump]).unwrap();
         let exec = m.instantiate(g).unwrap();
         assert_eq!((m.graph_len(g).unwrap(), m.exec_len(exec).unwrap()), (5, 6));
@@ -546,8 +571,14 @@ fn a_cpu_kernel_runs_over_all_tiles() {
 
 #[test]
 fn a_machine_of_no_devices_is_refused() {
-    assert_eq!(Machine::new(MachineConfig::seed(0).devices(0, 1)).unwrap_err().kind(), "InvalidArgument");
-    assert_eq!(Machine::new(MachineConfig::seed(0).devices(65, 1)).unwrap_err().kind(), "InvalidArgument");
+    assert_eq!(
+        Machine::new(MachineConfig::seed(0).devices(0, 1)).unwrap_err().kind(),
+        "InvalidArgument"
+    );
+    assert_eq!(
+        Machine::new(MachineConfig::seed(0).devices(65, 1)).unwrap_err().kind(),
+        "InvalidArgument"
+    );
     assert_eq!(machine(0).queue_create(1).unwrap_err().kind(), "NotFound");
 }
 
@@ -598,7 +629,8 @@ fn eight_threads_share_a_machine() {
                     m.enqueue(q, Command::Kernel(launch(&m, "bump", &[(at, 4096)], &[1]))).unwrap();
                     let calls = calls.clone();
                     let call = Box::new(move || _ = calls.fetch_add(1, Ordering::Relaxed));
-                    m.enqueue(q, Command::Host { name: "counts".into(), call, always: false }).unwrap();
+                    m.enqueue(q, Command::Host { name: "counts".into(), call, always: false })
+                        .unwrap();
                     m.queue_synchronize(q, None).unwrap();
                     assert_eq!(peek(&m, at, 4096), vec![value.wrapping_add(1); 4096]);
                 }

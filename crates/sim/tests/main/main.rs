@@ -8,14 +8,15 @@ mod model;
 
 use leasehold_hal::{Access, Binding};
 use leasehold_sim::{
-    Command, FillCall, KernelBody, KernelCall, KernelRegistry, KernelSpec, Launch, Machine, MachineConfig, QueueId,
-    Transfer,
+    Command, FillCall, KernelBody, KernelCall, KernelRegistry, KernelSpec, Launch, Machine,
+    MachineConfig, QueueId, Transfer,
 };
 use std::task::Poll;
 
 /// `out[i] = a[i] + b[i]`, over bytes.
 fn add(launch: &Launch<'_>) -> leasehold_core::Result<()> {
-    let ((a, n), (b, _), (out, _)) = (launch.pointer::<u8>(0), launch.pointer::<u8>(1), launch.pointer::<u8>(2));
+    let ((a, n), (b, _), (out, _)) =
+        (launch.pointer::<u8>(0), launch.pointer::<u8>(1), launch.pointer::<u8>(2));
     for i in 0..n {
         // SAFETY: the machine checked the bindings, which are of one length here.
         unsafe { *out.add(i) = (*a.add(i)).wrapping_add(*b.add(i)) };
@@ -26,7 +27,10 @@ fn add(launch: &Launch<'_>) -> leasehold_core::Result<()> {
 /// The kernels of these tests.
 fn kernels() -> KernelRegistry {
     let all = KernelRegistry::new();
-    all.register("add", KernelSpec::new(&[Access::Read, Access::Read, Access::Write], 0, KernelBody::run(add)));
+    all.register(
+        "add",
+        KernelSpec::new(&[Access::Read, Access::Read, Access::Write], 0, KernelBody::run(add)),
+    );
     let bump = KernelBody::run(|launch| {
         let by: u8 = launch.params()?;
         let (at, n) = launch.pointer::<u8>(0);
@@ -42,7 +46,10 @@ fn kernels() -> KernelRegistry {
         Ok(())
     });
     all.register("sum", KernelSpec::new(&[Access::Read, Access::Write], 0, sum));
-    all.register("trap", KernelSpec::new(&[], 0, KernelBody::run(|_| panic!("the kernel's own trap"))));
+    all.register(
+        "trap",
+        KernelSpec::new(&[], 0, KernelBody::run(|_| panic!("the kernel's own trap"))),
+    );
     let until = KernelBody::poll(|launch| {
         // SAFETY: the machine checked the binding.
         let set = unsafe { launch.pointer::<u8>(0).0.read_volatile() } != 0;
@@ -67,7 +74,11 @@ fn bind(addr: u64, len: u64, access: Access) -> Binding {
 /// A launch of a kernel of these tests, with the accesses that it declares.
 fn launch(machine: &Machine, name: &str, ranges: &[(u64, u64)], params: &[u8]) -> KernelCall {
     let kernel = machine.kernels().get(name).unwrap();
-    let bindings = ranges.iter().zip(&kernel.spec.bindings).map(|(&(at, n), &access)| bind(at, n, access)).collect();
+    let bindings = ranges
+        .iter()
+        .zip(&kernel.spec.bindings)
+        .map(|(&(at, n), &access)| bind(at, n, access))
+        .collect();
     KernelCall::new(kernel, bindings, params.to_vec())
 }
 

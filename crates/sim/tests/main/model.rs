@@ -49,21 +49,28 @@ fn step() -> impl Strategy<Value = Step> {
     let q = 0..QUEUES;
     let b = 0..BUFFERS;
     prop_oneof![
-        (q.clone(), b.clone(), 0..BYTES, 0..BYTES, any::<u8>()).prop_map(|(queue, buffer, at, n, value)| Step::Fill {
+        (q.clone(), b.clone(), 0..BYTES, 0..BYTES, any::<u8>()).prop_map(
+            |(queue, buffer, at, n, value)| Step::Fill {
+                queue,
+                buffer,
+                at,
+                bytes: n.min(BYTES - at),
+                value
+            }
+        ),
+        (q.clone(), b.clone(), b.clone(), 1..=BYTES)
+            .prop_map(|(queue, from, to, bytes)| Step::Copy { queue, from, to, bytes }),
+        (q.clone(), b.clone(), any::<u8>()).prop_map(|(queue, buffer, by)| Step::Bump {
             queue,
             buffer,
-            at,
-            bytes: n.min(BYTES - at),
-            value
+            by
         }),
-        (q.clone(), b.clone(), b.clone(), 1..=BYTES).prop_map(|(queue, from, to, bytes)| Step::Copy {
+        (q.clone(), b.clone(), b.clone(), b).prop_map(|(queue, a, b, out)| Step::Add {
             queue,
-            from,
-            to,
-            bytes
+            a,
+            b,
+            out
         }),
-        (q.clone(), b.clone(), any::<u8>()).prop_map(|(queue, buffer, by)| Step::Bump { queue, buffer, by }),
-        (q.clone(), b.clone(), b.clone(), b).prop_map(|(queue, a, b, out)| Step::Add { queue, a, b, out }),
         q.clone().prop_map(|queue| Step::Sync { queue }),
         q.prop_map(|queue| Step::Query { queue }),
     ]
@@ -105,7 +112,9 @@ fn interpret(program: &[Step]) -> Memory {
                 let source = memory[from];
                 memory[to][..bytes as usize].copy_from_slice(&source[..bytes as usize]);
             }
-            Step::Bump { buffer, by, .. } => memory[buffer].iter_mut().for_each(|x| *x = x.wrapping_add(by)),
+            Step::Bump { buffer, by, .. } => {
+                memory[buffer].iter_mut().for_each(|x| *x = x.wrapping_add(by))
+            }
             Step::Add { a, b, out, .. } => {
                 let (a, b) = (memory[a], memory[b]);
                 memory[out].iter_mut().enumerate().for_each(|(i, x)| *x = a[i].wrapping_add(b[i]));
@@ -125,8 +134,15 @@ struct Uses {
 
 /// Runs a program with exactly the waits that its hazards require (all but the `leave_out`th of
 /// them).
-fn execute(program: &[Step], seed: u64, leave_out: Option<usize>) -> (Memory, Vec<Report>, Vec<Ran>, usize) {
-    let config = MachineConfig::seed(seed).kernels(kernels()).trace(true).patience(std::time::Duration::ZERO);
+fn execute(
+    program: &[Step],
+    seed: u64,
+    leave_out: Option<usize>,
+) -> (Memory, Vec<Report>, Vec<Ran>, usize) {
+    let config = MachineConfig::seed(seed)
+        .kernels(kernels())
+        .trace(true)
+        .patience(std::time::Duration::ZERO);
     let m = Machine::new(config).unwrap();
     let queues: Vec<QueueId> = (0..QUEUES).map(|_| m.queue_create(0).unwrap()).collect();
     let buffers: Vec<u64> = (0..BUFFERS).map(|_| m.alloc(0, BYTES).unwrap()).collect();
@@ -147,10 +163,18 @@ fn execute(program: &[Step], seed: u64, leave_out: Option<usize>) -> (Memory, Ve
             }
         }
         match *step {
-            Step::Fill { buffer, at, bytes, value, .. } => fill(&m, queue, buffers[buffer] + at, bytes, value),
-            Step::Copy { from, to, bytes, .. } => copy(&m, queue, buffers[from], buffers[to], bytes),
+            Step::Fill { buffer, at, bytes, value, .. } => {
+                fill(&m, queue, buffers[buffer] + at, bytes, value)
+            }
+            Step::Copy { from, to, bytes, .. } => {
+                copy(&m, queue, buffers[from], buffers[to], bytes)
+            }
             Step::Bump { buffer, by, .. } => {
-                m.enqueue(queue, Command::Kernel(launch(&m, "bump", &[(buffers[buffer], BYTES)], &[by]))).unwrap();
+                m.enqueue(
+                    queue,
+                    Command::Kernel(launch(&m, "bump", &[(buffers[buffer], BYTES)], &[by])),
+                )
+                .unwrap();
             }
             Step::Add { a, b, out, .. } => {
                 let ranges = [a, b, out].map(|i| (buffers[i], BYTES));
@@ -219,7 +243,10 @@ fn a_program_that_gives_another_result_without_one_of_its_waits_is_reported() {
             let (memory, reports, _, _) = execute(&program, seed, Some(left_out));
             if memory != expected {
                 wrong += 1;
-                assert!(!reports.is_empty(), "wait {left_out}, seed {seed}: a wrong result without a report");
+                assert!(
+                    !reports.is_empty(),
+                    "wait {left_out}, seed {seed}: a wrong result without a report"
+                );
             }
             reported += u32::from(!reports.is_empty());
         }
@@ -230,9 +257,16 @@ fn a_program_that_gives_another_result_without_one_of_its_waits_is_reported() {
 #[test]
 fn different_seeds_run_in_different_orders() {
     let program: Vec<Step> = (0..12)
-        .map(|i| Step::Fill { queue: i % QUEUES, buffer: i % QUEUES, at: 0, bytes: 8, value: i as u8 })
+        .map(|i| Step::Fill {
+            queue: i % QUEUES,
+            buffer: i % QUEUES,
+            at: 0,
+            bytes: 8,
+            value: i as u8,
+        })
         .collect();
-    let traces: Vec<String> = (0..20).map(|seed| format!("{:?}", execute(&program, seed, None).2)).collect();
+    let traces: Vec<String> =
+        (0..20).map(|seed| format!("{:?}", execute(&program, seed, None).2)).collect();
     let mut distinct = traces.clone();
     distinct.sort();
     distinct.dedup();

@@ -36,8 +36,11 @@ pub(super) fn whole(work: &Work, len: u32) -> bool {
 /// Whether the parts fit the operation. `from` and `to` are the buffers of the parts.
 pub(super) fn sensible(work: &Work, from: &[u32], to: u32) -> Option<()> {
     let len = work.to.len;
-    let apart =
-        work.from.iter().zip(from).all(|(f, b)| *b != to || f.at + f.len <= work.to.at || work.to.at + len <= f.at);
+    let apart = work
+        .from
+        .iter()
+        .zip(from)
+        .all(|(f, b)| *b != to || f.at + f.len <= work.to.at || work.to.at + len <= f.at);
     let words = |s: &Span| s.at.is_multiple_of(4) && s.len.is_multiple_of(4) && s.len > 0;
     let fits = match work.op {
         Op::Fill { width, .. } => {
@@ -50,10 +53,14 @@ pub(super) fn sensible(work: &Work, from: &[u32], to: u32) -> Option<()> {
         Op::Copy => from.len() == 1 && work.from[0].len == len,
         Op::Pinned => {
             let pinned = |s: Slot| (PINNED..TEMPS).contains(&s);
-            from.len() == 1 && work.from[0].len == len && pinned(work.to.slot) != pinned(work.from[0].slot)
+            from.len() == 1
+                && work.from[0].len == len
+                && pinned(work.to.slot) != pinned(work.from[0].slot)
         }
         Op::Copy2d { width, rows, from_pitch, to_pitch } => {
-            let extent = |pitch: u32| u64::from(rows.saturating_sub(1)) * u64::from(pitch) + u64::from(width);
+            let extent = |pitch: u32| {
+                u64::from(rows.saturating_sub(1)) * u64::from(pitch) + u64::from(width)
+            };
             from.len() == 1
                 && (1..=from_pitch.min(to_pitch)).contains(&width)
                 && rows > 0
@@ -67,20 +74,26 @@ pub(super) fn sensible(work: &Work, from: &[u32], to: u32) -> Option<()> {
                 && words(&work.to)
                 && work.from.iter().all(words)
                 && match kernel {
-                    Kernel::Gather => work.from[1].len == len && first > 0 && first <= work.from[0].len / 4,
+                    Kernel::Gather => {
+                        work.from[1].len == len && first > 0 && first <= work.from[0].len / 4
+                    }
                     _ => work.from.iter().all(|f| f.len == len),
                 }
         }
     };
     let device = |s: &Span| s.slot < PINNED || s.slot >= TEMPS;
-    let placed = matches!(work.op, Op::Pinned) || (device(&work.to) && work.from.iter().all(device));
+    let placed =
+        matches!(work.op, Op::Pinned) || (device(&work.to) && work.from.iter().all(device));
     (apart && fits && placed).then_some(())
 }
 
-/// Does the work on bytes. A launch has as many `blocks` as its elements need, unless they are given.
+/// Does the work on bytes. A launch has as many `blocks` as its elements need, unless they are
+/// given.
 pub(super) fn compute(work: &Work, blocks: Option<u32>, inputs: &[Vec<u8>], data: &mut [u8]) {
     let to = &mut data[work.to.at as usize..][..work.to.len as usize];
-    let word = |bytes: &[u8], i: usize| bytes[i * 4..].first_chunk::<4>().map_or(0, |b| u32::from_le_bytes(*b));
+    let word = |bytes: &[u8], i: usize| {
+        bytes[i * 4..].first_chunk::<4>().map_or(0, |b| u32::from_le_bytes(*b))
+    };
     match work.op {
         Op::Fill { pattern, width } => {
             let pattern = &pattern.to_le_bytes()[..usize::from(width)];
@@ -99,12 +112,18 @@ pub(super) fn compute(work: &Work, blocks: Option<u32>, inputs: &[Vec<u8>], data
             for i in 0..served.min(to.len() / 4) {
                 let value = match kernel {
                     Kernel::Add => word(&inputs[0], i).wrapping_add(word(&inputs[1], i)),
-                    Kernel::Mask => word(to, i) ^ first.wrapping_add((i as u32).wrapping_mul(second)),
+                    Kernel::Mask => {
+                        word(to, i) ^ first.wrapping_add((i as u32).wrapping_mul(second))
+                    }
                     Kernel::Scale => word(&inputs[0], i).wrapping_mul(first).wrapping_add(second),
                     Kernel::Gather => word(&inputs[0], (word(&inputs[1], i) % first) as usize),
                 };
                 #[cfg(test)]
-                let value = if i == 0 && kernel == Kernel::Gather && MISTAKEN.get() { value ^ 1 } else { value };
+                let value = if i == 0 && kernel == Kernel::Gather && MISTAKEN.get() {
+                    value ^ 1
+                } else {
+                    value
+                };
                 to[i * 4..][..4].copy_from_slice(&value.to_le_bytes());
             }
         }

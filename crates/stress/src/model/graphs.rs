@@ -1,4 +1,5 @@
-//! Graphs in the model: what is recorded, what an update changes, what a launch does to buffers and events.
+//! Graphs in the model: what is recorded, what an update changes, what a launch does to buffers and
+//! events.
 //!
 //! This module must not know threads.
 
@@ -34,9 +35,12 @@ impl Model {
             }
             Step::Launch { graph, stream } => self.launch(graph, stream, planned)?,
             Step::Params { graph, node, words } => {
-                let g = self.graphs.get_mut(usize::from(graph))?.as_mut().filter(|g| g.held == 0)?;
+                let g =
+                    self.graphs.get_mut(usize::from(graph))?.as_mut().filter(|g| g.held == 0)?;
                 match &mut g.nodes.get_mut(node as usize)?.node {
-                    Node::Work(Work { op: Op::Launch { kernel, words: now }, .. }) if *kernel != Kernel::Gather => {
+                    Node::Work(Work { op: Op::Launch { kernel, words: now }, .. })
+                        if *kernel != Kernel::Gather =>
+                    {
                         *now = words;
                     }
                     _ => return None,
@@ -44,17 +48,25 @@ impl Model {
                 self.exclusive.push(self.on_graph(graph));
             }
             Step::Grid { graph, node, blocks } => {
-                let g = self.graphs.get_mut(usize::from(graph))?.as_mut().filter(|g| g.held == 0)?;
+                let g =
+                    self.graphs.get_mut(usize::from(graph))?.as_mut().filter(|g| g.held == 0)?;
                 let bound = g.nodes.get_mut(node as usize)?;
-                let Node::Work(Work { op: Op::Launch { .. }, .. }) = bound.node else { return None };
+                let Node::Work(Work { op: Op::Launch { .. }, .. }) = bound.node else {
+                    return None;
+                };
                 // What a temporary holds before it is written is nobody's to say.
                 bound.uses.last().filter(|to| **to & TEMP == 0)?;
                 bound.blocks = Some(blocks);
                 self.exclusive.push(self.on_graph(graph));
             }
             Step::Swap { graph, old, new } => {
-                let (was, is) = ((*self.slots.get(usize::from(old))?)?, (*self.slots.get(usize::from(new))?)?);
-                if old >= PINNED || new >= PINNED || self.bufs[is as usize].raw || is_far(old) != is_far(new) {
+                let (was, is) =
+                    ((*self.slots.get(usize::from(old))?)?, (*self.slots.get(usize::from(new))?)?);
+                if old >= PINNED
+                    || new >= PINNED
+                    || self.bufs[is as usize].raw
+                    || is_far(old) != is_far(new)
+                {
                     return None;
                 }
                 // Host calls of the graph copy from and to other backends' memory, where it was.
@@ -63,11 +75,17 @@ impl Model {
                 }
                 let g = self.graphs.get(usize::from(graph))?.as_ref().filter(|g| g.held == 0)?;
                 let used = outside(g);
-                let longer = self.bufs[is as usize].data.len() >= self.bufs[was as usize].data.len();
+                let longer =
+                    self.bufs[is as usize].data.len() >= self.bufs[was as usize].data.len();
                 if !longer || !used.iter().any(|u| u.0 == was) || used.iter().any(|u| u.0 == is) {
                     return None;
                 }
-                for b in self.graphs[usize::from(graph)].as_mut()?.nodes.iter_mut().flat_map(|n| &mut n.uses) {
+                for b in self.graphs[usize::from(graph)]
+                    .as_mut()?
+                    .nodes
+                    .iter_mut()
+                    .flat_map(|n| &mut n.uses)
+                {
                     *b = if *b == was { is } else { *b };
                 }
                 self.bufs[is as usize].refs += 1;
@@ -81,13 +99,18 @@ impl Model {
             }
             Step::Suspend { graph, stream } => {
                 self.stream(stream).filter(|_| !is_far_stream(stream))?;
-                let g = self.graphs.get_mut(usize::from(graph))?.as_mut().filter(|g| g.held == 0 && !g.suspended)?;
+                let g = self
+                    .graphs
+                    .get_mut(usize::from(graph))?
+                    .as_mut()
+                    .filter(|g| g.held == 0 && !g.suspended)?;
                 g.suspended = true;
                 self.shared.push(Self::on_stream(stream));
                 self.exclusive.push(self.on_graph(graph));
             }
             Step::Resume(graph) => {
-                let g = self.graphs.get_mut(usize::from(graph))?.as_mut().filter(|g| g.suspended)?;
+                let g =
+                    self.graphs.get_mut(usize::from(graph))?.as_mut().filter(|g| g.suspended)?;
                 g.suspended = false;
                 self.exclusive.push(self.on_graph(graph));
             }
@@ -109,7 +132,8 @@ impl Model {
                         let place = if span.slot >= TEMPS {
                             let t = usize::from(span.slot - TEMPS);
                             let len = *temps.get(t)?;
-                            (u64::from(span.at) + u64::from(span.len) <= u64::from(len)).then_some(t as u32 | TEMP)?
+                            (u64::from(span.at) + u64::from(span.len) <= u64::from(len))
+                                .then_some(t as u32 | TEMP)?
                         } else {
                             let b = self.span(span).filter(|_| span.slot < PINNED)?;
                             (!self.bufs[b as usize].raw).then_some(b)?
@@ -128,7 +152,12 @@ impl Model {
                         written[t] = true;
                     }
                     sensible(work, from, to[0])?;
-                    if work.to.len == 0 || matches!(work.op, Op::Pinned | Op::Upload { hand: Hand::Synchronous, .. }) {
+                    if work.to.len == 0
+                        || matches!(
+                            work.op,
+                            Op::Pinned | Op::Upload { hand: Hand::Synchronous, .. }
+                        )
+                    {
                         return None;
                     }
                 }
@@ -167,7 +196,8 @@ impl Model {
                 self.shared.push(self.on_buffer(b));
             }
         }
-        let mut temps: Vec<Vec<u8>> = graph.temps.iter().map(|&len| vec![0; len as usize]).collect();
+        let mut temps: Vec<Vec<u8>> =
+            graph.temps.iter().map(|&len| vec![0; len as usize]).collect();
         for Bound { node, uses, event, blocks } in &graph.nodes {
             match node {
                 Node::Call => self.calls += 1,
@@ -190,8 +220,11 @@ impl Model {
                         .iter()
                         .zip(uses)
                         .map(|(s, &u)| {
-                            let data =
-                                if u & TEMP != 0 { &temps[(u & !TEMP) as usize] } else { &self.bufs[u as usize].data };
+                            let data = if u & TEMP != 0 {
+                                &temps[(u & !TEMP) as usize]
+                            } else {
+                                &self.bufs[u as usize].data
+                            };
                             part(data, *s).to_vec()
                         })
                         .collect();

@@ -10,7 +10,7 @@ fn seed_21() -> Result<()> {
     let s = Place::<Stream>::several(17);
     let b = Place::<Lease<Buffer>>::several(66);
     let e = Place::<Lease<Event>>::several(6);
-    let g = Place::<(Gate, u64)>::several(4);
+    let g = Place::<(HostTimeline, u64)>::several(4);
     let graphs = Place::<(Graph, Vec<(NodeId, u32)>)>::several(3);
     s[0].put(runtime.stream().clone());
     let (far, far_kernels) = (Place::new(), bench.far_kernels().clone());
@@ -114,9 +114,9 @@ fn seed_21() -> Result<()> {
                 order.done(0);
                 s[0].the().upload(b[4].the().part(0..936)?, &bytes(1165771136, 936))?;
                 order.done(0);
-                let gate = runtime.create_gate()?;
-                let value = gate.value();
-                g[0].put((gate, value));
+                let host_timeline = runtime.create_host_timeline()?;
+                let value = host_timeline.value();
+                g[0].put((host_timeline, value));
                 order.done(0);
                 b[8].put(s[0].the().alloc(688)?);
                 order.done(0);
@@ -232,9 +232,9 @@ fn seed_21() -> Result<()> {
                 b[2].put(s[0].the().alloc(508)?);
                 order.done(0);
                 order.after(1, 51);
-                let (gate, value) = g[3].the();
-                s[0].the().wait(gate.at(value + 1))?;
-                g[3].put((gate, value + 1));
+                let (host_timeline, value) = g[3].the();
+                s[0].the().wait(host_timeline.at(value + 1))?;
+                g[3].put((host_timeline, value + 1));
                 order.done(0);
                 b[14].put(runtime.upload(&bytes(2465116013, 980))?.into_buffer());
                 order.done(0);
@@ -269,9 +269,9 @@ fn seed_21() -> Result<()> {
                 order.done(0);
                 graphs[1].the().0.launch_on(&s[0].the())?;
                 order.done(0);
-                let gate = runtime.create_gate()?;
-                let value = gate.value();
-                g[1].put((gate, value));
+                let host_timeline = runtime.create_host_timeline()?;
+                let value = host_timeline.value();
+                g[1].put((host_timeline, value));
                 order.done(0);
                 order.after(1, 69);
                 s[0].the().copy(b[8].the().part(0..468)?, b[14].the().part(0..468)?)?;
@@ -288,9 +288,9 @@ fn seed_21() -> Result<()> {
             let run = || -> Result<()> {
                 let mut clones = Vec::new();
                 let mut entered = Vec::new();
-                let gate = runtime.create_gate()?;
-                let value = gate.value();
-                g[2].put((gate, value));
+                let host_timeline = runtime.create_host_timeline()?;
+                let value = host_timeline.value();
+                g[2].put((host_timeline, value));
                 order.done(1);
                 e[3].put(runtime.create_event_with(EventFlags::TIMING)?);
                 order.done(1);
@@ -303,9 +303,9 @@ fn seed_21() -> Result<()> {
                 order.after(0, 4);
                 graphs[1].the().0.launch_on(&s[0].the())?;
                 order.done(1);
-                let gate = runtime.create_gate()?;
-                let value = gate.value();
-                g[3].put((gate, value));
+                let host_timeline = runtime.create_host_timeline()?;
+                let value = host_timeline.value();
+                g[3].put((host_timeline, value));
                 order.done(1);
                 b[15].put(s[0].the().alloc(2884)?);
                 order.done(1);
@@ -356,9 +356,9 @@ fn seed_21() -> Result<()> {
                 launch(&s[0].the(), &[Call { kernel: &kernels[Kernel::Mask as usize], operands: &[b[0].the().part(0..60)?.read_write()], params: [15, 1878956179, 4071519093] }])?;
                 order.done(1);
                 order.after(0, 45);
-                let (gate, value) = g[3].the();
-                s[0].the().wait(gate.at(value + 1))?;
-                g[3].put((gate, value + 1));
+                let (host_timeline, value) = g[3].the();
+                s[0].the().wait(host_timeline.at(value + 1))?;
+                g[3].put((host_timeline, value + 1));
                 order.done(1);
                 s[0].the().copy(b[4].the().part(412..420)?, b[11].the().part(0..8)?)?;
                 order.done(1);
@@ -377,15 +377,15 @@ fn seed_21() -> Result<()> {
                 entered.push(s[0].the().enter()?);
                 order.done(1);
                 order.after(0, 58);
-                let (gate, value) = g[2].the();
-                s[0].the().wait(gate.at(value + 1))?;
-                g[2].put((gate, value + 1));
+                let (host_timeline, value) = g[2].the();
+                s[0].the().wait(host_timeline.at(value + 1))?;
+                g[2].put((host_timeline, value + 1));
                 order.done(1);
                 order.after(0, 60);
                 try_launch(&s[0].the(), Call { kernel: &kernels[Kernel::Mask as usize], operands: &[b[11].the().part(0..8)?.read_write()], params: [2, 2675966584, 2357568284] })?;
                 order.done(1);
-                let (gate, value) = g[3].the();
-                gate.raise(value)?;
+                let (host_timeline, value) = g[3].the();
+                host_timeline.signal(value)?;
                 order.done(1);
                 b[7].put(runtime.upload(&bytes(590246192, 72))?.into_buffer());
                 order.done(1);
@@ -471,9 +471,9 @@ fn seed_21() -> Result<()> {
                 s[0].the().wait_event(&e[1].the())?;
                 order.done(1);
                 order.after(0, 87);
-                let (gate, value) = g[1].the();
-                s[0].the().wait(gate.at(value + 1))?;
-                g[1].put((gate, value + 1));
+                let (host_timeline, value) = g[1].the();
+                s[0].the().wait(host_timeline.at(value + 1))?;
+                g[1].put((host_timeline, value + 1));
                 order.done(1);
                 s[0].the().fill(b[5].the().part(0..2460)?, 0x5c52ec22u32)?;
                 order.done(1);
@@ -482,8 +482,8 @@ fn seed_21() -> Result<()> {
             run().expect("thread 1");
         });
     });
-    for (gate, next) in g.iter().filter_map(Place::take) {
-        let _ = gate.raise(next);
+    for (host_timeline, next) in g.iter().filter_map(Place::take) {
+        let _ = host_timeline.signal(next);
     }
     runtime.synchronize()?;
     assert_eq!(digest(&runtime.download::<u8>(&b[0].the())?), 0xd073fa26592785);

@@ -57,7 +57,12 @@ pub(super) fn endless(api: &'static str) -> Error {
 /// A driver's text for the user: without control characters, and at most one line.
 pub(super) fn text(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
-    text.chars().take(200).map(|c| if c.is_control() { ' ' } else { c }).collect::<String>().trim().to_owned()
+    text.chars()
+        .take(200)
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect::<String>()
+        .trim()
+        .to_owned()
 }
 
 #[cfg(test)]

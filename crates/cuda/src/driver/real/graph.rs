@@ -10,13 +10,14 @@ use super::stream::Extra;
 use super::{RealDriver, belief, drive};
 use crate::conv::{self, code};
 use crate::driver::ops::{
-    GraphOps, Launch, NativeCopy, NativeEvent, NativeFill, NativeGraph, NativeGraphExec, NativeNode, NativeStream,
-    Updated,
+    GraphOps, Launch, NativeCopy, NativeEvent, NativeFill, NativeGraph, NativeGraphExec,
+    NativeNode, NativeStream, Updated,
 };
 use cudarc::driver::sys::{
-    self, CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUevent, CUfunction,
-    CUgraph, CUgraphExec, CUgraphNode, CUstream, CUstreamCaptureMode_enum as CaptureMode,
-    CUstreamCaptureStatus_enum as CaptureStatus, CUuserObject,
+    self, CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS,
+    CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUstream,
+    CUstreamCaptureMode_enum as CaptureMode, CUstreamCaptureStatus_enum as CaptureStatus,
+    CUuserObject,
 };
 use leasehold_core::Result;
 use std::ffi::c_void;
@@ -158,29 +159,59 @@ impl GraphOps for RealDriver {
         let graph = graph.0 as CUgraph;
         let made = drive!(
             self,
-            cuGraphAddKernelNode_v2(&raw mut node, graph, dependencies(after), after.len(), &raw const params)
+            cuGraphAddKernelNode_v2(
+                &raw mut node,
+                graph,
+                dependencies(after),
+                after.len(),
+                &raw const params
+            )
         );
         Self::added(made, node)
     }
 
-    unsafe fn graph_add_copy(&self, graph: NativeGraph, after: &[NativeNode], copy: &NativeCopy) -> Result<NativeNode> {
+    unsafe fn graph_add_copy(
+        &self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        copy: &NativeCopy,
+    ) -> Result<NativeNode> {
         let params = copy_node(copy);
         let (context, graph) = (self.current_raw(), graph.0 as CUgraph);
         let mut node: CUgraphNode = ptr::null_mut();
         let made = drive!(
             self,
-            cuGraphAddMemcpyNode(&raw mut node, graph, dependencies(after), after.len(), &raw const params, context)
+            cuGraphAddMemcpyNode(
+                &raw mut node,
+                graph,
+                dependencies(after),
+                after.len(),
+                &raw const params,
+                context
+            )
         );
         Self::added(made, node)
     }
 
-    unsafe fn graph_add_fill(&self, graph: NativeGraph, after: &[NativeNode], fill: &NativeFill) -> Result<NativeNode> {
+    unsafe fn graph_add_fill(
+        &self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        fill: &NativeFill,
+    ) -> Result<NativeNode> {
         let params = fill_node(fill);
         let (context, graph) = (self.current_raw(), graph.0 as CUgraph);
         let mut node: CUgraphNode = ptr::null_mut();
         let made = drive!(
             self,
-            cuGraphAddMemsetNode(&raw mut node, graph, dependencies(after), after.len(), &raw const params, context)
+            cuGraphAddMemsetNode(
+                &raw mut node,
+                graph,
+                dependencies(after),
+                after.len(),
+                &raw const params,
+                context
+            )
         );
         Self::added(made, node)
     }
@@ -198,8 +229,10 @@ impl GraphOps for RealDriver {
         }
         let (graph, child) = (graph.0 as CUgraph, child.0 as CUgraph);
         let mut node: CUgraphNode = ptr::null_mut();
-        let made =
-            drive!(self, cuGraphAddChildGraphNode(&raw mut node, graph, dependencies(after), after.len(), child));
+        let made = drive!(
+            self,
+            cuGraphAddChildGraphNode(&raw mut node, graph, dependencies(after), after.len(), child)
+        );
         Self::added(made, node)
     }
 
@@ -211,16 +244,32 @@ impl GraphOps for RealDriver {
     ) -> Result<NativeNode> {
         let (graph, event) = (graph.0 as CUgraph, event.0 as CUevent);
         let mut node: CUgraphNode = ptr::null_mut();
-        let made =
-            drive!(self, cuGraphAddEventRecordNode(&raw mut node, graph, dependencies(after), after.len(), event));
+        let made = drive!(
+            self,
+            cuGraphAddEventRecordNode(
+                &raw mut node,
+                graph,
+                dependencies(after),
+                after.len(),
+                event
+            )
+        );
         Self::added(made, node)
     }
 
-    unsafe fn graph_add_host(&self, graph: NativeGraph, after: &[NativeNode], call: HostNode) -> Result<NativeNode> {
+    unsafe fn graph_add_host(
+        &self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        call: HostNode,
+    ) -> Result<NativeNode> {
         let graph = graph.0 as CUgraph;
         let data = Box::into_raw(Box::new(call)).cast::<c_void>();
         let mut object: CUuserObject = ptr::null_mut();
-        let owned = drive!(self, cuUserObjectCreate(&raw mut object, data, Some(drop_node), 1, NO_DESTRUCTOR_SYNC));
+        let owned = drive!(
+            self,
+            cuUserObjectCreate(&raw mut object, data, Some(drop_node), 1, NO_DESTRUCTOR_SYNC)
+        );
         if let Err(error) = owned {
             // SAFETY: the driver refused the pointer, so this call owns the box.
             drop(unsafe { Box::from_raw(data.cast::<HostNode>()) });
@@ -234,15 +283,30 @@ impl GraphOps for RealDriver {
         let params = CUDA_HOST_NODE_PARAMS { fn_: Some(run_many), userData: data };
         let mut node: CUgraphNode = ptr::null_mut();
         // After a failure the graph keeps the closure, and drops it at its end.
-        let made =
-            drive!(self, cuGraphAddHostNode(&raw mut node, graph, dependencies(after), after.len(), &raw const params));
+        let made = drive!(
+            self,
+            cuGraphAddHostNode(
+                &raw mut node,
+                graph,
+                dependencies(after),
+                after.len(),
+                &raw const params
+            )
+        );
         Self::added(made, node)
     }
 
-    unsafe fn graph_add_empty(&self, graph: NativeGraph, after: &[NativeNode]) -> Result<NativeNode> {
+    unsafe fn graph_add_empty(
+        &self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+    ) -> Result<NativeNode> {
         let mut node: CUgraphNode = ptr::null_mut();
         let graph = graph.0 as CUgraph;
-        let made = drive!(self, cuGraphAddEmptyNode(&raw mut node, graph, dependencies(after), after.len()));
+        let made = drive!(
+            self,
+            cuGraphAddEmptyNode(&raw mut node, graph, dependencies(after), after.len())
+        );
         Self::added(made, node)
     }
 
@@ -271,35 +335,54 @@ impl GraphOps for RealDriver {
         drive!(self, cuGraphLaunch(exec.0 as CUgraphExec, stream.0 as CUstream))
     }
 
-    unsafe fn exec_set_kernel(&self, exec: NativeGraphExec, node: NativeNode, launch: &Launch<'_>) -> Result<Updated> {
+    unsafe fn exec_set_kernel(
+        &self,
+        exec: NativeGraphExec,
+        node: NativeNode,
+        launch: &Launch<'_>,
+    ) -> Result<Updated> {
         let mut extra = Extra::new(launch.args);
         let params = kernel(launch, &mut extra);
         let (exec, node) = (exec.0 as CUgraphExec, node.0 as CUgraphNode);
         // SAFETY: executable and node are the caller's. The driver copies the parameters before it
         // returns.
-        let code = self.code(|f| unsafe { (f.cuGraphExecKernelNodeSetParams_v2)(exec, node, &raw const params) })?;
+        let code = self.code(|f| unsafe {
+            (f.cuGraphExecKernelNodeSetParams_v2)(exec, node, &raw const params)
+        })?;
         self.updated("cuGraphExecKernelNodeSetParams", code)
     }
 
-    unsafe fn exec_set_copy(&self, exec: NativeGraphExec, node: NativeNode, copy: &NativeCopy) -> Result<Updated> {
+    unsafe fn exec_set_copy(
+        &self,
+        exec: NativeGraphExec,
+        node: NativeNode,
+        copy: &NativeCopy,
+    ) -> Result<Updated> {
         let params = copy_node(copy);
         let context = self.current_raw();
         let (exec, node) = (exec.0 as CUgraphExec, node.0 as CUgraphNode);
         // SAFETY: the caller vouches for executable and node. The driver copies the parameters
         // before it returns.
-        let code =
-            self.code(|f| unsafe { (f.cuGraphExecMemcpyNodeSetParams)(exec, node, &raw const params, context) })?;
+        let code = self.code(|f| unsafe {
+            (f.cuGraphExecMemcpyNodeSetParams)(exec, node, &raw const params, context)
+        })?;
         self.updated("cuGraphExecMemcpyNodeSetParams", code)
     }
 
-    unsafe fn exec_set_fill(&self, exec: NativeGraphExec, node: NativeNode, fill: &NativeFill) -> Result<Updated> {
+    unsafe fn exec_set_fill(
+        &self,
+        exec: NativeGraphExec,
+        node: NativeNode,
+        fill: &NativeFill,
+    ) -> Result<Updated> {
         let params = fill_node(fill);
         let context = self.current_raw();
         let (exec, node) = (exec.0 as CUgraphExec, node.0 as CUgraphNode);
         // SAFETY: the caller vouches for executable and node. The driver copies the parameters
         // before it returns.
-        let code =
-            self.code(|f| unsafe { (f.cuGraphExecMemsetNodeSetParams)(exec, node, &raw const params, context) })?;
+        let code = self.code(|f| unsafe {
+            (f.cuGraphExecMemsetNodeSetParams)(exec, node, &raw const params, context)
+        })?;
         self.updated("cuGraphExecMemsetNodeSetParams", code)
     }
 
@@ -323,5 +406,7 @@ impl GraphOps for RealDriver {
     }
 }
 
-const _: () = assert!(NO_DESTRUCTOR_SYNC == sys::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as u32);
+const _: () = assert!(
+    NO_DESTRUCTOR_SYNC == sys::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as u32
+);
 const _: () = assert!(MOVE == sys::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as u32);

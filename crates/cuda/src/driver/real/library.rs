@@ -8,8 +8,8 @@
 use super::belief::text;
 use crate::driver::loader::refusal;
 use cudarc::driver::sys::{
-    self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUhostFn,
-    CUmemGenericAllocationHandle, CUmemoryPool, CUmodule, CUstream, CUuserObject,
+    self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode,
+    CUhostFn, CUmemGenericAllocationHandle, CUmemoryPool, CUmodule, CUstream, CUuserObject,
 };
 use leasehold_core::{Error, Result};
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ushort, c_void};
@@ -190,8 +190,13 @@ functions! {
 fn absent() -> Error {
     let names = ["cuda", "nvcuda"].into_iter().flat_map(cudarc::get_lib_name_candidates);
     Error::Unavailable(match refusal(names) {
-        Some(why) => format!("CUDA: the driver's library is there and cannot be loaded: {why}").into(),
-        None => "CUDA: the driver's library (libcuda.so.1, nvcuda.dll) is not installed on this machine".into(),
+        Some(why) => {
+            format!("CUDA: the driver's library is there and cannot be loaded: {why}").into()
+        }
+        None => {
+            "CUDA: the driver's library (libcuda.so.1, nvcuda.dll) is not installed on this machine"
+                .into()
+        }
     })
 }
 

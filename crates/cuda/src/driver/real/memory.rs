@@ -7,9 +7,11 @@ use crate::conv;
 use crate::driver::ops::{HostFlags, MemoryOps, NativeMemory, NativeMemoryInfo, NativeStream};
 use cudarc::driver::sys::{
     self, CUdeviceptr, CUmemAccess_flags_enum as Access, CUmemAccessDesc,
-    CUmemAllocationGranularity_flags_enum as Granularity, CUmemAllocationHandleType_enum as Handles,
-    CUmemAllocationProp, CUmemAllocationType_enum as AllocationType, CUmemLocation,
-    CUmemLocationType_enum as LocationType, CUmemPool_attribute_enum as PoolAttribute, CUmemoryPool, CUstream,
+    CUmemAllocationGranularity_flags_enum as Granularity,
+    CUmemAllocationHandleType_enum as Handles, CUmemAllocationProp,
+    CUmemAllocationType_enum as AllocationType, CUmemLocation,
+    CUmemLocationType_enum as LocationType, CUmemPool_attribute_enum as PoolAttribute,
+    CUmemoryPool, CUstream,
 };
 use leasehold_core::Result;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};

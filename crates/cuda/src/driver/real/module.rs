@@ -5,7 +5,9 @@
 use super::{RealDriver, belief, drive};
 use crate::conv::{self, code};
 use crate::driver::ops::{FunctionInfo, ModuleOps, NativeFunction, NativeModule};
-use cudarc::driver::sys::{CUfunction, CUfunction_attribute_enum as Attribute, CUjit_option_enum as Jit, CUmodule};
+use cudarc::driver::sys::{
+    CUfunction, CUfunction_attribute_enum as Attribute, CUjit_option_enum as Jit, CUmodule,
+};
 use leasehold_core::{Error, Result};
 use std::borrow::Cow;
 use std::ffi::{CString, c_int, c_void};
@@ -27,7 +29,9 @@ fn terminated(image: &[u8]) -> Result<Cow<'_, [u8]>> {
         return Err(Error::Compile { log: "the image is empty".into() });
     }
     if image.starts_with(ELF) || image.starts_with(FAT) {
-        return Err(Error::Compile { log: "the image is machine code; PTX is loaded, and nothing else".into() });
+        return Err(Error::Compile {
+            log: "the image is machine code; PTX is loaded, and nothing else".into(),
+        });
     }
     if image.last() == Some(&0) {
         return Ok(Cow::Borrowed(image));
@@ -53,7 +57,9 @@ impl RealDriver {
             let mut known = true;
             let code = self.code(|f| match f.cuFuncGetParamInfo {
                 // SAFETY: the pointers are to locals, and the function is the caller's.
-                Some(info) => unsafe { info(function.0 as CUfunction, params.len(), &raw mut offset, &raw mut size) },
+                Some(info) => unsafe {
+                    info(function.0 as CUfunction, params.len(), &raw mut offset, &raw mut size)
+                },
                 None => {
                     known = false;
                     0
@@ -61,7 +67,9 @@ impl RealDriver {
             })?;
             match code {
                 _ if !known => return Ok(None),
-                0 if params.len() == belief::PARAMETERS => return Err(belief::endless("cuFuncGetParamInfo")),
+                0 if params.len() == belief::PARAMETERS => {
+                    return Err(belief::endless("cuFuncGetParamInfo"));
+                }
                 0 => params.push((offset as u32, size as u32)),
                 // The index is past the last parameter.
                 code::INVALID_VALUE => return Ok(Some(params)),
@@ -77,7 +85,8 @@ impl ModuleOps for RealDriver {
         let mut log = vec![0_u8; LOG];
         let mut options = [Jit::CU_JIT_ERROR_LOG_BUFFER, Jit::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
         // The driver takes sizes in the place of pointers.
-        let mut values = [log.as_mut_ptr().cast::<c_void>(), ptr::without_provenance_mut::<c_void>(LOG)];
+        let mut values =
+            [log.as_mut_ptr().cast::<c_void>(), ptr::without_provenance_mut::<c_void>(LOG)];
         let mut module: CUmodule = ptr::null_mut();
         let code = self.code(|f| {
             // SAFETY: the image is a text that ends with a zero. The count is that of the options
@@ -98,7 +107,11 @@ impl ModuleOps for RealDriver {
                 let name = self.name(code);
                 let log = super::text(&log);
                 let log = log.trim_end();
-                let log = if log.is_empty() { format!("{name} ({code})") } else { format!("{name} ({code}): {log}") };
+                let log = if log.is_empty() {
+                    format!("{name} ({code})")
+                } else {
+                    format!("{name} ({code}): {log}")
+                };
                 Err(Error::Compile { log: log.into() })
             }
             code => Err(self.failed("cuModuleLoadDataEx", code, image.len() as u64)),
@@ -115,8 +128,9 @@ impl ModuleOps for RealDriver {
         let mut function: CUfunction = ptr::null_mut();
         // SAFETY: the pointer is to a local, the name ends with a zero, and the module is the
         // caller's.
-        let code =
-            self.code(|f| unsafe { (f.cuModuleGetFunction)(&raw mut function, module.0 as CUmodule, text.as_ptr()) })?;
+        let code = self.code(|f| unsafe {
+            (f.cuModuleGetFunction)(&raw mut function, module.0 as CUmodule, text.as_ptr())
+        })?;
         match code {
             0 => {
                 belief::object("cuModuleGetFunction", function)?;
@@ -135,12 +149,16 @@ impl ModuleOps for RealDriver {
 
     unsafe fn function_info(&self, function: NativeFunction) -> Result<FunctionInfo> {
         Ok(FunctionInfo {
-            block_threads: self.function_attribute(function, Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
+            block_threads: self
+                .function_attribute(function, Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
             registers: self.function_attribute(function, Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?,
-            shared: self.function_attribute(function, Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
-            local: self.function_attribute(function, Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
+            shared: self
+                .function_attribute(function, Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?,
+            local: self
+                .function_attribute(function, Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
             params: self.parameters(function)?,
-            binary: self.function_attribute(function, Attribute::CU_FUNC_ATTRIBUTE_BINARY_VERSION)?,
+            binary: self
+                .function_attribute(function, Attribute::CU_FUNC_ATTRIBUTE_BINARY_VERSION)?,
         })
     }
 

@@ -10,8 +10,8 @@
 use super::{RealDriver, belief, drive};
 use crate::conv::{self, code};
 use crate::driver::ops::{
-    CopyKind, EventFlags, EventOps, HostFunction, Launch, NativeContext, NativeCopy, NativeEvent, NativeFill,
-    NativeStream, Progress, StreamOps,
+    CopyKind, EventFlags, EventOps, HostFunction, Launch, NativeContext, NativeCopy, NativeEvent,
+    NativeFill, NativeStream, Progress, StreamOps,
 };
 use cudarc::driver::sys::{self, CUcontext, CUevent, CUfunction, CUstream};
 use leasehold_core::{Error, Result};
@@ -40,7 +40,13 @@ pub(super) struct Extra {
 
 impl Extra {
     pub(super) fn new(args: &[u8]) -> Self {
-        let words = [BUFFER_POINTER, args.as_ptr().cast_mut().cast(), BUFFER_SIZE, ptr::null_mut(), ptr::null_mut()];
+        let words = [
+            BUFFER_POINTER,
+            args.as_ptr().cast_mut().cast(),
+            BUFFER_SIZE,
+            ptr::null_mut(),
+            ptr::null_mut(),
+        ];
         Self { bytes: args.len(), words }
     }
 
@@ -139,7 +145,8 @@ impl StreamOps for RealDriver {
 
     unsafe fn host_function(&self, stream: NativeStream, call: HostFunction) -> Result<()> {
         let data = Box::into_raw(Box::new(call));
-        let accepted = drive!(self, cuLaunchHostFunc(stream.0 as CUstream, Some(run_once), data.cast()));
+        let accepted =
+            drive!(self, cuLaunchHostFunc(stream.0 as CUstream, Some(run_once), data.cast()));
         if accepted.is_err() {
             // SAFETY: the driver refused the function, so this call owns the box.
             drop(unsafe { Box::from_raw(data) });
@@ -154,7 +161,22 @@ impl StreamOps for RealDriver {
         let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
         let function = launch.function.0 as CUfunction;
         let stream = stream.0 as CUstream;
-        drive!(self, cuLaunchKernel(function, gx, gy, gz, bx, by, bz, launch.shared, stream, ptr::null_mut(), extra))
+        drive!(
+            self,
+            cuLaunchKernel(
+                function,
+                gx,
+                gy,
+                gz,
+                bx,
+                by,
+                bz,
+                launch.shared,
+                stream,
+                ptr::null_mut(),
+                extra
+            )
+        )
     }
 
     unsafe fn copy(&self, stream: NativeStream, copy: &NativeCopy) -> Result<()> {
@@ -166,12 +188,17 @@ impl StreamOps for RealDriver {
         let bytes = copy.width as usize;
         match copy.kind {
             CopyKind::HostToDevice => {
-                drive!(self, cuMemcpyHtoDAsync_v2(copy.dst, copy.src as *const c_void, bytes, stream))
+                drive!(
+                    self,
+                    cuMemcpyHtoDAsync_v2(copy.dst, copy.src as *const c_void, bytes, stream)
+                )
             }
             CopyKind::DeviceToHost => {
                 drive!(self, cuMemcpyDtoHAsync_v2(copy.dst as *mut c_void, copy.src, bytes, stream))
             }
-            CopyKind::DeviceToDevice => drive!(self, cuMemcpyDtoDAsync_v2(copy.dst, copy.src, bytes, stream)),
+            CopyKind::DeviceToDevice => {
+                drive!(self, cuMemcpyDtoDAsync_v2(copy.dst, copy.src, bytes, stream))
+            }
         }
     }
 
@@ -183,7 +210,10 @@ impl StreamOps for RealDriver {
         bytes: u64,
     ) -> Result<()> {
         let (to, from) = (dst.1.0 as CUcontext, src.1.0 as CUcontext);
-        drive!(self, cuMemcpyPeerAsync(dst.0, to, src.0, from, bytes as usize, stream.0 as CUstream))
+        drive!(
+            self,
+            cuMemcpyPeerAsync(dst.0, to, src.0, from, bytes as usize, stream.0 as CUstream)
+        )
     }
 
     unsafe fn fill(&self, stream: NativeStream, fill: &NativeFill) -> Result<()> {
@@ -192,7 +222,9 @@ impl StreamOps for RealDriver {
             1 => drive!(self, cuMemsetD8Async(fill.dst, fill.value as u8, count, stream)),
             2 => drive!(self, cuMemsetD16Async(fill.dst, fill.value as u16, count, stream)),
             4 => drive!(self, cuMemsetD32Async(fill.dst, fill.value, count, stream)),
-            width => Err(Error::invalid(format!("a fill's pattern has 1, 2 or 4 bytes, not {width}"))),
+            width => {
+                Err(Error::invalid(format!("a fill's pattern has 1, 2 or 4 bytes, not {width}")))
+            }
         }
     }
 }
@@ -233,7 +265,9 @@ impl EventOps for RealDriver {
         })?;
         match code {
             0 => Ok(nanoseconds(milliseconds)),
-            code::NOT_READY => Err(Error::state("the time between two events is not known before both are over")),
+            code::NOT_READY => {
+                Err(Error::state("the time between two events is not known before both are over"))
+            }
             code => Err(self.failed("cuEventElapsedTime", code, 0)),
         }
     }

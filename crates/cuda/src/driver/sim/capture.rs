@@ -47,15 +47,38 @@ impl Capture {
 
 impl Tables {
     /// Finds a live stream of the current context.
-    pub(super) fn stream(&self, api: &'static str, scope: Scope, stream: NativeStream) -> Result<(u64, Stream)> {
-        let found = self.streams.get(&stream.0).copied().ok_or_else(|| refuse(api, code::INVALID_HANDLE))?;
-        if found.context == scope.context { Ok((stream.0, found)) } else { Err(refuse(api, code::INVALID_CONTEXT)) }
+    pub(super) fn stream(
+        &self,
+        api: &'static str,
+        scope: Scope,
+        stream: NativeStream,
+    ) -> Result<(u64, Stream)> {
+        let found = self
+            .streams
+            .get(&stream.0)
+            .copied()
+            .ok_or_else(|| refuse(api, code::INVALID_HANDLE))?;
+        if found.context == scope.context {
+            Ok((stream.0, found))
+        } else {
+            Err(refuse(api, code::INVALID_CONTEXT))
+        }
     }
 
     /// Finds a live event of the current context.
-    pub(super) fn event(&self, api: &'static str, scope: Scope, event: NativeEvent) -> Result<Event> {
-        let found = self.events.get(&event.0).cloned().ok_or_else(|| refuse(api, code::INVALID_HANDLE))?;
-        if found.context == scope.context { Ok(found) } else { Err(refuse(api, code::INVALID_CONTEXT)) }
+    pub(super) fn event(
+        &self,
+        api: &'static str,
+        scope: Scope,
+        event: NativeEvent,
+    ) -> Result<Event> {
+        let found =
+            self.events.get(&event.0).cloned().ok_or_else(|| refuse(api, code::INVALID_HANDLE))?;
+        if found.context == scope.context {
+            Ok(found)
+        } else {
+            Err(refuse(api, code::INVALID_CONTEXT))
+        }
     }
 
     /// The capture that includes a stream.
@@ -89,7 +112,11 @@ impl Tables {
     }
 
     /// Refuses a call on an event that is forbidden while the event's record is a captured one.
-    pub(super) fn forbidden_on_captured_event(&mut self, api: &'static str, event: &Event) -> Result<()> {
+    pub(super) fn forbidden_on_captured_event(
+        &mut self,
+        api: &'static str,
+        event: &Event,
+    ) -> Result<()> {
         match &event.captured {
             Some((capture, _)) if self.captures.contains_key(capture) => {
                 self.break_capture(*capture);
@@ -111,7 +138,8 @@ impl Tables {
         node: Node,
         kind: NodeKind,
     ) -> Result<()> {
-        let found = self.captures.get_mut(&capture).ok_or_else(|| refuse(api, code::INVALID_HANDLE))?;
+        let found =
+            self.captures.get_mut(&capture).ok_or_else(|| refuse(api, code::INVALID_HANDLE))?;
         if found.broken {
             return Err(refuse(api, code::STREAM_CAPTURE_INVALIDATED));
         }
@@ -144,7 +172,12 @@ impl Tables {
     }
 
     /// Begins a capture.
-    pub(super) fn capture_begin(&mut self, machine: &Machine, api: &'static str, stream: u64) -> Result<()> {
+    pub(super) fn capture_begin(
+        &mut self,
+        machine: &Machine,
+        api: &'static str,
+        stream: u64,
+    ) -> Result<()> {
         if self.capture_of(stream).is_some() {
             return Err(refuse(api, code::ILLEGAL_STATE));
         }
@@ -166,9 +199,16 @@ impl Tables {
     }
 
     /// Ends a capture, and returns its graph to the caller.
-    pub(super) fn capture_end(&mut self, machine: &Machine, api: &'static str, stream: u64) -> Result<u64> {
+    pub(super) fn capture_end(
+        &mut self,
+        machine: &Machine,
+        api: &'static str,
+        stream: u64,
+    ) -> Result<u64> {
         let id = self.capture_of(stream).ok_or_else(|| refuse(api, code::ILLEGAL_STATE))?;
-        let Some(capture) = self.captures.get(&id) else { return Err(refuse(api, code::ILLEGAL_STATE)) };
+        let Some(capture) = self.captures.get(&id) else {
+            return Err(refuse(api, code::ILLEGAL_STATE));
+        };
         if capture.origin != stream {
             self.break_capture(id);
             return Err(refuse(api, code::STREAM_CAPTURE_UNMATCHED));
@@ -198,7 +238,10 @@ impl Tables {
     pub(super) fn capture_leave(&mut self, machine: &Machine, stream: u64) {
         let Some(id) = self.capture_of(stream) else { return };
         let origin = self.captures.get(&id).is_some_and(|c| c.origin == stream);
-        if origin && let Some(graph) = self.captures.remove(&id).and_then(|c| self.graphs.remove(&c.graph)) {
+        if origin
+            && let Some(graph) =
+                self.captures.remove(&id).and_then(|c| self.graphs.remove(&c.graph))
+        {
             let _ = machine.graph_destroy(graph.id);
         }
     }
@@ -215,7 +258,9 @@ impl Tables {
         match (own, &event.captured) {
             (None, None) => None,
             // The event's capture is over, and the event was not recorded since.
-            (_, Some((over, _))) if !self.captures.contains_key(over) => Some(Err(refuse(api, code::INVALID_VALUE))),
+            (_, Some((over, _))) if !self.captures.contains_key(over) => {
+                Some(Err(refuse(api, code::INVALID_VALUE)))
+            }
             (Some(own), None) => {
                 // The event marks work outside of the capture.
                 if !recorded {

@@ -7,8 +7,8 @@ use super::tables::{Exec, Graph, GraphNode, NodeKind, Tables};
 use super::{SimDriver, call_back, refuse};
 use crate::conv::code;
 use crate::driver::ops::{
-    CopyKind, GraphOps, Launch, NativeCopy, NativeEvent, NativeFill, NativeGraph, NativeGraphExec, NativeNode,
-    NativeStream, Updated,
+    CopyKind, GraphOps, Launch, NativeCopy, NativeEvent, NativeFill, NativeGraph, NativeGraphExec,
+    NativeNode, NativeStream, Updated,
 };
 use leasehold_core::{Error, Result};
 use leasehold_sim::{Command, Node, NodeId, NodeUpdate};
@@ -21,7 +21,12 @@ impl Tables {
     }
 
     /// Dependencies in the machine's form: nodes of this graph, each once.
-    fn dependencies(&self, api: &'static str, graph: NativeGraph, after: &[NativeNode]) -> Result<Vec<NodeId>> {
+    fn dependencies(
+        &self,
+        api: &'static str,
+        graph: NativeGraph,
+        after: &[NativeNode],
+    ) -> Result<Vec<NodeId>> {
         let graph = self.graph(api, graph)?;
         let mut ids = Vec::with_capacity(after.len());
         for node in after {
@@ -34,9 +39,15 @@ impl Tables {
         Ok(ids)
     }
 
-    fn exec_node(&self, api: &'static str, exec: NativeGraphExec, node: NativeNode) -> Result<(&Exec, GraphNode)> {
+    fn exec_node(
+        &self,
+        api: &'static str,
+        exec: NativeGraphExec,
+        node: NativeNode,
+    ) -> Result<(&Exec, GraphNode)> {
         let exec = self.execs.get(&exec.0).ok_or_else(|| refuse(api, code::INVALID_VALUE))?;
-        let node = exec.nodes.get(&node.0).copied().ok_or_else(|| refuse(api, code::INVALID_VALUE))?;
+        let node =
+            exec.nodes.get(&node.0).copied().ok_or_else(|| refuse(api, code::INVALID_VALUE))?;
         Ok((exec, node))
     }
 }
@@ -45,7 +56,9 @@ impl Tables {
 fn refused(told: Result<()>) -> Result<Updated> {
     match told {
         Ok(()) => Ok(Updated::InPlace),
-        Err(Error::Driver { code, .. }) if crate::conv::is_refused_update(code) => Ok(Updated::Refused),
+        Err(Error::Driver { code, .. }) if crate::conv::is_refused_update(code) => {
+            Ok(Updated::Refused)
+        }
         Err(e) => Err(e),
     }
 }
@@ -99,7 +112,9 @@ impl GraphOps for SimDriver {
         let id = self.machine.graph_create().map_err(|e| self.told(API, scope.device, 0, e))?;
         let mut tables = self.lock();
         let handle = tables.handle();
-        tables.graphs.insert(handle, Graph { id, nodes: BTreeMap::new(), handles: BTreeMap::new() });
+        tables
+            .graphs
+            .insert(handle, Graph { id, nodes: BTreeMap::new(), handles: BTreeMap::new() });
         Ok(NativeGraph(handle))
     }
 
@@ -125,7 +140,12 @@ impl GraphOps for SimDriver {
         self.add(API, graph, after, node, kind)
     }
 
-    unsafe fn graph_add_copy(&self, graph: NativeGraph, after: &[NativeNode], copy: &NativeCopy) -> Result<NativeNode> {
+    unsafe fn graph_add_copy(
+        &self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        copy: &NativeCopy,
+    ) -> Result<NativeNode> {
         const API: &str = "cuGraphAddMemcpyNode";
         self.enter(API)?;
         if copy.width == 0 || copy.rows == 0 {
@@ -136,7 +156,12 @@ impl GraphOps for SimDriver {
         self.add(API, graph, after, node, kind)
     }
 
-    unsafe fn graph_add_fill(&self, graph: NativeGraph, after: &[NativeNode], fill: &NativeFill) -> Result<NativeNode> {
+    unsafe fn graph_add_fill(
+        &self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        fill: &NativeFill,
+    ) -> Result<NativeNode> {
         const API: &str = "cuGraphAddMemsetNode";
         self.enter(API)?;
         if fill.count == 0 {
@@ -186,7 +211,11 @@ impl GraphOps for SimDriver {
         self.add(API, graph, after, Node::Host { name: "host node".into(), call }, NodeKind::Other)
     }
 
-    unsafe fn graph_add_empty(&self, graph: NativeGraph, after: &[NativeNode]) -> Result<NativeNode> {
+    unsafe fn graph_add_empty(
+        &self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+    ) -> Result<NativeNode> {
         const API: &str = "cuGraphAddEmptyNode";
         self.enter(API)?;
         self.add(API, graph, after, Node::Empty, NodeKind::Other)
@@ -224,7 +253,8 @@ impl GraphOps for SimDriver {
     unsafe fn exec_destroy(&self, exec: NativeGraphExec) -> Result<()> {
         const API: &str = "cuGraphExecDestroy";
         let (scope, told) = self.enter_despite_loss(API)?;
-        let gone = self.lock().execs.remove(&exec.0).ok_or_else(|| refuse(API, code::INVALID_VALUE))?;
+        let gone =
+            self.lock().execs.remove(&exec.0).ok_or_else(|| refuse(API, code::INVALID_VALUE))?;
         let ended = self.machine.exec_destroy(gone.id);
         // The events of a lost device are gone.
         let event = match self.machine.event_destroy(gone.last) {
@@ -240,7 +270,11 @@ impl GraphOps for SimDriver {
         let mut tables = self.lock();
         let stream = tables.stream(API, scope, stream)?;
         tables.forbidden_on_captured(API, stream.0)?;
-        if tables.execs.contains_key(&exec.0) { Ok(()) } else { Err(refuse(API, code::INVALID_VALUE)) }
+        if tables.execs.contains_key(&exec.0) {
+            Ok(())
+        } else {
+            Err(refuse(API, code::INVALID_VALUE))
+        }
     }
 
     unsafe fn exec_launch(&self, exec: NativeGraphExec, stream: NativeStream) -> Result<()> {
@@ -254,13 +288,22 @@ impl GraphOps for SimDriver {
             return Err(refuse(API, code::INVALID_CONTEXT));
         }
         // Launches of one executable run one after another.
-        let commands = vec![Command::WaitEvent(exec.last), Command::Launch(exec.id), Command::Record(exec.last)];
+        let commands = vec![
+            Command::WaitEvent(exec.last),
+            Command::Launch(exec.id),
+            Command::Record(exec.last),
+        ];
         let given = self.machine.submit(stream.queue, commands);
         drop(tables);
         given.map_err(|e| self.told(API, scope.device, 0, e))
     }
 
-    unsafe fn exec_set_kernel(&self, exec: NativeGraphExec, node: NativeNode, launch: &Launch<'_>) -> Result<Updated> {
+    unsafe fn exec_set_kernel(
+        &self,
+        exec: NativeGraphExec,
+        node: NativeNode,
+        launch: &Launch<'_>,
+    ) -> Result<Updated> {
         const API: &str = "cuGraphExecKernelNodeSetParams";
         let scope = self.enter(API)?;
         let call = match self.lock().kernel_call(API, scope, launch) {
@@ -273,7 +316,12 @@ impl GraphOps for SimDriver {
         self.change(API, exec, node, may, NodeUpdate::Kernel(call))
     }
 
-    unsafe fn exec_set_copy(&self, exec: NativeGraphExec, node: NativeNode, copy: &NativeCopy) -> Result<Updated> {
+    unsafe fn exec_set_copy(
+        &self,
+        exec: NativeGraphExec,
+        node: NativeNode,
+        copy: &NativeCopy,
+    ) -> Result<Updated> {
         const API: &str = "cuGraphExecMemcpyNodeSetParams";
         self.enter(API)?;
         // SAFETY: the caller vouches for both ranges whenever the graph runs.
@@ -288,7 +336,12 @@ impl GraphOps for SimDriver {
         self.change(API, exec, node, may, NodeUpdate::Copy(transfer))
     }
 
-    unsafe fn exec_set_fill(&self, exec: NativeGraphExec, node: NativeNode, fill: &NativeFill) -> Result<Updated> {
+    unsafe fn exec_set_fill(
+        &self,
+        exec: NativeGraphExec,
+        node: NativeNode,
+        fill: &NativeFill,
+    ) -> Result<Updated> {
         const API: &str = "cuGraphExecMemsetNodeSetParams";
         self.enter(API)?;
         let fill = match self.checked_fill(API, fill) {

@@ -26,21 +26,32 @@ impl SimDriver {
     }
 
     /// Translates an answer of the machine.
-    fn answer<T>(&self, api: &'static str, scope: Scope, bytes: u64, answer: Result<T>) -> Result<T> {
+    fn answer<T>(
+        &self,
+        api: &'static str,
+        scope: Scope,
+        bytes: u64,
+        answer: Result<T>,
+    ) -> Result<T> {
         answer.map_err(|e| self.told(api, scope.device, bytes, e))
     }
 }
 
 impl Tables {
     fn allocation(&self, api: &'static str, addr: u64, context: u64) -> Result<Allocation> {
-        let found = self.allocations.get(&addr).copied().ok_or_else(|| refuse(api, code::INVALID_VALUE))?;
+        let found =
+            self.allocations.get(&addr).copied().ok_or_else(|| refuse(api, code::INVALID_VALUE))?;
         if found.context == context { Ok(found) } else { Err(refuse(api, code::INVALID_VALUE)) }
     }
 }
 
 /// Checks that physical memory can have this size.
 fn granular(api: &'static str, bytes: u64) -> Result<()> {
-    if bytes != 0 && bytes.is_multiple_of(GRANULARITY) { Ok(()) } else { Err(refuse(api, code::INVALID_VALUE)) }
+    if bytes != 0 && bytes.is_multiple_of(GRANULARITY) {
+        Ok(())
+    } else {
+        Err(refuse(api, code::INVALID_VALUE))
+    }
 }
 
 impl MemoryOps for SimDriver {
@@ -59,7 +70,9 @@ impl MemoryOps for SimDriver {
         drop(tables);
         let addr = self.answer(API, scope, bytes, addr)?;
         tables = self.lock();
-        tables.allocations.insert(addr, Allocation { context: scope.context, device: scope.device });
+        tables
+            .allocations
+            .insert(addr, Allocation { context: scope.context, device: scope.device });
         Ok(addr)
     }
 
@@ -179,7 +192,8 @@ impl MemoryOps for SimDriver {
     unsafe fn memory_release(&self, memory: NativeMemory) -> Result<()> {
         const API: &str = "cuMemRelease";
         let (scope, told) = self.enter_teardown(API)?;
-        let piece = self.lock().pieces.remove(&memory.0).ok_or_else(|| refuse(API, code::INVALID_VALUE))?;
+        let piece =
+            self.lock().pieces.remove(&memory.0).ok_or_else(|| refuse(API, code::INVALID_VALUE))?;
         told.and(self.answer(API, scope, 0, self.machine.destroy(piece.id)))
     }
 
@@ -187,7 +201,11 @@ impl MemoryOps for SimDriver {
         const API: &str = "cuMemMap";
         let scope = self.enter(API)?;
         let tables = self.lock();
-        let piece = tables.pieces.get(&memory.0).copied().ok_or_else(|| refuse(API, code::INVALID_VALUE))?;
+        let piece = tables
+            .pieces
+            .get(&memory.0)
+            .copied()
+            .ok_or_else(|| refuse(API, code::INVALID_VALUE))?;
         if bytes != piece.bytes {
             return Err(refuse(API, code::NOT_SUPPORTED));
         }
@@ -216,7 +234,10 @@ impl MemoryOps for SimDriver {
         for &ordinal in ordinals {
             self.answer(API, scope, 0, self.machine.set_access(ordinal, addr, bytes))?;
             let mut tables = self.lock();
-            tables.mappings.range_mut(addr..addr + bytes).for_each(|(_, mapping)| mapping.reachable = true);
+            tables
+                .mappings
+                .range_mut(addr..addr + bytes)
+                .for_each(|(_, mapping)| mapping.reachable = true);
         }
         Ok(())
     }
@@ -229,7 +250,9 @@ impl MemoryOps for SimDriver {
             return Ok(0);
         }
         let addr = self.answer(API, scope, bytes, self.machine.host_alloc(bytes))?;
-        self.lock().pinned.insert(addr, Pinned { context: scope.context, bytes, registered: false });
+        self.lock()
+            .pinned
+            .insert(addr, Pinned { context: scope.context, bytes, registered: false });
         Ok(addr)
     }
 
@@ -260,7 +283,10 @@ impl MemoryOps for SimDriver {
         let before = tables.pinned.range(..end).next_back();
         if let Some((_, range)) = before.filter(|&(&at, range)| at + range.bytes > addr) {
             let registered = code::HOST_MEMORY_ALREADY_REGISTERED;
-            return Err(refuse(API, if range.registered { registered } else { code::INVALID_VALUE }));
+            return Err(refuse(
+                API,
+                if range.registered { registered } else { code::INVALID_VALUE },
+            ));
         }
         // SAFETY: the caller vouches that the memory stays until it is unregistered.
         let answer = unsafe { self.machine.host_register(addr, bytes) };
@@ -280,7 +306,9 @@ impl MemoryOps for SimDriver {
                 Some((&at, range)) if at == addr && range.registered => tables.pinned.remove(&addr),
                 // The address lies inside a registered range, or in memory that the driver
                 // allocated.
-                Some((&at, range)) if addr < at + range.bytes => return Err(refuse(API, code::INVALID_VALUE)),
+                Some((&at, range)) if addr < at + range.bytes => {
+                    return Err(refuse(API, code::INVALID_VALUE));
+                }
                 _ if addr == 0 => return Err(refuse(API, code::INVALID_VALUE)),
                 _ => return Err(refuse(API, code::HOST_MEMORY_NOT_REGISTERED)),
             };
@@ -299,7 +327,11 @@ impl MemoryOps for SimDriver {
     }
 
     fn host_access(&self, addr: u64, bytes: u64, write: bool) {
-        if write { self.machine.host_write(addr, bytes) } else { self.machine.host_read(addr, bytes) }
+        if write {
+            self.machine.host_write(addr, bytes)
+        } else {
+            self.machine.host_read(addr, bytes)
+        }
     }
 }
 

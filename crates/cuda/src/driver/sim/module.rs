@@ -95,10 +95,13 @@ fn names_after<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = &'a str
 /// The entry points of a PTX text, or a code with a log.
 fn entries(image: &[u8]) -> Result<BTreeSet<String>, (i32, String)> {
     if image.starts_with(b"\x7fELF") {
-        return Err((code::NO_BINARY_FOR_GPU, "the simulated device runs no machine code".to_owned()));
+        return Err((
+            code::NO_BINARY_FOR_GPU,
+            "the simulated device runs no machine code".to_owned(),
+        ));
     }
-    let text =
-        std::str::from_utf8(image).map_err(|_| (code::INVALID_IMAGE, "neither text nor machine code".to_owned()))?;
+    let text = std::str::from_utf8(image)
+        .map_err(|_| (code::INVALID_IMAGE, "neither text nor machine code".to_owned()))?;
     let text = text.trim_end_matches('\0');
     let invalid = |why: &str| (code::INVALID_PTX, format!("ptxas fatal: {why}"));
     let bare = bare(text).map_err(|why| invalid(&why))?;
@@ -148,8 +151,14 @@ fn kernels(source: &str) -> Result<Vec<String>, String> {
 
 /// Compiles CUDA C++ to a text that [`ModuleOps::module_load`] of the simulated driver takes. The
 /// same source gives the same text.
-pub(super) fn compile(source: &str, name: &str, options: &[String], (major, minor): (u32, u32)) -> Result<Vec<u8>> {
-    let names = kernels(source).map_err(|why| Error::Compile { log: format!("{name}: error: {why}").into() })?;
+pub(super) fn compile(
+    source: &str,
+    name: &str,
+    options: &[String],
+    (major, minor): (u32, u32),
+) -> Result<Vec<u8>> {
+    let names = kernels(source)
+        .map_err(|why| Error::Compile { log: format!("{name}: error: {why}").into() })?;
     let mut text = String::from("// Made by the simulated compiler: names only.\n");
     for option in options {
         // The option must not end the comment.
@@ -197,7 +206,8 @@ impl ModuleOps for SimDriver {
         const API: &str = "cuModuleGetFunction";
         let scope = self.enter(API)?;
         let mut tables = self.lock();
-        let found = tables.modules.get(&module.0).ok_or_else(|| refuse(API, code::INVALID_HANDLE))?;
+        let found =
+            tables.modules.get(&module.0).ok_or_else(|| refuse(API, code::INVALID_HANDLE))?;
         if found.context != scope.context {
             return Err(refuse(API, code::INVALID_CONTEXT));
         }
@@ -213,12 +223,16 @@ impl ModuleOps for SimDriver {
             )
         })?;
         // The driver returns the same handle for the same name.
-        let known = tables.functions.iter().find(|(_, f)| f.module == module.0 && f.kernel.name == kernel.name);
+        let known = tables
+            .functions
+            .iter()
+            .find(|(_, f)| f.module == module.0 && f.kernel.name == kernel.name);
         if let Some((&known, _)) = known {
             return Ok(NativeFunction(known));
         }
         let handle = tables.handle();
-        let function = Function { module: module.0, context: scope.context, kernel, shared: memory::SHARED };
+        let function =
+            Function { module: module.0, context: scope.context, kernel, shared: memory::SHARED };
         tables.functions.insert(handle, function);
         Ok(NativeFunction(handle))
     }
@@ -227,7 +241,8 @@ impl ModuleOps for SimDriver {
         const API: &str = "cuFuncGetAttribute";
         self.enter(API)?;
         let tables = self.lock();
-        let found = tables.functions.get(&function.0).ok_or_else(|| refuse(API, code::INVALID_HANDLE))?;
+        let found =
+            tables.functions.get(&function.0).ok_or_else(|| refuse(API, code::INVALID_HANDLE))?;
         let spec = &found.kernel.spec;
         let pointers = (0..spec.bindings.len() as u32).map(|i| (i * 8, 8));
         let params = (spec.params > 0).then_some((spec.bindings.len() as u32 * 8, spec.params));
@@ -246,7 +261,10 @@ impl ModuleOps for SimDriver {
         const API: &str = "cuFuncSetAttribute";
         self.enter(API)?;
         let mut tables = self.lock();
-        let found = tables.functions.get_mut(&function.0).ok_or_else(|| refuse(API, code::INVALID_HANDLE))?;
+        let found = tables
+            .functions
+            .get_mut(&function.0)
+            .ok_or_else(|| refuse(API, code::INVALID_HANDLE))?;
         if bytes > memory::SHARED_OPTIN {
             return Err(refuse(API, code::INVALID_VALUE));
         }
@@ -264,9 +282,13 @@ mod tests {
     fn entry_points_of_ptx() {
         let ptx = b".version 9.0\n.target sm_75\n// .entry no\n.visible .entry add(\n.param .u64 a) { ret; }\n.entry sub(){ret;}\0";
         assert_eq!(entries(ptx).unwrap().into_iter().collect::<Vec<_>>(), ["add", "sub"]);
-        for bad in
-            [&b"hello"[..], b".version 9.0\n", b".version 9.0 .target sm_75 .entry f() {", b"\xff\xfe", b"\x7fELF"]
-        {
+        for bad in [
+            &b"hello"[..],
+            b".version 9.0\n",
+            b".version 9.0 .target sm_75 .entry f() {",
+            b"\xff\xfe",
+            b"\x7fELF",
+        ] {
             assert!(entries(bad).is_err(), "{bad:?}");
         }
     }
@@ -282,8 +304,17 @@ mod tests {
         let ptx = compile(source, "k.cu", &["-O3".to_owned()], (9, 0)).unwrap();
         assert_eq!(entries(&ptx).unwrap().len(), 2);
         assert_eq!(ptx, compile(source, "k.cu", &["-O3".to_owned()], (9, 0)).unwrap());
-        for bad in ["", "int x;", "__global__ void f( {", "__global__ void f() { ] }", "/* __global__ void f() {}"] {
-            assert!(matches!(compile(bad, "k.cu", &[], (9, 0)), Err(Error::Compile { .. })), "{bad}");
+        for bad in [
+            "",
+            "int x;",
+            "__global__ void f( {",
+            "__global__ void f() { ] }",
+            "/* __global__ void f() {}",
+        ] {
+            assert!(
+                matches!(compile(bad, "k.cu", &[], (9, 0)), Err(Error::Compile { .. })),
+                "{bad}"
+            );
         }
     }
 }

@@ -6,12 +6,14 @@ use super::tables::{Event, NodeKind, Stream, Tables};
 use super::{Scope, SimDriver, call_back, memory, refuse};
 use crate::conv::code;
 use crate::driver::ops::{
-    CopyKind, EventFlags, EventOps, HostFunction, Launch, NativeContext, NativeCopy, NativeEvent, NativeFill,
-    NativeStream, Progress, StreamOps,
+    CopyKind, EventFlags, EventOps, HostFunction, Launch, NativeContext, NativeCopy, NativeEvent,
+    NativeFill, NativeStream, Progress, StreamOps,
 };
 use leasehold_core::{Error, Result};
 use leasehold_hal::{Access, Binding};
-use leasehold_sim::{Command, FillCall, Kernel, KernelBody, KernelCall, KernelSpec, Node, Transfer};
+use leasehold_sim::{
+    Command, FillCall, Kernel, KernelBody, KernelCall, KernelSpec, Node, Transfer,
+};
 use std::cmp::Ordering;
 use std::sync::Arc;
 
@@ -49,19 +51,33 @@ impl Work {
 impl Tables {
     /// Whether each mapping in a range is accessible to some device.
     fn is_reachable(&self, first: u64, last: u64) -> bool {
-        let touched = self.mappings.range(..=last).rev().take_while(|&(&at, mapping)| at + mapping.bytes > first);
+        let touched = self
+            .mappings
+            .range(..=last)
+            .rev()
+            .take_while(|&(&at, mapping)| at + mapping.bytes > first);
         touched.into_iter().all(|(_, mapping)| mapping.reachable)
     }
 
     /// A launch in the machine's form, with the driver's checks.
-    pub(super) fn kernel_call(&self, api: &'static str, scope: Scope, launch: &Launch<'_>) -> Result<Work> {
-        let function = self.functions.get(&launch.function.0).ok_or_else(|| refuse(api, code::INVALID_HANDLE))?;
+    pub(super) fn kernel_call(
+        &self,
+        api: &'static str,
+        scope: Scope,
+        launch: &Launch<'_>,
+    ) -> Result<Work> {
+        let function = self
+            .functions
+            .get(&launch.function.0)
+            .ok_or_else(|| refuse(api, code::INVALID_HANDLE))?;
         if function.context != scope.context {
             return Err(refuse(api, code::INVALID_CONTEXT));
         }
         let kernel = &function.kernel;
         let threads = launch.block.iter().fold(1_u64, |n, &b| n.saturating_mul(u64::from(b)));
-        let fits = |sizes: [u32; 3], limits: [u32; 3]| sizes.iter().zip(limits).all(|(&size, limit)| size - 1 < limit);
+        let fits = |sizes: [u32; 3], limits: [u32; 3]| {
+            sizes.iter().zip(limits).all(|(&size, limit)| size - 1 < limit)
+        };
         let zero = launch.grid.contains(&0) || launch.block.contains(&0);
         if zero
             || !fits(launch.grid, memory::GRID)
@@ -130,10 +146,14 @@ impl SimDriver {
         if copy.width == 0 || copy.rows == 0 {
             return Ok(Work::Copy(transfer, copy.kind));
         }
-        let extent = |pitch: u64| (copy.rows - 1).checked_mul(pitch).and_then(|e| e.checked_add(copy.width));
+        let extent =
+            |pitch: u64| (copy.rows - 1).checked_mul(pitch).and_then(|e| e.checked_add(copy.width));
         let (from, to) = (extent(copy.src_pitch), extent(copy.dst_pitch));
-        let pitched = copy.rows == 1 || (copy.src_pitch >= copy.width && copy.dst_pitch >= copy.width);
-        let (Some(from), Some(to), true) = (from, to, pitched) else { return Err(refuse(api, code::INVALID_VALUE)) };
+        let pitched =
+            copy.rows == 1 || (copy.src_pitch >= copy.width && copy.dst_pitch >= copy.width);
+        let (Some(from), Some(to), true) = (from, to, pitched) else {
+            return Err(refuse(api, code::INVALID_VALUE));
+        };
         let source = copy.kind == CopyKind::HostToDevice || self.is_device_range(copy.src, from);
         let target = copy.kind == CopyKind::DeviceToHost || self.is_device_range(copy.dst, to);
         let null = copy.src == 0 || copy.dst == 0;
@@ -147,9 +167,15 @@ impl SimDriver {
     /// A fill in the machine's form, with the checks that the driver makes at the call.
     pub(super) fn checked_fill(&self, api: &'static str, fill: &NativeFill) -> Result<Work> {
         if !matches!(fill.width, 1 | 2 | 4) {
-            return Err(Error::invalid(format!("a fill's pattern has 1, 2 or 4 bytes, not {}", fill.width)));
+            return Err(Error::invalid(format!(
+                "a fill's pattern has 1, 2 or 4 bytes, not {}",
+                fill.width
+            )));
         }
-        let bytes = fill.count.checked_mul(u64::from(fill.width)).ok_or_else(|| refuse(api, code::INVALID_VALUE))?;
+        let bytes = fill
+            .count
+            .checked_mul(u64::from(fill.width))
+            .ok_or_else(|| refuse(api, code::INVALID_VALUE))?;
         let aligned = fill.dst.is_multiple_of(u64::from(fill.width));
         if !aligned || (bytes != 0 && !self.is_device_range(fill.dst, bytes)) {
             return Err(refuse(api, code::INVALID_VALUE));
@@ -158,7 +184,13 @@ impl SimDriver {
     }
 
     /// Gives work to a stream. If the stream is captured, the work becomes a node.
-    fn give(&self, api: &'static str, scope: Scope, stream: NativeStream, work: Work) -> Result<Stream> {
+    fn give(
+        &self,
+        api: &'static str,
+        scope: Scope,
+        stream: NativeStream,
+        work: Work,
+    ) -> Result<Stream> {
         let mut tables = self.lock();
         let (handle, stream) = tables.stream(api, scope, stream)?;
         let given = match tables.capture_of(handle) {
@@ -186,7 +218,9 @@ impl SimDriver {
             // The host reads its memory during this call.
             self.machine.host_read(from, transfer.width);
             // SAFETY: the caller vouches for the source.
-            bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(from as *const u8, transfer.width as usize) });
+            bytes.extend_from_slice(unsafe {
+                std::slice::from_raw_parts(from as *const u8, transfer.width as usize)
+            });
             bindings.push(Binding {
                 addr: transfer.dst + row * transfer.dst_pitch,
                 len: transfer.width,
@@ -226,7 +260,10 @@ impl StreamOps for SimDriver {
     fn stream_create(&self, _priority: i32) -> Result<NativeStream> {
         const API: &str = "cuStreamCreateWithPriority";
         let scope = self.enter(API)?;
-        let queue = self.machine.queue_create(scope.device).map_err(|e| self.told(API, scope.device, 0, e))?;
+        let queue = self
+            .machine
+            .queue_create(scope.device)
+            .map_err(|e| self.told(API, scope.device, 0, e))?;
         let mut tables = self.lock();
         let handle = tables.handle();
         tables.streams.insert(handle, Stream { context: scope.context, queue });
@@ -272,7 +309,9 @@ impl StreamOps for SimDriver {
             tables.forbidden_in_capture(API)?;
             stream.1
         };
-        self.machine.queue_synchronize(stream.queue, None).map_err(|e| self.told(API, scope.device, 0, e))
+        self.machine
+            .queue_synchronize(stream.queue, None)
+            .map_err(|e| self.told(API, scope.device, 0, e))
     }
 
     unsafe fn stream_wait_event(&self, stream: NativeStream, event: NativeEvent) -> Result<()> {
@@ -281,7 +320,11 @@ impl StreamOps for SimDriver {
         let mut tables = self.lock();
         let (handle, stream) = tables.stream(API, scope, stream)?;
         // The event may be of another context, and of another device.
-        let event = tables.events.get(&event.0).cloned().ok_or_else(|| refuse(API, code::INVALID_HANDLE))?;
+        let event = tables
+            .events
+            .get(&event.0)
+            .cloned()
+            .ok_or_else(|| refuse(API, code::INVALID_HANDLE))?;
         let recorded = self.machine.event_is_recorded(event.id)?;
         if let Some(captured) = tables.capture_wait(API, handle, &event, recorded) {
             return captured;
@@ -313,8 +356,10 @@ impl StreamOps for SimDriver {
         // A node could run several times, but this function runs only once.
         tables.forbidden_on_captured(API, handle)?;
         let call = Box::new(move || call_back(call));
-        let given =
-            self.machine.enqueue(stream.queue, Command::Host { name: "host function".into(), call, always: false });
+        let given = self.machine.enqueue(
+            stream.queue,
+            Command::Host { name: "host function".into(), call, always: false },
+        );
         drop(tables);
         given.map_err(|e| self.told(API, scope.device, 0, e))
     }
@@ -344,17 +389,23 @@ impl StreamOps for SimDriver {
         {
             let extent = |pitch: u64| (transfer.rows - 1) * pitch + transfer.width;
             match kind {
-                CopyKind::HostToDevice if !self.machine.is_pinned(transfer.src, extent(transfer.src_pitch)) => {
+                CopyKind::HostToDevice
+                    if !self.machine.is_pinned(transfer.src, extent(transfer.src_pitch)) =>
+                {
                     // SAFETY: the caller of `copy` vouches for the source.
                     work = unsafe { self.upload(transfer) };
                 }
-                CopyKind::DeviceToHost => waits = !self.machine.is_pinned(transfer.dst, extent(transfer.dst_pitch)),
+                CopyKind::DeviceToHost => {
+                    waits = !self.machine.is_pinned(transfer.dst, extent(transfer.dst_pitch))
+                }
                 _ => {}
             }
         }
         let stream = self.give(api, scope, stream, work)?;
         if waits && !self.stepped_by_hand() {
-            self.machine.queue_synchronize(stream.queue, None).map_err(|e| self.told(api, scope.device, 0, e))?;
+            self.machine
+                .queue_synchronize(stream.queue, None)
+                .map_err(|e| self.told(api, scope.device, 0, e))?;
         }
         Ok(())
     }
@@ -404,7 +455,10 @@ impl EventOps for SimDriver {
         let id = id.map_err(|e| self.told(API, scope.device, 0, e))?;
         let mut tables = self.lock();
         let handle = tables.handle();
-        tables.events.insert(handle, Event { context: scope.context, id, timing: flags.timing, captured: None });
+        tables.events.insert(
+            handle,
+            Event { context: scope.context, id, timing: flags.timing, captured: None },
+        );
         Ok(NativeEvent(handle))
     }
 
@@ -424,14 +478,22 @@ impl EventOps for SimDriver {
         let scope = self.enter(API)?;
         let mut tables = self.lock();
         let (handle, stream) = tables.stream(API, scope, stream)?;
-        let found = tables.events.get(&event.0).cloned().ok_or_else(|| refuse(API, code::INVALID_HANDLE))?;
+        let found = tables
+            .events
+            .get(&event.0)
+            .cloned()
+            .ok_or_else(|| refuse(API, code::INVALID_HANDLE))?;
         if found.context != stream.context {
             return Err(refuse(API, code::INVALID_HANDLE));
         }
         let capture = tables.capture_of(handle);
         let captured = match capture.and_then(|id| tables.captures.get(&id).map(|c| (id, c))) {
-            Some((_, capture)) if capture.broken => return Err(refuse(API, code::STREAM_CAPTURE_INVALIDATED)),
-            Some((id, capture)) => Some((id, capture.tips.get(&handle).cloned().unwrap_or_default())),
+            Some((_, capture)) if capture.broken => {
+                return Err(refuse(API, code::STREAM_CAPTURE_INVALIDATED));
+            }
+            Some((id, capture)) => {
+                Some((id, capture.tips.get(&handle).cloned().unwrap_or_default()))
+            }
             None => None,
         };
         let given = match captured {
@@ -458,10 +520,9 @@ impl EventOps for SimDriver {
             found
         };
         // The query itself steps. An event is also over if the device was lost meanwhile.
-        let over = self
-            .machine
-            .event_query(found.id)
-            .and_then(|over| if over { self.machine.device_status(scope.device).map(|()| true) } else { Ok(false) });
+        let over = self.machine.event_query(found.id).and_then(|over| {
+            if over { self.machine.device_status(scope.device).map(|()| true) } else { Ok(false) }
+        });
         match over {
             Ok(true) => Ok(Progress::Complete),
             Ok(false) => Ok(Progress::Pending),
@@ -491,18 +552,29 @@ impl EventOps for SimDriver {
         let (start, end) = {
             let tables = self.lock();
             let find = |event: NativeEvent| {
-                tables.events.get(&event.0).cloned().ok_or_else(|| refuse(API, code::INVALID_HANDLE))
+                tables
+                    .events
+                    .get(&event.0)
+                    .cloned()
+                    .ok_or_else(|| refuse(API, code::INVALID_HANDLE))
             };
             (find(start)?, find(end)?)
         };
         let mut times = [0_i64; 2];
         for (event, time) in [&start, &end].into_iter().zip(&mut times) {
-            if !event.timing || event.context != start.context || !self.machine.event_is_recorded(event.id)? {
+            if !event.timing
+                || event.context != start.context
+                || !self.machine.event_is_recorded(event.id)?
+            {
                 return Err(refuse(API, code::INVALID_HANDLE));
             }
             match self.machine.event_time(event.id)? {
                 Some(nanos) => *time = nanos as i64,
-                None => return Err(Error::state("the time between two events is not known before both are over")),
+                None => {
+                    return Err(Error::state(
+                        "the time between two events is not known before both are over",
+                    ));
+                }
             }
         }
         Ok(times[1] - times[0])

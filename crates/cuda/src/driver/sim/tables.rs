@@ -174,7 +174,10 @@ impl Tables {
         let Some(from) = self.contexts.get_mut(&context) else { return };
         let device = from.device;
         let Some(to) = from.peers.remove(&peer) else { return };
-        let kept = self.contexts.values().any(|c| c.device == device && c.peers.values().any(|&d| d == to));
+        let kept = self
+            .contexts
+            .values()
+            .any(|c| c.device == device && c.peers.values().any(|&d| d == to));
         if !kept {
             // A lost device has no peer access.
             let _ = machine.disable_peer(device, to);
@@ -201,8 +204,11 @@ impl Tables {
     /// Removes a context with all objects in it. Pieces, reservations and graphs belong to no
     /// context.
     pub(super) fn end_context(&mut self, machine: &Machine, context: u64) {
-        let peers: Vec<u64> =
-            self.contexts.get(&context).map(|c| c.peers.keys().copied().collect()).unwrap_or_default();
+        let peers: Vec<u64> = self
+            .contexts
+            .get(&context)
+            .map(|c| c.peers.keys().copied().collect())
+            .unwrap_or_default();
         peers.into_iter().for_each(|peer| self.disable_peer(machine, context, peer));
         if self.contexts.remove(&context).is_none() {
             return;
@@ -234,7 +240,11 @@ impl Tables {
         let pinned = take(&mut self.pinned, |p| p.context == context);
         leaked("pinned ranges", pinned.len());
         for (addr, range) in pinned {
-            drop(if range.registered { machine.host_unregister(addr) } else { machine.host_free(addr) });
+            drop(if range.registered {
+                machine.host_unregister(addr)
+            } else {
+                machine.host_free(addr)
+            });
         }
         self.leaks.append(&mut leaks);
     }

@@ -177,10 +177,14 @@ fn capture_violations(t: &mut Trace<'_>) -> Result<()> {
         ("wait for the context", |t, _, _| t.ops.context_synchronize()),
         ("alloc", |t, _, _| t.ops.alloc(256).and_then(|at| t.ops.free(at))),
         ("free null", |t, _, _| t.ops.free(0)),
-        ("pinned memory", |t, _, _| t.ops.host_alloc(256, HostFlags::default()).and_then(|at| t.ops.host_free(at))),
+        ("pinned memory", |t, _, _| {
+            t.ops.host_alloc(256, HostFlags::default()).and_then(|at| t.ops.host_free(at))
+        }),
         ("query an event of before", |t, _, a| t.ops.event_query(a.event).map(drop)),
         ("wait for an event of before", |t, _, a| t.ops.event_synchronize(a.event)),
-        ("let the stream wait for an event of before", |t, s, a| t.ops.stream_wait_event(s, a.event)),
+        ("let the stream wait for an event of before", |t, s, a| {
+            t.ops.stream_wait_event(s, a.event)
+        }),
         ("record an event and query it", |t, s, _| {
             let event = t.event()?;
             t.ops.event_record(event, s)?;
@@ -260,7 +264,8 @@ fn capture_and_other_threads(t: &mut Trace<'_>) -> Result<()> {
             ops.set_current(context)?;
             let alloc = ops.alloc(256).and_then(|at| ops.free(at));
             // SAFETY: the memory lives until the end.
-            let work = unsafe { ops.fill(stream, &NativeFill { dst: at, value: 3, width: 4, count: 1 }) };
+            let work =
+                unsafe { ops.fill(stream, &NativeFill { dst: at, value: 3, width: 4, count: 1 }) };
             Ok((alloc, work, ops.capture_end(stream)))
         });
         there.join().map_err(|_| Error::state("the thread panicked"))?

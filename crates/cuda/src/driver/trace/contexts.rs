@@ -92,7 +92,10 @@ fn owned_context(t: &mut Trace<'_>) -> Result<()> {
     ops.set_current(own)?;
     t.tell("destroy a context that is current", ops.context_destroy(own));
     let current = ops.current()?;
-    t.say(format!("what is current then: {}", if current.is_null() { "nothing" } else { "something" }));
+    t.say(format!(
+        "what is current then: {}",
+        if current.is_null() { "nothing" } else { "something" }
+    ));
     t.tell("alloc then", ops.alloc(256));
     ops.set_current(primary)
 }
@@ -148,7 +151,9 @@ fn peers(t: &mut Trace<'_>) -> Result<()> {
     t.tell("disable again", ops.disable_peer(there));
     // SAFETY: both ranges live until the wait in the next line, and lie in the memory of the named
     // contexts.
-    t.tell("copy from a peer that is not enabled", unsafe { ops.copy_peer(stream, (mine, here), (far, there), 16) });
+    t.tell("copy from a peer that is not enabled", unsafe {
+        ops.copy_peer(stream, (mine, here), (far, there), 16)
+    });
     t.tell("wait", t.sync(stream));
     let event = t.event()?;
     ops.set_current(there)?;

@@ -21,7 +21,14 @@ impl Trace<'_> {
         unsafe { self.ops.copy(stream, &copy) }
     }
 
-    fn fill(&self, stream: NativeStream, dst: u64, value: u32, width: u8, count: u64) -> Result<()> {
+    fn fill(
+        &self,
+        stream: NativeStream,
+        dst: u64,
+        value: u32,
+        width: u8,
+        count: u64,
+    ) -> Result<()> {
         // SAFETY: the range lives until the scenario has waited for the stream.
         unsafe { self.ops.fill(stream, &NativeFill { dst, value, width, count }) }
     }
@@ -86,8 +93,14 @@ fn copies_of_nothing(t: &mut Trace<'_>) -> Result<()> {
     let device = ops.alloc(64)?;
     let host = t.word_at(8);
     t.tell("upload", t.copied(stream, NativeCopy::linear(CopyKind::HostToDevice, device, host, 0)));
-    t.tell("download", t.copied(stream, NativeCopy::linear(CopyKind::DeviceToHost, host, device, 0)));
-    t.tell("within the device", t.copied(stream, NativeCopy::linear(CopyKind::DeviceToDevice, device, device, 0)));
+    t.tell(
+        "download",
+        t.copied(stream, NativeCopy::linear(CopyKind::DeviceToHost, host, device, 0)),
+    );
+    t.tell(
+        "within the device",
+        t.copied(stream, NativeCopy::linear(CopyKind::DeviceToDevice, device, device, 0)),
+    );
     t.tell("from null", t.copied(stream, NativeCopy::linear(CopyKind::HostToDevice, device, 0, 0)));
     let rows = |width, rows| NativeCopy {
         src: device,
@@ -146,10 +159,16 @@ fn copy_misuse(t: &mut Trace<'_>) -> Result<()> {
     let host = t.word_at(8);
     t.tell("to null", t.copied(stream, NativeCopy::linear(CopyKind::HostToDevice, 0, host, 8)));
     t.tell("from null", t.copied(stream, NativeCopy::linear(CopyKind::DeviceToHost, host, 0, 8)));
-    t.tell("to an address of nothing", t.copied(stream, NativeCopy::linear(CopyKind::HostToDevice, 0x1000, host, 8)));
+    t.tell(
+        "to an address of nothing",
+        t.copied(stream, NativeCopy::linear(CopyKind::HostToDevice, 0x1000, host, 8)),
+    );
     t.tell("wait", t.sync(stream));
     ops.free(device)?;
-    t.tell("from freed memory", t.copied(stream, NativeCopy::linear(CopyKind::DeviceToHost, host, device, 8)));
+    t.tell(
+        "from freed memory",
+        t.copied(stream, NativeCopy::linear(CopyKind::DeviceToHost, host, device, 8)),
+    );
     t.tell("wait", t.sync(stream));
     ops.stream_destroy(stream)
 }

@@ -20,7 +20,8 @@ pub(super) const SCENARIOS: &[Scenario] = &[
 fn fault(t: &mut Trace<'_>, kernel: &str) -> Result<()> {
     let ops = t.ops;
     t.open()?;
-    let (module, stream, event) = (t.module()?, t.stream()?, ops.event_create(EventFlags::default())?);
+    let (module, stream, event) =
+        (t.module()?, t.stream()?, ops.event_create(EventFlags::default())?);
     let function = ops.module_function(module, kernel)?;
     let at = t.filled(stream, 4, 0)?;
     let pinned = ops.host_alloc(4096, HostFlags::default())?;
@@ -60,7 +61,8 @@ fn fault(t: &mut Trace<'_>, kernel: &str) -> Result<()> {
 fn fault_seen_by_others(t: &mut Trace<'_>) -> Result<()> {
     let ops = t.ops;
     t.open()?;
-    let (module, a, b, event, order) = (t.module()?, t.stream()?, t.stream()?, t.event()?, Order::default());
+    let (module, a, b, event, order) =
+        (t.module()?, t.stream()?, t.stream()?, t.event()?, Order::default());
     let function = ops.module_function(module, "trace_illegal")?;
     let at = t.filled(a, 4, 0)?;
     // A second stream holds a host function back. An event marks the work of the faulty stream.
@@ -129,8 +131,15 @@ fn fork(t: &mut Trace<'_>) -> Result<()> {
     // ends without running destructors.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        let refused = [ops.driver_version().map(drop), ops.alloc(256).map(drop), ops.current().map(drop), ops.init()];
-        let all = refused.iter().all(|answer| matches!(answer, Err(leasehold_core::Error::InvalidState(_))));
+        let refused = [
+            ops.driver_version().map(drop),
+            ops.alloc(256).map(drop),
+            ops.current().map(drop),
+            ops.init(),
+        ];
+        let all = refused
+            .iter()
+            .all(|answer| matches!(answer, Err(leasehold_core::Error::InvalidState(_))));
         // SAFETY: ends the child at once.
         unsafe { libc::_exit(if all { 7 } else { 8 }) };
     }

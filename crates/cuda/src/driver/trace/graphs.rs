@@ -33,16 +33,28 @@ impl Trace<'_> {
         count: u64,
     ) -> Result<NativeNode> {
         // SAFETY: scenarios keep the memory until the graph's last run is over.
-        unsafe { self.ops.graph_add_fill(graph, after, &NativeFill { dst, value, width: 4, count }) }
+        unsafe {
+            self.ops.graph_add_fill(graph, after, &NativeFill { dst, value, width: 4, count })
+        }
     }
 
-    fn add_copy(&self, graph: NativeGraph, after: &[NativeNode], copy: NativeCopy) -> Result<NativeNode> {
+    fn add_copy(
+        &self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        copy: NativeCopy,
+    ) -> Result<NativeNode> {
         // SAFETY: scenarios keep the memory of their nodes until the last run of the graph was
         // waited for.
         unsafe { self.ops.graph_add_copy(graph, after, &copy) }
     }
 
-    fn add_kernel(&self, graph: NativeGraph, after: &[NativeNode], launch: &Launch<'_>) -> Result<NativeNode> {
+    fn add_kernel(
+        &self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        launch: &Launch<'_>,
+    ) -> Result<NativeNode> {
         // SAFETY: scenarios keep the memory of their nodes until the last run of the graph was
         // waited for.
         unsafe { self.ops.graph_add_kernel(graph, after, launch) }
@@ -65,19 +77,34 @@ impl Trace<'_> {
         unsafe { self.ops.exec_launch(exec, stream) }
     }
 
-    fn set_fill(&self, exec: NativeGraphExec, node: NativeNode, fill: &NativeFill) -> Result<Updated> {
+    fn set_fill(
+        &self,
+        exec: NativeGraphExec,
+        node: NativeNode,
+        fill: &NativeFill,
+    ) -> Result<Updated> {
         // SAFETY: scenarios keep the memory of their nodes until the last run of the graph was
         // waited for.
         unsafe { self.ops.exec_set_fill(exec, node, fill) }
     }
 
-    fn set_copy(&self, exec: NativeGraphExec, node: NativeNode, copy: &NativeCopy) -> Result<Updated> {
+    fn set_copy(
+        &self,
+        exec: NativeGraphExec,
+        node: NativeNode,
+        copy: &NativeCopy,
+    ) -> Result<Updated> {
         // SAFETY: scenarios keep the memory of their nodes until the last run of the graph was
         // waited for.
         unsafe { self.ops.exec_set_copy(exec, node, copy) }
     }
 
-    fn set_kernel(&self, exec: NativeGraphExec, node: NativeNode, launch: &Launch<'_>) -> Result<Updated> {
+    fn set_kernel(
+        &self,
+        exec: NativeGraphExec,
+        node: NativeNode,
+        launch: &Launch<'_>,
+    ) -> Result<Updated> {
         // SAFETY: scenarios keep the memory of their nodes until the last run of the graph was
         // waited for.
         unsafe { self.ops.exec_set_kernel(exec, node, launch) }
@@ -173,8 +200,14 @@ fn graph_node_misuse(t: &mut Trace<'_>) -> Result<()> {
     let memories = [(at, 4, leasehold_hal::Access::ReadWrite); 3];
     let arguments = Arguments::new(&memories, &[]);
     let launch = arguments.launch(nothing, 1, 1);
-    t.tell("a kernel without blocks", t.add_kernel(graph, &[], &Launch { grid: [0, 1, 1], ..launch }));
-    t.tell("a kernel with too many threads", t.add_kernel(graph, &[], &Launch { block: [2048, 1, 1], ..launch }));
+    t.tell(
+        "a kernel without blocks",
+        t.add_kernel(graph, &[], &Launch { grid: [0, 1, 1], ..launch }),
+    );
+    t.tell(
+        "a kernel with too many threads",
+        t.add_kernel(graph, &[], &Launch { block: [2048, 1, 1], ..launch }),
+    );
     t.tell("itself as a child", ops.graph_add_child(graph, &[], graph));
     t.tell("how many nodes", ops.graph_nodes(graph));
     t.tell("destroy", ops.graph_destroy(graph));
@@ -235,8 +268,11 @@ fn graph_runs_follow_one_another(t: &mut Trace<'_>) -> Result<()> {
     let (a, b, order) = (t.stream()?, t.stream()?, Order::default());
     let graph = ops.graph_create()?;
     let begin = t.add_mark(graph, &[], &order, "begin")?;
-    let pause =
-        ops.graph_add_host(graph, &[begin], Arc::new(|| std::thread::sleep(std::time::Duration::from_millis(5))))?;
+    let pause = ops.graph_add_host(
+        graph,
+        &[begin],
+        Arc::new(|| std::thread::sleep(std::time::Duration::from_millis(5))),
+    )?;
     t.add_mark(graph, &[pause], &order, "end")?;
     let exec = ops.graph_instantiate(graph)?;
     t.hold(a, 0)?;
@@ -275,7 +311,8 @@ fn graph_updates(t: &mut Trace<'_>) -> Result<()> {
     let ops = t.ops;
     t.open()?;
     let (module, stream) = (t.module()?, t.stream()?);
-    let (add, store) = (ops.module_function(module, "trace_add")?, ops.module_function(module, "trace_store")?);
+    let (add, store) =
+        (ops.module_function(module, "trace_add")?, ops.module_function(module, "trace_store")?);
     let (a, b, out) = (t.filled(stream, 8, 0)?, t.filled(stream, 8, 0)?, t.filled(stream, 8, 0)?);
     let graph = ops.graph_create()?;
     let fill = t.add_fill(graph, &[], a, 1, 4)?;
@@ -285,7 +322,10 @@ fn graph_updates(t: &mut Trace<'_>) -> Result<()> {
     let exec = ops.graph_instantiate(graph)?;
     t.run_graph(exec, stream)?;
     t.say_data("as it was", stream, out, 8)?;
-    t.tell("another fill", t.set_fill(exec, fill, &NativeFill { dst: a, value: 7, width: 4, count: 8 }));
+    t.tell(
+        "another fill",
+        t.set_fill(exec, fill, &NativeFill { dst: a, value: 7, width: 4, count: 8 }),
+    );
     t.tell("a longer copy", t.set_copy(exec, copy, &on_device(b, a, 32)));
     let longer = Arguments::add(a, b, out, 8);
     t.tell("a larger grid", t.set_kernel(exec, kernel, &longer.launch(add, 2, 4)));
@@ -295,7 +335,10 @@ fn graph_updates(t: &mut Trace<'_>) -> Result<()> {
     t.tell("another function", t.set_kernel(exec, kernel, &other.launch(store, 1, 1)));
     t.run_graph(exec, stream)?;
     t.say_data("with another function", stream, out, 8)?;
-    t.tell("a fill of another width", t.set_fill(exec, fill, &NativeFill { dst: a, value: 7, width: 1, count: 8 }));
+    t.tell(
+        "a fill of another width",
+        t.set_fill(exec, fill, &NativeFill { dst: a, value: 7, width: 1, count: 8 }),
+    );
     let up = NativeCopy::linear(CopyKind::HostToDevice, b, t.word_at(8), 16);
     t.tell("a copy from pinned host memory instead", t.set_copy(exec, copy, &up));
     let rows = NativeCopy { src_pitch: 8, dst_pitch: 8, rows: 2, ..on_device(b, a, 8) };

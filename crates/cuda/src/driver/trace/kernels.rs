@@ -38,7 +38,8 @@ impl Arguments {
     #[must_use]
     pub fn add(a: u64, b: u64, out: u64, words: u32) -> Self {
         let bytes = u64::from(words) * 4;
-        let memories = [(a, bytes, Access::Read), (b, bytes, Access::Read), (out, bytes, Access::Write)];
+        let memories =
+            [(a, bytes, Access::Read), (b, bytes, Access::Read), (out, bytes, Access::Write)];
         Self::new(&memories, &words.to_le_bytes())
     }
 

@@ -41,7 +41,8 @@ fn modules(t: &mut Trace<'_>) -> Result<()> {
     t.tell("a function", ops.module_function(module, "trace_add"));
     t.tell("a function that is not there", ops.module_function(module, "trace_none"));
     t.tell("a function without a name", ops.module_function(module, ""));
-    let (one, two) = (ops.module_function(module, "trace_add")?, ops.module_function(module, "trace_add")?);
+    let (one, two) =
+        (ops.module_function(module, "trace_add")?, ops.module_function(module, "trace_add")?);
     t.say(format!("the same function twice: {}", one == two));
     if let Some(again) = again {
         t.tell("unload", ops.module_unload(again));
@@ -112,7 +113,10 @@ fn launch_misuse(t: &mut Trace<'_>) -> Result<()> {
         ("more than 48 KiB of shared memory", Launch { shared: (48 << 10) + 1, ..plain }),
         ("1 MiB of shared memory", Launch { shared: 1 << 20, ..plain }),
         ("no function", Launch { function: NativeFunction::NULL, ..plain }),
-        ("64 threads where 64 are allowed", Launch { block: [64, 1, 1], ..one.launch(small, 1, 1) }),
+        (
+            "64 threads where 64 are allowed",
+            Launch { block: [64, 1, 1], ..one.launch(small, 1, 1) },
+        ),
     ];
     for (name, launch) in cases {
         t.tell(name, t.launch(stream, &launch));
@@ -158,8 +162,14 @@ fn argument_buffers(t: &mut Trace<'_>) -> Result<()> {
     let (a, b, out) = (t.filled(stream, 4, 5)?, t.filled(stream, 4, 6)?, t.filled(stream, 4, 0)?);
     let whole = Arguments::add(a, b, out, 4);
     let launch = whole.launch(add, 1, 4);
-    t.tell("without the parameter", t.launch(stream, &Launch { args: &launch.args[..24], ..launch }));
-    t.tell("with half of the parameter", t.launch(stream, &Launch { args: &launch.args[..26], ..launch }));
+    t.tell(
+        "without the parameter",
+        t.launch(stream, &Launch { args: &launch.args[..24], ..launch }),
+    );
+    t.tell(
+        "with half of the parameter",
+        t.launch(stream, &Launch { args: &launch.args[..26], ..launch }),
+    );
     let mut padded = launch.args.to_vec();
     padded.extend_from_slice(&[0; 4]);
     t.tell("with four bytes too many", t.launch(stream, &Launch { args: &padded, ..launch }));

@@ -120,7 +120,8 @@ fn pinned_memory(t: &mut Trace<'_>) -> Result<()> {
     t.tell("free", ops.host_free(at));
     t.tell("free again", ops.host_free(at));
     t.tell("free null", ops.host_free(0));
-    t.tell("write-combined", ops.host_alloc(100, HostFlags { write_combined: true })).map(|at| ops.host_free(at));
+    t.tell("write-combined", ops.host_alloc(100, HostFlags { write_combined: true }))
+        .map(|at| ops.host_free(at));
     let device = ops.alloc(256)?;
     t.tell("free device memory as pinned", ops.host_free(device));
     t.tell("free it", ops.free(device));

@@ -3,7 +3,8 @@
 
 use super::{Scenario, Trace};
 use crate::driver::ops::{
-    NativeContext, NativeEvent, NativeFunction, NativeGraph, NativeGraphExec, NativeModule, NativeStream,
+    NativeContext, NativeEvent, NativeFunction, NativeGraph, NativeGraphExec, NativeModule,
+    NativeStream,
 };
 use leasehold_core::Result;
 use leasehold_core::sync::Mutex;

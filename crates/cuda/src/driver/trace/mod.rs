@@ -29,8 +29,9 @@ mod streams;
 mod vmm;
 
 use super::ops::{
-    CopyKind, CudaSlowOps, FunctionInfo, HostFlags, NativeContext, NativeCopy, NativeEvent, NativeFunction,
-    NativeGraph, NativeGraphExec, NativeMemory, NativeModule, NativeNode, NativeStream, Progress, Updated,
+    CopyKind, CudaSlowOps, FunctionInfo, HostFlags, NativeContext, NativeCopy, NativeEvent,
+    NativeFunction, NativeGraph, NativeGraphExec, NativeMemory, NativeModule, NativeNode,
+    NativeStream, Progress, Updated,
 };
 use super::vouched::Vouched;
 use leasehold_core::sync::Mutex;
@@ -92,7 +93,8 @@ pub unsafe fn run(ops: &Arc<dyn CudaSlowOps>, scenario: &Scenario, line: &mut dy
     // made for. They keep memory until the work on it is over. The drivers are known to refuse the
     // deliberate mistakes: the traces hold the answers.
     let vouched = unsafe { Vouched::new(&**ops) };
-    let mut trace = Trace { ops: vouched, shared: ops, line, context: NativeContext::NULL, words: 0 };
+    let mut trace =
+        Trace { ops: vouched, shared: ops, line, context: NativeContext::NULL, words: 0 };
     let ended = (scenario.run)(&mut trace);
     if let Err(error) = ended {
         trace.say(format!("ended early: {}", shown_error(&error)));
@@ -230,7 +232,12 @@ impl<'a> Trace<'a> {
     /// Reads 32-bit words of device memory, after all work of the stream.
     fn read(&self, stream: NativeStream, at: u64, words: usize) -> Result<Vec<u32>> {
         let mut host = vec![0_u32; words];
-        let copy = NativeCopy::linear(CopyKind::DeviceToHost, host.as_mut_ptr() as u64, at, words as u64 * 4);
+        let copy = NativeCopy::linear(
+            CopyKind::DeviceToHost,
+            host.as_mut_ptr() as u64,
+            at,
+            words as u64 * 4,
+        );
         // SAFETY: both ranges live until the stream was waited for.
         unsafe { self.ops.copy(stream, &copy)? };
         self.sync(stream)?;
@@ -286,7 +293,9 @@ fn shown_error(error: &Error) -> String {
     let code_in = |text: &str| {
         let at = text.find("CUDA_ERROR_")?;
         let rest = &text[at..];
-        let end = rest.find(|c: char| !c.is_ascii_uppercase() && !c.is_ascii_digit() && c != '_').unwrap_or(rest.len());
+        let end = rest
+            .find(|c: char| !c.is_ascii_uppercase() && !c.is_ascii_digit() && c != '_')
+            .unwrap_or(rest.len());
         Some(rest[..end].to_owned())
     };
     match error {

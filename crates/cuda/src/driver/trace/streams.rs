@@ -23,9 +23,12 @@ fn streams(t: &mut Trace<'_>) -> Result<()> {
     let ops = t.ops;
     t.open()?;
     let (least, greatest) = ops.priority_range()?;
-    for (name, priority) in
-        [("default", 0), ("greatest", greatest), ("beyond it", greatest - 100), ("below the least", least + 100)]
-    {
+    for (name, priority) in [
+        ("default", 0),
+        ("greatest", greatest),
+        ("beyond it", greatest - 100),
+        ("below the least", least + 100),
+    ] {
         let stream = t.tell(format!("a stream of priority {name}"), ops.stream_create(priority));
         if let Some(stream) = stream {
             t.tell("query it", ops.stream_query(stream));

@@ -23,7 +23,9 @@ fn addresses(t: &mut Trace<'_>) -> Result<()> {
     t.tell("reserve nothing", ops.address_reserve(0, 0));
     t.tell("reserve half a granule", ops.address_reserve(granularity / 2, 0));
     t.tell("reserve with an odd alignment", ops.address_reserve(granularity, 3));
-    let Some(at) = t.tell("reserve", ops.address_reserve(4 * granularity, 0)) else { return Ok(()) };
+    let Some(at) = t.tell("reserve", ops.address_reserve(4 * granularity, 0)) else {
+        return Ok(());
+    };
     t.say(format!("aligned to a granule: {}", at.is_multiple_of(granularity)));
     t.tell("give half of it back", ops.address_free(at, 2 * granularity));
     t.tell("give the second half back", ops.address_free(at + 2 * granularity, 2 * granularity));
@@ -64,7 +66,9 @@ fn mappings(t: &mut Trace<'_>) -> Result<()> {
     // A range over two physical pieces is one range.
     let words = granularity / 2;
     // SAFETY: mapped until the stream was waited for.
-    t.tell("fill both", unsafe { ops.fill(stream, &NativeFill { dst: at, value: 6, width: 4, count: words }) });
+    t.tell("fill both", unsafe {
+        ops.fill(stream, &NativeFill { dst: at, value: 6, width: 4, count: words })
+    });
     t.say_data("at the border", stream, at + granularity - 8, 4)?;
     t.tell("unmap both at once", ops.unmap(at, 2 * granularity));
     t.tell("map the second again, elsewhere", ops.map(at + 3 * granularity, granularity, two));
@@ -113,7 +117,9 @@ fn mapped_twice(t: &mut Trace<'_>) -> Result<()> {
     t.tell("map elsewhere too", ops.map(at + granularity, granularity, memory));
     t.tell("let device 0 reach both", ops.set_access(at, 2 * granularity, &[0]));
     // SAFETY: mapped until the stream was waited for.
-    t.tell("fill one", unsafe { ops.fill(stream, &NativeFill { dst: at, value: 8, width: 4, count: 2 }) });
+    t.tell("fill one", unsafe {
+        ops.fill(stream, &NativeFill { dst: at, value: 8, width: 4, count: 2 })
+    });
     t.say_data("the other", stream, at + granularity, 2)?;
     t.tell("unmap one", ops.unmap(at, granularity));
     t.say_data("the other", stream, at + granularity, 2)?;
@@ -131,7 +137,9 @@ fn mapped_without_access(t: &mut Trace<'_>) -> Result<()> {
     let memory = ops.memory_create(0, granularity)?;
     ops.map(at, granularity, memory)?;
     // SAFETY: the memory is mapped. The driver is to refuse the access.
-    t.tell("fill", unsafe { ops.fill(stream, &NativeFill { dst: at, value: 8, width: 4, count: 2 }) });
+    t.tell("fill", unsafe {
+        ops.fill(stream, &NativeFill { dst: at, value: 8, width: 4, count: 2 })
+    });
     t.tell("wait", t.sync(stream));
     let down = NativeCopy::linear(CopyKind::DeviceToHost, t.word_at(8), at, 8);
     // SAFETY: both ranges live until the wait in the next line.
@@ -150,7 +158,9 @@ fn unmapped_ranges(t: &mut Trace<'_>) -> Result<()> {
     let (granularity, stream) = (ops.granularity(0)?, t.stream()?);
     let at = ops.address_reserve(granularity, 0)?;
     // SAFETY: nothing is mapped. The driver is to refuse the access.
-    t.tell("fill", unsafe { ops.fill(stream, &NativeFill { dst: at, value: 8, width: 4, count: 2 }) });
+    t.tell("fill", unsafe {
+        ops.fill(stream, &NativeFill { dst: at, value: 8, width: 4, count: 2 })
+    });
     t.tell("wait", t.sync(stream));
     t.tell("free it as plain memory", ops.free(at));
     ops.address_free(at, granularity)?;

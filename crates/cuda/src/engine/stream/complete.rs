@@ -4,10 +4,10 @@
 
 use super::{NAP_MAX, PASSING, SPINS, State, StreamCore, YIELDS};
 use crate::driver::ops::Progress;
-use crate::engine::deferred::Turn;
+use crate::engine::deferred::PumpState;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::sync::{spin_loop, thread};
-use leasehold_core::{Error, Fault, Point, Result, VALUE_LIMIT};
+use leasehold_core::{Error, Fault, Result, Timepoint, VALUE_LIMIT};
 use leasehold_hal::Op;
 use std::time::{Duration, Instant};
 
@@ -23,12 +23,16 @@ impl StreamCore {
             Some(word) => {
                 // SAFETY: the stream and its word are this one's own. The drop waits for the last
                 // write.
-                self.core.door.within(|ops| unsafe { ops.stream_write_word(self.native, word.addr(), issued) })?;
+                self.core.context.within(|ops| unsafe {
+                    ops.stream_write_word(self.native, word.addr(), issued)
+                })?;
             }
             None => {
-                let event = self.core.mark()?;
-                // SAFETY: the event is leased, and the stream is this one's own.
-                self.core.door.within(|ops| unsafe { ops.event_record(event.native, self.native) })?;
+                let event = self.core.event()?;
+                self.core
+                    .context
+                    // SAFETY: the event is leased, and the stream is this one's own.
+                    .within(|ops| unsafe { ops.event_record(event.native, self.native) })?;
                 state.signals.push_back((issued, event));
             }
         }
@@ -57,7 +61,7 @@ impl StreamCore {
         let mut state = self.state.lock();
         while let Some((value, event)) = state.signals.front() {
             // SAFETY: the event is leased.
-            match self.core.door.within(|ops| unsafe { ops.event_query(event.native) }) {
+            match self.core.context.within(|ops| unsafe { ops.event_query(event.native) }) {
                 Ok(Progress::Complete) => {
                     self.seen.fetch_max(*value, Ordering::AcqRel);
                     state.signals.pop_front();
@@ -71,15 +75,15 @@ impl StreamCore {
     /// Publishes the values that the device is done with. Returns whether a new value was
     /// published.
     pub(in crate::engine) fn poll(&self) -> bool {
-        let line = self.line();
-        let reached = self.reached().min(line.submitted());
-        reached > line.completed() && self.publish(reached)
+        let timeline = self.timeline();
+        let reached = self.reached().min(timeline.submitted());
+        reached > timeline.completed() && self.publish(reached)
     }
 
     /// The device is done up to `value`: runs the host's part, then publishes.
     pub(super) fn publish(&self, value: u64) -> bool {
-        let line = self.line();
-        let before = line.completed();
+        let timeline = self.timeline();
+        let before = timeline.completed();
         #[cfg(feature = "planted-defects")]
         if self.core.shared.config.has(crate::defects::Defect::EarlyPublication) {
             self.owner.complete(value);
@@ -88,14 +92,16 @@ impl StreamCore {
             }
             thread::yield_now();
         }
-        let sound = !line.failed(VALUE_LIMIT);
-        if let Some(publish) = self.host.carry_out(&self.owner, value, value, self.core.door.ops()) {
+        let sound = !timeline.failed(VALUE_LIMIT);
+        if let Some(publish) =
+            self.host.carry_out(&self.owner, value, value, self.core.context.ops())
+        {
             self.owner.complete(publish);
         }
-        if sound && line.failed(VALUE_LIMIT) {
+        if sound && timeline.failed(VALUE_LIMIT) {
             self.after_failure();
         }
-        line.completed() > before
+        timeline.completed() > before
     }
 
     /// A stream that has waited for `value` is done, so this stream is done up to `value` too. The
@@ -106,20 +112,26 @@ impl StreamCore {
     /// The loss of this stream's device, if the other stream is of another context (`abroad`). A
     /// driver may release streams that wait for a lost device.
     pub(in crate::engine) fn passed(&self, value: u64, abroad: bool) -> Result<()> {
-        let line = self.line();
-        if abroad && line.completed() < value {
-            // The door may not know of the loss yet.
+        let timeline = self.timeline();
+        if abroad && timeline.completed() < value {
+            // The driver context may not know of the loss yet.
             let _ = self.query();
             self.core.settle_loss();
-            if let Some(loss) = self.core.door.loss() {
-                return Err(Fault::new("work that was waited for", self.name(), value, loss.to_string()).into());
+            if let Some(loss) = self.core.context.loss() {
+                return Err(Fault::new(
+                    "work that was waited for",
+                    self.name(),
+                    value,
+                    loss.to_string(),
+                )
+                .into());
             }
         }
         self.publish(value);
-        // Another thread may be running the items. The wait is short, and bounded: a destructor
+        // Another thread may be running the actions. The wait is short, and bounded: a destructor
         // there may wait for this thread.
         let mut turns = 0;
-        while line.completed() < value && turns < PASSING {
+        while timeline.completed() < value && turns < PASSING {
             turns += 1;
             thread::yield_now();
         }
@@ -129,40 +141,41 @@ impl StreamCore {
     /// Whether the driver is done with all work of the stream.
     pub(in crate::engine) fn query(&self) -> Result<bool> {
         // SAFETY: the stream is this one's own and lives until the drop.
-        let progress = self.core.door.within(|ops| unsafe { ops.stream_query(self.native) });
+        let progress = self.core.context.within(|ops| unsafe { ops.stream_query(self.native) });
         Ok(progress? == Progress::Complete)
     }
 
-    /// Queries the driver; see `hal::Timeline::refresh`.
+    /// Queries the driver; see `hal::TimelineSource::refresh`.
     ///
     /// # Errors
     /// `DeviceLost`, or a driver error.
     pub fn refresh(&self) -> Result<u64> {
-        let line = self.line();
+        let timeline = self.timeline();
         self.take_turn();
-        if line.is_idle() {
-            return Ok(line.completed());
+        if timeline.is_idle() {
+            return Ok(timeline.completed());
         }
         self.pump();
         self.poll();
-        if line.completed() < self.issued.load(Ordering::Acquire) {
+        if timeline.completed() < self.issued.load(Ordering::Acquire) {
             self.look()?;
         }
         self.finish_failed();
-        match self.core.door.loss() {
-            Some(loss) if !line.is_idle() => Err(loss),
-            _ => Ok(line.completed()),
+        match self.core.context.loss() {
+            Some(loss) if !timeline.is_idle() => Err(loss),
+            _ => Ok(timeline.completed()),
         }
     }
 
-    /// Makes later submissions start after a timepoint; see `hal::Timeline::wait`.
+    /// Makes later submissions start after a timepoint; see `hal::TimelineSource::wait`.
     ///
     /// # Errors
-    /// See `hal::Timeline::wait`.
-    pub fn wait(&self, on: Point) -> Result<()> {
+    /// See `hal::TimelineSource::wait`.
+    pub fn wait(&self, on: Timepoint) -> Result<()> {
         self.healthy()?;
-        let own = on.line_id() == self.line().id() && on.value() <= self.line().submitted();
-        if on.is_settled() || own && self.line().knows(on.into()) {
+        let own =
+            on.timeline_id() == self.timeline().id() && on.value() <= self.timeline().submitted();
+        if on.is_settled() || own && self.timeline().knows(on.into()) {
             return Ok(());
         }
         // SAFETY: a wait touches no memory.
@@ -173,19 +186,19 @@ impl StreamCore {
     /// whether the pool can lend the stream again at once.
     pub(crate) fn let_go(&self) -> bool {
         self.held.store(false, Ordering::Release);
-        let line = self.line();
-        if !line.is_idle() {
+        let timeline = self.timeline();
+        if !timeline.is_idle() {
             self.pump();
-            if let Err(error) = self.want(line.submitted()) {
+            if let Err(error) = self.want(timeline.submitted()) {
                 tracing::debug!(%error, stream = %self.name(), "the work of a dropped stream could not be signalled");
             }
             self.poll();
             self.finish_failed();
         }
-        if line.is_idle() {
+        if timeline.is_idle() {
             // No stream waits for the marks, and their events may serve other streams.
-            let marks = std::mem::take(&mut self.state.lock().marks);
-            drop(marks);
+            let recorded = std::mem::take(&mut self.state.lock().recorded);
+            drop(recorded);
         }
         self.is_sound()
     }
@@ -203,13 +216,13 @@ impl StreamCore {
         Ok(())
     }
 
-    /// Makes completion observable; see `hal::Timeline::signal`.
+    /// Makes completion observable; see `hal::TimelineSource::signal`.
     ///
     /// # Errors
     /// The cause of the stream's failure, or `DeviceLost`.
     pub fn signal(&self) -> Result<u64> {
         self.healthy()?;
-        let submitted = self.line().submitted();
+        let submitted = self.timeline().submitted();
         self.want(submitted)?;
         Ok(submitted)
     }
@@ -223,7 +236,7 @@ impl StreamCore {
             let result = self.signal_locked(&mut self.state.lock());
             result.map_err(|e| self.core.settle(e))?;
         }
-        match self.core.door.loss() {
+        match self.core.context.loss() {
             Some(loss) => Err(loss),
             None => Ok(()),
         }
@@ -232,7 +245,7 @@ impl StreamCore {
     /// Ensures that `value` gets published without further calls.
     pub(in crate::engine) fn want(&self, value: u64) -> Result<()> {
         self.wanted.fetch_max(value, Ordering::AcqRel);
-        if self.line().completed() >= value {
+        if self.timeline().completed() >= value {
             return Ok(());
         }
         if self.signalled.load(Ordering::Acquire) < value.min(self.issued.load(Ordering::Acquire)) {
@@ -260,11 +273,11 @@ impl StreamCore {
         loop {
             // The timeline shows a failure.
             let _ = self.refresh();
-            if self.line().is_idle() || !self.is_moving() {
+            if self.timeline().is_idle() || !self.is_moving() {
                 return;
             }
             looks += 1;
-            if looks < SPINS || self.core.door.ops().poll_interval().is_zero() {
+            if looks < SPINS || self.core.context.ops().poll_interval().is_zero() {
                 thread::yield_now();
             } else {
                 thread::sleep(NAP_MAX);
@@ -275,8 +288,11 @@ impl StreamCore {
     /// Whether some work of the stream continues without the host's help.
     fn is_moving(&self) -> bool {
         let state = self.state.lock();
-        let given = self.line().completed() < self.issued.load(Ordering::Acquire);
-        given || state.turn != Turn::Free || state.fence.is_some() || self.line().failed(VALUE_LIMIT)
+        let given = self.timeline().completed() < self.issued.load(Ordering::Acquire);
+        given
+            || state.pump != PumpState::Idle
+            || state.fence.is_some()
+            || self.timeline().failed(VALUE_LIMIT)
     }
 
     /// Puts the stream on the watcher's list. The watcher serves the stream as long as it needs
@@ -294,18 +310,18 @@ impl StreamCore {
         }
     }
 
-    /// Blocks until a value is over; see `hal::Timeline::wait_host`.
+    /// Blocks until a value is over; see `hal::TimelineSource::wait_host`.
     ///
     /// # Errors
-    /// See `hal::Timeline::wait_host`; `InvalidState` in a host call of this very stream.
+    /// See `hal::TimelineSource::wait_host`; `InvalidState` in a host call of this very stream.
     pub fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
-        let line = self.line();
-        if line.check(value)? {
+        let timeline = self.timeline();
+        if timeline.check(value)? {
             return Ok(());
         }
-        line.check_caller(value)?;
+        timeline.check_caller(value)?;
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
-        let interval = self.core.door.ops().poll_interval();
+        let interval = self.core.context.ops().poll_interval();
         let mut nap = interval.max(Duration::from_micros(10));
         let mut looks = 0u32;
         loop {
@@ -316,44 +332,52 @@ impl StreamCore {
                 let result = self.signal_locked(&mut self.state.lock());
                 result.map_err(|e| self.core.settle(e))?;
             }
-            if line.completed() < aim {
+            if timeline.completed() < aim {
                 self.poll();
             }
             // Without an interval the device advances only when it is queried: so each round
             // queries it. Pauses are few, because on a busy machine a thread that yields may not
             // run again for long.
-            if (looks % 64 == 63 || interval.is_zero()) && line.completed() < aim {
+            if (looks % 64 == 63 || interval.is_zero()) && timeline.completed() < aim {
                 self.look()?;
             }
             self.finish_failed();
-            if line.check(value)? {
+            if timeline.check(value)? {
                 return Ok(());
             }
-            if let Some(loss) = self.core.door.loss() {
+            if let Some(loss) = self.core.context.loss() {
                 self.core.settle_loss();
-                line.check(value)?;
+                timeline.check(value)?;
                 return Err(loss);
             }
             if deadline.is_some_and(|at| Instant::now() >= at) {
                 return Err(Error::Timeout(
-                    format!("{:?} did not complete in time; completed is {}", line.at(value), line.completed()).into(),
+                    format!(
+                        "{:?} did not complete in time; completed is {}",
+                        timeline.at(value),
+                        timeline.completed()
+                    )
+                    .into(),
                 ));
             }
             looks += 1;
-            if looks < SPINS || interval.is_zero() && aim > line.completed() && !looks.is_multiple_of(SPINS) {
+            if looks < SPINS
+                || interval.is_zero() && aim > timeline.completed() && !looks.is_multiple_of(SPINS)
+            {
                 spin_loop();
-            } else if looks < SPINS + YIELDS || interval.is_zero() && aim > line.completed() {
+            } else if looks < SPINS + YIELDS || interval.is_zero() && aim > timeline.completed() {
                 thread::yield_now();
             } else {
-                let left = deadline.map_or(nap, |at| at.saturating_duration_since(Instant::now()).min(nap));
-                match line.wait_published(value, Some(left)) {
+                let left = deadline
+                    .map_or(nap, |at| at.saturating_duration_since(Instant::now()).min(nap));
+                match timeline.wait_published(value, Some(left)) {
                     Ok(()) => return Ok(()),
                     Err(Error::Timeout(_)) => {}
                     Err(e) => return Err(e),
                 }
                 // The host polls the device at its interval. For the host's part, another thread
                 // wakes this one.
-                if line.completed() >= aim {
+                if timeline.completed() >= aim {
                     nap = (nap * 2).min(NAP_MAX);
                 }
             }

@@ -1,19 +1,19 @@
 //! Submission: operations that go to the driver at once, operations to prepare first, and
 //! operations to hold back.
 //!
-//! Resources that need other locks (a mark on another stream, staging memory) are prepared before
-//! the stream's own lock is taken.
+//! Resources that need other locks (a recorded event on another stream, staging memory) are
+//! prepared before the stream's own lock is taken.
 //!
 //! This module must not know how completion becomes known.
 
-use super::{MARKS, Mark, Own, RECENT, Refusal, SIGNALS, State, StreamCore};
+use super::{Own, RECENT, RECORDED_EVENTS, RecordedEvent, Refusal, SIGNALS, State, StreamCore};
 use crate::encoder::{Encoder, Prepared, Ready};
 use crate::engine::events::EventState;
-use crate::engine::host::Item;
+use crate::engine::host::CompletionAction;
 use crate::engine::shared::Origin;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::sync::{Arc, MutexGuard};
-use leasehold_core::{Error, Fault, Lease, Point, Result, VALUE_LIMIT};
+use leasehold_core::{Error, Fault, Lease, Result, Timepoint, VALUE_LIMIT};
 use leasehold_hal::Op;
 
 impl StreamCore {
@@ -27,7 +27,7 @@ impl StreamCore {
     pub unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
         let mut plain = true;
         for op in ops {
-            crate::encoder::check(op, self.core.properties(), self.line())?;
+            crate::encoder::check(op, self.core.properties(), self.timeline())?;
             plain &= self.is_plain(op);
         }
         if !plain {
@@ -47,7 +47,9 @@ impl StreamCore {
     #[inline]
     pub(super) fn is_plain(&self, op: &Op<'_>) -> bool {
         match op {
-            Op::Dispatch(_) | Op::Copy(_) | Op::Fill(_) | Op::Upload(_) | Op::Stamp(_) => true,
+            Op::Dispatch(_) | Op::Copy(_) | Op::Fill(_) | Op::Upload(_) | Op::WriteTimestamp(_) => {
+                true
+            }
             Op::Wait(p) => self.is_own(*p) || p.is_settled(),
             Op::Download(d) => crate::encoder::lands_directly(&self.core, d),
             // SAFETY: graphs of a submission belong to this device (the submitter's promise), so
@@ -60,13 +62,13 @@ impl StreamCore {
     /// Returns the cause of a poisoned timeline as an error.
     #[inline]
     pub(in crate::engine) fn healthy(&self) -> Result<()> {
-        self.line().check(VALUE_LIMIT).map(drop)
+        self.timeline().check(VALUE_LIMIT).map(drop)
     }
 
     pub(super) fn next_value(&self) -> Result<u64> {
-        let value = self.line().submitted() + 1;
+        let value = self.timeline().submitted() + 1;
         if value >= VALUE_LIMIT {
-            return Err(Error::state("a line's 2^48 values are used up; replace the stream"));
+            return Err(Error::state("a timeline's 2^48 values are used up; replace the stream"));
         }
         Ok(value)
     }
@@ -90,14 +92,18 @@ impl StreamCore {
         if let Some(word) = &self.word
             && self.core.shared.config.has(crate::defects::Defect::WordBeforeWork)
         {
-            // SAFETY: the stream and its word are this one's own; the drop waits for the last
-            // write.
-            self.core.door.within(|ops| unsafe { ops.stream_write_word(self.native, word.addr(), value) })?;
+            self.core
+                .context
+                // SAFETY: the stream and its word are this one's own; the drop waits for the last
+                // write.
+                .within(|ops| unsafe { ops.stream_write_word(self.native, word.addr(), value) })?;
             self.signalled.store(value, Ordering::Release);
         }
         let plain = prepared.is_empty();
         // SAFETY: the caller vouches for the operations.
-        let given = unsafe { self.issue(&mut state, value, ops[..cut].iter().enumerate(), prepared, false) };
+        let given = unsafe {
+            self.issue(&mut state, value, ops[..cut].iter().enumerate(), prepared, false)
+        };
         if let Err(refusal) = given {
             return self.refused(state, value, refusal);
         }
@@ -113,7 +119,8 @@ impl StreamCore {
             return Ok(self.hold_back(state, value, &ops[cut..]));
         }
         self.issued.store(value, Ordering::Release);
-        let due = value - self.signalled.load(Ordering::Relaxed) >= u64::from(self.core.shared.config.signal_every);
+        let due = value - self.signalled.load(Ordering::Relaxed)
+            >= u64::from(self.core.shared.config.signal_every);
         if due && state.signals.len() < SIGNALS {
             let signalled = self.signal_locked(&mut state);
             drop(state);
@@ -125,7 +132,12 @@ impl StreamCore {
 
     /// Handles a refusal by the driver in a submission that was to have `value`.
     #[cold]
-    pub(super) fn refused(&self, mut state: MutexGuard<'_, State>, value: u64, refusal: Refusal) -> Result<u64> {
+    pub(super) fn refused(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        value: u64,
+        refusal: Refusal,
+    ) -> Result<u64> {
         if !refusal.accepted || matches!(refusal.error, Error::DeviceLost { .. }) {
             drop(state);
             return Err(self.core.settle(refusal.error));
@@ -144,7 +156,7 @@ impl StreamCore {
 
     /// The failure of an operation, with its stream and value. The loss of this device has neither.
     pub(in crate::engine) fn fault(&self, op: String, value: u64, cause: &Error) -> Error {
-        match (cause, self.core.door.loss()) {
+        match (cause, self.core.context.loss()) {
             (Error::DeviceLost { .. }, Some(loss)) => loss,
             _ => Fault::new(op, self.name(), value, cause.to_string()).into(),
         }
@@ -184,7 +196,7 @@ impl StreamCore {
                 }
                 Ready::Failed(cause) => {
                     let state = self.state.lock();
-                    let next = self.line().submitted() + 1;
+                    let next = self.timeline().submitted() + 1;
                     let cause = self.inherited(op, next, cause);
                     self.owner.poison(next, cause.clone());
                     drop(state);
@@ -226,25 +238,35 @@ impl StreamCore {
     {
         let mut accepted = part;
         let mut failed = None;
-        match self.core.door.enter() {
+        match self.core.context.enter() {
             Err(error) => return Err(Refusal { error, accepted, op: "submission".to_owned() }),
             Ok(entry) => {
                 for (i, op) in ops {
-                    let mut encoder = Encoder::new(&self.core, &*entry, self.native, value, &self.host, &mut accepted);
+                    let mut encoder = Encoder::new(
+                        &self.core,
+                        &*entry,
+                        self.native,
+                        value,
+                        &self.host,
+                        &mut accepted,
+                    );
                     // SAFETY: the caller vouches for the operation.
                     if let Err(error) = unsafe { encoder.encode(op, prepared.take(i)) } {
                         failed = Some((error, op.name()));
                         break;
                     }
                     if let Op::Dispatch(d) = op {
-                        self.recent[value as usize % RECENT].store(d.pipeline.native, Ordering::Relaxed);
+                        self.recent[value as usize % RECENT]
+                            .store(d.pipeline.native, Ordering::Relaxed);
                     }
                 }
             }
         }
         state.dirty |= accepted;
         match failed {
-            Some((error, op)) => Err(Refusal { error: self.core.door.note(error), accepted, op }),
+            Some((error, op)) => {
+                Err(Refusal { error: self.core.context.note(error), accepted, op })
+            }
             None => Ok(()),
         }
     }
@@ -254,7 +276,7 @@ impl StreamCore {
         match op {
             Op::Wait(p) => self.resolve(*p),
             Op::Download(d) if !crate::encoder::lands_directly(&self.core, d) => {
-                let on = leasehold_alloc::On { line: self.line(), timeline: &Own(self) };
+                let on = leasehold_alloc::On { timeline: self.timeline(), source: &Own(self) };
                 Ok(Ready::Staging(self.core.staging(d.bytes, on)?))
             }
             _ if self.is_plain(op) => Ok(Ready::Plain),
@@ -265,39 +287,45 @@ impl StreamCore {
     /// Whether a timepoint is this stream's own. A failure that a former owner of the timeline left
     /// behind does not count as the stream's own.
     #[inline]
-    fn is_own(&self, point: Point) -> bool {
-        point.line_id() == self.line().id() && self.line().knows(point.into())
+    fn is_own(&self, point: Timepoint) -> bool {
+        point.timeline_id() == self.timeline().id() && self.timeline().knows(point.into())
     }
 
     /// How this stream can wait for a timepoint.
-    pub(in crate::engine) fn resolve(&self, point: Point) -> Result<Ready> {
+    pub(in crate::engine) fn resolve(&self, point: Timepoint) -> Result<Ready> {
         if self.is_own(point) {
             return Ok(Ready::Plain);
         }
         #[cfg(feature = "planted-defects")]
-        if self.core.shared.config.has(crate::defects::Defect::MissingWait) && point.value() <= point.line().submitted()
+        if self.core.shared.config.has(crate::defects::Defect::MissingWait)
+            && point.value() <= point.timeline().submitted()
         {
             return Ok(Ready::Plain);
         }
-        match point.line().check(point.value()) {
+        match point.timeline().check(point.value()) {
             Ok(true) => return Ok(Ready::Plain),
             Err(cause) => return Ok(Ready::Failed(cause)),
             Ok(false) => {}
         }
-        match self.core.shared.origin(point.line_id()) {
+        match self.core.shared.origin(point.timeline_id()) {
             Some(Origin::Stream(source)) => match source.upgrade() {
                 Some(source) => {
-                    let mark = source.mark_for(point.value())?;
+                    let recorded = source.recorded_event_for(point.value())?;
                     #[cfg(feature = "planted-defects")]
-                    if let Some((event, _)) = &mark
+                    if let Some((event, _)) = &recorded
                         && self.core.shared.config.has(crate::defects::Defect::EventRecycledEarly)
                     {
-                        // SAFETY: the event is leased, and the stream is this one's own.
-                        self.core.door.within(|ops| unsafe { ops.event_record(event.native, self.native) })?;
+                        self.core
+                            .context
+                            // SAFETY: the event is leased, and the stream is this one's own.
+                            .within(|ops| unsafe { ops.event_record(event.native, self.native) })?;
                     }
-                    Ok(mark.map_or(Ready::Blocked, |(event, value)| {
-                        let abroad = !Arc::ptr_eq(&source.core.door, &self.core.door);
-                        Ready::Event(event, Item::Passed { source: source.me.clone(), value, abroad })
+                    Ok(recorded.map_or(Ready::Blocked, |(event, value)| {
+                        let abroad = !Arc::ptr_eq(&source.core.context, &self.core.context);
+                        Ready::Event(
+                            event,
+                            CompletionAction::Passed { source: source.me.clone(), value, abroad },
+                        )
                     }))
                 }
                 // The stream is gone, so all its values are over or soon will be.
@@ -309,13 +337,16 @@ impl StreamCore {
 
     /// Returns a recorded event that covers `value` and as little later work as possible. The
     /// returned value is the last one that the event covers. `None` while `value` is held back.
-    pub(super) fn mark_for(&self, value: u64) -> Result<Option<(Lease<EventState>, u64)>> {
+    pub(super) fn recorded_event_for(
+        &self,
+        value: u64,
+    ) -> Result<Option<(Lease<EventState>, u64)>> {
         let find = |state: &State| {
             #[cfg(feature = "planted-defects")]
             if self.core.shared.config.has(crate::defects::Defect::StaleMark) {
-                return state.marks.back().map(|m| (m.event.clone(), value));
+                return state.recorded.back().map(|m| (m.event.clone(), value));
             }
-            state.marks.iter().find(|m| m.value >= value).map(|m| (m.event.clone(), m.value))
+            state.recorded.iter().find(|m| m.value >= value).map(|m| (m.event.clone(), m.value))
         };
         {
             let state = self.state.lock();
@@ -326,22 +357,23 @@ impl StreamCore {
                 return Ok(Some(event));
             }
         }
-        let event = self.core.mark().map_err(|e| self.core.settle(e))?;
+        let event = self.core.event().map_err(|e| self.core.settle(e))?;
         let mut state = self.state.lock();
         if let Some(event) = find(&state) {
             return Ok(Some(event));
         }
         // SAFETY: the event is leased, and the stream is this one's own.
-        let recorded = self.core.door.within(|ops| unsafe { ops.event_record(event.native, self.native) });
+        let recorded =
+            self.core.context.within(|ops| unsafe { ops.event_record(event.native, self.native) });
         if let Err(e) = recorded {
             drop(state);
             return Err(self.core.settle(e));
         }
-        if state.marks.len() == MARKS {
-            state.marks.pop_front();
+        if state.recorded.len() == RECORDED_EVENTS {
+            state.recorded.pop_front();
         }
         let issued = self.issued.load(Ordering::Relaxed);
-        state.marks.push_back(Mark { value: issued, event: event.clone() });
+        state.recorded.push_back(RecordedEvent { value: issued, event: event.clone() });
         Ok(Some((event, issued)))
     }
 }

@@ -17,7 +17,8 @@ use super::rope::{MAX_HEAD_DIM, extent, head_shape, position, rotary_shape, rota
 use super::row;
 use super::simd::{Simd, Task};
 use super::tile::{
-    Extent, Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, times, update, write,
+    Extent, Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, times,
+    update, write,
 };
 
 /// Positions of a block: a multiple of any vector's lanes.
@@ -119,7 +120,8 @@ impl<T: Elem> Task for Attend<'_, T> {
         let Self { state, cache, heads, lens } = self;
         let (dim, queries) = (cache.dim, heads * lens.len());
         let longest = lens.iter().copied().max().unwrap_or(0);
-        let (q, sums) = (state.queries.as_ptr().cast::<f32>(), state.sums.as_mut_ptr().cast::<f32>());
+        let (q, sums) =
+            (state.queries.as_ptr().cast::<f32>(), state.sums.as_mut_ptr().cast::<f32>());
         let scores = state.scores.as_mut_ptr().cast::<f32>();
         state.top = [f32::NEG_INFINITY; QUERIES];
         state.total = [0.0; QUERIES];
@@ -152,9 +154,11 @@ impl<T: Elem> Task for Attend<'_, T> {
                         rescale(s, sums.add(query * dim), dim, scale);
                     }
                     let values = Cache { values: cache.values.add(at * dim), ..cache };
-                    let (weights, sums) = (scores.add(first * POSITIONS).cast_const(), sums.add(first * dim));
+                    let (weights, sums) =
+                        (scores.add(first * POSITIONS).cast_const(), sums.add(first * dim));
                     for query in (0..heads).step_by(2) {
-                        let (weights, sums) = (weights.add(query * POSITIONS), sums.add(query * dim));
+                        let (weights, sums) =
+                            (weights.add(query * POSITIONS), sums.add(query * dim));
                         if query + 1 < heads {
                             weigh::<S, T, 2>(s, values, weights, seen, sums);
                         } else {
@@ -173,7 +177,13 @@ impl<T: Elem> Task for Attend<'_, T> {
 /// Turns a block's first `seen` scores into exponentials relative to the running maximum. Returns
 /// the factor by which earlier sums must be multiplied.
 #[inline(always)]
-unsafe fn soften<S: Simd>(s: S, scores: *mut f32, seen: usize, top: &mut f32, total: &mut f32) -> f32 {
+unsafe fn soften<S: Simd>(
+    s: S,
+    scores: *mut f32,
+    seen: usize,
+    top: &mut f32,
+    total: &mut f32,
+) -> f32 {
     let whole = seen.next_multiple_of(S::N);
     // SAFETY: a row of scores has POSITIONS elements, a multiple of N. The elements after `seen`
     // are written before they are read.
@@ -239,7 +249,8 @@ unsafe fn weigh<S: Simd, T: Elem, const Q: usize>(
             for q in 0..Q {
                 let sum = sums.add(q * dim + d);
                 for j in 0..seen {
-                    let product = weights.add(q * POSITIONS + j).read() * cache.values.add(j * dim + d).read().to_f32();
+                    let product = weights.add(q * POSITIONS + j).read()
+                        * cache.values.add(j * dim + d).read().to_f32();
                     sum.write(sum.read() + product);
                 }
             }
@@ -273,7 +284,11 @@ unsafe fn columns<S: Simd, T: Elem, const Q: usize, const C: usize, const U: usi
                 for c in 0..C {
                     let v = T::load(s, cache.values.add((j + u) * dim + d + c * S::N));
                     for q in 0..Q {
-                        acc[u][q][c] = s.fma(s.splat(weights.add(q * POSITIONS + j + u).read()), v, acc[u][q][c]);
+                        acc[u][q][c] = s.fma(
+                            s.splat(weights.add(q * POSITIONS + j + u).read()),
+                            v,
+                            acc[u][q][c],
+                        );
                     }
                 }
             }
@@ -283,7 +298,8 @@ unsafe fn columns<S: Simd, T: Elem, const Q: usize, const C: usize, const U: usi
             for c in 0..C {
                 let v = T::load(s, cache.values.add(j * dim + d + c * S::N));
                 for q in 0..Q {
-                    acc[0][q][c] = s.fma(s.splat(weights.add(q * POSITIONS + j).read()), v, acc[0][q][c]);
+                    acc[0][q][c] =
+                        s.fma(s.splat(weights.add(q * POSITIONS + j).read()), v, acc[0][q][c]);
                 }
             }
         }
@@ -301,10 +317,15 @@ unsafe fn columns<S: Simd, T: Elem, const Q: usize, const C: usize, const U: usi
 
 /// The grid and the extents of queries, a cache and the output.
 fn shape(p: &AttentionParams) -> Result<([usize; 3], Extent, Extent, Extent), Refusal> {
-    let (m, positions) = (positive("the number of rows", p.m)?, positive("the number of positions", p.positions)?);
+    let (m, positions) =
+        (positive("the number of rows", p.m)?, positive("the number of positions", p.positions)?);
     let (wide, kv) = (head_shape(p.heads, p.head_dim)?, head_shape(p.kv_heads, p.head_dim)?);
     if !p.heads.is_multiple_of(p.kv_heads) {
-        return Err(format!("{} heads of queries do not share {} heads of keys evenly", p.heads, p.kv_heads).into());
+        return Err(format!(
+            "{} heads of queries do not share {} heads of keys evenly",
+            p.heads, p.kv_heads
+        )
+        .into());
     }
     let cut = Cut::of(p);
     let x = dtype("the queries", p.x)?.bytes();
@@ -327,8 +348,13 @@ fn state() -> State {
 
 impl Kernel for Attention {
     const NAME: &'static str = "attention";
-    const OPERANDS: &'static [Operand] =
-        &[read("queries"), read("key cache"), read("value cache"), read("position"), write("output")];
+    const OPERANDS: &'static [Operand] = &[
+        read("queries"),
+        read("key cache"),
+        read("value cache"),
+        read("position"),
+        write("output"),
+    ];
     type Params = AttentionParams;
 
     fn plan(p: &AttentionParams) -> Result<Launch, Refusal> {
@@ -351,8 +377,10 @@ impl Kernel for Attention {
         unsafe {
             let queries = state.queries.as_mut_ptr().cast::<f32>();
             for r in 0..rows {
-                lens[r] = position(ptr(t, 3), first + r, p.positions as usize).map_or(0, |at| at + 1);
-                let q = (elem, ptr::<u8>(t, 0).cast_const(), (first + r) * p.ldq as usize + head * dim);
+                lens[r] =
+                    position(ptr(t, 3), first + r, p.positions as usize).map_or(0, |at| at + 1);
+                let q =
+                    (elem, ptr::<u8>(t, 0).cast_const(), (first + r) * p.ldq as usize + head * dim);
                 row::widen(s, q, queries.add(r * cut.heads * dim), cut.heads * dim, p.scale);
             }
             with_elem!(accepted(p.cache), T => {
@@ -388,9 +416,11 @@ impl Kernel for DecodeAttention {
         let (_, q, cache, out) = shape(p)?;
         if p.m != 1 || p.heads / p.kv_heads > QUERIES as u32 {
             let group = p.heads / p.kv_heads;
-            return Err(
-                format!("{} rows in groups of {group}: it takes one row, in groups of {QUERIES} at most", p.m).into()
-            );
+            return Err(format!(
+                "{} rows in groups of {group}: it takes one row, in groups of {QUERIES} at most",
+                p.m
+            )
+            .into());
         }
         let rotary = rotary_shape(p.rotary, p.head_dim)?;
         let kv = (p.kv_heads as usize * p.head_dim as usize, q.1);
@@ -416,7 +446,14 @@ impl Kernel for DecodeAttention {
             let base = kv * p.positions as usize * dim;
             row::widen(s, (elem, ptr(t, 0), head * dim), queries, group * dim, p.scale);
             let slot = base + at * dim;
-            rotate_to(s, (elem, ptr(t, 1), kv * dim), (stored, ptr(t, 4), slot), dim, angles, rotary);
+            rotate_to(
+                s,
+                (elem, ptr(t, 1), kv * dim),
+                (stored, ptr(t, 4), slot),
+                dim,
+                angles,
+                rotary,
+            );
             rotate_to(s, (elem, ptr(t, 2), kv * dim), (stored, ptr(t, 5), slot), dim, angles, 0);
             for query in 0..group {
                 rotate(s, queries.add(query * dim), angles, rotary / 2);

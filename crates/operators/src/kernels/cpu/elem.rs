@@ -208,7 +208,9 @@ pub unsafe fn load_at<T: Elem, S: Simd>(s: S, p: *const T, i: usize, n: usize) -
 #[inline(always)]
 pub unsafe fn store_at<T: Elem, S: Simd>(s: S, p: *mut T, i: usize, n: usize, v: S::V) {
     // SAFETY: i + N elements are writable in the first case, n in the second.
-    unsafe { if i + S::N <= n { T::store(s, p.add(i), v) } else { store_part(s, p.add(i), v, n - i) } }
+    unsafe {
+        if i + S::N <= n { T::store(s, p.add(i), v) } else { store_part(s, p.add(i), v, n - i) }
+    }
 }
 
 /// Runs `$body` with `$T` naming the element type of `$dtype`.

@@ -11,7 +11,8 @@ use super::rope::extent;
 use super::row;
 use super::simd::{Simd, Task};
 use super::tile::{
-    Extent, Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, update, write,
+    Extent, Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, update,
+    write,
 };
 
 /// Elements of a tile.
@@ -223,7 +224,9 @@ impl Kernel for Fill {
 
     fn plan(p: &FillParams) -> Result<Launch, Refusal> {
         if !matches!(p.width, 1 | 2 | 4) || !p.len().is_multiple_of(u64::from(p.width)) {
-            return Err(format!("a pattern of {} bytes does not fill {} bytes", p.width, p.len()).into());
+            return Err(
+                format!("a pattern of {} bytes does not fill {} bytes", p.width, p.len()).into()
+            );
         }
         let bytes = usize::try_from(p.len()).map_err(|_| "more bytes than there are addresses")?;
         Launch::new([bytes.div_ceil(BYTES), 1, 1], &[(bytes, 1)])
@@ -239,7 +242,8 @@ impl Kernel for Fill {
             let y = ptr::<u8>(t, 0).add(first);
             match p.width {
                 1 => y.write_bytes(pattern[0], n),
-                2 => (0..n / 2).for_each(|i| y.cast::<[u8; 2]>().add(i).write([pattern[0], pattern[1]])),
+                2 => (0..n / 2)
+                    .for_each(|i| y.cast::<[u8; 2]>().add(i).write([pattern[0], pattern[1]])),
                 _ => (0..n / 4).for_each(|i| y.cast::<[u8; 4]>().add(i).write(pattern)),
             }
         }
@@ -257,7 +261,8 @@ impl Kernel for Copy2d {
     type Params = CopyParams;
 
     fn plan(p: &CopyParams) -> Result<Launch, Refusal> {
-        let (rows, bytes) = (positive("the number of rows", p.rows)?, positive("the length of a row", p.bytes)?);
+        let (rows, bytes) =
+            (positive("the number of rows", p.rows)?, positive("the length of a row", p.bytes)?);
         let (along, down) = copy_cut(bytes);
         let (from, to) = (extent(rows, bytes, p.from_pitch)?, extent(rows, bytes, p.to_pitch)?);
         Launch::new([along, rows.div_ceil(down), 1], &[(from, 1), (to, 1)])

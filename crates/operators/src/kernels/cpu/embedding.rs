@@ -5,7 +5,9 @@ use leasehold_hal::kernel::CpuArgs;
 use super::rope::extent;
 use super::row;
 use super::simd::Simd;
-use super::tile::{Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, write};
+use super::tile::{
+    Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, write,
+};
 
 /// The number of elements of a tile's rows together.
 const TILE: usize = 4096;
@@ -62,7 +64,8 @@ impl Kernel for Embedding {
             unsafe {
                 let y = ptr::<u8>(t, 2).add(m * p.ldy as usize * elem.bytes());
                 let id = ptr::<i32>(t, 0).add(m).read();
-                let Some(id) = usize::try_from(id).ok().filter(|&id| id < p.vocabulary as usize) else {
+                let Some(id) = usize::try_from(id).ok().filter(|&id| id < p.vocabulary as usize)
+                else {
                     row::poison(elem, y, k);
                     continue;
                 };

@@ -21,7 +21,8 @@ use super::math::silu;
 use super::row;
 use super::simd::{Simd, Task};
 use super::tile::{
-    Extent, Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, update, write,
+    Extent, Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, update,
+    write,
 };
 
 /// The maximum number of rows of `x` that a product normalises itself, and for which f32 weights
@@ -114,7 +115,10 @@ impl Cut {
     fn of(p: &LinearParams, weight_rows: usize) -> Self {
         if streams(accepted(p.w), p.m as usize) {
             let rows = p.n.iter().map(|&n| n as usize).sum();
-            Self { few: true, step: rows_per_tile(p.k as usize * accepted(p.w).bytes() * weight_rows, rows) }
+            Self {
+                few: true,
+                step: rows_per_tile(p.k as usize * accepted(p.w).bytes() * weight_rows, rows),
+            }
         } else {
             Self { few: false, step: NB }
         }
@@ -154,9 +158,10 @@ fn shape(p: &LinearParams, matrices: usize, weight_rows: usize) -> Result<Shape,
         return Err(format!("flags {:#x} are unknown", p.flags & !(NORM | BIAS)).into());
     }
     if p.flags & NORM != 0 && m > FEW {
-        return Err(
-            format!("{m} rows are normalised by a kernel of their own: a product does so for {FEW} at most").into()
-        );
+        return Err(format!(
+            "{m} rows are normalised by a kernel of their own: a product does so for {FEW} at most"
+        )
+        .into());
     }
     if (p.ldx as usize) < k {
         return Err("rows of x overlap: their stride is smaller than the inner dimension".into());
@@ -167,13 +172,17 @@ fn shape(p: &LinearParams, matrices: usize, weight_rows: usize) -> Result<Shape,
     for i in 0..3 {
         if i >= matrices {
             if p.n[i] != 0 {
-                return Err(format!("the kernel has {matrices} outputs, but n[{i}] is not zero").into());
+                return Err(
+                    format!("the kernel has {matrices} outputs, but n[{i}] is not zero").into()
+                );
             }
             continue;
         }
         let n = positive("the number of outputs", p.n[i])?;
         if (p.ldy[i] as usize) < n {
-            return Err("rows of y overlap: their stride is smaller than the number of outputs".into());
+            return Err(
+                "rows of y overlap: their stride is smaller than the number of outputs".into()
+            );
         }
         tiles += n.div_ceil(cut.step);
         let bias = if p.flags & BIAS != 0 { n } else { 0 };
@@ -181,7 +190,12 @@ fn shape(p: &LinearParams, matrices: usize, weight_rows: usize) -> Result<Shape,
     }
     let grid = [tiles, if cut.few { 1 } else { m.div_ceil(MB) }, 1];
     let norm = if p.flags & NORM != 0 { k } else { 0 };
-    Ok(Shape { grid, x: ((m - 1) * p.ldx as usize + k, x), norm: (norm, vector), matrices: operands })
+    Ok(Shape {
+        grid,
+        x: ((m - 1) * p.ldx as usize + k, x),
+        norm: (norm, vector),
+        matrices: operands,
+    })
 }
 
 /// The rows of `x` that a tile multiplies.
@@ -250,7 +264,14 @@ impl<W: Elem> Few<'_, W> {
                 for at in (0..k).step_by(chunk) {
                     let n = chunk.min(k - at);
                     for m in 0..self.mc {
-                        self.input.widen(s, self.m0 + m, at, n, self.scales[m], buffer.add(m * chunk));
+                        self.input.widen(
+                            s,
+                            self.m0 + m,
+                            at,
+                            n,
+                            self.scales[m],
+                            buffer.add(m * chunk),
+                        );
                     }
                     let part = (self.w.add(at), k, self.rows);
                     s.run(Panel::new(part, (buffer, chunk, self.mc), n, (self.out, RC), at != 0));
@@ -279,7 +300,15 @@ impl Output {
 
     /// Stores `n` finished sums of row `m` from output `at` on.
     #[inline(always)]
-    unsafe fn store<S: Simd>(&self, s: S, p: &LinearParams, sums: *mut f32, m: usize, at: usize, n: usize) {
+    unsafe fn store<S: Simd>(
+        &self,
+        s: S,
+        p: &LinearParams,
+        sums: *mut f32,
+        m: usize,
+        at: usize,
+        n: usize,
+    ) {
         let dtype = accepted(p.y);
         // SAFETY: outputs at..at + n of row m are the tile's own.
         unsafe {
@@ -297,7 +326,9 @@ impl Output {
 unsafe fn gate<S: Simd>(s: S, gate: *mut f32, up: *const f32, n: usize) {
     for i in (0..n).step_by(S::N) {
         // SAFETY: both have n elements.
-        unsafe { store_at(s, gate, i, n, s.mul(silu(s, load_at(s, gate, i, n)), load_at(s, up, i, n))) }
+        unsafe {
+            store_at(s, gate, i, n, s.mul(silu(s, load_at(s, gate, i, n)), load_at(s, up, i, n)))
+        }
     }
 }
 
@@ -474,7 +505,8 @@ unsafe fn project<S: Simd, const G: usize>(
     let (matrix, first, rows) = cut.locate(p, t.tile()[0]);
     let input = Input { p, x: ptr(t, 0), norm: ptr(t, 1) };
     let mut w = [std::ptr::null(); G];
-    let mut outputs = [const { Output { y: std::ptr::null_mut(), ldy: 0, bias: None, add: false } }; G];
+    let mut outputs =
+        [const { Output { y: std::ptr::null_mut(), ldy: 0, bias: None, add: false } }; G];
     for g in 0..G {
         let (weight, y) = operands(matrix, g);
         w[g] = ptr::<u8>(t, weight).cast_const();
@@ -512,7 +544,8 @@ impl<const G: usize> Task for Outputs<'_, G> {
 
 impl Kernel for Linear {
     const NAME: &'static str = "linear";
-    const OPERANDS: &'static [Operand] = &[read("x"), read("norm"), read("weight"), read("bias"), write("y")];
+    const OPERANDS: &'static [Operand] =
+        &[read("x"), read("norm"), read("weight"), read("bias"), write("y")];
     type Params = LinearParams;
 
     fn plan(p: &LinearParams) -> Result<Launch, Refusal> {
@@ -529,7 +562,8 @@ impl Kernel for Linear {
 
 impl Kernel for LinearAdd {
     const NAME: &'static str = "linear_add";
-    const OPERANDS: &'static [Operand] = &[read("x"), read("norm"), read("weight"), read("bias"), update("y")];
+    const OPERANDS: &'static [Operand] =
+        &[read("x"), read("norm"), read("weight"), read("bias"), update("y")];
     type Params = LinearParams;
 
     fn plan(p: &LinearParams) -> Result<Launch, Refusal> {

@@ -7,7 +7,8 @@ use leasehold_hal::kernel::CpuArgs;
 use super::row;
 use super::simd::Simd;
 use super::tile::{
-    Extent, Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, update, write,
+    Extent, Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, update,
+    write,
 };
 
 /// The number of elements of a tile's rows together.
@@ -133,7 +134,13 @@ impl Kernel for AddRmsNorm {
                     row::add_from(s, buffer, (elem, delta, at), n);
                     row::narrow(s, buffer, (elem, h, at), n);
                 }
-                normalise(s, p, h, ptr(t, 2), ptr::<u8>(t, 3).add(r * p.ldy as usize * elem.bytes()));
+                normalise(
+                    s,
+                    p,
+                    h,
+                    ptr(t, 2),
+                    ptr::<u8>(t, 3).add(r * p.ldy as usize * elem.bytes()),
+                );
             }
         }
     }

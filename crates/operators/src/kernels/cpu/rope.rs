@@ -13,7 +13,9 @@ use leasehold_hal::kernel::CpuArgs;
 use super::elem::{DType, load_at, store_at};
 use super::row;
 use super::simd::{Simd, Task};
-use super::tile::{Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, times, update};
+use super::tile::{
+    Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, times, update,
+};
 
 /// The maximum width of a head.
 pub const MAX_HEAD_DIM: usize = 256;
@@ -139,7 +141,8 @@ pub unsafe fn rotate_to<S: Simd>(
 
 /// Checks the dimensions of heads; returns the elements of a row of `heads` heads.
 pub(crate) fn head_shape(heads: u32, head_dim: u32) -> Result<usize, Refusal> {
-    let (heads, dim) = (positive("the number of heads", heads)?, positive("the width of a head", head_dim)?);
+    let (heads, dim) =
+        (positive("the number of heads", heads)?, positive("the width of a head", head_dim)?);
     if dim > MAX_HEAD_DIM {
         return Err(format!("a head of {dim} elements is wider than {MAX_HEAD_DIM}").into());
     }
@@ -185,7 +188,14 @@ fn rows_of(p: &RopeParams, t: &CpuArgs<'_>) -> std::ops::Range<usize> {
 
 /// Rotates the heads of row `m` of operand 0 in place.
 #[inline(always)]
-unsafe fn rotate_row<S: Simd>(s: S, p: &RopeParams, t: &CpuArgs<'_>, m: usize, at: Option<usize>, table: *const f32) {
+unsafe fn rotate_row<S: Simd>(
+    s: S,
+    p: &RopeParams,
+    t: &CpuArgs<'_>,
+    m: usize,
+    at: Option<usize>,
+    table: *const f32,
+) {
     let (dim, elem) = (p.head_dim as usize, accepted(p.x));
     // SAFETY: `plan` requires the row and the table's rows below `positions`.
     unsafe {
@@ -193,7 +203,14 @@ unsafe fn rotate_row<S: Simd>(s: S, p: &RopeParams, t: &CpuArgs<'_>, m: usize, a
         let Some(at) = at else { return row::poison(elem, x, p.heads as usize * dim) };
         let angles = table.add(at * p.rotary as usize);
         for head in 0..p.heads as usize {
-            rotate_to(s, (elem, x, head * dim), (elem, x, head * dim), dim, angles, p.rotary as usize);
+            rotate_to(
+                s,
+                (elem, x, head * dim),
+                (elem, x, head * dim),
+                dim,
+                angles,
+                p.rotary as usize,
+            );
         }
     }
 }
@@ -217,7 +234,8 @@ unsafe fn append<S: Simd>(
     unsafe {
         for head in 0..p.kv_heads as usize {
             let to = (stored, cache, (head * p.positions as usize + at) * dim);
-            let (angles, rotary) = angles.map_or((std::ptr::null(), 0), |angles| (angles, p.rotary as usize));
+            let (angles, rotary) =
+                angles.map_or((std::ptr::null(), 0), |angles| (angles, p.rotary as usize));
             rotate_to(s, (elem, from, head * dim), to, dim, angles, rotary);
         }
     }
@@ -229,7 +247,10 @@ impl Kernel for Rope {
     type Params = RopeParams;
 
     fn plan(p: &RopeParams) -> Result<Launch, Refusal> {
-        let (m, positions) = (positive("the number of rows", p.m)?, positive("the number of positions", p.positions)?);
+        let (m, positions) = (
+            positive("the number of rows", p.m)?,
+            positive("the number of positions", p.positions)?,
+        );
         let rotary = rotary_shape(p.rotary, p.head_dim)?;
         let x = extent(m, head_shape(p.heads, p.head_dim)?, p.ld[0])?;
         Launch::new(
@@ -242,7 +263,9 @@ impl Kernel for Rope {
     unsafe fn tile<S: Simd>(s: S, p: &RopeParams, t: &CpuArgs<'_>) {
         for m in rows_of(p, t) {
             // SAFETY: the caller keeps the conditions of `Kernel::tile`.
-            unsafe { rotate_row(s, p, t, m, position(ptr(t, 2), m, p.positions as usize), ptr(t, 1)) }
+            unsafe {
+                rotate_row(s, p, t, m, position(ptr(t, 2), m, p.positions as usize), ptr(t, 1))
+            }
         }
     }
 }
@@ -253,7 +276,10 @@ impl Kernel for CacheAppend {
     type Params = RopeParams;
 
     fn plan(p: &RopeParams) -> Result<Launch, Refusal> {
-        let (m, positions) = (positive("the number of rows", p.m)?, positive("the number of positions", p.positions)?);
+        let (m, positions) = (
+            positive("the number of rows", p.m)?,
+            positive("the number of positions", p.positions)?,
+        );
         let wide = head_shape(p.kv_heads, p.head_dim)?;
         Launch::new(
             [m.div_ceil(rows_per_tile(width(p))), 1, 1],
@@ -294,7 +320,10 @@ impl Kernel for RopeAppend {
     type Params = RopeParams;
 
     fn plan(p: &RopeParams) -> Result<Launch, Refusal> {
-        let (m, positions) = (positive("the number of rows", p.m)?, positive("the number of positions", p.positions)?);
+        let (m, positions) = (
+            positive("the number of rows", p.m)?,
+            positive("the number of positions", p.positions)?,
+        );
         let rotary = rotary_shape(p.rotary, p.head_dim)?;
         let (q, kv) = (head_shape(p.heads, p.head_dim)?, head_shape(p.kv_heads, p.head_dim)?);
         let x = dtype("the rows", p.x)?.bytes();
@@ -324,8 +353,22 @@ impl Kernel for RopeAppend {
                 rotate_row(s, p, t, m, at, ptr(t, 3));
                 let Some(at) = at else { continue };
                 let angles = ptr::<f32>(t, 3).add(at * p.rotary as usize).cast_const();
-                append(s, p, ptr::<u8>(t, 1).add(m * p.ld[1] as usize * bytes), ptr(t, 4), at, Some(angles));
-                append(s, p, ptr::<u8>(t, 2).add(m * p.ld[2] as usize * bytes), ptr(t, 5), at, None);
+                append(
+                    s,
+                    p,
+                    ptr::<u8>(t, 1).add(m * p.ld[1] as usize * bytes),
+                    ptr(t, 4),
+                    at,
+                    Some(angles),
+                );
+                append(
+                    s,
+                    p,
+                    ptr::<u8>(t, 2).add(m * p.ld[2] as usize * bytes),
+                    ptr(t, 5),
+                    at,
+                    None,
+                );
             }
         }
     }

@@ -13,7 +13,13 @@ use super::simd::{Simd, Task};
 /// - `src` is readable for `at + n` elements of the type, `dst` writable for `n`; they are the same
 ///   or do not overlap.
 #[inline(always)]
-pub unsafe fn widen<S: Simd>(s: S, (dtype, src, at): (DType, *const u8, usize), dst: *mut f32, n: usize, scale: f32) {
+pub unsafe fn widen<S: Simd>(
+    s: S,
+    (dtype, src, at): (DType, *const u8, usize),
+    dst: *mut f32,
+    n: usize,
+    scale: f32,
+) {
     s.run(Widen { dtype, src, at, dst, n, scale });
 }
 
@@ -48,7 +54,12 @@ impl Task for Widen {
 /// - `src` is readable for `n` elements, `dst` writable for `at + n` elements of the type; they are
 ///   the same or do not overlap.
 #[inline(always)]
-pub unsafe fn narrow<S: Simd>(s: S, src: *const f32, (dtype, dst, at): (DType, *mut u8, usize), n: usize) {
+pub unsafe fn narrow<S: Simd>(
+    s: S,
+    src: *const f32,
+    (dtype, dst, at): (DType, *mut u8, usize),
+    n: usize,
+) {
     s.run(Narrow { src, dtype, dst, at, n });
 }
 
@@ -80,7 +91,12 @@ impl Task for Narrow {
 /// # Safety
 /// - `src` is readable for `at + n` elements of the type, `dst` for `n` f32 and writable.
 #[inline(always)]
-pub unsafe fn mul_by<S: Simd>(s: S, dst: *mut f32, (dtype, src, at): (DType, *const u8, usize), n: usize) {
+pub unsafe fn mul_by<S: Simd>(
+    s: S,
+    dst: *mut f32,
+    (dtype, src, at): (DType, *const u8, usize),
+    n: usize,
+) {
     s.run(MulBy { dst, dtype, src, at, n });
 }
 
@@ -112,7 +128,12 @@ impl Task for MulBy {
 /// # Safety
 /// - `src` is readable for `at + n` elements of the type, `dst` for `n` f32 and writable.
 #[inline(always)]
-pub unsafe fn add_from<S: Simd>(s: S, dst: *mut f32, (dtype, src, at): (DType, *const u8, usize), n: usize) {
+pub unsafe fn add_from<S: Simd>(
+    s: S,
+    dst: *mut f32,
+    (dtype, src, at): (DType, *const u8, usize),
+    n: usize,
+) {
     s.run(AddFrom { dst, dtype, src, at, n });
 }
 

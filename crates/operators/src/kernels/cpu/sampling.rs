@@ -16,7 +16,9 @@ use super::math::exp;
 use super::rope::extent;
 use super::row;
 use super::simd::{MAX_LANES, Simd, Task};
-use super::tile::{Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, update, write};
+use super::tile::{
+    Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, update, write,
+};
 
 params! {
     /// Parameters of [`Softmax`] and [`Argmax`].
@@ -264,7 +266,8 @@ impl Task for Draw<'_> {
                 return first;
             }
             let k = if p.top_k == 0 { n } else { p.top_k as usize };
-            let (least, ties) = if k < n { threshold(s, x, n, k, max) } else { (f32::NEG_INFINITY, n) };
+            let (least, ties) =
+                if k < n { threshold(s, x, n, k, max) } else { (f32::NEG_INFINITY, n) };
             let mut total = 0.0_f64;
             candidates(s, x, n, (max, least, ties), p.temperature, |_, weight| {
                 total += f64::from(weight);
@@ -290,7 +293,14 @@ impl Task for Draw<'_> {
 /// # Safety
 /// - `position` and `count` are aligned words, `ring` has `size` of them, all writable.
 #[inline(always)]
-unsafe fn advance(position: *mut i32, step: u32, ring: *mut i32, size: usize, count: *mut u32, token: i32) {
+unsafe fn advance(
+    position: *mut i32,
+    step: u32,
+    ring: *mut i32,
+    size: usize,
+    count: *mut u32,
+    token: i32,
+) {
     // SAFETY: the caller vouches for the words; the index is below the size.
     unsafe {
         position.write(position.read().wrapping_add(step.cast_signed()));
@@ -376,7 +386,9 @@ impl Kernel for Argmax {
 /// Checks the parameters that [`Sample`] and [`NextToken`] share; returns the number of logits.
 fn sample_shape(p: &SampleParams) -> Result<usize, Refusal> {
     if !(p.temperature >= 0.0 && p.temperature.is_finite()) {
-        return Err(format!("a temperature of {} is not a number from zero up", p.temperature).into());
+        return Err(
+            format!("a temperature of {} is not a number from zero up", p.temperature).into()
+        );
     }
     positive("the number of logits", p.n)
 }
@@ -399,7 +411,8 @@ impl Kernel for Sample {
 
 impl Kernel for Advance {
     const NAME: &'static str = "advance";
-    const OPERANDS: &'static [Operand] = &[read("token"), update("position"), update("ring"), update("count")];
+    const OPERANDS: &'static [Operand] =
+        &[read("token"), update("position"), update("ring"), update("count")];
     type Params = AdvanceParams;
 
     fn plan(p: &AdvanceParams) -> Result<Launch, Refusal> {
@@ -409,7 +422,16 @@ impl Kernel for Advance {
     #[inline(always)]
     unsafe fn tile<S: Simd>(_: S, p: &AdvanceParams, t: &CpuArgs<'_>) {
         // SAFETY: `plan` requires the words and the ring.
-        unsafe { advance(ptr(t, 1), p.step, ptr(t, 2), p.ring as usize, ptr(t, 3), ptr::<i32>(t, 0).read()) }
+        unsafe {
+            advance(
+                ptr(t, 1),
+                p.step,
+                ptr(t, 2),
+                p.ring as usize,
+                ptr(t, 3),
+                ptr::<i32>(t, 0).read(),
+            )
+        }
     }
 }
 
@@ -420,7 +442,10 @@ impl Kernel for NextToken {
     type Params = SampleParams;
 
     fn plan(p: &SampleParams) -> Result<Launch, Refusal> {
-        Launch::new([1, 1, 1], &[(sample_shape(p)?, 4), (1, 4), (1, 4), (p.ring as usize, 4), (1, 4)])
+        Launch::new(
+            [1, 1, 1],
+            &[(sample_shape(p)?, 4), (1, 4), (1, 4), (p.ring as usize, 4), (1, 4)],
+        )
     }
 
     #[inline(always)]
@@ -447,7 +472,8 @@ mod tests {
 
     #[test]
     fn keys_order_floats() {
-        let floats = [f32::NEG_INFINITY, -1e30, -1.0, -1e-40, -0.0, 0.0, 1e-40, 1.0, 1e30, f32::INFINITY];
+        let floats =
+            [f32::NEG_INFINITY, -1e30, -1.0, -1e-40, -0.0, 0.0, 1e-40, 1.0, 1e30, f32::INFINITY];
         assert!(floats.windows(2).all(|w| key(w[0]) < key(w[1])));
         assert!(floats.iter().all(|&x| unkey(key(x)).to_bits() == x.to_bits()));
     }

@@ -104,12 +104,15 @@ pub struct Launch {
 impl Launch {
     /// A launch of `grid` tiles, with the elements and bytes of each operand.
     pub(crate) fn new(grid: [usize; 3], operands: &[Extent]) -> Result<Self, Refusal> {
-        let mut launch = Self { grid: [0; 3], bytes: [0; MAX_OPERANDS], align: [1; MAX_OPERANDS], in_place: 0 };
+        let mut launch =
+            Self { grid: [0; 3], bytes: [0; MAX_OPERANDS], align: [1; MAX_OPERANDS], in_place: 0 };
         for (to, from) in launch.grid.iter_mut().zip(grid) {
             *to = u32::try_from(from).map_err(|_| Refusal::from("more than 2^32 tiles"))?;
         }
         for (i, &(count, bytes)) in operands.iter().enumerate() {
-            launch.bytes[i] = (count as u64).checked_mul(bytes as u64).ok_or("an operand of more than 2^64 bytes")?;
+            launch.bytes[i] = (count as u64)
+                .checked_mul(bytes as u64)
+                .ok_or("an operand of more than 2^64 bytes")?;
             launch.align[i] = bytes as u8;
         }
         Ok(launch)
@@ -255,7 +258,12 @@ impl KernelSpec {
         for (i, operand) in self.operands.iter().enumerate() {
             let aligned = launch.bytes[i] == 0 || bound.is_aligned(i, launch.align[i].into());
             if bound.len(i) < launch.bytes[i] || !aligned {
-                return Err(self.wrong_operand(operand, launch.bytes[i], launch.align[i], bound.len(i)));
+                return Err(self.wrong_operand(
+                    operand,
+                    launch.bytes[i],
+                    launch.align[i],
+                    bound.len(i),
+                ));
             }
             for (j, other) in self.operands[..i].iter().enumerate() {
                 let written = operand.access.writes() || other.access.writes();
@@ -271,7 +279,10 @@ impl KernelSpec {
     /// The variant of level `isa`, or the most specific one for this machine.
     #[must_use]
     pub fn resolve(&self, isa: Option<Isa>) -> Option<(Isa, CpuFn)> {
-        self.variants.iter().copied().find(|(level, _)| isa.is_none_or(|isa| isa == *level) && level.available())
+        self.variants
+            .iter()
+            .copied()
+            .find(|(level, _)| isa.is_none_or(|isa| isa == *level) && level.available())
     }
 
     /// Runs a whole launch on the calling thread, tile after tile. The result is bit-identical to
@@ -283,13 +294,20 @@ impl KernelSpec {
     ///
     /// # Errors
     /// As [`plan`](Self::plan) and [`check`](Self::check); also if the level is not available.
-    pub unsafe fn run(&self, isa: Option<Isa>, params: &[u8], bindings: &[Binding]) -> Result<(), Refusal> {
+    pub unsafe fn run(
+        &self,
+        isa: Option<Isa>,
+        params: &[u8],
+        bindings: &[Binding],
+    ) -> Result<(), Refusal> {
         let launch = self.plan(params)?;
         self.check(&launch, bindings)?;
         let (_, tile) = self.resolve(isa).ok_or("this machine does not run that level")?;
         let [nx, ny, nz] = launch.grid;
         // SAFETY: the caller vouches for the ranges; there is no scratch memory.
-        let mut args = unsafe { CpuArgs::new((launch.grid, [1; 3]), bindings, params, (std::ptr::null_mut(), 0)) };
+        let mut args = unsafe {
+            CpuArgs::new((launch.grid, [1; 3]), bindings, params, (std::ptr::null_mut(), 0))
+        };
         for z in 0..nz {
             for y in 0..ny {
                 for x in 0..nx {
@@ -305,7 +323,8 @@ impl KernelSpec {
 
     #[cold]
     fn wrong_count(&self, found: usize) -> Refusal {
-        format!("kernel {} takes {} operands, {found} are bound", self.name, self.operands.len()).into()
+        format!("kernel {} takes {} operands, {found} are bound", self.name, self.operands.len())
+            .into()
     }
 
     #[cold]
@@ -325,7 +344,13 @@ impl KernelSpec {
 
 fn plan<K: Kernel>(params: &[u8]) -> Result<Launch, Refusal> {
     let params = K::Params::from_bytes(params).ok_or_else(|| -> Refusal {
-        format!("kernel {} takes {} bytes of parameters, not {}", K::NAME, size_of::<K::Params>(), params.len()).into()
+        format!(
+            "kernel {} takes {} bytes of parameters, not {}",
+            K::NAME,
+            size_of::<K::Params>(),
+            params.len()
+        )
+        .into()
     })?;
     K::plan(&params).map_err(|why| format!("kernel {}: {why}", K::NAME).into())
 }
@@ -335,10 +360,14 @@ struct Variants<K>(PhantomData<K>);
 
 impl<K: Kernel> Variants<K> {
     #[cfg(target_arch = "x86_64")]
-    const ALL: &'static [(Isa, CpuFn)] =
-        &[(Isa::Avx512, entry::<K, Avx512>), (Isa::Avx2, entry::<K, Avx2>), (Isa::Generic, entry::<K, Generic>)];
+    const ALL: &'static [(Isa, CpuFn)] = &[
+        (Isa::Avx512, entry::<K, Avx512>),
+        (Isa::Avx2, entry::<K, Avx2>),
+        (Isa::Generic, entry::<K, Generic>),
+    ];
     #[cfg(target_arch = "aarch64")]
-    const ALL: &'static [(Isa, CpuFn)] = &[(Isa::Neon, entry::<K, Neon>), (Isa::Generic, entry::<K, Generic>)];
+    const ALL: &'static [(Isa, CpuFn)] =
+        &[(Isa::Neon, entry::<K, Neon>), (Isa::Generic, entry::<K, Generic>)];
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     const ALL: &'static [(Isa, CpuFn)] = &[(Isa::Generic, entry::<K, Generic>)];
 }

@@ -18,7 +18,9 @@
 
 use super::Geometry;
 use super::cpu::attention::{Attention, DecodeAttention};
-use super::cpu::elementwise::{Add, Cast, Copy2d, CopyParams, ElementwiseParams, Fill, Mul, SiluMul};
+use super::cpu::elementwise::{
+    Add, Cast, Copy2d, CopyParams, ElementwiseParams, Fill, Mul, SiluMul,
+};
 use super::cpu::embedding::Embedding;
 use super::cpu::linear::{FEW, Linear, Linear3, LinearAdd, LinearGated, LinearParams};
 use super::cpu::norm::{AddRmsNorm, NormParams, RmsNorm};
@@ -165,7 +167,11 @@ const MAX_LOGITS: u64 = 1 << 26;
 
 /// Checks the width of a row.
 fn width(width: u64) -> Result<(), Refusal> {
-    if width > MAX_WIDTH { Err(format!("rows of {width} elements; the limit is {MAX_WIDTH}").into()) } else { Ok(()) }
+    if width > MAX_WIDTH {
+        Err(format!("rows of {width} elements; the limit is {MAX_WIDTH}").into())
+    } else {
+        Ok(())
+    }
 }
 
 /// The geometry with a block for each row.

@@ -36,7 +36,8 @@ fn c_type(rust: &str) -> &str {
 #[track_caller]
 fn same_words<P: Params>() {
     let open = format!("struct {} {{", P::NAME);
-    let (_, rest) = COMMON.split_once(&open).unwrap_or_else(|| panic!("{} is not declared", P::NAME));
+    let (_, rest) =
+        COMMON.split_once(&open).unwrap_or_else(|| panic!("{} is not declared", P::NAME));
     let (body, _) = rest.split_once("};").expect("the end of a structure");
     // A field's type contains no comma, but an array's contains a semicolon.
     let rust: Vec<String> = P::FIELDS.iter().map(|f| declared(f)).collect();
@@ -83,15 +84,25 @@ fn every_cpu_kernel_has_an_entry_with_its_signature() {
     for spec in cpu::KERNELS {
         let cuda = CudaSpec::find(spec.name).unwrap_or_else(|| panic!("{} is missing", spec.name));
         let open = format!(".entry {}(", spec.name);
-        let (_, rest) = cuda.module.ptx.split_once(&open).unwrap_or_else(|| panic!("no entry {}", spec.name));
+        let (_, rest) =
+            cuda.module.ptx.split_once(&open).unwrap_or_else(|| panic!("no entry {}", spec.name));
         let (signature, body) = rest.split_once(')').expect("the end of a signature");
         let signature: Vec<&str> = signature.split(',').map(str::trim).collect();
         let pointers = signature.iter().filter(|p| p.starts_with(".param .u64 ")).count();
-        assert_eq!((signature.len(), pointers), (spec.operands.len() + 1, spec.operands.len()), "{}", spec.name);
-        let params = format!(".param .align 4 .b8 {}_param_{pointers}[{}]", spec.name, spec.params_bytes);
+        assert_eq!(
+            (signature.len(), pointers),
+            (spec.operands.len() + 1, spec.operands.len()),
+            "{}",
+            spec.name
+        );
+        let params =
+            format!(".param .align 4 .b8 {}_param_{pointers}[{}]", spec.name, spec.params_bytes);
         assert_eq!(*signature.last().expect("parameters"), params);
-        let most: u32 =
-            body.split(".maxntid ").nth(1).and_then(|t| t.split(',').next()?.parse().ok()).expect("a bound");
+        let most: u32 = body
+            .split(".maxntid ")
+            .nth(1)
+            .and_then(|t| t.split(',').next()?.parse().ok())
+            .expect("a bound");
         assert!([WARP, THREADS, DRAW_THREADS].contains(&most));
     }
 }
@@ -101,15 +112,23 @@ fn few_rows_stream_and_many_are_tiled() {
     let p = LinearParams { m: 8, k: 4096, n: [100, 20, 1], ..Default::default() };
     assert_eq!(product(&p), Ok(Geometry { grid: [16, 1, 1], block: [32, 8, 1] }));
     assert_eq!(product(&LinearParams { n: [1 << 20, 0, 0], ..p }).unwrap().grid, [1024, 1, 1]);
-    assert_eq!(product(&LinearParams { m: 9, ..p }), Ok(Geometry { grid: [4, 1, 1], block: [16, 16, 1] }));
+    assert_eq!(
+        product(&LinearParams { m: 9, ..p }),
+        Ok(Geometry { grid: [4, 1, 1], block: [16, 16, 1] })
+    );
     assert_eq!(product(&LinearParams { m: 65, ..p }).unwrap().grid, [4, 2, 1]);
     assert!(product(&LinearParams { m: u32::MAX, ..p }).unwrap_err().contains("rows"));
 }
 
 #[test]
 fn geometry_covers_the_work_and_is_never_empty() {
-    let blocks = |name: &str, params: &[u8]| CudaSpec::find(name).unwrap().geometry(params).unwrap();
-    let fill = |bytes: u64| FillParams { bytes: [bytes as u32, (bytes >> 32) as u32], width: 1, pattern: 0 };
+    let blocks =
+        |name: &str, params: &[u8]| CudaSpec::find(name).unwrap().geometry(params).unwrap();
+    let fill = |bytes: u64| FillParams {
+        bytes: [bytes as u32, (bytes >> 32) as u32],
+        width: 1,
+        pattern: 0,
+    };
     assert_eq!(blocks("fill", fill(0).as_bytes()).grid, [1, 1, 1]);
     assert_eq!(blocks("fill", fill(16 * 1024 + 1).as_bytes()).grid, [2, 1, 1]);
     assert_eq!(blocks("fill", fill(1 << 40).as_bytes()).grid, [1024, 1, 1]);
@@ -117,11 +136,15 @@ fn geometry_covers_the_work_and_is_never_empty() {
     assert_eq!(blocks("add", add.as_bytes()), Geometry { grid: [6, 1, 1], block: [256, 1, 1] });
     let attention = AttentionParams { m: 9, heads: 6, ..Default::default() };
     assert_eq!(blocks("attention", attention.as_bytes()).grid, [3, 6, 1]);
-    assert_eq!(blocks("attention", AttentionParams { m: 1, ..attention }.as_bytes()).grid, [1, 6, 1]);
+    assert_eq!(
+        blocks("attention", AttentionParams { m: 1, ..attention }.as_bytes()).grid,
+        [1, 6, 1]
+    );
     assert_eq!(blocks("decode_attention", attention.as_bytes()).grid, [6, 1, 1]);
     let sample = |n| SampleParams { n, ..Default::default() };
     assert_eq!(blocks("sample", sample(7).as_bytes()).block, [256, 1, 1]);
     assert_eq!(blocks("next_token", sample(128_000).as_bytes()).block, [1024, 1, 1]);
-    let refusal = CudaSpec::find("sample").unwrap().geometry(sample(u32::MAX).as_bytes()).unwrap_err();
+    let refusal =
+        CudaSpec::find("sample").unwrap().geometry(sample(u32::MAX).as_bytes()).unwrap_err();
     assert!(refusal.contains("kernel sample on CUDA") && refusal.contains("logits"), "{refusal}");
 }

@@ -33,7 +33,9 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     fn run<T: Task>(self, task: T) -> T::Out {
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
+        #[target_feature(
+            enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt"
+        )]
         #[inline(never)]
         fn compiled<T: Task>(s: Avx512, task: T) -> T::Out {
             task.run(s)
@@ -91,7 +93,8 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn reduce_add4(self, v: [V; 4]) -> [f32; 4] {
         isa!({
-            let h = v.map(|v| _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v)));
+            let h =
+                v.map(|v| _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v)));
             let q = _mm256_hadd_ps(_mm256_hadd_ps(h[0], h[1]), _mm256_hadd_ps(h[2], h[3]));
             let q = _mm_add_ps(_mm256_castps256_ps128(q), _mm256_extractf128_ps::<1>(q));
             let mut out = [0.0; 4];

@@ -9,25 +9,26 @@ use super::device::Common;
 use crate::machine::SemaphoreId;
 use leasehold_core::sync::Arc;
 use leasehold_core::{
-    Error, Fate, Handle, HostLine, Lease, Line, PoolConfig, PoolManager, PoolStats, Resource, Result, Tagged, tags,
+    Error, Handle, HostTimelineOwner, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource,
+    Result, Tagged, Timeline, tags,
 };
 use std::fmt;
 use std::marker::PhantomPinned;
 
 /// A host timeline.
-pub struct GateState {
+pub struct HostTimelineState {
     common: Arc<Common>,
-    signals: HostLine,
+    signals: HostTimelineOwner,
     semaphore: SemaphoreId,
     /// The state must not be moved out of its manager's pool.
     _place: PhantomPinned,
 }
 
-impl GateState {
+impl HostTimelineState {
     /// The timeline.
     #[inline]
-    pub fn line(&self) -> &'static Line {
-        self.signals.line()
+    pub fn timeline(&self) -> &'static Timeline {
+        self.signals.timeline()
     }
 
     pub(crate) fn common(&self) -> &Common {
@@ -35,8 +36,9 @@ impl GateState {
     }
 
     /// Signals the value.
-    pub(crate) fn raise(&self, value: u64) -> Result<()> {
-        self.signals.raise_with(value, || self.common.machine.semaphore_signal(self.semaphore, value))?;
+    pub(crate) fn signal(&self, value: u64) -> Result<()> {
+        self.signals
+            .signal_with(value, || self.common.machine.semaphore_signal(self.semaphore, value))?;
         self.common.go_on();
         Ok(())
     }
@@ -51,50 +53,51 @@ impl GateState {
     }
 }
 
-impl Tagged for GateState {
-    type Tag = tags::Gate;
+impl Tagged for HostTimelineState {
+    type Tag = tags::HostTimeline;
 }
 
-impl fmt::Debug for GateState {
+impl fmt::Debug for HostTimelineState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "GateState({:?})", self.line())
+        write!(f, "GateState({:?})", self.timeline())
     }
 }
 
-struct Gates(Arc<Common>);
+struct HostTimelines(Arc<Common>);
 
-impl Resource for Gates {
-    type Payload = GateState;
+impl Resource for HostTimelines {
+    type Payload = HostTimelineState;
     type Request<'a> = ();
-    const NAME: &'static str = "gate";
+    const NAME: &'static str = "host timeline";
 
-    fn create(&self, _: Handle<tags::Gate>, (): &()) -> Result<GateState> {
-        let signals = HostLine::take()?;
-        let semaphore = self.0.semaphore(signals.line())?;
-        Ok(GateState { common: self.0.clone(), signals, semaphore, _place: PhantomPinned })
+    fn create(&self, _: Handle<tags::HostTimeline>, (): &()) -> Result<HostTimelineState> {
+        let signals = HostTimelineOwner::take()?;
+        let semaphore = self.0.semaphore(signals.timeline())?;
+        Ok(HostTimelineState { common: self.0.clone(), signals, semaphore, _place: PhantomPinned })
     }
 
-    fn recycle(&self, gate: &mut GateState) -> Fate {
-        if self.0.machine.semaphore_is_awaited(gate.semaphore).unwrap_or(false) {
-            gate.fail(Error::state("the gate was dropped before the value was signalled"));
+    fn recycle(&self, host_timeline: &mut HostTimelineState) -> Recycle {
+        if self.0.machine.semaphore_is_awaited(host_timeline.semaphore).unwrap_or(false) {
+            host_timeline
+                .fail(Error::state("the host timeline was dropped before the value was signalled"));
         }
-        Fate::Destroy
+        Recycle::Destroy
     }
 
-    fn destroy(&self, gate: GateState) {
-        self.0.forget(gate.line(), gate.semaphore);
+    fn destroy(&self, host_timeline: HostTimelineState) {
+        self.0.forget(host_timeline.timeline(), host_timeline.semaphore);
     }
 }
 
 /// Owns the host timelines of a device.
-pub struct GateManager {
-    manager: PoolManager<Gates>,
+pub struct HostTimelineManager {
+    manager: PoolManager<HostTimelines>,
 }
 
-impl GateManager {
+impl HostTimelineManager {
     pub(crate) fn new(common: Arc<Common>) -> Result<Self> {
         let manager = PoolManager::new();
-        manager.configure(Gates(common), PoolConfig::default())?;
+        manager.configure(HostTimelines(common), PoolConfig::default())?;
         Ok(Self { manager })
     }
 
@@ -102,7 +105,7 @@ impl GateManager {
     ///
     /// # Errors
     /// `OutOfMemory` without timelines; an error of the machine.
-    pub fn acquire(&self) -> Result<Lease<GateState>> {
+    pub fn acquire(&self) -> Result<Lease<HostTimelineState>> {
         self.manager.acquire(&())
     }
 
@@ -112,7 +115,7 @@ impl GateManager {
     }
 }
 
-impl fmt::Debug for GateManager {
+impl fmt::Debug for HostTimelineManager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("GateManager").field(&self.stats()).finish()
     }

@@ -5,67 +5,74 @@ use leasehold::{Error, View};
 use std::time::Duration;
 
 #[test]
-fn a_stream_waits_for_a_value_that_nobody_raised_yet() {
+fn a_stream_waits_for_a_value_that_nobody_signalled_yet() {
     let runtime = runtime();
-    let (gate, x) = (runtime.create_gate().unwrap(), runtime.alloc(4).unwrap());
-    let two = gate.at(gate.value() + 2);
+    let (host_timeline, x) = (runtime.create_host_timeline().unwrap(), runtime.alloc(4).unwrap());
+    let two = host_timeline.at(host_timeline.value() + 2);
     runtime.stream().wait(two).unwrap();
     runtime.stream().fill(x.view(), 9u32).unwrap();
-    gate.raise(two.value() - 1).unwrap();
+    host_timeline.signal(two.value() - 1).unwrap();
     assert!(!runtime.stream().query().unwrap());
-    assert_eq!(kind(runtime.stream().synchronize_timeout(Some(Duration::from_millis(5)))), "Timeout");
-    gate.raise(two.value() + 5).unwrap();
+    assert_eq!(
+        kind(runtime.stream().synchronize_timeout(Some(Duration::from_millis(5)))),
+        "Timeout"
+    );
+    host_timeline.signal(two.value() + 5).unwrap();
     assert_eq!(runtime.download::<u32>(&x).unwrap(), [9]);
-    assert_eq!(kind(gate.raise(two.value())), "InvalidArgument");
-    gate.synchronize(two.value(), None).unwrap();
+    assert_eq!(kind(host_timeline.signal(two.value())), "InvalidArgument");
+    host_timeline.synchronize(two.value(), None).unwrap();
 }
 
 #[test]
-fn a_failed_gate_poisons_who_waits_for_it_and_nobody_else() {
+fn a_failed_host_timeline_poisons_who_waits_for_it_and_nobody_else() {
     let runtime = runtime();
-    let (gate, x) = (runtime.create_gate().unwrap(), runtime.upload(&[1u32]).unwrap());
+    let (host_timeline, x) =
+        (runtime.create_host_timeline().unwrap(), runtime.upload(&[1u32]).unwrap());
     let waiting = runtime.create_stream().unwrap();
-    waiting.wait(gate.next()).unwrap();
+    waiting.wait(host_timeline.next()).unwrap();
     waiting.fill(x.view(), 2u32).unwrap();
-    gate.fail(Error::state("the producer gave up"));
-    gate.fail(Error::state("again"));
+    host_timeline.fail(Error::state("the producer gave up"));
+    host_timeline.fail(Error::state("again"));
     let error = waiting.synchronize_timeout(LONG).unwrap_err();
     assert!(error.to_string().contains("the producer gave up"), "{error}");
-    assert_eq!(gate.raise(gate.value() + 1).unwrap_err().to_string(), error.to_string());
+    assert_eq!(
+        host_timeline.signal(host_timeline.value() + 1).unwrap_err().to_string(),
+        error.to_string()
+    );
     assert!(runtime.stream().synchronize().is_ok());
     assert!(waiting.failure().is_some());
 }
 
 #[test]
-fn dropping_a_gate_fails_who_waits_for_it() {
+fn dropping_a_host_timeline_fails_who_waits_for_it() {
     let runtime = runtime();
-    let (gate, _) = hold(runtime.stream());
-    drop(gate);
+    let (host_timeline, _) = hold(runtime.stream());
+    drop(host_timeline);
     assert_eq!(kind(runtime.stream().synchronize_timeout(LONG)), "InvalidState");
 }
 
 #[test]
-fn host_calls_and_other_devices_may_raise_a_gate() {
+fn host_calls_and_other_devices_may_raise_a_host_timeline() {
     let (a, b) = (runtime(), runtime());
-    let gate = a.create_gate().unwrap();
-    let go = gate.next();
+    let host_timeline = a.create_host_timeline().unwrap();
+    let go = host_timeline.next();
     b.stream().wait(go).unwrap();
-    let raised = gate.clone();
-    a.stream().host_call("raises", move || raised.raise(go.value())).unwrap();
+    let signalled = host_timeline.clone();
+    a.stream().host_call("raises", move || signalled.signal(go.value())).unwrap();
     b.stream().synchronize_timeout(LONG).unwrap();
 }
 
 #[test]
 fn waiting_for_all_and_for_any() {
     let runtime = runtime();
-    let (a, b) = (runtime.create_gate().unwrap(), runtime.create_gate().unwrap());
+    let (a, b) = (runtime.create_host_timeline().unwrap(), runtime.create_host_timeline().unwrap());
     let (pa, pb) = (a.next(), b.next());
     let soon = Some(Duration::from_millis(3));
     assert_eq!(kind(runtime.wait_for_any(&[pa, pb], soon)), "Timeout");
-    b.raise(pb.value()).unwrap();
+    b.signal(pb.value()).unwrap();
     assert_eq!(runtime.wait_for_any(&[pa, pb], soon).unwrap(), 1);
     assert_eq!(kind(runtime.wait_for_all(&[pa, pb], soon)), "Timeout");
-    a.raise(pa.value()).unwrap();
+    a.signal(pa.value()).unwrap();
     runtime.wait_for_all(&[pa, pb], soon).unwrap();
     runtime.wait_for_all(&[], soon).unwrap();
     assert_eq!(kind(runtime.wait_for_any(&[], soon)), "InvalidArgument");
@@ -73,10 +80,11 @@ fn waiting_for_all_and_for_any() {
 }
 
 #[test]
-fn a_graph_can_wait_for_a_gate() {
+fn a_graph_can_wait_for_a_host_timeline() {
     let runtime = runtime();
-    let (gate, x) = (runtime.create_gate().unwrap(), runtime.upload(&[0u32]).unwrap());
-    let go = gate.next();
+    let (host_timeline, x) =
+        (runtime.create_host_timeline().unwrap(), runtime.upload(&[0u32]).unwrap());
+    let go = host_timeline.next();
     let graph = runtime
         .record_graph(|r| {
             r.stream().wait(go)?;
@@ -85,6 +93,6 @@ fn a_graph_can_wait_for_a_gate() {
         .unwrap();
     let point = graph.launch().unwrap();
     assert_eq!(kind(runtime.wait_for_all(&[point], Some(Duration::from_millis(3)))), "Timeout");
-    gate.raise(go.value()).unwrap();
+    host_timeline.signal(go.value()).unwrap();
     assert_eq!(runtime.download::<u32>(&x).unwrap(), [4]);
 }

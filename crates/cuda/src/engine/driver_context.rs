@@ -1,8 +1,8 @@
 //! A context and the entry into it.
 //!
 //! A caller enters the context before it calls the driver. The entry makes the context current.
-//! Dropping the entry restores the context that was current before. The door keeps the first error
-//! that says that the context is lost. After such an error every entry fails.
+//! Dropping the entry restores the context that was current before. The driver context keeps the
+//! first error that says that the context is lost. After such an error every entry fails.
 //!
 //! This module must not know streams.
 
@@ -14,35 +14,49 @@ use std::fmt;
 use std::ops::Deref;
 
 /// A context. Dropping the last reference gives the context back to the driver.
-pub struct Door {
+pub struct DriverContext {
     ops: Arc<dyn CudaSlowOps>,
     native: NativeContext,
     ordinal: u32,
     owned: bool,
     lost: OnceLock<Arc<str>>,
-    witness: OnceLock<Witness>,
+    loss_reporter: OnceLock<LossReporter>,
 }
 
 /// Returns a text about the work that was pending when the context was lost.
-pub type Witness = Box<dyn Fn() -> Option<String> + Send + Sync>;
+pub type LossReporter = Box<dyn Fn() -> Option<String> + Send + Sync>;
 
-impl Door {
+impl DriverContext {
     /// Retains the device's primary context.
     ///
     /// # Errors
     /// A driver error.
     pub fn primary(ops: Arc<dyn CudaSlowOps>, ordinal: u32) -> Result<Self> {
         let native = ops.primary_retain(ordinal)?;
-        Ok(Self { ops, native, ordinal, owned: false, lost: OnceLock::new(), witness: OnceLock::new() })
+        Ok(Self {
+            ops,
+            native,
+            ordinal,
+            owned: false,
+            lost: OnceLock::new(),
+            loss_reporter: OnceLock::new(),
+        })
     }
 
-    /// Creates a context that this door owns.
+    /// Creates a context that this driver context owns.
     ///
     /// # Errors
     /// A driver error.
     pub fn owned(ops: Arc<dyn CudaSlowOps>, ordinal: u32) -> Result<Self> {
         let native = ops.context_create(ordinal)?;
-        Ok(Self { ops, native, ordinal, owned: true, lost: OnceLock::new(), witness: OnceLock::new() })
+        Ok(Self {
+            ops,
+            native,
+            ordinal,
+            owned: true,
+            lost: OnceLock::new(),
+            loss_reporter: OnceLock::new(),
+        })
     }
 
     /// The driver's context.
@@ -80,7 +94,7 @@ impl Door {
     /// # Errors
     /// `DeviceLost` once the context is lost, or a driver error.
     #[inline]
-    pub fn enter(&self) -> Result<Entry<'_>> {
+    pub fn enter(&self) -> Result<ScopedContext<'_>> {
         if let Some(cause) = self.lost.get() {
             return Err(Error::DeviceLost { cause: cause.clone() });
         }
@@ -88,19 +102,19 @@ impl Door {
     }
 
     #[inline]
-    fn enter_slow_if_other(&self) -> Result<Entry<'_>> {
+    fn enter_slow_if_other(&self) -> Result<ScopedContext<'_>> {
         let current = self.ops.current().map_err(|e| self.note(e))?;
         if current == self.native {
-            return Ok(Entry { ops: &*self.ops, former: None });
+            return Ok(ScopedContext { ops: &*self.ops, former: None });
         }
-        // SAFETY: the door holds its context until it is dropped.
+        // SAFETY: the driver context holds its context until it is dropped.
         unsafe { self.ops.set_current(self.native) }.map_err(|e| self.note(e))?;
-        Ok(Entry { ops: &*self.ops, former: Some(current) })
+        Ok(ScopedContext { ops: &*self.ops, former: Some(current) })
     }
 
     /// Enters a context that may be lost. The call tries twice: an object that is not given back
     /// now leaks.
-    fn enter_again(&self) -> Result<Entry<'_>> {
+    fn enter_again(&self) -> Result<ScopedContext<'_>> {
         self.enter_slow_if_other().or_else(|_| self.enter_slow_if_other())
     }
 
@@ -148,20 +162,20 @@ impl Door {
     }
 
     /// Sets the source of the text about work pending at a loss. Only the first call has an effect.
-    pub fn set_witness(&self, witness: Witness) {
-        let _ = self.witness.set(witness);
+    pub fn set_loss_reporter(&self, loss_reporter: LossReporter) {
+        let _ = self.loss_reporter.set(loss_reporter);
     }
 
     /// Keeps the first loss, with the work that was pending then. A later loss is replaced by the
-    /// first. The error comes from a driver call with this context current: another door or a
-    /// library may report the loss of another device.
+    /// first. The error comes from a driver call with this context current: another driver context
+    /// or a library may report the loss of another device.
     #[must_use]
     pub fn note(&self, error: Error) -> Error {
         let Error::DeviceLost { cause } = error else { return error };
         if let Some(first) = self.lost.get() {
             return Error::DeviceLost { cause: first.clone() };
         }
-        let pending = self.witness.get().and_then(|say| say());
+        let pending = self.loss_reporter.get().and_then(|say| say());
         let text = match pending {
             Some(pending) => format!("{cause}; not over were {pending}").into(),
             None => cause,
@@ -176,15 +190,15 @@ impl Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for DriverContext {
     fn drop(&mut self) {
         let result = if self.owned {
-            // SAFETY: `context_create` made the context for this door. All objects made in the
-            // context hold the door, so this drop is the last user.
+            // SAFETY: `context_create` made the context for this driver context. All objects made
+            // in the context hold the driver context, so this drop is the last user.
             unsafe { self.ops.context_destroy(self.native) }
         } else {
-            // SAFETY: the door was counted once when it was made. All objects made in the context
-            // hold the door, so this drop is the last user.
+            // SAFETY: the driver context was counted once when it was made. All objects made in the
+            // context hold the driver context, so this drop is the last user.
             unsafe { self.ops.primary_release(self.ordinal) }
         };
         if let Err(error) = result
@@ -195,9 +209,9 @@ impl Drop for Door {
     }
 }
 
-impl fmt::Debug for Door {
+impl fmt::Debug for DriverContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Door")
+        f.debug_struct("DriverContext")
             .field("device", &self.id())
             .field("owned", &self.owned)
             .field("lost", &self.lost.get())
@@ -206,13 +220,13 @@ impl fmt::Debug for Door {
 }
 
 /// Proof that the context is current on this thread.
-pub struct Entry<'a> {
+pub struct ScopedContext<'a> {
     ops: &'a dyn CudaSlowOps,
     /// The context that was current before, if it was a different one.
     former: Option<NativeContext>,
 }
 
-impl Deref for Entry<'_> {
+impl Deref for ScopedContext<'_> {
     type Target = dyn CudaSlowOps;
 
     fn deref(&self) -> &(dyn CudaSlowOps + 'static) {
@@ -220,7 +234,7 @@ impl Deref for Entry<'_> {
     }
 }
 
-impl Drop for Entry<'_> {
+impl Drop for ScopedContext<'_> {
     #[inline]
     fn drop(&mut self) {
         let Some(former) = self.former else { return };
@@ -232,7 +246,7 @@ impl Drop for Entry<'_> {
     }
 }
 
-impl fmt::Debug for Entry<'_> {
+impl fmt::Debug for ScopedContext<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Entry").field("former", &self.former).finish()
     }

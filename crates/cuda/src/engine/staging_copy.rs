@@ -53,10 +53,15 @@ unsafe fn copy_by(threads: usize, src: *const u8, dst: *mut u8, bytes: usize) {
     thread::scope(|scope| {
         for at in (each..bytes).step_by(each) {
             // SAFETY: both offsets lie within their ranges.
-            let part = unsafe { Part { src: src.add(at), dst: dst.add(at), bytes: each.min(bytes - at) } };
+            let part =
+                unsafe { Part { src: src.add(at), dst: dst.add(at), bytes: each.min(bytes - at) } };
             // SAFETY: a part of the ranges that the caller vouches for. Parts do not overlap.
             let run = move || unsafe { Part::copy(part) };
-            if thread::Builder::new().name("leasehold landing".into()).spawn_scoped(scope, run).is_err() {
+            if thread::Builder::new()
+                .name("leasehold landing".into())
+                .spawn_scoped(scope, run)
+                .is_err()
+            {
                 // SAFETY: a part of the ranges that the caller vouches for, which no thread has
                 // taken.
                 unsafe { part.copy() };
@@ -71,7 +76,9 @@ unsafe fn copy_by(threads: usize, src: *const u8, dst: *mut u8, bytes: usize) {
 /// The most threads of a copy on this machine.
 fn threads() -> usize {
     static FOUND: OnceLock<usize> = OnceLock::new();
-    *FOUND.get_or_init(|| thread::available_parallelism().map_or(1, |n| (n.get() / 4).clamp(1, THREADS)))
+    *FOUND.get_or_init(|| {
+        thread::available_parallelism().map_or(1, |n| (n.get() / 4).clamp(1, THREADS))
+    })
 }
 
 impl Part {
@@ -130,14 +137,22 @@ mod tests {
         let most = 2 * SHARE + 5000;
         let src: Vec<u8> = (0..most + 64).map(pattern).collect();
         let mut dst = vec![0u8; most + 256];
-        for bytes in [0, 1, 63, 4096, PAST_CACHES - 1, PAST_CACHES, PAST_CACHES + 65, 2 * SHARE, most] {
+        for bytes in
+            [0, 1, 63, 4096, PAST_CACHES - 1, PAST_CACHES, PAST_CACHES + 65, 2 * SHARE, most]
+        {
             for (from, to) in [(0, 64), (1, 64), (3, 65), (0, 127)] {
                 dst.fill(0xEE);
                 // SAFETY: within both vectors.
                 unsafe { copy(src.as_ptr().add(from), dst.as_mut_ptr().add(to), bytes) };
-                assert!(dst[to..to + bytes] == src[from..from + bytes], "{bytes} bytes from {from} to {to}");
+                assert!(
+                    dst[to..to + bytes] == src[from..from + bytes],
+                    "{bytes} bytes from {from} to {to}"
+                );
                 let others = dst[..to].iter().chain(&dst[to + bytes..]);
-                assert!(others.into_iter().all(|&b| b == 0xEE), "beside {bytes} bytes from {from} to {to}");
+                assert!(
+                    others.into_iter().all(|&b| b == 0xEE),
+                    "beside {bytes} bytes from {from} to {to}"
+                );
             }
         }
     }

@@ -9,8 +9,8 @@ use leasehold_core::*;
 #[test]
 fn wait_beside_complete() {
     explore("wait_beside_complete", 8, &["had to wait", "complete at once"], |seen| {
-        let owner = Arc::new(LineOwner::for_model(1));
-        let line = owner.line();
+        let owner = Arc::new(TimelineOwner::for_model(1));
+        let timeline = owner.timeline();
         ok(owner.advance());
         let written = Arc::new(UnsafeCell::new(0));
         let (there, result) = (owner.clone(), written.clone());
@@ -22,13 +22,13 @@ fn wait_beside_complete() {
         // SAFETY: after the completion no thread writes; loom checks this.
         let read = || written.with(|p| assert_eq!(unsafe { *p }, 7));
         side_by_side(theirs, || {
-            if ok(line.check(1)) {
+            if ok(timeline.check(1)) {
                 seen.note("complete at once");
                 read();
             } else {
                 seen.note("had to wait");
             }
-            ok(line.wait(1, None));
+            ok(timeline.wait(1, None));
             read();
         });
     });
@@ -37,16 +37,16 @@ fn wait_beside_complete() {
 #[test]
 fn two_waiters_beside_complete() {
     explore("two_waiters_beside_complete", 4, &["had to wait"], |seen| {
-        let owner = Arc::new(LineOwner::for_model(1));
-        let line = owner.line();
+        let owner = Arc::new(TimelineOwner::for_model(1));
+        let timeline = owner.timeline();
         ok(owner.advance());
         let waiter = || {
             let seen = seen.clone();
             thread::spawn(move || {
-                if !ok(line.check(1)) {
+                if !ok(timeline.check(1)) {
                     seen.note("had to wait");
                 }
-                ok(line.wait(1, None));
+                ok(timeline.wait(1, None));
             })
         };
         let waiters = [waiter(), waiter()];
@@ -60,16 +60,24 @@ fn two_waiters_beside_complete() {
 #[test]
 fn wait_beside_poison() {
     explore("wait_beside_poison", 7, &["had to wait", "failed at once"], |seen| {
-        let owner = Arc::new(LineOwner::for_model(1));
-        let line = owner.line();
+        let owner = Arc::new(TimelineOwner::for_model(1));
+        let timeline = owner.timeline();
         ok(owner.advance());
         let there = owner.clone();
         side_by_side(
             move || there.poison(1, Error::state("told to")),
             || {
-                seen.note(if line.check(1).is_err() { "failed at once" } else { "had to wait" });
-                let error = line.wait(1, None).expect_err("it failed");
-                assert_eq!(error.to_string(), "invalid state: told to", "the cause is there before the mark");
+                seen.note(if timeline.check(1).is_err() {
+                    "failed at once"
+                } else {
+                    "had to wait"
+                });
+                let error = timeline.wait(1, None).expect_err("it failed");
+                assert_eq!(
+                    error.to_string(),
+                    "invalid state: told to",
+                    "the cause is there before the mark"
+                );
             },
         );
     });
@@ -79,8 +87,8 @@ fn wait_beside_poison() {
 #[test]
 fn what_failed_never_looks_settled() {
     explore("what_failed_never_looks_settled", 5, &["complete", "pending", "failed"], |seen| {
-        let owner = Arc::new(LineOwner::for_model(1));
-        let line = owner.line();
+        let owner = Arc::new(TimelineOwner::for_model(1));
+        let timeline = owner.timeline();
         ok(owner.advance());
         let there = owner.clone();
         let theirs = move || {
@@ -88,19 +96,19 @@ fn what_failed_never_looks_settled() {
             there.complete(1);
         };
         side_by_side(theirs, || {
-            assert!(!line.is_settled(1));
-            match line.check(1) {
+            assert!(!timeline.is_settled(1));
+            match timeline.check(1) {
                 Ok(complete) => {
                     assert!(!complete, "complete and not failed");
                     seen.note("pending");
                 }
                 Err(_) => seen.note("failed"),
             }
-            if line.completed() == 1 {
+            if timeline.completed() == 1 {
                 seen.note("complete");
             }
         });
-        assert!(!line.is_settled(1) && line.check(1).is_err());
+        assert!(!timeline.is_settled(1) && timeline.check(1).is_err());
     });
 }
 
@@ -109,8 +117,8 @@ fn what_failed_never_looks_settled() {
 #[test]
 fn an_old_failure_beside_the_next_owner() {
     explore("an_old_failure_beside_the_next_owner", 5, &["before", "after"], |seen| {
-        let owner = LineOwner::for_model(1);
-        let line = owner.line();
+        let owner = TimelineOwner::for_model(1);
+        let timeline = owner.timeline();
         ok(owner.advance());
         owner.poison(1, Error::state("told to"));
         owner.complete(1);
@@ -118,12 +126,12 @@ fn an_old_failure_beside_the_next_owner() {
             let next = owner.lend_again();
             let value = ok(next.advance());
             next.complete(value);
-            assert!(line.is_settled(value) && line.failure().is_none());
+            assert!(timeline.is_settled(value) && timeline.failure().is_none());
         };
         side_by_side(theirs, || {
-            seen.note(if line.submitted() == 1 { "before" } else { "after" });
-            assert!(!line.is_settled(1) && line.check(1).is_err() && line.failed(1));
+            seen.note(if timeline.submitted() == 1 { "before" } else { "after" });
+            assert!(!timeline.is_settled(1) && timeline.check(1).is_err() && timeline.failed(1));
         });
-        assert!(!line.is_settled(1) && line.is_settled(line.submitted()));
+        assert!(!timeline.is_settled(1) && timeline.is_settled(timeline.submitted()));
     });
 }
