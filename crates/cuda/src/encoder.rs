@@ -272,7 +272,7 @@ impl<'a> Encoder<'a> {
                 self.took(unsafe {
                     self.ops.event_record(NativeEvent(stamp.native()), self.stream)
                 })?;
-                self.host.leave(self.value, CompletionAction::PackedTimepoint((*stamp).clone()));
+                self.host.leave(self.value, CompletionAction::Timestamp((*stamp).clone()));
                 Ok(())
             }
             Op::Wait(_) => match ready {

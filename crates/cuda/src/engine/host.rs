@@ -59,7 +59,7 @@ pub enum CompletionAction {
     /// An object that was kept alive.
     KeepAlive(KeepAlive),
     /// A timestamp, which the device has written by now.
-    PackedTimepoint(Lease<TimestampQuery>),
+    Timestamp(Lease<TimestampQuery>),
     /// A wait for another stream, which proves that the other stream is done up to a value.
     Passed {
         /// The other stream.
@@ -182,7 +182,7 @@ impl CompletionAction {
                     return source.passed(value, abroad);
                 }
             }
-            CompletionAction::PackedTimepoint(stamp) => {
+            CompletionAction::Timestamp(stamp) => {
                 if sound {
                     stamp.set(1);
                 }
