@@ -31,16 +31,17 @@ pub const CUDA: &str = "cuda";
 /// The architecture name of a simulated device, which finds the kernels by their names.
 pub const SIM: &str = "sim";
 
-/// Registers every operator kernel, for every architecture of this build.
+/// Registers every operator kernel, for every architecture of this build that can run here.
 ///
 /// # Errors
 /// `InvalidArgument` if one of the names is registered already.
 pub fn register(registry: &Registry) -> Result<()> {
     for spec in KERNELS {
-        for &(isa, entry) in spec.variants {
+        // A variant for instructions that this machine lacks would end the process.
+        for &(isa, entry) in spec.variants.iter().filter(|(isa, _)| isa.available()) {
             let desc = describe(spec, Division::Tiles, isa.name().into(), KernelSource::Cpu(entry));
             // SAFETY: `Kernel::tile` accepts every launch that the check accepts, on a machine that
-            // supports the level. Only such machines resolve the level's name.
+            // supports the level. This machine supports it, and CPU kernels run here only.
             unsafe { registry.register(&arch_of(isa), desc) }?;
         }
     }
@@ -246,5 +247,25 @@ impl Library {
 impl fmt::Debug for Library {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Library({} kernels)", self.kernels.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use leasehold::{DeviceId, DeviceInfo};
+
+    #[test]
+    fn only_kernels_that_this_machine_can_run_are_registered() {
+        let registry = Registry::new();
+        register(&registry).expect("fresh names");
+        for spec in KERNELS {
+            for &(isa, _) in spec.variants {
+                let mut device = DeviceInfo::new(DeviceId::cpu(0), "the processor");
+                device.arch = vec![arch_of(isa)];
+                let found = registry.resolve_for(spec.name, &device);
+                assert_eq!(found.is_ok(), isa.available(), "{} for {isa}", spec.name);
+            }
+        }
     }
 }

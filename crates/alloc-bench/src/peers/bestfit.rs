@@ -23,6 +23,8 @@ pub struct BestFit {
 #[derive(Default)]
 struct State {
     end: u64,
+    /// The commitments, which go back one by one.
+    chunks: Vec<Chunk>,
     by_addr: BTreeMap<u64, u64>,
     by_size: BTreeSet<(u64, u64)>,
 }
@@ -106,17 +108,20 @@ impl Subject for BestFit {
             // The range grows by what the last free block lacks.
             let tail =
                 s.by_addr.last_key_value().filter(|(a, n)| *a + *n == s.end).map_or(0, |(_, &n)| n);
-            let more = (bytes - tail).next_multiple_of(self.source.backing.caps().granule);
+            let more =
+                (bytes - tail).checked_next_multiple_of(self.source.backing.caps().granule)?;
             let end = s.end;
-            if end + more > self.base + self.span || !self.source.take(more) {
+            let room = self.base + self.span - end;
+            if more > room || !self.source.take(more) {
                 return None;
             }
             // SAFETY: the range lies in this peer's reservation, behind all that was committed so
             // far.
-            if unsafe { self.source.backing.commit(Some(end), more) }.is_err() {
+            let Ok(chunk) = (unsafe { self.source.backing.commit(Some(end), more) }) else {
                 self.source.undo(more);
                 return None;
-            }
+            };
+            s.chunks.push(chunk);
             s.end += more;
             s.insert(end, more);
             found = s.by_size.range((bytes, 0)..).next().copied();
@@ -138,9 +143,7 @@ impl Subject for BestFit {
 
 impl Drop for BestFit {
     fn drop(&mut self) {
-        let taken = self.state.get_mut().end - self.base;
-        if taken > 0 {
-            let chunk = Chunk { addr: self.base, bytes: taken, native: 0 };
+        for chunk in std::mem::take(&mut self.state.get_mut().chunks) {
             // A range that the driver does not take back is its own fault.
             // SAFETY: the peer goes, and with it every block of what it committed.
             let _ = unsafe { self.source.backing.decommit(chunk) };

@@ -183,7 +183,7 @@ mod tests {
         let (f, b) = fake();
         disjoint(&f, &BestFit::new(b, u64::MAX).expect("a range"), |b| (b.addr, b.bytes));
         let (f, b) = fake();
-        disjoint(&f, &TorchLike::new(b, u64::MAX), |b| (b.addr, b.bytes));
+        disjoint(&f, &TorchLike::new(b, u64::MAX), |b| (b.addr(), b.bytes()));
         let (f, b) = fake();
         disjoint(&f, &RmmLike::new(b, u64::MAX), |b| (b.addr, b.bytes));
     }
@@ -195,12 +195,12 @@ mod tests {
         let on = t.stream().expect("a timeline");
         // 2 MiB for small requests, 20 MiB below 10 MiB, else multiples of 2 MiB.
         let small = t.alloc(&on, 100).expect("memory");
-        assert_eq!((small.bytes, fake.used()), (512, 2 * MIB));
+        assert_eq!((small.bytes(), fake.used()), (512, 2 * MIB));
         let mid = t.alloc(&on, 3 * MIB).expect("memory");
-        assert_eq!((mid.bytes, fake.used()), (3 * MIB, 22 * MIB));
+        assert_eq!((mid.bytes(), fake.used()), (3 * MIB, 22 * MIB));
         let large = t.alloc(&on, 19 * MIB).expect("memory");
         // One MiB at the end is not split off.
-        assert_eq!((large.bytes, fake.used()), (20 * MIB, 42 * MIB));
+        assert_eq!((large.bytes(), fake.used()), (20 * MIB, 42 * MIB));
         // Another stream cannot take what lies free on this one.
         t.free(&on, large);
         let other = t.stream().expect("a timeline");
@@ -238,6 +238,18 @@ mod tests {
         assert_eq!(fake.used(), used, "merged, and taken from the other stream");
         r.free(&other, whole);
         assert!(r.alloc(&on, 65 * MIB).is_none());
+    }
+
+    #[test]
+    #[should_panic(expected = "a block of another allocator")]
+    fn the_torch_like_peer_takes_its_own_blocks_only() {
+        let ((_a, first), (_b, second)) = (fake(), fake());
+        let (first, second) = (TorchLike::new(first, 64 * MIB), TorchLike::new(second, 64 * MIB));
+        let on = first.stream().expect("a timeline");
+        let foreign = first.alloc(&on, MIB).expect("memory");
+        let own = second.alloc(&on, MIB).expect("memory");
+        second.free(&on, own);
+        second.free(&on, foreign);
     }
 
     #[test]

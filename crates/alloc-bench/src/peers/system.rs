@@ -29,7 +29,8 @@ pub struct Block {
 unsafe impl Send for Block {}
 
 impl System {
-    /// The heap, with the bytes that it gives counted as reserved; at most `budget` of them.
+    /// The heap, with the requested bytes counted as reserved; at most `budget` of them. The bytes
+    /// that a block takes beyond its size are the global allocator's secret.
     #[must_use]
     pub fn counting(budget: u64) -> Self {
         Self { budget, live: AtomicU64::new(0), peak: AtomicU64::new(0) }
@@ -39,24 +40,6 @@ impl System {
     #[must_use]
     pub fn figures(&self) -> Figures {
         Figures { reserved_peak: self.peak.load(Ordering::Relaxed), ..Figures::default() }
-    }
-}
-
-/// Bytes that a block of the heap really takes, as far as the heap says so.
-fn usable(at: *mut u8, bytes: usize) -> u64 {
-    #[cfg(all(target_os = "linux", target_env = "gnu", not(miri)))]
-    {
-        unsafe extern "C" {
-            fn malloc_usable_size(at: *mut std::ffi::c_void) -> usize;
-        }
-        let _ = bytes;
-        // SAFETY: the block was just given by the heap.
-        unsafe { malloc_usable_size(at.cast()) as u64 }
-    }
-    #[cfg(not(all(target_os = "linux", target_env = "gnu", not(miri))))]
-    {
-        let _ = at;
-        bytes as u64
     }
 }
 
@@ -75,7 +58,7 @@ impl Subject for System {
         if at.is_null() {
             return None;
         }
-        let block = Block { at, layout, bytes: usable(at, layout.size()) };
+        let block = Block { at, layout, bytes: layout.size() as u64 };
         let live = self.live.fetch_add(block.bytes, Ordering::Relaxed) + block.bytes;
         if live > self.budget {
             self.free(&(), block);

@@ -35,10 +35,22 @@ pub struct TorchLike {
 #[must_use]
 pub struct Block {
     id: u32,
+    addr: u64,
+    bytes: u64,
+}
+
+impl Block {
     /// Its address.
-    pub addr: u64,
+    #[must_use]
+    pub fn addr(&self) -> u64 {
+        self.addr
+    }
+
     /// Its bytes.
-    pub bytes: u64,
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
 }
 
 /// A part of a segment.
@@ -234,7 +246,9 @@ impl Subject for TorchLike {
 
     fn free(&self, on: &VirtualStream, block: Block) {
         let mut s = self.state.lock();
-        s.lent.remove(&block.id);
+        let part = s.parts.get(block.id as usize).map(|p| (p.addr, p.bytes));
+        let own = part == Some((block.addr, block.bytes)) && s.lent.remove(&block.id);
+        assert!(own, "a block of another allocator");
         let stream = on.timeline().id().get();
         if stream == s.parts[block.id as usize].stream {
             s.release(block.id);

@@ -190,8 +190,9 @@ unsafe impl Backing for MmapBacking {
         self.call();
         let taken = self.take(bytes)?;
         let layout = heap_layout(bytes, align)?;
+        // Zeroed: a typed read of memory that no operation wrote must see values.
         // SAFETY: the size of the layout is not 0.
-        let at = unsafe { std::alloc::alloc(layout) };
+        let at = unsafe { std::alloc::alloc_zeroed(layout) };
         if at.is_null() {
             return Err(OutOfMemory::new("the process's heap", bytes).into());
         }

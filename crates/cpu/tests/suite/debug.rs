@@ -133,3 +133,18 @@ fn a_second_source_of_memory_serves_an_allocator_of_ones_own() {
         assert_eq!(rig.device.memory(kind).unwrap().stats().reserved, 0);
     }
 }
+
+/// Memory of the process's heap may hold the bytes of freed objects, which are no values to read.
+#[test]
+fn pass_through_memory_is_zero_at_first() {
+    let rig = aided("pass-through");
+    for _ in 0..4 {
+        drop(std::hint::black_box(vec![0xabu8; 42_000]));
+    }
+    let memory = rig.device.memory(MemoryKind::Device).unwrap();
+    let on = On { timeline: rig.stream.timeline(), source: &*rig.stream };
+    let buffer = memory.alloc(Layout::new(40_000), on).unwrap();
+    // SAFETY: the buffer's memory is the process's own, and no work uses it.
+    let bytes = unsafe { std::slice::from_raw_parts(buffer.addr() as *const u8, 40_000) };
+    assert!(bytes.iter().all(|&b| b == 0));
+}
