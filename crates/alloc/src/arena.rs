@@ -26,7 +26,7 @@ use crate::state::Keep;
 use crate::state::On;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
-use leasehold_core::{BufferHandle, Error, Lease, Result, Timepoint};
+use leasehold_core::{BufferHandle, Error, Lease, Result, Timepoint, UniqueLease};
 use std::fmt;
 
 /// Where an arena is in its life.
@@ -97,7 +97,8 @@ struct Member {
 
 /// Memory of sealed arenas: one block of the allocator.
 struct Region {
-    block: Lease<Buffer>,
+    /// The sole lease: the memory is the arena's alone, also for holders of guessed handles.
+    block: UniqueLease<Buffer>,
     allocator: Allocator,
     /// Held through a suspension or resumption, and by nothing that is ever waited for there.
     tenants: Mutex<Tenants>,
@@ -521,7 +522,11 @@ impl GraphArena {
         } else {
             Layout::aligned(bytes, align)
         };
-        let block = self.0.allocator.inner().alloc(layout, on)?;
+        let lease = self.0.allocator.inner().alloc(layout, on)?;
+        // A thread with a guessed handle may hold the new block already.
+        let Ok(block) = lease.try_unique() else {
+            return Err(Error::Occupied { resource: "buffer" });
+        };
         block.set_region(true);
         self.0.allocator.inner().counters.in_graphs.fetch_add(block.len(), Ordering::Relaxed);
         let tenants = Mutex::new(Tenants { awake: 1, dark: false });

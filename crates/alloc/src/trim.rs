@@ -12,7 +12,7 @@ use crate::ring::EventKind;
 use crate::state::Inner;
 use crate::watch::Reach;
 use leasehold_core::sync::atomic::Ordering;
-use leasehold_core::{Error, Lease, Result};
+use leasehold_core::{Error, Result, UniqueLease};
 
 impl Inner {
     /// Gives free memory back to the driver until at most `keep` bytes lie free.
@@ -108,8 +108,8 @@ impl Inner {
     ///
     /// # Errors
     /// `OutOfMemory` for host memory; then the block is as it was.
-    pub(crate) fn suspend_block(&self, block: &Lease<Buffer>) -> Result<u64> {
-        let Some(row) = self.table.get(block.header().index()) else { return Ok(0) };
+    pub(crate) fn suspend_block(&self, block: &UniqueLease<Buffer>) -> Result<u64> {
+        let Some(row) = self.table.get(block.handle().index()) else { return Ok(0) };
         if row.buffer.slot.load(Ordering::Relaxed) != NO_SLOT {
             return Ok(0);
         }
@@ -125,8 +125,8 @@ impl Inner {
     ///
     /// # Errors
     /// `OverBudget`, the driver's; then the block is as it was.
-    pub(crate) fn resume_block(&self, block: &Lease<Buffer>) -> Result<()> {
-        let Some(row) = self.table.get(block.header().index()) else { return Ok(()) };
+    pub(crate) fn resume_block(&self, block: &UniqueLease<Buffer>) -> Result<()> {
+        let Some(row) = self.table.get(block.handle().index()) else { return Ok(()) };
         if row.buffer.slot.load(Ordering::Relaxed) != NO_SLOT {
             return Ok(());
         }

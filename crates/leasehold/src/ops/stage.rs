@@ -3,7 +3,7 @@
 use super::HostBytes;
 use crate::stream::Stream;
 use leasehold_alloc::{Buffer, Layout, On};
-use leasehold_core::{Error, Lease, OutOfMemory, Result, Timepoint};
+use leasehold_core::{Error, OutOfMemory, Result, Timepoint, UniqueLease};
 use leasehold_hal::MemoryKind;
 
 /// Bytes up to this many lie in ordinary memory: a driver takes them from there at once.
@@ -14,7 +14,7 @@ pub(super) enum Staged {
     /// Ordinary memory.
     Pageable(Vec<u8>),
     /// Pinned memory: the driver copies from it without waiting for the stream.
-    Pinned(Lease<Buffer>),
+    Pinned(UniqueLease<Buffer>),
 }
 
 impl Staged {
@@ -44,7 +44,10 @@ impl Staged {
     fn pinned(stream: &Stream, bytes: &[u8]) -> Result<Option<Self>> {
         let pool = stream.runtime.device.memory(MemoryKind::Pinned)?;
         let on = On { timeline: stream.core.timeline, source: stream.core.raw_source() };
-        let buffer = pool.alloc(Layout::new(bytes.len() as u64), on)?;
+        // The sole lease: a lease by a guessed handle would be another writer.
+        let Ok(buffer) = pool.alloc(Layout::new(bytes.len() as u64), on)?.try_unique() else {
+            return Ok(None);
+        };
         // What is free for the stream may be in use by work before: the host must not write it yet.
         let mut over = buffer.write_timepoint().timepoint().is_none_or(Timepoint::has_passed);
         buffer.for_each_read(|s| over &= s.timepoint().is_none_or(Timepoint::has_passed));
@@ -52,7 +55,7 @@ impl Staged {
             return Ok(None);
         }
         // SAFETY: pinned memory of at least as many bytes, which the host may write: the lease is
-        // new, and every earlier use is over.
+        // the only one, and every earlier use is over.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.addr() as *mut u8, bytes.len())
         };
@@ -67,7 +70,7 @@ unsafe impl HostBytes for Staged {
         match self {
             Self::Pageable(bytes) => bytes,
             // SAFETY: host memory of that many bytes, written by `pinned`. The lease keeps it, and
-            // nobody else has the lease.
+            // it is the only one.
             Self::Pinned(buffer) => unsafe {
                 std::slice::from_raw_parts(buffer.addr() as *const u8, buffer.len() as usize)
             },

@@ -97,3 +97,54 @@ fn no_update_puts_read_only_memory_where_a_graph_writes() {
     graph.launch().unwrap();
     assert_eq!(runtime.download::<u32>(&y).unwrap(), WEIGHTS);
 }
+
+/// Handles that buffers of these sizes had, and the next generations of their slots.
+fn guesses(probes: Vec<Lease<Buffer>>) -> Vec<BufferHandle> {
+    let bits: Vec<u64> = probes.iter().map(|p| p.handle().to_bits().get()).collect();
+    drop(probes);
+    let next = |b: u64| (1..6u64).filter_map(move |g| BufferHandle::from_bits(b + (g << 32)));
+    bits.into_iter().flat_map(next).collect()
+}
+
+#[test]
+fn a_guessed_handle_leads_to_no_memory_of_a_graph() {
+    const N: usize = 8 << 20;
+    let runtime = runtime();
+    let sizes = [256u64, 4096, 1 << 16, 1 << 20, 2 << 20, N as u64];
+    let probes = sizes.iter().flat_map(|&s| [s; 20]).map(|s| runtime.alloc(s).unwrap()).collect();
+    let guesses = guesses(probes);
+    let out = runtime.zeros::<u8>(N).unwrap();
+    let graph = runtime
+        .record_graph(|runtime| {
+            let temporary = runtime.alloc_array::<u8>(N)?;
+            runtime.stream().fill(temporary.view(), 1u8)?;
+            runtime.stream().copy(out.view(), temporary.view())
+        })
+        .unwrap();
+    for guess in guesses {
+        if let Ok(found) = runtime.allocator().lease(guess) {
+            let own = found.len() < N as u64 || found.addr() == out.buffer().addr();
+            assert!(own, "{} bytes at {:#x}", found.len(), found.addr());
+        }
+    }
+    graph.launch().unwrap();
+    assert_eq!(runtime.to_vec(out.slice(..4)).unwrap(), [1; 4]);
+}
+
+#[test]
+fn a_guessed_handle_leads_to_no_staging_memory() {
+    const N: usize = 1 << 20;
+    let sim = leasehold_sim::SimBackend::new(leasehold_sim::MachineConfig::seed(1)).unwrap();
+    let context = leasehold::Context::with_backends(vec![std::sync::Arc::new(sim)]);
+    let runtime = context.runtime("sim:0".parse().unwrap()).unwrap();
+    let pinned = runtime.raw_device().memory(leasehold::MemoryKind::Pinned).unwrap();
+    let guesses = guesses(vec![runtime.alloc_pinned(N as u64).unwrap()]);
+    let host_timeline = runtime.create_host_timeline().unwrap();
+    let dst = runtime.alloc_array::<u8>(N).unwrap();
+    runtime.stream().wait(host_timeline.at(1)).unwrap();
+    runtime.stream().upload(dst.view(), &vec![1u8; N]).unwrap();
+    let kinds: Vec<_> = guesses.iter().map(|&g| kind(pinned.lease(g))).collect();
+    assert!(kinds.contains(&"Occupied") && !kinds.contains(&"ok"), "{kinds:?}");
+    host_timeline.signal(1).unwrap();
+    assert_eq!(runtime.to_vec(dst.slice(..4)).unwrap(), [1; 4]);
+}
