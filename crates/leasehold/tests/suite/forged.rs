@@ -141,10 +141,11 @@ fn a_guessed_handle_leads_to_no_staging_memory() {
     let guesses = guesses(vec![runtime.alloc_pinned(N as u64).unwrap()]);
     let host_timeline = runtime.create_host_timeline().unwrap();
     let dst = runtime.alloc_array::<u8>(N).unwrap();
-    runtime.stream().wait(host_timeline.at(1)).unwrap();
+    let go = host_timeline.next();
+    runtime.stream().wait(go).unwrap();
     runtime.stream().upload(dst.view(), &vec![1u8; N]).unwrap();
     let kinds: Vec<_> = guesses.iter().map(|&g| kind(pinned.lease(g))).collect();
     assert!(kinds.contains(&"Occupied") && !kinds.contains(&"ok"), "{kinds:?}");
-    host_timeline.signal(1).unwrap();
+    host_timeline.signal(go.value()).unwrap();
     assert_eq!(runtime.to_vec(dst.slice(..4)).unwrap(), [1; 4]);
 }
