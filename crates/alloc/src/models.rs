@@ -117,7 +117,7 @@ unsafe impl Sync for Pile {}
 const CLASS: usize = 0;
 const SIZE: u64 = 256;
 
-fn line() -> TimelineId {
+fn timeline() -> TimelineId {
     PackedTimepoint::from_bits(1 << 48).timeline_id()
 }
 
@@ -140,20 +140,20 @@ impl Pile {
 
     fn put(&self, thread: u32, row: &Row) -> Option<usize> {
         self.touch(row);
-        if self.caches.put(thread, row, CLASS, line(), SIZE) {
+        if self.caches.put(thread, row, CLASS, timeline(), SIZE) {
             return Some(0);
         }
-        self.caches.spill(thread, row, CLASS, line(), SIZE).map(|back| self.count(back.rows))
+        self.caches.spill(thread, row, CLASS, timeline(), SIZE).map(|back| self.count(back.rows))
     }
 
     fn take(&self, thread: u32) -> Option<&Row> {
         // SAFETY: the rows live as long as the pile.
-        if let Some(row) = unsafe { self.caches.take(thread, CLASS, line(), SIZE) } {
+        if let Some(row) = unsafe { self.caches.take(thread, CLASS, timeline(), SIZE) } {
             self.touch(row);
             return Some(row);
         }
         // SAFETY: the rows live as long as the pile.
-        match unsafe { self.caches.refill(thread, CLASS, line(), SIZE) } {
+        match unsafe { self.caches.refill(thread, CLASS, timeline(), SIZE) } {
             Refill::Row(row, _) => {
                 self.touch(row);
                 Some(row)
@@ -224,9 +224,9 @@ fn a_no_block_twice_and_none_lost() {
 fn c_memory_is_reused_after_its_last_use() {
     explore('c', &["over", "not over"], |seen| {
         let owner: &'static TimelineOwner = Box::leak(Box::new(TimelineOwner::for_model(1)));
-        let line = owner.timeline();
+        let timeline = owner.timeline();
         let row: &'static Row = Box::leak(Box::new(Row::new(Header::new(std::ptr::null(), 0, 1))));
-        row.buffer.describe(64, Some(line), 0);
+        row.buffer.describe(64, Some(timeline), 0);
         row.buffer.lie_at(0x1000, 0);
         row.buffer.inherit(PackedTimepoint::NEVER);
         let memory = Arc::new(UnsafeCell::new(0u32));
@@ -235,7 +235,7 @@ fn c_memory_is_reused_after_its_last_use() {
         let stream = thread::spawn(move || {
             let value = owner.advance().expect("a value");
             // SAFETY: the streams are virtual: nothing ever uses the memory.
-            unsafe { row.buffer.mark_write(line.at(value)) };
+            unsafe { row.buffer.mark_write(timeline.at(value)) };
             // The last lease goes; only then does the device do the work.
             last.store(1, Ordering::Release);
             // SAFETY: the memory is this work's until its value is complete, as loom checks.
@@ -244,7 +244,7 @@ fn c_memory_is_reused_after_its_last_use() {
         });
         if dropped.load(Ordering::Acquire) == 1 {
             let until = row.buffer.own_timepoint();
-            if crate::mutant::mutated('c') || line.completed() >= until.value() {
+            if crate::mutant::mutated('c') || timeline.completed() >= until.value() {
                 seen.note("over");
                 // SAFETY: the last use is over, as loom checks.
                 memory.with_mut(|n| unsafe { *n += 1 });
@@ -296,7 +296,7 @@ impl Idle {
 
 // SAFETY: nothing is ever submitted to it.
 unsafe impl TimelineSource for Idle {
-    fn line(&self) -> &'static Timeline {
+    fn timeline(&self) -> &'static Timeline {
         self.0
     }
     fn signal(&self) -> Result<u64> {
@@ -451,16 +451,18 @@ fn j_of_two_submissions_one_waits_for_the_other() {
         row.buffer.inherit(PackedTimepoint::NEVER);
         let memory = Arc::new(UnsafeCell::new(0u32));
         let submit = move |me: usize, memory: &UnsafeCell<u32>, seen: &Seen| {
-            let (line, other) = (owners[me].timeline(), owners[1 - me].timeline());
-            // SAFETY: this thread alone submits to the line, and the row stays.
-            while !crate::mutant::mutated('j') && !unsafe { row.buffer.try_lock_record(line.id()) }
+            let (timeline, other) = (owners[me].timeline(), owners[1 - me].timeline());
+            // SAFETY: this thread alone submits to the timeline, and the row stays.
+            while !crate::mutant::mutated('j')
+                && !unsafe { row.buffer.try_lock_record(timeline.id()) }
             {
                 thread::yield_now();
             }
             let before = row.buffer.write_timepoint();
             let value = owners[me].advance().expect("a value");
-            // The mark without what it displaces, for which a point would have to find its line.
-            row.buffer.inherit(line.at(value).into());
+            // The mark without what it displaces, for which a point would have to find its
+            // timeline.
+            row.buffer.inherit(timeline.at(value).into());
             // SAFETY: the work below waits for what the record said; the record was locked above.
             unsafe { row.buffer.unlock_record() };
             seen.note(if before.is_never() { "first" } else { "second" });
