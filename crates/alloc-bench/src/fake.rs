@@ -2,9 +2,9 @@
 //! check and fault injection.
 //!
 //! Used by tests and by the replay of traces on a virtual device, where an 18 GB trace runs on a
-//! small machine. Whoever holds a clone sees and steers the same backing. It checks its caller: a
-//! mapping over a mapping, an unmapping of what is not mapped and the like are recorded as
-//! violations.
+//! small machine. All clones share one backing: the holder of any clone sees and steers it. It
+//! checks its caller: a mapping over a mapping, an unmapping of what is not mapped and the like are
+//! recorded as violations.
 
 use leasehold_alloc::{Backing, BackingCaps, Chunk};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};

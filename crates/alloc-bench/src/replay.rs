@@ -89,15 +89,15 @@ impl Default for Options {
     }
 }
 
-/// What a replay cost.
+/// The measurements of a replay.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Report {
     /// Events played, all repetitions and threads.
     pub events: u64,
-    /// The most bytes that were requested and live at one time, all threads together. What failed
-    /// was not live. With several threads it may be short by one part in 4,096 of the trace's peak
-    /// for each.
+    /// The most bytes that were requested and live at one time, all threads together. Failed
+    /// allocations were not live. With several threads it may be short by one part in 4,096 of the
+    /// trace's peak for each.
     pub peak_requested: u64,
     /// The most bytes taken from the driver.
     pub peak_reserved: u64,
@@ -165,8 +165,8 @@ pub fn virtual_device() -> Result<Box<dyn Backing>> {
 /// Replays on a backing. Epochs are virtual, so nothing must really use the memory.
 ///
 /// # Errors
-/// What the allocator returns on construction, and a lost device. Allocations that fail otherwise
-/// are counted, not returned.
+/// The allocator's errors on construction, and a lost device. Allocations that fail otherwise are
+/// counted, not returned.
 pub fn replay(trace: &Trace, options: &Options, backing: Box<dyn Backing>) -> Result<Report> {
     let peak = copies_peak(trace, options)?;
     let granule = backing.caps().granule;
@@ -179,8 +179,8 @@ pub fn replay(trace: &Trace, options: &Options, backing: Box<dyn Backing>) -> Re
     }
 }
 
-/// What as many copies as there are threads have live at most: if all have their peaks at the same
-/// time.
+/// The most bytes that the copies of all threads have live: the sum if all copies reach their peaks
+/// at the same time.
 fn copies_peak(trace: &Trace, options: &Options) -> Result<u64> {
     let threads = options.threads.max(1);
     let all = trace.peak.checked_mul(u64::from(threads));
@@ -379,7 +379,7 @@ fn percentiles(mut all: Vec<u32>) -> Times {
     Times { p50: at(0.5), p99: at(0.99), p999: at(0.999), ..Times::default() }
 }
 
-/// What the clock adds to a time, in nanoseconds.
+/// The time that reading the clock adds to a measurement, in nanoseconds.
 fn clock_cost() -> u32 {
     let mut all: Vec<u32> = (0..1001).map(|_| Instant::now().elapsed().as_nanos() as u32).collect();
     all.sort_unstable();
@@ -471,14 +471,14 @@ pub fn events_to_play(trace: &Trace, options: &Options, search: bool, granule: u
 /// Events between two reports of progress.
 const STEP: usize = 1 << 13;
 
-/// What all copies have live together.
+/// The live bytes of all copies together.
 #[derive(Default)]
 struct SharedLive {
     now: AtomicU64,
     peak: AtomicU64,
 }
 
-/// What one copy has live. A sum over threads that each of them writes at every operation would
+/// The live bytes of one copy. A sum over threads that each of them writes at every operation would
 /// slow what is measured. So a copy tells the others when it has changed by a step, and never more
 /// than it has: at every time their sum is live.
 struct Live<'a> {
@@ -573,7 +573,7 @@ impl<'a, P: Plays> Playback<'a, P> {
                 break;
             }
         }
-        // What a failure makes needless is over too.
+        // Events that a failure makes needless count as over too.
         if let Some(Progress(tell)) = &self.options.progress {
             tell((trace.events.len() - played) as u64);
         }

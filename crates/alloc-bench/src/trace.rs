@@ -173,7 +173,7 @@ impl Trace {
         Ok(trace)
     }
 
-    /// What a snapshot's ring remembers, as a trace. Buffers that were allocated before the ring's
+    /// The events of a snapshot's ring, as a trace. Buffers that were allocated before the ring's
     /// oldest event, and freed later or still held, are allocated at its beginning, as a workload's
     /// weights are.
     #[must_use]

@@ -17,7 +17,7 @@ pub struct VirtualStream {
     host_waits: AtomicU64,
 }
 
-/// What virtual streams wait for, by timeline: from which value on, and for which timepoint.
+/// The waits of virtual streams, by timeline: from which value on, and for which timepoint.
 type Waits = Mutex<BTreeMap<u16, Vec<(u64, Timepoint)>>>;
 /// Made by the first wait, so that a replay without waits takes no lock.
 static WAITS: OnceLock<Waits> = OnceLock::new();

@@ -18,15 +18,15 @@ use std::time::Instant;
 
 /// An allocator under measurement.
 pub trait Subject: Sync {
-    /// What an allocation gives; giving it back is [`free`](Self::free)'s.
+    /// The block that an allocation gives; [`free`](Self::free) takes it back.
     type Block: Send;
-    /// What a thread allocates on: a stream, a pool of its own, nothing.
+    /// The object that a thread allocates on: a stream, a pool of its own, nothing.
     type Stream: Send;
 
     /// A stream for one thread.
     ///
     /// # Errors
-    /// Whatever there is no stream for.
+    /// The reason why the subject cannot make a stream.
     fn stream(&self) -> Result<Self::Stream>;
 
     /// Allocates `size` bytes. `None`: there is no memory; the workload then ends without a figure.
@@ -68,7 +68,7 @@ pub enum Workload {
     },
 }
 
-/// What a workload took.
+/// The cost of a workload.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Sample {

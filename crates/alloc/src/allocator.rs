@@ -9,9 +9,9 @@
 //! - A free runs in the drop of the last lease: [`last`](crate::paths::last). It makes no driver
 //!   call, waits for nothing but the lock, and works on any thread.
 //! - A block does not count its allocator. `refs` counts the allocator's keeper, weak leases and,
-//!   once the keeper is gone, the rows that were out at that time. Whoever takes it to zero
-//!   destroys the whole; memory that a stream may still be using is not given to the driver then,
-//!   but put aside until it is over ([`destroy`](crate::destroy)).
+//!   once the keeper is gone, the rows that were out at that time. The thread that takes `refs` to
+//!   zero destroys the whole. Memory that a stream may still be using is not given to the driver
+//!   then, but put aside until it is over ([`destroy`](crate::destroy)).
 
 use crate::backing::{Backing, BackingCaps};
 use crate::budget::Budget;
@@ -155,7 +155,7 @@ impl Allocator {
         }
         let limit = config.budget;
         let threads = std::thread::available_parallelism().map_or(4, usize::from);
-        // What lies in a thread cache keeps the slab run or the granule around it from being empty.
+        // A block in a thread cache keeps the slab run or the granule around it from being empty.
         let fit = config.magazines && config.policy != Policy::Compact;
         let caches = if fit && watch.is_none() {
             // All shards together hold back a small part of the memory at most, and give it up
@@ -217,7 +217,7 @@ impl Allocator {
         unsafe { self.0.0.as_ref() }
     }
 
-    /// What the backing can do.
+    /// The capabilities of the backing.
     pub fn caps(&self) -> BackingCaps {
         self.inner().caps
     }
@@ -337,7 +337,7 @@ impl Allocator {
     /// under the lock.
     ///
     /// # Errors
-    /// What is wrong, in words.
+    /// The broken invariant, in words.
     #[doc(hidden)]
     pub fn check(&self) -> Result<(), String> {
         self.inner().core.lock().store.check()

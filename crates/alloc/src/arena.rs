@@ -160,7 +160,7 @@ impl Drop for Tenant {
     }
 }
 
-/// What a member keeps: its region.
+/// The region that a member keeps alive.
 struct Within(Arc<Region>);
 
 impl Within {
@@ -461,7 +461,7 @@ impl GraphArena {
         Ok(())
     }
 
-    /// What is to be packed, with the symbols, and leases on the members that are still held.
+    /// The intervals to pack, with their symbols, and leases on the members that are still held.
     #[expect(clippy::type_complexity, reason = "three parallel lists, used once")]
     fn intervals(
         &self,

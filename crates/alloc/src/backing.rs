@@ -21,7 +21,7 @@ pub struct Chunk {
     pub native: u64,
 }
 
-/// What a backing can do.
+/// The capabilities of a backing.
 #[derive(Debug, Clone, Copy)]
 pub struct BackingCaps {
     /// Addresses and memory can be had apart: `reserve`, `create`, `map`, `unmap`, `destroy` work.
@@ -49,20 +49,20 @@ impl Default for BackingCaps {
 /// Methods may block on the driver. They are called from any thread, possibly several at once,
 /// without any lock of the allocator. After an error the backing must be as before the call.
 ///
-/// Who asks for memory does so safely; what names an address or a handle is unsafe to call, since
-/// it changes or unmaps whatever is there.
+/// Methods that only ask for memory are safe. Methods that name an address or a handle are unsafe,
+/// since they change or unmap whatever is there.
 ///
 /// # Safety
 /// An allocator lends what a backing gives, and a runtime lets devices write there. The author
 /// vouches:
 /// - Addresses from [`reserve`](Self::reserve), [`commit`](Self::commit) and [`exact`](Self::exact)
 ///   are used for nothing else until they are given back.
-/// - What is committed or mapped is backed, for as many bytes as asked for, by memory that nobody
+/// - A committed or mapped range is backed, for as many bytes as asked for, by memory that nobody
 ///   else has. A backing that backs nothing belongs to no device, so that nobody uses its
 ///   addresses.
 /// - [`caps`](Self::caps) are true and constant.
 pub unsafe trait Backing: Send + Sync {
-    /// What this backing can do. Constant.
+    /// The capabilities of this backing. Constant.
     fn caps(&self) -> BackingCaps;
 
     /// Reserves `bytes` of addresses, backed by nothing.

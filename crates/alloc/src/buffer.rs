@@ -36,7 +36,7 @@ use leasehold_core::{
 use std::fmt;
 use std::marker::PhantomPinned;
 
-/// What kind of host memory lies under a buffer, if any.
+/// The kind of host memory under a buffer, if any.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum HostKind {
@@ -110,7 +110,7 @@ pub(crate) fn home_line(flags: u32) -> TimelineId {
     PackedTimepoint::from_bits(u64::from(flags >> HOME_SHIFT) << 48).timeline_id()
 }
 
-/// Who may still be using a buffer that nobody holds.
+/// The timelines that may still be using a buffer that nobody holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Open {
     Over,
@@ -156,7 +156,7 @@ impl Buffer {
         home_line(self.flags())
     }
 
-    /// What kind of host memory it is.
+    /// The kind of host memory under the buffer.
     #[inline]
     pub fn host_kind(&self) -> HostKind {
         match self.flags.load(Ordering::Relaxed) & KIND_MASK {

@@ -1,7 +1,7 @@
 //! A place for an allocator that is made at its first use.
 //!
 //! # Protocol
-//! Whoever finds the cell empty takes `making` and looks again, so that one caller makes the
+//! A caller that finds the cell empty takes `making` and looks again. So one caller makes the
 //! allocator while others wait for it; a failure leaves the cell as it was. A reader of a filled
 //! cell takes no lock.
 //!
@@ -40,7 +40,7 @@ impl AllocatorCell {
     /// The allocator. The first caller makes it; others that come meanwhile block until it is made.
     ///
     /// # Errors
-    /// What `make` fails with. The next caller tries again.
+    /// The error of `make`. The next caller tries again.
     pub fn get_or_make(&self, make: impl FnOnce() -> Result<Allocator>) -> Result<&Allocator> {
         if let Some(allocator) = self.made.get() {
             return Ok(allocator);

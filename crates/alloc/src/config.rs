@@ -1,4 +1,4 @@
-//! What can be chosen about an allocator, and what it tells about itself.
+//! The settings of an allocator, and the numbers that it reports about itself.
 
 use crate::buffer::HostKind;
 use crate::debug::DebugAids;
@@ -101,7 +101,7 @@ impl Policy {
     }
 }
 
-/// What an allocation may do with free memory that another stream may still be using.
+/// The use that an allocation may make of free memory that another stream may still be using.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum CrossStream {
     /// Nothing: it waits on the host until the memory is ready, and only when there is no other.
@@ -117,9 +117,9 @@ pub enum CrossStream {
 /// The settings of an allocator. All have defaults.
 #[derive(Debug, Clone)]
 pub struct AllocatorConfig {
-    /// What the memory is called in reports: `cpu:0 device memory`.
+    /// The name of the memory in reports: `cpu:0 device memory`.
     pub name: Text,
-    /// What kind of host memory its buffers are.
+    /// The kind of host memory of its buffers.
     pub host_kind: HostKind,
     /// Moving granules.
     pub policy: Policy,
@@ -141,7 +141,7 @@ pub struct AllocatorConfig {
     pub magazine_large_bytes: u64,
     /// How long an allocation that found nothing waits for another thread's free.
     pub patience: Option<Duration>,
-    /// What looks for wrong uses of memory. All off.
+    /// The debug aids, which look for wrong uses of memory. All off.
     pub debug: DebugAids,
     /// Entries of the ring of trace events; 0 switches it off. With it, every request goes through
     /// the lock.

@@ -43,7 +43,7 @@ impl Counters {
         self.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(self.ahead())
     }
 
-    /// What thread caches have told.
+    /// The live bytes that thread caches have told.
     #[inline]
     pub(crate) fn ahead(&self) -> i64 {
         self.told.load(Ordering::Relaxed)

@@ -9,11 +9,12 @@ use leasehold_core::{Error, Result, TimelineId};
 use std::fmt;
 use std::str::FromStr;
 
-/// What a fresh buffer holds with [`DebugAids::poison`]: a NaN in every floating-point format.
+/// The byte that fills a fresh buffer with [`DebugAids::poison`]: a NaN in every floating-point
+/// format.
 pub const POISON_FRESH: u8 = 0xFF;
-/// What freed memory holds with [`DebugAids::poison`].
+/// The byte that fills freed memory with [`DebugAids::poison`].
 pub const POISON_FREED: u8 = 0xDB;
-/// What lies behind a buffer with [`DebugAids::red_zone`].
+/// The byte that fills the zone behind a buffer with [`DebugAids::red_zone`].
 pub const RED_ZONE: u8 = 0xFA;
 
 /// Findings that an allocator remembers; later ones are counted only.
@@ -140,7 +141,7 @@ fn parse_size(name: &str, text: &str) -> Result<u64> {
     })
 }
 
-/// What went wrong.
+/// The kind of wrong use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FindingKind {
@@ -153,7 +154,7 @@ pub enum FindingKind {
 /// A wrong use of memory that a debug aid found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Finding {
-    /// What went wrong.
+    /// The kind of wrong use.
     pub kind: FindingKind,
     /// The buffer's address.
     pub addr: u64,

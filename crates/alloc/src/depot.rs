@@ -5,8 +5,8 @@
 //! in one step, which looks at none of its blocks. So threads that free what others allocate meet
 //! at the heap's lock a few times in a hundred operations. Here a *bin* belongs to one line at a
 //! time, so threads with streams of their own do not meet here either. Another timeline gets a bin
-//! that is empty, or that its timeline has not used for a while. What lies here counts as kept in
-//! thread caches.
+//! that is empty, or that its timeline has not used for a while. Rows in the depot count as kept
+//! in thread caches.
 //!
 //! # Protocol
 //! A bin's lock is a leaf. Lists come and go only inside a shard, where no thread may wait: a
@@ -28,7 +28,7 @@ use leasehold_core::sync::{CachePadded, Mutex};
 use leasehold_core::{PackedTimepoint, TimelineId};
 use std::ptr;
 
-/// What a row adds to the count of rows and bytes in one word.
+/// The addend for one row in the word that counts rows and bytes.
 const ROW: u64 = 1 << 44;
 
 /// The most rows of a list: they are counted in the bits of an address that alignment leaves.
@@ -110,8 +110,8 @@ impl Depot {
     }
 
     /// Keeps a list of rows of a class, freed on `timeline`, each linked to the next. `false`:
-    /// there is no room, or somebody is at it. What another timeline has left in the bin may go
-    /// into the list. Inside a shard only.
+    /// there is no room, or somebody is at it. Rows that another timeline has left in the bin may
+    /// go into `left`. Inside a shard only.
     ///
     /// # Safety
     /// - The table whose rows were put here is alive.

@@ -229,7 +229,8 @@ impl Inner {
         Ok(None)
     }
 
-    /// What lies free by now, once everything that is over was brought to where it can be taken.
+    /// A block of the memory that is free once everything that is over was brought to where it can
+    /// be taken.
     pub(crate) fn take_coalesced(&self, need: Need, size: u64, on: On<'_>) -> Lent {
         let mut core = self.core.lock();
         self.settle(&mut core);

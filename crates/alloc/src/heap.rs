@@ -49,7 +49,7 @@ pub(crate) struct Span {
     /// The first unit in the heap's space of units. It lies in the space as the base lies among the
     /// addresses, modulo [`Heap::stride`], so that what is aligned here is aligned there.
     pub(crate) unit: u32,
-    /// What the span takes of the space: where from, and how much.
+    /// The span's share of the space of units: its start and its length.
     room: (u32, u32),
     pub(crate) units: u32,
     pub(crate) first: u32,
@@ -115,7 +115,7 @@ pub(crate) struct Heap {
     /// Gaps in the space of units, left by spans that are gone.
     gaps: Vec<(u32, u32)>,
     unit_end: u32,
-    /// What spans take of the space of units comes in multiples of this, a granule at least.
+    /// Spans take multiples of this from the space of units. It is a granule at least.
     stride: u32,
     /// Nodes start below this unit, apart from those whose spans end above it.
     reached: u32,
@@ -510,7 +510,7 @@ impl Heap {
         let shift = self.res.shift;
         let mut pending: Vec<(u16, u64, u64)> = Vec::new();
         let mut push = |s: PackedTimepoint, units: u64| {
-            // What failed passes after what it was to wait for.
+            // A failed value passes after the work that it was to wait for.
             let at_work = s.timepoint().and_then(|p| p.timeline().obstacle(p.value()));
             if let Some(p) = at_work.filter(|p| !p.timeline().failed(p.value())) {
                 // Without host memory for all of them the choice is a worse one.
@@ -730,7 +730,7 @@ impl Heap {
     #[inline(always)]
     fn announce(&mut self, id: u32, lane: u8) {
         self.tick += 1;
-        // What the rest looks at, all at once.
+        // The rest of the operation looks at all of these entries; they are fetched at once.
         let Node { start, units, prev, next, .. } = self.nodes[id];
         fetch_entry(&self.nodes.rows, prev as usize);
         fetch_entry(&self.nodes.rows, next as usize);

@@ -1,8 +1,8 @@
-//! What a row keeps alive: somebody else's memory as a buffer, and whatever else must outlast the
-//! last use of one.
+//! Foreign objects that a row keeps alive: somebody else's memory as a buffer, and all else that
+//! must outlast the last use of a buffer.
 //!
-//! What is kept is foreign: it is dropped without the allocator's lock, once nobody holds the row
-//! and its last use is over.
+//! The allocator drops a foreign object without its lock, once nobody holds the row and the row's
+//! last use is over.
 //!
 //! This module must not know where blocks lie.
 
@@ -14,7 +14,7 @@ use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::{Error, Lease, PackedTimepoint, Result};
 use std::any::Any;
 
-/// What may be done with imported memory.
+/// The permitted access to imported memory.
 ///
 /// The layers above refuse work that writes a read-only buffer, whoever submits it: a lease may be
 /// had by handle.

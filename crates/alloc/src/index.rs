@@ -381,8 +381,8 @@ impl Index {
         *head = select_unpredictable(before == NIL, after, *head);
     }
 
-    /// Adds a node. What it describes may change only through [`cut`](Self::cut),
-    /// [`extend_up`](Self::extend_up) and [`extend_down`](Self::extend_down) while it is in.
+    /// Adds a node. The range that the node describes may change only through [`cut`](Self::cut),
+    /// [`extend_up`](Self::extend_up) and [`extend_down`](Self::extend_down) while the node is in.
     #[inline]
     pub(crate) fn insert(&mut self, nodes: &mut [Node], id: u32) {
         let Node { start, units, holes, .. } = nodes[id as usize];

@@ -19,7 +19,7 @@ pub const SIZE_LIMIT: u64 = 1 << 60;
 /// The number of slab classes.
 pub const CLASSES: usize = 48;
 
-/// What is asked for: a size in bytes and an alignment in bytes (a power of two).
+/// A request: a size in bytes and an alignment in bytes (a power of two).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Layout {
     /// Bytes. Zero gives a valid, empty buffer.

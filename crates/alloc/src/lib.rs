@@ -4,21 +4,21 @@
 //! tensors. Memory comes from a [`Backing`], order from timelines and timepoints; a block is a row
 //! of the block table, and that row is the control block of its `Lease<Buffer>`.
 //!
-//! - leases. Module: `allocator`, `paths`, `buffer`, `table`, `cell`. What it does: rows at stable
+//! - leases. Module: `allocator`, `paths`, `buffer`, `table`, `cell`. Purpose: rows at stable
 //!   addresses, the record of each buffer's last uses, drops on any thread.
-//! - thread caches. Module: `thread_cache`, `depot`, `list`. What it does: just-freed blocks in
-//!   front of the heap's lock, a lock word for each shard (Bonwick's magazines and depot).
-//! - heap. Module: `store`, `slab`, `heap`, `index`, `node`. What it does: slabs up to 64 KiB,
-//!   first fit above, free lists for each stream.
-//! - physical memory. Module: `residency`, `plan`, `budget`. What it does: which granules are
-//!   backed, moving them to where they are needed, the hard budget.
-//! - slow path. Module: `fallback`, `growth`, `trim`, `oom`. What it does: what is tried, in order,
+//! - thread caches. Module: `thread_cache`, `depot`, `list`. Purpose: just-freed blocks in front of
+//!   the heap's lock, a lock word for each shard (Bonwick's magazines and depot).
+//! - heap. Module: `store`, `slab`, `heap`, `index`, `node`. Purpose: slabs up to 64 KiB, first fit
+//!   above, free lists for each stream.
+//! - physical memory. Module: `residency`, `plan`, `budget`. Purpose: which granules are backed,
+//!   moving them to where they are needed, the hard budget.
+//! - slow path. Module: `fallback`, `growth`, `trim`, `oom`. Purpose: what is tried, in order,
 //!   before `OutOfMemory`; taking memory and giving it back.
-//! - the end. Module: `destroy`. What it does: an allocator that nobody holds, at once or deferred.
-//! - graphs. Module: `arena`, [`planner`]. What it does: symbolic buffers while recording, packed
-//!   by liveness when it stops.
-//! - observers. Module: `watch`, `debug`, `ring`, `snapshot`. What it does: debug aids, the trace
-//!   ring, snapshots.
+//! - the end. Module: `destroy`. Purpose: an allocator that nobody holds, at once or deferred.
+//! - graphs. Module: `arena`, [`planner`]. Purpose: symbolic buffers while recording, packed by
+//!   liveness when it stops.
+//! - observers. Module: `watch`, `debug`, `ring`, `snapshot`. Purpose: debug aids, the trace ring,
+//!   snapshots.
 //!
 //! Locks: the allocator's is a leaf, and it is not held across a call of a backing, a timeline, a
 //! reclaimer or a foreign destructor. An arena's lock is taken before it, never after.

@@ -1,24 +1,21 @@
 //! Models of the allocator's concurrent parts: loom runs the code that ships through its
 //! interleavings. `ci/loom.sh alloc`.
 //!
-//! - a. What runs side by side: two threads on one shard of the thread caches, a third that empties
-//!   it. What must hold: no block twice, none lost.
-//! - c. What runs side by side: a stream's work, the last drop, the next allocation. What must
-//!   hold: memory is reused after its last use only.
-//! - d. What runs side by side: growths within a budget. What must hold: never above the limit; a
-//!   failure gives back.
-//! - e. What runs side by side: a launch, a suspension, the last drop of an arena. What must hold:
-//!   no launch on memory that is gone; one tear-down.
-//! - f. What runs side by side: a shard's counters, a reader. What must hold: never more than there
-//!   is, never less than nothing.
-//! - g. What runs side by side: the allocator's end, the last lease. What must hold: everything
-//!   goes back, once.
-//! - h. What runs side by side: a thread that frees, a flush. What must hold: what was freed before
-//!   the flush is in it.
-//! - i. What runs side by side: threads that come and go. What must hold: a number is one thread's
-//!   at a time, and what the last one did is seen.
-//! - j. What runs side by side: two streams' submitters that use one buffer. What must hold: the
-//!   second sees the first one's mark, and its work waits.
+//! - a. Actors: two threads on one shard of the thread caches, a third that empties it. Invariant:
+//!   no block twice, none lost.
+//! - c. Actors: a stream's work, the last drop, the next allocation. Invariant: memory is reused
+//!   after its last use only.
+//! - d. Actors: growths within a budget. Invariant: never above the limit; a failure gives back.
+//! - e. Actors: a launch, a suspension, the last drop of an arena. Invariant: no launch on memory
+//!   that is gone; one tear-down.
+//! - f. Actors: a shard's counters, a reader. Invariant: never more than there is, never less than
+//!   nothing.
+//! - g. Actors: the allocator's end, the last lease. Invariant: everything goes back, once.
+//! - h. Actors: a thread that frees, a flush. Invariant: what was freed before the flush is in it.
+//! - i. Actors: threads that come and go. Invariant: a number is one thread's at a time, and what
+//!   the last one did is seen.
+//! - j. Actors: two streams' submitters that use one buffer. Invariant: the second sees the first
+//!   one's mark, and its work waits.
 //!
 //! Each counts in how many executions the interesting thing happened and fails if there was none,
 //! and each is run once more with a deliberate defect ([`mutant`](crate::mutant)) that it must
@@ -44,7 +41,7 @@ use leasehold_core::{
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// What happened, over all executions of a model.
+/// The events that happened, over all executions of a model.
 #[derive(Clone, Default)]
 struct Seen(std::sync::Arc<parking::Counts>);
 
@@ -190,7 +187,7 @@ fn filled(rows: u32) -> Arc<Pile> {
 fn a_no_block_twice_and_none_lost() {
     explore('a', &["owner's hit", "other's hit", "owner refused", "stolen"], |seen| {
         let pile = filled(2);
-        // What a thread has in its hands in the end: taken and not kept again.
+        // The number of blocks that a thread has in its hands in the end: taken and not kept again.
         let turn =
             |pile: &Pile, thread: u32, seen: &Seen, hit: &'static str, refused: &'static str| {
                 let Some(row) = pile.take(thread) else {

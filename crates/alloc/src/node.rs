@@ -20,7 +20,7 @@ pub(crate) fn or_sink(id: u32) -> u32 {
     select_unpredictable(id == NIL, SINK, id)
 }
 
-/// What a node is.
+/// The state of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum State {
@@ -63,7 +63,7 @@ pub(crate) struct Node {
     pub(crate) lane: u8,
 }
 
-/// What a block in a timeline's lane has besides.
+/// The further fields of a block in a timeline's lane.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cold {
     /// When the memory's last use is over. Meaningful unless the lane is lane 0.

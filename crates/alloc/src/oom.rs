@@ -17,7 +17,7 @@ const MOST_TAGS: usize = 5;
 /// Streams that it names.
 const MOST_LINES: usize = 4;
 
-/// What was tried, for the report.
+/// The attempts that were made, for the report.
 #[derive(Default)]
 pub(crate) struct Trail {
     pub(crate) notes: Vec<Text>,
@@ -49,7 +49,7 @@ impl Inner {
     pub(crate) fn report(&self, layout: Layout, notes: Vec<Text>, refused: bool) -> Error {
         let mut report = OutOfMemory::new(self.site(), layout.size);
         let mut places: Vec<(Text, u64)> = Vec::new();
-        // What there is no host memory for is left out.
+        // A place is left out if there is no host memory for its text or entry.
         let mut place = |what: fmt::Arguments<'_>, bytes: u64| {
             if bytes > 0
                 && let Some(text) = host::text(what)

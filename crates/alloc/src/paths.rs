@@ -370,7 +370,7 @@ impl Inner {
         }
         let fine = renewed.unwrap_or_else(|| self.table.bump_generation(row));
         if fine {
-            // What lies in a cache is lent again as it is, but for the tag.
+            // A block in a cache is lent again as it is, but for the tag.
             let (timeline, class) =
                 (home_line(flags), usize::from(buffer.class.load(Ordering::Relaxed)));
             let back = if flags & CLASSLESS == 0 {

@@ -13,7 +13,7 @@ use crate::node::{NIL, Node, State};
 use crate::residency::{End, Place, Plan, Source, Step};
 use leasehold_core::{PackedTimepoint, Result};
 
-/// What a plan may use.
+/// The means that a plan may use.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Means {
     /// Take pieces from under free memory.
@@ -25,11 +25,11 @@ pub(crate) struct Means {
     pub(crate) even: bool,
     /// The size of new pieces in granules.
     pub(crate) piece: u32,
-    /// What is newly taken is a multiple of so many granules, where addresses and budget allow.
+    /// Newly taken memory is a multiple of so many granules, where addresses and budget allow.
     pub(crate) least: u32,
 }
 
-/// What came of planning.
+/// The outcome of planning.
 #[derive(Debug)]
 pub(crate) enum Planned {
     /// A plan to carry out.
@@ -101,7 +101,7 @@ impl Heap {
             b = b.next_multiple_of(granule);
         }
 
-        // What there is to back it with.
+        // The sources that can back the target: cached pieces, and pieces under free memory.
         let cached: u32 =
             self.res.cached.iter().map(|&p| self.res.pieces[p as usize].granules).sum();
         let mut reclaimable =
@@ -113,8 +113,8 @@ impl Heap {
         let at_hand: u32 = reclaimable[..now].iter().map(|l| l.granules).sum();
         let short = missing.saturating_sub(cached + at_hand);
         if let Some(near) = means.near.filter(|_| short > 0 && !self.single()) {
-            // What several timelines still use does not merge: once it is over, what lies there may
-            // fit as it is.
+            // Blocks that several timelines still use do not merge. Once the uses are over, a block
+            // there may fit as it is.
             let (_, pending) = self.free_units();
             let newest = self.newest_pending();
             if pending >> shift >= u64::from(short) && ahead(newest) <= near && !newest.is_never() {
@@ -123,8 +123,8 @@ impl Heap {
         }
         if let Some(near) = means.near.filter(|_| short > 0 && self.single()) {
             let mut more = 0;
-            // What is near, as much as is short: even if it is less, that much need not be taken
-            // from the driver.
+            // The wait is for near granules, as many as are short. Even if they are fewer, the
+            // driver need not supply that many.
             let wanted = reclaimable[now..].iter().take_while(|l| {
                 let wanted = more < short && l.ahead <= near;
                 more += l.granules;

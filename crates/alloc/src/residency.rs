@@ -11,7 +11,7 @@ use crate::host;
 use crate::node::{NIL, Node, State};
 use leasehold_core::{PackedTimepoint, Result, TimelineId};
 
-/// What backs a granule.
+/// The piece that backs a granule, and the granule's last uses.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Granule {
     pub(crate) piece: u32,

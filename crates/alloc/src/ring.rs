@@ -15,7 +15,7 @@ use leasehold_core::sync::CachePadded;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Instant;
 
-/// What an event of the trace ring says.
+/// The kind of an event of the trace ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[repr(u8)]
@@ -41,7 +41,7 @@ pub enum EventKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct TraceEvent {
-    /// What happened.
+    /// The kind of event.
     pub kind: EventKind,
     /// Microseconds since the allocator was made.
     pub t_us: u64,

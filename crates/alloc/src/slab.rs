@@ -28,7 +28,7 @@ fn run_bytes(class: usize, runs: u32) -> u64 {
     (first << runs.min(6)).min(most).next_multiple_of(UNIT)
 }
 
-/// Who may take the pending slots.
+/// The timelines that may take the pending slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pending {
     None,

@@ -19,7 +19,7 @@ use leasehold_core::{PackedTimepoint, Text};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
-/// What a block of a [`Segment`] is.
+/// The state of a block of a [`Segment`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
@@ -50,7 +50,7 @@ pub struct BlockInfo {
     pub bytes: u64,
     /// Bytes as asked for; 0 unless live.
     pub requested: u64,
-    /// What it is.
+    /// The state of the block.
     pub state: BlockState,
     /// The line of the stream that it was allocated on (live), or that may still use it (pending);
     /// 0: none, or several.
@@ -73,7 +73,7 @@ pub struct Segment {
     pub bytes: u64,
     /// Made of granules that were mapped one by one.
     pub paged: bool,
-    /// What lies in it, by address, without gaps.
+    /// The blocks of the segment, by address, without gaps.
     pub blocks: Vec<BlockInfo>,
 }
 
@@ -81,7 +81,7 @@ pub struct Segment {
 #[derive(Debug, Clone)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Snapshot {
-    /// What the memory is called.
+    /// The name of the memory.
     pub name: Text,
     /// The numbers.
     pub stats: AllocStats,
@@ -112,7 +112,7 @@ pub struct LiveBuffer {
     pub imported: bool,
 }
 
-/// What buffers of one release tag hold.
+/// The totals of the buffers of one release tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct TagTotal {
@@ -124,7 +124,7 @@ pub struct TagTotal {
     pub bytes: u64,
 }
 
-/// Who holds memory: at the end of a program, what leaked.
+/// The buffers that leases hold: at the end of a program, the leaks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct LeakReport {
@@ -199,8 +199,8 @@ impl Allocator {
         }
     }
 
-    /// Who holds buffers now, members of graphs and empty buffers left out. Walks the block table
-    /// without a lock: exact when nobody allocates or drops meanwhile.
+    /// The buffers that leases hold now, members of graphs and empty buffers left out. Walks the
+    /// block table without a lock: exact when nobody allocates or drops meanwhile.
     #[must_use]
     pub fn leak_report(&self) -> LeakReport {
         let mut buffers = Vec::new();
@@ -221,7 +221,7 @@ struct Lent {
     graph: bool,
 }
 
-/// What the tables say beside the nodes.
+/// The facts that the tables hold beside the nodes.
 struct Facts<'a> {
     core: &'a Core,
     lent: HashMap<u64, Lent>,
@@ -402,7 +402,7 @@ impl Facts<'_> {
             let n = &heap.nodes[at];
             self.node(heap, at, n, &mut |block| {
                 let (mut from, to) = (block.addr, block.addr + block.bytes);
-                // What is backed by nothing lies in no segment.
+                // Addresses that nothing backs lie in no segment.
                 while from < to && segment < out.len() {
                     let s = &mut out[segment];
                     let (begin, end) = (from.max(s.addr), to.min(s.addr + s.bytes));

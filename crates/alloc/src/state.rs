@@ -23,7 +23,7 @@ use leasehold_core::{Error, Header, Owner, PackedTimepoint, Result, Timeline, Ti
 use std::any::Any;
 use std::ptr::NonNull;
 
-/// What must outlast the last use of a buffer.
+/// An object that must outlast the last use of a buffer.
 pub(crate) type Keep = Box<dyn Any + Send + Sync>;
 
 /// The stream that asks. A hit touches only the timeline; the timeline is for the slow path.
@@ -48,13 +48,13 @@ impl<'a> On<'a> {
 /// bytes it freed, as far as it knows; zero ends its turn. One that panics is not called again.
 pub type Reclaimer = Box<dyn Fn(u64) -> u64 + Send + Sync>;
 
-/// What the lock guards.
+/// The state that the lock guards.
 pub(crate) struct Core {
     pub(crate) store: Store,
     pub(crate) vacant: Vacant,
     /// The keeper is gone; what comes back counts down `refs`.
     pub(crate) orphan: bool,
-    /// What imported buffers keep alive, by row.
+    /// The objects that imported buffers keep alive, by row.
     pub(crate) keeps: Vec<Option<Keep>>,
     /// Rows whose blocks several timelines may still be using.
     pub(crate) deferred: Deferred,

@@ -1,6 +1,6 @@
 //! The store: heap and slabs together, behind one pair of calls.
 //!
-//! What one allocator's lock guards. Pure state: no driver call, no lease, no thread.
+//! One allocator's lock guards the store. Pure state: no driver call, no lease, no thread.
 
 use crate::heap::{Heap, READY};
 use crate::layout::NO_CLASS;
@@ -33,7 +33,8 @@ pub(crate) struct Block {
     pub(crate) stamp: PackedTimepoint,
 }
 
-/// What the heap must supply when no free block fits: the request itself, or a slab run for it.
+/// The memory that the heap must supply when no free block fits: the request itself, or a slab run
+/// for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Need {
     /// Units of a block of its own; for a slab class see [`Store::units`].
@@ -43,7 +44,7 @@ pub(crate) struct Need {
 }
 
 impl Need {
-    /// What a request of `size > 0` bytes aligned to `align` needs. `None`: more than the space of
+    /// The need of a request of `size > 0` bytes aligned to `align`. `None`: more than the space of
     /// units.
     pub(crate) fn of(size: u64, align: u64) -> Option<Need> {
         if size <= SLAB_MAX && align <= MIN_ALIGN {

@@ -202,7 +202,7 @@ fn lost() -> Error {
 mod tests {
     use super::*;
 
-    /// Whoever takes and gives rows: the rows of a page are of one list, and go back to it.
+    /// The rows of a page are of one list and go back to it, whichever thread takes and gives them.
     #[test]
     fn rows_of_a_page_stay_together() {
         let (table, mut vacant) = (Table::new(), Vacant::new());

@@ -24,9 +24,8 @@
 //! Counters are written inside only, and read anywhere.
 //!
 //! The hits, [`ThreadCaches::take`] and [`ThreadCaches::put`], do nothing else and give up where
-//! anything else is to be done. What a hit touches lies in the shard and in the first 64 bytes of a
-//! row. Nobody calls anything while inside. Rows that leave for the heap are carried there after
-//! leaving.
+//! anything else is to be done. A hit touches the shard and the first 64 bytes of a row. Nobody
+//! calls anything while inside. Rows that leave for the heap are carried there after leaving.
 
 use crate::buffer::Row;
 use crate::depot::Depot;
@@ -61,7 +60,7 @@ const MOST_SHARDS: usize = 64;
 /// The shards of one allocator.
 pub(crate) struct ThreadCaches {
     shards: Shards,
-    /// What each shard keeps at most, of small blocks and of large ones.
+    /// The most bytes that each shard keeps, of small blocks and of large ones.
     small: u64,
     large: u64,
     /// The largest block that is kept.
@@ -92,7 +91,7 @@ unsafe impl Send for Shard {}
 // SAFETY: the bins are entered by one thread at a time (see the protocol); all else is atomic.
 unsafe impl Sync for Shard {}
 
-/// What goes to the heap: rows, and live bytes that it does not know of.
+/// The rows that go to the heap, and the live bytes that the heap does not know of.
 pub(crate) struct Back {
     pub(crate) rows: List,
     pub(crate) drift: i64,
@@ -107,7 +106,7 @@ impl Back {
     }
 }
 
-/// What came of a request for a small block that was no hit.
+/// The outcome of a request for a small block that was no hit.
 pub(crate) enum Refill<'a> {
     Row(&'a Row, Back),
     /// There is none. So many more than the one that was asked for are welcome: see
@@ -281,7 +280,7 @@ impl ThreadCaches {
     }
 
     /// Keeps rows of small blocks of one class that nobody has held yet and that `timeline` may
-    /// use. What finds no room stays in the list.
+    /// use. Rows that find no room stay in the list.
     ///
     /// # Safety
     /// - The table whose rows these are outlives the caches.
@@ -314,7 +313,7 @@ impl ThreadCaches {
     /// heap does not know of.
     ///
     /// # Errors
-    /// What goes to the heap before the request does.
+    /// The rows and live bytes that go to the heap before the request does.
     ///
     /// # Safety
     /// - As [`take`](Self::take).
@@ -339,8 +338,8 @@ impl ThreadCaches {
             }
             None => {
                 let mut rows = List::EMPTY;
-                // What is kept cannot coalesce. Where threads contend, some of it is worth a visit
-                // to the heap.
+                // Kept blocks cannot coalesce. Where threads contend, the shard gives blocks up
+                // only if it keeps more than half of `LARGE`.
                 if !shard.contended.load(Ordering::Relaxed) || large.len() > LARGE / 2 {
                     large.give_up(&shard.large, &mut rows);
                 }
@@ -405,7 +404,7 @@ impl ThreadCaches {
     /// Takes everything out of all shards and the depot. `close`: and lets nobody in again.
     pub(crate) fn flush(&self, close: bool) -> Back {
         let mut back = Back::NOTHING;
-        // What lies in the depot must not get into a shard that was looked at.
+        // Rows in the depot must not get into a shard that the flush has already looked at.
         let all = close || self.depot.any();
         // Every flush begins at the first shard, so no two wait for each other.
         let mut entered: [Option<Inside<'_>>; MOST_SHARDS] = [const { None }; MOST_SHARDS];

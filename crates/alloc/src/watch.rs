@@ -1,4 +1,4 @@
-//! What an allocator with debug aids or a trace ring does with each block. Absent otherwise.
+//! The work of debug aids and of the trace ring on each block. Absent in other allocators.
 //!
 //! # Protocol
 //! Rows of a watched allocator bear the flag `WATCHED`, so that their last drop comes here; its
@@ -28,7 +28,7 @@ use std::collections::{HashMap, VecDeque};
 pub(crate) struct Watch {
     aids: DebugAids,
     ring: Option<Ring>,
-    /// What rows that are out hold, by index. Empty without aids.
+    /// The side data of rows that are out, by the row's index. Empty without aids.
     sides: Mutex<HashMap<u32, Side>>,
     held: Mutex<Held>,
     findings: Mutex<Vec<Finding>>,
@@ -85,7 +85,7 @@ struct Held {
 pub(crate) enum Reach {
     /// No driver call.
     Free,
-    /// What is due.
+    /// The blocks that are due.
     Due,
     /// The quarantine too.
     All,

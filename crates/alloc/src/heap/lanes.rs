@@ -235,7 +235,7 @@ impl Heap {
     pub(super) fn unite_lanes(&mut self) {
         for lane in 1..self.lanes.len() {
             for _ in 0..self.lanes[lane].index.count() {
-                // Whatever was merged has gone to the end, or away.
+                // A merged block has gone to the end of the order of release, or no longer exists.
                 let id = self.lanes[lane].oldest;
                 if id == NIL {
                     break;

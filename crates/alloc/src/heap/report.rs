@@ -1,4 +1,4 @@
-//! What the heap holds, and whether it is consistent. Changes nothing.
+//! Reports on the heap's contents, and the check of its consistency. Both change nothing.
 
 use super::{Heap, Lane};
 use crate::layout::UNIT_SHIFT;

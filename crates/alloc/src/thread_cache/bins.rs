@@ -1,4 +1,4 @@
-//! What lies in a shard: bins of small blocks, for each of a few timelines, and the last large
+//! The contents of a shard: bins of small blocks, for each of a few timelines, and the last large
 //! blocks. Touched inside the shard only.
 
 use super::{LARGE, Shard, TRIES};

@@ -1,4 +1,4 @@
-//! What a shard gives, keeps and gives up, thread by thread.
+//! Tests of the blocks that a shard gives, keeps and gives up, thread by thread.
 
 use super::*;
 use crate::layout::class_size;
@@ -45,7 +45,7 @@ fn refill(caches: &ThreadCaches, thread: u32, timeline: TimelineId) -> Refill<'_
     unsafe { caches.refill(thread, CLASS, timeline, 4000) }
 }
 
-/// What goes to the heap.
+/// The number of rows that go to the heap.
 fn spill(caches: &ThreadCaches, row: &Row, class: usize, timeline: TimelineId) -> usize {
     count(caches.spill(1, row, class, timeline, 8).expect("nobody is inside").rows)
 }
@@ -179,7 +179,7 @@ fn who_only_takes_from_the_depot_finds_room_beside_lines_that_are_gone() {
     assert!((0..15).all(|_| matches!(refill(&caches, 1, timeline(3)), Refill::Row(..))));
 }
 
-/// What a hit does, and what it leaves to the slow way.
+/// The work of a hit, and the work that a hit leaves to the slow path.
 #[test]
 fn a_hit_takes_and_keeps_what_needs_nothing_else() {
     let (caches, rows) = (caches(), rows(80));

@@ -1,4 +1,4 @@
-//! What the debug aids and the trace ring do when a block comes and goes, and when memory is
+//! The work of the debug aids and the trace ring when a block comes and goes, and when memory is
 //! mapped.
 //!
 //! The protocol is [`watch`](super)'s.
@@ -19,8 +19,8 @@ use std::panic::AssertUnwindSafe;
 
 impl Allocator {
     /// The wrong uses of memory that the debug aids found so far, the first 1,000 of them;
-    /// [`AllocStats`](crate::AllocStats) has their number. What is freed but still in use by a
-    /// stream, or in the quarantine, is not yet decided; [`trim`](Self::trim) empties the
+    /// [`AllocStats`](crate::AllocStats) has their number. A block that is freed but still in use
+    /// by a stream, or in the quarantine, is not yet decided; [`trim`](Self::trim) empties the
     /// quarantine.
     #[must_use]
     pub fn findings(&self) -> Vec<Finding> {
@@ -219,7 +219,8 @@ impl Inner {
             }
             let chunk = self.backing.exact(whole.size, whole.align.max(crate::layout::MIN_ALIGN));
             let chunk = chunk.inspect_err(|_| self.budget.undo(whole.size))?;
-            // What rounding took beyond the request: past the ticket, but true.
+            // The bytes that rounding took beyond the request had no ticket; the budget counts them
+            // too.
             if chunk.bytes > whole.size && !self.budget.take(chunk.bytes - whole.size) {
                 self.budget.undo(whole.size);
                 // SAFETY: it came from `exact` with this alignment just now, and was lent to

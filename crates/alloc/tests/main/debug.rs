@@ -24,7 +24,7 @@ impl Contents {
         Self { fake, pages: Arc::default() }
     }
 
-    /// What a kernel would do. `false`: it faults.
+    /// The write of a kernel. `false`: it faults.
     #[must_use]
     fn write(&self, at: u64, byte: u8) -> bool {
         let backed = self.fake.is_backed(at, 1);

@@ -2,35 +2,33 @@
 //! random. After each: the state is valid, later calls work, nothing is leaked but what the driver
 //! would not take back, and that stays counted.
 //!
-//! - reserving addresses. What must hold: half as many, then segments. Test:
+//! - reserving addresses. Requirement: half as many, then segments. Test:
 //!   `without_addresses_segments_are_used`; `every_call_may_fail_at_every_index`.
 //! - creating, mapping, enabling, unmapping, destroying a piece; committing, decommitting a
-//!   segment. What must hold: undone as far as the driver lets it; the rest is quarantined, and
+//!   segment. Requirement: undone as far as the driver lets it; the rest is quarantined, and
 //!   counted. Test: `every_call_may_fail_at_every_index`;
 //!   `regressions::partial_map_failure_is_undone`,
 //!   `regressions::failed_allocation_leaves_the_pool_usable`.
 //! - a stream's wait, signal, host wait; the publisher, be it because a device is lost: it may be
-//!   another one. What must hold: the block stays not ready; the next attempt follows. Test:
+//!   another one. Requirement: the block stays not ready; the next attempt follows. Test:
 //!   `every_call_of_a_stream_may_fail_at_every_index`.
-//! - the backing, because the device is lost. What must hold: every later call that needs the
-//!   driver says so; leases drop. Test:
-//!   `a_lost_device_fails_every_later_call_and_leases_still_drop`.
-//! - a reclaimer panics. What must hold: it is not called again. Test:
+//! - the backing, because the device is lost. Requirement: every later call that needs the driver
+//!   says so; leases drop. Test: `a_lost_device_fails_every_later_call_and_leases_still_drop`.
+//! - a reclaimer panics. Requirement: it is not called again. Test:
 //!   `a_panicking_reclaimer_is_not_called_again`.
-//! - host memory. What must hold: an error, nothing changed; a free asks for none. Test:
+//! - host memory. Requirement: an error, nothing changed; a free asks for none. Test:
 //!   [`host_memory`](crate::host_memory): all of it.
-//! - the driver goes first. What must hold: silence. Test: `the_driver_may_go_first`.
-//! - the budget. What must hold: never above it. Test: `the_budget_is_hard`, model d of
-//!   `models.rs`.
-//! - a recording is rolled back, at every step of its life. What must hold: all of the arena's
-//!   memory comes back. Test: `arena::every_illegal_edge_is_an_error_and_changes_nothing`,
+//! - the driver goes first. Requirement: silence. Test: `the_driver_may_go_first`.
+//! - the budget. Requirement: never above it. Test: `the_budget_is_hard`, model d of `models.rs`.
+//! - a recording is rolled back, at every step of its life. Requirement: all of the arena's memory
+//!   comes back. Test: `arena::every_illegal_edge_is_an_error_and_changes_nothing`,
 //!   `a_rolled_back_recording_gives_everything_back`.
-//! - suspending and resuming an arena. What must hold: as it was; still suspended. Test:
+//! - suspending and resuming an arena. Requirement: as it was; still suspended. Test:
 //!   `an_arena_may_fail_to_rest_and_to_come_back`.
 //!
-//! What needs a driver beneath: events that cannot be made or recorded, a capture that is
-//! invalidated, graphs that cannot be instantiated, pinned memory that cannot be had, are the
-//! business of `leasehold-cuda`, whose test `faults` fails every call of a whole life at every
+//! The crate `leasehold-cuda` tests the failures that need a driver beneath. They are: events that
+//! cannot be made or recorded, a capture that is invalidated, graphs that cannot be instantiated,
+//! pinned memory that cannot be had. Its test `faults` fails every call of a whole life at every
 //! index on the simulated driver.
 
 use crate::model::Rng;
@@ -113,7 +111,7 @@ fn every_call_may_fail_at_every_index() {
     assert!(runs > 1000, "only {runs} runs");
 }
 
-/// What a stream can refuse.
+/// The calls that a stream can refuse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Refusal {
     /// Waiting on the device for another stream: an event cannot be made or recorded.
@@ -396,7 +394,7 @@ fn a_lost_device_fails_every_later_call_and_leases_still_drop() {
     b.fake.lose();
     assert!(matches!(b.alloc(32 * MIB), Err(Error::DeviceLost { .. })));
     drop(held);
-    // What is cached needs no driver.
+    // Cached memory needs no driver.
     drop(b.take(4 * MIB));
     b.allocator.check().expect("the invariants");
 }

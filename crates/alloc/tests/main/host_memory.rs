@@ -4,7 +4,7 @@
 //!
 //! This test binary's global allocator refuses on demand, on the thread that demands it. A call
 //! that cannot be refused (`Box::new`, `Vec::push`) ends the process, so that nothing of this can
-//! be overlooked. What may always be had is the error itself, which is a box.
+//! be overlooked. The error itself, which is a box, may always be had.
 
 use crate::MIB;
 use crate::model::Rng;
@@ -18,11 +18,11 @@ use std::alloc::{GlobalAlloc, System};
 use std::cell::Cell;
 use std::time::Duration;
 
-/// What is refused on this thread.
+/// The orders to refuse host memory on this thread.
 #[derive(Clone, Copy)]
 struct Orders {
     fault: Option<Fault>,
-    /// Whose memory is not ours to refuse: the fake driver's, the test's own.
+    /// The fake driver or the test itself asks for memory, which is not ours to refuse.
     paused: bool,
     seen: u64,
     refused: u64,
@@ -420,7 +420,8 @@ fn a_free_asks_the_host_for_nothing() {
     assert_eq!(fake.used(), 0, "the allocator that was gone is swept by another's calls");
 }
 
-/// What can be refused at all is: a call that cannot would have ended the test above.
+/// Every request that can be refused is refused. A call that cannot be refused would have ended the
+/// test above.
 #[test]
 fn an_allocation_without_host_memory_says_so() {
     let scene = Scene::new(false, Policy::Balanced, CrossStream::IfReady);

@@ -47,7 +47,7 @@ const STREAMS: usize = 3;
 const MIB: u64 = 1 << 20;
 type Clock = [u64; STREAMS];
 
-/// What happens before what: a vector clock per stream, moved by every wait (the allocator's own
+/// The happens-before order: a vector clock per stream, moved by every wait (the allocator's own
 /// too) and every submission.
 #[derive(Default)]
 struct Order {
@@ -91,7 +91,7 @@ impl Order {
         self.now[t][u] = self.now[t][u].max(on.value());
     }
 
-    /// What a timepoint comes after; zeros for one that is over.
+    /// The clock that a timepoint comes after; zeros for a timepoint that is over.
     fn clock(&self, p: Timepoint) -> Clock {
         let list = self.of(p.timeline_id()).map(|t| &self.at[t]);
         list.into_iter().flatten().rev().find(|e| e.0 <= p.value()).map_or([0; STREAMS], |e| e.1)
@@ -226,7 +226,7 @@ impl Model {
         let (from, to) = (buffer.addr(), buffer.addr() + layout.size);
         assert_eq!(from % align.max(256), 0, "{layout:?} at {from:#x}");
         assert!(self.fake.is_backed(from, layout.size), "{from:#x}..{to:#x} is not backed");
-        // Whatever address it is seen at: no two live blocks have a byte of memory in common.
+        // No two live blocks have a byte of memory in common, at whatever addresses they lie.
         let memory = self.fake.memory(from, layout.size);
         for &(m, len) in &memory {
             if let Some((at, other)) = self.by_memory.range(..m + len).next_back() {
@@ -267,7 +267,7 @@ impl Model {
             self.pending.append(&mut rest);
             self.by_memory.insert(m, len);
         }
-        // What the new buffer inherits still guards the range when it is freed.
+        // The timepoints that the new buffer inherits still guard the range when it is freed.
         seen.retain(|s| !over(*s));
         self.bytes += layout.size;
         self.live.push((buffer, seen));
@@ -309,8 +309,8 @@ impl Model {
         let timeline = self.streams[t].timeline();
         let (buffer, stamps) = &mut self.live[at];
         let kind = rng.below(3);
-        // What the runtime does: a write waits for all that is recorded, a read for the last write;
-        // then it submits, then it marks.
+        // The runtime lets a write wait for all that is recorded, and a read for the last write.
+        // Then it submits, then it marks.
         if kind < 2 {
             let mut before = vec![buffer.write_timepoint()];
             if kind == 0 {

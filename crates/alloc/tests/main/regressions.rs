@@ -565,7 +565,7 @@ fn the_peak_of_what_is_reserved_counts_no_memory_that_the_driver_refused() {
     }
 }
 
-/// What a thread still frees and takes at its end, before and after its number has gone back.
+/// A thread still frees and allocates at its end, before and after its number has gone back.
 #[test]
 fn a_threads_destructors_may_allocate() {
     struct Late(Arc<(Allocator, VirtualStream)>, Vec<Lease<Buffer>>, Arc<AtomicU32>);

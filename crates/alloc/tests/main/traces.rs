@@ -210,7 +210,7 @@ fn what_threads_request_is_counted_where_they_meet() {
             assert!(r.ratio >= 1.0, "{r:?}");
         }
     }
-    // What failed was never live.
+    // Failed allocations were never live.
     let t = trace("resnet50_train");
     let r =
         replay_virtual(&t, &Options { budget: Some(0.9), ..Options::default() }).expect("a replay");
@@ -237,7 +237,8 @@ fn copies_that_no_number_holds_are_refused() {
     assert_eq!((r.failed, r.peak_requested), (1, 0));
 }
 
-/// Who shows a bar learns of every event once, whatever the trials of a search play of them.
+/// The events that a progress callback hears of add up to at most the announced number. The trials
+/// of a search may play fewer, but the sum is at least three quarters.
 #[test]
 fn progress_comes_to_what_was_announced() {
     let t = trace("resnet50_train");

@@ -204,8 +204,8 @@ pub(crate) fn streams(seed: u64) -> Trace {
     m.trace()
 }
 
-/// What is promised of a kind of trace: the ratio at the default policy and under the compact one,
-/// a budget that suffices, rest.
+/// The promise for a kind of trace: the ratio at the default policy and under the compact one, a
+/// budget that suffices, rest.
 struct Promise {
     ratio: f64,
     compact: f64,
