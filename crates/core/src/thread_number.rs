@@ -2,8 +2,8 @@
 //!
 //! Shards, cells and lists go by them. A thread gives its number back at its end, and the next one
 //! to come has the lowest there is: threads that come and go find what those before them left.
-//! Whatever goes by the number may take both for one thread, since all that the former did with it
-//! happens before the latter has it.
+//! A structure that is indexed by the number may treat both threads as one. Every use by the
+//! earlier thread happens before the later thread takes the number.
 //!
 //! Must not know what goes by the numbers.
 
@@ -47,7 +47,7 @@ impl Numbers {
             let mut bits = taken.load(Ordering::Relaxed);
             while bits != u64::MAX {
                 let bit = bits.trailing_ones();
-                // What the last one to have it did is seen.
+                // `Acquire` makes all that the number's last owner did visible here.
                 bits = taken.fetch_or(1 << bit, Ordering::Acquire);
                 if bits & 1 << bit == 0 {
                     return word as u32 * u64::BITS + bit + 1;

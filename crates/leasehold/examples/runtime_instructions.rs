@@ -206,7 +206,7 @@ impl Bench {
         let context = Context::with_backends(vec![Arc::new(Idle(pool()?))]);
         let runtime = context.runtime(DeviceId::new(BackendKind::Null, 0))?;
         let roles = [Access::Read, Access::Read, Access::Write];
-        // What a kernel over rows asks: as many bytes of each operand as its parameters say.
+        // A kernel over rows asks for as many bytes of each operand as its parameters say.
         let check = KernelCheck::new(|launch| {
             let [rows, ..] = launch.params::<[u32; 4]>()?;
             (0..3).try_for_each(|i| launch.want(i, u64::from(rows) * 4))

@@ -15,8 +15,9 @@ use std::ops::{Bound, Deref, RangeBounds};
 /// Values of one type in the memory of a device: a typed lease. Clones are the same array.
 ///
 /// An array is a [`Lease`] of its buffer with a length in values. It dereferences to the lease, so
-/// whatever takes a buffer takes an array too. What fits the bytes decides: nothing reads device
-/// memory as `T` but copies to the host and the kernels that are given it.
+/// every function that takes a buffer takes an array too. The bytes alone decide whether a type
+/// fits. Only copies to the host, and the kernels that are given the array, read device memory as
+/// `T`.
 ///
 /// ```
 /// use leasehold::{Context, DeviceId, View};

@@ -1,4 +1,4 @@
-//! What an implementer of a backend, of a source of memory or of a stream needs, and nobody else.
+//! The items that only implementers of a backend, of a source of memory or of a stream need.
 //!
 //! A backend implements the unsafe traits [`Backend`], [`Device`], [`Stream`] and [`GraphExec`],
 //! and [`HostTimeline`] where it has host timelines; each says what its implementer vouches for.

@@ -45,7 +45,7 @@ impl Place {
 #[derive(Clone)]
 pub struct Context(Arc<Inner>);
 
-/// What a backend has to say for itself.
+/// The report on one backend: its kind, and its devices or the reason why it has none.
 #[derive(Debug)]
 pub struct BackendReport {
     /// Which backend.
@@ -134,8 +134,9 @@ impl Context {
     }
 
     /// The device that a name means here: `cpu:0`, `cuda`, and the names of backends of somebody
-    /// else's that this context was made with ([`BackendKind::Other`]). What a [`DeviceId`] of the
-    /// context prints is read as that device again. Says nothing about whether the device is there.
+    /// else's that this context was made with ([`BackendKind::Other`]). The printed form of a
+    /// [`DeviceId`] of the context is read as that device again. The result does not say whether
+    /// the device is there.
     ///
     /// # Errors
     /// `InvalidArgument` for another backend, or an ordinal that is no number.
@@ -212,13 +213,14 @@ thread_local! {
     /// The contexts that the thread's guards set, by guard, the current one last.
     static CURRENT: RefCell<Vec<(u64, Current)>> = const { RefCell::new(Vec::new()) };
     static NEXT_GUARD: Cell<u64> = const { Cell::new(0) };
-    /// What each driver had current before the thread's first guard of a device of it.
+    /// The state that each driver had current before the thread's first guard of one of the
+    /// driver's devices.
     static BEFORE: RefCell<Vec<(Context, BackendKind, Former)>> = const { RefCell::new(Vec::new()) };
 }
 
 static PROCESS_DEFAULT: RwLock<Option<Current>> = RwLock::new(None);
 
-/// What a thread works with now: runtime, stream, and through them backend, device, managers and
+/// The current context of a thread: runtime, stream, and through them backend, device, managers and
 /// allocator.
 #[doc(alias = "CurrentState")]
 #[derive(Debug, Clone)]

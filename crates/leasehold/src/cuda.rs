@@ -40,7 +40,7 @@ pub fn raw_context(runtime: &Runtime) -> Result<u64> {
 /// `InvalidArgument` for a stream of another backend; `DeviceLost`; the driver's own.
 pub fn raw_stream(stream: &Stream) -> Result<u64> {
     is_cuda(stream.runtime.id())?;
-    // What is held back for now must not come after what the caller enqueues.
+    // Work that is held back for now must not come after the work that the caller enqueues.
     stream.flush()?;
     Ok(stream.native())
 }

@@ -332,7 +332,7 @@ fn timing(request: &EventRequest<'_>) -> Result<bool> {
     Ok(request.flags.timing)
 }
 
-/// What an event is asked to be, and of which device.
+/// A request for an event: its device, runtime and flags.
 pub(crate) struct EventRequest<'a> {
     pub(crate) device: &'a dyn Device,
     pub(crate) runtime: &'a Arc<RuntimeInner>,

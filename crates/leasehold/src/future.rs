@@ -14,7 +14,7 @@ use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
-/// What the future and the call that ends it share.
+/// The state that the future and the call that ends it share.
 #[derive(Default)]
 struct Shared {
     result: Option<Result<()>>,

@@ -32,11 +32,11 @@
 //!
 //! # Features
 //!
-//! - `cpu`. Default: yes. What: the CPU backend: `cpu:0`.
-//! - `future`. Default: no. What: events are futures: `(&*event).await`.
-//! - `half`. Default: no. What: `f16` and `bf16`, numbers of 16 bits that are plain data.
-//! - `cuda`. Default: no. What: the CUDA backend: `cuda:0` and so on. Needs nothing at build time;
-//!   the driver is looked for at run time.
+//! - `cpu`. Default: yes. Provides the CPU backend: `cpu:0`.
+//! - `future`. Default: no. Makes events futures: `(&*event).await`.
+//! - `half`. Default: no. Adds `f16` and `bf16`, numbers of 16 bits that are plain data.
+//! - `cuda`. Default: no. Provides the CUDA backend: `cuda:0` and so on. Needs nothing at build
+//!   time; the driver is looked for at run time.
 //!
 //! # Modules for others than users
 //!

@@ -1,4 +1,4 @@
-//! What most programs use: `use leasehold::prelude::*;`.
+//! The items that most programs use: `use leasehold::prelude::*;`.
 //!
 //! ```
 //! use leasehold::prelude::*;

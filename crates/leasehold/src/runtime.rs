@@ -87,7 +87,7 @@ impl Runtime {
         self.inner.device.handle()
     }
 
-    /// What the device is.
+    /// The description of the device.
     #[must_use]
     pub fn info(&self) -> &DeviceInfo {
         self.inner.device.info()
@@ -131,8 +131,8 @@ impl Runtime {
     /// Clones of the runtime share the new stream if they are made afterwards, and so does whoever
     /// opens the device again. A clone that was there before keeps its stream until this is called
     /// on it too: it then takes the stream that another clone was given. Graphs go by themselves
-    /// from a default stream that failed to the new one. What the failed stream was to do is lost;
-    /// buffers that it wrote are sound again once they are overwritten as a whole.
+    /// from a default stream that failed to the new one. The rest of the failed stream's work
+    /// is lost. Buffers that it wrote are sound again once they are overwritten as a whole.
     ///
     /// ```
     /// use leasehold::prelude::*;
@@ -181,7 +181,7 @@ impl Runtime {
     /// [`Stream`] or a [`Graph`]: they hold the runtime, which then would never end.
     ///
     /// # Errors
-    /// What `make` says; nothing is kept then.
+    /// The error of `make`; nothing is kept then.
     #[doc(alias("infiniopHandle", "infiniop_handle"))]
     pub fn extension<T: Any + Send + Sync>(
         &self,
@@ -494,7 +494,7 @@ impl Runtime {
     /// Encodes an operator into the recording, or runs it at once when the thread does not record.
     ///
     /// # Errors
-    /// What the operator says. In a recording its half-encoded work is rolled back, and the
+    /// The error of the operator. In a recording its half-encoded work is rolled back, and the
     /// recording goes on.
     #[doc(alias = "addGraphOperator")]
     pub fn add_graph_operator(&self, operator: &dyn GraphOperator) -> Result<()> {
@@ -520,7 +520,7 @@ impl Runtime {
     /// fails or panics the recording is given up.
     ///
     /// # Errors
-    /// What `record` says; as [`stop_graph_recording`](Self::stop_graph_recording).
+    /// The error of `record`; as [`stop_graph_recording`](Self::stop_graph_recording).
     pub fn record_graph(&self, record: impl FnOnce(&Self) -> Result<()>) -> Result<Graph> {
         struct Abandon<'a>(&'a Runtime);
         impl Drop for Abandon<'_> {

@@ -28,7 +28,7 @@ pub(crate) struct Plan {
 }
 
 impl Program {
-    /// What the model says about it. Steps that have no meaning are left out.
+    /// The plan that the model makes of the program. Steps that have no meaning are left out.
     pub(crate) fn plan(&self) -> Plan {
         let mut model = Model::new(self.shape);
         let steps =
@@ -47,7 +47,7 @@ fn finish(model: Model, steps: Vec<Planned>) -> Plan {
     }
 }
 
-/// What a program may contain.
+/// The kinds of steps that a program may contain.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Taste {
     pub(crate) host_timelines: bool,
@@ -227,7 +227,7 @@ impl Generator {
         }
     }
 
-    /// What `pick` picks, now and then of the other device.
+    /// The result of `pick`, now and then of the other device.
     fn across<T>(&mut self, pick: impl FnOnce(&mut Self) -> T) -> T {
         let away = self.away;
         if self.taste.far != Far::None

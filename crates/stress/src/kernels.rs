@@ -90,7 +90,7 @@ impl Kernel {
         }
     }
 
-    /// What it does with its bindings.
+    /// The kernel's accesses to its bindings.
     #[must_use]
     pub fn bindings(self) -> &'static [Access] {
         match self {

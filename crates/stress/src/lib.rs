@@ -70,7 +70,7 @@ use serde::Serialize;
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
-/// What is run.
+/// The options of a run.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Options {
@@ -115,7 +115,7 @@ impl Options {
 pub struct Failure {
     /// Its seed.
     pub seed: u64,
-    /// What is wrong.
+    /// A description of the failure.
     pub what: String,
     /// Whether nothing went on.
     pub hang: bool,
@@ -127,7 +127,7 @@ pub struct Failure {
     pub test: String,
 }
 
-/// What a run found.
+/// The report of a run.
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct Report {
@@ -163,7 +163,7 @@ fn taste(options: &Options, seed: u64) -> Taste {
 /// Runs the program of one seed.
 ///
 /// # Errors
-/// What is found.
+/// The finding of the run.
 pub fn run(options: &Options, seed: u64) -> Result<(), Finding> {
     quiet();
     let (_, plan) = generate::generate(seed, options.ops, options.threads, taste(options, seed));

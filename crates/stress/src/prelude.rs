@@ -1,4 +1,4 @@
-//! What a printed test uses beside the runtime itself.
+//! The items that a printed test uses beside the runtime itself.
 
 pub use crate::kernels::{BLOCK, Kernel, Params};
 pub use crate::scenes::{self, Scene, Wrong};
@@ -74,7 +74,7 @@ impl<T> Place<T> {
         self.lock().take()
     }
 
-    /// What is there, under a lock.
+    /// The value that is there, under a lock.
     pub fn lock(&self) -> MutexGuard<'_, Option<T>> {
         self.0.lock()
     }
@@ -193,11 +193,11 @@ impl Completions {
     /// Whether each has come, and where nothing may fail without a failure.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// A description of the wrong counts.
     pub fn check(&self, strict: bool) -> std::result::Result<(), String> {
         let now = |count: &AtomicU64| count.load(Ordering::SeqCst);
         let Heard { asked, told, failed, early } = &*self.0;
-        // What has failed may be given up by a thread of the backend.
+        // A thread of the backend may still have to give up failed work.
         let end = Instant::now() + Duration::from_secs(10);
         while now(told) < now(asked) && Instant::now() < end {
             std::thread::yield_now();
@@ -277,7 +277,7 @@ pub fn open(context: &Context, device: DeviceId) -> Result<Runtime> {
 /// The allocation's; `InvalidArgument` when it was.
 pub fn refuses(stream: &Stream, buffer: &Lease<Buffer>) -> Result<()> {
     let into = stream.alloc(buffer.len())?;
-    // Whoever waits for a timepoint looks at all runtimes, and has them for a moment.
+    // A thread that waits for a timepoint looks at all runtimes, and holds them for a moment.
     let end = Instant::now() + Duration::from_secs(5);
     while stream.copy(into.view(), buffer.view()).is_ok() {
         if Instant::now() > end {

@@ -133,7 +133,7 @@ fn last(plan: &Plan, kind: &str) -> Option<Slot> {
     if kind == "s" && (most.is_none() && !plan.remains.is_empty()) { Some(0) } else { most }
 }
 
-/// What a thread keeps for itself.
+/// The variables that a thread keeps for itself.
 fn own(to: &mut String, pad: &str, steps: &[&Planned]) -> fmt::Result {
     if steps.iter().any(|p| matches!(p.step, Step::Clone(_) | Step::Unclone)) {
         writeln!(to, "{pad}let mut clones = Vec::new();")?;

@@ -9,7 +9,7 @@ use leasehold::{
 };
 use std::time::Duration;
 
-/// What a host call of a scene says when it panics.
+/// The message of a host call of a scene that panics.
 pub const ON_PURPOSE: &str = "a stressed host call panics on purpose";
 
 /// A call that must be refused and change nothing.
@@ -55,7 +55,7 @@ pub enum Scene {
     OtherContext,
     /// Threads write the same buffers on several streams at the same moment.
     Common,
-    /// What waits for completion hears of it once, and how it ended.
+    /// Each callback for a completion is called once, with the outcome of the work.
     Told {
         /// Whether the stream fails.
         fails: bool,
@@ -113,7 +113,7 @@ fn said(e: Error) -> String {
 /// Plays a scene.
 ///
 /// # Errors
-/// What went otherwise than it must, or the runtime's error.
+/// A description of the wrong behaviour, or the runtime's error.
 pub fn play(
     runtime: &Runtime,
     kernels: &[KernelBase],
@@ -186,7 +186,7 @@ fn failed(stream: &Stream) -> std::result::Result<(), String> {
     }
 }
 
-/// What a failed stream wrote is overwritten and read on another one.
+/// Overwrites and reads a buffer, which a failed stream wrote, on another stream.
 fn used_again(runtime: &Runtime, buffer: &Lease<Buffer>) -> std::result::Result<(), String> {
     let stream = runtime.create_stream().map_err(said)?;
     stream.upload_owned(buffer.view(), vec![9u8; 64]).map_err(said)?;

@@ -65,7 +65,7 @@ pub enum Hand {
     Owned,
 }
 
-/// What a piece of work does.
+/// The operation of a piece of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
     /// Writes a pattern of 1, 2 or 4 bytes.
@@ -109,11 +109,11 @@ pub enum Op {
 /// A piece of work: one operation that writes one part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Work {
-    /// What it does.
+    /// The operation.
     pub op: Op,
-    /// What it reads.
+    /// The parts that the operation reads.
     pub from: Vec<Span>,
-    /// What it writes.
+    /// The part that the operation writes.
     pub to: Span,
 }
 

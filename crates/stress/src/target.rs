@@ -1,4 +1,4 @@
-//! What programs run on: a fresh backend for each, and what it says at its end.
+//! The targets of programs: a fresh backend for each, and the findings at its end.
 //!
 //! This is the one module that names backends.
 
@@ -32,7 +32,7 @@ pub struct Target {
     pub simulated: bool,
 }
 
-/// What goes wrong in a program's driver.
+/// The disturbances in a program's driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Weather {
     /// Nothing.
@@ -342,7 +342,7 @@ impl Bench {
             }
         }
         drop((self.kernels, self.far));
-        // What a stream still kept is given up on threads of the backend.
+        // Threads of the backend give up the resources that a stream still kept.
         let end = Instant::now() + Duration::from_secs(10);
         let mut shut = self.context.shutdown();
         while matches!(shut, Err(Error::LeasesOutstanding { .. })) && Instant::now() < end {

@@ -64,8 +64,8 @@ fn a_seed_gives_the_same_program() {
     assert!(first.lines().count() > 3_000);
 }
 
-/// The text is checked in, and runs as a test beside this one. Whoever changes programs or their
-/// text takes the new one.
+/// The text is checked in, and runs as a test beside this one. A change of programs or of
+/// their text takes the new text.
 #[test]
 fn a_printed_program_is_the_one_that_is_checked_in() {
     let mut options = options("sim:0", true);

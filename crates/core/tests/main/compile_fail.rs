@@ -1,5 +1,5 @@
-//! What must not compile. The messages are those of one compiler; with another the test says so and
-//! does nothing.
+//! Programs that must not compile. The messages are those of one compiler; with another compiler
+//! the test says so and does nothing.
 
 const PINNED: &str = "rustc 1.95.";
 

@@ -9,8 +9,8 @@
 //! # Locks
 //! A launch takes the arena's shared guard, the stream's submission lock, the graph's state, in
 //! this order. Under the submission lock and the state it waits for nothing. An update waits, if it
-//! does, without the state. Whoever saves a suspended arena's bytes holds its guard and takes
-//! turns.
+//! does, without the state. A suspension holds the arena's guard while it saves the arena's
+//! bytes, and takes submission locks meanwhile.
 
 use crate::event::{Event, Launch};
 use crate::graph::instances::Instances;
@@ -87,7 +87,7 @@ impl NodeId {
     }
 }
 
-/// What an update did.
+/// The way in which an update changed the graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum UpdateOutcome {
@@ -125,7 +125,7 @@ struct Inner {
     begun: Arc<AtomicU64>,
     waits: Vec<Lease<Event>>,
     points: Vec<Timepoint>,
-    /// What is asked of the launches, by node of the recording.
+    /// The rules of the launches, by node of the recording.
     rules: Vec<(u32, Arc<Rules>)>,
     state: Mutex<State>,
 }
@@ -503,7 +503,7 @@ impl State {
         let mut new: Vec<Outside> = std::iter::zip(&self.outside, swaps)
             .map(|(o, new)| {
                 let lease = new.unwrap_or(&o.lease).clone();
-                // What was all of the old buffer is a part of a longer one, whose rest stays.
+                // If the new buffer is longer, the graph uses a part of it, and the rest stays.
                 let reads = o.reads || lease.len() > o.lease.len();
                 Outside { lease, reads, writes: o.writes }
             })
@@ -512,7 +512,7 @@ impl State {
         new.dedup_by(|gone, stays| {
             let same = gone.lease.same(&stays.lease);
             if same {
-                // Which of the two comes first is not known: what was there may be read.
+                // The order of the two uses is not known: the former contents may be read.
                 stays.reads |= gone.reads || gone.writes && stays.writes;
                 stays.writes |= gone.writes;
             }

@@ -38,7 +38,7 @@ impl Instances {
         Self { exec, last: PackedTimepoint::NEVER, others: Vec::new() }
     }
 
-    /// What a launch runs.
+    /// The executable graph that a launch runs.
     #[inline]
     pub(super) fn current(&self) -> &Lease<dyn GraphExec> {
         &self.exec
@@ -68,7 +68,8 @@ impl Instances {
     /// current one. False when that takes another set of instances.
     ///
     /// # Errors
-    /// What `make`, which instantiates the plan, says; the driver's own. Nothing has changed then.
+    /// The error of `make`, which instantiates the plan; the driver's own. Nothing has changed
+    /// then.
     ///
     /// # Safety
     /// - [`obstacle`](Self::obstacle) found none, and no other thread launches or updates since

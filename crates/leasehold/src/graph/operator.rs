@@ -11,8 +11,8 @@ pub trait GraphOperator {
     /// The name in reports.
     fn name(&self) -> &str;
 
-    /// What it reads and writes. While recording, an operator that touches other memory (but for
-    /// temporaries of its own) is refused.
+    /// The operands that the operator reads and writes. While recording, an operator that touches
+    /// other memory (but for temporaries of its own) is refused.
     fn accesses(&self) -> Vec<Operand<'_>>;
 
     /// Puts its work on the stream. Must depend on nothing but its own state. A temporary is
@@ -20,6 +20,6 @@ pub trait GraphOperator {
     /// otherwise its memory is free for reuse on the stream as soon as it is dropped.
     ///
     /// # Errors
-    /// Whatever goes wrong; a recording then rolls back what was encoded.
+    /// Any error of the operator; a recording then rolls back the operations that it encoded.
     fn encode(&self, stream: &Stream) -> Result<()>;
 }

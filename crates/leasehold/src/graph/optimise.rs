@@ -1,5 +1,5 @@
-//! What a recording does in vain, and what becomes of it when buffers are replaced. Pure functions
-//! of lists.
+//! The redundant operations of a recording, and the effect of replaced buffers on a recording. Pure
+//! functions of lists.
 //!
 //! This module must not know graphs, buffers or devices.
 

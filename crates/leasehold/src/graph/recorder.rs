@@ -34,7 +34,7 @@ pub(crate) struct Recording {
     id: u64,
     pub(crate) runtime: Arc<RuntimeInner>,
     pub(crate) ops: OpList,
-    /// What is asked of the launches among them, by node.
+    /// The rules of the launches among the operations, by node.
     pub(crate) rules: Vec<(u32, Arc<Rules>)>,
     pub(crate) arena: GraphArena,
     submit_lock: OwnSubmitLock,
@@ -53,7 +53,7 @@ pub(crate) struct Recording {
 #[derive(Clone)]
 pub(crate) struct Signal {
     pub(crate) event: Lease<Event>,
-    /// What the launch writes for it; `None` without timing.
+    /// The query that the launch writes for the event; `None` without timing.
     pub(crate) time: Option<Lease<TimestampQuery>>,
 }
 
@@ -78,9 +78,10 @@ struct Encoding {
     events: usize,
     waits: usize,
     points: usize,
-    /// What it touched, and whether it wrote it; to be compared with what it declares.
+    /// The buffers that the operator touched, and whether it wrote them; to be compared with the
+    /// accesses that it declares.
     touched: Vec<(BufferHandle, bool)>,
-    /// What it allocated: its own affair.
+    /// The buffers that the operator allocated, which it need not declare.
     own: Vec<BufferHandle>,
     journal: Vec<Undo>,
 }
@@ -227,8 +228,8 @@ pub(crate) fn stop(runtime: &Runtime) -> Result<Graph> {
     let Some(mut recording) = take(&runtime.inner) else {
         return Err(Error::recording("this thread does not record on this device"));
     };
-    // Whoever still holds a buffer of the recording may use it beside the graph. The leases keep it
-    // so until it has its address.
+    // A holder of a buffer of the recording may use the buffer beside the graph. These leases keep
+    // the buffer until it has its address.
     let memory = &runtime.inner.memory;
     let held: Vec<_> = recording
         .members
@@ -327,7 +328,7 @@ impl Recording {
                 if let Some(e) = encoding {
                     e.journal.push(Undo::Outside(handle, None));
                 }
-                // What is written as a whole before it is read needs nothing of what was there.
+                // A buffer that is written as a whole before it is read needs no former contents.
                 let reads = operand.access.reads() || operand.is_part();
                 self.outside.insert(handle, Outside { lease: lease.clone(), reads, writes });
             }

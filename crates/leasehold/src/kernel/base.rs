@@ -104,9 +104,9 @@ impl BaseCell {
 
 /// A kernel's key and its cache of pipelines, one per device. Clones are the same base.
 ///
-/// Whoever makes one vouches for the kernel's code; whoever launches it need not: the runtime asks
-/// the kernel's [`check`](KernelDesc::check) before every launch, every recording and every update
-/// of a graph.
+/// The caller that makes a base vouches for the kernel's code; a caller that launches it need not.
+/// The runtime asks the kernel's [`check`](KernelDesc::check) before every launch, every recording
+/// and every update of a graph.
 ///
 /// ```
 /// use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource};

@@ -1,5 +1,5 @@
-//! What is asked of every launch of a kernel, at the launch, at its recording, and at each update
-//! of a graph.
+//! The conditions of every launch of a kernel. The runtime checks them at the launch, at its
+//! recording, and at each update of a graph.
 //!
 //! This module must not know sessions or graphs.
 
@@ -98,7 +98,7 @@ impl Rules {
     /// nothing.
     ///
     /// # Errors
-    /// What the kernel's author says.
+    /// The error of the kernel's own check.
     #[inline]
     pub(crate) fn check_launch(&self, launch: &LaunchInfo<'_>) -> Result<()> {
         if launch.grid.contains(&0) {
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
     use leasehold_hal::KernelSource;
 
-    /// What the shortcuts must come to: each binding and each pair looked at.
+    /// The result that the shortcuts must give, from a look at each binding and each pair.
     fn fine(bindings: &[Binding], alignment: &[u32], overlap: Overlap) -> bool {
         let aligned =
             std::iter::zip(bindings, alignment).all(|(b, &a)| b.addr.is_multiple_of(a.into()));

@@ -50,8 +50,8 @@ struct Launch {
     params: (u32, u32),
 }
 
-/// What a session stages; part of the stream's scratch. The raw pointers come from borrows that
-/// outlive the session.
+/// The launches that a session stages; part of the stream's scratch. The raw pointers come from
+/// borrows that outlive the session.
 #[derive(Default)]
 pub(crate) struct Staged {
     /// The recording that the session was begun in; 0 for none.
@@ -214,7 +214,7 @@ impl<'s, State> KernelSession<'s, State> {
         self.stream
     }
 
-    /// What the kernel declares.
+    /// The kernel's pipeline, which has the kernel's declarations.
     #[must_use]
     pub fn pipeline(&self) -> &'s Pipeline {
         &self.kernel.pipeline
@@ -323,7 +323,7 @@ impl<'s> KernelSession<'s, Updated> {
     /// Goes on with another kernel; its launch behaves as if it came after the ones staged so far.
     ///
     /// # Errors
-    /// What making the kernel ready says.
+    /// The error of making the kernel ready.
     #[inline]
     pub fn kernel(mut self, kernel: &'s KernelBase) -> Result<KernelSession<'s, Begun>> {
         self.kernel = kernel.prepared(&self.stream.runtime)?;

@@ -1,5 +1,5 @@
-//! What a session does to a launch: bind, set parameters, dispatch. New convenience for launches
-//! belongs here, not in the base.
+//! The operations of a session on a launch: bind, set parameters, dispatch. New convenience for
+//! launches belongs here, not in the base.
 
 use crate::kernel::session::{Bound, Dispatched, KernelSession, Parametrised, Ready};
 use bytemuck::NoUninit;

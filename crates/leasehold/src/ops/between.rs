@@ -279,8 +279,8 @@ impl Way<'_> {
             free[slot] = Some(there);
         }
         if *down {
-            // What the stream is given next comes after the copy, and its end says that the copy is
-            // over. SAFETY: a wait touches no memory.
+            // Later work of the stream comes after the copy, and the end of the wait says that the
+            // copy is over. SAFETY: a wait touches no memory.
             unsafe { own.raw.submit(&[Op::Wait(upper.timeline.now())]) }?;
             own.count(1);
         }
@@ -319,7 +319,7 @@ impl Way<'_> {
             };
             let call = HostCall::new("copy between devices", move || carrier.carry());
             let host = [Op::Host(&call)];
-            // What goes down writes the staging buffer, what goes up reads it.
+            // The lower steps write the staging buffer, and the upper steps read it.
             let (lower, upper) = if *down { (&own[..], &host[..]) } else { (&host[..], &own[..]) };
             for (steps, operands) in [(lower, &writes), (upper, &reads)] {
                 for step in steps {

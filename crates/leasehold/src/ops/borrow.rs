@@ -48,7 +48,7 @@ fn see_out(stream: &Stream, point: Timepoint) -> Result<()> {
             // streams are told.
             _ => {}
         }
-        // What it says shows in the timeline.
+        // The timeline shows the answer of the backend.
         let _ = stream.core.raw.refresh();
         std::thread::sleep(nap);
         nap = (nap * 2).min(Duration::from_millis(1));

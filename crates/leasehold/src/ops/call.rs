@@ -39,8 +39,8 @@ impl Drop for Inside {
     }
 }
 
-/// What waits for a stream's work, and hears of it once: by its call in stream order, or by its end
-/// without one.
+/// A callback for the completion of a stream's work. The callback runs once: by its call in stream
+/// order, or by the drop of the completion without such a call.
 struct Completion<F: FnOnce(Result<()>)> {
     timeline: &'static Timeline,
     call: Mutex<Option<F>>,
@@ -64,7 +64,8 @@ impl<F: FnOnce(Result<()>)> Drop for Completion<F> {
         }
         let ended = || Error::state("the stream ended before it came to this completion");
         let cause = self.timeline.failure().map_or_else(ended, |(_, cause)| cause);
-        // Whoever drops it gives up what failed, and has more to do.
+        // The thread that drops the completion gives up failed work, and has more to do: a panic
+        // must not unwind it.
         if catch_unwind(AssertUnwindSafe(|| self.tell(Err(cause)))).is_err() {
             tracing::error!(timeline = ?self.timeline, "a completion panicked as it was told of a failure");
         }

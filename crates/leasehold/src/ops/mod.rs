@@ -1,9 +1,9 @@
-//! What streams do: waits, records, copies, fills, uploads, downloads, host calls.
+//! The operations of streams: waits, records, copies, fills, uploads, downloads, host calls.
 //!
 //! The operations are methods of [`Stream`]; here are the types that they take. An operation is
-//! ordered after the earlier uses of its operands, on whatever stream they were. What goes past it
-//! to the backend ([`Stream::raw`], [`Stream::native`], [`Runtime::raw_device`]) is ordered by
-//! whoever does it, and leaves no mark on buffers.
+//! ordered after the earlier uses of its operands, on whatever stream they were. A caller
+//! that goes past them to the backend ([`Stream::raw`], [`Stream::native`],
+//! [`Runtime::raw_device`]) orders its work itself. Such work leaves no mark on buffers.
 //!
 //! All of them go to the recording when the calling thread records on the stream's device.
 
@@ -97,9 +97,9 @@ fn writing(slice: BufferView<'_>) -> Operand<'_> {
     writing_some(slice, bytes)
 }
 
-/// A slice of which `bytes` bytes are written. What else the buffer holds stays, with the failure
-/// of whoever was to write it: the record is the buffer's, so less than all of it counts as read
-/// too.
+/// A slice of which `bytes` bytes are written. The rest of the buffer stays, with the failure of
+/// the work that was to write it. The record is the buffer's, so a write of less than all of it
+/// counts as a read too.
 fn writing_some(slice: BufferView<'_>, bytes: u64) -> Operand<'_> {
     let whole = bytes == slice.buffer().len();
     Operand { view: slice, access: if whole { Access::Write } else { Access::ReadWrite } }
@@ -499,8 +499,8 @@ impl Stream {
         unsafe { download_to(self, dst.as_mut_ptr(), src) }
     }
 
-    /// As [`download`](Self::download), into a vector whose room is used again. What it held is
-    /// gone, also after an error, which leaves it empty.
+    /// As [`download`](Self::download), into a vector whose room is used again. The former
+    /// values are gone, also after an error, which leaves the vector empty.
     ///
     /// ```
     /// # use leasehold::{Context, DeviceId, View};
@@ -629,8 +629,8 @@ impl Runtime {
         recorder::nodes(&self.inner)
     }
 
-    /// What the next operation that the calling thread records will be called in
-    /// [`Graph::update`](crate::Graph::update). `None` when it does not record.
+    /// The id in [`Graph::update`](crate::Graph::update) of the next operation that the calling
+    /// thread records. `None` when the thread does not record.
     #[must_use]
     pub fn next_node(&self) -> Option<NodeId> {
         self.recorded_nodes().map(NodeId::new)
@@ -680,7 +680,7 @@ impl Rows {
     }
 }
 
-/// What a fill writes, again and again. Numbers of 1, 2 and 4 bytes are patterns.
+/// The value that a fill writes, again and again. Numbers of 1, 2 and 4 bytes are patterns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pattern {
     /// One byte.
@@ -727,15 +727,15 @@ pub unsafe trait HostBytes: Send + Sync + 'static {
     fn bytes(&self) -> &[u8];
 }
 
-// SAFETY: the elements lie on the heap. Whoever writes them, or makes them move, needs the vector's
-// `&mut`. They have no padding and no interior mutability.
+// SAFETY: the elements lie on the heap. Code that writes them, or makes them move, needs the
+// vector's `&mut`. They have no padding and no interior mutability.
 unsafe impl<T: NoUninit + Send + Sync> HostBytes for Vec<T> {
     fn bytes(&self) -> &[u8] {
         bytemuck::cast_slice(self)
     }
 }
 
-// SAFETY: the elements lie on the heap. Whoever writes them needs the box's `&mut`. They have no
+// SAFETY: the elements lie on the heap. Code that writes them needs the box's `&mut`. They have no
 // padding and no interior mutability.
 unsafe impl<T: NoUninit + Send + Sync> HostBytes for Box<[T]> {
     fn bytes(&self) -> &[u8] {

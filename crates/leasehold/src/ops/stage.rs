@@ -48,7 +48,8 @@ impl Staged {
         let Ok(buffer) = pool.alloc(Layout::new(bytes.len() as u64), on)?.try_unique() else {
             return Ok(None);
         };
-        // What is free for the stream may be in use by work before: the host must not write it yet.
+        // Memory that is free for the stream may be in use by earlier work: the host must not write
+        // it yet.
         let mut over = buffer.write_timepoint().timepoint().is_none_or(Timepoint::has_passed);
         buffer.for_each_read(|s| over &= s.timepoint().is_none_or(Timepoint::has_passed));
         if !over {

@@ -1,4 +1,5 @@
-//! What a runtime's streams, graphs and handles share: the device and who waits for what.
+//! The state that a runtime's streams, graphs and handles share: the device, its memory and events,
+//! and the waits for timepoints.
 //!
 //! This module must not know the facade.
 
@@ -247,7 +248,7 @@ impl RuntimeInner {
         if self.owns(new) { Ok(()) } else { other.check_operands(&[new.read()]) }
     }
 
-    /// Whose buffer it is: a runtime of the same context.
+    /// The owner of a buffer: a runtime of the same context.
     ///
     /// # Errors
     /// `InvalidArgument` for a buffer of another context, or of a runtime that ended.

@@ -1,4 +1,4 @@
-//! What safe code relies on is vouched for by who implements a backend.
+//! Implementers of a backend vouch for all that safe code relies on.
 #![forbid(unsafe_code)]
 
 use leasehold::backend::TimelineSource;

@@ -1,4 +1,4 @@
-//! What a session binds is borrowed until the session ends.
+//! A session borrows the operands that it binds until the session ends.
 
 use leasehold::kernel::session_sync_ops;
 use leasehold::{KernelBase, KernelSession, Runtime, View};

@@ -1,4 +1,4 @@
-//! Whoever hands handles and addresses to CUDA's driver vouches for them.
+//! A caller that hands handles and addresses to CUDA's driver vouches for them.
 #![forbid(unsafe_code)]
 
 use leasehold_cuda::driver::ops::*;

@@ -1,4 +1,4 @@
-//! What the managers lend is theirs: nobody makes one, changes one or swaps two.
+//! The managers own the states that they lend: nobody makes one, changes one or swaps two.
 #![forbid(unsafe_code)]
 
 use leasehold::UniqueLease;

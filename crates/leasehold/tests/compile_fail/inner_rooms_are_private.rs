@@ -1,4 +1,4 @@
-//! What runs raw addresses and handles is nobody's but the backends'; nor is the state of threads.
+//! Modules that run raw addresses and handles are private to the backends, as is thread state.
 #![forbid(unsafe_code)]
 
 use leasehold_cpu::driver::float as _;

@@ -1,4 +1,4 @@
-//! Whoever hands raw addresses and words to a backend vouches for them.
+//! A caller that hands raw addresses and words to a backend vouches for them.
 #![forbid(unsafe_code)]
 
 use leasehold::backend::{Device, GraphExec, Op, Plan, Stream, TimestampQuery};

@@ -1,4 +1,4 @@
-//! What says when memory is free again is not for everybody to say.
+//! Safe code cannot forge the records that say when memory is free again.
 #![forbid(unsafe_code)]
 
 use leasehold::backend::{Allocator, Buffer, GraphArena, Lifetime, On};

@@ -1,4 +1,4 @@
-//! What is lost when it is dropped must not be dropped silently.
+//! A value that is lost when it is dropped must not be dropped silently.
 
 #![deny(unused_must_use)]
 

@@ -1,11 +1,11 @@
-//! What safe code can make up, and what the runtime says to it.
+//! Values that safe code can make up, and the runtime's answers to them.
 
 use crate::common::*;
 use leasehold::GraphUpdate;
 use leasehold::{Buffer, BufferHandle, Lease, Protection, Runtime, View, ops};
 use std::sync::OnceLock;
 
-/// What the test shows for ever stays in a static, where a leak detector finds it.
+/// The leases that the test shows for ever stay in statics, where a leak detector finds them.
 static SHOWN: [OnceLock<Lease<Buffer>>; 2] = [OnceLock::new(), OnceLock::new()];
 
 #[test]
@@ -79,7 +79,7 @@ fn nobody_writes_what_was_imported_read_only() {
     let record = |r: &Runtime| r.stream().fill(found.view(), 1u8);
     refused("recording", runtime.record_graph(record).map(drop));
 
-    // Whoever reads is welcome.
+    // Reads are allowed.
     launch(stream, &axpy(), &[found.read(), other.read_write()], &params, 1).unwrap();
     stream.copy(pinned.view(), found.view()).unwrap();
     assert_eq!(runtime.download::<u32>(&pinned).unwrap(), WEIGHTS);

@@ -295,7 +295,7 @@ fn a_graph_whose_launch_failed_can_be_updated() {
         graph.update(&GraphUpdate::new().grid(NodeId::new(0), [0, 1, 1])).unwrap(),
         UpdateOutcome::InPlace
     );
-    // What the failed launch wrote is made anew.
+    // The fill overwrites the buffer that the failed launch wrote.
     runtime.stream().fill(x.view(), 0u8).unwrap();
     graph.launch().unwrap();
     assert_eq!(runtime.download::<u32>(&y).unwrap(), [1, 2, 3, 4]);

@@ -156,8 +156,8 @@ fn a_temporary_that_is_still_held_has_an_address_and_its_uses_are_ordered() {
 
 #[test]
 fn the_graph_waits_for_the_former_use_of_its_memory() {
-    // What was freed on the default stream while work was pending becomes the arena; the graph is
-    // launched on another stream.
+    // Memory that was freed on the default stream while work was pending becomes the arena. The
+    // graph is launched on another stream.
     let runtime = runtime();
     let (other, out) = (runtime.create_stream().unwrap(), runtime.upload(&[0u32; 1024]).unwrap());
     for _ in 0..20 {
@@ -326,7 +326,7 @@ fn dropping_a_graph_while_it_runs_loses_nothing() {
             .unwrap();
         graph.launch().unwrap();
         drop(graph);
-        // What comes now must not get the graph's memory.
+        // The next allocation must not get the graph's memory.
         let next = runtime.alloc(4096).unwrap();
         runtime.stream().fill(next.view(), 9u32).unwrap();
         assert_eq!(runtime.download::<u32>(&out).unwrap(), [3; 1024]);

@@ -1,4 +1,4 @@
-//! What a failure cuts short: work that failed is over before that which it was to wait for.
+//! Work that a failure cuts short: failed work is over before the work that it was to wait for.
 
 use crate::between::World;
 use crate::common::*;
@@ -33,8 +33,8 @@ fn scene(runtime: &Runtime) -> Scene {
     Scene { host_timeline, writer, failed, buffer }
 }
 
-/// Who overwrites the buffer comes after the one that still runs: it fails as who comes after
-/// failed work does that still runs.
+/// A stream that overwrites the buffer comes after the writer that still runs. The stream fails, as
+/// any work does that comes after failed work which still runs.
 #[test]
 fn who_overwrites_what_failed_comes_after_all_that_the_failed_one_came_after() {
     let world = World::new(11);

@@ -1,5 +1,5 @@
-//! What a manager lends belongs to its device and its native object: a unique lease gives no
-//! `&mut`, with which two would be swapped.
+//! An object that a manager lends belongs to its device and its native object. A unique lease of it
+//! gives no `&mut`, with which two objects would be swapped.
 //!
 //! The compiler checks it: the item that a type is asked for here is ambiguous if the type is
 //! `Unpin`.

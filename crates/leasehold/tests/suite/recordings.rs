@@ -1,4 +1,4 @@
-//! What may and may not happen while a thread records, and how recordings are undone.
+//! Calls that may and may not happen while a thread records, and the undoing of recordings.
 
 use crate::common::*;
 use leasehold::infini::InfiniRuntime;

@@ -57,7 +57,7 @@ inline int __popc(unsigned v) { return __builtin_popcount(v); }
 inline int __ffs(int v) { return __builtin_ffs(v); }
 inline int __clz(int v) { return v == 0 ? 32 : __builtin_clz((unsigned)v); }
 
-// What the device's conversions give.
+// Conversions with the results of the device's own.
 inline float f16_to_f32(uint16_t h) {
     const unsigned sign = (unsigned)(h >> 15) << 31, exponent = (h >> 10) & 31u, fraction = h & 1023u;
     if (exponent == 31) return __uint_as_float(sign | 0x7f800000u | (fraction == 0 ? 0 : 0x400000u | (fraction << 13)));
@@ -106,7 +106,8 @@ constexpr size_t STACK = 256 << 10;
 struct Block {
     std::vector<std::unique_ptr<Fiber>> fibers;
     std::vector<std::unique_ptr<char[]>> stacks;
-    // What the lanes of each warp exchange: two sets, so that a quick lane does not overwrite what a slow one reads.
+    // The values that the lanes of each warp exchange: two sets, so that a quick lane does not
+    // overwrite the values that a slow lane reads.
     std::vector<unsigned char> slots;
     unsigned count = 0;
     Meeting barrier;

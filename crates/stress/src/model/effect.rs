@@ -1,4 +1,4 @@
-//! What work does to bytes, and which parts of buffers it takes.
+//! The effect of work on bytes, and the parts of buffers that work takes.
 //!
 //! This module must not know who uses a buffer.
 

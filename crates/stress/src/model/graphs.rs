@@ -54,7 +54,7 @@ impl Model {
                 let Node::Work(Work { op: Op::Launch { .. }, .. }) = bound.node else {
                     return None;
                 };
-                // What a temporary holds before it is written is nobody's to say.
+                // The contents of a temporary before its first write are undefined.
                 bound.uses.last().filter(|to| **to & TEMP == 0)?;
                 bound.blocks = Some(blocks);
                 self.exclusive.push(self.on_graph(graph));
