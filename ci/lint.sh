@@ -29,8 +29,8 @@ rule "every source file opens with what it is" "$(
 )"
 
 # rustfmt keeps code within the same width.
-rule "no comment line above 100 columns" "$(
-    git grep --untracked -nP '^(?=.{101})\s*//' -- '*.rs' | cut -d: -f1,2 || true
+rule "no comment line above 100 columns (bytes)" "$(
+    LC_ALL=C git grep --untracked -nP '^(?=.{101})\s*//' -- '*.rs' | cut -d: -f1,2 || true
 )"
 
 rule "no path of somebody's machine" "$(

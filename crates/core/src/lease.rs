@@ -8,8 +8,8 @@
 //!   is 0: no other thread writes the word then.
 //! - a lease. Operations: `fetch_add` (clone), `fetch_sub` (drop), the claim, mapped, findable and
 //!   pinned bits. Condition: it is itself one of `strong`.
-//! - a handle or a weak lease. Operations: one CAS `strong → strong + 1`. Condition: the generation
-//!   matches, `strong > 0`, findable, neither unique nor frozen.
+//! - a handle or a weak lease. Operations: one CAS `strong → strong + 1`. Condition: the
+//!   generation matches, `strong > 0`, findable, neither unique nor frozen.
 //! - a unique lease. Operations: plain stores. Condition: the unique bit is set: CASes of handles
 //!   fail, no other lease exists.
 //! - a shutdown. Operations: CAS that sets `frozen`. Condition: `strong` is 1 and that one is the

@@ -1,9 +1,9 @@
 //! The life cycle of an object that is configured once and shut down once.
 //!
-//! unconfigured → configured → shut down, and never back: objects from before a shutdown must not
-//! be mistaken for later ones. Both steps may take long. A thread holds the lock only to read or
-//! change the phase, never while the caller's function runs. If another thread configures or shuts
-//! down, a call waits for that thread's outcome.
+//! unconfigured → configured → shut down, and never back: objects from before a shutdown must
+//! not be mistaken for later ones. Both steps may take long. A thread holds the lock only to
+//! read or change the phase, never while the caller's function runs. If another thread
+//! configures or shuts down, a call waits for that thread's outcome.
 //!
 //! This module must not know which object it serves.
 

@@ -2,8 +2,8 @@
 //! resources.
 //!
 //! # Life cycle
-//! unconfigured → configured → shut down. `configure` is all-or-nothing. `shutdown` first decides,
-//! then destroys. A second `shutdown` returns `Ok`.
+//! unconfigured → configured → shut down. `configure` is all-or-nothing. `shutdown` first
+//! decides, then destroys. A second `shutdown` returns `Ok`.
 //!
 //! # Keyed creation
 //! A thread that creates the resource of a key first leaves an *attempt* in the map. The thread

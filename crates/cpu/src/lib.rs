@@ -11,10 +11,10 @@
 //! ```
 //!
 //! # Floors
-//! `driver` ← `manager` ← `allocator` ← `backend`. The [`driver`] takes the place of a vendor's
-//! driver: it describes the machine, maps memory, and runs queues, tiles and graphs. The
-//! [`manager`]s own resources and expose them. The [`allocator`]s' backings get memory from the
-//! driver. [`backend`] is the implementation of `hal`.
+//! `driver` ← `manager` ← `allocator` ← `backend`. The [`driver`] takes the place of a
+//! vendor's driver: it describes the machine, maps memory, and runs queues, tiles and graphs.
+//! The [`manager`]s own resources and expose them. The [`allocator`]s' backings get memory
+//! from the driver. [`backend`] is the implementation of `hal`.
 //!
 //! # Threads
 //! A stream has one worker thread, which runs its operations in order. The stream's first

@@ -1,10 +1,10 @@
 //! The CUDA backend: NVIDIA's driver behind managers, loaded at run time.
 //!
 //! # Floors
-//! `driver` ← `engine` ← `allocator` ← `manager` ← `backend`. Everything above the [`driver`] is
-//! the same code over the real driver and over the simulated one. The `engine` implements streams:
-//! submission, deferred work, completion and graphs. The `encoder` translates operations to driver
-//! calls.
+//! `driver` ← `engine` ← `allocator` ← `manager` ← `backend`. Everything above the
+//! [`driver`] is the same code over the real driver and over the simulated one. The
+//! `engine` implements streams: submission, deferred work, completion and graphs. The
+//! `encoder` translates operations to driver calls.
 //!
 //! This crate must not hold operators, and nothing but the registration of backends may name it.
 

@@ -138,8 +138,9 @@ impl fmt::Debug for DeviceId {
 impl FromStr for DeviceId {
     type Err = Error;
 
-    /// `cpu:0`, `cuda:1`, …; the ordinal may be left out (`cpu` is `cpu:0`). Only the context knows
-    /// the names of external backends; [`parse_among`](DeviceId::parse_among) accepts such names.
+    /// `cpu:0`, `cuda:1`, …; the ordinal may be left out (`cpu` is `cpu:0`). Only the context
+    /// knows the names of external backends; [`parse_among`](DeviceId::parse_among) accepts such
+    /// names.
     fn from_str(s: &str) -> Result<Self> {
         use BackendKind::{Cpu, Cuda, Mps, Null, Sim};
         Self::parse_among(s, &[Cpu, Cuda, Mps, Sim, Null])

@@ -1,19 +1,19 @@
-//! Streams: ordered queues of work, and the one door through which all work goes.
+//! Streams: ordered queues of work, and the one path on which all work is submitted.
 //!
-//! # The door
+//! # The submit path
 //! Every copy, fill, session, event and graph launch passes `Stream::pass`: take the stream's
 //! submission lock; lock the operands' records; find the timepoints that they must wait for; one
-//! submission to the backend; mark the operands with the new timepoint; unlock. Waits are inserted
-//! only for uses on other timelines that this timeline does not know of: on a single stream nothing
-//! is waited for and no driver is called.
+//! submission to the backend; mark the operands with the new timepoint; unlock. A submission waits
+//! only for uses on other timelines that this timeline does not know of. On a single stream the
+//! path inserts no wait and calls no driver.
 //!
-//! The turn is the lock of the stream's scratch, held for one call or for a session. Other threads
-//! wait for it; the thread that holds it gets `Occupied`, since it would wait for itself. While it
-//! is held nothing else is locked but records and the backend's own submission lock.
+//! A call or a session holds the submission lock (`submit_lock`). Other threads wait for the lock.
+//! The thread that holds the lock gets `Occupied`, since it would wait for itself. The holder locks
+//! nothing else but records and the backend's own submission lock.
 //!
-//! The records' locks (`Locked`) order submissions of several threads to several streams with a
-//! common buffer. They are held for one submission. Whoever finds one taken gives up its own and
-//! takes all again in the order of their addresses, so no two wait for each other.
+//! The records' locks (`records`) order submissions of several threads to several streams with a
+//! common buffer. A submission holds them. A thread that finds one taken gives up its own, and
+//! takes all again in the order of their addresses. So no two threads wait for each other.
 //!
 //! # Room
 //! A backend may block a submitter while its queue is full. Nobody may be blocked so while holding
@@ -26,6 +26,13 @@
 //! While a thread records, its calls on any stream of that device go to the recorder instead, and
 //! the stream is not touched.
 
+mod records;
+mod submit_lock;
+
+pub(crate) use records::{Locked, Use, add_wait, need};
+use submit_lock::held_by_me;
+pub(crate) use submit_lock::{Scratch, SubmitGuard, SubmitLock};
+
 use crate::context::ContextGuard;
 use crate::graph::recorder;
 use crate::kernel::{Grid, KernelBase, KernelSession, Params, session_ops, session_sync_ops};
@@ -34,14 +41,10 @@ use crate::runtime::{Runtime, RuntimeInner};
 use crate::view::Operand;
 use leasehold_alloc::{Buffer, Layout, On};
 use leasehold_core::defects::{Defect, planted};
-use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use leasehold_core::sync::{Arc, Mutex, MutexGuard};
-use leasehold_core::{
-    Error, Lease, PackedTimepoint, Result, StreamHandle, Timeline, TimelineId, TimelineSource,
-    Timepoint,
-};
+use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::{Error, Lease, Result, StreamHandle, Timeline, TimelineSource, Timepoint};
 use leasehold_hal::Op;
-use std::cell::Cell;
 use std::fmt;
 use std::sync::Weak;
 use std::time::{Duration, Instant};
@@ -52,94 +55,6 @@ const SEGMENT: u32 = 4096;
 /// otherwise.
 const SUBMIT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What a stream keeps between calls so that a launch allocates nothing.
-pub(crate) struct Scratch {
-    pub(crate) session: crate::kernel::session::Staged,
-    pub(crate) waits: Vec<Timepoint>,
-    /// Scratch for building a submission; empty between calls.
-    pub(crate) ops: Vec<Op<'static>>,
-}
-
-// SAFETY: the raw pointers that keep it from being `Send` are what a session staged. They are read
-// only by that session's `finish`, on the session's own thread, while what they point to is
-// borrowed.
-unsafe impl Send for Scratch {}
-
-thread_local! {
-    /// Its address is the thread's name among the living.
-    static ME: u8 = const { 0 };
-}
-
-#[inline]
-fn me() -> usize {
-    ME.with(|me| std::ptr::from_ref(me).addr())
-}
-
-/// A scratch and the submission lock at it: of a stream, or of a thread that records.
-pub(crate) struct SubmitLock {
-    /// The thread that holds the submission lock, 0 for none. Only its holder writes it, so every
-    /// thread knows whether it is itself.
-    holder: AtomicUsize,
-    scratch: Mutex<Scratch>,
-}
-
-impl SubmitLock {
-    pub(crate) fn new() -> Self {
-        Self {
-            holder: AtomicUsize::new(0),
-            scratch: Mutex::new(Scratch {
-                session: crate::kernel::session::Staged::default(),
-                waits: Vec::with_capacity(8),
-                ops: Vec::with_capacity(16),
-            }),
-        }
-    }
-
-    /// Whether somebody holds the submission lock.
-    pub(crate) fn is_taken(&self) -> bool {
-        self.scratch.try_lock().is_none()
-    }
-
-    /// Takes the submission lock; waits while another thread holds it.
-    ///
-    /// # Errors
-    /// `Occupied` when this thread holds it.
-    #[inline]
-    pub(crate) fn submit_guard(&self) -> Result<SubmitGuard<'_>> {
-        if self.holder.load(Ordering::Relaxed) == me() {
-            return Err(held_by_me());
-        }
-        Ok(self.taken(self.scratch.lock()))
-    }
-
-    /// Takes the submission lock if nobody holds it.
-    ///
-    /// # Errors
-    /// `Occupied` when somebody does.
-    pub(crate) fn try_submit_guard(&self) -> Result<SubmitGuard<'_>> {
-        match self.scratch.try_lock() {
-            Some(scratch) => Ok(self.taken(scratch)),
-            None if self.holder.load(Ordering::Relaxed) == me() => Err(held_by_me()),
-            None => Err(Error::Occupied {
-                resource: "stream (another thread's call or session is at its turn)",
-            }),
-        }
-    }
-
-    #[inline]
-    fn taken<'s>(&'s self, scratch: MutexGuard<'s, Scratch>) -> SubmitGuard<'s> {
-        self.holder.store(me(), Ordering::Relaxed);
-        SubmitGuard { submit_lock: self, scratch }
-    }
-}
-
-#[cold]
-fn held_by_me() -> Error {
-    Error::Occupied {
-        resource: "stream (this very thread has a session open on it, and would wait for itself)",
-    }
-}
-
 /// The part of a stream that the runtime and its handles share.
 pub(crate) struct StreamCore {
     pub(crate) raw: Lease<dyn leasehold_hal::Stream>,
@@ -147,7 +62,7 @@ pub(crate) struct StreamCore {
     submit_lock: SubmitLock,
     /// Operations since `mark`. Written in the submission lock.
     since: AtomicU32,
-    /// What was submitted when `since` began. Written in the submission lock.
+    /// The submitted value when `since` began. Written in the submission lock.
     mark: AtomicU64,
     /// How long a submitter waits for room while nothing completes, in milliseconds.
     patience: AtomicU64,
@@ -346,251 +261,6 @@ impl StreamCore {
         // No submission has 2^31 operations, and none is made while a quarter of that is pending.
         self.since
             .store(self.since.load(Ordering::Relaxed).wrapping_add(ops as u32), Ordering::Relaxed);
-    }
-}
-
-/// The right to submit to a stream and to use its scratch.
-pub(crate) struct SubmitGuard<'s> {
-    submit_lock: &'s SubmitLock,
-    scratch: MutexGuard<'s, Scratch>,
-}
-
-impl SubmitGuard<'_> {
-    /// The scratch.
-    #[inline]
-    pub(crate) fn scratch(&mut self) -> &mut Scratch {
-        &mut self.scratch
-    }
-}
-
-impl Drop for SubmitGuard<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        // Before the lock is free: the next holder writes after it.
-        self.submit_lock.holder.store(0, Ordering::Relaxed);
-    }
-}
-
-thread_local! {
-    /// How many submissions the thread is in the middle of, with records locked.
-    static ORDERING: Cell<u32> = const { Cell::new(0) };
-}
-
-/// What a submission does with a buffer.
-pub(crate) trait Use {
-    /// The buffer.
-    fn lease(&self) -> &Lease<Buffer>;
-    /// The buffer, or a part of it, with its role.
-    fn operand(&self) -> Operand<'_>;
-}
-
-impl Use for Operand<'_> {
-    #[inline(always)]
-    fn lease(&self) -> &Lease<Buffer> {
-        self.view.lease
-    }
-
-    #[inline(always)]
-    fn operand(&self) -> Operand<'_> {
-        *self
-    }
-}
-
-/// A submission in the making: the records of its buffers are locked until this is dropped.
-#[must_use = "records are unlocked when it is dropped"]
-pub(crate) struct Locked<'u, U: Use> {
-    timeline: &'static Timeline,
-    uses: &'u [U],
-    /// Whether a buffer is used more than once.
-    repeated: bool,
-}
-
-impl<'u, U: Use> Locked<'u, U> {
-    /// A submission on `timeline` with these buffers, of which none is locked yet.
-    #[inline(always)]
-    pub(crate) fn new(timeline: &'static Timeline, uses: &'u [U]) -> Self {
-        ORDERING.set(ORDERING.get() + 1);
-        Self { timeline, uses, repeated: false }
-    }
-
-    /// Locks the records of all the buffers, and adds what the submission must wait for. Blocks
-    /// while other threads are in the middle of a submission with one of them.
-    ///
-    /// # Errors
-    /// `Occupied` when this very thread is, and would wait for itself.
-    ///
-    /// # Safety
-    /// - The caller has the timeline's turn until this is dropped.
-    #[inline(always)]
-    pub(crate) unsafe fn gather(&mut self, waits: &mut Vec<Timepoint>) -> Result<()> {
-        let id = self.timeline.id();
-        for one in self.uses {
-            // SAFETY: the caller has the timeline's turn, and the buffers are held until they are
-            // unlocked.
-            if !unsafe { one.lease().try_lock_record(id) } {
-                self.repeated = true;
-                if !one.lease().has_locked_record(id) {
-                    // SAFETY: the caller has the timeline's turn.
-                    return unsafe { gather_slow(self.timeline, self.uses, waits) };
-                }
-            }
-            gather(self.timeline, &one.operand(), waits);
-        }
-        Ok(())
-    }
-
-    /// Marks what the submission did, at its timepoint, and unlocks the records.
-    ///
-    /// # Safety
-    /// - `p` is the timepoint of a submission that waited for what was gathered. The caller has the
-    ///   timeline's turn since then.
-    #[inline(always)]
-    pub(crate) unsafe fn mark(mut self, p: Timepoint) {
-        if self.repeated {
-            // SAFETY: by the caller's contract; the record is locked since it was gathered.
-            return self.uses.iter().for_each(|one| unsafe { mark(one.operand(), p) });
-        }
-        for one in std::mem::take(&mut self.uses) {
-            let operand = one.operand();
-            // SAFETY: by the caller's contract; the record is locked since it was gathered, and no
-            // other use needs the lock.
-            unsafe {
-                mark(operand, p);
-                operand.view.lease.unlock_record();
-            }
-        }
-    }
-}
-
-impl<U: Use> Drop for Locked<'_, U> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        ORDERING.set(ORDERING.get() - 1);
-        if !self.uses.is_empty() {
-            // SAFETY: by the contract of `gather` the timeline's turn is held; what was submitted
-            // is marked.
-            unsafe { unlock(self.timeline.id(), self.uses) };
-        }
-    }
-}
-
-/// Marks a use at a submission's timepoint.
-///
-/// # Safety
-/// - As [`Locked::mark`]; the record is locked since it was gathered.
-#[inline(always)]
-unsafe fn mark(Operand { view, access }: Operand<'_>, p: Timepoint) {
-    // SAFETY: the caller's turn keeps marks in the timeline's order. The record's write was
-    // gathered, and for a write its reads too.
-    unsafe {
-        if access.writes() {
-            view.lease.mark_write(p);
-        } else {
-            view.lease.mark_read(p);
-        }
-    }
-}
-
-/// Unlocks those of the buffers that the timeline's submitter has locked.
-///
-/// # Safety
-/// - The caller has the timeline's turn, and has marked what it submitted.
-#[cold]
-#[inline(never)]
-unsafe fn unlock(timeline: TimelineId, uses: &[impl Use]) {
-    for one in uses.iter().filter(|one| one.lease().has_locked_record(timeline)) {
-        // SAFETY: locked for this timeline, whose turn the caller has.
-        unsafe { one.lease().unlock_record() };
-    }
-}
-
-/// Gives up the locks, and takes all of them in the order of addresses: whoever waits for one holds
-/// only such as come before it.
-///
-/// # Safety
-/// - As [`Locked::gather`].
-#[cold]
-#[inline(never)]
-unsafe fn gather_slow(
-    timeline: &Timeline,
-    uses: &[impl Use],
-    waits: &mut Vec<Timepoint>,
-) -> Result<()> {
-    // SAFETY: the caller has the timeline's turn, and has submitted nothing yet.
-    unsafe { unlock(timeline.id(), uses) };
-    if ORDERING.get() > 1 {
-        return Err(Error::Occupied {
-            resource: "buffer (this very thread is in the middle of a submission with it, and would wait for itself)",
-        });
-    }
-    let mut buffers: Vec<&Buffer> = uses.iter().map(|one| &**one.lease()).collect();
-    buffers.sort_unstable_by_key(|buffer| std::ptr::from_ref(*buffer));
-    buffers.dedup_by(|a, b| std::ptr::eq(*a, *b));
-    for buffer in buffers {
-        let mut rounds = 0u32;
-        // SAFETY: the caller has the timeline's turn, and the buffers are held until they are
-        // unlocked.
-        while !unsafe { buffer.try_lock_record(timeline.id()) } {
-            // The holder is in the middle of one submission, unless it has lost its processor.
-            if rounds < 100 {
-                std::hint::spin_loop()
-            } else {
-                std::thread::yield_now()
-            }
-            rounds = rounds.saturating_add(1);
-        }
-    }
-    uses.iter().for_each(|one| gather(timeline, &one.operand(), waits));
-    Ok(())
-}
-
-/// Adds the timepoints that an operand makes a submission on `timeline` wait for. The record is
-/// [`Locked`].
-///
-/// A failed write is waited for by whoever reads what was written: the failure must reach them. Who
-/// only overwrites it all, or follows a read, needs no more than that the failed work is over: so a
-/// buffer can be used again after a failure.
-#[inline(always)]
-fn gather(timeline: &Timeline, operand: &Operand<'_>, waits: &mut Vec<Timepoint>) {
-    let buffer = operand.view.lease;
-    let written = buffer.write_timepoint();
-    if !timeline.knows(written) {
-        add_unknown(written, operand.access.reads() || operand.is_part(), waits);
-    }
-    if operand.access.writes() && !planted(Defect::WriteBeforeRead) {
-        buffer.for_each_read(|read| need(timeline, read, false, waits));
-    }
-}
-
-/// Adds a timepoint that `timeline` does not know unless it is over; where its data are read,
-/// unless it is settled.
-#[inline(always)]
-pub(crate) fn need(
-    timeline: &Timeline,
-    stamp: PackedTimepoint,
-    data: bool,
-    waits: &mut Vec<Timepoint>,
-) {
-    if !timeline.knows(stamp) {
-        add_unknown(stamp, data, waits);
-    }
-}
-
-#[inline(never)]
-fn add_unknown(stamp: PackedTimepoint, data: bool, waits: &mut Vec<Timepoint>) {
-    if let Some(p) = stamp.timepoint()
-        && !(if data { p.is_settled() } else { p.has_passed() })
-    {
-        add_wait(waits, p);
-    }
-}
-
-/// Keeps one point per line, the latest.
-pub(crate) fn add_wait(waits: &mut Vec<Timepoint>, p: Timepoint) {
-    match waits.iter_mut().find(|w| w.timeline_id() == p.timeline_id()) {
-        Some(w) if w.value() < p.value() => *w = p,
-        Some(_) => {}
-        None => waits.push(p),
     }
 }
 

@@ -21,8 +21,8 @@ const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
 const MAX_PENDING: usize = 3;
 /// The window is shortened when it reaches this many ids …
 const WINDOW: usize = 64;
-/// … to this many: more than any unfinished character, and some context for decoders that depend on
-/// the previous token.
+/// … to this many: more than any unfinished character, and some context for decoders that depend
+/// on the previous token.
 const KEPT: usize = 16;
 
 /// The maximum size of a `tokenizer.json` in bytes; those of the largest vocabularies have about

@@ -7,8 +7,8 @@
 //! arguments: a misuse is counted ([`Misuse`]) and has no effect. Rust programs use
 //! [`MemoryManager`] and [`TensorPool`]. The requirement is document 004.
 //!
-//! - object table. File: `table.rs`, `lock.rs`. Owns: address → kind, count, generation, back-link.
-//!   Must not: know scopes, dereference objects.
+//! - object table. File: `table.rs`, `lock.rs`. Owns: address → kind, count, generation,
+//!   back-link. Must not: know scopes, dereference objects.
 //! - one thread. File: `local.rs`, `record.rs`, `frame.rs`, `death.rs`. Owns: scopes, records,
 //!   frames, slots, quarantine. Must not: touch another thread's.
 //! - shared state. File: `shared.rs`, `pools.rs`. Owns: pool, hooks, limits, totals. Must not: call

@@ -251,7 +251,8 @@ pub fn linear3(
     Operator::new(library, "linear3", &params, &operands)
 }
 
-/// `y = silu(norm(x) · Gᵀ + bias) · (norm(x) · Uᵀ + bias)`. Both projections name the same `y`.
+/// `y = silu(norm(x) · Gᵀ + bias) · (norm(x) · Uᵀ + bias)`. Both projections name the same
+/// `y`.
 ///
 /// # Errors
 /// `InvalidArgument` for shapes that do not match.
@@ -605,8 +606,8 @@ pub fn softmax(library: &Library, x: &Tensor, y: &Tensor) -> Result<Operator> {
     Operator::new(library, "softmax", &params, &[some(x), some(y)])
 }
 
-/// The index of the largest element of each row, as i32. Of equal elements the first; −1 if all are
-/// NaN.
+/// The index of the largest element of each row, as i32. Of equal elements the first; −1 if all
+/// are NaN.
 ///
 /// # Errors
 /// `InvalidArgument` if `ids` is too short.

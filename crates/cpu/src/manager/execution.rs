@@ -27,7 +27,8 @@ pub struct CpuConfig {
     /// The most threads of one kernel, including the stream's own worker. 1 to 1,024. `None`, the
     /// default, stands for the number of processors that the process may keep busy.
     pub threads: Option<usize>,
-    /// The time that threads stay awake after their last work. At most a second; 150 µs by default.
+    /// The time that threads stay awake after their last work. At most a second; 150 µs by
+    /// default.
     pub spin: Duration,
     /// The time that a waiting thread of the application stays awake, if the device's own threads
     /// leave a processor free. At most a second; 1 ms by default.

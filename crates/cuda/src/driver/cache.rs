@@ -7,11 +7,11 @@
 //! So a collision of hashes is a miss and never another kernel's code.
 //!
 //! # Protocol
-//! A writer fills a file of its own name (`….tmp`) and renames it. So readers see all of a file or
-//! none of it. Of several writers of one key the last one wins, with the same content. A file that
-//! is truncated, corrupted or of another format fails its checksum. The cache then compiles the
-//! kernel again and replaces the file. The cache locks nothing. A directory that cannot be written
-//! only costs the compilation.
+//! A writer fills a file of its own name (`….tmp`) and renames it. So readers see all of a file
+//! or none of it. Of several writers of one key the last one wins, with the same content. A file
+//! that is truncated, corrupted or of another format fails its checksum. The cache then compiles
+//! the kernel again and replaces the file. The cache locks nothing. A directory that cannot be
+//! written only costs the compilation.
 //!
 //! # Ownership and permissions
 //! A cached kernel runs on the device with this user's rights, and the checksum has no key. So the

@@ -5,8 +5,8 @@
 //! timepoint; dropping the session discards it, on every backend alike. The order of calls is in
 //! the type:
 //!
-//! `Begun` –wait→ `Ready` –bind→ `Bound` –params→ `Parametrised` –dispatch→ `Dispatched` –update
-//! tokens→ `Updated` –finish, or another kernel→ …
+//! `Begun` –wait→ `Ready` –bind→ `Bound` –params→ `Parametrised` –dispatch→
+//! `Dispatched` –update tokens→ `Updated` –finish, or another kernel→ …
 //!
 //! The states are moved by value but the session is two words; what is staged lies in the stream's
 //! scratch, so a launch allocates nothing.

@@ -12,9 +12,9 @@
 //! Closures and host pages are dropped after the lock is released.
 //!
 //! # Names of calls
-//! Each entry is counted under its own name (`alloc`, `enqueue`, …), and the [`FaultPlan`] may fail
-//! it. [`Monitor::note`] counts calls of a layer above, which switches the machine's own counts off
-//! ([`MachineConfig::count_calls`]).
+//! Each entry is counted under its own name (`alloc`, `enqueue`, …), and the [`FaultPlan`] may
+//! fail it. [`Monitor::note`] counts calls of a layer above, which switches the machine's own
+//! counts off ([`MachineConfig::count_calls`]).
 //!
 //! This module must not know `hal`'s devices or a vendor's rules.
 
@@ -27,6 +27,7 @@ mod graph;
 mod kernel;
 mod memory;
 mod os;
+mod perform;
 mod rng;
 mod space;
 mod step;

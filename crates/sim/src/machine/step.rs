@@ -10,25 +10,19 @@
 //! This module must not know which threads wait.
 
 use super::clock::Clock;
-use super::command::{
-    Action, Done, Entry, FillCall, HostFn, KernelCall, NodeAction, Running, Transfer,
-};
-use super::detect::{Actor, Ancestors, Operation, ReportKind, Unwritten};
-use super::space::{AccessScope, Part, STORE};
-use super::{
-    FaultScope, KernelBody, Launch, MachineConfig, Monitor, Queue, QueueFailure, QueueId, Ran,
-    State,
-};
-use leasehold_core::defects::{Defect, planted};
+use super::command::{Action, Entry, HostFn, NodeAction, Running};
+use super::detect::{Actor, Ancestors, Operation};
+use super::space::AccessScope;
+use super::{FaultScope, MachineConfig, Monitor, Queue, QueueFailure, QueueId, Ran, State};
+use leasehold_core::Error;
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
-use leasehold_core::{Error, Fault};
-use leasehold_hal::{Access, Binding};
 use std::any::Any;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::task::Poll;
 
+/// The virtual time of a host call, in nanoseconds.
+const HOST_NANOS: u64 = 500;
 /// The node number of a command outside a graph.
 const NO_NODE: u32 = u32::MAX;
 
@@ -54,7 +48,7 @@ enum Step {
 }
 
 /// The result of an action.
-enum Outcome {
+pub(super) enum Outcome {
     /// The action is over; its duration in nanoseconds.
     Done(u64),
     /// The action is not ready and is returned.
@@ -67,21 +61,21 @@ enum Outcome {
 }
 
 /// The place of an action's execution.
-struct Place {
-    queue: QueueId,
-    device: u32,
-    agent: u32,
-    epoch: u64,
-    clock: Clock,
-    index: u64,
-    name: Arc<str>,
-    node: Option<(u64, u32, u32)>,
-    edges: Option<Arc<Ancestors>>,
-    regions: Vec<(u64, u64)>,
+pub(super) struct Place {
+    pub(super) queue: QueueId,
+    pub(super) device: u32,
+    pub(super) agent: u32,
+    pub(super) epoch: u64,
+    pub(super) clock: Clock,
+    pub(super) index: u64,
+    pub(super) name: Arc<str>,
+    pub(super) node: Option<(u64, u32, u32)>,
+    pub(super) edges: Option<Arc<Ancestors>>,
+    pub(super) regions: Vec<(u64, u64)>,
 }
 
 impl Place {
-    fn actor(&self) -> Actor<'_> {
+    pub(super) fn actor(&self) -> Actor<'_> {
         Actor {
             agent: self.agent,
             epoch: self.epoch,
@@ -97,7 +91,7 @@ impl Place {
     }
 
     /// The operation, with the node's number in its own graph.
-    fn operation(&self) -> Operation {
+    pub(super) fn operation(&self) -> Operation {
         let node = self.node.map(|n| n.2);
         Operation {
             name: self.name.clone(),
@@ -148,7 +142,7 @@ impl Monitor {
 }
 
 /// The text of a panic.
-fn panic_text(panic: Box<dyn Any + Send>) -> String {
+pub(super) fn panic_text(panic: Box<dyn Any + Send>) -> String {
     match panic.downcast::<String>() {
         Ok(text) => *text,
         Err(other) => other
@@ -567,392 +561,4 @@ impl State {
             Outcome::Done(_) | Outcome::Pending(_) | Outcome::Call(_) => {}
         }
     }
-
-    /// Executes an action.
-    fn perform(&mut self, place: &mut Place, action: Action) -> Outcome {
-        match action {
-            Action::Kernel(call) => self.kernel(place, call),
-            Action::Copy(c) => result(self.copy(place, c), COPY_NANOS + c.bytes() / 16),
-            Action::Fill(c) => {
-                result(self.fill(place, c), COPY_NANOS + c.width.saturating_mul(c.rows) / 32)
-            }
-            Action::Host { call, .. } => Outcome::Call(call),
-            Action::Node { call, .. } => {
-                let queue = place.queue;
-                Outcome::Call(Box::new(move || call(queue)))
-            }
-            Action::Record(mark) => {
-                if let Some(q) = self.queues.get(&place.queue) {
-                    // This is the mark's only record, so the cell is empty.
-                    drop(mark.done.set(Done {
-                        nanos: q.nanos,
-                        clock: q.clock.clone(),
-                        failed: false,
-                    }));
-                }
-                Outcome::Done(0)
-            }
-            Action::WaitMark(mark) => {
-                if let Some(done) = mark.done.get() {
-                    self.learn(place.queue, &done.clock, done.nanos);
-                }
-                Outcome::Done(0)
-            }
-            Action::WriteValue { addr, value } => result(self.write_value(place, addr, value), 100),
-            Action::WaitValue { addr, value } => self.wait_value(place, addr, value),
-            Action::Signal(s, value) => {
-                let State { queues, semaphores, .. } = self;
-                if let Some((q, s)) = queues.get(&place.queue).zip(semaphores.get_mut(&s)) {
-                    s.signal(value, q.clock.clone(), q.nanos);
-                }
-                Outcome::Done(0)
-            }
-            Action::WaitSemaphore(id, value) => self.wait_semaphore(place, id, value),
-            Action::Until { name, mut ready } => {
-                let Some(answer) = ready() else {
-                    return Outcome::Pending(Action::Until { name, ready });
-                };
-                self.trash.push(Box::new(ready));
-                if let Err(e) = answer {
-                    return Outcome::Fail(e);
-                }
-                let (clock, nanos) = (self.host.clone(), self.host_nanos);
-                self.learn(place.queue, &clock, nanos);
-                Outcome::Done(0)
-            }
-            Action::Free(addr) => {
-                self.free_here(place, addr);
-                Outcome::Done(0)
-            }
-            Action::Allocated { addr } => {
-                if let Ok(gone) = self.space.allocation(addr) {
-                    self.detector.allocate(&place.actor(), gone.key, addr, gone.bytes);
-                }
-                Outcome::Done(0)
-            }
-            Action::Graph(_) | Action::Empty => Outcome::Done(0),
-        }
-    }
-
-    /// A queue learns another agent's clock.
-    fn learn(&mut self, queue: QueueId, clock: &Clock, nanos: u64) {
-        if let Some(q) = self.queues.get_mut(&queue) {
-            q.clock.join(clock);
-            q.nanos = q.nanos.max(nanos);
-        }
-    }
-
-    /// The host address of a range. A range that was freed or reused since the enqueue is reported.
-    fn reach(
-        &mut self,
-        place: &Place,
-        who: AccessScope,
-        addr: u64,
-        bytes: u64,
-        parts: &mut Vec<Part>,
-    ) -> Result<*mut u8, String> {
-        parts.clear();
-        let found = self.space.resolve(who, addr, bytes, parts);
-        if !self.detector.on {
-            return found;
-        }
-        let end = addr.saturating_add(bytes);
-        // Sorted by address.
-        let from = place.regions.partition_point(|r| r.0 < addr);
-        let mut then = place.regions[from..].iter().take_while(|r| r.0 < end);
-        let stale = match &found {
-            Err(_) => then.next().is_some(),
-            Ok(_) => then.any(|&(at, region)| {
-                parts.iter().any(|p| p.region != region && p.addr <= at && at < p.addr + p.bytes)
-            }),
-        };
-        if stale {
-            self.detector.report(ReportKind::UseAfterFree, None, place.operation(), addr, bytes);
-        }
-        found
-    }
-
-    /// Tells the detector about an access.
-    fn note_access(&mut self, place: &Place, parts: &[Part], access: Access, unwritten: Unwritten) {
-        if !self.detector.on {
-            return;
-        }
-        if access.reads() {
-            let device = parts.iter().filter(|p| p.key >= STORE);
-            let (all, none) = device.fold((0, 0), |(all, none), p| {
-                (all + p.bytes, none + self.detector.unwritten(p.key, p.bytes))
-            });
-            if none != 0 && (none == all || unwritten == Unwritten::Any) {
-                let addr = parts.first().map_or(0, |p| p.addr);
-                self.detector.report(ReportKind::NeverWritten, None, place.operation(), addr, none);
-            }
-        }
-        for p in parts {
-            self.detector.access(&place.actor(), p.key, p.addr, p.bytes, access);
-        }
-    }
-
-    fn kernel(&mut self, place: &Place, call: KernelCall) -> Outcome {
-        let blocks = call.grid.iter().fold(1u64, |n, &g| n.saturating_mul(u64::from(g)));
-        if blocks == 0 {
-            return Outcome::Done(KERNEL_NANOS);
-        }
-        let mut all: Vec<(Vec<Part>, Access)> = Vec::with_capacity(call.bindings.len());
-        let mut bindings: Vec<Binding> = Vec::with_capacity(call.bindings.len());
-        for (i, b) in call.bindings.iter().enumerate() {
-            let mut parts = Vec::new();
-            let mut at = 0;
-            if b.len != 0 {
-                at = match self.reach(
-                    place,
-                    AccessScope::Kernel(place.device),
-                    b.addr,
-                    b.len,
-                    &mut parts,
-                ) {
-                    Ok(at) => at as u64,
-                    Err(e) => return Outcome::Fault(format!("binding {i}: {e}")),
-                };
-            }
-            bindings.push(Binding { addr: at, ..*b });
-            all.push((parts, b.access));
-        }
-        let watched = self.watch(&call, &bindings, &all);
-        let launch = Launch {
-            name: &call.kernel.name,
-            device: place.device,
-            grid: call.grid,
-            block: call.block,
-            shared: call.shared,
-            bindings: &bindings,
-            params: &call.params,
-        };
-        let ran = catch_unwind(AssertUnwindSafe(|| match &call.kernel.spec.body {
-            KernelBody::Run(f) => f(&launch).map(Poll::Ready),
-            KernelBody::Poll(f) => f(&launch),
-        }));
-        self.compare(place, &call, &bindings, watched);
-        match ran {
-            Ok(Ok(Poll::Pending)) => return Outcome::Pending(Action::Kernel(call)),
-            Ok(Ok(Poll::Ready(()))) => {}
-            Ok(Err(e)) => return Outcome::Fault(e.to_string()),
-            Err(panic) => return Outcome::Fault(format!("panicked: {}", panic_text(panic))),
-        }
-        for (parts, access) in &all {
-            self.note_access(place, parts, *access, Unwritten::All);
-        }
-        let bytes: u64 = call.bindings.iter().map(|b| b.len).sum();
-        Outcome::Done(KERNEL_NANOS + blocks + bytes / 64 + self.rng.below(64) as u64)
-    }
-
-    /// The content of a kernel's read-only bindings before it runs, by binding. Write-only bindings
-    /// are poisoned, so that a kernel that reads them gets another result. The function skips
-    /// polled kernels, host memory, and bindings that overlap a written one.
-    fn watch(
-        &self,
-        call: &KernelCall,
-        bindings: &[Binding],
-        parts: &[(Vec<Part>, Access)],
-    ) -> Vec<(usize, Vec<u8>)> {
-        let mut read = Vec::new();
-        if !self.detector.on || matches!(call.kernel.spec.body, KernelBody::Poll(_)) {
-            return read;
-        }
-        for (i, b) in
-            bindings.iter().enumerate().filter(|(_, b)| b.len != 0 && b.access != Access::ReadWrite)
-        {
-            let own = parts[i].0.iter().all(|p| p.key >= STORE);
-            let shared = |(j, other): (usize, &Binding)| {
-                j != i && (b.access.writes() || other.access.writes()) && b.overlaps(other)
-            };
-            if !own || bindings.iter().enumerate().any(shared) {
-                continue;
-            }
-            let (at, len) =
-                (std::ptr::with_exposed_provenance_mut::<u8>(b.addr as usize), b.len as usize);
-            // SAFETY: the binding was resolved to this many mapped bytes just now, and the lock
-            // keeps the mapping. Queues run one at a time.
-            unsafe {
-                if b.access == Access::Read {
-                    read.push((i, std::slice::from_raw_parts(at, len).to_vec()));
-                } else if !call.kernel.spec.gaps {
-                    at.write_bytes(self.detector.poison, len);
-                }
-            }
-        }
-        read
-    }
-
-    /// Reports bindings that a kernel has written although it declares to read them.
-    fn compare(
-        &mut self,
-        place: &Place,
-        call: &KernelCall,
-        bindings: &[Binding],
-        watched: Vec<(usize, Vec<u8>)>,
-    ) {
-        for (i, before) in watched {
-            let at = std::ptr::with_exposed_provenance::<u8>(bindings[i].addr as usize);
-            // SAFETY: these are the bytes that `watch` has read, under the same lock.
-            let now = unsafe { std::slice::from_raw_parts(at, before.len()) };
-            let differs = |(a, b): (&u8, &u8)| a != b;
-            let Some(from) = std::iter::zip(now, &before).position(differs) else { continue };
-            let to = std::iter::zip(now, &before).rposition(differs).map_or(from, |last| last + 1);
-            let addr = call.bindings[i].addr + from as u64;
-            self.detector.wrote(place.operation(), (i, from as u64), addr, (to - from) as u64);
-        }
-    }
-
-    fn copy(&mut self, place: &Place, c: Transfer) -> Result<(), String> {
-        if c.width == 0 {
-            return Ok(());
-        }
-        let (mut from, mut to) = (Vec::new(), Vec::new());
-        let last = u64::from(planted(Defect::RowLeftOut) && c.rows > 1);
-        for row in 0..c.rows - last {
-            let src =
-                self.reach(place, c.reach(), c.src + row * c.src_pitch, c.width, &mut from)?;
-            let dst = self.reach(place, c.reach(), c.dst + row * c.dst_pitch, c.width, &mut to)?;
-            // SAFETY: both ranges are either the machine's memory or the host's. The machine's
-            // memory is mapped for this many bytes, as checked just now under the lock. For host
-            // memory the caller of `with_host` on this transfer vouches.
-            unsafe { std::ptr::copy(src, dst, c.width as usize) };
-            self.note_access(place, &from, Access::Read, Unwritten::Any);
-            self.note_access(place, &to, Access::Write, Unwritten::Any);
-        }
-        Ok(())
-    }
-
-    fn fill(&mut self, place: &Place, c: FillCall) -> Result<(), String> {
-        let pattern = c.pattern.to_le_bytes();
-        let unit = usize::from(c.unit);
-        let mut parts = Vec::new();
-        for row in 0..if c.width == 0 { 0 } else { c.rows } {
-            let dst =
-                self.reach(place, AccessScope::Engine, c.dst + row * c.pitch, c.width, &mut parts)?;
-            // SAFETY: the range is the machine's memory, mapped for this many bytes, as checked
-            // just now under the lock. References to this memory exist here only, under that lock.
-            // A host thread that reads pinned memory meanwhile uses raw pointers.
-            let bytes = unsafe { std::slice::from_raw_parts_mut(dst, c.width as usize) };
-            if pattern[..unit].iter().all(|&b| b == pattern[0]) {
-                bytes.fill(pattern[0]);
-            } else {
-                bytes
-                    .chunks_exact_mut(unit)
-                    .for_each(|chunk| chunk.copy_from_slice(&pattern[..unit]));
-            }
-            self.note_access(place, &parts, Access::Write, Unwritten::Any);
-        }
-        Ok(())
-    }
-
-    fn write_value(&mut self, place: &Place, addr: u64, value: u64) -> Result<(), String> {
-        let mut parts = Vec::new();
-        let at = self.reach(place, AccessScope::Engine, addr, 8, &mut parts)?;
-        if let Some((q, key)) = self.queues.get(&place.queue).zip(parts.first().map(|p| p.key)) {
-            self.words.entry(key).or_default().join(&q.clock);
-        }
-        // SAFETY: eight aligned bytes that are mapped (checked). Other threads read them
-        // atomically.
-        unsafe { &*at.cast::<AtomicU64>() }.store(value, Ordering::Release);
-        Ok(())
-    }
-
-    fn wait_value(&mut self, place: &Place, addr: u64, value: u64) -> Outcome {
-        let mut parts = Vec::new();
-        if let Err(e) = self.reach(place, AccessScope::Engine, addr, 8, &mut parts) {
-            return Outcome::Fault(e);
-        }
-        if self.word(addr).is_none_or(|now| now < value) {
-            return Outcome::Pending(Action::WaitValue { addr, value });
-        }
-        if let Some(clock) = parts.first().and_then(|p| self.words.get(&p.key)).cloned() {
-            let nanos = self.nanos;
-            self.learn(place.queue, &clock, nanos);
-        }
-        Outcome::Done(100)
-    }
-
-    fn wait_semaphore(&mut self, place: &Place, id: super::SemaphoreId, value: u64) -> Outcome {
-        let Some(s) = self.semaphores.get(&id) else {
-            return Outcome::Fail(Error::state(format!(
-                "{id:?} was given up before it reached {value}"
-            )));
-        };
-        if s.value < value {
-            return match &s.failed {
-                Some(cause) => Outcome::Fail(cause.clone()),
-                None => Outcome::Pending(Action::WaitSemaphore(id, value)),
-            };
-        }
-        if let Some((clock, nanos)) = s.known(value).map(|r| (r.clock.clone(), r.nanos)) {
-            self.learn(place.queue, &clock, nanos);
-        }
-        Outcome::Done(0)
-    }
-
-    /// Frees memory in queue order, after a report of its remaining users.
-    fn free_here(&mut self, place: &Place, addr: u64) {
-        let Ok(gone) = self.space.allocation(addr) else {
-            self.detector.report(ReportKind::UseAfterFree, None, place.operation(), addr, 0);
-            return;
-        };
-        let mut first = self.detector.unknown(&place.clock, gone.key, gone.addr, gone.bytes);
-        for (id, q) in &self.queues {
-            for entry in q.entries.iter().filter(|e| e.regions.iter().any(|r| r.1 == gone.region)) {
-                let name = entry.action.name();
-                first.push(Operation {
-                    name,
-                    queue: Some(id.0),
-                    stream: None,
-                    index: entry.index,
-                    node: None,
-                });
-            }
-        }
-        for operation in first {
-            self.detector.report(
-                ReportKind::UseAfterFree,
-                Some(operation),
-                place.operation(),
-                addr,
-                gone.bytes,
-            );
-        }
-        self.free_at(addr);
-    }
-
-    /// The error of a failed operation.
-    fn fault(&self, operation: &Operation, text: String) -> Error {
-        let name = match operation.node {
-            Some(node) => format!("graph node {node} ({})", operation.name),
-            None => operation.name.to_string(),
-        };
-        let queue = operation.queue.and_then(|q| self.queues.get(&QueueId(q)));
-        Fault::new(
-            name,
-            queue.map_or_else(String::new, |q| q.name.to_string()),
-            operation.index,
-            text,
-        )
-        .into()
-    }
-
-    fn free_at(&mut self, addr: u64) {
-        if let Ok(gone) = self.space.free(addr) {
-            self.detector.forget(gone.key, gone.bytes);
-        }
-    }
 }
-
-fn result(result: Result<(), String>, nanos: u64) -> Outcome {
-    match result {
-        Ok(()) => Outcome::Done(nanos),
-        Err(e) => Outcome::Fault(e),
-    }
-}
-
-/// Virtual nanoseconds to start an operation.
-const KERNEL_NANOS: u64 = 2_000;
-const COPY_NANOS: u64 = 1_000;
-const HOST_NANOS: u64 = 500;

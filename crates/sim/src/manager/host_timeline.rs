@@ -59,7 +59,7 @@ impl Tagged for HostTimelineState {
 
 impl fmt::Debug for HostTimelineState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "GateState({:?})", self.timeline())
+        write!(f, "HostTimelineState({:?})", self.timeline())
     }
 }
 

@@ -11,8 +11,8 @@ const LN2_LO: f32 = -2.121_944_4e-4;
 /// A constant whose addition and subtraction round to an integer (|x| < 2^22, rounding to nearest).
 const ROUND: f32 = 12_582_912.0;
 
-/// `e^x`, within 2 units in the last place. Results below 2⁻¹²⁵ are zero (so `e^−∞` is exactly 0);
-/// results above the range are infinite. A NaN stays a NaN.
+/// `e^x`, within 2 units in the last place. Results below 2⁻¹²⁵ are zero (so `e^−∞` is
+/// exactly 0); results above the range are infinite. A NaN stays a NaN.
 #[inline(always)]
 pub fn exp<S: Simd>(s: S, x: S::V) -> S::V {
     // `x` is the second operand, so a NaN passes.
@@ -31,8 +31,8 @@ pub fn exp<S: Simd>(s: S, x: S::V) -> S::V {
     s.mul(s.add(p, p), s.pow2(s.sub(n, s.splat(1.0))))
 }
 
-/// `x / (1 + e^−x)`: SiLU, or swish. −∞ gives NaN as in IEEE arithmetic (∞ / ∞ does not arise: −∞ /
-/// ∞ does).
+/// `x / (1 + e^−x)`: SiLU, or swish. −∞ gives NaN as in IEEE arithmetic (∞ / ∞ does
+/// not arise: −∞ / ∞ does).
 #[inline(always)]
 pub fn silu<S: Simd>(s: S, x: S::V) -> S::V {
     let e = exp(s, s.sub(s.zero(), x));

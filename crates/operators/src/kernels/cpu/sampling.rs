@@ -66,11 +66,11 @@ params! {
     }
 }
 
-/// `y = exp(x − max x) / Σ exp(x − max x)`, row by row. A row with a NaN or +∞, or of −∞ only, is
-/// all NaN.
+/// `y = exp(x − max x) / Σ exp(x − max x)`, row by row. A row with a NaN or +∞, or of −∞
+/// only, is all NaN.
 pub struct Softmax;
-/// The index of the largest element of each row, as i32. Of equal elements the first; −1 if all are
-/// NaN.
+/// The index of the largest element of each row, as i32. Of equal elements the first; −1 if all
+/// are NaN.
 pub struct Argmax;
 /// Draws a token from the logits at a temperature, among the `top_k` largest; −1 if all are NaN.
 pub struct Sample;
@@ -94,8 +94,8 @@ pub fn philox(key: [u32; 2], counter: u64) -> u32 {
     c[0]
 }
 
-/// The largest of `n` elements without NaN, and its first index; (−∞, `usize::MAX`) if no element
-/// is left. As an i32 that index is −1.
+/// The largest of `n` elements without NaN, and its first index; (−∞, `usize::MAX`) if no
+/// element is left. As an i32 that index is −1.
 ///
 /// # Safety
 /// - `x` is readable for `n` elements of the type.

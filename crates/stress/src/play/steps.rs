@@ -1,0 +1,469 @@
+//! The steps of a program, each by the calls of the safe API.
+
+use super::{EMPTY, Outcome, Own, Raisable, Recorded, Signal, Trouble, World, get, wrong};
+use crate::kernels::{Kernel, Params};
+use crate::model::Planned;
+use crate::prelude::{Call, bytes, launch, open, refuses, resume, suspend, try_launch};
+use crate::scenes;
+use crate::step::{
+    FAR_STREAM, Hand, Node, Op, Read, Slot, Span, Step, TEMPS, Work, is_far, is_far_stream,
+};
+use leasehold::backend::StreamDesc;
+use leasehold::backend::sync::atomic::Ordering;
+use leasehold::{
+    Buffer, Current, EventFlags, GraphUpdate, Lease, Operand, Result, Stream, View, ops,
+};
+use std::time::Duration;
+
+impl World {
+    pub(super) fn step(&self, planned: &Planned, own: &mut Own) -> Outcome {
+        let runtime = &self.runtime;
+        match planned.step {
+            Step::Stream(s, priority) => {
+                let made = self
+                    .runtime(is_far_stream(s))?
+                    .create_stream_with(&StreamDesc::priority(priority))?;
+                self.streams[usize::from(s)].put(made);
+            }
+            Step::DropStream(s) => drop(self.streams[usize::from(s)].take()),
+            Step::Alloc { slot, len, stream } => {
+                let made = self.stream(stream)?.alloc(len.into())?;
+                self.buffers[usize::from(slot)].put(made);
+            }
+            Step::New { slot, len, seed } => {
+                let made = self.runtime(is_far(slot))?.upload(&bytes(seed, len as usize))?;
+                self.buffers[usize::from(slot)].put(made.into_buffer());
+            }
+            Step::Pin { slot, len } => {
+                let made = runtime.alloc_pinned(len.into())?;
+                self.buffers[usize::from(slot)].put(made);
+            }
+            Step::Drop(slot) => drop(self.buffers[usize::from(slot)].take()),
+            Step::Clone(slot) => own.clones.push_back(get(&self.buffers, slot)),
+            Step::Unclone => drop(own.clones.pop_front()),
+            Step::Run(stream, ref work) => {
+                let stream = self.stream(stream)?;
+                self.work(&stream, work, &|slot| self.buffer(slot))?;
+            }
+            Step::Session(stream, ref works) => self.session(&self.stream(stream)?, works)?,
+            Step::Try(stream, ref work) => {
+                let (stream, to) = (self.stream(stream)?, self.buffer(work.to.slot)?);
+                let from = work
+                    .from
+                    .iter()
+                    .map(|s| self.buffer(s.slot))
+                    .collect::<std::result::Result<Vec<_>, _>>()?;
+                let operands = operands(work, &to, &from)?;
+                try_launch(&stream, self.call(work, &operands))?;
+            }
+            Step::Check(read, span) => self.check(read, span, planned, &mut own.bytes)?,
+            Step::Sync(s) => self.stream(s)?.synchronize()?,
+            Step::Query(s) => drop(self.stream(s)?.query()?),
+            Step::Flush(s) => self.stream(s)?.flush()?,
+            Step::SyncDevice => runtime.synchronize()?,
+            Step::Enter(s) => {
+                let entered = self.stream(s).and_then(|stream| {
+                    let guard = stream.enter()?;
+                    Ok((guard, stream))
+                });
+                match entered {
+                    Ok(entered) => own.entered.push(Some(entered)),
+                    Err(e) => {
+                        own.entered.push(None);
+                        return Err(e);
+                    }
+                }
+            }
+            Step::Leave => {
+                drop(own.entered.pop());
+                let last = own.entered.iter().rev().flatten().next();
+                match (last, Current::get()) {
+                    (None, Err(_)) => {}
+                    (Some((_, stream)), Ok(current)) if current.stream().same(stream) => {}
+                    (_, got) => return wrong(format!("the thread's current context is {got:?}")),
+                }
+            }
+            Step::Call { stream, once } => {
+                let (stream, calls) = (self.stream(stream)?, self.calls.clone());
+                let count = move || {
+                    calls.fetch_add(1, Ordering::SeqCst);
+                    Ok(())
+                };
+                let called = if once {
+                    stream.host_call_once("count", count)
+                } else {
+                    stream.host_call("count", count)
+                };
+                called?;
+            }
+            Step::Complete(stream) => self.completions.ask(&self.stream(stream)?)?,
+            Step::Open => {
+                let Some(device) = self.far_device else {
+                    return wrong("there is no other device");
+                };
+                let far = open(runtime.context(), device)?;
+                self.streams[usize::from(FAR_STREAM)].put(far.stream().clone());
+                self.far.put(far);
+            }
+            Step::Close => {
+                let streams =
+                    [FAR_STREAM, FAR_STREAM + 1].map(|s| self.streams[usize::from(s)].take());
+                let far = self.far.take().ok_or(EMPTY)?;
+                drop(streams);
+                far.close(Duration::from_secs(20))?;
+            }
+            Step::Closed(slot) => {
+                refuses(&self.stream(0)?, &get(&self.buffers, slot).ok_or(EMPTY)?)?
+            }
+            Step::Trim => drop(runtime.allocator().trim(0)?),
+            Step::Wrong(kind, slot) => {
+                let buffer = self.buffer(slot)?;
+                scenes::refused(runtime, &self.stream(0)?, &buffer, kind).or_else(wrong)?;
+            }
+            Step::Scene(scene) => scenes::play(runtime, &self.kernels, scene)
+                .or_else(|e| if self.strict { wrong(e) } else { Ok(()) })?,
+            Step::Event { .. }
+            | Step::DropEvent(_)
+            | Step::Record { .. }
+            | Step::WaitEvent { .. }
+            | Step::WaitStream { .. }
+            | Step::QueryEvent(_)
+            | Step::SyncEvent(_)
+            | Step::Elapsed(..) => self.events(&planned.step)?,
+            Step::HostTimeline(_)
+            | Step::DropHostTimeline(_)
+            | Step::Hold { .. }
+            | Step::Signal(_)
+            | Step::CallSignal { .. } => {
+                self.host_timeline(&planned.step)?;
+            }
+            Step::Graph { slot, ref temps, ref nodes } => {
+                let recorded = self.record(temps, nodes)?;
+                self.graphs[usize::from(slot)].put(recorded);
+            }
+            Step::DropGraph(_)
+            | Step::Launch { .. }
+            | Step::Params { .. }
+            | Step::Grid { .. }
+            | Step::Swap { .. }
+            | Step::Suspend { .. }
+            | Step::Resume(_) => self.graph_step(&planned.step)?,
+        }
+        Ok(())
+    }
+
+    pub(super) fn check(
+        &self,
+        read: Read,
+        span: Span,
+        planned: &Planned,
+        again: &mut Vec<u8>,
+    ) -> Outcome {
+        let buffer = self.buffer(span.slot)?;
+        let part = buffer.part(span.range())?;
+        let mut new = Vec::new();
+        let got = if read == Read::Again { again } else { &mut new };
+        let runtime = self.runtime(is_far(span.slot))?;
+        match read {
+            Read::New => *got = runtime.download::<u8>(&part)?,
+            Read::Again => runtime.stream().download_into(got, part.view())?,
+            Read::On(s) => {
+                got.resize(span.len as usize, 0xEE);
+                self.stream(s)?.download(got, part)?;
+            }
+        }
+        let (Some(expect), Some(&b)) = (&planned.expect, planned.reads.first()) else {
+            return Ok(());
+        };
+        if self.strict || self.trusted[b as usize].load(Ordering::Relaxed) {
+            compare(got, expect).or_else(wrong)?;
+        }
+        Ok(())
+    }
+
+    fn events(&self, step: &Step) -> Outcome {
+        let runtime = &self.runtime;
+        match *step {
+            Step::Event { slot, timing } => {
+                let made = runtime.create_event_with(if timing {
+                    EventFlags::TIMING
+                } else {
+                    EventFlags::DISABLE_TIMING
+                })?;
+                self.events[usize::from(slot)].put(made);
+            }
+            Step::DropEvent(slot) => drop(self.events[usize::from(slot)].take()),
+            Step::Record { event, stream } => self.stream(stream)?.record(&self.event(event)?)?,
+            Step::WaitEvent { stream, event } => {
+                self.stream(stream)?.wait_event(&self.event(event)?)?
+            }
+            Step::WaitStream { stream, on } => {
+                let now = self.stream(on)?.now();
+                self.stream(stream)?.wait(now)?;
+            }
+            Step::QueryEvent(event) => drop(self.event(event)?.query()?),
+            Step::SyncEvent(event) => {
+                let event = self.event(event)?;
+                event.synchronize()?;
+                if !event.query()? {
+                    return wrong("an event is not complete after it was waited for");
+                }
+            }
+            Step::Elapsed(a, b) => drop(self.event(b)?.elapsed_since(&*self.event(a)?)?),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn host_timeline(&self, step: &Step) -> Outcome {
+        match *step {
+            Step::HostTimeline(slot) => {
+                let host_timeline = self.runtime.create_host_timeline()?;
+                let next = host_timeline.value();
+                self.host_timelines[usize::from(slot)].put(Raisable { host_timeline, next });
+            }
+            Step::DropHostTimeline(slot) => drop(self.host_timelines[usize::from(slot)].take()),
+            Step::Hold { stream, host_timeline } => {
+                let stream = self.stream(stream)?;
+                let point = {
+                    let mut place = self.host_timelines[usize::from(host_timeline)].lock();
+                    let held = place.as_mut().ok_or(EMPTY)?;
+                    held.next += 1;
+                    held.host_timeline.at(held.next)
+                };
+                stream.wait(point)?;
+            }
+            Step::Signal(host_timeline) => {
+                let (host_timeline, next) = {
+                    let place = self.host_timelines[usize::from(host_timeline)].lock();
+                    place.as_ref().map(|r| (r.host_timeline.clone(), r.next)).ok_or(EMPTY)?
+                };
+                // Nothing may have come to wait, where calls fail.
+                if next > host_timeline.value() {
+                    host_timeline.signal(next)?;
+                }
+            }
+            Step::CallSignal { stream, host_timeline } => {
+                // The host timeline is the call's from here: nobody else signals it, at the end
+                // neither, when the call may be still to come.
+                let Raisable { host_timeline, next } =
+                    self.host_timelines[usize::from(host_timeline)].take().ok_or(EMPTY)?;
+                let signal = Signal { host_timeline, next, always: !self.strict };
+                let call = move || signal.host_timeline.signal(signal.next);
+                self.stream(stream).and_then(|s| Ok(s.host_call_once("raise", call)?))?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn record(&self, temps: &[u32], nodes: &[Node]) -> std::result::Result<Recorded, Trouble> {
+        let runtime = &self.runtime;
+        let mut names = Vec::with_capacity(nodes.len());
+        runtime.start_graph_recording()?;
+        let recorded = (|| -> Outcome {
+            let temps =
+                temps.iter().map(|&len| runtime.alloc(len.into())).collect::<Result<Vec<_>>>()?;
+            let find = |slot: Slot| {
+                if slot >= TEMPS {
+                    Ok(temps[usize::from(slot - TEMPS)].clone())
+                } else {
+                    self.buffer(slot)
+                }
+            };
+            for node in nodes {
+                let elements = if let Node::Work(work) = node { work.to.len / 4 } else { 0 };
+                names.push((runtime.next_node(), elements));
+                match node {
+                    Node::Work(work) => self.work(runtime.stream(), work, &find)?,
+                    Node::Call => {
+                        let calls = self.calls.clone();
+                        runtime.stream().host_call("count", move || {
+                            calls.fetch_add(1, Ordering::SeqCst);
+                            Ok(())
+                        })?;
+                    }
+                    Node::Record(event) => runtime.stream().record(&self.event(*event)?)?,
+                }
+            }
+            Ok(())
+        })();
+        match recorded {
+            Ok(()) => Ok(Recorded { graph: runtime.stop_graph_recording()?, nodes: names }),
+            Err(e) => {
+                runtime.abandon_graph_recording();
+                Err(e)
+            }
+        }
+    }
+
+    fn graph_step(&self, step: &Step) -> Outcome {
+        match *step {
+            Step::DropGraph(slot) => drop(self.graphs[usize::from(slot)].take()),
+            Step::Launch { graph, stream } => {
+                self.graph(graph)?.launch_on(&self.stream(stream)?)?;
+            }
+            Step::Params { graph, node, words } => {
+                let (name, n) = {
+                    let place = self.graphs[usize::from(graph)].lock();
+                    place.as_ref().and_then(|r| r.nodes.get(node as usize).copied()).ok_or(EMPTY)?
+                };
+                let params: Params = [n, words[0], words[1]];
+                let Some(name) = name else { return wrong("a recorded node without a name") };
+                let updated = self.graph(graph)?.update(&GraphUpdate::new().params(name, &params));
+                self.give_up(graph, updated.map(drop).map_err(Trouble::from))?;
+            }
+            Step::Grid { graph, node, blocks } => {
+                let name = {
+                    let place = self.graphs[usize::from(graph)].lock();
+                    place.as_ref().and_then(|r| r.nodes.get(node as usize).copied()).ok_or(EMPTY)?.0
+                };
+                let Some(name) = name else { return wrong("a recorded node without a name") };
+                let updated =
+                    self.graph(graph)?.update(&GraphUpdate::new().grid(name, [blocks, 1, 1]));
+                self.give_up(graph, updated.map(drop).map_err(Trouble::from))?;
+            }
+            Step::Swap { graph, old, new } => {
+                let swap = || -> Outcome {
+                    let (old, new) = (self.buffer(old)?, self.buffer(new)?);
+                    Ok(self
+                        .graph(graph)?
+                        .update(&GraphUpdate::new().buffer(&old, &new))
+                        .map(drop)?)
+                };
+                self.give_up(graph, swap())?;
+            }
+            Step::Suspend { graph, stream } => {
+                suspend(&self.graph(graph)?, &self.stream(stream)?)?;
+            }
+            Step::Resume(graph) => {
+                self.give_up(graph, resume(&self.graph(graph)?).map_err(Trouble::from))?
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// A graph that could not be changed is not what the model means.
+    pub(super) fn give_up(&self, graph: Slot, result: Outcome) -> Outcome {
+        if result.is_err() && !self.strict {
+            drop(self.graphs[usize::from(graph)].take());
+        }
+        result
+    }
+
+    /// Does work on a stream.
+    fn work(
+        &self,
+        stream: &Stream,
+        work: &Work,
+        find: &dyn Fn(Slot) -> std::result::Result<Lease<Buffer>, Trouble>,
+    ) -> Outcome {
+        let leases =
+            work.from.iter().map(|s| find(s.slot)).collect::<std::result::Result<Vec<_>, _>>()?;
+        let lease = find(work.to.slot)?;
+        let to = lease.part(work.to.range())?;
+        let from = |i: usize| leases[i].part(work.from[i].range());
+        match work.op {
+            Op::Fill { pattern, width } => {
+                let pattern = match width {
+                    1 => ops::Pattern::U8(pattern as u8),
+                    2 => ops::Pattern::U16(pattern as u16),
+                    _ => ops::Pattern::U32(pattern),
+                };
+                stream.fill(to, pattern)?;
+            }
+            Op::Upload { seed, hand } => {
+                let bytes = bytes(seed, work.to.len as usize);
+                match hand {
+                    Hand::Asynchronous => stream.upload(to, &bytes)?,
+                    Hand::Synchronous => stream.upload_blocking(to, &bytes)?,
+                    Hand::Owned => stream.upload_owned(to, bytes)?,
+                }
+            }
+            Op::Copy => stream.copy(to, from(0)?)?,
+            Op::Copy2d { width, rows, from_pitch, to_pitch } => stream.copy_2d(
+                to,
+                from(0)?,
+                ops::Rows::new(width.into(), rows.into())
+                    .src_pitch(from_pitch.into())
+                    .dst_pitch(to_pitch.into()),
+            )?,
+            Op::Pinned => stream.copy_pinned(to, from(0)?)?,
+            Op::Launch { .. } => {
+                let operands = operands(work, &lease, &leases)?;
+                launch(stream, &[self.call(work, &operands)])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn call<'a>(&'a self, work: &Work, operands: &'a [Operand<'a>]) -> Call<'a> {
+        let (kernel, words) = match work.op {
+            Op::Launch { kernel, words } => (kernel, words),
+            _ => (Kernel::Mask, [0; 2]),
+        };
+        let kernels = if is_far(work.to.slot) { &self.far_kernels } else { &self.kernels };
+        Call {
+            kernel: &kernels[kernel as usize],
+            operands,
+            params: [work.to.len / 4, words[0], words[1]],
+        }
+    }
+
+    fn session(&self, stream: &Stream, works: &[Work]) -> Outcome {
+        let mut leases = Vec::with_capacity(works.len());
+        for work in works {
+            let from = work
+                .from
+                .iter()
+                .map(|s| self.buffer(s.slot))
+                .collect::<std::result::Result<Vec<_>, _>>()?;
+            leases.push((self.buffer(work.to.slot)?, from));
+        }
+        let mut staged = Vec::with_capacity(works.len());
+        for (work, (to, from)) in works.iter().zip(&leases) {
+            staged.push((work, operands(work, to, from)?));
+        }
+        let calls: Vec<_> =
+            staged.iter().map(|(work, operands)| self.call(work, operands)).collect();
+        Ok(launch(stream, &calls)?)
+    }
+}
+
+/// A launch's operands, with the roles that its kernel declares.
+pub(super) fn operands<'a>(
+    work: &Work,
+    to: &'a Lease<Buffer>,
+    from: &'a [Lease<Buffer>],
+) -> Result<Vec<Operand<'a>>> {
+    let mut operands = Vec::with_capacity(from.len() + 1);
+    for (span, lease) in work.from.iter().zip(from) {
+        operands.push(lease.part(span.range())?.read());
+    }
+    let part = to.part(work.to.range())?;
+    let role = if matches!(work.op, Op::Launch { kernel: Kernel::Mask, .. }) {
+        part.read_write()
+    } else {
+        part.write()
+    };
+    operands.push(role);
+    Ok(operands)
+}
+
+pub(super) fn compare(got: &[u8], expect: &[u8]) -> std::result::Result<(), String> {
+    if got == expect {
+        return Ok(());
+    }
+    if got.len() != expect.len() {
+        return Err(format!("{} bytes came back, not {}", got.len(), expect.len()));
+    }
+    let differ = got.iter().zip(expect).filter(|(g, e)| g != e).count();
+    let at = got.iter().zip(expect).position(|(g, e)| g != e).unwrap_or(0);
+    Err(format!(
+        "byte {at} is {:#04x} and not {:#04x}; {differ} of {} bytes differ",
+        got[at],
+        expect[at],
+        got.len()
+    ))
+}
