@@ -2,8 +2,8 @@
 //!
 //! `TL_MEM_LOG=1` or `stderr` writes to standard error. Any other value but `0` names a
 //! file to append to. Each manager reads the variable once. A line is
-//! `tlmem ns=… thread=… depth=… op=…`, followed by the fields `ptr`, `value` and `name` where
-//! they apply. A line is written in one call. This module must not know what the events
+//! `tlmem ns=… thread=… depth=… op=…`, followed by the fields `ptr`, `value` and `name`
+//! where they apply. A line is written in one call. This module must not know what the events
 //! mean.
 
 use std::fmt::{self, Write};
