@@ -11,7 +11,7 @@ thread_local! {
     static ORDERING: Cell<u32> = const { Cell::new(0) };
 }
 
-/// What a submission does with a buffer.
+/// A use of a buffer by a submission.
 pub(crate) trait Use {
     /// The buffer.
     fn lease(&self) -> &Lease<Buffer>;

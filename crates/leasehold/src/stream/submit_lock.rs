@@ -5,7 +5,7 @@ use leasehold_core::sync::{Mutex, MutexGuard};
 use leasehold_core::{Error, Result, Timepoint};
 use leasehold_hal::Op;
 
-/// What a stream keeps between calls so that a launch allocates nothing.
+/// Memory that a stream keeps between calls, so that a launch allocates nothing.
 pub(crate) struct Scratch {
     pub(crate) session: crate::kernel::session::Staged,
     pub(crate) waits: Vec<Timepoint>,

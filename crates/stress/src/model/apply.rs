@@ -29,7 +29,7 @@ impl Model {
                 }
             }
             Step::DropStream(s) => {
-                // What a held stream does is still to come when it is gone.
+                // The work of a held stream is still to come when the stream is gone.
                 self.stream(s).filter(|_| s != 0 && s != FAR_STREAM)?;
                 self.streams[usize::from(s)] = None;
                 self.exclusive.push(Self::on_stream(s));
@@ -261,7 +261,7 @@ impl Model {
         if crosses {
             self.shared.push(self.on_far());
         }
-        // What is held comes in the program's order: else others would come to be held with it.
+        // Held work keeps the program's order. Otherwise it would hold other work too.
         let commutes = need == 0
             && matches!(works, [Work { op: Op::Launch { kernel: Kernel::Mask, .. }, .. }]);
         let on_buffer = self.on_buffer(0);
@@ -341,7 +341,7 @@ impl Model {
         Some(())
     }
 
-    /// What an event that was recorded is held by.
+    /// The host timelines that hold the record of an event.
     fn event(&self, event: Slot) -> Option<Held> {
         self.events.get(usize::from(event))?.as_ref().filter(|e| e.recorded).map(|e| e.held)
     }
