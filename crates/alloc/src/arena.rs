@@ -18,7 +18,7 @@
 //! with the allocator's lock; a launch holds a shared guard that a suspension waits for.
 
 use crate::allocator::Allocator;
-use crate::buffer::{ARENA, Buffer, SYMBOLIC};
+use crate::buffer::{ARENA, Buffer, Row, SYMBOLIC};
 use crate::layout::{Layout, SIZE_LIMIT, UNIT};
 use crate::mutant::mutated;
 use crate::planner::{Interval, plan};
@@ -26,7 +26,7 @@ use crate::state::Keep;
 use crate::state::On;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
-use leasehold_core::{BufferHandle, Error, Lease, Result, Timepoint, UniqueLease};
+use leasehold_core::{BufferHandle, Error, Lease, PackedTimepoint, Result, Timepoint, UniqueLease};
 use std::fmt;
 
 /// Where an arena is in its life.
@@ -376,6 +376,28 @@ impl GraphArena {
         plan.state = ArenaState::Aborted;
         plan.members.clear();
         Ok(())
+    }
+
+    /// Calls `f` with each use that may go on of a member whose last lease was dropped, and with
+    /// whether the use is the last write. Returns whether there may be such uses later: `false` once
+    /// the member's uses are over. `f` runs under the allocator's lock and must not allocate from it.
+    pub fn for_each_open_use(
+        &self,
+        member: BufferHandle,
+        mut f: impl FnMut(PackedTimepoint, bool),
+    ) -> bool {
+        let inner = self.0.allocator.inner();
+        // Under the lock no row is given to another buffer. The record of a dropped member stays
+        // in its row until the member's uses are over.
+        let core = inner.core.lock();
+        let index = member.index();
+        let kept = core.keeps.get(index as usize).is_some_and(Option::is_some);
+        // A held row belongs to a later buffer.
+        let dropped = |row: &&Row| kept && row.header.strong() == 0;
+        let Some(row) = inner.table.get(index).filter(dropped) else { return false };
+        f(row.buffer.write_timepoint(), true);
+        row.buffer.for_each_read(|read| f(read, false));
+        true
     }
 
     /// The right to launch the graph; meanwhile the arena is not suspended.

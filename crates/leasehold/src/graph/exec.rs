@@ -23,9 +23,11 @@ use crate::view::{Operand, View};
 use bytemuck::NoUninit;
 use leasehold_alloc::{Buffer, GraphArena};
 use leasehold_core::defects::{Defect, planted};
-use leasehold_core::sync::atomic::{AtomicU64, Ordering};
+use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, MutexGuard};
-use leasehold_core::{Error, Lease, PackedTimepoint, Result, Timepoint, WeakLease};
+use leasehold_core::{
+    BufferHandle, Error, Lease, PackedTimepoint, Result, Timeline, Timepoint, WeakLease,
+};
 use leasehold_hal::{Access, LaunchInfo, NodePatch, Op, OpList, Plan};
 use std::collections::HashSet;
 use std::fmt;
@@ -58,11 +60,29 @@ impl Use for Outside {
 /// A buffer of the recording that somebody still held when it stopped. The graph does not keep it,
 /// only its memory.
 pub(crate) struct Held {
-    pub(crate) buffer: WeakLease<Buffer>,
-    pub(crate) writes: bool,
+    buffer: WeakLease<Buffer>,
+    handle: BufferHandle,
+    writes: bool,
+    /// Every lease was dropped, and the uses before that are over.
+    over: AtomicBool,
 }
 
 impl Held {
+    pub(crate) fn new(lease: &Lease<Buffer>, writes: bool) -> Self {
+        let (buffer, handle) = (lease.downgrade(), lease.handle());
+        Self { buffer, handle, writes, over: AtomicBool::new(false) }
+    }
+
+    /// Adds the uses that a launch must wait for although no lease of the buffer is left.
+    fn gather_dropped(&self, arena: &GraphArena, timeline: &Timeline, waits: &mut Vec<Timepoint>) {
+        if self.over.load(Ordering::Relaxed) || self.buffer.upgrade().is_some() {
+            return;
+        }
+        if !arena.for_each_open_use(self.handle, |use_, data| need(timeline, use_, data, waits)) {
+            self.over.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// The buffer, if somebody still holds it.
     fn alive(&self) -> Option<Outside> {
         Some(Outside { lease: self.buffer.upgrade()?, reads: true, writes: self.writes })
@@ -246,6 +266,9 @@ impl Graph {
         let mut locked = Locked::new(timeline, outside.uses);
         // SAFETY: the submission lock is held until the end.
         unsafe { locked.gather(&mut scratch.waits) }?;
+        for held in &inner.held {
+            held.gather_dropped(&inner.arena, timeline, &mut scratch.waits);
+        }
         // These only had the memory before; what became of them does not matter.
         need(timeline, *last, false, &mut scratch.waits);
         need(timeline, inner.born, false, &mut scratch.waits);

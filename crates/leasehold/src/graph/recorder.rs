@@ -255,10 +255,7 @@ pub(crate) fn stop(runtime: &Runtime) -> Result<Graph> {
             .then(|| bindings.resolve(addr).map(|real| (real, bindings.native)))
             .flatten()
     });
-    let held = held
-        .into_iter()
-        .map(|(lease, writes)| Held { buffer: lease.downgrade(), writes })
-        .collect();
+    let held = held.into_iter().map(|(lease, writes)| Held::new(&lease, writes)).collect();
     Graph::build(recording, held, born)
 }
 

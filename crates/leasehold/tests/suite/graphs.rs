@@ -557,3 +557,47 @@ fn a_graph_of_thousands_of_nodes() {
     graph.launch().unwrap();
     assert_eq!(runtime.download::<f32>(&x).unwrap(), [4096.0; 16]);
 }
+
+/// Work on a buffer of the recording was submitted before the buffer's last lease went. A launch
+/// comes after that work.
+#[test]
+fn a_launch_waits_for_work_on_a_recorded_buffer_that_was_dropped() {
+    use leasehold_sim::{MachineConfig, SimBackend};
+    const BYTES: usize = 1 << 20;
+    let sim = Arc::new(SimBackend::new(MachineConfig::seed(1).detect(true)).unwrap());
+    let context = leasehold::Context::with_backends(vec![sim.clone()]);
+    for runtime in [context.runtime("sim:0".parse().unwrap()).unwrap(), runtime()] {
+        let out = runtime.zeros::<u8>(BYTES).unwrap();
+        let mut recorded = None;
+        let graph = runtime
+            .record_graph(|runtime| {
+                let temporary = runtime.alloc_array::<u8>(BYTES)?;
+                runtime.stream().fill(temporary.view(), 1u8)?;
+                runtime.stream().copy(out.view(), temporary.view())?;
+                recorded = Some(temporary);
+                Ok(())
+            })
+            .unwrap();
+        runtime.synchronize().unwrap();
+        let other = runtime.create_stream().unwrap();
+        let host_timeline = runtime.create_host_timeline().unwrap();
+        let go = host_timeline.next();
+        other.wait(go).unwrap();
+        other.fill(recorded.as_ref().unwrap().view(), 0xeeu8).unwrap();
+        drop(recorded);
+        let launched = graph.launch().unwrap();
+        assert!(!launched.is_settled(), "the work before it is held");
+        std::thread::sleep(Duration::from_millis(50));
+        let _ = runtime.stream().query();
+        assert!(!launched.is_settled(), "the work before it is held");
+        host_timeline.signal(go.value()).unwrap();
+        runtime.synchronize().unwrap();
+        assert_eq!(runtime.to_vec(&out).unwrap()[..4], [1; 4]);
+        // The uses are over: later launches wait for nothing of them.
+        for _ in 0..3 {
+            graph.launch().unwrap();
+        }
+        runtime.synchronize().unwrap();
+    }
+    assert_eq!(sim.machine().take_reports(), []);
+}
