@@ -379,8 +379,9 @@ impl GraphArena {
     }
 
     /// Calls `f` with each use that may go on of a member whose last lease was dropped, and with
-    /// whether the use is the last write. Returns whether there may be such uses later: `false` once
-    /// the member's uses are over. `f` runs under the allocator's lock and must not allocate from it.
+    /// whether the use is the last write. Returns whether there may be such uses later: `false`
+    /// once the member's uses are over. `f` runs under the allocator's lock and must not allocate
+    /// from it.
     pub fn for_each_open_use(
         &self,
         member: BufferHandle,
