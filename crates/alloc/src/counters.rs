@@ -21,13 +21,12 @@ pub(crate) struct Counters {
 
 impl Counters {
     /// The lock's holder counts live bytes, which may be below zero while thread caches are ahead.
+    /// Returns whether the live bytes may exceed their peak.
     #[inline]
-    pub(crate) fn add_live(&self, by: i64) {
+    pub(crate) fn add_live(&self, by: i64) -> bool {
         let live = self.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(by);
         self.live_bytes.store(live, Ordering::Relaxed);
-        if by > 0 {
-            self.note_live(live.wrapping_add_signed(self.ahead()));
-        }
+        by > 0 && self.exceeds_peak(live.wrapping_add_signed(self.ahead()))
     }
 
     /// As [`add_live`](Self::add_live), for a block that is freed.
@@ -49,21 +48,17 @@ impl Counters {
         self.told.load(Ordering::Relaxed)
     }
 
-    /// Counts live bytes without the lock.
+    /// Counts live bytes without the lock. Returns whether they may exceed their peak.
     #[inline]
-    pub(crate) fn tell(&self, by: i64) {
+    pub(crate) fn tell(&self, by: i64) -> bool {
         self.told.fetch_add(by, Ordering::Relaxed);
-        if by > 0 {
-            self.note_live(self.live());
-        }
+        by > 0 && self.exceeds_peak(self.live())
     }
 
-    /// So many bytes are live.
+    /// Whether so many live bytes would be a new peak.
     #[inline]
-    pub(crate) fn note_live(&self, live: u64) {
+    pub(crate) fn exceeds_peak(&self, live: u64) -> bool {
         // (Below zero, it is none.)
-        if live.cast_signed() > self.live_peak.load(Ordering::Relaxed).cast_signed() {
-            self.live_peak.fetch_max(live, Ordering::Relaxed);
-        }
+        live.cast_signed() > self.live_peak.load(Ordering::Relaxed).cast_signed()
     }
 }

@@ -170,7 +170,9 @@ impl Inner {
             // it.
             match unsafe { self.caches.take_large(thread_number_there(), on.timeline.id(), size) } {
                 Ok((row, ahead)) => {
-                    self.counters.note_live(self.counters.live().wrapping_add_signed(ahead));
+                    if self.counters.exceeds_peak(self.counters.live().wrapping_add_signed(ahead)) {
+                        self.note_peak();
+                    }
                     row.buffer.reuse(size);
                     return Ok(self.first_lease(row));
                 }
@@ -219,7 +221,7 @@ impl Inner {
                 if let Some(node) = core.store.heap.take_node(need.units, need.align, on.timeline) {
                     self.initialise_node(&core, row, node, layout.size, on.timeline);
                     core.allocations += 1;
-                    self.counters.add_live(layout.size as i64);
+                    self.add_live(layout.size as i64);
                     return Ok(self.first_lease(row));
                 }
                 self.table.put_bumped(&mut core.vacant, row);
@@ -283,7 +285,7 @@ impl Inner {
     ) -> Result<Lease<Buffer>> {
         let row = self.initialise(core, block, size, timeline)?;
         core.allocations += 1;
-        self.counters.add_live(size as i64);
+        self.add_live(size as i64);
         Ok(self.first_lease(row))
     }
 
@@ -404,7 +406,7 @@ impl Inner {
         let (len, open) = (row.buffer.len(), row.buffer.open());
         let mut core = self.core.lock();
         let spot = row.spot();
-        self.counters.add_live(-(len as i64));
+        self.add_live(-(len as i64));
         if open == Open::Several && core.store.park(spot) {
             self.put_aside(&mut core, row, |core| &mut core.deferred);
         } else {
@@ -426,7 +428,9 @@ impl Inner {
             return 0;
         }
         if back.rows.is_empty() {
-            self.counters.tell(back.drift);
+            if self.counters.tell(back.drift) {
+                self.note_peak();
+            }
             return 0;
         }
         let mut core = self.lock_core();
@@ -451,7 +455,7 @@ impl Inner {
             self.table.put_bumped(&mut core.vacant, row);
             n += 1;
         }
-        self.counters.add_live(back.drift);
+        self.add_live(back.drift);
         n
     }
 

@@ -15,6 +15,23 @@ impl Inner {
         live.cast_signed().max(0).cast_unsigned()
     }
 
+    /// Counts live bytes under the lock, and notes a new peak.
+    #[inline]
+    pub(crate) fn add_live(&self, by: i64) {
+        if self.counters.add_live(by) {
+            self.note_peak();
+        }
+    }
+
+    /// The live bytes may exceed their peak. Thread caches have frees that the counters do not know
+    /// yet, so all are added up. Other threads go on meanwhile: the smaller of two sums counts.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn note_peak(&self) {
+        let live = self.live_bytes().min(self.live_bytes());
+        self.counters.live_peak.fetch_max(live, Ordering::Relaxed);
+    }
+
     pub(crate) fn stats(&self) -> AllocStats {
         let watched = self.watch.as_ref().map_or((0, 0), |w| w.numbers());
         let core = self.core.lock();

@@ -114,7 +114,7 @@ impl Inner {
                     (Spot::Slot(row.buffer.place.load(Ordering::Relaxed), slot), class_size(class))
                 }
             };
-            self.counters.add_live(-(aids.red_zone as i64));
+            self.add_live(-(aids.red_zone as i64));
             drop(core);
             row.buffer.reuse(layout.size);
             (lease, Side { source: Source::Store(spot), usable, dark: false })
@@ -201,7 +201,7 @@ impl Inner {
         row.buffer.lie_at(addr, chunk.native);
         row.buffer.inherit(PackedTimepoint::NEVER);
         core.allocations += 1;
-        self.counters.add_live(len as i64);
+        self.add_live(len as i64);
         Ok((self.first_lease(row), Side { source, usable, dark: false }))
     }
 
@@ -286,7 +286,7 @@ impl Inner {
         self.sweep_held(watch, Reach::Free);
         // The row keeps the allocator alive; once it is vacant nothing does, so this comes last.
         let mut core = self.core.lock();
-        self.counters.add_live(-(len as i64));
+        self.add_live(-(len as i64));
         self.table.put(&mut core.vacant, row);
         u64::from(core.orphan)
     }
