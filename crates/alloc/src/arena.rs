@@ -161,12 +161,21 @@ impl Drop for Tenant {
 }
 
 /// The region that a member keeps alive.
-struct Within(Arc<Region>);
+pub(crate) struct Within(Arc<Region>);
 
 impl Within {
     fn keep(region: &Arc<Region>) -> Keep {
         region.members.fetch_add(1, Ordering::Relaxed);
         Box::new(Within(region.clone()))
+    }
+
+    /// The member's last lease was dropped: the region's block takes the member's uses over.
+    pub(crate) fn take_uses(&self, member: &Buffer) {
+        member.for_each_use(|p| {
+            if let Some(p) = p.timepoint().filter(|p| !p.has_passed()) {
+                self.0.block.used_on(p);
+            }
+        });
     }
 }
 
@@ -189,7 +198,6 @@ struct Plan {
     bindings: Bindings,
     /// Where the memory is. The arena is one of its tenants, awake unless it is suspended.
     region: Option<Arc<Region>>,
-    last_launch: Option<Timepoint>,
 }
 
 struct Shared {
@@ -211,20 +219,38 @@ pub struct GraphArena(Arc<Shared>);
 /// Keeps an arena from being suspended while its graph is being launched.
 #[must_use]
 pub struct LaunchGuard<'a> {
-    arena: &'a GraphArena,
+    allocator: &'a Allocator,
+    region: Option<Arc<Region>>,
     _shared: RwLockReadGuard<'a, ()>,
 }
 
 impl LaunchGuard<'_> {
+    /// Calls `f` with each use of the memory that may go on: earlier launches, and work on freed
+    /// members.
+    pub fn for_each_use(&self, f: impl FnMut(PackedTimepoint)) {
+        if let Some(region) = &self.region {
+            region.block.for_each_use(f);
+        }
+    }
+
+    /// Returns whether a member whose last lease was dropped is freed: its uses are among those of
+    /// the memory from then on. Until then `f` is called with each of the member's uses.
+    pub fn is_freed(&self, member: BufferHandle, f: impl FnMut(PackedTimepoint)) -> bool {
+        let inner = self.allocator.inner();
+        // Under the lock no member is freed, and no row is given to another buffer.
+        let core = inner.core.lock();
+        let index = member.index();
+        let kept = core.keeps.get(index as usize).is_some_and(Option::is_some);
+        // A held row belongs to a later buffer.
+        let dropped = |row: &&Row| kept && row.header.strong() == 0;
+        let Some(row) = inner.table.get(index).filter(dropped) else { return true };
+        row.buffer.for_each_use(f);
+        false
+    }
+
     /// The launch was submitted at `p`: the memory is in use until then.
-    ///
-    /// # Safety
-    /// - `p` is the timepoint of the graph's latest launch; the caller has that timeline's turn, so
-    ///   that launches are told in order.
-    pub unsafe fn launched(&self, p: Timepoint) {
-        let mut plan = self.arena.0.plan.lock();
-        plan.last_launch = Some(p);
-        if let Some(region) = &plan.region {
+    pub fn launched(&self, p: Timepoint) {
+        if let Some(region) = &self.region {
             region.block.used_on(p);
         }
     }
@@ -254,7 +280,6 @@ impl GraphArena {
             members: Vec::new(),
             bindings: Bindings::default(),
             region: None,
-            last_launch: None,
         };
         Self(Arc::new(Shared {
             allocator,
@@ -378,37 +403,18 @@ impl GraphArena {
         Ok(())
     }
 
-    /// Calls `f` with each use that may go on of a member whose last lease was dropped, and with
-    /// whether the use is the last write. Returns whether there may be such uses later: `false`
-    /// once the member's uses are over. `f` runs under the allocator's lock and must not allocate
-    /// from it.
-    pub fn for_each_open_use(
-        &self,
-        member: BufferHandle,
-        mut f: impl FnMut(PackedTimepoint, bool),
-    ) -> bool {
-        let inner = self.0.allocator.inner();
-        // Under the lock no row is given to another buffer. The record of a dropped member stays
-        // in its row until the member's uses are over.
-        let core = inner.core.lock();
-        let index = member.index();
-        let kept = core.keeps.get(index as usize).is_some_and(Option::is_some);
-        // A held row belongs to a later buffer.
-        let dropped = |row: &&Row| kept && row.header.strong() == 0;
-        let Some(row) = inner.table.get(index).filter(dropped) else { return false };
-        f(row.buffer.write_timepoint(), true);
-        row.buffer.for_each_read(|read| f(read, false));
-        true
-    }
-
     /// The right to launch the graph; meanwhile the arena is not suspended.
     ///
     /// # Errors
     /// `Suspended`; `InvalidState` unless sealed.
     pub fn launch(&self) -> Result<LaunchGuard<'_>> {
         let shared = self.0.launches.read();
-        match self.state() {
-            ArenaState::Sealed => Ok(LaunchGuard { arena: self, _shared: shared }),
+        let plan = self.0.plan.lock();
+        match plan.state {
+            ArenaState::Sealed => {
+                let (allocator, region) = (&self.0.allocator, plan.region.clone());
+                Ok(LaunchGuard { allocator, region, _shared: shared })
+            }
             ArenaState::Suspended => Err(Error::Suspended(
                 "the graph's memory was given back; resume its arena before launching".into(),
             )),
@@ -418,7 +424,7 @@ impl GraphArena {
 
     /// Gives the memory back to the driver and keeps the addresses; what lies in it is lost, unless
     /// `save` copies it away first (it is given each range). Waits for launches in progress and for
-    /// the last one's completion. Sealed → Suspended.
+    /// every use of the memory. Sealed → Suspended.
     ///
     /// Memory that this arena [shares](Self::share) with others goes with the last of them that is
     /// suspended; until then the others run as before, over what lies in it. (If the last one is
@@ -433,23 +439,25 @@ impl GraphArena {
     /// Then nothing was changed.
     pub fn suspend(&self, on: On<'_>, mut save: impl FnMut(u64, u64) -> Result<()>) -> Result<u64> {
         let _alone = (!mutated('e')).then(|| self.0.launches.write());
-        let (last, region) = {
+        let region = {
             let plan = self.0.plan.lock();
             if plan.state != ArenaState::Sealed {
                 return Err(illegal("suspend", plan.state));
             }
-            (plan.last_launch, plan.region.clone())
+            plan.region.clone()
         };
         if !self.0.allocator.caps().vmm {
             return Err(Error::Unsupported(
                 "this backing cannot keep addresses without memory".into(),
             ));
         }
-        if let Some(p) = last {
-            self.0.allocator.inner().wait_point(p, on, None)?;
-        }
         let mut freed = 0;
         if let Some(r) = &region {
+            let mut uses = Vec::new();
+            r.block.for_each_use(|p| uses.extend(p.timepoint()));
+            for p in uses {
+                self.0.allocator.inner().wait_point(p, on, None)?;
+            }
             save(r.block.addr(), r.block.len())?;
             freed = r.sleep()?;
         }

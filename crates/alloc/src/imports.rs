@@ -7,7 +7,8 @@
 //! This module must not know where blocks lie.
 
 use crate::allocator::Allocator;
-use crate::buffer::{ARENA, Buffer, IMPORTED, Open, READ_ONLY, Row};
+use crate::arena::Within;
+use crate::buffer::{Buffer, IMPORTED, Open, READ_ONLY, Row};
 use crate::state::{Inner, kind_bits};
 use crate::watch::Reach;
 use leasehold_core::sync::atomic::Ordering;
@@ -84,15 +85,16 @@ impl Inner {
             core.imported -= 1;
             core.imported_bytes -= len;
         }
-        let kept = flags & (IMPORTED | ARENA) != 0
-            && core.keeps.get(index as usize).is_some_and(Option::is_some);
-        if kept && open != Open::Over {
+        let keep = core.keeps.get(index as usize).and_then(Option::as_ref);
+        let within = keep.and_then(|k| k.downcast_ref::<Within>());
+        if let Some(within) = within {
+            within.take_uses(&row.buffer);
+        }
+        if within.is_none() && keep.is_some() && open != Open::Over {
             self.put_aside(&mut core, row, |core| &mut core.retired);
             self.retired.fetch_add(1, Ordering::Relaxed);
         } else {
-            if kept {
-                dropped = core.keeps[index as usize].take();
-            }
+            dropped = core.keeps.get_mut(index as usize).and_then(Option::take);
             row.buffer.reset();
             self.table.put(&mut core.vacant, row);
         }

@@ -126,8 +126,7 @@ fn a_suspension_waits_for_the_line() {
     let other = VirtualStream::new().expect("a timeline");
     other.on_wait(None);
     let p = other.submit().expect("a value");
-    // SAFETY: the backing is a fake, whose memory nobody uses.
-    unsafe { arena.launch().expect("launches").launched(p) };
+    arena.launch().expect("launches").launched(p);
     std::thread::scope(|s| {
         s.spawn(|| {
             std::thread::sleep(std::time::Duration::from_millis(20));
@@ -213,8 +212,7 @@ fn memory_that_arenas_share_goes_with_the_last_that_is_suspended() {
         "the second one may still be launched"
     );
     assert!(matches!(first.launch().map(drop), Err(Error::Suspended(_))));
-    // SAFETY: the backing is a fake, whose memory nobody uses.
-    unsafe { second.launch().expect("launches").launched(b.stream.submit().expect("a value")) };
+    second.launch().expect("launches").launched(b.stream.submit().expect("a value"));
     assert_eq!(b.allocator.stats().reserved, reserved);
     assert_eq!(second.suspend(on, &mut save).expect("suspends"), 4 * MIB);
     assert_eq!(saved, 2, "each has contents of its own");

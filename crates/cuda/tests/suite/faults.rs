@@ -227,9 +227,7 @@ fn a_graph_that_cannot_be_made_gives_its_arena_back() {
                     // SAFETY: the timepoint is of a submission to this stream that uses the buffer,
                     // made in order.
                     unsafe { kept.mark_write(s.timeline().at(value)) };
-                    // SAFETY: the launch was submitted at this timepoint just now, by this thread
-                    // alone.
-                    unsafe { launch.launched(s.timeline().at(value)) };
+                    launch.launched(s.timeline().at(value));
                 }
             }
             drop(arena);
@@ -241,8 +239,7 @@ fn a_graph_that_cannot_be_made_gives_its_arena_back() {
             let graph = record(&arena, on, &device, &kept)
                 .unwrap_or_else(|e| panic!("after {name} {k}: {e}"));
             let value = submit(&s, &[Op::Graph(&graph)]).unwrap();
-            // SAFETY: the launch was submitted at this timepoint just now, by this thread alone.
-            unsafe { arena.launch().unwrap().launched(s.timeline().at(value)) };
+            arena.launch().unwrap().launched(s.timeline().at(value));
             // SAFETY: the timepoint is of a submission to this stream that uses the buffer, made in
             // order.
             unsafe { kept.mark_write(s.timeline().at(value)) };

@@ -21,7 +21,7 @@ use crate::runtime::{RuntimeInner, check_writable};
 use crate::stream::{Locked, Stream, StreamCore, Use, need};
 use crate::view::{Operand, View};
 use bytemuck::NoUninit;
-use leasehold_alloc::{Buffer, GraphArena};
+use leasehold_alloc::{Buffer, GraphArena, LaunchGuard};
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, MutexGuard};
@@ -63,23 +63,28 @@ pub(crate) struct Held {
     buffer: WeakLease<Buffer>,
     handle: BufferHandle,
     writes: bool,
-    /// Every lease was dropped, and the uses before that are over.
-    over: AtomicBool,
+    /// Every lease was dropped, and the allocator has freed the buffer.
+    freed: AtomicBool,
 }
 
 impl Held {
     pub(crate) fn new(lease: &Lease<Buffer>, writes: bool) -> Self {
         let (buffer, handle) = (lease.downgrade(), lease.handle());
-        Self { buffer, handle, writes, over: AtomicBool::new(false) }
+        Self { buffer, handle, writes, freed: AtomicBool::new(false) }
     }
 
     /// Adds the uses that a launch must wait for although no lease of the buffer is left.
-    fn gather_dropped(&self, arena: &GraphArena, timeline: &Timeline, waits: &mut Vec<Timepoint>) {
-        if self.over.load(Ordering::Relaxed) || self.buffer.upgrade().is_some() {
+    fn gather_dropped(
+        &self,
+        guard: &LaunchGuard<'_>,
+        timeline: &Timeline,
+        waits: &mut Vec<Timepoint>,
+    ) {
+        if self.freed.load(Ordering::Relaxed) || self.buffer.upgrade().is_some() {
             return;
         }
-        if !arena.for_each_open_use(self.handle, |use_, data| need(timeline, use_, data, waits)) {
-            self.over.store(true, Ordering::Relaxed);
+        if guard.is_freed(self.handle, |p| need(timeline, p, false, waits)) {
+            self.freed.store(true, Ordering::Relaxed);
         }
     }
 
@@ -266,10 +271,11 @@ impl Graph {
         let mut locked = Locked::new(timeline, outside.uses);
         // SAFETY: the submission lock is held until the end.
         unsafe { locked.gather(&mut scratch.waits) }?;
-        for held in &inner.held {
-            held.gather_dropped(&inner.arena, timeline, &mut scratch.waits);
-        }
         // These only had the memory before; what became of them does not matter.
+        for held in &inner.held {
+            held.gather_dropped(&guard, timeline, &mut scratch.waits);
+        }
+        guard.for_each_use(|p| need(timeline, p, false, &mut scratch.waits));
         need(timeline, *last, false, &mut scratch.waits);
         need(timeline, inner.born, false, &mut scratch.waits);
         for &p in &inner.points {
@@ -292,9 +298,7 @@ impl Graph {
         // SAFETY: the launch at this timepoint waited for what was gathered, and the submission
         // lock is still ours.
         unsafe { locked.mark(point) };
-        // SAFETY: the launch was submitted at this timepoint just now, and the stream's submission
-        // lock and the graph's state are still held.
-        unsafe { guard.launched(point) };
+        guard.launched(point);
         *last = point.into();
         instances.launched(point);
         *launches = number;
