@@ -8,7 +8,7 @@
 //! `tag N`.
 
 use leasehold_alloc::{BlockInfo, BlockState, EventKind, Segment, Snapshot, TraceEvent};
-use leasehold_core::{Error, Result};
+use leasehold_core::{Error, Result, ShownTag};
 use std::collections::HashMap;
 use std::io::{self, Write};
 
@@ -144,7 +144,7 @@ fn frames<W: Write>(p: &mut Pickler<W>, tag: u32) -> io::Result<()> {
     p.list((tag != 0).then_some(tag).into_iter(), |p, tag| {
         p.dict(|p| {
             p.key("name")?;
-            p.text(&format!("tag {tag}"))?;
+            p.text(&ShownTag(tag).to_string())?;
             p.key("filename")?;
             p.key("leasehold")?;
             p.entry("line", 0)

@@ -31,7 +31,7 @@ use leasehold_core::sync::atomic::{
     AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering,
 };
 use leasehold_core::{
-    Header, HeaderView, PackedTimepoint, Tagged, Timeline, TimelineId, Timepoint, tags,
+    Header, HeaderView, Name, PackedTimepoint, Tagged, Timeline, TimelineId, Timepoint, tags,
 };
 use std::fmt;
 use std::marker::PhantomPinned;
@@ -194,6 +194,18 @@ impl Buffer {
     /// Sets the release tag.
     pub fn set_tag(&self, tag: u32) {
         self.tag.store(tag, Ordering::Relaxed);
+    }
+
+    /// The buffer's name, if its release tag is one.
+    #[must_use]
+    pub fn name(&self) -> Option<Name> {
+        Name::from_tag(self.tag())
+    }
+
+    /// Names the buffer in reports and snapshots until its last lease is dropped. The name takes
+    /// the place of the release tag.
+    pub fn set_name(&self, name: impl Into<Name>) {
+        self.set_tag(name.into().tag());
     }
 
     /// The last write. A reader must be ordered after it.
@@ -557,7 +569,17 @@ impl Tagged for Buffer {
 
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Buffer({:#x}+{}, written {:?})", self.addr(), self.len(), self.write_timepoint())
+        write!(
+            f,
+            "Buffer({:#x}+{}, written {:?}",
+            self.addr(),
+            self.len(),
+            self.write_timepoint()
+        )?;
+        match self.name() {
+            Some(name) => write!(f, ", {name})"),
+            None => f.write_str(")"),
+        }
     }
 }
 

@@ -5,7 +5,7 @@
 //! those that write, keeps freed memory until its streams are done with it. The allocator itself
 //! never touches memory: it asks its [`Backing`](crate::Backing) to `fill` and to `verify`.
 
-use leasehold_core::{Error, Result, TimelineId};
+use leasehold_core::{Error, Result, ShownTag, TimelineId};
 use std::fmt;
 use std::str::FromStr;
 
@@ -177,8 +177,8 @@ impl fmt::Display for Finding {
         let Self { addr, len, offset, tag, stream, .. } = self;
         write!(
             f,
-            "{what}: byte {offset} of {len} bytes at {addr:#x} (tag {tag}, allocated on timeline {})",
-            stream.get()
+            "{what}: byte {offset} of {len} bytes at {addr:#x} ({}, allocated on {stream})",
+            ShownTag(*tag)
         )
     }
 }

@@ -7,7 +7,7 @@ use crate::host;
 use crate::layout::{Layout, UNIT_SHIFT};
 use crate::state::Inner;
 use leasehold_core::sync::atomic::Ordering;
-use leasehold_core::{Error, Lease, OutOfMemory, Result, Text};
+use leasehold_core::{Error, Lease, Name, OutOfMemory, Result, ShownTag, Text, TimelineId};
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fmt;
@@ -73,7 +73,8 @@ impl Inner {
             core.store.heap.pending_by_line().for_each(|l| _ = host::push(&mut lines, l));
             lines.sort_unstable_by_key(|&l| Reverse(l));
             for (bytes, line) in lines.into_iter().take(MOST_LINES) {
-                place(format_args!("free once timeline {line} is done"), bytes);
+                let timeline = TimelineId::from_number(line);
+                place(format_args!("free once {timeline} is done"), bytes);
             }
         }
         report.live = self.live_bytes();
@@ -102,13 +103,16 @@ impl Inner {
         }
         tags.sort_unstable_by_key(|&(tag, bytes, n)| Reverse((bytes, n, tag)));
         for (tag, bytes, n) in tags.into_iter().take(MOST_TAGS) {
-            place(format_args!("live with tag {tag} ({n} buffers)"), bytes);
+            place(format_args!("live with {} ({n} buffers)", ShownTag(tag)), bytes);
         }
         places.sort_unstable_by_key(|p| Reverse(p.1));
         report.places = places;
 
         report.notes = notes;
         let notes = &mut report.notes;
+        if let Some(scope) = Name::current() {
+            host::note(notes, format_args!("requested in scope {scope}"));
+        }
         let room = self.budget.room();
         if refused || report.limit != u64::MAX && room < layout.size {
             host::note(

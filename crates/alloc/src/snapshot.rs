@@ -15,7 +15,7 @@ use crate::ring::TraceEvent;
 use crate::state::{Core, Inner};
 use crate::store::Spot;
 use crate::watch::id_of;
-use leasehold_core::{PackedTimepoint, Text};
+use leasehold_core::{Name, PackedTimepoint, ShownTag, Text, TimelineId};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
@@ -92,6 +92,10 @@ pub struct Snapshot {
     pub events: Vec<TraceEvent>,
     /// Events that the ring has lost.
     pub events_lost: u64,
+    /// The texts of the tags that are names.
+    pub names: BTreeMap<u32, &'static str>,
+    /// The names of the streams that have one.
+    pub streams: BTreeMap<u16, &'static str>,
 }
 
 /// A buffer that leases hold.
@@ -163,9 +167,9 @@ impl fmt::Display for LeakReport {
         for (i, t) in tags.iter().take(8).enumerate() {
             write!(
                 f,
-                "{} tag {}: {} of {} bytes",
+                "{} {}: {} of {} bytes",
                 if i == 0 { ":" } else { "," },
-                t.tag,
+                ShownTag(t.tag),
                 t.count,
                 t.bytes
             )?;
@@ -176,7 +180,9 @@ impl fmt::Display for LeakReport {
         let LiveBuffer { addr, len, tag, stream, .. } = *largest;
         write!(
             f,
-            "; the largest: {len} bytes at {addr:#x} (tag {tag}, allocated on timeline {stream})"
+            "; the largest: {len} bytes at {addr:#x} ({}, allocated on {})",
+            ShownTag(tag),
+            TimelineId::from_number(stream)
         )
     }
 }
@@ -190,12 +196,20 @@ impl Allocator {
         let segments = inner.segments();
         let (events, events_lost) =
             inner.watch.as_ref().and_then(|w| w.ring()).map_or((Vec::new(), 0), |r| r.read());
+        let (mut names, mut streams) = (BTreeMap::new(), BTreeMap::new());
+        let blocks = segments.iter().flat_map(|s| &s.blocks).map(|b| (b.tag, b.stream));
+        for (tag, stream) in blocks.chain(events.iter().map(|e| (e.tag, e.stream))) {
+            names.extend(Name::from_tag(tag).map(|n| (tag, n.as_str())));
+            streams.extend(TimelineId::from_number(stream).name().map(|n| (stream, n.as_str())));
+        }
         Snapshot {
             name: inner.config.name.clone(),
             stats: self.stats(),
             segments,
             events,
             events_lost,
+            names,
+            streams,
         }
     }
 

@@ -9,6 +9,7 @@
 //!   add a life cycle.
 //! * [`Timeline`], [`Timepoint`], [`PackedTimepoint`] and [`TimelineSource`] express the order of
 //!   work.
+//! * [`Name`] is a short text for a stream, a buffer or a call site in reports.
 //! * [`ForkGuard`] distinguishes a forked child from its parent.
 //! * [`copy_bytes`] copies host memory and is fast for every pair of addresses.
 //! * [`Error`] is the only error type of public functions.
@@ -34,6 +35,7 @@ pub mod handle;
 pub mod lease;
 pub mod lifecycle;
 pub mod manager;
+pub mod name;
 pub mod pool;
 pub mod retire;
 pub mod sync;
@@ -56,6 +58,7 @@ pub use lease::{
 };
 pub use lifecycle::LifeCycle;
 pub use manager::{FixedSlotStore, PoolManager};
+pub use name::{Name, NameScope, ShownTag};
 pub use pool::{PoolConfig, PoolStats, Recycle, Resource, SlotPool, TagOf};
 pub use retire::RetireList;
 #[cfg(not(loom))]

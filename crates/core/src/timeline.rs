@@ -62,6 +62,7 @@ pub use owner::{HostTimelineOwner, TimelineOwner};
 
 use crate::defects::{Defect, planted};
 use crate::error::{Error, OutOfMemory, Result};
+use crate::name::Name;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use crate::sync::{CachePadded, Condvar, Mutex, OnceLock};
 use std::collections::VecDeque;
@@ -97,11 +98,34 @@ impl TimelineId {
     pub fn get(self) -> u16 {
         self.0
     }
+
+    /// The timeline of a number, from a report.
+    #[must_use]
+    pub fn from_number(number: u16) -> Self {
+        Self(number)
+    }
+
+    /// The name of the timeline's present owner, if it has one ([`Timeline::set_name`]).
+    #[must_use]
+    pub fn name(self) -> Option<Name> {
+        let chunk = CHUNKS[usize::from(self.0) / LINES_PER_CHUNK].get()?;
+        chunk[usize::from(self.0) % LINES_PER_CHUNK].name()
+    }
 }
 
+/// `timeline 5`, or `timeline 5 "decode"` if it has a name.
+impl fmt::Display for TimelineId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "timeline {}", self.0)?;
+        self.name().map_or(Ok(()), |name| write!(f, " {name}"))
+    }
+}
+
+/// `timeline5`, or `timeline5"decode"` if it has a name.
 impl fmt::Debug for TimelineId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "timeline{}", self.0)
+        write!(f, "timeline{}", self.0)?;
+        self.name().map_or(Ok(()), |name| write!(f, "{name}"))
     }
 }
 
@@ -298,6 +322,8 @@ pub struct Timeline {
     first_failed: AtomicU64,
     waiters: AtomicU32,
     id: TimelineId,
+    /// The owner's name; 0 for none.
+    name: AtomicU32,
     known: [AtomicU64; KNOWN],
     /// For each place of `known`: the value from which its timepoint was known.
     known_from: [AtomicU64; KNOWN],
@@ -317,6 +343,7 @@ impl Timeline {
             first_failed: AtomicU64::new(NEVER),
             waiters: AtomicU32::new(0),
             id: TimelineId(id),
+            name: AtomicU32::new(0),
             known: std::array::from_fn(|_| AtomicU64::new(0)),
             known_from: std::array::from_fn(|_| AtomicU64::new(0)),
             known_besides: Mutex::default(),
@@ -332,6 +359,18 @@ impl Timeline {
     #[inline]
     pub fn id(&self) -> TimelineId {
         self.id
+    }
+
+    /// The name of the present owner, if it has one.
+    #[must_use]
+    pub fn name(&self) -> Option<Name> {
+        Name::from_number(self.name.load(Ordering::Relaxed))
+    }
+
+    /// Names the timeline in reports until another stream owns it. A label only: any thread may
+    /// write it, and the last one counts.
+    pub fn set_name(&self, name: Option<Name>) {
+        self.name.store(Name::number(name), Ordering::Relaxed);
     }
 
     /// The last submitted value.

@@ -13,7 +13,7 @@ use crate::op::Op;
 use crate::plan::Plan;
 use crate::wrapper::{Layer, Open, Wrapper};
 use leasehold_core::sync::Arc;
-use leasehold_core::{Lease, PoolStats, Result};
+use leasehold_core::{Lease, Name, PoolStats, Result};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
@@ -112,13 +112,14 @@ impl Layer for Tracing {
         let result = unsafe { inner.submit(ops) };
         let us = micros(start);
         let on = inner.timeline();
+        let scope = Name::current().map(Name::as_str);
         tell(|| {
             match &result {
                 Ok(value) => {
-                    tracing::debug!(target: TARGET, call = "submit", ?on, ops = ops.len(), value, us, "ok");
+                    tracing::debug!(target: TARGET, call = "submit", ?on, scope, ops = ops.len(), value, us, "ok");
                 }
                 Err(error) => {
-                    tracing::debug!(target: TARGET, call = "submit", ?on, ops = ops.len(), us, %error, "failed");
+                    tracing::debug!(target: TARGET, call = "submit", ?on, scope, ops = ops.len(), us, %error, "failed");
                 }
             }
             for (index, op) in ops.iter().enumerate() {

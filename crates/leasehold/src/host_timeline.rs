@@ -4,7 +4,7 @@
 
 use crate::runtime::RuntimeInner;
 use leasehold_core::sync::Arc;
-use leasehold_core::{Error, Lease, Result, Timepoint};
+use leasehold_core::{Error, Lease, Name, Result, Timepoint};
 use std::fmt;
 use std::time::Duration;
 
@@ -45,6 +45,11 @@ impl HostTimeline {
     #[must_use]
     pub fn value(&self) -> u64 {
         self.raw.timeline().submitted()
+    }
+
+    /// Names the host timeline in error messages, traces and `Debug`.
+    pub fn set_name(&self, name: impl Into<Name>) {
+        self.raw.timeline().set_name(Some(name.into()));
     }
 
     /// The timepoint of a value, to wait for.

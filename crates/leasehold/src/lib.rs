@@ -92,7 +92,8 @@ pub use leasehold_alloc::{AllocStats, Allocator, Buffer, HostKind, Layout, Prote
 #[doc(inline)]
 pub use leasehold_core::{
     AnyLease, BufferHandle, Claim, DeviceHandle, Error, EventHandle, Fault, GraphHandle, Handle,
-    Lease, OutOfMemory, PoolStats, Result, StreamHandle, Timepoint, UniqueLease, WeakLease,
+    Lease, Name, NameScope, OutOfMemory, PoolStats, Result, StreamHandle, Timepoint, UniqueLease,
+    WeakLease,
 };
 #[doc(inline)]
 pub use leasehold_hal::{

@@ -20,5 +20,5 @@ pub use crate::runtime::Runtime;
 pub use crate::stream::Stream;
 pub use crate::view::{BufferView, Operand, View};
 pub use leasehold_alloc::Buffer;
-pub use leasehold_core::{Error, Lease, Result, Timepoint};
+pub use leasehold_core::{Error, Lease, Name, Result, Timepoint};
 pub use leasehold_hal::{Access, DeviceId};

@@ -468,7 +468,10 @@ impl Runtime {
     /// # Errors
     /// `Unsupported` on a device without host timelines; the driver's own.
     pub fn create_host_timeline(&self) -> Result<HostTimeline> {
-        Ok(HostTimeline { raw: self.inner.device.host_timeline()?, runtime: self.inner.clone() })
+        let raw = self.inner.device.host_timeline()?;
+        // A pooled host timeline has the name of its former user.
+        raw.timeline().set_name(None);
+        Ok(HostTimeline { raw, runtime: self.inner.clone() })
     }
 
     // ---- graphs

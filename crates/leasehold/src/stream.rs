@@ -43,7 +43,9 @@ use leasehold_alloc::{Buffer, Layout, On};
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Error, Lease, Result, StreamHandle, Timeline, TimelineSource, Timepoint};
+use leasehold_core::{
+    Error, Lease, Name, Result, StreamHandle, Timeline, TimelineSource, Timepoint,
+};
 use leasehold_hal::Op;
 use std::fmt;
 use std::sync::Weak;
@@ -80,6 +82,8 @@ struct Companion {
 impl StreamCore {
     pub(crate) fn new(raw: Lease<dyn leasehold_hal::Stream>) -> Self {
         let timeline = raw.timeline();
+        // A pooled stream has the name of its former user.
+        timeline.set_name(None);
         let patience = AtomicU64::new(SUBMIT_TIMEOUT.as_millis() as u64);
         Self {
             raw,
@@ -301,6 +305,36 @@ impl Stream {
     #[must_use]
     pub fn handle(&self) -> StreamHandle {
         self.core.raw.handle()
+    }
+
+    /// Names the stream in reports, error messages, snapshots, traces and `Debug`. The name is of
+    /// all clones, and the last one counts. Reports of a simulated device show it from the next
+    /// submission on.
+    ///
+    /// A launch's own place has a name too, if it runs in a [scope](Name::scope):
+    ///
+    /// ```
+    /// use leasehold::{Context, DeviceId, Name, View};
+    /// # fn main() -> leasehold::Result<()> {
+    /// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+    /// let stream = runtime.create_stream()?;
+    /// stream.set_name("decode");
+    /// assert!(format!("{stream:?}").contains("\"decode\""));
+    /// let weights = runtime.zeros::<f32>(1000)?;
+    /// weights.buffer().set_name("weights");
+    /// let _scope = Name::here().scope(); // reports say which file and line submitted what follows
+    /// stream.fill(weights.buffer().view(), 0u8)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn set_name(&self, name: impl Into<Name>) {
+        self.core.timeline.set_name(Some(name.into()));
+    }
+
+    /// The stream's name, if it has one.
+    #[must_use]
+    pub fn name(&self) -> Option<Name> {
+        self.core.timeline.name()
     }
 
     /// The timepoint of everything submitted so far.

@@ -14,7 +14,7 @@ use crate::ring::EventKind;
 use crate::state::{Inner, On, kind_bits, uses};
 use crate::store::Spot;
 use leasehold_core::sync::atomic::Ordering;
-use leasehold_core::{Error, Lease, PackedTimepoint, Result, Text};
+use leasehold_core::{Error, Lease, Name, PackedTimepoint, Result, Text};
 use std::panic::AssertUnwindSafe;
 
 impl Allocator {
@@ -68,6 +68,13 @@ impl Inner {
         {
             lent = self.alloc_aided(watch, layout, on);
         }
+        // A buffer of a watched allocator begins with the name of its call site.
+        let scope = Name::current().map_or(0, Name::tag);
+        if let Ok(buffer) = &lent
+            && scope != 0
+        {
+            buffer.set_tag(scope);
+        }
         if let Some(ring) = &watch.ring {
             let timeline = on.timeline.id().get();
             match &lent {
@@ -79,11 +86,11 @@ impl Inner {
                             buffer.addr(),
                             buffer.len(),
                             timeline,
-                            0,
+                            scope,
                         );
                     }
                 }
-                Err(_) => ring.record(EventKind::OutOfMemory, 0, 0, layout.size, timeline, 0),
+                Err(_) => ring.record(EventKind::OutOfMemory, 0, 0, layout.size, timeline, scope),
             }
         }
         lent

@@ -11,7 +11,7 @@ use leasehold_alloc_bench::memory_viz;
 use leasehold_alloc_bench::replay::{Options, replay_virtual};
 use leasehold_alloc_bench::trace::Trace;
 use leasehold_alloc_bench::{VirtualStream, pass};
-use leasehold_core::{Lease, TimelineSource};
+use leasehold_core::{Lease, Name, TimelineSource};
 use std::collections::HashMap;
 
 fn traced(fake: FakeBacking, trace_events: usize) -> Bench {
@@ -231,6 +231,36 @@ fn the_leak_report_names_tags_and_is_silent_without_leaks() {
     );
     drop((held, second));
     assert!(b.allocator.leak_report().is_empty());
+}
+
+#[test]
+fn reports_and_snapshots_say_the_names_of_buffers_streams_and_call_sites() {
+    let b = traced(FakeBacking::new(64 * MIB), 16);
+    b.stream.timeline().set_name(Some("decode".into()));
+    let weights = b.take(MIB);
+    weights.set_name("weights");
+    let scope = Name::new("layer 3").scope();
+    let activations = b.take(2 * MIB);
+    let refused = b.alloc(80 * MIB).expect_err("more than there is").to_string();
+    drop(scope);
+    let timeline = b.stream.timeline().id();
+    for part in [
+        "live with name \"weights\" (1 buffers)",
+        "live with name \"layer 3\" (1 buffers)",
+        "requested in scope \"layer 3\"",
+    ] {
+        assert!(refused.contains(part), "{refused}");
+    }
+    let leaks = b.allocator.leak_report().to_string();
+    let largest =
+        format!("(name \"layer 3\", allocated on timeline {} \"decode\")", timeline.get());
+    assert!(leaks.ends_with(&largest), "{leaks}");
+    let s = b.allocator.snapshot();
+    assert_eq!(s.names.values().copied().collect::<Vec<_>>(), ["weights", "layer 3"]);
+    assert_eq!(s.streams.get(&timeline.get()), Some(&"decode"));
+    assert!(format!("{weights:?}").contains("\"weights\""), "{weights:?}");
+    drop((weights, activations));
+    assert_eq!(b.take(MIB).name(), None, "a name goes with the last lease");
 }
 
 /// Python loads the pickles and checks every block and event, and that the viewer can play the

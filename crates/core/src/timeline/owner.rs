@@ -78,6 +78,7 @@ impl TimelineOwner {
         if failed {
             timeline.begin_anew();
         }
+        timeline.set_name(None);
         // The next owner's stream has not waited for the last owner's dependencies.
         for known in &timeline.known {
             known.store(0, Ordering::Relaxed);

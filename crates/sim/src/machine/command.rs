@@ -8,7 +8,7 @@ use super::kernel::Kernel;
 use super::space::AccessScope;
 use super::{EventId, ExecId, QueueId, SemaphoreId};
 use leasehold_core::sync::{Arc, OnceLock};
-use leasehold_core::{Error, Result, Text};
+use leasehold_core::{Error, Name, Result, Text};
 use leasehold_hal::Binding;
 use std::fmt;
 use std::ops::Range;
@@ -488,6 +488,8 @@ pub(crate) struct Entry {
     pub(crate) at: u64,
     /// The regions that the addresses named at that time, each with the address.
     pub(crate) regions: Vec<(u64, u64)>,
+    /// The scope of the enqueuing thread.
+    pub(crate) scope: Option<Name>,
     /// The number of steps by which the entry is delayed.
     pub(crate) delay: u32,
     /// The entry runs only when nothing else can run.

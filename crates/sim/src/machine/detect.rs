@@ -30,6 +30,7 @@
 use super::clock::Clock;
 use leasehold_alloc::Allocator;
 use leasehold_core::sync::{Arc, OnceLock};
+use leasehold_core::{Name, ShownTag};
 use leasehold_hal::Access;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -54,6 +55,8 @@ pub struct Operation {
     pub index: u64,
     /// The node of a launched graph.
     pub node: Option<u32>,
+    /// The [scope](Name::scope) of the thread that submitted the operation.
+    pub scope: Option<Name>,
 }
 
 impl fmt::Display for Operation {
@@ -66,8 +69,11 @@ impl fmt::Display for Operation {
             if self.queue.is_some() { "submission" } else { "access" },
             self.index
         )?;
-        match self.node {
-            Some(node) => write!(f, ", node {node})"),
+        if let Some(node) = self.node {
+            write!(f, ", node {node}")?;
+        }
+        match self.scope {
+            Some(scope) => write!(f, ", in scope {scope})"),
             None => f.write_str(")"),
         }
     }
@@ -128,16 +134,16 @@ pub struct Report {
 
 impl Report {
     /// The report with the buffer of `memory` that now contains the address, if one does: its
-    /// length, its tag, and the offset.
+    /// length, its name or tag, and the offset.
     #[must_use]
     pub fn describe(&self, memory: &Allocator) -> String {
         match memory.holding(self.addr, self.bytes.min(1), 0) {
             Some(at) => {
                 format!(
-                    "{self} (byte {} of a buffer of {} bytes with tag {})",
+                    "{self} (byte {} of a buffer of {} bytes with {})",
                     self.addr - at.addr,
                     at.len,
-                    at.tag
+                    ShownTag(at.tag)
                 )
             }
             None => self.to_string(),
@@ -249,6 +255,7 @@ pub(crate) struct Actor<'a> {
     pub(crate) index: u64,
     /// The launch's number, the node and the graph.
     pub(crate) node: Option<(u64, u32, &'a Ancestors)>,
+    pub(crate) scope: Option<Name>,
 }
 
 impl Actor<'_> {
@@ -259,6 +266,7 @@ impl Actor<'_> {
             stream: None,
             index: self.index,
             node: self.node.map(|(_, node, _)| node),
+            scope: self.scope,
         }
     }
 }
@@ -348,6 +356,13 @@ impl Detector {
     pub(crate) fn name(&mut self, queue: u64, name: Arc<str>, first: u64) {
         if self.on {
             self.names.insert(queue, (name, first));
+        }
+    }
+
+    /// Names a queue again.
+    pub(crate) fn rename(&mut self, queue: u64, name: Arc<str>) {
+        if let Some((shown, _)) = self.names.get_mut(&queue) {
+            *shown = name;
         }
     }
 

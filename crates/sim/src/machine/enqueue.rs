@@ -15,7 +15,7 @@ use super::{
     Event, EventId, Machine, Queue, QueueFailure, QueueId, Raised, Semaphore, SemaphoreId, State,
 };
 use leasehold_core::sync::Arc;
-use leasehold_core::{Error, Result};
+use leasehold_core::{Error, Name, Result};
 use std::collections::VecDeque;
 
 /// The number of a semaphore's steps with a clock of their own.
@@ -97,6 +97,7 @@ impl Machine {
             stream: None,
             index,
             node: None,
+            scope: None,
         };
         state.fail(queue, QueueFailure { operation, cause });
         Ok(())
@@ -159,6 +160,17 @@ impl Machine {
         let mut state = self.lock();
         state.queue(queue)?;
         state.detector.name(queue.0, name.into(), first);
+        Ok(())
+    }
+
+    /// Sets the name in reports alone, and keeps the count of the indices.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn queue_rename(&self, queue: QueueId, name: &str) -> Result<()> {
+        let mut state = self.lock();
+        state.queue(queue)?;
+        state.detector.rename(queue.0, name.into());
         Ok(())
     }
 
@@ -553,7 +565,9 @@ impl State {
         let q = self.queue(queue)?;
         let index = q.index.unwrap_or(q.enqueued);
         q.enqueued += 1;
-        q.entries.push_back(Entry { action, index, host, at, regions, delay, last, begun: false });
+        let scope = Name::current();
+        let begun = false;
+        q.entries.push_back(Entry { action, index, host, at, regions, scope, delay, last, begun });
         self.progress();
         Ok(())
     }

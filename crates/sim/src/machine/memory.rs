@@ -11,7 +11,7 @@
 use super::detect::{Actor, HOST, Operation, ReportKind};
 use super::space::{AccessScope, Gone, Part};
 use super::{Machine, MemoryUse, Monitor, PieceId, QueueId, State};
-use leasehold_core::{Error, Result};
+use leasehold_core::{Error, Name, Result};
 use leasehold_hal::Access;
 
 impl Machine {
@@ -311,6 +311,7 @@ impl State {
             queue: None,
             index,
             node: None,
+            scope: Name::current(),
         };
         self.detector.access(&who, addr, addr, bytes, access);
     }
@@ -328,6 +329,7 @@ impl State {
             stream: None,
             index: self.host_accesses,
             node: None,
+            scope: Name::current(),
         };
         let mut first = Vec::new();
         if accesses {
@@ -348,6 +350,7 @@ impl State {
                         stream: None,
                         index: entry.index,
                         node: None,
+                        scope: entry.scope,
                     });
                 }
             }

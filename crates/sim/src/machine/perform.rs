@@ -353,6 +353,7 @@ impl State {
                     stream: None,
                     index: entry.index,
                     node: None,
+                    scope: entry.scope,
                 });
             }
         }

@@ -14,9 +14,9 @@ use super::command::{Action, Entry, HostFn, NodeAction, Running};
 use super::detect::{Actor, Ancestors, Operation};
 use super::space::AccessScope;
 use super::{FaultScope, MachineConfig, Monitor, Queue, QueueFailure, QueueId, Ran, State};
-use leasehold_core::Error;
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
+use leasehold_core::{Error, Name};
 use std::any::Any;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -72,6 +72,7 @@ pub(super) struct Place {
     pub(super) node: Option<(u64, u32, u32)>,
     pub(super) edges: Option<Arc<Ancestors>>,
     pub(super) regions: Vec<(u64, u64)>,
+    pub(super) scope: Option<Name>,
 }
 
 impl Place {
@@ -87,6 +88,7 @@ impl Place {
                 .node
                 .zip(self.edges.as_deref())
                 .map(|((launch, node, _), edges)| (launch, node, edges)),
+            scope: self.scope,
         }
     }
 
@@ -99,6 +101,7 @@ impl Place {
             stream: None,
             index: self.index,
             node,
+            scope: self.scope,
         }
     }
 }
@@ -312,6 +315,7 @@ impl State {
             node: None,
             edges: None,
             regions: std::mem::take(&mut entry.regions),
+            scope: entry.scope,
         };
         let action = std::mem::replace(&mut entry.action, Action::Empty);
         match action {
@@ -470,7 +474,7 @@ impl State {
         let Some(mut entry) = self.queues.get_mut(&id).and_then(|q| q.entries.pop_front()) else {
             return;
         };
-        let index = entry.index;
+        let (index, scope) = (entry.index, entry.scope);
         let action = std::mem::replace(&mut entry.action, Action::Empty);
         let mut name: Arc<str> = "host function".into();
         let mut label = None;
@@ -497,7 +501,8 @@ impl State {
             }
             _ => self.over(id),
         }
-        let operation = Operation { name, queue: Some(id.0), stream: None, index, node: label };
+        let operation =
+            Operation { name, queue: Some(id.0), stream: None, index, node: label, scope };
         self.ran(operation.clone(), nanos);
         if let Some(text) = panic {
             let cause = self.fault(&operation, format!("panicked: {text}"));

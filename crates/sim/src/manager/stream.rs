@@ -16,7 +16,7 @@ use crate::machine::{Command, EventId, ExecId, FillCall, QueueId, SemaphoreId, T
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{
-    Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource, Result,
+    Error, Handle, Lease, Name, PoolConfig, PoolManager, PoolStats, Recycle, Resource, Result,
     RetireList, Tagged, Timeline, TimelineOwner, Timepoint, VALUE_LIMIT, tags,
 };
 use leasehold_hal::{Copy2d, Fill, Op, OpList};
@@ -29,7 +29,8 @@ pub struct StreamState {
     owner: Arc<TimelineOwner>,
     pub(crate) queue: QueueId,
     semaphore: SemaphoreId,
-    turn: Mutex<()>,
+    /// The submitter's turn, with the number and the name under which reports know the stream.
+    turn: Mutex<(u64, Option<Name>)>,
     /// The state must not be moved out of its manager's pool.
     _place: PhantomPinned,
 }
@@ -47,8 +48,8 @@ impl StreamState {
         };
         let timeline = owner.timeline();
         common.enter(queue, timeline);
-        let name =
-            format!("{} stream {}", common.name, common.made.fetch_add(1, Ordering::Relaxed));
+        let number = common.made.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{} stream {number}", common.name);
         // A timeline's values continue from its last stream.
         common.machine.queue_set_name(queue, &format!("{} {:?}", common.name, timeline.id()))?;
         common.machine.queue_report_as(queue, &name, timeline.submitted())?;
@@ -56,7 +57,8 @@ impl StreamState {
         owner.set_publisher(Some(Arc::new(move |value, timeout| {
             publisher.await_line(timeline, value, timeout)
         })));
-        Ok(Self { common, owner, queue, semaphore, turn: Mutex::new(()), _place: PhantomPinned })
+        let turn = Mutex::new((number, None));
+        Ok(Self { common, owner, queue, semaphore, turn, _place: PhantomPinned })
     }
 
     /// The timeline.
@@ -85,7 +87,8 @@ impl StreamState {
     /// - As `hal::Stream::submit`.
     pub(crate) unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
         let timeline = self.timeline();
-        let _turn = self.turn.lock();
+        let mut turn = self.turn.lock();
+        self.show_name(&mut turn)?;
         self.common.notice_loss();
         if let Some((_, cause)) = timeline.failure() {
             return Err(cause);
@@ -151,6 +154,18 @@ impl StreamState {
             }
         }
         self.owner.advance()
+    }
+
+    /// Tells the machine the name that the stream has now.
+    fn show_name(&self, (number, shown): &mut (u64, Option<Name>)) -> Result<()> {
+        let name = self.timeline().name();
+        if name != *shown {
+            let text = name.map_or(String::new(), |name| format!(" {name}"));
+            let text = format!("{} stream {number}{text}", self.common.name);
+            self.common.machine.queue_rename(self.queue, &text)?;
+            *shown = name;
+        }
+        Ok(())
     }
 
     /// An operation as commands.

@@ -4,7 +4,7 @@
 use crate::{bind, config, kernels};
 use leasehold_alloc::{Buffer, Layout, On};
 use leasehold_core::sync::Arc;
-use leasehold_core::{Error, Lease, Result};
+use leasehold_core::{Error, Lease, Name, Result};
 use leasehold_hal::{
     Access, Backend, Copy2d, Device, DeviceId, Dispatch, Download, Fill, ForeignCall, HostCall,
     KeepAlive, KernelCheck, KernelDesc, KernelSource, MemoryKind, Op, OpList, Pipeline, Plan,
@@ -97,6 +97,33 @@ fn relay(seed: u64, waits: bool) -> (Vec<u8>, Vec<Report>, Vec<Ran>) {
     device.synchronize(None).unwrap();
     let bytes = read(&streams[0], &y).unwrap();
     (bytes, b.machine().take_reports(), b.machine().take_trace())
+}
+
+#[test]
+fn race_reports_say_the_names_of_streams_buffers_and_call_sites() {
+    let b = backend(3);
+    let device = open(&b).unwrap();
+    let streams = [0, 1].map(|_| device.stream(&StreamDesc::default()).unwrap());
+    let x = alloc(&*device, &streams[0], 64).unwrap();
+    x.set_name("activations");
+    for (stream, name) in streams.iter().zip(["prefill", "decode"]) {
+        stream.timeline().set_name(Some(name.into()));
+    }
+    let scope = Name::new("layer 3").scope();
+    submit(&streams[0], &[fill(&x, 1)]).unwrap();
+    drop(scope);
+    submit(&streams[1], &[fill(&x, 2)]).unwrap();
+    device.synchronize(None).unwrap();
+    let reports = b.machine().take_reports();
+    let [report] = &reports[..] else { panic!("{reports:?}") };
+    let text = report.describe(device.memory(MemoryKind::Device).unwrap());
+    for part in [
+        "fill (sim:0 stream 0 \"prefill\", submission 1, in scope \"layer 3\")",
+        "fill (sim:0 stream 1 \"decode\", submission 1)",
+        "of a buffer of 64 bytes with name \"activations\"",
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
 }
 
 /// The executed operations and their times. The values of timelines continue from run to run, so
