@@ -20,10 +20,10 @@
 use crate::allocator::Allocator;
 use crate::buffer::{ARENA, Buffer, Row, SYMBOLIC};
 use crate::layout::{Layout, SIZE_LIMIT, UNIT};
-use crate::mutant::mutated;
 use crate::planner::{Interval, plan};
 use crate::state::Keep;
 use crate::state::On;
+use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
 use leasehold_core::{BufferHandle, Error, Lease, PackedTimepoint, Result, Timepoint, UniqueLease};
@@ -438,7 +438,7 @@ impl GraphArena {
     /// while buffers of the recording are held; `OutOfMemory` for host memory; what `save` returns.
     /// Then nothing was changed.
     pub fn suspend(&self, on: On<'_>, mut save: impl FnMut(u64, u64) -> Result<()>) -> Result<u64> {
-        let _alone = (!mutated('e')).then(|| self.0.launches.write());
+        let _alone = (!planted(Defect::SuspendedInLaunch)).then(|| self.0.launches.write());
         let region = {
             let plan = self.0.plan.lock();
             if plan.state != ArenaState::Sealed {

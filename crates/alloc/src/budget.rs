@@ -7,7 +7,7 @@
 //! was in force when its tickets were taken. Lowering the limit below what is committed stops
 //! growth; it takes nothing away.
 
-use crate::mutant::mutated;
+use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes taken and the most that may be taken.
@@ -39,7 +39,7 @@ impl Budget {
             if then > self.limit.load(Ordering::Relaxed) {
                 return false;
             }
-            if mutated('d') {
+            if planted(Defect::BudgetUnchecked) {
                 self.committed.store(then, Ordering::Release);
                 return true;
             }

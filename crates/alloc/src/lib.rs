@@ -46,8 +46,8 @@ mod list;
 mod lock;
 mod lookup;
 #[cfg(all(test, loom))]
+#[path = "../tests/unit/models.rs"]
 mod models;
-mod mutant;
 mod node;
 mod oom;
 mod paths;

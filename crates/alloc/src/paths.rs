@@ -21,10 +21,10 @@ use crate::destroy::release;
 use crate::layout::NO_CLASS;
 use crate::layout::{Layout, MIN_ALIGN, SLAB_MAX, class_of};
 use crate::list::List;
-use crate::mutant::mutated;
 use crate::state::{Core, DEFERRED_AT_ONCE, Inner, On, inner_of, kind_bits};
 use crate::store::{Block, Need, Spot};
 use crate::thread_cache::{Back, Refill};
+use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::MutexGuard;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::thread_number::{thread_number, thread_number_there};
@@ -469,7 +469,7 @@ impl Inner {
         self.give_back_held(self.caches.flush(true));
         let mut core = self.core.lock();
         core.orphan = true;
-        if !mutated('g') {
+        if !planted(Defect::OrphanUncounted) {
             self.refs.fetch_add(u64::from(core.vacant.live), Ordering::Relaxed);
         }
     }

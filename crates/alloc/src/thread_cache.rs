@@ -31,8 +31,8 @@ use crate::buffer::Row;
 use crate::depot::Depot;
 use crate::layout::SLAB_MAX;
 use crate::list::List;
-use crate::mutant::mutated;
 use leasehold_core::TimelineId;
+use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{UnsafeCell, spin_loop};
 
@@ -163,7 +163,7 @@ impl ThreadCaches {
         let at = bins.place(timeline)?;
         // SAFETY: the caller keeps the table of the rows in the bins alive for `'a`.
         let (row, bytes) = unsafe { bins.of(at, class).pop() }?;
-        if mutated('f') {
+        if planted(Defect::ShardLeftEarly) {
             // Leaves too early, and the counters are written outside.
             shard.leave();
             leasehold_core::sync::thread::yield_now();
@@ -490,12 +490,15 @@ impl Shard {
     fn enter(&self) -> Option<Inside<'_>> {
         let free =
             self.word.compare_exchange(FREE, LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        (free || mutated('a')).then(|| Inside(self))
+        (free || planted(Defect::ShardUnlocked)).then(|| Inside(self))
     }
 
     #[inline(always)]
     fn leave(&self) {
-        self.word.store(FREE, if mutated('h') { Ordering::Relaxed } else { Ordering::Release });
+        self.word.store(
+            FREE,
+            if planted(Defect::ShardUnpublished) { Ordering::Relaxed } else { Ordering::Release },
+        );
     }
 
     /// Enters, and waits for a thread that is inside.
@@ -546,4 +549,5 @@ fn pause(spins: u32) -> u32 {
 }
 
 #[cfg(all(test, not(loom)))]
+#[path = "../tests/unit/thread_cache.rs"]
 mod tests;

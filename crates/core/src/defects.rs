@@ -1,8 +1,10 @@
-//! Planted defects: deliberate errors that show that `leasehold stress` would find them.
+//! Planted defects: deliberate errors that show that `leasehold stress` and the loom models would
+//! find them.
 //!
-//! Without the feature `planted-defects`, every query is the constant `false`. No shipped build has
-//! this feature. With the feature, the variable `LEASEHOLD_DEFECT` selects the one defect of a
-//! process. This module must not know how a test finds the defects.
+//! Every query is the constant `false` without the feature `planted-defects` and outside loom. No
+//! shipped build has either. With the feature, the variable `LEASEHOLD_DEFECT` selects the one
+//! defect of a process. Under loom a model selects it with `with_defect`. This module must not
+//! know how a test finds the defects.
 
 /// A defect, and the crate that contains it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -43,10 +45,24 @@ pub enum Defect {
     WaitSkipped,
     /// `sim`: a copy omits its last row.
     RowLeftOut,
+    /// `alloc`, in models: a thread enters a shard of the thread caches that another one is in.
+    ShardUnlocked,
+    /// `alloc`, in models: a thread leaves a shard before it has written the counters.
+    ShardLeftEarly,
+    /// `alloc`, in models: a thread leaves a shard without publishing what it wrote.
+    ShardUnpublished,
+    /// `alloc`, in models: two growths may take the same room of a budget.
+    BudgetUnchecked,
+    /// `alloc`, in models: an arena is suspended while its graph is launched.
+    SuspendedInLaunch,
+    /// `alloc`, in models: an allocator that nobody holds does not count its live rows.
+    OrphanUncounted,
+    /// `core`, in models: a thread gives its number back before its last use.
+    NumberReturnedEarly,
 }
 
 impl Defect {
-    /// All defects.
+    /// The defects that `leasehold stress` looks for.
     pub const ALL: [Defect; 17] = [
         Defect::KnowsTooMuch,
         Defect::LeaseForgotten,
@@ -69,17 +85,42 @@ impl Defect {
 }
 
 /// Returns whether this process contains the defect.
-#[cfg(not(feature = "planted-defects"))]
+#[cfg(not(any(loom, feature = "planted-defects")))]
 #[inline(always)]
 #[must_use]
 pub const fn planted(_: Defect) -> bool {
     false
 }
 
-#[cfg(feature = "planted-defects")]
+#[cfg(any(loom, feature = "planted-defects"))]
 pub use on::*;
 
-#[cfg(feature = "planted-defects")]
+#[cfg(loom)]
+mod on {
+    use super::Defect;
+    use std::cell::Cell;
+
+    std::thread_local! {
+        // Loom runs all threads of a model on one.
+        static WHICH: Cell<Option<Defect>> = const { Cell::new(None) };
+    }
+
+    /// Returns whether the model that runs contains the defect.
+    #[must_use]
+    pub fn planted(defect: Defect) -> bool {
+        WHICH.get() == Some(defect)
+    }
+
+    /// Runs `f` with a defect.
+    pub fn with_defect<T>(which: Defect, f: impl FnOnce() -> T) -> T {
+        WHICH.set(Some(which));
+        let result = f();
+        WHICH.set(None);
+        result
+    }
+}
+
+#[cfg(all(feature = "planted-defects", not(loom)))]
 mod on {
     use super::Defect;
     use std::sync::OnceLock;

@@ -18,9 +18,7 @@
 //!   one's mark, and its work waits.
 //!
 //! Each counts in how many executions the interesting thing happened and fails if there was none,
-//! and each is run once more with a deliberate defect ([`mutant`](crate::mutant)) that it must
-//! find. (The design's model of a stack of remote frees has no object here: a foreign thread frees
-//! into its own shard, or under the core's lock.)
+//! and each is run once more with a deliberate defect ([`Defect`]) that it must find.
 
 use crate::allocator::Allocator;
 use crate::budget::Budget;
@@ -29,9 +27,9 @@ use crate::config::AllocatorConfig;
 use crate::fake::FakeBacking;
 use crate::layout::Layout;
 use crate::list::List;
-use crate::mutant::with_defect;
 use crate::state::On;
 use crate::thread_cache::{Refill, ThreadCaches};
+use leasehold_core::defects::{Defect, planted, with_defect};
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_core::sync::{Arc, UnsafeCell, thread};
 use leasehold_core::thread_number::Numbers;
@@ -79,9 +77,14 @@ fn check(model: impl Fn(&Seen) + Send + Sync + 'static) -> Seen {
     seen
 }
 
-/// Explores a model, wants all of `expected` to have happened, and then wants the defect of its
-/// letter to be found.
-fn explore(letter: char, expected: &[&str], model: impl Fn(&Seen) + Send + Sync + Clone + 'static) {
+/// Explores a model, wants all of `expected` to have happened, and then wants its defect to be
+/// found.
+fn explore(
+    letter: char,
+    defect: Defect,
+    expected: &[&str],
+    model: impl Fn(&Seen) + Send + Sync + Clone + 'static,
+) {
     let begin = std::time::Instant::now();
     let seen = check(model.clone());
     let seen = seen.0.0.borrow();
@@ -92,7 +95,7 @@ fn explore(letter: char, expected: &[&str], model: impl Fn(&Seen) + Send + Sync 
             "{letter} is vacuous: {what} never happened; seen: {seen:?}"
         );
     }
-    let found = with_defect(letter, || {
+    let found = with_defect(defect, || {
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(check(model)))).is_err()
     });
     assert!(found, "{letter} does not find its defect");
@@ -185,11 +188,18 @@ fn filled(rows: u32) -> Arc<Pile> {
 
 #[test]
 fn a_no_block_twice_and_none_lost() {
-    explore('a', &["owner's hit", "other's hit", "owner refused", "stolen"], |seen| {
-        let pile = filled(2);
-        // The number of blocks that a thread has in its hands in the end: taken and not kept again.
-        let turn =
-            |pile: &Pile, thread: u32, seen: &Seen, hit: &'static str, refused: &'static str| {
+    explore(
+        'a',
+        Defect::ShardUnlocked,
+        &["owner's hit", "other's hit", "owner refused", "stolen"],
+        |seen| {
+            let pile = filled(2);
+            // The blocks that a thread has in its hands in the end: taken and not kept again.
+            let turn = |pile: &Pile,
+                        thread: u32,
+                        seen: &Seen,
+                        hit: &'static str,
+                        refused: &'static str| {
                 let Some(row) = pile.take(thread) else {
                     seen.note(refused);
                     return 0;
@@ -197,29 +207,30 @@ fn a_no_block_twice_and_none_lost() {
                 seen.note(hit);
                 pile.put(thread, row).map_or(1, |spilled| spilled)
             };
-        let (there, note) = (pile.clone(), seen.clone());
-        let other = thread::spawn(move || {
-            // The second time it may have the shard.
-            turn(&there, 2, &note, "other's hit", "other refused")
-                + turn(&there, 2, &note, "other's hit", "other refused")
-        });
-        let (there, note) = (pile.clone(), seen.clone());
-        let thief = thread::spawn(move || {
-            let n = there.flush();
-            if n > 0 {
-                note.note("stolen");
-            }
-            n
-        });
-        let mine = turn(&pile, 1, seen, "owner's hit", "owner refused");
-        let sum = mine + other.join().unwrap() + thief.join().unwrap() + pile.flush();
-        assert_eq!(sum, 2, "blocks are lost or doubled");
-    });
+            let (there, note) = (pile.clone(), seen.clone());
+            let other = thread::spawn(move || {
+                // The second time it may have the shard.
+                turn(&there, 2, &note, "other's hit", "other refused")
+                    + turn(&there, 2, &note, "other's hit", "other refused")
+            });
+            let (there, note) = (pile.clone(), seen.clone());
+            let thief = thread::spawn(move || {
+                let n = there.flush();
+                if n > 0 {
+                    note.note("stolen");
+                }
+                n
+            });
+            let mine = turn(&pile, 1, seen, "owner's hit", "owner refused");
+            let sum = mine + other.join().unwrap() + thief.join().unwrap() + pile.flush();
+            assert_eq!(sum, 2, "blocks are lost or doubled");
+        },
+    );
 }
 
 #[test]
 fn c_memory_is_reused_after_its_last_use() {
-    explore('c', &["over", "not over"], |seen| {
+    explore('c', Defect::PassedEarly, &["over", "not over"], |seen| {
         let owner: &'static TimelineOwner = Box::leak(Box::new(TimelineOwner::for_model(1)));
         let timeline = owner.timeline();
         let row: &'static Row = Box::leak(Box::new(Row::new(Header::new(std::ptr::null(), 0, 1))));
@@ -241,7 +252,7 @@ fn c_memory_is_reused_after_its_last_use() {
         });
         if dropped.load(Ordering::Acquire) == 1 {
             let until = row.buffer.own_timepoint();
-            if crate::mutant::mutated('c') || timeline.completed() >= until.value() {
+            if planted(Defect::PassedEarly) || timeline.completed() >= until.value() {
                 seen.note("over");
                 // SAFETY: the last use is over, as loom checks.
                 memory.with_mut(|n| unsafe { *n += 1 });
@@ -255,7 +266,7 @@ fn c_memory_is_reused_after_its_last_use() {
 
 #[test]
 fn d_a_budget_is_never_exceeded() {
-    explore('d', &["taken", "refused"], |seen| {
+    explore('d', Defect::BudgetUnchecked, &["taken", "refused"], |seen| {
         let budget = Arc::new(Budget::new(2));
         let grow = |budget: &Budget, bytes: u64, fails: bool, seen: &Seen| {
             if !budget.take(bytes) {
@@ -318,7 +329,7 @@ fn allocator() -> (Allocator, FakeBacking) {
 
 #[test]
 fn e_no_launch_on_memory_that_is_gone() {
-    explore('e', &["launched", "suspended before", "refused"], |seen| {
+    explore('e', Defect::SuspendedInLaunch, &["launched", "suspended before", "refused"], |seen| {
         let (allocator, fake) = allocator();
         let stream = Idle::new();
         let arena = allocator.arena().expect("an arena");
@@ -354,7 +365,7 @@ fn e_no_launch_on_memory_that_is_gone() {
 
 #[test]
 fn f_counters_tell_no_more_than_there_is() {
-    explore('f', &["some", "none"], |seen| {
+    explore('f', Defect::ShardLeftEarly, &["some", "none"], |seen| {
         let pile = filled(2);
         let there = pile.clone();
         let other = thread::spawn(move || there.flush());
@@ -371,7 +382,7 @@ fn f_counters_tell_no_more_than_there_is() {
 
 #[test]
 fn g_everything_goes_back_once() {
-    explore('g', &["allocator first", "lease first"], |seen| {
+    explore('g', Defect::OrphanUncounted, &["allocator first", "lease first"], |seen| {
         let (allocator, fake) = allocator();
         let stream = Idle::new();
         let lease = allocator.alloc(Layout::new(70_000), On::new(&stream)).expect("memory");
@@ -388,7 +399,7 @@ fn g_everything_goes_back_once() {
 
 #[test]
 fn h_a_flush_finds_what_was_freed_before_it() {
-    explore('h', &["freed before", "freed later"], |seen| {
+    explore('h', Defect::ShardUnpublished, &["freed before", "freed later"], |seen| {
         let pile = filled(1);
         let row =
             pile.take(1).map(|row| row.header.index() as usize).expect("the owner's own block");
@@ -410,11 +421,11 @@ fn h_a_flush_finds_what_was_freed_before_it() {
 
 #[test]
 fn i_a_number_is_one_threads_at_a_time() {
-    explore('i', &["the other's before", "both at a time"], |seen| {
+    explore('i', Defect::NumberReturnedEarly, &["the other's before", "both at a time"], |seen| {
         let all = Arc::new((Numbers::for_model(), [(); 2].map(|()| UnsafeCell::new(0u32))));
         let live = |(numbers, owned): &(Numbers, [UnsafeCell<u32>; 2]), seen: &Seen| {
             let number = numbers.take();
-            if crate::mutant::mutated('i') {
+            if planted(Defect::NumberReturnedEarly) {
                 // Gives the number back before its last use.
                 numbers.put(number);
             }
@@ -427,7 +438,7 @@ fn i_a_number_is_one_threads_at_a_time() {
                 (_, 0) => "the first",
                 _ => "the other's before",
             });
-            if !crate::mutant::mutated('i') {
+            if !planted(Defect::NumberReturnedEarly) {
                 numbers.put(number);
             }
         };
@@ -440,7 +451,7 @@ fn i_a_number_is_one_threads_at_a_time() {
 
 #[test]
 fn j_of_two_submissions_one_waits_for_the_other() {
-    explore('j', &["first", "second"], |seen| {
+    explore('j', Defect::RecordUnlocked, &["first", "second"], |seen| {
         let owners: [&'static TimelineOwner; 2] =
             [1, 2].map(|n| &*Box::leak(Box::new(TimelineOwner::for_model(n))));
         let row: &'static Row = Box::leak(Box::new(Row::new(Header::new(std::ptr::null(), 0, 1))));
@@ -450,9 +461,7 @@ fn j_of_two_submissions_one_waits_for_the_other() {
         let submit = move |me: usize, memory: &UnsafeCell<u32>, seen: &Seen| {
             let (timeline, other) = (owners[me].timeline(), owners[1 - me].timeline());
             // SAFETY: this thread alone submits to the timeline, and the row stays.
-            while !crate::mutant::mutated('j')
-                && !unsafe { row.buffer.try_lock_record(timeline.id()) }
-            {
+            while !unsafe { row.buffer.try_lock_record(timeline.id()) } {
                 thread::yield_now();
             }
             let before = row.buffer.write_timepoint();
