@@ -15,8 +15,8 @@
 //! This module must not know what holds work back.
 
 use crate::driver::ops::{
-    CopyKind, CudaSlowOps, DeviceProperties, FunctionInfo, Launch, NativeContext, NativeCopy,
-    NativeEvent, NativeFill, NativeFunction, NativeStream,
+    CopyKind, CudaSlowOps, FunctionInfo, Launch, NativeContext, NativeCopy, NativeEvent,
+    NativeFill, NativeFunction, NativeStream,
 };
 use crate::engine::core::Core;
 use crate::engine::events::EventState;
@@ -24,7 +24,7 @@ use crate::engine::host::{CompletionAction, HostAddress, HostPart};
 use crate::engine::program::Program;
 use crate::engine::shared::Place;
 use leasehold_alloc::Buffer;
-use leasehold_core::{Error, Lease, Result, Timeline};
+use leasehold_core::{Error, Lease, Result};
 use leasehold_hal::{Copy2d, Dispatch, Download, Fill, Limits, Op};
 use std::mem::MaybeUninit;
 
@@ -392,59 +392,6 @@ impl<'a> Encoder<'a> {
         }
         Ok(())
     }
-}
-
-/// Checks that an operation can run, before anything is submitted.
-#[inline]
-pub(crate) fn check(op: &Op<'_>, device: &DeviceProperties, timeline: &Timeline) -> Result<()> {
-    match op {
-        Op::Dispatch(d) => {
-            if d.bindings.len() != d.pipeline.bindings.len()
-                || d.params.len() != d.pipeline.params as usize
-            {
-                return Err(wrong_arguments(d));
-            }
-            if d.shared > device.shared_optin.max(device.shared) {
-                return Err(Error::invalid(format!(
-                    "dispatch {}: {} bytes of shared memory, the limit is {}",
-                    d.pipeline.name,
-                    d.shared,
-                    device.shared_optin.max(device.shared)
-                )));
-            }
-            Ok(())
-        }
-        Op::Copy(c) if c.rows == 1 && c.width != 0 && c.src.abs_diff(c.dst) < c.width => {
-            Err(Error::invalid(format!(
-                "copy of {} bytes from {:#x} to {:#x} overlaps itself",
-                c.width, c.src, c.dst
-            )))
-        }
-        Op::Fill(f) if !matches!(f.width, 1 | 2 | 4) || f.bytes % u64::from(f.width) != 0 => {
-            Err(Error::invalid(format!(
-                "fill of {} bytes with a pattern of {}: want 1, 2 or 4, and whole patterns",
-                f.bytes, f.width
-            )))
-        }
-        Op::Wait(p) if p.timeline_id() == timeline.id() && p.value() > timeline.submitted() => {
-            Err(Error::invalid(format!(
-                "{p:?} is not submitted yet: this stream would wait for itself"
-            )))
-        }
-        _ => Ok(()),
-    }
-}
-
-#[cold]
-fn wrong_arguments(d: &Dispatch<'_>) -> Error {
-    Error::invalid(format!(
-        "dispatch {}: {} bindings and {} bytes of parameters, it declares {} and {}",
-        d.pipeline.name,
-        d.bindings.len(),
-        d.params.len(),
-        d.pipeline.bindings.len(),
-        d.pipeline.params
-    ))
 }
 
 /// Checks a kernel's declaration against its function's parameters, where the driver reports them.

@@ -1,11 +1,96 @@
 //! Checks of single operations that need only the operation and the device's limits.
 //!
+//! [`Op::check`] is the check of every backend before it submits anything. The validation layer
+//! also checks accesses, alignment, memory and objects.
+//!
 //! This module must not know which memory or which objects exist.
 
 use crate::info::Limits;
 use crate::kernel::{Binding, Pipeline};
-use crate::op::{Copy2d, Fill};
-use leasehold_core::{Error, Result};
+use crate::op::{Copy2d, Dispatch, Fill, Op};
+use leasehold_core::{Error, Result, Timeline, Timepoint};
+
+impl Op<'_> {
+    /// Checks the operation before it is submitted to `timeline`, on a device whose kernels may
+    /// take `most_shared` bytes of shared memory. Backends call this for each operation, so that
+    /// all refuse the same mistakes in the same words.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a wrong number of bindings or bytes of parameters, too much shared
+    /// memory, a copy without gaps that overlaps itself, a fill that is not made of whole patterns
+    /// of 1, 2 or 4 bytes, and a wait for a value of the same stream that was not submitted.
+    #[inline]
+    pub fn check(&self, timeline: &Timeline, most_shared: u32) -> Result<()> {
+        match self {
+            Op::Dispatch(d)
+                if d.bindings.len() != d.pipeline.bindings.len()
+                    || d.params.len() != d.pipeline.params as usize
+                    || d.shared > most_shared =>
+            {
+                dispatch_slow(d, most_shared)
+            }
+            Op::Copy(c) if c.rows == 1 && c.width != 0 && c.src.abs_diff(c.dst) < c.width => {
+                Err(overlapping(c))
+            }
+            Op::Fill(f)
+                if !matches!(f.width, 1 | 2 | 4) || !f.bytes.is_multiple_of(u64::from(f.width)) =>
+            {
+                fill(f)
+            }
+            Op::Wait(on)
+                if on.timeline_id() == timeline.id() && on.value() > timeline.submitted() =>
+            {
+                Err(waits_for_itself(*on))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cold]
+fn dispatch_slow(d: &Dispatch<'_>, most_shared: u32) -> Result<()> {
+    number_of_bindings(d.pipeline, d.bindings)?;
+    params(d.pipeline, d.params)?;
+    shared_fits(d.pipeline, d.shared, most_shared)
+}
+
+/// The refusal of a wait that would never end.
+#[cold]
+pub(crate) fn waits_for_itself(on: Timepoint) -> Error {
+    Error::invalid(format!("{on:?} is not submitted yet: the stream would wait for itself"))
+}
+
+#[cold]
+fn overlapping(c: &Copy2d) -> Error {
+    Error::invalid(format!(
+        "the copy of {} bytes from {:#x} to {:#x} overlaps itself",
+        c.width * c.rows,
+        c.src,
+        c.dst
+    ))
+}
+
+fn number_of_bindings(pipeline: &Pipeline, bindings: &[Binding]) -> Result<()> {
+    if bindings.len() != pipeline.bindings.len() {
+        return Err(Error::invalid(format!(
+            "kernel {} takes {} bindings, not {}",
+            pipeline.name,
+            pipeline.bindings.len(),
+            bindings.len()
+        )));
+    }
+    Ok(())
+}
+
+fn shared_fits(pipeline: &Pipeline, shared: u32, limit: u32) -> Result<()> {
+    if shared > limit {
+        return Err(Error::invalid(format!(
+            "kernel {} is launched with {shared} bytes of shared memory; the limit is {limit}",
+            pipeline.name
+        )));
+    }
+    Ok(())
+}
 
 /// A range of device memory that an operation accesses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,13 +131,7 @@ pub(crate) fn shape(
             limits.block
         )));
     }
-    if shared > limits.shared {
-        return Err(Error::invalid(format!(
-            "{shared} bytes of shared memory; the limit is {}",
-            limits.shared
-        )));
-    }
-    Ok(())
+    shared_fits(pipeline, shared, limits.shared)
 }
 
 /// Checks the grid against the limits.
@@ -65,14 +144,7 @@ pub(crate) fn grid_fits(limits: &Limits, grid: [u32; 3]) -> Result<()> {
 
 /// Checks number, roles and alignment of bindings.
 pub(crate) fn bindings(limits: &Limits, pipeline: &Pipeline, bindings: &[Binding]) -> Result<()> {
-    if bindings.len() != pipeline.bindings.len() {
-        return Err(Error::invalid(format!(
-            "{} bindings; kernel {} takes {}",
-            bindings.len(),
-            pipeline.name,
-            pipeline.bindings.len()
-        )));
-    }
+    number_of_bindings(pipeline, bindings)?;
     for (i, (b, &declared)) in bindings.iter().zip(&pipeline.bindings).enumerate() {
         if (declared.reads() && !b.access.reads()) || (declared.writes() && !b.access.writes()) {
             return Err(Error::invalid(format!(
@@ -94,10 +166,10 @@ pub(crate) fn bindings(limits: &Limits, pipeline: &Pipeline, bindings: &[Binding
 pub(crate) fn params(pipeline: &Pipeline, params: &[u8]) -> Result<()> {
     if params.len() != pipeline.params as usize {
         return Err(Error::invalid(format!(
-            "{} bytes of parameters; kernel {} takes {}",
-            params.len(),
+            "kernel {} takes {} bytes of parameters, not {}",
             pipeline.name,
-            pipeline.params
+            pipeline.params,
+            params.len()
         )));
     }
     Ok(())
@@ -106,7 +178,10 @@ pub(crate) fn params(pipeline: &Pipeline, params: &[u8]) -> Result<()> {
 /// Checks pattern and alignment of a fill.
 pub(crate) fn fill(f: &Fill) -> Result<()> {
     if !matches!(f.width, 1 | 2 | 4) {
-        return Err(Error::invalid(format!("a pattern of {} bytes; use 1, 2 or 4", f.width)));
+        return Err(Error::invalid(format!(
+            "the pattern of a fill has {} bytes; use 1, 2 or 4",
+            f.width
+        )));
     }
     if f.width < 4 && f.pattern >> (8 * f.width) != 0 {
         return Err(Error::invalid(format!(
@@ -117,7 +192,7 @@ pub(crate) fn fill(f: &Fill) -> Result<()> {
     let width = u64::from(f.width);
     if !f.dst.is_multiple_of(width) || !f.bytes.is_multiple_of(width) {
         return Err(Error::invalid(format!(
-            "{} bytes at {:#x} are not aligned to the pattern's {width} bytes",
+            "the fill of {} bytes at {:#x} is not made of whole, aligned patterns of {width} bytes",
             f.bytes, f.dst
         )));
     }
@@ -145,10 +220,7 @@ pub(crate) fn copy(c: &Copy2d) -> Result<()> {
         }
     }
     if overlaps(c) {
-        return Err(Error::invalid(format!(
-            "source {:#x} and destination {:#x} overlap",
-            c.src, c.dst
-        )));
+        return Err(overlapping(c));
     }
     Ok(())
 }

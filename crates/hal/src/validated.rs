@@ -438,13 +438,7 @@ fn check_wait(
     let source = on.timeline();
     let submitted = on.value() <= source.submitted();
     if timeline.is_some_and(|l| l.id() == on.timeline_id()) {
-        return if submitted {
-            Ok(())
-        } else {
-            Err(Error::invalid(format!(
-                "the stream would wait for itself: {on:?} was not submitted"
-            )))
-        };
+        return if submitted { Ok(()) } else { Err(check::waits_for_itself(on)) };
     }
     let any = open.inner.caps().waits_for_any_line;
     match open.known.registry.timelines[usize::from(on.timeline_id().get())].load(Ordering::Acquire)

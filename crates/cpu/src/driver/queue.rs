@@ -146,10 +146,11 @@ impl Queue {
         note_wait: impl Fn(Timepoint),
     ) -> Result<u64> {
         self.shared.pool.check_process()?;
-        for op in ops {
-            check(op)?;
-        }
         let timeline = self.timeline();
+        for op in ops {
+            op.check(timeline, SHARED_MAX)?;
+            no_overlap(op)?;
+        }
         let mut pending = self.shared.pending.lock();
         loop {
             if timeline.failed(VALUE_LIMIT) {
@@ -168,16 +169,6 @@ impl Queue {
         }
         if pending.worker.is_none() {
             self.start_slow(&mut pending)?;
-        }
-        for op in ops {
-            if let Op::Wait(p) = op
-                && p.timeline_id() == timeline.id()
-                && p.value() > timeline.submitted()
-            {
-                return Err(Error::invalid(format!(
-                    "{p:?} is not submitted yet: this stream would wait for itself"
-                )));
-            }
         }
         let value = self.shared.owner.advance()?;
         if pending.ends.is_empty() {
@@ -287,50 +278,19 @@ fn cause(timeline: &Timeline) -> Error {
     timeline.failure().map_or_else(|| Error::state("the stream is poisoned"), |f| f.1)
 }
 
-/// Checks that an operation can run, before anything is submitted.
+/// Checks that a copy between host and device does not overlap itself. Both are memory of the host
+/// here.
 #[inline]
-fn check(op: &Op<'_>) -> Result<()> {
-    match op {
-        Op::Dispatch(d) => {
-            if d.bindings.len() != d.pipeline.bindings.len()
-                || d.params.len() != d.pipeline.params as usize
-            {
-                return Err(Error::invalid(format!(
-                    "{}: {} bindings and {} bytes of parameters, it declares {} and {}",
-                    op.name(),
-                    d.bindings.len(),
-                    d.params.len(),
-                    d.pipeline.bindings.len(),
-                    d.pipeline.params
-                )));
-            }
-            if d.shared > SHARED_MAX {
-                return Err(Error::invalid(format!(
-                    "{}: {} bytes of shared memory, the limit is {SHARED_MAX}",
-                    op.name(),
-                    d.shared
-                )));
-            }
-            Ok(())
-        }
-        Op::Copy(c) if c.rows == 1 && c.width != 0 => no_overlap(c.src, c.dst, c.width),
-        Op::Upload(u) if u.bytes != 0 => no_overlap(u.src as u64, u.dst, u.bytes),
-        Op::Download(d) if d.bytes != 0 => no_overlap(d.src, d.dst as u64, d.bytes),
-        Op::Fill(f) if !matches!(f.width, 1 | 2 | 4) || f.bytes % u64::from(f.width) != 0 => {
-            Err(Error::invalid(format!(
-                "fill of {} bytes with a pattern of {}: want 1, 2 or 4, and whole patterns",
-                f.bytes, f.width
-            )))
-        }
-        _ => Ok(()),
-    }
-}
-
-#[inline]
-fn no_overlap(src: u64, dst: u64, bytes: u64) -> Result<()> {
-    if src.abs_diff(dst) < bytes {
+fn no_overlap(op: &Op<'_>) -> Result<()> {
+    let (src, dst, bytes) = match op {
+        Op::Upload(u) => (u.src as u64, u.dst, u.bytes),
+        Op::Download(d) => (d.src, d.dst as u64, d.bytes),
+        _ => return Ok(()),
+    };
+    if bytes != 0 && src.abs_diff(dst) < bytes {
         return Err(Error::invalid(format!(
-            "copy of {bytes} bytes from {src:#x} to {dst:#x} overlaps itself"
+            "the {} of {bytes} bytes from {src:#x} to {dst:#x} overlaps itself",
+            op.kind()
         )));
     }
     Ok(())

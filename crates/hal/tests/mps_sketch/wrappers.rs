@@ -56,12 +56,12 @@ fn dispatches_are_checked_against_their_kernel_and_the_limits() {
     };
     let wrong =
         |op: Dispatch<'_>, says: &str| b.refused(&[Op::Dispatch(op)], "InvalidArgument", says);
-    wrong(Dispatch { bindings: &good[..1], ..op }, "1 bindings; kernel k takes 2");
+    wrong(Dispatch { bindings: &good[..1], ..op }, "kernel k takes 2 bindings, not 1");
     wrong(
         Dispatch { bindings: &[good[0], bound(&y, READ)], ..op },
         "binding 1 is bound for Read; kernel k declares Write",
     );
-    wrong(Dispatch { params: &[0; 3], ..op }, "3 bytes of parameters; kernel k takes 4");
+    wrong(Dispatch { params: &[0; 3], ..op }, "kernel k takes 4 bytes of parameters, not 3");
     wrong(Dispatch { block: [1025, 1, 1], ..op }, "1025 threads");
     wrong(Dispatch { block: [64, 32, 1], ..op }, "2048 threads");
     wrong(Dispatch { block: [0, 1, 1], ..op }, "has none");
@@ -123,7 +123,7 @@ fn copies_fills_and_host_copies_are_checked() {
     let fill = |at: u64, bytes, width, pattern| {
         Op::Fill(Fill { dst: at, native: x.native(), bytes, pattern, width })
     };
-    b.refused(&[fill(x.addr(), 8, 3, 0)], "InvalidArgument", "pattern of 3 bytes");
+    b.refused(&[fill(x.addr(), 8, 3, 0)], "InvalidArgument", "pattern of a fill has 3 bytes");
     b.refused(&[fill(x.addr() + 1, 8, 2, 0)], "InvalidArgument", "aligned");
     b.refused(&[fill(x.addr(), 8, 1, 256)], "InvalidArgument", "does not fit");
     b.refused(&[fill(x.addr() + 1000, 1, 1, 0)], "InvalidArgument", "no live buffer");

@@ -122,7 +122,7 @@ impl Stream {
         let timeline = core.timeline;
         if point.timeline_id() == timeline.id() && point.value() > timeline.submitted() {
             return Err(Error::invalid(format!(
-                "{point:?} is not submitted yet: {self:?} would wait for itself"
+                "{point:?} is not submitted yet: the stream would wait for itself"
             )));
         }
         if recorder::is_active()
@@ -273,7 +273,9 @@ impl Stream {
             && to < from + extent(src_pitch)
             && !beside
         {
-            return Err(Error::invalid("source and destination of a copy overlap"));
+            return Err(Error::invalid(
+                "the copy overlaps itself: source and destination share bytes",
+            ));
         }
         let copy = Copy2d {
             src: src.addr(),

@@ -117,7 +117,7 @@ impl Graphs {
                 // SAFETY: the caller vouches for the plan's host memory.
                 Node::Copy(unsafe { super::stream::transfer(op) }?)
             }
-            Op::Fill(f) => Node::Fill(super::stream::fill(&f)?),
+            Op::Fill(f) => Node::Fill(super::stream::fill(&f)),
             Op::WriteTimestamp(t) => Node::Record(crate::machine::EventId(t.native())),
             Op::Host(call) => {
                 let (common, call, name) = (self.0.clone(), call.clone(), op.name());

@@ -103,6 +103,7 @@ impl StreamState {
         // All operations are checked before the first one is enqueued.
         let mut calls = Vec::new();
         for op in ops {
+            op.check(timeline, u32::MAX)?;
             if let Op::Foreign(call) = op {
                 calls.push((commands.len(), *call));
             } else {
@@ -180,7 +181,7 @@ impl StreamState {
                 // SAFETY: the caller vouches for the operation's host memory.
                 Command::Copy(unsafe { transfer(op) }?)
             }
-            Op::Fill(f) => Command::Fill(fill(&f)?),
+            Op::Fill(f) => Command::Fill(fill(&f)),
             Op::WriteTimestamp(t) => Command::Record(EventId(t.native())),
             Op::Host(call) => {
                 let (common, call, name, queue) =
@@ -201,11 +202,6 @@ impl StreamState {
     fn wait(&self, point: Timepoint) -> Result<Option<Command>> {
         let timeline = point.timeline();
         if timeline.id() == self.timeline().id() {
-            if point.value() > timeline.submitted() {
-                return Err(Error::invalid(format!(
-                    "{point:?} is not submitted yet: this stream would wait for itself"
-                )));
-            }
             if timeline.knows(point.into()) {
                 return Ok(None);
             }
@@ -233,42 +229,30 @@ pub(crate) unsafe fn transfer(op: &Op<'_>) -> Result<Transfer> {
         Op::Upload(u) => {
             let c = Copy2d::linear((u.src as u64, 0), (u.dst, 0), u.bytes);
             // SAFETY: the caller vouches for the source; the machine checks the destination.
-            return plain(&c).map(|t| unsafe { t.with_host() });
+            return Ok(unsafe { plain(&c).with_host() });
         }
         Op::Download(d) => {
             let c = Copy2d::linear((d.src, 0), (d.dst as u64, 0), d.bytes);
             // SAFETY: the caller vouches for the destination; the machine checks the source.
-            return plain(&c).map(|t| unsafe { t.with_host() });
+            return Ok(unsafe { plain(&c).with_host() });
         }
         _ => return Err(Error::invalid(format!("a {} is no copy", op.kind()))),
     };
-    plain(&c)
+    Ok(plain(&c))
 }
 
 /// A copy between memories of the machine.
-fn plain(c: &Copy2d) -> Result<Transfer> {
-    if c.rows == 1 && c.src.abs_diff(c.dst) < c.width {
-        return Err(Error::invalid(format!(
-            "copy of {} bytes from {:#x} to {:#x} overlaps itself",
-            c.width, c.src, c.dst
-        )));
-    }
+fn plain(c: &Copy2d) -> Transfer {
     // The pitches of an empty copy, and those of one row, have no meaning.
     if c.rows <= 1 || c.width == 0 {
-        return Ok(Transfer::linear(c.src, c.dst, c.width * c.rows.min(1)));
+        return Transfer::linear(c.src, c.dst, c.width * c.rows.min(1));
     }
-    Ok(Transfer::rows((c.src, c.src_pitch), (c.dst, c.dst_pitch), c.width, c.rows))
+    Transfer::rows((c.src, c.src_pitch), (c.dst, c.dst_pitch), c.width, c.rows)
 }
 
 /// A fill as a fill of the machine.
-pub(crate) fn fill(f: &Fill) -> Result<FillCall> {
-    if !matches!(f.width, 1 | 2 | 4) || !f.bytes.is_multiple_of(u64::from(f.width)) {
-        return Err(Error::invalid(format!(
-            "fill of {} bytes with a pattern of {}: want 1, 2 or 4, and whole patterns",
-            f.bytes, f.width
-        )));
-    }
-    Ok(FillCall::linear(f.dst, f.bytes, f.pattern, f.width))
+pub(crate) fn fill(f: &Fill) -> FillCall {
+    FillCall::linear(f.dst, f.bytes, f.pattern, f.width)
 }
 
 /// The leases of a submission until it is over.

@@ -26,8 +26,10 @@ impl StreamCore {
     /// - See `hal::Stream::submit`.
     pub unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
         let mut plain = true;
+        let device = self.core.properties();
+        let most_shared = device.shared_optin.max(device.shared);
         for op in ops {
-            crate::encoder::check(op, self.core.properties(), self.timeline())?;
+            op.check(self.timeline(), most_shared)?;
             plain &= self.is_plain(op);
         }
         if !plain {
