@@ -30,7 +30,9 @@ use crate::thread_cache::ThreadCaches;
 use crate::watch::Watch;
 use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, CachePadded, Mutex, OnceLock};
-use leasehold_core::{AcquireError, BufferHandle, Error, Header, Lease, Owner, OwnerOps, Result};
+use leasehold_core::{
+    AcquireError, BufferHandle, Error, Header, Lease, Owner, OwnerOps, Result, UniqueLease,
+};
 use std::fmt;
 use std::ptr::NonNull;
 
@@ -243,6 +245,16 @@ impl Allocator {
     #[inline]
     pub fn alloc(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
         self.inner().alloc(layout, on)
+    }
+
+    /// As [`alloc`](Self::alloc), with the sole lease: while it lives, no handle and no weak lease
+    /// leads to the buffer. For memory that a library uses without asking its record.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc); `Occupied` if a thread with a guessed handle came first.
+    pub fn alloc_unique(&self, layout: Layout, on: On<'_>) -> Result<UniqueLease<Buffer>> {
+        let lease = self.alloc(layout, on)?;
+        lease.try_unique().map_err(|_| Error::Occupied { resource: "buffer" })
     }
 
     /// A lease by handle: checks generation and count in one step.

@@ -553,11 +553,7 @@ impl GraphArena {
         } else {
             Layout::aligned(bytes, align)
         };
-        let lease = self.0.allocator.inner().alloc(layout, on)?;
-        // A thread with a guessed handle may hold the new block already.
-        let Ok(block) = lease.try_unique() else {
-            return Err(Error::Occupied { resource: "buffer" });
-        };
+        let block = self.0.allocator.alloc_unique(layout, on)?;
         block.set_region(true);
         self.0.allocator.inner().counters.in_graphs.fetch_add(block.len(), Ordering::Relaxed);
         let tenants = Mutex::new(Tenants { awake: 1, dark: false });

@@ -24,7 +24,7 @@ use crate::engine::host::{CompletionAction, HostAddress, HostPart};
 use crate::engine::program::Program;
 use crate::engine::shared::Place;
 use leasehold_alloc::Buffer;
-use leasehold_core::{Error, Lease, Result};
+use leasehold_core::{Error, Lease, Result, UniqueLease};
 use leasehold_hal::{Copy2d, Dispatch, Download, Fill, Limits, Op};
 use std::mem::MaybeUninit;
 
@@ -38,7 +38,7 @@ pub(crate) enum Ready {
     /// The event to wait for, and the action that is due once the event is over.
     Event(Lease<EventState>, CompletionAction),
     /// Pinned memory for the operation's bytes.
-    Staging(Lease<Buffer>),
+    Staging(UniqueLease<Buffer>),
     /// The operation must wait for the host.
     Blocked,
     /// The timepoint that the operation waits for has failed.

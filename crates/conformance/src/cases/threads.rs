@@ -5,6 +5,7 @@ use crate::cases::kernels::launch;
 use crate::env::{Env, bind};
 use crate::factory::TestKernel;
 use leasehold::backend::Access;
+use leasehold::backend::sync::atomic::{AtomicBool, Ordering};
 use leasehold::{Runtime, View};
 
 pub(crate) const CASES: &[Case] = &[
@@ -27,6 +28,13 @@ pub(crate) const CASES: &[Case] = &[
         "threads that launch, copy and mark on one stream take turns",
         &[Need::Kernel(TestKernel::Fill)],
         one_stream,
+    )
+    .sanitizer(),
+    Case::runtime(
+        160,
+        "threads that download on one stream see what it wrote last, also behind held work",
+        &[Need::HostCalls],
+        downloads,
     )
     .sanitizer(),
 ];
@@ -185,4 +193,79 @@ fn one_stream(env: &Env) -> Outcome {
         );
     }
     Ok(())
+}
+
+/// One thread writes buffers on the default stream, and holds the stream back for moments. One
+/// frees pinned memory that work of the stream still uses, and the others download.
+fn downloads(env: &Env) -> Outcome {
+    const BUFFERS: u32 = 8;
+    const WORDS: u64 = 64;
+    let rounds = env.rounds(4_000) as u32;
+    let runtime = env.runtime()?;
+    let stream = runtime.stream();
+    let value = |buffer: u32, round: u32| buffer << 24 | round;
+    let buffers = (0..BUFFERS)
+        .map(|b| runtime.full(WORDS as usize, value(b, 0)))
+        .collect::<leasehold::Result<Vec<_>>>()?;
+    let over = AtomicBool::new(false);
+    let write = || -> Outcome {
+        for round in 1..=rounds {
+            if round % 4 == 0 {
+                stream.host_call("pause", || {
+                    std::thread::yield_now();
+                    Ok(())
+                })?;
+            }
+            let b = round % BUFFERS;
+            stream.fill(buffers[b as usize].view(), value(b, round))?;
+            if round % 16 == 0 {
+                stream.synchronize()?;
+            }
+        }
+        Ok(())
+    };
+    let free = || -> Outcome {
+        let out = runtime.alloc(WORDS * 4)?;
+        let mut round = 0;
+        while !over.load(Ordering::Relaxed) {
+            round += 1;
+            let sent = value(BUFFERS, round);
+            let pinned = runtime.alloc_pinned(WORDS * 4)?;
+            stream.fill(pinned.view(), sent)?;
+            stream.copy(out.view(), pinned.view())?;
+            drop(pinned);
+            let got = runtime.download::<u32>(&out)?;
+            check_eq!(got, [sent; WORDS as usize], "what went through freed memory");
+        }
+        Ok(())
+    };
+    let read = |thread: u32| -> Outcome {
+        let (mut seen, mut turn) = ([0; BUFFERS as usize], thread);
+        while !over.load(Ordering::Relaxed) {
+            turn += 1;
+            let b = turn % BUFFERS;
+            let from = u64::from(turn) % (WORDS - 1);
+            let to = from + 1 + u64::from(turn / 3) % (WORDS - from);
+            let got = runtime.to_vec(buffers[b as usize].slice(from as usize..to as usize))?;
+            let last = &mut seen[b as usize];
+            check!(
+                got.iter().all(|&word| word == got[0]) && got[0] >> 24 == b && got[0] >= *last,
+                "words {from} to {to} of buffer {b} are {got:x?}, after {last:x}"
+            );
+            *last = got[0];
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let (read, over) = (&read, &over);
+        let readers: Vec<_> = (0..6).map(|t| scope.spawn(move || read(t))).collect();
+        let freeing = scope.spawn(free);
+        let wrote = write();
+        over.store(true, Ordering::Relaxed);
+        let ends = readers.into_iter().chain([freeing]).map(|t| t.join());
+        let ends: Vec<_> = ends.collect();
+        wrote?;
+        ends.into_iter()
+            .try_for_each(|end| end.map_err(|_| Stop::Failed("a thread panicked".into()))?)
+    })
 }

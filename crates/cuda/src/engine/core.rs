@@ -12,7 +12,9 @@ use crate::config::CompletionSource;
 use crate::driver::ops::{DeviceProperties, EventFlags, NativeGraphExec, NativeStream};
 use leasehold_alloc::{Allocator, Buffer, Layout, On};
 use leasehold_core::sync::{Arc, Mutex, OnceLock};
-use leasehold_core::{Error, Lease, Result, Timeline, TimelineOwner, TimelineSource, Timepoint};
+use leasehold_core::{
+    Error, Lease, Result, Timeline, TimelineOwner, TimelineSource, Timepoint, UniqueLease,
+};
 use std::fmt;
 use std::sync::Weak;
 use std::time::Duration;
@@ -96,24 +98,19 @@ impl Core {
         let _ = self.pinned.set(source);
     }
 
-    /// Allocates pinned memory for bytes on their way to pageable memory. The allocation never
-    /// makes the stream wait for another stream.
+    /// Allocates pinned memory for bytes on their way to pageable memory.
+    ///
+    /// No stream uses the memory, not even the one that downloads: while a download is held back,
+    /// the stream may have freed memory that work *behind* the download uses. No other thread can
+    /// get a lease of it, so neither the device's writes nor the host's reads are marked.
     ///
     /// # Errors
     /// `OutOfMemory`, or a driver error.
-    pub(crate) fn staging(&self, bytes: u64, on: On<'_>) -> Result<Lease<Buffer>> {
+    pub(crate) fn staging(&self, bytes: u64) -> Result<UniqueLease<Buffer>> {
         let source =
             self.pinned.get().ok_or_else(|| Error::state("the device has no pinned memory yet"))?;
-        source()?.alloc(Layout::new(bytes), on)
-    }
-
-    /// Allocates pinned memory that no stream uses, as the destination of a graph's downloads.
-    ///
-    /// # Errors
-    /// As [`staging`](Self::staging).
-    pub(crate) fn staging_copy(&self, bytes: u64) -> Result<Lease<Buffer>> {
         let nobody = Nobody(self.nobody.timeline());
-        self.staging(bytes, On { timeline: nobody.0, source: &nobody })
+        source()?.alloc_unique(Layout::new(bytes), On { timeline: nobody.0, source: &nobody })
     }
 
     /// Acquires an event for a recorded event.

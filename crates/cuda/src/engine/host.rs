@@ -25,7 +25,7 @@ use crate::driver::ops::CudaSlowOps;
 use leasehold_alloc::Buffer;
 use leasehold_core::sync::Mutex;
 use leasehold_core::sync::atomic::{AtomicUsize, Ordering};
-use leasehold_core::{Lease, Result, TimelineOwner};
+use leasehold_core::{Lease, Result, TimelineOwner, UniqueLease};
 use leasehold_hal::op::KeepAlive;
 use leasehold_hal::{GraphExec, TimestampQuery};
 use std::collections::VecDeque;
@@ -48,7 +48,7 @@ pub enum CompletionAction {
     /// Bytes to copy from pinned memory to their destination.
     Land {
         /// The pinned memory with the bytes.
-        staging: Lease<Buffer>,
+        staging: UniqueLease<Buffer>,
         /// The destination.
         dst: HostAddress,
         /// The number of bytes.
@@ -206,7 +206,7 @@ impl CompletionAction {
 ///   with.
 /// - `dst` may be written, and no other thread uses it meanwhile.
 pub(crate) unsafe fn land(
-    staging: &Lease<Buffer>,
+    staging: &UniqueLease<Buffer>,
     dst: HostAddress,
     bytes: u64,
     ops: &dyn CudaSlowOps,

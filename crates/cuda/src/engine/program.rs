@@ -21,7 +21,7 @@ use crate::driver::ops::{
 use crate::encoder::{self, Arguments, Route};
 use leasehold_alloc::Buffer;
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Error, Lease, Result, Timepoint};
+use leasehold_core::{Error, Lease, Result, Timepoint, UniqueLease};
 use leasehold_hal::{Copy2d, Dispatch, Download, GraphExec, HostCall, NodePatch, Op, Plan};
 use std::fmt;
 
@@ -45,7 +45,7 @@ enum Part {
 }
 
 struct StagingCopy {
-    staging: Lease<Buffer>,
+    staging: UniqueLease<Buffer>,
     dst: HostAddress,
     bytes: u64,
 }
@@ -523,7 +523,7 @@ fn kernel(
 
 /// Allocates pinned memory for a download. The segment owns the memory.
 fn staged(core: &Core, segment: &mut Segment, d: &Download<'_>) -> Result<u64> {
-    let staging = core.staging_copy(d.bytes)?;
+    let staging = core.staging(d.bytes)?;
     let addr = staging.addr();
     segment.staging_copies.push(StagingCopy { staging, dst: HostAddress(d.dst), bytes: d.bytes });
     Ok(addr)

@@ -38,9 +38,7 @@ use super::words::Word;
 use crate::driver::ops::NativeStream;
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{
-    Error, Lease, Result, Timeline, TimelineOwner, TimelineSource, Timepoint, VALUE_LIMIT,
-};
+use leasehold_core::{Error, Lease, Result, Timeline, TimelineOwner, VALUE_LIMIT};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Weak;
@@ -364,31 +362,5 @@ impl fmt::Debug for StreamCore {
             .field("signalled", &self.signalled.load(Ordering::Relaxed))
             .field("host", &self.host)
             .finish_non_exhaustive()
-    }
-}
-
-/// The stream's timeline for its own staging memory. The timeline waits for no other stream.
-struct Own<'a>(&'a StreamCore);
-
-// SAFETY: the timeline and all its answers are the stream's own.
-unsafe impl TimelineSource for Own<'_> {
-    fn timeline(&self) -> &'static Timeline {
-        self.0.timeline()
-    }
-
-    fn signal(&self) -> Result<u64> {
-        self.0.signal()
-    }
-
-    fn refresh(&self) -> Result<u64> {
-        self.0.refresh()
-    }
-
-    fn wait(&self, _: Timepoint) -> Result<()> {
-        Err(Error::Unsupported("a wait now would come after the work that needs the memory".into()))
-    }
-
-    fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
-        self.0.wait_host(value, timeout)
     }
 }

@@ -1,12 +1,13 @@
 //! Order: deferred work, the host's part of completion, and the meaning of values.
 
 use crate::common::*;
+use leasehold_alloc::{Layout, On};
 use leasehold_conformance::TestKernel;
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Error, TimelineOwner, Timepoint};
+use leasehold_core::{BufferHandle, Error, TimelineOwner, Timepoint};
 use leasehold_cuda::{CompletionSource, CudaConfig};
-use leasehold_hal::{Access, Copy2d, HostCall, KeepAlive, Op, OpList, Plan, Upload};
+use leasehold_hal::{Access, Copy2d, HostCall, KeepAlive, MemoryKind, Op, OpList, Plan, Upload};
 use leasehold_sim::Stepping;
 use std::time::Duration;
 
@@ -544,4 +545,63 @@ fn copy_of(
     to: &leasehold_core::Lease<leasehold_alloc::Buffer>,
 ) -> Copy2d {
     Copy2d::linear((from.addr(), 0), (to.addr(), 0), 0)
+}
+
+#[test]
+fn a_held_download_takes_no_staging_memory_that_later_work_of_its_stream_uses() {
+    // A small block comes from the thread's cache, a large one from the heap.
+    for bytes in [64, 8 << 20] {
+        let bench = Bench::new(7);
+        let device = bench.open(0);
+        let a = stream(&device);
+        let [x, y, z] = [bytes; 3].map(|n| buffer(&device, &a, n));
+        submit(&a, &[fill(&x, 1), fill(&z, 3)]).unwrap();
+        let host_timeline = device.host_timeline().unwrap();
+        let next = host_timeline.timeline().submitted() + 1;
+        submit(&a, &[Op::Wait(host_timeline.timeline().at(next))]).unwrap();
+        let host = Host::new(vec![0; bytes as usize]);
+        submit(&a, &[host.down(&x)]).unwrap();
+        // Memory for the host, with work that is held back behind the download.
+        let on = On { timeline: a.timeline(), source: &*a };
+        let pinned = device.memory(MemoryKind::Pinned).unwrap();
+        let block = pinned.alloc(Layout::new(bytes), on).unwrap();
+        // SAFETY: nobody has submitted work with the memory yet.
+        unsafe { std::ptr::write_bytes(block.addr() as *mut u8, 2, bytes as usize) };
+        let last = submit(&a, &[copy(&block, &y), copy(&z, &block)]).unwrap();
+        // SAFETY: it was submitted just now, and no other thread submits.
+        unsafe { block.mark_write(a.timeline().at(last)) };
+        drop(block);
+        host_timeline.signal_host(next).unwrap();
+        wait(&a, last).unwrap();
+        assert!(host.bytes().iter().all(|&b| b == 1), "later work wrote the staging memory");
+        assert!(read(&a, &y).iter().all(|&b| b == 2), "the download wrote the later work's memory");
+        drop((x, y, z, a, host_timeline, device));
+        bench.close();
+    }
+}
+
+#[test]
+fn a_guessed_handle_leads_to_no_memory_of_a_download() {
+    let bench = Bench::new(8);
+    let device = bench.open(0);
+    let a = stream(&device);
+    let x = buffer(&device, &a, 64);
+    submit(&a, &[fill(&x, 1)]).unwrap();
+    let pinned = device.memory(MemoryKind::Pinned).unwrap();
+    let on = || On { timeline: a.timeline(), source: &*a };
+    let probes: Vec<_> = (0..20).map(|_| pinned.alloc(Layout::new(64), on()).unwrap()).collect();
+    let bits: Vec<u64> = probes.iter().map(|p| p.handle().to_bits().get()).collect();
+    drop(probes);
+    pinned.trim(0).unwrap();
+    let host = Host::new(vec![0; 64]);
+    let value = submit(&a, &[host.down(&x)]).unwrap();
+    let next = |b: u64| (1..4u64).filter_map(move |g| BufferHandle::from_bits(b + (g << 32)));
+    let found: Vec<_> = bits.into_iter().flat_map(next).map(|h| pinned.lease(h)).collect();
+    assert!(found.iter().all(Result::is_err), "the staging memory has another lease");
+    let occupied = found.iter().filter(|f| matches!(f, Err(Error::Occupied { .. }))).count();
+    assert_eq!(occupied, 1, "the staging memory is there, and alone");
+    wait(&a, value).unwrap();
+    assert_eq!(host.bytes(), [1; 64]);
+    drop((found, x, a, device));
+    bench.close();
 }

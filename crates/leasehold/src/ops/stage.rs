@@ -28,7 +28,8 @@ impl Staged {
             match Self::pinned(stream, bytes) {
                 Ok(Some(staged)) => return Ok(staged),
                 // Then ordinary memory serves: the copy comes later, and is right.
-                Ok(None) | Err(Error::OutOfMemory(_) | Error::OverBudget { .. }) => {}
+                Ok(None) => {}
+                Err(e) if e.is_out_of_memory() || matches!(e, Error::Occupied { .. }) => {}
                 Err(e) => return Err(e),
             }
         }
@@ -45,9 +46,7 @@ impl Staged {
         let pool = stream.runtime.device.memory(MemoryKind::Pinned)?;
         let on = On { timeline: stream.core.timeline, source: stream.core.raw_source() };
         // The sole lease: a lease by a guessed handle would be another writer.
-        let Ok(buffer) = pool.alloc(Layout::new(bytes.len() as u64), on)?.try_unique() else {
-            return Ok(None);
-        };
+        let buffer = pool.alloc_unique(Layout::new(bytes.len() as u64), on)?;
         // Memory that is free for the stream may be in use by earlier work: the host must not write
         // it yet.
         let mut over = buffer.write_timepoint().timepoint().is_none_or(Timepoint::has_passed);

@@ -6,7 +6,7 @@
 //!
 //! This module must not know how completion becomes known.
 
-use super::{Own, RECENT, RECORDED_EVENTS, RecordedEvent, Refusal, SIGNALS, State, StreamCore};
+use super::{RECENT, RECORDED_EVENTS, RecordedEvent, Refusal, SIGNALS, State, StreamCore};
 use crate::encoder::{Encoder, Prepared, Ready};
 use crate::engine::events::EventState;
 use crate::engine::host::CompletionAction;
@@ -278,8 +278,7 @@ impl StreamCore {
         match op {
             Op::Wait(p) => self.resolve(*p),
             Op::Download(d) if !crate::encoder::lands_directly(&self.core, d) => {
-                let on = leasehold_alloc::On { timeline: self.timeline(), source: &Own(self) };
-                Ok(Ready::Staging(self.core.staging(d.bytes, on)?))
+                Ok(Ready::Staging(self.core.staging(d.bytes)?))
             }
             _ if self.is_plain(op) => Ok(Ready::Plain),
             _ => Ok(Ready::Blocked),
