@@ -6,19 +6,16 @@ use crate::allocator;
 use crate::manager::device::DeviceState;
 use crate::manager::execution::{CpuConfig, CpuExecutionManager};
 use crate::manager::graph::GraphState;
-use crate::manager::host_timeline::HostTimelineState;
 use crate::manager::stream::StreamState;
 use leasehold_alloc::{Allocator, Backing};
-use leasehold_core::{
-    Error, Lease, PoolStats, Result, Timeline, TimelineSource, Timepoint, VALUE_LIMIT,
-};
+use leasehold_core::{Error, Lease, PoolStats, Result, Timeline, TimelineSource, Timepoint};
+use leasehold_engine::forward_device;
+use leasehold_engine::waits::{self, Awaited, synchronize};
 use leasehold_hal::{
-    Backend, BackendKind, Caps, Device, DeviceId, DeviceInfo, GraphExec, HostTimeline, KernelDesc,
-    Limits, MemoryInfo, MemoryKind, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc,
-    TimestampQuery,
+    Backend, BackendKind, Device, DeviceId, DeviceInfo, GraphExec, HostTimeline, KernelDesc,
+    MemoryInfo, MemoryKind, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc, TimestampQuery,
 };
-use std::any::Any;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The host's processors as a backend with one device, `cpu:0`.
 ///
@@ -94,17 +91,7 @@ unsafe impl Backend for CpuBackend {
 // SAFETY: memory is the process's own, committed before it is lent. The device made all resources
 // that it lends.
 unsafe impl Device for DeviceState {
-    fn info(&self) -> &DeviceInfo {
-        DeviceState::info(self)
-    }
-
-    fn caps(&self) -> Caps {
-        DeviceState::caps(self)
-    }
-
-    fn limits(&self) -> &Limits {
-        DeviceState::limits(self)
-    }
+    forward_device!();
 
     fn memory_info(&self) -> Result<MemoryInfo> {
         Ok(crate::driver::memory::info())
@@ -112,10 +99,6 @@ unsafe impl Device for DeviceState {
 
     fn make_current(&self) -> Result<()> {
         Ok(())
-    }
-
-    fn state(&self) -> Option<&(dyn Any + Send + Sync)> {
-        Some(self)
     }
 
     fn memory(&self, kind: MemoryKind) -> Result<&Allocator> {
@@ -139,7 +122,7 @@ unsafe impl Device for DeviceState {
 
     /// The device has one priority, so every request gets it.
     fn stream(&self, _: &StreamDesc) -> Result<Lease<dyn Stream>> {
-        Ok(Lease::map(self.streams.acquire()?, |s| s as &dyn Stream))
+        Ok(Lease::map(self.streams.acquire(())?, |s| s as &dyn Stream))
     }
 
     fn pipeline(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>> {
@@ -171,31 +154,26 @@ unsafe impl Device for DeviceState {
     }
 
     fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {
-        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
-        self.streams.check_process()?;
-        let mut first = Ok(());
-        self.streams.collect();
-        for (timeline, held) in self.streams.timelines() {
-            let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
-            let value = timeline.submitted();
-            match timeline.wait(value, left) {
-                Ok(()) => {}
-                Err(e @ Error::Timeout(_)) => return Err(e),
-                Err(e) => {
-                    // The failure is reported before the failed work is over.
-                    timeline.drain(value, deadline, || Ok(timeline.completed()));
-                    // A failure of a stream without a holder is reported to no caller.
-                    if held {
-                        first = first.and(Err(e));
-                    }
-                }
-            }
-        }
-        first
+        self.pool.check_process()?;
+        let streams = self.streams.timelines().into_iter().map(AwaitedTimeline);
+        synchronize(&self.streams, streams, timeout)
+    }
+}
+
+/// A timeline that its stream's worker advances by itself.
+struct AwaitedTimeline(&'static Timeline);
+
+impl Awaited for AwaitedTimeline {
+    fn timeline(&self) -> &'static Timeline {
+        self.0
     }
 
-    fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
-        DeviceState::pools(self, report);
+    fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
+        self.0.wait(value, timeout)
+    }
+
+    fn refresh(&self) -> Result<u64> {
+        Ok(self.0.completed())
     }
 }
 
@@ -207,7 +185,7 @@ unsafe impl TimelineSource for StreamState {
     }
 
     fn signal(&self) -> Result<u64> {
-        healthy(StreamState::timeline(self))?;
+        waits::healthy(StreamState::timeline(self))?;
         Ok(StreamState::timeline(self).submitted())
     }
 
@@ -216,24 +194,12 @@ unsafe impl TimelineSource for StreamState {
     }
 
     fn wait(&self, on: Timepoint) -> Result<()> {
-        healthy(StreamState::timeline(self))?;
-        let timeline = StreamState::timeline(self);
-        let own = on.timeline_id() == timeline.id() && on.value() <= timeline.submitted();
-        if on.is_settled() || own && timeline.knows(on.into()) {
-            return Ok(());
-        }
-        // SAFETY: a wait touches no memory.
-        unsafe { self.submit(&[Op::Wait(on)]) }.map(drop)
+        waits::wait(self, on)
     }
 
     fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
         self.queue.wait_host(value, timeout)
     }
-}
-
-/// Returns the cause of a poisoned timeline as an error.
-fn healthy(timeline: &Timeline) -> Result<()> {
-    timeline.check(VALUE_LIMIT).map(drop)
 }
 
 // SAFETY: the queue copies the operations and runs them in order on its worker. Waits have their
@@ -251,43 +217,6 @@ unsafe impl Stream for StreamState {
 
     fn native(&self) -> u64 {
         0
-    }
-}
-
-// SAFETY: nothing is submitted to a host timeline.
-unsafe impl TimelineSource for HostTimelineState {
-    fn timeline(&self) -> &'static Timeline {
-        HostTimelineState::timeline(self)
-    }
-
-    fn signal(&self) -> Result<u64> {
-        Ok(HostTimelineState::timeline(self).submitted())
-    }
-
-    fn refresh(&self) -> Result<u64> {
-        Ok(HostTimelineState::timeline(self).completed())
-    }
-
-    /// # Errors
-    /// `Unsupported`: only the host advances a host timeline.
-    fn wait(&self, _: Timepoint) -> Result<()> {
-        Err(Error::Unsupported(
-            "a host timeline is signalled by the host; it waits for nothing".into(),
-        ))
-    }
-
-    fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
-        HostTimelineState::timeline(self).wait(value, timeout)
-    }
-}
-
-impl HostTimeline for HostTimelineState {
-    fn signal_host(&self, value: u64) -> Result<()> {
-        self.signal(value)
-    }
-
-    fn fail(&self, cause: Error) {
-        HostTimelineState::fail(self, cause);
     }
 }
 

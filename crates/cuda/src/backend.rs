@@ -5,22 +5,23 @@
 use crate::config::CudaConfig;
 use crate::driver::ops::CudaSlowOps;
 use crate::driver::real::RealDriver;
+use crate::engine::stream::StreamCore;
 use crate::manager::device::{DeviceState, ordinal_of};
 use crate::manager::execution::CudaExecutionManager;
 use crate::manager::graph::GraphState;
-use crate::manager::host_timeline::HostTimelineState;
 use crate::manager::stream::StreamState;
 use leasehold_alloc::{Allocator, Backing};
 use leasehold_core::sync::{Arc, Mutex, OnceLock};
 use leasehold_core::{Error, Lease, PoolStats, Result, Timeline, TimelineSource, Timepoint};
+use leasehold_engine::forward_device;
+use leasehold_engine::waits::{self, Awaited, synchronize};
 use leasehold_hal::{
-    Backend, BackendKind, Caps, Device, DeviceId, DeviceInfo, Former, GraphExec, HostTimeline,
-    KernelDesc, Limits, MemoryInfo, MemoryKind, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc,
+    Backend, BackendKind, Device, DeviceId, DeviceInfo, Former, GraphExec, HostTimeline,
+    KernelDesc, MemoryInfo, MemoryKind, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc,
     TimestampQuery,
 };
-use std::any::Any;
 use std::fmt;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Finds and loads the driver.
 type Source = Box<dyn Fn() -> Result<Arc<dyn CudaSlowOps>> + Send + Sync>;
@@ -207,17 +208,7 @@ impl DeviceState {
 // SAFETY: memory is the driver's, mapped for this device before it is lent. All resources that the
 // device lends are of its own context.
 unsafe impl Device for DeviceState {
-    fn info(&self) -> &DeviceInfo {
-        DeviceState::info(self)
-    }
-
-    fn caps(&self) -> Caps {
-        DeviceState::caps(self)
-    }
-
-    fn limits(&self) -> &Limits {
-        DeviceState::limits(self)
-    }
+    forward_device!();
 
     fn memory_info(&self) -> Result<MemoryInfo> {
         let core = self.primary().core();
@@ -239,10 +230,6 @@ unsafe impl Device for DeviceState {
                 tracing::debug!(%error, "the former context could not be restored");
             }
         }))
-    }
-
-    fn state(&self) -> Option<&(dyn Any + Send + Sync)> {
-        Some(self)
     }
 
     fn memory(&self, kind: MemoryKind) -> Result<&Allocator> {
@@ -299,33 +286,22 @@ unsafe impl Device for DeviceState {
     }
 
     fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {
-        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
-        let mut first = Ok(());
-        self.primary().streams().collect();
-        for stream in self.primary().core().streams() {
-            let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
-            let left = if deadline.is_some() { left } else { timeout };
-            let (timeline, value) = (stream.timeline(), stream.timeline().submitted());
-            match stream.wait_host(value, left) {
-                Ok(()) => {}
-                Err(e @ Error::Timeout(_)) => return Err(e),
-                Err(e) => {
-                    // The stream reports the failure before the failed work is over.
-                    if timeline.failed(value) {
-                        timeline.drain(value, deadline, || stream.refresh());
-                    }
-                    // A failure of a stream without a holder is reported to no caller.
-                    if stream.is_held() || matches!(e, Error::DeviceLost { .. }) {
-                        first = first.and(Err(e));
-                    }
-                }
-            }
-        }
-        first
+        let context = self.primary();
+        synchronize(context.streams(), context.core().streams(), timeout)
+    }
+}
+
+impl Awaited for StreamCore {
+    fn timeline(&self) -> &'static Timeline {
+        StreamCore::timeline(self)
     }
 
-    fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
-        DeviceState::pools(self, report);
+    fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
+        StreamCore::wait_host(self, value, timeout)
+    }
+
+    fn refresh(&self) -> Result<u64> {
+        StreamCore::refresh(self)
     }
 }
 
@@ -345,7 +321,7 @@ unsafe impl TimelineSource for StreamState {
     }
 
     fn wait(&self, on: Timepoint) -> Result<()> {
-        self.core.wait(on)
+        waits::wait(self, on)
     }
 
     fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
@@ -372,43 +348,6 @@ unsafe impl Stream for StreamState {
 
     fn priority(&self) -> i32 {
         self.core.priority().saturating_neg()
-    }
-}
-
-// SAFETY: nothing is submitted to a host timeline.
-unsafe impl TimelineSource for HostTimelineState {
-    fn timeline(&self) -> &'static Timeline {
-        HostTimelineState::timeline(self)
-    }
-
-    fn signal(&self) -> Result<u64> {
-        Ok(HostTimelineState::timeline(self).submitted())
-    }
-
-    fn refresh(&self) -> Result<u64> {
-        Ok(HostTimelineState::timeline(self).completed())
-    }
-
-    /// # Errors
-    /// `Unsupported`: only the host advances a host timeline.
-    fn wait(&self, _: Timepoint) -> Result<()> {
-        Err(Error::Unsupported(
-            "a host timeline is signalled by the host; it waits for nothing".into(),
-        ))
-    }
-
-    fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
-        HostTimelineState::timeline(self).wait(value, timeout)
-    }
-}
-
-impl HostTimeline for HostTimelineState {
-    fn signal_host(&self, value: u64) -> Result<()> {
-        self.signal(value)
-    }
-
-    fn fail(&self, cause: Error) {
-        HostTimelineState::fail(self, cause);
     }
 }
 

@@ -4,21 +4,18 @@
 
 use crate::allocator;
 use crate::machine::{FaultScope, Machine, MachineConfig, Monitor};
-use crate::manager::device::{DeviceManager, DeviceState};
+use crate::manager::device::{Common, DeviceManager, DeviceState};
 use crate::manager::graph::GraphState;
-use crate::manager::host_timeline::HostTimelineState;
 use crate::manager::stream::StreamState;
 use leasehold_alloc::{Allocator, Backing};
-use leasehold_core::{
-    Error, Lease, PoolStats, Result, Timeline, TimelineSource, Timepoint, VALUE_LIMIT,
-};
+use leasehold_core::{Error, Lease, PoolStats, Result, Timeline, TimelineSource, Timepoint};
+use leasehold_engine::forward_device;
+use leasehold_engine::waits::{self, Awaited, synchronize};
 use leasehold_hal::{
-    Backend, BackendKind, Caps, Device, DeviceId, DeviceInfo, GraphExec, HostTimeline, KernelDesc,
-    Limits, MemoryInfo, MemoryKind, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc,
-    TimestampQuery,
+    Backend, BackendKind, Device, DeviceId, DeviceInfo, GraphExec, HostTimeline, KernelDesc,
+    MemoryInfo, MemoryKind, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc, TimestampQuery,
 };
-use std::any::Any;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The maximum number of streams of a device.
 const STREAMS: u32 = 256;
@@ -99,17 +96,7 @@ unsafe impl Backend for SimBackend {
 // SAFETY: the machine's memory is its own mapping. Streams, pipelines, timepoints and graphs are
 // made in this machine for this device.
 unsafe impl Device for DeviceState {
-    fn info(&self) -> &DeviceInfo {
-        DeviceState::info(self)
-    }
-
-    fn caps(&self) -> Caps {
-        DeviceState::caps(self)
-    }
-
-    fn limits(&self) -> &Limits {
-        DeviceState::limits(self)
-    }
+    forward_device!();
 
     fn memory_info(&self) -> Result<MemoryInfo> {
         let (used, total) = self.machine().device_memory(self.info().id.ordinal)?;
@@ -118,10 +105,6 @@ unsafe impl Device for DeviceState {
 
     fn make_current(&self) -> Result<()> {
         self.machine().device_status(self.info().id.ordinal)
-    }
-
-    fn state(&self) -> Option<&(dyn Any + Send + Sync)> {
-        Some(self)
     }
 
     fn memory(&self, kind: MemoryKind) -> Result<&Allocator> {
@@ -134,7 +117,7 @@ unsafe impl Device for DeviceState {
 
     /// The device has one priority, to which every priority is clamped.
     fn stream(&self, _: &StreamDesc) -> Result<Lease<dyn Stream>> {
-        Ok(Lease::map(self.streams.acquire()?, |s| s as &dyn Stream))
+        Ok(Lease::map(self.streams.acquire(())?, |s| s as &dyn Stream))
     }
 
     fn pipeline(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>> {
@@ -170,42 +153,33 @@ unsafe impl Device for DeviceState {
     }
 
     fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {
-        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
-        self.streams.collect();
-        let timelines: Vec<(&'static Timeline, u64)> =
-            self.common.timelines.lock().iter().map(|&(l, _)| (l, l.submitted())).collect();
-        self.common.notice_loss();
-        let open = || {
-            timelines.iter().any(|(timeline, value)| matches!(timeline.check(*value), Ok(false)))
-        };
-        let waited = if open() { self.common.step_until(timeout, &|| !open()) } else { Ok(()) };
-        self.common.notice_loss();
-        if open() {
-            return waited;
-        }
-        for &(timeline, value) in
-            timelines.iter().filter(|(timeline, value)| timeline.failed(*value))
-        {
-            // A failure is published before the failed work is over.
-            timeline.drain(value, deadline, || {
-                let over = || timeline.completed() >= value;
-                self.common
-                    .step_until(Some(Duration::ZERO), &over)
-                    .map(|()| timeline.completed())
-                    .or(Ok(timeline.completed()))
-            });
-        }
-        timelines.iter().try_for_each(|(timeline, value)| timeline.check(*value).map(drop))
-    }
-
-    fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
-        DeviceState::pools(self, report);
+        let timelines = self.streams.timelines().into_iter();
+        let streams = timelines.map(|timeline| AwaitedTimeline { common: &self.common, timeline });
+        synchronize(&self.streams, streams, timeout)
     }
 }
 
-/// The cause of a poisoned timeline as an error.
-fn healthy(timeline: &Timeline) -> Result<()> {
-    timeline.check(VALUE_LIMIT).map(drop)
+/// A timeline that a waiting thread's steps advance.
+struct AwaitedTimeline<'a> {
+    common: &'a Common,
+    timeline: &'static Timeline,
+}
+
+impl Awaited for AwaitedTimeline<'_> {
+    fn timeline(&self) -> &'static Timeline {
+        self.timeline
+    }
+
+    fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
+        self.common.await_line(self.timeline, value, timeout)
+    }
+
+    fn refresh(&self) -> Result<u64> {
+        let over = || self.timeline.is_idle();
+        // The timeline shows the outcome.
+        let _ = self.common.step_until(Some(Duration::ZERO), &over);
+        Ok(self.timeline.completed())
+    }
 }
 
 // SAFETY: the queue's own command after the submission publishes a value, or the loss of the
@@ -218,7 +192,7 @@ unsafe impl TimelineSource for StreamState {
     /// Runs all work that can run, because a later query is not certain.
     fn signal(&self) -> Result<u64> {
         self.common().notice_loss();
-        healthy(StreamState::timeline(self))?;
+        waits::healthy(StreamState::timeline(self))?;
         let value = StreamState::timeline(self).submitted();
         self.common().go_on();
         Ok(value)
@@ -232,14 +206,7 @@ unsafe impl TimelineSource for StreamState {
     }
 
     fn wait(&self, on: Timepoint) -> Result<()> {
-        healthy(StreamState::timeline(self))?;
-        let timeline = StreamState::timeline(self);
-        let own = on.timeline_id() == timeline.id() && on.value() <= timeline.submitted();
-        if on.is_settled() || own && timeline.knows(on.into()) {
-            return Ok(());
-        }
-        // SAFETY: a wait accesses no memory.
-        unsafe { self.submit(&[Op::Wait(on)]) }.map(drop)
+        waits::wait(self, on)
     }
 
     fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
@@ -274,43 +241,6 @@ unsafe impl Stream for StreamState {
     /// The number of the machine's queue.
     fn native(&self) -> u64 {
         self.queue.0
-    }
-}
-
-// SAFETY: a host timeline accepts no submissions.
-unsafe impl TimelineSource for HostTimelineState {
-    fn timeline(&self) -> &'static Timeline {
-        HostTimelineState::timeline(self)
-    }
-
-    fn signal(&self) -> Result<u64> {
-        Ok(HostTimelineState::timeline(self).submitted())
-    }
-
-    fn refresh(&self) -> Result<u64> {
-        Ok(HostTimelineState::timeline(self).completed())
-    }
-
-    /// # Errors
-    /// `Unsupported`: only the host advances a host timeline.
-    fn wait(&self, _: Timepoint) -> Result<()> {
-        Err(Error::Unsupported(
-            "a host timeline is signalled by the host; it waits for nothing".into(),
-        ))
-    }
-
-    fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
-        self.common().await_line(HostTimelineState::timeline(self), value, timeout)
-    }
-}
-
-impl HostTimeline for HostTimelineState {
-    fn signal_host(&self, value: u64) -> Result<()> {
-        self.signal(value)
-    }
-
-    fn fail(&self, cause: Error) {
-        HostTimelineState::fail(self, cause);
     }
 }
 

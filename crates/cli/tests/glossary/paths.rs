@@ -98,6 +98,8 @@ use leasehold_cuda::manager::event::EventManager as _;
 use leasehold_cuda::manager::execution::CudaExecutionManager as _;
 use leasehold_cuda::manager::stream as _;
 use leasehold_cuda::manager::stream::StreamManager as _;
+use leasehold_engine::buffers::Buffers as _;
+use leasehold_engine::stream_pool::StreamPool as _;
 use leasehold_memory::MemoryManager as _;
 use leasehold_memory::OpaqueTensor as _;
 use leasehold_memory::PoolOutcome as _;
@@ -196,8 +198,6 @@ where
     let _ = leasehold_cpu::manager::device::DeviceManager::initialize_devices;
     let _ = leasehold_cpu::manager::device::DeviceManager::release;
     let _ = leasehold_cpu::manager::device::DeviceManager::shutdown;
-    let _ = leasehold_cuda::manager::buffer::BufferManager::allocate;
-    let _ = leasehold_cuda::manager::buffer::BufferManager::free;
     let _ = leasehold_cuda::manager::context::ContextManager::create_owned;
     let _ = leasehold_cuda::manager::context::ContextManager::ensure_alive;
     let _ = leasehold_cuda::manager::context::ContextManager::primary;
@@ -210,7 +210,6 @@ where
     let _ = leasehold_cuda::manager::execution::CudaExecutionManager::is_configured_for_test;
     let _ = leasehold_cuda::manager::stream::StreamManager::configure_for_test;
     let _ = leasehold_cuda::manager::stream::StreamManager::ensure_alive;
-    let _ = leasehold_cuda::manager::stream::StreamManager::release;
     let _ = leasehold_memory::MemoryManager::acquire_ptr;
     let _ = leasehold_memory::MemoryManager::attach;
     let _ = leasehold_memory::MemoryManager::enter_scope;

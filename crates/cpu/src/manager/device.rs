@@ -13,7 +13,7 @@ use super::execution::CpuConfig;
 use super::graph::GraphManager;
 use super::host_timeline::{HostTimelineManager, HostTimelineWaits};
 use super::pipeline::PipelineManager;
-use super::stream::StreamManager;
+use super::stream::{self, StreamManager};
 use crate::driver::memory;
 use crate::driver::pool::TilePool;
 use crate::driver::queue::SHARED_MAX;
@@ -81,7 +81,7 @@ impl DeviceState {
         limits.buffer = topology.memory.max(1);
         Ok(Self {
             _place: PhantomPinned,
-            streams: StreamManager::new(pool.clone(), waits.clone(), config.streams)?,
+            streams: stream::manager(pool.clone(), waits.clone(), config.streams)?,
             events: EventManager::new()?,
             host_timelines: HostTimelineManager::new(waits)?,
             pipelines: PipelineManager::new()?,

@@ -491,3 +491,25 @@ fn every_thread_has_the_same_floating_point_state() {
     // kernel wrote.
     assert!(out.iter().all(|x| unsafe { std::ptr::read_volatile(x) }.to_bits() == now[0]));
 }
+
+/// A stream whose work outlived its holder serves again, and its next holder hears of failures.
+#[test]
+fn a_stream_that_serves_again_has_a_holder_who_hears_of_its_failure() {
+    let rig = rig(1);
+    let stream = rig.another();
+    let timeline = stream.timeline();
+    let (go, wait) = std::sync::mpsc::channel::<()>();
+    let wait = Mutex::new(wait);
+    let held_up = HostCall::new("held up", move || {
+        wait.lock().recv().map_err(|_| Error::state("the test ended"))
+    });
+    let point = submit(&stream, &[Op::Host(&held_up)]).unwrap();
+    drop(stream);
+    go.send(()).unwrap();
+    timeline.wait(point.value(), None).unwrap();
+    let again = rig.another();
+    assert_eq!(again.timeline().id(), timeline.id(), "the retired stream serves again");
+    let fails = HostCall::new("fails", || Err(Error::state("of the test")));
+    submit(&again, &[Op::Host(&fails)]).unwrap();
+    assert!(rig.device.synchronize(None).unwrap_err().to_string().contains("of the test"));
+}

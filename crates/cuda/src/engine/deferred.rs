@@ -27,8 +27,8 @@ use crate::encoder::{Prepared, Ready};
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::sync::{Arc, MutexGuard};
 use leasehold_core::{Error, Result, Timepoint, VALUE_LIMIT};
+use leasehold_engine::panics::{drop_quietly, panic_text};
 use leasehold_hal::{HostCall, Op, OpList};
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
@@ -516,22 +516,4 @@ impl StreamCore {
         timeline.completed() < aim
             || !state.deferred.is_empty() && (state.fence.is_some() || state.foreign)
     }
-}
-
-/// Drops an object that may be the user's. A panic of its destructor must not end the thread.
-pub(super) fn drop_quietly<T>(it: T) {
-    if catch_unwind(AssertUnwindSafe(|| drop(it))).is_err() {
-        tracing::error!("something that an operation held panicked as it was given up");
-    }
-}
-
-/// The message of a panic.
-pub(super) fn panic_text(panic: Box<dyn Any + Send>) -> String {
-    let text = panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    let text = format!("panicked: {}", text.unwrap_or("without a message"));
-    drop_quietly(panic);
-    text
 }

@@ -22,6 +22,7 @@ use crate::encoder::{self, Arguments, Route};
 use leasehold_alloc::Buffer;
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Lease, Result, Timepoint, UniqueLease};
+use leasehold_engine::panics::panic_text;
 use leasehold_hal::{Copy2d, Dispatch, Download, GraphExec, HostCall, NodePatch, Op, Plan};
 use std::fmt;
 
@@ -552,7 +553,7 @@ fn capture(core: &Core, call: &leasehold_hal::ForeignCall) -> Result<NativeGraph
                 }
                 match outcome {
                     Ok(Err(e)) => Err(named(&e)),
-                    Err(panic) => Err(named(&Error::state(super::deferred::panic_text(panic)))),
+                    Err(panic) => Err(named(&Error::state(panic_text(panic)))),
                     Ok(Ok(())) => Err(Error::state("a capture without an outcome")),
                 }
             }

@@ -30,7 +30,7 @@ mod complete;
 mod submit;
 
 use super::core::Core;
-use super::deferred::{Job, PumpState, drop_quietly};
+use super::deferred::{Job, PumpState};
 use super::events::EventState;
 use super::host::HostPart;
 use super::shared::Origin;
@@ -39,6 +39,8 @@ use crate::driver::ops::NativeStream;
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Lease, Result, Timeline, TimelineOwner, VALUE_LIMIT};
+use leasehold_engine::panics::drop_quietly;
+use leasehold_engine::stream_pool;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Weak;
@@ -112,8 +114,6 @@ pub struct StreamCore {
     seen: AtomicU64,
     pub(super) wanted: AtomicU64,
     pub(super) watched: AtomicBool,
-    /// Whether a holder of the stream exists, to whom failures are reported.
-    held: AtomicBool,
     pub(super) state: Mutex<State>,
     pub(super) host: HostPart,
     recent: [AtomicU64; RECENT],
@@ -141,7 +141,6 @@ impl StreamCore {
             seen: AtomicU64::new(start),
             wanted: AtomicU64::new(0),
             watched: AtomicBool::new(false),
-            held: AtomicBool::new(true),
             state: Mutex::new(State {
                 deferred: VecDeque::new(),
                 pump: PumpState::Idle,
@@ -192,22 +191,7 @@ impl StreamCore {
     /// Whether the pool can lend the stream again.
     #[must_use]
     pub fn is_sound(&self) -> bool {
-        let timeline = self.timeline();
-        timeline.is_idle()
-            && !timeline.failed(VALUE_LIMIT)
-            && timeline.submitted() < VALUE_LIMIT / 2
-            && self.host.is_empty()
-    }
-
-    /// Recorded events the stream as held from now on.
-    pub(crate) fn take_up(&self) {
-        self.held.store(true, Ordering::Release);
-    }
-
-    /// Whether a holder of the stream exists. A failure of a stream without a holder is reported to
-    /// no caller.
-    pub(crate) fn is_held(&self) -> bool {
-        self.held.load(Ordering::Acquire)
+        stream_pool::is_sound(self.timeline()) && self.host.is_empty()
     }
 
     /// The stream's name in reports.

@@ -4,18 +4,36 @@
 //! This module must not know how blocks are placed.
 
 use crate::allocator::Memory;
-use leasehold_alloc::{AllocStats, Allocator, Buffer, Layout, On};
+use leasehold_alloc::Allocator;
+use leasehold_core::Result;
 use leasehold_core::sync::Arc;
-use leasehold_core::{BufferHandle, Lease, Result};
+use leasehold_engine::buffers::Buffers;
 use leasehold_hal::MemoryKind;
 use std::fmt;
+use std::ops::Deref;
+
+/// One kind of memory of a device.
+pub struct KindOfMemory {
+    memory: Arc<Memory>,
+    kind: MemoryKind,
+}
+
+impl leasehold_engine::buffers::Memory for KindOfMemory {
+    fn existing(&self) -> Option<&Allocator> {
+        self.memory.existing(self.kind)
+    }
+
+    fn allocator(&self) -> Result<&Allocator> {
+        self.memory.of(self.kind)
+    }
+}
 
 /// Owns the buffers of one kind of memory of a device: allocation, look-up, life cycle, statistics.
 ///
 /// All contexts of a device share its memory. The first buffer makes the allocator.
 #[doc(alias = "CudaBufferManager")]
 pub struct BufferManager {
-    memory: Arc<Memory>,
+    buffers: Buffers<KindOfMemory>,
     kind: MemoryKind,
     #[cfg(feature = "test-hooks")]
     for_test: bool,
@@ -24,7 +42,7 @@ pub struct BufferManager {
 impl BufferManager {
     pub(crate) fn new(memory: Arc<Memory>, kind: MemoryKind) -> Self {
         Self {
-            memory,
+            buffers: Buffers::new(KindOfMemory { memory, kind }),
             kind,
             #[cfg(feature = "test-hooks")]
             for_test: false,
@@ -44,7 +62,7 @@ impl BufferManager {
     ) -> Result<Self> {
         let memory = super::context::memory_for_test(ops, device)?;
         memory.check(kind)?;
-        Ok(Self { memory, kind, for_test: true })
+        Ok(Self { for_test: true, ..Self::new(memory, kind) })
     }
 
     /// Whether the manager was [configured for a test](Self::configure_for_test).
@@ -58,61 +76,13 @@ impl BufferManager {
     pub fn kind(&self) -> MemoryKind {
         self.kind
     }
+}
 
-    /// The allocator. The first call makes it.
-    ///
-    /// # Errors
-    /// `OutOfMemory`, or a driver error.
-    pub fn allocator(&self) -> Result<&Allocator> {
-        self.memory.of(self.kind)
-    }
+impl Deref for BufferManager {
+    type Target = Buffers<KindOfMemory>;
 
-    /// Allocates a buffer that is ready for the stream of `on`. If free memory exists, the call
-    /// makes no driver call. Otherwise it may block on the driver.
-    ///
-    /// # Errors
-    /// As [`Allocator::alloc`].
-    pub fn allocate(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
-        self.allocator()?.alloc(layout, on)
-    }
-
-    /// Drops a lease on a buffer. The last lease frees the memory once the work that was marked on
-    /// the buffer is over. Never blocks and makes no driver call.
-    pub fn free(&self, buffer: Lease<Buffer>) {
-        drop(buffer);
-    }
-
-    /// A lease on the handle's buffer.
-    ///
-    /// # Errors
-    /// `StaleHandle`, `Occupied`.
-    #[doc(alias = "get_state")]
-    pub fn lease(&self, buffer: BufferHandle) -> Result<Lease<Buffer>> {
-        match self.memory.existing(self.kind) {
-            Some(allocator) => allocator.lease(buffer),
-            None => Err(leasehold_core::Error::stale("buffer", buffer)),
-        }
-    }
-
-    /// Whether the handle's buffer is alive: one load.
-    #[must_use]
-    pub fn is_alive(&self, buffer: BufferHandle) -> bool {
-        self.memory.existing(self.kind).is_some_and(|a| a.is_alive(buffer))
-    }
-
-    /// Gives free memory back to the driver until at most `keep` bytes are kept. Returns the number
-    /// of bytes given back.
-    ///
-    /// # Errors
-    /// A driver error.
-    pub fn trim(&self, keep: u64) -> Result<u64> {
-        self.memory.existing(self.kind).map_or(Ok(0), |a| a.trim(keep))
-    }
-
-    /// The allocator's statistics.
-    #[must_use]
-    pub fn stats(&self) -> AllocStats {
-        self.memory.existing(self.kind).map(Allocator::stats).unwrap_or_default()
+    fn deref(&self) -> &Self::Target {
+        &self.buffers
     }
 }
 

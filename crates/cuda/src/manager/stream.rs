@@ -7,13 +7,12 @@
 
 use crate::engine::core::Core;
 use crate::engine::stream::StreamCore;
-use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{
-    Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource, Result,
-    RetireList, StreamHandle, Tagged, Timeline, tags,
-};
+use leasehold_core::sync::Arc;
+use leasehold_core::{Lease, Result, StreamHandle, Tagged, Timeline, tags};
+use leasehold_engine::stream_pool::{PooledStream, StreamPool};
 use std::fmt;
 use std::marker::PhantomPinned;
+use std::ops::Deref;
 
 /// A stream.
 pub struct StreamState {
@@ -40,90 +39,31 @@ impl fmt::Debug for StreamState {
     }
 }
 
-struct Common {
-    retired: RetireList<StreamState>,
-    /// The number of streams that exist, including the retired ones.
-    count: Mutex<u32>,
-}
-
-impl Common {
-    fn forget(&self, stream: StreamState) {
-        *self.count.lock() -= 1;
-        drop(stream);
-    }
-}
-
-struct Streams {
-    core: Arc<Core>,
-    common: Arc<Common>,
-    limit: u32,
-}
-
-impl Resource for Streams {
-    type Payload = StreamState;
+impl PooledStream for StreamState {
     /// The priority, in the driver's numbers.
-    type Request<'a> = i32;
-    const NAME: &'static str = "stream";
+    type Key = i32;
 
-    fn create(&self, _: Handle<tags::Stream>, priority: &i32) -> Result<StreamState> {
-        let mut again = None;
-        self.common.retired.drain(
-            |s| s.timeline().is_idle(),
-            |s| {
-                if again.is_none() && s.core.is_sound() && s.core.priority() == *priority {
-                    again = Some(s);
-                } else {
-                    self.common.forget(s);
-                }
-            },
-        );
-        if let Some(stream) = again {
-            stream.core.take_up();
-            return Ok(stream);
-        }
-        {
-            let mut count = self.common.count.lock();
-            if *count >= self.limit {
-                let used = u64::from(*count);
-                return Err(Error::OverBudget {
-                    unit: leasehold_core::Budgeted::Streams,
-                    requested: 1,
-                    used,
-                    limit: u64::from(self.limit),
-                });
-            }
-            *count += 1;
-        }
-        StreamCore::new(self.core.clone(), *priority)
-            .map(|core| StreamState { core, _place: PhantomPinned })
-            .inspect_err(|_| {
-                *self.common.count.lock() -= 1;
-            })
+    fn key(&self) -> i32 {
+        self.core.priority()
     }
 
-    fn fits(&self, idle: &mut StreamState, priority: &i32) -> bool {
-        let fits = idle.core.priority() == *priority;
-        if fits {
-            idle.core.take_up();
-        }
-        fits
+    fn timeline(&self) -> &'static Timeline {
+        Self::timeline(self)
     }
 
-    fn recycle(&self, stream: &mut StreamState) -> Recycle {
-        if stream.core.let_go() { Recycle::Keep } else { Recycle::Destroy }
+    fn is_sound(&self) -> bool {
+        self.core.is_sound()
     }
 
-    fn destroy(&self, stream: StreamState) {
-        // The stream may have work pending.
-        self.common.retired.push(stream);
+    fn let_go(&self) -> bool {
+        self.core.let_go()
     }
 }
 
 /// Owns the streams of a context.
 #[doc(alias = "CudaStreamManager")]
 pub struct StreamManager {
-    manager: PoolManager<Streams, i32>,
-    common: Arc<Common>,
+    streams: StreamPool<StreamState>,
     core: Arc<Core>,
     /// The lowest and the highest priority, in the driver's numbers.
     range: (i32, i32),
@@ -133,16 +73,13 @@ pub struct StreamManager {
 
 impl StreamManager {
     pub(crate) fn new(core: &Arc<Core>, range: (i32, i32)) -> Result<Self> {
-        let common = Arc::new(Common { retired: RetireList::new(), count: Mutex::new(0) });
-        let manager = PoolManager::new();
-        let limit = core.shared.config.streams;
-        manager.configure(
-            Streams { core: core.clone(), common: common.clone(), limit },
-            PoolConfig { block: 16, ..PoolConfig::default() },
-        )?;
+        let maker = core.clone();
+        let make = move |priority: &i32| {
+            let core = StreamCore::new(maker.clone(), *priority)?;
+            Ok(StreamState { core, _place: PhantomPinned })
+        };
         Ok(Self {
-            manager,
-            common,
+            streams: StreamPool::new(core.shared.config.streams, Box::new(make))?,
             core: core.clone(),
             range,
             #[cfg(feature = "test-hooks")]
@@ -189,8 +126,7 @@ impl StreamManager {
     /// # Errors
     /// `OverBudget` beyond the limit of streams; `OutOfMemory`; a driver error.
     pub fn acquire(&self, priority: i32) -> Result<Lease<StreamState>> {
-        self.collect();
-        self.manager.acquire(&self.native(priority))
+        self.streams.acquire(self.native(priority))
     }
 
     /// The manager's own stream of this priority. The call makes the stream unless it is alive. The
@@ -200,60 +136,13 @@ impl StreamManager {
     /// As [`acquire`](Self::acquire).
     #[doc(alias = "ensureAlive")]
     pub fn ensure_alive(&self, priority: i32) -> Result<StreamHandle> {
-        self.collect();
-        let priority = self.native(priority);
-        self.manager.get_or_create(&priority, &priority).map(|stream| stream.handle())
-    }
-
-    /// Drops the manager's own lease on a stream. Other holders keep theirs. Never blocks: pending
-    /// work continues.
-    ///
-    /// # Errors
-    /// `StaleHandle` for a stream that the manager does not keep.
-    pub fn release(&self, stream: StreamHandle) -> Result<()> {
-        self.manager.release(stream)
+        self.streams.ensure_alive(self.native(priority))
     }
 
     /// Whether the device has more than one priority.
     #[must_use]
     pub fn has_priorities(&self) -> bool {
         self.range.0 != self.range.1
-    }
-
-    /// Destroys retired streams that are idle and cannot be lent again. If none is retired, the
-    /// call is one load.
-    pub fn collect(&self) {
-        self.common
-            .retired
-            .drain(|s| s.timeline().is_idle() && !s.core.is_sound(), |s| self.common.forget(s));
-    }
-
-    /// A lease on the handle's stream.
-    ///
-    /// # Errors
-    /// `StaleHandle`, `Occupied`.
-    #[doc(alias = "getState")]
-    pub fn get_state(&self, stream: StreamHandle) -> Result<Lease<StreamState>> {
-        self.manager.lease(stream)
-    }
-
-    /// Whether the handle's stream is alive: one load.
-    pub fn is_alive(&self, stream: StreamHandle) -> bool {
-        self.manager.is_alive(stream)
-    }
-
-    /// Destroys idle streams until at most `keep` are left. Returns the number of destroyed
-    /// streams.
-    pub fn trim(&self, keep: u64) -> u64 {
-        let ended = self.manager.trim(keep);
-        self.common.retired.drain(|s| s.timeline().is_idle(), |s| self.common.forget(s));
-        ended
-    }
-
-    /// The number of streams that were dropped with pending work or after a failure, and still
-    /// exist.
-    pub fn retired(&self) -> usize {
-        self.common.retired.len()
     }
 
     /// Publishes the values that the streams have reached. Queries the driver, and does not block.
@@ -267,33 +156,18 @@ impl StreamManager {
             }
         }
     }
+}
 
-    /// The number of streams with a holder beside the manager.
-    pub(crate) fn in_use(&self) -> u64 {
-        self.manager.in_use()
-    }
+impl Deref for StreamManager {
+    type Target = StreamPool<StreamState>;
 
-    /// The pool's statistics.
-    pub fn stats(&self) -> PoolStats {
-        self.manager.stats()
-    }
-
-    /// Shuts the manager down. Work of dropped streams that the host still holds back fails.
-    ///
-    /// # Errors
-    /// `LeasesOutstanding`. After the error nothing has changed.
-    pub fn shutdown(&self) -> Result<()> {
-        self.manager.shutdown()?;
-        self.common.retired.take_all().into_iter().for_each(|s| self.common.forget(s));
-        Ok(())
+    fn deref(&self) -> &Self::Target {
+        &self.streams
     }
 }
 
 impl fmt::Debug for StreamManager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StreamManager")
-            .field("streams", &self.manager)
-            .field("retired", &self.common.retired)
-            .finish()
+        f.debug_tuple("StreamManager").field(&self.streams).finish()
     }
 }

@@ -9,7 +9,7 @@ use super::event::EventManager;
 use super::graph::GraphManager;
 use super::host_timeline::HostTimelineManager;
 use super::pipeline::{Kernels, PipelineManager};
-use super::stream::StreamManager;
+use super::stream::{self, StreamManager};
 use crate::machine::{KernelCall, Machine, Monitor, QueueId, SemaphoreId, Stepping};
 use leasehold_alloc::AllocatorCell;
 use leasehold_core::sync::atomic::AtomicU64;
@@ -18,10 +18,10 @@ use leasehold_core::{
     DeviceHandle, Error, Fault, FixedSlotStore, Handle, Index, Lease, PoolStats, Recycle, Resource,
     Result, Tagged, Timeline, TimelineId, TimelineOwner, Timepoint, tags,
 };
+use leasehold_engine::panics::panic_text;
 use leasehold_hal::{
     BackendKind, Caps, DeviceId, DeviceInfo, Dispatch, HostCall, Limits, MemoryInfo, OpList,
 };
-use std::any::Any;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -31,7 +31,7 @@ use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 /// The part that a device's streams, host timelines and graphs share.
-pub(crate) struct Common {
+pub struct Common {
     pub(crate) machine: Machine,
     pub(crate) device: u32,
     /// `sim:0`.
@@ -131,7 +131,7 @@ impl Common {
         let text = match timeline.map_or_else(run, |timeline| timeline.run_call(value, run)) {
             Ok(Ok(())) => return,
             Ok(Err(e)) => e.to_string(),
-            Err(panic) => panic_text(&*panic),
+            Err(panic) => panic_text(panic),
         };
         // The queue runs this call, so it exists.
         let _ = self.machine.queue_fail(queue, self.fault(name, queue, value, text));
@@ -241,14 +241,6 @@ impl Common {
     }
 }
 
-fn panic_text(panic: &(dyn Any + Send)) -> String {
-    let text = panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("a panic without a message").to_owned()
-}
-
 /// An open device: its description, and the managers of its resources.
 pub struct DeviceState {
     info: DeviceInfo,
@@ -301,7 +293,7 @@ impl DeviceState {
             _place: PhantomPinned,
             device_memory: AllocatorCell::default(),
             pinned_memory: AllocatorCell::default(),
-            streams: StreamManager::new(common.clone(), devices.streams)?,
+            streams: stream::manager(common.clone(), devices.streams)?,
             events: EventManager::new(&common.machine, ordinal)?,
             host_timelines: HostTimelineManager::new(common.clone())?,
             pipelines: PipelineManager::new(&common.machine, ordinal, common.kernels.clone())?,

@@ -16,9 +16,9 @@ use crate::machine::{Command, EventId, ExecId, FillCall, QueueId, SemaphoreId, T
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{
-    Error, Handle, Lease, Name, PoolConfig, PoolManager, PoolStats, Recycle, Resource, Result,
-    RetireList, Tagged, Timeline, TimelineOwner, Timepoint, VALUE_LIMIT, tags,
+    Error, Name, Result, Tagged, Timeline, TimelineOwner, Timepoint, VALUE_LIMIT, tags,
 };
+use leasehold_engine::stream_pool::{PooledStream, StreamPool};
 use leasehold_hal::{Copy2d, Fill, Op, OpList};
 use std::fmt;
 use std::marker::PhantomPinned;
@@ -57,6 +57,7 @@ impl StreamState {
         owner.set_publisher(Some(Arc::new(move |value, timeout| {
             publisher.await_line(timeline, value, timeout)
         })));
+        common.timelines.lock().push((timeline, Arc::downgrade(&owner)));
         let turn = Mutex::new((number, None));
         Ok(Self { common, owner, queue, semaphore, turn, _place: PhantomPinned })
     }
@@ -69,13 +70,6 @@ impl StreamState {
 
     pub(crate) fn common(&self) -> &Common {
         &self.common
-    }
-
-    fn is_sound(&self) -> bool {
-        let timeline = self.timeline();
-        timeline.is_idle()
-            && !timeline.failed(VALUE_LIMIT)
-            && timeline.submitted() < VALUE_LIMIT / 2
     }
 
     /// Submits operations as one submission; see `hal::Stream::submit`.
@@ -282,116 +276,38 @@ impl fmt::Debug for StreamState {
     }
 }
 
-struct Streams {
-    common: Arc<Common>,
-    retired: Arc<RetireList<StreamState>>,
-    limit: u32,
+impl Drop for StreamState {
+    fn drop(&mut self) {
+        self.common.forget(self.owner.timeline(), self.semaphore);
+        // The queue belongs to this stream alone; no other code names it.
+        let _ = self.common.machine.queue_destroy(self.queue);
+    }
 }
 
-/// Destroys a stream whose work is over (or lost).
-fn end(stream: StreamState) {
-    let StreamState { common, owner, queue, semaphore, .. } = stream;
-    common.forget(owner.timeline(), semaphore);
-    // The queue belongs to this stream alone; no other code names it.
-    let _ = common.machine.queue_destroy(queue);
-}
+impl PooledStream for StreamState {
+    type Key = ();
 
-impl Resource for Streams {
-    type Payload = StreamState;
-    type Request<'a> = ();
-    const NAME: &'static str = "stream";
+    fn key(&self) {}
 
-    fn create(&self, _: Handle<tags::Stream>, (): &()) -> Result<StreamState> {
-        let mut again = None;
-        self.retired.drain(
-            |s| s.timeline().is_idle(),
-            |s| {
-                if again.is_none() && s.is_sound() {
-                    again = Some(s);
-                } else {
-                    end(s);
-                }
-            },
-        );
-        if let Some(stream) = again {
-            return Ok(stream);
-        }
-        let used = self.common.timelines.lock().len() as u64;
-        if used >= u64::from(self.limit) {
-            return Err(Error::OverBudget {
-                unit: leasehold_core::Budgeted::Streams,
-                requested: 1,
-                used,
-                limit: u64::from(self.limit),
-            });
-        }
-        let stream = StreamState::new(self.common.clone())?;
-        self.common.timelines.lock().push((stream.timeline(), Arc::downgrade(&stream.owner)));
-        Ok(stream)
+    fn timeline(&self) -> &'static Timeline {
+        Self::timeline(self)
     }
 
-    fn recycle(&self, stream: &mut StreamState) -> Recycle {
+    fn let_go(&self) -> bool {
         // No later query is certain, so all work that can run runs now.
         self.common.go_on();
-        if stream.is_sound() { Recycle::Keep } else { Recycle::Destroy }
+        self.is_sound()
     }
 
-    fn destroy(&self, stream: StreamState) {
-        if stream.timeline().is_idle() {
-            end(stream);
-        } else {
-            self.retired.push(stream);
-        }
+    fn ends_at_once(&self) -> bool {
+        self.timeline().is_idle()
     }
 }
 
 /// Owns the streams of a device.
-pub struct StreamManager {
-    manager: PoolManager<Streams>,
-    retired: Arc<RetireList<StreamState>>,
-}
+pub type StreamManager = StreamPool<StreamState>;
 
-impl StreamManager {
-    pub(crate) fn new(common: Arc<Common>, limit: u32) -> Result<Self> {
-        let retired = Arc::new(RetireList::new());
-        let manager = PoolManager::new();
-        let streams = Streams { common, retired: retired.clone(), limit };
-        manager.configure(streams, PoolConfig { block: 16, ..PoolConfig::default() })?;
-        Ok(Self { manager, retired })
-    }
-
-    /// Takes an idle stream, or makes a new one.
-    ///
-    /// # Errors
-    /// `OverBudget` beyond the limit of streams; `OutOfMemory` without timelines; an error of the
-    /// machine.
-    pub fn acquire(&self) -> Result<Lease<StreamState>> {
-        self.collect();
-        self.manager.acquire(&())
-    }
-
-    /// Destroys retired streams that are over and cannot be reused.
-    pub fn collect(&self) {
-        self.retired.drain(|s| s.timeline().is_idle() && !s.is_sound(), end);
-    }
-
-    /// The pool's statistics.
-    pub fn stats(&self) -> PoolStats {
-        self.manager.stats()
-    }
-}
-
-impl Drop for StreamManager {
-    fn drop(&mut self) {
-        self.retired.take_all().into_iter().for_each(end);
-    }
-}
-
-impl fmt::Debug for StreamManager {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StreamManager")
-            .field("streams", &self.stats())
-            .field("retired", &self.retired)
-            .finish()
-    }
+/// A manager of at most `limit` streams.
+pub(crate) fn manager(common: Arc<Common>, limit: u32) -> Result<StreamManager> {
+    StreamPool::new(limit, Box::new(move |(): &()| StreamState::new(common.clone())))
 }

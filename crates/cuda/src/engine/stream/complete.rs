@@ -7,8 +7,7 @@ use crate::driver::ops::Progress;
 use crate::engine::deferred::PumpState;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::sync::{spin_loop, thread};
-use leasehold_core::{Error, Fault, Result, Timepoint, VALUE_LIMIT};
-use leasehold_hal::Op;
+use leasehold_core::{Error, Fault, Result, VALUE_LIMIT};
 use std::time::{Duration, Instant};
 
 impl StreamCore {
@@ -167,25 +166,9 @@ impl StreamCore {
         }
     }
 
-    /// Makes later submissions start after a timepoint; see `hal::TimelineSource::wait`.
-    ///
-    /// # Errors
-    /// See `hal::TimelineSource::wait`.
-    pub fn wait(&self, on: Timepoint) -> Result<()> {
-        self.healthy()?;
-        let own =
-            on.timeline_id() == self.timeline().id() && on.value() <= self.timeline().submitted();
-        if on.is_settled() || own && self.timeline().knows(on.into()) {
-            return Ok(());
-        }
-        // SAFETY: a wait touches no memory.
-        unsafe { self.submit(&[Op::Wait(on)]) }.map(drop)
-    }
-
     /// The last holder dropped the stream: the stream's work continues without calls. Returns
     /// whether the pool can lend the stream again at once.
     pub(crate) fn let_go(&self) -> bool {
-        self.held.store(false, Ordering::Release);
         let timeline = self.timeline();
         if !timeline.is_idle() {
             self.pump();

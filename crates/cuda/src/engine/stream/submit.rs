@@ -14,6 +14,7 @@ use crate::engine::shared::Origin;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::sync::{Arc, MutexGuard};
 use leasehold_core::{Error, Fault, Lease, Result, Timepoint, VALUE_LIMIT};
+use leasehold_engine::waits;
 use leasehold_hal::Op;
 
 impl StreamCore {
@@ -64,7 +65,7 @@ impl StreamCore {
     /// Returns the cause of a poisoned timeline as an error.
     #[inline]
     pub(in crate::engine) fn healthy(&self) -> Result<()> {
-        self.timeline().check(VALUE_LIMIT).map(drop)
+        waits::healthy(self.timeline())
     }
 
     pub(super) fn next_value(&self) -> Result<u64> {
