@@ -349,6 +349,9 @@ pub(crate) struct State {
     changed: bool,
     /// Queues whose head was polled without success since the last change.
     asked: Vec<(QueueId, u32)>,
+    /// A thread that runs everything found queues whose host functions run on other threads. These
+    /// threads go on.
+    owed: bool,
 }
 
 struct Inner {
@@ -472,6 +475,7 @@ impl Machine {
             waiters: 0,
             changed: false,
             asked: Vec::new(),
+            owed: false,
         };
         Ok(Self(Monitor(Arc::new(Inner {
             state: Mutex::new(state),

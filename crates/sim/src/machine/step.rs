@@ -13,7 +13,9 @@ use super::clock::Clock;
 use super::command::{Action, Entry, HostFn, NodeAction, Running};
 use super::detect::{Actor, Ancestors, Operation};
 use super::space::AccessScope;
-use super::{FaultScope, MachineConfig, Monitor, Queue, QueueFailure, QueueId, Ran, State};
+use super::{
+    FaultScope, MachineConfig, Monitor, Queue, QueueFailure, QueueId, Ran, State, Stepping,
+};
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::{Error, Name};
@@ -122,18 +124,28 @@ impl Monitor {
                 let panic = catch_unwind(AssertUnwindSafe(call)).err().map(panic_text);
                 DEPTH.set(DEPTH.get() - 1);
                 CALLING.set(outer);
-                self.lock().called(queue, node, panic);
+                let mut state = self.lock();
+                state.called(queue, node, panic);
+                let owed = std::mem::take(&mut state.owed);
+                drop(state);
+                if owed {
+                    self.run_until_idle();
+                }
                 true
             }
         }
     }
 
-    /// Steps until no command can run. Returns the number of steps.
+    /// Steps until no command can run. Returns the number of steps. With [`Stepping::Auto`], the
+    /// thread of a host function that runs meanwhile does the same after the function.
     pub fn run_until_idle(&self) -> u64 {
         let mut steps = 0;
         while self.step() {
             steps += 1;
         }
+        let mut state = self.lock();
+        let called = state.queues.values().filter(|q| q.busy).count() > depth();
+        state.owed |= called && self.0.config.stepping == Stepping::Auto;
         steps
     }
 

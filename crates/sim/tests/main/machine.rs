@@ -244,6 +244,30 @@ fn words_and_semaphores_wait_for_at_least_a_value() {
     m.enqueue(a, Command::Empty).unwrap();
 }
 
+/// A thread that runs everything must not wait for another thread's host function. The other thread
+/// does the rest, although its own step is over.
+#[test]
+fn work_behind_a_host_function_of_another_thread_runs_when_everything_is_to_run() {
+    let m = machine(7);
+    let q = m.queue_create(0).unwrap();
+    let at = m.alloc(0, 64).unwrap();
+    let (begun, begins) = std::sync::mpsc::channel();
+    let (release, released) = std::sync::mpsc::channel();
+    let call = Box::new(move || {
+        begun.send(()).unwrap();
+        released.recv().unwrap();
+    });
+    m.enqueue(q, Command::Host { name: "waits".into(), call, always: false }).unwrap();
+    fill(&m, q, at, 64, 1);
+    std::thread::scope(|s| {
+        s.spawn(|| assert!(m.step()));
+        begins.recv().unwrap();
+        assert_eq!(m.run_until_idle(), 0);
+        release.send(()).unwrap();
+    });
+    assert_eq!(peek(&m, at, 64), [1; 64]);
+}
+
 #[test]
 fn host_functions_run_without_the_lock_in_their_turn() {
     let m = machine(7);
