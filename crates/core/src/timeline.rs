@@ -174,6 +174,13 @@ impl Timepoint {
     }
 }
 
+/// A timepoint is a list of one, for calls that wait for several.
+impl AsRef<[Timepoint]> for Timepoint {
+    fn as_ref(&self) -> &[Timepoint] {
+        std::slice::from_ref(self)
+    }
+}
+
 impl fmt::Debug for Timepoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}@{}", self.timeline, self.value)

@@ -155,14 +155,18 @@ impl Event {
     /// As [`query`](Self::query).
     #[doc(alias = "synchronizeEvent")]
     pub fn synchronize(&self) -> Result<()> {
-        self.synchronize_timeout(None)
+        self.synchronize_within(None)
     }
 
-    /// As [`synchronize`](Self::synchronize), with a deadline. `None` waits for ever; zero polls.
+    /// As [`synchronize`](Self::synchronize), for a limited time. Zero polls.
     ///
     /// # Errors
     /// `Timeout` as well.
-    pub fn synchronize_timeout(&self, timeout: Option<Duration>) -> Result<()> {
+    pub fn synchronize_timeout(&self, timeout: Duration) -> Result<()> {
+        self.synchronize_within(Some(timeout))
+    }
+
+    fn synchronize_within(&self, timeout: Option<Duration>) -> Result<()> {
         let owner = self.owner_for("an event cannot be waited for while recording")?;
         self.last().map_or(Ok(()), |point| self.wait_for_record(owner.as_ref(), point, timeout))
     }

@@ -6,7 +6,6 @@ use crate::runtime::RuntimeInner;
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, Name, Result, Timepoint};
 use std::fmt;
-use std::time::Duration;
 
 /// A timeline that the host signals: streams may wait for values that nobody has signalled yet.
 /// Clones are the same host timeline; any thread.
@@ -52,7 +51,8 @@ impl HostTimeline {
         self.raw.timeline().set_name(Some(name.into()));
     }
 
-    /// The timepoint of a value, to wait for.
+    /// The timepoint of a value, for a stream ([`Stream::wait`](crate::Stream::wait)) or the host
+    /// ([`Runtime::wait_for`](crate::Runtime::wait_for)) to wait for.
     #[must_use]
     pub fn at(&self, value: u64) -> Timepoint {
         self.raw.timeline().at(value)
@@ -62,14 +62,6 @@ impl HostTimeline {
     #[must_use]
     pub fn next(&self) -> Timepoint {
         self.at(self.value() + 1)
-    }
-
-    /// Blocks the calling thread until the value is signalled. `None` waits for ever; zero polls.
-    ///
-    /// # Errors
-    /// `Timeout`; the cause after [`fail`](Self::fail).
-    pub fn synchronize(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
-        self.raw.wait_host(value, timeout)
     }
 
     /// Raises the host timeline to `value`: whoever waits for it or less goes on. Does not block;

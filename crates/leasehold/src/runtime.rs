@@ -218,6 +218,15 @@ impl Runtime {
         self.inner.device.synchronize(None)
     }
 
+    /// As [`synchronize`](Self::synchronize), for a limited time. Zero polls.
+    ///
+    /// # Errors
+    /// `Timeout` as well.
+    pub fn synchronize_timeout(&self, timeout: Duration) -> Result<()> {
+        recorder::refuse(&self.inner, "the device cannot be synchronised while recording")?;
+        self.inner.device.synchronize(Some(timeout))
+    }
+
     /// Waits until the device is idle, for an orderly end: what is pending when `main` returns is
     /// lost with the process, so a program calls this last. The runtime itself ends with its last
     /// clone, which does not wait.
@@ -396,44 +405,59 @@ impl Runtime {
         self.inner.events.lease(handle)
     }
 
-    /// Blocks until a point is over: of any of the device's streams (then it allocates nothing), of
-    /// another of the context's runtimes, or of a host timeline.
+    /// Blocks until timepoints are over: one, or all of several. They may be of any of the context's
+    /// streams, and of host timelines. Allocates nothing.
+    ///
+    /// ```
+    /// # use leasehold::{Context, DeviceId};
+    /// # fn main() -> leasehold::Result<()> {
+    /// # let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+    /// let (a, b) = (runtime.stream().now(), runtime.create_stream()?.now());
+    /// runtime.wait_for(a)?;
+    /// runtime.wait_for([a, b])?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
-    /// The cause of a failure before the timepoint; `Recording` while recording.
-    pub fn wait_for(&self, point: Timepoint) -> Result<()> {
-        recorder::refuse(&self.inner, "a point cannot be waited for while recording")?;
-        self.inner.wait_point(point, None)
+    /// The first cause, in the order of the timepoints; `Recording` while recording.
+    pub fn wait_for(&self, points: impl AsRef<[Timepoint]>) -> Result<()> {
+        self.wait_until(points.as_ref(), None)
     }
 
-    /// Blocks until all of several timepoints are over, within one deadline. Nothing to wait for is
-    /// over.
+    /// As [`wait_for`](Self::wait_for), for a limited time. Zero polls.
     ///
     /// # Errors
-    /// The first cause, in the order of the timepoints; `Timeout`; `Recording` while recording.
-    pub fn wait_for_all(&self, points: &[Timepoint], timeout: Option<Duration>) -> Result<()> {
-        recorder::refuse(&self.inner, "a point cannot be waited for while recording")?;
-        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
-        for &point in points {
-            self.inner
-                .wait_point(point, deadline.map(|d| d.saturating_duration_since(Instant::now())))?;
-        }
-        Ok(())
+    /// `Timeout` as well.
+    pub fn wait_for_timeout(
+        &self,
+        points: impl AsRef<[Timepoint]>,
+        timeout: Duration,
+    ) -> Result<()> {
+        self.wait_until(points.as_ref(), Instant::now().checked_add(timeout))
+    }
+
+    fn wait_until(&self, points: &[Timepoint], deadline: Option<Instant>) -> Result<()> {
+        recorder::refuse(&self.inner, "a timepoint cannot be waited for while recording")?;
+        points.iter().try_for_each(|&point| {
+            let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+            self.inner.wait_point(point, left)
+        })
     }
 
     /// Blocks until one of several timepoints is over, and returns its place. Looks at each in
-    /// turn, so it may be late by a tenth of a millisecond.
+    /// turn, so it may be late by a tenth of a millisecond. `Duration::MAX` waits without a limit.
     ///
     /// # Errors
     /// The cause of the first timepoint that is found to have failed; `Timeout`; `InvalidArgument`
     /// without timepoints, which nobody could wait for; `Recording` while recording.
-    pub fn wait_for_any(&self, points: &[Timepoint], timeout: Option<Duration>) -> Result<usize> {
-        recorder::refuse(&self.inner, "a point cannot be waited for while recording")?;
+    pub fn wait_for_any(&self, points: &[Timepoint], timeout: Duration) -> Result<usize> {
+        recorder::refuse(&self.inner, "a timepoint cannot be waited for while recording")?;
         if points.is_empty() {
             return Err(Error::invalid("waiting for one of no points would never end"));
         }
-        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
-        let mut submit_guard = 0;
+        let deadline = Instant::now().checked_add(timeout);
+        let mut looks = 0;
         loop {
             for (i, &point) in points.iter().enumerate() {
                 match self.inner.wait_point(point, Some(Duration::ZERO)) {
@@ -449,8 +473,8 @@ impl Runtime {
                     format!("none of {} points was over in time", points.len()).into(),
                 ));
             }
-            let i = submit_guard % points.len();
-            submit_guard += 1;
+            let i = looks % points.len();
+            looks += 1;
             match self.inner.wait_point(points[i], Some(left.min(Duration::from_micros(100)))) {
                 Ok(()) => return Ok(i),
                 Err(Error::Timeout(_)) => {}

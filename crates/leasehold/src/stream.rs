@@ -361,14 +361,18 @@ impl Stream {
     /// The stream's cause when it is poisoned; `Recording` on a thread that records on this device.
     #[doc(alias = "syncStream")]
     pub fn synchronize(&self) -> Result<()> {
-        self.synchronize_timeout(None)
+        self.synchronize_within(None)
     }
 
-    /// As [`synchronize`](Self::synchronize), with a deadline. Zero polls.
+    /// As [`synchronize`](Self::synchronize), for a limited time. Zero polls.
     ///
     /// # Errors
     /// `Timeout` as well.
-    pub fn synchronize_timeout(&self, timeout: Option<Duration>) -> Result<()> {
+    pub fn synchronize_timeout(&self, timeout: Duration) -> Result<()> {
+        self.synchronize_within(Some(timeout))
+    }
+
+    fn synchronize_within(&self, timeout: Option<Duration>) -> Result<()> {
         recorder::refuse(&self.runtime, "a stream cannot be synchronised while recording")?;
         let value = self.core.timeline.submitted();
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));

@@ -357,7 +357,7 @@ impl World {
         let place = &self.streams[usize::from(*s)];
         let failed = place.lock().take_if(|stream| stream.failure().is_some());
         if let Some(failed) = failed {
-            let _ = failed.synchronize_timeout(Some(Duration::from_secs(5)));
+            let _ = failed.synchronize_timeout(Duration::from_secs(5));
             drop(failed);
             if let Ok(runtime) = self.runtime(is_far_stream(*s))
                 && let Ok(new) = runtime.create_stream()

@@ -179,7 +179,7 @@ fn held(
 }
 
 fn failed(stream: &Stream) -> std::result::Result<(), String> {
-    match stream.synchronize_timeout(Some(Duration::from_secs(20))) {
+    match stream.synchronize_timeout(Duration::from_secs(20)) {
         Ok(()) => Err("a stream that was to fail did not".into()),
         Err(Error::Timeout(_)) => Err("a stream that was to fail hangs".into()),
         Err(_) => Ok(()),

@@ -99,7 +99,7 @@ fn told_once(env: &Env) -> Outcome {
     check_eq!(second.kind(env, "a completion behind that")?, "NotFound", "what it was told");
     // A failed stream: the completion is called at once.
     check!(
-        stream.synchronize_timeout(Some(env.patience())).is_err(),
+        stream.synchronize_timeout(env.patience()).is_err(),
         "a stream behind a failed host timeline is sound"
     );
     check_eq!(Told::by(&stream).count(), 1, "how often a failed stream tells at once");
@@ -171,7 +171,7 @@ fn told_of_loss(env: &Env) -> Outcome {
     }
     let taken = runtime.stream().fill(x.view(), 1u8).and_then(|()| {
         let told = Told::by(runtime.stream());
-        runtime.stream().synchronize_timeout(Some(env.patience()))?;
+        runtime.stream().synchronize_timeout(env.patience())?;
         drop(told);
         Ok(())
     });
@@ -219,7 +219,7 @@ fn endless_submission(env: &Env) -> Outcome {
     stream.set_submit_timeout(env.patience());
     host_timeline.signal(host_timeline.next().value())?;
     stream.fill(x.view(), Pattern::U32(submitted))?;
-    stream.synchronize_timeout(Some(env.patience()))?;
+    stream.synchronize_timeout(env.patience())?;
     check_eq!(runtime.download::<u32>(&x)?, [submitted; 64], "the buffer at the end");
     Ok(())
 }

@@ -64,7 +64,7 @@ fn binds_to_earlier_record(env: &Env) -> Outcome {
     other.record(&event)?;
     check!(event.timepoint()? != first, "the second record has the first one's point");
     check_eq!(event.serial(), 2, "the number of records");
-    event.synchronize_timeout(Some(env.patience()))?;
+    event.synchronize_timeout(env.patience())?;
     env.linger(Duration::from_millis(10));
     waiter.query()?;
     check!(!bound.is_settled(), "the second record released a wait for the first");
@@ -136,14 +136,10 @@ fn asleep(env: &Env) -> Outcome {
         runtime.stream().fill(buffer.view(), Pattern::U8(round))?;
         runtime.stream().record(&event)?;
         for timeout in [Duration::ZERO, Duration::from_millis(1)] {
-            expect_error(
-                event.synchronize_timeout(Some(timeout)),
-                "Timeout",
-                "waiting too briefly",
-            )?;
+            expect_error(event.synchronize_timeout(timeout), "Timeout", "waiting too briefly")?;
         }
         std::thread::scope(|s| -> Outcome {
-            let waiter = s.spawn(|| event.synchronize_timeout(Some(env.patience())));
+            let waiter = s.spawn(|| event.synchronize_timeout(env.patience()));
             std::thread::sleep(Duration::from_millis(1));
             hold.release()?;
             Ok(waiter.join().map_err(|_| Stop::Failed("the waiting thread panicked".into()))??)
@@ -159,7 +155,7 @@ fn asleep(env: &Env) -> Outcome {
     runtime.stream().record(&late)?;
     hold.release()?;
     check!(
-        late.synchronize_timeout(Some(env.patience())).is_err(),
+        late.synchronize_timeout(env.patience()).is_err(),
         "a call that waits for itself is fine"
     );
     check!(
@@ -182,7 +178,7 @@ fn never_recorded(env: &Env) -> Outcome {
     check_eq!(runtime.stream().now(), before, "the stream's end after a wait for nothing");
     expect_error(event.timepoint(), "InvalidState", "the point")?;
     runtime.stream().record(&event)?;
-    event.synchronize_timeout(Some(env.patience()))?;
+    event.synchronize_timeout(env.patience())?;
     check_eq!(event.query()?, true, "the query after it was recorded and waited for");
     Ok(())
 }

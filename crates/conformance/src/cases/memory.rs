@@ -564,11 +564,11 @@ fn nothing_lives(env: &Env) -> Outcome {
             let next = host_timeline.next();
             other.wait(next)?;
             host_timeline.signal(next.value())?;
-            other.synchronize_timeout(Some(env.patience()))?;
+            other.synchronize_timeout(env.patience())?;
         }
         if caps.host_calls {
             other.host_call("counted", || Ok(()))?;
-            other.synchronize_timeout(Some(env.patience()))?;
+            other.synchronize_timeout(env.patience())?;
         }
         drop((buffer, pinned, event, other));
         runtime.close(env.patience())?;

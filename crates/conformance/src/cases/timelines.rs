@@ -163,8 +163,8 @@ fn wait_lists(env: &Env) -> Outcome {
     let host_timelines: Vec<_> =
         (0..3).map(|_| runtime.create_host_timeline()).collect::<leasehold::Result<_>>()?;
     let points: Vec<_> = host_timelines.iter().map(leasehold::HostTimeline::next).collect();
-    let (short, long) = (Some(Duration::from_millis(10)), Some(env.patience()));
-    runtime.wait_for_all(&[], short)?;
+    let (short, long) = (Duration::from_millis(10), env.patience());
+    runtime.wait_for_timeout([], short)?;
     expect_error(
         runtime.wait_for_any(&[], short),
         "InvalidArgument",
@@ -178,18 +178,18 @@ fn wait_lists(env: &Env) -> Outcome {
     host_timelines[1].signal(points[1].value())?;
     check_eq!(runtime.wait_for_any(&points, long)?, 1, "which of three is there");
     expect_error(
-        runtime.wait_for_all(&points, short),
+        runtime.wait_for_timeout(&points, short),
         "Timeout",
         "waiting for three of which one is there",
     )?;
     host_timelines[0].signal(points[0].value())?;
     expect_error(
-        runtime.wait_for_all(&points, short),
+        runtime.wait_for_timeout(&points, short),
         "Timeout",
         "waiting for three of which two are there",
     )?;
     std::thread::scope(|scope| {
-        let all = scope.spawn(|| runtime.wait_for_all(&points, long));
+        let all = scope.spawn(|| runtime.wait_for_timeout(&points, long));
         let any = scope.spawn(|| runtime.wait_for_any(&points[2..], long));
         std::thread::sleep(Duration::from_millis(5));
         check!(
@@ -210,7 +210,7 @@ fn wait_lists(env: &Env) -> Outcome {
     broken.fail(Error::state("the cause"));
     let list = [points[0], broken.next(), silent.next()];
     let e = expect_error(
-        runtime.wait_for_all(&list, long),
+        runtime.wait_for_timeout(list, long),
         "InvalidState",
         "waiting for all with a failure",
     )?;

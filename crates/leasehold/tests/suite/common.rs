@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// A wait that takes this long is a hang.
-pub const LONG: Option<Duration> = Some(Duration::from_secs(20));
+pub const LONG: Duration = Duration::from_secs(20);
 
 /// A context that nobody shares. With `LEASEHOLD_VALIDATED` set every submission is checked on its
 /// way to the backend.

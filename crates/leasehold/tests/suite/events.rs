@@ -11,7 +11,7 @@ fn an_event_that_was_never_recorded_is_not_waited_for_and_has_no_time() {
         let event = runtime.create_event_with(flags).unwrap();
         assert!(event.query().unwrap() && !event.is_recorded());
         event.synchronize().unwrap();
-        event.synchronize_timeout(Some(Duration::ZERO)).unwrap();
+        event.synchronize_timeout(Duration::ZERO).unwrap();
         let before = runtime.stream().now();
         runtime.stream().wait_event(&event).unwrap();
         assert_eq!(runtime.stream().now(), before);
@@ -38,8 +38,8 @@ fn an_event_is_over_when_what_came_before_it_is() {
         runtime.stream().host_call("nothing", || Ok(())).unwrap();
         runtime.stream().record(&event).unwrap();
         assert!(!event.query().unwrap());
-        assert_eq!(kind(event.synchronize_timeout(Some(Duration::from_millis(3)))), "Timeout");
-        assert_eq!(kind(event.synchronize_timeout(Some(Duration::ZERO))), "Timeout");
+        assert_eq!(kind(event.synchronize_timeout(Duration::from_millis(3))), "Timeout");
+        assert_eq!(kind(event.synchronize_timeout(Duration::ZERO)), "Timeout");
         open(held);
         event.synchronize_timeout(LONG).unwrap();
         assert!(event.query().unwrap());

@@ -13,14 +13,11 @@ fn a_stream_waits_for_a_value_that_nobody_signalled_yet() {
     runtime.stream().fill(x.view(), 9u32).unwrap();
     host_timeline.signal(two.value() - 1).unwrap();
     assert!(!runtime.stream().query().unwrap());
-    assert_eq!(
-        kind(runtime.stream().synchronize_timeout(Some(Duration::from_millis(5)))),
-        "Timeout"
-    );
+    assert_eq!(kind(runtime.stream().synchronize_timeout(Duration::from_millis(5))), "Timeout");
     host_timeline.signal(two.value() + 5).unwrap();
     assert_eq!(runtime.download::<u32>(&x).unwrap(), [9]);
     assert_eq!(kind(host_timeline.signal(two.value())), "InvalidArgument");
-    host_timeline.synchronize(two.value(), None).unwrap();
+    runtime.wait_for(two).unwrap();
 }
 
 #[test]
@@ -67,14 +64,14 @@ fn waiting_for_all_and_for_any() {
     let runtime = runtime();
     let (a, b) = (runtime.create_host_timeline().unwrap(), runtime.create_host_timeline().unwrap());
     let (pa, pb) = (a.next(), b.next());
-    let soon = Some(Duration::from_millis(3));
+    let soon = Duration::from_millis(3);
     assert_eq!(kind(runtime.wait_for_any(&[pa, pb], soon)), "Timeout");
     b.signal(pb.value()).unwrap();
     assert_eq!(runtime.wait_for_any(&[pa, pb], soon).unwrap(), 1);
-    assert_eq!(kind(runtime.wait_for_all(&[pa, pb], soon)), "Timeout");
+    assert_eq!(kind(runtime.wait_for_timeout([pa, pb], soon)), "Timeout");
     a.signal(pa.value()).unwrap();
-    runtime.wait_for_all(&[pa, pb], soon).unwrap();
-    runtime.wait_for_all(&[], soon).unwrap();
+    runtime.wait_for_timeout([pa, pb], soon).unwrap();
+    runtime.wait_for_timeout([], soon).unwrap();
     assert_eq!(kind(runtime.wait_for_any(&[], soon)), "InvalidArgument");
     runtime.wait_for(pa).unwrap();
 }
@@ -92,7 +89,7 @@ fn a_graph_can_wait_for_a_host_timeline() {
         })
         .unwrap();
     let point = graph.launch().unwrap();
-    assert_eq!(kind(runtime.wait_for_all(&[point], Some(Duration::from_millis(3)))), "Timeout");
+    assert_eq!(kind(runtime.wait_for_timeout([point], Duration::from_millis(3))), "Timeout");
     host_timeline.signal(go.value()).unwrap();
     assert_eq!(runtime.download::<u32>(&x).unwrap(), [4]);
 }

@@ -23,7 +23,7 @@ fn scene(runtime: &Runtime) -> Scene {
     failed.wait(broken.next()).unwrap();
     failed.fill(buffer.view(), 2u8).unwrap();
     broken.fail(Error::state("broken"));
-    let (end, last) = (Instant::now() + LONG.unwrap(), failed.now());
+    let (end, last) = (Instant::now() + LONG, failed.now());
     while last.timeline().completed() < last.value() {
         // A failure shows in the timeline.
         let _ = failed.query();

@@ -45,7 +45,7 @@ fn what_asks_or_waits_is_refused_and_the_recording_goes_on() {
     let finished = runtime.record_graph(|_| Ok(())).unwrap();
     let graph = runtime
         .record_graph(|r| {
-            let zero = Some(Duration::ZERO);
+            let zero = Duration::ZERO;
             let refused = [
                 kind(r.stream().synchronize()),
                 kind(r.synchronize()),
@@ -55,7 +55,7 @@ fn what_asks_or_waits_is_refused_and_the_recording_goes_on() {
                 kind(event.synchronize()),
                 kind(event.elapsed_since(&event)),
                 kind(r.wait_for(point)),
-                kind(r.wait_for_all(&[], zero)),
+                kind(r.wait_for_timeout([], zero)),
                 kind(r.wait_for_any(&[point], zero)),
                 kind(r.download::<u32>(&x)),
                 kind(r.alloc_pinned(4)),
@@ -498,6 +498,6 @@ fn a_dropped_runtime_lives_as_long_as_its_graph() {
     let clone = graph.clone();
     drop(graph);
     let point = clone.launch().unwrap();
-    point.timeline().wait(point.value(), LONG).unwrap();
+    point.timeline().wait(point.value(), Some(LONG)).unwrap();
     assert_eq!(clone.launches(), 2);
 }
