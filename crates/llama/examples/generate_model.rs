@@ -23,7 +23,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use half::{bf16, f16};
-use leasehold_llama::{Config, Dtype, Tensor, TensorSpec, Weights};
+use leasehold_llama::{Config, DType, Tensor, TensorSpec, Weights};
 use serde_json::{Map, Value, json};
 
 type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
@@ -46,7 +46,7 @@ fn run() -> Result<()> {
     let mut args = env::args().skip(1);
     let dir = args.next().filter(|dir| !dir.starts_with('-') && !dir.contains('=')).ok_or(USAGE)?;
     let dir = Path::new(&dir);
-    let (mut shape, mut seed, mut dtype, mut from) = (Map::new(), 1, Dtype::Bf16, None);
+    let (mut shape, mut seed, mut dtype, mut from) = (Map::new(), 1, DType::Bf16, None);
     for arg in args {
         let (key, value) =
             arg.split_once('=').ok_or_else(|| format!("{arg}: KEY=VALUE is expected\n{USAGE}"))?;
@@ -65,7 +65,7 @@ fn run() -> Result<()> {
                 continue;
             }
             "dtype" => {
-                let known = [Dtype::Bf16, Dtype::F16, Dtype::F32]
+                let known = [DType::Bf16, DType::F16, DType::F32]
                     .into_iter()
                     .find(|dtype| dtype.to_string() == value);
                 dtype = known.ok_or_else(|| format!("{arg}: bf16, f16 or f32 is expected"))?;
@@ -89,7 +89,7 @@ fn run() -> Result<()> {
 }
 
 /// A model with random weights; `shape` replaces defaults.
-fn random(dir: &Path, shape: Map<String, Value>, dtype: Dtype, seed: u64) -> Result<()> {
+fn random(dir: &Path, shape: Map<String, Value>, dtype: DType, seed: u64) -> Result<()> {
     let mut config = json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "vocab_size": 32_000,
         "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 15, "num_attention_heads": 16,
@@ -115,7 +115,7 @@ fn random(dir: &Path, shape: Map<String, Value>, dtype: Dtype, seed: u64) -> Res
 }
 
 /// Converts the model in `from` to weights in `dtype`; copies its tokenizer if it has one.
-fn convert(dir: &Path, from: &Path, dtype: Dtype) -> Result<()> {
+fn convert(dir: &Path, from: &Path, dtype: DType) -> Result<()> {
     if fs::canonicalize(dir).is_ok_and(|dir| fs::canonicalize(from).is_ok_and(|from| from == dir)) {
         return Err(format!(
             "from={}: the same directory would be overwritten while it is read",
@@ -143,11 +143,11 @@ fn convert(dir: &Path, from: &Path, dtype: Dtype) -> Result<()> {
 /// A tensor's elements in order.
 fn elements(tensor: &Tensor, put: &mut dyn FnMut(f32)) {
     let half = |bytes: &[u8]| u16::from_le_bytes([bytes[0], bytes[1]]);
-    for bytes in tensor.bytes().chunks_exact(tensor.dtype().size()) {
+    for bytes in tensor.bytes().chunks_exact(tensor.dtype().bytes()) {
         put(match tensor.dtype() {
-            Dtype::Bf16 => bf16::from_bits(half(bytes)).to_f32(),
-            Dtype::F16 => f16::from_bits(half(bytes)).to_f32(),
-            Dtype::F32 => f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
+            DType::Bf16 => bf16::from_bits(half(bytes)).to_f32(),
+            DType::F16 => f16::from_bits(half(bytes)).to_f32(),
+            DType::F32 => f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
         });
     }
 }
@@ -156,13 +156,13 @@ fn elements(tensor: &Tensor, put: &mut dyn FnMut(f32)) {
 fn write_model(
     dir: &Path,
     mut json: Value,
-    dtype: Dtype,
+    dtype: DType,
     mut fill: impl FnMut(&TensorSpec, &mut dyn FnMut(f32)) -> Result<()>,
 ) -> Result<()> {
     let name = match dtype {
-        Dtype::Bf16 => "bfloat16",
-        Dtype::F16 => "float16",
-        Dtype::F32 => "float32",
+        DType::Bf16 => "bfloat16",
+        DType::F16 => "float16",
+        DType::F32 => "float32",
     };
     json["dtype"] = name.into();
     let text = serde_json::to_string_pretty(&json)? + "\n";
@@ -176,11 +176,11 @@ fn write_model(
     out.write_all(&(header.len() as u64).to_le_bytes())?;
     out.write_all(&header)?;
     for spec in &specs {
-        let mut bytes = Vec::with_capacity(spec.shape.iter().product::<usize>() * dtype.size());
+        let mut bytes = Vec::with_capacity(spec.shape.iter().product::<usize>() * dtype.bytes());
         fill(spec, &mut |value| match dtype {
-            Dtype::Bf16 => bytes.extend(bf16::from_f32(value).to_le_bytes()),
-            Dtype::F16 => bytes.extend(f16::from_f32(value).to_le_bytes()),
-            Dtype::F32 => bytes.extend(value.to_le_bytes()),
+            DType::Bf16 => bytes.extend(bf16::from_f32(value).to_le_bytes()),
+            DType::F16 => bytes.extend(f16::from_f32(value).to_le_bytes()),
+            DType::F32 => bytes.extend(value.to_le_bytes()),
         })?;
         out.write_all(&bytes)?;
     }
@@ -190,11 +190,11 @@ fn write_model(
 }
 
 /// The safetensors header, padded so that the data begins at a multiple of 64 bytes.
-fn header(specs: &[TensorSpec], dtype: Dtype) -> Result<Vec<u8>> {
+fn header(specs: &[TensorSpec], dtype: DType) -> Result<Vec<u8>> {
     let (mut map, mut end) = (Map::new(), 0);
     for spec in specs {
         let start = end;
-        end += spec.shape.iter().product::<usize>() * dtype.size();
+        end += spec.shape.iter().product::<usize>() * dtype.bytes();
         let entry = json!({"dtype": dtype.to_string().to_uppercase(), "shape": spec.shape, "data_offsets": [start, end]});
         map.insert(spec.name.clone(), entry);
     }

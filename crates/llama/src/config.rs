@@ -15,7 +15,7 @@ use leasehold_core::{Error, Result};
 use leasehold_input::shown;
 use serde_json::{Map, Value};
 
-use crate::{Dtype, files};
+use crate::{DType, files};
 
 /// The maximum plausible dimension. Accepted sizes fit in 32 bits, products of two in 64.
 const MAX_DIM: u64 = 1 << 24;
@@ -81,7 +81,7 @@ pub struct Config {
     /// The tokens that end a sequence.
     pub eos_token_ids: Vec<u32>,
     /// The type of most stored weights, according to the file; the weights' own headers decide.
-    pub dtype: Option<Dtype>,
+    pub dtype: Option<DType>,
 }
 
 /// The rotary position embedding: the angle by which a position rotates each pair of a head.
@@ -344,13 +344,13 @@ fn check_architecture(fields: &Fields<'_>) -> Result<()> {
     Ok(())
 }
 
-fn dtype(fields: &Fields<'_>) -> Result<Option<Dtype>> {
+fn dtype(fields: &Fields<'_>) -> Result<Option<DType>> {
     for key in ["dtype", "torch_dtype"] {
         if let Some(name) = fields.optional_text(key)? {
             return match name.trim_start_matches("torch.") {
-                "bfloat16" => Ok(Some(Dtype::Bf16)),
-                "float16" => Ok(Some(Dtype::F16)),
-                "float32" => Ok(Some(Dtype::F32)),
+                "bfloat16" => Ok(Some(DType::Bf16)),
+                "float16" => Ok(Some(DType::F16)),
+                "float32" => Ok(Some(DType::F32)),
                 other => Err(fields.unsupported(key, other, "bfloat16, float16 or float32")),
             };
         }

@@ -25,4 +25,4 @@ pub use generate::{Footprint, Generation, Mode, Request, footprint, generate};
 pub use leasehold_operators::{DType, ops::Sampling};
 pub use model::{Model, Progress};
 pub use tokenizer::{TextStream, Tokenizer};
-pub use weights::{Dtype, Source, Tensor, TensorSpec, Weights};
+pub use weights::{Source, Tensor, TensorSpec, Weights};

@@ -4,7 +4,7 @@
 //! program) without a copy. Otherwise they are uploaded.
 
 use crate::config::Config;
-use crate::weights::{Dtype, Weights};
+use crate::weights::Weights;
 use leasehold::{Error, Lease, Protection, Result, Runtime};
 use leasehold_operators::kernels::cpu::rope;
 use leasehold_operators::{DType, Library, Tensor, ops};
@@ -50,14 +50,6 @@ pub struct Model {
 
 /// A callback for the progress of loading.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
-
-fn dtype(d: Dtype) -> Result<DType> {
-    Ok(match d {
-        Dtype::F32 => DType::F32,
-        Dtype::Bf16 => DType::Bf16,
-        Dtype::F16 => DType::F16,
-    })
-}
 
 fn dim(n: usize, what: &str) -> Result<u32> {
     u32::try_from(n).map_err(|_| Error::Unsupported(format!("{what} of {n} is beyond 2^32").into()))
@@ -108,7 +100,7 @@ impl Loader<'_> {
         };
         self.done += bytes.len() as u64;
         (self.progress)(self.done, self.total);
-        Tensor::new(buffer, 0, dtype(stored.dtype())?, dim(rows, name)?, dim(cols, name)?)
+        Tensor::new(buffer, 0, stored.dtype(), dim(rows, name)?, dim(cols, name)?)
     }
 
     /// A norm's weights or a bias, in the common element type.
@@ -151,7 +143,7 @@ impl Model {
             weights.iter().filter(|(_, t)| t.shape().len() == 1).map(|(_, t)| t.dtype());
         let first = types.next();
         let vectors = match first {
-            Some(d) if types.all(|t| t == d) => dtype(d)?,
+            Some(d) if types.all(|t| t == d) => d,
             _ => DType::F32,
         };
         let mut loader = Loader {

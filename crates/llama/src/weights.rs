@@ -21,6 +21,7 @@ use std::sync::Arc;
 
 use leasehold_core::{Error, Result};
 use leasehold_input::shown;
+use leasehold_operators::DType;
 use memmap2::Mmap;
 use safetensors::tensor::{Dtype as StoredDtype, Metadata};
 
@@ -35,38 +36,6 @@ const MAX_HEADER: u64 = 100_000_000;
 /// The maximum size of an index in bytes; those of models with thousands of tensors have a few
 /// hundred thousand.
 const MAX_INDEX: u64 = 64 << 20;
-
-/// The element types of stored weights. All are little-endian.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Dtype {
-    /// bfloat16.
-    Bf16,
-    /// IEEE binary16.
-    F16,
-    /// IEEE binary32.
-    F32,
-}
-
-impl Dtype {
-    /// Bytes of one element, which is also its alignment.
-    #[must_use]
-    pub const fn size(self) -> usize {
-        match self {
-            Dtype::Bf16 | Dtype::F16 => 2,
-            Dtype::F32 => 4,
-        }
-    }
-}
-
-impl fmt::Display for Dtype {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Dtype::Bf16 => "bf16",
-            Dtype::F16 => "f16",
-            Dtype::F32 => "f32",
-        })
-    }
-}
 
 /// A tensor that a model of some [`Config`] must have.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -213,14 +182,14 @@ fn as_bytes(words: &[u64]) -> &[u8] {
 pub struct Tensor {
     source: Source,
     range: Range<usize>,
-    dtype: Dtype,
+    dtype: DType,
     shape: Vec<usize>,
 }
 
 impl Tensor {
     /// The type of the elements.
     #[must_use]
-    pub fn dtype(&self) -> Dtype {
+    pub fn dtype(&self) -> DType {
         self.dtype
     }
 
@@ -230,7 +199,7 @@ impl Tensor {
         &self.shape
     }
 
-    /// The bytes in place; they begin at a multiple of [`Dtype::size`].
+    /// The bytes in place; they begin at a multiple of [`DType::bytes`].
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.source.bytes()[self.range.clone()]
@@ -283,7 +252,7 @@ impl Weights {
     /// - [`Error::NotFound`]: a missing file or tensor.
     /// - [`Error::InvalidArgument`]: a truncated or damaged file, a wrong shape, a tensor in two
     ///   shards, an index whose file names leave the directory.
-    /// - [`Error::Unsupported`]: a tensor whose type [`Dtype`] does not have.
+    /// - [`Error::Unsupported`]: a tensor whose type [`DType`] does not have.
     ///
     /// # Safety
     /// - As [`Source::map`], for every file: while the weights, or a tensor of them, live, no
@@ -458,9 +427,9 @@ impl Header {
             )));
         }
         let dtype = match info.dtype {
-            StoredDtype::BF16 => Dtype::Bf16,
-            StoredDtype::F16 => Dtype::F16,
-            StoredDtype::F32 => Dtype::F32,
+            StoredDtype::BF16 => DType::Bf16,
+            StoredDtype::F16 => DType::F16,
+            StoredDtype::F32 => DType::F32,
             other => {
                 let message = format!(
                     "{file}: tensor {name}: stored as {other:?}; supported: BF16, F16 or F32"
@@ -488,7 +457,7 @@ fn brief(shape: &[usize]) -> String {
 
 impl Tensor {
     fn aligned(self) -> Self {
-        if self.bytes().as_ptr().addr().is_multiple_of(self.dtype.size()) {
+        if self.bytes().as_ptr().addr().is_multiple_of(self.dtype.bytes()) {
             return self;
         }
         let source = Source::copied(self.source.name(), self.bytes());

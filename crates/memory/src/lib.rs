@@ -51,8 +51,8 @@ pub mod workload;
 pub use manager::MemoryManager;
 pub use misuse::{LastError, MISUSE_COUNT, Misuse};
 pub use pool::{
-    DType, DeviceKind, OpaqueTensor, PoolLimits, PoolOutcome, TensorDestructor, TensorKey,
-    TensorPool,
+    DeviceTypeId, ElementTypeId, OpaqueTensor, PoolLimits, PoolOutcome, TensorDestructor,
+    TensorKey, TensorPool,
 };
 pub use report::{LeakGroup, LeakReport};
 pub use shared::{

@@ -27,7 +27,7 @@ pub type TensorDestructor = unsafe extern "C" fn(*mut OpaqueTensor);
 /// Element types, by the ids of the C ABI.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[repr(u8)]
-pub enum DType {
+pub enum ElementTypeId {
     /// 32-bit float.
     F32 = 0,
     /// 64-bit float.
@@ -44,7 +44,7 @@ pub enum DType {
     BF16 = 6,
 }
 
-impl DType {
+impl ElementTypeId {
     /// The type with this id.
     pub const fn from_id(id: u8) -> Option<Self> {
         Some(match id {
@@ -73,7 +73,7 @@ impl DType {
 /// Devices, by the ids of the C ABI.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[repr(u8)]
-pub enum DeviceKind {
+pub enum DeviceTypeId {
     /// Host memory.
     Cpu = 0,
     /// An NVIDIA device.
@@ -82,7 +82,7 @@ pub enum DeviceKind {
     Metal = 2,
 }
 
-impl DeviceKind {
+impl DeviceTypeId {
     /// The device kind with this id.
     pub const fn from_id(id: u8) -> Option<Self> {
         Some(match id {
@@ -94,15 +94,15 @@ impl DeviceKind {
     }
 }
 
-/// The properties that make two tensors interchangeable. Ids beyond [`DType`] and [`DeviceKind`]
+/// The properties that make two tensors interchangeable. Ids beyond [`ElementTypeId`] and [`DeviceTypeId`]
 /// belong to the caller and are pooled like any other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct TensorKey {
     /// Number of elements.
     pub num_elements: u64,
-    /// The id of the element type, see [`DType`].
+    /// The id of the element type, see [`ElementTypeId`].
     pub dtype: u8,
-    /// The id of the device, see [`DeviceKind`].
+    /// The id of the device, see [`DeviceTypeId`].
     pub device: u8,
     /// The tensor was made by this crate. A request for a foreign tensor never gets such a tensor,
     /// nor the reverse.
@@ -121,7 +121,7 @@ impl TensorKey {
     }
 
     fn element(self) -> u64 {
-        DType::from_id(self.dtype).map_or(UNKNOWN_ELEMENT, DType::size)
+        ElementTypeId::from_id(self.dtype).map_or(UNKNOWN_ELEMENT, ElementTypeId::size)
     }
 
     /// Bytes of the elements; 8 for each element of a caller's type.

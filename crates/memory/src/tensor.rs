@@ -10,7 +10,7 @@ use std::ffi::c_void;
 
 use crate::local::Local;
 use crate::misuse::Misuse;
-use crate::pool::{DType, DeviceKind, OpaqueTensor, TensorKey};
+use crate::pool::{DeviceTypeId, ElementTypeId, OpaqueTensor, TensorKey};
 use crate::record::About;
 use crate::table::{HOST, Kind, State};
 
@@ -64,7 +64,7 @@ impl Local {
         let elements = shape.iter().try_fold(1u64, |n, &d| n.checked_mul(u64::try_from(d).ok()?));
         // The library must know the size of its own tensors.
         let key = elements.and_then(|n| {
-            TensorKey::from_ids(n, DType::from_id(dtype_id)? as u8, DeviceKind::Cpu as u8)
+            TensorKey::from_ids(n, ElementTypeId::from_id(dtype_id)? as u8, DeviceTypeId::Cpu as u8)
         });
         let Some((key, layout)) =
             key.and_then(|k| Some((k, layout(k)?))).filter(|_| shape.len() <= MAX_DIMS)
@@ -128,8 +128,8 @@ impl Local {
     }
 
     /// The element type.
-    pub(crate) fn tensor_dtype(&self, tensor: *const OpaqueTensor) -> Option<DType> {
-        self.host_tensor(tensor, |t| DType::from_id(t.key.dtype))?
+    pub(crate) fn tensor_dtype(&self, tensor: *const OpaqueTensor) -> Option<ElementTypeId> {
+        self.host_tensor(tensor, |t| ElementTypeId::from_id(t.key.dtype))?
     }
 
     /// Number of elements.

@@ -51,7 +51,7 @@ fn the_bundled_config() {
             mlp_bias: false,
             bos_token_id: Some(0),
             eos_token_ids: vec![0],
-            dtype: Some(Dtype::Bf16),
+            dtype: Some(DType::Bf16),
         }
     );
     assert_eq!(
@@ -91,9 +91,9 @@ fn end_tokens_as_one_or_a_list() {
 #[test]
 fn dtype_in_both_spellings() {
     for (key, name, dtype) in [
-        ("dtype", "bfloat16", Dtype::Bf16),
-        ("torch_dtype", "float16", Dtype::F16),
-        ("torch_dtype", "torch.float32", Dtype::F32),
+        ("dtype", "bfloat16", DType::Bf16),
+        ("torch_dtype", "float16", DType::F16),
+        ("torch_dtype", "torch.float32", DType::F32),
     ] {
         assert_eq!(parse_with(json!({key: name})).unwrap().dtype, Some(dtype));
     }

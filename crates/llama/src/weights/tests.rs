@@ -61,7 +61,7 @@ fn from_dir(dir: &Path, config: &Config) -> Result<Weights> {
     unsafe { Weights::from_dir(dir, config) }
 }
 
-fn assert_holds(weights: &Weights, stored: &Stored, dtype: Dtype) {
+fn assert_holds(weights: &Weights, stored: &Stored, dtype: DType) {
     assert_eq!(weights.iter().len(), stored.len());
     for (name, (_, shape, bytes)) in stored {
         let tensor = weights.tensor(name).unwrap();
@@ -70,7 +70,7 @@ fn assert_holds(weights: &Weights, stored: &Stored, dtype: Dtype) {
             (dtype, &shape[..], &bytes[..]),
             "{name}"
         );
-        assert!(tensor.bytes().as_ptr().addr().is_multiple_of(dtype.size()), "{name}");
+        assert!(tensor.bytes().as_ptr().addr().is_multiple_of(dtype.bytes()), "{name}");
     }
 }
 
@@ -118,16 +118,16 @@ fn expected_tensors_follow_the_config() {
 #[test]
 fn one_file_in_each_type() {
     for (stored, dtype) in [
-        (StoredDtype::BF16, Dtype::Bf16),
-        (StoredDtype::F16, Dtype::F16),
-        (StoredDtype::F32, Dtype::F32),
+        (StoredDtype::BF16, DType::Bf16),
+        (StoredDtype::F16, DType::F16),
+        (StoredDtype::F32, DType::F32),
     ] {
         let dir = tempfile::tempdir().unwrap();
         let model = model(&tied(), stored);
         fs::write(dir.path().join(SINGLE), file(&model)).unwrap();
         let weights = from_dir(dir.path(), &tied()).unwrap();
         assert_holds(&weights, &model, dtype);
-        assert_eq!(weights.total_bytes(), tied().parameter_count() * dtype.size() as u64);
+        assert_eq!(weights.total_bytes(), tied().parameter_count() * dtype.bytes() as u64);
     }
 }
 
@@ -159,8 +159,8 @@ fn types_may_differ_from_tensor_to_tensor_and_extra_tensors_are_ignored() {
         (StoredDtype::I64, vec![2], vec![0; 16]),
     );
     let weights = open(&file(&stored), &tied()).unwrap();
-    assert_eq!(weights.tensor("model.norm.weight").unwrap().dtype(), Dtype::F32);
-    assert_eq!(weights.tensor("model.embed_tokens.weight").unwrap().dtype(), Dtype::Bf16);
+    assert_eq!(weights.tensor("model.norm.weight").unwrap().dtype(), DType::F32);
+    assert_eq!(weights.tensor("model.embed_tokens.weight").unwrap().dtype(), DType::Bf16);
     assert!(matches!(
         weights.tensor("model.layers.0.self_attn.rotary_emb.inv_freq"),
         Err(Error::NotFound(_))
@@ -173,11 +173,11 @@ fn shards() {
     let whole = model(&tied(), StoredDtype::F16);
     let (first, second) = split(whole.clone());
     write_shards(dir.path(), &[("a.safetensors", first), ("b.safetensors", second)]);
-    assert_holds(&from_dir(dir.path(), &tied()).unwrap(), &whole, Dtype::F16);
+    assert_holds(&from_dir(dir.path(), &tied()).unwrap(), &whole, DType::F16);
     // As in transformers, the single file takes precedence.
     fs::write(dir.path().join(SINGLE), file(&model(&tied(), StoredDtype::F32))).unwrap();
     let weights = from_dir(dir.path(), &tied()).unwrap();
-    assert_eq!(weights.tensor("model.norm.weight").unwrap().dtype(), Dtype::F32);
+    assert_eq!(weights.tensor("model.norm.weight").unwrap().dtype(), DType::F32);
 }
 
 #[test]
@@ -198,7 +198,7 @@ fn embedded_bytes_are_used_in_place_where_aligned_and_copied_where_not() {
         KEPT.lock().push(words);
         let embedded = &as_bytes(words)[at];
         let weights = Weights::from_embedded("bundled", embedded, &tied()).unwrap();
-        assert_holds(&weights, &model, Dtype::F32);
+        assert_holds(&weights, &model, DType::F32);
         let tensor = weights.tensor("model.norm.weight").unwrap();
         let in_place = embedded.as_ptr_range().contains(&tensor.bytes().as_ptr());
         assert_eq!(in_place, shift % 4 == 0, "shift {shift}");

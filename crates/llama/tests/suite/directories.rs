@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use leasehold_llama::{Config, Dtype, RopeScaling, TensorSpec, Tokenizer};
+use leasehold_llama::{Config, DType, RopeScaling, TensorSpec, Tokenizer};
 
 use crate::{golden, model_dirs, weights_of};
 
@@ -20,7 +20,7 @@ fn every_model_opens_whole() {
         assert_eq!(weights.iter().len(), TensorSpec::all(&config).len());
         let elements: u64 = weights
             .iter()
-            .map(|(_, tensor)| (tensor.bytes().len() / tensor.dtype().size()) as u64)
+            .map(|(_, tensor)| (tensor.bytes().len() / tensor.dtype().bytes()) as u64)
             .sum();
         assert_eq!(elements, config.parameter_count(), "{}", dir.display());
         let dtype = weights.tensor("model.embed_tokens.weight").unwrap().dtype();
@@ -76,9 +76,9 @@ fn the_models_cover_what_they_are_named_after() {
     assert!(matches!(of("llama3-rope").rope.scaling, RopeScaling::Llama3 { .. }));
     assert_eq!(of("linear-rope-old").rope.scaling, RopeScaling::Linear { factor: 4.0 });
     assert!(of("biases").attention_bias && of("biases").mlp_bias);
-    let stored: Vec<Option<Dtype>> =
+    let stored: Vec<Option<DType>> =
         ["full-heads", "grouped-heads", "one-kv-head"].iter().map(|name| of(name).dtype).collect();
-    assert_eq!(stored, [Some(Dtype::F32), Some(Dtype::Bf16), Some(Dtype::F16)]);
+    assert_eq!(stored, [Some(DType::F32), Some(DType::Bf16), Some(DType::F16)]);
 }
 
 /// All three bands of frequencies: kept, blended, divided.

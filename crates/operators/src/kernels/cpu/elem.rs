@@ -31,7 +31,7 @@ impl DType {
 
     /// Bytes of an element.
     #[must_use]
-    pub fn bytes(self) -> usize {
+    pub const fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
             Self::Bf16 | Self::F16 => 2,
@@ -46,6 +46,17 @@ impl DType {
             Self::Bf16 => "BF16",
             Self::F16 => "F16",
         }
+    }
+}
+
+/// The name in messages: `f32`, `bf16`, `f16`.
+impl std::fmt::Display for DType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+        })
     }
 }
 
