@@ -405,8 +405,8 @@ impl Runtime {
         self.inner.events.lease(handle)
     }
 
-    /// Blocks until timepoints are over: one, or all of several. They may be of any of the context's
-    /// streams, and of host timelines. Allocates nothing.
+    /// Blocks until timepoints are over: one, or all of several. They may be of any of the
+    /// context's streams, and of host timelines. Allocates nothing.
     ///
     /// ```
     /// # use leasehold::{Context, DeviceId};

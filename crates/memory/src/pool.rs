@@ -94,8 +94,8 @@ impl DeviceTypeId {
     }
 }
 
-/// The properties that make two tensors interchangeable. Ids beyond [`ElementTypeId`] and [`DeviceTypeId`]
-/// belong to the caller and are pooled like any other.
+/// The properties that make two tensors interchangeable. Ids beyond [`ElementTypeId`] and
+/// [`DeviceTypeId`] belong to the caller and are pooled like any other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct TensorKey {
     /// Number of elements.
