@@ -23,8 +23,8 @@ enum Record {
         grid: [u32; 3],
         block: [u32; 3],
         shared: u32,
-        bindings: Part,
-        params: Part,
+        bindings: FlatRange,
+        params: FlatRange,
     },
     Copy(Copy2d),
     Fill(Fill),
@@ -50,12 +50,12 @@ enum Record {
 
 /// A part of one of the flat vectors.
 #[derive(Clone, Copy)]
-struct Part {
+struct FlatRange {
     at: usize,
     len: u32,
 }
 
-impl Part {
+impl FlatRange {
     fn end(self) -> usize {
         self.at + self.len as usize
     }
@@ -65,10 +65,10 @@ impl Part {
     }
 
     /// Appends `new` to `all`.
-    fn append<T: Copy>(all: &mut Vec<T>, new: &[T]) -> Part {
+    fn append<T: Copy>(all: &mut Vec<T>, new: &[T]) -> FlatRange {
         let at = all.len();
         all.extend_from_slice(new);
-        Part { at, len: new.len() as u32 }
+        FlatRange { at, len: new.len() as u32 }
     }
 
     /// Moves the part down to `to`, which advances past it.
@@ -158,8 +158,8 @@ impl OpList {
                 grid: d.grid,
                 block: d.block,
                 shared: d.shared,
-                bindings: Part::append(&mut self.bindings, d.bindings),
-                params: Part::append(&mut self.params, d.params),
+                bindings: FlatRange::append(&mut self.bindings, d.bindings),
+                params: FlatRange::append(&mut self.params, d.params),
             },
             Op::Copy(c) => Record::Copy(c),
             Op::Fill(f) => Record::Fill(f),

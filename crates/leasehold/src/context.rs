@@ -19,19 +19,19 @@ use std::sync::{OnceLock, Weak};
 struct Inner {
     backends: Vec<Arc<dyn Backend>>,
     /// By device. Nothing is made, waited for or dropped under the lock.
-    runtimes: Mutex<HashMap<DeviceId, Arc<Place>>>,
+    runtimes: Mutex<HashMap<DeviceId, Arc<RuntimeSlot>>>,
 }
 
 /// Where a device's runtime is.
 #[derive(Default)]
-struct Place {
+struct RuntimeSlot {
     /// Held by who makes it.
     making: Mutex<()>,
     /// Locked for a look.
     open: Mutex<Weak<RuntimeInner>>,
 }
 
-impl Place {
+impl RuntimeSlot {
     fn open(&self) -> Option<Arc<RuntimeInner>> {
         self.open.lock().upgrade()
     }

@@ -251,7 +251,7 @@ impl Event {
         &self,
         point: Timepoint,
         time: Lease<TimestampQuery>,
-        launch: Option<Launch>,
+        launch: Option<GraphLaunch>,
     ) {
         let mut timed = self.timed.lock();
         let old = timed.replace(Timed { point, time, launch });
@@ -297,7 +297,7 @@ pub(crate) struct Timed {
     pub(crate) point: Timepoint,
     pub(crate) time: Lease<TimestampQuery>,
     /// The launch that made it, if a graph did.
-    launch: Option<Launch>,
+    launch: Option<GraphLaunch>,
 }
 
 impl Timed {
@@ -310,7 +310,7 @@ impl Timed {
 
 /// One launch of a graph.
 #[derive(Debug, Clone)]
-pub(crate) struct Launch {
+pub(crate) struct GraphLaunch {
     /// The number of the graph's last launch. A launch raises it before it is submitted.
     pub(crate) begun: Arc<AtomicU64>,
     pub(crate) number: u64,

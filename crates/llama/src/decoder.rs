@@ -167,7 +167,7 @@ impl<'m> Decoder<'m> {
         to: &mut Vec<Operator>,
     ) -> Result<()> {
         let library = &*self.model.library;
-        let place = ops::Place { table: &self.table, position: &self.state.position };
+        let place = ops::RowPositions { table: &self.table, position: &self.state.position };
         to.push(ops::embedding(library, ids, &self.model.embedding, &s.h)?);
         for (layer, cache) in self.model.layers.iter().zip(&self.caches) {
             let Layer { input_norm, qkv, out, post_norm, gate, up, down } = layer;

@@ -27,7 +27,7 @@ use crate::misuse::Misuse;
 use crate::pool::{PoolOutcome, TensorKey};
 use crate::pools::Pools;
 use crate::shared::{CustomDestructor, TensorInfo};
-use crate::table::{Entry, HOST, Kind, State};
+use crate::table::{Entry, EntryState, HOST, Kind};
 use crate::vec_ptr::{VecOps, VecPtr};
 
 /// The number of tensors that leave the quarantine in one turn of the lock of the thread's pool.
@@ -197,12 +197,12 @@ impl Local {
             Ok((entry.flags & HOST != 0).then(|| unsafe { crate::tensor::key(pointer(dead.addr)) }))
         };
         if dead.flags & HOST != 0 {
-            return step(State::Dying, State::Quarantined);
+            return step(EntryState::Dying, EntryState::Quarantined);
         }
         let Some(describe) = self.shared.tensor_describer() else {
-            return step(State::Dying, State::Quarantined);
+            return step(EntryState::Dying, EntryState::Quarantined);
         };
-        step(State::Dying, State::Described)?;
+        step(EntryState::Dying, EntryState::Described)?;
         let mut info = TensorInfo::default();
         let mut answer = 0;
         // SAFETY: the tensor is `Described`, so no code destroys it. The hook fills in its struct
@@ -213,7 +213,7 @@ impl Local {
         if key == Some(None) {
             self.misuse(Misuse::TensorKey, dead.addr, i64::from(info.dtype_id));
         }
-        step(State::Described, State::Quarantined)?;
+        step(EntryState::Described, EntryState::Quarantined)?;
         Ok(key.flatten())
     }
 
@@ -289,8 +289,12 @@ impl Local {
         for (w, ours) in waiting.iter().zip(&mut ours) {
             let mut shard = self.shared.table.lock(w.dead.addr, self.me);
             // `None` if the tensor was revived meanwhile.
-            let entry =
-                shard.advance(w.dead.addr, w.dead.generation, State::Quarantined, State::Pooled);
+            let entry = shard.advance(
+                w.dead.addr,
+                w.dead.generation,
+                EntryState::Quarantined,
+                EntryState::Pooled,
+            );
             *ours = entry.map(|e| e.newest = Pools::home(self.me) as u32).is_some();
         }
         if waiting.iter().zip(ours).any(|(w, ours)| ours && w.key.is_some()) {
@@ -322,7 +326,7 @@ impl Local {
     fn discard(&self, addr: usize) {
         let mut shard = self.shared.table.lock(addr, self.me);
         let dead = match shard.position(addr) {
-            Some(at) if shard.at(at).state == State::Pooled => {
+            Some(at) if shard.at(at).state == EntryState::Pooled => {
                 let dead = Dead { settled: true, ..Dead::new(shard.at(at)) };
                 shard.remove_at(at);
                 Some(dead)

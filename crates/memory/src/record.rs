@@ -5,7 +5,7 @@ use crate::death::Dead;
 use crate::local::Local;
 use crate::misuse::Misuse;
 use crate::pool::OpaqueTensor;
-use crate::table::{Entry, FOREIGN, Guard, Kind, NIL, PINNED, State};
+use crate::table::{Entry, EntryState, FOREIGN, Guard, Kind, NIL, PINNED};
 
 /// One registration of one object in one scope.
 #[derive(Clone, Copy, Debug)]
@@ -220,7 +220,7 @@ impl Local {
     fn register_again(&self, mut shard: Guard<'_>, at: u32, r: u32, about: About) {
         let entry = shard.at(at);
         let addr = entry.addr;
-        if entry.state != State::Live {
+        if entry.state != EntryState::Live {
             // `settle` has recorded the place of a pooled tensor.
             let (state, shelf) = (entry.state, entry.newest);
             drop(shard);
@@ -260,13 +260,13 @@ impl Local {
     /// Registers a tensor whose count had reached zero: it lives again unless another owner has it
     /// by now.
     #[cold]
-    fn register_dead(&self, addr: usize, state: State, shelf: u32, r: u32) {
+    fn register_dead(&self, addr: usize, state: EntryState, shelf: u32, r: u32) {
         let ours = match state {
-            State::Dying | State::Quarantined | State::Live => true,
+            EntryState::Dying | EntryState::Quarantined | EntryState::Live => true,
             // A hook of this or another thread is describing the tensor; this step cannot be
             // reversed.
-            State::Described => false,
-            State::Pooled => {
+            EntryState::Described => false,
+            EntryState::Pooled => {
                 let tensor = std::ptr::with_exposed_provenance_mut::<OpaqueTensor>(addr);
                 self.shared.pools.take(tensor, shelf as usize, self.me)
             }
@@ -319,7 +319,7 @@ impl Local {
             self.log("unregister", addr, 0);
         }
         let mut shard = self.shared.table.lock(addr, self.me);
-        if let Some(entry) = shard.find(addr).filter(|e| e.state == State::Live) {
+        if let Some(entry) = shard.find(addr).filter(|e| e.state == EntryState::Live) {
             let r = self.newest(entry);
             if let Some(record) = self.records.get(r).filter(|x| x.depth >= outermost) {
                 self.set_newest(entry, record.older);
@@ -339,7 +339,7 @@ impl Local {
             return false;
         }
         let mut shard = self.shared.table.lock(addr, self.me);
-        shard.find(addr).is_some_and(|e| e.state == State::Live && self.newest(e) != NIL)
+        shard.find(addr).is_some_and(|e| e.state == EntryState::Live && self.newest(e) != NIL)
     }
 
     /// Moves one record of the object from the current scope to its parent, as the newest there. If
@@ -354,7 +354,7 @@ impl Local {
         }
         let depth = self.depth();
         let mut shard = self.shared.table.lock(addr, self.me);
-        let newest = match shard.find(addr).filter(|e| e.state == State::Live) {
+        let newest = match shard.find(addr).filter(|e| e.state == EntryState::Live) {
             Some(entry) => self.newest(entry),
             None => NIL,
         };
@@ -405,7 +405,7 @@ impl Local {
             return;
         };
         let entry = shard.at(at);
-        if entry.state != State::Live {
+        if entry.state != EntryState::Live {
             drop(shard);
             self.misuse(Misuse::UseOfDead, addr, 1);
         } else if entry.count < PINNED {
@@ -443,7 +443,7 @@ impl Local {
             self.misuse(Misuse::ReleaseUnknown, addr, 0);
             return Released::Unknown;
         };
-        if shard.at(at).state != State::Live {
+        if shard.at(at).state != EntryState::Live {
             drop(shard);
             self.misuse(Misuse::UseOfDead, addr, -1);
             return Released::Dead;
@@ -464,7 +464,7 @@ impl Local {
         let (dead, size) = (Dead::new(entry), entry.size);
         if entry.kind == Kind::Tensor {
             // A dead tensor stays in the table until its memory has another owner.
-            shard.retire_at(at, State::Dying);
+            shard.retire_at(at, EntryState::Dying);
         } else {
             shard.remove_at(at);
         }
@@ -492,7 +492,7 @@ impl Local {
             return true;
         };
         let entry = shard.at(at);
-        if entry.state != State::Live {
+        if entry.state != EntryState::Live {
             drop(shard);
             self.misuse(Misuse::UseOfDead, addr, -1);
             return false;
@@ -521,7 +521,7 @@ impl Local {
         let mut shard = self.shared.table.lock(addr, self.me);
         let at = shard.position(addr).filter(|&at| {
             let entry = shard.at(at);
-            entry.generation == generation && entry.state == State::Live
+            entry.generation == generation && entry.state == EntryState::Live
         });
         let Some(at) = at else {
             // That life of the object is over; the address has another owner now.

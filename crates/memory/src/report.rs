@@ -6,7 +6,7 @@ use crate::heap::NoMemory;
 use crate::local::Local;
 use crate::names::{self, Name};
 use crate::pool::IntMap;
-use crate::table::{Kind, State};
+use crate::table::{EntryState, Kind};
 
 /// Live objects that share kind, name and call site.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -101,7 +101,7 @@ impl Local {
     pub(crate) fn leak_groups(&self) -> Result<Vec<Group>, NoMemory> {
         let mut sums: IntMap<(u8, u32, u32), (Kind, Sum)> = IntMap::default();
         self.shared.table.for_each(self.me, |entry| {
-            if entry.state == State::Live {
+            if entry.state == EntryState::Live {
                 sums.try_reserve(1).map_err(|_| NoMemory)?;
                 let key = (entry.kind as u8, entry.name, entry.site);
                 let (_, sum) = sums.entry(key).or_insert((entry.kind, Sum::default()));

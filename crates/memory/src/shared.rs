@@ -20,7 +20,7 @@ use crate::log::Log;
 use crate::misuse::MISUSE_COUNT;
 use crate::pool::{OpaqueTensor, PoolLimits, TensorDestructor, TensorKey};
 use crate::pools::Pools;
-use crate::table::{State, Table};
+use crate::table::{EntryState, Table};
 
 /// Fills in a tensor's key (elements, dtype id, device id) and returns non-zero. Returns 0 for a
 /// tensor that must not be pooled. See
@@ -104,12 +104,12 @@ pub(crate) fn bump(figure: &AtomicU64, by: i64) -> u64 {
 /// The address of a thread's figures. It stays valid and in the list until the thread leaves under
 /// the list's lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Place(NonNull<Published>);
+struct FiguresAddress(NonNull<Published>);
 
 // SAFETY: the pointer leads to atomics, which live as long as this is in the list.
-unsafe impl Send for Place {}
+unsafe impl Send for FiguresAddress {}
 
-impl Place {
+impl FiguresAddress {
     fn read<R>(&self, read: impl FnOnce(&Published) -> R) -> R {
         // SAFETY: the place is in the list, whose lock the caller holds.
         read(unsafe { self.0.as_ref() })
@@ -118,7 +118,7 @@ impl Place {
 
 #[derive(Debug, Default)]
 struct Threads {
-    present: Vec<Place>,
+    present: Vec<FiguresAddress>,
     /// Misuses of ended threads.
     past: [u64; MISUSE_COUNT],
     /// Objects that ended threads have left for destruction by other threads.
@@ -126,7 +126,7 @@ struct Threads {
 }
 
 impl Threads {
-    fn leave(&mut self, place: Place) {
+    fn leave(&mut self, place: FiguresAddress) {
         self.present.retain(|p| *p != place);
         place.read(|p| {
             for (past, now) in self.past.iter_mut().zip(&p.misuses) {
@@ -248,12 +248,12 @@ impl Shared {
         let published = Owned::new(Published::default())?;
         let mut threads = self.threads.lock();
         threads.present.try_reserve(1).map_err(|_| NoMemory)?;
-        threads.present.push(Place(published.address()));
+        threads.present.push(FiguresAddress(published.address()));
         Ok((next_thread(), published))
     }
 
     pub(crate) fn leave(&self, published: &Owned<Published>) {
-        self.threads.lock().leave(Place(published.address()));
+        self.threads.lock().leave(FiguresAddress(published.address()));
     }
 
     /// Leaves an object for destruction by another thread; `false` without memory.
@@ -348,7 +348,7 @@ impl Shared {
         let tensor = self.pools.acquire(key, me)?;
         let mut shard = self.table.lock(tensor.addr(), me);
         if let Some(i) = shard.position(tensor.addr())
-            && shard.at(i).state == State::Pooled
+            && shard.at(i).state == EntryState::Pooled
         {
             shard.remove_at(i);
         }

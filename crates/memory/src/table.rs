@@ -59,7 +59,7 @@ pub enum Kind {
 /// The state of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-pub(crate) enum State {
+pub(crate) enum EntryState {
     /// Counted.
     Live,
     /// A tensor without counts that waits on the work list of the thread that released it.
@@ -101,7 +101,7 @@ pub(crate) struct Entry {
     /// Interned call site, 0 for none.
     pub(crate) site: u32,
     pub(crate) kind: Kind,
-    pub(crate) state: State,
+    pub(crate) state: EntryState,
     pub(crate) flags: u8,
 }
 
@@ -120,7 +120,7 @@ impl Entry {
         self.name = 0;
         self.site = 0;
         self.kind = kind;
-        self.state = State::Live;
+        self.state = EntryState::Live;
         self.flags = 0;
     }
 
@@ -135,7 +135,7 @@ impl Entry {
         name: 0,
         site: 0,
         kind: Kind::Untyped,
-        state: State::Live,
+        state: EntryState::Live,
         flags: 0,
     };
 }
@@ -350,8 +350,8 @@ impl Guard<'_> {
         &mut self,
         addr: usize,
         generation: u64,
-        from: State,
-        to: State,
+        from: EntryState,
+        to: EntryState,
     ) -> Option<&mut Entry> {
         let entry = self.find(addr).filter(|e| e.generation == generation && e.state == from)?;
         entry.state = to;
@@ -363,7 +363,7 @@ impl Guard<'_> {
         let generation = self.slots().next_generation;
         let entry = self.find(addr)?;
         entry.generation = generation;
-        entry.state = State::Live;
+        entry.state = EntryState::Live;
         (entry.count, entry.newest, entry.owner) = (1, NIL, 0);
         let (kind, size) = (entry.kind, entry.size);
         self.slots().next_generation += 1;
@@ -372,7 +372,7 @@ impl Guard<'_> {
     }
 
     /// Marks the live object at `position` as dead and keeps its entry.
-    pub(crate) fn retire_at(&mut self, position: u32, state: State) {
+    pub(crate) fn retire_at(&mut self, position: u32, state: EntryState) {
         let entry = self.at(position);
         entry.state = state;
         entry.count = 0;
@@ -385,7 +385,7 @@ impl Guard<'_> {
     pub(crate) fn remove_at(&mut self, position: u32) {
         let entry = self.at(position);
         let (kind, size) = (entry.kind, entry.size);
-        if entry.state == State::Live {
+        if entry.state == EntryState::Live {
             self.account(kind, size, false);
         }
         let mut hole = position;

@@ -12,7 +12,7 @@ use crate::local::Local;
 use crate::misuse::Misuse;
 use crate::pool::{DeviceTypeId, ElementTypeId, OpaqueTensor, TensorKey};
 use crate::record::About;
-use crate::table::{HOST, Kind, State};
+use crate::table::{EntryState, HOST, Kind};
 
 /// The maximum number of dimensions.
 pub(crate) const MAX_DIMS: usize = 8;
@@ -106,7 +106,7 @@ impl Local {
             let mut shard = self.shared.table.lock(tensor.addr(), self.me);
             if shard
                 .find(tensor.addr())
-                .is_some_and(|e| e.flags & HOST != 0 && e.state == State::Live)
+                .is_some_and(|e| e.flags & HOST != 0 && e.state == EntryState::Live)
             {
                 // SAFETY: by its entry this is a tensor of this crate, and it cannot die while its
                 // shard is locked.

@@ -18,7 +18,7 @@ mod simulated;
 pub mod tensor;
 
 pub use library::Library;
-pub use operator::{Operator, Part};
+pub use operator::{BufferPart, Operator};
 #[cfg(feature = "sim")]
 pub use simulated::simulate;
 pub use tensor::{DType, Tensor};

@@ -13,13 +13,13 @@ use std::fmt;
 
 /// A part of a buffer that an operator holds.
 #[derive(Clone)]
-pub struct Part {
+pub struct BufferPart {
     lease: Lease<Buffer>,
     offset: u64,
     len: u64,
 }
 
-impl Part {
+impl BufferPart {
     /// `len` bytes of a buffer from byte `offset` on.
     ///
     /// # Errors
@@ -41,13 +41,13 @@ impl Part {
     }
 }
 
-impl From<&Tensor> for Part {
+impl From<&Tensor> for BufferPart {
     fn from(t: &Tensor) -> Self {
         Self { lease: t.buffer().clone(), offset: t.offset(), len: t.bytes() }
     }
 }
 
-impl From<&Lease<Buffer>> for Part {
+impl From<&Lease<Buffer>> for BufferPart {
     fn from(buffer: &Lease<Buffer>) -> Self {
         Self::whole(buffer)
     }
@@ -57,7 +57,7 @@ impl From<&Lease<Buffer>> for Part {
 #[doc(alias = "GraphOperator")]
 pub struct Operator {
     kernel: Resolved,
-    parts: Vec<Part>,
+    parts: Vec<BufferPart>,
     params: Vec<u8>,
     geometry: Geometry,
 }
@@ -72,7 +72,7 @@ impl Operator {
         library: &Library,
         name: &str,
         params: &impl Params,
-        operands: &[Option<Part>],
+        operands: &[Option<BufferPart>],
     ) -> Result<Self> {
         let kernel = library.kernel(name)?.clone();
         let spec = kernel.spec();
@@ -88,7 +88,7 @@ impl Operator {
         for (i, operand) in operands.iter().enumerate() {
             let part = match operand {
                 Some(part) if launch.bytes[i] > 0 => part.clone(),
-                _ => Part::whole(library.none()),
+                _ => BufferPart::whole(library.none()),
             };
             let aligned = part.offset.is_multiple_of(u64::from(launch.align[i].max(1)));
             if part.len < launch.bytes[i] || !aligned {

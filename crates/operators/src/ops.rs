@@ -12,7 +12,7 @@ use crate::kernels::cpu::norm::NormParams;
 use crate::kernels::cpu::rope::RopeParams;
 use crate::kernels::cpu::sampling::{AdvanceParams, RowParams, SampleParams};
 use crate::library::Library;
-use crate::operator::{Operator, Part};
+use crate::operator::{BufferPart, Operator};
 use crate::tensor::{DType, Tensor};
 use leasehold::{Buffer, Error, Lease, Result};
 
@@ -22,11 +22,11 @@ pub const NORM_ROWS: u32 = FEW as u32;
 /// device.
 pub const DECODE_GROUP: u32 = QUERIES as u32;
 
-fn some(t: &Tensor) -> Option<Part> {
+fn some(t: &Tensor) -> Option<BufferPart> {
     Some(t.into())
 }
 
-fn raw(buffer: &Lease<Buffer>) -> Option<Part> {
+fn raw(buffer: &Lease<Buffer>) -> Option<BufferPart> {
     Some(buffer.into())
 }
 
@@ -311,7 +311,7 @@ pub struct Cache {
 
 /// The positions of rows: the rotary table and the device-side position of the first row.
 #[derive(Debug, Clone, Copy)]
-pub struct Place<'a> {
+pub struct RowPositions<'a> {
     /// cos and sin per position ([`rope::table`](crate::kernels::cpu::rope::table)), f32.
     pub table: &'a Lease<Buffer>,
     /// An i32 in device memory.
@@ -323,7 +323,7 @@ pub struct Place<'a> {
 ///
 /// # Errors
 /// `InvalidArgument` for shapes that do not match.
-pub fn rope(library: &Library, x: &Tensor, heads: Heads, at: Place<'_>) -> Result<Operator> {
+pub fn rope(library: &Library, x: &Tensor, heads: Heads, at: RowPositions<'_>) -> Result<Operator> {
     check(x.cols() == heads.heads * heads.head_dim, || format!("rope: x {}, {heads:?}", shape(x)))?;
     let params = RopeParams {
         m: x.rows(),
@@ -376,7 +376,7 @@ pub fn rope_append(
     qkv: [&Tensor; 3],
     heads: Heads,
     cache: &Cache,
-    at: Place<'_>,
+    at: RowPositions<'_>,
 ) -> Result<Operator> {
     let [q, k, v] = qkv;
     check_qkv("rope_append", q, k, v, heads)?;
@@ -452,7 +452,7 @@ pub fn decode_attention(
     qkv: [&Tensor; 3],
     heads: Heads,
     cache: &Cache,
-    at: Place<'_>,
+    at: RowPositions<'_>,
     y: &Tensor,
 ) -> Result<Operator> {
     let [q, k, v] = qkv;

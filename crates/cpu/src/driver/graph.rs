@@ -26,12 +26,12 @@ const MEASURE_EVERY: u64 = 32;
 
 /// An instantiated plan.
 pub(crate) struct Program {
-    state: Mutex<State>,
+    state: Mutex<RunState>,
     nodes: usize,
     bytes: u64,
 }
 
-struct State {
+struct RunState {
     plan: Plan,
     /// Nodes sorted by wave.
     order: Vec<u32>,
@@ -78,7 +78,7 @@ impl Program {
         let bytes =
             (order.len() * 4 + waves.len() * size_of::<Range<u32>>() + (widest + 1) * 8) as u64;
         let state =
-            State { plan, order, waves, before: Vec::with_capacity(widest + 1), launches: 0 };
+            RunState { plan, order, waves, before: Vec::with_capacity(widest + 1), launches: 0 };
         Ok(Self { nodes: n, bytes: bytes + size_of::<Self>() as u64, state: Mutex::new(state) })
     }
 
@@ -97,8 +97,8 @@ impl Program {
     /// # Safety
     /// - The addresses of all its operations are valid for their accesses until the call returns.
     pub(crate) unsafe fn launch(&self, runner: &Runner<'_>) -> Result<(), Failure> {
-        let mut state: MutexGuard<'_, State> = self.state.lock();
-        let State { plan, order, waves, before, launches } = &mut *state;
+        let mut state: MutexGuard<'_, RunState> = self.state.lock();
+        let RunState { plan, order, waves, before, launches } = &mut *state;
         *launches += 1;
         let measure = *launches % MEASURE_EVERY == 1;
         let at = Cell::new(0u32);

@@ -265,7 +265,7 @@ pub enum Progress {
 
 /// The outcome of an update of an executable graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Updated {
+pub enum GraphExecUpdate {
     /// The node was changed in place.
     InPlace,
     /// The driver refuses this change. The executable must be instantiated again.
@@ -793,7 +793,7 @@ pub trait GraphOps {
         exec: NativeGraphExec,
         node: NativeNode,
         launch: &Launch<'_>,
-    ) -> Result<Updated>;
+    ) -> Result<GraphExecUpdate>;
 
     /// Replaces the copy of a copy node: `cuGraphExecMemcpyNodeSetParams`. Does not block.
     ///
@@ -804,7 +804,7 @@ pub trait GraphOps {
         exec: NativeGraphExec,
         node: NativeNode,
         copy: &NativeCopy,
-    ) -> Result<Updated>;
+    ) -> Result<GraphExecUpdate>;
 
     /// Replaces the fill of a fill node: `cuGraphExecMemsetNodeSetParams`. Does not block.
     ///
@@ -815,7 +815,7 @@ pub trait GraphOps {
         exec: NativeGraphExec,
         node: NativeNode,
         fill: &NativeFill,
-    ) -> Result<Updated>;
+    ) -> Result<GraphExecUpdate>;
 
     /// Begins to capture this stream's work into a graph: `cuStreamBeginCapture` with THREAD_LOCAL.
     /// For calls of foreign libraries only.

@@ -15,8 +15,8 @@ use super::core::Core;
 use super::driver_context::DriverContext;
 use super::host::{HostAddress, land};
 use crate::driver::ops::{
-    CopyKind, CudaSlowOps, NativeCopy, NativeEvent, NativeGraph, NativeGraphExec, NativeNode,
-    NativeStream, Updated,
+    CopyKind, CudaSlowOps, GraphExecUpdate, NativeCopy, NativeEvent, NativeGraph, NativeGraphExec,
+    NativeNode, NativeStream,
 };
 use crate::encoder::{self, Arguments, Route};
 use leasehold_alloc::Buffer;
@@ -38,7 +38,7 @@ pub(crate) enum Step {
     Copy(Copy2d),
 }
 
-enum Part {
+enum ProgramPart {
     Run(u32),
     Call(HostCall),
     Wait(Timepoint),
@@ -72,7 +72,7 @@ struct Kernel {
 pub struct Program {
     context: Arc<DriverContext>,
     plan: Mutex<Plan>,
-    parts: Vec<Part>,
+    parts: Vec<ProgramPart>,
     segments: Vec<Segment>,
     /// The kernel nodes, by node of the plan.
     kernels: Vec<Option<Kernel>>,
@@ -139,15 +139,15 @@ impl Program {
         let mut from = 0;
         while from < n {
             match plan.ops.get(from) {
-                Some(Op::Host(call)) => parts.push(Part::Call(call.clone())),
-                Some(Op::Wait(point)) => parts.push(Part::Wait(point)),
+                Some(Op::Host(call)) => parts.push(ProgramPart::Call(call.clone())),
+                Some(Op::Wait(point)) => parts.push(ProgramPart::Wait(point)),
                 Some(Op::Copy(copy)) if splits(core, &Op::Copy(copy)) => {
-                    parts.push(Part::Copy(copy))
+                    parts.push(ProgramPart::Copy(copy))
                 }
                 _ => {
                     let holds = |i: &usize| plan.ops.get(*i).is_some_and(|op| splits(core, &op));
                     let to = (from..n).find(holds).unwrap_or(n);
-                    parts.push(Part::Run(building.segments.len() as u32));
+                    parts.push(ProgramPart::Run(building.segments.len() as u32));
                     building.segment(&plan, from, to, &mut kernels)?;
                     from = to;
                     continue;
@@ -181,7 +181,7 @@ impl Program {
         let pinned: u64 =
             self.segments.iter().flat_map(|s| &s.staging_copies).map(|l| l.staging.len()).sum();
         let tables = self.kernels.len() * size_of::<Option<Kernel>>()
-            + self.parts.len() * size_of::<Part>()
+            + self.parts.len() * size_of::<ProgramPart>()
             + self.segments.len() * size_of::<Segment>()
             + size_of::<Self>();
         pinned + tables as u64 + self.plan.lock().ops.bytes()
@@ -191,7 +191,7 @@ impl Program {
     #[inline]
     #[must_use]
     pub fn is_plain(&self) -> bool {
-        matches!(&self.parts[..], [] | [Part::Run(_)])
+        matches!(&self.parts[..], [] | [ProgramPart::Run(_)])
     }
 
     /// Whether a launch does nothing.
@@ -204,17 +204,17 @@ impl Program {
     /// Step number `i` of a launch.
     pub(crate) fn step(&self, i: usize) -> Option<Step> {
         Some(match self.parts.get(i)? {
-            Part::Run(segment) => Step::Run(*segment),
-            Part::Call(call) => Step::Call(call.clone()),
-            Part::Wait(point) => Step::Wait(*point),
-            Part::Copy(copy) => Step::Copy(*copy),
+            ProgramPart::Run(segment) => Step::Run(*segment),
+            ProgramPart::Call(call) => Step::Call(call.clone()),
+            ProgramPart::Wait(point) => Step::Wait(*point),
+            ProgramPart::Copy(copy) => Step::Copy(*copy),
         })
     }
 
     /// Calls `f` with the timepoints that a launch waits for.
     pub(crate) fn for_each_wait(&self, mut f: impl FnMut(Timepoint)) {
         for part in &self.parts {
-            if let Part::Wait(point) = part {
+            if let ProgramPart::Wait(point) = part {
                 f(*point);
             }
         }
@@ -302,11 +302,11 @@ impl Program {
         }
         for (done, p) in patches.iter().enumerate() {
             let outcome = self.set(&new, p.node);
-            if matches!(outcome, Ok(Updated::InPlace)) {
+            if matches!(outcome, Ok(GraphExecUpdate::InPlace)) {
                 continue;
             }
             for back in &patches[..done] {
-                if !matches!(self.set(&plan.ops, back.node), Ok(Updated::InPlace)) {
+                if !matches!(self.set(&plan.ops, back.node), Ok(GraphExecUpdate::InPlace)) {
                     tracing::error!(
                         node = back.node,
                         "a node of a graph could not be put back to what it was"
@@ -323,16 +323,16 @@ impl Program {
     }
 
     /// Sets a kernel node to the parameters of a list.
-    fn set(&self, ops: &leasehold_hal::OpList, node: u32) -> Result<Updated> {
+    fn set(&self, ops: &leasehold_hal::OpList, node: u32) -> Result<GraphExecUpdate> {
         let (Some(kernel), Some(Op::Dispatch(d))) =
             (self.kernels[node as usize], ops.get(node as usize))
         else {
             // The launch has no blocks before and after, so nothing is to be set.
-            return Ok(Updated::InPlace);
+            return Ok(GraphExecUpdate::InPlace);
         };
         #[cfg(feature = "planted-defects")]
         if self.stale {
-            return Ok(Updated::InPlace);
+            return Ok(GraphExecUpdate::InPlace);
         }
         let mut arguments = Arguments::new();
         let args = arguments.fill(&d)?;
@@ -479,7 +479,7 @@ impl Building<'_> {
                 let program = unsafe { Program::of(child) };
                 match &program.parts[..] {
                     [] => empty(),
-                    [Part::Run(run)] => {
+                    [ProgramPart::Run(run)] => {
                         let native = program.segments[*run as usize].graph;
                         // SAFETY: both graphs were made here and have no other user.
                         let node = context

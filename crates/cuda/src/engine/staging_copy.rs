@@ -18,7 +18,7 @@ const THREADS: usize = 4;
 
 /// A part of a copy.
 #[derive(Clone, Copy)]
-struct Part {
+struct CopyShare {
     src: *const u8,
     dst: *mut u8,
     bytes: usize,
@@ -26,7 +26,7 @@ struct Part {
 
 // SAFETY: one thread copies a part while the caller of `copy` waits. The caller has both ranges to
 // itself.
-unsafe impl Send for Part {}
+unsafe impl Send for CopyShare {}
 
 /// Copies `bytes`. Blocks until all bytes are copied.
 ///
@@ -44,7 +44,7 @@ pub(crate) unsafe fn copy(src: *const u8, dst: *mut u8, bytes: usize) {
 /// # Safety
 /// - As [`copy`].
 unsafe fn copy_by(threads: usize, src: *const u8, dst: *mut u8, bytes: usize) {
-    let whole = Part { src, dst, bytes };
+    let whole = CopyShare { src, dst, bytes };
     if threads == 1 {
         // SAFETY: the whole range is what the caller vouches for.
         return unsafe { whole.copy() };
@@ -53,10 +53,11 @@ unsafe fn copy_by(threads: usize, src: *const u8, dst: *mut u8, bytes: usize) {
     thread::scope(|scope| {
         for at in (each..bytes).step_by(each) {
             // SAFETY: both offsets lie within their ranges.
-            let part =
-                unsafe { Part { src: src.add(at), dst: dst.add(at), bytes: each.min(bytes - at) } };
+            let part = unsafe {
+                CopyShare { src: src.add(at), dst: dst.add(at), bytes: each.min(bytes - at) }
+            };
             // SAFETY: a part of the ranges that the caller vouches for. Parts do not overlap.
-            let run = move || unsafe { Part::copy(part) };
+            let run = move || unsafe { CopyShare::copy(part) };
             if thread::Builder::new()
                 .name("leasehold landing".into())
                 .spawn_scoped(scope, run)
@@ -69,7 +70,7 @@ unsafe fn copy_by(threads: usize, src: *const u8, dst: *mut u8, bytes: usize) {
         }
         // SAFETY: the first part of the ranges that the caller vouches for. The other parts begin
         // behind it.
-        unsafe { Part { bytes: each, ..whole }.copy() };
+        unsafe { CopyShare { bytes: each, ..whole }.copy() };
     });
 }
 
@@ -81,11 +82,11 @@ fn threads() -> usize {
     })
 }
 
-impl Part {
+impl CopyShare {
     /// # Safety
     /// - As [`copy`].
     unsafe fn copy(self) {
-        let Part { src, dst, bytes } = self;
+        let CopyShare { src, dst, bytes } = self;
         #[cfg(target_arch = "x86_64")]
         if bytes >= PAST_CACHES {
             // SAFETY: both sides are `bytes` long (the contract of this function).

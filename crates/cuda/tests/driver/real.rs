@@ -7,9 +7,9 @@ use leasehold_core::sync::Mutex;
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_cuda::driver::cache::CompileCache;
 use leasehold_cuda::driver::ops::{
-    ContextOps, CopyKind, CudaSlowOps, DeviceOps, EventOps, GraphOps, MemoryOps, ModuleOps,
-    NativeContext, NativeCopy, NativeEvent, NativeFunction, NativeGraph, NativeGraphExec,
-    NativeNode, NativeStream, Progress, StreamOps, Updated,
+    ContextOps, CopyKind, CudaSlowOps, DeviceOps, EventOps, GraphExecUpdate, GraphOps, MemoryOps,
+    ModuleOps, NativeContext, NativeCopy, NativeEvent, NativeFunction, NativeGraph,
+    NativeGraphExec, NativeNode, NativeStream, Progress, StreamOps,
 };
 use leasehold_cuda::driver::real::RealDriver;
 use leasehold_cuda::driver::trace::kernels::Arguments;
@@ -340,11 +340,11 @@ fn arguments() {
     assert_eq!(read(launch.args.len()), launch.args);
     // SAFETY: the library runs no work.
     let updated = unsafe { driver.exec_set_kernel(NativeGraphExec(1), NativeNode(1), &launch) };
-    assert_eq!(updated.unwrap(), Updated::InPlace);
+    assert_eq!(updated.unwrap(), GraphExecUpdate::InPlace);
     assert_eq!(read(launch.args.len()), launch.args);
     // SAFETY: the library runs no work.
     let refused = unsafe { driver.exec_set_kernel(NativeGraphExec(1), NativeNode(0xbad), &launch) };
-    assert_eq!(refused.unwrap(), Updated::Refused);
+    assert_eq!(refused.unwrap(), GraphExecUpdate::Refused);
     // Without arguments the launch describes no buffer.
     let none = Arguments::new(&[], &[]);
     // SAFETY: the library runs no work.
@@ -365,7 +365,7 @@ fn copies_in_graphs() {
         // SAFETY: the library runs no work.
         unsafe {
             driver.graph_add_copy(graph, &[], &copy).unwrap();
-            assert_eq!(driver.exec_set_copy(exec, node, &copy).unwrap(), Updated::InPlace);
+            assert_eq!(driver.exec_set_copy(exec, node, &copy).unwrap(), GraphExecUpdate::InPlace);
         }
     }
     // Rows that overlap are still an error.

@@ -12,7 +12,7 @@
 //! does, without the state. A suspension holds the arena's guard while it saves the arena's
 //! bytes, and takes submission locks meanwhile.
 
-use crate::event::{Event, Launch};
+use crate::event::{Event, GraphLaunch};
 use crate::graph::instances::Instances;
 use crate::graph::optimise::{moved, redundant};
 use crate::graph::recorder::{self, Recording, Signal};
@@ -123,7 +123,7 @@ pub enum UpdateOutcome {
     Reinstantiated,
 }
 
-struct State {
+struct ExecState {
     instances: Instances,
     /// All that was recorded, with the buffers and parameters of now.
     recorded: OpList,
@@ -152,7 +152,7 @@ struct Inner {
     points: Vec<Timepoint>,
     /// The rules of the launches, by node of the recording.
     rules: Vec<(u32, Arc<Rules>)>,
-    state: Mutex<State>,
+    state: Mutex<ExecState>,
 }
 
 /// A recorded graph. Clones are the same graph; any thread may launch it.
@@ -190,7 +190,7 @@ impl Graph {
         let mut outside: Vec<_> = outside.into_values().collect();
         outside.sort_by_key(|o| o.lease.handle());
         outside.reserve(held.len());
-        let state = State {
+        let state = ExecState {
             instances: Instances::new(exec),
             recorded,
             redundant,
@@ -265,7 +265,7 @@ impl Graph {
         let mut submit_guard = core.submit_guard_now()?;
         let scratch = submit_guard.scratch();
         let mut state = inner.state.lock();
-        let State { instances, outside, last, launches, .. } = &mut *state;
+        let ExecState { instances, outside, last, launches, .. } = &mut *state;
         let outside = WithHeld::add(outside, &inner.held);
         scratch.waits.clear();
         let mut locked = Locked::new(timeline, outside.uses);
@@ -307,7 +307,7 @@ impl Graph {
                 Some(time) => event.set_timed(
                     point,
                     time.clone(),
-                    Some(Launch { begun: inner.begun.clone(), number }),
+                    Some(GraphLaunch { begun: inner.begun.clone(), number }),
                 ),
                 None => event.set(point),
             }
@@ -463,7 +463,7 @@ impl Graph {
     }
 
     /// The state, once it has an instance that can be changed.
-    fn changeable_state(&self) -> Result<MutexGuard<'_, State>> {
+    fn changeable_state(&self) -> Result<MutexGuard<'_, ExecState>> {
         loop {
             let state = self.0.state.lock();
             let Some(busy) = state.instances.obstacle() else { return Ok(state) };
@@ -523,7 +523,7 @@ impl Drop for WithHeld<'_> {
     }
 }
 
-impl State {
+impl ExecState {
     /// Puts the new buffers in the places of the old ones, and returns those. Two that became one
     /// are one from then on.
     fn swap_outside(&mut self, swaps: &[Option<&Lease<Buffer>>]) -> Vec<Outside> {

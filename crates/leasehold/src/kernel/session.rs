@@ -41,7 +41,7 @@ pub struct Updated;
 
 /// One launch, staged.
 #[derive(Clone, Copy)]
-struct Launch {
+struct StagedLaunch {
     kernel: *const Prepared,
     grid: [u32; 3],
     block: [u32; 3],
@@ -56,7 +56,7 @@ struct Launch {
 pub(crate) struct Staged {
     /// The recording that the session was begun in; 0 for none.
     recording: u64,
-    launches: Vec<Launch>,
+    launches: Vec<StagedLaunch>,
     bindings: Vec<Binding>,
     params: Vec<u8>,
     /// The operands of all launches, for waits and tokens.
@@ -299,7 +299,7 @@ impl<'s, State> KernelSession<'s, State> {
         let bindings = &staged.bindings[staged.first_binding..];
         let params = &staged.params[staged.first_param..];
         kernel.rules.check_launch(&LaunchInfo::new((grid, block, shared), params, bindings))?;
-        staged.launches.push(Launch {
+        staged.launches.push(StagedLaunch {
             kernel,
             grid,
             block,

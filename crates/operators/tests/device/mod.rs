@@ -13,7 +13,7 @@ use leasehold::Runtime;
 use leasehold_hal::kernel::Binding;
 use leasehold_operators::kernels::cpu::elem::DType;
 use leasehold_operators::kernels::cpu::tile::{KernelSpec, NONE, Params, bind};
-use leasehold_operators::{Library, Operator, Part};
+use leasehold_operators::{BufferPart, Library, Operator};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Words around each operand that no kernel may access.
@@ -295,7 +295,7 @@ fn launch<P: Params>(
             continue;
         };
         let buffer = runtime.upload(&data.words)?;
-        parts.push(Some(Part::new(&buffer, data.offset as u64, data.len as u64)?));
+        parts.push(Some(BufferPart::new(&buffer, data.offset as u64, data.len as u64)?));
         buffers.push(Some(buffer));
     }
     let operator = Operator::new(library, name, params, &parts)?;

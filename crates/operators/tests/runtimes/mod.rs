@@ -98,7 +98,7 @@ fn gaps_of_padded_rows_are_the_same_in_a_graph() {
     use leasehold::ops::Pattern;
     use leasehold::{Runtime, View};
     use leasehold_operators::kernels::cpu::elementwise::CopyParams;
-    use leasehold_operators::{Library, Operator, Part};
+    use leasehold_operators::{BufferPart, Library, Operator};
     let cpu = Context::new().runtime(DeviceId::cpu(0)).expect("the device");
     let kernels = KernelRegistry::new();
     leasehold_operators::simulate(&kernels).expect("the kernels");
@@ -112,7 +112,7 @@ fn gaps_of_padded_rows_are_the_same_in_a_graph() {
         let x = runtime.upload(&[7u32; 6]).expect("rows");
         let y = runtime.alloc(3 * 16).expect("padded rows");
         let params = CopyParams { rows: 3, bytes: 8, from_pitch: 8, to_pitch: 16 };
-        let parts = [Some(Part::whole(&x)), Some(Part::new(&y, 0, 40).expect("rows"))];
+        let parts = [Some(BufferPart::whole(&x)), Some(BufferPart::new(&y, 0, 40).expect("rows"))];
         let copy = Operator::new(&library, "copy_2d", &params, &parts).expect("an operator");
         let run = |runtime: &Runtime| {
             // The second fill is not a repetition of the first one, because rows were written in

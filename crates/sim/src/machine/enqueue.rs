@@ -12,7 +12,8 @@ use super::fault::Disturbance;
 use super::graph::{Exec, ExecId, GraphId, Node, NodeId, NodeUpdate, Template};
 use super::space::AccessScope;
 use super::{
-    Event, EventId, Machine, Queue, QueueFailure, QueueId, Raised, Semaphore, SemaphoreId, State,
+    Event, EventId, Machine, MachineState, Queue, QueueFailure, QueueId, Raised, Semaphore,
+    SemaphoreId,
 };
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Name, Result};
@@ -443,7 +444,7 @@ impl Semaphore {
     }
 }
 
-impl State {
+impl MachineState {
     /// Records a change that may end waits.
     pub(super) fn progress(&mut self) {
         self.changed = true;

@@ -100,7 +100,7 @@ pub enum NodeUpdate {
 
 /// The content of a template's node.
 #[derive(Clone)]
-enum Part {
+enum TemplateNode {
     Action(NodeAction),
     Child(Arc<Flat>),
 }
@@ -108,7 +108,7 @@ enum Part {
 /// A template.
 #[derive(Default)]
 pub(crate) struct Template {
-    parts: Vec<(Part, Vec<u32>)>,
+    parts: Vec<(TemplateNode, Vec<u32>)>,
 }
 
 /// A template as one list, in topological order.
@@ -140,7 +140,7 @@ impl Template {
         if let Some(bad) = deps.iter().find(|d| d.0 >= id) {
             return Err(Error::invalid(format!("{bad:?} is no earlier node of the graph")));
         }
-        let part = Part::Action(match node {
+        let part = TemplateNode::Action(match node {
             Node::Kernel(k) => {
                 k.check()?;
                 NodeAction::Kernel(k)
@@ -161,7 +161,7 @@ impl Template {
             Node::Empty => NodeAction::Empty,
             Node::Child(_) => {
                 let flat = child.unwrap_or_default();
-                self.parts.push((Part::Child(flat), deps.iter().map(|d| d.0).collect()));
+                self.parts.push((TemplateNode::Child(flat), deps.iter().map(|d| d.0).collect()));
                 return Ok(NodeId(id));
             }
         });
@@ -180,14 +180,14 @@ impl Template {
             before.sort_unstable();
             before.dedup();
             match part {
-                Part::Action(action) => {
+                TemplateNode::Action(action) => {
                     let node = flat.actions.len() as u32;
                     flat.actions.push((action.clone(), at as u32));
                     flat.pred.push(before);
                     flat.place.push(Some(node));
                     ends.push(vec![node]);
                 }
-                Part::Child(child) => {
+                TemplateNode::Child(child) => {
                     let base = flat.actions.len() as u32;
                     let mut last: Vec<bool> = vec![true; child.actions.len()];
                     for (i, (action, _)) in child.actions.iter().enumerate() {

@@ -9,8 +9,8 @@
 //! pending command names it. The memory is freed nevertheless.
 
 use super::detect::{Actor, HOST, Operation, ReportKind};
-use super::space::{AccessScope, Gone, Part};
-use super::{Machine, MemoryUse, Monitor, PieceId, QueueId, State};
+use super::space::{AccessPart, AccessScope, Gone};
+use super::{Machine, MachineState, MemoryUse, Monitor, PieceId, QueueId};
 use leasehold_core::{Error, Name, Result};
 use leasehold_hal::Access;
 
@@ -293,7 +293,7 @@ impl Monitor {
     }
 }
 
-impl State {
+impl MachineState {
     /// Records an access of the host to its own memory.
     fn host_access(&mut self, addr: u64, bytes: u64, access: Access) {
         if !self.detector.on {
@@ -375,7 +375,7 @@ impl State {
     pub(super) fn regions(&self, action: &super::command::Action) -> Vec<(u64, u64)> {
         let mut regions = Vec::new();
         if self.detector.on {
-            let mut parts: Vec<Part> = Vec::new();
+            let mut parts: Vec<AccessPart> = Vec::new();
             action.for_each_range(|r| {
                 parts.clear();
                 if r.start < r.end

@@ -310,7 +310,7 @@ struct Semaphore {
     closing: bool,
 }
 
-pub(crate) struct State {
+pub(crate) struct MachineState {
     rng: Rng,
     faults: Faults,
     disturb: Option<Disturbance>,
@@ -355,7 +355,7 @@ pub(crate) struct State {
 }
 
 struct Inner {
-    state: Mutex<State>,
+    state: Mutex<MachineState>,
     bell: Condvar,
     config: MachineConfig,
 }
@@ -402,18 +402,18 @@ impl Deref for Machine {
 /// released.
 pub(crate) struct Locked<'a> {
     inner: &'a Inner,
-    guard: ManuallyDrop<MutexGuard<'a, State>>,
+    guard: ManuallyDrop<MutexGuard<'a, MachineState>>,
 }
 
 impl Deref for Locked<'_> {
-    type Target = State;
-    fn deref(&self) -> &State {
+    type Target = MachineState;
+    fn deref(&self) -> &MachineState {
         &self.guard
     }
 }
 
 impl DerefMut for Locked<'_> {
-    fn deref_mut(&mut self) -> &mut State {
+    fn deref_mut(&mut self) -> &mut MachineState {
         &mut self.guard
     }
 }
@@ -443,7 +443,7 @@ impl Machine {
         }
         let mut host = Clock::default();
         host.set(detect::HOST, 1);
-        let state = State {
+        let state = MachineState {
             rng: Rng::new(config.seed),
             faults: Faults::new(config.faults.clone()),
             disturb: None,
@@ -618,7 +618,7 @@ impl Monitor {
     #[must_use]
     pub fn take_reports(&self) -> Vec<Report> {
         let mut state = self.lock();
-        let State { detector, queues, .. } = &mut *state;
+        let MachineState { detector, queues, .. } = &mut *state;
         detector.take_reports(|queue| queues.contains_key(&QueueId(queue)))
     }
 
@@ -668,7 +668,7 @@ impl fmt::Debug for Monitor {
     }
 }
 
-impl State {
+impl MachineState {
     fn id(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id - 1

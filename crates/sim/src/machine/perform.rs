@@ -3,9 +3,9 @@
 use super::clock::Clock;
 use super::command::{Action, Done, FillCall, KernelCall, Transfer};
 use super::detect::{Operation, ReportKind, Unwritten};
-use super::space::{AccessScope, Part, STORE};
-use super::step::{Outcome, Place, panic_text};
-use super::{KernelBody, Launch, QueueId, State};
+use super::space::{AccessPart, AccessScope, STORE};
+use super::step::{CommandContext, Outcome, panic_text};
+use super::{KernelBody, Launch, MachineState, QueueId};
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::{Error, Fault};
@@ -13,9 +13,9 @@ use leasehold_hal::{Access, Binding};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Poll;
 
-impl State {
+impl MachineState {
     /// Executes an action.
-    pub(super) fn perform(&mut self, place: &mut Place, action: Action) -> Outcome {
+    pub(super) fn perform(&mut self, place: &mut CommandContext, action: Action) -> Outcome {
         match action {
             Action::Kernel(call) => self.kernel(place, call),
             Action::Copy(c) => result(self.copy(place, c), COPY_NANOS + c.bytes() / 16),
@@ -47,7 +47,7 @@ impl State {
             Action::WriteValue { addr, value } => result(self.write_value(place, addr, value), 100),
             Action::WaitValue { addr, value } => self.wait_value(place, addr, value),
             Action::Signal(s, value) => {
-                let State { queues, semaphores, .. } = self;
+                let MachineState { queues, semaphores, .. } = self;
                 if let Some((q, s)) = queues.get(&place.queue).zip(semaphores.get_mut(&s)) {
                     s.signal(value, q.clock.clone(), q.nanos);
                 }
@@ -91,11 +91,11 @@ impl State {
     /// The host address of a range. A range that was freed or reused since the enqueue is reported.
     fn reach(
         &mut self,
-        place: &Place,
+        place: &CommandContext,
         who: AccessScope,
         addr: u64,
         bytes: u64,
-        parts: &mut Vec<Part>,
+        parts: &mut Vec<AccessPart>,
     ) -> Result<*mut u8, String> {
         parts.clear();
         let found = self.space.resolve(who, addr, bytes, parts);
@@ -119,7 +119,13 @@ impl State {
     }
 
     /// Tells the detector about an access.
-    fn note_access(&mut self, place: &Place, parts: &[Part], access: Access, unwritten: Unwritten) {
+    fn note_access(
+        &mut self,
+        place: &CommandContext,
+        parts: &[AccessPart],
+        access: Access,
+        unwritten: Unwritten,
+    ) {
         if !self.detector.on {
             return;
         }
@@ -138,12 +144,12 @@ impl State {
         }
     }
 
-    fn kernel(&mut self, place: &Place, call: KernelCall) -> Outcome {
+    fn kernel(&mut self, place: &CommandContext, call: KernelCall) -> Outcome {
         let blocks = call.grid.iter().fold(1u64, |n, &g| n.saturating_mul(u64::from(g)));
         if blocks == 0 {
             return Outcome::Done(KERNEL_NANOS);
         }
-        let mut all: Vec<(Vec<Part>, Access)> = Vec::with_capacity(call.bindings.len());
+        let mut all: Vec<(Vec<AccessPart>, Access)> = Vec::with_capacity(call.bindings.len());
         let mut bindings: Vec<Binding> = Vec::with_capacity(call.bindings.len());
         for (i, b) in call.bindings.iter().enumerate() {
             let mut parts = Vec::new();
@@ -198,7 +204,7 @@ impl State {
         &self,
         call: &KernelCall,
         bindings: &[Binding],
-        parts: &[(Vec<Part>, Access)],
+        parts: &[(Vec<AccessPart>, Access)],
     ) -> Vec<(usize, Vec<u8>)> {
         let mut read = Vec::new();
         if !self.detector.on || matches!(call.kernel.spec.body, KernelBody::Poll(_)) {
@@ -232,7 +238,7 @@ impl State {
     /// Reports bindings that a kernel has written although it declares to read them.
     fn compare(
         &mut self,
-        place: &Place,
+        place: &CommandContext,
         call: &KernelCall,
         bindings: &[Binding],
         watched: Vec<(usize, Vec<u8>)>,
@@ -249,7 +255,7 @@ impl State {
         }
     }
 
-    fn copy(&mut self, place: &Place, c: Transfer) -> Result<(), String> {
+    fn copy(&mut self, place: &CommandContext, c: Transfer) -> Result<(), String> {
         if c.width == 0 {
             return Ok(());
         }
@@ -269,7 +275,7 @@ impl State {
         Ok(())
     }
 
-    fn fill(&mut self, place: &Place, c: FillCall) -> Result<(), String> {
+    fn fill(&mut self, place: &CommandContext, c: FillCall) -> Result<(), String> {
         let pattern = c.pattern.to_le_bytes();
         let unit = usize::from(c.unit);
         let mut parts = Vec::new();
@@ -292,7 +298,7 @@ impl State {
         Ok(())
     }
 
-    fn write_value(&mut self, place: &Place, addr: u64, value: u64) -> Result<(), String> {
+    fn write_value(&mut self, place: &CommandContext, addr: u64, value: u64) -> Result<(), String> {
         let mut parts = Vec::new();
         let at = self.reach(place, AccessScope::Engine, addr, 8, &mut parts)?;
         if let Some((q, key)) = self.queues.get(&place.queue).zip(parts.first().map(|p| p.key)) {
@@ -304,7 +310,7 @@ impl State {
         Ok(())
     }
 
-    fn wait_value(&mut self, place: &Place, addr: u64, value: u64) -> Outcome {
+    fn wait_value(&mut self, place: &CommandContext, addr: u64, value: u64) -> Outcome {
         let mut parts = Vec::new();
         if let Err(e) = self.reach(place, AccessScope::Engine, addr, 8, &mut parts) {
             return Outcome::Fault(e);
@@ -319,7 +325,12 @@ impl State {
         Outcome::Done(100)
     }
 
-    fn wait_semaphore(&mut self, place: &Place, id: super::SemaphoreId, value: u64) -> Outcome {
+    fn wait_semaphore(
+        &mut self,
+        place: &CommandContext,
+        id: super::SemaphoreId,
+        value: u64,
+    ) -> Outcome {
         let Some(s) = self.semaphores.get(&id) else {
             return Outcome::Fail(Error::state(format!(
                 "{id:?} was given up before it reached {value}"
@@ -338,7 +349,7 @@ impl State {
     }
 
     /// Frees memory in queue order, after a report of its remaining users.
-    fn free_here(&mut self, place: &Place, addr: u64) {
+    fn free_here(&mut self, place: &CommandContext, addr: u64) {
         let Ok(gone) = self.space.allocation(addr) else {
             self.detector.report(ReportKind::UseAfterFree, None, place.operation(), addr, 0);
             return;

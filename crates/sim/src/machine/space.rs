@@ -143,7 +143,7 @@ struct HostRange {
 
 /// A contiguous part of an access within one memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct AccessPart {
     /// The memory's identity.
     pub(crate) key: u64,
     pub(crate) bytes: u64,
@@ -593,7 +593,7 @@ impl Space {
         who: AccessScope,
         addr: u64,
         bytes: u64,
-        parts: &mut Vec<Part>,
+        parts: &mut Vec<AccessPart>,
     ) -> Result<*mut u8, String> {
         let Some(end) = addr.checked_add(bytes) else {
             return Err(format!(
@@ -619,7 +619,7 @@ impl Space {
                 ));
             }
             let to = end.min(from + r.bytes);
-            parts.push(Part {
+            parts.push(AccessPart {
                 key: STORE | (r.store + (at - from)),
                 bytes: to - at,
                 region: r.id,
@@ -647,7 +647,7 @@ impl Space {
         who: AccessScope,
         addr: u64,
         bytes: u64,
-        parts: &mut Vec<Part>,
+        parts: &mut Vec<AccessPart>,
     ) -> Result<*mut u8, String> {
         let range =
             self.host.range(..=addr).next_back().filter(|(at, h)| addr + bytes <= *at + h.bytes);
@@ -659,7 +659,7 @@ impl Space {
             return Err(format!("illegal address: {bytes} bytes at the null address"));
         }
         if bytes != 0 {
-            parts.push(Part { key: addr, bytes, region, addr });
+            parts.push(AccessPart { key: addr, bytes, region, addr });
         }
         Ok(addr as *mut u8)
     }

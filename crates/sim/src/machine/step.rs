@@ -14,7 +14,7 @@ use super::command::{Action, Entry, HostFn, NodeAction, Running};
 use super::detect::{Actor, Ancestors, Operation};
 use super::space::AccessScope;
 use super::{
-    FaultScope, MachineConfig, Monitor, Queue, QueueFailure, QueueId, Ran, State, Stepping,
+    FaultScope, MachineConfig, MachineState, Monitor, Queue, QueueFailure, QueueId, Ran, Stepping,
 };
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
@@ -63,7 +63,7 @@ pub(super) enum Outcome {
 }
 
 /// The place of an action's execution.
-pub(super) struct Place {
+pub(super) struct CommandContext {
     pub(super) queue: QueueId,
     pub(super) device: u32,
     pub(super) agent: u32,
@@ -77,7 +77,7 @@ pub(super) struct Place {
     pub(super) scope: Option<Name>,
 }
 
-impl Place {
+impl CommandContext {
     pub(super) fn actor(&self) -> Actor<'_> {
         Actor {
             agent: self.agent,
@@ -177,7 +177,7 @@ enum Ready {
     Delayed,
 }
 
-impl State {
+impl MachineState {
     /// Selects a head and runs it.
     fn step(&mut self, config: &MachineConfig) -> Step {
         loop {
@@ -316,7 +316,7 @@ impl State {
             return self.skip(id, entry);
         }
         let (device, agent, epoch) = (q.device, q.agent, q.epoch);
-        let mut place = Place {
+        let mut place = CommandContext {
             queue: id,
             device,
             agent,
@@ -375,7 +375,7 @@ impl State {
         &mut self,
         mut g: Box<Running>,
         mut entry: Entry,
-        mut place: Place,
+        mut place: CommandContext,
         config: &MachineConfig,
     ) -> Step {
         let id = place.queue;
@@ -532,7 +532,7 @@ impl State {
             self.end_semaphores();
         }
         self.progress();
-        let State { detector, host, queues, .. } = self;
+        let MachineState { detector, host, queues, .. } = self;
         detector.compact(|| {
             let mut known = host.clone();
             queues
@@ -553,7 +553,7 @@ impl State {
     }
 
     /// Applies the result of an action.
-    fn settle(&mut self, place: &Place, outcome: Outcome, config: &MachineConfig) {
+    fn settle(&mut self, place: &CommandContext, outcome: Outcome, config: &MachineConfig) {
         let mut end = self.nanos;
         if let Some(q) = self.queues.get_mut(&place.queue) {
             if let Outcome::Done(nanos) = outcome {

@@ -10,7 +10,7 @@
 //! This module must not know how commands run.
 
 use super::space::AccessScope;
-use super::{EventId, Machine, Monitor, QueueId, SemaphoreId, State, Stepping};
+use super::{EventId, Machine, MachineState, Monitor, QueueId, SemaphoreId, Stepping};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::{Error, Result};
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ impl Monitor {
     fn wait_for(
         &self,
         timeout: Option<Duration>,
-        mut over: impl FnMut(&mut State) -> Option<Result<()>>,
+        mut over: impl FnMut(&mut MachineState) -> Option<Result<()>>,
     ) -> Result<()> {
         let config = &self.0.config;
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
@@ -286,7 +286,7 @@ impl Machine {
     }
 }
 
-impl State {
+impl MachineState {
     /// Returns whether a queue is over up to a command. If so, the host learns the queue's clock.
     fn queue_over(&mut self, queue: QueueId, target: u64) -> Result<bool> {
         let device = self.queue(queue)?.device;

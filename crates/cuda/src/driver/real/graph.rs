@@ -10,8 +10,8 @@ use super::stream::Extra;
 use super::{RealDriver, belief, drive};
 use crate::conv::{self, code};
 use crate::driver::ops::{
-    GraphOps, Launch, NativeCopy, NativeEvent, NativeFill, NativeGraph, NativeGraphExec,
-    NativeNode, NativeStream, Updated,
+    GraphExecUpdate, GraphOps, Launch, NativeCopy, NativeEvent, NativeFill, NativeGraph,
+    NativeGraphExec, NativeNode, NativeStream,
 };
 use cudarc::driver::sys::{
     self, CUDA_HOST_NODE_PARAMS, CUDA_KERNEL_NODE_PARAMS, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS,
@@ -127,10 +127,10 @@ impl RealDriver {
         made.and_then(|()| belief::object("cuGraphAddNode", node)).map(NativeNode)
     }
 
-    fn updated(&self, api: &'static str, code: i32) -> Result<Updated> {
+    fn updated(&self, api: &'static str, code: i32) -> Result<GraphExecUpdate> {
         match code {
-            0 => Ok(Updated::InPlace),
-            code if conv::is_refused_update(code) => Ok(Updated::Refused),
+            0 => Ok(GraphExecUpdate::InPlace),
+            code if conv::is_refused_update(code) => Ok(GraphExecUpdate::Refused),
             code => Err(self.failed(api, code, 0)),
         }
     }
@@ -340,7 +340,7 @@ impl GraphOps for RealDriver {
         exec: NativeGraphExec,
         node: NativeNode,
         launch: &Launch<'_>,
-    ) -> Result<Updated> {
+    ) -> Result<GraphExecUpdate> {
         let mut extra = Extra::new(launch.args);
         let params = kernel(launch, &mut extra);
         let (exec, node) = (exec.0 as CUgraphExec, node.0 as CUgraphNode);
@@ -357,7 +357,7 @@ impl GraphOps for RealDriver {
         exec: NativeGraphExec,
         node: NativeNode,
         copy: &NativeCopy,
-    ) -> Result<Updated> {
+    ) -> Result<GraphExecUpdate> {
         let params = copy_node(copy);
         let context = self.current_raw();
         let (exec, node) = (exec.0 as CUgraphExec, node.0 as CUgraphNode);
@@ -374,7 +374,7 @@ impl GraphOps for RealDriver {
         exec: NativeGraphExec,
         node: NativeNode,
         fill: &NativeFill,
-    ) -> Result<Updated> {
+    ) -> Result<GraphExecUpdate> {
         let params = fill_node(fill);
         let context = self.current_raw();
         let (exec, node) = (exec.0 as CUgraphExec, node.0 as CUgraphNode);

@@ -7,8 +7,8 @@ use super::tables::{Exec, Graph, GraphNode, NodeKind, Tables};
 use super::{SimDriver, call_back, refuse};
 use crate::conv::code;
 use crate::driver::ops::{
-    CopyKind, GraphOps, Launch, NativeCopy, NativeEvent, NativeFill, NativeGraph, NativeGraphExec,
-    NativeNode, NativeStream, Updated,
+    CopyKind, GraphExecUpdate, GraphOps, Launch, NativeCopy, NativeEvent, NativeFill, NativeGraph,
+    NativeGraphExec, NativeNode, NativeStream,
 };
 use leasehold_core::{Error, Result};
 use leasehold_sim::{Command, Node, NodeId, NodeUpdate};
@@ -53,11 +53,11 @@ impl Tables {
 }
 
 /// The outcome of an update. The driver's code 1 for a refusal is no error to the caller.
-fn refused(told: Result<()>) -> Result<Updated> {
+fn refused(told: Result<()>) -> Result<GraphExecUpdate> {
     match told {
-        Ok(()) => Ok(Updated::InPlace),
+        Ok(()) => Ok(GraphExecUpdate::InPlace),
         Err(Error::Driver { code, .. }) if crate::conv::is_refused_update(code) => {
-            Ok(Updated::Refused)
+            Ok(GraphExecUpdate::Refused)
         }
         Err(e) => Err(e),
     }
@@ -88,7 +88,7 @@ impl SimDriver {
         node: NativeNode,
         may: impl FnOnce(&Exec, NodeKind) -> bool,
         update: NodeUpdate,
-    ) -> Result<Updated> {
+    ) -> Result<GraphExecUpdate> {
         let told = {
             let tables = self.lock();
             let (exec, node) = match tables.exec_node(api, exec, node) {
@@ -96,7 +96,7 @@ impl SimDriver {
                 Err(e) => return refused(Err(e)),
             };
             if !may(exec, node.kind) {
-                return Ok(Updated::Refused);
+                return Ok(GraphExecUpdate::Refused);
             }
             self.machine.exec_update(exec.id, &[(node.id, update)])
         };
@@ -303,12 +303,12 @@ impl GraphOps for SimDriver {
         exec: NativeGraphExec,
         node: NativeNode,
         launch: &Launch<'_>,
-    ) -> Result<Updated> {
+    ) -> Result<GraphExecUpdate> {
         const API: &str = "cuGraphExecKernelNodeSetParams";
         let scope = self.enter(API)?;
         let call = match self.lock().kernel_call(API, scope, launch) {
             Ok(Work::Kernel(call, _)) => call,
-            Ok(_) => return Ok(Updated::Refused),
+            Ok(_) => return Ok(GraphExecUpdate::Refused),
             Err(e) => return refused(Err(e)),
         };
         // The context of a node's function may not change.
@@ -321,13 +321,13 @@ impl GraphOps for SimDriver {
         exec: NativeGraphExec,
         node: NativeNode,
         copy: &NativeCopy,
-    ) -> Result<Updated> {
+    ) -> Result<GraphExecUpdate> {
         const API: &str = "cuGraphExecMemcpyNodeSetParams";
         self.enter(API)?;
         // SAFETY: the caller vouches for both ranges whenever the graph runs.
         let transfer = match unsafe { self.checked_copy(API, copy) } {
             Ok(Work::Copy(transfer, _)) if transfer.bytes() != 0 => transfer,
-            Ok(_) => return Ok(Updated::Refused),
+            Ok(_) => return Ok(GraphExecUpdate::Refused),
             Err(e) => return refused(Err(e)),
         };
         // The kinds of memory may not change, and only 1-D copies can be changed.
@@ -341,12 +341,12 @@ impl GraphOps for SimDriver {
         exec: NativeGraphExec,
         node: NativeNode,
         fill: &NativeFill,
-    ) -> Result<Updated> {
+    ) -> Result<GraphExecUpdate> {
         const API: &str = "cuGraphExecMemsetNodeSetParams";
         self.enter(API)?;
         let fill = match self.checked_fill(API, fill) {
             Ok(Work::Fill(fill)) if fill.width != 0 => fill,
-            Ok(_) => return Ok(Updated::Refused),
+            Ok(_) => return Ok(GraphExecUpdate::Refused),
             Err(e) => return refused(Err(e)),
         };
         self.change(API, exec, node, |_, kind| kind == NodeKind::Fill, NodeUpdate::Fill(fill))

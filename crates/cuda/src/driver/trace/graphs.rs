@@ -3,7 +3,8 @@
 use super::kernels::Arguments;
 use super::{CopyKind, Order, Scenario, Trace};
 use crate::driver::ops::{
-    Launch, NativeCopy, NativeFill, NativeGraph, NativeGraphExec, NativeNode, NativeStream, Updated,
+    GraphExecUpdate, Launch, NativeCopy, NativeFill, NativeGraph, NativeGraphExec, NativeNode,
+    NativeStream,
 };
 use leasehold_core::Result;
 use std::sync::Arc;
@@ -82,7 +83,7 @@ impl Trace<'_> {
         exec: NativeGraphExec,
         node: NativeNode,
         fill: &NativeFill,
-    ) -> Result<Updated> {
+    ) -> Result<GraphExecUpdate> {
         // SAFETY: scenarios keep the memory of their nodes until the last run of the graph was
         // waited for.
         unsafe { self.ops.exec_set_fill(exec, node, fill) }
@@ -93,7 +94,7 @@ impl Trace<'_> {
         exec: NativeGraphExec,
         node: NativeNode,
         copy: &NativeCopy,
-    ) -> Result<Updated> {
+    ) -> Result<GraphExecUpdate> {
         // SAFETY: scenarios keep the memory of their nodes until the last run of the graph was
         // waited for.
         unsafe { self.ops.exec_set_copy(exec, node, copy) }
@@ -104,7 +105,7 @@ impl Trace<'_> {
         exec: NativeGraphExec,
         node: NativeNode,
         launch: &Launch<'_>,
-    ) -> Result<Updated> {
+    ) -> Result<GraphExecUpdate> {
         // SAFETY: scenarios keep the memory of their nodes until the last run of the graph was
         // waited for.
         unsafe { self.ops.exec_set_kernel(exec, node, launch) }

@@ -29,9 +29,9 @@ mod streams;
 mod vmm;
 
 use super::ops::{
-    CopyKind, CudaSlowOps, FunctionInfo, HostFlags, NativeContext, NativeCopy, NativeEvent,
-    NativeFunction, NativeGraph, NativeGraphExec, NativeMemory, NativeModule, NativeNode,
-    NativeStream, Progress, Updated,
+    CopyKind, CudaSlowOps, FunctionInfo, GraphExecUpdate, HostFlags, NativeContext, NativeCopy,
+    NativeEvent, NativeFunction, NativeGraph, NativeGraphExec, NativeMemory, NativeModule,
+    NativeNode, NativeStream, Progress,
 };
 use super::vouched::Vouched;
 use leasehold_core::sync::Mutex;
@@ -275,7 +275,7 @@ shown! {
     u32: s => s;
     u64: s => if *s == 0 { "null" } else { "an address" };
     Progress: s => if *s == Progress::Complete { "complete" } else { "pending" };
-    Updated: s => if *s == Updated::InPlace { "in place" } else { "refused" };
+    GraphExecUpdate: s => if *s == GraphExecUpdate::InPlace { "in place" } else { "refused" };
     NativeContext: s => if s.is_null() { "no context" } else { "a context" };
     NativeStream: s => if s.is_null() { "no stream" } else { "a stream" };
     NativeEvent: s => if s.is_null() { "no event" } else { "an event" };

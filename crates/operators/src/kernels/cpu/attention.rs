@@ -83,7 +83,7 @@ impl Cut {
 }
 
 /// The state of a tile's queries, on the stack.
-struct State {
+struct SoftmaxState {
     /// Scaled queries, `head_dim` apart.
     queries: MaybeUninit<[f32; QUERIES * MAX_HEAD_DIM]>,
     /// Sums of values, `head_dim` apart.
@@ -107,7 +107,7 @@ struct Cache<T> {
 /// Attends with `heads` queries for each of `lens.len()` rows; row `r` attends to the first
 /// `lens[r]` positions.
 struct Attend<'a, T> {
-    state: &'a mut State,
+    state: &'a mut SoftmaxState,
     cache: Cache<T>,
     heads: usize,
     lens: &'a [usize],
@@ -336,8 +336,8 @@ fn shape(p: &AttentionParams) -> Result<([usize; 3], Extent, Extent, Extent), Re
 
 /// A state with uninitialised queries.
 #[inline(always)]
-fn state() -> State {
-    State {
+fn state() -> SoftmaxState {
+    SoftmaxState {
         queries: MaybeUninit::uninit(),
         sums: MaybeUninit::uninit(),
         scores: MaybeUninit::uninit(),
