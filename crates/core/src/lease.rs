@@ -12,6 +12,8 @@
 //!   generation matches, `strong > 0`, findable, neither unique nor frozen.
 //! - a unique lease. Operations: plain stores. Condition: the unique bit is set: CASes of handles
 //!   fail, no other lease exists.
+//! - leases from [`UniqueLease::share_unlisted`]. Operations: those of leases. Condition: `strong`
+//!   counts them, and the unique bit stays set for the rest of the generation.
 //! - a shutdown. Operations: CAS that sets `frozen`. Condition: `strong` is 1 and that one is the
 //!   manager's own.
 //!
@@ -696,6 +698,16 @@ impl<T: 'static> UniqueLease<T> {
             hdr.state.store(s & !UNIQUE, Ordering::Release);
             Lease::from_raw(this.hdr, this.val)
         }
+    }
+
+    /// As [`share`](Self::share), but no handle and no weak lease finds the resource in this
+    /// generation: only clones of this lease lead to it. For what a library reads or writes
+    /// without asking for other holders.
+    pub fn share_unlisted(self) -> Lease<T> {
+        let this = ManuallyDrop::new(self);
+        // SAFETY: the count passes to the lease. The unique bit keeps handles away; the drop of
+        // the last lease gives the slot up with all its bits.
+        unsafe { Lease::from_raw(this.hdr, this.val) }
     }
 }
 

@@ -531,8 +531,9 @@ impl Runtime {
     /// Ends the recording and makes a graph of it.
     ///
     /// # Errors
-    /// `Recording` when the thread does not record; `OutOfMemory` for the temporaries. The
-    /// recording is over either way.
+    /// `Recording` when the thread does not record; `OutOfMemory` for the temporaries; `Occupied`
+    /// while a temporary is held exclusively ([`Lease::try_unique`]). The recording is over either
+    /// way.
     #[doc(alias = "stopGraphRecording")]
     pub fn stop_graph_recording(&self) -> Result<Graph> {
         recorder::stop(self)

@@ -52,7 +52,8 @@ fn alike(all: &[&Dense]) -> bool {
 }
 
 /// Zeroed words that the device writes and the host reads, in place if possible: in pinned memory
-/// if the host has no access to device memory.
+/// if the host has no access to device memory. No handle leads to them: the host reads them beside
+/// the device.
 fn shared_words(runtime: &Runtime, count: usize) -> Result<Lease<Buffer>> {
     let bytes = 4 * count as u64;
     let mut words = None;
@@ -60,6 +61,8 @@ fn shared_words(runtime: &Runtime, count: usize) -> Result<Lease<Buffer>> {
         words = Some(runtime.alloc_pinned(bytes)?).filter(|w| w.host_kind() == HostKind::Pinned);
     }
     let words = words.map_or_else(|| runtime.alloc(bytes), Ok)?;
+    let words = words.try_unique().map_err(|_| Error::Occupied { resource: "buffer" })?;
+    let words = words.share_unlisted();
     runtime.stream().fill(words.view(), 0u32)?;
     Ok(words)
 }
@@ -373,7 +376,8 @@ impl<'m> Decoder<'m> {
             runtime.wait_for(self.born)?;
             runtime.wait_for(point)?;
             // SAFETY: an aligned word of a live buffer in host memory, which was filled before
-            // `born`. Any step that is not over writes the word as one atomic access.
+            // `born`. Only the steps use the buffer, to which no handle leads. Any step that is not
+            // over writes the word as one atomic access.
             let slot = unsafe {
                 AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(slot.addr() as usize))
             };

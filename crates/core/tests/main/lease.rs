@@ -63,6 +63,36 @@ fn unique_is_the_sole_holder_with_mut() {
 }
 
 #[test]
+fn only_clones_lead_to_what_was_shared_unlisted() {
+    both(|config| {
+        let (pool, _) = pool(config);
+        let unique = pool.acquire_unique(&want(1)).unwrap();
+        let handle = unique.handle();
+        let lease = unique.share_unlisted();
+        let (clone, weak) = (lease.clone(), lease.downgrade());
+        assert!(clone.same(&lease) && lease.strong_count() == 2 && pool.is_alive(handle));
+        assert_eq!(lease.handle(), handle);
+        for _ in 0..2 {
+            assert_eq!(kind(pool.lease(handle)), "Occupied");
+            assert_eq!(kind(weak.try_upgrade()), "Occupied");
+        }
+        drop(lease);
+        assert_eq!(kind(pool.lease(handle)), "Occupied");
+        // The last one alone may have it listed again.
+        let listed = clone.try_unique().expect("the only one").share();
+        assert!(pool.lease(handle).unwrap().same(&listed));
+        drop(listed.try_unique().expect("the only one").share_unlisted());
+        assert_eq!(
+            (kind(pool.lease(handle)), kind(weak.try_upgrade())),
+            ("StaleHandle", "StaleHandle")
+        );
+        // The slot's next generation is found.
+        let next = pool.acquire(&want(1)).unwrap();
+        assert!(pool.lease(next.handle()).is_ok());
+    });
+}
+
+#[test]
 fn unique_is_refused_while_others_hold_or_claim() {
     let (pool, _) = pool(config());
     let a = pool.acquire(&want(1)).unwrap();

@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use leasehold_core::{Error, HostTimelineOwner, Lease, Result};
-use leasehold_cuda::CudaConfig;
+use leasehold_cuda::{CompletionSource, CudaConfig};
 use leasehold_hal::{Backend, Device, DeviceId, HostTimeline, Op, Stream};
 use leasehold_sim::{FaultAction, FaultPlan, FaultRule, When};
 use std::time::{Duration, Instant};
@@ -248,4 +248,22 @@ fn a_shutdown_finishes_what_needs_nobody() {
         bench.close();
         assert!(ran.load(leasehold_core::sync::atomic::Ordering::Acquire));
     }
+}
+
+/// Without words a stream keeps the events that signal its values. Another stream's end may settle
+/// the values first.
+#[test]
+fn signals_that_nobody_asks_for_any_more_do_not_keep_a_context() {
+    let config = inline().completion(CompletionSource::Events);
+    let bench = Bench::with(driver_config(3), config);
+    let device = bench.open(0);
+    let (a, b) = (stream(&device), stream(&device));
+    let (x, y) = (buffer(&device, &a, 64), buffer(&device, &b, 64));
+    let first = submit(&a, &[fill(&x, 1)]).unwrap();
+    a.flush().unwrap();
+    let second = submit(&b, &[Op::Wait(a.timeline().at(first)), fill(&y, 2)]).unwrap();
+    wait(&b, second).unwrap();
+    assert!(a.timeline().is_idle(), "what it waited for is over");
+    drop((x, y, a, b, device));
+    bench.close();
 }

@@ -231,11 +231,15 @@ pub(crate) fn stop(runtime: &Runtime) -> Result<Graph> {
     // A holder of a buffer of the recording may use the buffer beside the graph. These leases keep
     // the buffer until it has its address.
     let memory = &runtime.inner.memory;
-    let held: Vec<_> = recording
-        .members
-        .values()
-        .filter_map(|m| Some((memory.lease(m.handle).ok()?, m.usage.writes)))
-        .collect();
+    let mut held = Vec::new();
+    for m in recording.members.values() {
+        match memory.lease(m.handle) {
+            Ok(lease) => held.push((lease, m.usage.writes)),
+            Err(Error::StaleHandle { .. }) => {}
+            // A launch could not be ordered with what its holder does later.
+            Err(_) => return Err(Error::Occupied { resource: "temporary of a recording" }),
+        }
+    }
     let lifetimes: Vec<Lifetime> = recording
         .members
         .iter()

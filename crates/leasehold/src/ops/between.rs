@@ -26,7 +26,7 @@ use crate::view::{Operand, View};
 use leasehold_alloc::{Buffer, HostKind, Layout, On};
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::Arc;
-use leasehold_core::{Error, Lease, Result, Timepoint};
+use leasehold_core::{Error, Lease, Result, Timepoint, UniqueLease};
 use leasehold_hal::{Copy2d, Download, HostCall, MemoryKind, Op, Upload};
 
 /// Bytes of a staging buffer, at the least (for a copy that is longer) and at the most.
@@ -187,14 +187,16 @@ impl Way<'_> {
         unsafe { self.stream.pass_checked(&Op::Copy(*self.copy), &[self.from, self.to]) }.map(drop)
     }
 
-    /// Host memory that `first` writes first. Where one side is host memory its driver must know
-    /// the staging memory too; else it is of the device that has pinned memory, if one has.
+    /// Host memory that `first` writes first, and to which no handle leads. Where one side is host
+    /// memory its driver must know the staging memory too; else it is of the device that has pinned
+    /// memory, if one has.
     fn staging(&self, first: &StreamCore, bytes: u64) -> Result<Lease<Buffer>> {
         let pinned = |r: &RuntimeInner| r.device.caps().pinned;
         let of_other = self.host.1 || !self.host.0 && !pinned(self.ours()) && pinned(&self.other);
         let runtime = if of_other { &self.other } else { self.ours() };
         let on = On { timeline: first.timeline, source: first.raw_source() };
-        runtime.device.memory(MemoryKind::Pinned)?.alloc(Layout::new(bytes), on)
+        let memory = runtime.device.memory(MemoryKind::Pinned)?;
+        memory.alloc_unique(Layout::new(bytes), on).map(UniqueLease::share_unlisted)
     }
 
     fn staged(&self) -> Result<()> {

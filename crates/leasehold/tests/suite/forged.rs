@@ -1,9 +1,10 @@
 //! Values that safe code can make up, and the runtime's answers to them.
 
+use crate::between::World;
 use crate::common::*;
 use leasehold::GraphUpdate;
 use leasehold::{Buffer, BufferHandle, Lease, Protection, Runtime, View, ops};
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// The leases that the test shows for ever stay in statics, where a leak detector finds them.
 static SHOWN: [OnceLock<Lease<Buffer>>; 2] = [OnceLock::new(), OnceLock::new()];
@@ -148,4 +149,53 @@ fn a_guessed_handle_leads_to_no_staging_memory() {
     assert!(kinds.contains(&"Occupied") && !kinds.contains(&"ok"), "{kinds:?}");
     host_timeline.signal(go.value()).unwrap();
     assert_eq!(runtime.to_vec(dst.slice(..4)).unwrap(), [1; 4]);
+}
+
+#[test]
+fn a_guessed_handle_leads_to_no_memory_of_a_copy_between_devices() {
+    const PIECE: u64 = 1 << 20;
+    let world = World::new(9);
+    let (a, b) = (world.runtime("sim:0"), world.runtime("cpu:0"));
+    let (x, y) = (a.alloc(4 * PIECE).unwrap(), b.alloc(4 * PIECE).unwrap());
+    let pinned = a.raw_device().memory(leasehold::MemoryKind::Pinned).unwrap();
+    pinned.set_budget(4 * PIECE);
+    let mut probes: Vec<_> = std::iter::from_fn(|| a.alloc_pinned(PIECE).ok()).collect();
+    // Room for one of two staging buffers. The second finds none and asks for some: a thread that
+    // guesses could come now.
+    let guesses = guesses(vec![probes.pop().unwrap()]);
+    let (pool, found) = (Mutex::new(Some(pinned.clone())), Arc::new(Mutex::new(Vec::new())));
+    let (pool, kinds) = (Arc::new(pool), found.clone());
+    let place = pool.clone();
+    pinned.add_reclaimer(
+        0,
+        Box::new(move |_| {
+            let pool = place.lock().unwrap();
+            let Some(pool) = &*pool else { return 0 };
+            kinds.lock().unwrap().extend(guesses.iter().map(|&g| kind(pool.lease(g))));
+            0
+        }),
+    );
+    assert_eq!(kind(a.stream().copy(y.view(), x.view())), "OutOfMemory");
+    let kinds = found.lock().unwrap();
+    assert!(kinds.contains(&"Occupied") && !kinds.contains(&"ok"), "{kinds:?}");
+    // The pool has the reclaimer, which must not have the pool.
+    pool.lock().unwrap().take();
+}
+
+/// Such a buffer would be the graph's to use, and somebody else's too.
+#[test]
+fn a_temporary_that_somebody_has_alone_stops_no_recording() {
+    let runtime = runtime();
+    let out = runtime.zeros::<u8>(64).unwrap();
+    let mut kept = None;
+    let recorded = runtime.record_graph(|runtime| {
+        let temporary = runtime.alloc(64)?;
+        runtime.stream().fill(temporary.view(), 1u8)?;
+        runtime.stream().copy(out.view(), temporary.view())?;
+        kept = Some(temporary.try_unique().expect("the only lease"));
+        Ok(())
+    });
+    assert_eq!(kind(recorded), "Occupied");
+    let kept = kept.unwrap().share();
+    assert_eq!(kind(runtime.stream().fill(kept.view(), 2u8)), "Recording", "it has no memory");
 }

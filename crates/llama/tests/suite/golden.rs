@@ -1,8 +1,8 @@
 //! Generated text against transformers' results in float64, eager and as a graph.
 
 use super::{golden, model_dirs, weights_of};
-use leasehold::{Context, DeviceId, Runtime};
-use leasehold_llama::{Config, DType, Mode, Model, Request, Sampling, generate};
+use leasehold::{BufferHandle, Context, DeviceId, Error, MemoryKind, Runtime};
+use leasehold_llama::{Config, DType, Decoder, Mode, Model, Request, Sampling, generate};
 use leasehold_sim::{KernelRegistry, MachineConfig, SimBackend};
 use std::sync::Arc;
 
@@ -103,5 +103,49 @@ fn same_as_transformers(runtime: &Runtime) {
             assert_eq!(graph.driver_calls, 0);
             assert_eq!(graph.allocations, 0);
         }
+    }
+}
+
+/// The host reads the ring of tokens while steps write it. No lease of it may be had by handle.
+#[test]
+fn a_guessed_handle_leads_to_no_ring_of_tokens() {
+    const RING: u64 = 1234;
+    let kernels = KernelRegistry::new();
+    leasehold_operators::simulate(&kernels).unwrap();
+    let sim = SimBackend::new(MachineConfig::seed(7).kernels(kernels)).unwrap();
+    let sim = Context::with_backends(vec![Arc::new(sim)]);
+    let dir = model_dirs().into_iter().find(|dir| dir.ends_with("grouped-heads")).unwrap();
+    let config = Config::from_dir(&dir).unwrap();
+    let weights = weights_of(&dir, &config).unwrap();
+    for runtime in [
+        Context::new().runtime(DeviceId::cpu(0)).unwrap(),
+        sim.runtime("sim:0".parse().unwrap()).unwrap(),
+    ] {
+        let model = Model::load(&runtime, &config, &weights, DType::F32, &mut |_, _| {}).unwrap();
+        let pinned = runtime.raw_device().memory(MemoryKind::Pinned).unwrap();
+        // Handles of all rows that the decoder may take.
+        let mut probes = Vec::new();
+        for _ in 0..200 {
+            probes.push(runtime.alloc(4 * RING).unwrap());
+            probes.push(runtime.alloc_pinned(4 * RING).unwrap());
+        }
+        let bits: Vec<u64> = probes.iter().map(|p| p.handle().to_bits().get()).collect();
+        drop(probes);
+        let mut decoder = Decoder::new(&model, 16, RING as usize, Sampling::default()).unwrap();
+        let (mut rings, mut hidden) = (0, 0);
+        for guess in bits.iter().flat_map(|b| (1..6u64).map(move |g| b + (g << 32))) {
+            let guess = BufferHandle::from_bits(guess).unwrap();
+            for pool in [runtime.allocator(), &pinned] {
+                match pool.lease(guess) {
+                    Ok(found) => rings += u32::from(found.len() == 4 * RING),
+                    Err(Error::Occupied { .. }) => hidden += 1,
+                    Err(_) => {}
+                }
+            }
+        }
+        assert_eq!(rings, 0, "{}", runtime.device());
+        assert!(hidden > 0, "{}: it is there", runtime.device());
+        let point = decoder.prefill(&[1, 2]).unwrap();
+        decoder.token(0, point).unwrap();
     }
 }

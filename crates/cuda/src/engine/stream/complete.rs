@@ -8,6 +8,7 @@ use crate::engine::deferred::PumpState;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::sync::{spin_loop, thread};
 use leasehold_core::{Error, Fault, Result, VALUE_LIMIT};
+use std::mem::take;
 use std::time::{Duration, Instant};
 
 impl StreamCore {
@@ -179,9 +180,12 @@ impl StreamCore {
             self.finish_failed();
         }
         if timeline.is_idle() {
-            // No stream waits for the marks, and their events may serve other streams.
-            let recorded = std::mem::take(&mut self.state.lock().recorded);
-            drop(recorded);
+            // No stream waits for the marks, and nobody asks for the signals. Their events may serve
+            // other streams.
+            let mut state = self.state.lock();
+            let events = (take(&mut state.recorded), take(&mut state.signals));
+            drop(state);
+            drop(events);
         }
         self.is_sound()
     }
