@@ -3,8 +3,9 @@
 use crate::between::World;
 use crate::common::*;
 use leasehold::GraphUpdate;
+use leasehold::backend::sync::Mutex;
 use leasehold::{Buffer, BufferHandle, Lease, Protection, Runtime, View, ops};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 /// The leases that the test shows for ever stay in statics, where a leak detector finds them.
 static SHOWN: [OnceLock<Lease<Buffer>>; 2] = [OnceLock::new(), OnceLock::new()];
@@ -169,17 +170,17 @@ fn a_guessed_handle_leads_to_no_memory_of_a_copy_between_devices() {
     pinned.add_reclaimer(
         0,
         Box::new(move |_| {
-            let pool = place.lock().unwrap();
+            let pool = place.lock();
             let Some(pool) = &*pool else { return 0 };
-            kinds.lock().unwrap().extend(guesses.iter().map(|&g| kind(pool.lease(g))));
+            kinds.lock().extend(guesses.iter().map(|&g| kind(pool.lease(g))));
             0
         }),
     );
     assert_eq!(kind(a.stream().copy(y.view(), x.view())), "OutOfMemory");
-    let kinds = found.lock().unwrap();
+    let kinds = found.lock();
     assert!(kinds.contains(&"Occupied") && !kinds.contains(&"ok"), "{kinds:?}");
     // The pool has the reclaimer, which must not have the pool.
-    pool.lock().unwrap().take();
+    pool.lock().take();
 }
 
 /// Such a buffer would be the graph's to use, and somebody else's too.

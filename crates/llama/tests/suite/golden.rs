@@ -135,7 +135,7 @@ fn a_guessed_handle_leads_to_no_ring_of_tokens() {
         let (mut rings, mut hidden) = (0, 0);
         for guess in bits.iter().flat_map(|b| (1..6u64).map(move |g| b + (g << 32))) {
             let guess = BufferHandle::from_bits(guess).unwrap();
-            for pool in [runtime.allocator(), &pinned] {
+            for pool in [runtime.allocator(), pinned] {
                 match pool.lease(guess) {
                     Ok(found) => rings += u32::from(found.len() == 4 * RING),
                     Err(Error::Occupied { .. }) => hidden += 1,

@@ -180,8 +180,8 @@ impl StreamCore {
             self.finish_failed();
         }
         if timeline.is_idle() {
-            // No stream waits for the marks, and nobody asks for the signals. Their events may serve
-            // other streams.
+            // No stream waits for the marks, and nobody asks for the signals. Their events may
+            // serve other streams.
             let mut state = self.state.lock();
             let events = (take(&mut state.recorded), take(&mut state.signals));
             drop(state);
