@@ -97,6 +97,18 @@ unsafe_unnamed() {
 }
 rule "public unsafe functions and traits are named in docs/unsafe.md" "$(for crate in crates/*/; do unsafe_unnamed "$(basename "$crate")"; done)"
 
+# A field's own documentation says its default.
+no_default() {
+    git ls-files --cached --others --exclude-standard 'crates/*/src/*.rs' | while read -r file; do
+        [ -f "$file" ] && awk -v file="$file" '
+            /^pub struct (AllocatorConfig|DebugAids|PoolConfig|CpuConfig|CudaConfig|SimDriverConfig|MachineConfig|PoolLimits|Config|Filter|StreamDesc) \{/ { inside = 1; doc = "" }
+            /^}/ { inside = 0 }
+            inside && /\/\/\// { doc = doc $0 }
+            inside && /^    pub / { if (tolower(doc) !~ /default/) print file ": " $2; doc = "" }' "$file"
+    done
+}
+rule "fields of configurations say their default" "$(no_default | grep -v '^crates/llama' || true)"
+
 for script in ci/*.sh bench/*.sh .ci/run; do
     case $(head -n 1 "$script") in
         *bash*) bash -n "$script" || failed=1 ;;

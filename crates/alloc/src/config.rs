@@ -118,33 +118,45 @@ pub enum CrossStream {
 #[derive(Debug, Clone)]
 pub struct AllocatorConfig {
     /// The name of the memory in reports: `cpu:0 device memory`.
+    /// Default: `memory`.
     pub name: Text,
     /// The kind of host memory of its buffers.
+    /// Default: [`HostKind::None`].
     pub host_kind: HostKind,
     /// Moving granules.
+    /// Default: [`Policy::Balanced`].
     pub policy: Policy,
     /// Memory that other streams may still be using.
+    /// Default: [`CrossStream::IfReady`].
     pub cross_stream: CrossStream,
     /// The most bytes that are taken from the driver. Hard: never exceeded, at no instant.
+    /// Default: `u64::MAX`, no limit.
     pub budget: u64,
     /// Magazines in front of the lock. None with [`Policy::Compact`].
+    /// Default: `true`.
     pub magazines: bool,
     /// Bytes of small blocks (up to 64 KiB) that one shard of the thread caches may keep. Beyond 1
     /// MiB only as far as all shards together stay below 1/64 of the memory.
+    /// Default: 16 MiB.
     pub magazine_bytes: u64,
     /// Bytes of small blocks of one stream that may lie in the depot behind the thread caches,
     /// which they go to and come from by the list, where threads contend. At most 1/64 of the
     /// memory for all of them.
+    /// Default: 64 MiB.
     pub depot_bytes: u64,
     /// Bytes of large blocks that one shard may keep, each up to half of this. All shards together
     /// stay below 1/64 of the memory.
+    /// Default: 32 MiB.
     pub magazine_large_bytes: u64,
     /// How long an allocation that found nothing waits for another thread's free.
+    /// Default: `None`, which does not wait.
     pub patience: Option<Duration>,
     /// The debug aids, which look for wrong uses of memory. All off.
+    /// Default: none.
     pub debug: DebugAids,
     /// Entries of the ring of trace events; 0 switches it off. With it, every request goes through
     /// the lock.
+    /// Default: 0.
     pub trace_events: usize,
 }
 

@@ -40,19 +40,24 @@ pub struct DebugAids {
     /// Fresh memory is filled with [`POISON_FRESH`], freed memory with [`POISON_FREED`]. With a
     /// quarantine, a write after the free is found when the block leaves it. Needs memory that the
     /// host can write.
+    /// Default: `false`.
     pub poison: bool,
     /// Bytes behind every buffer, at least, that nobody may write; with what rounding adds. Checked
     /// when the buffer was freed and its last use is over. Needs memory that the host can write.
+    /// Default: 0, no red zones.
     pub red_zone: u64,
     /// Bytes of freed blocks that are kept from reuse, oldest first out.
+    /// Default: 0, no quarantine.
     pub quarantine: u64,
     /// Every buffer has addresses of its own and ends (but for its alignment) where unmapped
     /// addresses begin, so that the device or the processor faults on an overrun; a freed one in
     /// quarantine keeps its addresses without memory. Takes a granule per buffer. Needs a backing
     /// that can reserve addresses.
+    /// Default: `false`.
     pub guard: bool,
     /// Every buffer comes straight from the backing, exactly as long as asked for, and goes back to
     /// it, for the vendor's memory checkers.
+    /// Default: `false`.
     pub pass_through: bool,
 }
 

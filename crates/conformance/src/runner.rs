@@ -65,23 +65,31 @@ impl Variant {
 #[derive(Debug, Clone)]
 pub struct Filter {
     /// Cases by number; empty selects all.
+    /// Default: empty.
     pub numbers: Vec<u16>,
     /// Only cases of this tier.
+    /// Default: `None`, all tiers.
     pub tier: Option<Tier>,
     /// Only cases with this tag.
+    /// Default: `None`, all cases.
     pub tag: Option<Tag>,
     /// Only this wrapper.
+    /// Default: `None`, all wrappers.
     pub wrap: Option<Wrap>,
     /// The device to open; by default the backend's first one.
     pub device: Option<DeviceId>,
     /// The time limit of a single wait.
+    /// Default: 10 seconds.
     pub patience: Duration,
     /// The time limit of a case.
+    /// Default: 60 seconds.
     pub limit: Duration,
     /// Runs repetitions in full; otherwise a tenth of them.
+    /// Default: `false`.
     pub thorough: bool,
     /// The way to start other processes, for cases that need one. Without it they run in this
     /// process.
+    /// Default: `None`.
     pub isolation: Option<Isolation>,
 }
 

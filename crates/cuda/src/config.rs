@@ -37,8 +37,10 @@ pub struct CudaConfig {
     /// The most streams of a device at a time; 256 by default.
     pub streams: u32,
     /// The source of device memory.
+    /// Default: [`MemorySource::Auto`].
     pub memory: MemorySource,
     /// The means by which the host learns of completion.
+    /// Default: [`CompletionSource::Auto`].
     pub completion: CompletionSource,
     /// The most submissions before the host can see their completion without a signal; 64 by
     /// default.
@@ -53,6 +55,7 @@ pub struct CudaConfig {
     /// The entries of each memory's trace ring. 0, the default, disables the ring.
     pub trace_events: usize,
     /// A planted defect that tests must find.
+    /// Default: `None`.
     #[cfg(feature = "planted-defects")]
     pub defect: Option<crate::defects::Defect>,
 }

@@ -136,19 +136,23 @@ pub struct KernelDesc<'a> {
     /// The name in reports and, with the source's identity, the key of the pipeline.
     pub name: Cow<'a, str>,
     /// The entry point in the source.
+    /// Default: the name.
     pub entry: Cow<'a, str>,
     /// The code.
     pub source: KernelSource<'a>,
     /// The kernel's access to each of its bindings.
     pub bindings: Cow<'a, [Access]>,
     /// Bytes of its parameters.
+    /// Default: 0.
     pub params: u32,
     /// The rule that decides which launches may run.
     pub check: KernelCheck,
     /// The alignment of each binding in bytes, a power of two. Empty: 1 for all; one number: for
     /// all; otherwise one number for each.
+    /// Default: empty.
     pub alignment: Cow<'a, [u32]>,
     /// The rule for bindings that share memory if one of them is written.
+    /// Default: [`Overlap::Refused`].
     pub overlap: Overlap,
 }
 

@@ -19,10 +19,13 @@ use crate::workload::{Abi, Global, Plain, program};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
     /// Threads of the scaling figure; 0 means the number of processors, at least 2.
+    /// Default: 0.
     pub threads: usize,
     /// Rounds of each figure, of which the median counts.
+    /// Default: 15.
     pub rounds: usize,
     /// Operations in each round.
+    /// Default: 200,000.
     pub operations: usize,
 }
 

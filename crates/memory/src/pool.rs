@@ -146,10 +146,13 @@ pub enum PoolOutcome {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PoolLimits {
     /// Tensors of one key.
+    /// Default: 64.
     pub per_key: usize,
     /// Keys; the least recently used ones are removed first.
+    /// Default: 256.
     pub keys: usize,
     /// Bytes over all keys; the least recently used keys are removed first.
+    /// Default: 256 MiB.
     pub bytes: u64,
 }
 

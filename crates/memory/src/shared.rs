@@ -52,8 +52,10 @@ const _: () = assert!(size_of::<TensorInfo>() == 16);
 pub struct Config {
     /// Bytes of dead tensors that wait for the end of the scope in which they died; 0 turns the
     /// quarantine off.
+    /// Default: 64 MiB.
     pub quarantine_bytes: u64,
     /// Limits of the tensor pool.
+    /// Default: [`PoolLimits::default`].
     pub pool: PoolLimits,
 }
 

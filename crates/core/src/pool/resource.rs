@@ -71,16 +71,21 @@ pub enum Recycle {
 #[derive(Debug, Clone)]
 pub struct PoolConfig {
     /// Slots of the first chunk, rounded up to a power of two; later chunks double. Not zero.
+    /// Default: 32.
     pub block: u32,
     /// Slots made at construction; zero is allowed.
+    /// Default: 0.
     pub initial: u32,
     /// The maximum number of resources, held or idle. If no idle resource fits a request, idle ones
     /// are destroyed to make room.
+    /// Default: `None`, no limit.
     pub max_live: Option<u32>,
     /// Keeps one idle resource in each thread cell, which makes acquire and release of cheap
     /// resources faster. Costly resources should not be stranded there.
+    /// Default: `false`.
     pub thread_cells: bool,
     /// The number of generations of a slot before it is retired. Less than 2^32 - 1 only in tests.
+    /// Default: `u32::MAX`.
     pub generations: u32,
 }
 

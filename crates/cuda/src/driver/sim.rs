@@ -57,20 +57,28 @@ thread_local! {
 #[non_exhaustive]
 pub struct SimDriverConfig {
     /// The simulated machine. Its own calls are not counted; the driver's are.
+    /// Default: [`MachineConfig::default`].
     pub machine: MachineConfig,
     /// The driver's version.
+    /// Default: 13000.
     pub version: i32,
     /// Major and minor compute capability.
+    /// Default: (9, 0).
     pub compute_capability: (u32, u32),
     /// The devices support virtual memory management.
+    /// Default: `true`.
     pub vmm: bool,
     /// The devices support stream-ordered memory pools.
+    /// Default: `true`.
     pub memory_pools: bool,
     /// Streams can write and await words.
+    /// Default: `true`.
     pub stream_words: bool,
     /// Devices can reach one another's memory.
+    /// Default: `true`.
     pub peers: bool,
     /// The driver reports the parameters of functions (12.4 and newer).
+    /// Default: `true`.
     pub param_info: bool,
 }
 

@@ -65,17 +65,17 @@ impl KernelBuilder {
         self.bind(Access::ReadWrite, count)
     }
 
-    /// The parameters are a `P`.
+    /// The parameters are a `P`. Default: none.
     pub fn params<P: AnyBitPattern>(self) -> Self {
         Self { desc: self.desc.params_of::<P>() }
     }
 
-    /// All bindings are aligned to `bytes`, a power of two.
+    /// All bindings are aligned to `bytes`, a power of two. Default: 1.
     pub fn aligned(self, bytes: u32) -> Self {
         Self { desc: self.desc.aligned(bytes) }
     }
 
-    /// Bindings may overlap.
+    /// Bindings may overlap by the rule `overlap`. Default: [`Overlap::Refused`].
     pub fn overlapping(self, overlap: Overlap) -> Self {
         Self { desc: self.desc.overlapping(overlap) }
     }

@@ -129,6 +129,7 @@ pub struct MachineConfig {
     /// 10 seconds by default.
     pub patience: Duration,
     /// The kernels.
+    /// Default: no kernels.
     pub kernels: KernelRegistry,
 }
 
