@@ -1,5 +1,5 @@
 #!/bin/sh
-# Gates on instruction counts: what an operation costs, counted by callgrind, so that the load of the machine does not matter.
+# Limits of instruction counts: what an operation costs, counted by callgrind, so that the load of the machine does not matter.
 #
 #   ci/instructions.sh            compares with bench/instructions.txt; more above than the row allows is a failure
 #   ci/instructions.sh --update   writes the counts of this tree into it
@@ -49,14 +49,14 @@ while read -r operation baseline tolerance package example; do
         exit 1
     fi
     count=$(((many - few + 5000) / 10000))
-    verdict=ok
+    result=ok
     if [ "$((count * 100))" -gt "$((baseline * (100 + tolerance)))" ]; then
-        verdict="MORE than $tolerance % above"
+        result="MORE than $tolerance % above"
         status=1
     elif [ "$((count * 100))" -lt "$((baseline * (100 - tolerance)))" ]; then
-        verdict="less; ci/instructions.sh --update keeps it so"
+        result="less; ci/instructions.sh --update keeps it so"
     fi
-    printf '%-26s %5d instructions, baseline %5d: %s\n' "$operation" "$count" "$baseline" "$verdict"
+    printf '%-26s %5d instructions, baseline %5d: %s\n' "$operation" "$count" "$baseline" "$result"
     printf '%-26s %5d %d %s %s\n' "$operation" "$count" "$tolerance" "$package" "$example" >>"$new"
 done <"$table"
 

@@ -53,10 +53,10 @@ impl Watch {
 }
 
 /// Host memory that a download writes, shared with the submission.
-struct Landing(Box<[UnsafeCell<u8>]>);
+struct HostBuffer(Box<[UnsafeCell<u8>]>);
 
 // SAFETY: one submission writes the bytes, and they are read after its completion.
-unsafe impl Sync for Landing {}
+unsafe impl Sync for HostBuffer {}
 
 /// A device other than the one under test.
 pub struct Other {
@@ -507,19 +507,20 @@ impl Env {
         stream: &Lease<dyn Stream>,
         buffer: &Lease<Buffer>,
     ) -> Outcome<Vec<u8>> {
-        let landing = Arc::new(Landing((0..buffer.len()).map(|_| UnsafeCell::new(0xa5)).collect()));
-        let keep: KeepAlive = landing.clone();
+        let copied =
+            Arc::new(HostBuffer((0..buffer.len()).map(|_| UnsafeCell::new(0xa5)).collect()));
+        let keep: KeepAlive = copied.clone();
         let download = Download {
             src: buffer.addr(),
             native: buffer.native(),
-            dst: landing.0.as_ptr().cast_mut().cast(),
+            dst: copied.0.as_ptr().cast_mut().cast(),
             bytes: buffer.len(),
             keep: Some(&keep),
         };
         let value = direct(stream, &[Op::Download(download)])?;
         self.wait(stream, value)?;
         // SAFETY: the submission that wrote them is complete.
-        Ok(landing.0.iter().map(|b| unsafe { *b.get() }).collect())
+        Ok(copied.0.iter().map(|b| unsafe { *b.get() }).collect())
     }
 
     /// Like [`read`](Self::read), as `u32`s.

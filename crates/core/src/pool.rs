@@ -32,10 +32,10 @@
 //!
 //! This module must not know what a payload is.
 
+mod cells;
 mod free_list;
 mod inner;
 mod resource;
-mod seat;
 mod slots;
 
 pub use resource::{PoolConfig, PoolStats, Recycle, Resource, TagOf};
@@ -189,10 +189,10 @@ impl<R: Resource> SlotPool<R> {
     #[inline]
     fn take_at_hand(&self, request: &R::Request<'_>) -> Option<SlotOf<R>> {
         let inner = self.inner();
-        let seat = seat::this_seat();
-        let index = match inner.config.thread_cells.then(|| inner.cells.take(seat)).flatten() {
+        let at = cells::this_cell();
+        let index = match inner.config.thread_cells.then(|| inner.cells.take(at)).flatten() {
             Some(index) => index,
-            None => match inner.idle[seat % SHARDS].pop(|i| inner.next_of(i)) {
+            None => match inner.idle[at % SHARDS].pop(|i| inner.next_of(i)) {
                 Popped::Index(index) => index,
                 Popped::Empty | Popped::Closing => return None,
             },
@@ -201,7 +201,7 @@ impl<R: Resource> SlotPool<R> {
         if self.fits(slot, request) {
             return Some(slot);
         }
-        self.put_idle(seat, slot);
+        self.put_idle(at, slot);
         None
     }
 
@@ -228,14 +228,14 @@ impl<R: Resource> SlotPool<R> {
     /// The slow path of `take`: looks in the other shards and cells, then creates.
     #[cold]
     fn take_slow(&self, request: &R::Request<'_>) -> Result<SlotOf<R>> {
-        let seat = seat::this_seat();
+        let at = cells::this_cell();
         loop {
-            for shard in (0..SHARDS).map(|i| (seat + i) % SHARDS) {
+            for shard in (0..SHARDS).map(|i| (at + i) % SHARDS) {
                 if let Some(slot) = self.probe_list(shard, request) {
                     return Ok(slot);
                 }
             }
-            if let Some(slot) = self.probe_cells(seat, request) {
+            if let Some(slot) = self.probe_cells(at, request) {
                 return Ok(slot);
             }
             if let Some(slot) = self.create_slow(request)? {

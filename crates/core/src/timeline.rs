@@ -84,7 +84,7 @@ const BESIDES: usize = 256;
 const LEASE_STRIDE: u64 = 1 << 36;
 /// The longest time that a synchronisation waits for the remaining work of a failed timeline.
 #[cfg(not(loom))]
-const LAST_BREATH: Duration = Duration::from_secs(1);
+const LONGEST_DRAIN: Duration = Duration::from_secs(1);
 
 const NEVER: u64 = u64::MAX;
 
@@ -689,7 +689,7 @@ impl Timeline {
     #[cold]
     #[cfg(not(loom))]
     pub fn drain(&self, value: u64, deadline: Option<Instant>, refresh: impl Fn() -> Result<u64>) {
-        let last = Instant::now() + LAST_BREATH;
+        let last = Instant::now() + LONGEST_DRAIN;
         let deadline = deadline.map_or(last, |at| at.min(last));
         let mut looks = 0u32;
         while !self.has_passed(value) {

@@ -191,7 +191,7 @@ impl DeviceState {
         } else {
             return Err(Error::state(format!("{}: open it first", DeviceId::cuda(peer))));
         }
-        let Some(mapped) = shared.invite(peer, own) else { return Ok(true) };
+        let Some(mapped) = shared.admit_peer(peer, own) else { return Ok(true) };
         let opened = mapped.iter().try_for_each(|&(addr, bytes)| {
             // SAFETY: the owner's table says that the piece is mapped. The driver refuses a piece
             // that was unmapped meanwhile.

@@ -98,7 +98,7 @@ const UNKNOWN: u8 = 0;
 /// A timeline of a stream that this wrapper lent.
 const STREAM: u8 = 1;
 /// A host timeline: waits may come before the signal of their value.
-const GATE: u8 = 2;
+const HOST: u8 = 2;
 /// A timeline of a destroyed stream. Waits for its values are still allowed; the timeline may have
 /// another owner by now.
 const FORMER: u8 = 3;
@@ -316,7 +316,7 @@ impl Layer for Checks {
                 }
             }
             Lent::Stream(timeline) => known.registry.mark(timeline, STREAM),
-            Lent::HostTimeline(timeline) => known.registry.mark(timeline, GATE),
+            Lent::HostTimeline(timeline) => known.registry.mark(timeline, HOST),
             Lent::Pipeline(lease) => known.own(address(&**lease)),
             Lent::TimestampQuery(lease) => known.own(address(&**lease)),
         }
@@ -443,7 +443,7 @@ fn check_wait(
     let any = open.inner.caps().waits_for_any_line;
     match open.known.registry.timelines[usize::from(on.timeline_id().get())].load(Ordering::Acquire)
     {
-        GATE => Ok(()),
+        HOST => Ok(()),
         STREAM | FORMER if submitted => Ok(()),
         STREAM => Err(Error::invalid(format!(
             "{on:?} was never submitted (the last is {}); only a host timeline can be waited for before its signal",

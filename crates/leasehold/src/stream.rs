@@ -138,11 +138,11 @@ impl StreamCore {
     /// `Occupied` when this thread has a session open on the stream.
     #[inline]
     pub(crate) fn submit_guard(&self) -> Result<SubmitGuard<'_>> {
-        self.breathe()?;
+        self.wait_for_room()?;
         self.submit_lock.submit_guard()
     }
 
-    /// Takes the submission lock for somebody who breathed before taking a lock.
+    /// Takes the submission lock for a caller that waited for room before it took a lock.
     ///
     /// # Errors
     /// `Occupied` when this thread has a session open on the stream.
@@ -161,18 +161,22 @@ impl StreamCore {
         if planted(Defect::TurnRefused) && !self.timeline.is_idle() {
             return Err(held_by_me());
         }
-        self.breathe()?;
+        self.wait_for_room()?;
         self.submit_lock.try_submit_guard()
     }
 
     /// Waits until there is room for another submission. Called without any lock.
     #[inline]
-    pub(crate) fn breathe(&self) -> Result<()> {
-        if self.since.load(Ordering::Relaxed) < SEGMENT { Ok(()) } else { self.breathe_slow() }
+    pub(crate) fn wait_for_room(&self) -> Result<()> {
+        if self.since.load(Ordering::Relaxed) < SEGMENT {
+            Ok(())
+        } else {
+            self.wait_for_room_slow()
+        }
     }
 
     #[cold]
-    fn breathe_slow(&self) -> Result<()> {
+    fn wait_for_room_slow(&self) -> Result<()> {
         if call::inside() {
             return Ok(());
         }
@@ -575,7 +579,7 @@ impl Stream {
         Runtime::from_inner(self.runtime.clone())
     }
 
-    /// The door: hands one operation over, ordered after everything that its operands wait for.
+    /// The submit path of one operation, ordered after everything that its operands wait for.
     ///
     /// # Safety
     /// - As [`leasehold_hal::Stream::submit`], except that `operands` (checked here) cover all

@@ -32,7 +32,7 @@ impl Scratch {
         let c = model.config();
         let t =
             |cols: usize| Tensor::alloc(model.runtime(), model.activations(), rows, cols as u32);
-        // Gate and up of different element types cannot share a launch.
+        // `gate` and `up` of different element types cannot share a launch.
         let apart = model.layers.iter().any(|l| !alike(&[&l.gate, &l.up]));
         Ok(Self {
             h: t(c.hidden_size)?,

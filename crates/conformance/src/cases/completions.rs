@@ -1,4 +1,4 @@
-//! Completion cases: callbacks that run once, whatever the stream's fate; and submitters that must
+//! Completion cases: callbacks that run once, on sound and failed streams; and submitters that must
 //! not hang.
 
 use crate::case::{Case, Need, Outcome, check, check_eq, skipped};

@@ -24,9 +24,9 @@
 //!
 //! This module must not know what a payload is.
 
+use super::cells::{Cells, this_cell};
 use super::free_list::{FreeList, Pushed};
 use super::resource::{PoolConfig, Recycle, Resource};
-use super::seat::{Cells, this_seat};
 use super::slots::{SLOTS_MAX, Slot, Slots, generation_after};
 use crate::error::{OutOfMemory, Result};
 use crate::lease::{Header, Owner, OwnerOps};
@@ -336,12 +336,11 @@ unsafe fn last<R: Resource>(hdr: NonNull<Header>) {
             inner.destroy_payload(slot);
             retire(pool);
         } else if recycle == Some(Recycle::Keep) {
-            let seat = this_seat();
-            if inner.config.thread_cells && Cells::put(&raw const inner.cells, seat, header.index())
-            {
+            let at = this_cell();
+            if inner.config.thread_cells && Cells::put(&raw const inner.cells, at, header.index()) {
                 return;
             }
-            if !give_idle(pool, slot, seat) {
+            if !give_idle(pool, slot, at) {
                 end(pool, slot);
             }
         } else {

@@ -175,15 +175,15 @@ impl Crew {
         }
     }
 
-    /// Helps with the open jobs, beginning at slot `seat`. Returns whether it ran a tile.
-    pub(crate) fn help(&self, seat: usize) -> bool {
+    /// Helps with the open jobs, beginning at slot `first`. Returns whether it ran a tile.
+    pub(crate) fn help(&self, first: usize) -> bool {
         let mut helped = false;
         let open = self.open.load(Ordering::Relaxed);
         if open == 0 {
             return false;
         }
         for i in 0..SLOTS {
-            let index = (seat + i) % SLOTS;
+            let index = (first + i) % SLOTS;
             if open & (1 << index) == 0 {
                 continue;
             }

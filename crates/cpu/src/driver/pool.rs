@@ -342,11 +342,11 @@ fn spin(
 }
 
 /// The main loop of a helper.
-fn help(shared: &Shared, seat: usize) {
+fn help(shared: &Shared, first: usize) {
     enter_device_thread();
     shared.awake.fetch_add(1, Ordering::Relaxed);
     loop {
-        if shared.crew.help(seat) || stay_awake(shared) {
+        if shared.crew.help(first) || stay_awake(shared) {
             // The pool's last owner dismisses it, so no job exists then and the next round ends in
             // `sleep`.
             continue;

@@ -291,7 +291,7 @@ impl Drop for DeviceBacking {
 impl fmt::Debug for DeviceBacking {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DeviceBacking")
-            .field("door", &self.context)
+            .field("driver", &self.context)
             .field("source", &self.source)
             .field("granule", &self.granule)
             .finish_non_exhaustive()

@@ -202,7 +202,7 @@ impl Drop for Core {
 impl fmt::Debug for Core {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Core")
-            .field("door", &self.context)
+            .field("driver", &self.context)
             .field("words", &self.words)
             .finish_non_exhaustive()
     }

@@ -207,7 +207,7 @@ impl Shared {
 
     /// Admits `guest` to the memory of `owner` from now on, and returns the pieces that are already
     /// mapped. `None` if `guest` was admitted before.
-    pub fn invite(&self, owner: u32, guest: u32) -> Option<Vec<(u64, u64)>> {
+    pub fn admit_peer(&self, owner: u32, guest: u32) -> Option<Vec<(u64, u64)>> {
         let mut grants = self.grants.lock();
         let grant = grants.entry(owner).or_default();
         if grant.guests.contains(&guest) {

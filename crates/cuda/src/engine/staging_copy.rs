@@ -59,7 +59,7 @@ unsafe fn copy_by(threads: usize, src: *const u8, dst: *mut u8, bytes: usize) {
             // SAFETY: a part of the ranges that the caller vouches for. Parts do not overlap.
             let run = move || unsafe { CopyShare::copy(part) };
             if thread::Builder::new()
-                .name("leasehold landing".into())
+                .name("leasehold copy".into())
                 .spawn_scoped(scope, run)
                 .is_err()
             {

@@ -259,7 +259,7 @@ impl Graph {
             &inner.runtime,
             "a graph cannot be launched while recording on its device",
         )?;
-        core.breathe()?;
+        core.wait_for_room()?;
         let guard = inner.arena.launch()?;
         let timeline = core.timeline;
         let mut submit_guard = core.submit_guard_now()?;

@@ -100,9 +100,9 @@ static SUBMIT_LOCKS: Mutex<Vec<&'static SubmitLock>> = Mutex::new(Vec::new());
 
 impl OwnSubmitLock {
     fn take() -> Self {
-        let mut seats = SUBMIT_LOCKS.lock();
-        match seats.iter().position(|s| !s.is_taken()) {
-            Some(free) => Self(seats.swap_remove(free)),
+        let mut locks = SUBMIT_LOCKS.lock();
+        match locks.iter().position(|s| !s.is_taken()) {
+            Some(free) => Self(locks.swap_remove(free)),
             None => Self(Box::leak(Box::new(SubmitLock::new()))),
         }
     }

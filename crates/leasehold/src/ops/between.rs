@@ -217,7 +217,7 @@ impl Way<'_> {
         let companion = &*own.companion(other)?;
         let (lower, upper) = if *down { (own, companion) } else { (companion, own) };
         let (host_below, host_above) = if *down { *host } else { (host.1, host.0) };
-        companion.breathe()?;
+        companion.wait_for_room()?;
         let _turns = (own.submit_guard()?, companion.submit_guard_now()?);
         super::healthy(stream)?;
 

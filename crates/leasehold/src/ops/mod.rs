@@ -313,8 +313,8 @@ impl Stream {
         if dst.is_empty() {
             return Ok(());
         }
-        // By its allocator: on a CPU device memory is host memory too. That it is one of this
-        // device's is checked by the door.
+        // The allocator decides, because device memory of a CPU is host memory too. The submit path
+        // checks that it is this device's.
         let host = |s: &BufferView<'_>| !self.runtime.memory.owns(s.buffer());
         let op = match (host(&dst), host(&src)) {
             (false, true) => Op::Upload(Upload {
@@ -418,8 +418,8 @@ impl Stream {
             return Ok(());
         }
         let recording = recorder::is_active() && recorder::is_recording(&self.runtime);
-        // The door says again what is wrong with the buffer; nothing is staged for what it would
-        // refuse.
+        // The submit path makes the same check again. Nothing is staged for a copy that would be
+        // refused.
         self.runtime.check_operands(&[writing(dst)])?;
         self.upload_owned(dst, stage::Staged::take(self, src, recording)?)
     }

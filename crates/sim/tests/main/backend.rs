@@ -59,15 +59,15 @@ fn bump(device: &dyn Device) -> Result<Lease<Pipeline>> {
 }
 
 fn read(stream: &Lease<dyn Stream>, buffer: &Lease<Buffer>) -> Result<Vec<u8>> {
-    let landing: Arc<leasehold_core::sync::Mutex<Vec<u8>>> =
+    let copied: Arc<leasehold_core::sync::Mutex<Vec<u8>>> =
         Arc::new(leasehold_core::sync::Mutex::new(vec![0; buffer.len() as usize]));
-    let keep: KeepAlive = landing.clone();
-    let dst = landing.lock().as_mut_ptr();
+    let keep: KeepAlive = copied.clone();
+    let dst = copied.lock().as_mut_ptr();
     let op =
         Download { src: buffer.addr(), native: 0, dst, bytes: buffer.len(), keep: Some(&keep) };
     let value = submit(stream, &[Op::Download(op)])?;
     stream.wait_host(value, None)?;
-    let bytes = landing.lock().clone();
+    let bytes = copied.lock().clone();
     Ok(bytes)
 }
 

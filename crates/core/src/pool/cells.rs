@@ -1,5 +1,5 @@
-//! Thread cells: one idle slot for each seat, for threads that repeatedly acquire and release the
-//! same cheap resource.
+//! Thread cells: one idle slot in each, for threads that repeatedly acquire and release the same
+//! cheap resource.
 //!
 //! # Protocol
 //! A cell is 0 (empty), `index + 1` (that slot, idle, payload present) or [`CLOSED`]. The thread
@@ -7,7 +7,7 @@
 //! 0 and is then alone with the slot. A shutdown swaps in `CLOSED`; later attempts to fill the cell
 //! fail, and the slot goes to a list.
 //!
-//! If more threads than seats exist, threads share seats. Sharing costs time, never correctness.
+//! If more threads than cells exist, threads share cells. Sharing costs time, never correctness.
 //!
 //! This module must not know what a slot holds.
 
@@ -16,25 +16,25 @@ use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::thread_number::thread_number;
 
 #[cfg(not(loom))]
-const SEATS: usize = 32;
+const CELLS: usize = 32;
 #[cfg(loom)]
-const SEATS: usize = 1;
+const CELLS: usize = 1;
 const EMPTY: u32 = 0;
 /// The value of a cell whose pool is shutting down.
 const CLOSED: u32 = u32::MAX;
 
-/// One cell for each seat.
-pub(super) struct Cells([CachePadded<AtomicU32>; SEATS]);
+/// The cells.
+pub(super) struct Cells([CachePadded<AtomicU32>; CELLS]);
 
 impl Cells {
     pub(super) fn new() -> Self {
         Self(std::array::from_fn(|_| CachePadded::new(AtomicU32::new(EMPTY))))
     }
 
-    /// Takes the slot out of the seat's cell.
+    /// Takes the slot out of the cell.
     #[inline]
-    pub(super) fn take(&self, seat: usize) -> Option<u32> {
-        let cell = &self.0[seat % SEATS];
+    pub(super) fn take(&self, at: usize) -> Option<u32> {
+        let cell = &self.0[at % CELLS];
         let at = cell.load(Ordering::Relaxed);
         // The cell is neither empty nor closed.
         if at.wrapping_sub(1) < CLOSED - 1
@@ -45,7 +45,7 @@ impl Cells {
         None
     }
 
-    /// Puts a slot into the seat's cell. `false`: the cell is in use or closed, and the slot is
+    /// Puts a slot into the cell. `false`: the cell is in use or closed, and the slot is
     /// still the caller's.
     ///
     /// # Safety
@@ -53,11 +53,11 @@ impl Cells {
     ///   free the pool.
     /// - `this` belongs to the slot's pool.
     #[inline]
-    pub(super) unsafe fn put(this: *const Self, seat: usize, index: u32) -> bool {
+    pub(super) unsafe fn put(this: *const Self, at: usize, index: u32) -> bool {
         // SAFETY: the slot keeps the pool alive until the CAS succeeds. Nothing is accessed after
         // that.
         unsafe {
-            let cell: *const AtomicU32 = &*(&(*this).0)[seat % SEATS];
+            let cell: *const AtomicU32 = &*(&(*this).0)[at % CELLS];
             (*cell).load(Ordering::Relaxed) == EMPTY
                 && (*cell)
                     .compare_exchange(EMPTY, index + 1, Ordering::Release, Ordering::Relaxed)
@@ -67,7 +67,7 @@ impl Cells {
 
     /// Takes a slot out of any cell.
     pub(super) fn take_any(&self) -> Option<u32> {
-        (0..SEATS).find_map(|seat| self.take(seat))
+        (0..CELLS).find_map(|at| self.take(at))
     }
 
     /// Closes all cells and passes their slots to `found`.
@@ -88,9 +88,9 @@ impl Cells {
     }
 }
 
-/// This thread's seat: the shard and the cell that it tries first. In a model all threads share a
-/// seat, which is the hard case.
+/// This thread's number: the shard and the cell that the thread tries first. In a model all
+/// threads share a number, which is the hard case.
 #[inline]
-pub(super) fn this_seat() -> usize {
+pub(super) fn this_cell() -> usize {
     thread_number() as usize
 }
