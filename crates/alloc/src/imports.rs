@@ -32,8 +32,13 @@ pub enum Protection {
 impl Allocator {
     /// Somebody else's memory as a buffer: `bytes` at `addr`, spanned by the native object `native`
     /// (or 0). Counted as imported, not as reserved. `keep` is dropped once nobody holds the buffer
-    /// and the last use that was recorded on it is over; if that is not yet so at the last drop, by
-    /// a later call of this allocator.
+    /// and the last use that was recorded on it is over. If that is not yet so at the last drop, a
+    /// later call drops it: an import, a trim, a drain, or an allocation that takes the slow path.
+    /// The call is one of this allocator, or of any other once nobody holds this one.
+    ///
+    /// `keep` should lead neither to this allocator nor to a lease of one of its buffers. A runtime
+    /// and a context lead to it. If everything else is dropped while work is pending, only `keep`
+    /// holds the allocator, nobody can call it, and both leak.
     ///
     /// # Errors
     /// `InvalidArgument` for a range that wraps; `OutOfMemory` for host memory.

@@ -354,6 +354,25 @@ fn imports_are_kept_until_their_last_use_is_over() {
 }
 
 #[test]
+fn what_an_import_kept_goes_by_calls_of_others_once_its_allocator_is_gone() {
+    use leasehold_core::sync::Arc;
+    let Bench { allocator, stream, .. } = Bench::new(64 * MIB);
+    let memory = Arc::new(vec![0u8; 4096]);
+    let (at, keep) = (memory.as_ptr() as u64, Box::new(memory.clone()));
+    // SAFETY: the vector lives as long as `keep`, and nothing here touches the memory.
+    let x = unsafe { allocator.import(at, 4096, 0, Protection::ReadWrite, keep) }.expect("one");
+    let p = stream.submit().expect("a value");
+    x.used_on(p);
+    drop((x, allocator));
+    let other = Bench::new(4 * MIB);
+    other.allocator.drain();
+    assert_eq!(Arc::strong_count(&memory), 2, "the copy still runs");
+    stream.complete(p.value());
+    other.allocator.drain();
+    assert_eq!(Arc::strong_count(&memory), 1);
+}
+
+#[test]
 fn eight_threads_share_one_allocator() {
     let b = Bench::new(1 << 32);
     std::thread::scope(|s| {
