@@ -1,10 +1,12 @@
 #!/bin/sh
-# Type-checks and lints the Metal backend for Apple's systems, with the real `objc2-metal`, on any machine. No Mac, SDK or linker is needed,
-# because nothing is linked. What this shows: the calls have the types of Metal's headers. What it does not show: that they run.
+# Type-checks and lints the Metal backend for Apple's systems, with the real `objc2-metal`, on any
+# machine. No Mac, SDK or linker is needed, because nothing is linked. What this shows: the calls
+# have the types of Metal's headers. What it does not show: that they run.
 #
 #   ci/apple.sh
 #
-# The target's standard library comes from rustup. Without it this is skipped; with LEASEHOLD_REQUIRE_TOOLS set that is a failure.
+# The target's standard library comes from rustup. Without it this is skipped; with
+# LEASEHOLD_REQUIRE_TOOLS set that is a failure.
 set -eu
 cd "$(dirname "$0")/.."
 target=aarch64-apple-darwin

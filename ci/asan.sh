@@ -1,9 +1,11 @@
 #!/bin/sh
-# The workspace's tests with AddressSanitizer and leak detection. The stable compiler has both behind RUSTC_BOOTSTRAP.
+# The workspace's tests with AddressSanitizer and leak detection. The stable compiler has both
+# behind RUSTC_BOOTSTRAP.
 #
 #   ci/asan.sh                     everything
 #   ci/asan.sh -p leasehold-core   one crate
-#   ci/asan.sh short               the crates that handle raw memory themselves, and a slice of the stress through all of them
+#   ci/asan.sh short               the crates that handle raw memory themselves, and a slice of the
+#                                  stress through all of them
 set -eu
 cd "$(dirname "$0")/.."
 host=$(rustc -vV | sed -n 's/^host: //p')
@@ -14,7 +16,8 @@ export LEASEHOLD_NO_COMPILE_FAIL=1
 export LEASEHOLD_NO_EMULATION=1
 # It maps memory of its own, which a test that watches the map must know.
 export LEASEHOLD_SANITIZED=1
-# Tools are asked for where the library is not instrumented: programs without the sanitizer cannot load it.
+# Tools are asked for where the library is not instrumented: programs without the sanitizer cannot
+# load it.
 unset LEASEHOLD_REQUIRE_TOOLS
 CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/asan"
 export CARGO_TARGET_DIR

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Builds and runs examples/c against the shared library of crates/memory; `install PREFIX` installs header, libraries and
-# pkg-config file instead. With LEASEHOLD_REQUIRE_TOOLS set, a missing tool is a failure.
+# Builds and runs examples/c against the shared library of crates/memory; `install PREFIX` installs
+# header, libraries and pkg-config file instead. With LEASEHOLD_REQUIRE_TOOLS set, a missing tool is
+# a failure.
 set -eu
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}

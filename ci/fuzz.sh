@@ -1,6 +1,7 @@
 #!/bin/sh
-# Random operations on the allocator against its model: cheap invariants after each, every invariant after each thousand. Kinds of
-# backing, policy and stream use take turns; the seeds are fixed, so that a failure happens again.
+# Random operations on the allocator against its model: cheap invariants after each, every invariant
+# after each thousand. Kinds of backing, policy and stream use take turns; the seeds are fixed, so
+# that a failure happens again.
 #
 #   ci/fuzz.sh               ten million operations, some ten seconds
 #   ci/fuzz.sh 1000000000    a billion, the better part of an hour

@@ -1,11 +1,14 @@
 #!/bin/sh
-# Limits of instruction counts: what an operation costs, counted by callgrind, so that the load of the machine does not matter.
+# Limits of instruction counts: what an operation costs, counted by callgrind, so that the load of
+# the machine does not matter.
 #
-#   ci/instructions.sh            compares with bench/instructions.txt; more above than the row allows is a failure
+#   ci/instructions.sh            compares with bench/instructions.txt; more above than the row
+#   allows is a failure
 #   ci/instructions.sh --update   writes the counts of this tree into it
 #
-# An operation's count is the difference of two runs of its program, with 1,000 and with 11,000 repetitions, divided by 10,000:
-# start-up and everything else that happens once cancels out. The table says which example of which package runs it.
+# An operation's count is the difference of two runs of its program, with 1,000 and with 11,000
+# repetitions, divided by 10,000: start-up and everything else that happens once cancels out. The
+# table says which example of which package runs it.
 set -eu
 cd "$(dirname "$0")/.."
 table=bench/instructions.txt

@@ -1,5 +1,6 @@
 #!/bin/sh
-# What can be said about the tree without running it: format, clippy and rustdoc without a warning, and the rules that no tool knows.
+# What can be said about the tree without running it: format, clippy and rustdoc without a warning,
+# and the rules that no tool knows.
 #
 #   ci/lint.sh          everything
 #   ci/lint.sh rules    only the rules below, which build nothing
@@ -7,7 +8,8 @@ set -eu
 cd "$(dirname "$0")/.."
 failed=0
 
-# Prints what was found, if anything, under the rule's name. Brackets in the patterns keep them from finding themselves.
+# Prints what was found, if anything, under the rule's name. Brackets in the patterns keep them from
+# finding themselves.
 rule() {
     if [ -n "$2" ]; then
         printf 'rule: %s\n%s\n' "$1" "$2" >&2
@@ -15,7 +17,8 @@ rule() {
     fi
 }
 
-# Atomics come from `leasehold_core::sync`, so that loom can take their place. Models may name `loom::model`.
+# Atomics come from `leasehold_core::sync`, so that loom can take their place. Models may name
+# `loom::model`.
 rule "atomics, locks and loom only through leasehold_core::sync" "$(
     git grep --untracked -nE '(std|core)::sync::(atomic|\{[^}]*atomic)|(^|[^_a-z])parking_lot::|(^|[^_a-z])loom::' -- 'crates/*.rs' 'examples/*.rs' |
         grep -vE '^crates/core/src/sync\.rs:|leasehold_core::sync|leasehold::backend::sync|crate::core::sync|loom::model' || true
@@ -31,6 +34,7 @@ rule "every source file opens with what it is" "$(
 # rustfmt keeps code within the same width.
 rule "no comment line above 100 columns (bytes)" "$(
     LC_ALL=C git grep --untracked -nP '^(?=.{101})\s*//' -- '*.rs' | cut -d: -f1,2 || true
+    LC_ALL=C git grep --untracked -nP '^(?=.{101})\s*#' -- 'ci/*' .ci/run | cut -d: -f1,2 || true
 )"
 
 rule "no path of somebody's machine" "$(
@@ -45,8 +49,8 @@ rule "links to known public hosts only (the list is in ci/lint.sh)" "$(
         grep -vE "https?://($hosts)\$" || true
 )"
 
-# Floors: a crate uses only crates on floors below its own. The table is ARCHITECTURE.md's; development dependencies may also name
-# the conformance suite and the allocator's bench.
+# Floors: a crate uses only crates on floors below its own. The table is ARCHITECTURE.md's;
+# development dependencies may also name the conformance suite and the allocator's bench.
 floors=$(awk -F'|' '/^\| *[0-9]+ *\|/ { n = $2 + 0; line = $3; while (match(line, /`[a-z-]+`/)) { print substr(line, RSTART + 1, RLENGTH - 2), n; line = substr(line, RSTART + RLENGTH) } }' ARCHITECTURE.md)
 floor_of() { echo "$floors" | awk -v crate="$1" '$1 == crate { print $2 }'; }
 # Names of the workspace's packages that PACKAGE uses directly, by kind of dependency.
@@ -72,7 +76,8 @@ check_floors() {
 }
 rule "imports run downwards" "$(check_floors)"
 
-# The allocator's files form no cycle: each can be read once those are read that it imports. (Tests and models import all.)
+# The allocator's files form no cycle: each can be read once those are read that it imports. (Tests
+# and models import all.)
 module_loops() {
     git ls-files --cached --others --exclude-standard 'crates/alloc/src/*.rs' | grep -vE '/(lib|models|tests)\.rs$' | sort -u | while read -r file; do
         [ -f "$file" ] || continue
@@ -87,7 +92,8 @@ module_loops() {
 }
 rule "no cycle among the allocator's files" "$(module_loops)"
 
-# Public ways into unsafe code are named in docs/unsafe.md, under their crate's heading. (The kernels' own functions are in nobody's reach.)
+# Public ways into unsafe code are named in docs/unsafe.md, under their crate's heading. (The
+# kernels' own functions are in nobody's reach.)
 unsafe_unnamed() {
     git grep --untracked -hoE '^ *pub (const )?unsafe (fn|trait) [A-Za-z_0-9]+' -- "crates/$1/src" ':!crates/operators/src/kernels' |
         awk '{ print $NF }' | sort -u | while read -r name; do
@@ -109,7 +115,8 @@ no_default() {
 }
 rule "fields of configurations say their default" "$(no_default | grep -v '^crates/llama' || true)"
 
-# Words that one project alone would understand. Decision pages and the changelog tell what they were.
+# Words that one project alone would understand. Decision pages and the changelog tell what they
+# were.
 rule "the field's words" "$(
     git grep --untracked -nwiE '[a]nnex(es)?|[y]ards?|[e]states?|[q]uarrels?|[l]oot|[h]omeward|[s]ee_off|[l]adder|[c]limbs?|[s]crape|[p]ockets?|[b]ury|[b]uried|[g]raves?|[r]elend|[r]enew|[d]ress|[w]itness|[i]nvite|[r]ush|[t]end|[r]ecall|[b]irth|[s]eats?|[l]andings?|[d]oors?|[b]reathe?' -- crates ci .ci bench docs examples README.md ARCHITECTURE.md ':!docs/decisions' ':!bench/runs' ':!*.json' ':!*.ptx' ':!*.lock' |
         cut -c1-160 || true

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Prints the path of a Python that can import llvmlite, made in the target folder when it is not there yet.
+# Prints the path of a Python that can import llvmlite, made in the target folder when it is not
+# there yet.
 set -eu
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}

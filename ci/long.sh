@@ -1,6 +1,7 @@
 #!/bin/sh
-# The long forms of what `.ci/run` checks in short: every bound of the models, the sanitizer over every crate, long fuzzing, the stress with
-# a thousand seeds, and the mistakes that it must find. Nightly in the workflow; some hours on two cores. All parts run even when one fails.
+# The long forms of what `.ci/run` checks in short: every bound of the models, the sanitizer over
+# every crate, long fuzzing, the stress with a thousand seeds, and the mistakes that it must find.
+# Nightly in the workflow; some hours on two cores. All parts run even when one fails.
 #
 #   ci/long.sh              everything
 #   ci/long.sh loom fuzz    only these parts

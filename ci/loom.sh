@@ -1,10 +1,14 @@
 #!/bin/sh
-# Model-checks the lock-free protocols: loom runs the code that ships through its interleavings. Some minutes on two cores.
+# Model-checks the lock-free protocols: loom runs the code that ships through its interleavings.
+# Some minutes on two cores.
 #
-#   ci/loom.sh                  core's pools, leases and lines; the allocator's models; the tile pool's
+#   ci/loom.sh                  core's pools, leases and lines; the allocator's models; the tile
+#   pool's
 #                               crew; the memory manager's lock
-#   ci/loom.sh core shutdown    core's models whose name contains `shutdown`; likewise alloc, cpu, memory
-#   ci/loom.sh short            all of them, the allocator's with at most two preemptions instead of three: model a alone takes
+#   ci/loom.sh core shutdown    core's models whose name contains `shutdown`; likewise alloc, cpu,
+#   memory
+#   ci/loom.sh short            all of them, the allocator's with at most two preemptions instead of
+#   three: model a alone takes
 #                               ten minutes otherwise
 set -eu
 cd "$(dirname "$0")/.."

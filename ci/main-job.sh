@@ -1,13 +1,13 @@
 #!/bin/sh
-# The main job, built for release: the examples in Rust; the bundled model's tokens and logits beside the golden values, in both modes,
-# with one to four threads; models of other shapes; the memory that a run takes; then the binary alone, copied elsewhere, in an empty
-# environment.
+# The main job, built for release: the examples in Rust; the bundled model's tokens and logits
+# beside the golden values, in both modes, with one to four threads; models of other shapes; the
+# memory that a run takes; then the binary alone, copied elsewhere, in an empty environment.
 set -eu
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
 cargo build --quiet --release
-# The programs that check it, with the libraries of the tests: to optimize them takes longer than to run them. At once, so that they share
-# one build of the libraries.
+# The programs that check it, with the libraries of the tests: to optimize them takes longer than to
+# run them. At once, so that they share one build of the libraries.
 cargo build --quiet --profile test -p leasehold-cli -p leasehold-llama -p leasehold --example check_golden --example check_memory \
     --example generate_model --example quickstart --example foreign_framework
 examples=$target/debug/examples

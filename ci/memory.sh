@@ -1,9 +1,11 @@
 #!/bin/sh
-# Everything about crates/memory, for who works on it: C programs under valgrind, LLVM IR compiled ahead of time and just in time, the
-# lock's models, AddressSanitizer with leak detection, and a slice of the fuzzer. Every tool is mandatory here.
+# Everything about crates/memory, for who works on it: C programs under valgrind, LLVM IR compiled
+# ahead of time and just in time, the lock's models, AddressSanitizer with leak detection, and a
+# slice of the fuzzer. Every tool is mandatory here.
 #
 #   ci/memory.sh             all of it (some minutes)
-#   ci/memory.sh fuzz [N]    N fuzzed calls (default 100000000) on one thread, then a tenth on four, optimized; and a slice of
+#   ci/memory.sh fuzz [N]    N fuzzed calls (default 100000000) on one thread, then a tenth on four,
+#   optimized; and a slice of
 #                            them with AddressSanitizer
 set -eu
 cd "$(dirname "$0")/.."

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Tests of core, alloc and memory under Miri, which finds undefined behaviour that no test sees. Miri comes with nightly toolchains only:
-# TOOLCHAIN names one that has it (default `nightly`).
+# Tests of core, alloc and memory under Miri, which finds undefined behaviour that no test sees.
+# Miri comes with nightly toolchains only: TOOLCHAIN names one that has it (default `nightly`).
 #
 #   ci/miri.sh              the three crates
 #   ci/miri.sh -p CRATE …   what follows goes to `cargo miri test`

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Plants mistakes in the crates, one at a time, and has `leasehold stress` look for them: each must be found within 50 seeds, and without one
-# nothing may be found. The feature `planted-defects` is built here alone, and LEASEHOLD_DEFECT names the mistake.
+# Plants mistakes in the crates, one at a time, and has `leasehold stress` look for them: each must
+# be found within 50 seeds, and without one nothing may be found. The feature `planted-defects` is
+# built here alone, and LEASEHOLD_DEFECT names the mistake.
 #
 #   ci/planted.sh            all
 #   ci/planted.sh PassedEarly MissingWait
@@ -57,7 +58,8 @@ plant HandoverSkipped cpu:0
 plant OpenedTwice sim:0
 plant WaitSkipped cpu:0
 plant RowLeftOut sim:0
-# Not KeepDroppedEarly: the driver takes pageable bytes along at the call, so no safe program sees it. The tests of leasehold-cuda do.
+# Not KeepDroppedEarly: the driver takes pageable bytes along at the call, so no safe program sees
+# it. The tests of leasehold-cuda do.
 for defect in MissingWait StaleMark ReuseBeforeCompletion StaleGraphAddress EarlyPublication DeferredOutOfOrder \
     EventRecycledEarly MissingEdge WordBeforeWork; do
     plant "$defect" cuda:0 --sim

@@ -10,10 +10,12 @@ import sys
 
 import nvidia.cu13
 
-# The lowest virtual architecture that CUDA 13 compiles for (Turing). The kernels use no instruction beyond it (shuffles and votes with
-# masks, f16 conversions), and the driver translates PTX for every later one.
+# The lowest virtual architecture that CUDA 13 compiles for (Turing). The kernels use no instruction
+# beyond it (shuffles and votes with masks, f16 conversions), and the driver translates PTX for
+# every later one.
 ARCHITECTURE = "compute_75"
-# No product is fused with a sum but where the source says so, division and roots round correctly, denormals are kept.
+# No product is fused with a sum but where the source says so, division and roots round correctly,
+# denormals are kept.
 OPTIONS = [
     f"--gpu-architecture={ARCHITECTURE}",
     "--std=c++17",

@@ -1,8 +1,11 @@
 #!/bin/sh
-# Random programs over the safe API against a sequential model: on the CPU, on the simulated device and on CUDA over the simulated driver.
+# Random programs over the safe API against a sequential model: on the CPU, on the simulated device
+# and on CUDA over the simulated driver.
 #
-#   ci/stress.sh                      20 seeds of 2,000 steps by 8 threads; on CUDA 5, and 10 with failing calls
-#   ci/stress.sh SEEDS OPS THREADS    for example 1000 10000 8: so many on each, and with failing calls on both simulated ones
+#   ci/stress.sh                      20 seeds of 2,000 steps by 8 threads; on CUDA 5, and 10 with
+#   failing calls
+#   ci/stress.sh SEEDS OPS THREADS    for example 1000 10000 8: so many on each, and with failing
+#   calls on both simulated ones
 #   SEED=N ci/stress.sh …             beginning with another seed
 set -eu
 cd "$(dirname "$0")/.."

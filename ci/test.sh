@@ -1,5 +1,6 @@
 #!/bin/sh
-# All tests of the workspace. Says nothing but the sum, unless something fails; the last line is `N passed, N failed`.
+# All tests of the workspace. Says nothing but the sum, unless something fails; the last line is `N
+# passed, N failed`.
 #
 #   ci/test.sh                    tests that need a tool which is not there say so and pass
 #   LEASEHOLD_REQUIRE_TOOLS=1 …   a missing tool is a failure

@@ -1,5 +1,6 @@
 #!/bin/sh
-# The command under valgrind: no invalid access, no use of what was never written, nothing lost at the end.
+# The command under valgrind: no invalid access, no use of what was never written, nothing lost at
+# the end.
 set -eu
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}

@@ -347,7 +347,7 @@ impl Error {
         Error::Other(error.into().into())
     }
 
-    /// Whether there was no room, or not within a budget: what freeing memory may cure.
+    /// Returns whether there was no room, or not within a budget: what freeing memory may cure.
     ///
     /// ```
     /// use leasehold_core::{Budgeted, Error, OutOfMemory};

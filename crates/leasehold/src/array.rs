@@ -88,7 +88,7 @@ impl<T> Array<T> {
         (self.lease.len() as usize).checked_div(size_of::<T>()).unwrap_or(0)
     }
 
-    /// Whether there is none.
+    /// Returns whether there is none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -180,7 +180,7 @@ impl<'a, T> ArrayView<'a, T> {
         (self.view.len() as usize).checked_div(size_of::<T>()).unwrap_or(0)
     }
 
-    /// Whether there is none.
+    /// Returns whether there is none.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.len() == 0

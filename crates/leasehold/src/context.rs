@@ -196,7 +196,7 @@ impl Context {
         self.0.backends.iter().try_for_each(|b| b.shutdown())
     }
 
-    /// Whether both are the same context.
+    /// Returns whether both are the same context.
     #[must_use]
     pub fn same(&self, other: &Context) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -281,7 +281,7 @@ impl Current {
         self.runtime.context().backend(self.runtime.device().backend)
     }
 
-    /// Whether both are of one driver.
+    /// Returns whether both are of one driver.
     fn shares_driver(&self, other: &Current) -> bool {
         self.runtime.device().backend == other.runtime.device().backend
             && self.runtime.context().same(other.runtime.context())

@@ -87,13 +87,13 @@ pub struct Event {
 }
 
 impl Event {
-    /// Whether it keeps a timestamp.
+    /// Returns whether it keeps a timestamp.
     #[must_use]
     pub fn has_timing(&self) -> bool {
         self.timing
     }
 
-    /// Whether a thread that waits for it sleeps at once.
+    /// Returns whether a thread that waits for it sleeps at once.
     #[must_use]
     pub fn is_blocking_sync(&self) -> bool {
         self.blocking
@@ -119,7 +119,7 @@ impl Event {
         self.last().ok_or_else(never_recorded)
     }
 
-    /// Whether it was recorded since it was created.
+    /// Returns whether it was recorded since it was created.
     #[must_use]
     pub fn is_recorded(&self) -> bool {
         self.last().is_some()
@@ -131,8 +131,8 @@ impl Event {
         PackedTimepoint::from_bits(self.stamp.load(Ordering::Acquire)).timepoint()
     }
 
-    /// Whether the last record is complete; an event that was never recorded is. Asks the driver;
-    /// never blocks.
+    /// Returns whether the last record is complete; an event that was never recorded is. Asks the
+    /// driver; never blocks.
     ///
     /// # Errors
     /// The cause of a failure before the record; `Recording` on a thread that records on the
@@ -278,8 +278,8 @@ impl Event {
         self.timed.lock().clone().ok_or_else(never_recorded)
     }
 
-    /// Whether a graph writes the time of this record again, and has not made that the last record
-    /// yet.
+    /// Returns whether a graph writes the time of this record again, and has not made that the last
+    /// record yet.
     pub(crate) fn is_overtaken(&self, record: &Timed) -> bool {
         !record.is_kept()
             && self.stamp.load(Ordering::Acquire) == PackedTimepoint::from(record.point).to_bits()
@@ -301,8 +301,8 @@ pub(crate) struct Timed {
 }
 
 impl Timed {
-    /// Whether nothing has begun to write the timestamp again, so that what was read of it is this
-    /// record's.
+    /// Returns whether nothing has begun to write the timestamp again, so that what was read of it
+    /// is this record's.
     pub(crate) fn is_kept(&self) -> bool {
         self.launch.as_ref().is_none_or(|l| l.begun.load(Ordering::Acquire) == l.number)
     }
@@ -323,7 +323,7 @@ impl Tagged for Event {
 /// Makes events of one device.
 pub(crate) struct Events;
 
-/// Whether the event is to have timing.
+/// Returns whether the event is to have timing.
 ///
 /// # Errors
 /// `Unsupported` on a device without timestamps.

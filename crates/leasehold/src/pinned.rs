@@ -78,7 +78,7 @@ impl<T: Pod> PinnedArray<T> {
         self.len
     }
 
-    /// Whether there is none.
+    /// Returns whether there is none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0

@@ -1,8 +1,8 @@
 //! The runtime: the facade of one device.
 //!
-//! There is one per device and context, counted; dropping the last one never waits. It ends in this
-//! order: graphs (they hold the runtime, so there are none left), kernel bases' caches, extension
-//! slots, the events' pool, streams, and then the device's lease.
+//! A device of a context has one runtime, which is counted. The drop of the last clone never waits.
+//! A runtime ends in this order: graphs (they hold the runtime, so there are none left), kernel
+//! bases' caches, extension slots, the events' pool, streams, and then the device's lease.
 //!
 //! This module must not know any backend.
 
@@ -177,7 +177,8 @@ impl Runtime {
 
     /// The value of type `T` in the runtime's extension slots, made when first asked for: the
     /// operator library, a cache of somebody else's. Dropped with the runtime, before its streams.
-    /// It may hold buffers and kernels of this runtime, but must not hold the runtime itself, a
+    /// The value may hold buffers and kernels of this runtime, but must not hold the runtime
+    /// itself, a
     /// [`Stream`] or a [`Graph`]: they hold the runtime, which then would never end.
     ///
     /// # Errors
@@ -501,7 +502,7 @@ impl Runtime {
     // ---- graphs
     // ---------------------------------------------------------------------------------------------
 
-    /// Whether the calling thread records on this device.
+    /// Returns whether the calling thread records on this device.
     #[doc(alias = "isGraphRecording")]
     #[must_use]
     pub fn is_graph_recording(&self) -> bool {
@@ -574,7 +575,7 @@ impl Runtime {
         pools
     }
 
-    /// Whether both are the same runtime.
+    /// Returns whether both are the same runtime.
     #[must_use]
     pub fn same(&self, other: &Runtime) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)

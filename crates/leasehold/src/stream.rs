@@ -347,7 +347,7 @@ impl Stream {
         self.core.timeline.now()
     }
 
-    /// Whether all that was submitted is complete. Asks the driver; never blocks.
+    /// Returns whether all that was submitted is complete. Asks the driver; never blocks.
     ///
     /// # Errors
     /// The stream's cause when it is poisoned; `Recording` on a thread that records on this device.
@@ -392,9 +392,9 @@ impl Stream {
     /// with the cause when it failed. The building block of futures and of queues of one's own:
     /// whatever happens to the stream, the call comes.
     ///
-    /// It comes exactly once: also when the stream has failed or fails, when the device is lost,
-    /// when the stream or the runtime is dropped or closed first, while the calling thread records
-    /// (with `Recording`; nothing is recorded), and on a device without host calls (with
+    /// The call comes exactly once: also when the stream has failed or fails, when the device is
+    /// lost, when the stream or the runtime is dropped or closed first, while the calling thread
+    /// records (with `Recording`; nothing is recorded), and on a device without host calls (with
     /// `Unsupported`). Only the end of the process comes before it. After a failure it may come
     /// before the failed work is over: [`synchronize`](Self::synchronize) says when that is.
     ///
@@ -556,7 +556,7 @@ impl Stream {
         self.core.raw.priority()
     }
 
-    /// Whether both are the same stream.
+    /// Returns whether both are the same stream.
     #[must_use]
     pub fn same(&self, other: &Stream) -> bool {
         Arc::ptr_eq(&self.core, &other.core)

@@ -34,7 +34,7 @@ impl<'a> BufferView<'a> {
         self.len
     }
 
-    /// Whether it has none.
+    /// Returns whether it has none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -136,7 +136,7 @@ impl<'a> Operand<'a> {
         self.access
     }
 
-    /// Whether it leaves something of its buffer out.
+    /// Returns whether it leaves something of its buffer out.
     #[inline]
     pub(crate) fn is_part(&self) -> bool {
         self.view.len < self.view.lease.len()

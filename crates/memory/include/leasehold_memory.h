@@ -3,7 +3,7 @@
  * Scopes, function frames, reference counts and a tensor pool, for functions that a compiler emits. C11 and C++17.
  *
  * Rules for all functions
- *  - None panics, throws, unwinds or aborts, whatever it is given. What is wrong is a no-op, counted by kind (TL_MISUSE_*) and
+ *  - None panics, throws, unwinds or aborts, whatever it is given. A wrong call is a no-op, counted by kind (TL_MISUSE_*) and
  *    kept per thread for tl_mem_last_error. A null pointer is a no-op and not a misuse, unless said otherwise.
  *  - Without memory a call is a no-op too (TL_MISUSE_OUT_OF_MEMORY), also the first of a process or thread. A call that found no memory
  *    to attach its thread is counted in tl_mem_stats only.
@@ -21,13 +21,13 @@
  * Ends of threads and of the process
  *  - A thread attaches at its first call. When it ends, its open frames and scopes are closed, the outermost included. At that time
  *    its thread-local objects are gone, so nothing of the program's is called there: no scope hook, no describer, no destructor. Structs and
- *    lh_vec_ptr objects are freed, lh_tensor objects are pooled or freed. What wants a destructor of the program's waits for the next scope or frame that
+ *    lh_vec_ptr objects are freed, lh_tensor objects are pooled or freed. An object with a destructor of the program waits for the next scope or frame that
  *    any thread opens, or for tl_pool_trim, and is destroyed there. A thread that wants its own destructors to run calls tl_mem_close_thread.
  *  - After that (in later destructors of pthread keys) acquire and release still work, everything else is a no-op.
  *  - When the process exits, nothing is closed and nothing called. Call tl_mem_close_thread before, if it should be.
  *
  * Forks, coroutines, unloading
- *  - A child of fork() may use everything; its only thread goes on in its scopes and frames. What scopes of the other threads held stays
+ *  - A child of fork() may use everything; its only thread goes on in its scopes and frames. Objects that scopes of the other threads held stay
  *    alive in the child. Do not fork in a signal handler.
  *  - Scopes and frames know threads, not coroutines. A coroutine that switches away must have closed what it opened, or must be resumed
  *    and have closed it before the function that was running when it opened it closes its own.
@@ -47,7 +47,7 @@
 extern "C" {
 #endif
 
-/* A tensor: an address. What it is, its destructor decides. */
+/* A tensor: an address. Its destructor decides what the address means. */
 typedef struct OpaqueTensor OpaqueTensor;
 
 /* ---- scopes ---- */

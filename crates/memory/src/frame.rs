@@ -11,12 +11,12 @@
 //! - A function forgot `function_exit`. If this frame stayed, it would shift the frames of all
 //!   callers: their slots would be its slots.
 //!
-//! Such frames matter only if the caller has a frame of its own further out. The caller's own frame
-//! was opened from exactly the present stack pointer and from a different place in the code. (A
-//! program that opens all frames through one helper has one return address for all; then the newest
-//! frame is used.) Then a frame is *forgotten* if its function used one of its slots, or if another
-//! frame from the same place was found forgotten. For `get_buffer` a frame without the requested
-//! slot is forgotten too.
+//! These frames matter only if the caller has a frame of its own further out. The caller's own
+//! frame was opened from exactly the present stack pointer and from a different place in the code.
+//! (A program that opens all frames through one helper has one return address for all; then the
+//! newest frame is used.) Then a frame is *forgotten* if its function used one of its slots, or if
+//! another frame from the same place was found forgotten. For `get_buffer` a frame without the
+//! requested slot is forgotten too.
 //! - `get_buffer` uses the newest frame that is not forgotten. By this a helper's frame becomes the
 //!   caller's own.
 //! - `function_exit` closes the newest frame if it is not forgotten; otherwise it closes all frames

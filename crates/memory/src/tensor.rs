@@ -1,6 +1,6 @@
 //! The crate's own tensor type: elements in host memory with a shape.
 //!
-//! It serves tests, examples and the pool's own checks. The manager treats it like any other
+//! The type serves tests, examples and the pool's own checks. The manager treats it like any other
 //! tensor, but knows its key and destructor without a hook. Tensors over device buffers and their
 //! exchange by DLPack are planned as further kinds. The entry's flag in the object table
 //! distinguishes the kinds, never the tensor's bytes.

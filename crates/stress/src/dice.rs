@@ -24,7 +24,7 @@ impl Dice {
         (((self.next() >> 32) * u64::from(n)) >> 32) as u32
     }
 
-    /// Whether something of `percent` happens.
+    /// Returns whether something of `percent` happens.
     pub(crate) fn chance(&mut self, percent: u32) -> bool {
         self.below(100) < percent
     }

@@ -93,7 +93,7 @@ struct Generator {
     due: Vec<(usize, Slot)>,
     /// A buffer that all threads write at the same moment, and how often still.
     burst: (Slot, u32),
-    /// Whether streams and buffers are picked of the other device.
+    /// Says whether streams and buffers are picked of the other device.
     away: bool,
     thread: u8,
     fresh: u32,

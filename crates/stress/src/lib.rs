@@ -84,7 +84,7 @@ pub struct Options {
     pub ops: u32,
     /// Its threads.
     pub threads: u8,
-    /// Whether calls fail.
+    /// Says whether calls fail.
     pub faults: bool,
     /// How long nothing may go on before that is a finding.
     pub patience: Duration,
@@ -117,7 +117,7 @@ pub struct Failure {
     pub seed: u64,
     /// A description of the failure.
     pub what: String,
-    /// Whether nothing went on.
+    /// Says whether nothing went on.
     pub hang: bool,
     /// Where each thread was.
     pub threads: Vec<String>,
@@ -133,9 +133,9 @@ pub struct Failure {
 pub struct Report {
     /// The device.
     pub device: String,
-    /// Whether its driver is simulated.
+    /// Says whether its driver is simulated.
     pub simulated: bool,
-    /// Whether calls were made to fail.
+    /// Says whether calls were made to fail.
     pub faults: bool,
     /// The first seed.
     pub seed: u64,

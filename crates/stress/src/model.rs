@@ -131,7 +131,7 @@ struct Graph {
     temps: Vec<u32>,
     held: Held,
     suspended: bool,
-    /// It copies from or to the other device.
+    /// The work copies from or to the other device.
     far: bool,
 }
 
@@ -286,7 +286,7 @@ impl Model {
         self.far_open
     }
 
-    /// Whether a graph can be recorded now.
+    /// Returns whether a graph can be recorded now.
     pub(crate) fn can_record(&mut self, temps: &[u32], nodes: &[Node]) -> bool {
         self.record(temps, nodes).is_some()
     }

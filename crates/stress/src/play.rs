@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 pub struct Finding {
     /// The defect in words.
     pub what: String,
-    /// Whether nothing went on.
+    /// Says whether nothing went on.
     pub hang: bool,
     /// Where each thread was.
     pub threads: Vec<String>,
@@ -244,7 +244,7 @@ impl World {
             watch,
         };
         world.streams[0].put(world.runtime.stream().clone());
-        // It is open already.
+        // The device is open already.
         if shape.far != Far::None
             && let Some(Ok(far)) = bench.far()
         {
@@ -277,7 +277,7 @@ impl World {
         self.graphs[usize::from(slot)].lock().as_ref().map(|r| r.graph.clone()).ok_or(EMPTY)
     }
 
-    /// Whether an error is one that calls may give when something fails under them.
+    /// Returns whether an error is one that calls may give when something fails under them.
     fn excusable(&self, e: &Error) -> bool {
         !self.strict
             && !matches!(

@@ -190,7 +190,7 @@ impl Completions {
         called
     }
 
-    /// Whether each has come, and where nothing may fail without a failure.
+    /// Returns whether each has come, and where nothing may fail without a failure.
     ///
     /// # Errors
     /// A description of the wrong counts.

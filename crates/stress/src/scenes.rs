@@ -44,7 +44,7 @@ pub enum Scene {
     DroppedHostTimeline,
     /// A host call fails, or panics, and poisons its stream.
     FailedCall {
-        /// Whether it panics.
+        /// Says whether it panics.
         panics: bool,
     },
     /// A recording that is given up, with temporaries.
@@ -57,7 +57,7 @@ pub enum Scene {
     Common,
     /// Each callback for a completion is called once, with the outcome of the work.
     Told {
-        /// Whether the stream fails.
+        /// Says whether the stream fails.
         fails: bool,
     },
 }
@@ -81,7 +81,7 @@ impl Scene {
 /// Makes a call that is refused.
 ///
 /// # Errors
-/// It was not refused.
+/// The scene was not refused.
 pub fn refused(
     runtime: &Runtime,
     stream: &Stream,

@@ -21,12 +21,12 @@ pub const PINNED: Slot = 64;
 /// The first number of a graph's temporaries.
 pub const TEMPS: Slot = 128;
 
-/// Whether a buffer is the other device's.
+/// Returns whether a buffer is the other device's.
 pub(crate) fn is_far(slot: Slot) -> bool {
     (FAR..PINNED).contains(&slot)
 }
 
-/// Whether a stream is the other device's.
+/// Returns whether a stream is the other device's.
 pub(crate) fn is_far_stream(stream: Slot) -> bool {
     stream >= FAR_STREAM
 }
@@ -197,7 +197,7 @@ pub enum Step {
     Event {
         /// Where it goes.
         slot: Slot,
-        /// Whether it keeps time.
+        /// Says whether it keeps time.
         timing: bool,
     },
     /// Drops it.

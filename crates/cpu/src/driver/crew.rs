@@ -7,15 +7,15 @@
 //! leaves when no helper is inside. The function lives on the owner's stack.
 //!
 //! - `taken`: CAS by an owner; a slot has one owner at a time.
-//! - `body`, `chunk`: written while the host timeline is closed and empty; read by helpers inside.
-//! - `host_timeline`: the `OPEN` bit, set and cleared by the owner, and the number of helpers
+//! - `body`, `chunk`: written while the slot is closed and has no members; read by helpers inside.
+//! - `members`: the `OPEN` bit, set and cleared by the owner, and the number of helpers
 //!   inside.
 //! - `next`: the next unclaimed tile; threads claim tiles by `fetch_add`.
 //! - `open`: one bit for each slot that may have unclaimed tiles.
 //! - `sleepers`, `stop`: the number of sleeping helpers; whether the crew is dismissed.
 //!
-//! - `host_timeline`: A helper first adds itself and checks the bit of the old value. If the host
-//!   timeline is closed, the helper subtracts itself without access to other fields.
+//! - `members`: A helper first adds itself and checks the bit of the old value. If the slot
+//!   is closed, the helper subtracts itself without access to other fields.
 //! - `next`: The thread that claims the last tiles clears the slot's bit in `open`.
 //! - `open` is a hint for helpers, which may be wrong in both directions for an instant.
 //! - `sleepers`: A helper adds itself to `sleepers`, then checks `open`. An owner sets its bit in
@@ -49,7 +49,7 @@ const OPEN: u32 = 1 << 31;
 
 struct Slot {
     taken: AtomicBool,
-    host_timeline: AtomicU32,
+    members: AtomicU32,
     next: AtomicU64,
     total: AtomicU64,
     chunk: AtomicU64,
@@ -78,7 +78,7 @@ impl Crew {
         let slot = || {
             CachePadded::new(Slot {
                 taken: AtomicBool::new(false),
-                host_timeline: AtomicU32::new(0),
+                members: AtomicU32::new(0),
                 next: AtomicU64::new(0),
                 total: AtomicU64::new(0),
                 chunk: AtomicU64::new(1),
@@ -129,14 +129,14 @@ impl Crew {
         slot.chunk.store(chunk.max(1), Ordering::Relaxed);
         slot.total.store(total, Ordering::Relaxed);
         slot.next.store(0, Ordering::Relaxed);
-        slot.host_timeline.fetch_or(OPEN, Ordering::Release);
+        slot.members.fetch_or(OPEN, Ordering::Release);
         self.open.fetch_or(1 << index, Ordering::Release);
         self.ring(ring);
         self.claim(index, mine);
         self.open.fetch_and(!(1 << index), Ordering::Relaxed);
-        slot.host_timeline.fetch_and(!OPEN, Ordering::AcqRel);
+        slot.members.fetch_and(!OPEN, Ordering::AcqRel);
         let mut spins = 0u32;
-        while slot.host_timeline.load(Ordering::Acquire) != 0 {
+        while slot.members.load(Ordering::Acquire) != 0 {
             // Helpers run the last tiles. These are soon over, unless a helper has lost its
             // processor.
             spins += 1;
@@ -188,7 +188,7 @@ impl Crew {
                 continue;
             }
             let slot = &self.slots[index];
-            if slot.host_timeline.fetch_add(1, Ordering::Acquire) & OPEN != 0 {
+            if slot.members.fetch_add(1, Ordering::Acquire) & OPEN != 0 {
                 // SAFETY: this thread is inside an open host timeline. The owner wrote the cell
                 // before, and does not leave before this thread does.
                 let body = slot.body.with(|b| unsafe { *b });
@@ -196,7 +196,7 @@ impl Crew {
                     helped |= self.claim(index, body);
                 }
             }
-            slot.host_timeline.fetch_sub(1, Ordering::Release);
+            slot.members.fetch_sub(1, Ordering::Release);
         }
         helped
     }

@@ -120,7 +120,7 @@ thread_local! {
     static RECORDINGS: RefCell<Vec<Recording>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Whether this thread records on any device.
+/// Returns whether this thread records on any device.
 #[inline]
 pub(crate) fn is_active() -> bool {
     ACTIVE.get() != 0
@@ -354,7 +354,7 @@ pub(crate) unsafe fn record(
     })
 }
 
-/// Whether the operands may be used in recording `id`.
+/// Returns whether the operands may be used in recording `id`.
 pub(crate) fn check(runtime: &Arc<RuntimeInner>, id: u64, operands: &[Operand<'_>]) -> Result<()> {
     with(runtime, |r| if r.id == id { r.check(operands) } else { Err(over()) })
         .unwrap_or_else(|| Err(over()))

@@ -87,9 +87,9 @@ struct Way<'a> {
     copy: &'a Copy2d,
     from: Operand<'a>,
     to: Operand<'a>,
-    /// Whether the stream's device has the source.
+    /// Says whether the stream's device has the source.
     down: bool,
-    /// Whether the stream's side, and the other one, is host memory of its device.
+    /// Says whether the stream's side, and the other one, is host memory of its device.
     host: (bool, bool),
 }
 
@@ -340,9 +340,9 @@ struct Carrier {
     runtime: Arc<RuntimeInner>,
     copy: Copy2d,
     piece: Vec<Run>,
-    /// Whether it is the source's device, from which the piece goes down.
+    /// Says whether it is the source's device, from which the piece goes down.
     down: bool,
-    /// Whether its memory is host memory.
+    /// Says whether its memory is host memory.
     host: bool,
     buffer: Lease<Buffer>,
     staging: Lease<Buffer>,

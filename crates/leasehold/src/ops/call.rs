@@ -18,7 +18,7 @@ thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Whether the thread runs a host or foreign call of some stream.
+/// Returns whether the thread runs a host or foreign call of some stream.
 #[inline]
 pub(crate) fn inside() -> bool {
     DEPTH.get() != 0

@@ -215,7 +215,7 @@ impl RuntimeInner {
         )))
     }
 
-    /// Whether the buffer is of this device's memory, or of its host memory.
+    /// Returns whether the buffer is of this device's memory, or of its host memory.
     #[inline]
     pub(crate) fn owns(&self, buffer: &Lease<Buffer>) -> bool {
         self.memory.owns(buffer) || self.owns_pinned(buffer)
@@ -262,8 +262,8 @@ impl RuntimeInner {
         })
     }
 
-    /// Whether one operation copies between this device and another one of its backend. Asks for
-    /// peer access the first time; a driver without it still has a way.
+    /// Returns whether one operation copies between this device and another one of its backend.
+    /// Asks for peer access the first time; a driver without it still has a way.
     ///
     /// # Errors
     /// The driver's own.

@@ -36,7 +36,7 @@ impl Use for Operand<'_> {
 pub(crate) struct Locked<'u, U: Use> {
     timeline: &'static Timeline,
     uses: &'u [U],
-    /// Whether a buffer is used more than once.
+    /// Says whether a buffer is used more than once.
     repeated: bool,
 }
 

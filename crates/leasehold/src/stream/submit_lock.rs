@@ -48,7 +48,7 @@ impl SubmitLock {
         }
     }
 
-    /// Whether somebody holds the submission lock.
+    /// Returns whether somebody holds the submission lock.
     pub(crate) fn is_taken(&self) -> bool {
         self.scratch.try_lock().is_none()
     }

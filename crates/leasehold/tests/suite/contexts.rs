@@ -70,7 +70,7 @@ fn a_new_thread_inherits_nothing_but_the_process_default() {
     assert_eq!(kind(elsewhere()), "InvalidState");
     Current::set_process_default(Some(&runtime));
     assert!(elsewhere().unwrap().same(&runtime));
-    // It keeps the runtime, and lets it go when it is taken back.
+    // The context keeps the runtime until the default is taken back.
     let serial = runtime.stream().handle();
     drop(_guard);
     drop(runtime);

@@ -183,7 +183,7 @@ fn a_guessed_handle_leads_to_no_memory_of_a_copy_between_devices() {
     pool.lock().take();
 }
 
-/// Such a buffer would be the graph's to use, and somebody else's too.
+/// A forged buffer would be the graph's to use, and somebody else's too.
 #[test]
 fn a_temporary_that_somebody_has_alone_stops_no_recording() {
     let runtime = runtime();

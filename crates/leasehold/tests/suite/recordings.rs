@@ -96,7 +96,7 @@ fn other_threads_are_not_affected() {
             runtime.stream().fill(y.view(), 2u32).unwrap();
             assert_eq!(runtime.download::<u32>(&y).unwrap(), [2; 4]);
             assert_eq!(runtime.download::<u32>(&x).unwrap(), [0; 4]);
-            // It may record as well.
+            // Another thread may record as well.
             let graph = runtime.record_graph(|r| r.stream().fill(y.view(), 3u32)).unwrap();
             graph.launch().unwrap();
             assert_eq!(runtime.download::<u32>(&y).unwrap(), [3; 4]);

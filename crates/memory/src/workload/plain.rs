@@ -1,8 +1,8 @@
 //! The plain design: one mutex around a hash map of counts and a stack of scopes.
 //!
-//! It is the peer of the benchmarks and the negative example of the tests. Its flaws are those that
-//! the manager avoids: one set of scopes for all threads, no generations, O(n) unregister,
-//! destructors under the lock. Do not mend it.
+//! This manager is the peer of the benchmarks and the negative example of the tests. Its flaws are
+//! those that the manager avoids: one set of scopes for all threads, no generations, O(n)
+//! unregister, destructors under the lock. Do not mend it.
 
 use std::collections::HashMap;
 use std::ffi::c_void;

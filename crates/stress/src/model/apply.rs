@@ -11,7 +11,7 @@ use crate::step::{
 };
 
 impl Model {
-    /// Whether some thread may block for this: nothing of it is held.
+    /// Returns whether some thread may block for this: nothing of it is held.
     fn may_wait(&self, held: Held) -> Option<()> {
         (held == 0).then_some(())
     }
@@ -120,7 +120,7 @@ impl Model {
                 self.exclusive.push(self.on_scenes());
             }
             Step::Scene(scene) => {
-                // It takes much memory. Where there is none, it waits for what streams use.
+                // The step takes much memory. If none is free, the step waits for memory in use.
                 if scene == Scene::Common {
                     if self.host_timelines.iter().flatten().any(|g| g.waited) {
                         return None;
@@ -213,8 +213,8 @@ impl Model {
         (u64::from(span.at) + u64::from(span.len) <= len).then_some(b)
     }
 
-    /// Whether work may run on a stream of its device. `None` when not; else whether another
-    /// device's memory is part of it.
+    /// Returns whether work may run on a stream of its device. `None` when not; else whether
+    /// another device's memory is part of it.
     pub(super) fn crosses(&self, far: bool, work: &Work) -> Option<bool> {
         let mut others = work.from.iter().chain([&work.to]).map(|s| is_far(s.slot) != far);
         let copies = matches!(work.op, Op::Copy | Op::Copy2d { .. }) && self.far_open;
@@ -346,9 +346,9 @@ impl Model {
         self.events.get(usize::from(event))?.as_ref().filter(|e| e.recorded).map(|e| e.held)
     }
 
-    /// Whether a host timeline may be waited for and signalled on a stream. A simulated device runs
-    /// host calls only while somebody waits for the device, and who waits for a host timeline of
-    /// another backend's does not.
+    /// Returns whether a host timeline may be waited for and signalled on a stream. A simulated
+    /// device runs host calls only while somebody waits for the device, and who waits for a host
+    /// timeline of another backend's does not.
     fn near(&self, stream: Slot) -> bool {
         self.shape.far != Far::Other || !is_far_stream(stream)
     }

@@ -24,7 +24,7 @@ pub(super) fn part(data: &[u8], span: Span) -> &[u8] {
     &data[span.at as usize..][..span.len as usize]
 }
 
-/// Whether work writes all of a buffer of `len` bytes and reads none of it.
+/// Returns whether work writes all of a buffer of `len` bytes and reads none of it.
 pub(super) fn whole(work: &Work, len: u32) -> bool {
     work.to.len == len
         && match work.op {
@@ -33,7 +33,7 @@ pub(super) fn whole(work: &Work, len: u32) -> bool {
         }
 }
 
-/// Whether the parts fit the operation. `from` and `to` are the buffers of the parts.
+/// Returns whether the parts fit the operation. `from` and `to` are the buffers of the parts.
 pub(super) fn sensible(work: &Work, from: &[u32], to: u32) -> Option<()> {
     let len = work.to.len;
     let apart = work

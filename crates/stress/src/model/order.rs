@@ -19,7 +19,7 @@ impl Model {
     pub(super) fn on_graph(&self, s: Slot) -> usize {
         self.on_host_timeline(0) + self.host_timelines.len() + usize::from(s)
     }
-    /// Whether any stream is held.
+    /// Returns whether any stream is held.
     pub(super) fn on_holds(&self) -> usize {
         self.on_graph(0) + self.graphs.len()
     }
