@@ -370,19 +370,6 @@ pub trait BlitOps {
         bytes: u64,
         value: u8,
     ) -> Result<()>;
-
-    /// Resolves counter samples into a buffer, 8 bytes each:
-    /// `resolveCounters:inRange:destinationBuffer:destinationOffset:`.
-    ///
-    /// # Safety
-    /// - All handles are live and the encoder is open. The samples exist and fit into the buffer.
-    unsafe fn resolve_samples(
-        &self,
-        encoder: NativeBlitEncoder,
-        samples: NativeSampleBuffer,
-        range: std::ops::Range<u32>,
-        to: (NativeBuffer, u64),
-    ) -> Result<()>;
 }
 
 /// Calls for libraries, functions and pipelines.

@@ -256,6 +256,9 @@ pub enum Command {
     Record(EventId),
     /// Waits for the event's last record before this call; nothing if the event was never recorded.
     WaitEvent(EventId),
+    /// Waits like [`WaitEvent`](Self::WaitEvent). If a failed queue skipped the record, this queue
+    /// fails too.
+    RequireEvent(EventId),
     /// Writes a 64-bit word.
     WriteValue {
         /// The address: aligned to 8, in pinned or device memory.
@@ -272,6 +275,8 @@ pub enum Command {
     },
     /// Raises a semaphore. On a failed queue the command fails the semaphore instead.
     Signal(SemaphoreId, u64),
+    /// Raises a semaphore. On a failed queue the command does nothing, as with Metal.
+    SignalOnSuccess(SemaphoreId, u64),
     /// Waits until a semaphore is at least a value. If the semaphore fails first, so does the
     /// queue.
     WaitSemaphore(SemaphoreId, u64),
@@ -300,9 +305,11 @@ impl fmt::Debug for Command {
             Command::Host { name, .. } => write!(f, "Host({name})"),
             Command::Record(e) => write!(f, "Record({e:?})"),
             Command::WaitEvent(e) => write!(f, "WaitEvent({e:?})"),
+            Command::RequireEvent(e) => write!(f, "RequireEvent({e:?})"),
             Command::WriteValue { addr, value } => write!(f, "WriteValue({addr:#x}, {value})"),
             Command::WaitValue { addr, value } => write!(f, "WaitValue({addr:#x}, {value})"),
             Command::Signal(s, value) => write!(f, "Signal({s:?}, {value})"),
+            Command::SignalOnSuccess(s, value) => write!(f, "SignalOnSuccess({s:?}, {value})"),
             Command::WaitSemaphore(s, value) => write!(f, "WaitSemaphore({s:?}, {value})"),
             Command::Until { name, .. } => write!(f, "Until({name})"),
             Command::Launch(e) => write!(f, "Launch({e:?})"),
@@ -336,9 +343,11 @@ pub(crate) enum Action {
     Node { name: Arc<str>, call: Arc<NodeFn> },
     Record(Arc<Mark>),
     WaitMark(Arc<Mark>),
+    RequireMark(Arc<Mark>),
     WriteValue { addr: u64, value: u64 },
     WaitValue { addr: u64, value: u64 },
     Signal(SemaphoreId, u64),
+    SignalOnSuccess(SemaphoreId, u64),
     WaitSemaphore(SemaphoreId, u64),
     Until { name: &'static str, ready: ReadyFn },
     Graph(Box<Running>),
@@ -356,10 +365,10 @@ impl Action {
             Action::Fill(_) => "fill".into(),
             Action::Host { name, .. } | Action::Node { name, .. } => name.clone(),
             Action::Record(_) => "record".into(),
-            Action::WaitMark(_) => "wait for an event".into(),
+            Action::WaitMark(_) | Action::RequireMark(_) => "wait for an event".into(),
             Action::WriteValue { .. } => "write value".into(),
             Action::WaitValue { .. } => "wait for a value".into(),
-            Action::Signal(..) => "signal".into(),
+            Action::Signal(..) | Action::SignalOnSuccess(..) => "signal".into(),
             Action::WaitSemaphore(..) => "wait for a semaphore".into(),
             Action::Until { name, .. } => (*name).into(),
             Action::Graph(_) => "graph".into(),

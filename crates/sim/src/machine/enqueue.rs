@@ -477,7 +477,7 @@ impl MachineState {
             Command::Kernel(k) => k.check(),
             Command::Copy(c) => c.check(),
             Command::Fill(c) => c.check(),
-            Command::Record(e) | Command::WaitEvent(e) => {
+            Command::Record(e) | Command::WaitEvent(e) | Command::RequireEvent(e) => {
                 self.events.contains_key(e).then_some(()).ok_or_else(|| missing(*e))
             }
             Command::WriteValue { addr, .. } | Command::WaitValue { addr, .. } => {
@@ -490,7 +490,9 @@ impl MachineState {
                     Err(e) => Err(Error::invalid(e)),
                 }
             }
-            Command::Signal(s, _) | Command::WaitSemaphore(s, _) => {
+            Command::Signal(s, _)
+            | Command::SignalOnSuccess(s, _)
+            | Command::WaitSemaphore(s, _) => {
                 self.semaphores.contains_key(s).then_some(()).ok_or_else(|| missing(*s))
             }
             Command::Launch(e) => {
@@ -503,6 +505,8 @@ impl MachineState {
             command,
             Command::Host { .. }
                 | Command::Signal(..)
+                | Command::SignalOnSuccess(..)
+                | Command::RequireEvent(_)
                 | Command::WaitSemaphore(..)
                 | Command::Until { .. }
                 | Command::Launch(_)
@@ -531,7 +535,11 @@ impl MachineState {
             Command::WaitEvent(e) => self.last_mark(e).map_or(Action::Empty, Action::WaitMark),
             Command::WriteValue { addr, value } => Action::WriteValue { addr, value },
             Command::WaitValue { addr, value } => Action::WaitValue { addr, value },
+            Command::RequireEvent(e) => {
+                self.last_mark(e).map_or(Action::Empty, Action::RequireMark)
+            }
             Command::Signal(s, value) => Action::Signal(s, value),
+            Command::SignalOnSuccess(s, value) => Action::SignalOnSuccess(s, value),
             Command::WaitSemaphore(s, value) => Action::WaitSemaphore(s, value),
             Command::Until { name, ready } => Action::Until { name, ready },
             Command::Launch(e) => Action::Graph(Box::new(self.launch(e)?)),

@@ -44,9 +44,17 @@ impl MachineState {
                 }
                 Outcome::Done(0)
             }
+            Action::RequireMark(mark) => {
+                let Some(done) = mark.done.get() else { return Outcome::Done(0) };
+                self.learn(place.queue, &done.clock, done.nanos);
+                if done.failed {
+                    return Outcome::Fail(Error::state("the work that it waits for has failed"));
+                }
+                Outcome::Done(0)
+            }
             Action::WriteValue { addr, value } => result(self.write_value(place, addr, value), 100),
             Action::WaitValue { addr, value } => self.wait_value(place, addr, value),
-            Action::Signal(s, value) => {
+            Action::Signal(s, value) | Action::SignalOnSuccess(s, value) => {
                 let MachineState { queues, semaphores, .. } = self;
                 if let Some((q, s)) = queues.get(&place.queue).zip(semaphores.get_mut(&s)) {
                     s.signal(value, q.clock.clone(), q.nanos);

@@ -272,7 +272,7 @@ impl MachineState {
     /// Returns whether an action must wait.
     fn blocked(&self, action: &Action) -> bool {
         match action {
-            Action::WaitMark(mark) => mark.done.get().is_none(),
+            Action::WaitMark(mark) | Action::RequireMark(mark) => mark.done.get().is_none(),
             Action::WaitValue { addr, value } => self.word(*addr).is_some_and(|now| now < *value),
             Action::WaitSemaphore(s, value) => {
                 self.semaphores.get(s).is_some_and(|s| s.failed.is_none() && s.value < *value)

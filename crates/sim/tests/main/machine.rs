@@ -690,3 +690,25 @@ fn host_memory_that_nobody_vouches_for_is_an_illegal_address() {
     }
     assert_eq!(own, [7; 64]);
 }
+
+#[test]
+fn a_queue_that_requires_failed_work_fails_and_skips_its_signals() {
+    let m = machine(4);
+    let queue = || m.queue_create(0).unwrap();
+    let (first, requires, waits) = (queue(), queue(), queue());
+    let event = m.event_create(0, false).unwrap();
+    let semaphores = [m.semaphore_create(0).unwrap(), m.semaphore_create(0).unwrap()];
+    let fail = Box::new(|| Some(Err(Error::state("on purpose"))));
+    let until = Command::Until { name: "failure", ready: fail };
+    m.submit(first, vec![until, Command::Record(event)]).unwrap();
+    let signal = |i: usize| Command::SignalOnSuccess(semaphores[i], 1);
+    m.submit(requires, vec![Command::RequireEvent(event), signal(0)]).unwrap();
+    m.submit(waits, vec![Command::WaitEvent(event), signal(1)]).unwrap();
+    m.run_until_idle();
+    assert!(m.queue_failure(requires).unwrap().is_some());
+    assert!(m.queue_failure(waits).unwrap().is_none());
+    assert_eq!(semaphores.map(|s| m.semaphore_value(s).unwrap()), [0, 1]);
+    // A skipped signal leaves the semaphore sound.
+    m.semaphore_signal(semaphores[0], 1).unwrap();
+    assert_eq!(m.semaphore_value(semaphores[0]).unwrap(), 1);
+}

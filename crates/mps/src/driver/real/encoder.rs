@@ -5,7 +5,7 @@
 use super::super::ops::{
     BlitOps, ComputeDesc, ComputeOps, Dispatch, EncoderOps, NativeBlitEncoder, NativeBuffer,
     NativeCommandBuffer, NativeComputeEncoder, NativeEncoder, NativeFence, NativeHeap,
-    NativeIndirect, NativePipeline, NativeSampleBuffer, Usage,
+    NativeIndirect, NativePipeline, Usage,
 };
 use super::{RealDriver, at, give_some};
 use leasehold_core::{Error, Result};
@@ -299,30 +299,6 @@ impl BlitOps for RealDriver {
             let range = NSRange::new(at.1 as usize, bytes as usize);
             let target = at!(at.0 => MTLBuffer);
             at!(encoder => MTLBlitCommandEncoder).fillBuffer_range_value(target, range, value);
-            Ok(())
-        })
-    }
-
-    unsafe fn resolve_samples(
-        &self,
-        encoder: NativeBlitEncoder,
-        samples: NativeSampleBuffer,
-        range: Range<u32>,
-        to: (NativeBuffer, u64),
-    ) -> Result<()> {
-        self.enter(|| {
-            let (samples, target) =
-                (at!(samples => MTLCounterSampleBuffer), at!(to.0 => MTLBuffer));
-            let encoder = at!(encoder => MTLBlitCommandEncoder);
-            // SAFETY: the samples exist and fit into the buffer (the caller's promise).
-            unsafe {
-                encoder.resolveCounters_inRange_destinationBuffer_destinationOffset(
-                    samples,
-                    self::range(&range),
-                    target,
-                    to.1 as usize,
-                );
-            }
             Ok(())
         })
     }
