@@ -20,5 +20,6 @@ if ! rustup target list --installed 2>/dev/null | grep -qx "$target" && ! rustup
 fi
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/apple"
 cargo clippy --quiet --locked --target "$target" --package leasehold-mps -- -D warnings
+cargo clippy --quiet --locked --target "$target" --package leasehold-mps --all-targets --all-features -- -D warnings
 RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --target "$target" --package leasehold-mps --no-deps
 echo "apple: clippy and rustdoc have no warning for $target"

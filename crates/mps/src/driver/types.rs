@@ -260,7 +260,7 @@ pub struct MemoryOptions {
 }
 
 /// The description of a heap: `MTLHeapDescriptor`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct HeapDesc {
     /// Bytes.
     pub size: u64,

@@ -1,0 +1,141 @@
+//! Command queues: a few for each device, which streams share.
+//!
+//! A queue is a keyed singleton: one index has one queue, which is never created twice. **A queue
+//! is not exclusive; the open encoder is.** A holder that wants to encode takes the queue's claim
+//! ([`Lease::claim`]), of which one exists at a time, and drops it after `commit`.
+//!
+//! This module must not know what queues run.
+
+use super::opened::{OpenedDevice, Owned};
+use super::{plain_shutdown, pool_methods};
+use crate::config::MpsConfig;
+use crate::driver::ops::NativeQueue;
+use leasehold_core::sync::Arc;
+use leasehold_core::{
+    CommandQueueHandle, Error, Handle, Lease, PoolConfig, PoolManager, Recycle, Resource, Result,
+    Tagged, tags,
+};
+use std::marker::PhantomPinned;
+
+/// A command queue.
+#[derive(Debug)]
+pub struct CommandQueueState {
+    owned: Owned<NativeQueue>,
+    index: u32,
+    /// The payload belongs to its pool: safe code cannot swap it with another payload.
+    _place: PhantomPinned,
+}
+
+impl CommandQueueState {
+    /// The driver's queue.
+    pub fn native(&self) -> NativeQueue {
+        self.owned.native
+    }
+
+    /// The queue's index on its device.
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+}
+
+impl Tagged for CommandQueueState {
+    type Tag = tags::CommandQueue;
+}
+
+#[derive(Debug)]
+struct Queues {
+    device: Arc<OpenedDevice>,
+    command_buffers: u32,
+}
+
+impl Resource for Queues {
+    type Payload = CommandQueueState;
+    type Request<'a> = u32;
+    const NAME: &'static str = "command queue";
+
+    fn create(&self, _: Handle<tags::CommandQueue>, index: &u32) -> Result<CommandQueueState> {
+        let label = format!("{} queue {index}", self.device.id);
+        let (ops, device) = (&self.device.ops, self.device.native);
+        // SAFETY: the device is open as long as this value holds it.
+        let native = unsafe { ops.queue_create(device, self.command_buffers, &label)? };
+        let owned = Owned::new(&self.device, native);
+        Ok(CommandQueueState { owned, index: *index, _place: PhantomPinned })
+    }
+
+    fn recycle(&self, _: &mut CommandQueueState) -> Recycle {
+        Recycle::Destroy
+    }
+}
+
+/// Owns the command queues of a device.
+#[doc(alias("CommandQueue", "MpsCommandQueueManager"))]
+#[derive(Debug)]
+pub struct CommandQueueManager {
+    manager: PoolManager<Queues, u32>,
+    count: u32,
+    #[cfg(feature = "test-hooks")]
+    for_test: bool,
+}
+
+impl CommandQueueManager {
+    pub(crate) fn new(device: &Arc<OpenedDevice>, config: &MpsConfig) -> Result<Self> {
+        let manager = PoolManager::new();
+        let queues = Queues { device: device.clone(), command_buffers: config.command_buffers };
+        let pool = PoolConfig {
+            block: config.queues,
+            max_live: Some(config.queues),
+            ..PoolConfig::default()
+        };
+        manager.configure(queues, pool)?;
+        Ok(Self {
+            manager,
+            count: config.queues,
+            #[cfg(feature = "test-hooks")]
+            for_test: false,
+        })
+    }
+
+    /// A manager of the queues of a device, over a driver that a test supplies.
+    ///
+    /// # Errors
+    /// `NotFound`; a driver error.
+    #[cfg(feature = "test-hooks")]
+    #[doc(alias = "configureForTest")]
+    pub fn configure_for_test(
+        ops: Arc<dyn crate::driver::ops::MpsSlowOps>,
+        device: leasehold_hal::DeviceId,
+    ) -> Result<Self> {
+        Self::for_test(ops, device)
+    }
+
+    /// The number of queues.
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// The queue of an index. The first call creates it; concurrent calls create it once. Does not
+    /// wait for the device.
+    ///
+    /// # Errors
+    /// `NotFound` for an index beyond [`count`](Self::count); a driver error.
+    pub fn acquire(&self, index: u32) -> Result<Lease<CommandQueueState>> {
+        if index >= self.count {
+            let text = format!("command queue {index}: the device has {}", self.count);
+            return Err(Error::NotFound(text.into()));
+        }
+        self.manager.get_or_create(&index, &index)
+    }
+
+    /// Creates the queue of an index unless it is alive. The manager keeps the queue until its
+    /// [release](Self::release).
+    ///
+    /// # Errors
+    /// As [`acquire`](Self::acquire).
+    #[doc(alias = "ensureAlive")]
+    pub fn ensure_alive(&self, index: u32) -> Result<CommandQueueHandle> {
+        self.acquire(index).map(|queue| queue.handle())
+    }
+}
+
+pool_methods!(CommandQueueManager of CommandQueueState by CommandQueueHandle);
+plain_shutdown!(CommandQueueManager, "command queue");

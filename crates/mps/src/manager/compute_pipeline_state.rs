@@ -1,0 +1,154 @@
+//! Compute pipelines: one for each library, function and description. A pipeline holds a lease on
+//! its library.
+//!
+//! This module must not know which kernels exist.
+
+use super::library::LibraryState;
+use super::opened::{OpenedDevice, Owned};
+use super::{plain_shutdown, pool_methods};
+use crate::config::MpsConfig;
+use crate::driver::ops::{NativePipeline, PipelineDesc, PipelineInfo};
+use leasehold_core::sync::Arc;
+use leasehold_core::{
+    Handle, Lease, LibraryHandle, PoolConfig, PoolManager, Recycle, Resource, Result, Tagged, tags,
+};
+use std::marker::PhantomPinned;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Key {
+    library: LibraryHandle,
+    function: Box<str>,
+    desc: PipelineDesc,
+}
+
+/// A compute pipeline.
+#[derive(Debug)]
+pub struct ComputePipelineState {
+    owned: Owned<NativePipeline>,
+    info: PipelineInfo,
+    function: Box<str>,
+    library: Lease<LibraryState>,
+    /// The payload belongs to its pool: safe code cannot swap it with another payload.
+    _place: PhantomPinned,
+}
+
+impl ComputePipelineState {
+    /// The driver's pipeline.
+    pub fn native(&self) -> NativePipeline {
+        self.owned.native
+    }
+
+    /// The pipeline's limits.
+    pub fn info(&self) -> PipelineInfo {
+        self.info
+    }
+
+    /// The name of its function.
+    pub fn function(&self) -> &str {
+        &self.function
+    }
+
+    /// Its library.
+    pub fn library(&self) -> &Lease<LibraryState> {
+        &self.library
+    }
+}
+
+impl Tagged for ComputePipelineState {
+    type Tag = tags::Pipeline;
+}
+
+impl Drop for ComputePipelineState {
+    fn drop(&mut self) {
+        self.library.pipeline_ended();
+    }
+}
+
+#[derive(Debug)]
+struct Pipelines {
+    device: Arc<OpenedDevice>,
+}
+
+impl Resource for Pipelines {
+    type Payload = ComputePipelineState;
+    type Request<'a> = (&'a Lease<LibraryState>, &'a str, &'a PipelineDesc);
+    const NAME: &'static str = "compute pipeline state";
+
+    fn create(
+        &self,
+        _: Handle<tags::Pipeline>,
+        (library, name, desc): &(&Lease<LibraryState>, &str, &PipelineDesc),
+    ) -> Result<ComputePipelineState> {
+        let ops = &self.device.ops;
+        // SAFETY: the lease keeps the library live.
+        let function = unsafe { ops.function(library.native(), name)? };
+        let function = Owned::new(&self.device, function);
+        // SAFETY: the device is open, `function` is live, and both are of one device, because the
+        // library is of this manager's device.
+        let native = unsafe { ops.pipeline_create(self.device.native, function.native, desc)? };
+        let owned = Owned::new(&self.device, native);
+        // SAFETY: `owned` keeps the pipeline live.
+        let info = unsafe { ops.pipeline_info(native)? };
+        library.pipeline_made();
+        Ok(ComputePipelineState {
+            owned,
+            info,
+            function: (*name).into(),
+            library: (*library).clone(),
+            _place: PhantomPinned,
+        })
+    }
+
+    fn recycle(&self, _: &mut ComputePipelineState) -> Recycle {
+        Recycle::Destroy
+    }
+}
+
+/// Owns the compute pipelines of a device. A part of its [`LibraryManager`].
+///
+/// [`LibraryManager`]: super::library::LibraryManager
+#[doc(alias("ComputePipelineState", "MpsComputePipelineStateManager"))]
+#[derive(Debug)]
+pub struct ComputePipelineStateManager {
+    manager: PoolManager<Pipelines, Key>,
+    #[cfg(feature = "test-hooks")]
+    for_test: bool,
+}
+
+impl ComputePipelineStateManager {
+    pub(crate) fn new(device: &Arc<OpenedDevice>, _: &MpsConfig) -> Result<Self> {
+        let manager = PoolManager::new();
+        manager.configure(Pipelines { device: device.clone() }, PoolConfig::default())?;
+        Ok(Self {
+            manager,
+            #[cfg(feature = "test-hooks")]
+            for_test: false,
+        })
+    }
+
+    /// A manager of the pipelines of a device, over a driver that a test supplies.
+    ///
+    /// # Errors
+    /// `NotFound`; a driver error.
+    #[cfg(feature = "test-hooks")]
+    #[doc(alias = "configureForTest")]
+    pub fn configure_for_test(
+        ops: Arc<dyn crate::driver::ops::MpsSlowOps>,
+        device: leasehold_hal::DeviceId,
+    ) -> Result<Self> {
+        Self::for_test(ops, device)
+    }
+
+    pub(super) fn get_or_create(
+        &self,
+        library: &Lease<LibraryState>,
+        function: &str,
+        desc: &PipelineDesc,
+    ) -> Result<Lease<ComputePipelineState>> {
+        let key = Key { library: library.handle(), function: function.into(), desc: desc.clone() };
+        self.manager.get_or_create(&key, &(library, function, desc))
+    }
+}
+
+pool_methods!(ComputePipelineStateManager of ComputePipelineState by PipelineHandle);
+plain_shutdown!(ComputePipelineStateManager, "compute pipeline state");

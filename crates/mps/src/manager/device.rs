@@ -1,0 +1,361 @@
+//! Devices: enumeration, their architecture, and the managers that each device owns.
+//!
+//! This module must not know which resources a device's managers own.
+
+use super::buffer::BufferManager;
+use super::command_queue::CommandQueueManager;
+use super::event::EventManager;
+use super::fence::FenceManager;
+use super::heap::HeapManager;
+use super::library::LibraryManager;
+use super::opened::OpenedDevice;
+use crate::config::MpsConfig;
+use crate::driver::ops::{DeviceProperties, MpsSlowOps, NativeDevice};
+#[cfg(feature = "test-hooks")]
+use leasehold_core::sync::atomic::{AtomicBool, Ordering};
+use leasehold_core::sync::{Arc, Mutex, OnceLock};
+use leasehold_core::{
+    DeviceHandle, Error, FixedSlotStore, Handle, Index, Lease, PoolStats, Recycle, Resource,
+    Result, Tagged, tags,
+};
+use leasehold_hal::{BackendKind, DeviceId, DeviceInfo, Limits, MemoryInfo};
+use std::fmt;
+use std::marker::PhantomPinned;
+
+/// The ordinal of a device of this backend.
+fn ordinal_of(device: DeviceId) -> Result<u32> {
+    if device.backend == BackendKind::Mps {
+        return Ok(device.ordinal);
+    }
+    Err(Error::NotFound(format!("{device}: this is the Metal backend").into()))
+}
+
+/// Describes a device.
+fn describe(device: &OpenedDevice, free: Option<u64>) -> DeviceInfo {
+    let p = &device.properties;
+    let mut info = DeviceInfo::new(device.id, p.name.clone());
+    info.uuid = format!("{:016x}", p.registry_id);
+    info.arch = p.kernel_architectures();
+    let total = p.recommended_working_set;
+    info.memory = MemoryInfo { total, free: free.unwrap_or(total) };
+    let mut detail = |label: &str, value: String| info.details.push((label.to_owned(), value));
+    let yes = |on: bool| if on { "yes" } else { "no" }.to_owned();
+    detail("architecture", p.architecture.clone().unwrap_or_else(|| "unknown".to_owned()));
+    for (label, family) in [
+        ("Apple family", p.apple_family),
+        ("Mac family", p.mac_family),
+        ("common family", p.common_family),
+        ("Metal family", p.metal_family),
+    ] {
+        if family != 0 {
+            detail(label, family.to_string());
+        }
+    }
+    detail("unified memory", yes(p.unified_memory));
+    detail("recommended working set", format!("{} MiB", total >> 20));
+    detail("largest buffer", format!("{} MiB", p.max_buffer >> 20));
+    detail("threadgroup memory", format!("{} KiB", p.max_threadgroup_memory >> 10));
+    detail("residency sets", yes(p.residency_sets));
+    detail("timestamps of passes", yes(p.stage_counters));
+    detail("indirect command buffers", yes(p.has_safe_indirect()));
+    info
+}
+
+/// An open device. The fields are dropped in their order: what uses other resources comes first.
+#[derive(Debug)]
+pub struct DeviceState {
+    libraries: LibraryManager,
+    buffers: BufferManager,
+    heaps: HeapManager,
+    events: EventManager,
+    fences: FenceManager,
+    queues: CommandQueueManager,
+    info: DeviceInfo,
+    limits: Limits,
+    opened: Arc<OpenedDevice>,
+    /// The payload belongs to its pool: safe code cannot swap it with another payload.
+    _place: PhantomPinned,
+}
+
+impl Tagged for DeviceState {
+    type Tag = tags::Device;
+}
+
+impl DeviceState {
+    fn new(opened: &Arc<OpenedDevice>, config: &MpsConfig) -> Result<Self> {
+        let p = &opened.properties;
+        // SAFETY: the device is open.
+        let used = unsafe { opened.ops.allocated_size(opened.native)? };
+        let mut limits = Limits::default();
+        limits.grid = [u32::MAX; 3];
+        limits.block = p.max_threads;
+        limits.block_threads = p.max_threads.into_iter().max().unwrap_or(1);
+        limits.shared = p.max_threadgroup_memory;
+        limits.buffer = p.max_buffer;
+        // Metal copies constants from offsets that are multiples of 4.
+        limits.binding_alignment = 4;
+        Ok(Self {
+            libraries: LibraryManager::new(opened, config)?,
+            buffers: BufferManager::new(opened, config)?,
+            heaps: HeapManager::new(opened, config)?,
+            events: EventManager::new(opened, config)?,
+            fences: FenceManager::new(opened, config)?,
+            queues: CommandQueueManager::new(opened, config)?,
+            info: describe(opened, Some(p.recommended_working_set.saturating_sub(used))),
+            limits,
+            opened: opened.clone(),
+            _place: PhantomPinned,
+        })
+    }
+
+    /// The device's name.
+    pub fn id(&self) -> DeviceId {
+        self.opened.id
+    }
+
+    /// The driver's device.
+    pub fn native(&self) -> NativeDevice {
+        self.opened.native
+    }
+
+    /// The device's description.
+    pub fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    /// The device's limits.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// The device's architecture: families, unified memory, recommended working set, limits.
+    pub fn properties(&self) -> &DeviceProperties {
+        &self.opened.properties
+    }
+
+    /// The command queues.
+    pub fn command_queues(&self) -> &CommandQueueManager {
+        &self.queues
+    }
+
+    /// The libraries and pipelines.
+    pub fn libraries(&self) -> &LibraryManager {
+        &self.libraries
+    }
+
+    /// The heaps.
+    pub fn heaps(&self) -> &HeapManager {
+        &self.heaps
+    }
+
+    /// The buffers.
+    pub fn buffers(&self) -> &BufferManager {
+        &self.buffers
+    }
+
+    /// The events.
+    pub fn events(&self) -> &EventManager {
+        &self.events
+    }
+
+    /// The fences.
+    pub fn fences(&self) -> &FenceManager {
+        &self.fences
+    }
+
+    /// Reports the statistics of all pools.
+    pub fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
+        report("command queue", self.queues.stats());
+        report("library", self.libraries.stats());
+        report("compute pipeline state", self.libraries.pipelines().stats());
+        report("heap", self.heaps.stats());
+        report("buffer", self.buffers.stats());
+        report("event", self.events.stats());
+        report("fence", self.fences.stats());
+    }
+
+    /// Refuses while a lease on a resource of this device is held. Buffers hold heaps, and
+    /// pipelines hold libraries, so they are asked first.
+    fn outstanding(&self) -> Result<()> {
+        self.libraries.outstanding()?;
+        self.buffers.outstanding()?;
+        self.heaps.outstanding()?;
+        self.events.outstanding()?;
+        self.fences.outstanding()?;
+        self.queues.outstanding()
+    }
+}
+
+#[derive(Debug)]
+struct Devices {
+    /// The devices; empty after a shutdown.
+    opened: Arc<Mutex<Vec<Arc<OpenedDevice>>>>,
+    config: MpsConfig,
+}
+
+impl Resource for Devices {
+    type Payload = DeviceState;
+    type Request<'a> = u32;
+    const NAME: &'static str = "device";
+
+    fn create(&self, _: Handle<tags::Device>, ordinal: &u32) -> Result<DeviceState> {
+        let opened = self.opened.lock().get(*ordinal as usize).cloned();
+        let opened = opened.ok_or_else(|| Error::NotFound(format!("device {ordinal}").into()))?;
+        DeviceState::new(&opened, &self.config)
+    }
+
+    fn recycle(&self, _: &mut DeviceState) -> Recycle {
+        Recycle::Destroy
+    }
+}
+
+struct Known {
+    store: FixedSlotStore<Devices>,
+    opened: Arc<Mutex<Vec<Arc<OpenedDevice>>>>,
+}
+
+/// Enumerates devices and owns their states. A device is not exclusive.
+#[doc(alias = "MpsDeviceManager")]
+#[derive(Default)]
+pub struct DeviceManager {
+    known: OnceLock<Known>,
+    #[cfg(feature = "test-hooks")]
+    for_test: AtomicBool,
+}
+
+impl fmt::Debug for DeviceManager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceManager").field("devices", &self.device_count()).finish()
+    }
+}
+
+impl DeviceManager {
+    /// Makes a manager without devices.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Enumerates the devices, and opens none. Blocks on the driver.
+    ///
+    /// # Errors
+    /// - As [`MpsConfig::validate`].
+    /// - `Unavailable` without a device, and for a driver whose answers are not plausible.
+    /// - `InvalidState` at the second call.
+    /// - A driver error.
+    #[doc(alias = "initializeDevices")]
+    pub fn initialize_devices(&self, ops: Arc<dyn MpsSlowOps>, config: MpsConfig) -> Result<()> {
+        config.validate()?;
+        let opened = OpenedDevice::all(&ops)?;
+        let count = u32::try_from(opened.len()).unwrap_or(u32::MAX);
+        let opened = Arc::new(Mutex::new(opened));
+        let store = FixedSlotStore::new(Devices { opened: opened.clone(), config }, count)?;
+        self.known
+            .set(Known { store, opened })
+            .map_err(|_| Error::state("the device manager is configured already"))
+    }
+
+    /// Enumerates the devices of a driver that a test supplies.
+    ///
+    /// # Errors
+    /// As [`initialize_devices`](Self::initialize_devices).
+    #[cfg(feature = "test-hooks")]
+    #[doc(alias = "configureForTest")]
+    pub fn configure_for_test(&self, ops: Arc<dyn MpsSlowOps>) -> Result<()> {
+        self.initialize_devices(ops, MpsConfig::default())?;
+        self.for_test.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Whether the manager was [configured for a test](Self::configure_for_test).
+    #[cfg(feature = "test-hooks")]
+    #[doc(alias = "isConfiguredForTest")]
+    pub fn is_configured_for_test(&self) -> bool {
+        self.for_test.load(Ordering::Acquire)
+    }
+
+    fn known(&self) -> Result<&Known> {
+        self.known.get().ok_or_else(|| Error::state("the device manager is not configured"))
+    }
+
+    /// The number of devices. The number is 0 before
+    /// [`initialize_devices`](Self::initialize_devices).
+    pub fn device_count(&self) -> u32 {
+        self.known.get().map_or(0, |k| k.store.len())
+    }
+
+    /// Describes the devices without opening them. Empty after a shutdown.
+    ///
+    /// # Errors
+    /// `InvalidState` before [`initialize_devices`](Self::initialize_devices).
+    pub fn describe(&self) -> Result<Vec<DeviceInfo>> {
+        Ok(self.known()?.opened.lock().iter().map(|device| describe(device, None)).collect())
+    }
+
+    /// Opens the device unless it is open, and returns its handle. The manager keeps the device
+    /// until its [release](Self::release).
+    ///
+    /// # Errors
+    /// `NotFound`; `InvalidState` before [`initialize_devices`](Self::initialize_devices) and after
+    /// a shutdown; a driver error.
+    #[doc(alias = "ensureAlive")]
+    pub fn ensure_alive(&self, device: DeviceId) -> Result<DeviceHandle> {
+        self.open(device).map(|device| device.handle())
+    }
+
+    /// Opens the device unless it is open.
+    ///
+    /// # Errors
+    /// As [`ensure_alive`](Self::ensure_alive).
+    pub fn open(&self, device: DeviceId) -> Result<Lease<DeviceState>> {
+        let ordinal = ordinal_of(device)?;
+        self.known()?.store.get(Index::new(ordinal), &ordinal)
+    }
+
+    /// A lease on the state of an open device.
+    ///
+    /// # Errors
+    /// `StaleHandle`, `Occupied`.
+    #[doc(alias = "getState")]
+    pub fn get_state(&self, device: DeviceHandle) -> Result<Lease<DeviceState>> {
+        self.known()?.store.lease(device)
+    }
+
+    /// Whether the handle's device is open: one load.
+    pub fn is_alive(&self, device: DeviceHandle) -> bool {
+        self.known.get().is_some_and(|k| k.store.is_alive(device))
+    }
+
+    /// Drops the manager's own lease. Other holders keep theirs.
+    ///
+    /// # Errors
+    /// `StaleHandle`.
+    pub fn release(&self, device: DeviceHandle) -> Result<()> {
+        self.known()?.store.release(device)
+    }
+
+    /// The store's statistics.
+    pub fn stats(&self) -> PoolStats {
+        self.known.get().map(|k| k.store.stats()).unwrap_or_default()
+    }
+
+    /// Ends the manager and all resources. Waits for no work. A second call is `Ok`, and so is one
+    /// before [`initialize_devices`](Self::initialize_devices).
+    ///
+    /// # Errors
+    /// `LeasesOutstanding` while a lease on a device, or on a resource of a device, is held. After
+    /// the error nothing has changed.
+    pub fn shutdown(&self) -> Result<()> {
+        let Some(known) = self.known.get() else { return Ok(()) };
+        for ordinal in 0..known.store.len() {
+            // The lease is dropped before the store decides.
+            if let Some(device) = known.store.existing(Index::new(ordinal)) {
+                device.outstanding()?;
+            }
+        }
+        known.store.shutdown()?;
+        let opened = std::mem::take(&mut *known.opened.lock());
+        drop(opened);
+        Ok(())
+    }
+}
