@@ -65,17 +65,19 @@ thread_local! {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct SimDriverConfig {
-    /// The simulated machine. Its own calls are not counted; the driver's are.
+    /// The simulated machine; [`MachineConfig::default`] by default. Its own calls are not counted;
+    /// the driver's are.
     pub machine: MachineConfig,
-    /// The architecture's name; `None` for a null `architecture`, as on a virtual machine.
+    /// The architecture's name; `applegpu_g15s` by default. `None` stands for a null property, as
+    /// on a virtual machine.
     pub architecture: Option<String>,
     /// The newest Apple family of the devices; 9 by default.
     pub apple_family: u32,
-    /// The devices are those of a virtual machine.
+    /// The devices are those of a virtual machine; false by default.
     pub paravirtual: bool,
-    /// Residency sets exist.
+    /// Residency sets exist; true by default.
     pub residency_sets: bool,
-    /// The devices sample timestamps at the boundaries of a pass.
+    /// The devices sample timestamps at the boundaries of a pass; true by default.
     pub stage_counters: bool,
     /// The most queues of the process; 512 by default.
     pub queues: u32,

@@ -248,12 +248,12 @@ impl Tables {
                 state.in_flight.retain(|b| *b != other);
                 state.last = state.last.filter(|last| Some(*last) != done);
             }
-            self.bury(other);
+            self.remove_released(other);
         }
     }
 
     /// Removes a command buffer without a handle, once its handlers were called.
-    fn bury(&mut self, number: u64) {
+    fn remove_released(&mut self, number: u64) {
         if let Some(Object::Ghost(command)) = self.objects.get(&number)
             && command.outcome.is_some()
             && command.handlers.is_empty()
@@ -459,7 +459,7 @@ impl Tables {
             called: command.called.clone(),
             handlers,
         });
-        self.bury(number);
+        self.remove_released(number);
         taken
     }
 
