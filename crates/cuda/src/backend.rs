@@ -5,7 +5,6 @@
 use crate::config::CudaConfig;
 use crate::driver::ops::CudaSlowOps;
 use crate::driver::real::RealDriver;
-use crate::engine::stream::StreamCore;
 use crate::manager::device::{DeviceState, ordinal_of};
 use crate::manager::execution::CudaExecutionManager;
 use crate::manager::graph::GraphState;
@@ -14,7 +13,7 @@ use leasehold_alloc::{Allocator, Backing};
 use leasehold_core::sync::{Arc, Mutex, OnceLock};
 use leasehold_core::{Error, Lease, PoolStats, Result, Timeline, TimelineSource, Timepoint};
 use leasehold_engine::forward_device;
-use leasehold_engine::waits::{self, Awaited, synchronize};
+use leasehold_engine::waits::{self, synchronize};
 use leasehold_hal::{
     Backend, BackendKind, Device, DeviceId, DeviceInfo, Former, GraphExec, HostTimeline,
     KernelDesc, MemoryInfo, MemoryKind, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc,
@@ -291,20 +290,6 @@ unsafe impl Device for DeviceState {
     }
 }
 
-impl Awaited for StreamCore {
-    fn timeline(&self) -> &'static Timeline {
-        StreamCore::timeline(self)
-    }
-
-    fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
-        StreamCore::wait_host(self, value, timeout)
-    }
-
-    fn refresh(&self) -> Result<u64> {
-        StreamCore::refresh(self)
-    }
-}
-
 // SAFETY: a value is published after the driver's signal behind the submission and the host's part
 // of it, or after the loss of the context.
 unsafe impl TimelineSource for StreamState {
@@ -343,7 +328,7 @@ unsafe impl Stream for StreamState {
     }
 
     fn native(&self) -> u64 {
-        self.core.native().0
+        self.core.native().handle().0
     }
 
     fn priority(&self) -> i32 {

@@ -19,65 +19,18 @@ use crate::driver::ops::{
     NativeFill, NativeFunction, NativeStream,
 };
 use crate::engine::core::Core;
-use crate::engine::events::EventState;
-use crate::engine::host::{CompletionAction, HostAddress, HostPart};
+use crate::engine::host::{HostAction, HostAddress};
 use crate::engine::program::Program;
 use crate::engine::shared::Place;
+use crate::engine::stream::CudaStream;
 use leasehold_alloc::Buffer;
-use leasehold_core::{Error, Lease, Result, UniqueLease};
+use leasehold_core::{Error, Result, UniqueLease};
+use leasehold_engine::driver::Sink;
 use leasehold_hal::{Copy2d, Dispatch, Download, Fill, Limits, Op};
 use std::mem::MaybeUninit;
 
 /// Bytes of the largest argument buffer.
 pub(crate) const ARGUMENTS: usize = Limits::BINDINGS as usize * 8 + Limits::PARAMS as usize;
-
-/// The preparation of an operation, made before the lock is taken.
-pub(crate) enum Ready {
-    /// The operation needs no preparation.
-    Plain,
-    /// The event to wait for, and the action that is due once the event is over.
-    Event(Lease<EventState>, CompletionAction),
-    /// Pinned memory for the operation's bytes.
-    Staging(UniqueLease<Buffer>),
-    /// The operation must wait for the host.
-    Blocked,
-    /// The timepoint that the operation waits for has failed.
-    Failed(Error),
-}
-
-/// The preparations of a submission's operations, by index.
-#[derive(Default)]
-pub(crate) struct Prepared {
-    few: [Option<(usize, Ready)>; 4],
-    more: Vec<(usize, Ready)>,
-}
-
-impl Prepared {
-    pub(crate) fn put(&mut self, index: usize, ready: Ready) {
-        match self.few.iter_mut().find(|slot| slot.is_none()) {
-            Some(slot) => *slot = Some((index, ready)),
-            None => self.more.push((index, ready)),
-        }
-    }
-
-    #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.few[0].is_none()
-    }
-
-    #[inline]
-    pub(crate) fn take(&mut self, index: usize) -> Ready {
-        for slot in &mut self.few {
-            if slot.as_ref().is_some_and(|(i, _)| *i == index) {
-                return slot.take().map_or(Ready::Plain, |s| s.1);
-            }
-        }
-        match self.more.iter().position(|(i, _)| *i == index) {
-            Some(at) => self.more.swap_remove(at).1,
-            None => Ready::Plain,
-        }
-    }
-}
 
 /// A launch's arguments.
 #[repr(align(16))]
@@ -208,26 +161,22 @@ pub(crate) fn lands_directly(core: &Core, d: &Download<'_>) -> bool {
 }
 
 /// Gives operations to the driver.
-pub(crate) struct Encoder<'a> {
+pub(crate) struct Encoder<'a, 's> {
     core: &'a Core,
     ops: &'a dyn CudaSlowOps,
     stream: NativeStream,
-    value: u64,
-    host: &'a HostPart,
-    /// Whether the driver accepted an operation.
-    accepted: &'a mut bool,
+    sink: &'a mut Sink<'s, CudaStream>,
 }
 
-impl<'a> Encoder<'a> {
+impl<'a, 's> Encoder<'a, 's> {
+    #[inline]
     pub(crate) fn new(
         core: &'a Core,
         ops: &'a dyn CudaSlowOps,
         stream: NativeStream,
-        value: u64,
-        host: &'a HostPart,
-        accepted: &'a mut bool,
+        sink: &'a mut Sink<'s, CudaStream>,
     ) -> Self {
-        Self { core, ops, stream, value, host, accepted }
+        Self { core, ops, stream, sink }
     }
 
     /// Encodes one operation.
@@ -235,7 +184,11 @@ impl<'a> Encoder<'a> {
     /// # Safety
     /// - The memory that the operation names may be used until its submission is over.
     #[inline]
-    pub(crate) unsafe fn encode(&mut self, op: &Op<'_>, ready: Ready) -> Result<()> {
+    pub(crate) unsafe fn encode(
+        &mut self,
+        op: &Op<'_>,
+        staging: Option<UniqueLease<Buffer>>,
+    ) -> Result<()> {
         match op {
             // SAFETY: the caller vouches for the bindings' memory.
             Op::Dispatch(d) => unsafe { self.dispatch(d) },
@@ -259,12 +212,12 @@ impl<'a> Encoder<'a> {
                     if self.core.shared.config.has(crate::defects::Defect::KeepDroppedEarly) {
                         return Ok(());
                     }
-                    self.host.leave(self.value, CompletionAction::KeepAlive(keep.clone()));
+                    self.sink.keep(keep.clone());
                 }
                 Ok(())
             }
             // SAFETY: the caller vouches for source and destination.
-            Op::Download(d) => unsafe { self.download(d, ready) },
+            Op::Download(d) => unsafe { self.download(d, staging) },
             Op::WriteTimestamp(stamp) => {
                 stamp.clear();
                 // SAFETY: the event is a timestamp of this context, which the submission's promise
@@ -272,18 +225,9 @@ impl<'a> Encoder<'a> {
                 self.took(unsafe {
                     self.ops.event_record(NativeEvent(stamp.native()), self.stream)
                 })?;
-                self.host.leave(self.value, CompletionAction::Timestamp((*stamp).clone()));
+                self.sink.leave(HostAction::Timestamp((*stamp).clone()));
                 Ok(())
             }
-            Op::Wait(_) => match ready {
-                Ready::Event(event, passed) => {
-                    // SAFETY: the recorded event is leased, and the stream is this one's own.
-                    self.took(unsafe { self.ops.stream_wait_event(self.stream, event.native) })?;
-                    self.host.leave(self.value, passed);
-                    Ok(())
-                }
-                _ => Ok(()),
-            },
             Op::Graph(exec) => {
                 // SAFETY: graphs of a submission belong to this device (the submitter's promise),
                 // so `native` is the address of a program.
@@ -292,10 +236,7 @@ impl<'a> Encoder<'a> {
                     // SAFETY: the caller vouches for the graph's memory. The action below keeps the
                     // graph.
                     self.took(unsafe { program.launch(0, self.ops, self.stream) })?;
-                    self.host.leave(
-                        self.value,
-                        CompletionAction::Graph { exec: (*exec).clone(), segment: 0 },
-                    );
+                    self.sink.leave(HostAction::Graph { exec: (*exec).clone(), segment: 0 });
                 }
                 Ok(())
             }
@@ -305,8 +246,7 @@ impl<'a> Encoder<'a> {
 
     #[inline]
     fn took(&mut self, result: Result<()>) -> Result<()> {
-        *self.accepted |= result.is_ok();
-        result
+        self.sink.took(result)
     }
 
     /// # Safety
@@ -358,35 +298,36 @@ impl<'a> Encoder<'a> {
 
     /// # Safety
     /// - As [`encode`](Self::encode).
-    unsafe fn download(&mut self, d: &Download<'_>, ready: Ready) -> Result<()> {
+    unsafe fn download(
+        &mut self,
+        d: &Download<'_>,
+        staging: Option<UniqueLease<Buffer>>,
+    ) -> Result<()> {
         let keep = d.keep.cloned();
         if d.bytes == 0 {
             return Ok(());
         }
-        match ready {
-            Ready::Staging(staging) => {
+        match staging {
+            Some(staging) => {
                 let copy =
                     NativeCopy::linear(CopyKind::DeviceToHost, staging.addr(), d.src, d.bytes);
                 // SAFETY: the caller vouches for the device memory. The action keeps the staging
                 // memory.
                 self.took(unsafe { self.ops.copy(self.stream, &copy) })?;
-                self.host.leave(
-                    self.value,
-                    CompletionAction::Land {
-                        staging,
-                        dst: HostAddress(d.dst),
-                        bytes: d.bytes,
-                        keep,
-                    },
-                );
+                self.sink.leave(HostAction::Land {
+                    staging,
+                    dst: HostAddress(d.dst),
+                    bytes: d.bytes,
+                    keep,
+                });
             }
-            _ => {
+            None => {
                 let copy = NativeCopy::linear(CopyKind::DeviceToHost, d.dst as u64, d.src, d.bytes);
                 // SAFETY: the caller vouches for the device memory and for the destination, which
                 // is pinned.
                 self.took(unsafe { self.ops.copy(self.stream, &copy) })?;
                 if let Some(keep) = keep {
-                    self.host.leave(self.value, CompletionAction::KeepAlive(keep));
+                    self.sink.keep(keep);
                 }
             }
         }

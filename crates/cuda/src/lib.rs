@@ -12,8 +12,6 @@ pub(crate) mod allocator;
 pub mod backend;
 pub mod config;
 pub(crate) mod conv;
-#[cfg(feature = "planted-defects")]
-pub mod defects;
 pub mod driver;
 mod encoder;
 pub(crate) mod engine;
@@ -21,3 +19,5 @@ pub mod manager;
 
 pub use backend::CudaBackend;
 pub use config::{CompletionSource, CudaConfig, MemorySource};
+#[cfg(feature = "planted-defects")]
+pub use leasehold_engine::defects;

@@ -5,6 +5,10 @@
 //! | [`host_timeline`] | host timelines, over an object of the driver or none |
 //! | [`stream_pool`] | the pool of a device's streams: recycling, retirement, the limit |
 //! | [`buffers`] | the buffers of one kind of memory, over its allocator |
+//! | [`mod@engine`] | the streams of a device, and the threads that serve them |
+//! | [`stream`] | a stream: submission, deferred work, completion, waiting |
+//! | [`driver`] | a driver's part: its streams, the state that they share, its graphs |
+//! | [`tables`] | the timelines of a backend, their signallers and waiting streams |
 //! | [`waits`] | waits of streams for timepoints, and of threads for a whole device |
 //! | [`panics`] | panics of the program's code |
 //! | [`forward_device!`] | the methods of `hal::Device` that expose a state's description |
@@ -12,14 +16,42 @@
 //! A backend gives each of them its own part through a small trait. The functions are generic: no
 //! call of a hot path goes through a table of functions.
 //!
+//! # A backend over a driver's streams
+//! 1. Implement [`DriverDevice`](driver::DriverDevice) for the state that a device's streams share,
+//!    and [`DriverStream`](driver::DriverStream) for a stream.
+//! 2. Make one [`Tables`](tables::Tables) for the backend and one [`Engine`] for each device.
+//!    [`Engine::stream`] makes streams, which [`StreamPool`](stream_pool::StreamPool) keeps.
+//! 3. Host timelines are `HostTimelineManager<Tables<_>>`.
+//!
+//! # Locks
+//! A stream's lock is held across driver calls that do not block. Under a stream's lock, a thread
+//! takes only the locks of [`tables`], of the stream's queue of actions and of the driver's part.
+//! No thread holds the locks of two streams. User code (host calls, foreign calls, destructors)
+//! runs without any lock.
+//!
 //! This crate must not know a driver.
 
 pub mod buffers;
+#[cfg(feature = "planted-defects")]
+pub mod defects;
+mod deferred;
+pub mod driver;
+pub mod engine;
 mod forward;
+mod host_part;
 pub mod host_timeline;
 pub mod panics;
+mod prepared;
+pub mod stream;
 pub mod stream_pool;
+pub mod tables;
+#[cfg(test)]
+mod tests;
 pub mod waits;
+mod watcher;
+
+pub use engine::{Engine, EngineConfig};
+pub use stream::StreamCore;
 
 /// The types that the expansion of [`forward_device!`] names.
 #[doc(hidden)]

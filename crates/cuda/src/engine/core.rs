@@ -5,8 +5,7 @@
 use super::driver_context::DriverContext;
 use super::events::{EventPool, EventState};
 use super::shared::Shared;
-use super::stream::StreamCore;
-use super::watcher::Watch;
+use super::stream::CudaStream;
 use super::words::Words;
 use crate::config::CompletionSource;
 use crate::driver::ops::{DeviceProperties, EventFlags, NativeGraphExec, NativeStream};
@@ -15,12 +14,17 @@ use leasehold_core::sync::{Arc, Mutex, OnceLock};
 use leasehold_core::{
     Error, Lease, Result, Timeline, TimelineOwner, TimelineSource, Timepoint, UniqueLease,
 };
+use leasehold_engine::driver::DriverDevice;
+use leasehold_engine::{Engine, EngineConfig};
+use leasehold_hal::DeviceId;
 use std::fmt;
-use std::sync::Weak;
 use std::time::Duration;
 
 /// Makes the allocator of pinned memory at its first use.
 pub type PinnedSource = Box<dyn Fn() -> Result<Allocator> + Send + Sync>;
+
+/// The streams of a context. Dereferences to [`Core`].
+pub type Streams = Engine<CudaStream>;
 
 /// The state that all streams of a context share.
 pub struct Core {
@@ -30,8 +34,6 @@ pub struct Core {
     pub shared: Arc<Shared>,
     /// Completion words.
     pub words: Arc<Words>,
-    /// The context's threads.
-    pub watch: Arc<Watch>,
     /// The pool of events that mark positions on streams.
     event_pool: Arc<EventPool>,
     properties: DeviceProperties,
@@ -39,7 +41,6 @@ pub struct Core {
     /// every stream.
     nobody: TimelineOwner,
     pinned: OnceLock<PinnedSource>,
-    streams: Mutex<Vec<Weak<StreamCore>>>,
     /// A stream for uploads of graphs and for captures, made at its first use.
     utility: Mutex<Option<NativeStream>>,
 }
@@ -58,27 +59,28 @@ impl Core {
         let core = Arc::new(Self {
             words: Arc::new(Words::new(context.clone())),
             event_pool,
-            watch: Watch::new(context.id(), shared.config.inline, shared.ops.poll_interval()),
             nobody: TimelineOwner::take()?,
             pinned: OnceLock::new(),
-            streams: Mutex::new(Vec::new()),
             utility: Mutex::new(None),
             properties,
             context,
             shared,
         });
-        let loss_reporter = Arc::downgrade(&core);
-        core.context.set_loss_reporter(Box::new(move || {
-            let texts: Vec<_> = loss_reporter
-                .upgrade()?
-                .streams()
-                .iter()
-                .filter_map(|s| s.pending_text())
-                .take(4)
-                .collect();
-            (!texts.is_empty()).then(|| texts.join(", "))
-        }));
         Ok(core)
+    }
+
+    /// The streams of a context, which do not exist yet, and their threads.
+    pub fn streams(self: &Arc<Self>) -> Arc<Streams> {
+        let config = EngineConfig {
+            inline: self.shared.config.inline,
+            signal_every: self.shared.config.signal_every,
+            #[cfg(feature = "planted-defects")]
+            defect: self.shared.config.defect,
+        };
+        let streams = Engine::new(self.clone(), self.shared.tables.clone(), config);
+        let loss_reporter = Arc::downgrade(&streams);
+        self.context.set_loss_reporter(Box::new(move || loss_reporter.upgrade()?.pending_text()));
+        streams
     }
 
     /// The device's properties.
@@ -118,25 +120,6 @@ impl Core {
         self.event_pool.acquire(&EventFlags::default())
     }
 
-    /// Registers a stream.
-    pub(crate) fn add_stream(&self, stream: &Arc<StreamCore>) {
-        let mut streams = self.streams.lock();
-        if streams.len() == streams.capacity() {
-            streams.retain(|s| s.strong_count() > 0);
-        }
-        streams.push(Arc::downgrade(stream));
-    }
-
-    /// The streams that exist.
-    pub fn streams(&self) -> Vec<Arc<StreamCore>> {
-        self.streams.lock().iter().filter_map(Weak::upgrade).collect()
-    }
-
-    /// The number of streams that have pending work.
-    pub(crate) fn busy_streams(&self) -> u64 {
-        self.streams().iter().filter(|s| !s.timeline().is_idle()).count() as u64
-    }
-
     /// Uploads an executable graph to the device. Blocks until the upload is done.
     pub(crate) fn upload(&self, exec: NativeGraphExec) -> Result<()> {
         self.on_utility(|ops, stream| {
@@ -167,31 +150,33 @@ impl Core {
         }
         result
     }
+}
 
-    /// After a loss, fails every stream and completes its submissions. The caller holds no lock.
-    pub(crate) fn settle_loss(&self) {
-        let Some(loss) = self.context.loss() else { return };
-        for stream in self.streams() {
-            stream.lost(&loss);
-        }
+impl DriverDevice for Core {
+    fn id(&self) -> DeviceId {
+        self.context.id()
     }
 
-    /// Settles the loss of this context, if an error reports it. The loss of another device is an
-    /// error like others. The caller holds no lock.
-    pub(crate) fn settle(&self, error: Error) -> Error {
-        match (self.context.loss(), &error) {
-            (Some(loss), Error::DeviceLost { .. }) => {
-                self.settle_loss();
-                loss
-            }
-            _ => error,
-        }
+    #[inline]
+    fn loss(&self) -> Option<Error> {
+        self.context.loss()
+    }
+
+    fn note(&self, error: Error) -> Error {
+        self.context.note(error)
+    }
+
+    fn poll_interval(&self) -> Duration {
+        self.context.ops().poll_interval()
+    }
+
+    fn kernel_name(&self, native: u64) -> Option<String> {
+        self.shared.function_name(native)
     }
 }
 
 impl Drop for Core {
     fn drop(&mut self) {
-        self.watch.close();
         if let Some(stream) = self.utility.get_mut().take() {
             // SAFETY: the utility stream was taken out of its place, so no other thread has it.
             self.context.leave_behind(|ops| unsafe { ops.stream_destroy(stream) });

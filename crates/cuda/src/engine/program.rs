@@ -22,21 +22,10 @@ use crate::encoder::{self, Arguments, Route};
 use leasehold_alloc::Buffer;
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Lease, Result, Timepoint, UniqueLease};
+use leasehold_engine::driver::{GraphSteps, Step};
 use leasehold_engine::panics::panic_text;
 use leasehold_hal::{Copy2d, Dispatch, Download, GraphExec, HostCall, NodePatch, Op, Plan};
 use std::fmt;
-
-/// The next step of a launch.
-pub(crate) enum Step {
-    /// A segment.
-    Run(u32),
-    /// A host call.
-    Call(HostCall),
-    /// A wait.
-    Wait(Timepoint),
-    /// A copy that takes more than one driver call.
-    Copy(Copy2d),
-}
 
 enum ProgramPart {
     Run(u32),
@@ -187,37 +176,11 @@ impl Program {
         pinned + tables as u64 + self.plan.lock().ops.bytes()
     }
 
-    /// Whether a launch is at most one driver call.
-    #[inline]
-    #[must_use]
-    pub fn is_plain(&self) -> bool {
-        matches!(&self.parts[..], [] | [ProgramPart::Run(_)])
-    }
-
     /// Whether a launch does nothing.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty()
-    }
-
-    /// Step number `i` of a launch.
-    pub(crate) fn step(&self, i: usize) -> Option<Step> {
-        Some(match self.parts.get(i)? {
-            ProgramPart::Run(segment) => Step::Run(*segment),
-            ProgramPart::Call(call) => Step::Call(call.clone()),
-            ProgramPart::Wait(point) => Step::Wait(*point),
-            ProgramPart::Copy(copy) => Step::Copy(*copy),
-        })
-    }
-
-    /// Calls `f` with the timepoints that a launch waits for.
-    pub(crate) fn for_each_wait(&self, mut f: impl FnMut(Timepoint)) {
-        for part in &self.parts {
-            if let ProgramPart::Wait(point) = part {
-                f(*point);
-            }
-        }
     }
 
     /// Launches a segment. The context is current.
@@ -559,6 +522,30 @@ fn capture(core: &Core, call: &leasehold_hal::ForeignCall) -> Result<NativeGraph
             }
         }
     })
+}
+
+impl GraphSteps for Program {
+    #[inline]
+    fn is_plain(&self) -> bool {
+        matches!(&self.parts[..], [] | [ProgramPart::Run(_)])
+    }
+
+    fn step(&self, i: usize) -> Option<Step> {
+        Some(match self.parts.get(i)? {
+            ProgramPart::Run(segment) => Step::Run(*segment),
+            ProgramPart::Call(call) => Step::Call(call.clone()),
+            ProgramPart::Wait(point) => Step::Wait(*point),
+            ProgramPart::Copy(copy) => Step::Copy(*copy),
+        })
+    }
+
+    fn for_each_wait(&self, mut f: impl FnMut(Timepoint)) {
+        for part in &self.parts {
+            if let ProgramPart::Wait(point) = part {
+                f(*point);
+            }
+        }
+    }
 }
 
 impl Drop for Program {

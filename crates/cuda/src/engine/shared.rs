@@ -2,12 +2,10 @@
 //!
 //! | table | key | writers |
 //! |---|---|---|
-//! | origins | a timeline | streams and host timelines, at their start and end |
-//! | waits | a timeline | a stream that defers a submission adds, the signaller removes |
 //! | ranges | an address | the allocators' backings |
 //! | grants | a device | a device that gets access to another's memory |
 //!
-//! The signaller of a timeline resumes the streams that it removes from the waits.
+//! The timelines have tables of their own, which belong to `leasehold-engine`.
 //!
 //! All locks here are leaves and are held for a few instructions.
 //!
@@ -15,23 +13,15 @@
 
 use super::core::Core;
 use super::driver_context::DriverContext;
-use super::stream::StreamCore;
+use super::stream::CudaStream;
 use crate::config::CudaConfig;
 use crate::driver::ops::CudaSlowOps;
 use leasehold_core::sync::{Arc, Mutex, RwLock};
-use leasehold_core::{Error, Result, Timeline, TimelineId, Timepoint};
+use leasehold_core::{Error, Result};
+use leasehold_engine::tables::Tables;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Weak;
-
-/// The signaller of a timeline.
-#[derive(Clone)]
-pub enum Origin {
-    /// A stream of this backend.
-    Stream(Weak<StreamCore>),
-    /// A host timeline of this backend.
-    HostTimeline,
-}
 
 /// The place of memory at an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,9 +31,6 @@ pub enum Place {
     /// Pinned host memory.
     Pinned,
 }
-
-/// A stream that waits for a timepoint which the driver does not know yet.
-type Waiting = (Timepoint, Weak<StreamCore>);
 
 /// The devices that are admitted to a device's memory, and the mapped pieces of that memory.
 #[derive(Default)]
@@ -58,8 +45,8 @@ pub struct Shared {
     pub ops: Arc<dyn CudaSlowOps>,
     /// The settings.
     pub config: CudaConfig,
-    origins: RwLock<HashMap<TimelineId, Origin>>,
-    waits: Mutex<Vec<Waiting>>,
+    /// The timelines of all streams and host timelines.
+    pub tables: Arc<Tables<CudaStream>>,
     ranges: RwLock<BTreeMap<u64, (u64, Place)>>,
     grants: Mutex<HashMap<u32, Grant>>,
     /// The kernels' names by function, for reports.
@@ -75,89 +62,11 @@ impl Shared {
         Self {
             ops,
             config,
-            origins: RwLock::new(HashMap::new()),
-            waits: Mutex::new(Vec::new()),
+            tables: Arc::default(),
             ranges: RwLock::new(BTreeMap::new()),
             grants: Mutex::new(HashMap::new()),
             functions: RwLock::new(HashMap::new()),
             primaries: Mutex::new(HashMap::new()),
-        }
-    }
-
-    /// Records the signaller of a timeline.
-    pub fn add_origin(&self, timeline: &Timeline, origin: Origin) {
-        self.origins.write().insert(timeline.id(), origin);
-    }
-
-    /// Removes the signaller of a timeline.
-    pub fn remove_origin(&self, timeline: &Timeline) {
-        self.origins.write().remove(&timeline.id());
-    }
-
-    /// The signaller of a timeline. `None` for a timeline of another backend.
-    pub fn origin(&self, timeline: TimelineId) -> Option<Origin> {
-        self.origins.read().get(&timeline).cloned()
-    }
-
-    /// Records that a stream waits for a timepoint. If the table is full, the call first removes
-    /// the entries whose timepoints are over.
-    pub fn note_wait(&self, point: Timepoint, stream: &Weak<StreamCore>) {
-        let mut over = Vec::new();
-        let mut waits = self.waits.lock();
-        if waits.len() == waits.capacity() {
-            waits.retain(|(p, s)| {
-                let waiting = matches!(p.timeline().check(p.value()), Ok(false));
-                if !waiting {
-                    over.extend(s.upgrade());
-                }
-                waiting && s.strong_count() > 0
-            });
-        }
-        waits.push((point, stream.clone()));
-        drop(waits);
-        // The thread that gave such a timepoint to the driver may not have called `wake` yet, and
-        // would not find the entry.
-        over.iter().for_each(|stream| stream.attend());
-    }
-
-    /// The largest value of a timeline that some stream waits for.
-    pub fn most_waited(&self, timeline: TimelineId) -> Option<u64> {
-        self.waits
-            .lock()
-            .iter()
-            .filter(|(p, _)| p.timeline_id() == timeline)
-            .map(|(p, _)| p.value())
-            .max()
-    }
-
-    /// Resumes the streams that wait for `timeline` up to `value`. The caller holds no stream's
-    /// lock.
-    pub fn wake(&self, timeline: TimelineId, value: u64) {
-        loop {
-            // A batch has a fixed size: the loop allocates nothing, and a stream's last reference
-            // drops without the lock.
-            let mut some: [Option<Waiting>; 8] = Default::default();
-            {
-                let mut waits = self.waits.lock();
-                let mut n = 0;
-                let mut i = 0;
-                while i < waits.len() && n < some.len() {
-                    if waits[i].0.timeline_id() == timeline && waits[i].0.value() <= value {
-                        some[n] = Some(waits.remove(i));
-                        n += 1;
-                    } else {
-                        i += 1;
-                    }
-                }
-            }
-            if some[0].is_none() {
-                return;
-            }
-            for (_, stream) in some.into_iter().flatten() {
-                if let Some(stream) = stream.upgrade() {
-                    stream.pump();
-                }
-            }
         }
     }
 

@@ -1,350 +1,247 @@
-//! A stream: submission, completion, waiting. Submissions that the host holds back are in
-//! [`deferred`](super::deferred).
+//! Streams of the driver, as the engine uses them.
 //!
-//! # Protocol
-//! | number | meaning | written |
-//! |---|---|---|
-//! | `timeline.submitted` | values that were taken | in the lock |
-//! | `issued` | all up to this value was given to the driver | in the lock |
-//! | `signalled` | the driver was told to signal completion up to this value | in the lock |
-//! | the word | the device is done up to this value | by the device |
-//! | `timeline.completed` | device and host are done up to this value | by an observing thread |
-//! | `wanted` | a waiter that does not poll needs the publication | by any thread, monotone |
+//! The device signals completion by words in pinned memory. Without words it does so by events, of
+//! which a bounded number is pending.
 //!
-//! A submission on a stream that holds nothing back takes the lock, checks the current context,
-//! makes the driver's calls and takes the next value. Such a submission allocates nothing. The
-//! device writes the word every [`signal_every`](crate::config::CudaConfig::signal_every)
-//! submissions, at a signal, at a flush and for a waiter.
-//!
-//! Resources that need other locks (a recorded event on another stream, staging memory) are
-//! prepared before the lock is taken.
-//!
-//! # After a failure
-//! The stream poisons its timeline from the failed value on, and drops the submissions that it held
-//! back. The stream publishes the values once the driver is done with all work that it was given.
-//! In a lost context the values are published at once.
-//!
-//! This module must not know managers.
-
-mod complete;
-mod submit;
+//! This module must not know what holds work back.
 
 use super::core::Core;
-use super::deferred::{Job, PumpState};
+use super::driver_context::ScopedContext;
 use super::events::EventState;
-use super::host::HostPart;
-use super::shared::Origin;
+use super::host::HostAction;
+use super::program::Program;
 use super::words::Word;
-use crate::driver::ops::NativeStream;
-use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::driver::ops::{NativeStream, Progress};
+use crate::encoder::{self, Encoder};
+use leasehold_alloc::Buffer;
+use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Error, Lease, Result, Timeline, TimelineOwner, VALUE_LIMIT};
-use leasehold_engine::panics::drop_quietly;
-use leasehold_engine::stream_pool;
+use leasehold_core::{Lease, Result, Timeline, UniqueLease};
+use leasehold_engine::driver::{DriverStream, Sink};
+use leasehold_hal::{ForeignCall, GraphExec, Op};
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::Weak;
-use std::time::Duration;
 
-/// The most recorded events that a stream keeps.
-const RECORDED_EVENTS: usize = 4;
 /// Without words: once this many events are pending, submissions record no more events of their own
 /// accord.
 const SIGNALS: usize = 16;
-/// The number of submissions whose kernels are remembered, for reports.
-const RECENT: usize = 64;
-/// Checks before a waiting thread yields, and then checks before it sleeps.
-const SPINS: u32 = 200;
-const YIELDS: u32 = 200;
-/// The most checks whether another thread has published a value that is over.
-const PASSING: u32 = 1000;
-/// The longest sleep between checks.
-const NAP_MAX: Duration = Duration::from_millis(1);
-
-/// An event that was recorded when all up to `value` had been given to the driver.
-struct RecordedEvent {
-    value: u64,
-    event: Lease<EventState>,
-}
-
-/// The state that the lock guards.
-pub(super) struct State {
-    pub(super) deferred: VecDeque<Job>,
-    pub(super) pump: PumpState,
-    /// A thread came to resume the stream while another thread was doing so.
-    pub(super) again: bool,
-    /// Set by the device when it has reached the host call at the front.
-    pub(super) fence: Option<Arc<AtomicBool>>,
-    /// The first submission that is held back waits for a timeline that nothing of this backend
-    /// advances.
-    pub(super) foreign: bool,
-    /// The driver was given work since it was last seen idle on this stream.
-    pub(super) dirty: bool,
-    recorded: VecDeque<RecordedEvent>,
-    /// Without words: events by value.
-    signals: VecDeque<(u64, Lease<EventState>)>,
-}
-
-impl State {
-    /// Whether submissions are held back, so that a new one must queue behind them.
-    pub(super) fn is_busy(&self) -> bool {
-        self.pump != PumpState::Idle || !self.deferred.is_empty()
-    }
-}
-
-/// An operation that the driver refused.
-pub(super) struct Refusal {
-    pub(super) error: Error,
-    /// The driver had accepted another operation of the same submission.
-    accepted: bool,
-    /// The refused operation.
-    op: String,
-}
 
 /// The execution state of a stream.
-pub struct StreamCore {
-    pub(super) core: Arc<Core>,
-    pub(super) owner: TimelineOwner,
+pub type StreamCore = leasehold_engine::StreamCore<CudaStream>;
+
+/// A stream of the driver.
+pub struct CudaStream {
+    core: Arc<Core>,
     native: NativeStream,
-    priority: i32,
     word: Option<Word>,
-    pub(super) issued: AtomicU64,
-    signalled: AtomicU64,
+    /// Without words: events by value. A leaf, under which events are queried.
+    signals: Mutex<VecDeque<(u64, Lease<EventState>)>>,
     /// Without words: the value that the events reported.
     seen: AtomicU64,
-    pub(super) wanted: AtomicU64,
-    pub(super) watched: AtomicBool,
-    pub(super) state: Mutex<State>,
-    pub(super) host: HostPart,
-    recent: [AtomicU64; RECENT],
-    pub(super) me: Weak<StreamCore>,
 }
 
-impl StreamCore {
-    /// Makes a stream with a timeline of its own. May block on the driver.
-    ///
-    /// # Errors
-    /// `OutOfMemory` without timelines or memory, or a driver error.
-    pub fn new(core: Arc<Core>, priority: i32) -> Result<Arc<Self>> {
-        let owner = TimelineOwner::take()?;
-        let start = owner.timeline().submitted();
-        let word = if core.has_words() { Some(core.words.take(start)?) } else { None };
-        let native =
-            core.context.within(|ops| ops.stream_create(priority)).map_err(|e| core.settle(e))?;
-        let stream = Arc::new_cyclic(|me: &Weak<StreamCore>| Self {
-            owner,
-            native,
-            priority,
-            word,
-            issued: AtomicU64::new(start),
-            signalled: AtomicU64::new(start),
-            seen: AtomicU64::new(start),
-            wanted: AtomicU64::new(0),
-            watched: AtomicBool::new(false),
-            state: Mutex::new(State {
-                deferred: VecDeque::new(),
-                pump: PumpState::Idle,
-                again: false,
-                fence: None,
-                foreign: false,
-                dirty: false,
-                recorded: VecDeque::with_capacity(RECORDED_EVENTS + 1),
-                signals: VecDeque::new(),
-            }),
-            host: HostPart::default(),
-            recent: std::array::from_fn(|_| AtomicU64::new(0)),
-            me: me.clone(),
-            core,
-        });
-        let me = stream.me.clone();
-        stream.owner.set_publisher(Some(Arc::new(move |value, timeout| {
-            if let Some(stream) = me.upgrade() {
-                stream.publish_for(value, timeout);
-            }
-            // The timeline shows the outcome.
-            Ok(())
-        })));
-        stream.core.shared.add_origin(stream.timeline(), Origin::Stream(stream.me.clone()));
-        stream.core.add_stream(&stream);
-        Ok(stream)
-    }
-
-    /// The stream's timeline.
-    #[inline]
-    #[must_use]
-    pub fn timeline(&self) -> &'static Timeline {
-        self.owner.timeline()
-    }
-
-    /// The driver's stream.
-    #[must_use]
-    pub fn native(&self) -> NativeStream {
+impl CudaStream {
+    /// The driver's handle.
+    pub(crate) fn handle(&self) -> NativeStream {
         self.native
     }
 
-    /// The priority, in the driver's numbers.
-    #[must_use]
-    pub fn priority(&self) -> i32 {
-        self.priority
+    /// Records an event behind all work given so far.
+    fn record_event(&self, event: &Lease<EventState>) -> Result<()> {
+        // SAFETY: the event is leased, and the stream is this one's own.
+        self.core.context.within(|ops| unsafe { ops.event_record(event.native, self.native) })
     }
 
-    /// Whether the pool can lend the stream again.
-    #[must_use]
-    pub fn is_sound(&self) -> bool {
-        stream_pool::is_sound(self.timeline()) && self.host.is_empty()
-    }
-
-    /// The stream's name in reports.
-    pub(super) fn name(&self) -> String {
-        format!("{} {:?}", self.core.context.id(), self.timeline().id())
-    }
-
-    /// Fails everything from `value` on.
-    ///
-    /// The failed submission `held` is dropped after the cause is set, and before the value is
-    /// published.
-    pub(super) fn fail<T>(&self, value: u64, cause: Error, held: T) {
-        self.owner.poison(value, cause);
-        drop_quietly(held);
-        self.after_failure();
-    }
-
-    /// Drops the submissions that are held back, wakes the waiting streams, and completes the
-    /// values that are over.
-    fn after_failure(&self) {
-        let dropped = {
-            let mut state = self.state.lock();
-            state.fence = None;
-            state.foreign = false;
-            std::mem::take(&mut state.deferred)
-        };
-        drop_quietly(dropped);
-        self.core.shared.wake(self.timeline().id(), u64::MAX);
-        self.finish_failed();
-        if !self.timeline().is_idle() {
-            self.attend();
-        }
-    }
-
-    /// Publishes all values of a failed stream once the driver is done with its work.
-    pub(super) fn finish_failed(&self) {
-        let timeline = self.timeline();
-        if timeline.is_idle() && self.host.is_empty() || !timeline.failed(VALUE_LIMIT) {
-            return;
-        }
-        if self.state.lock().pump != PumpState::Idle {
-            // The thread that has the turn calls this function when it is done.
-            return;
-        }
-        let over = self.core.context.loss().is_some() || self.query().is_ok_and(|over| over);
-        // The query may have found a loss.
-        let loss = self.core.context.loss();
-        if let Some(loss) = &loss {
-            self.fail_pending(loss);
-        }
-        if over || loss.is_some() {
-            let end = timeline.submitted();
-            // `VALUE_LIMIT` includes the actions of a submission that was lost half way, and so has
-            // no value.
-            if let Some(publish) =
-                self.host.carry_out(&self.owner, VALUE_LIMIT, end, self.core.context.ops())
-            {
-                self.owner.complete(publish);
+    /// Queries the events in order, as far as they are over.
+    #[cold]
+    fn reached_by_events(&self) -> u64 {
+        let mut signals = self.signals.lock();
+        while let Some((value, event)) = signals.front() {
+            // SAFETY: the event is leased.
+            match self.core.context.within(|ops| unsafe { ops.event_query(event.native) }) {
+                Ok(Progress::Complete) => {
+                    self.seen.fetch_max(*value, Ordering::AcqRel);
+                    signals.pop_front();
+                }
+                _ => break,
             }
         }
-    }
-
-    /// Fails the stream of a lost context, where no work runs any more.
-    pub(super) fn lost(&self, loss: &Error) {
-        self.fail_pending(loss);
-        self.after_failure();
-    }
-
-    /// Fails the pending values of a lost device's stream. A stream that has failed at a later
-    /// value has such values too.
-    fn fail_pending(&self, loss: &Error) {
-        let next = self.timeline().completed() + 1;
-        if !self.timeline().failed(next) {
-            self.owner.poison(next, loss.clone());
-        }
-    }
-
-    /// The submissions that are not over, and their kernels, for the report of a loss.
-    pub(super) fn pending_text(&self) -> Option<String> {
-        let timeline = self.timeline();
-        let (done, issued) = (timeline.completed(), timeline.submitted());
-        if done >= issued {
-            return None;
-        }
-        let mut names: Vec<String> = Vec::new();
-        for value in (done + 1..=issued).rev().take(RECENT).collect::<Vec<_>>().into_iter().rev() {
-            let function = self.recent[value as usize % RECENT].load(Ordering::Relaxed);
-            if let Some(name) = self.core.shared.function_name(function)
-                && !names.contains(&name)
-            {
-                names.push(name);
-            }
-        }
-        names.truncate(4);
-        let kernels = if names.is_empty() {
-            String::new()
-        } else {
-            format!(" (dispatch {})", names.join(", dispatch "))
-        };
-        Some(format!("submissions {} to {issued} of {}{kernels}", done + 1, self.name()))
+        self.seen.load(Ordering::Acquire)
     }
 }
 
-impl Drop for StreamCore {
+// SAFETY: the driver runs a stream's work in order. The word is written, and an event is recorded,
+// behind the work. The native word of an exec of this backend is the address of its program.
+unsafe impl DriverStream for CudaStream {
+    type Device = Core;
+    type Mark = Lease<EventState>;
+    type Preparation = UniqueLease<Buffer>;
+    type Action = HostAction;
+    type Graph = Program;
+    type Entry<'a> = ScopedContext<'a>;
+
+    fn create(core: &Arc<Core>, priority: i32, start: u64) -> Result<Self> {
+        let word = if core.has_words() { Some(core.words.take(start)?) } else { None };
+        let native = core.context.within(|ops| ops.stream_create(priority))?;
+        Ok(Self {
+            core: core.clone(),
+            native,
+            word,
+            signals: Mutex::new(VecDeque::new()),
+            seen: AtomicU64::new(start),
+        })
+    }
+
+    #[inline]
+    fn check(&self, op: &Op<'_>, timeline: &Timeline) -> Result<()> {
+        let device = self.core.properties();
+        op.check(timeline, device.shared_optin.max(device.shared))
+    }
+
+    #[inline]
+    fn is_plain(&self, op: &Op<'_>) -> bool {
+        match op {
+            Op::Dispatch(_) | Op::Copy(_) | Op::Fill(_) | Op::Upload(_) | Op::WriteTimestamp(_) => {
+                true
+            }
+            Op::Download(d) => encoder::lands_directly(&self.core, d),
+            _ => false,
+        }
+    }
+
+    fn prepare(&self, op: &Op<'_>) -> Result<Option<UniqueLease<Buffer>>> {
+        match op {
+            Op::Download(d) => self.core.staging(d.bytes).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    #[inline]
+    fn enter(&self) -> Result<ScopedContext<'_>> {
+        self.core.context.enter()
+    }
+
+    #[inline]
+    unsafe fn encode(
+        &self,
+        entry: &mut ScopedContext<'_>,
+        op: &Op<'_>,
+        staging: Option<UniqueLease<Buffer>>,
+        sink: &mut Sink<'_, Self>,
+    ) -> Result<()> {
+        // SAFETY: the caller vouches for the operation.
+        unsafe { Encoder::new(&self.core, &**entry, self.native, sink).encode(op, staging) }
+    }
+
+    fn encode_wait(&self, entry: &mut ScopedContext<'_>, mark: &Lease<EventState>) -> Result<()> {
+        // SAFETY: the recorded event is leased, and the stream is this one's own.
+        unsafe { entry.stream_wait_event(self.native, mark.native) }
+    }
+
+    unsafe fn launch(
+        &self,
+        entry: &mut ScopedContext<'_>,
+        exec: &Lease<dyn GraphExec>,
+        segment: u32,
+        sink: &mut Sink<'_, Self>,
+    ) -> Result<()> {
+        // SAFETY: the graph is of this device, and its memory may be used (the contract of this
+        // function). The action below keeps the graph.
+        let launched = unsafe { Program::of(exec).launch(segment, &**entry, self.native) };
+        sink.took(launched)?;
+        sink.leave(HostAction::Graph { exec: exec.clone(), segment });
+        Ok(())
+    }
+
+    fn run_foreign(&self, call: &ForeignCall) -> Result<()> {
+        let _current = self.core.context.enter()?;
+        call.run(self.native.0)
+    }
+
+    unsafe fn graph(exec: &Lease<dyn GraphExec>) -> &Program {
+        // SAFETY: the exec is of this backend (the contract of this function).
+        unsafe { Program::of(exec) }
+    }
+
+    fn signal(&self, value: u64) -> Result<()> {
+        match &self.word {
+            // SAFETY: the stream and its word are this one's own. The engine waits for the last
+            // write before it drops the stream.
+            Some(word) => self
+                .core
+                .context
+                .within(|ops| unsafe { ops.stream_write_word(self.native, word.addr(), value) }),
+            None => {
+                let event = self.core.event()?;
+                self.record_event(&event)?;
+                self.signals.lock().push_back((value, event));
+                Ok(())
+            }
+        }
+    }
+
+    #[inline]
+    fn may_signal(&self) -> bool {
+        self.word.is_some() || self.signals.lock().len() < SIGNALS
+    }
+
+    /// With words, no driver call.
+    #[inline]
+    fn reached(&self) -> u64 {
+        match &self.word {
+            Some(word) => word.load(),
+            None => self.reached_by_events(),
+        }
+    }
+
+    fn query(&self) -> Result<bool> {
+        // SAFETY: the stream is this one's own and lives until the drop.
+        let progress = self.core.context.within(|ops| unsafe { ops.stream_query(self.native) });
+        Ok(progress? == Progress::Complete)
+    }
+
+    fn mark(&self) -> Result<Lease<EventState>> {
+        self.core.event()
+    }
+
+    fn record(&self, event: &mut Lease<EventState>, _: u64) -> Result<()> {
+        self.record_event(event)
+    }
+
+    fn rest(&self) {
+        let signals = std::mem::take(&mut *self.signals.lock());
+        drop(signals);
+    }
+
+    fn host_function(&self, call: Box<dyn FnOnce() + Send>) -> Result<()> {
+        // SAFETY: the stream is this one's own and lives until the drop.
+        self.core.context.within(|ops| unsafe { ops.host_function(self.native, call) })
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        // SAFETY: the stream is this one's own and lives until the drop.
+        self.core.context.give_back(|ops| unsafe { ops.stream_synchronize(self.native) })
+    }
+
+    fn abandon(&mut self) {
+        std::mem::forget(self.word.take());
+    }
+
+    fn carry_out(core: &Core, action: HostAction, sound: bool) {
+        action.carry_out(sound, core.context.ops());
+    }
+}
+
+impl Drop for CudaStream {
     fn drop(&mut self) {
-        let timeline = self.timeline();
-        self.core.shared.remove_origin(timeline);
-        let pending = !timeline.is_idle();
-        if pending {
-            // This happens only if the backend was dropped without a shutdown while a host timeline
-            // held work back.
-            let jobs = std::mem::take(&mut self.state.get_mut().deferred);
-            self.owner.poison(
-                timeline.completed() + 1,
-                Error::state("the backend ended while the stream's work was held back"),
-            );
-            drop(jobs);
-        }
-        // All work may be over while the last signal is still on its way to the word. The next
-        // owner of the word must not get this write.
-        let signalled = self.core.context.loss().is_none()
-            && self.reached() < self.signalled.load(Ordering::Acquire);
-        // SAFETY: the stream is this one's own and is destroyed only below.
-        let waited =
-            || self.core.context.give_back(|ops| unsafe { ops.stream_synchronize(self.native) });
-        match if pending || signalled { waited() } else { Ok(()) } {
-            Ok(()) if pending => {
-                let end = timeline.submitted();
-                let _ = self.host.carry_out(&self.owner, end, end, self.core.context.ops());
-                self.owner.complete(end);
-            }
-            Ok(()) => {}
-            Err(error) => {
-                // The timeline does not say that the work is over. The memory that the work uses
-                // leaks.
-                tracing::error!(%error, stream = %self.name(), "the driver may still run work of a stream that ends");
-                self.host.abandon();
-                std::mem::forget(self.word.take());
-            }
-        }
         // SAFETY: `stream_create` made the native stream for this stream, and only this drop
         // destroys it.
         self.core.context.leave_behind(|ops| unsafe { ops.stream_destroy(self.native) });
     }
 }
 
-impl fmt::Debug for StreamCore {
+impl fmt::Debug for CudaStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StreamCore")
-            .field("timeline", &self.timeline())
-            .field("issued", &self.issued.load(Ordering::Relaxed))
-            .field("signalled", &self.signalled.load(Ordering::Relaxed))
-            .field("host", &self.host)
-            .finish_non_exhaustive()
+        write!(f, "CudaStream({:#x})", self.native.0)
     }
 }

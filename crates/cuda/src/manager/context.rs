@@ -20,7 +20,7 @@ use super::retired::Retired;
 use super::stream::StreamManager;
 use crate::allocator::{Memory, pinned_host};
 use crate::driver::ops::NativeContext;
-use crate::engine::core::Core;
+use crate::engine::core::{Core, Streams};
 use crate::engine::driver_context::DriverContext;
 #[cfg(feature = "test-hooks")]
 use crate::engine::shared::Shared;
@@ -57,7 +57,7 @@ pub struct ContextState {
     buffers: BufferManager,
     pinned: BufferManager,
     pub(crate) memory: Arc<Memory>,
-    pub(crate) core: Arc<Core>,
+    pub(crate) core: Arc<Streams>,
     /// Whether the context is the device's primary one. The primary context ends after the device's
     /// memory is given back.
     primary: bool,
@@ -82,11 +82,12 @@ impl ContextState {
         )?;
         let of = memory.clone();
         core.set_pinned(Box::new(move || pinned_host::of(&of).cloned()));
+        let core = core.streams();
         Ok(Self {
             _place: PhantomPinned,
             streams: StreamManager::new(&core, range)?,
             events,
-            host_timelines: HostTimelineManager::new(shared)?,
+            host_timelines: HostTimelineManager::new(shared.tables.clone())?,
             modules: ModuleManager::new(&core)?,
             functions: FunctionManager::new(&core)?,
             graphs: GraphManager::new(&core)?,
@@ -143,7 +144,7 @@ impl ContextState {
     }
 
     /// The context's part of the engine.
-    pub(crate) fn core(&self) -> &Arc<Core> {
+    pub(crate) fn core(&self) -> &Arc<Streams> {
         &self.core
     }
 
@@ -216,8 +217,8 @@ impl Drop for ContextState {
             // The resources in use end with their last lease.
             tracing::debug!(%error, "a context ended while something of it was held");
         }
-        self.core.watch.close();
-        self.core.watch.join();
+        self.core.close();
+        self.core.join();
     }
 }
 
@@ -249,7 +250,7 @@ impl Resource for Contexts {
         match wanted {
             Wanted::Primary(memory) => {
                 let state = ContextState::new(memory.context.clone(), memory.clone(), true)?;
-                memory.shared.add_primary(&state.core);
+                memory.shared.add_primary(state.core.device());
                 Ok(state)
             }
             Wanted::Owned(memory) => {

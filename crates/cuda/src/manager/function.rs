@@ -9,7 +9,7 @@
 
 use super::module::{Image, ModuleManager, ModuleState};
 use crate::encoder::check_function;
-use crate::engine::core::Core;
+use crate::engine::core::Streams;
 use leasehold_core::sync::Arc;
 use leasehold_core::{
     Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource, Result, Tagged,
@@ -36,7 +36,7 @@ impl Tagged for FunctionState {
 }
 
 struct Functions {
-    core: Arc<Core>,
+    core: Arc<Streams>,
 }
 
 /// A kernel's description, and the means to load its module.
@@ -88,11 +88,11 @@ impl Resource for Functions {
 #[derive(Debug)]
 pub struct FunctionManager {
     manager: PoolManager<Functions, Key>,
-    core: Arc<Core>,
+    core: Arc<Streams>,
 }
 
 impl FunctionManager {
-    pub(crate) fn new(core: &Arc<Core>) -> Result<Self> {
+    pub(crate) fn new(core: &Arc<Streams>) -> Result<Self> {
         let manager = PoolManager::new();
         manager.configure(
             Functions { core: core.clone() },

@@ -2,7 +2,7 @@
 //!
 //! This module must not know how plans are made.
 
-use crate::engine::core::Core;
+use crate::engine::core::Streams;
 use crate::engine::program::Program;
 use leasehold_core::sync::Arc;
 use leasehold_core::{
@@ -32,7 +32,7 @@ impl fmt::Debug for GraphState {
     }
 }
 
-struct Graphs(Arc<Core>);
+struct Graphs(Arc<Streams>);
 
 impl Resource for Graphs {
     type Payload = GraphState;
@@ -54,11 +54,11 @@ impl Resource for Graphs {
 #[derive(Debug)]
 pub struct GraphManager {
     manager: PoolManager<Graphs>,
-    core: Arc<Core>,
+    core: Arc<Streams>,
 }
 
 impl GraphManager {
-    pub(crate) fn new(core: &Arc<Core>) -> Result<Self> {
+    pub(crate) fn new(core: &Arc<Streams>) -> Result<Self> {
         let manager = PoolManager::new();
         manager.configure(Graphs(core.clone()), PoolConfig::default())?;
         Ok(Self { manager, core: core.clone() })

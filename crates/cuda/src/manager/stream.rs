@@ -5,7 +5,7 @@
 //!
 //! This module must not know what streams run.
 
-use crate::engine::core::Core;
+use crate::engine::core::Streams;
 use crate::engine::stream::StreamCore;
 use leasehold_core::sync::Arc;
 use leasehold_core::{Lease, Result, StreamHandle, Tagged, Timeline, tags};
@@ -64,7 +64,7 @@ impl PooledStream for StreamState {
 #[doc(alias = "CudaStreamManager")]
 pub struct StreamManager {
     streams: StreamPool<StreamState>,
-    core: Arc<Core>,
+    core: Arc<Streams>,
     /// The lowest and the highest priority, in the driver's numbers.
     range: (i32, i32),
     #[cfg(feature = "test-hooks")]
@@ -72,10 +72,10 @@ pub struct StreamManager {
 }
 
 impl StreamManager {
-    pub(crate) fn new(core: &Arc<Core>, range: (i32, i32)) -> Result<Self> {
+    pub(crate) fn new(core: &Arc<Streams>, range: (i32, i32)) -> Result<Self> {
         let maker = core.clone();
         let make = move |priority: &i32| {
-            let core = StreamCore::new(maker.clone(), *priority)?;
+            let core = maker.stream(*priority)?;
             Ok(StreamState { core, _place: PhantomPinned })
         };
         Ok(Self {
@@ -101,9 +101,13 @@ impl StreamManager {
         let events = super::event::EventManager::new(memory.context.clone())?;
         let range = memory.context.within(|ops| ops.priority_range())?;
         let (context, shared) = (memory.context.clone(), memory.shared.clone());
-        let core =
-            Core::new(context, shared, memory.properties.clone(), events.event_pool().clone())?;
-        Ok(Self { for_test: true, ..Self::new(&core, range)? })
+        let core = crate::engine::core::Core::new(
+            context,
+            shared,
+            memory.properties.clone(),
+            events.event_pool().clone(),
+        )?;
+        Ok(Self { for_test: true, ..Self::new(&core.streams(), range)? })
     }
 
     /// Whether the manager was [configured for a test](Self::configure_for_test).

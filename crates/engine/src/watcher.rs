@@ -12,8 +12,9 @@
 //!
 //! This module must not know what a stream does.
 
-use super::deferred::Job;
-use super::stream::StreamCore;
+use crate::deferred::Job;
+use crate::driver::DriverStream;
+use crate::stream::StreamCore;
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::sync::thread::{self, JoinHandle, Thread};
 use leasehold_core::sync::{Arc, Condvar, Mutex, OnceLock};
@@ -36,55 +37,57 @@ const LOOK_EVERY: u32 = 16;
 
 /// Wakes the watcher. The driver's callbacks may call it.
 #[derive(Clone, Default)]
-pub struct Waker(Arc<OnceLock<Thread>>);
+pub(crate) struct Waker(Arc<OnceLock<Thread>>);
 
 impl Waker {
     /// Wakes the watcher.
-    pub fn wake(&self) {
+    pub(crate) fn wake(&self) {
         if let Some(thread) = self.0.get() {
             thread.unpark();
         }
     }
 }
 
-#[derive(Default)]
-struct List {
-    streams: Vec<Arc<StreamCore>>,
+struct List<N: DriverStream> {
+    streams: Vec<Arc<StreamCore<N>>>,
     thread: Option<JoinHandle<()>>,
     started: bool,
 }
 
-#[derive(Default)]
-struct Calls {
-    tasks: VecDeque<(Arc<StreamCore>, Job)>,
+struct Calls<N: DriverStream> {
+    tasks: VecDeque<(Arc<StreamCore<N>>, Job)>,
     idle: u32,
     threads: u32,
     handles: Vec<JoinHandle<()>>,
 }
 
 /// The threads of a context and their work.
-pub struct Watch {
+pub(crate) struct Watch<N: DriverStream> {
     id: DeviceId,
     inline: bool,
     interval: Duration,
-    list: Mutex<List>,
+    list: Mutex<List<N>>,
     waker: Waker,
-    calls: Mutex<Calls>,
+    calls: Mutex<Calls<N>>,
     bell: Condvar,
     closing: AtomicBool,
 }
 
-impl Watch {
+impl<N: DriverStream> Watch<N> {
     /// Makes the state without threads. `interval`: the time between queries of the device.
-    #[must_use]
-    pub fn new(id: DeviceId, inline: bool, interval: Duration) -> Arc<Self> {
+    pub(crate) fn new(id: DeviceId, inline: bool, interval: Duration) -> Arc<Self> {
         Arc::new(Self {
             id,
             inline,
             interval,
-            list: Mutex::new(List::default()),
+            list: Mutex::new(List { streams: Vec::new(), thread: None, started: false }),
             waker: Waker::default(),
-            calls: Mutex::new(Calls::default()),
+            calls: Mutex::new(Calls {
+                tasks: VecDeque::new(),
+                idle: 0,
+                threads: 0,
+                handles: Vec::new(),
+            }),
             bell: Condvar::new(),
             closing: AtomicBool::new(false),
         })
@@ -92,19 +95,17 @@ impl Watch {
 
     /// Whether there are no threads.
     #[inline]
-    #[must_use]
-    pub fn is_inline(&self) -> bool {
+    pub(crate) fn is_inline(&self) -> bool {
         self.inline
     }
 
     /// A handle that wakes the watcher.
-    #[must_use]
-    pub fn waker(&self) -> Waker {
+    pub(crate) fn waker(&self) -> Waker {
         self.waker.clone()
     }
 
     /// Puts a stream on the list, unless the stream is on it.
-    pub fn attend(self: &Arc<Self>, stream: &Arc<StreamCore>) {
+    pub(crate) fn attend(self: &Arc<Self>, stream: &Arc<StreamCore<N>>) {
         if stream.watched.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -118,9 +119,9 @@ impl Watch {
         self.waker.wake();
     }
 
-    fn start(self: &Arc<Self>, list: &mut List) {
+    fn start(self: &Arc<Self>, list: &mut List<N>) {
         let watch = self.clone();
-        let name = format!("lh-cuda{}-watch", self.id.ordinal);
+        let name = format!("lh-{}-watch", self.id.to_string().replace(':', ""));
         match thread::Builder::new().name(name).spawn(move || watch.run()) {
             Ok(handle) => {
                 let _ = self.waker.0.set(handle.thread().clone());
@@ -159,6 +160,12 @@ impl Watch {
         (any || !list.streams.is_empty(), news)
     }
 
+    /// The watcher's thread, for a test that waits for its end.
+    #[cfg(test)]
+    pub(crate) fn take_thread(&self) -> Option<JoinHandle<()>> {
+        self.list.lock().thread.take()
+    }
+
     /// The watcher's main loop.
     fn run(self: Arc<Self>) {
         let mut quiet = 0u32;
@@ -195,7 +202,7 @@ impl Watch {
     }
 
     /// Runs a host call on a thread of the backend. Without threads, the next round runs the call.
-    pub fn call(self: &Arc<Self>, stream: Arc<StreamCore>, job: Job) {
+    pub(crate) fn call(self: &Arc<Self>, stream: Arc<StreamCore<N>>, job: Job) {
         let mut calls = self.calls.lock();
         calls.tasks.push_back((stream, job));
         if self.inline {
@@ -203,7 +210,7 @@ impl Watch {
         }
         if (calls.tasks.len() as u32) > calls.idle && calls.threads < CALLERS_MAX {
             let watch = self.clone();
-            let name = format!("lh-cuda{}-call{}", self.id.ordinal, calls.threads);
+            let name = format!("lh-{}-call{}", self.id.to_string().replace(':', ""), calls.threads);
             match thread::Builder::new().name(name).spawn(move || watch.serve()) {
                 Ok(handle) => {
                     calls.threads += 1;
@@ -250,13 +257,13 @@ impl Watch {
     }
 
     /// Without threads: serves every stream once, and runs the host calls that are due.
-    pub fn round(&self) {
+    pub(crate) fn round(&self) {
         self.pass(false);
         self.run_calls();
     }
 
     /// Tells the threads to end when they have no more work. Does not block.
-    pub fn close(&self) {
+    pub(crate) fn close(&self) {
         self.closing.store(true, Ordering::Release);
         // The lock orders this after the check of the flag: a thread that saw the flag unset now
         // waits on the bell.
@@ -267,7 +274,7 @@ impl Watch {
 
     /// Waits for the end of the threads after [`close`](Self::close). The threads only finish the
     /// work that they can. The caller may be one of the threads.
-    pub fn join(&self) {
+    pub(crate) fn join(&self) {
         let mut handles = std::mem::take(&mut self.calls.lock().handles);
         handles.extend(self.list.lock().thread.take());
         for handle in handles {
@@ -284,63 +291,12 @@ impl Watch {
     }
 }
 
-impl fmt::Debug for Watch {
+impl<N: DriverStream> fmt::Debug for Watch<N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Watch")
             .field("id", &self.id)
             .field("inline", &self.inline)
             .field("streams", &self.list.lock().streams.len())
             .finish_non_exhaustive()
-    }
-}
-
-#[cfg(all(test, feature = "test-hooks"))]
-mod tests {
-    use super::*;
-    use crate::driver::sim::{SimDriver, SimDriverConfig};
-    use crate::manager::stream::StreamManager;
-    use leasehold_core::{Result, TimelineOwner};
-
-    /// Otherwise the list would keep the stream, and with it the context, for ever.
-    #[test]
-    fn a_stream_that_is_left_to_a_watcher_which_is_gone_is_let_go() -> Result<()> {
-        let id = DeviceId::cuda(0);
-        let driver = Arc::new(SimDriver::new(SimDriverConfig::default())?);
-        let streams = StreamManager::configure_for_test(driver, id)?;
-        let stream = streams.acquire(0)?.core.clone();
-        let watch = Watch::new(id, false, Duration::ZERO);
-        watch.attend(&stream);
-        watch.close();
-        let thread = watch.list.lock().thread.take();
-        assert!(thread.is_some_and(|t| t.join().is_ok()));
-        let before = Arc::strong_count(&stream);
-        watch.attend(&stream);
-        assert_eq!(Arc::strong_count(&stream), before + 1);
-        watch.join();
-        assert_eq!(Arc::strong_count(&stream), before);
-        Ok(())
-    }
-
-    /// The thread that gave the timepoint to the driver calls `wake` later, and finds no entry.
-    #[test]
-    fn a_stream_whose_note_is_cleared_away_is_gone_on_with() -> Result<()> {
-        let id = DeviceId::cuda(0);
-        let driver = Arc::new(SimDriver::new(SimDriverConfig::default())?);
-        let streams = StreamManager::configure_for_test(driver, id)?;
-        let (waiting, other) = (streams.acquire(0)?.core.clone(), streams.acquire(0)?.core.clone());
-        let source = TimelineOwner::take()?;
-        let shared = &waiting.core.shared;
-        let value = source.advance()?;
-        shared.note_wait(source.timeline().at(value), &waiting.me);
-        source.complete(value);
-        for _ in 0..100 {
-            shared.note_wait(source.timeline().at(value + 1), &other.me);
-        }
-        assert!(
-            waiting.watched.load(Ordering::Acquire),
-            "the note is gone, and nobody goes on with the stream"
-        );
-        assert!(!other.watched.load(Ordering::Acquire), "its point is not over");
-        Ok(())
     }
 }

@@ -3,89 +3,58 @@
 //! This module must not know what was submitted.
 
 use super::{NAP_MAX, PASSING, SPINS, State, StreamCore, YIELDS};
-use crate::driver::ops::Progress;
-use crate::engine::deferred::PumpState;
+use crate::deferred::PumpState;
+use crate::driver::{DriverDevice, DriverStream};
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::sync::{spin_loop, thread};
 use leasehold_core::{Error, Fault, Result, VALUE_LIMIT};
-use std::mem::take;
 use std::time::{Duration, Instant};
 
-impl StreamCore {
+impl<N: DriverStream> StreamCore<N> {
     /// Tells the driver to signal completion up to the last issued value. The caller holds the
     /// lock.
-    pub(in crate::engine) fn signal_locked(&self, state: &mut State) -> Result<()> {
+    pub(crate) fn signal_locked(&self, state: &mut State<N>) -> Result<()> {
         let issued = self.issued.load(Ordering::Relaxed);
         if self.signalled.load(Ordering::Relaxed) >= issued {
             return Ok(());
         }
-        match &self.word {
-            Some(word) => {
-                // SAFETY: the stream and its word are this one's own. The drop waits for the last
-                // write.
-                self.core.context.within(|ops| unsafe {
-                    ops.stream_write_word(self.native, word.addr(), issued)
-                })?;
-            }
-            None => {
-                let event = self.core.event()?;
-                self.core
-                    .context
-                    // SAFETY: the event is leased, and the stream is this one's own.
-                    .within(|ops| unsafe { ops.event_record(event.native, self.native) })?;
-                state.signals.push_back((issued, event));
-            }
-        }
+        self.native.signal(issued)?;
         state.dirty = true;
         self.signalled.store(issued, Ordering::Release);
         Ok(())
     }
 
     /// Handles an error after the lock is released.
-    pub(in crate::engine) fn after(&self, result: Result<()>) {
+    pub(crate) fn after(&self, result: Result<()>) {
         if let Err(e) = result {
             let e = self.core.settle(e);
             tracing::debug!(error = %e, stream = %self.name(), "completion could not be signalled");
         }
     }
 
-    /// The last value that the device reported. With words, no driver call.
-    pub(super) fn reached(&self) -> u64 {
+    /// The last value that the driver signalled.
+    pub(crate) fn reached(&self) -> u64 {
         #[cfg(feature = "planted-defects")]
-        if self.core.shared.config.has(crate::defects::Defect::ReuseBeforeCompletion) {
+        if self.core.config.has(crate::defects::Defect::ReuseBeforeCompletion) {
             return self.issued.load(Ordering::Acquire);
         }
-        if let Some(word) = &self.word {
-            return word.load();
-        }
-        let mut state = self.state.lock();
-        while let Some((value, event)) = state.signals.front() {
-            // SAFETY: the event is leased.
-            match self.core.context.within(|ops| unsafe { ops.event_query(event.native) }) {
-                Ok(Progress::Complete) => {
-                    self.seen.fetch_max(*value, Ordering::AcqRel);
-                    state.signals.pop_front();
-                }
-                _ => break,
-            }
-        }
-        self.seen.load(Ordering::Acquire)
+        self.native.reached()
     }
 
     /// Publishes the values that the device is done with. Returns whether a new value was
     /// published.
-    pub(in crate::engine) fn poll(&self) -> bool {
+    pub(crate) fn poll(&self) -> bool {
         let timeline = self.timeline();
         let reached = self.reached().min(timeline.submitted());
         reached > timeline.completed() && self.publish(reached)
     }
 
     /// The device is done up to `value`: runs the host's part, then publishes.
-    pub(super) fn publish(&self, value: u64) -> bool {
+    pub(crate) fn publish(&self, value: u64) -> bool {
         let timeline = self.timeline();
         let before = timeline.completed();
         #[cfg(feature = "planted-defects")]
-        if self.core.shared.config.has(crate::defects::Defect::EarlyPublication) {
+        if self.core.config.has(crate::defects::Defect::EarlyPublication) {
             self.owner.complete(value);
             if let Some(stream) = self.me.upgrade() {
                 self.core.watch.attend(&stream);
@@ -93,9 +62,7 @@ impl StreamCore {
             thread::yield_now();
         }
         let sound = !timeline.failed(VALUE_LIMIT);
-        if let Some(publish) =
-            self.host.carry_out(&self.owner, value, value, self.core.context.ops())
-        {
+        if let Some(publish) = self.host.carry_out(&self.owner, value, value, &self.core.device) {
             self.owner.complete(publish);
         }
         if sound && timeline.failed(VALUE_LIMIT) {
@@ -111,13 +78,13 @@ impl StreamCore {
     /// # Errors
     /// The loss of this stream's device, if the other stream is of another context (`abroad`). A
     /// driver may release streams that wait for a lost device.
-    pub(in crate::engine) fn passed(&self, value: u64, abroad: bool) -> Result<()> {
+    pub(crate) fn passed(&self, value: u64, abroad: bool) -> Result<()> {
         let timeline = self.timeline();
         if abroad && timeline.completed() < value {
             // The driver context may not know of the loss yet.
             let _ = self.query();
             self.core.settle_loss();
-            if let Some(loss) = self.core.context.loss() {
+            if let Some(loss) = self.core.device.loss() {
                 return Err(Fault::new(
                     "work that was waited for",
                     self.name(),
@@ -139,10 +106,8 @@ impl StreamCore {
     }
 
     /// Whether the driver is done with all work of the stream.
-    pub(in crate::engine) fn query(&self) -> Result<bool> {
-        // SAFETY: the stream is this one's own and lives until the drop.
-        let progress = self.core.context.within(|ops| unsafe { ops.stream_query(self.native) });
-        Ok(progress? == Progress::Complete)
+    pub(crate) fn query(&self) -> Result<bool> {
+        self.native.query()
     }
 
     /// Queries the driver; see `hal::TimelineSource::refresh`.
@@ -161,7 +126,7 @@ impl StreamCore {
             self.look()?;
         }
         self.finish_failed();
-        match self.core.context.loss() {
+        match self.core.device.loss() {
             Some(loss) if !timeline.is_idle() => Err(loss),
             _ => Ok(timeline.completed()),
         }
@@ -169,7 +134,7 @@ impl StreamCore {
 
     /// The last holder dropped the stream: the stream's work continues without calls. Returns
     /// whether the pool can lend the stream again at once.
-    pub(crate) fn let_go(&self) -> bool {
+    pub fn let_go(&self) -> bool {
         let timeline = self.timeline();
         if !timeline.is_idle() {
             self.pump();
@@ -182,16 +147,15 @@ impl StreamCore {
         if timeline.is_idle() {
             // No stream waits for the marks, and nobody asks for the signals. Their events may
             // serve other streams.
-            let mut state = self.state.lock();
-            let events = (take(&mut state.recorded), take(&mut state.signals));
-            drop(state);
-            drop(events);
+            let recorded = std::mem::take(&mut self.state.lock().recorded);
+            drop(recorded);
+            self.native.rest();
         }
         self.is_sound()
     }
 
     /// Queries the driver whether all work is over, after it ensures that a signal is pending.
-    pub(in crate::engine) fn look(&self) -> Result<()> {
+    pub(crate) fn look(&self) -> Result<()> {
         let before = self.issued.load(Ordering::Acquire);
         if self.signalled.load(Ordering::Acquire) < before {
             let result = self.signal_locked(&mut self.state.lock());
@@ -223,14 +187,14 @@ impl StreamCore {
             let result = self.signal_locked(&mut self.state.lock());
             result.map_err(|e| self.core.settle(e))?;
         }
-        match self.core.context.loss() {
+        match self.core.device.loss() {
             Some(loss) => Err(loss),
             None => Ok(()),
         }
     }
 
     /// Ensures that `value` gets published without further calls.
-    pub(in crate::engine) fn want(&self, value: u64) -> Result<()> {
+    pub(crate) fn want(&self, value: u64) -> Result<()> {
         self.wanted.fetch_max(value, Ordering::AcqRel);
         if self.timeline().completed() >= value {
             return Ok(());
@@ -244,7 +208,7 @@ impl StreamCore {
     }
 
     /// The timeline's publisher.
-    pub(super) fn publish_for(&self, value: u64, timeout: Option<Duration>) {
+    pub(crate) fn publish_for(&self, value: u64, timeout: Option<Duration>) {
         if self.core.watch.is_inline() {
             // The timeline shows the outcome.
             let _ = self.wait_host(value, timeout);
@@ -255,7 +219,7 @@ impl StreamCore {
 
     /// Waits for work that continues without calls: the driver's work, and host calls. The call
     /// does not wait for work that a host timeline or another timeline holds back.
-    pub(crate) fn run_down(&self) {
+    pub fn run_down(&self) {
         let mut looks = 0u32;
         loop {
             // The timeline shows a failure.
@@ -264,7 +228,7 @@ impl StreamCore {
                 return;
             }
             looks += 1;
-            if looks < SPINS || self.core.context.ops().poll_interval().is_zero() {
+            if looks < SPINS || self.core.device.poll_interval().is_zero() {
                 thread::yield_now();
             } else {
                 thread::sleep(NAP_MAX);
@@ -284,14 +248,14 @@ impl StreamCore {
 
     /// Puts the stream on the watcher's list. The watcher serves the stream as long as it needs
     /// attention.
-    pub(in crate::engine) fn attend(&self) {
+    pub(crate) fn attend(&self) {
         if let Some(stream) = self.me.upgrade() {
             self.core.watch.attend(&stream);
         }
     }
 
     /// Without threads, does the work that a thread would do.
-    pub(super) fn take_turn(&self) {
+    pub(crate) fn take_turn(&self) {
         if self.core.watch.is_inline() {
             self.core.watch.round();
         }
@@ -308,7 +272,7 @@ impl StreamCore {
         }
         timeline.check_caller(value)?;
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
-        let interval = self.core.context.ops().poll_interval();
+        let interval = self.core.device.poll_interval();
         let mut nap = interval.max(Duration::from_micros(10));
         let mut looks = 0u32;
         loop {
@@ -332,7 +296,7 @@ impl StreamCore {
             if timeline.check(value)? {
                 return Ok(());
             }
-            if let Some(loss) = self.core.context.loss() {
+            if let Some(loss) = self.core.device.loss() {
                 self.core.settle_loss();
                 timeline.check(value)?;
                 return Err(loss);

@@ -1,23 +1,22 @@
 //! Submission: operations that go to the driver at once, operations to prepare first, and
 //! operations to hold back.
 //!
-//! Resources that need other locks (a recorded event on another stream, staging memory) are
+//! Resources that need other locks (a recorded mark on another stream, staging memory) are
 //! prepared before the stream's own lock is taken.
 //!
 //! This module must not know how completion becomes known.
 
-use super::{RECENT, RECORDED_EVENTS, RecordedEvent, Refusal, SIGNALS, State, StreamCore};
-use crate::encoder::{Encoder, Prepared, Ready};
-use crate::engine::events::EventState;
-use crate::engine::host::CompletionAction;
-use crate::engine::shared::Origin;
+use super::{RECENT, RECORDED_MARKS, RecordedMark, Refusal, State, StreamCore};
+use crate::driver::{DriverDevice, DriverStream, GraphSteps, NativeWait, Sink};
+use crate::prepared::{Prepared, Ready};
+use crate::tables::Origin;
+use crate::waits;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::sync::{Arc, MutexGuard};
-use leasehold_core::{Error, Fault, Lease, Result, Timepoint, VALUE_LIMIT};
-use leasehold_engine::waits;
+use leasehold_core::{Error, Fault, Result, Timepoint, VALUE_LIMIT};
 use leasehold_hal::Op;
 
-impl StreamCore {
+impl<N: DriverStream> StreamCore<N> {
     /// Submits operations as one submission; see `hal::Stream::submit`.
     ///
     /// # Errors
@@ -27,10 +26,8 @@ impl StreamCore {
     /// - See `hal::Stream::submit`.
     pub unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
         let mut plain = true;
-        let device = self.core.properties();
-        let most_shared = device.shared_optin.max(device.shared);
         for op in ops {
-            op.check(self.timeline(), most_shared)?;
+            self.native.check(op, self.timeline())?;
             plain &= self.is_plain(op);
         }
         if !plain {
@@ -48,27 +45,23 @@ impl StreamCore {
 
     /// Whether an operation can go to the driver without preparation.
     #[inline]
-    pub(super) fn is_plain(&self, op: &Op<'_>) -> bool {
+    pub(crate) fn is_plain(&self, op: &Op<'_>) -> bool {
         match op {
-            Op::Dispatch(_) | Op::Copy(_) | Op::Fill(_) | Op::Upload(_) | Op::WriteTimestamp(_) => {
-                true
-            }
             Op::Wait(p) => self.is_own(*p) || p.is_settled(),
-            Op::Download(d) => crate::encoder::lands_directly(&self.core, d),
-            // SAFETY: graphs of a submission belong to this device (the submitter's promise), so
-            // `native` is the address of a program.
-            Op::Graph(exec) => unsafe { crate::engine::program::Program::of(exec) }.is_plain(),
-            _ => false,
+            // SAFETY: graphs of a submission belong to this device (the submitter's promise).
+            Op::Graph(exec) => unsafe { N::graph(exec) }.is_plain(),
+            Op::Host(_) | Op::Foreign(_) => false,
+            other => self.native.is_plain(other),
         }
     }
 
     /// Returns the cause of a poisoned timeline as an error.
     #[inline]
-    pub(in crate::engine) fn healthy(&self) -> Result<()> {
+    pub(crate) fn healthy(&self) -> Result<()> {
         waits::healthy(self.timeline())
     }
 
-    pub(super) fn next_value(&self) -> Result<u64> {
+    pub(crate) fn next_value(&self) -> Result<u64> {
         let value = self.timeline().submitted() + 1;
         if value >= VALUE_LIMIT {
             return Err(Error::state("a timeline's 2^48 values are used up; replace the stream"));
@@ -83,23 +76,17 @@ impl StreamCore {
     /// - As [`submit`](Self::submit): the memory of the operations may be used until the submission
     ///   is over.
     #[inline]
-    pub(super) unsafe fn submit_now(
+    pub(crate) unsafe fn submit_now(
         &self,
-        mut state: MutexGuard<'_, State>,
+        mut state: MutexGuard<'_, State<N>>,
         ops: &[Op<'_>],
-        prepared: &mut Prepared,
+        prepared: &mut Prepared<N>,
         cut: usize,
     ) -> Result<u64> {
         let value = self.next_value()?;
         #[cfg(feature = "planted-defects")]
-        if let Some(word) = &self.word
-            && self.core.shared.config.has(crate::defects::Defect::WordBeforeWork)
-        {
-            self.core
-                .context
-                // SAFETY: the stream and its word are this one's own; the drop waits for the last
-                // write.
-                .within(|ops| unsafe { ops.stream_write_word(self.native, word.addr(), value) })?;
+        if self.core.config.has(crate::defects::Defect::WordBeforeWork) {
+            self.native.signal(value)?;
             self.signalled.store(value, Ordering::Release);
         }
         let plain = prepared.is_empty();
@@ -123,8 +110,8 @@ impl StreamCore {
         }
         self.issued.store(value, Ordering::Release);
         let due = value - self.signalled.load(Ordering::Relaxed)
-            >= u64::from(self.core.shared.config.signal_every);
-        if due && state.signals.len() < SIGNALS {
+            >= u64::from(self.core.config.signal_every);
+        if due && self.native.may_signal() {
             let signalled = self.signal_locked(&mut state);
             drop(state);
             self.after(signalled);
@@ -135,9 +122,9 @@ impl StreamCore {
 
     /// Handles a refusal by the driver in a submission that was to have `value`.
     #[cold]
-    pub(super) fn refused(
+    pub(crate) fn refused(
         &self,
-        mut state: MutexGuard<'_, State>,
+        mut state: MutexGuard<'_, State<N>>,
         value: u64,
         refusal: Refusal,
     ) -> Result<u64> {
@@ -158,8 +145,8 @@ impl StreamCore {
     }
 
     /// The failure of an operation, with its stream and value. The loss of this device has neither.
-    pub(in crate::engine) fn fault(&self, op: String, value: u64, cause: &Error) -> Error {
-        match (cause, self.core.context.loss()) {
+    pub(crate) fn fault(&self, op: String, value: u64, cause: &Error) -> Error {
+        match (cause, self.core.device.loss()) {
             (Error::DeviceLost { .. }, Some(loss)) => loss,
             _ => Fault::new(op, self.name(), value, cause.to_string()).into(),
         }
@@ -167,7 +154,7 @@ impl StreamCore {
 
     /// The cause of a failure that an operation waited for. The loss of another device does not
     /// lose this one.
-    pub(in crate::engine) fn inherited(&self, op: &Op<'_>, value: u64, cause: Error) -> Error {
+    pub(crate) fn inherited(&self, op: &Op<'_>, value: u64, cause: Error) -> Error {
         match cause {
             Error::DeviceLost { .. } => self.fault(op.name(), value, &cause),
             other => other,
@@ -180,7 +167,7 @@ impl StreamCore {
     /// - As [`submit`](Self::submit): the memory of the operations may be used until the submission
     ///   is over.
     #[cold]
-    pub(super) unsafe fn submit_slow(&self, ops: &[Op<'_>]) -> Result<u64> {
+    pub(crate) unsafe fn submit_slow(&self, ops: &[Op<'_>]) -> Result<u64> {
         {
             let state = self.state.lock();
             self.healthy()?;
@@ -228,33 +215,28 @@ impl StreamCore {
     /// # Safety
     /// - As [`submit`](Self::submit): the memory of the operations may be used until the submission
     ///   is over.
-    pub(in crate::engine) unsafe fn issue<'o, 'r>(
+    pub(crate) unsafe fn issue<'o, 'r>(
         &self,
-        state: &mut State,
+        state: &mut State<N>,
         value: u64,
         ops: impl Iterator<Item = (usize, &'r Op<'o>)>,
-        prepared: &mut Prepared,
+        prepared: &mut Prepared<N>,
         part: bool,
     ) -> std::result::Result<(), Refusal>
     where
         'o: 'r,
     {
-        let mut accepted = part;
+        let mut sink = Sink { value, host: &self.host, accepted: part };
         let mut failed = None;
-        match self.core.context.enter() {
-            Err(error) => return Err(Refusal { error, accepted, op: "submission".to_owned() }),
-            Ok(entry) => {
+        match self.native.enter() {
+            Err(error) => {
+                return Err(Refusal { error, accepted: part, op: "submission".to_owned() });
+            }
+            Ok(mut entry) => {
                 for (i, op) in ops {
-                    let mut encoder = Encoder::new(
-                        &self.core,
-                        &*entry,
-                        self.native,
-                        value,
-                        &self.host,
-                        &mut accepted,
-                    );
                     // SAFETY: the caller vouches for the operation.
-                    if let Err(error) = unsafe { encoder.encode(op, prepared.take(i)) } {
+                    let given = unsafe { self.give(&mut entry, op, prepared.take(i), &mut sink) };
+                    if let Err(error) = given {
                         failed = Some((error, op.name()));
                         break;
                     }
@@ -263,26 +245,60 @@ impl StreamCore {
                             .store(d.pipeline.native, Ordering::Relaxed);
                     }
                 }
+                if let Err(error) = self.native.leave(entry)
+                    && failed.is_none()
+                {
+                    failed = Some((error, "submission".to_owned()));
+                }
             }
         }
+        let accepted = sink.accepted;
         state.dirty |= accepted;
         match failed {
-            Some((error, op)) => {
-                Err(Refusal { error: self.core.context.note(error), accepted, op })
-            }
+            Some((error, op)) => Err(Refusal { error: self.core.device.note(error), accepted, op }),
             None => Ok(()),
         }
     }
 
+    /// Gives one operation to the driver.
+    ///
+    /// # Safety
+    /// - As [`submit`](Self::submit).
+    #[inline]
+    unsafe fn give(
+        &self,
+        entry: &mut N::Entry<'_>,
+        op: &Op<'_>,
+        ready: Ready<N>,
+        sink: &mut Sink<'_, N>,
+    ) -> Result<()> {
+        let prepared = match ready {
+            Ready::Driver(preparation) => Some(preparation),
+            Ready::Wait(wait) => {
+                let given = self.native.encode_wait(entry, &wait.mark);
+                sink.took(given)?;
+                self.host.leave(sink.value, wait.passed());
+                return Ok(());
+            }
+            _ => None,
+        };
+        match op {
+            Op::Wait(_) => Ok(()),
+            Op::Host(_) | Op::Foreign(_) => {
+                Err(Error::state(format!("a {} is not given to the driver", op.kind())))
+            }
+            // SAFETY: the caller vouches for the operation.
+            op => unsafe { self.native.encode(entry, op, prepared, sink) },
+        }
+    }
+
     /// Prepares an operation for the driver. The caller holds no lock.
-    pub(in crate::engine) fn prepare(&self, op: &Op<'_>) -> Result<Ready> {
+    pub(crate) fn prepare(&self, op: &Op<'_>) -> Result<Ready<N>> {
         match op {
             Op::Wait(p) => self.resolve(*p),
-            Op::Download(d) if !crate::encoder::lands_directly(&self.core, d) => {
-                Ok(Ready::Staging(self.core.staging(d.bytes)?))
-            }
             _ if self.is_plain(op) => Ok(Ready::Plain),
-            _ => Ok(Ready::Blocked),
+            Op::Graph(_) | Op::Host(_) | Op::Foreign(_) => Ok(Ready::Blocked),
+            _ => Ok(self.native.prepare(op)?.map_or(Ready::Blocked, Ready::Driver)),
         }
     }
 
@@ -294,12 +310,12 @@ impl StreamCore {
     }
 
     /// How this stream can wait for a timepoint.
-    pub(in crate::engine) fn resolve(&self, point: Timepoint) -> Result<Ready> {
+    pub(crate) fn resolve(&self, point: Timepoint) -> Result<Ready<N>> {
         if self.is_own(point) {
             return Ok(Ready::Plain);
         }
         #[cfg(feature = "planted-defects")]
-        if self.core.shared.config.has(crate::defects::Defect::MissingWait)
+        if self.core.config.has(crate::defects::Defect::MissingWait)
             && point.value() <= point.timeline().submitted()
         {
             return Ok(Ready::Plain);
@@ -309,25 +325,19 @@ impl StreamCore {
             Err(cause) => return Ok(Ready::Failed(cause)),
             Ok(false) => {}
         }
-        match self.core.shared.origin(point.timeline_id()) {
+        match self.core.tables.origin(point.timeline_id()) {
             Some(Origin::Stream(source)) => match source.upgrade() {
                 Some(source) => {
-                    let recorded = source.recorded_event_for(point.value())?;
+                    let recorded = source.mark_for(point.value())?;
                     #[cfg(feature = "planted-defects")]
-                    if let Some((event, _)) = &recorded
-                        && self.core.shared.config.has(crate::defects::Defect::EventRecycledEarly)
+                    if let Some((mark, value)) = &recorded
+                        && self.core.config.has(crate::defects::Defect::EventRecycledEarly)
                     {
-                        self.core
-                            .context
-                            // SAFETY: the event is leased, and the stream is this one's own.
-                            .within(|ops| unsafe { ops.event_record(event.native, self.native) })?;
+                        self.native.record(&mut mark.clone(), *value)?;
                     }
-                    Ok(recorded.map_or(Ready::Blocked, |(event, value)| {
-                        let abroad = !Arc::ptr_eq(&source.core.context, &self.core.context);
-                        Ready::Event(
-                            event,
-                            CompletionAction::Passed { source: source.me.clone(), value, abroad },
-                        )
+                    Ok(recorded.map_or(Ready::Blocked, |(mark, value)| {
+                        let abroad = !Arc::ptr_eq(&source.core.device, &self.core.device);
+                        Ready::Wait(NativeWait { mark, source: source.me.clone(), value, abroad })
                     }))
                 }
                 // The stream is gone, so all its values are over or soon will be.
@@ -337,45 +347,39 @@ impl StreamCore {
         }
     }
 
-    /// Returns a recorded event that covers `value` and as little later work as possible. The
-    /// returned value is the last one that the event covers. `None` while `value` is held back.
-    pub(super) fn recorded_event_for(
-        &self,
-        value: u64,
-    ) -> Result<Option<(Lease<EventState>, u64)>> {
-        let find = |state: &State| {
+    /// Returns a recorded mark that covers `value` and as little later work as possible. The
+    /// returned value is the last one that the mark covers. `None` while `value` is held back.
+    pub(crate) fn mark_for(&self, value: u64) -> Result<Option<(N::Mark, u64)>> {
+        let find = |state: &State<N>| {
             #[cfg(feature = "planted-defects")]
-            if self.core.shared.config.has(crate::defects::Defect::StaleMark) {
-                return state.recorded.back().map(|m| (m.event.clone(), value));
+            if self.core.config.has(crate::defects::Defect::StaleMark) {
+                return state.recorded.back().map(|m| (m.mark.clone(), value));
             }
-            state.recorded.iter().find(|m| m.value >= value).map(|m| (m.event.clone(), m.value))
+            state.recorded.iter().find(|m| m.value >= value).map(|m| (m.mark.clone(), m.value))
         };
         {
             let state = self.state.lock();
             if self.issued.load(Ordering::Relaxed) < value {
                 return Ok(None);
             }
-            if let Some(event) = find(&state) {
-                return Ok(Some(event));
+            if let Some(mark) = find(&state) {
+                return Ok(Some(mark));
             }
         }
-        let event = self.core.event().map_err(|e| self.core.settle(e))?;
+        let mut mark = self.native.mark().map_err(|e| self.core.settle(e))?;
         let mut state = self.state.lock();
-        if let Some(event) = find(&state) {
-            return Ok(Some(event));
+        if let Some(mark) = find(&state) {
+            return Ok(Some(mark));
         }
-        // SAFETY: the event is leased, and the stream is this one's own.
-        let recorded =
-            self.core.context.within(|ops| unsafe { ops.event_record(event.native, self.native) });
-        if let Err(e) = recorded {
+        let issued = self.issued.load(Ordering::Relaxed);
+        if let Err(e) = self.native.record(&mut mark, issued) {
             drop(state);
             return Err(self.core.settle(e));
         }
-        if state.recorded.len() == RECORDED_EVENTS {
+        if state.recorded.len() == RECORDED_MARKS {
             state.recorded.pop_front();
         }
-        let issued = self.issued.load(Ordering::Relaxed);
-        state.recorded.push_back(RecordedEvent { value: issued, event: event.clone() });
-        Ok(Some((event, issued)))
+        state.recorded.push_back(RecordedMark { value: issued, mark: mark.clone() });
+        Ok(Some((mark, issued)))
     }
 }

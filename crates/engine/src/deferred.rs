@@ -16,25 +16,25 @@
 //! returns. A host call runs on a thread of the backend (`PumpState::Calling`). The call starts
 //! once the device and the host's part are done with all before it.
 //!
-//! A wait is recorded in [`Shared`](super::shared::Shared) *before* the job is examined, so no
+//! A wait is recorded in [`Tables`](crate::tables::Tables) *before* the job is examined, so no
 //! wake-up is lost.
 //!
 //! This module must not know threads.
 
-use super::program::{Program, Step};
-use super::stream::{State, StreamCore};
-use crate::encoder::{Prepared, Ready};
+use crate::driver::{DriverDevice, DriverStream, GraphSteps, Sink, Step};
+use crate::panics::{drop_quietly, panic_text};
+use crate::prepared::{Prepared, Ready};
+use crate::stream::{State, StreamCore};
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::sync::{Arc, MutexGuard};
 use leasehold_core::{Error, Result, Timepoint, VALUE_LIMIT};
-use leasehold_engine::panics::{drop_quietly, panic_text};
 use leasehold_hal::{HostCall, Op, OpList};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 /// The activity of the thread that resumes a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum PumpState {
+pub(crate) enum PumpState {
     /// No thread resumes the stream.
     Idle,
     /// A thread gives operations to the driver.
@@ -63,9 +63,9 @@ enum Outcome {
 }
 
 /// How the host proceeds with an operation.
-enum Next {
+enum Next<N: DriverStream> {
     /// The operation can be given to the driver with this preparation.
-    Give(Ready),
+    Give(Ready<N>),
     /// The operation is a host call, and everything before it is over.
     Call,
     /// The operation must wait.
@@ -74,13 +74,13 @@ enum Next {
     Over,
 }
 
-impl StreamCore {
+impl<N: DriverStream> StreamCore<N> {
     /// Defers a whole submission behind those that are deferred already.
-    pub(super) fn defer(&self, mut state: MutexGuard<'_, State>, ops: &[Op<'_>]) -> Result<u64> {
+    pub(crate) fn defer(&self, mut state: MutexGuard<'_, State<N>>, ops: &[Op<'_>]) -> Result<u64> {
         let value = self.owner.advance()?;
         let job = self.job(value, ops);
         #[cfg(feature = "planted-defects")]
-        if self.core.shared.config.has(crate::defects::Defect::DeferredOutOfOrder)
+        if self.core.config.has(crate::defects::Defect::DeferredOutOfOrder)
             && !state.deferred.is_empty()
         {
             let last = state.deferred.len() - 1;
@@ -92,9 +92,9 @@ impl StreamCore {
     }
 
     /// Defers the rest of a submission whose value was taken.
-    pub(super) fn hold_back(
+    pub(crate) fn hold_back(
         &self,
-        mut state: MutexGuard<'_, State>,
+        mut state: MutexGuard<'_, State<N>>,
         value: u64,
         ops: &[Op<'_>],
     ) -> u64 {
@@ -112,7 +112,7 @@ impl StreamCore {
                 Op::Graph(exec) => {
                     // SAFETY: graphs of a submission belong to this device (the submitter's
                     // promise).
-                    unsafe { Program::of(exec) }.for_each_wait(|p| self.note_wait(p));
+                    unsafe { N::graph(exec) }.for_each_wait(|p| self.note_wait(p));
                 }
                 _ => {}
             }
@@ -123,13 +123,13 @@ impl StreamCore {
     fn note_wait(&self, point: Timepoint) {
         self.owner.learn(point);
         if matches!(point.timeline().check(point.value()), Ok(false)) {
-            self.core.shared.note_wait(point, &self.me);
+            self.core.tables.note_wait(point, &self.me);
         }
     }
 
     /// Resumes the deferred submissions, as far as possible. The caller holds no lock. The call
     /// never blocks on the device.
-    pub(super) fn pump(&self) {
+    pub(crate) fn pump(&self) {
         let mut progressed = false;
         let mut attention = false;
         let mut state = self.state.lock();
@@ -205,7 +205,7 @@ impl StreamCore {
     /// Resumes the streams that wait for values which the driver has got by now.
     fn progress(&self, progressed: bool) {
         if progressed {
-            self.core.shared.wake(self.timeline().id(), self.issued.load(Ordering::Acquire));
+            self.core.tables.wake(self.timeline().id(), self.issued.load(Ordering::Acquire));
         }
     }
 
@@ -222,7 +222,7 @@ impl StreamCore {
                 Op::Graph(exec) => {
                     // SAFETY: graphs of a submission belong to this device (the submitter's
                     // promise).
-                    let program = unsafe { Program::of(exec) };
+                    let program = unsafe { N::graph(exec) };
                     if program.is_plain() {
                         Ok(Next::Give(Ready::Plain))
                     } else {
@@ -250,7 +250,7 @@ impl StreamCore {
                     if let Op::Graph(exec) = &op
                         // SAFETY: graphs of a submission belong to this device (the submitter's
                         // promise).
-                        && let program = unsafe { Program::of(exec) }
+                        && let program = unsafe { N::graph(exec) }
                         && !program.is_plain()
                     {
                         if let Err(e) = self.give_step(job, exec, program, prepared.take(job.next))
@@ -289,8 +289,8 @@ impl StreamCore {
     /// progress only when it is asked.
     fn note_foreign(&self, op: &Op<'_>) {
         let foreign = |p: Timepoint| {
-            use super::shared::Origin;
-            let is = match self.core.shared.origin(p.timeline_id()) {
+            use crate::tables::Origin;
+            let is = match self.core.tables.origin(p.timeline_id()) {
                 Some(Origin::HostTimeline) => false,
                 Some(Origin::Stream(source)) => source.strong_count() == 0,
                 None => true,
@@ -306,7 +306,7 @@ impl StreamCore {
             Op::Graph(exec) => {
                 let mut any = false;
                 // SAFETY: graphs of a submission belong to this device (the submitter's promise).
-                unsafe { Program::of(exec) }.for_each_wait(|p| any |= foreign(p));
+                unsafe { N::graph(exec) }.for_each_wait(|p| any |= foreign(p));
                 any
             }
             _ => false,
@@ -315,7 +315,7 @@ impl StreamCore {
     }
 
     /// Whether everything before a host call is over, on the device and on the host.
-    fn at_host_call(&self, value: u64) -> Result<Next> {
+    fn at_host_call(&self, value: u64) -> Result<Next<N>> {
         let mut state = self.state.lock();
         if state.dirty {
             let flagged = state.fence.as_ref().is_some_and(|f| f.load(Ordering::Acquire));
@@ -327,10 +327,7 @@ impl StreamCore {
                         set.store(true, Ordering::Release);
                         waker.wake();
                     });
-                    self.core
-                        .context
-                        // SAFETY: the stream is this one's own and lives until the drop.
-                        .within(|ops| unsafe { ops.host_function(self.native(), call) })?;
+                    self.native().host_function(call)?;
                     state.fence = Some(flag);
                 }
                 return Ok(Next::Blocked);
@@ -339,7 +336,7 @@ impl StreamCore {
         }
         drop(state);
         let issued = self.issued.load(Ordering::Acquire);
-        match self.host.carry_out(&self.owner, value, issued, self.core.context.ops()) {
+        match self.host.carry_out(&self.owner, value, issued, &self.core.device) {
             Some(publish) => {
                 self.owner.complete(publish);
                 self.state.lock().fence = None;
@@ -357,17 +354,15 @@ impl StreamCore {
         }
     }
 
-    /// Runs a library's call with the context current and without a lock.
+    /// Runs a library's call without a lock.
     fn foreign(&self, call: &leasehold_hal::ForeignCall) -> Result<()> {
-        let entry = self.core.context.enter()?;
         self.state.lock().dirty = true;
-        let result = catch_unwind(AssertUnwindSafe(|| call.run(self.native().0)));
-        drop(entry);
+        let result = catch_unwind(AssertUnwindSafe(|| self.native().run_foreign(call)));
         result.unwrap_or_else(|panic| Err(Error::state(panic_text(panic))))
     }
 
     /// The preparation of a graph's next step.
-    fn next_step(&self, job: &Job, program: &Program) -> Result<Next> {
+    fn next_step(&self, job: &Job, program: &N::Graph) -> Result<Next<N>> {
         match program.step(job.step) {
             None => Ok(Next::Over),
             Some(Step::Run(_) | Step::Copy(_)) => Ok(Next::Give(Ready::Plain)),
@@ -384,8 +379,8 @@ impl StreamCore {
         &self,
         job: &Job,
         exec: &leasehold_core::Lease<dyn leasehold_hal::GraphExec>,
-        program: &Program,
-        ready: Ready,
+        program: &N::Graph,
+        ready: Ready<N>,
     ) -> Result<()> {
         let mut state = self.state.lock();
         let step = program.step(job.step);
@@ -397,39 +392,39 @@ impl StreamCore {
                 unsafe { self.issue(&mut state, job.value, ops, &mut Prepared::default(), true) };
             return given.map_err(|r| r.error);
         }
-        let context = &self.core.context;
-        match (step, ready) {
+        let mut sink = Sink { value: job.value, host: &self.host, accepted: true };
+        let given = match (step, ready) {
             (Some(Step::Run(segment)), _) => {
                 state.dirty = true;
-                // SAFETY: the submission, which is not over, keeps the graph and the memory of its
-                // nodes.
-                context.within(|ops| unsafe { program.launch(segment, ops, self.native()) })?;
-                self.host.leave(
-                    job.value,
-                    super::host::CompletionAction::Graph { exec: exec.clone(), segment },
-                );
+                self.native().enter().and_then(|mut entry| {
+                    // SAFETY: the submission, which is not over, keeps the graph and the memory of
+                    // its nodes.
+                    unsafe { self.native().launch(&mut entry, exec, segment, &mut sink) }?;
+                    self.native().leave(entry)
+                })
             }
-            (_, Ready::Event(event, passed)) => {
+            (_, Ready::Wait(wait)) => {
                 state.dirty = true;
-                context
-                    // SAFETY: the recorded event is leased, and the stream is this one's own.
-                    .within(|ops| unsafe { ops.stream_wait_event(self.native(), event.native) })?;
-                self.host.leave(job.value, passed);
+                let waits = self.native().enter().and_then(|mut entry| {
+                    self.native().encode_wait(&mut entry, &wait.mark)?;
+                    self.native().leave(entry)
+                });
+                waits.map(|()| self.host.leave(job.value, wait.passed()))
             }
-            _ => {}
-        }
-        Ok(())
+            _ => Ok(()),
+        };
+        given.map_err(|e| self.core.device.note(e))
     }
 
     /// Runs the host call at the front of a job, then resumes the stream. A thread of the backend
     /// calls this function, without any lock.
-    pub(super) fn run_call(&self, mut job: Job) {
+    pub(crate) fn run_call(&self, mut job: Job) {
         let (_id, value) = (self.timeline().id(), job.value);
         let found = match job.ops.get(job.next) {
             Some(Op::Host(call)) => Some((call.clone(), false)),
             Some(Op::Graph(exec)) => {
                 // SAFETY: graphs of a submission belong to this device (the submitter's promise).
-                match unsafe { Program::of(exec) }.step(job.step) {
+                match unsafe { N::graph(exec) }.step(job.step) {
                     Some(Step::Call(call)) => Some((call, true)),
                     _ => None,
                 }
@@ -486,7 +481,7 @@ impl StreamCore {
 
     /// Serves a stream on behalf of the watcher: resumes its jobs and publishes its values. Returns
     /// whether the stream made progress.
-    pub(super) fn housekeep(&self, look: bool) -> bool {
+    pub(crate) fn housekeep(&self, look: bool) -> bool {
         let timeline = self.timeline();
         let before = (timeline.completed(), self.issued.load(Ordering::Acquire));
         self.pump();
@@ -503,7 +498,7 @@ impl StreamCore {
     }
 
     /// Whether the watcher must serve the stream again.
-    pub(super) fn needs_attention(&self) -> bool {
+    pub(crate) fn needs_attention(&self) -> bool {
         let timeline = self.timeline();
         if timeline.is_idle() {
             return false;

@@ -1,0 +1,292 @@
+//! The parts of a driver that the engine needs: a stream, the state that a device's streams share,
+//! and an instantiated plan.
+//!
+//! This module must not know a driver.
+
+use crate::host_part::CompletionAction;
+use crate::stream::StreamCore;
+use leasehold_core::sync::Arc;
+use leasehold_core::{Error, Lease, Result, Timeline, Timepoint};
+use leasehold_hal::{Copy2d, DeviceId, ForeignCall, GraphExec, HostCall, Op};
+use std::fmt;
+use std::sync::Weak;
+use std::time::Duration;
+
+/// The state that all streams of a device (or of a context of it) share.
+pub trait DriverDevice: Send + Sync + 'static {
+    /// The device's name.
+    fn id(&self) -> DeviceId;
+
+    /// The cause of the device's loss, if it is lost. Once lost, it stays lost.
+    fn loss(&self) -> Option<Error>;
+
+    /// Takes note of an error of a driver call. Returns the error to report: for a loss, the first
+    /// one.
+    fn note(&self, error: Error) -> Error {
+        error
+    }
+
+    /// The time between queries of the device by a waiting thread. Zero for a device that advances
+    /// only when it is queried.
+    fn poll_interval(&self) -> Duration;
+
+    /// The name of the kernel of a pipeline's native word, for reports.
+    fn kernel_name(&self, native: u64) -> Option<String>;
+}
+
+/// The next step of a graph's launch.
+pub enum Step {
+    /// A segment: the nodes that are one launch of the driver.
+    Run(u32),
+    /// A host call.
+    Call(HostCall),
+    /// A wait.
+    Wait(Timepoint),
+    /// A copy that takes more than one driver call.
+    Copy(Copy2d),
+}
+
+/// An instantiated plan.
+pub trait GraphSteps {
+    /// Whether a launch needs neither the host nor another stream: an [`Op::Graph`] then goes to
+    /// the driver like any operation.
+    fn is_plain(&self) -> bool;
+
+    /// Step number `i` of a launch.
+    fn step(&self, i: usize) -> Option<Step>;
+
+    /// Calls `f` with the timepoints that a launch waits for.
+    fn for_each_wait(&self, f: impl FnMut(Timepoint));
+}
+
+/// A stream of a driver.
+///
+/// The engine calls the methods that give work to the driver under the stream's lock, one at a
+/// time. Such a method must not block on the device, call the engine, or take another stream's
+/// lock. Completion may be queried by any thread.
+///
+/// Dropping the value destroys the driver's stream. The engine drops it once the driver is done
+/// with all work, or after [`abandon`](Self::abandon).
+///
+/// # Safety
+/// - Work that was given to the driver runs in order. An operation accesses only the memory that it
+///   names.
+/// - [`reached`](Self::reached) returns a value only after the driver is done with all work that it
+///   was given before the [signal](Self::signal) of this value, or after the stream's device is
+///   lost and runs nothing. [`query`](Self::query) returns `true` only if the driver is done with
+///   all work that it was given before the call.
+/// - Work behind a [wait](Self::encode_wait) starts after all work before the mark's last record.
+/// - [`graph`](Self::graph) returns the graph of the lease.
+pub unsafe trait DriverStream: Sized + Send + Sync + 'static {
+    /// The state that the device's streams share.
+    type Device: DriverDevice;
+    /// A position on a stream, for which other streams of the backend can wait natively: a recorded
+    /// event, or an event with a value.
+    type Mark: Clone + Send + Sync + 'static;
+    /// Resources that an operation needs beside its own, such as staging memory.
+    type Preparation: Send;
+    /// The host's part of an operation, after the device is done with it: bytes to copy on,
+    /// timestamps to mark as written.
+    type Action: Send + 'static;
+    /// An instantiated plan.
+    type Graph: GraphSteps;
+    /// The access to the driver for the length of a submission: a current context, or an open
+    /// command buffer.
+    type Entry<'a>
+    where
+        Self: 'a;
+
+    /// Makes a stream, of which nothing is signalled beyond `start`. May block on the driver.
+    ///
+    /// # Errors
+    /// `OutOfMemory`, or the driver's.
+    fn create(device: &Arc<Self::Device>, priority: i32, start: u64) -> Result<Self>;
+
+    /// Checks an operation, before anything of its submission is given to the driver.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, `Unsupported`.
+    fn check(&self, op: &Op<'_>, timeline: &Timeline) -> Result<()>;
+
+    /// Whether the driver takes an operation without preparation. The engine does not ask for
+    /// waits, graphs, host calls and foreign calls.
+    fn is_plain(&self, op: &Op<'_>) -> bool;
+
+    /// Prepares an operation that is not plain. The caller holds no lock; may block on the driver.
+    /// `None` for an operation that the driver does not take at all.
+    ///
+    /// # Errors
+    /// `OutOfMemory`, or the driver's.
+    fn prepare(&self, op: &Op<'_>) -> Result<Option<Self::Preparation>>;
+
+    /// Begins to give work to the driver.
+    ///
+    /// # Errors
+    /// `DeviceLost`, or the driver's. Nothing was given.
+    fn enter(&self) -> Result<Self::Entry<'_>>;
+
+    /// Gives an operation to the driver. Host calls, foreign calls and waits never come here.
+    ///
+    /// # Errors
+    /// The driver's. [`Sink::took`] says whether the driver accepted a part.
+    ///
+    /// # Safety
+    /// - The memory that the operation names may be used until its submission is over; see
+    ///   `hal::Stream::submit`.
+    unsafe fn encode(
+        &self,
+        entry: &mut Self::Entry<'_>,
+        op: &Op<'_>,
+        prepared: Option<Self::Preparation>,
+        sink: &mut Sink<'_, Self>,
+    ) -> Result<()>;
+
+    /// Makes the driver wait, behind all work given so far, for a mark.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn encode_wait(&self, entry: &mut Self::Entry<'_>, mark: &Self::Mark) -> Result<()>;
+
+    /// Launches a segment of a graph, and leaves its host part.
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Safety
+    /// - The graph is of this device. The memory of its nodes may be used until the submission is
+    ///   over.
+    unsafe fn launch(
+        &self,
+        entry: &mut Self::Entry<'_>,
+        exec: &Lease<dyn GraphExec>,
+        segment: u32,
+        sink: &mut Sink<'_, Self>,
+    ) -> Result<()>;
+
+    /// Ends a submission, or a part of one: the driver may run what it was given, now or with later
+    /// work.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn leave(&self, entry: Self::Entry<'_>) -> Result<()> {
+        drop(entry);
+        Ok(())
+    }
+
+    /// Runs a library's call, in order with the work given so far. The caller holds no lock.
+    ///
+    /// # Errors
+    /// The call's, or the driver's.
+    fn run_foreign(&self, call: &ForeignCall) -> Result<()>;
+
+    /// The graph of an exec.
+    ///
+    /// # Safety
+    /// - The exec was instantiated on a device of this backend.
+    unsafe fn graph(exec: &Lease<dyn GraphExec>) -> &Self::Graph;
+
+    /// Tells the driver to signal `value` behind all work given so far.
+    ///
+    /// # Errors
+    /// The driver's. The signal may be tried again.
+    fn signal(&self, value: u64) -> Result<()>;
+
+    /// Whether the stream may signal of its own accord: no bounded resource is short. A waiter's
+    /// signal is made regardless.
+    fn may_signal(&self) -> bool {
+        true
+    }
+
+    /// The last value that the driver signalled. A stream whose signals were skipped after an error
+    /// signals on the driver's behalf, and reports the error by [`query`](Self::query).
+    fn reached(&self) -> u64;
+
+    /// Whether the driver is done with all work of the stream. Does not block.
+    ///
+    /// # Errors
+    /// `DeviceLost`, or the driver's.
+    fn query(&self) -> Result<bool>;
+
+    /// Makes a mark, for [`record`](Self::record). The caller holds no lock.
+    ///
+    /// # Errors
+    /// `OutOfMemory`, or the driver's.
+    fn mark(&self) -> Result<Self::Mark>;
+
+    /// Records a mark behind all work given so far, which `value` is the last value of.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn record(&self, mark: &mut Self::Mark, value: u64) -> Result<()>;
+
+    /// The stream has no holder, and all its work is over. Objects of pending signals may serve
+    /// other streams, because nobody asks for the signals. Must not block.
+    fn rest(&self) {}
+
+    /// Makes the driver call a function behind all work given so far. The function wakes a thread,
+    /// and may run on a thread of the driver's.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn host_function(&self, call: Box<dyn FnOnce() + Send>) -> Result<()>;
+
+    /// Blocks until the driver is done with all work of the stream. `Ok` on a lost device.
+    ///
+    /// # Errors
+    /// The driver's. The work may still run.
+    fn synchronize(&self) -> Result<()>;
+
+    /// Leaks the memory that the driver may still write for this stream.
+    fn abandon(&mut self);
+
+    /// Carries out a host part. `sound`: the stream has not failed. Otherwise only resources are
+    /// given back.
+    fn carry_out(device: &Self::Device, action: Self::Action, sound: bool);
+}
+
+/// The engine's side of a submission that is given to the driver.
+pub struct Sink<'a, N: DriverStream> {
+    pub(crate) value: u64,
+    pub(crate) host: &'a crate::host_part::HostPart<N>,
+    pub(crate) accepted: bool,
+}
+
+impl<N: DriverStream> Sink<'_, N> {
+    /// Passes the result of a driver call on. After an `Ok`, the driver has a part of the
+    /// submission, so a later error fails the stream.
+    #[inline]
+    pub fn took(&mut self, result: Result<()>) -> Result<()> {
+        self.accepted |= result.is_ok();
+        result
+    }
+
+    /// Leaves a host part for the time when the device is done.
+    pub fn leave(&self, action: N::Action) {
+        self.host.leave(self.value, CompletionAction::Driver(action));
+    }
+
+    /// Keeps an object alive until the device is done.
+    pub fn keep(&self, keep: leasehold_hal::op::KeepAlive) {
+        self.host.leave(self.value, CompletionAction::KeepAlive(keep));
+    }
+}
+
+impl<N: DriverStream> fmt::Debug for Sink<'_, N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Sink({}, accepted: {})", self.value, self.accepted)
+    }
+}
+
+/// A native wait: the mark, and what it proves once it is over.
+pub(crate) struct NativeWait<N: DriverStream> {
+    pub(crate) mark: N::Mark,
+    pub(crate) source: Weak<StreamCore<N>>,
+    pub(crate) value: u64,
+    pub(crate) abroad: bool,
+}
+
+impl<N: DriverStream> NativeWait<N> {
+    pub(crate) fn passed(self) -> CompletionAction<N> {
+        CompletionAction::Passed { source: self.source, value: self.value, abroad: self.abroad }
+    }
+}

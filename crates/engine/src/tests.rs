@@ -1,0 +1,383 @@
+//! The engine over a driver that does nothing but keep its calls: what reaches the driver, when,
+//! and what becomes of the rest.
+
+use crate::driver::{DriverDevice, DriverStream, GraphSteps, Sink, Step};
+use crate::host_timeline::HostTimelineManager;
+use crate::tables::Tables;
+use crate::watcher::Watch;
+use crate::{Engine, EngineConfig, StreamCore};
+use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::{Error, Lease, Result, Timeline, TimelineOwner, Timepoint};
+use leasehold_hal::{DeviceId, Fill, ForeignCall, GraphExec, HostCall, Op};
+use std::time::Duration;
+
+/// A device whose streams stand still while `busy` is set, and else are done at once.
+#[derive(Default)]
+struct Recorder {
+    busy: AtomicBool,
+    lost: AtomicBool,
+    /// Makes the next fill fail.
+    refuses: AtomicBool,
+    calls: Mutex<Vec<String>>,
+}
+
+impl Recorder {
+    fn called(&self, call: impl Into<String>) {
+        self.calls.lock().push(call.into());
+    }
+
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut self.calls.lock())
+    }
+
+    fn check(&self) -> Result<()> {
+        self.loss().map_or(Ok(()), Err)
+    }
+}
+
+impl DriverDevice for Recorder {
+    fn id(&self) -> DeviceId {
+        DeviceId::cuda(0)
+    }
+
+    fn loss(&self) -> Option<Error> {
+        let lost = self.lost.load(Ordering::Acquire);
+        lost.then(|| Error::DeviceLost { cause: "unplugged".into() })
+    }
+
+    fn poll_interval(&self) -> Duration {
+        Duration::from_micros(1)
+    }
+
+    fn kernel_name(&self, _: u64) -> Option<String> {
+        None
+    }
+}
+
+/// Plans are no part of these tests.
+enum NoGraph {}
+
+impl GraphSteps for NoGraph {
+    fn is_plain(&self) -> bool {
+        match *self {}
+    }
+
+    fn step(&self, _: usize) -> Option<Step> {
+        match *self {}
+    }
+
+    fn for_each_wait(&self, _: impl FnMut(Timepoint)) {
+        match *self {}
+    }
+}
+
+struct RecorderStream {
+    device: Arc<Recorder>,
+    signalled: AtomicU64,
+    reached: AtomicU64,
+}
+
+// SAFETY: the streams have no work that touches memory. A graph cannot exist.
+unsafe impl DriverStream for RecorderStream {
+    type Device = Recorder;
+    type Mark = u64;
+    type Preparation = ();
+    type Action = &'static str;
+    type Graph = NoGraph;
+    type Entry<'a> = &'a Recorder;
+
+    fn create(device: &Arc<Recorder>, _: i32, start: u64) -> Result<Self> {
+        let (signalled, reached) = (AtomicU64::new(start), AtomicU64::new(start));
+        Ok(Self { device: device.clone(), signalled, reached })
+    }
+
+    fn check(&self, op: &Op<'_>, timeline: &Timeline) -> Result<()> {
+        op.check(timeline, 0)
+    }
+
+    fn is_plain(&self, op: &Op<'_>) -> bool {
+        matches!(op, Op::Fill(_))
+    }
+
+    fn prepare(&self, _: &Op<'_>) -> Result<Option<()>> {
+        Ok(None)
+    }
+
+    fn enter(&self) -> Result<&Recorder> {
+        self.device.check().map(|()| &*self.device)
+    }
+
+    unsafe fn encode(
+        &self,
+        entry: &mut &Recorder,
+        op: &Op<'_>,
+        _: Option<()>,
+        sink: &mut Sink<'_, Self>,
+    ) -> Result<()> {
+        let Op::Fill(fill) = op else { return Err(Error::state("an operation of no test")) };
+        if entry.refuses.swap(false, Ordering::AcqRel) {
+            return sink.took(Err(Error::state("refused")));
+        }
+        entry.called(format!("fill {}", fill.pattern));
+        sink.leave("host part");
+        sink.took(Ok(()))
+    }
+
+    fn encode_wait(&self, entry: &mut &Recorder, mark: &u64) -> Result<()> {
+        entry.called(format!("wait {mark}"));
+        Ok(())
+    }
+
+    unsafe fn launch(
+        &self,
+        _: &mut &Recorder,
+        exec: &Lease<dyn GraphExec>,
+        _: u32,
+        _: &mut Sink<'_, Self>,
+    ) -> Result<()> {
+        Err(Error::state(format!("{exec:?} in a test without graphs")))
+    }
+
+    fn run_foreign(&self, call: &ForeignCall) -> Result<()> {
+        call.run(0)
+    }
+
+    unsafe fn graph(exec: &Lease<dyn GraphExec>) -> &NoGraph {
+        unreachable!("{exec:?} in a test without graphs")
+    }
+
+    fn signal(&self, value: u64) -> Result<()> {
+        self.device.check()?;
+        self.signalled.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    fn reached(&self) -> u64 {
+        if !self.device.busy.load(Ordering::Acquire) {
+            self.reached.fetch_max(self.signalled.load(Ordering::Acquire), Ordering::AcqRel);
+        }
+        self.reached.load(Ordering::Acquire)
+    }
+
+    fn query(&self) -> Result<bool> {
+        self.device.check().map(|()| !self.device.busy.load(Ordering::Acquire))
+    }
+
+    fn mark(&self) -> Result<u64> {
+        Ok(0)
+    }
+
+    fn record(&self, mark: &mut u64, value: u64) -> Result<()> {
+        *mark = value;
+        Ok(())
+    }
+
+    fn host_function(&self, call: Box<dyn FnOnce() + Send>) -> Result<()> {
+        // The stream stands still, so its function is due when the test lets it go. The watcher
+        // and waiting threads query the stream as well.
+        drop(call);
+        Ok(())
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn abandon(&mut self) {}
+
+    fn carry_out(device: &Recorder, action: &'static str, sound: bool) {
+        device.called(if sound { action } else { "host part dropped" });
+    }
+}
+
+struct Rig {
+    device: Arc<Recorder>,
+    tables: Arc<Tables<RecorderStream>>,
+    engine: Arc<Engine<RecorderStream>>,
+}
+
+/// An engine without threads.
+fn rig() -> Rig {
+    let (device, tables) = (Arc::new(Recorder::default()), Arc::new(Tables::default()));
+    let config = EngineConfig {
+        inline: true,
+        signal_every: 64,
+        #[cfg(feature = "planted-defects")]
+        defect: None,
+    };
+    let engine = Engine::new(device.clone(), tables.clone(), config);
+    Rig { device, tables, engine }
+}
+
+fn fill(pattern: u32) -> Fill {
+    Fill { dst: 0, native: 0, pattern, width: 4, bytes: 4 }
+}
+
+fn submit(stream: &StreamCore<RecorderStream>, ops: &[Op<'_>]) -> Result<Timepoint> {
+    // SAFETY: no operation of these tests touches memory.
+    unsafe { stream.submit(ops) }.map(|value| stream.timeline().at(value))
+}
+
+#[test]
+fn work_behind_a_host_timeline_reaches_the_driver_in_order_after_the_signal() -> Result<()> {
+    let rig = rig();
+    let host_timeline = HostTimelineManager::new(rig.tables.clone())?.acquire()?;
+    let stream = rig.engine.stream(0)?;
+    let gate = host_timeline.timeline().at(host_timeline.timeline().submitted() + 1);
+    submit(&stream, &[Op::Fill(fill(1)), Op::Wait(gate), Op::Fill(fill(2))])?;
+    let last = submit(&stream, &[Op::Fill(fill(3))])?;
+    assert_eq!(rig.device.take(), ["fill 1"], "what is before the wait is not held back");
+    assert!(stream.wait_host(last.value(), Some(Duration::ZERO)).is_err());
+    leasehold_hal::HostTimeline::signal_host(&*host_timeline, gate.value())?;
+    let given = rig.device.take();
+    let fills: Vec<_> = given.iter().filter(|call| call.starts_with("fill")).collect();
+    assert_eq!(fills, ["fill 2", "fill 3"]);
+    stream.wait_host(last.value(), None)?;
+    assert!(rig.device.take().iter().all(|call| call == "host part"));
+    Ok(())
+}
+
+#[test]
+fn a_host_timeline_that_is_dropped_fails_the_stream_that_waits() -> Result<()> {
+    let rig = rig();
+    let host_timelines = HostTimelineManager::new(rig.tables.clone())?;
+    let host_timeline = host_timelines.acquire()?;
+    let stream = rig.engine.stream(0)?;
+    let gate = host_timeline.timeline().at(host_timeline.timeline().submitted() + 1);
+    let last = submit(&stream, &[Op::Wait(gate), Op::Fill(fill(1))])?;
+    drop(host_timeline);
+    let error = stream.wait_host(last.value(), None).unwrap_err();
+    assert!(error.to_string().contains("dropped before"), "{error}");
+    assert_eq!(rig.device.take(), [""; 0], "what waited for the failed value does not run");
+    assert!(stream.timeline().is_idle(), "and its value is over");
+    Ok(())
+}
+
+#[test]
+fn a_host_call_starts_after_the_device_and_the_host_part_and_holds_later_work_back() -> Result<()> {
+    let rig = rig();
+    rig.device.busy.store(true, Ordering::Release);
+    let stream = rig.engine.stream(0)?;
+    let device = rig.device.clone();
+    let call = HostCall::new("note", move || {
+        device.called("host call");
+        Ok(())
+    });
+    let last = submit(&stream, &[Op::Fill(fill(1)), Op::Host(&call), Op::Fill(fill(2))])?;
+    assert!(stream.wait_host(last.value(), Some(Duration::ZERO)).is_err());
+    assert_eq!(rig.device.take(), ["fill 1"]);
+    rig.device.busy.store(false, Ordering::Release);
+    stream.wait_host(last.value(), None)?;
+    assert_eq!(rig.device.take(), ["host part", "host call", "fill 2", "host part"]);
+    Ok(())
+}
+
+#[test]
+fn a_host_call_that_fails_drops_the_work_behind_it() -> Result<()> {
+    let rig = rig();
+    let stream = rig.engine.stream(0)?;
+    let call = HostCall::new("fails", || Err(Error::state("of the test")));
+    submit(&stream, &[Op::Host(&call), Op::Fill(fill(1))])?;
+    let last = submit(&stream, &[Op::Fill(fill(2))])?;
+    let error = stream.wait_host(last.value(), None).unwrap_err();
+    assert!(error.to_string().contains("of the test"), "{error}");
+    assert_eq!(rig.device.take(), [""; 0]);
+    assert!(submit(&stream, &[Op::Fill(fill(3))]).is_err());
+    assert!(stream.timeline().is_idle());
+    Ok(())
+}
+
+#[test]
+fn a_wait_for_another_stream_is_native_and_proves_that_the_other_is_done() -> Result<()> {
+    let rig = rig();
+    rig.device.busy.store(true, Ordering::Release);
+    let (first, second) = (rig.engine.stream(0)?, rig.engine.stream(0)?);
+    let point = submit(&first, &[Op::Fill(fill(1))])?;
+    let last = submit(&second, &[Op::Wait(point), Op::Fill(fill(2))])?;
+    let wait = format!("wait {}", point.value());
+    assert_eq!(rig.device.take(), ["fill 1", wait.as_str(), "fill 2"], "nothing is held back");
+    rig.device.busy.store(false, Ordering::Release);
+    second.wait_host(last.value(), None)?;
+    assert_eq!(first.timeline().completed(), point.value(), "published with the waiting one");
+    Ok(())
+}
+
+/// Some of a submission may run, and a value must guard its memory.
+#[test]
+fn a_refusal_in_the_middle_of_a_submission_fails_its_value_and_one_at_its_start_takes_none()
+-> Result<()> {
+    let rig = rig();
+    let stream = rig.engine.stream(0)?;
+    rig.device.refuses.store(true, Ordering::Release);
+    let before = stream.timeline().submitted();
+    assert!(submit(&stream, &[Op::Fill(fill(1))]).is_err());
+    assert_eq!(stream.timeline().submitted(), before);
+    let device = rig.device.clone();
+    let arm = ForeignCall::new("arm", Vec::new(), move |_| {
+        device.refuses.store(true, Ordering::Release);
+        Ok(())
+    });
+    let last = submit(&stream, &[Op::Fill(fill(2)), Op::Foreign(&arm), Op::Fill(fill(3))])?;
+    let error = stream.wait_host(last.value(), None).unwrap_err();
+    assert!(error.to_string().contains("refused"), "{error}");
+    stream.refresh()?;
+    assert!(stream.timeline().is_idle());
+    assert_eq!(rig.device.take(), ["fill 2", "host part dropped"]);
+    Ok(())
+}
+
+#[test]
+fn the_loss_of_a_device_ends_all_its_streams() -> Result<()> {
+    let rig = rig();
+    rig.device.busy.store(true, Ordering::Release);
+    let streams = [rig.engine.stream(0)?, rig.engine.stream(0)?];
+    let points: Vec<_> =
+        streams.iter().map(|s| submit(s, &[Op::Fill(fill(1))])).collect::<Result<_>>()?;
+    assert_eq!(rig.engine.busy_streams(), 2);
+    rig.device.lost.store(true, Ordering::Release);
+    for (stream, point) in streams.iter().zip(points) {
+        let error = stream.wait_host(point.value(), None).unwrap_err();
+        assert!(matches!(error, Error::DeviceLost { .. }), "{error}");
+    }
+    assert_eq!(rig.engine.busy_streams(), 0);
+    Ok(())
+}
+
+/// Otherwise the list would keep the stream, and with it the device, for ever.
+#[test]
+fn a_stream_that_is_left_to_a_watcher_which_is_gone_is_let_go() -> Result<()> {
+    let rig = rig();
+    let stream = rig.engine.stream(0)?;
+    let watch = Watch::new(DeviceId::cuda(0), false, Duration::ZERO);
+    watch.attend(&stream);
+    watch.close();
+    let thread = watch.take_thread();
+    assert!(thread.is_some_and(|t| t.join().is_ok()));
+    let before = Arc::strong_count(&stream);
+    watch.attend(&stream);
+    assert_eq!(Arc::strong_count(&stream), before + 1);
+    watch.join();
+    assert_eq!(Arc::strong_count(&stream), before);
+    Ok(())
+}
+
+/// The thread that gave the timepoint to the driver calls `wake` later, and finds no entry.
+#[test]
+fn a_stream_whose_note_is_cleared_away_is_gone_on_with() -> Result<()> {
+    let rig = rig();
+    let (waiting, other) = (rig.engine.stream(0)?, rig.engine.stream(0)?);
+    let source = TimelineOwner::take()?;
+    let value = source.advance()?;
+    rig.tables.note_wait(source.timeline().at(value), &waiting.me);
+    source.complete(value);
+    for _ in 0..100 {
+        rig.tables.note_wait(source.timeline().at(value + 1), &other.me);
+    }
+    assert!(
+        waiting.watched.load(Ordering::Acquire),
+        "the note is gone, and nobody goes on with the stream"
+    );
+    assert!(!other.watched.load(Ordering::Acquire), "its point is not over");
+    Ok(())
+}
