@@ -31,7 +31,8 @@ use crate::watch::Watch;
 use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, CachePadded, Mutex, OnceLock};
 use leasehold_core::{
-    AcquireError, BufferHandle, Error, Header, Lease, Owner, OwnerOps, Result, UniqueLease,
+    AcquireError, BufferHandle, Error, Header, Lease, Owner, OwnerOps, Result, TryOnceLock,
+    UniqueLease,
 };
 use std::fmt;
 use std::ptr::NonNull;
@@ -71,6 +72,9 @@ static OPS: OwnerOps = OwnerOps { name: "buffer", last, weak };
 #[doc(alias = "PinnableBlockAllocator")]
 #[doc(alias = "DevicePinnedHostAllocator")]
 pub struct Allocator(Arc<Keeper>);
+
+/// An allocator that is made at its first use.
+pub type AllocatorCell = TryOnceLock<Allocator>;
 
 struct Keeper(NonNull<Inner>);
 
@@ -368,3 +372,7 @@ impl fmt::Debug for Allocator {
         )
     }
 }
+
+#[cfg(all(test, not(loom)))]
+#[path = "../tests/unit/cell.rs"]
+mod tests;

@@ -615,9 +615,8 @@ impl crate::state::Inner {
     fn lend_member(&self, symbol: u64, len: u64) -> Result<Lease<Buffer>> {
         let mut core = self.core.lock();
         let row = self.table.take(&mut core.vacant, self.owner_ptr())?;
-        row.buffer.describe(len, None, ARENA | crate::state::kind_bits(self.config.host_kind));
-        row.buffer.lie_at(symbol, 0);
-        row.buffer.inherit(leasehold_core::PackedTimepoint::NEVER);
+        let flags = ARENA | crate::state::kind_bits(self.config.host_kind);
+        row.buffer.describe((symbol, 0), len, None, flags, PackedTimepoint::NEVER);
         Ok(self.first_lease(row))
     }
 

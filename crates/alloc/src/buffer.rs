@@ -84,9 +84,9 @@ pub struct Buffer {
     flags: AtomicU32,
     tag: AtomicU32,
     /// The node, or the slab run. Written by the owner while nobody holds the row.
-    pub(crate) place: AtomicU32,
+    place: AtomicU32,
     /// The slot in the run, or [`NO_SLOT`].
-    pub(crate) slot: AtomicU16,
+    slot: AtomicU16,
     /// The slab class, or [`NO_CLASS`].
     pub(crate) class: AtomicU16,
     // The rest.
@@ -476,21 +476,24 @@ impl Buffer {
         }
     }
 
-    /// Describes a fresh block. Only the owner, while nobody holds the row; the record is empty
-    /// then.
-    #[inline]
-    pub(crate) fn describe(&self, len: u64, home: Option<&'static Timeline>, flags: u32) {
+    /// Describes a fresh block: address and native object, length, home, and until when the
+    /// memory's former use goes on. Only the owner, while nobody holds the row.
+    #[inline(always)]
+    pub(crate) fn describe(
+        &self,
+        (addr, native): (u64, u64),
+        len: u64,
+        home: Option<&'static Timeline>,
+        flags: u32,
+        stamp: PackedTimepoint,
+    ) {
+        self.addr.store(addr, Ordering::Relaxed);
+        self.native.store(native, Ordering::Relaxed);
         self.len.store(len, Ordering::Relaxed);
         let timeline = home.map_or(0, |l| u32::from(l.id().get()));
         self.flags.store(timeline << HOME_SHIFT | flags, Ordering::Relaxed);
         self.tag.store(0, Ordering::Relaxed);
-    }
-
-    /// Says where a fresh block lies. Only the owner, while nobody holds the row.
-    #[inline]
-    pub(crate) fn lie_at(&self, addr: u64, native: u64) {
-        self.addr.store(addr, Ordering::Relaxed);
-        self.native.store(native, Ordering::Relaxed);
+        self.inherit(stamp);
     }
 
     /// The memory's former use goes on until `stamp`. Only the owner, while nobody holds the row.
@@ -604,6 +607,18 @@ impl Row {
             NO_SLOT => Spot::Node(place),
             slot => Spot::Slot(place, slot),
         }
+    }
+
+    /// Says where in the core the row's block lies.
+    #[inline]
+    pub(crate) fn set_spot(&self, spot: Spot, class: u16) {
+        let (place, slot) = match spot {
+            Spot::Node(node) => (node, NO_SLOT),
+            Spot::Slot(run, slot) => (run, slot),
+        };
+        self.buffer.place.store(place, Ordering::Relaxed);
+        self.buffer.slot.store(slot, Ordering::Relaxed);
+        self.buffer.class.store(class, Ordering::Relaxed);
     }
 
     /// Where the buffer of a row's header lies.

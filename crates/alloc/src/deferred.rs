@@ -103,6 +103,6 @@ impl Inner {
     /// Brings everything whose last use is over to where everybody can take it. Slow path.
     pub(crate) fn settle(&self, core: &mut Core) {
         self.unpark(core, u32::MAX);
-        core.store.drain(true);
+        core.store.drain();
     }
 }

@@ -61,33 +61,23 @@ impl Inner {
         self.sweep_retired();
         crate::destroy::sweep();
         let mut trail = Trail::default();
-        let limit = self.budget.limit();
         let lent = if let Some(e) = self.lost.get() {
             Err(e.clone())
-        } else if layout.size > limit {
-            Err(Error::OverBudget {
-                unit: leasehold_core::Budgeted::Bytes,
-                requested: layout.size,
-                used: self.budget.committed(),
-                limit,
-            })
+        } else if layout.size > self.budget.limit() {
+            Err(self.over_budget(layout.size))
         } else {
             self.attempts(need, layout, on, &mut trail)
         };
-        match lent {
-            Ok(Some(lease)) => Ok(lease),
-            Ok(None) => {
-                self.counters.failed.fetch_add(1, Ordering::Relaxed);
-                Err(self.report(layout, trail.notes, trail.refused))
-            }
-            Err(e) => {
-                self.counters.failed.fetch_add(1, Ordering::Relaxed);
-                if matches!(e, Error::DeviceLost { .. }) {
-                    self.lost.get_or_init(|| e.clone());
-                }
-                Err(e)
-            }
+        let failure = match lent {
+            Ok(Some(lease)) => return Ok(lease),
+            Ok(None) => self.report(layout, trail.notes, trail.refused),
+            Err(e) => e,
+        };
+        self.counters.failed.fetch_add(1, Ordering::Relaxed);
+        if matches!(failure, Error::DeviceLost { .. }) {
+            self.lost.get_or_init(|| failure.clone());
         }
+        Err(failure)
     }
 
     /// The attempts, in order.

@@ -130,7 +130,7 @@ impl Inner {
                 self.counters.growths.fetch_add(1, Ordering::Relaxed);
             }
             let result = plan.run(&*self.backing);
-            self.trace_steps(plan.steps.iter());
+            self.trace_steps(&plan.steps);
             let mut core = self.core.lock();
             let node = core.store.heap.finish(plan, result.is_ok(), &self.budget);
             if let Some(node) = node {

@@ -292,19 +292,6 @@ impl Heap {
         self.spans[usize::from(n.span)].addr(n.start)
     }
 
-    /// A used node's address, Metal's spanning buffer, and its timepoint.
-    #[inline(always)]
-    pub(crate) fn describe(&self, node: u32) -> (u64, u64, PackedTimepoint) {
-        let n = &self.nodes.rows[node as usize];
-        let stamp = if n.lane == READY {
-            PackedTimepoint::NEVER
-        } else {
-            self.nodes.cold[node as usize].stamp
-        };
-        let span = &self.spans[usize::from(n.span)];
-        (span.addr(n.start), span.native, stamp)
-    }
-
     /// Metal's spanning buffer of the node's span, else 0.
     #[inline]
     pub(crate) fn native(&self, node: u32) -> u64 {

@@ -72,9 +72,8 @@ impl Allocator {
         core.imported += 1;
         core.imported_bytes += bytes;
         let protected = if protection == Protection::ReadOnly { READ_ONLY } else { 0 };
-        row.buffer.describe(bytes, None, IMPORTED | protected | kind_bits(inner.config.host_kind));
-        row.buffer.lie_at(addr, native);
-        row.buffer.inherit(PackedTimepoint::NEVER);
+        let flags = IMPORTED | protected | kind_bits(inner.config.host_kind);
+        row.buffer.describe((addr, native), bytes, None, flags, PackedTimepoint::NEVER);
         Ok(inner.first_lease(row))
     }
 }

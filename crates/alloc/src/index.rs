@@ -23,9 +23,9 @@
 //!
 //! Must not know spans, streams or budgets.
 
-use crate::host::fetch_entry;
+use crate::host::{self, fetch_entry};
 use crate::node::{NIL, Node, or_sink};
-use leasehold_core::{Error, OutOfMemory, Result};
+use leasehold_core::Result;
 use std::hint::select_unpredictable;
 
 /// log2 of a leaf in units. With half as much there are more rows, with twice as much more leaves
@@ -168,17 +168,15 @@ impl Index {
         if leaves <= self.heads.len() {
             return Ok(());
         }
-        let host = |n: usize| -> Error {
-            OutOfMemory::new("host memory for the free-block index", n as u64).into()
-        };
         // Half as much again, so that a heap that grows step by step copies little.
         let leaves = (leaves + self.heads.len() / 2).next_multiple_of(WIDE);
-        self.heads.try_reserve_exact(leaves - self.heads.len()).map_err(|_| host(leaves * 4))?;
+        let more = leaves - self.heads.len();
+        host::room(&mut self.heads, more)?;
         let mut lines = leaves / WIDE;
         let mut row = 0;
         loop {
             let more = lines.saturating_sub(self.rows[row].len());
-            self.rows[row].try_reserve_exact(more).map_err(|_| host(more * size_of::<Line>()))?;
+            host::room(&mut self.rows[row], more)?;
             if lines <= 1 {
                 break;
             }

@@ -4,7 +4,7 @@
 //! tensors. Memory comes from a [`Backing`], order from timelines and timepoints; a block is a row
 //! of the block table, and that row is the control block of its `Lease<Buffer>`.
 //!
-//! - leases. Module: `allocator`, `paths`, `buffer`, `table`, `cell`. Purpose: rows at stable
+//! - leases. Module: `allocator`, `paths`, `buffer`, `table`. Purpose: rows at stable
 //!   addresses, the record of each buffer's last uses, drops on any thread.
 //! - thread caches. Module: `thread_cache`, `depot`, `list`. Purpose: just-freed blocks in front of
 //!   the heap's lock, a lock word for each shard (Bonwick's magazines and depot).
@@ -28,7 +28,6 @@ mod arena;
 mod backing;
 mod budget;
 mod buffer;
-mod cell;
 mod config;
 mod counters;
 mod debug;
@@ -76,11 +75,10 @@ pub mod fake;
 #[path = "../../alloc-bench/src/virtual_stream.rs"]
 pub mod virtual_stream;
 
-pub use allocator::Allocator;
+pub use allocator::{Allocator, AllocatorCell};
 pub use arena::{ArenaState, Bindings, GraphArena, LaunchGuard, Lifetime};
 pub use backing::*;
 pub use buffer::{Buffer, HostKind, SYMBOLIC};
-pub use cell::AllocatorCell;
 pub use config::*;
 pub use debug::{DebugAids, Finding, FindingKind, POISON_FREED, POISON_FRESH, RED_ZONE};
 pub use imports::Protection;

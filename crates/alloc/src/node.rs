@@ -3,7 +3,8 @@
 //! A node is a row of plain words; nodes name each other by 32-bit index, never by pointer. The
 //! first row is no node ([`SINK`]). Nothing here touches the memory that the nodes describe.
 
-use leasehold_core::{Error, OutOfMemory, PackedTimepoint, Result};
+use crate::host;
+use leasehold_core::{PackedTimepoint, Result};
 use std::hint::select_unpredictable;
 
 /// No node.
@@ -134,14 +135,11 @@ impl Nodes {
     fn ensure_slow(&mut self, n: u32) -> Result<()> {
         // (One may be the sink.)
         let more = self.rows.len().clamp(256, 1 << 16).max(n as usize + 1);
-        let host = || -> Error {
-            OutOfMemory::new("host memory for the allocator's node table", more as u64 * 48).into()
-        };
         if self.rows.len() + more >= NIL as usize {
-            return Err(host());
+            return Err(host::none(more * size_of::<Node>()));
         }
-        self.rows.try_reserve(more).map_err(|_| host())?;
-        self.cold.try_reserve(more).map_err(|_| host())?;
+        host::room(&mut self.rows, more)?;
+        host::room(&mut self.cold, more)?;
         for _ in 0..more {
             let id = self.rows.len() as u32;
             self.rows.push(Node { next: self.vacant, ..Node::VACANT });

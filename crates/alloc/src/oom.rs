@@ -7,7 +7,9 @@ use crate::host;
 use crate::layout::{Layout, UNIT_SHIFT};
 use crate::state::Inner;
 use leasehold_core::sync::atomic::Ordering;
-use leasehold_core::{Error, Lease, Name, OutOfMemory, Result, ShownTag, Text, TimelineId};
+use leasehold_core::{
+    Budgeted, Error, Lease, Name, OutOfMemory, Result, ShownTag, Text, TimelineId,
+};
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fmt;
@@ -44,6 +46,12 @@ impl Inner {
         host::text(format_args!("{}", self.config.name)).unwrap_or(Text::Borrowed("an allocator"))
     }
 
+    /// A request that the budget does not allow.
+    pub(crate) fn over_budget(&self, requested: u64) -> Error {
+        let (used, limit) = (self.budget.committed(), self.budget.limit());
+        Error::OverBudget { unit: Budgeted::Bytes, requested, used, limit }
+    }
+
     /// Why `layout` was not allocated. `refused`: the budget stood in the way.
     #[cold]
     pub(crate) fn report(&self, layout: Layout, notes: Vec<Text>, refused: bool) -> Error {
@@ -63,12 +71,9 @@ impl Inner {
             report.free_ready = ready;
             report.free_not_ready = pending;
             report.largest_free = u64::from(core.store.heap.largest_free()) << UNIT_SHIFT;
-            let res = &core.store.heap.res;
-            let cached =
-                res.cached.iter().map(|&p| res.bytes(res.pieces[p as usize].granules)).sum();
             place(format_args!("free slots of slabs"), core.store.slabs.bytes().1);
-            place(format_args!("in hand, mapped nowhere"), cached);
-            place(format_args!("lost to the driver"), res.quarantined);
+            place(format_args!("in hand, mapped nowhere"), core.store.heap.res.cached_bytes());
+            place(format_args!("lost to the driver"), core.store.heap.res.quarantined);
             let mut lines: Vec<(u64, u16)> = Vec::new();
             core.store.heap.pending_by_line().for_each(|l| _ = host::push(&mut lines, l));
             lines.sort_unstable_by_key(|&l| Reverse(l));

@@ -14,15 +14,14 @@
 //!   free ([`parked`](crate::deferred)).
 
 use crate::buffer::{
-    ARENA, Buffer, CLASSLESS, EMPTY, FOREIGN, IMPORTED, NO_SLOT, Open, REGION, Row, WATCHED,
-    home_line,
+    ARENA, Buffer, CLASSLESS, EMPTY, FOREIGN, IMPORTED, Open, REGION, Row, WATCHED, home_line,
 };
 use crate::destroy::release;
 use crate::layout::NO_CLASS;
 use crate::layout::{Layout, MIN_ALIGN, SLAB_MAX, class_of};
 use crate::list::List;
 use crate::state::{Core, DEFERRED_AT_ONCE, Inner, On, inner_of, kind_bits};
-use crate::store::{Block, Need, Spot};
+use crate::store::{Block, Need};
 use crate::thread_cache::{Back, Refill};
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::MutexGuard;
@@ -219,7 +218,7 @@ impl Inner {
                 core.store.heap.nodes.ensure(2)?;
                 let row = self.table.take(&mut core.vacant, self.owner_ptr())?;
                 if let Some(node) = core.store.heap.take_node(need.units, need.align, on.timeline) {
-                    self.initialise_node(&core, row, node, layout.size, on.timeline);
+                    self.fill(row, core.store.block(node), layout.size, on.timeline);
                     core.allocations += 1;
                     self.add_live(layout.size as i64);
                     return Ok(self.first_lease(row));
@@ -248,11 +247,13 @@ impl Inner {
         {
             let mut core = self.lock_core();
             for _ in 0..more {
-                let Some(block) = core.store.take_slot_there(class, on.timeline) else { break };
-                match self.initialise(&mut core, block, layout.size, on.timeline) {
-                    Ok(row) => rows.push(row),
-                    Err(_) => break,
-                }
+                let Ok(row) = self.table.take(&mut core.vacant, self.owner_ptr()) else { break };
+                let Some(block) = core.store.take_slot_there(class, on.timeline) else {
+                    self.table.put_bumped(&mut core.vacant, row);
+                    break;
+                };
+                self.fill(row, block, layout.size, on.timeline);
+                rows.push(row);
             }
         }
         // SAFETY: the table lives as long as the allocator, and its caches with it.
@@ -283,21 +284,6 @@ impl Inner {
         size: u64,
         timeline: &'static Timeline,
     ) -> Result<Lease<Buffer>> {
-        let row = self.initialise(core, block, size, timeline)?;
-        core.allocations += 1;
-        self.add_live(size as i64);
-        Ok(self.first_lease(row))
-    }
-
-    /// A row that describes a block, held by nobody yet.
-    #[inline(always)]
-    fn initialise(
-        &self,
-        core: &mut Core,
-        block: Block,
-        size: u64,
-        timeline: &'static Timeline,
-    ) -> Result<&Row> {
         let row = match self.table.take(&mut core.vacant, self.owner_ptr()) {
             Ok(row) => row,
             Err(e) => {
@@ -305,50 +291,31 @@ impl Inner {
                 return Err(e);
             }
         };
-        let (place, slot) = match block.spot {
-            Spot::Node(node) => (node, NO_SLOT),
-            Spot::Slot(run, slot) => (run, slot),
-        };
-        row.buffer.place.store(place, Ordering::Relaxed);
-        row.buffer.slot.store(slot, Ordering::Relaxed);
-        row.buffer.class.store(block.class, Ordering::Relaxed);
-        let flags = self.row_flags | if block.class == NO_CLASS { CLASSLESS } else { 0 };
-        row.buffer.describe(size, Some(timeline), flags);
-        row.buffer.lie_at(block.addr, block.native);
-        row.buffer.inherit(block.stamp);
-        Ok(row)
+        self.fill(row, block, size, timeline);
+        core.allocations += 1;
+        self.add_live(size as i64);
+        Ok(self.first_lease(row))
     }
 
-    /// As [`initialise`](Self::initialise), for a row and a node that were taken.
+    /// Makes a row describe a block.
     #[inline(always)]
-    fn initialise_node(
-        &self,
-        core: &Core,
-        row: &Row,
-        node: u32,
-        size: u64,
-        timeline: &'static Timeline,
-    ) {
-        let (addr, native, stamp) = core.store.heap.describe(node);
-        row.buffer.place.store(node, Ordering::Relaxed);
-        row.buffer.slot.store(NO_SLOT, Ordering::Relaxed);
-        row.buffer.class.store(NO_CLASS, Ordering::Relaxed);
-        row.buffer.describe(size, Some(timeline), self.row_flags | CLASSLESS);
-        row.buffer.lie_at(addr, native);
-        row.buffer.inherit(if stamp.is_never() || stamp.has_passed() {
-            PackedTimepoint::NEVER
-        } else {
-            stamp
-        });
+    fn fill(&self, row: &Row, block: Block, size: u64, timeline: &'static Timeline) {
+        row.set_spot(block.spot, block.class);
+        let flags = self.row_flags | if block.class == NO_CLASS { CLASSLESS } else { 0 };
+        row.buffer.describe((block.addr, block.native), size, Some(timeline), flags, block.stamp);
     }
 
     #[cold]
     fn empty(&self, on: On<'_>) -> Result<Lease<Buffer>> {
         let mut core = self.core.lock();
         let row = self.table.take(&mut core.vacant, self.owner_ptr())?;
-        row.buffer.describe(0, Some(on.timeline), EMPTY | kind_bits(self.config.host_kind));
-        row.buffer.lie_at(0, 0);
-        row.buffer.inherit(PackedTimepoint::NEVER);
+        row.buffer.describe(
+            (0, 0),
+            0,
+            Some(on.timeline),
+            EMPTY | kind_bits(self.config.host_kind),
+            PackedTimepoint::NEVER,
+        );
         Ok(self.first_lease(row))
     }
 

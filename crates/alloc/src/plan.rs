@@ -64,14 +64,6 @@ struct Reclaimable {
     node: u32,
 }
 
-/// Gives one piece back to the driver.
-#[derive(Debug)]
-pub(crate) struct Trim {
-    /// The node over it, out of circulation.
-    pub(crate) node: Option<u32>,
-    pub(crate) step: Step,
-}
-
 impl Heap {
     /// Plans a block of `units` for `lane`.
     pub(crate) fn plan(
@@ -193,12 +185,11 @@ impl Heap {
         self.reach(b.saturating_add(1))?;
         // Host memory for everything comes first; nothing is taken out of its place before.
         let mut gaps = self.gaps_in(a, b)?;
-        let (mut steps, mut taken, mut emptied) = (Vec::new(), Vec::new(), Vec::new());
+        let mut steps = Vec::new();
         host::room(&mut steps, gaps.iter().map(|g| g.1 as usize).sum::<usize>())?;
-        host::room(&mut taken, reclaimable.len())?;
-        host::room(&mut emptied, reclaimable.len())?;
         let span = self.spans[usize::from(self.nodes[node].span)];
         let step = |piece: u32, at: u32, granules: u32, handle: u64, source: Source| Step {
+            emptied: NIL,
             piece,
             at,
             addr: span.addr(at << shift),
@@ -227,9 +218,9 @@ impl Heap {
                     let from_addr =
                         self.spans[usize::from(self.nodes[l.node].span)].addr(l.at << shift);
                     let source = Source::Reclaimed { from: l.at, from_addr };
-                    steps.push(step(l.piece, gap.0, l.granules, handle, source));
+                    let step = step(l.piece, gap.0, l.granules, handle, source);
+                    steps.push(Step { emptied: l.node, ..step });
                     (gap.0, gap.1) = (gap.0 + l.granules, gap.1 - l.granules);
-                    taken.push(l);
                 } else {
                     break;
                 }
@@ -267,14 +258,16 @@ impl Heap {
         }
 
         let (target, stamp) = self.isolate(node, a, b);
-        for l in &taken {
-            self.res.pieces[l.piece as usize].place = Place::Moving;
-            let from = self.covering(l.node, l.at << shift);
-            emptied.push(self.isolate(from, l.at << shift, (l.at + l.granules) << shift).0);
+        for s in &mut steps {
+            let Source::Reclaimed { from, .. } = s.source else { continue };
+            let p = &mut self.res.pieces[s.piece as usize];
+            p.place = Place::Moving;
+            let (at, to) = (from << shift, (from + p.granules) << shift);
+            s.emptied = self.isolate(self.covering(s.emptied, at), at, to).0;
         }
         // In the order of their addresses neighbours are made accessible by one call.
         steps.sort_unstable_by_key(|s| s.at);
-        Ok(Some(Plan { target, start, units, lane, stamp, steps, emptied, ticket, nodes_held: 0 }))
+        Ok(Some(Plan { target, start, units, lane, stamp, steps, ticket, nodes_held: 0 }))
     }
 
     /// The parts of `[a, b)` that are not backed, as (granule, granules).
@@ -389,12 +382,9 @@ impl Heap {
     pub(crate) fn finish(&mut self, plan: Plan, done: bool, budget: &Budget) -> Option<u32> {
         self.nodes.unhold(plan.nodes_held);
         self.lanes[usize::from(plan.lane)].plans -= 1;
-        let unused = plan.steps.iter().map(|s| self.end_step(s)).sum();
+        let unused = self.end_steps(&plan.steps);
         budget.undo(unused);
         budget.keep(plan.ticket - unused);
-        for &node in &plan.emptied {
-            self.free_by_residency(node, READY, PackedTimepoint::NEVER);
-        }
         let (lane, stamp) = if plan.stamp.is_never() {
             (READY, PackedTimepoint::NEVER)
         } else {
@@ -459,7 +449,7 @@ impl Heap {
 
     /// Takes up to `surplus` bytes of unmapped pieces out of the cache, to be destroyed, and leaves
     /// room for `more` entries.
-    pub(crate) fn plan_cached(&mut self, mut surplus: u64, more: usize) -> Result<Vec<Trim>> {
+    pub(crate) fn plan_cached(&mut self, mut surplus: u64, more: usize) -> Result<Vec<Step>> {
         let mut out = Vec::new();
         let cached = self.res.cached.len();
         host::room(&mut out, cached + more)?;
@@ -467,7 +457,7 @@ impl Heap {
             let Some(id) = self.res.cached.pop() else { break };
             let step = self.leaving(id, Source::Cached);
             surplus = surplus.saturating_sub(step.bytes);
-            out.push(Trim { node: None, step });
+            out.push(step);
         }
         Ok(out)
     }
@@ -475,13 +465,13 @@ impl Heap {
     /// Unmaps pieces under ready free memory until at most `keep` bytes stay free, and names the
     /// cached ones: a plan without a target. The caller unmaps and destroys them and then calls
     /// [`finish_trim`](Self::finish_trim).
-    pub(crate) fn plan_trim(&mut self, mut surplus: u64) -> Result<Vec<Trim>> {
+    pub(crate) fn plan_trim(&mut self, mut surplus: u64) -> Result<Vec<Step>> {
         let shift = self.res.shift;
         let mut reclaimable = if surplus > 0 { self.reclaimable(0, 0)? } else { Vec::new() };
         reclaimable.retain(|l| l.stamp.is_never());
         reclaimable.sort_unstable_by_key(|l| std::cmp::Reverse(l.at));
         let mut out = self.plan_cached(surplus, reclaimable.len())?;
-        surplus = surplus.saturating_sub(out.iter().map(|s| s.step.bytes).sum());
+        surplus = surplus.saturating_sub(out.iter().map(|s| s.bytes).sum());
         for l in reclaimable {
             // Without host memory for more, what was found so far goes.
             if surplus == 0 || self.nodes.ensure(4).is_err() {
@@ -492,7 +482,7 @@ impl Heap {
             let from_addr = self.spans[usize::from(self.nodes[node].span)].addr(l.at << shift);
             let step = self.leaving(l.piece, Source::Reclaimed { from: l.at, from_addr });
             surplus = surplus.saturating_sub(step.bytes);
-            out.push(Trim { node: Some(node), step });
+            out.push(Step { emptied: node, ..step });
         }
         Ok(out)
     }
@@ -500,7 +490,7 @@ impl Heap {
     /// Suspends a lent node: the pieces that lie wholly under it and its suspended neighbours are
     /// to be unmapped and destroyed, and brought back by [`finish_trim`](Self::finish_trim). One
     /// that is less than a granule stays as it is.
-    pub(crate) fn plan_suspend(&mut self, node: u32) -> Result<Vec<Trim>> {
+    pub(crate) fn plan_suspend(&mut self, node: u32) -> Result<Vec<Step>> {
         let shift = self.res.shift;
         let n = self.nodes[node];
         let span = self.spans[usize::from(n.span)];
@@ -523,7 +513,7 @@ impl Heap {
             {
                 let source = Source::Reclaimed { from: p.at, from_addr: span.addr(p.at << shift) };
                 let step = self.leaving(id, source);
-                out.push(Trim { node: None, step });
+                out.push(step);
             }
             g = p.at + p.granules;
         }
@@ -535,7 +525,7 @@ impl Heap {
         let p = &mut self.res.pieces[piece as usize];
         p.place = Place::Moving;
         let (handle, bytes) = (p.handle, u64::from(p.granules) << (self.res.shift + UNIT_SHIFT));
-        Step { piece, at: NIL, addr: 0, bytes, handle, source, end: End::Untouched }
+        Step { emptied: NIL, piece, at: NIL, addr: 0, bytes, handle, source, end: End::Untouched }
     }
 
     /// Whether a granule lies wholly under one suspended node, which is not far from `near`.
@@ -584,8 +574,8 @@ impl Heap {
                     };
                     let addr = span.addr(g << shift);
                     let bytes = self.res.bytes(1);
-                    let (source, end) = (Source::New, End::Untouched);
-                    steps.push(Step { piece, at: g, addr, bytes, handle: 0, source, end });
+                    let (source, end, emptied) = (Source::New, End::Untouched, NIL);
+                    steps.push(Step { emptied, piece, at: g, addr, bytes, handle: 0, source, end });
                     ticket += bytes;
                 }
             }
@@ -595,23 +585,13 @@ impl Heap {
             return Ok(None);
         }
         let (start, units, lane, stamp) = (n.start, n.units, READY, PackedTimepoint::NEVER);
-        Ok(Some(Plan {
-            target: node,
-            start,
-            units,
-            lane,
-            stamp,
-            steps,
-            emptied: Vec::new(),
-            ticket,
-            nodes_held: 0,
-        }))
+        Ok(Some(Plan { target: node, start, units, lane, stamp, steps, ticket, nodes_held: 0 }))
     }
 
     /// Brings a resumption back: the node stays lent, with or without its memory.
     pub(crate) fn finish_resume(&mut self, plan: Plan, budget: &Budget) {
         let whole = plan.steps.iter().all(|s| s.end == End::Mapped);
-        let unused = plan.steps.iter().map(|s| self.end_step(s)).sum();
+        let unused = self.end_steps(&plan.steps);
         budget.undo(unused);
         budget.keep(plan.ticket - unused);
         if whole && self.nodes[plan.target].state == State::Suspended {
@@ -622,18 +602,12 @@ impl Heap {
 
     /// Brings a trim back. A piece that was not destroyed is leaked and stays counted. Returns the
     /// bytes given back.
-    pub(crate) fn finish_trim(&mut self, steps: Vec<Trim>, budget: &Budget) -> u64 {
-        let mut freed = 0;
-        for &Trim { node, step } in &steps {
-            freed += self.end_step(&step);
-            if let Some(node) = node {
-                self.free_by_residency(node, READY, PackedTimepoint::NEVER);
-            }
-        }
+    pub(crate) fn finish_trim(&mut self, steps: &[Step], budget: &Budget) -> u64 {
+        let freed = self.end_steps(steps);
         budget.give_back(freed);
-        for t in steps.iter().filter(|t| t.node.is_none()) {
-            let Source::Reclaimed { from, .. } = t.step.source else { continue };
-            let granules = self.res.pieces[t.step.piece as usize].granules;
+        for s in steps.iter().filter(|s| s.emptied == NIL) {
+            let Source::Reclaimed { from, .. } = s.source else { continue };
+            let granules = self.res.pieces[s.piece as usize].granules;
             for g in from..from + granules {
                 // A suspended neighbour that was freed meanwhile.
                 let unit = g << self.res.shift;
@@ -649,6 +623,16 @@ impl Heap {
             }
         }
         freed
+    }
+
+    /// Writes down how steps ended, and frees the nodes that they emptied. Returns the bytes that
+    /// the allocator does not have.
+    fn end_steps(&mut self, steps: &[Step]) -> u64 {
+        let bytes = steps.iter().map(|s| self.end_step(s)).sum();
+        for s in steps.iter().filter(|s| s.emptied != NIL) {
+            self.free_by_residency(s.emptied, READY, PackedTimepoint::NEVER);
+        }
+        bytes
     }
 
     /// Writes down where a step left its piece. Returns the step's bytes if the allocator does not

@@ -115,6 +115,11 @@ impl Residency {
         u64::from(granules) << (self.shift + crate::layout::UNIT_SHIFT)
     }
 
+    /// Bytes of pieces in hand that are mapped nowhere.
+    pub(crate) fn cached_bytes(&self) -> u64 {
+        self.cached.iter().map(|&p| self.bytes(self.pieces[p as usize].granules)).sum()
+    }
+
     /// Remembers who used a node's memory last.
     #[inline]
     pub(crate) fn note_use(&mut self, node: &Node, stamp: PackedTimepoint) {
@@ -296,6 +301,8 @@ pub(crate) enum End {
 /// Maps one piece.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Step {
+    /// The free node that the piece is taken from under, out of circulation; or `NIL`.
+    pub(crate) emptied: u32,
     pub(crate) piece: u32,
     pub(crate) at: u32,
     pub(crate) addr: u64,
@@ -348,8 +355,6 @@ pub(crate) struct Plan {
     pub(crate) lane: u8,
     pub(crate) stamp: PackedTimepoint,
     pub(crate) steps: Vec<Step>,
-    /// Free blocks whose pieces are reclaimed, out of circulation.
-    pub(crate) emptied: Vec<u32>,
     /// Bytes of the ticket.
     pub(crate) ticket: u64,
     pub(crate) nodes_held: u32,

@@ -8,9 +8,10 @@
 //! Plain single-threaded state, like the heap. Must not know leases.
 
 use crate::heap::{Heap, READY};
+use crate::host;
 use crate::layout::{CLASSES, UNIT, UNIT_SHIFT, class_size};
 use crate::node::NIL;
-use leasehold_core::{Error, OutOfMemory, PackedTimepoint, Result, TimelineId};
+use leasehold_core::{PackedTimepoint, Result, TimelineId};
 
 const WORDS: usize = 8;
 const RUN_FIRST: u64 = 64 << 10;
@@ -145,16 +146,13 @@ impl Slabs {
 
     /// Makes room for one more run, so that [`add_run`](Self::add_run) cannot fail.
     pub(crate) fn ensure_run(&mut self, class: usize) -> Result<Vec<PackedTimepoint>> {
-        let host = || -> Error {
-            OutOfMemory::new("host memory for the allocator's slab table", 4096).into()
-        };
         let slots =
             (RUN_LARGE.min(class_size(class) * WORDS as u64 * 64) / class_size(class)) as usize;
         let mut stamps = Vec::new();
-        stamps.try_reserve_exact(slots).map_err(|_| host())?;
+        host::room(&mut stamps, slots)?;
         if self.vacant.is_empty() {
-            self.runs.try_reserve(1).map_err(|_| host())?;
-            self.vacant.try_reserve(self.runs.len() + 1).map_err(|_| host())?;
+            host::room(&mut self.runs, 1)?;
+            host::room(&mut self.vacant, self.runs.len() + 1)?;
         }
         Ok(stamps)
     }
@@ -230,18 +228,16 @@ impl Slabs {
     }
 
     /// Returns empty runs to the heap. Slow path.
-    pub(crate) fn drain(&mut self, heap: &mut Heap, empties: bool) {
-        if empties {
-            for class in 0..CLASSES {
-                let mut at = self.heads[class];
-                while at != NIL && self.empty[class] > 0 {
-                    let run = &self.runs[at as usize];
-                    let next = run.next;
-                    if run.free == run.slots {
-                        self.retire(heap, at);
-                    }
-                    at = next;
+    pub(crate) fn drain(&mut self, heap: &mut Heap) {
+        for class in 0..CLASSES {
+            let mut at = self.heads[class];
+            while at != NIL && self.empty[class] > 0 {
+                let run = &self.runs[at as usize];
+                let next = run.next;
+                if run.free == run.slots {
+                    self.retire(heap, at);
                 }
+                at = next;
             }
         }
     }

@@ -39,7 +39,6 @@ impl Inner {
         let (free_ready, free_not_ready) = core.store.free_bytes();
         let c = &self.counters;
         let live = self.live_bytes();
-        let cached = core.store.heap.res.cached.iter();
         AllocStats {
             live: u64::from(core.vacant.live).saturating_sub(core.imported + rows),
             live_bytes: live,
@@ -52,11 +51,7 @@ impl Inner {
             free_not_ready,
             free_in_slabs: core.store.slabs.bytes().1,
             free_in_magazines: kept,
-            cached_pieces: cached
-                .map(|&p| {
-                    core.store.heap.res.bytes(core.store.heap.res.pieces[p as usize].granules)
-                })
-                .sum(),
+            cached_pieces: core.store.heap.res.cached_bytes(),
             quarantined: core.store.heap.res.quarantined,
             held_back: watched.0,
             findings: watched.1,

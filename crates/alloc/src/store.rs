@@ -249,10 +249,9 @@ impl Store {
         }
     }
 
-    /// Brings everything that has passed to where everybody can take it; `empties`: empty slab runs
-    /// too.
-    pub(crate) fn drain(&mut self, empties: bool) {
-        self.slabs.drain(&mut self.heap, empties);
+    /// Brings everything that has passed, and empty slab runs, to where everybody can take it.
+    pub(crate) fn drain(&mut self) {
+        self.slabs.drain(&mut self.heap);
         self.heap.drain_all();
     }
 

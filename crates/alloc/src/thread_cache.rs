@@ -37,9 +37,7 @@ use leasehold_core::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, 
 use leasehold_core::sync::{UnsafeCell, spin_loop};
 
 mod bins;
-mod shards;
 use bins::{Bins, Kept, add};
-use shards::Shards;
 
 const FREE: u32 = 0;
 const LOCKED: u32 = 1;
@@ -59,7 +57,9 @@ const MOST_SHARDS: usize = 64;
 
 /// The shards of one allocator.
 pub(crate) struct ThreadCaches {
-    shards: Shards,
+    /// A power of two of them; or one that lets nobody in, which stands for none.
+    shards: Box<[Shard]>,
+    none: bool,
     /// The most bytes that each shard keeps, of small blocks and of large ones.
     small: u64,
     large: u64,
@@ -123,25 +123,39 @@ impl ThreadCaches {
         let depot = Depot::new(if depot == 0 { 0 } else { n }, depot);
         // Two of the largest find room.
         let largest = if large / 2 <= SLAB_MAX { 0 } else { (large / 2).min(1 << 30) };
-        Self { shards: Shards::new(n, || Shard::new(small, FREE)), small, large, largest, depot }
+        let shards = (0..n).map(|_| Shard::new(small, FREE)).collect();
+        Self { shards, none: false, small, large, largest, depot }
     }
 
     /// No shards at all.
     pub(crate) fn none() -> Self {
-        let shards = Shards::new(0, || Shard::new(0, LOCKED));
-        Self { shards, small: 0, large: 0, largest: 0, depot: Depot::new(0, 0) }
+        let shards = Box::new([Shard::new(0, LOCKED)]);
+        Self { shards, none: true, small: 0, large: 0, largest: 0, depot: Depot::new(0, 0) }
     }
 
     /// Whether there are no shards.
     #[inline]
     pub(crate) fn is_none(&self) -> bool {
-        self.shards.is_none()
+        self.none
+    }
+
+    /// The shard of a thread.
+    #[inline(always)]
+    fn shard(&self, thread: u32) -> &Shard {
+        let at = thread as usize & (self.shards.len() - 1);
+        // SAFETY: there are shards, a power of two, so the index is less than their number.
+        unsafe { self.shards.get_unchecked(at) }
+    }
+
+    /// The shards that let threads in.
+    fn open_shards(&self) -> &[Shard] {
+        if self.is_none() { &[] } else { &self.shards }
     }
 
     /// The threads of the shard found the heap's lock taken.
     #[cold]
     pub(crate) fn note_contention(&self, thread: u32) {
-        self.shards.of(thread).contended.store(true, Ordering::Relaxed);
+        self.shard(thread).contended.store(true, Ordering::Relaxed);
     }
 
     /// A row of a slab class that was freed on `line`, lent for `size` bytes, if the thread's shard
@@ -157,7 +171,7 @@ impl ThreadCaches {
         timeline: TimelineId,
         size: u64,
     ) -> Option<&'a Row> {
-        let shard = self.shards.of(thread);
+        let shard = self.shard(thread);
         let mut inside = shard.enter()?;
         let bins = inside.bins();
         let at = bins.place(timeline)?;
@@ -183,7 +197,7 @@ impl ThreadCaches {
         timeline: TimelineId,
         size: u64,
     ) -> bool {
-        let shard = self.shards.of(thread);
+        let shard = self.shard(thread);
         let Some(mut inside) = shard.enter() else { return false };
         let drift = shard.drift.load(Ordering::Relaxed) - size as i64;
         let bins = inside.bins();
@@ -212,7 +226,7 @@ impl ThreadCaches {
         size: u64,
     ) -> Refill<'a> {
         const EMPTY: Refill<'_> = Refill::Empty(0, Back::NOTHING);
-        let shard = self.shards.of(thread);
+        let shard = self.shard(thread);
         let contended = shard.contended.load(Ordering::Relaxed);
         if shard.small.rows.load(Ordering::Relaxed) == 0
             && !contended
@@ -261,7 +275,7 @@ impl ThreadCaches {
         timeline: TimelineId,
         size: u64,
     ) -> Option<Back> {
-        let shard = self.shards.of(thread);
+        let shard = self.shard(thread);
         let mut inside = shard.enter()?;
         let bins = inside.bins();
         let mut rows = List::EMPTY;
@@ -291,7 +305,7 @@ impl ThreadCaches {
         class: usize,
         timeline: TimelineId,
     ) {
-        let shard = self.shards.of(thread);
+        let shard = self.shard(thread);
         let Some(mut inside) = shard.enter() else { return };
         let bins = inside.bins();
         let Some(at) = bins.place(timeline) else { return };
@@ -324,7 +338,7 @@ impl ThreadCaches {
         timeline: TimelineId,
         size: u64,
     ) -> Result<(&'a Row, i64), Back> {
-        let shard = self.shards.of(thread);
+        let shard = self.shard(thread);
         if shard.large.rows.load(Ordering::Relaxed) == 0 {
             return Err(Back::NOTHING);
         }
@@ -360,7 +374,7 @@ impl ThreadCaches {
         timeline: TimelineId,
         size: u64,
     ) -> Option<Back> {
-        let shard = self.shards.of(thread);
+        let shard = self.shard(thread);
         let rest = shard.rest.load(Ordering::Relaxed);
         if rest > 0 {
             shard.rest.store(rest - 1, Ordering::Relaxed);
@@ -392,7 +406,7 @@ impl ThreadCaches {
         let mut back = Back::NOTHING;
         // SAFETY: rows in the depot belong to a table that outlives the caches.
         unsafe { self.depot.drain(&mut back.rows) };
-        let shard = self.shards.of(thread);
+        let shard = self.shard(thread);
         if !shard.is_idle()
             && let Some(mut inside) = shard.enter()
         {
@@ -409,7 +423,7 @@ impl ThreadCaches {
         // Every flush begins at the first shard, so no two wait for each other.
         let mut entered: [Option<Inside<'_>>; MOST_SHARDS] = [const { None }; MOST_SHARDS];
         for (inside, shard) in
-            entered.iter_mut().zip(self.shards.all()).filter(|(_, s)| all || !s.is_idle())
+            entered.iter_mut().zip(self.open_shards()).filter(|(_, s)| all || !s.is_idle())
         {
             *inside = Some(shard.await_turn());
         }
@@ -429,7 +443,7 @@ impl ThreadCaches {
     pub(crate) fn stats(&self) -> (u64, u64, u64, i64) {
         let (rows, bytes) = self.depot.kept();
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        self.shards.all().iter().fold((rows, bytes, 0, 0), |(rows, bytes, hits, drift), s| {
+        self.open_shards().iter().fold((rows, bytes, 0, 0), |(rows, bytes, hits, drift), s| {
             (
                 rows + load(&s.small.rows) + load(&s.large.rows),
                 bytes + load(&s.small.bytes) + load(&s.large.bytes),

@@ -4,15 +4,15 @@
 //! The lock is not held across a call of the backing.
 
 use crate::backing::Chunk;
-use crate::buffer::{Buffer, NO_SLOT};
+use crate::buffer::Buffer;
 use crate::host;
 use crate::layout::UNIT_SHIFT;
-use crate::plan::Trim;
+use crate::residency::Step;
 use crate::ring::EventKind;
 use crate::state::Inner;
+use crate::store::Spot;
 use crate::watch::Reach;
-use leasehold_core::sync::atomic::Ordering;
-use leasehold_core::{Error, Result, UniqueLease};
+use leasehold_core::{Result, UniqueLease};
 
 impl Inner {
     /// Gives free memory back to the driver until at most `keep` bytes lie free.
@@ -34,15 +34,9 @@ impl Inner {
             let mut core = self.core.lock();
             self.settle(&mut core);
             let heap = &mut core.store.heap;
-            let cached: u64 = heap
-                .res
-                .cached
-                .iter()
-                .map(|&p| heap.res.bytes(heap.res.pieces[p as usize].granules))
-                .sum();
             let free = (heap.free_units().0 + if heap.single() { heap.free_units().1 } else { 0 })
                 << UNIT_SHIFT;
-            let mut surplus = (free + cached).saturating_sub(keep);
+            let mut surplus = (free + heap.res.cached_bytes()).saturating_sub(keep);
             let mut segments = Vec::new();
             host::room(&mut segments, heap.spans.len())?;
             for slot in 0..heap.spans.len() {
@@ -65,12 +59,12 @@ impl Inner {
         Ok(freed + self.carry_out_trim(steps?))
     }
 
-    pub(crate) fn carry_out_trim(&self, mut steps: Vec<Trim>) -> u64 {
+    pub(crate) fn carry_out_trim(&self, mut steps: Vec<Step>) -> u64 {
         for s in &mut steps {
-            s.step.destroy(&*self.backing);
+            s.destroy(&*self.backing);
         }
-        self.trace_steps(steps.iter().map(|t| &t.step));
-        self.core.lock().store.heap.finish_trim(steps, &self.budget)
+        self.trace_steps(&steps);
+        self.core.lock().store.heap.finish_trim(&steps, &self.budget)
     }
 
     /// Gives pieces that a failed plan left over back to the driver.
@@ -110,11 +104,8 @@ impl Inner {
     /// `OutOfMemory` for host memory; then the block is as it was.
     pub(crate) fn suspend_block(&self, block: &UniqueLease<Buffer>) -> Result<u64> {
         let Some(row) = self.table.get(block.handle().index()) else { return Ok(0) };
-        if row.buffer.slot.load(Ordering::Relaxed) != NO_SLOT {
-            return Ok(0);
-        }
-        let steps =
-            self.core.lock().store.heap.plan_suspend(row.buffer.place.load(Ordering::Relaxed))?;
+        let Spot::Node(node) = row.spot() else { return Ok(0) };
+        let steps = self.core.lock().store.heap.plan_suspend(node)?;
         if let Some(watch) = &self.watch {
             watch.darken(row);
         }
@@ -127,10 +118,7 @@ impl Inner {
     /// `OverBudget`, the driver's; then the block is as it was.
     pub(crate) fn resume_block(&self, block: &UniqueLease<Buffer>) -> Result<()> {
         let Some(row) = self.table.get(block.handle().index()) else { return Ok(()) };
-        if row.buffer.slot.load(Ordering::Relaxed) != NO_SLOT {
-            return Ok(());
-        }
-        let node = row.buffer.place.load(Ordering::Relaxed);
+        let Spot::Node(node) = row.spot() else { return Ok(()) };
         let plan = loop {
             let mut core = self.core.lock();
             if !core.store.heap.in_motion(node) {
@@ -141,17 +129,9 @@ impl Inner {
             drop(core);
             leasehold_core::sync::thread::yield_now();
         };
-        let Some(mut plan) = plan else {
-            let (used, limit) = (self.budget.committed(), self.budget.limit());
-            return Err(Error::OverBudget {
-                unit: leasehold_core::Budgeted::Bytes,
-                requested: block.len(),
-                used,
-                limit,
-            });
-        };
+        let Some(mut plan) = plan else { return Err(self.over_budget(block.len())) };
         let result = plan.run(&*self.backing);
-        self.trace_steps(plan.steps.iter());
+        self.trace_steps(&plan.steps);
         self.core.lock().store.heap.finish_resume(plan, &self.budget);
         self.destroy_loose();
         result

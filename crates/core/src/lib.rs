@@ -36,6 +36,7 @@ pub mod lease;
 pub mod lifecycle;
 pub mod manager;
 pub mod name;
+mod once;
 pub mod pool;
 pub mod retire;
 pub mod sync;
@@ -59,6 +60,7 @@ pub use lease::{
 pub use lifecycle::LifeCycle;
 pub use manager::{FixedSlotStore, PoolManager};
 pub use name::{Name, NameScope, ShownTag};
+pub use once::TryOnceLock;
 pub use pool::{PoolConfig, PoolStats, Recycle, Resource, SlotPool, TagOf};
 pub use retire::RetireList;
 #[cfg(not(loom))]

@@ -6,9 +6,9 @@
 use super::{Block, Reach, Side, Source, Watch, id_of};
 use crate::allocator::Allocator;
 use crate::backing::Chunk;
-use crate::buffer::{Buffer, NO_SLOT, Row, WATCHED};
+use crate::buffer::{Buffer, Row, WATCHED};
 use crate::debug::{Finding, FindingKind, POISON_FREED, POISON_FRESH, RED_ZONE};
-use crate::layout::{Layout, NO_CLASS, UNIT_SHIFT, class_size};
+use crate::layout::{Layout, MIN_ALIGN, NO_CLASS};
 use crate::residency::{End, Step};
 use crate::ring::EventKind;
 use crate::state::{Inner, On, kind_bits, uses};
@@ -40,7 +40,7 @@ impl Inner {
     }
 
     /// Records what steps mapped and unmapped. Before anybody else may have the addresses.
-    pub(crate) fn trace_steps<'a>(&self, steps: impl Iterator<Item = &'a Step>) {
+    pub(crate) fn trace_steps(&self, steps: &[Step]) {
         for s in steps {
             if let (Some(from), true) =
                 (s.source_addr(), !matches!(s.end, End::Untouched | End::LostAtSource))
@@ -111,16 +111,8 @@ impl Inner {
             let lease = self.alloc_block(whole, on)?;
             let Some(row) = self.table.get(lease.header().index()) else { return Ok(lease) };
             let core = self.core.lock();
-            let (spot, usable) = match row.buffer.slot.load(Ordering::Relaxed) {
-                NO_SLOT => {
-                    let node = row.buffer.place.load(Ordering::Relaxed);
-                    (Spot::Node(node), u64::from(core.store.heap.nodes[node].units) << UNIT_SHIFT)
-                }
-                slot => {
-                    let class = usize::from(row.buffer.class.load(Ordering::Relaxed));
-                    (Spot::Slot(row.buffer.place.load(Ordering::Relaxed), slot), class_size(class))
-                }
-            };
+            let spot = row.spot();
+            let usable = core.store.bytes(spot);
             self.add_live(-(aids.red_zone as i64));
             drop(core);
             row.buffer.reuse(layout.size);
@@ -149,15 +141,9 @@ impl Inner {
         len: u64,
         on: On<'_>,
     ) -> Result<(Lease<Buffer>, Side)> {
-        let limit = self.budget.limit();
-        if whole.size > limit {
+        if whole.size > self.budget.limit() {
             self.counters.failed.fetch_add(1, Ordering::Relaxed);
-            return Err(Error::OverBudget {
-                unit: leasehold_core::Budgeted::Bytes,
-                requested: whole.size,
-                used: self.budget.committed(),
-                limit,
-            });
+            return Err(self.over_budget(whole.size));
         }
         let mut notes: Vec<Text> = Vec::new();
         let mut refused = false;
@@ -201,12 +187,15 @@ impl Inner {
             }
         };
         // A slot, so that nobody takes the place for a node.
-        row.buffer.place.store(u32::MAX, Ordering::Relaxed);
-        row.buffer.slot.store(0, Ordering::Relaxed);
-        row.buffer.class.store(NO_CLASS, Ordering::Relaxed);
-        row.buffer.describe(len, Some(on.timeline), kind_bits(self.config.host_kind) | WATCHED);
-        row.buffer.lie_at(addr, chunk.native);
-        row.buffer.inherit(PackedTimepoint::NEVER);
+        row.set_spot(Spot::Slot(u32::MAX, 0), NO_CLASS);
+        let flags = kind_bits(self.config.host_kind) | WATCHED;
+        row.buffer.describe(
+            (addr, chunk.native),
+            len,
+            Some(on.timeline),
+            flags,
+            PackedTimepoint::NEVER,
+        );
         core.allocations += 1;
         self.add_live(len as i64);
         Ok((self.first_lease(row), Side { source, usable, dark: false }))
@@ -214,17 +203,12 @@ impl Inner {
 
     /// Address, backed range and source of a block straight from the backing.
     fn take_direct(&self, watch: &Watch, whole: Layout) -> Result<(u64, Chunk, Source)> {
-        let over = |bytes| Error::OverBudget {
-            unit: leasehold_core::Budgeted::Bytes,
-            requested: bytes,
-            used: self.budget.committed(),
-            limit: self.budget.limit(),
-        };
+        let align = whole.align.max(MIN_ALIGN);
         if !watch.aids.guard {
             if !self.budget.take(whole.size) {
-                return Err(over(whole.size));
+                return Err(self.over_budget(whole.size));
             }
-            let chunk = self.backing.exact(whole.size, whole.align.max(crate::layout::MIN_ALIGN));
+            let chunk = self.backing.exact(whole.size, align);
             let chunk = chunk.inspect_err(|_| self.budget.undo(whole.size))?;
             // The bytes that rounding took beyond the request had no ticket; the budget counts them
             // too.
@@ -232,14 +216,11 @@ impl Inner {
                 self.budget.undo(whole.size);
                 // SAFETY: it came from `exact` with this alignment just now, and was lent to
                 // nobody.
-                unsafe {
-                    self.backing.exact_free(chunk, whole.align.max(crate::layout::MIN_ALIGN))
-                }?;
-                return Err(over(chunk.bytes));
+                unsafe { self.backing.exact_free(chunk, align) }?;
+                return Err(self.over_budget(chunk.bytes));
             }
             self.budget.keep(chunk.bytes);
             self.trace(EventKind::SegmentAlloc, chunk.addr, chunk.bytes);
-            let align = whole.align.max(crate::layout::MIN_ALIGN);
             return Ok((chunk.addr, chunk, Source::Exact { chunk, align }));
         }
         let granule = self.caps.granule;
@@ -251,10 +232,10 @@ impl Inner {
         let (Some(bytes), true) =
             (whole.size.checked_next_multiple_of(granule), whole.size < 1 << 60)
         else {
-            return Err(over(whole.size));
+            return Err(self.over_budget(whole.size));
         };
         if !self.budget.take(bytes) {
-            return Err(over(bytes));
+            return Err(self.over_budget(bytes));
         }
         let span = bytes + granule;
         let base = self.backing.reserve(span).inspect_err(|_| self.budget.undo(bytes))?;
@@ -266,7 +247,6 @@ impl Inner {
         })?;
         self.budget.keep(bytes);
         self.trace(EventKind::SegmentAlloc, chunk.addr, chunk.bytes);
-        let align = whole.align.max(crate::layout::MIN_ALIGN);
         let addr = (base + bytes - whole.size) & !(align - 1);
         Ok((addr, chunk, Source::Guarded { base, bytes, span }))
     }

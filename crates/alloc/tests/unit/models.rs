@@ -234,9 +234,7 @@ fn c_memory_is_reused_after_its_last_use() {
         let owner: &'static TimelineOwner = Box::leak(Box::new(TimelineOwner::for_model(1)));
         let timeline = owner.timeline();
         let row: &'static Row = Box::leak(Box::new(Row::new(Header::new(std::ptr::null(), 0, 1))));
-        row.buffer.describe(64, Some(timeline), 0);
-        row.buffer.lie_at(0x1000, 0);
-        row.buffer.inherit(PackedTimepoint::NEVER);
+        row.buffer.describe((0x1000, 0), 64, Some(timeline), 0, PackedTimepoint::NEVER);
         let memory = Arc::new(UnsafeCell::new(0u32));
         let dropped = Arc::new(AtomicU32::new(0));
         let (there, last) = (memory.clone(), dropped.clone());
@@ -455,8 +453,7 @@ fn j_of_two_submissions_one_waits_for_the_other() {
         let owners: [&'static TimelineOwner; 2] =
             [1, 2].map(|n| &*Box::leak(Box::new(TimelineOwner::for_model(n))));
         let row: &'static Row = Box::leak(Box::new(Row::new(Header::new(std::ptr::null(), 0, 1))));
-        row.buffer.describe(64, None, 0);
-        row.buffer.inherit(PackedTimepoint::NEVER);
+        row.buffer.describe((0x1000, 0), 64, None, 0, PackedTimepoint::NEVER);
         let memory = Arc::new(UnsafeCell::new(0u32));
         let submit = move |me: usize, memory: &UnsafeCell<u32>, seen: &Seen| {
             let (timeline, other) = (owners[me].timeline(), owners[1 - me].timeline());

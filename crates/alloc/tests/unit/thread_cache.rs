@@ -99,9 +99,7 @@ fn a_thread_empties_its_own_shard_only() {
     assert_eq!((count(back.rows), back.drift, caches.stats().0), (2, -8000, 2));
     let back = caches.flush(false);
     assert_eq!((count(back.rows), back.drift, caches.stats()), (2, -8000, (0, 0, 0, 0)));
-    assert!(
-        caches.shards.all().iter().all(|s| s.is_idle() && s.word.load(Ordering::Relaxed) == FREE)
-    );
+    assert!(caches.shards.iter().all(|s| s.is_idle() && s.word.load(Ordering::Relaxed) == FREE));
 }
 
 /// A timeline that was gone, or sizes that nobody asked for any more, held all that a shard may
@@ -193,7 +191,7 @@ fn a_hit_takes_and_keeps_what_needs_nothing_else() {
     assert_eq!(caches.stats(), (2, 8192, 0, -8000));
     assert!(take(2, timeline(1)).is_none() && !put(2, 2, timeline(1)), "another thread's shard");
     {
-        let _inside = caches.shards.of(1).enter();
+        let _inside = caches.shard(1).enter();
         assert!(take(1, timeline(1)).is_none() && !put(1, 2, timeline(1)), "somebody is inside");
         assert!(caches.spill(1, &rows[2], CLASS, timeline(1), 8).is_none());
     }
