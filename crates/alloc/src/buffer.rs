@@ -610,7 +610,7 @@ impl Row {
     }
 
     /// Says where in the core the row's block lies.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn set_spot(&self, spot: Spot, class: u16) {
         let (place, slot) = match spot {
             Spot::Node(node) => (node, NO_SLOT),

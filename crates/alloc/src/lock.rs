@@ -7,15 +7,21 @@
 //! caches. A heap that moves to another processor each time takes several times as long for every
 //! operation.
 //!
+//! After the longest pause a thread gives up its processor before each look. Where threads are more
+//! than processors, the holder may wait for one. (Eight threads with random large sizes on two
+//! processors: 110 to 140 ns of processor time a pair, and 160 to 440 ns without.)
+//!
 //! Must not know what it guards.
 
+use leasehold_core::sync::thread::yield_now;
 use leasehold_core::sync::{Mutex, MutexGuard, spin_loop};
 
 /// Looks before a thread sleeps.
 const LOOKS: u32 = if cfg!(loom) { 0 } else { 16 };
-/// The logarithms of the first and the longest pause between two looks, in spins.
-const FIRST: u32 = 6;
-const LONGEST: u32 = 12;
+/// The looks after a pause. Each pause is twice as long as the one before.
+const PAUSES: u32 = 6;
+/// The first pause, in spins.
+const FIRST: u32 = 64;
 
 /// The lock.
 pub(crate) struct Lock<T>(Mutex<T>);
@@ -41,8 +47,10 @@ impl<T> Lock<T> {
     #[inline(never)]
     fn wait(&self) -> MutexGuard<'_, T> {
         for look in 0..LOOKS {
-            for _ in 0..1 << (FIRST + look).min(LONGEST) {
-                spin_loop();
+            if look < PAUSES {
+                (0..FIRST << look).for_each(|_| spin_loop());
+            } else {
+                yield_now();
             }
             if let Some(guard) = self.0.try_lock() {
                 return guard;

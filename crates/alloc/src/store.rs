@@ -23,8 +23,6 @@ pub(crate) enum Spot {
 pub(crate) struct Block {
     pub(crate) spot: Spot,
     pub(crate) addr: u64,
-    /// Bytes that the block really takes.
-    pub(crate) bytes: u64,
     pub(crate) native: u64,
     /// The slab class, or [`NO_CLASS`].
     pub(crate) class: u16,
@@ -105,14 +103,13 @@ impl Store {
 
     #[inline]
     fn slot_block(&self, slot: Slot, class: usize) -> Block {
-        let bytes = crate::layout::class_size(class);
         let native = if self.heap.spans.len() == 1 {
             self.heap.spans[0].native
         } else {
             self.native_of(slot.run)
         };
         let spot = Spot::Slot(slot.run, slot.slot);
-        Block { spot, addr: slot.addr, bytes, native, class: class as u16, stamp: slot.stamp }
+        Block { spot, addr: slot.addr, native, class: class as u16, stamp: slot.stamp }
     }
 
     fn native_of(&self, run: u32) -> u64 {
@@ -179,16 +176,16 @@ impl Store {
 
     #[inline(always)]
     pub(crate) fn block(&self, node: u32) -> Block {
-        let (n, stamp) = (&self.heap.nodes[node], self.heap.nodes.stamp(node));
-        let span = &self.heap.spans[usize::from(n.span)];
-        Block {
-            spot: Spot::Node(node),
-            addr: span.addr(n.start),
-            bytes: u64::from(n.units) << UNIT_SHIFT,
-            native: span.native,
-            class: NO_CLASS,
-            stamp: if stamp.has_passed() { PackedTimepoint::NEVER } else { stamp },
+        let (n, mut stamp) = (&self.heap.nodes[node], PackedTimepoint::NEVER);
+        if n.lane != READY {
+            stamp = self.heap.nodes.cold[node as usize].stamp;
+            if stamp.has_passed() {
+                stamp = PackedTimepoint::NEVER;
+            }
         }
+        let span = &self.heap.spans[usize::from(n.span)];
+        let (addr, native) = (span.addr(n.start), span.native);
+        Block { spot: Spot::Node(node), addr, native, class: NO_CLASS, stamp }
     }
 
     /// Gives a block back whose last use is over at `stamp`.
