@@ -187,7 +187,7 @@ impl Allocator {
             imported: 0,
             imported_bytes: 0,
             allocations: 0,
-            episodes: 0,
+            remaps: 0,
         };
         // Without thread caches no block is of a class of theirs.
         let classless = if caches.is_none() { CLASSLESS } else { 0 };

@@ -110,46 +110,46 @@ struct Region {
 #[derive(Debug, Default)]
 struct Tenants {
     /// Those that are not suspended.
-    awake: u32,
+    active: u32,
     /// All were suspended, and the memory was given back.
-    dark: bool,
+    unbacked: bool,
 }
 
 impl Region {
     /// One more arena uses it, which is not suspended; its memory comes back if it was given back.
-    fn wake(&self) -> Result<()> {
+    fn activate(&self) -> Result<()> {
         let mut tenants = self.tenants.lock();
-        if tenants.dark {
+        if tenants.unbacked {
             self.allocator.inner().resume_block(&self.block)?;
-            tenants.dark = false;
+            tenants.unbacked = false;
         }
-        tenants.awake += 1;
+        tenants.active += 1;
         Ok(())
     }
 
-    /// One arena fewer is awake. With the last one the memory is given back; returns the bytes that
-    /// went.
-    fn sleep(&self) -> Result<u64> {
+    /// One arena fewer is active. With the last one the memory is given back; returns the bytes
+    /// that went.
+    fn deactivate(&self) -> Result<u64> {
         let mut tenants = self.tenants.lock();
         let mut freed = 0;
-        if tenants.awake == 1 {
+        if tenants.active == 1 {
             if self.members.load(Ordering::Relaxed) > 0 {
                 return Err(Error::Unsupported("the arena's memory is held by buffers".into()));
             }
             freed = self.allocator.inner().suspend_block(&self.block)?;
-            tenants.dark = true;
+            tenants.unbacked = true;
         }
-        tenants.awake -= 1;
+        tenants.active -= 1;
         Ok(freed)
     }
 
-    /// An arena that was awake is gone.
+    /// An arena that was active is gone.
     fn leave(&self) {
-        self.tenants.lock().awake -= 1;
+        self.tenants.lock().active -= 1;
     }
 }
 
-/// Counts an arena as awake until it is dropped or kept.
+/// Counts an arena as active until it is dropped or kept.
 struct Tenant(Option<Arc<Region>>);
 
 impl Drop for Tenant {
@@ -196,7 +196,7 @@ struct Plan {
     state: ArenaState,
     members: Vec<Member>,
     bindings: Bindings,
-    /// Where the memory is. The arena is one of its tenants, awake unless it is suspended.
+    /// Where the memory is. The arena is one of its tenants, active unless it is suspended.
     region: Option<Arc<Region>>,
 }
 
@@ -326,7 +326,7 @@ impl GraphArena {
             layout.size.max(1).next_multiple_of(layout.align.max(UNIT)) + layout.align.max(UNIT);
         let symbol = NEXT_SYMBOL.fetch_add(room, Ordering::Relaxed).next_multiple_of(layout.align)
             | SYMBOLIC;
-        let lease = self.0.allocator.inner().lend_member(symbol, layout.size)?;
+        let lease = self.0.allocator.inner().alloc_member(symbol, layout.size)?;
         plan.members.push(Member { symbol, layout, handle: lease.handle() });
         Ok(lease)
     }
@@ -459,7 +459,7 @@ impl GraphArena {
                 self.0.allocator.inner().wait_point(p, on, None)?;
             }
             save(r.block.addr(), r.block.len())?;
-            freed = r.sleep()?;
+            freed = r.deactivate()?;
         }
         self.0.plan.lock().state = ArenaState::Suspended;
         Ok(freed)
@@ -480,9 +480,9 @@ impl GraphArena {
             plan.region.clone()
         };
         if let Some(r) = &region {
-            r.wake()?;
+            r.activate()?;
             if let Err(e) = restore(r.block.addr(), r.block.len()) {
-                if r.sleep().is_err() {
+                if r.deactivate().is_err() {
                     r.leave();
                 }
                 return Err(e);
@@ -544,7 +544,7 @@ impl GraphArena {
             |r: &&Arc<Region>| r.block.len() >= bytes && r.block.addr().is_multiple_of(align);
         let found = self.0.group.lock().iter().find(fits).cloned();
         if let Some(r) = found {
-            r.wake()?;
+            r.activate()?;
             return Ok(Some(r));
         }
         let granule = self.0.allocator.caps().granule;
@@ -556,7 +556,7 @@ impl GraphArena {
         let block = self.0.allocator.alloc_unique(layout, on)?;
         block.set_region(true);
         self.0.allocator.inner().counters.in_graphs.fetch_add(block.len(), Ordering::Relaxed);
-        let tenants = Mutex::new(Tenants { awake: 1, dark: false });
+        let tenants = Mutex::new(Tenants { active: 1, unbacked: false });
         let allocator = self.0.allocator.clone();
         let region = Arc::new(Region { block, allocator, tenants, members: AtomicU64::new(0) });
         self.0.group.lock().push(region.clone());
@@ -581,9 +581,9 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         let mut plan = self.plan.lock();
-        let (asleep, region) = (plan.state == ArenaState::Suspended, plan.region.take());
+        let (inactive, region) = (plan.state == ArenaState::Suspended, plan.region.take());
         drop(plan);
-        if asleep {
+        if inactive {
             drop(region);
         } else {
             drop(Tenant(region));
@@ -612,7 +612,7 @@ fn illegal(what: &str, state: ArenaState) -> Error {
 
 impl crate::state::Inner {
     /// A row for a member of an arena.
-    fn lend_member(&self, symbol: u64, len: u64) -> Result<Lease<Buffer>> {
+    fn alloc_member(&self, symbol: u64, len: u64) -> Result<Lease<Buffer>> {
         let mut core = self.core.lock();
         let row = self.table.take(&mut core.vacant, self.owner_ptr())?;
         let flags = ARENA | crate::state::kind_bits(self.config.host_kind);

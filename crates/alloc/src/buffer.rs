@@ -24,7 +24,7 @@
 //! ([`Buffer::used_on`] from another thread) is kept until the memory is reused.
 
 use crate::layout::NO_CLASS;
-use crate::store::Spot;
+use crate::store::Placement;
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::Mutex;
 use leasehold_core::sync::atomic::{
@@ -83,7 +83,7 @@ pub struct Buffer {
     len: AtomicU64,
     flags: AtomicU32,
     tag: AtomicU32,
-    /// The node, or the slab run. Written by the owner while nobody holds the row.
+    /// The extent, or the slab run. Written by the owner while nobody holds the row.
     place: AtomicU32,
     /// The slot in the run, or [`NO_SLOT`].
     slot: AtomicU16,
@@ -595,26 +595,26 @@ pub(crate) struct Row {
     pub(crate) list: AtomicU8,
 }
 
-/// The row's block is a node.
+/// The row's block is an extent.
 pub(crate) const NO_SLOT: u16 = u16::MAX;
 
 impl Row {
     /// Where in the core the row's block lies.
     #[inline]
-    pub(crate) fn spot(&self) -> Spot {
+    pub(crate) fn placement(&self) -> Placement {
         let place = self.buffer.place.load(Ordering::Relaxed);
         match self.buffer.slot.load(Ordering::Relaxed) {
-            NO_SLOT => Spot::Node(place),
-            slot => Spot::Slot(place, slot),
+            NO_SLOT => Placement::Extent(place),
+            slot => Placement::Slot(place, slot),
         }
     }
 
     /// Says where in the core the row's block lies.
     #[inline(always)]
-    pub(crate) fn set_spot(&self, spot: Spot, class: u16) {
-        let (place, slot) = match spot {
-            Spot::Node(node) => (node, NO_SLOT),
-            Spot::Slot(run, slot) => (run, slot),
+    pub(crate) fn set_placement(&self, placement: Placement, class: u16) {
+        let (place, slot) = match placement {
+            Placement::Extent(extent) => (extent, NO_SLOT),
+            Placement::Slot(run, slot) => (run, slot),
         };
         self.buffer.place.store(place, Ordering::Relaxed);
         self.buffer.slot.store(slot, Ordering::Relaxed);

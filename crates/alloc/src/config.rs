@@ -9,7 +9,7 @@ use std::time::Duration;
 /// backing with virtual memory management.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum Policy {
-    /// While it costs less than one episode (about 50 µs) per 1,000 allocations and frees on
+    /// While it costs less than one remapping (about 50 µs) per 1,000 allocations and frees on
     /// average; not within a budget, up to which memory may be taken.
     #[default]
     Balanced,
@@ -22,19 +22,19 @@ pub enum Policy {
     Compact,
 }
 
-/// Episodes of moving granules that an allocator may spend while it warms up.
+/// Remappings of granules that an allocator may spend while it warms up.
 pub(crate) const CREDIT: u64 = 64;
 /// One more for so many granules in hand: what grows for want of order has more to spend on order.
-pub(crate) const GRANULES_PER_EPISODE: u64 = 4;
+pub(crate) const GRANULES_PER_REMAP: u64 = 4;
 /// One more for so many operations.
-pub(crate) const OPERATIONS_PER_EPISODE: u64 = 1_000;
+pub(crate) const OPERATIONS_PER_REMAP: u64 = 1_000;
 
 /// When free granules are moved instead of taking new ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Moves {
     /// Only when there is no other memory left.
     Never,
-    /// As long as it is rare: [`CREDIT`] episodes, and more with granules and operations.
+    /// As long as it is rare: [`CREDIT`] remappings, and more with granules and operations.
     Credit,
     /// Whenever they suffice.
     Always,
@@ -223,7 +223,7 @@ pub struct AllocStats {
     pub magazine_hits: u64,
     /// Growths (count).
     pub growths: u64,
-    /// Episodes in which free granules were moved (count).
+    /// Remappings of free granules (count).
     pub remaps: u64,
     /// Waits of the host for a stream (count).
     pub host_waits: u64,

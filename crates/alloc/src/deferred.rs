@@ -53,12 +53,12 @@ impl Inner {
         }
     }
 
-    /// Looks at up to `most` parked rows, the oldest first, and gives the blocks back that one
+    /// Looks at up to `most` deferred rows, the oldest first, and gives the blocks back that one
     /// timeline at most may still be using.
-    pub(crate) fn unpark(&self, core: &mut Core, most: u32) {
+    pub(crate) fn free_deferred(&self, core: &mut Core, most: u32) {
         let Core { deferred, store, vacant, .. } = core;
         self.each_due(deferred, most, |row, stamp| {
-            store.unpark(row.spot(), stamp);
+            store.free_deferred(row.placement(), stamp);
             self.table.restore(vacant, row);
         });
     }
@@ -92,17 +92,17 @@ impl Inner {
         }
     }
 
-    /// Calls `f` with the bytes of every parked block and each stamp that it waits for.
-    pub(crate) fn parked(&self, core: &Core, mut f: impl FnMut(u64, PackedTimepoint)) {
+    /// Calls `f` with the bytes of every deferred block and each stamp that it waits for.
+    pub(crate) fn each_deferred(&self, core: &Core, mut f: impl FnMut(u64, PackedTimepoint)) {
         self.each_aside(core.deferred, |row| {
-            let bytes = core.store.bytes(row.spot());
+            let bytes = core.store.bytes(row.placement());
             row.buffer.for_each_use(|s| f(bytes, s));
         });
     }
 
     /// Brings everything whose last use is over to where everybody can take it. Slow path.
     pub(crate) fn settle(&self, core: &mut Core) {
-        self.unpark(core, u32::MAX);
+        self.free_deferred(core, u32::MAX);
         core.store.drain();
     }
 }

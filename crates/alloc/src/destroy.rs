@@ -90,7 +90,7 @@ fn tear_down(inner: &mut Inner) {
             .spans
             .iter()
             .filter(|s| s.live && s.paged)
-            .all(|s| heap.nodes[s.first].units == s.units);
+            .all(|s| heap.extents[s.first].units == s.units);
         if whole {
             // SAFETY: the reservation is taken out of the allocator; its one span is whole again,
             // so nothing is mapped in it.

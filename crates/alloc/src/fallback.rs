@@ -18,7 +18,7 @@ use crate::buffer::Buffer;
 use crate::config::CrossStream;
 use crate::host;
 use crate::layout::{Layout, SIZE_LIMIT};
-use crate::oom::{Lent, Trail};
+use crate::oom::{Allocated, Trail};
 use crate::state::{Inner, On};
 use crate::store::Need;
 use crate::watch::Reach;
@@ -81,7 +81,7 @@ impl Inner {
     }
 
     /// The attempts, in order.
-    fn attempts(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Lent {
+    fn attempts(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Allocated {
         let size = layout.size;
         // 1, 2
         if let Some(lease) = self.take_known(need, size, on)? {
@@ -139,14 +139,14 @@ impl Inner {
 
     /// Memory that is free for this stream by now, once this thread's cache is empty and all that
     /// is over has coalesced.
-    fn take_known(&self, need: Need, size: u64, on: On<'_>) -> Lent {
+    fn take_known(&self, need: Need, size: u64, on: On<'_>) -> Allocated {
         let back = self.caches.flush_own(thread_number());
         let mut core = self.core.lock();
         self.take_back(&mut core, back);
         self.settle(&mut core);
         let moves = self.may_move(&core);
-        let evenly = moves && self.few() && self.reservation.is_some();
-        core.store.heap.place_evenly(evenly);
+        let align = moves && self.few() && self.reservation.is_some();
+        core.store.heap.align_large(align);
         let mut block = core.store.take(need, on.timeline)?;
         if block.is_none() && !moves {
             block = core.store.take_resident(need, on.timeline)?;
@@ -162,7 +162,13 @@ impl Inner {
 
     /// Everything that needs no wait, with moving granules allowed; at last a block without
     /// rounding.
-    fn attempt_pressed(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Lent {
+    fn attempt_pressed(
+        &self,
+        need: Need,
+        layout: Layout,
+        on: On<'_>,
+        trail: &mut Trail,
+    ) -> Allocated {
         if let Some(lease) = self.take_coalesced(need, layout.size, on)? {
             return Ok(Some(lease));
         }
@@ -186,7 +192,7 @@ impl Inner {
 
     /// Takes memory that another stream may still be using and lets this one wait for it on the
     /// device.
-    fn insert_wait(&self, need: Need, size: u64, on: On<'_>, trail: &mut Trail) -> Lent {
+    fn insert_wait(&self, need: Need, size: u64, on: On<'_>, trail: &mut Trail) -> Allocated {
         let block = {
             let mut core = self.core.lock();
             let fine =
@@ -196,7 +202,7 @@ impl Inner {
         let Some(block) = block else { return Ok(None) };
         if let Some(point) = block.stamp.timepoint() {
             if let Err(e) = on.source.wait(point) {
-                self.core.lock().store.give(block.spot, block.stamp);
+                self.core.lock().store.free(block.placement, block.stamp);
                 trail.note(format_args!("the stream cannot wait for {point:?}: {e}"));
                 return Ok(None);
             }
@@ -206,7 +212,7 @@ impl Inner {
         self.issue(&mut core, block, size, on.timeline).map(Some)
     }
 
-    fn reclaim(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Lent {
+    fn reclaim(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Allocated {
         let mut next = 0;
         loop {
             let Some(reclaimer) = self.reclaimers.lock().get(next).map(|r| r.1.clone()) else {
@@ -243,7 +249,7 @@ impl Inner {
             let core = self.core.lock();
             let mut more = Vec::new();
             // Without host memory for all of them the choice is a worse one.
-            self.parked(&core, |bytes, s| _ = host::push(&mut more, (bytes, s)));
+            self.each_deferred(&core, |bytes, s| _ = host::push(&mut more, (bytes, s)));
             core.store.slabs.pending(|bytes, s| _ = host::push(&mut more, (bytes, s)));
             core.store.heap.cheapest_wait(core.store.units(need), &more)
         };

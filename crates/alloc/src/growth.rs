@@ -7,9 +7,9 @@
 //!
 //! The lock is not held across a call of the backing.
 
-use crate::config::{CREDIT, GRANULES_PER_EPISODE, Growth, Moves, OPERATIONS_PER_EPISODE};
+use crate::config::{CREDIT, GRANULES_PER_REMAP, Growth, Moves, OPERATIONS_PER_REMAP};
 use crate::layout::UNIT_SHIFT;
-use crate::oom::{Lent, Trail};
+use crate::oom::{Allocated, Trail};
 use crate::plan::{Means, Planned};
 use crate::ring::EventKind;
 use crate::state::{Core, Inner, On};
@@ -46,10 +46,10 @@ impl Inner {
             Moves::Always => true,
             Moves::Credit => {
                 let granules = self.budget.committed() / self.caps.granule;
-                core.episodes
+                core.remaps
                     < CREDIT
-                        + granules / GRANULES_PER_EPISODE
-                        + self.operations(core) / OPERATIONS_PER_EPISODE
+                        + granules / GRANULES_PER_REMAP
+                        + self.operations(core) / OPERATIONS_PER_REMAP
             }
         }
     }
@@ -68,7 +68,7 @@ impl Inner {
         on: On<'_>,
         pressed: bool,
         trail: &mut Trail,
-    ) -> Lent {
+    ) -> Allocated {
         let paged = self.core.lock().store.heap.spans.iter().any(|s| s.live && s.paged);
         if !paged {
             return self.grow_segment(need, size, on, pressed, trail);
@@ -88,12 +88,12 @@ impl Inner {
                 } else {
                     granules(growth.least(self.budget.committed())).max(piece)
                 };
-                let means = Means { reclaim, near, even: !pressed, piece, least };
+                let means = Means { reclaim, near, aligned: !pressed, piece, least };
                 let lane = core.store.heap.lane_for(on.timeline);
                 let units = core.store.units(need);
                 let planned = core.store.heap.plan(units, need.align, lane, means, &self.budget)?;
                 match &planned {
-                    Planned::Plan(plan) if plan.reclaims() => core.episodes += 1,
+                    Planned::Plan(plan) if plan.reclaims() => core.remaps += 1,
                     _ => {}
                 }
                 planned
@@ -132,9 +132,9 @@ impl Inner {
             let result = plan.run(&*self.backing);
             self.trace_steps(&plan.steps);
             let mut core = self.core.lock();
-            let node = core.store.heap.finish(plan, result.is_ok(), &self.budget);
-            if let Some(node) = node {
-                let Some(block) = core.store.adopt(node, need)? else { return Ok(None) };
+            let extent = core.store.heap.finish(plan, result.is_ok(), &self.budget);
+            if let Some(extent) = extent {
+                let Some(block) = core.store.adopt(extent, need)? else { return Ok(None) };
                 return self.issue(&mut core, block, size, on.timeline).map(Some);
             }
             drop(core);
@@ -158,7 +158,7 @@ impl Inner {
         on: On<'_>,
         pressed: bool,
         trail: &mut Trail,
-    ) -> Lent {
+    ) -> Allocated {
         let granule = self.caps.granule;
         let units = self.core.lock().store.units(need);
         let least = (u64::from(units) + u64::from(need.align.max(1)) - 1) << UNIT_SHIFT;
@@ -188,7 +188,7 @@ impl Inner {
         on: On<'_>,
         wants: [u64; 3],
         trail: &mut Trail,
-    ) -> Lent {
+    ) -> Allocated {
         for (i, &bytes) in wants.iter().enumerate() {
             if i > 0 && wants[i - 1] == bytes {
                 continue;
@@ -231,7 +231,7 @@ impl Inner {
 
     /// A block of the memory that is free once everything that is over was brought to where it can
     /// be taken.
-    pub(crate) fn take_coalesced(&self, need: Need, size: u64, on: On<'_>) -> Lent {
+    pub(crate) fn take_coalesced(&self, need: Need, size: u64, on: On<'_>) -> Allocated {
         let mut core = self.core.lock();
         self.settle(&mut core);
         match core.store.take(need, on.timeline)? {

@@ -1,5 +1,5 @@
-//! The heap: blocks (*nodes*) that tile address ranges, and free lists of them, one for each stream
-//! and one for all.
+//! The heap: blocks (*extents*) that tile address ranges, and free lists of them, one for each
+//! stream and one for all.
 //!
 //! It is first fit by address with immediate coalescing (Knuth's boundary tags; here the tags lie
 //! in a table, so that no device memory is touched). The free lists go by stream, as in CUDA's
@@ -11,10 +11,10 @@
 //! in one lane. While a single stream uses the heap, lane 0 and its lane coalesce too, so that one
 //! stream sees no fragmentation by readiness.
 //!
-//! Addresses and physical memory are separate: parts of a free node may be backed by nothing. See
+//! Addresses and physical memory are separate: parts of a free extent may be backed by nothing. See
 //! `residency`. A block lies at the lowest address that fits. While granules are few and are moved,
 //! a large block that fills whole granules begins at a granule, if there is memory
-//! ([`even`](Heap::even)).
+//! ([`align_of`](Heap::align_of)).
 //!
 //! Plain single-threaded state: whoever owns it guards it. Makes no driver call; must not know
 //! leases.
@@ -22,10 +22,10 @@
 mod lanes;
 mod report;
 
+use crate::extent::{Cold, Extent, Extents, NIL, State, or_sink};
 use crate::host::{self, fetch_entry};
 use crate::index::Index;
 use crate::layout::{UNIT, UNIT_SHIFT};
-use crate::node::{Cold, NIL, Node, Nodes, State, or_sink};
 use crate::residency::Residency;
 use leasehold_core::{Error, OutOfMemory, PackedTimepoint, Result, Timeline, TimelineId};
 
@@ -35,8 +35,8 @@ const NO_LANE: u8 = u8::MAX;
 const MAX_LANES: usize = 200;
 /// Alignments up to this many bytes, or a granule, hold in every span, wherever it begins.
 pub(crate) const STRIDE: u64 = 2 << 20;
-/// Granules of a block from which on it may be placed evenly: of fewer there is little to be moved.
-const EVEN_FROM: u32 = 4;
+/// Granules of a block from which on it may be placed align: of fewer there is little to be moved.
+const ALIGNED_FROM: u32 = 4;
 /// It may leave one part in so many of its last granule empty.
 const SLACK: u32 = 8;
 /// A lane that is empty and was not used for this many operations is given up.
@@ -97,19 +97,19 @@ impl Lane {
 
 /// The heap.
 pub(crate) struct Heap {
-    pub(crate) nodes: Nodes,
+    pub(crate) extents: Extents,
     pub(crate) spans: Vec<Span>,
     pub(crate) lanes: Vec<Lane>,
     pub(crate) res: Residency,
     lane_of_line: Vec<u8>,
     /// Lanes in use besides lane 0.
     timelines: u32,
-    /// Free nodes whose last user is a timeline without a lane: the first of a list through their
+    /// Free extents whose last user is a timeline without a lane: the first of a list through their
     /// cold parts.
     waiting: u32,
-    /// Units of nodes whose last users are several timelines; the rows of the block table know
+    /// Units of extents whose last users are several timelines; the rows of the block table know
     /// which.
-    parked: u64,
+    deferred: u64,
     pub(crate) tick: u64,
     next_drain: usize,
     /// Gaps in the space of units, left by spans that are gone.
@@ -117,11 +117,11 @@ pub(crate) struct Heap {
     unit_end: u32,
     /// Spans take multiples of this from the space of units. It is a granule at least.
     stride: u32,
-    /// Nodes start below this unit, apart from those whose spans end above it.
+    /// Extents start below this unit, apart from those whose spans end above it.
     reached: u32,
-    /// Blocks of so many units and more get the alignment [`even`](Self::even), where they can have
-    /// it.
-    even_from: u32,
+    /// Blocks of so many units and more get the alignment [`align_of`](Self::align_of), where they
+    /// can have it.
+    aligned_from: u32,
 }
 
 impl Heap {
@@ -129,28 +129,28 @@ impl Heap {
     pub(crate) fn new(granule: u64) -> Self {
         debug_assert!(granule.is_power_of_two() && granule >= UNIT);
         Self {
-            nodes: Nodes::new(),
+            extents: Extents::new(),
             spans: Vec::new(),
             lanes: vec![Lane::new(None)],
             res: Residency::new(granule.trailing_zeros() - UNIT_SHIFT),
             lane_of_line: Vec::new(),
             timelines: 0,
             waiting: NIL,
-            parked: 0,
+            deferred: 0,
             tick: 0,
             next_drain: 1,
             gaps: Vec::new(),
             unit_end: 0,
             stride: (granule.max(STRIDE) >> UNIT_SHIFT) as u32,
             reached: 0,
-            even_from: u32::MAX,
+            aligned_from: u32::MAX,
         }
     }
 
     /// Bytes of host memory that the tables take.
     pub(crate) fn host_bytes(&self) -> u64 {
         let lanes: u64 = self.lanes.iter().map(|l| l.index.host_bytes()).sum();
-        self.nodes.host_bytes() + self.res.host_bytes() + lanes
+        self.extents.host_bytes() + self.res.host_bytes() + lanes
     }
 
     /// Adds `bytes` of addresses from `base`. A paged span begins as one hole, another as one free
@@ -163,7 +163,7 @@ impl Heap {
         paged: bool,
     ) -> Result<usize> {
         let slot = self.add_span_in_use(base, bytes, native, paged)?;
-        self.give(self.spans[slot].first, READY, PackedTimepoint::NEVER);
+        self.free(self.spans[slot].first, READY, PackedTimepoint::NEVER);
         Ok(slot)
     }
 
@@ -184,7 +184,7 @@ impl Heap {
         let skew = (base >> UNIT_SHIFT) as u32 & (self.stride - 1);
         let room = (u64::from(skew) + units).next_multiple_of(u64::from(self.stride));
         // Everything that may fail comes first.
-        self.nodes.ensure(1)?;
+        self.extents.ensure(1)?;
         host::room(&mut self.spans, 1)?;
         let spans = self.spans.len() + 1;
         host::room(&mut self.gaps, spans)?;
@@ -216,31 +216,31 @@ impl Heap {
                 self.gaps.swap_remove(i);
             }
         }
-        let id = self.nodes.take();
-        self.nodes[id] = Node {
+        let id = self.extents.take();
+        self.extents[id] = Extent {
             start: unit,
             units: units as u32,
             span: slot as u16,
             state: State::Used,
-            ..Node::VACANT
+            ..Extent::VACANT
         };
         let room = (from, want);
         self.spans[slot] =
             Span { base, unit, room, units: units as u32, first: id, native, paged, live: true };
         if paged {
-            self.nodes[id].holes = units as u32 >> self.res.shift;
+            self.extents[id].holes = units as u32 >> self.res.shift;
         }
         Ok(slot)
     }
 
-    /// Makes room in the indexes for free nodes that start below `end`, so that freeing needs no
+    /// Makes room in the indexes for free extents that start below `end`, so that freeing needs no
     /// host memory.
     pub(crate) fn reach(&mut self, end: u32) -> Result<()> {
         if end > self.reached {
             let used =
                 |(i, l): &(usize, &mut Lane)| *i == usize::from(READY) || l.timeline.is_some();
             for (_, lane) in self.lanes.iter_mut().enumerate().filter(used) {
-                lane.index.reach(&mut self.nodes.rows, end)?;
+                lane.index.reach(&mut self.extents.rows, end)?;
             }
             self.reached = end;
         }
@@ -249,7 +249,7 @@ impl Heap {
 
     /// Takes back a span that lies free and ready as one block. `None`: it does not.
     pub(crate) fn remove_span(&mut self, slot: usize) -> Option<Span> {
-        if !self.nodes.stamp(self.spans[slot].first).has_passed() {
+        if !self.extents.stamp(self.spans[slot].first).has_passed() {
             return None;
         }
         if !self.is_whole(slot) {
@@ -257,7 +257,7 @@ impl Heap {
         }
         let span = self.spans[slot];
         self.unlink_free(span.first);
-        self.nodes.put(span.first);
+        self.extents.put(span.first);
         self.spans[slot].live = false;
         self.gaps.push(span.room);
         Some(span)
@@ -267,39 +267,40 @@ impl Heap {
     #[inline]
     fn is_whole(&self, slot: usize) -> bool {
         let span = &self.spans[slot];
-        let first = &self.nodes[span.first];
+        let first = &self.extents[span.first];
         first.units == span.units && first.state == State::Free && span.live
     }
 
-    /// Gives a used node back whose last use is over at `stamp`. Never fails, never takes host
+    /// Gives a used extent back whose last use is over at `stamp`. Never fails, never takes host
     /// memory.
     #[inline(always)]
-    pub(crate) fn release(&mut self, node: u32, stamp: PackedTimepoint) {
+    pub(crate) fn release(&mut self, extent: u32, stamp: PackedTimepoint) {
         if stamp.is_never() || stamp.has_passed() {
-            self.give_ready(node);
+            self.free_ready(extent);
         } else {
             match self.lane_of(stamp) {
-                Some(lane) => self.give(node, lane, stamp),
-                None => self.give_later(node, stamp),
+                Some(lane) => self.free(extent, lane, stamp),
+                None => self.free_later(extent, stamp),
             }
         }
     }
 
-    /// The address of a unit of a node.
+    /// The address of a unit of an extent.
     #[inline]
-    pub(crate) fn addr(&self, node: u32) -> u64 {
-        let n = &self.nodes[node];
+    pub(crate) fn addr(&self, extent: u32) -> u64 {
+        let n = &self.extents[extent];
         self.spans[usize::from(n.span)].addr(n.start)
     }
 
-    /// Metal's spanning buffer of the node's span, else 0.
+    /// Metal's spanning buffer of the extent's span, else 0.
     #[inline]
-    pub(crate) fn native(&self, node: u32) -> u64 {
-        self.spans[usize::from(self.nodes[node].span)].native
+    pub(crate) fn native(&self, extent: u32) -> u64 {
+        self.spans[usize::from(self.extents[extent].span)].native
     }
 
-    /// Takes `units` (aligned to `align` units) that lie free for `timeline`. The node's timepoint
-    /// says what its memory still waits for on that timeline. `None`: nothing resident fits.
+    /// Takes `units` (aligned to `align` units) that lie free for `timeline`. The extent's
+    /// timepoint says what its memory still waits for on that timeline. `None`: nothing resident
+    /// fits.
     #[inline(always)]
     pub(crate) fn take(
         &mut self,
@@ -307,13 +308,18 @@ impl Heap {
         align: u32,
         timeline: &Timeline,
     ) -> Result<Option<u32>> {
-        self.nodes.ensure(2)?;
-        Ok(self.take_node(units, align, timeline))
+        self.extents.ensure(2)?;
+        Ok(self.take_extent(units, align, timeline))
     }
 
-    /// As [`take`](Self::take). Needs two spare nodes.
+    /// As [`take`](Self::take). Needs two spare extents.
     #[inline(always)]
-    pub(crate) fn take_node(&mut self, units: u32, align: u32, timeline: &Timeline) -> Option<u32> {
+    pub(crate) fn take_extent(
+        &mut self,
+        units: u32,
+        align: u32,
+        timeline: &Timeline,
+    ) -> Option<u32> {
         let lane = self.lane_found(timeline);
         let tick = self.tick;
         self.tick += 1;
@@ -322,38 +328,38 @@ impl Heap {
         }
         let own = &mut self.lanes[usize::from(lane)];
         own.used_at = tick;
-        let node = if units >= self.even_from {
-            self.take_even(units, align, lane)
+        let extent = if units >= self.aligned_from {
+            self.take_aligned(units, align, lane)
         } else {
             // Where nothing lies in a lane, it need not be asked.
             let lane = if own.index.count() > 0 { lane } else { READY };
             self.take_lowest(units, align, lane)
         };
-        (node != NIL).then_some(node)
+        (extent != NIL).then_some(extent)
     }
 
-    /// As [`take`](Self::take) for a lane; or `NIL`. Needs two spare nodes.
+    /// As [`take`](Self::take) for a lane; or `NIL`. Needs two spare extents.
     #[inline(never)]
     fn take_lowest(&mut self, units: u32, align: u32, lane: u8) -> u32 {
         let at = self.choose(units, align, lane);
-        if at == NIL || self.nodes[at].holes > 0 && !self.is_backed_in(at, units, align) {
+        if at == NIL || self.extents[at].holes > 0 && !self.is_backed_in(at, units, align) {
             return NIL;
         }
         self.carve(at, units, align)
     }
 
-    /// From now on large blocks begin at granules, or no longer: see [`even`](Self::even).
-    pub(crate) fn place_evenly(&mut self, on: bool) {
-        self.even_from = if on { EVEN_FROM << self.res.shift } else { u32::MAX };
+    /// From now on large blocks begin at granules, or no longer: see [`align_of`](Self::align_of).
+    pub(crate) fn align_large(&mut self, on: bool) {
+        self.aligned_from = if on { ALIGNED_FROM << self.res.shift } else { u32::MAX };
     }
 
     /// The alignment of a block: a granule's, if it is large and fills whole granules but for a
     /// little. Free, it leaves all of them to be moved; had it begun within one, it would mostly
     /// leave one less. Only where that gains something: while one timeline uses the heap.
-    pub(crate) fn even(&self, units: u32, align: u32) -> u32 {
+    pub(crate) fn align_of(&self, units: u32, align: u32) -> u32 {
         let granule = 1u32 << self.res.shift;
         let rest = units.wrapping_neg() & (granule - 1);
-        if units >= self.even_from && self.single() && rest <= granule / SLACK {
+        if units >= self.aligned_from && self.single() && rest <= granule / SLACK {
             align.max(granule)
         } else {
             align
@@ -363,55 +369,55 @@ impl Heap {
     /// As [`take_lowest`](Self::take_lowest), for a block that may have an even place.
     #[cold]
     #[inline(never)]
-    fn take_even(&mut self, units: u32, align: u32, lane: u8) -> u32 {
-        let even = self.even(units, align);
+    fn take_aligned(&mut self, units: u32, align: u32, lane: u8) -> u32 {
+        let even = self.align_of(units, align);
         let at = if even > align { self.take_lowest(units, even, lane) } else { NIL };
         if at != NIL { at } else { self.take_lowest(units, align, lane) }
     }
 
-    /// The free node that a request for `lane` is placed in, or `NIL`.
+    /// The free extent that a request for `lane` is placed in, or `NIL`.
     #[inline(always)]
     pub(crate) fn choose(&self, units: u32, align: u32, lane: u8) -> u32 {
         if lane != READY {
             return self.choose_between(units, align, lane);
         }
-        self.lanes[0].index.find(&self.nodes.rows, units, align)
+        self.lanes[0].index.find(&self.extents.rows, units, align)
     }
 
     /// As [`choose`](Self::choose), for a timeline's own lane.
     #[inline(never)]
     fn choose_between(&self, units: u32, align: u32, lane: u8) -> u32 {
-        let mut at = self.lanes[usize::from(lane)].index.find(&self.nodes.rows, units, align);
-        if at == NIL || self.nodes[at].units != units {
-            let ready = self.lanes[0].index.find(&self.nodes.rows, units, align);
-            if ready != NIL && (at == NIL || self.nodes[ready].start < self.nodes[at].start) {
+        let mut at = self.lanes[usize::from(lane)].index.find(&self.extents.rows, units, align);
+        if at == NIL || self.extents[at].units != units {
+            let ready = self.lanes[0].index.find(&self.extents.rows, units, align);
+            if ready != NIL && (at == NIL || self.extents[ready].start < self.extents[at].start) {
                 at = ready;
             }
         }
         at
     }
 
-    /// Whether the place that a request would get in a free node is backed.
+    /// Whether the place that a request would get in a free extent is backed.
     #[inline]
     fn is_backed_in(&self, at: u32, units: u32, align: u32) -> bool {
-        let start = self.nodes[at].start;
+        let start = self.extents[at].start;
         let start = if align > 1 { start.next_multiple_of(align) } else { start };
         self.res.is_backed(start, start + units)
     }
 
     /// As [`take`](Self::take), but anything that is backed, however badly it fits: in the middle
-    /// of a free node too. Slow path.
+    /// of a free extent too. Slow path.
     pub(crate) fn take_resident(
         &mut self,
         units: u32,
         align: u32,
         lane: u8,
     ) -> Result<Option<u32>> {
-        self.nodes.ensure(2)?;
+        self.extents.ensure(2)?;
         for l in [lane, READY] {
             let index = &self.lanes[usize::from(l)].index;
             let mut start = 0;
-            let at = index.find_where(&self.nodes.rows, units, align, |n| {
+            let at = index.find_where(&self.extents.rows, units, align, |n| {
                 match self.backed_at(n, units, align) {
                     Some(place) => {
                         start = place;
@@ -427,8 +433,8 @@ impl Heap {
         Ok(None)
     }
 
-    /// Where a block would lie in a free node on memory that is there.
-    fn backed_at(&self, n: &Node, units: u32, align: u32) -> Option<u32> {
+    /// Where a block would lie in a free extent on memory that is there.
+    fn backed_at(&self, n: &Extent, units: u32, align: u32) -> Option<u32> {
         let align = align.max(1);
         let fits = |from: u32, to: u32| {
             let start = from.checked_next_multiple_of(align)?;
@@ -442,8 +448,8 @@ impl Heap {
         found
     }
 
-    /// The parts of a node that are backed.
-    fn backed_parts(&self, n: &Node, mut each: impl FnMut(u32, u32)) {
+    /// The parts of an extent that are backed.
+    fn backed_parts(&self, n: &Extent, mut each: impl FnMut(u32, u32)) {
         let (mut from, mut at) = (n.start, n.start);
         while at < n.end() {
             let granule = at >> self.res.shift;
@@ -474,13 +480,13 @@ impl Heap {
         lane: u8,
         mut allowed: impl FnMut(PackedTimepoint) -> bool,
     ) -> Result<Option<u32>> {
-        self.nodes.ensure(2)?;
+        self.extents.ensure(2)?;
         for other in 1..self.lanes.len() {
             if other == usize::from(lane) {
                 continue;
             }
-            let at = self.lanes[other].index.find(&self.nodes.rows, units, align);
-            if at != NIL && allowed(self.nodes.stamp(at)) && self.is_backed_in(at, units, align) {
+            let at = self.lanes[other].index.find(&self.extents.rows, units, align);
+            if at != NIL && allowed(self.extents.stamp(at)) && self.is_backed_in(at, units, align) {
                 return Ok(Some(self.carve(at, units, align)));
             }
         }
@@ -507,8 +513,8 @@ impl Heap {
         for lane in &self.lanes[1..] {
             let mut at = lane.oldest;
             while at != NIL {
-                let n = &self.nodes[at];
-                let Cold { stamp, age_next, .. } = self.nodes.cold[at as usize];
+                let n = &self.extents[at];
+                let Cold { stamp, age_next, .. } = self.extents.cold[at as usize];
                 // A block merged from many frees is ready granule by granule.
                 let (mut g, end) = (n.start.div_ceil(1 << shift), n.end() >> shift);
                 while g < end {
@@ -549,31 +555,31 @@ impl Heap {
         best.map(|b| b.2)
     }
 
-    /// Cuts a used block out of a free node that holds it, and that is backed there. Needs two
-    /// spare nodes.
+    /// Cuts a used block out of a free extent that holds it, and that is backed there. Needs two
+    /// spare extents.
     #[inline(always)]
     pub(crate) fn carve(&mut self, at: u32, units: u32, align: u32) -> u32 {
-        let start = self.nodes[at].start;
+        let start = self.extents[at].start;
         self.carve_at(at, if align > 1 { start.next_multiple_of(align) } else { start }, units)
     }
 
     /// As [`carve`](Self::carve), from the unit `from`.
     #[inline(always)]
     fn carve_at(&mut self, at: u32, from: u32, units: u32) -> u32 {
-        let Node { start, units: all, lane, prev, span, .. } = self.nodes[at];
+        let Extent { start, units: all, lane, prev, span, .. } = self.extents[at];
         let mut id = at;
         if from != start {
             id = self.carve_slow(at, from, units);
         } else if all == units {
             self.unlink_free(at);
         } else {
-            // The rest keeps its node, and so its place in the order of release.
-            id = self.nodes.take();
+            // The rest keeps its extent, and so its place in the order of release.
+            id = self.extents.take();
             if lane != READY {
-                self.nodes.cold[id as usize].stamp = self.nodes.cold[at as usize].stamp;
+                self.extents.cold[id as usize].stamp = self.extents.cold[at as usize].stamp;
             }
-            let rows = &mut self.nodes.rows[..];
-            rows[id as usize] = Node {
+            let rows = &mut self.extents.rows[..];
+            rows[id as usize] = Extent {
                 start,
                 units,
                 prev,
@@ -581,7 +587,7 @@ impl Heap {
                 span,
                 lane,
                 state: State::Used,
-                ..Node::VACANT
+                ..Extent::VACANT
             };
             rows[at as usize].prev = id;
             match rows.get_mut(prev as usize) {
@@ -591,33 +597,33 @@ impl Heap {
             self.lanes[usize::from(lane)].index.cut(rows, at, units);
             return id;
         }
-        let n = &mut self.nodes.rows[id as usize];
+        let n = &mut self.extents.rows[id as usize];
         n.state = State::Used;
         n.link = [NIL; 2];
         id
     }
 
-    /// The block does not begin where the free node does.
+    /// The block does not begin where the free extent does.
     #[cold]
     fn carve_slow(&mut self, at: u32, from: u32, units: u32) -> u32 {
         self.unlink_free(at);
-        let Node { start, lane, .. } = self.nodes[at];
-        let stamp = self.nodes.stamp(at);
+        let Extent { start, lane, .. } = self.extents[at];
+        let stamp = self.extents.stamp(at);
         let id = self.split(at, from - start);
-        self.nodes[at].state = State::Free;
+        self.extents[at].state = State::Free;
         self.link_free(at, lane, stamp);
-        if self.nodes[id].units > units {
+        if self.extents[id].units > units {
             let rest = self.split(id, units);
-            self.nodes[rest].state = State::Free;
+            self.extents[rest].state = State::Free;
             self.link_free(rest, lane, stamp);
         }
         id
     }
 
-    /// Splits a node that is in no index; the new upper part has the same state.
+    /// Splits an extent that is in no index; the new upper part has the same state.
     pub(crate) fn split(&mut self, at: u32, units: u32) -> u32 {
-        let upper = self.nodes.take();
-        let low = self.nodes[at];
+        let upper = self.extents.take();
+        let low = self.extents[at];
         debug_assert!(units > 0 && units < low.units);
         let (mut below, mut above) = (0, 0);
         if low.holes > 0 {
@@ -630,7 +636,7 @@ impl Heap {
                 below = low.holes - above;
             }
         }
-        self.nodes[upper] = Node {
+        self.extents[upper] = Extent {
             start: low.start + units,
             units: low.units - units,
             prev: at,
@@ -638,32 +644,32 @@ impl Heap {
             ..low
         };
         if low.lane != READY {
-            self.nodes.cold[upper as usize].stamp = self.nodes.cold[at as usize].stamp;
+            self.extents.cold[upper as usize].stamp = self.extents.cold[at as usize].stamp;
         }
-        self.nodes[at].units = units;
-        self.nodes[at].holes = below;
-        self.nodes[at].next = upper;
+        self.extents[at].units = units;
+        self.extents[at].holes = below;
+        self.extents[at].next = upper;
         if low.next != NIL {
-            self.nodes[low.next].prev = upper;
+            self.extents[low.next].prev = upper;
         }
         upper
     }
 
-    /// Puts a node into a lane's index, without merging.
+    /// Puts an extent into a lane's index, without merging.
     #[inline]
     pub(crate) fn link_free(&mut self, id: u32, lane: u8, stamp: PackedTimepoint) {
-        self.nodes[id].lane = lane;
-        self.lanes[usize::from(lane)].index.insert(&mut self.nodes.rows, id);
+        self.extents[id].lane = lane;
+        self.lanes[usize::from(lane)].index.insert(&mut self.extents.rows, id);
         if lane != READY {
             self.link_age(id, lane, stamp);
         }
     }
 
-    /// Takes a free node out of its index; its state is left to the caller.
+    /// Takes a free extent out of its index; its state is left to the caller.
     #[inline]
     pub(crate) fn unlink_free(&mut self, id: u32) {
-        let lane = self.nodes[id].lane;
-        self.lanes[usize::from(lane)].index.remove(&mut self.nodes.rows, id);
+        let lane = self.extents[id].lane;
+        self.lanes[usize::from(lane)].index.remove(&mut self.extents.rows, id);
         if lane != READY {
             self.unlink_age(id, lane);
         }
@@ -672,7 +678,7 @@ impl Heap {
     #[inline]
     fn link_age(&mut self, id: u32, lane: u8, stamp: PackedTimepoint) {
         let l = &mut self.lanes[usize::from(lane)];
-        let cold = &mut self.nodes.cold;
+        let cold = &mut self.extents.cold;
         let newest = std::mem::replace(&mut l.newest, id);
         cold[id as usize] = Cold { stamp, age_prev: newest, age_next: NIL };
         match newest {
@@ -684,7 +690,7 @@ impl Heap {
     #[inline]
     fn unlink_age(&mut self, id: u32, lane: u8) {
         let l = &mut self.lanes[usize::from(lane)];
-        let cold = &mut self.nodes.cold;
+        let cold = &mut self.extents.cold;
         let Cold { age_prev, age_next, .. } = cold[id as usize];
         match age_prev {
             NIL => l.oldest = age_next,
@@ -696,41 +702,41 @@ impl Heap {
         }
     }
 
-    /// Gives a used node back: free at once for `lane`, for the others when `stamp` has passed.
+    /// Gives a used extent back: free at once for `lane`, for the others when `stamp` has passed.
     /// Never fails, never takes host memory.
-    pub(crate) fn give(&mut self, id: u32, lane: u8, stamp: PackedTimepoint) {
+    pub(crate) fn free(&mut self, id: u32, lane: u8, stamp: PackedTimepoint) {
         self.announce(id, lane);
         if lane != READY {
-            self.res.note_use(&self.nodes[id], stamp);
+            self.res.note_use(&self.extents[id], stamp);
         }
         self.coalesce(id, lane, stamp, true);
     }
 
-    /// As [`give`](Self::give), free for everybody at once.
+    /// As [`free`](Self::free), free for everybody at once.
     #[inline(never)]
-    pub(crate) fn give_ready(&mut self, id: u32) {
+    pub(crate) fn free_ready(&mut self, id: u32) {
         self.announce(id, READY);
         self.coalesce(id, READY, PackedTimepoint::NEVER, true);
     }
 
-    /// A used node is about to come back.
+    /// A used extent is about to come back.
     #[inline(always)]
     fn announce(&mut self, id: u32, lane: u8) {
         self.tick += 1;
         // The rest of the operation looks at all of these entries; they are fetched at once.
-        let Node { start, units, prev, next, .. } = self.nodes[id];
-        fetch_entry(&self.nodes.rows, prev as usize);
-        fetch_entry(&self.nodes.rows, next as usize);
+        let Extent { start, units, prev, next, .. } = self.extents[id];
+        fetch_entry(&self.extents.rows, prev as usize);
+        fetch_entry(&self.extents.rows, next as usize);
         self.lanes[usize::from(lane)].index.expect(start + units);
     }
 
-    /// Frees a node into a lane, merging with neighbours. `absorb`: while a single timeline uses
+    /// Frees an extent into a lane, merging with neighbours. `absorb`: while a single timeline uses
     /// the heap, lanes merge too.
     #[inline(never)]
     fn coalesce(&mut self, id: u32, lane: u8, stamp: PackedTimepoint, absorb: bool) {
         let unite = absorb && self.timelines <= 1;
-        let rows = &mut self.nodes.rows[..];
-        let Node { prev, next, .. } = rows[id as usize];
+        let rows = &mut self.extents.rows[..];
+        let Extent { prev, next, .. } = rows[id as usize];
         let merges = |at: u32| {
             rows.get(at as usize).is_some_and(|n| {
                 n.state == State::Free
@@ -748,30 +754,30 @@ impl Heap {
         }
     }
 
-    /// The free neighbour below grows over a node.
+    /// The free neighbour below grows over an extent.
     #[inline(always)]
     fn merge_below(&mut self, id: u32, lane: u8, stamp: PackedTimepoint) {
-        let Node { units, holes, next, prev, .. } = self.nodes[id];
-        self.nodes.put(id);
-        let rows = &mut self.nodes.rows[..];
+        let Extent { units, holes, next, prev, .. } = self.extents[id];
+        self.extents.put(id);
+        let rows = &mut self.extents.rows[..];
         rows[or_sink(next) as usize].prev = prev;
         let below = &mut rows[prev as usize];
         below.next = next;
         self.grow(prev, 0, units, holes, lane, stamp);
     }
 
-    /// The free neighbour above grows over a node and over the one below. It keeps its place in the
-    /// index, which goes by where nodes end.
+    /// The free neighbour above grows over an extent and over the one below. It keeps its place in
+    /// the index, which goes by where extents end.
     #[inline(always)]
     fn merge_between(&mut self, id: u32, lane: u8, stamp: PackedTimepoint) {
-        let Node { units, holes, prev, next, .. } = self.nodes[id];
-        let below = self.nodes[prev];
+        let Extent { units, holes, prev, next, .. } = self.extents[id];
+        let below = self.extents[prev];
         let (lane, stamp) =
-            latest((lane, stamp), (below.lane, self.nodes.cold[prev as usize].stamp));
-        self.nodes.put(id);
+            latest((lane, stamp), (below.lane, self.extents.cold[prev as usize].stamp));
+        self.extents.put(id);
         self.unlink_free(prev);
-        self.nodes.put(prev);
-        let rows = &mut self.nodes.rows[..];
+        self.extents.put(prev);
+        let rows = &mut self.extents.rows[..];
         let above = &mut rows[next as usize];
         above.prev = below.prev;
         match rows.get_mut(below.prev as usize) {
@@ -781,12 +787,12 @@ impl Heap {
         self.grow(next, units + below.units, 0, holes + below.holes, lane, stamp);
     }
 
-    /// The free neighbour above grows over a node.
+    /// The free neighbour above grows over an extent.
     #[inline(always)]
     fn merge_above(&mut self, id: u32, lane: u8, stamp: PackedTimepoint) {
-        let Node { units, holes, prev, next, span, .. } = self.nodes[id];
-        self.nodes.put(id);
-        let rows = &mut self.nodes.rows[..];
+        let Extent { units, holes, prev, next, span, .. } = self.extents[id];
+        self.extents.put(id);
+        let rows = &mut self.extents.rows[..];
         let above = &mut rows[next as usize];
         above.prev = prev;
         match rows.get_mut(prev as usize) {
@@ -796,8 +802,8 @@ impl Heap {
         self.grow(next, units, 0, holes, lane, stamp);
     }
 
-    /// A free node becomes larger, by memory of `lane` and `stamp`: `below` units at its beginning
-    /// or `above` at its end.
+    /// A free extent becomes larger, by memory of `lane` and `stamp`: `below` units at its
+    /// beginning or `above` at its end.
     #[inline(always)]
     fn grow(
         &mut self,
@@ -808,14 +814,14 @@ impl Heap {
         lane: u8,
         stamp: PackedTimepoint,
     ) {
-        if lane != READY || self.nodes[id].lane != READY {
+        if lane != READY || self.extents[id].lane != READY {
             return self.grow_pending(id, below, above, holes, lane, stamp);
         }
         let index = &mut self.lanes[usize::from(READY)].index;
         if below > 0 {
-            index.extend_down(&mut self.nodes.rows, id, below, holes);
+            index.extend_down(&mut self.extents.rows, id, below, holes);
         } else {
-            index.extend_up(&mut self.nodes.rows, id, above, holes);
+            index.extend_up(&mut self.extents.rows, id, above, holes);
         }
     }
 
@@ -830,12 +836,12 @@ impl Heap {
         lane: u8,
         stamp: PackedTimepoint,
     ) {
-        let own = self.nodes[id].lane;
-        let last = self.nodes.cold[id as usize].stamp;
+        let own = self.extents[id].lane;
+        let last = self.extents.cold[id as usize].stamp;
         let (to, stamp) = latest((lane, stamp), (own, last));
         if to != own {
             self.unlink_free(id);
-            let n = &mut self.nodes[id];
+            let n = &mut self.extents[id];
             n.start -= below;
             n.units += below + above;
             n.holes += holes;
@@ -843,9 +849,9 @@ impl Heap {
         }
         let index = &mut self.lanes[usize::from(own)].index;
         if below > 0 {
-            index.extend_down(&mut self.nodes.rows, id, below, holes);
+            index.extend_down(&mut self.extents.rows, id, below, holes);
         } else {
-            index.extend_up(&mut self.nodes.rows, id, above, holes);
+            index.extend_up(&mut self.extents.rows, id, above, holes);
         }
         if own != READY && last != stamp {
             self.unlink_age(id, own);
@@ -853,10 +859,10 @@ impl Heap {
         }
     }
 
-    /// Frees a node that was out of circulation.
+    /// Frees an extent that was out of circulation.
     pub(crate) fn free_again(&mut self, id: u32, lane: u8, stamp: PackedTimepoint) {
         if lane != READY {
-            self.res.note_use(&self.nodes[id], stamp);
+            self.res.note_use(&self.extents[id], stamp);
         }
         self.coalesce(id, lane, stamp, true);
     }

@@ -1,15 +1,15 @@
 //! The free-block index: the lowest address that fits, by a tree of maxima over the addresses.
 //!
-//! An [`Index`] holds the free nodes of one kind (ready for everybody, or still in use by one
-//! line). Addresses are cut into *leaves* of 1 MiB. A leaf has a list of the free nodes that end in
-//! it, and the size of the largest of them; above lie rows of maxima, each over thirty-two of the
-//! row below. A search walks down from the top to the first leaf whose maximum suffices, so it
+//! An [`Index`] holds the free extents of one kind (ready for everybody, or still in use by one
+//! line). Addresses are cut into *leaves* of 1 MiB. A leaf has a list of the free extents that end
+//! in it, and the size of the largest of them; above lie rows of maxima, each over thirty-two of
+//! the row below. A search walks down from the top to the first leaf whose maximum suffices, so it
 //! costs a handful of cache lines whatever the number of free blocks, and so does a change, which
 //! walks up as long as a maximum changes.
 //!
-//! (Nodes do not overlap, so they lie in the same order by their ends as by their beginnings; and a
-//! block is cut off at the beginning, so that what is left stays in its leaf. The last leaf has the
-//! nodes that end beyond it, too.)
+//! (Extents do not overlap, so they lie in the same order by their ends as by their beginnings; and
+//! a block is cut off at the beginning, so that what is left stays in its leaf. The last leaf has
+//! the extents that end beyond it, too.)
 //!
 //! Maxima are kept in sixteen bits, so that thirty-two lie in a cache line and few rows do: exact
 //! up to 1 MiB, with eleven significant bits above ([`code`]). A leaf that seems to suffice may
@@ -18,18 +18,18 @@
 //! First fit, because it packs blocks of mixed sizes densely whatever their order, where best fit
 //! is chaotic (on the shared decoding trace, 2 % to 8 % more granules in use than bytes, depending
 //! on a few bytes at the beginning). It was reached before by two-level segregated bins in address
-//! order, which had to look at many bins for it and walked lists whose nodes were no longer in a
+//! order, which had to look at many bins for it and walked lists whose extents were no longer in a
 //! cache. Where a block goes depends on the set of free blocks and the request only.
 //!
 //! Must not know spans, streams or budgets.
 
+use crate::extent::{Extent, NIL, or_sink};
 use crate::host::{self, fetch_entry};
-use crate::node::{NIL, Node, or_sink};
 use leasehold_core::Result;
 use std::hint::select_unpredictable;
 
 /// log2 of a leaf in units. With half as much there are more rows, with twice as much more leaves
-/// with several nodes; both took longer with sizes up to 4 MiB.
+/// with several extents; both took longer with sizes up to 4 MiB.
 const LEAF: u32 = 11;
 /// log2 of how many entries of a row one entry of the row above stands for.
 const FAN: u32 = 5;
@@ -127,9 +127,9 @@ fn code(units: u32) -> i16 {
 
 const _: () = assert!(((u32::BITS - EXACT) << (EXACT - 1)) + (1 << EXACT) <= 1 << 15);
 
-/// A set of free nodes, searchable by size.
+/// A set of free extents, searchable by size.
 pub(crate) struct Index {
-    /// The first node of each leaf's list.
+    /// The first extent of each leaf's list.
     heads: Vec<u32>,
     /// The leaves' maxima, then rows of maxima up to one line.
     rows: [Vec<Line>; ROWS],
@@ -155,15 +155,15 @@ impl Index {
         }
     }
 
-    /// The leaf of a node that ends at a unit. Needs one leaf at least.
+    /// The leaf of an extent that ends at a unit. Needs one leaf at least.
     #[inline]
     fn leaf_of(&self, end: u32) -> usize {
         (((end - 1) >> LEAF) as usize).min(self.last)
     }
 
-    /// Makes room for nodes that start below `end` units, so that [`insert`](Self::insert) needs no
-    /// host memory.
-    pub(crate) fn reach(&mut self, nodes: &mut [Node], end: u32) -> Result<()> {
+    /// Makes room for extents that start below `end` units, so that [`insert`](Self::insert) needs
+    /// no host memory.
+    pub(crate) fn reach(&mut self, extents: &mut [Extent], end: u32) -> Result<()> {
         let leaves = (end.saturating_sub(1) >> LEAF) as usize + 1;
         if leaves <= self.heads.len() {
             return Ok(());
@@ -198,25 +198,25 @@ impl Index {
         }
         self.top = top.max(self.top);
         if let Some(last) = last {
-            self.spread(nodes, last);
+            self.spread(extents, last);
         }
         Ok(())
     }
 
-    /// There are leaves now for those nodes of the one that was the last which end beyond it.
-    fn spread(&mut self, nodes: &mut [Node], last: usize) {
+    /// There are leaves now for those extents of the one that was the last which end beyond it.
+    fn spread(&mut self, extents: &mut [Extent], last: usize) {
         let mut at = self.heads[last];
         while at != NIL {
-            let node = nodes[at as usize];
-            let to = self.leaf_of(node.end());
+            let extent = extents[at as usize];
+            let to = self.leaf_of(extent.end());
             if to != last {
-                self.unlink(nodes, at, last);
-                self.link(nodes, at, to);
-                self.raise(to, node.units);
+                self.unlink(extents, at, last);
+                self.link(extents, at, to);
+                self.raise(to, extent.units);
             }
-            at = node.link[1];
+            at = extent.link[1];
         }
-        self.less(nodes, last);
+        self.less(extents, last);
     }
 
     /// Units in the set.
@@ -230,7 +230,7 @@ impl Index {
         self.holes
     }
 
-    /// Nodes in the set.
+    /// Extents in the set.
     #[inline]
     pub(crate) fn count(&self) -> u32 {
         self.count
@@ -268,23 +268,23 @@ impl Index {
         }
     }
 
-    /// The code of the largest node in a leaf's list.
+    /// The code of the largest extent in a leaf's list.
     #[inline]
-    fn largest(&self, nodes: &[Node], leaf: usize) -> i16 {
+    fn largest(&self, extents: &[Extent], leaf: usize) -> i16 {
         // Whether there is one is as good as random, so that is not branched upon.
         let head = self.heads[leaf];
-        let node = &nodes[or_sink(head) as usize];
+        let extent = &extents[or_sink(head) as usize];
         let (mut max, mut at) =
-            select_unpredictable(head == NIL, (0, NIL), (node.units, node.link[1]));
+            select_unpredictable(head == NIL, (0, NIL), (extent.units, extent.link[1]));
         while at != NIL {
-            let node = &nodes[at as usize];
-            max = max.max(node.units);
-            at = node.link[1];
+            let extent = &extents[at as usize];
+            max = max.max(extent.units);
+            at = extent.link[1];
         }
         code(max)
     }
 
-    /// A leaf has a node of `units`.
+    /// A leaf has an extent of `units`.
     #[inline]
     fn raise(&mut self, leaf: usize, units: u32) {
         let max = &mut self.rows[0][leaf / WIDE].0[leaf % WIDE];
@@ -295,10 +295,10 @@ impl Index {
         }
     }
 
-    /// A node is gone from a leaf's list, or has another length.
+    /// An extent is gone from a leaf's list, or has another length.
     #[inline]
-    fn less(&mut self, nodes: &[Node], leaf: usize) {
-        let rest = self.largest(nodes, leaf);
+    fn less(&mut self, extents: &[Extent], leaf: usize) {
+        let rest = self.largest(extents, leaf);
         self.set(leaf, rest);
     }
 
@@ -309,34 +309,35 @@ impl Index {
         self.pass_up(leaf / WIDE, old, rest);
     }
 
-    /// A node of a leaf ends elsewhere and is longer.
+    /// An extent of a leaf ends elsewhere and is longer.
     #[inline]
-    fn relink(&mut self, nodes: &mut [Node], id: u32, from: usize) {
-        let node = nodes[id as usize];
-        let to = self.leaf_of(node.end());
+    fn relink(&mut self, extents: &mut [Extent], id: u32, from: usize) {
+        let extent = extents[id as usize];
+        let to = self.leaf_of(extent.end());
         if to == from {
-            self.raise(from, node.units);
-        } else if node.link == [NIL; 2] {
+            self.raise(from, extent.units);
+        } else if extent.link == [NIL; 2] {
             // Most often the only one.
             self.heads[from] = NIL;
-            self.enlist(nodes, id, (from, 0), to);
+            self.enlist(extents, id, (from, 0), to);
         } else {
-            self.relink_slow(nodes, id, from, to);
+            self.relink_slow(extents, id, from, to);
         }
     }
 
     #[inline(never)]
-    fn relink_slow(&mut self, nodes: &mut [Node], id: u32, from: usize, to: usize) {
-        self.unlink(nodes, id, from);
-        let rest = self.largest(nodes, from);
-        self.enlist(nodes, id, (from, rest), to);
+    fn relink_slow(&mut self, extents: &mut [Extent], id: u32, from: usize, to: usize) {
+        self.unlink(extents, id, from);
+        let rest = self.largest(extents, from);
+        self.enlist(extents, id, (from, rest), to);
     }
 
-    /// A node comes into a leaf's list from another one, where the code of what is left is `rest`.
+    /// An extent comes into a leaf's list from another one, where the code of what is left is
+    /// `rest`.
     #[inline(always)]
-    fn enlist(&mut self, nodes: &mut [Node], id: u32, (from, rest): (usize, i16), to: usize) {
-        let units = nodes[id as usize].units;
-        self.link(nodes, id, to);
+    fn enlist(&mut self, extents: &mut [Extent], id: u32, (from, rest): (usize, i16), to: usize) {
+        let units = extents[id as usize].units;
+        self.link(extents, id, to);
         if from / WIDE != to / WIDE {
             return self.set_apart(from, rest, to, units);
         }
@@ -351,12 +352,12 @@ impl Index {
     /// As [`less`](Self::less). By itself, as is what follows: so that what is most often done does
     /// without a frame.
     #[inline(never)]
-    fn less_slow(&mut self, nodes: &[Node], leaf: usize) {
-        self.less(nodes, leaf);
+    fn less_slow(&mut self, extents: &[Extent], leaf: usize) {
+        self.less(extents, leaf);
     }
 
     /// The maximum of one leaf may be less than it was, and another one, in another line, has a
-    /// node of `units`.
+    /// extent of `units`.
     #[inline(never)]
     fn set_apart(&mut self, from: usize, rest: i16, to: usize, units: u32) {
         self.raise(to, units);
@@ -364,38 +365,39 @@ impl Index {
     }
 
     #[inline]
-    fn link(&mut self, nodes: &mut [Node], id: u32, leaf: usize) {
+    fn link(&mut self, extents: &mut [Extent], id: u32, leaf: usize) {
         let after = std::mem::replace(&mut self.heads[leaf], id);
-        nodes[id as usize].link = [NIL, after];
-        nodes[or_sink(after) as usize].link[0] = id;
+        extents[id as usize].link = [NIL, after];
+        extents[or_sink(after) as usize].link[0] = id;
     }
 
     #[inline]
-    fn unlink(&mut self, nodes: &mut [Node], id: u32, leaf: usize) {
-        let [before, after] = nodes[id as usize].link;
-        nodes[or_sink(after) as usize].link[0] = before;
-        nodes[or_sink(before) as usize].link[1] = after;
+    fn unlink(&mut self, extents: &mut [Extent], id: u32, leaf: usize) {
+        let [before, after] = extents[id as usize].link;
+        extents[or_sink(after) as usize].link[0] = before;
+        extents[or_sink(before) as usize].link[1] = after;
         let head = &mut self.heads[leaf];
         *head = select_unpredictable(before == NIL, after, *head);
     }
 
-    /// Adds a node. The range that the node describes may change only through [`cut`](Self::cut),
-    /// [`extend_up`](Self::extend_up) and [`extend_down`](Self::extend_down) while the node is in.
+    /// Adds an extent. The range that the extent describes may change only through
+    /// [`cut`](Self::cut), [`extend_up`](Self::extend_up) and [`extend_down`](Self::extend_down)
+    /// while the extent is in.
     #[inline]
-    pub(crate) fn insert(&mut self, nodes: &mut [Node], id: u32) {
-        let Node { start, units, holes, .. } = nodes[id as usize];
+    pub(crate) fn insert(&mut self, extents: &mut [Extent], id: u32) {
+        let Extent { start, units, holes, .. } = extents[id as usize];
         let leaf = self.leaf_of(start + units);
-        self.link(nodes, id, leaf);
+        self.link(extents, id, leaf);
         self.raise(leaf, units);
         self.units += u64::from(units);
         self.holes += u64::from(holes);
         self.count += 1;
     }
 
-    /// Takes a node out.
+    /// Takes an extent out.
     #[inline]
-    pub(crate) fn remove(&mut self, nodes: &mut [Node], id: u32) {
-        let Node { start, units, holes, link, .. } = nodes[id as usize];
+    pub(crate) fn remove(&mut self, extents: &mut [Extent], id: u32) {
+        let Extent { start, units, holes, link, .. } = extents[id as usize];
         let leaf = self.leaf_of(start + units);
         self.units -= u64::from(units);
         self.holes -= u64::from(holes);
@@ -405,54 +407,54 @@ impl Index {
             self.heads[leaf] = NIL;
             self.set(leaf, 0);
         } else {
-            self.unlink(nodes, id, leaf);
-            self.less_slow(nodes, leaf);
+            self.unlink(extents, id, leaf);
+            self.less_slow(extents, leaf);
         }
     }
 
-    /// A node that is in begins `units` earlier and has `holes` more.
+    /// An extent that is in begins `units` earlier and has `holes` more.
     #[inline]
-    pub(crate) fn extend_down(&mut self, nodes: &mut [Node], id: u32, units: u32, holes: u32) {
-        let node = &mut nodes[id as usize];
-        node.start -= units;
-        node.units += units;
-        node.holes += holes;
-        let (leaf, new) = (self.leaf_of(node.end()), node.units);
+    pub(crate) fn extend_down(&mut self, extents: &mut [Extent], id: u32, units: u32, holes: u32) {
+        let extent = &mut extents[id as usize];
+        extent.start -= units;
+        extent.units += units;
+        extent.holes += holes;
+        let (leaf, new) = (self.leaf_of(extent.end()), extent.units);
         self.units += u64::from(units);
         self.holes += u64::from(holes);
         self.raise(leaf, new);
     }
 
-    /// A node that is in ends `units` later and has `holes` more.
+    /// An extent that is in ends `units` later and has `holes` more.
     #[inline]
-    pub(crate) fn extend_up(&mut self, nodes: &mut [Node], id: u32, units: u32, holes: u32) {
-        let node = &mut nodes[id as usize];
-        let from = self.leaf_of(node.end());
-        node.units += units;
-        node.holes += holes;
+    pub(crate) fn extend_up(&mut self, extents: &mut [Extent], id: u32, units: u32, holes: u32) {
+        let extent = &mut extents[id as usize];
+        let from = self.leaf_of(extent.end());
+        extent.units += units;
+        extent.holes += holes;
         self.units += u64::from(units);
         self.holes += u64::from(holes);
-        self.relink(nodes, id, from);
+        self.relink(extents, id, from);
     }
 
-    /// A node that is in begins `units` later, which is less than it has.
+    /// An extent that is in begins `units` later, which is less than it has.
     #[inline]
-    pub(crate) fn cut(&mut self, nodes: &mut [Node], id: u32, units: u32) {
-        let node = &mut nodes[id as usize];
-        node.start += units;
-        node.units -= units;
-        let Node { units: rest, link, .. } = *node;
-        let leaf = self.leaf_of(node.end());
+    pub(crate) fn cut(&mut self, extents: &mut [Extent], id: u32, units: u32) {
+        let extent = &mut extents[id as usize];
+        extent.start += units;
+        extent.units -= units;
+        let Extent { units: rest, link, .. } = *extent;
+        let leaf = self.leaf_of(extent.end());
         self.units -= u64::from(units);
         // Most often the only one.
         if link == [NIL; 2] {
             self.set(leaf, code(rest));
         } else {
-            self.less_slow(nodes, leaf);
+            self.less_slow(extents, leaf);
         }
     }
 
-    /// Tells the processor that a node that ends at a unit will come or go.
+    /// Tells the processor that an extent that ends at a unit will come or go.
     #[inline]
     pub(crate) fn expect(&self, end: u32) {
         let leaf = ((end - 1) >> LEAF) as usize;
@@ -504,55 +506,55 @@ impl Index {
         Some(at)
     }
 
-    /// The node at the lowest address that holds `units` aligned to `align` units (a power of two),
-    /// or `NIL`. It stays in the set.
+    /// The extent at the lowest address that holds `units` aligned to `align` units (a power of
+    /// two), or `NIL`. It stays in the set.
     #[inline(always)]
-    pub(crate) fn find(&self, nodes: &[Node], units: u32, align: u32) -> u32 {
+    pub(crate) fn find(&self, extents: &[Extent], units: u32, align: u32) -> u32 {
         if self.count == 0 {
             return NIL;
         }
         let Some(leaf) = self.first(Least::of(units)) else { return NIL };
         let at = self.heads[leaf];
         // Most often the only one.
-        match nodes.get(at as usize) {
-            Some(node) if node.link[1] == NIL && node.holds(units, align) => at,
-            _ => self.find_from(nodes, leaf, units, align),
+        match extents.get(at as usize) {
+            Some(extent) if extent.link[1] == NIL && extent.holds(units, align) => at,
+            _ => self.find_from(extents, leaf, units, align),
         }
     }
 
     #[inline(never)]
-    fn find_from(&self, nodes: &[Node], leaf: usize, units: u32, align: u32) -> u32 {
-        self.search(nodes, Some(leaf), units, align, |_| true)
+    fn find_from(&self, extents: &[Extent], leaf: usize, units: u32, align: u32) -> u32 {
+        self.search(extents, Some(leaf), units, align, |_| true)
     }
 
-    /// As [`find`](Self::find), among the nodes that `accept` takes.
+    /// As [`find`](Self::find), among the extents that `accept` takes.
     pub(crate) fn find_where(
         &self,
-        nodes: &[Node],
+        extents: &[Extent],
         units: u32,
         align: u32,
-        accept: impl FnMut(&Node) -> bool,
+        accept: impl FnMut(&Extent) -> bool,
     ) -> u32 {
-        self.search(nodes, self.first(Least::of(units)), units, align, accept)
+        self.search(extents, self.first(Least::of(units)), units, align, accept)
     }
 
     /// As [`find_where`](Self::find_where), from the first leaf that seems to suffice.
     #[inline]
     fn search(
         &self,
-        nodes: &[Node],
+        extents: &[Extent],
         mut first: Option<usize>,
         units: u32,
         align: u32,
-        mut accept: impl FnMut(&Node) -> bool,
+        mut accept: impl FnMut(&Extent) -> bool,
     ) -> u32 {
         while let Some(leaf) = first {
             let (mut at, mut best, mut lowest) = (self.heads[leaf], NIL, u32::MAX);
-            while let Some(node) = nodes.get(at as usize) {
-                if node.start < lowest && node.holds(units, align) && accept(node) {
-                    (best, lowest) = (at, node.start);
+            while let Some(extent) = extents.get(at as usize) {
+                if extent.start < lowest && extent.holds(units, align) && accept(extent) {
+                    (best, lowest) = (at, extent.start);
                 }
-                at = node.link[1];
+                at = extent.link[1];
             }
             if best != NIL {
                 return best;
@@ -562,22 +564,26 @@ impl Index {
         NIL
     }
 
-    /// Checks the index against itself; `each` is told every node. For tests.
-    pub(crate) fn check(&self, nodes: &[Node], mut each: impl FnMut(u32)) -> Result<(), String> {
+    /// Checks the index against itself; `each` is told every extent. For tests.
+    pub(crate) fn check(
+        &self,
+        extents: &[Extent],
+        mut each: impl FnMut(u32),
+    ) -> Result<(), String> {
         let (mut units, mut count) = (0u64, 0u32);
         for (leaf, &head) in self.heads.iter().enumerate() {
             let (mut at, mut prev, mut max) = (head, NIL, 0);
             while at != NIL {
-                let node = &nodes[at as usize];
-                if self.leaf_of(node.end()) != leaf || node.link[0] != prev {
-                    return Err(format!("node {at} is in the wrong leaf or badly linked"));
+                let extent = &extents[at as usize];
+                if self.leaf_of(extent.end()) != leaf || extent.link[0] != prev {
+                    return Err(format!("extent {at} is in the wrong leaf or badly linked"));
                 }
-                max = max.max(node.units);
-                units += u64::from(node.units);
+                max = max.max(extent.units);
+                units += u64::from(extent.units);
                 count += 1;
                 each(at);
                 prev = at;
-                at = node.link[1];
+                at = extent.link[1];
             }
             if self.rows[0][leaf / WIDE].0[leaf % WIDE] != code(max) {
                 return Err(format!("leaf {leaf}: its maximum is {max}"));

@@ -4,12 +4,18 @@
 //! tensors. Memory comes from a [`Backing`], order from timelines and timepoints; a block is a row
 //! of the block table, and that row is the control block of its `Lease<Buffer>`.
 //!
+//! Names: a *row* is the control block (descriptor) of a buffer, in the block table. A *span* is a
+//! range of addresses. An *extent* is a part of a span, free or used, as in jemalloc. A *slot* is
+//! one of the equal blocks of a slab's *run*, which is an extent. A *placement* names one of the
+//! two. A *lane* is the free list of a stream. A *piece* is physical memory of some *granules*, the
+//! unit of mapping.
+//!
 //! - leases. Module: `allocator`, `paths`, `buffer`, `table`. Purpose: rows at stable
 //!   addresses, the record of each buffer's last uses, drops on any thread.
 //! - thread caches. Module: `thread_cache`, `depot`, `list`. Purpose: just-freed blocks in front of
 //!   the heap's lock, a lock word for each shard (Bonwick's magazines and depot).
-//! - heap. Module: `store`, `slab`, `heap`, `index`, `node`. Purpose: slabs up to 64 KiB, first fit
-//!   above, free lists for each stream.
+//! - heap. Module: `store`, `slab`, `heap`, `index`, `extent`. Purpose: slabs up to 64 KiB, first
+//!   fit above, free lists for each stream.
 //! - physical memory. Module: `residency`, `plan`, `budget`. Purpose: which granules are backed,
 //!   moving them to where they are needed, the hard budget.
 //! - slow path. Module: `fallback`, `growth`, `trim`, `oom`. Purpose: what is tried, in order,
@@ -34,6 +40,7 @@ mod debug;
 mod deferred;
 mod depot;
 mod destroy;
+mod extent;
 mod fallback;
 mod growth;
 mod heap;
@@ -47,7 +54,6 @@ mod lookup;
 #[cfg(all(test, loom))]
 #[path = "../tests/unit/models.rs"]
 mod models;
-mod node;
 mod oom;
 mod paths;
 mod plan;

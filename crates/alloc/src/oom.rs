@@ -38,7 +38,7 @@ impl Trail {
 }
 
 /// A buffer, if the attempt found memory.
-pub(crate) type Lent = Result<Option<Lease<Buffer>>>;
+pub(crate) type Allocated = Result<Option<Lease<Buffer>>>;
 
 impl Inner {
     /// Where errors say that memory lacks.

@@ -11,7 +11,7 @@
 //! - [`Inner::free`]: what kind of block it is; the thread cache for a large one.
 //! - [`Inner::give_back`]: the heap, under its lock.
 //! - [`Inner::free_shared_slow`]: a block that several timelines may still be using: a deferred
-//!   free ([`parked`](crate::deferred)).
+//!   free ([`deferred`](crate::deferred)).
 
 use crate::buffer::{
     ARENA, Buffer, CLASSLESS, EMPTY, FOREIGN, IMPORTED, Open, REGION, Row, WATCHED, home_line,
@@ -207,7 +207,7 @@ impl Inner {
                 self.take_back(&mut core, back);
             }
             if core.deferred.any() {
-                self.unpark(&mut core, DEFERRED_AT_ONCE);
+                self.free_deferred(&mut core, DEFERRED_AT_ONCE);
             }
             // (Each by itself: so what is known of a block need not lie in memory.)
             if let Some(class) = need.class {
@@ -215,10 +215,12 @@ impl Inner {
                     return self.issue(&mut core, block, layout.size, on.timeline);
                 }
             } else {
-                core.store.heap.nodes.ensure(2)?;
+                core.store.heap.extents.ensure(2)?;
                 let row = self.table.take(&mut core.vacant, self.owner_ptr())?;
-                if let Some(node) = core.store.heap.take_node(need.units, need.align, on.timeline) {
-                    self.fill(row, core.store.block(node), layout.size, on.timeline);
+                if let Some(extent) =
+                    core.store.heap.take_extent(need.units, need.align, on.timeline)
+                {
+                    self.fill(row, core.store.block(extent), layout.size, on.timeline);
                     core.allocations += 1;
                     self.add_live(layout.size as i64);
                     return Ok(self.first_lease(row));
@@ -287,7 +289,7 @@ impl Inner {
         let row = match self.table.take(&mut core.vacant, self.owner_ptr()) {
             Ok(row) => row,
             Err(e) => {
-                core.store.give(block.spot, block.stamp);
+                core.store.free(block.placement, block.stamp);
                 return Err(e);
             }
         };
@@ -300,7 +302,7 @@ impl Inner {
     /// Makes a row describe a block.
     #[inline(always)]
     fn fill(&self, row: &Row, block: Block, size: u64, timeline: &'static Timeline) {
-        row.set_spot(block.spot, block.class);
+        row.set_placement(block.placement, block.class);
         let flags = self.row_flags | if block.class == NO_CLASS { CLASSLESS } else { 0 };
         row.buffer.describe((block.addr, block.native), size, Some(timeline), flags, block.stamp);
     }
@@ -356,7 +358,7 @@ impl Inner {
             }
         }
         let mut core = self.lock_core();
-        core.store.give(row.spot(), buffer.own_timepoint());
+        core.store.free(row.placement(), buffer.own_timepoint());
         self.counters.end_live(len);
         core.vacant.live -= 1;
         if fine {
@@ -372,14 +374,14 @@ impl Inner {
     pub(crate) fn free_shared_slow(&self, row: &Row) -> u64 {
         let (len, open) = (row.buffer.len(), row.buffer.open());
         let mut core = self.core.lock();
-        let spot = row.spot();
+        let placement = row.placement();
         self.add_live(-(len as i64));
-        if open == Open::Several && core.store.park(spot) {
+        if open == Open::Several && core.store.defer(placement) {
             self.put_aside(&mut core, row, |core| &mut core.deferred);
         } else {
             row.buffer.reset();
-            core.store.give(
-                spot,
+            core.store.free(
+                placement,
                 if let Open::One(stamp) = open { stamp } else { PackedTimepoint::NEVER },
             );
             self.table.put(&mut core.vacant, row);
@@ -418,7 +420,7 @@ impl Inner {
         let mut n = 0;
         // SAFETY: the list has rows of this allocator's own table.
         while let Some(row) = unsafe { back.rows.pop() } {
-            core.store.give(row.spot(), row.buffer.own_timepoint());
+            core.store.free(row.placement(), row.buffer.own_timepoint());
             self.table.put_bumped(&mut core.vacant, row);
             n += 1;
         }

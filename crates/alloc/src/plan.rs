@@ -3,14 +3,14 @@
 //!
 //! PyTorch's expandable segments map new memory at the end of a range. A plan takes what lies under
 //! free blocks first, and maps it where it is needed. Everything here is the slow path: a driver
-//! call follows, so walks over all nodes are affordable.
+//! call follows, so walks over all extents are affordable.
 
 use crate::budget::Budget;
+use crate::extent::{Extent, NIL, State};
 use crate::heap::{Heap, READY};
 use crate::host;
 use crate::layout::UNIT_SHIFT;
-use crate::node::{NIL, Node, State};
-use crate::residency::{End, Place, Plan, Source, Step};
+use crate::residency::{End, PieceState, Plan, Source, Step};
 use leasehold_core::{PackedTimepoint, Result};
 
 /// The means that a plan may use.
@@ -21,8 +21,8 @@ pub(crate) struct Means {
     /// Instead of taking new memory, say which point to wait for, if that makes pieces free and is
     /// at most so many values ahead.
     pub(crate) near: Option<u64>,
-    /// Place large blocks so that their granules can be moved later.
-    pub(crate) even: bool,
+    /// PieceState large blocks so that their granules can be moved later.
+    pub(crate) aligned: bool,
     /// The size of new pieces in granules.
     pub(crate) piece: u32,
     /// Newly taken memory is a multiple of so many granules, where addresses and budget allow.
@@ -42,8 +42,8 @@ pub(crate) enum Planned {
 
 /// Where a block is to lie.
 struct Target {
-    /// The free node.
-    node: u32,
+    /// The free extent.
+    extent: u32,
     start: u32,
     units: u32,
     /// With the granules that it touches, where they are backed by nothing.
@@ -60,8 +60,8 @@ struct Reclaimable {
     piece: u32,
     at: u32,
     granules: u32,
-    /// The free node that it lies under.
-    node: u32,
+    /// The free extent that it lies under.
+    extent: u32,
 }
 
 impl Heap {
@@ -75,14 +75,14 @@ impl Heap {
         budget: &Budget,
     ) -> Result<Planned> {
         self.tick += 1;
-        let align = if means.even { self.even(units, align) } else { align };
-        let node = self.choose(units, align, lane);
-        if node == NIL || !self.spans[usize::from(self.nodes[node].span)].paged {
+        let align = if means.aligned { self.align_of(units, align) } else { align };
+        let extent = self.choose(units, align, lane);
+        if extent == NIL || !self.spans[usize::from(self.extents[extent].span)].paged {
             return Ok(Planned::Nothing);
         }
         let shift = self.res.shift;
         let granule = 1u32 << shift;
-        let n = self.nodes[node];
+        let n = self.extents[extent];
         let start = n.start.next_multiple_of(align.max(1));
         let missing = self.res.missing(start, start + units);
         // The target: the request, widened to whole granules where an edge is not backed.
@@ -138,11 +138,11 @@ impl Heap {
             }
         }
         let held = 8 + 4 * self.res.missing(a, b);
-        let target = Target { node, start, units, from: a, to: b };
+        let target = Target { extent, start, units, from: a, to: b };
         self.claimed(held, target, lane, means, reclaimable, budget)
     }
 
-    /// Sets nodes aside for a plan, and makes it.
+    /// Sets extents aside for a plan, and makes it.
     fn claimed(
         &mut self,
         held: u32,
@@ -152,20 +152,20 @@ impl Heap {
         reclaimable: Vec<Reclaimable>,
         budget: &Budget,
     ) -> Result<Planned> {
-        self.nodes.hold(held)?;
+        self.extents.hold(held)?;
         let plan = self.claim(target, lane, means, reclaimable, budget);
         match plan {
             Ok(Some(mut plan)) => {
-                plan.nodes_held = held;
+                plan.extents_held = held;
                 self.lanes[usize::from(lane)].plans += 1;
                 Ok(Planned::Plan(plan))
             }
             Ok(None) => {
-                self.nodes.unhold(held);
+                self.extents.unhold(held);
                 Ok(Planned::Nothing)
             }
             Err(e) => {
-                self.nodes.unhold(held);
+                self.extents.unhold(held);
                 Err(e)
             }
         }
@@ -180,14 +180,14 @@ impl Heap {
         budget: &Budget,
     ) -> Result<Option<Plan>> {
         let shift = self.res.shift;
-        let Target { node, start, units, from: a, to: b } = target;
+        let Target { extent, start, units, from: a, to: b } = target;
         self.res.reach(((b - 1) >> shift) + 1)?;
         self.reach(b.saturating_add(1))?;
         // Host memory for everything comes first; nothing is taken out of its place before.
         let mut gaps = self.gaps_in(a, b)?;
         let mut steps = Vec::new();
         host::room(&mut steps, gaps.iter().map(|g| g.1 as usize).sum::<usize>())?;
-        let span = self.spans[usize::from(self.nodes[node].span)];
+        let span = self.spans[usize::from(self.extents[extent].span)];
         let step = |piece: u32, at: u32, granules: u32, handle: u64, source: Source| Step {
             emptied: NIL,
             piece,
@@ -209,17 +209,17 @@ impl Heap {
                 {
                     let id = self.res.cached.swap_remove(i);
                     let p = &mut self.res.pieces[id as usize];
-                    p.place = Place::Moving;
+                    p.state = PieceState::Moving;
                     steps.push(step(id, gap.0, p.granules, p.handle, Source::Cached));
                     (gap.0, gap.1) = (gap.0 + p.granules, gap.1 - p.granules);
                 } else if let Some(i) = reclaimable.iter().position(|l| l.granules <= room) {
                     let l = reclaimable.remove(i);
                     let handle = self.res.pieces[l.piece as usize].handle;
                     let from_addr =
-                        self.spans[usize::from(self.nodes[l.node].span)].addr(l.at << shift);
+                        self.spans[usize::from(self.extents[l.extent].span)].addr(l.at << shift);
                     let source = Source::Reclaimed { from: l.at, from_addr };
                     let step = step(l.piece, gap.0, l.granules, handle, source);
-                    steps.push(Step { emptied: l.node, ..step });
+                    steps.push(Step { emptied: l.extent, ..step });
                     (gap.0, gap.1) = (gap.0 + l.granules, gap.1 - l.granules);
                 } else {
                     break;
@@ -257,17 +257,17 @@ impl Heap {
             return refused.map_or(Ok(None), Err);
         }
 
-        let (target, stamp) = self.isolate(node, a, b);
+        let (target, stamp) = self.isolate(extent, a, b);
         for s in &mut steps {
             let Source::Reclaimed { from, .. } = s.source else { continue };
             let p = &mut self.res.pieces[s.piece as usize];
-            p.place = Place::Moving;
+            p.state = PieceState::Moving;
             let (at, to) = (from << shift, (from + p.granules) << shift);
             s.emptied = self.isolate(self.covering(s.emptied, at), at, to).0;
         }
         // In the order of their addresses neighbours are made accessible by one call.
         steps.sort_unstable_by_key(|s| s.at);
-        Ok(Some(Plan { target, start, units, lane, stamp, steps, ticket, nodes_held: 0 }))
+        Ok(Some(Plan { target, start, units, lane, stamp, steps, ticket, extents_held: 0 }))
     }
 
     /// The parts of `[a, b)` that are not backed, as (granule, granules).
@@ -289,23 +289,23 @@ impl Heap {
         Ok(gaps)
     }
 
-    /// The node that covers a unit, from one on that begins below and may have been cut into
+    /// The extent that covers a unit, from one on that begins below and may have been cut into
     /// several.
     fn covering(&self, mut at: u32, unit: u32) -> u32 {
-        while self.nodes[at].end() <= unit {
-            at = self.nodes[at].next;
+        while self.extents[at].end() <= unit {
+            at = self.extents[at].next;
         }
         at
     }
 
-    /// Pieces that lie wholly under one free node, outside `[a, b)`, with the time when they may be
-    /// taken.
+    /// Pieces that lie wholly under one free extent, outside `[a, b)`, with the time when they may
+    /// be taken.
     fn reclaimable(&self, a: u32, b: u32) -> Result<Vec<Reclaimable>> {
         let shift = self.res.shift;
         let mut reclaimable = Vec::new();
         // In the order in which they lie in the table: from neighbour to neighbour each would be a
         // cache miss.
-        for (at, n) in (0..).zip(&self.nodes.rows) {
+        for (at, n) in (0..).zip(&self.extents.rows) {
             if n.state != State::Free || !self.spans[usize::from(n.span)].paged {
                 continue;
             }
@@ -314,7 +314,7 @@ impl Heap {
             if g >= end {
                 continue;
             }
-            let last = self.nodes.stamp(at);
+            let last = self.extents.stamp(at);
             let over = last.has_passed();
             while g < end {
                 let id = self.res.piece_of(g);
@@ -325,7 +325,7 @@ impl Heap {
                 let p = &self.res.pieces[id as usize];
                 let to = p.at + p.granules;
                 let apart = to << shift <= a || g << shift >= b;
-                if apart && p.at == g && to <= end && p.place == Place::Mapped {
+                if apart && p.at == g && to <= end && p.state == PieceState::Mapped {
                     let stamp =
                         if over { PackedTimepoint::NEVER } else { self.last_use(g, to, last) };
                     host::room(&mut reclaimable, 1)?;
@@ -335,7 +335,7 @@ impl Heap {
                         piece: id,
                         at: g,
                         granules: p.granules,
-                        node: at,
+                        extent: at,
                     });
                 }
                 g = to;
@@ -344,13 +344,13 @@ impl Heap {
         Ok(reclaimable)
     }
 
-    /// When the last use of granules of a pending free node is over: what is known of each, or the
-    /// node's own timepoint.
-    pub(crate) fn last_use(&self, from: u32, to: u32, node: PackedTimepoint) -> PackedTimepoint {
+    /// When the last use of granules of a pending free extent is over: what is known of each, or
+    /// the extent's own timepoint.
+    pub(crate) fn last_use(&self, from: u32, to: u32, extent: PackedTimepoint) -> PackedTimepoint {
         let mut latest = PackedTimepoint::NEVER;
         for g in from..to {
-            let Some(last) = self.res.granules[g as usize].last_of(node.timeline_id()) else {
-                return node;
+            let Some(last) = self.res.granules[g as usize].last_of(extent.timeline_id()) else {
+                return extent;
             };
             if last.value() > latest.value() {
                 latest = last;
@@ -359,11 +359,11 @@ impl Heap {
         latest
     }
 
-    /// Takes `[a, b)`, which lies in a free node, out of circulation as one node. Returns it with
-    /// the timepoint of the node, if it lay in a timeline's lane.
+    /// Takes `[a, b)`, which lies in a free extent, out of circulation as one extent. Returns it
+    /// with the timepoint of the extent, if it lay in a timeline's lane.
     pub(crate) fn isolate(&mut self, at: u32, a: u32, b: u32) -> (u32, PackedTimepoint) {
         self.unlink_free(at);
-        let (n, stamp) = (self.nodes[at], self.nodes.stamp(at));
+        let (n, stamp) = (self.extents[at], self.extents.stamp(at));
         let mut mid = at;
         if n.start < a {
             mid = self.split(at, a - n.start);
@@ -373,14 +373,14 @@ impl Heap {
             let upper = self.split(mid, b - a);
             self.link_free(upper, n.lane, stamp);
         }
-        self.nodes[mid].state = State::Moving;
+        self.extents[mid].state = State::Moving;
         (mid, stamp)
     }
 
     /// Brings a plan back. `done`: it ran to its end; then the block is returned, used, with its
     /// timepoint. Gives back what of the ticket was not used; pieces in hand stay in the cache.
     pub(crate) fn finish(&mut self, plan: Plan, done: bool, budget: &Budget) -> Option<u32> {
-        self.nodes.unhold(plan.nodes_held);
+        self.extents.unhold(plan.extents_held);
         self.lanes[usize::from(plan.lane)].plans -= 1;
         let unused = self.end_steps(&plan.steps);
         budget.undo(unused);
@@ -394,50 +394,50 @@ impl Heap {
             self.free_by_residency(plan.target, lane, stamp);
             return None;
         }
-        self.nodes[plan.target].holes = 0;
+        self.extents[plan.target].holes = 0;
         let mut block = plan.target;
-        let target = self.nodes[block];
+        let target = self.extents[block];
         if target.start < plan.start {
             block = self.split(block, plan.start - target.start);
             self.free_by_residency(plan.target, lane, stamp);
         }
-        if self.nodes[block].units > plan.units {
+        if self.extents[block].units > plan.units {
             let upper = self.split(block, plan.units);
-            self.nodes[block].state = State::Used;
+            self.extents[block].state = State::Used;
             self.free_by_residency(upper, lane, stamp);
         }
-        let n = &mut self.nodes[block];
+        let n = &mut self.extents[block];
         n.state = State::Used;
         n.holes = 0;
         n.link = [NIL; 2];
         n.lane = lane;
-        self.nodes.cold[block as usize].stamp = stamp;
+        self.extents.cold[block as usize].stamp = stamp;
         Some(block)
     }
 
-    /// Puts a node that was out of circulation back; parts that the driver would not take back stay
-    /// out for ever.
+    /// Puts an extent that was out of circulation back; parts that the driver would not take back
+    /// stay out for ever.
     pub(crate) fn free_by_residency(&mut self, mut id: u32, lane: u8, stamp: PackedTimepoint) {
         let shift = self.res.shift;
         let lost = |heap: &Heap, g: u32| {
             let id = heap.res.piece_of(g);
-            id != NIL && heap.res.pieces[id as usize].place == Place::Lost
+            id != NIL && heap.res.pieces[id as usize].state == PieceState::Lost
         };
         loop {
-            let n = self.nodes[id];
+            let n = self.extents[id];
             let first = lost(self, n.start >> shift);
             let mut g = (n.start >> shift) + 1;
             while g << shift < n.end() && lost(self, g) == first {
                 g += 1;
             }
-            self.nodes[id].holes = 0;
+            self.extents[id].holes = 0;
             let rest =
                 if g << shift < n.end() { self.split(id, (g << shift) - n.start) } else { NIL };
             if first {
-                self.nodes[id].state = State::Quarantined;
+                self.extents[id].state = State::Quarantined;
             } else {
-                let n = self.nodes[id];
-                self.nodes[id].holes = self.res.missing(n.start, n.end());
+                let n = self.extents[id];
+                self.extents[id].holes = self.res.missing(n.start, n.end());
                 self.free_again(id, lane, stamp);
             }
             if rest == NIL {
@@ -474,42 +474,43 @@ impl Heap {
         surplus = surplus.saturating_sub(out.iter().map(|s| s.bytes).sum());
         for l in reclaimable {
             // Without host memory for more, what was found so far goes.
-            if surplus == 0 || self.nodes.ensure(4).is_err() {
+            if surplus == 0 || self.extents.ensure(4).is_err() {
                 break;
             }
-            let from = self.covering(l.node, l.at << shift);
-            let (node, _) = self.isolate(from, l.at << shift, (l.at + l.granules) << shift);
-            let from_addr = self.spans[usize::from(self.nodes[node].span)].addr(l.at << shift);
+            let from = self.covering(l.extent, l.at << shift);
+            let (extent, _) = self.isolate(from, l.at << shift, (l.at + l.granules) << shift);
+            let from_addr = self.spans[usize::from(self.extents[extent].span)].addr(l.at << shift);
             let step = self.leaving(l.piece, Source::Reclaimed { from: l.at, from_addr });
             surplus = surplus.saturating_sub(step.bytes);
-            out.push(Step { emptied: node, ..step });
+            out.push(Step { emptied: extent, ..step });
         }
         Ok(out)
     }
 
-    /// Suspends a lent node: the pieces that lie wholly under it and its suspended neighbours are
+    /// Suspends a lent extent: the pieces that lie wholly under it and its suspended neighbours are
     /// to be unmapped and destroyed, and brought back by [`finish_trim`](Self::finish_trim). One
     /// that is less than a granule stays as it is.
-    pub(crate) fn plan_suspend(&mut self, node: u32) -> Result<Vec<Step>> {
+    pub(crate) fn plan_suspend(&mut self, extent: u32) -> Result<Vec<Step>> {
         let shift = self.res.shift;
-        let n = self.nodes[node];
+        let n = self.extents[extent];
         let span = self.spans[usize::from(n.span)];
         let mut out = Vec::new();
         let (mut g, end) = (n.start.div_ceil(1 << shift), n.end() >> shift);
         if !span.paged || g >= end || n.state != State::Used {
             return Ok(out);
         }
-        host::room(&mut out, self.parts(node) as usize)?;
+        host::room(&mut out, self.parts(extent) as usize)?;
         // Freeing it without resuming it takes entries for its parts.
-        self.nodes.hold(self.parts(node))?;
-        self.nodes[node].state = State::Suspended;
+        self.extents.hold(self.parts(extent))?;
+        self.extents[extent].state = State::Suspended;
         while g < end {
             let id = self.res.piece_of(g);
             let Some(&p) = self.res.pieces.get(id as usize) else {
                 g += 1;
                 continue;
             };
-            if p.place == Place::Mapped && (p.at..p.at + p.granules).all(|g| self.is_dark(node, g))
+            if p.state == PieceState::Mapped
+                && (p.at..p.at + p.granules).all(|g| self.is_suspended_at(extent, g))
             {
                 let source = Source::Reclaimed { from: p.at, from_addr: span.addr(p.at << shift) };
                 let step = self.leaving(id, source);
@@ -523,46 +524,46 @@ impl Heap {
     /// A piece that is to be unmapped, if it is mapped, and destroyed.
     fn leaving(&mut self, piece: u32, source: Source) -> Step {
         let p = &mut self.res.pieces[piece as usize];
-        p.place = Place::Moving;
+        p.state = PieceState::Moving;
         let (handle, bytes) = (p.handle, u64::from(p.granules) << (self.res.shift + UNIT_SHIFT));
         Step { emptied: NIL, piece, at: NIL, addr: 0, bytes, handle, source, end: End::Untouched }
     }
 
-    /// Whether a granule lies wholly under one suspended node, which is not far from `near`.
-    fn is_dark(&self, near: u32, g: u32) -> bool {
+    /// Whether a granule lies wholly under one suspended extent, which is not far from `near`.
+    fn is_suspended_at(&self, near: u32, g: u32) -> bool {
         let (from, to) = (g << self.res.shift, (g + 1) << self.res.shift);
         let mut at = near;
-        while self.nodes[at].start > from {
-            at = self.nodes[at].prev;
+        while self.extents[at].start > from {
+            at = self.extents[at].prev;
         }
-        let n = &self.nodes[self.covering(at, from)];
+        let n = &self.extents[self.covering(at, from)];
         n.state == State::Suspended && n.start <= from && to <= n.end()
     }
 
-    /// Whether memory under a suspended node is being given back, with a neighbour's.
-    pub(crate) fn in_motion(&self, node: u32) -> bool {
-        let n = &self.nodes[node];
+    /// Whether memory under a suspended extent is being given back, with a neighbour's.
+    pub(crate) fn in_motion(&self, extent: u32) -> bool {
+        let n = &self.extents[extent];
         (n.start >> self.res.shift..=(n.end() - 1) >> self.res.shift).any(|g| {
             let piece = self.res.pieces.get(self.res.piece_of(g) as usize);
-            piece.is_some_and(|p| p.place == Place::Moving)
+            piece.is_some_and(|p| p.state == PieceState::Moving)
         })
     }
 
-    /// The parts of a node, at most: granules, and edges.
-    pub(crate) fn parts(&self, node: u32) -> u32 {
-        (self.nodes[node].units >> self.res.shift) + 2
+    /// The parts of an extent, at most: granules, and edges.
+    pub(crate) fn parts(&self, extent: u32) -> u32 {
+        (self.extents[extent].units >> self.res.shift) + 2
     }
 
-    /// Plans new memory for the parts of a suspended node that have none. `None`: the budget does
+    /// Plans new memory for the parts of a suspended extent that have none. `None`: the budget does
     /// not allow it.
-    pub(crate) fn plan_resume(&mut self, node: u32, budget: &Budget) -> Result<Option<Plan>> {
+    pub(crate) fn plan_resume(&mut self, extent: u32, budget: &Budget) -> Result<Option<Plan>> {
         let shift = self.res.shift;
-        let n = self.nodes[node];
+        let n = self.extents[extent];
         let span = self.spans[usize::from(n.span)];
         let mut steps = Vec::new();
         let mut ticket = 0;
         if n.state == State::Suspended {
-            host::room(&mut steps, self.parts(node) as usize)?;
+            host::room(&mut steps, self.parts(extent) as usize)?;
             for g in n.start >> shift..=(n.end() - 1) >> shift {
                 if self.res.piece_of(g) == NIL {
                     let piece = match self.res.new_piece(1) {
@@ -585,18 +586,18 @@ impl Heap {
             return Ok(None);
         }
         let (start, units, lane, stamp) = (n.start, n.units, READY, PackedTimepoint::NEVER);
-        Ok(Some(Plan { target: node, start, units, lane, stamp, steps, ticket, nodes_held: 0 }))
+        Ok(Some(Plan { target: extent, start, units, lane, stamp, steps, ticket, extents_held: 0 }))
     }
 
-    /// Brings a resumption back: the node stays lent, with or without its memory.
+    /// Brings a resumption back: the extent stays lent, with or without its memory.
     pub(crate) fn finish_resume(&mut self, plan: Plan, budget: &Budget) {
         let whole = plan.steps.iter().all(|s| s.end == End::Mapped);
         let unused = self.end_steps(&plan.steps);
         budget.undo(unused);
         budget.keep(plan.ticket - unused);
-        if whole && self.nodes[plan.target].state == State::Suspended {
-            self.nodes.unhold(self.parts(plan.target));
-            self.nodes[plan.target].state = State::Used;
+        if whole && self.extents[plan.target].state == State::Suspended {
+            self.extents.unhold(self.parts(plan.target));
+            self.extents[plan.target].state = State::Used;
         }
     }
 
@@ -612,20 +613,21 @@ impl Heap {
                 // A suspended neighbour that was freed meanwhile.
                 let unit = g << self.res.shift;
                 let covers =
-                    |n: &Node| n.state != State::Vacant && n.start <= unit && unit < n.end();
-                let Some(node) = self.nodes.rows.iter().position(covers).map(|at| at as u32) else {
+                    |n: &Extent| n.state != State::Vacant && n.start <= unit && unit < n.end();
+                let Some(extent) = self.extents.rows.iter().position(covers).map(|at| at as u32)
+                else {
                     continue;
                 };
-                if self.nodes[node].state == State::Moving && !self.in_motion(node) {
-                    self.nodes.unhold(self.parts(node));
-                    self.free_by_residency(node, READY, PackedTimepoint::NEVER);
+                if self.extents[extent].state == State::Moving && !self.in_motion(extent) {
+                    self.extents.unhold(self.parts(extent));
+                    self.free_by_residency(extent, READY, PackedTimepoint::NEVER);
                 }
             }
         }
         freed
     }
 
-    /// Writes down how steps ended, and frees the nodes that they emptied. Returns the bytes that
+    /// Writes down how steps ended, and frees the extents that they emptied. Returns the bytes that
     /// the allocator does not have.
     fn end_steps(&mut self, steps: &[Step]) -> u64 {
         let bytes = steps.iter().map(|s| self.end_step(s)).sum();
@@ -651,12 +653,12 @@ impl Heap {
                 return s.bytes;
             }
             (End::Untouched, Source::Reclaimed { .. }) => {
-                self.res.pieces[s.piece as usize].place = Place::Mapped
+                self.res.pieces[s.piece as usize].state = PieceState::Mapped
             }
             (End::Untouched, Source::Cached) | (End::Loose, _) => self.res.put_cached(s.piece),
-            (End::Mapped, _) => self.res.set_mapped(s.piece, s.at, Place::Mapped),
-            (End::LostAtSource, _) => self.res.pieces[s.piece as usize].place = Place::Lost,
-            (End::LostAtTarget, _) => self.res.set_mapped(s.piece, s.at, Place::Lost),
+            (End::Mapped, _) => self.res.set_mapped(s.piece, s.at, PieceState::Mapped),
+            (End::LostAtSource, _) => self.res.pieces[s.piece as usize].state = PieceState::Lost,
+            (End::LostAtTarget, _) => self.res.set_mapped(s.piece, s.at, PieceState::Lost),
             (End::Leaked, _) => self.res.drop_piece(s.piece),
         }
         if matches!(s.end, End::LostAtSource | End::LostAtTarget | End::Leaked) {

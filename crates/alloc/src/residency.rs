@@ -1,14 +1,14 @@
 //! Residency: which granules of the paged spans are backed, by which piece of physical memory, and
 //! the plans that change it.
 //!
-//! A change is a [`Plan`]: made under the heap's lock (the nodes it concerns are taken out of
+//! A change is a [`Plan`]: made under the heap's lock (the extents it concerns are taken out of
 //! circulation), carried out by [`Plan::run`] without it, and brought back by
 //! [`Heap::finish`](crate::heap::Heap) under it. A plan that fails is undone as far as the driver
 //! lets it; what the driver does not take back is quarantined and stays counted.
 
 use crate::backing::Backing;
+use crate::extent::{Extent, NIL, State};
 use crate::host;
-use crate::node::{NIL, Node, State};
 use leasehold_core::{PackedTimepoint, Result, TimelineId};
 
 /// The piece that backs a granule, and the granule's last uses.
@@ -64,7 +64,7 @@ impl Granule {
 
 /// Where a piece of physical memory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum PieceState {
     /// A vacant table entry.
     Vacant,
     /// Mapped at its granule.
@@ -83,7 +83,7 @@ pub(crate) struct Piece {
     pub(crate) at: u32,
     pub(crate) granules: u32,
     pub(crate) handle: u64,
-    pub(crate) place: Place,
+    pub(crate) state: PieceState,
 }
 
 /// The tables.
@@ -120,17 +120,17 @@ impl Residency {
         self.cached.iter().map(|&p| self.bytes(self.pieces[p as usize].granules)).sum()
     }
 
-    /// Remembers who used a node's memory last.
+    /// Remembers who used an extent's memory last.
     #[inline]
-    pub(crate) fn note_use(&mut self, node: &Node, stamp: PackedTimepoint) {
-        let from = (node.start >> self.shift) as usize;
-        let to = ((node.end() - 1) >> self.shift) as usize;
-        let whole =
-            (node.start.div_ceil(1 << self.shift) as usize)..(node.end() >> self.shift) as usize;
+    pub(crate) fn note_use(&mut self, extent: &Extent, stamp: PackedTimepoint) {
+        let from = (extent.start >> self.shift) as usize;
+        let to = ((extent.end() - 1) >> self.shift) as usize;
+        let whole = (extent.start.div_ceil(1 << self.shift) as usize)
+            ..(extent.end() >> self.shift) as usize;
         if let Some(range) = self.granules.get_mut(from..=to) {
             for (g, granule) in (from..).zip(range) {
                 if whole.contains(&g) {
-                    // Nobody else has any of it, and the node's timepoint stands for all uses
+                    // Nobody else has any of it, and the extent's timepoint stands for all uses
                     // before.
                     (granule.last, granule.other) = (stamp, PackedTimepoint::NEVER);
                 } else {
@@ -164,7 +164,7 @@ impl Residency {
     }
 
     pub(crate) fn new_piece(&mut self, granules: u32) -> Result<u32> {
-        let piece = Piece { at: NIL, granules, handle: 0, place: Place::Moving };
+        let piece = Piece { at: NIL, granules, handle: 0, state: PieceState::Moving };
         if let Some(id) = self.vacant.pop() {
             self.pieces[id as usize] = piece;
             return Ok(id);
@@ -178,14 +178,14 @@ impl Residency {
     }
 
     pub(crate) fn drop_piece(&mut self, id: u32) {
-        self.pieces[id as usize].place = Place::Vacant;
+        self.pieces[id as usize].state = PieceState::Vacant;
         self.vacant.push(id);
     }
 
-    pub(crate) fn set_mapped(&mut self, id: u32, at: u32, place: Place) {
+    pub(crate) fn set_mapped(&mut self, id: u32, at: u32, state: PieceState) {
         let p = &mut self.pieces[id as usize];
         p.at = at;
-        p.place = place;
+        p.state = state;
         for g in at..at + p.granules {
             self.granules[g as usize].piece = id;
         }
@@ -200,7 +200,7 @@ impl Residency {
     pub(crate) fn put_cached(&mut self, id: u32) {
         let p = &mut self.pieces[id as usize];
         p.at = NIL;
-        p.place = Place::Cached;
+        p.state = PieceState::Cached;
         self.cached.push(id);
     }
 
@@ -226,8 +226,8 @@ impl Residency {
         self.granules.get(touched).is_some_and(|known| known.iter().all(|g| g.piece != NIL))
     }
 
-    /// A node of a paged span agrees with the granules under it.
-    pub(crate) fn check_node(&self, n: &Node) -> Result<(), String> {
+    /// An extent of a paged span agrees with the granules under it.
+    pub(crate) fn check_extent(&self, n: &Extent) -> Result<(), String> {
         let (from, to) = (n.start.div_ceil(1 << self.shift), n.end() >> self.shift);
         let whole = if from < to { self.missing(from << self.shift, to << self.shift) } else { 0 };
         let touched = self.missing(n.start, n.end());
@@ -247,7 +247,7 @@ impl Residency {
 
     pub(crate) fn check(&self) -> Result<(), String> {
         for (id, p) in self.pieces.iter().enumerate() {
-            if matches!(p.place, Place::Mapped | Place::Lost)
+            if matches!(p.state, PieceState::Mapped | PieceState::Lost)
                 && (p.at..p.at + p.granules).any(|g| self.piece_of(g) != id as u32)
             {
                 return Err(format!("piece {id} is not where it says: {p:?}"));
@@ -256,10 +256,10 @@ impl Residency {
         for (g, granule) in self.granules.iter().enumerate() {
             if granule.piece != NIL {
                 let p = &self.pieces[granule.piece as usize];
-                if p.place == Place::Vacant || p.place == Place::Cached {
+                if p.state == PieceState::Vacant || p.state == PieceState::Cached {
                     return Err(format!(
                         "granule {g} names piece {} which is {:?}",
-                        granule.piece, p.place
+                        granule.piece, p.state
                     ));
                 }
             }
@@ -301,7 +301,7 @@ pub(crate) enum End {
 /// Maps one piece.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Step {
-    /// The free node that the piece is taken from under, out of circulation; or `NIL`.
+    /// The free extent that the piece is taken from under, out of circulation; or `NIL`.
     pub(crate) emptied: u32,
     pub(crate) piece: u32,
     pub(crate) at: u32,
@@ -357,7 +357,7 @@ pub(crate) struct Plan {
     pub(crate) steps: Vec<Step>,
     /// Bytes of the ticket.
     pub(crate) ticket: u64,
-    pub(crate) nodes_held: u32,
+    pub(crate) extents_held: u32,
 }
 
 impl Plan {

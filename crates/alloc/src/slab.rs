@@ -1,16 +1,16 @@
 //! Slabs: runs of equal slots for requests up to 64 KiB.
 //!
-//! A run is one node of the heap. Its slots are free and ready, free but still in use by a timeline
-//! (pending), or lent. While all pending slots of a run belong to one line, one comparison with the
-//! latest stamp tells whether they are ready; otherwise each slot's own stamp is asked. An empty
-//! run goes back to the heap, except one per class, which the slow path takes too.
+//! A run is one extent of the heap. Its slots are free and ready, free but still in use by a
+//! timeline (pending), or lent. While all pending slots of a run belong to one line, one comparison
+//! with the latest stamp tells whether they are ready; otherwise each slot's own stamp is asked. An
+//! empty run goes back to the heap, except one per class, which the slow path takes too.
 //!
 //! Plain single-threaded state, like the heap. Must not know leases.
 
+use crate::extent::NIL;
 use crate::heap::{Heap, READY};
 use crate::host;
 use crate::layout::{CLASSES, UNIT, UNIT_SHIFT, class_size};
-use crate::node::NIL;
 use leasehold_core::{PackedTimepoint, Result, TimelineId};
 
 const WORDS: usize = 8;
@@ -38,7 +38,7 @@ enum Pending {
 }
 
 struct Run {
-    node: u32,
+    extent: u32,
     class: u8,
     slots: u16,
     free: u16,
@@ -157,17 +157,17 @@ impl Slabs {
         Ok(stamps)
     }
 
-    /// Makes a run of a used node. Returns its name.
+    /// Makes a run of a used extent. Returns its name.
     pub(crate) fn add_run(
         &mut self,
         heap: &mut Heap,
-        node: u32,
+        extent: u32,
         class: usize,
         mut stamps: Vec<PackedTimepoint>,
     ) -> u32 {
-        let bytes = u64::from(heap.nodes[node].units) << UNIT_SHIFT;
+        let bytes = u64::from(heap.extents[extent].units) << UNIT_SHIFT;
         let slots = (bytes / class_size(class)).min(WORDS as u64 * 64) as u16;
-        let stamp = heap.nodes.stamp(node);
+        let stamp = heap.extents.stamp(extent);
         stamps.resize(usize::from(slots), stamp);
         let mut bits = [0u64; WORDS];
         for s in 0..usize::from(slots) {
@@ -175,7 +175,7 @@ impl Slabs {
         }
         let over = stamp.has_passed();
         let run = Run {
-            node,
+            extent,
             class: class as u8,
             slots,
             free: slots,
@@ -187,7 +187,7 @@ impl Slabs {
             ready_bits: if over { bits } else { [0; WORDS] },
             pending_bits: if over { [0; WORDS] } else { bits },
             stamps,
-            addr: heap.addr(node),
+            addr: heap.addr(extent),
         };
         let id = match self.vacant.pop() {
             Some(id) => {
@@ -199,7 +199,7 @@ impl Slabs {
                 self.runs.len() as u32 - 1
             }
         };
-        heap.nodes[node].link[0] = id;
+        heap.extents[extent].link[0] = id;
         self.run_bytes += bytes;
         self.free_bytes += u64::from(slots) * class_size(class);
         self.empty[class] += 1;
@@ -210,7 +210,7 @@ impl Slabs {
 
     /// Gives a slot back whose last use is at `stamp`.
     #[inline]
-    pub(crate) fn give(&mut self, heap: &mut Heap, id: u32, slot: u16, stamp: PackedTimepoint) {
+    pub(crate) fn free(&mut self, heap: &mut Heap, id: u32, slot: u16, stamp: PackedTimepoint) {
         let run = &mut self.runs[id as usize];
         let class = usize::from(run.class);
         run.push(slot, stamp);
@@ -273,8 +273,8 @@ impl Slabs {
             },
             Pending::Several => return,
         };
-        let (node, latest, class) = (run.node, run.latest, usize::from(run.class));
-        let bytes = u64::from(heap.nodes[node].units) << UNIT_SHIFT;
+        let (extent, latest, class) = (run.extent, run.latest, usize::from(run.class));
+        let bytes = u64::from(heap.extents[extent].units) << UNIT_SHIFT;
         self.run_bytes -= bytes;
         self.free_bytes -= u64::from(run.slots) * class_size(class);
         self.empty[class] -= 1;
@@ -282,8 +282,8 @@ impl Slabs {
         self.unlist(id);
         self.runs[id as usize].stamps = Vec::new();
         self.vacant.push(id);
-        heap.nodes[node].link[0] = NIL;
-        heap.give(node, lane, if lane == READY { PackedTimepoint::NEVER } else { latest });
+        heap.extents[extent].link[0] = NIL;
+        heap.free(extent, lane, if lane == READY { PackedTimepoint::NEVER } else { latest });
     }
 
     fn list(&mut self, id: u32) {
@@ -310,9 +310,9 @@ impl Slabs {
         }
     }
 
-    /// The node of a run.
-    pub(crate) fn node_of(&self, run: u32) -> Option<u32> {
-        self.runs.get(run as usize).map(|r| r.node)
+    /// The extent of a run.
+    pub(crate) fn extent_of(&self, run: u32) -> Option<u32> {
+        self.runs.get(run as usize).map(|r| r.extent)
     }
 
     /// Address, class and number of slots of a run. For snapshots.
@@ -357,8 +357,8 @@ impl Slabs {
                 {
                     return Err(format!("run {at} is badly listed"));
                 }
-                if overlap || !counted || heap.nodes[run.node].link[0] != at {
-                    return Err(format!("run {at} miscounts its slots or has lost its node"));
+                if overlap || !counted || heap.extents[run.extent].link[0] != at {
+                    return Err(format!("run {at} miscounts its slots or has lost its extent"));
                 }
                 if (ones(&run.pending_bits) > 0) && run.pending == Pending::None {
                     return Err(format!("run {at} has pending slots of nobody"));

@@ -8,12 +8,12 @@
 use crate::allocator::Allocator;
 use crate::buffer::{ARENA, EMPTY, IMPORTED, REGION};
 use crate::config::AllocStats;
+use crate::extent::{Extent, NIL, State};
 use crate::heap::{Heap, Span};
 use crate::layout::{UNIT_SHIFT, class_size};
-use crate::node::{NIL, Node, State};
 use crate::ring::TraceEvent;
 use crate::state::{Core, Inner};
-use crate::store::Spot;
+use crate::store::Placement;
 use crate::watch::id_of;
 use leasehold_core::{Name, PackedTimepoint, ShownTag, Text, TimelineId};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -227,7 +227,7 @@ impl Allocator {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Lent {
+struct Live {
     len: u64,
     tag: u32,
     stream: u16,
@@ -235,10 +235,10 @@ struct Lent {
     graph: bool,
 }
 
-/// The facts that the tables hold beside the nodes.
+/// The facts that the tables hold beside the extents.
 struct Facts<'a> {
     core: &'a Core,
-    lent: HashMap<u64, Lent>,
+    live: HashMap<u64, Live>,
     held: HashSet<(u32, u16)>,
 }
 
@@ -264,20 +264,20 @@ impl Inner {
     }
 
     fn segments(&self) -> Vec<Segment> {
-        let spots = self.watch.as_ref().map(|w| w.held_spots()).unwrap_or_default();
-        let held = spots.into_iter().map(|s| match s {
-            Spot::Node(node) => (node, WHOLE),
-            Spot::Slot(run, slot) => (run, slot),
+        let placements = self.watch.as_ref().map(|w| w.held_placements()).unwrap_or_default();
+        let held = placements.into_iter().map(|s| match s {
+            Placement::Extent(extent) => (extent, WHOLE),
+            Placement::Slot(run, slot) => (run, slot),
         });
         let core = self.core.lock();
-        let mut lent = HashMap::new();
+        let mut live = HashMap::new();
         self.for_each_live(|id, flags, b| {
             if flags & IMPORTED == 0 {
                 let graph = flags & REGION != 0;
-                lent.insert(b.addr, Lent { len: b.len, tag: b.tag, stream: b.stream, id, graph });
+                live.insert(b.addr, Live { len: b.len, tag: b.tag, stream: b.stream, id, graph });
             }
         });
-        let facts = Facts { core: &core, lent, held: held.collect() };
+        let facts = Facts { core: &core, live, held: held.collect() };
         let mut out = Vec::new();
         for span in core.store.heap.spans.iter().filter(|s| s.live) {
             facts.span(span, &mut out);
@@ -304,11 +304,11 @@ const NOTHING: BlockInfo = BlockInfo {
 };
 
 impl Facts<'_> {
-    /// The block that begins at `addr`, lent if anybody says so.
+    /// The block that begins at `addr`, live if anybody says so.
     fn used(&self, addr: u64, bytes: u64, held: (u32, u16)) -> BlockInfo {
         let block = BlockInfo { addr, bytes, ..NOTHING };
-        match self.lent.get(&addr) {
-            Some(&Lent { len, tag, stream, id, graph }) => BlockInfo {
+        match self.live.get(&addr) {
+            Some(&Live { len, tag, stream, id, graph }) => BlockInfo {
                 requested: len.min(bytes),
                 state: BlockState::Live,
                 stream,
@@ -330,12 +330,12 @@ impl Facts<'_> {
         BlockInfo { state: BlockState::Pending, stream: until.timeline_id().get(), ..block }
     }
 
-    /// The blocks of a node.
-    fn node(&self, heap: &Heap, id: u32, n: &Node, push: &mut dyn FnMut(BlockInfo)) {
+    /// The blocks of an extent.
+    fn extent(&self, heap: &Heap, id: u32, n: &Extent, push: &mut dyn FnMut(BlockInfo)) {
         let (addr, bytes) = (heap.addr(id), u64::from(n.units) << UNIT_SHIFT);
         let other = |state| BlockInfo { addr, bytes, state, ..NOTHING };
         match n.state {
-            State::Free => push(Self::free(addr, bytes, heap.nodes.stamp(id))),
+            State::Free => push(Self::free(addr, bytes, heap.extents.stamp(id))),
             State::Waiting => push(other(BlockState::Pending)),
             State::Moving | State::Vacant => push(other(BlockState::Moving)),
             State::Quarantined => push(other(BlockState::Quarantined)),
@@ -413,8 +413,8 @@ impl Facts<'_> {
         }));
         let (mut at, mut segment) = (span.first, first);
         while at != NIL {
-            let n = &heap.nodes[at];
-            self.node(heap, at, n, &mut |block| {
+            let n = &heap.extents[at];
+            self.extent(heap, at, n, &mut |block| {
                 let (mut from, to) = (block.addr, block.addr + block.bytes);
                 // Addresses that nothing backs lie in no segment.
                 while from < to && segment < out.len() {

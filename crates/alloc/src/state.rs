@@ -63,8 +63,8 @@ pub(crate) struct Core {
     pub(crate) imported: u64,
     pub(crate) imported_bytes: u64,
     pub(crate) allocations: u64,
-    /// Episodes of moving granules so far.
-    pub(crate) episodes: u64,
+    /// Remappings of granules so far.
+    pub(crate) remaps: u64,
 }
 
 /// Deferred rows that one allocation looks at.

@@ -2,18 +2,18 @@
 //!
 //! One allocator's lock guards the store. Pure state: no driver call, no lease, no thread.
 
+use crate::extent::State;
 use crate::heap::{Heap, READY};
 use crate::layout::NO_CLASS;
 use crate::layout::{MIN_ALIGN, SLAB_MAX, UNIT, UNIT_SHIFT, class_of};
-use crate::node::State;
 use crate::slab::{Slabs, Slot};
 use leasehold_core::{PackedTimepoint, Result, Timeline};
 
 /// Where a block lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Spot {
-    /// A node of its own.
-    Node(u32),
+pub(crate) enum Placement {
+    /// An extent of its own.
+    Extent(u32),
     /// A slot of a slab run.
     Slot(u32, u16),
 }
@@ -21,7 +21,7 @@ pub(crate) enum Spot {
 /// A block that was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Block {
-    pub(crate) spot: Spot,
+    pub(crate) placement: Placement,
     pub(crate) addr: u64,
     pub(crate) native: u64,
     /// The slab class, or [`NO_CLASS`].
@@ -84,7 +84,7 @@ impl Store {
         if let Some(class) = need.class {
             return self.take_slot(class.into(), timeline);
         }
-        Ok(self.heap.take(need.units, need.align, timeline)?.map(|node| self.block(node)))
+        Ok(self.heap.take(need.units, need.align, timeline)?.map(|extent| self.block(extent)))
     }
 
     #[inline(always)]
@@ -108,21 +108,21 @@ impl Store {
         } else {
             self.native_of(slot.run)
         };
-        let spot = Spot::Slot(slot.run, slot.slot);
-        Block { spot, addr: slot.addr, native, class: class as u16, stamp: slot.stamp }
+        let placement = Placement::Slot(slot.run, slot.slot);
+        Block { placement, addr: slot.addr, native, class: class as u16, stamp: slot.stamp }
     }
 
     fn native_of(&self, run: u32) -> u64 {
-        self.slabs.node_of(run).map_or(0, |n| self.heap.native(n))
+        self.slabs.extent_of(run).map_or(0, |n| self.heap.native(n))
     }
 
     #[cold]
     fn take_run_slow(&mut self, class: usize, timeline: &Timeline) -> Result<Option<Block>> {
         let stamps = self.slabs.ensure_run(class)?;
-        let Some(node) = self.heap.take(self.slabs.run_units(class), 1, timeline)? else {
+        let Some(extent) = self.heap.take(self.slabs.run_units(class), 1, timeline)? else {
             return Ok(None);
         };
-        let run = self.slabs.add_run(&mut self.heap, node, class, stamps);
+        let run = self.slabs.add_run(&mut self.heap, extent, class, stamps);
         let slot = self.slabs.take_first(run);
         Ok(Some(self.slot_block(slot, class)))
     }
@@ -135,7 +135,7 @@ impl Store {
     ) -> Result<Option<Block>> {
         let lane = self.heap.lane_for(timeline);
         match self.heap.take_resident(self.units(need), need.align, lane)? {
-            Some(node) => self.adopt(node, need),
+            Some(extent) => self.adopt(extent, need),
             None => Ok(None),
         }
     }
@@ -150,24 +150,24 @@ impl Store {
     ) -> Result<Option<Block>> {
         let lane = self.heap.lane_for(timeline);
         match self.heap.take_foreign(self.units(need), need.align, lane, allowed)? {
-            Some(node) => self.adopt(node, need),
+            Some(extent) => self.adopt(extent, need),
             None => Ok(None),
         }
     }
 
-    /// Turns a used node that a plan made into the block that was asked for.
-    pub(crate) fn adopt(&mut self, node: u32, need: Need) -> Result<Option<Block>> {
+    /// Turns a used extent that a plan made into the block that was asked for.
+    pub(crate) fn adopt(&mut self, extent: u32, need: Need) -> Result<Option<Block>> {
         match need.class {
-            None => Ok(Some(self.block(node))),
+            None => Ok(Some(self.block(extent))),
             Some(class) => match self.slabs.ensure_run(class.into()) {
                 Ok(stamps) => {
-                    let run = self.slabs.add_run(&mut self.heap, node, class.into(), stamps);
+                    let run = self.slabs.add_run(&mut self.heap, extent, class.into(), stamps);
                     let slot = self.slabs.take_first(run);
                     Ok(Some(self.slot_block(slot, class.into())))
                 }
                 Err(e) => {
-                    let stamp = self.heap.nodes.stamp(node);
-                    self.give(Spot::Node(node), stamp);
+                    let stamp = self.heap.extents.stamp(extent);
+                    self.free(Placement::Extent(extent), stamp);
                     Err(e)
                 }
             },
@@ -175,74 +175,74 @@ impl Store {
     }
 
     #[inline(always)]
-    pub(crate) fn block(&self, node: u32) -> Block {
-        let (n, mut stamp) = (&self.heap.nodes[node], PackedTimepoint::NEVER);
+    pub(crate) fn block(&self, extent: u32) -> Block {
+        let (n, mut stamp) = (&self.heap.extents[extent], PackedTimepoint::NEVER);
         if n.lane != READY {
-            stamp = self.heap.nodes.cold[node as usize].stamp;
+            stamp = self.heap.extents.cold[extent as usize].stamp;
             if stamp.has_passed() {
                 stamp = PackedTimepoint::NEVER;
             }
         }
         let span = &self.heap.spans[usize::from(n.span)];
         let (addr, native) = (span.addr(n.start), span.native);
-        Block { spot: Spot::Node(node), addr, native, class: NO_CLASS, stamp }
+        Block { placement: Placement::Extent(extent), addr, native, class: NO_CLASS, stamp }
     }
 
     /// Gives a block back whose last use is over at `stamp`.
     #[inline(always)]
-    pub(crate) fn give(&mut self, spot: Spot, stamp: PackedTimepoint) {
-        match spot {
-            Spot::Slot(run, slot) => self.slabs.give(&mut self.heap, run, slot, stamp),
-            Spot::Node(node) => {
-                if self.heap.nodes[node].state != State::Used {
-                    return self.give_suspended(node);
+    pub(crate) fn free(&mut self, placement: Placement, stamp: PackedTimepoint) {
+        match placement {
+            Placement::Slot(run, slot) => self.slabs.free(&mut self.heap, run, slot, stamp),
+            Placement::Extent(extent) => {
+                if self.heap.extents[extent].state != State::Used {
+                    return self.free_suspended(extent);
                 }
-                self.heap.release(node, stamp);
+                self.heap.release(extent, stamp);
             }
         }
     }
 
     /// A suspended block is freed: part by part, as it has memory.
     #[cold]
-    fn give_suspended(&mut self, node: u32) {
-        if self.heap.in_motion(node) {
+    fn free_suspended(&mut self, extent: u32) {
+        if self.heap.in_motion(extent) {
             // A neighbour's suspension is carrying off memory that is partly its own, and settles
             // it.
-            self.heap.nodes[node].state = State::Moving;
+            self.heap.extents[extent].state = State::Moving;
             return;
         }
         // Set aside when it was suspended.
-        self.heap.nodes.unhold(self.heap.parts(node));
-        self.heap.free_by_residency(node, READY, PackedTimepoint::NEVER);
+        self.heap.extents.unhold(self.heap.parts(extent));
+        self.heap.free_by_residency(extent, READY, PackedTimepoint::NEVER);
     }
 
     /// Takes a block that several timelines may still be using out of circulation, until
-    /// [`unpark`](Self::unpark). `false`: it need not wait.
+    /// [`free_deferred`](Self::free_deferred). `false`: it need not wait.
     #[cold]
-    pub(crate) fn park(&mut self, spot: Spot) -> bool {
-        match spot {
-            Spot::Slot(..) => true,
-            Spot::Node(node) if self.heap.nodes[node].state != State::Used => false,
-            Spot::Node(node) => {
-                self.heap.park(node);
+    pub(crate) fn defer(&mut self, placement: Placement) -> bool {
+        match placement {
+            Placement::Slot(..) => true,
+            Placement::Extent(extent) if self.heap.extents[extent].state != State::Used => false,
+            Placement::Extent(extent) => {
+                self.heap.defer(extent);
                 true
             }
         }
     }
 
-    /// Gives a parked block back, which one timeline at most may still be using.
-    pub(crate) fn unpark(&mut self, spot: Spot, stamp: PackedTimepoint) {
-        match spot {
-            Spot::Slot(run, slot) => self.slabs.give(&mut self.heap, run, slot, stamp),
-            Spot::Node(node) => self.heap.unpark(node, stamp),
+    /// Gives a deferred block back, which one timeline at most may still be using.
+    pub(crate) fn free_deferred(&mut self, placement: Placement, stamp: PackedTimepoint) {
+        match placement {
+            Placement::Slot(run, slot) => self.slabs.free(&mut self.heap, run, slot, stamp),
+            Placement::Extent(extent) => self.heap.free_deferred(extent, stamp),
         }
     }
 
     /// Bytes that a block takes.
-    pub(crate) fn bytes(&self, spot: Spot) -> u64 {
-        match spot {
-            Spot::Slot(run, _) => self.slabs.slot_bytes(run),
-            Spot::Node(node) => u64::from(self.heap.nodes[node].units) << UNIT_SHIFT,
+    pub(crate) fn bytes(&self, placement: Placement) -> u64 {
+        match placement {
+            Placement::Slot(run, _) => self.slabs.slot_bytes(run),
+            Placement::Extent(extent) => u64::from(self.heap.extents[extent].units) << UNIT_SHIFT,
         }
     }
 

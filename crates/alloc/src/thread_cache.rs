@@ -174,7 +174,7 @@ impl ThreadCaches {
         let shard = self.shard(thread);
         let mut inside = shard.enter()?;
         let bins = inside.bins();
-        let at = bins.place(timeline)?;
+        let at = bins.find(timeline)?;
         // SAFETY: the caller keeps the table of the rows in the bins alive for `'a`.
         let (row, bytes) = unsafe { bins.of(at, class).pop() }?;
         if planted(Defect::ShardLeftEarly) {
@@ -182,7 +182,7 @@ impl ThreadCaches {
             shard.leave();
             leasehold_core::sync::thread::yield_now();
         }
-        shard.lent(&shard.small, bytes, size);
+        shard.count_hit(&shard.small, bytes, size);
         Some(row)
     }
 
@@ -201,7 +201,7 @@ impl ThreadCaches {
         let Some(mut inside) = shard.enter() else { return false };
         let drift = shard.drift.load(Ordering::Relaxed) - size as i64;
         let bins = inside.bins();
-        let Some(at) = bins.place(timeline) else { return false };
+        let Some(at) = bins.find(timeline) else { return false };
         let bin = bins.of(at, class);
         let kept = shard.small.bytes.load(Ordering::Relaxed) + u64::from(bin.bytes);
         let fine = bin.len < bin.most && kept <= self.small && drift >= -DRIFT;
@@ -237,7 +237,7 @@ impl ThreadCaches {
         let Some(mut inside) = shard.enter() else { return EMPTY };
         let bins = inside.bins();
         let mut rows = List::EMPTY;
-        let at = match bins.place(timeline) {
+        let at = match bins.find(timeline) {
             None if contended || self.depot.may_have(timeline) => {
                 bins.adopt(timeline, shard, &mut rows)
             }
@@ -255,7 +255,7 @@ impl ThreadCaches {
         }
         // SAFETY: the caller keeps the table of the rows in the bins alive for `'a`.
         if let Some((row, bytes)) = unsafe { bin.pop() } {
-            shard.lent(&shard.small, bytes, size);
+            shard.count_hit(&shard.small, bytes, size);
             return Refill::Row(row, Back { rows, drift: shard.tell() });
         }
         let more = if contended && shard.small.bytes.load(Ordering::Relaxed) < self.small / 2 {
@@ -279,7 +279,7 @@ impl ThreadCaches {
         let mut inside = shard.enter()?;
         let bins = inside.bins();
         let mut rows = List::EMPTY;
-        let fine = match bins.place(timeline).or_else(|| bins.adopt(timeline, shard, &mut rows)) {
+        let fine = match bins.find(timeline).or_else(|| bins.adopt(timeline, shard, &mut rows)) {
             Some(at) => {
                 bins.make_room((at, class), self.small, shard, &self.depot, &mut rows);
                 bins.keep((at, class), row, self.small, shard)
@@ -308,7 +308,7 @@ impl ThreadCaches {
         let shard = self.shard(thread);
         let Some(mut inside) = shard.enter() else { return };
         let bins = inside.bins();
-        let Some(at) = bins.place(timeline) else { return };
+        let Some(at) = bins.find(timeline) else { return };
         // SAFETY: the caller keeps the table of the list's rows alive.
         while let Some(row) = unsafe { rows.pop() } {
             if !bins.keep((at, class), row, self.small, shard) {
@@ -347,7 +347,7 @@ impl ThreadCaches {
         // SAFETY: the caller keeps the table of the rows in the shard alive for `'a`.
         match unsafe { large.take(timeline, size) } {
             Some((row, bytes)) => {
-                shard.lent(&shard.large, bytes, size);
+                shard.count_hit(&shard.large, bytes, size);
                 Ok((row, shard.drift.load(Ordering::Relaxed)))
             }
             None => {
@@ -528,7 +528,7 @@ impl Shard {
 
     /// Counts a hit: a block of `bytes` bytes, lent for `size`. Inside only.
     #[inline(always)]
-    fn lent(&self, kept: &Kept, bytes: u64, size: u64) {
+    fn count_hit(&self, kept: &Kept, bytes: u64, size: u64) {
         kept.sub(1, bytes);
         add(&self.hits, 1);
         self.drift.store(self.drift.load(Ordering::Relaxed) + size as i64, Ordering::Relaxed);

@@ -10,7 +10,7 @@ use crate::layout::UNIT_SHIFT;
 use crate::residency::Step;
 use crate::ring::EventKind;
 use crate::state::Inner;
-use crate::store::Spot;
+use crate::store::Placement;
 use crate::watch::Reach;
 use leasehold_core::{Result, UniqueLease};
 
@@ -104,10 +104,10 @@ impl Inner {
     /// `OutOfMemory` for host memory; then the block is as it was.
     pub(crate) fn suspend_block(&self, block: &UniqueLease<Buffer>) -> Result<u64> {
         let Some(row) = self.table.get(block.handle().index()) else { return Ok(0) };
-        let Spot::Node(node) = row.spot() else { return Ok(0) };
-        let steps = self.core.lock().store.heap.plan_suspend(node)?;
+        let Placement::Extent(extent) = row.placement() else { return Ok(0) };
+        let steps = self.core.lock().store.heap.plan_suspend(extent)?;
         if let Some(watch) = &self.watch {
-            watch.darken(row);
+            watch.mark_unbacked(row);
         }
         Ok(self.carry_out_trim(steps))
     }
@@ -118,11 +118,11 @@ impl Inner {
     /// `OverBudget`, the driver's; then the block is as it was.
     pub(crate) fn resume_block(&self, block: &UniqueLease<Buffer>) -> Result<()> {
         let Some(row) = self.table.get(block.handle().index()) else { return Ok(()) };
-        let Spot::Node(node) = row.spot() else { return Ok(()) };
+        let Placement::Extent(extent) = row.placement() else { return Ok(()) };
         let plan = loop {
             let mut core = self.core.lock();
-            if !core.store.heap.in_motion(node) {
-                break core.store.heap.plan_resume(node, &self.budget)?;
+            if !core.store.heap.in_motion(extent) {
+                break core.store.heap.plan_resume(extent, &self.budget)?;
             }
             // A neighbour is being suspended, and a piece lies across the border: until its driver
             // calls are over.

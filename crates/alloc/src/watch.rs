@@ -18,7 +18,7 @@ use crate::buffer::Row;
 use crate::config::AllocatorConfig;
 use crate::debug::{DebugAids, Finding, FindingKind, MOST_FINDINGS};
 use crate::ring::{EventKind, Ring};
-use crate::store::Spot;
+use crate::store::Placement;
 use leasehold_core::sync::Mutex;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::{Error, PackedTimepoint, Result, TimelineId};
@@ -38,7 +38,7 @@ pub(crate) struct Watch {
 /// Where a watched block comes from.
 #[derive(Debug, Clone, Copy)]
 enum Source {
-    Store(Spot),
+    Store(Placement),
     /// The backing, exactly.
     Exact {
         chunk: Chunk,
@@ -58,7 +58,7 @@ struct Side {
     /// Bytes from the buffer's address that are the block's.
     usable: u64,
     /// Its memory was given back in between: nothing in it can be checked.
-    dark: bool,
+    unbacked: bool,
 }
 
 /// A freed block.
@@ -151,18 +151,20 @@ impl Watch {
     }
 
     /// The row's memory goes back to the driver while the row is out.
-    pub(crate) fn darken(&self, row: &Row) {
+    pub(crate) fn mark_unbacked(&self, row: &Row) {
         if let Some(side) = self.sides.lock().get_mut(&row.header.index()) {
-            side.dark = true;
+            side.unbacked = true;
         }
     }
 
     /// Held blocks that lie in the store: for snapshots.
-    pub(crate) fn held_spots(&self) -> Vec<Spot> {
+    pub(crate) fn held_placements(&self) -> Vec<Placement> {
         let held = self.held.lock();
         let blocks = held.waiting.iter().map(|(b, _)| b).chain(&held.quarantine);
         blocks
-            .filter_map(|b| if let Source::Store(spot) = b.side.source { Some(spot) } else { None })
+            .filter_map(|b| {
+                if let Source::Store(placement) = b.side.source { Some(placement) } else { None }
+            })
             .collect()
     }
 

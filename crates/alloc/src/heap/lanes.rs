@@ -1,10 +1,10 @@
 //! Lanes: whose free memory is whose, how timelines get one and lose it, and how memory whose uses
 //! have passed comes to lane 0.
 //!
-//! This module must not know how nodes are carved or merged.
+//! This module must not know how extents are carved or merged.
 
 use super::{Heap, LANE_IDLE, Lane, MAX_LANES, NO_LANE, READY};
-use crate::node::{Cold, NIL, State};
+use crate::extent::{Cold, NIL, State};
 use leasehold_core::{PackedTimepoint, Timeline, TimelineId};
 
 impl Heap {
@@ -47,7 +47,7 @@ impl Heap {
             // No more lanes, or no host memory for one.
             None => return READY,
         };
-        if self.lanes[slot].index.reach(&mut self.nodes.rows, self.reached).is_err() {
+        if self.lanes[slot].index.reach(&mut self.extents.rows, self.reached).is_err() {
             return READY;
         }
         if self.timelines == 1 {
@@ -68,16 +68,16 @@ impl Heap {
             let (mut at, mut left) = (self.lanes[lane].oldest, self.lanes[lane].index.count());
             while at != NIL && left > 0 {
                 let (n, Cold { stamp, age_next, .. }) =
-                    (self.nodes[at], self.nodes.cold[at as usize]);
+                    (self.extents[at], self.extents.cold[at as usize]);
                 let first = n.start.div_ceil(1 << shift);
                 let (mut g, paged) = (n.end() >> shift, self.spans[usize::from(n.span)].paged);
-                // Downwards: what lies below a part that was cut out keeps its node.
+                // Downwards: what lies below a part that was cut out keeps its extent.
                 while paged && !stamp.has_passed() && g > first {
                     let to = g;
                     while g > first && self.res.is_idle(g - 1, stamp.timeline_id()) {
                         g -= 1;
                     }
-                    if g < to && self.nodes.ensure(2).is_ok() {
+                    if g < to && self.extents.ensure(2).is_ok() {
                         let (idle, _) = self.isolate(at, g << shift, to << shift);
                         self.coalesce(idle, READY, PackedTimepoint::NEVER, false);
                     }
@@ -90,10 +90,10 @@ impl Heap {
 
     /// Whether nobody uses free memory any more.
     pub(crate) fn is_over(&self) -> bool {
-        let mut free = (0..).zip(&self.nodes.rows).filter(|n| n.1.state == State::Free);
+        let mut free = (0..).zip(&self.extents.rows).filter(|n| n.1.state == State::Free);
         let mut over = true;
         self.waiting(|_, s| over &= s.has_passed());
-        over && free.all(|n| self.nodes.stamp(n.0).has_passed())
+        over && free.all(|n| self.extents.stamp(n.0).has_passed())
     }
 
     /// The lane in which a timepoint's memory lies while it has not passed, if the timeline has
@@ -110,28 +110,29 @@ impl Heap {
         self.timelines <= 1
     }
 
-    /// Gives a node back that a timeline without a lane may still be using. Takes no host memory.
-    pub(crate) fn give_later(&mut self, id: u32, stamp: PackedTimepoint) {
+    /// Gives an extent back that a timeline without a lane may still be using. Takes no host
+    /// memory.
+    pub(crate) fn free_later(&mut self, id: u32, stamp: PackedTimepoint) {
         self.tick += 1;
         self.wait(id, stamp);
     }
 
     fn wait(&mut self, id: u32, stamp: PackedTimepoint) {
-        self.nodes[id].state = State::Waiting;
-        self.nodes.cold[id as usize] = Cold { stamp, age_prev: NIL, age_next: self.waiting };
+        self.extents[id].state = State::Waiting;
+        self.extents.cold[id as usize] = Cold { stamp, age_prev: NIL, age_next: self.waiting };
         self.waiting = id;
     }
 
-    /// Takes a node that several timelines may still be using out of circulation.
-    pub(crate) fn park(&mut self, id: u32) {
+    /// Takes an extent that several timelines may still be using out of circulation.
+    pub(crate) fn defer(&mut self, id: u32) {
         self.tick += 1;
-        self.nodes[id].state = State::Waiting;
-        self.parked += u64::from(self.nodes[id].units);
+        self.extents[id].state = State::Waiting;
+        self.deferred += u64::from(self.extents[id].units);
     }
 
-    /// Gives a parked node back, which one timeline at most may still be using.
-    pub(crate) fn unpark(&mut self, id: u32, stamp: PackedTimepoint) {
-        self.parked -= u64::from(self.nodes[id].units);
+    /// Gives a deferred extent back, which one timeline at most may still be using.
+    pub(crate) fn free_deferred(&mut self, id: u32, stamp: PackedTimepoint) {
+        self.deferred -= u64::from(self.extents[id].units);
         self.coalesce_or_wait(id, stamp);
     }
 
@@ -141,7 +142,7 @@ impl Heap {
         }
         match self.lane_of(stamp) {
             Some(lane) => {
-                self.res.note_use(&self.nodes[id], stamp);
+                self.res.note_use(&self.extents[id], stamp);
                 self.coalesce(id, lane, stamp, true);
             }
             None => self.wait(id, stamp),
@@ -152,7 +153,7 @@ impl Heap {
     pub(crate) fn poll_waiting(&mut self) {
         let mut at = std::mem::replace(&mut self.waiting, NIL);
         while at != NIL {
-            let Cold { stamp, age_next, .. } = self.nodes.cold[at as usize];
+            let Cold { stamp, age_next, .. } = self.extents.cold[at as usize];
             self.coalesce_or_wait(at, stamp);
             at = age_next;
         }
@@ -162,8 +163,8 @@ impl Heap {
     pub(crate) fn waiting(&self, mut f: impl FnMut(u32, PackedTimepoint)) {
         let mut at = self.waiting;
         while at != NIL {
-            let Cold { stamp, age_next, .. } = self.nodes.cold[at as usize];
-            f(self.nodes[at].units, stamp);
+            let Cold { stamp, age_next, .. } = self.extents.cold[at as usize];
+            f(self.extents[at].units, stamp);
             at = age_next;
         }
     }
@@ -190,7 +191,7 @@ impl Heap {
         // The timeline's progress is read once: all timepoints of a lane are on its timeline.
         let mut done = None;
         while at != NIL && left > 0 {
-            let Cold { stamp, age_next, .. } = self.nodes.cold[at as usize];
+            let Cold { stamp, age_next, .. } = self.extents.cold[at as usize];
             let done = *done.get_or_insert_with(|| {
                 stamp.timepoint().map_or(u64::MAX, |p| p.timeline().passed())
             });
@@ -240,7 +241,7 @@ impl Heap {
                 if id == NIL {
                     break;
                 }
-                let stamp = self.nodes.stamp(id);
+                let stamp = self.extents.stamp(id);
                 self.unlink_free(id);
                 self.coalesce(id, lane as u8, stamp, true);
             }

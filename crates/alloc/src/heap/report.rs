@@ -1,14 +1,14 @@
 //! Reports on the heap's contents, and the check of its consistency. Both change nothing.
 
 use super::{Heap, Lane};
+use crate::extent::{Extent, NIL, State};
 use crate::layout::UNIT_SHIFT;
-use crate::node::{NIL, Node, State};
 use leasehold_core::{PackedTimepoint, Result};
 
 impl Heap {
     /// Units that lie free and resident in lane 0, and in the timelines' lanes.
     pub(crate) fn free_units(&self) -> (u64, u64) {
-        let mut waiting = self.parked;
+        let mut waiting = self.deferred;
         self.waiting(|units, _| waiting += u64::from(units));
         let resident = |l: &Lane| l.index.units() - (l.index.holes() << self.res.shift);
         (resident(&self.lanes[0]), self.lanes[1..].iter().map(resident).sum::<u64>() + waiting)
@@ -27,8 +27,10 @@ impl Heap {
     /// The newest timepoint of a block in a timeline's lane: of the timeline that is least far
     /// behind.
     pub(crate) fn newest_pending(&self) -> PackedTimepoint {
-        let newest =
-            self.lanes[1..].iter().filter(|l| l.newest != NIL).map(|l| self.nodes.stamp(l.newest));
+        let newest = self.lanes[1..]
+            .iter()
+            .filter(|l| l.newest != NIL)
+            .map(|l| self.extents.stamp(l.newest));
         let behind = |s: &PackedTimepoint| {
             s.timepoint().map_or(0, |p| p.value().saturating_sub(p.timeline().completed()))
         };
@@ -38,56 +40,56 @@ impl Heap {
     /// The largest piece of free memory in units that is backed throughout, whatever its lane. A
     /// walk.
     pub(crate) fn largest_free(&self) -> u32 {
-        let free = self.nodes.rows.iter().filter(|n| n.state == State::Free);
+        let free = self.extents.rows.iter().filter(|n| n.state == State::Free);
         free.map(|n| if n.holes == 0 { n.units } else { self.backed_within(n) }).max().unwrap_or(0)
     }
 
-    /// The longest backed part of a node.
-    pub(super) fn backed_within(&self, n: &Node) -> u32 {
+    /// The longest backed part of an extent.
+    pub(super) fn backed_within(&self, n: &Extent) -> u32 {
         let mut best = 0;
         self.backed_parts(n, |from, to| best = best.max(to - from));
         best
     }
 
-    /// Checks every invariant of spans, nodes, indexes and residency. For tests.
+    /// Checks every invariant of spans, extents, indexes and residency. For tests.
     pub(crate) fn check(&self) -> Result<(), String> {
-        let mut indexed = vec![false; self.nodes.rows.len()];
+        let mut indexed = vec![false; self.extents.rows.len()];
         for (i, lane) in self.lanes.iter().enumerate() {
             let mut wrong = None;
-            lane.index.check(&self.nodes.rows, |id| {
+            lane.index.check(&self.extents.rows, |id| {
                 indexed[id as usize] = true;
-                let n = &self.nodes[id];
+                let n = &self.extents[id];
                 if n.state != State::Free || usize::from(n.lane) != i {
                     wrong = Some(id);
                 }
             })?;
             if let Some(id) = wrong {
-                return Err(format!("lane {i} indexes node {id}: {:?}", self.nodes[id]));
+                return Err(format!("lane {i} indexes extent {id}: {:?}", self.extents[id]));
             }
         }
         for span in self.spans.iter().filter(|s| s.live) {
             let (mut at, mut prev, mut unit) = (span.first, NIL, span.unit);
             while at != NIL {
-                let n = &self.nodes[at];
+                let n = &self.extents[at];
                 if n.prev != prev || n.start != unit || n.units == 0 {
                     return Err(format!(
-                        "node {at} does not tile its span: {n:?}, expected start {unit}, prev {prev}"
+                        "extent {at} does not tile its span: {n:?}, expected start {unit}, prev {prev}"
                     ));
                 }
                 if (n.state == State::Free) != indexed[at as usize] {
-                    return Err(format!("node {at} and the indexes disagree: {n:?}"));
+                    return Err(format!("extent {at} and the indexes disagree: {n:?}"));
                 }
                 if prev != NIL {
-                    let p = &self.nodes[prev];
+                    let p = &self.extents[prev];
                     let both = |s: State| p.state == s && n.state == s;
                     if both(State::Free) && p.lane == n.lane {
                         return Err(format!(
-                            "nodes {prev} and {at} should have merged: {p:?} {n:?}"
+                            "extents {prev} and {at} should have merged: {p:?} {n:?}"
                         ));
                     }
                 }
                 if span.paged {
-                    self.res.check_node(n)?;
+                    self.res.check_extent(n)?;
                 }
                 unit = n.end();
                 prev = at;

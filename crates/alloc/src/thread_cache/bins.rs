@@ -112,7 +112,7 @@ impl Bins {
 
     /// The number of a timeline that has bins.
     #[inline(always)]
-    pub(super) fn place(&self, timeline: TimelineId) -> Option<usize> {
+    pub(super) fn find(&self, timeline: TimelineId) -> Option<usize> {
         let at = usize::from(self.timelines[0] != timeline);
         (self.timelines[at] == timeline).then_some(at)
     }

@@ -12,7 +12,7 @@ use crate::layout::{Layout, MIN_ALIGN, NO_CLASS};
 use crate::residency::{End, Step};
 use crate::ring::EventKind;
 use crate::state::{Inner, On, kind_bits, uses};
-use crate::store::Spot;
+use crate::store::Placement;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::{Error, Lease, Name, PackedTimepoint, Result, Text};
 use std::panic::AssertUnwindSafe;
@@ -111,12 +111,12 @@ impl Inner {
             let lease = self.alloc_block(whole, on)?;
             let Some(row) = self.table.get(lease.header().index()) else { return Ok(lease) };
             let core = self.core.lock();
-            let spot = row.spot();
-            let usable = core.store.bytes(spot);
+            let placement = row.placement();
+            let usable = core.store.bytes(placement);
             self.add_live(-(aids.red_zone as i64));
             drop(core);
             row.buffer.reuse(layout.size);
-            (lease, Side { source: Source::Store(spot), usable, dark: false })
+            (lease, Side { source: Source::Store(placement), usable, unbacked: false })
         };
         watch.sides.lock().insert(lease.header().index(), side);
         let (addr, len) = (lease.addr(), layout.size);
@@ -186,8 +186,8 @@ impl Inner {
                 return Err(e);
             }
         };
-        // A slot, so that nobody takes the place for a node.
-        row.set_spot(Spot::Slot(u32::MAX, 0), NO_CLASS);
+        // A slot, so that nobody takes the place for an extent.
+        row.set_placement(Placement::Slot(u32::MAX, 0), NO_CLASS);
         let flags = kind_bits(self.config.host_kind) | WATCHED;
         row.buffer.describe(
             (addr, chunk.native),
@@ -198,7 +198,7 @@ impl Inner {
         );
         core.allocations += 1;
         self.add_live(len as i64);
-        Ok((self.first_lease(row), Side { source, usable, dark: false }))
+        Ok((self.first_lease(row), Side { source, usable, unbacked: false }))
     }
 
     /// Address, backed range and source of a block straight from the backing.
@@ -311,7 +311,7 @@ impl Inner {
                 block
             };
             if watch.aids.poison
-                && !block.side.dark
+                && !block.side.unbacked
                 && !matches!(block.side.source, Source::Guarded { .. })
             {
                 // The backing could be written when the allocator was made; it has no way to fail
@@ -332,7 +332,7 @@ impl Inner {
     /// with a guard, taken away. `false`: the driver did not take it, and its addresses are lost.
     fn inspect_freed(&self, watch: &Watch, block: &Block) -> bool {
         let Block { addr, len, side, .. } = *block;
-        if !side.dark {
+        if !side.unbacked {
             if watch.aids.red_zone > 0 {
                 // SAFETY: the block was freed and its last use is over, as the caller checked; the
                 // zone is committed.
@@ -356,7 +356,9 @@ impl Inner {
     /// Gives a block's memory, and with a guard its addresses, back to where they came from.
     fn release_source(&self, source: Source) {
         match source {
-            Source::Store(spot) => self.core.lock().store.give(spot, PackedTimepoint::NEVER),
+            Source::Store(placement) => {
+                self.core.lock().store.free(placement, PackedTimepoint::NEVER)
+            }
             Source::Exact { chunk, align } => {
                 // SAFETY: the side names the chunk and alignment that `exact` gave; it left the
                 // table, so it is given back once.

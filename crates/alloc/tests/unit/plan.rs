@@ -12,7 +12,7 @@ fn a_plan_may_have_nothing_to_map() {
     let base = fake.reserve(64 << 20).expect("addresses");
     let (mut heap, budget) = (Heap::new(2 << 20), Budget::new(u64::MAX));
     heap.add_span(base, 64 << 20, 0, true).expect("a span");
-    let means = Means { reclaim: true, near: None, even: true, piece: 1, least: 1 };
+    let means = Means { reclaim: true, near: None, aligned: true, piece: 1, least: 1 };
     let mut steps = Vec::new();
     for _ in 0..2 {
         let planned = heap.plan(100, 1, READY, means, &budget).expect("host memory");
@@ -20,7 +20,7 @@ fn a_plan_may_have_nothing_to_map() {
         steps.push(plan.steps.len());
         plan.run(&fake).expect("a healthy device");
         let block = heap.finish(plan, true, &budget).expect("a block");
-        heap.give_ready(block);
+        heap.free_ready(block);
         heap.check().expect("the invariants");
     }
     assert_eq!((steps, budget.committed()), (vec![1, 0], 2 << 20));
@@ -36,7 +36,7 @@ fn streams_go_on_while_a_plan_is_made() {
     let base = fake.reserve(8 << 30).expect("addresses");
     let (mut heap, budget) = (Heap::new(GRANULE), Budget::new(u64::MAX));
     heap.add_span(base, 8 << 30, 0, true).expect("a span");
-    let means = Means { reclaim: true, near: None, even: true, piece: 1, least: 1 };
+    let means = Means { reclaim: true, near: None, aligned: true, piece: 1, least: 1 };
     let owner = leasehold_core::TimelineOwner::take().expect("a timeline");
     let lane = heap.lane_for(owner.timeline());
     let take = |heap: &mut Heap, units: u32| {
@@ -55,7 +55,7 @@ fn streams_go_on_while_a_plan_is_made() {
         // Neither in the order of the addresses nor against it.
         values.sort_unstable_by_key(|v| v.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         for (at, value) in values.into_iter().enumerate() {
-            heap.give(blocks[2 * at], lane, PackedTimepoint::from(owner.timeline().at(value)));
+            heap.free(blocks[2 * at], lane, PackedTimepoint::from(owner.timeline().at(value)));
         }
         let large = std::thread::scope(|s| {
             s.spawn(|| {
@@ -66,7 +66,7 @@ fn streams_go_on_while_a_plan_is_made() {
             });
             take(&mut heap, granule * (BLOCKS / 2 + round))
         });
-        heap.give_ready(large);
+        heap.free_ready(large);
         heap.drain_all();
         (0..blocks.len()).step_by(2).for_each(|at| blocks[at] = take(&mut heap, granule));
     }

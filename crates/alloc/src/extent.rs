@@ -1,27 +1,28 @@
-//! The table of nodes: the blocks, free or used, that tile the address spans.
+//! The table of extents: the blocks, free or used, that tile the address spans.
 //!
-//! A node is a row of plain words; nodes name each other by 32-bit index, never by pointer. The
-//! first row is no node ([`SINK`]). Nothing here touches the memory that the nodes describe.
+//! An extent is a row of plain words; extents name each other by 32-bit index, never by pointer.
+//! The first row is no extent ([`SINK`]). Nothing here touches the memory that the extents
+//! describe.
 
 use crate::host;
 use leasehold_core::{PackedTimepoint, Result};
 use std::hint::select_unpredictable;
 
-/// No node.
+/// No extent.
 pub(crate) const NIL: u32 = u32::MAX;
 
-/// A row that is no node: what is written for the sake of a node that there is not goes there, so
-/// that nothing depends on whether there is one. That is as good as random for neighbours in an
+/// A row that is no extent: what is written for the sake of an extent that there is not goes there,
+/// so that nothing depends on whether there is one. That is as good as random for neighbours in an
 /// index's lists.
 pub(crate) const SINK: u32 = 0;
 
-/// A node, or the sink if it is none.
+/// An extent, or the sink if it is none.
 #[inline]
 pub(crate) fn or_sink(id: u32) -> u32 {
     select_unpredictable(id == NIL, SINK, id)
 }
 
-/// The state of a node.
+/// The state of an extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum State {
@@ -44,7 +45,7 @@ pub(crate) enum State {
 /// A block. Two to a cache line; what only some blocks need is in [`Cold`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C, align(32))]
-pub(crate) struct Node {
+pub(crate) struct Extent {
     /// First unit, in the heap's own space of units.
     pub(crate) start: u32,
     /// Length in units.
@@ -56,7 +57,7 @@ pub(crate) struct Node {
     /// While free: links within the index's leaf. While used: the slab run, or `NIL`.
     pub(crate) link: [u32; 2],
     /// Granules that lie wholly in it and are backed by nothing. Such a granule lies in one free
-    /// node, never across two.
+    /// extent, never across two.
     pub(crate) holes: u32,
     pub(crate) span: u16,
     pub(crate) state: State,
@@ -74,14 +75,14 @@ pub(crate) struct Cold {
     pub(crate) age_next: u32,
 }
 
-const _: () = assert!(size_of::<Node>() == 32 && size_of::<Cold>() == 16);
+const _: () = assert!(size_of::<Extent>() == 32 && size_of::<Cold>() == 16);
 
 impl Cold {
     const VACANT: Cold = Cold { stamp: PackedTimepoint::NEVER, age_prev: NIL, age_next: NIL };
 }
 
-impl Node {
-    pub(crate) const VACANT: Node = Node {
+impl Extent {
+    pub(crate) const VACANT: Extent = Extent {
         start: 0,
         units: 0,
         prev: NIL,
@@ -110,8 +111,8 @@ impl Node {
 }
 
 /// The table.
-pub(crate) struct Nodes {
-    pub(crate) rows: Vec<Node>,
+pub(crate) struct Extents {
+    pub(crate) rows: Vec<Extent>,
     pub(crate) cold: Vec<Cold>,
     vacant: u32,
     spare: u32,
@@ -119,12 +120,12 @@ pub(crate) struct Nodes {
     held: u32,
 }
 
-impl Nodes {
+impl Extents {
     pub(crate) fn new() -> Self {
         Self { rows: Vec::new(), cold: Vec::new(), vacant: NIL, spare: 0, held: 0 }
     }
 
-    /// Makes sure that `n` more nodes can be made without host memory, so that freeing never
+    /// Makes sure that `n` more extents can be made without host memory, so that freeing never
     /// allocates.
     #[inline]
     pub(crate) fn ensure(&mut self, n: u32) -> Result<()> {
@@ -136,13 +137,13 @@ impl Nodes {
         // (One may be the sink.)
         let more = self.rows.len().clamp(256, 1 << 16).max(n as usize + 1);
         if self.rows.len() + more >= NIL as usize {
-            return Err(host::none(more * size_of::<Node>()));
+            return Err(host::none(more * size_of::<Extent>()));
         }
         host::room(&mut self.rows, more)?;
         host::room(&mut self.cold, more)?;
         for _ in 0..more {
             let id = self.rows.len() as u32;
-            self.rows.push(Node { next: self.vacant, ..Node::VACANT });
+            self.rows.push(Extent { next: self.vacant, ..Extent::VACANT });
             if id != SINK {
                 self.vacant = id;
                 self.spare += 1;
@@ -165,7 +166,7 @@ impl Nodes {
         self.held -= n;
     }
 
-    /// When a node's last use is over, as far as it lies or lay in a timeline's lane.
+    /// When an extent's last use is over, as far as it lies or lay in a timeline's lane.
     #[inline]
     pub(crate) fn stamp(&self, id: u32) -> PackedTimepoint {
         if self[id].lane == 0 { PackedTimepoint::NEVER } else { self.cold[id as usize].stamp }
@@ -191,21 +192,22 @@ impl Nodes {
 
     /// Bytes of host memory that the table takes.
     pub(crate) fn host_bytes(&self) -> u64 {
-        (self.rows.capacity() * size_of::<Node>() + self.cold.capacity() * size_of::<Cold>()) as u64
+        (self.rows.capacity() * size_of::<Extent>() + self.cold.capacity() * size_of::<Cold>())
+            as u64
     }
 }
 
-impl std::ops::Index<u32> for Nodes {
-    type Output = Node;
+impl std::ops::Index<u32> for Extents {
+    type Output = Extent;
     #[inline]
-    fn index(&self, id: u32) -> &Node {
+    fn index(&self, id: u32) -> &Extent {
         &self.rows[id as usize]
     }
 }
 
-impl std::ops::IndexMut<u32> for Nodes {
+impl std::ops::IndexMut<u32> for Extents {
     #[inline]
-    fn index_mut(&mut self, id: u32) -> &mut Node {
+    fn index_mut(&mut self, id: u32) -> &mut Extent {
         &mut self.rows[id as usize]
     }
 }
