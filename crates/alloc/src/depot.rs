@@ -15,12 +15,9 @@
 //!
 //! A list is its rows, linked through their headers. The length of a buffer means nothing while
 //! nobody holds it. That of a list's first row is the next list of the class, and how many rows
-//! this one has. The last few lists of a bin are named row by row besides. A thread that takes one
-//! fetches all of its rows at once, since they are likely in another processor's cache and each row
-//! names only the next.
+//! this one has.
 
 use crate::buffer::Row;
-use crate::host::fetch;
 use crate::layout::{CLASSES, class_size};
 use crate::list::{List, link};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
@@ -33,11 +30,6 @@ const ROW: u64 = 1 << 44;
 
 /// The most rows of a list: they are counted in the bits of an address that alignment leaves.
 pub(crate) const MOST_ROWS: u16 = align_of::<Row>() as u16 - 1;
-
-/// The most rows of a list that are named one by one.
-pub(crate) const NAMED: usize = 32;
-/// Lists of a bin whose rows are.
-const RECENT: usize = 4;
 
 /// Lists of other timelines in a row for which a bin is given up.
 const PATIENCE: u32 = 8;
@@ -63,9 +55,6 @@ struct Lists {
     refused: u32,
     /// The first row of the top list of each class.
     tops: [*const Row; CLASSES],
-    /// The rows of the lists that came last. Hints: such a list may have gone.
-    recent: [[*const Row; NAMED]; RECENT],
-    turn: usize,
 }
 
 // SAFETY: rows are `Sync` and outlive the depot.
@@ -78,8 +67,6 @@ impl Depot {
             timeline: PackedTimepoint::NEVER.timeline_id(),
             refused: 0,
             tops: [ptr::null(); CLASSES],
-            recent: [[ptr::null(); NAMED]; RECENT],
-            turn: 0,
         };
         let bin = |_| CachePadded::new(Bin { kept: AtomicU64::new(0), lists: Mutex::new(lists()) });
         Self { bins: (0..bins).map(bin).collect(), most }
@@ -109,7 +96,8 @@ impl Depot {
             .fold((0, 0), |(r, b), k| (r + k / ROW, b + k % ROW))
     }
 
-    /// Keeps a list of rows of a class, freed on `timeline`, each linked to the next. `false`:
+    /// Keeps a list of rows of a class, freed on `timeline`: its first row, which is linked to the
+    /// next, and how many there are. `false`:
     /// there is no room, or somebody is at it. Rows that another timeline has left in the bin may
     /// go into `left`. Inside a shard only.
     ///
@@ -119,13 +107,11 @@ impl Depot {
         &self,
         timeline: TimelineId,
         class: usize,
-        list: &[&Row],
+        (first, rows): (&Row, u16),
         left: &mut List,
     ) -> bool {
-        let (Some(bin), &[first, ..]) = (self.bin(timeline), list) else { return false };
-        let Some(rows) = u16::try_from(list.len()).ok().filter(|&n| n <= MOST_ROWS) else {
-            return false;
-        };
+        debug_assert!(rows <= MOST_ROWS);
+        let Some(bin) = self.bin(timeline) else { return false };
         let Some(mut lists) = bin.lists.try_lock() else { return false };
         let mut kept = bin.kept.load(Ordering::Relaxed);
         if lists.timeline != timeline {
@@ -145,11 +131,6 @@ impl Depot {
         }
         let under = std::mem::replace(&mut lists.tops[class], first);
         first.buffer.reuse((under.expose_provenance() | usize::from(rows)) as u64);
-        let turn = (lists.turn + 1) % RECENT;
-        lists.turn = turn;
-        let names =
-            list.iter().map(|&row| ptr::from_ref(row)).chain(std::iter::repeat(ptr::null()));
-        lists.recent[turn].iter_mut().zip(names).for_each(|(place, name)| *place = name);
         bin.kept.store(kept + add, Ordering::Relaxed);
         true
     }
@@ -172,9 +153,6 @@ impl Depot {
         lists.refused = 0;
         // SAFETY: the caller keeps the table of all rows in the bin alive for `'a`.
         let (first, rows) = unsafe { lists.take_top(class) }?;
-        if let Some(names) = lists.recent.iter().find(|r| ptr::eq(r[0], first)) {
-            names.iter().take(rows.into()).for_each(|&row| fetch(row));
-        }
         let kept = bin.kept.load(Ordering::Relaxed);
         bin.kept.store(kept - u64::from(rows) * (ROW + class_size(class)), Ordering::Relaxed);
         Some((first, rows))

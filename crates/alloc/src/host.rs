@@ -58,12 +58,7 @@ pub(crate) fn note(notes: &mut Vec<Text>, what: fmt::Arguments<'_>) {
 /// Tells the processor that an entry will be needed. A hint: any index does.
 #[inline]
 pub(crate) fn fetch_entry<T>(list: &[T], at: usize) {
-    fetch(list.as_ptr().wrapping_add(at));
-}
-
-/// Tells the processor that what lies there will be needed. A hint: any address does.
-#[inline]
-pub(crate) fn fetch<T>(at: *const T) {
+    let at = list.as_ptr().wrapping_add(at);
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};

@@ -139,36 +139,15 @@ impl Heap {
         }
         let held = 8 + 4 * self.res.missing(a, b);
         let target = Target { extent, start, units, from: a, to: b };
-        self.claimed(held, target, lane, means, reclaimable, budget)
-    }
-
-    /// Sets extents aside for a plan, and makes it.
-    fn claimed(
-        &mut self,
-        held: u32,
-        target: Target,
-        lane: u8,
-        means: Means,
-        reclaimable: Vec<Reclaimable>,
-        budget: &Budget,
-    ) -> Result<Planned> {
         self.extents.hold(held)?;
         let plan = self.claim(target, lane, means, reclaimable, budget);
-        match plan {
-            Ok(Some(mut plan)) => {
-                plan.extents_held = held;
-                self.lanes[usize::from(lane)].plans += 1;
-                Ok(Planned::Plan(plan))
-            }
-            Ok(None) => {
-                self.extents.unhold(held);
-                Ok(Planned::Nothing)
-            }
-            Err(e) => {
-                self.extents.unhold(held);
-                Err(e)
-            }
-        }
+        let Ok(Some(mut plan)) = plan else {
+            self.extents.unhold(held);
+            return plan.map(|_| Planned::Nothing);
+        };
+        plan.extents_held = held;
+        self.lanes[usize::from(lane)].plans += 1;
+        Ok(Planned::Plan(plan))
     }
 
     fn claim(

@@ -402,32 +402,19 @@ impl Run {
 
     #[cold]
     fn pop_slow(&mut self, timeline: TimelineId) -> Option<(u16, PackedTimepoint)> {
-        if self.latest.has_passed() && self.pending != Pending::Several {
-            self.refresh();
-            let slot = pop_bit(&mut self.ready_bits)?;
-            self.free -= 1;
-            return Some((slot, PackedTimepoint::NEVER));
-        }
-        for w in 0..WORDS {
-            let mut bits = self.pending_bits[w];
-            while bits != 0 {
-                let slot = w * 64 + bits.trailing_zeros() as usize;
-                let stamp = self.stamps[slot];
-                if stamp.timeline_id() == timeline || stamp.has_passed() {
-                    self.pending_bits[w] &= !(1 << (slot % 64));
-                    self.free -= 1;
-                    if self.pending_bits.iter().all(|&w| w == 0) {
-                        self.pending = Pending::None;
-                    }
-                    return Some((
-                        slot as u16,
-                        if stamp.has_passed() { PackedTimepoint::NEVER } else { stamp },
-                    ));
-                }
-                bits &= bits - 1;
-            }
-        }
-        None
+        self.refresh();
+        let found = pop_bit(&mut self.ready_bits).map(|slot| (slot, PackedTimepoint::NEVER));
+        let found = found.or_else(|| {
+            let own = |slot: &usize| {
+                self.pending_bits[slot / 64] >> (slot % 64) & 1 == 1
+                    && self.stamps[*slot].timeline_id() == timeline
+            };
+            let slot = (0..usize::from(self.slots)).find(own)?;
+            self.pending_bits[slot / 64] &= !(1 << (slot % 64));
+            Some((slot as u16, self.stamps[slot]))
+        })?;
+        self.free -= 1;
+        Some(found)
     }
 
     #[inline]
@@ -467,15 +454,13 @@ impl Run {
     fn refresh(&mut self) {
         match self.pending {
             Pending::None => {}
-            Pending::Timeline(_) => {
-                if self.latest.has_passed() {
-                    for w in 0..WORDS {
-                        self.ready_bits[w] |= std::mem::take(&mut self.pending_bits[w]);
-                    }
-                    self.pending = Pending::None;
+            Pending::Timeline(_) if self.latest.has_passed() => {
+                for w in 0..WORDS {
+                    self.ready_bits[w] |= std::mem::take(&mut self.pending_bits[w]);
                 }
+                self.pending = Pending::None;
             }
-            Pending::Several => {
+            Pending::Timeline(_) | Pending::Several => {
                 let mut left = Pending::None;
                 let mut latest = PackedTimepoint::NEVER;
                 for w in 0..WORDS {

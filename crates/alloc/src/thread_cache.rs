@@ -59,6 +59,8 @@ const MOST_SHARDS: usize = 64;
 pub(crate) struct ThreadCaches {
     /// A power of two of them; or one that lets nobody in, which stands for none.
     shards: Box<[Shard]>,
+    /// One less than there are.
+    mask: u32,
     none: bool,
     /// The most bytes that each shard keeps, of small blocks and of large ones.
     small: u64,
@@ -124,13 +126,21 @@ impl ThreadCaches {
         // Two of the largest find room.
         let largest = if large / 2 <= SLAB_MAX { 0 } else { (large / 2).min(1 << 30) };
         let shards = (0..n).map(|_| Shard::new(small, FREE)).collect();
-        Self { shards, none: false, small, large, largest, depot }
+        Self { shards, mask: n as u32 - 1, none: false, small, large, largest, depot }
     }
 
     /// No shards at all.
     pub(crate) fn none() -> Self {
         let shards = Box::new([Shard::new(0, LOCKED)]);
-        Self { shards, none: true, small: 0, large: 0, largest: 0, depot: Depot::new(0, 0) }
+        Self {
+            shards,
+            mask: 0,
+            none: true,
+            small: 0,
+            large: 0,
+            largest: 0,
+            depot: Depot::new(0, 0),
+        }
     }
 
     /// Whether there are no shards.
@@ -142,9 +152,8 @@ impl ThreadCaches {
     /// The shard of a thread.
     #[inline(always)]
     fn shard(&self, thread: u32) -> &Shard {
-        let at = thread as usize & (self.shards.len() - 1);
-        // SAFETY: there are shards, a power of two, so the index is less than their number.
-        unsafe { self.shards.get_unchecked(at) }
+        // SAFETY: the index is at most the mask, and so less than the number of shards.
+        unsafe { self.shards.get_unchecked((thread & self.mask) as usize) }
     }
 
     /// The shards that let threads in.

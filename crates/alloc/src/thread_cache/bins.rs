@@ -3,7 +3,7 @@
 
 use super::{LARGE, Shard, TRIES};
 use crate::buffer::Row;
-use crate::depot::{Depot, NAMED};
+use crate::depot::Depot;
 use crate::layout::{CLASSES, UNIT, class_size};
 use crate::list::{List, link, set_link};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
@@ -208,22 +208,22 @@ impl Bins {
     ) -> bool {
         let timeline = self.timelines[at];
         let bin = self.of(at, class);
-        let n = (bin.most / 2).min(bin.len).min(NAMED as u16);
+        let n = (bin.most / 2).min(bin.len);
         if n < LEAST_LIST || !shard.contended.load(Ordering::Relaxed) {
             return false;
         }
         // SAFETY: rows in the bins belong to a table that outlives the caches.
         let row = |at: *const Row| unsafe { at.as_ref() };
         let Some(first) = row(bin.head) else { return false };
-        let (mut list, mut last) = ([first; NAMED], first);
-        for place in &mut list[1..n.into()] {
+        let mut last = first;
+        for _ in 1..n {
             let Some(next) = row(link(last)) else { return false };
-            (last, *place) = (next, next);
+            last = next;
         }
         let rest = link(last);
         set_link(last, ptr::null());
         // SAFETY: rows in the depot are of the same table.
-        if !unsafe { depot.push(timeline, class, &list[..n.into()], left) } {
+        if !unsafe { depot.push(timeline, class, (first, n), left) } {
             set_link(last, rest);
             return false;
         }

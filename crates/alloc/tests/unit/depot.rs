@@ -18,15 +18,11 @@ fn rows(n: u32) -> Vec<Row> {
     rows
 }
 
-fn of(rows: &[Row]) -> Vec<&Row> {
-    rows.iter().collect()
-}
-
 /// Whether the depot keeps them, and how many others it gave up.
 fn push(depot: &Depot, timeline: TimelineId, rows: &[Row]) -> (bool, usize) {
     let mut left = List::EMPTY;
     // SAFETY: the rows live as long as each test.
-    let kept = unsafe { depot.push(timeline, CLASS, &of(rows), &mut left) };
+    let kept = unsafe { depot.push(timeline, CLASS, (&rows[0], rows.len() as u16), &mut left) };
     // SAFETY: what was left are rows of the same test.
     (kept, std::iter::from_fn(|| unsafe { left.pop() }).count())
 }

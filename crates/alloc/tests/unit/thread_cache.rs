@@ -158,10 +158,9 @@ fn who_only_takes_from_the_depot_finds_room_beside_lines_that_are_gone() {
     );
     // (Linked to each other.)
     let _ = list(&rows[2..18]);
-    let stack: Vec<&Row> = rows[2..18].iter().rev().collect();
     let mut none = List::EMPTY;
     // SAFETY: the rows live as long as the test.
-    assert!(unsafe { caches.depot.push(timeline(3), CLASS, &stack, &mut none) });
+    assert!(unsafe { caches.depot.push(timeline(3), CLASS, (&rows[17], 16), &mut none) });
     let mut left = 0;
     let took = (0..100).find_map(|_| match refill(&caches, 1, timeline(3)) {
         Refill::Row(row, back) => {
