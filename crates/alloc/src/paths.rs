@@ -342,14 +342,13 @@ impl Inner {
         let fine = renewed.unwrap_or_else(|| self.table.bump_generation(row));
         if fine {
             // A block in a cache is lent again as it is, but for the tag.
-            let (timeline, class) =
-                (home_line(flags), usize::from(buffer.class.load(Ordering::Relaxed)));
             let back = if flags & CLASSLESS == 0 {
                 buffer.untag();
-                self.caches.spill(thread_number(), row, class, timeline, len)
+                let class = usize::from(buffer.class.load(Ordering::Relaxed));
+                self.caches.spill(thread_number(), row, class, home_line(flags), len)
             } else if self.caches.keeps(len) && flags & REGION == 0 {
                 buffer.untag();
-                self.caches.put_large(thread_number(), row, timeline, len)
+                self.caches.put_large(thread_number(), row, home_line(flags), len)
             } else {
                 None
             };

@@ -176,16 +176,18 @@ impl Store {
 
     #[inline(always)]
     pub(crate) fn block(&self, extent: u32) -> Block {
-        let (n, mut stamp) = (&self.heap.extents[extent], PackedTimepoint::NEVER);
-        if n.lane != READY {
-            stamp = self.heap.extents.cold[extent as usize].stamp;
-            if stamp.has_passed() {
-                stamp = PackedTimepoint::NEVER;
-            }
-        }
+        let n = &self.heap.extents[extent];
+        let stamp = if n.lane == READY { PackedTimepoint::NEVER } else { self.pending(extent) };
         let span = &self.heap.spans[usize::from(n.span)];
         let (addr, native) = (span.addr(n.start), span.native);
         Block { placement: Placement::Extent(extent), addr, native, class: NO_CLASS, stamp }
+    }
+
+    /// Until when an extent of a timeline's lane may be in use; never, if its last use is over.
+    #[inline(never)]
+    fn pending(&self, extent: u32) -> PackedTimepoint {
+        let stamp = self.heap.extents.cold[extent as usize].stamp;
+        if stamp.has_passed() { PackedTimepoint::NEVER } else { stamp }
     }
 
     /// Gives a block back whose last use is over at `stamp`.
