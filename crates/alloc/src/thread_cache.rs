@@ -131,7 +131,7 @@ impl ThreadCaches {
 
     /// No shards at all.
     pub(crate) fn none() -> Self {
-        let shards = Box::new([Shard::new(0, LOCKED)]);
+        let shards = (0..1).map(|_| Shard::new(0, LOCKED)).collect();
         Self {
             shards,
             mask: 0,
