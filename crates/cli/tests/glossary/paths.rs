@@ -123,6 +123,18 @@ use leasehold_memory::ffi::tl_ptr_acquire as _;
 use leasehold_memory::ffi::tl_ptr_release as _;
 use leasehold_memory::ffi::tl_tensor_acquire as _;
 use leasehold_memory::ffi::tl_tensor_release as _;
+use leasehold_mps::MpsExecutionManager as _;
+use leasehold_mps::driver::types::DeviceProperties as _;
+use leasehold_mps::manager::buffer::BufferManager as _;
+use leasehold_mps::manager::command_queue::CommandQueueManager as _;
+use leasehold_mps::manager::compute_pipeline_state::ComputePipelineStateManager as _;
+use leasehold_mps::manager::device as _;
+use leasehold_mps::manager::device::DeviceManager as _;
+use leasehold_mps::manager::event as _;
+use leasehold_mps::manager::event::EventManager as _;
+use leasehold_mps::manager::fence::FenceManager as _;
+use leasehold_mps::manager::heap::HeapManager as _;
+use leasehold_mps::manager::library::LibraryManager as _;
 use leasehold_operators::Library as _;
 
 /// Methods and associated functions cannot be imported; naming them is enough.
@@ -230,5 +242,6 @@ where
     let _ = leasehold_memory::TensorPool::new;
     let _ = leasehold_memory::TensorPool::release;
     let _ = leasehold_memory::TensorPool::total_count;
+    let _ = leasehold_mps::manager::buffer::BufferManager::place;
     let _ = leasehold_operators::Library::of;
 }
