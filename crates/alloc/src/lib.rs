@@ -1,5 +1,15 @@
 //! The allocator core: places blocks in address ranges, knows no driver and no device.
 //!
+//! Three types to know: an [`Allocator`] serves requests for one kind of memory of one device, a
+//! [`Buffer`] is what its leases show, and a [`Backing`] is where it takes memory from. The example
+//! of [`Allocator`] has all three. [`AllocatorConfig`] has the settings and their defaults.
+//!
+//! ```
+//! use leasehold_alloc::{AllocatorConfig, Policy};
+//! let config = AllocatorConfig { policy: Policy::Compact, ..AllocatorConfig::default() };
+//! assert_eq!(config.budget, u64::MAX);
+//! ```
+//!
 //! It must not call a driver, dereference the memory that it manages, or know scopes, frames or
 //! tensors. Memory comes from a [`Backing`], order from timelines and timepoints; a block is a row
 //! of the block table, and that row is the control block of its `Lease<Buffer>`.

@@ -3,6 +3,21 @@
 //!
 //! This crate knows no device, does no I/O and does not log.
 //!
+//! Three types to know: a [`Lease`] holds a resource, a [`Timeline`] counts a stream's work, and an
+//! [`Error`] says what went wrong.
+//!
+//! ```
+//! use leasehold_core::TimelineOwner;
+//! let owner = TimelineOwner::take()?; // a stream's half
+//! let point = owner.timeline().at(owner.advance()?); // something was submitted
+//! assert!(!point.is_settled());
+//! owner.complete(point.value()); // it is over
+//! assert!(point.is_settled());
+//! # Ok::<(), leasehold_core::Error>(())
+//! ```
+//!
+//! All types:
+//!
 //! * [`Handle`] names a resource. [`Lease`], [`UniqueLease`], [`Claim`] and [`WeakLease`] hold
 //!   resources.
 //! * [`SlotPool`] keeps resources and their control blocks. [`PoolManager`] and [`FixedSlotStore`]

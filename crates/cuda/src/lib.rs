@@ -1,5 +1,17 @@
 //! The CUDA backend: NVIDIA's driver behind managers, loaded at run time.
 //!
+//! Three types to know: [`CudaBackend`] gives the devices of a driver, [`CudaConfig`] has its
+//! settings, and a [`driver`] is the vendor's or a simulated one.
+//!
+//! ```
+//! use leasehold_cuda::CudaBackend;
+//! use leasehold_hal::Backend;
+//! match CudaBackend::new().devices() {
+//!     Ok(devices) => println!("{} devices", devices.len()),
+//!     Err(why) => println!("{why}"), // no driver, for example
+//! }
+//! ```
+//!
 //! # Floors
 //! `driver` ← `engine` ← `allocator` ← `manager` ← `backend`. Everything above the
 //! [`driver`] is the same code over the real driver and over the simulated one. The

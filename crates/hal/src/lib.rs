@@ -1,5 +1,15 @@
 //! The hardware abstraction layer: the interface between the runtime and its backends.
 //!
+//! Three types to know: a [`Backend`] opens a [`Device`], and a [`Stream`] of the device takes work
+//! as a slice of [`Op`]s. [`Validated`] checks the work that any backend gets.
+//!
+//! ```
+//! use leasehold_hal::{Backend, NullBackend, Validated};
+//! let backend = Validated::new(NullBackend)?;
+//! assert!(backend.devices()?.is_empty());
+//! # Ok::<(), leasehold_core::Error>(())
+//! ```
+//!
 //! Above this layer the code is the same for every device; below it each backend has its own
 //! managers. Objects with behaviour are `dyn` ([`Backend`], [`Device`], [`Stream`],
 //! [`HostTimeline`], [`GraphExec`]). Objects without behaviour are plain structs with a native word

@@ -4,6 +4,11 @@
 //! limit, without a wait for a writer. [`Lines`] reads text by lines of a bounded length. [`shown`]
 //! makes text safe for a message or a terminal.
 //!
+//! ```
+//! let text = leasehold_input::shown("two\u{1b}[2J").to_string();
+//! assert!(!text.contains('\u{1b}'), "no control characters");
+//! ```
+//!
 //! This crate must not know what a file means, and returns only its own errors.
 #![forbid(unsafe_code)]
 

@@ -8,6 +8,15 @@
 //! the loop from token to token) and runs its steps launch by launch or as a graph. [`generate()`]
 //! does all of this.
 //!
+//! Three types to know: [`Config`], [`Weights`] and [`Model`].
+//!
+//! ```
+//! use leasehold_llama::Config;
+//! let dir = std::path::Path::new("no-such-model");
+//! let why = Config::from_dir(dir).unwrap_err().to_string();
+//! assert!(why.contains("no-such-model"), "{why}");
+//! ```
+//!
 //! All errors of the files are found when these three are made. Each is a `leasehold_core::Error`
 //! that names the file and the key or tensor.
 

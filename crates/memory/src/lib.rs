@@ -7,6 +7,16 @@
 //! arguments: a misuse is counted ([`Misuse`]) and has no effect. Rust programs use
 //! [`MemoryManager`] and [`TensorPool`]. The requirement is document 004.
 //!
+//! Three types to know: a [`MemoryManager`] is a thread's scopes and counts, a [`TensorPool`] keeps
+//! tensors for reuse, and a [`Misuse`] is a wrong call.
+//!
+//! ```
+//! use leasehold_memory::MemoryManager;
+//! let mut memory = MemoryManager::new();
+//! memory.enter_scope();
+//! memory.exit_scope(); // releases what the scope holds
+//! ```
+//!
 //! - object table. File: `table.rs`, `lock.rs`. Owns: address → kind, count, generation,
 //!   back-link. Must not: know scopes, dereference objects.
 //! - one thread. File: `local.rs`, `record.rs`, `frame.rs`, `death.rs`. Owns: scopes, records,

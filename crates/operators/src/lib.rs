@@ -7,6 +7,17 @@
 //! * [`kernels`] holds the sources, a folder for each backend. Kernels know no runtime: a kernel is
 //!   a function over a tile.
 //!
+//! Three types to know: [`Library`], [`Operator`] and [`Tensor`], a matrix in a buffer.
+//!
+//! ```
+//! use leasehold::{Context, DeviceId};
+//! use leasehold_operators::{DType, Tensor};
+//! let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+//! let x = Tensor::alloc(&runtime, DType::F32, 2, 3)?;
+//! assert_eq!((x.rows(), x.dtype()), (2, DType::F32));
+//! # Ok::<(), leasehold::Error>(())
+//! ```
+//!
 //! Operators allocate only through the runtime; each declares its reads and writes.
 
 pub mod kernels;

@@ -11,6 +11,21 @@
 //! [`SimBackend`] offers a machine's devices through `hal`, as `sim:0`, `sim:1`, …. A backend's
 //! simulated driver maps a vendor's calls to a [`Machine`], with the vendor's rules.
 //!
+//! Three types to know: [`SimBackend`] is the backend, [`MachineConfig`] has its settings, and a
+//! [`Report`] is a race.
+//!
+//! ```
+//! use leasehold_hal::{Backend, StreamDesc};
+//! use leasehold_sim::{MachineConfig, SimBackend};
+//! let backend = SimBackend::new(MachineConfig::seed(7))?;
+//! let device = backend.open("sim:0".parse()?)?;
+//! let stream = device.stream(&StreamDesc::default())?;
+//! stream.wait_host(stream.timeline().submitted(), None)?;
+//! assert!(backend.machine().take_reports().is_empty());
+//! # drop((stream, device));
+//! # Ok::<(), leasehold_core::Error>(())
+//! ```
+//!
 //! No library may need this crate: it serves tests, continuous integration and the reproduction of
 //! reports.
 

@@ -134,7 +134,7 @@ impl StreamManager {
     }
 
     /// The manager's own stream of this priority. The call makes the stream unless it is alive. The
-    /// manager keeps the stream until its [release](Self::release).
+    /// manager keeps the stream until `release`.
     ///
     /// # Errors
     /// As [`acquire`](Self::acquire).
