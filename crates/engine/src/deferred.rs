@@ -44,14 +44,24 @@ pub(crate) enum PumpState {
 }
 
 /// A submission, or the rest of one.
-#[derive(Debug)]
-pub struct Job {
+pub struct Job<N: DriverStream> {
     value: u64,
     ops: OpList,
+    /// Preparations, by the operations' indexes.
+    prepared: Vec<(usize, N::Preparation)>,
     /// The next operation.
     next: usize,
     /// The next step of the graph, if the next operation is a graph.
     step: usize,
+}
+
+/// Takes an operation's preparation.
+fn take_prepared<N: DriverStream>(
+    prepared: &mut Vec<(usize, N::Preparation)>,
+    index: usize,
+) -> Ready<N> {
+    let at = prepared.iter().position(|(i, _)| *i == index);
+    at.map_or(Ready::Plain, |at| Ready::Driver(prepared.swap_remove(at).1))
 }
 
 /// The outcome of running a job.
@@ -76,9 +86,14 @@ enum Next<N: DriverStream> {
 
 impl<N: DriverStream> StreamCore<N> {
     /// Defers a whole submission behind those that are deferred already.
-    pub(crate) fn defer(&self, mut state: MutexGuard<'_, State<N>>, ops: &[Op<'_>]) -> Result<u64> {
+    pub(crate) fn defer(
+        &self,
+        mut state: MutexGuard<'_, State<N>>,
+        ops: &[Op<'_>],
+        prepared: Vec<(usize, N::Preparation)>,
+    ) -> Result<u64> {
         let value = self.owner.advance()?;
-        let job = self.job(value, ops);
+        let job = self.job(value, ops, prepared);
         #[cfg(feature = "planted-defects")]
         if self.core.config.has(crate::defects::Defect::DeferredOutOfOrder)
             && !state.deferred.is_empty()
@@ -97,13 +112,14 @@ impl<N: DriverStream> StreamCore<N> {
         mut state: MutexGuard<'_, State<N>>,
         value: u64,
         ops: &[Op<'_>],
+        prepared: Vec<(usize, N::Preparation)>,
     ) -> u64 {
-        let job = self.job(value, ops);
+        let job = self.job(value, ops, prepared);
         state.deferred.push_back(job);
         value
     }
 
-    fn job(&self, value: u64, ops: &[Op<'_>]) -> Job {
+    fn job(&self, value: u64, ops: &[Op<'_>], prepared: Vec<(usize, N::Preparation)>) -> Job<N> {
         let mut list = OpList::new();
         for op in ops {
             list.push(op);
@@ -117,7 +133,7 @@ impl<N: DriverStream> StreamCore<N> {
                 _ => {}
             }
         }
-        Job { value, ops: list, next: 0, step: 0 }
+        Job { value, ops: list, prepared, next: 0, step: 0 }
     }
 
     fn note_wait(&self, point: Timepoint) {
@@ -210,7 +226,7 @@ impl<N: DriverStream> StreamCore<N> {
     }
 
     /// Runs a job as far as possible.
-    fn run(&self, job: &mut Job) -> Outcome {
+    fn run(&self, job: &mut Job<N>) -> Outcome {
         loop {
             if self.timeline().failed(job.value) {
                 return Outcome::Failed(Error::state("failed before"));
@@ -231,6 +247,7 @@ impl<N: DriverStream> StreamCore<N> {
                 }
                 other => self.prepare(other).map(|ready| match ready {
                     Ready::Blocked => Next::Blocked,
+                    Ready::Plain => Next::Give(take_prepared(&mut job.prepared, job.next)),
                     ready => Next::Give(ready),
                 }),
             };
@@ -362,7 +379,7 @@ impl<N: DriverStream> StreamCore<N> {
     }
 
     /// The preparation of a graph's next step.
-    fn next_step(&self, job: &Job, program: &N::Graph) -> Result<Next<N>> {
+    fn next_step(&self, job: &Job<N>, program: &N::Graph) -> Result<Next<N>> {
         match program.step(job.step) {
             None => Ok(Next::Over),
             Some(Step::Run(_) | Step::Copy(_)) => Ok(Next::Give(Ready::Plain)),
@@ -377,7 +394,7 @@ impl<N: DriverStream> StreamCore<N> {
     /// Gives a graph's next step to the driver.
     fn give_step(
         &self,
-        job: &Job,
+        job: &Job<N>,
         exec: &leasehold_core::Lease<dyn leasehold_hal::GraphExec>,
         program: &N::Graph,
         ready: Ready<N>,
@@ -418,7 +435,7 @@ impl<N: DriverStream> StreamCore<N> {
 
     /// Runs the host call at the front of a job, then resumes the stream. A thread of the backend
     /// calls this function, without any lock.
-    pub(crate) fn run_call(&self, mut job: Job) {
+    pub(crate) fn run_call(&self, mut job: Job<N>) {
         let (_id, value) = (self.timeline().id(), job.value);
         let found = match job.ops.get(job.next) {
             Some(Op::Host(call)) => Some((call.clone(), false)),

@@ -113,7 +113,8 @@ pub unsafe trait DriverStream: Sized + Send + Sync + 'static {
     fn is_plain(&self, op: &Op<'_>) -> bool;
 
     /// Prepares an operation that is not plain. The caller holds no lock; may block on the driver.
-    /// `None` for an operation that the driver does not take at all.
+    /// `None` if there is nothing to prepare. The call is made as the operation is submitted, also
+    /// if the operation is held back then: a thread that resumes work waits for no resources.
     ///
     /// # Errors
     /// `OutOfMemory`, or the driver's.

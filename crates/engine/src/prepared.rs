@@ -45,6 +45,18 @@ impl<N: DriverStream> Prepared<N> {
         self.few[0].is_none()
     }
 
+    /// Takes everything out, and returns the driver's preparations of the operations from `first`
+    /// on, by their indexes from there.
+    pub(crate) fn rest_from(&mut self, first: usize) -> Vec<(usize, N::Preparation)> {
+        let few = self.few.iter_mut().filter_map(Option::take);
+        few.chain(self.more.drain(..))
+            .filter_map(|(i, ready)| match ready {
+                Ready::Driver(preparation) if i >= first => Some((i - first, preparation)),
+                _ => None,
+            })
+            .collect()
+    }
+
     #[inline]
     pub(crate) fn take(&mut self, index: usize) -> Ready<N> {
         for slot in &mut self.few {

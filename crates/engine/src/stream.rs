@@ -65,7 +65,7 @@ struct RecordedMark<N: DriverStream> {
 
 /// The state that the lock guards.
 pub(crate) struct State<N: DriverStream> {
-    pub(crate) deferred: VecDeque<Job>,
+    pub(crate) deferred: VecDeque<Job<N>>,
     pub(crate) pump: PumpState,
     /// A thread came to resume the stream while another thread was doing so.
     pub(crate) again: bool,

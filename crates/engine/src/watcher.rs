@@ -55,7 +55,7 @@ struct List<N: DriverStream> {
 }
 
 struct Calls<N: DriverStream> {
-    tasks: VecDeque<(Arc<StreamCore<N>>, Job)>,
+    tasks: VecDeque<(Arc<StreamCore<N>>, Job<N>)>,
     idle: u32,
     threads: u32,
     handles: Vec<JoinHandle<()>>,
@@ -202,7 +202,7 @@ impl<N: DriverStream> Watch<N> {
     }
 
     /// Runs a host call on a thread of the backend. Without threads, the next round runs the call.
-    pub(crate) fn call(self: &Arc<Self>, stream: Arc<StreamCore<N>>, job: Job) {
+    pub(crate) fn call(self: &Arc<Self>, stream: Arc<StreamCore<N>>, job: Job<N>) {
         let mut calls = self.calls.lock();
         calls.tasks.push_back((stream, job));
         if self.inline {

@@ -102,9 +102,8 @@ impl Core {
 
     /// Allocates pinned memory for bytes on their way to pageable memory.
     ///
-    /// No stream uses the memory, not even the one that downloads: while a download is held back,
-    /// the stream may have freed memory that work *behind* the download uses. No other thread can
-    /// get a lease of it, so neither the device's writes nor the host's reads are marked.
+    /// No stream uses the memory, and no other thread can get a lease of it. So neither the
+    /// device's writes nor the host's reads are marked.
     ///
     /// # Errors
     /// `OutOfMemory`, or a driver error.

@@ -581,6 +581,32 @@ fn a_held_download_takes_no_staging_memory_that_later_work_of_its_stream_uses() 
 }
 
 #[test]
+fn a_held_download_needs_no_memory_when_it_is_resumed() {
+    let bench = Bench::new(9);
+    let device = bench.open(0);
+    let a = stream(&device);
+    let x = buffer(&device, &a, 64);
+    let host_timeline = device.host_timeline().unwrap();
+    let next = host_timeline.timeline().submitted() + 1;
+    let (first, second) = (Host::new(vec![0; 64]), Host::new(vec![0; 64]));
+    let wait_first = Op::Wait(host_timeline.timeline().at(next));
+    submit(&a, &[fill(&x, 5), wait_first, first.down(&x)]).unwrap();
+    let last = submit(&a, &[fill(&x, 6), second.down(&x)]).unwrap();
+    let pinned = device.memory(MemoryKind::Pinned).unwrap();
+    pinned.set_budget(pinned.stats().reserved);
+    let mut held = Vec::new();
+    for size in [1 << 20, 1 << 14, 64] {
+        let on = || On { timeline: a.timeline(), source: &*a };
+        held.extend(std::iter::from_fn(|| pinned.alloc(Layout::new(size), on()).ok()));
+    }
+    host_timeline.signal_host(next).unwrap();
+    wait(&a, last).unwrap();
+    assert_eq!((first.bytes(), second.bytes()), (vec![5; 64], vec![6; 64]));
+    drop((held, x, a, host_timeline, device));
+    bench.close();
+}
+
+#[test]
 fn a_guessed_handle_leads_to_no_memory_of_a_download() {
     let bench = Bench::new(8);
     let device = bench.open(0);

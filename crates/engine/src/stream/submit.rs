@@ -37,7 +37,7 @@ impl<N: DriverStream> StreamCore<N> {
         let state = self.state.lock();
         self.healthy()?;
         if state.is_busy() {
-            return self.defer(state, ops);
+            return self.defer(state, ops, Vec::new());
         }
         // SAFETY: the caller vouches for the operations, which need nothing prepared.
         unsafe { self.submit_now(state, ops, &mut Prepared::default(), ops.len()) }
@@ -106,7 +106,7 @@ impl<N: DriverStream> StreamCore<N> {
             });
         }
         if cut < ops.len() {
-            return Ok(self.hold_back(state, value, &ops[cut..]));
+            return Ok(self.hold_back(state, value, &ops[cut..], prepared.rest_from(cut)));
         }
         self.issued.store(value, Ordering::Release);
         let due = value - self.signalled.load(Ordering::Relaxed)
@@ -168,14 +168,25 @@ impl<N: DriverStream> StreamCore<N> {
     ///   is over.
     #[cold]
     pub(crate) unsafe fn submit_slow(&self, ops: &[Op<'_>]) -> Result<u64> {
+        self.healthy()?;
+        // Also for operations that are held back: the thread that resumes them must not wait for
+        // memory, nor fail for want of it.
+        let mut prepared = Prepared::default();
+        for (i, op) in ops.iter().enumerate() {
+            if !matches!(op, Op::Wait(_) | Op::Graph(_) | Op::Host(_) | Op::Foreign(_))
+                && !self.is_plain(op)
+                && let Some(preparation) = self.native.prepare(op)?
+            {
+                prepared.put(i, Ready::Driver(preparation));
+            }
+        }
         {
             let state = self.state.lock();
             self.healthy()?;
             if state.is_busy() {
-                return self.defer(state, ops);
+                return self.defer(state, ops, prepared.rest_from(0));
             }
         }
-        let mut prepared = Prepared::default();
         let mut cut = ops.len();
         for (i, op) in ops.iter().enumerate() {
             match self.prepare(op)? {
@@ -199,7 +210,7 @@ impl<N: DriverStream> StreamCore<N> {
         let state = self.state.lock();
         self.healthy()?;
         if state.is_busy() {
-            return self.defer(state, ops);
+            return self.defer(state, ops, prepared.rest_from(0));
         }
         // SAFETY: the caller vouches for the operations.
         let value = unsafe { self.submit_now(state, ops, &mut prepared, cut) }?;
@@ -298,7 +309,8 @@ impl<N: DriverStream> StreamCore<N> {
             Op::Wait(p) => self.resolve(*p),
             _ if self.is_plain(op) => Ok(Ready::Plain),
             Op::Graph(_) | Op::Host(_) | Op::Foreign(_) => Ok(Ready::Blocked),
-            _ => Ok(self.native.prepare(op)?.map_or(Ready::Blocked, Ready::Driver)),
+            // The driver's own preparation was made as the operation was submitted.
+            _ => Ok(Ready::Plain),
         }
     }
 
