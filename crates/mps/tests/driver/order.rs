@@ -219,3 +219,24 @@ fn a_fence_binds_to_the_last_committed_update() {
         assert_eq!(bench.read(memory), 3);
     });
 }
+
+#[test]
+fn a_signal_comes_after_the_earlier_command_buffers_of_its_queue() {
+    races(false, |bench| {
+        let other = call!(bench.driver, queue_create(bench.device, 4, "other")).unwrap();
+        let (pipeline, memory) = (bench.pipeline("bump"), bench.buffer(64));
+        let event = call!(bench.driver, event_create(bench.device)).unwrap();
+        let work = bench.kernel(pipeline, memory);
+        let signal = bench.command();
+        call!(bench.driver, encode_signal(signal, event.into(), 1)).unwrap();
+        bench.commit(work);
+        bench.commit(signal);
+        let reader = bench.command_of(other);
+        call!(bench.driver, encode_wait(reader, event.into(), 1)).unwrap();
+        let encoder = bench.serial(reader);
+        bench.dispatch(encoder, pipeline, memory);
+        bench.end(encoder);
+        assert_eq!(bench.run(reader), None);
+        assert_eq!(bench.read(memory), 2);
+    });
+}
