@@ -1,5 +1,5 @@
 //! A stream: submission, completion, waiting. Submissions that the host holds back are in
-//! [`deferred`](crate::deferred).
+//! `deferred`.
 //!
 //! # Protocol
 //! | number | meaning | written |
