@@ -1,5 +1,4 @@
-//! The runtime in one page: open a device, copy, launch a kernel of one's own, time it, record,
-//! replay.
+//! The runtime in one page: open, copy, a kernel of one's own, time, record, replay.
 //!
 //! `cargo run --release -p leasehold --example quickstart`
 
@@ -22,8 +21,7 @@ fn main() -> Result<()> {
     let y = runtime.alloc_array::<f32>(x.len())?;
     stream.copy(y.view(), x.view())?;
 
-    // SAFETY: it touches its bindings through slices, which check bounds; each tile writes its own
-    // part.
+    // SAFETY: slices check the bounds of the bindings, and each tile writes its own part.
     let axpy = unsafe {
         KernelBase::cpu("axpy", axpy).reads(1).read_writes(1).params::<f32>().aligned(4).build()
     }?;

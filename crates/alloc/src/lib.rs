@@ -36,7 +36,25 @@
 //! - observers. Module: `watch`, `debug`, `ring`, `snapshot`. Purpose: debug aids, the trace ring,
 //!   snapshots.
 //!
-//! Locks: the allocator's is a leaf, and it is not held across a call of a backing, a timeline, a
+//! # The longest way
+//! An allocation that needs new memory has ten steps. Each is one function:
+//!
+//! 1. `Inner::alloc` (`paths.rs`) asks the thread cache for a small block.
+//! 2. `Inner::alloc_large` (`paths.rs`) asks it for a large one, and checks the layout.
+//! 3. `Inner::alloc_in_core` (`paths.rs`) takes the lock, and asks the slabs or the heap's free
+//!    lists.
+//! 4. `Inner::alloc_slow` (`fallback.rs`) checks the device and the budget, and reports a
+//!    failure.
+//! 5. `Inner::attempts` (`fallback.rs`) makes the attempts in order; growth is the fourth.
+//! 6. `Inner::grow` (`growth.rs`) asks for a plan, and waits a moment where that spares memory.
+//! 7. `Heap::plan` (`plan.rs`) chooses addresses and what backs them: pieces in hand, pieces
+//!    under free memory, new ones. It takes the budget.
+//! 8. `Plan::run` (`residency.rs`) makes the driver calls, without the lock.
+//! 9. `Heap::finish` (`plan.rs`) writes down how they ended, and cuts the block.
+//! 10. `Inner::issue` (`paths.rs`) fills in the block's row and makes the lease.
+//!
+//! # Locks
+//! The allocator's lock is a leaf, and it is not held across a call of a backing, a timeline, a
 //! reclaimer or a foreign destructor. An arena's lock is taken before it, never after.
 
 mod allocator;
