@@ -89,6 +89,8 @@ pub struct Caps {
     pub host_calls: bool,
     /// Library calls that take the native stream.
     pub foreign_calls: bool,
+    /// The vendor's libraries can use the device's native objects. Not so over a simulated driver.
+    pub vendor_libraries: bool,
     /// A stream can wait for a timeline of another backend.
     pub waits_for_any_line: bool,
     /// Within a stream operations may overlap unless barriers are derived from their accesses.

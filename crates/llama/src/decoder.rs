@@ -12,8 +12,10 @@ use leasehold::{
 };
 use leasehold_operators::{DType, Operator, Tensor, ops};
 
-/// Rows of a prompt in one computation.
+/// Rows of a prompt in one computation by the kernels of the operator library.
 const CHUNK: usize = 256;
+/// Rows of a prompt in one computation by a vendor's library.
+const VENDOR_CHUNK: usize = 1024;
 
 /// Activations of `rows` rows.
 struct Scratch {
@@ -32,8 +34,10 @@ impl Scratch {
         let c = model.config();
         let t =
             |cols: usize| Tensor::alloc(model.runtime(), model.activations(), rows, cols as u32);
-        // `gate` and `up` of different element types cannot share a launch.
-        let apart = model.layers.iter().any(|l| !alike(&[&l.gate, &l.up]));
+        // `gate` and `up` of different element types cannot share a launch, and a vendor's library
+        // computes products alone.
+        let vendor = rows > ops::NORM_ROWS && has_vendor_products(model);
+        let apart = vendor || model.layers.iter().any(|l| !alike(&[&l.gate, &l.up]));
         Ok(Self {
             h: t(c.hidden_size)?,
             q: t(c.query_width())?,
@@ -45,6 +49,11 @@ impl Scratch {
             normed: if rows > ops::NORM_ROWS { Some(t(c.hidden_size)?) } else { None },
         })
     }
+}
+
+/// Returns whether a vendor's library computes the products of a prompt.
+fn has_vendor_products(model: &Model) -> bool {
+    model.activations() != DType::F32 && model.library.has_vendor_products()
 }
 
 fn alike(all: &[&Dense]) -> bool {
@@ -284,11 +293,12 @@ impl<'m> Decoder<'m> {
         let (runtime, stream) = (self.model.runtime(), self.model.runtime().stream());
         stream.fill(self.state.count.view(), 0u32)?;
         let mut last = None;
-        for (i, chunk) in prompt.chunks(CHUNK).enumerate() {
+        let rows = if has_vendor_products(self.model) { VENDOR_CHUNK } else { CHUNK };
+        for (i, chunk) in prompt.chunks(rows).enumerate() {
             let scratch = Scratch::new(self.model, chunk.len() as u32)?;
             let ids: Vec<i32> = chunk.iter().map(|&id| id as i32).collect();
             let ids = runtime.upload(&ids)?;
-            stream.fill(self.state.position.view(), Pattern::U32((i * CHUNK) as u32))?;
+            stream.fill(self.state.position.view(), Pattern::U32((i * rows) as u32))?;
             let mut operators = Vec::new();
             self.rows(&scratch, &ids, false, &mut operators)?;
             self.run(&operators)?;

@@ -20,6 +20,8 @@
 //!
 //! Operators allocate only through the runtime; each declares its reads and writes.
 
+#[cfg(feature = "cuda")]
+mod gemm;
 pub mod kernels;
 pub mod library;
 pub mod operator;

@@ -182,6 +182,8 @@ impl Resolved {
 pub struct Library {
     kernels: HashMap<&'static str, Resolved>,
     none: Lease<Buffer>,
+    #[cfg(feature = "cuda")]
+    gemm: Option<Arc<crate::gemm::Gemm>>,
 }
 
 impl Library {
@@ -221,7 +223,12 @@ impl Library {
                 Ok((spec.name, Resolved { base, spec, division }))
             })
             .collect::<Result<HashMap<_, _>>>()?;
-        Ok(Self { kernels, none: runtime.alloc(0)? })
+        Ok(Self {
+            kernels,
+            none: runtime.alloc(0)?,
+            #[cfg(feature = "cuda")]
+            gemm: crate::gemm::Gemm::new(runtime)?,
+        })
     }
 
     fn new(runtime: &Runtime) -> Result<Library> {
@@ -236,6 +243,22 @@ impl Library {
         self.kernels
             .get(name)
             .ok_or_else(|| Error::NotFound(format!("no operator kernel is named {name:?}").into()))
+    }
+
+    /// Returns whether a library of the device's vendor computes products of many rows: cuBLASLt
+    /// on CUDA, if the machine has it, the environment does not name `LEASEHOLD_NO_CUBLASLT`, and
+    /// all matrices are of one of the types bf16 and f16. Otherwise the kernels of this crate do.
+    #[must_use]
+    pub fn has_vendor_products(&self) -> bool {
+        #[cfg(feature = "cuda")]
+        return self.gemm.is_some();
+        #[cfg(not(feature = "cuda"))]
+        false
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn gemm(&self) -> Option<&Arc<crate::gemm::Gemm>> {
+        self.gemm.as_ref()
     }
 
     /// The buffer that is bound for an omitted operand.

@@ -60,6 +60,9 @@ pub struct Operator {
     parts: Vec<BufferPart>,
     params: Vec<u8>,
     geometry: Geometry,
+    /// Products of a vendor's library in the kernel's place.
+    #[cfg(feature = "cuda")]
+    products: Option<crate::gemm::Products>,
 }
 
 impl Operator {
@@ -99,7 +102,22 @@ impl Operator {
             }
             parts.push(part);
         }
-        Ok(Self { kernel, parts, params: params.as_bytes().to_vec(), geometry })
+        Ok(Self {
+            kernel,
+            parts,
+            params: params.as_bytes().to_vec(),
+            geometry,
+            #[cfg(feature = "cuda")]
+            products: None,
+        })
+    }
+
+    /// The operator with products of a vendor's library in the kernel's place, if the library
+    /// computes them.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn with_products(mut self, products: Option<crate::gemm::Products>) -> Self {
+        self.products = products;
+        self
     }
 
     /// The kernel's name.
@@ -140,6 +158,10 @@ impl GraphOperator for Operator {
         let mut operands = [self.operand(0); MAX_OPERANDS];
         for (i, to) in operands.iter_mut().enumerate().take(n).skip(1) {
             *to = self.operand(i);
+        }
+        #[cfg(feature = "cuda")]
+        if let Some(products) = &self.products {
+            return products.encode(stream, self.kernel.spec().name, &operands[..n]);
         }
         stream.launch(
             self.kernel.base(),

@@ -204,13 +204,32 @@ pub fn linear(
     to: Projection<'_>,
 ) -> Result<Operator> {
     let params = linear_params("linear", x, norm, &[to])?;
-    let norm = norm.and_then(|n| some(n.weight));
+    let weight = norm.and_then(|n| some(n.weight));
     Operator::new(
         library,
         "linear",
         &params,
-        &[some(x), norm, some(to.weight), to.bias.and_then(some), some(to.y)],
+        &[some(x), weight, some(to.weight), to.bias.and_then(some), some(to.y)],
     )
+    .map(|operator| by_vendor(library, operator, x, norm, &[to], false))
+}
+
+/// The operator with the products of a vendor's library, if the library computes them.
+fn by_vendor(
+    library: &Library,
+    operator: Operator,
+    x: &Tensor,
+    norm: Option<Norm<'_>>,
+    to: &[Projection<'_>],
+    add: bool,
+) -> Operator {
+    #[cfg(feature = "cuda")]
+    if let (Some(gemm), None) = (library.gemm(), norm) {
+        return operator.with_products(gemm.products(x, to, add));
+    }
+    #[cfg(not(feature = "cuda"))]
+    let _ = (library, x, norm, to, add);
+    operator
 }
 
 /// `y += norm(x) · Wᵀ + bias`: a projection back into the residual stream.
@@ -224,13 +243,14 @@ pub fn linear_add(
     to: Projection<'_>,
 ) -> Result<Operator> {
     let params = linear_params("linear_add", x, norm, &[to])?;
-    let norm = norm.and_then(|n| some(n.weight));
+    let weight = norm.and_then(|n| some(n.weight));
     Operator::new(
         library,
         "linear_add",
         &params,
-        &[some(x), norm, some(to.weight), to.bias.and_then(some), some(to.y)],
+        &[some(x), weight, some(to.weight), to.bias.and_then(some), some(to.y)],
     )
+    .map(|operator| by_vendor(library, operator, x, norm, &[to], true))
 }
 
 /// Three products of one normalised `x`: queries, keys and values.
@@ -249,6 +269,7 @@ pub fn linear3(
         operands.extend([some(p.weight), p.bias.and_then(some), some(p.y)]);
     }
     Operator::new(library, "linear3", &params, &operands)
+        .map(|operator| by_vendor(library, operator, x, norm, &to, false))
 }
 
 /// `y = silu(norm(x) · Gᵀ + bias) · (norm(x) · Uᵀ + bias)`. Both projections name the same

@@ -77,6 +77,8 @@ pub struct DeviceProperties {
     pub pci: String,
     /// Major and minor compute capability.
     pub compute_capability: (u32, u32),
+    /// The driver is the vendor's, so the vendor's libraries can use its objects.
+    pub vendor: bool,
     /// The number of multiprocessors.
     pub multiprocessors: u32,
     /// Bytes of memory.

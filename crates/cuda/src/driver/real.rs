@@ -339,6 +339,7 @@ impl DeviceOps for RealDriver {
             uuid: uuid.bytes.map(|b| b as u8),
             pci,
             compute_capability: (self.positive(device, MAJOR)?, self.positive(device, MINOR)?),
+            vendor: true,
             multiprocessors: self.positive(device, MULTIPROCESSORS)?,
             memory: memory as u64,
             l2: u64::from(self.positive(device, L2)?),

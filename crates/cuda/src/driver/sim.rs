@@ -433,6 +433,7 @@ impl DeviceOps for SimDriver {
             uuid,
             pci: format!("0000:{:02x}:00.0", ordinal + 1),
             compute_capability: self.config.compute_capability,
+            vendor: false,
             multiprocessors: 132,
             memory: self.config.machine.memory,
             l2: 60 << 20,

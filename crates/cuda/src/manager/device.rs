@@ -77,6 +77,7 @@ impl DeviceState {
         caps.concurrent_streams = true;
         caps.host_calls = true;
         caps.foreign_calls = true;
+        caps.vendor_libraries = properties.vendor;
         caps.waits_for_any_line = true;
         caps.priorities = primary.streams.has_priorities();
         let mut limits = Limits::default();

@@ -81,6 +81,7 @@ fn devices_say_what_they_are() {
             && device.caps().pinned
             && device.caps().graphs
             && !device.caps().host_visible
+            && !device.caps().vendor_libraries
     );
     assert_eq!(device.limits().streams, 256);
     assert!(device.limits().shared > 48 << 10);

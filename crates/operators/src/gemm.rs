@@ -1,0 +1,367 @@
+//! Matrix products of many rows by cuBLASLt, NVIDIA's library of matrix products.
+//!
+//! The library is loaded at run time, if the machine has it. A product is a foreign call on the
+//! stream: the runtime orders the call by its operands, as it orders a launch. All products of a
+//! [`Library`](crate::Library) share one workspace, so products on two streams follow each other.
+//! The library's heuristic selects an algorithm once for each shape.
+//!
+//! Row-major `y[m,n] = x[m,k] · W[n,k]ᵀ` is column-major `yᵀ[n,m] = W · xᵀ`.
+
+use crate::kernels::cpu::elem::DType;
+use crate::ops::Projection;
+use crate::tensor::Tensor;
+use cudarc::cublaslt::result::{self as lt, CublasError};
+use cudarc::cublaslt::sys;
+use leasehold::backend::sync::Mutex;
+use leasehold::{Buffer, Error, Lease, Operand, Result, Runtime, Stream, View};
+use leasehold_hal::Binding;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::ffi::c_void;
+use std::sync::Arc;
+
+/// Bytes of the workspace: what NVIDIA recommends for its Hopper devices.
+const WORKSPACE: u64 = 32 << 20;
+/// The fewest rows for which a product reads its weights fast enough here. The streaming kernel is
+/// as fast below.
+const ROWS: u32 = 9;
+/// Bytes to which matrices and rows are aligned for the library's fast algorithms.
+const ALIGN: u64 = 16;
+/// A name in the environment that keeps the library from being used.
+const REFUSAL: &str = "LEASEHOLD_NO_CUBLASLT";
+
+/// The shape of a product, which selects its algorithm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Shape {
+    m: u32,
+    n: u32,
+    k: u32,
+    ldx: u32,
+    ldy: u32,
+    half: Half,
+    bias: bool,
+    add: bool,
+}
+
+/// The element type of all matrices of a product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Half {
+    Bf16,
+    F16,
+}
+
+impl Half {
+    fn of(dtype: DType) -> Option<Self> {
+        match dtype {
+            DType::Bf16 => Some(Self::Bf16),
+            DType::F16 => Some(Self::F16),
+            DType::F32 => None,
+        }
+    }
+
+    fn native(self) -> sys::cudaDataType {
+        match self {
+            Self::Bf16 => sys::cudaDataType_t::CUDA_R_16BF,
+            Self::F16 => sys::cudaDataType_t::CUDA_R_16F,
+        }
+    }
+}
+
+fn said(what: &'static str) -> impl Fn(CublasError) -> Error {
+    move |e| Error::other(format!("cuBLASLt: {what}: {e}"))
+}
+
+/// A description of a matrix.
+struct Matrix(sys::cublasLtMatrixLayout_t);
+
+impl Matrix {
+    /// A column-major matrix.
+    fn new(half: Half, rows: u32, cols: u32, ld: u32) -> Result<Self> {
+        lt::create_matrix_layout(half.native(), rows.into(), cols.into(), ld.into())
+            .map(Self)
+            .map_err(said("a matrix's description"))
+    }
+}
+
+impl Drop for Matrix {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, and destroyed here alone.
+        let _ = unsafe { lt::destroy_matrix_layout(self.0) };
+    }
+}
+
+/// A description of a product's operation.
+struct Operation(sys::cublasLtMatmulDesc_t);
+
+impl Operation {
+    fn set<T: Copy>(
+        &self,
+        attribute: sys::cublasLtMatmulDescAttributes_t,
+        value: &T,
+    ) -> Result<()> {
+        let from = std::ptr::from_ref(value).cast::<c_void>();
+        // SAFETY: the description lives, and the value has the size that is given.
+        unsafe { lt::set_matmul_desc_attribute(self.0, attribute, from, size_of::<T>()) }
+            .map_err(said("an attribute of a product"))
+    }
+}
+
+impl Drop for Operation {
+    fn drop(&mut self) {
+        // SAFETY: made by `lt::create_matmul_desc`, and destroyed here alone.
+        let _ = unsafe { lt::destroy_matmul_desc(self.0) };
+    }
+}
+
+/// The conditions of a search for an algorithm.
+struct Preference(sys::cublasLtMatmulPreference_t);
+
+impl Preference {
+    fn set<T: Copy>(
+        &self,
+        attribute: sys::cublasLtMatmulPreferenceAttributes_t,
+        value: &T,
+    ) -> Result<()> {
+        let from = std::ptr::from_ref(value).cast::<c_void>();
+        // SAFETY: the preference lives, and the value has the size that is given.
+        unsafe { lt::set_matmul_pref_attribute(self.0, attribute, from, size_of::<T>()) }
+            .map_err(said("a condition of an algorithm"))
+    }
+}
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // SAFETY: made by `lt::create_matmul_pref`, and destroyed here alone.
+        let _ = unsafe { lt::destroy_matmul_pref(self.0) };
+    }
+}
+
+/// A product of one shape with its algorithm.
+struct Plan {
+    operation: Operation,
+    weight: Matrix,
+    x: Matrix,
+    y: Matrix,
+    algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+impl Plan {
+    fn new(handle: sys::cublasLtHandle_t, s: Shape) -> Result<Self> {
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        use sys::cublasLtMatmulPreferenceAttributes_t as Condition;
+        let operation = lt::create_matmul_desc(
+            sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+            sys::cudaDataType_t::CUDA_R_32F,
+        )
+        .map(Operation)
+        .map_err(said("a product's description"))?;
+        // CUBLAS_OP_T.
+        let transposed = 1i32;
+        operation.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &transposed)?;
+        if s.bias {
+            let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
+            operation.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+        }
+        let weight = Matrix::new(s.half, s.k, s.n, s.k)?;
+        let x = Matrix::new(s.half, s.k, s.m, s.ldx)?;
+        let y = Matrix::new(s.half, s.n, s.m, s.ldy)?;
+        let preference =
+            lt::create_matmul_pref().map(Preference).map_err(said("a search's conditions"))?;
+        preference.set(Condition::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE)?;
+        for at in [
+            Condition::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+            Condition::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+            Condition::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+            Condition::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+        ] {
+            preference.set(at, &(ALIGN as u32))?;
+        }
+        // SAFETY: handle, descriptions and preference live.
+        let found = unsafe {
+            lt::get_matmul_algo_heuristic(
+                handle,
+                operation.0,
+                weight.0,
+                x.0,
+                y.0,
+                y.0,
+                preference.0,
+            )
+        }
+        .map_err(said("no algorithm"))?;
+        Ok(Self { operation, weight, x, y, algorithm: found.algo })
+    }
+}
+
+/// The library's handle, and the plans of the shapes that were met.
+#[derive(Default)]
+struct State {
+    handle: Option<sys::cublasLtHandle_t>,
+    plans: HashMap<Shape, Plan>,
+}
+
+// SAFETY: the library's objects belong to no thread, and the mutex around the state serialises
+// their use.
+unsafe impl Send for State {}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        self.plans.clear();
+        if let Some(handle) = self.handle.take() {
+            // SAFETY: made by `lt::create_handle`, and destroyed here alone.
+            let _ = unsafe { lt::destroy_handle(handle) };
+        }
+    }
+}
+
+/// cuBLASLt for one runtime.
+pub(crate) struct Gemm {
+    workspace: Lease<Buffer>,
+    state: Mutex<State>,
+}
+
+impl Gemm {
+    /// The library for a runtime's device; `None` without the library, for a device that the
+    /// library does not support, and if the environment refuses it.
+    pub(crate) fn new(runtime: &Runtime) -> Result<Option<Arc<Self>>> {
+        let device = runtime.raw_device();
+        let caps = device.caps();
+        // Tensor cores that add in f32 and read bf16 came with compute capability 8.0.
+        let able = runtime.info().arch.first().is_some_and(|arch| {
+            let number = arch.strip_prefix("cuda/sm_").and_then(|n| n.parse::<u32>().ok());
+            number.is_some_and(|n| n >= 80)
+        });
+        if !able || !caps.vendor_libraries || std::env::var_os(REFUSAL).is_some() {
+            return Ok(None);
+        }
+        // SAFETY: the library's initialisers do not use this program's state.
+        if !unsafe { sys::is_culib_present() } {
+            return Ok(None);
+        }
+        let workspace = runtime.alloc(WORKSPACE)?;
+        Ok(Some(Arc::new(Self { workspace, state: Mutex::default() })))
+    }
+
+    /// The products of `x` and each weight, if the library computes all of them.
+    pub(crate) fn products(
+        self: &Arc<Self>,
+        x: &Tensor,
+        to: &[Projection<'_>],
+        add: bool,
+    ) -> Option<Products> {
+        if x.rows() < ROWS {
+            return None;
+        }
+        let half = Half::of(x.dtype())?;
+        let aligned = |t: &Tensor| {
+            (t.buffer().addr() | t.offset()).is_multiple_of(ALIGN)
+                && (u64::from(t.ld()) * 2).is_multiple_of(ALIGN)
+        };
+        let all = to
+            .iter()
+            .map(|p| {
+                let alike = [p.weight, p.y].iter().all(|t| t.dtype() == x.dtype() && aligned(t));
+                let bias = p.bias.is_none_or(|b| b.dtype() == x.dtype() && aligned(b));
+                (alike && bias && aligned(x)).then(|| Shape {
+                    m: x.rows(),
+                    n: p.weight.rows(),
+                    k: x.cols(),
+                    ldx: x.ld(),
+                    ldy: p.y.ld(),
+                    half,
+                    bias: p.bias.is_some(),
+                    add,
+                })
+            })
+            .collect::<Option<Vec<_>>>()?;
+        Some(Products { gemm: self.clone(), shapes: all.into() })
+    }
+
+    /// Enqueues a product on a native stream.
+    ///
+    /// # Safety
+    /// - `stream` is a stream of the device whose context is current, and the operands lie in its
+    ///   memory: `x` and `w` and the bias may be read, `y` and the workspace written by work on the
+    ///   stream.
+    unsafe fn enqueue(
+        &self,
+        stream: u64,
+        shape: Shape,
+        [x, w, bias, y, workspace]: [&Binding; 5],
+    ) -> Result<()> {
+        let mut state = self.state.lock();
+        let handle = match state.handle {
+            Some(handle) => handle,
+            None => *state.handle.insert(lt::create_handle().map_err(said("its handle"))?),
+        };
+        let plan = match state.plans.entry(shape) {
+            Entry::Occupied(found) => found.into_mut(),
+            Entry::Vacant(place) => place.insert(Plan::new(handle, shape)?),
+        };
+        if shape.bias {
+            use sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+            plan.operation.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias.addr)?;
+        }
+        let (alpha, beta) = (1.0f32, if shape.add { 1.0f32 } else { 0.0 });
+        let at = |b: &Binding| b.addr as usize as *mut c_void;
+        // SAFETY: handle and descriptions live, the descriptions have the operands' shapes, and the
+        // caller vouches for stream and operands.
+        unsafe {
+            lt::matmul(
+                handle,
+                plan.operation.0,
+                (&raw const alpha).cast(),
+                (&raw const beta).cast(),
+                at(w),
+                plan.weight.0,
+                at(x),
+                plan.x.0,
+                at(y),
+                plan.y.0,
+                at(y),
+                plan.y.0,
+                &raw const plan.algorithm,
+                at(workspace),
+                WORKSPACE as usize,
+                stream as usize as sys::cudaStream_t,
+            )
+        }
+        .map_err(said("a product"))
+    }
+}
+
+/// Products of one `x`, in the place of a kernel of linear layers: the operands are `x`, the norm's
+/// weight (which no product has), and then weight, bias and `y` of each product.
+pub(crate) struct Products {
+    gemm: Arc<Gemm>,
+    shapes: Arc<[Shape]>,
+}
+
+impl Products {
+    /// Submits the products as one foreign call.
+    pub(crate) fn encode(
+        &self,
+        stream: &Stream,
+        name: &'static str,
+        operands: &[Operand<'_>],
+    ) -> Result<()> {
+        let (gemm, shapes) = (self.gemm.clone(), self.shapes.clone());
+        let mut all = operands.to_vec();
+        all.push(self.gemm.workspace.read_write());
+        let call = move |native: u64, bound: &[Binding]| {
+            let [x, _, products @ .., workspace] = bound else {
+                return Err(Error::state("a product without operands"));
+            };
+            for (&shape, p) in shapes.iter().zip(products.chunks_exact(3)) {
+                // SAFETY: the runtime calls this with the device's context current, its native
+                // stream, and the operands' addresses. The operator has checked the operands'
+                // sizes against these shapes, and declares their accesses.
+                unsafe { gemm.enqueue(native, shape, [x, &p[0], &p[1], &p[2], workspace]) }?;
+            }
+            Ok(())
+        };
+        // SAFETY: the products read and write their operands and the workspace alone, through work
+        // on the native stream.
+        unsafe { stream.foreign_call(name, &all, call) }
+    }
+}
