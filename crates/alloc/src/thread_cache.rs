@@ -15,7 +15,8 @@
 //!
 //! One flag says that the shard's threads found the heap's lock taken. Then full bins give to the
 //! [`depot`](crate::depot), empty ones take a list from there or fetch some more blocks of the
-//! heap, and the shard keeps up to [`LARGE`] large blocks. A flush clears the flag.
+//! heap, and the shard keeps up to [`LARGE`] large blocks, also where the same sizes do not come
+//! again. A flush clears the flag.
 //!
 //! # Protocol
 //! A shard has one lock word. A thread enters by a compare-and-swap from free to locked and leaves
@@ -384,14 +385,16 @@ impl ThreadCaches {
         size: u64,
     ) -> Option<Back> {
         let shard = self.shard(thread);
+        let contended = shard.contended.load(Ordering::Relaxed);
         let rest = shard.rest.load(Ordering::Relaxed);
-        if rest > 0 {
+        // Where threads contend, every block that the heap does not see is a gain.
+        if rest > 0 && !contended {
             shard.rest.store(rest - 1, Ordering::Relaxed);
             return None;
         }
         let mut inside = shard.enter()?;
         let large = &mut inside.bins().large;
-        let most = if shard.contended.load(Ordering::Relaxed) { LARGE } else { 1 };
+        let most = if contended { LARGE } else { 1 };
         let mut rows = List::EMPTY;
         if large.are_useless() {
             shard.rest.store(REST, Ordering::Relaxed);
