@@ -16,8 +16,7 @@ use std::ops::Add;
 use std::sync::Arc;
 use std::time::Duration;
 
-// ---- kernels
-// -------------------------------------------------------------------------------------------------
+// ---- kernels -----------------------------------------------------------------------------------
 
 const TILE: usize = 1024;
 
@@ -71,8 +70,7 @@ impl Kernels {
     }
 }
 
-// ---- operations
-// -------------------------------------------------------------------------------------------------
+// ---- operations --------------------------------------------------------------------------------
 
 /// `out = a + b`, or `out = by * a`.
 enum Elementwise<'t> {
@@ -107,8 +105,7 @@ impl GraphOperator for Elementwise<'_> {
     }
 }
 
-// ---- the tensor
-// -------------------------------------------------------------------------------------------------
+// ---- the tensor --------------------------------------------------------------------------------
 
 /// A dense tensor of `f32`, or some rows of one.
 #[derive(Clone)]
@@ -206,8 +203,7 @@ fn run(operation: &Elementwise<'_>) -> Result<()> {
     operation.encode(Current::get()?.stream())
 }
 
-// ---- a program of the framework's users
-// -----------------------------------------------------------------------------------
+// ---- a program of the framework's users --------------------------------------------------------
 
 fn main() -> Result<()> {
     let runtime = Context::new().runtime(DeviceId::cpu(0))?;
@@ -221,11 +217,9 @@ fn main() -> Result<()> {
     println!("eager: {:?}", c.to_vec()?);
 
     // A mistake is an error of the framework's or of the runtime's, never a crash.
-    println!(
-        "mistake: {}",
-        (&a + &c.rows(0, 1)?).err().map_or_else(String::new, |e| e.to_string())
-    );
-    println!("mistake: {}", a.rows(2, 9).err().map_or_else(String::new, |e| e.to_string()));
+    let text = |mistake: Option<Error>| mistake.map_or_else(String::new, |e| e.to_string());
+    println!("mistake: {}", text((&a + &c.rows(0, 1)?).err()));
+    println!("mistake: {}", text(a.rows(2, 9).err()));
 
     // The same program, recorded. Intermediate tensors get memory of the graph's, packed by
     // liveness.
