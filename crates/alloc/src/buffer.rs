@@ -355,11 +355,11 @@ impl Buffer {
         let new = PackedTimepoint::from(p);
         let mut old = self.other_read.load(LOAD);
         loop {
-            let stamp = PackedTimepoint::from_bits(old);
-            if stamp.timeline_id() == new.timeline_id() && stamp.value() >= new.value() {
+            let timepoint = PackedTimepoint::from_bits(old);
+            if timepoint.timeline_id() == new.timeline_id() && timepoint.value() >= new.value() {
                 return;
             }
-            if old != 0 && stamp.timeline_id() != new.timeline_id() && !stamp.has_passed() {
+            if old != 0 && timepoint.timeline_id() != new.timeline_id() && !timepoint.has_passed() {
                 return self.spill(new);
             }
             match self.other_read.compare_exchange_weak(old, new.to_bits(), Ordering::AcqRel, LOAD)
@@ -390,10 +390,10 @@ impl Buffer {
         for word in [&self.other_write, &self.other_read] {
             let bits = word.load(LOAD);
             if bits != 0 {
-                let stamp = PackedTimepoint::from_bits(bits);
+                let timepoint = PackedTimepoint::from_bits(bits);
                 let cleared = word.compare_exchange(bits, 0, Ordering::AcqRel, LOAD).is_ok();
-                if cleared && !over(stamp) {
-                    self.spill(stamp);
+                if cleared && !over(timepoint) {
+                    self.spill(timepoint);
                 }
             }
         }
@@ -423,7 +423,7 @@ impl Buffer {
     }
 
     #[cold]
-    fn spill(&self, stamp: PackedTimepoint) {
+    fn spill(&self, timepoint: PackedTimepoint) {
         if self.spill.load(LOAD).is_null() {
             let fresh = Box::into_raw(Box::new(Spill::new(Vec::new())));
             if self
@@ -436,9 +436,9 @@ impl Buffer {
             }
         }
         self.spilled(|s| {
-            let mut latest = stamp;
+            let mut latest = timepoint;
             s.retain(|&s| {
-                let same = s.timeline_id() == stamp.timeline_id();
+                let same = s.timeline_id() == timepoint.timeline_id();
                 if same && s.value() > latest.value() {
                     latest = s;
                 }
@@ -485,7 +485,7 @@ impl Buffer {
         len: u64,
         home: Option<&'static Timeline>,
         flags: u32,
-        stamp: PackedTimepoint,
+        timepoint: PackedTimepoint,
     ) {
         self.addr.store(addr, Ordering::Relaxed);
         self.native.store(native, Ordering::Relaxed);
@@ -493,27 +493,28 @@ impl Buffer {
         let timeline = home.map_or(0, |l| u32::from(l.id().get()));
         self.flags.store(timeline << HOME_SHIFT | flags, Ordering::Relaxed);
         self.tag.store(0, Ordering::Relaxed);
-        self.inherit(stamp);
+        self.inherit(timepoint);
     }
 
-    /// The memory's former use goes on until `stamp`. Only the owner, while nobody holds the row.
+    /// The memory's former use goes on until `timepoint`. Only the owner, while nobody holds the
+    /// row.
     #[inline(always)]
-    pub(crate) fn inherit(&self, stamp: PackedTimepoint) {
-        if stamp.is_never() {
+    pub(crate) fn inherit(&self, timepoint: PackedTimepoint) {
+        if timepoint.is_never() {
             self.own_write.store(0, Ordering::Relaxed);
             self.own_read.store(0, Ordering::Relaxed);
         } else {
-            self.inherit_some(stamp);
+            self.inherit_some(timepoint);
         }
     }
 
     #[inline(never)]
-    fn inherit_some(&self, stamp: PackedTimepoint) {
-        let home = stamp.timeline_id() == self.home_line();
-        self.own_write.store(if home { stamp.to_bits() } else { 0 }, Ordering::Relaxed);
+    fn inherit_some(&self, timepoint: PackedTimepoint) {
+        let home = timepoint.timeline_id() == self.home_line();
+        self.own_write.store(if home { timepoint.to_bits() } else { 0 }, Ordering::Relaxed);
         self.own_read.store(0, Ordering::Relaxed);
         if !home {
-            self.other_write.store(stamp.to_bits(), Ordering::Relaxed);
+            self.other_write.store(timepoint.to_bits(), Ordering::Relaxed);
             self.flags.store(self.flags() | FOREIGN, Ordering::Relaxed);
         }
     }

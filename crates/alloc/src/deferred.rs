@@ -57,8 +57,8 @@ impl Inner {
     /// timeline at most may still be using.
     pub(crate) fn free_deferred(&self, core: &mut Core, most: u32) {
         let Core { deferred, store, vacant, .. } = core;
-        self.each_due(deferred, most, |row, stamp| {
-            store.free_deferred(row.placement(), stamp);
+        self.each_due(deferred, most, |row, timepoint| {
+            store.free_deferred(row.placement(), timepoint);
             self.table.restore(vacant, row);
         });
     }
@@ -82,7 +82,11 @@ impl Inner {
                     row.buffer.reset();
                     give(
                         row,
-                        if let Open::One(stamp) = open { stamp } else { PackedTimepoint::NEVER },
+                        if let Open::One(timepoint) = open {
+                            timepoint
+                        } else {
+                            PackedTimepoint::NEVER
+                        },
                     );
                 }
             }
@@ -92,7 +96,7 @@ impl Inner {
         }
     }
 
-    /// Calls `f` with the bytes of every deferred block and each stamp that it waits for.
+    /// Calls `f` with the bytes of every deferred block and each timepoint that it waits for.
     pub(crate) fn each_deferred(&self, core: &Core, mut f: impl FnMut(u64, PackedTimepoint)) {
         self.each_aside(core.deferred, |row| {
             let bytes = core.store.bytes(row.placement());

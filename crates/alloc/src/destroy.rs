@@ -5,7 +5,7 @@
 //! of any allocator that finds its streams done.
 
 use crate::state::Inner;
-use crate::watch::Reach;
+use crate::watch::SweepScope;
 #[cfg(not(loom))]
 use leasehold_core::sync::Mutex;
 use leasehold_core::sync::atomic::Ordering;
@@ -78,7 +78,7 @@ fn tear_down(inner: &mut Inner) {
     let keeps = std::mem::take(&mut inner.core.get_mut().keeps);
     drop(keeps);
     if let Some(watch) = &inner.watch {
-        inner.sweep_held(watch, Reach::All);
+        inner.sweep_held(watch, SweepScope::All);
     }
     // A trim that fails has given back what it could; the rest is the driver's own fault and leaks.
     // (The thread caches were closed when the keeper went.)

@@ -69,7 +69,7 @@ pub(crate) struct Extent {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cold {
     /// When the memory's last use is over. Meaningful unless the lane is lane 0.
-    pub(crate) stamp: PackedTimepoint,
+    pub(crate) timepoint: PackedTimepoint,
     /// Links in the order of release.
     pub(crate) age_prev: u32,
     pub(crate) age_next: u32,
@@ -78,7 +78,7 @@ pub(crate) struct Cold {
 const _: () = assert!(size_of::<Extent>() == 32 && size_of::<Cold>() == 16);
 
 impl Cold {
-    const VACANT: Cold = Cold { stamp: PackedTimepoint::NEVER, age_prev: NIL, age_next: NIL };
+    const VACANT: Cold = Cold { timepoint: PackedTimepoint::NEVER, age_prev: NIL, age_next: NIL };
 }
 
 impl Extent {
@@ -168,8 +168,8 @@ impl Extents {
 
     /// When an extent's last use is over, as far as it lies or lay in a timeline's lane.
     #[inline]
-    pub(crate) fn stamp(&self, id: u32) -> PackedTimepoint {
-        if self[id].lane == 0 { PackedTimepoint::NEVER } else { self.cold[id as usize].stamp }
+    pub(crate) fn timepoint(&self, id: u32) -> PackedTimepoint {
+        if self[id].lane == 0 { PackedTimepoint::NEVER } else { self.cold[id as usize].timepoint }
     }
 
     /// A vacant entry. The caller has made sure of it with [`ensure`](Self::ensure).

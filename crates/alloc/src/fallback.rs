@@ -21,7 +21,7 @@ use crate::layout::{Layout, SIZE_LIMIT};
 use crate::oom::{Allocated, Trail};
 use crate::state::{Inner, On};
 use crate::store::Need;
-use crate::watch::Reach;
+use crate::watch::SweepScope;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::thread_number::thread_number;
 use leasehold_core::{Error, Lease, OutOfMemory, PackedTimepoint, Result, Text};
@@ -200,9 +200,9 @@ impl Inner {
             core.store.take_foreign(need, on.timeline, fine)?
         };
         let Some(block) = block else { return Ok(None) };
-        if let Some(point) = block.stamp.timepoint() {
+        if let Some(point) = block.timepoint.timepoint() {
             if let Err(e) = on.source.wait(point) {
-                self.core.lock().store.free(block.placement, block.stamp);
+                self.core.lock().store.free(block.placement, block.timepoint);
                 trail.note(format_args!("the stream cannot wait for {point:?}: {e}"));
                 return Ok(None);
             }
@@ -230,7 +230,7 @@ impl Inner {
                     break;
                 };
                 if let Some(watch) = &self.watch {
-                    self.sweep_held(watch, Reach::All);
+                    self.sweep_held(watch, SweepScope::All);
                 }
                 if let Some(lease) = self.attempt_pressed(need, layout, on, trail)? {
                     return Ok(Some(lease));
@@ -245,7 +245,7 @@ impl Inner {
     /// Waits on the host for the least that may make `need` fit. `false`: there is nothing to wait
     /// for.
     fn wait_for_memory(&self, need: Need, on: On<'_>, trail: &mut Trail) -> Result<bool> {
-        let stamp = {
+        let timepoint = {
             let core = self.core.lock();
             let mut more = Vec::new();
             // Without host memory for all of them the choice is a worse one.
@@ -253,7 +253,7 @@ impl Inner {
             core.store.slabs.pending(|bytes, s| _ = host::push(&mut more, (bytes, s)));
             core.store.heap.cheapest_wait(core.store.units(need), &more)
         };
-        let Some(point) = stamp.and_then(PackedTimepoint::timepoint) else { return Ok(false) };
+        let Some(point) = timepoint.and_then(PackedTimepoint::timepoint) else { return Ok(false) };
         match self.wait_point(point, on, None) {
             Ok(()) => Ok(PackedTimepoint::from(point).has_passed()),
             Err(e) => {

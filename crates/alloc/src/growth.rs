@@ -100,10 +100,10 @@ impl Inner {
             };
             let mut plan = match planned {
                 Planned::Plan(plan) => plan,
-                Planned::Wait(stamp) => {
+                Planned::Wait(timepoint) => {
                     // Moving memory that is nearly free costs less than holding more for ever.
                     waits += 1;
-                    let Some(p) = stamp.timepoint() else { continue };
+                    let Some(p) = timepoint.timepoint() else { continue };
                     // Bounded: the caller itself may be the one who lets that stream go on.
                     if let Err(e) = self.wait_point(p, on, Some(NEAR_WAIT)) {
                         trail.note(format_args!("waiting for {p:?}: {e}"));

@@ -249,7 +249,7 @@ impl Heap {
 
     /// Takes back a span that lies free and ready as one block. `None`: it does not.
     pub(crate) fn remove_span(&mut self, slot: usize) -> Option<Span> {
-        if !self.extents.stamp(self.spans[slot].first).has_passed() {
+        if !self.extents.timepoint(self.spans[slot].first).has_passed() {
             return None;
         }
         if !self.is_whole(slot) {
@@ -271,16 +271,16 @@ impl Heap {
         first.units == span.units && first.state == State::Free && span.live
     }
 
-    /// Gives a used extent back whose last use is over at `stamp`. Never fails, never takes host
-    /// memory.
+    /// Gives a used extent back whose last use is over at `timepoint`. Never fails, never takes
+    /// host memory.
     #[inline(always)]
-    pub(crate) fn release(&mut self, extent: u32, stamp: PackedTimepoint) {
-        if stamp.is_never() || stamp.has_passed() {
+    pub(crate) fn release(&mut self, extent: u32, timepoint: PackedTimepoint) {
+        if timepoint.is_never() || timepoint.has_passed() {
             self.free_ready(extent);
         } else {
-            match self.lane_of(stamp) {
-                Some(lane) => self.free(extent, lane, stamp),
-                None => self.free_later(extent, stamp),
+            match self.lane_of(timepoint) {
+                Some(lane) => self.free(extent, lane, timepoint),
+                None => self.free_later(extent, timepoint),
             }
         }
     }
@@ -486,7 +486,10 @@ impl Heap {
                 continue;
             }
             let at = self.lanes[other].index.find(&self.extents.rows, units, align);
-            if at != NIL && allowed(self.extents.stamp(at)) && self.is_backed_in(at, units, align) {
+            if at != NIL
+                && allowed(self.extents.timepoint(at))
+                && self.is_backed_in(at, units, align)
+            {
                 return Ok(Some(self.carve(at, units, align)));
             }
         }
@@ -514,7 +517,7 @@ impl Heap {
             let mut at = lane.oldest;
             while at != NIL {
                 let n = &self.extents[at];
-                let Cold { stamp, age_next, .. } = self.extents.cold[at as usize];
+                let Cold { timepoint, age_next, .. } = self.extents.cold[at as usize];
                 // A block merged from many frees is ready granule by granule.
                 let (mut g, end) = (n.start.div_ceil(1 << shift), n.end() >> shift);
                 while g < end {
@@ -522,13 +525,13 @@ impl Heap {
                         .res
                         .granules
                         .get(g as usize)
-                        .and_then(|g| g.last_of(stamp.timeline_id()))
+                        .and_then(|g| g.last_of(timepoint.timeline_id()))
                     {
                         push(last, 1 << shift);
                     }
                     g += 1;
                 }
-                push(stamp, u64::from(n.units));
+                push(timepoint, u64::from(n.units));
                 at = age_next;
             }
         }
@@ -544,12 +547,13 @@ impl Heap {
             });
             let last = timeline[timeline.len() - 1];
             let at = enough.unwrap_or(&last);
-            let stamp = PackedTimepoint::from_bits(u64::from(at.0) << 48 | at.1);
-            let ahead =
-                stamp.timepoint().map_or(0, |p| p.value().saturating_sub(p.timeline().completed()));
+            let timepoint = PackedTimepoint::from_bits(u64::from(at.0) << 48 | at.1);
+            let ahead = timepoint
+                .timepoint()
+                .map_or(0, |p| p.value().saturating_sub(p.timeline().completed()));
             let key = (enough.is_none(), if enough.is_none() { u64::MAX - sum } else { ahead });
             if best.is_none_or(|b| key < (b.0, b.1)) {
-                best = Some((key.0, key.1, stamp));
+                best = Some((key.0, key.1, timepoint));
             }
         }
         best.map(|b| b.2)
@@ -576,7 +580,7 @@ impl Heap {
             // The rest keeps its extent, and so its place in the order of release.
             id = self.extents.take();
             if lane != READY {
-                self.extents.cold[id as usize].stamp = self.extents.cold[at as usize].stamp;
+                self.extents.cold[id as usize].timepoint = self.extents.cold[at as usize].timepoint;
             }
             let rows = &mut self.extents.rows[..];
             rows[id as usize] = Extent {
@@ -608,14 +612,14 @@ impl Heap {
     fn carve_slow(&mut self, at: u32, from: u32, units: u32) -> u32 {
         self.unlink_free(at);
         let Extent { start, lane, .. } = self.extents[at];
-        let stamp = self.extents.stamp(at);
+        let timepoint = self.extents.timepoint(at);
         let id = self.split(at, from - start);
         self.extents[at].state = State::Free;
-        self.link_free(at, lane, stamp);
+        self.link_free(at, lane, timepoint);
         if self.extents[id].units > units {
             let rest = self.split(id, units);
             self.extents[rest].state = State::Free;
-            self.link_free(rest, lane, stamp);
+            self.link_free(rest, lane, timepoint);
         }
         id
     }
@@ -644,7 +648,7 @@ impl Heap {
             ..low
         };
         if low.lane != READY {
-            self.extents.cold[upper as usize].stamp = self.extents.cold[at as usize].stamp;
+            self.extents.cold[upper as usize].timepoint = self.extents.cold[at as usize].timepoint;
         }
         self.extents[at].units = units;
         self.extents[at].holes = below;
@@ -657,11 +661,11 @@ impl Heap {
 
     /// Puts an extent into a lane's index, without merging.
     #[inline]
-    pub(crate) fn link_free(&mut self, id: u32, lane: u8, stamp: PackedTimepoint) {
+    pub(crate) fn link_free(&mut self, id: u32, lane: u8, timepoint: PackedTimepoint) {
         self.extents[id].lane = lane;
         self.lanes[usize::from(lane)].index.insert(&mut self.extents.rows, id);
         if lane != READY {
-            self.link_age(id, lane, stamp);
+            self.link_age(id, lane, timepoint);
         }
     }
 
@@ -676,11 +680,11 @@ impl Heap {
     }
 
     #[inline]
-    fn link_age(&mut self, id: u32, lane: u8, stamp: PackedTimepoint) {
+    fn link_age(&mut self, id: u32, lane: u8, timepoint: PackedTimepoint) {
         let l = &mut self.lanes[usize::from(lane)];
         let cold = &mut self.extents.cold;
         let newest = std::mem::replace(&mut l.newest, id);
-        cold[id as usize] = Cold { stamp, age_prev: newest, age_next: NIL };
+        cold[id as usize] = Cold { timepoint, age_prev: newest, age_next: NIL };
         match newest {
             NIL => l.oldest = id,
             _ => cold[newest as usize].age_next = id,
@@ -702,14 +706,14 @@ impl Heap {
         }
     }
 
-    /// Gives a used extent back: free at once for `lane`, for the others when `stamp` has passed.
-    /// Never fails, never takes host memory.
-    pub(crate) fn free(&mut self, id: u32, lane: u8, stamp: PackedTimepoint) {
+    /// Gives a used extent back: free at once for `lane`, for the others when `timepoint` has
+    /// passed. Never fails, never takes host memory.
+    pub(crate) fn free(&mut self, id: u32, lane: u8, timepoint: PackedTimepoint) {
         self.announce(id, lane);
         if lane != READY {
-            self.res.note_use(&self.extents[id], stamp);
+            self.res.note_use(&self.extents[id], timepoint);
         }
-        self.coalesce(id, lane, stamp, true);
+        self.coalesce(id, lane, timepoint, true);
     }
 
     /// As [`free`](Self::free), free for everybody at once.
@@ -733,7 +737,7 @@ impl Heap {
     /// Frees an extent into a lane, merging with neighbours. `absorb`: while a single timeline uses
     /// the heap, lanes merge too.
     #[inline(never)]
-    fn coalesce(&mut self, id: u32, lane: u8, stamp: PackedTimepoint, absorb: bool) {
+    fn coalesce(&mut self, id: u32, lane: u8, timepoint: PackedTimepoint, absorb: bool) {
         let unite = absorb && self.timelines <= 1;
         let rows = &mut self.extents.rows[..];
         let Extent { prev, next, .. } = rows[id as usize];
@@ -746,34 +750,34 @@ impl Heap {
         match (merges(prev), merges(next)) {
             (false, false) => {
                 rows[id as usize].state = State::Free;
-                self.link_free(id, lane, stamp);
+                self.link_free(id, lane, timepoint);
             }
-            (true, false) => self.merge_below(id, lane, stamp),
-            (false, true) => self.merge_above(id, lane, stamp),
-            (true, true) => self.merge_between(id, lane, stamp),
+            (true, false) => self.merge_below(id, lane, timepoint),
+            (false, true) => self.merge_above(id, lane, timepoint),
+            (true, true) => self.merge_between(id, lane, timepoint),
         }
     }
 
     /// The free neighbour below grows over an extent.
     #[inline(always)]
-    fn merge_below(&mut self, id: u32, lane: u8, stamp: PackedTimepoint) {
+    fn merge_below(&mut self, id: u32, lane: u8, timepoint: PackedTimepoint) {
         let Extent { units, holes, next, prev, .. } = self.extents[id];
         self.extents.put(id);
         let rows = &mut self.extents.rows[..];
         rows[or_sink(next) as usize].prev = prev;
         let below = &mut rows[prev as usize];
         below.next = next;
-        self.grow(prev, 0, units, holes, lane, stamp);
+        self.grow(prev, 0, units, holes, lane, timepoint);
     }
 
     /// The free neighbour above grows over an extent and over the one below. It keeps its place in
     /// the index, which goes by where extents end.
     #[inline(always)]
-    fn merge_between(&mut self, id: u32, lane: u8, stamp: PackedTimepoint) {
+    fn merge_between(&mut self, id: u32, lane: u8, timepoint: PackedTimepoint) {
         let Extent { units, holes, prev, next, .. } = self.extents[id];
         let below = self.extents[prev];
-        let (lane, stamp) =
-            latest((lane, stamp), (below.lane, self.extents.cold[prev as usize].stamp));
+        let (lane, timepoint) =
+            latest((lane, timepoint), (below.lane, self.extents.cold[prev as usize].timepoint));
         self.extents.put(id);
         self.unlink_free(prev);
         self.extents.put(prev);
@@ -784,12 +788,12 @@ impl Heap {
             Some(prev) => prev.next = next,
             None => self.spans[usize::from(below.span)].first = next,
         }
-        self.grow(next, units + below.units, 0, holes + below.holes, lane, stamp);
+        self.grow(next, units + below.units, 0, holes + below.holes, lane, timepoint);
     }
 
     /// The free neighbour above grows over an extent.
     #[inline(always)]
-    fn merge_above(&mut self, id: u32, lane: u8, stamp: PackedTimepoint) {
+    fn merge_above(&mut self, id: u32, lane: u8, timepoint: PackedTimepoint) {
         let Extent { units, holes, prev, next, span, .. } = self.extents[id];
         self.extents.put(id);
         let rows = &mut self.extents.rows[..];
@@ -799,10 +803,10 @@ impl Heap {
             Some(prev) => prev.next = next,
             None => self.spans[usize::from(span)].first = next,
         }
-        self.grow(next, units, 0, holes, lane, stamp);
+        self.grow(next, units, 0, holes, lane, timepoint);
     }
 
-    /// A free extent becomes larger, by memory of `lane` and `stamp`: `below` units at its
+    /// A free extent becomes larger, by memory of `lane` and `timepoint`: `below` units at its
     /// beginning or `above` at its end.
     #[inline(always)]
     fn grow(
@@ -812,10 +816,10 @@ impl Heap {
         above: u32,
         holes: u32,
         lane: u8,
-        stamp: PackedTimepoint,
+        timepoint: PackedTimepoint,
     ) {
         if lane != READY || self.extents[id].lane != READY {
-            return self.grow_pending(id, below, above, holes, lane, stamp);
+            return self.grow_pending(id, below, above, holes, lane, timepoint);
         }
         let index = &mut self.lanes[usize::from(READY)].index;
         if below > 0 {
@@ -834,18 +838,18 @@ impl Heap {
         above: u32,
         holes: u32,
         lane: u8,
-        stamp: PackedTimepoint,
+        timepoint: PackedTimepoint,
     ) {
         let own = self.extents[id].lane;
-        let last = self.extents.cold[id as usize].stamp;
-        let (to, stamp) = latest((lane, stamp), (own, last));
+        let last = self.extents.cold[id as usize].timepoint;
+        let (to, timepoint) = latest((lane, timepoint), (own, last));
         if to != own {
             self.unlink_free(id);
             let n = &mut self.extents[id];
             n.start -= below;
             n.units += below + above;
             n.holes += holes;
-            return self.link_free(id, to, stamp);
+            return self.link_free(id, to, timepoint);
         }
         let index = &mut self.lanes[usize::from(own)].index;
         if below > 0 {
@@ -853,18 +857,18 @@ impl Heap {
         } else {
             index.extend_up(&mut self.extents.rows, id, above, holes);
         }
-        if own != READY && last != stamp {
+        if own != READY && last != timepoint {
             self.unlink_age(id, own);
-            self.link_age(id, own, stamp);
+            self.link_age(id, own, timepoint);
         }
     }
 
     /// Frees an extent that was out of circulation.
-    pub(crate) fn free_again(&mut self, id: u32, lane: u8, stamp: PackedTimepoint) {
+    pub(crate) fn free_again(&mut self, id: u32, lane: u8, timepoint: PackedTimepoint) {
         if lane != READY {
-            self.res.note_use(&self.extents[id], stamp);
+            self.res.note_use(&self.extents[id], timepoint);
         }
-        self.coalesce(id, lane, stamp, true);
+        self.coalesce(id, lane, timepoint, true);
     }
 }
 

@@ -10,7 +10,7 @@ use crate::allocator::Allocator;
 use crate::arena::Within;
 use crate::buffer::{Buffer, IMPORTED, Open, READ_ONLY, Row};
 use crate::state::{Inner, kind_bits};
-use crate::watch::Reach;
+use crate::watch::SweepScope;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::{Error, Lease, PackedTimepoint, Result};
 use std::any::Any;
@@ -112,7 +112,7 @@ impl Inner {
     /// Drops what imports kept for uses that are over now.
     pub(crate) fn sweep_retired(&self) {
         if let Some(watch) = &self.watch {
-            self.sweep_held(watch, Reach::Due);
+            self.sweep_held(watch, SweepScope::Due);
         }
         // As many as there are now: what their destructors retire comes later.
         for _ in 0..self.retired.load(Ordering::Relaxed) {

@@ -289,7 +289,7 @@ impl Inner {
         let row = match self.table.take(&mut core.vacant, self.owner_ptr()) {
             Ok(row) => row,
             Err(e) => {
-                core.store.free(block.placement, block.stamp);
+                core.store.free(block.placement, block.timepoint);
                 return Err(e);
             }
         };
@@ -304,7 +304,13 @@ impl Inner {
     fn fill(&self, row: &Row, block: Block, size: u64, timeline: &'static Timeline) {
         row.set_placement(block.placement, block.class);
         let flags = self.row_flags | if block.class == NO_CLASS { CLASSLESS } else { 0 };
-        row.buffer.describe((block.addr, block.native), size, Some(timeline), flags, block.stamp);
+        row.buffer.describe(
+            (block.addr, block.native),
+            size,
+            Some(timeline),
+            flags,
+            block.timepoint,
+        );
     }
 
     #[cold]
@@ -381,7 +387,7 @@ impl Inner {
             row.buffer.reset();
             core.store.free(
                 placement,
-                if let Open::One(stamp) = open { stamp } else { PackedTimepoint::NEVER },
+                if let Open::One(timepoint) = open { timepoint } else { PackedTimepoint::NEVER },
             );
             self.table.put(&mut core.vacant, row);
         }

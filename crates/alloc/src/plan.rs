@@ -54,7 +54,7 @@ struct Target {
 /// A piece under free memory.
 struct Reclaimable {
     /// When its last use is over; never for one that may be taken now.
-    stamp: PackedTimepoint,
+    timepoint: PackedTimepoint,
     /// How many values ahead that is. Other threads complete them meanwhile, so it is read once.
     ahead: u64,
     piece: u32,
@@ -101,7 +101,7 @@ impl Heap {
         reclaimable.sort_unstable_by_key(|l| {
             (l.ahead, std::cmp::Reverse(l.granules), std::cmp::Reverse(l.at))
         });
-        let now = reclaimable.partition_point(|l| l.stamp.is_never());
+        let now = reclaimable.partition_point(|l| l.timepoint.is_never());
         let at_hand: u32 = reclaimable[..now].iter().map(|l| l.granules).sum();
         let short = missing.saturating_sub(cached + at_hand);
         if let Some(near) = means.near.filter(|_| short > 0 && !self.single()) {
@@ -123,7 +123,7 @@ impl Heap {
                 wanted
             });
             if let Some(l) = wanted.last() {
-                return Ok(Planned::Wait(l.stamp));
+                return Ok(Planned::Wait(l.timepoint));
             }
         }
         reclaimable.truncate(now);
@@ -236,7 +236,7 @@ impl Heap {
             return refused.map_or(Ok(None), Err);
         }
 
-        let (target, stamp) = self.isolate(extent, a, b);
+        let (target, timepoint) = self.isolate(extent, a, b);
         for s in &mut steps {
             let Source::Reclaimed { from, .. } = s.source else { continue };
             let p = &mut self.res.pieces[s.piece as usize];
@@ -246,7 +246,7 @@ impl Heap {
         }
         // In the order of their addresses neighbours are made accessible by one call.
         steps.sort_unstable_by_key(|s| s.at);
-        Ok(Some(Plan { target, start, units, lane, stamp, steps, ticket, extents_held: 0 }))
+        Ok(Some(Plan { target, start, units, lane, timepoint, steps, ticket, extents_held: 0 }))
     }
 
     /// The parts of `[a, b)` that are not backed, as (granule, granules).
@@ -293,7 +293,7 @@ impl Heap {
             if g >= end {
                 continue;
             }
-            let last = self.extents.stamp(at);
+            let last = self.extents.timepoint(at);
             let over = last.has_passed();
             while g < end {
                 let id = self.res.piece_of(g);
@@ -305,12 +305,12 @@ impl Heap {
                 let to = p.at + p.granules;
                 let apart = to << shift <= a || g << shift >= b;
                 if apart && p.at == g && to <= end && p.state == PieceState::Mapped {
-                    let stamp =
+                    let timepoint =
                         if over { PackedTimepoint::NEVER } else { self.last_use(g, to, last) };
                     host::room(&mut reclaimable, 1)?;
                     reclaimable.push(Reclaimable {
-                        stamp,
-                        ahead: ahead(stamp),
+                        timepoint,
+                        ahead: ahead(timepoint),
                         piece: id,
                         at: g,
                         granules: p.granules,
@@ -342,18 +342,18 @@ impl Heap {
     /// with the timepoint of the extent, if it lay in a timeline's lane.
     pub(crate) fn isolate(&mut self, at: u32, a: u32, b: u32) -> (u32, PackedTimepoint) {
         self.unlink_free(at);
-        let (n, stamp) = (self.extents[at], self.extents.stamp(at));
+        let (n, timepoint) = (self.extents[at], self.extents.timepoint(at));
         let mut mid = at;
         if n.start < a {
             mid = self.split(at, a - n.start);
-            self.link_free(at, n.lane, stamp);
+            self.link_free(at, n.lane, timepoint);
         }
         if n.end() > b {
             let upper = self.split(mid, b - a);
-            self.link_free(upper, n.lane, stamp);
+            self.link_free(upper, n.lane, timepoint);
         }
         self.extents[mid].state = State::Moving;
-        (mid, stamp)
+        (mid, timepoint)
     }
 
     /// Brings a plan back. `done`: it ran to its end; then the block is returned, used, with its
@@ -364,13 +364,13 @@ impl Heap {
         let unused = self.end_steps(&plan.steps);
         budget.undo(unused);
         budget.keep(plan.ticket - unused);
-        let (lane, stamp) = if plan.stamp.is_never() {
+        let (lane, timepoint) = if plan.timepoint.is_never() {
             (READY, PackedTimepoint::NEVER)
         } else {
-            (plan.lane, plan.stamp)
+            (plan.lane, plan.timepoint)
         };
         if !done {
-            self.free_by_residency(plan.target, lane, stamp);
+            self.free_by_residency(plan.target, lane, timepoint);
             return None;
         }
         self.extents[plan.target].holes = 0;
@@ -378,25 +378,25 @@ impl Heap {
         let target = self.extents[block];
         if target.start < plan.start {
             block = self.split(block, plan.start - target.start);
-            self.free_by_residency(plan.target, lane, stamp);
+            self.free_by_residency(plan.target, lane, timepoint);
         }
         if self.extents[block].units > plan.units {
             let upper = self.split(block, plan.units);
             self.extents[block].state = State::Used;
-            self.free_by_residency(upper, lane, stamp);
+            self.free_by_residency(upper, lane, timepoint);
         }
         let n = &mut self.extents[block];
         n.state = State::Used;
         n.holes = 0;
         n.link = [NIL; 2];
         n.lane = lane;
-        self.extents.cold[block as usize].stamp = stamp;
+        self.extents.cold[block as usize].timepoint = timepoint;
         Some(block)
     }
 
     /// Puts an extent that was out of circulation back; parts that the driver would not take back
     /// stay out for ever.
-    pub(crate) fn free_by_residency(&mut self, mut id: u32, lane: u8, stamp: PackedTimepoint) {
+    pub(crate) fn free_by_residency(&mut self, mut id: u32, lane: u8, timepoint: PackedTimepoint) {
         let shift = self.res.shift;
         let lost = |heap: &Heap, g: u32| {
             let id = heap.res.piece_of(g);
@@ -417,7 +417,7 @@ impl Heap {
             } else {
                 let n = self.extents[id];
                 self.extents[id].holes = self.res.missing(n.start, n.end());
-                self.free_again(id, lane, stamp);
+                self.free_again(id, lane, timepoint);
             }
             if rest == NIL {
                 return;
@@ -447,7 +447,7 @@ impl Heap {
     pub(crate) fn plan_trim(&mut self, mut surplus: u64) -> Result<Vec<Step>> {
         let shift = self.res.shift;
         let mut reclaimable = if surplus > 0 { self.reclaimable(0, 0)? } else { Vec::new() };
-        reclaimable.retain(|l| l.stamp.is_never());
+        reclaimable.retain(|l| l.timepoint.is_never());
         reclaimable.sort_unstable_by_key(|l| std::cmp::Reverse(l.at));
         let mut out = self.plan_cached(surplus, reclaimable.len())?;
         surplus = surplus.saturating_sub(out.iter().map(|s| s.bytes).sum());
@@ -564,8 +564,17 @@ impl Heap {
             steps.iter().for_each(|s| self.res.drop_piece(s.piece));
             return Ok(None);
         }
-        let (start, units, lane, stamp) = (n.start, n.units, READY, PackedTimepoint::NEVER);
-        Ok(Some(Plan { target: extent, start, units, lane, stamp, steps, ticket, extents_held: 0 }))
+        let (start, units, lane, timepoint) = (n.start, n.units, READY, PackedTimepoint::NEVER);
+        Ok(Some(Plan {
+            target: extent,
+            start,
+            units,
+            lane,
+            timepoint,
+            steps,
+            ticket,
+            extents_held: 0,
+        }))
     }
 
     /// Brings a resumption back: the extent stays lent, with or without its memory.
@@ -648,8 +657,8 @@ impl Heap {
 }
 
 /// How many values lie before a timepoint is over.
-fn ahead(stamp: PackedTimepoint) -> u64 {
-    match stamp.timepoint() {
+fn ahead(timepoint: PackedTimepoint) -> u64 {
+    match timepoint.timepoint() {
         None => 0,
         Some(p) if p.timeline().failed(p.value()) => u64::MAX,
         Some(p) => p.value().saturating_sub(p.timeline().completed()),

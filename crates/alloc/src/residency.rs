@@ -40,21 +40,21 @@ impl Granule {
         }
     }
 
-    /// A part of it was released until `stamp`. Releases need not come in the order of their
+    /// A part of it was released until `timepoint`. Releases need not come in the order of their
     /// timepoints.
-    fn note(&mut self, stamp: PackedTimepoint) {
+    fn note(&mut self, timepoint: PackedTimepoint) {
         for word in [&mut self.last, &mut self.other] {
             if *word == MANY {
                 return;
             }
-            if word.timeline_id() == stamp.timeline_id() {
-                if word.value() < stamp.value() {
-                    *word = stamp;
+            if word.timeline_id() == timepoint.timeline_id() {
+                if word.value() < timepoint.value() {
+                    *word = timepoint;
                 }
                 return;
             }
             if word.has_passed() {
-                *word = stamp;
+                *word = timepoint;
                 return;
             }
         }
@@ -122,7 +122,7 @@ impl Residency {
 
     /// Remembers who used an extent's memory last.
     #[inline]
-    pub(crate) fn note_use(&mut self, extent: &Extent, stamp: PackedTimepoint) {
+    pub(crate) fn note_use(&mut self, extent: &Extent, timepoint: PackedTimepoint) {
         let from = (extent.start >> self.shift) as usize;
         let to = ((extent.end() - 1) >> self.shift) as usize;
         let whole = (extent.start.div_ceil(1 << self.shift) as usize)
@@ -132,9 +132,9 @@ impl Residency {
                 if whole.contains(&g) {
                     // Nobody else has any of it, and the extent's timepoint stands for all uses
                     // before.
-                    (granule.last, granule.other) = (stamp, PackedTimepoint::NEVER);
+                    (granule.last, granule.other) = (timepoint, PackedTimepoint::NEVER);
                 } else {
-                    granule.note(stamp);
+                    granule.note(timepoint);
                 }
             }
         }
@@ -353,7 +353,7 @@ pub(crate) struct Plan {
     pub(crate) start: u32,
     pub(crate) units: u32,
     pub(crate) lane: u8,
-    pub(crate) stamp: PackedTimepoint,
+    pub(crate) timepoint: PackedTimepoint,
     pub(crate) steps: Vec<Step>,
     /// Bytes of the ticket.
     pub(crate) ticket: u64,

@@ -2,8 +2,8 @@
 //!
 //! A run is one extent of the heap. Its slots are free and ready, free but still in use by a
 //! timeline (pending), or lent. While all pending slots of a run belong to one line, one comparison
-//! with the latest stamp tells whether they are ready; otherwise each slot's own stamp is asked. An
-//! empty run goes back to the heap, except one per class, which the slow path takes too.
+//! with the latest timepoint tells whether they are ready; otherwise each slot's own timepoint is
+//! asked. An empty run goes back to the heap, except one per class, which the slow path takes too.
 //!
 //! Plain single-threaded state, like the heap. Must not know leases.
 
@@ -49,7 +49,7 @@ struct Run {
     next: u32,
     ready_bits: [u64; WORDS],
     pending_bits: [u64; WORDS],
-    stamps: Vec<PackedTimepoint>,
+    timepoints: Vec<PackedTimepoint>,
     addr: u64,
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct Slot {
     pub(crate) run: u32,
     pub(crate) slot: u16,
     pub(crate) addr: u64,
-    pub(crate) stamp: PackedTimepoint,
+    pub(crate) timepoint: PackedTimepoint,
 }
 
 /// All runs.
@@ -99,7 +99,7 @@ impl Slabs {
         let mut left = PROBE;
         while at != NIL && left > 0 {
             let run = &mut self.runs[at as usize];
-            if let Some((slot, stamp)) = run.pop(timeline) {
+            if let Some((slot, timepoint)) = run.pop(timeline) {
                 let addr = run.addr + u64::from(slot) * class_size(class);
                 if run.free + 1 == run.slots {
                     self.empty[class] -= 1;
@@ -108,7 +108,7 @@ impl Slabs {
                     self.unlist(at);
                 }
                 self.free_bytes -= class_size(class);
-                return Some(Slot { run: at, slot, addr, stamp });
+                return Some(Slot { run: at, slot, addr, timepoint });
             }
             at = run.next;
             left -= 1;
@@ -120,12 +120,12 @@ impl Slabs {
     pub(crate) fn take_first(&mut self, id: u32) -> Slot {
         let run = &mut self.runs[id as usize];
         let class = usize::from(run.class);
-        let (slot, stamp) = match pop_bit(&mut run.ready_bits) {
+        let (slot, timepoint) = match pop_bit(&mut run.ready_bits) {
             Some(slot) => (slot, PackedTimepoint::NEVER),
             None => {
                 // A new run is ready, or all of it is pending: it has its first slot either way.
                 run.pending_bits[0] &= !1;
-                (0, run.stamps[0])
+                (0, run.timepoints[0])
             }
         };
         run.free -= 1;
@@ -135,7 +135,7 @@ impl Slabs {
         if run.free == 0 {
             self.unlist(id);
         }
-        Slot { run: id, slot, addr, stamp }
+        Slot { run: id, slot, addr, timepoint }
     }
 
     /// Units of the next run of a class.
@@ -148,13 +148,13 @@ impl Slabs {
     pub(crate) fn ensure_run(&mut self, class: usize) -> Result<Vec<PackedTimepoint>> {
         let slots =
             (RUN_LARGE.min(class_size(class) * WORDS as u64 * 64) / class_size(class)) as usize;
-        let mut stamps = Vec::new();
-        host::room(&mut stamps, slots)?;
+        let mut timepoints = Vec::new();
+        host::room(&mut timepoints, slots)?;
         if self.vacant.is_empty() {
             host::room(&mut self.runs, 1)?;
             host::room(&mut self.vacant, self.runs.len() + 1)?;
         }
-        Ok(stamps)
+        Ok(timepoints)
     }
 
     /// Makes a run of a used extent. Returns its name.
@@ -163,30 +163,30 @@ impl Slabs {
         heap: &mut Heap,
         extent: u32,
         class: usize,
-        mut stamps: Vec<PackedTimepoint>,
+        mut timepoints: Vec<PackedTimepoint>,
     ) -> u32 {
         let bytes = u64::from(heap.extents[extent].units) << UNIT_SHIFT;
         let slots = (bytes / class_size(class)).min(WORDS as u64 * 64) as u16;
-        let stamp = heap.extents.stamp(extent);
-        stamps.resize(usize::from(slots), stamp);
+        let timepoint = heap.extents.timepoint(extent);
+        timepoints.resize(usize::from(slots), timepoint);
         let mut bits = [0u64; WORDS];
         for s in 0..usize::from(slots) {
             bits[s / 64] |= 1 << (s % 64);
         }
-        let over = stamp.has_passed();
+        let over = timepoint.has_passed();
         let run = Run {
             extent,
             class: class as u8,
             slots,
             free: slots,
             listed: false,
-            pending: if over { Pending::None } else { Pending::Timeline(stamp.timeline_id()) },
-            latest: stamp,
+            pending: if over { Pending::None } else { Pending::Timeline(timepoint.timeline_id()) },
+            latest: timepoint,
             prev: NIL,
             next: NIL,
             ready_bits: if over { bits } else { [0; WORDS] },
             pending_bits: if over { [0; WORDS] } else { bits },
-            stamps,
+            timepoints,
             addr: heap.addr(extent),
         };
         let id = match self.vacant.pop() {
@@ -208,12 +208,12 @@ impl Slabs {
         id
     }
 
-    /// Gives a slot back whose last use is at `stamp`.
+    /// Gives a slot back whose last use is at `timepoint`.
     #[inline]
-    pub(crate) fn free(&mut self, heap: &mut Heap, id: u32, slot: u16, stamp: PackedTimepoint) {
+    pub(crate) fn free(&mut self, heap: &mut Heap, id: u32, slot: u16, timepoint: PackedTimepoint) {
         let run = &mut self.runs[id as usize];
         let class = usize::from(run.class);
-        run.push(slot, stamp);
+        run.push(slot, timepoint);
         self.free_bytes += class_size(class);
         if !run.listed {
             self.list(id);
@@ -247,7 +247,7 @@ impl Slabs {
         class_size(usize::from(self.runs[run as usize].class))
     }
 
-    /// The stamps that pending slots wait for, with their bytes. A walk.
+    /// The timepoints that pending slots wait for, with their bytes. A walk.
     pub(crate) fn pending(&self, mut f: impl FnMut(u64, PackedTimepoint)) {
         for head in self.heads {
             let mut at = head;
@@ -280,7 +280,7 @@ impl Slabs {
         self.empty[class] -= 1;
         self.counts[class] -= 1;
         self.unlist(id);
-        self.runs[id as usize].stamps = Vec::new();
+        self.runs[id as usize].timepoints = Vec::new();
         self.vacant.push(id);
         heap.extents[extent].link[0] = NIL;
         heap.free(extent, lane, if lane == READY { PackedTimepoint::NEVER } else { latest });
@@ -329,14 +329,14 @@ impl Slabs {
         if run.ready_bits[word] & bit != 0 {
             Some(PackedTimepoint::NEVER)
         } else {
-            (run.pending_bits[word] & bit != 0).then(|| run.stamps[usize::from(slot)])
+            (run.pending_bits[word] & bit != 0).then(|| run.timepoints[usize::from(slot)])
         }
     }
 
     /// Bytes of host memory that the tables take.
     pub(crate) fn host_bytes(&self) -> u64 {
         self.runs.capacity() as u64 * size_of::<Run>() as u64
-            + self.runs.iter().map(|r| r.stamps.capacity() as u64 * 8).sum::<u64>()
+            + self.runs.iter().map(|r| r.timepoints.capacity() as u64 * 8).sum::<u64>()
     }
 
     /// Checks the tables against themselves. For tests.
@@ -394,7 +394,7 @@ impl Run {
             Pending::Timeline(l) if l == timeline => {
                 let slot = pop_bit(&mut self.pending_bits)?;
                 self.free -= 1;
-                Some((slot, self.stamps[usize::from(slot)]))
+                Some((slot, self.timepoints[usize::from(slot)]))
             }
             _ => self.pop_slow(timeline),
         }
@@ -407,44 +407,46 @@ impl Run {
         let found = found.or_else(|| {
             let own = |slot: &usize| {
                 self.pending_bits[slot / 64] >> (slot % 64) & 1 == 1
-                    && self.stamps[*slot].timeline_id() == timeline
+                    && self.timepoints[*slot].timeline_id() == timeline
             };
             let slot = (0..usize::from(self.slots)).find(own)?;
             self.pending_bits[slot / 64] &= !(1 << (slot % 64));
-            Some((slot as u16, self.stamps[slot]))
+            Some((slot as u16, self.timepoints[slot]))
         })?;
         self.free -= 1;
         Some(found)
     }
 
     #[inline]
-    fn push(&mut self, slot: u16, stamp: PackedTimepoint) {
+    fn push(&mut self, slot: u16, timepoint: PackedTimepoint) {
         let (word, bit) = (usize::from(slot / 64), 1u64 << (slot % 64));
         debug_assert!(
             (self.ready_bits[word] | self.pending_bits[word]) & bit == 0,
             "a slot is freed twice"
         );
         self.free += 1;
-        if stamp.is_never() || stamp.has_passed() {
+        if timepoint.is_never() || timepoint.has_passed() {
             self.ready_bits[word] |= bit;
             return;
         }
         self.pending_bits[word] |= bit;
-        self.stamps[usize::from(slot)] = stamp;
+        self.timepoints[usize::from(slot)] = timepoint;
         match self.pending {
-            Pending::Timeline(l) if l == stamp.timeline_id() => {
-                if stamp.value() > self.latest.value() {
-                    self.latest = stamp;
+            Pending::Timeline(l) if l == timepoint.timeline_id() => {
+                if timepoint.value() > self.latest.value() {
+                    self.latest = timepoint;
                 }
             }
             Pending::None => {
-                (self.pending, self.latest) = (Pending::Timeline(stamp.timeline_id()), stamp)
+                (self.pending, self.latest) =
+                    (Pending::Timeline(timepoint.timeline_id()), timepoint)
             }
             Pending::Timeline(_) if self.latest.has_passed() => {
                 self.pending_bits[word] &= !bit;
                 self.refresh();
                 self.pending_bits[word] |= bit;
-                (self.pending, self.latest) = (Pending::Timeline(stamp.timeline_id()), stamp);
+                (self.pending, self.latest) =
+                    (Pending::Timeline(timepoint.timeline_id()), timepoint);
             }
             _ => self.pending = Pending::Several,
         }
@@ -468,19 +470,19 @@ impl Run {
                     while bits != 0 {
                         let bit = bits & bits.wrapping_neg();
                         bits &= bits - 1;
-                        let stamp = self.stamps[w * 64 + bit.trailing_zeros() as usize];
-                        if stamp.has_passed() {
+                        let timepoint = self.timepoints[w * 64 + bit.trailing_zeros() as usize];
+                        if timepoint.has_passed() {
                             self.pending_bits[w] &= !bit;
                             self.ready_bits[w] |= bit;
                             continue;
                         }
                         left = match left {
-                            Pending::None => Pending::Timeline(stamp.timeline_id()),
-                            Pending::Timeline(l) if l == stamp.timeline_id() => left,
+                            Pending::None => Pending::Timeline(timepoint.timeline_id()),
+                            Pending::Timeline(l) if l == timepoint.timeline_id() => left,
                             _ => Pending::Several,
                         };
-                        if stamp.value() > latest.value() {
-                            latest = stamp;
+                        if timepoint.value() > latest.value() {
+                            latest = timepoint;
                         }
                     }
                 }

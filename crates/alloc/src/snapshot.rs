@@ -335,7 +335,7 @@ impl Facts<'_> {
         let (addr, bytes) = (heap.addr(id), u64::from(n.units) << UNIT_SHIFT);
         let other = |state| BlockInfo { addr, bytes, state, ..NOTHING };
         match n.state {
-            State::Free => push(Self::free(addr, bytes, heap.extents.stamp(id))),
+            State::Free => push(Self::free(addr, bytes, heap.extents.timepoint(id))),
             State::Waiting => push(other(BlockState::Pending)),
             State::Moving | State::Vacant => push(other(BlockState::Moving)),
             State::Quarantined => push(other(BlockState::Quarantined)),

@@ -160,11 +160,11 @@ pub(crate) fn kind_bits(kind: HostKind) -> u32 {
 
 /// Every use of a buffer that may still go on.
 pub(crate) fn uses(buffer: &Buffer) -> Vec<PackedTimepoint> {
-    let mut stamps = Vec::new();
+    let mut timepoints = Vec::new();
     buffer.for_each_use(|s| {
         if !s.has_passed() {
-            stamps.push(s);
+            timepoints.push(s);
         }
     });
-    stamps
+    timepoints
 }

@@ -28,7 +28,7 @@ pub(crate) struct Block {
     pub(crate) class: u16,
     /// Until when the memory's former use goes on, on the timeline that asked; never for memory
     /// that is ready.
-    pub(crate) stamp: PackedTimepoint,
+    pub(crate) timepoint: PackedTimepoint,
 }
 
 /// The memory that the heap must supply when no free block fits: the request itself, or a slab run
@@ -109,7 +109,7 @@ impl Store {
             self.native_of(slot.run)
         };
         let placement = Placement::Slot(slot.run, slot.slot);
-        Block { placement, addr: slot.addr, native, class: class as u16, stamp: slot.stamp }
+        Block { placement, addr: slot.addr, native, class: class as u16, timepoint: slot.timepoint }
     }
 
     fn native_of(&self, run: u32) -> u64 {
@@ -118,11 +118,11 @@ impl Store {
 
     #[cold]
     fn take_run_slow(&mut self, class: usize, timeline: &Timeline) -> Result<Option<Block>> {
-        let stamps = self.slabs.ensure_run(class)?;
+        let timepoints = self.slabs.ensure_run(class)?;
         let Some(extent) = self.heap.take(self.slabs.run_units(class), 1, timeline)? else {
             return Ok(None);
         };
-        let run = self.slabs.add_run(&mut self.heap, extent, class, stamps);
+        let run = self.slabs.add_run(&mut self.heap, extent, class, timepoints);
         let slot = self.slabs.take_first(run);
         Ok(Some(self.slot_block(slot, class)))
     }
@@ -160,14 +160,14 @@ impl Store {
         match need.class {
             None => Ok(Some(self.block(extent))),
             Some(class) => match self.slabs.ensure_run(class.into()) {
-                Ok(stamps) => {
-                    let run = self.slabs.add_run(&mut self.heap, extent, class.into(), stamps);
+                Ok(timepoints) => {
+                    let run = self.slabs.add_run(&mut self.heap, extent, class.into(), timepoints);
                     let slot = self.slabs.take_first(run);
                     Ok(Some(self.slot_block(slot, class.into())))
                 }
                 Err(e) => {
-                    let stamp = self.heap.extents.stamp(extent);
-                    self.free(Placement::Extent(extent), stamp);
+                    let timepoint = self.heap.extents.timepoint(extent);
+                    self.free(Placement::Extent(extent), timepoint);
                     Err(e)
                 }
             },
@@ -177,29 +177,29 @@ impl Store {
     #[inline(always)]
     pub(crate) fn block(&self, extent: u32) -> Block {
         let n = &self.heap.extents[extent];
-        let stamp = if n.lane == READY { PackedTimepoint::NEVER } else { self.pending(extent) };
+        let timepoint = if n.lane == READY { PackedTimepoint::NEVER } else { self.pending(extent) };
         let span = &self.heap.spans[usize::from(n.span)];
         let (addr, native) = (span.addr(n.start), span.native);
-        Block { placement: Placement::Extent(extent), addr, native, class: NO_CLASS, stamp }
+        Block { placement: Placement::Extent(extent), addr, native, class: NO_CLASS, timepoint }
     }
 
     /// Until when an extent of a timeline's lane may be in use; never, if its last use is over.
     #[inline(never)]
     fn pending(&self, extent: u32) -> PackedTimepoint {
-        let stamp = self.heap.extents.cold[extent as usize].stamp;
-        if stamp.has_passed() { PackedTimepoint::NEVER } else { stamp }
+        let timepoint = self.heap.extents.cold[extent as usize].timepoint;
+        if timepoint.has_passed() { PackedTimepoint::NEVER } else { timepoint }
     }
 
-    /// Gives a block back whose last use is over at `stamp`.
+    /// Gives a block back whose last use is over at `timepoint`.
     #[inline(always)]
-    pub(crate) fn free(&mut self, placement: Placement, stamp: PackedTimepoint) {
+    pub(crate) fn free(&mut self, placement: Placement, timepoint: PackedTimepoint) {
         match placement {
-            Placement::Slot(run, slot) => self.slabs.free(&mut self.heap, run, slot, stamp),
+            Placement::Slot(run, slot) => self.slabs.free(&mut self.heap, run, slot, timepoint),
             Placement::Extent(extent) => {
                 if self.heap.extents[extent].state != State::Used {
                     return self.free_suspended(extent);
                 }
-                self.heap.release(extent, stamp);
+                self.heap.release(extent, timepoint);
             }
         }
     }
@@ -233,10 +233,10 @@ impl Store {
     }
 
     /// Gives a deferred block back, which one timeline at most may still be using.
-    pub(crate) fn free_deferred(&mut self, placement: Placement, stamp: PackedTimepoint) {
+    pub(crate) fn free_deferred(&mut self, placement: Placement, timepoint: PackedTimepoint) {
         match placement {
-            Placement::Slot(run, slot) => self.slabs.free(&mut self.heap, run, slot, stamp),
-            Placement::Extent(extent) => self.heap.free_deferred(extent, stamp),
+            Placement::Slot(run, slot) => self.slabs.free(&mut self.heap, run, slot, timepoint),
+            Placement::Extent(extent) => self.heap.free_deferred(extent, timepoint),
         }
     }
 

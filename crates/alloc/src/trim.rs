@@ -11,7 +11,7 @@ use crate::residency::Step;
 use crate::ring::EventKind;
 use crate::state::Inner;
 use crate::store::Placement;
-use crate::watch::Reach;
+use crate::watch::SweepScope;
 use leasehold_core::{Result, UniqueLease};
 
 impl Inner {
@@ -23,7 +23,7 @@ impl Inner {
         self.flush();
         self.sweep_retired();
         if let Some(watch) = &self.watch {
-            self.sweep_held(watch, Reach::All);
+            self.sweep_held(watch, SweepScope::All);
         }
         crate::destroy::sweep();
         self.trim_core(keep)

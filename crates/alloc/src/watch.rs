@@ -82,7 +82,7 @@ struct Held {
 
 /// How far a sweep goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reach {
+pub(crate) enum SweepScope {
     /// No driver call.
     Free,
     /// The blocks that are due.
@@ -147,7 +147,11 @@ impl Watch {
 
     /// Whether every stream is done with what is held.
     pub(crate) fn is_over(&self) -> bool {
-        self.held.lock().waiting.iter().all(|(_, stamps)| stamps.iter().all(|&s| s.has_passed()))
+        self.held
+            .lock()
+            .waiting
+            .iter()
+            .all(|(_, timepoints)| timepoints.iter().all(|&s| s.has_passed()))
     }
 
     /// The row's memory goes back to the driver while the row is out.

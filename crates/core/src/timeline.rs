@@ -516,8 +516,8 @@ impl Timeline {
     /// Calls `f` with each timepoint that the timeline knew at `value` and that may not have
     /// passed, until `f` returns `false`.
     fn each_known(&self, value: u64, mut f: impl FnMut(Timepoint) -> bool) -> bool {
-        let mut one = |(stamp, from): (PackedTimepoint, u64)| {
-            from > value || stamp.timepoint().is_none_or(&mut f)
+        let mut one = |(timepoint, from): (PackedTimepoint, u64)| {
+            from > value || timepoint.timepoint().is_none_or(&mut f)
         };
         // In this order: a displaced timepoint is noted in `known_besides` before its place is
         // written.
@@ -556,30 +556,31 @@ impl Timeline {
         self.wake.notify_all();
     }
 
-    /// Returns whether all future work of this timeline is already ordered after `stamp`. A
+    /// Returns whether all future work of this timeline is already ordered after `timepoint`. A
     /// timepoint that failed under a former owner of this timeline is not known: the users of its
     /// results must see the failure.
     #[inline]
-    pub fn knows(&self, stamp: PackedTimepoint) -> bool {
+    pub fn knows(&self, timepoint: PackedTimepoint) -> bool {
         // The value, if the timepoint is of this timeline; otherwise a number beyond all values.
-        let own = stamp.0 ^ u64::from(self.id.0) << 48;
-        if stamp.is_never() || own < VALUE_LIMIT && own < self.first_failed.load(Ordering::Relaxed)
+        let own = timepoint.0 ^ u64::from(self.id.0) << 48;
+        if timepoint.is_never()
+            || own < VALUE_LIMIT && own < self.first_failed.load(Ordering::Relaxed)
         {
             return true;
         }
-        self.knows_other(stamp)
+        self.knows_other(timepoint)
     }
 
     #[inline(never)]
-    fn knows_other(&self, stamp: PackedTimepoint) -> bool {
-        if stamp.timeline_id() == self.id {
-            return self.knows_own_slow(stamp.value());
+    fn knows_other(&self, timepoint: PackedTimepoint) -> bool {
+        if timepoint.timeline_id() == self.id {
+            return self.knows_own_slow(timepoint.value());
         }
         let k = PackedTimepoint(
-            self.known[usize::from(stamp.timeline_id().0) % KNOWN].load(Ordering::Relaxed),
+            self.known[usize::from(timepoint.timeline_id().0) % KNOWN].load(Ordering::Relaxed),
         );
-        k.timeline_id() == stamp.timeline_id()
-            && (k.value() >= stamp.value() || planted(Defect::KnowsTooMuch))
+        k.timeline_id() == timepoint.timeline_id()
+            && (k.value() >= timepoint.value() || planted(Defect::KnowsTooMuch))
     }
 
     #[cold]

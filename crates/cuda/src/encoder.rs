@@ -218,14 +218,14 @@ impl<'a, 's> Encoder<'a, 's> {
             }
             // SAFETY: the caller vouches for source and destination.
             Op::Download(d) => unsafe { self.download(d, staging) },
-            Op::WriteTimestamp(stamp) => {
-                stamp.clear();
+            Op::WriteTimestamp(timestamp) => {
+                timestamp.clear();
                 // SAFETY: the event is a timestamp of this context, which the submission's promise
                 // keeps alive. The stream is this one's own.
                 self.took(unsafe {
-                    self.ops.event_record(NativeEvent(stamp.native()), self.stream)
+                    self.ops.event_record(NativeEvent(timestamp.native()), self.stream)
                 })?;
-                self.sink.leave(HostAction::Timestamp((*stamp).clone()));
+                self.sink.leave(HostAction::Timestamp((*timestamp).clone()));
                 Ok(())
             }
             Op::Graph(exec) => {

@@ -236,8 +236,8 @@ impl Layer for Checks {
         start: &TimestampQuery,
         end: &TimestampQuery,
     ) -> Result<()> {
-        for stamp in [start, end] {
-            owned(open, stamp, "timestamp")?;
+        for timestamp in [start, end] {
+            owned(open, timestamp, "timestamp")?;
         }
         Ok(())
     }
@@ -406,9 +406,9 @@ fn check_op(open: &Open<Checks>, timeline: Option<&'static Timeline>, op: &Op<'_
             return Err(Error::invalid("the host address is null"));
         }
         Op::Upload(_) | Op::Download(_) => {}
-        Op::WriteTimestamp(stamp) => {
+        Op::WriteTimestamp(timestamp) => {
             can(open.inner.caps().timestamps, "timestamps")?;
-            owned(open, &***stamp, "timestamp")?;
+            owned(open, &***timestamp, "timestamp")?;
         }
         Op::Foreign(_) => can(open.inner.caps().foreign_calls, "library calls on its stream")?,
         Op::Host(_) => can(open.inner.caps().host_calls, "host calls")?,

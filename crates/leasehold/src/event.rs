@@ -70,7 +70,7 @@ impl Default for EventFlags {
 #[doc(alias = "infinirtEvent_t")]
 #[derive(Debug)]
 pub struct Event {
-    pub(crate) stamp: AtomicU64,
+    pub(crate) timepoint: AtomicU64,
     /// How often it was recorded.
     pub(crate) serial: AtomicU32,
     timing: bool,
@@ -128,7 +128,7 @@ impl Event {
     /// The timepoint of the last record, if there is one.
     #[inline]
     pub(crate) fn last(&self) -> Option<Timepoint> {
-        PackedTimepoint::from_bits(self.stamp.load(Ordering::Acquire)).timepoint()
+        PackedTimepoint::from_bits(self.timepoint.load(Ordering::Acquire)).timepoint()
     }
 
     /// Returns whether the last record is complete; an event that was never recorded is. Asks the
@@ -263,7 +263,7 @@ impl Event {
 
     /// Makes a timepoint the last record, of an event without timing.
     pub(crate) fn set(&self, point: Timepoint) {
-        self.stamp.store(PackedTimepoint::from(point).to_bits(), Ordering::Release);
+        self.timepoint.store(PackedTimepoint::from(point).to_bits(), Ordering::Release);
         self.serial.fetch_add(1, Ordering::AcqRel);
     }
 
@@ -282,7 +282,8 @@ impl Event {
     /// record yet.
     pub(crate) fn is_overtaken(&self, record: &Timed) -> bool {
         !record.is_kept()
-            && self.stamp.load(Ordering::Acquire) == PackedTimepoint::from(record.point).to_bits()
+            && self.timepoint.load(Ordering::Acquire)
+                == PackedTimepoint::from(record.point).to_bits()
     }
 }
 
@@ -350,7 +351,7 @@ impl Resource for Events {
 
     fn create(&self, _: Handle<tags::Event>, request: &EventRequest<'_>) -> Result<Event> {
         Ok(Event {
-            stamp: AtomicU64::new(0),
+            timepoint: AtomicU64::new(0),
             serial: AtomicU32::new(0),
             timing: timing(request)?,
             timed: Mutex::new(None),
@@ -374,7 +375,7 @@ impl Resource for Events {
     fn recycle(&self, event: &mut Event) -> Recycle {
         // The timestamp goes back to its own pool: an idle event must not pin its device.
         drop(event.timed.get_mut().take());
-        event.stamp.store(0, Ordering::Relaxed);
+        event.timepoint.store(0, Ordering::Relaxed);
         event.serial.store(0, Ordering::Relaxed);
         Recycle::Keep
     }

@@ -142,9 +142,9 @@ impl<T> PinnedValues<'_, T> {
     /// Waits for all uses of the memory.
     fn wait(&mut self) -> Result<()> {
         let Some(buffer) = self.unique.as_deref() else { return Ok(()) };
-        let mut stamps: Vec<PackedTimepoint> = vec![buffer.write_timepoint()];
-        buffer.for_each_read(|read| stamps.push(read));
-        for point in stamps.iter().filter_map(|stamp| stamp.timepoint()) {
+        let mut timepoints: Vec<PackedTimepoint> = vec![buffer.write_timepoint()];
+        buffer.for_each_read(|read| timepoints.push(read));
+        for point in timepoints.iter().filter_map(|timepoint| timepoint.timepoint()) {
             // Until nobody touches the memory any more, whatever became of the work.
             self.array.runtime.wait_over(point)?;
         }

@@ -67,14 +67,14 @@ impl Heap {
         for lane in 1..self.lanes.len() {
             let (mut at, mut left) = (self.lanes[lane].oldest, self.lanes[lane].index.count());
             while at != NIL && left > 0 {
-                let (n, Cold { stamp, age_next, .. }) =
+                let (n, Cold { timepoint, age_next, .. }) =
                     (self.extents[at], self.extents.cold[at as usize]);
                 let first = n.start.div_ceil(1 << shift);
                 let (mut g, paged) = (n.end() >> shift, self.spans[usize::from(n.span)].paged);
                 // Downwards: what lies below a part that was cut out keeps its extent.
-                while paged && !stamp.has_passed() && g > first {
+                while paged && !timepoint.has_passed() && g > first {
                     let to = g;
-                    while g > first && self.res.is_idle(g - 1, stamp.timeline_id()) {
+                    while g > first && self.res.is_idle(g - 1, timepoint.timeline_id()) {
                         g -= 1;
                     }
                     if g < to && self.extents.ensure(2).is_ok() {
@@ -93,14 +93,14 @@ impl Heap {
         let mut free = (0..).zip(&self.extents.rows).filter(|n| n.1.state == State::Free);
         let mut over = true;
         self.waiting(|_, s| over &= s.has_passed());
-        over && free.all(|n| self.extents.stamp(n.0).has_passed())
+        over && free.all(|n| self.extents.timepoint(n.0).has_passed())
     }
 
     /// The lane in which a timepoint's memory lies while it has not passed, if the timeline has
     /// one.
     #[inline]
-    pub(crate) fn lane_of(&self, stamp: PackedTimepoint) -> Option<u8> {
-        let lane = *self.lane_of_line.get(usize::from(stamp.timeline_id().get()))?;
+    pub(crate) fn lane_of(&self, timepoint: PackedTimepoint) -> Option<u8> {
+        let lane = *self.lane_of_line.get(usize::from(timepoint.timeline_id().get()))?;
         (lane != NO_LANE).then_some(lane)
     }
 
@@ -112,14 +112,14 @@ impl Heap {
 
     /// Gives an extent back that a timeline without a lane may still be using. Takes no host
     /// memory.
-    pub(crate) fn free_later(&mut self, id: u32, stamp: PackedTimepoint) {
+    pub(crate) fn free_later(&mut self, id: u32, timepoint: PackedTimepoint) {
         self.tick += 1;
-        self.wait(id, stamp);
+        self.wait(id, timepoint);
     }
 
-    fn wait(&mut self, id: u32, stamp: PackedTimepoint) {
+    fn wait(&mut self, id: u32, timepoint: PackedTimepoint) {
         self.extents[id].state = State::Waiting;
-        self.extents.cold[id as usize] = Cold { stamp, age_prev: NIL, age_next: self.waiting };
+        self.extents.cold[id as usize] = Cold { timepoint, age_prev: NIL, age_next: self.waiting };
         self.waiting = id;
     }
 
@@ -131,21 +131,21 @@ impl Heap {
     }
 
     /// Gives a deferred extent back, which one timeline at most may still be using.
-    pub(crate) fn free_deferred(&mut self, id: u32, stamp: PackedTimepoint) {
+    pub(crate) fn free_deferred(&mut self, id: u32, timepoint: PackedTimepoint) {
         self.deferred -= u64::from(self.extents[id].units);
-        self.coalesce_or_wait(id, stamp);
+        self.coalesce_or_wait(id, timepoint);
     }
 
-    fn coalesce_or_wait(&mut self, id: u32, stamp: PackedTimepoint) {
-        if stamp.has_passed() {
+    fn coalesce_or_wait(&mut self, id: u32, timepoint: PackedTimepoint) {
+        if timepoint.has_passed() {
             return self.coalesce(id, READY, PackedTimepoint::NEVER, true);
         }
-        match self.lane_of(stamp) {
+        match self.lane_of(timepoint) {
             Some(lane) => {
-                self.res.note_use(&self.extents[id], stamp);
-                self.coalesce(id, lane, stamp, true);
+                self.res.note_use(&self.extents[id], timepoint);
+                self.coalesce(id, lane, timepoint, true);
             }
-            None => self.wait(id, stamp),
+            None => self.wait(id, timepoint),
         }
     }
 
@@ -153,8 +153,8 @@ impl Heap {
     pub(crate) fn poll_waiting(&mut self) {
         let mut at = std::mem::replace(&mut self.waiting, NIL);
         while at != NIL {
-            let Cold { stamp, age_next, .. } = self.extents.cold[at as usize];
-            self.coalesce_or_wait(at, stamp);
+            let Cold { timepoint, age_next, .. } = self.extents.cold[at as usize];
+            self.coalesce_or_wait(at, timepoint);
             at = age_next;
         }
     }
@@ -163,8 +163,8 @@ impl Heap {
     pub(crate) fn waiting(&self, mut f: impl FnMut(u32, PackedTimepoint)) {
         let mut at = self.waiting;
         while at != NIL {
-            let Cold { stamp, age_next, .. } = self.extents.cold[at as usize];
-            f(self.extents[at].units, stamp);
+            let Cold { timepoint, age_next, .. } = self.extents.cold[at as usize];
+            f(self.extents[at].units, timepoint);
             at = age_next;
         }
     }
@@ -191,12 +191,12 @@ impl Heap {
         // The timeline's progress is read once: all timepoints of a lane are on its timeline.
         let mut done = None;
         while at != NIL && left > 0 {
-            let Cold { stamp, age_next, .. } = self.extents.cold[at as usize];
+            let Cold { timepoint, age_next, .. } = self.extents.cold[at as usize];
             let done = *done.get_or_insert_with(|| {
-                stamp.timepoint().map_or(u64::MAX, |p| p.timeline().passed())
+                timepoint.timepoint().map_or(u64::MAX, |p| p.timeline().passed())
             });
-            debug_assert!(stamp.is_never() || stamp.timeline_id() == timeline);
-            if stamp.value() > done {
+            debug_assert!(timepoint.is_never() || timepoint.timeline_id() == timeline);
+            if timepoint.value() > done {
                 break;
             }
             // The successor may be merged away only with its own lane's blocks, and this one merges
@@ -241,9 +241,9 @@ impl Heap {
                 if id == NIL {
                     break;
                 }
-                let stamp = self.extents.stamp(id);
+                let timepoint = self.extents.timepoint(id);
                 self.unlink_free(id);
-                self.coalesce(id, lane as u8, stamp, true);
+                self.coalesce(id, lane as u8, timepoint, true);
             }
         }
     }

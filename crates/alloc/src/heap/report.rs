@@ -30,7 +30,7 @@ impl Heap {
         let newest = self.lanes[1..]
             .iter()
             .filter(|l| l.newest != NIL)
-            .map(|l| self.extents.stamp(l.newest));
+            .map(|l| self.extents.timepoint(l.newest));
         let behind = |s: &PackedTimepoint| {
             s.timepoint().map_or(0, |p| p.value().saturating_sub(p.timeline().completed()))
         };

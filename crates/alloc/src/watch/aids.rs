@@ -3,7 +3,7 @@
 //!
 //! The protocol is [`watch`](super)'s.
 
-use super::{Block, Reach, Side, Source, Watch, id_of};
+use super::{Block, Side, Source, SweepScope, Watch, id_of};
 use crate::allocator::Allocator;
 use crate::backing::Chunk;
 use crate::buffer::{Buffer, Row, WATCHED};
@@ -26,7 +26,7 @@ impl Allocator {
     pub fn findings(&self) -> Vec<Finding> {
         let inner = self.inner();
         let Some(watch) = &inner.watch else { return Vec::new() };
-        inner.sweep_held(watch, Reach::Due);
+        inner.sweep_held(watch, SweepScope::Due);
         watch.findings()
     }
 }
@@ -61,7 +61,7 @@ impl Inner {
         layout: Layout,
         on: On<'_>,
     ) -> Result<Lease<Buffer>> {
-        self.sweep_held(watch, Reach::Due);
+        self.sweep_held(watch, SweepScope::Due);
         let mut lent = self.alloc_aided(watch, layout, on);
         if matches!(lent, Err(Error::OutOfMemory(_) | Error::OverBudget { .. }))
             && self.release_held(watch, on)
@@ -263,14 +263,15 @@ impl Inner {
             if watch.aids.any() { watch.sides.lock().remove(&row.header.index()) } else { None };
         let Some(side) = side else { return self.free_shared_slow(row) };
         // The aids keep lists of their own, on the host's memory.
-        let stamps = uses(&row.buffer);
+        let timepoints = uses(&row.buffer);
         buffer.reset();
         {
             let mut held = watch.held.lock();
             held.bytes += side.usable;
-            held.waiting.push((Block { side, addr, len, tag, stream }, stamps.into_boxed_slice()));
+            held.waiting
+                .push((Block { side, addr, len, tag, stream }, timepoints.into_boxed_slice()));
         }
-        self.sweep_held(watch, Reach::Free);
+        self.sweep_held(watch, SweepScope::Free);
         // The row keeps the allocator alive; once it is vacant nothing does, so this comes last.
         let mut core = self.core.lock();
         self.add_live(-(len as i64));
@@ -279,8 +280,8 @@ impl Inner {
     }
 
     /// Checks what is due, and brings back what leaves the quarantine.
-    pub(crate) fn sweep_held(&self, watch: &Watch, reach: Reach) {
-        if !watch.aids.any() || reach == Reach::Free && watch.aids.direct() {
+    pub(crate) fn sweep_held(&self, watch: &Watch, scope: SweepScope) {
+        if !watch.aids.any() || scope == SweepScope::Free && watch.aids.direct() {
             return;
         }
         let due: Vec<Block> = {
@@ -302,7 +303,7 @@ impl Inner {
         loop {
             let block = {
                 let mut held = watch.held.lock();
-                if held.quarantined <= watch.aids.quarantine && reach != Reach::All {
+                if held.quarantined <= watch.aids.quarantine && scope != SweepScope::All {
                     return;
                 }
                 let Some(block) = held.quarantine.pop_front() else { return };
@@ -379,18 +380,18 @@ impl Inner {
     /// Waits for the streams that still use held blocks, and brings all of them back. `false`:
     /// nothing was held.
     fn release_held(&self, watch: &Watch, on: On<'_>) -> bool {
-        let stamps: Vec<PackedTimepoint> = {
+        let timepoints: Vec<PackedTimepoint> = {
             let held = watch.held.lock();
             if held.waiting.is_empty() && held.quarantine.is_empty() {
                 return false;
             }
             held.waiting.iter().flat_map(|w| w.1.iter().copied()).collect()
         };
-        for point in stamps.into_iter().filter_map(PackedTimepoint::timepoint) {
+        for point in timepoints.into_iter().filter_map(PackedTimepoint::timepoint) {
             // A stream that cannot be waited for keeps its block held.
             let _ = self.wait_point(point, on, None);
         }
-        self.sweep_held(watch, Reach::All);
+        self.sweep_held(watch, SweepScope::All);
         true
     }
 }

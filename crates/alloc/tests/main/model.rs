@@ -239,9 +239,9 @@ impl Model {
         let mut seen = vec![buffer.write_timepoint()];
         buffer.for_each_read(|s| seen.push(s));
         let order = self.order.lock();
-        for (a, b, stamps) in &self.pending {
+        for (a, b, timepoints) in &self.pending {
             if memory.iter().any(|&(m, len)| *a < m + len && m < *b) {
-                for s in stamps.iter().filter(|&&s| !over(s)) {
+                for s in timepoints.iter().filter(|&&s| !over(s)) {
                     assert!(
                         order.follows(on.timeline.id(), *s),
                         "{from:#x}..{to:#x} is lent while {s:?} may use it"
@@ -256,11 +256,11 @@ impl Model {
         // From now on the new holder's record guards its range.
         for &(m, len) in &memory {
             let mut rest = Vec::new();
-            self.pending.retain(|(a, b, stamps)| {
+            self.pending.retain(|(a, b, timepoints)| {
                 let apart = *b <= m || m + len <= *a;
                 if !apart {
                     let parts = [(*a, m), (m + len, *b)].into_iter().filter(|r| r.0 < r.1);
-                    rest.extend(parts.map(|r| (r.0, r.1, stamps.clone())));
+                    rest.extend(parts.map(|r| (r.0, r.1, timepoints.clone())));
                 }
                 apart
             });
@@ -278,15 +278,15 @@ impl Model {
             return;
         }
         let at = rng.below(self.live.len() as u64) as usize;
-        let (buffer, stamps) = self.live.swap_remove(at);
+        let (buffer, timepoints) = self.live.swap_remove(at);
         let (from, len) = (buffer.addr(), buffer.len());
         if len > 0 {
             self.bytes -= len;
             self.pending.retain(|p| p.2.iter().any(|&s| !over(s)));
             for (m, len) in self.fake.memory(from, len) {
                 self.by_memory.remove(&m);
-                if stamps.iter().any(|&s| !over(s)) {
-                    self.pending.push((m, m + len, stamps.clone()));
+                if timepoints.iter().any(|&s| !over(s)) {
+                    self.pending.push((m, m + len, timepoints.clone()));
                 }
             }
         }
@@ -307,7 +307,7 @@ impl Model {
         let at = rng.below(self.live.len() as u64) as usize;
         let t = rng.below(self.active) as usize;
         let timeline = self.streams[t].timeline();
-        let (buffer, stamps) = &mut self.live[at];
+        let (buffer, timepoints) = &mut self.live[at];
         let kind = rng.below(3);
         // The runtime lets a write wait for all that is recorded, and a read for the last write.
         // Then it submits, then it marks.
@@ -327,14 +327,14 @@ impl Model {
                 // early.
                 unsafe { buffer.mark_write(point) };
                 let order = self.order.lock();
-                stamps.retain(|&s| !order.follows(timeline.id(), s));
+                timepoints.retain(|&s| !order.follows(timeline.id(), s));
             }
             // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too
             // early.
             1 => unsafe { buffer.mark_read(point) },
             _ => buffer.used_on(point),
         }
-        stamps.push(point.into());
+        timepoints.push(point.into());
     }
 
     /// Another stream takes the place of one, whose work is over then; what it allocated lives on.

@@ -252,9 +252,9 @@ fn shutdown_with_leases(env: &Env) -> Outcome {
 
 fn shutdown_with_weak(env: &Env) -> Outcome {
     let backend = env.backend().clone();
-    let stamp = env.device().timestamp()?;
-    let weak = stamp.downgrade();
-    drop(stamp);
+    let timestamp = env.device().timestamp()?;
+    let weak = timestamp.downgrade();
+    drop(timestamp);
     let refused = expect_error(
         backend.shutdown(),
         "LeasesOutstanding",

@@ -266,13 +266,13 @@ fn unjoined(env: &Env) -> Outcome {
 fn stamped_nodes(env: &Env) -> Outcome {
     let stream = env.stream()?;
     let buffer = env.buffer(&stream, 8 << 20)?;
-    let stamps: Vec<_> =
+    let timestamps: Vec<_> =
         (0..4).map(|_| env.device().timestamp()).collect::<leasehold::Result<_>>()?;
     // No fills between the first two timepoints, forty between the next two, one between the last
     // two.
     let mut ops = OpList::new();
-    for (stamp, fills) in stamps.iter().zip([0, 40, 1, 0]) {
-        ops.push(&Op::WriteTimestamp(stamp));
+    for (timestamp, fills) in timestamps.iter().zip([0, 40, 1, 0]) {
+        ops.push(&Op::WriteTimestamp(timestamp));
         for i in 0..fills {
             ops.push(&fill(&buffer, i, 1));
         }
@@ -292,21 +292,21 @@ fn stamped_nodes(env: &Env) -> Outcome {
         let mut total = Duration::ZERO;
         for i in 0..3 {
             // SAFETY: the timepoints are of this backend.
-            let time = unsafe { env.device().elapsed(&stamps[i], &stamps[i + 1]) }?;
+            let time = unsafe { env.device().elapsed(&timestamps[i], &timestamps[i + 1]) }?;
             best[i] = best[i].min(time);
             total += time;
         }
         // The timepoints are those of this launch and not of an earlier one.
         // SAFETY: the timepoints are of this backend.
-        let (lead, all) = (unsafe { env.device().elapsed(&before, &stamps[0]) }?, unsafe {
+        let (lead, all) = (unsafe { env.device().elapsed(&before, &timestamps[0]) }?, unsafe {
             env.device().elapsed(&before, &after)
         }?);
         // SAFETY: the timepoints are of this backend.
-        let rest = unsafe { env.device().elapsed(&stamps[3], &after) }?;
+        let rest = unsafe { env.device().elapsed(&timestamps[3], &after) }?;
         let longest = lead.max(total).max(rest);
         check!(
             longest <= all + Duration::from_micros(50),
-            "launch {launch} took {all:?}, up to its first stamp {lead:?}, between its stamps {total:?}, from its last one {rest:?}"
+            "launch {launch} took {all:?}, up to its first timestamp {lead:?}, between its timestamps {total:?}, from its last one {rest:?}"
         );
     }
     check!(best[0] < best[1] && best[2] < best[1], "nothing, forty fills of 8 MiB, one: {best:?}");

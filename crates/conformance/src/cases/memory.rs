@@ -612,9 +612,9 @@ fn stale_handles(env: &Env) -> Outcome {
         check!(env.stream()?.handle() != handle, "stream {i} has the handle of a dropped one");
     }
     if env.device().caps().timestamps {
-        let stamp = env.device().timestamp()?;
-        let weak = stamp.downgrade();
-        drop(stamp);
+        let timestamp = env.device().timestamp()?;
+        let weak = timestamp.downgrade();
+        drop(timestamp);
         for i in 0..300 {
             let held = env.device().timestamp()?;
             check!(weak.upgrade().is_none(), "after {i} timestamps a weak lease finds another one");

@@ -266,7 +266,7 @@ fn elsewhere(env: &Env) -> Outcome {
             .device()
             .memory(MemoryKind::Pinned)?
             .alloc(leasehold::Layout::new(4096), crate::env::leasehold_on(&stream))?;
-        let stamp = caps.timestamps.then(|| env.device().timestamp()).transpose()?;
+        let timestamp = caps.timestamps.then(|| env.device().timestamp()).transpose()?;
         let host_timeline = caps.host_timelines.then(|| env.host_timeline()).transpose()?;
         let graph = if caps.graphs {
             let mut list = OpList::new();
@@ -279,7 +279,7 @@ fn elsewhere(env: &Env) -> Outcome {
         };
         let value = direct(&stream, &[fill(&buffers[1], 7, 1)])?;
         env.wait(&stream, value)?;
-        Ok((stream, buffers, pinned, stamp, host_timeline, graph))
+        Ok((stream, buffers, pinned, timestamp, host_timeline, graph))
     };
     drop(make()?);
     let before = live(env);

@@ -317,8 +317,8 @@ fn own_streams(env: &Env) -> Outcome {
         env.write(&other, &buffer, &vec![1; 1 << (10 + i)])?;
         env.device().memory_info()?;
         if env.device().caps().timestamps {
-            let stamp = env.device().timestamp()?;
-            let value = direct(free, &[Op::WriteTimestamp(&stamp)])?;
+            let timestamp = env.device().timestamp()?;
+            let value = direct(free, &[Op::WriteTimestamp(&timestamp)])?;
             env.wait(free, value)?;
         }
         if env.device().caps().graphs {

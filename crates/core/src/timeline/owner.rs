@@ -165,8 +165,8 @@ impl TimelineOwner {
     /// call it, in its turn, after the wait was submitted and before further submissions.
     #[inline]
     pub fn learn(&self, point: Timepoint) {
-        let stamp = PackedTimepoint::from(point);
-        if !self.timeline.knows(stamp) && stamp.timeline_id() != self.timeline.id {
+        let timepoint = PackedTimepoint::from(point);
+        if !self.timeline.knows(timepoint) && timepoint.timeline_id() != self.timeline.id {
             let at = usize::from(point.timeline.0) % KNOWN;
             let (place, from) = (&self.timeline.known[at], &self.timeline.known_from[at]);
             let former = PackedTimepoint(place.load(Ordering::Relaxed));
@@ -174,7 +174,7 @@ impl TimelineOwner {
                 self.note_besides(former, from.load(Ordering::Relaxed));
             }
             from.store(self.timeline.submitted(), Ordering::Release);
-            place.store(stamp.0, Ordering::Release);
+            place.store(timepoint.0, Ordering::Release);
         }
     }
 

@@ -15,12 +15,12 @@ fn points_and_stamps_are_words() {
     assert_eq!(size_of::<PackedTimepoint>(), 8);
     assert_eq!(size_of::<Option<TimelineId>>(), 4);
     let point = timeline.at(5);
-    let stamp = PackedTimepoint::from(point);
+    let timepoint = PackedTimepoint::from(point);
     assert_eq!(
-        (stamp.timeline_id(), stamp.value(), stamp.timepoint()),
+        (timepoint.timeline_id(), timepoint.value(), timepoint.timepoint()),
         (timeline.id(), 5, Some(point))
     );
-    assert_eq!(PackedTimepoint::from_bits(stamp.to_bits()), stamp);
+    assert_eq!(PackedTimepoint::from_bits(timepoint.to_bits()), timepoint);
     assert!(
         PackedTimepoint::NEVER.is_never()
             && PackedTimepoint::NEVER.is_settled()
@@ -265,7 +265,7 @@ fn a_line_is_lent_again_only_when_idle_whole_and_without_memory() {
 
 #[test]
 fn points_of_lines_that_changed_hands_stay_valid() {
-    let stamps: Vec<_> = (0..300)
+    let timepoints: Vec<_> = (0..300)
         .map(|_| {
             let owner = TimelineOwner::take().unwrap();
             let value = owner.advance().unwrap();
@@ -273,7 +273,7 @@ fn points_of_lines_that_changed_hands_stay_valid() {
             PackedTimepoint::from(owner.timeline().now())
         })
         .collect();
-    assert!(stamps.iter().all(|s| s.is_settled()));
+    assert!(timepoints.iter().all(|s| s.is_settled()));
 }
 
 #[test]

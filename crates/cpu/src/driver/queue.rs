@@ -413,8 +413,8 @@ impl Runner<'_> {
         }
         match op {
             Op::Wait(point) => self.wait(*point).map_err(Failure::Cause),
-            Op::WriteTimestamp(stamp) => {
-                stamp.set(now_nanos());
+            Op::WriteTimestamp(timestamp) => {
+                timestamp.set(now_nanos());
                 Ok(())
             }
             Op::Host(call) => called(float::apart(|| call.run())),

@@ -20,8 +20,8 @@ impl Resource for Timestamps {
         Ok(TimestampQuery::new(0))
     }
 
-    fn recycle(&self, stamp: &mut TimestampQuery) -> Recycle {
-        stamp.clear();
+    fn recycle(&self, timestamp: &mut TimestampQuery) -> Recycle {
+        timestamp.clear();
         Recycle::Keep
     }
 }

@@ -165,7 +165,7 @@ fn all_kinds_of_operations_replay() {
             Ok(())
         })
     };
-    let stamp = rig.device.timestamp().unwrap();
+    let timestamp = rig.device.timestamp().unwrap();
     let host_timeline = rig.device.host_timeline().unwrap();
     let opens = host_timeline.timeline().completed() + 1;
     let mut inner = OpList::new();
@@ -190,7 +190,7 @@ fn all_kinds_of_operations_replay() {
         pattern: 0xabcd,
         width: 2,
     }));
-    ops.push(&Op::WriteTimestamp(&stamp));
+    ops.push(&Op::WriteTimestamp(&timestamp));
     ops.push(&Op::Graph(&inner));
     ops.push(&Op::Download(leasehold_hal::Download {
         src: m,
@@ -214,7 +214,7 @@ fn all_kinds_of_operations_replay() {
     std::hint::black_box(&to);
     assert_eq!(to, expected);
     assert_eq!(calls.load(Ordering::Relaxed), 2);
-    assert!(stamp.get().is_some());
+    assert!(timestamp.get().is_some());
 }
 
 #[test]
@@ -240,8 +240,8 @@ fn updates_are_in_place_and_all_or_nothing() {
     let mut ops = OpList::new();
     ops.push(&launch(&digit, 1, &b, &1u32.to_le_bytes()));
     ops.push(&launch(&digit, 1, &b, &2u32.to_le_bytes()));
-    let stamp = rig.device.timestamp().unwrap();
-    ops.push(&Op::WriteTimestamp(&stamp));
+    let timestamp = rig.device.timestamp().unwrap();
+    ops.push(&Op::WriteTimestamp(&timestamp));
     // SAFETY: the plan's pipelines, timestamps and graphs are this device's, and its memory
     // outlives the launches.
     let exec = unsafe { rig.device.instantiate(Plan::new(ops)) }.unwrap();

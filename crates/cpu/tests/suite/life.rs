@@ -78,7 +78,7 @@ fn shutdown_with_live_children_counts_them_and_changes_nothing() {
     let kernel = rig.kernel("count", count, &[Access::ReadWrite], 0);
     let Rig { stream, device, backend } = rig;
     let host_timeline = device.host_timeline().unwrap();
-    let stamp = device.timestamp().unwrap();
+    let timestamp = device.timestamp().unwrap();
     let memory = device.memory(MemoryKind::Pinned).unwrap();
     let buffer =
         memory.alloc(Layout::new(5), On { timeline: stream.timeline(), source: &*stream }).unwrap();
@@ -99,7 +99,7 @@ fn shutdown_with_live_children_counts_them_and_changes_nothing() {
     finish(&stream).unwrap();
     drop(stream);
     refused("timestamp");
-    drop(stamp);
+    drop(timestamp);
     refused("host timeline");
     drop(host_timeline);
     refused("pipeline");

@@ -427,16 +427,17 @@ fn the_steady_state_allocates_nothing() {
         Op::Copy(Copy2d::linear((from.as_ptr() as u64, 0), (to.as_ptr() as u64, 0), 1 << 20));
     let fill =
         Op::Fill(Fill { dst: to.as_ptr() as u64, native: 0, bytes: 64, pattern: 3, width: 2 });
-    let stamp = rig.device.timestamp().unwrap();
+    let timestamp = rig.device.timestamp().unwrap();
     let mut ops = OpList::new();
-    for op in [dispatch, copy, fill, dispatch, Op::WriteTimestamp(&stamp)] {
+    for op in [dispatch, copy, fill, dispatch, Op::WriteTimestamp(&timestamp)] {
         ops.push(&op);
     }
     // SAFETY: the plan's pipelines, timestamps and graphs are this device's, and its memory
     // outlives the launches.
     let exec = unsafe { rig.device.instantiate(Plan::new(ops)) }.unwrap();
     let round = || {
-        let p = submit(&rig.stream, &[dispatch, copy, fill, Op::WriteTimestamp(&stamp)]).unwrap();
+        let p =
+            submit(&rig.stream, &[dispatch, copy, fill, Op::WriteTimestamp(&timestamp)]).unwrap();
         submit(&other, &[Op::Wait(p), Op::Graph(&exec)]).unwrap();
         finish(&other).unwrap();
     };

@@ -80,13 +80,13 @@ impl Resource for Timestamps {
         Ok(TimestampQuery::new(native.0))
     }
 
-    fn recycle(&self, stamp: &mut TimestampQuery) -> Recycle {
-        stamp.clear();
+    fn recycle(&self, timestamp: &mut TimestampQuery) -> Recycle {
+        timestamp.clear();
         if self.0.loss().is_some() { Recycle::Destroy } else { Recycle::Keep }
     }
 
-    fn destroy(&self, stamp: TimestampQuery) {
+    fn destroy(&self, timestamp: TimestampQuery) {
         // SAFETY: the event was made for this payload, whose last lease is gone.
-        self.0.leave_behind(|ops| unsafe { ops.event_destroy(NativeEvent(stamp.native())) });
+        self.0.leave_behind(|ops| unsafe { ops.event_destroy(NativeEvent(timestamp.native())) });
     }
 }

@@ -56,9 +56,9 @@ impl HostAction {
                 }
                 drop(keep);
             }
-            HostAction::Timestamp(stamp) => {
+            HostAction::Timestamp(timestamp) => {
                 if sound {
-                    stamp.set(1);
+                    timestamp.set(1);
                 }
             }
             HostAction::Graph { exec, segment } => {

@@ -46,7 +46,7 @@ struct Segment {
     exec: NativeGraphExec,
     staging_copies: Vec<StagingCopy>,
     /// Nodes of the plan that are timestamps.
-    stamps: Vec<u32>,
+    timestamps: Vec<u32>,
     children: Vec<Lease<dyn GraphExec>>,
 }
 
@@ -207,11 +207,11 @@ impl Program {
             // actions.
             unsafe { land(&staging_copy.staging, staging_copy.dst, staging_copy.bytes, ops) };
         }
-        if !segment.stamps.is_empty() {
+        if !segment.timestamps.is_empty() {
             let plan = self.plan.lock();
-            for &node in &segment.stamps {
-                if let Some(Op::WriteTimestamp(stamp)) = plan.ops.get(node as usize) {
-                    stamp.set(1);
+            for &node in &segment.timestamps {
+                if let Some(Op::WriteTimestamp(timestamp)) = plan.ops.get(node as usize) {
+                    timestamp.set(1);
                 }
             }
         }
@@ -338,7 +338,7 @@ impl Building<'_> {
             graph,
             exec: NativeGraphExec::NULL,
             staging_copies: Vec::new(),
-            stamps: Vec::new(),
+            timestamps: Vec::new(),
             children: Vec::new(),
         });
         let mut nodes: Vec<NativeNode> = Vec::with_capacity(to - from);
@@ -429,12 +429,12 @@ impl Building<'_> {
                     unsafe { ops.graph_add_copy(graph, after, &copy) }
                 })
             }
-            Op::WriteTimestamp(stamp) => {
-                segment.stamps.push(index);
+            Op::WriteTimestamp(timestamp) => {
+                segment.timestamps.push(index);
                 // SAFETY: the graph was made here; the plan keeps the timestamp as long as the
                 // graph may run.
                 context.within(|ops| unsafe {
-                    ops.graph_add_event(graph, after, NativeEvent(stamp.native()))
+                    ops.graph_add_event(graph, after, NativeEvent(timestamp.native()))
                 })
             }
             Op::Graph(child) => {

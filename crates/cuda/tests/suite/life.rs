@@ -193,37 +193,41 @@ fn stamps_are_unwritten_until_their_submission_is_over() {
     let device = bench.open(0);
     let a = stream(&device);
     let x = buffer(&device, &a, 1 << 20);
-    let stamps: Vec<Lease<TimestampQuery>> = (0..3).map(|_| device.timestamp().unwrap()).collect();
+    let timestamps: Vec<Lease<TimestampQuery>> =
+        (0..3).map(|_| device.timestamp().unwrap()).collect();
     assert_eq!(
         // SAFETY: the timestamps are of this backend.
-        unsafe { device.elapsed(&stamps[0], &stamps[1]) }.unwrap_err().kind(),
+        unsafe { device.elapsed(&timestamps[0], &timestamps[1]) }.unwrap_err().kind(),
         "InvalidState"
     );
-    let v =
-        submit(&a, &[Op::WriteTimestamp(&stamps[0]), fill(&x, 1), Op::WriteTimestamp(&stamps[1])])
-            .unwrap();
+    let v = submit(
+        &a,
+        &[Op::WriteTimestamp(&timestamps[0]), fill(&x, 1), Op::WriteTimestamp(&timestamps[1])],
+    )
+    .unwrap();
     assert_eq!(
         // SAFETY: the timestamps are of this backend.
-        unsafe { device.elapsed(&stamps[0], &stamps[1]) }.unwrap_err().kind(),
+        unsafe { device.elapsed(&timestamps[0], &timestamps[1]) }.unwrap_err().kind(),
         "InvalidState",
         "not yet"
     );
     wait(&a, v).unwrap();
     // SAFETY: the timestamps are of this backend.
-    assert!(!unsafe { device.elapsed(&stamps[0], &stamps[1]) }.unwrap().is_zero());
+    assert!(!unsafe { device.elapsed(&timestamps[0], &timestamps[1]) }.unwrap().is_zero());
     assert!(
         // SAFETY: the timestamps are of this backend.
-        unsafe { device.elapsed(&stamps[1], &stamps[0]) }.unwrap().is_zero(),
+        unsafe { device.elapsed(&timestamps[1], &timestamps[0]) }.unwrap().is_zero(),
         "the other way round"
     );
     assert_eq!(
         // SAFETY: the timestamps are of this backend.
-        unsafe { device.elapsed(&stamps[0], &stamps[2]) }.unwrap_err().kind(),
+        unsafe { device.elapsed(&timestamps[0], &timestamps[2]) }.unwrap_err().kind(),
         "InvalidState"
     );
     // Timestamps work in a graph too.
     let mut ops = OpList::new();
-    for op in [Op::WriteTimestamp(&stamps[1]), fill(&x, 2), Op::WriteTimestamp(&stamps[2])] {
+    for op in [Op::WriteTimestamp(&timestamps[1]), fill(&x, 2), Op::WriteTimestamp(&timestamps[2])]
+    {
         ops.push(&op);
     }
     // SAFETY: the plan's pipelines, timestamps and graphs are this device's, and its memory
@@ -232,10 +236,10 @@ fn stamps_are_unwritten_until_their_submission_is_over() {
     let v = submit(&a, &[Op::Graph(&graph)]).unwrap();
     wait(&a, v).unwrap();
     // SAFETY: the timestamps are of this backend.
-    assert!(!unsafe { device.elapsed(&stamps[1], &stamps[2]) }.unwrap().is_zero());
+    assert!(!unsafe { device.elapsed(&timestamps[1], &timestamps[2]) }.unwrap().is_zero());
     drop(graph);
-    let native = stamps[0].native();
-    drop(stamps);
+    let native = timestamps[0].native();
+    drop(timestamps);
     let again: Vec<_> = (0..3).map(|_| device.timestamp().unwrap()).collect();
     assert!(
         again.iter().any(|s| s.native() == native) && again.iter().all(|s| s.get().is_none()),

@@ -23,7 +23,7 @@ fn tell(config: CudaConfig) {
     let (a, b, idle) = (stream(&device), stream(&device), stream(&device));
     let (x, y) = (buffer(&device, &a, 4096), buffer(&device, &b, 4096));
     let trap = device.pipeline(&TestKernel::Trap.for_cuda()).unwrap();
-    let stamp = device.timestamp().unwrap();
+    let timestamp = device.timestamp().unwrap();
     let mut ops = OpList::new();
     ops.push(&fill(&x, 1));
     // SAFETY: the plan's pipelines, timestamps and graphs are this device's, and its memory
@@ -43,7 +43,7 @@ fn tell(config: CudaConfig) {
     submit(&a, &[fill(&x, 1)]).unwrap();
     let value = submit(&a, &[dispatch(&trap, &[], &[])]).unwrap();
     let after =
-        submit(&a, &[host.down(&x), Op::WriteTimestamp(&stamp), Op::Graph(&graph)]).unwrap();
+        submit(&a, &[host.down(&x), Op::WriteTimestamp(&timestamp), Op::Graph(&graph)]).unwrap();
     // SAFETY: the timepoint is of a submission to this stream that uses the buffer, made in order.
     unsafe { x.mark_write(a.timeline().at(after)) };
     // SAFETY: the timepoint is of a submission to this stream that uses the buffer, made in order.
@@ -65,7 +65,7 @@ fn tell(config: CudaConfig) {
         assert_eq!(lost(s.wait_host(s.timeline().submitted() + 1, None), "a wait"), cause);
     }
     assert_eq!(lost(device.stream(&StreamDesc::default()).map(drop), "a stream"), cause);
-    assert_eq!(lost(device.timestamp().map(drop), "a stamp"), cause);
+    assert_eq!(lost(device.timestamp().map(drop), "a timestamp"), cause);
     assert_eq!(lost(device.pipeline(&TestKernel::Add.for_cuda()).map(drop), "a pipeline"), cause);
     assert_eq!(
         lost(
@@ -86,7 +86,7 @@ fn tell(config: CudaConfig) {
     drop(host);
     assert!(kept.upgrade().is_none(), "what a failed submission kept is given up");
     // Leases and buffers can still be dropped and made; only the driver is gone.
-    drop((x, y, trap, stamp, graph, host_timeline, a, b, idle));
+    drop((x, y, trap, timestamp, graph, host_timeline, a, b, idle));
     let mut live = Vec::new();
     device.pools(&mut |name, s| live.push((name, s.live)));
     for (name, live) in live {

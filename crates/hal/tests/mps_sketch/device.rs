@@ -138,7 +138,7 @@ pub struct MpsDevice {
     memory: Allocator,
     streams: SlotPool<Streams>,
     pipelines: PoolManager<Pipelines, String>,
-    stamps: SlotPool<Stamps>,
+    timestamps: SlotPool<Stamps>,
     graphs: SlotPool<Graphs>,
     host_timelines: SlotPool<HostTimelines>,
 }
@@ -183,7 +183,7 @@ impl MpsDevice {
             memory,
             streams: SlotPool::new(Streams, pool())?,
             pipelines,
-            stamps: SlotPool::new(Stamps, pool())?,
+            timestamps: SlotPool::new(Stamps, pool())?,
             graphs: SlotPool::new(Graphs, pool())?,
             host_timelines: SlotPool::new(HostTimelines, pool())?,
         })
@@ -240,7 +240,7 @@ unsafe impl Device for MpsDevice {
     }
 
     fn timestamp(&self) -> Result<Lease<TimestampQuery>> {
-        self.stamps.acquire(&())
+        self.timestamps.acquire(&())
     }
 
     unsafe fn elapsed(&self, start: &TimestampQuery, end: &TimestampQuery) -> Result<Duration> {

@@ -96,7 +96,7 @@ enum Encoder {
 struct Retain {
     objects: Vec<AnyLease>,
     keeps: Vec<op::KeepAlive>,
-    stamps: Vec<Lease<TimestampQuery>>,
+    timestamps: Vec<Lease<TimestampQuery>>,
     waits: Vec<Timepoint>,
     downloads: Vec<(Lease<Buffer>, HostAddress, usize, Option<op::KeepAlive>)>,
 }
@@ -287,14 +287,14 @@ impl State {
                     d.keep.cloned(),
                 ));
             }
-            Op::WriteTimestamp(stamp) => {
+            Op::WriteTimestamp(timestamp) => {
                 let none = || Error::state("Metal gave no encoder");
                 let encoder = self
                     .between(e)?
-                    .computeCommandEncoderSampling(stamp.native())
+                    .computeCommandEncoderSampling(timestamp.native())
                     .ok_or_else(none)?;
                 encoder.endEncoding();
-                e.retained.stamps.push((*stamp).clone());
+                e.retained.timestamps.push((*timestamp).clone());
             }
             Op::Foreign(call) => {
                 // A Metal library encodes into a command buffer, so this is the native word here.
@@ -403,7 +403,7 @@ fn complete(
                 // submitter keeps the host end.
                 unsafe { std::ptr::copy_nonoverlapping(stage.addr() as *const u8, to.0, *bytes) };
             }
-            retained.stamps.iter().for_each(|s| s.set(1_000 * (s.native() + 1)));
+            retained.timestamps.iter().for_each(|s| s.set(1_000 * (s.native() + 1)));
         }
         Some(error) => {
             let fault = Fault::new(

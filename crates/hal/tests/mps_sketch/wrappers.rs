@@ -199,15 +199,16 @@ fn objects_of_another_device_are_refused_and_memory_of_another_is_for_copies_onl
         "InvalidArgument",
         "the kernel was not made by mps:0",
     );
-    let stamp = far.timestamp().unwrap();
+    let timestamp = far.timestamp().unwrap();
     b.refused(
-        &[Op::WriteTimestamp(&stamp)],
+        &[Op::WriteTimestamp(&timestamp)],
         "InvalidArgument",
         "the timestamp was not made by mps:0",
     );
     let own = b.device.timestamp().unwrap();
-    // SAFETY: the timepoints are of this backend's devices.
-    assert_eq!(unsafe { b.device.elapsed(&own, &stamp) }.unwrap_err().kind(), "InvalidArgument");
+    // SAFETY: the timestamps are of this backend's devices.
+    let refused = unsafe { b.device.elapsed(&own, &timestamp) }.unwrap_err();
+    assert_eq!(refused.kind(), "InvalidArgument");
     // SAFETY: a wrong plan is refused before Metal sees it. All else is this device's, and its
     // memory outlives the launches.
     let graph = unsafe { far.instantiate(Plan::new(OpList::new())) }.unwrap();

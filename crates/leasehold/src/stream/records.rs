@@ -202,18 +202,18 @@ fn gather(timeline: &Timeline, operand: &Operand<'_>, waits: &mut Vec<Timepoint>
 #[inline(always)]
 pub(crate) fn need(
     timeline: &Timeline,
-    stamp: PackedTimepoint,
+    timepoint: PackedTimepoint,
     data: bool,
     waits: &mut Vec<Timepoint>,
 ) {
-    if !timeline.knows(stamp) {
-        add_unknown(stamp, data, waits);
+    if !timeline.knows(timepoint) {
+        add_unknown(timepoint, data, waits);
     }
 }
 
 #[inline(never)]
-fn add_unknown(stamp: PackedTimepoint, data: bool, waits: &mut Vec<Timepoint>) {
-    if let Some(p) = stamp.timepoint()
+fn add_unknown(timepoint: PackedTimepoint, data: bool, waits: &mut Vec<Timepoint>) {
+    if let Some(p) = timepoint.timepoint()
         && !(if data { p.is_settled() } else { p.has_passed() })
     {
         add_wait(waits, p);

@@ -24,16 +24,16 @@ impl Resource for Timestamps {
         Ok(TimestampQuery::new(self.machine.event_create(self.device, true)?.0))
     }
 
-    fn recycle(&self, stamp: &mut TimestampQuery) -> Recycle {
-        match self.machine.event_reset(EventId(stamp.native())) {
+    fn recycle(&self, timestamp: &mut TimestampQuery) -> Recycle {
+        match self.machine.event_reset(EventId(timestamp.native())) {
             Ok(()) => Recycle::Keep,
             Err(_) => Recycle::Destroy,
         }
     }
 
-    fn destroy(&self, stamp: TimestampQuery) {
+    fn destroy(&self, timestamp: TimestampQuery) {
         // The call fails only if the event does not exist, which is the desired state.
-        let _ = self.machine.event_destroy(EventId(stamp.native()));
+        let _ = self.machine.event_destroy(EventId(timestamp.native()));
     }
 }
 
@@ -64,8 +64,8 @@ impl EventManager {
     /// # Errors
     /// `InvalidState` for a timepoint that was not written.
     pub fn elapsed(&self, start: &TimestampQuery, end: &TimestampQuery) -> Result<Duration> {
-        let time = |stamp: &TimestampQuery| {
-            let time = self.machine.event_time(EventId(stamp.native()))?;
+        let time = |timestamp: &TimestampQuery| {
+            let time = self.machine.event_time(EventId(timestamp.native()))?;
             time.ok_or_else(|| Error::state("a timestamp that was not written yet"))
         };
         let (from, to) = (time(start)?, time(end)?);

@@ -264,10 +264,10 @@ fn program(b: &SimBackend) -> Result<Vec<u8>> {
         let first =
             stream.timeline().at(submit(&stream, &[Op::Wait(at), fill(&x, 1), fill(&y, 1)])?);
         host_timeline.signal_host(at.value())?;
-        let stamp = device.timestamp()?;
+        let timestamp = device.timestamp()?;
         let mut ops = OpList::new();
         ops.push(&Op::Dispatch(dispatch));
-        ops.push(&Op::WriteTimestamp(&stamp));
+        ops.push(&Op::WriteTimestamp(&timestamp));
         ops.push(&Op::Copy(Copy2d::linear((x.addr(), 0), (pinned.addr(), 0), 64)));
         // SAFETY: the plan's pipelines, timepoints and graphs are this device's, and its memory
         // outlives the launches.
