@@ -485,6 +485,8 @@ impl<N: DriverStream> StreamCore<N> {
         match failed {
             None => {
                 state.deferred.push_front(job);
+                // The work still moves: this thread resumes it below.
+                state.again = true;
                 drop(state);
             }
             Some(cause) => {

@@ -125,9 +125,14 @@ impl Retired {
         Ok(())
     }
 
-    /// Runs `look` for each context on the list.
+    /// Runs `look` for each retired context. Waits for a thread that is ending contexts: the list
+    /// lacks those that the thread has taken.
     pub(crate) fn each(&self, mut look: impl FnMut(&ContextState)) {
-        self.list.lock().waiting.iter().for_each(&mut look);
+        let mut list = self.list.lock();
+        while list.taken > 0 {
+            self.changed.wait(&mut list);
+        }
+        list.waiting.iter().for_each(&mut look);
     }
 }
 

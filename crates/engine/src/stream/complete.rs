@@ -242,6 +242,7 @@ impl<N: DriverStream> StreamCore<N> {
         let given = self.timeline().completed() < self.issued.load(Ordering::Acquire);
         given
             || state.pump != PumpState::Idle
+            || state.again && !state.deferred.is_empty()
             || state.fence.is_some()
             || self.timeline().failed(VALUE_LIMIT)
     }
