@@ -71,27 +71,26 @@ fn said(what: &'static str) -> impl Fn(CublasError) -> Error {
     move |e| Error::other(format!("cuBLASLt: {what}: {e}"))
 }
 
-/// A description of a matrix.
-struct Matrix(sys::cublasLtMatrixLayout_t);
+/// An object of the library, destroyed with this value.
+struct Owned<T: Copy>(T, unsafe fn(T) -> std::result::Result<(), CublasError>);
 
-impl Matrix {
-    /// A column-major matrix.
-    fn new(half: Half, rows: u32, cols: u32, ld: u32) -> Result<Self> {
-        lt::create_matrix_layout(half.native(), rows.into(), cols.into(), ld.into())
-            .map(Self)
-            .map_err(said("a matrix's description"))
-    }
-}
-
-impl Drop for Matrix {
+impl<T: Copy> Drop for Owned<T> {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, and destroyed here alone.
-        let _ = unsafe { lt::destroy_matrix_layout(self.0) };
+        // SAFETY: the library made the object for this value, which alone destroys it, with the
+        // function for its type.
+        let _ = unsafe { self.1(self.0) };
     }
 }
 
-/// A description of a product's operation.
-struct Operation(sys::cublasLtMatmulDesc_t);
+type Matrix = Owned<sys::cublasLtMatrixLayout_t>;
+type Operation = Owned<sys::cublasLtMatmulDesc_t>;
+
+/// A description of a column-major matrix.
+fn matrix(half: Half, rows: u32, cols: u32, ld: u32) -> Result<Matrix> {
+    lt::create_matrix_layout(half.native(), rows.into(), cols.into(), ld.into())
+        .map(|made| Owned(made, lt::destroy_matrix_layout))
+        .map_err(said("a matrix's description"))
+}
 
 impl Operation {
     fn set<T: Copy>(
@@ -103,36 +102,6 @@ impl Operation {
         // SAFETY: the description lives, and the value has the size that is given.
         unsafe { lt::set_matmul_desc_attribute(self.0, attribute, from, size_of::<T>()) }
             .map_err(said("an attribute of a product"))
-    }
-}
-
-impl Drop for Operation {
-    fn drop(&mut self) {
-        // SAFETY: made by `lt::create_matmul_desc`, and destroyed here alone.
-        let _ = unsafe { lt::destroy_matmul_desc(self.0) };
-    }
-}
-
-/// The conditions of a search for an algorithm.
-struct Preference(sys::cublasLtMatmulPreference_t);
-
-impl Preference {
-    fn set<T: Copy>(
-        &self,
-        attribute: sys::cublasLtMatmulPreferenceAttributes_t,
-        value: &T,
-    ) -> Result<()> {
-        let from = std::ptr::from_ref(value).cast::<c_void>();
-        // SAFETY: the preference lives, and the value has the size that is given.
-        unsafe { lt::set_matmul_pref_attribute(self.0, attribute, from, size_of::<T>()) }
-            .map_err(said("a condition of an algorithm"))
-    }
-}
-
-impl Drop for Preference {
-    fn drop(&mut self) {
-        // SAFETY: made by `lt::create_matmul_pref`, and destroyed here alone.
-        let _ = unsafe { lt::destroy_matmul_pref(self.0) };
     }
 }
 
@@ -153,7 +122,7 @@ impl Plan {
             sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
             sys::cudaDataType_t::CUDA_R_32F,
         )
-        .map(Operation)
+        .map(|made| Owned(made, lt::destroy_matmul_desc))
         .map_err(said("a product's description"))?;
         // CUBLAS_OP_T.
         let transposed = 1i32;
@@ -162,19 +131,25 @@ impl Plan {
             let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
             operation.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
         }
-        let weight = Matrix::new(s.half, s.k, s.n, s.k)?;
-        let x = Matrix::new(s.half, s.k, s.m, s.ldx)?;
-        let y = Matrix::new(s.half, s.n, s.m, s.ldy)?;
-        let preference =
-            lt::create_matmul_pref().map(Preference).map_err(said("a search's conditions"))?;
-        preference.set(Condition::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE)?;
-        for at in [
-            Condition::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
-            Condition::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-            Condition::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
-            Condition::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+        let weight = matrix(s.half, s.k, s.n, s.k)?;
+        let x = matrix(s.half, s.k, s.m, s.ldx)?;
+        let y = matrix(s.half, s.n, s.m, s.ldy)?;
+        let preference = lt::create_matmul_pref()
+            .map(|made| Owned(made, lt::destroy_matmul_pref))
+            .map_err(said("a search's conditions"))?;
+        let (workspace, align) = (WORKSPACE, ALIGN as u32);
+        let workspace = ((&raw const workspace).cast::<c_void>(), size_of::<u64>());
+        let align = ((&raw const align).cast::<c_void>(), size_of::<u32>());
+        for (condition, (value, bytes)) in [
+            (Condition::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace),
+            (Condition::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, align),
+            (Condition::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, align),
+            (Condition::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, align),
+            (Condition::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, align),
         ] {
-            preference.set(at, &(ALIGN as u32))?;
+            // SAFETY: the preference lives, and so does a value of that many bytes.
+            unsafe { lt::set_matmul_pref_attribute(preference.0, condition, value, bytes) }
+                .map_err(said("a condition of an algorithm"))?;
         }
         // SAFETY: handle, descriptions and preference live.
         let found = unsafe {
@@ -257,6 +232,21 @@ impl Gemm {
             (t.buffer().addr() | t.offset()).is_multiple_of(ALIGN)
                 && (u64::from(t.ld()) * 2).is_multiple_of(ALIGN)
         };
+        // The kernel refuses a `y` that shares memory with another operand.
+        let range = |t: &Tensor| {
+            let from = t.buffer().addr() + t.offset();
+            from..from + t.bytes()
+        };
+        let read = to.iter().flat_map(|p| [Some(p.weight), p.bias]).flatten().chain([x]);
+        let ranges: Vec<_> = read.chain(to.iter().map(|p| p.y)).map(range).collect();
+        let written = ranges.len() - to.len();
+        let shared = (written..ranges.len()).any(|y| {
+            let others = ranges.iter().enumerate().filter(|&(i, _)| i != y);
+            others.into_iter().any(|(_, r)| r.start < ranges[y].end && ranges[y].start < r.end)
+        });
+        if shared {
+            return None;
+        }
         let all = to
             .iter()
             .map(|p| {
@@ -289,6 +279,13 @@ impl Gemm {
         shape: Shape,
         [x, w, bias, y, workspace]: [&Binding; 5],
     ) -> Result<()> {
+        // An update of a graph may have brought other buffers.
+        if let Some(b) = [x, w, bias, y].iter().find(|b| !b.addr.is_multiple_of(ALIGN)) {
+            return Err(Error::invalid(format!(
+                "an operand of a product lies at {:#x}, not aligned to {ALIGN}",
+                b.addr
+            )));
+        }
         let mut state = self.state.lock();
         let handle = match state.handle {
             Some(handle) => handle,
