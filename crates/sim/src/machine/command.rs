@@ -3,7 +3,7 @@
 //! This module must not know how commands run.
 
 use super::clock::Clock;
-use super::detect::Ancestors;
+use super::detect::{Ancestors, Operation};
 use super::kernel::Kernel;
 use super::space::AccessScope;
 use super::{EventId, ExecId, QueueId, SemaphoreId};
@@ -505,4 +505,18 @@ pub(crate) struct Entry {
     pub(crate) last: bool,
     /// The entry has begun: its clock and epoch are taken.
     pub(crate) begun: bool,
+}
+
+impl Entry {
+    /// The entry as a whole, for reports.
+    pub(super) fn operation(&self, queue: QueueId) -> Operation {
+        Operation {
+            name: self.action.name(),
+            queue: Some(queue.0),
+            stream: None,
+            index: self.index,
+            node: None,
+            scope: self.scope,
+        }
+    }
 }

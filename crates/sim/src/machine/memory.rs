@@ -344,14 +344,7 @@ impl MachineState {
                     entry.action.for_each_range(|r| touches |= r.start < end && gone.addr < r.end);
                 }
                 if touches {
-                    first.push(Operation {
-                        name: entry.action.name(),
-                        queue: Some(id.0),
-                        stream: None,
-                        index: entry.index,
-                        node: None,
-                        scope: entry.scope,
-                    });
+                    first.push(entry.operation(*id));
                 }
             }
         }

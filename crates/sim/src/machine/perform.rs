@@ -1,7 +1,7 @@
 //! The effect of one action: kernels, copies, fills, words, semaphores and frees.
 
 use super::clock::Clock;
-use super::command::{Action, Done, FillCall, KernelCall, Transfer};
+use super::command::{Action, Done, Entry, FillCall, KernelCall, Transfer};
 use super::detect::{Operation, ReportKind, Unwritten};
 use super::space::{AccessPart, AccessScope, STORE};
 use super::step::{CommandContext, Outcome, panic_text};
@@ -364,17 +364,8 @@ impl MachineState {
         };
         let mut first = self.detector.unknown(&place.clock, gone.key, gone.addr, gone.bytes);
         for (id, q) in &self.queues {
-            for entry in q.entries.iter().filter(|e| e.regions.iter().any(|r| r.1 == gone.region)) {
-                let name = entry.action.name();
-                first.push(Operation {
-                    name,
-                    queue: Some(id.0),
-                    stream: None,
-                    index: entry.index,
-                    node: None,
-                    scope: entry.scope,
-                });
-            }
+            let touching = |e: &&Entry| e.regions.iter().any(|r| r.1 == gone.region);
+            first.extend(q.entries.iter().filter(touching).map(|e| e.operation(*id)));
         }
         for operation in first {
             self.detector.report(
