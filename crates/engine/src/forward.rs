@@ -1,4 +1,5 @@
-//! The methods of `hal::Device` that are the same for every device's state.
+//! Methods and types that are the same in every backend over a driver: of a device's state, of a
+//! device manager, and of handles of the driver's objects.
 //!
 //! This module must not know what a device is made of.
 
@@ -28,4 +29,126 @@ macro_rules! forward_device {
             Self::pools(self, report);
         }
     };
+}
+
+/// Expands to the methods that device managers over a driver have alike, and to their `Debug`. The
+/// manager has a field `known`, a `OnceLock` of a value with a `FixedSlotStore` named `store`, and
+/// with the feature `test-hooks` a field `for_test`. It has a method `open` of its own.
+#[macro_export]
+macro_rules! device_manager_methods {
+    ($manager:ident with $known:ident of $state:ident) => {
+        impl $manager {
+            /// Makes a manager without devices.
+            #[must_use]
+            pub fn new() -> Self {
+                Self::default()
+            }
+
+            /// Whether the manager was [configured for a test](Self::configure_for_test).
+            #[cfg(feature = "test-hooks")]
+            #[doc(alias = "isConfiguredForTest")]
+            pub fn is_configured_for_test(&self) -> bool {
+                self.for_test.load($crate::forwarded::Ordering::Acquire)
+            }
+
+            fn known(&self) -> $crate::forwarded::Result<&$known> {
+                let unknown =
+                    || $crate::forwarded::Error::state("the device manager is not configured");
+                self.known.get().ok_or_else(unknown)
+            }
+
+            /// The number of devices. The number is 0 before
+            /// [`initialize_devices`](Self::initialize_devices).
+            pub fn device_count(&self) -> u32 {
+                self.known.get().map_or(0, |known| known.store.len())
+            }
+
+            /// Opens the device unless it is open, and returns its handle. The manager keeps the
+            /// device until its [release](Self::release).
+            ///
+            /// # Errors
+            /// `NotFound`; `InvalidState` before [`initialize_devices`](Self::initialize_devices)
+            /// and after a shutdown; a driver error.
+            #[doc(alias = "ensureAlive")]
+            pub fn ensure_alive(
+                &self,
+                device: $crate::forwarded::DeviceId,
+            ) -> $crate::forwarded::Result<$crate::forwarded::DeviceHandle> {
+                self.open(device).map(|device| device.handle())
+            }
+
+            /// A lease on the state of an open device.
+            ///
+            /// # Errors
+            /// `StaleHandle`, `Occupied`.
+            #[doc(alias = "getState")]
+            pub fn get_state(
+                &self,
+                device: $crate::forwarded::DeviceHandle,
+            ) -> $crate::forwarded::Result<$crate::forwarded::Lease<$state>> {
+                self.known()?.store.lease(device)
+            }
+
+            /// Whether the handle's device is open: one load.
+            pub fn is_alive(&self, device: $crate::forwarded::DeviceHandle) -> bool {
+                self.known.get().is_some_and(|known| known.store.is_alive(device))
+            }
+
+            /// Drops the manager's own lease. Other holders keep theirs.
+            ///
+            /// # Errors
+            /// `StaleHandle`.
+            pub fn release(
+                &self,
+                device: $crate::forwarded::DeviceHandle,
+            ) -> $crate::forwarded::Result<()> {
+                self.known()?.store.release(device)
+            }
+
+            /// The store's statistics.
+            pub fn stats(&self) -> $crate::forwarded::PoolStats {
+                self.known.get().map(|known| known.store.stats()).unwrap_or_default()
+            }
+
+            /// Refuses while a lease on a device, or on a resource of a device, is held.
+            fn refuse_outstanding(known: &$known) -> $crate::forwarded::Result<()> {
+                for ordinal in 0..known.store.len() {
+                    // The lease is dropped before the store decides.
+                    let index = $crate::forwarded::Index::new(ordinal);
+                    if let Some(device) = known.store.existing(index) {
+                        device.outstanding()?;
+                    }
+                }
+                Ok(())
+            }
+        }
+
+        impl std::fmt::Debug for $manager {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_struct(stringify!($manager)).field("devices", &self.device_count()).finish()
+            }
+        }
+    };
+}
+
+/// Defines a handle type for each kind of a driver's objects: a number that owns nothing.
+#[macro_export]
+macro_rules! native_handles {
+    ($($(#[$doc:meta])* $name:ident;)*) => {$(
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+        #[repr(transparent)]
+        pub struct $name(pub u64);
+
+        impl $name {
+            /// The handle of no object.
+            pub const NULL: Self = Self(0);
+
+            /// Whether the handle is null.
+            #[must_use]
+            pub fn is_null(self) -> bool {
+                self.0 == 0
+            }
+        }
+    )*};
 }

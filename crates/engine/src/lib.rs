@@ -12,6 +12,8 @@
 //! | [`waits`] | waits of streams for timepoints, and of threads for a whole device |
 //! | [`panics`] | panics of the program's code |
 //! | [`forward_device!`] | the methods of `hal::Device` that expose a state's description |
+//! | [`device_manager_methods!`] | the methods of a device manager over a driver |
+//! | [`native_handles!`] | handle types of a driver's objects |
 //!
 //! A backend gives each of them its own part through a small trait. The functions are generic: no
 //! call of a hot path goes through a table of functions.
@@ -53,9 +55,10 @@ mod watcher;
 pub use engine::{Engine, EngineConfig};
 pub use stream::StreamCore;
 
-/// The types that the expansion of [`forward_device!`] names.
+/// The types that expansions of this crate's macros name.
 #[doc(hidden)]
 pub mod forwarded {
-    pub use leasehold_core::PoolStats;
-    pub use leasehold_hal::{Caps, DeviceInfo, Limits};
+    pub use leasehold_core::sync::atomic::Ordering;
+    pub use leasehold_core::{DeviceHandle, Error, Index, Lease, PoolStats, Result};
+    pub use leasehold_hal::{Caps, DeviceId, DeviceInfo, Limits};
 }

@@ -24,28 +24,7 @@
 use leasehold_core::{Error, Result};
 use leasehold_hal::Binding;
 
-/// Defines a handle type for one kind of the driver's objects.
-macro_rules! native {
-    ($($(#[$doc:meta])* $name:ident;)*) => {$(
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-        #[repr(transparent)]
-        pub struct $name(pub u64);
-
-        impl $name {
-            /// The handle of no object.
-            pub const NULL: Self = Self(0);
-
-            /// Whether the handle is null.
-            #[must_use]
-            pub fn is_null(self) -> bool {
-                self.0 == 0
-            }
-        }
-    )*};
-}
-
-native! {
+leasehold_engine::native_handles! {
     /// A `CUcontext`.
     NativeContext;
     /// A `CUstream`.

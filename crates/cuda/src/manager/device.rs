@@ -17,8 +17,7 @@ use crate::engine::stream::StreamCore;
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::sync::{Arc, OnceLock};
 use leasehold_core::{
-    DeviceHandle, Error, FixedSlotStore, Handle, Index, Lease, PoolStats, Recycle, Resource,
-    Result, Tagged, tags,
+    Error, FixedSlotStore, Handle, Index, Lease, PoolStats, Recycle, Resource, Result, Tagged, tags,
 };
 use leasehold_hal::{BackendKind, Caps, DeviceId, DeviceInfo, Limits, MemoryInfo};
 use std::fmt;
@@ -254,19 +253,9 @@ pub struct DeviceManager {
     for_test: AtomicBool,
 }
 
-impl fmt::Debug for DeviceManager {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceManager").field("devices", &self.device_count()).finish()
-    }
-}
+leasehold_engine::device_manager_methods!(DeviceManager with Known of DeviceState);
 
 impl DeviceManager {
-    /// Makes a manager without devices.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Enumerates the devices, and opens none. Blocks on the driver.
     ///
     /// # Errors
@@ -321,23 +310,6 @@ impl DeviceManager {
         Ok(())
     }
 
-    /// Whether the manager was [configured for a test](Self::configure_for_test).
-    #[cfg(feature = "test-hooks")]
-    #[doc(alias = "isConfiguredForTest")]
-    pub fn is_configured_for_test(&self) -> bool {
-        self.for_test.load(Ordering::Acquire)
-    }
-
-    fn known(&self) -> Result<&Known> {
-        self.known.get().ok_or_else(|| Error::state("the device manager is not configured"))
-    }
-
-    /// The number of devices. The number is 0 before
-    /// [`initialize_devices`](Self::initialize_devices).
-    pub fn device_count(&self) -> u32 {
-        self.known.get().map_or(0, |k| k.store.len())
-    }
-
     /// Describes the devices without opening them. The amount of free memory is known of open
     /// devices only.
     ///
@@ -354,16 +326,6 @@ impl DeviceManager {
         Ok(all.collect())
     }
 
-    /// Opens the device unless it is open, and returns its handle.
-    ///
-    /// # Errors
-    /// `NotFound`; `InvalidState` before [`initialize_devices`](Self::initialize_devices) and after
-    /// a shutdown; a driver error.
-    #[doc(alias = "ensureAlive")]
-    pub fn ensure_alive(&self, device: DeviceId) -> Result<DeviceHandle> {
-        self.open(device).map(|device| device.handle())
-    }
-
     /// Opens the device unless it is open.
     ///
     /// # Errors
@@ -373,33 +335,6 @@ impl DeviceManager {
         let ordinal = ordinal_of(device)?;
         known.retired.reclaim();
         known.store.get(Index::new(ordinal), &ordinal)
-    }
-
-    /// A lease on the state of an open device.
-    ///
-    /// # Errors
-    /// `StaleHandle`, `Occupied`.
-    #[doc(alias = "getState")]
-    pub fn get_state(&self, device: DeviceHandle) -> Result<Lease<DeviceState>> {
-        self.known()?.store.lease(device)
-    }
-
-    /// Whether the handle's device is open: one load.
-    pub fn is_alive(&self, device: DeviceHandle) -> bool {
-        self.known.get().is_some_and(|k| k.store.is_alive(device))
-    }
-
-    /// Drops the manager's own lease. Other holders keep theirs.
-    ///
-    /// # Errors
-    /// `StaleHandle`.
-    pub fn release(&self, device: DeviceHandle) -> Result<()> {
-        self.known()?.store.release(device)
-    }
-
-    /// The store's statistics.
-    pub fn stats(&self) -> PoolStats {
-        self.known.get().map(|k| k.store.stats()).unwrap_or_default()
     }
 
     /// Ends the manager and all contexts. Blocks on the driver. The call waits for no work:
@@ -415,12 +350,7 @@ impl DeviceManager {
     /// After the error nothing has changed.
     pub fn shutdown(&self) -> Result<()> {
         let Some(known) = self.known.get() else { return Ok(()) };
-        for i in 0..known.store.len() {
-            // The lease is dropped before the store decides.
-            if let Some(device) = known.store.existing(Index::new(i)) {
-                device.outstanding()?;
-            }
-        }
+        Self::refuse_outstanding(known)?;
         known.retired.settle()?;
         known.retired.settling(|| known.store.shutdown())
     }

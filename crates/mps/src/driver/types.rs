@@ -8,23 +8,11 @@ use leasehold_hal::Binding;
 /// Defines a handle type for one kind of Metal's objects.
 macro_rules! native {
     ($($(#[$doc:meta])* $name:ident;)*) => {
+        leasehold_engine::native_handles! {
+            $($(#[$doc])* $name;)*
+        }
+
         $(
-            $(#[$doc])*
-            #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-            #[repr(transparent)]
-            pub struct $name(pub u64);
-
-            impl $name {
-                /// The handle of no object.
-                pub const NULL: Self = Self(0);
-
-                /// Whether the handle is null.
-                #[must_use]
-                pub fn is_null(self) -> bool {
-                    self.0 == 0
-                }
-            }
-
             impl From<$name> for NativeObject {
                 fn from(handle: $name) -> Self {
                     Self::$name(handle)

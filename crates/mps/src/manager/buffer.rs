@@ -143,19 +143,6 @@ impl BufferManager {
         })
     }
 
-    /// A manager of the buffers of a device, over a driver that a test supplies.
-    ///
-    /// # Errors
-    /// `NotFound`; a driver error.
-    #[cfg(feature = "test-hooks")]
-    #[doc(alias = "configureForTest")]
-    pub fn configure_for_test(
-        ops: Arc<dyn crate::driver::ops::MpsSlowOps>,
-        device: leasehold_hal::DeviceId,
-    ) -> Result<Self> {
-        Self::for_test(ops, device)
-    }
-
     fn check(&self, bytes: u64) -> Result<()> {
         let most = self.device.properties.max_buffer;
         if bytes == 0 || bytes > most {

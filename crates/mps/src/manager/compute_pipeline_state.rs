@@ -5,12 +5,11 @@
 
 use super::library::LibraryState;
 use super::opened::{OpenedDevice, Owned};
-use super::{plain_shutdown, pool_methods};
-use crate::config::MpsConfig;
+use super::{plain_new, plain_shutdown, pool_methods};
 use crate::driver::ops::{NativePipeline, PipelineDesc, PipelineInfo};
 use leasehold_core::sync::Arc;
 use leasehold_core::{
-    Handle, Lease, LibraryHandle, PoolConfig, PoolManager, Recycle, Resource, Result, Tagged, tags,
+    Handle, Lease, LibraryHandle, PoolManager, Recycle, Resource, Result, Tagged, tags,
 };
 use std::marker::PhantomPinned;
 
@@ -116,29 +115,6 @@ pub struct ComputePipelineStateManager {
 }
 
 impl ComputePipelineStateManager {
-    pub(crate) fn new(device: &Arc<OpenedDevice>, _: &MpsConfig) -> Result<Self> {
-        let manager = PoolManager::new();
-        manager.configure(Pipelines { device: device.clone() }, PoolConfig::default())?;
-        Ok(Self {
-            manager,
-            #[cfg(feature = "test-hooks")]
-            for_test: false,
-        })
-    }
-
-    /// A manager of the pipelines of a device, over a driver that a test supplies.
-    ///
-    /// # Errors
-    /// `NotFound`; a driver error.
-    #[cfg(feature = "test-hooks")]
-    #[doc(alias = "configureForTest")]
-    pub fn configure_for_test(
-        ops: Arc<dyn crate::driver::ops::MpsSlowOps>,
-        device: leasehold_hal::DeviceId,
-    ) -> Result<Self> {
-        Self::for_test(ops, device)
-    }
-
     pub(super) fn get_or_create(
         &self,
         library: &Lease<LibraryState>,
@@ -152,3 +128,4 @@ impl ComputePipelineStateManager {
 
 pool_methods!(ComputePipelineStateManager of ComputePipelineState by PipelineHandle);
 plain_shutdown!(ComputePipelineStateManager, "compute pipeline state");
+plain_new!(ComputePipelineStateManager, Pipelines);

@@ -15,11 +15,9 @@ use crate::driver::ops::{DeviceProperties, MpsSlowOps, NativeDevice};
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::sync::{Arc, Mutex, OnceLock};
 use leasehold_core::{
-    DeviceHandle, Error, FixedSlotStore, Handle, Index, Lease, PoolStats, Recycle, Resource,
-    Result, Tagged, tags,
+    Error, FixedSlotStore, Handle, Index, Lease, PoolStats, Recycle, Resource, Result, Tagged, tags,
 };
 use leasehold_hal::{BackendKind, DeviceId, DeviceInfo, Limits, MemoryInfo};
-use std::fmt;
 use std::marker::PhantomPinned;
 
 /// The ordinal of a device of this backend.
@@ -223,19 +221,9 @@ pub struct DeviceManager {
     for_test: AtomicBool,
 }
 
-impl fmt::Debug for DeviceManager {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceManager").field("devices", &self.device_count()).finish()
-    }
-}
+leasehold_engine::device_manager_methods!(DeviceManager with Known of DeviceState);
 
 impl DeviceManager {
-    /// Makes a manager without devices.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Enumerates the devices, and opens none. Blocks on the driver.
     ///
     /// # Errors
@@ -267,40 +255,12 @@ impl DeviceManager {
         Ok(())
     }
 
-    /// Whether the manager was [configured for a test](Self::configure_for_test).
-    #[cfg(feature = "test-hooks")]
-    #[doc(alias = "isConfiguredForTest")]
-    pub fn is_configured_for_test(&self) -> bool {
-        self.for_test.load(Ordering::Acquire)
-    }
-
-    fn known(&self) -> Result<&Known> {
-        self.known.get().ok_or_else(|| Error::state("the device manager is not configured"))
-    }
-
-    /// The number of devices. The number is 0 before
-    /// [`initialize_devices`](Self::initialize_devices).
-    pub fn device_count(&self) -> u32 {
-        self.known.get().map_or(0, |k| k.store.len())
-    }
-
     /// Describes the devices without opening them. Empty after a shutdown.
     ///
     /// # Errors
     /// `InvalidState` before [`initialize_devices`](Self::initialize_devices).
     pub fn describe(&self) -> Result<Vec<DeviceInfo>> {
         Ok(self.known()?.opened.lock().iter().map(|device| describe(device, None)).collect())
-    }
-
-    /// Opens the device unless it is open, and returns its handle. The manager keeps the device
-    /// until its [release](Self::release).
-    ///
-    /// # Errors
-    /// `NotFound`; `InvalidState` before [`initialize_devices`](Self::initialize_devices) and after
-    /// a shutdown; a driver error.
-    #[doc(alias = "ensureAlive")]
-    pub fn ensure_alive(&self, device: DeviceId) -> Result<DeviceHandle> {
-        self.open(device).map(|device| device.handle())
     }
 
     /// Opens the device unless it is open.
@@ -312,33 +272,6 @@ impl DeviceManager {
         self.known()?.store.get(Index::new(ordinal), &ordinal)
     }
 
-    /// A lease on the state of an open device.
-    ///
-    /// # Errors
-    /// `StaleHandle`, `Occupied`.
-    #[doc(alias = "getState")]
-    pub fn get_state(&self, device: DeviceHandle) -> Result<Lease<DeviceState>> {
-        self.known()?.store.lease(device)
-    }
-
-    /// Whether the handle's device is open: one load.
-    pub fn is_alive(&self, device: DeviceHandle) -> bool {
-        self.known.get().is_some_and(|k| k.store.is_alive(device))
-    }
-
-    /// Drops the manager's own lease. Other holders keep theirs.
-    ///
-    /// # Errors
-    /// `StaleHandle`.
-    pub fn release(&self, device: DeviceHandle) -> Result<()> {
-        self.known()?.store.release(device)
-    }
-
-    /// The store's statistics.
-    pub fn stats(&self) -> PoolStats {
-        self.known.get().map(|k| k.store.stats()).unwrap_or_default()
-    }
-
     /// Ends the manager and all resources. Waits for no work. A second call is `Ok`, and so is one
     /// before [`initialize_devices`](Self::initialize_devices).
     ///
@@ -347,12 +280,7 @@ impl DeviceManager {
     /// the error nothing has changed.
     pub fn shutdown(&self) -> Result<()> {
         let Some(known) = self.known.get() else { return Ok(()) };
-        for ordinal in 0..known.store.len() {
-            // The lease is dropped before the store decides.
-            if let Some(device) = known.store.existing(Index::new(ordinal)) {
-                device.outstanding()?;
-            }
-        }
+        Self::refuse_outstanding(known)?;
         known.store.shutdown()?;
         let opened = std::mem::take(&mut *known.opened.lock());
         drop(opened);

@@ -6,14 +6,11 @@
 //! This module must not know which work signals.
 
 use super::opened::{OpenedDevice, Owned};
-use super::{plain_shutdown, pool_methods};
-use crate::config::MpsConfig;
+use super::{plain_new, plain_shutdown, pool_methods};
 use crate::driver::ops::{AnyEvent, NativeEvent, NativeSharedEvent};
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
-use leasehold_core::{
-    EventHandle, Handle, Lease, PoolConfig, PoolManager, Resource, Result, Tagged, tags,
-};
+use leasehold_core::{EventHandle, Handle, Lease, PoolManager, Resource, Result, Tagged, tags};
 use std::marker::PhantomPinned;
 
 /// The kind of an event.
@@ -116,29 +113,6 @@ pub struct EventManager {
 }
 
 impl EventManager {
-    pub(crate) fn new(device: &Arc<OpenedDevice>, _: &MpsConfig) -> Result<Self> {
-        let manager = PoolManager::new();
-        manager.configure(Events { device: device.clone() }, PoolConfig::default())?;
-        Ok(Self {
-            manager,
-            #[cfg(feature = "test-hooks")]
-            for_test: false,
-        })
-    }
-
-    /// A manager of the events of a device, over a driver that a test supplies.
-    ///
-    /// # Errors
-    /// `NotFound`; a driver error.
-    #[cfg(feature = "test-hooks")]
-    #[doc(alias = "configureForTest")]
-    pub fn configure_for_test(
-        ops: Arc<dyn crate::driver::ops::MpsSlowOps>,
-        device: leasehold_hal::DeviceId,
-    ) -> Result<Self> {
-        Self::for_test(ops, device)
-    }
-
     /// Acquires an event of this kind: an idle one, or a new one. Does not block.
     ///
     /// # Errors
@@ -160,3 +134,4 @@ impl EventManager {
 
 pool_methods!(EventManager of EventState by EventHandle);
 plain_shutdown!(EventManager, "event");
+plain_new!(EventManager, Events);

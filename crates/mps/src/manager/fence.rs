@@ -6,13 +6,10 @@
 //! This module must not know which encoders use a fence.
 
 use super::opened::{OpenedDevice, Owned};
-use super::{plain_shutdown, pool_methods};
-use crate::config::MpsConfig;
+use super::{plain_new, plain_shutdown, pool_methods};
 use crate::driver::ops::NativeFence;
 use leasehold_core::sync::Arc;
-use leasehold_core::{
-    FenceHandle, Handle, Lease, PoolConfig, PoolManager, Resource, Result, Tagged, tags,
-};
+use leasehold_core::{FenceHandle, Handle, Lease, PoolManager, Resource, Result, Tagged, tags};
 use std::marker::PhantomPinned;
 
 /// A fence.
@@ -61,29 +58,6 @@ pub struct FenceManager {
 }
 
 impl FenceManager {
-    pub(crate) fn new(device: &Arc<OpenedDevice>, _: &MpsConfig) -> Result<Self> {
-        let manager = PoolManager::new();
-        manager.configure(Fences { device: device.clone() }, PoolConfig::default())?;
-        Ok(Self {
-            manager,
-            #[cfg(feature = "test-hooks")]
-            for_test: false,
-        })
-    }
-
-    /// A manager of the fences of a device, over a driver that a test supplies.
-    ///
-    /// # Errors
-    /// `NotFound`; a driver error.
-    #[cfg(feature = "test-hooks")]
-    #[doc(alias = "configureForTest")]
-    pub fn configure_for_test(
-        ops: Arc<dyn crate::driver::ops::MpsSlowOps>,
-        device: leasehold_hal::DeviceId,
-    ) -> Result<Self> {
-        Self::for_test(ops, device)
-    }
-
     /// Acquires a fence: an idle one, or a new one. Does not block.
     ///
     /// # Errors
@@ -105,3 +79,4 @@ impl FenceManager {
 
 pool_methods!(FenceManager of FenceState by FenceHandle);
 plain_shutdown!(FenceManager, "fence");
+plain_new!(FenceManager, Fences);

@@ -3,12 +3,11 @@
 //! This module must not know who places the buffers.
 
 use super::opened::{OpenedDevice, Owned};
-use super::{plain_shutdown, pool_methods};
-use crate::config::MpsConfig;
+use super::{plain_new, plain_shutdown, pool_methods};
 use crate::driver::ops::{HeapDesc, NativeHeap};
 use leasehold_core::sync::Arc;
 use leasehold_core::{
-    Error, Handle, HeapHandle, Lease, PoolConfig, PoolManager, Resource, Result, Tagged, tags,
+    Error, Handle, HeapHandle, Lease, PoolManager, Resource, Result, Tagged, tags,
 };
 use std::marker::PhantomPinned;
 
@@ -86,29 +85,6 @@ pub struct HeapManager {
 }
 
 impl HeapManager {
-    pub(crate) fn new(device: &Arc<OpenedDevice>, _: &MpsConfig) -> Result<Self> {
-        let manager = PoolManager::new();
-        manager.configure(Heaps { device: device.clone() }, PoolConfig::default())?;
-        Ok(Self {
-            manager,
-            #[cfg(feature = "test-hooks")]
-            for_test: false,
-        })
-    }
-
-    /// A manager of the heaps of a device, over a driver that a test supplies.
-    ///
-    /// # Errors
-    /// `NotFound`; a driver error.
-    #[cfg(feature = "test-hooks")]
-    #[doc(alias = "configureForTest")]
-    pub fn configure_for_test(
-        ops: Arc<dyn crate::driver::ops::MpsSlowOps>,
-        device: leasehold_hal::DeviceId,
-    ) -> Result<Self> {
-        Self::for_test(ops, device)
-    }
-
     /// Acquires a heap: an idle one of the same size and options, or a new one. A new one may block
     /// on the system.
     ///
@@ -133,3 +109,4 @@ impl HeapManager {
 
 pool_methods!(HeapManager of HeapState by HeapHandle);
 plain_shutdown!(HeapManager, "heap");
+plain_new!(HeapManager, Heaps);

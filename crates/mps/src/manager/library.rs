@@ -123,19 +123,6 @@ impl LibraryManager {
         })
     }
 
-    /// A manager of the libraries of a device, over a driver that a test supplies.
-    ///
-    /// # Errors
-    /// `NotFound`; a driver error.
-    #[cfg(feature = "test-hooks")]
-    #[doc(alias = "configureForTest")]
-    pub fn configure_for_test(
-        ops: Arc<dyn crate::driver::ops::MpsSlowOps>,
-        device: leasehold_hal::DeviceId,
-    ) -> Result<Self> {
-        Self::for_test(ops, device)
-    }
-
     fn get_or_create(&self, source: &LibrarySource) -> Result<Lease<LibraryState>> {
         let library = self.manager.get_or_create(source, &source)?;
         if self.made.lock().insert(library.handle(), true).is_none() {

@@ -91,8 +91,13 @@ macro_rules! pool_methods {
                 self.for_test
             }
 
+            /// A manager of the resources of a device, over a driver that a test supplies.
+            ///
+            /// # Errors
+            /// `NotFound`; a driver error.
             #[cfg(feature = "test-hooks")]
-            fn for_test(
+            #[doc(alias = "configureForTest")]
+            pub fn configure_for_test(
                 ops: leasehold_core::sync::Arc<dyn crate::driver::ops::MpsSlowOps>,
                 device: leasehold_hal::DeviceId,
             ) -> leasehold_core::Result<Self> {
@@ -104,6 +109,28 @@ macro_rules! pool_methods {
     };
 }
 use pool_methods;
+
+/// The constructor of managers that hold nothing but a growable pool.
+macro_rules! plain_new {
+    ($manager:ident, $resources:ident) => {
+        impl $manager {
+            pub(crate) fn new(
+                device: &leasehold_core::sync::Arc<super::opened::OpenedDevice>,
+                _: &crate::MpsConfig,
+            ) -> leasehold_core::Result<Self> {
+                let manager = leasehold_core::PoolManager::new();
+                let resources = $resources { device: device.clone() };
+                manager.configure(resources, leasehold_core::PoolConfig::default())?;
+                Ok(Self {
+                    manager,
+                    #[cfg(feature = "test-hooks")]
+                    for_test: false,
+                })
+            }
+        }
+    };
+}
+use plain_new;
 
 /// The methods of managers whose leases nothing inside the backend holds.
 macro_rules! plain_shutdown {

@@ -45,7 +45,7 @@ fn a_live_lease_refuses_the_shutdown_and_nothing_changes() {
     let device = bench.open();
     assert_eq!(refused(bench.manager.shutdown()), "device");
     drop(device);
-    // What the managers keep themselves does not refuse.
+    // The managers' own leases refuse no shutdown.
     let device = bench.open();
     device.command_queues().ensure_alive(0).unwrap();
     let library = device.libraries().acquire(SOURCE, &options()).unwrap();
