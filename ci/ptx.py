@@ -14,10 +14,11 @@ import nvidia.cu13
 # beyond it (shuffles and votes with masks, f16 conversions), and the driver translates PTX for
 # every later one.
 ARCHITECTURE = "compute_75"
+# Sources that need the instructions of a later one.
+LATER = {"attention_tiles.cu": "compute_80"}
 # No product is fused with a sum but where the source says so, division and roots round correctly,
 # denormals are kept.
 OPTIONS = [
-    f"--gpu-architecture={ARCHITECTURE}",
     "--std=c++17",
     "--fmad=false",
     "--prec-div=true",
@@ -62,8 +63,9 @@ class Compiler:
         self.check(
             self.nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), 0, None, None)
         )
-        options = (ctypes.c_char_p * len(OPTIONS))(*[o.encode() for o in OPTIONS])
-        code = self.nvrtc.nvrtcCompileProgram(program, len(OPTIONS), options)
+        given = [f"--gpu-architecture={LATER.get(name, ARCHITECTURE)}", *OPTIONS]
+        options = (ctypes.c_char_p * len(given))(*[o.encode() for o in given])
+        code = self.nvrtc.nvrtcCompileProgram(program, len(given), options)
         log = self.text(program, self.nvrtc.nvrtcGetProgramLogSize, self.nvrtc.nvrtcGetProgramLog).strip()
         if log:
             print(log, file=sys.stderr)

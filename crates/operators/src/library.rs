@@ -28,6 +28,10 @@ pub fn arch_of(isa: Isa) -> String {
 
 /// The architecture name of the CUDA kernels: PTX, which drivers translate for every device.
 pub const CUDA: &str = "cuda";
+/// The architecture names of CUDA devices with tensor cores that read bf16 and add in f32: the
+/// first of each generation, of which the list of a device's names has its own.
+pub const TENSOR: [&str; 5] =
+    ["cuda/sm_80", "cuda/sm_90", "cuda/sm_100", "cuda/sm_110", "cuda/sm_120"];
 /// The architecture name of a simulated device, which finds the kernels by their names.
 pub const SIM: &str = "sim";
 
@@ -56,6 +60,16 @@ pub fn register(registry: &Registry) -> Result<()> {
         // operands and indexes them by the parameters alone, within the sizes that the plan
         // requires. It checks values that it reads from memory.
         unsafe { registry.register(CUDA, describe(spec, blocks, spec.name.into(), ptx)) }?;
+    }
+    for cuda in cuda::TENSOR_KERNELS {
+        let (spec, blocks) = (signature(cuda.name)?, Division::Blocks(cuda));
+        for arch in TENSOR {
+            let ptx = KernelSource::Ptx(cuda.module.ptx.into());
+            let desc = describe(spec, blocks, cuda.entry.into(), ptx);
+            // SAFETY: as a source for all CUDA devices, for launches whose parameters the check
+            // finds taken.
+            unsafe { registry.register(arch, KernelDesc { name: cuda.entry.into(), ..desc }) }?;
+        }
     }
     Ok(())
 }
@@ -101,7 +115,10 @@ impl Division {
         let launch = spec.plan(params)?;
         let geometry = match self {
             Division::Tiles => Geometry { grid: launch.grid, block: [1; 3] },
-            Division::Blocks(cuda) => cuda.geometry(params)?,
+            Division::Blocks(cuda) if cuda.takes(params) => cuda.geometry(params)?,
+            Division::Blocks(cuda) => {
+                return Err(format!("{} does not take these parameters", cuda.entry).into());
+            }
         };
         Ok((launch, geometry))
     }
@@ -181,6 +198,8 @@ impl Resolved {
 #[doc(alias("infiniopHandle_t", "infiniOP"))]
 pub struct Library {
     kernels: HashMap<&'static str, Resolved>,
+    /// Kernels for some parameters, preferred to those above.
+    preferred: Vec<Resolved>,
     none: Lease<Buffer>,
     #[cfg(feature = "cuda")]
     gemm: Option<Arc<crate::gemm::Gemm>>,
@@ -223,8 +242,14 @@ impl Library {
                 Ok((spec.name, Resolved { base, spec, division }))
             })
             .collect::<Result<HashMap<_, _>>>()?;
+        let preferred = cuda::TENSOR_KERNELS.iter().filter_map(|cuda| {
+            let base = registry.resolve_for(cuda.entry, &info).ok()?;
+            let spec = KernelSpec::find(cuda.name)?;
+            Some(Resolved { base, spec, division: Division::Blocks(cuda) })
+        });
         Ok(Self {
             kernels,
+            preferred: preferred.collect(),
             none: runtime.alloc(0)?,
             #[cfg(feature = "cuda")]
             gemm: crate::gemm::Gemm::new(runtime)?,
@@ -243,6 +268,16 @@ impl Library {
         self.kernels
             .get(name)
             .ok_or_else(|| Error::NotFound(format!("no operator kernel is named {name:?}").into()))
+    }
+
+    /// The kernel to launch for parameters: a kernel for tensor cores, if the device has them and
+    /// the kernel takes the parameters.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn kernel_for(&self, name: &str, params: &[u8]) -> Result<&Resolved> {
+        let takes = |k: &&Resolved| k.spec.name == name && k.plan(params).is_ok();
+        self.preferred.iter().find(takes).map_or_else(|| self.kernel(name), Ok)
     }
 
     /// Returns whether a library of the device's vendor computes products of many rows: cuBLASLt

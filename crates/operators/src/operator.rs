@@ -77,7 +77,7 @@ impl Operator {
         params: &impl Params,
         operands: &[Option<BufferPart>],
     ) -> Result<Self> {
-        let kernel = library.kernel(name)?.clone();
+        let kernel = library.kernel_for(name, params.as_bytes())?.clone();
         let spec = kernel.spec();
         let (launch, geometry) = kernel.plan(params.as_bytes()).map_err(Error::InvalidArgument)?;
         if operands.len() != spec.operands.len() {

@@ -9,7 +9,7 @@
 
 use crate::kernels::cpu::KERNELS;
 use crate::kernels::cpu::tile::KernelSpec;
-use crate::kernels::cuda::CudaSpec;
+use crate::kernels::cuda::{CudaSpec, KERNELS as CUDA_KERNELS, TENSOR_KERNELS};
 use leasehold::{Access, Error, Result};
 use leasehold_sim::{KernelBody, KernelRegistry, Launch};
 
@@ -23,14 +23,19 @@ const DENSE: [&str; 4] = ["argmax", "sample", "next_token", "fill"];
 /// `NotFound` if a kernel has no CUDA entry.
 pub fn simulate(registry: &KernelRegistry) -> Result<()> {
     for spec in KERNELS {
-        let cuda = CudaSpec::find(spec.name).ok_or_else(|| {
+        CudaSpec::find(spec.name).ok_or_else(|| {
             Error::NotFound(format!("kernel {} has no CUDA entry", spec.name).into())
+        })?;
+    }
+    for cuda in CUDA_KERNELS.iter().chain(TENSOR_KERNELS) {
+        let spec = KernelSpec::find(cuda.name).ok_or_else(|| {
+            Error::NotFound(format!("CUDA entry {} has no kernel", cuda.entry).into())
         })?;
         let accesses: Vec<Access> = spec.operands.iter().map(|o| o.access).collect();
         let body = KernelBody::run(move |launch| run(spec, cuda, launch));
         let made = leasehold_sim::KernelSpec::new(&accesses, spec.params_bytes as u32, body);
         let dense = DENSE.contains(&spec.name);
-        registry.register(spec.name, if dense { made } else { made.leaving_gaps() });
+        registry.register(cuda.entry, if dense { made } else { made.leaving_gaps() });
     }
     Ok(())
 }
@@ -40,7 +45,7 @@ fn run(spec: &KernelSpec, cuda: &CudaSpec, launch: &Launch<'_>) -> Result<()> {
     if (launch.grid(), launch.block()) != (geometry.grid, geometry.block) {
         return Err(Error::invalid(format!(
             "kernel {} was launched with {:?} blocks of {:?} threads; its parameters ask for {geometry:?}",
-            spec.name,
+            cuda.entry,
             launch.grid(),
             launch.block()
         )));

@@ -8,7 +8,7 @@
 use leasehold::backend::sync::{Mutex, OnceLock};
 use leasehold_hal::kernel::Binding;
 use leasehold_operators::kernels::cpu::tile::{KernelSpec, Params};
-use leasehold_operators::kernels::cuda::{COMMON, CudaSpec, KERNELS, MODULES};
+use leasehold_operators::kernels::cuda::{COMMON, CudaSpec, KERNELS, MODULES, TENSOR_KERNELS};
 use std::ffi::{CString, c_char, c_int};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -35,12 +35,12 @@ fn program() -> String {
         "extern \"C\" __attribute__((visibility(\"default\"))) int emulate(const char* name, const unsigned char* arguments, size_t size, const unsigned* grid,\n\
          \x20                      const unsigned* block, int reverse) {\n",
     );
-    for spec in KERNELS {
+    for spec in KERNELS.iter().chain(TENSOR_KERNELS) {
         let space = spec.module.name.trim_end_matches(".cu");
         let _ = writeln!(
             text,
             "    if (!strcmp(name, \"{0}\")) return emulator::launch({space}_cu::{0}, arguments, size, grid, block, reverse), 0;",
-            spec.name
+            spec.entry
         );
     }
     text.push_str("    return 1;\n}\n");
@@ -141,17 +141,19 @@ pub fn run(name: &str, params: &impl Params, bindings: &[Binding], reverse: bool
 }
 
 /// Like [`run`], with parameters in the form of a launch. Returns whether the launch has a
-/// geometry.
+/// geometry. A kernel for tensor cores goes before the kernel for all devices.
 pub fn run_words(name: &str, params: &[u8], bindings: &[Binding], reverse: bool) -> bool {
     let spec = KernelSpec::find(name).expect("a kernel of that name");
     let launch = spec.plan(params).expect("parameters that the kernel takes");
     spec.check(&launch, bindings).expect("operands that the kernel takes");
-    let Ok(geometry) = CudaSpec::find(name).expect("a CUDA kernel").geometry(params) else {
+    let tensor = TENSOR_KERNELS.iter().find(|cuda| cuda.name == name && cuda.takes(params));
+    let cuda = tensor.or_else(|| CudaSpec::find(name)).expect("a CUDA kernel");
+    let Ok(geometry) = cuda.geometry(params) else {
         return false;
     };
     let mut arguments: Vec<u8> = bindings.iter().flat_map(|b| b.addr.to_le_bytes()).collect();
     arguments.extend(params);
-    let name = CString::new(name).expect("a name without zeros");
+    let name = CString::new(cuda.entry).expect("a name without zeros");
     let entry = emulator().expect("an emulation").0.lock();
     // SAFETY: the bindings are checked against the requirements of the launch, as for every other
     // level's tiles. The emulator runs one launch at a time, under the lock.

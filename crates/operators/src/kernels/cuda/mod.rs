@@ -17,7 +17,8 @@
 //! This module must not know the driver.
 
 use super::Geometry;
-use super::cpu::attention::{Attention, DecodeAttention};
+use super::cpu::attention::{Attention, AttentionParams, DecodeAttention};
+use super::cpu::elem::DType;
 use super::cpu::elementwise::{
     Add, Cast, Copy2d, CopyParams, ElementwiseParams, Fill, Mul, SiluMul,
 };
@@ -38,8 +39,8 @@ pub struct Module {
     pub name: &'static str,
     /// CUDA C++; [`COMMON`] goes before it.
     pub source: &'static str,
-    /// The output of the run-time compiler for its lowest architecture; drivers translate it for
-    /// every later one.
+    /// The output of the run-time compiler for the lowest architecture that has the instructions;
+    /// drivers translate it for every later one.
     pub ptx: &'static str,
 }
 
@@ -64,6 +65,8 @@ modules! {
     ROPE = "rope";
     /// Attention.
     ATTENTION = "attention";
+    /// Attention of many rows on tensor cores, for devices from compute capability 8.0 on.
+    ATTENTION_TILES = "attention_tiles";
     /// Rows of a table.
     EMBEDDING = "embedding";
     /// Element by element, fills and copies.
@@ -75,10 +78,13 @@ modules! {
 /// The registry entry of a CUDA kernel.
 #[derive(Debug, Clone, Copy)]
 pub struct CudaSpec {
-    /// The name: the CPU kernel's, and the entry in the module.
+    /// The CPU kernel's name.
     pub name: &'static str,
+    /// The entry in the module: the name, if it is the kernel for all devices.
+    pub entry: &'static str,
     /// The module that contains the kernel.
     pub module: &'static Module,
+    takes: fn(&[u8]) -> bool,
     geometry: fn(&[u8]) -> Result<Geometry, Refusal>,
 }
 
@@ -97,8 +103,16 @@ impl CudaSpec {
         (self.geometry)(params)
     }
 
+    /// Whether this is the kernel to launch for parameters that the CPU kernel's `plan` has
+    /// accepted. The kernels for all devices take all of them.
+    #[must_use]
+    pub fn takes(&self, params: &[u8]) -> bool {
+        (self.takes)(params)
+    }
+
     const fn of<K: CudaKernel>() -> Self {
-        Self { name: K::NAME, module: K::MODULE, geometry: geometry::<K> }
+        let (name, module) = (K::NAME, K::MODULE);
+        Self { name, entry: name, module, takes: |_| true, geometry: geometry::<K> }
     }
 }
 
@@ -134,6 +148,34 @@ pub static KERNELS: &[CudaSpec] = &[
     CudaSpec::of::<NextToken>(),
 ];
 
+/// Kernels for some parameters on devices with tensor cores, preferred to those of [`KERNELS`].
+pub static TENSOR_KERNELS: &[CudaSpec] = &[CudaSpec {
+    name: Attention::NAME,
+    entry: "attention_tiles",
+    module: &ATTENTION_TILES,
+    takes: |params| AttentionParams::from_bytes(params).is_some_and(|p| tiled(&p)),
+    geometry: |params| {
+        let p = AttentionParams::from_bytes(params).ok_or("parameters of another size")?;
+        width(p.m.into())?;
+        let down = heads_down(&p)?;
+        Ok(Geometry { grid: [p.m.div_ceil(TILE_QUERIES), down, 1], block: [THREADS, 1, 1] })
+    },
+}];
+
+/// Whether attention over tiles takes these parameters, and is the faster one.
+fn tiled(p: &AttentionParams) -> bool {
+    let halves = p.x == p.cache && [DType::Bf16 as u32, DType::F16 as u32].contains(&p.x);
+    halves && p.m >= TILE_ROWS && [64, 80, 96, 128].contains(&p.head_dim)
+}
+
+/// The blocks in y: one for each head.
+fn heads_down(p: &AttentionParams) -> Result<u32, Refusal> {
+    if u64::from(p.heads) > MAX_Y {
+        return Err(format!("{} heads; the limit is {MAX_Y}", p.heads).into());
+    }
+    Ok(p.heads)
+}
+
 /// The properties of a CUDA kernel beside those of its CPU counterpart.
 trait CudaKernel: Kernel {
     /// The module that contains the kernel.
@@ -156,6 +198,10 @@ const MAX_Y: u64 = 65_535;
 const MAX_WIDTH: u64 = 1 << 31;
 /// Rows of queries of a block (`ROWS` in the source).
 const QUERY_ROWS: u32 = 4;
+/// Rows of queries of a block on tensor cores (`QUERIES` in the source).
+const TILE_QUERIES: u32 = 128;
+/// The fewest rows of queries for tensor cores: those of a warp's tile.
+const TILE_ROWS: u32 = 16;
 /// Rows and outputs of a tile of a matrix product (`TILE` in the source).
 const TILE: u32 = 64;
 /// Elements or units of a row that a block processes at once (`PIECE` in the source).
@@ -250,10 +296,8 @@ kernels! {
     RopeAppend, ROPE, |p| rows(p.m, heads(p));
     Attention, ATTENTION, |p| {
         let per_block = if p.m == 1 { 1 } else { QUERY_ROWS };
-        if u64::from(p.heads) > MAX_Y {
-            return Err(format!("{} heads; the limit is {MAX_Y}", p.heads).into());
-        }
-        Ok(Geometry { grid: [p.m.div_ceil(per_block), p.heads, 1], block: [THREADS, 1, 1] })
+        let down = heads_down(p)?;
+        Ok(Geometry { grid: [p.m.div_ceil(per_block), down, 1], block: [THREADS, 1, 1] })
     };
     DecodeAttention, ATTENTION, |p| rows(p.heads, p.head_dim.into());
     Embedding, EMBEDDING, |p| rows(p.m, p.k.into());

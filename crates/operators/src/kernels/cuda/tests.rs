@@ -67,6 +67,7 @@ fn constants_are_the_same_in_both_languages() {
         (&LINEAR, format!("constexpr u32 NORM = {};", cpu::linear::NORM)),
         (&LINEAR, format!("constexpr u32 BIAS = {};", cpu::linear::BIAS)),
         (&ATTENTION, format!("constexpr int ROWS = {QUERY_ROWS};")),
+        (&ATTENTION_TILES, format!("constexpr u32 THREADS = {THREADS};")),
         (&ATTENTION, format!("constexpr u32 MAX_DIM = {};", cpu::rope::MAX_HEAD_DIM)),
         (&ATTENTION, format!("constexpr u32 THREADS = {THREADS};")),
         (&ELEMENTWISE, format!("constexpr u32 THREADS = {THREADS};")),
@@ -81,22 +82,22 @@ fn constants_are_the_same_in_both_languages() {
 #[test]
 fn every_cpu_kernel_has_an_entry_with_its_signature() {
     assert_eq!(KERNELS.len(), cpu::KERNELS.len());
-    for spec in cpu::KERNELS {
-        let cuda = CudaSpec::find(spec.name).unwrap_or_else(|| panic!("{} is missing", spec.name));
-        let open = format!(".entry {}(", spec.name);
+    for cuda in KERNELS.iter().chain(TENSOR_KERNELS) {
+        let find = |k: &&cpu::tile::KernelSpec| k.name == cuda.name;
+        let spec = cpu::KERNELS.iter().find(find).unwrap_or_else(|| panic!("no {}", cuda.name));
+        let entry = cuda.entry;
+        let open = format!(".entry {entry}(");
         let (_, rest) =
-            cuda.module.ptx.split_once(&open).unwrap_or_else(|| panic!("no entry {}", spec.name));
+            cuda.module.ptx.split_once(&open).unwrap_or_else(|| panic!("no entry {entry}"));
         let (signature, body) = rest.split_once(')').expect("the end of a signature");
         let signature: Vec<&str> = signature.split(',').map(str::trim).collect();
         let pointers = signature.iter().filter(|p| p.starts_with(".param .u64 ")).count();
         assert_eq!(
             (signature.len(), pointers),
             (spec.operands.len() + 1, spec.operands.len()),
-            "{}",
-            spec.name
+            "{entry}"
         );
-        let params =
-            format!(".param .align 4 .b8 {}_param_{pointers}[{}]", spec.name, spec.params_bytes);
+        let params = format!(".param .align 4 .b8 {entry}_param_{pointers}[{}]", spec.params_bytes);
         assert_eq!(*signature.last().expect("parameters"), params);
         let most: u32 = body
             .split(".maxntid ")
@@ -140,6 +141,18 @@ fn geometry_covers_the_work_and_is_never_empty() {
         blocks("attention", AttentionParams { m: 1, ..attention }.as_bytes()).grid,
         [1, 6, 1]
     );
+    let many = AttentionParams { m: 129, head_dim: 80, x: 1, cache: 1, ..attention };
+    let [tiles] = TENSOR_KERNELS else { panic!("another kernel") };
+    assert_eq!(tiles.geometry(many.as_bytes()).unwrap().grid, [2, 6, 1]);
+    assert!(tiles.takes(many.as_bytes()));
+    for other in [
+        AttentionParams { m: 15, ..many },
+        AttentionParams { head_dim: 72, ..many },
+        AttentionParams { cache: 2, ..many },
+        AttentionParams { x: 0, cache: 0, ..many },
+    ] {
+        assert!(!tiles.takes(other.as_bytes()), "{other:?}");
+    }
     assert_eq!(blocks("decode_attention", attention.as_bytes()).grid, [6, 1, 1]);
     let sample = |n| SampleParams { n, ..Default::default() };
     assert_eq!(blocks("sample", sample(7).as_bytes()).block, [256, 1, 1]);

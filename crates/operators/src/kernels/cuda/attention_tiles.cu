@@ -1,0 +1,301 @@
+// Causal grouped-query attention of many rows on tensor cores: the same function as `attention`, for
+// queries and caches of one of the types bf16 and f16, and heads of 64, 80, 96 or 128 elements.
+//
+// A block computes one head and QUERIES rows, a warp 16 of them. The block iterates over the
+// positions in tiles, and copies the next tile to shared memory while it computes with the present
+// one. A warp multiplies its queries with the keys of a tile (scores), updates the running maximum
+// and sum of the online softmax, and multiplies the weights, rounded to the type of the values, with
+// the values. Sums are f32. The blocks with the most positions run first.
+//
+// A position that no row of a block sees is never multiplied. A position that a later row of the
+// block sees has weight 0 for the earlier rows, so a NaN among its values reaches them too.
+
+static constexpr u32 THREADS = 256;
+static constexpr u32 QUERIES = THREADS / WARP * 16;
+// Elements between a row of a tile and the next one that keep rows in different banks.
+static constexpr u32 GAP = 8;
+// Elements of shared memory: two tiles of keys and two of values, at most 64 rows of 64 elements or
+// 32 rows of 128 each.
+static constexpr u32 SHARED = 4 * 64 * (64 + GAP);
+
+// ---- Matrix fragments of a warp. Lane l holds, of each 8 by 8 matrix, the elements 2 (l % 4) and
+// 2 (l % 4) + 1 of row l / 4.
+
+#ifndef LEASEHOLD_EMULATED
+// Four 8 by 8 matrices of shared memory; lane l names row l % 8 of matrix l / 8.
+INLINE void matrices(u32 (&to)[4], const u16* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "l"(__cvta_generic_to_shared(row))
+                 : "memory");
+}
+
+// The same, transposed.
+INLINE void transposed(u32 (&to)[4], const u16* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "l"(__cvta_generic_to_shared(row))
+                 : "memory");
+}
+
+// sum += a b, of 16 by 16 and 16 by 8 elements.
+INLINE void multiply(Bf16, float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+INLINE void multiply(F16, float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Two numbers of the type in a word, the first in the low half.
+INLINE u32 narrowed(Bf16, float first, float second) {
+    u32 word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
+    return word;
+}
+INLINE u32 narrowed(F16, float first, float second) {
+    u32 word;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
+    return word;
+}
+
+// 2^x, with a relative error of 2^-22; 0 for -infinity.
+INLINE float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Starts a copy of 16 bytes to shared memory.
+INLINE void start_copy(u16* to, const u16* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"l"(__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+
+// Ends a group of copies.
+INLINE void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most `N` groups of this thread's copies are under way.
+template <int N> INLINE void wait_for_groups() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+#else
+INLINE void fragments(u32 (&to)[4], const u16* row, bool turned) {
+    const u32 lane = threadIdx.x % WARP, of = lane / 4, first = 2 * (lane % 4);
+    const u16* const* rows = emulator::exchange(row);
+    for (u32 i = 0; i < 4; ++i) {
+        const u16* const* m = rows + 8 * i;
+        const u16 low = turned ? m[first][of] : m[of][first], high = turned ? m[first + 1][of] : m[of][first + 1];
+        to[i] = (u32)low | ((u32)high << 16);
+    }
+}
+INLINE void matrices(u32 (&to)[4], const u16* row) { fragments(to, row, false); }
+INLINE void transposed(u32 (&to)[4], const u16* row) { fragments(to, row, true); }
+
+template <class T> INLINE float element(u32 word, u32 i) { return T::widen((u16)(word >> (16 * i))); }
+
+template <class T> INLINE void multiply(T, float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    u64 left[2][WARP], right[WARP];
+    memcpy(left[0], emulator::exchange((u64)a[0] | ((u64)a[1] << 32)), sizeof right);
+    memcpy(left[1], emulator::exchange((u64)a[2] | ((u64)a[3] << 32)), sizeof right);
+    memcpy(right, emulator::exchange((u64)b0 | ((u64)b1 << 32)), sizeof right);
+    const u32 lane = threadIdx.x % WARP;
+    for (u32 i = 0; i < 4; ++i) {
+        const u32 row = lane / 4, column = 2 * (lane % 4) + i % 2, lower = i / 2;
+        for (u32 k = 0; k < 16; ++k) {
+            const u32 part = k / 8, at = k % 8 / 2, odd = k % 2;
+            const u32 x = (u32)(left[part][row * 4 + at] >> (32 * lower)), y = (u32)(right[column * 4 + at] >> (32 * part));
+            sum[i] = fmaf(element<T>(x, odd), element<T>(y, odd), sum[i]);
+        }
+    }
+}
+
+template <class T> INLINE u32 narrowed(T, float first, float second) {
+    return (u32)T::narrow(first) | ((u32)T::narrow(second) << 16);
+}
+INLINE float power_of_two(float x) { return std::exp2(x); }
+INLINE void start_copy(u16* to, const u16* from) { memcpy(to, from, 16); }
+INLINE void end_group() {}
+template <int N> INLINE void wait_for_groups() {}
+#endif
+
+// Copies rows `base` to `base + ROWS` of the cache of a head to shared memory; rows from `end` on are
+// zero. `wide`: the cache is aligned to 16 bytes.
+template <u32 DIM, u32 ROWS> INLINE void copy_tile(u16* to, const u16* cache, u32 base, u32 end, bool wide) {
+    for (u32 i = threadIdx.x; i < ROWS * DIM / 8; i += THREADS) {
+        const u32 row = i / (DIM / 8), column = i % (DIM / 8) * 8;
+        u16* out = to + row * (DIM + GAP) + column;
+        const u16* from = cache + (u64)(base + row) * DIM + column;
+        if (base + row >= end) *(uint4*)out = make_uint4(0, 0, 0, 0);
+        else if (wide) start_copy(out, from);
+        else for (u32 e = 0; e < 8; ++e) out[e] = from[e];
+    }
+}
+
+// The larger and the sum over the four lanes that hold one row.
+INLINE float row_max(float v) {
+    v = fmaxf(v, __shfl_xor_sync(ALL, v, 1));
+    return fmaxf(v, __shfl_xor_sync(ALL, v, 2));
+}
+INLINE float row_sum(float v) {
+    v += __shfl_xor_sync(ALL, v, 1);
+    return v + __shfl_xor_sync(ALL, v, 2);
+}
+
+// One head and QUERIES rows, in tiles of `ROWS` positions.
+template <class T, u32 DIM, u32 ROWS>
+INLINE void attend(const AttentionParams& p, const void* queries, const void* keys, const void* values,
+                   const void* position, void* output, u16* shared) {
+    static_assert(4 * ROWS * (DIM + GAP) <= SHARED, "the tiles fit");
+    constexpr u32 TILE = ROWS * (DIM + GAP);
+    u16 *key_tiles = shared, *value_tiles = shared + 2 * TILE;
+    const u32 head = blockIdx.y, block_row = (gridDim.x - 1 - blockIdx.x) * QUERIES;
+    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, t = lane % 4;
+    const u64 cache = (u64)(head / (p.heads / p.kv_heads)) * p.positions * DIM;
+    const u16 *k = (const u16*)keys + cache, *v = (const u16*)values + cache;
+    const bool wide = (address(k) | address(v)) % 16 == 0;
+    // 2^x in place of e^x.
+    const float scale = p.scale * 1.44269504088896340736f;
+
+    // A lane holds parts of two rows.
+    u32 rows[2], len[2], last = 0;
+#pragma unroll
+    for (u32 h = 0; h < 2; ++h) {
+        rows[h] = block_row + warp * 16 + h * 8 + lane / 4;
+        const u32 at = rows[h] < p.m ? position_of(position, rows[h], p.positions) : p.positions;
+        len[h] = at == p.positions ? 0 : at + 1;
+    }
+    // The most positions of a row of the block, and of this warp: positions grow with the row, and
+    // rows behind the cache's end see none.
+    const i32 first = *(const i32*)position;
+    const u64 past = first < 0 ? 0 : (u64)first + smaller(block_row + QUERIES, p.m);
+    const u32 longest = first < 0 || (u64)first + block_row >= p.positions ? 0 : (u32)smaller(past, (u64)p.positions);
+    const u64 warp_past = first < 0 ? 0 : (u64)first + smaller(block_row + warp * 16 + 16, p.m);
+    last = first < 0 || (u64)first + block_row + warp * 16 >= p.positions ? 0 : (u32)smaller(warp_past, (u64)p.positions);
+    if (block_row + warp * 16 >= p.m) last = 0;
+
+    u32 query[DIM / 16][4];
+#pragma unroll
+    for (u32 d = 0; d < DIM / 16; ++d) {
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+            const u32 row = rows[i % 2], column = d * 16 + i / 2 * 8 + 2 * t;
+            const u16* from = (const u16*)queries + (u64)row * p.ldq + (u64)head * DIM + column;
+            query[d][i] = row < p.m ? (u32)from[0] | ((u32)from[1] << 16) : 0;
+        }
+    }
+
+    float sum[DIM / 8][4], top[2] = {-infinity(), -infinity()}, total[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (u32 n = 0; n < DIM / 8; ++n) {
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) sum[n][i] = 0.0f;
+    }
+
+    if (longest > 0) {
+        copy_tile<DIM, ROWS>(key_tiles, k, 0, longest, wide);
+        copy_tile<DIM, ROWS>(value_tiles, v, 0, longest, wide);
+    }
+    end_group();
+    u32 turn = 0;
+    for (u32 base = 0; base < longest; base += ROWS, turn ^= 1) {
+        if (longest - base > ROWS) {
+            copy_tile<DIM, ROWS>(key_tiles + (turn ^ 1) * TILE, k, base + ROWS, longest, wide);
+            copy_tile<DIM, ROWS>(value_tiles + (turn ^ 1) * TILE, v, base + ROWS, longest, wide);
+        }
+        end_group();
+        wait_for_groups<1>();
+        __syncthreads();
+        if (base < last) {
+            const u16 *key = key_tiles + turn * TILE, *value = value_tiles + turn * TILE;
+            float score[ROWS / 8][4];
+#pragma unroll
+            for (u32 n = 0; n < ROWS / 8; ++n) {
+#pragma unroll
+                for (u32 i = 0; i < 4; ++i) score[n][i] = 0.0f;
+#pragma unroll
+                for (u32 d = 0; d < DIM / 16; d += 2) {
+                    // Two steps of the product at once, where there are two.
+                    const u32 column = smaller(d * 16 + lane / 8 * 8, DIM - 8);
+                    u32 b[4];
+                    matrices(b, key + (n * 8 + lane % 8) * (DIM + GAP) + column);
+                    multiply(T(), score[n], query[d], b[0], b[1]);
+                    if (d + 1 < DIM / 16) multiply(T(), score[n], query[d + 1], b[2], b[3]);
+                }
+            }
+            u32 weight[ROWS / 8][2];
+#pragma unroll
+            for (u32 h = 0; h < 2; ++h) {
+                float max = top[h];
+#pragma unroll
+                for (u32 n = 0; n < ROWS / 8; ++n) {
+#pragma unroll
+                    for (u32 i = 0; i < 2; ++i) {
+                        float& s = score[n][2 * h + i];
+                        s = base + n * 8 + 2 * t + i < len[h] ? s * scale : -infinity();
+                        max = fmaxf(max, s);
+                    }
+                }
+                max = row_max(max);
+                // While all scores so far are -infinity, the weights must be zero.
+                const float from = max == -infinity() ? 0.0f : max;
+                const float factor = power_of_two(top[h] - from);
+                top[h] = max;
+                total[h] *= factor;
+#pragma unroll
+                for (u32 n = 0; n < ROWS / 8; ++n) {
+                    const float a = power_of_two(score[n][2 * h] - from), b = power_of_two(score[n][2 * h + 1] - from);
+                    total[h] += a + b;
+                    weight[n][h] = narrowed(T(), a, b);
+                }
+#pragma unroll
+                for (u32 n = 0; n < DIM / 8; ++n) {
+                    sum[n][2 * h] *= factor;
+                    sum[n][2 * h + 1] *= factor;
+                }
+            }
+#pragma unroll
+            for (u32 j = 0; j < ROWS / 16; ++j) {
+                const u32 a[4] = {weight[2 * j][0], weight[2 * j][1], weight[2 * j + 1][0], weight[2 * j + 1][1]};
+#pragma unroll
+                for (u32 n = 0; n < DIM / 8; n += 2) {
+                    u32 b[4];
+                    transposed(b, value + (j * 16 + lane % 16) * (DIM + GAP) + n * 8 + lane / 16 * 8);
+                    multiply(T(), sum[n], a, b[0], b[1]);
+                    multiply(T(), sum[n + 1], a, b[2], b[3]);
+                }
+            }
+        }
+        __syncthreads();
+    }
+
+#pragma unroll
+    for (u32 h = 0; h < 2; ++h) {
+        const float factor = 1.0f / row_sum(total[h]);
+        if (rows[h] >= p.m) continue;
+        typename T::raw* to = (typename T::raw*)output + (u64)rows[h] * p.ldo + (u64)head * DIM + 2 * t;
+#pragma unroll
+        for (u32 n = 0; n < DIM / 8; ++n) {
+            to[n * 8] = T::narrow(sum[n][2 * h] * factor);
+            to[n * 8 + 1] = T::narrow(sum[n][2 * h + 1] * factor);
+        }
+    }
+}
+
+template <class T>
+INLINE void attend_heads(const AttentionParams& p, const void* queries, const void* keys, const void* values,
+                         const void* position, void* output, u16* shared) {
+    switch (p.head_dim) {
+        case 64: return attend<T, 64, 64>(p, queries, keys, values, position, output, shared);
+        case 80: return attend<T, 80, 32>(p, queries, keys, values, position, output, shared);
+        case 96: return attend<T, 96, 32>(p, queries, keys, values, position, output, shared);
+        default: return attend<T, 128, 32>(p, queries, keys, values, position, output, shared);
+    }
+}
+
+KERNEL(256) attention_tiles(const void* queries, const void* keys, const void* values, const void* position,
+                            void* output, AttentionParams p) {
+    __shared__ __align__(16) u16 shared[SHARED];
+    if (p.x == 1) attend_heads<Bf16>(p, queries, keys, values, position, output, shared);
+    else attend_heads<F16>(p, queries, keys, values, position, output, shared);
+}
