@@ -82,6 +82,8 @@ enum Next<N: DriverStream> {
     Blocked,
     /// The operation is done.
     Over,
+    /// A graph's step is done.
+    Step,
 }
 
 impl<N: DriverStream> StreamCore<N> {
@@ -253,6 +255,10 @@ impl<N: DriverStream> StreamCore<N> {
             };
             match next {
                 Ok(Next::Over) => {}
+                Ok(Next::Step) => {
+                    job.step += 1;
+                    continue;
+                }
                 Ok(Next::Blocked) => {
                     self.note_foreign(&op);
                     return Outcome::Blocked;
@@ -262,22 +268,32 @@ impl<N: DriverStream> StreamCore<N> {
                     return Outcome::Failed(self.inherited(&op, job.value, cause));
                 }
                 Ok(Next::Give(ready)) => {
-                    let mut prepared = Prepared::default();
-                    prepared.put(job.next, ready);
+                    let mut state = self.state.lock();
+                    if !self.native().reserve() {
+                        // The watcher tries again. A wait is resolved again then.
+                        state.foreign = true;
+                        drop(state);
+                        if let Ready::Driver(preparation) = ready {
+                            job.prepared.push((job.next, preparation));
+                        }
+                        return Outcome::Blocked;
+                    }
                     if let Op::Graph(exec) = &op
                         // SAFETY: graphs of a submission belong to this device (the submitter's
                         // promise).
                         && let program = unsafe { N::graph(exec) }
                         && !program.is_plain()
                     {
-                        if let Err(e) = self.give_step(job, exec, program, prepared.take(job.next))
-                        {
+                        let given = self.give_step(&mut state, job, exec, program, ready);
+                        drop(state);
+                        if let Err(e) = given {
                             return Outcome::Failed(self.failure(&op, job.value, e));
                         }
                         job.step += 1;
                         continue;
                     }
-                    let mut state = self.state.lock();
+                    let mut prepared = Prepared::default();
+                    prepared.put(job.next, ready);
                     let ops = std::iter::once((job.next, &op));
                     // SAFETY: an operation of a submission that is not over, for which its
                     // submitter vouched.
@@ -336,7 +352,8 @@ impl<N: DriverStream> StreamCore<N> {
         let mut state = self.state.lock();
         if state.dirty {
             let flagged = state.fence.as_ref().is_some_and(|f| f.load(Ordering::Acquire));
-            if !flagged && !self.query()? {
+            let over = if flagged { self.native().is_done_at_call()? } else { self.query()? };
+            if !over {
                 if state.fence.is_none() {
                     let flag = Arc::new(AtomicBool::new(false));
                     let (set, waker) = (flag.clone(), self.core.watch.waker());
@@ -353,6 +370,7 @@ impl<N: DriverStream> StreamCore<N> {
         }
         drop(state);
         let issued = self.issued.load(Ordering::Acquire);
+        self.note_failure();
         match self.host.carry_out(&self.owner, value, issued, &self.core.device) {
             Some(publish) => {
                 self.owner.complete(publish);
@@ -384,6 +402,7 @@ impl<N: DriverStream> StreamCore<N> {
             None => Ok(Next::Over),
             Some(Step::Run(_) | Step::Copy(_)) => Ok(Next::Give(Ready::Plain)),
             Some(Step::Call(_)) => self.at_host_call(job.value),
+            Some(Step::Foreign(call)) => self.foreign(&call).map(|()| Next::Step),
             Some(Step::Wait(point)) => self.resolve(point).map(|ready| match ready {
                 Ready::Blocked => Next::Blocked,
                 ready => Next::Give(ready),
@@ -391,22 +410,22 @@ impl<N: DriverStream> StreamCore<N> {
         }
     }
 
-    /// Gives a graph's next step to the driver.
+    /// Gives a graph's next step to the driver, in the lock.
     fn give_step(
         &self,
+        state: &mut State<N>,
         job: &Job<N>,
         exec: &leasehold_core::Lease<dyn leasehold_hal::GraphExec>,
         program: &N::Graph,
         ready: Ready<N>,
     ) -> Result<()> {
-        let mut state = self.state.lock();
         let step = program.step(job.step);
         if let Some(Step::Copy(copy)) = step {
             let op = Op::Copy(copy);
             let ops = std::iter::once((0, &op));
             // SAFETY: a node of a plan whose maker vouched for it whenever the graph runs.
             let given =
-                unsafe { self.issue(&mut state, job.value, ops, &mut Prepared::default(), true) };
+                unsafe { self.issue(state, job.value, ops, &mut Prepared::default(), true) };
             return given.map_err(|r| r.error);
         }
         let mut sink = Sink { value: job.value, host: &self.host, accepted: true };

@@ -42,6 +42,8 @@ pub enum Step {
     Call(HostCall),
     /// A wait.
     Wait(Timepoint),
+    /// A library's call.
+    Foreign(ForeignCall),
     /// A copy that takes more than one driver call.
     Copy(Copy2d),
 }
@@ -119,6 +121,23 @@ pub unsafe trait DriverStream: Sized + Send + Sync + 'static {
     /// # Errors
     /// `OutOfMemory`, or the driver's.
     fn prepare(&self, op: &Op<'_>) -> Result<Option<Self::Preparation>>;
+
+    /// Takes the room that the driver needs for a submission, such as a command buffer in a queue
+    /// of bounded length. Returns `false` if no room is free. Must not block. The engine calls this
+    /// method under the stream's lock. The next [`leave`](Self::leave) gives unused room back.
+    #[inline]
+    fn reserve(&self) -> bool {
+        true
+    }
+
+    /// Waits until [`reserve`](Self::reserve) may succeed. The caller holds no lock. A thread that
+    /// resumes work never calls this method: it leaves the work, and the watcher tries again.
+    ///
+    /// # Errors
+    /// `DeviceLost`, or the driver's.
+    fn wait_room(&self) -> Result<()> {
+        Ok(())
+    }
 
     /// Begins to give work to the driver.
     ///
@@ -199,8 +218,16 @@ pub unsafe trait DriverStream: Sized + Send + Sync + 'static {
     }
 
     /// The last value that the driver signalled. A stream whose signals were skipped after an error
-    /// signals on the driver's behalf, and reports the error by [`query`](Self::query).
+    /// signals on the driver's behalf, and reports the error by [`failure`](Self::failure).
     fn reached(&self) -> u64;
+
+    /// The first value whose work failed on the device, and the cause. `None` for a driver that
+    /// reports such errors by its calls. Once [`reached`](Self::reached) or [`query`](Self::query)
+    /// has told that work is over, this method reports the failures of this work.
+    #[inline]
+    fn failure(&self) -> Option<(u64, Error)> {
+        None
+    }
 
     /// Whether the driver is done with all work of the stream. Does not block.
     ///
@@ -231,6 +258,16 @@ pub unsafe trait DriverStream: Sized + Send + Sync + 'static {
     /// The driver's.
     fn host_function(&self, call: Box<dyn FnOnce() + Send>) -> Result<()>;
 
+    /// Whether the driver is done with all work before a [host
+    /// function](Self::host_function) that it has called.
+    ///
+    /// # Errors
+    /// As [`query`](Self::query).
+    #[inline]
+    fn is_done_at_call(&self) -> Result<bool> {
+        Ok(true)
+    }
+
     /// Blocks until the driver is done with all work of the stream. `Ok` on a lost device.
     ///
     /// # Errors
@@ -253,6 +290,13 @@ pub struct Sink<'a, N: DriverStream> {
 }
 
 impl<N: DriverStream> Sink<'_, N> {
+    /// The submission's value.
+    #[inline]
+    #[must_use]
+    pub fn value(&self) -> u64 {
+        self.value
+    }
+
     /// Passes the result of a driver call on. After an `Ok`, the driver has a part of the
     /// submission, so a later error fails the stream.
     #[inline]
@@ -281,6 +325,8 @@ impl<N: DriverStream> fmt::Debug for Sink<'_, N> {
 /// A native wait: the mark, and what it proves once it is over.
 pub(crate) struct NativeWait<N: DriverStream> {
     pub(crate) mark: N::Mark,
+    /// The timepoint that is waited for. The mark may cover later values.
+    pub(crate) point: Timepoint,
     pub(crate) source: Weak<StreamCore<N>>,
     pub(crate) value: u64,
     pub(crate) abroad: bool,
@@ -288,6 +334,7 @@ pub(crate) struct NativeWait<N: DriverStream> {
 
 impl<N: DriverStream> NativeWait<N> {
     pub(crate) fn passed(self) -> CompletionAction<N> {
-        CompletionAction::Passed { source: self.source, value: self.value, abroad: self.abroad }
+        let Self { source, value, point, abroad, .. } = self;
+        CompletionAction::Passed { source, value, point, abroad }
     }
 }

@@ -22,7 +22,7 @@ use crate::driver::DriverStream;
 use crate::stream::StreamCore;
 use leasehold_core::sync::Mutex;
 use leasehold_core::sync::atomic::{AtomicUsize, Ordering};
-use leasehold_core::{Result, TimelineOwner};
+use leasehold_core::{Result, TimelineOwner, Timepoint};
 use leasehold_hal::op::KeepAlive;
 use std::collections::VecDeque;
 use std::fmt;
@@ -39,6 +39,8 @@ pub(crate) enum CompletionAction<N: DriverStream> {
         source: Weak<StreamCore<N>>,
         /// The value.
         value: u64,
+        /// The timepoint that was waited for, at or before the value.
+        point: Timepoint,
         /// Whether the other stream is of another device, whose loss does not stop this one.
         abroad: bool,
     },
@@ -143,9 +145,9 @@ impl<N: DriverStream> CompletionAction<N> {
     fn carry_out(self, sound: bool, device: &N::Device) -> Result<()> {
         match self {
             CompletionAction::KeepAlive(keep) => drop(keep),
-            CompletionAction::Passed { source, value, abroad } => {
+            CompletionAction::Passed { source, value, point, abroad } => {
                 if sound && let Some(source) = source.upgrade() {
-                    return source.passed(value, abroad);
+                    return source.passed(value, point, abroad);
                 }
             }
             CompletionAction::Driver(action) => N::carry_out(device, action, sound),

@@ -71,8 +71,8 @@ pub(crate) struct State<N: DriverStream> {
     pub(crate) again: bool,
     /// Set by the device when it has reached the host call at the front.
     pub(crate) fence: Option<Arc<AtomicBool>>,
-    /// The first submission that is held back waits for a timeline that nothing of this backend
-    /// advances.
+    /// The first submission that is held back waits for room in the driver, or for a timeline that
+    /// nothing of this backend advances.
     pub(crate) foreign: bool,
     /// The driver was given work since it was last seen idle on this stream.
     pub(crate) dirty: bool,
@@ -230,6 +230,7 @@ impl<N: DriverStream> StreamCore<N> {
             self.fail_pending(loss);
         }
         if over || loss.is_some() {
+            self.note_failure();
             let end = timeline.submitted();
             // `VALUE_LIMIT` includes the actions of a submission that was lost half way, and so has
             // no value.
@@ -303,6 +304,7 @@ impl<N: DriverStream> Drop for StreamCore<N> {
             && self.reached() < self.signalled.load(Ordering::Acquire);
         match if pending || signalled { self.native.synchronize() } else { Ok(()) } {
             Ok(()) if pending => {
+                self.note_failure();
                 let end = timeline.submitted();
                 let _ = self.host.carry_out(&self.owner, end, end, &self.core.device);
                 self.owner.complete(end);

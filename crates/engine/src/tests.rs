@@ -19,6 +19,11 @@ struct Recorder {
     lost: AtomicBool,
     /// Makes the next fill fail.
     refuses: AtomicBool,
+    /// No submission has room.
+    full: AtomicBool,
+    /// The first value of the first stream that fails on the device.
+    fails: Mutex<Option<(u64, Error)>>,
+    streams: AtomicU64,
     calls: Mutex<Vec<String>>,
 }
 
@@ -74,6 +79,7 @@ impl GraphSteps for NoGraph {
 
 struct RecorderStream {
     device: Arc<Recorder>,
+    number: u64,
     signalled: AtomicU64,
     reached: AtomicU64,
 }
@@ -89,7 +95,8 @@ unsafe impl DriverStream for RecorderStream {
 
     fn create(device: &Arc<Recorder>, _: i32, start: u64) -> Result<Self> {
         let (signalled, reached) = (AtomicU64::new(start), AtomicU64::new(start));
-        Ok(Self { device: device.clone(), signalled, reached })
+        let number = device.streams.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { device: device.clone(), number, signalled, reached })
     }
 
     fn check(&self, op: &Op<'_>, timeline: &Timeline) -> Result<()> {
@@ -102,6 +109,16 @@ unsafe impl DriverStream for RecorderStream {
 
     fn prepare(&self, _: &Op<'_>) -> Result<Option<()>> {
         Ok(None)
+    }
+
+    fn reserve(&self) -> bool {
+        !self.device.full.load(Ordering::Acquire)
+    }
+
+    fn wait_room(&self) -> Result<()> {
+        self.device.called("wait for room");
+        self.device.full.store(false, Ordering::Release);
+        Ok(())
     }
 
     fn enter(&self) -> Result<&Recorder> {
@@ -158,6 +175,10 @@ unsafe impl DriverStream for RecorderStream {
             self.reached.fetch_max(self.signalled.load(Ordering::Acquire), Ordering::AcqRel);
         }
         self.reached.load(Ordering::Acquire)
+    }
+
+    fn failure(&self) -> Option<(u64, Error)> {
+        (self.number == 0).then(|| self.device.fails.lock().clone()).flatten()
     }
 
     fn query(&self) -> Result<bool> {
@@ -379,5 +400,54 @@ fn a_stream_whose_note_is_cleared_away_is_gone_on_with() -> Result<()> {
         "the note is gone, and nobody goes on with the stream"
     );
     assert!(!other.watched.load(Ordering::Acquire), "its point is not over");
+    Ok(())
+}
+
+/// A thread that resumes work never waits for room, because other streams depend on it.
+#[test]
+fn a_submission_waits_for_room_before_its_lock_and_held_back_work_is_tried_again() -> Result<()> {
+    let rig = rig();
+    let host_timeline = HostTimelineManager::new(rig.tables.clone())?.acquire()?;
+    let stream = rig.engine.stream(0)?;
+    rig.device.full.store(true, Ordering::Release);
+    submit(&stream, &[Op::Fill(fill(1))])?;
+    assert_eq!(rig.device.take(), ["wait for room", "fill 1"]);
+    let gate = host_timeline.timeline().at(host_timeline.timeline().submitted() + 1);
+    let last = submit(&stream, &[Op::Wait(gate), Op::Fill(fill(2))])?;
+    rig.device.full.store(true, Ordering::Release);
+    leasehold_hal::HostTimeline::signal_host(&*host_timeline, gate.value())?;
+    assert_eq!(rig.device.take(), [""; 0]);
+    assert!(stream.needs_attention(), "the watcher tries again");
+    rig.device.full.store(false, Ordering::Release);
+    stream.wait_host(last.value(), None)?;
+    assert_eq!(rig.device.take(), ["fill 2", "host part", "host part"]);
+    Ok(())
+}
+
+#[test]
+fn work_that_fails_on_the_device_fails_its_stream_and_the_streams_that_waited_for_it() -> Result<()>
+{
+    let rig = rig();
+    rig.device.busy.store(true, Ordering::Release);
+    let streams = [rig.engine.stream(0)?, rig.engine.stream(0)?, rig.engine.stream(0)?];
+    let sound = submit(&streams[0], &[Op::Fill(fill(1))])?;
+    let failed = submit(&streams[0], &[Op::Fill(fill(2))])?;
+    // The mark of both waits covers the value that fails.
+    let waiting = submit(&streams[1], &[Op::Wait(failed), Op::Fill(fill(3))])?;
+    let other = submit(&streams[2], &[Op::Wait(sound), Op::Fill(fill(4))])?;
+    *rig.device.fails.lock() = Some((failed.value(), Error::state("a page fault")));
+    rig.device.busy.store(false, Ordering::Release);
+    rig.device.take();
+    for (stream, point) in [(&streams[1], waiting), (&streams[0], failed)] {
+        let error = stream.wait_host(point.value(), None).unwrap_err();
+        assert!(error.to_string().contains("a page fault"), "{error}");
+        assert!(stream.timeline().is_idle());
+    }
+    streams[2].wait_host(other.value(), None)?;
+    assert!(sound.timeline().check(sound.value())?, "an earlier value is sound");
+    assert!(submit(&streams[0], &[Op::Fill(fill(5))]).is_err());
+    let parts = rig.device.take();
+    assert_eq!(parts.iter().filter(|part| *part == "host part dropped").count(), 2);
+    assert_eq!(parts.iter().filter(|part| *part == "host part").count(), 2);
     Ok(())
 }

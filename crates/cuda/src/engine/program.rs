@@ -1,10 +1,8 @@
 //! Instantiated plans: executable graphs of explicitly added nodes.
 //!
-//! Every operation is one node, with the plan's edges. The device cannot run a host call that may
-//! call the driver, nor wait for work that the host holds back. So a plan is split at such
-//! operations. The nodes between two of them are a *segment*, an executable graph of its own, and
-//! the stream goes from step to step. Host calls and waits are barriers of a plan, so the split
-//! loses no parallelism. A plan without them is one segment and one launch.
+//! Every operation is one node, with the plan's edges. A segment of the plan's
+//! [`Steps`] is an executable graph of its own. A plan without host calls and waits is one segment
+//! and one launch.
 //!
 //! Bytes for pageable memory land in pinned memory that the graph owns. The host copies them on
 //! when the launch is over. Calls of foreign libraries are captured, each into a child graph.
@@ -24,15 +22,9 @@ use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Lease, Result, Timepoint, UniqueLease};
 use leasehold_engine::driver::{GraphSteps, Step};
 use leasehold_engine::panics::panic_text;
-use leasehold_hal::{Copy2d, Dispatch, Download, GraphExec, HostCall, NodePatch, Op, Plan};
+use leasehold_engine::steps::Steps;
+use leasehold_hal::{Dispatch, Download, GraphExec, NodePatch, Op, Plan};
 use std::fmt;
-
-enum ProgramPart {
-    Run(u32),
-    Call(HostCall),
-    Wait(Timepoint),
-    Copy(Copy2d),
-}
 
 struct StagingCopy {
     staging: UniqueLease<Buffer>,
@@ -61,7 +53,7 @@ struct Kernel {
 pub struct Program {
     context: Arc<DriverContext>,
     plan: Mutex<Plan>,
-    parts: Vec<ProgramPart>,
+    steps: Steps,
     segments: Vec<Segment>,
     /// The kernel nodes, by node of the plan.
     kernels: Vec<Option<Kernel>>,
@@ -117,32 +109,11 @@ impl Program {
     /// After an error all made objects are given back.
     pub fn new(core: &Core, plan: Plan) -> Result<Self> {
         let n = plan.len();
-        if n != 0 && plan.pred_at.len() != n + 1
-            || (0..n).any(|i| plan.predecessors(i).iter().any(|&p| p as usize >= i))
-        {
-            return Err(Error::invalid("a plan whose nodes do not come after what they wait for"));
-        }
+        let (steps, segments) = Steps::of(&plan, |op| is_apart(core, op))?;
         let mut building = Building { core, segments: Vec::new() };
-        let mut parts = Vec::new();
         let mut kernels = vec![None; n];
-        let mut from = 0;
-        while from < n {
-            match plan.ops.get(from) {
-                Some(Op::Host(call)) => parts.push(ProgramPart::Call(call.clone())),
-                Some(Op::Wait(point)) => parts.push(ProgramPart::Wait(point)),
-                Some(Op::Copy(copy)) if splits(core, &Op::Copy(copy)) => {
-                    parts.push(ProgramPart::Copy(copy))
-                }
-                _ => {
-                    let holds = |i: &usize| plan.ops.get(*i).is_some_and(|op| splits(core, &op));
-                    let to = (from..n).find(holds).unwrap_or(n);
-                    parts.push(ProgramPart::Run(building.segments.len() as u32));
-                    building.segment(&plan, from, to, &mut kernels)?;
-                    from = to;
-                    continue;
-                }
-            }
-            from += 1;
+        for nodes in segments {
+            building.segment(&plan, nodes.start, nodes.end, &mut kernels)?;
         }
         let segments = std::mem::take(&mut building.segments);
         Ok(Self {
@@ -150,7 +121,7 @@ impl Program {
             #[cfg(feature = "planted-defects")]
             stale: core.shared.config.has(crate::defects::Defect::StaleGraphAddress),
             plan: Mutex::new(plan),
-            parts,
+            steps,
             segments,
             kernels,
             nodes: n,
@@ -170,17 +141,16 @@ impl Program {
         let pinned: u64 =
             self.segments.iter().flat_map(|s| &s.staging_copies).map(|l| l.staging.len()).sum();
         let tables = self.kernels.len() * size_of::<Option<Kernel>>()
-            + self.parts.len() * size_of::<ProgramPart>()
             + self.segments.len() * size_of::<Segment>()
             + size_of::<Self>();
-        pinned + tables as u64 + self.plan.lock().ops.bytes()
+        pinned + tables as u64 + self.steps.bytes() + self.plan.lock().ops.bytes()
     }
 
     /// Whether a launch does nothing.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.parts.is_empty()
+        self.steps.is_empty()
     }
 
     /// Launches a segment. The context is current.
@@ -227,25 +197,10 @@ impl Program {
     /// See `hal::GraphExec::update`.
     pub fn update(&self, patches: &[NodePatch<'_>]) -> Result<()> {
         let mut plan = self.plan.lock();
+        // If a node is patched twice, the last patch counts.
+        let mut new = plan.ops.clone();
         for p in patches {
-            let index = p.node as usize;
-            let Some(Op::Dispatch(d)) = plan.ops.get(index) else {
-                return Err(Error::invalid(format!(
-                    "node {index} is not a dispatch of this graph"
-                )));
-            };
-            if p.bindings.is_some_and(|b| b.len() != d.bindings.len()) {
-                return Err(Error::invalid(format!(
-                    "node {index} has {} bindings",
-                    d.bindings.len()
-                )));
-            }
-            if p.params.is_some_and(|x| x.len() != d.params.len()) {
-                return Err(Error::invalid(format!(
-                    "node {index} has {} bytes of parameters",
-                    d.params.len()
-                )));
-            }
+            new.patch(p.node as usize, p.bindings, p.params, p.grid)?;
         }
         for p in patches {
             let index = p.node as usize;
@@ -257,11 +212,6 @@ impl Program {
                         .into(),
                 ));
             }
-        }
-        // If a node is patched twice, the last patch counts.
-        let mut new = plan.ops.clone();
-        for p in patches {
-            new.patch(p.node as usize, p.bindings, p.params, p.grid)?;
         }
         for (done, p) in patches.iter().enumerate() {
             let outcome = self.set(&new, p.node);
@@ -308,18 +258,10 @@ impl Program {
     }
 }
 
-/// Whether an operation cannot be a node. A cut at any place keeps the order of a plan: later nodes
-/// run later.
-fn splits(core: &Core, op: &Op<'_>) -> bool {
-    match op {
-        Op::Host(_) | Op::Wait(_) => true,
-        Op::Copy(c) => {
-            c.width != 0
-                && c.rows != 0
-                && !matches!(encoder::route(core, c), Ok(Route::Direct(_)) | Err(_))
-        }
-        _ => false,
-    }
+/// Whether a copy cannot be a node.
+fn is_apart(core: &Core, op: &Op<'_>) -> bool {
+    let Op::Copy(c) = op else { return false };
+    c.width != 0 && c.rows != 0 && !matches!(encoder::route(core, c), Ok(Route::Direct(_)) | Err(_))
 }
 
 impl Building<'_> {
@@ -440,10 +382,10 @@ impl Building<'_> {
             Op::Graph(child) => {
                 // SAFETY: graphs of a plan belong to this device (the caller's promise).
                 let program = unsafe { Program::of(child) };
-                match &program.parts[..] {
-                    [] => empty(),
-                    [ProgramPart::Run(run)] => {
-                        let native = program.segments[*run as usize].graph;
+                match &program.segments[..] {
+                    _ if program.steps.is_empty() => empty(),
+                    [only] if program.steps.is_plain() => {
+                        let native = only.graph;
                         // SAFETY: both graphs were made here and have no other user.
                         let node = context
                             .within(|ops| unsafe { ops.graph_add_child(graph, after, native) })?;
@@ -527,24 +469,15 @@ fn capture(core: &Core, call: &leasehold_hal::ForeignCall) -> Result<NativeGraph
 impl GraphSteps for Program {
     #[inline]
     fn is_plain(&self) -> bool {
-        matches!(&self.parts[..], [] | [ProgramPart::Run(_)])
+        self.steps.is_plain()
     }
 
     fn step(&self, i: usize) -> Option<Step> {
-        Some(match self.parts.get(i)? {
-            ProgramPart::Run(segment) => Step::Run(*segment),
-            ProgramPart::Call(call) => Step::Call(call.clone()),
-            ProgramPart::Wait(point) => Step::Wait(*point),
-            ProgramPart::Copy(copy) => Step::Copy(*copy),
-        })
+        self.steps.step(i)
     }
 
-    fn for_each_wait(&self, mut f: impl FnMut(Timepoint)) {
-        for part in &self.parts {
-            if let ProgramPart::Wait(point) = part {
-                f(*point);
-            }
-        }
+    fn for_each_wait(&self, f: impl FnMut(Timepoint)) {
+        self.steps.for_each_wait(f);
     }
 }
 

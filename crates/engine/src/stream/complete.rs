@@ -7,7 +7,7 @@ use crate::deferred::PumpState;
 use crate::driver::{DriverDevice, DriverStream};
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::sync::{spin_loop, thread};
-use leasehold_core::{Error, Fault, Result, VALUE_LIMIT};
+use leasehold_core::{Error, Fault, Result, Timepoint, VALUE_LIMIT};
 use std::time::{Duration, Instant};
 
 impl<N: DriverStream> StreamCore<N> {
@@ -62,6 +62,7 @@ impl<N: DriverStream> StreamCore<N> {
             thread::yield_now();
         }
         let sound = !timeline.failed(VALUE_LIMIT);
+        self.note_failure();
         if let Some(publish) = self.host.carry_out(&self.owner, value, value, &self.core.device) {
             self.owner.complete(publish);
         }
@@ -71,14 +72,25 @@ impl<N: DriverStream> StreamCore<N> {
         timeline.completed() > before
     }
 
+    /// Poisons the timeline if the driver has reported that work failed on the device.
+    pub(crate) fn note_failure(&self) {
+        if let Some((value, cause)) = self.native.failure()
+            && !self.timeline().failed(value)
+        {
+            let cause = self.fault("submission".to_owned(), value, &cause);
+            self.owner.poison(value, cause);
+        }
+    }
+
     /// A stream that has waited for `value` is done, so this stream is done up to `value` too. The
     /// call publishes `value` here, so that a caller that sees the other stream done also sees this
-    /// one done.
+    /// one done. `point` is the timepoint that the other stream needed.
     ///
     /// # Errors
-    /// The loss of this stream's device, if the other stream is of another context (`abroad`). A
-    /// driver may release streams that wait for a lost device.
-    pub(crate) fn passed(&self, value: u64, abroad: bool) -> Result<()> {
+    /// - The failure of `point`: the other stream's work ran without its results.
+    /// - The loss of this stream's device, if the other stream is of another context (`abroad`). A
+    ///   driver may release streams that wait for a lost device.
+    pub(crate) fn passed(&self, value: u64, point: Timepoint, abroad: bool) -> Result<()> {
         let timeline = self.timeline();
         if abroad && timeline.completed() < value {
             // The driver context may not know of the loss yet.
@@ -102,7 +114,10 @@ impl<N: DriverStream> StreamCore<N> {
             turns += 1;
             thread::yield_now();
         }
-        Ok(())
+        match timeline.check(point.value()) {
+            Err(Error::DeviceLost { .. }) | Ok(_) => Ok(()),
+            Err(cause) => Err(cause),
+        }
     }
 
     /// Whether the driver is done with all work of the stream.

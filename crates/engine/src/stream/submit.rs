@@ -34,13 +34,27 @@ impl<N: DriverStream> StreamCore<N> {
             // SAFETY: the caller vouches for the operations.
             return unsafe { self.submit_slow(ops) };
         }
-        let state = self.state.lock();
-        self.healthy()?;
+        let state = self.lock_with_room()?;
         if state.is_busy() {
             return self.defer(state, ops, Vec::new());
         }
         // SAFETY: the caller vouches for the operations, which need nothing prepared.
         unsafe { self.submit_now(state, ops, &mut Prepared::default(), ops.len()) }
+    }
+
+    /// Takes the lock of a sound stream. Unless the stream holds work back, the driver has room for
+    /// a submission. Waits for the room without the lock.
+    #[inline]
+    fn lock_with_room(&self) -> Result<MutexGuard<'_, State<N>>> {
+        loop {
+            let state = self.state.lock();
+            self.healthy()?;
+            if state.is_busy() || self.native.reserve() {
+                return Ok(state);
+            }
+            drop(state);
+            self.native.wait_room().map_err(|e| self.core.settle(e))?;
+        }
     }
 
     /// Whether an operation can go to the driver without preparation.
@@ -207,8 +221,7 @@ impl<N: DriverStream> StreamCore<N> {
                 ready => prepared.put(i, ready),
             }
         }
-        let state = self.state.lock();
-        self.healthy()?;
+        let state = self.lock_with_room()?;
         if state.is_busy() {
             return self.defer(state, ops, prepared.rest_from(0));
         }
@@ -349,7 +362,8 @@ impl<N: DriverStream> StreamCore<N> {
                     }
                     Ok(recorded.map_or(Ready::Blocked, |(mark, value)| {
                         let abroad = !Arc::ptr_eq(&source.core.device, &self.core.device);
-                        Ready::Wait(NativeWait { mark, source: source.me.clone(), value, abroad })
+                        let source = source.me.clone();
+                        Ready::Wait(NativeWait { mark, point, source, value, abroad })
                     }))
                 }
                 // The stream is gone, so all its values are over or soon will be.

@@ -1,0 +1,104 @@
+//! The steps of a plan's launch: segments that the driver runs, and the operations between them.
+//!
+//! A driver cannot run a host call that may call the driver, nor wait for work that the host holds
+//! back. So a plan is split at such operations. The nodes between two of them are a *segment*, and
+//! the stream goes from step to step. Host calls and waits are barriers of a plan, so the split
+//! loses no parallelism. A cut at any place keeps the order of a plan: later nodes run later.
+//!
+//! This module must not know how a segment runs.
+
+use crate::driver::{GraphSteps, Step};
+use leasehold_core::{Error, Result, Timepoint};
+use leasehold_hal::{Copy2d, ForeignCall, HostCall, Op, Plan};
+use std::ops::Range;
+
+#[derive(Debug)]
+enum Part {
+    Run(u32),
+    Call(HostCall),
+    Wait(Timepoint),
+    Foreign(ForeignCall),
+    Copy(Copy2d),
+}
+
+/// The steps of a plan's launch.
+#[derive(Debug)]
+pub struct Steps(Box<[Part]>);
+
+impl Steps {
+    /// Splits a plan. Returns the steps, and the nodes of each segment. `apart` says which copies
+    /// and library calls cannot be nodes of a segment.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a plan whose nodes do not come after their predecessors.
+    pub fn of(plan: &Plan, apart: impl Fn(&Op<'_>) -> bool) -> Result<(Self, Vec<Range<usize>>)> {
+        let n = plan.len();
+        if n != 0 && plan.pred_at.len() != n + 1
+            || (0..n).any(|i| plan.predecessors(i).iter().any(|&p| p as usize >= i))
+        {
+            return Err(Error::invalid("a plan whose nodes do not come after what they wait for"));
+        }
+        let (mut parts, mut segments) = (Vec::new(), Vec::<Range<usize>>::new());
+        let mut open = false;
+        for (i, op) in plan.ops.iter().enumerate() {
+            let part = match op {
+                Op::Host(call) => Part::Call(call.clone()),
+                Op::Wait(point) => Part::Wait(point),
+                Op::Foreign(call) if apart(&op) => Part::Foreign(call.clone()),
+                Op::Copy(copy) if apart(&op) => Part::Copy(copy),
+                _ => {
+                    match segments.last_mut() {
+                        Some(segment) if open => segment.end = i + 1,
+                        _ => {
+                            parts.push(Part::Run(segments.len() as u32));
+                            segments.push(i..i + 1);
+                        }
+                    }
+                    open = true;
+                    continue;
+                }
+            };
+            open = false;
+            parts.push(part);
+        }
+        Ok((Self(parts.into()), segments))
+    }
+
+    /// Whether a launch does nothing.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Bytes of host memory.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        size_of_val(&*self.0) as u64
+    }
+}
+
+impl GraphSteps for Steps {
+    #[inline]
+    fn is_plain(&self) -> bool {
+        matches!(&*self.0, [] | [Part::Run(_)])
+    }
+
+    fn step(&self, i: usize) -> Option<Step> {
+        Some(match self.0.get(i)? {
+            Part::Run(segment) => Step::Run(*segment),
+            Part::Call(call) => Step::Call(call.clone()),
+            Part::Wait(point) => Step::Wait(*point),
+            Part::Foreign(call) => Step::Foreign(call.clone()),
+            Part::Copy(copy) => Step::Copy(*copy),
+        })
+    }
+
+    fn for_each_wait(&self, mut f: impl FnMut(Timepoint)) {
+        for part in &self.0 {
+            if let Part::Wait(point) = part {
+                f(*point);
+            }
+        }
+    }
+}
