@@ -1,5 +1,7 @@
 //! The configuration of the Metal backend.
 
+use crate::driver::types::Storage;
+use leasehold_alloc::DebugAids;
 use leasehold_core::{Error, Result};
 
 /// The configuration of the Metal backend.
@@ -12,11 +14,32 @@ pub struct MpsConfig {
     /// Uncompleted command buffers of a queue, 1 to 4,096; 1,024 by default. At the limit the
     /// driver blocks.
     pub command_buffers: u32,
+    /// The most streams of a device at a time; 256 by default.
+    pub streams: u32,
+    /// The storage of device memory. By default `None`: shared storage on a device with unified
+    /// memory, otherwise private storage.
+    pub storage: Option<Storage>,
+    /// No threads of the backend's own, for deterministic tests; false by default. The thread that
+    /// waits, queries or synchronises then does their work.
+    pub inline: bool,
+    /// Debug aids that detect wrong uses of memory. All are off by default. Aids that write have an
+    /// effect on shared storage only.
+    pub debug: DebugAids,
+    /// The entries of each memory's trace ring. 0, the default, disables the ring.
+    pub trace_events: usize,
 }
 
 impl Default for MpsConfig {
     fn default() -> Self {
-        Self { queues: 1, command_buffers: 1024 }
+        Self {
+            queues: 1,
+            command_buffers: 1024,
+            streams: 256,
+            storage: None,
+            inline: false,
+            debug: DebugAids::default(),
+            trace_events: 0,
+        }
     }
 }
 
@@ -40,23 +63,62 @@ impl MpsConfig {
         self
     }
 
+    /// Sets the most streams of a device.
+    #[must_use]
+    pub fn streams(mut self, streams: u32) -> Self {
+        self.streams = streams;
+        self
+    }
+
+    /// Sets the storage of device memory.
+    #[must_use]
+    pub fn storage(mut self, storage: Storage) -> Self {
+        self.storage = Some(storage);
+        self
+    }
+
+    /// Enables or disables threads of the backend's own.
+    #[must_use]
+    pub fn inline(mut self, inline: bool) -> Self {
+        self.inline = inline;
+        self
+    }
+
+    /// Sets the debug aids for memory.
+    #[must_use]
+    pub fn debug(mut self, aids: DebugAids) -> Self {
+        self.debug = aids;
+        self
+    }
+
+    /// Sets the entries of the trace ring of each kind of memory.
+    #[must_use]
+    pub fn trace_events(mut self, events: usize) -> Self {
+        self.trace_events = events;
+        self
+    }
+
     /// Checks the values.
     ///
     /// # Errors
     /// `InvalidArgument`, with the value that is out of range.
     pub fn validate(&self) -> Result<()> {
-        let Self { queues, command_buffers } = *self;
-        if !(1..=Self::QUEUES_MAX).contains(&queues) {
+        if !(1..=Self::QUEUES_MAX).contains(&self.queues) {
             return Err(Error::invalid(format!(
-                "{queues} command queues: want 1 to {}",
+                "{} command queues: want 1 to {}",
+                self.queues,
                 Self::QUEUES_MAX
             )));
         }
-        if !(1..=Self::COMMAND_BUFFERS_MAX).contains(&command_buffers) {
+        if !(1..=Self::COMMAND_BUFFERS_MAX).contains(&self.command_buffers) {
             return Err(Error::invalid(format!(
-                "{command_buffers} command buffers of a queue: want 1 to {}",
+                "{} command buffers of a queue: want 1 to {}",
+                self.command_buffers,
                 Self::COMMAND_BUFFERS_MAX
             )));
+        }
+        if self.streams == 0 {
+            return Err(Error::invalid("a device without streams can do nothing"));
         }
         Ok(())
     }

@@ -1,16 +1,35 @@
-//! The Metal backend of the Leasehold device runtime: its driver layer and its managers.
+//! The Metal backend of the Leasehold device runtime: Metal behind managers.
+//!
+//! Three types to know: [`MpsBackend`] gives the devices of a driver, [`MpsConfig`] has its
+//! settings, and a [`driver`] is Metal itself or a simulated one.
+//!
+//! ```
+//! use leasehold_hal::Backend;
+//! use leasehold_mps::MpsBackend;
+//! match MpsBackend::new().devices() {
+//!     Ok(devices) => println!("{} devices", devices.len()),
+//!     Err(why) => println!("{why}"), // no system of Apple's, for example
+//! }
+//! ```
 //!
 #![doc = include_str!("../README.md")]
 //!
 //! # Floors
-//! `driver` ← `manager`. Everything above the [`driver`] is the same code over the real driver
-//! and over the simulated one.
+//! `driver` ← `spans` ← `shared` ← `manager` ← `allocator` ← `manager::device` ← `backend`.
+//! Everything above the [`driver`] is the same code over the real driver and over the simulated
+//! one. The `allocator` takes its heaps and buffers from their managers, and the managers of a
+//! device include its memory.
 //!
-//! This crate must not know other backends, nor what lies above `hal`.
+//! This crate must not hold operators, and nothing but the registration of backends may name it.
 
+pub(crate) mod allocator;
+pub mod backend;
 pub mod config;
 pub mod driver;
 pub mod manager;
+pub mod shared;
+pub mod spans;
 
+pub use backend::MpsBackend;
 pub use config::MpsConfig;
 pub use manager::execution::MpsExecutionManager;

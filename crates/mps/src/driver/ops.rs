@@ -539,6 +539,12 @@ pub trait MemoryOps {
     /// # Safety
     /// - `buffer` is live.
     unsafe fn buffer_length(&self, buffer: NativeBuffer) -> Result<u64>;
+
+    /// Tells the simulated driver's race detector that the host reads (or writes) shared memory
+    /// that the device may use too. The real driver does nothing.
+    fn host_access(&self, addr: u64, bytes: u64, write: bool) {
+        let _ = (addr, bytes, write);
+    }
 }
 
 /// Calls for events and fences.

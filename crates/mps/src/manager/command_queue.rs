@@ -59,6 +59,8 @@ impl Resource for Queues {
         // SAFETY: the device is open as long as this value holds it.
         let native = unsafe { ops.queue_create(device, self.command_buffers, &label)? };
         let owned = Owned::new(&self.device, native);
+        // SAFETY: `owned` keeps the queue live, and holds the device beyond the queue's release.
+        unsafe { self.device.attach(native)? };
         Ok(CommandQueueState { owned, index: *index, _place: PhantomPinned })
     }
 

@@ -7,21 +7,24 @@ use super::command_queue::CommandQueueManager;
 use super::event::EventManager;
 use super::fence::FenceManager;
 use super::heap::HeapManager;
+use super::kernel::KernelManager;
 use super::library::LibraryManager;
 use super::opened::OpenedDevice;
+use crate::allocator::Memory;
 use crate::config::MpsConfig;
-use crate::driver::ops::{DeviceProperties, MpsSlowOps, NativeDevice};
+use crate::driver::ops::{DeviceProperties, MpsSlowOps, NativeDevice, Storage};
+use crate::shared::Shared;
 #[cfg(feature = "test-hooks")]
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::sync::{Arc, Mutex, OnceLock};
 use leasehold_core::{
     Error, FixedSlotStore, Handle, Index, Lease, PoolStats, Recycle, Resource, Result, Tagged, tags,
 };
-use leasehold_hal::{BackendKind, DeviceId, DeviceInfo, Limits, MemoryInfo};
+use leasehold_hal::{BackendKind, Caps, DeviceId, DeviceInfo, Limits, MemoryInfo};
 use std::marker::PhantomPinned;
 
 /// The ordinal of a device of this backend.
-fn ordinal_of(device: DeviceId) -> Result<u32> {
+pub(crate) fn ordinal_of(device: DeviceId) -> Result<u32> {
     if device.backend == BackendKind::Mps {
         return Ok(device.ordinal);
     }
@@ -62,13 +65,16 @@ fn describe(device: &OpenedDevice, free: Option<u64>) -> DeviceInfo {
 /// An open device. The fields are dropped in their order: what uses other resources comes first.
 #[derive(Debug)]
 pub struct DeviceState {
+    kernels: KernelManager,
     libraries: LibraryManager,
-    buffers: BufferManager,
-    heaps: HeapManager,
+    memory: Arc<Memory>,
+    buffers: Arc<BufferManager>,
+    heaps: Arc<HeapManager>,
     events: EventManager,
     fences: FenceManager,
     queues: CommandQueueManager,
     info: DeviceInfo,
+    caps: Caps,
     limits: Limits,
     opened: Arc<OpenedDevice>,
     /// The payload belongs to its pool: safe code cannot swap it with another payload.
@@ -84,22 +90,32 @@ impl DeviceState {
         let p = &opened.properties;
         // SAFETY: the device is open.
         let used = unsafe { opened.ops.allocated_size(opened.native)? };
+        let heaps = Arc::new(HeapManager::new(opened, config)?);
+        let buffers = Arc::new(BufferManager::new(opened, config)?);
+        let memory = Arc::new(Memory::new(opened, &heaps, &buffers));
+        let mut caps = Caps::default();
+        caps.host_visible = memory.storage() == Storage::Shared;
+        caps.pinned = true;
         let mut limits = Limits::default();
         limits.grid = [u32::MAX; 3];
         limits.block = p.max_threads;
         limits.block_threads = p.max_threads.into_iter().max().unwrap_or(1);
         limits.shared = p.max_threadgroup_memory;
         limits.buffer = p.max_buffer;
+        limits.streams = config.streams;
         // Metal copies constants from offsets that are multiples of 4.
         limits.binding_alignment = 4;
         Ok(Self {
+            kernels: KernelManager::new(opened)?,
             libraries: LibraryManager::new(opened, config)?,
-            buffers: BufferManager::new(opened, config)?,
-            heaps: HeapManager::new(opened, config)?,
+            memory,
+            buffers,
+            heaps,
             events: EventManager::new(opened, config)?,
             fences: FenceManager::new(opened, config)?,
             queues: CommandQueueManager::new(opened, config)?,
             info: describe(opened, Some(p.recommended_working_set.saturating_sub(used))),
+            caps,
             limits,
             opened: opened.clone(),
             _place: PhantomPinned,
@@ -121,6 +137,11 @@ impl DeviceState {
         &self.info
     }
 
+    /// The device's capabilities.
+    pub fn caps(&self) -> Caps {
+        self.caps
+    }
+
     /// The device's limits.
     pub fn limits(&self) -> &Limits {
         &self.limits
@@ -134,6 +155,26 @@ impl DeviceState {
     /// The command queues.
     pub fn command_queues(&self) -> &CommandQueueManager {
         &self.queues
+    }
+
+    /// The kernels.
+    pub fn kernels(&self) -> &KernelManager {
+        &self.kernels
+    }
+
+    /// The device's memory.
+    pub(crate) fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    /// The number of devices of the driver.
+    pub(crate) fn devices(&self) -> u32 {
+        self.opened.shared.devices()
+    }
+
+    /// The device as its resources hold it.
+    pub(crate) fn opened(&self) -> &Arc<OpenedDevice> {
+        &self.opened
     }
 
     /// The libraries and pipelines.
@@ -164,6 +205,7 @@ impl DeviceState {
     /// Reports the statistics of all pools.
     pub fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
         report("command queue", self.queues.stats());
+        report("pipeline", self.kernels.stats());
         report("library", self.libraries.stats());
         report("compute pipeline state", self.libraries.pipelines().stats());
         report("heap", self.heaps.stats());
@@ -175,9 +217,16 @@ impl DeviceState {
     /// Refuses while a lease on a resource of this device is held. Buffers hold heaps, and
     /// pipelines hold libraries, so they are asked first.
     fn outstanding(&self) -> Result<()> {
-        self.libraries.outstanding()?;
-        self.buffers.outstanding()?;
-        self.heaps.outstanding()?;
+        let strong = self.kernels.in_use();
+        if strong != 0 {
+            let weak = self.kernels.stats().weak;
+            return Err(Error::LeasesOutstanding { resource: "pipeline", strong, weak });
+        }
+        self.libraries.outstanding_beyond(self.kernels.live())?;
+        self.memory.outstanding()?;
+        // The allocators hold a heap and a buffer for each segment.
+        self.buffers.outstanding_beyond(self.memory.segments())?;
+        self.heaps.outstanding_beyond(self.memory.segments())?;
         self.events.outstanding()?;
         self.fences.outstanding()?;
         self.queues.outstanding()
@@ -234,7 +283,7 @@ impl DeviceManager {
     #[doc(alias = "initializeDevices")]
     pub fn initialize_devices(&self, ops: Arc<dyn MpsSlowOps>, config: MpsConfig) -> Result<()> {
         config.validate()?;
-        let opened = OpenedDevice::all(&ops)?;
+        let opened = OpenedDevice::all(&Arc::new(Shared::new(ops, config.clone())))?;
         let count = u32::try_from(opened.len()).unwrap_or(u32::MAX);
         let opened = Arc::new(Mutex::new(opened));
         let store = FixedSlotStore::new(Devices { opened: opened.clone(), config }, count)?;

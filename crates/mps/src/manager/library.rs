@@ -200,7 +200,12 @@ impl LibraryManager {
 
     /// Refuses while another holder has a lease. Leases of pipelines do not count.
     pub(crate) fn outstanding(&self) -> Result<()> {
-        self.pipelines.outstanding()?;
+        self.outstanding_beyond(0)
+    }
+
+    /// As [`outstanding`](Self::outstanding). The device's kernels hold `own` pipelines.
+    pub(crate) fn outstanding_beyond(&self, own: u64) -> Result<()> {
+        self.pipelines.outstanding_beyond(own)?;
         let made = self.made.lock().clone();
         let others = |(handle, kept): (LibraryHandle, bool)| {
             let library = self.manager.lease(handle).ok()?;

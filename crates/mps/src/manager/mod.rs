@@ -7,6 +7,7 @@
 //! - [`command_queue`]. Owns: the command queues. Kind of pool: a few keyed singletons.
 //! - [`library`]. Owns: libraries and their compute pipelines. Kind of pool: keyed singletons.
 //! - [`compute_pipeline_state`]. Owns: compute pipelines. Kind of pool: keyed singletons.
+//! - [`kernel`]. Owns: kernels, which hold compute pipelines. Kind of pool: keyed singletons.
 //! - [`heap`]. Owns: heaps, any number for a device. Kind of pool: growable, recycled.
 //! - [`buffer`]. Owns: buffers, with or without a heap. Kind of pool: growable, recycled.
 //! - [`event`]. Owns: events and shared events. Kind of pool: growable, recycled.
@@ -20,7 +21,7 @@
 //!
 //! This module must not know the traits of `hal`'s devices.
 
-mod opened;
+pub(crate) mod opened;
 
 pub mod buffer;
 pub mod command_queue;
@@ -30,6 +31,7 @@ pub mod event;
 pub mod execution;
 pub mod fence;
 pub mod heap;
+pub mod kernel;
 pub mod library;
 
 /// The methods that all managers of a pool have alike.
@@ -132,7 +134,7 @@ macro_rules! plain_new {
 }
 use plain_new;
 
-/// The methods of managers whose leases nothing inside the backend holds.
+/// The shutdown of managers that are a pool and no more.
 macro_rules! plain_shutdown {
     ($manager:ident, $resource:literal) => {
         impl $manager {
@@ -140,7 +142,14 @@ macro_rules! plain_shutdown {
 
             /// Refuses while another holder has a lease.
             pub(crate) fn outstanding(&self) -> leasehold_core::Result<()> {
-                let (strong, weak) = (self.manager.in_use(), self.manager.stats().weak);
+                self.outstanding_beyond(0)
+            }
+
+            /// Refuses while a holder outside of the backend has a lease. Other parts of the backend
+            /// hold `own` resources.
+            pub(crate) fn outstanding_beyond(&self, own: u64) -> leasehold_core::Result<()> {
+                let strong = self.manager.in_use().saturating_sub(own);
+                let weak = self.manager.stats().weak;
                 if strong != 0 || weak != 0 {
                     return Err(leasehold_core::Error::LeasesOutstanding {
                         resource: $resource,

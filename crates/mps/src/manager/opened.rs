@@ -1,19 +1,35 @@
 //! A device as its resources hold it, and the reference that a resource has of its native object.
 //!
+//! # Residency
+//! A device has one residency set, which all its queues have. The members are the heaps of the
+//! allocators. One thread at a time may use a set, so the set has a lock. The lock is a leaf, and
+//! the calls under it wait for no work. Without sets, the driver makes a buffer resident that an
+//! encoder binds.
+//!
 //! This module must not know which resources exist.
 
-use crate::driver::ops::{DeviceProperties, MpsSlowOps, NativeDevice, NativeObject};
+use crate::driver::ops::{
+    Allocation, DeviceProperties, MpsSlowOps, NativeDevice, NativeHeap, NativeObject, NativeQueue,
+    NativeResidencySet,
+};
+use crate::shared::Shared;
 use leasehold_core::Result;
-use leasehold_core::sync::Arc;
+use leasehold_core::sync::{Arc, Mutex};
 use leasehold_hal::{BackendKind, DeviceId};
 use std::fmt;
+
+/// The members that a residency set has space for at first.
+const MEMBERS: u32 = 64;
 
 /// A device's native reference and properties. The drop releases the reference.
 pub(crate) struct OpenedDevice {
     pub(crate) ops: Arc<dyn MpsSlowOps>,
+    pub(crate) shared: Arc<Shared>,
     pub(crate) native: NativeDevice,
     pub(crate) id: DeviceId,
     pub(crate) properties: DeviceProperties,
+    /// The residency set, made at its first use.
+    residency: Mutex<Option<NativeResidencySet>>,
 }
 
 impl OpenedDevice {
@@ -21,7 +37,8 @@ impl OpenedDevice {
     ///
     /// # Errors
     /// `Unavailable` without a device or with implausible properties; a driver error.
-    pub(crate) fn all(ops: &Arc<dyn MpsSlowOps>) -> Result<Vec<Arc<Self>>> {
+    pub(crate) fn all(shared: &Arc<Shared>) -> Result<Vec<Arc<Self>>> {
+        let ops = &shared.ops;
         // Each reference has an owner before the next call can fail.
         let natives = ops.devices()?;
         let owned = natives.into_iter().map(|n| Reference { ops: &**ops, native: Some(n) });
@@ -33,22 +50,106 @@ impl OpenedDevice {
             properties.check(ordinal)?;
             let id = DeviceId::new(BackendKind::Mps, ordinal);
             reference.native = None;
-            Ok(Arc::new(Self { ops: ops.clone(), native, id, properties }))
+            Ok(Arc::new(Self {
+                ops: ops.clone(),
+                shared: shared.clone(),
+                native,
+                id,
+                properties,
+                residency: Mutex::new(None),
+            }))
         };
-        (0..).zip(owned).map(open).collect()
+        let all: Vec<Arc<Self>> = (0..).zip(owned).map(open).collect::<Result<_>>()?;
+        shared.set_devices(all.len() as u32);
+        Ok(all)
     }
 
     /// One device of a driver, for the managers' test hooks.
     #[cfg(feature = "test-hooks")]
     pub(crate) fn one(ops: Arc<dyn MpsSlowOps>, device: DeviceId) -> Result<Arc<Self>> {
-        let all = Self::all(&ops)?;
+        let all = Self::all(&Arc::new(Shared::new(ops, crate::MpsConfig::default())))?;
         let found = all.into_iter().find(|opened| opened.id == device);
         found.ok_or_else(|| leasehold_core::Error::NotFound(device.to_string().into()))
+    }
+
+    /// Makes calls with the residency set, if the system has such sets. The first call makes it.
+    fn with_set(&self, calls: impl FnOnce(NativeResidencySet) -> Result<()>) -> Result<()> {
+        if !self.properties.residency_sets {
+            return Ok(());
+        }
+        let mut residency = self.residency.lock();
+        let set = match *residency {
+            Some(set) => set,
+            // SAFETY: this value keeps the device live.
+            None => *residency.insert(unsafe { self.ops.residency_create(self.native, MEMBERS)? }),
+        };
+        calls(set)
+    }
+
+    /// Makes a heap resident for all later work of the device's queues. May block on the system.
+    ///
+    /// # Errors
+    /// A driver error. Nothing has changed.
+    ///
+    /// # Safety
+    /// - The heap is live and of this device. [`evict`](Self::evict) is called before its release.
+    pub(crate) unsafe fn make_resident(&self, heap: NativeHeap) -> Result<()> {
+        let (ops, member) = (&self.ops, Allocation::Heap(heap));
+        self.with_set(|set| {
+            // SAFETY: the set lives as long as this value, and its lock is held. The caller vouches
+            // for the heap.
+            unsafe {
+                ops.residency_add(set, member)?;
+                ops.residency_commit(set).inspect_err(|_| {
+                    // The first error is reported.
+                    let _ = ops.residency_remove(set, member);
+                })
+            }
+        })
+    }
+
+    /// Reverts [`make_resident`](Self::make_resident). May block on the system.
+    ///
+    /// # Errors
+    /// A driver error. Nothing has changed.
+    ///
+    /// # Safety
+    /// - The heap is live and of this device.
+    pub(crate) unsafe fn evict(&self, heap: NativeHeap) -> Result<()> {
+        let (ops, member) = (&self.ops, Allocation::Heap(heap));
+        self.with_set(|set| {
+            // SAFETY: the set lives as long as this value, and its lock is held. The caller vouches
+            // for the heap.
+            unsafe {
+                ops.residency_remove(set, member)?;
+                ops.residency_commit(set).inspect_err(|_| {
+                    // The first error is reported.
+                    let _ = ops.residency_add(set, member);
+                })
+            }
+        })
+    }
+
+    /// Makes the set's members resident for a queue's work.
+    ///
+    /// # Errors
+    /// A driver error.
+    ///
+    /// # Safety
+    /// - The queue is live and of this device, and is released before this value is dropped.
+    pub(crate) unsafe fn attach(&self, queue: NativeQueue) -> Result<()> {
+        // SAFETY: the set lives as long as this value. The caller vouches for the queue.
+        self.with_set(|set| unsafe { self.ops.queue_add_set(queue, set) })
     }
 }
 
 impl Drop for OpenedDevice {
     fn drop(&mut self) {
+        if let Some(set) = self.residency.get_mut().take() {
+            // SAFETY: this value owns the reference. All queues of the device are gone, because
+            // each holds the device.
+            unsafe { self.ops.release(set.into()) };
+        }
         // SAFETY: this value owns the reference, and all objects of the device are gone, because
         // each holds the device.
         unsafe { self.ops.release(self.native.into()) };

@@ -230,4 +230,12 @@ impl MemoryOps for SimDriver {
         self.count("length", self.device_of(buffer));
         Ok(self.lock().buffer(buffer.0)?.bytes)
     }
+
+    fn host_access(&self, addr: u64, bytes: u64, write: bool) {
+        if write {
+            self.0.machine.host_write(addr, bytes)
+        } else {
+            self.0.machine.host_read(addr, bytes)
+        }
+    }
 }

@@ -1,0 +1,155 @@
+//! The table of segments: where the backend's memory lies, and which native buffer spans it.
+//!
+//! A segment is a heap with one buffer over all of it. A lease's address is the host address of its
+//! first byte in shared storage, and the device address in private storage. Device addresses and
+//! host addresses may be equal by accident. So a search by an address alone finds shared storage
+//! only.
+//!
+//! All locks here are leaves and are held for a few instructions.
+//!
+//! This module must not know allocators.
+
+use crate::driver::ops::{NativeBuffer, NativeHeap, Storage};
+use leasehold_core::sync::RwLock;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+
+/// A segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// The buffer that spans the segment.
+    pub native: NativeBuffer,
+    /// The heap of its memory.
+    pub heap: NativeHeap,
+    /// The address of its first byte, as leases have it.
+    pub addr: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// The place of its memory.
+    pub storage: Storage,
+    /// The ordinal of its device.
+    pub device: u32,
+}
+
+/// A place in a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// The buffer that spans the segment.
+    pub native: NativeBuffer,
+    /// The offset in the buffer.
+    pub offset: u64,
+    /// The place of its memory.
+    pub storage: Storage,
+    /// The ordinal of its device.
+    pub device: u32,
+}
+
+impl Span {
+    /// The place of a range, if all of it lies in the segment.
+    fn place(&self, addr: u64, bytes: u64) -> Option<Place> {
+        let offset = addr.checked_sub(self.addr)?;
+        let inside = offset <= self.bytes && bytes <= self.bytes - offset;
+        let Self { native, storage, device, .. } = *self;
+        inside.then_some(Place { native, offset, storage, device })
+    }
+}
+
+#[derive(Default)]
+struct Table {
+    by_native: HashMap<u64, Span>,
+    /// Segments in shared storage, by address: the numbers of their buffers.
+    shared: BTreeMap<u64, u64>,
+}
+
+/// The segments of all devices of a backend.
+#[derive(Default)]
+pub struct Spans(RwLock<Table>);
+
+impl Spans {
+    /// Adds a segment.
+    pub(crate) fn add(&self, span: Span) {
+        let mut table = self.0.write();
+        table.by_native.insert(span.native.0, span);
+        if span.storage == Storage::Shared {
+            table.shared.insert(span.addr, span.native.0);
+        }
+    }
+
+    /// Removes the segment of a buffer.
+    pub(crate) fn remove(&self, native: NativeBuffer) {
+        let mut table = self.0.write();
+        if let Some(span) = table.by_native.remove(&native.0)
+            && span.storage == Storage::Shared
+        {
+            table.shared.remove(&span.addr);
+        }
+    }
+
+    /// The place of `bytes` bytes at an address. `native` is the number of the spanning buffer, as
+    /// bindings have it, or 0 if it is not known. `None` for memory that this backend does not
+    /// have, and for a range that exceeds its segment.
+    #[must_use]
+    pub fn of(&self, native: u64, addr: u64, bytes: u64) -> Option<Place> {
+        let table = self.0.read();
+        let native = match native {
+            0 => *table.shared.range(..=addr).next_back()?.1,
+            native => native,
+        };
+        table.by_native.get(&native)?.place(addr, bytes)
+    }
+
+    /// Calls `f` with each heap of a device, without the lock.
+    pub fn for_each_heap(&self, device: u32, f: impl FnMut(NativeHeap)) {
+        let all: Vec<NativeHeap> = {
+            let table = self.0.read();
+            table.by_native.values().filter(|s| s.device == device).map(|s| s.heap).collect()
+        };
+        all.into_iter().for_each(f);
+    }
+}
+
+impl fmt::Debug for Spans {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Spans({})", self.0.read().by_native.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(native: u64, addr: u64, bytes: u64, storage: Storage) -> Span {
+        Span {
+            native: NativeBuffer(native),
+            heap: NativeHeap(native),
+            addr,
+            bytes,
+            storage,
+            device: 0,
+        }
+    }
+
+    #[test]
+    fn a_place_lies_in_its_segment_and_private_storage_needs_its_buffer() {
+        let spans = Spans::default();
+        spans.add(span(1, 0x1000, 0x1000, Storage::Shared));
+        spans.add(span(2, 0x1000, 0x800, Storage::Private));
+        let at =
+            |native, addr, bytes| spans.of(native, addr, bytes).map(|p| (p.native.0, p.offset));
+        assert_eq!(at(1, 0x1800, 0x800), Some((1, 0x800)));
+        assert_eq!(at(0, 0x1800, 0x800), Some((1, 0x800)), "by the host's address");
+        assert_eq!(at(2, 0x1400, 0x400), Some((2, 0x400)));
+        assert_eq!(at(2, 0x1400, 0x401), None, "beyond the end");
+        assert_eq!(at(1, 0xfff, 1), None, "before the start");
+        assert_eq!(at(3, 0x1000, 1), None, "no such buffer");
+        assert_eq!(at(0, 0x2000, 1), None, "beyond the end");
+        assert_eq!(at(0, 0x2000, 0), Some((1, 0x1000)), "no bytes at the end");
+        spans.remove(NativeBuffer(1));
+        assert_eq!(at(0, 0x1800, 1), None);
+        assert_eq!(at(2, 0x1000, 1), Some((2, 0)));
+        let mut heaps = Vec::new();
+        spans.for_each_heap(0, |heap| heaps.push(heap.0));
+        assert_eq!(heaps, [2]);
+        spans.for_each_heap(1, |_| unreachable!("device 1 has no heap"));
+    }
+}

@@ -1,0 +1,4 @@
+//! Tests of the backend over the simulated driver.
+
+mod bench;
+mod memory;
