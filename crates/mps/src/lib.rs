@@ -15,7 +15,7 @@
 #![doc = include_str!("../README.md")]
 //!
 //! # Floors
-//! `driver` ← `spans` ← `shared` ← `manager` ← `allocator` ← `manager::device` ← `backend`.
+//! `driver` ← `spans` ← `manager` ← `allocator` ← `manager::device` ← `backend`.
 //! Everything above the [`driver`] is the same code over the real driver and over the simulated
 //! one. The `allocator` takes its heaps and buffers from their managers, and the managers of a
 //! device include its memory.

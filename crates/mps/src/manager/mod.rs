@@ -145,8 +145,8 @@ macro_rules! plain_shutdown {
                 self.outstanding_beyond(0)
             }
 
-            /// Refuses while a holder outside of the backend has a lease. Other parts of the backend
-            /// hold `own` resources.
+            /// Refuses while a holder outside of the backend has a lease. Other parts of the
+            /// backend hold `own` resources.
             pub(crate) fn outstanding_beyond(&self, own: u64) -> leasehold_core::Result<()> {
                 let strong = self.manager.in_use().saturating_sub(own);
                 let weak = self.manager.stats().weak;
