@@ -313,10 +313,12 @@ impl Allocator {
     }
 
     /// Brings everything whose last use is over to where every stream can take it, and drops what
-    /// imports kept for such uses. Makes no driver call.
+    /// imports kept for such uses. Makes no driver call, but for memory that external streams used:
+    /// their events are recorded and asked.
     pub fn drain(&self) {
         let inner = self.inner();
         inner.flush();
+        inner.ask_external();
         inner.settle(&mut inner.core.lock());
         inner.sweep_retired();
         sweep();

@@ -6,9 +6,11 @@
 //! and links. PyTorch's caching allocator keeps events for this; here the record takes their place.
 
 use crate::buffer::{Open, Row};
+use crate::host;
 use crate::state::{Core, Deferred, Inner, NONE};
-use leasehold_core::PackedTimepoint;
 use leasehold_core::sync::atomic::Ordering;
+use leasehold_core::{PackedTimepoint, Timeline, TimelineId, Timepoint};
+use std::time::Duration;
 
 impl Inner {
     /// Puts a row that nobody holds into a list, under a new generation, with its record as it is.
@@ -102,6 +104,43 @@ impl Inner {
             let bytes = core.store.bytes(row.placement());
             row.buffer.for_each_use(|s| f(bytes, s));
         });
+    }
+
+    /// Asks the external timelines that free memory waits for how far they are. Their owners do not
+    /// see submissions, so nothing else makes them progress. Without external timelines the call
+    /// does nothing. Called without the lock: it calls the driver.
+    #[cold]
+    pub(crate) fn ask_external(&self) {
+        if !Timeline::any_external() {
+            return;
+        }
+        let mut lines: Vec<TimelineId> = Vec::new();
+        let mut note = |id: TimelineId| {
+            if id.get() != 0 && !lines.contains(&id) {
+                // A timeline without host memory for its entry is asked by a later call.
+                host::push(&mut lines, id);
+            }
+        };
+        {
+            let core = self.core.lock();
+            core.store
+                .heap
+                .pending_by_line()
+                .for_each(|(_, line)| note(TimelineId::from_number(line)));
+            core.store.slabs.pending(|_, s| note(s.timeline_id()));
+            for list in [core.deferred, core.retired] {
+                self.each_aside(list, |row| {
+                    row.buffer.for_each_use(|s| note(s.timeline_id()));
+                });
+            }
+        }
+        for id in lines {
+            let point = PackedTimepoint::from_bits(u64::from(id.get()) << 48 | 1).timepoint();
+            if let Some(timeline) = point.map(Timepoint::timeline).filter(|t| t.is_external()) {
+                // The timeline shows the result of this wait.
+                let _ = timeline.wait(timeline.submitted(), Some(Duration::ZERO));
+            }
+        }
     }
 
     /// Brings everything whose last use is over to where everybody can take it. Slow path.

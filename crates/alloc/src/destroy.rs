@@ -29,6 +29,7 @@ static DEFERRED: Mutex<Option<Box<Inner>>> = Mutex::new(None);
 /// the deferred ones are a list through the allocators themselves.
 #[cfg(not(loom))]
 fn destroy(mut inner: Box<Inner>) {
+    inner.ask_external();
     if inner.is_over() {
         drop(inner);
     } else {
@@ -38,23 +39,21 @@ fn destroy(mut inner: Box<Inner>) {
     }
 }
 
-/// Destroys those whose streams are done.
+/// Destroys those whose streams are done. The list's lock is held for a moment only: asking
+/// external streams calls the driver.
 #[cfg(not(loom))]
 pub(crate) fn sweep() {
-    let Some(mut deferred) = DEFERRED.try_lock() else { return };
-    let mut left = deferred.take();
-    let mut over = None;
-    while let Some(mut inner) = left {
-        left = inner.next_deferred.take();
-        let list = if inner.is_over() { &mut over } else { &mut *deferred };
-        inner.next_deferred = list.take();
-        *list = Some(inner);
-    }
-    drop(deferred);
+    let Some(mut left) = DEFERRED.try_lock().and_then(|mut deferred| deferred.take()) else {
+        return;
+    };
     // One by one: a list would be dropped by recursion.
-    while let Some(mut inner) = over {
-        over = inner.next_deferred.take();
-        drop(inner);
+    loop {
+        let next = left.next_deferred.take();
+        destroy(left);
+        match next {
+            Some(next) => left = next,
+            None => return,
+        }
     }
 }
 

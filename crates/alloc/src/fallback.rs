@@ -58,6 +58,7 @@ impl Inner {
         layout: Layout,
         on: On<'_>,
     ) -> Result<Lease<Buffer>> {
+        self.ask_external();
         self.sweep_retired();
         crate::destroy::sweep();
         let mut trail = Trail::default();

@@ -21,6 +21,7 @@ impl Inner {
             return Err(e.clone());
         }
         self.flush();
+        self.ask_external();
         self.sweep_retired();
         if let Some(watch) = &self.watch {
             self.sweep_held(watch, SweepScope::All);

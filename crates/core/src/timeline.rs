@@ -63,7 +63,7 @@ pub use owner::{HostTimelineOwner, TimelineOwner};
 use crate::defects::{Defect, planted};
 use crate::error::{Error, OutOfMemory, Result};
 use crate::name::Name;
-use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use crate::sync::{CachePadded, Condvar, Mutex, OnceLock};
 use std::collections::VecDeque;
 use std::fmt;
@@ -328,6 +328,7 @@ pub struct Timeline {
     /// The lowest value that ever failed.
     first_failed: AtomicU64,
     waiters: AtomicU32,
+    external: AtomicBool,
     id: TimelineId,
     /// The owner's name; 0 for none.
     name: AtomicU32,
@@ -349,6 +350,7 @@ impl Timeline {
             completed: CachePadded::new(AtomicU64::new(0)),
             first_failed: AtomicU64::new(NEVER),
             waiters: AtomicU32::new(0),
+            external: AtomicBool::new(false),
             id: TimelineId(id),
             name: AtomicU32::new(0),
             known: std::array::from_fn(|_| AtomicU64::new(0)),
@@ -378,6 +380,29 @@ impl Timeline {
     /// write it, and the last one counts.
     pub fn set_name(&self, name: Option<Name>) {
         self.name.store(Name::number(name), Ordering::Relaxed);
+    }
+
+    /// Returns whether the timeline is of an external stream, whose submissions its owner does not
+    /// see: see [`TimelineOwner::set_external`].
+    #[inline]
+    #[must_use]
+    pub fn is_external(&self) -> bool {
+        self.external.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the process has external timelines at all.
+    #[cfg(not(loom))]
+    #[inline]
+    #[must_use]
+    pub fn any_external() -> bool {
+        EXTERNAL.load(Ordering::Relaxed) > 0
+    }
+
+    /// Returns whether the process has external timelines at all. Models have none.
+    #[cfg(loom)]
+    #[must_use]
+    pub fn any_external() -> bool {
+        false
     }
 
     /// The last submitted value.
@@ -751,6 +776,10 @@ impl fmt::Debug for Timeline {
         }
     }
 }
+
+/// External timelines that have an owner.
+#[cfg(not(loom))]
+static EXTERNAL: AtomicU32 = AtomicU32::new(0);
 
 /// All timelines, allocated in chunks that are never moved or freed.
 static CHUNKS: [OnceLock<Box<[Timeline]>>; LINES / LINES_PER_CHUNK] =

@@ -5,7 +5,7 @@
 //!
 //! This module must not call the driver.
 
-use crate::driver::ops::{CopyKind, EventFlags, HostFlags};
+use crate::driver::ops::{CaptureMode, CopyKind, EventFlags, HostFlags};
 use cudarc::driver::sys;
 use leasehold_core::{Error, OutOfMemory};
 use std::sync::Arc;
@@ -300,6 +300,23 @@ pub fn memory_types(kind: CopyKind) -> (sys::CUmemorytype, sys::CUmemorytype) {
         CopyKind::DeviceToHost => (DEVICE, HOST),
         CopyKind::DeviceToDevice => (DEVICE, DEVICE),
     }
+}
+
+/// The driver's number of a capture mode.
+pub fn capture_mode(mode: CaptureMode) -> u32 {
+    use sys::CUstreamCaptureMode_enum as Native;
+    (match mode {
+        CaptureMode::Global => Native::CU_STREAM_CAPTURE_MODE_GLOBAL,
+        CaptureMode::ThreadLocal => Native::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+        CaptureMode::Relaxed => Native::CU_STREAM_CAPTURE_MODE_RELAXED,
+    }) as u32
+}
+
+/// The capture mode of a number of the driver's.
+pub fn capture_mode_of(number: u32) -> Option<CaptureMode> {
+    [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed]
+        .into_iter()
+        .find(|&mode| capture_mode(mode) == number)
 }
 
 #[cfg(test)]

@@ -26,6 +26,12 @@ pub enum Defect {
     MissingEdge,
     /// The completion word is written before the work.
     WordBeforeWork,
+    /// CUDA: an epoch of an external stream is published without an event.
+    ExternalUnrecorded,
+    /// CUDA: an epoch of an external stream is closed by the event of an earlier epoch.
+    ExternalStaleEvent,
+    /// CUDA: an external stream does not wait for another stream's memory.
+    ExternalWaitSkipped,
 }
 
 impl Defect {
@@ -42,4 +48,8 @@ impl Defect {
         Defect::MissingEdge,
         Defect::WordBeforeWork,
     ];
+
+    /// The defects of external streams.
+    pub const EXTERNAL: [Defect; 3] =
+        [Defect::ExternalUnrecorded, Defect::ExternalStaleEvent, Defect::ExternalWaitSkipped];
 }

@@ -68,6 +68,19 @@ impl<N: DriverStream> Tables<N> {
         self.origins.read().get(&timeline).cloned()
     }
 
+    /// A mark behind all work of a timepoint, for a wait by a stream that the engine does not know.
+    /// `None` for a timeline of another backend, and for work that the host holds back.
+    ///
+    /// # Errors
+    /// Those of recording the mark.
+    pub fn mark(&self, point: Timepoint) -> Result<Option<N::Mark>> {
+        let Some(Origin::Stream(source)) = self.origin(point.timeline_id()) else {
+            return Ok(None);
+        };
+        let Some(source) = source.upgrade() else { return Ok(None) };
+        Ok(source.mark_for(point.value())?.map(|(mark, _)| mark))
+    }
+
     /// Records that a stream waits for a timepoint. If the table is full, the call first removes
     /// the entries whose timepoints are over.
     pub(crate) fn note_wait(&self, point: Timepoint, stream: &Weak<StreamCore<N>>) {

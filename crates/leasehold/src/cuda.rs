@@ -6,13 +6,18 @@
 //! [`Stream::foreign_call`], which orders the call by its operands and marks their use. Work that
 //! is enqueued on [`raw_stream`] by hand is ordered with the stream's own in the driver, but leaves
 //! no mark on buffers: nobody else waits for it, and freed memory does not either.
+//!
+//! A library with streams of its own uses this library's memory through [`external_stream`]: the
+//! allocator then orders reuse by what was submitted to that stream, without seeing it.
 
 use crate::runtime::Runtime;
 use crate::stream::Stream;
 use crate::view::BufferView;
+use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Result};
 use leasehold_hal::{BackendKind, DeviceId};
 
+pub use leasehold_cuda::manager::external::External as ExternalStream;
 pub use leasehold_cuda::{CompletionSource, CudaBackend, CudaConfig, MemorySource};
 
 /// Refuses a device of another backend.
@@ -54,4 +59,43 @@ pub fn raw_pointer(runtime: &Runtime, view: BufferView<'_>) -> Result<u64> {
     is_cuda(runtime.device())?;
     runtime.inner.check_eager(&[view.read()])?;
     Ok(view.addr())
+}
+
+/// The stream of another library, as a source of timepoints for allocations: `On::new(&*stream)`.
+///
+/// Before a lease is dropped, the library marks its buffer with [`ExternalStream::now`]: on the
+/// stream of the allocation by [`Buffer::mark_read`](leasehold_alloc::Buffer::mark_read), on each
+/// other stream that used it by [`Buffer::used_on`](leasehold_alloc::Buffer::used_on). No mark
+/// makes a driver call, except on a per-thread default stream. An event is recorded once another
+/// stream, a trim or a growth needs to know how far the stream is. Memory that is freed and
+/// allocated on the same stream needs no event.
+///
+/// The handles 0 and 1 mean the legacy default stream, and 2 means the calling thread's own default
+/// stream. The memory of a stream in capture stays with that stream until the capture is over.
+///
+/// # Errors
+/// `InvalidArgument` for a runtime of another backend; `OutOfMemory` without timelines.
+///
+/// # Safety
+/// - `stream` is a `CUstream` of the device's primary context, or 0, 1 or 2.
+/// - Its owner calls [`end_external_stream`] before it destroys the stream.
+pub unsafe fn external_stream(runtime: &Runtime, stream: u64) -> Result<Arc<ExternalStream>> {
+    is_cuda(runtime.device())?;
+    let device =
+        runtime.cuda().ok_or_else(|| Error::invalid("a device that does not show its state"))?;
+    // SAFETY: the caller vouches for the handle.
+    unsafe { device.primary().externals().get(stream) }
+}
+
+/// Ends an external stream, before its owner destroys it. Memory that it used is reused once the
+/// stream's work is over. A stream that was never used here is `Ok`.
+///
+/// # Errors
+/// `InvalidArgument` for a runtime of another backend; `InvalidState` for a stream in capture; the
+/// driver's own. Then the stream is as it was.
+pub fn end_external_stream(runtime: &Runtime, stream: u64) -> Result<()> {
+    is_cuda(runtime.device())?;
+    let device =
+        runtime.cuda().ok_or_else(|| Error::invalid("a device that does not show its state"))?;
+    device.primary().externals().end(stream)
 }

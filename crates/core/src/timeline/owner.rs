@@ -108,6 +108,22 @@ impl TimelineOwner {
         self.timeline
     }
 
+    /// Makes the timeline that of an external stream: another library submits work there, and this
+    /// owner does not see it.
+    ///
+    /// The last submitted value of such a timeline is an open *epoch*: it stands for all work that
+    /// was submitted before the epoch is closed. The owner closes an epoch by taking the next value
+    /// and then recording an event on the stream, in this order. So a thread that submitted work
+    /// and then read the open epoch is covered by the event of the epoch that it read. The owner
+    /// closes the open epoch if a thread asks for its completion, by the
+    /// [publisher](Self::set_publisher). An allocator asks before it takes new memory.
+    #[cfg(not(loom))]
+    pub fn set_external(&self) {
+        if !self.timeline.external.swap(true, Ordering::Relaxed) {
+            EXTERNAL.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     /// Takes the next value, after the driver accepted the submission. Only the submitter may call
     /// it, in its turn on the stream.
     ///
@@ -237,6 +253,9 @@ impl Drop for TimelineOwner {
     fn drop(&mut self) {
         let timeline = self.timeline;
         self.set_publisher(None);
+        if timeline.external.swap(false, Ordering::Relaxed) {
+            EXTERNAL.fetch_sub(1, Ordering::Relaxed);
+        }
         if !timeline.is_idle() {
             self.poison(
                 timeline.completed() + 1,

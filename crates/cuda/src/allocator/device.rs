@@ -145,7 +145,7 @@ unsafe impl Backing for DeviceBacking {
 
     fn reserve(&self, bytes: u64) -> Result<u64> {
         self.calls(1);
-        let addr = self.context.within(|ops| ops.address_reserve(bytes, self.granule))?;
+        let addr = self.context.relaxed(|ops| ops.address_reserve(bytes, self.granule))?;
         self.shared.add_range(addr, bytes, self.place());
         Ok(addr)
     }
@@ -157,7 +157,7 @@ unsafe impl Backing for DeviceBacking {
         self.calls(1);
         let addr = match self.source {
             MemorySource::Pool => self.with_stream(|stream| {
-                self.context.within(|ops| {
+                self.context.relaxed(|ops| {
                     // SAFETY: the pool's own stream, which only this call uses meanwhile.
                     let addr = unsafe { ops.alloc_async(bytes, stream) }?;
                     // Other streams may use the memory from now on.
@@ -170,7 +170,7 @@ unsafe impl Backing for DeviceBacking {
                     Ok(addr)
                 })
             })?,
-            _ => self.context.within(|ops| ops.alloc(bytes))?,
+            _ => self.context.relaxed(|ops| ops.alloc(bytes))?,
         };
         self.shared.add_range(addr, bytes, self.place());
         Ok(Chunk { addr, bytes, native: 0 })
@@ -210,7 +210,7 @@ unsafe impl Backing for DeviceBacking {
 
     fn create(&self, bytes: u64) -> Result<u64> {
         self.calls(1);
-        self.context.within(|ops| ops.memory_create(self.context.ordinal(), bytes)).map(|m| m.0)
+        self.context.relaxed(|ops| ops.memory_create(self.context.ordinal(), bytes)).map(|m| m.0)
     }
 
     unsafe fn destroy(&self, handle: u64, _: u64) -> Result<()> {
@@ -222,7 +222,7 @@ unsafe impl Backing for DeviceBacking {
     unsafe fn map(&self, at: u64, handle: u64, bytes: u64) -> Result<()> {
         self.calls(1);
         // SAFETY: the allocator maps handles of this backing into reservations of this backing.
-        self.context.within(|ops| unsafe { ops.map(at, bytes, NativeMemory(handle)) })?;
+        self.context.relaxed(|ops| unsafe { ops.map(at, bytes, NativeMemory(handle)) })?;
         self.shared.mapped(self.context.ordinal(), at, bytes);
         Ok(())
     }
@@ -246,7 +246,7 @@ unsafe impl Backing for DeviceBacking {
     /// bounds of such allocations.
     fn exact(&self, bytes: u64, align: u64) -> Result<Chunk> {
         self.calls(1);
-        let addr = self.context.within(|ops| {
+        let addr = self.context.relaxed(|ops| {
             let addr = ops.alloc(bytes.max(1))?;
             if addr.is_multiple_of(align.max(1)) {
                 return Ok(addr);

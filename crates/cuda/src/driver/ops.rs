@@ -45,6 +45,18 @@ leasehold_engine::native_handles! {
     NativeMemory;
 }
 
+/// The calls that a thread may make while streams are captured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum CaptureMode {
+    /// No call that a capture of any thread forbids.
+    #[default]
+    Global,
+    /// No call that a capture of this thread forbids.
+    ThreadLocal,
+    /// Any call.
+    Relaxed,
+}
+
 /// A device's properties, as the driver reports them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeviceProperties {
@@ -331,6 +343,11 @@ pub trait ContextOps {
 
     /// Waits for all work of the current context: `cuCtxSynchronize`.
     fn context_synchronize(&self) -> Result<()>;
+
+    /// Exchanges this thread's capture mode, and returns the former one:
+    /// `cuThreadExchangeStreamCaptureMode`. Needs no context. Does not block. A relaxed thread may
+    /// make calls that break a capture in other modes: allocations, queries of events, waits.
+    fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode>;
 
     /// The lowest and the highest stream priority: `cuCtxGetStreamPriorityRange`. A lower number is
     /// more urgent. Does not block.

@@ -21,7 +21,9 @@ mod stream;
 
 use super::cache::{CompileCache, Key};
 use super::nvrtc;
-use super::ops::{ContextOps, CudaSlowOps, DeviceOps, DeviceProperties, NativeContext};
+use super::ops::{
+    CaptureMode, ContextOps, CudaSlowOps, DeviceOps, DeviceProperties, NativeContext,
+};
 use crate::conv::{self, code};
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute_enum as Attribute, CUuuid};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
@@ -454,6 +456,15 @@ impl ContextOps for RealDriver {
 
     fn context_synchronize(&self) -> Result<()> {
         drive!(self, cuCtxSynchronize())
+    }
+
+    fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
+        // A plain integer, because the driver writes the former mode here.
+        let mut word = conv::capture_mode(mode);
+        drive!(self, cuThreadExchangeStreamCaptureMode((&raw mut word).cast()))?;
+        conv::capture_mode_of(word).ok_or_else(|| {
+            Error::Unavailable(format!("CUDA: the driver's capture mode {word}").into())
+        })
     }
 
     fn priority_range(&self) -> Result<(i32, i32)> {

@@ -34,10 +34,12 @@ mod module;
 mod stream;
 mod tables;
 
-use super::ops::{ContextOps, CudaSlowOps, DeviceOps, DeviceProperties, NativeContext};
+use super::ops::{
+    CaptureMode, ContextOps, CudaSlowOps, DeviceOps, DeviceProperties, NativeContext, NativeStream,
+};
 use crate::conv::{self, code};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
-use leasehold_core::sync::thread;
+use leasehold_core::sync::thread::{self, ThreadId};
 use leasehold_core::sync::{Mutex, MutexGuard, OnceLock};
 use leasehold_core::{Error, ForkGuard, Result};
 use leasehold_sim::{Machine, MachineConfig, Monitor, Stepping};
@@ -209,6 +211,39 @@ impl SimDriver {
     #[must_use]
     pub fn take_leaks(&self) -> Vec<String> {
         std::mem::take(&mut self.tables.lock().leaks)
+    }
+
+    /// The legacy default stream of the current context, which the first call makes: the handle 1.
+    /// It is an ordinary stream here: the driver's implicit order with other streams only hides
+    /// mistakes.
+    ///
+    /// # Errors
+    /// Without a current context, or without memory.
+    pub fn legacy_stream(&self) -> Result<NativeStream> {
+        self.special_stream(None).map(|()| NativeStream(1))
+    }
+
+    /// The default stream of the calling thread in the current context, which the first call makes:
+    /// the handle 2.
+    ///
+    /// # Errors
+    /// Without a current context, or without memory.
+    pub fn per_thread_stream(&self) -> Result<NativeStream> {
+        self.special_stream(Some(thread::current().id())).map(|()| NativeStream(2))
+    }
+
+    fn special_stream(&self, thread: Option<ThreadId>) -> Result<()> {
+        const API: &str = "cuStreamQuery";
+        let scope = self.enter(API)?;
+        let mut tables = self.lock();
+        if tables.special.contains_key(&(scope.context, thread)) {
+            return Ok(());
+        }
+        let queue = self.machine.queue_create(scope.device)?;
+        let handle = tables.handle();
+        tables.streams.insert(handle, tables::Stream { context: scope.context, queue });
+        tables.special.insert((scope.context, thread), handle);
+        Ok(())
     }
 
     fn lock(&self) -> MutexGuard<'_, Tables> {
@@ -592,6 +627,18 @@ impl ContextOps for SimDriver {
         self.machine
             .device_synchronize(scope.device, None)
             .map_err(|e| self.told(API, scope.device, 0, e))
+    }
+
+    fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
+        self.enter_plain("cuThreadExchangeStreamCaptureMode", 0)?;
+        let mut tables = self.lock();
+        let thread = thread::current().id();
+        let former = match mode {
+            // The mode of a thread that never set one.
+            CaptureMode::Global => tables.capture_modes.remove(&thread),
+            mode => tables.capture_modes.insert(thread, mode),
+        };
+        Ok(former.unwrap_or_default())
     }
 
     fn priority_range(&self) -> Result<(i32, i32)> {

@@ -6,9 +6,9 @@
 //!
 //! This module must not know streams.
 
-use crate::driver::ops::{CudaSlowOps, NativeContext};
+use crate::driver::ops::{CaptureMode, CudaSlowOps, NativeContext};
 use leasehold_core::sync::{Arc, OnceLock};
-use leasehold_core::{Error, Result};
+use leasehold_core::{Error, Result, Timeline};
 use leasehold_hal::DeviceId;
 use std::fmt;
 use std::ops::Deref;
@@ -135,7 +135,10 @@ impl DriverContext {
     /// # Errors
     /// A driver error, while the context is not lost.
     pub fn give_back(&self, calls: impl FnOnce(&dyn CudaSlowOps) -> Result<()>) -> Result<()> {
-        let outcome = self.enter_again().and_then(|entry| calls(&*entry));
+        let outcome = self.enter_again().and_then(|entry| {
+            let _relaxed = Timeline::any_external().then(|| Relaxed::enter(&*entry));
+            calls(&*entry)
+        });
         match outcome.map_err(|e| self.note(e)) {
             Err(Error::DeviceLost { .. }) => Ok(()),
             other => other,
@@ -149,6 +152,21 @@ impl DriverContext {
     pub fn within<R>(&self, calls: impl FnOnce(&dyn CudaSlowOps) -> Result<R>) -> Result<R> {
         let entry = self.enter()?;
         calls(&*entry).map_err(|e| self.note(e))
+    }
+
+    /// Makes calls with the context current that streams in capture do not forbid: for calls on
+    /// behalf of another library, which may be capturing.
+    ///
+    /// # Errors
+    /// As [`within`](Self::within).
+    pub fn relaxed<R>(&self, calls: impl FnOnce(&dyn CudaSlowOps) -> Result<R>) -> Result<R> {
+        if !Timeline::any_external() {
+            return self.within(calls);
+        }
+        self.within(|ops| {
+            let _relaxed = Relaxed::enter(ops);
+            calls(ops)
+        })
     }
 
     /// Leaves the context current on this thread.
@@ -216,6 +234,29 @@ impl fmt::Debug for DriverContext {
             .field("owned", &self.owned)
             .field("lost", &self.lost.get())
             .finish_non_exhaustive()
+    }
+}
+
+/// The thread may make calls that a capture forbids, until the value is dropped.
+struct Relaxed<'a> {
+    ops: &'a dyn CudaSlowOps,
+    former: Option<CaptureMode>,
+}
+
+impl<'a> Relaxed<'a> {
+    /// If the driver refuses the mode, the calls are made all the same: it refuses them itself.
+    fn enter(ops: &'a dyn CudaSlowOps) -> Self {
+        Self { ops, former: ops.exchange_capture_mode(CaptureMode::Relaxed).ok() }
+    }
+}
+
+impl Drop for Relaxed<'_> {
+    fn drop(&mut self) {
+        if let Some(former) = self.former
+            && let Err(error) = self.ops.exchange_capture_mode(former)
+        {
+            tracing::debug!(%error, "the former capture mode could not be restored");
+        }
     }
 }
 

@@ -9,6 +9,7 @@
 //! | [`words`] | completion words in pinned memory |
 //! | [`events`] | the pool of native events |
 //! | [`stream`] | a stream of the driver |
+//! | [`external`] | streams of other libraries, whose submissions this backend does not see |
 //! | [`host`] | the host's part of operations: bytes to copy on, timestamps |
 //! | `staging_copy` | copies from pinned memory to the caller's memory |
 //! | [`program`] | instantiated plans |
@@ -18,6 +19,7 @@
 pub mod core;
 pub mod driver_context;
 pub mod events;
+pub mod external;
 pub mod host;
 pub mod program;
 pub mod shared;

@@ -3,6 +3,7 @@
 //! | table | key | writers |
 //! |---|---|---|
 //! | ranges | an address | the allocators' backings |
+//! | externals | a timeline | external streams, at their start |
 //! | grants | a device | a device that gets access to another's memory |
 //!
 //! The timelines have tables of their own, which belong to `leasehold-engine`.
@@ -13,6 +14,7 @@
 
 use super::core::Core;
 use super::driver_context::DriverContext;
+use super::external::Externals;
 use super::stream::CudaStream;
 use crate::config::CudaConfig;
 use crate::driver::ops::CudaSlowOps;
@@ -47,6 +49,8 @@ pub struct Shared {
     pub config: CudaConfig,
     /// The timelines of all streams and host timelines.
     pub tables: Arc<Tables<CudaStream>>,
+    /// The streams of other libraries.
+    pub(crate) externals: Externals,
     ranges: RwLock<BTreeMap<u64, (u64, Place)>>,
     grants: Mutex<HashMap<u32, Grant>>,
     /// The kernels' names by function, for reports.
@@ -63,6 +67,7 @@ impl Shared {
             ops,
             config,
             tables: Arc::default(),
+            externals: Externals::default(),
             ranges: RwLock::new(BTreeMap::new()),
             grants: Mutex::new(HashMap::new()),
             functions: RwLock::new(HashMap::new()),
@@ -159,7 +164,7 @@ impl Shared {
             let mut who = self.guests(owner);
             who.insert(0, owner);
             // SAFETY: the caller vouches for the range.
-            context.within(|ops| unsafe { ops.set_access(addr, bytes, &who) })
+            context.relaxed(|ops| unsafe { ops.set_access(addr, bytes, &who) })
         };
         match admitted() {
             Err(Error::Driver { .. }) if self.dismiss_lost(owner) => admitted(),

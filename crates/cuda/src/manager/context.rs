@@ -12,6 +12,7 @@
 
 use super::buffer::BufferManager;
 use super::event::EventManager;
+use super::external::ExternalManager;
 use super::function::FunctionManager;
 use super::graph::GraphManager;
 use super::host_timeline::HostTimelineManager;
@@ -54,6 +55,7 @@ pub struct ContextState {
     pub(crate) functions: FunctionManager,
     pub(crate) modules: ModuleManager,
     pub(crate) graphs: GraphManager,
+    pub(crate) externals: Arc<ExternalManager>,
     buffers: BufferManager,
     pinned: BufferManager,
     pub(crate) memory: Arc<Memory>,
@@ -91,6 +93,7 @@ impl ContextState {
             modules: ModuleManager::new(&core)?,
             functions: FunctionManager::new(&core)?,
             graphs: GraphManager::new(&core)?,
+            externals: ExternalManager::new(core.device().clone()),
             buffers: BufferManager::new(memory.clone(), MemoryKind::Device),
             pinned: BufferManager::new(memory.clone(), MemoryKind::Pinned),
             memory,
@@ -127,6 +130,11 @@ impl ContextState {
     /// The graphs.
     pub fn graphs(&self) -> &GraphManager {
         &self.graphs
+    }
+
+    /// The streams of other libraries that use this device's memory.
+    pub fn externals(&self) -> &Arc<ExternalManager> {
+        &self.externals
     }
 
     /// The buffers of a kind of memory. All contexts of a device share them.
@@ -195,12 +203,14 @@ impl ContextState {
     /// Whether a context without a lease may end. Queries the driver, and does not block.
     pub(crate) fn is_over(&self) -> bool {
         self.streams.settle();
+        self.externals.settle();
         // Streams of other contexts may still hold recorded events of this context.
         self.retired_outstanding().is_ok() && self.events.event_pool_stats().live == 0
     }
 
     /// Shuts the managers down, children first.
     fn end(&self) -> Result<()> {
+        self.externals.shutdown();
         self.streams.shutdown()?;
         self.graphs.shutdown()?;
         self.events.shutdown()?;

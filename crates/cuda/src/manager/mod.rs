@@ -9,6 +9,8 @@
 //! - [`stream`]. Owns: streams. Kind of pool: growable, recycled, retire list.
 //! - [`event`]. Owns: events: a caller's, the engine's recorded events, timestamps. Kind of pool:
 //!   growable, recycled.
+//! - [`external`]. Owns: the timelines of other libraries' streams. Kind of pool: a table by
+//!   handle.
 //! - [`host_timeline`]. Owns: host timelines. Kind of pool: growable.
 //! - [`module`]. Owns: loaded images. Kind of pool: keyed singletons.
 //! - [`function`]. Owns: functions of modules, as pipelines. Kind of pool: keyed singletons.
@@ -27,6 +29,7 @@ pub mod context;
 pub mod device;
 pub mod event;
 pub mod execution;
+pub mod external;
 pub mod function;
 pub mod graph;
 pub mod host_timeline;

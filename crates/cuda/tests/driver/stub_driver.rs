@@ -63,7 +63,7 @@ nothing! {
     cuMemsetD32Async cuEventDestroy_v2 cuEventRecord cuEventSynchronize cuModuleUnload cuFuncSetAttribute cuGraphDestroy
     cuGraphUpload cuGraphExecMemsetNodeSetParams cuStreamBeginCapture_v2 cuCtxDestroy_v2
     cuCtxDisablePeerAccess cuCtxSynchronize cuCtxGetStreamPriorityRange cuMemGetInfo_v2
-    cuStreamIsCapturing cuGraphGetNodes cuUserObjectRelease cuGraphRetainUserObject cuDeviceCanAccessPeer
+    cuStreamIsCapturing cuThreadExchangeStreamCaptureMode cuGraphGetNodes cuUserObjectRelease cuGraphRetainUserObject cuDeviceCanAccessPeer
     cuDeviceGetUuid_v2 cuDeviceGetName cuDeviceGetPCIBusId cuCtxPopCurrent_v2
 }
 

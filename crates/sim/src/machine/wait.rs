@@ -166,7 +166,7 @@ impl Machine {
             }
             let mut first = Ok(());
             for &(id, target) in &queues {
-                // A removed queue had no work left.
+                // A removed queue has no work left.
                 if !state.queues.contains_key(&id) {
                     continue;
                 }
@@ -176,6 +176,8 @@ impl Machine {
                     Err(e) => first = first.and(Err(e)),
                 }
             }
+            let (clock, nanos) = state.gone[device as usize].clone();
+            state.host_learns(&clock, nanos);
             Some(first)
         })
     }

@@ -168,6 +168,7 @@ functions! {
         cuStreamBeginCapture_v2(CUstream, sys::CUstreamCaptureMode);
         cuStreamEndCapture(CUstream, *mut CUgraph);
         cuStreamIsCapturing(CUstream, *mut sys::CUstreamCaptureStatus);
+        cuThreadExchangeStreamCaptureMode(*mut sys::CUstreamCaptureMode);
         cuUserObjectCreate(*mut CUuserObject, *mut c_void, CUhostFn, c_uint, c_uint);
         cuGraphRetainUserObject(CUgraph, CUuserObject, c_uint, c_uint);
         cuUserObjectRelease(CUuserObject, c_uint);

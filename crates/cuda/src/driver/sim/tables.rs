@@ -4,7 +4,7 @@
 
 use super::Cause;
 use super::capture::Capture;
-use crate::driver::ops::CopyKind;
+use crate::driver::ops::{CaptureMode, CopyKind};
 use leasehold_core::sync::thread::ThreadId;
 use leasehold_sim::{EventId, ExecId, GraphId, Kernel, Machine, NodeId, PieceId, QueueId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -133,6 +133,10 @@ pub(super) struct Tables {
     pub current: HashMap<ThreadId, u64>,
     pub streams: BTreeMap<u64, Stream>,
     pub captures: BTreeMap<u64, Capture>,
+    /// The capture modes of threads that set one other than the global one.
+    pub capture_modes: HashMap<ThreadId, CaptureMode>,
+    /// The streams that special handles mean, by context; a per-thread stream by thread too.
+    pub special: HashMap<(u64, Option<ThreadId>), u64>,
     pub events: BTreeMap<u64, Event>,
     pub modules: BTreeMap<u64, Module>,
     pub functions: BTreeMap<u64, Function>,
@@ -219,6 +223,13 @@ impl Tables {
                 leaks.push(format!("{count} {what}"));
             }
         };
+        // The driver's own streams are no leaks.
+        let special: Vec<_> = self.special.keys().filter(|k| k.0 == context).copied().collect();
+        for stream in special.iter().filter_map(|key| self.special.remove(key)) {
+            if let Some(stream) = self.streams.remove(&stream) {
+                drop(machine.queue_destroy(stream.queue));
+            }
+        }
         // The machine refuses calls for objects that were lost with the device.
         let streams = take(&mut self.streams, |s| s.context == context);
         leaked("streams", streams.len());

@@ -1,0 +1,441 @@
+//! External streams: streams of another library, whose submissions this backend does not see.
+//!
+//! An allocator orders reuse by timepoints. The timeline of an external stream counts *epochs*
+//! instead of submissions. The last submitted value is the open epoch, and stands for all work that
+//! was submitted before the epoch is closed. A use of memory is marked with the open epoch, which
+//! needs no driver call. Reuse on the same stream needs none either: a timeline knows its own
+//! values.
+//!
+//! # Protocol
+//! - A thread that frees memory has submitted its work. It then reads the open epoch.
+//! - A thread closes an epoch under the stream's lock: it opens the next one first, and records an
+//!   event on the stream afterwards. So the event comes after the work of each thread that read the
+//!   closed epoch.
+//! - An epoch is closed only if a thread needs its completion: an allocation that found no memory,
+//!   a trim, another stream that takes the memory, a wait of the host.
+//! - An epoch is over once its event, or the event of a later epoch, is complete. Events are
+//!   queried by the threads that ask.
+//!
+//! # Kinds of streams
+//! - Legacy default stream (handles 0 and 1): a stream like any other. Its event also comes after
+//!   the work of all streams that synchronise with it.
+//! - Per-thread default stream (handle 2): the handle means another stream on each thread, so each
+//!   thread has a timeline of its own. No other thread can record an event on it. So the thread
+//!   closes the epoch at each free, which is one driver call, and when the thread ends.
+//! - Stream in capture: an event on it would become a part of the graph. So its epoch stays open,
+//!   and the memory stays with the stream until the capture is over. A captured stream does not
+//!   wait for other streams either.
+//! - Stream that its owner destroys: the owner ends it here first. The last epoch is closed then,
+//!   and its event outlives the stream. If the driver refuses the handle, the stream is gone
+//!   already: the thread then waits for the whole context.
+//!
+//! This module must not know managers or how blocks are placed.
+
+use super::core::Core;
+use super::events::EventState;
+use crate::driver::ops::{CudaSlowOps, NativeStream, Progress};
+use leasehold_core::sync::atomic::{Ordering, fence};
+use leasehold_core::sync::thread::{self, ThreadId};
+use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::{Error, Lease, Result, Timeline, TimelineOwner, TimelineSource, Timepoint};
+use std::collections::VecDeque;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+/// `CU_STREAM_LEGACY`.
+const LEGACY: u64 = 1;
+/// `CU_STREAM_PER_THREAD`.
+pub(crate) const PER_THREAD: u64 = 2;
+/// Values from epoch to epoch. An epoch may hold any amount of work, so a policy that waits for
+/// memory that is a few values ahead must not take it for near.
+const EPOCH: u64 = 1 << 10;
+/// Events that a stream keeps at most. A further one takes the place of the last.
+const EVENTS: usize = 32;
+/// Queries before a waiting thread sleeps between them.
+const SPINS: u32 = 100;
+
+/// Events that are not known to be complete.
+struct State {
+    /// Events by the epoch that they close, in order.
+    events: VecDeque<(u64, Lease<EventState>)>,
+    /// The owner ended the stream, or its device is lost: no epoch is open.
+    ended: bool,
+}
+
+/// An external stream.
+pub struct External {
+    owner: TimelineOwner,
+    core: Arc<Core>,
+    native: NativeStream,
+    /// The thread whose default stream it is, for the handle [`PER_THREAD`].
+    thread: Option<ThreadId>,
+    /// Held across driver calls that do not block. A leaf.
+    state: Mutex<State>,
+}
+
+impl External {
+    /// Makes the timeline of a stream.
+    ///
+    /// # Errors
+    /// `OutOfMemory` without timelines.
+    ///
+    /// # Safety
+    /// - `native` is a stream of the core's context, and is not destroyed before
+    ///   [`end`](Self::end).
+    pub(crate) unsafe fn new(core: Arc<Core>, native: u64) -> Result<Arc<Self>> {
+        let owner = TimelineOwner::take()?;
+        owner.set_external();
+        owner.advance_to(owner.timeline().submitted() + EPOCH)?;
+        let stream = Arc::new(Self {
+            owner,
+            native: NativeStream(if native == 0 { LEGACY } else { native }),
+            thread: (native == PER_THREAD).then(|| thread::current().id()),
+            state: Mutex::new(State { events: VecDeque::with_capacity(EVENTS), ended: false }),
+            core,
+        });
+        let weak = Arc::downgrade(&stream);
+        stream.owner.set_publisher(Some(std::sync::Arc::new(move |value, timeout| {
+            weak.upgrade().map_or(Ok(()), |stream| stream.publish(value, timeout))
+        })));
+        stream.core.shared.externals.add(&stream);
+        Ok(stream)
+    }
+
+    /// The driver's handle.
+    #[must_use]
+    pub fn native(&self) -> u64 {
+        self.native.0
+    }
+
+    /// The stream's timeline.
+    #[inline]
+    #[must_use]
+    pub fn timeline(&self) -> &'static Timeline {
+        self.owner.timeline()
+    }
+
+    /// The timepoint of all work that was submitted before this call. Makes no driver call, except
+    /// for a per-thread default stream, whose event is recorded.
+    ///
+    /// # Errors
+    /// Those of the record, for a per-thread default stream. The timepoint is then not marked
+    /// anywhere.
+    #[inline]
+    pub fn now(&self) -> Result<Timepoint> {
+        // A thread that closes the epoch opens the next one before its event is recorded. So if
+        // this load returns the old epoch, the event comes after this thread's submissions.
+        fence(Ordering::SeqCst);
+        let now = self.timeline().now();
+        if self.thread.is_some() {
+            self.close()?;
+        }
+        Ok(now)
+    }
+
+    fn calls<R>(&self, calls: impl FnOnce(&dyn CudaSlowOps) -> Result<R>) -> Result<R> {
+        self.core.context.relaxed(calls)
+    }
+
+    fn check_thread(&self) -> Result<()> {
+        match self.thread {
+            Some(thread) if thread != thread::current().id() => {
+                Err(Error::state("a per-thread default stream belongs to another thread"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_capture(&self, ops: &dyn CudaSlowOps) -> Result<()> {
+        // SAFETY: the stream is not destroyed before its end, which the caller has checked.
+        if unsafe { ops.is_capturing(self.native) }? {
+            return Err(Error::state(format!(
+                "stream {:#x} is being captured; its memory stays with it until the capture is over",
+                self.native.0
+            )));
+        }
+        Ok(())
+    }
+
+    /// Closes the open epoch: records an event behind all work so far. Returns the closed value.
+    fn close(&self) -> Result<u64> {
+        self.check_thread()?;
+        let event = self.noted(self.core.event())?;
+        let closed = {
+            let mut state = self.state.lock();
+            let open = self.timeline().submitted();
+            if state.ended {
+                return Ok(open);
+            }
+            self.record(&mut state, event, true)
+        };
+        self.noted(closed)
+    }
+
+    /// Records an event that closes the open epoch, and opens the next one.
+    fn record(
+        &self,
+        state: &mut State,
+        mut event: Lease<EventState>,
+        opens_next: bool,
+    ) -> Result<u64> {
+        self.calls(|ops| {
+            self.check_capture(ops)?;
+            let open = self.timeline().submitted();
+            #[cfg(feature = "planted-defects")]
+            if self.core.shared.config.has(crate::defects::Defect::ExternalUnrecorded) {
+                self.owner.advance_to(open + EPOCH)?;
+                self.owner.complete(open);
+                return Ok(open);
+            }
+            if state.events.len() == EVENTS
+                && let Some((_, last)) = state.events.pop_back()
+            {
+                // A later record of the same stream stands for the earlier ones too.
+                event = last;
+            }
+            #[cfg(feature = "planted-defects")]
+            let early = self.core.shared.config.has(crate::defects::Defect::ExternalStaleEvent)
+                && !state.events.is_empty();
+            #[cfg(not(feature = "planted-defects"))]
+            let early = false;
+            if opens_next {
+                self.owner.advance_to(open + EPOCH)?;
+                fence(Ordering::SeqCst);
+            }
+            if early {
+                if let Some((value, _)) = state.events.back_mut() {
+                    *value = open;
+                }
+                return Ok(open);
+            }
+            // SAFETY: the event is leased, and the stream is not destroyed before its end.
+            unsafe { ops.event_record(event.native, self.native) }?;
+            state.events.push_back((open, event));
+            Ok(open)
+        })
+    }
+
+    /// Takes note of a lost device: nothing of the stream runs any more.
+    fn noted<R>(&self, result: Result<R>) -> Result<R> {
+        if let Err(cause @ Error::DeviceLost { .. }) = &result {
+            let mut state = self.state.lock();
+            let events = std::mem::take(&mut state.events);
+            if !std::mem::replace(&mut state.ended, true) {
+                self.owner.poison(self.timeline().completed() + 1, cause.clone());
+            }
+            drop(state);
+            self.owner.complete(self.timeline().submitted());
+            drop(events);
+        }
+        result
+    }
+
+    /// Queries the events in order, and publishes the epochs that are over.
+    fn look(&self) -> Result<u64> {
+        let mut over = Vec::new();
+        let looked = {
+            let mut state = self.state.lock();
+            let mut value = None;
+            let mut looked = Ok(());
+            while let Some((epoch, event)) = state.events.front() {
+                // SAFETY: the event is leased.
+                match self.calls(|ops| unsafe { ops.event_query(event.native) }) {
+                    Ok(Progress::Complete) => {
+                        value = Some(*epoch);
+                        over.extend(state.events.pop_front());
+                    }
+                    Ok(Progress::Pending) => break,
+                    Err(e) => {
+                        looked = Err(e);
+                        break;
+                    }
+                }
+            }
+            if let Some(value) = value {
+                self.owner.complete(value);
+            }
+            looked
+        };
+        drop(over);
+        self.noted(looked)?;
+        Ok(self.timeline().completed())
+    }
+
+    /// Publishes the completion of `value`, for a thread that waits for it. Closes its epoch if it
+    /// is open. Blocks for at most `timeout`.
+    fn publish(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
+        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
+        let nap = self.core.context.ops().poll_interval();
+        if self.look()? >= value {
+            return Ok(());
+        }
+        if value >= self.timeline().submitted() {
+            self.close()?;
+        }
+        let mut looks = 0;
+        loop {
+            if self.look()? >= value || deadline.is_some_and(|at| Instant::now() >= at) {
+                return Ok(());
+            }
+            looks += 1;
+            if looks < SPINS {
+                thread::yield_now();
+            } else {
+                thread::sleep(nap);
+            }
+        }
+    }
+
+    /// An event after all work up to `value`, and the epoch that it closes. `None` if the work is
+    /// over.
+    fn event_for(&self, value: u64) -> Result<Option<(Lease<EventState>, u64)>> {
+        if self.timeline().completed() >= value {
+            return Ok(None);
+        }
+        if value >= self.timeline().submitted() {
+            self.close()?;
+        }
+        let state = self.state.lock();
+        let found = state.events.iter().find(|e| e.0 >= value);
+        Ok(found.map(|(epoch, event)| (event.clone(), *epoch)))
+    }
+
+    /// Ends the stream: its owner may destroy it afterwards. Marks that were made before are over
+    /// once the stream's work is. A second call does nothing. Blocks only if the stream is gone
+    /// already: then for all work of the context.
+    ///
+    /// # Errors
+    /// `InvalidState` for a stream in capture, and for the per-thread default stream of another
+    /// thread; the driver's. Then the stream is as it was.
+    pub(crate) fn end(&self) -> Result<()> {
+        self.check_thread()?;
+        let event = self.noted(self.core.event())?;
+        let mut state = self.state.lock();
+        if state.ended {
+            return Ok(());
+        }
+        let closed = match self.record(&mut state, event, false) {
+            // The handle of a stream that was destroyed: the driver knows no more of its work.
+            Err(Error::Driver { .. }) => {
+                drop(state);
+                let waited = self.calls(|ops| ops.context_synchronize());
+                state = self.state.lock();
+                waited.map(|()| self.owner.complete(self.timeline().submitted()))
+            }
+            other => other.map(drop),
+        };
+        if closed.is_ok() {
+            state.ended = true;
+        }
+        drop(state);
+        self.noted(closed)
+    }
+
+    /// Ends a stream that no mark refers to.
+    pub(crate) fn end_unused(&self) {
+        self.state.lock().ended = true;
+        self.owner.complete(self.timeline().submitted());
+    }
+
+    /// Whether the stream was ended and all its work is over.
+    pub(crate) fn is_over(&self) -> bool {
+        let ended = self.state.lock().ended;
+        ended && (self.timeline().is_idle() || self.look().is_ok() && self.timeline().is_idle())
+    }
+}
+
+// SAFETY: a value is published after the event that closes its epoch, or a later one, was reported
+// as complete, or after the loss of the context. The stream runs its work in order. A timepoint is
+// learned after the driver accepted the wait for an event behind it.
+unsafe impl TimelineSource for External {
+    fn timeline(&self) -> &'static Timeline {
+        self.owner.timeline()
+    }
+
+    fn signal(&self) -> Result<u64> {
+        self.close()
+    }
+
+    fn refresh(&self) -> Result<u64> {
+        self.look()
+    }
+
+    fn wait(&self, on: Timepoint) -> Result<()> {
+        if on.timeline_id() == self.timeline().id() || on.is_settled() {
+            return Ok(());
+        }
+        self.check_thread()?;
+        let found = match self.core.shared.externals.get(on.timeline_id()) {
+            Some(source) => source.event_for(on.value())?,
+            None => match self.core.shared.tables.mark(on)? {
+                Some(mark) => Some((mark, on.value())),
+                None => {
+                    return Err(Error::Unsupported(
+                        format!("an external stream cannot wait for {on:?} on the device").into(),
+                    ));
+                }
+            },
+        };
+        let Some((event, value)) = found else { return Ok(()) };
+        #[cfg(feature = "planted-defects")]
+        if self.core.shared.config.has(crate::defects::Defect::ExternalWaitSkipped) {
+            return Ok(());
+        }
+        let state = self.state.lock();
+        let waited = if state.ended {
+            Err(Error::state("the external stream was ended"))
+        } else {
+            self.calls(|ops| {
+                self.check_capture(ops)?;
+                // SAFETY: the event is leased, and the stream is not destroyed before its end.
+                unsafe { ops.stream_wait_event(self.native, event.native) }?;
+                // The lock is the submitter's turn.
+                self.owner.learn(on.timeline().at(value));
+                Ok(())
+            })
+        };
+        drop(state);
+        self.noted(waited)
+    }
+
+    fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
+        self.timeline().wait(value, timeout)
+    }
+}
+
+impl Drop for External {
+    fn drop(&mut self) {
+        // No block of a live device refers to an open epoch of a stream that was not ended, unless
+        // the whole device goes: then its work must be over before the timeline has another owner.
+        if !self.timeline().is_idle() {
+            let _ = self.core.context.give_back(|ops| ops.context_synchronize());
+            self.owner.complete(self.timeline().submitted());
+        }
+    }
+}
+
+impl fmt::Debug for External {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "External({:#x}, {:?})", self.native.0, self.timeline())
+    }
+}
+
+/// The external streams of all devices, by timeline.
+#[derive(Default)]
+pub(crate) struct Externals(
+    Mutex<std::collections::HashMap<leasehold_core::TimelineId, std::sync::Weak<External>>>,
+);
+
+impl Externals {
+    fn add(&self, stream: &Arc<External>) {
+        let mut all = self.0.lock();
+        if all.len() == all.capacity() {
+            all.retain(|_, stream| stream.strong_count() > 0);
+        }
+        all.insert(stream.timeline().id(), Arc::downgrade(stream));
+    }
+
+    fn get(&self, timeline: leasehold_core::TimelineId) -> Option<Arc<External>> {
+        self.0.lock().get(&timeline)?.upgrade()
+    }
+}

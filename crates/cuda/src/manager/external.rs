@@ -1,0 +1,153 @@
+//! External streams by handle: one timeline for each stream of another library that uses this
+//! device's memory.
+//!
+//! This module must not know when epochs are closed.
+
+use crate::engine::core::Core;
+pub use crate::engine::external::External;
+use crate::engine::external::PER_THREAD;
+use leasehold_core::Result;
+use leasehold_core::sync::thread::{self, ThreadId};
+use leasehold_core::sync::{Arc, Mutex, RwLock};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Weak;
+
+/// A handle, and for the per-thread default stream the thread.
+type Key = (u64, Option<ThreadId>);
+
+/// The external streams of a context.
+pub struct ExternalManager {
+    core: Arc<Core>,
+    streams: RwLock<HashMap<Key, Arc<External>>>,
+    /// Streams that were ended and whose work goes on.
+    ended: Mutex<Vec<Arc<External>>>,
+}
+
+/// The managers in which this thread has a per-thread default stream.
+struct Threads(RefCell<Vec<Weak<ExternalManager>>>);
+
+thread_local! {
+    static THREADS: Threads = const { Threads(RefCell::new(Vec::new())) };
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        for manager in self.0.take() {
+            if let Some(manager) = manager.upgrade()
+                && let Err(error) = manager.end(PER_THREAD)
+            {
+                tracing::debug!(%error, "the default stream of a thread could not be ended");
+            }
+        }
+    }
+}
+
+impl ExternalManager {
+    pub(crate) fn new(core: Arc<Core>) -> Arc<Self> {
+        Arc::new(Self { core, streams: RwLock::default(), ended: Mutex::default() })
+    }
+
+    fn key(native: u64) -> Key {
+        match native {
+            // The legacy default stream has two handles.
+            0 => (1, None),
+            PER_THREAD => (PER_THREAD, Some(thread::current().id())),
+            native => (native, None),
+        }
+    }
+
+    /// The stream of a handle. The first call makes its timeline; no call makes a driver call.
+    ///
+    /// # Errors
+    /// `OutOfMemory` without timelines.
+    ///
+    /// # Safety
+    /// - `native` is a stream of the device's primary context, or 0, 1 or 2 for a default stream.
+    ///   It is not destroyed before [`end`](Self::end).
+    pub unsafe fn get(self: &Arc<Self>, native: u64) -> Result<Arc<External>> {
+        let key = Self::key(native);
+        if let Some(stream) = self.streams.read().get(&key) {
+            return Ok(stream.clone());
+        }
+        self.reap();
+        // SAFETY: the caller vouches for the handle.
+        let made = unsafe { External::new(self.core.clone(), native) }?;
+        let stream = self.streams.write().entry(key).or_insert_with(|| made.clone()).clone();
+        if !Arc::ptr_eq(&stream, &made) {
+            // Another thread was faster. No mark refers to this timeline.
+            made.end_unused();
+        } else if native == PER_THREAD {
+            let manager = Arc::downgrade(self);
+            // A thread that is ending already ends the stream with the device.
+            let _ = THREADS.try_with(|threads| threads.0.borrow_mut().push(manager));
+        }
+        Ok(stream)
+    }
+
+    /// Ends a stream, before its owner destroys it. The handle may mean another stream afterwards.
+    /// A handle that was never used here is `Ok`.
+    ///
+    /// # Errors
+    /// `InvalidState` for a stream in capture; the driver's. Then the stream is as it was.
+    pub fn end(&self, native: u64) -> Result<()> {
+        let key = Self::key(native);
+        let Some(stream) = self.streams.read().get(&key).cloned() else { return Ok(()) };
+        stream.end()?;
+        let removed = self.streams.write().remove(&key);
+        self.ended.lock().extend(removed);
+        self.reap();
+        Ok(())
+    }
+
+    /// How many streams have a timeline here.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.streams.read().len()
+    }
+
+    /// Whether no stream has a timeline here.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Lets go of ended streams whose work is over.
+    fn reap(&self) {
+        let mut looked = std::mem::take(&mut *self.ended.lock());
+        looked.retain(|stream| !stream.is_over());
+        self.ended.lock().append(&mut looked);
+    }
+
+    /// Ends all streams and lets go of those whose work is over. Returns whether none is left. Does
+    /// not block.
+    pub(crate) fn settle(&self) -> bool {
+        let handles: Vec<Key> = self.streams.read().keys().copied().collect();
+        for key in handles {
+            let Some(stream) = self.streams.read().get(&key).cloned() else { continue };
+            if stream.end().is_ok() {
+                let removed = self.streams.write().remove(&key);
+                self.ended.lock().extend(removed);
+            }
+        }
+        self.reap();
+        self.is_empty() && self.ended.lock().is_empty()
+    }
+
+    /// Lets go of all streams. Blocks until the context's work is over, if streams of it have work.
+    pub(crate) fn shutdown(&self) {
+        let streams = std::mem::take(&mut *self.streams.write());
+        let ended = std::mem::take(&mut *self.ended.lock());
+        drop((streams, ended));
+    }
+}
+
+impl fmt::Debug for ExternalManager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExternalManager")
+            .field("streams", &self.len())
+            .field("ended", &self.ended.lock().len())
+            .finish()
+    }
+}

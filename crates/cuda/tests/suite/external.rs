@@ -1,0 +1,387 @@
+//! Streams of other libraries: the allocator orders reuse without seeing submissions. Random
+//! programs run over the simulated driver under its race detector. Planted mistakes are found.
+
+use crate::common::*;
+use leasehold_alloc::{Allocator, AllocatorConfig, Buffer, Layout, On, Policy};
+use leasehold_core::sync::Arc;
+use leasehold_core::{Lease, Result, TimelineSource};
+use leasehold_cuda::driver::ops::{
+    EventFlags, EventOps, NativeEvent, NativeFill, NativeStream, StreamOps,
+};
+use leasehold_cuda::driver::vouched::Vouched;
+use leasehold_cuda::manager::device::DeviceState;
+use leasehold_cuda::manager::external::External;
+use leasehold_hal::{Device, DeviceId, MemoryKind};
+
+/// A device, and a library that uses it without the backend.
+struct Library {
+    bench: Bench,
+    device: Lease<DeviceState>,
+}
+
+impl Library {
+    fn with(bench: Bench) -> Self {
+        let device = bench.backend.manager().devices().open(DeviceId::cuda(0)).unwrap();
+        let library = Self { bench, device };
+        library.driver().set_current(library.device.primary().native()).unwrap();
+        library
+    }
+
+    fn new(seed: u64) -> Self {
+        Self::with(Bench::new(seed))
+    }
+
+    fn driver(&self) -> Vouched<'_> {
+        // SAFETY: the simulated driver checks every handle and address.
+        unsafe { Vouched::new(&*self.bench.driver) }
+    }
+
+    fn stream(&self) -> NativeStream {
+        self.bench.driver.stream_create(0).unwrap()
+    }
+
+    fn external(&self, stream: NativeStream) -> Arc<External> {
+        // SAFETY: the tests end a stream before they destroy it.
+        unsafe { self.device.primary().externals().get(stream.0) }.unwrap()
+    }
+
+    fn allocator(&self, policy: Policy, budget: u64) -> Allocator {
+        let backing = self.device.backing(MemoryKind::Device).unwrap();
+        let config = AllocatorConfig { policy, budget, ..AllocatorConfig::default() };
+        Allocator::new(backing, config).unwrap()
+    }
+
+    fn fill(&self, stream: NativeStream, buffer: &Buffer) {
+        let fill = NativeFill { dst: buffer.addr(), count: buffer.len(), value: 7, width: 1 };
+        // SAFETY: the simulated driver checks the range when it runs the fill.
+        unsafe { self.bench.driver.fill(stream, &fill) }.unwrap();
+    }
+
+    /// Lets `later` wait for the work of `earlier`, as the library itself does it.
+    fn order(&self, earlier: NativeStream, later: NativeStream) {
+        let event: NativeEvent = self.bench.driver.event_create(EventFlags::default()).unwrap();
+        self.driver().event_record(event, earlier).unwrap();
+        self.driver().stream_wait_event(later, event).unwrap();
+        self.driver().event_destroy(event).unwrap();
+    }
+
+    fn close(self) {
+        let Self { bench, device } = self;
+        drop(device);
+        bench.close();
+    }
+}
+
+fn alloc(allocator: &Allocator, stream: &External, bytes: u64) -> Lease<Buffer> {
+    allocator.alloc(Layout::new(bytes), On::new(stream)).unwrap()
+}
+
+/// Frees a buffer whose work was submitted to its own stream.
+fn free(stream: &External, buffer: Lease<Buffer>) {
+    let now = stream.now().unwrap();
+    // SAFETY: the calling thread alone has the buffer, and the timepoint stands for all work of the
+    // stream so far.
+    unsafe { buffer.mark_read(now) };
+}
+
+#[test]
+fn reuse_on_one_stream_makes_no_driver_call() {
+    let library = Library::new(1);
+    let allocator = library.allocator(Policy::Balanced, u64::MAX);
+    let native = library.stream();
+    let stream = library.external(native);
+    for bytes in [500, 100_000, 3 << 20, 40 << 20] {
+        let first = alloc(&allocator, &stream, bytes);
+        let addr = first.addr();
+        library.fill(native, &first);
+        free(&stream, first);
+        let before = library.bench.driver.machine().calls_by_name();
+        for _ in 0..10 {
+            let again = alloc(&allocator, &stream, bytes);
+            assert_eq!(again.addr(), addr);
+            free(&stream, again);
+        }
+        assert_eq!(library.bench.driver.machine().calls_by_name(), before);
+        let last = alloc(&allocator, &stream, bytes);
+        library.fill(native, &last);
+        free(&stream, last);
+    }
+    // Growths asked how far the stream is.
+    assert!(library.bench.calls("cuEventRecord") <= 4);
+    stream.wait_host(stream.now().unwrap().value(), None).unwrap();
+    drop(allocator);
+    library.device.primary().externals().end(native.0).unwrap();
+    library.driver().stream_destroy(native).unwrap();
+    drop(stream);
+    library.close();
+}
+
+#[test]
+fn another_stream_waits_for_an_event_that_is_recorded_then() {
+    let library = Library::new(2);
+    let allocator = library.allocator(Policy::Balanced, 64 << 20);
+    let (a, b) = (library.stream(), library.stream());
+    let (first, second) = (library.external(a), library.external(b));
+    let buffer = alloc(&allocator, &first, 60 << 20);
+    library.fill(a, &buffer);
+    free(&first, buffer);
+    let records = library.bench.calls("cuEventRecord");
+    let other = alloc(&allocator, &second, 60 << 20);
+    assert!(library.bench.calls("cuEventRecord") > records);
+    library.fill(b, &other);
+    free(&second, other);
+    // Blocks that several streams used wait for all of them.
+    let shared = alloc(&allocator, &first, 60 << 20);
+    library.fill(a, &shared);
+    library.order(a, b);
+    library.fill(b, &shared);
+    shared.used_on(second.now().unwrap());
+    free(&first, shared);
+    let third = library.external(library.stream());
+    let next = alloc(&allocator, &third, 60 << 20);
+    library.fill(NativeStream(third.native()), &next);
+    free(&third, next);
+    assert!(allocator.trim(0).is_ok());
+    assert_eq!(library.bench.reports(), [""; 0]);
+    for stream in [first, second, third] {
+        library.device.primary().externals().end(stream.native()).unwrap();
+        library.driver().stream_destroy(NativeStream(stream.native())).unwrap();
+    }
+    drop(allocator);
+    library.close();
+}
+
+#[test]
+fn a_trim_waits_for_nothing_and_gives_back_what_is_over() {
+    let library = Library::new(3);
+    let allocator = library.allocator(Policy::Balanced, u64::MAX);
+    let native = library.stream();
+    let stream = library.external(native);
+    let buffer = alloc(&allocator, &stream, 32 << 20);
+    library.fill(native, &buffer);
+    free(&stream, buffer);
+    let mut trims = 0;
+    while allocator.stats().reserved > 0 {
+        allocator.trim(0).unwrap();
+        trims += 1;
+        assert!(trims < 1000, "{:?}", allocator.stats());
+    }
+    library.device.primary().externals().end(native.0).unwrap();
+    library.driver().stream_destroy(native).unwrap();
+    drop((allocator, stream));
+    library.close();
+}
+
+#[test]
+fn a_stream_that_its_owner_ends_leaves_no_memory_behind() {
+    let library = Library::new(4);
+    let allocator = library.allocator(Policy::Balanced, u64::MAX);
+    let externals = library.device.primary().externals().clone();
+    for _ in 0..300 {
+        let native = library.stream();
+        let stream = library.external(native);
+        let buffer = alloc(&allocator, &stream, 8 << 20);
+        library.fill(native, &buffer);
+        free(&stream, buffer);
+        externals.end(native.0).unwrap();
+        externals.end(native.0).unwrap();
+        library.driver().stream_destroy(native).unwrap();
+    }
+    assert!(allocator.stats().reserved <= 256 << 20, "{:?}", allocator.stats());
+    assert!(externals.is_empty());
+    // A stream that was destroyed first: the whole context is waited for.
+    let native = library.stream();
+    let stream = library.external(native);
+    let buffer = alloc(&allocator, &stream, 8 << 20);
+    library.fill(native, &buffer);
+    free(&stream, buffer);
+    library.driver().stream_destroy(native).unwrap();
+    externals.end(native.0).unwrap();
+    assert!(stream.timeline().is_idle());
+    drop((allocator, stream, externals));
+    library.close();
+}
+
+#[test]
+fn default_streams_have_their_rules() {
+    let library = Library::new(5);
+    let allocator = library.allocator(Policy::Balanced, u64::MAX);
+    let legacy = library.bench.driver.legacy_stream().unwrap();
+    // Both handles of the legacy stream are one stream.
+    let stream = library.external(NativeStream(0));
+    assert!(Arc::ptr_eq(&stream, &library.external(legacy)));
+    let buffer = alloc(&allocator, &stream, 1 << 20);
+    library.fill(legacy, &buffer);
+    free(&stream, buffer);
+    stream.signal().unwrap();
+
+    // A per-thread stream's event is recorded at each free, and its timeline ends with the thread.
+    std::thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            library.driver().set_current(library.device.primary().native()).unwrap();
+            let own = library.bench.driver.per_thread_stream().unwrap();
+            let stream = library.external(own);
+            let buffer = alloc(&allocator, &stream, 1 << 20);
+            library.fill(own, &buffer);
+            let records = library.bench.calls("cuEventRecord");
+            free(&stream, buffer);
+            assert_eq!(library.bench.calls("cuEventRecord"), records + 1);
+            assert!(std::thread::scope(|scope| {
+                scope.spawn(|| stream.signal().is_err()).join().unwrap()
+            }));
+            assert_eq!(library.device.primary().externals().len(), 2);
+        });
+        worker.join().unwrap();
+    });
+    let mut looks = 0;
+    while library.device.primary().externals().len() > 1 {
+        looks += 1;
+        assert!(looks < 1000, "the thread's stream is still known");
+        std::thread::yield_now();
+    }
+    while allocator.stats().reserved > 0 {
+        allocator.trim(0).unwrap();
+    }
+    drop((allocator, stream));
+    library.close();
+}
+
+#[test]
+fn memory_of_a_stream_in_capture_stays_with_it() {
+    let library = Library::new(6);
+    let allocator = library.allocator(Policy::Balanced, 64 << 20);
+    let (a, b) = (library.stream(), library.stream());
+    let (captured, other) = (library.external(a), library.external(b));
+    library.driver().capture_begin(a).unwrap();
+    let buffer = alloc(&allocator, &captured, 30 << 20);
+    library.fill(a, &buffer);
+    free(&captured, buffer);
+    // The same stream takes it again; another one does not, and breaks nothing.
+    let again = alloc(&allocator, &captured, 30 << 20);
+    library.fill(a, &again);
+    free(&captured, again);
+    assert!(allocator.alloc(Layout::new(60 << 20), On::new(&*other)).is_err());
+    assert_eq!(allocator.trim(0).unwrap(), 0);
+    assert!(captured.signal().is_err());
+    let graph = library.driver().capture_end(a).unwrap();
+    library.driver().graph_destroy(graph).unwrap();
+    let taken = alloc(&allocator, &other, 60 << 20);
+    library.fill(b, &taken);
+    free(&other, taken);
+    for stream in [a, b] {
+        library.device.primary().externals().end(stream.0).unwrap();
+        library.driver().stream_destroy(stream).unwrap();
+    }
+    drop((allocator, captured, other));
+    library.close();
+}
+
+/// A small generator of random numbers.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % n
+    }
+}
+
+/// A random program of three streams: allocations, fills, uses on other streams, frees, trims, and
+/// streams that end. Returns what the race detector and the driver found.
+fn play(library: Library, seed: u64) -> Result<Vec<String>> {
+    let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let policy = [Policy::Balanced, Policy::Fastest, Policy::Compact][(seed % 3) as usize];
+    let allocator = library.allocator(policy, 48 << 20);
+    let mut streams: Vec<_> = (0..3).map(|_| library.stream()).collect();
+    let mut live: Vec<(Lease<Buffer>, usize, Vec<usize>)> = Vec::new();
+    let mut findings = Vec::new();
+    let done = (0..150).try_for_each(|_| -> Result<()> {
+        let at = dice.below(3) as usize;
+        let stream = library.external(streams[at]);
+        match dice.below(10) {
+            0..=4 => {
+                let bytes = [700, 40_000, 900_000, 5 << 20, 14 << 20][dice.below(5) as usize];
+                if let Ok(buffer) = allocator.alloc(Layout::new(bytes), On::new(&*stream)) {
+                    library.fill(streams[at], &buffer);
+                    live.push((buffer, at, Vec::new()));
+                }
+            }
+            5 if !live.is_empty() => {
+                let which = dice.below(live.len() as u64) as usize;
+                let (buffer, home, others) = &mut live[which];
+                if *home != at && !others.contains(&at) {
+                    library.order(streams[*home], streams[at]);
+                    for &other in &*others {
+                        library.order(streams[other], streams[at]);
+                    }
+                    library.fill(streams[at], buffer);
+                    others.push(at);
+                }
+            }
+            6..=8 if !live.is_empty() => {
+                let which = dice.below(live.len() as u64) as usize;
+                let (buffer, home, others) = live.swap_remove(which);
+                for other in others {
+                    buffer.used_on(library.external(streams[other]).now()?);
+                }
+                free(&library.external(streams[home]), buffer);
+            }
+            9 if dice.below(8) == 0 && live.iter().all(|l| l.1 != at && !l.2.contains(&at)) => {
+                drop(stream);
+                library.device.primary().externals().end(streams[at].0)?;
+                library.driver().stream_destroy(streams[at])?;
+                streams[at] = library.stream();
+            }
+            9 => drop(allocator.trim(dice.below(16) << 20)?),
+            _ => {}
+        }
+        allocator.check().map_err(leasehold_core::Error::state)
+    });
+    findings.extend(done.err().map(|e| e.to_string()));
+    for (buffer, home, others) in live {
+        for other in others {
+            if let Ok(now) = library.external(streams[other]).now() {
+                buffer.used_on(now);
+            }
+        }
+        if let Ok(now) = library.external(streams[home]).now() {
+            // SAFETY: as in `free`.
+            unsafe { buffer.mark_read(now) };
+        }
+    }
+    let externals = library.device.primary().externals().clone();
+    let more = externals.len().checked_sub(4);
+    findings.extend(more.map(|_| "more streams than there are".to_owned()));
+    for stream in streams {
+        findings.extend(externals.end(stream.0).err().map(|e| e.to_string()));
+        findings.extend(library.driver().stream_destroy(stream).err().map(|e| e.to_string()));
+    }
+    drop((allocator, externals));
+    findings.extend(library.bench.reports());
+    Ok(findings)
+}
+
+#[test]
+fn random_programs_of_other_libraries_show_no_race() {
+    for seed in 1..=60 {
+        let found = play(Library::new(seed), seed).unwrap();
+        assert_eq!(found, [""; 0], "seed {seed}");
+    }
+}
+
+#[cfg(feature = "planted-defects")]
+#[test]
+fn planted_omissions_are_found() {
+    use leasehold_cuda::defects::Defect;
+    for defect in Defect::EXTERNAL {
+        let found = (1..=60).find_map(|seed| {
+            let bench = Bench::with(driver_config(seed), inline().defect(defect));
+            let found = play(Library::with(bench), seed).ok()?;
+            (!found.is_empty()).then_some(seed)
+        });
+        println!("{defect:?}: seed {found:?}");
+        assert!(found.is_some(), "{defect:?} was not found");
+    }
+}
