@@ -224,11 +224,11 @@ unsafe impl Device for DeviceState {
         }
         if DeviceState::memory(self).storage() == Storage::Private {
             return Err(Error::Unsupported(
-                format!("{id} and {peer}: no command reaches private storage of two devices")
-                    .into(),
+                format!("{id} does not reach private storage of {peer}").into(),
             ));
         }
-        Ok(false)
+        // Each segment gets an alias at its first use.
+        Ok(true)
     }
 
     fn synchronize(&self, _: Option<Duration>) -> Result<()> {

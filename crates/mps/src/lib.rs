@@ -29,6 +29,7 @@ pub mod driver;
 pub mod manager;
 pub mod shared;
 pub mod spans;
+pub mod transfer;
 
 pub use backend::MpsBackend;
 pub use config::MpsConfig;

@@ -5,12 +5,17 @@
 //! host addresses may be equal by accident. So a search by an address alone finds shared storage
 //! only.
 //!
+//! Another device reaches a segment in shared storage through a buffer of its own over the same
+//! bytes, an *alias*. The table keeps the aliases: they end with the segment, or when their device
+//! closes.
+//!
 //! All locks here are leaves and are held for a few instructions.
 //!
 //! This module must not know allocators.
 
 use crate::driver::ops::{NativeBuffer, NativeHeap, Storage};
 use leasehold_core::sync::RwLock;
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
@@ -54,9 +59,17 @@ impl Span {
     }
 }
 
+/// A buffer of another device over a segment. The drop of `keep` releases it.
+pub(crate) struct Alias {
+    pub(crate) native: NativeBuffer,
+    pub(crate) keep: Box<dyn Send + Sync>,
+}
+
 #[derive(Default)]
 struct Table {
     by_native: HashMap<u64, Span>,
+    /// By the segment's buffer and the ordinal of the alias's device.
+    aliases: HashMap<(u64, u32), Alias>,
     /// Segments in shared storage, by address: the numbers of their buffers.
     shared: BTreeMap<u64, u64>,
 }
@@ -75,7 +88,7 @@ impl Spans {
         }
     }
 
-    /// Removes the segment of a buffer.
+    /// Removes the segment of a buffer, and ends its aliases.
     pub(crate) fn remove(&self, native: NativeBuffer) {
         let mut table = self.0.write();
         if let Some(span) = table.by_native.remove(&native.0)
@@ -83,6 +96,47 @@ impl Spans {
         {
             table.shared.remove(&span.addr);
         }
+        let ended: Vec<_> = table.aliases.extract_if(|key, _| key.0 == native.0).collect();
+        drop(table);
+        // The drop makes driver calls.
+        drop(ended);
+    }
+
+    /// Ends the aliases of a device that closes.
+    pub(crate) fn close(&self, device: u32) {
+        let ended: Vec<_> = self.0.write().aliases.extract_if(|key, _| key.1 == device).collect();
+        drop(ended);
+    }
+
+    /// The segment of a buffer.
+    pub(crate) fn segment(&self, native: NativeBuffer) -> Option<Span> {
+        self.0.read().by_native.get(&native.0).copied()
+    }
+
+    /// A device's buffer over another device's segment.
+    pub(crate) fn alias(&self, native: NativeBuffer, device: u32) -> Option<NativeBuffer> {
+        self.0.read().aliases.get(&(native.0, device)).map(|alias| alias.native)
+    }
+
+    /// Adds an alias, unless the device has one. Returns the one that the table keeps.
+    pub(crate) fn add_alias(
+        &self,
+        native: NativeBuffer,
+        device: u32,
+        alias: Alias,
+    ) -> NativeBuffer {
+        let mut table = self.0.write();
+        let mut extra = None;
+        let kept = match table.aliases.entry((native.0, device)) {
+            Entry::Occupied(kept) => {
+                extra = Some(alias.keep);
+                kept.get().native
+            }
+            Entry::Vacant(place) => place.insert(alias).native,
+        };
+        drop(table);
+        drop(extra);
+        kept
     }
 
     /// The place of `bytes` bytes at an address. `native` is the number of the spanning buffer, as

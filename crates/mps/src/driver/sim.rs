@@ -34,6 +34,7 @@
 //!
 //! This module must not know managers.
 
+mod builtin;
 mod command;
 mod encoder;
 mod indirect;
@@ -175,6 +176,7 @@ impl SimDriver {
     /// # Errors
     /// Those of [`Machine::new`].
     pub fn new(config: SimDriverConfig) -> Result<Self> {
+        builtin::register(&config.machine.kernels);
         let physical = config.machine.memory;
         let mut machine = config.machine.clone().count_calls(false).fault_scope(FaultScope::Queue);
         // Allocations beyond the device's memory succeed, as with Metal.

@@ -14,6 +14,7 @@ use crate::allocator::Memory;
 use crate::config::MpsConfig;
 use crate::driver::ops::{DeviceProperties, MpsSlowOps, NativeDevice, Storage};
 use crate::shared::Shared;
+use crate::transfer::Transfers;
 #[cfg(feature = "test-hooks")]
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::sync::{Arc, Mutex, OnceLock};
@@ -62,10 +63,23 @@ fn describe(device: &OpenedDevice, free: Option<u64>) -> DeviceInfo {
     info
 }
 
+/// Ends a device's aliases of other devices' memory when it closes.
+#[derive(Debug)]
+struct Aliases(Arc<OpenedDevice>);
+
+impl Drop for Aliases {
+    fn drop(&mut self) {
+        self.0.shared.spans.close(self.0.id.ordinal);
+    }
+}
+
 /// An open device. The fields are dropped in their order: what uses other resources comes first.
 #[derive(Debug)]
 pub struct DeviceState {
     kernels: KernelManager,
+    transfers: Arc<Transfers>,
+    /// Other devices' memory that this one reaches.
+    _aliases: Aliases,
     libraries: LibraryManager,
     memory: Arc<Memory>,
     buffers: Arc<BufferManager>,
@@ -105,9 +119,12 @@ impl DeviceState {
         limits.streams = config.streams;
         // Metal copies constants from offsets that are multiples of 4.
         limits.binding_alignment = 4;
+        let libraries = LibraryManager::new(opened, config)?;
         Ok(Self {
             kernels: KernelManager::new(opened)?,
-            libraries: LibraryManager::new(opened, config)?,
+            transfers: Arc::new(Transfers::new(opened, &libraries)?),
+            _aliases: Aliases(opened.clone()),
+            libraries,
             memory,
             buffers,
             heaps,
@@ -160,6 +177,11 @@ impl DeviceState {
     /// The kernels.
     pub fn kernels(&self) -> &KernelManager {
         &self.kernels
+    }
+
+    /// The built-in kernels.
+    pub fn transfers(&self) -> &Arc<Transfers> {
+        &self.transfers
     }
 
     /// The device's memory.
@@ -222,7 +244,7 @@ impl DeviceState {
             let weak = self.kernels.stats().weak;
             return Err(Error::LeasesOutstanding { resource: "pipeline", strong, weak });
         }
-        self.libraries.outstanding_beyond(self.kernels.live())?;
+        self.libraries.outstanding_beyond(self.kernels.live() + Transfers::PIPELINES)?;
         self.memory.outstanding()?;
         // The allocators hold a heap and a buffer for each segment.
         self.buffers.outstanding_beyond(self.memory.segments())?;

@@ -9,12 +9,13 @@
 //! This module must not know which resources exist.
 
 use crate::driver::ops::{
-    Allocation, DeviceProperties, MpsSlowOps, NativeDevice, NativeHeap, NativeObject, NativeQueue,
-    NativeResidencySet,
+    Allocation, DeviceProperties, MpsSlowOps, NativeBuffer, NativeDevice, NativeHeap, NativeObject,
+    NativeQueue, NativeResidencySet, Storage,
 };
 use crate::shared::Shared;
-use leasehold_core::Result;
+use crate::spans::Alias;
 use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::{Error, Result};
 use leasehold_hal::{BackendKind, DeviceId};
 use std::fmt;
 
@@ -128,6 +129,45 @@ impl OpenedDevice {
                 })
             }
         })
+    }
+
+    /// The buffer and the offset by which this device reaches memory of the backend. `native` is
+    /// the number of the spanning buffer, as bindings have it, or 0 for an address of shared
+    /// storage. Another device's segment gets an alias at its first use. Does not block.
+    ///
+    /// # Errors
+    /// `Unsupported` for memory that is not the backend's, or is another device's and private; a
+    /// driver error.
+    pub(crate) fn reach(
+        self: &Arc<Self>,
+        native: u64,
+        addr: u64,
+        bytes: u64,
+    ) -> Result<(NativeBuffer, u64)> {
+        let (spans, own) = (&self.shared.spans, self.id.ordinal);
+        let Some(place) = spans.of(native, addr, bytes) else {
+            let text =
+                format!("{bytes} bytes at {addr:#x} are not Metal's; {} reaches no other", self.id);
+            return Err(Error::Unsupported(text.into()));
+        };
+        if place.device == own {
+            return Ok((place.native, place.offset));
+        }
+        if let Some(alias) = spans.alias(place.native, own) {
+            return Ok((alias, place.offset));
+        }
+        let segment = spans.segment(place.native).filter(|s| s.storage == Storage::Shared);
+        let Some(segment) = segment else {
+            let text =
+                format!("{} does not reach private storage of device {}", self.id, place.device);
+            return Err(Error::Unsupported(text.into()));
+        };
+        // SAFETY: the device is open. The segment is memory of this process in whole pages, and its
+        // aliases end before it.
+        let alias = unsafe { self.ops.buffer_wrap(self.native, segment.addr, segment.bytes)? };
+        let keep = Box::new(Owned::new(self, alias));
+        let alias = spans.add_alias(place.native, own, Alias { native: alias, keep });
+        Ok((alias, place.offset))
     }
 
     /// Makes the set's members resident for a queue's work.

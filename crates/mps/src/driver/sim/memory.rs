@@ -30,8 +30,8 @@ pub(super) struct Memory {
     pub(super) addr: u64,
     pub(super) bytes: u64,
     pub(super) storage: Storage,
-    /// The memory belongs to the caller.
-    wrapped: bool,
+    /// The memory belongs to the caller: `Some`, and whether it was registered with the machine.
+    wrapped: Option<bool>,
 }
 
 impl Memory {
@@ -41,7 +41,7 @@ impl Memory {
             Storage::Shared => machine.host_alloc(bytes)?,
             Storage::Private => machine.alloc(device, bytes)?,
         };
-        Ok(Arc::new(Self { machine, device, addr, bytes, storage, wrapped: false }))
+        Ok(Arc::new(Self { machine, device, addr, bytes, storage, wrapped: None }))
     }
 }
 
@@ -49,9 +49,10 @@ impl Drop for Memory {
     fn drop(&mut self) {
         // The memory was allocated by `new` or `buffer_wrap`. On a lost device it stays.
         let _ = match (self.wrapped, self.storage) {
-            (true, _) => self.machine.host_unregister(self.addr),
-            (false, Storage::Shared) => self.machine.host_free(self.addr),
-            (false, Storage::Private) => self.machine.free(self.addr),
+            (Some(false), _) => Ok(()),
+            (Some(true), _) => self.machine.host_unregister(self.addr),
+            (None, Storage::Shared) => self.machine.host_free(self.addr),
+            (None, Storage::Private) => self.machine.free(self.addr),
         };
     }
 }
@@ -199,16 +200,20 @@ impl MemoryOps for SimDriver {
                 "{bytes} bytes at {addr:#x} for a Metal buffer: want whole pages of {PAGE} bytes"
             )));
         }
-        // SAFETY: the range is memory of this process until the buffer is released (the caller's
-        // promise), which unregisters it.
-        unsafe { self.0.machine.host_register(addr, bytes) }.map_err(|e| told(API, e))?;
+        // The machine knows the memory of its own shared buffers.
+        let own = self.lock().is_shared(addr, bytes);
+        if !own {
+            // SAFETY: the range is memory of this process until the buffer is released (the
+            // caller's promise), which unregisters it.
+            unsafe { self.0.machine.host_register(addr, bytes) }.map_err(|e| told(API, e))?;
+        }
         let memory = Arc::new(Memory {
             machine: self.0.machine.clone(),
             device: ordinal,
             addr,
             bytes,
             storage: Storage::Shared,
-            wrapped: true,
+            wrapped: Some(!own),
         });
         let buffer = BufferState { memory, heap: None, addr, bytes };
         Ok(NativeBuffer(self.lock().add(Object::Buffer(buffer))))

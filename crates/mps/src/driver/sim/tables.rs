@@ -5,7 +5,7 @@
 use super::memory::Memory;
 use super::work::{CommandState, EncoderState};
 use super::{BrokenRule, Effect, broken};
-use crate::driver::ops::{NativeDevice, NativeObject, PipelineInfo};
+use crate::driver::ops::{NativeDevice, NativeObject, PipelineInfo, Storage};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Result};
 use leasehold_sim::{EventId, Kernel, Machine, QueueId, SemaphoreId};
@@ -289,6 +289,15 @@ impl Tables {
             Object::Buffer(buffer) => Some(&buffer.memory),
             _ => None,
         }
+    }
+
+    /// Whether a range lies in memory of a shared heap or buffer.
+    pub(super) fn is_shared(&self, addr: u64, bytes: u64) -> bool {
+        self.objects.keys().filter_map(|number| self.memory_of(*number)).any(|memory| {
+            memory.storage == Storage::Shared
+                && addr >= memory.addr
+                && addr.saturating_add(bytes) <= memory.addr + memory.bytes
+        })
     }
 
     /// Bytes of a device's heaps and buffers.
