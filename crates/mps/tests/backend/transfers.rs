@@ -28,11 +28,15 @@ impl Pair {
         let device: &dyn Device = &*self.state;
         let memory = device.memory(MemoryKind::Device).unwrap();
         let buffer = memory.alloc(Layout::new(BYTES), self.nobody.on()).unwrap();
+        let content: Vec<u8> = (0..BYTES).map(|i| (i % 251) as u8 ^ salt).collect();
         // SAFETY: the memory is the host's too, and nothing else uses it.
-        unsafe { bytes(&buffer) }
-            .iter_mut()
-            .zip(0_u64..)
-            .for_each(|(b, i)| *b = (i % 251) as u8 ^ salt);
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                content.as_ptr(),
+                buffer.addr() as *mut u8,
+                content.len(),
+            );
+        }
         buffer
     }
 
@@ -59,12 +63,10 @@ impl Pair {
 }
 
 /// A buffer's bytes.
-///
-/// # Safety
-/// - Nothing else uses the memory, which is the host's too.
-unsafe fn bytes(buffer: &Lease<Buffer>) -> &mut [u8] {
-    // SAFETY: the caller vouches for the memory.
-    unsafe { std::slice::from_raw_parts_mut(buffer.addr() as *mut u8, buffer.len() as usize) }
+fn bytes(buffer: &Lease<Buffer>) -> Vec<u8> {
+    // SAFETY: the memory is the host's too, and nothing writes it now.
+    unsafe { std::slice::from_raw_parts(buffer.addr() as *const u8, buffer.len() as usize) }
+        .to_vec()
 }
 
 /// Offsets, row lengths, pitches and numbers of rows of both alignments.
@@ -95,12 +97,10 @@ fn copies_of_every_alignment_and_pitch_equal_the_hosts() {
     let pair = Pair::open(&bench, mps(0));
     for (src, dst, width, src_pitch, dst_pitch, rows) in copies() {
         let (from, to) = (pair.buffer(0), pair.buffer(0xff));
-        // SAFETY: nothing else uses the memory.
-        let mut want = unsafe { bytes(&to) }.to_vec();
+        let (has, mut want) = (bytes(&from), bytes(&to));
         for row in 0..rows {
             for i in 0..width {
-                // SAFETY: nothing else uses the memory.
-                let byte = unsafe { bytes(&from) }[(src + row * src_pitch + i) as usize];
+                let byte = has[(src + row * src_pitch + i) as usize];
                 want[(dst + row * dst_pitch + i) as usize] = byte;
             }
         }
@@ -116,8 +116,7 @@ fn copies_of_every_alignment_and_pitch_equal_the_hosts() {
         };
         let transfer = pair.state.transfers().copy(&copy).unwrap().unwrap();
         pair.run(&bench, &transfer).unwrap();
-        // SAFETY: nothing else uses the memory.
-        assert_eq!(unsafe { bytes(&to) }, want, "{copy:?}");
+        assert_eq!(bytes(&to), want, "{copy:?}");
         let nothing = Copy2d { rows: 0, ..copy };
         assert!(pair.state.transfers().copy(&nothing).unwrap().is_none());
     }
@@ -141,8 +140,7 @@ fn fills_of_every_alignment_and_pattern_equal_the_hosts() {
         (16, 36, 4),
     ] {
         let to = pair.buffer(0);
-        // SAFETY: nothing else uses the memory.
-        let mut want = unsafe { bytes(&to) }.to_vec();
+        let mut want = bytes(&to);
         for i in 0..bytes_of {
             want[dst + i] = pattern.to_le_bytes()[i % width];
         }
@@ -155,8 +153,7 @@ fn fills_of_every_alignment_and_pattern_equal_the_hosts() {
         };
         let transfer = pair.state.transfers().fill(&fill).unwrap().unwrap();
         pair.run(&bench, &transfer).unwrap();
-        // SAFETY: nothing else uses the memory.
-        assert_eq!(unsafe { bytes(&to) }, want, "{fill:?}");
+        assert_eq!(bytes(&to), want, "{fill:?}");
         let nothing = Fill { bytes: 0, ..fill };
         assert!(pair.state.transfers().fill(&nothing).unwrap().is_none());
     }
@@ -174,15 +171,13 @@ fn another_devices_memory_is_reached_through_one_alias() {
         assert!(matches!(device.peer_access(unknown), Err(Error::NotFound(_))), "{unknown}");
     }
     let (mine, theirs) = (here.buffer(0), there.buffer(0xff));
-    // SAFETY: nothing else uses the memory.
-    let want = unsafe { bytes(&theirs) }.to_vec();
+    let want = bytes(&theirs);
     for turn in 0..3 {
         let copy =
             Copy2d::linear((theirs.addr(), theirs.native()), (mine.addr(), mine.native()), BYTES);
         let transfer = here.state.transfers().copy(&copy).unwrap().unwrap();
         here.run(&bench, &transfer).unwrap();
-        // SAFETY: nothing else uses the memory.
-        assert_eq!(unsafe { bytes(&mine) }, want, "turn {turn}");
+        assert_eq!(bytes(&mine), want, "turn {turn}");
     }
     assert_eq!(bench.calls("newBufferWithBytesNoCopy"), 1);
     // The alias ends with the segment.
@@ -205,7 +200,7 @@ fn memory_that_is_not_metals_is_refused() {
         memory.alloc(Layout::new(BYTES), pair.nobody.on()).unwrap()
     };
     let (mine, theirs) = (alloc(&here), alloc(&there));
-    let host = vec![0_u8; 64];
+    let host = [0_u8; 64];
     let to = (mine.addr(), mine.native());
     for from in [(host.as_ptr() as u64, 0), (theirs.addr(), theirs.native()), (64, 12345)] {
         let refused = here.state.transfers().copy(&Copy2d::linear(from, to, 64)).map(drop);
