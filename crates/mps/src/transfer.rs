@@ -129,7 +129,8 @@ impl Transfers {
     /// A copy; `None` without bytes. Another device's memory gets an alias at its first use.
     ///
     /// # Errors
-    /// `Unsupported` for memory that the device does not reach; `InvalidArgument` for more rows than a grid has.
+    /// `Unsupported` for memory that the device does not reach; `InvalidArgument` for more rows than
+    /// a grid has; a driver error.
     pub fn copy(&self, c: &Copy2d) -> Result<Option<Transfer>> {
         if c.width == 0 || c.rows == 0 {
             return Ok(None);
@@ -214,7 +215,7 @@ impl Transfer {
         }
         let sides = &self.sides[self.first..];
         let (turns, steps) = self.turns;
-        // SAFETY: the device holds the pipelines, and the caller vouches for the encoder and for the
+        // SAFETY: the device holds the pipelines. The caller vouches for the encoder and for the
         // sides' memory. The sides lie in their buffers, as `reach` found.
         unsafe {
             ops.set_pipeline(encoder, self.pipeline)?;
