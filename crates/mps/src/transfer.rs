@@ -129,8 +129,8 @@ impl Transfers {
     /// A copy; `None` without bytes. Another device's memory gets an alias at its first use.
     ///
     /// # Errors
-    /// `Unsupported` for memory that the device does not reach; `InvalidArgument` for more rows than
-    /// a grid has; a driver error.
+    /// `Unsupported` for memory that the device does not reach; `InvalidArgument` for more rows
+    /// than a grid has; a driver error.
     pub fn copy(&self, c: &Copy2d) -> Result<Option<Transfer>> {
         if c.width == 0 || c.rows == 0 {
             return Ok(None);
