@@ -19,13 +19,14 @@ use crate::driver::ops::{
     NativeFill, NativeFunction, NativeStream,
 };
 use crate::engine::core::Core;
-use crate::engine::host::{HostAction, HostAddress};
+use crate::engine::host::HostAction;
 use crate::engine::program::Program;
 use crate::engine::shared::Place;
 use crate::engine::stream::CudaStream;
 use leasehold_alloc::Buffer;
 use leasehold_core::{Error, Result, UniqueLease};
 use leasehold_engine::driver::Sink;
+use leasehold_engine::staging::HostAddress;
 use leasehold_hal::{Copy2d, Dispatch, Download, Fill, Limits, Op};
 use std::mem::MaybeUninit;
 

@@ -9,19 +9,14 @@ use super::stream::CudaStream;
 use super::words::Words;
 use crate::config::CompletionSource;
 use crate::driver::ops::{DeviceProperties, EventFlags, NativeGraphExec, NativeStream};
-use leasehold_alloc::{Allocator, Buffer, Layout, On};
-use leasehold_core::sync::{Arc, Mutex, OnceLock};
-use leasehold_core::{
-    Error, Lease, Result, Timeline, TimelineOwner, TimelineSource, Timepoint, UniqueLease,
-};
+use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::{Error, Lease, Result};
 use leasehold_engine::driver::DriverDevice;
+use leasehold_engine::staging::Staging;
 use leasehold_engine::{Engine, EngineConfig};
 use leasehold_hal::DeviceId;
 use std::fmt;
 use std::time::Duration;
-
-/// Makes the allocator of pinned memory at its first use.
-pub type PinnedSource = Box<dyn Fn() -> Result<Allocator> + Send + Sync>;
 
 /// The streams of a context. Dereferences to [`Core`].
 pub type Streams = Engine<CudaStream>;
@@ -37,10 +32,8 @@ pub struct Core {
     /// The pool of events that mark positions on streams.
     event_pool: Arc<EventPool>,
     properties: DeviceProperties,
-    /// The timeline of an owner that never submits: memory taken for this timeline is ready for
-    /// every stream.
-    nobody: TimelineOwner,
-    pinned: OnceLock<PinnedSource>,
+    /// Pinned memory for bytes on their way to pageable memory.
+    pub(crate) staging: Staging,
     /// A stream for uploads of graphs and for captures, made at its first use.
     utility: Mutex<Option<NativeStream>>,
 }
@@ -59,8 +52,7 @@ impl Core {
         let core = Arc::new(Self {
             words: Arc::new(Words::new(context.clone())),
             event_pool,
-            nobody: TimelineOwner::take()?,
-            pinned: OnceLock::new(),
+            staging: Staging::new()?,
             utility: Mutex::new(None),
             properties,
             context,
@@ -93,25 +85,6 @@ impl Core {
     #[must_use]
     pub fn has_words(&self) -> bool {
         self.properties.stream_words && self.shared.config.completion == CompletionSource::Auto
-    }
-
-    /// Sets the source of pinned memory. Only the first call has an effect.
-    pub fn set_pinned(&self, source: PinnedSource) {
-        let _ = self.pinned.set(source);
-    }
-
-    /// Allocates pinned memory for bytes on their way to pageable memory.
-    ///
-    /// No stream uses the memory, and no other thread can get a lease of it. So neither the
-    /// device's writes nor the host's reads are marked.
-    ///
-    /// # Errors
-    /// `OutOfMemory`, or a driver error.
-    pub(crate) fn staging(&self, bytes: u64) -> Result<UniqueLease<Buffer>> {
-        let source =
-            self.pinned.get().ok_or_else(|| Error::state("the device has no pinned memory yet"))?;
-        let nobody = Nobody(self.nobody.timeline());
-        source()?.alloc_unique(Layout::new(bytes), On { timeline: nobody.0, source: &nobody })
     }
 
     /// Acquires an event for a recorded event.
@@ -189,31 +162,5 @@ impl fmt::Debug for Core {
             .field("driver", &self.context)
             .field("words", &self.words)
             .finish_non_exhaustive()
-    }
-}
-
-/// A timeline without submissions.
-struct Nobody(&'static Timeline);
-
-// SAFETY: nothing is ever submitted to this timeline.
-unsafe impl TimelineSource for Nobody {
-    fn timeline(&self) -> &'static Timeline {
-        self.0
-    }
-
-    fn signal(&self) -> Result<u64> {
-        Ok(self.0.submitted())
-    }
-
-    fn refresh(&self) -> Result<u64> {
-        Ok(self.0.completed())
-    }
-
-    fn wait(&self, _: Timepoint) -> Result<()> {
-        Err(Error::Unsupported("this memory must be ready for everybody".into()))
-    }
-
-    fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
-        self.0.wait(value, timeout)
     }
 }

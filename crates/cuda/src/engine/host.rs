@@ -7,18 +7,9 @@ use super::staging_copy;
 use crate::driver::ops::CudaSlowOps;
 use leasehold_alloc::Buffer;
 use leasehold_core::{Lease, UniqueLease};
+use leasehold_engine::staging::HostAddress;
 use leasehold_hal::op::KeepAlive;
 use leasehold_hal::{GraphExec, TimestampQuery};
-
-/// The destination of a download in host memory.
-#[derive(Debug, Clone, Copy)]
-pub struct HostAddress(pub *mut u8);
-
-// SAFETY: the submitter promised that the memory stays valid and untouched until the value
-// completes. Only the one thread that runs the action writes to the memory.
-unsafe impl Send for HostAddress {}
-// SAFETY: a shared reference only copies the address.
-unsafe impl Sync for HostAddress {}
 
 /// The host's part of an operation.
 pub enum HostAction {

@@ -11,7 +11,7 @@
 
 use super::core::Core;
 use super::driver_context::DriverContext;
-use super::host::{HostAddress, land};
+use super::host::land;
 use crate::driver::ops::{
     CopyKind, CudaSlowOps, GraphExecUpdate, NativeCopy, NativeEvent, NativeGraph, NativeGraphExec,
     NativeNode, NativeStream,
@@ -22,6 +22,7 @@ use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Lease, Result, Timepoint, UniqueLease};
 use leasehold_engine::driver::{GraphSteps, Step};
 use leasehold_engine::panics::panic_text;
+use leasehold_engine::staging::HostAddress;
 use leasehold_engine::steps::Steps;
 use leasehold_hal::{Dispatch, Download, GraphExec, NodePatch, Op, Plan};
 use std::fmt;
@@ -429,7 +430,7 @@ fn kernel(
 
 /// Allocates pinned memory for a download. The segment owns the memory.
 fn staged(core: &Core, segment: &mut Segment, d: &Download<'_>) -> Result<u64> {
-    let staging = core.staging(d.bytes)?;
+    let staging = core.staging.take(d.bytes)?;
     let addr = staging.addr();
     segment.staging_copies.push(StagingCopy { staging, dst: HostAddress(d.dst), bytes: d.bytes });
     Ok(addr)

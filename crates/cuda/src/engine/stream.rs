@@ -111,7 +111,7 @@ unsafe impl DriverStream for CudaStream {
 
     fn prepare(&self, op: &Op<'_>) -> Result<Option<UniqueLease<Buffer>>> {
         match op {
-            Op::Download(d) => self.core.staging(d.bytes).map(Some),
+            Op::Download(d) => self.core.staging.take(d.bytes).map(Some),
             _ => Ok(None),
         }
     }

@@ -83,7 +83,7 @@ impl ContextState {
             events.event_pool().clone(),
         )?;
         let of = memory.clone();
-        core.set_pinned(Box::new(move || pinned_host::of(&of).cloned()));
+        core.staging.set_source(Box::new(move || pinned_host::of(&of).cloned()));
         let core = core.streams();
         Ok(Self {
             _place: PhantomPinned,
