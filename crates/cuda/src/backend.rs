@@ -7,17 +7,14 @@ use crate::driver::ops::CudaSlowOps;
 use crate::driver::real::RealDriver;
 use crate::manager::device::{DeviceState, ordinal_of};
 use crate::manager::execution::CudaExecutionManager;
-use crate::manager::graph::GraphState;
-use crate::manager::stream::StreamState;
 use leasehold_alloc::{Allocator, Backing};
 use leasehold_core::sync::{Arc, Mutex, OnceLock};
-use leasehold_core::{Error, Lease, PoolStats, Result, Timeline, TimelineSource, Timepoint};
+use leasehold_core::{Error, Lease, PoolStats, Result};
 use leasehold_engine::forward_device;
-use leasehold_engine::waits::{self, synchronize};
+use leasehold_engine::waits::synchronize;
 use leasehold_hal::{
     Backend, BackendKind, Device, DeviceId, DeviceInfo, Former, GraphExec, HostTimeline,
-    KernelDesc, MemoryInfo, MemoryKind, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc,
-    TimestampQuery,
+    KernelDesc, MemoryInfo, MemoryKind, Pipeline, Plan, Stream, StreamDesc, TimestampQuery,
 };
 use std::fmt;
 use std::time::Duration;
@@ -287,71 +284,5 @@ unsafe impl Device for DeviceState {
     fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {
         let context = self.primary();
         synchronize(context.streams(), context.core().streams(), timeout)
-    }
-}
-
-// SAFETY: a value is published after the driver's signal behind the submission and the host's part
-// of it, or after the loss of the context.
-unsafe impl TimelineSource for StreamState {
-    fn timeline(&self) -> &'static Timeline {
-        StreamState::timeline(self)
-    }
-
-    fn signal(&self) -> Result<u64> {
-        self.core.signal()
-    }
-
-    fn refresh(&self) -> Result<u64> {
-        self.core.refresh()
-    }
-
-    fn wait(&self, on: Timepoint) -> Result<()> {
-        waits::wait(self, on)
-    }
-
-    fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
-        self.core.wait_host(value, timeout)
-    }
-}
-
-// SAFETY: operations go to one stream of the driver in order, or are held back in order. A value is
-// taken after the driver accepted the operations.
-unsafe impl Stream for StreamState {
-    #[inline]
-    unsafe fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
-        // SAFETY: the caller vouches for the operations, by the trait's contract.
-        unsafe { self.core.submit(ops) }
-    }
-
-    fn flush(&self) -> Result<()> {
-        self.core.flush()
-    }
-
-    fn native(&self) -> u64 {
-        self.core.native().handle().0
-    }
-
-    fn priority(&self) -> i32 {
-        self.core.priority().saturating_neg()
-    }
-}
-
-// SAFETY: a launch runs the plan's segments by their dependencies. The native value is the
-// program's address, which this state keeps.
-unsafe impl GraphExec for GraphState {
-    fn nodes(&self) -> usize {
-        self.program.nodes()
-    }
-
-    fn bytes(&self) -> u64 {
-        self.program.bytes()
-    }
-
-    unsafe fn update(&self, patches: &[NodePatch<'_>]) -> Result<()> {
-        self.program.update(patches)
-    }
-
-    fn native(&self) -> u64 {
-        std::ptr::from_ref(&*self.program) as u64
     }
 }

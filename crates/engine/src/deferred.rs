@@ -235,7 +235,7 @@ impl<N: DriverStream> StreamCore<N> {
             }
             let Some(op) = job.ops.get(job.next) else { return Outcome::Done };
             let next = match &op {
-                Op::Foreign(call) => self.foreign(call).map(|()| Next::Over),
+                Op::Foreign(call) => self.foreign(call, job.value).map(|()| Next::Over),
                 Op::Host(_) => self.at_host_call(job.value),
                 Op::Graph(exec) => {
                     // SAFETY: graphs of a submission belong to this device (the submitter's
@@ -390,9 +390,9 @@ impl<N: DriverStream> StreamCore<N> {
     }
 
     /// Runs a library's call without a lock.
-    fn foreign(&self, call: &leasehold_hal::ForeignCall) -> Result<()> {
+    fn foreign(&self, call: &leasehold_hal::ForeignCall, value: u64) -> Result<()> {
         self.state.lock().dirty = true;
-        let result = catch_unwind(AssertUnwindSafe(|| self.native().run_foreign(call)));
+        let result = catch_unwind(AssertUnwindSafe(|| self.native().run_foreign(call, value)));
         result.unwrap_or_else(|panic| Err(Error::state(panic_text(panic))))
     }
 
@@ -402,7 +402,7 @@ impl<N: DriverStream> StreamCore<N> {
             None => Ok(Next::Over),
             Some(Step::Run(_) | Step::Copy(_)) => Ok(Next::Give(Ready::Plain)),
             Some(Step::Call(_)) => self.at_host_call(job.value),
-            Some(Step::Foreign(call)) => self.foreign(&call).map(|()| Next::Step),
+            Some(Step::Foreign(call)) => self.foreign(&call, job.value).map(|()| Next::Step),
             Some(Step::Wait(point)) => self.resolve(point).map(|ready| match ready {
                 Ready::Blocked => Next::Blocked,
                 ready => Next::Give(ready),

@@ -7,7 +7,7 @@ use crate::host_part::CompletionAction;
 use crate::stream::StreamCore;
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, Result, Timeline, Timepoint};
-use leasehold_hal::{Copy2d, DeviceId, ForeignCall, GraphExec, HostCall, Op};
+use leasehold_hal::{Copy2d, DeviceId, ForeignCall, GraphExec, HostCall, NodePatch, Op, Plan};
 use std::fmt;
 use std::sync::Weak;
 use std::time::Duration;
@@ -61,6 +61,32 @@ pub trait GraphSteps {
     fn for_each_wait(&self, f: impl FnMut(Timepoint));
 }
 
+/// The life of an instantiated plan.
+pub trait Instantiate: GraphSteps + Send + Sync + Sized + 'static {
+    /// The state that the device's streams share.
+    type Device;
+
+    /// Instantiates a plan. May block on the driver.
+    ///
+    /// # Errors
+    /// - `InvalidArgument` for a plan whose nodes do not come after their predecessors.
+    /// - `Unsupported` for a node that the device cannot run in a graph.
+    /// - A driver error.
+    fn instantiate(device: &Arc<Self::Device>, plan: Plan) -> Result<Self>;
+
+    /// The number of the plan's nodes.
+    fn nodes(&self) -> usize;
+
+    /// Bytes of memory beside the buffers, as far as known.
+    fn bytes(&self) -> u64;
+
+    /// Changes nodes in place: all of them or, after an error, none.
+    ///
+    /// # Errors
+    /// See `hal::GraphExec::update`.
+    fn update(&self, patches: &[NodePatch<'_>]) -> Result<()>;
+}
+
 /// A stream of a driver.
 ///
 /// The engine calls the methods that give work to the driver under the stream's lock, one at a
@@ -103,6 +129,15 @@ pub unsafe trait DriverStream: Sized + Send + Sync + 'static {
     /// # Errors
     /// `OutOfMemory`, or the driver's.
     fn create(device: &Arc<Self::Device>, priority: i32, start: u64) -> Result<Self>;
+
+    /// The driver's word for the stream; see `hal::Stream::native`.
+    fn handle(&self) -> u64;
+
+    /// A priority of [`create`](Self::create) in the numbers of `hal`.
+    #[must_use]
+    fn priority_of(priority: i32) -> i32 {
+        priority
+    }
 
     /// Checks an operation, before anything of its submission is given to the driver.
     ///
@@ -193,11 +228,12 @@ pub unsafe trait DriverStream: Sized + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Runs a library's call, in order with the work given so far. The caller holds no lock.
+    /// Runs a library's call, in order with the work given so far, as a part of the submission with
+    /// this value. The caller holds no lock.
     ///
     /// # Errors
     /// The call's, or the driver's.
-    fn run_foreign(&self, call: &ForeignCall) -> Result<()>;
+    fn run_foreign(&self, call: &ForeignCall, value: u64) -> Result<()>;
 
     /// The graph of an exec.
     ///

@@ -78,6 +78,18 @@ impl<N: DriverStream> Engine<N> {
         self.streams.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
+    /// Publishes the values that the streams have reached. Queries the driver, and does not block.
+    pub fn settle_streams(&self) {
+        for stream in self.streams() {
+            // The outcome of the stream's work does not matter here.
+            let _ = stream.refresh();
+            if stream.timeline().is_idle() {
+                // Dropping the marks lets their objects serve again.
+                stream.let_go();
+            }
+        }
+    }
+
     /// The number of streams that have pending work.
     pub fn busy_streams(&self) -> u64 {
         self.streams().iter().filter(|s| !s.timeline().is_idle()).count() as u64

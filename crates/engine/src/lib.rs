@@ -12,6 +12,7 @@
 //! | [`steps`] | the steps of a plan's launch |
 //! | [`tables`] | the timelines of a backend, their signallers and waiting streams |
 //! | [`waits`] | waits of streams for timepoints, and of threads for a whole device |
+//! | [`payload`] | streams and graphs as payloads of pools, and as `hal`'s |
 //! | [`panics`] | panics of the program's code |
 //! | [`forward_device!`] | the methods of `hal::Device` that expose a state's description |
 //! | [`device_manager_methods!`] | the methods of a device manager over a driver |
@@ -45,6 +46,7 @@ mod forward;
 mod host_part;
 pub mod host_timeline;
 pub mod panics;
+pub mod payload;
 mod prepared;
 pub mod staging;
 pub mod steps;

@@ -99,6 +99,10 @@ unsafe impl DriverStream for RecorderStream {
         Ok(Self { device: device.clone(), number, signalled, reached })
     }
 
+    fn handle(&self) -> u64 {
+        self.number
+    }
+
     fn check(&self, op: &Op<'_>, timeline: &Timeline) -> Result<()> {
         op.check(timeline, 0)
     }
@@ -156,7 +160,7 @@ unsafe impl DriverStream for RecorderStream {
         Err(Error::state(format!("{exec:?} in a test without graphs")))
     }
 
-    fn run_foreign(&self, call: &ForeignCall) -> Result<()> {
+    fn run_foreign(&self, call: &ForeignCall, _: u64) -> Result<()> {
         call.run(0)
     }
 

@@ -12,6 +12,7 @@
 use super::core::Core;
 use super::driver_context::DriverContext;
 use super::host::land;
+use super::stream::CudaStream;
 use crate::driver::ops::{
     CopyKind, CudaSlowOps, GraphExecUpdate, NativeCopy, NativeEvent, NativeGraph, NativeGraphExec,
     NativeNode, NativeStream,
@@ -20,8 +21,9 @@ use crate::encoder::{self, Arguments, Route};
 use leasehold_alloc::Buffer;
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Lease, Result, Timepoint, UniqueLease};
-use leasehold_engine::driver::{GraphSteps, Step};
+use leasehold_engine::driver::{GraphSteps, Instantiate, Step};
 use leasehold_engine::panics::panic_text;
+use leasehold_engine::payload::graph_of;
 use leasehold_engine::staging::HostAddress;
 use leasehold_engine::steps::Steps;
 use leasehold_hal::{Dispatch, Download, GraphExec, NodePatch, Op, Plan};
@@ -94,57 +96,8 @@ impl Program {
     /// # Safety
     /// - The exec was instantiated on a device of this backend.
     pub unsafe fn of(exec: &Lease<dyn GraphExec>) -> &Program {
-        // SAFETY: the native value of this backend's execs is the address of their program, which
-        // lives as long as the lease.
-        unsafe { &*(exec.native() as *const Program) }
-    }
-
-    /// Makes the nodes of a plan, instantiates and uploads them. May block on the driver.
-    ///
-    /// # Errors
-    /// - `InvalidArgument` for a plan whose nodes do not come after their predecessors.
-    /// - `Unsupported` for a graph with host calls inside a graph, and for copies between devices
-    ///   that cannot reach each other.
-    /// - A driver error.
-    ///
-    /// After an error all made objects are given back.
-    pub fn new(core: &Core, plan: Plan) -> Result<Self> {
-        let n = plan.len();
-        let (steps, segments) = Steps::of(&plan, |op| is_apart(core, op))?;
-        let mut building = Building { core, segments: Vec::new() };
-        let mut kernels = vec![None; n];
-        for nodes in segments {
-            building.segment(&plan, nodes.start, nodes.end, &mut kernels)?;
-        }
-        let segments = std::mem::take(&mut building.segments);
-        Ok(Self {
-            context: core.context.clone(),
-            #[cfg(feature = "planted-defects")]
-            stale: core.shared.config.has(crate::defects::Defect::StaleGraphAddress),
-            plan: Mutex::new(plan),
-            steps,
-            segments,
-            kernels,
-            nodes: n,
-        })
-    }
-
-    /// The number of the plan's nodes.
-    #[must_use]
-    pub fn nodes(&self) -> usize {
-        self.nodes
-    }
-
-    /// Bytes of host and pinned memory that this program knows of. The driver does not report the
-    /// memory of an executable.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        let pinned: u64 =
-            self.segments.iter().flat_map(|s| &s.staging_copies).map(|l| l.staging.len()).sum();
-        let tables = self.kernels.len() * size_of::<Option<Kernel>>()
-            + self.segments.len() * size_of::<Segment>()
-            + size_of::<Self>();
-        pinned + tables as u64 + self.steps.bytes() + self.plan.lock().ops.bytes()
+        // SAFETY: the caller vouches for the exec.
+        unsafe { graph_of::<CudaStream>(exec) }
     }
 
     /// Whether a launch does nothing.
@@ -190,50 +143,6 @@ impl Program {
             // SAFETY: the child was checked to be of this device when it became a child.
             unsafe { Program::of(child) }.landed(0, ops);
         }
-    }
-
-    /// Changes nodes in place: all of them or, after an error, none.
-    ///
-    /// # Errors
-    /// See `hal::GraphExec::update`.
-    pub fn update(&self, patches: &[NodePatch<'_>]) -> Result<()> {
-        let mut plan = self.plan.lock();
-        // If a node is patched twice, the last patch counts.
-        let mut new = plan.ops.clone();
-        for p in patches {
-            new.patch(p.node as usize, p.bindings, p.params, p.grid)?;
-        }
-        for p in patches {
-            let index = p.node as usize;
-            let Some(Op::Dispatch(d)) = plan.ops.get(index) else { continue };
-            let empty = |grid: [u32; 3]| grid.contains(&0);
-            if self.kernels[index].is_none() != empty(p.grid.unwrap_or(d.grid)) {
-                return Err(Error::TopologyChanged(
-                    format!("node {index}: the driver has no node for a launch of no blocks")
-                        .into(),
-                ));
-            }
-        }
-        for (done, p) in patches.iter().enumerate() {
-            let outcome = self.set(&new, p.node);
-            if matches!(outcome, Ok(GraphExecUpdate::InPlace)) {
-                continue;
-            }
-            for back in &patches[..done] {
-                if !matches!(self.set(&plan.ops, back.node), Ok(GraphExecUpdate::InPlace)) {
-                    tracing::error!(
-                        node = back.node,
-                        "a node of a graph could not be put back to what it was"
-                    );
-                }
-            }
-            outcome?;
-            return Err(Error::TopologyChanged(
-                format!("node {}: the driver cannot change it in place", p.node).into(),
-            ));
-        }
-        plan.ops = new;
-        Ok(())
     }
 
     /// Sets a kernel node to the parameters of a list.
@@ -465,6 +374,86 @@ fn capture(core: &Core, call: &leasehold_hal::ForeignCall) -> Result<NativeGraph
             }
         }
     })
+}
+
+impl Instantiate for Program {
+    type Device = Core;
+
+    /// After an error all made objects are given back.
+    fn instantiate(core: &Arc<Core>, plan: Plan) -> Result<Self> {
+        let n = plan.len();
+        let (steps, segments) = Steps::of(&plan, |op| is_apart(core, op))?;
+        let mut building = Building { core, segments: Vec::new() };
+        let mut kernels = vec![None; n];
+        for nodes in segments {
+            building.segment(&plan, nodes.start, nodes.end, &mut kernels)?;
+        }
+        let segments = std::mem::take(&mut building.segments);
+        Ok(Self {
+            context: core.context.clone(),
+            #[cfg(feature = "planted-defects")]
+            stale: core.shared.config.has(crate::defects::Defect::StaleGraphAddress),
+            plan: Mutex::new(plan),
+            steps,
+            segments,
+            kernels,
+            nodes: n,
+        })
+    }
+
+    fn nodes(&self) -> usize {
+        self.nodes
+    }
+
+    /// The driver does not report the memory of an executable.
+    fn bytes(&self) -> u64 {
+        let pinned: u64 =
+            self.segments.iter().flat_map(|s| &s.staging_copies).map(|l| l.staging.len()).sum();
+        let tables = self.kernels.len() * size_of::<Option<Kernel>>()
+            + self.segments.len() * size_of::<Segment>()
+            + size_of::<Self>();
+        pinned + tables as u64 + self.steps.bytes() + self.plan.lock().ops.bytes()
+    }
+
+    fn update(&self, patches: &[NodePatch<'_>]) -> Result<()> {
+        let mut plan = self.plan.lock();
+        // If a node is patched twice, the last patch counts.
+        let mut new = plan.ops.clone();
+        for p in patches {
+            new.patch(p.node as usize, p.bindings, p.params, p.grid)?;
+        }
+        for p in patches {
+            let index = p.node as usize;
+            let Some(Op::Dispatch(d)) = plan.ops.get(index) else { continue };
+            let empty = |grid: [u32; 3]| grid.contains(&0);
+            if self.kernels[index].is_none() != empty(p.grid.unwrap_or(d.grid)) {
+                return Err(Error::TopologyChanged(
+                    format!("node {index}: the driver has no node for a launch of no blocks")
+                        .into(),
+                ));
+            }
+        }
+        for (done, p) in patches.iter().enumerate() {
+            let outcome = self.set(&new, p.node);
+            if matches!(outcome, Ok(GraphExecUpdate::InPlace)) {
+                continue;
+            }
+            for back in &patches[..done] {
+                if !matches!(self.set(&plan.ops, back.node), Ok(GraphExecUpdate::InPlace)) {
+                    tracing::error!(
+                        node = back.node,
+                        "a node of a graph could not be put back to what it was"
+                    );
+                }
+            }
+            outcome?;
+            return Err(Error::TopologyChanged(
+                format!("node {}: the driver cannot change it in place", p.node).into(),
+            ));
+        }
+        plan.ops = new;
+        Ok(())
+    }
 }
 
 impl GraphSteps for Program {

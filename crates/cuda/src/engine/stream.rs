@@ -41,11 +41,6 @@ pub struct CudaStream {
 }
 
 impl CudaStream {
-    /// The driver's handle.
-    pub(crate) fn handle(&self) -> NativeStream {
-        self.native
-    }
-
     /// Records an event behind all work given so far.
     fn record_event(&self, event: &Lease<EventState>) -> Result<()> {
         // SAFETY: the event is leased, and the stream is this one's own.
@@ -90,6 +85,15 @@ unsafe impl DriverStream for CudaStream {
             signals: Mutex::new(VecDeque::new()),
             seen: AtomicU64::new(start),
         })
+    }
+
+    fn handle(&self) -> u64 {
+        self.native.0
+    }
+
+    /// The driver's numbers fall as the priority rises.
+    fn priority_of(priority: i32) -> i32 {
+        priority.saturating_neg()
     }
 
     #[inline]
@@ -153,7 +157,7 @@ unsafe impl DriverStream for CudaStream {
         Ok(())
     }
 
-    fn run_foreign(&self, call: &ForeignCall) -> Result<()> {
+    fn run_foreign(&self, call: &ForeignCall, _: u64) -> Result<()> {
         let _current = self.core.context.enter()?;
         call.run(self.native.0)
     }

@@ -202,7 +202,7 @@ impl ContextState {
 
     /// Whether a context without a lease may end. Queries the driver, and does not block.
     pub(crate) fn is_over(&self) -> bool {
-        self.streams.settle();
+        self.core.settle_streams();
         self.externals.settle();
         // Streams of other contexts may still hold recorded events of this context.
         self.retired_outstanding().is_ok() && self.events.event_pool_stats().live == 0

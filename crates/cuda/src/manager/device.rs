@@ -144,7 +144,7 @@ impl DeviceState {
 
     /// Checks whether leases on this device's resources are held.
     fn outstanding(&self) -> Result<()> {
-        self.primary.streams.settle();
+        self.primary.core.settle_streams();
         self.primary.outstanding()?;
         let contexts = self.contexts.stats();
         if contexts.live > 1 || contexts.weak != 0 {

@@ -6,65 +6,20 @@
 //! This module must not know what streams run.
 
 use crate::engine::core::Streams;
-use crate::engine::stream::StreamCore;
+use crate::engine::stream::CudaStream;
 use leasehold_core::sync::Arc;
-use leasehold_core::{Lease, Result, StreamHandle, Tagged, Timeline, tags};
-use leasehold_engine::stream_pool::{PooledStream, StreamPool};
+use leasehold_core::{Lease, Result, StreamHandle};
+use leasehold_engine::stream_pool::StreamPool;
 use std::fmt;
-use std::marker::PhantomPinned;
 use std::ops::Deref;
 
 /// A stream.
-pub struct StreamState {
-    pub(crate) core: Arc<StreamCore>,
-    /// The payload belongs to its pool: safe code cannot swap it with another payload.
-    _place: PhantomPinned,
-}
-
-impl StreamState {
-    /// The stream's timeline.
-    #[inline]
-    pub fn timeline(&self) -> &'static Timeline {
-        self.core.timeline()
-    }
-}
-
-impl Tagged for StreamState {
-    type Tag = tags::Stream;
-}
-
-impl fmt::Debug for StreamState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.core.fmt(f)
-    }
-}
-
-impl PooledStream for StreamState {
-    /// The priority, in the driver's numbers.
-    type Key = i32;
-
-    fn key(&self) -> i32 {
-        self.core.priority()
-    }
-
-    fn timeline(&self) -> &'static Timeline {
-        Self::timeline(self)
-    }
-
-    fn is_sound(&self) -> bool {
-        self.core.is_sound()
-    }
-
-    fn let_go(&self) -> bool {
-        self.core.let_go()
-    }
-}
+pub type StreamState = leasehold_engine::payload::StreamState<CudaStream>;
 
 /// Owns the streams of a context.
 #[doc(alias = "CudaStreamManager")]
 pub struct StreamManager {
     streams: StreamPool<StreamState>,
-    core: Arc<Streams>,
     /// The lowest and the highest priority, in the driver's numbers.
     range: (i32, i32),
     #[cfg(feature = "test-hooks")]
@@ -74,13 +29,9 @@ pub struct StreamManager {
 impl StreamManager {
     pub(crate) fn new(core: &Arc<Streams>, range: (i32, i32)) -> Result<Self> {
         let maker = core.clone();
-        let make = move |priority: &i32| {
-            let core = maker.stream(*priority)?;
-            Ok(StreamState { core, _place: PhantomPinned })
-        };
+        let make = move |priority: &i32| StreamState::new(&maker, *priority);
         Ok(Self {
             streams: StreamPool::new(core.shared.config.streams, Box::new(make))?,
-            core: core.clone(),
             range,
             #[cfg(feature = "test-hooks")]
             for_test: false,
@@ -147,18 +98,6 @@ impl StreamManager {
     #[must_use]
     pub fn has_priorities(&self) -> bool {
         self.range.0 != self.range.1
-    }
-
-    /// Publishes the values that the streams have reached. Queries the driver, and does not block.
-    pub(crate) fn settle(&self) {
-        for stream in self.core.streams() {
-            // The outcome of the stream's work does not matter here.
-            let _ = stream.refresh();
-            if stream.timeline().is_idle() {
-                // Dropping the marks lets their context end.
-                stream.let_go();
-            }
-        }
     }
 }
 
