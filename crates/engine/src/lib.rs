@@ -8,7 +8,7 @@
 //! | [`mod@engine`] | the streams of a device, and the threads that serve them |
 //! | [`stream`] | a stream: submission, deferred work, completion, waiting |
 //! | [`driver`] | a driver's part: its streams, the state that they share, its graphs |
-//! | [`staging`] | host memory for bytes on their way to or from memory that the device does not reach |
+//! | [`staging`] | host memory for bytes that the device cannot move directly |
 //! | [`steps`] | the steps of a plan's launch |
 //! | [`tables`] | the timelines of a backend, their signallers and waiting streams |
 //! | [`waits`] | waits of streams for timepoints, and of threads for a whole device |

@@ -150,8 +150,8 @@ where
 /// - The exec was instantiated by a [`GraphManager<N>`].
 #[must_use]
 pub unsafe fn graph_of<N: DriverStream>(exec: &Lease<dyn GraphExec>) -> &N::Graph {
-    // SAFETY: the native value of these execs is the address of their instantiated plan, which lives
-    // as long as the lease.
+    // SAFETY: the native value of these execs is the address of their instantiated plan, which
+    // lives as long as the lease.
     unsafe { &*(exec.native() as *const N::Graph) }
 }
 
