@@ -20,6 +20,8 @@
 //!
 //! Operators allocate only through the runtime; each declares its reads and writes.
 
+#[cfg(feature = "emulate")]
+mod emulated;
 #[cfg(feature = "cuda")]
 mod gemm;
 pub mod kernels;
@@ -30,8 +32,10 @@ pub mod ops;
 mod simulated;
 pub mod tensor;
 
+#[cfg(feature = "emulate")]
+pub use emulated::{EmulatedMps, emulate_mps};
 pub use library::Library;
 pub use operator::{BufferPart, Operator};
 #[cfg(feature = "sim")]
-pub use simulated::simulate;
+pub use simulated::{simulate, simulate_mps};
 pub use tensor::{DType, Tensor};

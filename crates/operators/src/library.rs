@@ -7,7 +7,8 @@ use crate::kernels::cpu::KERNELS;
 use crate::kernels::cpu::isa::Isa;
 use crate::kernels::cpu::tile::{KernelSpec, Launch, Refusal};
 use crate::kernels::cuda::CudaSpec;
-use crate::kernels::{Geometry, cuda};
+use crate::kernels::mps::MpsSpec;
+use crate::kernels::{Geometry, cuda, mps};
 use leasehold::kernel::{
     KernelBase, KernelCheck, KernelDesc, KernelSource, LaunchInfo, Overlap, Registry,
 };
@@ -32,6 +33,8 @@ pub const CUDA: &str = "cuda";
 /// first of each generation, of which the list of a device's names has its own.
 pub const TENSOR: [&str; 5] =
     ["cuda/sm_80", "cuda/sm_90", "cuda/sm_100", "cuda/sm_110", "cuda/sm_120"];
+/// The architecture name of the Metal kernels, which drivers compile for every family.
+pub const MPS: &str = "mps";
 /// The architecture name of a simulated device, which finds the kernels by their names.
 pub const SIM: &str = "sim";
 
@@ -60,6 +63,14 @@ pub fn register(registry: &Registry) -> Result<()> {
         // operands and indexes them by the parameters alone, within the sizes that the plan
         // requires. It checks values that it reads from memory.
         unsafe { registry.register(CUDA, describe(spec, blocks, spec.name.into(), ptx)) }?;
+    }
+    for mps in mps::KERNELS {
+        let (spec, groups) = (signature(mps.name)?, Division::Groups(mps));
+        let msl = KernelSource::Msl(mps.module.source.into());
+        // SAFETY: the source accepts every launch that the check accepts. It has the CPU kernel's
+        // operands and indexes them by the parameters alone, within the sizes that the plan
+        // requires. It checks values that it reads from memory.
+        unsafe { registry.register(MPS, describe(spec, groups, spec.name.into(), msl)) }?;
     }
     for cuda in cuda::TENSOR_KERNELS {
         let (spec, blocks) = (signature(cuda.name)?, Division::Blocks(cuda));
@@ -97,12 +108,13 @@ fn describe(
     }
 }
 
-/// The division of a launch: into tiles of the CPU, or into blocks of CUDA (whose geometry a
-/// simulated device gets too).
+/// The division of a launch: into tiles of the CPU, into blocks of CUDA (whose geometry a
+/// simulated device gets too), or into threadgroups of Metal.
 #[derive(Debug, Clone, Copy)]
 enum Division {
     Tiles,
     Blocks(&'static CudaSpec),
+    Groups(&'static MpsSpec),
 }
 
 impl Division {
@@ -115,6 +127,7 @@ impl Division {
         let launch = spec.plan(params)?;
         let geometry = match self {
             Division::Tiles => Geometry { grid: launch.grid, block: [1; 3] },
+            Division::Groups(mps) => mps.geometry(params)?,
             Division::Blocks(cuda) if cuda.takes(params) => cuda.geometry(params)?,
             Division::Blocks(cuda) => {
                 return Err(format!("{} does not take these parameters", cuda.entry).into());
@@ -146,6 +159,7 @@ impl Division {
     fn of(name: &str, archs: &[String]) -> Option<Self> {
         archs.iter().find_map(|arch| match arch.as_str() {
             CUDA | SIM => CudaSpec::find(name).map(Self::Blocks),
+            MPS => MpsSpec::find(name).map(Self::Groups),
             cpu if cpu.split('/').next() == Some("cpu") => Some(Self::Tiles),
             _ => None,
         })

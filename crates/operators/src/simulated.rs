@@ -1,15 +1,15 @@
-//! The operators' kernels on a simulated device: the CPU kernels, under the names of the CUDA
-//! entries.
+//! The operators' kernels on simulated devices, under the names of the entries for CUDA or Metal.
 //!
-//! On such a device a launch has CUDA's grid. A kernel does all its work in one call, divided into
-//! tiles by its own parameters. The requirements of a launch are checked again, because a simulated
-//! device serves to find defects.
+//! On such a device a launch has the grid of CUDA or Metal. The CPU kernels do all the work of a
+//! launch in one call, divided into tiles by their own parameters. The requirements of a launch are
+//! checked again, because a simulated device serves to find defects.
 //!
 //! This module must not know the machine, only its registry.
 
-use crate::kernels::cpu::KERNELS;
-use crate::kernels::cpu::tile::KernelSpec;
+use crate::kernels::Geometry;
+use crate::kernels::cpu::tile::{KernelSpec, Refusal};
 use crate::kernels::cuda::{CudaSpec, KERNELS as CUDA_KERNELS, TENSOR_KERNELS};
+use crate::kernels::mps::{KERNELS as MPS_KERNELS, MpsSpec};
 use leasehold::{Access, Error, Result};
 use leasehold_sim::{KernelBody, KernelRegistry, Launch};
 
@@ -17,39 +17,67 @@ use leasehold_sim::{KernelBody, KernelRegistry, Launch};
 /// between them if the parameters say so.
 const DENSE: [&str; 4] = ["argmax", "sample", "next_token", "fill"];
 
-/// Registers every operator kernel for simulated devices.
+/// Registers every operator kernel for simulated devices: the CPU kernels, with the grids of CUDA.
 ///
 /// # Errors
-/// `NotFound` if a kernel has no CUDA entry.
+/// `NotFound` if a CUDA entry has no CPU kernel.
 pub fn simulate(registry: &KernelRegistry) -> Result<()> {
-    for spec in KERNELS {
-        CudaSpec::find(spec.name).ok_or_else(|| {
-            Error::NotFound(format!("kernel {} has no CUDA entry", spec.name).into())
-        })?;
-    }
     for cuda in CUDA_KERNELS.iter().chain(TENSOR_KERNELS) {
-        let spec = KernelSpec::find(cuda.name).ok_or_else(|| {
-            Error::NotFound(format!("CUDA entry {} has no kernel", cuda.entry).into())
-        })?;
-        let accesses: Vec<Access> = spec.operands.iter().map(|o| o.access).collect();
-        let body = KernelBody::run(move |launch| run(spec, cuda, launch));
-        let made = leasehold_sim::KernelSpec::new(&accesses, spec.params_bytes as u32, body);
-        let dense = DENSE.contains(&spec.name);
-        registry.register(cuda.entry, if dense { made } else { made.leaving_gaps() });
+        let geometry = move |params: &[u8]| CudaSpec::geometry(cuda, params);
+        register(registry, cuda.entry, cuda.name, geometry, run)?;
     }
     Ok(())
 }
 
-fn run(spec: &KernelSpec, cuda: &CudaSpec, launch: &Launch<'_>) -> Result<()> {
-    let geometry = cuda.geometry(launch.params_bytes()).map_err(Error::InvalidArgument)?;
-    if (launch.grid(), launch.block()) != (geometry.grid, geometry.block) {
-        return Err(Error::invalid(format!(
-            "kernel {} was launched with {:?} blocks of {:?} threads; its parameters ask for {geometry:?}",
-            cuda.entry,
-            launch.grid(),
-            launch.block()
-        )));
+/// Registers every operator kernel for simulated Metal: the CPU kernels, with the grids of Metal.
+///
+/// # Errors
+/// `NotFound` if a Metal kernel has no CPU kernel.
+pub fn simulate_mps(registry: &KernelRegistry) -> Result<()> {
+    simulate_mps_with(registry, run)
+}
+
+/// Like [`simulate_mps`], with another way to run a launch that meets the requirements.
+pub(crate) fn simulate_mps_with(
+    registry: &KernelRegistry,
+    run: impl Fn(&KernelSpec, &Launch<'_>) -> Result<()> + Clone + Send + Sync + 'static,
+) -> Result<()> {
+    for mps in MPS_KERNELS {
+        let geometry = move |params: &[u8]| MpsSpec::geometry(mps, params);
+        register(registry, mps.name, mps.name, geometry, run.clone())?;
     }
+    Ok(())
+}
+
+/// Registers the kernel called `name` under the name of its entry.
+fn register(
+    registry: &KernelRegistry,
+    entry: &'static str,
+    name: &str,
+    geometry: impl Fn(&[u8]) -> std::result::Result<Geometry, Refusal> + Send + Sync + 'static,
+    run: impl Fn(&KernelSpec, &Launch<'_>) -> Result<()> + Send + Sync + 'static,
+) -> Result<()> {
+    let spec = KernelSpec::find(name)
+        .ok_or_else(|| Error::NotFound(format!("entry {entry} has no CPU kernel").into()))?;
+    let accesses: Vec<Access> = spec.operands.iter().map(|o| o.access).collect();
+    let body = KernelBody::run(move |launch| {
+        let geometry = geometry(launch.params_bytes()).map_err(Error::InvalidArgument)?;
+        if (launch.grid(), launch.block()) != (geometry.grid, geometry.block) {
+            return Err(Error::invalid(format!(
+                "kernel {entry} was launched with {:?} blocks of {:?} threads; its parameters ask for {geometry:?}",
+                launch.grid(),
+                launch.block()
+            )));
+        }
+        run(spec, launch)
+    });
+    let made = leasehold_sim::KernelSpec::new(&accesses, spec.params_bytes as u32, body);
+    let dense = DENSE.contains(&spec.name);
+    registry.register(entry, if dense { made } else { made.leaving_gaps() });
+    Ok(())
+}
+
+fn run(spec: &KernelSpec, launch: &Launch<'_>) -> Result<()> {
     // SAFETY: the machine has checked that the bindings lie in live memory, and has translated them
     // for the duration of the call. No other code runs meanwhile.
     unsafe { spec.run(None, launch.params_bytes(), launch.bindings()) }

@@ -2,7 +2,7 @@
 
 mod attention;
 mod elementwise;
-pub mod emulated;
+mod emulated;
 mod launch;
 mod linear;
 mod norm;
@@ -102,11 +102,12 @@ pub fn noise(n: usize, seed: u64) -> Vec<f32> {
         .collect()
 }
 
-/// The executor of a kernel: a level of the CPU, or the CUDA source in the emulator.
+/// The executor of a kernel: a level of the CPU, or the source of a device's kernel, emulated.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Level {
     Cpu(Isa),
-    Emulated,
+    Cuda,
+    Metal,
 }
 
 impl Level {
@@ -115,7 +116,24 @@ impl Level {
     pub fn name(self) -> &'static str {
         match self {
             Self::Cpu(isa) => isa.name(),
-            Self::Emulated => "cuda, emulated",
+            Self::Cuda => "cuda, emulated",
+            Self::Metal => "metal, emulated",
+        }
+    }
+
+    /// Launches the source of a device's kernel. Returns whether the launch has a geometry, or
+    /// `None` for a level of the CPU.
+    pub fn emulate(
+        self,
+        name: &str,
+        params: &[u8],
+        bindings: &[Binding],
+        reverse: bool,
+    ) -> Option<bool> {
+        match self {
+            Self::Cpu(_) => None,
+            Self::Cuda => Some(emulated::run_cuda(name, params, bindings, reverse)),
+            Self::Metal => Some(emulated::run_metal(name, params, bindings, reverse)),
         }
     }
 }
@@ -129,7 +147,8 @@ impl fmt::Display for Level {
 /// The levels to test.
 pub fn levels() -> Vec<Level> {
     let cpu = Isa::ALL.into_iter().filter(|isa| isa.available()).map(Level::Cpu);
-    cpu.chain(emulated::available().then_some(Level::Emulated)).collect()
+    let cuda = emulated::cuda().map(|_| Level::Cuda);
+    cpu.chain(cuda).chain(emulated::metal().map(|_| Level::Metal)).collect()
 }
 
 /// Returns whether the emulator runs a launch's blocks and warps from the last to the first, which
@@ -138,11 +157,15 @@ fn backwards(params: &impl Params) -> bool {
     params.as_bytes().iter().fold(0, |odd, &b| odd ^ b.count_ones()) % 2 == 1
 }
 
+fn emulate(level: Level, name: &str, params: &impl Params, bindings: &[Binding], reverse: bool) {
+    let launched = level.emulate(name, params.as_bytes(), bindings, reverse);
+    assert_eq!(launched, Some(true), "parameters beyond a launch of {level}");
+}
+
 /// Launches a kernel at a level, its tiles in order.
 pub fn run(level: Level, name: &str, params: &impl Params, bindings: &[Binding]) {
-    let isa = match level {
-        Level::Cpu(isa) => isa,
-        Level::Emulated => return emulated::run(name, params, bindings, backwards(params)),
+    let Level::Cpu(isa) = level else {
+        return emulate(level, name, params, bindings, backwards(params));
     };
     let spec = KernelSpec::find(name).unwrap();
     // SAFETY: the bindings belong to tensors of the caller, which no other code uses.
@@ -157,9 +180,8 @@ pub fn run_scattered(
     params: &(impl Params + Sync),
     bindings: &[Binding],
 ) {
-    let isa = match level {
-        Level::Cpu(isa) => isa,
-        Level::Emulated => return emulated::run(name, params, bindings, !backwards(params)),
+    let Level::Cpu(isa) = level else {
+        return emulate(level, name, params, bindings, !backwards(params));
     };
     let spec = KernelSpec::find(name).unwrap();
     let launch = spec.plan(params.as_bytes()).unwrap();

@@ -17,16 +17,15 @@
 //! This module must not know the driver.
 
 use super::Geometry;
+use super::blocks::{Blocks, THREADS, geometry, heads_down, width};
 use super::cpu::attention::{Attention, AttentionParams, DecodeAttention};
 use super::cpu::elem::DType;
-use super::cpu::elementwise::{
-    Add, Cast, Copy2d, CopyParams, ElementwiseParams, Fill, Mul, SiluMul,
-};
+use super::cpu::elementwise::{Add, Cast, Copy2d, Fill, Mul, SiluMul};
 use super::cpu::embedding::Embedding;
-use super::cpu::linear::{FEW, Linear, Linear3, LinearAdd, LinearGated, LinearParams};
-use super::cpu::norm::{AddRmsNorm, NormParams, RmsNorm};
-use super::cpu::rope::{CacheAppend, Rope, RopeAppend, RopeParams};
-use super::cpu::sampling::{Advance, Argmax, NextToken, RowParams, Sample, SampleParams, Softmax};
+use super::cpu::linear::{Linear, Linear3, LinearAdd, LinearGated};
+use super::cpu::norm::{AddRmsNorm, RmsNorm};
+use super::cpu::rope::{CacheAppend, Rope, RopeAppend};
+use super::cpu::sampling::{Advance, Argmax, NextToken, Sample, Softmax};
 use super::cpu::tile::{Kernel, Params, Refusal};
 
 /// Text that is prepended to the source of every module.
@@ -100,7 +99,8 @@ impl CudaSpec {
     /// # Errors
     /// The reason, if the parameters exceed the limits of a launch.
     pub fn geometry(&self, params: &[u8]) -> Result<Geometry, Refusal> {
-        (self.geometry)(params)
+        let why = |why| format!("kernel {} on CUDA: {why}", self.entry).into();
+        (self.geometry)(params).map_err(why)
     }
 
     /// Whether this is the kernel to launch for parameters that the CPU kernel's `plan` has
@@ -110,42 +110,37 @@ impl CudaSpec {
         (self.takes)(params)
     }
 
-    const fn of<K: CudaKernel>() -> Self {
-        let (name, module) = (K::NAME, K::MODULE);
+    const fn of<K: Blocks>(module: &'static Module) -> Self {
+        let name = K::NAME;
         Self { name, entry: name, module, takes: |_| true, geometry: geometry::<K> }
     }
 }
 
-fn geometry<K: CudaKernel>(params: &[u8]) -> Result<Geometry, Refusal> {
-    let params = K::Params::from_bytes(params).ok_or("parameters of another size")?;
-    K::geometry(&params).map_err(|why| format!("kernel {} on CUDA: {why}", K::NAME).into())
-}
-
 /// Every kernel.
 pub static KERNELS: &[CudaSpec] = &[
-    CudaSpec::of::<Linear>(),
-    CudaSpec::of::<LinearAdd>(),
-    CudaSpec::of::<Linear3>(),
-    CudaSpec::of::<LinearGated>(),
-    CudaSpec::of::<RmsNorm>(),
-    CudaSpec::of::<AddRmsNorm>(),
-    CudaSpec::of::<Rope>(),
-    CudaSpec::of::<CacheAppend>(),
-    CudaSpec::of::<RopeAppend>(),
-    CudaSpec::of::<Attention>(),
-    CudaSpec::of::<DecodeAttention>(),
-    CudaSpec::of::<Embedding>(),
-    CudaSpec::of::<Add>(),
-    CudaSpec::of::<Mul>(),
-    CudaSpec::of::<SiluMul>(),
-    CudaSpec::of::<Cast>(),
-    CudaSpec::of::<Fill>(),
-    CudaSpec::of::<Copy2d>(),
-    CudaSpec::of::<Softmax>(),
-    CudaSpec::of::<Argmax>(),
-    CudaSpec::of::<Sample>(),
-    CudaSpec::of::<Advance>(),
-    CudaSpec::of::<NextToken>(),
+    CudaSpec::of::<Linear>(&LINEAR),
+    CudaSpec::of::<LinearAdd>(&LINEAR),
+    CudaSpec::of::<Linear3>(&LINEAR),
+    CudaSpec::of::<LinearGated>(&LINEAR),
+    CudaSpec::of::<RmsNorm>(&NORM),
+    CudaSpec::of::<AddRmsNorm>(&NORM),
+    CudaSpec::of::<Rope>(&ROPE),
+    CudaSpec::of::<CacheAppend>(&ROPE),
+    CudaSpec::of::<RopeAppend>(&ROPE),
+    CudaSpec::of::<Attention>(&ATTENTION),
+    CudaSpec::of::<DecodeAttention>(&ATTENTION),
+    CudaSpec::of::<Embedding>(&EMBEDDING),
+    CudaSpec::of::<Add>(&ELEMENTWISE),
+    CudaSpec::of::<Mul>(&ELEMENTWISE),
+    CudaSpec::of::<SiluMul>(&ELEMENTWISE),
+    CudaSpec::of::<Cast>(&ELEMENTWISE),
+    CudaSpec::of::<Fill>(&ELEMENTWISE),
+    CudaSpec::of::<Copy2d>(&ELEMENTWISE),
+    CudaSpec::of::<Softmax>(&SAMPLING),
+    CudaSpec::of::<Argmax>(&SAMPLING),
+    CudaSpec::of::<Sample>(&SAMPLING),
+    CudaSpec::of::<Advance>(&SAMPLING),
+    CudaSpec::of::<NextToken>(&SAMPLING),
 ];
 
 /// Kernels for some parameters on devices with tensor cores, preferred to those of [`KERNELS`].
@@ -162,175 +157,15 @@ pub static TENSOR_KERNELS: &[CudaSpec] = &[CudaSpec {
     },
 }];
 
-/// Whether attention over tiles takes these parameters, and is the faster one.
-fn tiled(p: &AttentionParams) -> bool {
-    let halves = p.x == p.cache && [DType::Bf16 as u32, DType::F16 as u32].contains(&p.x);
-    halves && p.m >= TILE_ROWS && [64, 80, 96, 128].contains(&p.head_dim)
-}
-
-/// The blocks in y: one for each head.
-fn heads_down(p: &AttentionParams) -> Result<u32, Refusal> {
-    if u64::from(p.heads) > MAX_Y {
-        return Err(format!("{} heads; the limit is {MAX_Y}", p.heads).into());
-    }
-    Ok(p.heads)
-}
-
-/// The properties of a CUDA kernel beside those of its CPU counterpart.
-trait CudaKernel: Kernel {
-    /// The module that contains the kernel.
-    const MODULE: &'static Module;
-
-    /// Blocks and threads.
-    fn geometry(p: &Self::Params) -> Result<Geometry, Refusal>;
-}
-
-/// Threads of a block of most kernels.
-const THREADS: u32 = 256;
-/// Threads of a warp.
-const WARP: u32 = 32;
-/// The maximum number of blocks of a launch whose blocks take several pieces of work: a few for
-/// each place on the largest devices.
-const BLOCKS: u64 = 1024;
-/// The maximum number of blocks in y.
-const MAX_Y: u64 = 65_535;
-/// Indices along a row have 32 bits and may exceed the end by a block's width.
-const MAX_WIDTH: u64 = 1 << 31;
-/// Rows of queries of a block (`ROWS` in the source).
-const QUERY_ROWS: u32 = 4;
 /// Rows of queries of a block on tensor cores (`QUERIES` in the source).
 const TILE_QUERIES: u32 = 128;
 /// The fewest rows of queries for tensor cores: those of a warp's tile.
 const TILE_ROWS: u32 = 16;
-/// Rows and outputs of a tile of a matrix product (`TILE` in the source).
-const TILE: u32 = 64;
-/// Elements or units of a row that a block processes at once (`PIECE` in the source).
-const PIECE: u64 = 4 * THREADS as u64;
-/// The maximum number of threads of a block that draws a token.
-const DRAW_THREADS: u32 = 1024;
-/// A thread that draws a token counts in 16 bits.
-const MAX_LOGITS: u64 = 1 << 26;
 
-/// Checks the width of a row.
-fn width(width: u64) -> Result<(), Refusal> {
-    if width > MAX_WIDTH {
-        Err(format!("rows of {width} elements; the limit is {MAX_WIDTH}").into())
-    } else {
-        Ok(())
-    }
-}
-
-/// The geometry with a block for each row.
-fn rows(rows: u32, wide: u64) -> Result<Geometry, Refusal> {
-    width(wide)?;
-    if u64::from(rows) >= MAX_WIDTH {
-        return Err(format!("{rows} rows; there are fewer than {MAX_WIDTH} blocks").into());
-    }
-    Ok(Geometry { grid: [rows, 1, 1], block: [THREADS, 1, 1] })
-}
-
-/// The geometry of blocks that share `pieces` pieces of work; at least one block.
-fn shared(pieces: u64) -> Geometry {
-    Geometry { grid: [pieces.clamp(1, BLOCKS) as u32, 1, 1], block: [THREADS, 1, 1] }
-}
-
-/// Pieces of `rows` rows of `wide` elements.
-fn pieces(rows: u32, wide: u64) -> Result<Geometry, Refusal> {
-    width(wide)?;
-    Ok(shared(u64::from(rows) * wide.div_ceil(PIECE)))
-}
-
-/// The geometry of a product: for few rows a warp for each output, for many rows a block for each
-/// tile.
-fn product(p: &LinearParams) -> Result<Geometry, Refusal> {
-    width(p.k.into())?;
-    p.n.iter().try_for_each(|&n| width(n.into()))?;
-    if p.m as usize <= FEW {
-        let warps = THREADS / WARP;
-        let outputs: u64 = p.n.iter().map(|&n| u64::from(n)).sum();
-        let blocks = outputs.div_ceil(warps.into()).clamp(1, BLOCKS) as u32;
-        return Ok(Geometry { grid: [blocks, 1, 1], block: [WARP, warps, 1] });
-    }
-    let across: u64 = p.n.iter().map(|&n| u64::from(n.div_ceil(TILE))).sum();
-    let down = u64::from(p.m.div_ceil(TILE));
-    if down > MAX_Y {
-        return Err(format!("{} rows; the limit is {}", p.m, MAX_Y * u64::from(TILE)).into());
-    }
-    Ok(Geometry { grid: [across as u32, down as u32, 1], block: [THREADS / 16, 16, 1] })
-}
-
-/// The elements of the heads of a row.
-fn heads(p: &RopeParams) -> u64 {
-    u64::from(p.heads.max(p.kv_heads)) * u64::from(p.head_dim)
-}
-
-/// The geometry of one block that draws a token.
-fn draw(p: &SampleParams) -> Result<Geometry, Refusal> {
-    if u64::from(p.n) > MAX_LOGITS {
-        return Err(format!("{} logits; the limit is {MAX_LOGITS}", p.n).into());
-    }
-    let threads = p.n.next_multiple_of(THREADS).clamp(THREADS, DRAW_THREADS);
-    Ok(Geometry { grid: [1, 1, 1], block: [threads, 1, 1] })
-}
-
-macro_rules! kernels {
-    ($($kernel:ty, $module:ident, |$p:ident| $geometry:expr;)*) => {
-        $(impl CudaKernel for $kernel {
-            const MODULE: &'static Module = &$module;
-            fn geometry($p: &Self::Params) -> Result<Geometry, Refusal> {
-                $geometry
-            }
-        })*
-    };
-}
-
-kernels! {
-    Linear, LINEAR, |p| product(p);
-    LinearAdd, LINEAR, |p| product(p);
-    Linear3, LINEAR, |p| product(p);
-    LinearGated, LINEAR, |p| product(p);
-    RmsNorm, NORM, |p| normed(p);
-    AddRmsNorm, NORM, |p| normed(p);
-    Rope, ROPE, |p| rows(p.m, heads(p));
-    CacheAppend, ROPE, |p| rows(p.m, heads(p));
-    RopeAppend, ROPE, |p| rows(p.m, heads(p));
-    Attention, ATTENTION, |p| {
-        let per_block = if p.m == 1 { 1 } else { QUERY_ROWS };
-        let down = heads_down(p)?;
-        Ok(Geometry { grid: [p.m.div_ceil(per_block), down, 1], block: [THREADS, 1, 1] })
-    };
-    DecodeAttention, ATTENTION, |p| rows(p.heads, p.head_dim.into());
-    Embedding, EMBEDDING, |p| rows(p.m, p.k.into());
-    Add, ELEMENTWISE, |p| elements(p);
-    Mul, ELEMENTWISE, |p| elements(p);
-    SiluMul, ELEMENTWISE, |p| elements(p);
-    Cast, ELEMENTWISE, |p| elements(p);
-    Fill, ELEMENTWISE, |p| Ok(shared((u64::from(p.bytes[0]) | (u64::from(p.bytes[1]) << 32)).div_ceil(16 * PIECE)));
-    Copy2d, ELEMENTWISE, |p| units(p);
-    Softmax, SAMPLING, |p| row_of(p);
-    Argmax, SAMPLING, |p| row_of(p);
-    Sample, SAMPLING, |p| draw(p);
-    Advance, SAMPLING, |_p| Ok(Geometry { grid: [1, 1, 1], block: [WARP, 1, 1] });
-    NextToken, SAMPLING, |p| draw(p);
-}
-
-fn normed(p: &NormParams) -> Result<Geometry, Refusal> {
-    rows(p.rows, p.k.into())
-}
-
-fn row_of(p: &RowParams) -> Result<Geometry, Refusal> {
-    rows(p.rows, p.n.into())
-}
-
-fn elements(p: &ElementwiseParams) -> Result<Geometry, Refusal> {
-    pieces(p.rows, p.k.into())
-}
-
-/// The geometry of a copy: enough blocks for its 16-byte units. Rows that are copied in smaller
-/// units give each block more work.
-fn units(p: &CopyParams) -> Result<Geometry, Refusal> {
-    width(p.bytes.into())?;
-    pieces(p.rows, u64::from(p.bytes).div_ceil(16))
+/// Whether attention over tiles takes these parameters, and is the faster one.
+fn tiled(p: &AttentionParams) -> bool {
+    let halves = p.x == p.cache && [DType::Bf16 as u32, DType::F16 as u32].contains(&p.x);
+    halves && p.m >= TILE_ROWS && [64, 80, 96, 128].contains(&p.head_dim)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-// Runs CUDA C++ kernels on the host, for tests: what the operator library's sources use of the language, nothing else.
+// Runs the blocks of a launch on the host, for tests. A CUDA block is a threadgroup of Metal, a warp a SIMD-group.
 //
 // The threads of a block are fibers of one thread; blocks follow each other. A warp runs as far as it can without the others, then the
 // next one does, or the one before it in reverse order: what a missing barrier leaves open happens, in one of the two orders. A barrier
@@ -21,53 +21,37 @@
 #include <utility>
 #include <vector>
 
-#define LEASEHOLD_EMULATED
-#define __global__
-#define __device__
-#define __forceinline__ inline
-#define __noinline__ __attribute__((noinline))
-#define __launch_bounds__(threads)
-#define __align__(bytes) __attribute__((aligned(bytes)))
-// One block at a time: the block's memory is static, in a section of its own, so that it can be filled.
-#define __shared__ static __attribute__((section("emulated_shared")))
+// One block at a time: its shared memory is static, in a section of its own, so that it can be filled.
+#define EMULATED_SHARED __attribute__((section("emulated_shared")))
+// The section exists even if no kernel has shared memory.
+EMULATED_SHARED __attribute__((used)) static char emulated_nothing[16];
 
-struct uint2 {
-    unsigned x, y;
-};
-struct alignas(16) uint4 {
-    unsigned x, y, z, w;
-};
-struct alignas(16) float4 {
-    float x, y, z, w;
-};
-inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
-inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+namespace emulator {
 
-inline unsigned __float_as_uint(float f) {
+inline unsigned bits_of(float f) {
     unsigned u;
     memcpy(&u, &f, 4);
     return u;
 }
-inline float __uint_as_float(unsigned u) {
+inline float float_of(unsigned u) {
     float f;
     memcpy(&f, &u, 4);
     return f;
 }
-inline int __popc(unsigned v) { return __builtin_popcount(v); }
-inline int __ffs(int v) { return __builtin_ffs(v); }
-inline int __clz(int v) { return v == 0 ? 32 : __builtin_clz((unsigned)v); }
+
+}  // namespace emulator
 
 // Conversions with the results of the device's own.
 inline float f16_to_f32(uint16_t h) {
     const unsigned sign = (unsigned)(h >> 15) << 31, exponent = (h >> 10) & 31u, fraction = h & 1023u;
-    if (exponent == 31) return __uint_as_float(sign | 0x7f800000u | (fraction == 0 ? 0 : 0x400000u | (fraction << 13)));
+    if (exponent == 31) return emulator::float_of(sign | 0x7f800000u | (fraction == 0 ? 0 : 0x400000u | (fraction << 13)));
     const float magnitude = exponent == 0 ? std::ldexp((float)fraction, -24)
                                           : std::ldexp((float)(1024u + fraction), (int)exponent - 25);
     return sign ? -magnitude : magnitude;
 }
 
 inline uint16_t f32_to_f16(float f) {
-    const uint16_t sign = (uint16_t)((__float_as_uint(f) >> 31) << 15);
+    const uint16_t sign = (uint16_t)((emulator::bits_of(f) >> 31) << 15);
     if (f != f) return 0x7fff;
     const float magnitude = std::fabs(f);
     if (magnitude >= 65520.0f) return sign | 0x7c00;
@@ -223,22 +207,8 @@ template <class F> void run_block(F& f, bool reverse) {
     }
 }
 
-// Takes the arguments of a kernel out of a buffer with the layout of a launch's, and runs all blocks.
-template <class... A>
-void launch(void (*kernel)(A...), const unsigned char* arguments, size_t size, const unsigned* grid, const unsigned* dim,
-            bool reverse) {
-    size_t at = 0;
-    auto take = [&](auto* to) {
-        using T = std::remove_pointer_t<decltype(to)>;
-        at = (at + alignof(T) - 1) / alignof(T) * alignof(T);
-        if (at + sizeof(T) > size) fail("fewer arguments than parameters");
-        memcpy(static_cast<void*>(to), arguments + at, sizeof(T));
-        at += sizeof(T);
-    };
-    std::tuple<A...> values;
-    std::apply([&](auto&... each) { (take(&each), ...); }, values);
-    if (at != size) fail("more arguments than parameters");
-    auto body = [&] { std::apply(kernel, values); };
+// Runs all blocks of a launch.
+template <class F> void run_grid(F& body, const unsigned* grid, const unsigned* dim, bool reverse) {
     grid_dim = {grid[0], grid[1], grid[2]};
     block_dim = {dim[0], dim[1], dim[2]};
     const unsigned blocks = grid[0] * grid[1] * grid[2];
@@ -250,26 +220,3 @@ void launch(void (*kernel)(A...), const unsigned char* arguments, size_t size, c
 }
 
 }  // namespace emulator
-
-#define threadIdx (emulator::block.running->index)
-#define blockIdx (emulator::block_index)
-#define blockDim (emulator::block_dim)
-#define gridDim (emulator::grid_dim)
-
-inline void __syncthreads() { emulator::meet(emulator::block.barrier); }
-
-template <class T> inline T __shfl_xor_sync(unsigned, T v, int mask) {
-    const unsigned lane = emulator::block.running->number % 32;
-    return emulator::exchange(v)[lane ^ (unsigned)mask];
-}
-template <class T> inline T __shfl_up_sync(unsigned, T v, unsigned by) {
-    const unsigned lane = emulator::block.running->number % 32;
-    return emulator::exchange(v)[lane >= by ? lane - by : lane];
-}
-template <class T> inline T __shfl_sync(unsigned, T v, int from) { return emulator::exchange(v)[from % 32]; }
-inline unsigned __ballot_sync(unsigned, bool v) {
-    const unsigned* votes = emulator::exchange<unsigned>(v);
-    unsigned all = 0;
-    for (unsigned lane = 0; lane < 32; ++lane) all |= (votes[lane] & 1u) << lane;
-    return all;
-}

@@ -1,0 +1,178 @@
+//! The division of a launch into blocks of threads, for devices whose blocks have warps of 32
+//! threads: CUDA's blocks and warps are Metal's threadgroups and SIMD-groups.
+//!
+//! This module must not know sources.
+
+use super::Geometry;
+use super::cpu::attention::{Attention, AttentionParams, DecodeAttention};
+use super::cpu::elementwise::{
+    Add, Cast, Copy2d, CopyParams, ElementwiseParams, Fill, Mul, SiluMul,
+};
+use super::cpu::embedding::Embedding;
+use super::cpu::linear::{FEW, Linear, Linear3, LinearAdd, LinearGated, LinearParams};
+use super::cpu::norm::{AddRmsNorm, NormParams, RmsNorm};
+use super::cpu::rope::{CacheAppend, Rope, RopeAppend, RopeParams};
+use super::cpu::sampling::{Advance, Argmax, NextToken, RowParams, Sample, SampleParams, Softmax};
+use super::cpu::tile::{Kernel, Params, Refusal};
+
+/// A kernel whose launches have blocks of threads.
+pub(super) trait Blocks: Kernel {
+    /// Blocks and threads.
+    fn geometry(p: &Self::Params) -> Result<Geometry, Refusal>;
+}
+
+/// Blocks and threads of a launch of `K` with parameters in bytes.
+pub(super) fn geometry<K: Blocks>(params: &[u8]) -> Result<Geometry, Refusal> {
+    K::geometry(&K::Params::from_bytes(params).ok_or("parameters of another size")?)
+}
+
+/// Threads of a block of most kernels.
+pub(super) const THREADS: u32 = 256;
+/// Threads of a warp.
+pub(super) const WARP: u32 = 32;
+/// The maximum number of blocks of a launch whose blocks take several pieces of work: a few for
+/// each place on the largest devices.
+pub(super) const BLOCKS: u64 = 1024;
+/// The maximum number of blocks in y.
+pub(super) const MAX_Y: u64 = 65_535;
+/// Indices along a row have 32 bits and may exceed the end by a block's width.
+pub(super) const MAX_WIDTH: u64 = 1 << 31;
+/// Rows of queries of a block (`ROWS` in the source).
+pub(super) const QUERY_ROWS: u32 = 4;
+/// Rows and outputs of a tile of a matrix product (`TILE` in the source).
+pub(super) const TILE: u32 = 64;
+/// Elements or units of a row that a block processes at once (`PIECE` in the source).
+pub(super) const PIECE: u64 = 4 * THREADS as u64;
+/// The maximum number of threads of a block that draws a token.
+pub(super) const DRAW_THREADS: u32 = 1024;
+/// A thread that draws a token counts in 16 bits.
+pub(super) const MAX_LOGITS: u64 = 1 << 26;
+
+/// Checks the width of a row.
+pub(super) fn width(width: u64) -> Result<(), Refusal> {
+    if width > MAX_WIDTH {
+        Err(format!("rows of {width} elements; the limit is {MAX_WIDTH}").into())
+    } else {
+        Ok(())
+    }
+}
+
+/// The geometry with a block for each row.
+pub(super) fn rows(rows: u32, wide: u64) -> Result<Geometry, Refusal> {
+    width(wide)?;
+    if u64::from(rows) >= MAX_WIDTH {
+        return Err(format!("{rows} rows; there are fewer than {MAX_WIDTH} blocks").into());
+    }
+    Ok(Geometry { grid: [rows, 1, 1], block: [THREADS, 1, 1] })
+}
+
+/// The geometry of blocks that share `pieces` pieces of work; at least one block.
+pub(super) fn shared(pieces: u64) -> Geometry {
+    Geometry { grid: [pieces.clamp(1, BLOCKS) as u32, 1, 1], block: [THREADS, 1, 1] }
+}
+
+/// Pieces of `rows` rows of `wide` elements.
+pub(super) fn pieces(rows: u32, wide: u64) -> Result<Geometry, Refusal> {
+    width(wide)?;
+    Ok(shared(u64::from(rows) * wide.div_ceil(PIECE)))
+}
+
+/// The geometry of a product: for few rows a warp for each output, for many rows a block for each
+/// tile.
+pub(super) fn product(p: &LinearParams) -> Result<Geometry, Refusal> {
+    width(p.k.into())?;
+    p.n.iter().try_for_each(|&n| width(n.into()))?;
+    if p.m as usize <= FEW {
+        let warps = THREADS / WARP;
+        let outputs: u64 = p.n.iter().map(|&n| u64::from(n)).sum();
+        let blocks = outputs.div_ceil(warps.into()).clamp(1, BLOCKS) as u32;
+        return Ok(Geometry { grid: [blocks, 1, 1], block: [WARP, warps, 1] });
+    }
+    let across: u64 = p.n.iter().map(|&n| u64::from(n.div_ceil(TILE))).sum();
+    let down = u64::from(p.m.div_ceil(TILE));
+    if down > MAX_Y {
+        return Err(format!("{} rows; the limit is {}", p.m, MAX_Y * u64::from(TILE)).into());
+    }
+    Ok(Geometry { grid: [across as u32, down as u32, 1], block: [THREADS / 16, 16, 1] })
+}
+
+/// The elements of the heads of a row.
+pub(super) fn heads(p: &RopeParams) -> u64 {
+    u64::from(p.heads.max(p.kv_heads)) * u64::from(p.head_dim)
+}
+
+/// The geometry of one block that draws a token.
+pub(super) fn draw(p: &SampleParams) -> Result<Geometry, Refusal> {
+    if u64::from(p.n) > MAX_LOGITS {
+        return Err(format!("{} logits; the limit is {MAX_LOGITS}", p.n).into());
+    }
+    let threads = p.n.next_multiple_of(THREADS).clamp(THREADS, DRAW_THREADS);
+    Ok(Geometry { grid: [1, 1, 1], block: [threads, 1, 1] })
+}
+
+/// The blocks in y: one for each head.
+pub(super) fn heads_down(p: &AttentionParams) -> Result<u32, Refusal> {
+    if u64::from(p.heads) > MAX_Y {
+        return Err(format!("{} heads; the limit is {MAX_Y}", p.heads).into());
+    }
+    Ok(p.heads)
+}
+
+macro_rules! kernels {
+    ($($kernel:ty, |$p:ident| $geometry:expr;)*) => {
+        $(impl Blocks for $kernel {
+            fn geometry($p: &Self::Params) -> Result<Geometry, Refusal> {
+                $geometry
+            }
+        })*
+    };
+}
+
+kernels! {
+    Linear, |p| product(p);
+    LinearAdd, |p| product(p);
+    Linear3, |p| product(p);
+    LinearGated, |p| product(p);
+    RmsNorm, |p| normed(p);
+    AddRmsNorm, |p| normed(p);
+    Rope, |p| rows(p.m, heads(p));
+    CacheAppend, |p| rows(p.m, heads(p));
+    RopeAppend, |p| rows(p.m, heads(p));
+    Attention, |p| {
+        let per_block = if p.m == 1 { 1 } else { QUERY_ROWS };
+        let down = heads_down(p)?;
+        Ok(Geometry { grid: [p.m.div_ceil(per_block), down, 1], block: [THREADS, 1, 1] })
+    };
+    DecodeAttention, |p| rows(p.heads, p.head_dim.into());
+    Embedding, |p| rows(p.m, p.k.into());
+    Add, |p| elements(p);
+    Mul, |p| elements(p);
+    SiluMul, |p| elements(p);
+    Cast, |p| elements(p);
+    Fill, |p| Ok(shared((u64::from(p.bytes[0]) | (u64::from(p.bytes[1]) << 32)).div_ceil(16 * PIECE)));
+    Copy2d, |p| units(p);
+    Softmax, |p| row_of(p);
+    Argmax, |p| row_of(p);
+    Sample, |p| draw(p);
+    Advance, |_p| Ok(Geometry { grid: [1, 1, 1], block: [WARP, 1, 1] });
+    NextToken, |p| draw(p);
+}
+
+pub(super) fn normed(p: &NormParams) -> Result<Geometry, Refusal> {
+    rows(p.rows, p.k.into())
+}
+
+pub(super) fn row_of(p: &RowParams) -> Result<Geometry, Refusal> {
+    rows(p.rows, p.n.into())
+}
+
+pub(super) fn elements(p: &ElementwiseParams) -> Result<Geometry, Refusal> {
+    pieces(p.rows, p.k.into())
+}
+
+/// The geometry of a copy: enough blocks for its 16-byte units. Rows that are copied in smaller
+/// units give each block more work.
+pub(super) fn units(p: &CopyParams) -> Result<Geometry, Refusal> {
+    width(p.bytes.into())?;
+    pieces(p.rows, u64::from(p.bytes).div_ceil(16))
+}

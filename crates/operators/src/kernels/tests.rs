@@ -1,0 +1,145 @@
+//! Tests that the sources for devices and the Rust declarations agree.
+
+use super::blocks::*;
+use super::cpu::attention::AttentionParams;
+use super::cpu::elementwise::{CopyParams, ElementwiseParams, FillParams};
+use super::cpu::embedding::EmbeddingParams;
+use super::cpu::linear::{FEW, LinearParams};
+use super::cpu::norm::NormParams;
+use super::cpu::rope::RopeParams;
+use super::cpu::sampling::{AdvanceParams, RowParams, SampleParams};
+use super::cpu::tile::Params;
+use super::mps::MpsSpec;
+use super::{Geometry, cpu, cuda, mps};
+
+/// The words of a declaration, without comments: names and array lengths in order.
+fn words(text: &str) -> Vec<String> {
+    let bare: String = text.lines().map(|l| l.split("//").next().unwrap_or_default()).collect();
+    bare.split([';', ','])
+        .map(|f| f.split_whitespace().collect::<Vec<_>>().join(" "))
+        .filter(|f| !f.is_empty())
+        .collect()
+}
+
+/// `u32 n[3]` for `n: [u32; 3]`, as C declares it.
+fn declared(rust: &str) -> String {
+    let (name, ty) = rust.split_once(':').expect("a field");
+    let (name, ty) = (name.trim(), ty.trim());
+    match ty.strip_prefix('[').and_then(|t| t.strip_suffix(']')) {
+        None => format!("{} {name}", c_type(ty)),
+        Some(array) => {
+            let (ty, n) = array.split_once(';').expect("an array");
+            format!("{} {name}[{}]", c_type(ty.trim()), n.trim())
+        }
+    }
+}
+
+fn c_type(rust: &str) -> &str {
+    if rust == "f32" { "float" } else { rust }
+}
+
+#[track_caller]
+fn same_words<P: Params>() {
+    let open = format!("struct {} {{", P::NAME);
+    for common in [cuda::COMMON, mps::NORM.source] {
+        let (_, rest) =
+            common.split_once(&open).unwrap_or_else(|| panic!("{} is not declared", P::NAME));
+        let (body, _) = rest.split_once("};").expect("the end of a structure");
+        // A field's type contains no comma, but an array's contains a semicolon.
+        let rust: Vec<String> = P::FIELDS.iter().map(|f| declared(f)).collect();
+        assert_eq!(words(body), rust, "{}", P::NAME);
+    }
+}
+
+#[test]
+fn parameters_are_the_same_words_in_all_languages() {
+    same_words::<LinearParams>();
+    same_words::<NormParams>();
+    same_words::<RopeParams>();
+    same_words::<AttentionParams>();
+    same_words::<EmbeddingParams>();
+    same_words::<ElementwiseParams>();
+    same_words::<FillParams>();
+    same_words::<CopyParams>();
+    same_words::<RowParams>();
+    same_words::<SampleParams>();
+    same_words::<AdvanceParams>();
+}
+
+#[test]
+fn constants_are_the_same_in_all_languages() {
+    let cuda = |module: &cuda::Module, line: String| {
+        assert!(module.source.contains(&line), "{}: {line}", module.name);
+    };
+    let mps = |module: &mps::Module, line: String| {
+        assert!(module.source.contains(&line), "{}: {line}", module.name);
+    };
+    for line in [
+        format!("constexpr u32 FEW = {FEW};"),
+        format!("constexpr u32 TILE = {TILE};"),
+        format!("constexpr u32 NORM = {};", cpu::linear::NORM),
+        format!("constexpr u32 BIAS = {};", cpu::linear::BIAS),
+    ] {
+        cuda(&cuda::LINEAR, line.clone());
+        mps(&mps::LINEAR, line);
+    }
+    for line in [
+        format!("constexpr int ROWS = {QUERY_ROWS};"),
+        format!("constexpr u32 MAX_DIM = {};", cpu::rope::MAX_HEAD_DIM),
+        format!("constexpr u32 THREADS = {THREADS};"),
+    ] {
+        cuda(&cuda::ATTENTION, line.clone());
+        mps(&mps::ATTENTION, line);
+    }
+    cuda(&cuda::ATTENTION_TILES, format!("constexpr u32 THREADS = {THREADS};"));
+    cuda(&cuda::ELEMENTWISE, format!("constexpr u32 THREADS = {THREADS};"));
+    mps(&mps::ELEMENTWISE, format!("constexpr u32 PIECE = {PIECE};"));
+    mps(&mps::NORM, format!("constexpr u32 SIMD = {WARP};"));
+    mps(&mps::NORM, format!("constexpr u32 SIMDS = {};", THREADS / WARP));
+    cuda(&cuda::SAMPLING, format!("constexpr u32 MAX_WARPS = {};", DRAW_THREADS / WARP));
+    mps(&mps::SAMPLING, format!("constexpr u32 MAX_SIMDS = {};", DRAW_THREADS / WARP));
+}
+
+#[test]
+fn few_rows_stream_and_many_are_tiled() {
+    let p = LinearParams { m: 8, k: 4096, n: [100, 20, 1], ..Default::default() };
+    assert_eq!(product(&p), Ok(Geometry { grid: [16, 1, 1], block: [32, 8, 1] }));
+    assert_eq!(product(&LinearParams { n: [1 << 20, 0, 0], ..p }).unwrap().grid, [1024, 1, 1]);
+    assert_eq!(
+        product(&LinearParams { m: 9, ..p }),
+        Ok(Geometry { grid: [4, 1, 1], block: [16, 16, 1] })
+    );
+    assert_eq!(product(&LinearParams { m: 65, ..p }).unwrap().grid, [4, 2, 1]);
+    assert!(product(&LinearParams { m: u32::MAX, ..p }).unwrap_err().contains("rows"));
+}
+
+#[test]
+fn geometry_covers_the_work_and_is_never_empty() {
+    for (cuda, mps) in cuda::KERNELS.iter().zip(mps::KERNELS) {
+        assert_eq!(cuda.name, mps.name);
+    }
+    let blocks = |name: &str, params: &[u8]| MpsSpec::find(name).unwrap().geometry(params).unwrap();
+    let fill = |bytes: u64| FillParams {
+        bytes: [bytes as u32, (bytes >> 32) as u32],
+        width: 1,
+        pattern: 0,
+    };
+    assert_eq!(blocks("fill", fill(0).as_bytes()).grid, [1, 1, 1]);
+    assert_eq!(blocks("fill", fill(16 * 1024 + 1).as_bytes()).grid, [2, 1, 1]);
+    assert_eq!(blocks("fill", fill(1 << 40).as_bytes()).grid, [1024, 1, 1]);
+    let add = ElementwiseParams { rows: 3, k: 1025, ..Default::default() };
+    assert_eq!(blocks("add", add.as_bytes()), Geometry { grid: [6, 1, 1], block: [256, 1, 1] });
+    let attention = AttentionParams { m: 9, heads: 6, ..Default::default() };
+    assert_eq!(blocks("attention", attention.as_bytes()).grid, [3, 6, 1]);
+    assert_eq!(
+        blocks("attention", AttentionParams { m: 1, ..attention }.as_bytes()).grid,
+        [1, 6, 1]
+    );
+    assert_eq!(blocks("decode_attention", attention.as_bytes()).grid, [6, 1, 1]);
+    let sample = |n| SampleParams { n, ..Default::default() };
+    assert_eq!(blocks("sample", sample(7).as_bytes()).block, [256, 1, 1]);
+    assert_eq!(blocks("next_token", sample(128_000).as_bytes()).block, [1024, 1, 1]);
+    let refusal =
+        MpsSpec::find("sample").unwrap().geometry(sample(u32::MAX).as_bytes()).unwrap_err();
+    assert!(refusal.contains("kernel sample on Metal") && refusal.contains("logits"), "{refusal}");
+}
