@@ -1,5 +1,5 @@
-//! Factories of the conformance suite: the vendor's CUDA, CUDA over the simulated driver, and the
-//! simulated device.
+//! Factories of the conformance suite: CUDA and Metal, the vendor's and over the simulated driver,
+//! and the simulated device.
 //!
 //! This module must not know what a case does.
 
@@ -8,8 +8,10 @@ use leasehold::backend::{Backend, KernelDesc, KernelSource};
 use leasehold_alloc::DebugAids;
 use leasehold_conformance::{Expectation, Expectations, Factory, Faults, Injected, TestKernel};
 use leasehold_core::sync::Mutex;
-use leasehold_cuda::driver::sim::SimDriver;
-use leasehold_cuda::{CudaBackend, CudaConfig};
+#[cfg(feature = "cuda")]
+use leasehold_cuda::{CudaBackend, CudaConfig, driver::sim::SimDriver};
+#[cfg(feature = "mps")]
+use leasehold_mps::{MpsBackend, MpsConfig};
 use leasehold_sim::{
     FaultAction, FaultRule, KernelBody, KernelRegistry, KernelSpec, Launch, Monitor, SimBackend,
     When,
@@ -20,20 +22,24 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 /// A kernel's fault ends its context, and so every stream of the device.
+#[cfg(feature = "cuda")]
 const STICKY: Expectation = Expectation {
     case: 117,
     reason: "a kernel's fault ends its context, and so every stream of the device",
 };
 
 /// Observed on two H200s: after a trap on one device, a fill on the other reports 719.
+#[cfg(feature = "cuda")]
 const SHARED_FATE: Expectation = Expectation {
     case: 110,
     reason: "a kernel's fault ends the contexts of all devices in its process",
 };
 
 /// The vendor's driver, with these debug aids.
+#[cfg(feature = "cuda")]
 pub(crate) struct Cuda(pub(crate) DebugAids);
 
+#[cfg(feature = "cuda")]
 impl Factory for Cuda {
     fn backend(&self) -> leasehold::Result<Arc<dyn Backend>> {
         Ok(Arc::new(CudaBackend::with_config(CudaConfig::default().debug(self.0))))
@@ -89,7 +95,8 @@ fn kernels() -> KernelRegistry {
 
 /// Cases write flags in pinned memory without a call of the machine, whose threads may sleep. This
 /// thread wakes them periodically, as long as the driver exists.
-fn ring(machine: Monitor, driver: Weak<SimDriver>) -> leasehold::Result<()> {
+#[cfg(any(feature = "cuda", feature = "mps"))]
+fn ring<D: Send + Sync + 'static>(machine: Monitor, driver: Weak<D>) -> leasehold::Result<()> {
     let watch = move || {
         while driver.strong_count() > 0 {
             machine.ring();
@@ -125,11 +132,13 @@ impl Faults for Switchboard {
 }
 
 /// CUDA over the simulated driver.
+#[cfg(feature = "cuda")]
 pub(crate) struct SimulatedCuda {
     pub(crate) seed: u64,
     pub(crate) aids: DebugAids,
 }
 
+#[cfg(feature = "cuda")]
 impl SimulatedCuda {
     fn make(&self) -> leasehold::Result<(CudaBackend, Arc<SimDriver>)> {
         let config = CudaConfig::default().debug(self.aids);
@@ -139,6 +148,7 @@ impl SimulatedCuda {
     }
 }
 
+#[cfg(feature = "cuda")]
 impl Factory for SimulatedCuda {
     fn backend(&self) -> leasehold::Result<Arc<dyn Backend>> {
         Ok(Arc::new(self.make()?.0))
@@ -170,6 +180,78 @@ impl Factory for SimulatedCuda {
                 Expectation { case: 3, reason: "a simulated machine has a device at least" },
                 STICKY,
             ],
+            expected_failure: &[],
+        }
+    }
+}
+
+/// Metal of the system, with these debug aids.
+#[cfg(feature = "mps")]
+pub(crate) struct Mps(pub(crate) DebugAids);
+
+#[cfg(feature = "mps")]
+impl Factory for Mps {
+    fn backend(&self) -> leasehold::Result<Arc<dyn Backend>> {
+        Ok(Arc::new(MpsBackend::with_config(MpsConfig::default().debug(self.0))))
+    }
+
+    fn kernel(&self, kernel: TestKernel) -> Option<KernelDesc<'static>> {
+        // A kernel of Metal has no clock, and nothing that ends it but an illegal address.
+        (kernel != TestKernel::SpinUntilFlag).then(|| kernel.for_mps())
+    }
+
+    fn expectations(&self) -> Expectations {
+        Expectations { unsupported: &[], expected_failure: &[] }
+    }
+}
+
+/// Metal over the simulated driver.
+#[cfg(feature = "mps")]
+pub(crate) struct SimulatedMps {
+    pub(crate) seed: u64,
+    pub(crate) aids: DebugAids,
+}
+
+#[cfg(feature = "mps")]
+impl SimulatedMps {
+    fn make(&self) -> leasehold::Result<(MpsBackend, Monitor)> {
+        let config = MpsConfig::default().debug(self.aids);
+        let (backend, driver) = simulated::mps(simulated::machine(self.seed, kernels()), config)?;
+        ring(driver.machine().clone(), Arc::downgrade(&driver))?;
+        Ok((backend, driver.machine().clone()))
+    }
+}
+
+#[cfg(feature = "mps")]
+impl Factory for SimulatedMps {
+    fn backend(&self) -> leasehold::Result<Arc<dyn Backend>> {
+        Ok(Arc::new(self.make()?.0))
+    }
+
+    fn kernel(&self, kernel: TestKernel) -> Option<KernelDesc<'static>> {
+        Some(kernel.for_mps())
+    }
+
+    fn faulty(&self) -> Option<leasehold::Result<(Arc<dyn Backend>, Arc<dyn Faults>)>> {
+        Some(self.make().map(|(backend, machine)| {
+            // A library is made once for its source, so the next kernel may need none, but always a
+            // pipeline.
+            let calls: [&'static [&'static str]; 3] = [
+                &["commit"],
+                &["newComputePipelineStateWithDescriptor"],
+                &["newHeapWithDescriptor"],
+            ];
+            let faults: Arc<dyn Faults> = Arc::new(Switchboard { machine, calls });
+            (Arc::new(backend) as Arc<dyn Backend>, faults)
+        }))
+    }
+
+    fn expectations(&self) -> Expectations {
+        Expectations {
+            unsupported: &[Expectation {
+                case: 3,
+                reason: "a simulated machine has a device at least",
+            }],
             expected_failure: &[],
         }
     }
@@ -208,7 +290,7 @@ impl Factory for Simulated {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "cuda"))]
 mod tests {
     use super::*;
     use leasehold::MemoryKind;

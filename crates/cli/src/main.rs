@@ -6,7 +6,7 @@
 
 mod bundled;
 mod commands;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "sim")]
 mod factories;
 mod failure;
 mod host;
@@ -18,7 +18,7 @@ use clap::{Parser, Subcommand};
 use failure::Failure;
 use std::process::ExitCode;
 
-/// A device runtime for CPU and CUDA.
+/// A device runtime for CPU, CUDA and Metal.
 #[derive(Debug, Parser)]
 #[command(name = "leasehold", version, propagate_version = true)]
 struct Arguments {

@@ -33,14 +33,14 @@ impl Request {
 /// A runtime and, for a simulated device, its machine.
 pub(crate) struct System {
     pub(crate) runtime: Runtime,
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "sim")]
     machine: Option<leasehold_sim::Monitor>,
 }
 
 /// A backend and, for a simulated device, its machine.
 struct Made {
     backend: Arc<dyn Backend>,
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "sim")]
     machine: Option<leasehold_sim::Monitor>,
 }
 
@@ -70,7 +70,7 @@ impl System {
         })?;
         Ok(Self {
             runtime,
-            #[cfg(feature = "cuda")]
+            #[cfg(feature = "sim")]
             machine: made.and_then(|m| m.machine),
         })
     }
@@ -80,7 +80,7 @@ impl System {
     /// # Errors
     /// The first reports, if any exist.
     pub(crate) fn check(&self) -> Result<(), Failure> {
-        #[cfg(feature = "cuda")]
+        #[cfg(feature = "sim")]
         if let Some(machine) = &self.machine {
             let reports = machine.take_reports();
             if !reports.is_empty() {
@@ -107,10 +107,10 @@ fn cpu(request: &Request) -> Result<Arc<dyn Backend>, Failure> {
     Ok(Arc::new(backend))
 }
 
-#[cfg(not(feature = "cuda"))]
+#[cfg(not(feature = "sim"))]
 fn make(request: &Request) -> Result<Option<Made>, Failure> {
     if request.sim.is_some() {
-        return Err(Failure::misuse("--sim: this build has no simulated devices (feature `cuda`)"));
+        return Err(Failure::misuse("--sim: this build has no simulated devices (feature `sim`)"));
     }
     match request.device.backend {
         BackendKind::Cpu => Ok(Some(Made { backend: cpu(request)? })),
@@ -119,31 +119,50 @@ fn make(request: &Request) -> Result<Option<Made>, Failure> {
 }
 
 /// The backend of the request; `None` if this build does not have it.
-#[cfg(feature = "cuda")]
+#[cfg(feature = "sim")]
 fn make(request: &Request) -> Result<Option<Made>, Failure> {
     use leasehold_sim::SimBackend;
-    if request.device.backend == BackendKind::Cuda && request.memory.debug.guard {
+    let backed = matches!(request.device.backend, BackendKind::Cuda | BackendKind::Mps);
+    if backed && request.memory.debug.guard {
         let (aids, device) = (request.memory.debug, request.device);
         return Err(Failure::misuse(format!(
             "--memory-debug {aids}: {device} cannot put a block between guard granules; \
-             cuda devices have pass-through and quarantine, the CPU has all"
+             {} devices have pass-through and quarantine, the CPU has all",
+            device.backend
         )));
     }
-    let cuda = leasehold_cuda::CudaConfig::default()
-        .debug(request.memory.debug)
-        .trace_events(request.memory.trace_events);
     let (backend, machine): (Arc<dyn Backend>, _) = match (request.device.backend, request.sim) {
         (BackendKind::Cpu, Some(_)) => {
             return Err(Failure::misuse("--sim: the CPU has no driver to simulate"));
         }
         (BackendKind::Cpu, None) => (cpu(request)?, None),
-        (BackendKind::Cuda, None) => {
-            (Arc::new(leasehold_cuda::CudaBackend::with_config(cuda)), None)
+        #[cfg(feature = "cuda")]
+        (BackendKind::Cuda, sim) => {
+            let config = leasehold_cuda::CudaConfig::default()
+                .debug(request.memory.debug)
+                .trace_events(request.memory.trace_events);
+            match sim {
+                None => (Arc::new(leasehold_cuda::CudaBackend::with_config(config)), None),
+                Some(seed) => {
+                    let machine = simulated::machine(seed, simulated::operators()?);
+                    let (backend, driver) = simulated::cuda(machine, config)?;
+                    (Arc::new(backend), Some(driver.machine().clone()))
+                }
+            }
         }
-        (BackendKind::Cuda, Some(seed)) => {
-            let (backend, driver) =
-                simulated::cuda(simulated::machine(seed, simulated::operators()?), cuda)?;
-            (Arc::new(backend), Some(driver.machine().clone()))
+        #[cfg(feature = "mps")]
+        (BackendKind::Mps, sim) => {
+            let config = leasehold_mps::MpsConfig::default()
+                .debug(request.memory.debug)
+                .trace_events(request.memory.trace_events);
+            match sim {
+                None => (Arc::new(leasehold_mps::MpsBackend::with_config(config)), None),
+                Some(seed) => {
+                    let machine = simulated::machine(seed, simulated::metal_operators()?);
+                    let (backend, driver) = simulated::mps(machine, config)?;
+                    (Arc::new(backend), Some(driver.machine().clone()))
+                }
+            }
         }
         (BackendKind::Sim, seed) => {
             unaided(request.device, request.memory)?;
@@ -159,7 +178,7 @@ fn make(request: &Request) -> Result<Option<Made>, Failure> {
 }
 
 /// Refuses settings that a plain simulated device would ignore.
-#[cfg(feature = "cuda")]
+#[cfg(feature = "sim")]
 pub(crate) fn unaided(device: DeviceId, wishes: Wishes) -> Result<(), Failure> {
     if wishes.debug.any() {
         let aids = wishes.debug;
@@ -176,10 +195,8 @@ pub(crate) fn unaided(device: DeviceId, wishes: Wishes) -> Result<(), Failure> {
 }
 
 /// Simulated devices for the commands.
-#[cfg(feature = "cuda")]
+#[cfg(feature = "sim")]
 pub(crate) mod simulated {
-    use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
-    use leasehold_cuda::{CudaBackend, CudaConfig};
     use leasehold_sim::{KernelRegistry, MachineConfig};
     use std::sync::Arc;
 
@@ -196,12 +213,35 @@ pub(crate) mod simulated {
     }
 
     /// The CUDA backend over a simulated driver.
+    #[cfg(feature = "cuda")]
     pub(crate) fn cuda(
         machine: MachineConfig,
-        config: CudaConfig,
-    ) -> leasehold::Result<(CudaBackend, Arc<SimDriver>)> {
+        config: leasehold_cuda::CudaConfig,
+    ) -> leasehold::Result<(leasehold_cuda::CudaBackend, Arc<leasehold_cuda::driver::sim::SimDriver>)>
+    {
+        use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
         let driver = Arc::new(SimDriver::new(SimDriverConfig::new(machine))?);
-        Ok((CudaBackend::with_ops(driver.clone(), config)?, driver))
+        Ok((leasehold_cuda::CudaBackend::with_ops(driver.clone(), config)?, driver))
+    }
+
+    /// The Metal backend over a simulated driver.
+    #[cfg(feature = "mps")]
+    pub(crate) fn mps(
+        machine: MachineConfig,
+        config: leasehold_mps::MpsConfig,
+    ) -> leasehold::Result<(leasehold_mps::MpsBackend, Arc<leasehold_mps::driver::sim::SimDriver>)>
+    {
+        use leasehold_mps::driver::sim::{SimDriver, SimDriverConfig};
+        let driver = Arc::new(SimDriver::new(SimDriverConfig::new(machine))?);
+        Ok((leasehold_mps::MpsBackend::with_ops(driver.clone(), config)?, driver))
+    }
+
+    /// The operators' kernels, by the names of their Metal entries.
+    #[cfg(feature = "mps")]
+    pub(crate) fn metal_operators() -> leasehold::Result<KernelRegistry> {
+        let registry = KernelRegistry::new();
+        leasehold_operators::simulate(&registry)?;
+        Ok(registry)
     }
 
     /// The operators' kernels, by the names of their CUDA entries.

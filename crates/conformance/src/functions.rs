@@ -1,5 +1,5 @@
 //! Sources of the test kernels for each kind of device: Rust functions (the CPU), functions
-//! registered by name (a simulated device), CUDA C and PTX. Entry names are the same for all.
+//! registered by name (a simulated device), CUDA C, PTX and MSL. Entry names are the same for all.
 //!
 //! This module must not know a backend.
 
@@ -81,6 +81,11 @@ impl TestKernel {
     /// [`CUDA_C`](Self::CUDA_C), compiled for compute capability 7.5 and later.
     pub const PTX: &str = include_str!("kernels/cuda/ptx/test_kernels.ptx");
 
+    /// All test kernels in the Metal shading language, with the bindings in order and then the
+    /// parameters. A device of Apple's cannot end [`SpinUntilFlag`](Self::SpinUntilFlag) in time: a
+    /// kernel has no clock.
+    pub const MSL: &str = include_str!("kernels/mps/test_kernels.metal");
+
     /// All test kernels, for registration on a simulated device. A device that completes one
     /// operation before it begins another's must not offer [`SpinUntilFlag`](Self::SpinUntilFlag)
     /// in [`Factory::kernel`](crate::Factory::kernel).
@@ -112,6 +117,12 @@ impl TestKernel {
             source: Self::CUDA_C.into(),
             options: Vec::new().into(),
         })
+    }
+
+    /// The kernel for Metal, compiled at run time.
+    #[must_use]
+    pub fn for_mps(self) -> KernelDesc<'static> {
+        self.with_source(KernelSource::Msl(Self::MSL.into()))
     }
 
     /// The kernel for a device with registered kernels.

@@ -75,6 +75,9 @@ impl fmt::Display for DeviceInfo {
 pub struct Caps {
     /// The host may read and write device memory at its address while no submission uses it.
     pub host_visible: bool,
+    /// The device's copies reach all memory of the process at its address, so that memory of other
+    /// backends needs no staging.
+    pub pageable_memory_access: bool,
     /// Host memory can be pinned for DMA; without it `Pinned` memory is pageable.
     pub pinned: bool,
     /// Host timelines ([`HostTimeline`](crate::HostTimeline)), with waits before the signal.

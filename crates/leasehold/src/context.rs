@@ -63,7 +63,9 @@ fn absent() -> Vec<(BackendKind, &'static str)> {
     if !cfg!(feature = "cuda") {
         absent.push((BackendKind::Cuda, "this build has no CUDA backend (feature `cuda`)"));
     }
-    absent.push((BackendKind::Mps, "this build has no Metal backend"));
+    if !cfg!(feature = "mps") {
+        absent.push((BackendKind::Mps, "this build has no Metal backend (feature `mps`)"));
+    }
     absent
 }
 
@@ -74,6 +76,8 @@ fn registered() -> Vec<Arc<dyn Backend>> {
         (Arc::new(leasehold_cpu::CpuBackend::new()) as Arc<dyn Backend>),
         #[cfg(feature = "cuda")]
         (Arc::new(leasehold_cuda::CudaBackend::new()) as Arc<dyn Backend>),
+        #[cfg(feature = "mps")]
+        (Arc::new(leasehold_mps::MpsBackend::new()) as Arc<dyn Backend>),
     ])
 }
 
@@ -312,6 +316,14 @@ impl Runtime {
     #[cfg(feature = "cuda")]
     #[must_use]
     pub fn cuda(&self) -> Option<&leasehold_cuda::manager::device::DeviceState> {
+        self.raw_device().state()?.downcast_ref()
+    }
+
+    /// The device's state on the Metal backend, and through it the managers; `None` on another
+    /// backend.
+    #[cfg(feature = "mps")]
+    #[must_use]
+    pub fn mps(&self) -> Option<&leasehold_mps::manager::device::DeviceState> {
         self.raw_device().state()?.downcast_ref()
     }
 }

@@ -37,12 +37,14 @@
 //! - `half`. Default: no. Adds `f16` and `bf16`, numbers of 16 bits that are plain data.
 //! - `cuda`. Default: no. Provides the CUDA backend: `cuda:0` and so on. Needs nothing at build
 //!   time; the driver is looked for at run time.
+//! - `mps`. Default: no. Provides the Metal backend: `mps:0` and so on. Metal has devices on
+//!   Apple's systems only; elsewhere the backend says so.
 //!
 //! # Modules for others than users
 //!
-//! [`backend`] is for implementers of backends, `cpu` and `cuda` for backends with a configuration,
-//! `cuda` also for other libraries on the same device. [`infini`] has the names of the design
-//! documents where they differ.
+//! [`backend`] is for implementers of backends. `cpu`, `cuda` and `mps` are for backends with a
+//! configuration, `cuda` also for other libraries on the same device. [`infini`] has the names of
+//! the design documents where they differ.
 //!
 //! This crate must not own native objects; those live in the backends' managers.
 
@@ -60,6 +62,8 @@ pub mod graph;
 pub mod host_timeline;
 pub mod infini;
 pub mod kernel;
+#[cfg(feature = "mps")]
+pub mod mps;
 #[doc(alias = "stream_ops")]
 pub mod ops;
 pub mod pinned;

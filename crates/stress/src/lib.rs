@@ -263,7 +263,7 @@ mod tests {
     /// Programs of one mistake in the model: the first that shows it is found, made small and
     /// printed.
     #[test]
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "sim")]
     fn a_failing_program_is_shrunk_to_the_steps_that_show_the_mistake() {
         for device in ["cpu:0", "sim:0"] {
             let mut options =

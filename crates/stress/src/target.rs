@@ -2,6 +2,7 @@
 //!
 //! This is the one module that names backends.
 
+#[cfg(feature = "sim")]
 use crate::dice::Dice;
 use crate::kernels::Kernel;
 use crate::prelude::Place;
@@ -14,10 +15,10 @@ use std::time::{Duration, Instant};
 #[cfg(feature = "planted-defects")]
 use leasehold::backend::defects;
 #[cfg(feature = "cuda")]
-use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
-#[cfg(feature = "cuda")]
 use leasehold_cuda::{CudaBackend, CudaConfig};
-#[cfg(feature = "cuda")]
+#[cfg(feature = "mps")]
+use leasehold_mps::{MpsBackend, MpsConfig};
+#[cfg(feature = "sim")]
 use leasehold_sim::{
     FaultAction, FaultPlan, FaultRule, KernelBody, KernelRegistry, KernelSpec, MachineConfig,
     Monitor, ReportKind, SimBackend, When,
@@ -28,7 +29,7 @@ use leasehold_sim::{
 pub struct Target {
     /// The device.
     pub device: DeviceId,
-    /// CUDA over the simulated driver.
+    /// CUDA or Metal over the simulated driver.
     pub simulated: bool,
 }
 
@@ -51,14 +52,19 @@ pub struct Bench {
     /// Another device with its kernels. Its runtime is kept until it is first asked for.
     far: Option<(DeviceId, [KernelBase; Kernel::ALL.len()], Place<Runtime>)>,
     pub(crate) weather: Weather,
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "sim")]
     machine: Option<Monitor>,
-    #[cfg(feature = "cuda")]
-    driver: Option<Arc<SimDriver>>,
+    /// Says what is left in the simulated driver, and which of its rules were broken.
+    #[cfg(feature = "sim")]
+    left: Option<Left>,
 }
 
+/// Finds what is left in a simulated driver. The argument says whether a device was lost.
+#[cfg(feature = "sim")]
+type Left = Box<dyn Fn(bool) -> Vec<String> + Send + Sync>;
+
 /// Bytes of a simulated device.
-#[cfg(feature = "cuda")]
+#[cfg(feature = "sim")]
 const MEMORY: u64 = 1 << 30;
 
 impl Target {
@@ -72,7 +78,9 @@ impl Target {
             (BackendKind::Cpu, false) => Ok(Self { device, simulated }),
             #[cfg(feature = "cuda")]
             (BackendKind::Cuda, _) => Ok(Self { device, simulated }),
-            #[cfg(feature = "cuda")]
+            #[cfg(feature = "mps")]
+            (BackendKind::Mps, _) => Ok(Self { device, simulated }),
+            #[cfg(feature = "sim")]
             (BackendKind::Sim, _) => Ok(Self { device, simulated: true }),
             (other, _) => {
                 Err(Error::Unsupported(format!("this build cannot stress {other} devices").into()))
@@ -84,7 +92,7 @@ impl Target {
     pub(crate) fn far(&self, seed: u64) -> Option<DeviceId> {
         let cpu = Some(DeviceId::cpu(0));
         match self.device.backend {
-            BackendKind::Cpu if cfg!(feature = "cuda") => {
+            BackendKind::Cpu if cfg!(feature = "sim") => {
                 Some(DeviceId { backend: BackendKind::Sim, ordinal: 0 })
             }
             BackendKind::Cpu => None,
@@ -99,6 +107,9 @@ impl Target {
         match device.backend {
             BackendKind::Cuda => {
                 KernelSource::Ptx(include_str!("kernels/cuda/ptx/stress_kernels.ptx").into())
+            }
+            BackendKind::Mps => {
+                KernelSource::Msl(include_str!("kernels/mps/stress_kernels.metal").into())
             }
             BackendKind::Cpu => KernelSource::Cpu(kernel.function()),
             _ => KernelSource::Registered(kernel.name().into()),
@@ -120,11 +131,11 @@ impl Target {
     /// The driver's own.
     pub fn open(&self, seed: u64, faults: bool) -> Result<Bench> {
         let weather = self.weather(seed, faults);
-        #[cfg(feature = "cuda")]
-        let (mut machine, mut driver) = (None, None);
+        #[cfg(feature = "sim")]
+        let (mut machine, mut left) = (None, None);
         let mut backends: Vec<Arc<dyn Backend>> = Vec::new();
         backends.push(match self.device.backend {
-            #[cfg(feature = "cuda")]
+            #[cfg(feature = "sim")]
             BackendKind::Sim => {
                 let made = SimBackend::new(machine_config(seed))?;
                 machine = Some(made.machine().clone());
@@ -132,11 +143,37 @@ impl Target {
             }
             #[cfg(feature = "cuda")]
             BackendKind::Cuda if self.simulated => {
+                use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
                 let made = Arc::new(SimDriver::new(SimDriverConfig::new(machine_config(seed)))?);
                 machine = Some(made.machine().clone());
-                driver = Some(made.clone());
+                let driver = made.clone();
+                left = Some(Box::new(move |lost: bool| {
+                    let mut all = driver.take_leaks();
+                    if !driver.census().is_nothing() {
+                        all.push(format!("left in the driver: {:?}", driver.census()));
+                    }
+                    if lost { Vec::new() } else { all }
+                }) as Left);
                 Arc::new(CudaBackend::with_ops(made, cuda_config())?)
             }
+            #[cfg(feature = "mps")]
+            BackendKind::Mps if self.simulated => {
+                use leasehold_mps::driver::sim::{SimDriver, SimDriverConfig};
+                let made = Arc::new(SimDriver::new(SimDriverConfig::new(machine_config(seed)))?);
+                machine = Some(made.machine().clone());
+                let driver = made.clone();
+                left = Some(Box::new(move |_: bool| {
+                    let broken = driver.take_broken_rules();
+                    let mut all: Vec<_> = broken.iter().map(ToString::to_string).collect();
+                    if !driver.census().is_nothing() {
+                        all.push(format!("left in the driver: {:?}", driver.census()));
+                    }
+                    all
+                }) as Left);
+                Arc::new(MpsBackend::with_ops(made, MpsConfig::default())?)
+            }
+            #[cfg(feature = "mps")]
+            BackendKind::Mps => Arc::new(MpsBackend::new()),
             #[cfg(feature = "cuda")]
             BackendKind::Cuda => Arc::new(CudaBackend::with_config(cuda_config())),
             _ => Arc::new(leasehold::cpu::CpuBackend::new()),
@@ -144,7 +181,7 @@ impl Target {
         let far = self.far(seed);
         match far.map(|far| far.backend) {
             Some(other) if other == self.device.backend => {}
-            #[cfg(feature = "cuda")]
+            #[cfg(feature = "sim")]
             Some(BackendKind::Sim) => {
                 let made = SimBackend::new(machine_config(seed))?;
                 machine = Some(made.machine().clone());
@@ -173,9 +210,9 @@ impl Target {
             }
             None => None,
         };
-        #[cfg(feature = "cuda")]
+        #[cfg(feature = "sim")]
         if let Some(machine) = &machine {
-            machine.set_faults(plan(seed, weather, driver.is_some()));
+            machine.set_faults(plan(seed, weather, self.device.backend));
         }
         Ok(Bench {
             context,
@@ -183,10 +220,10 @@ impl Target {
             kernels,
             far,
             weather,
-            #[cfg(feature = "cuda")]
+            #[cfg(feature = "sim")]
             machine,
-            #[cfg(feature = "cuda")]
-            driver,
+            #[cfg(feature = "sim")]
+            left,
         })
     }
 }
@@ -204,7 +241,7 @@ fn cuda_config() -> CudaConfig {
     CudaConfig::default()
 }
 
-#[cfg(feature = "cuda")]
+#[cfg(feature = "sim")]
 fn machine_config(seed: u64) -> MachineConfig {
     let kernels = KernelRegistry::new();
     for kernel in Kernel::ALL {
@@ -221,8 +258,8 @@ fn machine_config(seed: u64) -> MachineConfig {
 }
 
 /// Which calls are disturbed, by the weather.
-#[cfg(feature = "cuda")]
-fn plan(seed: u64, weather: Weather, cuda: bool) -> FaultPlan {
+#[cfg(feature = "sim")]
+fn plan(seed: u64, weather: Weather, backend: BackendKind) -> FaultPlan {
     const CUDA: [&[&str]; 3] = [
         &["cuMemCreate", "cuMemHostAlloc", "cuMemMap", "cuMemAddressReserve"],
         &[
@@ -233,6 +270,11 @@ fn plan(seed: u64, weather: Weather, cuda: bool) -> FaultPlan {
             "cuGraphLaunch",
         ],
         &["cuStreamCreateWithPriority", "cuEventCreate", "cuGraphInstantiate", "cuGraphCreate"],
+    ];
+    const MPS: [&[&str]; 3] = [
+        &["newHeapWithDescriptor", "newBufferWithLength:options:offset"],
+        &["commit", "commandBufferWithDescriptor"],
+        &["newEvent", "newSharedEvent", "newFence"],
     ];
     const SIM: [&[&str]; 3] = [
         &["create", "host_alloc", "map", "reserve"],
@@ -246,7 +288,11 @@ fn plan(seed: u64, weather: Weather, cuda: bool) -> FaultPlan {
             .map(|c| FaultRule::on(c, When::Probability(p), action.clone()))
             .collect::<Vec<_>>()
     };
-    let [memory, submissions, creations] = if cuda { CUDA } else { SIM };
+    let [memory, submissions, creations] = match backend {
+        BackendKind::Cuda => CUDA,
+        BackendKind::Mps => MPS,
+        _ => SIM,
+    };
     let rules = match weather {
         Weather::Fair => Vec::new(),
         Weather::Late => {
@@ -303,7 +349,7 @@ impl Bench {
 
     /// Nothing is disturbed any more.
     pub(crate) fn calm(&self) {
-        #[cfg(feature = "cuda")]
+        #[cfg(feature = "sim")]
         if let Some(machine) = &self.machine {
             machine.set_faults(FaultPlan::none());
         }
@@ -354,7 +400,7 @@ impl Bench {
         {
             findings.push(format!("the backend cannot be shut down: {e}"));
         }
-        #[cfg(feature = "cuda")]
+        #[cfg(feature = "sim")]
         {
             if let Some(machine) = &self.machine {
                 let mut reports = machine.take_reports();
@@ -364,18 +410,15 @@ impl Bench {
                 });
                 findings.extend(reports.iter().take(4).map(|r| format!("the race detector: {r}")));
             }
-            if let Some(driver) = &self.driver {
-                findings.extend(driver.take_leaks().into_iter().filter(|_| !lost).take(4));
-                if !lost && !driver.census().is_nothing() {
-                    findings.push(format!("left in the driver: {:?}", driver.census()));
-                }
+            if let Some(left) = &self.left {
+                findings.extend(left(lost).into_iter().take(4));
             }
         }
         if findings.is_empty() { Ok(()) } else { Err(findings.join("; ")) }
     }
 
     fn is_lost(&self) -> bool {
-        #[cfg(feature = "cuda")]
+        #[cfg(feature = "sim")]
         if let Some(machine) = &self.machine {
             return (0..2).any(|d| machine.device_status(d).is_err());
         }

@@ -3,14 +3,14 @@
 //! This module must not know what a case does. Only [`factory`] knows backends.
 
 use crate::commands::memory::AidsArguments;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "sim")]
 use crate::commands::memory::Wishes;
 use crate::commands::print_json;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "sim")]
 use crate::factories;
 use crate::failure::Failure;
 use crate::host;
-#[cfg(feature = "cuda")]
+#[cfg(feature = "sim")]
 use crate::system::{simulated, unaided};
 use crate::table::Table;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -117,7 +117,13 @@ fn factory(device: DeviceId, sim: bool, aids: DebugAids) -> Result<Arc<dyn Facto
         (BackendKind::Cuda, true) => {
             Ok(Arc::new(factories::SimulatedCuda { seed: simulated::SEED, aids }))
         }
-        #[cfg(feature = "cuda")]
+        #[cfg(feature = "mps")]
+        (BackendKind::Mps, false) => Ok(Arc::new(factories::Mps(aids))),
+        #[cfg(feature = "mps")]
+        (BackendKind::Mps, true) => {
+            Ok(Arc::new(factories::SimulatedMps { seed: simulated::SEED, aids }))
+        }
+        #[cfg(feature = "sim")]
         (BackendKind::Sim, _) => {
             unaided(device, Wishes { debug: aids, ..Wishes::default() })?;
             Ok(Arc::new(factories::Simulated(simulated::SEED)))

@@ -68,6 +68,7 @@ impl DeviceState {
         let waits = Arc::new(HostTimelineWaits::default());
         let mut caps = Caps::default();
         caps.host_visible = true;
+        caps.pageable_memory_access = true;
         caps.host_timelines = true;
         caps.timestamps = true;
         caps.graphs = true;

@@ -118,7 +118,8 @@ pub(super) fn copy(
         return unsafe { stream.pass_checked(&Op::Copy(*copy), &[from, to]) }.map(drop);
     }
     let host = (!ours.memory.owns(mine), !other.memory.owns(theirs));
-    let by_address = ours.device.caps().host_visible && theirs.host_kind() != HostKind::None;
+    let by_address =
+        ours.device.caps().pageable_memory_access && theirs.host_kind() != HostKind::None;
     let way = Way { stream, other, copy, from, to, down, host };
     if by_address {
         way.by_address()

@@ -1,0 +1,63 @@
+// Metal kernels of the conformance suite, with the names and arguments of `TestKernel`: the
+// bindings in order, then the parameters.
+//
+// A threadgroup computes 64 elements whatever its size; the number of threadgroups determines the
+// number of elements.
+#include <metal_stdlib>
+using namespace metal;
+
+#define BLOCK 64u
+
+kernel void conformance_fill(device uint* out [[buffer(0)]],
+                             constant uint& value [[buffer(1)]],
+                             uint3 group [[threadgroup_position_in_grid]],
+                             uint3 own [[thread_position_in_threadgroup]],
+                             uint3 size [[threads_per_threadgroup]]) {
+    ulong from = ulong(group.x) * BLOCK;
+    for (uint i = own.x; i < BLOCK; i += size.x) {
+        out[from + i] = value;
+    }
+}
+
+kernel void conformance_add(device const uint* a [[buffer(0)]],
+                            device const uint* b [[buffer(1)]],
+                            device uint* out [[buffer(2)]],
+                            uint3 group [[threadgroup_position_in_grid]],
+                            uint3 own [[thread_position_in_threadgroup]],
+                            uint3 size [[threads_per_threadgroup]]) {
+    ulong from = ulong(group.x) * BLOCK;
+    for (uint i = own.x; i < BLOCK; i += size.x) {
+        out[from + i] = a[from + i] + b[from + i];
+    }
+}
+
+// Metal has no clock in a kernel. The limit in milliseconds becomes a number of loads.
+kernel void conformance_spin(device const atomic_uint* flag [[buffer(0)]],
+                             device uint* out [[buffer(1)]],
+                             constant uint& limit_ms [[buffer(2)]],
+                             uint3 group [[threadgroup_position_in_grid]],
+                             uint3 own [[thread_position_in_threadgroup]]) {
+    if (own.x != 0 || group.x != 0) {
+        return;
+    }
+    ulong loads = ulong(limit_ms) * 1000;
+    uint seen = 2;
+    for (ulong i = 0; i < loads; ++i) {
+        if (atomic_load_explicit(flag, memory_order_relaxed) != 0) {
+            seen = 1;
+            break;
+        }
+    }
+    out[0] = seen;
+}
+
+// Metal has no trap. The kernel writes where no memory is mapped.
+kernel void conformance_trap() {
+    *(volatile device uint*)(1ul << 46) = 1;
+}
+
+// The element after the end may belong to the same heap, so this kernel writes 16 TiB further,
+// where no memory is mapped.
+kernel void conformance_out_of_bounds(device uint* out [[buffer(0)]]) {
+    *(volatile device uint*)(out + (1ul << 42)) = 1;
+}
