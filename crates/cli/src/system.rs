@@ -240,7 +240,7 @@ pub(crate) mod simulated {
     #[cfg(feature = "mps")]
     pub(crate) fn metal_operators() -> leasehold::Result<KernelRegistry> {
         let registry = KernelRegistry::new();
-        leasehold_operators::simulate(&registry)?;
+        leasehold_operators::simulate_mps(&registry)?;
         Ok(registry)
     }
 

@@ -20,8 +20,8 @@ struct Fill {
     uint unused;
 };
 
-static ulong thread_index(uint3 group, uint3 thread_of_group) {
-    return ulong(group.x) * 256 + thread_of_group.x;
+static ulong thread_index(uint3 group, uint own) {
+    return ulong(group.x) * 256 + own;
 }
 
 static void copy_16(device const uchar* src, device uchar* dst, ulong at, ulong bytes) {
@@ -38,7 +38,7 @@ kernel void leasehold_copy_16(device const uchar* src [[buffer(0)]],
                               device uchar* dst [[buffer(1)]],
                               constant Copy& c [[buffer(2)]],
                               uint3 group [[threadgroup_position_in_grid]],
-                              uint3 own [[thread_position_in_threadgroup]]) {
+                              uint own [[thread_index_in_threadgroup]]) {
     copy_16(src, dst, thread_index(group, own) * 16, c.bytes);
 }
 
@@ -46,7 +46,7 @@ kernel void leasehold_copy_1(device const uchar* src [[buffer(0)]],
                              device uchar* dst [[buffer(1)]],
                              constant Copy& c [[buffer(2)]],
                              uint3 group [[threadgroup_position_in_grid]],
-                             uint3 own [[thread_position_in_threadgroup]]) {
+                             uint own [[thread_index_in_threadgroup]]) {
     ulong at = thread_index(group, own);
     if (at < c.bytes) {
         dst[at] = src[at];
@@ -57,7 +57,7 @@ kernel void leasehold_rows_16(device const uchar* src [[buffer(0)]],
                               device uchar* dst [[buffer(1)]],
                               constant Copy& c [[buffer(2)]],
                               uint3 group [[threadgroup_position_in_grid]],
-                              uint3 own [[thread_position_in_threadgroup]]) {
+                              uint own [[thread_index_in_threadgroup]]) {
     ulong row = group.y;
     copy_16(src + row * c.src_pitch, dst + row * c.dst_pitch, thread_index(group, own) * 16,
             c.bytes);
@@ -67,7 +67,7 @@ kernel void leasehold_rows_1(device const uchar* src [[buffer(0)]],
                              device uchar* dst [[buffer(1)]],
                              constant Copy& c [[buffer(2)]],
                              uint3 group [[threadgroup_position_in_grid]],
-                             uint3 own [[thread_position_in_threadgroup]]) {
+                             uint own [[thread_index_in_threadgroup]]) {
     ulong row = group.y;
     ulong at = thread_index(group, own);
     if (at < c.bytes) {
@@ -78,7 +78,7 @@ kernel void leasehold_rows_1(device const uchar* src [[buffer(0)]],
 kernel void leasehold_fill_16(device uchar* dst [[buffer(0)]],
                               constant Fill& f [[buffer(1)]],
                               uint3 group [[threadgroup_position_in_grid]],
-                              uint3 own [[thread_position_in_threadgroup]]) {
+                              uint own [[thread_index_in_threadgroup]]) {
     ulong at = thread_index(group, own) * 16;
     if (at + 16 <= f.bytes) {
         *(device uint4*)(dst + at) = uint4(f.pattern);
@@ -92,7 +92,7 @@ kernel void leasehold_fill_16(device uchar* dst [[buffer(0)]],
 kernel void leasehold_fill_1(device uchar* dst [[buffer(0)]],
                              constant Fill& f [[buffer(1)]],
                              uint3 group [[threadgroup_position_in_grid]],
-                             uint3 own [[thread_position_in_threadgroup]]) {
+                             uint own [[thread_index_in_threadgroup]]) {
     ulong at = thread_index(group, own);
     if (at < f.bytes) {
         dst[at] = uchar(f.pattern >> (8 * (at & 3)));

@@ -1,13 +1,17 @@
-//! Copies and fills by the built-in kernels.
+//! Copies and fills by the built-in kernels: by their simulated functions, and by their sources,
+//! compiled for the host.
 
 use crate::bench::*;
 use leasehold_alloc::{Buffer, Layout};
+use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, Result};
-use leasehold_hal::{Copy2d, Device, DeviceId, Fill, MemoryKind};
+use leasehold_emulator::{Emulator, Source};
+use leasehold_hal::{Access, Copy2d, Device, DeviceId, Fill, MemoryKind};
 use leasehold_mps::MpsConfig;
 use leasehold_mps::driver::ops::*;
 use leasehold_mps::manager::device::DeviceState;
 use leasehold_mps::transfer::Transfer;
+use leasehold_sim::{KernelBody, KernelSpec};
 
 /// Bytes of each of a test's buffers.
 const BYTES: u64 = 4096;
@@ -91,9 +95,44 @@ fn copies() -> Vec<(u64, u64, u64, u64, u64, u64)> {
     all
 }
 
+/// A driver on which the sources of the kernels run; `None` without a compiler.
+fn emulated() -> Option<Bench> {
+    let text = include_str!("../../src/transfer.metal");
+    // SAFETY: nothing of the source runs when it is loaded.
+    let emulator = unsafe { Emulator::metal(&[Source { name: "transfer.metal", text }]) };
+    let emulator = Arc::new(emulator.unwrap()?);
+    let machine = machine();
+    let kernels = machine.machine.kernels.clone();
+    let bench = Bench::over(machine, MpsConfig::default());
+    let names = kernels.names();
+    assert_eq!(names.len(), 6, "the driver registered its own");
+    for name in names {
+        let (emulator, entry) = (emulator.clone(), name.clone());
+        let body = KernelBody::run(move |launch| {
+            let operands: Vec<u64> = launch.bindings().iter().map(|b| b.addr).collect();
+            let (grid, block) = (launch.grid(), launch.block());
+            // SAFETY: the machine checked the bindings, and no other code runs meanwhile. The tests
+            // check that the kernels stay within them.
+            let ran = unsafe {
+                emulator.run(&entry, &operands, launch.params_bytes(), grid, block, false)
+            };
+            ran.map_err(Error::invalid)
+        });
+        let fill = name.starts_with("leasehold_fill");
+        let bindings = if fill { &[Access::Write][..] } else { &[Access::Read, Access::Write] };
+        let spec = KernelSpec::new(bindings, if fill { 16 } else { 24 }, body);
+        kernels.register(&name, spec.leaving_gaps());
+    }
+    Some(bench)
+}
+
 #[test]
 fn copies_of_every_alignment_and_pitch_equal_the_hosts() {
-    let bench = Bench::new(MpsConfig::default());
+    equal_copies(Bench::new(MpsConfig::default()));
+    emulated().into_iter().for_each(equal_copies);
+}
+
+fn equal_copies(bench: Bench) {
     let pair = Pair::open(&bench, mps(0));
     for (src, dst, width, src_pitch, dst_pitch, rows) in copies() {
         let (from, to) = (pair.buffer(0), pair.buffer(0xff));
@@ -126,7 +165,11 @@ fn copies_of_every_alignment_and_pitch_equal_the_hosts() {
 
 #[test]
 fn fills_of_every_alignment_and_pattern_equal_the_hosts() {
-    let bench = Bench::new(MpsConfig::default());
+    equal_fills(Bench::new(MpsConfig::default()));
+    emulated().into_iter().for_each(equal_fills);
+}
+
+fn equal_fills(bench: Bench) {
     let pair = Pair::open(&bench, mps(0));
     let pattern = 0x8765_4321_u32;
     for (dst, bytes_of, width) in [

@@ -11,10 +11,10 @@ using namespace metal;
 kernel void conformance_fill(device uint* out [[buffer(0)]],
                              constant uint& value [[buffer(1)]],
                              uint3 group [[threadgroup_position_in_grid]],
-                             uint3 own [[thread_position_in_threadgroup]],
+                             uint own [[thread_index_in_threadgroup]],
                              uint3 size [[threads_per_threadgroup]]) {
     ulong from = ulong(group.x) * BLOCK;
-    for (uint i = own.x; i < BLOCK; i += size.x) {
+    for (uint i = own; i < BLOCK; i += size.x) {
         out[from + i] = value;
     }
 }
@@ -23,10 +23,10 @@ kernel void conformance_add(device const uint* a [[buffer(0)]],
                             device const uint* b [[buffer(1)]],
                             device uint* out [[buffer(2)]],
                             uint3 group [[threadgroup_position_in_grid]],
-                            uint3 own [[thread_position_in_threadgroup]],
+                            uint own [[thread_index_in_threadgroup]],
                             uint3 size [[threads_per_threadgroup]]) {
     ulong from = ulong(group.x) * BLOCK;
-    for (uint i = own.x; i < BLOCK; i += size.x) {
+    for (uint i = own; i < BLOCK; i += size.x) {
         out[from + i] = a[from + i] + b[from + i];
     }
 }
@@ -36,8 +36,8 @@ kernel void conformance_spin(device const atomic_uint* flag [[buffer(0)]],
                              device uint* out [[buffer(1)]],
                              constant uint& limit_ms [[buffer(2)]],
                              uint3 group [[threadgroup_position_in_grid]],
-                             uint3 own [[thread_position_in_threadgroup]]) {
-    if (own.x != 0 || group.x != 0) {
+                             uint own [[thread_index_in_threadgroup]]) {
+    if (own != 0 || group.x != 0) {
         return;
     }
     ulong loads = ulong(limit_ms) * 1000;

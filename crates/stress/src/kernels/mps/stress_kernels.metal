@@ -8,11 +8,7 @@ using namespace metal;
 #define BLOCK 64u
 #define EACH(i, n)                            \
     ulong from = ulong(group.x) * BLOCK;      \
-    for (ulong i = from + own.x; i < from + BLOCK && i < n; i += size.x)
-#define PLACE                                        \
-    uint3 group [[threadgroup_position_in_grid]],    \
-    uint3 own [[thread_position_in_threadgroup]],    \
-    uint3 size [[threads_per_threadgroup]]
+    for (ulong i = from + own; i < from + BLOCK && i < n; i += size.x)
 
 struct Params {
     uint n;
@@ -24,20 +20,26 @@ kernel void stress_add(device const uint* a [[buffer(0)]],
                        device const uint* b [[buffer(1)]],
                        device uint* out [[buffer(2)]],
                        constant Params& p [[buffer(3)]],
-                       PLACE) {
+                       uint3 group [[threadgroup_position_in_grid]],
+                       uint own [[thread_index_in_threadgroup]],
+                       uint3 size [[threads_per_threadgroup]]) {
     EACH(i, p.n) out[i] = a[i] + b[i];
 }
 
 kernel void stress_mask(device uint* x [[buffer(0)]],
                         constant Params& p [[buffer(1)]],
-                        PLACE) {
+                        uint3 group [[threadgroup_position_in_grid]],
+                        uint own [[thread_index_in_threadgroup]],
+                        uint3 size [[threads_per_threadgroup]]) {
     EACH(i, p.n) x[i] ^= p.first + uint(i) * p.second;
 }
 
 kernel void stress_scale(device const uint* in [[buffer(0)]],
                          device uint* out [[buffer(1)]],
                          constant Params& p [[buffer(2)]],
-                         PLACE) {
+                         uint3 group [[threadgroup_position_in_grid]],
+                         uint own [[thread_index_in_threadgroup]],
+                         uint3 size [[threads_per_threadgroup]]) {
     EACH(i, p.n) out[i] = in[i] * p.first + p.second;
 }
 
@@ -45,6 +47,8 @@ kernel void stress_gather(device const uint* values [[buffer(0)]],
                           device const uint* places [[buffer(1)]],
                           device uint* out [[buffer(2)]],
                           constant Params& p [[buffer(3)]],
-                          PLACE) {
+                          uint3 group [[threadgroup_position_in_grid]],
+                          uint own [[thread_index_in_threadgroup]],
+                          uint3 size [[threads_per_threadgroup]]) {
     EACH(i, p.n) out[i] = values[places[i] % p.first];
 }
