@@ -60,6 +60,14 @@ void launch(void (*kernel)(A...), const unsigned char* arguments, size_t size, c
 #define blockDim (emulator::block_dim)
 #define gridDim (emulator::grid_dim)
 
+// Blocks follow each other, so every write is seen and every operation is atomic.
+inline void __threadfence() {}
+inline unsigned atomicAdd(unsigned* to, unsigned by) {
+    const unsigned before = *to;
+    *to += by;
+    return before;
+}
+
 inline void __syncthreads() { emulator::meet(emulator::block.barrier); }
 
 template <class T> inline T __shfl_xor_sync(unsigned, T v, int mask) {

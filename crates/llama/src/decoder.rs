@@ -82,6 +82,8 @@ pub struct Decoder<'m> {
     heads: ops::Heads,
     caches: Vec<ops::Cache>,
     table: Lease<Buffer>,
+    /// The scratch memory of the decode step's attention.
+    parts: Lease<Buffer>,
     state: ops::Loop,
     logits: Tensor,
     step: Vec<Operator>,
@@ -152,6 +154,7 @@ impl<'m> Decoder<'m> {
             heads,
             caches,
             table,
+            parts: ops::decode_scratch(runtime, heads)?,
             state,
             logits,
             step,
@@ -199,6 +202,7 @@ impl<'m> Decoder<'m> {
                     self.heads,
                     cache,
                     place,
+                    &self.parts,
                     &s.attended,
                 )?);
             } else {

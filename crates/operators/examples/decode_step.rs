@@ -165,6 +165,8 @@ fn main() {
         },
         &[token_b, embedding, h],
     )];
+    // The context has one part on the CPU, which takes no scratch memory.
+    let scratch = none;
     for layer in 0..LAYERS {
         let mut matrix = |n: usize, k: usize| weights.push(&noise(n * k, 0.2, layer as u32));
         let (wq, wk, wv, wo) =
@@ -195,7 +197,7 @@ fn main() {
             "decode_attention",
             isa,
             &attention,
-            &[q, k, v, table, keys, values, at_b, a],
+            &[q, k, v, table, keys, values, at_b, a, scratch],
         ));
         let back = LinearParams { n: [WIDTH as u32, 0, 0], ldy: [WIDTH as u32, 0, 0], ..linear };
         steps.push(Step::new("linear_add", isa, &back, &[a, none, wo, none, h]));

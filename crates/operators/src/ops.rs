@@ -14,7 +14,7 @@ use crate::kernels::cpu::sampling::{AdvanceParams, RowParams, SampleParams};
 use crate::library::Library;
 use crate::operator::{BufferPart, Operator};
 use crate::tensor::{DType, Tensor};
-use leasehold::{Buffer, Error, Lease, Result};
+use leasehold::{Buffer, Error, Lease, Result, Runtime, View};
 
 /// The maximum number of rows that a product can normalise itself, on every device.
 pub const NORM_ROWS: u32 = FEW as u32;
@@ -463,8 +463,21 @@ pub fn attention(
     )
 }
 
+/// The scratch memory of [`decode_attention`]. Launches that may overlap need one each.
+///
+/// # Errors
+/// `OutOfMemory`; the driver's.
+pub fn decode_scratch(runtime: &Runtime, heads: Heads) -> Result<Lease<Buffer>> {
+    let Heads { heads, kv_heads, head_dim, positions } = heads;
+    let params = AttentionParams { heads, kv_heads, head_dim, positions, ..Default::default() };
+    let scratch = runtime.alloc(params.scratch_bytes())?;
+    runtime.stream().fill(scratch.view(), 0u8)?;
+    Ok(scratch)
+}
+
 /// Attention for one row after the projections: rotates queries and keys, appends keys and values
-/// to the caches, and attends.
+/// to the caches, and attends. A device may split a long context over its processors, and keep what
+/// the parts give in [`scratch`](decode_scratch).
 ///
 /// # Errors
 /// `InvalidArgument` for shapes that do not meet, or more than one row.
@@ -474,6 +487,7 @@ pub fn decode_attention(
     heads: Heads,
     cache: &Cache,
     at: RowPositions<'_>,
+    scratch: &Lease<Buffer>,
     y: &Tensor,
 ) -> Result<Operator> {
     let [q, k, v] = qkv;
@@ -491,6 +505,7 @@ pub fn decode_attention(
         raw(&cache.values),
         raw(at.position),
         some(y),
+        raw(scratch),
     ];
     Operator::new(library, "decode_attention", &params, &operands)
 }

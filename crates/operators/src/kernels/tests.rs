@@ -1,7 +1,7 @@
 //! Tests that the sources for devices and the Rust declarations agree.
 
 use super::blocks::*;
-use super::cpu::attention::AttentionParams;
+use super::cpu::attention::{AttentionParams, PART, PART_HEADS, PARTS};
 use super::cpu::elementwise::{CopyParams, ElementwiseParams, FillParams};
 use super::cpu::embedding::EmbeddingParams;
 use super::cpu::linear::{FEW, LinearParams};
@@ -91,6 +91,9 @@ fn constants_are_the_same_in_all_languages() {
         cuda(&cuda::ATTENTION, line.clone());
         mps(&mps::ATTENTION, line);
     }
+    cuda(&cuda::ATTENTION, format!("constexpr u32 PART = {PART};"));
+    cuda(&cuda::ATTENTION, format!("constexpr u32 PARTS = {PARTS};"));
+    cuda(&cuda::ATTENTION, format!("constexpr int HEADS = {PART_HEADS};"));
     cuda(&cuda::ATTENTION_TILES, format!("constexpr u32 THREADS = {THREADS};"));
     cuda(&cuda::ELEMENTWISE, format!("constexpr u32 THREADS = {THREADS};"));
     mps(&mps::ELEMENTWISE, format!("constexpr u32 PIECE = {PIECE};"));

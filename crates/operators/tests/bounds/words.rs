@@ -126,7 +126,7 @@ fn sensible(kernel: &str, w: &mut Words) -> Vec<u8> {
                 (kv_heads * group, 2 * half, if decode { 1 } else { w.size(9) });
             let (ldq, ldo) = (w.pad(heads * head_dim), w.pad(heads * head_dim));
             let (positions, x, cache, rotary) =
-                (w.size(100), w.dtype(), w.dtype(), (2 * w.size(half)).min(head_dim));
+                (w.size(300), w.dtype(), w.dtype(), (2 * w.size(half)).min(head_dim));
             let scale = 0.3;
             AttentionParams {
                 m,

@@ -284,13 +284,19 @@ fn attention(bench: &mut Bench<'_>, large: bool) {
         (6, 1, 1, 256, 65, 70),
         (2, 2, 2, 80, 69, 70),
         (1, 1, 2, 16, -1, 70),
+        (1, 1, 5, 64, 128, 300),
+        (1, 2, 1, 80, 640, 700),
         (16, 2, 2, 64, 33, 70),
         (35, 1, 3, 80, 40, 70),
         (133, 1, 2, 96, 0, 130),
         (130, 2, 1, 128, 100, 240),
     ];
     if large {
-        sizes.extend([(1, 8, 4, 128, 4000, 4096), (300, 4, 4, 64, 0, 512)]);
+        sizes.extend([
+            (1, 8, 4, 128, 4000, 4096),
+            (1, 2, 16, 64, 9999, 20_000),
+            (300, 4, 4, 64, 0, 512),
+        ]);
         sizes.extend([(1000, 4, 4, 128, 1000, 2048), (1000, 4, 4, 64, 7, 2048)]);
     }
     for (m, kv_heads, group, dim, at, positions) in sizes {
@@ -345,6 +351,7 @@ fn attention(bench: &mut Bench<'_>, large: bool) {
                         0,
                         within(x, 2e-5 + 0.1 * super::rounding(cache)),
                     )),
+                    Some(Data::scratch(p.scratch_bytes())),
                 ];
                 bench.case("decode_attention", &what, &p, &operands);
             }

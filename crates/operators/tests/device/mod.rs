@@ -93,6 +93,12 @@ impl Data {
         Self::bytes(&words.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<_>>(), 0)
     }
 
+    /// Zeroed scratch memory of so many bytes: any of them may be written.
+    pub fn scratch(bytes: u64) -> Self {
+        let any = Bound::Within { abs: f64::INFINITY, rel: 0.0 };
+        Self::written(DType::F32, &vec![0.0; bytes as usize / 4], 0, any)
+    }
+
     fn all_bytes(words: &[u32]) -> Vec<u8> {
         words.iter().flat_map(|w| w.to_le_bytes()).collect()
     }

@@ -199,7 +199,13 @@ proptest! {
             run(isa, "rope_append", &rope, &[turned.bind(), k.bind(), v.bind(), angles.bind(), keys.bind(), values.bind(), at]);
             run(isa, "attention", &p, &[turned.bind(), keys.bind(), values.bind(), at, wanted.bind()]);
             let (mut keys2, mut values2, mut out) = (cache(seed + 3), cache(seed + 4), Tensor::junk(s.x, wide));
-            run(isa, "decode_attention", &p, &[q.bind(), k.bind(), v.bind(), angles.bind(), keys2.bind(), values2.bind(), at, out.bind()]);
+            let mut scratch = Tensor::new(DType::F32, &vec![0.0; p.scratch_bytes() as usize / 4]);
+            // The second launch finds the scratch memory as the first one left it.
+            for again in [false, true] {
+                let before = out.bits().to_vec();
+                run(isa, "decode_attention", &p, &[q.bind(), k.bind(), v.bind(), angles.bind(), keys2.bind(), values2.bind(), at, out.bind(), scratch.bind()]);
+                prop_assert!(!again || before == out.bits());
+            }
             prop_assert!(keys2.bits() == keys.bits() && values2.bits() == values.bits());
             // The separate kernels round the rotated query to its type; the fused one does not.
             close(isa.name(), &out.values(), &wanted.values(), |i| 1e-5 + wanted.values()[i].abs() * rounding(s.x) + 4.0 * rounding(s.x));

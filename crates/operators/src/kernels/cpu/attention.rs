@@ -25,6 +25,12 @@ use super::tile::{
 const POSITIONS: usize = 64;
 /// The maximum number of queries of a tile, and so the largest group of [`DecodeAttention`].
 pub const QUERIES: usize = 16;
+/// The fewest positions of a part of the context, and the most parts, on a device that splits the
+/// context of [`DecodeAttention`].
+pub(crate) const PART: u32 = 128;
+pub(crate) const PARTS: u32 = 64;
+/// Query heads that share the keys and values of a part, unless their group has one head.
+pub(crate) const PART_HEADS: u32 = 4;
 /// The minimum number of tiles of heads in a launch, if it has so many heads.
 const HEAD_TILES: usize = 4;
 
@@ -56,10 +62,38 @@ params! {
     }
 }
 
+impl AttentionParams {
+    /// The parts of the context, and the blocks for the query heads of a group.
+    #[must_use]
+    pub fn split(&self) -> (u32, u32) {
+        let part = self.positions.div_ceil(PARTS).max(PART);
+        let group = self.heads / self.kv_heads.max(1);
+        (self.positions.div_ceil(part), group.div_ceil(PART_HEADS))
+    }
+
+    /// Words of [`DecodeAttention`]'s scratch memory: counters, then a maximum, a sum and a weighted
+    /// sum for each head and part. None for a context of one part.
+    fn scratch(&self) -> usize {
+        let (parts, blocks) = self.split();
+        if parts <= 1 {
+            return 0;
+        }
+        let counters = self.kv_heads as usize * blocks as usize;
+        counters + self.heads as usize * parts as usize * (self.head_dim as usize + 2)
+    }
+
+    /// Bytes of the scratch memory.
+    #[must_use]
+    pub fn scratch_bytes(&self) -> u64 {
+        4 * self.scratch() as u64
+    }
+}
+
 /// Attention of rotated queries, over a cache that holds their keys and values.
 pub struct Attention;
 /// Attention for one row after the projections: rotates queries and keys, appends keys and values
-/// to the caches, and attends.
+/// to the caches, and attends. A device may split a long context, and keep what its parts give in the
+/// scratch memory, which must be zero before the first launch. Every launch leaves its counters zero.
 pub struct DecodeAttention;
 
 /// The division of queries into tiles.
@@ -409,6 +443,7 @@ impl Kernel for DecodeAttention {
         update("value cache"),
         read("position"),
         write("output"),
+        update("scratch"),
     ];
     type Params = AttentionParams;
 
@@ -425,7 +460,9 @@ impl Kernel for DecodeAttention {
         let rotary = rotary_shape(p.rotary, p.head_dim)?;
         let kv = (p.kv_heads as usize * p.head_dim as usize, q.1);
         let table = (rotary * p.positions as usize, 4);
-        Launch::new([p.kv_heads as usize, 1, 1], &[q, kv, kv, table, cache, cache, (1, 4), out])
+        let scratch = (p.scratch(), 4);
+        let operands = [q, kv, kv, table, cache, cache, (1, 4), out, scratch];
+        Launch::new([p.kv_heads as usize, 1, 1], &operands)
     }
 
     #[inline(always)]

@@ -11,7 +11,7 @@
 //! module adds only the number of blocks and threads of a launch, and the limits of 32-bit indices.
 //!
 //! The sources declare shared memory, within the size that every device offers for a block. Sums
-//! are f32, no operation is atomic, and each element is computed in a fixed order. So a result
+//! are f32, only counters are atomic, and each element is computed in a fixed order. So a result
 //! depends on the parameters alone.
 //!
 //! This module must not know the driver.
@@ -128,7 +128,7 @@ pub static KERNELS: &[CudaSpec] = &[
     CudaSpec::of::<CacheAppend>(&ROPE),
     CudaSpec::of::<RopeAppend>(&ROPE),
     CudaSpec::of::<Attention>(&ATTENTION),
-    CudaSpec::of::<DecodeAttention>(&ATTENTION),
+    CudaSpec { geometry: decode, ..CudaSpec::of::<DecodeAttention>(&ATTENTION) },
     CudaSpec::of::<Embedding>(&EMBEDDING),
     CudaSpec::of::<Add>(&ELEMENTWISE),
     CudaSpec::of::<Mul>(&ELEMENTWISE),
@@ -142,6 +142,17 @@ pub static KERNELS: &[CudaSpec] = &[
     CudaSpec::of::<Advance>(&SAMPLING),
     CudaSpec::of::<NextToken>(&SAMPLING),
 ];
+
+/// The geometry of attention for one row: the parts of the context, and blocks of the query heads
+/// that share keys and values.
+fn decode(params: &[u8]) -> Result<Geometry, Refusal> {
+    let p = AttentionParams::from_bytes(params).ok_or("parameters of another size")?;
+    let (parts, blocks) = p.split();
+    if u64::from(p.kv_heads) > MAX_Y {
+        return Err(format!("{} heads of keys; the limit is {MAX_Y}", p.kv_heads).into());
+    }
+    Ok(Geometry { grid: [parts, p.kv_heads, blocks], block: [THREADS, 1, 1] })
+}
 
 /// Kernels for some parameters on devices with tensor cores, preferred to those of [`KERNELS`].
 pub static TENSOR_KERNELS: &[CudaSpec] = &[CudaSpec {

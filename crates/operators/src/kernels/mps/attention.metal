@@ -203,13 +203,15 @@ inline float kept(u32 dtype, device u8* cache, u64 at, float x, bool put) {
 }
 
 // A threadgroup computes one query head. All threadgroups of a group compute the new key and value;
-// the first threadgroup writes them to the cache.
+// the first threadgroup writes them to the cache. The context is not split, so the scratch memory
+// stays unused.
 [[max_total_threads_per_threadgroup(256)]]
 kernel void decode_attention(device const u8* queries [[buffer(0)]], device const u8* keys [[buffer(1)]],
                              device const u8* values [[buffer(2)]], device const u8* table [[buffer(3)]],
                              device u8* key_cache [[buffer(4)]], device u8* value_cache [[buffer(5)]],
                              device const u8* position [[buffer(6)]], device u8* y [[buffer(7)]],
-                             constant AttentionParams& p [[buffer(8)]], uint3 place [[threadgroup_position_in_grid]],
+                             device u8* [[buffer(8)]], constant AttentionParams& p [[buffer(9)]],
+                             uint3 place [[threadgroup_position_in_grid]],
                              uint3 threads [[threads_per_threadgroup]], uint t [[thread_index_in_threadgroup]],
                              uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
     threadgroup float4 query[MAX_DIM / 4];
