@@ -143,32 +143,60 @@ INLINE void products(u32 dtype, const void* w, u64 at, u32 n, u32 k, const float
     else products<F16, M>(w, at, n, wide, panel, sums);
 }
 
+// Starts to read memory into the second-level cache.
+INLINE void prefetch(const void* p) {
+#ifndef LEASEHOLD_EMULATED
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+#endif
+}
+
+// The matrix of output `index` of all, and the output's number in it.
+template <int G, int MATRICES> INLINE Output<G> find(const Output<G> (&outputs)[MATRICES], u64& index) {
+    Output<G> o = outputs[0];
+    u64 behind = outputs[0].n;
+#pragma unroll
+    for (int i = 1; i < MATRICES; ++i) {
+        if (index >= behind) {
+            o = outputs[i];
+            index -= behind;
+            behind = outputs[i].n;
+        } else {
+            behind = ~0ull;
+        }
+    }
+    return o;
+}
+
+// Starts to read the weights of output `index`, a cache line for each lane at a time.
+template <int G, int MATRICES>
+INLINE void prefetch_weights(const LinearParams& p, const Output<G> (&outputs)[MATRICES], u64 index) {
+    constexpr u64 LINE = 128;
+    const Output<G> o = find(outputs, index);
+    const u64 bytes = (u64)p.k * size_of(p.w);
+#pragma unroll
+    for (int g = 0; g < G; ++g) {
+        for (u64 i = threadIdx.x * LINE; i < bytes; i += WARP * LINE) prefetch((const u8*)o.w[g] + index * bytes + i);
+    }
+}
+
 template <int G, int MATRICES, Finish HOW>
 INLINE void stream(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES],
                    float* shared) {
     __shared__ float scale[FEW];
     const u32 rows = p.m == 1 ? 1 : FEW, pitch = PANEL / rows;
-    scales(p, x, shared, scale);
     u64 total = 0;
 #pragma unroll
     for (int i = 0; i < MATRICES; ++i) total += outputs[i].n;
-    const u64 stride = (u64)gridDim.x * blockDim.y;
+    const u64 stride = (u64)gridDim.x * blockDim.y, own = (u64)blockIdx.x * blockDim.y + threadIdx.y;
+    // The weights arrive while x is prepared.
+    if (own < total) prefetch_weights(p, outputs, own);
+    scales(p, x, shared, scale);
     bool staged = false;
     for (u64 base = (u64)blockIdx.x * blockDim.y; base < total; base += stride) {
         u64 index = base + threadIdx.y;
         const bool active = index < total;
-        Output<G> o = outputs[0];
-        u64 behind = outputs[0].n;
-#pragma unroll
-        for (int i = 1; i < MATRICES; ++i) {
-            if (index >= behind) {
-                o = outputs[i];
-                index -= behind;
-                behind = outputs[i].n;
-            } else {
-                behind = ~0ull;
-            }
-        }
+        if (index + stride < total) prefetch_weights(p, outputs, index + stride);
+        const Output<G> o = find(outputs, index);
         float sums[G][FEW];
 #pragma unroll
         for (int g = 0; g < G; ++g) {
