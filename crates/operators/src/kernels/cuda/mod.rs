@@ -17,7 +17,7 @@
 //! This module must not know the driver.
 
 use super::Geometry;
-use super::blocks::{Blocks, THREADS, geometry, heads_down, width};
+use super::blocks::{Blocks, MAX_Y, THREADS, geometry, heads_down, width};
 use super::cpu::attention::{Attention, AttentionParams, DecodeAttention};
 use super::cpu::elem::DType;
 use super::cpu::elementwise::{Add, Cast, Copy2d, Fill, Mul, SiluMul};
