@@ -71,8 +71,8 @@ impl AttentionParams {
         (self.positions.div_ceil(part), group.div_ceil(PART_HEADS))
     }
 
-    /// Words of [`DecodeAttention`]'s scratch memory: counters, then a maximum, a sum and a weighted
-    /// sum for each head and part. None for a context of one part.
+    /// Words of [`DecodeAttention`]'s scratch memory: counters, then a maximum, a sum and a
+    /// weighted sum for each head and part. None for a context of one part.
     fn scratch(&self) -> usize {
         let (parts, blocks) = self.split();
         if parts <= 1 {
@@ -92,8 +92,9 @@ impl AttentionParams {
 /// Attention of rotated queries, over a cache that holds their keys and values.
 pub struct Attention;
 /// Attention for one row after the projections: rotates queries and keys, appends keys and values
-/// to the caches, and attends. A device may split a long context, and keep what its parts give in the
-/// scratch memory, which must be zero before the first launch. Every launch leaves its counters zero.
+/// to the caches, and attends. A device may split a long context, and keep what its parts give in
+/// the scratch memory, which must be zero before the first launch. Every launch leaves its counters
+/// zero.
 pub struct DecodeAttention;
 
 /// The division of queries into tiles.
