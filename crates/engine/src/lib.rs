@@ -8,6 +8,7 @@
 //! | [`mod@engine`] | the streams of a device, and the threads that serve them |
 //! | [`stream`] | a stream: submission, deferred work, completion, waiting |
 //! | [`driver`] | a driver's part: its streams, the state that they share, its graphs |
+//! | [`retired`] | devices and contexts without a lease, until they may end |
 //! | [`staging`] | host memory for bytes that the device cannot move directly |
 //! | [`steps`] | the steps of a plan's launch |
 //! | [`tables`] | the timelines of a backend, their signallers and waiting streams |
@@ -48,6 +49,7 @@ pub mod host_timeline;
 pub mod panics;
 pub mod payload;
 mod prepared;
+pub mod retired;
 pub mod staging;
 pub mod steps;
 pub mod stream;

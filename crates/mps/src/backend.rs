@@ -9,10 +9,12 @@ use crate::manager::execution::MpsExecutionManager;
 use leasehold_alloc::{Allocator, Backing};
 use leasehold_core::sync::{Arc, Mutex, OnceLock};
 use leasehold_core::{Error, Lease, PoolStats, Result};
+use leasehold_engine::driver::DriverDevice;
 use leasehold_engine::forward_device;
+use leasehold_engine::waits::synchronize;
 use leasehold_hal::{
-    Backend, BackendKind, Device, DeviceId, DeviceInfo, GraphExec, KernelDesc, MemoryInfo,
-    MemoryKind, Pipeline, Plan, Stream, StreamDesc, TimestampQuery,
+    Backend, BackendKind, Device, DeviceId, DeviceInfo, GraphExec, HostTimeline, KernelDesc,
+    MemoryInfo, MemoryKind, Pipeline, Plan, Stream, StreamDesc, TimestampQuery,
 };
 use std::fmt;
 use std::time::Duration;
@@ -161,11 +163,24 @@ unsafe impl Backend for MpsBackend {
     }
 
     fn shutdown(&self) -> Result<()> {
+        // Managers do not wait. The driver's work and host calls end by themselves. Work that a
+        // host timeline or another backend holds back is not waited for, and makes the shutdown
+        // fail.
+        for stream in self.manager.devices().left_behind() {
+            stream.run_down();
+        }
         self.manager.shutdown()
     }
 
     fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
         report("device", self.manager.devices().stats());
+    }
+}
+
+impl DeviceState {
+    /// Returns the loss of the device as an error.
+    fn sound(&self) -> Result<()> {
+        self.engine().loss().map_or(Ok(()), Err)
     }
 }
 
@@ -194,24 +209,33 @@ unsafe impl Device for DeviceState {
         DeviceState::memory(self).backing(kind)
     }
 
+    /// Streams of all priorities are equal: command queues have no priority.
     fn stream(&self, _: &StreamDesc) -> Result<Lease<dyn Stream>> {
-        Err(Error::Unsupported("Metal has no streams yet".into()))
+        self.sound()?;
+        Ok(Lease::map(self.streams().acquire()?, |s| s as &dyn Stream))
     }
 
     fn pipeline(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>> {
-        self.kernels().get_or_create(self.libraries(), desc)
+        let kernel = self.kernels().get_or_create(self.libraries(), desc);
+        kernel.map_err(|e| self.engine().settle(e))
     }
 
     fn timestamp(&self) -> Result<Lease<TimestampQuery>> {
-        Err(Error::Unsupported("Metal has no timestamps yet".into()))
+        self.timestamps().acquire()
     }
 
-    unsafe fn elapsed(&self, _: &TimestampQuery, _: &TimestampQuery) -> Result<Duration> {
-        Err(Error::Unsupported("Metal has no timestamps yet".into()))
+    unsafe fn elapsed(&self, start: &TimestampQuery, end: &TimestampQuery) -> Result<Duration> {
+        self.timestamps().elapsed(start, end)
     }
 
-    unsafe fn instantiate(&self, _: Plan) -> Result<Lease<dyn GraphExec>> {
-        Err(Error::Unsupported("Metal has no graphs yet".into()))
+    unsafe fn instantiate(&self, plan: Plan) -> Result<Lease<dyn GraphExec>> {
+        // SAFETY: the caller vouches for the plan, by the trait's contract.
+        let graph = unsafe { self.graphs().instantiate(plan) }?;
+        Ok(Lease::map(graph, |g| g as &dyn GraphExec))
+    }
+
+    fn host_timeline(&self) -> Result<Lease<dyn HostTimeline>> {
+        Ok(Lease::map(self.host_timelines().acquire()?, |g| g as &dyn HostTimeline))
     }
 
     fn peer_access(&self, peer: DeviceId) -> Result<bool> {
@@ -231,7 +255,7 @@ unsafe impl Device for DeviceState {
         Ok(true)
     }
 
-    fn synchronize(&self, _: Option<Duration>) -> Result<()> {
-        Ok(())
+    fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {
+        synchronize(self.streams(), self.engine().streams(), timeout)
     }
 }

@@ -16,6 +16,15 @@ pub struct MpsConfig {
     pub command_buffers: u32,
     /// The most streams of a device at a time; 256 by default.
     pub streams: u32,
+    /// A stream commits its command buffer after this number of dispatches, at least 1; 40 by
+    /// default. MLX commits after 20 on phones, 40 on most computers and 50 on the largest; candle
+    /// after 50.
+    pub dispatches_per_buffer: u32,
+    /// A stream commits its command buffer once its dispatches have touched this number of bytes;
+    /// 40 MiB by default, as MLX does on most computers.
+    pub bytes_per_buffer: u64,
+    /// The most submissions of a stream before it commits, at least 1; 256 by default.
+    pub signal_every: u32,
     /// The storage of device memory. By default `None`: shared storage on a device with unified
     /// memory, otherwise private storage.
     pub storage: Option<Storage>,
@@ -27,6 +36,10 @@ pub struct MpsConfig {
     pub debug: DebugAids,
     /// The entries of each memory's trace ring. 0, the default, disables the ring.
     pub trace_events: usize,
+    /// A planted defect that tests must find.
+    /// Default: `None`.
+    #[cfg(feature = "planted-defects")]
+    pub defect: Option<crate::defects::Defect>,
 }
 
 impl Default for MpsConfig {
@@ -35,10 +48,15 @@ impl Default for MpsConfig {
             queues: 1,
             command_buffers: 1024,
             streams: 256,
+            dispatches_per_buffer: 40,
+            bytes_per_buffer: 40 << 20,
+            signal_every: 256,
             storage: None,
             inline: false,
             debug: DebugAids::default(),
             trace_events: 0,
+            #[cfg(feature = "planted-defects")]
+            defect: None,
         }
     }
 }
@@ -70,6 +88,21 @@ impl MpsConfig {
         self
     }
 
+    /// Sets the dispatches and the bytes after which a stream commits its command buffer. One
+    /// dispatch means a commit after each submission.
+    #[must_use]
+    pub fn batch(mut self, dispatches: u32, bytes: u64) -> Self {
+        (self.dispatches_per_buffer, self.bytes_per_buffer) = (dispatches, bytes);
+        self
+    }
+
+    /// Sets the most submissions of a stream before it commits.
+    #[must_use]
+    pub fn signal_every(mut self, submissions: u32) -> Self {
+        self.signal_every = submissions;
+        self
+    }
+
     /// Sets the storage of device memory.
     #[must_use]
     pub fn storage(mut self, storage: Storage) -> Self {
@@ -98,6 +131,14 @@ impl MpsConfig {
         self
     }
 
+    /// Plants a defect that tests must find.
+    #[cfg(feature = "planted-defects")]
+    #[must_use]
+    pub fn defect(mut self, defect: crate::defects::Defect) -> Self {
+        self.defect = Some(defect);
+        self
+    }
+
     /// Checks the values.
     ///
     /// # Errors
@@ -116,6 +157,9 @@ impl MpsConfig {
                 self.command_buffers,
                 Self::COMMAND_BUFFERS_MAX
             )));
+        }
+        if self.dispatches_per_buffer == 0 || self.signal_every == 0 {
+            return Err(Error::invalid("a command buffer takes at least one dispatch"));
         }
         if self.streams == 0 {
             return Err(Error::invalid("a device without streams can do nothing"));

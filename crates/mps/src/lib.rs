@@ -15,10 +15,11 @@
 #![doc = include_str!("../README.md")]
 //!
 //! # Floors
-//! `driver` ← `spans` ← `manager` ← `allocator` ← `manager::device` ← `backend`.
-//! Everything above the [`driver`] is the same code over the real driver and over the simulated
-//! one. The `allocator` takes its heaps and buffers from their managers, and the managers of a
-//! device include its memory.
+//! `driver` ← `spans` ← `manager` ← `allocator`, `engine` ← `manager::device` ←
+//! `backend`. Everything above the [`driver`] is the same code over the real driver and
+//! over the simulated one. The `allocator` takes its heaps and buffers from their
+//! managers, and the `engine` its queues, events and fences. The managers of a device
+//! include its memory and its streams.
 //!
 //! This crate must not hold operators, and nothing but the registration of backends may name it.
 
@@ -26,6 +27,7 @@ pub(crate) mod allocator;
 pub mod backend;
 pub mod config;
 pub mod driver;
+pub mod engine;
 pub mod manager;
 pub mod shared;
 pub mod spans;
@@ -33,4 +35,6 @@ pub mod transfer;
 
 pub use backend::MpsBackend;
 pub use config::MpsConfig;
+#[cfg(feature = "planted-defects")]
+pub use leasehold_engine::defects;
 pub use manager::execution::MpsExecutionManager;

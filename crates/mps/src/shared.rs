@@ -7,8 +7,10 @@
 
 use crate::config::MpsConfig;
 use crate::driver::ops::MpsSlowOps;
+use crate::engine::stream::MpsStream;
 use crate::spans::Spans;
 use leasehold_core::sync::{Arc, OnceLock, RwLock};
+use leasehold_engine::tables::Tables;
 use std::collections::HashMap;
 use std::fmt;
 
@@ -18,6 +20,8 @@ pub struct Shared {
     pub ops: Arc<dyn MpsSlowOps>,
     /// The settings.
     pub config: MpsConfig,
+    /// The timelines of all streams and host timelines.
+    pub tables: Arc<Tables<MpsStream>>,
     /// The segments of all devices' memory.
     pub spans: Spans,
     /// The number of devices, once they were enumerated.
@@ -33,6 +37,7 @@ impl Shared {
         Self {
             ops,
             config,
+            tables: Arc::default(),
             spans: Spans::default(),
             devices: OnceLock::new(),
             functions: RwLock::new(HashMap::new()),

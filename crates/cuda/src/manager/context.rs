@@ -17,7 +17,6 @@ use super::function::FunctionManager;
 use super::graph::GraphManager;
 use super::host_timeline::HostTimelineManager;
 use super::module::ModuleManager;
-use super::retired::Retired;
 use super::stream::StreamManager;
 use crate::allocator::{Memory, pinned_host};
 use crate::driver::ops::NativeContext;
@@ -30,9 +29,13 @@ use leasehold_core::{
     ContextHandle, Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource,
     Result, Tagged, tags,
 };
+use leasehold_engine::retired::{Retired, Retiring};
 use leasehold_hal::MemoryKind;
 use std::fmt;
 use std::marker::PhantomPinned;
+
+/// The name of the thread that ends contexts.
+pub(crate) const RETIRING: &str = "lh-cuda-end";
 
 /// A device's memory over a driver that a test supplies.
 #[cfg(feature = "test-hooks")]
@@ -193,21 +196,6 @@ impl ContextState {
         first.map_or(Ok(()), Err)
     }
 
-    /// As [`outstanding`](Self::outstanding), for a context without a lease. The device's memory
-    /// counts too, if the context is the primary one.
-    pub(crate) fn retired_outstanding(&self) -> Result<()> {
-        self.outstanding()?;
-        if self.primary { self.memory.outstanding() } else { Ok(()) }
-    }
-
-    /// Whether a context without a lease may end. Queries the driver, and does not block.
-    pub(crate) fn is_over(&self) -> bool {
-        self.core.settle_streams();
-        self.externals.settle();
-        // Streams of other contexts may still hold recorded events of this context.
-        self.retired_outstanding().is_ok() && self.events.event_pool_stats().live == 0
-    }
-
     /// Shuts the managers down, children first.
     fn end(&self) -> Result<()> {
         self.externals.shutdown();
@@ -217,6 +205,21 @@ impl ContextState {
         self.host_timelines.shutdown()?;
         self.functions.shutdown()?;
         self.modules.shutdown()
+    }
+}
+
+impl Retiring for ContextState {
+    fn is_over(&self) -> bool {
+        self.core.settle_streams();
+        self.externals.settle();
+        // Streams of other contexts may still hold recorded events of this context.
+        Retiring::outstanding(self).is_ok() && self.events.event_pool_stats().live == 0
+    }
+
+    /// The device's memory counts too, if the context is the primary one.
+    fn outstanding(&self) -> Result<()> {
+        Self::outstanding(self)?;
+        if self.primary { self.memory.outstanding() } else { Ok(()) }
     }
 }
 
@@ -248,7 +251,7 @@ pub(crate) enum Wanted {
 }
 
 struct Contexts {
-    retired: Arc<Retired>,
+    retired: Arc<Retired<ContextState>>,
 }
 
 impl Resource for Contexts {
@@ -287,14 +290,14 @@ impl Resource for Contexts {
 #[doc(alias = "CudaContextManager")]
 pub struct ContextManager {
     manager: PoolManager<Contexts, ()>,
-    retired: Arc<Retired>,
+    retired: Arc<Retired<ContextState>>,
     memory: Arc<Memory>,
     #[cfg(feature = "test-hooks")]
     for_test: bool,
 }
 
 impl ContextManager {
-    pub(crate) fn new(memory: Arc<Memory>, retired: Arc<Retired>) -> Result<Self> {
+    pub(crate) fn new(memory: Arc<Memory>, retired: Arc<Retired<ContextState>>) -> Result<Self> {
         let manager = PoolManager::new();
         manager.configure(
             Contexts { retired: retired.clone() },
@@ -320,7 +323,7 @@ impl ContextManager {
         device: leasehold_hal::DeviceId,
     ) -> Result<Self> {
         let memory = memory_for_test(ops, device)?;
-        Ok(Self { for_test: true, ..Self::new(memory, Retired::new(true))? })
+        Ok(Self { for_test: true, ..Self::new(memory, Retired::new(RETIRING, true))? })
     }
 
     /// Whether the manager was [configured for a test](Self::configure_for_test).

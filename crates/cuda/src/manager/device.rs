@@ -5,8 +5,7 @@
 //!
 //! This module must not know backings.
 
-use super::context::{ContextManager, ContextState};
-use super::retired::Retired;
+use super::context::{ContextManager, ContextState, RETIRING};
 use crate::allocator::Memory;
 use crate::config::CudaConfig;
 use crate::driver::ops::{CudaSlowOps, DeviceProperties};
@@ -19,6 +18,7 @@ use leasehold_core::sync::{Arc, OnceLock};
 use leasehold_core::{
     Error, FixedSlotStore, Handle, Index, Lease, PoolStats, Recycle, Resource, Result, Tagged, tags,
 };
+use leasehold_engine::retired::Retired;
 use leasehold_hal::{BackendKind, Caps, DeviceId, DeviceInfo, Limits, MemoryInfo};
 use std::fmt;
 use std::marker::PhantomPinned;
@@ -213,7 +213,7 @@ fn describe(ordinal: u32, p: &DeviceProperties, driver: Option<i32>) -> DeviceIn
 pub(crate) struct Devices {
     shared: Arc<Shared>,
     properties: Arc<[DeviceProperties]>,
-    retired: Arc<Retired>,
+    retired: Arc<Retired<ContextState>>,
 }
 
 impl Resource for Devices {
@@ -241,7 +241,7 @@ struct Known {
     shared: Arc<Shared>,
     properties: Arc<[DeviceProperties]>,
     peers: Vec<String>,
-    retired: Arc<Retired>,
+    retired: Arc<Retired<ContextState>>,
 }
 
 /// Enumerates devices and owns their states.
@@ -285,7 +285,7 @@ impl DeviceManager {
             if reached.is_empty() { "none".to_owned() } else { reached.join(", ") }
         });
         let peers = peers.collect();
-        let retired = Retired::new(shared.config.inline);
+        let retired = Retired::new(RETIRING, shared.config.inline);
         let devices = Devices {
             shared: shared.clone(),
             properties: properties.clone(),

@@ -15,8 +15,6 @@
 //! - [`module`]. Owns: loaded images. Kind of pool: keyed singletons.
 //! - [`function`]. Owns: functions of modules, as pipelines. Kind of pool: keyed singletons.
 //! - [`graph`]. Owns: instantiated plans. Kind of pool: growable.
-//! - `retired`. Owns: contexts without a lease, until they are idle and unused. Kind of pool: a
-//!   list.
 //! - [`buffer`]. Owns: buffers, in the allocators' block tables. Kind of pool: growable, recycled.
 //!
 //! A manager makes a context current before it makes an object in it, and then restores the former
@@ -34,5 +32,4 @@ pub mod function;
 pub mod graph;
 pub mod host_timeline;
 pub mod module;
-pub(crate) mod retired;
 pub mod stream;

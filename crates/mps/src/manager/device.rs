@@ -6,13 +6,18 @@ use super::buffer::BufferManager;
 use super::command_queue::CommandQueueManager;
 use super::event::EventManager;
 use super::fence::FenceManager;
+use super::graph::GraphManager;
 use super::heap::HeapManager;
 use super::kernel::KernelManager;
 use super::library::LibraryManager;
 use super::opened::OpenedDevice;
+use super::stream::StreamManager;
+use super::timestamp::TimestampManager;
 use crate::allocator::Memory;
 use crate::config::MpsConfig;
 use crate::driver::ops::{DeviceProperties, MpsSlowOps, NativeDevice, Storage};
+use crate::engine::core::{Core, Sources, Streams};
+use crate::engine::stream::{MpsStream, StreamCore};
 use crate::shared::Shared;
 use crate::transfer::Transfers;
 #[cfg(feature = "test-hooks")]
@@ -21,7 +26,10 @@ use leasehold_core::sync::{Arc, Mutex, OnceLock};
 use leasehold_core::{
     Error, FixedSlotStore, Handle, Index, Lease, PoolStats, Recycle, Resource, Result, Tagged, tags,
 };
-use leasehold_hal::{BackendKind, Caps, DeviceId, DeviceInfo, Limits, MemoryInfo};
+use leasehold_engine::host_timeline::HostTimelineManager;
+use leasehold_engine::retired::{Retired, Retiring};
+use leasehold_engine::tables::Tables;
+use leasehold_hal::{BackendKind, Caps, DeviceId, DeviceInfo, Limits, MemoryInfo, MemoryKind};
 use std::marker::PhantomPinned;
 
 /// The ordinal of a device of this backend.
@@ -76,6 +84,11 @@ impl Drop for Aliases {
 /// An open device. The fields are dropped in their order: what uses other resources comes first.
 #[derive(Debug)]
 pub struct DeviceState {
+    streams: StreamManager,
+    graphs: GraphManager,
+    timestamps: TimestampManager,
+    host_timelines: HostTimelineManager<Tables<MpsStream>>,
+    engine: Arc<Streams>,
     kernels: KernelManager,
     transfers: Arc<Transfers>,
     /// Other devices' memory that this one reaches.
@@ -84,9 +97,9 @@ pub struct DeviceState {
     memory: Arc<Memory>,
     buffers: Arc<BufferManager>,
     heaps: Arc<HeapManager>,
-    events: EventManager,
-    fences: FenceManager,
-    queues: CommandQueueManager,
+    events: Arc<EventManager>,
+    fences: Arc<FenceManager>,
+    queues: Arc<CommandQueueManager>,
     info: DeviceInfo,
     caps: Caps,
     limits: Limits,
@@ -110,6 +123,13 @@ impl DeviceState {
         let mut caps = Caps::default();
         caps.host_visible = memory.storage() == Storage::Shared;
         caps.pinned = true;
+        caps.host_timelines = true;
+        caps.timestamps = p.stage_counters;
+        caps.graphs = true;
+        caps.concurrent_streams = true;
+        caps.host_calls = true;
+        caps.foreign_calls = true;
+        caps.waits_for_any_line = true;
         let mut limits = Limits::default();
         limits.grid = [u32::MAX; 3];
         limits.block = p.max_threads;
@@ -120,17 +140,33 @@ impl DeviceState {
         // Metal copies constants from offsets that are multiples of 4.
         limits.binding_alignment = 4;
         let libraries = LibraryManager::new(opened, config)?;
+        let transfers = Arc::new(Transfers::new(opened, &libraries)?);
+        let sources = Sources {
+            queues: Arc::new(CommandQueueManager::new(opened, config)?),
+            events: Arc::new(EventManager::new(opened, config)?),
+            fences: Arc::new(FenceManager::new(opened, config)?),
+        };
+        let core = Core::new(opened, sources.clone(), &transfers)?;
+        let of = memory.clone();
+        core.staging.set_source(Box::new(move || of.of(MemoryKind::Pinned).cloned()));
+        let tables = &opened.shared.tables;
+        let engine = core.streams(tables);
         Ok(Self {
+            streams: StreamManager::new(&engine)?,
+            graphs: GraphManager::new(&engine)?,
+            timestamps: TimestampManager::new(&engine)?,
+            host_timelines: HostTimelineManager::new(tables.clone())?,
+            engine,
             kernels: KernelManager::new(opened)?,
-            transfers: Arc::new(Transfers::new(opened, &libraries)?),
+            transfers,
             _aliases: Aliases(opened.clone()),
             libraries,
             memory,
             buffers,
             heaps,
-            events: EventManager::new(opened, config)?,
-            fences: FenceManager::new(opened, config)?,
-            queues: CommandQueueManager::new(opened, config)?,
+            events: sources.events,
+            fences: sources.fences,
+            queues: sources.queues,
             info: describe(opened, Some(p.recommended_working_set.saturating_sub(used))),
             caps,
             limits,
@@ -224,8 +260,37 @@ impl DeviceState {
         &self.fences
     }
 
+    /// The streams.
+    pub fn streams(&self) -> &StreamManager {
+        &self.streams
+    }
+
+    /// The graphs.
+    pub fn graphs(&self) -> &GraphManager {
+        &self.graphs
+    }
+
+    /// The timestamps.
+    pub fn timestamps(&self) -> &TimestampManager {
+        &self.timestamps
+    }
+
+    /// The host timelines.
+    pub fn host_timelines(&self) -> &HostTimelineManager<Tables<MpsStream>> {
+        &self.host_timelines
+    }
+
+    /// The streams that exist, and their threads.
+    pub(crate) fn engine(&self) -> &Arc<Streams> {
+        &self.engine
+    }
+
     /// Reports the statistics of all pools.
     pub fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
+        report("stream", self.streams.stats());
+        report("graph", self.graphs.stats());
+        report("timestamp", self.timestamps.stats());
+        report("host timeline", self.host_timelines.stats());
         report("command queue", self.queues.stats());
         report("pipeline", self.kernels.stats());
         report("library", self.libraries.stats());
@@ -238,12 +303,25 @@ impl DeviceState {
 
     /// Refuses while a lease on a resource of this device is held. Buffers hold heaps, and
     /// pipelines hold libraries, so they are asked first.
+    ///
+    /// Idle streams lease queues, events and fences. So the call ends idle streams first.
     fn outstanding(&self) -> Result<()> {
-        let strong = self.kernels.in_use();
-        if strong != 0 {
-            let weak = self.kernels.stats().weak;
-            return Err(Error::LeasesOutstanding { resource: "pipeline", strong, weak });
+        self.engine.settle_streams();
+        // A stream's work continues after its holder dropped it.
+        let busy = self.streams.in_use().max(self.engine.busy_streams());
+        for (resource, strong, stats) in [
+            ("stream", busy, self.streams.stats()),
+            ("graph", self.graphs.stats().live, self.graphs.stats()),
+            ("timestamp", self.timestamps.in_use(), self.timestamps.stats()),
+            ("host timeline", self.host_timelines.stats().live, self.host_timelines.stats()),
+            ("pipeline", self.kernels.in_use(), self.kernels.stats()),
+        ] {
+            let weak = stats.weak;
+            if strong != 0 || weak != 0 {
+                return Err(Error::LeasesOutstanding { resource, strong, weak });
+            }
         }
+        self.streams.trim(0);
         self.libraries.outstanding_beyond(self.kernels.live() + Transfers::PIPELINES)?;
         self.memory.outstanding()?;
         // The allocators hold a heap and a buffer for each segment.
@@ -255,8 +333,41 @@ impl DeviceState {
     }
 }
 
+impl DeviceState {
+    /// Shuts the managers of execution down.
+    fn end(&self) -> Result<()> {
+        self.streams.shutdown()?;
+        self.graphs.shutdown()?;
+        self.timestamps.shutdown()?;
+        self.host_timelines.shutdown()
+    }
+}
+
+impl Retiring for DeviceState {
+    fn is_over(&self) -> bool {
+        Self::outstanding(self).is_ok()
+    }
+
+    fn outstanding(&self) -> Result<()> {
+        Self::outstanding(self)
+    }
+}
+
+impl Drop for DeviceState {
+    fn drop(&mut self) {
+        if let Err(error) = self.end() {
+            // This happens only if the backend was dropped without a shutdown and has no threads.
+            // The resources in use end with their last lease.
+            tracing::debug!(%error, "a device ended while something of it was held");
+        }
+        self.engine.close();
+        self.engine.join();
+    }
+}
+
 #[derive(Debug)]
 struct Devices {
+    retired: Arc<Retired<DeviceState>>,
     /// The devices; empty after a shutdown.
     opened: Arc<Mutex<Vec<Arc<OpenedDevice>>>>,
     config: MpsConfig,
@@ -276,11 +387,17 @@ impl Resource for Devices {
     fn recycle(&self, _: &mut DeviceState) -> Recycle {
         Recycle::Destroy
     }
+
+    fn destroy(&self, device: DeviceState) {
+        // The end of a device blocks.
+        self.retired.push(device);
+    }
 }
 
 struct Known {
     store: FixedSlotStore<Devices>,
     opened: Arc<Mutex<Vec<Arc<OpenedDevice>>>>,
+    retired: Arc<Retired<DeviceState>>,
 }
 
 /// Enumerates devices and owns their states. A device is not exclusive.
@@ -308,9 +425,11 @@ impl DeviceManager {
         let opened = OpenedDevice::all(&Arc::new(Shared::new(ops, config.clone())))?;
         let count = u32::try_from(opened.len()).unwrap_or(u32::MAX);
         let opened = Arc::new(Mutex::new(opened));
-        let store = FixedSlotStore::new(Devices { opened: opened.clone(), config }, count)?;
+        let retired = Retired::new("lh-mps-end", config.inline);
+        let devices = Devices { retired: retired.clone(), opened: opened.clone(), config };
+        let store = FixedSlotStore::new(devices, count)?;
         self.known
-            .set(Known { store, opened })
+            .set(Known { store, opened, retired })
             .map_err(|_| Error::state("the device manager is configured already"))
     }
 
@@ -340,7 +459,9 @@ impl DeviceManager {
     /// As [`ensure_alive`](Self::ensure_alive).
     pub fn open(&self, device: DeviceId) -> Result<Lease<DeviceState>> {
         let ordinal = ordinal_of(device)?;
-        self.known()?.store.get(Index::new(ordinal), &ordinal)
+        let known = self.known()?;
+        known.retired.reclaim();
+        known.store.get(Index::new(ordinal), &ordinal)
     }
 
     /// Ends the manager and all resources. Waits for no work. A second call is `Ok`, and so is one
@@ -352,9 +473,42 @@ impl DeviceManager {
     pub fn shutdown(&self) -> Result<()> {
         let Some(known) = self.known.get() else { return Ok(()) };
         Self::refuse_outstanding(known)?;
-        known.store.shutdown()?;
+        known.retired.settle()?;
+        known.retired.settling(|| known.store.shutdown())?;
         let opened = std::mem::take(&mut *known.opened.lock());
         drop(opened);
         Ok(())
+    }
+
+    /// The streams of devices whose streams have no holder. Their work is what dropped streams left
+    /// behind.
+    pub(crate) fn left_behind(&self) -> Vec<Arc<StreamCore>> {
+        let Some(known) = self.known.get() else { return Vec::new() };
+        let mut left = Vec::new();
+        let mut look = |device: &DeviceState| {
+            if device.streams.in_use() == 0 {
+                left.append(&mut device.engine.streams());
+            }
+        };
+        let open = (0..known.store.len()).filter_map(|i| known.store.existing(Index::new(i)));
+        open.for_each(|device| look(&device));
+        known.retired.each(look);
+        left
+    }
+}
+
+impl Drop for DeviceManager {
+    fn drop(&mut self) {
+        if let Some(known) = self.known.take() {
+            let Known { store, retired, .. } = known;
+            let ended = retired.settling(|| {
+                drop(store);
+                Ok(())
+            });
+            if let Err(error) = ended {
+                // The remaining devices end in the background, after their last holder.
+                tracing::debug!(%error, "the Metal devices are in use");
+            }
+        }
     }
 }

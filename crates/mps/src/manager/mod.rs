@@ -12,6 +12,9 @@
 //! - [`buffer`]. Owns: buffers, with or without a heap. Kind of pool: growable, recycled.
 //! - [`event`]. Owns: events and shared events. Kind of pool: growable, recycled.
 //! - [`fence`]. Owns: fences. Kind of pool: growable, recycled.
+//! - [`stream`]. Owns: streams, which share the queues. Kind of pool: growable, recycled.
+//! - [`graph`]. Owns: instantiated plans. Kind of pool: growable.
+//! - [`timestamp`]. Owns: timestamps, in slots of sample buffers. Kind of pool: growable, recycled.
 //!
 //! A resource holds its device open, and a buffer holds its heap. So the order of drops is never
 //! wrong, although each manager only knows the manager below it.
@@ -30,9 +33,12 @@ pub mod device;
 pub mod event;
 pub mod execution;
 pub mod fence;
+pub mod graph;
 pub mod heap;
 pub mod kernel;
 pub mod library;
+pub mod stream;
+pub mod timestamp;
 
 /// The methods that all managers of a pool have alike.
 macro_rules! pool_methods {

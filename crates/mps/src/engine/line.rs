@@ -1,0 +1,379 @@
+//! The committed command buffers of a stream, in their order.
+//!
+//! # Protocol
+//! - sequence number. Meaning: the value of the line's shared event that a command buffer signals.
+//!   Written: at the commit.
+//! - `completed`. Meaning: command buffers up to this number, and their waits, are over. Written:
+//!   by observers.
+//! - `reached`. Meaning: the stream's submissions up to this value are over. Written: by observers.
+//!
+//! The outcome of a command buffer is set once, by the driver's completion handler or by a thread
+//! that finds the command buffer over. After an error the driver skips the signal, so whoever sets
+//! the outcome makes up for it. An event's value may only rise. Only the last command buffer of the
+//! line makes up, because a later one signals a larger value.
+//!
+//! The handler takes no lock of a stream, submits nothing and drops no lease. Threads that observe
+//! the line drop what a command buffer kept.
+//!
+//! A command buffer that waited for another line is over for its observers once the other line's
+//! outcome is known. So a failure of the other line is noticed before a value behind it is
+//! published.
+//!
+//! This module must not know operations.
+
+use super::room::Permit;
+use crate::driver::ops::{
+    AnyEvent, Completion, MpsSlowOps, NativeCommandBuffer, NativeSharedEvent, code,
+};
+use crate::manager::event::EventState;
+use crate::manager::opened::Owned;
+use leasehold_core::sync::atomic::{AtomicU64, Ordering};
+use leasehold_core::sync::{Arc, Mutex, OnceLock, thread};
+use leasehold_core::{Error, Lease, Result};
+use leasehold_hal::Pipeline;
+use std::collections::VecDeque;
+use std::fmt;
+
+/// The shared event of a line.
+struct Signal {
+    ops: Arc<dyn MpsSlowOps>,
+    event: NativeSharedEvent,
+    /// The last committed sequence number. The lock orders commits and made-up signals.
+    last: Mutex<u64>,
+}
+
+impl Signal {
+    /// Signals on behalf of a command buffer that failed, unless a later one does.
+    fn make_up(&self, seq: u64) {
+        let last = self.last.lock();
+        if *last != seq {
+            return;
+        }
+        // SAFETY: the line keeps the event until the outcome of each command buffer is set, which
+        // happens after this. The work that waits for the value may run, because its stream notices
+        // this failure before it publishes a value.
+        let made = unsafe {
+            match self.ops.signaled_value(self.event) {
+                Ok(value) if value >= seq => Ok(()),
+                _ => self.ops.set_signaled_value(self.event, seq),
+            }
+        };
+        if let Err(error) = made {
+            tracing::error!(%error, "a skipped signal could not be made up for");
+        }
+    }
+}
+
+/// The outcome of a command buffer.
+struct Outcome {
+    seq: u64,
+    signal: Arc<Signal>,
+    error: OnceLock<Option<(i32, String)>>,
+    permit: Mutex<Option<Permit>>,
+}
+
+impl Outcome {
+    /// Sets the outcome. Only the first call has an effect. The driver's handler calls this
+    /// function.
+    fn settle(&self, completion: &Completion) {
+        let mut permit = self.permit.lock();
+        if permit.is_none() {
+            return;
+        }
+        if completion.error.is_some() {
+            self.signal.make_up(self.seq);
+        }
+        *permit = None;
+        let _ = self.error.set(completion.error.clone());
+    }
+}
+
+/// A committed command buffer.
+pub(crate) struct Flight {
+    command: Owned<NativeCommandBuffer>,
+    outcome: Arc<Outcome>,
+}
+
+impl Flight {
+    /// Whether the outcome is known. No driver call.
+    pub(crate) fn is_over(&self) -> bool {
+        self.outcome.error.get().is_some()
+    }
+
+    /// Asks the driver for the outcome.
+    fn poll(&self) -> Result<bool> {
+        if self.is_over() {
+            return Ok(true);
+        }
+        let (ops, native) = (&self.outcome.signal.ops, self.command.native);
+        // SAFETY: this value keeps the command buffer live.
+        unsafe {
+            if !ops.status(native)?.is_over() {
+                return Ok(false);
+            }
+            self.outcome.settle(&ops.completion(native)?);
+        }
+        Ok(true)
+    }
+
+    /// Blocks until the outcome is known.
+    ///
+    /// # Errors
+    /// A driver error.
+    pub(crate) fn wait(&self) -> Result<()> {
+        if !self.is_over() {
+            // SAFETY: this value keeps the command buffer live. A line adds the value after the
+            // commit. No handler calls this function.
+            unsafe { self.outcome.signal.ops.wait_completed(self.command.native)? };
+            self.poll()?;
+        }
+        Ok(())
+    }
+}
+
+/// The objects that a command buffer needs until it is over. The driver retains none of them.
+#[derive(Default)]
+pub(crate) struct Kept {
+    pub(crate) pipelines: Vec<Lease<Pipeline>>,
+    /// The lines that the command buffer waits for, with their sequence numbers.
+    pub(crate) waits: Vec<Mark>,
+}
+
+/// A position on a line: its event and a value of it.
+#[derive(Clone)]
+pub struct Mark {
+    pub(crate) line: Arc<Line>,
+    pub(crate) seq: u64,
+}
+
+/// A command buffer in the order of a line.
+struct Pending {
+    flight: Arc<Flight>,
+    /// The first value of a submission with work in the command buffer.
+    first: u64,
+    kept: Kept,
+}
+
+struct State {
+    pending: VecDeque<Pending>,
+    /// Values of the stream, by the sequence numbers that they need.
+    values: VecDeque<(u64, u64)>,
+    /// The first value that failed, and the cause.
+    failure: Option<(u64, Error)>,
+}
+
+/// The committed command buffers of a stream.
+pub(crate) struct Line {
+    signal: Arc<Signal>,
+    event: Lease<EventState>,
+    completed: AtomicU64,
+    reached: AtomicU64,
+    state: Mutex<State>,
+}
+
+impl Line {
+    /// A line over a shared event, which no command buffer will signal any more, of a stream whose
+    /// values up to `start` are over.
+    ///
+    /// # Errors
+    /// `InvalidState` for an event of another kind.
+    pub(crate) fn new(
+        ops: &Arc<dyn MpsSlowOps>,
+        event: Lease<EventState>,
+        start: u64,
+    ) -> Result<Arc<Self>> {
+        let AnyEvent::Shared(native) = event.native() else {
+            return Err(Error::state("a line needs a shared event"));
+        };
+        let last = event.issued();
+        let signal = Signal { ops: ops.clone(), event: native, last: Mutex::new(last) };
+        Ok(Arc::new(Self {
+            signal: Arc::new(signal),
+            event,
+            completed: AtomicU64::new(last),
+            reached: AtomicU64::new(start),
+            state: Mutex::new(State {
+                pending: VecDeque::new(),
+                values: VecDeque::new(),
+                failure: None,
+            }),
+        }))
+    }
+
+    /// The event, which the line keeps live.
+    pub(crate) fn event(&self) -> NativeSharedEvent {
+        self.signal.event
+    }
+
+    /// The last committed sequence number.
+    pub(crate) fn last(&self) -> u64 {
+        *self.signal.last.lock()
+    }
+
+    /// Whether all committed command buffers are over, as far as the line was observed.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.state.lock().pending.is_empty()
+    }
+
+    /// The stream's submissions up to this value are over, as far as the line was observed.
+    pub(crate) fn reached(&self) -> u64 {
+        self.reached.load(Ordering::Acquire)
+    }
+
+    /// The first value that failed, and the cause.
+    pub(crate) fn failure(&self) -> Option<(u64, Error)> {
+        self.state.lock().failure.clone()
+    }
+
+    /// Commits a command buffer without an open encoder, whose first work belongs to the submission
+    /// `first`. One thread at a time calls this function. Returns the committed command buffer.
+    ///
+    /// # Safety
+    /// - The command buffer is live and not committed. The memory that its work touches may be used
+    ///   until the line has seen its end. `kept` has all other objects that it uses.
+    pub(crate) unsafe fn commit(
+        &self,
+        command: Owned<NativeCommandBuffer>,
+        permit: Permit,
+        first: u64,
+        kept: Kept,
+    ) -> Arc<Flight> {
+        let seq = self.event.next_value();
+        *self.signal.last.lock() = seq;
+        let outcome = Arc::new(Outcome {
+            seq,
+            signal: self.signal.clone(),
+            error: OnceLock::new(),
+            permit: Mutex::new(Some(permit)),
+        });
+        let flight = Arc::new(Flight { command, outcome: outcome.clone() });
+        let native = flight.command.native;
+        let (ops, handled) = (&self.signal.ops, outcome.clone());
+        // SAFETY: the command buffer is live, has no open encoder and is not committed (the
+        // caller's promise). The line keeps the event until the outcome is known.
+        let committed = unsafe {
+            ops.encode_signal(native, self.signal.event.into(), seq)
+                .and_then(|()| ops.on_completed(native, Box::new(move |c| handled.settle(c))))
+                .and_then(|()| ops.commit(native))
+        };
+        if let Err(error) = committed {
+            // The command buffer does not run.
+            let error = Some((code::INTERNAL, error.to_string()));
+            outcome.settle(&Completion { error, ..Completion::default() });
+        }
+        self.state.lock().pending.push_back(Pending { flight: flight.clone(), first, kept });
+        flight
+    }
+
+    /// Notes that the stream's submissions up to `value` are over once the command buffers up to
+    /// `seq` are.
+    pub(crate) fn note(&self, seq: u64, value: u64) {
+        let mut state = self.state.lock();
+        match state.values.back_mut() {
+            Some(back) if back.0 == seq => back.1 = back.1.max(value),
+            Some(back) if back.1 >= value => {}
+            _ => state.values.push_back((seq, value)),
+        }
+        self.publish(&mut state);
+    }
+
+    fn publish(&self, state: &mut State) {
+        let completed = self.completed.load(Ordering::Acquire);
+        while let Some(&(seq, value)) = state.values.front()
+            && seq <= completed
+        {
+            state.values.pop_front();
+            self.reached.fetch_max(value, Ordering::AcqRel);
+        }
+    }
+
+    /// Asks the driver which command buffers are over. The caller holds no lock of a line.
+    ///
+    /// # Errors
+    /// A driver error.
+    pub(crate) fn observe(&self) -> Result<()> {
+        let mut over = Vec::new();
+        loop {
+            let Some((flight, wait)) = self.front() else { break };
+            if !flight.poll()? {
+                break;
+            }
+            if let Some(wait) = wait {
+                wait.line.observe()?;
+                if wait.line.completed.load(Ordering::Acquire) < wait.seq {
+                    break;
+                }
+                continue;
+            }
+            over.extend(self.pop(&flight));
+        }
+        drop(over);
+        Ok(())
+    }
+
+    /// The first command buffer, and an open wait of it.
+    fn front(&self) -> Option<(Arc<Flight>, Option<Mark>)> {
+        let state = self.state.lock();
+        let front = state.pending.front()?;
+        let is_open = |w: &&Mark| w.line.completed.load(Ordering::Acquire) < w.seq;
+        Some((front.flight.clone(), front.kept.waits.iter().find(is_open).cloned()))
+    }
+
+    /// Removes the first command buffer, if it is `flight`, which is over.
+    fn pop(&self, flight: &Arc<Flight>) -> Option<Pending> {
+        let mut state = self.state.lock();
+        if !state.pending.front().is_some_and(|p| Arc::ptr_eq(&p.flight, flight)) {
+            return None;
+        }
+        let pending = state.pending.pop_front()?;
+        if let Some(Some((number, text))) = flight.outcome.error.get()
+            && state.failure.is_none()
+        {
+            state.failure = Some((pending.first, error_of(*number, text)));
+        }
+        self.completed.store(flight.outcome.seq, Ordering::Release);
+        self.publish(&mut state);
+        Some(pending)
+    }
+
+    /// Blocks until all committed command buffers are over.
+    ///
+    /// # Errors
+    /// A driver error. The work may still run.
+    pub(crate) fn wait(&self) -> Result<()> {
+        loop {
+            self.observe()?;
+            let Some((flight, wait)) = self.front() else { return Ok(()) };
+            match wait {
+                Some(wait) if flight.is_over() => {
+                    let other = wait.line.front();
+                    other.map_or(Ok(()), |(flight, _)| flight.wait())?;
+                    thread::yield_now();
+                }
+                _ => flight.wait()?,
+            }
+        }
+    }
+}
+
+/// The error of a command buffer.
+fn error_of(number: i32, text: &str) -> Error {
+    if number == code::DEVICE_REMOVED {
+        return Error::DeviceLost { cause: text.into() };
+    }
+    let name = format!("{}: {text}", code::name(number)).into_boxed_str();
+    Error::Driver { api: "MTLCommandBuffer", code: number, name }
+}
+
+impl fmt::Debug for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let completed = self.completed.load(Ordering::Relaxed);
+        write!(f, "Line({completed} of {})", self.last())
+    }
+}
+
+impl fmt::Debug for Mark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mark({} of {:?})", self.seq, self.line)
+    }
+}

@@ -1,0 +1,91 @@
+//! The bound of uncompleted command buffers of a queue.
+//!
+//! A command buffer takes a [`Permit`] when it is made. The permit ends with the command buffer's
+//! completion. The driver's own bound is the same number, so the driver never blocks in
+//! `commandBuffer`.
+//!
+//! A stream that takes the last permit commits at the end of the submission. So the command buffers
+//! that stay open between submissions never use all permits, and a waiting thread always waits for
+//! committed work.
+//!
+//! This module must not know streams.
+
+use super::line::Flight;
+use leasehold_core::Result;
+use leasehold_core::sync::atomic::{AtomicU32, Ordering};
+use leasehold_core::sync::{Arc, Mutex, thread};
+use std::collections::VecDeque;
+use std::fmt;
+
+/// The permits of a queue.
+pub(crate) struct Room {
+    most: u32,
+    used: AtomicU32,
+    /// The committed command buffers of all streams, in the order of their commits.
+    flights: Mutex<VecDeque<Arc<Flight>>>,
+}
+
+/// The permit for one command buffer. The drop gives it back.
+pub(crate) struct Permit(Arc<Room>);
+
+impl Room {
+    /// Room for `most` uncompleted command buffers.
+    pub(crate) fn new(most: u32) -> Arc<Self> {
+        Arc::new(Self { most, used: AtomicU32::new(0), flights: Mutex::new(VecDeque::new()) })
+    }
+
+    /// Takes a permit, if one is free.
+    pub(crate) fn take(self: &Arc<Self>) -> Option<Permit> {
+        let next = |used: u32| (used < self.most).then_some(used + 1);
+        let taken = self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
+        taken.is_ok().then(|| Permit(self.clone()))
+    }
+
+    /// Whether no permit is free.
+    pub(crate) fn is_full(&self) -> bool {
+        self.used.load(Ordering::Acquire) >= self.most
+    }
+
+    /// Adds a committed command buffer.
+    pub(crate) fn add(&self, flight: Arc<Flight>) {
+        let mut flights = self.flights.lock();
+        while flights.front().is_some_and(|f| f.is_over()) {
+            flights.pop_front();
+        }
+        flights.push_back(flight);
+    }
+
+    /// Waits until a permit is free. Another thread may take it first.
+    ///
+    /// # Errors
+    /// A driver error.
+    pub(crate) fn wait(&self) -> Result<()> {
+        while self.is_full() {
+            let oldest = {
+                let mut flights = self.flights.lock();
+                while flights.front().is_some_and(|f| f.is_over()) {
+                    flights.pop_front();
+                }
+                flights.front().cloned()
+            };
+            match oldest {
+                Some(flight) => flight.wait()?,
+                // The permits are those of submissions that are being encoded.
+                None => thread::yield_now(),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.0.used.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl fmt::Debug for Room {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Room({} of {})", self.used.load(Ordering::Relaxed), self.most)
+    }
+}

@@ -1,0 +1,647 @@
+//! Streams over command queues, as the engine uses them.
+//!
+//! # Order
+//! The queue orders no accesses to untracked memory. A stream has one fence: each compute pass
+//! waits for the fence at its start and updates it at its end. Dispatches of one pass run one after
+//! the other. So the work of a stream runs in order, with one fence for any number of passes. Work
+//! of other streams is ordered by shared events. Copies and fills are dispatches of the backend's
+//! own kernels, so they go into the open pass.
+//!
+//! # Command buffers
+//! A command buffer and its pass stay open across submissions. The stream commits them after a
+//! number of dispatches or of bytes, for each observer (a signal, a query, a mark, a host
+//! function), and if the queue's room is used up. Each command buffer signals the stream's event as
+//! its last command. So a signal or a mark needs no command buffer of its own.
+//!
+//! This module must not know what holds work back.
+
+use super::core::Core;
+use super::host::{self, HostAction};
+use super::line::{Kept, Line, Mark};
+use super::program::Program;
+use super::room::{Permit, Room};
+use crate::driver::ops::{
+    CommandBufferDesc, ComputeDesc, Dispatch as Launch, MpsSlowOps, NativeBuffer,
+    NativeCommandBuffer, NativeComputeEncoder, NativePipeline, NativeSampleBuffer,
+};
+use crate::manager::command_queue::CommandQueueState;
+use crate::manager::event::EventKind;
+use crate::manager::fence::FenceState;
+use crate::manager::opened::Owned;
+use crate::transfer::Transfer;
+use leasehold_alloc::Buffer;
+use leasehold_core::sync::{Arc, Mutex, MutexGuard};
+use leasehold_core::{Error, Lease, Result, Timeline, UniqueLease};
+use leasehold_engine::driver::{DriverDevice, DriverStream, Sink};
+use leasehold_engine::payload::graph_of;
+use leasehold_engine::staging::HostAddress;
+use leasehold_hal::{Copy2d, Dispatch, ForeignCall, GraphExec, Limits, Op, Pipeline};
+use std::fmt;
+
+/// The unit of threadgroup memory.
+const SHARED_UNIT: u32 = 16;
+/// The last pipelines of a command buffer that are searched before one is kept again.
+const RECENT: usize = 8;
+
+/// The execution state of a stream.
+pub type StreamCore = leasehold_engine::StreamCore<MpsStream>;
+
+/// A stream of a command queue.
+pub struct MpsStream {
+    core: Arc<Core>,
+    queue: Lease<CommandQueueState>,
+    room: Arc<Room>,
+    fence: Lease<FenceState>,
+    line: Arc<Line>,
+    encoding: Mutex<Encoding>,
+    abandoned: bool,
+}
+
+/// The command buffer that a stream encodes.
+#[derive(Default)]
+pub struct Encoding {
+    /// The permit for the next command buffer of a submission.
+    permit: Option<Permit>,
+    open: Option<Open>,
+    /// A library encoded the last command buffer, with passes that know no fence.
+    after_library: bool,
+}
+
+/// An open command buffer.
+struct Open {
+    /// Declared first: a pass ends before its command buffer is given back.
+    pass: Option<Pass>,
+    command: Owned<NativeCommandBuffer>,
+    permit: Permit,
+    /// Whether the command buffer has a command.
+    used: bool,
+    /// The first and the last submission with work in the command buffer.
+    values: Option<(u64, u64)>,
+    dispatches: u32,
+    bytes: u64,
+    kept: Kept,
+}
+
+/// An open compute pass. The drop ends it.
+struct Pass {
+    encoder: Owned<NativeComputeEncoder>,
+    /// The pipeline and the bytes of threadgroup memory that are set.
+    pipeline: Option<NativePipeline>,
+    shared: u32,
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        // SAFETY: this value keeps the encoder live, and only this drop ends it.
+        let ended = unsafe { self.encoder.device.ops.end_encoding(self.encoder.native.into()) };
+        if let Err(error) = ended {
+            tracing::error!(%error, "a compute pass could not be ended");
+        }
+    }
+}
+
+impl Open {
+    /// Notes work of a submission.
+    fn note(&mut self, value: u64, dispatches: u32, bytes: u64) {
+        self.used = true;
+        let first = self.values.map_or(value, |(first, _)| first);
+        self.values = Some((first, value));
+        self.dispatches = self.dispatches.saturating_add(dispatches);
+        self.bytes = self.bytes.saturating_add(bytes);
+    }
+
+    /// Keeps a pipeline until the command buffer is over.
+    fn keep(&mut self, pipeline: &Lease<Pipeline>) {
+        let kept = &mut self.kept.pipelines;
+        if !kept.iter().rev().take(RECENT).any(|k| k.native == pipeline.native) {
+            kept.push(pipeline.clone());
+        }
+    }
+}
+
+impl MpsStream {
+    fn ops(&self) -> &dyn MpsSlowOps {
+        &*self.core.device.ops
+    }
+
+    /// Takes note of an error of a driver call.
+    fn noted<T>(&self, result: Result<T>) -> Result<T> {
+        result.map_err(|error| self.core.note(error))
+    }
+
+    /// The open command buffer; a new one unless there is one.
+    fn open<'e>(&self, e: &'e mut Encoding) -> Result<&'e mut Open> {
+        if e.open.is_none() {
+            let permit = e.permit.take();
+            let permit =
+                permit.ok_or_else(|| Error::state("a command buffer without room in its queue"))?;
+            let desc =
+                CommandBufferDesc { retained: false, encoder_status: cfg!(debug_assertions) };
+            // SAFETY: the lease keeps the queue live.
+            let native = unsafe { self.ops().command_buffer(self.queue.native(), desc)? };
+            let command = Owned::new(&self.core.device, native);
+            if e.after_library {
+                let last = self.line.last();
+                // SAFETY: `command` is live and new. The line keeps its event until the command
+                // buffer is over.
+                unsafe { self.ops().encode_wait(native, self.line.event().into(), last)? };
+                e.after_library = false;
+            }
+            e.open = Some(Open {
+                pass: None,
+                command,
+                permit,
+                used: false,
+                values: None,
+                dispatches: 0,
+                bytes: 0,
+                kept: Kept::default(),
+            });
+        }
+        e.open.as_mut().ok_or_else(|| Error::state("no command buffer is open"))
+    }
+
+    /// Begins a pass behind all earlier ones of the stream.
+    fn begin_pass(
+        &self,
+        command: NativeCommandBuffer,
+        samples: Option<(NativeSampleBuffer, u32, u32)>,
+    ) -> Result<Pass> {
+        let desc = ComputeDesc { concurrent: false, samples };
+        // SAFETY: the caller's command buffer is open and has no pass. The device keeps the sample
+        // buffer.
+        let native = unsafe { self.ops().compute_encoder(command, &desc)? };
+        let encoder = Owned::new(&self.core.device, native);
+        let pass = Pass { encoder, pipeline: None, shared: 0 };
+        // SAFETY: the pass is open. The stream keeps the fence until its command buffers are over.
+        unsafe { self.ops().wait_fence(native.into(), self.fence.native())? };
+        Ok(pass)
+    }
+
+    /// Ends a pass: later ones come after it.
+    fn end_pass(&self, pass: Option<Pass>) {
+        let Some(pass) = pass else { return };
+        let encoder = pass.encoder.native.into();
+        // SAFETY: the pass is open. The stream keeps the fence until its command buffers are over.
+        if let Err(error) = unsafe { self.ops().update_fence(encoder, self.fence.native()) } {
+            tracing::error!(%error, "a fence could not be updated");
+        }
+    }
+
+    /// The open pass, and its command buffer; new ones unless there are some.
+    fn pass<'e>(&self, e: &'e mut Encoding) -> Result<(&'e mut Open, NativeComputeEncoder)> {
+        let open = self.open(e)?;
+        let pass = match open.pass.take() {
+            Some(pass) => pass,
+            None => self.begin_pass(open.command.native, None)?,
+        };
+        let encoder = open.pass.insert(pass).encoder.native;
+        Ok((open, encoder))
+    }
+
+    /// Commits the open command buffer, if it has a command.
+    fn commit(&self, e: &mut Encoding) {
+        let Some(mut open) = e.open.take() else { return };
+        if !open.used {
+            return;
+        }
+        self.end_pass(open.pass.take());
+        let Open { command, permit, values, kept, .. } = open;
+        let first = values.map_or_else(|| self.line.reached() + 1, |(first, _)| first);
+        // SAFETY: the command buffer is live, has no pass and is not committed. The submitters
+        // vouch for the memory until their values are over. `kept` and this stream have all other
+        // objects.
+        let flight = unsafe { self.line.commit(command, permit, first, kept) };
+        self.room.add(flight);
+        if let Some((_, last)) = values {
+            // Only a part of the last submission may be in the command buffer.
+            self.line.note(self.line.last(), last - 1);
+        }
+    }
+
+    /// Learns which command buffers are over.
+    fn observe(&self) -> Result<()> {
+        self.noted(self.line.observe())?;
+        if let Some((_, lost @ Error::DeviceLost { .. })) = self.line.failure() {
+            self.core.note(lost);
+        }
+        Ok(())
+    }
+
+    /// Encodes an operation, with staging memory if it needs some. Returns whether there was
+    /// anything to encode.
+    ///
+    /// # Safety
+    /// - The memory that the operation names, and the staging memory, may be used until the
+    ///   submission `value` is over.
+    pub(super) unsafe fn give(
+        &self,
+        e: &mut Encoding,
+        op: &Op<'_>,
+        staging: Option<&Buffer>,
+        value: u64,
+    ) -> Result<bool> {
+        let staged = staging.map(|buffer| (buffer.addr(), buffer.native()));
+        let transfers = &self.core.transfers;
+        let (transfer, bytes) = match op {
+            // SAFETY: the caller vouches for the bindings' memory.
+            Op::Dispatch(d) => return unsafe { self.dispatch(e, d, value) },
+            Op::WriteTimestamp(timestamp) => {
+                timestamp.clear();
+                return self.timestamp(e, timestamp.native(), value).map(|()| true);
+            }
+            Op::Copy(c) => (transfers.copy(c)?, c.width.saturating_mul(c.rows)),
+            Op::Fill(f) => (transfers.fill(f)?, f.bytes),
+            Op::Upload(u) => {
+                let from = staged.unwrap_or((u.src as u64, 0));
+                (transfers.copy(&Copy2d::linear(from, (u.dst, u.native), u.bytes))?, u.bytes)
+            }
+            Op::Download(d) => {
+                let to = staged.unwrap_or((d.dst as u64, 0));
+                (transfers.copy(&Copy2d::linear((d.src, d.native), to, d.bytes))?, d.bytes)
+            }
+            Op::Graph(exec) => {
+                // SAFETY: graphs of a submission belong to this device (the submitter's promise).
+                let program = unsafe { graph_of::<Self>(exec) };
+                // SAFETY: the caller vouches for the graph's memory.
+                return unsafe { program.launch(self, e, 0, value) };
+            }
+            other => {
+                let text = format!("a {} is not given to the driver", other.kind());
+                return Err(Error::state(text));
+            }
+        };
+        let Some(transfer) = transfer else { return Ok(false) };
+        // SAFETY: the caller vouches for both sides of the transfer.
+        unsafe { self.transfer(e, &transfer, bytes, value) }.map(|()| true)
+    }
+
+    /// # Safety
+    /// - As [`give`](Self::give).
+    #[inline]
+    unsafe fn dispatch(&self, e: &mut Encoding, d: &Dispatch<'_>, value: u64) -> Result<bool> {
+        if d.grid.contains(&0) {
+            return Ok(false);
+        }
+        let mut places = [(NativeBuffer::default(), 0); Limits::BINDINGS as usize];
+        let mut bytes = 0_u64;
+        for (place, b) in places.iter_mut().zip(d.bindings).filter(|(_, b)| b.len != 0) {
+            *place = self.core.device.reach(b.native, b.addr, b.len)?;
+            bytes = bytes.saturating_add(b.len);
+        }
+        let (open, encoder) = self.pass(e)?;
+        open.keep(d.pipeline);
+        let Some(pass) = &mut open.pass else { return Err(Error::state("no pass is open")) };
+        let (ops, pipeline) = (self.ops(), NativePipeline(d.pipeline.native));
+        let shared = d.shared.next_multiple_of(SHARED_UNIT);
+        let launch = Launch { groups: d.grid, threads: d.block, bindings: d.bindings };
+        // SAFETY: the pass is open. The command buffer keeps the pipeline, which is of this device
+        // (the submitter's promise). The caller vouches for the bindings' memory, whose places lie
+        // in their buffers. Numbers and sizes were checked against the pipeline.
+        unsafe {
+            if pass.pipeline != Some(pipeline) {
+                ops.set_pipeline(encoder, pipeline)?;
+                pass.pipeline = Some(pipeline);
+            }
+            for (i, (b, &(buffer, offset))) in (0_u32..).zip(d.bindings.iter().zip(&places)) {
+                if b.len != 0 {
+                    ops.set_buffer(encoder, buffer, offset, i)?;
+                }
+            }
+            if !d.params.is_empty() {
+                ops.set_bytes(encoder, d.params, d.bindings.len() as u32)?;
+            }
+            if pass.shared != shared {
+                ops.set_threadgroup_memory(encoder, shared, 0)?;
+                pass.shared = shared;
+            }
+            ops.dispatch(encoder, &launch)?;
+        }
+        open.note(value, 1, bytes);
+        Ok(true)
+    }
+
+    /// # Safety
+    /// - As [`give`](Self::give).
+    unsafe fn transfer(
+        &self,
+        e: &mut Encoding,
+        transfer: &Transfer,
+        bytes: u64,
+        value: u64,
+    ) -> Result<()> {
+        let (open, encoder) = self.pass(e)?;
+        if let Some(pass) = &mut open.pass {
+            // The transfer sets pipelines of its own.
+            pass.pipeline = None;
+        }
+        open.note(value, 1, bytes);
+        // SAFETY: the pass is open and serial. The caller vouches for the memory.
+        unsafe { transfer.encode(self.ops(), encoder) }
+    }
+
+    /// Encodes a pass of its own that samples the time at its end.
+    fn timestamp(&self, e: &mut Encoding, slot: u64, value: u64) -> Result<()> {
+        let samples = self.core.samples.of(slot)?;
+        let open = self.open(e)?;
+        self.end_pass(open.pass.take());
+        let pass = self.begin_pass(open.command.native, Some(samples))?;
+        self.end_pass(Some(pass));
+        open.note(value, 1, 0);
+        Ok(())
+    }
+}
+
+/// Whether an upload or download needs staging memory.
+pub(super) fn needs_staging(core: &Core, op: &Op<'_>) -> bool {
+    let reaches =
+        |addr: u64, bytes: u64| bytes == 0 || core.device.shared.spans.of(0, addr, bytes).is_some();
+    match op {
+        Op::Upload(u) => !reaches(u.src as u64, u.bytes),
+        Op::Download(d) => !reaches(d.dst as u64, d.bytes),
+        _ => false,
+    }
+}
+
+// SAFETY: a fence orders the passes of a stream, and dispatches of a pass are serial. A value is
+// noted for the last command buffer with work up to it, and reached once that one is over. A mark
+// is a value that this command buffer signals, or that is made up for after its error.
+unsafe impl DriverStream for MpsStream {
+    type Device = Core;
+    type Mark = Mark;
+    type Preparation = UniqueLease<Buffer>;
+    type Action = HostAction;
+    type Graph = Program;
+    type Entry<'a> = MutexGuard<'a, Encoding>;
+
+    fn create(core: &Arc<Core>, _: i32, start: u64) -> Result<Self> {
+        let (queue, room) = core.queue()?;
+        let event = core.sources.events.acquire(EventKind::Shared)?;
+        Ok(Self {
+            line: Line::new(&core.device.ops, event, start)?,
+            fence: core.sources.fences.acquire()?,
+            core: core.clone(),
+            queue,
+            room,
+            encoding: Mutex::default(),
+            abandoned: false,
+        })
+    }
+
+    /// The queue, which other streams share.
+    fn handle(&self) -> u64 {
+        self.queue.native().0
+    }
+
+    #[inline]
+    fn check(&self, op: &Op<'_>, timeline: &Timeline) -> Result<()> {
+        op.check(timeline, self.core.device.properties.max_threadgroup_memory)
+    }
+
+    #[inline]
+    fn is_plain(&self, op: &Op<'_>) -> bool {
+        match op {
+            Op::Dispatch(_) | Op::Copy(_) | Op::Fill(_) | Op::WriteTimestamp(_) => true,
+            Op::Upload(_) | Op::Download(_) => !needs_staging(&self.core, op),
+            _ => false,
+        }
+    }
+
+    fn prepare(&self, op: &Op<'_>) -> Result<Option<UniqueLease<Buffer>>> {
+        match op {
+            Op::Upload(u) => {
+                let staging = self.core.staging.take(u.bytes)?;
+                // SAFETY: the submitter vouches for the source until its value is over. No work
+                // uses the new memory.
+                unsafe { host::stage(u.src, &staging, u.bytes) };
+                Ok(Some(staging))
+            }
+            Op::Download(d) => self.core.staging.take(d.bytes).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    fn reserve(&self) -> bool {
+        let mut e = self.encoding.lock();
+        if e.open.is_none() && e.permit.is_none() {
+            e.permit = self.room.take();
+        }
+        e.open.is_some() || e.permit.is_some()
+    }
+
+    fn wait_room(&self) -> Result<()> {
+        self.noted(self.room.wait())
+    }
+
+    #[inline]
+    fn enter(&self) -> Result<MutexGuard<'_, Encoding>> {
+        match self.core.loss() {
+            Some(loss) => Err(loss),
+            None => Ok(self.encoding.lock()),
+        }
+    }
+
+    #[inline]
+    unsafe fn encode(
+        &self,
+        entry: &mut MutexGuard<'_, Encoding>,
+        op: &Op<'_>,
+        staging: Option<UniqueLease<Buffer>>,
+        sink: &mut Sink<'_, Self>,
+    ) -> Result<()> {
+        // SAFETY: the caller vouches for the operation. The action below keeps the staging memory.
+        let given = unsafe { self.give(entry, op, staging.as_deref(), sink.value()) };
+        if !self.noted(given)? {
+            return Ok(());
+        }
+        sink.took(Ok(()))?;
+        match (op, staging) {
+            (Op::Upload(u), staging) => {
+                if let Some(staging) = staging {
+                    sink.leave(HostAction::Uploaded(staging));
+                }
+                if let Some(keep) = u.keep {
+                    sink.keep(keep.clone());
+                }
+            }
+            (Op::Download(d), Some(staging)) => {
+                let (dst, keep) = (HostAddress(d.dst), d.keep.cloned());
+                sink.leave(HostAction::Land { staging, dst, bytes: d.bytes, keep });
+            }
+            (Op::Download(d), None) => {
+                if let Some(keep) = d.keep {
+                    sink.keep(keep.clone());
+                }
+            }
+            (Op::WriteTimestamp(timestamp), _) => {
+                sink.leave(HostAction::Timestamp((*timestamp).clone()));
+            }
+            (Op::Graph(exec), _) => {
+                sink.leave(HostAction::Graph { exec: (*exec).clone(), segment: 0 });
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn encode_wait(&self, entry: &mut MutexGuard<'_, Encoding>, mark: &Mark) -> Result<()> {
+        let open = self.noted(self.open(entry))?;
+        self.end_pass(open.pass.take());
+        open.kept.waits.push(mark.clone());
+        let (command, event) = (open.command.native, mark.line.event().into());
+        // SAFETY: the command buffer is open and has no pass. `kept` has the event's line.
+        unsafe { self.ops().encode_wait(command, event, mark.seq)? };
+        open.used = true;
+        Ok(())
+    }
+
+    unsafe fn launch(
+        &self,
+        entry: &mut MutexGuard<'_, Encoding>,
+        exec: &Lease<dyn GraphExec>,
+        segment: u32,
+        sink: &mut Sink<'_, Self>,
+    ) -> Result<()> {
+        // SAFETY: graphs of a submission belong to this device (the submitter's promise).
+        let program = unsafe { graph_of::<Self>(exec) };
+        // SAFETY: the graph's memory may be used (the contract of this function). The action below
+        // keeps the graph.
+        let given = unsafe { program.launch(self, entry, segment, sink.value()) };
+        sink.took(self.noted(given).map(drop))?;
+        sink.leave(HostAction::Graph { exec: exec.clone(), segment });
+        Ok(())
+    }
+
+    fn leave(&self, mut e: MutexGuard<'_, Encoding>) -> Result<()> {
+        e.permit = None;
+        let Some(open) = &e.open else { return Ok(()) };
+        let config = self.core.config();
+        if !open.used {
+            e.open = None;
+        } else if open.dispatches >= config.dispatches_per_buffer
+            || open.bytes >= config.bytes_per_buffer
+            || self.room.is_full()
+        {
+            self.commit(&mut e);
+        }
+        Ok(())
+    }
+
+    /// The library gets a command buffer of its own, because its passes know no fence. Events order
+    /// the command buffer behind the earlier work, and the later work behind it.
+    fn run_foreign(&self, call: &ForeignCall, value: u64) -> Result<()> {
+        let mut open = loop {
+            let mut e = self.encoding.lock();
+            self.commit(&mut e);
+            e.permit = self.room.take();
+            if e.permit.is_some() {
+                e.after_library = true;
+                self.noted(self.open(&mut e).map(drop))?;
+                if let Some(open) = e.open.take() {
+                    break open;
+                }
+            }
+            drop(e);
+            self.wait_room()?;
+        };
+        call.run(open.command.native.0)?;
+        open.note(value, 1, 0);
+        let mut e = self.encoding.lock();
+        e.open = Some(open);
+        self.commit(&mut e);
+        e.after_library = true;
+        Ok(())
+    }
+
+    unsafe fn graph(exec: &Lease<dyn GraphExec>) -> &Program {
+        // SAFETY: the exec is of this backend (the contract of this function).
+        unsafe { graph_of::<Self>(exec) }
+    }
+
+    fn signal(&self, value: u64) -> Result<()> {
+        let mut e = self.encoding.lock();
+        self.commit(&mut e);
+        self.line.note(self.line.last(), value);
+        Ok(())
+    }
+
+    fn reached(&self) -> u64 {
+        if let Err(error) = self.observe() {
+            tracing::debug!(%error, "{self:?} could not be observed");
+        }
+        self.line.reached()
+    }
+
+    fn failure(&self) -> Option<(u64, Error)> {
+        self.line.failure()
+    }
+
+    fn query(&self) -> Result<bool> {
+        self.commit(&mut self.encoding.lock());
+        self.observe()?;
+        Ok(self.line.is_idle())
+    }
+
+    fn mark(&self) -> Result<Mark> {
+        Ok(Mark { line: self.line.clone(), seq: self.line.last() })
+    }
+
+    fn record(&self, mark: &mut Mark, _: u64) -> Result<()> {
+        self.commit(&mut self.encoding.lock());
+        mark.seq = self.line.last();
+        Ok(())
+    }
+
+    fn host_function(&self, call: Box<dyn FnOnce() + Send>) -> Result<()> {
+        self.commit(&mut self.encoding.lock());
+        let (event, last) = (self.line.event(), self.line.last());
+        // SAFETY: the line keeps the event live.
+        self.noted(unsafe { self.ops().on_signaled(event, last, Box::new(move |_| call())) })
+    }
+
+    /// The event says nothing about an error of an earlier command buffer.
+    fn is_done_at_call(&self) -> Result<bool> {
+        self.query()
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.commit(&mut self.encoding.lock());
+        self.noted(self.line.wait())?;
+        self.observe()
+    }
+
+    fn abandon(&mut self) {
+        self.abandoned = true;
+        std::mem::forget((self.line.clone(), self.fence.clone(), self.queue.clone()));
+    }
+
+    fn carry_out(core: &Core, action: HostAction, sound: bool) {
+        action.carry_out(core, sound);
+    }
+}
+
+impl Drop for MpsStream {
+    fn drop(&mut self) {
+        // A command buffer that was not committed never runs.
+        *self.encoding.get_mut() = Encoding::default();
+        if !self.abandoned
+            && !self.line.is_idle()
+            && let Err(error) = self.line.wait()
+        {
+            tracing::error!(%error, "{self:?} may still run work as it ends");
+            self.abandon();
+        }
+    }
+}
+
+impl fmt::Debug for MpsStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MpsStream({:?} on queue {})", self.line, self.queue.index())
+    }
+}
+
+impl fmt::Debug for Encoding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Encoding(open: {})", self.open.is_some())
+    }
+}

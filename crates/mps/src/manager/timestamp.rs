@@ -1,0 +1,86 @@
+//! Timestamps of the device, by counter samples.
+//!
+//! This module must not know when timestamps are written.
+
+use crate::engine::core::Streams;
+use leasehold_core::sync::Arc;
+use leasehold_core::{
+    Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource, Result, tags,
+};
+use leasehold_hal::TimestampQuery;
+use std::time::Duration;
+
+struct Timestamps(Arc<Streams>);
+
+impl Resource for Timestamps {
+    type Payload = TimestampQuery;
+    type Request<'a> = ();
+    const NAME: &'static str = "timestamp";
+
+    fn create(&self, _: Handle<tags::TimestampQuery>, (): &()) -> Result<TimestampQuery> {
+        self.0.samples.take().map(TimestampQuery::new)
+    }
+
+    fn recycle(&self, timestamp: &mut TimestampQuery) -> Recycle {
+        timestamp.clear();
+        Recycle::Keep
+    }
+
+    fn destroy(&self, timestamp: TimestampQuery) {
+        self.0.samples.give_back(timestamp.native());
+    }
+}
+
+/// Owns the timestamps of a device.
+#[doc(alias = "MpsTimestampManager")]
+#[derive(Debug)]
+pub struct TimestampManager {
+    manager: PoolManager<Timestamps>,
+}
+
+impl TimestampManager {
+    pub(crate) fn new(streams: &Arc<Streams>) -> Result<Self> {
+        let manager = PoolManager::new();
+        manager.configure(Timestamps(streams.clone()), PoolConfig::default())?;
+        Ok(Self { manager })
+    }
+
+    /// Acquires a timestamp that was not written. If no timestamp is idle, the call may block on
+    /// the driver.
+    ///
+    /// # Errors
+    /// `Unsupported` on a device that samples no timestamps at the boundaries of a pass; a driver
+    /// error.
+    pub fn acquire(&self) -> Result<Lease<TimestampQuery>> {
+        self.manager.acquire(&())
+    }
+
+    /// The time between two timestamps. The time is zero if `end` was written before `start`.
+    ///
+    /// # Errors
+    /// `InvalidState` for a timestamp that was not written yet, or whose sample failed.
+    pub fn elapsed(&self, start: &TimestampQuery, end: &TimestampQuery) -> Result<Duration> {
+        match (start.get(), end.get()) {
+            (Some(start), Some(end)) => Ok(Duration::from_nanos(end.saturating_sub(start))),
+            _ => Err(Error::state("a timestamp that was not written")),
+        }
+    }
+
+    /// The number of timestamps with a holder.
+    pub fn in_use(&self) -> u64 {
+        self.manager.in_use()
+    }
+
+    /// The pool's statistics.
+    pub fn stats(&self) -> PoolStats {
+        self.manager.stats()
+    }
+
+    /// Shuts the manager down.
+    ///
+    /// # Errors
+    /// `LeasesOutstanding`. After the error nothing has changed.
+    pub fn shutdown(&self) -> Result<()> {
+        self.manager.shutdown()
+    }
+}
