@@ -1,18 +1,21 @@
 #!/bin/sh
-# Builds and runs examples/c against the shared library of crates/memory; `install PREFIX` installs
-# header, libraries and pkg-config file instead. With LEASEHOLD_REQUIRE_TOOLS set, a missing tool is
-# a failure.
+# Builds and runs examples/c against the shared libraries of crates/memory and crates/capi; `install
+# PREFIX` installs headers, libraries and pkg-config files instead. With LEASEHOLD_REQUIRE_TOOLS
+# set, a missing tool is a failure.
 set -eu
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
-cargo build --quiet --release -p leasehold-memory
-crate=crates/memory
+cargo build --quiet --release -p leasehold-memory -p leasehold-capi
 
 install_to() {
     mkdir -p "$1/include" "$1/lib/pkgconfig"
-    cp "$crate/include/leasehold_memory.h" "$1/include/"
-    cp "$target/release/libleasehold_memory.a" "$target"/release/libleasehold_memory.so "$1/lib/"
-    sed "s|@PREFIX@|$1|" "$crate/include/leasehold_memory.pc.in" >"$1/lib/pkgconfig/leasehold_memory.pc"
+    cp crates/memory/include/leasehold_memory.h crates/capi/include/leasehold.h "$1/include/"
+    for library in leasehold_memory leasehold_capi; do
+        cp "$target/release/lib$library.a" "$target/release/lib$library.so" "$1/lib/"
+    done
+    for config in crates/memory/include/leasehold_memory crates/capi/include/leasehold; do
+        sed "s|@PREFIX@|$1|" "$config.pc.in" >"$1/lib/pkgconfig/$(basename "$config").pc"
+    done
 }
 
 missing() {
@@ -38,10 +41,12 @@ install_to "$work"
 if have pkg-config; then
     flags=$(PKG_CONFIG_PATH="$work/lib/pkgconfig" pkg-config --cflags --libs leasehold_memory)
     static=$(PKG_CONFIG_PATH="$work/lib/pkgconfig" pkg-config --static --libs-only-l leasehold_memory)
+    allocator=$(PKG_CONFIG_PATH="$work/lib/pkgconfig" pkg-config --cflags --libs leasehold)
 else
     missing pkg-config
     flags="-I$work/include -L$work/lib -lleasehold_memory"
     static="-lleasehold_memory -lpthread -ldl -lm"
+    allocator="-I$work/include -L$work/lib -lleasehold_capi"
 fi
 
 if have gcc; then
@@ -54,9 +59,14 @@ if have gcc; then
     gcc -std=c11 -O2 -Wall -Wextra -Werror "-I$work/include" examples/c/program.c -o "$work/static" \
         "$work/lib/libleasehold_memory.a" ${static#-lleasehold_memory}
     "$work/static"
+    # shellcheck disable=SC2086
+    gcc -std=c11 -O2 -g -Wall -Wextra -Werror examples/c/allocator.c -o "$work/allocator" $allocator "-Wl,-rpath,$work/lib"
+    "$work/allocator"
     if have valgrind; then
-        valgrind --quiet --error-exitcode=9 --leak-check=full --show-leak-kinds=definite \
-            --errors-for-leak-kinds=definite "$work/program"
+        for program in program allocator; do
+            valgrind --quiet --error-exitcode=9 --leak-check=full --show-leak-kinds=definite \
+                --errors-for-leak-kinds=definite "$work/$program"
+        done
     else
         missing valgrind
     fi

@@ -159,7 +159,7 @@ impl Allocator {
                 }
             }
         }
-        let limit = config.budget;
+        let (limit, shared_budget) = (config.budget, config.shared_budget.clone());
         let threads = std::thread::available_parallelism().map_or(4, usize::from);
         // A block in a thread cache keeps the slab run or the granule around it from being empty.
         let fit = config.magazines && config.policy != Policy::Compact;
@@ -202,7 +202,7 @@ impl Allocator {
             backing,
             caps,
             config,
-            budget: Budget::new(limit),
+            budget: Budget::new(limit, shared_budget),
             counters: Counters::default(),
             reclaimers: Mutex::new(Vec::new()),
             retired: AtomicU32::new(0),

@@ -8,7 +8,88 @@
 //! growth; it takes nothing away.
 
 use leasehold_core::defects::{Defect, planted};
+use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
+
+/// A budget that several allocators share: of a device with private pools, say. Clones are the same
+/// budget.
+///
+/// Each allocator that names it in
+/// [`AllocatorConfig::shared_budget`](crate::AllocatorConfig::shared_budget) takes memory only if
+/// both its own budget and this one allow it. The limit is hard: it is never exceeded.
+///
+/// ```
+/// use leasehold_alloc::SharedBudget;
+/// let budget = SharedBudget::new(1 << 30);
+/// assert_eq!((budget.limit(), budget.reserved()), (1 << 30, 0));
+/// budget.set_limit(2 << 30);
+/// assert_eq!(budget.room(), 2 << 30);
+/// ```
+#[derive(Debug, Clone)]
+pub struct SharedBudget(Arc<Budget>);
+
+impl SharedBudget {
+    /// A budget of `limit` bytes, of which nothing is taken.
+    #[must_use]
+    pub fn new(limit: u64) -> Self {
+        Self(Arc::new(Budget::new(limit, None)))
+    }
+
+    /// The most bytes that all allocators together may take from the driver.
+    #[must_use]
+    pub fn limit(&self) -> u64 {
+        self.0.limit()
+    }
+
+    /// Sets the limit. A limit below what is taken stops growth; it gives nothing back.
+    pub fn set_limit(&self, bytes: u64) {
+        self.0.set_limit(bytes);
+    }
+
+    /// Bytes that the driver gave to the allocators.
+    #[must_use]
+    pub fn reserved(&self) -> u64 {
+        self.0.reserved()
+    }
+
+    /// The most that [`reserved`](Self::reserved) was. Exact.
+    #[must_use]
+    pub fn peak(&self) -> u64 {
+        self.0.peak()
+    }
+
+    /// Begins a new peak from what is reserved now.
+    pub fn reset_peak(&self) {
+        self.0.reset_peak();
+    }
+
+    /// Bytes that could still be taken.
+    #[must_use]
+    pub fn room(&self) -> u64 {
+        self.0.room()
+    }
+
+    /// Takes bytes for memory that comes back from a suspension. `false`: the limit does not allow
+    /// them, and nothing was taken.
+    pub(crate) fn take(&self, bytes: u64) -> bool {
+        let taken = self.0.take(bytes);
+        if taken {
+            self.0.keep(bytes);
+        }
+        taken
+    }
+
+    /// Counts bytes that an allocator gives back right after, whatever the limit.
+    pub(crate) fn count(&self, bytes: u64) {
+        self.0.committed.fetch_add(bytes, Ordering::AcqRel);
+        self.0.reserved.fetch_add(bytes, Ordering::AcqRel);
+    }
+
+    /// Gives back bytes of memory that is suspended.
+    pub(crate) fn give_back(&self, bytes: u64) {
+        self.0.give_back(bytes);
+    }
+}
 
 /// Bytes taken and the most that may be taken.
 #[derive(Debug)]
@@ -18,11 +99,14 @@ pub(crate) struct Budget {
     reserved: AtomicU64,
     limit: AtomicU64,
     peak: AtomicU64,
+    /// The budget that other allocators take from too.
+    shared: Option<SharedBudget>,
 }
 
 impl Budget {
-    pub(crate) fn new(limit: u64) -> Self {
+    pub(crate) fn new(limit: u64, shared: Option<SharedBudget>) -> Self {
         Self {
+            shared,
             committed: AtomicU64::new(0),
             reserved: AtomicU64::new(0),
             limit: AtomicU64::new(limit),
@@ -33,6 +117,21 @@ impl Budget {
     /// Takes a ticket for `bytes`. `false`: it would pass the limit; nothing was taken.
     #[must_use]
     pub(crate) fn take(&self, bytes: u64) -> bool {
+        if let Some(shared) = &self.shared
+            && !shared.0.take(bytes)
+        {
+            return false;
+        }
+        let taken = self.take_own(bytes);
+        if let Some(shared) = &self.shared
+            && !taken
+        {
+            shared.0.undo(bytes);
+        }
+        taken
+    }
+
+    fn take_own(&self, bytes: u64) -> bool {
         let mut now = self.committed.load(Ordering::Relaxed);
         loop {
             let Some(then) = now.checked_add(bytes) else { return false };
@@ -59,18 +158,27 @@ impl Budget {
     pub(crate) fn keep(&self, bytes: u64) {
         let now = self.reserved.fetch_add(bytes, Ordering::AcqRel) + bytes;
         self.peak.fetch_max(now, Ordering::Relaxed);
+        if let Some(shared) = &self.shared {
+            shared.0.keep(bytes);
+        }
     }
 
     /// Gives a ticket back whose memory never came.
     pub(crate) fn undo(&self, bytes: u64) {
         let before = self.committed.fetch_sub(bytes, Ordering::AcqRel);
         debug_assert!(before >= bytes);
+        if let Some(shared) = &self.shared {
+            shared.0.undo(bytes);
+        }
     }
 
     /// Gives a ticket back after its memory went back to the driver.
     pub(crate) fn give_back(&self, bytes: u64) {
         let before = self.reserved.fetch_sub(bytes, Ordering::AcqRel);
         debug_assert!(before >= bytes);
+        if let Some(shared) = &self.shared {
+            shared.0.reserved.fetch_sub(bytes, Ordering::AcqRel);
+        }
         self.undo(bytes);
     }
 
@@ -81,7 +189,8 @@ impl Budget {
 
     /// Bytes that could still be taken.
     pub(crate) fn room(&self) -> u64 {
-        self.limit().saturating_sub(self.committed())
+        let own = self.limit.load(Ordering::Relaxed).saturating_sub(self.committed());
+        self.shared.as_ref().map_or(own, |shared| own.min(shared.room()))
     }
 
     pub(crate) fn committed(&self) -> u64 {
@@ -96,8 +205,10 @@ impl Budget {
         self.peak.store(self.reserved(), Ordering::Relaxed);
     }
 
+    /// The smaller one of the own limit and the shared one.
     pub(crate) fn limit(&self) -> u64 {
-        self.limit.load(Ordering::Relaxed)
+        let own = self.limit.load(Ordering::Relaxed);
+        self.shared.as_ref().map_or(own, |shared| own.min(shared.limit()))
     }
 
     pub(crate) fn set_limit(&self, limit: u64) {

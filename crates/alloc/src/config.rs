@@ -1,5 +1,6 @@
 //! The settings of an allocator, and the numbers that it reports about itself.
 
+use crate::budget::SharedBudget;
 use crate::buffer::HostKind;
 use crate::debug::DebugAids;
 use leasehold_core::Text;
@@ -132,6 +133,9 @@ pub struct AllocatorConfig {
     /// The most bytes that are taken from the driver. Hard: never exceeded, at no instant.
     /// Default: `u64::MAX`, no limit.
     pub budget: u64,
+    /// A budget that other allocators take from too. Hard as well.
+    /// Default: `None`.
+    pub shared_budget: Option<SharedBudget>,
     /// Magazines in front of the lock. None with [`Policy::Compact`].
     /// Default: `true`.
     pub magazines: bool,
@@ -168,6 +172,7 @@ impl Default for AllocatorConfig {
             policy: Policy::default(),
             cross_stream: CrossStream::default(),
             budget: u64::MAX,
+            shared_budget: None,
             magazines: true,
             magazine_bytes: 16 << 20,
             depot_bytes: 64 << 20,

@@ -31,6 +31,8 @@
 //! - slow path. Module: `fallback`, `growth`, `trim`, `oom`. Purpose: what is tried, in order,
 //!   before `OutOfMemory`; taking memory and giving it back.
 //! - the end. Module: `destroy`. Purpose: an allocator that nobody holds, at once or deferred.
+//! - suspension. Module: `suspend`. Purpose: all memory of an allocator goes back to the driver,
+//!   and comes back at the same addresses.
 //! - graphs. Module: `arena`, [`planner`]. Purpose: symbolic buffers while recording, packed by
 //!   liveness when it stops.
 //! - observers. Module: `watch`, `debug`, `ring`, `snapshot`. Purpose: debug aids, the trace ring,
@@ -93,6 +95,7 @@ mod snapshot;
 mod state;
 mod stats;
 mod store;
+mod suspend;
 mod table;
 mod thread_cache;
 mod trim;
@@ -112,6 +115,7 @@ pub mod virtual_stream;
 pub use allocator::{Allocator, AllocatorCell};
 pub use arena::{ArenaState, Bindings, GraphArena, LaunchGuard, Lifetime};
 pub use backing::*;
+pub use budget::SharedBudget;
 pub use buffer::{Buffer, HostKind, SYMBOLIC};
 pub use config::*;
 pub use debug::{DebugAids, Finding, FindingKind, POISON_FREED, POISON_FRESH, RED_ZONE};
@@ -121,3 +125,4 @@ pub use lookup::Holding;
 pub use ring::{EventKind, TraceEvent};
 pub use snapshot::{BlockInfo, BlockState, LeakReport, LiveBuffer, Segment, Snapshot, TagTotal};
 pub use state::{On, Reclaimer};
+pub use suspend::SuspendableBacking;

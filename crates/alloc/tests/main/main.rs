@@ -11,6 +11,7 @@ mod observe;
 mod oom;
 mod properties;
 mod regressions;
+mod suspend;
 mod traces;
 mod workloads;
 

@@ -265,7 +265,7 @@ fn c_memory_is_reused_after_its_last_use() {
 #[test]
 fn d_a_budget_is_never_exceeded() {
     explore('d', Defect::BudgetUnchecked, &["taken", "refused"], |seen| {
-        let budget = Arc::new(Budget::new(2));
+        let budget = Arc::new(Budget::new(2, None));
         let grow = |budget: &Budget, bytes: u64, fails: bool, seen: &Seen| {
             if !budget.take(bytes) {
                 seen.note("refused");

@@ -115,21 +115,21 @@ impl External {
     }
 
     /// The timepoint of all work that was submitted before this call. Makes no driver call, except
-    /// for a per-thread default stream, whose event is recorded.
-    ///
-    /// # Errors
-    /// Those of the record, for a per-thread default stream. The timepoint is then not marked
-    /// anywhere.
+    /// for the calling thread's own default stream, whose event is recorded. If that fails, a later
+    /// event of the stream stands for this one.
     #[inline]
-    pub fn now(&self) -> Result<Timepoint> {
+    #[must_use]
+    pub fn now(&self) -> Timepoint {
         // A thread that closes the epoch opens the next one before its event is recorded. So if
         // this load returns the old epoch, the event comes after this thread's submissions.
         fence(Ordering::SeqCst);
         let now = self.timeline().now();
-        if self.thread.is_some() {
-            self.close()?;
+        if self.thread.is_some_and(|thread| thread == thread::current().id())
+            && let Err(error) = self.close()
+        {
+            tracing::debug!(%error, "the event of a default stream was not recorded");
         }
-        Ok(now)
+        now
     }
 
     fn calls<R>(&self, calls: impl FnOnce(&dyn CudaSlowOps) -> Result<R>) -> Result<R> {

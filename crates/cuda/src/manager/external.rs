@@ -6,9 +6,9 @@
 use crate::engine::core::Core;
 pub use crate::engine::external::External;
 use crate::engine::external::PER_THREAD;
-use leasehold_core::Result;
 use leasehold_core::sync::thread::{self, ThreadId};
 use leasehold_core::sync::{Arc, Mutex, RwLock};
+use leasehold_core::{Result, TimelineId};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
@@ -99,6 +99,22 @@ impl ExternalManager {
         self.ended.lock().extend(removed);
         self.reap();
         Ok(())
+    }
+
+    /// The handle of the stream with this timeline, if it was not ended.
+    #[must_use]
+    pub fn handle_of(&self, timeline: TimelineId) -> Option<u64> {
+        let streams = self.streams.read();
+        streams.values().find(|s| s.timeline().id() == timeline).map(|s| s.native())
+    }
+
+    /// Blocks until all work of the context is over, also that of streams that were never seen
+    /// here.
+    ///
+    /// # Errors
+    /// `DeviceLost`; the driver's, for a context with a stream in capture too.
+    pub fn synchronize(&self) -> Result<()> {
+        self.core.context.relaxed(|ops| ops.context_synchronize())
     }
 
     /// How many streams have a timeline here.

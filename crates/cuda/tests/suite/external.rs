@@ -78,7 +78,7 @@ fn alloc(allocator: &Allocator, stream: &External, bytes: u64) -> Lease<Buffer> 
 
 /// Frees a buffer whose work was submitted to its own stream.
 fn free(stream: &External, buffer: Lease<Buffer>) {
-    let now = stream.now().unwrap();
+    let now = stream.now();
     // SAFETY: the calling thread alone has the buffer, and the timepoint stands for all work of the
     // stream so far.
     unsafe { buffer.mark_read(now) };
@@ -108,7 +108,7 @@ fn reuse_on_one_stream_makes_no_driver_call() {
     }
     // Growths asked how far the stream is.
     assert!(library.bench.calls("cuEventRecord") <= 4);
-    stream.wait_host(stream.now().unwrap().value(), None).unwrap();
+    stream.wait_host(stream.now().value(), None).unwrap();
     drop(allocator);
     library.device.primary().externals().end(native.0).unwrap();
     library.driver().stream_destroy(native).unwrap();
@@ -135,7 +135,7 @@ fn another_stream_waits_for_an_event_that_is_recorded_then() {
     library.fill(a, &shared);
     library.order(a, b);
     library.fill(b, &shared);
-    shared.used_on(second.now().unwrap());
+    shared.used_on(second.now());
     free(&first, shared);
     let third = library.external(library.stream());
     let next = alloc(&allocator, &third, 60 << 20);
@@ -289,8 +289,9 @@ impl Dice {
 }
 
 /// A random program of three streams: allocations, fills, uses on other streams, frees, trims, and
-/// streams that end. Returns what the race detector and the driver found.
-fn play(library: Library, seed: u64) -> Result<Vec<String>> {
+/// streams that end. Returns what the race detector and the driver found. `marks`: uses on other
+/// streams than the allocation's are marked.
+fn play(library: Library, seed: u64, marks: bool) -> Result<Vec<String>> {
     let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let policy = [Policy::Balanced, Policy::Fastest, Policy::Compact][(seed % 3) as usize];
     let allocator = library.allocator(policy, 48 << 20);
@@ -323,8 +324,8 @@ fn play(library: Library, seed: u64) -> Result<Vec<String>> {
             6..=8 if !live.is_empty() => {
                 let which = dice.below(live.len() as u64) as usize;
                 let (buffer, home, others) = live.swap_remove(which);
-                for other in others {
-                    buffer.used_on(library.external(streams[other]).now()?);
+                for other in others.into_iter().filter(|_| marks) {
+                    buffer.used_on(library.external(streams[other]).now());
                 }
                 free(&library.external(streams[home]), buffer);
             }
@@ -341,15 +342,8 @@ fn play(library: Library, seed: u64) -> Result<Vec<String>> {
     });
     findings.extend(done.err().map(|e| e.to_string()));
     for (buffer, home, others) in live {
-        for other in others {
-            if let Ok(now) = library.external(streams[other]).now() {
-                buffer.used_on(now);
-            }
-        }
-        if let Ok(now) = library.external(streams[home]).now() {
-            // SAFETY: as in `free`.
-            unsafe { buffer.mark_read(now) };
-        }
+        others.into_iter().for_each(|o| buffer.used_on(library.external(streams[o]).now()));
+        free(&library.external(streams[home]), buffer);
     }
     let externals = library.device.primary().externals().clone();
     let more = externals.len().checked_sub(4);
@@ -366,9 +360,16 @@ fn play(library: Library, seed: u64) -> Result<Vec<String>> {
 #[test]
 fn random_programs_of_other_libraries_show_no_race() {
     for seed in 1..=60 {
-        let found = play(Library::new(seed), seed).unwrap();
+        let found = play(Library::new(seed), seed, true).unwrap();
         assert_eq!(found, [""; 0], "seed {seed}");
     }
+}
+
+#[test]
+fn a_use_on_another_stream_that_is_not_marked_is_found() {
+    let found = (1..=60)
+        .find(|&seed| !play(Library::new(seed), seed, false).is_ok_and(|found| found.is_empty()));
+    assert!(found.is_some());
 }
 
 #[cfg(feature = "planted-defects")]
@@ -378,7 +379,7 @@ fn planted_omissions_are_found() {
     for defect in Defect::EXTERNAL {
         let found = (1..=60).find_map(|seed| {
             let bench = Bench::with(driver_config(seed), inline().defect(defect));
-            let found = play(Library::with(bench), seed).ok()?;
+            let found = play(Library::with(bench), seed, true).ok()?;
             (!found.is_empty()).then_some(seed)
         });
         println!("{defect:?}: seed {found:?}");

@@ -1,0 +1,284 @@
+/* leasehold.h: memory of CUDA and CPU devices, for frameworks with streams of their own. C11 and C++17.
+ *
+ * Results
+ *  - A function that can fail returns a status: LEASEHOLD_OK (0) or one of LEASEHOLD_*. After a failure nothing has changed, unless the
+ *    function says otherwise, and leasehold_last_error has the text. The text of LEASEHOLD_OUT_OF_MEMORY is the whole report: where the
+ *    memory is, who holds it, what was tried and what to do.
+ *  - No function panics, throws, unwinds or aborts. A handle or a block that is unknown, was closed or was freed is
+ *    LEASEHOLD_INVALID_ARGUMENT.
+ *  - A struct begins with its size in bytes: the caller sets it to sizeof. The library reads and writes no more than that.
+ *
+ * Threads
+ *  - Any thread may call any function at any time; not from signal handlers, and not from functions that the driver calls on a stream.
+ *    The text of the last error belongs to the thread.
+ *  - leasehold_malloc of memory that is there, leasehold_free and leasehold_record_stream do not block. Other functions may block on the
+ *    driver; leasehold_malloc does when it needs new memory.
+ *  - A child of fork() must not use a CUDA device that its parent opened.
+ *
+ * Streams
+ *  - On a CUDA device a stream is a CUstream (cudaStream_t) of the device's primary context, as an integer. The library does not see
+ *    what is submitted there. 0 and 1 mean the legacy default stream, 2 the calling thread's default stream.
+ *  - A block may be used on the stream of its allocation at once. When it is freed, all its work was submitted; the stream need not be
+ *    done with it. The same stream may get the memory again at once, without a call of the driver. Another stream gets it only once an
+ *    event says that the work is over, or after it was made to wait for such an event. The event is recorded when it is needed.
+ *  - A block that other streams use is told of them by leasehold_record_stream. Its memory waits for all of them.
+ *  - The owner of a stream calls leasehold_stream_end before it destroys the stream. A stream that was destroyed without it leaves its
+ *    free memory unusable for others, and its handle may come back as another stream's.
+ *  - On a thread's default stream a free records an event at once: no other thread can do so later. The end of the thread ends the stream.
+ *  - A stream in capture: allocation and free on it work as ever, and memory that is freed on it stays with it until the capture is over.
+ *    No call of this library breaks a capture. Blocks that a captured graph uses come from a pool that lives as long as the graph.
+ *  - On a CPU device streams mean nothing: freed memory is free.
+ */
+#ifndef LEASEHOLD_H
+#define LEASEHOLD_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- statuses ---- */
+
+#define LEASEHOLD_OK 0
+#define LEASEHOLD_INVALID_ARGUMENT 1 /* never valid, or an unknown handle or block */
+#define LEASEHOLD_OUT_OF_MEMORY 2    /* the text is the report */
+#define LEASEHOLD_OVER_BUDGET 3      /* the request alone is larger than the budget */
+#define LEASEHOLD_NOT_FOUND 4        /* no such device */
+#define LEASEHOLD_UNAVAILABLE 5      /* no driver, or no such backend in this build */
+#define LEASEHOLD_UNSUPPORTED 6      /* the device cannot do this */
+#define LEASEHOLD_INVALID_STATE 7    /* valid at another time */
+#define LEASEHOLD_SUSPENDED 8        /* the pool is suspended */
+#define LEASEHOLD_IN_USE 9           /* blocks or pools are still held */
+#define LEASEHOLD_TIMEOUT 10
+#define LEASEHOLD_DEVICE_LOST 11 /* everything on the device is lost; blocks may still be freed */
+#define LEASEHOLD_DRIVER 12      /* the vendor's driver refused a call */
+#define LEASEHOLD_INTERNAL 13    /* a defect of the library */
+
+/* The version of the ABI. A library with a higher number has all that this header has. */
+#define LEASEHOLD_ABI_VERSION 1
+uint32_t leasehold_abi_version(void);
+
+/* The text of the calling thread's last failure; "" before the first. Valid until the thread's next failure. */
+const char *leasehold_last_error(void);
+
+/* Frees a text that a function returned. NULL is no error. */
+void leasehold_text_free(char *text);
+
+/* ---- devices ---- */
+
+/* Handles. 0 is none. */
+typedef uint64_t leasehold_device;
+typedef uint64_t leasehold_pool;
+
+/* When free granules (2 MiB on CUDA) are moved to where they are needed, instead of taking new memory: while that is rare; only when
+ * there is no other memory; always. */
+#define LEASEHOLD_POLICY_BALANCED 0
+#define LEASEHOLD_POLICY_FASTEST 1
+#define LEASEHOLD_POLICY_COMPACT 2
+
+typedef struct leasehold_device_options {
+    size_t size;
+    uint64_t budget;       /* bytes that all pools together take from the driver at most; 0: no limit */
+    uint32_t policy;       /* of the main memory */
+    uint32_t trace_events; /* events that a snapshot has, for each pool; 0: none, and no cost */
+} leasehold_device_options;
+
+/* Opens a device: "cuda:0" (its primary context, shared with whoever else uses it), "cpu:0", and "sim-cuda:0" in builds for tests. Each
+ * open device has memory, pools and a budget of its own. options may be NULL. May block on the driver's start. */
+int leasehold_device_open(const char *name, const leasehold_device_options *options, leasehold_device *device);
+
+/* Closes a device. LEASEHOLD_IN_USE while blocks or pools of it are held. */
+int leasehold_device_close(leasehold_device device);
+
+typedef struct leasehold_device_info {
+    size_t size;
+    uint64_t total_bytes; /* of the device */
+    uint64_t free_bytes;  /* that no process uses */
+    uint64_t streams;     /* of the caller that the library knows */
+    char name[128];       /* the product's, cut to fit */
+} leasehold_device_info;
+
+int leasehold_device_describe(leasehold_device device, leasehold_device_info *info);
+
+/* Blocks until all work of the device's primary context is over, also on streams that the library does not know. */
+int leasehold_device_synchronize(leasehold_device device);
+
+/* ---- blocks ---- */
+
+/* Allocates bytes for a stream, aligned to 256 at least. The contents are unspecified. Zero bytes give NULL. The block is one of the
+ * main memory, or of a pool that takes allocations on this stream (leasehold_pool_begin). If there is no memory, the library moves free
+ * granules, takes back what other pools have free, and waits for streams, before it fails. */
+int leasehold_malloc(leasehold_device device, size_t bytes, uintptr_t stream, void **block);
+
+/* Frees a block, also one of a pool. NULL is no error. */
+int leasehold_free(leasehold_device device, void *block);
+
+/* Notes that another stream uses a block, until it is freed. The stream of its allocation changes nothing. NULL is no error. */
+int leasehold_record_stream(leasehold_device device, void *block, uintptr_t stream);
+
+/* Ends a stream, before its owner destroys it: its last event is recorded, and the handle may mean another stream afterwards. A stream
+ * that the library does not know is no error. LEASEHOLD_INVALID_STATE in a capture. If the stream was destroyed already, it waits for all
+ * work of the context. */
+int leasehold_stream_end(leasehold_device device, uintptr_t stream);
+
+/* Finds the block that an address lies in: its first address, its bytes as asked for, its pool (0: the main memory). Each answer may be
+ * NULL. Fast for the first address, a walk for others. */
+int leasehold_block_find(leasehold_device device, const void *address, void **base, size_t *bytes, leasehold_pool *pool);
+
+/* Names a block in reports and snapshots, until it is freed. */
+int leasehold_block_set_name(leasehold_device device, void *block, const char *name);
+
+/* ---- the memory as a whole ---- */
+
+/* Gives free memory of all pools back to the driver, until keep bytes lie free in each. Memory that a stream may still use stays, so
+ * leasehold_device_synchronize before it gives back more. *freed (or NULL): the bytes that went. */
+int leasehold_trim(leasehold_device device, uint64_t keep, uint64_t *freed);
+
+/* Sets the most bytes that all pools together take from the driver; 0: no limit. Never exceeded. A lower one than what is taken stops
+ * growth; leasehold_trim gives back. */
+int leasehold_set_budget(leasehold_device device, uint64_t bytes);
+
+/* All pools together. Bytes of blocks are as asked for. */
+typedef struct leasehold_stats {
+    size_t size;
+    uint64_t allocated_bytes; /* of blocks that the caller holds */
+    uint64_t allocated_bytes_peak;
+    uint64_t allocated_bytes_total; /* ever */
+    uint64_t freed_bytes_total;     /* ever */
+    uint64_t blocks;                /* that the caller holds */
+    uint64_t blocks_peak;
+    uint64_t allocations;    /* ever */
+    uint64_t frees;          /* ever */
+    uint64_t reserved_bytes; /* taken from the driver */
+    uint64_t reserved_bytes_peak;
+    uint64_t budget_bytes;       /* UINT64_MAX: no limit */
+    uint64_t free_ready_bytes;   /* for every stream */
+    uint64_t free_pending_bytes; /* a stream may still use them */
+    uint64_t free_cached_bytes;  /* in thread caches and slabs */
+    uint64_t unmapped_bytes;     /* physical memory in hand that is mapped nowhere */
+    uint64_t retries;            /* allocations tried again after pools gave memory back */
+    uint64_t failures;           /* allocations that failed */
+    uint64_t growths;            /* times that memory was taken from the driver */
+    uint64_t remaps;             /* times that free granules were moved */
+    uint64_t host_waits;         /* of the host for a stream */
+    uint64_t stream_waits;       /* of a stream for another one's memory */
+    uint64_t driver_calls;       /* for memory */
+    uint64_t pools;              /* the main memory included */
+    uint64_t metadata_bytes;     /* host memory of the library's tables */
+} leasehold_stats;
+
+int leasehold_stats_get(leasehold_device device, leasehold_stats *stats);
+
+/* Begins new peaks from what is allocated and reserved now. */
+int leasehold_stats_reset_peaks(leasehold_device device);
+
+/* The state of all memory as JSON: {"device", "budget", "reserved", "allocated", "pools": [{"pool", "name", "suspended", "memory":
+ * {"stats", "segments": [{"addr", "bytes", "paged", "blocks": […]}], "events", …}}], "streams": {timeline: stream}}. The caller frees the
+ * text by leasehold_text_free. Takes the allocators' locks for a walk. */
+int leasehold_snapshot(leasehold_device device, char **json);
+
+#define LEASEHOLD_BLOCK_LIVE 0    /* the caller holds it */
+#define LEASEHOLD_BLOCK_FREE 1    /* for every stream */
+#define LEASEHOLD_BLOCK_PENDING 2 /* free; a stream may still use it */
+#define LEASEHOLD_BLOCK_CACHED 3  /* free, in a thread cache or on its way */
+#define LEASEHOLD_BLOCK_OTHER 4   /* moving, held back, or lost to a failed call */
+
+typedef struct leasehold_block {
+    size_t size;
+    leasehold_pool pool;      /* 0: the main memory */
+    uint64_t segment_address; /* the range with memory around the block */
+    uint64_t segment_bytes;
+    uint64_t address;
+    uint64_t bytes;           /* rounding included */
+    uint64_t requested_bytes; /* 0 unless live */
+    uintptr_t stream;         /* of its allocation (live) or that may use it (pending); 0: unknown */
+    uint32_t state;           /* LEASEHOLD_BLOCK_* */
+    uint32_t expandable;      /* 1: the segment is made of granules */
+} leasehold_block;
+
+/* Calls visitor with every block of every pool, by address within a pool; the blocks of a segment tile it. The state is that of one
+ * moment for each pool. */
+int leasehold_visit_blocks(leasehold_device device, void (*visitor)(void *context, const leasehold_block *block), void *context);
+
+/* ---- pools: memory for a captured graph, or for a region of the program ---- */
+
+#define LEASEHOLD_POOL_SUSPENDABLE 1
+
+typedef struct leasehold_pool_options {
+    size_t size;
+    const char *name; /* in reports; may be NULL */
+    uint32_t policy;  /* LEASEHOLD_POLICY_* */
+    uint32_t flags;   /* LEASEHOLD_POOL_* */
+} leasehold_pool_options;
+
+/* Makes a pool: memory with addresses of its own, which counts against the device's budget. options may be NULL. LEASEHOLD_UNSUPPORTED
+ * for LEASEHOLD_POOL_SUSPENDABLE on a device whose addresses and memory are not separate. */
+int leasehold_pool_create(leasehold_device device, const leasehold_pool_options *options, leasehold_pool *pool);
+
+/* Lets go of a pool. Its blocks stay valid, and are freed as ever; with the last of them its memory goes back to the driver. A graph that
+ * uses freed blocks of the pool must not run any more. */
+int leasehold_pool_release(leasehold_pool pool);
+
+/* Allocates a block of a pool. LEASEHOLD_SUSPENDED while it is suspended. */
+int leasehold_pool_malloc(leasehold_pool pool, size_t bytes, uintptr_t stream, void **block);
+
+/* From now on leasehold_malloc takes blocks from the pool on streams for which filter returns another number than 0; NULL: on all. Of
+ * several pools the one that began first is asked first. The filter may be called by any thread until leasehold_pool_end has returned
+ * and each leasehold_malloc that began before it. It must not call this library. */
+int leasehold_pool_begin(leasehold_pool pool, int (*filter)(void *context, uintptr_t stream), void *context);
+int leasehold_pool_end(leasehold_pool pool);
+
+/* As leasehold_trim, for one pool. A suspended pool gives nothing back. */
+int leasehold_pool_trim(leasehold_pool pool, uint64_t keep, uint64_t *freed);
+
+#define LEASEHOLD_SUSPEND_KEEP 1 /* the contents are copied to pinned host memory */
+
+/* Gives all memory of a pool back to the device and keeps the addresses, so that pointers, views and captured graphs stay valid. Waits for
+ * all work of the context first. No work may use the pool's blocks until it is resumed. *freed (or NULL): the bytes that went. Without
+ * LEASEHOLD_SUSPEND_KEEP the contents are lost. */
+int leasehold_pool_suspend(leasehold_pool pool, uint32_t flags, uint64_t *freed);
+
+/* Takes memory again at the same addresses, with the contents that were kept. LEASEHOLD_OUT_OF_MEMORY, LEASEHOLD_OVER_BUDGET: it is still
+ * suspended, and may be tried again. */
+int leasehold_pool_resume(leasehold_pool pool);
+
+/* ---- the functions of PyTorch's CUDAPluggableAllocator ---- */
+
+/* Device N is opened as "cuda:N" at its first use, unless a device was given here before; 0 takes it back. */
+int leasehold_plugin_set_device(int ordinal, leasehold_device device);
+
+/* leasehold_malloc and leasehold_free by ordinal. NULL for a failure (leasehold_last_error has the text) and for zero bytes. PyTorch does
+ * not check the result: it uses a null pointer. */
+void *leasehold_plugin_alloc(ptrdiff_t size, int ordinal, void *stream);
+void leasehold_plugin_free(void *block, ptrdiff_t size, int ordinal, void *stream);
+void leasehold_plugin_record_stream(void *block, int ordinal, void *stream);
+
+/* ---- simulated devices: "sim-cuda:0" and "sim-cuda:1" of 1 GiB, in builds with the feature `sim` only ---- */
+
+#ifdef LEASEHOLD_SIM
+
+/* Makes a stream (kind 0), or that of a default stream's handle: 1 the legacy one, 2 the calling thread's. */
+int leasehold_sim_stream(leasehold_device device, int kind, uintptr_t *stream);
+int leasehold_sim_stream_destroy(leasehold_device device, uintptr_t stream);
+/* Fills memory with a byte, on a stream. */
+int leasehold_sim_fill(leasehold_device device, uintptr_t stream, void *at, uint8_t byte, size_t bytes);
+/* Copies memory of the device to the host, after the stream's work, and waits. */
+int leasehold_sim_read(leasehold_device device, uintptr_t stream, void *to, const void *from, size_t bytes);
+/* Lets later work of one stream wait for the work that another has now. */
+int leasehold_sim_order(leasehold_device device, uintptr_t earlier, uintptr_t later);
+/* Begins (1) or ends (0) a capture of a stream. */
+int leasehold_sim_capture(leasehold_device device, uintptr_t stream, int begin);
+/* The races that were found since the last call, one a line; "" for none. Freed by leasehold_text_free. */
+int leasehold_sim_races(char **text);
+/* Calls of the driver by name so far. */
+uint64_t leasehold_sim_calls(const char *name);
+
+#endif
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,410 @@
+//! A device: its memory, its pools, and the blocks that the caller holds.
+//!
+//! This module must not know the C ABI.
+
+use crate::blocks::{Block, Blocks};
+use crate::pool::{Pool, PoolSettings};
+use crate::registry::Registry;
+use crate::source::{Source, Sources};
+use leasehold::{Buffer, Context, Error, Lease, Result, Runtime};
+use leasehold_alloc::{AllocStats, BlockInfo, Policy, SharedBudget, Snapshot};
+use leasehold_core::Name;
+use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use leasehold_core::sync::{Arc, RwLock};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// The devices and pools that are open.
+pub(crate) static DEVICES: Registry<Device> = Registry::new(0xd, "device");
+pub(crate) static POOLS: Registry<(Arc<Device>, Arc<Pool>)> = Registry::new(0xb, "pool");
+
+/// The settings of a device's memory.
+pub(crate) struct Settings {
+    pub(crate) policy: Policy,
+    pub(crate) budget: u64,
+    pub(crate) trace_events: usize,
+}
+
+/// Says whether allocations on a stream go to a pool.
+pub(crate) type Filter = Box<dyn Fn(u64) -> bool + Send + Sync>;
+
+/// Allocations of the main memory that go to a pool instead.
+#[derive(Clone)]
+struct Route {
+    pool: Arc<Pool>,
+    filter: Arc<Filter>,
+}
+
+/// What callers took and gave back, in all pools together. Bytes are as asked for.
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub(crate) allocated: AtomicU64,
+    pub(crate) allocated_peak: AtomicU64,
+    pub(crate) allocated_total: AtomicU64,
+    pub(crate) freed_total: AtomicU64,
+    pub(crate) blocks: AtomicU64,
+    pub(crate) blocks_peak: AtomicU64,
+    pub(crate) allocations: AtomicU64,
+    pub(crate) frees: AtomicU64,
+    pub(crate) retries: AtomicU64,
+    pub(crate) failures: AtomicU64,
+}
+
+impl Counters {
+    fn took(&self, bytes: u64) {
+        let now = self.allocated.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.allocated_peak.fetch_max(now, Ordering::Relaxed);
+        let blocks = self.blocks.fetch_add(1, Ordering::Relaxed) + 1;
+        self.blocks_peak.fetch_max(blocks, Ordering::Relaxed);
+        self.allocated_total.fetch_add(bytes, Ordering::Relaxed);
+        self.allocations.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn gave(&self, bytes: u64) {
+        self.allocated.fetch_sub(bytes, Ordering::Relaxed);
+        self.blocks.fetch_sub(1, Ordering::Relaxed);
+        self.freed_total.fetch_add(bytes, Ordering::Relaxed);
+        self.frees.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn reset_peaks(&self) {
+        self.allocated_peak.store(self.allocated.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.blocks_peak.store(self.blocks.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
+/// A device of the ABI.
+pub(crate) struct Device {
+    pub(crate) runtime: Runtime,
+    pub(crate) sources: Sources,
+    pub(crate) budget: SharedBudget,
+    pub(crate) counters: Counters,
+    trace_events: usize,
+    main: Arc<Pool>,
+    pools: RwLock<Vec<Arc<Pool>>>,
+    routes: RwLock<Vec<Route>>,
+    /// Whether there are routes: an allocation asks this first.
+    routed: AtomicBool,
+    blocks: Blocks,
+}
+
+/// A snapshot of a pool.
+#[derive(Serialize)]
+struct PoolSnapshot {
+    pool: u64,
+    name: String,
+    suspended: bool,
+    memory: Snapshot,
+}
+
+/// A snapshot of a device.
+#[derive(Serialize)]
+struct DeviceSnapshot {
+    device: String,
+    budget: u64,
+    reserved: u64,
+    allocated: u64,
+    pools: Vec<PoolSnapshot>,
+    /// The caller's stream of each timeline number in the pools.
+    streams: BTreeMap<u16, u64>,
+}
+
+/// A block in a walk over a device's memory.
+pub(crate) struct Visited {
+    pub(crate) pool: u64,
+    pub(crate) segment: (u64, u64),
+    pub(crate) paged: bool,
+    pub(crate) block: BlockInfo,
+    pub(crate) stream: u64,
+}
+
+impl Device {
+    pub(crate) fn open(context: &Context, name: &str, settings: Settings) -> Result<Self> {
+        let runtime = context.runtime(context.device_id(name)?)?;
+        let sources = Sources::new(&runtime)?;
+        let budget = SharedBudget::new(settings.budget);
+        let main = PoolSettings {
+            name: "memory".to_owned(),
+            policy: settings.policy,
+            trace_events: settings.trace_events,
+            suspendable: false,
+        };
+        let main = Arc::new(Pool::new(&runtime, &budget, main)?);
+        Ok(Self {
+            runtime,
+            sources,
+            budget,
+            counters: Counters::default(),
+            trace_events: settings.trace_events,
+            pools: RwLock::new(vec![main.clone()]),
+            main,
+            routes: RwLock::default(),
+            routed: AtomicBool::new(false),
+            blocks: Blocks::new(),
+        })
+    }
+
+    /// Checks that the caller holds no block, before the device is closed.
+    pub(crate) fn check_unused(&self) -> Result<()> {
+        match self.blocks.len() as u64 {
+            0 => Ok(()),
+            strong => Err(Error::LeasesOutstanding { resource: "block", strong, weak: 0 }),
+        }
+    }
+
+    /// The pools, the main memory first.
+    pub(crate) fn all_pools(&self) -> Vec<Arc<Pool>> {
+        self.pools.read().clone()
+    }
+
+    /// The stream of a handle.
+    ///
+    /// # Safety
+    /// - As [`Sources::get`].
+    unsafe fn source(&self, stream: u64) -> Result<Source> {
+        // SAFETY: the caller vouches for the handle.
+        unsafe { self.sources.get(&self.runtime, stream) }
+    }
+
+    /// Where an allocation of the main memory goes.
+    fn route(&self, stream: u64) -> Arc<Pool> {
+        if !self.routed.load(Ordering::Acquire) {
+            return self.main.clone();
+        }
+        // A filter is the caller's code, so it runs without the lock.
+        let routes = self.routes.read().clone();
+        let found = routes.into_iter().find(|route| (route.filter)(stream));
+        found.map_or_else(|| self.main.clone(), |route| route.pool)
+    }
+
+    /// Allocates a block. `pool`: `None` for the main memory, or where a capture sends it. Returns
+    /// 0 for no bytes.
+    ///
+    /// # Safety
+    /// - As [`Sources::get`], for `stream`.
+    pub(crate) unsafe fn alloc(
+        &self,
+        pool: Option<&Arc<Pool>>,
+        bytes: u64,
+        stream: u64,
+    ) -> Result<u64> {
+        if bytes == 0 {
+            return Ok(0);
+        }
+        // SAFETY: the caller vouches for the handle.
+        let home = unsafe { self.source(stream) }?;
+        let pool = pool.cloned().unwrap_or_else(|| self.route(stream));
+        let lease = match pool.alloc(bytes, home.on()) {
+            Err(Error::OutOfMemory(_)) => self.alloc_pressed(&pool, bytes, &home),
+            other => other,
+        };
+        let lease = lease.inspect_err(|_| {
+            self.counters.failures.fetch_add(1, Ordering::Relaxed);
+        })?;
+        let addr = lease.addr();
+        self.counters.took(bytes);
+        self.blocks.insert(Block { lease, pool, home, others: Vec::new() });
+        Ok(addr)
+    }
+
+    /// Allocates after the other pools gave back their free memory: first what is over, then all.
+    #[cold]
+    fn alloc_pressed(&self, pool: &Arc<Pool>, bytes: u64, home: &Source) -> Result<Lease<Buffer>> {
+        self.counters.retries.fetch_add(1, Ordering::Relaxed);
+        let mut last = Ok(());
+        for waits in [false, true] {
+            if waits && let Err(e) = self.sources.synchronize(&self.runtime) {
+                last = Err(e);
+                break;
+            }
+            for other in self.all_pools() {
+                if !Arc::ptr_eq(&other, pool) {
+                    other.trim(0)?;
+                }
+            }
+            match pool.alloc(bytes, home.on()) {
+                Err(e @ Error::OutOfMemory(_)) => last = Err(e),
+                other => return other,
+            }
+        }
+        // The report comes from the allocation.
+        match last {
+            Err(e @ (Error::OutOfMemory(_) | Error::DeviceLost { .. })) => Err(e),
+            _ => pool.alloc(bytes, home.on()),
+        }
+    }
+
+    pub(crate) fn free(&self, addr: u64) -> Result<()> {
+        if addr == 0 {
+            return Ok(());
+        }
+        let block = self.blocks.remove(addr)?;
+        self.counters.gave(block.lease.len());
+        block.free();
+        Ok(())
+    }
+
+    /// Notes that another stream uses a block: its reuse waits for the work that this stream has
+    /// when the block is freed.
+    ///
+    /// # Safety
+    /// - As [`Sources::get`], for `stream`.
+    pub(crate) unsafe fn record_stream(&self, addr: u64, stream: u64) -> Result<()> {
+        if addr == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller vouches for the handle.
+        let source = unsafe { self.source(stream) }?;
+        self.blocks.with(addr, |block| {
+            if !block.home.same(&source) && !block.others.iter().any(|o| o.same(&source)) {
+                block.others.push(source);
+            }
+        })
+    }
+
+    /// The block that holds an address.
+    pub(crate) fn block_of(&self, addr: u64) -> Result<(u64, u64)> {
+        let exact = self.blocks.with(addr, |b| (b.lease.addr(), b.lease.len()));
+        exact.or_else(|e| self.blocks.around(addr).ok_or(e))
+    }
+
+    pub(crate) fn pool_of(&self, addr: u64) -> Result<u64> {
+        self.blocks.with(addr, |b| b.pool.handle)
+    }
+
+    pub(crate) fn set_name(&self, addr: u64, name: Name) -> Result<()> {
+        self.blocks.with(addr, |b| b.lease.set_name(name))
+    }
+
+    /// Gives free memory of all pools back to the driver, until `keep` bytes lie free in each.
+    pub(crate) fn trim(&self, keep: u64) -> Result<u64> {
+        self.all_pools().iter().try_fold(0, |freed, pool| Ok(freed + pool.trim(keep)?))
+    }
+
+    pub(crate) fn reset_peaks(&self) {
+        self.counters.reset_peaks();
+        self.budget.reset_peak();
+        self.all_pools().iter().for_each(|pool| pool.allocator.reset_peaks());
+    }
+
+    /// The allocators' numbers, summed over the pools.
+    pub(crate) fn sums(&self) -> AllocStats {
+        let mut sums = AllocStats::default();
+        for pool in self.all_pools() {
+            let s = pool.allocator.stats();
+            sums.free_ready += s.free_ready;
+            sums.free_not_ready += s.free_not_ready;
+            sums.free_in_slabs += s.free_in_slabs;
+            sums.free_in_magazines += s.free_in_magazines;
+            sums.cached_pieces += s.cached_pieces;
+            sums.growths += s.growths;
+            sums.remaps += s.remaps;
+            sums.host_waits += s.host_waits;
+            sums.inserted_waits += s.inserted_waits;
+            sums.driver_calls += s.driver_calls;
+            sums.metadata += s.metadata;
+        }
+        sums
+    }
+
+    /// Makes a pool.
+    pub(crate) fn add_pool(
+        self: &Arc<Self>,
+        name: String,
+        policy: Policy,
+        suspendable: bool,
+    ) -> Result<u64> {
+        let settings = PoolSettings { name, policy, trace_events: self.trace_events, suspendable };
+        let pool = Pool::new(&self.runtime, &self.budget, settings)?;
+        let (handle, entry) =
+            POOLS.add(|handle| Arc::new((self.clone(), Arc::new(pool.named(handle)))));
+        self.pools.write().push(entry.1.clone());
+        Ok(handle)
+    }
+
+    /// Lets go of a pool. Its blocks stay valid; with the last of them its memory goes back to the
+    /// driver, once its streams are done.
+    pub(crate) fn remove_pool(&self, pool: &Arc<Pool>) {
+        self.end_route(pool);
+        self.pools.write().retain(|p| !Arc::ptr_eq(p, pool));
+        // What is free and over goes now. An error shows at the next call that needs the driver.
+        let _ = pool.trim(0);
+    }
+
+    /// Sends allocations of the main memory to a pool, on streams that the filter accepts.
+    pub(crate) fn begin_route(&self, pool: &Arc<Pool>, filter: Filter) -> Result<()> {
+        let mut routes = self.routes.write();
+        if routes.iter().any(|route| Arc::ptr_eq(&route.pool, pool)) {
+            return Err(Error::state(format!("pool {} takes allocations already", pool.name)));
+        }
+        routes.push(Route { pool: pool.clone(), filter: Arc::new(filter) });
+        self.routed.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Ends it. Returns whether the pool took allocations.
+    pub(crate) fn end_route(&self, pool: &Arc<Pool>) -> bool {
+        let mut routes = self.routes.write();
+        let at = routes.iter().position(|route| Arc::ptr_eq(&route.pool, pool));
+        let ended = at.map(|at| routes.remove(at));
+        self.routed.store(!routes.is_empty(), Ordering::Release);
+        drop(routes);
+        // A filter is the caller's, so it goes without the lock.
+        ended.is_some()
+    }
+
+    fn handles(&self, snapshots: &[PoolSnapshot]) -> BTreeMap<u16, u64> {
+        let blocks = snapshots.iter().flat_map(|p| &p.memory.segments).flat_map(|s| &s.blocks);
+        let mut handles: BTreeMap<u16, u64> = blocks.map(|b| (b.stream, 0)).collect();
+        handles.retain(|&timeline, handle| {
+            let found = self.sources.handle_of(&self.runtime, timeline);
+            *handle = found.unwrap_or(0);
+            found.is_some()
+        });
+        handles
+    }
+
+    fn snapshots(&self) -> Vec<PoolSnapshot> {
+        let pools = self.all_pools();
+        let of = |pool: &Arc<Pool>| PoolSnapshot {
+            pool: pool.handle,
+            name: pool.name.clone(),
+            suspended: pool.suspended(),
+            memory: pool.allocator.snapshot(),
+        };
+        pools.iter().map(of).collect()
+    }
+
+    /// The state of all memory as JSON.
+    pub(crate) fn snapshot(&self) -> Result<String> {
+        let pools = self.snapshots();
+        let snapshot = DeviceSnapshot {
+            device: self.runtime.device().to_string(),
+            budget: self.budget.limit(),
+            reserved: self.budget.reserved(),
+            allocated: self.counters.allocated.load(Ordering::Relaxed),
+            streams: self.handles(&pools),
+            pools,
+        };
+        serde_json::to_string(&snapshot).map_err(Error::other)
+    }
+
+    /// The blocks of all pools, by address within each.
+    pub(crate) fn visit(&self, mut f: impl FnMut(Visited)) {
+        let pools = self.snapshots();
+        let streams = self.handles(&pools);
+        for pool in &pools {
+            for segment in &pool.memory.segments {
+                for &block in &segment.blocks {
+                    f(Visited {
+                        pool: pool.pool,
+                        segment: (segment.addr, segment.bytes),
+                        paged: segment.paged,
+                        block,
+                        stream: streams.get(&block.stream).copied().unwrap_or(0),
+                    });
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! The C ABI of the allocator and its devices: `leasehold_*`, declared and documented in the header
+//! `leasehold.h`.
+//!
+//! A framework with streams of its own (PyTorch, CuPy, a C++ program) takes memory here by size and
+//! stream, and gives it back without a driver call. A device has one main memory and any number of
+//! pools, which share its budget. A pool is what a captured graph allocates from, or memory that
+//! can be suspended and resumed at the same addresses.
+//!
+//! The crate is a shared and a static library. From Rust, [`leasehold`] is the interface; the
+//! functions here serve tests.
+//!
+//! ```
+//! use leasehold_capi::ffi::*;
+//! use std::ptr::null_mut;
+//! let (mut device, mut at) = (0, null_mut());
+//! // SAFETY: the name is a C string, and the pointers are to locals.
+//! unsafe {
+//!     assert_eq!(leasehold_device_open(c"cpu:0".as_ptr(), std::ptr::null(), &mut device), 0);
+//!     assert_eq!(leasehold_malloc(device, 1000, 0, &mut at), 0);
+//!     assert_eq!(leasehold_free(device, at), 0);
+//!     assert_eq!(leasehold_device_close(device), 0);
+//! }
+//! ```
+//!
+//! # Modules
+//! `ffi` translates C types and calls the rest; `plugin` has the two functions of PyTorch's plug-in
+//! interface; `device` owns a device's memory, pools and blocks; `status` turns errors into numbers
+//! and texts; `registry` has the handles. This crate must not place blocks or order work: the
+//! allocator and the backends do.
+
+mod blocks;
+mod device;
+pub mod ffi;
+pub mod plugin;
+mod pool;
+mod registry;
+#[cfg(feature = "sim")]
+pub mod sim;
+mod source;
+mod status;

@@ -1,0 +1,177 @@
+//! Pools: the main memory of a device, and memory beside it that a captured graph or a region of
+//! the program has for itself.
+//!
+//! A pool is an allocator over a backing of its own. All pools of a device share its budget. Blocks
+//! do not count their pool: a pool that is released lives on in its blocks.
+//!
+//! This module must not know the C ABI.
+
+use crate::source::Sources;
+use leasehold::{Buffer, Error, Lease, Protection, Result, Runtime, View};
+use leasehold_alloc::{
+    Allocator, AllocatorConfig, Layout, On, Policy, SharedBudget, SuspendableBacking,
+};
+use leasehold_core::sync::{Mutex, RwLock};
+use leasehold_hal::MemoryKind;
+
+/// The contents of a suspended pool: each range with its copy in pinned memory.
+type Saved = Vec<(u64, Lease<Buffer>)>;
+
+/// The settings of a pool.
+pub(crate) struct PoolSettings {
+    pub(crate) name: String,
+    pub(crate) policy: Policy,
+    pub(crate) trace_events: usize,
+    pub(crate) suspendable: bool,
+}
+
+/// A pool.
+pub(crate) struct Pool {
+    /// 0 for a device's main memory.
+    pub(crate) handle: u64,
+    pub(crate) name: String,
+    pub(crate) allocator: Allocator,
+    backing: Option<SuspendableBacking>,
+    /// Allocations share it; a suspension takes it alone.
+    suspended: RwLock<bool>,
+    saved: Mutex<Option<Saved>>,
+}
+
+impl Pool {
+    pub(crate) fn new(
+        runtime: &Runtime,
+        budget: &SharedBudget,
+        settings: PoolSettings,
+    ) -> Result<Self> {
+        let backing = runtime.raw_device().backing(MemoryKind::Device)?;
+        let config = AllocatorConfig {
+            name: format!("{} {}", runtime.device(), settings.name).into(),
+            policy: settings.policy,
+            shared_budget: Some(budget.clone()),
+            trace_events: settings.trace_events,
+            ..AllocatorConfig::default()
+        };
+        let (allocator, backing) = if settings.suspendable {
+            let backing = SuspendableBacking::new(backing, Some(budget.clone()))?;
+            let allocator = Allocator::new(Box::new(backing.clone()), config)?;
+            if !backing.has_addresses() {
+                return Err(Error::Unsupported("the driver has no addresses to reserve".into()));
+            }
+            (allocator, Some(backing))
+        } else {
+            (Allocator::new(backing, config)?, None)
+        };
+        Ok(Self {
+            handle: 0,
+            name: settings.name,
+            allocator,
+            backing,
+            suspended: RwLock::new(false),
+            saved: Mutex::new(None),
+        })
+    }
+
+    /// The pool with its handle.
+    pub(crate) fn named(self, handle: u64) -> Self {
+        Self { handle, ..self }
+    }
+
+    pub(crate) fn alloc(&self, bytes: u64, on: On<'_>) -> Result<Lease<Buffer>> {
+        if self.backing.is_none() {
+            return self.allocator.alloc(Layout::new(bytes), on);
+        }
+        let suspended = self.suspended.read();
+        if *suspended {
+            return Err(self.is_suspended());
+        }
+        self.allocator.alloc(Layout::new(bytes), on)
+    }
+
+    fn is_suspended(&self) -> Error {
+        Error::Suspended(format!("pool {} is suspended; resume it first", self.name).into())
+    }
+
+    /// Bytes that go back to the driver.
+    pub(crate) fn trim(&self, keep: u64) -> Result<u64> {
+        let suspended = self.suspended.read();
+        if *suspended { Ok(0) } else { self.allocator.trim(keep) }
+    }
+
+    /// Whether the pool is suspended.
+    pub(crate) fn suspended(&self) -> bool {
+        *self.suspended.read()
+    }
+
+    fn backing(&self) -> Result<&SuspendableBacking> {
+        self.backing.as_ref().ok_or_else(|| {
+            Error::Unsupported(format!("pool {} was not made to be suspended", self.name).into())
+        })
+    }
+
+    /// Gives all memory back to the device, and keeps the addresses. Waits for the context's work.
+    ///
+    /// # Safety
+    /// - No work that uses the pool's memory is submitted until it is resumed.
+    pub(crate) unsafe fn suspend(
+        &self,
+        runtime: &Runtime,
+        sources: &Sources,
+        keep: bool,
+    ) -> Result<u64> {
+        let backing = self.backing()?;
+        let mut suspended = self.suspended.write();
+        if *suspended {
+            return Err(Error::state(format!("pool {} is suspended already", self.name)));
+        }
+        sources.synchronize(runtime)?;
+        // Free memory has no contents to keep.
+        self.allocator.trim(0)?;
+        let mut saved = Saved::new();
+        let save = |at, bytes| {
+            if keep {
+                let copy = runtime.alloc_pinned(bytes)?;
+                let from = import(runtime, at, bytes)?;
+                runtime.stream().copy(copy.view(), from.view())?;
+                runtime.stream().synchronize()?;
+                saved.push((at, copy));
+            }
+            Ok(())
+        };
+        // SAFETY: all work of the context is over, and the caller vouches for later work.
+        let freed = unsafe { backing.suspend(save) }?;
+        *suspended = true;
+        *self.saved.lock() = keep.then_some(saved);
+        Ok(freed)
+    }
+
+    /// Takes memory again at the same addresses, with the contents that were kept.
+    pub(crate) fn resume(&self, runtime: &Runtime) -> Result<()> {
+        let backing = self.backing()?;
+        let mut suspended = self.suspended.write();
+        if !*suspended {
+            return Err(Error::state(format!("pool {} is not suspended", self.name)));
+        }
+        let mut saved = self.saved.lock();
+        let of = |at: u64, bytes: u64| {
+            let saved = saved.iter().flatten();
+            saved.filter(move |(from, _)| from.wrapping_sub(at) < bytes)
+        };
+        backing.resume(|at, bytes| {
+            of(at, bytes).try_for_each(|(at, copy)| {
+                let to = import(runtime, *at, copy.len())?;
+                runtime.stream().copy(to.view(), copy.view())
+            })?;
+            runtime.stream().synchronize()
+        })?;
+        *suspended = false;
+        *saved = None;
+        Ok(())
+    }
+}
+
+/// A range of a pool as a buffer, for a copy that is over before the range changes.
+fn import(runtime: &Runtime, at: u64, bytes: u64) -> Result<Lease<Buffer>> {
+    // SAFETY: the range has memory of this device, which only the calling suspension or resumption
+    // uses until its copy is over.
+    unsafe { runtime.allocator().import(at, bytes, 0, Protection::ReadWrite, Box::new(())) }
+}

@@ -1,0 +1,97 @@
+//! Errors as numbers and texts, and the border that no panic passes.
+//!
+//! This module must not know what functions do.
+
+use leasehold::{Error, Result};
+use std::any::Any;
+use std::cell::RefCell;
+use std::ffi::{CString, c_char, c_int};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Success.
+pub const OK: c_int = 0;
+/// An argument is never valid, or a handle or pointer is unknown.
+pub const INVALID_ARGUMENT: c_int = 1;
+/// No memory; the text is the report.
+pub const OUT_OF_MEMORY: c_int = 2;
+/// The request is larger than the budget.
+pub const OVER_BUDGET: c_int = 3;
+/// No such device.
+pub const NOT_FOUND: c_int = 4;
+/// No driver, or no backend.
+pub const UNAVAILABLE: c_int = 5;
+/// The device or backend cannot do this.
+pub const UNSUPPORTED: c_int = 6;
+/// The call is valid at another time.
+pub const INVALID_STATE: c_int = 7;
+/// The pool is suspended.
+pub const SUSPENDED: c_int = 8;
+/// The object is in use.
+pub const IN_USE: c_int = 9;
+/// The deadline passed.
+pub const TIMEOUT: c_int = 10;
+/// The device is lost.
+pub const DEVICE_LOST: c_int = 11;
+/// The vendor's driver refused a call.
+pub const DRIVER: c_int = 12;
+/// A defect of this library.
+pub const INTERNAL: c_int = 13;
+
+fn code(error: &Error) -> c_int {
+    match error {
+        Error::InvalidArgument(_) | Error::StaleHandle { .. } => INVALID_ARGUMENT,
+        Error::OutOfMemory(_) => OUT_OF_MEMORY,
+        Error::OverBudget { .. } => OVER_BUDGET,
+        Error::NotFound(_) => NOT_FOUND,
+        Error::Unavailable(_) => UNAVAILABLE,
+        Error::Unsupported(_) => UNSUPPORTED,
+        Error::InvalidState(_) | Error::Recording { .. } => INVALID_STATE,
+        Error::Suspended(_) => SUSPENDED,
+        Error::LeasesOutstanding { .. } | Error::Occupied { .. } => IN_USE,
+        Error::Timeout(_) => TIMEOUT,
+        Error::DeviceLost { .. } | Error::Fault(_) => DEVICE_LOST,
+        Error::Driver { .. } => DRIVER,
+        _ => INTERNAL,
+    }
+}
+
+thread_local! {
+    static LAST: RefCell<Option<CString>> = const { RefCell::new(None) };
+}
+
+/// Keeps the text of a thread's last failure.
+fn keep(text: String) {
+    // A zero byte would end the C string early.
+    let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
+    // A thread that is ending keeps no text.
+    let _ = LAST.try_with(|last| *last.borrow_mut() = Some(text));
+}
+
+/// The text of this thread's last failure.
+pub(crate) fn last() -> *const c_char {
+    let text = LAST.try_with(|last| last.borrow().as_ref().map(|text| text.as_ptr()));
+    text.ok().flatten().unwrap_or(c"".as_ptr())
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no text")
+}
+
+/// Runs a function of the ABI: the status is its result, and the text of a failure is kept. A panic
+/// ends here.
+pub(crate) fn border(call: impl FnOnce() -> Result<()>) -> c_int {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(Ok(())) => OK,
+        Ok(Err(error)) => {
+            keep(error.to_string());
+            code(&error)
+        }
+        Err(panic) => {
+            keep(format!("a defect of this library: {}", panic_text(&*panic)));
+            // The payload's own destructor may panic too.
+            std::mem::forget(panic);
+            INTERNAL
+        }
+    }
+}

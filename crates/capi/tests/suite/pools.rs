@@ -1,0 +1,167 @@
+//! Pools: allocations under capture, one budget for all, and memory that is suspended and resumed
+//! at the same addresses.
+
+use crate::*;
+
+unsafe extern "C" fn is_stream(context: *mut c_void, stream: usize) -> c_int {
+    c_int::from(context.addr() == stream)
+}
+
+#[test]
+fn a_capture_allocates_from_its_pool() {
+    let _turn = turn();
+    let device = Device::sim(0);
+    let (a, b) = (device.stream(0), device.stream(0));
+    let pool = Pool::new(device, "graph", 0).unwrap();
+    let before = device.alloc(MIB, a).unwrap();
+    // SAFETY: the filter takes any context.
+    let begun = unsafe { leasehold_pool_begin(pool.0, Some(is_stream), a as *mut c_void) };
+    assert_eq!(begun, OK, "{}", last_error());
+    // SAFETY: as above.
+    let again = unsafe { leasehold_pool_begin(pool.0, None, null_mut()) };
+    assert_eq!(again, INVALID_STATE);
+    assert_eq!(leasehold_sim_capture(device.0, a, 1), OK, "{}", last_error());
+    let (inside, beside) = (device.alloc(40 * MIB, a).unwrap(), device.alloc(MIB, b).unwrap());
+    assert_eq!((Pool::of(device, inside), Pool::of(device, beside)), (pool.0, 0));
+    device.fill(a, inside, 1, 40 * MIB);
+    // A block that the captured graph frees goes to a later one of the graph.
+    assert_eq!(device.free(inside), OK);
+    let reused = device.alloc(40 * MIB, a).unwrap();
+    assert_eq!(reused, inside);
+    device.fill(a, reused, 2, 40 * MIB);
+    // Growth, walks and trims of other threads break no capture.
+    let other = device.alloc(100 * MIB, b).unwrap();
+    device.fill(b, other, 3, 100 * MIB);
+    assert_eq!(device.free(other), OK);
+    device.trim();
+    device.stats();
+    assert_eq!(leasehold_stream_end(device.0, a), INVALID_STATE, "in a capture");
+    assert_eq!(leasehold_sim_capture(device.0, a, 0), OK, "{}", last_error());
+    assert_eq!(leasehold_pool_end(pool.0), OK);
+    assert_eq!(leasehold_pool_end(pool.0), INVALID_STATE);
+    let after = device.alloc(MIB, a).unwrap();
+    assert_eq!(Pool::of(device, after), 0);
+    // The pool's memory stays the graph's until it is released, and its blocks until they are
+    // freed.
+    assert_eq!(leasehold_pool_release(pool.0), OK);
+    assert_eq!(pool.alloc(10, a), Err(INVALID_ARGUMENT));
+    assert_eq!(Pool::of(device, reused), pool.0);
+    for block in [before, beside, reused, after] {
+        assert_eq!(device.free(block), OK);
+    }
+    device.synchronize();
+    // The next slow path of any allocator notices that the pool's streams are done.
+    let _ = device.alloc(200 * MIB, b).map(|block| device.free(block));
+    device.synchronize();
+    device.trim();
+    assert_eq!((device.stats().reserved_bytes, races()), (0, String::new()));
+    device.end(a);
+    device.end(b);
+    device.close();
+}
+
+#[test]
+fn pools_share_the_budget_and_give_memory_to_each_other() {
+    let _turn = turn();
+    let device = Device::sim(100 << 20);
+    let stream = device.stream(0);
+    let pools = [(); 3].map(|()| Pool::new(device, "one of three", 0).unwrap());
+    for round in 0..6 {
+        for pool in pools {
+            // Each needs most of the budget, which lies free in another pool.
+            let block = pool.alloc(90 * MIB, stream).unwrap();
+            device.fill(stream, block, round, 90 * MIB);
+            let stats = device.stats();
+            assert!(stats.reserved_bytes <= 100 << 20 && stats.pools == 4, "{stats:?}");
+            assert_eq!(device.alloc(20 * MIB, stream), Err(OUT_OF_MEMORY));
+            assert_eq!(device.free(block), OK);
+        }
+    }
+    let main = device.alloc(95 * MIB, stream).unwrap();
+    assert_eq!(device.free(main), OK);
+    assert!(device.stats().retries > 0);
+    let mut freed = 0;
+    device.synchronize();
+    // SAFETY: the pointer is to a local.
+    assert_eq!(unsafe { leasehold_pool_trim(pools[0].0, 0, &mut freed) }, OK);
+    assert_eq!(races(), "");
+    pools.into_iter().for_each(|pool| assert_eq!(leasehold_pool_release(pool.0), OK));
+    device.end(stream);
+    device.close();
+}
+
+#[test]
+fn a_suspended_pool_comes_back_at_the_same_addresses() {
+    let _turn = turn();
+    let device = Device::sim(256 << 20);
+    let (stream, other) = (device.stream(0), device.stream(0));
+    for keep in [0, LEASEHOLD_SUSPEND_KEEP] {
+        let pool = Pool::new(device, "weights", LEASEHOLD_POOL_SUSPENDABLE).unwrap();
+        let blocks: Vec<_> = (0..12usize)
+            .map(|i| (pool.alloc(7 * MIB + i * 1000, stream).unwrap(), 7 * MIB + i * 1000))
+            .collect();
+        let small: Vec<_> = (0..50).map(|_| pool.alloc(600, stream).unwrap()).collect();
+        for (i, &(block, bytes)) in blocks.iter().enumerate() {
+            device.fill(stream, block, 10 + i as u8, bytes);
+        }
+        small.iter().for_each(|&block| device.fill(stream, block, 99, 600));
+        // A stream that was never named here uses them too: a suspension waits for it.
+        assert_eq!(leasehold_sim_order(device.0, stream, other), OK);
+        device.fill(other, blocks[0].0, 10, blocks[0].1);
+        let reserved = device.stats().reserved_bytes;
+        let freed = pool.suspend(keep).unwrap_or_else(|e| panic!("{e}: {}", last_error()));
+        assert!(freed >= 84 << 20, "{freed}");
+        assert_eq!(device.stats().reserved_bytes, reserved - freed);
+        assert_eq!(pool.suspend(keep), Err(INVALID_STATE));
+        assert_eq!(pool.alloc(10, stream), Err(SUSPENDED));
+        assert_eq!(device.snapshot()["pools"][1]["suspended"], true);
+        // Others have the memory meanwhile, and it must be back before the pool is.
+        let guest = device.alloc(240 * MIB, stream).unwrap();
+        device.fill(stream, guest, 0xee, 240 * MIB);
+        assert_eq!(pool.resume(), OVER_BUDGET);
+        assert!(last_error().contains("over budget"), "{}", last_error());
+        assert_eq!(device.free(guest), OK);
+        // A block that is freed while the pool is suspended.
+        assert_eq!(device.free(small[7]), OK);
+        device.synchronize();
+        device.trim();
+        assert_eq!(pool.resume(), OK, "{}", last_error());
+        assert_eq!(pool.resume(), INVALID_STATE);
+        for (i, &(block, bytes)) in blocks.iter().enumerate() {
+            device.fill(stream, block, 10 + i as u8, 1);
+            if keep != 0 {
+                let all = device.read(stream, block, bytes);
+                assert!(all.iter().all(|&byte| byte == 10 + i as u8), "block {i}");
+            }
+        }
+        if keep != 0 {
+            assert_eq!(device.read(stream, small[3], 600), [99; 600]);
+        }
+        let more = pool.alloc(20 * MIB, stream).unwrap();
+        device.fill(stream, more, 1, 20 * MIB);
+        assert_eq!(device.free(more), OK);
+        // Released while suspended: nothing is left behind.
+        let freed_again = pool.suspend(0).unwrap();
+        assert!(freed_again >= 84 << 20);
+        assert_eq!(leasehold_pool_release(pool.0), OK);
+        for (block, _) in blocks {
+            assert_eq!(device.free(block), OK);
+        }
+        for (i, block) in small.into_iter().enumerate() {
+            assert_eq!(device.free(block), if i == 7 { INVALID_ARGUMENT } else { OK });
+        }
+        device.synchronize();
+        let block = device.alloc(250 * MIB, stream).unwrap();
+        assert_eq!(device.free(block), OK);
+        device.synchronize();
+        device.trim();
+        // A copy of a whole range reads the parts of it that nobody wrote.
+        let races = races();
+        let unordered = |line: &&str| !line.starts_with("read of memory that nobody wrote");
+        assert_eq!(races.lines().find(unordered), None);
+        assert_eq!(device.stats().reserved_bytes, 0);
+    }
+    device.end(stream);
+    assert_eq!(leasehold_sim_stream_destroy(device.0, other), OK);
+    device.close();
+}

@@ -1,0 +1,139 @@
+//! Streams of the caller: what needs no driver call, and what waits for which event.
+
+use crate::*;
+
+#[test]
+fn same_stream_reuse_makes_no_driver_call() {
+    let _turn = turn();
+    let device = Device::sim(0);
+    let stream = device.stream(0);
+    for bytes in [100, 300_000, 30 * MIB] {
+        let block = device.alloc(bytes, stream).unwrap();
+        device.fill(stream, block, 1, bytes);
+        assert_eq!(device.free(block), OK);
+        let before = device.stats().driver_calls;
+        let records = calls(c"cuEventRecord");
+        for _ in 0..20 {
+            let again = device.alloc(bytes, stream).unwrap();
+            assert_eq!(again, block);
+            device.fill(stream, again, 2, bytes);
+            assert_eq!(device.free(again), OK);
+        }
+        assert_eq!((device.stats().driver_calls, calls(c"cuEventRecord")), (before, records));
+    }
+    device.end(stream);
+    device.synchronize();
+    device.trim();
+    assert_eq!((device.stats().reserved_bytes, races()), (0, String::new()));
+    device.close();
+}
+
+#[test]
+fn memory_goes_to_another_stream_behind_an_event() {
+    let _turn = turn();
+    let device = Device::sim(40 << 20);
+    let (a, b) = (device.stream(0), device.stream(0));
+    for round in 0..20u8 {
+        let (from, to) = if round % 2 == 0 { (a, b) } else { (b, a) };
+        let block = device.alloc(36 * MIB, from).unwrap();
+        device.fill(from, block, round, 36 * MIB);
+        // Used on the other stream too, every third time.
+        if round % 3 == 0 {
+            assert_eq!(leasehold_sim_order(device.0, from, to), OK);
+            device.fill(to, block, round, 36 * MIB);
+            assert_eq!(device.record(block, to), OK);
+        }
+        assert_eq!(device.free(block), OK);
+    }
+    assert_eq!(races(), "");
+    let stats = device.stats();
+    assert!(stats.stream_waits + stats.host_waits > 0, "{stats:?}");
+    device.end(a);
+    device.end(b);
+    device.close();
+}
+
+#[test]
+fn default_streams_and_ended_ones() {
+    let _turn = turn();
+    let device = Device::sim(0);
+    assert_eq!(device.stream(1), 1);
+    for handle in [0, 1] {
+        let block = device.alloc(MIB, handle).unwrap();
+        device.fill(handle, block, 5, MIB);
+        assert_eq!(device.free(block), OK);
+    }
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let own = device.stream(2);
+                assert_eq!(own, 2);
+                for _ in 0..10 {
+                    let block = device.alloc(MIB, own).unwrap();
+                    device.fill(own, block, 6, MIB);
+                    assert_eq!(device.free(block), OK);
+                }
+            });
+        }
+    });
+    // Streams that come and go, each with its owner's word.
+    for _ in 0..50 {
+        let stream = device.stream(0);
+        let block = device.alloc(20 * MIB, stream).unwrap();
+        device.fill(stream, block, 7, 20 * MIB);
+        assert_eq!(device.free(block), OK);
+        device.end(stream);
+    }
+    assert!(device.stats().reserved_bytes < 400 << 20, "{:?}", device.stats());
+    device.synchronize();
+    device.trim();
+    assert_eq!((device.stats().reserved_bytes, races()), (0, String::new()));
+    device.close();
+}
+
+#[test]
+fn blocks_are_found_named_and_walked() {
+    let _turn = turn();
+    let device = Device::sim(0);
+    let stream = device.stream(0);
+    let blocks: Vec<_> =
+        [700, 50_000, 3 * MIB].map(|bytes| (device.alloc(bytes, stream).unwrap(), bytes)).into();
+    let (mut base, mut len, mut pool) = (null_mut(), 0, 9);
+    for &(block, bytes) in &blocks {
+        for offset in [0, bytes / 2, bytes - 1] {
+            let at = block.wrapping_byte_add(offset);
+            // SAFETY: the pointers are to locals.
+            let found =
+                unsafe { leasehold_block_find(device.0, at, &mut base, &mut len, &mut pool) };
+            assert_eq!((found, base, len, pool), (OK, block, bytes, 0));
+        }
+        let past = block.wrapping_byte_add(bytes);
+        // SAFETY: the pointers are to locals.
+        let found = unsafe { leasehold_block_find(device.0, past, &mut base, &mut len, &mut pool) };
+        assert_eq!(found, INVALID_ARGUMENT);
+    }
+    unsafe extern "C" fn sum(context: *mut c_void, block: *const LeaseholdBlock) {
+        // SAFETY: the context is the sums below, and the block lives during the call.
+        let (sums, block) = unsafe { (&mut *context.cast::<[u64; 3]>(), &*block) };
+        assert!(block.address >= block.segment_address);
+        assert!(block.address + block.bytes <= block.segment_address + block.segment_bytes);
+        sums[0] += block.bytes;
+        if block.state == LEASEHOLD_BLOCK_LIVE {
+            sums[1] += block.requested_bytes;
+            sums[2] = block.stream as u64;
+        }
+    }
+    let mut sums = [0u64; 3];
+    // SAFETY: the visitor takes this context.
+    let walked = unsafe { leasehold_visit_blocks(device.0, Some(sum), (&raw mut sums).cast()) };
+    assert_eq!(walked, OK);
+    let stats = device.stats();
+    assert_eq!(sums, [stats.reserved_bytes, stats.allocated_bytes, stream as u64]);
+    let snapshot = device.snapshot();
+    assert_eq!(snapshot["device"], "cuda:0");
+    assert_eq!(snapshot["pools"][0]["memory"]["stats"]["live"], 3);
+    assert!(snapshot["streams"].as_object().unwrap().values().any(|s| *s == stream));
+    blocks.into_iter().for_each(|(block, _)| assert_eq!(device.free(block), OK));
+    device.end(stream);
+    device.close();
+}
