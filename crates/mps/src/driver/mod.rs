@@ -10,7 +10,7 @@
 //! This module must not know managers.
 
 pub mod ops;
-#[cfg(target_vendor = "apple")]
+#[cfg(any(target_vendor = "apple", metal_messages))]
 pub mod real;
 #[cfg(feature = "sim")]
 pub mod sim;

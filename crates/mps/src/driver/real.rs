@@ -48,7 +48,7 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 // Without CoreGraphics a program without a window gets no default device.
-#[link(name = "CoreGraphics", kind = "framework")]
+#[cfg_attr(target_vendor = "apple", link(name = "CoreGraphics", kind = "framework"))]
 unsafe extern "C" {}
 
 /// The object of a live handle.
