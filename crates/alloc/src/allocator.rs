@@ -20,7 +20,7 @@ use crate::config::{AllocStats, AllocatorConfig, Policy};
 use crate::counters::Counters;
 use crate::destroy::{release, sweep};
 use crate::heap::STRIDE;
-use crate::layout::{Layout, UNIT};
+use crate::layout::{Layout, UNIT, UNIT_SHIFT};
 use crate::lock::Lock;
 use crate::paths::last;
 use crate::state::{Core, Deferred, Inner, On, Reclaimer, inner_of, kind_bits};
@@ -303,6 +303,12 @@ impl Allocator {
     /// The state in numbers. Takes the lock for a moment.
     pub fn stats(&self) -> AllocStats {
         self.inner().stats()
+    }
+
+    /// The largest free range that has memory, in bytes, whatever stream may still use it. A request
+    /// of this size may need more: an alignment, or a wait. Walks the heap under the lock.
+    pub fn largest_free(&self) -> u64 {
+        u64::from(self.inner().core.lock().store.heap.largest_free()) << UNIT_SHIFT
     }
 
     /// Begins new peaks from what is live and reserved now.

@@ -24,7 +24,7 @@ use crate::store::Need;
 use crate::watch::SweepScope;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::thread_number::thread_number;
-use leasehold_core::{Error, Lease, OutOfMemory, PackedTimepoint, Result, Text};
+use leasehold_core::{Error, Lease, OutOfMemory, PackedTimepoint, Result, Text, Timeline};
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
@@ -58,7 +58,6 @@ impl Inner {
         layout: Layout,
         on: On<'_>,
     ) -> Result<Lease<Buffer>> {
-        self.ask_external();
         self.sweep_retired();
         crate::destroy::sweep();
         let mut trail = Trail::default();
@@ -87,6 +86,13 @@ impl Inner {
         // 1, 2
         if let Some(lease) = self.take_known(need, size, on)? {
             return Ok(Some(lease));
+        }
+        // Nobody but this call makes external timelines progress.
+        if Timeline::any_external() {
+            self.ask_external();
+            if let Some(lease) = self.take_known(need, size, on)? {
+                return Ok(Some(lease));
+            }
         }
         // 3
         if self.config.cross_stream == CrossStream::InsertWait

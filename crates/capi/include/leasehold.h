@@ -105,6 +105,10 @@ int leasehold_device_describe(leasehold_device device, leasehold_device_info *in
 /* Blocks until all work of the device's primary context is over, also on streams that the library does not know. */
 int leasehold_device_synchronize(leasehold_device device);
 
+/* Lets work of a device use the memory of another one (owner), which it has now or takes later, in all pools. *allowed: 1 if it can, 0 if the
+ * two cannot reach each other. With NULL that is LEASEHOLD_UNSUPPORTED. */
+int leasehold_device_enable_peer(leasehold_device device, leasehold_device owner, int *allowed);
+
 /* ---- blocks ---- */
 
 /* Allocates bytes for a stream, aligned to 256 at least. The contents are unspecified. Zero bytes give NULL. The block is one of the
@@ -117,6 +121,9 @@ int leasehold_free(leasehold_device device, void *block);
 
 /* Notes that another stream uses a block, until it is freed. The stream of its allocation changes nothing. NULL is no error. */
 int leasehold_record_stream(leasehold_device device, void *block, uintptr_t stream);
+
+/* The same for a stream of another device, which may use this one's memory (leasehold_device_enable_peer). */
+int leasehold_record_peer_stream(leasehold_device device, void *block, leasehold_device peer, uintptr_t stream);
 
 /* Ends a stream, before its owner destroys it: its last event is recorded, and the handle may mean another stream afterwards. A stream
  * that the library does not know is no error. LEASEHOLD_INVALID_STATE in a capture. If the stream was destroyed already, it waits for all
@@ -170,6 +177,10 @@ typedef struct leasehold_stats {
 } leasehold_stats;
 
 int leasehold_stats_get(leasehold_device device, leasehold_stats *stats);
+
+/* The largest free range of any pool that has memory behind it. A walk. Larger blocks may be had without new memory, since free granules can
+ * be moved. */
+int leasehold_largest_free(leasehold_device device, uint64_t *bytes);
 
 /* Begins new peaks from what is allocated and reserved now. */
 int leasehold_stats_reset_peaks(leasehold_device device);

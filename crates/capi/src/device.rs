@@ -244,17 +244,17 @@ impl Device {
         Ok(())
     }
 
-    /// Notes that another stream uses a block: its reuse waits for the work that this stream has
+    /// Notes that another stream, which may be another device's, uses a block: its reuse waits for the work that this stream has
     /// when the block is freed.
     ///
     /// # Safety
-    /// - As [`Sources::get`], for `stream`.
-    pub(crate) unsafe fn record_stream(&self, addr: u64, stream: u64) -> Result<()> {
+    /// - As [`Sources::get`], for `stream` on the device `of`.
+    pub(crate) unsafe fn record_stream(&self, addr: u64, of: &Device, stream: u64) -> Result<()> {
         if addr == 0 {
             return Ok(());
         }
         // SAFETY: the caller vouches for the handle.
-        let source = unsafe { self.source(stream) }?;
+        let source = unsafe { of.source(stream) }?;
         self.blocks.with(addr, |block| {
             if !block.home.same(&source) && !block.others.iter().any(|o| o.same(&source)) {
                 block.others.push(source);

@@ -412,6 +412,28 @@ pub extern "C" fn leasehold_device_synchronize(device: u64) -> c_int {
     })
 }
 
+/// Lets a device use the memory of another one.
+///
+/// # Safety
+/// - `allowed` is null or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_device_enable_peer(
+    device: u64,
+    owner: u64,
+    allowed: *mut c_int,
+) -> c_int {
+    border(|| {
+        let (device, owner) = (DEVICES.get(device)?, DEVICES.get(owner)?);
+        let reached = device.runtime.raw_device().peer_access(owner.runtime.device())?;
+        if !allowed.is_null() {
+            // SAFETY: the caller says that it can be written.
+            return unsafe { give(allowed, c_int::from(reached), "allowed") };
+        }
+        let why = || Error::Unsupported("the devices cannot reach each other's memory".into());
+        reached.then_some(()).ok_or_else(why)
+    })
+}
+
 // ---- blocks
 
 /// Allocates a block of a device's memory for a stream.
@@ -454,8 +476,29 @@ pub unsafe extern "C" fn leasehold_record_stream(
     block: *mut c_void,
     stream: usize,
 ) -> c_int {
-    // SAFETY: the caller vouches for the stream.
-    border(|| unsafe { DEVICES.get(device)?.record_stream(block as u64, stream as u64) })
+    border(|| {
+        let device = DEVICES.get(device)?;
+        // SAFETY: the caller vouches for the stream.
+        unsafe { device.record_stream(block as u64, &device, stream as u64) }
+    })
+}
+
+/// Notes that a stream of another device uses a block.
+///
+/// # Safety
+/// - `stream` is a stream of the device `peer`, as the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_record_peer_stream(
+    device: u64,
+    block: *mut c_void,
+    peer: u64,
+    stream: usize,
+) -> c_int {
+    border(|| {
+        let (device, peer) = (DEVICES.get(device)?, DEVICES.get(peer)?);
+        // SAFETY: the caller vouches for the stream.
+        unsafe { device.record_stream(block as u64, &peer, stream as u64) }
+    })
 }
 
 /// Ends a stream, before its owner destroys it.
@@ -580,6 +623,21 @@ pub unsafe extern "C" fn leasehold_stats_get(device: u64, stats: *mut LeaseholdS
         };
         // SAFETY: the caller vouches for the struct.
         unsafe { answer(stats, &found, "stats") }
+    })
+}
+
+/// The largest free range of a device's memory that has memory behind it.
+///
+/// # Safety
+/// - `bytes` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_largest_free(device: u64, bytes: *mut u64) -> c_int {
+    border(|| {
+        let pools = DEVICES.get(device)?.all_pools();
+        let usable = pools.iter().filter(|pool| !pool.suspended());
+        let largest = usable.map(|pool| pool.allocator.largest_free()).max().unwrap_or(0);
+        // SAFETY: the caller says that it can be written.
+        unsafe { give(bytes, largest, "bytes") }
     })
 }
 

@@ -116,6 +116,9 @@ pub unsafe extern "C" fn leasehold_plugin_record_stream(
     ordinal: c_int,
     stream: *mut c_void,
 ) {
-    // SAFETY: the caller vouches for the stream.
-    border(|| unsafe { DEVICES.get(device(ordinal)?)?.record_stream(block as u64, stream as u64) });
+    border(|| {
+        let device = DEVICES.get(device(ordinal)?)?;
+        // SAFETY: the caller vouches for the stream.
+        unsafe { device.record_stream(block as u64, &device, stream as u64) }
+    });
 }

@@ -137,3 +137,44 @@ fn blocks_are_found_named_and_walked() {
     device.end(stream);
     device.close();
 }
+
+#[test]
+fn a_peer_reaches_the_memory_of_every_pool() {
+    let _turn = turn();
+    let (device, peer) = (Device::sim(0), Device::open(c"sim-cuda:1", 0, 0).unwrap());
+    let (stream, far) = (device.stream(0), peer.stream(0));
+    let pool = Pool::new(device, "of the owner", LEASEHOLD_POOL_SUSPENDABLE).unwrap();
+    let early = device.alloc(4 * MIB, stream).unwrap();
+    let mut allowed = 9;
+    // SAFETY: the pointer is to a local.
+    let enabled = unsafe { leasehold_device_enable_peer(peer.0, device.0, &mut allowed) };
+    assert_eq!((enabled, allowed), (OK, 1), "{}", last_error());
+    let late = pool.alloc(4 * MIB, stream).unwrap();
+    for block in [early, late] {
+        peer.fill(far, block, 8, 4 * MIB);
+        // SAFETY: the stream is the test's own.
+        let recorded = unsafe { leasehold_record_peer_stream(device.0, block, peer.0, far) };
+        assert_eq!(recorded, OK, "{}", last_error());
+    }
+    peer.synchronize();
+    assert!(pool.suspend(LEASEHOLD_SUSPEND_KEEP).is_ok());
+    assert_eq!(pool.resume(), OK, "{}", last_error());
+    peer.fill(far, late, 9, MIB);
+    assert_eq!(peer.read(far, late, 2 * MIB)[MIB - 1..][..2], [9, 8]);
+    let mut largest = 0;
+    // SAFETY: the pointer is to a local.
+    assert_eq!(unsafe { leasehold_largest_free(device.0, &mut largest) }, OK);
+    assert_eq!((device.free(early), device.free(late)), (OK, OK));
+    // SAFETY: the pointer is to a local.
+    assert_eq!(unsafe { leasehold_largest_free(device.0, &mut largest) }, OK);
+    // Memory that the peer may still use comes back once its event is over.
+    peer.synchronize();
+    device.trim();
+    assert_eq!(device.stats().reserved_bytes, 0);
+    assert_eq!(leasehold_pool_release(pool.0), OK);
+    device.end(stream);
+    peer.end(far);
+    device.close();
+    peer.close();
+    assert_eq!(races(), "");
+}
