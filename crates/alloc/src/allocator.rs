@@ -305,8 +305,8 @@ impl Allocator {
         self.inner().stats()
     }
 
-    /// The largest free range that has memory, in bytes, whatever stream may still use it. A request
-    /// of this size may need more: an alignment, or a wait. Walks the heap under the lock.
+    /// The largest free range that has memory, in bytes, whatever stream may still use it. A
+    /// request of this size may need more: an alignment, or a wait. Walks the heap under the lock.
     pub fn largest_free(&self) -> u64 {
         u64::from(self.inner().core.lock().store.heap.largest_free()) << UNIT_SHIFT
     }

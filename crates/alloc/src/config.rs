@@ -127,6 +127,10 @@ pub struct AllocatorConfig {
     /// Moving granules.
     /// Default: [`Policy::Balanced`].
     pub policy: Policy,
+    /// Memory under free blocks stays where it is mapped, until a trim: for addresses that a
+    /// captured graph uses at each launch, also after their blocks were freed. Free granules are
+    /// then never moved, whatever the policy. Default: `false`.
+    pub immovable: bool,
     /// Memory that other streams may still be using.
     /// Default: [`CrossStream::IfReady`].
     pub cross_stream: CrossStream,
@@ -170,6 +174,7 @@ impl Default for AllocatorConfig {
             name: Text::Borrowed("memory"),
             host_kind: HostKind::None,
             policy: Policy::default(),
+            immovable: false,
             cross_stream: CrossStream::default(),
             budget: u64::MAX,
             shared_budget: None,

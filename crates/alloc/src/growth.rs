@@ -41,6 +41,9 @@ impl Inner {
 
     /// Whether free granules are moved rather than new memory taken.
     pub(crate) fn may_move(&self, core: &Core) -> bool {
+        if self.config.immovable {
+            return false;
+        }
         match self.growth().moves {
             Moves::Never => false,
             Moves::Always => true,
@@ -81,7 +84,7 @@ impl Inner {
         loop {
             let planned = {
                 let mut core = self.core.lock();
-                let reclaim = pressed || self.may_move(&core);
+                let reclaim = pressed && !self.config.immovable || self.may_move(&core);
                 let near = growth.near.filter(|_| !pressed && waits < MOST_NEAR_WAITS);
                 let least = if pressed {
                     1
@@ -174,7 +177,11 @@ impl Inner {
         let lent = self.new_segment(need, size, on, wants, trail)?;
         // Segments that lie free are too small one by one; the driver may make a larger one of
         // them.
-        if lent.is_none() && pressed && self.trim_core(0).is_ok_and(|freed| freed > 0) {
+        if lent.is_none()
+            && pressed
+            && !self.config.immovable
+            && self.trim_core(0).is_ok_and(|freed| freed > 0)
+        {
             trail.note(format_args!("gave free segments back to the driver"));
             return self.new_segment(need, size, on, wants, trail);
         }

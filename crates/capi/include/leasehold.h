@@ -113,7 +113,7 @@ int leasehold_device_enable_peer(leasehold_device device, leasehold_device owner
 
 /* Allocates bytes for a stream, aligned to 256 at least. The contents are unspecified. Zero bytes give NULL. The block is one of the
  * main memory, or of a pool that takes allocations on this stream (leasehold_pool_begin). If there is no memory, the library moves free
- * granules, takes back what other pools have free, and waits for streams, before it fails. */
+ * granules, takes back what other movable pools have free, and waits for streams, before it fails. */
 int leasehold_malloc(leasehold_device device, size_t bytes, uintptr_t stream, void **block);
 
 /* Frees a block, also one of a pool. NULL is no error. */
@@ -139,7 +139,7 @@ int leasehold_block_set_name(leasehold_device device, void *block, const char *n
 
 /* ---- the memory as a whole ---- */
 
-/* Gives free memory of all pools back to the driver, until keep bytes lie free in each. Memory that a stream may still use stays, so
+/* Gives free memory of the main memory and of movable pools back to the driver, until keep bytes lie free in each. Memory that a stream may still use stays, so
  * leasehold_device_synchronize before it gives back more. *freed (or NULL): the bytes that went. */
 int leasehold_trim(leasehold_device device, uint64_t keep, uint64_t *freed);
 
@@ -215,7 +215,8 @@ int leasehold_visit_blocks(leasehold_device device, void (*visitor)(void *contex
 
 /* ---- pools: memory for a captured graph, or for a region of the program ---- */
 
-#define LEASEHOLD_POOL_SUSPENDABLE 1
+#define LEASEHOLD_POOL_SUSPENDABLE 1 /* leasehold_pool_suspend works */
+#define LEASEHOLD_POOL_MOVABLE 2     /* memory under free blocks may be moved and taken back: no captured graph uses it */
 
 typedef struct leasehold_pool_options {
     size_t size;
@@ -224,7 +225,9 @@ typedef struct leasehold_pool_options {
     uint32_t flags;   /* LEASEHOLD_POOL_* */
 } leasehold_pool_options;
 
-/* Makes a pool: memory with addresses of its own, which counts against the device's budget. options may be NULL. LEASEHOLD_UNSUPPORTED
+/* Makes a pool: memory with addresses of its own, which counts against the device's budget. options may be NULL. Without
+ * LEASEHOLD_POOL_MOVABLE memory that the pool once took stays mapped where it is, also under blocks that were freed, until the pool is
+ * released or trimmed by leasehold_pool_trim: a captured graph uses such addresses at each launch. LEASEHOLD_UNSUPPORTED
  * for LEASEHOLD_POOL_SUSPENDABLE on a device whose addresses and memory are not separate. */
 int leasehold_pool_create(leasehold_device device, const leasehold_pool_options *options, leasehold_pool *pool);
 
@@ -241,7 +244,7 @@ int leasehold_pool_malloc(leasehold_pool pool, size_t bytes, uintptr_t stream, v
 int leasehold_pool_begin(leasehold_pool pool, int (*filter)(void *context, uintptr_t stream), void *context);
 int leasehold_pool_end(leasehold_pool pool);
 
-/* As leasehold_trim, for one pool. A suspended pool gives nothing back. */
+/* As leasehold_trim, for one pool, movable or not: no captured graph uses its free memory any more. A suspended pool gives nothing back. */
 int leasehold_pool_trim(leasehold_pool pool, uint64_t keep, uint64_t *freed);
 
 #define LEASEHOLD_SUSPEND_KEEP 1 /* the contents are copied to pinned host memory */

@@ -128,6 +128,7 @@ impl Device {
             policy: settings.policy,
             trace_events: settings.trace_events,
             suspendable: false,
+            movable: true,
         };
         let main = Arc::new(Pool::new(&runtime, &budget, main)?);
         Ok(Self {
@@ -218,7 +219,7 @@ impl Device {
                 break;
             }
             for other in self.all_pools() {
-                if !Arc::ptr_eq(&other, pool) {
+                if other.movable && !Arc::ptr_eq(&other, pool) {
                     other.trim(0)?;
                 }
             }
@@ -244,8 +245,8 @@ impl Device {
         Ok(())
     }
 
-    /// Notes that another stream, which may be another device's, uses a block: its reuse waits for the work that this stream has
-    /// when the block is freed.
+    /// Notes that another stream, which may be another device's, uses a block: its reuse waits for
+    /// the work that this stream has when the block is freed.
     ///
     /// # Safety
     /// - As [`Sources::get`], for `stream` on the device `of`.
@@ -276,9 +277,12 @@ impl Device {
         self.blocks.with(addr, |b| b.lease.set_name(name))
     }
 
-    /// Gives free memory of all pools back to the driver, until `keep` bytes lie free in each.
+    /// Gives free memory of the main memory and of movable pools back to the driver, until `keep`
+    /// bytes lie free in each.
     pub(crate) fn trim(&self, keep: u64) -> Result<u64> {
-        self.all_pools().iter().try_fold(0, |freed, pool| Ok(freed + pool.trim(keep)?))
+        let pools = self.all_pools();
+        let mut movable = pools.iter().filter(|pool| pool.movable);
+        movable.try_fold(0, |freed, pool| Ok(freed + pool.trim(keep)?))
     }
 
     pub(crate) fn reset_peaks(&self) {
@@ -312,9 +316,10 @@ impl Device {
         self: &Arc<Self>,
         name: String,
         policy: Policy,
-        suspendable: bool,
+        (suspendable, movable): (bool, bool),
     ) -> Result<u64> {
-        let settings = PoolSettings { name, policy, trace_events: self.trace_events, suspendable };
+        let settings =
+            PoolSettings { name, policy, trace_events: self.trace_events, suspendable, movable };
         let pool = Pool::new(&self.runtime, &self.budget, settings)?;
         let (handle, entry) =
             POOLS.add(|handle| Arc::new((self.clone(), Arc::new(pool.named(handle)))));

@@ -28,6 +28,8 @@ pub const LEASEHOLD_POLICY_FASTEST: u32 = 1;
 pub const LEASEHOLD_POLICY_COMPACT: u32 = 2;
 /// The pool can be suspended.
 pub const LEASEHOLD_POOL_SUSPENDABLE: u32 = 1;
+/// Memory under free blocks of the pool may be moved and taken back: no captured graph uses it.
+pub const LEASEHOLD_POOL_MOVABLE: u32 = 2;
 /// The contents are kept in pinned host memory.
 pub const LEASEHOLD_SUSPEND_KEEP: u32 = 1;
 /// The version of the ABI: a function or field more is a higher number.
@@ -726,7 +728,8 @@ pub unsafe extern "C" fn leasehold_pool_create(
         };
         // SAFETY: the caller vouches for the struct.
         let options = unsafe { self::options(options, defaults, "options")? };
-        if options.flags & !LEASEHOLD_POOL_SUSPENDABLE != 0 {
+        const FLAGS: u32 = LEASEHOLD_POOL_SUSPENDABLE | LEASEHOLD_POOL_MOVABLE;
+        if options.flags & !FLAGS != 0 {
             return Err(Error::invalid(format!("{:#x}: unknown flags of a pool", options.flags)));
         }
         let name = if options.name.is_null() {
@@ -735,10 +738,11 @@ pub unsafe extern "C" fn leasehold_pool_create(
             // SAFETY: the caller vouches for the C string.
             unsafe { text(options.name, "the name")? }
         };
-        let suspendable = options.flags & LEASEHOLD_POOL_SUSPENDABLE != 0;
+        let has = |flag| options.flags & flag != 0;
+        let kind = (has(LEASEHOLD_POOL_SUSPENDABLE), has(LEASEHOLD_POOL_MOVABLE));
         let policy = policy(options.policy)?;
         let device = DEVICES.get(device)?;
-        let handle = device.add_pool(name.to_owned(), policy, suspendable)?;
+        let handle = device.add_pool(name.to_owned(), policy, kind)?;
         // SAFETY: the caller says that it can be written.
         unsafe { give(pool, handle, "the pool's place") }
     })

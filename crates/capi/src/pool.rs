@@ -23,6 +23,8 @@ pub(crate) struct PoolSettings {
     pub(crate) policy: Policy,
     pub(crate) trace_events: usize,
     pub(crate) suspendable: bool,
+    /// Memory under free blocks may be moved and taken back.
+    pub(crate) movable: bool,
 }
 
 /// A pool.
@@ -31,6 +33,9 @@ pub(crate) struct Pool {
     pub(crate) handle: u64,
     pub(crate) name: String,
     pub(crate) allocator: Allocator,
+    /// Whether memory under free blocks may go without the caller's word. Otherwise a captured
+    /// graph may use it.
+    pub(crate) movable: bool,
     backing: Option<SuspendableBacking>,
     /// Allocations share it; a suspension takes it alone.
     suspended: RwLock<bool>,
@@ -47,6 +52,7 @@ impl Pool {
         let config = AllocatorConfig {
             name: format!("{} {}", runtime.device(), settings.name).into(),
             policy: settings.policy,
+            immovable: !settings.movable,
             shared_budget: Some(budget.clone()),
             trace_events: settings.trace_events,
             ..AllocatorConfig::default()
@@ -64,6 +70,7 @@ impl Pool {
         Ok(Self {
             handle: 0,
             name: settings.name,
+            movable: settings.movable,
             allocator,
             backing,
             suspended: RwLock::new(false),
@@ -91,7 +98,7 @@ impl Pool {
         Error::Suspended(format!("pool {} is suspended; resume it first", self.name).into())
     }
 
-    /// Bytes that go back to the driver.
+    /// Gives free memory back to the driver. Returns the bytes that went.
     pub(crate) fn trim(&self, keep: u64) -> Result<u64> {
         let suspended = self.suspended.read();
         if *suspended { Ok(0) } else { self.allocator.trim(keep) }
@@ -124,8 +131,10 @@ impl Pool {
             return Err(Error::state(format!("pool {} is suspended already", self.name)));
         }
         sources.synchronize(runtime)?;
-        // Free memory has no contents to keep.
-        self.allocator.trim(0)?;
+        if self.movable {
+            // Free memory has no contents to keep.
+            self.allocator.trim(0)?;
+        }
         let mut saved = Saved::new();
         let save = |at, bytes| {
             if keep {

@@ -58,7 +58,7 @@ fn wrong_handles_and_pointers_are_refused() {
     assert_eq!(Device::open(c"sim-cuda:0", 0, 3).err(), Some(INVALID_ARGUMENT));
     assert_eq!(Device::open(c"tpu:0", 0, 0).err(), Some(INVALID_ARGUMENT));
     assert_eq!(Device::open(c"sim-cuda:9", 0, 0).err(), Some(4));
-    assert_eq!(Pool::new(device, "flags", 2).err(), Some(INVALID_ARGUMENT));
+    assert_eq!(Pool::new(device, "flags", 4).err(), Some(INVALID_ARGUMENT));
     assert_eq!(pool.suspend(0), Err(UNSUPPORTED), "it was not made to be suspended");
     assert_eq!(pool.suspend(4), Err(INVALID_ARGUMENT));
 

@@ -65,7 +65,8 @@ fn pools_share_the_budget_and_give_memory_to_each_other() {
     let _turn = turn();
     let device = Device::sim(100 << 20);
     let stream = device.stream(0);
-    let pools = [(); 3].map(|()| Pool::new(device, "one of three", 0).unwrap());
+    let pools =
+        [(); 3].map(|()| Pool::new(device, "one of three", LEASEHOLD_POOL_MOVABLE).unwrap());
     for round in 0..6 {
         for pool in pools {
             // Each needs most of the budget, which lies free in another pool.
@@ -95,8 +96,12 @@ fn a_suspended_pool_comes_back_at_the_same_addresses() {
     let _turn = turn();
     let device = Device::sim(256 << 20);
     let (stream, other) = (device.stream(0), device.stream(0));
-    for keep in [0, LEASEHOLD_SUSPEND_KEEP] {
-        let pool = Pool::new(device, "weights", LEASEHOLD_POOL_SUSPENDABLE).unwrap();
+    for (keep, movable) in
+        [(0, 0), (LEASEHOLD_SUSPEND_KEEP, 0), (LEASEHOLD_SUSPEND_KEEP, LEASEHOLD_POOL_MOVABLE)]
+    {
+        let flags = LEASEHOLD_POOL_SUSPENDABLE | movable;
+        let pool =
+            Pool::new(device, "weights", flags).unwrap_or_else(|e| panic!("{e}: {}", last_error()));
         let blocks: Vec<_> = (0..12usize)
             .map(|i| (pool.alloc(7 * MIB + i * 1000, stream).unwrap(), 7 * MIB + i * 1000))
             .collect();
@@ -164,4 +169,73 @@ fn a_suspended_pool_comes_back_at_the_same_addresses() {
     device.end(stream);
     assert_eq!(leasehold_sim_stream_destroy(device.0, other), OK);
     device.close();
+}
+
+/// The ranges of a pool that have memory.
+fn segments(device: Device, pool: Pool) -> Vec<(u64, u64)> {
+    let snapshot = device.snapshot();
+    let pools = snapshot["pools"].as_array().unwrap();
+    let own = pools.iter().find(|p| p["pool"] == pool.0).unwrap();
+    let segments = own["memory"]["segments"].as_array().unwrap();
+    segments.iter().map(|s| (s["addr"].as_u64().unwrap(), s["bytes"].as_u64().unwrap())).collect()
+}
+
+#[test]
+fn memory_that_a_captured_graph_may_use_stays_mapped() {
+    let _turn = turn();
+    for (flags, stays) in
+        [(0, true), (LEASEHOLD_POOL_SUSPENDABLE, true), (LEASEHOLD_POOL_MOVABLE, false)]
+    {
+        let device = Device::sim(160 << 20);
+        let stream = device.stream(0);
+        let pool = Pool::new(device, "graph", flags).unwrap();
+        let (mut used, mut held) = (Vec::new(), Vec::new());
+        // Blocks of many sizes come and go, so that moves of granules would pay; the budget and the
+        // main memory press.
+        let mut random = 88172645463325252u64;
+        for _ in 0..300 {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            let bytes = MIB + (random % 23) as usize * MIB / 2;
+            if random >> 32 & 1 == 0 && !held.is_empty() {
+                let (block, _) = held.swap_remove((random >> 40) as usize % held.len());
+                assert_eq!(device.free(block), OK);
+            } else if let Ok(block) = pool.alloc(bytes, stream) {
+                device.fill(stream, block, 1, bytes);
+                used.push((block as u64, bytes as u64));
+                held.push((block, bytes));
+            }
+            if random.is_multiple_of(11) {
+                let block = device.alloc(20 * MIB, stream).unwrap_or(NOTHING);
+                assert_eq!(device.free(block), OK);
+                device.synchronize();
+                device.trim();
+            }
+        }
+        assert!(used.len() > 100);
+        held.drain(..).for_each(|(block, _)| assert_eq!(device.free(block), OK));
+        device.synchronize();
+        device.trim();
+        let mapped = segments(device, pool);
+        let within = |&(at, bytes): &(u64, u64)| {
+            mapped.iter().any(|&(from, len)| at >= from && at + bytes <= from + len)
+        };
+        assert_eq!(used.iter().all(within), stays, "{flags}");
+        if stays {
+            // A launch of the graph writes to freed blocks.
+            for &(at, bytes) in &used {
+                device.fill(stream, at as *mut c_void, 2, bytes as usize);
+            }
+        }
+        device.synchronize();
+        let mut freed = 0;
+        // SAFETY: the pointer is to a local.
+        assert_eq!(unsafe { leasehold_pool_trim(pool.0, 0, &mut freed) }, OK);
+        assert_eq!((segments(device, pool), freed > 0), (Vec::new(), stays));
+        assert_eq!(leasehold_pool_release(pool.0), OK);
+        device.end(stream);
+        device.close();
+        drop(races());
+    }
 }

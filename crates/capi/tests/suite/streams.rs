@@ -143,7 +143,9 @@ fn a_peer_reaches_the_memory_of_every_pool() {
     let _turn = turn();
     let (device, peer) = (Device::sim(0), Device::open(c"sim-cuda:1", 0, 0).unwrap());
     let (stream, far) = (device.stream(0), peer.stream(0));
-    let pool = Pool::new(device, "of the owner", LEASEHOLD_POOL_SUSPENDABLE).unwrap();
+    let pool =
+        Pool::new(device, "of the owner", LEASEHOLD_POOL_SUSPENDABLE | LEASEHOLD_POOL_MOVABLE)
+            .unwrap();
     let early = device.alloc(4 * MIB, stream).unwrap();
     let mut allowed = 9;
     // SAFETY: the pointer is to a local.
