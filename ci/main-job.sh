@@ -25,7 +25,7 @@ done
 
 # Weights are mapped on the CPU and loaded into device memory on the simulated device.
 memory() { "$examples/check_memory" "$target/release/leasehold" "$@"; }
-for device in 'cpu:0' 'cuda:0 --sim' 'sim:0'; do
+for device in 'cpu:0' 'cuda:0 --sim' 'mps:0 --sim' 'sim:0'; do
     for mode in eager graph; do
         printf 'memory on %s, %s: ' "$device" "$mode"
         # shellcheck disable=SC2086
@@ -42,6 +42,8 @@ done
 
 printf 'over the simulated CUDA driver, with the race detector on: '
 check models/tiny-python/golden.json device=cuda:0 sim="${SEED:-1}"
+printf 'over the simulated Metal driver, with the race detector on: '
+check models/tiny-python/golden.json device=mps:0 sim="${SEED:-1}"
 # Without a GPU: a reason and status 1, no panic.
 if [ "${LEASEHOLD_GPU:-0}" = 0 ]; then
     status=0

@@ -80,7 +80,7 @@ impl Loader<'_> {
             }
         };
         let bytes = stored.bytes();
-        let buffer = if self.runtime.raw_device().caps().host_visible {
+        let buffer = if self.runtime.raw_device().caps().pageable_memory_access {
             // SAFETY: the bytes stay in place while the kept source lives, and the device reads
             // host memory in place. No code writes them: the import is read-only, and the source's
             // own bytes are shared.

@@ -38,6 +38,14 @@ fn cuda_over_the_simulated_driver_passes_everything() {
     assert!(report["passed"].as_u64() > Some(140), "{report}");
 }
 
+#[cfg(feature = "mps")]
+#[test]
+fn metal_over_the_simulated_driver_passes_everything() {
+    let report = json(&["conformance", "--device", "mps:0", "--sim", "--json"]);
+    assert_eq!((&report["ok"], &report["memory_debug"]), (&true.into(), &"".into()), "{report}");
+    assert!(report["passed"].as_u64() > Some(140), "{report}");
+}
+
 #[cfg(feature = "cuda")]
 #[test]
 fn with_each_buffer_straight_from_the_driver_everything_passes_or_says_why_not() {

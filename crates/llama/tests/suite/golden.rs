@@ -3,6 +3,8 @@
 use super::{golden, model_dirs, weights_of};
 use leasehold::{BufferHandle, Context, DeviceId, Error, MemoryKind, Runtime};
 use leasehold_llama::{Config, DType, Decoder, Mode, Model, Request, Sampling, generate};
+use leasehold_mps::driver::sim::{SimDriver, SimDriverConfig};
+use leasehold_mps::{MpsBackend, MpsConfig};
 use leasehold_sim::{KernelRegistry, MachineConfig, SimBackend};
 use std::sync::Arc;
 
@@ -23,6 +25,27 @@ fn a_simulated_device_gives_the_same() {
     );
     let reports = machine.take_reports();
     assert!(reports.is_empty(), "{} reports, the first: {}", reports.len(), reports[0]);
+}
+
+/// Metal over the simulated driver, whose untracked memory races, with the race detector on.
+#[test]
+fn simulated_metal_gives_the_same() {
+    let kernels = KernelRegistry::new();
+    leasehold_operators::simulate_mps(&kernels).unwrap();
+    same_over_metal(kernels);
+}
+
+fn same_over_metal(kernels: KernelRegistry) {
+    let machine = MachineConfig::seed(8).kernels(kernels);
+    let driver = Arc::new(SimDriver::new(SimDriverConfig::new(machine)).unwrap());
+    let backend = MpsBackend::with_ops(driver.clone(), MpsConfig::default()).unwrap();
+    let context = Context::with_backends(vec![Arc::new(backend)]);
+    same_as_transformers(&context.runtime("mps:0".parse().unwrap()).unwrap());
+    let reports = driver.machine().take_reports();
+    assert!(reports.is_empty(), "{} reports, the first: {}", reports.len(), reports[0]);
+    context.shutdown().unwrap();
+    assert_eq!(driver.take_broken_rules(), []);
+    assert!(driver.census().is_nothing(), "{:?}", driver.census());
 }
 
 /// Weights that are NaN give no token, and the error names the place.

@@ -9,7 +9,7 @@ use crate::config::MpsConfig;
 use crate::manager::command_queue::{CommandQueueManager, CommandQueueState};
 use crate::manager::event::EventManager;
 use crate::manager::fence::FenceManager;
-use crate::manager::opened::OpenedDevice;
+use crate::manager::opened::{Holdings, OpenedDevice};
 use crate::transfer::Transfers;
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_core::sync::{Arc, OnceLock};
@@ -43,6 +43,10 @@ pub struct Core {
     streams: AtomicU32,
     pub(crate) transfers: Arc<Transfers>,
     pub(crate) samples: Samples,
+    /// The lines that exist, each with an event. A stream's line may outlive the stream.
+    pub(crate) lines: Holdings,
+    /// The streams that exist, each with a fence and a queue.
+    pub(crate) live: Holdings,
     /// Memory of the host for bytes on their way to or from other host memory.
     pub(crate) staging: Staging,
     loss: OnceLock<Error>,
@@ -64,6 +68,8 @@ impl Core {
             streams: AtomicU32::new(0),
             transfers: transfers.clone(),
             samples: Samples::new(device),
+            lines: Holdings::default(),
+            live: Holdings::default(),
             staging: Staging::new()?,
             loss: OnceLock::new(),
             device: device.clone(),

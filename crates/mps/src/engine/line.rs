@@ -26,7 +26,7 @@ use crate::driver::ops::{
     AnyEvent, Completion, MpsSlowOps, NativeCommandBuffer, NativeSharedEvent, code,
 };
 use crate::manager::event::EventState;
-use crate::manager::opened::Owned;
+use crate::manager::opened::{Held, Owned};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, OnceLock, thread};
 use leasehold_core::{Error, Lease, Result};
@@ -45,19 +45,18 @@ struct Signal {
 impl Signal {
     /// Signals on behalf of a command buffer that failed, unless a later one does.
     fn make_up(&self, seq: u64) {
+        // A query may call handlers, so no lock is held. Nothing signals `seq` after the failure.
+        // SAFETY: the line keeps the event until the outcome of each command buffer is set, which
+        // happens after this.
+        let signaled = unsafe { self.ops.signaled_value(self.event) };
         let last = self.last.lock();
-        if *last != seq {
+        if *last != seq || signaled.is_ok_and(|value| value >= seq) {
             return;
         }
-        // SAFETY: the line keeps the event until the outcome of each command buffer is set, which
-        // happens after this. The work that waits for the value may run, because its stream notices
-        // this failure before it publishes a value.
-        let made = unsafe {
-            match self.ops.signaled_value(self.event) {
-                Ok(value) if value >= seq => Ok(()),
-                _ => self.ops.set_signaled_value(self.event, seq),
-            }
-        };
+        // SAFETY: the line keeps the event, as above. The work that waits for the value may run,
+        // because its stream notices this failure before it publishes a value.
+        let made = unsafe { self.ops.set_signaled_value(self.event, seq) };
+        drop(last);
         if let Err(error) = made {
             tracing::error!(%error, "a skipped signal could not be made up for");
         }
@@ -73,17 +72,15 @@ struct Outcome {
 }
 
 impl Outcome {
-    /// Sets the outcome. Only the first call has an effect. The driver's handler calls this
-    /// function.
+    /// Sets the outcome. Only the first call has an effect. A later call may return before the
+    /// outcome is set. The driver's handler calls this function, also on a thread that makes a
+    /// driver call of the first call.
     fn settle(&self, completion: &Completion) {
-        let mut permit = self.permit.lock();
-        if permit.is_none() {
-            return;
-        }
+        let Some(permit) = self.permit.lock().take() else { return };
         if completion.error.is_some() {
             self.signal.make_up(self.seq);
         }
-        *permit = None;
+        drop(permit);
         let _ = self.error.set(completion.error.clone());
     }
 }
@@ -113,7 +110,8 @@ impl Flight {
             }
             self.outcome.settle(&ops.completion(native)?);
         }
-        Ok(true)
+        // A handler may still set the outcome on another thread.
+        Ok(self.is_over())
     }
 
     /// Blocks until the outcome is known.
@@ -166,6 +164,7 @@ struct State {
 pub(crate) struct Line {
     signal: Arc<Signal>,
     event: Lease<EventState>,
+    _held: Held,
     completed: AtomicU64,
     reached: AtomicU64,
     state: Mutex<State>,
@@ -179,7 +178,7 @@ impl Line {
     /// `InvalidState` for an event of another kind.
     pub(crate) fn new(
         ops: &Arc<dyn MpsSlowOps>,
-        event: Lease<EventState>,
+        (event, held): (Lease<EventState>, Held),
         start: u64,
     ) -> Result<Arc<Self>> {
         let AnyEvent::Shared(native) = event.native() else {
@@ -190,6 +189,7 @@ impl Line {
         Ok(Arc::new(Self {
             signal: Arc::new(signal),
             event,
+            _held: held,
             completed: AtomicU64::new(last),
             reached: AtomicU64::new(start),
             state: Mutex::new(State {

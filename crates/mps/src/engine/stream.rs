@@ -27,7 +27,7 @@ use crate::driver::ops::{
 use crate::manager::command_queue::CommandQueueState;
 use crate::manager::event::EventKind;
 use crate::manager::fence::FenceState;
-use crate::manager::opened::Owned;
+use crate::manager::opened::{Held, Owned};
 use crate::transfer::Transfer;
 use leasehold_alloc::Buffer;
 use leasehold_core::sync::{Arc, Mutex, MutexGuard};
@@ -52,6 +52,7 @@ pub struct MpsStream {
     queue: Lease<CommandQueueState>,
     room: Arc<Room>,
     fence: Lease<FenceState>,
+    _held: Held,
     line: Arc<Line>,
     encoding: Mutex<Encoding>,
     abandoned: bool,
@@ -378,8 +379,9 @@ unsafe impl DriverStream for MpsStream {
         let (queue, room) = core.queue()?;
         let event = core.sources.events.acquire(EventKind::Shared)?;
         Ok(Self {
-            line: Line::new(&core.device.ops, event, start)?,
+            line: Line::new(&core.device.ops, (event, core.lines.hold()), start)?,
             fence: core.sources.fences.acquire()?,
+            _held: core.live.hold(),
             core: core.clone(),
             queue,
             room,

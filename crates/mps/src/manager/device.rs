@@ -285,26 +285,36 @@ impl DeviceState {
         &self.engine
     }
 
-    /// Reports the statistics of all pools.
+    /// The command queues that the streams hold: each of them takes one, in turn.
+    fn stream_queues(&self) -> u64 {
+        self.engine.live.count().min(self.queues.count().into())
+    }
+
+    /// Reports the statistics of all pools. A resource that the backend's own streams, kernels or
+    /// allocators hold counts as idle.
     pub fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
         report("stream", self.streams.stats());
         report("graph", self.graphs.stats());
         report("timestamp", self.timestamps.stats());
         report("host timeline", self.host_timelines.stats());
-        report("command queue", self.queues.stats());
+        let beyond = |mut stats: PoolStats, own: u64| {
+            let own = own.min(stats.live);
+            (stats.live, stats.idle) = (stats.live - own, stats.idle + own);
+            stats
+        };
+        let (segments, streams) = (self.memory.segments(), self.engine.live.count());
+        report("command queue", beyond(self.queues.stats(), self.stream_queues()));
         report("pipeline", self.kernels.stats());
         report("library", self.libraries.stats());
         report("compute pipeline state", self.libraries.pipelines().stats());
-        report("heap", self.heaps.stats());
-        report("buffer", self.buffers.stats());
-        report("event", self.events.stats());
-        report("fence", self.fences.stats());
+        report("heap", beyond(self.heaps.stats(), segments));
+        report("buffer", beyond(self.buffers.stats(), segments));
+        report("event", beyond(self.events.stats(), self.engine.lines.count()));
+        report("fence", beyond(self.fences.stats(), streams));
     }
 
     /// Refuses while a lease on a resource of this device is held. Buffers hold heaps, and
     /// pipelines hold libraries, so they are asked first.
-    ///
-    /// Idle streams lease queues, events and fences. So the call ends idle streams first.
     fn outstanding(&self) -> Result<()> {
         self.engine.settle_streams();
         // A stream's work continues after its holder dropped it.
@@ -321,15 +331,15 @@ impl DeviceState {
                 return Err(Error::LeasesOutstanding { resource, strong, weak });
             }
         }
-        self.streams.trim(0);
         self.libraries.outstanding_beyond(self.kernels.live() + Transfers::PIPELINES)?;
         self.memory.outstanding()?;
         // The allocators hold a heap and a buffer for each segment.
         self.buffers.outstanding_beyond(self.memory.segments())?;
         self.heaps.outstanding_beyond(self.memory.segments())?;
-        self.events.outstanding()?;
-        self.fences.outstanding()?;
-        self.queues.outstanding()
+        // Idle streams, and those that a thread of the engine still looks at, hold these.
+        self.events.outstanding_beyond(self.engine.lines.count())?;
+        self.fences.outstanding_beyond(self.engine.live.count())?;
+        self.queues.outstanding_beyond(self.stream_queues())
     }
 }
 

@@ -14,6 +14,7 @@ use crate::driver::ops::{
 };
 use crate::shared::Shared;
 use crate::spans::Alias;
+use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Result};
 use leasehold_hal::{BackendKind, DeviceId};
@@ -214,6 +215,33 @@ impl Drop for Reference<'_> {
             // SAFETY: this value owns the reference, and nothing else uses the handle.
             unsafe { self.ops.release(native.into()) };
         }
+    }
+}
+
+/// The number of resources of a kind that a part of the backend holds.
+#[derive(Debug, Default)]
+pub(crate) struct Holdings(Arc<AtomicU64>);
+
+/// One resource of [`Holdings`]. It is dropped after the lease.
+#[derive(Debug)]
+pub(crate) struct Held(Arc<AtomicU64>);
+
+impl Holdings {
+    /// Counts one more.
+    pub(crate) fn hold(&self) -> Held {
+        self.0.fetch_add(1, Ordering::AcqRel);
+        Held(self.0.clone())
+    }
+
+    /// The number (a snapshot).
+    pub(crate) fn count(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
