@@ -2,6 +2,8 @@
 
 use crate::device::{Bench, cases, choose};
 use leasehold::{Context, DeviceId};
+use leasehold_mps::driver::sim::{SimDriver, SimDriverConfig};
+use leasehold_mps::{MpsBackend, MpsConfig};
 use leasehold_sim::{KernelRegistry, MachineConfig, SimBackend};
 use std::sync::Arc;
 
@@ -30,6 +32,32 @@ fn every_operator_over_a_simulated_device() {
         );
     }
     let reports = machine.take_reports();
+    assert!(reports.is_empty(), "{reports:?}");
+}
+
+/// The Metal sources as the kernels of simulated Metal, with the race detector on: a few cases of
+/// each.
+#[test]
+fn every_operator_over_simulated_metal() {
+    let kernels = KernelRegistry::new();
+    if !leasehold_operators::emulate_mps(&kernels).expect("the Metal sources") {
+        return;
+    }
+    let machine = MachineConfig::seed(4).kernels(kernels);
+    let driver = Arc::new(SimDriver::new(SimDriverConfig::new(machine)).expect("a driver"));
+    let backend = MpsBackend::with_ops(driver.clone(), MpsConfig::default()).expect("a backend");
+    let context = Context::with_backends(vec![Arc::new(backend)]);
+    let runtime = context.runtime("mps:0".parse().expect("a name")).expect("the device");
+    let mut listing = Bench::listing();
+    cases::all(&mut listing, false);
+    let choice = choose(&listing.catalogue, &[], true);
+    let mut bench = Bench::new(&runtime).expect("the library").only(choice);
+    cases::all(&mut bench, false);
+    assert_eq!(bench.tallies.len(), leasehold_operators::kernels::cpu::KERNELS.len());
+    for (kernel, tally) in &bench.tallies {
+        assert!(tally.failures.is_empty(), "{kernel}: {:?}", tally.failures);
+    }
+    let reports = driver.machine().take_reports();
     assert!(reports.is_empty(), "{reports:?}");
 }
 

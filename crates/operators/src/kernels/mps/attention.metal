@@ -92,7 +92,7 @@ inline void attend(Head head, threadgroup const float* queries, thread const u32
         }
 #pragma unroll
         for (int q = 0; q < Q; ++q) {
-            const float largest = simd_largest(position < len[q] ? score[q] : -infinity());
+            const float largest = simd_max(position < len[q] ? score[q] : -infinity());
             if (at.lane == 0) room.scratch[q * SIMDS + at.simd] = largest;
         }
         group_barrier();

@@ -148,14 +148,10 @@ inline float group_sum(float v, threadgroup float* scratch, Place at) {
     return sum;
 }
 
-// The largest value without NaN; -infinity if no value is left.
-inline float simd_largest(float v) {
-    for (u16 step = 16; step > 0; step /= 2) v = fmax(v, simd_shuffle_xor(v, step));
-    return v;
-}
-
+// The largest value of the threadgroup. With a NaN the result is any of the values: the caller's
+// sums show the NaN.
 inline float group_largest(float v, threadgroup float* scratch, Place at) {
-    v = simd_largest(v);
+    v = simd_max(v);
     if (at.lane == 0) scratch[at.simd] = v;
     group_barrier();
     float largest = scratch[0];
