@@ -25,6 +25,10 @@ const FEW_GRANULES: u64 = 256;
 const MOST_NEAR_WAITS: u32 = 8;
 /// The longest of them. Longer ones cost more than the memory that they save, and might never end.
 const NEAR_WAIT: Duration = Duration::from_millis(1);
+/// The longest of them on an external stream. Its epoch is over once the device has caught up with
+/// the host, which may be a step of a training ahead. Such a wait takes the host's lead, and the
+/// device hardly idles. Workloads that repeat wait while they warm up.
+const NEAR_WAIT_EXTERNAL: Duration = Duration::from_millis(100);
 /// The largest share of a segment, where memory comes in whole segments.
 const MOST_SEGMENT: u64 = 256 << 20;
 
@@ -108,7 +112,9 @@ impl Inner {
                     waits += 1;
                     let Some(p) = timepoint.timepoint() else { continue };
                     // Bounded: the caller itself may be the one who lets that stream go on.
-                    if let Err(e) = self.wait_point(p, on, Some(NEAR_WAIT)) {
+                    let external = p.timeline().is_external();
+                    let most = if external { NEAR_WAIT_EXTERNAL } else { NEAR_WAIT };
+                    if let Err(e) = self.wait_point(p, on, Some(most)) {
                         trail.note(format_args!("waiting for {p:?}: {e}"));
                         waits = MOST_NEAR_WAITS;
                     }

@@ -4,6 +4,7 @@
 mod arena;
 mod debug;
 mod depot;
+mod external;
 mod faults;
 mod host_memory;
 mod model;

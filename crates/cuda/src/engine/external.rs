@@ -46,9 +46,6 @@ use std::time::{Duration, Instant};
 const LEGACY: u64 = 1;
 /// `CU_STREAM_PER_THREAD`.
 pub(crate) const PER_THREAD: u64 = 2;
-/// Values from epoch to epoch. An epoch may hold any amount of work, so a policy that waits for
-/// memory that is a few values ahead must not take it for near.
-const EPOCH: u64 = 1 << 10;
 /// Events that a stream keeps at most. A further one takes the place of the last.
 const EVENTS: usize = 32;
 /// Queries before a waiting thread sleeps between them.
@@ -85,7 +82,7 @@ impl External {
     pub(crate) unsafe fn new(core: Arc<Core>, native: u64) -> Result<Arc<Self>> {
         let owner = TimelineOwner::take()?;
         owner.set_external();
-        owner.advance_to(owner.timeline().submitted() + EPOCH)?;
+        owner.advance()?;
         let stream = Arc::new(Self {
             owner,
             native: NativeStream(if native == 0 { LEGACY } else { native }),
@@ -183,7 +180,7 @@ impl External {
             let open = self.timeline().submitted();
             #[cfg(feature = "planted-defects")]
             if self.core.shared.config.has(crate::defects::Defect::ExternalUnrecorded) {
-                self.owner.advance_to(open + EPOCH)?;
+                self.owner.advance()?;
                 self.owner.complete(open);
                 return Ok(open);
             }
@@ -199,7 +196,7 @@ impl External {
             #[cfg(not(feature = "planted-defects"))]
             let early = false;
             if opens_next {
-                self.owner.advance_to(open + EPOCH)?;
+                self.owner.advance()?;
                 fence(Ordering::SeqCst);
             }
             if early {

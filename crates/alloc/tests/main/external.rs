@@ -1,0 +1,136 @@
+//! External streams on the recorded traces: memory lies as densely as on streams whose submissions
+//! are seen, although an allocator learns of completion only when it asks.
+
+use leasehold_alloc::{Allocator, AllocatorConfig, Buffer, Layout, On, Policy};
+use leasehold_alloc_bench::FakeBacking;
+use leasehold_alloc_bench::trace::Trace;
+use leasehold_core::sync::atomic::{AtomicU64, Ordering};
+use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::{Lease, Result, Timeline, TimelineOwner, TimelineSource, Timepoint};
+use std::collections::VecDeque;
+use std::path::Path;
+use std::time::Duration;
+
+/// A stream of another library on a device that is `lag` operations behind.
+struct External {
+    owner: TimelineOwner,
+    /// Operations of the replay so far.
+    now: AtomicU64,
+    lag: u64,
+    /// Recorded events: the epoch that each closes, and the operation at which it completes.
+    events: Mutex<VecDeque<(u64, u64)>>,
+    records: AtomicU64,
+    host_waits: AtomicU64,
+}
+
+impl External {
+    fn new(lag: u64) -> Result<Arc<Self>> {
+        let owner = TimelineOwner::take()?;
+        owner.set_external();
+        owner.advance()?;
+        let stream = Arc::new(Self {
+            owner,
+            now: AtomicU64::new(0),
+            lag,
+            events: Mutex::default(),
+            records: AtomicU64::new(0),
+            host_waits: AtomicU64::new(0),
+        });
+        let weak = Arc::downgrade(&stream);
+        stream.owner.set_publisher(Some(std::sync::Arc::new(move |value, timeout| {
+            if let Some(stream) = weak.upgrade() {
+                stream.publish(value, timeout != Some(Duration::ZERO));
+            }
+            Ok(())
+        })));
+        Ok(stream)
+    }
+
+    /// Queries the events, and records one if `value` is of the open epoch. `waits`: until then.
+    fn publish(&self, value: u64, waits: bool) {
+        let mut events = self.events.lock();
+        let now = self.now.load(Ordering::Relaxed);
+        while let Some(&(epoch, _)) = events.front().filter(|e| e.1 <= now) {
+            self.owner.complete(epoch);
+            events.pop_front();
+        }
+        let open = self.owner.timeline().submitted();
+        if value >= open {
+            self.owner.advance().unwrap();
+            events.push_back((open, now + self.lag));
+            self.records.fetch_add(1, Ordering::Relaxed);
+        }
+        if waits && self.owner.timeline().completed() < value {
+            self.host_waits.fetch_add(1, Ordering::Relaxed);
+            self.owner.complete(value);
+        }
+    }
+}
+
+// SAFETY: nothing that is submitted touches memory, so every value is over at all times.
+unsafe impl TimelineSource for External {
+    fn timeline(&self) -> &'static Timeline {
+        self.owner.timeline()
+    }
+    fn signal(&self) -> Result<u64> {
+        let value = self.owner.timeline().submitted();
+        self.publish(value, false);
+        Ok(value)
+    }
+    fn refresh(&self) -> Result<u64> {
+        self.publish(0, false);
+        Ok(self.owner.timeline().completed())
+    }
+    fn wait(&self, _: Timepoint) -> Result<()> {
+        Ok(())
+    }
+    fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
+        self.owner.timeline().wait(value, timeout)
+    }
+}
+
+/// The most bytes reserved over the trace's peak; events, waits of the host, and operations.
+fn replay(trace: &Trace, policy: Policy, lag: u64) -> (f64, [u64; 3]) {
+    let fake = FakeBacking::new(1 << 38);
+    let config = AllocatorConfig { policy, ..AllocatorConfig::default() };
+    let allocator = Allocator::new(Box::new(fake.clone()), config).unwrap();
+    let stream = External::new(lag).unwrap();
+    let mut held: Vec<Option<Lease<Buffer>>> = Vec::new();
+    held.resize_with(trace.allocations as usize, || None);
+    for event in &trace.events {
+        stream.now.fetch_add(1, Ordering::Relaxed);
+        let place = &mut held[event.id as usize];
+        if event.alloc {
+            *place = Some(allocator.alloc(Layout::new(event.size), On::new(&*stream)).unwrap());
+        } else if let Some(buffer) = place.take() {
+            // SAFETY: the replay alone has the buffer, and the epoch is the stream's open one.
+            unsafe { buffer.mark_read(stream.timeline().now()) };
+        }
+    }
+    let ratio = allocator.stats().reserved_peak as f64 / trace.peak as f64;
+    let [records, waits] = [&stream.records, &stream.host_waits].map(|n| n.load(Ordering::Relaxed));
+    drop(held);
+    stream.publish(stream.timeline().submitted(), true);
+    drop(allocator);
+    assert_eq!(fake.violations(), Vec::<String>::new());
+    (ratio, [records, waits, trace.events.len() as u64])
+}
+
+/// A device that is a step behind costs waits of the host while the allocator warms up, not memory.
+#[test]
+fn traces_lie_densely_on_external_streams() {
+    for (name, most) in [("resnet50_train", 1.02), ("gpt2_train", 1.03), ("llama_generate", 1.03)] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../alloc-bench/traces")
+            .join(format!("{name}.csv.gz"));
+        let trace = Trace::open(&path).unwrap();
+        for policy in [Policy::Balanced, Policy::Compact] {
+            for lag in [0, 32, 1_000, 10_000] {
+                let (ratio, [records, waits, operations]) = replay(&trace, policy, lag);
+                println!("{name} {policy:?} {lag}: {ratio:.4}, {records} events, {waits} waits");
+                assert!(ratio <= most, "{name} {policy:?} {lag}: {ratio}");
+                assert!(records <= operations / 50 && waits <= 100, "{records} {waits}");
+            }
+        }
+    }
+}
