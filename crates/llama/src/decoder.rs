@@ -351,7 +351,10 @@ impl<'m> Decoder<'m> {
     pub fn step(&mut self) -> Result<Timepoint> {
         self.claim_position()?;
         self.run(&self.step)?;
-        Ok(self.model.runtime().stream().now())
+        let stream = self.model.runtime().stream();
+        let point = stream.now();
+        stream.flush()?;
+        Ok(point)
     }
 
     /// Records one step. The graph serves every token of this sequence.
@@ -369,7 +372,10 @@ impl<'m> Decoder<'m> {
     /// `InvalidArgument` if the sequence is full; the stream's cause.
     pub fn launch(&mut self, graph: &Graph) -> Result<Timepoint> {
         self.claim_position()?;
-        graph.launch()
+        let point = graph.launch()?;
+        // A wait for this token must not wait for the next one, which is launched before the wait.
+        self.model.runtime().stream().flush()?;
+        Ok(point)
     }
 
     /// New token `index` of this sequence. Waits for `point`, the timepoint of the step that

@@ -33,6 +33,9 @@ pub(super) const WARP: u32 = 32;
 /// The maximum number of blocks of a launch whose blocks take several pieces of work: a few for
 /// each place on the largest devices.
 pub(super) const BLOCKS: u64 = 1024;
+/// The maximum number of blocks of a product of few rows: four for each of 132 processors, the
+/// number that run at a time. Each prepares x once.
+pub(super) const STREAM_BLOCKS: u64 = 528;
 /// The maximum number of blocks in y.
 pub(super) const MAX_Y: u64 = 65_535;
 /// Indices along a row have 32 bits and may exceed the end by a block's width.
@@ -85,7 +88,7 @@ pub(super) fn product(p: &LinearParams) -> Result<Geometry, Refusal> {
     if p.m as usize <= FEW {
         let warps = THREADS / WARP;
         let outputs: u64 = p.n.iter().map(|&n| u64::from(n)).sum();
-        let blocks = outputs.div_ceil(warps.into()).clamp(1, BLOCKS) as u32;
+        let blocks = outputs.div_ceil(warps.into()).clamp(1, STREAM_BLOCKS) as u32;
         return Ok(Geometry { grid: [blocks, 1, 1], block: [WARP, warps, 1] });
     }
     let across: u64 = p.n.iter().map(|&n| u64::from(n.div_ceil(TILE))).sum();
