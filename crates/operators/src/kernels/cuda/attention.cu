@@ -25,6 +25,8 @@ static constexpr u32 PARTS = 64;
 
 // Elements of a key or value in one read of a thread.
 static constexpr int STEP = 8;
+// Reads of a key that are under way at a time.
+static constexpr u32 BATCH = 4;
 
 // The key and value of a launch with one row: the block has computed them, and other blocks must
 // not read them from the cache yet.
@@ -38,7 +40,7 @@ struct Fresh {
 struct Place {
     float weights[HEADS * TILE];
     float scratch[HEADS * WARPS];
-    float parts[THREADS * STEP];
+    float parts[HEADS * THREADS * STEP];
 };
 
 // Attends with `Q` queries (rows of MAX_DIM, scaled, in shared memory); query `q` sees the positions
@@ -79,19 +81,27 @@ INLINE void attend(const float* queries, const void* keys, const void* values, u
         } else if (at < longest) {
             const u64 row = (u64)at * dim;
             if (wide) {
-#pragma unroll (Q == 1 ? 4 : 2)
-                for (u32 d = half * STEP; d < dim; d += 2 * STEP) {
-                    float key[STEP];
-                    load<T>(keys, row + d, key);
+                // Several reads are under way at a time: the reads of shared memory, whose order is
+                // fixed, would keep the compiler from starting them early.
+                for (u32 d = half * STEP; d < dim; d += BATCH * 2 * STEP) {
+                    float key[BATCH][STEP];
 #pragma unroll
-                    for (int q = 0; q < Q; ++q) {
+                    for (u32 b = 0; b < BATCH; ++b) {
+                        if (d + b * 2 * STEP < dim) load<T>(keys, row + d + b * 2 * STEP, key[b]);
+                    }
 #pragma unroll
-                        for (int e = 0; e < STEP; e += 4) {
-                            const float4 query = shared_four(queries + q * MAX_DIM + d + e);
-                            score[q] = fmaf(key[e], query.x, score[q]);
-                            score[q] = fmaf(key[e + 1], query.y, score[q]);
-                            score[q] = fmaf(key[e + 2], query.z, score[q]);
-                            score[q] = fmaf(key[e + 3], query.w, score[q]);
+                    for (u32 b = 0; b < BATCH; ++b) {
+                        if (d + b * 2 * STEP >= dim) continue;
+#pragma unroll
+                        for (int q = 0; q < Q; ++q) {
+#pragma unroll
+                            for (int e = 0; e < STEP; e += 4) {
+                                const float4 query = shared_four(queries + q * MAX_DIM + d + b * 2 * STEP + e);
+                                score[q] = fmaf(key[b][e], query.x, score[q]);
+                                score[q] = fmaf(key[b][e + 1], query.y, score[q]);
+                                score[q] = fmaf(key[b][e + 2], query.z, score[q]);
+                                score[q] = fmaf(key[b][e + 3], query.w, score[q]);
+                            }
                         }
                     }
                 }
@@ -159,21 +169,37 @@ INLINE void attend(const float* queries, const void* keys, const void* values, u
     }
 #pragma unroll
     for (int q = 0; q < Q; ++q) {
+        total[q] = warp_sum(total[q]);
+        if (lane == 0) scratch[q * WARPS + warp] = total[q];
         if (group < groups) {
 #pragma unroll
             for (int e = 0; e < STEP; ++e) {
-                if (e == 0 || wide) parts[group * dim + column + e] = sum[q][e];
+                if (e == 0 || wide) parts[(q * groups + group) * dim + column + e] = sum[q][e];
             }
         }
-        // The barriers of block_sum separate the writes of the sums from their reads.
-        const float all = block_sum(total[q], scratch);
-        if (t < dim) {
-            float value = 0.0f;
-            for (u32 g = 0; g < groups; ++g) value += parts[g * dim + t];
-            out(q, t, value, top[q], all);
-        }
-        __syncthreads();
     }
+    __syncthreads();
+#pragma unroll
+    for (int q = 0; q < Q; ++q) {
+        total[q] = 0.0f;
+#pragma unroll
+        for (u32 w = 0; w < WARPS; ++w) total[q] += scratch[q * WARPS + w];
+    }
+    for (u32 i = t; i < Q * dim; i += THREADS) {
+        const u32 q = i / dim, d = i % dim;
+        float value = 0.0f;
+#pragma unroll 8
+        for (u32 g = 0; g < groups; ++g) value += parts[(q * groups + g) * dim + d];
+        // No array is indexed by a variable.
+        float of_top = top[0], of_total = total[0];
+#pragma unroll
+        for (u32 o = 1; o < Q; ++o) {
+            of_top = q == o ? top[o] : of_top;
+            of_total = q == o ? total[o] : of_total;
+        }
+        out(q, d, value, of_top, of_total);
+    }
+    __syncthreads();
 }
 
 // The keys or values of one head.
@@ -338,16 +364,19 @@ KERNEL(256) decode_attention(const void* queries, const void* keys, const void* 
     if (blockIdx.x >= s.active) return;
     const bool newest = blockIdx.x == s.active - 1;
     const float* angles = (const float*)table + (u64)at * p.rotary;
-    if (t < dim) {
-        for (u32 q = 0; q < heads; ++q) {
-            const u64 head = (u64)(kv * group + own + q) * dim;
-            query[q * MAX_DIM + t] = own + q < group ? rotated(p.x, queries, head, angles, p.rotary, t, p.scale) : 0.0f;
-        }
-        if (newest) {
-            const bool put = blockIdx.z == 0;
-            const u64 slot = ((u64)kv * p.positions + at) * dim;
-            key[t] = kept(p.cache, key_cache, slot + t, rotated(p.x, keys, (u64)kv * dim, angles, p.rotary, t, 1.0f), put);
-            value[t] = kept(p.cache, value_cache, slot + t, load_one(p.x, values, (u64)kv * dim + t), put);
+    // The query heads, then the new key and value: a thread for each element.
+    const u32 rows = heads + (newest ? 2 : 0);
+    for (u32 i = t; i < rows * dim; i += THREADS) {
+        const u32 row = i / dim, d = i % dim;
+        const bool put = blockIdx.z == 0;
+        const u64 slot = ((u64)kv * p.positions + at) * dim + d;
+        if (row < heads) {
+            const u64 head = (u64)(kv * group + own + row) * dim;
+            query[row * MAX_DIM + d] = own + row < group ? rotated(p.x, queries, head, angles, p.rotary, d, p.scale) : 0.0f;
+        } else if (row == heads) {
+            key[d] = kept(p.cache, key_cache, slot, rotated(p.x, keys, (u64)kv * dim, angles, p.rotary, d, 1.0f), put);
+        } else {
+            value[d] = kept(p.cache, value_cache, slot, load_one(p.x, values, (u64)kv * dim + d), put);
         }
     }
     const Fresh fresh = {newest ? key : nullptr, newest ? value : nullptr, at};

@@ -78,6 +78,47 @@ INLINE void scales(const LinearParams& p, const void* x, float* scratch, float* 
     }
 }
 
+// One row of x, which fits the panel, to `panel`: read once, 16 bytes at a time, and normalised there.
+template <class X> INLINE void stage_row(const LinearParams& p, const void* x, const void* norm, float* scratch, float* panel) {
+    constexpr int N = 16 / (int)sizeof(typename X::raw);
+    const u32 from = thread_index() * N, step = thread_count() * N;
+    float squares = 0.0f;
+#pragma unroll 4
+    for (u32 i = from; i < p.k; i += step) {
+        float v[N];
+        load<X, N>(x, i, v);
+#pragma unroll
+        for (int e = 0; e < N; ++e) {
+            panel[i + e] = v[e];
+            squares = fmaf(v[e], v[e], squares);
+        }
+    }
+    if (p.flags & NORM) {
+        const float factor = 1.0f / sqrtf(block_sum(squares, scratch) / (float)p.k + p.eps);
+        const bool wide = by_four(p.vector, norm, 0);
+        for (u32 i = from; i < p.k; i += step) {
+#pragma unroll
+            for (int e = 0; e < N; e += 4) {
+                float g[4];
+                if (wide) {
+                    load(p.vector, norm, i + e, g);
+                } else {
+#pragma unroll
+                    for (int o = 0; o < 4; ++o) g[o] = load_one(p.vector, norm, i + e + o);
+                }
+#pragma unroll
+                for (int o = 0; o < 4; ++o) panel[i + e + o] = panel[i + e + o] * factor * g[o];
+            }
+        }
+    }
+}
+
+INLINE void stage_row(const LinearParams& p, const void* x, const void* norm, float* scratch, float* panel) {
+    if (p.x == 0) stage_row<F32>(p, x, norm, scratch, panel);
+    else if (p.x == 1) stage_row<Bf16>(p, x, norm, scratch, panel);
+    else stage_row<F16>(p, x, norm, scratch, panel);
+}
+
 // Columns `from` to `from + n` of the rows of x to `panel`, rows `pitch` apart; rows from p.m to `rows` are zero.
 INLINE void stage(const LinearParams& p, const void* x, const void* norm, const float* scale, u32 from, u32 n, u32 rows,
                   u32 pitch, float* panel) {
@@ -101,26 +142,76 @@ INLINE void stage(const LinearParams& p, const void* x, const void* norm, const 
     }
 }
 
-// A lane's part of the product of `n` columns of a row of weights with `M` rows in `panel`.
+// 16 bytes of weights, which no kernel writes.
+INLINE uint4 weights_at(const void* p) {
+#ifndef LEASEHOLD_EMULATED
+    uint4 q;
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(q.x), "=r"(q.y), "=r"(q.z), "=r"(q.w)
+        : "l"(p));
+    return q;
+#else
+    return *(const uint4*)p;
+#endif
+}
+
+template <class W, int N> INLINE void unpack(uint4 q, float (&v)[N]) {
+    constexpr int each = N / 4;
+    W::unpack(q.x, v);
+    W::unpack(q.y, v + each);
+    W::unpack(q.z, v + 2 * each);
+    W::unpack(q.w, v + 3 * each);
+}
+
+// A lane's part of the product of `n` columns of a row of weights with the row in `panel`. `BATCH`
+// reads of 16 bytes are under way at a time: the reads of shared memory, whose order is fixed, would
+// keep the compiler from starting them early.
+template <class W> INLINE void product_of_one(const void* w, u64 at, u32 n, const float* panel, float& sum) {
+    constexpr int N = 16 / (int)sizeof(typename W::raw), BATCH = 4;
+    const typename W::raw* row = (const typename W::raw*)w + at;
+    auto add = [&](uint4 q, u32 i) {
+        float v[N];
+        unpack<W, N>(q, v);
+#pragma unroll
+        for (int e = 0; e < N; e += 4) {
+            const float4 x = shared_four(panel + i + e);
+            sum = fmaf(v[e], x.x, sum);
+            sum = fmaf(v[e + 1], x.y, sum);
+            sum = fmaf(v[e + 2], x.z, sum);
+            sum = fmaf(v[e + 3], x.w, sum);
+        }
+    };
+    u32 i = threadIdx.x * N;
+    for (; i + (BATCH - 1) * WARP * N < n; i += BATCH * WARP * N) {
+        uint4 q[BATCH];
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) q[b] = weights_at(row + i + b * WARP * N);
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) add(q[b], i + b * WARP * N);
+    }
+    for (; i < n; i += WARP * N) add(weights_at(row + i), i);
+}
+
+// The same with `M` rows in `panel`.
 template <class W, int M>
 INLINE void products(const void* w, u64 at, u32 n, bool wide, const float* panel, float (&sums)[FEW]) {
     constexpr u32 pitch = PANEL / M;
-    // With several rows, half as many weights in flight suffice to keep the units busy.
-    constexpr int N = M == 1 ? 16 / (int)sizeof(typename W::raw) : 4;
     if (wide) {
-#pragma unroll (M == 1 ? 4 : 1)
-        for (u32 i = threadIdx.x * N; i < n; i += WARP * N) {
-            float v[N];
-            load<W, N>(w, at + i, v);
+        if constexpr (M == 1) {
+            product_of_one<W>(w, at, n, panel, sums[0]);
+        } else {
+            constexpr int N = 4;
+#pragma unroll 1
+            for (u32 i = threadIdx.x * N; i < n; i += WARP * N) {
+                float v[N];
+                load<W, N>(w, at + i, v);
 #pragma unroll
-            for (int m = 0; m < M; ++m) {
-#pragma unroll
-                for (int e = 0; e < N; e += 4) {
-                    const float4 x = shared_four(panel + m * pitch + i + e);
-                    sums[m] = fmaf(v[e], x.x, sums[m]);
-                    sums[m] = fmaf(v[e + 1], x.y, sums[m]);
-                    sums[m] = fmaf(v[e + 2], x.z, sums[m]);
-                    sums[m] = fmaf(v[e + 3], x.w, sums[m]);
+                for (int m = 0; m < M; ++m) {
+                    const float4 x = shared_four(panel + m * pitch + i);
+                    sums[m] = fmaf(v[0], x.x, sums[m]);
+                    sums[m] = fmaf(v[1], x.y, sums[m]);
+                    sums[m] = fmaf(v[2], x.z, sums[m]);
+                    sums[m] = fmaf(v[3], x.w, sums[m]);
                 }
             }
         }
@@ -183,6 +274,7 @@ template <int G, int MATRICES, Finish HOW>
 INLINE void stream(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES],
                    float* shared) {
     __shared__ float scale[FEW];
+    __shared__ float scratch[32];
     const u32 rows = p.m == 1 ? 1 : FEW, pitch = PANEL / rows;
     u64 total = 0;
 #pragma unroll
@@ -190,8 +282,14 @@ INLINE void stream(const LinearParams& p, const void* x, const void* norm, const
     const u64 stride = (u64)gridDim.x * blockDim.y, own = (u64)blockIdx.x * blockDim.y + threadIdx.y;
     // The weights arrive while x is prepared.
     if (own < total) prefetch_weights(p, outputs, own);
-    scales(p, x, shared, scale);
     bool staged = false;
+    if (p.m == 1 && p.k <= pitch && p.k % 8 == 0 && address(x) % 16 == 0) {
+        stage_row(p, x, norm, scratch, shared);
+        __syncthreads();
+        staged = true;
+    } else {
+        scales(p, x, scratch, scale);
+    }
     for (u64 base = (u64)blockIdx.x * blockDim.y; base < total; base += stride) {
         u64 index = base + threadIdx.y;
         const bool active = index < total;
