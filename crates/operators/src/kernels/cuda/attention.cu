@@ -347,7 +347,7 @@ INLINE void decode_part(const AttentionParams& p, const Split& s, const float* q
 
 // A block computes a part of the context for some heads of a group. All blocks of the newest part
 // compute the new key and value; the first block of each group writes them to the cache.
-KERNEL(256) decode_attention(const void* queries, const void* keys, const void* values, const void* table, void* key_cache,
+DENSE_KERNEL(256, 2) decode_attention(const void* queries, const void* keys, const void* values, const void* table, void* key_cache,
                              void* value_cache, const void* position, void* output, void* scratch, AttentionParams p) {
     __shared__ __align__(16) float query[HEADS * MAX_DIM];
     __shared__ float key[MAX_DIM];

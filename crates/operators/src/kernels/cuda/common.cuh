@@ -120,6 +120,8 @@ struct AdvanceParams {
 // ---- Threads. Blocks have a multiple of 32 threads; those of all kernels but the matrix products have one dimension.
 
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+// At least `blocks` of which run on a processor at a time.
+#define DENSE_KERNEL(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 #define INLINE static __device__ __forceinline__
 
 static constexpr u32 WARP = 32;

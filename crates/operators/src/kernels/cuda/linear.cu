@@ -234,13 +234,6 @@ INLINE void products(u32 dtype, const void* w, u64 at, u32 n, u32 k, const float
     else products<F16, M>(w, at, n, wide, panel, sums);
 }
 
-// Starts to read memory into the second-level cache.
-INLINE void prefetch(const void* p) {
-#ifndef LEASEHOLD_EMULATED
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-#endif
-}
-
 // The matrix of output `index` of all, and the output's number in it.
 template <int G, int MATRICES> INLINE Output<G> find(const Output<G> (&outputs)[MATRICES], u64& index) {
     Output<G> o = outputs[0];
@@ -258,18 +251,6 @@ template <int G, int MATRICES> INLINE Output<G> find(const Output<G> (&outputs)[
     return o;
 }
 
-// Starts to read the weights of output `index`, a cache line for each lane at a time.
-template <int G, int MATRICES>
-INLINE void prefetch_weights(const LinearParams& p, const Output<G> (&outputs)[MATRICES], u64 index) {
-    constexpr u64 LINE = 128;
-    const Output<G> o = find(outputs, index);
-    const u64 bytes = (u64)p.k * size_of(p.w);
-#pragma unroll
-    for (int g = 0; g < G; ++g) {
-        for (u64 i = threadIdx.x * LINE; i < bytes; i += WARP * LINE) prefetch((const u8*)o.w[g] + index * bytes + i);
-    }
-}
-
 template <int G, int MATRICES, Finish HOW>
 INLINE void stream(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES],
                    float* shared) {
@@ -279,9 +260,7 @@ INLINE void stream(const LinearParams& p, const void* x, const void* norm, const
     u64 total = 0;
 #pragma unroll
     for (int i = 0; i < MATRICES; ++i) total += outputs[i].n;
-    const u64 stride = (u64)gridDim.x * blockDim.y, own = (u64)blockIdx.x * blockDim.y + threadIdx.y;
-    // The weights arrive while x is prepared.
-    if (own < total) prefetch_weights(p, outputs, own);
+    const u64 stride = (u64)gridDim.x * blockDim.y;
     bool staged = false;
     if (p.m == 1 && p.k <= pitch && p.k % 8 == 0 && address(x) % 16 == 0) {
         stage_row(p, x, norm, scratch, shared);
@@ -293,7 +272,6 @@ INLINE void stream(const LinearParams& p, const void* x, const void* norm, const
     for (u64 base = (u64)blockIdx.x * blockDim.y; base < total; base += stride) {
         u64 index = base + threadIdx.y;
         const bool active = index < total;
-        if (index + stride < total) prefetch_weights(p, outputs, index + stride);
         const Output<G> o = find(outputs, index);
         float sums[G][FEW];
 #pragma unroll
