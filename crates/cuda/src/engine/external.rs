@@ -258,6 +258,16 @@ impl External {
         Ok(self.timeline().completed())
     }
 
+    /// Ensures that an event comes after the work of `value`, unless the work is over. An epoch
+    /// that was closed has none if its record failed.
+    fn cover(&self, value: u64) -> Result<()> {
+        let covered = self.state.lock().events.back().is_some_and(|e| e.0 >= value);
+        if covered || self.timeline().completed() >= value {
+            return Ok(());
+        }
+        self.close().map(drop)
+    }
+
     /// Publishes the completion of `value`, for a thread that waits for it. Closes its epoch if it
     /// is open. Blocks for at most `timeout`.
     fn publish(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
@@ -266,9 +276,7 @@ impl External {
         if self.look()? >= value {
             return Ok(());
         }
-        if value >= self.timeline().submitted() {
-            self.close()?;
-        }
+        self.cover(value)?;
         let mut looks = 0;
         loop {
             if self.look()? >= value || deadline.is_some_and(|at| Instant::now() >= at) {
@@ -289,12 +297,16 @@ impl External {
         if self.timeline().completed() >= value {
             return Ok(None);
         }
-        if value >= self.timeline().submitted() {
-            self.close()?;
-        }
+        self.cover(value)?;
         let state = self.state.lock();
         let found = state.events.iter().find(|e| e.0 >= value);
-        Ok(found.map(|(epoch, event)| (event.clone(), *epoch)))
+        let found = found.map(|(epoch, event)| (event.clone(), *epoch));
+        drop(state);
+        // Another thread may have seen the event complete meanwhile.
+        if found.is_none() && self.timeline().completed() < value {
+            return Err(Error::state("the stream's event was not recorded"));
+        }
+        Ok(found)
     }
 
     /// Ends the stream: its owner may destroy it afterwards. Marks that were made before are over
