@@ -15,7 +15,7 @@ use leasehold_operators::{DType, Operator, Tensor, ops};
 /// Rows of a prompt in one computation by the kernels of the operator library.
 const CHUNK: usize = 256;
 /// Rows of a prompt in one computation by a vendor's library.
-const VENDOR_CHUNK: usize = 1024;
+const VENDOR_CHUNK: usize = 2048;
 
 /// Activations of `rows` rows.
 struct Scratch {
