@@ -1,11 +1,11 @@
 #!/bin/sh
 # Random programs over the safe API against a sequential model: on the CPU, on the simulated device
-# and on CUDA over the simulated driver.
+# and on CUDA and Metal over the simulated drivers.
 #
-#   ci/stress.sh                      20 seeds of 2,000 steps by 8 threads; on CUDA 5, and 10 with
-#   failing calls
+#   ci/stress.sh                      20 seeds of 2,000 steps by 8 threads; on CUDA and Metal 5, and
+#   10 with failing calls
 #   ci/stress.sh SEEDS OPS THREADS    for example 1000 10000 8: so many on each, and with failing
-#   calls on both simulated ones
+#   calls on all simulated ones
 #   SEED=N ci/stress.sh …             beginning with another seed
 set -eu
 cd "$(dirname "$0")/.."
@@ -17,11 +17,15 @@ seeds=${1:-20} ops=${2:-2000} threads=${3:-8}
 try --seeds "$seeds" --device cpu:0
 try --seeds "$seeds" --device sim:0
 if [ $# -eq 0 ]; then
-    try --seeds 5 --device cuda:0 --sim
-    try --seeds 10 --device cuda:0 --sim --faults
+    for device in cuda:0 mps:0; do
+        try --seeds 5 --device "$device" --sim
+        try --seeds 10 --device "$device" --sim --faults
+    done
 else
-    try --seeds "$seeds" --device cuda:0 --sim
     try --seeds "$seeds" --device sim:0 --faults
-    try --seeds "$seeds" --device cuda:0 --sim --faults
+    for device in cuda:0 mps:0; do
+        try --seeds "$seeds" --device "$device" --sim
+        try --seeds "$seeds" --device "$device" --sim --faults
+    done
 fi
 exit "$status"

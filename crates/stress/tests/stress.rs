@@ -39,6 +39,13 @@ fn programs_on_a_simulated_device_do_what_the_model_says() {
 }
 
 #[test]
+fn programs_on_simulated_metal_do_what_the_model_says() {
+    let mut options = options("mps:0", true);
+    options.ops = 1_500;
+    clean(&options, 0..12);
+}
+
+#[test]
 fn programs_on_simulated_cuda_do_what_the_model_says() {
     let mut options = options("cuda:0", true);
     options.ops = 1_500;
@@ -47,7 +54,7 @@ fn programs_on_simulated_cuda_do_what_the_model_says() {
 
 #[test]
 fn what_is_reported_as_complete_is_right_when_calls_fail() {
-    for device in ["sim:0", "cuda:0"] {
+    for device in ["sim:0", "cuda:0", "mps:0"] {
         let mut options = options(device, true);
         (options.ops, options.faults) = (400, true);
         clean(&options, 0..8);

@@ -240,3 +240,20 @@ fn a_signal_comes_after_the_earlier_command_buffers_of_its_queue() {
         assert_eq!(bench.read(memory), 2);
     });
 }
+
+#[test]
+fn the_end_of_a_command_buffer_says_nothing_of_later_commits() {
+    let bench = Bench::new(1);
+    let event = call!(bench.driver, shared_event_create(bench.device)).unwrap();
+    // Made first and committed last. It waits for the host.
+    let (last, first) = (bench.command(), bench.command());
+    call!(bench.driver, encode_wait(last, event.into(), 1)).unwrap();
+    bench.commit(first);
+    bench.commit(last);
+    assert_eq!(bench.finish(first), None);
+    let status = call!(bench.driver, status(last)).unwrap();
+    assert!(!status.is_over(), "{status:?}");
+    call!(bench.driver, set_signaled_value(event, 1)).unwrap();
+    assert_eq!(bench.finish(last), None);
+    assert_eq!(bench.broken(), []);
+}

@@ -48,6 +48,7 @@ impl QueueOps for SimDriver {
             in_flight: Vec::new(),
             last: None,
             made: 0,
+            commits: 0,
             sets: BTreeSet::new(),
         }))))
     }

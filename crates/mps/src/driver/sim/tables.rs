@@ -67,6 +67,8 @@ pub(super) struct QueueState {
     pub(super) last: Option<EventId>,
     /// Command buffers so far.
     pub(super) made: u64,
+    /// Commits so far.
+    pub(super) commits: u64,
     pub(super) sets: BTreeSet<u64>,
 }
 

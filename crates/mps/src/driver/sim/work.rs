@@ -93,8 +93,10 @@ pub(super) struct CommandState {
     pub(super) device: u32,
     /// The number of its queue.
     pub(super) queue: u64,
-    /// Its index in the queue, from 1.
+    /// Its number in the order of their creation, from 1.
     pub(super) index: u64,
+    /// Its number in the order of the queue's commits, from 1; 0 before its commit.
+    pub(super) order: u64,
     pub(super) name: String,
     pub(super) desc: CommandBufferDesc,
     /// The number of the open encoder.
@@ -135,6 +137,7 @@ impl CommandState {
             device,
             queue,
             index,
+            order: 0,
             name: format!("command buffer {index} of queue {label}"),
             desc,
             open: None,
@@ -230,7 +233,7 @@ impl Tables {
     /// Notes that the host knows the end of a command buffer, and so of the earlier ones of its
     /// queue.
     pub(super) fn observe(&mut self, machine: &Machine, number: u64) {
-        let Some((queue, index)) = self.work(number).map(|c| (c.queue, c.index)) else { return };
+        let Some((queue, order)) = self.work(number).map(|c| (c.queue, c.order)) else { return };
         let Ok(state) = self.queue(queue) else {
             if let Some(command) = self.work_mut(number) {
                 command.end(machine);
@@ -239,7 +242,7 @@ impl Tables {
         };
         for other in state.in_flight.clone() {
             let Some(command) = self.work_mut(other) else { continue };
-            if !command.committed || command.index > index {
+            if !command.committed || command.order > order {
                 continue;
             }
             let done = command.done;
@@ -311,6 +314,12 @@ impl Tables {
         command.committed = true;
         command.failure = refusal;
         let (queue, handled) = (command.queue, !command.handlers.is_empty());
+        if let Ok(state) = self.queue_mut(queue) {
+            state.commits += 1;
+            let order = state.commits;
+            self.command_mut(number)?.order = order;
+        }
+        let command = self.command_mut(number)?;
         command.called.store(!handled, Ordering::Release);
         let mut parts = std::mem::take(&mut command.parts);
         if command.failure.is_some() {
