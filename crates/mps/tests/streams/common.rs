@@ -3,6 +3,7 @@
 use leasehold_alloc::{Buffer, Layout, On};
 use leasehold_conformance::TestKernel;
 use leasehold_core::sync::Arc;
+use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::{Error, Lease, Result};
 use leasehold_hal::{
     Access, Backend, BackendKind, Binding, Copy2d, Device, DeviceId, Dispatch, Download, Fill,
@@ -12,16 +13,21 @@ use leasehold_hal::{
 use leasehold_mps::driver::ops::MpsSlowOps;
 use leasehold_mps::driver::sim::{SimDriver, SimDriverConfig};
 use leasehold_mps::{MpsBackend, MpsConfig};
-use leasehold_sim::{KernelBody, KernelRegistry, KernelSpec, MachineConfig};
+use leasehold_sim::{
+    FaultAction, FaultRule, KernelBody, KernelRegistry, KernelSpec, MachineConfig, When,
+};
+use std::task::Poll;
 
 /// The simulated driver and the backend over it.
 pub struct Bench {
     pub driver: Arc<SimDriver>,
     pub backend: MpsBackend,
+    /// The kernel `hold` runs until this is set.
+    gate: Arc<AtomicBool>,
 }
 
 /// The kernels that tests launch.
-pub fn kernels() -> KernelRegistry {
+pub fn kernels(gate: &Arc<AtomicBool>) -> KernelRegistry {
     let registry = KernelRegistry::new();
     for kernel in TestKernel::ALL {
         // SAFETY: the tests' launches have elements for each block.
@@ -39,13 +45,19 @@ pub fn kernels() -> KernelRegistry {
         }
         Ok(())
     });
+    let gate = gate.clone();
+    let hold = KernelBody::poll(move |_| {
+        let open = gate.load(Ordering::Acquire);
+        Ok(if open { Poll::Ready(()) } else { Poll::Pending })
+    });
+    registry.register("hold", KernelSpec::new(&[Access::ReadWrite], 0, hold));
     registry.register("bump", KernelSpec::new(&[Access::ReadWrite], 0, bump));
     registry
 }
 
-/// A driver with two devices.
+/// A driver with two devices, without kernels.
 pub fn driver_config(seed: u64) -> SimDriverConfig {
-    SimDriverConfig::new(MachineConfig::seed(seed).devices(2, 1 << 30).kernels(kernels()))
+    SimDriverConfig::new(MachineConfig::seed(seed).devices(2, 1 << 30))
 }
 
 /// The configuration in which all work runs on the calling thread.
@@ -58,10 +70,30 @@ impl Bench {
         Self::with(driver_config(seed), inline())
     }
 
-    pub fn with(driver: SimDriverConfig, config: MpsConfig) -> Self {
+    pub fn with(mut driver: SimDriverConfig, config: MpsConfig) -> Self {
+        let gate = Arc::new(AtomicBool::new(false));
+        driver.machine = driver.machine.kernels(kernels(&gate));
         let driver = Arc::new(SimDriver::new(driver).unwrap());
         let ops: Arc<dyn MpsSlowOps> = driver.clone();
-        Self { backend: MpsBackend::with_ops(ops, config).unwrap(), driver }
+        Self { backend: MpsBackend::with_ops(ops, config).unwrap(), driver, gate }
+    }
+
+    /// Ends the launches of the kernel `hold`.
+    pub fn let_go(&self) {
+        self.gate.store(true, Ordering::Release);
+        // The machine checks such kernels again only if it is told.
+        self.driver.machine().ring();
+    }
+
+    /// Fails the next driver call with this name.
+    pub fn fail(&self, call: &str, action: FaultAction) {
+        self.driver.machine().add_fault(FaultRule::on(call, When::Once, action));
+    }
+
+    /// The number of driver calls with this name.
+    pub fn calls(&self, name: &str) -> u64 {
+        let all = self.driver.machine().calls_by_name();
+        all.into_iter().find(|(call, _)| call == name).map_or(0, |(_, count)| count)
     }
 
     pub fn open(&self, ordinal: u32) -> Lease<dyn Device> {
@@ -185,6 +217,7 @@ pub fn read(stream: &Lease<dyn Stream>, from: &Lease<Buffer>) -> Vec<u8> {
 /// A kernel over one binding, of the tests' own source.
 pub fn kernel(device: &Lease<dyn Device>, name: &'static str) -> Lease<Pipeline> {
     const SOURCE: &str = "kernel void bump(device uint* x [[buffer(0)]]) { x[0] += 1; }
+        kernel void hold(device uint* x [[buffer(0)]]) {}
         kernel void fail(device uint* x [[buffer(0)]]) {}";
     let source = KernelSource::Msl(SOURCE.into());
     let any = KernelCheck::new(|_| Ok(()));
