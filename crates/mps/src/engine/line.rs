@@ -97,8 +97,8 @@ impl Flight {
         self.outcome.error.get().is_some()
     }
 
-    /// Asks the driver for the outcome.
-    fn poll(&self) -> Result<bool> {
+    /// Asks the driver for the outcome. Does not block.
+    pub(crate) fn poll(&self) -> Result<bool> {
         if self.is_over() {
             return Ok(true);
         }

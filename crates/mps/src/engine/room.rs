@@ -16,13 +16,14 @@ use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_core::sync::{Arc, Mutex, thread};
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::Weak;
 
 /// The permits of a queue.
 pub(crate) struct Room {
     most: u32,
     used: AtomicU32,
     /// The committed command buffers of all streams, in the order of their commits.
-    flights: Mutex<VecDeque<Arc<Flight>>>,
+    flights: Mutex<VecDeque<Weak<Flight>>>,
 }
 
 /// The permit for one command buffer. The drop gives it back.
@@ -47,12 +48,28 @@ impl Room {
     }
 
     /// Adds a committed command buffer.
-    pub(crate) fn add(&self, flight: Arc<Flight>) {
+    pub(crate) fn add(&self, flight: &Arc<Flight>) {
+        self.oldest();
+        self.flights.lock().push_back(Arc::downgrade(flight));
+    }
+
+    /// The oldest command buffer that is not over.
+    fn oldest(&self) -> Option<Arc<Flight>> {
         let mut flights = self.flights.lock();
-        while flights.front().is_some_and(|f| f.is_over()) {
-            flights.pop_front();
+        loop {
+            match flights.front()?.upgrade() {
+                Some(flight) if !flight.is_over() => return Some(flight),
+                _ => drop(flights.pop_front()),
+            }
         }
-        flights.push_back(flight);
+    }
+
+    /// Asks the driver whether a command buffer is over, so that its permit is free. Does not
+    /// block.
+    pub(crate) fn poll(&self) {
+        if let Some(Err(error)) = self.oldest().map(|flight| flight.poll()) {
+            tracing::debug!(%error, "a command buffer could not be queried");
+        }
     }
 
     /// Waits until a permit is free. Another thread may take it first.
@@ -61,14 +78,7 @@ impl Room {
     /// A driver error.
     pub(crate) fn wait(&self) -> Result<()> {
         while self.is_full() {
-            let oldest = {
-                let mut flights = self.flights.lock();
-                while flights.front().is_some_and(|f| f.is_over()) {
-                    flights.pop_front();
-                }
-                flights.front().cloned()
-            };
-            match oldest {
+            match self.oldest() {
                 Some(flight) => flight.wait()?,
                 // The permits are those of submissions that are being encoded.
                 None => thread::yield_now(),

@@ -66,6 +66,9 @@ pub struct Encoding {
     open: Option<Open>,
     /// A library encoded the last command buffer, with passes that know no fence.
     after_library: bool,
+    /// The last committed sequence number, and the last submission with work in that command
+    /// buffer. A later command buffer may have more work of the submission.
+    last: Option<(u64, u64)>,
 }
 
 /// An open command buffer.
@@ -213,10 +216,14 @@ impl MpsStream {
         // vouch for the memory until their values are over. `kept` and this stream have all other
         // objects.
         let flight = unsafe { self.line.commit(command, permit, first, kept) };
-        self.room.add(flight);
-        if let Some((_, last)) = values {
+        self.room.add(&flight);
+        if let Some((first, last)) = values {
+            if let Some((seq, value)) = e.last.filter(|(_, value)| *value < first) {
+                self.line.note(seq, value);
+            }
             // Only a part of the last submission may be in the command buffer.
             self.line.note(self.line.last(), last - 1);
+            e.last = Some((self.line.last(), last));
         }
     }
 
@@ -427,6 +434,10 @@ unsafe impl DriverStream for MpsStream {
         let mut e = self.encoding.lock();
         if e.open.is_none() && e.permit.is_none() {
             e.permit = self.room.take();
+            if e.permit.is_none() {
+                self.room.poll();
+                e.permit = self.room.take();
+            }
         }
         e.open.is_some() || e.permit.is_some()
     }
@@ -525,6 +536,12 @@ unsafe impl DriverStream for MpsStream {
             || self.room.is_full()
         {
             self.commit(&mut e);
+            drop(e);
+            // Command buffers that are over go back to the driver, also if nobody waits.
+            if let Err(error) = self.observe() {
+                // The next submission, or a thread that waits, meets a lasting error.
+                tracing::debug!(%error, "{self:?} could not be observed");
+            }
         }
         Ok(())
     }

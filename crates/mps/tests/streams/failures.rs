@@ -30,7 +30,8 @@ fn a_submission_that_fails_as_it_begins_gives_everything_back() -> Result<()> {
         assert_eq!(a.timeline().submitted(), before, "no value was taken");
         let census = bench.driver.census();
         assert_eq!((census.command_buffers, census.encoders), (0, 0), "{call}");
-        submit(&a, &[one(&bump, &bindings)])?;
+        let value = submit(&a, &[one(&bump, &bindings)])?;
+        a.wait_host(value, None)?;
     }
     assert_eq!(read(&a, &x), 2_u32.to_le_bytes());
     drop((x, bump, a, device));
