@@ -8,6 +8,7 @@ use crate::source::Source;
 use leasehold::{Buffer, Error, Lease, Result};
 use leasehold_core::sync::{Arc, Mutex};
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 
 const SHARDS: usize = 64;
 
@@ -29,15 +30,38 @@ impl Block {
     }
 }
 
+/// Hashes addresses, which the allocator chooses: no caller can make them collide.
+#[derive(Default)]
+struct AddressHasher(u64);
+
+impl Hasher for AddressHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u64(self.0 ^ u64::from(byte)));
+    }
+
+    fn write_u64(&mut self, addr: u64) {
+        // Addresses end in zeros: both halves of the product count.
+        let product = u128::from(addr) * 0x9e37_79b9_7f4a_7c15;
+        self.0 = (product >> 64) as u64 ^ product as u64;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+/// Blocks by address.
+type Shard = HashMap<u64, Block, BuildHasherDefault<AddressHasher>>;
+
 /// The blocks of a device. Each lock is a leaf.
-pub(crate) struct Blocks([Mutex<HashMap<u64, Block>>; SHARDS]);
+pub(crate) struct Blocks([Mutex<Shard>; SHARDS]);
 
 impl Blocks {
     pub(crate) fn new() -> Self {
         Self(std::array::from_fn(|_| Mutex::default()))
     }
 
-    fn shard(&self, addr: u64) -> &Mutex<HashMap<u64, Block>> {
+    fn shard(&self, addr: u64) -> &Mutex<Shard> {
         // Addresses are multiples of 256, and large ones of 2 MiB.
         &self.0[((addr >> 8) ^ (addr >> 21)) as usize % SHARDS]
     }
