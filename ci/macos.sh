@@ -1,7 +1,7 @@
 #!/bin/sh
-# Runs everything that needs a Metal device on a machine with macOS 14 or newer: the devices, every
-# operator beside the CPU's, the golden ids in both modes, the conformance suite plain and validated,
-# random programs, and the examples. A virtual machine's "Apple Paravirtual device" is enough.
+# Runs everything that needs a Metal device, on macOS 14 or newer: the devices, every operator
+# beside the CPU's, the golden ids in both modes, the conformance suite plain and validated, random
+# programs, and the examples. A virtual machine's "Apple Paravirtual device" is enough.
 #
 #   ci/macos.sh             every device check, on mps:0
 #   DEVICE=mps:1 ci/macos.sh

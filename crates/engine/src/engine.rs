@@ -26,6 +26,18 @@ pub struct EngineConfig {
 }
 
 impl EngineConfig {
+    /// A configuration without a defect. This crate may have the feature `planted-defects` where
+    /// the backend has not.
+    #[must_use]
+    pub fn new(inline: bool, signal_every: u32) -> Self {
+        Self {
+            inline,
+            signal_every,
+            #[cfg(feature = "planted-defects")]
+            defect: None,
+        }
+    }
+
     /// Whether this defect was planted.
     #[cfg(feature = "planted-defects")]
     #[inline]

@@ -5,9 +5,9 @@
 //! cargo run --release -p leasehold-operators --features cuda --example check_device -- \
 //!     [--device cuda:0] [--large | --quick] [--filter TEXT[,TEXT…]] [--list]
 //! ```
-//! Metal's devices need the feature `mps`. `--filter` selects the kernels whose names contain one of the texts. `--quick` selects a few
-//! small cases of each kernel; `--large` adds the sizes of real models. `--list` prints the
-//! comparisons without a device. Under a much slower checker:
+//! Metal's devices need the feature `mps`. `--filter` selects the kernels whose names contain one
+//! of the texts. `--quick` selects a few small cases of each kernel; `--large` adds the sizes of
+//! real models. `--list` prints the comparisons without a device. Under a much slower checker:
 //!
 //! ```text
 //! compute-sanitizer --tool racecheck check_device --quick

@@ -63,12 +63,10 @@ impl Core {
 
     /// The streams of a context, which do not exist yet, and their threads.
     pub fn streams(self: &Arc<Self>) -> Arc<Streams> {
-        let config = EngineConfig {
-            inline: self.shared.config.inline,
-            signal_every: self.shared.config.signal_every,
-            #[cfg(feature = "planted-defects")]
-            defect: self.shared.config.defect,
-        };
+        let own = &self.shared.config;
+        let config = EngineConfig::new(own.inline, own.signal_every);
+        #[cfg(feature = "planted-defects")]
+        let config = EngineConfig { defect: own.defect, ..config };
         let streams = Engine::new(self.clone(), self.shared.tables.clone(), config);
         let loss_reporter = Arc::downgrade(&streams);
         self.context.set_loss_reporter(Box::new(move || loss_reporter.upgrade()?.pending_text()));

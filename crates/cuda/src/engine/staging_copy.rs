@@ -10,6 +10,7 @@ use leasehold_core::sync::OnceLock;
 use std::thread;
 
 /// Copies of this many bytes and more bypass the caches.
+#[cfg(any(test, target_arch = "x86_64"))]
 const PAST_CACHES: usize = 4 << 20;
 /// The least bytes per thread.
 const SHARE: usize = 16 << 20;

@@ -79,13 +79,10 @@ impl Core {
 
     /// The streams of the device, which do not exist yet, and their threads.
     pub(crate) fn streams(self: &Arc<Self>, tables: &Arc<Tables<MpsStream>>) -> Arc<Streams> {
-        let config = self.config();
-        let config = EngineConfig {
-            inline: config.inline,
-            signal_every: config.signal_every,
-            #[cfg(feature = "planted-defects")]
-            defect: config.defect,
-        };
+        let own = self.config();
+        let config = EngineConfig::new(own.inline, own.signal_every);
+        #[cfg(feature = "planted-defects")]
+        let config = EngineConfig { defect: own.defect, ..config };
         Engine::new(self.clone(), tables.clone(), config)
     }
 

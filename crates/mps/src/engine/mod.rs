@@ -2,11 +2,11 @@
 //!
 //! - [`core`]: the state that all streams of a device share.
 //! - [`stream`]: a stream: an open command buffer, its encoder, and the policy of commits.
-//! - [`line`](mod@line): the command buffers of a stream that were committed, in their order.
-//! - [`room`]: the bound of uncompleted command buffers of a queue.
-//! - [`host`]: the host's part of operations.
-//! - [`program`]: instantiated plans, encoded anew for each launch.
-//! - [`samples`]: timestamps of the device.
+//! - `line`: the command buffers of a stream that were committed, in their order.
+//! - `room`: the bound of uncompleted command buffers of a queue.
+//! - `host`: the host's part of operations.
+//! - `program`: instantiated plans, encoded anew for each launch.
+//! - `samples`: timestamps of the device.
 //!
 //! The engine that all backends share gives the operations, holds back what waits for the host, and
 //! publishes values.
