@@ -32,6 +32,12 @@ pub enum Defect {
     ExternalStaleEvent,
     /// CUDA: an external stream does not wait for another stream's memory.
     ExternalWaitSkipped,
+    /// Metal: a compute pass does not wait for the stream's fence.
+    MissingFence,
+    /// Metal: an encoder is released before it has ended.
+    OpenEncoder,
+    /// Metal: an upload's staging memory is given back at once.
+    StagingReusedEarly,
 }
 
 impl Defect {
@@ -47,6 +53,20 @@ impl Defect {
         Defect::EventRecycledEarly,
         Defect::MissingEdge,
         Defect::WordBeforeWork,
+    ];
+
+    /// The defects that the tests of the Metal backend plant.
+    pub const METAL: [Defect; 10] = [
+        Defect::MissingWait,
+        Defect::StaleMark,
+        Defect::ReuseBeforeCompletion,
+        Defect::StaleGraphAddress,
+        Defect::KeepDroppedEarly,
+        Defect::EarlyPublication,
+        Defect::DeferredOutOfOrder,
+        Defect::MissingFence,
+        Defect::OpenEncoder,
+        Defect::StagingReusedEarly,
     ];
 
     /// The defects of external streams.

@@ -139,6 +139,13 @@ impl MpsConfig {
         self
     }
 
+    /// Whether this defect was planted.
+    #[cfg(feature = "planted-defects")]
+    #[inline]
+    pub(crate) fn has(&self, defect: crate::defects::Defect) -> bool {
+        self.defect == Some(defect)
+    }
+
     /// Checks the values.
     ///
     /// # Errors

@@ -39,6 +39,8 @@ pub struct Program {
     steps: Steps,
     segments: Vec<Segment>,
     nodes: usize,
+    #[cfg(feature = "planted-defects")]
+    stale: bool,
 }
 
 impl Program {
@@ -128,7 +130,14 @@ impl Instantiate for Program {
             }
             segments.push(Segment { nodes, staging });
         }
-        Ok(Self { nodes: plan.len(), plan: Mutex::new(plan), steps, segments })
+        Ok(Self {
+            nodes: plan.len(),
+            plan: Mutex::new(plan),
+            steps,
+            segments,
+            #[cfg(feature = "planted-defects")]
+            stale: core.config().has(crate::defects::Defect::StaleGraphAddress),
+        })
     }
 
     fn nodes(&self) -> usize {
@@ -147,6 +156,10 @@ impl Instantiate for Program {
         let mut new = plan.ops.clone();
         for p in patches {
             new.patch(p.node as usize, p.bindings, p.params, p.grid)?;
+        }
+        #[cfg(feature = "planted-defects")]
+        if self.stale {
+            return Ok(());
         }
         plan.ops = new;
         Ok(())

@@ -235,3 +235,22 @@ pub fn one<'a>(kernel: &'a Lease<Pipeline>, bindings: &'a [Binding]) -> Op<'a> {
         params: &[],
     })
 }
+
+/// A launch of a test kernel over whole buffers.
+#[cfg(feature = "planted-defects")]
+pub fn dispatch<'a>(
+    kernel: &'a Lease<Pipeline>,
+    bindings: &'a [Binding],
+    params: &'a [u8],
+) -> Op<'a> {
+    let blocks =
+        bindings.last().map_or(1, |b| (b.len / 4).div_ceil(u64::from(TestKernel::BLOCK)) as u32);
+    Op::Dispatch(Dispatch {
+        pipeline: kernel,
+        grid: [blocks, 1, 1],
+        block: [TestKernel::BLOCK, 1, 1],
+        shared: 0,
+        bindings,
+        params,
+    })
+}

@@ -6,4 +6,6 @@ mod common;
 mod failures;
 mod life;
 mod order;
+#[cfg(feature = "planted-defects")]
+mod planted;
 mod work;
