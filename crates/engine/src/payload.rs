@@ -18,7 +18,8 @@ use std::fmt;
 use std::marker::PhantomPinned;
 use std::time::Duration;
 
-/// A stream.
+/// A stream. The execution state is private: a driver's signal that another caller gives would
+/// publish values whose work still runs.
 pub struct StreamState<N: DriverStream> {
     core: Arc<StreamCore<N>>,
     /// The payload belongs to its pool: safe code cannot swap it with another payload.
@@ -32,12 +33,6 @@ impl<N: DriverStream> StreamState<N> {
     /// As [`Engine::stream`].
     pub fn new(engine: &Arc<Engine<N>>, priority: i32) -> Result<Self> {
         Ok(Self { core: engine.stream(priority)?, _place: PhantomPinned })
-    }
-
-    /// The execution state.
-    #[inline]
-    pub fn core(&self) -> &Arc<StreamCore<N>> {
-        &self.core
     }
 
     /// The stream's timeline.

@@ -27,7 +27,7 @@ pub(crate) mod allocator;
 pub mod backend;
 pub mod config;
 pub mod driver;
-pub mod engine;
+pub(crate) mod engine;
 pub mod manager;
 pub mod shared;
 pub mod spans;

@@ -144,6 +144,13 @@ pub struct Mark {
     pub(crate) seq: u64,
 }
 
+impl Mark {
+    /// Whether the line is known to be done up to the mark.
+    pub(crate) fn is_over(&self) -> bool {
+        self.line.completed.load(Ordering::Acquire) >= self.seq
+    }
+}
+
 /// A command buffer in the order of a line.
 struct Pending {
     flight: Arc<Flight>,
@@ -300,7 +307,7 @@ impl Line {
             }
             if let Some(wait) = wait {
                 wait.line.observe()?;
-                if wait.line.completed.load(Ordering::Acquire) < wait.seq {
+                if !wait.is_over() {
                     break;
                 }
                 continue;
@@ -315,8 +322,8 @@ impl Line {
     fn front(&self) -> Option<(Arc<Flight>, Option<Mark>)> {
         let state = self.state.lock();
         let front = state.pending.front()?;
-        let is_open = |w: &&Mark| w.line.completed.load(Ordering::Acquire) < w.seq;
-        Some((front.flight.clone(), front.kept.waits.iter().find(is_open).cloned()))
+        let wait = front.kept.waits.iter().find(|wait| !wait.is_over());
+        Some((front.flight.clone(), wait.cloned()))
     }
 
     /// Removes the first command buffer, if it is `flight`, which is over.

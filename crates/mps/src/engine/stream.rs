@@ -514,6 +514,10 @@ unsafe impl DriverStream for MpsStream {
     }
 
     fn encode_wait(&self, entry: &mut MutexGuard<'_, Encoding>, mark: &Mark) -> Result<()> {
+        if mark.is_over() {
+            // The host has seen the end, which orders all later commits.
+            return Ok(());
+        }
         let open = self.noted(self.open(entry))?;
         self.end_pass(open.pass.take());
         open.kept.waits.push(mark.clone());

@@ -2,7 +2,8 @@
 
 use crate::common::*;
 use leasehold_core::Result;
-use leasehold_hal::{Access, Op};
+use leasehold_hal::{Access, BackendKind, DeviceId, Op};
+use leasehold_mps::manager::event::EventKind;
 
 #[test]
 fn work_of_a_stream_runs_in_order_and_reads_what_it_wrote() {
@@ -101,5 +102,25 @@ fn a_stream_of_one_device_waits_for_a_stream_of_another() -> Result<()> {
         drop((x, y, a, b, devices));
         bench.close();
     }
+    Ok(())
+}
+
+/// A reissued event continues from a value that nobody may have signalled.
+#[test]
+fn a_mark_without_work_before_it_is_over() -> Result<()> {
+    let bench = Bench::new(1);
+    let manager = bench.backend.manager().devices();
+    let state = manager.open(DeviceId::new(BackendKind::Mps, 0))?;
+    let event = state.events().acquire(EventKind::Shared)?;
+    assert_eq!(event.next_value(), 1);
+    drop(event);
+    let device = bench.open(0);
+    let (a, b) = (stream(&device), stream(&device));
+    let x = buffer(&device, &b, 64);
+    let nothing = submit(&a, &[])?;
+    let value = submit(&b, &[Op::Wait(a.timeline().at(nothing)), fill(&x, 1)])?;
+    wait(&b, value)?;
+    drop((x, a, b, device, state));
+    bench.close();
     Ok(())
 }
