@@ -319,9 +319,12 @@ impl MpsStream {
                 ops.set_pipeline(encoder, pipeline)?;
                 pass.pipeline = Some(pipeline);
             }
-            for (i, (b, &(buffer, offset))) in (0_u32..).zip(d.bindings.iter().zip(&places)) {
-                if b.len != 0 {
-                    ops.set_buffer(encoder, buffer, offset, i)?;
+            // Metal's validation wants a buffer for each argument, also for one that the kernel
+            // does not read.
+            let spare = places.iter().find(|place| place.0 != NativeBuffer::default());
+            for (i, (b, place)) in (0_u32..).zip(d.bindings.iter().zip(&places)) {
+                if let Some((buffer, offset)) = if b.len == 0 { spare } else { Some(place) } {
+                    ops.set_buffer(encoder, *buffer, *offset, i)?;
                 }
             }
             if !d.params.is_empty() {

@@ -111,12 +111,17 @@ impl EncoderState {
             let (has, wants) = (dispatch.bindings.len(), spec.bindings.len());
             return Err(format!("dispatch of {name} with {has} bindings; it declares {wants}"));
         }
+        let some = dispatch.bindings.iter().any(|binding| binding.len != 0);
         let mut bindings = Vec::with_capacity(spec.bindings.len());
         for (i, access) in (0..).zip(&spec.bindings) {
             let whole =
                 bound(i).map(|(addr, len)| Binding { addr, len, native: 0, access: *access });
             let binding = match dispatch.bindings.get(i as usize).copied().or(whole) {
-                Some(binding) if binding.len == 0 => binding,
+                // Metal's validation wants a buffer, also for an argument that is not read.
+                Some(binding) if binding.len == 0 && (whole.is_some() || !some) => binding,
+                Some(binding) if binding.len == 0 => {
+                    return Err(format!("dispatch of {name}: nothing is bound at {i}"));
+                }
                 Some(binding) => {
                     let end = binding.addr.saturating_add(binding.len);
                     let inside = |w: Binding| w.addr == binding.addr && end <= w.addr + w.len;
