@@ -30,6 +30,7 @@ use crate::manager::fence::FenceState;
 use crate::manager::opened::{Held, Owned};
 use crate::transfer::Transfer;
 use leasehold_alloc::Buffer;
+use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::sync::{Arc, Mutex, MutexGuard};
 use leasehold_core::{Error, Lease, Result, Timeline, UniqueLease};
 use leasehold_engine::driver::{DriverDevice, DriverStream, Sink};
@@ -54,6 +55,8 @@ pub struct MpsStream {
     fence: Lease<FenceState>,
     _held: Held,
     line: Arc<Line>,
+    /// The stream has updated the fence. Before that, the fence may have another queue's update.
+    fenced: AtomicBool,
     encoding: Mutex<Encoding>,
     abandoned: bool,
 }
@@ -63,6 +66,8 @@ pub struct MpsStream {
 pub struct Encoding {
     /// The permit for the next command buffer of a submission.
     permit: Option<Permit>,
+    /// A submission has room, and may count on the open command buffer.
+    reserved: bool,
     open: Option<Open>,
     /// A library encoded the last command buffer, with passes that know no fence.
     after_library: bool,
@@ -185,8 +190,11 @@ impl MpsStream {
         if self.core.config().has(crate::defects::Defect::MissingFence) {
             return Ok(pass);
         }
-        // SAFETY: the pass is open. The stream keeps the fence until its command buffers are over.
-        unsafe { self.ops().wait_fence(native.into(), self.fence.native())? };
+        if self.fenced.load(Ordering::Acquire) {
+            // SAFETY: the pass is open. The stream keeps the fence until its command buffers are
+            // over.
+            unsafe { self.ops().wait_fence(native.into(), self.fence.native())? };
+        }
         Ok(pass)
     }
 
@@ -194,6 +202,7 @@ impl MpsStream {
     fn end_pass(&self, pass: Option<Pass>) {
         let Some(pass) = pass else { return };
         let encoder = pass.encoder.native.into();
+        self.fenced.store(true, Ordering::Release);
         // SAFETY: the pass is open. The stream keeps the fence until its command buffers are over.
         if let Err(error) = unsafe { self.ops().update_fence(encoder, self.fence.native()) } {
             tracing::error!(%error, "a fence could not be updated");
@@ -403,6 +412,7 @@ unsafe impl DriverStream for MpsStream {
             core: core.clone(),
             queue,
             room,
+            fenced: AtomicBool::new(false),
             encoding: Mutex::default(),
             abandoned: false,
         })
@@ -450,7 +460,8 @@ unsafe impl DriverStream for MpsStream {
                 e.permit = self.room.take();
             }
         }
-        e.open.is_some() || e.permit.is_some()
+        e.reserved = e.open.is_some() || e.permit.is_some();
+        e.reserved
     }
 
     fn wait_room(&self) -> Result<()> {
@@ -549,7 +560,7 @@ unsafe impl DriverStream for MpsStream {
     }
 
     fn leave(&self, mut e: MutexGuard<'_, Encoding>) -> Result<()> {
-        e.permit = None;
+        (e.permit, e.reserved) = (None, false);
         let Some(open) = &e.open else { return Ok(()) };
         let config = self.core.config();
         if !open.used {
@@ -602,6 +613,7 @@ unsafe impl DriverStream for MpsStream {
 
     fn signal(&self, value: u64) -> Result<()> {
         let mut e = self.encoding.lock();
+        e.reserved = false;
         self.commit(&mut e);
         self.line.note(self.line.last(), value);
         Ok(())
@@ -619,7 +631,13 @@ unsafe impl DriverStream for MpsStream {
     }
 
     fn query(&self) -> Result<bool> {
-        self.commit(&mut self.encoding.lock());
+        let mut e = self.encoding.lock();
+        if e.reserved {
+            // A submission of another thread is about to begin.
+            return Ok(false);
+        }
+        self.commit(&mut e);
+        drop(e);
         self.observe()?;
         Ok(self.line.is_idle())
     }
