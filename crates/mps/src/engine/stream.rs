@@ -652,6 +652,18 @@ unsafe impl DriverStream for MpsStream {
         Ok(())
     }
 
+    /// A command buffer that was not committed on a lost device never runs.
+    fn rest(&self) {
+        if self.core.loss().is_none() {
+            return;
+        }
+        let open = std::mem::take(&mut *self.encoding.lock());
+        drop(open);
+        if let Err(error) = self.observe() {
+            tracing::debug!(%error, "{self:?} could not be observed");
+        }
+    }
+
     fn host_function(&self, call: Box<dyn FnOnce() + Send>) -> Result<()> {
         self.commit(&mut self.encoding.lock());
         let (event, last) = (self.line.event(), self.line.last());

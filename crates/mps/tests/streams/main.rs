@@ -8,4 +8,5 @@ mod life;
 mod order;
 #[cfg(feature = "planted-defects")]
 mod planted;
+mod sweep;
 mod work;
