@@ -180,9 +180,16 @@ impl Factory for Simulated {
     }
 
     fn expectations(&self) -> Expectations {
-        const NO_MACHINE_WITHOUT_DEVICES: Expectation =
-            Expectation { case: 3, reason: "a simulated machine has a device at least" };
-        Expectations { unsupported: &[NO_MACHINE_WITHOUT_DEVICES], expected_failure: &[] }
+        const PRIVATE: &str = "a Metal device does not reach private storage of another one";
+        const ALL: [Expectation; 4] = [
+            Expectation { case: 3, reason: "a simulated machine has a device at least" },
+            Expectation { case: 75, reason: PRIVATE },
+            Expectation { case: 76, reason: PRIVATE },
+            Expectation { case: 77, reason: PRIVATE },
+        ];
+        let private = self.config.storage == Some(Storage::Private);
+        let unsupported = if private { &ALL[..] } else { &ALL[..1] };
+        Expectations { unsupported, expected_failure: &[] }
     }
 }
 
