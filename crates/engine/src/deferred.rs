@@ -429,26 +429,29 @@ impl<N: DriverStream> StreamCore<N> {
             return given.map_err(|r| r.error);
         }
         let mut sink = Sink { value: job.value, host: &self.host, accepted: true };
-        let given = match (step, ready) {
-            (Some(Step::Run(segment)), _) => {
-                state.dirty = true;
-                self.native().enter().and_then(|mut entry| {
+        let mut passed = None;
+        let given = self.native().enter().and_then(|mut entry| {
+            let given = match (step, ready) {
+                (Some(Step::Run(segment)), _) => {
+                    state.dirty = true;
                     // SAFETY: the submission, which is not over, keeps the graph and the memory of
                     // its nodes.
-                    unsafe { self.native().launch(&mut entry, exec, segment, &mut sink) }?;
-                    self.native().leave(entry)
-                })
-            }
-            (_, Ready::Wait(wait)) => {
-                state.dirty = true;
-                let waits = self.native().enter().and_then(|mut entry| {
-                    self.native().encode_wait(&mut entry, &wait.mark)?;
-                    self.native().leave(entry)
-                });
-                waits.map(|()| self.host.leave(job.value, wait.passed()))
-            }
-            _ => Ok(()),
-        };
+                    unsafe { self.native().launch(&mut entry, exec, segment, &mut sink) }
+                }
+                (_, Ready::Wait(wait)) => {
+                    state.dirty = true;
+                    let given = self.native().encode_wait(&mut entry, &wait.mark);
+                    passed = given.is_ok().then_some(wait);
+                    given
+                }
+                _ => Ok(()),
+            };
+            // Also after an error: a submission that was begun is ended.
+            given.and(self.native().leave(entry))
+        });
+        if let Some(wait) = passed {
+            self.host.leave(job.value, wait.passed());
+        }
         given.map_err(|e| self.core.device.note(e))
     }
 

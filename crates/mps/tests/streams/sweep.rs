@@ -132,8 +132,8 @@ fn a_failing_call_at_every_index_leaves_a_valid_state_and_leaks_nothing() {
                 for action in
                     [FaultAction::Fail(1), FaultAction::OutOfMemory, FaultAction::DeviceLost]
                 {
-                    // Metal's commit cannot fail: its error is one of the work, and other tests
-                    // have those.
+                    // A failed commit is an error of the work: `failures` has that one. Behind it,
+                    // the simulated driver does not end the later work of this life cycle.
                     if name == "commit" && action != FaultAction::DeviceLost {
                         continue;
                     }
