@@ -9,8 +9,9 @@
 //!
 //! The outcome of a command buffer is set once, by the driver's completion handler or by a thread
 //! that finds the command buffer over. After an error the driver skips the signal, so whoever sets
-//! the outcome makes up for it. An event's value may only rise. Only the last command buffer of the
-//! line makes up, because a later one signals a larger value.
+//! the outcome makes up for it. An event's value may only rise. So two command buffers make up: the
+//! last one of the line, and one that a later one of the line waits for. Behind any other one, a
+//! later command buffer signals a larger value.
 //!
 //! The handler takes no lock of a stream, submits nothing and drops no lease. Threads that observe
 //! the line drop what a command buffer kept.
@@ -38,19 +39,44 @@ use std::fmt;
 struct Signal {
     ops: Arc<dyn MpsSlowOps>,
     event: NativeSharedEvent,
-    /// The last committed sequence number. The lock orders commits and made-up signals.
-    last: Mutex<u64>,
+    /// The lock orders commits and made-up signals.
+    last: Mutex<Last>,
+}
+
+/// The last command buffer of a line.
+struct Last {
+    /// The last committed sequence number.
+    seq: u64,
+    /// The last sequence number with an outcome.
+    settled: u64,
+    /// The sequence numbers that later command buffers of the line wait for, without an outcome.
+    awaited: Vec<u64>,
+}
+
+impl Last {
+    /// Whether nothing of the line signals a larger value before `seq` is signalled. From now on
+    /// `seq` has an outcome.
+    fn take(&mut self, seq: u64) -> bool {
+        self.settled = self.settled.max(seq);
+        let awaited = self.awaited.iter().position(|&s| s == seq);
+        awaited.map(|at| self.awaited.swap_remove(at)).is_some() || self.seq == seq
+    }
 }
 
 impl Signal {
+    /// A command buffer was signalled.
+    fn signalled(&self, seq: u64) {
+        self.last.lock().take(seq);
+    }
+
     /// Signals on behalf of a command buffer that failed, unless a later one does.
     fn make_up(&self, seq: u64) {
         // A query may call handlers, so no lock is held. Nothing signals `seq` after the failure.
         // SAFETY: the line keeps the event until the outcome of each command buffer is set, which
         // happens after this.
         let signaled = unsafe { self.ops.signaled_value(self.event) };
-        let last = self.last.lock();
-        if *last != seq || signaled.is_ok_and(|value| value >= seq) {
+        let mut last = self.last.lock();
+        if !last.take(seq) || signaled.is_ok_and(|value| value >= seq) {
             return;
         }
         // SAFETY: the line keeps the event, as above. The work that waits for the value may run,
@@ -79,6 +105,8 @@ impl Outcome {
         let Some(permit) = self.permit.lock().take() else { return };
         if completion.error.is_some() {
             self.signal.make_up(self.seq);
+        } else {
+            self.signal.signalled(self.seq);
         }
         drop(permit);
         let _ = self.error.set(completion.error.clone());
@@ -192,7 +220,8 @@ impl Line {
             return Err(Error::state("a line needs a shared event"));
         };
         let last = event.issued();
-        let signal = Signal { ops: ops.clone(), event: native, last: Mutex::new(last) };
+        let none = Last { seq: last, settled: last, awaited: Vec::new() };
+        let signal = Signal { ops: ops.clone(), event: native, last: Mutex::new(none) };
         Ok(Arc::new(Self {
             signal: Arc::new(signal),
             event,
@@ -214,7 +243,17 @@ impl Line {
 
     /// The last committed sequence number.
     pub(crate) fn last(&self) -> u64 {
-        *self.signal.last.lock()
+        self.signal.last.lock().seq
+    }
+
+    /// The last committed sequence number, for which the next command buffer is going to wait.
+    pub(crate) fn await_last(&self) -> u64 {
+        let mut last = self.signal.last.lock();
+        let seq = last.seq;
+        if last.settled < seq && !last.awaited.contains(&seq) {
+            last.awaited.push(seq);
+        }
+        seq
     }
 
     /// Whether all committed command buffers are over, as far as the line was observed.
@@ -246,7 +285,7 @@ impl Line {
         kept: Kept,
     ) -> Arc<Flight> {
         let seq = self.event.next_value();
-        *self.signal.last.lock() = seq;
+        self.signal.last.lock().seq = seq;
         let outcome = Arc::new(Outcome {
             seq,
             signal: self.signal.clone(),

@@ -1,5 +1,5 @@
 //! A failing driver call at every index of a whole life cycle: the state stays valid, and nothing
-//! leaks. Errors of work are left out.
+//! leaks.
 
 use crate::common::*;
 use leasehold_conformance::TestKernel;
@@ -132,11 +132,6 @@ fn a_failing_call_at_every_index_leaves_a_valid_state_and_leaks_nothing() {
                 for action in
                     [FaultAction::Fail(1), FaultAction::OutOfMemory, FaultAction::DeviceLost]
                 {
-                    // A failed commit is an error of the work: `failures` has that one. Behind it,
-                    // the simulated driver does not end the later work of this life cycle.
-                    if name == "commit" && action != FaultAction::DeviceLost {
-                        continue;
-                    }
                     let rule = FaultRule::on(name, When::At(k), action.clone());
                     let (outcome, driver) = run(FaultPlan::none().with(rule), residency_sets);
                     failed += u64::from(outcome.is_err());
