@@ -23,9 +23,10 @@ for model in crates/llama/tests/models/*/; do
     check "$model/golden.json" model="$model" threads=1,2
 done
 
-# Weights are mapped on the CPU and loaded into device memory on the simulated device.
+# Weights are mapped on the CPU and loaded into device memory on the simulated device. (A segment of
+# Metal has 32 MiB, more than the model.)
 memory() { "$examples/check_memory" "$target/release/leasehold" "$@"; }
-for device in 'cpu:0' 'cuda:0 --sim' 'mps:0 --sim' 'sim:0'; do
+for device in 'cpu:0' 'cuda:0 --sim' 'sim:0'; do
     for mode in eager graph; do
         printf 'memory on %s, %s: ' "$device" "$mode"
         # shellcheck disable=SC2086

@@ -95,6 +95,8 @@ impl Drop for Keeper {
         // SAFETY: the keeper's count keeps the allocator alive up to `release`.
         unsafe {
             self.0.as_ref().orphan();
+            // Not as a lease is dropped: that asks the host and the driver for nothing.
+            self.0.as_ref().ask_external();
             release(self.0, 1);
         }
     }

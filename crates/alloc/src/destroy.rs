@@ -29,7 +29,6 @@ static DEFERRED: Mutex<Option<Box<Inner>>> = Mutex::new(None);
 /// the deferred ones are a list through the allocators themselves.
 #[cfg(not(loom))]
 fn destroy(mut inner: Box<Inner>) {
-    inner.ask_external();
     if inner.is_over() {
         drop(inner);
     } else {
@@ -49,6 +48,7 @@ pub(crate) fn sweep() {
     // One by one: a list would be dropped by recursion.
     loop {
         let next = left.next_deferred.take();
+        left.ask_external();
         destroy(left);
         match next {
             Some(next) => left = next,

@@ -135,6 +135,7 @@ use leasehold_mps::manager::event::EventManager as _;
 use leasehold_mps::manager::fence::FenceManager as _;
 use leasehold_mps::manager::heap::HeapManager as _;
 use leasehold_mps::manager::library::LibraryManager as _;
+use leasehold_mps::manager::stream as _;
 use leasehold_operators::Library as _;
 
 /// Methods and associated functions cannot be imported; naming them is enough.
