@@ -54,11 +54,23 @@
 //! calls the publisher before it sleeps. So any thread can wait for any timeline, also for one of
 //! another backend or of a destroyed stream.
 //!
+//! | module | content |
+//! |---|---|
+//! | `timepoint` | timepoints, and the names of timelines |
+//! | `owner` | owners, which alone write a timeline |
+//! | `wait` | waits of threads |
+//! | `source` | the part that needs the backend |
+//!
 //! This module must not know streams or devices.
 
 mod owner;
+mod source;
+mod timepoint;
+mod wait;
 
 pub use owner::{HostTimelineOwner, TimelineOwner};
+pub use source::TimelineSource;
+pub use timepoint::{PackedTimepoint, TimelineId, Timepoint};
 
 use crate::defects::{Defect, planted};
 use crate::error::{Error, OutOfMemory, Result};
@@ -68,9 +80,8 @@ use crate::sync::{CachePadded, Condvar, Mutex, OnceLock};
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
-use std::time::Duration;
 #[cfg(not(loom))]
-use std::{cell::Cell, sync::Arc, time::Instant};
+use std::{sync::Arc, time::Duration};
 
 /// The end of a timeline's values. A timeline that comes near it is not used again.
 pub const VALUE_LIMIT: u64 = 1 << 48;
@@ -82,207 +93,14 @@ const BESIDES: usize = 256;
 /// The next owner of a failed timeline begins at a multiple of this number. An owner's timepoints
 /// beyond its submitted values reach less far.
 const LEASE_STRIDE: u64 = 1 << 36;
-/// The longest time that a synchronisation waits for the remaining work of a failed timeline.
-#[cfg(not(loom))]
-const LONGEST_DRAIN: Duration = Duration::from_secs(1);
 
 const NEVER: u64 = u64::MAX;
-
-/// The name of a timeline. 0 names none.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct TimelineId(u16);
-
-impl TimelineId {
-    /// The number, for reports.
-    #[must_use]
-    pub fn get(self) -> u16 {
-        self.0
-    }
-
-    /// The timeline of a number, from a report.
-    #[must_use]
-    pub fn from_number(number: u16) -> Self {
-        Self(number)
-    }
-
-    /// The name of the timeline's present owner, if it has one ([`Timeline::set_name`]).
-    #[must_use]
-    pub fn name(self) -> Option<Name> {
-        let chunk = CHUNKS[usize::from(self.0) / LINES_PER_CHUNK].get()?;
-        chunk[usize::from(self.0) % LINES_PER_CHUNK].name()
-    }
-}
-
-/// `timeline 5`, or `timeline 5 "decode"` if it has a name.
-impl fmt::Display for TimelineId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "timeline {}", self.0)?;
-        self.name().map_or(Ok(()), |name| write!(f, " {name}"))
-    }
-}
-
-/// `timeline5`, or `timeline5"decode"` if it has a name.
-impl fmt::Debug for TimelineId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "timeline{}", self.0)?;
-        self.name().map_or(Ok(()), |name| write!(f, "{name}"))
-    }
-}
-
-/// A value on a timeline: the work that was submitted to the stream up to this value.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Timepoint {
-    timeline: TimelineId,
-    value: u64,
-}
-
-impl Timepoint {
-    /// The timeline's name.
-    #[inline]
-    #[must_use]
-    pub fn timeline_id(self) -> TimelineId {
-        self.timeline
-    }
-
-    /// The value on the timeline.
-    #[inline]
-    #[must_use]
-    pub fn value(self) -> u64 {
-        self.value
-    }
-
-    /// The timeline. The reference never dangles.
-    #[inline]
-    #[must_use]
-    pub fn timeline(self) -> &'static Timeline {
-        timeline(self.timeline)
-    }
-
-    /// Returns whether the timepoint is complete and did not fail. Plain loads; the answer may lag
-    /// behind the device.
-    #[inline]
-    #[must_use]
-    pub fn is_settled(self) -> bool {
-        self.timeline().is_settled(self.value)
-    }
-
-    /// Returns whether the timepoint has [passed](Timeline::has_passed).
-    #[inline]
-    #[must_use]
-    pub fn has_passed(self) -> bool {
-        self.timeline().has_passed(self.value)
-    }
-}
-
-/// A timepoint is a list of one, for calls that wait for several.
-impl AsRef<[Timepoint]> for Timepoint {
-    fn as_ref(&self) -> &[Timepoint] {
-        std::slice::from_ref(self)
-    }
-}
-
-impl fmt::Debug for Timepoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}@{}", self.timeline, self.value)
-    }
-}
-
-/// A timepoint in one word: 16 bits of timeline, 48 bits of value. All zero means "never".
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[repr(transparent)]
-pub struct PackedTimepoint(u64);
-
-impl PackedTimepoint {
-    /// No timepoint: ordered before all timepoints.
-    pub const NEVER: PackedTimepoint = PackedTimepoint(0);
-
-    /// The word.
-    #[inline]
-    #[must_use]
-    pub fn to_bits(self) -> u64 {
-        self.0
-    }
-
-    /// A timepoint from its word.
-    #[inline]
-    #[must_use]
-    pub const fn from_bits(bits: u64) -> Self {
-        Self(bits)
-    }
-
-    /// Returns whether this is [`PackedTimepoint::NEVER`].
-    #[inline]
-    #[must_use]
-    pub fn is_never(self) -> bool {
-        self.0 == 0
-    }
-
-    /// Returns whether the work of the timepoint is over, complete or failed, with all that it came
-    /// after: memory that it used may be reused. [`PackedTimepoint::NEVER`] has passed. A reader of
-    /// results asks [`is_settled`](Self::is_settled) instead.
-    #[inline]
-    #[must_use]
-    pub fn has_passed(self) -> bool {
-        self.timepoint().is_none_or(|p| p.has_passed() || planted(Defect::PassedEarly))
-    }
-
-    /// The timeline's name; 0 for never.
-    #[inline]
-    #[must_use]
-    pub fn timeline_id(self) -> TimelineId {
-        TimelineId((self.0 >> 48) as u16)
-    }
-
-    /// The value on the timeline.
-    #[inline]
-    #[must_use]
-    pub fn value(self) -> u64 {
-        self.0 & (VALUE_LIMIT - 1)
-    }
-
-    /// The timepoint, or `None` for never.
-    #[inline]
-    #[must_use]
-    pub fn timepoint(self) -> Option<Timepoint> {
-        (self.0 != 0).then(|| Timepoint { timeline: self.timeline_id(), value: self.value() })
-    }
-
-    /// Returns whether the timepoint is never, or its timepoint is complete and did not fail.
-    #[inline]
-    #[must_use]
-    pub fn is_settled(self) -> bool {
-        self.timepoint().is_none_or(Timepoint::is_settled)
-    }
-}
-
-impl From<Timepoint> for PackedTimepoint {
-    #[inline]
-    fn from(p: Timepoint) -> Self {
-        debug_assert!(p.value < VALUE_LIMIT);
-        PackedTimepoint((u64::from(p.timeline.0) << 48) | (p.value & (VALUE_LIMIT - 1)))
-    }
-}
-
-impl fmt::Debug for PackedTimepoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.timepoint() {
-            Some(p) => p.fmt(f),
-            None => f.write_str("never"),
-        }
-    }
-}
 
 /// Makes the backend publish the completion of a value without further calls. A thread calls it
 /// before the thread sleeps for this value. If no other thread would publish the value, the call
 /// may publish it itself and block, at most for the given time. The wait returns its error.
 #[cfg(not(loom))]
 pub type Publisher = Arc<dyn Fn(u64, Option<Duration>) -> Result<()> + Send + Sync>;
-
-#[cfg(not(loom))]
-thread_local! {
-    /// The timeline whose host call this thread runs, and the call's value.
-    static CALL: Cell<Option<(TimelineId, u64)>> = const { Cell::new(None) };
-}
 
 /// The failures of a timeline.
 #[derive(Default)]
@@ -612,159 +430,6 @@ impl Timeline {
     fn knows_own_slow(&self, value: u64) -> bool {
         self.failures.lock().former_cause(value).is_none()
     }
-
-    /// Runs a host call of this timeline's `value`. A wait of this thread for this value or a later
-    /// one would never end. Until `call` returns, such a wait is an error.
-    #[cfg(not(loom))]
-    pub fn run_call<R>(&self, value: u64, call: impl FnOnce() -> R) -> R {
-        struct Former(Option<(TimelineId, u64)>);
-        impl Drop for Former {
-            fn drop(&mut self) {
-                CALL.set(self.0);
-            }
-        }
-        let _former = Former(CALL.replace(Some((self.id, value))));
-        call()
-    }
-
-    /// Checks that this thread may wait for `value`, and that it runs no [host
-    /// call](Self::run_call) that must end first.
-    ///
-    /// # Errors
-    /// `InvalidState` if it runs such a call.
-    #[cfg(not(loom))]
-    pub fn check_caller(&self, value: u64) -> Result<()> {
-        match CALL.get() {
-            Some((timeline, running)) if timeline == self.id && value >= running => {
-                Err(Error::state("a host call waits for the stream that it runs on"))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Blocks until `value` is over or known to have failed. Works for timelines of every backend.
-    ///
-    /// # Errors
-    /// The cause if `value` failed; `Timeout`; `InvalidState` in a [host call](Self::run_call) that
-    /// must end first. A timeout of zero polls.
-    #[cfg(not(loom))]
-    pub fn wait(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
-        if self.check(value)? {
-            return Ok(());
-        }
-        self.check_caller(value)?;
-        let publisher = self.publisher.lock().clone();
-        let Some(publish) = publisher else { return self.wait_published(value, timeout) };
-        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
-        publish(value, timeout)?;
-        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-        self.wait_published(value, if deadline.is_some() { left } else { timeout })
-    }
-
-    /// Like [`wait`](Self::wait), for a backend in which another thread publishes completion: the
-    /// call does not use the publisher.
-    ///
-    /// # Errors
-    /// As [`wait`](Self::wait).
-    #[cfg(not(loom))]
-    pub fn wait_published(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
-        if self.check(value)? {
-            return Ok(());
-        }
-        let deadline = timeout.map(|t| Instant::now().checked_add(t));
-        self.waiters.fetch_add(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        let mut guard = self.sleep.lock();
-        let result = loop {
-            match self.check(value) {
-                Ok(true) => break Ok(()),
-                Err(e) => break Err(e),
-                Ok(false) => {}
-            }
-            match deadline {
-                Some(Some(at)) => {
-                    if self.wake.wait_until(&mut guard, at).timed_out() {
-                        break match self.check(value) {
-                            Ok(true) => Ok(()),
-                            Err(e) => Err(e),
-                            Ok(false) => Err(Error::Timeout(
-                                format!(
-                                    "{:?} did not complete in time; completed is {}",
-                                    self.at(value),
-                                    self.completed()
-                                )
-                                .into(),
-                            )),
-                        };
-                    }
-                }
-                _ => self.wake.wait(&mut guard),
-            }
-        };
-        drop(guard);
-        self.waiters.fetch_sub(1, Ordering::Relaxed);
-        result
-    }
-
-    /// Waits, on a failed timeline, until `value` has [passed](Self::has_passed), so that none of
-    /// its work still runs.
-    ///
-    /// Returns at `deadline`, and after one second at the latest, so that a known cause is reported
-    /// soon. `refresh` updates the timeline's completed value, for timelines that publish only on
-    /// request. Backends call this between a failure and its report.
-    #[cold]
-    #[cfg(not(loom))]
-    pub fn drain(&self, value: u64, deadline: Option<Instant>, refresh: impl Fn() -> Result<u64>) {
-        let last = Instant::now() + LONGEST_DRAIN;
-        let deadline = deadline.map_or(last, |at| at.min(last));
-        let mut looks = 0u32;
-        while !self.has_passed(value) {
-            if self.completed() >= value {
-                self.ask(value);
-            } else if refresh().is_err() {
-                // The error of a lost device is known already.
-                return;
-            }
-            if Instant::now() >= deadline {
-                return;
-            }
-            looks += 1;
-            if looks < 100 {
-                std::thread::yield_now()
-            } else {
-                std::thread::sleep(Duration::from_micros(50))
-            }
-        }
-    }
-
-    /// Requests publication on another timeline whose pending work keeps a failed `value` from
-    /// having [passed](Self::has_passed). Does not block.
-    #[cold]
-    #[cfg(not(loom))]
-    pub fn ask(&self, value: u64) {
-        if let Some(point) = self.obstacle(value).filter(|p| p.timeline != self.id) {
-            // The timeline shows the result of this wait.
-            let _ = point.timeline().wait(point.value, Some(Duration::ZERO));
-        }
-    }
-
-    /// Blocks until `value` is over or failed. Has no deadline, because loom has no clock.
-    #[cfg(loom)]
-    pub fn wait(&self, value: u64, _timeout: Option<Duration>) -> Result<()> {
-        self.waiters.fetch_add(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        let mut guard = self.sleep.lock();
-        let result = loop {
-            match self.check(value) {
-                Ok(true) => break Ok(()),
-                Err(e) => break Err(e),
-                Ok(false) => self.wake.wait(&mut guard),
-            }
-        };
-        drop(guard);
-        self.waiters.fetch_sub(1, Ordering::Relaxed);
-        result
-    }
 }
 
 impl fmt::Debug for Timeline {
@@ -794,123 +459,4 @@ fn timeline(id: TimelineId) -> &'static Timeline {
         (base..base + LINES_PER_CHUNK).map(|n| Timeline::new(n as u16)).collect()
     });
     &chunk[i % LINES_PER_CHUNK]
-}
-
-/// The part of a timeline that needs the backend. Reads on hot paths use its [`Timeline`] only.
-///
-/// A stream that runs closures on a worker of its own:
-///
-/// ```
-/// use leasehold_core::{Error, Timeline, TimelineOwner, Timepoint, Result, TimelineSource};
-/// use std::sync::{Arc, Mutex, mpsc};
-/// use std::time::Duration;
-///
-/// type Job = Box<dyn FnOnce() -> Result<()> + Send>;
-/// struct WorkerStream {
-///     timeline: Arc<TimelineOwner>,
-///     /// The turn: values are taken in the order in which the worker gets them.
-///     jobs: Mutex<mpsc::Sender<(u64, Job)>>,
-/// }
-///
-/// impl WorkerStream {
-///     fn new() -> Result<Self> {
-///         let timeline = Arc::new(TimelineOwner::take()?);
-///         let (jobs, todo) = mpsc::channel::<(u64, Job)>();
-///         let worker = timeline.clone();
-///         std::thread::spawn(move || {
-///             for (value, job) in todo {
-///                 // After a failure nothing runs, and everything completes all the same.
-///                 if !worker.timeline().failed(value)
-///                     && let Err(cause) = job()
-///                 {
-///                     worker.poison(value, cause);
-///                 }
-///                 worker.complete(value);
-///             }
-///         });
-///         Ok(Self { timeline, jobs: Mutex::new(jobs) })
-///     }
-///
-///     fn submit(&self, job: Job) -> Result<Timepoint> {
-///         let jobs = self.jobs.lock().unwrap();
-///         let value = self.timeline().submitted() + 1;
-///         jobs.send((value, job)).map_err(|_| Error::state("the worker is gone"))?;
-///         Ok(self.timeline().at(self.timeline.advance()?))
-///     }
-/// }
-///
-/// // SAFETY: the worker completes a value after its job returned. Jobs run one after the
-/// // other, and a wait is a job.
-/// unsafe impl TimelineSource for WorkerStream {
-///     fn timeline(&self) -> &'static Timeline {
-///         self.timeline.timeline()
-///     }
-///     fn signal(&self) -> Result<u64> {
-///         Ok(self.timeline().submitted())
-///     }
-///     fn refresh(&self) -> Result<u64> {
-///         Ok(self.timeline().completed())
-///     }
-///     fn wait(&self, on: Timepoint) -> Result<()> {
-///         self.submit(Box::new(move || on.timeline().wait(on.value(), None)))?;
-///         self.timeline.learn(on);
-///         Ok(())
-///     }
-///     fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
-///         self.timeline().wait(value, timeout)
-///     }
-/// }
-///
-/// let stream = WorkerStream::new()?;
-/// let done = stream.submit(Box::new(|| Ok(())))?;
-/// stream.wait_host(done.value(), None)?;
-/// assert!(done.is_settled());
-/// let broken = stream.submit(Box::new(|| Err(Error::invalid("no such thing"))))?;
-/// assert!(stream.wait_host(broken.value(), None).is_err());
-/// # Ok::<(), Error>(())
-/// ```
-///
-/// # Safety
-/// Allocators reuse memory, and runtimes start later work on it, because of a timeline's values.
-/// The implementer vouches:
-/// - `timeline` returns the same timeline on every call, its owner belongs to this object, and no
-///   other object submits to it.
-/// - `completed` reaches a value only when all work submitted up to it is over: no device and no
-///   thread accesses memory for this work any more. This holds for failed work too, even though
-///   failed work need not wait for its dependencies. The timeline
-///   [has passed](Timeline::has_passed) the value once those dependencies are over as well.
-/// - Later submitted work starts once earlier work is over, or behaves as if it did.
-/// - After `wait(on)` returned `Ok`, all work submitted later starts after `on` is over, or does
-///   not run. Only then the owner [`learn`](TimelineOwner::learn)s a timepoint.
-pub unsafe trait TimelineSource: Send + Sync {
-    /// The timeline that this object advances.
-    fn timeline(&self) -> &'static Timeline;
-
-    /// Makes the completion of all submitted work observable without further calls, and returns its
-    /// value. Does not block.
-    ///
-    /// # Errors
-    /// The stream's cause when it is poisoned; `DeviceLost`.
-    fn signal(&self) -> Result<u64>;
-
-    /// Asks the driver for the timeline's progress, updates the timeline and returns the completed
-    /// value. Does not block.
-    ///
-    /// # Errors
-    /// `DeviceLost`; the driver's error.
-    fn refresh(&self) -> Result<u64>;
-
-    /// Makes later submissions of this timeline start after `on`, on the device, and learns `on`.
-    /// Does not block the host.
-    ///
-    /// # Errors
-    /// `Unsupported` if the device cannot wait for that timeline; the stream's cause if the stream
-    /// is poisoned. A wait for a failed timepoint poisons this timeline.
-    fn wait(&self, on: Timepoint) -> Result<()>;
-
-    /// Blocks the calling thread until `value` is over. `None` waits without a limit; zero polls.
-    ///
-    /// # Errors
-    /// `Timeout`; the cause if `value` failed; `Recording` on a recorder.
-    fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()>;
 }
