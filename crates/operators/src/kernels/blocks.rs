@@ -19,12 +19,57 @@ use super::cpu::tile::{Kernel, Params, Refusal};
 pub(super) trait Blocks: Kernel {
     /// Blocks and threads.
     fn geometry(p: &Self::Params) -> Result<Geometry, Refusal>;
+
+    /// Blocks and threads on CUDA.
+    fn cuda(p: &Self::Params) -> Result<Geometry, Refusal> {
+        Self::geometry(p)
+    }
 }
 
-/// Blocks and threads of a launch of `K` with parameters in bytes.
-pub(super) fn geometry<K: Blocks>(params: &[u8]) -> Result<Geometry, Refusal> {
-    K::geometry(&K::Params::from_bytes(params).ok_or("parameters of another size")?)
+/// Parameters from their bytes.
+pub(super) fn from_bytes<P: Params>(params: &[u8]) -> Result<P, Refusal> {
+    P::from_bytes(params).ok_or_else(|| "parameters of another size".into())
 }
+
+/// The entries of all kernels, each made by `of` with the module that contains the kernel. The
+/// modules are the caller's.
+macro_rules! kernel_list {
+    ($spec:ident) => {{
+        use $crate::kernels::cpu::attention::{Attention, DecodeAttention};
+        use $crate::kernels::cpu::elementwise::{Add, Cast, Copy2d, Fill, Mul, SiluMul};
+        use $crate::kernels::cpu::embedding::Embedding;
+        use $crate::kernels::cpu::linear::{Linear, Linear3, LinearAdd, LinearGated};
+        use $crate::kernels::cpu::norm::{AddRmsNorm, RmsNorm};
+        use $crate::kernels::cpu::rope::{CacheAppend, Rope, RopeAppend};
+        use $crate::kernels::cpu::sampling::{Advance, Argmax, NextToken, Sample, Softmax};
+        &[
+            $spec::of::<Linear>(&LINEAR),
+            $spec::of::<LinearAdd>(&LINEAR),
+            $spec::of::<Linear3>(&LINEAR),
+            $spec::of::<LinearGated>(&LINEAR),
+            $spec::of::<RmsNorm>(&NORM),
+            $spec::of::<AddRmsNorm>(&NORM),
+            $spec::of::<Rope>(&ROPE),
+            $spec::of::<CacheAppend>(&ROPE),
+            $spec::of::<RopeAppend>(&ROPE),
+            $spec::of::<Attention>(&ATTENTION),
+            $spec::of::<DecodeAttention>(&ATTENTION),
+            $spec::of::<Embedding>(&EMBEDDING),
+            $spec::of::<Add>(&ELEMENTWISE),
+            $spec::of::<Mul>(&ELEMENTWISE),
+            $spec::of::<SiluMul>(&ELEMENTWISE),
+            $spec::of::<Cast>(&ELEMENTWISE),
+            $spec::of::<Fill>(&ELEMENTWISE),
+            $spec::of::<Copy2d>(&ELEMENTWISE),
+            $spec::of::<Softmax>(&SAMPLING),
+            $spec::of::<Argmax>(&SAMPLING),
+            $spec::of::<Sample>(&SAMPLING),
+            $spec::of::<Advance>(&SAMPLING),
+            $spec::of::<NextToken>(&SAMPLING),
+        ]
+    }};
+}
+pub(super) use kernel_list;
 
 /// Threads of a block of most kernels.
 pub(super) const THREADS: u32 = 256;
@@ -121,12 +166,25 @@ pub(super) fn heads_down(p: &AttentionParams) -> Result<u32, Refusal> {
     Ok(p.heads)
 }
 
+/// The geometry of attention for one row whose context is split: the parts of the context, and blocks
+/// of the query heads that share keys and values.
+pub(super) fn parts(p: &AttentionParams) -> Result<Geometry, Refusal> {
+    let (parts, blocks) = p.split();
+    if u64::from(p.kv_heads) > MAX_Y {
+        return Err(format!("{} heads of keys; the limit is {MAX_Y}", p.kv_heads).into());
+    }
+    Ok(Geometry { grid: [parts, p.kv_heads, blocks], block: [THREADS, 1, 1] })
+}
+
 macro_rules! kernels {
-    ($($kernel:ty, |$p:ident| $geometry:expr;)*) => {
+    ($($kernel:ty, |$p:ident| $geometry:expr $(, cuda: $cuda:path)?;)*) => {
         $(impl Blocks for $kernel {
             fn geometry($p: &Self::Params) -> Result<Geometry, Refusal> {
                 $geometry
             }
+            $(fn cuda(p: &Self::Params) -> Result<Geometry, Refusal> {
+                $cuda(p)
+            })?
         })*
     };
 }
@@ -146,7 +204,7 @@ kernels! {
         let down = heads_down(p)?;
         Ok(Geometry { grid: [p.m.div_ceil(per_block), down, 1], block: [THREADS, 1, 1] })
     };
-    DecodeAttention, |p| rows(p.heads, p.head_dim.into());
+    DecodeAttention, |p| rows(p.heads, p.head_dim.into()), cuda: parts;
     Embedding, |p| rows(p.m, p.k.into());
     Add, |p| elements(p);
     Mul, |p| elements(p);

@@ -17,15 +17,9 @@
 //! This module must not know the driver.
 
 use super::Geometry;
-use super::blocks::{Blocks, MAX_Y, THREADS, geometry, heads_down, width};
-use super::cpu::attention::{Attention, AttentionParams, DecodeAttention};
+use super::blocks::{Blocks, THREADS, from_bytes, heads_down, kernel_list, width};
+use super::cpu::attention::{Attention, AttentionParams};
 use super::cpu::elem::DType;
-use super::cpu::elementwise::{Add, Cast, Copy2d, Fill, Mul, SiluMul};
-use super::cpu::embedding::Embedding;
-use super::cpu::linear::{Linear, Linear3, LinearAdd, LinearGated};
-use super::cpu::norm::{AddRmsNorm, RmsNorm};
-use super::cpu::rope::{CacheAppend, Rope, RopeAppend};
-use super::cpu::sampling::{Advance, Argmax, NextToken, Sample, Softmax};
 use super::cpu::tile::{Kernel, Params, Refusal};
 
 /// Text that is prepended to the source of every module.
@@ -112,47 +106,18 @@ impl CudaSpec {
 
     const fn of<K: Blocks>(module: &'static Module) -> Self {
         let name = K::NAME;
-        Self { name, entry: name, module, takes: |_| true, geometry: geometry::<K> }
+        Self {
+            name,
+            entry: name,
+            module,
+            takes: |_| true,
+            geometry: |params| K::cuda(&from_bytes(params)?),
+        }
     }
 }
 
 /// Every kernel.
-pub static KERNELS: &[CudaSpec] = &[
-    CudaSpec::of::<Linear>(&LINEAR),
-    CudaSpec::of::<LinearAdd>(&LINEAR),
-    CudaSpec::of::<Linear3>(&LINEAR),
-    CudaSpec::of::<LinearGated>(&LINEAR),
-    CudaSpec::of::<RmsNorm>(&NORM),
-    CudaSpec::of::<AddRmsNorm>(&NORM),
-    CudaSpec::of::<Rope>(&ROPE),
-    CudaSpec::of::<CacheAppend>(&ROPE),
-    CudaSpec::of::<RopeAppend>(&ROPE),
-    CudaSpec::of::<Attention>(&ATTENTION),
-    CudaSpec { geometry: decode, ..CudaSpec::of::<DecodeAttention>(&ATTENTION) },
-    CudaSpec::of::<Embedding>(&EMBEDDING),
-    CudaSpec::of::<Add>(&ELEMENTWISE),
-    CudaSpec::of::<Mul>(&ELEMENTWISE),
-    CudaSpec::of::<SiluMul>(&ELEMENTWISE),
-    CudaSpec::of::<Cast>(&ELEMENTWISE),
-    CudaSpec::of::<Fill>(&ELEMENTWISE),
-    CudaSpec::of::<Copy2d>(&ELEMENTWISE),
-    CudaSpec::of::<Softmax>(&SAMPLING),
-    CudaSpec::of::<Argmax>(&SAMPLING),
-    CudaSpec::of::<Sample>(&SAMPLING),
-    CudaSpec::of::<Advance>(&SAMPLING),
-    CudaSpec::of::<NextToken>(&SAMPLING),
-];
-
-/// The geometry of attention for one row: the parts of the context, and blocks of the query heads
-/// that share keys and values.
-fn decode(params: &[u8]) -> Result<Geometry, Refusal> {
-    let p = AttentionParams::from_bytes(params).ok_or("parameters of another size")?;
-    let (parts, blocks) = p.split();
-    if u64::from(p.kv_heads) > MAX_Y {
-        return Err(format!("{} heads of keys; the limit is {MAX_Y}", p.kv_heads).into());
-    }
-    Ok(Geometry { grid: [parts, p.kv_heads, blocks], block: [THREADS, 1, 1] })
-}
+pub static KERNELS: &[CudaSpec] = kernel_list!(CudaSpec);
 
 /// Kernels for some parameters on devices with tensor cores, preferred to those of [`KERNELS`].
 pub static TENSOR_KERNELS: &[CudaSpec] = &[CudaSpec {
@@ -161,7 +126,7 @@ pub static TENSOR_KERNELS: &[CudaSpec] = &[CudaSpec {
     module: &ATTENTION_TILES,
     takes: |params| AttentionParams::from_bytes(params).is_some_and(|p| tiled(&p)),
     geometry: |params| {
-        let p = AttentionParams::from_bytes(params).ok_or("parameters of another size")?;
+        let p: AttentionParams = from_bytes(params)?;
         width(p.m.into())?;
         let down = heads_down(&p)?;
         Ok(Geometry { grid: [p.m.div_ceil(TILE_QUERIES), down, 1], block: [THREADS, 1, 1] })

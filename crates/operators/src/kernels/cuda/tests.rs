@@ -40,7 +40,8 @@ fn every_cpu_kernel_has_an_entry_with_its_signature() {
 fn a_long_context_has_parts() {
     let p = AttentionParams { m: 1, heads: 6, kv_heads: 1, positions: 100, ..Default::default() };
     let long = AttentionParams { positions: 1 << 20, kv_heads: 3, ..p };
-    let grid = |p: &AttentionParams| decode(p.as_bytes()).map(|g| g.grid);
+    let decode = CudaSpec::find("decode_attention").unwrap();
+    let grid = |p: &AttentionParams| decode.geometry(p.as_bytes()).map(|g| g.grid);
     assert_eq!((grid(&p), grid(&long)), (Ok([1, 1, 2]), Ok([64, 3, 1])));
     assert_eq!((p.scratch_bytes(), long.scratch_bytes()), (0, 4 * (3 + 6 * 64 * 2)));
 }

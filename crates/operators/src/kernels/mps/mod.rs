@@ -17,14 +17,7 @@
 //! This module must not know the driver.
 
 use super::Geometry;
-use super::blocks::{Blocks, geometry};
-use super::cpu::attention::{Attention, DecodeAttention};
-use super::cpu::elementwise::{Add, Cast, Copy2d, Fill, Mul, SiluMul};
-use super::cpu::embedding::Embedding;
-use super::cpu::linear::{Linear, Linear3, LinearAdd, LinearGated};
-use super::cpu::norm::{AddRmsNorm, RmsNorm};
-use super::cpu::rope::{CacheAppend, Rope, RopeAppend};
-use super::cpu::sampling::{Advance, Argmax, NextToken, Sample, Softmax};
+use super::blocks::{Blocks, from_bytes, kernel_list};
 use super::cpu::tile::Refusal;
 
 /// A library of kernels.
@@ -92,36 +85,12 @@ impl MpsSpec {
     }
 
     const fn of<K: Blocks>(module: &'static Module) -> Self {
-        Self { name: K::NAME, module, geometry: geometry::<K> }
+        Self { name: K::NAME, module, geometry: |params| K::geometry(&from_bytes(params)?) }
     }
 }
 
 /// Every kernel.
-pub static KERNELS: &[MpsSpec] = &[
-    MpsSpec::of::<Linear>(&LINEAR),
-    MpsSpec::of::<LinearAdd>(&LINEAR),
-    MpsSpec::of::<Linear3>(&LINEAR),
-    MpsSpec::of::<LinearGated>(&LINEAR),
-    MpsSpec::of::<RmsNorm>(&NORM),
-    MpsSpec::of::<AddRmsNorm>(&NORM),
-    MpsSpec::of::<Rope>(&ROPE),
-    MpsSpec::of::<CacheAppend>(&ROPE),
-    MpsSpec::of::<RopeAppend>(&ROPE),
-    MpsSpec::of::<Attention>(&ATTENTION),
-    MpsSpec::of::<DecodeAttention>(&ATTENTION),
-    MpsSpec::of::<Embedding>(&EMBEDDING),
-    MpsSpec::of::<Add>(&ELEMENTWISE),
-    MpsSpec::of::<Mul>(&ELEMENTWISE),
-    MpsSpec::of::<SiluMul>(&ELEMENTWISE),
-    MpsSpec::of::<Cast>(&ELEMENTWISE),
-    MpsSpec::of::<Fill>(&ELEMENTWISE),
-    MpsSpec::of::<Copy2d>(&ELEMENTWISE),
-    MpsSpec::of::<Softmax>(&SAMPLING),
-    MpsSpec::of::<Argmax>(&SAMPLING),
-    MpsSpec::of::<Sample>(&SAMPLING),
-    MpsSpec::of::<Advance>(&SAMPLING),
-    MpsSpec::of::<NextToken>(&SAMPLING),
-];
+pub static KERNELS: &[MpsSpec] = kernel_list!(MpsSpec);
 
 #[cfg(test)]
 mod tests;
