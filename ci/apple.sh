@@ -22,7 +22,7 @@ export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/apple"
 cargo clippy --quiet --locked --target "$target" --package leasehold-mps -- -D warnings
 cargo clippy --quiet --locked --target "$target" --package leasehold-mps --all-targets --all-features -- -D warnings
 RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --target "$target" --package leasehold-mps --no-deps
-# What ci/macos.sh builds there.
+# The programs that ci/macos.sh builds there.
 cargo check --quiet --locked --target "$target" --package leasehold-cli --no-default-features --features mps --example check_golden --bins
 cargo check --quiet --locked --target "$target" --package leasehold-operators --features mps --example check_device
 cargo check --quiet --locked --target "$target" --package leasehold --features cpu,mps --examples

@@ -95,7 +95,7 @@ impl Drop for Keeper {
         // SAFETY: the keeper's count keeps the allocator alive up to `release`.
         unsafe {
             self.0.as_ref().orphan();
-            // Not as a lease is dropped: that asks the host and the driver for nothing.
+            // The drop of a lease must ask neither the host nor the driver.
             self.0.as_ref().ask_external();
             release(self.0, 1);
         }

@@ -35,7 +35,8 @@ struct Route {
     filter: Arc<Filter>,
 }
 
-/// What callers took and gave back, in all pools together. Bytes are as asked for.
+/// Counters of the blocks that callers took and gave back, in all pools together. Bytes are the
+/// requested sizes.
 #[derive(Default)]
 pub(crate) struct Counters {
     pub(crate) allocated: AtomicU64,
@@ -332,7 +333,8 @@ impl Device {
     pub(crate) fn remove_pool(&self, pool: &Arc<Pool>) {
         self.end_route(pool);
         self.pools.write().retain(|p| !Arc::ptr_eq(p, pool));
-        // What is free and over goes now. An error shows at the next call that needs the driver.
+        // Free memory whose uses are over goes now. An error shows at the next call that needs the
+        // driver.
         let _ = pool.trim(0);
     }
 

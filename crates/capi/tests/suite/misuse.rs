@@ -62,7 +62,7 @@ fn wrong_handles_and_pointers_are_refused() {
     assert_eq!(pool.suspend(0), Err(UNSUPPORTED), "it was not made to be suspended");
     assert_eq!(pool.suspend(4), Err(INVALID_ARGUMENT));
 
-    // What is held keeps its device open.
+    // A pool or a block that the caller holds keeps its device open.
     assert_eq!(leasehold_device_close(device.0), IN_USE, "a pool");
     assert_eq!(leasehold_pool_release(pool.0), OK);
     let block = device.alloc(10, stream).unwrap();

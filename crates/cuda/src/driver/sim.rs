@@ -214,7 +214,7 @@ impl SimDriver {
     }
 
     /// The legacy default stream of the current context, which the first call makes: the handle 1.
-    /// It is an ordinary stream here: the driver's implicit order with other streams only hides
+    /// The stream is an ordinary one here: the driver's implicit order with other streams only hides
     /// mistakes.
     ///
     /// # Errors

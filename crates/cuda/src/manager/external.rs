@@ -65,7 +65,7 @@ impl ExternalManager {
     ///
     /// # Safety
     /// - `native` is a stream of the device's primary context, or 0, 1 or 2 for a default stream.
-    ///   It is not destroyed before [`end`](Self::end).
+    ///   The caller destroys it after [`end`](Self::end) only.
     pub unsafe fn get(self: &Arc<Self>, native: u64) -> Result<Arc<External>> {
         let key = Self::key(native);
         if let Some(stream) = self.streams.read().get(&key) {
