@@ -1,5 +1,5 @@
-//! Waits of threads for timelines, the host calls that must not wait, and the wait for the remaining
-//! work of a failed timeline. The head of the parent module has the protocol of wake-up.
+//! Waits of threads for timelines, the host calls that must not wait, and the wait for the
+//! remaining work of a failed timeline. The head of the parent module has the protocol of wake-up.
 //!
 //! This module must not know streams or devices.
 

@@ -214,8 +214,8 @@ impl SimDriver {
     }
 
     /// The legacy default stream of the current context, which the first call makes: the handle 1.
-    /// The stream is an ordinary one here: the driver's implicit order with other streams only hides
-    /// mistakes.
+    /// The stream is an ordinary one here: the driver's implicit order with other streams only
+    /// hides mistakes.
     ///
     /// # Errors
     /// Without a current context, or without memory.

@@ -166,8 +166,8 @@ pub(super) fn heads_down(p: &AttentionParams) -> Result<u32, Refusal> {
     Ok(p.heads)
 }
 
-/// The geometry of attention for one row whose context is split: the parts of the context, and blocks
-/// of the query heads that share keys and values.
+/// The geometry of attention for one row whose context is split: the parts of the context, and
+/// blocks of the query heads that share keys and values.
 pub(super) fn parts(p: &AttentionParams) -> Result<Geometry, Refusal> {
     let (parts, blocks) = p.split();
     if u64::from(p.kv_heads) > MAX_Y {
