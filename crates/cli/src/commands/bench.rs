@@ -6,7 +6,7 @@ use crate::commands::bench_copy::{self, CopyArguments};
 #[cfg(feature = "cuda")]
 use crate::commands::bench_cuda;
 use crate::commands::run::{Activations, Files, ModeReport, fits, load, parse_device};
-use crate::commands::{open, percentile, print_json};
+use crate::commands::{open_measured, percentile, print_json};
 use crate::failure::Failure;
 use crate::table::Table;
 use leasehold::DeviceId;
@@ -78,6 +78,10 @@ struct DecodeArguments {
     /// The device
     #[arg(long, default_value = "cpu:0", value_parser = parse_device)]
     device: DeviceId,
+    /// Runs over a simulated driver, with the race detector on: shows that the measurement works
+    /// there, and its figures say nothing of a device
+    #[arg(long)]
+    sim: bool,
     /// New tokens of a run
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..))]
     tokens: u32,
@@ -202,6 +206,8 @@ fn print(report: &impl Serialize, json: bool) -> Result<(), Failure> {
 struct DecodeReport {
     model: String,
     device: String,
+    /// The figures say nothing of a device.
+    simulated: bool,
     threads: Option<u16>,
     tokens: u32,
     repeat: u32,
@@ -227,7 +233,8 @@ fn median_report(all: &[ModeReport]) -> ModeReport {
 
 fn decode(a: &DecodeArguments) -> Result<(), Failure> {
     let files = Files::read(a.model.as_deref(), false)?;
-    let runtime = open(a.device, a.common.threads.map(usize::from))?;
+    let system = open_measured(a.device, a.common.threads.map(usize::from), a.sim)?;
+    let runtime = system.runtime.clone();
     fits(&files, 2, a.tokens, a.dtype.into(), &runtime)?;
     let model = load(&runtime, &files, a.dtype.into(), a.common.json)?;
     // Every model has the first ids of the vocabulary.
@@ -251,11 +258,15 @@ fn decode(a: &DecodeArguments) -> Result<(), Failure> {
         eager.push(e);
         graph.push(g);
     }
+    drop(model);
+    runtime.synchronize()?;
+    system.check()?;
     let graph = median_report(&graph);
     let weight_bytes = files.weights.total_bytes();
     let report = DecodeReport {
         model: files.name,
         device: a.device.to_string(),
+        simulated: a.sim,
         threads: a.common.threads,
         tokens: a.tokens,
         repeat: a.repeat,

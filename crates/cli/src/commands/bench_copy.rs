@@ -6,7 +6,7 @@
 //! offsets; all methods alternate in each round.
 
 use crate::commands::run::parse_device;
-use crate::commands::{open, percentile, print_json};
+use crate::commands::{open_measured, percentile, print_json};
 use crate::failure::Failure;
 use crate::table::{self, Table};
 use leasehold::{DeviceId, View};
@@ -19,6 +19,10 @@ pub(crate) struct CopyArguments {
     /// The device
     #[arg(long, default_value = "cpu:0", value_parser = parse_device)]
     device: DeviceId,
+    /// Runs over a simulated driver, with the race detector on: shows that the measurement works
+    /// there, and its figures say nothing of a device
+    #[arg(long)]
+    sim: bool,
     /// Threads, on the CPU
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
@@ -43,6 +47,8 @@ const BATCH: usize = 4 << 20;
 #[derive(Debug, Serialize)]
 struct Report {
     device: String,
+    /// The figures say nothing of a device.
+    simulated: bool,
     threads: Option<u16>,
     figures: Vec<Figure>,
     fresh: Vec<Fresh>,
@@ -101,7 +107,8 @@ fn speed(bytes: usize, seconds: &[f64]) -> f64 {
 }
 
 pub(crate) fn run(a: &CopyArguments) -> Result<(), Failure> {
-    let runtime = open(a.device, a.threads.map(usize::from))?;
+    let system = open_measured(a.device, a.threads.map(usize::from), a.sim)?;
+    let runtime = system.runtime.clone();
     let (mut figures, mut fresh) = (Vec::new(), Vec::new());
     for bytes in a.kib.iter().map(|&k| k as usize * 1024) {
         let device = runtime.alloc(bytes as u64)?;
@@ -144,7 +151,15 @@ pub(crate) fn run(a: &CopyArguments) -> Result<(), Failure> {
         }
         fresh.push(Fresh { bytes, new: speed(bytes, &new), again: speed(bytes, &again) });
     }
-    let report = Report { device: a.device.to_string(), threads: a.threads, figures, fresh };
+    runtime.synchronize()?;
+    system.check()?;
+    let report = Report {
+        device: a.device.to_string(),
+        simulated: a.sim,
+        threads: a.threads,
+        figures,
+        fresh,
+    };
     if a.json { print_json(&report) } else { print(&report) }
 }
 

@@ -22,6 +22,15 @@ pub(crate) fn open(device: DeviceId, threads: Option<usize>) -> Result<Runtime, 
     Ok(System::open(&Request::new(device, threads))?.runtime)
 }
 
+/// Opens a device for a measurement; with `sim`, one of a simulated driver.
+pub(crate) fn open_measured(
+    device: DeviceId,
+    threads: Option<usize>,
+    sim: bool,
+) -> Result<System, Failure> {
+    System::open(&Request { sim: sim.then_some(1), ..Request::new(device, threads) })
+}
+
 /// Prints one JSON object on one line.
 pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string(value)?;

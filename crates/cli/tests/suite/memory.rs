@@ -278,6 +278,22 @@ fn the_allocators_benchmark_reports_every_peer() {
 }
 
 #[test]
+fn benchmarks_with_a_device_run_over_simulated_drivers() {
+    let decode = ["bench", "decode", "--tokens", "2", "--repeat", "1", "--sim", "--json"];
+    let copy = ["bench", "copy", "--kib", "4", "--rounds", "1", "--sim", "--json"];
+    for device in ["cuda:0", "mps:0"] {
+        for what in [&decode, &copy] {
+            let report = json(&[&what[..], &["--device", device]].concat());
+            assert_eq!((&report["device"], &report["simulated"]), (&device.into(), &true.into()));
+        }
+    }
+    let output = call(&["bench", "decode", "--sim"]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("the CPU has no driver to simulate"), "{text}");
+}
+
+#[test]
 fn the_benchmark_of_copies_reports_every_size_and_offset() {
     let report =
         json(&["bench", "copy", "--kib", "4,64", "--rounds", "2", "--threads", "1", "--json"]);
