@@ -4,22 +4,16 @@
 //! This module must not know what a case does.
 
 use crate::system::simulated;
-use leasehold::backend::{Backend, KernelDesc, KernelSource};
+use leasehold::backend::{Backend, KernelDesc};
 use leasehold_alloc::DebugAids;
-use leasehold_conformance::{Expectation, Expectations, Factory, Faults, Injected, TestKernel};
-use leasehold_core::sync::Mutex;
+use leasehold_conformance::simulated::{self as conformance, CallFaults};
+use leasehold_conformance::{Expectation, Expectations, Factory, Faults, Faulty, TestKernel};
 #[cfg(feature = "cuda")]
 use leasehold_cuda::{CudaBackend, CudaConfig, driver::sim::SimDriver};
 #[cfg(feature = "mps")]
-use leasehold_mps::{MpsBackend, MpsConfig};
-use leasehold_sim::{
-    FaultAction, FaultRule, KernelBody, KernelRegistry, KernelSpec, Launch, Monitor, SimBackend,
-    When,
-};
-use std::collections::BTreeMap;
-use std::sync::{Arc, Weak};
-use std::task::Poll;
-use std::time::{Duration, Instant};
+use leasehold_mps::{MpsBackend, MpsConfig, driver::sim};
+use leasehold_sim::{KernelRegistry, SimBackend};
+use std::sync::Arc;
 
 /// A kernel's fault ends its context, and so every stream of the device.
 #[cfg(feature = "cuda")]
@@ -58,77 +52,10 @@ impl Factory for Cuda {
     }
 }
 
-/// Reads the flag at each poll, until its limit of real time has passed.
-fn spin() -> KernelBody {
-    // The start of each launch, by its output address.
-    let begun: Mutex<BTreeMap<u64, Instant>> = Mutex::new(BTreeMap::new());
-    KernelBody::poll(move |launch: &Launch<'_>| {
-        let (flag, out) = (launch.pointer::<u32>(0).0, launch.pointer::<u32>(1).0);
-        let limit = Duration::from_millis(launch.params::<u32>()?.into());
-        let mut begun = begun.lock();
-        let start = *begun.entry(out as u64).or_insert_with(Instant::now);
-        // SAFETY: the machine checked the bindings. Other code writes the flag without a cache.
-        let seen = unsafe { flag.read_volatile() } != 0;
-        if !seen && start.elapsed() < limit {
-            return Ok(Poll::Pending);
-        }
-        begun.remove(&(out as u64));
-        // SAFETY: the machine checked the bindings, and `out` is this launch's own.
-        unsafe { out.write(if seen { 1 } else { 2 }) };
-        Ok(Poll::Ready(()))
-    })
-}
-
 /// The suite's kernels by their names.
 fn kernels() -> KernelRegistry {
-    let all = KernelRegistry::new();
-    for kernel in TestKernel::ALL {
-        let body = match kernel {
-            TestKernel::SpinUntilFlag => spin(),
-            // SAFETY: all launches come from the suite, whose cases have elements for each block.
-            other => unsafe { KernelBody::cpu(other.function()) },
-        };
-        all.register(kernel.name(), KernelSpec::new(kernel.bindings(), kernel.params(), body));
-    }
-    all
-}
-
-/// Cases write flags in pinned memory without a call of the machine, whose threads may sleep. This
-/// thread wakes them periodically, as long as the driver exists.
-#[cfg(any(feature = "cuda", feature = "mps"))]
-fn ring<D: Send + Sync + 'static>(machine: Monitor, driver: Weak<D>) -> leasehold::Result<()> {
-    let watch = move || {
-        while driver.strong_count() > 0 {
-            machine.ring();
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    };
-    let named = std::thread::Builder::new().name("bell".into());
-    named.spawn(watch).map(|_| ()).map_err(|e| leasehold_core::crew::refused(&e))
-}
-
-/// Fault control: makes the next calls of a kind fail.
-struct Switchboard {
-    machine: Monitor,
-    /// The names of the calls that submit, create and allocate.
-    calls: [&'static [&'static str]; 3],
-}
-
-impl Faults for Switchboard {
-    fn next(&self, fault: Injected) -> bool {
-        let [submissions, creations, memory] = self.calls;
-        let (calls, action) = match fault {
-            Injected::Submission => (submissions, FaultAction::Fail(1)),
-            Injected::DeviceLost => (submissions, FaultAction::DeviceLost),
-            Injected::Creation => (creations, FaultAction::Fail(218)),
-            Injected::OutOfMemory => (memory, FaultAction::OutOfMemory),
-            _ => return false,
-        };
-        for call in calls {
-            self.machine.add_fault(FaultRule::on(call, When::Once, action.clone()));
-        }
-        true
-    }
+    // SAFETY: the suite makes all launches, and its cases have elements for each block.
+    unsafe { conformance::kernels() }
 }
 
 /// CUDA over the simulated driver.
@@ -143,7 +70,7 @@ impl SimulatedCuda {
     fn make(&self) -> leasehold::Result<(CudaBackend, Arc<SimDriver>)> {
         let config = CudaConfig::default().debug(self.aids);
         let made = simulated::cuda(simulated::machine(self.seed, kernels()), config)?;
-        ring(made.1.machine().clone(), Arc::downgrade(&made.1))?;
+        conformance::ring(made.1.machine(), &made.1)?;
         Ok(made)
     }
 }
@@ -158,18 +85,16 @@ impl Factory for SimulatedCuda {
         Some(kernel.for_cuda())
     }
 
-    fn faulty(&self) -> Option<leasehold::Result<(Arc<dyn Backend>, Arc<dyn Faults>)>> {
+    fn faulty(&self) -> Option<leasehold::Result<Faulty>> {
         Some(self.make().map(|(backend, driver)| {
-            // The next calls of the cases. Copies are omitted: a fault in one would occur later, at
-            // the read back of the data. Modules are cached by their source, so the next kernel may
-            // need no new module, but always its function.
-            let calls: [&'static [&'static str]; 3] = [
-                &["cuMemsetD8Async", "cuLaunchKernel"],
-                &["cuModuleGetFunction"],
-                if self.aids.pass_through { &["cuMemAlloc"] } else { &["cuMemCreate"] },
-            ];
-            let faults: Arc<dyn Faults> =
-                Arc::new(Switchboard { machine: driver.machine().clone(), calls });
+            let faults: Arc<dyn Faults> = Arc::new(CallFaults {
+                machine: driver.machine().clone(),
+                submissions: &["cuMemsetD8Async", "cuLaunchKernel"],
+                // Modules are cached by their source, so the next kernel may need no new module,
+                // but always its function.
+                creations: &["cuModuleGetFunction"],
+                memory: if self.aids.pass_through { &["cuMemAlloc"] } else { &["cuMemCreate"] },
+            });
             (Arc::new(backend) as Arc<dyn Backend>, faults)
         }))
     }
@@ -214,11 +139,11 @@ pub(crate) struct SimulatedMps {
 
 #[cfg(feature = "mps")]
 impl SimulatedMps {
-    fn make(&self) -> leasehold::Result<(MpsBackend, Monitor)> {
+    fn make(&self) -> leasehold::Result<(MpsBackend, Arc<sim::SimDriver>)> {
         let config = MpsConfig::default().debug(self.aids);
-        let (backend, driver) = simulated::mps(simulated::machine(self.seed, kernels()), config)?;
-        ring(driver.machine().clone(), Arc::downgrade(&driver))?;
-        Ok((backend, driver.machine().clone()))
+        let made = simulated::mps(simulated::machine(self.seed, kernels()), config)?;
+        conformance::ring(made.1.machine(), &made.1)?;
+        Ok(made)
     }
 }
 
@@ -232,16 +157,16 @@ impl Factory for SimulatedMps {
         Some(kernel.for_mps())
     }
 
-    fn faulty(&self) -> Option<leasehold::Result<(Arc<dyn Backend>, Arc<dyn Faults>)>> {
-        Some(self.make().map(|(backend, machine)| {
-            // A library is made once for its source, so the next kernel may need none, but always a
-            // pipeline.
-            let calls: [&'static [&'static str]; 3] = [
-                &["commit"],
-                &["newComputePipelineStateWithDescriptor"],
-                &["newHeapWithDescriptor"],
-            ];
-            let faults: Arc<dyn Faults> = Arc::new(Switchboard { machine, calls });
+    fn faulty(&self) -> Option<leasehold::Result<Faulty>> {
+        Some(self.make().map(|(backend, driver)| {
+            let faults: Arc<dyn Faults> = Arc::new(CallFaults {
+                machine: driver.machine().clone(),
+                submissions: &["commit"],
+                // A library is made once for its source, so the next kernel may need none, but
+                // always a pipeline.
+                creations: &["newComputePipelineStateWithDescriptor"],
+                memory: &["newHeapWithDescriptor"],
+            });
             (Arc::new(backend) as Arc<dyn Backend>, faults)
         }))
     }
@@ -272,15 +197,17 @@ impl Factory for Simulated {
     }
 
     fn kernel(&self, kernel: TestKernel) -> Option<KernelDesc<'static>> {
-        Some(kernel.with_source(KernelSource::Registered(kernel.name().into())))
+        Some(kernel.for_sim())
     }
 
-    fn faulty(&self) -> Option<leasehold::Result<(Arc<dyn Backend>, Arc<dyn Faults>)>> {
+    fn faulty(&self) -> Option<leasehold::Result<Faulty>> {
         Some(self.make().map(|backend| {
-            let calls: [&'static [&'static str]; 3] =
-                [&["submit"], &["pipeline_create"], &["create"]];
-            let faults: Arc<dyn Faults> =
-                Arc::new(Switchboard { machine: backend.machine().clone(), calls });
+            let faults: Arc<dyn Faults> = Arc::new(CallFaults {
+                machine: backend.machine().clone(),
+                submissions: &["submit"],
+                creations: &["pipeline_create"],
+                memory: &["create"],
+            });
             (Arc::new(backend) as Arc<dyn Backend>, faults)
         }))
     }
@@ -297,6 +224,8 @@ mod tests {
     use leasehold::backend::StreamDesc;
     use leasehold::{DeviceId, Layout};
     use leasehold_conformance::{Filter, Status, Tag, Wrap, run};
+    use leasehold_core::sync::Mutex;
+    use leasehold_sim::Monitor;
 
     /// Keeps the machines of the backends.
     struct Kept {

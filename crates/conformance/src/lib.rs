@@ -106,6 +106,9 @@
 //! which define their cases themselves under the same numbers. [`ELSEWHERE`] lists the numbers that
 //! are not cases here, with the reasons.
 //!
+//! # Simulated drivers
+//! Feature `sim` adds the module `simulated`, for a [`Factory`] over a machine of `leasehold-sim`.
+//!
 //! This crate must not know a concrete backend.
 
 mod case;
@@ -117,6 +120,8 @@ mod functions;
 mod isolate;
 mod report;
 mod runner;
+#[cfg(feature = "sim")]
+pub mod simulated;
 
 pub use case::{Case, Need, Outcome, Process, Setup, Stop, Tag, Tier};
 pub use elsewhere::{ELSEWHERE, Elsewhere, Home};

@@ -6,110 +6,20 @@
 //! - A number is the machine's seed.
 //! - `real` selects the vendor's driver, and skips all cases without one.
 
+use leasehold_conformance::simulated::{self, CallFaults, Checked};
 use leasehold_conformance::{
-    Expectation, Expectations, Factory, Faults, Injected, TestKernel, harness,
+    Expectation, Expectations, Factory, Faults, Faulty, TestKernel, harness,
 };
 use leasehold_core::sync::{Arc, Mutex, OnceLock};
-use leasehold_core::{Error, Lease, PoolStats, Result};
+use leasehold_core::{Error, Result};
 use leasehold_cuda::driver::ops::{ContextOps, DeviceOps, EventOps, StreamOps};
 use leasehold_cuda::driver::ops::{CudaSlowOps, EventFlags, NativeFill, NativeStream};
 use leasehold_cuda::driver::real::RealDriver;
 use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
 use leasehold_cuda::{CompletionSource, CudaBackend, CudaConfig, MemorySource};
-use leasehold_hal::{Backend, BackendKind, Device, DeviceId, DeviceInfo, ForeignCall, KernelDesc};
-use leasehold_sim::{
-    FaultAction, FaultPlan, FaultRule, KernelBody, KernelRegistry, KernelSpec, Launch,
-    MachineConfig, When,
-};
-use std::collections::HashMap;
+use leasehold_hal::{Backend, DeviceId, ForeignCall, KernelDesc};
+use leasehold_sim::MachineConfig;
 use std::process::ExitCode;
-use std::task::Poll;
-use std::time::{Duration, Instant};
-
-/// The calls with which cases submit work. A plan cannot say which of two kinds of calls comes
-/// first, so copies are left out. A fault in a copy would strike later, when the results are read
-/// back.
-const SUBMISSIONS: [&str; 2] = ["cuMemsetD8Async", "cuLaunchKernel"];
-
-/// A backend that also reports, at its end, leaks in the driver and findings of the race detector.
-struct Checked {
-    backend: CudaBackend,
-    driver: Arc<SimDriver>,
-}
-
-// SAFETY: every call is the inner backend's.
-unsafe impl Backend for Checked {
-    fn kind(&self) -> BackendKind {
-        self.backend.kind()
-    }
-
-    fn devices(&self) -> Result<Vec<DeviceInfo>> {
-        self.backend.devices()
-    }
-
-    fn open(&self, device: DeviceId) -> Result<Lease<dyn Device>> {
-        self.backend.open(device)
-    }
-
-    fn shutdown(&self) -> Result<()> {
-        self.backend.shutdown()?;
-        let reports: Vec<_> =
-            self.driver.machine().take_reports().iter().map(ToString::to_string).collect();
-        // The spinning kernel reads memory that other threads write meanwhile, as it is meant to.
-        // Cases read fresh memory on purpose.
-        let meant = |r: &&String| {
-            r.contains(TestKernel::SpinUntilFlag.name())
-                || r.starts_with("read of memory that nobody wrote")
-        };
-        let races: Vec<_> = reports.iter().filter(|r| !meant(r)).collect();
-        if !races.is_empty() {
-            return Err(Error::state(format!("the race detector: {races:?}")));
-        }
-        let leaks = self.driver.take_leaks();
-        let mut census = self.driver.census();
-        if (0..2).any(|d| self.driver.machine().device_status(d).is_err()) {
-            // The driver takes back nothing that belongs to a lost device. These objects end with
-            // the process.
-            (census.pieces, census.reservations) = (0, 0);
-        }
-        if !leaks.is_empty() || !census.is_nothing() {
-            return Err(Error::state(format!("left in the driver: {census:?}, {leaks:?}")));
-        }
-        Ok(())
-    }
-
-    fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
-        self.backend.pools(report);
-    }
-}
-
-/// Fails the next call of a kind.
-struct Switchboard(Arc<SimDriver>);
-
-impl Faults for Switchboard {
-    fn next(&self, fault: Injected) -> bool {
-        let machine = self.0.machine();
-        let made: HashMap<String, u64> = machine.calls_by_name().into_iter().collect();
-        let mut plan = FaultPlan::none();
-        let mut add = |call: &str, action: FaultAction| {
-            let next = When::At(made.get(call).copied().unwrap_or(0));
-            plan.rules.push(FaultRule::on(call, next, action));
-        };
-        match fault {
-            Injected::Submission => {
-                SUBMISSIONS.iter().for_each(|call| add(call, FaultAction::Fail(1)))
-            }
-            Injected::DeviceLost => {
-                SUBMISSIONS.iter().for_each(|call| add(call, FaultAction::DeviceLost))
-            }
-            Injected::OutOfMemory => add("cuMemCreate", FaultAction::OutOfMemory),
-            Injected::Creation => add("cuModuleGetFunction", FaultAction::Fail(999)),
-            _ => return false,
-        }
-        machine.set_faults(plan);
-        true
-    }
-}
 
 struct Simulated {
     config: CudaConfig,
@@ -118,78 +28,55 @@ struct Simulated {
     last: Mutex<Option<Arc<SimDriver>>>,
 }
 
-/// Makes the machine check words in pinned memory from time to time, because cases set flags there
-/// without telling the machine.
-fn ring(driver: &Arc<SimDriver>) {
-    let driver = Arc::downgrade(driver);
-    std::thread::spawn(move || {
-        while let Some(driver) = driver.upgrade() {
-            driver.machine().ring();
-            drop(driver);
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    });
-}
-
-/// A kernel that waits for a flag without blocking the machine.
-fn spin() -> KernelBody {
-    let begun: Mutex<HashMap<u64, Instant>> = Mutex::new(HashMap::new());
-    KernelBody::poll(move |launch: &Launch<'_>| {
-        let (flag, _) = launch.pointer::<u32>(0);
-        let (out, _) = launch.pointer::<u32>(1);
-        let limit = Duration::from_millis(u64::from(launch.params::<u32>()?));
-        let mut begun = begun.lock();
-        let start = *begun.entry(flag as u64).or_insert_with(Instant::now);
-        // SAFETY: the machine checked the bindings. Other threads write the flag meanwhile, so the
-        // read is volatile.
-        let seen = unsafe { flag.read_volatile() } != 0;
-        if !seen && start.elapsed() < limit {
-            return Ok(Poll::Pending);
-        }
-        begun.remove(&(flag as u64));
-        // SAFETY: the machine checked the bindings.
-        unsafe { out.write(if seen { 1 } else { 2 }) };
-        Ok(Poll::Ready(()))
-    })
-}
-
-fn kernels() -> KernelRegistry {
-    let registry = KernelRegistry::new();
-    for kernel in TestKernel::ALL {
-        let body = match kernel {
-            TestKernel::SpinUntilFlag => spin(),
-            // SAFETY: the suite makes all launches, and its cases have elements for each block.
-            other => unsafe { KernelBody::cpu(other.function()) },
-        };
-        registry.register(kernel.name(), KernelSpec::new(kernel.bindings(), kernel.params(), body));
+/// An error if objects are left in the driver.
+fn nothing_left(driver: &SimDriver) -> Result<()> {
+    let leaks = driver.take_leaks();
+    let mut census = driver.census();
+    if (0..2).any(|d| driver.machine().device_status(d).is_err()) {
+        // The driver takes back nothing that belongs to a lost device. These objects end with the
+        // process.
+        (census.pieces, census.reservations) = (0, 0);
     }
-    registry
+    if !leaks.is_empty() || !census.is_nothing() {
+        return Err(Error::state(format!("left in the driver: {census:?}, {leaks:?}")));
+    }
+    Ok(())
 }
 
 impl Simulated {
-    fn make(&self) -> Result<Checked> {
-        let machine = MachineConfig::seed(self.seed).devices(2, 4 << 30).kernels(kernels());
+    fn make(&self) -> Result<(Arc<dyn Backend>, Arc<SimDriver>)> {
+        // SAFETY: the suite makes all launches, and its cases have elements for each block.
+        let kernels = unsafe { simulated::kernels() };
+        let machine = MachineConfig::seed(self.seed).devices(2, 4 << 30).kernels(kernels);
         let driver = Arc::new(SimDriver::new(SimDriverConfig::new(machine))?);
         *self.last.lock() = Some(driver.clone());
-        ring(&driver);
+        simulated::ring(driver.machine(), &driver)?;
         let ops: Arc<dyn CudaSlowOps> = driver.clone();
-        Ok(Checked { backend: CudaBackend::with_ops(ops, self.config.clone())?, driver })
+        let backend = CudaBackend::with_ops(ops, self.config.clone())?;
+        let (machine, below) = (driver.machine().clone(), driver.clone());
+        let checked = Checked::new(backend, machine, move || nothing_left(&below));
+        Ok((Arc::new(checked), driver))
     }
 }
 
 impl Factory for Simulated {
     fn backend(&self) -> Result<Arc<dyn Backend>> {
-        Ok(Arc::new(self.make()?))
+        Ok(self.make()?.0)
     }
 
     fn kernel(&self, kernel: TestKernel) -> Option<KernelDesc<'static>> {
         Some(kernel.for_cuda())
     }
 
-    fn faulty(&self) -> Option<Result<(Arc<dyn Backend>, Arc<dyn Faults>)>> {
-        Some(self.make().map(|backend| {
-            let faults: Arc<dyn Faults> = Arc::new(Switchboard(backend.driver.clone()));
-            (Arc::new(backend) as Arc<dyn Backend>, faults)
+    fn faulty(&self) -> Option<Result<Faulty>> {
+        Some(self.make().map(|(backend, driver)| {
+            let faults: Arc<dyn Faults> = Arc::new(CallFaults {
+                machine: driver.machine().clone(),
+                submissions: &["cuMemsetD8Async", "cuLaunchKernel"],
+                creations: &["cuModuleGetFunction"],
+                memory: &["cuMemCreate"],
+            });
+            (backend, faults)
         }))
     }
 
