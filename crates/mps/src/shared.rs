@@ -1,5 +1,5 @@
-//! What all devices of the backend share: the driver, the settings, the table of segments, and the
-//! kernels' names.
+//! The state that all devices of the backend share: the driver, the settings, the table of segments,
+//! and the kernels' names.
 //!
 //! All locks here are leaves and are held for a few instructions.
 //!
@@ -14,7 +14,7 @@ use leasehold_engine::tables::Tables;
 use std::collections::HashMap;
 use std::fmt;
 
-/// What all devices of a backend share.
+/// The state that all devices of a backend share.
 pub struct Shared {
     /// The driver.
     pub ops: Arc<dyn MpsSlowOps>,
