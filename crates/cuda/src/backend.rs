@@ -5,22 +5,22 @@
 use crate::config::CudaConfig;
 use crate::driver::ops::CudaSlowOps;
 use crate::driver::real::RealDriver;
+#[cfg(feature = "sim")]
+use crate::driver::sim::{SimDriver, SimDriverConfig};
 use crate::manager::device::{DeviceState, ordinal_of};
 use crate::manager::execution::CudaExecutionManager;
 use leasehold_alloc::{Allocator, Backing};
-use leasehold_core::sync::{Arc, Mutex, OnceLock};
-use leasehold_core::{Error, Lease, PoolStats, Result};
-use leasehold_engine::forward_device;
+use leasehold_core::sync::Arc;
+use leasehold_core::{Error, Lease, Result};
+use leasehold_engine::driver::DriverDevice;
+use leasehold_engine::start::DriverStart;
 use leasehold_engine::waits::synchronize;
+use leasehold_engine::{backend_methods, forward_backend, forward_device};
 use leasehold_hal::{
-    Backend, BackendKind, Device, DeviceId, DeviceInfo, Former, GraphExec, HostTimeline,
-    KernelDesc, MemoryInfo, MemoryKind, Pipeline, Plan, Stream, StreamDesc, TimestampQuery,
+    Backend, BackendKind, Device, DeviceId, Former, GraphExec, HostTimeline, KernelDesc,
+    MemoryInfo, MemoryKind, Pipeline, Plan, Stream, StreamDesc, TimestampQuery,
 };
-use std::fmt;
 use std::time::Duration;
-
-/// Finds and loads the driver.
-type Source = Box<dyn Fn() -> Result<Arc<dyn CudaSlowOps>> + Send + Sync>;
 
 /// The backend for NVIDIA's devices.
 ///
@@ -30,16 +30,7 @@ type Source = Box<dyn Fn() -> Result<Arc<dyn CudaSlowOps>> + Send + Sync>;
 /// Dropping the backend ends idle threads. Leases may outlive the backend.
 pub struct CudaBackend {
     manager: CudaExecutionManager,
-    source: Source,
-    config: CudaConfig,
-    started: OnceLock<Result<()>>,
-    starting: Mutex<()>,
-}
-
-impl Default for CudaBackend {
-    fn default() -> Self {
-        Self::new()
-    }
+    driver: DriverStart<dyn CudaSlowOps, CudaConfig>,
 }
 
 impl CudaBackend {
@@ -65,113 +56,16 @@ impl CudaBackend {
     pub fn with_config(config: CudaConfig) -> Self {
         Self::over(Box::new(|| Ok(Arc::new(RealDriver::new()))), config)
     }
-
-    /// A backend over a simulated driver.
-    ///
-    /// # Errors
-    /// As [`with_ops`](Self::with_ops), or an error of the simulated machine.
-    #[cfg(feature = "sim")]
-    pub fn simulated(
-        machine: crate::driver::sim::SimDriverConfig,
-        config: CudaConfig,
-    ) -> Result<Self> {
-        Self::with_ops(Arc::new(crate::driver::sim::SimDriver::new(machine)?), config)
-    }
-
-    /// A backend over a loaded driver.
-    ///
-    /// # Errors
-    /// As [`CudaExecutionManager::configure`].
-    pub fn with_ops(ops: Arc<dyn CudaSlowOps>, config: CudaConfig) -> Result<Self> {
-        let backend = Self::over(Box::new(move || Ok(ops.clone())), config);
-        backend.start()?;
-        Ok(backend)
-    }
-
-    /// A backend over a driver that is loaded at its first use.
-    pub(crate) fn over(source: Source, config: CudaConfig) -> Self {
-        Self {
-            manager: CudaExecutionManager::new(),
-            source,
-            config,
-            started: OnceLock::new(),
-            starting: Mutex::new(()),
-        }
-    }
-
-    /// Starts the driver once. A failure is kept, and later calls return it.
-    fn start(&self) -> Result<()> {
-        if let Some(outcome) = self.started.get() {
-            return outcome.clone();
-        }
-        let _turn = self.starting.lock();
-        if let Some(outcome) = self.started.get() {
-            return outcome.clone();
-        }
-        let outcome =
-            (self.source)().and_then(|ops| self.manager.configure(ops, self.config.clone()));
-        self.started.get_or_init(|| outcome).clone()
-    }
-
-    /// The managers.
-    pub fn manager(&self) -> &CudaExecutionManager {
-        &self.manager
-    }
 }
 
-impl fmt::Debug for CudaBackend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CudaBackend")
-            .field("manager", &self.manager)
-            .field("config", &self.config)
-            .finish_non_exhaustive()
-    }
-}
+backend_methods!(CudaBackend of CudaExecutionManager over CudaSlowOps with CudaConfig);
 
 // SAFETY: the execution manager gives each ordinal one device, made with that ordinal.
 unsafe impl Backend for CudaBackend {
-    fn kind(&self) -> BackendKind {
-        BackendKind::Cuda
-    }
-
-    fn devices(&self) -> Result<Vec<DeviceInfo>> {
-        self.start()?;
-        self.manager.devices().describe()
-    }
-
-    fn open(&self, device: DeviceId) -> Result<Lease<dyn Device>> {
-        ordinal_of(device)?;
-        let named = |error| match error {
-            Error::Unavailable(why) => Error::Unavailable(format!("{device}: {why}").into()),
-            Error::NotFound(why) => Error::NotFound(format!("{device}: {why}").into()),
-            other => other,
-        };
-        self.start().map_err(named)?;
-        let lease = self.manager.devices().open(device).map_err(named)?;
-        Ok(Lease::map(lease, |d| d as &dyn Device))
-    }
-
-    fn shutdown(&self) -> Result<()> {
-        // Managers do not wait. The driver's work and host calls end by themselves. Work that a
-        // host timeline or another backend holds back is not waited for, and makes the shutdown
-        // fail.
-        for stream in self.manager.devices().left_behind() {
-            stream.run_down();
-        }
-        self.manager.shutdown()
-    }
-
-    fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
-        report("device", self.manager.devices().stats());
-    }
+    forward_backend!(Cuda, ordinal_of);
 }
 
 impl DeviceState {
-    /// Returns the loss of the device as an error.
-    fn sound(&self) -> Result<()> {
-        self.primary().core().context.loss().map_or(Ok(()), Err)
-    }
-
     /// Gives this device access to the memory of another device.
     fn let_in(&self, peer: u32) -> Result<bool> {
         let own = self.ordinal();
@@ -237,7 +131,7 @@ unsafe impl Device for DeviceState {
     }
 
     fn stream(&self, desc: &StreamDesc) -> Result<Lease<dyn Stream>> {
-        self.sound()?;
+        self.primary().core().sound()?;
         Ok(Lease::map(self.primary().streams().acquire(desc.priority)?, |s| s as &dyn Stream))
     }
 

@@ -3,7 +3,7 @@
 //!
 //! This module must not know where memory comes from.
 
-use leasehold_alloc::{AllocStats, Allocator, Buffer, Layout, On};
+use leasehold_alloc::{AllocStats, Allocator, AllocatorCell, Buffer, Layout, On};
 use leasehold_core::{BufferHandle, Error, Lease, Result};
 use std::fmt;
 
@@ -27,6 +27,20 @@ impl Memory for &Allocator {
     fn allocator(&self) -> Result<&Allocator> {
         Ok(self)
     }
+}
+
+/// Checks that no buffer of a device is held.
+///
+/// # Errors
+/// `LeasesOutstanding` for the first kind of memory with held buffers.
+pub fn outstanding(device: &AllocatorCell, pinned: &AllocatorCell) -> Result<()> {
+    for (resource, cell) in [("buffer", device), ("pinned buffer", pinned)] {
+        let strong = cell.get().map_or(0, |a| a.stats().live);
+        if strong != 0 {
+            return Err(Error::LeasesOutstanding { resource, strong, weak: 0 });
+        }
+    }
+    Ok(())
 }
 
 /// The buffers of one kind of memory: allocation, look-up, life cycle, statistics.

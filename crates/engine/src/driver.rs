@@ -20,6 +20,15 @@ pub trait DriverDevice: Send + Sync + 'static {
     /// The cause of the device's loss, if it is lost. Once lost, it stays lost.
     fn loss(&self) -> Option<Error>;
 
+    /// Returns the loss of the device as an error.
+    ///
+    /// # Errors
+    /// The cause of the loss.
+    #[inline]
+    fn sound(&self) -> Result<()> {
+        self.loss().map_or(Ok(()), Err)
+    }
+
     /// Takes note of an error of a driver call. Returns the error to report: for a loss, the first
     /// one.
     fn note(&self, error: Error) -> Error {

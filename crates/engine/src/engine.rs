@@ -3,7 +3,9 @@
 //! This module must not know how streams run.
 
 use crate::driver::{DriverDevice, DriverStream};
+use crate::payload::StreamState;
 use crate::stream::StreamCore;
+use crate::stream_pool::StreamPool;
 use crate::tables::Tables;
 use crate::watcher::Watch;
 use leasehold_core::sync::{Arc, Mutex};
@@ -90,6 +92,12 @@ impl<N: DriverStream> Engine<N> {
         self.streams.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
+    /// The streams that exist, if no stream of their pool has a holder. Their work is the work that
+    /// dropped streams left behind.
+    pub fn left_behind(&self, pool: &StreamPool<StreamState<N>>) -> Vec<Arc<StreamCore<N>>> {
+        if pool.in_use() == 0 { self.streams() } else { Vec::new() }
+    }
+
     /// Publishes the values that the streams have reached. Queries the driver, and does not block.
     pub fn settle_streams(&self) {
         for stream in self.streams() {
@@ -137,6 +145,18 @@ impl<N: DriverStream> Engine<N> {
     /// Tells the engine's threads to end when they have no more work. Does not block.
     pub fn close(&self) {
         self.watch.close();
+    }
+
+    /// Ends the engine's threads, after the shutdown of the managers with this outcome.
+    pub fn end(&self, managers: Result<()>) {
+        if let Err(error) = managers {
+            // This happens only if the backend was dropped without a shutdown and has no threads.
+            // The resources in use end with their last lease.
+            let device = self.device.id();
+            tracing::debug!(%error, %device, "a device ended while a resource of it was held");
+        }
+        self.close();
+        self.join();
     }
 
     /// Waits for the end of the engine's threads after [`close`](Self::close). The threads only

@@ -31,9 +31,13 @@ macro_rules! forward_device {
     };
 }
 
-/// Expands to the methods that device managers over a driver have alike, and to their `Debug`. The
-/// manager has a field `known`, a `OnceLock` of a value with a `FixedSlotStore` named `store`, and
-/// with the feature `test-hooks` a field `for_test`. It has a method `open` of its own.
+/// Expands to the methods that device managers over a driver have alike, and to their `Debug`.
+///
+/// The manager has a method `open` of its own, and a field `known`: a `OnceLock` of a value with a
+/// `FixedSlotStore` named `store` and a [`Retired`](crate::retired::Retired) named `retired`. With
+/// the feature `test-hooks` the manager has a field `for_test`. Devices have a method
+/// `outstanding`. Devices and retired payloads have a method `left_behind`, as
+/// [`Engine::left_behind`](crate::Engine::left_behind).
 #[macro_export]
 macro_rules! device_manager_methods {
     ($manager:ident with $known:ident of $state:ident) => {
@@ -110,6 +114,24 @@ macro_rules! device_manager_methods {
                 self.known.get().map(|known| known.store.stats()).unwrap_or_default()
             }
 
+            /// Runs down the streams of devices whose streams have no holder: the work that dropped
+            /// streams left behind. Blocks on that work, unless the host holds it back.
+            pub(crate) fn run_down(&self) {
+                let Some(known) = self.known.get() else { return };
+                let mut left = Vec::new();
+                for ordinal in 0..known.store.len() {
+                    let index = $crate::forwarded::Index::new(ordinal);
+                    if let Some(device) = known.store.existing(index) {
+                        left.append(&mut device.left_behind());
+                    }
+                }
+                known.retired.each(|retired| left.append(&mut retired.left_behind()));
+                // No lock is held.
+                for stream in left {
+                    stream.run_down();
+                }
+            }
+
             /// Refuses while a lease on a device, or on a resource of a device, is held.
             fn refuse_outstanding(known: &$known) -> $crate::forwarded::Result<()> {
                 for ordinal in 0..known.store.len() {
@@ -127,6 +149,32 @@ macro_rules! device_manager_methods {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.debug_struct(stringify!($manager)).field("devices", &self.device_count()).finish()
             }
+        }
+    };
+}
+
+/// Expands to the methods that managers over a pool have alike: `in_use`, `stats` and `shutdown`.
+/// The arguments are the field with the pool, and the name of its resources in the documentation.
+#[macro_export]
+macro_rules! pool_methods {
+    ($pool:ident: $resources:literal) => {
+        #[doc = concat!("The number of ", $resources)]
+        /// with a holder beside this manager (a snapshot).
+        pub fn in_use(&self) -> u64 {
+            self.$pool.in_use()
+        }
+
+        /// The pool's statistics.
+        pub fn stats(&self) -> $crate::forwarded::PoolStats {
+            self.$pool.stats()
+        }
+
+        /// Shuts the manager down.
+        ///
+        /// # Errors
+        /// `LeasesOutstanding`. After the error nothing has changed.
+        pub fn shutdown(&self) -> $crate::forwarded::Result<()> {
+            self.$pool.shutdown()
         }
     };
 }

@@ -4,11 +4,13 @@
 //! |---|---|
 //! | [`host_timeline`] | host timelines, over an object of the driver or none |
 //! | [`stream_pool`] | the pool of a device's streams: recycling, retirement, the limit |
+//! | [`pipelines`] | the pool of a device's kernels: one pipeline for each source |
 //! | [`buffers`] | the buffers of one kind of memory, over its allocator |
 //! | [`mod@engine`] | the streams of a device, and the threads that serve them |
 //! | [`stream`] | a stream: submission, deferred work, completion, waiting |
 //! | [`driver`] | a driver's part: its streams, the state that they share, its graphs |
 //! | [`retired`] | devices and contexts without a lease, until they may end |
+//! | [`start`] | the start of a driver at its first use, and the backend over the driver |
 //! | [`staging`] | host memory for bytes that the device cannot move directly |
 //! | [`steps`] | the steps of a plan's launch |
 //! | [`tables`] | the timelines of a backend, their signallers and waiting streams |
@@ -17,6 +19,8 @@
 //! | [`panics`] | panics of the program's code |
 //! | [`forward_device!`] | the methods of `hal::Device` that expose a state's description |
 //! | [`device_manager_methods!`] | the methods of a device manager over a driver |
+//! | [`backend_methods!`], [`forward_backend!`] | the methods of a backend over a driver |
+//! | [`pool_methods!`] | the statistics and the shutdown of a manager over a pool |
 //! | [`native_handles!`] | handle types of a driver's objects |
 //!
 //! A backend gives each of them its own part through a small trait. The functions are generic: no
@@ -48,9 +52,11 @@ mod host_part;
 pub mod host_timeline;
 pub mod panics;
 pub mod payload;
+pub mod pipelines;
 mod prepared;
 pub mod retired;
 pub mod staging;
+pub mod start;
 pub mod steps;
 pub mod stream;
 pub mod stream_pool;
@@ -66,7 +72,8 @@ pub use stream::StreamCore;
 /// The types that expansions of this crate's macros name.
 #[doc(hidden)]
 pub mod forwarded {
+    pub use leasehold_core::sync::Arc;
     pub use leasehold_core::sync::atomic::Ordering;
     pub use leasehold_core::{DeviceHandle, Error, Index, Lease, PoolStats, Result};
-    pub use leasehold_hal::{Caps, DeviceId, DeviceInfo, Limits};
+    pub use leasehold_hal::{BackendKind, Caps, Device, DeviceId, DeviceInfo, Limits};
 }

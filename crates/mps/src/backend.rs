@@ -4,23 +4,22 @@
 
 use crate::config::MpsConfig;
 use crate::driver::ops::{MpsSlowOps, Storage};
+#[cfg(feature = "sim")]
+use crate::driver::sim::{SimDriver, SimDriverConfig};
 use crate::manager::device::{DeviceState, ordinal_of};
 use crate::manager::execution::MpsExecutionManager;
 use leasehold_alloc::{Allocator, Backing};
-use leasehold_core::sync::{Arc, Mutex, OnceLock};
-use leasehold_core::{Error, Lease, PoolStats, Result};
+use leasehold_core::sync::Arc;
+use leasehold_core::{Error, Lease, Result};
 use leasehold_engine::driver::DriverDevice;
-use leasehold_engine::forward_device;
+use leasehold_engine::start::DriverStart;
 use leasehold_engine::waits::synchronize;
+use leasehold_engine::{backend_methods, forward_backend, forward_device};
 use leasehold_hal::{
-    Backend, BackendKind, Device, DeviceId, DeviceInfo, GraphExec, HostTimeline, KernelDesc,
-    MemoryInfo, MemoryKind, Pipeline, Plan, Stream, StreamDesc, TimestampQuery,
+    Backend, BackendKind, Device, DeviceId, GraphExec, HostTimeline, KernelDesc, MemoryInfo,
+    MemoryKind, Pipeline, Plan, Stream, StreamDesc, TimestampQuery,
 };
-use std::fmt;
 use std::time::Duration;
-
-/// Finds the driver.
-type Source = Box<dyn Fn() -> Result<Arc<dyn MpsSlowOps>> + Send + Sync>;
 
 /// The backend for Metal's devices.
 ///
@@ -30,16 +29,7 @@ type Source = Box<dyn Fn() -> Result<Arc<dyn MpsSlowOps>> + Send + Sync>;
 /// Leases may outlive the backend.
 pub struct MpsBackend {
     manager: MpsExecutionManager,
-    source: Source,
-    config: MpsConfig,
-    started: OnceLock<Result<()>>,
-    starting: Mutex<()>,
-}
-
-impl Default for MpsBackend {
-    fn default() -> Self {
-        Self::new()
-    }
+    driver: DriverStart<dyn MpsSlowOps, MpsConfig>,
 }
 
 /// Metal itself.
@@ -77,111 +67,13 @@ impl MpsBackend {
     pub fn with_config(config: MpsConfig) -> Self {
         Self::over(Box::new(real), config)
     }
-
-    /// A backend over a simulated driver.
-    ///
-    /// # Errors
-    /// As [`with_ops`](Self::with_ops), or an error of the simulated machine.
-    #[cfg(feature = "sim")]
-    pub fn simulated(
-        machine: crate::driver::sim::SimDriverConfig,
-        config: MpsConfig,
-    ) -> Result<Self> {
-        Self::with_ops(Arc::new(crate::driver::sim::SimDriver::new(machine)?), config)
-    }
-
-    /// A backend over a driver.
-    ///
-    /// # Errors
-    /// As [`MpsExecutionManager::configure`].
-    pub fn with_ops(ops: Arc<dyn MpsSlowOps>, config: MpsConfig) -> Result<Self> {
-        let backend = Self::over(Box::new(move || Ok(ops.clone())), config);
-        backend.start()?;
-        Ok(backend)
-    }
-
-    fn over(source: Source, config: MpsConfig) -> Self {
-        Self {
-            manager: MpsExecutionManager::new(),
-            source,
-            config,
-            started: OnceLock::new(),
-            starting: Mutex::new(()),
-        }
-    }
-
-    /// Enumerates the devices once. A failure is kept, and later calls return it.
-    fn start(&self) -> Result<()> {
-        if let Some(outcome) = self.started.get() {
-            return outcome.clone();
-        }
-        let _turn = self.starting.lock();
-        if let Some(outcome) = self.started.get() {
-            return outcome.clone();
-        }
-        let outcome =
-            (self.source)().and_then(|ops| self.manager.configure(ops, self.config.clone()));
-        self.started.get_or_init(|| outcome).clone()
-    }
-
-    /// The managers.
-    pub fn manager(&self) -> &MpsExecutionManager {
-        &self.manager
-    }
 }
 
-impl fmt::Debug for MpsBackend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MpsBackend")
-            .field("manager", &self.manager)
-            .field("config", &self.config)
-            .finish_non_exhaustive()
-    }
-}
+backend_methods!(MpsBackend of MpsExecutionManager over MpsSlowOps with MpsConfig);
 
 // SAFETY: the execution manager gives each ordinal one device, made with that ordinal.
 unsafe impl Backend for MpsBackend {
-    fn kind(&self) -> BackendKind {
-        BackendKind::Mps
-    }
-
-    fn devices(&self) -> Result<Vec<DeviceInfo>> {
-        self.start()?;
-        self.manager.devices().describe()
-    }
-
-    fn open(&self, device: DeviceId) -> Result<Lease<dyn Device>> {
-        ordinal_of(device)?;
-        let named = |error| match error {
-            Error::Unavailable(why) => Error::Unavailable(format!("{device}: {why}").into()),
-            Error::NotFound(why) => Error::NotFound(format!("{device}: {why}").into()),
-            other => other,
-        };
-        self.start().map_err(named)?;
-        let lease = self.manager.devices().open(device).map_err(named)?;
-        Ok(Lease::map(lease, |d| d as &dyn Device))
-    }
-
-    fn shutdown(&self) -> Result<()> {
-        // Managers do not wait. The driver's work and host calls end by themselves. Work that a
-        // host timeline or another backend holds back is not waited for, and makes the shutdown
-        // fail.
-        for stream in self.manager.devices().left_behind() {
-            stream.run_down();
-        }
-        self.manager.shutdown()
-    }
-
-    fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
-        report("device", self.manager.devices().stats());
-    }
-}
-
-impl DeviceState {
-    /// Returns the loss of the device as an error.
-    fn sound(&self) -> Result<()> {
-        self.engine().loss().map_or(Ok(()), Err)
-    }
+    forward_backend!(Mps, ordinal_of);
 }
 
 // SAFETY: memory is the driver's, and each block lies in one segment. All resources that the device
@@ -211,7 +103,7 @@ unsafe impl Device for DeviceState {
 
     /// Streams of all priorities are equal: command queues have no priority.
     fn stream(&self, _: &StreamDesc) -> Result<Lease<dyn Stream>> {
-        self.sound()?;
+        self.engine().sound()?;
         Ok(Lease::map(self.streams().acquire()?, |s| s as &dyn Stream))
     }
 

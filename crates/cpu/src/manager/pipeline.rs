@@ -2,35 +2,28 @@
 //!
 //! This module must not know which kernels exist.
 
-use leasehold_core::{
-    Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource, Result, tags,
-};
+use leasehold_core::{Error, Lease, Result};
+use leasehold_engine::pipelines::{PipelineLoader, PipelinePool};
 use leasehold_hal::{KernelDesc, KernelSource, Pipeline};
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Key {
-    name: Box<str>,
-    entry: Box<str>,
-    function: usize,
-}
+/// The most threads of a block in a kernel's declaration. A tile runs on one thread.
+const BLOCK_THREADS: u32 = 1024;
 
-struct Pipelines;
+struct Functions;
 
-impl Resource for Pipelines {
-    type Payload = Pipeline;
-    type Request<'a> = (&'a KernelDesc<'a>, usize);
-    const NAME: &'static str = "pipeline";
+impl PipelineLoader for Functions {
+    /// The function's address.
+    type Source = usize;
+    type Means<'a> = ();
+    type Kept = ();
 
-    fn create(
+    fn load(
         &self,
-        _: Handle<tags::Pipeline>,
-        (desc, function): &(&KernelDesc<'_>, usize),
-    ) -> Result<Pipeline> {
-        Ok(Pipeline::new(desc, *function as u64, 1024))
-    }
-
-    fn recycle(&self, _: &mut Pipeline) -> Recycle {
-        Recycle::Destroy
+        desc: &KernelDesc<'_>,
+        function: &usize,
+        (): &(),
+    ) -> Result<(Pipeline, Self::Kept)> {
+        Ok((Pipeline::new(desc, *function as u64, BLOCK_THREADS), ()))
     }
 }
 
@@ -38,14 +31,12 @@ impl Resource for Pipelines {
 #[doc(alias = "ModuleManager")]
 #[derive(Debug)]
 pub struct PipelineManager {
-    manager: PoolManager<Pipelines, Key>,
+    pipelines: PipelinePool<Functions>,
 }
 
 impl PipelineManager {
     pub(crate) fn new() -> Result<Self> {
-        let manager = PoolManager::new();
-        manager.configure(Pipelines, PoolConfig { block: 64, ..PoolConfig::default() })?;
-        Ok(Self { manager })
+        Ok(Self { pipelines: PipelinePool::new(Functions)? })
     }
 
     /// The kernel's pipeline.
@@ -66,34 +57,8 @@ impl PipelineManager {
                 .into(),
             ));
         };
-        let function = function as usize;
-        let key =
-            Key { name: desc.name.as_ref().into(), entry: desc.entry.as_ref().into(), function };
-        let pipeline = self.manager.get_or_create(&key, &(desc, function))?;
-        if *pipeline.bindings != *desc.bindings || pipeline.params != desc.params {
-            return Err(Error::invalid(format!(
-                "kernel {}: it was made ready before with other bindings or parameters",
-                desc.name
-            )));
-        }
-        Ok(pipeline)
+        self.pipelines.get_or_create(desc, &(function as usize), &())
     }
 
-    /// The number of pipelines with a holder beside this manager (a snapshot).
-    pub fn in_use(&self) -> u64 {
-        self.manager.in_use()
-    }
-
-    /// The pool's statistics.
-    pub fn stats(&self) -> PoolStats {
-        self.manager.stats()
-    }
-
-    /// Shuts the manager down.
-    ///
-    /// # Errors
-    /// `LeasesOutstanding`. After the error nothing has changed.
-    pub fn shutdown(&self) -> Result<()> {
-        self.manager.shutdown()
-    }
+    leasehold_engine::pool_methods!(pipelines: "kernels");
 }

@@ -24,6 +24,7 @@ use crate::engine::core::{Core, Streams};
 use crate::engine::driver_context::DriverContext;
 #[cfg(feature = "test-hooks")]
 use crate::engine::shared::Shared;
+use crate::engine::stream::StreamCore;
 use leasehold_core::sync::Arc;
 use leasehold_core::{
     ContextHandle, Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource,
@@ -196,6 +197,11 @@ impl ContextState {
         first.map_or(Ok(()), Err)
     }
 
+    /// The streams that dropped leases left behind.
+    pub(crate) fn left_behind(&self) -> Vec<Arc<StreamCore>> {
+        self.core.left_behind(&self.streams)
+    }
+
     /// Shuts the managers down, children first.
     fn end(&self) -> Result<()> {
         self.externals.shutdown();
@@ -225,13 +231,7 @@ impl Retiring for ContextState {
 
 impl Drop for ContextState {
     fn drop(&mut self) {
-        if let Err(error) = self.end() {
-            // This happens only if the backend was dropped without a shutdown and has no threads.
-            // The resources in use end with their last lease.
-            tracing::debug!(%error, "a context ended while something of it was held");
-        }
-        self.core.close();
-        self.core.join();
+        self.core.end(self.end());
     }
 }
 

@@ -54,6 +54,11 @@ impl Tagged for DeviceState {
 }
 
 impl DeviceState {
+    /// The streams of the primary context that dropped leases left behind.
+    fn left_behind(&self) -> Vec<Arc<StreamCore>> {
+        self.primary.left_behind()
+    }
+
     fn new(ordinal: u32, devices: &Devices) -> Result<Self> {
         let shared = devices.shared.clone();
         let properties = devices
@@ -353,22 +358,6 @@ impl DeviceManager {
         Self::refuse_outstanding(known)?;
         known.retired.settle()?;
         known.retired.settling(|| known.store.shutdown())
-    }
-
-    /// The streams of contexts whose streams have no holder. Their work is what dropped streams
-    /// left behind.
-    pub(crate) fn left_behind(&self) -> Vec<Arc<StreamCore>> {
-        let Some(known) = self.known.get() else { return Vec::new() };
-        let mut left = Vec::new();
-        let mut look = |context: &ContextState| {
-            if context.streams.in_use() == 0 {
-                left.append(&mut context.core.streams());
-            }
-        };
-        let open = (0..known.store.len()).filter_map(|i| known.store.existing(Index::new(i)));
-        open.for_each(|device| look(&device.primary));
-        known.retired.each(look);
-        left
     }
 }
 

@@ -11,49 +11,26 @@ use super::module::{Image, ModuleManager, ModuleState};
 use crate::encoder::check_function;
 use crate::engine::core::Streams;
 use leasehold_core::sync::Arc;
-use leasehold_core::{
-    Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource, Result, Tagged,
-    tags,
-};
+use leasehold_core::{Error, Lease, Result};
+use leasehold_engine::pipelines::{PipelineLoader, PipelinePool};
 use leasehold_hal::{KernelDesc, Pipeline};
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Key {
-    name: Box<str>,
-    entry: Box<str>,
-    image: Arc<Image>,
-}
-
-/// A function and its module.
-#[derive(Debug)]
-pub(crate) struct FunctionState {
-    pipeline: Pipeline,
-    _module: Lease<ModuleState>,
-}
-
-impl Tagged for FunctionState {
-    type Tag = tags::Pipeline;
-}
 
 struct Functions {
     core: Arc<Streams>,
 }
 
-/// A kernel's description, and the means to load its module.
-struct Wanted<'a> {
-    desc: &'a KernelDesc<'a>,
-    image: &'a Image,
-    modules: &'a ModuleManager,
-}
+impl PipelineLoader for Functions {
+    type Source = Arc<Image>;
+    type Means<'a> = &'a ModuleManager;
+    type Kept = Lease<ModuleState>;
 
-impl Resource for Functions {
-    type Payload = FunctionState;
-    type Request<'a> = Wanted<'a>;
-    const NAME: &'static str = "pipeline";
-
-    fn create(&self, _: Handle<tags::Pipeline>, wanted: &Wanted<'_>) -> Result<FunctionState> {
-        let desc = wanted.desc;
-        let module = wanted.modules.get_or_create(wanted.image, &desc.name)?;
+    fn load(
+        &self,
+        desc: &KernelDesc<'_>,
+        image: &Arc<Image>,
+        modules: &&ModuleManager,
+    ) -> Result<(Pipeline, Self::Kept)> {
+        let module = modules.get_or_create(image, &desc.name)?;
         let context = &self.core.context;
         let (function, info) = context.within(|ops| {
             // SAFETY: the module is leased.
@@ -69,17 +46,12 @@ impl Resource for Functions {
             context.within(|ops| unsafe { ops.function_allow_shared(function, dynamic) })?;
         }
         self.core.shared.name_function(function.0, &desc.name);
-        let pipeline =
-            Pipeline::new(desc, function.0, info.block_threads.min(device.block_threads).max(1));
-        Ok(FunctionState { pipeline, _module: module })
+        let threads = info.block_threads.min(device.block_threads).max(1);
+        Ok((Pipeline::new(desc, function.0, threads), module))
     }
 
-    fn recycle(&self, _: &mut FunctionState) -> Recycle {
-        Recycle::Destroy
-    }
-
-    fn destroy(&self, function: FunctionState) {
-        self.core.shared.forget_function(function.pipeline.native);
+    fn forget(&self, pipeline: &Pipeline) {
+        self.core.shared.forget_function(pipeline.native);
     }
 }
 
@@ -87,18 +59,14 @@ impl Resource for Functions {
 #[doc(alias = "CudaFunctionManager")]
 #[derive(Debug)]
 pub struct FunctionManager {
-    manager: PoolManager<Functions, Key>,
+    pipelines: PipelinePool<Functions>,
     core: Arc<Streams>,
 }
 
 impl FunctionManager {
     pub(crate) fn new(core: &Arc<Streams>) -> Result<Self> {
-        let manager = PoolManager::new();
-        manager.configure(
-            Functions { core: core.clone() },
-            PoolConfig { block: 64, ..PoolConfig::default() },
-        )?;
-        Ok(Self { manager, core: core.clone() })
+        let pipelines = PipelinePool::new(Functions { core: core.clone() })?;
+        Ok(Self { pipelines, core: core.clone() })
     }
 
     /// The kernel's pipeline. Blocks while the kernel is compiled.
@@ -121,39 +89,8 @@ impl FunctionManager {
                 desc.name
             )));
         }
-        let image = Arc::new(Image::of(desc)?);
-        let key = Key {
-            name: desc.name.as_ref().into(),
-            entry: desc.entry.as_ref().into(),
-            image: image.clone(),
-        };
-        let function =
-            self.manager.get_or_create(&key, &Wanted { desc, image: &image, modules })?;
-        let pipeline = &function.pipeline;
-        if *pipeline.bindings != *desc.bindings || pipeline.params != desc.params {
-            return Err(Error::invalid(format!(
-                "kernel {}: it was made ready before with other bindings or parameters",
-                desc.name
-            )));
-        }
-        Ok(Lease::map(function, |f| &f.pipeline))
+        self.pipelines.get_or_create(desc, &Arc::new(Image::of(desc)?), &modules)
     }
 
-    /// The number of pipelines with a holder beside this manager (a snapshot).
-    pub fn in_use(&self) -> u64 {
-        self.manager.in_use()
-    }
-
-    /// The pool's statistics.
-    pub fn stats(&self) -> PoolStats {
-        self.manager.stats()
-    }
-
-    /// Shuts the manager down.
-    ///
-    /// # Errors
-    /// `LeasesOutstanding`. After the error nothing has changed.
-    pub fn shutdown(&self) -> Result<()> {
-        self.manager.shutdown()
-    }
+    leasehold_engine::pool_methods!(pipelines: "kernels");
 }

@@ -22,6 +22,7 @@ use leasehold_alloc::{Allocator, AllocatorCell, AllocatorConfig, Backing, HostKi
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::{Error, Result, Text};
+use leasehold_engine::buffers::outstanding;
 use leasehold_hal::MemoryKind;
 use std::fmt;
 
@@ -130,13 +131,7 @@ impl Memory {
     /// # Errors
     /// `LeasesOutstanding`.
     pub(crate) fn outstanding(&self) -> Result<()> {
-        for (resource, cell) in [("buffer", &self.device), ("pinned buffer", &self.pinned)] {
-            let strong = cell.get().map_or(0, |a| a.stats().live);
-            if strong != 0 {
-                return Err(Error::LeasesOutstanding { resource, strong, weak: 0 });
-            }
-        }
-        Ok(())
+        outstanding(&self.device, &self.pinned)
     }
 }
 

@@ -344,6 +344,11 @@ impl DeviceState {
 }
 
 impl DeviceState {
+    /// The streams that dropped leases left behind.
+    fn left_behind(&self) -> Vec<Arc<StreamCore>> {
+        self.engine.left_behind(&self.streams)
+    }
+
     /// Shuts the managers of execution down.
     fn end(&self) -> Result<()> {
         self.streams.shutdown()?;
@@ -365,13 +370,7 @@ impl Retiring for DeviceState {
 
 impl Drop for DeviceState {
     fn drop(&mut self) {
-        if let Err(error) = self.end() {
-            // This happens only if the backend was dropped without a shutdown and has no threads.
-            // The resources in use end with their last lease.
-            tracing::debug!(%error, "a device ended while something of it was held");
-        }
-        self.engine.close();
-        self.engine.join();
+        self.engine.end(self.end());
     }
 }
 
@@ -488,22 +487,6 @@ impl DeviceManager {
         let opened = std::mem::take(&mut *known.opened.lock());
         drop(opened);
         Ok(())
-    }
-
-    /// The streams of devices whose streams have no holder. Their work is what dropped streams left
-    /// behind.
-    pub(crate) fn left_behind(&self) -> Vec<Arc<StreamCore>> {
-        let Some(known) = self.known.get() else { return Vec::new() };
-        let mut left = Vec::new();
-        let mut look = |device: &DeviceState| {
-            if device.streams.in_use() == 0 {
-                left.append(&mut device.engine.streams());
-            }
-        };
-        let open = (0..known.store.len()).filter_map(|i| known.store.existing(Index::new(i)));
-        open.for_each(|device| look(&device));
-        known.retired.each(look);
-        left
     }
 }
 

@@ -5,7 +5,7 @@
 use crate::engine::core::Streams;
 use leasehold_core::sync::Arc;
 use leasehold_core::{
-    Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource, Result, tags,
+    Error, Handle, Lease, PoolConfig, PoolManager, Recycle, Resource, Result, tags,
 };
 use leasehold_hal::TimestampQuery;
 use std::time::Duration;
@@ -66,21 +66,5 @@ impl TimestampManager {
         }
     }
 
-    /// The number of timestamps with a holder.
-    pub fn in_use(&self) -> u64 {
-        self.manager.in_use()
-    }
-
-    /// The pool's statistics.
-    pub fn stats(&self) -> PoolStats {
-        self.manager.stats()
-    }
-
-    /// Shuts the manager down.
-    ///
-    /// # Errors
-    /// `LeasesOutstanding`. After the error nothing has changed.
-    pub fn shutdown(&self) -> Result<()> {
-        self.manager.shutdown()
-    }
+    leasehold_engine::pool_methods!(manager: "timestamps");
 }

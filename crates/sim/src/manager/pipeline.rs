@@ -6,23 +6,14 @@
 
 use crate::machine::{Kernel, KernelBody, KernelSpec, Machine};
 use leasehold_core::sync::{Arc, RwLock};
-use leasehold_core::{
-    Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource, Result, tags,
-};
+use leasehold_core::{Error, Lease, Result};
+use leasehold_engine::pipelines::{PipelineLoader, PipelinePool};
 use leasehold_hal::{KernelDesc, KernelSource, Pipeline};
-use std::fmt;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Source {
     Registered(Box<str>),
     Function(usize),
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Key {
-    name: Box<str>,
-    entry: Box<str>,
-    source: Source,
 }
 
 /// The kernels that pipelines name.
@@ -49,44 +40,41 @@ impl Kernels {
     }
 }
 
-struct Pipelines {
+struct Registered {
     machine: Machine,
     device: u32,
     kernels: Kernels,
 }
 
-impl Resource for Pipelines {
-    type Payload = Pipeline;
-    type Request<'a> = (&'a KernelDesc<'a>, Arc<Kernel>);
-    const NAME: &'static str = "pipeline";
+impl PipelineLoader for Registered {
+    type Source = Source;
+    type Means<'a> = Arc<Kernel>;
+    type Kept = ();
 
-    fn create(
+    fn load(
         &self,
-        _: Handle<tags::Pipeline>,
-        (desc, kernel): &(&KernelDesc<'_>, Arc<Kernel>),
-    ) -> Result<Pipeline> {
+        desc: &KernelDesc<'_>,
+        _: &Source,
+        kernel: &Arc<Kernel>,
+    ) -> Result<(Pipeline, Self::Kept)> {
         self.machine.note(self.device, "pipeline_create")?;
-        Ok(Pipeline::new(desc, self.kernels.add(kernel.clone()), kernel.spec.block_threads))
-    }
-
-    fn recycle(&self, _: &mut Pipeline) -> Recycle {
-        Recycle::Destroy
+        let native = self.kernels.add(kernel.clone());
+        Ok((Pipeline::new(desc, native, kernel.spec.block_threads), ()))
     }
 }
 
 /// Owns the kernels of a device, one for each name, entry and source.
 #[doc(alias = "ModuleManager")]
+#[derive(Debug)]
 pub struct PipelineManager {
     machine: Machine,
-    manager: PoolManager<Pipelines, Key>,
+    pipelines: PipelinePool<Registered>,
 }
 
 impl PipelineManager {
     pub(crate) fn new(machine: &Machine, device: u32, kernels: Kernels) -> Result<Self> {
-        let manager = PoolManager::new();
-        let pipelines = Pipelines { machine: machine.clone(), device, kernels };
-        manager.configure(pipelines, PoolConfig { block: 64, ..PoolConfig::default() })?;
-        Ok(Self { machine: machine.clone(), manager })
+        let registered = Registered { machine: machine.clone(), device, kernels };
+        Ok(Self { machine: machine.clone(), pipelines: PipelinePool::new(registered)? })
     }
 
     /// The kernel's pipeline.
@@ -98,16 +86,7 @@ impl PipelineManager {
     pub fn get_or_create(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>> {
         desc.validate()?;
         let (source, kernel) = self.find(desc)?;
-        let key =
-            Key { name: desc.name.as_ref().into(), entry: desc.entry.as_ref().into(), source };
-        let pipeline = self.manager.get_or_create(&key, &(desc, kernel))?;
-        if *pipeline.bindings != *desc.bindings || pipeline.params != desc.params {
-            return Err(Error::invalid(format!(
-                "kernel {}: it was made ready before with other bindings or parameters",
-                desc.name
-            )));
-        }
-        Ok(pipeline)
+        self.pipelines.get_or_create(desc, &source, &kernel)
     }
 
     fn find(&self, desc: &KernelDesc<'_>) -> Result<(Source, Arc<Kernel>)> {
@@ -145,19 +124,5 @@ impl PipelineManager {
         }
     }
 
-    /// The number of pipelines with a holder other than this manager (a snapshot).
-    pub fn in_use(&self) -> u64 {
-        self.manager.in_use()
-    }
-
-    /// The pool's statistics.
-    pub fn stats(&self) -> PoolStats {
-        self.manager.stats()
-    }
-}
-
-impl fmt::Debug for PipelineManager {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("PipelineManager").field(&self.stats()).finish()
-    }
+    leasehold_engine::pool_methods!(pipelines: "kernels");
 }
