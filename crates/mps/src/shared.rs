@@ -1,5 +1,5 @@
-//! The state that all devices of the backend share: the driver, the settings, the table of segments,
-//! and the kernels' names.
+//! The state that all devices of the backend share: the driver, the settings, the table of
+//! segments, and the kernels' names.
 //!
 //! All locks here are leaves and are held for a few instructions.
 //!
