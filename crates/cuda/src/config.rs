@@ -77,12 +77,7 @@ impl Default for CudaConfig {
 }
 
 impl CudaConfig {
-    /// Sets the most streams of a device.
-    #[must_use]
-    pub fn streams(mut self, streams: u32) -> Self {
-        self.streams = streams;
-        self
-    }
+    leasehold_engine::config_setters!(streams inline debug trace_events defect);
 
     /// Sets the source of device memory.
     #[must_use]
@@ -95,35 +90,6 @@ impl CudaConfig {
     #[must_use]
     pub fn completion(mut self, completion: CompletionSource) -> Self {
         self.completion = completion;
-        self
-    }
-
-    /// Enables or disables threads of the backend's own.
-    #[must_use]
-    pub fn inline(mut self, inline: bool) -> Self {
-        self.inline = inline;
-        self
-    }
-
-    /// Sets the debug aids for memory.
-    #[must_use]
-    pub fn debug(mut self, aids: DebugAids) -> Self {
-        self.debug = aids;
-        self
-    }
-
-    /// Sets the entries of the trace ring of each kind of memory.
-    #[must_use]
-    pub fn trace_events(mut self, events: usize) -> Self {
-        self.trace_events = events;
-        self
-    }
-
-    /// Plants a defect that tests must find.
-    #[cfg(feature = "planted-defects")]
-    #[must_use]
-    pub fn defect(mut self, defect: crate::defects::Defect) -> Self {
-        self.defect = Some(defect);
         self
     }
 
@@ -142,12 +108,5 @@ impl CudaConfig {
             )));
         }
         Ok(())
-    }
-
-    /// Whether this defect was planted.
-    #[cfg(feature = "planted-defects")]
-    #[inline]
-    pub(crate) fn has(&self, defect: crate::defects::Defect) -> bool {
-        self.defect == Some(defect)
     }
 }

@@ -21,9 +21,10 @@
 //!
 //! This module must not know threads.
 
-use crate::driver::{DriverDevice, DriverStream, GraphSteps, Sink, Step};
+use crate::driver::{DriverDevice, DriverStream, GraphSteps, Sink};
 use crate::panics::{drop_quietly, panic_text};
 use crate::prepared::{Prepared, Ready};
+use crate::steps::Step;
 use crate::stream::{State, StreamCore};
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::sync::{Arc, MutexGuard};
@@ -130,7 +131,7 @@ impl<N: DriverStream> StreamCore<N> {
                 Op::Graph(exec) => {
                     // SAFETY: graphs of a submission belong to this device (the submitter's
                     // promise).
-                    unsafe { N::graph(exec) }.for_each_wait(|p| self.note_wait(p));
+                    unsafe { N::graph(exec) }.steps().for_each_wait(|p| self.note_wait(p));
                 }
                 _ => {}
             }
@@ -241,7 +242,7 @@ impl<N: DriverStream> StreamCore<N> {
                     // SAFETY: graphs of a submission belong to this device (the submitter's
                     // promise).
                     let program = unsafe { N::graph(exec) };
-                    if program.is_plain() {
+                    if program.steps().is_plain() {
                         Ok(Next::Give(Ready::Plain))
                     } else {
                         self.next_step(job, program)
@@ -282,7 +283,7 @@ impl<N: DriverStream> StreamCore<N> {
                         // SAFETY: graphs of a submission belong to this device (the submitter's
                         // promise).
                         && let program = unsafe { N::graph(exec) }
-                        && !program.is_plain()
+                        && !program.steps().is_plain()
                     {
                         let given = self.give_step(&mut state, job, exec, program, ready);
                         drop(state);
@@ -339,7 +340,7 @@ impl<N: DriverStream> StreamCore<N> {
             Op::Graph(exec) => {
                 let mut any = false;
                 // SAFETY: graphs of a submission belong to this device (the submitter's promise).
-                unsafe { N::graph(exec) }.for_each_wait(|p| any |= foreign(p));
+                unsafe { N::graph(exec) }.steps().for_each_wait(|p| any |= foreign(p));
                 any
             }
             _ => false,
@@ -398,7 +399,7 @@ impl<N: DriverStream> StreamCore<N> {
 
     /// The preparation of a graph's next step.
     fn next_step(&self, job: &Job<N>, program: &N::Graph) -> Result<Next<N>> {
-        match program.step(job.step) {
+        match program.steps().step(job.step) {
             None => Ok(Next::Over),
             Some(Step::Run(_) | Step::Copy(_)) => Ok(Next::Give(Ready::Plain)),
             Some(Step::Call(_)) => self.at_host_call(job.value),
@@ -419,7 +420,7 @@ impl<N: DriverStream> StreamCore<N> {
         program: &N::Graph,
         ready: Ready<N>,
     ) -> Result<()> {
-        let step = program.step(job.step);
+        let step = program.steps().step(job.step);
         if let Some(Step::Copy(copy)) = step {
             let op = Op::Copy(copy);
             let ops = std::iter::once((0, &op));
@@ -463,7 +464,7 @@ impl<N: DriverStream> StreamCore<N> {
             Some(Op::Host(call)) => Some((call.clone(), false)),
             Some(Op::Graph(exec)) => {
                 // SAFETY: graphs of a submission belong to this device (the submitter's promise).
-                match unsafe { N::graph(exec) }.step(job.step) {
+                match unsafe { N::graph(exec) }.steps().step(job.step) {
                     Some(Step::Call(call)) => Some((call, true)),
                     _ => None,
                 }

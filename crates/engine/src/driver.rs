@@ -4,10 +4,11 @@
 //! This module must not know a driver.
 
 use crate::host_part::CompletionAction;
+use crate::steps::Steps;
 use crate::stream::StreamCore;
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, Result, Timeline, Timepoint};
-use leasehold_hal::{Copy2d, DeviceId, ForeignCall, GraphExec, HostCall, NodePatch, Op, Plan};
+use leasehold_hal::{DeviceId, ForeignCall, GraphExec, NodePatch, Op, Plan};
 use std::fmt;
 use std::sync::Weak;
 use std::time::Duration;
@@ -43,31 +44,11 @@ pub trait DriverDevice: Send + Sync + 'static {
     fn kernel_name(&self, native: u64) -> Option<String>;
 }
 
-/// The next step of a graph's launch.
-pub enum Step {
-    /// A segment: the nodes that are one launch of the driver.
-    Run(u32),
-    /// A host call.
-    Call(HostCall),
-    /// A wait.
-    Wait(Timepoint),
-    /// A library's call.
-    Foreign(ForeignCall),
-    /// A copy that takes more than one driver call.
-    Copy(Copy2d),
-}
-
 /// An instantiated plan.
 pub trait GraphSteps {
-    /// Whether a launch needs neither the host nor another stream: an [`Op::Graph`] then goes to
+    /// The steps of a launch. A plan whose launch needs neither the host nor another stream goes to
     /// the driver like any operation.
-    fn is_plain(&self) -> bool;
-
-    /// Step number `i` of a launch.
-    fn step(&self, i: usize) -> Option<Step>;
-
-    /// Calls `f` with the timepoints that a launch waits for.
-    fn for_each_wait(&self, f: impl FnMut(Timepoint));
+    fn steps(&self) -> &Steps;
 }
 
 /// The life of an instantiated plan.

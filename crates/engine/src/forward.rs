@@ -200,3 +200,91 @@ macro_rules! native_handles {
         }
     )*};
 }
+
+/// Expands to the setters of the named settings, which several backends' configurations have alike.
+#[macro_export]
+macro_rules! config_setters {
+    ($($setting:ident)*) => {
+        $($crate::config_setters!(@ $setting);)*
+    };
+    (@ streams) => {
+        /// Sets the most streams of a device.
+        #[must_use]
+        pub fn streams(mut self, streams: u32) -> Self {
+            self.streams = streams;
+            self
+        }
+    };
+    (@ inline) => {
+        /// Enables or disables threads of the backend's own.
+        #[must_use]
+        pub fn inline(mut self, inline: bool) -> Self {
+            self.inline = inline;
+            self
+        }
+    };
+    (@ debug) => {
+        /// Sets the debug aids for memory.
+        #[must_use]
+        pub fn debug(mut self, aids: $crate::forwarded::DebugAids) -> Self {
+            self.debug = aids;
+            self
+        }
+    };
+    (@ trace_events) => {
+        /// Sets the entries of the trace ring of each kind of memory.
+        #[must_use]
+        pub fn trace_events(mut self, events: usize) -> Self {
+            self.trace_events = events;
+            self
+        }
+    };
+    (@ defect) => {
+        /// Plants a defect that tests must find.
+        #[cfg(feature = "planted-defects")]
+        #[must_use]
+        pub fn defect(mut self, defect: $crate::defects::Defect) -> Self {
+            self.defect = Some(defect);
+            self
+        }
+
+        /// Whether this defect was planted.
+        #[cfg(feature = "planted-defects")]
+        #[inline]
+        pub(crate) fn has(&self, defect: $crate::defects::Defect) -> bool {
+            self.defect == Some(defect)
+        }
+    };
+}
+
+/// Expands to the methods that stream managers over a driver have alike: those of their pool, and
+/// their `Debug`. The manager has a field `streams`, a
+/// [`StreamPool`](crate::stream_pool::StreamPool) of the named state, and with the feature
+/// `test-hooks` a field `for_test`.
+#[macro_export]
+macro_rules! stream_manager_methods {
+    ($manager:ident of $state:ident) => {
+        impl $manager {
+            /// Whether the manager was [configured for a test](Self::configure_for_test).
+            #[cfg(feature = "test-hooks")]
+            #[doc(alias = "isConfiguredForTest")]
+            pub fn is_configured_for_test(&self) -> bool {
+                self.for_test
+            }
+        }
+
+        impl std::ops::Deref for $manager {
+            type Target = $crate::stream_pool::StreamPool<$state>;
+
+            fn deref(&self) -> &Self::Target {
+                &self.streams
+            }
+        }
+
+        impl std::fmt::Debug for $manager {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_tuple(stringify!($manager)).field(&self.streams).finish()
+            }
+        }
+    };
+}

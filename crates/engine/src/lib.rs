@@ -21,6 +21,8 @@
 //! | [`device_manager_methods!`] | the methods of a device manager over a driver |
 //! | [`backend_methods!`], [`forward_backend!`] | the methods of a backend over a driver |
 //! | [`pool_methods!`] | the statistics and the shutdown of a manager over a pool |
+//! | [`stream_manager_methods!`] | the methods of a stream manager over a driver |
+//! | [`config_setters!`] | setters of the settings that configurations have alike |
 //! | [`native_handles!`] | handle types of a driver's objects |
 //!
 //! A backend gives each of them its own part through a small trait. The functions are generic: no
@@ -72,6 +74,7 @@ pub use stream::StreamCore;
 /// The types that expansions of this crate's macros name.
 #[doc(hidden)]
 pub mod forwarded {
+    pub use leasehold_alloc::DebugAids;
     pub use leasehold_core::sync::Arc;
     pub use leasehold_core::sync::atomic::Ordering;
     pub use leasehold_core::{DeviceHandle, Error, Index, Lease, PoolStats, Result};

@@ -7,23 +7,28 @@
 //!
 //! This module must not know how a segment runs.
 
-use crate::driver::{GraphSteps, Step};
 use leasehold_core::{Error, Result, Timepoint};
 use leasehold_hal::{Copy2d, ForeignCall, HostCall, Op, Plan};
 use std::ops::Range;
 
-#[derive(Debug)]
-enum Part {
+/// The next step of a graph's launch.
+#[derive(Debug, Clone)]
+pub(crate) enum Step {
+    /// A segment: the nodes that are one launch of the driver.
     Run(u32),
+    /// A host call.
     Call(HostCall),
+    /// A wait.
     Wait(Timepoint),
+    /// A library's call.
     Foreign(ForeignCall),
+    /// A copy that takes more than one driver call.
     Copy(Copy2d),
 }
 
 /// The steps of a plan's launch.
 #[derive(Debug)]
-pub struct Steps(Box<[Part]>);
+pub struct Steps(Box<[Step]>);
 
 impl Steps {
     /// Splits a plan. Returns the steps, and the nodes of each segment. `apart` says which copies
@@ -42,15 +47,15 @@ impl Steps {
         let mut open = false;
         for (i, op) in plan.ops.iter().enumerate() {
             let part = match op {
-                Op::Host(call) => Part::Call(call.clone()),
-                Op::Wait(point) => Part::Wait(point),
-                Op::Foreign(call) if apart(&op) => Part::Foreign(call.clone()),
-                Op::Copy(copy) if apart(&op) => Part::Copy(copy),
+                Op::Host(call) => Step::Call(call.clone()),
+                Op::Wait(point) => Step::Wait(point),
+                Op::Foreign(call) if apart(&op) => Step::Foreign(call.clone()),
+                Op::Copy(copy) if apart(&op) => Step::Copy(copy),
                 _ => {
                     match segments.last_mut() {
                         Some(segment) if open => segment.end = i + 1,
                         _ => {
-                            parts.push(Part::Run(segments.len() as u32));
+                            parts.push(Step::Run(segments.len() as u32));
                             segments.push(i..i + 1);
                         }
                     }
@@ -76,27 +81,23 @@ impl Steps {
     pub fn bytes(&self) -> u64 {
         size_of_val(&*self.0) as u64
     }
-}
 
-impl GraphSteps for Steps {
+    /// Whether a launch is at most one segment.
     #[inline]
-    fn is_plain(&self) -> bool {
-        matches!(&*self.0, [] | [Part::Run(_)])
+    #[must_use]
+    pub fn is_plain(&self) -> bool {
+        matches!(&*self.0, [] | [Step::Run(_)])
     }
 
-    fn step(&self, i: usize) -> Option<Step> {
-        Some(match self.0.get(i)? {
-            Part::Run(segment) => Step::Run(*segment),
-            Part::Call(call) => Step::Call(call.clone()),
-            Part::Wait(point) => Step::Wait(*point),
-            Part::Foreign(call) => Step::Foreign(call.clone()),
-            Part::Copy(copy) => Step::Copy(*copy),
-        })
+    /// Step number `i` of a launch.
+    pub(crate) fn step(&self, i: usize) -> Option<Step> {
+        self.0.get(i).cloned()
     }
 
-    fn for_each_wait(&self, mut f: impl FnMut(Timepoint)) {
-        for part in &self.0 {
-            if let Part::Wait(point) = part {
+    /// Calls `f` with the timepoints that a launch waits for.
+    pub(crate) fn for_each_wait(&self, mut f: impl FnMut(Timepoint)) {
+        for step in &self.0 {
+            if let Step::Wait(point) = step {
                 f(*point);
             }
         }

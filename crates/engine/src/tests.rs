@@ -1,8 +1,9 @@
 //! The engine over a driver that does nothing but keep its calls: what reaches the driver, when,
 //! and what becomes of the rest.
 
-use crate::driver::{DriverDevice, DriverStream, GraphSteps, Sink, Step};
+use crate::driver::{DriverDevice, DriverStream, GraphSteps, Sink};
 use crate::host_timeline::HostTimelineManager;
+use crate::steps::Steps;
 use crate::tables::Tables;
 use crate::watcher::Watch;
 use crate::{Engine, EngineConfig, StreamCore};
@@ -64,15 +65,7 @@ impl DriverDevice for Recorder {
 enum NoGraph {}
 
 impl GraphSteps for NoGraph {
-    fn is_plain(&self) -> bool {
-        match *self {}
-    }
-
-    fn step(&self, _: usize) -> Option<Step> {
-        match *self {}
-    }
-
-    fn for_each_wait(&self, _: impl FnMut(Timepoint)) {
+    fn steps(&self) -> &Steps {
         match *self {}
     }
 }

@@ -78,31 +78,12 @@ impl CpuConfig {
         self
     }
 
-    /// Sets the most streams.
-    #[must_use]
-    pub fn streams(mut self, streams: u32) -> Self {
-        self.streams = streams;
-        self
-    }
+    leasehold_engine::config_setters!(streams debug trace_events);
 
     /// Sets the use of huge pages.
     #[must_use]
     pub fn huge_pages(mut self, huge_pages: HugePages) -> Self {
         self.huge_pages = huge_pages;
-        self
-    }
-
-    /// Sets the debug aids for memory.
-    #[must_use]
-    pub fn debug(mut self, aids: DebugAids) -> Self {
-        self.debug = aids;
-        self
-    }
-
-    /// Sets the entries of the trace ring of each kind of memory.
-    #[must_use]
-    pub fn trace_events(mut self, events: usize) -> Self {
-        self.trace_events = events;
         self
     }
 

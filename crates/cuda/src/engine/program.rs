@@ -20,8 +20,8 @@ use crate::driver::ops::{
 use crate::encoder::{self, Arguments, Route};
 use leasehold_alloc::Buffer;
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Error, Lease, Result, Timepoint, UniqueLease};
-use leasehold_engine::driver::{GraphSteps, Instantiate, Step};
+use leasehold_core::{Error, Lease, Result, UniqueLease};
+use leasehold_engine::driver::{GraphSteps, Instantiate};
 use leasehold_engine::panics::panic_text;
 use leasehold_engine::payload::graph_of;
 use leasehold_engine::staging::HostAddress;
@@ -458,16 +458,8 @@ impl Instantiate for Program {
 
 impl GraphSteps for Program {
     #[inline]
-    fn is_plain(&self) -> bool {
-        self.steps.is_plain()
-    }
-
-    fn step(&self, i: usize) -> Option<Step> {
-        self.steps.step(i)
-    }
-
-    fn for_each_wait(&self, f: impl FnMut(Timepoint)) {
-        self.steps.for_each_wait(f);
+    fn steps(&self) -> &Steps {
+        &self.steps
     }
 }
 

@@ -63,7 +63,7 @@ impl<N: DriverStream> StreamCore<N> {
         match op {
             Op::Wait(p) => self.is_own(*p) || p.is_settled(),
             // SAFETY: graphs of a submission belong to this device (the submitter's promise).
-            Op::Graph(exec) => unsafe { N::graph(exec) }.is_plain(),
+            Op::Graph(exec) => unsafe { N::graph(exec) }.steps().is_plain(),
             Op::Host(_) | Op::Foreign(_) => false,
             other => self.native.is_plain(other),
         }

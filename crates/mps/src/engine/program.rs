@@ -11,8 +11,8 @@ use super::host::{self, land, written};
 use super::stream::{Encoding, MpsStream, needs_staging};
 use leasehold_alloc::Buffer;
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Error, Result, Timepoint, UniqueLease};
-use leasehold_engine::driver::{GraphSteps, Instantiate, Step};
+use leasehold_core::{Error, Result, UniqueLease};
+use leasehold_engine::driver::{GraphSteps, Instantiate};
 use leasehold_engine::payload::graph_of;
 use leasehold_engine::staging::HostAddress;
 use leasehold_engine::steps::Steps;
@@ -168,16 +168,8 @@ impl Instantiate for Program {
 
 impl GraphSteps for Program {
     #[inline]
-    fn is_plain(&self) -> bool {
-        self.steps.is_plain()
-    }
-
-    fn step(&self, i: usize) -> Option<Step> {
-        self.steps.step(i)
-    }
-
-    fn for_each_wait(&self, f: impl FnMut(Timepoint)) {
-        self.steps.for_each_wait(f);
+    fn steps(&self) -> &Steps {
+        &self.steps
     }
 }
 
