@@ -91,7 +91,7 @@ use std::time::Duration;
 ///   [has passed](Timeline::has_passed) the value once those dependencies are over as well.
 /// - Later submitted work starts once earlier work is over, or behaves as if it did.
 /// - After `wait(on)` returned `Ok`, all work submitted later starts after `on` is over, or does
-///   not run. Only then the owner [`learn`](TimelineOwner::learn)s a timepoint.
+///   not run. Only then the owner [`learn`](super::TimelineOwner::learn)s a timepoint.
 pub unsafe trait TimelineSource: Send + Sync {
     /// The timeline that this object advances.
     fn timeline(&self) -> &'static Timeline;
