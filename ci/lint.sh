@@ -20,14 +20,21 @@ rule() {
 # Atomics come from `leasehold_core::sync`, so that loom can take their place. Models may name
 # `loom::model`.
 rule "atomics, locks and loom only through leasehold_core::sync" "$(
-    git grep --untracked -nE '(std|core)::sync::(atomic|\{[^}]*atomic)|(^|[^_a-z])parking_lot::|(^|[^_a-z])loom::' -- 'crates/*.rs' 'examples/*.rs' |
+    git grep --untracked -nE '(std|core)::sync::(atomic|\{[^}]*atomic)|(^|[^_a-z])parking_lot::|(^|[^_a-z])loom::' -- 'crates/*.rs' 'examples/*.rs' 'python/*.rs' |
         grep -vE '^crates/core/src/sync\.rs:|leasehold_core::sync|leasehold::backend::sync|crate::core::sync|loom::model' || true
 )"
 
 rule "every source file opens with what it is" "$(
-    git ls-files --cached --others --exclude-standard 'crates/*.rs' 'examples/*.rs' | grep -v /compile_fail/ | sort -u |
+    git ls-files --cached --others --exclude-standard 'crates/*.rs' 'examples/*.rs' 'python/*.rs' | grep -v /compile_fail/ | sort -u |
         while read -r file; do
             [ ! -f "$file" ] || head -n 1 "$file" | grep -qE '^(//!|#!\[|// @generated)' || echo "$file"
+        done
+)"
+
+rule "every Python file of the package opens with what it is" "$(
+    git ls-files --cached --others --exclude-standard 'python/*.py' 'python/*.pyi' | sort -u |
+        while read -r file; do
+            [ ! -f "$file" ] || head -n 1 "$file" | grep -qE '^r?"""' || echo "$file"
         done
 )"
 
@@ -118,7 +125,7 @@ rule "fields of configurations say their default" "$(no_default | grep -v '^crat
 # Words that one project alone would understand. Decision pages and the changelog tell what they
 # were.
 rule "the field's words" "$(
-    git grep --untracked -nwiE '[a]nnex(es)?|[y]ards?|[e]states?|[q]uarrels?|[l]oot|[h]omeward|[s]ee_off|[l]adder|[c]limbs?|[s]crape|[p]ockets?|[b]ury|[b]uried|[g]raves?|[r]elend|[r]enew|[d]ress|[w]itness|[i]nvite|[r]ush|[t]end|[r]ecall|[b]irth|[s]eats?|[l]andings?|[d]oors?|[b]reathe?' -- crates ci .ci bench docs examples README.md ARCHITECTURE.md ':!docs/decisions' ':!bench/runs' ':!*.json' ':!*.ptx' ':!*.lock' |
+    git grep --untracked -nwiE '[a]nnex(es)?|[y]ards?|[e]states?|[q]uarrels?|[l]oot|[h]omeward|[s]ee_off|[l]adder|[c]limbs?|[s]crape|[p]ockets?|[b]ury|[b]uried|[g]raves?|[r]elend|[r]enew|[d]ress|[w]itness|[i]nvite|[r]ush|[t]end|[r]ecall|[b]irth|[s]eats?|[l]andings?|[d]oors?|[b]reathe?' -- crates ci .ci bench docs examples python README.md ARCHITECTURE.md ':!docs/decisions' ':!bench/runs' ':!*.json' ':!*.ptx' ':!*.lock' |
         cut -c1-160 || true
 )"
 

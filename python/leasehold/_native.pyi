@@ -1,0 +1,5 @@
+"""The native part of `leasehold`."""
+
+__version__: str
+
+SIMULATED: bool
