@@ -115,6 +115,9 @@ int main(int argc, char **argv) {
     check(leasehold_snapshot(device, &json), "snapshot");
     printf("a snapshot of %zu bytes\n", strlen(json));
     leasehold_text_free(json);
+    check(leasehold_report(device, &json), "report");
+    printf("a report of %zu bytes\n", strlen(json));
+    leasehold_text_free(json);
 
     for (i = 1; i < 16; i += 2) {
         check(leasehold_free(device, blocks[i]), "free");

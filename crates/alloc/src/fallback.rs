@@ -19,6 +19,7 @@ use crate::config::CrossStream;
 use crate::host;
 use crate::layout::{Layout, SIZE_LIMIT};
 use crate::oom::{Allocated, Trail};
+use crate::ring::EventKind;
 use crate::state::{Inner, On};
 use crate::store::Need;
 use crate::watch::SweepScope;
@@ -214,6 +215,7 @@ impl Inner {
                 return Ok(None);
             }
             self.counters.inserted_waits.fetch_add(1, Ordering::Relaxed);
+            self.trace_wait(EventKind::StreamWait, point.timeline_id(), 0);
         }
         let mut core = self.core.lock();
         self.issue(&mut core, block, size, on.timeline).map(Some)

@@ -16,7 +16,7 @@ use crate::state::{Core, Inner, On};
 use crate::store::Need;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::{Error, PackedTimepoint, Result, Timepoint};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Below this many granules in hand one of them counts: large blocks are placed so that all of
 /// theirs can be moved. Above it that rule leaves more memory empty than it saves.
@@ -264,6 +264,19 @@ impl Inner {
             return Ok(());
         }
         self.counters.host_waits.fetch_add(1, Ordering::Relaxed);
+        let begin = Instant::now();
+        let waited = self.wait_point_counted(point, on, timeout);
+        let us = u64::try_from(begin.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.trace_wait(EventKind::HostWait, point.timeline_id(), us);
+        waited
+    }
+
+    fn wait_point_counted(
+        &self,
+        point: Timepoint,
+        on: On<'_>,
+        timeout: Option<Duration>,
+    ) -> Result<()> {
         if point.timeline_id() == on.timeline.id() {
             on.source.signal()?;
             return on.source.wait_host(point.value(), timeout);

@@ -35,6 +35,17 @@ pub enum EventKind {
     Unmap = 6,
     /// An allocation failed; the address is 0.
     OutOfMemory = 7,
+    /// Physical memory was taken from the driver, in pieces; each is then mapped. (A segment says
+    /// it itself.)
+    Growth = 8,
+    /// Pieces went back to the driver.
+    Trim = 9,
+    /// Memory under free blocks was moved; each piece is unmapped and mapped.
+    Remap = 10,
+    /// The host waited for a stream, for an allocation.
+    HostWait = 11,
+    /// The stream that asked was made to wait for another one's memory.
+    StreamWait = 12,
 }
 
 /// An event of the trace ring.
@@ -49,9 +60,9 @@ pub struct TraceEvent {
     pub id: u64,
     /// The address.
     pub addr: u64,
-    /// Bytes: of buffers, as asked for.
+    /// Bytes: of buffers, as asked for. Microseconds of a host's wait; 0 of a stream's.
     pub size: u64,
-    /// The line of the stream: that asked, or that used the buffer last.
+    /// The line of the stream: that asked, that used the buffer last, or that was waited for.
     pub stream: u16,
     /// The release tag at that time.
     pub tag: u32,
@@ -148,6 +159,11 @@ fn decode(w: [u64; WORDS]) -> Option<TraceEvent> {
         5 => EventKind::Map,
         6 => EventKind::Unmap,
         7 => EventKind::OutOfMemory,
+        8 => EventKind::Growth,
+        9 => EventKind::Trim,
+        10 => EventKind::Remap,
+        11 => EventKind::HostWait,
+        12 => EventKind::StreamWait,
         _ => return None,
     };
     Some(TraceEvent {

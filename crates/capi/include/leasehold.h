@@ -190,6 +190,11 @@ int leasehold_stats_reset_peaks(leasehold_device device);
  * text by leasehold_text_free. Takes the allocators' locks for a walk. */
 int leasehold_snapshot(leasehold_device device, char **json);
 
+/* A page about all memory: one HTML file that loads nothing. Live and reserved bytes over time and the largest holders at the peak (with
+ * leasehold_device_options.trace_events), each segment as a strip of blocks, fragmentation, events, statistics. The caller frees the text by
+ * leasehold_text_free. Takes the allocators' locks for a walk. */
+int leasehold_report(leasehold_device device, char **html);
+
 #define LEASEHOLD_BLOCK_LIVE 0    /* the caller holds it */
 #define LEASEHOLD_BLOCK_FREE 1    /* for every stream */
 #define LEASEHOLD_BLOCK_PENDING 2 /* free; a stream may still use it */

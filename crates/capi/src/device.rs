@@ -362,7 +362,9 @@ impl Device {
 
     fn handles(&self, snapshots: &[PoolSnapshot]) -> BTreeMap<u16, u64> {
         let blocks = snapshots.iter().flat_map(|p| &p.memory.segments).flat_map(|s| &s.blocks);
-        let mut handles: BTreeMap<u16, u64> = blocks.map(|b| (b.stream, 0)).collect();
+        let events = snapshots.iter().flat_map(|p| &p.memory.events).map(|e| e.stream);
+        let mut handles: BTreeMap<u16, u64> =
+            blocks.map(|b| b.stream).chain(events).map(|stream| (stream, 0)).collect();
         handles.retain(|&timeline, handle| {
             let found = self.sources.handle_of(&self.runtime, timeline);
             *handle = found.unwrap_or(0);

@@ -666,6 +666,21 @@ pub unsafe extern "C" fn leasehold_snapshot(device: u64, json: *mut *mut c_char)
     })
 }
 
+/// A page about all memory: one HTML file.
+///
+/// # Safety
+/// - `html` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_report(device: u64, html: *mut *mut c_char) -> c_int {
+    border(|| {
+        check_out(html, "the text's place")?;
+        let snapshot = DEVICES.get(device)?.snapshot()?;
+        let text = owned(::leasehold_report::html(&snapshot))?;
+        // SAFETY: the caller says that it can be written.
+        unsafe { give(html, text, "the text's place") }
+    })
+}
+
 /// Calls a function with each block of all pools.
 ///
 /// # Safety

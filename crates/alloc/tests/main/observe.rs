@@ -3,8 +3,8 @@
 use crate::model::Rng;
 use crate::{Bench, MIB};
 use leasehold_alloc::{
-    AllocatorConfig, BlockState, Buffer, EventKind, GraphArena, Layout, Lifetime, On, Policy,
-    Snapshot,
+    AllocatorConfig, BlockState, Buffer, CrossStream, EventKind, GraphArena, Layout, Lifetime, On,
+    Policy, Snapshot,
 };
 use leasehold_alloc_bench::FakeBacking;
 use leasehold_alloc_bench::memory_viz;
@@ -174,6 +174,46 @@ fn a_recorded_run_replays() {
     let sum = |kind| s.events.iter().filter(|e| e.kind == kind).map(|e| e.size).sum::<u64>();
     let mapped = sum(EventKind::Map) - sum(EventKind::Unmap);
     assert_eq!(mapped + s.stats.cached_pieces, s.stats.reserved);
+    // So do growths and trims what is reserved; and each remap and wait that is counted is there.
+    let count = |kind| s.events.iter().filter(|e| e.kind == kind).count() as u64;
+    assert_eq!(sum(EventKind::Growth) - sum(EventKind::Trim), s.stats.reserved);
+    assert_eq!(count(EventKind::Growth), s.stats.growths);
+    assert_eq!(count(EventKind::Remap), s.stats.remaps);
+    assert!(s.stats.remaps > 0);
+    b.allocator.trim(0).expect("a trim");
+    let s = b.allocator.snapshot();
+    let sum = |kind| s.events.iter().filter(|e| e.kind == kind).map(|e| e.size).sum::<u64>();
+    assert!(sum(EventKind::Trim) > 0);
+    assert_eq!(sum(EventKind::Growth) - sum(EventKind::Trim), s.stats.reserved);
+}
+
+#[test]
+fn waits_are_recorded_with_the_stream_that_was_waited_for() {
+    for cross_stream in [CrossStream::IfReady, CrossStream::Never] {
+        let config = AllocatorConfig {
+            cross_stream,
+            budget: 24 * MIB,
+            trace_events: 64,
+            ..AllocatorConfig::default()
+        };
+        let b = Bench::with(FakeBacking::new(64 * MIB), config);
+        let other = VirtualStream::new().expect("a timeline");
+        let x = b.allocator.alloc(Layout::new(20 * MIB), On::new(&other)).expect("20 MiB");
+        // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+        unsafe { x.mark_write(other.submit().expect("a value")) };
+        drop(x);
+        drop(b.take(20 * MIB));
+        let s = b.allocator.snapshot();
+        let of = |kind| -> Vec<u16> {
+            s.events.iter().filter(|e| e.kind == kind).map(|e| e.stream).collect()
+        };
+        let waits = (of(EventKind::StreamWait), of(EventKind::HostWait));
+        let id = vec![other.timeline().id().get()];
+        let want = if s.stats.inserted_waits == 1 { (id, vec![]) } else { (vec![], id) };
+        assert_eq!(waits, want);
+        assert_eq!(s.stats.inserted_waits + s.stats.host_waits, 1);
+        assert_eq!(s.stats.host_waits == 1, cross_stream == CrossStream::Never);
+    }
 }
 
 #[test]

@@ -47,6 +47,7 @@ fn wrong_handles_and_pointers_are_refused() {
         assert_eq!(leasehold_device_open(c"cpu:0".as_ptr(), null(), null_mut()), INVALID_ARGUMENT);
         assert_eq!(leasehold_stats_get(device.0, null_mut()), INVALID_ARGUMENT);
         assert_eq!(leasehold_snapshot(device.0, null_mut()), INVALID_ARGUMENT);
+        assert_eq!(leasehold_report(device.0, null_mut()), INVALID_ARGUMENT);
         assert_eq!(leasehold_visit_blocks(device.0, None, null_mut()), INVALID_ARGUMENT);
         assert_eq!(leasehold_block_set_name(device.0, block, null()), INVALID_ARGUMENT);
         leasehold_text_free(null_mut());

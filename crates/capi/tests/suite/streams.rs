@@ -180,3 +180,55 @@ fn a_peer_reaches_the_memory_of_every_pool() {
     peer.close();
     assert_eq!(races(), "");
 }
+
+#[test]
+fn a_report_is_a_page_about_the_devices_memory() {
+    let _turn = turn();
+    let options = LeaseholdDeviceOptions {
+        size: size_of::<LeaseholdDeviceOptions>(),
+        budget: 64 * MIB as u64,
+        policy: 0,
+        trace_events: 1000,
+    };
+    let mut handle = 0;
+    // SAFETY: the pointers are to locals.
+    let opened = unsafe { leasehold_device_open(c"sim-cuda:0".as_ptr(), &options, &mut handle) };
+    assert_eq!(opened, OK, "{}", last_error());
+    let device = Device(handle);
+    let stream = device.stream(0);
+    let pool = Pool::new(device, "of <a> graph", 0).unwrap();
+    let block = device.alloc(5 * MIB, stream).unwrap();
+    // SAFETY: the name is a C string.
+    let named = unsafe { leasehold_block_set_name(device.0, block, c"<b>weights".as_ptr()) };
+    assert_eq!(named, OK);
+    assert_eq!(device.free(device.alloc(7 * MIB, stream).unwrap()), OK);
+    assert!(device.alloc(100 * MIB, stream).is_err());
+    let mut text = null_mut();
+    // SAFETY: the pointer is to a local.
+    assert_eq!(unsafe { leasehold_report(device.0, &mut text) }, OK, "{}", last_error());
+    let page = taken(text);
+    assert!(page.starts_with("<!DOCTYPE html>") && page.ends_with("</html>\n"));
+    let handle = format!(">{stream:#x}</td>");
+    for words in [
+        "<h1>Memory of cuda:0</h1>",
+        "Pool: of &lt;a&gt; graph",
+        "&lt;b&gt;weights</td><td class=\"n\">5 MiB",
+        "12 MiB (12,582,912 bytes) were live",
+        "failure</td><td class=\"n\">100 MiB",
+        "budget</dt><dd>64 MiB",
+        &handle,
+    ] {
+        assert!(page.contains(words), "{words}");
+    }
+    let reserved = device.snapshot()["pools"][0]["memory"]["stats"]["reserved"].to_string();
+    let digits = |s: &str| s.chars().filter(char::is_ascii_digit).collect::<String>();
+    let row = page.split("<code>reserved</code>").next().unwrap().rsplit("<tr>").next().unwrap();
+    assert!(digits(row).ends_with(&reserved), "{row}: {reserved}");
+    // Without events, and of no device.
+    assert_eq!(device.free(block), OK);
+    assert_eq!(leasehold_pool_release(pool.0), OK);
+    device.end(stream);
+    device.close();
+    // SAFETY: the pointer is to a local.
+    assert_eq!(unsafe { leasehold_report(device.0, &mut text) }, INVALID_ARGUMENT);
+}

@@ -1,0 +1,217 @@
+//! The chart of live and reserved bytes over time, with the marks of events.
+
+use crate::markup::{bytes, coordinate, time};
+use crate::model::{Kind, Memory};
+use crate::series::{Column, Range, Series};
+use std::fmt::Write;
+
+/// The picture's size. It is stretched to its place, so labels stand beside it.
+const WIDTH: f64 = 1000.0;
+const HEIGHT: f64 = 300.0;
+
+/// The lanes of marks below the chart: title, style, kinds of events.
+pub(crate) const LANES: [(&str, &str, &[Kind]); 6] = [
+    ("growths", "growth", &[Kind::Growth, Kind::SegmentAlloc]),
+    ("trims", "trim", &[Kind::Trim, Kind::SegmentFree]),
+    ("remaps", "remap", &[Kind::Remap]),
+    ("host waits", "wait", &[Kind::HostWait]),
+    ("stream waits", "wait", &[Kind::StreamWait]),
+    ("failures", "failure", &[Kind::OutOfMemory]),
+];
+
+/// The scale of bytes: a step between lines, and how many there are.
+fn byte_scale(most: u64) -> (u64, u64) {
+    let step = (most.max(4) / 4).checked_next_power_of_two().unwrap_or(1 << 62);
+    (step, most.max(1).div_ceil(step))
+}
+
+/// Times between `from` and `to` at round numbers, five or so.
+fn round_times(from: u64, to: u64) -> Vec<u64> {
+    let span = to - from;
+    let steps = (0..18).flat_map(|n| [1, 2, 5].map(|m| m * 10u64.pow(n)));
+    let step = steps.into_iter().find(|s| span / s <= 5).unwrap_or(u64::MAX);
+    let first = from.div_ceil(step);
+    (first..=to / step).map(|n| n * step).collect()
+}
+
+/// The figure of a pool's memory. `columns`: how many columns it has. `budget`: drawn if it is near
+/// enough.
+pub(crate) fn figure(
+    memory: &Memory,
+    series: &Series,
+    columns: usize,
+    budget: Option<u64>,
+) -> String {
+    let most = series.live_peak.value.max(series.reserved_peak.value);
+    let shown = budget.filter(|&b| b <= most.saturating_mul(2));
+    let (step, lines) = byte_scale(most.max(shown.unwrap_or(0)));
+    let top = step as f64 * lines as f64;
+    let y = |value: u64| HEIGHT - value as f64 / top * HEIGHT;
+    let x = |column: usize| column as f64 / columns as f64 * WIDTH;
+    let curve = |before: u64, of: fn(&Column) -> Range| {
+        let mut path = format!("M0 {}", coordinate(y(before)));
+        let mut last = coordinate(y(before));
+        for c in &series.columns {
+            let range = of(c);
+            let (a, b) =
+                if range.rising { (range.least, range.most) } else { (range.most, range.least) };
+            let values = [a, b, range.last].map(|v| coordinate(y(v)));
+            if values.iter().all(|v| *v == last) {
+                continue;
+            }
+            let _ = write!(path, "H{}", coordinate(x(c.at)));
+            for value in values {
+                if value != last {
+                    let _ = write!(path, "V{value}");
+                    last = value;
+                }
+            }
+        }
+        let _ = write!(path, "H{WIDTH}");
+        path
+    };
+    let live = curve(series.before.0, |c| c.live);
+    let reserved = curve(series.before.1, |c| c.reserved);
+
+    let mut out = String::from("<figure class=\"chart\"><div class=\"y\">");
+    for n in 0..=lines {
+        let at = coordinate(n as f64 * 100.0 / lines as f64);
+        let _ =
+            write!(out, "<span style=\"bottom:{at}%\">{}</span>", bytes(n.saturating_mul(step)));
+    }
+    let (from, to) = series.span;
+    let _ = write!(
+        out,
+        "</div><div class=\"plot\" data-from=\"{from}\" data-to=\"{to}\" data-live=\"{}\" \
+         data-reserved=\"{}\">",
+        largest(series, columns, series.before.0, |c| c.live),
+        largest(series, columns, series.before.1, |c| c.reserved)
+    );
+    let _ = write!(
+        out,
+        "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" preserveAspectRatio=\"none\" role=\"img\" \
+         aria-label=\"Live and reserved bytes from {} to {}: live at most {}, reserved at most {}\">",
+        time(from),
+        time(to),
+        bytes(series.live_peak.value),
+        bytes(series.reserved_peak.value)
+    );
+    for n in 0..=lines {
+        let at = coordinate(HEIGHT - n as f64 * HEIGHT / lines as f64);
+        let _ = write!(out, "<path class=\"grid\" d=\"M0 {at}H{WIDTH}\"/>");
+    }
+    let times = round_times(from, to);
+    let part = |t: u64| (t - from) as f64 / (to - from) as f64;
+    for &t in &times {
+        let at = coordinate(part(t) * WIDTH);
+        let _ = write!(out, "<path class=\"grid\" d=\"M{at} 0V{HEIGHT}\"/>");
+    }
+    let failures = marks(memory, series, columns, &[Kind::OutOfMemory], HEIGHT);
+    if !failures.is_empty() {
+        let _ = write!(out, "<path class=\"failure line\" d=\"{failures}\"/>");
+    }
+    let _ = write!(
+        out,
+        "<path class=\"live area\" d=\"{live}V{HEIGHT}H0z\"/><path class=\"live line\" d=\"{live}\"/>\
+         <path class=\"reserved line\" d=\"{reserved}\"/>"
+    );
+    if let Some(budget) = shown {
+        let at = coordinate(y(budget));
+        let _ = write!(out, "<path class=\"budget line\" d=\"M0 {at}H{WIDTH}\"/>");
+    }
+    let peak = series.live_peak;
+    let _ = write!(
+        out,
+        "</svg><i class=\"dot\" style=\"left:{}%;top:{}%\"></i></div>",
+        coordinate(part(peak.t_us.clamp(from, to)) * 100.0),
+        coordinate(y(peak.value) / HEIGHT * 100.0)
+    );
+    for (title, class, kinds) in LANES {
+        let path = marks(memory, series, columns, kinds, 10.0);
+        if !path.is_empty() {
+            let _ = write!(
+                out,
+                "<div class=\"lane\">{title}</div><div class=\"marks\"><svg viewBox=\"0 0 {WIDTH} 10\" \
+                 preserveAspectRatio=\"none\" role=\"img\" aria-label=\"Times of {title}\">\
+                 <path class=\"{class} line\" d=\"{path}\"/></svg></div>"
+            );
+        }
+    }
+    out.push_str("<div class=\"x\">");
+    for &t in &times {
+        let at = part(t) * 100.0;
+        // The outermost labels stay inside.
+        let class = if at < 5.0 {
+            " class=\"first\""
+        } else if at > 95.0 {
+            " class=\"last\""
+        } else {
+            ""
+        };
+        let _ = write!(out, "<span{class} style=\"left:{}%\">{}</span>", coordinate(at), time(t));
+    }
+    let _ = write!(
+        out,
+        "</div><figcaption><span class=\"key live\"></span> live \
+         <span class=\"key reserved\"></span> reserved "
+    );
+    match (budget, shown) {
+        (Some(_), Some(b)) => {
+            let _ = write!(out, "<span class=\"key budget\"></span> budget {} ", bytes(b));
+        }
+        (Some(b), None) => {
+            let _ = write!(out, "· the budget of {} is far above the chart ", bytes(b));
+        }
+        (None, _) => out.push_str("· no budget "),
+    }
+    let _ = writeln!(
+        out,
+        "· the dot is the peak of live bytes · time since the memory was opened <output></output>\
+         </figcaption></figure>"
+    );
+    out
+}
+
+/// A vertical line for each column with an event of these kinds.
+fn marks(memory: &Memory, series: &Series, columns: usize, kinds: &[Kind], height: f64) -> String {
+    let events = memory.events.iter().filter(|e| kinds.contains(&e.kind));
+    let mut at: Vec<usize> = events.map(|e| series.column(e.t_us, columns)).collect();
+    at.sort_unstable();
+    at.dedup();
+    let mut path = String::new();
+    for column in at {
+        let x = (column as f64 + 0.5) / columns as f64 * WIDTH;
+        let _ = write!(path, "M{} 0V{height}", coordinate(x));
+    }
+    path
+}
+
+/// The largest value of each column, for the pointer.
+fn largest(series: &Series, columns: usize, before: u64, of: fn(&Column) -> Range) -> String {
+    let mut out = String::new();
+    let (mut now, mut next) = (before, series.columns.iter().peekable());
+    for at in 0..columns {
+        let range = next.next_if(|c| c.at == at).map(of);
+        let most = range.map_or(now, |r| r.most);
+        now = range.map_or(now, |r| r.last);
+        let _ = write!(out, "{}{most}", if at > 0 { " " } else { "" });
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scales_have_few_round_steps_that_cover_everything() {
+        for most in [0, 1, 5, 1000, 4096, 1 << 30, (1 << 30) + 1, u64::MAX / 3] {
+            let (step, lines) = byte_scale(most);
+            assert!(step.is_power_of_two() && lines <= 5, "{most}: {step} {lines}");
+            assert!(u128::from(step) * u128::from(lines) >= u128::from(most), "{most}");
+        }
+        assert_eq!(round_times(0, 1_000_000).len(), 6);
+        assert_eq!(round_times(1_234, 9_876), [2_000, 4_000, 6_000, 8_000]);
+        assert_eq!(round_times(7, 8), [7, 8]);
+    }
+}
