@@ -2,19 +2,8 @@
 //! blocks that several streams use. The race detector finds an omission.
 
 use crate::*;
+use leasehold_alloc_bench::workload::Dice;
 use leasehold_capi::plugin::*;
-
-/// A small generator of random numbers.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % n
-    }
-}
 
 fn alloc(bytes: usize, stream: usize) -> *mut c_void {
     // SAFETY: the streams are the tests' own.
@@ -28,7 +17,7 @@ fn free(block: *mut c_void, bytes: usize, stream: usize) {
 
 /// A thread's program. `records`: uses on the other stream are recorded.
 fn play(device: Device, seed: u64, side: usize, records: bool) {
-    let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut dice = Dice::new(seed);
     let stream = device.stream(0);
     let mut live: Vec<(*mut c_void, usize)> = Vec::new();
     for _ in 0..200 {

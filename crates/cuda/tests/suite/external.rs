@@ -313,23 +313,11 @@ fn memory_of_a_stream_in_capture_stays_with_it() {
     library.close();
 }
 
-/// A small generator of random numbers.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % n
-    }
-}
-
 /// A random program of three streams: allocations, fills, uses on other streams, frees, trims, and
 /// streams that end. Returns what the race detector and the driver found. `marks`: uses on other
 /// streams than the allocation's are marked.
 fn play(library: Library, seed: u64, marks: bool) -> Result<Vec<String>> {
-    let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut dice = Dice::new(seed);
     let policy = [Policy::Balanced, Policy::Fastest, Policy::Compact][(seed % 3) as usize];
     let allocator = library.allocator(policy, 48 << 20);
     let mut streams: Vec<_> = (0..3).map(|_| library.stream()).collect();

@@ -3,148 +3,33 @@
 
 use crate::common::*;
 use leasehold_alloc::{Layout, On};
-use leasehold_conformance::TestKernel;
-use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Result};
-use leasehold_cuda::CudaBackend;
-use leasehold_cuda::driver::ops::CudaSlowOps;
-use leasehold_cuda::driver::sim::SimDriver;
-use leasehold_hal::{
-    Access, Backend, DeviceId, ForeignCall, HostCall, MemoryKind, NodePatch, Op, OpList, Plan,
-    StreamDesc,
-};
+use leasehold_hal::{Backend, MemoryKind, Op, OpList, Plan};
 use leasehold_sim::{FaultAction, FaultPlan, FaultRule, When};
-
-/// The life cycle: open, allocate, copy, launch, wait across streams, call the host, record,
-/// replay, update, close.
-fn life(backend: &CudaBackend) -> Result<()> {
-    let device = backend.open(DeviceId::cuda(0))?;
-    let (a, b) = (device.stream(&StreamDesc::default())?, device.stream(&StreamDesc::default())?);
-    let (x, y) = (try_buffer(&device, &a, 4096)?, try_buffer(&device, &a, 4096)?);
-    let set = device.pipeline(&TestKernel::Fill.for_cuda())?;
-    let add = device.pipeline(&TestKernel::Add.for_cuda())?;
-    let (start, end) = (device.timestamp()?, device.timestamp()?);
-    let (source, target) = (Host::new(vec![1; 4096]), Host::new(vec![0; 4096]));
-    let bindings = [bind(&y, Access::Write)];
-    let sum = [bind(&x, Access::Read), bind(&x, Access::Read), bind(&y, Access::Write)];
-    // Even after a failure, buffers must not be reused before the work that uses them is over.
-    let used = |stream: &leasehold_core::Lease<dyn leasehold_hal::Stream>, ops: &[Op<'_>]| {
-        let value = submit(stream, ops)?;
-        // SAFETY: the timepoint is of a submission to this stream that uses the buffer, made in
-        // order.
-        unsafe { x.mark_write(stream.timeline().at(value)) };
-        // SAFETY: the timepoint is of a submission to this stream that uses the buffer, made in
-        // order.
-        unsafe { y.mark_write(stream.timeline().at(value)) };
-        Ok::<u64, Error>(value)
-    };
-    used(&a, &[Op::WriteTimestamp(&start), source.up(&x), fill(&y, 0), copy(&x, &y)])?;
-    used(&a, &[dispatch(&set, &bindings, &7u32.to_le_bytes())])?;
-    let first = a.timeline().now();
-    let host_timeline = device.host_timeline()?;
-    let next = host_timeline.timeline().submitted() + 1;
-    used(
-        &b,
-        &[Op::Wait(first), Op::Wait(host_timeline.timeline().at(next)), dispatch(&add, &sum, &[])],
-    )?;
-    host_timeline.signal_host(next)?;
-    let call = HostCall::new("nothing", || Ok(()));
-    let over = used(&b, &[target.down(&y), Op::Host(&call), Op::WriteTimestamp(&end)])?;
-    wait(&b, over)?;
-    // SAFETY: the timestamps are of this backend.
-    let _ = unsafe { device.elapsed(&start, &end) }?;
-    let mut ops = OpList::new();
-    let foreign = ForeignCall::new("nothing", vec![bind(&y, Access::ReadWrite)], |_| Ok(()));
-    for op in [
-        fill(&x, 2),
-        dispatch(&set, &bindings, &9u32.to_le_bytes()),
-        copy(&x, &y),
-        Op::Foreign(&foreign),
-        target.down(&y),
-        Op::Host(&call),
-        fill(&y, 3),
-    ] {
-        ops.push(&op);
-    }
-    // SAFETY: the plan's pipelines, timestamps and graphs are this device's, and its memory
-    // outlives the launches.
-    let graph = unsafe { device.instantiate(Plan::new(ops)) }?;
-    for round in 0..2u32 {
-        let v = used(&a, &[Op::Wait(b.timeline().at(over)), Op::Graph(&graph)])?;
-        wait(&a, v)?;
-        // SAFETY: no launch is in flight, and the patches name memory that outlives the launches.
-        unsafe {
-            graph.update(&[NodePatch {
-                node: 1,
-                bindings: None,
-                params: Some(&round.to_le_bytes()),
-                grid: None,
-            }])
-        }?;
-    }
-    device.synchronize(None)?;
-    device.memory(leasehold_hal::MemoryKind::Device)?.trim(0)?;
-    Ok(())
-}
-
-/// Runs a life cycle under a fault plan and ends it. Returns the outcome of the life cycle.
-fn run(plan: FaultPlan) -> (Result<()>, Arc<SimDriver>) {
-    let mut config = driver_config(50);
-    config.machine = config.machine.faults(plan);
-    let driver = Arc::new(SimDriver::new(config).unwrap());
-    let ops: Arc<dyn CudaSlowOps> = driver.clone();
-    let outcome = match CudaBackend::with_ops(ops, inline()) {
-        Err(e) => Err(e),
-        Ok(backend) => {
-            let outcome = life(&backend);
-            let again = backend.shutdown();
-            assert!(again.is_ok(), "after {outcome:?} something is still held: {again:?}");
-            outcome
-        }
-    };
-    (outcome, driver)
-}
 
 #[test]
 fn a_failing_call_at_every_index_leaves_a_valid_state_and_leaks_nothing() {
-    let (clean, driver) = run(FaultPlan::none());
-    clean.unwrap();
-    assert!(driver.census().is_nothing() && driver.take_leaks().is_empty());
-    assert_eq!(driver.machine().take_reports(), []);
-    let calls = driver.machine().calls_by_name();
-    let all: u64 = calls.iter().map(|c| c.1).sum();
-    assert!(all > 200 && calls.len() > 40, "{all} calls of {} kinds are no life", calls.len());
-    let mut failed = 0;
-    // A failure changes the later calls, but not the earlier ones. So the indices of each kind
-    // cover all calls.
-    for (name, count) in &calls {
-        for k in 0..*count {
-            for action in [FaultAction::Fail(1), FaultAction::OutOfMemory, FaultAction::DeviceLost]
+    let sweep = faults::sweep::<Cuda>(
+        |_| {},
+        |over| {
+            let (name, action) = &over.fault;
+            let mut left = over.driver.census();
+            if *action == FaultAction::DeviceLost
+                || ["cuMemUnmap", "cuMemRelease"].contains(&name.as_str())
             {
-                let (outcome, driver) =
-                    run(FaultPlan::none().with(FaultRule::on(name, When::At(k), action.clone())));
-                failed += u64::from(outcome.is_err());
-                let at = format!("{name} {k}, {action:?}, {outcome:?}");
-                let mut left = driver.census();
-                if action == FaultAction::DeviceLost
-                    || ["cuMemUnmap", "cuMemRelease"].contains(&name.as_str())
-                {
-                    // If the driver reports that it did not take memory back, the memory and its
-                    // addresses are counted as lost.
-                    (left.pieces, left.reservations) = (0, 0);
-                }
-                assert!(left.is_nothing(), "{at}: left behind: {left:?}");
-                if action != FaultAction::DeviceLost {
-                    // The work of a lost device never runs, and its memory is free at once.
-                    assert_eq!(driver.machine().take_reports(), [], "{at}");
-                }
-                if let Err(Error::DeviceLost { .. }) = outcome {
-                    assert_eq!(action, FaultAction::DeviceLost, "{at}");
-                }
+                // If the driver reports that it did not take memory back, the memory and its
+                // addresses are counted as lost.
+                (left.pieces, left.reservations) = (0, 0);
             }
-        }
-    }
-    assert!(failed > all, "only {failed} of {} lives noticed", 3 * all);
+            assert!(left.is_nothing(), "{}: left behind: {left:?}", over.at);
+            if *action != FaultAction::DeviceLost {
+                // The work of a lost device never runs, and its memory is free at once.
+                assert_eq!(over.reports, [], "{}", over.at);
+            }
+        },
+    );
+    assert!(sweep.calls > 200 && sweep.names > 40, "{sweep:?} is no life");
+    assert!(sweep.failed > sweep.calls, "{sweep:?}: few lives noticed");
 }
 
 /// If the driver refuses pinned memory, the allocation fails with a report. Another kind of memory

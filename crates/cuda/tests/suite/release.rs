@@ -97,7 +97,7 @@ fn a_released_device_ends_in_the_background_once_the_host_timeline_is_signalled(
 fn a_backend_that_is_dropped_while_a_host_timeline_is_down_waits_for_nothing() {
     let bench = Bench::with(driver_config(62), CudaConfig::default());
     let host_timeline = released(&bench);
-    let Bench { driver, backend } = bench;
+    let Bench { driver, backend, .. } = bench;
     at_once("the drop of the backend", || drop(backend));
     assert!(!driver.census().is_nothing(), "the work behind the host timeline is still to come");
     signal(&host_timeline);
@@ -114,7 +114,7 @@ fn a_backend_that_is_dropped_while_a_host_timeline_is_down_waits_for_nothing() {
 fn without_threads_a_dropped_backend_fails_what_a_host_timeline_holds_back() {
     let bench = Bench::with(driver_config(63), inline());
     let host_timeline = released(&bench);
-    let Bench { driver, backend } = bench;
+    let Bench { driver, backend, .. } = bench;
     at_once("the drop of the backend", || drop(backend));
     assert!(driver.census().is_nothing(), "{:?}", driver.census());
     signal(&host_timeline);
