@@ -7,7 +7,7 @@
 use crate::fake::FakeBacking;
 use crate::trace::Trace;
 use crate::virtual_stream::{VirtualStream, pass};
-use leasehold_alloc::{Allocator, AllocatorConfig, Backing, Buffer, Layout, On, Policy};
+use leasehold_alloc::{Allocator, AllocatorConfig, Backing, Buffer, Layout, On, Policy, Snapshot};
 use leasehold_core::sync::CachePadded;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::{Error, Lease, Result, Timepoint, crew};
@@ -168,15 +168,38 @@ pub fn virtual_device() -> Result<Box<dyn Backing>> {
 /// The allocator's errors on construction, and a lost device. Allocations that fail otherwise are
 /// counted, not returned.
 pub fn replay(trace: &Trace, options: &Options, backing: Box<dyn Backing>) -> Result<Report> {
-    let peak = copies_peak(trace, options)?;
-    let granule = backing.caps().granule;
-    let budget = options.budget.map_or(u64::MAX, |b| (peak as f64 * b) as u64 / granule * granule);
+    let budget = budget(trace, options, &*backing)?;
     match options.player {
-        Player::Own => play(trace, options, &Own::new(backing, options, budget)?),
+        Player::Own => play(trace, options, &Own::new(backing, options, budget, 0)?),
         Player::BestFit => play(trace, options, &crate::peers::BestFit::new(backing, budget)?),
         Player::TorchLike => play(trace, options, &crate::peers::TorchLike::new(backing, budget)),
         Player::System => play(trace, options, &crate::peers::System::counting(budget)),
     }
+}
+
+/// A snapshot of Leasehold's allocator at the end of one copy's replay, with the newest `events` of
+/// it. What the trace does not free is live. The times are the replay's own.
+///
+/// # Errors
+/// As [`replay`].
+pub fn recorded_replay(
+    trace: &Trace,
+    options: &Options,
+    backing: Box<dyn Backing>,
+    events: usize,
+) -> Result<Snapshot> {
+    let options = Options { threads: 1, timed: false, ..options.clone() };
+    let budget = budget(trace, &options, &*backing)?;
+    let own = Own::new(backing, &options, budget, events)?;
+    let mut copy = Playback::new(trace, &options, &own, None)?;
+    copy.play()?;
+    Ok(own.0.snapshot())
+}
+
+/// The budget in bytes.
+fn budget(trace: &Trace, options: &Options, backing: &dyn Backing) -> Result<u64> {
+    let (peak, granule) = (copies_peak(trace, options)?, backing.caps().granule);
+    Ok(options.budget.map_or(u64::MAX, |b| (peak as f64 * b) as u64 / granule * granule))
 }
 
 /// The most bytes that the copies of all threads have live: the sum if all copies reach their peaks
@@ -218,12 +241,18 @@ trait Plays: Sync {
 struct Own(Allocator);
 
 impl Own {
-    fn new(backing: Box<dyn Backing>, options: &Options, budget: u64) -> Result<Self> {
+    fn new(
+        backing: Box<dyn Backing>,
+        options: &Options,
+        budget: u64,
+        trace_events: usize,
+    ) -> Result<Self> {
         let config = AllocatorConfig {
             policy: options.policy,
             budget,
             magazines: options.magazines,
             name: "replay".into(),
+            trace_events,
             ..AllocatorConfig::default()
         };
         Ok(Self(Allocator::new(backing, config)?))

@@ -1,9 +1,10 @@
 //! Options of a command for the device's memory: records and debug aids.
 
 use crate::failure::Failure;
-use leasehold_alloc::{Allocator, DebugAids};
+use leasehold_alloc::{Allocator, DebugAids, Snapshot};
 use leasehold_alloc_bench::memory_viz;
 use leasehold_alloc_bench::trace::Trace;
+use serde::Serialize;
 use std::env::VarError;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -52,7 +53,11 @@ pub(crate) struct MemoryArguments {
     /// ends in .json
     #[arg(long, value_name = "FILE")]
     memory_snapshot: Option<PathBuf>,
-    /// The maximum number of events in trace and snapshot, the newest ones
+    /// Writes a page about the memory at the end, one HTML file: bytes over time, the largest
+    /// holders at the peak, fragmentation, events
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// The maximum number of events in trace, snapshot and report, the newest ones
     #[arg(long, value_name = "N", default_value_t = 1 << 18, value_parser = clap::value_parser!(u32).range(1..=1 << 26))]
     memory_events: u32,
 }
@@ -69,24 +74,29 @@ pub(crate) struct Wishes {
 }
 
 impl MemoryArguments {
+    /// The files that are asked for, with their options.
+    fn files(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+        let all = [
+            ("--memory-trace", &self.memory_trace),
+            ("--memory-snapshot", &self.memory_snapshot),
+            ("--report", &self.report),
+        ];
+        all.into_iter().filter_map(|(option, path)| Some((option, path.as_deref()?)))
+    }
+
     /// Checks that the files can be written, before any data exists. Leaves no file behind.
     pub(crate) fn probe(&self) -> Result<(), Failure> {
-        if let (Some(trace), Some(snapshot)) = (&self.memory_trace, &self.memory_snapshot)
-            && place(trace) == place(snapshot)
-            && !other(trace)
-        {
-            let path = trace.display();
-            return Err(Failure::misuse(format!(
-                "{path} is given for --memory-trace and --memory-snapshot; name two files"
-            )));
-        }
-        for path in [&self.memory_trace, &self.memory_snapshot].into_iter().flatten() {
-            if other(path) {
-                let opened = File::options().write(true).open(path);
-                opened.map_err(|e| Failure::new(format!("{}: {e}", path.display())))?;
-            } else {
-                drop(Draft::begin(path)?);
+        let files: Vec<_> = self.files().collect();
+        for (i, (option, path)) in files.iter().enumerate() {
+            if let Some((twin, _)) = files[i + 1..].iter().find(|f| place(f.1) == place(path))
+                && !other(path)
+            {
+                let path = path.display();
+                return Err(Failure::misuse(format!(
+                    "{path} is given for {option} and {twin}; name two files"
+                )));
             }
+            probe(path)?;
         }
         Ok(())
     }
@@ -94,13 +104,13 @@ impl MemoryArguments {
     /// The settings for the construction of the allocator, including those of the environment.
     pub(crate) fn wishes(&self) -> Result<Wishes, Failure> {
         let debug = self.aids.aids()?;
-        let records = self.memory_trace.is_some() || self.memory_snapshot.is_some();
+        let records = self.files().next().is_some();
         Ok(Wishes { debug, trace_events: if records { self.memory_events as usize } else { 0 } })
     }
 
-    /// Writes the requested files.
-    pub(crate) fn write(&self, allocator: &Allocator) -> Result<(), Failure> {
-        if self.memory_trace.is_none() && self.memory_snapshot.is_none() {
+    /// Writes the requested files. `device`: its name in a report.
+    pub(crate) fn write(&self, allocator: &Allocator, device: &str) -> Result<(), Failure> {
+        if self.files().next().is_none() {
             return Ok(());
         }
         let snapshot = allocator.snapshot();
@@ -119,7 +129,7 @@ impl MemoryArguments {
                     .map_err(|e| leasehold::Error::Unavailable(e.to_string().into()))
             })?;
         }
-        Ok(())
+        self.report.as_ref().map_or(Ok(()), |path| write_report(path, device, &snapshot))
     }
 
     /// The findings of the debug aids, at a time when no holders should be left. Always `Ok`
@@ -140,6 +150,36 @@ impl MemoryArguments {
             None => Ok(()),
         }
     }
+}
+
+/// Checks that a file can be written. Leaves none behind.
+pub(crate) fn probe(path: &Path) -> Result<(), Failure> {
+    if other(path) {
+        let opened = File::options().write(true).open(path);
+        opened.map_err(|e| Failure::new(format!("{}: {e}", path.display())))?;
+    } else {
+        drop(Draft::begin(path)?);
+    }
+    Ok(())
+}
+
+/// Writes the page about a memory. `device` is its title.
+pub(crate) fn write_report(path: &Path, device: &str, snapshot: &Snapshot) -> Result<(), Failure> {
+    #[derive(Serialize)]
+    struct Pool<'a> {
+        memory: &'a Snapshot,
+    }
+    #[derive(Serialize)]
+    struct Device<'a> {
+        device: &'a str,
+        pools: [Pool<'a>; 1],
+    }
+    let device = Device { device, pools: [Pool { memory: snapshot }] };
+    let page = leasehold_report::html(&serde_json::to_string(&device)?);
+    create(path, |file| {
+        let written = file.write_all(page.as_bytes());
+        written.map_err(|e| leasehold::Error::Unavailable(e.to_string().into()))
+    })
 }
 
 /// The file of a path, with links resolved.

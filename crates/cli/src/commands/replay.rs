@@ -1,6 +1,7 @@
 //! `leasehold replay`: replays an allocation trace on the allocator, or on a peer, and reports the
 //! costs.
 
+use crate::commands::memory::{probe, write_report};
 use crate::commands::{open, print_json};
 use crate::failure::Failure;
 use crate::table::{Table, bytes};
@@ -9,7 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use leasehold::{DeviceId, MemoryKind, Runtime};
 use leasehold_alloc::{Backing, Policy};
 use leasehold_alloc_bench::replay::{
-    Options, Player, Progress, Report, events_to_play, measure, virtual_device,
+    Options, Player, Progress, Report, events_to_play, measure, recorded_replay, virtual_device,
 };
 use leasehold_alloc_bench::trace::Trace;
 use std::io::Write;
@@ -46,6 +47,10 @@ pub(crate) struct Arguments {
     /// Operations after which a stream's work completes
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     lag: u64,
+    /// Writes a page about the memory of one more replay, one HTML file: bytes over time, largest
+    /// holders at the peak, fragmentation, events
+    #[arg(long, value_name = "FILE", conflicts_with = "peer")]
+    report: Option<PathBuf>,
     /// Prints one JSON object
     #[arg(long)]
     json: bool,
@@ -108,6 +113,9 @@ fn parse_budget(text: &str) -> Result<f64, String> {
 /// Traces with fewer events end before a progress bar is useful.
 const LONG: u64 = 200_000;
 
+/// The most events that a report keeps.
+const MOST_RECORDED: usize = 1 << 21;
+
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let runtime = match arguments.device {
         On::Virtual => None,
@@ -121,6 +129,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         On::Device(device) => Some(open(device, None)?),
     };
+    arguments.report.as_deref().map_or(Ok(()), probe)?;
     let spinner = ProgressBar::new_spinner();
     spinner.set_message("reading the trace");
     spinner.tick();
@@ -153,6 +162,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         arguments.find_min_budget.then(|| arguments.policy.map_or(Policy::Compact, Policy::from));
     let report = measure(&trace, &options, min_budget, &|| backing(runtime.as_ref()))?;
     bar.finish_and_clear();
+    if let Some(path) = &arguments.report {
+        // A growth, a move or a wait is an event too; most allocations make none.
+        let events = (2 * trace.events.len() + 4096).min(MOST_RECORDED);
+        let options = Options { progress: None, ..options };
+        let snapshot = recorded_replay(&trace, &options, backing(runtime.as_ref())?, events)?;
+        let name = arguments.trace.file_name().unwrap_or(arguments.trace.as_os_str());
+        write_report(path, &format!("a replay of {}", name.display()), &snapshot)?;
+    }
     if arguments.json { print_json(&report) } else { print(&report) }
 }
 

@@ -361,7 +361,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         _ => None,
     };
     let allocator = runtime.allocator().clone();
-    arguments.memory.write(&allocator)?;
+    arguments.memory.write(&allocator, &arguments.device.to_string())?;
     let stats = runtime.memory_stats();
     let memory_report = Memory {
         live_peak_bytes: stats.live_peak,

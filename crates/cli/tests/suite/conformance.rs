@@ -92,6 +92,7 @@ fn what_a_device_has_not_got_is_said() {
             ("run", "--memory-debug", "pass-through", aids),
             ("run", "--memory-trace", "no/such/directory/t.csv", records),
             ("run", "--memory-snapshot", "no/such/directory/s.json", records),
+            ("run", "--report", "no/such/directory/r.html", records),
         ] {
             let output = call(&[command, "--device", "sim:0", wish, value]);
             let text = String::from_utf8(output.stderr).unwrap();

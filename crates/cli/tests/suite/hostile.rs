@@ -192,7 +192,7 @@ fn files_that_cannot_be_written_are_noticed_before_the_run() {
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let names =
         || fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect::<Vec<_>>();
-    for flag in ["--memory-trace", "--memory-snapshot"] {
+    for flag in ["--memory-trace", "--memory-snapshot", "--report"] {
         for bad in [path("no/such/folder"), path("."), "/proc/t.csv".to_owned()] {
             let output = bounded(&["run", "--tokens", "2", flag, &bad]);
             line(&output, 1);
@@ -204,6 +204,8 @@ fn files_that_cannot_be_written_are_noticed_before_the_run() {
     let both =
         ["run", "--tokens", "2", "--memory-trace", &path("x"), "--memory-snapshot", &path("./x")];
     has(&line(&bounded(&both), 2), &["--memory-trace and --memory-snapshot"]);
+    let both = ["run", "--tokens", "2", "--report", &path("x"), "--memory-snapshot", &path("./x")];
+    has(&line(&bounded(&both), 2), &["--memory-snapshot and --report"]);
     assert!(names().is_empty(), "{:?}", names());
     // An existing file is replaced completely, through a link too.
     fs::write(path("real"), "old").unwrap();

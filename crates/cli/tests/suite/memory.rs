@@ -185,6 +185,54 @@ fn what_a_run_records_replays_and_python_reads_it() {
     );
 }
 
+#[test]
+fn reports_are_pages_with_the_runs_figures() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let read = |path: &str| std::fs::read_to_string(path).unwrap();
+    // A number as the page writes it.
+    let grouped = |n: u64| {
+        let digits = n.to_string();
+        let groups: Vec<&str> =
+            digits.as_bytes().rchunks(3).rev().map(|g| std::str::from_utf8(g).unwrap()).collect();
+        groups.join(",")
+    };
+    let (page, text) = (at("run.html"), at("s.json"));
+    json(&["run", "--json", "--tokens", "3", "--report", &page, "--memory-snapshot", &text]);
+    let (html, snapshot) = (read(&page), read(&text));
+    let snapshot: serde_json::Value = serde_json::from_str(&snapshot).unwrap();
+    assert!(html.starts_with("<!DOCTYPE html>") && html.contains("<h1>Memory of cpu:0</h1>"));
+    for (name, value) in snapshot["stats"].as_object().unwrap() {
+        if name != "limit" {
+            let cell = format!("<td class=\"n\">{}</td>", grouped(value.as_u64().unwrap()));
+            assert!(html.contains(&format!("{cell}<td><code>{name}</code>")), "{name}: {cell}");
+        }
+    }
+    assert!(
+        html.contains("Largest holders at the peak") && html.contains("<path class=\"live line\"")
+    );
+
+    // A replay, whose peak is the trace's own; and one that does not fit.
+    let t = trace("resnet50_train");
+    let plain = json(&["replay", &t, "--json"]);
+    let report = json(&["replay", &t, "--json", "--report", &page]);
+    assert_eq!((&report["events"], &report["failed"]), (&plain["events"], &plain["failed"]));
+    let html = read(&page);
+    let peak = grouped(plain["peak_requested"].as_u64().unwrap());
+    assert!(html.contains("<h1>Memory of a replay of resnet50_train.csv.gz</h1>"));
+    assert!(html.contains(&format!("({peak} bytes) were live at")), "{peak}");
+    assert!(html.len() < 3_000_000, "{}", html.len());
+    json(&["replay", &t, "--json", "--budget", "0.9", "--report", &page]);
+    let html = read(&page);
+    assert!(html.contains("class=\"failure line\"") && html.contains("class=\"budget line\""));
+
+    let bad = at("no/such/folder/r.html");
+    let message = format!("leasehold: {bad}: No such file or directory (os error 2)\n");
+    fails(&["replay", &t, "--report", &bad], 1, &message);
+    let output = call(&["replay", &t, "--peer", "bestfit", "--report", &page]);
+    assert_eq!(output.status.code(), Some(2));
+}
+
 fn python(pickle: &Path) {
     match Command::new("python3").arg(repository("ci/memory_viz.py")).arg(pickle).output() {
         Ok(run) => assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr)),
