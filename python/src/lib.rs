@@ -2,6 +2,21 @@
 //!
 //! The module exports the whole C ABI too (`leasehold_*`, declared in `leasehold.h`), for native
 //! code that lives beside it in a process.
+//!
+//! # Modules
+//! `device`, `allocator` and `buffer` are the classes; `memory` keeps a buffer's memory; `layout`
+//! and `dtype` say where and what its elements are; `host` has the buffer protocol and `dlpack`
+//! DLPack; `errors` has the exceptions.
+
+mod allocator;
+mod buffer;
+mod device;
+mod dlpack;
+mod dtype;
+mod errors;
+mod host;
+mod layout;
+mod memory;
 
 use pyo3::prelude::*;
 
@@ -9,8 +24,20 @@ use pyo3::prelude::*;
 extern crate leasehold_capi as _;
 
 /// The native part of `leasehold`.
-#[pymodule]
+///
+/// Threads take turns by the interpreter's lock as they touch host memory.
+#[pymodule(gil_used = true)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let py = module.py();
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-    module.add("SIMULATED", cfg!(feature = "sim"))
+    module.add("SIMULATED", cfg!(feature = "sim"))?;
+    module.add_class::<device::Device>()?;
+    module.add_class::<allocator::AllocatorObject>()?;
+    let class = host::buffer_type(py)?;
+    buffer::set_type(&class);
+    module.add("Buffer", class)?;
+    module.add_function(wrap_pyfunction!(device::devices, module)?)?;
+    module.add_function(wrap_pyfunction!(device::opened, module)?)?;
+    module.add_function(wrap_pyfunction!(allocator::render, module)?)?;
+    module.add_function(wrap_pyfunction!(dlpack::from_dlpack, module)?)
 }

@@ -37,7 +37,11 @@ fn simulation() -> Result<&'static Simulation> {
     made.as_ref().map_err(Clone::clone)
 }
 
-pub(crate) fn context() -> Result<&'static Context> {
+/// The context of the simulated devices, which Rust calls `cuda:0` and `cuda:1`.
+///
+/// # Errors
+/// Those of the driver's start.
+pub fn context() -> Result<&'static Context> {
     Ok(&simulation()?.context)
 }
 

@@ -1,0 +1,90 @@
+#!/bin/sh
+# The Python package: builds its wheel, installs that into fresh virtual environments, and runs the
+# tests, the examples of its documentation and mypy. A second build, with simulated devices, runs
+# the tests that need those. No GPU is needed.
+#
+#   ci/python.sh              with python3
+#   ci/python.sh PYTHON ...   the tests with other interpreters too
+set -eu
+cd "$(dirname "$0")/.."
+target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+export CARGO_TARGET_DIR="$target" PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=1
+work="$target/python"
+tools="$work/tools/bin"
+mkdir -p "$work"
+
+if ! "$tools/python" -c 'import mypy, numpy' 2>/dev/null || [ ! -x "$tools/maturin" ]; then
+    rm -rf "$work/tools"
+    python3 -m venv "$work/tools"
+    "$tools/pip" install 'maturin>=1.9,<2' 'mypy>=1.15' numpy
+fi
+
+# Builds a wheel with these features and prints its path.
+wheel() {
+    rm -rf "$work/wheel-$1"
+    (cd python && PYO3_PYTHON="$tools/python" "$tools/maturin" build --quiet --locked --profile quick --features "$2" \
+        --compatibility linux --out "$work/wheel-$1" >&2)
+    ls "$work/wheel-$1"/*.whl
+}
+
+# Makes a fresh environment with a wheel and more packages.
+environment() {
+    rm -rf "${work:?}/$1"
+    "$2" -m venv "$work/$1"
+    shift 2
+    "$work/$name/bin/pip" install "$@"
+}
+
+# Runs the tests of a folder. They must not find the package's sources before what is installed.
+tests() {
+    (cd "$work" && "$work/$1/bin/python" -W error::DeprecationWarning -m unittest discover -s "$2" -t "$2")
+}
+
+here=$PWD
+plain=$(wheel plain "")
+# The module has the C ABI, and needs neither CUDA nor a Python library.
+unzip -p "$plain" leasehold/_native.abi3.so >"$work/module.so"
+functions=$(sed -n 's/^\(int\|void\|uint32_t\|const char\|void \*\).*[ *]\(leasehold_[a-z_0-9]*\)(.*/\2/p' crates/capi/include/leasehold.h | grep -v '^leasehold_sim_' | sort -u)
+exported=$(nm -D --defined-only "$work/module.so" | awk '$2 == "T" { print $3 }')
+for function in $functions; do
+    echo "$exported" | grep -qx "$function" || { echo "$function is not exported" >&2; exit 1; }
+done
+if objdump -p "$work/module.so" | grep NEEDED | grep -E 'cuda|python'; then
+    echo "the module needs a library that not every machine has" >&2
+    exit 1
+fi
+
+# Without NumPy, with nothing but the wheel.
+name=bare
+environment "$name" python3 --no-deps "$plain"
+"$work/$name/bin/python" "$here/python/tests/typing/usage.py"
+tests "$name" "$here/python/tests/core"
+echo "without NumPy: ok"
+
+name=full
+environment "$name" python3 "$plain" numpy
+tests "$name" "$here/python/tests/core"
+"$work/$name/bin/python" python/tests/examples.py python/README.md docs/how-to/python.md
+echo "with NumPy: ok"
+
+for python in "$@"; do
+    name=other
+    environment "$name" "$python" "$plain"
+    "$work/$name/bin/python" --version
+    tests "$name" "$here/python/tests/core"
+done
+
+# The types: the package and a file that uses it, and the stubs beside the module itself.
+(cd "$work" && "$tools/mypy" --strict --python-executable "$work/full/bin/python" -p leasehold "$here/python/tests/typing/usage.py") 2>/dev/null ||
+    (cd "$work" && "$tools/mypy" --strict --python-executable "$work/full/bin/python" "$here/python/tests/typing/usage.py" "$here/python/leasehold")
+"$tools/pip" install --no-deps --force-reinstall "$plain"
+printf 'leasehold._native.Buffer.__buffer__\n' >"$work/allowed"
+(cd "$work" && "$tools/python" -m mypy.stubtest --allowlist "$work/allowed" --ignore-unused-allowlist leasehold._native)
+
+name=simulated
+environment "$name" python3 "$(wheel simulated sim)" numpy
+tests "$name" "$here/python/tests/core"
+if [ -d python/tests/torch ]; then
+    tests "$name" "$here/python/tests/torch"
+fi
+echo "with simulated devices: ok"

@@ -1,0 +1,47 @@
+"""The errors of the package."""
+
+import builtins
+
+
+class Error(Exception):
+    """The base of all errors of the package."""
+
+
+class InvalidArgumentError(Error, ValueError):
+    """An argument is never valid."""
+
+
+class InvalidStateError(Error, RuntimeError):
+    """The call is valid at another time."""
+
+
+class FreedError(InvalidStateError):
+    """The buffer was freed."""
+
+
+class ExportError(Error, BufferError):
+    """The memory cannot be exported or imported so, or cannot be freed while an export lives."""
+
+
+class OutOfMemoryError(Error, MemoryError):
+    """No memory, or the budget is reached. The text is the allocator's report."""
+
+
+class UnavailableError(Error, RuntimeError):
+    """The device, its driver or its backend is not there."""
+
+
+class UnsupportedError(Error, NotImplementedError):
+    """The device cannot do this."""
+
+
+class TimeoutError(Error, builtins.TimeoutError):
+    """The time was over first."""
+
+
+class DeviceLostError(Error, RuntimeError):
+    """The device failed. Everything on it is lost."""
+
+
+class DriverError(Error, RuntimeError):
+    """The vendor's driver refused a call."""

@@ -1,0 +1,248 @@
+//! Allocators: memory of a device under one policy and one budget.
+
+use crate::buffer;
+use crate::device::{self, Device, State};
+use crate::errors::{invalid, raise};
+use leasehold::{Buffer, Error, Lease, Result};
+use leasehold_alloc::{Allocator, AllocatorConfig, Layout, Policy, Snapshot};
+use leasehold_core::sync::Arc;
+use leasehold_hal::MemoryKind;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// An allocator and its device.
+pub(crate) struct Pool {
+    pub(crate) device: Arc<State>,
+    pub(crate) allocator: Allocator,
+    name: String,
+    policy: Policy,
+}
+
+/// A snapshot of an allocator, in the form that `leasehold_snapshot` has for a device with one
+/// pool.
+#[derive(Serialize)]
+struct DeviceSnapshot<'a> {
+    device: &'a str,
+    budget: u64,
+    reserved: u64,
+    allocated: u64,
+    pools: [PoolSnapshot<'a>; 1],
+    /// No stream has a handle of the caller's here.
+    streams: BTreeMap<u16, u64>,
+}
+
+#[derive(Serialize)]
+struct PoolSnapshot<'a> {
+    pool: u64,
+    name: &'a str,
+    suspended: bool,
+    memory: Snapshot,
+}
+
+impl Pool {
+    pub(crate) fn new(
+        device: &Arc<State>,
+        name: &str,
+        policy: Policy,
+        budget: u64,
+        trace_events: usize,
+    ) -> Result<Arc<Self>> {
+        device.check_process()?;
+        let backing = device.runtime.raw_device().backing(MemoryKind::Device)?;
+        let config = AllocatorConfig {
+            name: format!("{} {name}", device.name).into(),
+            policy,
+            budget,
+            trace_events,
+            ..AllocatorConfig::default()
+        };
+        let allocator = Allocator::new(backing, config)?;
+        let (device, name) = (device.clone(), name.to_owned());
+        let pool = Arc::new(Self { device, allocator, name, policy });
+        pool.device.note(&pool);
+        Ok(pool)
+    }
+
+    /// Memory for the device's own stream. If there is none, the device's other allocators give
+    /// back what is free.
+    pub(crate) fn alloc(self: &Arc<Self>, bytes: u64) -> Result<Lease<Buffer>> {
+        self.device.check_process()?;
+        match self.allocator.alloc(Layout::new(bytes), self.device.on()) {
+            Err(Error::OutOfMemory(_)) if self.device.trim_others(self)? > 0 => {
+                self.allocator.alloc(Layout::new(bytes), self.device.on())
+            }
+            other => other,
+        }
+    }
+
+    pub(crate) fn snapshot(&self) -> Result<String> {
+        let memory = self.allocator.snapshot();
+        let snapshot = DeviceSnapshot {
+            device: &self.device.name,
+            budget: memory.stats.limit,
+            reserved: memory.stats.reserved,
+            allocated: memory.stats.live_bytes,
+            pools: [PoolSnapshot { pool: 0, name: &self.name, suspended: false, memory }],
+            streams: BTreeMap::new(),
+        };
+        serde_json::to_string(&snapshot).map_err(Error::other)
+    }
+}
+
+fn policy(name: &str) -> PyResult<Policy> {
+    match name {
+        "balanced" => Ok(Policy::Balanced),
+        "fastest" => Ok(Policy::Fastest),
+        "compact" => Ok(Policy::Compact),
+        other => {
+            Err(invalid(format!("{other:?} is no policy; known are balanced, fastest, compact")))
+        }
+    }
+}
+
+/// An allocator of a device's memory, with a policy and a budget of its own.
+#[pyclass(frozen, name = "Allocator", module = "leasehold")]
+pub(crate) struct AllocatorObject(pub(crate) Arc<Pool>);
+
+#[pymethods]
+impl AllocatorObject {
+    #[new]
+    #[pyo3(signature = (device, *, policy="balanced", budget=None, trace_events=0, name="memory"))]
+    fn new(
+        device: &Bound<'_, PyAny>,
+        policy: &str,
+        budget: Option<u64>,
+        trace_events: usize,
+        name: &str,
+    ) -> PyResult<Self> {
+        let policy = self::policy(policy)?;
+        let device = device::state(device)?;
+        let budget = budget.unwrap_or(u64::MAX);
+        let made = Pool::new(&device, name, policy, budget, trace_events);
+        made.map(Self).map_err(raise)
+    }
+
+    #[getter]
+    fn device(&self) -> Device {
+        Device(self.0.device.clone())
+    }
+
+    /// The allocator's name in reports.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// When free memory is moved instead of taking new: `balanced`, `fastest` or `compact`.
+    #[getter]
+    fn policy(&self) -> &'static str {
+        match self.0.policy {
+            Policy::Balanced => "balanced",
+            Policy::Fastest => "fastest",
+            Policy::Compact => "compact",
+        }
+    }
+
+    /// The most bytes that are taken from the driver; `None` for no limit.
+    #[getter]
+    fn budget(&self) -> Option<u64> {
+        Some(self.0.allocator.stats().limit).filter(|&limit| limit != u64::MAX)
+    }
+
+    #[setter]
+    fn set_budget(&self, bytes: Option<u64>) {
+        self.0.allocator.set_budget(bytes.unwrap_or(u64::MAX));
+    }
+
+    /// A new buffer with unspecified contents.
+    #[pyo3(signature = (shape, dtype=None))]
+    fn empty<'py>(
+        &self,
+        shape: &Bound<'py, PyAny>,
+        dtype: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        buffer::empty(&self.0, shape, dtype)
+    }
+
+    /// A new buffer of zeros.
+    #[pyo3(signature = (shape, dtype=None))]
+    fn zeros<'py>(
+        &self,
+        shape: &Bound<'py, PyAny>,
+        dtype: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        buffer::zeros(&self.0, shape, dtype)
+    }
+
+    /// A new buffer with the contents, shape and type of an array.
+    fn upload<'py>(&self, array: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        buffer::upload(&self.0, array)
+    }
+
+    /// Numbers about the memory, by name.
+    fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let s = self.0.allocator.stats();
+        let numbers = PyDict::new(py);
+        for (name, number) in [
+            ("allocated_bytes", s.live_bytes),
+            ("allocated_bytes_peak", s.live_peak),
+            ("reserved_bytes", s.reserved),
+            ("reserved_bytes_peak", s.reserved_peak),
+            ("free_ready_bytes", s.free_ready),
+            ("free_pending_bytes", s.free_not_ready),
+            ("free_cached_bytes", s.free_in_slabs + s.free_in_magazines),
+            ("unmapped_bytes", s.cached_pieces),
+            ("metadata_bytes", s.metadata),
+            ("blocks", s.live),
+            ("allocations", s.allocations),
+            ("failures", s.failed),
+            ("growths", s.growths),
+            ("remaps", s.remaps),
+            ("host_waits", s.host_waits),
+            ("stream_waits", s.inserted_waits),
+            ("driver_calls", s.driver_calls),
+        ] {
+            numbers.set_item(name, number)?;
+        }
+        numbers.set_item("budget_bytes", self.budget())?;
+        Ok(numbers)
+    }
+
+    /// Begins new peaks from what is allocated and reserved now.
+    fn reset_peaks(&self) {
+        self.0.allocator.reset_peaks();
+    }
+
+    /// The state of the memory: segments, blocks, and the newest events if they are traced.
+    fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        py.import("json")?.call_method1("loads", (self._snapshot_json(py)?,))
+    }
+
+    /// The state of the memory as a text, for a report.
+    fn _snapshot_json(&self, py: Python<'_>) -> PyResult<String> {
+        py.detach(|| self.0.snapshot()).map_err(raise)
+    }
+
+    /// Gives free memory back to the driver until `keep` bytes lie free. Returns the bytes that
+    /// went.
+    #[pyo3(signature = (keep=0))]
+    fn trim(&self, py: Python<'_>, keep: u64) -> PyResult<u64> {
+        py.detach(|| {
+            self.0.device.check_process()?;
+            self.0.allocator.trim(keep)
+        })
+        .map_err(raise)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Allocator('{}', policy='{}')", self.0.device.name, self.policy())
+    }
+}
+
+/// The page about a snapshot, which is the text of a JSON object.
+#[pyfunction]
+pub(crate) fn render(py: Python<'_>, snapshot: &str) -> String {
+    py.detach(|| leasehold_report::html(snapshot))
+}

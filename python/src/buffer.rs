@@ -1,0 +1,453 @@
+//! Buffers: the elements of an array in a device's memory.
+
+use crate::allocator::Pool;
+use crate::device::{Device, State, state};
+use crate::dlpack;
+use crate::dtype;
+use crate::errors::{Class, invalid, raise};
+use crate::host::HostMemory;
+use crate::layout::{self, Layout};
+use crate::memory::Block;
+use leasehold_core::sync::{Arc, Mutex};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBytes, PyDict, PyTuple, PyType};
+
+/// The memory of a buffer and its views, until it is freed.
+struct Memory {
+    device: Arc<State>,
+    block: Mutex<Option<Arc<Block>>>,
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // Device memory may have to wait for its uses, and this thread is attached.
+        if let Some(block) = self.block.get_mut().take()
+            && !block.device.host
+        {
+            let mut block = Some(block);
+            Python::try_attach(|py| py.detach(|| drop(block.take())));
+        }
+    }
+}
+
+/// The parts of a new buffer, for its constructor: Python code cannot make one.
+#[pyclass(frozen, name = "_Parts", module = "leasehold")]
+pub(crate) struct Parts(Mutex<Option<(Arc<Memory>, Layout)>>);
+
+/// All of `Buffer` but the buffer protocol.
+#[pyclass(frozen, subclass, weakref, name = "_Buffer", module = "leasehold")]
+pub(crate) struct Base {
+    memory: Arc<Memory>,
+    layout: Layout,
+}
+
+static TYPE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+
+/// Keeps the type `Buffer`, which `host` makes.
+pub(crate) fn set_type(buffer: &Bound<'_, PyType>) {
+    // A module that is loaded twice has the same type.
+    let _ = TYPE.set(buffer.py(), buffer.clone().unbind());
+}
+
+fn make(py: Python<'_>, memory: Arc<Memory>, layout: Layout) -> PyResult<Bound<'_, PyAny>> {
+    let class = TYPE.get(py).ok_or_else(|| Class::Other.error("the module was not loaded"))?;
+    class.bind(py).call1((Parts(Mutex::new(Some((memory, layout)))),))
+}
+
+/// A buffer with all elements of a block.
+pub(crate) fn of_block(
+    py: Python<'_>,
+    block: Arc<Block>,
+    layout: Layout,
+) -> PyResult<Bound<'_, PyAny>> {
+    let device = block.device.clone();
+    make(py, Arc::new(Memory { device, block: Mutex::new(Some(block)) }), layout)
+}
+
+fn dense(shape: Vec<i64>, dtype: Option<&Bound<'_, PyAny>>) -> PyResult<Layout> {
+    let dtype = match dtype {
+        Some(dtype) => dtype::parse(dtype)?,
+        None => dtype::of_dlpack(1, 8).ok_or_else(|| invalid("no bytes"))?,
+    };
+    Layout::dense(dtype, shape, 0)
+}
+
+pub(crate) fn allocate(py: Python<'_>, pool: &Arc<Pool>, bytes: u64) -> PyResult<Arc<Block>> {
+    py.detach(|| Block::allocate(pool, bytes)).map_err(raise)
+}
+
+pub(crate) fn empty<'py>(
+    pool: &Arc<Pool>,
+    shape: &Bound<'py, PyAny>,
+    dtype: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let layout = dense(layout::shape(shape)?, dtype)?;
+    let block = allocate(shape.py(), pool, layout.bytes())?;
+    of_block(shape.py(), block, layout)
+}
+
+pub(crate) fn zeros<'py>(
+    pool: &Arc<Pool>,
+    shape: &Bound<'py, PyAny>,
+    dtype: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let layout = dense(layout::shape(shape)?, dtype)?;
+    let block = allocate(shape.py(), pool, layout.bytes())?;
+    block.fill(shape.py(), (0, layout.bytes()), &[0]).map_err(raise)?;
+    of_block(shape.py(), block, layout)
+}
+
+/// A buffer with the contents of another array, in the order of its rows.
+pub(crate) fn upload<'py>(
+    pool: &Arc<Pool>,
+    array: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = array.py();
+    if let Ok(buffer) = array.cast::<Base>() {
+        let (block, layout) = buffer.get().dense_copy(py, pool)?;
+        return of_block(py, block, layout);
+    }
+    let host = HostMemory::of(array, false)?;
+    let byte = dtype::of_dlpack(1, 8).ok_or_else(|| invalid("no bytes"))?;
+    let mut layout = Layout::dense(host.dtype().unwrap_or(byte), host.shape(), 0)?;
+    if layout.bytes() != host.bytes() {
+        // Elements without a name here go as bytes.
+        layout = Layout::dense(byte, vec![host.bytes() as i64], 0)?;
+    }
+    let block = allocate(py, pool, layout.bytes())?;
+    // SAFETY: the object's memory has so many bytes and stays in place as long as `host`.
+    unsafe { block.write(py, (0, layout.bytes()), host.address()) }.map_err(raise)?;
+    of_block(py, block, layout)
+}
+
+impl Base {
+    /// The memory and where the elements lie in it.
+    pub(crate) fn parts(&self) -> PyResult<(Arc<Block>, Layout)> {
+        let block = self.memory.block.lock().clone();
+        let block = block.ok_or_else(|| Class::Freed.error("the buffer was freed"))?;
+        Ok((block, self.layout.clone()))
+    }
+
+    pub(crate) fn state(&self) -> &Arc<State> {
+        &self.memory.device
+    }
+
+    /// The memory and the bytes of the elements, which have no gaps.
+    fn range(&self) -> PyResult<(Arc<Block>, (u64, u64))> {
+        let (block, layout) = self.parts()?;
+        Ok((block, layout.range()?))
+    }
+
+    /// A copy in new memory of an allocator.
+    pub(crate) fn dense_copy(
+        &self,
+        py: Python<'_>,
+        pool: &Arc<Pool>,
+    ) -> PyResult<(Arc<Block>, Layout)> {
+        let (from, (at, bytes)) = self.range()?;
+        let to = allocate(py, pool, bytes)?;
+        to.copy(py, (0, bytes), &from, at).map_err(raise)?;
+        let layout = Layout::dense(self.layout.dtype, self.layout.shape.clone(), 0)?;
+        Ok((to, layout))
+    }
+
+    fn check_same(&self, other: dtype::DType, bytes: (u64, u64)) -> PyResult<()> {
+        if bytes.0 != bytes.1 {
+            let (ours, theirs) = bytes;
+            return Err(invalid(format!("a copy between {ours} and {theirs} bytes")));
+        }
+        let own = self.layout.dtype;
+        if own != other && own.name != "uint8" && other.name != "uint8" {
+            return Err(invalid(format!(
+                "a copy between {} and {}; take a view as uint8 to copy the bytes as they are",
+                own.name, other.name
+            )));
+        }
+        Ok(())
+    }
+}
+
+impl PartialEq for dtype::Row {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+#[pymethods]
+impl Base {
+    #[new]
+    fn new(parts: &Bound<'_, Parts>) -> PyResult<Self> {
+        let parts = parts.get().0.lock().take();
+        let (memory, layout) = parts.ok_or_else(|| invalid("the parts were used"))?;
+        Ok(Self { memory, layout })
+    }
+
+    #[getter]
+    fn device(&self) -> Device {
+        Device(self.memory.device.clone())
+    }
+
+    /// The type of the elements, by NumPy's name.
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        self.layout.dtype.name
+    }
+
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.layout.shape)
+    }
+
+    /// Bytes from one element to the next, by dimension.
+    #[getter]
+    fn strides<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.layout.byte_strides())
+    }
+
+    #[getter]
+    fn ndim(&self) -> usize {
+        self.layout.shape.len()
+    }
+
+    /// The number of elements.
+    #[getter]
+    fn size(&self) -> i64 {
+        self.layout.count()
+    }
+
+    /// Bytes of an element.
+    #[getter]
+    fn itemsize(&self) -> i64 {
+        self.layout.dtype.size
+    }
+
+    /// Bytes of all elements.
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.layout.bytes()
+    }
+
+    /// Whether the elements follow one another without gaps, the last dimension fastest.
+    #[getter]
+    fn is_contiguous(&self) -> bool {
+        self.layout.is_dense()
+    }
+
+    /// Whether the memory cannot be written.
+    #[getter]
+    fn readonly(&self) -> PyResult<bool> {
+        Ok(self.parts()?.0.read_only)
+    }
+
+    /// The address of the first element, in the device's memory.
+    #[getter]
+    fn address(&self) -> PyResult<u64> {
+        Ok(self.parts()?.0.address(self.layout.offset))
+    }
+
+    /// Whether the memory was freed.
+    #[getter]
+    fn freed(&self) -> bool {
+        self.memory.block.lock().is_none()
+    }
+
+    /// The name of the memory in reports and snapshots.
+    #[getter]
+    fn name(&self) -> PyResult<Option<&'static str>> {
+        Ok(self.parts()?.0.name())
+    }
+
+    #[setter]
+    fn set_name(&self, name: &str) -> PyResult<()> {
+        self.parts()?.0.set_name(name);
+        Ok(())
+    }
+
+    /// The same memory, or a part of it from `offset` bytes on, as another type or shape.
+    #[pyo3(signature = (dtype=None, shape=None, *, offset=0))]
+    fn view<'py>(
+        &self,
+        py: Python<'py>,
+        dtype: Option<&Bound<'py, PyAny>>,
+        shape: Option<&Bound<'py, PyAny>>,
+        offset: u64,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (at, bytes) = self.range()?.1;
+        let dtype = dtype.map_or(Ok(self.layout.dtype), dtype::parse)?;
+        let left = bytes.checked_sub(offset);
+        let left =
+            left.ok_or_else(|| invalid(format!("an offset of {offset} in {bytes} bytes")))?;
+        let shape = match shape {
+            Some(shape) => layout::shape(shape)?,
+            None if left.is_multiple_of(dtype.size as u64) => vec![left as i64 / dtype.size],
+            None => {
+                return Err(invalid(format!(
+                    "{left} bytes are no whole number of elements of {} bytes",
+                    dtype.size
+                )));
+            }
+        };
+        let layout = Layout::dense(dtype, shape, at + offset)?;
+        if layout.bytes() > left {
+            return Err(invalid(format!("a view of {} bytes in {left}", layout.bytes())));
+        }
+        if !layout.offset.is_multiple_of(dtype.size as u64) {
+            return Err(invalid(format!(
+                "elements of {} bytes do not begin at byte {}",
+                dtype.size, layout.offset
+            )));
+        }
+        make(py, self.memory.clone(), layout)
+    }
+
+    /// Sets every element to a number.
+    fn fill(&self, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        let pattern = self.layout.dtype.pack(value)?;
+        let (block, range) = self.range()?;
+        block.fill(value.py(), range, &pattern).map_err(raise)
+    }
+
+    /// Copies from another buffer, a NumPy array or any object with the buffer protocol.
+    fn copy_from(&self, source: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = source.py();
+        let (block, range) = self.range()?;
+        if let Ok(other) = source.cast::<Base>() {
+            let (from, (at, bytes)) = other.get().range()?;
+            self.check_same(other.get().layout.dtype, (range.1, bytes))?;
+            return block.copy(py, range, &from, at).map_err(raise);
+        }
+        let host = HostMemory::of(source, false)?;
+        self.check_same(host.dtype().unwrap_or(self.layout.dtype), (range.1, host.bytes()))?;
+        // SAFETY: the object's memory has so many bytes and stays in place as long as `host`.
+        unsafe { block.write(py, range, host.address()) }.map_err(raise)
+    }
+
+    /// Copies to another buffer, a NumPy array or any writable object with the buffer protocol.
+    fn copy_to(&self, target: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = target.py();
+        let (block, (at, bytes)) = self.range()?;
+        if let Ok(other) = target.cast::<Base>() {
+            let (to, range) = other.get().range()?;
+            self.check_same(other.get().layout.dtype, (bytes, range.1))?;
+            return to.copy(py, range, &block, at).map_err(raise);
+        }
+        let host = HostMemory::of(target, true)?;
+        self.check_same(host.dtype().unwrap_or(self.layout.dtype), (bytes, host.bytes()))?;
+        // SAFETY: the object's memory has so many bytes and stays in place as long as `host`.
+        unsafe { block.read(py, (at, bytes), host.address()) }.map_err(raise)
+    }
+
+    /// The bytes of all elements.
+    fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let (block, range) = self.range()?;
+        PyBytes::new_with(py, range.1 as usize, |to| {
+            // SAFETY: the new object has so many bytes and is nobody else's yet.
+            unsafe { block.read(py, range, to.as_mut_ptr()) }.map_err(raise)
+        })
+    }
+
+    /// A copy on a device: a `Device` or its name.
+    fn to<'py>(&self, device: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let py = device.py();
+        let device = state(device)?;
+        let pool = py.detach(|| device.main()).map_err(raise)?;
+        let (block, layout) = self.dense_copy(py, &pool)?;
+        of_block(py, block, layout)
+    }
+
+    /// Frees the memory, of views too. Device memory is reused once the work that uses it is over.
+    fn free(&self, py: Python<'_>) -> PyResult<()> {
+        let mut place = self.memory.block.lock();
+        let why = match &*place {
+            Some(block) => block.in_use(),
+            None => return Ok(()),
+        };
+        if let Some(why) = why {
+            return Err(Class::Export.error(format!("the buffer cannot be freed: {why}")));
+        }
+        let block = place.take();
+        drop(place);
+        py.detach(|| drop(block));
+        Ok(())
+    }
+
+    /// Waits until the buffer's copies and fills are over.
+    fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
+        let block = self.parts()?.0;
+        py.detach(|| block.wait()).map_err(raise)
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
+        slf.get().parts()?;
+        Ok(slf)
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        self.free(py)
+    }
+
+    fn __len__(&self) -> PyResult<usize> {
+        let first = self.layout.shape.first();
+        let no_length = || pyo3::exceptions::PyTypeError::new_err("a buffer of no dimensions");
+        first.map(|&n| n as usize).ok_or_else(no_length)
+    }
+
+    fn __repr__(&self) -> String {
+        let Layout { dtype, shape, .. } = &self.layout;
+        let freed = if self.freed() { ", freed" } else { "" };
+        let shape: Vec<String> = shape.iter().map(ToString::to_string).collect();
+        format!(
+            "Buffer([{}], {}, '{}'{freed})",
+            shape.join(", "),
+            dtype.name,
+            self.memory.device.name
+        )
+    }
+
+    /// DLPack's type and number of the device.
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        self.memory.device.dlpack()
+    }
+
+    /// A capsule with the memory, as the array API standard says.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<i64>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let request = dlpack::Request { stream, max_version, device: dl_device, copy };
+        dlpack::export(py, self, &request)
+    }
+
+    /// The CUDA array interface, version 3. The memory then lives as long as the buffer: it cannot
+    /// be freed before.
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let missing = |text: String| pyo3::exceptions::PyAttributeError::new_err(text);
+        let (block, layout) = self.parts()?;
+        if block.device.host {
+            return Err(missing(format!("{} is no CUDA device", block.device.name)));
+        }
+        let Some(typestr) = layout.dtype.typestr else {
+            return Err(missing(format!("the interface has no name for {}", layout.dtype.name)));
+        };
+        py.detach(|| block.wait()).map_err(raise)?;
+        block.lend();
+        let interface = PyDict::new(py);
+        interface.set_item("version", 3)?;
+        interface.set_item("shape", self.shape(py)?)?;
+        interface.set_item("typestr", typestr)?;
+        interface.set_item("data", (block.address(layout.offset), block.read_only))?;
+        let strides = if layout.is_dense() { None } else { Some(self.strides(py)?) };
+        interface.set_item("strides", strides)?;
+        // What was submitted is over.
+        interface.set_item("stream", py.None())?;
+        Ok(interface)
+    }
+}

@@ -1,0 +1,323 @@
+//! Devices: one state for each in the process, shared by all Python objects that name it.
+
+use crate::allocator::{AllocatorObject, Pool};
+use crate::buffer;
+use crate::errors::{Class, raise};
+use leasehold::cuda::{self, ExternalStream};
+use leasehold::{BackendKind, Context, Error, Result, Runtime};
+use leasehold_alloc::{On, Policy};
+use leasehold_core::TimelineSource;
+use leasehold_core::sync::{Arc, Mutex};
+use pyo3::prelude::*;
+use std::collections::BTreeMap;
+use std::sync::{OnceLock, Weak};
+use std::time::Duration;
+
+/// The open devices by name. They stay open until the process ends.
+static OPEN: Mutex<BTreeMap<String, Arc<State>>> = Mutex::new(BTreeMap::new());
+
+/// DLPack's numbers of devices (`DLDeviceType`).
+pub(crate) const DL_CPU: i32 = 1;
+pub(crate) const DL_CUDA: i32 = 2;
+pub(crate) const DL_CUDA_HOST: i32 = 3;
+/// A device that nobody else knows: a simulated one.
+pub(crate) const DL_EXTENSION: i32 = 12;
+pub(crate) const DL_CUDA_MANAGED: i32 = 13;
+
+/// An open device.
+pub(crate) struct State {
+    pub(crate) name: String,
+    pub(crate) runtime: Runtime,
+    /// Whether its memory is the host's.
+    pub(crate) host: bool,
+    simulated: bool,
+    /// The process that opened it: a driver's state does not survive a fork.
+    process: u32,
+    main: OnceLock<Arc<Pool>>,
+    pools: Mutex<Vec<Weak<Pool>>>,
+}
+
+/// The context of a device's name, and its name there.
+fn context(name: &str) -> Result<(&'static Context, &str)> {
+    #[cfg(feature = "sim")]
+    if let Some(rest) = name.strip_prefix("sim-") {
+        return Ok((leasehold_capi::sim::context()?, rest));
+    }
+    if name.starts_with("sim-") {
+        return Err(Error::Unavailable("this build has no simulated devices".into()));
+    }
+    Ok((Context::global(), name))
+}
+
+impl State {
+    /// The device of a name. Blocks on the driver's start.
+    pub(crate) fn open(name: &str) -> Result<Arc<Self>> {
+        let (context, plain) = context(name)?;
+        let simulated = plain.len() < name.len();
+        let id = context.device_id(plain)?;
+        let name = format!("{}{id}", if simulated { "sim-" } else { "" });
+        if let Some(open) = OPEN.lock().get(&name) {
+            return Ok(open.clone());
+        }
+        let host = match id.backend {
+            BackendKind::Cpu => true,
+            BackendKind::Cuda => false,
+            _ => return Err(Error::Unsupported(format!("{name} has no memory for Python").into())),
+        };
+        let made = Arc::new(Self {
+            runtime: context.runtime(id)?,
+            name: name.clone(),
+            host,
+            simulated,
+            process: std::process::id(),
+            main: OnceLock::new(),
+            pools: Mutex::default(),
+        });
+        // If another thread was faster, its device stays.
+        Ok(OPEN.lock().entry(name).or_insert(made).clone())
+    }
+
+    pub(crate) fn host() -> Result<Arc<Self>> {
+        Self::open("cpu:0")
+    }
+
+    pub(crate) fn ordinal(&self) -> i32 {
+        self.runtime.device().ordinal as i32
+    }
+
+    /// The device as DLPack numbers it.
+    pub(crate) fn dlpack(&self) -> (i32, i32) {
+        let kind = match (self.host, self.simulated) {
+            (true, _) => DL_CPU,
+            (false, false) => DL_CUDA,
+            (false, true) => DL_EXTENSION,
+        };
+        (kind, self.ordinal())
+    }
+
+    /// The device of DLPack's numbers.
+    pub(crate) fn of_dlpack(kind: i32, ordinal: i32) -> Result<Arc<Self>> {
+        match kind {
+            DL_CPU | DL_CUDA_HOST => Self::host(),
+            DL_CUDA | DL_CUDA_MANAGED => Self::open(&format!("cuda:{ordinal}")),
+            DL_EXTENSION if cfg!(feature = "sim") => Self::open(&format!("sim-cuda:{ordinal}")),
+            other => Err(Error::Unsupported(
+                format!("DLPack's device type {other} (device {ordinal}) is unknown here").into(),
+            )),
+        }
+    }
+
+    /// Whether the process is a child of the one that opened the device.
+    pub(crate) fn is_forked(&self) -> bool {
+        !self.host && self.process != std::process::id()
+    }
+
+    /// # Errors
+    /// `InvalidState` in a child of the process that opened the device.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        if self.is_forked() {
+            return Err(Error::state(format!(
+                "{} was opened before a fork; start workers with the method \"spawn\"",
+                self.name
+            )));
+        }
+        Ok(())
+    }
+
+    /// The device's own stream, for allocations.
+    pub(crate) fn on(&self) -> On<'_> {
+        On::new(&**self.runtime.stream().raw())
+    }
+
+    /// The stream of another library, by handle.
+    pub(crate) fn external(&self, stream: u64) -> Result<Arc<ExternalStream>> {
+        // SAFETY: DLPack's protocol says that a consumer names a stream of the device, and that it
+        // keeps the stream as long as the tensor. A handle that is none is refused by the driver.
+        unsafe { cuda::external_stream(&self.runtime, stream) }
+    }
+
+    /// Lets later work of another library's stream wait for what the device's stream has now.
+    /// Blocks if that is held back for now.
+    pub(crate) fn order_before(&self, other: &ExternalStream) -> Result<()> {
+        let raw = self.runtime.stream().raw();
+        if raw.timeline().is_idle() {
+            return Ok(());
+        }
+        let point = raw.timeline().at(raw.signal()?);
+        match other.wait(point) {
+            Err(Error::Unsupported(_)) => self.runtime.wait_for(point),
+            other => other,
+        }
+    }
+
+    /// Waits for all work of the device, also on streams that are unknown here.
+    pub(crate) fn synchronize_all(&self) -> Result<()> {
+        match self.runtime.cuda() {
+            Some(device) => device.primary().externals().synchronize(),
+            None => self.runtime.synchronize(),
+        }
+    }
+
+    /// The device's default allocator.
+    pub(crate) fn main(self: &Arc<Self>) -> Result<Arc<Pool>> {
+        if let Some(main) = self.main.get() {
+            return Ok(main.clone());
+        }
+        let made = Pool::new(self, "memory", Policy::default(), u64::MAX, 0)?;
+        // If another thread was faster, its allocator stays.
+        Ok(self.main.get_or_init(|| made).clone())
+    }
+
+    pub(crate) fn note(&self, pool: &Arc<Pool>) {
+        let mut pools = self.pools.lock();
+        pools.retain(|pool| pool.strong_count() > 0);
+        pools.push(Arc::downgrade(pool));
+    }
+
+    /// Gives the free memory of the device's other allocators back to the driver. Returns the bytes
+    /// that went.
+    pub(crate) fn trim_others(&self, but: &Arc<Pool>) -> Result<u64> {
+        let pools: Vec<_> = self.pools.lock().iter().filter_map(Weak::upgrade).collect();
+        let mut others = pools.iter().filter(|pool| !Arc::ptr_eq(pool, but));
+        others.try_fold(0, |freed, pool| Ok(freed + pool.allocator.trim(0)?))
+    }
+}
+
+/// A device: `Device("cuda:0")`, `Device("cpu:0")`.
+#[pyclass(frozen, name = "Device", module = "leasehold")]
+pub(crate) struct Device(pub(crate) Arc<State>);
+
+/// The state of a device that a Python object names: a `Device` or a name.
+pub(crate) fn state(of: &Bound<'_, PyAny>) -> PyResult<Arc<State>> {
+    if let Ok(device) = of.cast::<Device>() {
+        return Ok(device.get().0.clone());
+    }
+    let name: String = of.extract()?;
+    of.py().detach(|| State::open(&name)).map_err(raise)
+}
+
+#[pymethods]
+impl Device {
+    #[new]
+    fn new(device: &Bound<'_, PyAny>) -> PyResult<Self> {
+        state(device).map(Self)
+    }
+
+    /// The name: `cuda:0`.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// The product's name.
+    #[getter]
+    fn product(&self) -> &str {
+        &self.0.runtime.info().name
+    }
+
+    /// The device's number among those of its kind.
+    #[getter]
+    fn index(&self) -> i32 {
+        self.0.ordinal()
+    }
+
+    /// Bytes that no process uses, and all bytes.
+    fn memory_info(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
+        let memory = py.detach(|| {
+            self.0.check_process()?;
+            self.0.runtime.raw_device().memory_info()
+        });
+        memory.map(|memory| (memory.free, memory.total)).map_err(raise)
+    }
+
+    /// The allocator of buffers that are made by the device.
+    #[getter]
+    fn allocator(&self, py: Python<'_>) -> PyResult<AllocatorObject> {
+        let main = py.detach(|| self.0.main()).map_err(raise)?;
+        Ok(AllocatorObject(main))
+    }
+
+    /// Waits for all work of the device, for a limited time if one is given.
+    #[pyo3(signature = (timeout=None))]
+    fn synchronize(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let timeout = timeout.map(Duration::try_from_secs_f64).transpose();
+        let timeout = timeout.map_err(|e| Class::InvalidArgument.error(e.to_string()))?;
+        py.detach(|| {
+            self.0.check_process()?;
+            match timeout {
+                Some(timeout) => self.0.runtime.synchronize_timeout(timeout),
+                None => self.0.synchronize_all(),
+            }
+        })
+        .map_err(raise)
+    }
+
+    /// A new buffer with unspecified contents.
+    #[pyo3(signature = (shape, dtype=None))]
+    fn empty<'py>(
+        &self,
+        shape: &Bound<'py, PyAny>,
+        dtype: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        buffer::empty(&main(shape.py(), &self.0)?, shape, dtype)
+    }
+
+    /// A new buffer of zeros.
+    #[pyo3(signature = (shape, dtype=None))]
+    fn zeros<'py>(
+        &self,
+        shape: &Bound<'py, PyAny>,
+        dtype: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        buffer::zeros(&main(shape.py(), &self.0)?, shape, dtype)
+    }
+
+    /// A new buffer with the contents, shape and type of an array.
+    fn upload<'py>(&self, array: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        buffer::upload(&main(array.py(), &self.0)?, array)
+    }
+
+    fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
+        other.cast::<Device>().is_ok_and(|other| other.get().0.name == self.0.name)
+    }
+
+    fn __hash__(&self) -> u64 {
+        use std::hash::{DefaultHasher, Hash, Hasher};
+        let mut hasher = DefaultHasher::new();
+        self.0.name.hash(&mut hasher);
+        hasher.finish()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Device('{}')", self.0.name)
+    }
+}
+
+fn main(py: Python<'_>, state: &Arc<State>) -> PyResult<Arc<Pool>> {
+    py.detach(|| state.main()).map_err(raise)
+}
+
+/// The names of the devices that are there. Opens none of them.
+#[pyfunction]
+pub(crate) fn devices(py: Python<'_>) -> Vec<String> {
+    py.detach(|| {
+        let of = |context: &Context| {
+            let mut ids: Vec<_> = context.devices().iter().map(|device| device.id).collect();
+            ids.retain(|id| matches!(id.backend, BackendKind::Cpu | BackendKind::Cuda));
+            ids
+        };
+        let mut names: Vec<String> =
+            of(Context::global()).iter().map(ToString::to_string).collect();
+        #[cfg(feature = "sim")]
+        if let Ok(context) = leasehold_capi::sim::context() {
+            names.extend(of(context).iter().map(|id| format!("sim-{id}")));
+        }
+        names
+    })
+}
+
+/// The devices that this process has opened.
+#[pyfunction]
+pub(crate) fn opened() -> Vec<Device> {
+    OPEN.lock().values().cloned().map(Device).collect()
+}

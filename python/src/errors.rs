@@ -1,0 +1,78 @@
+//! Errors as Python's exceptions: the classes of `leasehold._errors`.
+
+use leasehold::Error;
+use pyo3::prelude::*;
+use pyo3::types::PyType;
+
+/// A class of `leasehold._errors`.
+#[derive(Clone, Copy)]
+pub(crate) enum Class {
+    InvalidArgument,
+    InvalidState,
+    Freed,
+    Export,
+    OutOfMemory,
+    Unavailable,
+    Unsupported,
+    Timeout,
+    DeviceLost,
+    Driver,
+    Other,
+}
+
+impl Class {
+    fn name(self) -> &'static str {
+        match self {
+            Class::InvalidArgument => "InvalidArgumentError",
+            Class::InvalidState => "InvalidStateError",
+            Class::Freed => "FreedError",
+            Class::Export => "ExportError",
+            Class::OutOfMemory => "OutOfMemoryError",
+            Class::Unavailable => "UnavailableError",
+            Class::Unsupported => "UnsupportedError",
+            Class::Timeout => "TimeoutError",
+            Class::DeviceLost => "DeviceLostError",
+            Class::Driver => "DriverError",
+            Class::Other => "Error",
+        }
+    }
+
+    fn of(error: &Error) -> Self {
+        match error {
+            Error::InvalidArgument(_) | Error::StaleHandle { .. } => Class::InvalidArgument,
+            Error::OutOfMemory(_) | Error::OverBudget { .. } => Class::OutOfMemory,
+            Error::NotFound(_) | Error::Unavailable(_) => Class::Unavailable,
+            Error::Unsupported(_) => Class::Unsupported,
+            Error::InvalidState(_) | Error::Recording { .. } | Error::Suspended(_) => {
+                Class::InvalidState
+            }
+            Error::LeasesOutstanding { .. } | Error::Occupied { .. } => Class::InvalidState,
+            Error::Timeout(_) => Class::Timeout,
+            Error::DeviceLost { .. } | Error::Fault(_) => Class::DeviceLost,
+            Error::Driver { .. } => Class::Driver,
+            _ => Class::Other,
+        }
+    }
+
+    /// An exception of the class.
+    pub(crate) fn error(self, text: impl Into<String>) -> PyErr {
+        let text = text.into();
+        Python::attach(|py| {
+            let class = py.import("leasehold._errors").and_then(|m| m.getattr(self.name()));
+            match class.and_then(|class| Ok(class.cast_into::<PyType>()?)) {
+                Ok(class) => PyErr::from_type(class, (text,)),
+                Err(error) => error,
+            }
+        })
+    }
+}
+
+/// An error of the library as an exception.
+pub(crate) fn raise(error: Error) -> PyErr {
+    Class::of(&error).error(error.to_string())
+}
+
+/// Shorthand for arguments that are never valid.
+pub(crate) fn invalid(text: impl Into<String>) -> PyErr {
+    Class::InvalidArgument.error(text)
+}

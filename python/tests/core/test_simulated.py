@@ -1,0 +1,287 @@
+"""Buffers on a simulated CUDA device, whose race detector sees work that is not in order.
+
+They need a build with the feature `sim`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import random
+import threading
+import unittest
+from typing import Any
+
+import capsules
+import leasehold
+from capsules import Consumer
+from leasehold import _native
+
+SIZE = 1 << 16
+
+
+def library() -> Any:
+    lib = ctypes.CDLL(leasehold.library_path())
+    lib.leasehold_last_error.restype = ctypes.c_char_p
+    lib.leasehold_text_free.argtypes = [ctypes.c_void_p]
+    word, handle = ctypes.c_size_t, ctypes.c_uint64
+    lib.leasehold_sim_stream.argtypes = [handle, ctypes.c_int, ctypes.POINTER(word)]
+    lib.leasehold_sim_fill.argtypes = [handle, word, ctypes.c_void_p, ctypes.c_uint8, word]
+    lib.leasehold_sim_read.argtypes = [handle, word, ctypes.c_void_p, ctypes.c_void_p, word]
+    lib.leasehold_sim_capture.argtypes = [handle, word, ctypes.c_int]
+    lib.leasehold_sim_races.argtypes = [ctypes.POINTER(ctypes.c_void_p)]
+    return lib
+
+
+class Stream:
+    """A stream of another library on the simulated device, by the C ABI."""
+
+    _lib: Any = None
+    _device = ctypes.c_uint64()
+
+    def __init__(self, kind: int = 0) -> None:
+        if Stream._lib is None:
+            Stream._lib = library()
+            self._do(
+                Stream._lib.leasehold_device_open(b"sim-cuda:0", None, ctypes.byref(self._device))
+            )
+        handle = ctypes.c_size_t()
+        self._do(self._lib.leasehold_sim_stream(self._device, kind, ctypes.byref(handle)))
+        self.handle = handle.value
+
+    def _do(self, status: int) -> None:
+        if status != 0:
+            raise AssertionError(self._lib.leasehold_last_error().decode())
+
+    def fill(self, address: int, byte: int, size: int) -> None:
+        self._do(self._lib.leasehold_sim_fill(self._device, self.handle, address, byte, size))
+
+    def read(self, address: int, size: int) -> bytes:
+        out = ctypes.create_string_buffer(size)
+        self._do(self._lib.leasehold_sim_read(self._device, self.handle, out, address, size))
+        return out.raw
+
+    def capture(self, begin: bool) -> None:
+        self._do(self._lib.leasehold_sim_capture(self._device, self.handle, int(begin)))
+
+    def races(self) -> str:
+        text = ctypes.c_void_p()
+        self._do(self._lib.leasehold_sim_races(ctypes.byref(text)))
+        found = ctypes.string_at(text.value or 0).decode()
+        self._lib.leasehold_text_free(text)
+        return found
+
+
+@unittest.skipUnless(_native.SIMULATED, "this build has no simulated devices")
+class Simulated(unittest.TestCase):
+    def setUp(self) -> None:
+        self.device = leasehold.Device("sim-cuda:0")
+        self.stream = Stream()
+
+    def tearDown(self) -> None:
+        gc.collect()
+        self.device.synchronize()
+        self.assertEqual(self.stream.races(), "")
+
+    def test_contents(self) -> None:
+        data = random.Random(1).randbytes(3 << 20)
+        b = self.device.upload(data)
+        self.assertEqual(b.tobytes(), data)
+        out = bytearray(len(data))
+        b.copy_to(out)
+        self.assertEqual(out, data)
+        for dtype, value in [("uint8", 3), ("int16", -2), ("float32", 0.5), ("int64", -7), ("complex128", 1j)]:
+            view = b.view(dtype)
+            view.fill(value)
+            host = leasehold.Device("cpu:0").empty(view.shape, dtype)
+            host.fill(value)
+            self.assertEqual(b.tobytes()[: view.nbytes], host.tobytes())
+        other = leasehold.Device("sim-cuda:1").zeros(b.nbytes)
+        other.copy_from(b)
+        self.assertEqual(other.tobytes(), b.tobytes())
+        on_host = other.to("cpu:0")
+        self.assertEqual((on_host.device.name, on_host.tobytes()), ("cpu:0", b.tobytes()))
+        b.copy_from(leasehold.Device("cpu:0").zeros(b.nbytes))
+        self.assertEqual(b.tobytes(), bytes(b.nbytes))
+        with self.assertRaises(BufferError):
+            memoryview(b)
+        self.assertEqual(self.device.zeros((3, 0), "float32").tobytes(), b"")
+
+    def test_copies_longer_than_a_piece(self) -> None:
+        data = random.Random(2).randbytes(150 << 20)
+        b = self.device.upload(data)
+        self.assertEqual(b.tobytes(), data)
+
+    def test_a_consumer_comes_after_our_work_and_we_after_its(self) -> None:
+        b = self.device.empty(SIZE)
+        self.assertEqual(b.__dlpack_device__(), (capsules.EXTENSION, 0))
+        b.fill(1)
+        consumer = Consumer(b.__dlpack__(stream=self.stream.handle, max_version=(1, 0)))
+        self.assertEqual(self.stream.read(consumer.tensor.data, SIZE), b"\1" * SIZE)
+        for byte in range(2, 20):
+            self.stream.fill(consumer.tensor.data, byte, SIZE)
+            self.assertEqual(b.tobytes(), bytes([byte]) * SIZE)
+            self.stream.fill(consumer.tensor.data, byte, SIZE)
+            b.fill(byte + 100)
+            self.assertEqual(self.stream.read(consumer.tensor.data, SIZE), bytes([byte + 100]) * SIZE)
+        consumer.delete()
+
+    def test_memory_waits_for_its_consumers(self) -> None:
+        allocator = leasehold.Allocator(self.device, budget=4 << 20)
+        streams = [self.stream, Stream(), Stream(1)]
+        for i in range(60):
+            b = allocator.empty(2 << 20)
+            b.fill(i)
+            consumers = [
+                Consumer(b.__dlpack__(stream=None if s.handle == streams[2].handle else s.handle))
+                for s in streams[: 1 + i % 3]
+            ]
+            self.stream.fill(consumers[0].tensor.data, 255, 2 << 20)
+            del b
+            for consumer in consumers:
+                consumer.delete()
+        self.device.synchronize()
+        self.assertEqual(allocator.statistics()["blocks"], 0)
+
+    def test_a_consumer_without_order_is_waited_for(self) -> None:
+        allocator = leasehold.Allocator(self.device, budget=4 << 20)
+        for i in range(10):
+            b = allocator.empty(3 << 20)
+            b.synchronize()
+            consumer = Consumer(b.__dlpack__(stream=-1))
+            self.stream.fill(consumer.tensor.data, i, 3 << 20)
+            consumer.delete()
+            del b
+            allocator.empty(3 << 20).fill(1)
+
+    def test_the_race_detector_sees_what_is_not_ordered(self) -> None:
+        b = self.device.empty(SIZE)
+        consumer = Consumer(b.__dlpack__(stream=-1))
+        b.fill(1)
+        self.stream.fill(consumer.tensor.data, 2, SIZE)
+        self.device.synchronize()
+        self.assertIn("unordered accesses", self.stream.races())
+        consumer.delete()
+
+    def test_streams_of_the_protocol(self) -> None:
+        b = self.device.zeros(SIZE)
+        self.assertEqual([Stream(1).handle, Stream(2).handle], [1, 2])
+        for stream in (None, 1, 2, -1):
+            Consumer(b.__dlpack__(stream=stream)).delete()
+        for stream in (0, -2):
+            with self.assertRaises(ValueError):
+                b.__dlpack__(stream=stream)
+
+    def test_a_captured_stream_is_refused(self) -> None:
+        b = self.device.zeros(SIZE)
+        self.stream.capture(True)
+        try:
+            with self.assertRaises(leasehold.InvalidStateError):
+                b.__dlpack__(stream=self.stream.handle)
+        finally:
+            self.stream.capture(False)
+        b.free()
+
+    def test_our_own_memory_comes_back(self) -> None:
+        b = self.device.zeros(SIZE)
+        again = leasehold.from_dlpack(b)
+        self.assertEqual((again.device, again.address), (self.device, b.address))
+        for i in range(1, 20):
+            again.fill(i)
+            self.assertEqual(b.tobytes(), bytes([i]) * SIZE)
+            b.fill(i + 100)
+            self.assertEqual(again.tobytes(), bytes([i + 100]) * SIZE)
+        again.free()
+        b.free()
+
+    def test_copies_to_the_host_by_dlpack(self) -> None:
+        b = self.device.empty(16, "int32")
+        b.fill(9)
+        consumer = Consumer(b.__dlpack__(dl_device=(capsules.CPU, 0), max_version=(1, 0)))
+        self.assertEqual(consumer.managed.flags, capsules.IS_COPIED)
+        self.assertEqual(consumer.tensor.device_type, capsules.CPU)
+        self.assertEqual(consumer.bytes(64), b.tobytes())
+        consumer.delete()
+        with self.assertRaises(BufferError):
+            b.__dlpack__(dl_device=(capsules.CPU, 0), copy=False)
+        self.assertEqual(leasehold.from_dlpack(b, device="cpu:0").tobytes(), b.tobytes())
+        with self.assertRaises(ValueError):
+            leasehold.from_dlpack(b, device="cpu:0", copy=False)
+
+    def test_the_array_interface_keeps_the_memory(self) -> None:
+        allocator = leasehold.Allocator(self.device)
+        b = allocator.zeros((4, 4), "float32")
+        interface = b.__cuda_array_interface__
+        self.assertEqual((interface["version"], interface["stream"]), (3, None))
+        self.assertEqual((interface["shape"], interface["typestr"]), ((4, 4), "<f4"))
+        self.assertEqual(interface["data"], (b.address, False))
+        with self.assertRaises(leasehold.ExportError):
+            b.free()
+        del b
+        self.assertEqual(allocator.statistics()["blocks"], 0)
+        for none in (self.device.zeros(1, "bfloat16"), leasehold.Device("cpu:0").zeros(1)):
+            self.assertFalse(hasattr(none, "__cuda_array_interface__"))
+
+    def test_other_allocators_make_room(self) -> None:
+        other = leasehold.Allocator(self.device)
+        held = [other.empty(256 << 20) for _ in range(3)]
+        del held
+        self.device.synchronize()
+        self.assertGreaterEqual(other.statistics()["reserved_bytes"] or 0, 768 << 20)
+        self.assertEqual(self.device.zeros(700 << 20).nbytes, 700 << 20)
+        with self.assertRaises(leasehold.OutOfMemoryError) as raised:
+            self.device.empty(5 << 30)
+        self.assertIn("sim-cuda:0", str(raised.exception))
+        self.device.allocator.trim()
+
+    def test_random_programs_of_threads(self) -> None:
+        allocator = leasehold.Allocator(self.device, budget=8 << 20)
+        failures: list[BaseException] = []
+
+        def work(seed: int) -> None:
+            random_number = random.Random(seed)
+            own = Stream()
+            held: list[tuple[leasehold.Buffer, list[Consumer], int]] = []
+            try:
+                for _ in range(150):
+                    step = random_number.randrange(6)
+                    if step == 0 or not held:
+                        if len(held) == 6:
+                            continue
+                        b = allocator.empty(random_number.choice([100, 4096, 70000, 300000]))
+                        byte = random_number.randrange(256)
+                        b.fill(byte)
+                        held.append((b, [], byte))
+                        continue
+                    at = random_number.randrange(len(held))
+                    b, consumers, byte = held[at]
+                    if step == 1:
+                        consumers.append(Consumer(b.__dlpack__(stream=own.handle)))
+                    elif step == 2 and consumers:
+                        byte = random_number.randrange(256)
+                        own.fill(consumers[0].tensor.data, byte, b.nbytes)
+                        held[at] = (b, consumers, byte)
+                    elif step == 3:
+                        self.assertEqual(b.tobytes(), bytes([byte]) * b.nbytes)
+                    elif step == 4 and consumers:
+                        consumers.pop().delete()
+                    elif step == 5:
+                        held.pop(at)
+                        for consumer in consumers:
+                            consumer.delete()
+            except BaseException as e:
+                failures.append(e)
+            for _, consumers, _ in held:
+                for consumer in consumers:
+                    consumer.delete()
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(failures, [])
+
+
+if __name__ == "__main__":
+    unittest.main()
