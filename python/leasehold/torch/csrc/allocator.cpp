@@ -1,0 +1,640 @@
+// PyTorch's CUDAAllocator over the memories of the devices.
+#include "allocator.hpp"
+
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/util/ApproximateClock.h>
+
+#include <cuda_runtime_api.h>
+
+#include <cstdio>
+
+namespace leasehold_torch {
+namespace {
+
+using c10::cuda::CUDACachingAllocator::AllocatorState;
+using c10::cuda::CUDACachingAllocator::BlockInfo;
+using c10::cuda::CUDACachingAllocator::CheckpointDelta;
+using c10::cuda::CUDACachingAllocator::RecordContext;
+using c10::cuda::CUDACachingAllocator::SegmentInfo;
+using c10::cuda::CUDACachingAllocator::ShareableHandle;
+using c10::cuda::CUDACachingAllocator::SnapshotInfo;
+using c10::cuda::CUDACachingAllocator::TraceEntry;
+
+/// Runs something, with its failures as PyTorch's errors.
+template <typename F> auto guarded(F f) {
+    try {
+        return f();
+    } catch (const Failure &failure) {
+        throw_error(failure);
+    }
+}
+
+cudaStream_t handle(uintptr_t stream) { return reinterpret_cast<cudaStream_t>(stream); }
+
+c10::Device device_of(int ordinal) {
+    return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(ordinal)};
+}
+
+/// Frees a block of any device. Returns false if no device knows it.
+bool free_block(void *block) {
+    for (int ordinal = 0; ordinal < Memories::MOST; ++ordinal) {
+        Memory *memory = memories().known(ordinal);
+        if (memory != nullptr && memory->free(block)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/// The deleter of tensors' memory, which must not throw.
+void delete_block(void *block) noexcept {
+    // A child of fork() has no part in its parent's memory.
+    if (block == nullptr || forked()) {
+        return;
+    }
+    try {
+        if (!free_block(block)) {
+            std::fprintf(stderr, "leasehold: %p was freed twice or is not of this allocator\n",
+                         block);
+        }
+    } catch (const std::exception &error) {
+        std::fprintf(stderr, "leasehold: a block could not be freed: %s\n", error.what());
+    }
+}
+
+c10::CachingAllocator::Stat stat(const Count &count) {
+    c10::CachingAllocator::Stat made;
+    made.current = count.current;
+    made.peak = count.peak;
+    made.allocated = count.allocated;
+    made.freed = count.freed;
+    return made;
+}
+
+void fill(c10::CachingAllocator::StatArray &to, const Counts &from) {
+    for (size_t i = 0; i < to.size() && i < from.size(); ++i) {
+        to[i] = stat(from[i]);
+    }
+}
+
+/// Numbers that are not kept by size count as large.
+void fill(c10::CachingAllocator::StatArray &to, const Count &from) {
+    to[0] = to[2] = stat(from);
+}
+
+TraceEntry::Action action(Event::Kind kind) {
+    switch (kind) {
+    case Event::Alloc:
+        return TraceEntry::ALLOC;
+    case Event::FreeRequested:
+        return TraceEntry::FREE_REQUESTED;
+    case Event::FreeCompleted:
+        return TraceEntry::FREE_COMPLETED;
+    case Event::SegmentAlloc:
+        return TraceEntry::SEGMENT_ALLOC;
+    case Event::SegmentFree:
+        return TraceEntry::SEGMENT_FREE;
+    case Event::Snapshot:
+        return TraceEntry::SNAPSHOT;
+    default:
+        return TraceEntry::OOM;
+    }
+}
+
+std::shared_ptr<c10::GatheredContext> context_of(const Context &context) {
+    return std::static_pointer_cast<c10::GatheredContext>(context);
+}
+
+TraceEntry entry(int ordinal, const Event &event) {
+    return TraceEntry(action(event.kind), static_cast<c10::DeviceIndex>(ordinal), event.address,
+                      event.bytes, handle(event.stream),
+                      c10::cuda::MempoolId_t(event.pool.first, event.pool.second), event.time,
+                      context_of(event.context));
+}
+
+/// The state of a private pool, as PyTorch carries it.
+struct State : AllocatorState {
+    explicit State(Checkpoint checkpoint) : checkpoint(std::move(checkpoint)) {}
+    Checkpoint checkpoint;
+};
+
+PoolId key(c10::cuda::MempoolId_t id) { return {id.first, id.second}; }
+
+std::string readable(uint64_t bytes) {
+    char text[64];
+    std::snprintf(text, sizeof text, "%.2f MiB", static_cast<double>(bytes) / (1 << 20));
+    return text;
+}
+
+} // namespace
+
+// ---- blocks
+
+void *Allocator::allocate_on(int ordinal, size_t bytes, uintptr_t stream) {
+    if (bytes == 0) {
+        return nullptr;
+    }
+    TORCH_CHECK(!forked(), "leasehold: a process that was made by fork() cannot use CUDA: use the "
+                           "start method \"spawn\"");
+    Memory &memory = memories().of(ordinal);
+    for (bool again = true;; again = false) {
+        try {
+            return memory.allocate(bytes, stream);
+        } catch (const Failure &failure) {
+            bool full = failure.status == LEASEHOLD_OUT_OF_MEMORY ||
+                        failure.status == LEASEHOLD_OVER_BUDGET;
+            if (!full) {
+                throw_error(failure);
+            }
+            // Others may hold memory that they can do without.
+            bool freed = false;
+            if (again) {
+                for (const auto &name : c10::FreeCudaMemoryCallbacksRegistry()->Keys()) {
+                    freed |= c10::FreeCudaMemoryCallbacksRegistry()->Create(name)->Execute();
+                }
+            }
+            if (!freed) {
+                out_of_memory(memory, ordinal, bytes, failure);
+            }
+        }
+    }
+}
+
+void Allocator::out_of_memory(Memory &memory, int ordinal, size_t bytes, const Failure &why) {
+    auto [free, total] = guarded([&] { return memory.free_and_total(); });
+    auto allocated = static_cast<size_t>(guarded([&] { return memory.statistics(); }).bytes[0].current);
+    memory.note({Event::Oom, static_cast<uintptr_t>(free), bytes, 0, {}, memory.clock(), nullptr});
+    auto observers = [&] {
+        std::lock_guard<std::mutex> guard(lock_);
+        return observers_;
+    }();
+    for (auto &observer : observers) {
+        observer(ordinal, allocated, static_cast<size_t>(total), static_cast<size_t>(free));
+    }
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ",
+                     readable(bytes), ". GPU ", ordinal, " has a total capacity of ",
+                     readable(total), " of which ", readable(free), " is free.\n", why.what());
+}
+
+c10::DataPtr Allocator::allocate(size_t bytes) {
+    int ordinal = memories().current_device();
+    void *block = allocate_on(ordinal, bytes, memories().current_stream(ordinal));
+    return {block, block, &delete_block, device_of(ordinal)};
+}
+
+c10::DeleterFnPtr Allocator::raw_deleter() const { return &delete_block; }
+
+void Allocator::copy_data(void *to, const void *from, std::size_t bytes) const {
+    C10_CUDA_CHECK(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToDevice));
+}
+
+void *Allocator::raw_alloc(size_t bytes) {
+    int ordinal = memories().current_device();
+    return allocate_on(ordinal, bytes, memories().current_stream(ordinal));
+}
+
+void *Allocator::raw_alloc_with_stream(size_t bytes, cudaStream_t stream) {
+    return allocate_on(memories().current_device(), bytes, reinterpret_cast<uintptr_t>(stream));
+}
+
+void Allocator::raw_delete(void *block) {
+    if (block != nullptr && !forked()) {
+        bool known = guarded([&] { return free_block(block); });
+        TORCH_CHECK(known, "leasehold: ", block, " was freed twice or is not of this allocator");
+    }
+}
+
+void Allocator::record(void *block, uintptr_t stream, int ordinal) {
+    for (int owner = 0; owner < Memories::MOST; ++owner) {
+        Memory *memory = memories().known(owner);
+        if (memory != nullptr && memory->find(block).address != 0) {
+            leasehold_device peer = owner == ordinal ? 0 : memories().of(ordinal).device();
+            return guarded([&] { memory->record_stream(block, stream, peer); });
+        }
+    }
+}
+
+void Allocator::recordStream(const c10::DataPtr &block, c10::cuda::CUDAStream stream) {
+    // Memory of others, as of views from other libraries, is not ours to keep.
+    if (block.get() != nullptr && block.get_deleter() == &delete_block && !forked()) {
+        record(block.get(), reinterpret_cast<uintptr_t>(stream.stream()), stream.device_index());
+    }
+}
+
+void *Allocator::getBaseAllocation(void *block, size_t *bytes) {
+    for (int ordinal = 0; ordinal < Memories::MOST; ++ordinal) {
+        Memory *memory = memories().known(ordinal);
+        Block found = memory == nullptr ? Block{} : memory->find(block);
+        if (found.address != 0) {
+            if (bytes != nullptr) {
+                *bytes = found.bytes;
+            }
+            return block;
+        }
+    }
+    TORCH_CHECK(false, "leasehold: ", block, " is not the start of a block of this allocator");
+}
+
+// ---- the allocator as a whole
+
+void Allocator::init(int devices) {
+    if (devices > devices_.load()) {
+        devices_.store(devices);
+    }
+}
+
+double Allocator::getMemoryFraction(c10::DeviceIndex device) {
+    return memories().fraction(device);
+}
+
+void Allocator::setMemoryFraction(double fraction, c10::DeviceIndex device) {
+    memories().set_fraction(device, fraction);
+}
+
+void Allocator::emptyCache(c10::cuda::MempoolId_t) {
+    for (int ordinal = 0; ordinal < Memories::MOST && !forked(); ++ordinal) {
+        if (Memory *memory = memories().known(ordinal)) {
+            guarded([&] { memory->empty_cache(); });
+        }
+    }
+}
+
+void Allocator::cacheInfo(c10::DeviceIndex device, size_t *largest) {
+    guarded([&] {
+        Memory &memory = memories().of(device);
+        leasehold_stats now = memory.raw_statistics();
+        uint64_t left = now.budget_bytes > now.reserved_bytes
+                            ? now.budget_bytes - now.reserved_bytes
+                            : 0;
+        uint64_t fresh = std::min<uint64_t>(memory.free_and_total().first, left);
+        uint64_t found = std::max(fresh, memory.largest_free());
+        *largest = std::max(*largest, static_cast<size_t>(found));
+    });
+}
+
+// ---- statistics
+
+c10::CachingDeviceAllocator::DeviceStats Allocator::getDeviceStats(c10::DeviceIndex device) {
+    c10::CachingDeviceAllocator::DeviceStats made;
+    Memory *memory = memories().known(device);
+    if (memory == nullptr) {
+        return made;
+    }
+    Statistics found = guarded([&] { return memory->statistics(); });
+    fill(made.allocation, found.blocks);
+    fill(made.active, found.blocks);
+    fill(made.allocated_bytes, found.bytes);
+    fill(made.active_bytes, found.bytes);
+    fill(made.requested_bytes, found.bytes);
+    fill(made.reserved_bytes, found.reserved);
+    fill(made.segment, found.segments);
+    fill(made.inactive_split_bytes, found.unused);
+    made.num_alloc_retries = found.retries;
+    made.num_ooms = found.failures;
+    made.num_sync_all_streams = found.host_waits;
+    made.num_device_alloc = found.growths;
+    made.num_device_free = found.trims;
+    return made;
+}
+
+void Allocator::resetAccumulatedStats(c10::DeviceIndex device) {
+    if (Memory *memory = memories().known(device)) {
+        guarded([&] { memory->reset_accumulated(); });
+    }
+}
+
+void Allocator::resetPeakStats(c10::DeviceIndex device) {
+    if (Memory *memory = memories().known(device)) {
+        guarded([&] { memory->reset_peaks(); });
+    }
+}
+
+// ---- private pools
+
+void Allocator::use_pool(c10::DeviceIndex device, c10::cuda::MempoolId_t id, CUDAAllocator *allocator,
+                         std::shared_ptr<CUDAAllocator> keep) {
+    guarded([&] {
+        Memory &memory = memories().of(device);
+        if (allocator == nullptr || allocator == this) {
+            memory.use_pool(key(id));
+        } else if (auto *region = dynamic_cast<Region *>(allocator)) {
+            memory.use_pool(key(id), {}, region->pool(device));
+        } else {
+            Source source;
+            source.take = [allocator, keep](size_t bytes, uintptr_t stream) {
+                return allocator->raw_alloc_with_stream(bytes, handle(stream));
+            };
+            source.give = [allocator, keep](void *segment) { allocator->raw_delete(segment); };
+            memory.use_pool(key(id), std::move(source));
+        }
+    });
+}
+
+void Allocator::beginAllocateToPool(c10::DeviceIndex device, c10::cuda::MempoolId_t id,
+                                    std::function<bool(cudaStream_t)> filter) {
+    guarded([&] {
+        memories().of(device).begin_pool(
+            key(id), [filter = std::move(filter)](uintptr_t s) { return filter(handle(s)); });
+    });
+}
+
+void Allocator::endAllocateToPool(c10::DeviceIndex device, c10::cuda::MempoolId_t id) {
+    guarded([&] { memories().of(device).end_pool(key(id)); });
+}
+
+void Allocator::releasePool(c10::DeviceIndex device, c10::cuda::MempoolId_t id) {
+    Memory *memory = forked() ? nullptr : memories().known(device);
+    // A pool of PyTorch's own allocator may outlive it.
+    if (memory != nullptr && memory->pool_uses(key(id)) > 0) {
+        guarded([&] { memory->release_pool(key(id)); });
+    }
+}
+
+int Allocator::getPoolUseCount(c10::DeviceIndex device, c10::cuda::MempoolId_t id) {
+    Memory *memory = memories().known(device);
+    return memory == nullptr ? 0 : memory->pool_uses(key(id));
+}
+
+bool Allocator::checkPoolLiveAllocations(c10::DeviceIndex device, c10::cuda::MempoolId_t id,
+                                         const std::unordered_set<void *> &expected) {
+    auto live = guarded([&] { return memories().of(device).live_blocks(key(id)); });
+    size_t found = 0;
+    for (uintptr_t block : live) {
+        found += expected.count(reinterpret_cast<void *>(block));
+    }
+    return found == live.size() && found == expected.size();
+}
+
+std::shared_ptr<AllocatorState> Allocator::getCheckpointState(c10::DeviceIndex device,
+                                                              c10::cuda::MempoolId_t id) {
+    return guarded(
+        [&] { return std::make_shared<State>(memories().of(device).checkpoint(key(id))); });
+}
+
+CheckpointDelta Allocator::setCheckpointPoolState(c10::DeviceIndex device,
+                                                  std::shared_ptr<AllocatorState> state) {
+    auto own = std::dynamic_pointer_cast<State>(state);
+    TORCH_CHECK(own, "leasehold: the pool's state is another allocator's");
+    CheckpointDelta delta;
+    auto restored = guarded([&] { return memories().of(device).restore(own->checkpoint); });
+    for (uintptr_t block : restored.freed) {
+        delta.ptrs_freed.push_back(reinterpret_cast<void *>(block));
+    }
+    for (uintptr_t block : restored.allocated) {
+        auto *at = reinterpret_cast<void *>(block);
+        delta.dataptrs_allocd.emplace_back(at, at, &delete_block, device_of(device));
+    }
+    return delta;
+}
+
+#if LEASEHOLD_TORCH(11)
+void Allocator::createOrIncrefPool(c10::DeviceIndex device, c10::cuda::MempoolId_t id,
+                                   std::shared_ptr<CUDAAllocator> allocator) {
+    use_pool(device, id, allocator.get(), allocator);
+}
+
+void Allocator::setUseOnOOM(c10::DeviceIndex device, c10::cuda::MempoolId_t id, bool on) {
+    guarded([&] { memories().of(device).set_last_resort(key(id), on); });
+}
+#else
+void Allocator::createOrIncrefPool(c10::DeviceIndex device, c10::cuda::MempoolId_t id,
+                                   CUDAAllocator *allocator) {
+    use_pool(device, id, allocator, nullptr);
+}
+
+void Allocator::setUseOnOOM(c10::DeviceIndex device, c10::cuda::MempoolId_t id) {
+    guarded([&] { memories().of(device).set_last_resort(key(id), true); });
+}
+#endif
+
+#if LEASEHOLD_TORCH(10)
+void Allocator::setNoSplit(c10::DeviceIndex device, c10::cuda::MempoolId_t id) {
+    guarded([&] { memories().of(device).set_no_split(key(id)); });
+}
+
+void Allocator::setUserMetadata(const std::string &metadata) {
+    std::lock_guard<std::mutex> guard(lock_);
+    metadata_ = metadata;
+}
+
+std::string Allocator::getUserMetadata() {
+    std::lock_guard<std::mutex> guard(lock_);
+    return metadata_;
+}
+#endif
+
+// ---- history
+
+SnapshotInfo Allocator::walk(c10::cuda::MempoolId_t id, bool traces) {
+    static c10::ApproximateClockToUnixTimeConverter clock;
+    auto to_time = clock.makeConverter();
+    SnapshotInfo made{};
+    int devices = std::max(devices_.load(), 1);
+    for (int ordinal = 0; ordinal < Memories::MOST; ++ordinal) {
+        Memory *memory = memories().known(ordinal);
+        if (memory == nullptr) {
+            continue;
+        }
+        devices = std::max(devices, ordinal + 1);
+        memory->note({Event::Snapshot, 0, 0, 0, {}, memory->clock(), nullptr});
+        SegmentInfo *segment = nullptr;
+        for (const Seen &seen : guarded([&] { return memory->walk(); })) {
+            c10::cuda::MempoolId_t pool(seen.pool.first, seen.pool.second);
+            if (id != c10::cuda::MempoolId_t(0, 0) && id != pool) {
+                continue;
+            }
+            if (segment == nullptr || segment->address != seen.segment ||
+                segment->owner_private_pool_id != pool || segment->device != ordinal) {
+                made.segments.emplace_back();
+                segment = &made.segments.back();
+                segment->device = static_cast<c10::DeviceIndex>(ordinal);
+                segment->address = seen.segment;
+                segment->total_size = seen.segment_bytes;
+                segment->is_large = true;
+                segment->is_expandable = seen.expandable;
+                segment->owner_private_pool_id = pool;
+            }
+            if (segment->stream == nullptr && (seen.live || seen.pending)) {
+                segment->stream = handle(seen.stream);
+            }
+            BlockInfo block;
+            block.size = seen.bytes;
+            block.requested_size = seen.live ? seen.requested : seen.bytes;
+            block.allocated = seen.live;
+            block.active = seen.live || seen.pending;
+            block.context_when_allocated = context_of(seen.context);
+            if (block.allocated) {
+                segment->allocated_size += block.size;
+                segment->requested_size += block.requested_size;
+            }
+            segment->active_size += block.active ? block.size : 0;
+            segment->blocks.push_back(std::move(block));
+        }
+    }
+    made.device_traces.resize(static_cast<size_t>(devices));
+    for (int ordinal = 0; traces && ordinal < devices; ++ordinal) {
+        Memory *memory = memories().known(ordinal);
+        if (memory == nullptr) {
+            continue;
+        }
+        for (const Event &event : memory->events()) {
+            if (id == c10::cuda::MempoolId_t(0, 0) || key(id) == event.pool) {
+                TraceEntry made_entry = entry(ordinal, event);
+                made_entry.time_.t_ = to_time(made_entry.time_.approx_t_);
+                made.device_traces[static_cast<size_t>(ordinal)].push_back(std::move(made_entry));
+            }
+        }
+    }
+    made.config_metadata.expandable_segments = true;
+    made.config_metadata.last_allocator_settings = "leasehold";
+    return made;
+}
+
+void Allocator::history(HistorySettings settings, bool clear) {
+    std::lock_guard<std::mutex> guard(lock_);
+    history_ = settings;
+    int devices = std::max(devices_.load(), 1);
+    for (int ordinal = 0; ordinal < devices; ++ordinal) {
+        memories().of(ordinal).record_history(settings, clear);
+    }
+}
+
+bool Allocator::isHistoryEnabled() {
+    std::lock_guard<std::mutex> guard(lock_);
+    return history_.enabled;
+}
+
+namespace {
+
+HistorySettings settings_of(bool enabled,
+                            c10::cuda::CUDACachingAllocator::CreateContextFn recorder,
+                            size_t most, RecordContext when) {
+    HistorySettings made;
+    made.enabled = enabled;
+    made.most = most;
+    made.of_live = enabled && when >= RecordContext::STATE;
+    made.of_allocations = enabled && when >= RecordContext::ALLOC;
+    made.of_frees = enabled && when >= RecordContext::ALL;
+    if (enabled && recorder != nullptr) {
+        made.recorder = [recorder] { return std::static_pointer_cast<void>(recorder()); };
+    }
+    return made;
+}
+
+} // namespace
+
+#if LEASEHOLD_TORCH(11)
+SnapshotInfo Allocator::snapshot(c10::cuda::MempoolId_t id, bool traces) { return walk(id, traces); }
+
+void Allocator::recordHistory(bool enabled,
+                              c10::cuda::CUDACachingAllocator::CreateContextFn recorder,
+                              size_t most, RecordContext when, bool clear,
+                              const std::vector<std::string> &skip) {
+    static const std::pair<const char *, Event::Kind> kinds[] = {
+        {"alloc", Event::Alloc},
+        {"free_requested", Event::FreeRequested},
+        {"free_completed", Event::FreeCompleted},
+        {"segment_alloc", Event::SegmentAlloc},
+        {"segment_free", Event::SegmentFree},
+        {"snapshot", Event::Snapshot},
+        {"oom", Event::Oom},
+    };
+    HistorySettings settings = settings_of(enabled, recorder, most, when);
+    for (const std::string &name : skip) {
+        for (auto &[text, kind] : kinds) {
+            settings.skip |= name == text ? 1u << kind : 0u;
+        }
+    }
+    history(std::move(settings), clear);
+}
+#else
+SnapshotInfo Allocator::snapshot(c10::cuda::MempoolId_t id) { return walk(id, true); }
+
+void Allocator::recordHistory(bool enabled,
+                              c10::cuda::CUDACachingAllocator::CreateContextFn recorder,
+                              size_t most, RecordContext when, bool clear) {
+    history(settings_of(enabled, recorder, most, when), clear);
+}
+#endif
+
+#if LEASEHOLD_TORCH(12)
+std::shared_ptr<c10::GatheredContext> Allocator::getContextForPointer(const void *block) {
+    for (int ordinal = 0; ordinal < Memories::MOST; ++ordinal) {
+        Memory *memory = memories().known(ordinal);
+        Context found = memory == nullptr
+                            ? nullptr
+                            : memory->context_of(reinterpret_cast<uintptr_t>(block));
+        if (found) {
+            return context_of(found);
+        }
+    }
+    return nullptr;
+}
+
+void Allocator::attachOomRejectionObserver(
+    c10::cuda::CUDACachingAllocator::OomRejectionObserver observer) {
+    // It is asked before memory is refused for a limit of PyTorch's own, which is not used here.
+    std::lock_guard<std::mutex> guard(lock_);
+    rejections_.push_back(std::move(observer));
+}
+#endif
+
+void Allocator::attachOutOfMemoryObserver(
+    c10::cuda::CUDACachingAllocator::OutOfMemoryObserver observer) {
+    std::lock_guard<std::mutex> guard(lock_);
+    observers_.push_back(std::move(observer));
+}
+
+void Allocator::attachAllocatorTraceTracker(
+    c10::cuda::CUDACachingAllocator::AllocatorTraceTracker tracker) {
+    std::lock_guard<std::mutex> guard(lock_);
+    int devices = std::max(devices_.load(), 1);
+    for (int ordinal = 0; ordinal < devices; ++ordinal) {
+        memories().of(ordinal).add_tracker(
+            [tracker, ordinal](const Event &event) { tracker(entry(ordinal, event)); });
+    }
+}
+
+// ---- several devices and processes
+
+void Allocator::enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex owner) {
+    int allowed = 0;
+    guarded([&] {
+        int status = memories().library().device_enable_peer(
+            memories().of(device).device(), memories().of(owner).device(), &allowed);
+        if (status != LEASEHOLD_OK) {
+            throw Failure(status, memories().library().last_error());
+        }
+    });
+    if (allowed != 0 && !memories().options().simulated) {
+        c10::cuda::CUDAGuard current(device);
+        cudaError_t error = cudaDeviceEnablePeerAccess(owner, 0);
+        if (error == cudaErrorPeerAccessAlreadyEnabled) {
+            (void)cudaGetLastError();
+        } else {
+            C10_CUDA_CHECK(error);
+        }
+    }
+}
+
+cudaError_t Allocator::memcpyAsync(void *to, int to_device, const void *from, int from_device,
+                                   size_t bytes, cudaStream_t stream, bool peers) {
+    if (peers || to_device == from_device) {
+        return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
+    }
+    return cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, stream);
+}
+
+ShareableHandle Allocator::shareIpcHandle(void *) {
+    TORCH_CHECK(false, "leasehold: memory of this allocator has no handle for other processes: "
+                       "share a copy in host memory (tensor.cpu().share_memory_()), or send it "
+                       "by torch.distributed");
+}
+
+std::shared_ptr<void> Allocator::getIpcDevPtr(std::string) {
+    TORCH_CHECK(false, "leasehold: this allocator cannot open another process's memory: share a "
+                       "copy in host memory, or receive it by torch.distributed");
+}
+
+} // namespace leasehold_torch

@@ -1,0 +1,667 @@
+// The memory of one device over leasehold.h.
+#include "core.hpp"
+
+#include <algorithm>
+
+namespace leasehold_torch {
+namespace {
+
+constexpr size_t SMALL = size_t(1) << 20;
+constexpr size_t GRANULE = size_t(2) << 20;
+
+template <typename T> T sized() {
+    T made = {};
+    made.size = sizeof(T);
+    return made;
+}
+
+} // namespace
+
+Memory::Memory(const Library &library, const std::string &name, uint64_t budget, uint32_t policy)
+    : library_(library) {
+    auto options = sized<leasehold_device_options>();
+    options.budget = budget;
+    options.policy = policy;
+    check(library_.device_open(name.c_str(), &options, &device_));
+    base_ = sized<leasehold_stats>();
+    clock = [] { return uint64_t(0); };
+    capturing = [] { return false; };
+}
+
+void Memory::check(int status) const {
+    if (status != LEASEHOLD_OK) {
+        throw Failure(status, library_.last_error());
+    }
+}
+
+// ---- blocks
+
+void Memory::count_in(const Block &block) {
+    size_t size = block.bytes <= SMALL ? 1 : 2;
+    counts_[0].add(1);
+    counts_[size].add(1);
+    bytes_[0].add(static_cast<int64_t>(block.bytes));
+    bytes_[size].add(static_cast<int64_t>(block.bytes));
+}
+
+void Memory::count_out(const Block &block) {
+    size_t size = block.bytes <= SMALL ? 1 : 2;
+    counts_[0].sub(1);
+    counts_[size].sub(1);
+    bytes_[0].sub(static_cast<int64_t>(block.bytes));
+    bytes_[size].sub(static_cast<int64_t>(block.bytes));
+}
+
+void Memory::insert(const Block &block) {
+    blocks_.insert(block);
+    count_in(block);
+    if (block.pool != nullptr) {
+        ++block.pool->live;
+    }
+}
+
+/// The pool of an allocation, under the lock.
+Pool *Memory::route(uintptr_t stream) {
+    for (auto &[id, filter] : underway_) {
+        if (filter(stream)) {
+            return pools_.at(id).get();
+        }
+    }
+    return nullptr;
+}
+
+uintptr_t Memory::take(Pool *pool, size_t bytes, uintptr_t stream, int &status) {
+    void *block = nullptr;
+    if (pool == nullptr) {
+        status = library_.malloc(device_, bytes, stream, &block);
+    } else if (pool->region) {
+        status = library_.pool_malloc(pool->handle, bytes, stream, &block);
+    } else {
+        // Memory that other streams used comes back before the pool grows.
+        uintptr_t found = pool->arena->take(bytes, stream, false, pool->split);
+        if (found == 0) {
+            if (pool->arena->deferred() != 0 && synchronize()) {
+                pool->arena->undefer();
+            }
+            found = pool->arena->take(bytes, stream, true, pool->split);
+        }
+        status = found == 0 ? LEASEHOLD_OUT_OF_MEMORY : LEASEHOLD_OK;
+        return found;
+    }
+    return status == LEASEHOLD_OK ? reinterpret_cast<uintptr_t>(block) : 0;
+}
+
+void *Memory::allocate(size_t bytes, uintptr_t stream) {
+    if (bytes == 0) {
+        return nullptr;
+    }
+    Context context = gather(true);
+    Block block{0, bytes, stream, nullptr};
+    int status = LEASEHOLD_OK;
+    if (routes_.load(std::memory_order_acquire) == 0) {
+        block.address = take(nullptr, bytes, stream, status);
+        if (block.address != 0) {
+            std::lock_guard<std::mutex> guard(lock_);
+            insert(block);
+        }
+    } else {
+        std::lock_guard<std::mutex> guard(lock_);
+        block.pool = route(stream);
+        block.address = take(block.pool, bytes, stream, status);
+        if (block.address != 0) {
+            insert(block);
+        } else if (block.pool != nullptr) {
+            ++block.pool->live; // so that it stays
+        }
+    }
+    if (block.address == 0) {
+        block.address = take_pressed(block, status);
+    }
+    if (has_history()) {
+        PoolId id = block.pool == nullptr ? PoolId{} : block.pool->id;
+        emit({Event::Alloc, block.address, bytes, stream, id, clock(), std::move(context)});
+    }
+    return reinterpret_cast<void *>(block.address);
+}
+
+uintptr_t Memory::take_pressed(Block block, int status) {
+    std::string text = library_.last_error();
+    bool memory = status == LEASEHOLD_OUT_OF_MEMORY || status == LEASEHOLD_OVER_BUDGET;
+    bool reclaimed = memory && reclaim();
+    std::lock_guard<std::mutex> guard(lock_);
+    if (reclaimed) {
+        block.address = take(block.pool, block.bytes, block.stream, status);
+        text = block.address == 0 ? library_.last_error() : "";
+    }
+    if (block.pool != nullptr) {
+        --block.pool->live;
+    }
+    if (block.address == 0 && memory && block.pool == nullptr) {
+        for (auto &[id, pool] : pools_) {
+            if (block.address == 0 && pool->last_resort && pool->arena != nullptr) {
+                block.address = pool->arena->take(block.bytes, block.stream, false, pool->split);
+                block.pool = block.address == 0 ? nullptr : pool.get();
+            }
+        }
+    }
+    if (block.address == 0) {
+        failures_ += memory;
+        throw Failure(status, text);
+    }
+    insert(block);
+    return block.address;
+}
+
+/// Gives back what needs all work of the device to be over. Returns whether it did so.
+bool Memory::reclaim() {
+    if (!synchronize()) {
+        return false;
+    }
+    std::lock_guard<std::mutex> guard(lock_);
+    std::vector<PoolId> unused;
+    for (auto &[id, pool] : pools_) {
+        if (pool->arena != nullptr) {
+            pool->arena->undefer();
+        }
+        if (pool->uses == 0) {
+            unused.push_back(id);
+        }
+    }
+    for (PoolId id : unused) {
+        drop_if_unused(id);
+    }
+    return true;
+}
+
+bool Memory::synchronize() {
+    if (capturing()) {
+        return false;
+    }
+    return library_.device_synchronize(device_) == LEASEHOLD_OK;
+}
+
+bool Memory::free(void *address) {
+    auto at = reinterpret_cast<uintptr_t>(address);
+    Context context = gather(false);
+    Block block;
+    PoolId id;
+    bool direct;
+    {
+        std::lock_guard<std::mutex> guard(lock_);
+        block = blocks_.remove(at);
+        if (block.address == 0) {
+            return false;
+        }
+        count_out(block);
+        direct = block.pool == nullptr || block.pool->region;
+        if (block.pool != nullptr) {
+            id = block.pool->id;
+            --block.pool->live;
+        }
+        if (!direct) {
+            auto others = others_.find(at);
+            block.pool->arena->give(at, others != others_.end());
+            if (others != others_.end()) {
+                others_.erase(others);
+            }
+        }
+    }
+    if (has_history()) {
+        emit({Event::FreeRequested, at, block.bytes, block.stream, id, clock(), context});
+        emit({Event::FreeCompleted, at, block.bytes, block.stream, id, clock(), context});
+    }
+    if (direct) {
+        check(library_.free(device_, address));
+    }
+    return true;
+}
+
+void Memory::record_stream(void *address, uintptr_t stream, leasehold_device peer) {
+    auto at = reinterpret_cast<uintptr_t>(address);
+    {
+        std::lock_guard<std::mutex> guard(lock_);
+        Block *block = blocks_.find(at);
+        if (block == nullptr) {
+            throw Failure(LEASEHOLD_INVALID_ARGUMENT, "record_stream: the block is unknown");
+        }
+        if (block->pool != nullptr && !block->pool->region) {
+            if (peer != 0 || stream != block->stream) {
+                others_[at].push_back(stream);
+            }
+            return;
+        }
+    }
+    check(peer == 0 ? library_.record_stream(device_, address, stream)
+                    : library_.record_peer_stream(device_, address, peer, stream));
+}
+
+Block Memory::find(void *address) {
+    std::lock_guard<std::mutex> guard(lock_);
+    Block *block = blocks_.find(reinterpret_cast<uintptr_t>(address));
+    return block == nullptr ? Block{} : *block;
+}
+
+// ---- the memory as a whole
+
+void Memory::empty_cache() {
+    reclaim();
+    uint64_t freed = 0;
+    check(library_.trim(device_, 0, &freed));
+    std::lock_guard<std::mutex> guard(lock_);
+    trims_ += freed != 0;
+}
+
+void Memory::set_budget(uint64_t bytes) { check(library_.set_budget(device_, bytes)); }
+
+uint64_t Memory::budget() { return raw_statistics().budget_bytes; }
+
+leasehold_stats Memory::raw_statistics() {
+    auto found = sized<leasehold_stats>();
+    check(library_.stats_get(device_, &found));
+    return found;
+}
+
+Statistics Memory::statistics() {
+    leasehold_stats now = raw_statistics();
+    std::lock_guard<std::mutex> guard(lock_);
+    size_t foreign = 0;
+    for (auto &[id, pool] : pools_) {
+        foreign += pool->foreign != 0 ? pool->arena->reserved() : 0;
+    }
+    int64_t reserved = static_cast<int64_t>(now.reserved_bytes + foreign);
+    int64_t peak = static_cast<int64_t>(now.reserved_bytes_peak + foreign);
+    auto granules = [](int64_t bytes) { return (bytes + int64_t(GRANULE) - 1) / int64_t(GRANULE); };
+    reserved_.follow(reserved, peak);
+    segments_.follow(granules(reserved), granules(peak));
+    int64_t unused = std::max<int64_t>(reserved - bytes_[0].current, 0);
+    unused_.follow(unused, std::max(unused_.peak, unused));
+    Statistics found;
+    found.blocks = counts_;
+    found.bytes = bytes_;
+    found.reserved = reserved_;
+    found.segments = segments_;
+    found.unused = unused_;
+    found.retries = static_cast<int64_t>(now.retries - base_.retries);
+    found.failures = failures_;
+    found.host_waits = static_cast<int64_t>(now.host_waits - base_.host_waits);
+    found.growths = static_cast<int64_t>(now.growths - base_.growths);
+    found.trims = trims_;
+    return found;
+}
+
+void Memory::reset_peaks() {
+    check(library_.stats_reset_peaks(device_));
+    std::lock_guard<std::mutex> guard(lock_);
+    for (Counts *counts : {&counts_, &bytes_}) {
+        for (Count &count : *counts) {
+            count.peak = count.current;
+        }
+    }
+    unused_.peak = unused_.current;
+}
+
+void Memory::reset_accumulated() {
+    leasehold_stats now = raw_statistics();
+    std::lock_guard<std::mutex> guard(lock_);
+    base_ = now;
+    for (Counts *counts : {&counts_, &bytes_}) {
+        for (Count &count : *counts) {
+            count.allocated = count.freed = 0;
+        }
+    }
+    for (Count *count : {&reserved_, &segments_, &unused_}) {
+        count->allocated = count->freed = 0;
+    }
+    failures_ = trims_ = 0;
+}
+
+uint64_t Memory::largest_free() {
+    uint64_t bytes = 0;
+    check(library_.largest_free(device_, &bytes));
+    return bytes;
+}
+
+std::pair<uint64_t, uint64_t> Memory::free_and_total() {
+    auto info = sized<leasehold_device_info>();
+    check(library_.device_describe(device_, &info));
+    return {info.free_bytes, info.total_bytes};
+}
+
+std::vector<Seen> Memory::walk() {
+    struct Walk {
+        std::vector<Seen> seen;
+        std::map<leasehold_pool, PoolId> regions;
+        std::set<leasehold_pool> arenas;
+    } walk;
+    std::vector<Seen> own;
+    {
+        std::lock_guard<std::mutex> guard(lock_);
+        for (auto &[id, pool] : pools_) {
+            if (pool->region) {
+                walk.regions[pool->handle] = id;
+                continue;
+            }
+            if (pool->handle != 0) {
+                walk.arenas.insert(pool->handle);
+            }
+            std::map<uintptr_t, size_t> sizes;
+            for (const auto &[at, piece] : pool->arena->pieces()) {
+                sizes[piece.segment] += piece.bytes;
+            }
+            for (const auto &[at, piece] : pool->arena->pieces()) {
+                own.push_back({id, piece.segment, sizes[piece.segment], at, piece.bytes,
+                               piece.requested, piece.stream, piece.state == Piece::Live,
+                               piece.state == Piece::Deferred, false, nullptr});
+            }
+        }
+    }
+    auto visit = [](void *context, const leasehold_block *block) {
+        auto &walk = *static_cast<Walk *>(context);
+        if (walk.arenas.count(block->pool) != 0) {
+            return; // its pieces are known here
+        }
+        auto region = walk.regions.find(block->pool);
+        PoolId id = region == walk.regions.end() ? PoolId{} : region->second;
+        walk.seen.push_back({id, block->segment_address, block->segment_bytes, block->address,
+                             block->bytes, block->requested_bytes, block->stream,
+                             block->state == LEASEHOLD_BLOCK_LIVE,
+                             block->state == LEASEHOLD_BLOCK_PENDING, block->expandable != 0,
+                             nullptr});
+    };
+    check(library_.visit_blocks(device_, visit, &walk));
+    walk.seen.insert(walk.seen.end(), own.begin(), own.end());
+    std::lock_guard<std::mutex> guard(history_lock_);
+    for (Seen &seen : walk.seen) {
+        auto context = contexts_.find(seen.address);
+        if (seen.live && context != contexts_.end()) {
+            seen.context = context->second;
+        }
+    }
+    return std::move(walk.seen);
+}
+
+// ---- private pools
+
+/// The source of an arena: blocks of a pool of Leasehold's.
+Source Memory::own_source(leasehold_pool pool) {
+    Source source;
+    source.take = [this, pool](size_t bytes, uintptr_t stream) {
+        void *block = nullptr;
+        int status = library_.pool_malloc(pool, bytes, stream, &block);
+        return status == LEASEHOLD_OK ? block : nullptr;
+    };
+    source.give = [this](void *segment) { library_.free(device_, segment); };
+    return source;
+}
+
+void Memory::use_pool(PoolId id, Source source, leasehold_pool region) {
+    std::lock_guard<std::mutex> guard(lock_);
+    auto found = pools_.find(id);
+    if (found != pools_.end()) {
+        ++found->second->uses;
+        return;
+    }
+    auto pool = std::make_unique<Pool>();
+    pool->id = id;
+    pool->uses = 1;
+    if (region != 0) {
+        pool->region = true;
+        pool->handle = region;
+    } else if (source.take) {
+        pool->foreign = 1;
+        pool->arena = std::make_unique<Arena>(std::move(source));
+    } else {
+        auto options = sized<leasehold_pool_options>();
+        std::string name = "pool " + std::to_string(id.first) + "." + std::to_string(id.second);
+        options.name = name.c_str();
+        check(library_.pool_create(device_, &options, &pool->handle));
+        pool->arena = std::make_unique<Arena>(own_source(pool->handle));
+    }
+    pools_.emplace(id, std::move(pool));
+}
+
+Pool &Memory::pool_of(PoolId id) {
+    auto found = pools_.find(id);
+    if (found == pools_.end()) {
+        throw Failure(LEASEHOLD_INVALID_ARGUMENT, "no memory pool " + std::to_string(id.first) +
+                                                      "." + std::to_string(id.second));
+    }
+    return *found->second;
+}
+
+void Memory::set_last_resort(PoolId id, bool on) {
+    std::lock_guard<std::mutex> guard(lock_);
+    pool_of(id).last_resort = on;
+}
+
+void Memory::set_no_split(PoolId id) {
+    std::lock_guard<std::mutex> guard(lock_);
+    pool_of(id).split = false;
+}
+
+void Memory::begin_pool(PoolId id, std::function<bool(uintptr_t)> filter) {
+    use_pool(id);
+    std::unique_lock<std::mutex> guard(lock_);
+    for (auto &[other, _] : underway_) {
+        if (other == id) {
+            guard.unlock();
+            release_pool(id);
+            throw Failure(LEASEHOLD_INVALID_STATE, "the memory pool takes allocations already");
+        }
+    }
+    underway_.emplace_back(id, std::move(filter));
+    routes_.fetch_add(1, std::memory_order_release);
+}
+
+void Memory::end_pool(PoolId id) {
+    std::lock_guard<std::mutex> guard(lock_);
+    auto is = [&](const auto &entry) { return entry.first == id; };
+    auto found = std::find_if(underway_.begin(), underway_.end(), is);
+    if (found == underway_.end()) {
+        throw Failure(LEASEHOLD_INVALID_STATE, "the memory pool takes no allocations");
+    }
+    underway_.erase(found);
+    routes_.fetch_sub(1, std::memory_order_release);
+}
+
+void Memory::release_pool(PoolId id) {
+    std::lock_guard<std::mutex> guard(lock_);
+    Pool &pool = pool_of(id);
+    if (pool.uses > 0) {
+        --pool.uses;
+    }
+    // A launch of a graph may still use its memory, so it goes once all work is known to be over.
+    if (pool.uses == 0 && (pool.region || pool.arena->segments() == 0)) {
+        drop_if_unused(id);
+    }
+}
+
+/// Drops a pool without uses and blocks, under the lock. All work of the device is over.
+bool Memory::drop_if_unused(PoolId id) {
+    Pool &pool = *pools_.at(id);
+    for (auto &[underway, _] : underway_) {
+        if (underway == id) {
+            return false;
+        }
+    }
+    bool empty = pool.arena == nullptr || pool.arena->release();
+    if (pool.uses != 0 || pool.live != 0 || !empty) {
+        return false;
+    }
+    // A region belongs to its name.
+    if (!pool.region && pool.handle != 0) {
+        library_.pool_release(pool.handle);
+    }
+    pools_.erase(id);
+    return true;
+}
+
+int Memory::pool_uses(PoolId id) {
+    std::lock_guard<std::mutex> guard(lock_);
+    auto found = pools_.find(id);
+    return found == pools_.end() ? 0 : found->second->uses;
+}
+
+std::vector<uintptr_t> Memory::live_blocks(PoolId id) {
+    std::lock_guard<std::mutex> guard(lock_);
+    Pool *pool = &pool_of(id);
+    std::vector<uintptr_t> found;
+    blocks_.each([&](Block &block) {
+        if (block.pool == pool) {
+            found.push_back(block.address);
+        }
+    });
+    return found;
+}
+
+Checkpoint Memory::checkpoint(PoolId id) {
+    std::lock_guard<std::mutex> guard(lock_);
+    Pool &pool = pool_of(id);
+    if (pool.arena == nullptr) {
+        throw Failure(LEASEHOLD_UNSUPPORTED,
+                      "a region cannot be set back to an earlier state, which torch.compile with "
+                      "mode=\"reduce-overhead\" does with its pool: give it a pool of its own");
+    }
+    return {id, pool.arena->pieces()};
+}
+
+Restored Memory::restore(const Checkpoint &checkpoint) {
+    std::lock_guard<std::mutex> guard(lock_);
+    Pool *pool = &pool_of(checkpoint.id);
+    if (pool->arena == nullptr) {
+        throw Failure(LEASEHOLD_UNSUPPORTED, "a region cannot be set back to an earlier state");
+    }
+    for (const auto &[at, piece] : checkpoint.pieces) {
+        if (piece.state == Piece::Live && pool->arena->pieces().count(piece.segment) == 0) {
+            throw Failure(LEASEHOLD_INVALID_STATE,
+                          "memory of the earlier state went back to the driver");
+        }
+    }
+    Restored restored;
+    blocks_.each([&](Block &block) {
+        if (block.pool == pool) {
+            restored.freed.push_back(block.address);
+        }
+    });
+    for (uintptr_t at : restored.freed) {
+        count_out(blocks_.remove(at));
+        others_.erase(at);
+        --pool->live;
+    }
+    pool->arena->restore(checkpoint.pieces);
+    for (const auto &[at, piece] : checkpoint.pieces) {
+        if (piece.state == Piece::Live) {
+            insert({at, piece.requested, piece.stream, pool});
+            restored.allocated.push_back(at);
+        }
+    }
+    return restored;
+}
+
+// ---- regions
+
+leasehold_pool Memory::make_region(const std::string &name, uint32_t policy) {
+    auto options = sized<leasehold_pool_options>();
+    options.name = name.c_str();
+    options.policy = policy;
+    options.flags = LEASEHOLD_POOL_SUSPENDABLE;
+    leasehold_pool made = 0;
+    check(library_.pool_create(device_, &options, &made));
+    return made;
+}
+
+void *Memory::region_allocate(leasehold_pool region, size_t bytes, uintptr_t stream) {
+    void *block = nullptr;
+    check(library_.pool_malloc(region, bytes, stream, &block));
+    return block;
+}
+
+uint64_t Memory::suspend(leasehold_pool region, bool keep) {
+    uint64_t freed = 0;
+    check(library_.pool_suspend(region, keep ? LEASEHOLD_SUSPEND_KEEP : 0, &freed));
+    return freed;
+}
+
+void Memory::resume(leasehold_pool region) { check(library_.pool_resume(region)); }
+
+// ---- history
+
+Context Memory::gather(bool allocation) {
+    if (!has_history()) {
+        return nullptr;
+    }
+    std::function<Context()> recorder;
+    {
+        std::lock_guard<std::mutex> guard(history_lock_);
+        if (allocation ? history_.of_live || history_.of_allocations : history_.of_frees) {
+            recorder = history_.recorder;
+        }
+    }
+    // The recorder may wait for Python's lock.
+    return recorder ? recorder() : nullptr;
+}
+
+void Memory::record_history(HistorySettings settings, bool clear) {
+    std::lock_guard<std::mutex> guard(history_lock_);
+    history_ = std::move(settings);
+    history_.most = std::max<size_t>(history_.most, 1);
+    if (clear || !history_.enabled) {
+        contexts_.clear();
+    }
+    if (clear) {
+        events_.clear();
+    }
+    history_on_.store(history_.enabled || !trackers_.empty());
+}
+
+void Memory::emit(Event event) {
+    std::vector<std::function<void(const Event &)>> trackers;
+    {
+        std::lock_guard<std::mutex> guard(history_lock_);
+        trackers = trackers_;
+        if (history_.enabled) {
+            if (event.kind == Event::Alloc && event.context && history_.of_live) {
+                contexts_[event.address] = event.context;
+            } else if (event.kind == Event::FreeCompleted) {
+                contexts_.erase(event.address);
+            }
+            if ((history_.skip >> event.kind & 1) == 0) {
+                events_.push_back(event);
+                if (!history_.of_allocations) {
+                    events_.back().context = nullptr;
+                }
+            }
+            while (events_.size() > history_.most) {
+                events_.pop_front();
+            }
+        }
+    }
+    for (auto &tracker : trackers) {
+        tracker(event);
+    }
+}
+
+Context Memory::context_of(uintptr_t address) {
+    std::lock_guard<std::mutex> guard(history_lock_);
+    auto found = contexts_.find(address);
+    return found == contexts_.end() ? nullptr : found->second;
+}
+
+void Memory::note(Event event) {
+    if (has_history()) {
+        emit(std::move(event));
+    }
+}
+
+std::vector<Event> Memory::events() {
+    std::lock_guard<std::mutex> guard(history_lock_);
+    return {events_.begin(), events_.end()};
+}
+
+void Memory::add_tracker(std::function<void(const Event &)> tracker) {
+    std::lock_guard<std::mutex> guard(history_lock_);
+    trackers_.push_back(std::move(tracker));
+    history_on_.store(true);
+}
+
+} // namespace leasehold_torch

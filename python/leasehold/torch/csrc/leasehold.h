@@ -1,0 +1,1 @@
+../../../../crates/capi/include/leasehold.h
