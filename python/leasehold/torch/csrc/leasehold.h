@@ -1,1 +1,0 @@
-../../../../crates/capi/include/leasehold.h
