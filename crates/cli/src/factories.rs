@@ -6,8 +6,12 @@
 use crate::system::simulated;
 use leasehold::backend::{Backend, KernelDesc};
 use leasehold_alloc::DebugAids;
+#[cfg(feature = "cuda")]
+use leasehold_conformance::Expectation;
+#[cfg(any(feature = "cuda", feature = "mps"))]
+use leasehold_conformance::Expectations;
 use leasehold_conformance::simulated::{self as conformance, CallFaults};
-use leasehold_conformance::{Expectation, Expectations, Factory, Faults, Faulty, TestKernel};
+use leasehold_conformance::{Factory, Faulty, TestKernel};
 #[cfg(feature = "cuda")]
 use leasehold_cuda::{CudaBackend, CudaConfig, driver::sim::SimDriver};
 #[cfg(feature = "mps")]
@@ -67,18 +71,18 @@ pub(crate) struct SimulatedCuda {
 
 #[cfg(feature = "cuda")]
 impl SimulatedCuda {
-    fn make(&self) -> leasehold::Result<(CudaBackend, Arc<SimDriver>)> {
+    fn make(&self) -> leasehold::Result<(Arc<dyn Backend>, Arc<SimDriver>)> {
         let config = CudaConfig::default().debug(self.aids);
-        let made = simulated::cuda(simulated::machine(self.seed, kernels()), config)?;
-        conformance::ring(made.1.machine(), &made.1)?;
-        Ok(made)
+        let (backend, driver) = simulated::cuda(simulated::machine(self.seed, kernels()), config)?;
+        conformance::ring(driver.machine(), &driver)?;
+        Ok((Arc::new(backend), driver))
     }
 }
 
 #[cfg(feature = "cuda")]
 impl Factory for SimulatedCuda {
     fn backend(&self) -> leasehold::Result<Arc<dyn Backend>> {
-        Ok(Arc::new(self.make()?.0))
+        Ok(self.make()?.0)
     }
 
     fn kernel(&self, kernel: TestKernel) -> Option<KernelDesc<'static>> {
@@ -86,27 +90,11 @@ impl Factory for SimulatedCuda {
     }
 
     fn faulty(&self) -> Option<leasehold::Result<Faulty>> {
-        Some(self.make().map(|(backend, driver)| {
-            let faults: Arc<dyn Faults> = Arc::new(CallFaults {
-                machine: driver.machine().clone(),
-                submissions: &["cuMemsetD8Async", "cuLaunchKernel"],
-                // Modules are cached by their source, so the next kernel may need no new module,
-                // but always its function.
-                creations: &["cuModuleGetFunction"],
-                memory: if self.aids.pass_through { &["cuMemAlloc"] } else { &["cuMemCreate"] },
-            });
-            (Arc::new(backend) as Arc<dyn Backend>, faults)
-        }))
+        Some(self.make().map(|(backend, driver)| (backend, CallFaults::cuda(driver.machine()))))
     }
 
     fn expectations(&self) -> Expectations {
-        Expectations {
-            unsupported: &[
-                Expectation { case: 3, reason: "a simulated machine has a device at least" },
-                STICKY,
-            ],
-            expected_failure: &[],
-        }
+        Expectations { unsupported: &[conformance::DEVICES_EXIST, STICKY], expected_failure: &[] }
     }
 }
 
@@ -124,10 +112,6 @@ impl Factory for Mps {
         // A kernel of Metal has no clock, and nothing that ends it but an illegal address.
         (kernel != TestKernel::SpinUntilFlag).then(|| kernel.for_mps())
     }
-
-    fn expectations(&self) -> Expectations {
-        Expectations { unsupported: &[], expected_failure: &[] }
-    }
 }
 
 /// Metal over the simulated driver.
@@ -139,18 +123,18 @@ pub(crate) struct SimulatedMps {
 
 #[cfg(feature = "mps")]
 impl SimulatedMps {
-    fn make(&self) -> leasehold::Result<(MpsBackend, Arc<sim::SimDriver>)> {
+    fn make(&self) -> leasehold::Result<(Arc<dyn Backend>, Arc<sim::SimDriver>)> {
         let config = MpsConfig::default().debug(self.aids);
-        let made = simulated::mps(simulated::machine(self.seed, kernels()), config)?;
-        conformance::ring(made.1.machine(), &made.1)?;
-        Ok(made)
+        let (backend, driver) = simulated::mps(simulated::machine(self.seed, kernels()), config)?;
+        conformance::ring(driver.machine(), &driver)?;
+        Ok((Arc::new(backend), driver))
     }
 }
 
 #[cfg(feature = "mps")]
 impl Factory for SimulatedMps {
     fn backend(&self) -> leasehold::Result<Arc<dyn Backend>> {
-        Ok(Arc::new(self.make()?.0))
+        Ok(self.make()?.0)
     }
 
     fn kernel(&self, kernel: TestKernel) -> Option<KernelDesc<'static>> {
@@ -158,27 +142,11 @@ impl Factory for SimulatedMps {
     }
 
     fn faulty(&self) -> Option<leasehold::Result<Faulty>> {
-        Some(self.make().map(|(backend, driver)| {
-            let faults: Arc<dyn Faults> = Arc::new(CallFaults {
-                machine: driver.machine().clone(),
-                submissions: &["commit"],
-                // A library is made once for its source, so the next kernel may need none, but
-                // always a pipeline.
-                creations: &["newComputePipelineStateWithDescriptor"],
-                memory: &["newHeapWithDescriptor"],
-            });
-            (Arc::new(backend) as Arc<dyn Backend>, faults)
-        }))
+        Some(self.make().map(|(backend, driver)| (backend, CallFaults::mps(driver.machine()))))
     }
 
     fn expectations(&self) -> Expectations {
-        Expectations {
-            unsupported: &[Expectation {
-                case: 3,
-                reason: "a simulated machine has a device at least",
-            }],
-            expected_failure: &[],
-        }
+        Expectations { unsupported: &[conformance::DEVICES_EXIST], expected_failure: &[] }
     }
 }
 
@@ -202,18 +170,9 @@ impl Factory for Simulated {
 
     fn faulty(&self) -> Option<leasehold::Result<Faulty>> {
         Some(self.make().map(|backend| {
-            let faults: Arc<dyn Faults> = Arc::new(CallFaults {
-                machine: backend.machine().clone(),
-                submissions: &["submit"],
-                creations: &["pipeline_create"],
-                memory: &["create"],
-            });
+            let faults = CallFaults::sim(backend.machine());
             (Arc::new(backend) as Arc<dyn Backend>, faults)
         }))
-    }
-
-    fn expectations(&self) -> Expectations {
-        Expectations { unsupported: &[], expected_failure: &[] }
     }
 }
 
@@ -237,7 +196,7 @@ mod tests {
         fn backend(&self) -> leasehold::Result<Arc<dyn Backend>> {
             let (backend, driver) = self.inner.make()?;
             self.machines.lock().push(driver.machine().clone());
-            Ok(Arc::new(backend))
+            Ok(backend)
         }
 
         fn kernel(&self, kernel: TestKernel) -> Option<KernelDesc<'static>> {

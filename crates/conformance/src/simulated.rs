@@ -3,7 +3,7 @@
 //!
 //! This module knows the machine of `leasehold-sim`, and must not know a backend or a case.
 
-use crate::factory::{Faults, Injected, TestKernel};
+use crate::factory::{Expectation, Faults, Injected, TestKernel};
 use leasehold::backend::sync::Mutex;
 use leasehold::backend::sync::atomic::{AtomicU32, Ordering};
 use leasehold::backend::{Backend, BackendKind, Device, DeviceId, DeviceInfo, PoolStats};
@@ -84,6 +84,10 @@ pub fn ring<D: Send + Sync + 'static>(machine: &Monitor, driver: &Arc<D>) -> Res
     named.spawn(watch).map(|_| ()).map_err(|e| crew::refused(&e))
 }
 
+/// The case about a system without devices: a simulated machine has one at least.
+pub const DEVICES_EXIST: Expectation =
+    Expectation { case: 3, reason: "a simulated machine has a device at least" };
+
 /// Failures on demand, by the names of a simulated driver's calls.
 ///
 /// Leave copies out of `submissions`: a failed copy shows only at the end of a case, when the case
@@ -98,6 +102,46 @@ pub struct CallFaults {
     pub creations: &'static [&'static str],
     /// The calls that request memory.
     pub memory: &'static [&'static str],
+}
+
+impl CallFaults {
+    /// The failures of CUDA's driver, over this machine.
+    #[must_use]
+    pub fn cuda(machine: &Monitor) -> Arc<dyn Faults> {
+        Arc::new(Self {
+            machine: machine.clone(),
+            submissions: &["cuMemsetD8Async", "cuLaunchKernel"],
+            // Modules are cached by their source, so the next kernel may need no new module, but
+            // always its function.
+            creations: &["cuModuleGetFunction"],
+            // A pool takes its memory by one of these calls.
+            memory: &["cuMemCreate", "cuMemAlloc", "cuMemAllocAsync"],
+        })
+    }
+
+    /// The failures of Metal, over this machine.
+    #[must_use]
+    pub fn mps(machine: &Monitor) -> Arc<dyn Faults> {
+        Arc::new(Self {
+            machine: machine.clone(),
+            submissions: &["commit"],
+            // A library is made once for its source, so the next kernel may need none, but always a
+            // pipeline.
+            creations: &["newComputePipelineStateWithDescriptor"],
+            memory: &["newHeapWithDescriptor"],
+        })
+    }
+
+    /// The failures of this machine without a vendor's driver.
+    #[must_use]
+    pub fn sim(machine: &Monitor) -> Arc<dyn Faults> {
+        Arc::new(Self {
+            machine: machine.clone(),
+            submissions: &["submit"],
+            creations: &["pipeline_create"],
+            memory: &["create"],
+        })
+    }
 }
 
 impl Faults for CallFaults {

@@ -6,10 +6,8 @@
 //! - A number is the machine's seed.
 //! - `real` selects the vendor's driver, and skips all cases without one.
 
-use leasehold_conformance::simulated::{self, CallFaults, Checked};
-use leasehold_conformance::{
-    Expectation, Expectations, Factory, Faults, Faulty, TestKernel, harness,
-};
+use leasehold_conformance::simulated::{self, CallFaults, Checked, DEVICES_EXIST};
+use leasehold_conformance::{Expectation, Expectations, Factory, Faulty, TestKernel, harness};
 use leasehold_core::sync::{Arc, Mutex, OnceLock};
 use leasehold_core::{Error, Result};
 use leasehold_cuda::driver::ops::{ContextOps, DeviceOps, EventOps, StreamOps};
@@ -69,15 +67,7 @@ impl Factory for Simulated {
     }
 
     fn faulty(&self) -> Option<Result<Faulty>> {
-        Some(self.make().map(|(backend, driver)| {
-            let faults: Arc<dyn Faults> = Arc::new(CallFaults {
-                machine: driver.machine().clone(),
-                submissions: &["cuMemsetD8Async", "cuLaunchKernel"],
-                creations: &["cuModuleGetFunction"],
-                memory: &["cuMemCreate"],
-            });
-            (backend, faults)
-        }))
+        Some(self.make().map(|(backend, driver)| (backend, CallFaults::cuda(driver.machine()))))
     }
 
     fn current_device(&self) -> Option<DeviceId> {
@@ -119,17 +109,13 @@ impl Factory for Simulated {
 
     fn expectations(&self) -> Expectations {
         let unsupported: &[Expectation] = match self.config.completion {
-            CompletionSource::Events => {
-                &[NO_MACHINE_WITHOUT_DEVICES, ONE_FAULT_ENDS_ALL, SIGNALS_ARE_EVENTS]
-            }
-            CompletionSource::Auto => &[NO_MACHINE_WITHOUT_DEVICES, ONE_FAULT_ENDS_ALL],
+            CompletionSource::Events => &[DEVICES_EXIST, ONE_FAULT_ENDS_ALL, SIGNALS_ARE_EVENTS],
+            CompletionSource::Auto => &[DEVICES_EXIST, ONE_FAULT_ENDS_ALL],
         };
         Expectations { unsupported, expected_failure: &[] }
     }
 }
 
-const NO_MACHINE_WITHOUT_DEVICES: Expectation =
-    Expectation { case: 3, reason: "a simulated machine has a device at least" };
 const ONE_FAULT_ENDS_ALL: Expectation = Expectation {
     case: 117,
     reason: "a kernel's fault ends its context, and so every stream of the device",

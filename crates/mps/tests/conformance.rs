@@ -6,10 +6,8 @@
 //! - `queues` gives each device four command queues.
 //! - A number is the machine's seed.
 
-use leasehold_conformance::simulated::{self, CallFaults, Checked};
-use leasehold_conformance::{
-    Expectation, Expectations, Factory, Faults, Faulty, TestKernel, harness,
-};
+use leasehold_conformance::simulated::{self, CallFaults, Checked, DEVICES_EXIST};
+use leasehold_conformance::{Expectation, Expectations, Factory, Faulty, TestKernel, harness};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Result};
 use leasehold_hal::{Backend, KernelDesc};
@@ -66,21 +64,13 @@ impl Factory for Simulated {
     }
 
     fn faulty(&self) -> Option<Result<Faulty>> {
-        Some(self.make().map(|(backend, driver)| {
-            let faults: Arc<dyn Faults> = Arc::new(CallFaults {
-                machine: driver.machine().clone(),
-                submissions: &["commit"],
-                creations: &["newComputePipelineStateWithDescriptor"],
-                memory: &["newHeapWithDescriptor"],
-            });
-            (backend, faults)
-        }))
+        Some(self.make().map(|(backend, driver)| (backend, CallFaults::mps(driver.machine()))))
     }
 
     fn expectations(&self) -> Expectations {
         const PRIVATE: &str = "a Metal device does not reach private storage of another one";
         const ALL: [Expectation; 4] = [
-            Expectation { case: 3, reason: "a simulated machine has a device at least" },
+            DEVICES_EXIST,
             Expectation { case: 75, reason: PRIVATE },
             Expectation { case: 76, reason: PRIVATE },
             Expectation { case: 77, reason: PRIVATE },

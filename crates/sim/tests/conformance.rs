@@ -1,7 +1,7 @@
 //! The conformance suite on the simulated backend.
 
 use leasehold_conformance::simulated::{self, CallFaults};
-use leasehold_conformance::{Expectations, Factory, Faults, Faulty, TestKernel, harness};
+use leasehold_conformance::{Factory, Faulty, TestKernel, harness};
 use leasehold_core::Result;
 use leasehold_core::sync::Arc;
 use leasehold_hal::{Backend, KernelDesc};
@@ -25,18 +25,9 @@ impl Factory for Sim {
         Some(kernel.for_sim())
     }
 
-    fn expectations(&self) -> Expectations {
-        Expectations { unsupported: &[], expected_failure: &[] }
-    }
-
     fn faulty(&self) -> Option<Result<Faulty>> {
         Some(backend(1).map(|backend| {
-            let faults: Arc<dyn Faults> = Arc::new(CallFaults {
-                machine: backend.machine().clone(),
-                submissions: &["submit"],
-                creations: &["pipeline_create"],
-                memory: &["create"],
-            });
+            let faults = CallFaults::sim(backend.machine());
             (Arc::new(backend) as Arc<dyn Backend>, faults)
         }))
     }
