@@ -8,7 +8,7 @@ use crate::model::{Dense, Layer, Model};
 use leasehold::backend::sync::atomic::{AtomicU32, Ordering};
 use leasehold::ops::Pattern;
 use leasehold::{
-    Buffer, Error, Graph, GraphOperator, HostKind, Lease, Result, Runtime, Timepoint, View,
+    Buffer, Error, Graph, GraphOperator, HostKind, Lease, Name, Result, Runtime, Timepoint, View,
 };
 use leasehold_operators::{DType, Operator, Tensor, ops};
 
@@ -32,6 +32,7 @@ struct Scratch {
 impl Scratch {
     fn new(model: &Model, rows: u32) -> Result<Self> {
         let c = model.config();
+        let _named = Name::new("activations").scope();
         let t =
             |cols: usize| Tensor::alloc(model.runtime(), model.activations(), rows, cols as u32);
         // `gate` and `up` of different element types cannot share a launch, and a vendor's library
@@ -134,11 +135,14 @@ impl<'m> Decoder<'m> {
             runtime.stream().fill(cache.view(), 0u8)?;
             Ok(cache)
         };
+        let named = Name::new("kv cache").scope();
         let caches = (0..c.num_hidden_layers)
             .map(|_| {
                 Ok(ops::Cache { keys: cache()?, values: cache()?, dtype: model.activations() })
             })
             .collect::<Result<Vec<_>>>()?;
+        drop(named);
+        let _named = Name::new("sequence").scope();
         let state = ops::Loop {
             token: runtime.upload(&[0i32])?.into_buffer(),
             position: runtime.upload(&[0i32])?.into_buffer(),
@@ -295,6 +299,7 @@ impl<'m> Decoder<'m> {
             )));
         }
         let (runtime, stream) = (self.model.runtime(), self.model.runtime().stream());
+        let _named = Name::new("prompt").scope();
         stream.fill(self.state.count.view(), 0u32)?;
         let mut last = None;
         let rows = if has_vendor_products(self.model) { VENDOR_CHUNK } else { CHUNK };

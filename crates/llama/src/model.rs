@@ -5,7 +5,7 @@
 
 use crate::config::Config;
 use crate::weights::Weights;
-use leasehold::{Error, Lease, Protection, Result, Runtime};
+use leasehold::{Error, Lease, Name, Protection, Result, Runtime};
 use leasehold_operators::kernels::cpu::rope;
 use leasehold_operators::{DType, Library, Tensor, ops};
 use std::fmt;
@@ -139,6 +139,7 @@ impl Model {
             return Err(Error::Unsupported("activations in f16; there are f32 and bf16".into()));
         }
         let library = Library::of(runtime)?;
+        let _named = Name::new("weights").scope();
         let mut types =
             weights.iter().filter(|(_, t)| t.shape().len() == 1).map(|(_, t)| t.dtype());
         let first = types.next();

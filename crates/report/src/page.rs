@@ -205,8 +205,9 @@ impl Section<'_> {
         let memory = self.memory();
         let mut tiles = Tiles::new(out);
         if let Some(live) = memory.stat("live_bytes") {
-            let count =
-                memory.stat("live").map_or_else(String::new, |n| format!("{} buffers", grouped(n)));
+            let count = memory.stat("live").map_or_else(String::new, |n| {
+                if n == 1 { "1 buffer".to_owned() } else { format!("{} buffers", grouped(n)) }
+            });
             tiles.bytes("live", live, &count);
         }
         if let Some(peak) = memory.stat("live_peak") {
@@ -482,7 +483,7 @@ impl Section<'_> {
                 grouped(total as u64)
             )
         } else {
-            write!(out, "All {total} events")
+            write!(out, "{total} event{}", if total == 1 { "" } else { "s" })
         };
         out.push_str("</summary>");
         let mut table = Table::new(&["#at", "event", "#amount", "stream", "~call site"]);
