@@ -29,7 +29,7 @@ mod tokenizer;
 mod weights;
 
 pub use config::{Config, Rope, RopeScaling};
-pub use decoder::Decoder;
+pub use decoder::{Decoder, OperatorTime};
 pub use generate::{Footprint, Generation, Mode, Request, footprint, generate};
 pub use leasehold_operators::{DType, ops::Sampling};
 pub use model::{Model, Progress};

@@ -84,9 +84,10 @@ impl MemoryArguments {
         all.into_iter().filter_map(|(option, path)| Some((option, path.as_deref()?)))
     }
 
-    /// Checks that the files can be written, before any data exists. Leaves no file behind.
-    pub(crate) fn probe(&self) -> Result<(), Failure> {
-        let files: Vec<_> = self.files().collect();
+    /// Checks that the files can be written, and the file of `--trace`, before any data exists.
+    /// Leaves no file behind.
+    pub(crate) fn probe(&self, trace: Option<&Path>) -> Result<(), Failure> {
+        let files: Vec<_> = self.files().chain(trace.map(|path| ("--trace", path))).collect();
         for (i, (option, path)) in files.iter().enumerate() {
             if let Some((twin, _)) = files[i + 1..].iter().find(|f| place(f.1) == place(path))
                 && !other(path)
@@ -230,7 +231,7 @@ impl Drop for Draft {
 }
 
 /// Writes a file completely or not at all.
-fn create(
+pub(crate) fn create(
     path: &Path,
     fill: impl FnOnce(&mut BufWriter<File>) -> leasehold::Result<()>,
 ) -> Result<(), Failure> {

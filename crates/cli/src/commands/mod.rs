@@ -11,6 +11,7 @@ pub(crate) mod memory;
 pub(crate) mod replay;
 pub(crate) mod run;
 pub(crate) mod stress;
+pub(crate) mod timeline;
 
 use crate::failure::Failure;
 use crate::system::{Request, System};

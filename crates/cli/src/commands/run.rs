@@ -3,6 +3,7 @@
 
 use crate::bundled;
 use crate::commands::memory::MemoryArguments;
+use crate::commands::timeline;
 use crate::commands::{percentile, print_json};
 use crate::failure::Failure;
 use crate::host;
@@ -75,6 +76,10 @@ pub(crate) struct Arguments {
     /// Prints one JSON object and nothing else
     #[arg(long)]
     json: bool,
+    /// Writes a timeline of one token after warm-up, launch by launch: kernels and gaps on the
+    /// device, submissions on the host; for ui.perfetto.dev, as JSON trace events
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     #[command(flatten)]
     memory: MemoryArguments,
 }
@@ -306,7 +311,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         memory: wishes,
     })?;
     let runtime = system.runtime.clone();
-    arguments.memory.probe()?;
+    arguments.memory.probe(arguments.trace.as_deref())?;
+    if arguments.trace.is_some() && !runtime.raw_device().caps().timestamps {
+        return Err(Failure::misuse(format!("--trace: {} has no timestamps", arguments.device)));
+    }
     fits(&files, prompt.len(), arguments.tokens, arguments.dtype.into(), &runtime)?;
     let model = load(&runtime, &files, arguments.dtype.into(), arguments.json)
         .map_err(|e| e.at(&files.name))?;
@@ -348,6 +356,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             text = files.tokenizer.is_some().then_some(printer.text);
         }
         runs.push((mode, generation));
+    }
+
+    if let Some(path) = &arguments.trace {
+        timeline::write(path, &model, &prompt).map_err(|e| e.at(&files.name))?;
     }
 
     let agree = match &runs[..] {

@@ -163,3 +163,47 @@ fn other_models_run_from_their_folders() {
         assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
     }
 }
+
+#[test]
+fn a_timeline_has_every_kernel_of_a_token_in_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("t.json");
+    let path = path.to_str().unwrap();
+    let mut names: Vec<Vec<String>> = Vec::new();
+    for device in
+        [&["--device", "cpu:0"][..], &["--device", "cuda:0", "--sim"], &["--device", "sim:0"]]
+    {
+        let run = ["run", "--json", "--tokens", "2", "--mode", "eager", "--trace", path];
+        let report = json(&[&run[..], device].concat());
+        assert_eq!(report["output_ids"].as_array().unwrap().len(), 2);
+        let trace: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let events = trace["traceEvents"].as_array().unwrap();
+        let of = |category: &str| -> Vec<&serde_json::Value> {
+            events.iter().filter(|e| e["cat"] == category).collect()
+        };
+        let (kernels, submissions) = (of("kernel"), of("submission"));
+        let other = &trace["otherData"];
+        assert_eq!(kernels.len(), submissions.len());
+        assert_eq!(other["launches"].as_u64(), Some(kernels.len() as u64));
+        assert!(events.iter().all(|e| e["ph"] == "M" || e["ph"] == "X" && e["dur"].is_f64()));
+        // One after the other, with the gaps that are told, and sums that fit.
+        let number = |e: &serde_json::Value, key: &str| e[key].as_f64().unwrap();
+        let (mut end, mut busy, mut gaps) = (0.0, 0.0, 0.0);
+        for kernel in &kernels {
+            let gap = number(&kernel["args"], "gap_before_us");
+            assert!((number(kernel, "ts") - end - gap).abs() < 0.01, "{kernel}: {end}");
+            end = number(kernel, "ts") + number(kernel, "dur");
+            (busy, gaps) = (busy + number(kernel, "dur"), gaps + gap);
+        }
+        assert!(busy > 0.0 && (busy - number(other, "busy_us")).abs() < 0.01, "{other}");
+        assert!((end - number(other, "token_us")).abs() < 0.01, "{other}");
+        assert!((gaps - number(other, "gaps_us")).abs() < 0.01, "{other}");
+        names.push(kernels.iter().map(|k| k["name"].as_str().unwrap().to_owned()).collect());
+    }
+    assert!(names.iter().all(|n| n.len() > 10 && *n == names[0]), "{names:?}");
+    assert_eq!(names[0].last().map(String::as_str), Some("next_token"));
+    let output = call(&["run", "--tokens", "2", "--trace", "/nowhere/t.json"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(output.stdout.is_empty());
+}
