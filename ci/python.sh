@@ -19,11 +19,11 @@ if ! "$tools/python" -c 'import mypy, numpy' 2>/dev/null || [ ! -x "$tools/matur
     "$tools/pip" install 'maturin>=1.9,<2' 'mypy>=1.15' numpy
 fi
 
-# Builds a wheel with these features and prints its path.
+# Builds a wheel as pip does, with these features, and prints its path.
 wheel() {
     rm -rf "$work/wheel-$1"
-    (cd python && PYO3_PYTHON="$tools/python" "$tools/maturin" build --quiet --locked --profile quick --features "$2" \
-        --compatibility linux --out "$work/wheel-$1" >&2)
+    PATH="$tools:$PATH" "$tools/pip" wheel --no-build-isolation --no-deps --wheel-dir "$work/wheel-$1" \
+        --config-settings=build-args="--profile quick --locked --compatibility linux $2" ./python >&2
     ls "$work/wheel-$1"/*.whl
 }
 
@@ -74,15 +74,20 @@ for python in "$@"; do
     tests "$name" "$here/python/tests/core"
 done
 
-# The types: the package and a file that uses it, and the stubs beside the module itself.
-(cd "$work" && "$tools/mypy" --strict --python-executable "$work/full/bin/python" -p leasehold "$here/python/tests/typing/usage.py") 2>/dev/null ||
-    (cd "$work" && "$tools/mypy" --strict --python-executable "$work/full/bin/python" "$here/python/tests/typing/usage.py" "$here/python/leasehold")
-"$tools/pip" install --no-deps --force-reinstall "$plain"
-printf 'leasehold._native.Buffer.__buffer__\n' >"$work/allowed"
-(cd "$work" && "$tools/python" -m mypy.stubtest --allowlist "$work/allowed" --ignore-unused-allowlist leasehold._native)
+# The types: the package as it is installed and a file that uses it, and the stubs beside the module
+# itself.
+(
+    cd "$work"
+    "$tools/mypy" --strict --python-executable "$work/full/bin/python" "$here/python/tests/typing/usage.py"
+    "$tools/mypy" --strict --python-executable "$work/full/bin/python" -m leasehold -m leasehold._report -m leasehold._library
+    "$tools/pip" install --no-deps --force-reinstall "$plain"
+    # Before Python 3.12 the protocol has no name in Python.
+    printf '%s\n' 'leasehold\._native\.Buffer\.__buffer__' 'leasehold\._native\.__all__' >allowed
+    "$tools/python" -m mypy.stubtest --allowlist allowed --ignore-unused-allowlist leasehold._native
+)
 
 name=simulated
-environment "$name" python3 "$(wheel simulated sim)" numpy
+environment "$name" python3 "$(wheel simulated "--features sim")" numpy
 tests "$name" "$here/python/tests/core"
 if [ -d python/tests/torch ]; then
     tests "$name" "$here/python/tests/torch"

@@ -9,7 +9,6 @@ from typing_extensions import CapsuleType, Self
 
 __version__: str
 SIMULATED: bool
-__all__: list[str]
 
 class _SupportsDLPack(Protocol):
     def __dlpack_device__(self) -> tuple[int, int]: ...

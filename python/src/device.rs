@@ -301,18 +301,17 @@ fn main(py: Python<'_>, state: &Arc<State>) -> PyResult<Arc<Pool>> {
 #[pyfunction]
 pub(crate) fn devices(py: Python<'_>) -> Vec<String> {
     py.detach(|| {
-        let of = |context: &Context| {
+        let of = |prefix: &str, context: &Context| {
             let mut ids: Vec<_> = context.devices().iter().map(|device| device.id).collect();
             ids.retain(|id| matches!(id.backend, BackendKind::Cpu | BackendKind::Cuda));
-            ids
+            ids.iter().map(|id| format!("{prefix}{id}")).collect::<Vec<_>>()
         };
-        let mut names: Vec<String> =
-            of(Context::global()).iter().map(ToString::to_string).collect();
+        let found = of("", Context::global());
         #[cfg(feature = "sim")]
-        if let Ok(context) = leasehold_capi::sim::context() {
-            names.extend(of(context).iter().map(|id| format!("sim-{id}")));
+        if let Ok(simulated) = leasehold_capi::sim::context() {
+            return [found, of("sim-", simulated)].concat();
         }
-        names
+        found
     })
 }
 

@@ -1,0 +1,35 @@
+#!/bin/sh
+# Builds the wheel of the Python package for release: manylinux 2.17 (glibc of 2014 and newer) on
+# x86-64, for CPython 3.9 and newer. The linker is zig's, from PyPI: it links against that glibc on
+# any machine. Checks the symbols that the module needs, and imports it.
+#
+#   ci/wheel.sh [FOLDER]      default: target/wheels
+set -eu
+cd "$(dirname "$0")/.."
+target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+out=$(realpath -m "${1:-$target/wheels}")
+export CARGO_TARGET_DIR="$target" PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=1
+tools="$target/python/wheel-tools"
+triple=x86_64-unknown-linux-gnu
+
+if [ ! -x "$tools/bin/maturin" ] || ! "$tools/bin/python" -c 'import ziglang' 2>/dev/null; then
+    rm -rf "$tools"
+    python3 -m venv "$tools"
+    "$tools/bin/pip" install 'maturin>=1.9,<2' ziglang
+fi
+mkdir -p "$out"
+rm -f "$out"/leasehold-*.whl
+# The compatibility is checked by maturin too, which refuses newer symbols.
+(cd python && PATH="$tools/bin:$PATH" "$tools/bin/maturin" build --release --locked --zig --target "$triple" \
+    --compatibility manylinux2014 --out "$out")
+wheel=$(ls "$out"/leasehold-*.whl)
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+unzip -q "$wheel" -d "$work/wheel"
+newest=$(objdump -T "$work/wheel/leasehold/_native.abi3.so" | grep -oE 'GLIBC_[0-9.]+' | sort -uV | tail -n 1)
+[ "$(printf '%s\n' "$newest" GLIBC_2.17 | sort -V | tail -n 1)" = GLIBC_2.17 ] || { echo "needs $newest" >&2; exit 1; }
+python3 -m venv "$work/environment"
+"$work/environment/bin/pip" install --no-deps "$wheel"
+"$work/environment/bin/python" python/tests/typing/usage.py
+echo "$(basename "$wheel"): $(stat -c %s "$wheel") bytes, newest symbol $newest"
