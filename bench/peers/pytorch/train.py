@@ -1,9 +1,9 @@
 """Training steps in PyTorch with batches of changing length: step time and peak memory, by allocator.
 
-    train.py gpt2|llama1b STEPS [liballocator.so]
+    train.py gpt2|llama1b STEPS [liballocator.so | enable [POLICY]]
 
-With the path of libleasehold_capi.so, PyTorch's memory is Leasehold's, through CUDAPluggableAllocator. Without it, it is PyTorch's own,
-as PYTORCH_CUDA_ALLOC_CONF chooses. The first ten steps are outside the time. Needs PyTorch and transformers.
+With the path of libleasehold_capi.so, PyTorch's memory is Leasehold's, through CUDAPluggableAllocator. With `enable`, it is Leasehold's
+through the extension of the package `leasehold`. Without either, it is PyTorch's own, as PYTORCH_CUDA_ALLOC_CONF chooses. The first ten steps are outside the time. Needs PyTorch and transformers.
 """
 
 import ctypes
@@ -68,14 +68,21 @@ def model_of(name):
 
 def main():
     name, steps = sys.argv[1], int(sys.argv[2])
-    leasehold = Leasehold(os.path.abspath(sys.argv[3])) if len(sys.argv) > 3 else None
+    leasehold, policy = None, sys.argv[4] if len(sys.argv) > 4 else "balanced"
+    extension = sys.argv[3:4] == ["enable"]
+    if extension:
+        import leasehold.torch as package
+
+        package.enable(policy=policy)
+    elif len(sys.argv) > 3:
+        leasehold = Leasehold(os.path.abspath(sys.argv[3]))
     torch.manual_seed(0)
     random.seed(0)
     torch.set_float32_matmul_precision("high")
     model, vocabulary, sizes = model_of(name)
     model = model.to("cuda", torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
-    lowest, times, loss = torch.cuda.mem_get_info()[0], [], None
+    lowest, times, loss, losses = torch.cuda.mem_get_info()[0], [], None, []
     for _ in range(steps):
         torch.cuda.synchronize()
         start = time.perf_counter()
@@ -87,20 +94,26 @@ def main():
         loss = loss.item()
         torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
+        losses.append(loss)
         lowest = min(lowest, torch.cuda.mem_get_info()[0])
     times = times[10:]
     if leasehold:
         stats = leasehold.stats()
         allocator, allocated, reserved = "leasehold", stats.allocated_peak, stats.reserved_peak
     else:
-        allocator = os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "native"
+        native = os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "native"
+        allocator = "leasehold.torch, " + policy if extension else native
         allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     used = torch.cuda.get_device_properties(0).total_memory - lowest
+    median = sorted(times)[len(times) // 2] if times else 0.0
     print(
-        f"{name} {allocator}: step {1e3 * sum(times) / max(len(times), 1):.1f} ms on average, allocated {allocated / 2**30:.2f} GiB, "
-        f"reserved {reserved / 2**30:.2f} ({reserved / allocated:.3f}), device used {used / 2**30:.2f} GiB, loss {loss:.6f}",
+        f"{name} {allocator}: step {1e3 * sum(times) / max(len(times), 1):.1f} ms on average, {1e3 * median:.1f} the median, allocated {allocated / 2**30:.2f} GiB, "
+        f"reserved {reserved / 2**30:.2f} ({reserved / allocated:.3f}), device used {used / 2**30:.2f} GiB, loss {loss:.6f}, "
+        f"all losses {sum(losses):.6f}",
         flush=True,
     )
+    if extension:
+        print(package.statistics(0))
     if leasehold:
         print({key: getattr(stats, key) for key in ("allocations", "driver_calls", "host_waits", "growths", "remaps", "failures")})
 
