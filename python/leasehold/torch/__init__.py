@@ -91,7 +91,7 @@ def _need_unused() -> int:
     """Checks that PyTorch's allocator holds no memory. Returns the devices, 0 before CUDA starts."""
     if not torch.cuda.is_initialized():
         return 0
-    count = torch.cuda.device_count()
+    count = int(torch.cuda.device_count())
     for device in range(count):
         held = torch.cuda.memory_reserved(device)
         if held != 0:
@@ -163,11 +163,11 @@ def enabled() -> bool:
 
 def _device(device: Any) -> int:
     if device is None:
-        return torch.cuda.current_device()
+        return int(torch.cuda.current_device())
     if isinstance(device, int):
         return device
     index = torch.device(device).index
-    return torch.cuda.current_device() if index is None else index
+    return int(torch.cuda.current_device() if index is None else index)
 
 
 def statistics(device: Any = None) -> Dict[str, int]:

@@ -1,0 +1,251 @@
+// Random programs over the core of the extension and a simulated device, from several threads.
+//
+// core_test LIBRARY PROGRAMS: prints "ok" and numbers, or what is wrong, with status 1.
+#define LEASEHOLD_SIM
+#include "core.hpp"
+
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <thread>
+
+using namespace leasehold_torch;
+
+namespace {
+
+struct Simulation {
+    decltype(&leasehold_sim_stream) stream;
+    decltype(&leasehold_sim_fill) fill;
+    decltype(&leasehold_sim_read) read;
+    decltype(&leasehold_sim_order) order;
+    decltype(&leasehold_sim_capture) capture;
+    decltype(&leasehold_sim_races) races;
+    decltype(&leasehold_stream_end) end;
+} sim;
+
+Memory *memory;
+leasehold_device device;
+thread_local bool in_capture = false;
+std::atomic<uint64_t> taken{0}, checked{0}, captures{0}, restored{0}, refused{0};
+
+[[noreturn]] void fail(const std::string &text) {
+    std::printf("wrong: %s\n", text.c_str());
+    std::fflush(stdout);
+    std::_Exit(1);
+}
+
+void expect(bool right, const char *text) {
+    if (!right) {
+        fail(text);
+    }
+}
+
+/// All live blocks, which must not overlap.
+std::mutex ranges_lock;
+std::map<uintptr_t, size_t> ranges;
+
+void enter(void *block, size_t bytes) {
+    std::lock_guard<std::mutex> guard(ranges_lock);
+    auto at = reinterpret_cast<uintptr_t>(block);
+    auto next = ranges.lower_bound(at);
+    expect(next == ranges.end() || at + bytes <= next->first, "a block overlaps the next one");
+    expect(next == ranges.begin() || std::prev(next)->first + std::prev(next)->second <= at,
+           "a block overlaps the one before");
+    ranges.emplace(at, bytes);
+}
+
+void leave(void *block) {
+    std::lock_guard<std::mutex> guard(ranges_lock);
+    expect(ranges.erase(reinterpret_cast<uintptr_t>(block)) == 1, "a range is unknown");
+}
+
+struct Live {
+    void *block;
+    size_t bytes;
+    uint8_t value;
+};
+
+/// Allocates a block, or nothing if memory is short.
+void *take(size_t bytes, uintptr_t stream) {
+    try {
+        void *block = memory->allocate(bytes, stream);
+        enter(block, bytes);
+        ++taken;
+        return block;
+    } catch (const Failure &failure) {
+        if (failure.status != LEASEHOLD_OUT_OF_MEMORY && failure.status != LEASEHOLD_OVER_BUDGET) {
+            fail(failure.what());
+        }
+        ++refused;
+        return nullptr;
+    }
+}
+
+void give(void *block) {
+    leave(block);
+    expect(memory->free(block), "a block is unknown");
+}
+
+void check(const Live &live, uintptr_t stream, uintptr_t side) {
+    sim.order(device, side, stream);
+    std::vector<uint8_t> found(live.bytes);
+    expect(sim.read(device, stream, found.data(), live.block, live.bytes) == 0, "read");
+    for (uint8_t byte : found) {
+        expect(byte == live.value, "contents differ");
+    }
+    ++checked;
+}
+
+void captured(std::mt19937_64 &dice, uintptr_t stream, PoolId id) {
+    memory->begin_pool(id, [stream](uintptr_t s) { return s == stream; });
+    expect(sim.capture(device, stream, 1) == 0, "capture");
+    in_capture = true;
+    std::vector<void *> held;
+    for (int i = 0; i < 6; ++i) {
+        size_t bytes = 1 + dice() % 3000000;
+        if (void *block = take(bytes, stream)) {
+            sim.fill(device, stream, block, 9, bytes);
+            held.push_back(block);
+        }
+        if (held.size() > 2) {
+            give(held[0]);
+            held.erase(held.begin());
+        }
+    }
+    expect(sim.capture(device, stream, 0) == 0, "end of the capture");
+    in_capture = false;
+    memory->end_pool(id);
+    expect(memory->live_blocks(id).size() == held.size(), "live blocks of a pool");
+    // The state with these blocks comes back after they went.
+    Checkpoint state = memory->checkpoint(id);
+    for (void *block : held) {
+        give(block);
+    }
+    Restored back = memory->restore(state);
+    expect(back.freed.empty() && back.allocated.size() == held.size(), "restored blocks");
+    for (const auto &[at, piece] : state.pieces) {
+        if (piece.state == Piece::Live) {
+            enter(reinterpret_cast<void *>(at), piece.requested);
+        }
+    }
+    for (void *block : held) {
+        give(block);
+    }
+    memory->release_pool(id);
+    ++captures;
+    restored += held.size();
+}
+
+void program(uint64_t seed, uintptr_t stream, uintptr_t side) {
+    std::mt19937_64 dice(seed);
+    std::vector<Live> live;
+    const size_t sizes[] = {1, 300, 9000, 70000, 1100000, 5000000};
+    bool pooled = dice() % 4 == 0;
+    PoolId id{0, seed * 2 + 1};
+    if (pooled) {
+        memory->begin_pool(id, [stream](uintptr_t s) { return s == stream; });
+    }
+    for (int step = 0; step < 40; ++step) {
+        uint64_t what = dice() % 10;
+        if (what < 5 || live.empty()) {
+            size_t bytes = sizes[dice() % 6];
+            auto value = static_cast<uint8_t>(dice());
+            if (void *block = take(bytes, stream)) {
+                expect(sim.fill(device, stream, block, value, bytes) == 0, "fill");
+                live.push_back({block, bytes, value});
+            }
+        } else if (what < 7) {
+            Live &used = live[dice() % live.size()];
+            expect(sim.order(device, stream, side) == 0, "order");
+            ++used.value;
+            sim.fill(device, side, used.block, used.value, used.bytes);
+            memory->record_stream(used.block, side);
+            // Later work of the stream does not wait for it, but the block's next owner must.
+            sim.fill(device, side, used.block, used.value, 1);
+        } else {
+            size_t at = dice() % live.size();
+            if (dice() % 2 == 0) {
+                check(live[at], stream, side);
+            }
+            give(live[at].block);
+            live.erase(live.begin() + static_cast<long>(at));
+        }
+    }
+    for (Live &one : live) {
+        check(one, stream, side);
+        give(one.block);
+    }
+    if (pooled) {
+        memory->end_pool(id);
+        memory->release_pool(id);
+    }
+    if (dice() % 4 == 0) {
+        captured(dice, stream, {0, seed * 2 + 2});
+    }
+    if (dice() % 16 == 0) {
+        memory->statistics();
+        memory->walk();
+    }
+}
+
+} // namespace
+
+int main(int count, char **arguments) {
+    if (count != 3) {
+        return 2;
+    }
+    static Library library = Library::load(arguments[1]);
+    void *handle = dlopen(arguments[1], RTLD_NOW);
+    auto find = [&](auto &to, const char *name) {
+        to = reinterpret_cast<std::remove_reference_t<decltype(to)>>(dlsym(handle, name));
+        expect(to != nullptr, name);
+    };
+    find(sim.stream, "leasehold_sim_stream");
+    find(sim.fill, "leasehold_sim_fill");
+    find(sim.read, "leasehold_sim_read");
+    find(sim.order, "leasehold_sim_order");
+    find(sim.capture, "leasehold_sim_capture");
+    find(sim.races, "leasehold_sim_races");
+    find(sim.end, "leasehold_stream_end");
+    memory = new Memory(library, "sim-cuda:0", 300u << 20, LEASEHOLD_POLICY_BALANCED);
+    memory->capturing = [] { return in_capture; };
+    device = memory->device();
+    memory->record_history({true, 1000, 0, false, false, false, {}}, true);
+    uint64_t programs = std::strtoull(arguments[2], nullptr, 10);
+    constexpr uint64_t THREADS = 6;
+    std::vector<std::thread> threads;
+    for (uint64_t thread = 0; thread < THREADS; ++thread) {
+        threads.emplace_back([=] {
+            uintptr_t stream = 0, side = 0;
+            expect(sim.stream(device, 0, &stream) == 0 && sim.stream(device, 0, &side) == 0, "stream");
+            for (uint64_t seed = thread; seed < programs; seed += THREADS) {
+                program(seed, stream, side);
+            }
+        });
+    }
+    for (auto &thread : threads) {
+        thread.join();
+    }
+    char *races = nullptr;
+    expect(sim.races(&races) == 0, library.last_error());
+    expect(races[0] == 0, std::string(races).substr(0, 2000).c_str());
+    Statistics end = memory->statistics();
+    expect(end.blocks[0].current == 0 && end.bytes[0].current == 0, "blocks are left");
+    expect(end.blocks[0].allocated == end.blocks[0].freed, "counts of blocks");
+    expect(end.bytes[0].peak <= end.reserved.peak, "more was allocated than reserved");
+    expect(memory->events().size() == 1000, "events");
+    memory->empty_cache();
+    expect(memory->statistics().reserved.current == 0, "memory is left after empty_cache");
+    try {
+        memory->allocate(size_t(400) << 20, 0);
+        fail("no limit");
+    } catch (const Failure &failure) {
+        expect(failure.what()[0] != 0, "a failure has no text");
+    }
+    std::printf("ok: %llu blocks, %llu checked, %llu captures, %llu blocks restored, %llu refused\n",
+                (unsigned long long)taken, (unsigned long long)checked,
+                (unsigned long long)captures, (unsigned long long)restored,
+                (unsigned long long)refused);
+    std::fflush(stdout);
+    std::_Exit(0);
+}

@@ -1,0 +1,107 @@
+"""The extension over a simulated device: PyTorch's interface without CUDA."""
+
+import ctypes
+import unittest
+
+from common import HAS_TORCH, simulated
+
+MIB = 1 << 20
+
+
+@unittest.skipUnless(HAS_TORCH, "needs PyTorch with CUDA")
+class Extension(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        library = simulated()
+        import torch
+        from leasehold.torch import _build
+
+        if torch.version.cuda is None:
+            raise unittest.SkipTest("this PyTorch has no CUDA")
+        try:
+            cls.t = _build.load().testing
+        except _build.BuildError as error:
+            raise unittest.SkipTest(str(error))
+        cls.t.simulate(library, 64 * MIB)
+        stream = ctypes.c_size_t()
+        device = ctypes.c_uint64(cls.t.device())
+        for kind in (1, 0):  # the legacy default stream, and one more
+            ctypes.CDLL(library).leasehold_sim_stream(device, kind, ctypes.byref(stream))
+        cls.side = stream.value
+
+    def test_statistics(self):
+        t = self.t
+        a, b = t.raw_alloc(MIB, 0), t.raw_alloc(5 * MIB, 0)
+        s = t.statistics()
+        self.assertEqual(s["allocated_bytes"]["all"][0], 6 * MIB)
+        self.assertEqual((s["allocation"]["small"][0], s["allocation"]["large"][0]), (1, 1))
+        self.assertGreaterEqual(s["reserved_bytes"]["all"][0], 6 * MIB)
+        self.assertEqual(t.base(b), (b, 5 * MIB))
+        t.record(b, self.side)
+        t.raw_delete(a)
+        t.raw_delete(b)
+        self.assertEqual(t.statistics()["allocated_bytes"]["all"][0], 0)
+        t.reset_peaks()
+        self.assertEqual(t.statistics()["allocated_bytes"]["all"][1], 0)
+        t.empty_cache()
+        self.assertEqual(t.statistics()["reserved_bytes"]["all"][0], 0)
+        with self.assertRaisesRegex(RuntimeError, "freed twice"):
+            t.raw_delete(a)
+
+    def test_out_of_memory(self):
+        import torch
+
+        t, seen = self.t, []
+        t.on_oom(lambda *numbers: seen.append(numbers))
+        with self.assertRaisesRegex(torch.OutOfMemoryError, "CUDA out of memory"):
+            t.raw_alloc(100 * MIB, 0)
+        self.assertEqual(len(seen), 1)
+        held = [t.raw_alloc(16 * MIB, 0) for _ in range(4)]
+        with self.assertRaisesRegex(torch.OutOfMemoryError, "16.00 MiB"):
+            t.raw_alloc(16 * MIB, 0)
+        for block in held:
+            t.raw_delete(block)
+        t.raw_delete(t.raw_alloc(40 * MIB, 0))
+
+    def test_pools(self):
+        t, pool = self.t, (0, 5)
+        t.begin_pool(pool, 0)
+        a, b = t.raw_alloc(3 * MIB, 0), t.raw_alloc(1000, 0)
+        other = t.raw_alloc(1000, self.side)
+        t.end_pool(pool)
+        self.assertEqual(t.pool_uses(pool), 1)
+        self.assertTrue(t.live(pool, [a, b]))
+        self.assertFalse(t.live(pool, [a]))
+        state = t.checkpoint(pool)
+        t.raw_delete(a)
+        self.assertTrue(t.live(pool, [b]))
+        freed, allocated = t.restore(state)
+        self.assertEqual((freed, sorted(allocated)), ([b], sorted([a, b])))
+        self.assertTrue(t.live(pool, [a, b]))
+        found = t.segments(pool)
+        self.assertTrue(found and all(s["pool"] == pool for s in found))
+        for block in (a, b, other):
+            t.raw_delete(block)
+        t.release_pool(pool)
+        t.empty_cache()
+        self.assertEqual(t.pool_uses(pool), 0)
+        self.assertEqual(t.statistics()["reserved_bytes"]["all"][0], 0)
+
+    def test_snapshot_and_history(self):
+        t = self.t
+        t.record_history(True, 3)
+        block, held = t.allocate(4 * MIB)
+        segments = t.segments((0, 0))
+        for s in segments:
+            self.assertEqual(sum(b[0] for b in s["blocks"]), s["total_size"])
+        self.assertIn((4 * MIB, True), [(b[1], b[2]) for s in segments for b in s["blocks"]])
+        del held
+        events = t.events()
+        self.assertEqual([size for action, size in events if action in (1, 2)], [4 * MIB] * 2)
+        self.assertLessEqual(len(events), 3)
+        t.record_history(False, 1)
+        self.assertGreater(t.cache_info(), 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

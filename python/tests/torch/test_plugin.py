@@ -1,0 +1,67 @@
+"""The plug-in's C functions as PyTorch calls them: by ordinal, size and stream, from many threads."""
+
+import ctypes
+import random
+import threading
+import unittest
+
+from common import simulated
+
+
+class Plugin(unittest.TestCase):
+    def test_threads(self):
+        library = ctypes.CDLL(simulated())
+        alloc, free = library.leasehold_plugin_alloc, library.leasehold_plugin_free
+        alloc.restype = ctypes.c_void_p
+        alloc.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+        free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+        device = ctypes.c_uint64()
+        self.assertEqual(library.leasehold_device_open(b"sim-cuda:0", None, ctypes.byref(device)), 0)
+        self.assertEqual(library.leasehold_plugin_set_device(0, device), 0)
+        wrong = []
+
+        def play(seed):
+            dice = random.Random(seed)
+            stream = ctypes.c_size_t()
+            if library.leasehold_sim_stream(device, 0, ctypes.byref(stream)) != 0:
+                wrong.append("no stream")
+            live = []
+            for _ in range(300):
+                if dice.random() < 0.6 or not live:
+                    size, value = dice.choice([1, 700, 40_000, 2_000_000]), dice.randrange(256)
+                    block = alloc(size, 0, stream.value)
+                    if not block:
+                        wrong.append("no memory")
+                        return
+                    library.leasehold_sim_fill(device, stream, ctypes.c_void_p(block),
+                                               ctypes.c_uint8(value), ctypes.c_size_t(size))
+                    live.append((block, size, value))
+                else:
+                    block, size, value = live.pop(dice.randrange(len(live)))
+                    found = ctypes.create_string_buffer(size)
+                    library.leasehold_sim_read(device, stream, found, ctypes.c_void_p(block),
+                                               ctypes.c_size_t(size))
+                    if found.raw != bytes([value]) * size:
+                        wrong.append("contents")
+                    free(block, size, 0, stream.value)
+            for block, size, _ in live:
+                free(block, size, 0, stream.value)
+            library.leasehold_stream_end(device, stream)
+
+        threads = [threading.Thread(target=play, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(wrong, [])
+        text = ctypes.c_void_p()
+        self.assertEqual(library.leasehold_sim_races(ctypes.byref(text)), 0)
+        self.assertEqual(ctypes.string_at(text.value), b"")
+        self.assertIsNone(alloc(0, 0, None))
+        self.assertIsNone(alloc(1 << 40, 0, None))
+        self.assertEqual(library.leasehold_plugin_set_device(0, ctypes.c_uint64(0)), 0)
+        self.assertEqual(library.leasehold_device_close(device), 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
