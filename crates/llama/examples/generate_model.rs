@@ -10,10 +10,9 @@
 //! large one): `vocab=32000 hidden=1024 intermediate=2816 layers=15 heads=16 kv_heads=8 head_dim=64
 //! positions=2048 tied=true seed=1 dtype=bf16`.
 //!
-//! Random weights are uniform with the usual initial deviation, 0.02, from this file's generator.
-//! So equal arguments give equal bytes on every machine. The text of such a model has no meaning;
-//! the work for each token is that of a trained model of its shape. The program needs no Python,
-//! and memory for one tensor only.
+//! Random weights are those of `Weights::random`, so equal arguments give equal bytes on every
+//! machine. The text of such a model has no meaning; the work for each token is that of a trained
+//! model of its shape. The program needs no Python.
 
 use std::env;
 use std::error::Error;
@@ -100,16 +99,11 @@ fn random(dir: &Path, shape: Map<String, Value>, dtype: DType, seed: u64) -> Res
     for (key, value) in shape {
         config[key] = value;
     }
-    let mut random = SplitMix64(seed);
+    let text = config.to_string();
+    let weights =
+        Weights::random(&Config::from_slice(text.as_bytes(), "config.json")?, dtype, seed)?;
     write_model(dir, config, dtype, |spec, put| {
-        for _ in 0..spec.shape.iter().product() {
-            // Norms begin at one; the rest is uniform with a deviation of 0.02.
-            put(if spec.name.contains("norm") {
-                1.0
-            } else {
-                random.symmetric() * 0.02 * 3_f32.sqrt()
-            });
-        }
+        elements(weights.tensor(&spec.name)?, put);
         Ok(())
     })
 }
@@ -202,19 +196,4 @@ fn header(specs: &[TensorSpec], dtype: DType) -> Result<Vec<u8>> {
     let padded = (8 + header.len()).next_multiple_of(64) - 8;
     header.resize(padded, b' ');
     Ok(header)
-}
-
-/// Steele, Lea, Flood: Fast splittable pseudorandom number generators (2014).
-struct SplitMix64(u64);
-
-impl SplitMix64 {
-    /// Uniform in [-1, 1).
-    fn symmetric(&mut self) -> f32 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^= z >> 31;
-        (z >> 40) as f32 / (1_u64 << 23) as f32 - 1.0
-    }
 }

@@ -166,8 +166,15 @@ impl Config {
     /// [`Error::NotFound`] without a readable file. [`Error::InvalidArgument`] for a file that is
     /// not regular or has more than 16 MiB. Otherwise as [`from_slice`](Self::from_slice).
     pub fn from_dir(dir: &Path) -> Result<Self> {
-        let path = dir.join("config.json");
-        let bytes = files::read(&path, MAX_BYTES)?;
+        Self::from_file(&dir.join("config.json"))
+    }
+
+    /// Reads a `config.json` of any name. As [`from_dir`](Self::from_dir).
+    ///
+    /// # Errors
+    /// As [`from_dir`](Self::from_dir).
+    pub fn from_file(path: &Path) -> Result<Self> {
+        let bytes = files::read(path, MAX_BYTES)?;
         Self::from_slice(&bytes, &path.display().to_string())
     }
 

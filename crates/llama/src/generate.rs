@@ -3,6 +3,7 @@
 use crate::config::Config;
 use crate::decoder::Decoder;
 use crate::model::Model;
+use crate::weights::Weights;
 use leasehold::Result;
 use leasehold_operators::DType;
 use leasehold_operators::ops::Sampling;
@@ -81,6 +82,35 @@ pub fn footprint(config: &Config, prompt: usize, tokens: usize, activations: DTy
             .saturating_add(positions.saturating_mul(position))
             .saturating_add(tokens.saturating_mul(4)),
     }
+}
+
+/// Bytes that the device reads for one new token; from [`traffic`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Traffic {
+    /// Of the weights: all but the embedding, of which one row; all of it if it is the head too.
+    pub weights: u64,
+    /// Of the KV caches.
+    pub cache: u64,
+}
+
+/// The bytes that a token at this number of positions reads at least, each weight and each cached
+/// position once. Activations are omitted: they stay in the device's caches. Saturates.
+#[must_use]
+pub fn traffic(
+    config: &Config,
+    weights: &Weights,
+    positions: usize,
+    activations: DType,
+) -> Traffic {
+    let mut bytes = weights.total_bytes();
+    if !config.tie_word_embeddings
+        && let Ok(embedding) = weights.tensor("model.embed_tokens.weight")
+    {
+        let table = embedding.bytes().len() as u64;
+        bytes = bytes - table + table / config.vocab_size.max(1) as u64;
+    }
+    let position = (2 * config.num_hidden_layers * config.kv_width() * activations.bytes()) as u64;
+    Traffic { weights: bytes, cache: position.saturating_mul(positions as u64) }
 }
 
 /// Generates text. `on_token` is called with each new id as soon as it is available; its error ends

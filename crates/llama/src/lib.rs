@@ -25,12 +25,13 @@ mod decoder;
 mod files;
 mod generate;
 mod model;
+mod random;
 mod tokenizer;
 mod weights;
 
 pub use config::{Config, Rope, RopeScaling};
 pub use decoder::{Decoder, OperatorTime};
-pub use generate::{Footprint, Generation, Mode, Request, footprint, generate};
+pub use generate::{Footprint, Generation, Mode, Request, Traffic, footprint, generate, traffic};
 pub use leasehold_operators::{DType, ops::Sampling};
 pub use model::{Model, Progress};
 pub use tokenizer::{TextStream, Tokenizer};

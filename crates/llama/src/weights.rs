@@ -310,6 +310,21 @@ impl Weights {
         self.tensors.values().map(|tensor| tensor.range.len() as u64).sum()
     }
 
+    /// Weights in memory: words per tensor, of which the last may be longer than its elements.
+    pub(crate) fn from_words(
+        name: &str,
+        tensors: Vec<(TensorSpec, Box<[u64]>)>,
+        dtype: DType,
+    ) -> Self {
+        let tensor = |(spec, words): (TensorSpec, Box<[u64]>)| {
+            let len = spec.shape.iter().product::<usize>() * dtype.bytes();
+            let bytes = Bytes::Copied(words, len);
+            let source = Source(Arc::new(Inner { name: name.to_owned(), bytes }));
+            (spec.name, Tensor { source, range: 0..len, dtype, shape: spec.shape })
+        };
+        Self { tensors: tensors.into_iter().map(tensor).collect() }
+    }
+
     fn from_sources(sources: Vec<Source>, index: Option<&Index>, config: &Config) -> Result<Self> {
         let headers = sources.iter().map(Header::read).collect::<Result<Vec<_>>>()?;
         let mut holders: HashMap<&str, &Header> = HashMap::new();

@@ -8,12 +8,14 @@ use crate::commands::bench_cuda;
 use crate::commands::run::{Activations, Files, ModeReport, fits, load, parse_device};
 use crate::commands::{open_measured, percentile, print_json};
 use crate::failure::Failure;
-use crate::table::Table;
-use leasehold::DeviceId;
-use leasehold_llama::{Mode, Request, Sampling, generate};
+use crate::host;
+use crate::table::{Table, bytes};
+use leasehold::{DeviceId, Runtime, View};
+use leasehold_llama::{Config, DType, Mode, Request, Sampling, Weights, generate, traffic};
 use serde::Serialize;
 use std::io::Write;
 use std::path::PathBuf;
+use std::time::Instant;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -75,6 +77,18 @@ struct DecodeArguments {
     /// A Hugging Face directory; the bundled model when left out
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
+    /// The config.json of a model without weights, for `--random-weights`
+    #[arg(long, value_name = "FILE", requires = "random_weights", conflicts_with = "model")]
+    config: Option<PathBuf>,
+    /// Random weights of the shape of `--config`, in the type that it names, or else bf16
+    #[arg(long, requires = "config")]
+    random_weights: bool,
+    /// The seed of the random weights
+    #[arg(long, requires = "random_weights", default_value_t = 1)]
+    seed: u64,
+    /// Tokens of the prompt
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
+    prompt: u32,
     /// The device
     #[arg(long, default_value = "cpu:0", value_parser = parse_device)]
     device: DeviceId,
@@ -209,15 +223,69 @@ struct DecodeReport {
     /// The figures say nothing of a device.
     simulated: bool,
     threads: Option<u16>,
+    prompt: u32,
+    /// Of the random weights.
+    seed: Option<u64>,
     tokens: u32,
     repeat: u32,
     weight_bytes: u64,
     eager: ModeReport,
     graph: ModeReport,
+    /// Tokens of the prompt per second, up to the first new token: of the faster mode.
+    prompt_tokens_per_s: f64,
     /// Time of graph mode relative to eager mode: the median over the pairs of runs.
     graph_by_eager_time: f64,
-    /// Weight bytes read per second in graph mode.
+    bytes_per_token: BytesPerToken,
+    /// Those bytes read per second in graph mode.
     gigabytes_per_s: f64,
+    /// The bandwidth of a copy on the device, measured in this run: bytes read and written.
+    copy_gigabytes_per_s: f64,
+    /// The two divided.
+    share_of_bandwidth: f64,
+}
+
+/// Bytes that a new token reads, at the mean context of the run.
+#[derive(Debug, Serialize)]
+struct BytesPerToken {
+    weights: u64,
+    kv_cache: u64,
+    total: u64,
+}
+
+/// The bandwidth of a copy from device memory to device memory, bytes read and written, in
+/// gigabytes per second: the best of some rounds.
+fn copy_bandwidth(runtime: &Runtime, simulated: bool) -> Result<f64, Failure> {
+    // Beyond every cache, and long enough that the launches do not count.
+    let (bytes, copies) = match (simulated, runtime.raw_device().caps().host_visible) {
+        (true, _) => (1 << 20, 1),
+        (false, true) => (64 << 20, 4),
+        (false, false) => (256 << 20, 16),
+    };
+    let (from, to) = (runtime.alloc(bytes)?, runtime.alloc(bytes)?);
+    let stream = runtime.stream();
+    stream.fill(from.view(), 1u8)?;
+    let mut best = f64::INFINITY;
+    for _ in 0..5 {
+        stream.copy(to.view(), from.view())?;
+        stream.synchronize()?;
+        let begin = Instant::now();
+        (0..copies).try_for_each(|_| stream.copy(to.view(), from.view()))?;
+        stream.synchronize()?;
+        best = best.min(begin.elapsed().as_secs_f64());
+    }
+    Ok(2.0 * bytes as f64 * f64::from(copies) / best / 1e9)
+}
+
+/// The files of the model, or random weights.
+fn decode_files(a: &DecodeArguments) -> Result<Files, Failure> {
+    let Some(path) = &a.config else { return Files::read(a.model.as_deref(), false) };
+    let config = Config::from_file(path)?;
+    let dtype = config.dtype.unwrap_or(DType::Bf16);
+    let name = format!("{} with random weights", path.display());
+    let need = config.parameter_count().saturating_mul(dtype.bytes() as u64);
+    host::needs(&name, need, "take a smaller shape")?;
+    let weights = Weights::random(&config, dtype, a.seed)?;
+    Ok(Files::without_text(name, config, weights))
 }
 
 fn median_report(all: &[ModeReport]) -> ModeReport {
@@ -232,14 +300,16 @@ fn median_report(all: &[ModeReport]) -> ModeReport {
 }
 
 fn decode(a: &DecodeArguments) -> Result<(), Failure> {
-    let files = Files::read(a.model.as_deref(), false)?;
+    let files = decode_files(a)?;
     let system = open_measured(a.device, a.common.threads.map(usize::from), a.sim)?;
     let runtime = system.runtime.clone();
-    fits(&files, 2, a.tokens, a.dtype.into(), &runtime)?;
+    fits(&files, a.prompt as usize, a.tokens, a.dtype.into(), &runtime)?;
+    let copy_gigabytes_per_s = copy_bandwidth(&runtime, a.sim)?;
     let model = load(&runtime, &files, a.dtype.into(), a.common.json)?;
     // Every model has the first ids of the vocabulary.
-    let last = files.config.vocab_size.saturating_sub(1) as u32;
-    let prompt: Vec<u32> = [316, 221].iter().map(|&id: &u32| id.min(last)).collect();
+    let ids = files.config.vocab_size.max(1) as u32;
+    let prompt: Vec<u32> =
+        (0..a.prompt).map(|i| i.wrapping_mul(97).wrapping_add(221) % ids).collect();
     let once = |mode| -> Result<ModeReport, Failure> {
         let request = Request {
             prompt: &prompt,
@@ -261,20 +331,32 @@ fn decode(a: &DecodeArguments) -> Result<(), Failure> {
     drop(model);
     runtime.synchronize()?;
     system.check()?;
-    let graph = median_report(&graph);
+    let (eager, graph) = (median_report(&eager), median_report(&graph));
     let weight_bytes = files.weights.total_bytes();
+    // The first new token is the prompt's; the others see one more position each.
+    let positions = (a.prompt + a.tokens / 2) as usize;
+    let read = traffic(&files.config, &files.weights, positions, a.dtype.into());
+    let total = read.weights.saturating_add(read.cache);
+    let gigabytes_per_s = total as f64 * graph.decode_tokens_per_s / 1e9;
+    let prefill_ms = eager.prefill_ms.min(graph.prefill_ms);
     let report = DecodeReport {
         model: files.name,
         device: a.device.to_string(),
         simulated: a.sim,
         threads: a.common.threads,
+        prompt: a.prompt,
+        seed: a.random_weights.then_some(a.seed),
         tokens: a.tokens,
         repeat: a.repeat,
         weight_bytes,
-        eager: median_report(&eager),
-        gigabytes_per_s: weight_bytes as f64 * graph.decode_tokens_per_s / 1e9,
+        prompt_tokens_per_s: f64::from(a.prompt) * 1e3 / prefill_ms,
+        eager,
         graph,
         graph_by_eager_time: percentile(&ratios, 0.5),
+        bytes_per_token: BytesPerToken { weights: read.weights, kv_cache: read.cache, total },
+        gigabytes_per_s,
+        copy_gigabytes_per_s,
+        share_of_bandwidth: gigabytes_per_s / copy_gigabytes_per_s,
     };
     if a.common.json {
         return print_json(&report);
@@ -294,8 +376,20 @@ fn decode(a: &DecodeArguments) -> Result<(), Failure> {
     write!(out, "{table}")?;
     writeln!(
         out,
-        "graph takes {:.3} of eager's time; weights are read at {:.1} GB/s",
-        report.graph_by_eager_time, report.gigabytes_per_s
+        "prompt of {} tokens: {:.0} tokens/s; graph takes {:.3} of eager's time",
+        report.prompt, report.prompt_tokens_per_s, report.graph_by_eager_time
+    )?;
+    let read = &report.bytes_per_token;
+    writeln!(
+        out,
+        "a token reads {} ({} of weights, {} of KV cache): {:.1} GB/s, {:.1} % of a device copy's \
+         {:.1} GB/s",
+        bytes(read.total),
+        bytes(read.weights),
+        bytes(read.kv_cache),
+        report.gigabytes_per_s,
+        report.share_of_bandwidth * 100.0,
+        report.copy_gigabytes_per_s
     )?;
     Ok(())
 }

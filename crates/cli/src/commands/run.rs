@@ -137,6 +137,11 @@ pub(crate) struct Files {
 }
 
 impl Files {
+    /// Weights without a tokenizer.
+    pub(crate) fn without_text(name: String, config: Config, weights: Weights) -> Self {
+        Self { name, config, weights, tokenizer: None }
+    }
+
     /// The files of a directory, or the bundled ones. A tokenizer is required only for text.
     pub(crate) fn read(dir: Option<&Path>, tokenizer: bool) -> Result<Self, Failure> {
         let Some(dir) = dir else {

@@ -207,3 +207,47 @@ fn a_timeline_has_every_kernel_of_a_token_in_order() {
     assert_eq!(output.status.code(), Some(1));
     assert!(output.stdout.is_empty());
 }
+
+#[test]
+fn decode_measures_random_weights_of_a_shape() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("shape.json");
+    let shape = serde_json::json!({"model_type": "llama", "hidden_act": "silu", "vocab_size": 300,
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": false,
+        "torch_dtype": "bfloat16"});
+    std::fs::write(&path, shape.to_string()).unwrap();
+    let path = path.to_str().unwrap();
+    let bench =
+        ["bench", "decode", "--random-weights", "--seed", "7", "--prompt", "9", "--tokens", "5"];
+    for device in [&["--device", "cpu:0"][..], &["--device", "cuda:0", "--sim"]] {
+        let all = [&bench[..], &["--repeat", "1", "--json", "--config", path], device].concat();
+        let report = json(&all);
+        assert_eq!((&report["prompt"], &report["seed"]), (&9.into(), &7.into()));
+        // By hand: layers of 64 x (64 + 32 + 32 + 64) and 3 x 64 x 96 weights and two norms, the
+        // last norm, the head, and one row of the embedding; two caches of 32 at 11 positions.
+        let layers = 2 * (64 * 192 + 3 * 64 * 96 + 128);
+        let weights = 2 * (layers + 64 + 300 * 64 + 64);
+        let cache = 2 * 2 * 32 * 4 * 11;
+        assert_eq!(report["weight_bytes"], 2 * (layers + 64 + 2 * 300 * 64));
+        let read = &report["bytes_per_token"];
+        assert_eq!((&read["weights"], &read["kv_cache"]), (&weights.into(), &cache.into()));
+        assert_eq!(read["total"], weights + cache);
+        let number = |key: &str| report[key].as_f64().unwrap();
+        let rate = report["graph"]["decode_tokens_per_s"].as_f64().unwrap();
+        let speed = f64::from(weights + cache) * rate / 1e9;
+        assert!((number("gigabytes_per_s") / speed - 1.0).abs() < 1e-9, "{report}");
+        let share = number("gigabytes_per_s") / number("copy_gigabytes_per_s");
+        assert!(share > 0.0 && (number("share_of_bandwidth") / share - 1.0).abs() < 1e-9);
+        assert!(number("prompt_tokens_per_s") > 0.0);
+    }
+    let table = call(&[&bench[..], &["--repeat", "1", "--config", path]].concat());
+    let text = String::from_utf8(table.stdout).unwrap();
+    for words in ["prompt of 9 tokens: ", "a token reads ", "% of a device copy's "] {
+        assert!(text.contains(words), "{text}");
+    }
+    for wrong in [&["--random-weights"][..], &["--config", path], &["--seed", "3"]] {
+        let output = call(&[&["bench", "decode"][..], wrong].concat());
+        assert_eq!(output.status.code(), Some(2), "{wrong:?}");
+    }
+}
