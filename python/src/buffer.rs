@@ -359,15 +359,14 @@ impl Base {
     /// Frees the memory, of views too. Device memory is reused once the work that uses it is over.
     fn free(&self, py: Python<'_>) -> PyResult<()> {
         let mut place = self.memory.block.lock();
-        let why = match &*place {
-            Some(block) => block.in_use(),
-            None => return Ok(()),
+        let taken = match place.as_ref().and_then(|block| block.in_use()) {
+            Some(why) => Err(why),
+            None => Ok(place.take()),
         };
-        if let Some(why) = why {
-            return Err(Class::Export.error(format!("the buffer cannot be freed: {why}")));
-        }
-        let block = place.take();
+        // An exception runs Python code, which may come here again.
         drop(place);
+        let refuse = |why| Class::Export.error(format!("the buffer cannot be freed: {why}"));
+        let block = taken.map_err(refuse)?;
         py.detach(|| drop(block));
         Ok(())
     }

@@ -397,8 +397,12 @@ fn describe(tensor: &Tensor) -> PyResult<(Layout, u64, u64)> {
         let layout = Layout::dense(dtype, shape, 0)?;
         return Ok((layout, 0, 0));
     }
-    let strides =
-        if ndim == 0 || tensor.strides.is_null() { dense(&shape) } else { list(tensor.strides) };
+    let mut strides = dense(&shape);
+    if ndim > 0 && !tensor.strides.is_null() {
+        // The stride of a single element means nothing, and may be any number.
+        let given = list(tensor.strides).into_iter().zip(&shape).zip(&mut strides);
+        given.filter(|((_, n), _)| **n != 1).for_each(|((given, _), stride)| *stride = given);
+    }
     let too_far = || refuse(format!("strides of {strides:?} elements in a shape of {shape:?}"));
     let (before, bytes) = span(&shape, &strides, dtype.size).ok_or_else(too_far)?;
     let first = (tensor.data as u64).checked_add(tensor.byte_offset).ok_or_else(too_far)?;

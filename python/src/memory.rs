@@ -202,6 +202,7 @@ impl Block {
     /// Counts an export for a stream of another library, which waits for what was submitted so far.
     pub(crate) fn begin_consumer(&self, handle: u64) -> Result<()> {
         let Some(buffer) = &self.buffer else { return Ok(()) };
+        self.device.check_process()?;
         let stream = self.device.external(handle)?;
         self.device.order_before(&stream)?;
         for point in uses(buffer) {
@@ -225,11 +226,12 @@ impl Block {
         if self.device.is_forked() {
             return;
         }
-        let mut consumers = self.consumers.lock();
-        let Some(at) = consumers.iter().position(|consumer| consumer.handle == handle) else {
-            return;
+        let find = |consumers: &[Consumer]| consumers.iter().position(|c| c.handle == handle);
+        let stream = {
+            let consumers = self.consumers.lock();
+            let Some(at) = find(&consumers) else { return };
+            consumers[at].stream.clone()
         };
-        let stream = consumers[at].stream.clone();
         let now = stream.now();
         // The event is recorded at once: the consumer may destroy its stream any time. In a capture
         // it is recorded later.
@@ -239,6 +241,8 @@ impl Block {
         ended.retain(|point| point.timeline_id() != now.timeline_id() && !point.has_passed());
         ended.push(now);
         drop(ended);
+        let mut consumers = self.consumers.lock();
+        let Some(at) = find(&consumers) else { return };
         consumers[at].exports -= 1;
         if consumers[at].exports == 0 {
             consumers.swap_remove(at);
@@ -278,6 +282,7 @@ impl Block {
     /// Waits until nothing of this package uses the memory.
     pub(crate) fn wait(&self) -> Result<()> {
         self.buffer.as_ref().map_or(Ok(()), |buffer| {
+            self.device.check_process()?;
             uses(buffer).into_iter().try_for_each(|point| self.device.runtime.wait_for(point))
         })
     }

@@ -155,9 +155,10 @@ class Import(unittest.TestCase):
             with self.assertRaises(leasehold.InvalidArgumentError):
                 use()
         # The strides of single elements mean nothing.
-        one = leasehold.from_dlpack(Producer(self.contents, (1, 6), (77, 1)))
-        self.assertTrue(one.is_contiguous)
-        self.assertEqual(one.tobytes(), self.contents)
+        for stride in (77, 2**63 - 1, -(2**63)):
+            one = leasehold.from_dlpack(Producer(self.contents, (1, 6), (stride, 1)))
+            self.assertEqual((one.is_contiguous, one.strides), (True, (24, 4)))
+            self.assertEqual(one.tobytes(), self.contents)
 
     def test_read_only(self) -> None:
         producer = Producer(self.contents, (6,), version=(1, 0), flags=capsules.READ_ONLY)
@@ -243,6 +244,19 @@ class Import(unittest.TestCase):
             b.free()
         again.free()
         b.free()
+
+    def test_a_deleter_may_use_the_buffer_that_goes(self) -> None:
+        class Loud(Producer):
+            def _delete(self, at: int) -> None:
+                super()._delete(at)
+                b.free()
+                with_error.append(b.freed)
+
+        with_error: list[bool] = []
+        producer = Loud(self.contents, (6,))
+        b = leasehold.from_dlpack(producer)
+        b.free()
+        self.assertEqual((producer.deleted, with_error), (1, [True]))
 
     def test_deleters_of_many_threads(self) -> None:
         producers = [Producer(self.contents, (6,)) for _ in range(64)]

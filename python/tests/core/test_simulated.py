@@ -222,6 +222,35 @@ class Simulated(unittest.TestCase):
         for none in (self.device.zeros(1, "bfloat16"), leasehold.Device("cpu:0").zeros(1)):
             self.assertFalse(hasattr(none, "__cuda_array_interface__"))
 
+    def test_a_forked_child_is_refused(self) -> None:
+        import os
+
+        b = self.device.zeros(SIZE)
+        child = os.fork()
+        if child == 0:
+            refused = 0
+            for use in [
+                lambda: b.fill(1),
+                lambda: b.tobytes(),
+                lambda: b.synchronize(),
+                lambda: b.__dlpack__(stream=1),
+                lambda: b.__cuda_array_interface__,
+                lambda: self.device.zeros(1),
+                lambda: self.device.synchronize(),
+                lambda: self.device.memory_info(),
+                lambda: leasehold.Allocator("sim-cuda:0"),
+            ]:
+                try:
+                    use()
+                except leasehold.InvalidStateError as error:
+                    refused += "fork" in str(error)
+            b.free()
+            host = leasehold.Device("cpu:0").zeros(4)
+            host.fill(1)
+            os._exit(0 if refused == 9 and host.tobytes() == b"\1" * 4 else 1)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        self.assertEqual(b.tobytes(), bytes(SIZE))
+
     def test_other_allocators_make_room(self) -> None:
         other = leasehold.Allocator(self.device)
         held = [other.empty(256 << 20) for _ in range(3)]
