@@ -1,10 +1,12 @@
-"""Compiles the operator library's and the conformance suite's CUDA sources to PTX with NVIDIA's run-time compiler, and compares the result with what is committed.
+"""Compiles the operator library's and the conformance suite's CUDA sources to PTX with NVIDIA's run-time compiler, the operator library's also to machine code, and compares the result with what is committed.
 
 Run by ci/ptx.sh with the interpreter of an environment that has the compiler's wheel. `--bless` writes instead of comparing.
 """
 
+import concurrent.futures
 import ctypes
 import difflib
+import os
 import pathlib
 import sys
 
@@ -16,6 +18,10 @@ import nvidia.cu13
 ARCHITECTURE = "compute_75"
 # Sources that need the instructions of a later one.
 LATER = {"attention_tiles.cu": "compute_80"}
+# The first architecture of each major number from 8 on: later ones with this number run its code.
+MACHINES = ["sm_80", "sm_90", "sm_100", "sm_120"]
+# Compiled to see that the sources compile; these devices run the code for sm_80.
+COMPILED = ["sm_86", "sm_89"]
 # No product is fused with a sum but where the source says so, division and roots round correctly,
 # denormals are kept.
 OPTIONS = [
@@ -32,6 +38,8 @@ OPTIONS = [
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # A folder may have a common.cuh, prepended to each of its sources.
 FOLDERS = [ROOT / f"crates/{crate}/src/kernels/cuda" for crate in ("operators", "conformance", "stress")]
+# The others' kernels are a few, and show that PTX works.
+WITH_MACHINE_CODE = FOLDERS[0]
 
 
 class Compiler:
@@ -51,27 +59,31 @@ class Compiler:
         self.check(self.nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
         return f"{major.value}.{minor.value}"
 
-    def text(self, program, size_of, get):
+    def output(self, program, size_of, get):
         size = ctypes.c_size_t()
         self.check(size_of(program, ctypes.byref(size)))
         buffer = ctypes.create_string_buffer(size.value)
         self.check(get(program, buffer))
-        return buffer.value.decode()
+        return buffer.raw
 
-    def compile(self, name, source):
+    def compile(self, name, source, architecture):
+        """PTX for `compute_…`, machine code for `sm_…`."""
         program = ctypes.c_void_p()
         self.check(
             self.nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), 0, None, None)
         )
-        given = [f"--gpu-architecture={LATER.get(name, ARCHITECTURE)}", *OPTIONS]
+        given = [f"--gpu-architecture={architecture}", *OPTIONS]
         options = (ctypes.c_char_p * len(given))(*[o.encode() for o in given])
         code = self.nvrtc.nvrtcCompileProgram(program, len(given), options)
-        log = self.text(program, self.nvrtc.nvrtcGetProgramLogSize, self.nvrtc.nvrtcGetProgramLog).strip()
+        log = self.output(program, self.nvrtc.nvrtcGetProgramLogSize, self.nvrtc.nvrtcGetProgramLog)
+        log = log.rstrip(b"\0").decode().strip()
         if log:
             print(log, file=sys.stderr)
         if code != 0 or log:
-            raise RuntimeError(f"{name} does not compile without a message")
-        return self.text(program, self.nvrtc.nvrtcGetPTXSize, self.nvrtc.nvrtcGetPTX)
+            raise RuntimeError(f"{name} does not compile without a message for {architecture}")
+        if architecture.startswith("sm_"):
+            return self.output(program, self.nvrtc.nvrtcGetCUBINSize, self.nvrtc.nvrtcGetCUBIN)
+        return self.output(program, self.nvrtc.nvrtcGetPTXSize, self.nvrtc.nvrtcGetPTX).rstrip(b"\0").decode()
 
 
 def normalised(text):
@@ -79,29 +91,57 @@ def normalised(text):
     return "\n".join(line.rstrip() for line in text.splitlines()).strip() + "\n"
 
 
+def source_of(path):
+    common = path.parent / "common.cuh"
+    if not common.exists():
+        return path.read_text()
+    return f'#line 1 "common.cuh"\n{common.read_text()}\n#line 1 "{path.name}"\n{path.read_text()}'
+
+
+def compare_text(committed, ptx, bless):
+    """Whether the committed text is the compiled one; prints the difference."""
+    ptx = normalised(ptx)
+    if bless:
+        committed.write_text(ptx)
+    old = normalised(committed.read_text()) if committed.exists() else ""
+    entries = ptx.count(".visible .entry")
+    print(f"{committed.name}: {entries} kernels, {len(ptx)} bytes{'' if old == ptx else ', NOT what is committed'}")
+    difference = difflib.unified_diff(old.splitlines(), ptx.splitlines(), "committed", "compiled", lineterm="", n=1)
+    for _, line in zip(range(40), difference):
+        print(line)
+    return old == ptx
+
+
+def compare_code(committed, cubin, bless):
+    """Whether the committed machine code is the compiled one."""
+    if bless:
+        committed.parent.mkdir(exist_ok=True)
+        committed.write_bytes(cubin)
+    same = committed.exists() and committed.read_bytes() == cubin
+    print(f"{committed.name}: {len(cubin)} bytes{'' if same else ', NOT what is committed'}")
+    return same
+
+
 def main():
     bless = sys.argv[1:] == ["--bless"]
     compiler = Compiler()
-    print(f"NVRTC {compiler.version()}, {ARCHITECTURE}")
-    failed = False
+    print(f"NVRTC {compiler.version()}, {ARCHITECTURE}, {', '.join(MACHINES + COMPILED)}")
+    # The compiler's calls let other threads run.
+    pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
+    jobs = []
     for path in [path for folder in FOLDERS for path in sorted(folder.glob("*.cu"))]:
-        common = path.parent / "common.cuh"
-        source = path.read_text()
-        if common.exists():
-            source = f'#line 1 "common.cuh"\n{common.read_text()}\n#line 1 "{path.name}"\n{source}'
-        ptx = normalised(compiler.compile(path.name, source))
-        committed = path.parent / "ptx" / f"{path.stem}.ptx"
-        if bless:
-            committed.write_text(ptx)
-        old = normalised(committed.read_text()) if committed.exists() else ""
-        same = old == ptx
-        failed |= not same
-        entries = ptx.count(".visible .entry")
-        print(f"{path.name}: {entries} kernels, {len(ptx)} bytes{'' if same else ', NOT what is committed'}")
-        if not same:
-            difference = difflib.unified_diff(old.splitlines(), ptx.splitlines(), "committed", "compiled", lineterm="", n=1)
-            for _, line in zip(range(40), difference):
-                print(line)
+        machines = MACHINES + COMPILED if path.parent == WITH_MACHINE_CODE else []
+        for architecture in [LATER.get(path.name, ARCHITECTURE), *machines]:
+            job = pool.submit(compiler.compile, path.name, source_of(path), architecture)
+            jobs.append((path, architecture, job))
+    failed = False
+    for path, architecture, job in jobs:
+        output = job.result()
+        if isinstance(output, str):
+            failed |= not compare_text(path.parent / "ptx" / f"{path.stem}.ptx", output, bless)
+        elif architecture in MACHINES:
+            committed = path.parent / "cubin" / f"{path.stem}.{architecture}.cubin"
+            failed |= not compare_code(committed, output, bless)
     if failed:
         print("run ci/ptx.sh --bless after a change of the sources", file=sys.stderr)
     return 1 if failed else 0

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Compiles every CUDA source of the operator library and of the conformance suite to PTX with one
-# exact release of NVIDIA's run-time compiler (no GPU and no driver is needed), and compares the
-# result with what is committed.
+# exact release of NVIDIA's run-time compiler (no GPU and no driver is needed), those of the library
+# also to machine code, and compares the result with what is committed.
 #
 #   ci/ptx.sh          compare; exit status 1 on a difference
 #   ci/ptx.sh --bless  write what the compiler gives

@@ -5,9 +5,11 @@
 
 mod args;
 mod check;
+mod cubin;
 
 pub use args::{CpuArgs, CpuFn};
 pub use check::{KernelCheck, LaunchInfo, Overlap};
+pub use cubin::Cubin;
 
 use leasehold_core::{Error, Result, Tagged, tags};
 use std::borrow::Cow;
@@ -84,6 +86,14 @@ pub enum KernelSource<'a> {
     },
     /// NVIDIA's intermediate code.
     Ptx(Cow<'a, str>),
+    /// NVIDIA's machine code of one module for several architectures. The driver compiles nothing
+    /// on a device of these architectures.
+    Cubins {
+        /// The machine code, one image for each architecture.
+        images: &'a [Cubin<'a>],
+        /// The module's PTX: for devices without an image, and for drivers that refuse theirs.
+        ptx: Cow<'a, str>,
+    },
     /// The Metal shading language, compiled at run time.
     Msl(Cow<'a, str>),
     /// A compiled Metal library.
@@ -100,6 +110,7 @@ impl KernelSource<'_> {
             KernelSource::Cpu(_) => "a Rust function",
             KernelSource::CudaC { .. } => "CUDA C++",
             KernelSource::Ptx(_) => "PTX",
+            KernelSource::Cubins { .. } => "CUDA machine code",
             KernelSource::Msl(_) => "MSL",
             KernelSource::Metallib(_) => "a Metal library",
             KernelSource::Registered(_) => "a registered function",

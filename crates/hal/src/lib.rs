@@ -59,8 +59,8 @@ pub use backend::{
 pub use id::{BackendKind, DeviceId};
 pub use info::{Caps, DeviceInfo, Limits, MemoryInfo, MemoryKind};
 pub use kernel::{
-    Access, Binding, CpuArgs, CpuFn, KernelCheck, KernelDesc, KernelSource, LaunchInfo, Overlap,
-    Pipeline,
+    Access, Binding, CpuArgs, CpuFn, Cubin, KernelCheck, KernelDesc, KernelSource, LaunchInfo,
+    Overlap, Pipeline,
 };
 /// The allocator core, which backends connect to their memory.
 pub use leasehold_alloc as alloc;

@@ -27,7 +27,7 @@ pub fn arch_of(isa: Isa) -> String {
     }
 }
 
-/// The architecture name of the CUDA kernels: PTX, which drivers translate for every device.
+/// The architecture name of the CUDA kernels: machine code, and PTX for devices without.
 pub const CUDA: &str = "cuda";
 /// The architecture names of CUDA devices with tensor cores that read bf16 and add in f32: the
 /// first of each generation, of which the list of a device's names has its own.
@@ -58,11 +58,11 @@ pub fn register(registry: &Registry) -> Result<()> {
         // SAFETY: the function of that name runs the CPU kernel over the tiles that the parameters
         // require, and checks them again.
         unsafe { registry.register(SIM, describe(spec, blocks, spec.name.into(), named)) }?;
-        let ptx = KernelSource::Ptx(cuda.module.ptx.into());
+        let code = cuda.module.kernel_source();
         // SAFETY: the source accepts every launch that the check accepts. It has the CPU kernel's
         // operands and indexes them by the parameters alone, within the sizes that the plan
         // requires. It checks values that it reads from memory.
-        unsafe { registry.register(CUDA, describe(spec, blocks, spec.name.into(), ptx)) }?;
+        unsafe { registry.register(CUDA, describe(spec, blocks, spec.name.into(), code)) }?;
     }
     for mps in mps::KERNELS {
         let (spec, groups) = (signature(mps.name)?, Division::Groups(mps));
@@ -75,8 +75,8 @@ pub fn register(registry: &Registry) -> Result<()> {
     for cuda in cuda::TENSOR_KERNELS {
         let (spec, blocks) = (signature(cuda.name)?, Division::Blocks(cuda));
         for arch in TENSOR {
-            let ptx = KernelSource::Ptx(cuda.module.ptx.into());
-            let desc = describe(spec, blocks, cuda.entry.into(), ptx);
+            let code = cuda.module.kernel_source();
+            let desc = describe(spec, blocks, cuda.entry.into(), code);
             // SAFETY: as a source for all CUDA devices, for launches whose parameters the check
             // finds taken.
             unsafe { registry.register(arch, KernelDesc { name: cuda.entry.into(), ..desc }) }?;

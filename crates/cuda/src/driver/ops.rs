@@ -620,11 +620,21 @@ pub trait ModuleOps {
     ///   claims.
     fn module_load(&self, image: &[u8]) -> Result<NativeModule>;
 
+    /// Loads machine code: `cuModuleLoadDataEx`. May block.
+    ///
+    /// # Errors
+    /// `Compile` if the driver refuses the code: it is for other devices, or for newer drivers.
+    ///
+    /// # Safety
+    /// - `image` is a whole cubin, as NVIDIA's compiler wrote it.
+    unsafe fn module_load_cubin(&self, image: &[u8]) -> Result<NativeModule>;
+
     /// Unloads a module: `cuModuleUnload`. May wait for the device.
     ///
     /// # Safety
-    /// - `module` came from [`module_load`](Self::module_load) and is unloaded once. No work runs
-    ///   its functions, and no later work launches them.
+    /// - `module` came from [`module_load`](Self::module_load) or
+    ///   [`module_load_cubin`](Self::module_load_cubin) and is unloaded once. No work runs its
+    ///   functions, and no later work launches them.
     unsafe fn module_unload(&self, module: NativeModule) -> Result<()>;
 
     /// Finds and loads a function of a module, for any `CUDA_MODULE_LOADING`:

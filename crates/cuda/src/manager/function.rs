@@ -75,7 +75,7 @@ impl FunctionManager {
     /// - `InvalidArgument` beyond the limits, or for modules of another context.
     /// - `InvalidArgument` for a declaration that differs from the one of the same key, or from the
     ///   function's parameters.
-    /// - `Unsupported` for a source that is neither CUDA C++ nor PTX.
+    /// - `Unsupported` for a source of another backend.
     /// - `Compile`, `NotFound`, or a driver error.
     pub fn get_or_create(
         &self,
@@ -89,7 +89,8 @@ impl FunctionManager {
                 desc.name
             )));
         }
-        self.pipelines.get_or_create(desc, &Arc::new(Image::of(desc)?), &modules)
+        let image = Image::of(desc, self.core.properties().compute_capability)?;
+        self.pipelines.get_or_create(desc, &Arc::new(image), &modules)
     }
 
     leasehold_engine::pool_methods!(pipelines: "kernels");

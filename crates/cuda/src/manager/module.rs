@@ -10,7 +10,7 @@ use leasehold_core::{
     Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource, Result, Tagged,
     tags,
 };
-use leasehold_hal::{KernelDesc, KernelSource};
+use leasehold_hal::{Cubin, KernelDesc, KernelSource};
 use std::fmt;
 use std::marker::PhantomPinned;
 
@@ -38,22 +38,34 @@ pub(crate) enum Image {
     Source(Box<str>, Box<[String]>),
     /// PTX.
     Ptx(Box<str>),
+    /// Machine code for the context's device, and the PTX in case the driver refuses the code.
+    Cubin(Cubin<'static>, Box<str>),
 }
 
 impl Image {
-    /// The image of a kernel.
+    /// The image of a kernel for a device.
     ///
     /// # Errors
     /// `Unsupported` for a source of another backend.
-    pub(crate) fn of(desc: &KernelDesc<'_>) -> Result<Self> {
+    pub(crate) fn of(desc: &KernelDesc<'_>, compute_capability: (u32, u32)) -> Result<Self> {
         match &desc.source {
             KernelSource::CudaC { source, options } => {
                 Ok(Image::Source(source.as_ref().into(), options.as_ref().into()))
             }
             KernelSource::Ptx(text) => Ok(Image::Ptx(text.as_ref().into())),
+            KernelSource::Cubins { images, ptx } => {
+                Ok(match Cubin::select(images, compute_capability) {
+                    Some(cubin) => Image::Cubin(cubin.clone().into_owned(), ptx.as_ref().into()),
+                    None => Image::Ptx(ptx.as_ref().into()),
+                })
+            }
             other => Err(Error::Unsupported(
-                format!("kernel {}: CUDA runs CUDA C++ and PTX, not {}", desc.name, other.kind())
-                    .into(),
+                format!(
+                    "kernel {}: CUDA runs CUDA C++, PTX and CUDA machine code, not {}",
+                    desc.name,
+                    other.kind()
+                )
+                .into(),
             )),
         }
     }
@@ -76,6 +88,13 @@ impl Resource for Modules {
     ) -> Result<ModuleState> {
         let native = match image {
             Image::Ptx(text) => self.context.within(|ops| ops.module_load(text.as_bytes()))?,
+            Image::Cubin(cubin, ptx) => self.context.within(|ops| {
+                // SAFETY: the cubin is whole, as its maker vouched.
+                match unsafe { ops.module_load_cubin(cubin.image()) } {
+                    Err(Error::Compile { .. }) => ops.module_load(ptx.as_bytes()),
+                    loaded => loaded,
+                }
+            })?,
             Image::Source(source, options) => {
                 let ptx =
                     self.context.ops().compile(source, name, options, self.compute_capability)?;

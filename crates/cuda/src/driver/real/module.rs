@@ -29,9 +29,7 @@ fn terminated(image: &[u8]) -> Result<Cow<'_, [u8]>> {
         return Err(Error::Compile { log: "the image is empty".into() });
     }
     if image.starts_with(ELF) || image.starts_with(FAT) {
-        return Err(Error::Compile {
-            log: "the image is machine code; PTX is loaded, and nothing else".into(),
-        });
+        return Err(Error::Compile { log: "the image is machine code, not PTX".into() });
     }
     if image.last() == Some(&0) {
         return Ok(Cow::Borrowed(image));
@@ -47,6 +45,47 @@ impl RealDriver {
         let mut value = 0;
         drive!(self, cuFuncGetAttribute(&raw mut value, attribute, function.0 as CUfunction))?;
         Ok(value.max(0) as u32)
+    }
+
+    /// Loads a text that ends with a zero, or machine code.
+    ///
+    /// # Safety
+    /// - `image` is a text that ends with a zero, or a whole cubin of NVIDIA's compiler.
+    unsafe fn load_image(&self, image: &[u8]) -> Result<NativeModule> {
+        let mut log = vec![0_u8; LOG];
+        let mut options = [Jit::CU_JIT_ERROR_LOG_BUFFER, Jit::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+        // The driver takes sizes in the place of pointers.
+        let mut values =
+            [log.as_mut_ptr().cast::<c_void>(), ptr::without_provenance_mut::<c_void>(LOG)];
+        let mut module: CUmodule = ptr::null_mut();
+        let code = self.code(|f| {
+            // SAFETY: the image is whole, as the caller vouches. The count is that of the options
+            // and values, which live during the call.
+            unsafe {
+                (f.cuModuleLoadDataEx)(
+                    &raw mut module,
+                    image.as_ptr().cast(),
+                    options.len() as u32,
+                    options.as_mut_ptr(),
+                    values.as_mut_ptr(),
+                )
+            }
+        })?;
+        match code {
+            0 => belief::object("cuModuleLoadDataEx", module).map(NativeModule),
+            code if conv::is_compile(code) => {
+                let name = self.name(code);
+                let log = super::text(&log);
+                let log = log.trim_end();
+                let log = if log.is_empty() {
+                    format!("{name} ({code})")
+                } else {
+                    format!("{name} ({code}): {log}")
+                };
+                Err(Error::Compile { log: log.into() })
+            }
+            code => Err(self.failed("cuModuleLoadDataEx", code, image.len() as u64)),
+        }
     }
 
     /// Offsets and sizes of the parameters, if the driver reports them.
@@ -82,40 +121,13 @@ impl RealDriver {
 impl ModuleOps for RealDriver {
     fn module_load(&self, image: &[u8]) -> Result<NativeModule> {
         let image = terminated(image)?;
-        let mut log = vec![0_u8; LOG];
-        let mut options = [Jit::CU_JIT_ERROR_LOG_BUFFER, Jit::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
-        // The driver takes sizes in the place of pointers.
-        let mut values =
-            [log.as_mut_ptr().cast::<c_void>(), ptr::without_provenance_mut::<c_void>(LOG)];
-        let mut module: CUmodule = ptr::null_mut();
-        let code = self.code(|f| {
-            // SAFETY: the image is a text that ends with a zero. The count is that of the options
-            // and values, which live during the call.
-            unsafe {
-                (f.cuModuleLoadDataEx)(
-                    &raw mut module,
-                    image.as_ptr().cast(),
-                    options.len() as u32,
-                    options.as_mut_ptr(),
-                    values.as_mut_ptr(),
-                )
-            }
-        })?;
-        match code {
-            0 => belief::object("cuModuleLoadDataEx", module).map(NativeModule),
-            code if conv::is_compile(code) => {
-                let name = self.name(code);
-                let log = super::text(&log);
-                let log = log.trim_end();
-                let log = if log.is_empty() {
-                    format!("{name} ({code})")
-                } else {
-                    format!("{name} ({code}): {log}")
-                };
-                Err(Error::Compile { log: log.into() })
-            }
-            code => Err(self.failed("cuModuleLoadDataEx", code, image.len() as u64)),
-        }
+        // SAFETY: the image is a text that ends with a zero.
+        unsafe { self.load_image(&image) }
+    }
+
+    unsafe fn module_load_cubin(&self, image: &[u8]) -> Result<NativeModule> {
+        // SAFETY: the image is a whole cubin, as the caller vouches.
+        unsafe { self.load_image(image) }
     }
 
     unsafe fn module_unload(&self, module: NativeModule) -> Result<()> {

@@ -1,5 +1,6 @@
-//! Modules of the simulated driver. The loader only searches PTX for its entry points, whose code
-//! is in the machine's registry. The compiler only searches CUDA C++ for its kernels' names.
+//! Modules of the simulated driver. The loader only searches PTX and machine code for their entry
+//! points, whose code is in the machine's registry. The compiler only searches CUDA C++ for its
+//! kernels' names.
 //!
 //! This module must not know kernels.
 
@@ -95,10 +96,7 @@ fn names_after<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = &'a str
 /// The entry points of a PTX text, or a code with a log.
 fn entries(image: &[u8]) -> Result<BTreeSet<String>, (i32, String)> {
     if image.starts_with(b"\x7fELF") {
-        return Err((
-            code::NO_BINARY_FOR_GPU,
-            "the simulated device runs no machine code".to_owned(),
-        ));
+        return Err((code::INVALID_IMAGE, "machine code, not PTX".to_owned()));
     }
     let text = std::str::from_utf8(image)
         .map_err(|_| (code::INVALID_IMAGE, "neither text nor machine code".to_owned()))?;
@@ -115,6 +113,44 @@ fn entries(image: &[u8]) -> Result<BTreeSet<String>, (i32, String)> {
     }
     balanced(&bare).map_err(|why| invalid(&why))?;
     Ok(names_after(&bare, ".entry").map(str::to_owned).collect())
+}
+
+/// The entry points of machine code, if a device of `compute_capability` runs it: an ELF file of
+/// 64 bits has a section `.text.NAME` for each, and the architecture in its flags.
+fn cubin_entries(
+    image: &[u8],
+    (major, minor): (u32, u32),
+) -> Result<BTreeSet<String>, (i32, String)> {
+    let invalid = || (code::INVALID_IMAGE, "no whole machine code".to_owned());
+    let number = |at: usize, bytes: usize| -> Option<usize> {
+        let mut wide = [0; 8];
+        wide[..bytes].copy_from_slice(image.get(at..at.checked_add(bytes)?)?);
+        usize::try_from(u64::from_le_bytes(wide)).ok()
+    };
+    // Offset and size of each section's name, from the tables that the header names.
+    let names = || {
+        let (sections, each) = (number(40, 8)?, number(58, 2)?);
+        let (count, names) = (number(60, 2)?, number(62, 2)?);
+        let header = |index: usize| sections.checked_add(index.checked_mul(each)?);
+        let table = number(header(names)?.checked_add(24)?, 8)?;
+        let mut found = BTreeSet::new();
+        for index in 0..count {
+            let name = image.get(table.checked_add(number(header(index)?, 4)?)?..)?;
+            let end = name.iter().position(|&byte| byte == 0)?;
+            let name = std::str::from_utf8(&name[..end]).ok()?;
+            found.extend(name.strip_prefix(".text.").map(str::to_owned));
+        }
+        Some(found)
+    };
+    if !image.starts_with(b"\x7fELF\x02\x01") {
+        return Err(invalid());
+    }
+    let architecture = number(48, 4).ok_or_else(invalid)? >> 8 & 0xFF;
+    let of = (architecture as u32 / 10, architecture as u32 % 10);
+    if of.0 != major || of.1 > minor {
+        return Err((code::NO_BINARY_FOR_GPU, format!("machine code for sm_{architecture}")));
+    }
+    names().ok_or_else(invalid)
 }
 
 fn names_or_numbers_after<'a>(text: &'a str, word: &str) -> Option<&'a str> {
@@ -171,8 +207,13 @@ pub(super) fn compile(
     Ok(text.into_bytes())
 }
 
-impl ModuleOps for SimDriver {
-    fn module_load(&self, image: &[u8]) -> Result<NativeModule> {
+impl SimDriver {
+    /// Loads an image whose entry points `entries` finds.
+    fn load_image(
+        &self,
+        image: &[u8],
+        entries: impl FnOnce(&[u8]) -> Result<BTreeSet<String>, (i32, String)>,
+    ) -> Result<NativeModule> {
         const API: &str = "cuModuleLoadDataEx";
         let scope = self.enter(API)?;
         self.lock().forbidden_in_capture(API)?;
@@ -186,6 +227,16 @@ impl ModuleOps for SimDriver {
         let handle = tables.handle();
         tables.modules.insert(handle, Module { context: scope.context, entries });
         Ok(NativeModule(handle))
+    }
+}
+
+impl ModuleOps for SimDriver {
+    fn module_load(&self, image: &[u8]) -> Result<NativeModule> {
+        self.load_image(image, entries)
+    }
+
+    unsafe fn module_load_cubin(&self, image: &[u8]) -> Result<NativeModule> {
+        self.load_image(image, |image| cubin_entries(image, self.config.compute_capability))
     }
 
     unsafe fn module_unload(&self, module: NativeModule) -> Result<()> {
@@ -290,6 +341,55 @@ mod tests {
             b"\x7fELF",
         ] {
             assert!(entries(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    /// An ELF file of these sections, for an architecture.
+    fn elf(architecture: u32, sections: &[&str]) -> Vec<u8> {
+        let names: Vec<u8> = sections.iter().flat_map(|s| [s.as_bytes(), b"\0"].concat()).collect();
+        let mut image = b"\x7fELF\x02\x01".to_vec();
+        image.resize(64, 0);
+        image[48..52].copy_from_slice(&(architecture << 8 | 2).to_le_bytes());
+        image[40..48].copy_from_slice(&(64 + names.len() as u64).to_le_bytes());
+        let counts = [64, sections.len() as u16, 0];
+        for (at, count) in [58, 60, 62].into_iter().zip(counts) {
+            image[at..at + 2].copy_from_slice(&count.to_le_bytes());
+        }
+        image.extend(&names);
+        let mut name = 0_u32;
+        for section in sections {
+            let mut header = [0; 64];
+            header[..4].copy_from_slice(&name.to_le_bytes());
+            header[24..32].copy_from_slice(&64_u64.to_le_bytes());
+            image.extend(header);
+            name += section.len() as u32 + 1;
+        }
+        image
+    }
+
+    #[test]
+    fn entry_points_of_machine_code() {
+        let image = elf(80, &[".shstrtab", ".text.add", ".nv.info.add", ".text.sub"]);
+        for device in [(8, 0), (8, 9)] {
+            let found = cubin_entries(&image, device).unwrap();
+            assert_eq!(found.into_iter().collect::<Vec<_>>(), ["add", "sub"]);
+        }
+        for (image, device, code) in [
+            (&image[..], (7, 5), code::NO_BINARY_FOR_GPU),
+            (&image[..], (9, 0), code::NO_BINARY_FOR_GPU),
+            (&elf(86, &[".text.f"])[..], (8, 0), code::NO_BINARY_FOR_GPU),
+            (&image[..image.len() - 64], (8, 0), code::INVALID_IMAGE),
+            (&image[..70], (8, 0), code::INVALID_IMAGE),
+            (&image[..6], (8, 0), code::INVALID_IMAGE),
+            (b".version 9.0", (8, 0), code::INVALID_IMAGE),
+        ] {
+            assert_eq!(cubin_entries(image, device).unwrap_err().0, code, "{image:?}");
+        }
+        // No header field leads outside of the file or to a panic.
+        for at in 40..64 {
+            let mut wrong = image.clone();
+            wrong[at] = 0xFF;
+            let _ = cubin_entries(&wrong, (8, 0));
         }
     }
 

@@ -40,7 +40,7 @@ pub(super) struct Event {
 #[derive(Debug)]
 pub(super) struct Module {
     pub context: u64,
-    /// The entry points that the module's text declares.
+    /// The entry points that the module declares.
     pub entries: BTreeSet<String>,
 }
 

@@ -1,10 +1,11 @@
-//! CUDA kernels: sources, the PTX compiled from them, and the geometry of launches.
+//! CUDA kernels: sources, the PTX and machine code compiled from them, and the geometry of
+//! launches.
 //!
 //! | file | what |
 //! |---|---|
 //! | `common.cuh` | parameters, element types, sums over a block; prepended to each of the others |
 //! | `*.cu` | the kernels, a family in each file |
-//! | `ptx/*.ptx` | the output of `ci/ptx.sh`; CI compiles the sources again and compares |
+//! | `ptx/*.ptx`, `cubin/*.cubin` | the output of `ci/ptx.sh`; CI compiles again and compares |
 //!
 //! A CUDA kernel has the name, the operands and the parameters of the CPU kernel
 //! ([`KernelSpec`](super::cpu::tile::KernelSpec)), whose checks run before every launch. This
@@ -21,6 +22,8 @@ use super::blocks::{Blocks, THREADS, from_bytes, heads_down, kernel_list, width}
 use super::cpu::attention::{Attention, AttentionParams};
 use super::cpu::elem::DType;
 use super::cpu::tile::{Kernel, Params, Refusal};
+use leasehold::kernel::{Cubin, KernelSource};
+use std::borrow::Cow;
 
 /// Text that is prepended to the source of every module.
 pub const COMMON: &str = include_str!("common.cuh");
@@ -35,6 +38,31 @@ pub struct Module {
     /// The output of the run-time compiler for the lowest architecture that has the instructions;
     /// drivers translate it for every later one.
     pub ptx: &'static str,
+    /// Machine code for the architectures from 8.0 on: nothing is compiled on these devices.
+    pub cubins: &'static [Cubin<'static>],
+}
+
+impl Module {
+    /// The module as the source of a kernel.
+    #[must_use]
+    pub fn kernel_source(&self) -> KernelSource<'static> {
+        KernelSource::Cubins { images: self.cubins, ptx: self.ptx.into() }
+    }
+}
+
+/// The machine code of a module for an architecture.
+macro_rules! cubin {
+    ($name:literal, $major:literal, $minor:literal) => {
+        // SAFETY: the file is the compiler's output; CI compiles the source again and compares.
+        unsafe {
+            Cubin::new(
+                ($major, $minor),
+                Cow::Borrowed(include_bytes!(concat!(
+                    "cubin/", $name, ".sm_", $major, $minor, ".cubin"
+                ))),
+            )
+        }
+    };
 }
 
 macro_rules! modules {
@@ -43,6 +71,12 @@ macro_rules! modules {
             name: concat!($name, ".cu"),
             source: include_str!(concat!($name, ".cu")),
             ptx: include_str!(concat!("ptx/", $name, ".ptx")),
+            cubins: &[
+                cubin!($name, 8, 0),
+                cubin!($name, 9, 0),
+                cubin!($name, 10, 0),
+                cubin!($name, 12, 0),
+            ],
         };)*
         /// Every file.
         pub static MODULES: &[&Module] = &[$(&$module),*];

@@ -36,6 +36,24 @@ fn every_cpu_kernel_has_an_entry_with_its_signature() {
     }
 }
 
+/// A cubin has a section `.text.ENTRY` for each kernel, and its architecture in the second byte of
+/// its flags.
+#[test]
+fn every_kernel_has_machine_code_for_each_architecture() {
+    for cuda in KERNELS.iter().chain(TENSOR_KERNELS) {
+        let section = format!("\0.text.{}\0", cuda.entry);
+        let of: Vec<_> = cuda.module.cubins.iter().map(Cubin::compute_capability).collect();
+        assert_eq!(of, [(8, 0), (9, 0), (10, 0), (12, 0)]);
+        for cubin in cuda.module.cubins {
+            let (major, minor) = cubin.compute_capability();
+            assert!(cubin.image().starts_with(b"\x7fELF"));
+            assert_eq!(u32::from(cubin.image()[49]), major * 10 + minor, "{cubin:?}");
+            let mut names = cubin.image().windows(section.len());
+            assert!(names.any(|bytes| bytes == section.as_bytes()), "{} {cubin:?}", cuda.entry);
+        }
+    }
+}
+
 #[test]
 fn a_long_context_has_parts() {
     let p = AttentionParams { m: 1, heads: 6, kv_heads: 1, positions: 100, ..Default::default() };
