@@ -28,6 +28,7 @@ except ImportError as error:
         "leasehold.torch needs PyTorch with CUDA, which is not installed: pip install torch"
     ) from error
 
+from leasehold import _report
 from leasehold._library import path as _library_path
 
 from leasehold.torch import _build, _plugin
@@ -154,6 +155,7 @@ def enable(policy: str = "balanced", budget: Budget = None, *, plugin: Optional[
         else:
             _plugin.install(_library_path(), limit, number)
         _options = wanted
+        _report.set_default(snapshot)
 
 
 def enabled() -> bool:

@@ -8,6 +8,7 @@ import unittest
 import weakref
 
 import leasehold
+from leasehold import _report
 
 try:
     import numpy as np
@@ -344,6 +345,13 @@ class Reports(unittest.TestCase):
                 self.assertIn("activations", page)
             leasehold.report(path, CPU)
             self.assertIn("cpu:0", path.read_text(encoding="utf-8"))
+            # What `leasehold.torch` sets while it is enabled is meant without a source.
+            _report.set_default(allocator._snapshot_json)
+            try:
+                leasehold.report(path)
+            finally:
+                _report.set_default(None)
+            self.assertIn("activations", path.read_text(encoding="utf-8"))
 
 
 @unittest.skipIf(np is None, "no NumPy")
