@@ -272,7 +272,8 @@ int leasehold_plugin_set_device(int ordinal, leasehold_device device);
  * not check the result: it uses a null pointer. */
 void *leasehold_plugin_alloc(ptrdiff_t size, int ordinal, void *stream);
 void leasehold_plugin_free(void *block, ptrdiff_t size, int ordinal, void *stream);
-void leasehold_plugin_record_stream(void *block, int ordinal, void *stream);
+/* leasehold_record_stream on the device that the block belongs to. */
+void leasehold_plugin_record_stream(void *block, void *stream);
 
 /* ---- simulated devices: "sim-cuda:0" and "sim-cuda:1" of 1 GiB, in builds with the feature `sim` only ---- */
 

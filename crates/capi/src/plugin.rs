@@ -106,19 +106,25 @@ pub unsafe extern "C" fn leasehold_plugin_free(
     border(|| DEVICES.get(device(ordinal)?)?.free(block as u64));
 }
 
-/// Notes that another stream uses a block.
+/// Notes that another stream of the block's device uses a block.
 ///
 /// # Safety
-/// - As [`leasehold_record_stream`](crate::ffi::leasehold_record_stream).
+/// - As [`leasehold_record_stream`](crate::ffi::leasehold_record_stream), for the device of the
+///   block.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn leasehold_plugin_record_stream(
-    block: *mut c_void,
-    ordinal: c_int,
-    stream: *mut c_void,
-) {
+pub unsafe extern "C" fn leasehold_plugin_record_stream(block: *mut c_void, stream: *mut c_void) {
     border(|| {
-        let device = DEVICES.get(device(ordinal)?)?;
-        // SAFETY: the caller vouches for the stream.
-        unsafe { device.record_stream(block as u64, &device, stream as u64) }
+        if block.is_null() {
+            return Ok(());
+        }
+        let opened = ORDINALS.read().clone();
+        for device in opened.into_iter().filter(|&device| device != 0) {
+            let device = DEVICES.get(device)?;
+            if device.pool_of(block as u64).is_ok() {
+                // SAFETY: the caller vouches for the stream.
+                return unsafe { device.record_stream(block as u64, &device, stream as u64) };
+            }
+        }
+        Err(Error::invalid(format!("no device of PyTorch has a block at {block:p}")))
     });
 }

@@ -56,14 +56,6 @@ class Plugin:
         self.check(library.leasehold_plugin_set_device(ordinal, device))
         self.devices[ordinal] = device
 
-    def record(self, block: Optional[int], stream: Optional[int]) -> None:
-        for device in self.devices.values():
-            # Another device's block is unknown here.
-            if self.library.leasehold_record_stream(
-                device, ctypes.c_void_p(block), ctypes.c_size_t(stream or 0)
-            ) == 0:
-                return
-
     def trim(self) -> None:
         for device in self.devices.values():
             self.library.leasehold_device_synchronize(device)
@@ -144,10 +136,9 @@ def install(path: str, budget: int, policy: int) -> None:
         path, "leasehold_plugin_alloc", "leasehold_plugin_free"
     )
     inner: Any = allocator.allocator()
-    record = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(plugin.record)
     trim = ctypes.CFUNCTYPE(None)(plugin.trim)
-    plugin.keep += [record, trim, allocator]
-    inner.set_record_stream_fn(ctypes.cast(record, ctypes.c_void_p).value)
+    plugin.keep += [trim, allocator]
+    inner.set_record_stream_fn(ctypes.cast(plugin.library.leasehold_plugin_record_stream, ctypes.c_void_p).value)
     inner.set_reset_fn(ctypes.cast(trim, ctypes.c_void_p).value)
     torch.cuda.memory.change_current_allocator(allocator)
     for ordinal in range(torch.cuda.device_count()):

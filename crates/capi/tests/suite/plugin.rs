@@ -40,7 +40,7 @@ fn play(device: Device, seed: u64, side: usize, records: bool) {
                 device.fill(side, block, 3, 1);
                 if records {
                     // SAFETY: the streams are the tests' own.
-                    unsafe { leasehold_plugin_record_stream(block, 0, side as *mut c_void) };
+                    unsafe { leasehold_plugin_record_stream(block, side as *mut c_void) };
                 }
             }
             _ if !live.is_empty() => {
@@ -89,6 +89,13 @@ fn a_record_stream_that_is_left_out_is_found() {
     assert!((1..=20).any(|seed| !threads(seed, false).is_empty()));
 }
 
+/// Records a use, and returns the text of this thread's last failure.
+fn recorded(block: usize, stream: usize) -> String {
+    // SAFETY: the streams are the tests' own.
+    unsafe { leasehold_plugin_record_stream(block as *mut c_void, stream as *mut c_void) };
+    last_error()
+}
+
 #[test]
 fn wrong_calls_of_the_plug_in() {
     let _turn = turn();
@@ -112,6 +119,18 @@ fn wrong_calls_of_the_plug_in() {
         assert!(!block.is_null());
         assert!(leasehold_plugin_alloc(63 << 20, 1, stream).is_null(), "a failure is null");
         assert!(last_error().contains("out of memory"), "{}", last_error());
+        // PyTorch does not say the block's device.
+        let side = device.stream(0);
+        for (inner, want) in [(0, ""), (256, "no device of PyTorch")] {
+            let block = block as usize + inner;
+            let error = std::thread::spawn(move || recorded(block, side)).join().unwrap();
+            assert_eq!(
+                (error.is_empty(), error.contains(want)),
+                (want.is_empty(), true),
+                "{error}"
+            );
+        }
+        device.end(side);
         leasehold_plugin_free(block, 63 << 20, 1, stream);
         leasehold_plugin_free(null_mut(), 0, 1, stream);
     }
