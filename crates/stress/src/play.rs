@@ -433,7 +433,7 @@ pub(crate) fn play(
     let bench = target
         .open(seed, faults)
         .map_err(|e| plain(format!("the device cannot be opened: {e}")))?;
-    let watch = Watch::new(plan);
+    let (watch, waits) = (Watch::new(plan), bench.waits());
     let world = Arc::new(World::new(&bench, watch.clone()));
     let conductor = std::thread::spawn(move || conduct(world, bench));
     let mut last = (0, Instant::now());
@@ -443,7 +443,7 @@ pub(crate) fn play(
         if now != last.0 {
             last = (now, Instant::now());
         } else if last.1.elapsed() > patience {
-            watch.find(format!("nothing went on for {patience:?}"), true);
+            watch.find(format!("nothing went on for {patience:?}{}", waits()), true);
             // Its threads cannot be ended.
             let finding = watch.finding.lock().clone();
             return Err(finding.unwrap_or_else(|| plain("a hang".into())));

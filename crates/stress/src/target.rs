@@ -417,6 +417,15 @@ impl Bench {
         if findings.is_empty() { Ok(()) } else { Err(findings.join("; ")) }
     }
 
+    /// Says what the queues of the simulated machine wait for.
+    pub(crate) fn waits(&self) -> Box<dyn Fn() -> String> {
+        #[cfg(feature = "sim")]
+        if let Some(machine) = self.machine.clone() {
+            return Box::new(move || format!("; {}", machine.waits()));
+        }
+        Box::new(String::new)
+    }
+
     fn is_lost(&self) -> bool {
         #[cfg(feature = "sim")]
         if let Some(machine) = &self.machine {

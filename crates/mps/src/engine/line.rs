@@ -8,10 +8,11 @@
 //! - `reached`. Meaning: the stream's submissions up to this value are over. Written: by observers.
 //!
 //! The outcome of a command buffer is set once, by the driver's completion handler or by a thread
-//! that finds the command buffer over. After an error the driver skips the signal, so whoever sets
-//! the outcome makes up for it. An event's value may only rise. So two command buffers make up: the
-//! last one of the line, and one that a later one of the line waits for. Behind any other one, a
-//! later command buffer signals a larger value.
+//! that finds the command buffer over. After an error the driver skips the signal, so the thread
+//! that sets the outcome makes up for it, also if later command buffers are committed: such a one
+//! may stand in the queue behind work that waits for the skipped signal. An event's value must not
+//! fall. A later command buffer may signal while the host makes up, so after an error each outcome
+//! of the line ensures its value.
 //!
 //! The handler takes no lock of a stream, submits nothing and drops no lease. Threads that observe
 //! the line drop what a command buffer kept.
@@ -39,48 +40,43 @@ use std::fmt;
 struct Signal {
     ops: Arc<dyn MpsSlowOps>,
     event: NativeSharedEvent,
-    /// The lock orders commits and made-up signals.
+    /// The lock orders outcomes and made-up signals.
     last: Mutex<Last>,
 }
 
-/// The last command buffer of a line.
+/// The last command buffers of a line.
 struct Last {
     /// The last committed sequence number.
     seq: u64,
-    /// The last sequence number with an outcome.
+    /// The largest sequence number with an outcome.
     settled: u64,
-    /// The sequence numbers that later command buffers of the line wait for, without an outcome.
-    awaited: Vec<u64>,
-}
-
-impl Last {
-    /// Whether nothing of the line signals a larger value before `seq` is signalled. From now on
-    /// `seq` has an outcome.
-    fn take(&mut self, seq: u64) -> bool {
-        self.settled = self.settled.max(seq);
-        let awaited = self.awaited.iter().position(|&s| s == seq);
-        awaited.map(|at| self.awaited.swap_remove(at)).is_some() || self.seq == seq
-    }
+    /// A signal was made up for.
+    repaired: bool,
 }
 
 impl Signal {
-    /// A command buffer was signalled.
-    fn signalled(&self, seq: u64) {
-        self.last.lock().take(seq);
-    }
-
-    /// Signals on behalf of a command buffer that failed, unless a later one does.
-    fn make_up(&self, seq: u64) {
-        // A query may call handlers, so no lock is held. Nothing signals `seq` after the failure.
+    /// Notes an outcome. If a command buffer of the line failed so far, the event gets the value
+    /// unless it has it.
+    fn settle(&self, seq: u64, failed: bool) {
+        let mut last = self.last.lock();
+        last.settled = last.settled.max(seq);
+        last.repaired |= failed;
+        let repaired = last.repaired;
+        drop(last);
+        if !repaired {
+            return;
+        }
+        // A query may call handlers, so no lock is held.
         // SAFETY: the line keeps the event until the outcome of each command buffer is set, which
         // happens after this.
         let signaled = unsafe { self.ops.signaled_value(self.event) };
-        let mut last = self.last.lock();
-        if !last.take(seq) || signaled.is_ok_and(|value| value >= seq) {
+        let last = self.last.lock();
+        // A larger outcome gives the event its larger value.
+        if last.settled > seq || signaled.is_ok_and(|value| value >= seq) {
             return;
         }
         // SAFETY: the line keeps the event, as above. The work that waits for the value may run,
-        // because its stream notices this failure before it publishes a value.
+        // because its stream notices the failure before it publishes a value.
         let made = unsafe { self.ops.set_signaled_value(self.event, seq) };
         drop(last);
         if let Err(error) = made {
@@ -103,11 +99,7 @@ impl Outcome {
     /// driver call of the first call.
     fn settle(&self, completion: &Completion) {
         let Some(permit) = self.permit.lock().take() else { return };
-        if completion.error.is_some() {
-            self.signal.make_up(self.seq);
-        } else {
-            self.signal.signalled(self.seq);
-        }
+        self.signal.settle(self.seq, completion.error.is_some());
         drop(permit);
         let _ = self.error.set(completion.error.clone());
     }
@@ -220,7 +212,7 @@ impl Line {
             return Err(Error::state("a line needs a shared event"));
         };
         let last = event.issued();
-        let none = Last { seq: last, settled: last, awaited: Vec::new() };
+        let none = Last { seq: last, settled: last, repaired: false };
         let signal = Signal { ops: ops.clone(), event: native, last: Mutex::new(none) };
         Ok(Arc::new(Self {
             signal: Arc::new(signal),
@@ -244,16 +236,6 @@ impl Line {
     /// The last committed sequence number.
     pub(crate) fn last(&self) -> u64 {
         self.signal.last.lock().seq
-    }
-
-    /// The last committed sequence number, for which the next command buffer is going to wait.
-    pub(crate) fn await_last(&self) -> u64 {
-        let mut last = self.signal.last.lock();
-        let seq = last.seq;
-        if last.settled < seq && !last.awaited.contains(&seq) {
-            last.awaited.push(seq);
-        }
-        seq
     }
 
     /// Whether all committed command buffers are over, as far as the line was observed.

@@ -154,7 +154,7 @@ impl MpsStream {
             let native = unsafe { self.ops().command_buffer(self.queue.native(), desc)? };
             let command = Owned::new(&self.core.device, native);
             if e.after_library {
-                let last = self.line.await_last();
+                let last = self.line.last();
                 // SAFETY: `command` is live and new. The line keeps its event until the command
                 // buffer is over.
                 unsafe { self.ops().encode_wait(native, self.line.event().into(), last)? };

@@ -109,6 +109,12 @@ impl Monitor {
         self.lock().progress();
     }
 
+    /// The waits of all queues, in words.
+    #[must_use]
+    pub fn waits(&self) -> String {
+        self.lock().waiting()
+    }
+
     /// Makes a few steps, as queries do; none if only [`step`](Self::step) steps.
     pub fn poll(&self) {
         self.nudge();
