@@ -77,13 +77,22 @@ pub(crate) fn allocate(py: Python<'_>, pool: &Arc<Pool>, bytes: u64) -> PyResult
     py.detach(|| Block::allocate(pool, bytes)).map_err(raise)
 }
 
+/// A new block for a dense array.
+fn block_for<'py>(
+    pool: &Arc<Pool>,
+    shape: &Bound<'py, PyAny>,
+    dtype: Option<&Bound<'py, PyAny>>,
+) -> PyResult<(Arc<Block>, Layout)> {
+    let layout = dense(layout::shape(shape)?, dtype)?;
+    Ok((allocate(shape.py(), pool, layout.bytes())?, layout))
+}
+
 pub(crate) fn empty<'py>(
     pool: &Arc<Pool>,
     shape: &Bound<'py, PyAny>,
     dtype: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let layout = dense(layout::shape(shape)?, dtype)?;
-    let block = allocate(shape.py(), pool, layout.bytes())?;
+    let (block, layout) = block_for(pool, shape, dtype)?;
     of_block(shape.py(), block, layout)
 }
 
@@ -92,8 +101,7 @@ pub(crate) fn zeros<'py>(
     shape: &Bound<'py, PyAny>,
     dtype: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let layout = dense(layout::shape(shape)?, dtype)?;
-    let block = allocate(shape.py(), pool, layout.bytes())?;
+    let (block, layout) = block_for(pool, shape, dtype)?;
     block.fill(shape.py(), (0, layout.bytes()), &[0]).map_err(raise)?;
     of_block(shape.py(), block, layout)
 }
@@ -445,7 +453,7 @@ impl Base {
         interface.set_item("data", (block.address(layout.offset), block.read_only))?;
         let strides = if layout.is_dense() { None } else { Some(self.strides(py)?) };
         interface.set_item("strides", strides)?;
-        // What was submitted is over.
+        // All submitted work is over, so a consumer waits for no stream.
         interface.set_item("stream", py.None())?;
         Ok(interface)
     }

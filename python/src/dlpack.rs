@@ -41,12 +41,22 @@ struct Tensor {
     byte_offset: u64,
 }
 
+/// The end of both forms: the owner's value, and the function that a consumer calls at the end.
+#[repr(C)]
+struct Owner<M> {
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut M)>,
+}
+
+impl<M> Owner<M> {
+    const NONE: Self = Self { context: std::ptr::null_mut(), deleter: None };
+}
+
 /// `DLManagedTensor`.
 #[repr(C)]
 struct Plain {
     tensor: Tensor,
-    context: *mut c_void,
-    deleter: Option<unsafe extern "C" fn(*mut Plain)>,
+    owner: Owner<Plain>,
 }
 
 /// `DLManagedTensorVersioned`.
@@ -54,8 +64,7 @@ struct Plain {
 struct Versioned {
     major: u32,
     minor: u32,
-    context: *mut c_void,
-    deleter: Option<unsafe extern "C" fn(*mut Versioned)>,
+    owner: Owner<Versioned>,
     flags: u64,
     tensor: Tensor,
 }
@@ -64,10 +73,7 @@ struct Versioned {
 trait Managed: Sized {
     const NAMES: (&'static CStr, &'static CStr);
     fn new(tensor: Tensor, flags: u64) -> Self;
-    /// Sets what the consumer calls in the end.
-    fn own(&mut self, context: *mut c_void, deleter: unsafe extern "C" fn(*mut Self));
-    fn context(&self) -> *mut c_void;
-    fn deleter(&self) -> Option<unsafe extern "C" fn(*mut Self)>;
+    fn owner(&mut self) -> &mut Owner<Self>;
     fn tensor(&self) -> &Tensor;
     fn read_only(&self) -> bool;
 }
@@ -76,19 +82,11 @@ impl Managed for Plain {
     const NAMES: (&'static CStr, &'static CStr) = PLAIN;
 
     fn new(tensor: Tensor, _: u64) -> Self {
-        Self { tensor, context: std::ptr::null_mut(), deleter: None }
+        Self { tensor, owner: Owner::NONE }
     }
 
-    fn own(&mut self, context: *mut c_void, deleter: unsafe extern "C" fn(*mut Self)) {
-        (self.context, self.deleter) = (context, Some(deleter));
-    }
-
-    fn context(&self) -> *mut c_void {
-        self.context
-    }
-
-    fn deleter(&self) -> Option<unsafe extern "C" fn(*mut Self)> {
-        self.deleter
+    fn owner(&mut self) -> &mut Owner<Self> {
+        &mut self.owner
     }
 
     fn tensor(&self) -> &Tensor {
@@ -105,19 +103,11 @@ impl Managed for Versioned {
 
     fn new(tensor: Tensor, flags: u64) -> Self {
         let (major, minor) = VERSION;
-        Self { major, minor, context: std::ptr::null_mut(), deleter: None, flags, tensor }
+        Self { major, minor, owner: Owner::NONE, flags, tensor }
     }
 
-    fn own(&mut self, context: *mut c_void, deleter: unsafe extern "C" fn(*mut Self)) {
-        (self.context, self.deleter) = (context, Some(deleter));
-    }
-
-    fn context(&self) -> *mut c_void {
-        self.context
-    }
-
-    fn deleter(&self) -> Option<unsafe extern "C" fn(*mut Self)> {
-        self.deleter
+    fn owner(&mut self) -> &mut Owner<Self> {
+        &mut self.owner
     }
 
     fn tensor(&self) -> &Tensor {
@@ -131,7 +121,7 @@ impl Managed for Versioned {
 
 // ---- export
 
-/// What a consumer asks for.
+/// The wishes of a consumer.
 pub(crate) struct Request {
     pub(crate) stream: Option<i64>,
     pub(crate) max_version: Option<(u32, u32)>,
@@ -169,7 +159,7 @@ impl Drop for Keeper {
 /// - `managed` is the tensor of an [`Exported`], and is deleted once.
 unsafe extern "C" fn delete<M: Managed>(managed: *mut M) {
     // SAFETY: the context of an exported tensor is its box, which goes now.
-    let exported = unsafe { Box::from_raw((*managed).context().cast::<Exported<M>>()) };
+    let exported = unsafe { Box::from_raw((*managed).owner().context.cast::<Exported<M>>()) };
     // A panic must not pass into the consumer.
     let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(exported)));
 }
@@ -185,7 +175,7 @@ unsafe extern "C" fn end<M: Managed>(capsule: *mut ffi::PyObject) {
     unsafe {
         if ffi::PyCapsule_IsValid(capsule, name) == 1 {
             let managed = ffi::PyCapsule_GetPointer(capsule, name).cast::<M>();
-            if let Some(deleter) = (*managed).deleter() {
+            if let Some(deleter) = (*managed).owner().deleter {
                 deleter(managed);
             }
         }
@@ -221,7 +211,7 @@ fn wrap<'py, M: Managed>(
     // SAFETY: the box was just given up, and is whole until its deleter takes it back.
     let managed = unsafe {
         let managed = &raw mut (*made).managed;
-        (*managed).own(made.cast(), delete::<M>);
+        *(*managed).owner() = Owner { context: made.cast(), deleter: Some(delete::<M>) };
         managed
     };
     // SAFETY: the name lives forever, and the capsule's end deletes the tensor unless a consumer
@@ -332,7 +322,7 @@ impl<M: Managed> Drop for Taken<M> {
     fn drop(&mut self) {
         // SAFETY: the tensor was taken once and is deleted once.
         unsafe {
-            if let Some(deleter) = self.0.as_ref().deleter() {
+            if let Some(deleter) = self.0.as_mut().owner().deleter {
                 deleter(self.0.as_ptr());
             }
         }

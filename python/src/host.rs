@@ -115,7 +115,7 @@ impl Drop for HostMemory<'_> {
     }
 }
 
-/// What a request of the protocol points to.
+/// The memory that a request of the protocol points to.
 struct Lent {
     block: Arc<Block>,
     layout: Layout,

@@ -100,7 +100,7 @@ pub(crate) enum Kind {
     Other,
 }
 
-/// What both forms of a snapshot have at their top.
+/// The fields at the top of both forms of a snapshot.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Top {

@@ -412,7 +412,7 @@ impl Section<'_> {
         out.push_str(&table.end());
     }
 
-    /// What a strip says of a block.
+    /// The text of a block in a strip.
     fn block(&self, b: &Block) -> String {
         let mut text = match b.state {
             State::Live => {

@@ -40,7 +40,7 @@ pub(crate) fn holders(memory: &Memory, series: &Series) -> Vec<Holder> {
         }
     }
     let mut live: HashMap<u64, Holder> = HashMap::new();
-    // What was there before the first event is known from its free, or is live still.
+    // A block from before the first event has a free without an allocation, or is still live.
     for b in blocks().filter(|b| !allocated.contains_key(&b.id)) {
         let bytes = b.requested;
         live.insert(b.id, Holder { bytes, tag: b.tag, stream: b.stream, since: None, until: None });

@@ -51,7 +51,7 @@ pub(crate) struct Peak {
 pub(crate) struct Series {
     /// The time of the first event and of the last, at least one microsecond later.
     pub(crate) span: (u64, u64),
-    /// What was live and reserved before the first event.
+    /// The live and the reserved bytes before the first event.
     pub(crate) before: (u64, u64),
     pub(crate) live_peak: Peak,
     pub(crate) reserved_peak: Peak,

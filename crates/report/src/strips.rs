@@ -104,7 +104,7 @@ fn columns(segment: &Segment, width: usize) -> Vec<[u64; DRAWN.len()]> {
         }
     }
     let heights = parts.into_iter().map(|part| {
-        // What is there is seen, however small: a sliver rounds up.
+        // Each part is visible, however small: its height rounds up.
         part.map(|p| (p * u128::from(HEIGHT)).div_ceil(total) as u64)
     });
     heights.collect()
@@ -159,7 +159,7 @@ pub(crate) fn strip(
     out
 }
 
-/// What a strip shows, in words.
+/// The contents of a strip in words.
 pub(crate) fn caption(segment: &Segment, sums: &Sums) -> String {
     let mut out = format!(
         "<code>{:#x}</code> · {} · {} live · {} free, largest range {} · external fragmentation {}",

@@ -1,4 +1,4 @@
-//! What the tests of several backends share: a backend over its simulated driver ([`Bench`]), short
+//! The shared parts of the backends' tests: a backend over its simulated driver ([`Bench`]), short
 //! names of the calls that tests make, a random program that finds mistakes in the order of work
 //! ([`order`]), and a life cycle that runs under every failing driver call ([`faults`]).
 //!

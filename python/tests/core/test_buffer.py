@@ -345,7 +345,7 @@ class Reports(unittest.TestCase):
                 self.assertIn("activations", page)
             leasehold.report(path, CPU)
             self.assertIn("cpu:0", path.read_text(encoding="utf-8"))
-            # What `leasehold.torch` sets while it is enabled is meant without a source.
+            # Without a source the report is about the memory that `leasehold.torch` named.
             _report.set_default(allocator._snapshot_json)
             try:
                 leasehold.report(path)

@@ -178,7 +178,7 @@ class Import(unittest.TestCase):
 
         with self.assertRaises((BufferError, TypeError)):
             io.BytesIO(bytes(24)).readinto(b)
-        # It stays so on its way on, which old consumers could not know.
+        # The buffer stays read-only for the next consumer. Old consumers have no such flag.
         with self.assertRaises(BufferError):
             b.__dlpack__()
         consumer = Consumer(b.__dlpack__(max_version=(1, 0)))
@@ -220,7 +220,7 @@ class Import(unittest.TestCase):
                     leasehold.from_dlpack(producer)
                 with self.assertRaises((BufferError, ValueError, leasehold.UnsupportedError)):
                     leasehold.from_dlpack(producer.capsule())
-                # What was taken was given back, as often as it was taken.
+                # The consumer gave back each tensor that it took, once.
                 if "another" not in name:
                     self.assertEqual(producer.deleted, 2)
         with self.assertRaises(AttributeError):

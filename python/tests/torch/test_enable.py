@@ -1,4 +1,4 @@
-"""What `import leasehold.torch` and `enable` say where PyTorch or CUDA is missing."""
+"""The errors of `import leasehold.torch` and `enable` where PyTorch or CUDA is missing."""
 
 import subprocess
 import sys

@@ -19,7 +19,7 @@ mod workloads;
 use leasehold_alloc::{Allocator, AllocatorConfig, Buffer, Layout, On};
 use leasehold_alloc_bench::FakeBacking;
 use leasehold_alloc_bench::VirtualStream;
-use leasehold_core::{Lease, Result};
+use leasehold_core::{Lease, Result, Timepoint};
 
 const MIB: u64 = 1 << 20;
 
@@ -48,6 +48,16 @@ impl Bench {
     /// Allocates, and fails the test if that fails.
     fn take(&self, size: u64) -> Lease<Buffer> {
         self.alloc(size).expect("an allocation that must succeed")
+    }
+
+    /// Frees a new block while work of another stream uses it. Returns the block's address and the
+    /// work's end.
+    fn freed_in_use(&self, other: &VirtualStream, size: u64) -> (u64, Timepoint) {
+        let x = self.allocator.alloc(Layout::new(size), On::new(other)).expect("a block");
+        let end = other.submit().expect("a value");
+        // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+        unsafe { x.mark_write(end) };
+        (x.addr(), end)
     }
 
     /// Invariants of the allocator and of its use of the backing.

@@ -198,10 +198,7 @@ fn waits_are_recorded_with_the_stream_that_was_waited_for() {
         };
         let b = Bench::with(FakeBacking::new(64 * MIB), config);
         let other = VirtualStream::new().expect("a timeline");
-        let x = b.allocator.alloc(Layout::new(20 * MIB), On::new(&other)).expect("20 MiB");
-        // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
-        unsafe { x.mark_write(other.submit().expect("a value")) };
-        drop(x);
+        b.freed_in_use(&other, 20 * MIB);
         drop(b.take(20 * MIB));
         let s = b.allocator.snapshot();
         let of = |kind| -> Vec<u16> {

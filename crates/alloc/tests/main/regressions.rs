@@ -254,11 +254,7 @@ fn a_block_in_use_by_another_stream_is_taken_only_when_there_is_no_other() {
     let b = Bench::new(64 * MIB);
     let other = VirtualStream::new().expect("a timeline");
     other.on_wait(None);
-    let x = b.allocator.alloc(Layout::new(20 * MIB), On::new(&other)).expect("20 MiB");
-    let (addr, p) = (x.addr(), other.submit().expect("a value"));
-    // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
-    unsafe { x.mark_write(p) };
-    drop(x);
+    let (addr, p) = b.freed_in_use(&other, 20 * MIB);
     let y = b.take(20 * MIB);
     assert_ne!(y.addr(), addr, "there was other memory");
     let z = b.take(20 * MIB);
@@ -279,10 +275,7 @@ fn never_means_never() {
     };
     let b = Bench::with(FakeBacking::new(64 * MIB), config);
     let other = VirtualStream::new().expect("a timeline");
-    let x = b.allocator.alloc(Layout::new(20 * MIB), On::new(&other)).expect("20 MiB");
-    // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
-    unsafe { x.mark_write(other.submit().expect("a value")) };
-    drop(x);
+    b.freed_in_use(&other, 20 * MIB);
     drop(b.take(20 * MIB));
     let s = b.allocator.stats();
     assert_eq!((s.inserted_waits, s.host_waits), (0, 1));

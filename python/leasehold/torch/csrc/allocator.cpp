@@ -572,12 +572,9 @@ std::shared_ptr<c10::GatheredContext> Allocator::getContextForPointer(const void
     return nullptr;
 }
 
-void Allocator::attachOomRejectionObserver(
-    c10::cuda::CUDACachingAllocator::OomRejectionObserver observer) {
-    // It is asked before memory is refused for a limit of PyTorch's own, which is not used here.
-    std::lock_guard<std::mutex> guard(lock_);
-    rejections_.push_back(std::move(observer));
-}
+// PyTorch asks these observers before it refuses memory for a limit of its own. This allocator has
+// no such limit.
+void Allocator::attachOomRejectionObserver(c10::cuda::CUDACachingAllocator::OomRejectionObserver) {}
 #endif
 
 void Allocator::attachOutOfMemoryObserver(

@@ -197,10 +197,6 @@ class Allocator : public CUDAAllocator {
     HistorySettings history_;
     std::string metadata_;
     std::vector<c10::cuda::CUDACachingAllocator::OutOfMemoryObserver> observers_;
-    std::vector<c10::cuda::CUDACachingAllocator::AllocatorTraceTracker> trackers_;
-#if LEASEHOLD_TORCH(12)
-    std::vector<c10::cuda::CUDACachingAllocator::OomRejectionObserver> rejections_;
-#endif
 };
 
 } // namespace leasehold_torch

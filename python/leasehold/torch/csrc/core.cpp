@@ -36,25 +36,17 @@ void Memory::check(int status) const {
 
 // ---- blocks
 
-void Memory::count_in(const Block &block) {
-    size_t size = block.bytes <= SMALL ? 1 : 2;
-    counts_[0].add(1);
-    counts_[size].add(1);
-    bytes_[0].add(static_cast<int64_t>(block.bytes));
-    bytes_[size].add(static_cast<int64_t>(block.bytes));
-}
-
-void Memory::count_out(const Block &block) {
-    size_t size = block.bytes <= SMALL ? 1 : 2;
-    counts_[0].sub(1);
-    counts_[size].sub(1);
-    bytes_[0].sub(static_cast<int64_t>(block.bytes));
-    bytes_[size].sub(static_cast<int64_t>(block.bytes));
+/// Counts a block in (`Count::add`) or out (`Count::sub`).
+void Memory::count(const Block &block, void (Count::*change)(int64_t)) {
+    for (size_t size : {size_t(0), block.bytes <= SMALL ? size_t(1) : size_t(2)}) {
+        (counts_[size].*change)(1);
+        (bytes_[size].*change)(static_cast<int64_t>(block.bytes));
+    }
 }
 
 void Memory::insert(const Block &block) {
     blocks_.insert(block);
-    count_in(block);
+    count(block, &Count::add);
     if (block.pool != nullptr) {
         ++block.pool->live;
     }
@@ -192,7 +184,7 @@ bool Memory::free(void *address) {
         if (block.address == 0) {
             return false;
         }
-        count_out(block);
+        count(block, &Count::sub);
         direct = block.pool == nullptr || block.pool->region;
         if (block.pool != nullptr) {
             id = block.pool->id;
@@ -544,7 +536,7 @@ Restored Memory::restore(const Checkpoint &checkpoint) {
         }
     });
     for (uintptr_t at : restored.freed) {
-        count_out(blocks_.remove(at));
+        count(blocks_.remove(at), &Count::sub);
         others_.erase(at);
         --pool->live;
     }

@@ -104,7 +104,7 @@ struct Seen {
     Context context;
 };
 
-/// What the history keeps.
+/// The settings of the history.
 struct HistorySettings {
     bool enabled = false;
     size_t most = 0;
@@ -203,8 +203,7 @@ class Memory {
     /// Tries all that is left. Without the lock.
     uintptr_t take_pressed(Block block, int status);
     bool reclaim();
-    void count_in(const Block &block);
-    void count_out(const Block &block);
+    void count(const Block &block, void (Count::*change)(int64_t));
     void insert(const Block &block);
     Pool &pool_of(PoolId id);
     Source own_source(leasehold_pool pool);
