@@ -22,7 +22,7 @@ use crate::driver::DriverStream;
 use crate::stream::StreamCore;
 use leasehold_core::sync::Mutex;
 use leasehold_core::sync::atomic::{AtomicUsize, Ordering};
-use leasehold_core::{Result, TimelineOwner, Timepoint};
+use leasehold_core::{Error, Result, TimelineOwner, Timepoint};
 use leasehold_hal::op::KeepAlive;
 use std::collections::VecDeque;
 use std::fmt;
@@ -146,13 +146,29 @@ impl<N: DriverStream> CompletionAction<N> {
         match self {
             CompletionAction::KeepAlive(keep) => drop(keep),
             CompletionAction::Passed { source, value, point, abroad } => {
-                if sound && let Some(source) = source.upgrade() {
-                    return source.passed(value, point, abroad);
+                if sound {
+                    return match source.upgrade() {
+                        Some(source) => source.passed(value, point, abroad),
+                        // The other stream was given up when all its work was over.
+                        None => inherited(point),
+                    };
                 }
             }
             CompletionAction::Driver(action) => N::carry_out(device, action, sound),
         }
         Ok(())
+    }
+}
+
+/// The failure of a timepoint that a stream has waited for: the stream's work ran without its
+/// results. The loss of another device does not fail the stream.
+///
+/// # Errors
+/// The failure.
+pub(crate) fn inherited(point: Timepoint) -> Result<()> {
+    match point.timeline().check(point.value()) {
+        Err(Error::DeviceLost { .. }) | Ok(_) => Ok(()),
+        Err(cause) => Err(cause),
     }
 }
 

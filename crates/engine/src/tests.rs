@@ -448,3 +448,23 @@ fn work_that_fails_on_the_device_fails_its_stream_and_the_streams_that_waited_fo
     assert_eq!(parts.iter().filter(|part| *part == "host part").count(), 2);
     Ok(())
 }
+
+#[test]
+fn a_failure_reaches_the_streams_that_waited_also_when_the_stream_that_failed_is_gone() -> Result<()>
+{
+    let rig = rig();
+    rig.device.busy.store(true, Ordering::Release);
+    let (first, second) = (rig.engine.stream(0)?, rig.engine.stream(0)?);
+    let failed = submit(&first, &[Op::Fill(fill(1))])?;
+    let last = submit(&second, &[Op::Wait(failed), Op::Fill(fill(2))])?;
+    *rig.device.fails.lock() = Some((failed.value(), Error::state("a page fault")));
+    rig.device.busy.store(false, Ordering::Release);
+    first.refresh()?;
+    let gone = Arc::downgrade(&first);
+    drop(first);
+    assert!(gone.upgrade().is_none());
+    let error = second.wait_host(last.value(), None).unwrap_err();
+    assert!(error.to_string().contains("a page fault"), "{error}");
+    assert!(second.timeline().is_idle());
+    Ok(())
+}

@@ -7,6 +7,7 @@
 
 use crate::config::MpsConfig;
 use crate::driver::ops::MpsSlowOps;
+use crate::engine::outcome::Skipped;
 use crate::engine::stream::MpsStream;
 use crate::spans::Spans;
 use leasehold_core::sync::{Arc, OnceLock, RwLock};
@@ -18,6 +19,8 @@ use std::fmt;
 pub struct Shared {
     /// The driver.
     pub ops: Arc<dyn MpsSlowOps>,
+    /// The signals that the host makes up for.
+    pub(crate) skipped: Arc<Skipped>,
     /// The settings.
     pub config: MpsConfig,
     /// The timelines of all streams and host timelines.
@@ -35,6 +38,7 @@ impl Shared {
     #[must_use]
     pub fn new(ops: Arc<dyn MpsSlowOps>, config: MpsConfig) -> Self {
         Self {
+            skipped: Skipped::new(ops.clone()),
             ops,
             config,
             tables: Arc::default(),

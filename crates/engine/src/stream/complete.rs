@@ -5,6 +5,7 @@
 use super::{NAP_MAX, PASSING, SPINS, State, StreamCore, YIELDS};
 use crate::deferred::PumpState;
 use crate::driver::{DriverDevice, DriverStream};
+use crate::host_part::inherited;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::sync::{spin_loop, thread};
 use leasehold_core::{Error, Fault, Result, Timepoint, VALUE_LIMIT};
@@ -114,10 +115,7 @@ impl<N: DriverStream> StreamCore<N> {
             turns += 1;
             thread::yield_now();
         }
-        match timeline.check(point.value()) {
-            Err(Error::DeviceLost { .. }) | Ok(_) => Ok(()),
-            Err(cause) => Err(cause),
-        }
+        inherited(point)
     }
 
     /// Whether the driver is done with all work of the stream.

@@ -7,106 +7,29 @@
 //!   by observers.
 //! - `reached`. Meaning: the stream's submissions up to this value are over. Written: by observers.
 //!
-//! The outcome of a command buffer is set once, by the driver's completion handler or by a thread
-//! that finds the command buffer over. After an error the driver skips the signal, so the thread
-//! that sets the outcome makes up for it, also if later command buffers are committed: such a one
-//! may stand in the queue behind work that waits for the skipped signal. An event's value must not
-//! fall. A later command buffer may signal while the host makes up, so after an error each outcome
-//! of the line ensures its value.
-//!
-//! The handler takes no lock of a stream, submits nothing and drops no lease. Threads that observe
-//! the line drop what a command buffer kept.
-//!
 //! A command buffer that waited for another line is over for its observers once the other line's
 //! outcome is known. So a failure of the other line is noticed before a value behind it is
 //! published.
 //!
+//! Threads that observe the line drop the objects that a command buffer kept.
+//!
 //! This module must not know operations.
 
+use super::outcome::{Outcome, Signal, Skipped};
 use super::room::Permit;
-use crate::driver::ops::{
-    AnyEvent, Completion, MpsSlowOps, NativeCommandBuffer, NativeSharedEvent, code,
-};
+use crate::driver::ops::{AnyEvent, Completion, NativeCommandBuffer, NativeSharedEvent, code};
 use crate::manager::event::EventState;
 use crate::manager::opened::{Held, Owned};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
-use leasehold_core::sync::{Arc, Mutex, OnceLock, thread};
+use leasehold_core::sync::{Arc, Mutex, thread};
 use leasehold_core::{Error, Lease, Result};
 use leasehold_hal::Pipeline;
 use std::collections::VecDeque;
 use std::fmt;
 
-/// The shared event of a line.
-struct Signal {
-    ops: Arc<dyn MpsSlowOps>,
-    event: NativeSharedEvent,
-    /// The lock orders outcomes and made-up signals.
-    last: Mutex<Last>,
-}
-
-/// The last command buffers of a line.
-struct Last {
-    /// The last committed sequence number.
-    seq: u64,
-    /// The largest sequence number with an outcome.
-    settled: u64,
-    /// A signal was made up for.
-    repaired: bool,
-}
-
-impl Signal {
-    /// Notes an outcome. If a command buffer of the line failed so far, the event gets the value
-    /// unless it has it.
-    fn settle(&self, seq: u64, failed: bool) {
-        let mut last = self.last.lock();
-        last.settled = last.settled.max(seq);
-        last.repaired |= failed;
-        let repaired = last.repaired;
-        drop(last);
-        if !repaired {
-            return;
-        }
-        // A query may call handlers, so no lock is held.
-        // SAFETY: the line keeps the event until the outcome of each command buffer is set, which
-        // happens after this.
-        let signaled = unsafe { self.ops.signaled_value(self.event) };
-        let last = self.last.lock();
-        // A larger outcome gives the event its larger value.
-        if last.settled > seq || signaled.is_ok_and(|value| value >= seq) {
-            return;
-        }
-        // SAFETY: the line keeps the event, as above. The work that waits for the value may run,
-        // because its stream notices the failure before it publishes a value.
-        let made = unsafe { self.ops.set_signaled_value(self.event, seq) };
-        drop(last);
-        if let Err(error) = made {
-            tracing::error!(%error, "a skipped signal could not be made up for");
-        }
-    }
-}
-
-/// The outcome of a command buffer.
-struct Outcome {
-    seq: u64,
-    signal: Arc<Signal>,
-    error: OnceLock<Option<(i32, String)>>,
-    permit: Mutex<Option<Permit>>,
-}
-
-impl Outcome {
-    /// Sets the outcome. Only the first call has an effect. A later call may return before the
-    /// outcome is set. The driver's handler calls this function, also on a thread that makes a
-    /// driver call of the first call.
-    fn settle(&self, completion: &Completion) {
-        let Some(permit) = self.permit.lock().take() else { return };
-        self.signal.settle(self.seq, completion.error.is_some());
-        drop(permit);
-        let _ = self.error.set(completion.error.clone());
-    }
-}
-
 /// A committed command buffer.
 pub(crate) struct Flight {
+    skipped: Arc<Skipped>,
     command: Owned<NativeCommandBuffer>,
     outcome: Arc<Outcome>,
 }
@@ -114,7 +37,7 @@ pub(crate) struct Flight {
 impl Flight {
     /// Whether the outcome is known. No driver call.
     pub(crate) fn is_over(&self) -> bool {
-        self.outcome.error.get().is_some()
+        self.outcome.get().is_some()
     }
 
     /// Asks the driver for the outcome. Does not block.
@@ -122,7 +45,7 @@ impl Flight {
         if self.is_over() {
             return Ok(true);
         }
-        let (ops, native) = (&self.outcome.signal.ops, self.command.native);
+        let (ops, native) = (self.skipped.ops(), self.command.native);
         // SAFETY: this value keeps the command buffer live.
         unsafe {
             if !ops.status(native)?.is_over() {
@@ -130,11 +53,12 @@ impl Flight {
             }
             self.outcome.settle(&ops.completion(native)?);
         }
-        // A handler may still set the outcome on another thread.
+        // Another thread may set the outcome later.
         Ok(self.is_over())
     }
 
-    /// Blocks until the outcome is known.
+    /// Blocks until the driver is done with the command buffer. If it failed, its outcome may not
+    /// be known yet.
     ///
     /// # Errors
     /// A driver error.
@@ -142,8 +66,10 @@ impl Flight {
         if !self.is_over() {
             // SAFETY: this value keeps the command buffer live. A line adds the value after the
             // commit. No handler calls this function.
-            unsafe { self.outcome.signal.ops.wait_completed(self.command.native)? };
-            self.poll()?;
+            unsafe { self.skipped.ops().wait_completed(self.command.native)? };
+            if !self.poll()? {
+                thread::yield_now();
+            }
         }
         Ok(())
     }
@@ -192,6 +118,10 @@ pub(crate) struct Line {
     signal: Arc<Signal>,
     event: Lease<EventState>,
     _held: Held,
+    /// The sequence number before the first command buffer.
+    start: u64,
+    /// The last committed sequence number.
+    committed: AtomicU64,
     completed: AtomicU64,
     reached: AtomicU64,
     state: Mutex<State>,
@@ -204,7 +134,7 @@ impl Line {
     /// # Errors
     /// `InvalidState` for an event of another kind.
     pub(crate) fn new(
-        ops: &Arc<dyn MpsSlowOps>,
+        skipped: &Arc<Skipped>,
         (event, held): (Lease<EventState>, Held),
         start: u64,
     ) -> Result<Arc<Self>> {
@@ -212,12 +142,12 @@ impl Line {
             return Err(Error::state("a line needs a shared event"));
         };
         let last = event.issued();
-        let none = Last { seq: last, settled: last, repaired: false };
-        let signal = Signal { ops: ops.clone(), event: native, last: Mutex::new(none) };
         Ok(Arc::new(Self {
-            signal: Arc::new(signal),
+            signal: Signal::new(skipped, native),
             event,
             _held: held,
+            start: last,
+            committed: AtomicU64::new(last),
             completed: AtomicU64::new(last),
             reached: AtomicU64::new(start),
             state: Mutex::new(State {
@@ -235,7 +165,7 @@ impl Line {
 
     /// The last committed sequence number.
     pub(crate) fn last(&self) -> u64 {
-        self.signal.last.lock().seq
+        self.committed.load(Ordering::Acquire)
     }
 
     /// Whether all committed command buffers are over, as far as the line was observed.
@@ -267,16 +197,16 @@ impl Line {
         kept: Kept,
     ) -> Arc<Flight> {
         let seq = self.event.next_value();
-        self.signal.last.lock().seq = seq;
-        let outcome = Arc::new(Outcome {
-            seq,
-            signal: self.signal.clone(),
-            error: OnceLock::new(),
-            permit: Mutex::new(Some(permit)),
-        });
-        let flight = Arc::new(Flight { command, outcome: outcome.clone() });
+        let before = self.committed.swap(seq, Ordering::AcqRel);
+        let mut waits: Vec<_> = kept.waits.iter().map(|w| (w.line.event(), w.seq)).collect();
+        if before != self.start {
+            waits.push((self.event(), before));
+        }
+        let outcome = Outcome::new(&self.signal, seq, waits, permit);
+        let skipped = self.signal.skipped.clone();
+        let flight = Arc::new(Flight { skipped, command, outcome: outcome.clone() });
         let native = flight.command.native;
-        let (ops, handled) = (&self.signal.ops, outcome.clone());
+        let (ops, handled) = (self.signal.skipped.ops(), outcome.clone());
         // SAFETY: the command buffer is live, has no open encoder and is not committed (the
         // caller's promise). The line keeps the event until the outcome is known.
         let committed = unsafe {
@@ -354,12 +284,12 @@ impl Line {
             return None;
         }
         let pending = state.pending.pop_front()?;
-        if let Some(Some((number, text))) = flight.outcome.error.get()
+        if let Some(Some((number, text))) = flight.outcome.get()
             && state.failure.is_none()
         {
             state.failure = Some((pending.first, error_of(*number, text)));
         }
-        self.completed.store(flight.outcome.seq, Ordering::Release);
+        self.completed.store(flight.outcome.seq(), Ordering::Release);
         self.publish(&mut state);
         Some(pending)
     }
@@ -372,13 +302,11 @@ impl Line {
         loop {
             self.observe()?;
             let Some((flight, wait)) = self.front() else { return Ok(()) };
-            match wait {
-                Some(wait) if flight.is_over() => {
-                    let other = wait.line.front();
-                    other.map_or(Ok(()), |(flight, _)| flight.wait())?;
-                    thread::yield_now();
-                }
-                _ => flight.wait()?,
+            flight.wait()?;
+            if let Some(wait) = wait {
+                let other = wait.line.front();
+                other.map_or(Ok(()), |(flight, _)| flight.wait())?;
+                thread::yield_now();
             }
         }
     }

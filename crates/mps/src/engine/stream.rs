@@ -38,6 +38,7 @@ use leasehold_engine::payload::graph_of;
 use leasehold_engine::staging::HostAddress;
 use leasehold_hal::{Copy2d, Dispatch, ForeignCall, GraphExec, Limits, Op, Pipeline};
 use std::fmt;
+use std::sync::Weak;
 
 /// The unit of threadgroup memory.
 const SHARED_UNIT: u32 = 16;
@@ -71,6 +72,9 @@ pub struct Encoding {
     open: Option<Open>,
     /// A library encoded the last command buffer, with passes that know no fence.
     after_library: bool,
+    /// The last wait for each line. A command buffer that fails skips its waits, so each later one
+    /// waits again. A line that is gone was over.
+    waits: Vec<(Weak<Line>, u64)>,
     /// The last committed sequence number, and the last submission with work in that command
     /// buffer. A later command buffer may have more work of the submission.
     last: Option<(u64, u64)>,
@@ -160,6 +164,17 @@ impl MpsStream {
                 unsafe { self.ops().encode_wait(native, self.line.event().into(), last)? };
                 e.after_library = false;
             }
+            let mut waits = Vec::new();
+            e.waits.retain(|(line, seq)| {
+                let mark = line.upgrade().map(|line| Mark { line, seq: *seq });
+                let open = mark.filter(|mark| !mark.is_over());
+                waits.extend(open.clone());
+                open.is_some()
+            });
+            for mark in &waits {
+                // SAFETY: `command` is live and new. `kept` has the event's line.
+                unsafe { self.ops().encode_wait(native, mark.line.event().into(), mark.seq)? };
+            }
             e.open = Some(Open {
                 pass: None,
                 command,
@@ -168,7 +183,7 @@ impl MpsStream {
                 values: None,
                 dispatches: 0,
                 bytes: 0,
-                kept: Kept::default(),
+                kept: Kept { waits, ..Kept::default() },
             });
         }
         e.open.as_mut().ok_or_else(|| Error::state("no command buffer is open"))
@@ -406,7 +421,7 @@ unsafe impl DriverStream for MpsStream {
         let (queue, room) = core.queue()?;
         let event = core.sources.events.acquire(EventKind::Shared)?;
         Ok(Self {
-            line: Line::new(&core.device.ops, (event, core.lines.hold()), start)?,
+            line: Line::new(&core.device.shared.skipped, (event, core.lines.hold()), start)?,
             fence: core.sources.fences.acquire()?,
             _held: core.live.hold(),
             core: core.clone(),
@@ -539,6 +554,9 @@ unsafe impl DriverStream for MpsStream {
         // SAFETY: the command buffer is open and has no pass. `kept` has the event's line.
         unsafe { self.ops().encode_wait(command, event, mark.seq)? };
         open.used = true;
+        let line = Arc::downgrade(&mark.line);
+        entry.waits.retain(|(other, _)| !other.ptr_eq(&line));
+        entry.waits.push((line, mark.seq));
         Ok(())
     }
 
