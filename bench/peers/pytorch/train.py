@@ -1,9 +1,9 @@
 """Training steps in PyTorch with batches of changing length: step time and peak memory, by allocator.
 
-    train.py gpt2|llama1b STEPS [liballocator.so | enable [POLICY]]
+    train.py gpt2|llama1b STEPS [liballocator.so | enable [POLICY [BUDGET]]]
 
 With the path of libleasehold_capi.so, PyTorch's memory is Leasehold's, through CUDAPluggableAllocator. With `enable`, it is Leasehold's
-through the extension of the package `leasehold`. Without either, it is PyTorch's own, as PYTORCH_CUDA_ALLOC_CONF chooses. The first ten steps are outside the time. Needs PyTorch and transformers.
+through the extension of the package `leasehold`, with at most BUDGET bytes of the device. Without either, it is PyTorch's own, as PYTORCH_CUDA_ALLOC_CONF chooses. The first ten steps are outside the time. Needs PyTorch and transformers.
 """
 
 import ctypes
@@ -69,11 +69,12 @@ def model_of(name):
 def main():
     name, steps = sys.argv[1], int(sys.argv[2])
     leasehold, policy = None, sys.argv[4] if len(sys.argv) > 4 else "balanced"
+    budget = int(sys.argv[5]) if len(sys.argv) > 5 else None
     extension = sys.argv[3:4] == ["enable"]
     if extension:
         import leasehold.torch as package
 
-        package.enable(policy=policy)
+        package.enable(policy=policy, budget=budget)
     elif len(sys.argv) > 3:
         leasehold = Leasehold(os.path.abspath(sys.argv[3]))
     torch.manual_seed(0)
@@ -107,7 +108,7 @@ def main():
     used = torch.cuda.get_device_properties(0).total_memory - lowest
     median = sorted(times)[len(times) // 2] if times else 0.0
     print(
-        f"{name} {allocator}: step {1e3 * sum(times) / max(len(times), 1):.1f} ms on average, {1e3 * median:.1f} the median, allocated {allocated / 2**30:.2f} GiB, "
+        f"{name} {allocator}: step {1e3 * sum(times) / max(len(times), 1):.1f} ms on average, {1e3 * median:.1f} the median, allocated {allocated / 2**30:.2f} GiB ({allocated} bytes), "
         f"reserved {reserved / 2**30:.2f} ({reserved / allocated:.3f}), device used {used / 2**30:.2f} GiB, loss {loss:.6f}, "
         f"all losses {sum(losses):.6f}",
         flush=True,
