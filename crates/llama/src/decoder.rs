@@ -20,8 +20,8 @@ const CHUNK: usize = 256;
 const VENDOR_CHUNK: usize = 2048;
 
 /// Activations of `rows` rows.
-struct Scratch {
-    h: Tensor,
+pub(crate) struct Scratch {
+    pub(crate) h: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -32,7 +32,7 @@ struct Scratch {
 }
 
 impl Scratch {
-    fn new(model: &Model, rows: u32) -> Result<Self> {
+    pub(crate) fn new(model: &Model, rows: u32) -> Result<Self> {
         let c = model.config();
         let _named = Name::new("activations").scope();
         let t =
@@ -94,61 +94,23 @@ pub struct OperatorTime {
     pub ran: Range<Duration>,
 }
 
-/// A sequence being decoded.
-pub struct Decoder<'m> {
-    model: &'m Model,
-    heads: ops::Heads,
+/// The device memory of one sequence: KV caches and the state of the loop from token to token.
+pub(crate) struct Lane {
     caches: Vec<ops::Cache>,
-    table: Lease<Buffer>,
     /// The scratch memory of the decode step's attention.
     parts: Lease<Buffer>,
-    state: ops::Loop,
-    logits: Tensor,
-    step: Vec<Operator>,
-    /// The end of a prompt: the head on its last row, and the first token.
-    sampling: ops::Sampling,
-    filled: usize,
-    scratch: Scratch,
-    /// The timepoint of the initial fills of a sequence.
+    pub(crate) state: ops::Loop,
+    /// The timepoint of the initial fills.
     born: Timepoint,
 }
 
-impl<'m> Decoder<'m> {
-    /// A sequence of at most `positions` tokens (prompt and new ones), with a ring of `ring` new
-    /// tokens.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for zero positions, more positions than the model's context, or an empty
-    /// ring; `OutOfMemory`.
-    pub fn new(
-        model: &'m Model,
-        positions: usize,
-        ring: usize,
-        sampling: ops::Sampling,
-    ) -> Result<Self> {
-        let c = model.config();
-        if positions == 0 || ring == 0 {
-            return Err(Error::invalid(
-                "a sequence needs at least one position and room for one token",
-            ));
-        }
-        if positions > c.max_position_embeddings {
-            return Err(Error::invalid(format!(
-                "{positions} positions; the model's context is {}",
-                c.max_position_embeddings
-            )));
-        }
-        let runtime = model.runtime();
-        let heads = ops::Heads {
-            heads: c.num_attention_heads as u32,
-            kv_heads: c.num_key_value_heads as u32,
-            head_dim: c.head_dim as u32,
-            positions: positions as u32,
-        };
-        let cache_bytes = (c.kv_width() * positions * model.activations().bytes()) as u64;
+impl Lane {
+    pub(crate) fn new(model: &Model, heads: ops::Heads, ring: usize) -> Result<Self> {
+        let (c, runtime) = (model.config(), model.runtime());
+        let bytes = (c.kv_width() * heads.positions as usize * model.activations().bytes()) as u64;
         // An operator that appends declares the whole cache, so the cache must be initialised.
         let cache = || -> Result<Lease<Buffer>> {
-            let cache = runtime.alloc(cache_bytes)?;
+            let cache = runtime.alloc(bytes)?;
             runtime.stream().fill(cache.view(), 0u8)?;
             Ok(cache)
         };
@@ -166,46 +128,103 @@ impl<'m> Decoder<'m> {
             ring: shared_words(runtime, ring)?,
             count: runtime.upload(&[0u32])?.into_buffer(),
         };
-        let table = model.rope_table(positions)?;
-        let logits = Tensor::alloc(runtime, DType::F32, 1, c.vocab_size as u32)?;
-        let scratch = Scratch::new(model, 1)?;
-        let (born, step) = (runtime.stream().now(), Vec::new());
-        let mut decoder = Self {
-            model,
-            heads,
-            caches,
-            table,
-            parts: ops::decode_scratch(runtime, heads)?,
-            state,
-            logits,
-            step,
-            sampling,
-            filled: 0,
-            scratch,
-            born,
-        };
-        let mut step = Vec::new();
-        // The fused kernel supports groups of limited width; wider groups use the general kernel.
-        let fused = c.queries_per_kv_head() <= ops::DECODE_GROUP as usize;
-        decoder.rows(&decoder.scratch, &decoder.state.token, fused, &mut step)?;
-        decoder.finish(&decoder.scratch.h, &mut step)?;
-        decoder.step = step;
-        Ok(decoder)
+        let parts = ops::decode_scratch(runtime, heads)?;
+        Ok(Self { caches, parts, state, born: runtime.stream().now() })
     }
 
-    /// The operators of the layers for the rows of `s`, whose ids are in `ids`. `one` selects the
-    /// decode step's fused attention.
+    /// New token `index`, which the step of `point` computed. Waits for the step.
+    pub(crate) fn token(&self, runtime: &Runtime, index: usize, point: Timepoint) -> Result<u32> {
+        let ring = self.state.ring.view().values::<u32>()?;
+        let at = index % ring.len();
+        let slot = ring.slice(at..at + 1).view();
+        let mut word = [0u8; 4];
+        if runtime.raw_device().caps().host_visible
+            || self.state.ring.host_kind() == HostKind::Pinned
+        {
+            runtime.wait_for(self.born)?;
+            runtime.wait_for(point)?;
+            // SAFETY: an aligned word of a live buffer in host memory, which was filled before
+            // `born`. Only the steps use the buffer, to which no handle leads. Any step that is not
+            // over writes the word as one atomic access.
+            let slot = unsafe {
+                AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(slot.addr() as usize))
+            };
+            word = slot.load(Ordering::Acquire).to_ne_bytes();
+        } else {
+            runtime.stream().download(&mut word, slot)?;
+        }
+        let id = i32::from_le_bytes(word);
+        u32::try_from(id).map_err(|_| {
+            let step = index + 1;
+            Error::invalid(format!(
+                "new token {step}: no logit is a number; weights or activations are NaN or overflow"
+            ))
+        })
+    }
+}
+
+/// The parts of a model's computation that all its sequences share.
+pub(crate) struct Network<'m> {
+    pub(crate) model: &'m Model,
+    pub(crate) heads: ops::Heads,
+    table: Lease<Buffer>,
+}
+
+impl<'m> Network<'m> {
+    /// For sequences of at most `positions` tokens.
+    pub(crate) fn new(model: &'m Model, positions: usize) -> Result<Self> {
+        let c = model.config();
+        if positions == 0 {
+            return Err(Error::invalid("a sequence needs at least one position"));
+        }
+        if positions > c.max_position_embeddings {
+            return Err(Error::invalid(format!(
+                "{positions} positions; the model's context is {}",
+                c.max_position_embeddings
+            )));
+        }
+        let heads = ops::Heads {
+            heads: c.num_attention_heads as u32,
+            kv_heads: c.num_key_value_heads as u32,
+            head_dim: c.head_dim as u32,
+            positions: positions as u32,
+        };
+        let _named = Name::new("sequence").scope();
+        Ok(Self { model, heads, table: model.rope_table(positions)? })
+    }
+
+    /// The operators of a decode step of all `lanes`, a row of `s` and of `logits` for each.
+    pub(crate) fn step(
+        &self,
+        s: &Scratch,
+        lanes: &[(&Lane, ops::Sampling)],
+        logits: &Tensor,
+    ) -> Result<Vec<Operator>> {
+        // The fused kernel supports groups of limited width; wider groups use the general kernel.
+        let fused = self.model.config().queries_per_kv_head() <= ops::DECODE_GROUP as usize;
+        let rows: Vec<_> = lanes.iter().map(|(lane, _)| (*lane, &lane.state.token)).collect();
+        let mut to = Vec::new();
+        self.rows(s, &rows, fused, &mut to)?;
+        self.finish(&s.h, s.normed.as_ref(), lanes, logits, &mut to)?;
+        Ok(to)
+    }
+
+    /// The operators of the layers for the rows of `s`: equally many for each lane, whose ids are
+    /// beside it. `one` selects the decode step's fused attention.
     fn rows(
         &self,
         s: &Scratch,
-        ids: &Lease<Buffer>,
+        lanes: &[(&Lane, &Lease<Buffer>)],
         one: bool,
         to: &mut Vec<Operator>,
     ) -> Result<()> {
         let library = &*self.model.library;
-        let place = ops::RowPositions { table: &self.table, position: &self.state.position };
-        to.push(ops::embedding(library, ids, &self.model.embedding, &s.h)?);
-        for (layer, cache) in self.model.layers.iter().zip(&self.caches) {
+        let rows = s.h.rows() / lanes.len() as u32;
+        let part = |t: &Tensor, lane: usize| t.slice_rows(lane as u32 * rows, rows);
+        for (i, (_, ids)) in lanes.iter().enumerate() {
+            to.push(ops::embedding(library, ids, &self.model.embedding, &part(&s.h, i)?)?);
+        }
+        for (at, layer) in self.model.layers.iter().enumerate() {
             let Layer { input_norm, qkv, out, post_norm, gate, up, down } = layer;
             let [q, k, v] = qkv;
             let (x, norm) = self.normalised(s, input_norm, to)?;
@@ -216,26 +235,20 @@ impl<'m> Decoder<'m> {
                     to.push(ops::linear(library, x, norm, dense.to(y))?);
                 }
             }
-            if one {
-                to.push(ops::decode_attention(
-                    library,
-                    [&s.q, &s.k, &s.v],
-                    self.heads,
-                    cache,
-                    place,
-                    &self.parts,
-                    &s.attended,
-                )?);
-            } else {
-                to.push(ops::rope_append(library, [&s.q, &s.k, &s.v], self.heads, cache, place)?);
-                to.push(ops::attention(
-                    library,
-                    &s.q,
-                    self.heads,
-                    cache,
-                    &self.state.position,
-                    &s.attended,
-                )?);
+            for (i, (lane, _)) in lanes.iter().enumerate() {
+                let (cache, position) = (&lane.caches[at], &lane.state.position);
+                let place = ops::RowPositions { table: &self.table, position };
+                let (q, k, v) = (part(&s.q, i)?, part(&s.k, i)?, part(&s.v, i)?);
+                let (qkv, y) = ([&q, &k, &v], part(&s.attended, i)?);
+                if one {
+                    let parts = &lane.parts;
+                    to.push(ops::decode_attention(
+                        library, qkv, self.heads, cache, place, parts, &y,
+                    )?);
+                } else {
+                    to.push(ops::rope_append(library, qkv, self.heads, cache, place)?);
+                    to.push(ops::attention(library, &q, self.heads, cache, position, &y)?);
+                }
             }
             to.push(ops::linear_add(library, &s.attended, None, out.to(&s.h))?);
             let (x, norm) = self.normalised(s, post_norm, to)?;
@@ -276,28 +289,46 @@ impl<'m> Decoder<'m> {
         }
     }
 
-    /// The operators of the head on one row, and of the next token.
-    fn finish(&self, h: &Tensor, to: &mut Vec<Operator>) -> Result<()> {
-        let (library, c) = (&*self.model.library, self.model.config());
-        let norm = ops::Norm { weight: &self.model.norm, eps: c.rms_norm_eps };
-        let head = ops::Projection { weight: &self.model.head, bias: None, y: &self.logits };
-        to.push(ops::linear(library, h, Some(norm), head)?);
-        to.push(ops::next_token(library, &self.logits, self.sampling, &self.state)?);
+    /// The operators of the head on the rows of `h`, one for each lane, and of the next tokens.
+    fn finish(
+        &self,
+        h: &Tensor,
+        normed: Option<&Tensor>,
+        lanes: &[(&Lane, ops::Sampling)],
+        logits: &Tensor,
+        to: &mut Vec<Operator>,
+    ) -> Result<()> {
+        let (library, model) = (&*self.model.library, self.model);
+        let eps = model.config().rms_norm_eps;
+        let head = ops::Projection { weight: &model.head, bias: None, y: logits };
+        if let Some(normed) = normed {
+            to.push(ops::rms_norm(library, h, &model.norm, eps, normed)?);
+            to.push(ops::linear(library, normed, None, head)?);
+        } else {
+            let norm = ops::Norm { weight: &model.norm, eps };
+            to.push(ops::linear(library, h, Some(norm), head)?);
+        }
+        for (i, (lane, how)) in lanes.iter().enumerate() {
+            let logits = logits.slice_rows(i as u32, 1)?;
+            to.push(ops::next_token(library, &logits, *how, &lane.state)?);
+        }
         Ok(())
     }
 
-    fn run(&self, operators: &[Operator]) -> Result<()> {
+    pub(crate) fn run(&self, operators: &[Operator]) -> Result<()> {
         let stream = self.model.runtime().stream();
         operators.iter().try_for_each(|o| o.encode(stream))
     }
 
-    /// Processes a prompt and draws the first new token. Does not wait for it. A second prompt
-    /// starts a new sequence.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for an empty prompt, a prompt that does not fit, or an id outside the
-    /// vocabulary; the stream's cause.
-    pub fn prefill(&mut self, prompt: &[u32]) -> Result<Timepoint> {
+    /// Processes a prompt in a lane and draws the first new token. Leaves one row of logits. Does
+    /// not wait.
+    pub(crate) fn prefill(
+        &self,
+        lane: &Lane,
+        how: ops::Sampling,
+        logits: &Tensor,
+        prompt: &[u32],
+    ) -> Result<Timepoint> {
         let c = self.model.config();
         if prompt.is_empty() {
             return Err(Error::invalid("the prompt is empty; give at least one token"));
@@ -317,27 +348,74 @@ impl<'m> Decoder<'m> {
         }
         let (runtime, stream) = (self.model.runtime(), self.model.runtime().stream());
         let _named = Name::new("prompt").scope();
-        stream.fill(self.state.count.view(), 0u32)?;
+        stream.fill(lane.state.count.view(), 0u32)?;
         let mut last = None;
         let rows = if has_vendor_products(self.model) { VENDOR_CHUNK } else { CHUNK };
         for (i, chunk) in prompt.chunks(rows).enumerate() {
             let scratch = Scratch::new(self.model, chunk.len() as u32)?;
             let ids: Vec<i32> = chunk.iter().map(|&id| id as i32).collect();
             let ids = runtime.upload(&ids)?;
-            stream.fill(self.state.position.view(), Pattern::U32((i * rows) as u32))?;
+            stream.fill(lane.state.position.view(), Pattern::U32((i * rows) as u32))?;
             let mut operators = Vec::new();
-            self.rows(&scratch, &ids, false, &mut operators)?;
+            self.rows(&scratch, &[(lane, &ids)], false, &mut operators)?;
             self.run(&operators)?;
             last = Some(scratch.h.slice_rows(chunk.len() as u32 - 1, 1)?);
         }
         if let Some(h) = last {
-            stream.fill(self.state.position.view(), Pattern::U32(prompt.len() as u32 - 1))?;
+            stream.fill(lane.state.position.view(), Pattern::U32(prompt.len() as u32 - 1))?;
             let mut operators = Vec::new();
-            self.finish(&h, &mut operators)?;
+            self.finish(&h, None, &[(lane, how)], logits, &mut operators)?;
             self.run(&operators)?;
         }
-        self.filled = prompt.len();
         Ok(stream.now())
+    }
+}
+
+/// A sequence being decoded.
+pub struct Decoder<'m> {
+    network: Network<'m>,
+    lane: Lane,
+    logits: Tensor,
+    step: Vec<Operator>,
+    /// The end of a prompt: the head on its last row, and the first token.
+    sampling: ops::Sampling,
+    filled: usize,
+}
+
+impl<'m> Decoder<'m> {
+    /// A sequence of at most `positions` tokens (prompt and new ones), with a ring of `ring` new
+    /// tokens.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for zero positions, more positions than the model's context, or an empty
+    /// ring; `OutOfMemory`.
+    pub fn new(
+        model: &'m Model,
+        positions: usize,
+        ring: usize,
+        sampling: ops::Sampling,
+    ) -> Result<Self> {
+        if ring == 0 {
+            return Err(Error::invalid("a sequence needs room for one token"));
+        }
+        let network = Network::new(model, positions)?;
+        let lane = Lane::new(model, network.heads, ring)?;
+        let vocabulary = model.config().vocab_size as u32;
+        let logits = Tensor::alloc(model.runtime(), DType::F32, 1, vocabulary)?;
+        let step = network.step(&Scratch::new(model, 1)?, &[(&lane, sampling)], &logits)?;
+        Ok(Self { network, lane, logits, step, sampling, filled: 0 })
+    }
+
+    /// Processes a prompt and draws the first new token. Does not wait for it. A second prompt
+    /// starts a new sequence.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an empty prompt, a prompt that does not fit, or an id outside the
+    /// vocabulary; the stream's cause.
+    pub fn prefill(&mut self, prompt: &[u32]) -> Result<Timepoint> {
+        let point = self.network.prefill(&self.lane, self.sampling, &self.logits, prompt)?;
+        self.filled = prompt.len();
+        Ok(point)
     }
 
     /// The logits of the last computed position: f32, one for each vocabulary entry. Waits for
@@ -346,20 +424,20 @@ impl<'m> Decoder<'m> {
     /// # Errors
     /// The stream's cause.
     pub fn logits(&self) -> Result<Vec<f32>> {
-        self.model.runtime().download(self.logits.buffer())
+        self.network.model.runtime().download(self.logits.buffer())
     }
 
     /// Returns whether another step fits the sequence.
     #[must_use]
     pub fn has_room(&self) -> bool {
-        self.filled < self.heads.positions as usize
+        self.filled < self.network.heads.positions as usize
     }
 
     fn claim_position(&mut self) -> Result<()> {
         if !self.has_room() {
             return Err(Error::invalid(format!(
                 "the sequence's {} positions are full",
-                self.heads.positions
+                self.network.heads.positions
             )));
         }
         self.filled += 1;
@@ -372,8 +450,8 @@ impl<'m> Decoder<'m> {
     /// `InvalidArgument` if the sequence is full; the stream's cause.
     pub fn step(&mut self) -> Result<Timepoint> {
         self.claim_position()?;
-        self.run(&self.step)?;
-        let stream = self.model.runtime().stream();
+        self.network.run(&self.step)?;
+        let stream = self.network.model.runtime().stream();
         let point = stream.now();
         stream.flush()?;
         Ok(point)
@@ -386,7 +464,8 @@ impl<'m> Decoder<'m> {
     /// # Errors
     /// As [`step`](Self::step); `Unsupported` on a device without timestamps.
     pub fn timed_step(&mut self) -> Result<Vec<OperatorTime>> {
-        let (runtime, stream) = (self.model.runtime(), self.model.runtime().stream());
+        let (runtime, stream) =
+            (self.network.model.runtime(), self.network.model.runtime().stream());
         let pair = |_| Ok([runtime.create_event()?, runtime.create_event()?]);
         let events = self.step.iter().map(pair).collect::<Result<Vec<_>>>()?;
         stream.synchronize()?;
@@ -418,7 +497,7 @@ impl<'m> Decoder<'m> {
     /// # Errors
     /// As [`Runtime::record_graph`](leasehold::Runtime::record_graph).
     pub fn record(&self) -> Result<Graph> {
-        self.model.runtime().record_graph(|_| self.run(&self.step))
+        self.network.model.runtime().record_graph(|_| self.network.run(&self.step))
     }
 
     /// Computes the next token by launching the graph of [`record`](Self::record). Does not wait
@@ -430,7 +509,7 @@ impl<'m> Decoder<'m> {
         self.claim_position()?;
         let point = graph.launch()?;
         // A wait for this token must not wait for the next one, which is launched before the wait.
-        self.model.runtime().stream().flush()?;
+        self.network.model.runtime().stream().flush()?;
         Ok(point)
     }
 
@@ -441,32 +520,6 @@ impl<'m> Decoder<'m> {
     /// # Errors
     /// The stream's cause; `InvalidArgument` if all logits of that step are NaN.
     pub fn token(&self, index: usize, point: Timepoint) -> Result<u32> {
-        let runtime = self.model.runtime();
-        let ring = self.state.ring.view().values::<u32>()?;
-        let at = index % ring.len();
-        let slot = ring.slice(at..at + 1).view();
-        let mut word = [0u8; 4];
-        if runtime.raw_device().caps().host_visible
-            || self.state.ring.host_kind() == HostKind::Pinned
-        {
-            runtime.wait_for(self.born)?;
-            runtime.wait_for(point)?;
-            // SAFETY: an aligned word of a live buffer in host memory, which was filled before
-            // `born`. Only the steps use the buffer, to which no handle leads. Any step that is not
-            // over writes the word as one atomic access.
-            let slot = unsafe {
-                AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(slot.addr() as usize))
-            };
-            word = slot.load(Ordering::Acquire).to_ne_bytes();
-        } else {
-            runtime.stream().download(&mut word, slot)?;
-        }
-        let id = i32::from_le_bytes(word);
-        u32::try_from(id).map_err(|_| {
-            let step = index + 1;
-            Error::invalid(format!(
-                "new token {step}: no logit is a number; weights or activations are NaN or overflow"
-            ))
-        })
+        self.lane.token(self.network.model.runtime(), index, point)
     }
 }

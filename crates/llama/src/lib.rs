@@ -6,7 +6,7 @@
 //!
 //! [`Model`] loads the weights to a device of the runtime. [`Decoder`] holds a sequence (KV caches,
 //! the loop from token to token) and runs its steps launch by launch or as a graph. [`generate()`]
-//! does all of this.
+//! does all of this. [`Batch`] decodes several sequences at once.
 //!
 //! Three types to know: [`Config`], [`Weights`] and [`Model`].
 //!
@@ -20,6 +20,7 @@
 //! All errors of the files are found when these three are made. Each is a `leasehold_core::Error`
 //! that names the file and the key or tensor.
 
+mod batch;
 mod config;
 mod decoder;
 mod files;
@@ -29,6 +30,7 @@ mod random;
 mod tokenizer;
 mod weights;
 
+pub use batch::{Batch, SequenceId};
 pub use config::{Config, Rope, RopeScaling};
 pub use decoder::{Decoder, OperatorTime};
 pub use generate::{Footprint, Generation, Mode, Request, Traffic, footprint, generate, traffic};

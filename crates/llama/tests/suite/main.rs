@@ -1,6 +1,7 @@
 //! The public API over whole model directories: the bundled one and those under `tests/models`,
 //! which `models/generate.py` makes.
 
+mod batch;
 mod directories;
 mod golden;
 

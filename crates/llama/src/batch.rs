@@ -1,0 +1,277 @@
+//! Several sequences decoded at once, each with its own KV caches, position and sampling.
+//!
+//! The products of a step serve all sequences, so the weights are read once. Attention and the
+//! choice of a token are launches of each sequence. Every position is in device memory, so one
+//! recording serves all positions. A slot without a sequence has a position outside its caches.
+//! Kernels write nothing to a cache there, and the slot's rows are NaN.
+
+use crate::decoder::{Lane, Network, Scratch};
+use crate::generate::Mode;
+use crate::model::Model;
+use leasehold::ops::Pattern;
+use leasehold::{Error, Graph, Result, View};
+use leasehold_operators::{DType, Operator, Tensor, ops};
+
+/// The position of a slot without a sequence, which each step increases by one.
+const IDLE: Pattern = Pattern::U32(1 << 31);
+/// The token of a slot without a sequence.
+const NO_TOKEN: Pattern = Pattern::U32(u32::MAX);
+/// Steps after which the positions of slots without a sequence are set again: fewer than lead from
+/// [`IDLE`] to position 0.
+const RESET: u64 = 1 << 30;
+
+/// The name of a sequence of a [`Batch`]. A batch gives each name once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SequenceId(u64);
+
+/// A sequence in its slot.
+struct Sequence {
+    id: SequenceId,
+    filled: usize,
+    tokens: usize,
+}
+
+struct Slot {
+    lane: Lane,
+    /// The sampling of the recorded step.
+    sampling: ops::Sampling,
+    sequence: Option<Sequence>,
+}
+
+/// A fixed number of slots, in which sequences are decoded together.
+///
+/// A greedy sequence gives the tokens that it gives alone, unless two logits are nearly equal: for
+/// nine slots and more, products may round differently than for one. Eager and replayed steps give
+/// the same bits. One thread uses a batch at a time.
+///
+/// ```
+/// use leasehold::{Context, DeviceId};
+/// use leasehold_llama::{Batch, Config, DType, Mode, Model, Sampling, Weights};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-python");
+/// let config = Config::from_dir(root.as_ref())?;
+/// // SAFETY: no program changes the file while the weights live.
+/// let weights = unsafe { Weights::from_dir(root.as_ref(), &config) }?;
+/// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+/// let model = Model::load(&runtime, &config, &weights, DType::F32, &mut |_, _| {})?;
+/// let mut batch = Batch::new(&model, 4, 64, Mode::Graph)?;
+/// let (first, _token) = batch.add(&[316, 221], Sampling::default())?;
+/// batch.step()?;
+/// let (second, _token) = batch.add(&[221], Sampling::default())?;
+/// let tokens = batch.step()?;
+/// assert_eq!((tokens[0].0, tokens[1].0), (first, second));
+/// batch.remove(first)?;
+/// assert_eq!(batch.step()?.len(), 1);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Batch<'m> {
+    network: Network<'m>,
+    slots: Vec<Slot>,
+    scratch: Scratch,
+    logits: Tensor,
+    step: Vec<Operator>,
+    mode: Mode,
+    graph: Option<Graph>,
+    steps: u64,
+    names: u64,
+}
+
+impl<'m> Batch<'m> {
+    /// A batch of up to `sequences` sequences, each of at most `positions` tokens (prompt and new
+    /// ones). All device memory of the steps is allocated here.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for zero sequences or positions, or more positions than the model's
+    /// context; `OutOfMemory`.
+    pub fn new(model: &'m Model, sequences: usize, positions: usize, mode: Mode) -> Result<Self> {
+        let rows = u32::try_from(sequences).unwrap_or(0);
+        if rows == 0 {
+            return Err(Error::invalid(format!("a batch of {sequences} sequences")));
+        }
+        let network = Network::new(model, positions)?;
+        let sampling = ops::Sampling::default();
+        let slots = (0..sequences)
+            .map(|_| {
+                let lane = Lane::new(model, network.heads, 1)?;
+                Ok(Slot { lane, sampling, sequence: None })
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let vocabulary = model.config().vocab_size as u32;
+        let logits = Tensor::alloc(model.runtime(), DType::F32, rows, vocabulary)?;
+        let scratch = Scratch::new(model, rows)?;
+        let mut batch = Self {
+            network,
+            slots,
+            scratch,
+            logits,
+            step: Vec::new(),
+            mode,
+            graph: None,
+            steps: 0,
+            names: 0,
+        };
+        (0..sequences).try_for_each(|slot| batch.idle(slot))?;
+        batch.step = batch.operators()?;
+        Ok(batch)
+    }
+
+    fn operators(&self) -> Result<Vec<Operator>> {
+        let lanes: Vec<_> = self.slots.iter().map(|s| (&s.lane, s.sampling)).collect();
+        self.network.step(&self.scratch, &lanes, &self.logits)
+    }
+
+    /// Makes the kernels skip a slot.
+    fn idle(&self, slot: usize) -> Result<()> {
+        let (stream, state) = (self.network.model.runtime().stream(), &self.slots[slot].lane.state);
+        stream.fill(state.position.view(), IDLE)?;
+        stream.fill(state.token.view(), NO_TOKEN)
+    }
+
+    fn find(&self, id: SequenceId) -> Result<(usize, &Sequence)> {
+        let of = |s: &'_ Slot| s.sequence.as_ref().is_some_and(|s| s.id == id);
+        let at = self.slots.iter().position(of);
+        let found = at.and_then(|at| Some((at, self.slots[at].sequence.as_ref()?)));
+        found.ok_or_else(|| {
+            Error::invalid(format!("sequence {} is not in the batch; was it removed?", id.0))
+        })
+    }
+
+    /// Starts a sequence in a free slot: processes its prompt, waits, and returns its first new
+    /// token. The other sequences keep their state. A sampling unlike that of the slot's previous
+    /// sequence makes the next step record a new graph.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a batch without a free slot, an empty prompt, a prompt that does not
+    /// fit, an id outside the vocabulary, or logits that are all NaN; the stream's cause. The batch
+    /// stays as it was.
+    pub fn add(&mut self, prompt: &[u32], how: ops::Sampling) -> Result<(SequenceId, u32)> {
+        let Some(at) = self.slots.iter().position(|s| s.sequence.is_none()) else {
+            return Err(Error::invalid(format!(
+                "all {} slots of the batch are in use; remove a sequence first",
+                self.slots.len()
+            )));
+        };
+        let first = self.start(at, prompt, how);
+        let first = match first {
+            Ok(first) => first,
+            Err(why) => {
+                self.idle(at)?;
+                return Err(why);
+            }
+        };
+        if self.slots[at].sampling != how {
+            let before = std::mem::replace(&mut self.slots[at].sampling, how);
+            match self.operators() {
+                Ok(step) => (self.step, self.graph) = (step, None),
+                Err(why) => {
+                    self.slots[at].sampling = before;
+                    self.idle(at)?;
+                    return Err(why);
+                }
+            }
+        }
+        let id = SequenceId(self.names);
+        self.names += 1;
+        self.slots[at].sequence = Some(Sequence { id, filled: prompt.len(), tokens: 1 });
+        Ok((id, first))
+    }
+
+    fn start(&self, at: usize, prompt: &[u32], how: ops::Sampling) -> Result<u32> {
+        let (lane, row) = (&self.slots[at].lane, self.logits.slice_rows(at as u32, 1)?);
+        let point = self.network.prefill(lane, how, &row, prompt)?;
+        self.network.model.runtime().stream().flush()?;
+        lane.token(self.network.model.runtime(), 0, point)
+    }
+
+    /// Computes the next token of every sequence, and waits for them. The result is in the order of
+    /// the slots; it is empty for an empty batch.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if a sequence is [full](Self::has_room), before anything is computed, or
+    /// if all logits of a sequence are NaN; the stream's cause.
+    pub fn step(&mut self) -> Result<Vec<(SequenceId, u32)>> {
+        let positions = self.network.heads.positions as usize;
+        let mut sequences = self.slots.iter().filter_map(|s| s.sequence.as_ref()).peekable();
+        if sequences.peek().is_none() {
+            return Ok(Vec::new());
+        }
+        if let Some(full) = sequences.find(|s| s.filled >= positions) {
+            return Err(Error::invalid(format!(
+                "the {positions} positions of sequence {} are full; remove it first",
+                full.id.0
+            )));
+        }
+        if self.steps > 0 && self.steps.is_multiple_of(RESET) {
+            let idle = |&at: &usize| self.slots[at].sequence.is_none();
+            (0..self.slots.len()).filter(idle).try_for_each(|at| self.idle(at))?;
+        }
+        let runtime = self.network.model.runtime();
+        if self.mode == Mode::Graph && self.graph.is_none() {
+            self.graph = Some(runtime.record_graph(|_| self.network.run(&self.step))?);
+        }
+        let point = match &self.graph {
+            Some(graph) => graph.launch()?,
+            None => {
+                self.network.run(&self.step)?;
+                runtime.stream().now()
+            }
+        };
+        runtime.stream().flush()?;
+        self.steps += 1;
+        for sequence in self.slots.iter_mut().filter_map(|s| s.sequence.as_mut()) {
+            sequence.filled += 1;
+            sequence.tokens += 1;
+        }
+        let of = |slot: &Slot| {
+            let sequence = slot.sequence.as_ref()?;
+            // The ring has one word.
+            let token = slot.lane.token(runtime, sequence.tokens - 1, point);
+            Some(token.map(|token| (sequence.id, token)))
+        };
+        self.slots.iter().filter_map(of).collect()
+    }
+
+    /// Ends a sequence and frees its slot for another one. Does not wait.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a sequence that is not in the batch; the stream's cause.
+    pub fn remove(&mut self, id: SequenceId) -> Result<()> {
+        let (at, _) = self.find(id)?;
+        self.idle(at)?;
+        self.slots[at].sequence = None;
+        Ok(())
+    }
+
+    /// Returns whether another step fits a sequence.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a sequence that is not in the batch.
+    pub fn has_room(&self, id: SequenceId) -> Result<bool> {
+        Ok(self.find(id)?.1.filled < self.network.heads.positions as usize)
+    }
+
+    /// The logits of a sequence's last computed position: f32, one for each vocabulary entry. Waits
+    /// for them.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a sequence that is not in the batch; the stream's cause.
+    pub fn logits(&self, id: SequenceId) -> Result<Vec<f32>> {
+        let (at, _) = self.find(id)?;
+        let all: Vec<f32> = self.network.model.runtime().download(self.logits.buffer())?;
+        let n = self.logits.cols() as usize;
+        Ok(all[at * n..(at + 1) * n].to_vec())
+    }
+
+    /// The sequences that are being decoded.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.slots.iter().filter(|s| s.sequence.is_some()).count()
+    }
+
+    /// Returns whether no sequence is being decoded.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
