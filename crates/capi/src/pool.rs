@@ -140,8 +140,8 @@ impl Pool {
             if keep {
                 let copy = runtime.alloc_pinned(bytes)?;
                 let from = import(runtime, at, bytes)?;
-                runtime.stream().copy(copy.view(), from.view())?;
-                runtime.stream().synchronize()?;
+                let copied = runtime.stream().copy(copy.view(), from.view());
+                over(runtime, copied)?;
                 saved.push((at, copy));
             }
             Ok(())
@@ -166,16 +166,22 @@ impl Pool {
             saved.filter(move |(from, _)| from.wrapping_sub(at) < bytes)
         };
         backing.resume(|at, bytes| {
-            of(at, bytes).try_for_each(|(at, copy)| {
+            let copied = of(at, bytes).try_for_each(|(at, copy)| {
                 let to = import(runtime, *at, copy.len())?;
                 runtime.stream().copy(to.view(), copy.view())
-            })?;
-            runtime.stream().synchronize()
+            });
+            over(runtime, copied)
         })?;
         *suspended = false;
         *saved = None;
         Ok(())
     }
+}
+
+/// Waits for the copies that were submitted, also after an error: the range may be unmapped then.
+fn over<T>(runtime: &Runtime, copied: Result<T>) -> Result<()> {
+    let waited = runtime.stream().synchronize();
+    copied.and(waited)
 }
 
 /// A range of a pool as a buffer, for a copy that is over before the range changes.

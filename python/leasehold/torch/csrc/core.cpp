@@ -323,18 +323,16 @@ std::vector<Seen> Memory::walk() {
     struct Walk {
         std::vector<Seen> seen;
         std::map<leasehold_pool, PoolId> regions;
-        std::set<leasehold_pool> arenas;
+        leasehold_pool graphs;
     } walk;
     std::vector<Seen> own;
     {
         std::lock_guard<std::mutex> guard(lock_);
+        walk.graphs = graphs_;
         for (auto &[id, pool] : pools_) {
             if (pool->region) {
                 walk.regions[pool->handle] = id;
                 continue;
-            }
-            if (pool->handle != 0) {
-                walk.arenas.insert(pool->handle);
             }
             std::map<uintptr_t, size_t> sizes;
             for (const auto &[at, piece] : pool->arena->pieces()) {
@@ -349,13 +347,17 @@ std::vector<Seen> Memory::walk() {
     }
     auto visit = [](void *context, const leasehold_block *block) {
         auto &walk = *static_cast<Walk *>(context);
-        if (walk.arenas.count(block->pool) != 0) {
-            return; // its pieces are known here
+        bool graphs = block->pool == walk.graphs && walk.graphs != 0;
+        if (graphs && block->state == LEASEHOLD_BLOCK_LIVE) {
+            return; // an arena's segment: its pieces are known here
         }
         auto region = walk.regions.find(block->pool);
         PoolId id = region == walk.regions.end() ? PoolId{} : region->second;
-        walk.seen.push_back({id, block->segment_address, block->segment_bytes, block->address,
-                             block->bytes, block->requested_bytes, block->stream,
+        // Between segments of arenas, a free block is a segment of its own.
+        uintptr_t segment = graphs ? block->address : block->segment_address;
+        size_t segment_bytes = graphs ? block->bytes : block->segment_bytes;
+        walk.seen.push_back({id, segment, segment_bytes, block->address, block->bytes,
+                             block->requested_bytes, block->stream,
                              block->state == LEASEHOLD_BLOCK_LIVE,
                              block->state == LEASEHOLD_BLOCK_PENDING, block->expandable != 0,
                              nullptr});
@@ -374,12 +376,12 @@ std::vector<Seen> Memory::walk() {
 
 // ---- private pools
 
-/// The source of an arena: blocks of a pool of Leasehold's.
-Source Memory::own_source(leasehold_pool pool) {
+/// The source of an arena: blocks of the one pool for graphs.
+Source Memory::own_source() {
     Source source;
-    source.take = [this, pool](size_t bytes, uintptr_t stream) {
+    source.take = [this](size_t bytes, uintptr_t stream) {
         void *block = nullptr;
-        int status = library_.pool_malloc(pool, bytes, stream, &block);
+        int status = library_.pool_malloc(graphs_, bytes, stream, &block);
         return status == LEASEHOLD_OK ? block : nullptr;
     };
     source.give = [this](void *segment) { library_.free(device_, segment); };
@@ -403,11 +405,13 @@ void Memory::use_pool(PoolId id, Source source, leasehold_pool region) {
         pool->foreign = 1;
         pool->arena = std::make_unique<Arena>(std::move(source));
     } else {
-        auto options = sized<leasehold_pool_options>();
-        std::string name = "pool " + std::to_string(id.first) + "." + std::to_string(id.second);
-        options.name = name.c_str();
-        check(library_.pool_create(device_, &options, &pool->handle));
-        pool->arena = std::make_unique<Arena>(own_source(pool->handle));
+        if (graphs_ == 0) {
+            auto options = sized<leasehold_pool_options>();
+            options.name = "graphs";
+            options.flags = LEASEHOLD_POOL_MOVABLE;
+            check(library_.pool_create(device_, &options, &graphs_));
+        }
+        pool->arena = std::make_unique<Arena>(own_source());
     }
     pools_.emplace(id, std::move(pool));
 }
@@ -479,10 +483,6 @@ bool Memory::drop_if_unused(PoolId id) {
     bool empty = pool.arena == nullptr || pool.arena->release();
     if (pool.uses != 0 || pool.live != 0 || !empty) {
         return false;
-    }
-    // A region belongs to its name.
-    if (!pool.region && pool.handle != 0) {
-        library_.pool_release(pool.handle);
     }
     pools_.erase(id);
     return true;

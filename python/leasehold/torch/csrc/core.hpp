@@ -84,7 +84,7 @@ struct Pool {
     int uses = 0;
     bool split = true;
     bool last_resort = false; // other allocations may have its free memory before they fail
-    leasehold_pool handle = 0;
+    leasehold_pool handle = 0;    // a region's
     bool region = false;          // blocks come from Leasehold one by one, and it can be suspended
     std::unique_ptr<Arena> arena; // otherwise
     size_t live = 0;              // blocks that PyTorch holds
@@ -206,13 +206,14 @@ class Memory {
     void count(const Block &block, void (Count::*change)(int64_t));
     void insert(const Block &block);
     Pool &pool_of(PoolId id);
-    Source own_source(leasehold_pool pool);
+    Source own_source();
     bool drop_if_unused(PoolId id);
     void emit(Event event);
     Context gather(bool allocation);
 
     const Library &library_;
     leasehold_device device_ = 0;
+    leasehold_pool graphs_ = 0; // where arenas have their segments; guarded by lock_
     std::atomic<uint32_t> routes_{0};
     std::atomic<bool> history_on_{false};
 

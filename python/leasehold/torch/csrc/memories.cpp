@@ -197,8 +197,16 @@ uint64_t Region::suspend(bool keep) {
             freed += memories().of(ordinal).suspend(pool, keep);
             done.push_back(ordinal);
         } catch (const Failure &failure) {
-            for (int other : done) {
-                memories().of(other).resume(pools_[other]);
+            try {
+                for (int other : done) {
+                    memories().of(other).resume(pools_[other]);
+                }
+            } catch (const Failure &second) {
+                // The contents are kept; a resumption may be tried again.
+                suspended_ = true;
+                throw_error({failure.status, std::string(failure.what()) +
+                                                 "; some devices of the region stay suspended: " +
+                                                 second.what()});
             }
             throw_error(failure);
         }
