@@ -262,17 +262,29 @@ fn measure(samples: u32, ordinal: u32) -> Result<(Vec<Pair>, Vec<Threads>), Fail
         let batch = if bytes > 1 << 20 { 2 } else { 16 };
         let up =
             ours.figure(format!("upload {bytes} bytes, pageable"), samples, batch, bytes, || {
-                runtime.stream().upload_blocking(device.view(), &host)
+                runtime.stream().upload(device.view(), &host)
             })?;
         pairs.push(Pair::new(up, raw.pageable_copy(CopyKind::HostToDevice, bytes, samples)?));
+        let up = ours.figure(
+            format!("upload {bytes} bytes, pageable, and wait"),
+            samples,
+            batch,
+            bytes,
+            || runtime.stream().upload_blocking(device.view(), &host),
+        )?;
+        pairs
+            .push(Pair::new(up, raw.pageable_copy_waited(CopyKind::HostToDevice, bytes, samples)?));
         let down = ours.figure(
-            format!("download {bytes} bytes, pageable"),
+            format!("download {bytes} bytes, pageable, and wait"),
             samples,
             batch,
             bytes,
             || runtime.stream().download(&mut host, device.view()),
         )?;
-        pairs.push(Pair::new(down, raw.pageable_copy(CopyKind::DeviceToHost, bytes, samples)?));
+        pairs.push(Pair::new(
+            down,
+            raw.pageable_copy_waited(CopyKind::DeviceToHost, bytes, samples)?,
+        ));
     }
 
     for bytes in [4096u64, 1 << 20, 64 << 20] {

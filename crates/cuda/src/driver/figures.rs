@@ -223,12 +223,33 @@ impl<'a> RawLoop<'a> {
         )
     }
 
-    /// A copy between pageable and device memory, which the driver stages.
+    /// An asynchronous copy between pageable and device memory.
     ///
     /// # Errors
     /// As [`pinned_copy`](Self::pinned_copy).
     pub fn pageable_copy(&self, kind: CopyKind, bytes: u64, samples: u32) -> Result<Figure> {
         let name = format!("{} {bytes} bytes, pageable", direction(kind, bytes)?);
+        self.pageable(name, kind, bytes, samples, || Ok(()))
+    }
+
+    /// A copy between pageable and device memory and the wait for it, as one call.
+    ///
+    /// # Errors
+    /// As [`pinned_copy`](Self::pinned_copy).
+    pub fn pageable_copy_waited(&self, kind: CopyKind, bytes: u64, samples: u32) -> Result<Figure> {
+        let name = format!("{} {bytes} bytes, pageable, and wait", direction(kind, bytes)?);
+        self.pageable(name, kind, bytes, samples, || self.wait())
+    }
+
+    /// A copy between pageable and device memory, and what follows each.
+    fn pageable(
+        &self,
+        name: String,
+        kind: CopyKind,
+        bytes: u64,
+        samples: u32,
+        then: impl Fn() -> Result<()>,
+    ) -> Result<Figure> {
         let mut host = vec![1_u8; bytes as usize];
         let at = host.as_mut_ptr() as u64;
         let batch = if bytes > 1 << 20 { 2 } else { 16 };
@@ -237,7 +258,7 @@ impl<'a> RawLoop<'a> {
             samples,
             batch,
             bytes,
-            || self.copy_once(kind, at, bytes),
+            || self.copy_once(kind, at, bytes).and_then(|()| then()),
             || self.wait(),
         );
         // The last sample was waited for, unless a call failed.

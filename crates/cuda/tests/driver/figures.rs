@@ -26,6 +26,8 @@ fn the_loops_are_legal_and_leave_nothing() {
             raw.pinned_copy(CopyKind::DeviceToHost, 4096, 1),
             raw.pageable_copy(CopyKind::HostToDevice, 4096, 1),
             raw.pageable_copy(CopyKind::DeviceToHost, 4096, 1),
+            raw.pageable_copy_waited(CopyKind::HostToDevice, 4096, 1),
+            raw.pageable_copy_waited(CopyKind::DeviceToHost, 4096, 1),
             raw.alloc_pair(4096, 1),
             raw.alloc_async_pair(4096, 1),
         ];
