@@ -19,6 +19,9 @@ use leasehold_core::{Error, Result};
 use std::collections::BTreeMap;
 use std::fmt;
 
+/// A resumption restores parts of at least this size, where memory has no gap.
+const PART: u64 = 64 << 20;
+
 /// A piece of physical memory.
 #[derive(Debug, Clone, Copy)]
 struct Piece {
@@ -87,7 +90,7 @@ struct Shared {
 /// // SAFETY: no work uses the memory.
 /// unsafe { backing.suspend(|_, _| Ok(()))? };
 /// assert_eq!(driver.used(), 0);
-/// backing.resume(|_, _| Ok(()))?;
+/// backing.resume(|_, _| Ok(()), || Ok(()))?;
 /// assert!(driver.is_backed(weights.addr(), weights.len()));
 /// # Ok::<(), Error>(())
 /// ```
@@ -173,19 +176,24 @@ impl SuspendableBacking {
         piece.bytes
     }
 
-    /// Takes memory again at the same addresses, and calls `restore` with each range. Blocks on the
-    /// driver.
+    /// Takes memory again at the same addresses. `restore` is called with each part as soon as it has
+    /// memory, and may begin to copy into it while the next part is taken. `finish` is called once
+    /// after the last part, also after an error, and waits for these copies. Blocks on the driver.
     ///
     /// # Errors
     /// `InvalidState` unless suspended; `OverBudget`, `OutOfMemory` and the driver's; an error of
-    /// `restore`. The backing is still suspended then, and the call may be repeated.
-    pub fn resume(&self, mut restore: impl FnMut(u64, u64) -> Result<()>) -> Result<()> {
+    /// `restore` or `finish`. The backing is still suspended then, and the call may be repeated.
+    pub fn resume(
+        &self,
+        mut restore: impl FnMut(u64, u64) -> Result<()>,
+        finish: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         let mut state = self.0.state.write();
         if !state.suspended {
             return Err(Error::state("the memory is not suspended"));
         }
-        let lacks = |p: &&mut Piece| p.handle.is_none();
-        let bytes = state.pieces.values_mut().filter(lacks).map(|p| p.bytes).sum();
+        let lacks = |p: &&Piece| p.handle.is_none();
+        let bytes = state.pieces.values().filter(lacks).map(|p| p.bytes).sum();
         if let Some(budget) = &self.0.budget
             && !budget.take(bytes)
         {
@@ -197,33 +205,9 @@ impl SuspendableBacking {
             });
         }
         let mut given = Vec::new();
-        let resumed = state.pieces.iter_mut().filter(|(_, p)| p.handle.is_none()).try_for_each(
-            |(&own, piece)| -> Result<()> {
-                let handle = self.0.backing.create(piece.bytes)?;
-                if let Some(at) = piece.at {
-                    // SAFETY: the range was mapped by the allocator and was unmapped by the
-                    // suspension; the piece is new.
-                    let mapped = unsafe { self.0.backing.map(at, handle, piece.bytes) };
-                    if let Err(e) = mapped {
-                        // SAFETY: the piece is new and is mapped nowhere.
-                        let _ = unsafe { self.0.backing.destroy(handle, piece.bytes) };
-                        return Err(e);
-                    }
-                }
-                piece.handle = Some(handle);
-                given.push(own);
-                Ok(())
-            },
-        );
-        let ranges = state.ranges();
-        let resumed = resumed
-            .and_then(|()| {
-                // SAFETY: every piece of the table has memory by now and is mapped at its address.
-                ranges
-                    .iter()
-                    .try_for_each(|&(at, bytes)| unsafe { self.0.backing.enable(at, bytes) })
-            })
-            .and_then(|()| ranges.iter().try_for_each(|&(at, bytes)| restore(at, bytes)));
+        let restored = self.take_again(&mut state, &mut given, &mut restore);
+        let finished = finish();
+        let resumed = restored.and(finished);
         match resumed {
             Ok(()) => state.suspended = false,
             Err(_) => {
@@ -241,6 +225,60 @@ impl SuspendableBacking {
             }
         }
         resumed
+    }
+
+    /// Gives memory to each piece that has none, in order of the addresses, and restores part by
+    /// part. Notes the pieces in `given`.
+    fn take_again(
+        &self,
+        state: &mut State,
+        given: &mut Vec<u64>,
+        restore: &mut impl FnMut(u64, u64) -> Result<()>,
+    ) -> Result<()> {
+        let State { pieces, mapped, .. } = state;
+        let mut part: Option<(u64, u64)> = None;
+        for (&at, own) in &*mapped {
+            let Some(piece) = pieces.get_mut(own) else { continue };
+            if piece.handle.is_none() {
+                let handle = self.0.backing.create(piece.bytes)?;
+                // SAFETY: the range was mapped by the allocator and was unmapped by the suspension;
+                // the piece is new.
+                if let Err(e) = unsafe { self.0.backing.map(at, handle, piece.bytes) } {
+                    // SAFETY: the piece is new and is mapped nowhere.
+                    let _ = unsafe { self.0.backing.destroy(handle, piece.bytes) };
+                    return Err(e);
+                }
+                piece.handle = Some(handle);
+                given.push(*own);
+            }
+            part = match part {
+                Some((from, bytes)) if from + bytes == at && bytes < PART => {
+                    Some((from, bytes + piece.bytes))
+                }
+                full => {
+                    self.enable_part(full, restore)?;
+                    Some((at, piece.bytes))
+                }
+            };
+        }
+        self.enable_part(part, restore)?;
+        // The allocator holds these for its next mapping.
+        for (&own, piece) in pieces.iter_mut().filter(|(_, p)| p.handle.is_none()) {
+            piece.handle = Some(self.0.backing.create(piece.bytes)?);
+            given.push(own);
+        }
+        Ok(())
+    }
+
+    fn enable_part(
+        &self,
+        part: Option<(u64, u64)>,
+        restore: &mut impl FnMut(u64, u64) -> Result<()>,
+    ) -> Result<()> {
+        let Some((at, bytes)) = part else { return Ok(()) };
+        // SAFETY: every piece of the part has memory by now and is mapped at its address.
+        unsafe { self.0.backing.enable(at, bytes) }?;
+        restore(at, bytes)
     }
 }
 

@@ -161,17 +161,19 @@ impl Pool {
             return Err(Error::state(format!("pool {} is not suspended", self.name)));
         }
         let mut saved = self.saved.lock();
-        let of = |at: u64, bytes: u64| {
-            let saved = saved.iter().flatten();
-            saved.filter(move |(from, _)| from.wrapping_sub(at) < bytes)
+        let restore = |at: u64, bytes: u64| {
+            saved.iter().flatten().try_for_each(|(from, copy)| {
+                let begin = at.max(*from);
+                let end = (at + bytes).min(from + copy.len());
+                if begin >= end {
+                    return Ok(());
+                }
+                let to = import(runtime, begin, end - begin)?;
+                let kept = copy.view().narrowed(begin - from, end - begin);
+                runtime.stream().copy(to.view(), kept)
+            })
         };
-        backing.resume(|at, bytes| {
-            let copied = of(at, bytes).try_for_each(|(at, copy)| {
-                let to = import(runtime, *at, copy.len())?;
-                runtime.stream().copy(to.view(), copy.view())
-            });
-            over(runtime, copied)
-        })?;
+        backing.resume(restore, || runtime.stream().synchronize())?;
         *suspended = false;
         *saved = None;
         Ok(())

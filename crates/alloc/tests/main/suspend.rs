@@ -8,6 +8,7 @@ use leasehold_alloc::{
 };
 use leasehold_alloc_bench::{Call, FakeBacking, Fault, VirtualStream};
 use leasehold_core::Error;
+use std::cell::Cell;
 
 fn config(budget: &SharedBudget, policy: Policy) -> AllocatorConfig {
     AllocatorConfig { policy, shared_budget: Some(budget.clone()), ..AllocatorConfig::default() }
@@ -47,11 +48,29 @@ fn a_suspension_gives_everything_back_and_resumes_at_the_same_addresses() {
                     let before = fake.used();
                     let ranges = backing.ranges();
                     let mut restored = Vec::new();
-                    match backing.resume(|at, bytes| {
+                    // The part with this number, if any, is not restored.
+                    let fails = rng.below(12);
+                    let restore = |at, bytes| {
+                        assert!(fake.is_backed(at, bytes), "seed {seed}");
                         restored.push((at, bytes));
+                        if restored.len() as u64 == fails {
+                            return Err(Error::state("no copy"));
+                        }
                         Ok(())
-                    }) {
-                        Ok(()) => assert_eq!(restored, ranges),
+                    };
+                    let used = Cell::new(None);
+                    // Copies may still run when the last part has failed.
+                    let finish = || {
+                        used.set(Some(fake.used()));
+                        if fails == 11 { Err(Error::state("no copy")) } else { Ok(()) }
+                    };
+                    let resumed = backing.resume(restore, finish);
+                    if let Some(used) = used.get() {
+                        let restored: u64 = restored.iter().map(|(_, bytes)| bytes).sum();
+                        assert!(used >= before + restored, "seed {seed}");
+                    }
+                    match resumed {
+                        Ok(()) => assert_eq!(joined(restored), ranges),
                         Err(_) => assert_eq!(fake.used(), before, "seed {seed}"),
                     }
                     fake.heal();
@@ -87,6 +106,18 @@ fn a_suspension_gives_everything_back_and_resumes_at_the_same_addresses() {
     }
 }
 
+/// Parts that follow each other as one range.
+fn joined(parts: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    let mut ranges: Vec<(u64, u64)> = Vec::new();
+    for (at, bytes) in parts {
+        match ranges.last_mut() {
+            Some((from, length)) if *from + *length == at => *length += bytes,
+            _ => ranges.push((at, bytes)),
+        }
+    }
+    ranges
+}
+
 fn backing_suspend(
     backing: &SuspendableBacking,
     save: impl Fn() -> leasehold_core::Result<()>,
@@ -110,10 +141,10 @@ fn a_resumption_asks_the_budget() {
     backing_suspend(&backing, || Ok(())).unwrap();
     assert!(matches!(arena.alloc(Layout::new(130 * MIB), on), Err(Error::OutOfMemory(_))));
     let guest = other.alloc(Layout::new(120 * MIB), on).unwrap();
-    assert!(matches!(backing.resume(|_, _| Ok(())), Err(Error::OverBudget { .. })));
+    assert!(matches!(backing.resume(|_, _| Ok(()), || Ok(())), Err(Error::OverBudget { .. })));
     drop(guest);
     other.trim(0).unwrap();
-    backing.resume(|_, _| Ok(())).unwrap();
+    backing.resume(|_, _| Ok(()), || Ok(())).unwrap();
     assert!(fake.is_backed(weights.addr(), weights.len()));
     assert_eq!(budget.peak(), 120 * MIB);
     assert!(backing.has_addresses());

@@ -11,6 +11,7 @@
 //! | [`nvrtc`] | the vendor's compiler, loaded at run time |
 //! | [`cache`] | compiled kernels on disk |
 //! | `loader` | the reason why a library cannot be loaded |
+//! | `pages` | host memory for large pinned segments |
 //!
 //! This module must not know managers.
 
@@ -20,6 +21,7 @@ pub mod figures;
 mod loader;
 pub mod nvrtc;
 pub mod ops;
+pub(crate) mod pages;
 pub mod real;
 #[cfg(feature = "sim")]
 pub mod sim;
