@@ -176,9 +176,10 @@ impl SuspendableBacking {
         piece.bytes
     }
 
-    /// Takes memory again at the same addresses. `restore` is called with each part as soon as it has
-    /// memory, and may begin to copy into it while the next part is taken. `finish` is called once
-    /// after the last part, also after an error, and waits for these copies. Blocks on the driver.
+    /// Takes memory again at the same addresses. `restore` is called with each part once the part
+    /// has memory, and may begin to copy into it while the next part is taken. `finish` is called
+    /// once after the last part, also after an error, and waits for these copies. Blocks on the
+    /// driver.
     ///
     /// # Errors
     /// `InvalidState` unless suspended; `OverBudget`, `OutOfMemory` and the driver's; an error of
