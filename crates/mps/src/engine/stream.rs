@@ -70,14 +70,22 @@ pub struct Encoding {
     /// A submission has room, and may count on the open command buffer.
     reserved: bool,
     open: Option<Open>,
-    /// A library encoded the last command buffer, with passes that know no fence.
-    after_library: bool,
-    /// The last wait for each line. A command buffer that fails skips its waits, so each later one
-    /// waits again. A line that is gone was over.
+    /// The last wait for each line. The stream's own line is one of them around a library's passes,
+    /// which know no fence. A command buffer that fails skips its waits, so each later one waits
+    /// again. A line that is gone was over.
     waits: Vec<(Weak<Line>, u64)>,
     /// The last committed sequence number, and the last submission with work in that command
     /// buffer. A later command buffer may have more work of the submission.
     last: Option<(u64, u64)>,
+}
+
+impl Encoding {
+    /// Makes later command buffers wait for a line.
+    fn wait_for(&mut self, line: &Arc<Line>, seq: u64) {
+        let line = Arc::downgrade(line);
+        self.waits.retain(|(other, _)| !other.ptr_eq(&line));
+        self.waits.push((line, seq));
+    }
 }
 
 /// An open command buffer.
@@ -157,13 +165,6 @@ impl MpsStream {
             // SAFETY: the lease keeps the queue live.
             let native = unsafe { self.ops().command_buffer(self.queue.native(), desc)? };
             let command = Owned::new(&self.core.device, native);
-            if e.after_library {
-                let last = self.line.last();
-                // SAFETY: `command` is live and new. The line keeps its event until the command
-                // buffer is over.
-                unsafe { self.ops().encode_wait(native, self.line.event().into(), last)? };
-                e.after_library = false;
-            }
             let mut waits = Vec::new();
             e.waits.retain(|(line, seq)| {
                 let mark = line.upgrade().map(|line| Mark { line, seq: *seq });
@@ -172,9 +173,12 @@ impl MpsStream {
                 open.is_some()
             });
             for mark in &waits {
-                // SAFETY: `command` is live and new. `kept` has the event's line.
+                // SAFETY: `command` is live and new. `kept` has the event's line, and the stream's
+                // own line keeps its event until the command buffer is over.
                 unsafe { self.ops().encode_wait(native, mark.line.event().into(), mark.seq)? };
             }
+            // The line takes its command buffers in order anyway.
+            waits.retain(|mark| !Arc::ptr_eq(&mark.line, &self.line));
             e.open = Some(Open {
                 pass: None,
                 command,
@@ -554,9 +558,7 @@ unsafe impl DriverStream for MpsStream {
         // SAFETY: the command buffer is open and has no pass. `kept` has the event's line.
         unsafe { self.ops().encode_wait(command, event, mark.seq)? };
         open.used = true;
-        let line = Arc::downgrade(&mark.line);
-        entry.waits.retain(|(other, _)| !other.ptr_eq(&line));
-        entry.waits.push((line, mark.seq));
+        entry.wait_for(&mark.line, mark.seq);
         Ok(())
     }
 
@@ -606,7 +608,7 @@ unsafe impl DriverStream for MpsStream {
             self.commit(&mut e);
             e.permit = self.room.take();
             if e.permit.is_some() {
-                e.after_library = true;
+                e.wait_for(&self.line, self.line.last());
                 self.noted(self.open(&mut e).map(drop))?;
                 if let Some(open) = e.open.take() {
                     break open;
@@ -620,7 +622,7 @@ unsafe impl DriverStream for MpsStream {
         let mut e = self.encoding.lock();
         e.open = Some(open);
         self.commit(&mut e);
-        e.after_library = true;
+        e.wait_for(&self.line, self.line.last());
         Ok(())
     }
 

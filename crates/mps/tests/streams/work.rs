@@ -1,10 +1,12 @@
 //! Work of every kind: graphs, timestamps, host calls, library calls, host timelines.
 
 use crate::common::*;
+use leasehold_alloc::Buffer;
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Error, Result};
-use leasehold_hal::{Access, ForeignCall, HostCall, NodePatch, Op, OpList, Plan};
+use leasehold_core::{Error, Lease, Result};
+use leasehold_hal::{Access, ForeignCall, HostCall, NodePatch, Op, OpList, Pipeline, Plan};
 use leasehold_mps::driver::ops::*;
+use leasehold_sim::FaultAction;
 
 #[test]
 fn a_graph_replays_uploads_launches_and_downloads_and_takes_patches() -> Result<()> {
@@ -113,6 +115,30 @@ fn a_host_call_sees_the_work_before_it_and_precedes_the_work_behind_it() -> Resu
     Ok(())
 }
 
+/// A call of a library that runs `bump` over 4 bytes, in a pass that knows no fence.
+fn library(bench: &Bench, bump: &Lease<Pipeline>, x: &Lease<Buffer>) -> ForeignCall {
+    let (driver, addr) = (bench.driver.clone(), x.addr());
+    let (pipeline, native) = (NativePipeline(bump.native), NativeBuffer(x.native()));
+    ForeignCall::new("library", vec![bind(x, Access::ReadWrite)], move |command| {
+        // SAFETY: the test keeps the pipeline and the buffer, and the stream the command
+        // buffer. The encoder ends here.
+        unsafe {
+            let command = NativeCommandBuffer(command);
+            let encoder = driver.compute_encoder(command, &ComputeDesc::default())?;
+            driver.set_pipeline(encoder, pipeline)?;
+            let offset = addr - driver.buffer_address(native)?;
+            driver.set_buffer(encoder, native, offset, 0)?;
+            let part =
+                [leasehold_hal::Binding { addr, len: 4, native: 0, access: Access::ReadWrite }];
+            let launch = Dispatch { groups: [1; 3], threads: [1; 3], bindings: &part };
+            driver.dispatch(encoder, &launch)?;
+            driver.end_encoding(encoder.into())?;
+            driver.release(encoder.into());
+        }
+        Ok(())
+    })
+}
+
 #[test]
 fn a_library_encodes_into_a_command_buffer_behind_and_before_the_stream_s_work() -> Result<()> {
     for seed in 0..12 {
@@ -122,26 +148,7 @@ fn a_library_encodes_into_a_command_buffer_behind_and_before_the_stream_s_work()
         let x = buffer(&device, &a, 4);
         let bump = kernel(&device, "bump");
         let bindings = [bind(&x, Access::ReadWrite)];
-        let (driver, addr) = (bench.driver.clone(), x.addr());
-        let (pipeline, native) = (NativePipeline(bump.native), NativeBuffer(x.native()));
-        let call = ForeignCall::new("library", bindings.to_vec(), move |command| {
-            // SAFETY: the test keeps the pipeline and the buffer, and the stream the command
-            // buffer. The encoder ends here.
-            unsafe {
-                let command = NativeCommandBuffer(command);
-                let encoder = driver.compute_encoder(command, &ComputeDesc::default())?;
-                driver.set_pipeline(encoder, pipeline)?;
-                let offset = addr - driver.buffer_address(native)?;
-                driver.set_buffer(encoder, native, offset, 0)?;
-                let part =
-                    [leasehold_hal::Binding { addr, len: 4, native: 0, access: Access::ReadWrite }];
-                let launch = Dispatch { groups: [1; 3], threads: [1; 3], bindings: &part };
-                driver.dispatch(encoder, &launch)?;
-                driver.end_encoding(encoder.into())?;
-                driver.release(encoder.into());
-            }
-            Ok(())
-        });
+        let call = library(&bench, &bump, &x);
         submit(
             &a,
             &[fill(&x, 0), one(&bump, &bindings), Op::Foreign(&call), one(&bump, &bindings)],
@@ -155,6 +162,30 @@ fn a_library_encodes_into_a_command_buffer_behind_and_before_the_stream_s_work()
         submit(&a, &[Op::Graph(&graph)])?;
         assert_eq!(read(&a, &x), 6_u32.to_le_bytes(), "seed {seed}");
         drop((x, bump, graph, a, device));
+        bench.close();
+    }
+    Ok(())
+}
+
+/// The command buffer behind the library's skips its wait when it fails. The one after it must come
+/// behind the library's passes all the same.
+#[test]
+fn work_behind_a_failed_command_buffer_still_comes_after_a_library_s() -> Result<()> {
+    for seed in 0..24 {
+        let bench = Bench::new(seed);
+        let device = bench.open(0);
+        let a = stream(&device);
+        let x = buffer(&device, &a, 4);
+        let bump = kernel(&device, "bump");
+        let bindings = [bind(&x, Access::ReadWrite)];
+        let call = library(&bench, &bump, &x);
+        submit(&a, &[fill(&x, 0), Op::Foreign(&call), one(&bump, &bindings)])?;
+        bench.fail("commit", FaultAction::Fail(3));
+        a.flush()?;
+        let last = submit(&a, &[one(&bump, &bindings)])?;
+        assert!(wait(&a, last).is_err(), "seed {seed}: the stream is poisoned");
+        a.timeline().drain(last, None, || a.refresh());
+        drop((x, bump, a, device));
         bench.close();
     }
     Ok(())
