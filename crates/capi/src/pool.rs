@@ -141,7 +141,9 @@ impl Pool {
                 let copy = runtime.alloc_pinned(bytes)?;
                 let from = import(runtime, at, bytes)?;
                 let copied = runtime.stream().copy(copy.view(), from.view());
-                over(runtime, copied)?;
+                // Also after an error: the range may be unmapped then.
+                let waited = runtime.stream().synchronize();
+                copied.and(waited)?;
                 saved.push((at, copy));
             }
             Ok(())
@@ -178,12 +180,6 @@ impl Pool {
         *saved = None;
         Ok(())
     }
-}
-
-/// Waits for the copies that were submitted, also after an error: the range may be unmapped then.
-fn over<T>(runtime: &Runtime, copied: Result<T>) -> Result<()> {
-    let waited = runtime.stream().synchronize();
-    copied.and(waited)
 }
 
 /// A range of a pool as a buffer, for a copy that is over before the range changes.

@@ -94,7 +94,7 @@ unsafe impl Device for DeviceState {
     forward_device!();
 
     fn memory_info(&self) -> Result<MemoryInfo> {
-        Ok(crate::driver::memory::info())
+        Ok(leasehold_engine::host_memory::info())
     }
 
     fn make_current(&self) -> Result<()> {

@@ -17,6 +17,7 @@
 //! | [`waits`] | waits of streams for timepoints, and of threads for a whole device |
 //! | [`payload`] | streams and graphs as payloads of pools, and as `hal`'s |
 //! | [`panics`] | panics of the program's code |
+//! | [`host_memory`], [`cgroup`] | the host's memory, and the share that this process may use |
 //! | [`forward_device!`] | the methods of `hal::Device` that expose a state's description |
 //! | [`device_manager_methods!`] | the methods of a device manager over a driver |
 //! | [`backend_methods!`], [`forward_backend!`] | the methods of a backend over a driver |
@@ -44,12 +45,14 @@
 //! This crate must not know a driver.
 
 pub mod buffers;
+pub mod cgroup;
 #[cfg(feature = "planted-defects")]
 pub mod defects;
 mod deferred;
 pub mod driver;
 pub mod engine;
 mod forward;
+pub mod host_memory;
 mod host_part;
 pub mod host_timeline;
 pub mod panics;

@@ -3,7 +3,7 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | [`topology`], [`cgroup`], [`isa`] | the machine, and the share that this process may use |
+//! | [`topology`], [`isa`] | the machine, and the share that this process may use |
 //! | [`memory`] | address space and pages |
 //! | `float` | the floating-point state of threads that run kernels |
 //! | `crew` | the lock-free core of the tile pool |
@@ -16,8 +16,6 @@
 
 #[cfg(not(loom))]
 pub(crate) mod advice;
-#[cfg(not(loom))]
-pub mod cgroup;
 pub(crate) mod crew;
 #[cfg(all(test, loom))]
 mod crew_model;

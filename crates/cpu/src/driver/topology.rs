@@ -7,7 +7,8 @@
 //!
 //! This module must not know devices.
 
-use super::{cgroup, isa, memory};
+use super::isa;
+use leasehold_engine::{cgroup, host_memory};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
@@ -86,8 +87,8 @@ impl Topology {
         let mut t = Self::read(Path::new("/"), affinity());
         t.arch = isa::architectures(std::env::consts::ARCH, &features);
         t.features = features.iter().map(|&f| f.to_owned()).collect();
-        t.page = memory::page_size();
-        t.memory = memory::info().total;
+        t.page = host_memory::page_size();
+        t.memory = host_memory::info().total;
         if t.name.is_empty() {
             t.name =
                 system_name().unwrap_or_else(|| format!("{} processor", std::env::consts::ARCH));
@@ -287,7 +288,7 @@ fn nodes(dir: &Path) -> Vec<NumaNode> {
             Some(NumaNode {
                 id,
                 cpus: read_list(&e.path().join("cpulist")),
-                bytes: total.and_then(|t| memory::parse_kib(t.1)).unwrap_or(0),
+                bytes: total.and_then(|t| host_memory::parse_kib(t.1)).unwrap_or(0),
             })
         })
         .collect();

@@ -14,7 +14,6 @@ use super::graph::GraphManager;
 use super::host_timeline::{HostTimelineManager, HostTimelineWaits};
 use super::pipeline::PipelineManager;
 use super::stream::{self, StreamManager};
-use crate::driver::memory;
 use crate::driver::pool::TilePool;
 use crate::driver::queue::SHARED_MAX;
 use crate::driver::topology::Topology;
@@ -206,7 +205,7 @@ fn describe(ordinal: u32, topology: &Topology, threads: u32) -> DeviceInfo {
     let mut info = DeviceInfo::new(DeviceId::cpu(ordinal), topology.name.clone());
     info.arch.clone_from(&topology.arch);
     info.units = topology.usable;
-    info.memory = memory::info();
+    info.memory = leasehold_engine::host_memory::info();
     info.details = vec![("threads".into(), format!("{threads} per kernel"))];
     info.details.extend(topology.details());
     info

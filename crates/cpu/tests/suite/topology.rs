@@ -1,9 +1,9 @@
 //! Topology and control groups, on invented machines.
 
-use leasehold_cpu::driver::cgroup::limits_under;
 use leasehold_cpu::driver::isa::architectures;
-use leasehold_cpu::driver::memory::parse_meminfo;
 use leasehold_cpu::driver::topology::{Cache, Topology, parse_list, parse_size};
+use leasehold_engine::cgroup::limits_under;
+use leasehold_engine::host_memory::parse_meminfo;
 use std::fs;
 use std::path::Path;
 

@@ -55,7 +55,7 @@ impl PinnedBacking {
 
     /// Maps and registers a large segment. `None` if the system or the driver refuses.
     fn register(&self, bytes: u64) -> Option<u64> {
-        let pages = Pages::new(bytes).ok()?;
+        let pages = Pages::new(bytes)?;
         let addr = pages.addr();
         // SAFETY: the range is a mapping of this process, which `decommit` unmaps once the driver
         // has let go of it.

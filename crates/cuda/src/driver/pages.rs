@@ -6,9 +6,7 @@
 //!
 //! This module must not call the vendor's driver.
 
-use leasehold_core::{Error, Result};
-use std::fs;
-use std::io;
+use leasehold_engine::host_memory;
 use std::ptr;
 
 /// The size and alignment of a huge page.
@@ -33,25 +31,22 @@ pub(crate) struct Pages {
 unsafe impl Send for Pages {}
 
 impl Pages {
-    /// Maps `bytes` and touches every page. Blocks until the system has cleared them.
-    ///
-    /// # Errors
-    /// `OutOfMemory` if the system has too little memory, or refuses the mapping: touching more
-    /// than there is would end the process.
-    pub(crate) fn new(bytes: u64) -> Result<Self> {
-        let none = |why: String| Error::invalid(format!("{bytes} bytes of huge pages: {why}"));
-        let length = usize::try_from(bytes).map_err(|e| none(e.to_string()))?;
-        let mapped = length.checked_add(HUGE).ok_or_else(|| none("too large".into()))?;
+    /// Maps `bytes` and touches every page. Blocks until the system has cleared them. `None` if the
+    /// system refuses the mapping, or has too little memory: touching more than there is would end
+    /// the process.
+    pub(crate) fn new(bytes: u64) -> Option<Self> {
         // An eighth stays for others.
-        if room().is_none_or(|room| room < bytes.saturating_add(bytes / 8)) {
-            return Err(none("the system has too little memory".into()));
+        if host_memory::info().free < bytes.checked_add(bytes / 8)? {
+            return None;
         }
+        let length = usize::try_from(bytes).ok()?;
+        let mapped = length.checked_add(HUGE)?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANON | libc::MAP_NORESERVE;
         // SAFETY: a new private mapping, at no address in particular.
         let base = unsafe { libc::mmap(ptr::null_mut(), mapped, protection, flags, -1, 0) };
         if base == libc::MAP_FAILED {
-            return Err(none(io::Error::last_os_error().to_string()));
+            return None;
         }
         let at = (base as usize).next_multiple_of(HUGE);
         let pages = Self { base, mapped, at: at as u64 };
@@ -64,10 +59,10 @@ impl Pages {
         #[cfg(target_os = "linux")]
         // SAFETY: the range is this mapping's, and no child uses it.
         if unsafe { libc::madvise(base, mapped, libc::MADV_DONTFORK) } != 0 {
-            return Err(none(io::Error::last_os_error().to_string()));
+            return None;
         }
         touch(at, length);
-        Ok(pages)
+        Some(pages)
     }
 
     /// The address, a multiple of 2 MiB.
@@ -103,24 +98,6 @@ fn touch(at: usize, length: usize) {
     });
 }
 
-/// The bytes that this process may still take, as far as the system says.
-fn room() -> Option<u64> {
-    let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let system = line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10;
-    // A container sees its own group there. Without a limit the text is no number.
-    let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-    let of = |limit: &str, used: &str| Some(number(limit)?.saturating_sub(number(used)?));
-    let groups = [
-        of("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        of(
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        ),
-    ];
-    Some(groups.into_iter().flatten().fold(system, u64::min))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -140,9 +117,9 @@ mod tests {
     }
 
     #[test]
-    fn more_than_there_is_gives_an_error_and_takes_nothing() {
-        for bytes in [u64::MAX, u64::MAX / 2, 1 << 60, room().unwrap()] {
-            assert!(Pages::new(bytes).is_err(), "{bytes}");
+    fn more_than_there_is_is_refused_and_takes_nothing() {
+        for bytes in [u64::MAX, u64::MAX / 2, 1 << 60, host_memory::info().free] {
+            assert!(Pages::new(bytes).is_none(), "{bytes}");
         }
     }
 }

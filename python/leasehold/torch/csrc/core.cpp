@@ -66,8 +66,8 @@ uintptr_t Memory::take(Pool *pool, size_t bytes, uintptr_t stream, int &status) 
     void *block = nullptr;
     if (pool == nullptr) {
         status = library_.malloc(device_, bytes, stream, &block);
-    } else if (pool->region) {
-        status = library_.pool_malloc(pool->handle, bytes, stream, &block);
+    } else if (pool->region != 0) {
+        status = library_.pool_malloc(pool->region, bytes, stream, &block);
     } else {
         // Memory that other streams used comes back before the pool grows.
         uintptr_t found = pool->arena->take(bytes, stream, false, pool->split);
@@ -185,7 +185,7 @@ bool Memory::free(void *address) {
             return false;
         }
         count(block, &Count::sub);
-        direct = block.pool == nullptr || block.pool->region;
+        direct = block.pool == nullptr || block.pool->region != 0;
         if (block.pool != nullptr) {
             id = block.pool->id;
             --block.pool->live;
@@ -216,7 +216,7 @@ void Memory::record_stream(void *address, uintptr_t stream, leasehold_device pee
         if (block == nullptr) {
             throw Failure(LEASEHOLD_INVALID_ARGUMENT, "record_stream: the block is unknown");
         }
-        if (block->pool != nullptr && !block->pool->region) {
+        if (block->pool != nullptr && block->pool->region == 0) {
             if (peer != 0 || stream != block->stream) {
                 others_[at].push_back(stream);
             }
@@ -330,8 +330,8 @@ std::vector<Seen> Memory::walk() {
         std::lock_guard<std::mutex> guard(lock_);
         walk.graphs = graphs_;
         for (auto &[id, pool] : pools_) {
-            if (pool->region) {
-                walk.regions[pool->handle] = id;
+            if (pool->region != 0) {
+                walk.regions[pool->region] = id;
                 continue;
             }
             std::map<uintptr_t, size_t> sizes;
@@ -399,8 +399,7 @@ void Memory::use_pool(PoolId id, Source source, leasehold_pool region) {
     pool->id = id;
     pool->uses = 1;
     if (region != 0) {
-        pool->region = true;
-        pool->handle = region;
+        pool->region = region;
     } else if (source.take) {
         pool->foreign = 1;
         pool->arena = std::make_unique<Arena>(std::move(source));
@@ -408,6 +407,7 @@ void Memory::use_pool(PoolId id, Source source, leasehold_pool region) {
         if (graphs_ == 0) {
             auto options = sized<leasehold_pool_options>();
             options.name = "graphs";
+            // Graphs use segments that an arena holds, never memory under free blocks.
             options.flags = LEASEHOLD_POOL_MOVABLE;
             check(library_.pool_create(device_, &options, &graphs_));
         }
@@ -467,7 +467,7 @@ void Memory::release_pool(PoolId id) {
         --pool.uses;
     }
     // A launch of a graph may still use its memory, so it goes once all work is known to be over.
-    if (pool.uses == 0 && (pool.region || pool.arena->segments() == 0)) {
+    if (pool.uses == 0 && (pool.region != 0 || pool.arena->segments() == 0)) {
         drop_if_unused(id);
     }
 }

@@ -84,9 +84,8 @@ struct Pool {
     int uses = 0;
     bool split = true;
     bool last_resort = false; // other allocations may have its free memory before they fail
-    leasehold_pool handle = 0;    // a region's
-    bool region = false;          // blocks come from Leasehold one by one, and it can be suspended
-    std::unique_ptr<Arena> arena; // otherwise
+    leasehold_pool region = 0; // blocks come from there one by one, and it can be suspended
+    std::unique_ptr<Arena> arena; // without a region
     size_t live = 0;              // blocks that PyTorch holds
     size_t foreign = 0;           // 1: the segments are not Leasehold's
 };
