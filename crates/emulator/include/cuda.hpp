@@ -23,6 +23,7 @@ struct alignas(16) float4 {
     float x, y, z, w;
 };
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 inline unsigned __float_as_uint(float f) { return emulator::bits_of(f); }

@@ -165,6 +165,13 @@ pub struct KernelDesc<'a> {
     /// The rule for bindings that share memory if one of them is written.
     /// Default: [`Overlap::Refused`].
     pub overlap: Overlap,
+    /// Whether the code itself waits for the kernels in front of it (CUDA: programmatic dependent
+    /// launch). Its blocks may then begin in a graph while the previous kernel still runs. Such code
+    /// keeps this rule where it is compiled for compute capability 9.0 or newer: every block executes
+    /// `griddepcontrol.wait`, and a thread reads and writes bindings only after this. A prefetch into
+    /// the L2 cache is no read. Other backends and devices ignore the field.
+    /// Default: `false`.
+    pub dependent_launch: bool,
 }
 
 impl<'a> KernelDesc<'a> {
@@ -186,6 +193,7 @@ impl<'a> KernelDesc<'a> {
             check,
             alignment: Cow::Borrowed(&[]),
             overlap: Overlap::Refused,
+            dependent_launch: false,
         }
     }
 
@@ -214,6 +222,14 @@ impl<'a> KernelDesc<'a> {
     #[must_use]
     pub fn overlapping(mut self, overlap: Overlap) -> Self {
         self.overlap = overlap;
+        self
+    }
+
+    /// Says that the code itself waits for the kernels in front of it, by the rule of
+    /// [`dependent_launch`](Self::dependent_launch).
+    #[must_use]
+    pub fn dependent_launch(mut self) -> Self {
+        self.dependent_launch = true;
         self
     }
 
@@ -288,6 +304,9 @@ pub struct Pipeline {
     pub params: u32,
     /// The most threads of a block.
     pub block_threads: u32,
+    /// Whether the code waits itself for the kernels in front of it on this device
+    /// ([`KernelDesc::dependent_launch`]). Default: `false`, which a backend may change.
+    pub dependent_launch: bool,
     /// A pipeline must not be moved out of its manager's pool.
     _place: PhantomPinned,
 }
@@ -303,6 +322,7 @@ impl Pipeline {
             bindings: desc.bindings.as_ref().into(),
             params: desc.params,
             block_threads,
+            dependent_launch: false,
             _place: PhantomPinned,
         }
     }

@@ -104,6 +104,8 @@ fn describe(
         entry,
         params: spec.params_bytes as u32,
         overlap: if spec.in_place { Overlap::InPlace } else { Overlap::Refused },
+        // Of the sources, those in CUDA C++ wait: all call `begin` or `wait_for_previous`.
+        dependent_launch: matches!(division, Division::Blocks(_)),
         ..KernelDesc::new(spec.name, source, &bindings, check)
     }
 }

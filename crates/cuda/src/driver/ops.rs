@@ -156,6 +156,9 @@ pub struct FunctionInfo {
     pub params: Option<Vec<(u32, u32)>>,
     /// The compute capability of the chosen code, times ten.
     pub binary: u32,
+    /// The compute capability that the source was compiled for, times ten: that of the PTX, if the
+    /// driver translated it.
+    pub source: u32,
 }
 
 /// One kernel launch, in the driver's form.
@@ -648,7 +651,7 @@ pub trait ModuleOps {
     /// - `module` is a module of this driver that was not unloaded.
     unsafe fn module_function(&self, module: NativeModule, name: &str) -> Result<NativeFunction>;
 
-    /// The resources and parameters of a function: `cuFuncGetAttribute` (six),
+    /// The resources and parameters of a function: `cuFuncGetAttribute` (seven),
     /// `cuFuncGetParamInfo`. Does not block.
     ///
     /// # Safety
@@ -684,6 +687,21 @@ pub trait GraphOps {
         &self,
         graph: NativeGraph,
         after: &[NativeNode],
+        launch: &Launch<'_>,
+    ) -> Result<NativeNode>;
+
+    /// Adds a kernel node whose blocks may begin while the kernel node `after` still runs:
+    /// `cuGraphAddKernelNode`, `cuGraphAddDependencies_v2` with a programmatic edge. Drivers without
+    /// such edges (before 12.3) run one after the other.
+    ///
+    /// # Safety
+    /// - As [`graph_add_kernel`](Self::graph_add_kernel).
+    /// - Every block of the kernel executes `griddepcontrol.wait`, and its threads access memory only
+    ///   after this. The same holds for the kernel of `after`.
+    unsafe fn graph_add_dependent_kernel(
+        &self,
+        graph: NativeGraph,
+        after: NativeNode,
         launch: &Launch<'_>,
     ) -> Result<NativeNode>;
 

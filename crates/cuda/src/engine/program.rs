@@ -205,7 +205,12 @@ impl Building<'_> {
             if core.shared.config.has(crate::defects::Defect::MissingEdge) {
                 after.pop();
             }
-            let node = self.node(graph, &after, i as u32, &op)?;
+            let node = match (&op, &after[..]) {
+                (Op::Dispatch(d), &[before]) if is_dependent(plan, i) => {
+                    add_kernel(&core.context, graph, After::Dependent(before), d)?
+                }
+                _ => self.node(graph, &after, i as u32, &op)?,
+            };
             if matches!(&op, Op::Dispatch(d) if !d.grid.contains(&0)) {
                 *kernel = Some(Kernel { segment: number, node });
             }
@@ -239,7 +244,7 @@ impl Building<'_> {
         // staging copies.
         match op {
             Op::Dispatch(d) if d.grid.contains(&0) => empty(),
-            Op::Dispatch(d) => kernel(context, graph, after, d),
+            Op::Dispatch(d) => add_kernel(context, graph, After::All(after), d),
             Op::Copy(c) if c.width == 0 || c.rows == 0 => empty(),
             Op::Copy(c) => match encoder::route(core, c)? {
                 Route::Direct(copy) => context.within(|ops| {
@@ -321,10 +326,30 @@ impl Building<'_> {
     }
 }
 
-fn kernel(
+/// The nodes in front of a kernel.
+#[derive(Clone, Copy)]
+enum After<'a> {
+    /// All are over before the kernel begins.
+    All(&'a [NativeNode]),
+    /// The kernel waits itself for this one, which is a kernel that does so too.
+    Dependent(NativeNode),
+}
+
+/// Whether node `i` is a kernel that waits itself for the only node in front of it, which is a kernel
+/// that does so too. Then the node waits for all that its predecessors have waited for: each of them
+/// is over only when the one before it is.
+fn is_dependent(plan: &Plan, i: usize) -> bool {
+    let waits = |i: usize| match plan.ops.get(i) {
+        Some(Op::Dispatch(d)) => d.pipeline.dependent_launch && !d.grid.contains(&0),
+        _ => false,
+    };
+    matches!(plan.predecessors(i), &[before] if waits(before as usize)) && waits(i)
+}
+
+fn add_kernel(
     context: &DriverContext,
     graph: NativeGraph,
-    after: &[NativeNode],
+    after: After<'_>,
     d: &Dispatch<'_>,
 ) -> Result<NativeNode> {
     let mut arguments = Arguments::new();
@@ -333,7 +358,15 @@ fn kernel(
         // SAFETY: the graph's launcher keeps the memory alive. Numbers and sizes were checked
         // against the pipeline when the launch was recorded (the caller's promise). The pipeline's
         // own were checked against the function.
-        unsafe { ops.graph_add_kernel(graph, after, &encoder::launch(d, args)) }
+        // A dependent kernel keeps the rule of the edge, by the contract of its description.
+        unsafe {
+            match after {
+                After::All(after) => ops.graph_add_kernel(graph, after, &encoder::launch(d, args)),
+                After::Dependent(before) => {
+                    ops.graph_add_dependent_kernel(graph, before, &encoder::launch(d, args))
+                }
+            }
+        }
     })
 }
 

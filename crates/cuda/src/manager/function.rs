@@ -15,6 +15,9 @@ use leasehold_core::{Error, Lease, Result};
 use leasehold_engine::pipelines::{PipelineLoader, PipelinePool};
 use leasehold_hal::{KernelDesc, Pipeline};
 
+/// The compute capability, times ten, from which on code can wait for the kernels in front of it.
+const DEPENDENT_LAUNCH: u32 = 90;
+
 struct Functions {
     core: Arc<Streams>,
 }
@@ -47,7 +50,9 @@ impl PipelineLoader for Functions {
         }
         self.core.shared.name_function(function.0, &desc.name);
         let threads = info.block_threads.min(device.block_threads).max(1);
-        Ok((Pipeline::new(desc, function.0, threads), module))
+        let mut pipeline = Pipeline::new(desc, function.0, threads);
+        pipeline.dependent_launch = desc.dependent_launch && info.source >= DEPENDENT_LAUNCH;
+        Ok((pipeline, module))
     }
 
     fn forget(&self, pipeline: &Pipeline) {

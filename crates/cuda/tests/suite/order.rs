@@ -7,7 +7,9 @@ use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{BufferHandle, Error, TimelineOwner, Timepoint};
 use leasehold_cuda::{CompletionSource, CudaConfig};
-use leasehold_hal::{Access, Copy2d, HostCall, KeepAlive, MemoryKind, Op, OpList, Plan, Upload};
+use leasehold_hal::{
+    Access, Copy2d, HostCall, KeepAlive, KernelDesc, MemoryKind, Op, OpList, Plan, Upload,
+};
 use leasehold_sim::Stepping;
 use std::time::Duration;
 
@@ -545,6 +547,56 @@ fn copy_of(
     to: &leasehold_core::Lease<leasehold_alloc::Buffer>,
 ) -> Copy2d {
     Copy2d::linear((from.addr(), 0), (to.addr(), 0), 0)
+}
+
+#[test]
+fn only_a_kernel_that_waits_itself_begins_while_the_one_kernel_before_it_runs() {
+    let bench = Bench::new(8);
+    let device = bench.open(0);
+    let a = stream(&device);
+    let [x, y, z] = [0; 3].map(|_| buffer(&device, &a, 64));
+    let plain = device.pipeline(&TestKernel::Add.for_cuda()).unwrap();
+    let desc = TestKernel::Add.for_cuda().dependent_launch();
+    let waits = device.pipeline(&KernelDesc { name: "add that waits".into(), ..desc }).unwrap();
+    // `to += from`.
+    let add = |from: &_, to: &_| {
+        [bind(from, Access::Read), bind(to, Access::Read), bind(to, Access::Write)]
+    };
+    let (first, second, both) = (add(&x, &y), add(&y, &z), add(&x, &x));
+    let (p, w) = (&plain, &waits);
+    for (what, kernels, edges) in [
+        ("a chain", vec![(w, &first), (w, &second), (w, &second)], 2),
+        ("a kernel that does not wait", vec![(w, &first), (p, &second), (w, &second)], 0),
+        ("behind one that does not wait", vec![(p, &first), (w, &second), (w, &second)], 1),
+        ("no kernel in front", vec![(w, &first), (w, &both)], 0),
+    ] {
+        let mut ops = OpList::new();
+        for (kernel, bindings) in &kernels {
+            ops.push(&dispatch(kernel, *bindings, &[]));
+        }
+        let before = bench.calls("cuGraphAddDependencies");
+        // SAFETY: the plan's pipelines are this device's, and its memory outlives the launches.
+        let graph = unsafe { device.instantiate(Plan::new(ops)) }.unwrap();
+        assert_eq!(bench.calls("cuGraphAddDependencies") - before, edges, "{what}");
+        submit(&a, &[fill(&x, 1), fill(&y, 2), fill(&z, 3), Op::Graph(&graph)]).unwrap();
+        let more = kernels.len() as u8 - 1;
+        assert_eq!(read(&a, &y)[0], 3, "{what}");
+        if kernels.len() == 3 {
+            assert_eq!(read(&a, &z)[0], 3 + 3 * more, "{what}");
+        }
+    }
+    // A fill in front of a kernel is no kernel.
+    let mut ops = OpList::new();
+    ops.push(&fill(&x, 5));
+    ops.push(&dispatch(&waits, &first, &[]));
+    let before = bench.calls("cuGraphAddDependencies");
+    // SAFETY: as above.
+    let graph = unsafe { device.instantiate(Plan::new(ops)) }.unwrap();
+    assert_eq!(bench.calls("cuGraphAddDependencies"), before);
+    submit(&a, &[fill(&y, 2), Op::Graph(&graph)]).unwrap();
+    assert_eq!(read(&a, &y)[0], 7);
+    drop((graph, plain, waits, x, y, z, a, device));
+    bench.close();
 }
 
 #[test]

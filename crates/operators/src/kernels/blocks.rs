@@ -5,6 +5,7 @@
 
 use super::Geometry;
 use super::cpu::attention::{Attention, AttentionParams, DecodeAttention};
+use super::cpu::elem::DType;
 use super::cpu::elementwise::{
     Add, Cast, Copy2d, CopyParams, ElementwiseParams, Fill, Mul, SiluMul,
 };
@@ -81,6 +82,11 @@ pub(super) const BLOCKS: u64 = 1024;
 /// The maximum number of blocks of a product of few rows: four for each of 132 processors, the
 /// number that run at a time. Each prepares x once.
 pub(super) const STREAM_BLOCKS: u64 = 528;
+/// The maximum number of blocks of a product of one long row: two for each of 132 processors, the
+/// number that run at a time.
+pub(super) const LONG_BLOCKS: u32 = 264;
+/// The fewest elements of a long row (`8 * THREADS` in the source).
+pub(super) const LONG_ROW: u32 = 8 * THREADS;
 /// The maximum number of blocks in y.
 pub(super) const MAX_Y: u64 = 65_535;
 /// Indices along a row have 32 bits and may exceed the end by a block's width.
@@ -144,6 +150,16 @@ pub(super) fn product(p: &LinearParams) -> Result<Geometry, Refusal> {
     Ok(Geometry { grid: [across as u32, down as u32, 1], block: [THREADS / 16, 16, 1] })
 }
 
+/// The geometry of a product on CUDA: as [`product`], but for one long row, whose blocks hold x in
+/// their registers and stream through consecutive rows of weights.
+pub(super) fn cuda_product(p: &LinearParams) -> Result<Geometry, Refusal> {
+    let mut geometry = product(p)?;
+    if p.m == 1 && p.x == p.w && p.w != DType::F32 as u32 && p.k >= LONG_ROW {
+        geometry.grid[0] = geometry.grid[0].min(LONG_BLOCKS);
+    }
+    Ok(geometry)
+}
+
 /// The elements of the heads of a row.
 pub(super) fn heads(p: &RopeParams) -> u64 {
     u64::from(p.heads.max(p.kv_heads)) * u64::from(p.head_dim)
@@ -190,10 +206,10 @@ macro_rules! kernels {
 }
 
 kernels! {
-    Linear, |p| product(p);
-    LinearAdd, |p| product(p);
-    Linear3, |p| product(p);
-    LinearGated, |p| product(p);
+    Linear, |p| product(p), cuda: cuda_product;
+    LinearAdd, |p| product(p), cuda: cuda_product;
+    Linear3, |p| product(p), cuda: cuda_product;
+    LinearGated, |p| product(p), cuda: cuda_product;
     RmsNorm, |p| normed(p);
     AddRmsNorm, |p| normed(p);
     Rope, |p| rows(p.m, heads(p));

@@ -128,6 +128,21 @@ fn linear(bench: &mut Bench<'_>, large: bool) {
             });
         }
     }
+    // One long row, whose columns CUDA's blocks hold in registers; aligned, and not.
+    for (k, n, flags) in [
+        (2048, 9, NORM),
+        (2056, 21, NORM | BIAS),
+        (4104, 33, NORM),
+        (8192, 11, NORM),
+        (8200, 13, NORM),
+        (8200, 13, 0),
+        (14_336, 10, BIAS),
+        (17_000, 3, 0),
+    ] {
+        for (skew, w) in [(0, DType::Bf16), (0, DType::F16), (1, DType::Bf16)] {
+            products.push(Product { m: 1, k, n, gap: 0, skew, types: [w; 3], flags });
+        }
+    }
     if large {
         for w in TYPES {
             for (m, k, n) in [

@@ -33,6 +33,12 @@ const NO_DESTRUCTOR_SYNC: u32 = 1;
 /// `CU_GRAPH_USER_OBJECT_MOVE`: the graph takes over the caller's reference.
 const MOVE: u32 = 1;
 
+/// `CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC`: the edge is ready when all blocks of the first kernel have
+/// executed `griddepcontrol.launch_dependents` or are over.
+const PROGRAMMATIC_PORT: u8 = 1;
+/// `CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC`.
+const PROGRAMMATIC_EDGE: u8 = 1;
+
 /// Runs a host node.
 unsafe extern "C" fn run_many(data: *mut c_void) {
     // SAFETY: `data` points to the boxed closure, which lives as long as the graph and its
@@ -168,6 +174,32 @@ impl GraphOps for RealDriver {
             )
         );
         Self::added(made, node)
+    }
+
+    unsafe fn graph_add_dependent_kernel(
+        &self,
+        graph: NativeGraph,
+        after: NativeNode,
+        launch: &Launch<'_>,
+    ) -> Result<NativeNode> {
+        let Some(add) = self.loaded()?.functions.cuGraphAddDependencies_v2 else {
+            // SAFETY: by the caller's contract.
+            return unsafe { self.graph_add_kernel(graph, &[after], launch) };
+        };
+        // SAFETY: by the caller's contract. The edge follows before the graph can run.
+        let node = unsafe { self.graph_add_kernel(graph, &[], launch) }?;
+        let edge = sys::CUgraphEdgeData {
+            from_port: PROGRAMMATIC_PORT,
+            to_port: 0,
+            type_: PROGRAMMATIC_EDGE,
+            reserved: [0; 5],
+        };
+        let (from, to) = ([after], [node]);
+        // SAFETY: the graph and both nodes are the caller's. The arrays have one element each.
+        self.call("cuGraphAddDependencies", 0, |_| unsafe {
+            add(graph.0 as CUgraph, dependencies(&from), dependencies(&to), &raw const edge, 1)
+        })?;
+        Ok(node)
     }
 
     unsafe fn graph_add_copy(
@@ -408,5 +440,8 @@ impl GraphOps for RealDriver {
 
 const _: () = assert!(
     NO_DESTRUCTOR_SYNC == sys::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as u32
+);
+const _: () = assert!(
+    PROGRAMMATIC_EDGE == sys::CUgraphDependencyType::CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC as u8
 );
 const _: () = assert!(MOVE == sys::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as u32);

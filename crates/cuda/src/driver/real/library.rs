@@ -177,6 +177,7 @@ functions! {
         cuCtxCreate_v4(*mut CUcontext, *mut sys::CUctxCreateParams, c_uint, CUdevice);
         cuEventElapsedTime_v2(*mut f32, CUevent, CUevent);
         cuFuncLoad(CUfunction);
+        cuGraphAddDependencies_v2(CUgraph, *const CUgraphNode, *const CUgraphNode, *const sys::CUgraphEdgeData, usize);
         cuFuncGetParamInfo(CUfunction, usize, *mut usize, *mut usize);
     }
     unchecked {

@@ -171,6 +171,7 @@ impl ModuleOps for RealDriver {
             params: self.parameters(function)?,
             binary: self
                 .function_attribute(function, Attribute::CU_FUNC_ATTRIBUTE_BINARY_VERSION)?,
+            source: self.function_attribute(function, Attribute::CU_FUNC_ATTRIBUTE_PTX_VERSION)?,
         })
     }
 

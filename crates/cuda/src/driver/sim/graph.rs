@@ -140,6 +140,24 @@ impl GraphOps for SimDriver {
         self.add(API, graph, after, node, kind)
     }
 
+    /// The simulated device runs a kernel at one moment, so the second kernel simply follows.
+    unsafe fn graph_add_dependent_kernel(
+        &self,
+        graph: NativeGraph,
+        after: NativeNode,
+        launch: &Launch<'_>,
+    ) -> Result<NativeNode> {
+        const API: &str = "cuGraphAddDependencies";
+        // SAFETY: by the caller's contract.
+        let node = unsafe { self.graph_add_kernel(graph, &[after], launch) }?;
+        self.enter(API)?;
+        let kind = self.lock().graph(API, graph)?.nodes.get(&after.0).map(|n| n.kind);
+        match kind {
+            Some(NodeKind::Kernel { .. }) => Ok(node),
+            _ => Err(refuse(API, code::INVALID_VALUE)),
+        }
+    }
+
     unsafe fn graph_add_copy(
         &self,
         graph: NativeGraph,

@@ -305,6 +305,7 @@ impl ModuleOps for SimDriver {
             local: 0,
             params: self.config.param_info.then(|| pointers.chain(params).collect()),
             binary: major * 10 + minor,
+            source: major * 10 + minor,
         })
     }
 

@@ -1,14 +1,16 @@
 // Causal grouped-query attention over a key-value cache [kv_head][position][head_dim].
 //
-// A block computes some queries that share the keys and values that it reads: one head and some rows,
-// or one row and some heads of a group. The block iterates over the positions in tiles with two
-// threads for each position. For each tile it computes the scores, the running maximum and sum of the
+// A block of the general kernel computes some rows of one head. It iterates over the positions in tiles
+// with two threads for each position. For each tile it computes the scores, the running maximum and sum of the
 // online softmax, and the weighted sum of the values. In the last step a thread computes some columns
 // for one of several groups of positions. No buffer of the context's length is needed. Positions
 // that a row does not see are never multiplied, so a NaN there has no effect.
 //
-// The decode kernel splits a long context over blocks. Each leaves its maximum, sum and weighted sum
-// in the scratch memory, and the last block to do so combines them in the order of the positions.
+// A block of the decode kernel computes some heads of a group for the one row. Its warps share nothing
+// while they go over the positions: some lanes hold a row of keys and values, and have a softmax of
+// their own. The block combines them in the end. A long context is split over blocks. Each leaves its
+// maximum, sum and weighted sum in the scratch memory, and the last block to do so combines them in the
+// order of the positions.
 
 static constexpr u32 THREADS = 256;
 static constexpr u32 WARPS = THREADS / WARP;
@@ -25,22 +27,14 @@ static constexpr u32 PARTS = 64;
 
 // Elements of a key or value in one read of a thread.
 static constexpr int STEP = 8;
-// Reads of a key that are under way at a time.
+// Reads of a thread that are under way at a time.
 static constexpr u32 BATCH = 4;
 
-// The key and value of a launch with one row: the block has computed them, and other blocks must
-// not read them from the cache yet.
-struct Fresh {
-    const float* key;
-    const float* value;
-    u32 at;
-};
-
-// Shared memory of a block.
+// Shared memory of a block of the general kernel.
 struct Place {
-    float weights[HEADS * TILE];
-    float scratch[HEADS * WARPS];
-    float parts[HEADS * THREADS * STEP];
+    float weights[ROWS * TILE];
+    float scratch[ROWS * WARPS];
+    float parts[ROWS * THREADS * STEP];
 };
 
 // Attends with `Q` queries (rows of MAX_DIM, scaled, in shared memory); query `q` sees the positions
@@ -49,8 +43,8 @@ struct Place {
 // block take part. The caller's writes to shared memory are visible afterwards.
 template <class T, int Q, class Out>
 INLINE void attend(const float* queries, const void* keys, const void* values, u32 dim, u32 begin, const u32 (&len)[Q],
-                   Fresh fresh, Place& place, Out out) {
-    static_assert(Q <= HEADS, "the queries have their places");
+                   Place& place, Out out) {
+    static_assert(Q <= ROWS, "the queries have their places");
     float *weights = place.weights, *scratch = place.scratch, *parts = place.parts;
     const u32 t = threadIdx.x, lane = t % WARP, warp = t / WARP, half = t % 2;
     const bool wide = dim % STEP == 0 && (address(keys) | address(values)) % 16 == 0;
@@ -73,12 +67,7 @@ INLINE void attend(const float* queries, const void* keys, const void* values, u
         float score[Q];
 #pragma unroll
         for (int q = 0; q < Q; ++q) score[q] = 0.0f;
-        if (fresh.key != nullptr && at == fresh.at) {
-            for (u32 d = half; d < dim; d += 2) {
-#pragma unroll
-                for (int q = 0; q < Q; ++q) score[q] = fmaf(fresh.key[d], queries[q * MAX_DIM + d], score[q]);
-            }
-        } else if (at < longest) {
+        if (at < longest) {
             const u64 row = (u64)at * dim;
             if (wide) {
                 // Several reads are under way at a time: the reads of shared memory, whose order is
@@ -142,10 +131,6 @@ INLINE void attend(const float* queries, const void* keys, const void* values, u
             for (u32 j = group; j < count; j += groups) {
                 float value[STEP];
                 load<T>(values, (u64)(base + j) * dim + column, value);
-                if (fresh.value != nullptr && base + j == fresh.at) {
-#pragma unroll
-                    for (int e = 0; e < STEP; ++e) value[e] = fresh.value[column + e];
-                }
 #pragma unroll
                 for (int q = 0; q < Q; ++q) {
                     if (base + j >= len[q]) continue;
@@ -158,7 +143,6 @@ INLINE void attend(const float* queries, const void* keys, const void* values, u
             for (u32 j = group; j < count; j += groups) {
                 float value[1];
                 load<T>(values, (u64)(base + j) * dim + column, value);
-                if (fresh.value != nullptr && base + j == fresh.at) value[0] = fresh.value[column];
 #pragma unroll
                 for (int q = 0; q < Q; ++q) {
                     if (base + j < len[q]) sum[q][0] = fmaf(weights[q * TILE + j], value[0], sum[q][0]);
@@ -224,8 +208,7 @@ INLINE void attend_rows(const AttentionParams& p, const void* queries, const voi
     const u64 cache = (u64)(head / (p.heads / p.kv_heads)) * p.positions * dim;
     const void* k = head_of<T>(keys, cache);
     const void* v = head_of<T>(values, cache);
-    const Fresh none = {nullptr, nullptr, 0};
-    attend<T, Q>(scaled, k, v, dim, 0, len, none, place, [&](int q, u32 d, float sum, float, float total) {
+    attend<T, Q>(scaled, k, v, dim, 0, len, place, [&](int q, u32 d, float sum, float, float total) {
         const u32 m = first + q;
         if (m < p.m) store_one(p.x, output, (u64)m * p.ldo + (u64)head * dim + d, sum * (1.0f / total));
     });
@@ -240,6 +223,7 @@ template <class F> INLINE void with_type(u32 dtype, F f) {
 
 KERNEL(256) attention(const void* queries, const void* keys, const void* values, const void* position, void* output,
                       AttentionParams p) {
+    begin();
     __shared__ __align__(16) float scaled[ROWS * MAX_DIM];
     __shared__ Place place;
     with_type(p.cache, [&](auto type) {
@@ -258,16 +242,12 @@ INLINE float rotated(u32 dtype, const void* x, u64 head, const float* angles, u3
     return i < half ? self * c - other * d : fmaf(self, c, other * d);
 }
 
-// The value as the cache holds it: narrowed and widened again. With `put` it is also stored.
-INLINE float kept(u32 dtype, void* cache, u64 at, float x, bool put) {
-    if (dtype == 0) {
-        if (put) ((float*)cache)[at] = x;
-        return x;
-    }
-    const u16 word = dtype == 1 ? Bf16::narrow(x) : F16::narrow(x);
-    if (put) ((u16*)cache)[at] = word;
-    return dtype == 1 ? Bf16::widen(word) : F16::widen(word);
-}
+// ---- Decode
+
+// Rows of keys and of values that a lane has under way at a time.
+static constexpr int DEEP = 2;
+// The most rows that a warp has at a time, with 8 lanes each.
+static constexpr u32 SIDES = 4;
 
 // The launch's parts of the context. Some heads of a group share the key and value heads of a block.
 struct Split {
@@ -293,96 +273,324 @@ INLINE Split split_of(const AttentionParams& p, void* scratch, u32 at) {
     return s;
 }
 
+// Shared memory of a block of the decode kernel.
+struct DecodePlace {
+    // Rotated and scaled queries.
+    __align__(16) float query[HEADS * MAX_DIM];
+    // The new key and value as the cache holds them: other blocks must not read them there yet.
+    __align__(16) u32 key[MAX_DIM];
+    __align__(16) u32 value[MAX_DIM];
+    // Weighted sums of the lanes' softmaxes, the elements of a row of lanes apart.
+    __align__(16) float sums[HEADS * THREADS * STEP];
+    // The maximum of each, and the sum of its weights.
+    float tops[HEADS * WARPS * SIDES];
+    float totals[HEADS * WARPS * SIDES];
+    // The factor of each, or of each part, relative to the maximum of all.
+    float factors[HEADS * PARTS];
+    // The maximum of all, and the sum of the weights relative to it.
+    float top[HEADS];
+    float total[HEADS];
+    u32 last;
+};
+
+// `STEP` elements of a row of the cache, as they are there.
+template <class T> struct Words {
+    static constexpr int COUNT = STEP * (int)sizeof(typename T::raw) / 16;
+    uint4 word[COUNT];
+};
+
+// Elements `column` to `column + STEP` of a row; those from `dim` on are zero.
+template <class T> INLINE Words<T> words_of(const typename T::raw* row, u32 column, u32 dim, bool wide) {
+    Words<T> w;
+    if (wide) {
+#pragma unroll
+        for (int i = 0; i < Words<T>::COUNT; ++i) w.word[i] = ((const uint4*)(row + column))[i];
+    } else {
+        float v[STEP];
+#pragma unroll
+        for (int e = 0; e < STEP; ++e) v[e] = column + e < dim ? T::widen(row[column + e]) : 0.0f;
+        constexpr int each = 4 / (int)sizeof(typename T::raw);
+#pragma unroll
+        for (int i = 0; i < Words<T>::COUNT; ++i) {
+            const float* from = v + 4 * i * each;
+            w.word[i] =
+                make_uint4(T::pack(from), T::pack(from + each), T::pack(from + 2 * each), T::pack(from + 3 * each));
+        }
+    }
+    return w;
+}
+
+template <class T> INLINE void unpack(const Words<T>& w, float (&v)[STEP]) {
+    constexpr int each = 4 / (int)sizeof(typename T::raw);
+#pragma unroll
+    for (int i = 0; i < Words<T>::COUNT; ++i) {
+        T::unpack(w.word[i].x, v + 4 * i * each);
+        T::unpack(w.word[i].y, v + (4 * i + 1) * each);
+        T::unpack(w.word[i].z, v + (4 * i + 2) * each);
+        T::unpack(w.word[i].w, v + (4 * i + 3) * each);
+    }
+}
+
+// A float that another block has written: it is not in this processor's cache.
+INLINE float written(const float* p) {
+#ifndef LEASEHOLD_EMULATED
+    float v;
+    asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(v) : "l"(p));
+    return v;
+#else
+    return *p;
+#endif
+}
+
+// The factors, maximum and sum of one head over `n` softmaxes with the maxima `top(i)` and sums
+// `total(i)`: a warp for the head. All lanes take part.
+template <class Top, class Total>
+INLINE void combine(u32 n, Top top, Total total, float* factors, float& of_top, float& of_total) {
+    const u32 lane = threadIdx.x % WARP;
+    float max = -infinity();
+    for (u32 i = lane; i < n; i += WARP) max = fmaxf(max, top(i));
+    max = warp_max(max);
+    const float base = max == -infinity() ? 0.0f : max;
+    float sum = 0.0f;
+    for (u32 i = lane; i < n; i += WARP) {
+        const float factor = power_of_two(top(i) - base);
+        factors[i] = factor;
+        sum = fmaf(total(i), factor, sum);
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) {
+        of_top = max;
+        of_total = sum;
+    }
+}
+
 // A part of the context for up to `Q` heads of a group.
 template <class T, int Q>
-INLINE void decode_part(const AttentionParams& p, const Split& s, const float* query, Fresh fresh, u32 at,
-                        const void* key_cache, const void* value_cache, void* output, Place& place) {
+INLINE void decode_part(const AttentionParams& p, const Split& s, u32 at, const void* key_cache, const void* value_cache,
+                        void* output, DecodePlace& place) {
+    typedef typename T::raw raw;
     const u32 dim = p.head_dim, group = p.heads / p.kv_heads, kv = blockIdx.y, own = blockIdx.z * Q, t = threadIdx.x;
-    const u32 begin = blockIdx.x * s.part, count = smaller((u32)Q, group - own), first = kv * group + own;
+    const u32 count = smaller((u32)Q, group - own), first = kv * group + own, warp = t / WARP, lane = t % WARP;
+    const u32 begin = blockIdx.x * s.part, end = smaller(at + 1, begin + s.part);
+    // The lanes of a row, and the rows of a warp at a time.
+    const u32 lanes = dim <= 64 ? 8 : dim <= 128 ? 16 : 32, sides = WARP / lanes, side = lane / lanes;
+    const u32 column = lane % lanes * STEP;
     const u64 cache = (u64)kv * p.positions * dim;
-    u32 len[Q];
+    const raw *keys = (const raw*)key_cache + cache, *values = (const raw*)value_cache + cache;
+    const bool wide = dim % STEP == 0 && (address(keys) | address(values)) % 16 == 0, held = column < dim;
+    float query[Q][STEP], sum[Q][STEP], top[Q], total[Q];
 #pragma unroll
-    for (u32 q = 0; q < Q; ++q) len[q] = q < count ? smaller(at + 1, begin + s.part) : 0;
-    const void* k = head_of<T>(key_cache, cache);
-    const void* v = head_of<T>(value_cache, cache);
-    attend<T, Q>(query, k, v, dim, begin, len, fresh, place, [&](u32 q, u32 d, float sum, float top, float total) {
-        if (q >= count) return;
-        if (s.active == 1) return store_one(p.x, output, (u64)(first + q) * dim + d, sum * (1.0f / total));
-        float* to = s.partial + ((u64)(first + q) * s.parts + blockIdx.x) * (dim + 2);
-        if (d == 0) {
-            to[0] = top;
-            to[1] = total;
+    for (int q = 0; q < Q; ++q) {
+#pragma unroll
+        for (int e = 0; e < STEP; e += 4) {
+            const float4 four = shared_four(place.query + q * MAX_DIM + column + e);
+            query[q][e] = four.x;
+            query[q][e + 1] = four.y;
+            query[q][e + 2] = four.z;
+            query[q][e + 3] = four.w;
         }
-        to[2 + d] = sum;
-    });
+#pragma unroll
+        for (int e = 0; e < STEP; ++e) sum[q][e] = 0.0f;
+        top[q] = -infinity();
+        total[q] = 0.0f;
+    }
+#pragma unroll 1
+    for (u32 base = begin + warp * sides + side; base - side < end; base += DEEP * WARPS * sides) {
+        Words<T> key[DEEP], value[DEEP];
+        bool seen[DEEP];
+#pragma unroll
+        for (int i = 0; i < DEEP; ++i) {
+            const u32 position = base + i * WARPS * sides;
+            seen[i] = position < end;
+            key[i] = value[i] = Words<T>();
+            if (!seen[i] || !held) continue;
+            const bool fresh = position == at;
+            key[i] = words_of<T>(fresh ? (const raw*)place.key : keys + (u64)position * dim, column, dim, wide);
+            value[i] = words_of<T>(fresh ? (const raw*)place.value : values + (u64)position * dim, column, dim, wide);
+        }
+        float score[DEEP][Q];
+#pragma unroll
+        for (int i = 0; i < DEEP; ++i) {
+            float v[STEP];
+            unpack(key[i], v);
+#pragma unroll
+            for (int q = 0; q < Q; ++q) {
+                score[i][q] = 0.0f;
+#pragma unroll
+                for (int e = 0; e < STEP; ++e) score[i][q] = fmaf(v[e], query[q][e], score[i][q]);
+            }
+        }
+        for (u32 step = lanes / 2; step > 0; step /= 2) {
+#pragma unroll
+            for (int i = 0; i < DEEP; ++i) {
+#pragma unroll
+                for (int q = 0; q < Q; ++q) score[i][q] += __shfl_xor_sync(ALL, score[i][q], step);
+            }
+        }
+#pragma unroll
+        for (int q = 0; q < Q; ++q) {
+            float max = top[q];
+#pragma unroll
+            for (int i = 0; i < DEEP; ++i) {
+                score[i][q] = seen[i] ? score[i][q] : -infinity();
+                max = fmaxf(max, score[i][q]);
+            }
+            // While all scores so far are -infinity, the weights must be zero.
+            const float from = max == -infinity() ? 0.0f : max;
+            const float factor = power_of_two(top[q] - from);
+            top[q] = max;
+            total[q] *= factor;
+#pragma unroll
+            for (int e = 0; e < STEP; ++e) sum[q][e] *= factor;
+#pragma unroll
+            for (int i = 0; i < DEEP; ++i) {
+                score[i][q] = power_of_two(score[i][q] - from);
+                total[q] += score[i][q];
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < DEEP; ++i) {
+            float v[STEP];
+            unpack(value[i], v);
+#pragma unroll
+            for (int q = 0; q < Q; ++q) {
+#pragma unroll
+                for (int e = 0; e < STEP; ++e) sum[q][e] = fmaf(score[i][q], v[e], sum[q][e]);
+            }
+        }
+    }
+    // The softmaxes of the block, in the order of the warps.
+    const u32 all = WARPS * sides, mine = warp * sides + side, pitch = lanes * STEP;
+#pragma unroll
+    for (int q = 0; q < Q; ++q) {
+#pragma unroll
+        for (int e = 0; e < STEP; e += 4) {
+            *(float4*)(place.sums + (q * all + mine) * pitch + column + e) =
+                make_float4(sum[q][e], sum[q][e + 1], sum[q][e + 2], sum[q][e + 3]);
+        }
+        if (lane % lanes == 0) {
+            place.tops[q * all + mine] = top[q];
+            place.totals[q * all + mine] = total[q];
+        }
+    }
+    __syncthreads();
+    if (warp < count) {
+        combine(all, [&](u32 i) { return place.tops[warp * all + i]; }, [&](u32 i) { return place.totals[warp * all + i]; },
+                place.factors + warp * PARTS, place.top[warp], place.total[warp]);
+    }
+    __syncthreads();
+    for (u32 i = t; i < count * dim; i += THREADS) {
+        const u32 q = i / dim, d = i % dim;
+        float value = 0.0f;
+#pragma unroll 8
+        for (u32 o = 0; o < all; ++o) value = fmaf(place.factors[q * PARTS + o], place.sums[(q * all + o) * pitch + d], value);
+        if (s.active == 1) {
+            store_one(p.x, output, (u64)(first + q) * dim + d, value * (1.0f / place.total[q]));
+        } else {
+            float* to = s.partial + ((u64)(first + q) * s.parts + blockIdx.x) * (dim + 2);
+            if (d == 0) {
+                to[0] = place.top[q];
+                to[1] = place.total[q];
+            }
+            to[2 + d] = value;
+        }
+    }
     if (s.active == 1) return;
     // The block that counts last sees what all others have written.
-    __threadfence();
     __syncthreads();
-    u32* last = (u32*)place.scratch;
     if (t == 0) {
-        *last = atomicAdd(s.counter, 1) == s.active - 1;
-        if (*last) *s.counter = 0;
+        __threadfence();
+        place.last = atomicAdd(s.counter, 1) == s.active - 1;
         __threadfence();
     }
     __syncthreads();
-    if (!*last) return;
+    if (!place.last) return;
+    const float* partial = s.partial + (u64)first * s.parts * (dim + 2);
+    if (warp < count) {
+        const float* from = partial + (u64)warp * s.parts * (dim + 2);
+        combine(s.active, [&](u32 i) { return written(from + i * (dim + 2)); },
+                [&](u32 i) { return written(from + i * (dim + 2) + 1); }, place.factors + warp * PARTS, place.top[warp],
+                place.total[warp]);
+    }
+    __syncthreads();
     for (u32 i = t; i < count * dim; i += THREADS) {
         const u32 q = i / dim, d = i % dim;
-        const volatile float* from = s.partial + (u64)(first + q) * s.parts * (dim + 2);
-        float top = -infinity();
-        for (u32 j = 0; j < s.active; ++j) top = fmaxf(top, from[j * (dim + 2)]);
-        const float base = top == -infinity() ? 0.0f : top;
-        float sum = 0.0f, total = 0.0f;
-#pragma unroll 4
-        for (u32 j = 0; j < s.active; ++j) {
-            const volatile float* part = from + j * (dim + 2);
-            const float factor = exponential(part[0] - base);
-            total = fmaf(part[1], factor, total);
-            sum = fmaf(part[2 + d], factor, sum);
+        const float* from = partial + (u64)q * s.parts * (dim + 2) + 2 + d;
+        float value = 0.0f;
+        constexpr u32 BATCH = 16;
+        for (u32 j = 0; j < s.active; j += BATCH) {
+            float v[BATCH];
+#pragma unroll
+            for (u32 b = 0; b < BATCH; ++b) v[b] = j + b < s.active ? written(from + (j + b) * (dim + 2)) : 0.0f;
+#pragma unroll
+            for (u32 b = 0; b < BATCH; ++b) {
+                if (j + b < s.active) value = fmaf(place.factors[q * PARTS + j + b], v[b], value);
+            }
         }
-        store_one(p.x, output, (u64)(first + q) * dim + d, sum * (1.0f / total));
+        store_one(p.x, output, (u64)(first + q) * dim + d, value * (1.0f / place.total[q]));
     }
+    if (t == 0) *s.counter = 0;
 }
 
 // A block computes a part of the context for some heads of a group. All blocks of the newest part
 // compute the new key and value; the first block of each group writes them to the cache.
-DENSE_KERNEL(256, 2) decode_attention(const void* queries, const void* keys, const void* values, const void* table, void* key_cache,
-                             void* value_cache, const void* position, void* output, void* scratch, AttentionParams p) {
-    __shared__ __align__(16) float query[HEADS * MAX_DIM];
-    __shared__ float key[MAX_DIM];
-    __shared__ float value[MAX_DIM];
-    __shared__ Place place;
+template <class T>
+INLINE void decode(const AttentionParams& p, const void* queries, const void* keys, const void* values, const void* table,
+                   void* key_cache, void* value_cache, void* output, void* scratch, u32 at, DecodePlace& place) {
+    typedef typename T::raw raw;
     const u32 dim = p.head_dim, kv = blockIdx.y, group = p.heads / p.kv_heads, t = threadIdx.x;
     const u32 heads = group == 1 ? 1 : HEADS, own = blockIdx.z * heads;
-    const u32 at = position_of(position, 0, p.positions);
-    if (at == p.positions) {
-        if (blockIdx.x == 0) poison(p.x, output, (u64)(kv * group + own) * dim, smaller(heads, group - own) * dim);
-        return;
-    }
     const Split s = split_of(p, scratch, at);
     if (blockIdx.x >= s.active) return;
-    const bool newest = blockIdx.x == s.active - 1;
+    const u32 begin = blockIdx.x * s.part, end = smaller(at + 1, begin + s.part);
+    const u64 cache = (u64)kv * p.positions * dim;
+    raw *to_keys = (raw*)key_cache + cache, *to_values = (raw*)value_cache + cache;
+    // The rows of the part are on their way while the queries are rotated.
+    const u32 bytes = (end - begin) * dim * (u32)sizeof(raw);
+    for (u32 i = t * 128; i < bytes; i += THREADS * 128) {
+        prefetch((const u8*)(to_keys + (u64)begin * dim) + i);
+        prefetch((const u8*)(to_values + (u64)begin * dim) + i);
+    }
     const float* angles = (const float*)table + (u64)at * p.rotary;
-    // The query heads, then the new key and value: a thread for each element.
-    const u32 rows = heads + (newest ? 2 : 0);
-    for (u32 i = t; i < rows * dim; i += THREADS) {
-        const u32 row = i / dim, d = i % dim;
-        const bool put = blockIdx.z == 0;
-        const u64 slot = ((u64)kv * p.positions + at) * dim + d;
-        if (row < heads) {
+    // The query heads, then the new key and value: a thread for each element. The lanes behind the head's
+    // end read zeros.
+    const u32 rows = heads + (end == at + 1 ? 2 : 0), padded = dim <= 64 ? 64 : dim <= 128 ? 128 : MAX_DIM;
+    for (u32 i = t; i < rows * padded; i += THREADS) {
+        const u32 row = i / padded, d = i % padded;
+        if (d >= dim) {
+            if (row < heads) place.query[row * MAX_DIM + d] = 0.0f;
+        } else if (row < heads) {
             const u64 head = (u64)(kv * group + own + row) * dim;
-            query[row * MAX_DIM + d] = own + row < group ? rotated(p.x, queries, head, angles, p.rotary, d, p.scale) : 0.0f;
-        } else if (row == heads) {
-            key[d] = kept(p.cache, key_cache, slot, rotated(p.x, keys, (u64)kv * dim, angles, p.rotary, d, 1.0f), put);
+            // 2^x in place of e^x.
+            const float scale = p.scale * 1.44269504088896340736f;
+            const bool own_head = own + row < group;
+            place.query[row * MAX_DIM + d] = own_head ? rotated(p.x, queries, head, angles, p.rotary, d, scale) : 0.0f;
         } else {
-            value[d] = kept(p.cache, value_cache, slot, load_one(p.x, values, (u64)kv * dim + d), put);
+            const bool is_key = row == heads;
+            const float x = is_key ? rotated(p.x, keys, (u64)kv * dim, angles, p.rotary, d, 1.0f)
+                                   : load_one(p.x, values, (u64)kv * dim + d);
+            const raw kept = T::narrow(x);
+            ((raw*)(is_key ? place.key : place.value))[d] = kept;
+            if (blockIdx.z == 0) (is_key ? to_keys : to_values)[(u64)at * dim + d] = kept;
         }
     }
-    const Fresh fresh = {newest ? key : nullptr, newest ? value : nullptr, at};
+    __syncthreads();
+    if (heads == 1) decode_part<T, 1>(p, s, at, key_cache, value_cache, output, place);
+    else decode_part<T, HEADS>(p, s, at, key_cache, value_cache, output, place);
+}
+
+DENSE_KERNEL(256, 2) decode_attention(const void* queries, const void* keys, const void* values, const void* table, void* key_cache,
+                             void* value_cache, const void* position, void* output, void* scratch, AttentionParams p) {
+    begin();
+    __shared__ DecodePlace place;
+    const u32 group = p.heads / p.kv_heads, heads = group == 1 ? 1 : HEADS, own = blockIdx.z * heads;
+    const u32 at = position_of(position, 0, p.positions);
+    if (at == p.positions) {
+        const u64 first = (u64)(blockIdx.y * group + own) * p.head_dim;
+        if (blockIdx.x == 0) poison(p.x, output, first, smaller(heads, group - own) * p.head_dim);
+        return;
+    }
     with_type(p.cache, [&](auto type) {
-        using T = decltype(type);
-        if (heads == 1) decode_part<T, 1>(p, s, query, fresh, at, key_cache, value_cache, output, place);
-        else decode_part<T, HEADS>(p, s, query, fresh, at, key_cache, value_cache, output, place);
+        decode<decltype(type)>(p, queries, keys, values, table, key_cache, value_cache, output, scratch, at, place);
     });
 }

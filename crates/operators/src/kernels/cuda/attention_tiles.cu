@@ -62,13 +62,6 @@ INLINE u32 narrowed(F16, float first, float second) {
     return word;
 }
 
-// 2^x, with a relative error of 2^-22; 0 for -infinity.
-INLINE float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // Starts a copy of 16 bytes to shared memory.
 INLINE void start_copy(u16* to, const u16* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"l"(__cvta_generic_to_shared(to)), "l"(from) : "memory");
@@ -113,7 +106,6 @@ template <class T> INLINE void multiply(T, float (&sum)[4], const u32 (&a)[4], u
 template <class T> INLINE u32 narrowed(T, float first, float second) {
     return (u32)T::narrow(first) | ((u32)T::narrow(second) << 16);
 }
-INLINE float power_of_two(float x) { return std::exp2(x); }
 INLINE void start_copy(u16* to, const u16* from) { memcpy(to, from, 16); }
 INLINE void end_group() {}
 template <int N> INLINE void wait_for_groups() {}
@@ -295,6 +287,7 @@ INLINE void attend_heads(const AttentionParams& p, const void* queries, const vo
 
 KERNEL(256) attention_tiles(const void* queries, const void* keys, const void* values, const void* position,
                             void* output, AttentionParams p) {
+    begin();
     __shared__ __align__(16) u16 shared[SHARED];
     if (p.x == 1) attend_heads<Bf16>(p, queries, keys, values, position, output, shared);
     else attend_heads<F16>(p, queries, keys, values, position, output, shared);

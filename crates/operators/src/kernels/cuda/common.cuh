@@ -127,6 +127,35 @@ struct AdvanceParams {
 static constexpr u32 WARP = 32;
 static constexpr u32 ALL = 0xffffffffu;
 
+// Programmatic dependent launch, from compute capability 9.0 on: the next kernel of a graph may start
+// while this one runs. Every kernel calls `begin`, or its two parts, before it returns. Before
+// `wait_for_previous` a kernel reads and writes no memory of its operands.
+INLINE void let_next_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Returns when the kernels before this one are over and their writes are visible.
+INLINE void wait_for_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+INLINE void begin() {
+    let_next_start();
+    wait_for_previous();
+}
+
+// Asks the L2 cache for the line of an operand. The kernel gets no value, so this may go before
+// `wait_for_previous`.
+INLINE void prefetch(const void* p) {
+#ifndef LEASEHOLD_EMULATED
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+#endif
+}
+
 INLINE u32 thread_index() { return threadIdx.y * blockDim.x + threadIdx.x; }
 INLINE u32 thread_count() { return blockDim.x * blockDim.y; }
 
@@ -359,6 +388,17 @@ INLINE float exponential(float x) {
     // 2^n in two factors. A NaN has passed through p, and its conversion is defined as 0.
     i32 exponent = x == x ? (i32)(n - 1.0f) : 0;
     return (p + p) * __uint_as_float((u32)(exponent + 127) << 23);
+}
+
+// 2^x, with a relative error of 2^-22; 0 for -infinity.
+INLINE float power_of_two(float x) {
+#ifndef LEASEHOLD_EMULATED
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return std::exp2(x);
+#endif
 }
 
 INLINE float silu(float x) { return x / (1.0f + exponential(0.0f - x)); }

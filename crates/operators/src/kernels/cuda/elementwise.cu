@@ -31,18 +31,22 @@ INLINE void binary(const ElementwiseParams& p, const void* a, const void* b, voi
 }
 
 KERNEL(256) add(const void* a, const void* b, void* y, ElementwiseParams p) {
+    begin();
     binary(p, a, b, y, [](float a, float b) { return a + b; });
 }
 
 KERNEL(256) mul(const void* a, const void* b, void* y, ElementwiseParams p) {
+    begin();
     binary(p, a, b, y, [](float a, float b) { return a * b; });
 }
 
 KERNEL(256) silu_mul(const void* a, const void* b, void* y, ElementwiseParams p) {
+    begin();
     binary(p, a, b, y, [](float a, float b) { return silu(a) * b; });
 }
 
 KERNEL(256) cast(const void* x, void* y, ElementwiseParams p) {
+    begin();
     bool wide = by_four(p.x, x, p.ld[0]) && by_four(p.y, y, p.ld[1]);
     pieces(p.rows, p.k, PIECE, [&](u32 row, u32 first, u32 length) {
         along(length, wide, [&](u32 i, auto step) {
@@ -56,6 +60,7 @@ KERNEL(256) cast(const void* x, void* y, ElementwiseParams p) {
 // The range may begin at any address: bytes before the first and after the last multiple of 16 are
 // written one by one.
 KERNEL(256) fill(void* y, FillParams p) {
+    begin();
     u64 bytes = (u64)p.bytes[0] | ((u64)p.bytes[1] << 32);
     u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
     u32 word = p.pattern;
@@ -84,6 +89,7 @@ template <class T> INLINE void copy_units(const CopyParams& p, const void* from,
 }
 
 KERNEL(256) copy_2d(const void* from, void* to, CopyParams p) {
+    begin();
     u64 all = address(from) | address(to) | p.from_pitch | p.to_pitch | p.bytes;
     if (all % 16 == 0) copy_units<uint4>(p, from, to);
     else if (all % 4 == 0) copy_units<u32>(p, from, to);

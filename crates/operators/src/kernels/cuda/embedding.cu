@@ -1,6 +1,7 @@
 // Rows of a table by token id: a block for each row.
 
 KERNEL(256) embedding(const void* ids, const void* table, void* y, EmbeddingParams p) {
+    begin();
     u32 row = blockIdx.x;
     i32 id = ((const i32*)ids)[row];
     u64 to = (u64)row * p.ldy;

@@ -4,7 +4,8 @@
 // The host selects one of two methods by the shape of the block:
 // - 32 × 8 threads: few rows of x (8 at most). The weights stream through once, with a warp for
 //   each output. A panel of columns of x is in shared memory at a time, in f32, normalised on
-//   request;
+//   request. For one long row, a thread keeps its columns of x in registers, and the block streams
+//   through consecutive rows of weights;
 // - 16 × 16 threads: a block computes 64 rows by 64 outputs, each thread 4 by 4, from panels of 16
 //   columns in shared memory.
 
@@ -15,6 +16,9 @@ static constexpr u32 BIAS = 2;
 static constexpr u32 FEW = 8;
 // Elements of x that a block keeps in this case.
 static constexpr u32 PANEL = 8192;
+// Threads of a block, and its warps.
+static constexpr u32 THREADS = 256;
+static constexpr u32 WARPS = THREADS / WARP;
 // Rows and outputs of a tile, and the columns of one panel.
 static constexpr u32 TILE = 64;
 static constexpr u32 DEPTH = 16;
@@ -163,75 +167,90 @@ template <class W, int N> INLINE void unpack(uint4 q, float (&v)[N]) {
     W::unpack(q.w, v + 3 * each);
 }
 
-// A lane's part of the product of `n` columns of a row of weights with the row in `panel`. `BATCH`
-// reads of 16 bytes are under way at a time: the reads of shared memory, whose order is fixed, would
-// keep the compiler from starting them early.
-template <class W> INLINE void product_of_one(const void* w, u64 at, u32 n, const float* panel, float& sum) {
+// A lane's part of the products of `n` columns of `G` rows of weights with the row in
+// `panel`. Several reads of 16 bytes are under way at a time: the reads of shared memory, whose order is
+// fixed, would keep the compiler from starting them early.
+template <class W, int G>
+INLINE void products_of_one(const void* const (&w)[G], u64 at, u32 n, const float* panel, float (&sums)[G][FEW]) {
     constexpr int N = 16 / (int)sizeof(typename W::raw), BATCH = 4;
-    const typename W::raw* row = (const typename W::raw*)w + at;
-    auto add = [&](uint4 q, u32 i) {
-        float v[N];
-        unpack<W, N>(q, v);
+    typedef typename W::raw raw;
+    auto add = [&](const uint4 (&q)[G], u32 i) {
+        float v[G][N];
+#pragma unroll
+        for (int g = 0; g < G; ++g) unpack<W, N>(q[g], v[g]);
 #pragma unroll
         for (int e = 0; e < N; e += 4) {
             const float4 x = shared_four(panel + i + e);
-            sum = fmaf(v[e], x.x, sum);
-            sum = fmaf(v[e + 1], x.y, sum);
-            sum = fmaf(v[e + 2], x.z, sum);
-            sum = fmaf(v[e + 3], x.w, sum);
+#pragma unroll
+            for (int g = 0; g < G; ++g) {
+                sums[g][0] = fmaf(v[g][e], x.x, sums[g][0]);
+                sums[g][0] = fmaf(v[g][e + 1], x.y, sums[g][0]);
+                sums[g][0] = fmaf(v[g][e + 2], x.z, sums[g][0]);
+                sums[g][0] = fmaf(v[g][e + 3], x.w, sums[g][0]);
+            }
         }
     };
     u32 i = threadIdx.x * N;
     for (; i + (BATCH - 1) * WARP * N < n; i += BATCH * WARP * N) {
-        uint4 q[BATCH];
+        uint4 q[BATCH][G];
 #pragma unroll
-        for (int b = 0; b < BATCH; ++b) q[b] = weights_at(row + i + b * WARP * N);
+        for (int b = 0; b < BATCH; ++b) {
+#pragma unroll
+            for (int g = 0; g < G; ++g) q[b][g] = weights_at((const raw*)w[g] + at + i + b * WARP * N);
+        }
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) add(q[b], i + b * WARP * N);
     }
-    for (; i < n; i += WARP * N) add(weights_at(row + i), i);
+    for (; i < n; i += WARP * N) {
+        uint4 q[G];
+#pragma unroll
+        for (int g = 0; g < G; ++g) q[g] = weights_at((const raw*)w[g] + at + i);
+        add(q, i);
+    }
 }
 
-// The same with `M` rows in `panel`.
-template <class W, int M>
-INLINE void products(const void* w, u64 at, u32 n, bool wide, const float* panel, float (&sums)[FEW]) {
+// The same with `M` rows in a panel of f32.
+template <class W, int M, int G>
+INLINE void products(const void* const (&w)[G], u64 at, u32 n, bool wide, const float* panel, float (&sums)[G][FEW]) {
     constexpr u32 pitch = PANEL / M;
-    if (wide) {
-        if constexpr (M == 1) {
-            product_of_one<W>(w, at, n, panel, sums[0]);
-        } else {
+    if (wide && M == 1) return products_of_one<W, G>(w, at, n, panel, sums);
+#pragma unroll
+    for (int g = 0; g < G; ++g) {
+        if (wide) {
             constexpr int N = 4;
 #pragma unroll 1
             for (u32 i = threadIdx.x * N; i < n; i += WARP * N) {
                 float v[N];
-                load<W, N>(w, at + i, v);
+                load<W, N>(w[g], at + i, v);
 #pragma unroll
                 for (int m = 0; m < M; ++m) {
                     const float4 x = shared_four(panel + m * pitch + i);
-                    sums[m] = fmaf(v[0], x.x, sums[m]);
-                    sums[m] = fmaf(v[1], x.y, sums[m]);
-                    sums[m] = fmaf(v[2], x.z, sums[m]);
-                    sums[m] = fmaf(v[3], x.w, sums[m]);
+                    sums[g][m] = fmaf(v[0], x.x, sums[g][m]);
+                    sums[g][m] = fmaf(v[1], x.y, sums[g][m]);
+                    sums[g][m] = fmaf(v[2], x.z, sums[g][m]);
+                    sums[g][m] = fmaf(v[3], x.w, sums[g][m]);
                 }
             }
-        }
-    } else {
+        } else {
 #pragma unroll 1
-        for (u32 i = threadIdx.x; i < n; i += WARP) {
-            float v[1];
-            load<W, 1>(w, at + i, v);
+            for (u32 i = threadIdx.x; i < n; i += WARP) {
+                float v[1];
+                load<W, 1>(w[g], at + i, v);
 #pragma unroll
-            for (int m = 0; m < M; ++m) sums[m] = fmaf(v[0], panel[m * pitch + i], sums[m]);
+                for (int m = 0; m < M; ++m) sums[g][m] = fmaf(v[0], panel[m * pitch + i], sums[g][m]);
+            }
         }
     }
 }
 
-template <int M>
-INLINE void products(u32 dtype, const void* w, u64 at, u32 n, u32 k, const float* panel, float (&sums)[FEW]) {
-    const bool wide = k * size_of(dtype) % 16 == 0 && address(w) % 16 == 0;
-    if (dtype == 0) products<F32, M>(w, at, n, wide, panel, sums);
-    else if (dtype == 1) products<Bf16, M>(w, at, n, wide, panel, sums);
-    else products<F16, M>(w, at, n, wide, panel, sums);
+template <int M, int G>
+INLINE void products(u32 dtype, const void* const (&w)[G], u64 at, u32 n, u32 k, const float* panel, float (&sums)[G][FEW]) {
+    bool wide = k * size_of(dtype) % 16 == 0;
+#pragma unroll
+    for (int g = 0; g < G; ++g) wide = wide && address(w[g]) % 16 == 0;
+    if (dtype == 0) products<F32, M, G>(w, at, n, wide, panel, sums);
+    else if (dtype == 1) products<Bf16, M, G>(w, at, n, wide, panel, sums);
+    else products<F16, M, G>(w, at, n, wide, panel, sums);
 }
 
 // The matrix of output `index` of all, and the output's number in it.
@@ -251,6 +270,201 @@ template <int G, int MATRICES> INLINE Output<G> find(const Output<G> (&outputs)[
     return o;
 }
 
+// ---- One long row: x stays in registers. A thread has the same columns of every row of weights, so a
+// warp has sums of its columns alone, and the block adds those of its warps. A block has consecutive
+// rows of weights. Of a very long row it does some columns for all its rows before the next ones.
+
+// Reads of 16 bytes of weights that a thread has under way.
+static constexpr int READS = 8;
+// The most of them for one row.
+static constexpr int ACROSS = 4;
+// Bytes of its weights that a block prefetches.
+static constexpr u32 AHEAD = 16384;
+// Bytes of a line of the L2 cache.
+static constexpr u32 LINE = 128;
+
+// Whether one row of x, the norm and the weights have one type of 16 bits and can be read 16 bytes at a
+// time, a row is long enough for all threads, and the sums of a block's rows have room.
+template <int G, int MATRICES>
+INLINE bool is_long(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES], u64 total) {
+    const bool normal = p.flags & NORM;
+    if ((total - 1) / gridDim.x + 1 > SHARED / (WARPS * G)) return false;
+    u64 all = address(x) | (p.k * 2) | (normal ? address(norm) : 0);
+#pragma unroll
+    for (int i = 0; i < MATRICES; ++i) {
+#pragma unroll
+        for (int g = 0; g < G; ++g) all |= address(outputs[i].w[g]);
+    }
+    return p.m == 1 && p.w != 0 && p.x == p.w && all % 16 == 0 && p.k >= 8 * THREADS &&
+           (!normal || (p.vector == p.w && p.k <= 8 * ACROSS * THREADS));
+}
+
+// The rows of weights of output `index` of all, in all `G` matrices.
+template <int G, int MATRICES>
+INLINE void rows_of(const LinearParams& p, const Output<G> (&outputs)[MATRICES], u32 index, const void* (&rows)[G]) {
+    u64 i = index;
+    const Output<G> o = find(outputs, i);
+#pragma unroll
+    for (int g = 0; g < G; ++g) rows[g] = (const u8*)o.w[g] + i * ((u64)p.k * size_of(p.w));
+}
+
+// Sums of `V` values over the lanes of a warp: a lane gets that of value `value_of<V>()`.
+template <int V> INLINE float warp_sums(float (&v)[V]) {
+    u32 step = 16;
+#pragma unroll
+    for (int half = V / 2; half > 0; half /= 2, step /= 2) {
+        const bool upper = threadIdx.x & step;
+#pragma unroll
+        for (int i = 0; i < half; ++i) {
+            const float other = __shfl_xor_sync(ALL, upper ? v[i] : v[i + half], step);
+            v[i] = (upper ? v[i + half] : v[i]) + other;
+        }
+    }
+#pragma unroll
+    for (; step > 0; step /= 2) v[0] += __shfl_xor_sync(ALL, v[0], step);
+    return v[0];
+}
+template <int V> INLINE u32 value_of() { return threadIdx.x / (WARP / V); }
+
+// The weights of `R` rows that a thread reads at a time.
+template <int R, int G, int J> struct Batch {
+    uint4 word[R][G][J];
+};
+
+// Some columns of all rows of weights from `begin` to `end`, `J` reads of a thread for each row. The
+// sums go to `shared`: for each row and matrix one of each warp.
+template <class W, int J, int G, int MATRICES>
+INLINE void long_columns(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES],
+                         u32 begin, u32 end, u32 from, float* scratch, float* shared) {
+    constexpr int N = 8, R = READS / (J * G), V = R * G;
+    const u32 warp = threadIdx.y;
+    auto column = [&](int j) { return from + (j * THREADS + thread_index()) * N; };
+    Batch<R, G, J> batch;
+    auto read = [&](u32 n) {
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+            const void* rows[G];
+            // Behind the last row it is read again.
+            rows_of(p, outputs, smaller(n + r, end - 1), rows);
+#pragma unroll
+            for (int g = 0; g < G; ++g) {
+#pragma unroll
+                for (int j = 0; j < J; ++j) {
+                    batch.word[r][g][j] = make_uint4(0, 0, 0, 0);
+                    if (column(j) < p.k) batch.word[r][g][j] = weights_at((const typename W::raw*)rows[g] + column(j));
+                }
+            }
+        }
+    };
+    // The reads of x go first, because it would wait behind the weights. They come while x is
+    // normalised.
+    uint4 word[J], weight[J];
+#pragma unroll
+    for (int j = 0; j < J; ++j) {
+        word[j] = weight[j] = make_uint4(0, 0, 0, 0);
+        if (column(j) >= p.k) continue;
+        word[j] = *(const uint4*)((const typename W::raw*)x + column(j));
+        if (p.flags & NORM) weight[j] = *(const uint4*)((const typename W::raw*)norm + column(j));
+    }
+    read(begin);
+    float value[J][N];
+#pragma unroll
+    for (int j = 0; j < J; ++j) unpack<W, N>(word[j], value[j]);
+    if (p.flags & NORM) {
+        float squares = 0.0f;
+#pragma unroll
+        for (int j = 0; j < J; ++j) {
+#pragma unroll
+            for (int e = 0; e < N; ++e) squares = fmaf(value[j][e], value[j][e], squares);
+        }
+        const float factor = 1.0f / sqrtf(block_sum(squares, scratch) / (float)p.k + p.eps);
+#pragma unroll
+        for (int j = 0; j < J; ++j) {
+            float g[N];
+            unpack<W, N>(weight[j], g);
+#pragma unroll
+            for (int e = 0; e < N; ++e) value[j][e] = value[j][e] * factor * g[e];
+        }
+    }
+#pragma unroll 1
+    for (u32 n = begin; n < end; n += R) {
+        float sums[V];
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+#pragma unroll
+            for (int g = 0; g < G; ++g) {
+                float sum = 0.0f;
+#pragma unroll
+                for (int j = 0; j < J; ++j) {
+                    float v[N];
+                    unpack<W, N>(batch.word[r][g][j], v);
+#pragma unroll
+                    for (int e = 0; e < N; ++e) sum = fmaf(v[e], value[j][e], sum);
+                }
+                sums[r * G + g] = sum;
+            }
+        }
+        if (n + R < end) read(n + R);
+        const float sum = warp_sums<V>(sums);
+        const u32 of = value_of<V>();
+        if (threadIdx.x % (WARP / V) == 0 && n + of / G < end) {
+            float& to = shared[((n - begin) * G + of) * WARPS + warp];
+            to = from == 0 ? sum : to + sum;
+        }
+    }
+}
+
+template <class W, int J, int G, int MATRICES, Finish HOW>
+INLINE void long_row(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES], u32 begin,
+                     u32 end, float* scratch, float* shared) {
+    if (begin == end) return;
+    for (u32 from = 0; from < p.k; from += smaller(J * THREADS * 8, p.k - from)) {
+        long_columns<W, J>(p, x, norm, outputs, begin, end, from, scratch, shared);
+    }
+    __syncthreads();
+    for (u32 n = begin + thread_index(); n < end; n += THREADS) {
+        float sum[G];
+#pragma unroll
+        for (int g = 0; g < G; ++g) {
+            sum[g] = 0.0f;
+#pragma unroll
+            for (u32 w = 0; w < WARPS; ++w) sum[g] += shared[((n - begin) * G + g) * WARPS + w];
+        }
+        u64 index = n;
+        const Output<G> o = find(outputs, index);
+        finish<G, HOW>(p, o, sum[0], sum[G - 1], 0, (u32)index);
+    }
+}
+
+template <class W, int G, int MATRICES, Finish HOW>
+INLINE void long_row(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES], u32 begin,
+                     u32 end, float* scratch, float* shared) {
+    const u32 reads = (p.k - 1) / (8 * THREADS) + 1;
+    if (reads == 1) long_row<W, 1, G, MATRICES, HOW>(p, x, norm, outputs, begin, end, scratch, shared);
+    else if (reads == 2) long_row<W, 2, G, MATRICES, HOW>(p, x, norm, outputs, begin, end, scratch, shared);
+    else long_row<W, ACROSS, G, MATRICES, HOW>(p, x, norm, outputs, begin, end, scratch, shared);
+}
+
+template <int G, int MATRICES, Finish HOW>
+INLINE void long_row(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES], u64 total,
+                     float* scratch, float* shared) {
+    const u64 begin = blockIdx.x * total / gridDim.x, end = (blockIdx.x + 1) * total / gridDim.x;
+    u64 index = begin;
+    const Output<G> o = find(outputs, index);
+    const u64 row = (u64)p.k * size_of(p.w), bytes = smaller((u64)AHEAD / G, smaller(end - begin, o.n - index) * row);
+#pragma unroll
+    for (int g = 0; g < G; ++g) {
+        for (u32 i = thread_index() * LINE; i < bytes; i += THREADS * LINE) prefetch((const u8*)o.w[g] + index * row + i);
+    }
+    if (p.flags & NORM) {
+        const u32 weights = p.k * size_of(p.vector);
+        for (u32 i = thread_index() * LINE; i < weights; i += THREADS * LINE) prefetch((const u8*)norm + i);
+    }
+    wait_for_previous();
+    if (p.w == 1) long_row<Bf16, G, MATRICES, HOW>(p, x, norm, outputs, (u32)begin, (u32)end, scratch, shared);
+    else long_row<F16, G, MATRICES, HOW>(p, x, norm, outputs, (u32)begin, (u32)end, scratch, shared);
+}
+
 template <int G, int MATRICES, Finish HOW>
 INLINE void stream(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES],
                    float* shared) {
@@ -261,6 +475,8 @@ INLINE void stream(const LinearParams& p, const void* x, const void* norm, const
 #pragma unroll
     for (int i = 0; i < MATRICES; ++i) total += outputs[i].n;
     const u64 stride = (u64)gridDim.x * blockDim.y;
+    if (is_long(p, x, norm, outputs, total)) return long_row<G, MATRICES, HOW>(p, x, norm, outputs, total, scratch, shared);
+    wait_for_previous();
     bool staged = false;
     if (p.m == 1 && p.k <= pitch && p.k % 8 == 0 && address(x) % 16 == 0) {
         stage_row(p, x, norm, scratch, shared);
@@ -289,11 +505,9 @@ INLINE void stream(const LinearParams& p, const void* x, const void* norm, const
                 staged = p.k <= pitch;
             }
             if (active) {
-#pragma unroll
-                for (int g = 0; g < G; ++g) {
-                    if (rows == 1) products<1>(p.w, o.w[g], index * p.k + from, n, p.k, shared, sums[g]);
-                    else products<(int)FEW>(p.w, o.w[g], index * p.k + from, n, p.k, shared, sums[g]);
-                }
+                const u64 at = index * p.k + from;
+                if (rows == 1) products<1, G>(p.w, o.w, at, n, p.k, shared, sums);
+                else products<(int)FEW, G>(p.w, o.w, at, n, p.k, shared, sums);
             }
             from += n;
         }
@@ -332,6 +546,7 @@ INLINE void take(u32 dtype, const void* matrix, u32 rows, u32 ld, u32 k, u32 fir
 
 template <int G, int MATRICES, Finish HOW>
 INLINE void tiles(const LinearParams& p, const void* x, const Output<G> (&outputs)[MATRICES], float* shared) {
+    wait_for_previous();
     u32 index = blockIdx.x;
     Output<G> o = outputs[0];
     u32 behind = (o.n - 1) / TILE + 1;
@@ -398,21 +613,22 @@ INLINE void tiles(const LinearParams& p, const void* x, const Output<G> (&output
 template <int G, int MATRICES, Finish HOW>
 INLINE void product(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES]) {
     __shared__ __align__(16) float shared[SHARED];
+    let_next_start();
     if (blockDim.x != WARP) tiles<G, MATRICES, HOW>(p, x, outputs, shared);
     else stream<G, MATRICES, HOW>(p, x, norm, outputs, shared);
 }
 
-KERNEL(256) linear(const void* x, const void* norm, const void* w, const void* bias, void* y, LinearParams p) {
+DENSE_KERNEL(256, 2) linear(const void* x, const void* norm, const void* w, const void* bias, void* y, LinearParams p) {
     const Output<1> outputs[1] = {{{w}, {bias}, y, p.n[0], p.ldy[0]}};
     product<1, 1, STORE>(p, x, norm, outputs);
 }
 
-KERNEL(256) linear_add(const void* x, const void* norm, const void* w, const void* bias, void* y, LinearParams p) {
+DENSE_KERNEL(256, 2) linear_add(const void* x, const void* norm, const void* w, const void* bias, void* y, LinearParams p) {
     const Output<1> outputs[1] = {{{w}, {bias}, y, p.n[0], p.ldy[0]}};
     product<1, 1, ADD_TO>(p, x, norm, outputs);
 }
 
-KERNEL(256) linear3(const void* x, const void* norm, const void* w0, const void* bias0, void* y0, const void* w1,
+DENSE_KERNEL(256, 2) linear3(const void* x, const void* norm, const void* w0, const void* bias0, void* y0, const void* w1,
                     const void* bias1, void* y1, const void* w2, const void* bias2, void* y2, LinearParams p) {
     const Output<1> outputs[3] = {
         {{w0}, {bias0}, y0, p.n[0], p.ldy[0]},
@@ -422,7 +638,7 @@ KERNEL(256) linear3(const void* x, const void* norm, const void* w0, const void*
     product<1, 3, STORE>(p, x, norm, outputs);
 }
 
-KERNEL(256) linear_gated(const void* x, const void* norm, const void* gate, const void* gate_bias, const void* up,
+DENSE_KERNEL(256, 2) linear_gated(const void* x, const void* norm, const void* gate, const void* gate_bias, const void* up,
                          const void* up_bias, void* y, LinearParams p) {
     const Output<2> outputs[1] = {{{gate, up}, {gate_bias, up_bias}, y, p.n[0], p.ldy[0]}};
     product<2, 1, GATE>(p, x, norm, outputs);

@@ -23,12 +23,14 @@ INLINE void normalise(const NormParams& p, const void* x, u64 from, const void* 
 }
 
 KERNEL(256) rms_norm(const void* x, const void* weight, void* y, NormParams p) {
+    begin();
     bool wide = by_four(p.x, x, p.ldx) && by_four(p.x, y, p.ldy) && by_four(p.weight, weight, 0);
     u64 row = blockIdx.x;
     normalise(p, x, row * p.ldx, weight, y, row * p.ldy, wide);
 }
 
 KERNEL(256) add_rms_norm(void* h, const void* delta, const void* weight, void* y, NormParams p) {
+    begin();
     bool wide = by_four(p.x, h, p.ldx) && by_four(p.x, delta, p.ldx) && by_four(p.x, y, p.ldy) &&
                 by_four(p.weight, weight, 0);
     u64 row = blockIdx.x, from = row * p.ldx;

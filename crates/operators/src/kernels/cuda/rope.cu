@@ -46,10 +46,12 @@ INLINE void append(const RopeParams& p, const void* x, u64 row, void* cache, u32
 }
 
 KERNEL(256) rope(void* x, const void* table, const void* position, RopeParams p) {
+    begin();
     rotate_row(p, x, blockIdx.x, (const float*)table, position_of(position, blockIdx.x, p.positions));
 }
 
 KERNEL(256) cache_append(const void* x, void* cache, const void* position, RopeParams p) {
+    begin();
     u32 at = position_of(position, blockIdx.x, p.positions);
     if (at == p.positions) return;
     append(p, x, (u64)blockIdx.x * p.ld[0], cache, at, nullptr, 0);
@@ -57,6 +59,7 @@ KERNEL(256) cache_append(const void* x, void* cache, const void* position, RopeP
 
 KERNEL(256) rope_append(void* queries, const void* keys, const void* values, const void* table, void* key_cache,
                         void* value_cache, const void* position, RopeParams p) {
+    begin();
     u32 m = blockIdx.x, at = position_of(position, m, p.positions);
     rotate_row(p, queries, m, (const float*)table, at);
     if (at == p.positions) return;

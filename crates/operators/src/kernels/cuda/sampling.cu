@@ -23,10 +23,28 @@ INLINE Best block_best(u32 dtype, const void* x, u64 row, u32 n) {
     __shared__ float values[MAX_WARPS];
     __shared__ u32 indices[MAX_WARPS];
     Best best = {-infinity(), NONE};
-    for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
-        const float v = load_one(dtype, x, row + i);
-        // A NaN is neither larger nor equal.
-        const Best one = {v, i};
+    // Several reads are under way at a time.
+    constexpr u32 BATCH = 4;
+    const u32 whole = address(x) % 16 == 0 && row % 4 == 0 ? n / 4 : 0;
+    for (u32 i = threadIdx.x; i < whole; i += BATCH * blockDim.x) {
+        float v[BATCH][4];
+#pragma unroll
+        for (u32 b = 0; b < BATCH; ++b) {
+            if (i + b * blockDim.x < whole) load(dtype, x, row + 4 * (i + b * blockDim.x), v[b]);
+        }
+#pragma unroll
+        for (u32 b = 0; b < BATCH; ++b) {
+            if (i + b * blockDim.x >= whole) continue;
+#pragma unroll
+            for (u32 e = 0; e < 4; ++e) {
+                // A NaN is neither larger nor equal.
+                const Best one = {v[b][e], 4 * (i + b * blockDim.x) + e};
+                best = better(best, one);
+            }
+        }
+    }
+    for (u32 i = 4 * whole + threadIdx.x; i < n; i += blockDim.x) {
+        const Best one = {load_one(dtype, x, row + i), i};
         best = better(best, one);
     }
     for (int step = 16; step > 0; step /= 2) {
@@ -48,6 +66,7 @@ INLINE Best block_best(u32 dtype, const void* x, u64 row, u32 n) {
 }
 
 KERNEL(256) softmax(const void* x, void* y, RowParams p) {
+    begin();
     __shared__ float scratch[MAX_WARPS];
     const u64 from = (u64)blockIdx.x * p.ldx, to = (u64)blockIdx.x * p.ldy;
     float max = -infinity();
@@ -62,6 +81,7 @@ KERNEL(256) softmax(const void* x, void* y, RowParams p) {
 }
 
 KERNEL(256) argmax(const void* x, void* ids, RowParams p) {
+    begin();
     const Best best = block_best(p.x, x, (u64)blockIdx.x * p.ldx, p.n);
     if (threadIdx.x == 0) ((i32*)ids)[blockIdx.x] = (i32)best.index;
 }
@@ -231,15 +251,18 @@ INLINE void step_on(i32* position, u32 step, i32* ring, u32 size, u32* count, i3
 }
 
 KERNEL(1024) sample(const void* logits, const void* position, void* token, SampleParams p) {
+    begin();
     const u32 id = draw(p, (const float*)logits, *(const i32*)position);
     if (threadIdx.x == 0) *(i32*)token = (i32)id;
 }
 
 KERNEL(32) advance(const void* token, void* position, void* ring, void* count, AdvanceParams p) {
+    begin();
     if (threadIdx.x == 0) step_on((i32*)position, p.step, (i32*)ring, p.ring, (u32*)count, *(const i32*)token);
 }
 
 KERNEL(1024) next_token(const void* logits, void* token, void* position, void* ring, void* count, SampleParams p) {
+    begin();
     const i32 id = (i32)draw(p, (const float*)logits, *(const i32*)position);
     if (threadIdx.x == 0) {
         *(i32*)token = id;
