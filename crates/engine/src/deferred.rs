@@ -372,7 +372,7 @@ impl<N: DriverStream> StreamCore<N> {
         drop(state);
         let issued = self.issued.load(Ordering::Acquire);
         self.note_failure();
-        match self.host.carry_out(&self.owner, value, issued, &self.core.device) {
+        match self.host.carry_out(self, value, issued) {
             Some(publish) => {
                 self.owner.complete(publish);
                 self.state.lock().fence = None;
@@ -383,7 +383,8 @@ impl<N: DriverStream> StreamCore<N> {
             }
             None => {
                 // Another thread is running the actions, and does not know that this job waits for
-                // them. The set flag makes the watcher check again soon.
+                // them. Or a wait for another stream is not over. The set flag makes the watcher
+                // check again soon.
                 self.state.lock().fence = Some(Arc::new(AtomicBool::new(true)));
                 Ok(Next::Blocked)
             }

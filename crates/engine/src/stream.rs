@@ -52,8 +52,6 @@ const RECENT: usize = 64;
 /// Checks before a waiting thread yields, and then checks before it sleeps.
 const SPINS: u32 = 200;
 const YIELDS: u32 = 200;
-/// The most checks whether another thread has published a value that is over.
-const PASSING: u32 = 1000;
 /// The longest sleep between checks.
 const NAP_MAX: Duration = Duration::from_millis(1);
 
@@ -234,9 +232,7 @@ impl<N: DriverStream> StreamCore<N> {
             let end = timeline.submitted();
             // `VALUE_LIMIT` includes the actions of a submission that was lost half way, and so has
             // no value.
-            if let Some(publish) =
-                self.host.carry_out(&self.owner, VALUE_LIMIT, end, &self.core.device)
-            {
+            if let Some(publish) = self.host.carry_out(self, VALUE_LIMIT, end) {
                 self.owner.complete(publish);
             }
         }
@@ -306,7 +302,8 @@ impl<N: DriverStream> Drop for StreamCore<N> {
             Ok(()) if pending => {
                 self.note_failure();
                 let end = timeline.submitted();
-                let _ = self.host.carry_out(&self.owner, end, end, &self.core.device);
+                // All pending values have failed, so no wait holds an action back.
+                let _ = self.host.carry_out(self, end, end);
                 self.owner.complete(end);
             }
             Ok(()) => {}

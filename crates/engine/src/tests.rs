@@ -26,6 +26,8 @@ struct Recorder {
     fails: Mutex<Option<(u64, Error)>>,
     streams: AtomicU64,
     calls: Mutex<Vec<String>>,
+    /// The next host part runs this function.
+    during: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Recorder {
@@ -205,6 +207,8 @@ unsafe impl DriverStream for RecorderStream {
     fn abandon(&mut self) {}
 
     fn carry_out(device: &Recorder, action: &'static str, sound: bool) {
+        let during = device.during.lock().take();
+        during.into_iter().for_each(|call| call());
         device.called(if sound { action } else { "host part dropped" });
     }
 }
@@ -217,14 +221,13 @@ struct Rig {
 
 /// An engine without threads.
 fn rig() -> Rig {
-    let (device, tables) = (Arc::new(Recorder::default()), Arc::new(Tables::default()));
-    let config = EngineConfig {
-        inline: true,
-        signal_every: 64,
-        #[cfg(feature = "planted-defects")]
-        defect: None,
-    };
-    let engine = Engine::new(device.clone(), tables.clone(), config);
+    rig_with(Arc::new(Tables::default()), true)
+}
+
+/// An engine over a device of its own, with these tables.
+fn rig_with(tables: Arc<Tables<RecorderStream>>, inline: bool) -> Rig {
+    let device = Arc::new(Recorder::default());
+    let engine = Engine::new(device.clone(), tables.clone(), EngineConfig::new(inline, 64));
     Rig { device, tables, engine }
 }
 
@@ -466,5 +469,52 @@ fn a_failure_reaches_the_streams_that_waited_also_when_the_stream_that_failed_is
     let error = second.wait_host(last.value(), None).unwrap_err();
     assert!(error.to_string().contains("a page fault"), "{error}");
     assert!(second.timeline().is_idle());
+    Ok(())
+}
+
+/// The host part may still land a download or fail its stream.
+#[test]
+fn a_wait_has_not_passed_before_the_other_stream_s_host_part_is_over() -> Result<()> {
+    let rig = rig();
+    rig.device.busy.store(true, Ordering::Release);
+    let (first, second) = (rig.engine.stream(0)?, rig.engine.stream(0)?);
+    let before = second.timeline().completed();
+    let point = submit(&first, &[Op::Fill(fill(1))])?;
+    let last = submit(&second, &[Op::Wait(point), Op::Fill(fill(2))])?;
+    rig.device.busy.store(false, Ordering::Release);
+    rig.device.take();
+    let (waiting, device) = (second.clone(), rig.device.clone());
+    *rig.device.during.lock() = Some(Box::new(move || {
+        let refreshed = waiting.refresh().map(|completed| completed - before);
+        device.called(format!("completed {refreshed:?}"));
+    }));
+    first.refresh()?;
+    assert_eq!(rig.device.take(), ["completed Ok(0)", "host part"]);
+    second.wait_host(last.value(), None)?;
+    assert_eq!(rig.device.take(), ["host part"]);
+    assert!(second.timeline().is_idle());
+    Ok(())
+}
+
+#[test]
+fn a_wait_for_a_stream_of_a_lost_device_fails_although_the_loss_was_published_first() -> Result<()>
+{
+    let rig = rig();
+    let other = rig_with(rig.tables.clone(), true);
+    for device in [&rig.device, &other.device] {
+        device.busy.store(true, Ordering::Release);
+    }
+    let (first, second) = (other.engine.stream(0)?, rig.engine.stream(0)?);
+    let point = submit(&first, &[Op::Fill(fill(1))])?;
+    let last = submit(&second, &[Op::Wait(point), Op::Fill(fill(2))])?;
+    other.device.lost.store(true, Ordering::Release);
+    assert!(first.wait_host(point.value(), None).is_err());
+    assert!(first.timeline().is_idle(), "the loss is published");
+    rig.device.busy.store(false, Ordering::Release);
+    let error = second.wait_host(last.value(), None).unwrap_err();
+    assert!(error.to_string().contains("unplugged"), "{error}");
+    assert!(!matches!(error, Error::DeviceLost { .. }), "this device is not lost: {error}");
+    assert!(second.timeline().is_idle());
+    assert!(rig.engine.stream(0)?.is_sound());
     Ok(())
 }
