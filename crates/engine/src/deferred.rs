@@ -25,7 +25,7 @@ use crate::driver::{DriverDevice, DriverStream, GraphSteps, Sink};
 use crate::panics::{drop_quietly, panic_text};
 use crate::prepared::{Prepared, Ready};
 use crate::steps::Step;
-use crate::stream::{State, StreamCore};
+use crate::stream::{Held, State, StreamCore};
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::sync::{Arc, MutexGuard};
 use leasehold_core::{Error, Result, Timepoint, VALUE_LIMIT};
@@ -182,7 +182,7 @@ impl<N: DriverStream> StreamCore<N> {
                     let failed = self.timeline().failed(job.value);
                     state.deferred.push_front(job);
                     if !state.again && !failed {
-                        attention = state.fence.is_some() || state.foreign;
+                        attention = state.needs_watcher();
                         break;
                     }
                 }
@@ -261,7 +261,7 @@ impl<N: DriverStream> StreamCore<N> {
                     continue;
                 }
                 Ok(Next::Blocked) => {
-                    self.note_foreign(&op);
+                    self.note_held(&op);
                     return Outcome::Blocked;
                 }
                 Ok(Next::Call) => return Outcome::Call,
@@ -272,7 +272,7 @@ impl<N: DriverStream> StreamCore<N> {
                     let mut state = self.state.lock();
                     if !self.native().reserve() {
                         // The watcher tries again. A wait is resolved again then.
-                        state.foreign = true;
+                        state.held = Held::ForRoom;
                         drop(state);
                         if let Ready::Driver(preparation) = ready {
                             job.prepared.push((job.next, preparation));
@@ -321,7 +321,7 @@ impl<N: DriverStream> StreamCore<N> {
     /// Records whether the blocked operation waits for a timeline that nothing of this backend
     /// advances. The call asks the owner of such a timeline to publish: another backend may make
     /// progress only when it is asked.
-    fn note_foreign(&self, op: &Op<'_>) {
+    fn note_held(&self, op: &Op<'_>) {
         let foreign = |p: Timepoint| {
             use crate::tables::Origin;
             let is = match self.core.tables.origin(p.timeline_id()) {
@@ -345,7 +345,7 @@ impl<N: DriverStream> StreamCore<N> {
             }
             _ => false,
         };
-        self.state.lock().foreign = is;
+        self.state.lock().held = if is { Held::ByOthers } else { Held::ByBackend };
     }
 
     /// Whether everything before a host call is over, on the device and on the host.
@@ -551,7 +551,6 @@ impl<N: DriverStream> StreamCore<N> {
             return state.pump == PumpState::Idle;
         }
         let aim = self.wanted.load(Ordering::Acquire).min(self.issued.load(Ordering::Acquire));
-        timeline.completed() < aim
-            || !state.deferred.is_empty() && (state.fence.is_some() || state.foreign)
+        timeline.completed() < aim || state.needs_watcher()
     }
 }

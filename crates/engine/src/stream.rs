@@ -61,6 +61,17 @@ struct RecordedMark<N: DriverStream> {
     mark: N::Mark,
 }
 
+/// What the first submission that is held back waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Held {
+    /// A thread of this backend, which resumes the stream.
+    ByBackend,
+    /// Room in the driver. The watcher tries again until there is room.
+    ForRoom,
+    /// A timeline that nothing of this backend advances. The watcher looks at it.
+    ByOthers,
+}
+
 /// The state that the lock guards.
 pub(crate) struct State<N: DriverStream> {
     pub(crate) deferred: VecDeque<Job<N>>,
@@ -69,9 +80,7 @@ pub(crate) struct State<N: DriverStream> {
     pub(crate) again: bool,
     /// Set by the device when it has reached the host call at the front.
     pub(crate) fence: Option<Arc<AtomicBool>>,
-    /// The first submission that is held back waits for room in the driver, or for a timeline that
-    /// nothing of this backend advances.
-    pub(crate) foreign: bool,
+    pub(crate) held: Held,
     /// The driver was given work since it was last seen idle on this stream.
     pub(crate) dirty: bool,
     recorded: VecDeque<RecordedMark<N>>,
@@ -81,6 +90,11 @@ impl<N: DriverStream> State<N> {
     /// Whether submissions are held back, so that a new one must queue behind them.
     pub(crate) fn is_busy(&self) -> bool {
         self.pump != PumpState::Idle || !self.deferred.is_empty()
+    }
+
+    /// Whether nobody but the watcher resumes the first submission that is held back.
+    pub(crate) fn needs_watcher(&self) -> bool {
+        !self.deferred.is_empty() && (self.fence.is_some() || self.held != Held::ByBackend)
     }
 }
 
@@ -132,7 +146,7 @@ impl<N: DriverStream> StreamCore<N> {
                 pump: PumpState::Idle,
                 again: false,
                 fence: None,
-                foreign: false,
+                held: Held::ByBackend,
                 dirty: false,
                 recorded: VecDeque::with_capacity(RECORDED_MARKS + 1),
             }),
@@ -200,7 +214,7 @@ impl<N: DriverStream> StreamCore<N> {
         let dropped = {
             let mut state = self.state.lock();
             state.fence = None;
-            state.foreign = false;
+            state.held = Held::ByBackend;
             std::mem::take(&mut state.deferred)
         };
         drop_quietly(dropped);

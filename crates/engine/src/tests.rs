@@ -8,7 +8,7 @@ use crate::tables::Tables;
 use crate::watcher::Watch;
 use crate::{Engine, EngineConfig, StreamCore};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::sync::{Arc, Mutex, thread};
 use leasehold_core::{Error, Lease, Result, Timeline, TimelineOwner, Timepoint};
 use leasehold_hal::{DeviceId, Fill, ForeignCall, GraphExec, HostCall, Op};
 use std::time::Duration;
@@ -410,17 +410,19 @@ fn a_submission_waits_for_room_before_its_lock_and_held_back_work_is_tried_again
     let host_timeline = HostTimelineManager::new(rig.tables.clone())?.acquire()?;
     let stream = rig.engine.stream(0)?;
     rig.device.full.store(true, Ordering::Release);
-    submit(&stream, &[Op::Fill(fill(1))])?;
-    assert_eq!(rig.device.take(), ["wait for room", "fill 1"]);
+    let first = submit(&stream, &[Op::Fill(fill(1))])?;
+    stream.wait_host(first.value(), None)?;
+    assert_eq!(rig.device.take(), ["wait for room", "fill 1", "host part"]);
     let gate = host_timeline.timeline().at(host_timeline.timeline().submitted() + 1);
     let last = submit(&stream, &[Op::Wait(gate), Op::Fill(fill(2))])?;
     rig.device.full.store(true, Ordering::Release);
     leasehold_hal::HostTimeline::signal_host(&*host_timeline, gate.value())?;
     assert_eq!(rig.device.take(), [""; 0]);
     assert!(stream.needs_attention(), "the watcher tries again");
+    assert!(stream.is_moving(), "a shutdown waits for the stream");
     rig.device.full.store(false, Ordering::Release);
     stream.wait_host(last.value(), None)?;
-    assert_eq!(rig.device.take(), ["fill 2", "host part", "host part"]);
+    assert_eq!(rig.device.take(), ["fill 2", "host part"]);
     Ok(())
 }
 
@@ -516,5 +518,79 @@ fn a_wait_for_a_stream_of_a_lost_device_fails_although_the_loss_was_published_fi
     assert!(!matches!(error, Error::DeviceLost { .. }), "this device is not lost: {error}");
     assert!(second.timeline().is_idle());
     assert!(rig.engine.stream(0)?.is_sound());
+    Ok(())
+}
+
+#[test]
+fn a_watcher_that_closes_goes_on_with_a_stream_whose_host_part_is_not_over() -> Result<()> {
+    let rig = rig_with(Arc::default(), false);
+    rig.device.busy.store(true, Ordering::Release);
+    let (first, second) = (rig.engine.stream(0)?, rig.engine.stream(0)?);
+    let point = submit(&first, &[Op::Fill(fill(1))])?;
+    let last = submit(&second, &[Op::Wait(point), Op::Fill(fill(2))])?;
+    let [entered, over] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+    let until = |flag: &Arc<AtomicBool>| {
+        let flag = flag.clone();
+        move || {
+            while !flag.load(Ordering::Acquire) {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+    };
+    let (enter, wait) = (entered.clone(), until(&over));
+    *rig.device.during.lock() = Some(Box::new(move || {
+        enter.store(true, Ordering::Release);
+        wait();
+    }));
+    first.flush()?;
+    rig.device.busy.store(false, Ordering::Release);
+    let observer = thread::spawn(move || first.refresh().map(drop));
+    until(&entered)();
+    second.signal()?;
+    rig.engine.close();
+    // The watcher makes some hundred rounds meanwhile.
+    thread::sleep(Duration::from_millis(200));
+    assert!(!last.timeline().check(last.value())?);
+    over.store(true, Ordering::Release);
+    rig.engine.join();
+    assert!(observer.join().is_ok_and(|refreshed| refreshed.is_ok()));
+    assert!(last.timeline().check(last.value())?, "no call on the stream was needed");
+    Ok(())
+}
+
+/// The drop of a stream drops objects of the user, which may use another stream.
+#[test]
+fn a_stream_that_ends_with_its_watcher_may_bring_another_stream_to_it() -> Result<()> {
+    struct Attend(Arc<Watch<RecorderStream>>, Arc<StreamCore<RecorderStream>>);
+    impl Drop for Attend {
+        fn drop(&mut self) {
+            self.0.attend(&self.1);
+        }
+    }
+    for inline in [false, true] {
+        let Rig { engine, .. } = rig_with(Arc::default(), inline);
+        let (ending, other) = (engine.stream(0)?, engine.stream(0)?);
+        let of_another_backend = TimelineOwner::take()?;
+        let gate = of_another_backend.timeline().now().value() + 1;
+        let gate = of_another_backend.timeline().at(gate);
+        let attend = Attend(engine.watch.clone(), other.clone());
+        let call = HostCall::new("never", move || {
+            let _ = &attend;
+            Ok(())
+        });
+        let last = submit(&ending, &[Op::Wait(gate), Op::Host(&call)])?;
+        drop((call, ending));
+        engine.close();
+        let joined = thread::spawn(move || engine.join());
+        let mut looks = 0;
+        while !joined.is_finished() {
+            looks += 1;
+            assert!(looks < 10_000, "the watcher waits for itself");
+            thread::sleep(Duration::from_millis(1));
+        }
+        let error = last.timeline().check(last.value()).unwrap_err();
+        assert!(error.to_string().contains("backend ended"), "{error}");
+        assert_eq!(Arc::strong_count(&other), 1, "the list keeps no stream");
+    }
     Ok(())
 }

@@ -2,7 +2,7 @@
 //!
 //! This module must not know what was submitted.
 
-use super::{NAP_MAX, SPINS, State, StreamCore, YIELDS};
+use super::{Held, NAP_MAX, SPINS, State, StreamCore, YIELDS};
 use crate::deferred::PumpState;
 use crate::driver::{DriverDevice, DriverStream};
 use leasehold_core::sync::atomic::Ordering;
@@ -207,8 +207,9 @@ impl<N: DriverStream> StreamCore<N> {
         }
     }
 
-    /// Waits for work that continues without calls: the driver's work, and host calls. The call
-    /// does not wait for work that a host timeline or another timeline holds back.
+    /// Waits for work that continues without calls: the driver's work, the host's part of it, and
+    /// host calls. The call does not wait for work that a host timeline or another timeline holds
+    /// back.
     pub fn run_down(&self) {
         let mut looks = 0u32;
         loop {
@@ -226,13 +227,13 @@ impl<N: DriverStream> StreamCore<N> {
         }
     }
 
-    /// Whether some work of the stream continues without the host's help.
-    fn is_moving(&self) -> bool {
+    /// Whether some work of the stream continues by itself, if the stream is only observed.
+    pub(crate) fn is_moving(&self) -> bool {
         let state = self.state.lock();
         let given = self.timeline().completed() < self.issued.load(Ordering::Acquire);
         given
             || state.pump != PumpState::Idle
-            || state.again && !state.deferred.is_empty()
+            || (state.again || state.held == Held::ForRoom) && !state.deferred.is_empty()
             || state.fence.is_some()
             || self.timeline().failed(VALUE_LIMIT)
     }
