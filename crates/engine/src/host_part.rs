@@ -16,8 +16,9 @@
 //! timepoint, or with its failure. Until then the action stays at the front, and holds the later
 //! ones back. No thread blocks for it: each later observer of the stream tries it again.
 //!
-//! The values below a wait's own are published before the wait is tried. A stream only ever waits
-//! for values from before its wait. So no two streams hold each other back here.
+//! The values below an action's own are published before the action runs. A stream only ever waits
+//! for values from before its wait. So no two streams hold each other back here, and a destructor
+//! may wait for work behind earlier values.
 //!
 //! This module must not know how completion is learned of.
 
@@ -114,6 +115,9 @@ impl<N: DriverStream> HostPart<N> {
             let Some((value, action)) = queue.actions.pop_front() else { break };
             queue.due -= 1;
             drop(queue);
+            if stream.timeline().completed() < value - 1 {
+                stream.owner.complete(value - 1);
+            }
             // A dropped object may be the user's. A panic of its destructor must not end this
             // thread.
             let open = catch_unwind(AssertUnwindSafe(|| action.carry_out(stream, value)))
@@ -148,15 +152,11 @@ impl<N: DriverStream> HostPart<N> {
 impl<N: DriverStream> CompletionAction<N> {
     /// Carries out an action of a value of `stream`. Returns a wait that is not over.
     fn carry_out(self, stream: &StreamCore<N>, value: u64) -> Option<Self> {
-        let timeline = stream.timeline();
-        let sound = !timeline.failed(value);
+        let sound = !stream.timeline().failed(value);
         match self {
             CompletionAction::KeepAlive(keep) => drop(keep),
             CompletionAction::Driver(action) => N::carry_out(&stream.core.device, action, sound),
             CompletionAction::Passed { source, value: proven, point, abroad } if sound => {
-                if timeline.completed() < value - 1 {
-                    stream.owner.complete(value - 1);
-                }
                 // A stream that is gone has published its values, or does so as it ends.
                 if let Some(source) = source.upgrade() {
                     source.passed(proven, abroad);

@@ -498,6 +498,30 @@ fn a_wait_has_not_passed_before_the_other_stream_s_host_part_is_over() -> Result
     Ok(())
 }
 
+/// A destructor in the host part of a value may wait for work behind the values before.
+#[test]
+fn a_host_part_finds_the_values_before_its_own_published() -> Result<()> {
+    let rig = rig();
+    rig.device.busy.store(true, Ordering::Release);
+    let (first, second) = (rig.engine.stream(0)?, rig.engine.stream(0)?);
+    let point = submit(&first, &[Op::Fill(fill(1))])?;
+    let waiting = submit(&second, &[Op::Wait(point), Op::Fill(fill(2))])?;
+    submit(&first, &[Op::Fill(fill(3))])?;
+    rig.device.busy.store(false, Ordering::Release);
+    rig.device.take();
+    let device = rig.device.clone();
+    *rig.device.during.lock() = Some(Box::new(move || {
+        let of_the_next = device.clone();
+        *device.during.lock() = Some(Box::new(move || {
+            let waited = second.wait_host(waiting.value(), Some(Duration::from_millis(100)));
+            of_the_next.called(format!("waited {waited:?}"));
+        }));
+    }));
+    first.refresh()?;
+    assert_eq!(rig.device.take(), ["host part", "host part", "waited Ok(())", "host part"]);
+    Ok(())
+}
+
 #[test]
 fn a_wait_for_a_stream_of_a_lost_device_fails_although_the_loss_was_published_first() -> Result<()>
 {
