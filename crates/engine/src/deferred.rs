@@ -160,6 +160,7 @@ impl<N: DriverStream> StreamCore<N> {
             let Some(mut job) = state.deferred.pop_front() else { break };
             state.pump = PumpState::Pumping;
             state.again = false;
+            state.held = Held::ByBackend;
             drop(state);
             let outcome = self.run(&mut job);
             if let Outcome::Failed(cause) = &outcome {

@@ -582,6 +582,24 @@ fn a_watcher_that_closes_goes_on_with_a_stream_whose_host_part_is_not_over() -> 
     Ok(())
 }
 
+/// A host call may end its backend, and then waits for the end of the watcher.
+#[test]
+fn the_watcher_does_not_stay_for_a_host_call_behind_another_backend_s_timeline() -> Result<()> {
+    let rig = rig();
+    let stream = rig.engine.stream(0)?;
+    let of_another_backend = TimelineOwner::take()?;
+    let value = of_another_backend.advance()?;
+    let call = HostCall::new("nothing", || Ok(()));
+    submit(&stream, &[Op::Wait(of_another_backend.timeline().at(value)), Op::Host(&call)])?;
+    let last = submit(&stream, &[Op::Fill(fill(1))])?;
+    assert!(stream.needs_attention(), "the watcher looks at the other timeline");
+    of_another_backend.complete(value);
+    stream.pump();
+    assert!(!stream.needs_attention(), "the call resumes the stream");
+    assert!(stream.is_moving(), "a shutdown waits for the call");
+    stream.wait_host(last.value(), None)
+}
+
 /// The drop of a stream drops objects of the user, which may use another stream.
 #[test]
 fn a_stream_that_ends_with_its_watcher_may_bring_another_stream_to_it() -> Result<()> {
