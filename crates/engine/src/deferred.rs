@@ -25,7 +25,7 @@ use crate::driver::{DriverDevice, DriverStream, GraphSteps, Sink};
 use crate::panics::{drop_quietly, panic_text};
 use crate::prepared::{Prepared, Ready};
 use crate::steps::Step;
-use crate::stream::{State, StreamCore};
+use crate::stream::{Held, State, StreamCore};
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::sync::{Arc, MutexGuard};
 use leasehold_core::{Error, Result, Timepoint, VALUE_LIMIT};
@@ -160,6 +160,7 @@ impl<N: DriverStream> StreamCore<N> {
             let Some(mut job) = state.deferred.pop_front() else { break };
             state.pump = PumpState::Pumping;
             state.again = false;
+            state.held = Held::ByBackend;
             drop(state);
             let outcome = self.run(&mut job);
             if let Outcome::Failed(cause) = &outcome {
@@ -182,7 +183,7 @@ impl<N: DriverStream> StreamCore<N> {
                     let failed = self.timeline().failed(job.value);
                     state.deferred.push_front(job);
                     if !state.again && !failed {
-                        attention = state.fence.is_some() || state.foreign;
+                        attention = state.needs_watcher();
                         break;
                     }
                 }
@@ -261,7 +262,7 @@ impl<N: DriverStream> StreamCore<N> {
                     continue;
                 }
                 Ok(Next::Blocked) => {
-                    self.note_foreign(&op);
+                    self.note_held(&op);
                     return Outcome::Blocked;
                 }
                 Ok(Next::Call) => return Outcome::Call,
@@ -272,7 +273,7 @@ impl<N: DriverStream> StreamCore<N> {
                     let mut state = self.state.lock();
                     if !self.native().reserve() {
                         // The watcher tries again. A wait is resolved again then.
-                        state.foreign = true;
+                        state.held = Held::ForRoom;
                         drop(state);
                         if let Ready::Driver(preparation) = ready {
                             job.prepared.push((job.next, preparation));
@@ -321,7 +322,7 @@ impl<N: DriverStream> StreamCore<N> {
     /// Records whether the blocked operation waits for a timeline that nothing of this backend
     /// advances. The call asks the owner of such a timeline to publish: another backend may make
     /// progress only when it is asked.
-    fn note_foreign(&self, op: &Op<'_>) {
+    fn note_held(&self, op: &Op<'_>) {
         let foreign = |p: Timepoint| {
             use crate::tables::Origin;
             let is = match self.core.tables.origin(p.timeline_id()) {
@@ -345,7 +346,7 @@ impl<N: DriverStream> StreamCore<N> {
             }
             _ => false,
         };
-        self.state.lock().foreign = is;
+        self.state.lock().held = if is { Held::ByOthers } else { Held::ByBackend };
     }
 
     /// Whether everything before a host call is over, on the device and on the host.
@@ -372,7 +373,7 @@ impl<N: DriverStream> StreamCore<N> {
         drop(state);
         let issued = self.issued.load(Ordering::Acquire);
         self.note_failure();
-        match self.host.carry_out(&self.owner, value, issued, &self.core.device) {
+        match self.host.carry_out(self, value, issued) {
             Some(publish) => {
                 self.owner.complete(publish);
                 self.state.lock().fence = None;
@@ -383,7 +384,8 @@ impl<N: DriverStream> StreamCore<N> {
             }
             None => {
                 // Another thread is running the actions, and does not know that this job waits for
-                // them. The set flag makes the watcher check again soon.
+                // them. Or a wait for another stream is not over. The set flag makes the watcher
+                // check again soon.
                 self.state.lock().fence = Some(Arc::new(AtomicBool::new(true)));
                 Ok(Next::Blocked)
             }
@@ -550,7 +552,6 @@ impl<N: DriverStream> StreamCore<N> {
             return state.pump == PumpState::Idle;
         }
         let aim = self.wanted.load(Ordering::Acquire).min(self.issued.load(Ordering::Acquire));
-        timeline.completed() < aim
-            || !state.deferred.is_empty() && (state.fence.is_some() || state.foreign)
+        timeline.completed() < aim || state.needs_watcher()
     }
 }

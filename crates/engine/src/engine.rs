@@ -159,8 +159,10 @@ impl<N: DriverStream> Engine<N> {
         self.join();
     }
 
-    /// Waits for the end of the engine's threads after [`close`](Self::close). The threads only
-    /// finish the work that they can. The caller may be one of the threads.
+    /// Waits for the end of the engine's threads after [`close`](Self::close). The threads finish
+    /// the work that continues by itself, and leave work that a host timeline or another backend
+    /// holds back. The caller may be one of the threads. On other threads, an object that is
+    /// dropped by a stream's host part must not call this function: the threads wait for its drop.
     pub fn join(&self) {
         self.watch.join();
     }

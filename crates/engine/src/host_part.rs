@@ -5,24 +5,29 @@
 //! A stream queues actions in the order of their values, before it tells the driver to signal the
 //! value. A thread that learns that the device is done with a value runs the actions up to it. Only
 //! then does the thread publish the value. One thread at a time runs actions. A thread that comes
-//! meanwhile records the due actions and returns. Items run without the lock, because destructors
+//! meanwhile records the due actions and returns. Actions run without the lock, because destructors
 //! may be user code.
 //!
 //! The due actions are a count: those in the queue when a thread reports a value. A submission with
 //! a host call queues actions of one value before and after the call. The actions after the call
 //! must not become due with those before it: their work may still run.
 //!
-//! Before an action waits for another stream's publication, the values below the action's own are
-//! published. A stream only ever waits for values from before its wait. So no two streams wait for
-//! each other here, and no thread waits for the actions that it runs itself.
+//! A wait for another stream is an action that ends with the publication of the other stream's
+//! timepoint, or with its failure. Until then the action stays at the front, and holds the later
+//! ones back. No thread blocks for it: each later observer of the stream tries it again.
+//!
+//! The values below an action's own are published before the action runs. A stream only ever waits
+//! for values from before its wait. So no two streams hold each other back here, and a destructor
+//! may wait for work behind earlier values.
 //!
 //! This module must not know how completion is learned of.
 
 use crate::driver::DriverStream;
 use crate::stream::StreamCore;
+use leasehold_core::Timepoint;
 use leasehold_core::sync::Mutex;
 use leasehold_core::sync::atomic::{AtomicUsize, Ordering};
-use leasehold_core::{Error, Result, TimelineOwner, Timepoint};
+use leasehold_hal::Op;
 use leasehold_hal::op::KeepAlive;
 use std::collections::VecDeque;
 use std::fmt;
@@ -59,7 +64,7 @@ struct Queue<N: DriverStream> {
 /// The actions of a stream.
 pub(crate) struct HostPart<N: DriverStream> {
     queue: Mutex<Queue<N>>,
-    /// Items that are queued or running.
+    /// Actions that are queued or running.
     pending: AtomicUsize,
 }
 
@@ -86,19 +91,19 @@ impl<N: DriverStream> HostPart<N> {
 
     /// Runs the actions that are queued now, up to `target`, and returns the value that the caller
     /// may publish. That value is `publish`, or a larger one that other threads reported meanwhile.
-    /// Returns `None` if another thread is running actions. That thread runs these actions too, and
-    /// publishes. An action may fail the timeline.
+    /// An action may fail the stream.
+    ///
+    /// Returns `None` if another thread is running actions, or if a wait for another stream is not
+    /// over. What is due stays due: the other thread or a later call goes on with it.
     pub(crate) fn carry_out(
         &self,
-        owner: &TimelineOwner,
+        stream: &StreamCore<N>,
         target: u64,
         publish: u64,
-        device: &N::Device,
     ) -> Option<u64> {
         if self.is_empty() {
             return Some(publish);
         }
-        let timeline = owner.timeline();
         let mut queue = self.queue.lock();
         queue.due = queue.due.max(queue.actions.partition_point(|(value, _)| *value <= target));
         queue.publish = queue.publish.max(publish);
@@ -110,25 +115,29 @@ impl<N: DriverStream> HostPart<N> {
             let Some((value, action)) = queue.actions.pop_front() else { break };
             queue.due -= 1;
             drop(queue);
-            if matches!(action, CompletionAction::Passed { .. }) && timeline.completed() < value - 1
-            {
-                owner.complete(value - 1);
+            if stream.timeline().completed() < value - 1 {
+                stream.owner.complete(value - 1);
             }
             // A dropped object may be the user's. A panic of its destructor must not end this
             // thread.
-            match catch_unwind(AssertUnwindSafe(|| {
-                action.carry_out(!timeline.failed(value), device)
-            })) {
-                Ok(Ok(())) => {}
-                Ok(Err(cause)) => owner.poison(value, cause),
-                Err(_) => tracing::error!(
-                    ?timeline,
-                    value,
-                    "something that was kept alive panicked as it was given up"
-                ),
+            let open = catch_unwind(AssertUnwindSafe(|| action.carry_out(stream, value)))
+                .unwrap_or_else(|_| {
+                    let timeline = stream.timeline();
+                    tracing::error!(
+                        ?timeline,
+                        value,
+                        "something that was kept alive panicked as it was given up"
+                    );
+                    None
+                });
+            queue = self.queue.lock();
+            if let Some(wait) = open {
+                queue.actions.push_front((value, wait));
+                queue.due += 1;
+                queue.carrying = false;
+                return None;
             }
             self.pending.fetch_sub(1, Ordering::Release);
-            queue = self.queue.lock();
         }
         queue.carrying = false;
         Some(queue.publish)
@@ -141,39 +150,39 @@ impl<N: DriverStream> HostPart<N> {
 }
 
 impl<N: DriverStream> CompletionAction<N> {
-    /// Carries the action out. An error fails the value of the action.
-    fn carry_out(self, sound: bool, device: &N::Device) -> Result<()> {
+    /// Carries out an action of a value of `stream`. Returns a wait that is not over.
+    fn carry_out(self, stream: &StreamCore<N>, value: u64) -> Option<Self> {
+        let sound = !stream.timeline().failed(value);
         match self {
             CompletionAction::KeepAlive(keep) => drop(keep),
-            CompletionAction::Passed { source, value, point, abroad } => {
-                if sound {
-                    return match source.upgrade() {
-                        Some(source) => source.passed(value, point, abroad),
-                        // The other stream was given up when all its work was over.
-                        None => inherited(point),
-                    };
+            CompletionAction::Driver(action) => N::carry_out(&stream.core.device, action, sound),
+            CompletionAction::Passed { source, value: proven, point, abroad } if sound => {
+                // A stream that is gone has published its values, or does so as it ends.
+                if let Some(source) = source.upgrade() {
+                    source.passed(proven, abroad);
+                }
+                match point.timeline().check(point.value()) {
+                    Ok(true) => {}
+                    Ok(false) => {
+                        let value = proven;
+                        return Some(CompletionAction::Passed { source, value, point, abroad });
+                    }
+                    // The stream's work ran without the results that it waited for.
+                    Err(cause) => {
+                        let cause = stream.inherited(&Op::Wait(point), value, cause);
+                        stream.owner.poison(value, cause);
+                    }
                 }
             }
-            CompletionAction::Driver(action) => N::carry_out(device, action, sound),
+            // The stream has failed already.
+            CompletionAction::Passed { .. } => {}
         }
-        Ok(())
-    }
-}
-
-/// The failure of a timepoint that a stream has waited for: the stream's work ran without its
-/// results. The loss of another device does not fail the stream.
-///
-/// # Errors
-/// The failure.
-pub(crate) fn inherited(point: Timepoint) -> Result<()> {
-    match point.timeline().check(point.value()) {
-        Err(Error::DeviceLost { .. }) | Ok(_) => Ok(()),
-        Err(cause) => Err(cause),
+        None
     }
 }
 
 impl<N: DriverStream> fmt::Debug for HostPart<N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "HostPart({} items)", self.pending.load(Ordering::Relaxed))
+        write!(f, "HostPart({} actions)", self.pending.load(Ordering::Relaxed))
     }
 }

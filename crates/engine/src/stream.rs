@@ -52,8 +52,6 @@ const RECENT: usize = 64;
 /// Checks before a waiting thread yields, and then checks before it sleeps.
 const SPINS: u32 = 200;
 const YIELDS: u32 = 200;
-/// The most checks whether another thread has published a value that is over.
-const PASSING: u32 = 1000;
 /// The longest sleep between checks.
 const NAP_MAX: Duration = Duration::from_millis(1);
 
@@ -61,6 +59,17 @@ const NAP_MAX: Duration = Duration::from_millis(1);
 struct RecordedMark<N: DriverStream> {
     value: u64,
     mark: N::Mark,
+}
+
+/// What the first submission that is held back waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Held {
+    /// A thread of this backend, which resumes the stream.
+    ByBackend,
+    /// Room in the driver. The watcher tries again until there is room.
+    ForRoom,
+    /// A timeline that nothing of this backend advances. The watcher looks at it.
+    ByOthers,
 }
 
 /// The state that the lock guards.
@@ -71,9 +80,7 @@ pub(crate) struct State<N: DriverStream> {
     pub(crate) again: bool,
     /// Set by the device when it has reached the host call at the front.
     pub(crate) fence: Option<Arc<AtomicBool>>,
-    /// The first submission that is held back waits for room in the driver, or for a timeline that
-    /// nothing of this backend advances.
-    pub(crate) foreign: bool,
+    pub(crate) held: Held,
     /// The driver was given work since it was last seen idle on this stream.
     pub(crate) dirty: bool,
     recorded: VecDeque<RecordedMark<N>>,
@@ -83,6 +90,11 @@ impl<N: DriverStream> State<N> {
     /// Whether submissions are held back, so that a new one must queue behind them.
     pub(crate) fn is_busy(&self) -> bool {
         self.pump != PumpState::Idle || !self.deferred.is_empty()
+    }
+
+    /// Whether nobody but the watcher resumes the first submission that is held back.
+    pub(crate) fn needs_watcher(&self) -> bool {
+        !self.deferred.is_empty() && (self.fence.is_some() || self.held != Held::ByBackend)
     }
 }
 
@@ -134,7 +146,7 @@ impl<N: DriverStream> StreamCore<N> {
                 pump: PumpState::Idle,
                 again: false,
                 fence: None,
-                foreign: false,
+                held: Held::ByBackend,
                 dirty: false,
                 recorded: VecDeque::with_capacity(RECORDED_MARKS + 1),
             }),
@@ -202,7 +214,7 @@ impl<N: DriverStream> StreamCore<N> {
         let dropped = {
             let mut state = self.state.lock();
             state.fence = None;
-            state.foreign = false;
+            state.held = Held::ByBackend;
             std::mem::take(&mut state.deferred)
         };
         drop_quietly(dropped);
@@ -234,9 +246,7 @@ impl<N: DriverStream> StreamCore<N> {
             let end = timeline.submitted();
             // `VALUE_LIMIT` includes the actions of a submission that was lost half way, and so has
             // no value.
-            if let Some(publish) =
-                self.host.carry_out(&self.owner, VALUE_LIMIT, end, &self.core.device)
-            {
+            if let Some(publish) = self.host.carry_out(self, VALUE_LIMIT, end) {
                 self.owner.complete(publish);
             }
         }
@@ -306,7 +316,8 @@ impl<N: DriverStream> Drop for StreamCore<N> {
             Ok(()) if pending => {
                 self.note_failure();
                 let end = timeline.submitted();
-                let _ = self.host.carry_out(&self.owner, end, end, &self.core.device);
+                // All pending values have failed, so no wait holds an action back.
+                let _ = self.host.carry_out(self, end, end);
                 self.owner.complete(end);
             }
             Ok(()) => {}

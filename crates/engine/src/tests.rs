@@ -8,7 +8,7 @@ use crate::tables::Tables;
 use crate::watcher::Watch;
 use crate::{Engine, EngineConfig, StreamCore};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::sync::{Arc, Mutex, thread};
 use leasehold_core::{Error, Lease, Result, Timeline, TimelineOwner, Timepoint};
 use leasehold_hal::{DeviceId, Fill, ForeignCall, GraphExec, HostCall, Op};
 use std::time::Duration;
@@ -26,6 +26,8 @@ struct Recorder {
     fails: Mutex<Option<(u64, Error)>>,
     streams: AtomicU64,
     calls: Mutex<Vec<String>>,
+    /// The next host part runs this function.
+    during: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Recorder {
@@ -205,6 +207,8 @@ unsafe impl DriverStream for RecorderStream {
     fn abandon(&mut self) {}
 
     fn carry_out(device: &Recorder, action: &'static str, sound: bool) {
+        let during = device.during.lock().take();
+        during.into_iter().for_each(|call| call());
         device.called(if sound { action } else { "host part dropped" });
     }
 }
@@ -217,14 +221,13 @@ struct Rig {
 
 /// An engine without threads.
 fn rig() -> Rig {
-    let (device, tables) = (Arc::new(Recorder::default()), Arc::new(Tables::default()));
-    let config = EngineConfig {
-        inline: true,
-        signal_every: 64,
-        #[cfg(feature = "planted-defects")]
-        defect: None,
-    };
-    let engine = Engine::new(device.clone(), tables.clone(), config);
+    rig_with(Arc::new(Tables::default()), true)
+}
+
+/// An engine over a device of its own, with these tables.
+fn rig_with(tables: Arc<Tables<RecorderStream>>, inline: bool) -> Rig {
+    let device = Arc::new(Recorder::default());
+    let engine = Engine::new(device.clone(), tables.clone(), EngineConfig::new(inline, 64));
     Rig { device, tables, engine }
 }
 
@@ -407,17 +410,19 @@ fn a_submission_waits_for_room_before_its_lock_and_held_back_work_is_tried_again
     let host_timeline = HostTimelineManager::new(rig.tables.clone())?.acquire()?;
     let stream = rig.engine.stream(0)?;
     rig.device.full.store(true, Ordering::Release);
-    submit(&stream, &[Op::Fill(fill(1))])?;
-    assert_eq!(rig.device.take(), ["wait for room", "fill 1"]);
+    let first = submit(&stream, &[Op::Fill(fill(1))])?;
+    stream.wait_host(first.value(), None)?;
+    assert_eq!(rig.device.take(), ["wait for room", "fill 1", "host part"]);
     let gate = host_timeline.timeline().at(host_timeline.timeline().submitted() + 1);
     let last = submit(&stream, &[Op::Wait(gate), Op::Fill(fill(2))])?;
     rig.device.full.store(true, Ordering::Release);
     leasehold_hal::HostTimeline::signal_host(&*host_timeline, gate.value())?;
     assert_eq!(rig.device.take(), [""; 0]);
     assert!(stream.needs_attention(), "the watcher tries again");
+    assert!(stream.is_moving(), "a shutdown waits for the stream");
     rig.device.full.store(false, Ordering::Release);
     stream.wait_host(last.value(), None)?;
-    assert_eq!(rig.device.take(), ["fill 2", "host part", "host part"]);
+    assert_eq!(rig.device.take(), ["fill 2", "host part"]);
     Ok(())
 }
 
@@ -466,5 +471,168 @@ fn a_failure_reaches_the_streams_that_waited_also_when_the_stream_that_failed_is
     let error = second.wait_host(last.value(), None).unwrap_err();
     assert!(error.to_string().contains("a page fault"), "{error}");
     assert!(second.timeline().is_idle());
+    Ok(())
+}
+
+/// The host part may still land a download or fail its stream.
+#[test]
+fn a_wait_has_not_passed_before_the_other_stream_s_host_part_is_over() -> Result<()> {
+    let rig = rig();
+    rig.device.busy.store(true, Ordering::Release);
+    let (first, second) = (rig.engine.stream(0)?, rig.engine.stream(0)?);
+    let before = second.timeline().completed();
+    let point = submit(&first, &[Op::Fill(fill(1))])?;
+    let last = submit(&second, &[Op::Wait(point), Op::Fill(fill(2))])?;
+    rig.device.busy.store(false, Ordering::Release);
+    rig.device.take();
+    let (waiting, device) = (second.clone(), rig.device.clone());
+    *rig.device.during.lock() = Some(Box::new(move || {
+        let refreshed = waiting.refresh().map(|completed| completed - before);
+        device.called(format!("completed {refreshed:?}"));
+    }));
+    first.refresh()?;
+    assert_eq!(rig.device.take(), ["completed Ok(0)", "host part"]);
+    second.wait_host(last.value(), None)?;
+    assert_eq!(rig.device.take(), ["host part"]);
+    assert!(second.timeline().is_idle());
+    Ok(())
+}
+
+/// A destructor in the host part of a value may wait for work behind the values before.
+#[test]
+fn a_host_part_finds_the_values_before_its_own_published() -> Result<()> {
+    let rig = rig();
+    rig.device.busy.store(true, Ordering::Release);
+    let (first, second) = (rig.engine.stream(0)?, rig.engine.stream(0)?);
+    let point = submit(&first, &[Op::Fill(fill(1))])?;
+    let waiting = submit(&second, &[Op::Wait(point), Op::Fill(fill(2))])?;
+    submit(&first, &[Op::Fill(fill(3))])?;
+    rig.device.busy.store(false, Ordering::Release);
+    rig.device.take();
+    let device = rig.device.clone();
+    *rig.device.during.lock() = Some(Box::new(move || {
+        let of_the_next = device.clone();
+        *device.during.lock() = Some(Box::new(move || {
+            let waited = second.wait_host(waiting.value(), Some(Duration::from_millis(100)));
+            of_the_next.called(format!("waited {waited:?}"));
+        }));
+    }));
+    first.refresh()?;
+    assert_eq!(rig.device.take(), ["host part", "host part", "waited Ok(())", "host part"]);
+    Ok(())
+}
+
+#[test]
+fn a_wait_for_a_stream_of_a_lost_device_fails_although_the_loss_was_published_first() -> Result<()>
+{
+    let rig = rig();
+    let other = rig_with(rig.tables.clone(), true);
+    for device in [&rig.device, &other.device] {
+        device.busy.store(true, Ordering::Release);
+    }
+    let (first, second) = (other.engine.stream(0)?, rig.engine.stream(0)?);
+    let point = submit(&first, &[Op::Fill(fill(1))])?;
+    let last = submit(&second, &[Op::Wait(point), Op::Fill(fill(2))])?;
+    other.device.lost.store(true, Ordering::Release);
+    assert!(first.wait_host(point.value(), None).is_err());
+    assert!(first.timeline().is_idle(), "the loss is published");
+    rig.device.busy.store(false, Ordering::Release);
+    let error = second.wait_host(last.value(), None).unwrap_err();
+    assert!(error.to_string().contains("unplugged"), "{error}");
+    assert!(!matches!(error, Error::DeviceLost { .. }), "this device is not lost: {error}");
+    assert!(second.timeline().is_idle());
+    assert!(rig.engine.stream(0)?.is_sound());
+    Ok(())
+}
+
+#[test]
+fn a_watcher_that_closes_goes_on_with_a_stream_whose_host_part_is_not_over() -> Result<()> {
+    let rig = rig_with(Arc::default(), false);
+    rig.device.busy.store(true, Ordering::Release);
+    let (first, second) = (rig.engine.stream(0)?, rig.engine.stream(0)?);
+    let point = submit(&first, &[Op::Fill(fill(1))])?;
+    let last = submit(&second, &[Op::Wait(point), Op::Fill(fill(2))])?;
+    let [entered, over] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+    let until = |flag: &Arc<AtomicBool>| {
+        let flag = flag.clone();
+        move || {
+            while !flag.load(Ordering::Acquire) {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+    };
+    let (enter, wait) = (entered.clone(), until(&over));
+    *rig.device.during.lock() = Some(Box::new(move || {
+        enter.store(true, Ordering::Release);
+        wait();
+    }));
+    first.flush()?;
+    rig.device.busy.store(false, Ordering::Release);
+    let observer = thread::spawn(move || first.refresh().map(drop));
+    until(&entered)();
+    second.signal()?;
+    rig.engine.close();
+    // The watcher makes some hundred rounds meanwhile.
+    thread::sleep(Duration::from_millis(200));
+    assert!(!last.timeline().check(last.value())?);
+    over.store(true, Ordering::Release);
+    rig.engine.join();
+    assert!(observer.join().is_ok_and(|refreshed| refreshed.is_ok()));
+    assert!(last.timeline().check(last.value())?, "no call on the stream was needed");
+    Ok(())
+}
+
+/// A host call may end its backend, and then waits for the end of the watcher.
+#[test]
+fn the_watcher_does_not_stay_for_a_host_call_behind_another_backend_s_timeline() -> Result<()> {
+    let rig = rig();
+    let stream = rig.engine.stream(0)?;
+    let of_another_backend = TimelineOwner::take()?;
+    let value = of_another_backend.advance()?;
+    let call = HostCall::new("nothing", || Ok(()));
+    submit(&stream, &[Op::Wait(of_another_backend.timeline().at(value)), Op::Host(&call)])?;
+    let last = submit(&stream, &[Op::Fill(fill(1))])?;
+    assert!(stream.needs_attention(), "the watcher looks at the other timeline");
+    of_another_backend.complete(value);
+    stream.pump();
+    assert!(!stream.needs_attention(), "the call resumes the stream");
+    assert!(stream.is_moving(), "a shutdown waits for the call");
+    stream.wait_host(last.value(), None)
+}
+
+/// The drop of a stream drops objects of the user, which may use another stream.
+#[test]
+fn a_stream_that_ends_with_its_watcher_may_bring_another_stream_to_it() -> Result<()> {
+    struct Attend(Arc<Watch<RecorderStream>>, Arc<StreamCore<RecorderStream>>);
+    impl Drop for Attend {
+        fn drop(&mut self) {
+            self.0.attend(&self.1);
+        }
+    }
+    for inline in [false, true] {
+        let Rig { engine, .. } = rig_with(Arc::default(), inline);
+        let (ending, other) = (engine.stream(0)?, engine.stream(0)?);
+        let of_another_backend = TimelineOwner::take()?;
+        let gate = of_another_backend.timeline().now().value() + 1;
+        let gate = of_another_backend.timeline().at(gate);
+        let attend = Attend(engine.watch.clone(), other.clone());
+        let call = HostCall::new("never", move || {
+            let _ = &attend;
+            Ok(())
+        });
+        let last = submit(&ending, &[Op::Wait(gate), Op::Host(&call)])?;
+        drop((call, ending));
+        engine.close();
+        let joined = thread::spawn(move || engine.join());
+        let mut looks = 0;
+        while !joined.is_finished() {
+            looks += 1;
+            assert!(looks < 10_000, "the watcher waits for itself");
+            thread::sleep(Duration::from_millis(1));
+        }
+        let error = last.timeline().check(last.value()).unwrap_err();
+        assert!(error.to_string().contains("backend ended"), "{error}");
+        assert_eq!(Arc::strong_count(&other), 1, "the list keeps no stream");
+    }
     Ok(())
 }

@@ -7,6 +7,9 @@
 //! list unparks the watcher; a park token ensures that no wake-up is lost. The driver's own
 //! callbacks only wake the watcher.
 //!
+//! A watcher that closes serves the list as long as the work of a stream on it continues by itself.
+//! It does not wait for a host timeline or for another backend.
+//!
 //! Without threads (`inline`), a thread that waits or queries makes a round and runs host calls
 //! itself.
 //!
@@ -27,8 +30,6 @@ use std::time::Duration;
 const CALLERS_MAX: u32 = 8;
 /// Rounds without progress before the watcher sleeps.
 const EAGER: u32 = 200;
-/// Rounds without progress after which a closing watcher abandons the remaining streams.
-const LAST_ROUNDS: u32 = EAGER + 20;
 /// The longest sleep.
 const NAP_MAX: Duration = Duration::from_micros(500);
 /// In every round of this number without progress, the watcher queries the driver, which finds a
@@ -186,11 +187,11 @@ impl<N: DriverStream> Watch<N> {
                 continue;
             }
             quiet = quiet.saturating_add(1);
-            if quiet > LAST_ROUNDS && self.closing.load(Ordering::Acquire) {
-                // The remaining streams wait for another backend. Their work never completes, and
+            if self.closing.load(Ordering::Acquire) && !self.is_moving() {
+                // The remaining streams wait for a host timeline or another backend. Their work
                 // fails when the streams are dropped.
-                drop(std::mem::take(&mut self.list.lock().streams));
-                return;
+                self.let_streams_go();
+                continue;
             }
             if quiet < EAGER {
                 thread::yield_now();
@@ -272,8 +273,7 @@ impl<N: DriverStream> Watch<N> {
         self.waker.wake();
     }
 
-    /// Waits for the end of the threads after [`close`](Self::close). The threads only finish the
-    /// work that they can. The caller may be one of the threads.
+    /// Waits for the end of the threads after [`close`](Self::close); see `Engine::join`.
     pub(crate) fn join(&self) {
         let mut handles = std::mem::take(&mut self.calls.lock().handles);
         handles.extend(self.list.lock().thread.take());
@@ -287,7 +287,20 @@ impl<N: DriverStream> Watch<N> {
             self.round();
         }
         // A host call that ended last may have put its stream on the list after the watcher ended.
-        drop(std::mem::take(&mut self.list.lock().streams));
+        while self.let_streams_go() {}
+    }
+
+    /// Whether work of a stream of the list continues by itself.
+    fn is_moving(&self) -> bool {
+        let streams = self.list.lock().streams.clone();
+        streams.iter().any(|stream| stream.is_moving())
+    }
+
+    /// Drops the streams of the list, and returns whether it had any. A stream that ends drops user
+    /// objects, which may put other streams on the list. So it ends without the lock.
+    fn let_streams_go(&self) -> bool {
+        let streams = std::mem::take(&mut self.list.lock().streams);
+        !streams.is_empty()
     }
 }
 

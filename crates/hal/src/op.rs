@@ -13,6 +13,10 @@ use std::marker::PhantomPinned;
 use std::sync::Arc;
 
 /// Keeps host memory (or any other object) alive until a timepoint has passed.
+///
+/// A backend drops the object just before it publishes the timepoint, on any thread that observes
+/// the stream. The destructor must not wait for this timepoint, nor for a stream that waits for it,
+/// nor shut the backend down. Such a wait never ends.
 pub type KeepAlive = Arc<dyn Any + Send + Sync>;
 
 /// One kernel launch.

@@ -2,13 +2,12 @@
 //!
 //! This module must not know what was submitted.
 
-use super::{NAP_MAX, PASSING, SPINS, State, StreamCore, YIELDS};
+use super::{Held, NAP_MAX, SPINS, State, StreamCore, YIELDS};
 use crate::deferred::PumpState;
 use crate::driver::{DriverDevice, DriverStream};
-use crate::host_part::inherited;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::sync::{spin_loop, thread};
-use leasehold_core::{Error, Fault, Result, Timepoint, VALUE_LIMIT};
+use leasehold_core::{Error, Result, VALUE_LIMIT};
 use std::time::{Duration, Instant};
 
 impl<N: DriverStream> StreamCore<N> {
@@ -64,7 +63,7 @@ impl<N: DriverStream> StreamCore<N> {
         }
         let sound = !timeline.failed(VALUE_LIMIT);
         self.note_failure();
-        if let Some(publish) = self.host.carry_out(&self.owner, value, value, &self.core.device) {
+        if let Some(publish) = self.host.carry_out(self, value, value) {
             self.owner.complete(publish);
         }
         if sound && timeline.failed(VALUE_LIMIT) {
@@ -84,38 +83,16 @@ impl<N: DriverStream> StreamCore<N> {
     }
 
     /// A stream that has waited for `value` is done, so this stream is done up to `value` too. The
-    /// call publishes `value` here, so that a caller that sees the other stream done also sees this
-    /// one done. `point` is the timepoint that the other stream needed.
-    ///
-    /// # Errors
-    /// - The failure of `point`: the other stream's work ran without its results.
-    /// - The loss of this stream's device, if the other stream is of another context (`abroad`). A
-    ///   driver may release streams that wait for a lost device.
-    pub(crate) fn passed(&self, value: u64, point: Timepoint, abroad: bool) -> Result<()> {
-        let timeline = self.timeline();
-        if abroad && timeline.completed() < value {
-            // The driver context may not know of the loss yet.
+    /// call publishes `value`, unless the host's part of this stream is not over. `abroad`: the
+    /// other stream is of another context.
+    pub(crate) fn passed(&self, value: u64, abroad: bool) {
+        if abroad && self.timeline().completed() < value {
+            // A driver may release the streams that wait for a lost device. The context of this
+            // stream may not know of the loss yet.
             let _ = self.query();
             self.core.settle_loss();
-            if let Some(loss) = self.core.device.loss() {
-                return Err(Fault::new(
-                    "work that was waited for",
-                    self.name(),
-                    value,
-                    loss.to_string(),
-                )
-                .into());
-            }
         }
         self.publish(value);
-        // Another thread may be running the actions. The wait is short, and bounded: a destructor
-        // there may wait for this thread.
-        let mut turns = 0;
-        while timeline.completed() < value && turns < PASSING {
-            turns += 1;
-            thread::yield_now();
-        }
-        inherited(point)
     }
 
     /// Whether the driver is done with all work of the stream.
@@ -230,8 +207,9 @@ impl<N: DriverStream> StreamCore<N> {
         }
     }
 
-    /// Waits for work that continues without calls: the driver's work, and host calls. The call
-    /// does not wait for work that a host timeline or another timeline holds back.
+    /// Waits for work that continues without calls: the driver's work, the host's part of it, and
+    /// host calls. The call does not wait for work that a host timeline or another timeline holds
+    /// back.
     pub fn run_down(&self) {
         let mut looks = 0u32;
         loop {
@@ -249,13 +227,13 @@ impl<N: DriverStream> StreamCore<N> {
         }
     }
 
-    /// Whether some work of the stream continues without the host's help.
-    fn is_moving(&self) -> bool {
+    /// Whether some work of the stream continues by itself, if the stream is only observed.
+    pub(crate) fn is_moving(&self) -> bool {
         let state = self.state.lock();
         let given = self.timeline().completed() < self.issued.load(Ordering::Acquire);
         given
             || state.pump != PumpState::Idle
-            || state.again && !state.deferred.is_empty()
+            || (state.again || state.held == Held::ForRoom) && !state.deferred.is_empty()
             || state.fence.is_some()
             || self.timeline().failed(VALUE_LIMIT)
     }

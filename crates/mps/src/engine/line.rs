@@ -29,7 +29,6 @@ use std::fmt;
 
 /// A committed command buffer.
 pub(crate) struct Flight {
-    skipped: Arc<Skipped>,
     command: Owned<NativeCommandBuffer>,
     outcome: Arc<Outcome>,
 }
@@ -45,7 +44,7 @@ impl Flight {
         if self.is_over() {
             return Ok(true);
         }
-        let (ops, native) = (self.skipped.ops(), self.command.native);
+        let (ops, native) = (self.outcome.ops(), self.command.native);
         // SAFETY: this value keeps the command buffer live.
         unsafe {
             if !ops.status(native)?.is_over() {
@@ -66,7 +65,7 @@ impl Flight {
         if !self.is_over() {
             // SAFETY: this value keeps the command buffer live. A line adds the value after the
             // commit. No handler calls this function.
-            unsafe { self.skipped.ops().wait_completed(self.command.native)? };
+            unsafe { self.outcome.ops().wait_completed(self.command.native)? };
             if !self.poll()? {
                 thread::yield_now();
             }
@@ -203,10 +202,9 @@ impl Line {
             waits.push((self.event(), before));
         }
         let outcome = Outcome::new(&self.signal, seq, waits, permit);
-        let skipped = self.signal.skipped.clone();
-        let flight = Arc::new(Flight { skipped, command, outcome: outcome.clone() });
+        let flight = Arc::new(Flight { command, outcome: outcome.clone() });
         let native = flight.command.native;
-        let (ops, handled) = (self.signal.skipped.ops(), outcome.clone());
+        let (ops, handled) = (outcome.ops(), outcome.clone());
         // SAFETY: the command buffer is live, has no open encoder and is not committed (the
         // caller's promise). The line keeps the event until the outcome is known.
         let committed = unsafe {

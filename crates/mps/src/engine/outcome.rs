@@ -30,7 +30,7 @@ pub(crate) type Failure = (i32, String);
 
 /// The shared event of a line.
 pub(crate) struct Signal {
-    pub(crate) skipped: Arc<Skipped>,
+    skipped: Arc<Skipped>,
     pub(crate) event: NativeSharedEvent,
     /// A command buffer of the line failed.
     failed: AtomicBool,
@@ -71,6 +71,11 @@ impl Outcome {
         self.seq
     }
 
+    /// The driver.
+    pub(crate) fn ops(&self) -> &Arc<dyn MpsSlowOps> {
+        &self.signal.skipped.ops
+    }
+
     /// The outcome, once it is set.
     pub(crate) fn get(&self) -> Option<&Option<Failure>> {
         self.outcome.get()
@@ -95,16 +100,24 @@ impl Outcome {
     }
 
     /// Whether the waits are over. An event that cannot be read holds nothing back.
-    fn waits_are_over(&self, ops: &dyn MpsSlowOps) -> bool {
+    fn waits_are_over(&self) -> bool {
         self.waits.iter().all(|&(event, value)| {
             // SAFETY: the event's line lives until the outcome is set, which happens later.
-            unsafe { ops.signaled_value(event) }.map_or(true, |now| now >= value)
+            unsafe { self.ops().signaled_value(event) }.map_or(true, |now| now >= value)
         })
     }
 
+    /// Makes up for the signal, and sets the outcome.
+    fn end(&self, failure: Option<Failure>) {
+        if let Err(error) = self.ensure() {
+            tracing::error!(%error, "a skipped signal could not be made up for");
+        }
+        let _ = self.outcome.set(failure);
+    }
+
     /// Gives the event the value of the command buffer, unless it has it.
-    fn ensure(&self, ops: &dyn MpsSlowOps) -> Result<()> {
-        let event = self.signal.event;
+    fn ensure(&self) -> Result<()> {
+        let (ops, event) = (self.ops(), self.signal.event);
         // SAFETY: the event's line lives until the outcome is set, which happens later. The work
         // that waits for the value may run: all before it is over, and its stream notices the
         // failure before it publishes a value.
@@ -138,53 +151,32 @@ impl Skipped {
         Arc::new(Self { ops, state: Mutex::default() })
     }
 
-    /// The driver.
-    pub(crate) fn ops(&self) -> &Arc<dyn MpsSlowOps> {
-        &self.ops
-    }
-
     fn add(&self, outcome: Arc<Outcome>, failure: Option<Failure>) {
         self.state.lock().entries.push((outcome, failure));
     }
 
     /// Makes up for the signals whose waits are over. If another call does so now, that one looks
-    /// at all entries again.
+    /// at all entries again. It may have taken them out, so an empty list says nothing then.
     fn run(&self) {
         let mut state = self.state.lock();
-        if state.entries.is_empty() {
-            return;
-        }
         state.again = true;
         if std::mem::replace(&mut state.running, true) {
             return;
         }
         while std::mem::take(&mut state.again) {
-            let outcomes: Vec<_> = state.entries.iter().map(|entry| entry.0.clone()).collect();
+            let entries = std::mem::take(&mut state.entries);
             drop(state);
-            for outcome in outcomes {
-                if outcome.waits_are_over(&*self.ops) {
-                    self.end(&outcome);
-                }
-            }
+            let (over, mut open): (Vec<_>, Vec<_>) =
+                entries.into_iter().partition(|(outcome, _)| outcome.waits_are_over());
+            // The open entries may wait for the events of these.
+            let again = !over.is_empty();
+            over.into_iter().for_each(|(outcome, failure)| outcome.end(failure));
             state = self.state.lock();
+            state.again |= again;
+            open.append(&mut state.entries);
+            state.entries = open;
         }
         state.running = false;
-    }
-
-    /// Makes up for a signal, and sets the outcome.
-    fn end(&self, outcome: &Arc<Outcome>) {
-        if let Err(error) = outcome.ensure(&*self.ops) {
-            tracing::error!(%error, "a skipped signal could not be made up for");
-        }
-        let mut state = self.state.lock();
-        let Some(at) = state.entries.iter().position(|entry| Arc::ptr_eq(&entry.0, outcome)) else {
-            return;
-        };
-        let (_, failure) = state.entries.remove(at);
-        // Other entries may wait for the event.
-        state.again = true;
-        drop(state);
-        let _ = outcome.outcome.set(failure);
     }
 }
 

@@ -124,6 +124,29 @@ fn a_lost_device_completes_its_work_with_an_error_and_calls_the_handlers() {
     assert_eq!(bench.finish(buffer).unwrap().0, code::DEVICE_REMOVED);
 }
 
+/// Nobody may ask for the end of the earlier work, if the later work waits for it.
+#[test]
+fn a_commit_on_a_lost_device_calls_the_handlers_of_earlier_work_too() {
+    let bench = Bench::new(1);
+    let (driver, memory) = (&bench.driver, bench.buffer(64));
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let bump = bench.pipeline("bump");
+    let buffers = ["earlier", "later"].map(|name| {
+        let (buffer, into) = (bench.kernel(bump, memory), told.clone());
+        let handler = Box::new(move |c: &Completion| {
+            into.lock().push((name, c.error.as_ref().map(|(code, _)| *code)));
+        });
+        call!(driver, on_completed(buffer, handler)).unwrap();
+        buffer
+    });
+    bench.commit(buffers[0]);
+    driver.machine().lose_device(0, "unplugged");
+    bench.commit(buffers[1]);
+    told.lock().sort_unstable();
+    let lost = Some(code::DEVICE_REMOVED);
+    assert_eq!(*told.lock(), [("earlier", lost), ("later", lost)]);
+}
+
 #[test]
 fn memory_must_live_until_the_work_is_over() {
     let bench = Bench::new(4);

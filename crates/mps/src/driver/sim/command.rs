@@ -268,7 +268,9 @@ impl CommandBufferOps for SimDriver {
         let runs = tables.commit(machine, self.0.physical, number, injected, completed)?;
         drop(tables);
         if !runs {
+            let device = self.device_of(buffer);
             self.0.completed(number);
+            self.observe(number, device);
         }
         Ok(())
     }
