@@ -461,6 +461,7 @@ def plugin_refusals(torch, lt):
             # PyTorch itself refuses a pool.
             expect("leasehold" in texts[-1] or function is pool, texts[-1])
         expect(x.sum().item() == 1000, f"after {function.__name__}")
+        expect(torch.isfinite(torch.randn(1000, device="cuda")).all().item(), f"random numbers after {function.__name__}")
     return "; ".join(texts)
 
 

@@ -1,14 +1,38 @@
-"""The plug-in's C functions as PyTorch calls them: by ordinal, size and stream, from many threads."""
+"""The plug-in interface over a simulated device, called as PyTorch does: by ordinal, size and stream, from many threads."""
 
 import ctypes
+import os
 import random
+import shutil
+import subprocess
+import sys
+import tempfile
 import threading
 import unittest
 
 from common import simulated
 
+HERE = os.path.dirname(os.path.abspath(__file__))
+
 
 class Plugin(unittest.TestCase):
+    def test_program(self):
+        library = simulated()
+        compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")
+        if compiler is None:
+            self.skipTest("no C++ compiler")
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copytree(os.path.join(HERE, "fake", "torch"), os.path.join(folder, "torch"))
+            os.mkdir(os.path.join(folder, "torch", "lib"))
+            command = [compiler, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+            command += [os.path.join(HERE, "fake_torch.cpp")]
+            subprocess.run([*command, "-o", os.path.join(folder, "torch", "lib", "libc10.so")], check=True)
+            paths = [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
+            done = subprocess.run([sys.executable, os.path.join(HERE, "plugin_program.py"), library],
+                                  env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, timeout=120,
+                                  text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self.assertEqual((done.returncode, done.stdout), (0, "ok\n"))
+
     def test_threads(self):
         library = ctypes.CDLL(simulated())
         alloc, free = library.leasehold_plugin_alloc, library.leasehold_plugin_free
