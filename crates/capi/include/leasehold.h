@@ -256,7 +256,8 @@ int leasehold_pool_trim(leasehold_pool pool, uint64_t keep, uint64_t *freed);
 
 /* Gives all memory of a pool back to the device and keeps the addresses, so that pointers, views and captured graphs stay valid. Waits for
  * all work of the context first. No work may use the pool's blocks until it is resumed. *freed (or NULL): the bytes that went. Without
- * LEASEHOLD_SUSPEND_KEEP the contents are lost. */
+ * LEASEHOLD_SUSPEND_KEEP the contents are lost. After a failure nothing has changed; only if a copy failed, and the memory that went before
+ * cannot be taken again, is the pool suspended, and leasehold_pool_resume brings it back. */
 int leasehold_pool_suspend(leasehold_pool pool, uint32_t flags, uint64_t *freed);
 
 /* Takes memory again at the same addresses, with the contents that were kept. LEASEHOLD_OUT_OF_MEMORY, LEASEHOLD_OVER_BUDGET: it is still
