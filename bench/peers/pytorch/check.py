@@ -7,6 +7,7 @@ PyTorch with CUDA, and the package `leasehold` on the path.
 """
 
 import gc
+import importlib.util
 import json
 import os
 import random
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 
+HERE = os.path.dirname(os.path.abspath(__file__))
 MIB = 1 << 20
 GIB = 1 << 30
 
@@ -55,11 +57,19 @@ def snapshot(torch, lt):
     expect(framed >= 5, "%d blocks with frames" % framed)
     sizes = all(sum(b["size"] for b in s["blocks"]) == s["total_size"] for s in found["segments"])
     expect(sizes, "the blocks of a segment do not fill it")
+    events = found["device_traces"][0]
+    mapped = sum(e["size"] for e in events if e["action"] == "segment_map")
+    expect(mapped == sum(s["total_size"] for s in found["segments"]), f"the history tells of {mapped} bytes of segments")
+    # The viewer plays the history backwards, to a time without memory.
+    spec = importlib.util.spec_from_file_location("memory_viz", os.path.join(HERE, "..", "..", "..", "ci", "memory_viz.py"))
+    viewer = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(viewer)
+    viewer.play_backwards({"segments": found["segments"], "allocator_settings": {"events_lost": 0}}, events)
     path = os.path.join(os.environ.get("OUT", "."), "snapshot.pickle")
     torch.cuda.memory._dump_snapshot(path)
     torch.cuda.memory._record_memory_history(enabled=None)
     del x
-    return f"{len(found['segments'])} segments, {sum(map(len, found['device_traces']))} events, {framed} blocks with frames"
+    return f"{len(found['segments'])} segments of {mapped >> 20} MiB, {len(events)} events, {framed} blocks with frames"
 
 
 def summary(torch, lt):

@@ -1,11 +1,23 @@
 """The extension over a simulated device: PyTorch's interface without CUDA."""
 
 import ctypes
+import importlib.util
+import os
 import unittest
 
 from common import HAS_TORCH, simulated
 
 MIB = 1 << 20
+
+
+def memory_viz():
+    """The check of snapshots in `ci`."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    path = os.path.join(here, "..", "..", "..", "ci", "memory_viz.py")
+    spec = importlib.util.spec_from_file_location("memory_viz", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @unittest.skipUnless(HAS_TORCH, "needs PyTorch with CUDA")
@@ -101,6 +113,37 @@ class Extension(unittest.TestCase):
         self.assertLessEqual(len(events), 3)
         t.record_history(False, 1)
         self.assertGreater(t.cache_info(), 0)
+
+    def test_history_of_segments(self):
+        import torch
+
+        t = self.t
+        t.empty_cache()
+        t.record_history(True, 100_000)
+        for turn in range(3):
+            pool = (0, 7 + turn)
+            t.begin_pool(pool, 0)
+            inside = [t.raw_alloc(size, 0) for size in (1000, 3 * MIB, 12 * MIB)]
+            t.end_pool(pool)
+            outside = [t.raw_alloc(size, 0) for size in (500, 5 * MIB, 20 * MIB)]
+            for block in inside[:2] + outside[1:]:
+                t.raw_delete(block)
+            if turn == 1:
+                t.empty_cache()
+            for block in (inside[2], outside[0]):
+                t.raw_delete(block)
+            t.release_pool(pool)
+        held = t.raw_alloc(9 * MIB, 0)
+        snapshot = torch.cuda.memory._snapshot()
+        events = snapshot["device_traces"][0]
+        actions = {event["action"] for event in events}
+        self.assertLessEqual({"segment_map", "segment_unmap", "segment_alloc", "segment_free"}, actions)
+        # The viewer plays the history backwards, to a time without memory.
+        snapshot["allocator_settings"]["events_lost"] = 0
+        memory_viz().play_backwards(snapshot, events)
+        t.raw_delete(held)
+        t.record_history(False, 1)
+        t.empty_cache()
 
 
 if __name__ == "__main__":

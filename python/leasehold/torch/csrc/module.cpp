@@ -101,6 +101,7 @@ void simulate(const std::string &library, uint64_t budget) {
     options.simulated = true;
     memories().configure(library, options);
     allocator()->init(1);
+    c10::cuda::CUDACachingAllocator::allocator.store(allocator().get());
 }
 
 cudaStream_t stream_of(uintptr_t stream) { return reinterpret_cast<cudaStream_t>(stream); }
