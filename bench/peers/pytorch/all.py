@@ -20,6 +20,8 @@ package `leasehold` on the path.
 import argparse
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -61,12 +63,14 @@ class Run:
         environment = {**self.environment, "PYTORCH_CUDA_ALLOC_CONF": setting}
         if not setting:
             del environment["PYTORCH_CUDA_ALLOC_CONF"]
+        # A session of its own, so that its children end with it.
+        child = subprocess.Popen([sys.executable, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
         try:
-            done = subprocess.run([sys.executable, *arguments], env=environment, timeout=left, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            status, output, errors = done.returncode, done.stdout, done.stderr
-        except subprocess.TimeoutExpired as error:
-            # Its streams are bytes here.
-            output, errors = ((stream or b"").decode(errors="replace") for stream in (error.stdout, error.stderr))
+            output, errors = child.communicate(timeout=left)
+            status = child.returncode
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            output, errors = child.communicate()
             status = f"longer than {left:.0f} s"
         lines, seconds = [line for line in output.splitlines() if line], time.monotonic() - begun
         self.note({"part": part, "command": arguments, "setting": setting, "status": status, "seconds": round(seconds, 1), "lines": lines})
@@ -122,6 +126,11 @@ def main():
     parser.add_argument("parts", nargs="*")
     options = parser.parse_args()
     run = Run(options.seconds, os.path.abspath(options.out))
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    if shutil.which(query[0]):
+        machine = subprocess.run(query, stdout=subprocess.PIPE, text=True).stdout.strip()
+        print(machine, flush=True)
+        run.note({"part": "machine", "text": machine})
     parts = {
         "pin": lambda: run.show("pin", "pin.py"),
         "build": lambda: run.process("build", ["-m", "leasehold.torch", "build"]),

@@ -210,6 +210,19 @@ def budget(torch, lt):
     return f"{len(held) * 2} blocks of 64 MiB in 1 GiB, then 200 MiB over every second one; reserved {torch.cuda.memory_reserved() >> 20} MiB"
 
 
+def other_process(torch, lt):
+    """torch.multiprocessing asks for a handle of the memory."""
+    x = torch.ones(1000, device="cuda")
+    try:
+        torch.multiprocessing.reductions.reduce_tensor(x)
+        raise AssertionError("a tensor was shared")
+    except RuntimeError as error:
+        text = str(error).splitlines()[0]
+        expect("share_memory_" in text, text)
+    expect(x.sum().item() == 1000, "the tensor after it")
+    return text
+
+
 def region(torch, lt):
     size = 2 * GIB
     with lt.region("weights"):
@@ -489,6 +502,7 @@ CHECKS = {
     "budget": (budget, 40, {"budget": "1GiB"}),
     "snapshot": (snapshot, 40, {}),
     "summary": (summary, 40, {}),
+    "other process": (other_process, 40, {}),
     "MemPool": (mem_pool, 40, {}),
     "cudnn.benchmark": (cudnn_benchmark, 40, {}),
     "fork DataLoader": (fork_loader, 40, {}),

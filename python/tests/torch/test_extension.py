@@ -75,6 +75,14 @@ class Extension(unittest.TestCase):
             t.raw_delete(block)
         t.raw_delete(t.raw_alloc(40 * MIB, 0))
 
+    def test_other_processes(self):
+        block = self.t.raw_alloc(MIB, 0)
+        with self.assertRaisesRegex(RuntimeError, "granules without handles.*share_memory_"):
+            self.t.share(block)
+        with self.assertRaisesRegex(RuntimeError, "its own memory only.*share_memory_"):
+            self.t.open_shared("a handle")
+        self.t.raw_delete(block)
+
     def test_pools(self):
         t, pool = self.t, (0, 5)
         t.begin_pool(pool, 0)

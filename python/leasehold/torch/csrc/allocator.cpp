@@ -632,14 +632,17 @@ cudaError_t Allocator::memcpyAsync(void *to, int to_device, const void *from, in
 }
 
 ShareableHandle Allocator::shareIpcHandle(void *) {
-    TORCH_CHECK(false, "leasehold: memory of this allocator has no handle for other processes: "
-                       "share a copy in host memory (tensor.cpu().share_memory_()), or send it "
-                       "by torch.distributed");
+    TORCH_CHECK(false, "leasehold: a CUDA tensor cannot be shared with another process, since its "
+                       "memory is made of granules without handles for other processes: share a "
+                       "copy in host memory (tensor.cpu().share_memory_()), or send it by "
+                       "torch.distributed");
 }
 
 std::shared_ptr<void> Allocator::getIpcDevPtr(std::string) {
-    TORCH_CHECK(false, "leasehold: this allocator cannot open another process's memory: share a "
-                       "copy in host memory, or receive it by torch.distributed");
+    TORCH_CHECK(false, "leasehold: a CUDA tensor of another process cannot be opened, since this "
+                       "allocator maps its own memory only: let the other process share a copy in "
+                       "host memory (tensor.cpu().share_memory_()), or send it by "
+                       "torch.distributed");
 }
 
 } // namespace leasehold_torch
