@@ -4,7 +4,7 @@
 
 Parts, in their order:
 
-    pin        pages of the host, touched for the first time and again, and pinned (pin.py)
+    driver     pinned memory of the host, device memory that goes while a copy runs (driver.py)
     build      the extension of leasehold.torch
     train      training steps of both models by every allocator (train.py)
     sleep      weights that leave the device and come back (sleep.py)
@@ -132,7 +132,7 @@ def main():
         print(machine, flush=True)
         run.note({"part": "machine", "text": machine})
     parts = {
-        "pin": lambda: run.show("pin", "pin.py"),
+        "driver": lambda: run.show("driver", "driver.py"),
         "build": lambda: run.process("build", ["-m", "leasehold.torch", "build"]),
         "train": lambda: train(run, options.steps),
         "sleep": lambda: [run.show(f"sleep, {n} layers", "sleep.py", "--layers", n) for n in ("32", "2")],

@@ -1,9 +1,10 @@
-"""Rates at which host memory is pinned: cuMemHostAlloc, and huge pages that threads touch and cuMemHostRegister pins.
+"""What a suspension needs of the driver: pinned memory, and device memory that goes while a copy runs.
 
-    pin.py [--gib N]      default: 16
+    driver.py [--gib N]      default: 16 of pinned memory
 
 The pages are taken, pinned and given back twice. A virtual machine may get a page of its host at the first touch only, which the first
-turn shows. `part`: the pages are touched and registered in parts of 1 GiB, each registered while the next one is touched.
+turn shows. By parts: the pages are touched and registered in parts of 1 GiB, each registered while the next one is touched. Then 1 GiB of
+granules is unmapped and released, alone and while 2 GiB are copied to the host.
 """
 
 import ctypes
@@ -74,6 +75,58 @@ def touch(at, size):
         thread.join()
 
 
+class Properties(ctypes.Structure):
+    """CUmemAllocationProp and CUmemAccessDesc begin with these."""
+
+    _fields_ = [(name, ctypes.c_int) for name in ("type", "handles", "place", "device")] + [("rest", ctypes.c_uint64 * 2)]
+
+
+class Access(ctypes.Structure):
+    _fields_ = [("place", ctypes.c_int), ("device", ctypes.c_int), ("flags", ctypes.c_int)]
+
+
+def granules(cuda, address, size):
+    """Maps granules. Returns their handles."""
+    place, handles = Properties(type=1, place=1, device=0), []
+    for at in range(address, address + size, HUGE):
+        handle = ctypes.c_uint64()
+        ok(cuda.cuMemCreate(ctypes.byref(handle), Z(HUGE), ctypes.byref(place), ctypes.c_uint64(0)), "cuMemCreate")
+        ok(cuda.cuMemMap(ctypes.c_uint64(at), Z(HUGE), Z(0), handle, ctypes.c_uint64(0)), "cuMemMap")
+        handles.append(handle)
+    access = Access(place=1, device=0, flags=3)
+    ok(cuda.cuMemSetAccess(ctypes.c_uint64(address), Z(size), ctypes.byref(access), Z(1)), "cuMemSetAccess")
+    return handles
+
+
+def unmap(cuda, address, handles):
+    for i, handle in enumerate(handles):
+        ok(cuda.cuMemUnmap(ctypes.c_uint64(address + i * HUGE), Z(HUGE)), "cuMemUnmap")
+        ok(cuda.cuMemRelease(handle), "cuMemRelease")
+
+
+def unmapping(cuda):
+    size, copied = GIB, 2 * GIB
+    host, device, address, stream = P(), ctypes.c_uint64(), ctypes.c_uint64(), P()
+    ok(cuda.cuMemHostAlloc(ctypes.byref(host), copied, 0), "cuMemHostAlloc")
+    ok(cuda.cuMemAlloc_v2(ctypes.byref(device), Z(copied)), "cuMemAlloc")
+    ok(cuda.cuMemAddressReserve(ctypes.byref(address), Z(size), Z(HUGE), ctypes.c_uint64(0), ctypes.c_uint64(0)), "cuMemAddressReserve")
+    ok(cuda.cuStreamCreate(ctypes.byref(stream), 1), "cuStreamCreate")
+    copy = lambda: ok(cuda.cuMemcpyDtoHAsync_v2(host, device, Z(copied), stream), "cuMemcpyDtoHAsync")
+    wait = lambda: ok(cuda.cuStreamSynchronize(stream), "cuStreamSynchronize")
+    for turn in ("first", "second"):
+        alone = timed(lambda: (copy(), wait()))
+        handles = granules(cuda, address.value, size)
+        idle = timed(lambda: unmap(cuda, address.value, handles))
+        handles = granules(cuda, address.value, size)
+        start = time.perf_counter()
+        copy()
+        beside = timed(lambda: unmap(cuda, address.value, handles))
+        wait()
+        both = time.perf_counter() - start
+        shown = [f"{1e3 * seconds:.1f} ms" for seconds in (alone, idle, both, beside)]
+        print("{} turn: copy of 2 GiB {}, unmap and release 1 GiB {}, both {}, the unmapping within {}".format(turn, *shown), flush=True)
+
+
 class Pages:
     def __init__(self, size):
         self.size, self.base = size, libc.mmap(None, size + HUGE, 3, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
@@ -126,6 +179,7 @@ def main():
     alloc = timed(lambda: ok(cuda.cuMemHostAlloc(ctypes.byref(block), size, 0), "cuMemHostAlloc"))
     free = timed(lambda: ok(cuda.cuMemFreeHost(block), "cuMemFreeHost"))
     print(f"cuMemHostAlloc of 2 GiB: {rate(alloc)}; free {rate(free)}", flush=True)
+    unmapping(cuda)
 
 
 if __name__ == "__main__":
