@@ -31,7 +31,8 @@ class Extension(unittest.TestCase):
         if torch.version.cuda is None:
             raise unittest.SkipTest("this PyTorch has no CUDA")
         try:
-            cls.t = _build.load().testing
+            cls.extension = _build.load()
+            cls.t = cls.extension.testing
         except _build.BuildError as error:
             raise unittest.SkipTest(str(error))
         cls.t.simulate(library, 64 * MIB)
@@ -106,6 +107,39 @@ class Extension(unittest.TestCase):
         t.empty_cache()
         self.assertEqual(t.pool_uses(pool), 0)
         self.assertEqual(t.statistics()["reserved_bytes"]["all"][0], 0)
+
+    def test_region(self):
+        t, pool = self.t, (0, 6)
+        region = self.extension.Region("weights", 0)
+        t.region_pool(region, pool)
+        t.begin_pool(pool, 0)
+        blocks = [t.raw_alloc(size, 0) for size in (1000, 20 * MIB)]
+        t.end_pool(pool)
+        reserved = t.statistics()["reserved_bytes"]["all"][0]
+        for keep in (True, False):
+            freed = region.suspend(keep)
+            self.assertGreaterEqual(freed, 20 * MIB)
+            self.assertEqual(t.statistics()["reserved_bytes"]["all"][0], reserved - freed)
+            with self.assertRaisesRegex(RuntimeError, "suspended already"):
+                region.suspend(keep)
+            # Others have the memory meanwhile.
+            guest = t.raw_alloc(60 * MIB, 0)
+            with self.assertRaisesRegex(RuntimeError, "out of memory"):
+                region.resume()
+            self.assertTrue(region.suspended())
+            t.raw_delete(guest)
+            t.empty_cache()
+            region.resume()
+            self.assertEqual(t.statistics()["reserved_bytes"]["all"][0], reserved)
+        with self.assertRaisesRegex(RuntimeError, "is not suspended"):
+            region.resume()
+        for block in blocks:
+            t.raw_delete(block)
+        # Once for the use as a region's pool, once for the beginning.
+        t.release_pool(pool)
+        t.release_pool(pool)
+        # The other tests begin without memory.
+        region.suspend(False)
 
     def test_snapshot_and_history(self):
         t = self.t
