@@ -32,4 +32,6 @@ newest=$(objdump -T "$work/wheel/leasehold/_native.abi3.so" | grep -oE 'GLIBC_[0
 python3 -m venv "$work/environment"
 "$work/environment/bin/pip" install --no-deps "$wheel"
 "$work/environment/bin/python" python/tests/typing/usage.py
+# An exception of PyTorch's passes the module, which zig linked.
+PYTHONDONTWRITEBYTECODE=1 "$work/environment/bin/python" python/tests/torch/test_plugin.py Plugin.test_exception
 echo "$(basename "$wheel"): $(stat -c %s "$wheel") bytes, newest symbol $newest"

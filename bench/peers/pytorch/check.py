@@ -1,12 +1,13 @@
 """PyTorch's features over Leasehold's allocator: one line for each.
 
-    check.py [--seconds N] [FEATURE ...]
+    check.py --list | [--seconds N] [FEATURE ...]
 
 Each feature runs in a process of its own, with a time limit, so that the failure of one leaves the others. Needs
 PyTorch with CUDA, and the package `leasehold` on the path.
 """
 
 import gc
+import importlib.util
 import json
 import os
 import random
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 
+HERE = os.path.dirname(os.path.abspath(__file__))
 MIB = 1 << 20
 GIB = 1 << 30
 
@@ -38,7 +40,10 @@ def statistics(torch, lt):
     expect(torch.cuda.memory_reserved() < 64 * MIB, "empty_cache left %d" % torch.cuda.memory_reserved())
     stats = torch.cuda.memory_stats()
     torch.cuda.reset_accumulated_memory_stats()
-    accelerator = torch.accelerator.memory_allocated() if hasattr(torch.accelerator, "memory_allocated") else "absent"
+    try:
+        accelerator = torch.accelerator.memory_allocated() if hasattr(torch.accelerator, "memory_allocated") else "absent"
+    except RuntimeError as error:
+        accelerator = str(error).splitlines()[0][:60]
     return f"{len(stats)} numbers, backend {torch.cuda.get_allocator_backend()}, torch.accelerator: {accelerator}"
 
 
@@ -52,11 +57,19 @@ def snapshot(torch, lt):
     expect(framed >= 5, "%d blocks with frames" % framed)
     sizes = all(sum(b["size"] for b in s["blocks"]) == s["total_size"] for s in found["segments"])
     expect(sizes, "the blocks of a segment do not fill it")
+    events = found["device_traces"][0]
+    mapped = sum(e["size"] for e in events if e["action"] == "segment_map")
+    expect(mapped == sum(s["total_size"] for s in found["segments"]), f"the history tells of {mapped} bytes of segments")
+    # The viewer plays the history backwards, to a time without memory.
+    spec = importlib.util.spec_from_file_location("memory_viz", os.path.join(HERE, "..", "..", "..", "ci", "memory_viz.py"))
+    viewer = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(viewer)
+    viewer.play_backwards({"segments": found["segments"], "allocator_settings": {"events_lost": 0}}, events)
     path = os.path.join(os.environ.get("OUT", "."), "snapshot.pickle")
     torch.cuda.memory._dump_snapshot(path)
     torch.cuda.memory._record_memory_history(enabled=None)
     del x
-    return f"{len(found['segments'])} segments, {sum(map(len, found['device_traces']))} events, {framed} blocks with frames"
+    return f"{len(found['segments'])} segments of {mapped >> 20} MiB, {len(events)} events, {framed} blocks with frames"
 
 
 def summary(torch, lt):
@@ -184,8 +197,9 @@ def budget(torch, lt):
         for _ in range(100):
             held.append(torch.empty(64 * MIB, device="cuda", dtype=torch.uint8))
         raise AssertionError("no limit")
-    except torch.OutOfMemoryError:
-        pass
+    except RuntimeError as error:
+        # The plug-in interface has this class only.
+        expect("out of memory" in str(error), str(error)[:200])
     reserved = torch.cuda.memory_reserved()
     expect(reserved <= GIB and len(held) >= 15, f"{reserved} reserved, {len(held)} blocks")
     del held[::2]
@@ -194,6 +208,19 @@ def budget(torch, lt):
     expect((low.item(), high.item()) == (3, 3), "contents of a block over moved granules")
     torch.cuda.set_per_process_memory_fraction(0.9)
     return f"{len(held) * 2} blocks of 64 MiB in 1 GiB, then 200 MiB over every second one; reserved {torch.cuda.memory_reserved() >> 20} MiB"
+
+
+def other_process(torch, lt):
+    """torch.multiprocessing asks for a handle of the memory."""
+    x = torch.ones(1000, device="cuda")
+    try:
+        torch.multiprocessing.reductions.reduce_tensor(x)
+        raise AssertionError("a tensor was shared")
+    except RuntimeError as error:
+        text = str(error).splitlines()[0]
+        expect("share_memory_" in text, text)
+    expect(x.sum().item() == 1000, "the tensor after it")
+    return text
 
 
 def region(torch, lt):
@@ -288,7 +315,7 @@ def differs(torch, x, value, home):
         return (low.item(), high.item()) != (value, value)
 
 
-def program(torch, seed):
+def program(torch, seed, captures=True):
     """One random program. Returns how many contents differ."""
     dice = random.Random(seed)
     main = torch.cuda.current_stream()
@@ -314,7 +341,7 @@ def program(torch, seed):
             if dice.random() < 0.5:
                 wrong += differs(torch, x, value, home)
             del x
-        elif len(graphs) < 2:
+        elif captures and len(graphs) < 2:
             torch.cuda.synchronize()
             value, size = dice.randrange(1, 100), dice.choice([1000, 200_000])
             source = torch.full((size,), value, device="cuda", dtype=torch.int32)
@@ -339,10 +366,10 @@ def program(torch, seed):
     return wrong
 
 
-def random_programs(torch, lt):
+def random_programs(torch, lt, captures=True):
     seconds, done, wrong, start = float(os.environ.get("CHECK_SECONDS", "20")), 0, 0, time.perf_counter()
     while done < 1000 and time.perf_counter() - start < seconds:
-        wrong += program(torch, done)
+        wrong += program(torch, done, captures)
         done += 1
     expect(wrong == 0, f"{wrong} contents differ in {done} programs")
     return f"{done} programs in {time.perf_counter() - start:.1f} s, no difference"
@@ -398,6 +425,71 @@ def compile_reduce_overhead(torch, lt):
     return "3 sizes"
 
 
+def plugin_training(torch, lt):
+    """Steps of a small network with the statistics that a program prints."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 1024)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for i in range(30):
+        x = torch.randn(64 + 37 * (i % 5), 1024, device="cuda")
+        loss = (model(x) - x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.item())
+    expect(losses[-1] < losses[0], f"the loss went from {losses[0]} to {losses[-1]}")
+    allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    expect(0 < allocated <= reserved, f"{allocated} allocated, {reserved} reserved")
+    expect("Allocated memory" in torch.cuda.memory_summary(), "memory_summary")
+    return f"30 steps, loss {losses[0]:.3f} to {losses[-1]:.3f}; {allocated >> 20} MiB allocated, {reserved >> 20} reserved"
+
+
+def plugin_out_of_memory(torch, lt):
+    x = torch.full((MIB,), 5.0, device="cuda")
+    for _ in range(3):
+        try:
+            torch.empty(1 << 42, device="cuda", dtype=torch.uint8)
+            raise AssertionError("4 TiB were there")
+        except RuntimeError as error:
+            text = str(error)
+            expect("out of memory" in text, text[:200])
+    expect((x * 2).sum().item() == 10 * MIB, "the context after it")
+    expect(torch.cuda.memory_stats()["num_ooms"] == 3, "num_ooms")
+    return f"caught 3 times: {text.splitlines()[0][:160]!r}"
+
+
+def plugin_refusals(torch, lt):
+    """What the interface cannot do is an error, and the program goes on."""
+
+    def capture():
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            torch.ones(1000, device="cuda")
+
+    def pool():
+        with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+            torch.ones(1000, device="cuda")
+
+    def region():
+        with lt.region("weights"):
+            pass
+
+    x, texts = torch.ones(1000, device="cuda"), []
+    for function in (capture, pool, region, torch.cuda.memory_snapshot, torch.cuda.memory._record_memory_history):
+        try:
+            function()
+            raise AssertionError(f"{function.__name__} was not refused")
+        except RuntimeError as error:
+            texts.append(f"{function.__name__}: {str(error).splitlines()[0][:120]}")
+            # PyTorch itself refuses a pool.
+            expect("leasehold" in texts[-1] or function is pool, texts[-1])
+        expect(x.sum().item() == 1000, f"after {function.__name__}")
+        expect(torch.isfinite(torch.randn(1000, device="cuda")).all().item(), f"random numbers after {function.__name__}")
+    return "; ".join(texts)
+
+
+PLUGIN = {"plugin": True}
+
 # Name: function, time limit in seconds, options of enable() (None: PyTorch's own allocator).
 CHECKS = {
     "statistics": (statistics, 40, {}),
@@ -410,6 +502,7 @@ CHECKS = {
     "budget": (budget, 40, {"budget": "1GiB"}),
     "snapshot": (snapshot, 40, {}),
     "summary": (summary, 40, {}),
+    "other process": (other_process, 40, {}),
     "MemPool": (mem_pool, 40, {}),
     "cudnn.benchmark": (cudnn_benchmark, 40, {}),
     "fork DataLoader": (fork_loader, 40, {}),
@@ -418,6 +511,15 @@ CHECKS = {
     "random programs, native": (random_programs, 90, None),
     "DistributedDataParallel": (distributed, 60, {}),
     "reduce-overhead": (compile_reduce_overhead, 60, {}),
+    "plug-in, training": (plugin_training, 40, PLUGIN),
+    "plug-in, statistics": (statistics, 40, PLUGIN),
+    "plug-in, out of memory": (plugin_out_of_memory, 40, PLUGIN),
+    "plug-in, budget": (budget, 40, {**PLUGIN, "budget": "1GiB"}),
+    "plug-in, refusals": (plugin_refusals, 40, PLUGIN),
+    "plug-in, record_stream": (record_stream, 40, PLUGIN),
+    "plug-in, fork DataLoader": (fork_loader, 40, PLUGIN),
+    "plug-in, streams and autograd": (peers_of_streams, 40, PLUGIN),
+    "plug-in, random programs": (lambda torch, lt: random_programs(torch, lt, captures=False), 60, PLUGIN),
 }
 
 
@@ -443,6 +545,8 @@ def main():
     arguments = sys.argv[1:]
     if arguments[:1] == ["--child"]:
         return child(arguments[1])
+    if arguments == ["--list"]:
+        return print("\n".join(CHECKS))
     if arguments[:1] == ["--seconds"]:
         os.environ["CHECK_SECONDS"] = arguments[1]
         arguments = arguments[2:]

@@ -21,6 +21,9 @@ use std::fmt;
 
 /// A resumption restores parts of at least this size, where memory has no gap.
 const PART: u64 = 64 << 20;
+/// A suspension saves parts of at least this size. Pinned memory for a part comes from several
+/// threads, each of which needs tens of MiB to be worth its start.
+const SAVED_PART: u64 = 256 << 20;
 
 /// A piece of physical memory.
 #[derive(Debug, Clone, Copy)]
@@ -44,17 +47,19 @@ struct State {
 }
 
 impl State {
-    /// The mapped ranges, each with no gap inside.
-    fn ranges(&self) -> Vec<(u64, u64)> {
-        let mut ranges: Vec<(u64, u64)> = Vec::new();
+    /// The mapped ranges in parts of at least so many bytes, each with no gap inside.
+    fn parts(&self, least: u64) -> Vec<(u64, u64)> {
+        let mut parts: Vec<(u64, u64)> = Vec::new();
         for (&at, handle) in &self.mapped {
             let Some(piece) = self.pieces.get(handle) else { continue };
-            match ranges.last_mut() {
-                Some((from, bytes)) if *from + *bytes == at => *bytes += piece.bytes,
-                _ => ranges.push((at, piece.bytes)),
+            match parts.last_mut() {
+                Some((from, bytes)) if *from + *bytes == at && *bytes < least => {
+                    *bytes += piece.bytes;
+                }
+                _ => parts.push((at, piece.bytes)),
             }
         }
-        ranges
+        parts
     }
 }
 
@@ -88,7 +93,7 @@ struct Shared {
 /// # let stream = Idle(TimelineOwner::take()?);
 /// let weights = allocator.alloc(Layout::new(100 << 20), On::new(&stream))?;
 /// // SAFETY: no work uses the memory.
-/// unsafe { backing.suspend(|_, _| Ok(()))? };
+/// unsafe { backing.suspend(|_, _| Ok(()), Ok)? };
 /// assert_eq!(driver.used(), 0);
 /// backing.resume(|_, _| Ok(()), || Ok(()))?;
 /// assert!(driver.is_backed(weights.addr(), weights.len()));
@@ -129,34 +134,52 @@ impl SuspendableBacking {
     /// The ranges that have memory, or had it when the backing was suspended: address and bytes.
     #[must_use]
     pub fn ranges(&self) -> Vec<(u64, u64)> {
-        self.0.state.read().ranges()
+        self.0.state.read().parts(u64::MAX)
     }
 
     /// Gives all memory back to the driver, and keeps the addresses. `save` is called with each
-    /// range first, and may copy the contents away. Returns the bytes that went. A piece that the
-    /// driver does not take keeps its memory. Blocks on the driver.
+    /// part, address and bytes, and may begin to copy the contents away. Then `finish` gets what
+    /// `save` returned for a part, and waits for the copy; the part's memory goes next. So the
+    /// driver takes one part while later ones are copied. Returns the bytes that went. A piece that
+    /// the driver does not take keeps its memory. Blocks on the driver.
     ///
     /// # Errors
-    /// `InvalidState` if it is suspended already; an error of `save`, after which nothing has
-    /// changed.
+    /// - `InvalidState` if it is suspended already.
+    /// - An error of `save`. Nothing has changed, and copies that began may still run.
+    /// - An error of `finish`. The memory is suspended, but this part and later ones keep theirs
+    ///   with the contents. A resumption takes the memory of the earlier ones again.
     ///
     /// # Safety
-    /// - No work uses the memory until [`resume`](Self::resume) has returned `Ok`.
-    pub unsafe fn suspend(&self, mut save: impl FnMut(u64, u64) -> Result<()>) -> Result<u64> {
+    /// - No work but these copies uses the memory until [`resume`](Self::resume) has returned `Ok`.
+    pub unsafe fn suspend<T>(
+        &self,
+        mut save: impl FnMut(u64, u64) -> Result<T>,
+        mut finish: impl FnMut(T) -> Result<()>,
+    ) -> Result<u64> {
         let mut state = self.0.state.write();
         if state.suspended {
             return Err(Error::state("the memory is suspended already"));
         }
-        state.ranges().into_iter().try_for_each(|(at, bytes)| save(at, bytes))?;
-        let mut freed = 0;
-        for piece in state.pieces.values_mut() {
-            freed += self.drop_memory(piece);
+        let mut begun = Vec::new();
+        for (at, bytes) in state.parts(SAVED_PART) {
+            begun.push((at, bytes, save(at, bytes)?));
         }
+        let State { pieces, mapped, .. } = &mut *state;
+        // Pieces that are mapped nowhere have no contents.
+        let bare = pieces.values_mut().filter(|p| p.at.is_none());
+        let mut freed: u64 = bare.map(|piece| self.drop_memory(piece)).sum();
+        let finished = begun.into_iter().try_for_each(|(at, bytes, copy)| {
+            finish(copy)?;
+            for (_, own) in mapped.range(at..at + bytes) {
+                freed += pieces.get_mut(own).map_or(0, |piece| self.drop_memory(piece));
+            }
+            Ok(())
+        });
         if let Some(budget) = &self.0.budget {
             budget.give_back(freed);
         }
         state.suspended = true;
-        Ok(freed)
+        finished.map(|()| freed)
     }
 
     /// Takes the memory of a piece away. Returns the bytes that went.

@@ -256,7 +256,8 @@ int leasehold_pool_trim(leasehold_pool pool, uint64_t keep, uint64_t *freed);
 
 /* Gives all memory of a pool back to the device and keeps the addresses, so that pointers, views and captured graphs stay valid. Waits for
  * all work of the context first. No work may use the pool's blocks until it is resumed. *freed (or NULL): the bytes that went. Without
- * LEASEHOLD_SUSPEND_KEEP the contents are lost. */
+ * LEASEHOLD_SUSPEND_KEEP the contents are lost. After a failure nothing has changed; only if a copy failed, and the memory that went before
+ * cannot be taken again, is the pool suspended, and leasehold_pool_resume brings it back. */
 int leasehold_pool_suspend(leasehold_pool pool, uint32_t flags, uint64_t *freed);
 
 /* Takes memory again at the same addresses, with the contents that were kept. LEASEHOLD_OUT_OF_MEMORY, LEASEHOLD_OVER_BUDGET: it is still
@@ -267,13 +268,23 @@ int leasehold_pool_resume(leasehold_pool pool);
 
 /* Device N is opened as "cuda:N" at its first use, unless a device was given here before; 0 takes it back. */
 int leasehold_plugin_set_device(int ordinal, leasehold_device device);
+/* The options of devices that are opened so; NULL: the default ones. */
+int leasehold_plugin_set_options(const leasehold_device_options *options);
+/* Device N; 0 if it was not opened yet, unless open is another number than 0. */
+int leasehold_plugin_get_device(int ordinal, int open, leasehold_device *device);
 
-/* leasehold_malloc and leasehold_free by ordinal. NULL for a failure (leasehold_last_error has the text) and for zero bytes. PyTorch does
- * not check the result: it uses a null pointer. */
+/* Sets what a failed allocation calls, with a text and the place; NULL for nothing. It may throw a C++ exception, which passes
+ * leasehold_plugin_alloc. PyTorch's c10::detail::torchCheckFail is such a function. It must be valid until another one is set. */
+int leasehold_plugin_set_raise(void (*raise)(const char *function, const char *file, uint32_t line, const char *text));
+
+/* leasehold_malloc and leasehold_free by ordinal. NULL for zero bytes, and for a failure (leasehold_last_error has the text) unless the
+ * function of leasehold_plugin_set_raise throws. PyTorch does not check the result: it uses a null pointer. */
 void *leasehold_plugin_alloc(ptrdiff_t size, int ordinal, void *stream);
 void leasehold_plugin_free(void *block, ptrdiff_t size, int ordinal, void *stream);
 /* leasehold_record_stream on the device that the block belongs to. */
 void leasehold_plugin_record_stream(void *block, void *stream);
+/* For set_begin_allocate_to_pool: there are no private pools here, so it calls the function of leasehold_plugin_set_raise. */
+void leasehold_plugin_refuse_pool(void);
 
 /* ---- simulated devices: "sim-cuda:0" and "sim-cuda:1" of 1 GiB, in builds with the feature `sim` only ---- */
 

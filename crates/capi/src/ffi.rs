@@ -193,7 +193,7 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, what: &str) -> Result<&'a str
     text.to_str().map_err(|_| Error::invalid(format!("{what} is no UTF-8")))
 }
 
-fn policy(number: u32) -> Result<Policy> {
+pub(crate) fn policy(number: u32) -> Result<Policy> {
     match number {
         LEASEHOLD_POLICY_BALANCED => Ok(Policy::Balanced),
         LEASEHOLD_POLICY_FASTEST => Ok(Policy::Fastest),
@@ -206,7 +206,7 @@ fn policy(number: u32) -> Result<Policy> {
 ///
 /// # Safety
 /// - `from` is null, or points to a struct that begins with its size.
-unsafe fn options<T: Copy>(from: *const T, default: T, what: &str) -> Result<T> {
+pub(crate) unsafe fn options<T: Copy>(from: *const T, default: T, what: &str) -> Result<T> {
     if from.is_null() {
         return Ok(default);
     }
@@ -256,7 +256,7 @@ unsafe fn answer<T: Copy>(to: *mut T, value: &T, what: &str) -> Result<()> {
 ///
 /// # Safety
 /// - `to` is null or can be written.
-unsafe fn give<T>(to: *mut T, value: T, what: &str) -> Result<()> {
+pub(crate) unsafe fn give<T>(to: *mut T, value: T, what: &str) -> Result<()> {
     if to.is_null() {
         return Err(Error::invalid(format!("{what} is null")));
     }
@@ -265,7 +265,7 @@ unsafe fn give<T>(to: *mut T, value: T, what: &str) -> Result<()> {
     Ok(())
 }
 
-fn check_out<T>(to: *mut T, what: &str) -> Result<()> {
+pub(crate) fn check_out<T>(to: *mut T, what: &str) -> Result<()> {
     if to.is_null() { Err(Error::invalid(format!("{what} is null"))) } else { Ok(()) }
 }
 

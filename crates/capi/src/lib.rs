@@ -6,6 +6,9 @@
 //! pools, which share its budget. A pool is what a captured graph allocates from, or memory that
 //! can be suspended and resumed at the same addresses.
 //!
+//! The header is written by hand, since its comments are the documentation for C. A test lets a C
+//! compiler compare it with the source: each function's type, each field and each number.
+//!
 //! The crate is a shared and a static library. From Rust, [`leasehold`] is the interface; the
 //! functions here serve tests.
 //!

@@ -1,21 +1,39 @@
-//! The two functions of PyTorch's plug-in interface (`CUDAPluggableAllocator`): memory by ordinal,
-//! size and stream, and null for a failure.
+//! The functions of PyTorch's plug-in interface (`CUDAPluggableAllocator`): memory by ordinal,
+//! size and stream.
 //!
-//! A device is opened at its first use as `cuda:N`, unless
-//! [`leasehold_plugin_set_device`] named another one. [`leasehold_last_error`] has the text of a
-//! failure.
+//! A device is opened at its first use as `cuda:N`, with the settings of
+//! [`leasehold_plugin_set_options`], unless [`leasehold_plugin_set_device`] named another one.
+//! [`leasehold_last_error`] has the text of a failure.
+//!
+//! The interface has no way to tell a failure: PyTorch uses a null pointer as if it were memory. So
+//! a failure calls a function of the caller's, which throws a C++ exception through the functions
+//! here. They hold nothing then that a destructor would have to give back.
 //!
 //! [`leasehold_last_error`]: crate::ffi::leasehold_last_error
 
 use crate::device::DEVICES;
-use crate::ffi::{DEVICE_DEFAULTS, open};
-use crate::status::border;
+use crate::ffi::{DEVICE_DEFAULTS, LeaseholdDeviceOptions, check_out, give, open, options, policy};
+use crate::status::{OK, OUT_OF_MEMORY, OVER_BUDGET, border, keep, last, prefix};
 use leasehold::{Error, Result};
-use leasehold_core::sync::RwLock;
-use std::ffi::{c_int, c_void};
+use leasehold_core::ForkGuard;
+use leasehold_core::sync::{OnceLock, RwLock};
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+/// Throws a C++ exception in the caller: which function failed, the file and line of that, and the
+/// text. PyTorch's `c10::detail::torchCheckFail` is one.
+pub type LeaseholdRaise = unsafe extern "C-unwind" fn(
+    function: *const c_char,
+    file: *const c_char,
+    line: u32,
+    text: *const c_char,
+);
 
 /// The devices by ordinal; 0 for none.
 static ORDINALS: RwLock<Vec<u64>> = RwLock::new(Vec::new());
+/// The settings of devices that are opened at their first use.
+static OPTIONS: RwLock<LeaseholdDeviceOptions> = RwLock::new(DEVICE_DEFAULTS);
+/// What a failure calls.
+static RAISE: RwLock<Option<LeaseholdRaise>> = RwLock::new(None);
 
 /// The largest ordinal: more devices have no machine.
 const MOST: c_int = 1024;
@@ -29,6 +47,13 @@ fn known(at: usize) -> u64 {
     ORDINALS.read().get(at).copied().unwrap_or(0)
 }
 
+/// Whether this process is a fork of the one that used these functions first. It has no part in
+/// that one's memory, and a lock of another thread there may be held here for good.
+fn forked() -> bool {
+    static PROCESS: OnceLock<ForkGuard> = OnceLock::new();
+    PROCESS.get_or_init(ForkGuard::here).is_forked_child()
+}
+
 fn device(ordinal: c_int) -> Result<u64> {
     let at = index(ordinal)?;
     let found = known(at);
@@ -36,7 +61,8 @@ fn device(ordinal: c_int) -> Result<u64> {
         return Ok(found);
     }
     // Two threads that come first open two, of which one is closed again.
-    let opened = open(&format!("cuda:{ordinal}"), DEVICE_DEFAULTS)?;
+    let settings = *OPTIONS.read();
+    let opened = open(&format!("cuda:{ordinal}"), settings)?;
     let mut ordinals = ORDINALS.write();
     if ordinals.len() <= at {
         ordinals.resize(at + 1, 0);
@@ -49,6 +75,42 @@ fn device(ordinal: c_int) -> Result<u64> {
     drop(ordinals);
     DEVICES.remove(opened)?;
     Ok(first)
+}
+
+/// Sets the options of devices that are opened at their first use.
+///
+/// # Safety
+/// - `options` is null or a struct that begins with its size.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_plugin_set_options(
+    options: *const LeaseholdDeviceOptions,
+) -> c_int {
+    border(|| {
+        // SAFETY: the caller vouches for the struct.
+        let wanted = unsafe { self::options(options, DEVICE_DEFAULTS, "options")? };
+        policy(wanted.policy)?;
+        *OPTIONS.write() = wanted;
+        Ok(())
+    })
+}
+
+/// The device of an ordinal: 0 if there is none yet, unless `open` says to open it.
+///
+/// # Safety
+/// - `device` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_plugin_get_device(
+    ordinal: c_int,
+    open: c_int,
+    device: *mut u64,
+) -> c_int {
+    border(|| {
+        check_out(device, "the device's place")?;
+        let at = index(ordinal)?;
+        let found = if open == 0 { known(at) } else { self::device(ordinal)? };
+        // SAFETY: the caller says that it can be written.
+        unsafe { give(device, found, "the device's place") }
+    })
 }
 
 /// Makes an open device the one of an ordinal; 0 takes it back.
@@ -68,29 +130,83 @@ pub extern "C" fn leasehold_plugin_set_device(ordinal: c_int, device: u64) -> c_
     })
 }
 
-/// Allocates a block. Null for a failure, and for no bytes.
+/// Sets what a failed allocation calls. `None` for nothing.
+///
+/// # Safety
+/// - The function takes these arguments, and any thread may call it until another one is set and
+///   the allocations that began before are over.
+/// - It returns, or unwinds as a C++ exception.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_plugin_set_raise(raise: Option<LeaseholdRaise>) -> c_int {
+    border(|| {
+        *RAISE.write() = raise;
+        Ok(())
+    })
+}
+
+/// Raises the text of this thread's last failure.
+fn raise(function: &'static CStr) {
+    // A reader's guard must not be there while an exception passes.
+    let raise = *RAISE.read();
+    if let Some(raise) = raise {
+        // SAFETY: the caller of `leasehold_plugin_set_raise` vouches for the function. The text is
+        // this thread's until its next failure.
+        unsafe { raise(function.as_ptr(), c"leasehold".as_ptr(), 0, last()) }
+    }
+}
+
+/// Raises an error: the plug-in interface has no private pools. For
+/// `set_begin_allocate_to_pool`, whose arguments it does not read.
+///
+/// # Safety
+/// - A C++ exception may pass the caller.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn leasehold_plugin_refuse_pool() {
+    keep(
+        "leasehold: PyTorch's plug-in interface has no private pools, which captured graphs and \
+         torch.cuda.MemPool need: install a C++ compiler for the extension"
+            .to_owned(),
+    );
+    raise(c"beginAllocateToPool");
+}
+
+/// Allocates a block. A failure is raised, and is null if there is no function for that. No bytes
+/// are null too.
 ///
 /// # Safety
 /// - As [`leasehold_malloc`](crate::ffi::leasehold_malloc), for `stream`.
+/// - A C++ exception may pass the caller if [`leasehold_plugin_set_raise`] named a function that
+///   throws one.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn leasehold_plugin_alloc(
+pub unsafe extern "C-unwind" fn leasehold_plugin_alloc(
     size: isize,
     ordinal: c_int,
     stream: *mut c_void,
 ) -> *mut c_void {
     let mut addr = 0;
-    border(|| {
+    let status = border(|| {
         let bytes =
             u64::try_from(size).map_err(|_| Error::invalid(format!("a size of {size} bytes")))?;
+        if forked() {
+            return Err(Error::state(
+                "a process that was made by fork() cannot use CUDA: use the start method \"spawn\"",
+            ));
+        }
         let device = DEVICES.get(device(ordinal)?)?;
         // SAFETY: the caller vouches for the stream.
         addr = unsafe { device.alloc(None, bytes, stream as u64) }?;
         Ok(())
     });
+    if status != OK {
+        // Programs look for PyTorch's words.
+        let full = [OUT_OF_MEMORY, OVER_BUDGET].contains(&status);
+        prefix(if full { "CUDA out of memory. " } else { "leasehold: " });
+        raise(c"malloc");
+    }
     addr as *mut c_void
 }
 
-/// Frees a block.
+/// Frees a block. In a fork of the process that allocated it, it does nothing.
 ///
 /// # Safety
 /// - As [`leasehold_free`](crate::ffi::leasehold_free).
@@ -103,6 +219,9 @@ pub unsafe extern "C" fn leasehold_plugin_free(
 ) {
     // The block knows its size and its stream.
     let _ = (size, stream);
+    if forked() {
+        return;
+    }
     border(|| DEVICES.get(device(ordinal)?)?.free(block as u64));
 }
 

@@ -137,31 +137,49 @@ impl Pool {
         }
         let mut saved = Saved::new();
         let save = |at, bytes| {
-            if keep {
-                let copy = runtime.alloc_pinned(bytes)?;
-                let from = import(runtime, at, bytes)?;
-                let copied = runtime.stream().copy(copy.view(), from.view());
-                // Also after an error: the range may be unmapped then.
-                let waited = runtime.stream().synchronize();
-                copied.and(waited)?;
+            if !keep {
+                return Ok(None);
+            }
+            let copy = runtime.alloc_pinned(bytes)?;
+            let from = import(runtime, at, bytes)?;
+            runtime.stream().copy(copy.view(), from.view())?;
+            Ok(Some((at, copy, runtime.stream().now())))
+        };
+        let finish = |copied| {
+            if let Some((at, copy, point)) = copied {
+                runtime.wait_for([point])?;
                 saved.push((at, copy));
             }
             Ok(())
         };
         // SAFETY: all work of the context is over, and the caller vouches for later work.
-        let freed = unsafe { backing.suspend(save) }?;
-        *suspended = true;
-        *self.saved.lock() = keep.then_some(saved);
-        Ok(freed)
+        let freed = unsafe { backing.suspend(save, finish) };
+        if freed.is_err() {
+            // Copies that began may still read the memory. Their failure is told already.
+            let _ = runtime.stream().synchronize();
+        }
+        *suspended = backing.is_suspended();
+        *self.saved.lock() = (keep && *suspended).then_some(saved);
+        freed.inspect_err(|_| {
+            // What went comes back with its contents. If it does not, the pool stays suspended.
+            if *suspended {
+                let _ = self.take_again(runtime, &mut suspended);
+            }
+        })
     }
 
     /// Takes memory again at the same addresses, with the contents that were kept.
     pub(crate) fn resume(&self, runtime: &Runtime) -> Result<()> {
-        let backing = self.backing()?;
         let mut suspended = self.suspended.write();
+        self.backing()?;
         if !*suspended {
             return Err(Error::state(format!("pool {} is not suspended", self.name)));
         }
+        self.take_again(runtime, &mut suspended)
+    }
+
+    fn take_again(&self, runtime: &Runtime, suspended: &mut bool) -> Result<()> {
+        let backing = self.backing()?;
         let mut saved = self.saved.lock();
         let restore = |at: u64, bytes: u64| {
             saved.iter().flatten().try_for_each(|(from, copy)| {

@@ -60,7 +60,7 @@ thread_local! {
 }
 
 /// Keeps the text of a thread's last failure.
-fn keep(text: String) {
+pub(crate) fn keep(text: String) {
     // A zero byte would end the C string early.
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
     // A thread that is ending keeps no text.
@@ -71,6 +71,13 @@ fn keep(text: String) {
 pub(crate) fn last() -> *const c_char {
     let text = LAST.try_with(|last| last.borrow().as_ref().map(|text| text.as_ptr()));
     text.ok().flatten().unwrap_or(c"".as_ptr())
+}
+
+/// Puts words before the text of this thread's last failure.
+pub(crate) fn prefix(words: &str) {
+    let text =
+        LAST.try_with(|last| last.borrow().as_ref().map(|t| t.to_string_lossy().into_owned()));
+    keep(words.to_owned() + &text.ok().flatten().unwrap_or_default());
 }
 
 fn panic_text(panic: &(dyn Any + Send)) -> &str {

@@ -145,8 +145,8 @@ def enable(policy: str = "balanced", budget: Budget = None, *, plugin: Optional[
                 if plugin is False:
                     raise
                 warnings.warn(
-                    "leasehold.torch uses PyTorch's plug-in interface, in which running out of "
-                    "memory ends the process: %s" % error,
+                    "leasehold.torch uses PyTorch's plug-in interface, which has no captured "
+                    "graphs, snapshots or regions: %s" % error,
                     RuntimeWarning,
                     stacklevel=2,
                 )

@@ -188,6 +188,94 @@ void program(uint64_t seed, uintptr_t stream, uintptr_t side) {
     }
 }
 
+/// Plays a history that began without memory, and compares its end with the memory. `blocks`: also
+/// that each block lay in memory.
+size_t play(const std::vector<Event> &events, bool blocks) {
+    std::map<uintptr_t, size_t> mapped, whole, live;
+    auto overlaps = [](const std::map<uintptr_t, size_t> &ranges, uintptr_t at, size_t bytes) {
+        auto next = ranges.lower_bound(at + bytes);
+        return next != ranges.begin() && std::prev(next)->first + std::prev(next)->second > at;
+    };
+    auto inside = [](const std::map<uintptr_t, size_t> &ranges, uintptr_t at, size_t bytes) {
+        auto next = ranges.upper_bound(at);
+        return next != ranges.begin() && std::prev(next)->first + std::prev(next)->second >= at + bytes;
+    };
+    size_t segments = 0;
+    for (const Event &event : events) {
+        uintptr_t at = event.address, end = at + event.bytes;
+        switch (event.kind) {
+        case Event::SegmentMap: {
+            expect(!overlaps(mapped, at, event.bytes), "mapped twice");
+            expect(!overlaps(whole, at, event.bytes), "mapped over a segment");
+            auto made = mapped.emplace(at, event.bytes).first;
+            auto next = std::next(made);
+            if (next != mapped.end() && next->first == end) {
+                made->second += next->second;
+                mapped.erase(next);
+            }
+            if (made != mapped.begin() && std::prev(made)->first + std::prev(made)->second == at) {
+                std::prev(made)->second += made->second;
+                mapped.erase(made);
+            }
+            break;
+        }
+        case Event::SegmentUnmap: {
+            expect(inside(mapped, at, event.bytes), "unmapped where nothing was");
+            auto from = std::prev(mapped.upper_bound(at));
+            uintptr_t last = from->first + from->second;
+            if (end < last) {
+                mapped.emplace(end, last - end);
+            }
+            if (from->first < at) {
+                from->second = at - from->first;
+            } else {
+                mapped.erase(from);
+            }
+            break;
+        }
+        case Event::SegmentAlloc:
+            expect(!overlaps(mapped, at, event.bytes), "a segment over mapped memory");
+            expect(!overlaps(whole, at, event.bytes), "a segment over another one");
+            whole.emplace(at, event.bytes);
+            break;
+        case Event::SegmentFree: {
+            auto found = whole.find(at);
+            expect(found != whole.end() && found->second == event.bytes, "an unknown segment went");
+            whole.erase(found);
+            break;
+        }
+        case Event::Alloc:
+            expect(!blocks || inside(mapped, at, event.bytes) || inside(whole, at, event.bytes),
+                   "a block without memory");
+            break;
+        default:
+            continue;
+        }
+        segments += event.kind != Event::Alloc;
+    }
+    for (const Seen &seen : memory->walk()) {
+        expect(inside(seen.expandable ? mapped : whole, seen.segment, seen.segment_bytes),
+               "a segment that the history does not know");
+    }
+    size_t told = 0, there = 0;
+    for (auto *ranges : {&mapped, &whole}) {
+        for (auto &[at, bytes] : *ranges) {
+            told += bytes;
+        }
+    }
+    std::map<uintptr_t, size_t> seen_segments;
+    for (const Seen &seen : memory->walk()) {
+        seen_segments[seen.segment] = seen.segment_bytes;
+    }
+    for (auto &[at, bytes] : seen_segments) {
+        there += bytes;
+    }
+    expect(told == there, "the history tells of other memory than there is");
+    return segments;
+}
+
+HistorySettings recorded(size_t most) { return {true, most, 0, false, false, false, {}}; }
+
 } // namespace
 
 int main(int count, char **arguments) {
@@ -210,7 +298,7 @@ int main(int count, char **arguments) {
     memory = new Memory(library, "sim-cuda:0", 300u << 20, LEASEHOLD_POLICY_BALANCED);
     memory->capturing = [] { return in_capture; };
     device = memory->device();
-    memory->record_history({true, 1000, 0, false, false, false, {}}, true);
+    memory->record_history(recorded(1u << 24), true);
     uint64_t programs = std::strtoull(arguments[2], nullptr, 10);
     constexpr uint64_t THREADS = 6;
     std::vector<std::thread> threads;
@@ -233,19 +321,37 @@ int main(int count, char **arguments) {
     expect(end.blocks[0].current == 0 && end.bytes[0].current == 0, "blocks are left");
     expect(end.blocks[0].allocated == end.blocks[0].freed, "counts of blocks");
     expect(end.bytes[0].peak <= end.reserved.peak, "more was allocated than reserved");
-    expect(memory->events().size() == 1000, "events");
+    memory->note_segments();
+    size_t segments = play(memory->events(), false);
+    expect(segments > 20, "events of segments");
+    memory->record_history(recorded(1000), false);
     memory->empty_cache();
     expect(memory->statistics().reserved.current == 0, "memory is left after empty_cache");
+    expect(memory->events().size() == 1000, "events");
+    // One thread: each block lies in memory that the history told of before.
+    memory->record_history(recorded(1u << 24), true);
+    uintptr_t stream = 0, side = 0;
+    expect(sim.stream(device, 0, &stream) == 0 && sim.stream(device, 0, &side) == 0, "stream");
+    for (uint64_t seed = programs; seed < programs + 60; ++seed) {
+        program(seed, stream, side);
+        if (seed % 20 == 0) {
+            memory->empty_cache();
+        }
+        play(memory->events(), true);
+    }
+    memory->empty_cache();
+    segments += play(memory->events(), true);
     try {
         memory->allocate(size_t(400) << 20, 0);
         fail("no limit");
     } catch (const Failure &failure) {
         expect(failure.what()[0] != 0, "a failure has no text");
     }
-    std::printf("ok: %llu blocks, %llu checked, %llu captures, %llu blocks restored, %llu refused\n",
+    std::printf("ok: %llu blocks, %llu checked, %llu captures, %llu blocks restored, %llu refused, "
+                "%zu events of segments\n",
                 (unsigned long long)taken, (unsigned long long)checked,
                 (unsigned long long)captures, (unsigned long long)restored,
-                (unsigned long long)refused);
+                (unsigned long long)refused, segments);
     std::fflush(stdout);
     std::_Exit(0);
 }

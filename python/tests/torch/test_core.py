@@ -24,7 +24,7 @@ class Core(unittest.TestCase):
             command = [compiler, "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]
             command += ["-I" + CSRC, "-I" + include(), *sources, "-o", program, "-ldl"]
             subprocess.run(command, check=True)
-            done = subprocess.run([program, library, "1000"], timeout=300, text=True,
+            done = subprocess.run([program, library, "500"], timeout=300, text=True,
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.assertEqual(done.returncode, 0, done.stdout)
         self.assertTrue(done.stdout.startswith("ok: "), done.stdout)

@@ -1,11 +1,23 @@
 """The extension over a simulated device: PyTorch's interface without CUDA."""
 
 import ctypes
+import importlib.util
+import os
 import unittest
 
 from common import HAS_TORCH, simulated
 
 MIB = 1 << 20
+
+
+def memory_viz():
+    """The check of snapshots in `ci`."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    path = os.path.join(here, "..", "..", "..", "ci", "memory_viz.py")
+    spec = importlib.util.spec_from_file_location("memory_viz", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @unittest.skipUnless(HAS_TORCH, "needs PyTorch with CUDA")
@@ -19,7 +31,8 @@ class Extension(unittest.TestCase):
         if torch.version.cuda is None:
             raise unittest.SkipTest("this PyTorch has no CUDA")
         try:
-            cls.t = _build.load().testing
+            cls.extension = _build.load()
+            cls.t = cls.extension.testing
         except _build.BuildError as error:
             raise unittest.SkipTest(str(error))
         cls.t.simulate(library, 64 * MIB)
@@ -63,6 +76,14 @@ class Extension(unittest.TestCase):
             t.raw_delete(block)
         t.raw_delete(t.raw_alloc(40 * MIB, 0))
 
+    def test_other_processes(self):
+        block = self.t.raw_alloc(MIB, 0)
+        with self.assertRaisesRegex(RuntimeError, "granules without handles.*share_memory_"):
+            self.t.share(block)
+        with self.assertRaisesRegex(RuntimeError, "its own memory only.*share_memory_"):
+            self.t.open_shared("a handle")
+        self.t.raw_delete(block)
+
     def test_pools(self):
         t, pool = self.t, (0, 5)
         t.begin_pool(pool, 0)
@@ -87,6 +108,39 @@ class Extension(unittest.TestCase):
         self.assertEqual(t.pool_uses(pool), 0)
         self.assertEqual(t.statistics()["reserved_bytes"]["all"][0], 0)
 
+    def test_region(self):
+        t, pool = self.t, (0, 6)
+        region = self.extension.Region("weights", 0)
+        t.region_pool(region, pool)
+        t.begin_pool(pool, 0)
+        blocks = [t.raw_alloc(size, 0) for size in (1000, 20 * MIB)]
+        t.end_pool(pool)
+        reserved = t.statistics()["reserved_bytes"]["all"][0]
+        for keep in (True, False):
+            freed = region.suspend(keep)
+            self.assertGreaterEqual(freed, 20 * MIB)
+            self.assertEqual(t.statistics()["reserved_bytes"]["all"][0], reserved - freed)
+            with self.assertRaisesRegex(RuntimeError, "suspended already"):
+                region.suspend(keep)
+            # Others have the memory meanwhile.
+            guest = t.raw_alloc(60 * MIB, 0)
+            with self.assertRaisesRegex(RuntimeError, "out of memory"):
+                region.resume()
+            self.assertTrue(region.suspended())
+            t.raw_delete(guest)
+            t.empty_cache()
+            region.resume()
+            self.assertEqual(t.statistics()["reserved_bytes"]["all"][0], reserved)
+        with self.assertRaisesRegex(RuntimeError, "is not suspended"):
+            region.resume()
+        for block in blocks:
+            t.raw_delete(block)
+        # Once for the use as a region's pool, once for the beginning.
+        t.release_pool(pool)
+        t.release_pool(pool)
+        # The other tests begin without memory.
+        region.suspend(False)
+
     def test_snapshot_and_history(self):
         t = self.t
         t.record_history(True, 3)
@@ -101,6 +155,37 @@ class Extension(unittest.TestCase):
         self.assertLessEqual(len(events), 3)
         t.record_history(False, 1)
         self.assertGreater(t.cache_info(), 0)
+
+    def test_history_of_segments(self):
+        import torch
+
+        t = self.t
+        t.empty_cache()
+        t.record_history(True, 100_000)
+        for turn in range(3):
+            pool = (0, 7 + turn)
+            t.begin_pool(pool, 0)
+            inside = [t.raw_alloc(size, 0) for size in (1000, 3 * MIB, 12 * MIB)]
+            t.end_pool(pool)
+            outside = [t.raw_alloc(size, 0) for size in (500, 5 * MIB, 20 * MIB)]
+            for block in inside[:2] + outside[1:]:
+                t.raw_delete(block)
+            if turn == 1:
+                t.empty_cache()
+            for block in (inside[2], outside[0]):
+                t.raw_delete(block)
+            t.release_pool(pool)
+        held = t.raw_alloc(9 * MIB, 0)
+        snapshot = torch.cuda.memory._snapshot()
+        events = snapshot["device_traces"][0]
+        actions = {event["action"] for event in events}
+        self.assertLessEqual({"segment_map", "segment_unmap", "segment_alloc", "segment_free"}, actions)
+        # The viewer plays the history backwards, to a time without memory.
+        snapshot["allocator_settings"]["events_lost"] = 0
+        memory_viz().play_backwards(snapshot, events)
+        t.raw_delete(held)
+        t.record_history(False, 1)
+        t.empty_cache()
 
 
 if __name__ == "__main__":

@@ -1,14 +1,59 @@
-"""The plug-in's C functions as PyTorch calls them: by ordinal, size and stream, from many threads."""
+"""The plug-in interface over a simulated device, called as PyTorch does: by ordinal, size and stream, from many threads."""
 
 import ctypes
+import os
 import random
+import shutil
+import subprocess
+import sys
+import tempfile
 import threading
 import unittest
 
 from common import simulated
+from leasehold import library_path
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def stand_in(folder):
+    """Puts the stand-in for PyTorch into a folder. Returns its compiled part."""
+    compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")
+    if compiler is None:
+        raise unittest.SkipTest("no C++ compiler")
+    shutil.copytree(os.path.join(HERE, "fake", "torch"), os.path.join(folder, "torch"))
+    os.mkdir(os.path.join(folder, "torch", "lib"))
+    made = os.path.join(folder, "torch", "lib", "libc10.so")
+    command = [compiler, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    subprocess.run([*command, os.path.join(HERE, "fake_torch.cpp"), "-o", made], check=True)
+    return made
 
 
 class Plugin(unittest.TestCase):
+    def test_exception(self):
+        """A C++ exception passes the library as it was built, with whichever unwinder. No device is needed."""
+        with tempfile.TemporaryDirectory() as folder:
+            torch = ctypes.CDLL(stand_in(folder))
+            library = ctypes.CDLL(library_path())
+            thrower = ctypes.cast(torch._ZN3c106detail14torchCheckFailEPKcS2_jS2_, ctypes.c_void_p)
+            self.assertEqual(library.leasehold_plugin_set_raise(thrower), 0)
+            self.addCleanup(library.leasehold_plugin_set_raise, None)
+            for _ in range(3):
+                text = ctypes.create_string_buffer(1000)
+                alloc = ctypes.cast(library.leasehold_plugin_alloc, ctypes.c_void_p)
+                torch.fake_alloc(alloc, ctypes.c_ssize_t(-1), None, text)
+                self.assertEqual(text.value, b"leasehold: invalid argument: a size of -1 bytes")
+
+    def test_program(self):
+        library = simulated()
+        with tempfile.TemporaryDirectory() as folder:
+            stand_in(folder)
+            paths = [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
+            done = subprocess.run([sys.executable, os.path.join(HERE, "plugin_program.py"), library],
+                                  env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, timeout=120,
+                                  text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self.assertEqual((done.returncode, done.stdout), (0, "ok\n"))
+
     def test_threads(self):
         library = ctypes.CDLL(simulated())
         alloc, free = library.leasehold_plugin_alloc, library.leasehold_plugin_free

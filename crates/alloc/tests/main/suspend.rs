@@ -8,7 +8,7 @@ use leasehold_alloc::{
 };
 use leasehold_alloc_bench::{Call, FakeBacking, Fault, VirtualStream};
 use leasehold_core::Error;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 
 fn config(budget: &SharedBudget, policy: Policy) -> AllocatorConfig {
     AllocatorConfig { policy, shared_budget: Some(budget.clone()), ..AllocatorConfig::default() }
@@ -16,10 +16,13 @@ fn config(budget: &SharedBudget, policy: Policy) -> AllocatorConfig {
 
 #[test]
 fn a_suspension_gives_everything_back_and_resumes_at_the_same_addresses() {
+    let (mut most_parts, mut failures) = (0, 0);
     for seed in 1..=40u64 {
         let mut rng = Rng(seed * 77);
-        let fake = FakeBacking::new(512 * MIB);
-        let budget = SharedBudget::new(400 * MIB);
+        // Some seeds have memory for several parts of a suspension.
+        let scale = [1, 8][(seed % 2) as usize];
+        let fake = FakeBacking::new(scale * 512 * MIB);
+        let budget = SharedBudget::new(scale * 400 * MIB);
         let backing =
             SuspendableBacking::new(Box::new(fake.clone()), Some(budget.clone())).unwrap();
         let policy = [Policy::Balanced, Policy::Fastest, Policy::Compact][(seed % 3) as usize];
@@ -28,8 +31,11 @@ fn a_suspension_gives_everything_back_and_resumes_at_the_same_addresses() {
         let stream = VirtualStream::new().unwrap();
         let on = On::new(&stream);
         let (mut held, mut beside) = (Vec::new(), Vec::new());
+        // The parts whose memory went: other memory of blocks stays where it is.
+        let mut away: Vec<(u64, u64)> = Vec::new();
         for _ in 0..120 {
-            let layout = Layout::new([400, 50_000, 3 * MIB, 11 * MIB][rng.below(4) as usize]);
+            let large = if scale == 1 { 11 * MIB } else { 150 * MIB };
+            let layout = Layout::new([400, 50_000, 3 * MIB, large][rng.below(4) as usize]);
             match rng.below(9) {
                 0..=2 if !backing.is_suspended() => held.extend(arena.alloc(layout, on).ok()),
                 3 => beside.extend(other.alloc(layout, on).ok()),
@@ -66,33 +72,50 @@ fn a_suspension_gives_everything_back_and_resumes_at_the_same_addresses() {
                     };
                     let resumed = backing.resume(restore, finish);
                     if let Some(used) = used.get() {
-                        let restored: u64 = restored.iter().map(|(_, bytes)| bytes).sum();
-                        assert!(used >= before + restored, "seed {seed}");
+                        let back = restored.iter().flat_map(|&(at, bytes)| {
+                            away.iter().map(move |&(from, len)| {
+                                (at + bytes).min(from + len).saturating_sub(at.max(from))
+                            })
+                        });
+                        assert!(used >= before + back.sum::<u64>(), "seed {seed}");
                     }
                     match resumed {
-                        Ok(()) => assert_eq!(joined(restored), ranges),
+                        Ok(()) => {
+                            assert_eq!(joined(restored), ranges);
+                            away.clear();
+                        }
                         Err(_) => assert_eq!(fake.used(), before, "seed {seed}"),
                     }
                     fake.heal();
                 }
                 8 if !backing.is_suspended() => {
                     let before = fake.used();
-                    if !backing.ranges().is_empty() {
-                        let refused = backing_suspend(&backing, || Err(Error::state("no room")));
-                        assert!(refused.is_err() && fake.used() == before);
-                        assert!(!backing.is_suspended());
+                    let [saves, copies] = [(); 2].map(|()| rng.below(9));
+                    let (result, seen) = suspend(&backing, &fake, saves, copies);
+                    assert_eq!(result.is_err(), seen.refused || seen.failed, "seed {seed}");
+                    assert_eq!(backing.is_suspended(), !seen.refused, "seed {seed}");
+                    if seen.refused {
+                        // Nothing has changed.
+                        assert_eq!((fake.used(), seen.gone.len()), (before, 0), "seed {seed}");
+                        continue;
                     }
-                    let freed = backing_suspend(&backing, || Ok(())).unwrap();
-                    assert_eq!(fake.used() + freed, before);
-                    assert!(backing_suspend(&backing, || Ok(())).is_err());
+                    if let Ok(freed) = result {
+                        assert_eq!(fake.used() + freed, before);
+                        assert_eq!(seen.gone, seen.begun);
+                    }
+                    assert!(suspend(&backing, &fake, 8, 8).0.is_err());
+                    most_parts = most_parts.max(seen.begun.len());
+                    failures += usize::from(seen.failed && !seen.gone.is_empty());
+                    away = seen.gone;
                 }
                 _ => {}
             }
             assert_eq!(budget.reserved(), fake.used(), "seed {seed}");
             assert!(fake.used() <= budget.limit());
-            if !backing.is_suspended() {
-                for block in &held {
-                    assert!(fake.is_backed(block.addr(), block.len()), "seed {seed}");
+            for block in &held {
+                let (from, end) = (block.addr(), block.addr() + block.len());
+                if !away.iter().any(|&(at, bytes)| from < at + bytes && at < end) {
+                    assert!(fake.is_backed(from, block.len()), "seed {seed}");
                 }
             }
             arena.check().unwrap();
@@ -104,6 +127,7 @@ fn a_suspension_gives_everything_back_and_resumes_at_the_same_addresses() {
         assert_eq!((fake.used(), budget.reserved()), (0, 0), "seed {seed}");
         drop(backing);
     }
+    assert!(most_parts >= 3 && failures >= 5, "{most_parts} parts, {failures} failures");
 }
 
 /// Parts that follow each other as one range.
@@ -118,12 +142,53 @@ fn joined(parts: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     ranges
 }
 
-fn backing_suspend(
+/// What the caller of a suspension saw.
+#[derive(Default)]
+struct Seen {
+    /// The parts whose copies began.
+    begun: Vec<(u64, u64)>,
+    /// The parts whose copies were over, so that their memory went.
+    gone: Vec<(u64, u64)>,
+    /// A copy did not begin.
+    refused: bool,
+    /// A copy failed.
+    failed: bool,
+}
+
+/// Suspends. The copy with the first number does not begin, that with the second one fails.
+fn suspend(
     backing: &SuspendableBacking,
-    save: impl Fn() -> leasehold_core::Result<()>,
-) -> leasehold_core::Result<u64> {
+    fake: &FakeBacking,
+    saves: u64,
+    copies: u64,
+) -> (leasehold_core::Result<u64>, Seen) {
+    let seen = RefCell::new(Seen::default());
+    let save = |at, bytes| {
+        let mut seen = seen.borrow_mut();
+        assert!(fake.is_backed(at, bytes));
+        if seen.begun.len() as u64 == saves {
+            seen.refused = true;
+            return Err(Error::state("no room"));
+        }
+        seen.begun.push((at, bytes));
+        Ok((at, bytes))
+    };
+    let finish = |(at, bytes)| {
+        let mut seen = seen.borrow_mut();
+        assert!(fake.is_backed(at, bytes), "the part's copy runs");
+        for &(at, bytes) in &seen.gone {
+            assert!(!fake.is_backed(at, 1) && !fake.is_backed(at + bytes - 1, 1));
+        }
+        if seen.gone.len() as u64 == copies {
+            seen.failed = true;
+            return Err(Error::state("no copy"));
+        }
+        seen.gone.push((at, bytes));
+        Ok(())
+    };
     // SAFETY: the memory is a fake's, which nothing uses.
-    unsafe { backing.suspend(|_, _| save()) }
+    let result = unsafe { backing.suspend(save, finish) };
+    (result, seen.into_inner())
 }
 
 #[test]
@@ -138,7 +203,7 @@ fn a_resumption_asks_the_budget() {
     let on = On::new(&stream);
     let weights = arena.alloc(Layout::new(120 * MIB), on).unwrap();
     assert!(other.alloc(Layout::new(120 * MIB), on).is_err(), "both take from one budget");
-    backing_suspend(&backing, || Ok(())).unwrap();
+    suspend(&backing, &fake, u64::MAX, u64::MAX).0.unwrap();
     assert!(matches!(arena.alloc(Layout::new(130 * MIB), on), Err(Error::OutOfMemory(_))));
     let guest = other.alloc(Layout::new(120 * MIB), on).unwrap();
     assert!(matches!(backing.resume(|_, _| Ok(()), || Ok(())), Err(Error::OverBudget { .. })));

@@ -3,7 +3,6 @@
 //! If a tool is missing, a test prints a message and passes. With `LEASEHOLD_REQUIRE_TOOLS` it
 //! fails.
 
-use leasehold_capi::ffi::*;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -67,54 +66,126 @@ fn the_header_is_c11_and_cpp17() {
     }
 }
 
-/// Names of functions with their numbers of parameters. `opens`: the text before a name.
-fn functions(text: &str, opens: &str) -> Vec<(String, usize)> {
-    let mut found = Vec::new();
-    for (at, _) in text.match_indices("leasehold_") {
-        let rest = &text[at..];
-        let name: String =
-            rest.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect();
-        let Some(parameters) = rest[name.len()..].strip_prefix('(') else { continue };
-        let line = text[..at].rsplit('\n').next().unwrap_or("");
-        let declares = if opens.is_empty() {
-            // A declaration begins its line with a type.
-            !line.is_empty() && !line.contains(['(', '*', '/', ',', '.'])
-                || line == "void *"
-                || line == "const char *"
-        } else {
-            line.ends_with(opens)
-        };
-        if !declares || line.starts_with([' ', '#']) && opens.is_empty() {
-            continue;
+/// The source of the ABI, without documentation.
+fn source() -> String {
+    let read = |file: &str| std::fs::read_to_string(root().join(format!("src/{file}.rs"))).unwrap();
+    let text = ["ffi", "plugin", "sim", "status"].map(read).concat();
+    let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+    code.collect::<Vec<_>>().join("\n").replace("\"C-unwind\"", "\"C\"")
+}
+
+/// The parts of a text between commas that no bracket encloses.
+fn split(text: &str) -> Vec<&str> {
+    let (mut parts, mut depth, mut from) = (Vec::new(), 0, 0);
+    for (at, c) in text.char_indices() {
+        depth += i32::from("(<[".contains(c)) - i32::from(")]".contains(c));
+        // The arrow of a function's type closes nothing.
+        depth -= i32::from(c == '>' && !text[..at].ends_with('-'));
+        if c == ',' && depth == 0 {
+            parts.push(text[from..at].trim());
+            from = at + 1;
         }
-        let mut depth = 0;
-        let end = parameters.find(|c| {
-            depth += i32::from("(<".contains(c)) - i32::from(")>".contains(c));
-            depth < 0
-        });
-        let parameters = parameters[..end.unwrap_or(0)].trim().trim_end_matches(',');
-        let mut depth = 0;
-        let commas = parameters.chars().filter(|&c| {
-            depth += i32::from("(<".contains(c)) - i32::from(")>".contains(c));
-            c == ',' && depth == 0
-        });
-        let none = parameters.is_empty() || parameters == "void";
-        found.push((name, if none { 0 } else { commas.count() + 1 }));
     }
+    parts.push(text[from..].trim());
+    parts.retain(|part| !part.is_empty());
+    parts
+}
+
+/// The parameters' types and the result's of a text that begins behind the opening bracket.
+fn signature<'a>(text: &'a str, end: &str) -> (Vec<&'a str>, &'a str) {
+    let mut depth = 1;
+    let close = text.find(|c| {
+        depth += i32::from(c == '(') - i32::from(c == ')');
+        depth == 0
+    });
+    let (parameters, rest) = text.split_at(close.expect("the bracket is closed"));
+    let types = split(parameters).into_iter().map(|p| p.split_once(": ").map_or(p, |(_, t)| t));
+    let result = rest[1..].split(end).next().unwrap().trim();
+    (types.collect(), result.strip_prefix("-> ").unwrap_or("()"))
+}
+
+/// The type of C with the layout of a type of the source.
+fn c_type(source: &str, rust: &str) -> String {
+    let c = |rust: &str| c_type(source, rust.trim());
+    if let Some(to) = rust.strip_prefix("*const ") {
+        return c(to) + " const *";
+    }
+    if let Some(to) = rust.strip_prefix("*mut ") {
+        return c(to) + " *";
+    }
+    if let Some(inner) = rust.strip_prefix("Option<").and_then(|t| t.strip_suffix('>')) {
+        return c(inner);
+    }
+    if let Some(function) = rust.strip_prefix("unsafe extern \"C\" fn(") {
+        let (parameters, result) = signature(function, ";");
+        let parameters: Vec<_> = parameters.into_iter().map(c).collect();
+        return format!("__typeof__({} (*)({}))", c(result), parameters.join(", "));
+    }
+    if let Some((_, alias)) = source.split_once(&format!("pub type {rust} =")) {
+        return c(alias.split(';').next().unwrap());
+    }
+    let plain = match rust {
+        "()" | "c_void" => "void",
+        "c_char" => "char",
+        "c_int" => "int",
+        "u8" => "uint8_t",
+        "u32" => "uint32_t",
+        "u64" => "uint64_t",
+        "usize" => "size_t",
+        "isize" => "ptrdiff_t",
+        // A struct: its name in C.
+        other => return snake(other),
+    };
+    plain.to_owned()
+}
+
+/// `LeaseholdDeviceInfo` as `leasehold_device_info`.
+fn snake(name: &str) -> String {
+    let words = name.chars().flat_map(|c| {
+        let begins = c.is_ascii_uppercase().then_some('_');
+        begins.into_iter().chain([c.to_ascii_lowercase()])
+    });
+    words.skip(1).collect()
+}
+
+/// The functions of the source by name, as prototypes of C.
+fn prototypes(source: &str) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for (_, text) in
+        source.match_indices("extern \"C\" fn ").map(|(at, m)| source.split_at(at + m.len()))
+    {
+        let (name, rest) = text.split_once('(').unwrap();
+        let (parameters, result) = signature(rest, "{");
+        let parameters: Vec<_> = parameters.into_iter().map(|p| c_type(source, p)).collect();
+        let parameters = if parameters.is_empty() { "void".into() } else { parameters.join(", ") };
+        found
+            .push((name.to_owned(), format!("{} {name}({parameters});\n", c_type(source, result))));
+    }
+    found.retain(|(name, _)| name.starts_with("leasehold_"));
     found.sort();
-    found.dedup();
     found
+}
+
+/// Names that the header declares: each is followed by a bracket, at the begin of a line.
+fn declared(header: &str) -> Vec<String> {
+    let lines = header.lines().filter(|line| line.starts_with(|c: char| c.is_ascii_lowercase()));
+    let name = |line: &str| {
+        let (before, _) = line.split_once('(')?;
+        let name = before.rsplit([' ', '*']).next()?;
+        name.starts_with("leasehold_").then(|| name.to_owned())
+    };
+    let mut names: Vec<_> = lines.filter_map(name).collect();
+    names.sort();
+    names
 }
 
 #[test]
 fn the_header_declares_what_the_library_exports() {
     let header = std::fs::read_to_string(root().join("include/leasehold.h")).unwrap();
-    let source: String = ["ffi", "plugin", "sim"]
-        .map(|file| std::fs::read_to_string(root().join(format!("src/{file}.rs"))).unwrap())
-        .concat();
-    let declared = functions(&header, "");
-    assert_eq!(declared, functions(&source, "extern \"C\" fn "));
-    assert!(declared.len() >= 35, "{declared:?}");
+    let (declared, source) = (declared(&header), source());
+    let names: Vec<_> = prototypes(&source).into_iter().map(|(name, _)| name).collect();
+    assert_eq!(declared, names);
+    assert!(declared.len() >= 40, "{declared:?}");
     let library = library().join("libleasehold_capi.so");
     if library.exists() && have("nm") {
         let output = Command::new("nm").args(["-D", "--defined-only"]).arg(library).output();
@@ -124,43 +195,67 @@ fn the_header_declares_what_the_library_exports() {
             .filter_map(|line| line.split(" T ").nth(1))
             .filter(|name| name.starts_with("leasehold_"))
             .collect();
-        let names: Vec<_> = declared.iter().map(|f| f.0.as_str()).collect();
         assert_eq!(exported, names);
     }
 }
 
-/// Each struct's size and the place of its last field, as Rust and C see them.
+/// A C compiler compares the source with the header: the type of every function, the place of every
+/// field, and every number.
 #[test]
-fn structs_have_one_layout() {
-    if !have("gcc") || !library().join("libleasehold_capi.so").exists() {
+fn functions_structs_and_numbers_are_those_of_the_header() {
+    if !have("gcc") {
         return;
     }
-    macro_rules! layouts {
-        ($($rust:ident $c:ident $last:ident),* $(,)?) => {
-            [$((
-                stringify!($c),
-                stringify!($last),
-                size_of::<$rust>(),
-                std::mem::offset_of!($rust, $last),
-            )),*]
-        };
-    }
-    let layouts = layouts! {
-        LeaseholdDeviceOptions leasehold_device_options trace_events,
-        LeaseholdDeviceInfo leasehold_device_info name,
-        LeaseholdStats leasehold_stats metadata_bytes,
-        LeaseholdBlock leasehold_block expandable,
-        LeaseholdPoolOptions leasehold_pool_options flags,
-    };
-    let mut text = "#include \"leasehold.h\"\n#include <stddef.h>\n".to_owned();
-    for (name, last, size, offset) in layouts {
+    let source = source();
+    let mut text = "#define LEASEHOLD_SIM\n#include \"leasehold.h\"\n".to_owned();
+    // A declaration of another type is an error.
+    prototypes(&source).iter().for_each(|(_, prototype)| text += prototype);
+    let mut structs = 0;
+    for (_, definition) in
+        source.match_indices("pub struct ").map(|(at, m)| source.split_at(at + m.len()))
+    {
+        let (rust, fields) = definition.split_once(" {").unwrap();
+        let (rust, name) = (rust.to_owned(), snake(rust));
+        let fields = fields.split('}').next().unwrap();
+        let mut sum = String::new();
+        text += &format!("struct rust_{name} {{\n");
+        for field in split(fields) {
+            let (field, kind) = field.strip_prefix("pub ").unwrap().split_once(": ").unwrap();
+            let (kind, length) = match kind.strip_prefix('[').and_then(|k| k.strip_suffix(']')) {
+                Some(array) => {
+                    let (kind, length) = array.split_once("; ").unwrap();
+                    (kind, format!("[{length}]"))
+                }
+                None => (kind, String::new()),
+            };
+            text += &format!("    {} {field}{length};\n", c_type(&source, kind));
+            sum += &format!(
+                "_Static_assert(__builtin_types_compatible_p(__typeof__((({name} *)0)->{field}), \
+                 __typeof__(((struct rust_{name} *)0)->{field})) && offsetof({name}, {field}) == \
+                 offsetof(struct rust_{name}, {field}), \"{rust}::{field}\");\n"
+            );
+        }
         text += &format!(
-            "_Static_assert(sizeof({name}) == {size} && offsetof({name}, {last}) == {offset}, \"{name}\");\n"
+            "}};\n{sum}_Static_assert(sizeof({name}) == sizeof(struct rust_{name}), \"{rust}\");\n"
         );
+        structs += 1;
     }
-    let source = scratch("layout").with_extension("c");
-    std::fs::write(&source, text + "int main(void) { return 0; }\n").unwrap();
-    build("gcc", &["-std=c11"], &source, "layout");
+    let mut numbers = 0;
+    for line in source.lines().filter_map(|line| line.strip_prefix("pub const ")) {
+        let (name, number) = line.split_once(": ").unwrap();
+        let number = number.split_once("= ").unwrap().1.trim_end_matches(';');
+        let prefix = if name.starts_with("LEASEHOLD_") { "" } else { "LEASEHOLD_" };
+        text += &format!("_Static_assert({prefix}{name} == {number}, \"{name}\");\n");
+        numbers += 1;
+    }
+    let defined = std::fs::read_to_string(root().join("include/leasehold.h")).unwrap();
+    let defined = defined.lines().filter(|l| l.starts_with("#define LEASEHOLD_")).count();
+    // The include guard is a name too.
+    assert_eq!((structs, numbers), (5, defined - 1));
+    let file = scratch("header").with_extension("c");
+    std::fs::write(&file, text).unwrap();
+    let flags = ["-std=c11", "-Wall", "-Werror", "-fsyntax-only"];
+    succeed(Command::new("gcc").args(flags).arg("-I").arg(root().join("include")).arg(file));
 }
 
 /// The example, on the CPU and on a simulated device, and under valgrind where tools are mandatory.
@@ -182,7 +277,9 @@ fn the_example_runs() {
         succeed(Command::new("valgrind").args(flags).args(kinds).arg(&program).arg("cpu:0"));
     }
     if have("g++") {
-        let source = root().join("tests/c/extension.cpp");
-        succeed(&mut Command::new(build("g++", &["-std=c++17"], &source, "extension")));
+        for name in ["extension", "plugin"] {
+            let source = root().join(format!("tests/c/{name}.cpp"));
+            succeed(&mut Command::new(build("g++", &["-std=c++17"], &source, name)));
+        }
     }
 }

@@ -109,8 +109,23 @@ fn wrong_calls_of_the_plug_in() {
     }
     assert_eq!(leasehold_plugin_set_device(0, 77), INVALID_ARGUMENT);
     assert_eq!(leasehold_plugin_set_device(-1, 0), INVALID_ARGUMENT);
+    let wrong = LeaseholdDeviceOptions { size: 24, budget: 0, policy: 9, trace_events: 0 };
+    let mut found = 1;
+    // SAFETY: the pointers are null or to locals.
+    unsafe {
+        assert_eq!(leasehold_plugin_set_options(&wrong), INVALID_ARGUMENT);
+        assert_eq!(leasehold_plugin_set_options(std::ptr::null()), OK);
+        assert_eq!(leasehold_plugin_get_device(-1, 0, &mut found), INVALID_ARGUMENT);
+        assert_eq!(leasehold_plugin_get_device(1, 0, null_mut()), INVALID_ARGUMENT);
+        assert_eq!((leasehold_plugin_get_device(1, 0, &mut found), found), (OK, 0));
+        // No machine has so many.
+        assert_ne!(leasehold_plugin_get_device(1023, 1, &mut found), OK);
+    }
     let device = Device::sim(64 << 20);
     assert_eq!(leasehold_plugin_set_device(1, device.0), OK);
+    // SAFETY: the pointer is to a local.
+    let known = unsafe { leasehold_plugin_get_device(1, 1, &mut found) };
+    assert_eq!((known, found), (OK, device.0));
     let stream = device.stream(0) as *mut c_void;
     // SAFETY: the stream is the test's own.
     unsafe {

@@ -171,6 +171,41 @@ fn a_suspended_pool_comes_back_at_the_same_addresses() {
     device.close();
 }
 
+/// A suspension copies parts while the driver takes earlier ones. Pinned memory is taken once.
+#[test]
+fn a_pool_of_several_parts_keeps_its_contents() {
+    let _turn = turn();
+    let device = Device::sim(0);
+    let stream = device.stream(0);
+    let pool = Pool::new(device, "weights", LEASEHOLD_POOL_SUSPENDABLE).unwrap();
+    let blocks = [(); 2].map(|()| pool.alloc(170 * MIB, stream).unwrap());
+    let (mut registered, mut byte) = (0, 1);
+    for turn in 0..2 {
+        for block in blocks {
+            byte += 1;
+            device.fill(stream, block, byte, 170 * MIB);
+        }
+        assert!(pool.suspend(LEASEHOLD_SUSPEND_KEEP).unwrap() == 340 << 20);
+        assert_eq!(device.stats().reserved_bytes, 0);
+        let calls = calls(c"cuMemHostRegister");
+        assert!(turn == 0 || calls == registered, "pinned again: {registered}, {calls}");
+        registered = calls;
+        assert_eq!(pool.resume(), OK, "{}", last_error());
+        for (i, block) in blocks.into_iter().enumerate() {
+            for place in [0, 80 * MIB, 170 * MIB - 1] {
+                let found = device.read(stream, block.map_addr(|at| at + place), 1);
+                assert_eq!(found, [byte - 1 + i as u8], "block {i}");
+            }
+        }
+    }
+    assert!(registered >= 2, "{registered}");
+    blocks.into_iter().for_each(|block| assert_eq!(device.free(block), OK));
+    assert_eq!(leasehold_pool_release(pool.0), OK);
+    assert_eq!(races(), "");
+    device.end(stream);
+    device.close();
+}
+
 /// The ranges of a pool that have memory.
 fn segments(device: Device, pool: Pool) -> Vec<(u64, u64)> {
     let snapshot = device.snapshot();

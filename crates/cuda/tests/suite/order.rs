@@ -562,13 +562,13 @@ fn only_a_kernel_that_waits_itself_begins_while_the_one_kernel_before_it_runs() 
     let add = |from: &_, to: &_| {
         [bind(from, Access::Read), bind(to, Access::Read), bind(to, Access::Write)]
     };
-    let (first, second, both) = (add(&x, &y), add(&y, &z), add(&x, &x));
+    let (first, second, apart) = (add(&x, &y), add(&y, &z), add(&z, &z));
     let (p, w) = (&plain, &waits);
     for (what, kernels, edges) in [
         ("a chain", vec![(w, &first), (w, &second), (w, &second)], 2),
         ("a kernel that does not wait", vec![(w, &first), (p, &second), (w, &second)], 0),
         ("behind one that does not wait", vec![(p, &first), (w, &second), (w, &second)], 1),
-        ("no kernel in front", vec![(w, &first), (w, &both)], 0),
+        ("no kernel in front", vec![(w, &first), (w, &apart)], 0),
     ] {
         let mut ops = OpList::new();
         for (kernel, bindings) in &kernels {

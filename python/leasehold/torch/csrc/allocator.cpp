@@ -95,6 +95,10 @@ TraceEntry::Action action(Event::Kind kind) {
         return TraceEntry::SEGMENT_ALLOC;
     case Event::SegmentFree:
         return TraceEntry::SEGMENT_FREE;
+    case Event::SegmentMap:
+        return TraceEntry::SEGMENT_MAP;
+    case Event::SegmentUnmap:
+        return TraceEntry::SEGMENT_UNMAP;
     case Event::Snapshot:
         return TraceEntry::SNAPSHOT;
     default:
@@ -437,6 +441,7 @@ SnapshotInfo Allocator::walk(c10::cuda::MempoolId_t id, bool traces) {
             continue;
         }
         devices = std::max(devices, ordinal + 1);
+        guarded([&] { memory->note_segments(); });
         memory->note({Event::Snapshot, 0, 0, 0, {}, memory->clock(), nullptr});
         SegmentInfo *segment = nullptr;
         for (const Seen &seen : guarded([&] { return memory->walk(); })) {
@@ -462,7 +467,8 @@ SnapshotInfo Allocator::walk(c10::cuda::MempoolId_t id, bool traces) {
             block.size = seen.bytes;
             block.requested_size = seen.live ? seen.requested : seen.bytes;
             block.allocated = seen.live;
-            block.active = seen.live || seen.pending;
+            // Memory that a stream may still use is free here: the same stream may have it at once.
+            block.active = seen.live;
             block.context_when_allocated = context_of(seen.context);
             if (block.allocated) {
                 segment->allocated_size += block.size;
@@ -537,6 +543,8 @@ void Allocator::recordHistory(bool enabled,
         {"free_completed", Event::FreeCompleted},
         {"segment_alloc", Event::SegmentAlloc},
         {"segment_free", Event::SegmentFree},
+        {"segment_map", Event::SegmentMap},
+        {"segment_unmap", Event::SegmentUnmap},
         {"snapshot", Event::Snapshot},
         {"oom", Event::Oom},
     };
@@ -624,14 +632,17 @@ cudaError_t Allocator::memcpyAsync(void *to, int to_device, const void *from, in
 }
 
 ShareableHandle Allocator::shareIpcHandle(void *) {
-    TORCH_CHECK(false, "leasehold: memory of this allocator has no handle for other processes: "
-                       "share a copy in host memory (tensor.cpu().share_memory_()), or send it "
-                       "by torch.distributed");
+    TORCH_CHECK(false, "leasehold: a CUDA tensor cannot be shared with another process, since its "
+                       "memory is made of granules without handles for other processes: share a "
+                       "copy in host memory (tensor.cpu().share_memory_()), or send it by "
+                       "torch.distributed");
 }
 
 std::shared_ptr<void> Allocator::getIpcDevPtr(std::string) {
-    TORCH_CHECK(false, "leasehold: this allocator cannot open another process's memory: share a "
-                       "copy in host memory, or receive it by torch.distributed");
+    TORCH_CHECK(false, "leasehold: a CUDA tensor of another process cannot be opened, since this "
+                       "allocator maps its own memory only: let the other process share a copy in "
+                       "host memory (tensor.cpu().share_memory_()), or send it by "
+                       "torch.distributed");
 }
 
 } // namespace leasehold_torch

@@ -83,6 +83,7 @@ class Region : public torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocato
   private:
     static void *take(Region *region, size_t bytes, int ordinal, cudaStream_t stream);
     static void give(void *block, int ordinal);
+    void resume_pools();
 
     std::string region_;
     uint32_t policy_;

@@ -9,6 +9,38 @@ namespace {
 constexpr size_t SMALL = size_t(1) << 20;
 constexpr size_t GRANULE = size_t(2) << 20;
 
+/// The parts of `ranges` that are not in `others`.
+template <typename F>
+void without(const Segments::Ranges &ranges, const Segments::Ranges &others, F visit) {
+    for (const auto &[begin, range] : ranges) {
+        uintptr_t at = begin, end = begin + range.first;
+        auto other = others.upper_bound(at);
+        if (other != others.begin()) {
+            --other;
+        }
+        for (; at < end && other != others.end() && other->first < end; ++other) {
+            if (other->first > at) {
+                visit(at, other->first - at, range.second);
+            }
+            at = std::max(at, other->first + other->second.first);
+        }
+        if (at < end) {
+            visit(at, end - at, range.second);
+        }
+    }
+}
+
+/// The ranges that are not in `others` as a whole.
+template <typename F>
+void missing(const Segments::Ranges &ranges, const Segments::Ranges &others, F visit) {
+    for (const auto &[at, range] : ranges) {
+        auto other = others.find(at);
+        if (other == others.end() || other->second != range) {
+            visit(at, range.first, range.second);
+        }
+    }
+}
+
 template <typename T> T sized() {
     T made = {};
     made.size = sizeof(T);
@@ -110,6 +142,7 @@ void *Memory::allocate(size_t bytes, uintptr_t stream) {
         block.address = take_pressed(block, status);
     }
     if (has_history()) {
+        note_segments();
         PoolId id = block.pool == nullptr ? PoolId{} : block.pool->id;
         emit({Event::Alloc, block.address, bytes, stream, id, clock(), std::move(context)});
     }
@@ -239,8 +272,11 @@ void Memory::empty_cache() {
     reclaim();
     uint64_t freed = 0;
     check(library_.trim(device_, 0, &freed));
-    std::lock_guard<std::mutex> guard(lock_);
-    trims_ += freed != 0;
+    {
+        std::lock_guard<std::mutex> guard(lock_);
+        trims_ += freed != 0;
+    }
+    note_segments();
 }
 
 void Memory::set_budget(uint64_t bytes) { check(library_.set_budget(device_, bytes)); }
@@ -388,6 +424,21 @@ Source Memory::own_source() {
     return source;
 }
 
+/// A source whose segments the history notices.
+Source Memory::counted(Source source) {
+    Source made;
+    made.take = [this, take = std::move(source.take)](size_t bytes, uintptr_t stream) {
+        void *segment = take(bytes, stream);
+        arena_changes_ += segment != nullptr;
+        return segment;
+    };
+    made.give = [this, give = std::move(source.give)](void *segment) {
+        give(segment);
+        ++arena_changes_;
+    };
+    return made;
+}
+
 void Memory::use_pool(PoolId id, Source source, leasehold_pool region) {
     std::lock_guard<std::mutex> guard(lock_);
     auto found = pools_.find(id);
@@ -402,7 +453,7 @@ void Memory::use_pool(PoolId id, Source source, leasehold_pool region) {
         pool->region = region;
     } else if (source.take) {
         pool->foreign = 1;
-        pool->arena = std::make_unique<Arena>(std::move(source));
+        pool->arena = std::make_unique<Arena>(counted(std::move(source)));
     } else {
         if (graphs_ == 0) {
             auto options = sized<leasehold_pool_options>();
@@ -411,7 +462,7 @@ void Memory::use_pool(PoolId id, Source source, leasehold_pool region) {
             options.flags = LEASEHOLD_POOL_MOVABLE;
             check(library_.pool_create(device_, &options, &graphs_));
         }
-        pool->arena = std::make_unique<Arena>(own_source());
+        pool->arena = std::make_unique<Arena>(counted(own_source()));
     }
     pools_.emplace(id, std::move(pool));
 }
@@ -594,16 +645,38 @@ Context Memory::gather(bool allocation) {
 }
 
 void Memory::record_history(HistorySettings settings, bool clear) {
-    std::lock_guard<std::mutex> guard(history_lock_);
-    history_ = std::move(settings);
-    history_.most = std::max<size_t>(history_.most, 1);
-    if (clear || !history_.enabled) {
-        contexts_.clear();
+    bool begins;
+    {
+        std::lock_guard<std::mutex> guard(history_lock_);
+        begins = settings.enabled && (clear || !history_.enabled);
+        history_ = std::move(settings);
+        history_.most = std::max<size_t>(history_.most, 1);
+        if (clear || !history_.enabled) {
+            contexts_.clear();
+        }
+        if (clear) {
+            events_.clear();
+        }
+        history_on_.store(history_.enabled || !trackers_.empty());
     }
-    if (clear) {
-        events_.clear();
+    if (begins) {
+        std::lock_guard<std::mutex> guard(segments_lock_);
+        known_changes_ = changes();
+        known_ = segments();
     }
-    history_on_.store(history_.enabled || !trackers_.empty());
+}
+
+/// Adds an event to the history, under its lock.
+void Memory::keep(const Event &event) {
+    if ((history_.skip >> event.kind & 1) == 0) {
+        events_.push_back(event);
+        if (!history_.of_allocations) {
+            events_.back().context = nullptr;
+        }
+    }
+    while (events_.size() > history_.most) {
+        events_.pop_front();
+    }
 }
 
 void Memory::emit(Event event) {
@@ -617,19 +690,60 @@ void Memory::emit(Event event) {
             } else if (event.kind == Event::FreeCompleted) {
                 contexts_.erase(event.address);
             }
-            if ((history_.skip >> event.kind & 1) == 0) {
-                events_.push_back(event);
-                if (!history_.of_allocations) {
-                    events_.back().context = nullptr;
-                }
-            }
-            while (events_.size() > history_.most) {
-                events_.pop_front();
-            }
+            keep(event);
         }
     }
     for (auto &tracker : trackers) {
         tracker(event);
+    }
+}
+
+/// A number that grows when memory comes, goes or moves.
+uint64_t Memory::changes() { return raw_statistics().driver_calls + arena_changes_.load(); }
+
+Segments Memory::segments() {
+    Segments made;
+    for (const Seen &seen : walk()) {
+        auto &ranges = seen.expandable ? made.granules : made.whole;
+        ranges[seen.segment] = {seen.segment_bytes, seen.pool};
+    }
+    return made;
+}
+
+// The library does not call back when it maps memory. So the ranges are compared with those of the
+// last call, once per change. Trackers do not get these events: they would have to know of a
+// segment before its memory goes.
+void Memory::note_segments() {
+    {
+        std::lock_guard<std::mutex> guard(history_lock_);
+        if (!history_.enabled) {
+            return;
+        }
+    }
+    std::lock_guard<std::mutex> guard(segments_lock_);
+    // Other threads may change the ranges meanwhile; what is left out comes with the next call.
+    for (int attempt = 0; attempt < 4; ++attempt) {
+        uint64_t before = changes();
+        if (before == known_changes_) {
+            return;
+        }
+        Segments now = segments();
+        if (changes() != before) {
+            continue;
+        }
+        std::lock_guard<std::mutex> history(history_lock_);
+        auto note = [&](Event::Kind kind) {
+            return [this, kind](uintptr_t at, size_t bytes, PoolId pool) {
+                keep({kind, at, bytes, 0, pool, clock(), nullptr});
+            };
+        };
+        missing(known_.whole, now.whole, note(Event::SegmentFree));
+        without(known_.granules, now.granules, note(Event::SegmentUnmap));
+        without(now.granules, known_.granules, note(Event::SegmentMap));
+        missing(now.whole, known_.whole, note(Event::SegmentAlloc));
+        known_ = std::move(now);
+        known_changes_ = before;
+        return;
     }
 }
 

@@ -68,7 +68,17 @@ using PoolId = std::pair<uint64_t, uint64_t>;
 
 /// An event of the history.
 struct Event {
-    enum Kind { Alloc, FreeRequested, FreeCompleted, SegmentAlloc, SegmentFree, Snapshot, Oom };
+    enum Kind {
+        Alloc,
+        FreeRequested,
+        FreeCompleted,
+        SegmentAlloc, // of a private pool, whole
+        SegmentFree,
+        SegmentMap, // a part of a segment that is made of granules
+        SegmentUnmap,
+        Snapshot,
+        Oom
+    };
     Kind kind;
     uintptr_t address;
     size_t bytes;
@@ -101,6 +111,13 @@ struct Seen {
     uintptr_t stream;
     bool live, pending, expandable;
     Context context;
+};
+
+/// The memory that blocks lie in, by address: of private pools in whole segments, and of the rest
+/// in ranges that grow and shrink by granules.
+struct Segments {
+    using Ranges = std::map<uintptr_t, std::pair<size_t, PoolId>>;
+    Ranges whole, granules;
 };
 
 /// The settings of the history.
@@ -187,6 +204,8 @@ class Memory {
     /// Where a block was allocated, if the history has it.
     Context context_of(uintptr_t address);
     void note(Event event);
+    /// Adds to the history what memory came and went since the last call.
+    void note_segments();
     void add_tracker(std::function<void(const Event &)> tracker);
 
     /// Reads the clock of the events.
@@ -206,15 +225,20 @@ class Memory {
     void insert(const Block &block);
     Pool &pool_of(PoolId id);
     Source own_source();
+    Source counted(Source source);
     bool drop_if_unused(PoolId id);
     void emit(Event event);
+    void keep(const Event &event);
     Context gather(bool allocation);
+    uint64_t changes();
+    Segments segments();
 
     const Library &library_;
     leasehold_device device_ = 0;
     leasehold_pool graphs_ = 0; // where arenas have their segments; guarded by lock_
     std::atomic<uint32_t> routes_{0};
     std::atomic<bool> history_on_{false};
+    std::atomic<uint64_t> arena_changes_{0}; // segments that arenas took and gave back
 
     std::mutex lock_;
     Table blocks_;
@@ -225,6 +249,10 @@ class Memory {
     std::map<PoolId, std::unique_ptr<Pool>> pools_;
     std::vector<std::pair<PoolId, std::function<bool(uintptr_t)>>> underway_;
     std::unordered_map<uintptr_t, std::vector<uintptr_t>> others_; // streams of arenas' blocks
+
+    std::mutex segments_lock_; // before lock_ and history_lock_
+    Segments known_;           // what the history tells, as of `known_changes_`
+    uint64_t known_changes_ = 0;
 
     std::mutex history_lock_;
     HistorySettings history_;

@@ -187,46 +187,51 @@ void Region::give(void *block, int ordinal) {
     }
 }
 
+/// Resumes the pools that are suspended. Throws a `Failure`.
+void Region::resume_pools() {
+    for (auto &[ordinal, pool] : pools_) {
+        try {
+            memories().of(ordinal).resume(pool);
+        } catch (const Failure &failure) {
+            // One that is not suspended: an earlier attempt resumed it, or its suspension failed.
+            if (failure.status != LEASEHOLD_INVALID_STATE) {
+                throw;
+            }
+        }
+    }
+}
+
 uint64_t Region::suspend(bool keep) {
     std::lock_guard<std::mutex> guard(lock_);
     TORCH_CHECK(!suspended_, "leasehold: region ", region_, " is suspended already");
-    uint64_t freed = 0;
-    std::vector<int> done;
-    for (auto &[ordinal, pool] : pools_) {
-        try {
+    try {
+        uint64_t freed = 0;
+        for (auto &[ordinal, pool] : pools_) {
             freed += memories().of(ordinal).suspend(pool, keep);
-            done.push_back(ordinal);
-        } catch (const Failure &failure) {
-            try {
-                for (int other : done) {
-                    memories().of(other).resume(pools_[other]);
-                }
-            } catch (const Failure &second) {
-                // The contents are kept; a resumption may be tried again.
-                suspended_ = true;
-                throw_error({failure.status, std::string(failure.what()) +
-                                                 "; some devices of the region stay suspended: " +
-                                                 second.what()});
-            }
-            throw_error(failure);
         }
+        suspended_ = true;
+        return freed;
+    } catch (const Failure &failure) {
+        try {
+            resume_pools();
+        } catch (const Failure &second) {
+            // The contents are kept; a resumption may be tried again.
+            suspended_ = true;
+            throw_error({failure.status, std::string(failure.what()) +
+                                             "; a part of the region stays suspended: " +
+                                             second.what()});
+        }
+        throw_error(failure);
     }
-    suspended_ = true;
-    return freed;
 }
 
 void Region::resume() {
     std::lock_guard<std::mutex> guard(lock_);
     TORCH_CHECK(suspended_, "leasehold: region ", region_, " is not suspended");
-    for (auto &[ordinal, pool] : pools_) {
-        try {
-            memories().of(ordinal).resume(pool);
-        } catch (const Failure &failure) {
-            // A device that was resumed by an earlier attempt is no error.
-            if (failure.status != LEASEHOLD_INVALID_STATE) {
-                throw_error(failure);
-            }
-        }
+    try {
+        resume_pools();
+    } catch (const Failure &failure) {
+        throw_error(failure);
     }
     suspended_ = false;
 }

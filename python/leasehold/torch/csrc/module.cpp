@@ -101,6 +101,7 @@ void simulate(const std::string &library, uint64_t budget) {
     options.simulated = true;
     memories().configure(library, options);
     allocator()->init(1);
+    c10::cuda::CUDACachingAllocator::allocator.store(allocator().get());
 }
 
 cudaStream_t stream_of(uintptr_t stream) { return reinterpret_cast<cudaStream_t>(stream); }
@@ -189,6 +190,8 @@ void bind_tests(py::module_ &module) {
     m.def("reset_accumulated", [] { allocator()->resetAccumulatedStats(0); });
     m.def("segments", [](Id id) { return segments(*allocator(), id); });
     m.def("events", [] { return events(*allocator()); });
+    m.def("share", [](uintptr_t block) { allocator()->shareIpcHandle(block_of(block)); });
+    m.def("open_shared", [](const std::string &handle) { allocator()->getIpcDevPtr(handle); });
     m.def("empty_cache", [] { allocator()->emptyCache({0, 0}); });
     m.def("set_fraction", [](double part) { allocator()->setMemoryFraction(part, 0); });
     m.def("cache_info", [] {
