@@ -62,6 +62,12 @@ fn piece_bytes(bytes: u64) -> u64 {
     bytes.div_ceil(PIECES).next_multiple_of(host_copy::CHUNK as u64).clamp(PIECE.0, PIECE.1)
 }
 
+/// Whether a ring serves a copy of this length on the stream's device.
+fn serves(stream: &Stream, bytes: u64) -> bool {
+    let caps = stream.runtime.device.caps();
+    bytes >= LEAST && caps.pinned && caps.host_timelines
+}
+
 /// Copies host bytes to the device. `false` if the copy is to be made in another way: nothing was
 /// submitted then.
 ///
@@ -73,7 +79,7 @@ pub(super) fn upload(
     src: &[u8],
     patience: Patience,
 ) -> Result<bool> {
-    if dst.len() < LEAST {
+    if !serves(stream, dst.len()) {
         return Ok(false);
     }
     if patience == Patience::OwnCopy {
@@ -111,6 +117,9 @@ pub(super) fn upload(
 /// - `dst` is valid for writes of as many bytes as `src` has, and nobody else touches them
 ///   meanwhile.
 pub(super) unsafe fn download(stream: &Stream, dst: *mut u8, src: BufferView<'_>) -> Result<bool> {
+    if !serves(stream, src.len()) {
+        return Ok(false);
+    }
     let Some(ring) = Ring::new(stream, src.len())? else { return Ok(false) };
     let submitted = ring.submit(src.read(), Way::Down, Patience::Waits)?;
     let Some(pieces) = submitted else { return Ok(false) };
@@ -161,13 +170,9 @@ impl Pieces {
 }
 
 impl<'a> Ring<'a> {
-    /// A ring for a copy. `None` if the copy is small, or the device or its memory has none.
+    /// A ring for a copy. `None` without memory for it.
     fn new(stream: &'a Stream, bytes: u64) -> Result<Option<Self>> {
         let device = &stream.runtime.device;
-        let caps = device.caps();
-        if bytes < LEAST || !caps.pinned || !caps.host_timelines {
-            return Ok(None);
-        }
         let piece = piece_bytes(bytes);
         let on = On { timeline: stream.core.timeline, source: stream.core.raw_source() };
         let pinned = device.memory(MemoryKind::Pinned)?;
