@@ -8,8 +8,8 @@
 //!
 //! The timelines have tables of their own, which belong to `leasehold-engine`.
 //!
-//! All locks here are leaves and are held for a few instructions. A thread remembers the last ranges
-//! that it found, because every copy asks where its memory is.
+//! All locks here are leaves and are held for a few instructions. A thread remembers the last
+//! ranges that it found, because every copy asks where its memory is.
 //!
 //! This module must not know how streams run.
 
