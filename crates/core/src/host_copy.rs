@@ -26,13 +26,13 @@ use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::sync::{spin_loop, thread};
 use std::thread::{Builder, available_parallelism, scope};
 
-/// Bytes of a chunk. The lengths of rings are multiples of it.
-pub const CHUNK: usize = 512 << 10;
+/// Bytes of a chunk. The lengths of rings are multiples of it. Under Miri all sizes are small.
+pub const CHUNK: usize = if cfg!(miri) { 128 } else { 512 << 10 };
 /// Copies of this many bytes and more bypass the caches.
 #[cfg(any(test, all(target_arch = "x86_64", not(miri))))]
-const PAST_CACHES: usize = 4 << 20;
+const PAST_CACHES: usize = if cfg!(miri) { 1024 } else { 4 << 20 };
 /// The least bytes per thread: a thread starts in a twentieth of the time that they take.
-const SHARE: usize = 4 << 20;
+const SHARE: usize = if cfg!(miri) { 1024 } else { 4 << 20 };
 /// The most threads, including the caller; at most every second processor.
 const THREADS: usize = 8;
 /// How often a thread looks for work before a helper parks and the caller yields.
@@ -352,12 +352,20 @@ mod tests {
     /// others.
     #[test]
     fn all_bytes_and_no_others() {
-        let most = 2 * SHARE + 5000;
+        let most = 2 * SHARE + 77;
         let src = pattern(most + 64);
         let mut dst = vec![0u8; most + 256];
-        for bytes in
-            [0, 1, 63, 4096, PAST_CACHES - 1, PAST_CACHES, PAST_CACHES + 65, 2 * SHARE, most]
-        {
+        for bytes in [
+            0,
+            1,
+            63,
+            PAST_CACHES / 2,
+            PAST_CACHES - 1,
+            PAST_CACHES,
+            PAST_CACHES + 65,
+            2 * SHARE,
+            most,
+        ] {
             for (from, to) in [(0, 64), (1, 64), (3, 65), (0, 127)] {
                 dst.fill(0xEE);
                 // SAFETY: within both vectors.
