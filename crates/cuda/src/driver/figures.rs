@@ -6,8 +6,7 @@
 //! Nothing else runs on the stream meanwhile.
 //!
 //! The host's time leaves the first call of a batch out. It follows a wait for the device, in which
-//! one side may sleep and the other one spin: a thread that slept finds its caches cold. In a batch
-//! of four calls this made the call of the side that sleeps three times as long.
+//! one side may sleep and the other one spin: a thread that slept finds its caches cold.
 //!
 //! This module must not know managers.
 
