@@ -26,7 +26,8 @@
 //!   work.
 //! * [`Name`] is a short text for a stream, a buffer or a call site in reports.
 //! * [`ForkGuard`] distinguishes a forked child from its parent.
-//! * [`copy_bytes`] copies host memory and is fast for every pair of addresses.
+//! * [`copy_bytes`] copies host memory and is fast for every pair of addresses. [`host_copy`] makes
+//!   large copies by several threads.
 //! * [`Error`] is the only error type of public functions.
 //! * [`sync`] is the only source of atomics and locks.
 //!
@@ -47,6 +48,8 @@ pub mod error;
 #[cfg(not(loom))]
 pub mod fork;
 pub mod handle;
+#[cfg(not(loom))]
+pub mod host_copy;
 pub mod lease;
 pub mod lifecycle;
 pub mod manager;

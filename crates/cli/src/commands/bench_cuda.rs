@@ -12,7 +12,7 @@ use leasehold::{
 use leasehold_alloc::{Allocator, AllocatorConfig, On};
 use leasehold_alloc_bench::FakeBacking;
 use leasehold_alloc_bench::VirtualStream;
-use leasehold_cuda::driver::figures::{Figure, RawLoop};
+use leasehold_cuda::driver::figures::{Figure, LARGEST, RawLoop};
 use leasehold_cuda::driver::ops::{CopyKind, DeviceOps};
 use leasehold_cuda::driver::real::RealDriver;
 use leasehold_cuda::driver::trace::kernels::PTX;
@@ -56,6 +56,9 @@ struct Threads {
     apart_ns: f64,
     apart_linear: f64,
 }
+
+/// Copies of this many bytes and more show their rates. That of a small one is the call's.
+const RATES: f64 = 32e6;
 
 /// Pairs of a round, and rounds.
 const PAIRS: u32 = 20_000;
@@ -161,6 +164,9 @@ struct Pair {
     ratio: f64,
     /// The ratio until the device has finished.
     total_ratio: f64,
+    /// Gigabytes per second until the device has finished. 0 for a call that moves nothing.
+    rate: f64,
+    driver_rate: f64,
 }
 
 impl Pair {
@@ -168,6 +174,8 @@ impl Pair {
         Self {
             ratio: ours.host / driver.host,
             total_ratio: ours.total / driver.total,
+            rate: ours.gigabytes_per_second(),
+            driver_rate: driver.gigabytes_per_second(),
             name: ours.name,
             ns: ours.host,
             total_ns: ours.total,
@@ -236,7 +244,7 @@ fn measure(samples: u32, ordinal: u32) -> Result<(Vec<Pair>, Vec<Threads>), Fail
         pairs.push(Pair::new(replay, raw.graph(nodes, samples)?));
     }
 
-    for bytes in [4096u64, 1 << 20, 64 << 20] {
+    for bytes in [4096u64, 1 << 20, 64 << 20, LARGEST] {
         let device = runtime.alloc(bytes)?;
         let pinned = runtime.alloc_pinned(bytes)?;
         let batch = if bytes > 1 << 20 { 4 } else { 64 };
@@ -317,8 +325,11 @@ pub(crate) fn run(arguments: &CudaArguments) -> Result<(), Failure> {
         return print_json(&report);
     }
     let mut table = Table::default();
-    table.row(["", "call", "driver's", "ratio", "until done", "driver's", "ratio"]);
+    let head = ["", "call", "driver's", "ratio", "until done", "driver's", "ratio"];
+    table.row(head.into_iter().chain(["GB/s", "driver's"]));
     for f in &report.figures {
+        let bytes = f.rate * f.total_ns;
+        let rate = |rate: f64| if bytes < RATES { String::new() } else { format!("{rate:.1}") };
         table.row([
             f.name.clone(),
             format!("{:.0} ns", f.ns),
@@ -327,6 +338,8 @@ pub(crate) fn run(arguments: &CudaArguments) -> Result<(), Failure> {
             format!("{:.0} ns", f.total_ns),
             format!("{:.0} ns", f.driver_total_ns),
             format!("{:.2}", f.total_ratio),
+            rate(f.rate),
+            rate(f.driver_rate),
         ]);
     }
     let mut out = std::io::stdout().lock();

@@ -211,9 +211,9 @@ impl NativeCopy {
 /// The kinds of memory at both sides of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CopyKind {
-    /// Host to device. The driver may stage a copy from pageable memory or read it later: the
-    /// source stays as it is until the copy is over. Such a call may wait for earlier work of the
-    /// stream.
+    /// Host to device. The driver may stage a copy from pageable memory, and need not have read
+    /// all of the source when the call returns. So the source stays as it is until the copy is
+    /// over. Such a call may wait for earlier work of the stream.
     HostToDevice,
     /// Device to host. The backend only uses pinned memory here. With pageable memory the call
     /// waits for the copy.

@@ -3,10 +3,9 @@
 //! This module must not know when a host part is due.
 
 use super::program::Program;
-use super::staging_copy;
 use crate::driver::ops::CudaSlowOps;
 use leasehold_alloc::Buffer;
-use leasehold_core::{Lease, UniqueLease};
+use leasehold_core::{Lease, UniqueLease, host_copy};
 use leasehold_engine::staging::HostAddress;
 use leasehold_hal::op::KeepAlive;
 use leasehold_hal::{GraphExec, TimestampQuery};
@@ -77,5 +76,5 @@ pub(crate) unsafe fn land(
 ) {
     ops.host_access(staging.addr(), bytes, false);
     // SAFETY: the caller vouches for both sides, which are `bytes` long.
-    unsafe { staging_copy::copy(staging.addr() as *const u8, dst.0, bytes as usize) };
+    unsafe { host_copy::copy(staging.addr() as *const u8, dst.0, bytes as usize) };
 }

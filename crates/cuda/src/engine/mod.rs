@@ -11,7 +11,6 @@
 //! | [`stream`] | a stream of the driver |
 //! | [`external`] | streams of other libraries, whose submissions this backend does not see |
 //! | [`host`] | the host's part of operations: bytes to copy on, timestamps |
-//! | `staging_copy` | copies from pinned memory to the caller's memory |
 //! | [`program`] | instantiated plans |
 //!
 //! This module must not know managers.
@@ -23,6 +22,5 @@ pub mod external;
 pub mod host;
 pub mod program;
 pub mod shared;
-mod staging_copy;
 pub mod stream;
 pub mod words;

@@ -8,7 +8,8 @@
 //!
 //! The timelines have tables of their own, which belong to `leasehold-engine`.
 //!
-//! All locks here are leaves and are held for a few instructions.
+//! All locks here are leaves and are held for a few instructions. A thread remembers the last
+//! ranges that it found, because every copy asks where its memory is.
 //!
 //! This module must not know how streams run.
 
@@ -18,9 +19,11 @@ use super::external::Externals;
 use super::stream::CudaStream;
 use crate::config::CudaConfig;
 use crate::driver::ops::CudaSlowOps;
+use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, RwLock};
 use leasehold_core::{Error, Result};
 use leasehold_engine::tables::Tables;
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Weak;
@@ -32,6 +35,32 @@ pub enum Place {
     Device(u32),
     /// Pinned host memory.
     Pinned,
+}
+
+/// A range that a thread found, and the state of the table in which it did.
+#[derive(Clone, Copy)]
+struct Found {
+    state: u64,
+    start: u64,
+    end: u64,
+    place: Place,
+}
+
+/// Ranges that a thread remembers, by address.
+const FOUND: usize = 4;
+/// Ranges are multiples of this many bytes, as a rule.
+const SPAN: u64 = 2 << 20;
+/// The last state of any table of ranges: no two tables are ever in the same state.
+static STATES: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    static LAST: [Cell<Found>; FOUND] = const {
+        [const { Cell::new(Found { state: 0, start: 0, end: 0, place: Place::Pinned }) }; FOUND]
+    };
+}
+
+fn new_state() -> u64 {
+    STATES.fetch_add(1, Ordering::Relaxed) + 1
 }
 
 /// The devices that are admitted to a device's memory, and the mapped pieces of that memory.
@@ -52,6 +81,8 @@ pub struct Shared {
     /// The streams of other libraries.
     pub(crate) externals: Externals,
     ranges: RwLock<BTreeMap<u64, (u64, Place)>>,
+    /// The state of `ranges`. Written in its lock.
+    state: AtomicU64,
     grants: Mutex<HashMap<u32, Grant>>,
     /// The kernels' names by function, for reports.
     functions: RwLock<HashMap<u64, Box<str>>>,
@@ -69,6 +100,7 @@ impl Shared {
             tables: Arc::default(),
             externals: Externals::default(),
             ranges: RwLock::new(BTreeMap::new()),
+            state: AtomicU64::new(new_state()),
             grants: Mutex::new(HashMap::new()),
             functions: RwLock::new(HashMap::new()),
             primaries: Mutex::new(HashMap::new()),
@@ -77,21 +109,43 @@ impl Shared {
 
     /// Records the place of a range.
     pub fn add_range(&self, addr: u64, bytes: u64, place: Place) {
-        self.ranges.write().insert(addr, (addr + bytes, place));
+        let mut ranges = self.ranges.write();
+        ranges.insert(addr, (addr + bytes, place));
+        self.state.store(new_state(), Ordering::Release);
     }
 
     /// Removes a range.
     pub fn remove_range(&self, addr: u64) {
-        self.ranges.write().remove(&addr);
+        let mut ranges = self.ranges.write();
+        ranges.remove(&addr);
+        self.state.store(new_state(), Ordering::Release);
     }
 
     /// The place of a range. `None` for memory that this backend does not know, and for a range
     /// that exceeds the recorded range at its start.
+    #[inline]
     #[must_use]
     pub fn place(&self, addr: u64, bytes: u64) -> Option<Place> {
-        let ranges = self.ranges.read();
-        let (_, &(end, place)) = ranges.range(..=addr).next_back()?;
-        (addr < end && bytes <= end - addr).then_some(place)
+        // A thread that was told of an address after the range changed sees the new state.
+        let state = self.state.load(Ordering::Acquire);
+        let found = LAST.with(|last| last[(addr / SPAN) as usize % FOUND].get());
+        let found = if found.state == state && found.start <= addr && addr < found.end {
+            found
+        } else {
+            self.find(state, addr)?
+        };
+        (bytes <= found.end - addr).then_some(found.place)
+    }
+
+    /// Finds the range with an address and remembers it for `state`, which was read before.
+    #[cold]
+    fn find(&self, state: u64, addr: u64) -> Option<Found> {
+        let (&start, &(end, place)) = self.ranges.read().range(..=addr).next_back()?;
+        let found = Found { state, start, end, place };
+        (addr < end).then(|| {
+            LAST.with(|last| last[(addr / SPAN) as usize % FOUND].set(found));
+            found
+        })
     }
 
     /// Records a mapped piece, and returns the devices that may use the piece beside its owner.
@@ -220,5 +274,49 @@ impl Shared {
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shared").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, feature = "sim"))]
+mod tests {
+    use super::*;
+    use crate::driver::sim::{SimDriver, SimDriverConfig};
+
+    fn shared() -> Shared {
+        let driver = SimDriver::new(SimDriverConfig::default()).unwrap();
+        Shared::new(Arc::new(driver), CudaConfig::default())
+    }
+
+    /// A thread that remembers a range learns of every change, and keeps two tables apart.
+    #[test]
+    fn a_place_is_that_of_the_range_that_is_there_now() {
+        let (a, b) = (shared(), shared());
+        let at = 5 * SPAN;
+        for _ in 0..2 {
+            for place in [Place::Pinned, Place::Device(3)] {
+                a.add_range(at, 100, place);
+                for _ in 0..2 {
+                    assert_eq!(a.place(at, 100), Some(place));
+                    assert_eq!(a.place(at + 99, 1), Some(place));
+                    assert_eq!(
+                        [a.place(at, 101), a.place(at + 99, 2), a.place(at + 100, 0)],
+                        [None; 3]
+                    );
+                    assert_eq!([a.place(at - 1, 1), b.place(at, 1)], [None; 2]);
+                }
+                a.remove_range(at);
+                assert_eq!(a.place(at, 100), None);
+            }
+        }
+        // More ranges than a thread remembers, in both tables.
+        for i in 0..20 {
+            a.add_range(i * SPAN, SPAN, Place::Device(i as u32));
+            b.add_range(i * SPAN, SPAN / 2, Place::Pinned);
+        }
+        for i in (0..20).chain((0..20).rev()) {
+            assert_eq!(a.place(i * SPAN + 7, SPAN - 7), Some(Place::Device(i as u32)));
+            assert_eq!(b.place(i * SPAN + 7, SPAN / 2 - 7), Some(Place::Pinned));
+            assert_eq!(b.place(i * SPAN + SPAN / 2, 1), None);
+        }
     }
 }

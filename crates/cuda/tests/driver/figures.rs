@@ -9,7 +9,7 @@ use leasehold_sim::MachineConfig;
 
 #[test]
 fn the_loops_are_legal_and_leave_nothing() {
-    let machine = MachineConfig::seed(1).devices(1, 256 << 20);
+    let machine = MachineConfig::seed(1).devices(1, 1 << 30);
     kernels::register(&machine.kernels);
     let driver = SimDriver::new(SimDriverConfig::new(machine)).unwrap();
     driver.init().unwrap();

@@ -29,7 +29,7 @@ pub(super) unsafe fn pass(stream: &Stream, op: &Op<'_>, operands: &[Operand<'_>]
 }
 
 /// Waits until a timepoint is over, whatever became of it, then says what did.
-fn see_out(stream: &Stream, point: Timepoint) -> Result<()> {
+pub(super) fn see_out(stream: &Stream, point: Timepoint) -> Result<()> {
     let mut nap = Duration::from_micros(1);
     loop {
         let waited = stream.runtime.wait_point(point, None);
@@ -56,7 +56,7 @@ fn see_out(stream: &Stream, point: Timepoint) -> Result<()> {
 }
 
 /// Refuses to wait for a stream in one of its own host calls, before anything is submitted.
-fn may_wait(stream: &Stream) -> Result<()> {
+pub(super) fn may_wait(stream: &Stream) -> Result<()> {
     if call::inside() {
         let next = stream.core.timeline.submitted() + 1;
         if let Err(e @ Error::InvalidState(_)) =

@@ -10,6 +10,7 @@
 mod between;
 mod borrow;
 pub(crate) mod call;
+mod ring;
 mod stage;
 
 pub(crate) use call::on_complete;
@@ -401,11 +402,12 @@ impl Stream {
     /// Copies host values to the device. They are taken during the call, so the caller may change
     /// or free them right after it.
     ///
-    /// The call copies them to staging memory, however many they are, and never waits for the
-    /// stream. The staging memory is pinned where the device has pinned memory, and is free again
-    /// once the copy is over. [`upload_owned`](Self::upload_owned) and
-    /// [`copy_pinned`](Self::copy_pinned) need no staging. While recording the graph keeps the
-    /// values, and its every launch copies them again.
+    /// The call copies them to staging memory, however many they are, and never waits for earlier
+    /// work. The staging memory is pinned where the device has pinned memory, and is free again
+    /// once the copy is over. Many values for an idle stream go through a few pieces of staging
+    /// memory again and again, and the call waits for the device to copy them.
+    /// [`upload_owned`](Self::upload_owned) and [`copy_pinned`](Self::copy_pinned) need no staging.
+    /// While recording the graph keeps the values, and its every launch copies them again.
     ///
     /// # Errors
     /// `InvalidArgument` when the lengths differ; `OutOfMemory` without staging memory; the
@@ -418,14 +420,19 @@ impl Stream {
             return Ok(());
         }
         let recording = recorder::is_active() && recorder::is_recording(&self.runtime);
+        if !recording && ring::upload(self, dst, src, ring::Patience::OwnCopy)? {
+            return Ok(());
+        }
         // The submit path makes the same check again. Nothing is staged for a copy that would be
         // refused.
         self.runtime.check_operands(&[writing(dst)])?;
         self.upload_owned(dst, stage::Staged::take(self, src, recording)?)
     }
 
-    /// As [`upload`](Self::upload), without staging: the device copies the values from where they
-    /// lie. The call waits for that, and for all earlier work of the stream.
+    /// As [`upload`](Self::upload), and waits for the copy and for all earlier work of the stream.
+    ///
+    /// The device copies a few values from where they lie. Many go through pinned memory, where the
+    /// device has such memory: several threads fill it while the device copies from it.
     ///
     /// # Errors
     /// `InvalidArgument` when the lengths differ; the stream's cause; `Recording` while recording;
@@ -440,6 +447,9 @@ impl Stream {
             &self.runtime,
             "a copy cannot be waited for while recording; `upload` stages it",
         )?;
+        if ring::upload(self, dst, src, ring::Patience::Waits)? {
+            return Ok(());
+        }
         let op = Op::Upload(Upload {
             src: src.as_ptr(),
             dst: dst.addr(),
@@ -781,6 +791,10 @@ unsafe impl<T: NoUninit + Send + Sync> HostBytes for &'static [T] {
 pub(crate) unsafe fn download_to(stream: &Stream, dst: *mut u8, src: BufferView<'_>) -> Result<()> {
     recorder::refuse(&stream.runtime, "device memory cannot be read back while recording")?;
     if src.is_empty() {
+        return Ok(());
+    }
+    // SAFETY: by the contract.
+    if unsafe { ring::download(stream, dst, src) }? {
         return Ok(());
     }
     let op = Op::Download(Download {

@@ -3,7 +3,7 @@
 use super::HostBytes;
 use crate::stream::Stream;
 use leasehold_alloc::{Buffer, Layout, On};
-use leasehold_core::{Error, OutOfMemory, Result, Timepoint, UniqueLease};
+use leasehold_core::{Error, OutOfMemory, Result, Timepoint, UniqueLease, host_copy};
 use leasehold_hal::MemoryKind;
 
 /// Bytes up to this many lie in ordinary memory: a driver takes them from there at once.
@@ -56,9 +56,7 @@ impl Staged {
         }
         // SAFETY: pinned memory of at least as many bytes, which the host may write: the lease is
         // the only one, and every earlier use is over.
-        unsafe {
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.addr() as *mut u8, bytes.len())
-        };
+        unsafe { host_copy::copy(bytes.as_ptr(), buffer.addr() as *mut u8, bytes.len()) };
         Ok(Some(Self::Pinned(buffer)))
     }
 }

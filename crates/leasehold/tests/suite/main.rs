@@ -17,6 +17,8 @@ mod host_timelines;
 #[cfg(feature = "cuda")]
 mod interop;
 mod kernels;
+#[cfg(feature = "cuda")]
+mod large;
 mod ops;
 mod passed;
 mod pinned;

@@ -4,7 +4,7 @@
 
 use super::core::Core;
 use leasehold_alloc::Buffer;
-use leasehold_core::{Lease, UniqueLease};
+use leasehold_core::{Lease, UniqueLease, host_copy};
 use leasehold_engine::payload::graph_of;
 use leasehold_engine::staging::HostAddress;
 use leasehold_hal::op::KeepAlive;
@@ -82,7 +82,7 @@ pub(crate) unsafe fn stage(src: *const u8, staging: &Buffer, bytes: u64) {
     let to = std::ptr::with_exposed_provenance_mut::<u8>(staging.addr() as usize);
     // SAFETY: staging memory is shared storage, whose address is the host's. The caller vouches for
     // both sides.
-    unsafe { std::ptr::copy_nonoverlapping(src, to, bytes as usize) };
+    unsafe { host_copy::copy(src, to, bytes as usize) };
 }
 
 /// Copies bytes from staging memory to their destination.
@@ -94,5 +94,5 @@ pub(crate) unsafe fn land(staging: &Buffer, dst: HostAddress, bytes: u64) {
     let from = std::ptr::with_exposed_provenance::<u8>(staging.addr() as usize);
     // SAFETY: staging memory is shared storage, whose address is the host's. The caller vouches for
     // both sides.
-    unsafe { std::ptr::copy_nonoverlapping(from, dst.0, bytes as usize) };
+    unsafe { host_copy::copy(from, dst.0, bytes as usize) };
 }
