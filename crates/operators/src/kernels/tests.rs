@@ -1,7 +1,7 @@
 //! Tests that the sources for devices and the Rust declarations agree.
 
 use super::blocks::*;
-use super::cpu::attention::{AttentionParams, PART, PART_HEADS, PARTS};
+use super::cpu::attention::{AttentionParams, PART, PART_HEADS, PARTS, SMALL_DIM, SMALL_PART};
 use super::cpu::elementwise::{CopyParams, ElementwiseParams, FillParams};
 use super::cpu::embedding::EmbeddingParams;
 use super::cpu::linear::{FEW, LinearParams};
@@ -92,9 +92,13 @@ fn constants_are_the_same_in_all_languages() {
         mps(&mps::ATTENTION, line);
     }
     cuda(&cuda::ATTENTION, format!("constexpr u32 PART = {PART};"));
+    cuda(&cuda::ATTENTION, format!("constexpr u32 SMALL_PART = {SMALL_PART};"));
+    cuda(&cuda::ATTENTION, format!("constexpr u32 SMALL_DIM = {SMALL_DIM};"));
     cuda(&cuda::ATTENTION, format!("constexpr u32 PARTS = {PARTS};"));
     cuda(&cuda::ATTENTION, format!("constexpr int HEADS = {PART_HEADS};"));
-    cuda(&cuda::ATTENTION_TILES, format!("constexpr u32 THREADS = {THREADS};"));
+    let tile_threads = cuda::TILE_THREADS;
+    cuda(&cuda::ATTENTION_TILES, format!("constexpr u32 THREADS = {tile_threads};"));
+    cuda(&cuda::LINEAR, format!("constexpr u32 THREADS = {THREADS};"));
     cuda(&cuda::ELEMENTWISE, format!("constexpr u32 THREADS = {THREADS};"));
     mps(&mps::ELEMENTWISE, format!("constexpr u32 PIECE = {PIECE};"));
     mps(&mps::NORM, format!("constexpr u32 SIMD = {WARP};"));

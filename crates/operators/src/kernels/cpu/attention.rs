@@ -25,9 +25,11 @@ use super::tile::{
 const POSITIONS: usize = 64;
 /// The maximum number of queries of a tile, and so the largest group of [`DecodeAttention`].
 pub const QUERIES: usize = 16;
-/// The fewest positions of a part of the context, and the most parts, on a device that splits the
-/// context of [`DecodeAttention`].
+/// The fewest positions of a part of the context, those for small heads, the largest of the small
+/// heads, and the most parts, on a device that splits the context of [`DecodeAttention`].
 pub(crate) const PART: u32 = 128;
+pub(crate) const SMALL_PART: u32 = 512;
+pub(crate) const SMALL_DIM: u32 = 32;
 pub(crate) const PARTS: u32 = 64;
 /// Query heads that share the keys and values of a part, unless their group has one head.
 pub(crate) const PART_HEADS: u32 = 4;
@@ -66,7 +68,8 @@ impl AttentionParams {
     /// The parts of the context, and the blocks for the query heads of a group.
     #[must_use]
     pub fn split(&self) -> (u32, u32) {
-        let part = self.positions.div_ceil(PARTS).max(PART);
+        let least = if self.head_dim <= SMALL_DIM { SMALL_PART } else { PART };
+        let part = self.positions.div_ceil(PARTS).max(least);
         let group = self.heads / self.kv_heads.max(1);
         (self.positions.div_ceil(part), group.div_ceil(PART_HEADS))
     }

@@ -21,8 +21,11 @@ static constexpr u32 TILE = THREADS / 2;
 static constexpr int ROWS = 4;
 // Query heads of a block of the decode kernel.
 static constexpr int HEADS = 4;
-// The fewest positions of a part of the context, and the most parts.
+// The fewest positions of a part of the context, those for small heads, and the most parts.
 static constexpr u32 PART = 128;
+static constexpr u32 SMALL_PART = 512;
+// The largest of the small heads.
+static constexpr u32 SMALL_DIM = 32;
 static constexpr u32 PARTS = 64;
 
 // Elements of a key or value in one read of a thread.
@@ -246,8 +249,11 @@ INLINE float rotated(u32 dtype, const void* x, u64 head, const float* angles, u3
 
 // Rows of keys and of values that a lane has under way at a time.
 static constexpr int DEEP = 2;
-// The most rows that a warp has at a time, with 8 lanes each.
-static constexpr u32 SIDES = 4;
+// The most rows that a warp has at a time, with 4 lanes each.
+static constexpr u32 SIDES = 8;
+
+// The lanes that hold a row of the cache: a power of two.
+INLINE u32 lanes_of(u32 dim) { return dim <= SMALL_DIM ? 4 : dim <= 64 ? 8 : dim <= 128 ? 16 : 32; }
 
 // The launch's parts of the context. Some heads of a group share the key and value heads of a block.
 struct Split {
@@ -265,7 +271,7 @@ struct Split {
 
 INLINE Split split_of(const AttentionParams& p, void* scratch, u32 at) {
     Split s;
-    s.part = larger(PART, (p.positions + PARTS - 1) / PARTS);
+    s.part = larger(p.head_dim <= SMALL_DIM ? SMALL_PART : PART, (p.positions + PARTS - 1) / PARTS);
     s.parts = (p.positions + s.part - 1) / s.part;
     s.active = at / s.part + 1;
     s.counter = (u32*)scratch + blockIdx.y * gridDim.z + blockIdx.z;
@@ -373,7 +379,7 @@ INLINE void decode_part(const AttentionParams& p, const Split& s, u32 at, const 
     const u32 count = smaller((u32)Q, group - own), first = kv * group + own, warp = t / WARP, lane = t % WARP;
     const u32 begin = blockIdx.x * s.part, end = smaller(at + 1, begin + s.part);
     // The lanes of a row, and the rows of a warp at a time.
-    const u32 lanes = dim <= 64 ? 8 : dim <= 128 ? 16 : 32, sides = WARP / lanes, side = lane / lanes;
+    const u32 lanes = lanes_of(dim), sides = WARP / lanes, side = lane / lanes;
     const u32 column = lane % lanes * STEP;
     const u64 cache = (u64)kv * p.positions * dim;
     const raw *keys = (const raw*)key_cache + cache, *values = (const raw*)value_cache + cache;
@@ -512,22 +518,34 @@ INLINE void decode_part(const AttentionParams& p, const Split& s, u32 at, const 
                 [&](u32 i) { return written(from + i * (dim + 2) + 1); }, place.factors + warp * PARTS, place.top[warp],
                 place.total[warp]);
     }
-    __syncthreads();
-    for (u32 i = t; i < count * dim; i += THREADS) {
-        const u32 q = i / dim, d = i % dim;
+    // Two elements of a head for each thread; the first parts come while the factors are computed.
+    constexpr u32 TOGETHER = 8;
+    const u32 pairs = (dim + 1) / 2;
+    for (u32 i = t; i - t < count * pairs; i += THREADS) {
+        const bool in = i < count * pairs;
+        const u32 q = in ? i / pairs : 0, d = in ? i % pairs * 2 : 0;
+        const bool two = d + 1 < dim;
         const float* from = partial + (u64)q * s.parts * (dim + 2) + 2 + d;
-        float value = 0.0f;
-        constexpr u32 BATCH = 16;
-        for (u32 j = 0; j < s.active; j += BATCH) {
-            float v[BATCH];
+        float sum[2] = {0.0f, 0.0f};
+        for (u32 j = 0; j < s.active; j += TOGETHER) {
+            float v[TOGETHER][2];
 #pragma unroll
-            for (u32 b = 0; b < BATCH; ++b) v[b] = j + b < s.active ? written(from + (j + b) * (dim + 2)) : 0.0f;
+            for (u32 b = 0; b < TOGETHER; ++b) {
+                v[b][0] = in && j + b < s.active ? written(from + (j + b) * (dim + 2)) : 0.0f;
+                v[b][1] = in && two && j + b < s.active ? written(from + (j + b) * (dim + 2) + 1) : 0.0f;
+            }
+            if (i == t && j == 0) __syncthreads();
 #pragma unroll
-            for (u32 b = 0; b < BATCH; ++b) {
-                if (j + b < s.active) value = fmaf(place.factors[q * PARTS + j + b], v[b], value);
+            for (u32 b = 0; b < TOGETHER; ++b) {
+                if (j + b >= s.active) continue;
+                sum[0] = fmaf(place.factors[q * PARTS + j + b], v[b][0], sum[0]);
+                sum[1] = fmaf(place.factors[q * PARTS + j + b], v[b][1], sum[1]);
             }
         }
-        store_one(p.x, output, (u64)(first + q) * dim + d, value * (1.0f / place.total[q]));
+        if (!in) continue;
+        const float factor = 1.0f / place.total[q];
+        store_one(p.x, output, (u64)(first + q) * dim + d, sum[0] * factor);
+        if (two) store_one(p.x, output, (u64)(first + q) * dim + d + 1, sum[1] * factor);
     }
     if (t == 0) *s.counter = 0;
 }
@@ -554,7 +572,7 @@ INLINE void decode(const AttentionParams& p, const void* queries, const void* ke
     const float* angles = (const float*)table + (u64)at * p.rotary;
     // The query heads, then the new key and value: a thread for each element. The lanes behind the head's
     // end read zeros.
-    const u32 rows = heads + (end == at + 1 ? 2 : 0), padded = dim <= 64 ? 64 : dim <= 128 ? 128 : MAX_DIM;
+    const u32 rows = heads + (end == at + 1 ? 2 : 0), padded = lanes_of(dim) * STEP;
     for (u32 i = t; i < rows * padded; i += THREADS) {
         const u32 row = i / padded, d = i % padded;
         if (d >= dim) {

@@ -18,7 +18,7 @@
 //! This module must not know the driver.
 
 use super::Geometry;
-use super::blocks::{Blocks, THREADS, from_bytes, heads_down, kernel_list, width};
+use super::blocks::{Blocks, from_bytes, heads_down, kernel_list, width};
 use super::cpu::attention::{Attention, AttentionParams};
 use super::cpu::elem::DType;
 use super::cpu::tile::{Kernel, Params, Refusal};
@@ -163,19 +163,24 @@ pub static TENSOR_KERNELS: &[CudaSpec] = &[CudaSpec {
         let p: AttentionParams = from_bytes(params)?;
         width(p.m.into())?;
         let down = heads_down(&p)?;
-        Ok(Geometry { grid: [p.m.div_ceil(TILE_QUERIES), down, 1], block: [THREADS, 1, 1] })
+        Ok(Geometry { grid: [p.m.div_ceil(TILE_QUERIES), down, 1], block: [TILE_THREADS, 1, 1] })
     },
 }];
 
-/// Rows of queries of a block on tensor cores (`QUERIES` in the source).
+/// Threads of a block on tensor cores, and its rows of queries (`THREADS` and `QUERIES` in the source).
+pub(super) const TILE_THREADS: u32 = 128;
 const TILE_QUERIES: u32 = 128;
-/// The fewest rows of queries for tensor cores: those of a warp's tile.
+/// The fewest rows of queries for tensor cores: those of a fragment.
 const TILE_ROWS: u32 = 16;
 
 /// Whether attention over tiles takes these parameters, and is the faster one.
 fn tiled(p: &AttentionParams) -> bool {
     let halves = p.x == p.cache && [DType::Bf16 as u32, DType::F16 as u32].contains(&p.x);
-    halves && p.m >= TILE_ROWS && [64, 80, 96, 128].contains(&p.head_dim)
+    halves
+        && p.m >= TILE_ROWS
+        && [64, 80, 96, 128].contains(&p.head_dim)
+        && p.scale > 0.0
+        && p.scale < f32::INFINITY
 }
 
 #[cfg(test)]

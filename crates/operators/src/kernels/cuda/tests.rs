@@ -1,6 +1,6 @@
 //! Tests that the PTX and the Rust declarations agree.
 
-use super::super::blocks::{DRAW_THREADS, WARP};
+use super::super::blocks::{DRAW_THREADS, THREADS, WARP};
 use super::super::cpu;
 use super::super::cpu::sampling::SampleParams;
 use super::*;
@@ -32,7 +32,7 @@ fn every_cpu_kernel_has_an_entry_with_its_signature() {
             .nth(1)
             .and_then(|t| t.split(',').next()?.parse().ok())
             .expect("a bound");
-        assert!([WARP, THREADS, DRAW_THREADS].contains(&most));
+        assert!([WARP, TILE_THREADS, THREADS, DRAW_THREADS].contains(&most));
     }
 }
 
@@ -67,7 +67,7 @@ fn a_long_context_has_parts() {
 #[test]
 fn tensor_cores_take_some_attention() {
     let attention = AttentionParams { m: 9, heads: 6, ..Default::default() };
-    let many = AttentionParams { m: 129, head_dim: 80, x: 1, cache: 1, ..attention };
+    let many = AttentionParams { m: 129, head_dim: 80, x: 1, cache: 1, scale: 0.1, ..attention };
     let [tiles] = TENSOR_KERNELS else { panic!("another kernel") };
     assert_eq!(tiles.geometry(many.as_bytes()).unwrap().grid, [2, 6, 1]);
     assert!(tiles.takes(many.as_bytes()));
@@ -76,6 +76,9 @@ fn tensor_cores_take_some_attention() {
         AttentionParams { head_dim: 72, ..many },
         AttentionParams { cache: 2, ..many },
         AttentionParams { x: 0, cache: 0, ..many },
+        AttentionParams { scale: 0.0, ..many },
+        AttentionParams { scale: -1.0, ..many },
+        AttentionParams { scale: f32::NAN, ..many },
     ] {
         assert!(!tiles.takes(other.as_bytes()), "{other:?}");
     }
