@@ -350,7 +350,8 @@ impl<'m> Network<'m> {
         let _named = Name::new("prompt").scope();
         stream.fill(lane.state.count.view(), 0u32)?;
         let mut last = None;
-        let rows = if has_vendor_products(self.model) { VENDOR_CHUNK } else { CHUNK };
+        let long = prompt.len() > CHUNK && has_vendor_products(self.model);
+        let rows = if long { VENDOR_CHUNK } else { CHUNK };
         for (i, chunk) in prompt.chunks(rows).enumerate() {
             let scratch = Scratch::new(self.model, chunk.len() as u32)?;
             let ids: Vec<i32> = chunk.iter().map(|&id| id as i32).collect();

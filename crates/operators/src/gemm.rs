@@ -1,6 +1,7 @@
 //! Matrix products of many rows by cuBLASLt, NVIDIA's library of matrix products.
 //!
-//! The library is loaded at run time, if the machine has it. A product is a foreign call on the
+//! The library is loaded at the first product that it can compute, if the machine has it: its file is
+//! large, and most work needs none of its products. A product is a foreign call on the
 //! stream: the runtime orders the call by its operands, as it orders a launch. All products of a
 //! [`Library`](crate::Library) share one workspace, so products on two streams follow each other.
 //! The library's heuristic selects an algorithm once for each shape.
@@ -12,7 +13,7 @@ use crate::ops::Projection;
 use crate::tensor::Tensor;
 use cudarc::cublaslt::result::{self as lt, CublasError};
 use cudarc::cublaslt::sys;
-use leasehold::backend::sync::Mutex;
+use leasehold::backend::sync::{Mutex, OnceLock};
 use leasehold::{Buffer, Error, Lease, Operand, Result, Runtime, Stream, View};
 use leasehold_hal::Binding;
 use std::collections::HashMap;
@@ -192,11 +193,13 @@ impl Drop for State {
 /// cuBLASLt for one runtime.
 pub(crate) struct Gemm {
     workspace: Lease<Buffer>,
+    /// Whether the machine has the library, once somebody asked.
+    present: OnceLock<bool>,
     state: Mutex<State>,
 }
 
 impl Gemm {
-    /// The library for a runtime's device; `None` without the library, for a device that the
+    /// The library for a runtime's device, which is not loaded yet; `None` for a device that the
     /// library does not support, and if the environment refuses it.
     pub(crate) fn new(runtime: &Runtime) -> Result<Option<Arc<Self>>> {
         let device = runtime.raw_device();
@@ -209,12 +212,14 @@ impl Gemm {
         if !able || !caps.vendor_libraries || std::env::var_os(REFUSAL).is_some() {
             return Ok(None);
         }
-        // SAFETY: the library's initialisers do not use this program's state.
-        if !unsafe { sys::is_culib_present() } {
-            return Ok(None);
-        }
         let workspace = runtime.alloc(WORKSPACE)?;
-        Ok(Some(Arc::new(Self { workspace, state: Mutex::default() })))
+        Ok(Some(Arc::new(Self { workspace, present: OnceLock::new(), state: Mutex::default() })))
+    }
+
+    /// Returns whether the machine has the library. The first call loads it.
+    pub(crate) fn is_present(&self) -> bool {
+        // SAFETY: the library's initialisers do not use this program's state.
+        *self.present.get_or_init(|| unsafe { sys::is_culib_present() })
     }
 
     /// The products of `x` and each weight, if the library computes all of them.
@@ -264,7 +269,7 @@ impl Gemm {
                 })
             })
             .collect::<Option<Vec<_>>>()?;
-        Some(Products { gemm: self.clone(), shapes: all.into() })
+        self.is_present().then(|| Products { gemm: self.clone(), shapes: all.into() })
     }
 
     /// Enqueues a product on a native stream.

@@ -298,11 +298,12 @@ impl Library {
 
     /// Returns whether a library of the device's vendor computes products of many rows: cuBLASLt
     /// on CUDA, if the machine has it, the environment does not name `LEASEHOLD_NO_CUBLASLT`, and
-    /// all matrices are of one of the types bf16 and f16. Otherwise the kernels of this crate do.
+    /// all matrices are of one of the types bf16 and f16. Otherwise the kernels of this crate do. The
+    /// first call loads the vendor's library.
     #[must_use]
     pub fn has_vendor_products(&self) -> bool {
         #[cfg(feature = "cuda")]
-        return self.gemm.is_some();
+        return self.gemm.as_ref().is_some_and(|g| g.is_present());
         #[cfg(not(feature = "cuda"))]
         false
     }
