@@ -41,7 +41,8 @@ struct Slot {
 ///
 /// A greedy sequence gives the tokens that it gives alone, unless two logits are nearly equal: for
 /// nine slots and more, products may round differently than for one. Eager and replayed steps give
-/// the same bits. One thread uses a batch at a time.
+/// the same bits, and the other sequences of the batch do not change them. One thread uses a batch
+/// at a time.
 ///
 /// ```
 /// use leasehold::{Context, DeviceId};
@@ -276,3 +277,6 @@ impl<'m> Batch<'m> {
         self.len() == 0
     }
 }
+
+#[cfg(test)]
+mod tests;

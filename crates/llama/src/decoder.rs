@@ -97,7 +97,7 @@ pub struct OperatorTime {
 /// The KV caches of a sequence, a pair for each layer, and the state of its loop from token to
 /// token. Or the same of several sequences, one behind the other in each buffer.
 pub(crate) struct Lane {
-    caches: Vec<ops::Cache>,
+    pub(crate) caches: Vec<ops::Cache>,
     pub(crate) state: ops::Loop,
 }
 

@@ -122,6 +122,11 @@ impl CudaSpec {
         KERNELS.iter().find(|spec| spec.name == name)
     }
 
+    /// Every kernel, those for tensor cores too.
+    pub fn all() -> impl Iterator<Item = &'static Self> {
+        KERNELS.iter().chain(TENSOR_KERNELS)
+    }
+
     /// Blocks and threads of a launch with parameters that the CPU kernel's `plan` has accepted.
     ///
     /// # Errors
