@@ -1,4 +1,4 @@
-//! The sources of the CUDA and Metal kernels on the host, for tests: compiled by clang, and
+//! The sources of the CUDA and Metal kernels on the host, for tests: compiled by g++ and clang, and
 //! registered as the kernels of simulated CUDA and simulated Metal.
 //!
 //! This module must not know the machine, only its registry.
@@ -54,7 +54,7 @@ unsafe fn run(
 pub struct EmulatedCuda(Arc<Emulator>);
 
 impl EmulatedCuda {
-    /// The kernels; the first call of a process compiles them, for seconds. `None` without clang.
+    /// The kernels; the first call of a process compiles them, for seconds. `None` without g++.
     ///
     /// # Errors
     /// `Compile`, with the compiler's messages.
@@ -150,7 +150,7 @@ impl EmulatedMps {
 }
 
 /// Registers the sources of the CUDA kernels for simulated CUDA, under the names of
-/// [`simulate`](crate::simulate). Returns whether clang is there to compile them.
+/// [`simulate`](crate::simulate). Returns whether g++ is there to compile them.
 ///
 /// # Errors
 /// `Compile`, with the compiler's messages.

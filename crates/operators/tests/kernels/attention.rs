@@ -252,12 +252,14 @@ proptest! {
                 let (mut k, mut v) = (Tensor::new(s.x, &part(kv, row, 1)), Tensor::new(s.x, &part(kv, row, 2)));
                 let cache = |from| Tensor::new(s.cache, &part(kv * POSITIONS, row, from));
                 let (mut own_keys, mut own_values, mut own) = (cache(3), cache(4), Tensor::junk(s.x, wide + 1));
-                let mut position = [at[row]];
-                run(isa, "decode_attention", &one, &[q.bind(), k.bind(), v.bind(), angles.bind(), own_keys.bind(), own_values.bind(), bind(&mut position), own.bind(), scratch(&one).bind()]);
+                let (mut position, mut own_parts) = ([at[row]], scratch(&one));
+                run(isa, "decode_attention", &one, &[q.bind(), k.bind(), v.bind(), angles.bind(), own_keys.bind(), own_values.bind(), bind(&mut position), own.bind(), own_parts.bind()]);
                 let cut = |all: &[f64], n: usize| bits(&all[row * n..(row + 1) * n]);
                 prop_assert_eq!(cut(&keys, kv * POSITIONS), bits(&own_keys.values()), "{} keys of row {}", isa, row);
                 prop_assert_eq!(cut(&values, kv * POSITIONS), bits(&own_values.values()), "{} values of row {}", isa, row);
                 prop_assert_eq!(cut(&out, wide + 1), bits(&own.values()), "{} row {}", isa, row);
+                let words = one.scratch_bytes() as usize / 4;
+                prop_assert_eq!(cut(&parts.values(), words), bits(&own_parts.values()), "{} scratch of row {}", isa, row);
                 if !(0..POSITIONS as i32).contains(&at[row]) {
                     prop_assert_eq!(bits(&own_keys.values()), bits(&cache(3).values()));
                     prop_assert!(own.values()[..wide].iter().all(|x| x.is_nan()));
