@@ -1,5 +1,5 @@
-//! Causal grouped-query attention over a key-value cache `[kv_head][position][head_dim]`, or over one
-//! for each row.
+//! Causal grouped-query attention over a key-value cache `[kv_head][position][head_dim]`, or over
+//! one for each row.
 //!
 //! Scores, softmax and sums are f32. The softmax is computed online over blocks of `POSITIONS`
 //! positions (running maximum, rescaled sum). So no buffer of the context's length is needed. A
@@ -73,8 +73,8 @@ impl AttentionParams {
         (self.positions.div_ceil(part), group.div_ceil(PART_HEADS))
     }
 
-    /// Words of a row's scratch memory in [`DecodeAttention`]: counters, then a maximum, a sum and a
-    /// weighted sum for each head and part. None for a context of one part.
+    /// Words of a row's scratch memory in [`DecodeAttention`]: counters, then a maximum, a sum and
+    /// a weighted sum for each head and part. None for a context of one part.
     fn row_scratch(&self) -> usize {
         let (parts, blocks) = self.split();
         if parts <= 1 {
