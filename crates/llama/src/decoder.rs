@@ -263,8 +263,8 @@ impl<'m> Network<'m> {
     }
 
     /// The operators of the layers for the rows of `s`, with an id for each. Each of the `lanes`
-    /// has equally many rows, which are consecutive positions. With the scratch memory of the decode
-    /// step's attention, each row is a sequence of its own.
+    /// has equally many rows, which are consecutive positions. With the scratch memory of the
+    /// decode step's attention, each row is a sequence of its own.
     fn rows(
         &self,
         s: &Scratch,

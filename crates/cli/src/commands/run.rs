@@ -296,11 +296,12 @@ pub(crate) fn fits(
     let host = need.host.saturating_mul(3);
     let shared = if runtime.raw_device().caps().host_visible { need.device } else { 0 };
     let need = host.saturating_add(shared).saturating_mul(u64::from(sequences.get()));
-    let what = match sequences {
-        NonZeroU32::MIN => format!("{}: a run of {tokens} tokens", files.name),
-        n => format!("{}: a run of {n} sequences of {tokens} tokens", files.name),
+    let (what, cure) = match sequences {
+        NonZeroU32::MIN => ("a run".to_owned(), "--tokens"),
+        n => (format!("{n} sequences"), "--tokens or --batch"),
     };
-    host::needs(&what, need, "ask for fewer with --tokens")
+    let what = format!("{}: {what} of {tokens} tokens", files.name);
+    host::needs(&what, need, &format!("ask for fewer with {cure}"))
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
