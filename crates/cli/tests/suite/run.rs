@@ -300,6 +300,9 @@ fn decode_measures_several_sequences_together() {
     {
         assert!(text.contains(words), "{text}");
     }
+    let output = call(&["bench", "decode", "--batch", "4000000000"]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && text.contains("4000000000 sequences"), "{text}");
     for wrong in [&["--batch", "0"][..], &["--batch", "2", "--tokens", "2"]] {
         let output = call(&[&["bench", "decode"][..], wrong].concat());
         let text = String::from_utf8(output.stderr).unwrap();

@@ -43,11 +43,11 @@ fn devices() -> Vec<(Runtime, Box<dyn Fn()>)> {
     all
 }
 
-/// A small model with two key and value heads.
-fn model(runtime: &Runtime) -> Model {
+/// A small model, with heads of 8 elements.
+fn model(runtime: &Runtime, heads: usize, kv_heads: usize) -> Model {
     let config = serde_json::json!({"model_type": "llama", "hidden_act": "silu", "vocab_size": 40,
-        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "max_position_embeddings": 256, "tie_word_embeddings": false});
+        "hidden_size": 8 * heads, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "max_position_embeddings": 256, "tie_word_embeddings": false});
     let config = Config::from_slice(config.to_string().as_bytes(), "a small model").unwrap();
     let weights = Weights::random(&config, DType::F32, 3).unwrap();
     Model::load(runtime, &config, &weights, DType::F32, &mut |_, _| {}).unwrap()
@@ -71,7 +71,7 @@ fn bytes(batch: &Batch<'_>, part: &BufferPart) -> Vec<u8> {
 #[test]
 fn a_step_writes_the_next_position_of_each_sequence_and_nothing_else() {
     for (runtime, check) in devices() {
-        let model = model(&runtime);
+        let model = model(&runtime, 4, 2);
         for mode in [Mode::Eager, Mode::Graph] {
             let mut batch = Batch::new(&model, 4, POSITIONS, mode).unwrap();
             let mut add = |tokens, seed| {
@@ -136,10 +136,35 @@ fn first_of(model: &Model, mode: Mode, others: bool) -> Vec<(u32, Vec<u32>)> {
     seen
 }
 
+/// Groups that are too wide for the fused attention have a launch of each sequence.
+#[test]
+fn a_wide_group_gives_the_same_bits_whatever_the_others_are() {
+    let runtime = Context::new().runtime(DeviceId::cpu(0)).unwrap();
+    let model = model(&runtime, 17, 1);
+    let alone = first_of(&model, Mode::Eager, false);
+    assert!(first_of(&model, Mode::Graph, true) == alone);
+}
+
+#[test]
+fn a_step_launches_embedding_and_attention_once_for_all_sequences() {
+    let runtime = Context::new().runtime(DeviceId::cpu(0)).unwrap();
+    let count = |model: &Model, slots, name: &str| {
+        let batch = Batch::new(model, slots, POSITIONS, Mode::Eager).unwrap();
+        batch.step.iter().filter(|o| o.kernel_name() == name).count()
+    };
+    let (fused, wide) = (model(&runtime, 4, 2), model(&runtime, 17, 1));
+    for slots in [1, 5] {
+        assert_eq!(count(&fused, slots, "embedding"), 1);
+        assert_eq!(count(&fused, slots, "decode_attention"), 2, "one for each layer");
+        assert_eq!(count(&fused, slots, "next_token"), slots);
+        assert_eq!(count(&wide, slots, "attention"), 2 * slots);
+    }
+}
+
 #[test]
 fn a_sequence_gives_the_same_bits_whatever_the_others_are() {
     for (runtime, check) in devices() {
-        let model = model(&runtime);
+        let model = model(&runtime, 4, 2);
         let alone = first_of(&model, Mode::Eager, false);
         for mode in [Mode::Eager, Mode::Graph] {
             for others in [false, true] {
