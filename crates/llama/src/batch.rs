@@ -1,11 +1,11 @@
 //! Several sequences decoded at once, each with its own KV caches, position and sampling.
 //!
-//! The products of a step serve all sequences, so the weights are read once. Attention and the
-//! choice of a token are launches of each sequence. Every position is in device memory, so one
-//! recording serves all positions. A slot without a sequence has a position outside its caches.
-//! Kernels write nothing to a cache there, and the slot's rows are NaN.
+//! Products, attention and embedding of a step serve all sequences in one launch each, so the
+//! weights are read once. The choice of a token is a launch for each sequence. Every position is in
+//! device memory, so one recording serves all positions. A slot without a sequence has a position
+//! outside its caches. Kernels write nothing to a cache there, and the slot's rows are NaN.
 
-use crate::decoder::{Lane, Network, Scratch};
+use crate::decoder::{Lane, Lanes, Network, Scratch};
 use crate::generate::Mode;
 use crate::model::Model;
 use leasehold::ops::Pattern;
@@ -32,7 +32,6 @@ struct Sequence {
 }
 
 struct Slot {
-    lane: Lane,
     /// The sampling of the recorded step.
     sampling: ops::Sampling,
     sequence: Option<Sequence>,
@@ -42,7 +41,8 @@ struct Slot {
 ///
 /// A greedy sequence gives the tokens that it gives alone, unless two logits are nearly equal: for
 /// nine slots and more, products may round differently than for one. Eager and replayed steps give
-/// the same bits. One thread uses a batch at a time.
+/// the same bits, and the other sequences of the batch do not change them. One thread uses a batch
+/// at a time.
 ///
 /// ```
 /// use leasehold::{Context, DeviceId};
@@ -67,6 +67,7 @@ struct Slot {
 /// ```
 pub struct Batch<'m> {
     network: Network<'m>,
+    lanes: Lanes,
     slots: Vec<Slot>,
     scratch: Scratch,
     logits: Tensor,
@@ -91,17 +92,14 @@ impl<'m> Batch<'m> {
         }
         let network = Network::new(model, positions)?;
         let sampling = ops::Sampling::default();
-        let slots = (0..sequences)
-            .map(|_| {
-                let lane = Lane::new(model, network.heads, 1)?;
-                Ok(Slot { lane, sampling, sequence: None })
-            })
-            .collect::<Result<Vec<_>>>()?;
+        let lanes = Lanes::new(model, network.heads, rows, 1)?;
+        let slots = lanes.each.iter().map(|_| Slot { sampling, sequence: None }).collect();
         let vocabulary = model.config().vocab_size as u32;
         let logits = Tensor::alloc(model.runtime(), DType::F32, rows, vocabulary)?;
         let scratch = Scratch::new(model, rows)?;
         let mut batch = Self {
             network,
+            lanes,
             slots,
             scratch,
             logits,
@@ -111,21 +109,25 @@ impl<'m> Batch<'m> {
             steps: 0,
             names: 0,
         };
-        (0..sequences).try_for_each(|slot| batch.idle(slot))?;
+        batch.idle(&batch.lanes.all)?;
         batch.step = batch.operators()?;
         Ok(batch)
     }
 
     fn operators(&self) -> Result<Vec<Operator>> {
-        let lanes: Vec<_> = self.slots.iter().map(|s| (&s.lane, s.sampling)).collect();
-        self.network.step(&self.scratch, &lanes, &self.logits)
+        let how: Vec<_> = self.slots.iter().map(|s| s.sampling).collect();
+        self.network.step(&self.scratch, &self.lanes, &how, &self.logits)
     }
 
-    /// Makes the kernels skip a slot.
-    fn idle(&self, slot: usize) -> Result<()> {
-        let (stream, state) = (self.network.model.runtime().stream(), &self.slots[slot].lane.state);
-        stream.fill(state.position.view(), IDLE)?;
-        stream.fill(state.token.view(), NO_TOKEN)
+    /// Makes the kernels skip the slots of a lane.
+    fn idle(&self, lane: &Lane) -> Result<()> {
+        let stream = self.network.model.runtime().stream();
+        stream.fill(lane.state.position.view(), IDLE)?;
+        stream.fill(lane.state.token.view(), NO_TOKEN)
+    }
+
+    fn idle_slot(&self, slot: usize) -> Result<()> {
+        self.idle(&self.lanes.each[slot])
     }
 
     fn find(&self, id: SequenceId) -> Result<(usize, &Sequence)> {
@@ -156,7 +158,7 @@ impl<'m> Batch<'m> {
         let first = match first {
             Ok(first) => first,
             Err(why) => {
-                self.idle(at)?;
+                self.idle_slot(at)?;
                 return Err(why);
             }
         };
@@ -166,7 +168,7 @@ impl<'m> Batch<'m> {
                 Ok(step) => (self.step, self.graph) = (step, None),
                 Err(why) => {
                     self.slots[at].sampling = before;
-                    self.idle(at)?;
+                    self.idle_slot(at)?;
                     return Err(why);
                 }
             }
@@ -178,10 +180,10 @@ impl<'m> Batch<'m> {
     }
 
     fn start(&self, at: usize, prompt: &[u32], how: ops::Sampling) -> Result<u32> {
-        let (lane, row) = (&self.slots[at].lane, self.logits.slice_rows(at as u32, 1)?);
+        let (lane, row) = (&self.lanes.each[at], self.logits.slice_rows(at as u32, 1)?);
         let point = self.network.prefill(lane, how, &row, prompt)?;
         self.network.model.runtime().stream().flush()?;
-        lane.token(self.network.model.runtime(), 0, point)
+        self.lanes.token(self.network.model.runtime(), at, 0, point)
     }
 
     /// Computes the next token of every sequence, and waits for them. The result is in the order of
@@ -204,7 +206,7 @@ impl<'m> Batch<'m> {
         }
         if self.steps > 0 && self.steps.is_multiple_of(RESET) {
             let idle = |&at: &usize| self.slots[at].sequence.is_none();
-            (0..self.slots.len()).filter(idle).try_for_each(|at| self.idle(at))?;
+            (0..self.slots.len()).filter(idle).try_for_each(|at| self.idle_slot(at))?;
         }
         let runtime = self.network.model.runtime();
         if self.mode == Mode::Graph && self.graph.is_none() {
@@ -223,13 +225,13 @@ impl<'m> Batch<'m> {
             sequence.filled += 1;
             sequence.tokens += 1;
         }
-        let of = |slot: &Slot| {
+        let of = |(at, slot): (usize, &Slot)| {
             let sequence = slot.sequence.as_ref()?;
             // The ring has one word.
-            let token = slot.lane.token(runtime, sequence.tokens - 1, point);
+            let token = self.lanes.token(runtime, at, sequence.tokens - 1, point);
             Some(token.map(|token| (sequence.id, token)))
         };
-        self.slots.iter().filter_map(of).collect()
+        self.slots.iter().enumerate().filter_map(of).collect()
     }
 
     /// Ends a sequence and frees its slot for another one. Does not wait.
@@ -238,7 +240,7 @@ impl<'m> Batch<'m> {
     /// `InvalidArgument` for a sequence that is not in the batch; the stream's cause.
     pub fn remove(&mut self, id: SequenceId) -> Result<()> {
         let (at, _) = self.find(id)?;
-        self.idle(at)?;
+        self.idle_slot(at)?;
         self.slots[at].sequence = None;
         Ok(())
     }
@@ -275,3 +277,6 @@ impl<'m> Batch<'m> {
         self.len() == 0
     }
 }
+
+#[cfg(test)]
+mod tests;

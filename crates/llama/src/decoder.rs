@@ -10,7 +10,7 @@ use leasehold::ops::Pattern;
 use leasehold::{
     Buffer, Error, Graph, GraphOperator, HostKind, Lease, Name, Result, Runtime, Timepoint, View,
 };
-use leasehold_operators::{DType, Operator, Tensor, ops};
+use leasehold_operators::{BufferPart, DType, Operator, Tensor, ops};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -94,53 +94,100 @@ pub struct OperatorTime {
     pub ran: Range<Duration>,
 }
 
-/// The device memory of one sequence: KV caches and the state of the loop from token to token.
+/// The KV caches of a sequence, a pair for each layer, and the state of its loop from token to
+/// token. Or the same of several sequences, one behind the other in each buffer.
 pub(crate) struct Lane {
-    caches: Vec<ops::Cache>,
-    /// The scratch memory of the decode step's attention.
-    parts: Lease<Buffer>,
+    pub(crate) caches: Vec<ops::Cache>,
     pub(crate) state: ops::Loop,
+}
+
+impl Lane {
+    /// Sequence `at` of the `of` sequences of this lane.
+    fn one(&self, at: usize, of: usize) -> Result<Self> {
+        let share = |part: &BufferPart| {
+            let bytes = part.view().len() / of as u64;
+            part.slice(at as u64 * bytes, bytes)
+        };
+        let cache = |c: &ops::Cache| -> Result<ops::Cache> {
+            Ok(ops::Cache { keys: share(&c.keys)?, values: share(&c.values)?, dtype: c.dtype })
+        };
+        let ops::Loop { token, position, ring, count } = &self.state;
+        Ok(Self {
+            caches: self.caches.iter().map(cache).collect::<Result<_>>()?,
+            state: ops::Loop {
+                token: share(token)?,
+                position: share(position)?,
+                ring: share(ring)?,
+                count: share(count)?,
+            },
+        })
+    }
+}
+
+/// The device memory of sequences that are decoded together.
+pub(crate) struct Lanes {
+    /// All sequences as one.
+    pub(crate) all: Lane,
+    /// Each sequence; parts of the same memory.
+    pub(crate) each: Vec<Lane>,
+    /// The scratch memory of the decode step's attention.
+    scratch: Lease<Buffer>,
     /// The timepoint of the initial fills.
     born: Timepoint,
 }
 
-impl Lane {
-    pub(crate) fn new(model: &Model, heads: ops::Heads, ring: usize) -> Result<Self> {
+impl Lanes {
+    /// Memory for `rows` sequences, each with a ring of `ring` new tokens.
+    pub(crate) fn new(model: &Model, heads: ops::Heads, rows: u32, ring: usize) -> Result<Self> {
         let (c, runtime) = (model.config(), model.runtime());
-        let bytes = (c.kv_width() * heads.positions as usize * model.activations().bytes()) as u64;
-        // An operator that appends declares the whole cache, so the cache must be initialised.
-        let cache = || -> Result<Lease<Buffer>> {
-            let cache = runtime.alloc(bytes)?;
-            runtime.stream().fill(cache.view(), 0u8)?;
-            Ok(cache)
+        let row = (c.kv_width() * heads.positions as usize * model.activations().bytes()) as u64;
+        let bytes = row.checked_mul(rows.into()).ok_or_else(|| {
+            Error::invalid(format!("{rows} sequences of {} positions", heads.positions))
+        })?;
+        let zeroed = |bytes: u64| -> Result<BufferPart> {
+            let buffer = runtime.alloc(bytes)?;
+            runtime.stream().fill(buffer.view(), 0u8)?;
+            Ok(BufferPart::whole(&buffer))
         };
         let named = Name::new("kv cache").scope();
         let caches = (0..c.num_hidden_layers)
             .map(|_| {
-                Ok(ops::Cache { keys: cache()?, values: cache()?, dtype: model.activations() })
+                // An operator that appends declares the whole cache, so it must be initialised.
+                let (keys, values) = (zeroed(bytes)?, zeroed(bytes)?);
+                Ok(ops::Cache { keys, values, dtype: model.activations() })
             })
             .collect::<Result<Vec<_>>>()?;
         drop(named);
         let _named = Name::new("sequence").scope();
+        let words = || zeroed(4 * u64::from(rows));
         let state = ops::Loop {
-            token: runtime.upload(&[0i32])?.into_buffer(),
-            position: runtime.upload(&[0i32])?.into_buffer(),
-            ring: shared_words(runtime, ring)?,
-            count: runtime.upload(&[0u32])?.into_buffer(),
+            token: words()?,
+            position: words()?,
+            ring: BufferPart::whole(&shared_words(runtime, rows as usize * ring)?),
+            count: words()?,
         };
-        let parts = ops::decode_scratch(runtime, heads)?;
-        Ok(Self { caches, parts, state, born: runtime.stream().now() })
+        let scratch = ops::decode_scratch(runtime, heads, rows)?;
+        let all = Lane { caches, state };
+        let each =
+            (0..rows as usize).map(|at| all.one(at, rows as usize)).collect::<Result<_>>()?;
+        Ok(Self { all, each, scratch, born: runtime.stream().now() })
     }
 
-    /// New token `index`, which the step of `point` computed. Waits for the step.
-    pub(crate) fn token(&self, runtime: &Runtime, index: usize, point: Timepoint) -> Result<u32> {
-        let ring = self.state.ring.view().values::<u32>()?;
+    /// New token `index` of a lane, which the step of `point` computed. Waits for the step.
+    pub(crate) fn token(
+        &self,
+        runtime: &Runtime,
+        lane: usize,
+        index: usize,
+        point: Timepoint,
+    ) -> Result<u32> {
+        let ring = self.each[lane].state.ring.view();
+        let host_kind = ring.buffer().host_kind();
+        let ring = ring.values::<u32>()?;
         let at = index % ring.len();
         let slot = ring.slice(at..at + 1).view();
         let mut word = [0u8; 4];
-        if runtime.raw_device().caps().host_visible
-            || self.state.ring.host_kind() == HostKind::Pinned
-        {
+        if runtime.raw_device().caps().host_visible || host_kind == HostKind::Pinned {
             runtime.wait_for(self.born)?;
             runtime.wait_for(point)?;
             // SAFETY: an aligned word of a live buffer in host memory, which was filled before
@@ -197,33 +244,39 @@ impl<'m> Network<'m> {
     pub(crate) fn step(
         &self,
         s: &Scratch,
-        lanes: &[(&Lane, ops::Sampling)],
+        lanes: &Lanes,
+        how: &[ops::Sampling],
         logits: &Tensor,
     ) -> Result<Vec<Operator>> {
-        // The fused kernel supports groups of limited width; wider groups use the general kernel.
-        let fused = self.model.config().queries_per_kv_head() <= ops::DECODE_GROUP as usize;
-        let rows: Vec<_> = lanes.iter().map(|(lane, _)| (*lane, &lane.state.token)).collect();
-        let mut to = Vec::new();
-        self.rows(s, &rows, fused, &mut to)?;
-        self.finish(&s.h, s.normed.as_ref(), lanes, logits, &mut to)?;
+        let (ids, mut to) = (&lanes.all.state.token, Vec::new());
+        // The fused kernel supports groups of limited width; wider groups use the general kernel,
+        // whose rows are consecutive positions of one sequence.
+        if self.model.config().queries_per_kv_head() <= ops::DECODE_GROUP as usize {
+            self.rows(s, ids, &[&lanes.all], Some(&lanes.scratch), &mut to)?;
+        } else {
+            let each: Vec<_> = lanes.each.iter().collect();
+            self.rows(s, ids, &each, None, &mut to)?;
+        }
+        let how: Vec<_> = lanes.each.iter().zip(how.iter().copied()).collect();
+        self.finish(&s.h, s.normed.as_ref(), &how, logits, &mut to)?;
         Ok(to)
     }
 
-    /// The operators of the layers for the rows of `s`: equally many for each lane, whose ids are
-    /// beside it. `one` selects the decode step's fused attention.
+    /// The operators of the layers for the rows of `s`, with an id for each. Each of the `lanes`
+    /// has equally many rows, which are consecutive positions. With the scratch memory of the
+    /// decode step's attention, each row is a sequence of its own.
     fn rows(
         &self,
         s: &Scratch,
-        lanes: &[(&Lane, &Lease<Buffer>)],
-        one: bool,
+        ids: &BufferPart,
+        lanes: &[&Lane],
+        scratch: Option<&Lease<Buffer>>,
         to: &mut Vec<Operator>,
     ) -> Result<()> {
         let library = &*self.model.library;
         let rows = s.h.rows() / lanes.len() as u32;
         let part = |t: &Tensor, lane: usize| t.slice_rows(lane as u32 * rows, rows);
-        for (i, (_, ids)) in lanes.iter().enumerate() {
-            to.push(ops::embedding(library, ids, &self.model.embedding, &part(&s.h, i)?)?);
-        }
+        to.push(ops::embedding(library, ids, &self.model.embedding, &s.h)?);
         for (at, layer) in self.model.layers.iter().enumerate() {
             let Layer { input_norm, qkv, out, post_norm, gate, up, down } = layer;
             let [q, k, v] = qkv;
@@ -235,15 +288,14 @@ impl<'m> Network<'m> {
                     to.push(ops::linear(library, x, norm, dense.to(y))?);
                 }
             }
-            for (i, (lane, _)) in lanes.iter().enumerate() {
+            for (i, lane) in lanes.iter().enumerate() {
                 let (cache, position) = (&lane.caches[at], &lane.state.position);
                 let place = ops::RowPositions { table: &self.table, position };
                 let (q, k, v) = (part(&s.q, i)?, part(&s.k, i)?, part(&s.v, i)?);
                 let (qkv, y) = ([&q, &k, &v], part(&s.attended, i)?);
-                if one {
-                    let parts = &lane.parts;
+                if let Some(scratch) = scratch {
                     to.push(ops::decode_attention(
-                        library, qkv, self.heads, cache, place, parts, &y,
+                        library, qkv, self.heads, cache, place, scratch, &y,
                     )?);
                 } else {
                     to.push(ops::rope_append(library, qkv, self.heads, cache, place)?);
@@ -358,7 +410,7 @@ impl<'m> Network<'m> {
             let ids = runtime.upload(&ids)?;
             stream.fill(lane.state.position.view(), Pattern::U32((i * rows) as u32))?;
             let mut operators = Vec::new();
-            self.rows(&scratch, &[(lane, &ids)], false, &mut operators)?;
+            self.rows(&scratch, &BufferPart::whole(&ids), &[lane], None, &mut operators)?;
             self.run(&operators)?;
             last = Some(scratch.h.slice_rows(chunk.len() as u32 - 1, 1)?);
         }
@@ -375,7 +427,7 @@ impl<'m> Network<'m> {
 /// A sequence being decoded.
 pub struct Decoder<'m> {
     network: Network<'m>,
-    lane: Lane,
+    lanes: Lanes,
     logits: Tensor,
     step: Vec<Operator>,
     /// The end of a prompt: the head on its last row, and the first token.
@@ -400,11 +452,11 @@ impl<'m> Decoder<'m> {
             return Err(Error::invalid("a sequence needs room for one token"));
         }
         let network = Network::new(model, positions)?;
-        let lane = Lane::new(model, network.heads, ring)?;
+        let lanes = Lanes::new(model, network.heads, 1, ring)?;
         let vocabulary = model.config().vocab_size as u32;
         let logits = Tensor::alloc(model.runtime(), DType::F32, 1, vocabulary)?;
-        let step = network.step(&Scratch::new(model, 1)?, &[(&lane, sampling)], &logits)?;
-        Ok(Self { network, lane, logits, step, sampling, filled: 0 })
+        let step = network.step(&Scratch::new(model, 1)?, &lanes, &[sampling], &logits)?;
+        Ok(Self { network, lanes, logits, step, sampling, filled: 0 })
     }
 
     /// Processes a prompt and draws the first new token. Does not wait for it. A second prompt
@@ -414,7 +466,8 @@ impl<'m> Decoder<'m> {
     /// `InvalidArgument` for an empty prompt, a prompt that does not fit, or an id outside the
     /// vocabulary; the stream's cause.
     pub fn prefill(&mut self, prompt: &[u32]) -> Result<Timepoint> {
-        let point = self.network.prefill(&self.lane, self.sampling, &self.logits, prompt)?;
+        let lane = &self.lanes.each[0];
+        let point = self.network.prefill(lane, self.sampling, &self.logits, prompt)?;
         self.filled = prompt.len();
         Ok(point)
     }
@@ -521,6 +574,6 @@ impl<'m> Decoder<'m> {
     /// # Errors
     /// The stream's cause; `InvalidArgument` if all logits of that step are NaN.
     pub fn token(&self, index: usize, point: Timepoint) -> Result<u32> {
-        self.lane.token(self.network.model.runtime(), index, point)
+        self.lanes.token(self.network.model.runtime(), 0, index, point)
     }
 }

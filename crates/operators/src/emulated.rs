@@ -1,16 +1,108 @@
-//! The sources of the Metal kernels on the host, for tests: compiled by clang, and registered as
-//! the kernels of simulated Metal.
+//! The sources of the CUDA and Metal kernels on the host, for tests: compiled by g++ and clang, and
+//! registered as the kernels of simulated CUDA and simulated Metal.
 //!
 //! This module must not know the machine, only its registry.
 
-use crate::kernels::cpu::tile::KernelSpec;
-use crate::kernels::mps::{MODULES, MpsSpec};
-use crate::simulated::simulate_mps_with;
+use crate::kernels::Geometry;
+use crate::kernels::cpu::tile::{KernelSpec, Refusal};
+use crate::kernels::cuda::{self, CudaSpec};
+use crate::kernels::mps::{self, MpsSpec};
+use crate::simulated::{simulate_mps_with, simulate_with};
 use leasehold::backend::sync::{Arc, OnceLock};
 use leasehold::{Error, Result};
 use leasehold_emulator::{Emulator, Source};
 use leasehold_hal::kernel::Binding;
 use leasehold_sim::KernelRegistry;
+
+/// What a compilation gave: it is made once in a process.
+type Made = OnceLock<std::result::Result<Option<Arc<Emulator>>, String>>;
+
+fn made(
+    cell: &Made,
+    compile: impl FnOnce() -> std::result::Result<Option<Emulator>, String>,
+) -> Result<Option<Arc<Emulator>>> {
+    let made = cell.get_or_init(|| Ok(compile()?.map(Arc::new)));
+    made.clone().map_err(|log| Error::Compile { log: log.into() })
+}
+
+/// Runs a launch of `entry` after the checks of the CPU kernel `spec`, with blocks and threads in
+/// reverse order on request. Returns whether the launch has a geometry.
+///
+/// # Safety
+/// - The bindings are live memory, which no other code accesses meanwhile.
+/// - `entry` has the signature of `spec`.
+unsafe fn run(
+    emulator: &Emulator,
+    (entry, spec): (&str, &KernelSpec),
+    geometry: std::result::Result<Geometry, Refusal>,
+    (params, bindings): (&[u8], &[Binding]),
+    reverse: bool,
+) -> Result<bool> {
+    let launch = spec.plan(params).map_err(Error::InvalidArgument)?;
+    spec.check(&launch, bindings).map_err(Error::InvalidArgument)?;
+    let Ok(Geometry { grid, block }) = geometry else { return Ok(false) };
+    let operands: Vec<u64> = bindings.iter().map(|b| b.addr).collect();
+    // SAFETY: the caller vouches for the bindings, whose sizes and alignment were checked against
+    // the requirements of the launch, and for the signature.
+    unsafe { emulator.run(entry, &operands, params, grid, block, reverse) }
+        .map_err(Error::invalid)?;
+    Ok(true)
+}
+
+/// The CUDA kernels, compiled for the host.
+#[derive(Debug, Clone)]
+pub struct EmulatedCuda(Arc<Emulator>);
+
+impl EmulatedCuda {
+    /// The kernels; the first call of a process compiles them, for seconds. `None` without g++.
+    ///
+    /// # Errors
+    /// `Compile`, with the compiler's messages.
+    pub fn new() -> Result<Option<Self>> {
+        static MADE: Made = Made::new();
+        let compile = || {
+            let sources: Vec<Source<'_>> =
+                cuda::MODULES.iter().map(|m| Source { name: m.name, text: m.source }).collect();
+            let place =
+                |spec: &CudaSpec| cuda::MODULES.iter().position(|m| m.name == spec.module.name);
+            let kernels: Vec<(&str, usize)> =
+                CudaSpec::all().filter_map(|spec| Some((spec.entry, place(spec)?))).collect();
+            let common = Source { name: "common.cuh", text: cuda::COMMON };
+            // SAFETY: the library's sources declare no variable with an initialiser that runs.
+            unsafe { Emulator::cuda(common, &sources, &kernels) }
+        };
+        Ok(made(&MADE, compile)?.map(Self))
+    }
+
+    /// Runs a launch of an entry, with blocks and threads in reverse order on request. Returns
+    /// whether CUDA has a geometry for the launch.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an unknown entry, and for parameters or operands that it refuses.
+    ///
+    /// # Safety
+    /// - The bindings are live memory, which no other code accesses meanwhile.
+    pub unsafe fn run(
+        &self,
+        entry: &str,
+        params: &[u8],
+        bindings: &[Binding],
+        reverse: bool,
+    ) -> Result<bool> {
+        let of = |cuda: &'static CudaSpec| Some((cuda, KernelSpec::find(cuda.name)?));
+        let (cuda, spec) = CudaSpec::all()
+            .find(|cuda| cuda.entry == entry)
+            .and_then(of)
+            .ok_or_else(|| Error::invalid(format!("no CUDA kernel has the entry {entry}")))?;
+        if !cuda.takes(params) {
+            return Err(Error::invalid(format!("{entry} does not take these parameters")));
+        }
+        let geometry = cuda.geometry(params);
+        // SAFETY: the caller vouches for the bindings. A CUDA kernel has the operands and the
+        // parameters of the CPU kernel with its name.
+        unsafe { run(&self.0, (entry, spec), geometry, (params, bindings), reverse) }
+    }
+}
 
 /// The Metal kernels, compiled for the host.
 #[derive(Debug, Clone)]
@@ -22,15 +114,14 @@ impl EmulatedMps {
     /// # Errors
     /// `Compile`, with the compiler's messages.
     pub fn new() -> Result<Option<Self>> {
-        static MADE: OnceLock<std::result::Result<Option<EmulatedMps>, String>> = OnceLock::new();
-        let made = MADE.get_or_init(|| {
+        static MADE: Made = Made::new();
+        let compile = || {
             let sources: Vec<Source<'_>> =
-                MODULES.iter().map(|m| Source { name: m.name, text: m.source }).collect();
+                mps::MODULES.iter().map(|m| Source { name: m.name, text: m.source }).collect();
             // SAFETY: the library's sources declare no variable with an initialiser that runs.
-            let emulator = unsafe { Emulator::metal(&sources)? };
-            Ok(emulator.map(|emulator| EmulatedMps(Arc::new(emulator))))
-        });
-        made.clone().map_err(|log| Error::Compile { log: log.into() })
+            unsafe { Emulator::metal(&sources) }
+        };
+        Ok(made(&MADE, compile)?.map(Self))
     }
 
     /// Runs a launch of kernel `name`, with blocks and threads in reverse order on request. Returns
@@ -48,21 +139,30 @@ impl EmulatedMps {
         bindings: &[Binding],
         reverse: bool,
     ) -> Result<bool> {
-        let spec = KernelSpec::find(name)
+        let (spec, mps) = KernelSpec::find(name)
             .zip(MpsSpec::find(name))
             .ok_or_else(|| Error::invalid(format!("no Metal kernel is named {name}")))?;
-        let (spec, mps) = spec;
-        let launch = spec.plan(params).map_err(Error::InvalidArgument)?;
-        spec.check(&launch, bindings).map_err(Error::InvalidArgument)?;
-        let Ok(geometry) = mps.geometry(params) else { return Ok(false) };
-        let operands: Vec<u64> = bindings.iter().map(|b| b.addr).collect();
-        let (grid, block) = (geometry.grid, geometry.block);
-        // SAFETY: the caller vouches for the bindings, whose sizes and alignment were checked
-        // against the requirements of the launch.
-        unsafe { self.0.run(name, &operands, params, grid, block, reverse) }
-            .map_err(Error::invalid)?;
-        Ok(true)
+        let geometry = mps.geometry(params);
+        // SAFETY: the caller vouches for the bindings. A Metal kernel has the operands and the
+        // parameters of the CPU kernel with its name.
+        unsafe { run(&self.0, (name, spec), geometry, (params, bindings), reverse) }
     }
+}
+
+/// Registers the sources of the CUDA kernels for simulated CUDA, under the names of
+/// [`simulate`](crate::simulate). Returns whether g++ is there to compile them.
+///
+/// # Errors
+/// `Compile`, with the compiler's messages.
+pub fn emulate_cuda(registry: &KernelRegistry) -> Result<bool> {
+    let Some(kernels) = EmulatedCuda::new()? else { return Ok(false) };
+    simulate_with(registry, move |entry, _, launch| {
+        // SAFETY: the machine has checked that the bindings lie in live memory, and has translated
+        // them for the duration of the call. No other code runs meanwhile.
+        let ran = unsafe { kernels.run(entry, launch.params_bytes(), launch.bindings(), false) };
+        ran.map(drop)
+    })?;
+    Ok(true)
 }
 
 /// Registers the sources of the Metal kernels for simulated Metal, under the names of
@@ -72,11 +172,10 @@ impl EmulatedMps {
 /// `Compile`, with the compiler's messages.
 pub fn emulate_mps(registry: &KernelRegistry) -> Result<bool> {
     let Some(kernels) = EmulatedMps::new()? else { return Ok(false) };
-    simulate_mps_with(registry, move |spec, launch| {
+    simulate_mps_with(registry, move |entry, _, launch| {
         // SAFETY: the machine has checked that the bindings lie in live memory, and has translated
         // them for the duration of the call. No other code runs meanwhile.
-        let ran =
-            unsafe { kernels.run(spec.name, launch.params_bytes(), launch.bindings(), false) };
+        let ran = unsafe { kernels.run(entry, launch.params_bytes(), launch.bindings(), false) };
         ran.map(drop)
     })?;
     Ok(true)

@@ -1,8 +1,8 @@
 //! Matrix products of many rows by cuBLASLt, NVIDIA's library of matrix products.
 //!
-//! The library is loaded at the first product that it can compute, if the machine has it: its file is
-//! large, and most work needs none of its products. A product is a foreign call on the
-//! stream: the runtime orders the call by its operands, as it orders a launch. All products of a
+//! The library is loaded at the first product that it can compute, if the machine has it: its file
+//! is large, and most work needs none of its products. A product is a foreign call on the stream:
+//! the runtime orders the call by its operands, as it orders a launch. All products of a
 //! [`Library`](crate::Library) share one workspace, so products on two streams follow each other.
 //! The library's heuristic selects an algorithm once for each shape.
 //!

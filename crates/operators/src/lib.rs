@@ -33,7 +33,7 @@ mod simulated;
 pub mod tensor;
 
 #[cfg(feature = "emulate")]
-pub use emulated::{EmulatedMps, emulate_mps};
+pub use emulated::{EmulatedCuda, EmulatedMps, emulate_cuda, emulate_mps};
 pub use library::Library;
 pub use operator::{BufferPart, Operator};
 #[cfg(feature = "sim")]

@@ -298,8 +298,8 @@ impl Library {
 
     /// Returns whether a library of the device's vendor computes products of many rows: cuBLASLt
     /// on CUDA, if the machine has it, the environment does not name `LEASEHOLD_NO_CUBLASLT`, and
-    /// all matrices are of one of the types bf16 and f16. Otherwise the kernels of this crate do. The
-    /// first call loads the vendor's library.
+    /// all matrices are of one of the types bf16 and f16. Otherwise the kernels of this crate do.
+    /// The first call loads the vendor's library.
     #[must_use]
     pub fn has_vendor_products(&self) -> bool {
         #[cfg(feature = "cuda")]

@@ -8,11 +8,11 @@ use crate::kernels::Geometry;
 use crate::kernels::cpu::tile::{MAX_OPERANDS, Params};
 use crate::library::{Library, Resolved};
 use crate::tensor::Tensor;
-use leasehold::{Buffer, Error, GraphOperator, Lease, Operand, Result, Stream, View};
+use leasehold::{Buffer, BufferView, Error, GraphOperator, Lease, Operand, Result, Stream, View};
 use std::fmt;
 
-/// A part of a buffer that an operator holds.
-#[derive(Clone)]
+/// A part of a buffer, with a lease on the buffer. Clones share the memory.
+#[derive(Debug, Clone)]
 pub struct BufferPart {
     lease: Lease<Buffer>,
     offset: u64,
@@ -25,19 +25,32 @@ impl BufferPart {
     /// # Errors
     /// `InvalidArgument` if the range does not lie in the buffer.
     pub fn new(buffer: &Lease<Buffer>, offset: u64, len: u64) -> Result<Self> {
-        if offset.checked_add(len).is_none_or(|end| end > buffer.len()) {
-            return Err(Error::invalid(format!(
-                "{len} bytes at byte {offset} of a buffer of {}",
-                buffer.len()
-            )));
+        Self::whole(buffer).slice(offset, len)
+    }
+
+    /// `len` bytes of this part from its byte `offset` on.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the range does not lie in this part.
+    pub fn slice(&self, offset: u64, len: u64) -> Result<Self> {
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            return Err(Error::invalid(format!("{len} bytes at byte {offset} of {}", self.len)));
         }
-        Ok(Self { lease: buffer.clone(), offset, len })
+        Ok(Self { lease: self.lease.clone(), offset: self.offset + offset, len })
     }
 
     /// All of a buffer.
     #[must_use]
     pub fn whole(buffer: &Lease<Buffer>) -> Self {
         Self { lease: buffer.clone(), offset: 0, len: buffer.len() }
+    }
+}
+
+impl View for BufferPart {
+    #[inline]
+    fn view(&self) -> BufferView<'_> {
+        // Checked when the part was made; a buffer's length does not change.
+        self.lease.view().narrowed(self.offset, self.len)
     }
 }
 
@@ -134,12 +147,7 @@ impl Operator {
 
     #[inline]
     fn operand(&self, i: usize) -> Operand<'_> {
-        let part = &self.parts[i];
-        // Checked when the operator was made; a buffer's length does not change.
-        part.lease
-            .view()
-            .narrowed(part.offset, part.len)
-            .with(self.kernel.spec().operands[i].access)
+        self.parts[i].view().with(self.kernel.spec().operands[i].access)
     }
 }
 

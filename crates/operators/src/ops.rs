@@ -30,6 +30,10 @@ fn raw(buffer: &Lease<Buffer>) -> Option<BufferPart> {
     Some(buffer.into())
 }
 
+fn part(part: &BufferPart) -> Option<BufferPart> {
+    Some(part.clone())
+}
+
 fn check(ok: bool, what: impl FnOnce() -> String) -> Result<()> {
     if ok { Ok(()) } else { Err(Error::invalid(what())) }
 }
@@ -44,7 +48,7 @@ fn shape(t: &Tensor) -> String {
 /// `InvalidArgument` for shapes that do not match.
 pub fn embedding(
     library: &Library,
-    ids: &Lease<Buffer>,
+    ids: &BufferPart,
     table: &Tensor,
     y: &Tensor,
 ) -> Result<Operator> {
@@ -59,7 +63,7 @@ pub fn embedding(
         table: table.dtype() as u32,
         y: y.dtype() as u32,
     };
-    Operator::new(library, "embedding", &params, &[raw(ids), some(table), some(y)])
+    Operator::new(library, "embedding", &params, &[part(ids), some(table), some(y)])
 }
 
 /// `y = x / sqrt(mean(x²) + eps) · weight`, row by row.
@@ -319,24 +323,26 @@ pub struct Heads {
     pub positions: u32,
 }
 
-/// The key and value caches of a layer: `[kv_head][position][head_dim]`.
+/// The key and value caches of a layer: `[kv_head][position][head_dim]`, or such caches of several
+/// sequences, one behind the other.
 #[derive(Debug, Clone)]
 pub struct Cache {
     /// Keys.
-    pub keys: Lease<Buffer>,
+    pub keys: BufferPart,
     /// Values.
-    pub values: Lease<Buffer>,
+    pub values: BufferPart,
     /// Their element type.
     pub dtype: DType,
 }
 
-/// The positions of rows: the rotary table and the device-side position of the first row.
+/// The positions of rows: the rotary table, and the device-side position of the first row or of
+/// each.
 #[derive(Debug, Clone, Copy)]
 pub struct RowPositions<'a> {
     /// cos and sin per position ([`rope::table`](crate::kernels::cpu::rope::table)), f32.
     pub table: &'a Lease<Buffer>,
-    /// An i32 in device memory.
-    pub position: &'a Lease<Buffer>,
+    /// An i32 in device memory, or one for each row in [`decode_attention`].
+    pub position: &'a BufferPart,
 }
 
 /// Rotates the heads of `x` in place (rotate-half, as in Hugging Face models). Row `i` is at the
@@ -357,7 +363,7 @@ pub fn rope(library: &Library, x: &Tensor, heads: Heads, at: RowPositions<'_>) -
         x: x.dtype() as u32,
         cache: 0,
     };
-    Operator::new(library, "rope", &params, &[some(x), raw(at.table), raw(at.position)])
+    Operator::new(library, "rope", &params, &[some(x), raw(at.table), part(at.position)])
 }
 
 /// Copies rows of keys or values into a cache at their positions, without rotating them.
@@ -368,8 +374,8 @@ pub fn cache_append(
     library: &Library,
     x: &Tensor,
     heads: Heads,
-    cache: (&Lease<Buffer>, DType),
-    position: &Lease<Buffer>,
+    cache: (&BufferPart, DType),
+    position: &BufferPart,
 ) -> Result<Operator> {
     check(x.cols() == heads.kv_heads * heads.head_dim, || {
         format!("cache_append: x {}, {heads:?}", shape(x))
@@ -385,7 +391,7 @@ pub fn cache_append(
         x: x.dtype() as u32,
         cache: cache.1 as u32,
     };
-    Operator::new(library, "cache_append", &params, &[some(x), raw(cache.0), raw(position)])
+    Operator::new(library, "cache_append", &params, &[some(x), part(cache.0), part(position)])
 }
 
 /// Rotates queries in place and appends rotated keys, and values, to the caches.
@@ -417,9 +423,9 @@ pub fn rope_append(
         some(k),
         some(v),
         raw(at.table),
-        raw(&cache.keys),
-        raw(&cache.values),
-        raw(at.position),
+        part(&cache.keys),
+        part(&cache.values),
+        part(at.position),
     ];
     Operator::new(library, "rope_append", &params, &operands)
 }
@@ -447,7 +453,7 @@ pub fn attention(
     q: &Tensor,
     heads: Heads,
     cache: &Cache,
-    position: &Lease<Buffer>,
+    position: &BufferPart,
     y: &Tensor,
 ) -> Result<Operator> {
     check(
@@ -459,28 +465,32 @@ pub fn attention(
         library,
         "attention",
         &params,
-        &[some(q), raw(&cache.keys), raw(&cache.values), raw(position), some(y)],
+        &[some(q), part(&cache.keys), part(&cache.values), part(position), some(y)],
     )
 }
 
-/// The scratch memory of [`decode_attention`]. Launches that may overlap need one each.
+/// The scratch memory of [`decode_attention`] for so many rows. Launches that may overlap need one
+/// each.
 ///
 /// # Errors
 /// `OutOfMemory`; the driver's.
-pub fn decode_scratch(runtime: &Runtime, heads: Heads) -> Result<Lease<Buffer>> {
+pub fn decode_scratch(runtime: &Runtime, heads: Heads, rows: u32) -> Result<Lease<Buffer>> {
     let Heads { heads, kv_heads, head_dim, positions } = heads;
-    let params = AttentionParams { heads, kv_heads, head_dim, positions, ..Default::default() };
+    let params =
+        AttentionParams { m: rows, heads, kv_heads, head_dim, positions, ..Default::default() };
     let scratch = runtime.alloc(params.scratch_bytes())?;
     runtime.stream().fill(scratch.view(), 0u8)?;
     Ok(scratch)
 }
 
-/// Attention for one row after the projections: rotates queries and keys, appends keys and values
-/// to the caches, and attends. A device may split a long context over its processors, and keep what
-/// the parts give in [`scratch`](decode_scratch).
+/// Attention for a row of each of several sequences after the projections: rotates queries and
+/// keys, appends keys and values to the caches, and attends. Each row has its own position and
+/// caches. A row at a position outside its cache writes nothing to it and gives NaN. A device may
+/// split a long context over its processors, and keep what the parts give in
+/// [`scratch`](decode_scratch).
 ///
 /// # Errors
-/// `InvalidArgument` for shapes that do not meet, or more than one row.
+/// `InvalidArgument` for shapes that do not meet, or memory that is too small for all rows.
 pub fn decode_attention(
     library: &Library,
     qkv: [&Tensor; 3],
@@ -492,8 +502,9 @@ pub fn decode_attention(
 ) -> Result<Operator> {
     let [q, k, v] = qkv;
     check_qkv("decode_attention", q, k, v, heads)?;
-    check(q.rows() == 1 && y.rows() == 1 && y.cols() == q.cols(), || {
-        format!("decode_attention: q {}, y {}", shape(q), shape(y))
+    let dense = |t: &Tensor| t.rows() == 1 || t.ld() == t.cols();
+    check(y.rows() == q.rows() && y.cols() == q.cols() && dense(k) && dense(v), || {
+        format!("decode_attention: q {}, k {}, v {}, y {}", shape(q), shape(k), shape(v), shape(y))
     })?;
     let params = attention_params(q, heads, cache, y, heads.head_dim);
     let operands = [
@@ -501,9 +512,9 @@ pub fn decode_attention(
         some(k),
         some(v),
         raw(at.table),
-        raw(&cache.keys),
-        raw(&cache.values),
-        raw(at.position),
+        part(&cache.keys),
+        part(&cache.values),
+        part(at.position),
         some(y),
         raw(scratch),
     ];
@@ -685,15 +696,15 @@ pub fn sample(
     library: &Library,
     logits: &Tensor,
     how: Sampling,
-    position: &Lease<Buffer>,
-    token: &Lease<Buffer>,
+    position: &BufferPart,
+    token: &BufferPart,
 ) -> Result<Operator> {
     check_logits(logits)?;
     Operator::new(
         library,
         "sample",
         &how.params(logits.cols(), 0),
-        &[some(logits), raw(position), raw(token)],
+        &[some(logits), part(position), part(token)],
     )
 }
 
@@ -707,18 +718,18 @@ fn check_logits(logits: &Tensor) -> Result<()> {
 #[derive(Debug, Clone)]
 pub struct Loop {
     /// The input token of the next step: an i32.
-    pub token: Lease<Buffer>,
+    pub token: BufferPart,
     /// Its position: an i32.
-    pub position: Lease<Buffer>,
+    pub position: BufferPart,
     /// The drawn tokens, in a ring of i32.
-    pub ring: Lease<Buffer>,
+    pub ring: BufferPart,
     /// The number of drawn tokens: a u32.
-    pub count: Lease<Buffer>,
+    pub count: BufferPart,
 }
 
 impl Loop {
     fn ring_len(&self) -> u32 {
-        u32::try_from(self.ring.len() / 4).unwrap_or(u32::MAX)
+        u32::try_from(self.ring.view().len() / 4).unwrap_or(u32::MAX)
     }
 }
 
@@ -728,7 +739,8 @@ impl Loop {
 /// `InvalidArgument` for an empty ring.
 pub fn advance(library: &Library, state: &Loop, step: u32) -> Result<Operator> {
     let params = AdvanceParams { step, ring: state.ring_len() };
-    let operands = [raw(&state.token), raw(&state.position), raw(&state.ring), raw(&state.count)];
+    let operands =
+        [part(&state.token), part(&state.position), part(&state.ring), part(&state.count)];
     Operator::new(library, "advance", &params, &operands)
 }
 
@@ -746,10 +758,10 @@ pub fn next_token(
     let params = how.params(logits.cols(), state.ring_len());
     let operands = [
         some(logits),
-        raw(&state.token),
-        raw(&state.position),
-        raw(&state.ring),
-        raw(&state.count),
+        part(&state.token),
+        part(&state.position),
+        part(&state.ring),
+        part(&state.count),
     ];
     Operator::new(library, "next_token", &params, &operands)
 }

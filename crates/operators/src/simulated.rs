@@ -8,7 +8,7 @@
 
 use crate::kernels::Geometry;
 use crate::kernels::cpu::tile::{KernelSpec, Refusal};
-use crate::kernels::cuda::{CudaSpec, KERNELS as CUDA_KERNELS, TENSOR_KERNELS};
+use crate::kernels::cuda::CudaSpec;
 use crate::kernels::mps::{KERNELS as MPS_KERNELS, MpsSpec};
 use leasehold::{Access, Error, Result};
 use leasehold_sim::{KernelBody, KernelRegistry, Launch};
@@ -22,9 +22,14 @@ const DENSE: [&str; 4] = ["argmax", "sample", "next_token", "fill"];
 /// # Errors
 /// `NotFound` if a CUDA entry has no CPU kernel.
 pub fn simulate(registry: &KernelRegistry) -> Result<()> {
-    for cuda in CUDA_KERNELS.iter().chain(TENSOR_KERNELS) {
+    simulate_with(registry, run)
+}
+
+/// Like [`simulate`], with another way to run a launch of an entry that meets the requirements.
+pub(crate) fn simulate_with(registry: &KernelRegistry, run: impl Run) -> Result<()> {
+    for cuda in CudaSpec::all() {
         let geometry = move |params: &[u8]| CudaSpec::geometry(cuda, params);
-        register(registry, cuda.entry, cuda.name, geometry, run)?;
+        register(registry, cuda.entry, cuda.name, geometry, run.clone())?;
     }
     Ok(())
 }
@@ -38,15 +43,23 @@ pub fn simulate_mps(registry: &KernelRegistry) -> Result<()> {
 }
 
 /// Like [`simulate_mps`], with another way to run a launch that meets the requirements.
-pub(crate) fn simulate_mps_with(
-    registry: &KernelRegistry,
-    run: impl Fn(&KernelSpec, &Launch<'_>) -> Result<()> + Clone + Send + Sync + 'static,
-) -> Result<()> {
+pub(crate) fn simulate_mps_with(registry: &KernelRegistry, run: impl Run) -> Result<()> {
     for mps in MPS_KERNELS {
         let geometry = move |params: &[u8]| MpsSpec::geometry(mps, params);
         register(registry, mps.name, mps.name, geometry, run.clone())?;
     }
     Ok(())
+}
+
+/// Runs a launch of an entry, whose CPU kernel is given.
+pub(crate) trait Run:
+    Fn(&'static str, &KernelSpec, &Launch<'_>) -> Result<()> + Clone + Send + Sync + 'static
+{
+}
+
+impl<F> Run for F where
+    F: Fn(&'static str, &KernelSpec, &Launch<'_>) -> Result<()> + Clone + Send + Sync + 'static
+{
 }
 
 /// Registers the kernel called `name` under the name of its entry.
@@ -55,7 +68,7 @@ fn register(
     entry: &'static str,
     name: &str,
     geometry: impl Fn(&[u8]) -> std::result::Result<Geometry, Refusal> + Send + Sync + 'static,
-    run: impl Fn(&KernelSpec, &Launch<'_>) -> Result<()> + Send + Sync + 'static,
+    run: impl Run,
 ) -> Result<()> {
     let spec = KernelSpec::find(name)
         .ok_or_else(|| Error::NotFound(format!("entry {entry} has no CPU kernel").into()))?;
@@ -69,7 +82,7 @@ fn register(
                 launch.block()
             )));
         }
-        run(spec, launch)
+        run(entry, spec, launch)
     });
     let made = leasehold_sim::KernelSpec::new(&accesses, spec.params_bytes as u32, body);
     let dense = DENSE.contains(&spec.name);
@@ -77,7 +90,7 @@ fn register(
     Ok(())
 }
 
-fn run(spec: &KernelSpec, launch: &Launch<'_>) -> Result<()> {
+fn run(_entry: &str, spec: &KernelSpec, launch: &Launch<'_>) -> Result<()> {
     // SAFETY: the machine has checked that the bindings lie in live memory, and has translated them
     // for the duration of the call. No other code runs meanwhile.
     unsafe { spec.run(None, launch.params_bytes(), launch.bindings()) }

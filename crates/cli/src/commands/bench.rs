@@ -2,6 +2,7 @@
 //! that fail for slowness.
 
 use crate::commands::bench_alloc::{self, AllocArguments};
+use crate::commands::bench_batch;
 use crate::commands::bench_copy::{self, CopyArguments};
 #[cfg(feature = "cuda")]
 use crate::commands::bench_cuda;
@@ -14,6 +15,7 @@ use leasehold::{DeviceId, Runtime, View};
 use leasehold_llama::{Config, DType, Mode, Request, Sampling, Weights, generate, traffic};
 use serde::Serialize;
 use std::io::Write;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -52,13 +54,13 @@ struct JsonOnly {
 }
 
 #[derive(Debug, clap::Args)]
-struct Common {
+pub(super) struct Common {
     /// Threads
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
+    pub(super) threads: Option<u16>,
     /// Prints one JSON object
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -71,40 +73,52 @@ struct GraphArguments {
 }
 
 #[derive(Debug, clap::Args)]
-struct DecodeArguments {
+pub(super) struct DecodeArguments {
     #[command(flatten)]
-    common: Common,
+    pub(super) common: Common,
     /// A Hugging Face directory; the bundled model when left out
     #[arg(long, value_name = "DIR")]
-    model: Option<PathBuf>,
+    pub(super) model: Option<PathBuf>,
     /// The config.json of a model without weights, for `--random-weights`
     #[arg(long, value_name = "FILE", requires = "random_weights", conflicts_with = "model")]
-    config: Option<PathBuf>,
+    pub(super) config: Option<PathBuf>,
     /// Random weights of the shape of `--config`, in the type that it names, or else bf16
     #[arg(long, requires = "config")]
-    random_weights: bool,
+    pub(super) random_weights: bool,
     /// The seed of the random weights
     #[arg(long, requires = "random_weights", default_value_t = 1)]
-    seed: u64,
+    pub(super) seed: u64,
     /// Tokens of the prompt
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
-    prompt: u32,
+    pub(super) prompt: u32,
+    /// Sequences that are decoded together, each with a prompt of its own; one sequence through the
+    /// decoder of a single one when left out
+    #[arg(long, value_name = "N")]
+    pub(super) batch: Option<NonZeroU32>,
     /// The device
     #[arg(long, default_value = "cpu:0", value_parser = parse_device)]
-    device: DeviceId,
+    pub(super) device: DeviceId,
     /// Runs over a simulated driver, with the race detector on: shows that the measurement works
     /// there, and its figures say nothing of a device
     #[arg(long)]
-    sim: bool,
+    pub(super) sim: bool,
     /// New tokens of a run
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..))]
-    tokens: u32,
+    pub(super) tokens: u32,
     /// Runs of each mode
     #[arg(long, default_value_t = 11, value_parser = clap::value_parser!(u32).range(1..))]
-    repeat: u32,
+    pub(super) repeat: u32,
     /// The element type of activations and KV cache
     #[arg(long, value_enum, default_value_t = Activations::F32)]
-    dtype: Activations,
+    pub(super) dtype: Activations,
+}
+
+impl DecodeArguments {
+    /// The prompt of a sequence, for a vocabulary of `ids` entries. Every model has the first ids.
+    pub(super) fn prompt_of(&self, sequence: u32, ids: u32) -> Vec<u32> {
+        let from = sequence.wrapping_mul(31).wrapping_add(221);
+        (0..self.prompt).map(|i| i.wrapping_mul(97).wrapping_add(from) % ids).collect()
+    }
 }
 
 /// Samples of a stream or graph measurement.
@@ -126,7 +140,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         #[cfg(feature = "cuda")]
         What::Cuda(a) => bench_cuda::run(a),
-        What::Decode(a) => decode(a),
+        What::Decode(a) => match a.batch {
+            Some(sequences) => bench_batch::run(a, sequences),
+            None => decode(a),
+        },
         What::Memory(a) => {
             let options = match a.threads {
                 Some(threads) => leasehold_memory::bench::Options {
@@ -235,7 +252,7 @@ struct DecodeReport {
     prompt_tokens_per_s: f64,
     /// Time of graph mode relative to eager mode: the median over the pairs of runs.
     graph_by_eager_time: f64,
-    bytes_per_token: BytesPerToken,
+    bytes_per_token: Bytes,
     /// Those bytes read per second in graph mode.
     gigabytes_per_s: f64,
     /// The bandwidth of a copy on the device, measured in this run: bytes read and written.
@@ -244,17 +261,23 @@ struct DecodeReport {
     share_of_bandwidth: f64,
 }
 
-/// Bytes that a new token reads, at the mean context of the run.
+/// Bytes that a step reads, at the mean context of the run.
 #[derive(Debug, Serialize)]
-struct BytesPerToken {
-    weights: u64,
-    kv_cache: u64,
-    total: u64,
+pub(super) struct Bytes {
+    pub(super) weights: u64,
+    pub(super) kv_cache: u64,
+    pub(super) total: u64,
+}
+
+impl Bytes {
+    pub(super) fn new(weights: u64, kv_cache: u64) -> Self {
+        Self { weights, kv_cache, total: weights.saturating_add(kv_cache) }
+    }
 }
 
 /// The bandwidth of a copy from device memory to device memory, bytes read and written, in
 /// gigabytes per second: the best of some rounds.
-fn copy_bandwidth(runtime: &Runtime, simulated: bool) -> Result<f64, Failure> {
+pub(super) fn copy_bandwidth(runtime: &Runtime, simulated: bool) -> Result<f64, Failure> {
     // Beyond every cache, and long enough that the launches do not count.
     let (bytes, copies) = match (simulated, runtime.raw_device().caps().host_visible) {
         (true, _) => (1 << 20, 1),
@@ -277,7 +300,7 @@ fn copy_bandwidth(runtime: &Runtime, simulated: bool) -> Result<f64, Failure> {
 }
 
 /// The files of the model, or random weights.
-fn decode_files(a: &DecodeArguments) -> Result<Files, Failure> {
+pub(super) fn decode_files(a: &DecodeArguments) -> Result<Files, Failure> {
     let Some(path) = &a.config else { return Files::read(a.model.as_deref(), false) };
     let config = Config::from_file(path)?;
     let dtype = config.dtype.unwrap_or(DType::Bf16);
@@ -303,13 +326,10 @@ fn decode(a: &DecodeArguments) -> Result<(), Failure> {
     let files = decode_files(a)?;
     let system = open_measured(a.device, a.common.threads.map(usize::from), a.sim)?;
     let runtime = system.runtime.clone();
-    fits(&files, a.prompt as usize, a.tokens, a.dtype.into(), &runtime)?;
+    fits(&files, a.prompt as usize, a.tokens, NonZeroU32::MIN, a.dtype.into(), &runtime)?;
     let copy_gigabytes_per_s = copy_bandwidth(&runtime, a.sim)?;
     let model = load(&runtime, &files, a.dtype.into(), a.common.json)?;
-    // Every model has the first ids of the vocabulary.
-    let ids = files.config.vocab_size.max(1) as u32;
-    let prompt: Vec<u32> =
-        (0..a.prompt).map(|i| i.wrapping_mul(97).wrapping_add(221) % ids).collect();
+    let prompt = a.prompt_of(0, files.config.vocab_size.max(1) as u32);
     let once = |mode| -> Result<ModeReport, Failure> {
         let request = Request {
             prompt: &prompt,
@@ -336,8 +356,8 @@ fn decode(a: &DecodeArguments) -> Result<(), Failure> {
     // The first new token is the prompt's; the others see one more position each.
     let positions = (a.prompt + a.tokens / 2) as usize;
     let read = traffic(&files.config, &files.weights, positions, a.dtype.into());
-    let total = read.weights.saturating_add(read.cache);
-    let gigabytes_per_s = total as f64 * graph.decode_tokens_per_s / 1e9;
+    let bytes_per_token = Bytes::new(read.weights, read.cache);
+    let gigabytes_per_s = bytes_per_token.total as f64 * graph.decode_tokens_per_s / 1e9;
     let prefill_ms = eager.prefill_ms.min(graph.prefill_ms);
     let report = DecodeReport {
         model: files.name,
@@ -353,7 +373,7 @@ fn decode(a: &DecodeArguments) -> Result<(), Failure> {
         eager,
         graph,
         graph_by_eager_time: percentile(&ratios, 0.5),
-        bytes_per_token: BytesPerToken { weights: read.weights, kv_cache: read.cache, total },
+        bytes_per_token,
         gigabytes_per_s,
         copy_gigabytes_per_s,
         share_of_bandwidth: gigabytes_per_s / copy_gigabytes_per_s,

@@ -20,6 +20,7 @@ use leasehold_llama::{
 use serde::Serialize;
 use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 /// The default prompt of the bundled model.
@@ -280,12 +281,13 @@ impl Printer<'_> {
     }
 }
 
-/// Refuses more tokens than the host's memory allows: its tables and lists, and also the device's
-/// memory if the host shares it.
+/// Refuses more tokens of so many sequences than the host's memory allows: its tables and lists,
+/// and also the device's memory if the host shares it.
 pub(crate) fn fits(
     files: &Files,
     prompt: usize,
     tokens: u32,
+    sequences: NonZeroU32,
     dtype: DType,
     runtime: &Runtime,
 ) -> Result<(), Failure> {
@@ -293,8 +295,13 @@ pub(crate) fn fits(
     // Lists of both modes, their report, and its text.
     let host = need.host.saturating_mul(3);
     let shared = if runtime.raw_device().caps().host_visible { need.device } else { 0 };
-    let what = format!("{}: a run of {tokens} tokens", files.name);
-    host::needs(&what, host.saturating_add(shared), "ask for fewer with --tokens")
+    let need = host.saturating_add(shared).saturating_mul(u64::from(sequences.get()));
+    let (what, cure) = match sequences {
+        NonZeroU32::MIN => ("a run".to_owned(), "--tokens"),
+        n => (format!("{n} sequences"), "--tokens or --batch"),
+    };
+    let what = format!("{}: {what} of {tokens} tokens", files.name);
+    host::needs(&what, need, &format!("ask for fewer with {cure}"))
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
@@ -320,7 +327,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.trace.is_some() && !runtime.raw_device().caps().timestamps {
         return Err(Failure::misuse(format!("--trace: {} has no timestamps", arguments.device)));
     }
-    fits(&files, prompt.len(), arguments.tokens, arguments.dtype.into(), &runtime)?;
+    fits(
+        &files,
+        prompt.len(),
+        arguments.tokens,
+        NonZeroU32::MIN,
+        arguments.dtype.into(),
+        &runtime,
+    )?;
     let model = load(&runtime, &files, arguments.dtype.into(), arguments.json)
         .map_err(|e| e.at(&files.name))?;
 

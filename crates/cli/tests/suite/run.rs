@@ -208,15 +208,19 @@ fn a_timeline_has_every_kernel_of_a_token_in_order() {
     assert!(output.stdout.is_empty());
 }
 
+/// The config.json of a small model.
+fn small_shape() -> serde_json::Value {
+    serde_json::json!({"model_type": "llama", "hidden_act": "silu", "vocab_size": 300,
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": false,
+        "torch_dtype": "bfloat16"})
+}
+
 #[test]
 fn decode_measures_random_weights_of_a_shape() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("shape.json");
-    let shape = serde_json::json!({"model_type": "llama", "hidden_act": "silu", "vocab_size": 300,
-        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": false,
-        "torch_dtype": "bfloat16"});
-    std::fs::write(&path, shape.to_string()).unwrap();
+    std::fs::write(&path, small_shape().to_string()).unwrap();
     let path = path.to_str().unwrap();
     let bench =
         ["bench", "decode", "--random-weights", "--seed", "7", "--prompt", "9", "--tokens", "5"];
@@ -249,5 +253,59 @@ fn decode_measures_random_weights_of_a_shape() {
     for wrong in [&["--random-weights"][..], &["--config", path], &["--seed", "3"]] {
         let output = call(&[&["bench", "decode"][..], wrong].concat());
         assert_eq!(output.status.code(), Some(2), "{wrong:?}");
+    }
+}
+
+#[test]
+fn decode_measures_several_sequences_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("shape.json");
+    std::fs::write(&path, small_shape().to_string()).unwrap();
+    let path = path.to_str().unwrap();
+    let bench = ["bench", "decode", "--random-weights", "--prompt", "9", "--tokens", "5"];
+    let bench = [&bench[..], &["--repeat", "1", "--batch", "3", "--config", path]].concat();
+    let devices =
+        [&["cpu:0"][..], &["cpu:0", "--dtype", "bf16"], &["cuda:0", "--sim"], &["mps:0", "--sim"]];
+    for device in devices {
+        let report = json(&[&bench[..], &["--json", "--device"], device].concat());
+        assert_eq!((&report["batch"], &report["prompt"]), (&3.into(), &9.into()));
+        // The weights of `decode_measures_random_weights_of_a_shape`; for each sequence two caches
+        // of 32 in two layers at 12 positions: the timed steps are at 11 to 13.
+        let weights = 2 * (2 * (64 * 192 + 3 * 64 * 96 + 128) + 64 + 300 * 64 + 64);
+        let element = if device.contains(&"bf16") { 2 } else { 4 };
+        let caches = 3 * 2 * 2 * 32 * element * 12;
+        let read = &report["bytes_per_step"];
+        assert_eq!((&read["weights"], &read["kv_cache"]), (&weights.into(), &caches.into()));
+        assert_eq!(read["total"], weights + caches);
+        let number = |value: &serde_json::Value| value.as_f64().unwrap();
+        for mode in ["eager", "graph"] {
+            let rates = &report[mode];
+            let (all, each) = (number(&rates["tokens_per_s"]), number(&rates["tokens_per_s_each"]));
+            assert!(each > 0.0 && (all / each - 3.0).abs() < 1e-9, "{report}");
+        }
+        let speed =
+            f64::from(weights + caches) * number(&report["graph"]["tokens_per_s_each"]) / 1e9;
+        assert!((number(&report["gigabytes_per_s"]) / speed - 1.0).abs() < 1e-9, "{report}");
+        let share = number(&report["gigabytes_per_s"]) / number(&report["copy_gigabytes_per_s"]);
+        assert!(share > 0.0 && (number(&report["share_of_bandwidth"]) / share - 1.0).abs() < 1e-9);
+        let limit = if element == 4 { 1e-3 } else { 8e-2 };
+        assert!(number(&report["logits_differ_from_alone"]) <= limit, "{report}");
+        if element == 4 {
+            assert_eq!(report["texts_as_alone"], 3, "{report}");
+        }
+    }
+    let text = String::from_utf8(call(&bench).stdout).unwrap();
+    for words in
+        ["3 sequences with prompts of 9 tokens; ", "a step reads ", "equal to the bit; logits"]
+    {
+        assert!(text.contains(words), "{text}");
+    }
+    let output = call(&["bench", "decode", "--batch", "4000000000"]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && text.contains("4000000000 sequences"), "{text}");
+    for wrong in [&["--batch", "0"][..], &["--batch", "2", "--tokens", "2"]] {
+        let output = call(&[&["bench", "decode"][..], wrong].concat());
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && text.contains("--batch"), "{text}");
     }
 }

@@ -691,13 +691,13 @@ pub trait GraphOps {
     ) -> Result<NativeNode>;
 
     /// Adds a kernel node whose blocks may begin while the kernel node `after` still runs:
-    /// `cuGraphAddKernelNode`, `cuGraphAddDependencies_v2` with a programmatic edge. Drivers without
-    /// such edges (before 12.3) run one after the other.
+    /// `cuGraphAddKernelNode`, `cuGraphAddDependencies_v2` with a programmatic edge. Drivers
+    /// without such edges (before 12.3) run one after the other.
     ///
     /// # Safety
     /// - As [`graph_add_kernel`](Self::graph_add_kernel).
-    /// - Every block of the kernel executes `griddepcontrol.wait`, and its threads access memory only
-    ///   after this. The same holds for the kernel of `after`.
+    /// - Every block of the kernel executes `griddepcontrol.wait`, and its threads access memory
+    ///   only after this. The same holds for the kernel of `after`.
     unsafe fn graph_add_dependent_kernel(
         &self,
         graph: NativeGraph,

@@ -116,6 +116,25 @@ fn a_simulated_device_gives_the_same_batch() {
     assert!(reports.is_empty(), "{} reports, the first: {}", reports.len(), reports[0]);
 }
 
+/// The kernels are the CUDA sources, compiled for the host.
+#[test]
+fn simulated_cuda_gives_the_same_batch_with_its_own_kernels() {
+    use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
+    use leasehold_cuda::{CudaBackend, CudaConfig};
+    let kernels = KernelRegistry::new();
+    if !leasehold_operators::emulate_cuda(&kernels).unwrap() {
+        return;
+    }
+    let machine = MachineConfig::seed(8).kernels(kernels);
+    let driver = Arc::new(SimDriver::new(SimDriverConfig::new(machine)).unwrap());
+    let backend = CudaBackend::with_ops(driver.clone(), CudaConfig::default()).unwrap();
+    let context = Context::with_backends(vec![Arc::new(backend)]);
+    let runtime = context.runtime("cuda:0".parse().unwrap()).unwrap();
+    with_model(&runtime, "grouped-heads", DType::F32, |m| schedules(m, 3, 16, 9));
+    let reports = driver.machine().take_reports();
+    assert!(reports.is_empty(), "{} reports, the first: {}", reports.len(), reports[0]);
+}
+
 /// The kernels are the Metal sources, compiled for the host.
 #[test]
 fn simulated_metal_gives_the_same_batch_with_its_own_kernels() {

@@ -87,7 +87,7 @@ pub(super) const STREAM_BLOCKS: u64 = 528;
 pub(super) const LONG_BLOCKS: u32 = 264;
 /// The fewest elements of a long row (`8 * THREADS` in the source).
 pub(super) const LONG_ROW: u32 = 8 * THREADS;
-/// The maximum number of blocks in y.
+/// The maximum number of blocks in y, and in z.
 pub(super) const MAX_Y: u64 = 65_535;
 /// Indices along a row have 32 bits and may exceed the end by a block's width.
 pub(super) const MAX_WIDTH: u64 = 1 << 31;
@@ -174,22 +174,34 @@ pub(super) fn draw(p: &SampleParams) -> Result<Geometry, Refusal> {
     Ok(Geometry { grid: [1, 1, 1], block: [threads, 1, 1] })
 }
 
-/// The blocks in y: one for each head.
-pub(super) fn heads_down(p: &AttentionParams) -> Result<u32, Refusal> {
-    if u64::from(p.heads) > MAX_Y {
-        return Err(format!("{} heads; the limit is {MAX_Y}", p.heads).into());
-    }
-    Ok(p.heads)
+/// Blocks in y or z: one for each of `n`.
+fn across(n: u64, what: &str) -> Result<u32, Refusal> {
+    u32::try_from(n)
+        .ok()
+        .filter(|_| n <= MAX_Y)
+        .ok_or_else(|| format!("{n} {what}; the limit is {MAX_Y}").into())
 }
 
-/// The geometry of attention for one row whose context is split: the parts of the context, and
+/// The blocks in y: one for each head.
+pub(super) fn heads_down(p: &AttentionParams) -> Result<u32, Refusal> {
+    across(p.heads.into(), "heads")
+}
+
+/// The geometry of attention for a row of each of several sequences: a block for each head of a
+/// row.
+pub(super) fn decode(p: &AttentionParams) -> Result<Geometry, Refusal> {
+    let heads = rows(p.heads, p.head_dim.into())?;
+    Ok(Geometry { grid: [heads.grid[0], across(p.m.into(), "rows")?, 1], ..heads })
+}
+
+/// The geometry of that attention with a split context: the parts of the context, and for each row
 /// blocks of the query heads that share keys and values.
 pub(super) fn parts(p: &AttentionParams) -> Result<Geometry, Refusal> {
     let (parts, blocks) = p.split();
-    if u64::from(p.kv_heads) > MAX_Y {
-        return Err(format!("{} heads of keys; the limit is {MAX_Y}", p.kv_heads).into());
-    }
-    Ok(Geometry { grid: [parts, p.kv_heads, blocks], block: [THREADS, 1, 1] })
+    let down = across(p.kv_heads.into(), "heads of keys")?;
+    let deep =
+        across(u64::from(p.m) * u64::from(blocks), "rows, times blocks of heads of a group")?;
+    Ok(Geometry { grid: [parts, down, deep], block: [THREADS, 1, 1] })
 }
 
 macro_rules! kernels {
@@ -220,7 +232,7 @@ kernels! {
         let down = heads_down(p)?;
         Ok(Geometry { grid: [p.m.div_ceil(per_block), down, 1], block: [THREADS, 1, 1] })
     };
-    DecodeAttention, |p| rows(p.heads, p.head_dim.into()), cuda: parts;
+    DecodeAttention, |p| decode(p), cuda: parts;
     Embedding, |p| rows(p.m, p.k.into());
     Add, |p| elements(p);
     Mul, |p| elements(p);

@@ -143,7 +143,10 @@ fn geometry_covers_the_work_and_is_never_empty() {
         blocks("attention", AttentionParams { m: 1, ..attention }.as_bytes()).grid,
         [1, 6, 1]
     );
-    assert_eq!(blocks("decode_attention", attention.as_bytes()).grid, [6, 1, 1]);
+    assert_eq!(blocks("decode_attention", attention.as_bytes()).grid, [6, 9, 1]);
+    let many = AttentionParams { m: 1 << 16, ..attention };
+    let refusal = MpsSpec::find("decode_attention").unwrap().geometry(many.as_bytes()).unwrap_err();
+    assert!(refusal.contains("65536 rows"), "{refusal}");
     let sample = |n| SampleParams { n, ..Default::default() };
     assert_eq!(blocks("sample", sample(7).as_bytes()).block, [256, 1, 1]);
     assert_eq!(blocks("next_token", sample(128_000).as_bytes()).block, [1024, 1, 1]);

@@ -123,7 +123,7 @@ fn sensible(kernel: &str, w: &mut Words) -> Vec<u8> {
             let decode = kernel == "decode_attention";
             let (kv_heads, group, half) = (w.size(4), w.size(5), w.size(20));
             let (heads, head_dim, m) =
-                (kv_heads * group, 2 * half, if decode { 1 } else { w.size(9) });
+                (kv_heads * group, 2 * half, w.size(if decode { 4 } else { 9 }));
             let (ldq, ldo) = (w.pad(heads * head_dim), w.pad(heads * head_dim));
             let (positions, x, cache, rotary) =
                 (w.size(300), w.dtype(), w.dtype(), (2 * w.size(half)).min(head_dim));

@@ -35,6 +35,7 @@ pub fn all(bench: &mut Bench<'_>, large: bool) {
     norm(bench, large);
     rope(bench);
     attention(bench, large);
+    decode_rows(bench, large);
     embedding(bench);
     elementwise(bench, large);
     bytes(bench, large);
@@ -369,6 +370,55 @@ fn attention(bench: &mut Bench<'_>, large: bool) {
                     Some(Data::scratch(p.scratch_bytes())),
                 ];
                 bench.case("decode_attention", &what, &p, &operands);
+            }
+        }
+    }
+}
+
+/// Rows of several sequences, each at a position of its own.
+fn decode_rows(bench: &mut Bench<'_>, large: bool) {
+    let mut sizes: Vec<(_, _, _, &[i32], _)> = vec![
+        (2, 4, 32, &[255, -1, 3, 256], 300),
+        (1, 1, 64, &[0, 69], 70),
+        (3, 5, 48, &[640, 128, 700], 700),
+        (2, 2, 128, &[i32::MIN, 299, 300, 127, 0], 300),
+    ];
+    if large {
+        sizes.push((8, 4, 128, &[4000, 17, -1, 4095, 1000, 129, 2500, 4096], 4096));
+    }
+    for (kv_heads, group, dim, at, positions) in sizes {
+        for x in TYPES {
+            for cache in TYPES {
+                let (m, wide, kv) = (at.len(), kv_heads * group * dim, kv_heads * dim);
+                let p = AttentionParams {
+                    m: m as u32,
+                    heads: (kv_heads * group) as u32,
+                    kv_heads: kv_heads as u32,
+                    head_dim: dim as u32,
+                    positions: positions as u32,
+                    ldq: wide as u32 + 3,
+                    ldo: wide as u32 + 1,
+                    scale: (dim as f32).sqrt().recip(),
+                    x: x as u32,
+                    cache: cache as u32,
+                    rotary: dim as u32,
+                };
+                let keys: Vec<f32> = noise(m * kv * positions, 2).iter().map(|v| 3.0 * v).collect();
+                let values = noise(m * kv * positions, 3);
+                let rows = |n, seed| Some(Data::read(x, &noise(n, seed), 1));
+                let out = within(x, 2e-5 + 0.1 * super::rounding(cache));
+                let operands = [
+                    rows((m - 1) * (wide + 3) + wide, 4),
+                    rows(m * kv, 5),
+                    rows(m * kv, 6),
+                    Some(angles(dim, positions)),
+                    Some(Data::written(cache, &keys, 0, within(cache, 1e-7))),
+                    Some(Data::written(cache, &values, 0, Bound::Exact)),
+                    Some(Data::words(at)),
+                    Some(Data::written(x, &junk((m - 1) * (wide + 1) + wide), 0, out)),
+                    Some(Data::scratch(p.scratch_bytes())),
+                ];
+                bench.case("decode_attention", &format!("{p:?} at {at:?}"), &p, &operands);
             }
         }
     }

@@ -213,6 +213,62 @@ proptest! {
     }
 }
 
+/// Rows of several sequences: the sizes of all, and a position for each.
+fn rows() -> impl Strategy<Value = (Shape, Vec<i32>)> {
+    let position =
+        prop_oneof![4 => 0i32..POSITIONS as i32, 1 => Just(-1), 1 => Just(POSITIONS as i32)];
+    (shape(), prop::collection::vec(position, 1..5))
+}
+
+proptest! {
+    #![proptest_config(cases(40))]
+
+    /// Each row gives the bits that it gives alone, in its own caches. A row outside its caches
+    /// leaves them as they are and is NaN. The bytes between rows are not written.
+    #[test]
+    fn decode_attention_of_several_rows_is_that_of_each_alone((s, at) in rows(), seed in 0u64..99) {
+        let (m, group, dim) = (at.len(), s.group.min(16), s.dim.next_multiple_of(2));
+        let (wide, kv) = (s.kv_heads * group * dim, s.kv_heads * dim);
+        let part = |n: usize, row: usize, from: u64| noise(n, seed + 10 * row as u64 + from);
+        let all = |n: usize, from| (0..m).flat_map(|row| part(n, row, from)).collect::<Vec<_>>();
+        let s = Shape { group, dim, ..s };
+        let one = AttentionParams { m: 1, rotary: dim as u32, ..params(&s) };
+        let p = AttentionParams { m: m as u32, ..one };
+        let mut angles = Tensor::new(DType::F32, &table(&frequencies(dim), POSITIONS));
+        for isa in levels() {
+            let scratch = |p: &AttentionParams| Tensor::new(DType::F32, &vec![0.0; p.scratch_bytes() as usize / 4]);
+            let mut q = Tensor::new(s.x, &all(wide + 3, 0));
+            let (mut k, mut v) = (Tensor::new(s.x, &all(kv, 1)), Tensor::new(s.x, &all(kv, 2)));
+            let (mut keys, mut values) = (Tensor::new(s.cache, &all(kv * POSITIONS, 3)), Tensor::new(s.cache, &all(kv * POSITIONS, 4)));
+            let (mut out, mut parts, mut positions) = (Tensor::junk(s.x, m * (wide + 1)), scratch(&p), at.clone());
+            // The second launch finds the scratch memory as the first one left it.
+            for _ in 0..2 {
+                run(isa, "decode_attention", &p, &[q.bind(), k.bind(), v.bind(), angles.bind(), keys.bind(), values.bind(), bind(&mut positions), out.bind(), parts.bind()]);
+            }
+            let (keys, values, out) = (keys.values(), values.values(), out.values());
+            let bits = |v: &[f64]| v.iter().map(|x| if x.is_nan() { u64::MAX } else { x.to_bits() }).collect::<Vec<_>>();
+            for row in 0..m {
+                let mut q = Tensor::new(s.x, &part(wide + 3, row, 0));
+                let (mut k, mut v) = (Tensor::new(s.x, &part(kv, row, 1)), Tensor::new(s.x, &part(kv, row, 2)));
+                let cache = |from| Tensor::new(s.cache, &part(kv * POSITIONS, row, from));
+                let (mut own_keys, mut own_values, mut own) = (cache(3), cache(4), Tensor::junk(s.x, wide + 1));
+                let (mut position, mut own_parts) = ([at[row]], scratch(&one));
+                run(isa, "decode_attention", &one, &[q.bind(), k.bind(), v.bind(), angles.bind(), own_keys.bind(), own_values.bind(), bind(&mut position), own.bind(), own_parts.bind()]);
+                let cut = |all: &[f64], n: usize| bits(&all[row * n..(row + 1) * n]);
+                prop_assert_eq!(cut(&keys, kv * POSITIONS), bits(&own_keys.values()), "{} keys of row {}", isa, row);
+                prop_assert_eq!(cut(&values, kv * POSITIONS), bits(&own_values.values()), "{} values of row {}", isa, row);
+                prop_assert_eq!(cut(&out, wide + 1), bits(&own.values()), "{} row {}", isa, row);
+                let words = one.scratch_bytes() as usize / 4;
+                prop_assert_eq!(cut(&parts.values(), words), bits(&own_parts.values()), "{} scratch of row {}", isa, row);
+                if !(0..POSITIONS as i32).contains(&at[row]) {
+                    prop_assert_eq!(bits(&own_keys.values()), bits(&cache(3).values()));
+                    prop_assert!(own.values()[..wide].iter().all(|x| x.is_nan()));
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn a_later_row_never_shows_in_an_earlier_one() {
     let s =

@@ -76,10 +76,10 @@ fn parameters_that_describe_nothing_are_refused() {
         refusal("decode_attention", &AttentionParams { kv_heads: 3, rotary: 7, ..attention })
             .contains("rotated")
     );
-    assert!(
-        refusal("decode_attention", &AttentionParams { kv_heads: 3, m: 2, ..attention })
-            .contains("one row")
-    );
+    let wide = AttentionParams { heads: 17, kv_heads: 1, ldq: 136, ldo: 136, ..attention };
+    assert!(refusal("decode_attention", &wide).contains("groups of 16"));
+    let none = AttentionParams { kv_heads: 3, m: 0, ..attention };
+    assert!(refusal("decode_attention", &none).contains("the number of rows"));
     assert!(
         refusal("sample", &SampleParams { n: 4, temperature: -1.0, ..Default::default() })
             .contains("temperature")

@@ -33,8 +33,8 @@ const NO_DESTRUCTOR_SYNC: u32 = 1;
 /// `CU_GRAPH_USER_OBJECT_MOVE`: the graph takes over the caller's reference.
 const MOVE: u32 = 1;
 
-/// `CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC`: the edge is ready when all blocks of the first kernel have
-/// executed `griddepcontrol.launch_dependents` or are over.
+/// `CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC`: the edge is ready when all blocks of the first kernel
+/// have executed `griddepcontrol.launch_dependents` or are over.
 const PROGRAMMATIC_PORT: u8 = 1;
 /// `CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC`.
 const PROGRAMMATIC_EDGE: u8 = 1;

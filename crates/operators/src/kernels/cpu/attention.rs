@@ -1,4 +1,5 @@
-//! Causal grouped-query attention over a key-value cache `[kv_head][position][head_dim]`.
+//! Causal grouped-query attention over a key-value cache `[kv_head][position][head_dim]`, or over
+//! one for each row.
 //!
 //! Scores, softmax and sums are f32. The softmax is computed online over blocks of `POSITIONS`
 //! positions (running maximum, rescaled sum). So no buffer of the context's length is needed. A
@@ -39,7 +40,8 @@ const HEAD_TILES: usize = 4;
 params! {
     /// Parameters of [`Attention`] and [`DecodeAttention`].
     pub struct AttentionParams {
-        /// Rows of queries.
+        /// Rows of queries: consecutive positions of a sequence, or a row of each of several
+        /// sequences ([`DecodeAttention`]).
         pub m: u32,
         /// Heads of queries.
         pub heads: u32,
@@ -74,9 +76,9 @@ impl AttentionParams {
         (self.positions.div_ceil(part), group.div_ceil(PART_HEADS))
     }
 
-    /// Words of [`DecodeAttention`]'s scratch memory: counters, then a maximum, a sum and a
-    /// weighted sum for each head and part. None for a context of one part.
-    fn scratch(&self) -> usize {
+    /// Words of a row's scratch memory in [`DecodeAttention`]: counters, then a maximum, a sum and
+    /// a weighted sum for each head and part. None for a context of one part.
+    fn row_scratch(&self) -> usize {
         let (parts, blocks) = self.split();
         if parts <= 1 {
             return 0;
@@ -85,19 +87,22 @@ impl AttentionParams {
         counters + self.heads as usize * parts as usize * (self.head_dim as usize + 2)
     }
 
-    /// Bytes of the scratch memory.
+    /// Bytes of the scratch memory of all rows. Saturates.
     #[must_use]
     pub fn scratch_bytes(&self) -> u64 {
-        4 * self.scratch() as u64
+        (4 * self.row_scratch() as u64).saturating_mul(self.m.into())
     }
 }
 
 /// Attention of rotated queries, over a cache that holds their keys and values.
 pub struct Attention;
-/// Attention for one row after the projections: rotates queries and keys, appends keys and values
-/// to the caches, and attends. A device may split a long context, and keep what its parts give in
-/// the scratch memory, which must be zero before the first launch. Every launch leaves its counters
-/// zero.
+/// Attention for a row of each of `m` sequences after the projections: rotates queries and keys,
+/// appends keys and values to the caches, and attends. Row `i` has the position `position[i]` and
+/// the `i`th caches, `[row][kv_head][position][head_dim]`. Rows of keys and values follow each
+/// other. A row at a position outside its cache writes nothing to it and gives NaN.
+///
+/// A device may split a long context, and keep what its parts give in the scratch memory, which
+/// must be zero before the first launch. Every launch leaves its counters zero.
 pub struct DecodeAttention;
 
 /// The division of queries into tiles.
@@ -453,49 +458,48 @@ impl Kernel for DecodeAttention {
 
     fn plan(p: &AttentionParams) -> Result<Launch, Refusal> {
         let (_, q, cache, out) = shape(p)?;
-        if p.m != 1 || p.heads / p.kv_heads > QUERIES as u32 {
-            let group = p.heads / p.kv_heads;
-            return Err(format!(
-                "{} rows in groups of {group}: it takes one row, in groups of {QUERIES} at most",
-                p.m
-            )
-            .into());
+        let (m, group) = (p.m as usize, p.heads / p.kv_heads);
+        if group > QUERIES as u32 {
+            return Err(
+                format!("groups of {group} heads: it takes groups of {QUERIES} at most").into()
+            );
         }
         let rotary = rotary_shape(p.rotary, p.head_dim)?;
-        let kv = (p.kv_heads as usize * p.head_dim as usize, q.1);
+        let kv = (times(p.kv_heads as usize * p.head_dim as usize, m)?, q.1);
         let table = (rotary * p.positions as usize, 4);
-        let scratch = (p.scratch(), 4);
-        let operands = [q, kv, kv, table, cache, cache, (1, 4), out, scratch];
-        Launch::new([p.kv_heads as usize, 1, 1], &operands)
+        let caches = (times(cache.0, m)?, cache.1);
+        let scratch = (times(p.row_scratch(), m)?, 4);
+        let operands = [q, kv, kv, table, caches, caches, (m, 4), out, scratch];
+        Launch::new([p.kv_heads as usize, m, 1], &operands)
     }
 
     #[inline(always)]
     unsafe fn tile<S: Simd>(s: S, p: &AttentionParams, t: &CpuArgs<'_>) {
         let (dim, elem, stored) = (p.head_dim as usize, accepted(p.x), accepted(p.cache));
-        let (kv, group) = (t.tile()[0] as usize, (p.heads / p.kv_heads) as usize);
-        let (head, rotary) = (kv * group, p.rotary as usize);
+        let (kv, row) = (t.tile()[0] as usize, t.tile()[1] as usize);
+        let (group, rotary) = ((p.heads / p.kv_heads) as usize, p.rotary as usize);
+        let (query_at, out_at) = {
+            let head = kv * group * dim;
+            (row * p.ldq as usize + head, row * p.ldo as usize + head)
+        };
+        let new_at = (row * p.kv_heads as usize + kv) * dim;
         let mut state = state();
-        // SAFETY: `plan` requires the row, the table and the caches. Only this tile accesses this
-        // head of the caches.
+        // SAFETY: `plan` requires the rows, the table, the positions and the rows' caches. Only
+        // this tile accesses this head of the row's caches.
         unsafe {
-            let out = ptr::<u8>(t, 7).add(head * dim * elem.bytes());
-            let Some(at) = position(ptr(t, 6), 0, p.positions as usize) else {
+            let out = ptr::<u8>(t, 7).add(out_at * elem.bytes());
+            let word = ptr::<i32>(t, 6).add(row).cast_const();
+            let Some(at) = position(word, 0, p.positions as usize) else {
                 return row::poison(elem, out, group * dim);
             };
             let angles = ptr::<f32>(t, 3).add(at * rotary).cast_const();
             let queries = state.queries.as_mut_ptr().cast::<f32>();
-            let base = kv * p.positions as usize * dim;
-            row::widen(s, (elem, ptr(t, 0), head * dim), queries, group * dim, p.scale);
+            let base = new_at * p.positions as usize;
+            row::widen(s, (elem, ptr(t, 0), query_at), queries, group * dim, p.scale);
             let slot = base + at * dim;
-            rotate_to(
-                s,
-                (elem, ptr(t, 1), kv * dim),
-                (stored, ptr(t, 4), slot),
-                dim,
-                angles,
-                rotary,
-            );
-            rotate_to(s, (elem, ptr(t, 2), kv * dim), (stored, ptr(t, 5), slot), dim, angles, 0);
+            let stored_at = |operand| (stored, ptr(t, operand), slot);
+            rotate_to(s, (elem, ptr(t, 1), new_at), stored_at(4), dim, angles, rotary);
+            rotate_to(s, (elem, ptr(t, 2), new_at), stored_at(5), dim, angles, 0);
             for query in 0..group {
                 rotate(s, queries.add(query * dim), angles, rotary / 2);
             }

@@ -6,11 +6,12 @@
 // for one of several groups of positions. No buffer of the context's length is needed. Positions
 // that a row does not see are never multiplied, so a NaN there has no effect.
 //
-// A block of the decode kernel computes some heads of a group for the one row. Its warps share nothing
-// while they go over the positions: some lanes hold a row of keys and values, and have a softmax of
-// their own. The block combines them in the end. A long context is split over blocks. Each leaves its
-// maximum, sum and weighted sum in the scratch memory, and the last block to do so combines them in the
-// order of the positions.
+// A block of the decode kernel computes some heads of a group for one row. Each row has its own
+// position, caches and scratch memory. The block's warps share nothing while they go over the
+// positions: some lanes hold a row of keys and values, and have a softmax of their own. The block
+// combines them in the end. A long context is split over blocks. Each leaves its maximum, sum and
+// weighted sum in the scratch memory, and the last block to do so combines them in the order of the
+// positions.
 
 static constexpr u32 THREADS = 256;
 static constexpr u32 WARPS = THREADS / WARP;
@@ -255,10 +256,36 @@ static constexpr u32 SIDES = 8;
 // The lanes that hold a row of the cache: a power of two.
 INLINE u32 lanes_of(u32 dim) { return dim <= SMALL_DIM ? 4 : dim <= 64 ? 8 : dim <= 128 ? 16 : 32; }
 
-// The launch's parts of the context. Some heads of a group share the key and value heads of a block.
+// The heads of a block: some of a group, which share the keys and values of a row of the batch.
+struct Share {
+    u32 row;
+    // The first head in the group, and their number.
+    u32 own;
+    u32 heads;
+    // The block's place among those of its group, and their number.
+    u32 block;
+    u32 blocks;
+};
+
+// One row, as most launches have, needs no division.
+INLINE Share share_of(const AttentionParams& p) {
+    Share s;
+    const u32 group = p.heads / p.kv_heads;
+    s.heads = group == 1 ? 1 : HEADS;
+    s.blocks = (group + s.heads - 1) / s.heads;
+    s.row = p.m == 1 ? 0 : blockIdx.z / s.blocks;
+    s.block = blockIdx.z - s.row * s.blocks;
+    s.own = s.block * s.heads;
+    return s;
+}
+
+// Positions of a part of the context.
+INLINE u32 part_of(const AttentionParams& p) {
+    return larger(p.head_dim <= SMALL_DIM ? SMALL_PART : PART, (p.positions + PARTS - 1) / PARTS);
+}
+
+// Where a block leaves its part of a row.
 struct Split {
-    // Positions of a part.
-    u32 part;
     // Parts that the scratch memory has room for.
     u32 parts;
     // Parts that see positions.
@@ -269,13 +296,15 @@ struct Split {
     float* partial;
 };
 
-INLINE Split split_of(const AttentionParams& p, void* scratch, u32 at) {
+INLINE Split split_of(const AttentionParams& p, const Share& share, void* scratch, u32 active) {
     Split s;
-    s.part = larger(p.head_dim <= SMALL_DIM ? SMALL_PART : PART, (p.positions + PARTS - 1) / PARTS);
-    s.parts = (p.positions + s.part - 1) / s.part;
-    s.active = at / s.part + 1;
-    s.counter = (u32*)scratch + blockIdx.y * gridDim.z + blockIdx.z;
-    s.partial = (float*)scratch + (u64)p.kv_heads * gridDim.z;
+    const u32 part = part_of(p);
+    s.parts = (p.positions + part - 1) / part;
+    s.active = active;
+    const u64 counters = (u64)p.kv_heads * share.blocks;
+    u32* own = (u32*)scratch + share.row * (counters + (u64)p.heads * s.parts * (p.head_dim + 2));
+    s.counter = own + blockIdx.y * share.blocks + share.block;
+    s.partial = (float*)(own + counters);
     return s;
 }
 
@@ -297,6 +326,9 @@ struct DecodePlace {
     float top[HEADS];
     float total[HEADS];
     u32 last;
+    // What the block needs after its positions; in registers it would cost places of the loop.
+    Share share;
+    Split split;
 };
 
 // `STEP` elements of a row of the cache, as they are there.
@@ -370,19 +402,15 @@ INLINE void combine(u32 n, Top top, Total total, float* factors, float& of_top, 
     }
 }
 
-// A part of the context for up to `Q` heads of a group.
+// A part of the context, from position `begin` to `end`, for up to `Q` heads of a group.
 template <class T, int Q>
-INLINE void decode_part(const AttentionParams& p, const Split& s, u32 at, const void* key_cache, const void* value_cache,
-                        void* output, DecodePlace& place) {
+INLINE void decode_part(const AttentionParams& p, u32 begin, u32 end, u32 at, const typename T::raw* keys,
+                        const typename T::raw* values, void* output, DecodePlace& place) {
     typedef typename T::raw raw;
-    const u32 dim = p.head_dim, group = p.heads / p.kv_heads, kv = blockIdx.y, own = blockIdx.z * Q, t = threadIdx.x;
-    const u32 count = smaller((u32)Q, group - own), first = kv * group + own, warp = t / WARP, lane = t % WARP;
-    const u32 begin = blockIdx.x * s.part, end = smaller(at + 1, begin + s.part);
+    const u32 dim = p.head_dim, t = threadIdx.x, warp = t / WARP, lane = t % WARP;
     // The lanes of a row, and the rows of a warp at a time.
     const u32 lanes = lanes_of(dim), sides = WARP / lanes, side = lane / lanes;
     const u32 column = lane % lanes * STEP;
-    const u64 cache = (u64)kv * p.positions * dim;
-    const raw *keys = (const raw*)key_cache + cache, *values = (const raw*)value_cache + cache;
     const bool wide = dim % STEP == 0 && (address(keys) | address(values)) % 16 == 0, held = column < dim;
     float query[Q][STEP], sum[Q][STEP], top[Q], total[Q];
 #pragma unroll
@@ -466,6 +494,10 @@ INLINE void decode_part(const AttentionParams& p, const Split& s, u32 at, const 
         }
     }
     // The softmaxes of the block, in the order of the warps.
+    const Share share = place.share;
+    const Split s = place.split;
+    const u32 group = p.heads / p.kv_heads, count = smaller((u32)Q, group - share.own);
+    const u32 first = blockIdx.y * group + share.own;
     const u32 all = WARPS * sides, mine = warp * sides + side, pitch = lanes * STEP;
 #pragma unroll
     for (int q = 0; q < Q; ++q) {
@@ -491,7 +523,7 @@ INLINE void decode_part(const AttentionParams& p, const Split& s, u32 at, const 
 #pragma unroll 8
         for (u32 o = 0; o < all; ++o) value = fmaf(place.factors[q * PARTS + o], place.sums[(q * all + o) * pitch + d], value);
         if (s.active == 1) {
-            store_one(p.x, output, (u64)(first + q) * dim + d, value * (1.0f / place.total[q]));
+            store_one(p.x, output, (u64)share.row * p.ldo + (u64)(first + q) * dim + d, value * (1.0f / place.total[q]));
         } else {
             float* to = s.partial + ((u64)(first + q) * s.parts + blockIdx.x) * (dim + 2);
             if (d == 0) {
@@ -544,8 +576,9 @@ INLINE void decode_part(const AttentionParams& p, const Split& s, u32 at, const 
         }
         if (!in) continue;
         const float factor = 1.0f / place.total[q];
-        store_one(p.x, output, (u64)(first + q) * dim + d, sum[0] * factor);
-        if (two) store_one(p.x, output, (u64)(first + q) * dim + d + 1, sum[1] * factor);
+        const u64 to = (u64)share.row * p.ldo + (u64)(first + q) * dim + d;
+        store_one(p.x, output, to, sum[0] * factor);
+        if (two) store_one(p.x, output, to + 1, sum[1] * factor);
     }
     if (t == 0) *s.counter = 0;
 }
@@ -553,15 +586,20 @@ INLINE void decode_part(const AttentionParams& p, const Split& s, u32 at, const 
 // A block computes a part of the context for some heads of a group. All blocks of the newest part
 // compute the new key and value; the first block of each group writes them to the cache.
 template <class T>
-INLINE void decode(const AttentionParams& p, const void* queries, const void* keys, const void* values, const void* table,
-                   void* key_cache, void* value_cache, void* output, void* scratch, u32 at, DecodePlace& place) {
+INLINE void decode(const AttentionParams& p, const Share& share, const void* queries, const void* keys, const void* values,
+                   const void* table, void* key_cache, void* value_cache, void* output, void* scratch, u32 at,
+                   DecodePlace& place) {
     typedef typename T::raw raw;
-    const u32 dim = p.head_dim, kv = blockIdx.y, group = p.heads / p.kv_heads, t = threadIdx.x;
-    const u32 heads = group == 1 ? 1 : HEADS, own = blockIdx.z * heads;
-    const Split s = split_of(p, scratch, at);
-    if (blockIdx.x >= s.active) return;
-    const u32 begin = blockIdx.x * s.part, end = smaller(at + 1, begin + s.part);
-    const u64 cache = (u64)kv * p.positions * dim;
+    const u32 dim = p.head_dim, kv = blockIdx.y, group = p.heads / p.kv_heads, heads = share.heads, t = threadIdx.x;
+    const u32 part = part_of(p), active = at / part + 1;
+    if (blockIdx.x >= active) return;
+    if (t == 0) {
+        place.share = share;
+        place.split = split_of(p, share, scratch, active);
+    }
+    const u32 begin = blockIdx.x * part, end = smaller(at + 1, begin + part);
+    // The row's new key and value, and its caches.
+    const u64 kv_of_row = (u64)share.row * p.kv_heads + kv, fresh = kv_of_row * dim, cache = fresh * p.positions;
     raw *to_keys = (raw*)key_cache + cache, *to_values = (raw*)value_cache + cache;
     // The rows of the part are on their way while the queries are rotated.
     const u32 bytes = (end - begin) * dim * (u32)sizeof(raw);
@@ -578,37 +616,38 @@ INLINE void decode(const AttentionParams& p, const void* queries, const void* ke
         if (d >= dim) {
             if (row < heads) place.query[row * MAX_DIM + d] = 0.0f;
         } else if (row < heads) {
-            const u64 head = (u64)(kv * group + own + row) * dim;
+            const u64 head = (u64)share.row * p.ldq + (u64)(kv * group + share.own + row) * dim;
             // 2^x in place of e^x.
             const float scale = p.scale * 1.44269504088896340736f;
-            const bool own_head = own + row < group;
+            const bool own_head = share.own + row < group;
             place.query[row * MAX_DIM + d] = own_head ? rotated(p.x, queries, head, angles, p.rotary, d, scale) : 0.0f;
         } else {
             const bool is_key = row == heads;
-            const float x = is_key ? rotated(p.x, keys, (u64)kv * dim, angles, p.rotary, d, 1.0f)
-                                   : load_one(p.x, values, (u64)kv * dim + d);
+            const float x = is_key ? rotated(p.x, keys, fresh, angles, p.rotary, d, 1.0f)
+                                   : load_one(p.x, values, fresh + d);
             const raw kept = T::narrow(x);
             ((raw*)(is_key ? place.key : place.value))[d] = kept;
-            if (blockIdx.z == 0) (is_key ? to_keys : to_values)[(u64)at * dim + d] = kept;
+            if (share.block == 0) (is_key ? to_keys : to_values)[(u64)at * dim + d] = kept;
         }
     }
     __syncthreads();
-    if (heads == 1) decode_part<T, 1>(p, s, at, key_cache, value_cache, output, place);
-    else decode_part<T, HEADS>(p, s, at, key_cache, value_cache, output, place);
+    if (heads == 1) decode_part<T, 1>(p, begin, end, at, to_keys, to_values, output, place);
+    else decode_part<T, HEADS>(p, begin, end, at, to_keys, to_values, output, place);
 }
 
 DENSE_KERNEL(256, 2) decode_attention(const void* queries, const void* keys, const void* values, const void* table, void* key_cache,
                              void* value_cache, const void* position, void* output, void* scratch, AttentionParams p) {
     begin();
     __shared__ DecodePlace place;
-    const u32 group = p.heads / p.kv_heads, heads = group == 1 ? 1 : HEADS, own = blockIdx.z * heads;
-    const u32 at = position_of(position, 0, p.positions);
+    const Share share = share_of(p);
+    const u32 at = position_of((const i32*)position + share.row, 0, p.positions);
     if (at == p.positions) {
-        const u64 first = (u64)(blockIdx.y * group + own) * p.head_dim;
-        if (blockIdx.x == 0) poison(p.x, output, first, smaller(heads, group - own) * p.head_dim);
+        const u32 group = p.heads / p.kv_heads, own = share.own;
+        const u64 first = (u64)share.row * p.ldo + (u64)(blockIdx.y * group + own) * p.head_dim;
+        if (blockIdx.x == 0) poison(p.x, output, first, smaller(share.heads, group - own) * p.head_dim);
         return;
     }
     with_type(p.cache, [&](auto type) {
-        decode<decltype(type)>(p, queries, keys, values, table, key_cache, value_cache, output, scratch, at, place);
+        decode<decltype(type)>(p, share, queries, keys, values, table, key_cache, value_cache, output, scratch, at, place);
     });
 }

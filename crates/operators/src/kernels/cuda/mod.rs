@@ -122,6 +122,11 @@ impl CudaSpec {
         KERNELS.iter().find(|spec| spec.name == name)
     }
 
+    /// Every kernel, those for tensor cores too.
+    pub fn all() -> impl Iterator<Item = &'static Self> {
+        KERNELS.iter().chain(TENSOR_KERNELS)
+    }
+
     /// Blocks and threads of a launch with parameters that the CPU kernel's `plan` has accepted.
     ///
     /// # Errors
@@ -167,7 +172,8 @@ pub static TENSOR_KERNELS: &[CudaSpec] = &[CudaSpec {
     },
 }];
 
-/// Threads of a block on tensor cores, and its rows of queries (`THREADS` and `QUERIES` in the source).
+/// Threads of a block on tensor cores, and its rows of queries (`THREADS` and `QUERIES` in the
+/// source).
 pub(super) const TILE_THREADS: u32 = 128;
 const TILE_QUERIES: u32 = 128;
 /// The fewest rows of queries for tensor cores: those of a fragment.

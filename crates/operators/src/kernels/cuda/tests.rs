@@ -62,6 +62,12 @@ fn a_long_context_has_parts() {
     let grid = |p: &AttentionParams| decode.geometry(p.as_bytes()).map(|g| g.grid);
     assert_eq!((grid(&p), grid(&long)), (Ok([1, 1, 2]), Ok([64, 3, 1])));
     assert_eq!((p.scratch_bytes(), long.scratch_bytes()), (0, 4 * (3 + 6 * 64 * 2)));
+    let rows = AttentionParams { m: 5, ..p };
+    let long_rows = AttentionParams { m: 5, ..long };
+    assert_eq!((grid(&rows), grid(&long_rows)), (Ok([1, 1, 10]), Ok([64, 3, 5])));
+    assert_eq!(long_rows.scratch_bytes(), 5 * long.scratch_bytes());
+    let refusal = grid(&AttentionParams { m: 1 << 15, ..p }).unwrap_err();
+    assert!(refusal.contains("65536 rows, times blocks"), "{refusal}");
 }
 
 #[test]

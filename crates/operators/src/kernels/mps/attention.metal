@@ -202,9 +202,9 @@ inline float kept(u32 dtype, device u8* cache, u64 at, float x, bool put) {
     return dtype == 1 ? Bf16::widen(Bf16::narrow(x)) : F16::widen(F16::narrow(x));
 }
 
-// A threadgroup computes one query head. All threadgroups of a group compute the new key and value;
-// the first threadgroup writes them to the cache. The context is not split, so the scratch memory
-// stays unused.
+// A threadgroup computes one query head of a row, which has its own position and caches. All
+// threadgroups of a group compute the new key and value; the first threadgroup writes them to the
+// cache. The context is not split, so the scratch memory stays unused.
 [[max_total_threads_per_threadgroup(256)]]
 kernel void decode_attention(device const u8* queries [[buffer(0)]], device const u8* keys [[buffer(1)]],
                              device const u8* values [[buffer(2)]], device const u8* table [[buffer(3)]],
@@ -221,20 +221,23 @@ kernel void decode_attention(device const u8* queries [[buffer(0)]], device cons
     threadgroup float scratch[SIMDS];
     const Place at = {t, threads.x, lane, simd};
     const Room room = {weights, scratch};
-    const u32 dim = p.head_dim, head = place.x, group = p.heads / p.kv_heads, kv = head / group;
-    const u32 own = position_of(position, 0, p.positions);
-    if (own == p.positions) return poison(p.x, y, u64(head) * dim, dim, at);
-    const u64 cache = u64(kv) * p.positions * dim, slot = cache + u64(own) * dim;
+    const u32 dim = p.head_dim, row = place.y, head = place.x, group = p.heads / p.kv_heads;
+    const u64 query_at = u64(row) * p.ldq + u64(head) * dim, to_at = u64(row) * p.ldo + u64(head) * dim;
+    // The row's new key and value, and its caches.
+    const u64 new_at = (u64(row) * p.kv_heads + head / group) * dim, cache = new_at * p.positions;
+    const u32 own = position_of(position + 4 * u64(row), 0, p.positions);
+    if (own == p.positions) return poison(p.x, y, to_at, dim, at);
+    const u64 slot = cache + u64(own) * dim;
     device const float* angles = (device const float*)table + u64(own) * p.rotary;
     threadgroup float* floats = (threadgroup float*)query;
-    floats[t] = t < dim ? rotated(p.x, queries, u64(head) * dim, angles, p.rotary, t, p.scale) : 0.0f;
+    floats[t] = t < dim ? rotated(p.x, queries, query_at, angles, p.rotary, t, p.scale) : 0.0f;
     if (t < dim) {
         const bool put = head % group == 0;
-        key[t] = kept(p.cache, key_cache, slot + t, rotated(p.x, keys, u64(kv) * dim, angles, p.rotary, t, 1.0f), put);
-        value[t] = kept(p.cache, value_cache, slot + t, load(p.x, values, u64(kv) * dim + t), put);
+        key[t] = kept(p.cache, key_cache, slot + t, rotated(p.x, keys, new_at, angles, p.rotary, t, 1.0f), put);
+        value[t] = kept(p.cache, value_cache, slot + t, load(p.x, values, new_at + t), put);
     }
     const u32 len[1] = {own + 1};
     const Fresh fresh = {key, value, own};
-    const Rows to = {y, u64(head) * dim, dim, 1, p.x};
+    const Rows to = {y, to_at, p.ldo, 1, p.x};
     attend<1>(head_at(p, key_cache, value_cache, cache), floats, len, fresh, room, to, at);
 }

@@ -1,0 +1,335 @@
+//! `leasehold bench decode --batch N`: several sequences decoded together.
+//!
+//! Before the timing, the results are compared: replayed steps with eager ones, and each sequence
+//! with the same sequence alone.
+
+use crate::commands::bench::{Bytes, DecodeArguments, copy_bandwidth, decode_files};
+use crate::commands::run::{fits, load};
+use crate::commands::{open_measured, percentile, print_json};
+use crate::failure::Failure;
+use crate::table::{Table, bytes};
+use leasehold_llama::{Batch, DType, Decoder, Mode, Model, Sampling, SequenceId, traffic};
+use serde::Serialize;
+use std::io::Write;
+use std::num::NonZeroU32;
+use std::time::{Duration, Instant};
+
+#[derive(Debug, Serialize)]
+struct Report {
+    model: String,
+    device: String,
+    /// The figures say nothing of a device.
+    simulated: bool,
+    threads: Option<u16>,
+    /// Sequences.
+    batch: u32,
+    /// Of each sequence.
+    prompt: u32,
+    /// Of the random weights.
+    seed: Option<u64>,
+    /// Of each sequence.
+    tokens: u32,
+    repeat: u32,
+    weight_bytes: u64,
+    eager: Rates,
+    graph: Rates,
+    /// Time of graph mode relative to eager mode: the median over the pairs of runs.
+    graph_by_eager_time: f64,
+    bytes_per_step: Bytes,
+    /// Those bytes read per second in graph mode.
+    gigabytes_per_s: f64,
+    /// The bandwidth of a copy on the device, measured in this run: bytes read and written.
+    copy_gigabytes_per_s: f64,
+    /// The two divided.
+    share_of_bandwidth: f64,
+    /// The largest difference of a logit from the same sequence alone, relative to the largest
+    /// logit there.
+    logits_differ_from_alone: f64,
+    /// Sequences whose text is that of the sequence alone.
+    texts_as_alone: u32,
+}
+
+/// The rates of a mode. The first step, which records the graph, is not timed.
+#[derive(Debug, Clone, Serialize)]
+struct Rates {
+    /// Of all prompts together, one after the other.
+    prompt_tokens_per_s: f64,
+    /// Of all sequences together.
+    tokens_per_s: f64,
+    /// Of one sequence.
+    tokens_per_s_each: f64,
+    step_ms_p50: f64,
+    step_ms_p99: f64,
+}
+
+/// The results of a run that are compared.
+struct Results {
+    /// For each sequence its new tokens.
+    texts: Vec<Vec<u32>>,
+    /// For each sequence its logits after the first step, and after the last one.
+    logits: [Vec<Vec<f32>>; 2],
+}
+
+/// The runs of a measurement.
+struct Runs<'a> {
+    model: &'a Model,
+    prompts: Vec<Vec<u32>>,
+    tokens: usize,
+}
+
+impl Runs<'_> {
+    fn positions(&self) -> usize {
+        // The last token is computed from the one before it, so it needs no position.
+        self.prompts[0].len() + self.tokens - 1
+    }
+
+    /// A batch with all sequences, and their first tokens.
+    fn start(&self, mode: Mode) -> Result<(Batch<'_>, Vec<(SequenceId, u32)>), Failure> {
+        let mut batch = Batch::new(self.model, self.prompts.len(), self.positions(), mode)?;
+        let add = |prompt: &Vec<u32>| batch.add(prompt, Sampling::default());
+        let first = self.prompts.iter().map(add).collect::<leasehold::Result<_>>()?;
+        Ok((batch, first))
+    }
+
+    fn results(&self, mode: Mode) -> Result<Results, Failure> {
+        let (mut batch, first) = self.start(mode)?;
+        let logits = |batch: &Batch<'_>| {
+            let of = |&(id, _): &(SequenceId, u32)| batch.logits(id);
+            first.iter().map(of).collect::<leasehold::Result<Vec<_>>>()
+        };
+        let mut texts: Vec<_> = first.iter().map(|&(_, token)| vec![token]).collect();
+        let mut after_first = Vec::new();
+        for step in 1..self.tokens {
+            for (text, (_, token)) in texts.iter_mut().zip(batch.step()?) {
+                text.push(token);
+            }
+            if step == 1 {
+                after_first = logits(&batch)?;
+            }
+        }
+        let after_last = logits(&batch)?;
+        Ok(Results { texts, logits: [after_first, after_last] })
+    }
+
+    /// Compares the modes to the bit.
+    fn compare_modes(&self) -> Result<Results, Failure> {
+        let (eager, graph) = (self.results(Mode::Eager)?, self.results(Mode::Graph)?);
+        let bits = |r: &Results| -> Vec<u32> {
+            r.logits.iter().flatten().flatten().map(|l| l.to_bits()).collect()
+        };
+        if eager.texts != graph.texts || bits(&eager) != bits(&graph) {
+            return Err(Failure::new("eager and replayed steps gave different results"));
+        }
+        Ok(eager)
+    }
+
+    /// Compares sequence `at` with the same sequence alone: the largest relative difference of a
+    /// logit, and whether the texts are equal.
+    fn compare_alone(&self, results: &Results, at: usize) -> Result<(f64, bool), Failure> {
+        let mut alone =
+            Decoder::new(self.model, self.positions(), self.tokens, Sampling::default())?;
+        let text = &results.texts[at];
+        let first = alone.prefill(&self.prompts[at])?;
+        let mut same = alone.token(0, first)? == text[0];
+        let mut worst = 0.0_f64;
+        for (i, &token) in text.iter().enumerate().skip(1) {
+            // After another token the sequence is another one.
+            if !same {
+                break;
+            }
+            let point = alone.step()?;
+            if i == 1 {
+                worst = worst.max(difference(&results.logits[0][at], &alone.logits()?));
+            }
+            if i + 1 == text.len() {
+                worst = worst.max(difference(&results.logits[1][at], &alone.logits()?));
+            }
+            same = alone.token(i, point)? == token;
+        }
+        Ok((worst, same))
+    }
+
+    fn timed(&self, mode: Mode) -> Result<Rates, Failure> {
+        let begin = Instant::now();
+        let (mut batch, _) = self.start(mode)?;
+        let prefill = begin.elapsed();
+        batch.step()?;
+        let (mut steps, begin) = (Vec::with_capacity(self.tokens), Instant::now());
+        let mut mark = begin;
+        for _ in 2..self.tokens {
+            batch.step()?;
+            let now = Instant::now();
+            steps.push(now - mark);
+            mark = now;
+        }
+        let ms: Vec<f64> = steps.iter().map(|d: &Duration| d.as_secs_f64() * 1e3).collect();
+        let each = steps.len() as f64 / begin.elapsed().as_secs_f64();
+        let (sequences, prompt) = (self.prompts.len(), self.prompts[0].len());
+        Ok(Rates {
+            prompt_tokens_per_s: (sequences * prompt) as f64 / prefill.as_secs_f64(),
+            tokens_per_s: each * sequences as f64,
+            tokens_per_s_each: each,
+            step_ms_p50: percentile(&ms, 0.5),
+            step_ms_p99: percentile(&ms, 0.99),
+        })
+    }
+}
+
+/// The largest difference of two lists of logits relative to the largest of `wanted`; infinite for
+/// a NaN.
+fn difference(found: &[f32], wanted: &[f32]) -> f64 {
+    let largest = wanted.iter().fold(f64::MIN_POSITIVE, |max, &w| max.max(f64::from(w).abs()));
+    let apart = |(&f, &w): (&f32, &f32)| (f64::from(f) - f64::from(w)).abs();
+    let worst = found
+        .iter()
+        .zip(wanted)
+        .map(apart)
+        .fold(0.0, |max: f64, d| if d.is_nan() { f64::INFINITY } else { max.max(d) });
+    worst / largest
+}
+
+/// The most by which a batch's logits may differ from those of a sequence alone. Both round each
+/// activation, after sums in another order.
+fn tolerance(activations: DType) -> f64 {
+    match activations {
+        DType::F32 => 1e-3,
+        DType::F16 => 1e-2,
+        DType::Bf16 => 8e-2,
+    }
+}
+
+fn median(all: &[Rates]) -> Rates {
+    let of = |f: fn(&Rates) -> f64| percentile(&all.iter().map(f).collect::<Vec<_>>(), 0.5);
+    Rates {
+        prompt_tokens_per_s: of(|r| r.prompt_tokens_per_s),
+        tokens_per_s: of(|r| r.tokens_per_s),
+        tokens_per_s_each: of(|r| r.tokens_per_s_each),
+        step_ms_p50: of(|r| r.step_ms_p50),
+        step_ms_p99: of(|r| r.step_ms_p99),
+    }
+}
+
+pub(super) fn run(a: &DecodeArguments, sequences: NonZeroU32) -> Result<(), Failure> {
+    if a.tokens < 3 {
+        return Err(Failure::misuse(
+            "--batch: the first step is not timed; ask for 3 --tokens at least".to_owned(),
+        ));
+    }
+    let (files, dtype) = (decode_files(a)?, DType::from(a.dtype));
+    let system = open_measured(a.device, a.common.threads.map(usize::from), a.sim)?;
+    let runtime = system.runtime.clone();
+    fits(&files, a.prompt as usize, a.tokens, sequences, dtype, &runtime)?;
+    let copy_gigabytes_per_s = copy_bandwidth(&runtime, a.sim)?;
+    let model = load(&runtime, &files, dtype, a.common.json)?;
+    let ids = files.config.vocab_size.max(1) as u32;
+    let prompts = (0..sequences.get()).map(|s| a.prompt_of(s, ids)).collect();
+    let runs = Runs { model: &model, prompts, tokens: a.tokens as usize };
+    let results = runs.compare_modes()?;
+    let (mut differ, mut as_alone) = (0.0_f64, 0);
+    for at in 0..runs.prompts.len() {
+        let (worst, same) = runs.compare_alone(&results, at)?;
+        differ = differ.max(worst);
+        as_alone += u32::from(same);
+    }
+    if differ > tolerance(dtype) {
+        return Err(Failure::new(format!(
+            "a sequence in the batch gave logits that differ by {differ:.1e} of the largest one \
+             from those alone; the limit is {:.1e}",
+            tolerance(dtype)
+        )));
+    }
+    let (mut eager, mut graph, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..a.repeat {
+        let (e, g) = (runs.timed(Mode::Eager)?, runs.timed(Mode::Graph)?);
+        ratios.push(e.tokens_per_s / g.tokens_per_s);
+        eager.push(e);
+        graph.push(g);
+    }
+    drop(runs);
+    drop(model);
+    runtime.synchronize()?;
+    system.check()?;
+    let (eager, graph) = (median(&eager), median(&graph));
+    // The timed steps are the second one to the last one, which see so many positions on average.
+    let positions = a.prompt as usize + (a.tokens as usize).div_ceil(2);
+    let read = traffic(&files.config, &files.weights, positions, dtype);
+    let bytes_per_step =
+        Bytes::new(read.weights, read.cache.saturating_mul(u64::from(sequences.get())));
+    let gigabytes_per_s = bytes_per_step.total as f64 * graph.tokens_per_s_each / 1e9;
+    let report = Report {
+        model: files.name,
+        device: a.device.to_string(),
+        simulated: a.sim,
+        threads: a.common.threads,
+        batch: sequences.get(),
+        prompt: a.prompt,
+        seed: a.random_weights.then_some(a.seed),
+        tokens: a.tokens,
+        repeat: a.repeat,
+        weight_bytes: files.weights.total_bytes(),
+        eager,
+        graph,
+        graph_by_eager_time: percentile(&ratios, 0.5),
+        bytes_per_step,
+        gigabytes_per_s,
+        copy_gigabytes_per_s,
+        share_of_bandwidth: gigabytes_per_s / copy_gigabytes_per_s,
+        logits_differ_from_alone: differ,
+        texts_as_alone: as_alone,
+    };
+    if a.common.json { print_json(&report) } else { print(&report) }
+}
+
+fn print(report: &Report) -> Result<(), Failure> {
+    let mut table = Table::default();
+    table.row(["", "prompts", "all together", "each", "step p50", "step p99"]);
+    for (name, m) in [("eager", &report.eager), ("graph", &report.graph)] {
+        table.row([
+            name.to_owned(),
+            format!("{:.0} tokens/s", m.prompt_tokens_per_s),
+            format!("{:.0} tokens/s", m.tokens_per_s),
+            format!("{:.0} tokens/s", m.tokens_per_s_each),
+            format!("{:.3} ms", m.step_ms_p50),
+            format!("{:.3} ms", m.step_ms_p99),
+        ]);
+    }
+    let mut out = std::io::stdout().lock();
+    write!(out, "{table}")?;
+    writeln!(
+        out,
+        "{} sequences with prompts of {} tokens; graph takes {:.3} of eager's time",
+        report.batch, report.prompt, report.graph_by_eager_time
+    )?;
+    let read = &report.bytes_per_step;
+    writeln!(
+        out,
+        "a step reads {} ({} of weights, {} of KV caches): {:.1} GB/s, {:.1} % of a device copy's \
+         {:.1} GB/s",
+        bytes(read.total),
+        bytes(read.weights),
+        bytes(read.kv_cache),
+        report.gigabytes_per_s,
+        report.share_of_bandwidth * 100.0,
+        report.copy_gigabytes_per_s
+    )?;
+    writeln!(
+        out,
+        "eager and replayed results are equal to the bit; logits differ from a sequence alone by \
+         {:.1e}, {} of {} texts are equal",
+        report.logits_differ_from_alone, report.texts_as_alone, report.batch
+    )?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::difference;
+
+    #[test]
+    fn a_difference_is_relative_to_the_largest_logit() {
+        assert_eq!(difference(&[1.0, -8.0], &[1.0, -8.0]), 0.0);
+        assert_eq!(difference(&[3.0, -8.0], &[1.0, -8.0]), 0.25);
+        assert_eq!(difference(&[f32::NAN, -8.0], &[1.0, -8.0]), f64::INFINITY);
+        assert_eq!(difference(&[1.0, -8.0], &[1.0, f32::NAN]), f64::INFINITY);
+    }
+}
