@@ -169,8 +169,8 @@ pub struct KernelDesc<'a> {
     /// launch). Its blocks may then begin in a graph while the previous kernel still runs. Such
     /// code keeps this rule where it is compiled for compute capability 9.0 or newer: every block
     /// executes `griddepcontrol.wait`, and a thread reads and writes bindings only after this. A
-    /// prefetch into the L2 cache is no read. Other backends and devices ignore the field. Default:
-    /// `false`.
+    /// prefetch into the L2 cache is no read. Other backends and devices ignore the field.
+    /// Default: `false`.
     pub dependent_launch: bool,
 }
 
