@@ -73,7 +73,8 @@ class Run:
             output, errors = child.communicate()
             status = f"longer than {left:.0f} s"
         lines, seconds = [line for line in output.splitlines() if line], time.monotonic() - begun
-        self.note({"part": part, "command": arguments, "setting": setting, "status": status, "seconds": round(seconds, 1), "lines": lines})
+        command = [os.path.basename(word) if word.startswith(HERE) else word for word in arguments]
+        self.note({"part": part, "command": command, "setting": setting, "status": status, "seconds": round(seconds, 1), "lines": lines})
         if status != 0:
             self.failed += 1
             self.note({"part": part, "errors": errors[-4000:]})
