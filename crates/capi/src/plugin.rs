@@ -32,7 +32,7 @@ pub type LeaseholdRaise = unsafe extern "C-unwind" fn(
 static ORDINALS: RwLock<Vec<u64>> = RwLock::new(Vec::new());
 /// The settings of devices that are opened at their first use.
 static OPTIONS: RwLock<LeaseholdDeviceOptions> = RwLock::new(DEVICE_DEFAULTS);
-/// What a failure calls.
+/// The function that a failure calls.
 static RAISE: RwLock<Option<LeaseholdRaise>> = RwLock::new(None);
 
 /// The largest ordinal: more devices have no machine.

@@ -61,7 +61,7 @@ struct RecordedMark<N: DriverStream> {
     mark: N::Mark,
 }
 
-/// What the first submission that is held back waits for.
+/// The awaited party of the first submission that is held back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Held {
     /// A thread of this backend, which resumes the stream.

@@ -14,7 +14,7 @@ use leasehold_emulator::{Emulator, Source};
 use leasehold_hal::kernel::Binding;
 use leasehold_sim::KernelRegistry;
 
-/// What a compilation gave: it is made once in a process.
+/// The result of a compilation, made once in a process.
 type Made = OnceLock<std::result::Result<Option<Arc<Emulator>>, String>>;
 
 fn made(

@@ -142,7 +142,7 @@ fn joined(parts: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     ranges
 }
 
-/// What the caller of a suspension saw.
+/// The observations of a suspension's caller.
 #[derive(Default)]
 struct Seen {
     /// The parts whose copies began.

@@ -83,7 +83,7 @@ pub(super) fn upload(
         return Ok(false);
     }
     if patience == Patience::OwnCopy {
-        // What is over counts as over.
+        // The timeline learns of work that is over.
         stream.core.raw.refresh()?;
         if call::inside() || !stream.core.timeline.is_idle() {
             return Ok(false);
@@ -318,7 +318,7 @@ impl<'a> Ring<'a> {
         let (mut over, mut told, mut signals) = (0, 0, 0);
         let ahead = if way == Way::Up { SLOTS } else { 0 };
         let ready = |idle: bool| {
-            // What was told is with the driver by the time that this thread is idle.
+            // The pieces that were told are with the driver by the time that this thread is idle.
             if told < count && told == over + ahead {
                 if idle {
                     core.raw.wait_host(pieces.0[over].value(), None)?;

@@ -1,4 +1,4 @@
-//! What slots share and what they do not: the bytes of their caches, and their results.
+//! Slots of a batch: the bytes of their caches, and their independent results.
 
 use super::*;
 use crate::config::Config;
