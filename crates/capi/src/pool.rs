@@ -161,7 +161,7 @@ impl Pool {
         *suspended = backing.is_suspended();
         *self.saved.lock() = (keep && *suspended).then_some(saved);
         freed.inspect_err(|_| {
-            // The parts that went come back with their contents. Otherwise the pool stays suspended.
+            // The parts that went come back with their contents, or the pool stays suspended.
             if *suspended {
                 let _ = self.take_again(runtime, &mut suspended);
             }
