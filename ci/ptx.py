@@ -8,6 +8,7 @@ import ctypes
 import difflib
 import os
 import pathlib
+import re
 import sys
 
 import nvidia.cu13
@@ -122,6 +123,27 @@ def compare_code(committed, cubin, bless):
     return same
 
 
+# The first architecture on which a kernel may begin while the one in front runs.
+DEPENDENT = "compute_90"
+
+
+def breaks_the_wait(name, ptx):
+    """Whether a kernel breaks the rule of `wait_for_previous`, as far as the text's order shows; prints which."""
+    broken = False
+    for entry in ptx.split(".visible .entry ")[1:]:
+        kernel, wait = entry.split("(")[0], entry.find("griddepcontrol.wait")
+        access = re.search(r"\b(ld|st)\.(global|volatile|relaxed|[usfb]\d)|\b(atom|red)\.|cp\.async", entry)
+        for wrong, why in (
+            (wait < 0, "does not wait for the kernel in front"),
+            (wait >= 0 and access is not None and access.start() < wait, "accesses memory before it waits"),
+            ("ld.global.nc" in entry, "reads past the coherence of memory that a kernel in front may write"),
+        ):
+            if wrong:
+                print(f"{name}: {kernel} {why}", file=sys.stderr)
+                broken = True
+    return broken
+
+
 def main():
     bless = sys.argv[1:] == ["--bless"]
     compiler = Compiler()
@@ -131,13 +153,16 @@ def main():
     jobs = []
     for path in [path for folder in FOLDERS for path in sorted(folder.glob("*.cu"))]:
         machines = MACHINES + COMPILED if path.parent == WITH_MACHINE_CODE else []
-        for architecture in [LATER.get(path.name, ARCHITECTURE), *machines]:
+        dependent = [DEPENDENT] if machines else []
+        for architecture in [LATER.get(path.name, ARCHITECTURE), *dependent, *machines]:
             job = pool.submit(compiler.compile, path.name, source_of(path), architecture)
             jobs.append((path, architecture, job))
     failed = False
     for path, architecture, job in jobs:
         output = job.result()
-        if isinstance(output, str):
+        if architecture == DEPENDENT:
+            failed |= breaks_the_wait(path.name, output)
+        elif isinstance(output, str):
             failed |= not compare_text(path.parent / "ptx" / f"{path.stem}.ptx", output, bless)
         elif architecture in MACHINES:
             committed = path.parent / "cubin" / f"{path.stem}.{architecture}.cubin"

@@ -146,13 +146,14 @@ INLINE void stage(const LinearParams& p, const void* x, const void* norm, const 
     }
 }
 
-// 16 bytes of weights, which no kernel writes.
+// 16 bytes of weights, past the L1 cache. The read is volatile, so it stays behind `wait_for_previous`.
+// It is coherent, because a kernel in front may write weights while this one waits already.
 INLINE uint4 weights_at(const void* p) {
 #ifndef LEASEHOLD_EMULATED
     uint4 q;
-    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-        : "=r"(q.x), "=r"(q.y), "=r"(q.z), "=r"(q.w)
-        : "l"(p));
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(q.x), "=r"(q.y), "=r"(q.z), "=r"(q.w)
+                 : "l"(p));
     return q;
 #else
     return *(const uint4*)p;
