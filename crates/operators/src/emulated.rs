@@ -40,7 +40,7 @@ unsafe fn run(
 ) -> Result<bool> {
     let launch = spec.plan(params).map_err(Error::InvalidArgument)?;
     spec.check(&launch, bindings).map_err(Error::InvalidArgument)?;
-    let Ok(Geometry { grid, block }) = geometry else { return Ok(false) };
+    let Ok(Geometry { grid, block, .. }) = geometry else { return Ok(false) };
     let operands: Vec<u64> = bindings.iter().map(|b| b.addr).collect();
     // SAFETY: the caller vouches for the bindings, whose sizes and alignment were checked against
     // the requirements of the launch, and for the signature.

@@ -27,12 +27,7 @@ pub fn arch_of(isa: Isa) -> String {
     }
 }
 
-/// The architecture name of the CUDA kernels: machine code, and PTX for devices without.
-pub const CUDA: &str = "cuda";
-/// The architecture names of CUDA devices with tensor cores that read bf16 and add in f32: the
-/// first of each generation, of which the list of a device's names has its own.
-pub const TENSOR: [&str; 5] =
-    ["cuda/sm_80", "cuda/sm_90", "cuda/sm_100", "cuda/sm_110", "cuda/sm_120"];
+pub use crate::kernels::cuda::CUDA;
 /// The architecture name of the Metal kernels, which drivers compile for every family.
 pub const MPS: &str = "mps";
 /// The architecture name of a simulated device, which finds the kernels by their names.
@@ -74,7 +69,7 @@ pub fn register(registry: &Registry) -> Result<()> {
     }
     for cuda in cuda::TENSOR_KERNELS {
         let (spec, blocks) = (signature(cuda.name)?, Division::Blocks(cuda));
-        for arch in TENSOR {
+        for arch in cuda.archs {
             let code = cuda.module.kernel_source();
             let desc = describe(spec, blocks, cuda.entry.into(), code);
             // SAFETY: as a source for all CUDA devices, for launches whose parameters the check
@@ -128,7 +123,7 @@ impl Division {
     ) -> std::result::Result<(Launch, Geometry), Refusal> {
         let launch = spec.plan(params)?;
         let geometry = match self {
-            Division::Tiles => Geometry { grid: launch.grid, block: [1; 3] },
+            Division::Tiles => Geometry { grid: launch.grid, block: [1; 3], shared: 0 },
             Division::Groups(mps) => mps.geometry(params)?,
             Division::Blocks(cuda) if cuda.takes(params) => cuda.geometry(params)?,
             Division::Blocks(cuda) => {
@@ -146,12 +141,11 @@ impl Division {
         bound: &LaunchInfo<'_>,
     ) -> std::result::Result<(), Refusal> {
         let (launch, geometry) = self.plan(spec, bound.params_bytes())?;
-        if (bound.grid, bound.block) != (geometry.grid, geometry.block) {
-            return Err(format!(
-                "a launch of {:?} blocks of {:?}; its parameters ask for {:?} of {:?}",
-                bound.grid, bound.block, geometry.grid, geometry.block
-            )
-            .into());
+        let shape = Geometry { grid: bound.grid, block: bound.block, shared: bound.shared };
+        if shape != geometry {
+            return Err(
+                format!("a launch of {shape:?}; its parameters ask for {geometry:?}").into()
+            );
         }
         spec.check_bound(&launch, bound)
     }

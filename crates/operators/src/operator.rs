@@ -171,12 +171,7 @@ impl GraphOperator for Operator {
         if let Some(products) = &self.products {
             return products.encode(stream, self.kernel.spec().name, &operands[..n]);
         }
-        stream.launch(
-            self.kernel.base(),
-            &operands[..n],
-            &self.params[..],
-            (self.geometry.grid, self.geometry.block),
-        )
+        stream.launch(self.kernel.base(), &operands[..n], &self.params[..], self.geometry.grid())
     }
 }
 

@@ -75,11 +75,11 @@ fn register(
     let accesses: Vec<Access> = spec.operands.iter().map(|o| o.access).collect();
     let body = KernelBody::run(move |launch| {
         let geometry = geometry(launch.params_bytes()).map_err(Error::InvalidArgument)?;
-        if (launch.grid(), launch.block()) != (geometry.grid, geometry.block) {
+        let (grid, block, shared) = (launch.grid(), launch.block(), launch.shared());
+        let shape = Geometry { grid, block, shared };
+        if shape != geometry {
             return Err(Error::invalid(format!(
-                "kernel {entry} was launched with {:?} blocks of {:?} threads; its parameters ask for {geometry:?}",
-                launch.grid(),
-                launch.block()
+                "kernel {entry} was launched as {shape:?}; its parameters ask for {geometry:?}"
             )));
         }
         run(entry, spec, launch)

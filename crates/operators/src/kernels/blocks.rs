@@ -117,12 +117,12 @@ pub(super) fn rows(rows: u32, wide: u64) -> Result<Geometry, Refusal> {
     if u64::from(rows) >= MAX_WIDTH {
         return Err(format!("{rows} rows; there are fewer than {MAX_WIDTH} blocks").into());
     }
-    Ok(Geometry { grid: [rows, 1, 1], block: [THREADS, 1, 1] })
+    Ok(Geometry::new([rows, 1, 1], [THREADS, 1, 1]))
 }
 
 /// The geometry of blocks that share `pieces` pieces of work; at least one block.
 pub(super) fn shared(pieces: u64) -> Geometry {
-    Geometry { grid: [pieces.clamp(1, BLOCKS) as u32, 1, 1], block: [THREADS, 1, 1] }
+    Geometry::new([pieces.clamp(1, BLOCKS) as u32, 1, 1], [THREADS, 1, 1])
 }
 
 /// Pieces of `rows` rows of `wide` elements.
@@ -140,14 +140,14 @@ pub(super) fn product(p: &LinearParams) -> Result<Geometry, Refusal> {
         let warps = THREADS / WARP;
         let outputs: u64 = p.n.iter().map(|&n| u64::from(n)).sum();
         let blocks = outputs.div_ceil(warps.into()).clamp(1, STREAM_BLOCKS) as u32;
-        return Ok(Geometry { grid: [blocks, 1, 1], block: [WARP, warps, 1] });
+        return Ok(Geometry::new([blocks, 1, 1], [WARP, warps, 1]));
     }
     let across: u64 = p.n.iter().map(|&n| u64::from(n.div_ceil(TILE))).sum();
     let down = u64::from(p.m.div_ceil(TILE));
     if down > MAX_Y {
         return Err(format!("{} rows; the limit is {}", p.m, MAX_Y * u64::from(TILE)).into());
     }
-    Ok(Geometry { grid: [across as u32, down as u32, 1], block: [THREADS / 16, 16, 1] })
+    Ok(Geometry::new([across as u32, down as u32, 1], [THREADS / 16, 16, 1]))
 }
 
 /// The geometry of a product on CUDA: as [`product`], but for one long row, whose blocks hold x in
@@ -171,7 +171,7 @@ pub(super) fn draw(p: &SampleParams) -> Result<Geometry, Refusal> {
         return Err(format!("{} logits; the limit is {MAX_LOGITS}", p.n).into());
     }
     let threads = p.n.next_multiple_of(THREADS).clamp(THREADS, DRAW_THREADS);
-    Ok(Geometry { grid: [1, 1, 1], block: [threads, 1, 1] })
+    Ok(Geometry::new([1, 1, 1], [threads, 1, 1]))
 }
 
 /// Blocks in y or z: one for each of `n`.
@@ -201,7 +201,7 @@ pub(super) fn parts(p: &AttentionParams) -> Result<Geometry, Refusal> {
     let down = across(p.kv_heads.into(), "heads of keys")?;
     let deep =
         across(u64::from(p.m) * u64::from(blocks), "rows, times blocks of heads of a group")?;
-    Ok(Geometry { grid: [parts, down, deep], block: [THREADS, 1, 1] })
+    Ok(Geometry::new([parts, down, deep], [THREADS, 1, 1]))
 }
 
 macro_rules! kernels {
@@ -230,7 +230,7 @@ kernels! {
     Attention, |p| {
         let per_block = if p.m == 1 { 1 } else { QUERY_ROWS };
         let down = heads_down(p)?;
-        Ok(Geometry { grid: [p.m.div_ceil(per_block), down, 1], block: [THREADS, 1, 1] })
+        Ok(Geometry::new([p.m.div_ceil(per_block), down, 1], [THREADS, 1, 1]))
     };
     DecodeAttention, |p| decode(p), cuda: parts;
     Embedding, |p| rows(p.m, p.k.into());
@@ -243,7 +243,7 @@ kernels! {
     Softmax, |p| row_of(p);
     Argmax, |p| row_of(p);
     Sample, |p| draw(p);
-    Advance, |_p| Ok(Geometry { grid: [1, 1, 1], block: [WARP, 1, 1] });
+    Advance, |_p| Ok(Geometry::new([1, 1, 1], [WARP, 1, 1]));
     NextToken, |p| draw(p);
 }
 

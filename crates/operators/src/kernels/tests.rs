@@ -98,6 +98,8 @@ fn constants_are_the_same_in_all_languages() {
     cuda(&cuda::ATTENTION, format!("constexpr int HEADS = {PART_HEADS};"));
     let tile_threads = cuda::TILE_THREADS;
     cuda(&cuda::ATTENTION_TILES, format!("constexpr u32 THREADS = {tile_threads};"));
+    cuda(&cuda::ATTENTION_WARPGROUPS, format!("constexpr u32 THREADS = {THREADS};"));
+    cuda(&cuda::ATTENTION_WARPGROUPS, format!("constexpr u32 ROWS = {};", cuda::WARPGROUP_ROWS));
     cuda(&cuda::LINEAR, format!("constexpr u32 THREADS = {THREADS};"));
     cuda(&cuda::ELEMENTWISE, format!("constexpr u32 THREADS = {THREADS};"));
     mps(&mps::ELEMENTWISE, format!("constexpr u32 PIECE = {PIECE};"));
@@ -110,13 +112,10 @@ fn constants_are_the_same_in_all_languages() {
 #[test]
 fn few_rows_stream_and_many_are_tiled() {
     let p = LinearParams { m: 8, k: 4096, n: [100, 20, 1], ..Default::default() };
-    assert_eq!(product(&p), Ok(Geometry { grid: [16, 1, 1], block: [32, 8, 1] }));
+    assert_eq!(product(&p), Ok(Geometry::new([16, 1, 1], [32, 8, 1])));
     let most = product(&LinearParams { n: [1 << 20, 0, 0], ..p }).unwrap().grid;
     assert_eq!(most, [STREAM_BLOCKS as u32, 1, 1]);
-    assert_eq!(
-        product(&LinearParams { m: 9, ..p }),
-        Ok(Geometry { grid: [4, 1, 1], block: [16, 16, 1] })
-    );
+    assert_eq!(product(&LinearParams { m: 9, ..p }), Ok(Geometry::new([4, 1, 1], [16, 16, 1])));
     assert_eq!(product(&LinearParams { m: 65, ..p }).unwrap().grid, [4, 2, 1]);
     assert!(product(&LinearParams { m: u32::MAX, ..p }).unwrap_err().contains("rows"));
 }
@@ -136,7 +135,7 @@ fn geometry_covers_the_work_and_is_never_empty() {
     assert_eq!(blocks("fill", fill(16 * 1024 + 1).as_bytes()).grid, [2, 1, 1]);
     assert_eq!(blocks("fill", fill(1 << 40).as_bytes()).grid, [1024, 1, 1]);
     let add = ElementwiseParams { rows: 3, k: 1025, ..Default::default() };
-    assert_eq!(blocks("add", add.as_bytes()), Geometry { grid: [6, 1, 1], block: [256, 1, 1] });
+    assert_eq!(blocks("add", add.as_bytes()), Geometry::new([6, 1, 1], [256, 1, 1]));
     let attention = AttentionParams { m: 9, heads: 6, ..Default::default() };
     assert_eq!(blocks("attention", attention.as_bytes()).grid, [3, 6, 1]);
     assert_eq!(

@@ -16,9 +16,18 @@ pub fn metal() -> Option<EmulatedMps> {
 
 /// Launches a kernel as the CUDA backend does: the operands' addresses, then the parameters, in one
 /// buffer. With `reverse`, blocks and threads run from the last to the first. Returns whether the
-/// launch has a geometry. A kernel for tensor cores goes before the kernel for all devices.
-pub fn run_cuda(name: &str, params: &[u8], bindings: &[Binding], reverse: bool) -> bool {
-    let tensor = TENSOR_KERNELS.iter().find(|cuda| cuda.name == name && cuda.takes(params));
+/// launch has a geometry. A kernel for tensor cores of `arch` goes before the kernel for all
+/// devices.
+pub fn run_cuda(
+    name: &str,
+    params: &[u8],
+    bindings: &[Binding],
+    reverse: bool,
+    arch: &str,
+) -> bool {
+    let takes =
+        |cuda: &&CudaSpec| cuda.name == name && cuda.archs.contains(&arch) && cuda.takes(params);
+    let tensor = TENSOR_KERNELS.iter().find(takes);
     let entry = tensor.or_else(|| CudaSpec::find(name)).expect("a CUDA kernel").entry;
     let cuda = cuda().expect("an emulation");
     // SAFETY: the bindings belong to tensors of the caller, which no other code uses.

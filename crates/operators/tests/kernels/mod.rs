@@ -106,7 +106,8 @@ pub fn noise(n: usize, seed: u64) -> Vec<f32> {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Level {
     Cpu(Isa),
-    Cuda,
+    /// The kernels of CUDA devices with this architecture name.
+    Cuda(&'static str),
     Metal,
 }
 
@@ -116,7 +117,7 @@ impl Level {
     pub fn name(self) -> &'static str {
         match self {
             Self::Cpu(isa) => isa.name(),
-            Self::Cuda => "cuda, emulated",
+            Self::Cuda(arch) => arch,
             Self::Metal => "metal, emulated",
         }
     }
@@ -132,7 +133,7 @@ impl Level {
     ) -> Option<bool> {
         match self {
             Self::Cpu(_) => None,
-            Self::Cuda => Some(emulated::run_cuda(name, params, bindings, reverse)),
+            Self::Cuda(arch) => Some(emulated::run_cuda(name, params, bindings, reverse, arch)),
             Self::Metal => Some(emulated::run_metal(name, params, bindings, reverse)),
         }
     }
@@ -147,7 +148,7 @@ impl fmt::Display for Level {
 /// The levels to test.
 pub fn levels() -> Vec<Level> {
     let cpu = Isa::ALL.into_iter().filter(|isa| isa.available()).map(Level::Cpu);
-    let cuda = emulated::cuda().map(|_| Level::Cuda);
+    let cuda = emulated::cuda().map(|_| Level::Cuda("cuda/sm_90"));
     cpu.chain(cuda).chain(emulated::metal().map(|_| Level::Metal)).collect()
 }
 

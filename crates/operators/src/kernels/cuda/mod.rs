@@ -11,14 +11,14 @@
 //! ([`KernelSpec`](super::cpu::tile::KernelSpec)), whose checks run before every launch. This
 //! module adds only the number of blocks and threads of a launch, and the limits of 32-bit indices.
 //!
-//! The sources declare shared memory, within the size that every device offers for a block. Sums
-//! are f32, only counters are atomic, and each element is computed in a fixed order. So a result
+//! The sources declare shared memory, within the size that every device offers for a block; where a
+//! kernel for some devices needs more, its launches add it. Sums are f32, only counters are atomic, and each element is computed in a fixed order. So a result
 //! depends on the parameters alone.
 //!
 //! This module must not know the driver.
 
 use super::Geometry;
-use super::blocks::{Blocks, from_bytes, heads_down, kernel_list, width};
+use super::blocks::{Blocks, THREADS, from_bytes, heads_down, kernel_list, width};
 use super::cpu::attention::{Attention, AttentionParams};
 use super::cpu::elem::DType;
 use super::cpu::tile::{Kernel, Params, Refusal};
@@ -38,7 +38,8 @@ pub struct Module {
     /// The output of the run-time compiler for the lowest architecture that has the instructions;
     /// drivers translate it for every later one.
     pub ptx: &'static str,
-    /// Machine code for the architectures from 8.0 on: nothing is compiled on these devices.
+    /// Machine code, for the architectures from 8.0 on or some of them: nothing is compiled on these
+    /// devices.
     pub cubins: &'static [Cubin<'static>],
 }
 
@@ -66,17 +67,12 @@ macro_rules! cubin {
 }
 
 macro_rules! modules {
-    ($($(#[$meta:meta])* $module:ident = $name:literal;)*) => {
+    ($($(#[$meta:meta])* $module:ident = $name:literal for $(($major:literal, $minor:literal))*;)*) => {
         $($(#[$meta])* pub static $module: Module = Module {
             name: concat!($name, ".cu"),
             source: include_str!(concat!($name, ".cu")),
             ptx: include_str!(concat!("ptx/", $name, ".ptx")),
-            cubins: &[
-                cubin!($name, 8, 0),
-                cubin!($name, 9, 0),
-                cubin!($name, 10, 0),
-                cubin!($name, 12, 0),
-            ],
+            cubins: &[$(cubin!($name, $major, $minor)),*],
         };)*
         /// Every file.
         pub static MODULES: &[&Module] = &[$(&$module),*];
@@ -85,21 +81,23 @@ macro_rules! modules {
 
 modules! {
     /// Matrix products.
-    LINEAR = "linear";
+    LINEAR = "linear" for (8, 0) (9, 0) (10, 0) (12, 0);
     /// Root-mean-square normalisation.
-    NORM = "norm";
+    NORM = "norm" for (8, 0) (9, 0) (10, 0) (12, 0);
     /// Rotary embedding and appending to caches.
-    ROPE = "rope";
+    ROPE = "rope" for (8, 0) (9, 0) (10, 0) (12, 0);
     /// Attention.
-    ATTENTION = "attention";
+    ATTENTION = "attention" for (8, 0) (9, 0) (10, 0) (12, 0);
     /// Attention of many rows on tensor cores, for devices from compute capability 8.0 on.
-    ATTENTION_TILES = "attention_tiles";
+    ATTENTION_TILES = "attention_tiles" for (8, 0) (9, 0) (10, 0) (12, 0);
+    /// Attention of many rows by products of warpgroups, for devices of compute capability 9.0.
+    ATTENTION_WARPGROUPS = "attention_warpgroups" for (9, 0);
     /// Rows of a table.
-    EMBEDDING = "embedding";
+    EMBEDDING = "embedding" for (8, 0) (9, 0) (10, 0) (12, 0);
     /// Element by element, fills and copies.
-    ELEMENTWISE = "elementwise";
+    ELEMENTWISE = "elementwise" for (8, 0) (9, 0) (10, 0) (12, 0);
     /// Sampling: from logits to the next token.
-    SAMPLING = "sampling";
+    SAMPLING = "sampling" for (8, 0) (9, 0) (10, 0) (12, 0);
 }
 
 /// The registry entry of a CUDA kernel.
@@ -111,6 +109,8 @@ pub struct CudaSpec {
     pub entry: &'static str,
     /// The module that contains the kernel.
     pub module: &'static Module,
+    /// The architecture names of the devices that run it.
+    pub archs: &'static [&'static str],
     takes: fn(&[u8]) -> bool,
     geometry: fn(&[u8]) -> Result<Geometry, Refusal>,
 }
@@ -149,6 +149,7 @@ impl CudaSpec {
             name,
             entry: name,
             module,
+            archs: &[CUDA],
             takes: |_| true,
             geometry: |params| K::cuda(&from_bytes(params)?),
         }
@@ -158,26 +159,59 @@ impl CudaSpec {
 /// Every kernel.
 pub static KERNELS: &[CudaSpec] = kernel_list!(CudaSpec);
 
-/// Kernels for some parameters on devices with tensor cores, preferred to those of [`KERNELS`].
-pub static TENSOR_KERNELS: &[CudaSpec] = &[CudaSpec {
-    name: Attention::NAME,
-    entry: "attention_tiles",
-    module: &ATTENTION_TILES,
-    takes: |params| AttentionParams::from_bytes(params).is_some_and(|p| tiled(&p)),
-    geometry: |params| {
-        let p: AttentionParams = from_bytes(params)?;
-        width(p.m.into())?;
-        let down = heads_down(&p)?;
-        Ok(Geometry { grid: [p.m.div_ceil(TILE_QUERIES), down, 1], block: [TILE_THREADS, 1, 1] })
-    },
-}];
+/// The architecture name of the kernels for all CUDA devices: machine code, and PTX for devices
+/// without.
+pub const CUDA: &str = "cuda";
+/// The architecture names of CUDA devices with tensor cores that read bf16 and add in f32: the
+/// first of each generation, of which the list of a device's names has its own.
+const TENSOR: &[&str] = &["cuda/sm_80", "cuda/sm_90", "cuda/sm_100", "cuda/sm_110", "cuda/sm_120"];
+/// The architecture name of the devices whose warpgroups multiply.
+const HOPPER: &[&str] = &["cuda/sm_90"];
 
-/// Threads of a block on tensor cores, and its rows of queries (`THREADS` and `QUERIES` in the
-/// source).
+/// Kernels for some parameters on devices with tensor cores, preferred to those of [`KERNELS`], and
+/// each to those behind it.
+pub static TENSOR_KERNELS: &[CudaSpec] = &[
+    CudaSpec {
+        name: Attention::NAME,
+        entry: "attention_warpgroups",
+        module: &ATTENTION_WARPGROUPS,
+        archs: HOPPER,
+        takes: |params| {
+            let p = AttentionParams::from_bytes(params);
+            p.is_some_and(|p| tiled(&p) && [64, 128].contains(&p.head_dim))
+        },
+        geometry: |params| {
+            let p: AttentionParams = from_bytes(params)?;
+            // In elements: the queries, two tiles of keys and two of values.
+            let rows = TILE_QUERIES + 4 * WARPGROUP_ROWS;
+            let shared = rows * p.head_dim * size_of::<u16>() as u32;
+            Ok(Geometry { shared, ..attention_tiles(&p, THREADS)? })
+        },
+    },
+    CudaSpec {
+        name: Attention::NAME,
+        entry: "attention_tiles",
+        module: &ATTENTION_TILES,
+        archs: TENSOR,
+        takes: |params| AttentionParams::from_bytes(params).is_some_and(|p| tiled(&p)),
+        geometry: |params| attention_tiles(&from_bytes(params)?, TILE_THREADS),
+    },
+];
+
+/// Threads of a block on tensor cores (`THREADS` in the source).
 pub(super) const TILE_THREADS: u32 = 128;
+/// Rows of queries of a block on tensor cores (`QUERIES` in both sources).
 const TILE_QUERIES: u32 = 128;
+/// Positions of a tile of the kernel for warpgroups (`ROWS` in the source).
+pub(super) const WARPGROUP_ROWS: u32 = 128;
 /// The fewest rows of queries for tensor cores: those of a fragment.
 const TILE_ROWS: u32 = 16;
+
+/// The geometry with a block for each head of `TILE_QUERIES` rows.
+fn attention_tiles(p: &AttentionParams, threads: u32) -> Result<Geometry, Refusal> {
+    width(p.m.into())?;
+    Ok(Geometry::new([p.m.div_ceil(TILE_QUERIES), heads_down(p)?, 1], [threads, 1, 1]))
+}
 
 /// Whether attention over tiles takes these parameters, and is the faster one.
 fn tiled(p: &AttentionParams) -> bool {

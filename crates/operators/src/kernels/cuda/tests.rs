@@ -43,7 +43,8 @@ fn every_kernel_has_machine_code_for_each_architecture() {
     for cuda in KERNELS.iter().chain(TENSOR_KERNELS) {
         let section = format!("\0.text.{}\0", cuda.entry);
         let of: Vec<_> = cuda.module.cubins.iter().map(Cubin::compute_capability).collect();
-        assert_eq!(of, [(8, 0), (9, 0), (10, 0), (12, 0)]);
+        let all = [(8, 0), (9, 0), (10, 0), (12, 0)];
+        assert_eq!(of, if cuda.archs == HOPPER { &all[1..2] } else { &all[..] });
         for cubin in cuda.module.cubins {
             let (major, minor) = cubin.compute_capability();
             assert!(cubin.image().starts_with(b"\x7fELF"));
@@ -74,8 +75,13 @@ fn a_long_context_has_parts() {
 fn tensor_cores_take_some_attention() {
     let attention = AttentionParams { m: 9, heads: 6, ..Default::default() };
     let many = AttentionParams { m: 129, head_dim: 80, x: 1, cache: 1, scale: 0.1, ..attention };
-    let [tiles] = TENSOR_KERNELS else { panic!("another kernel") };
+    let [groups, tiles] = TENSOR_KERNELS else { panic!("another kernel") };
     assert_eq!(tiles.geometry(many.as_bytes()).unwrap().grid, [2, 6, 1]);
+    assert!(!groups.takes(many.as_bytes()));
+    let wide = AttentionParams { head_dim: 128, ..many };
+    assert!(groups.takes(wide.as_bytes()) && tiles.takes(wide.as_bytes()));
+    let Geometry { grid, block, shared } = groups.geometry(wide.as_bytes()).unwrap();
+    assert_eq!((grid, block, shared), ([2, 6, 1], [256, 1, 1], 160 << 10));
     assert!(tiles.takes(many.as_bytes()));
     for other in [
         AttentionParams { m: 15, ..many },
