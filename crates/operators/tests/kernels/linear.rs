@@ -204,6 +204,31 @@ fn wide_rows_are_chunked() {
     }
 }
 
+proptest! {
+    #![proptest_config(cases(60))]
+
+    /// One row of x, all of which a warp or a block holds.
+    #[test]
+    fn one_row_is_held_in_registers(
+        units in prop_oneof![4 => 1usize..130, 1 => 130usize..140, 1 => 256usize..270],
+        n in size(), half in prop_oneof![Just(DType::Bf16), Just(DType::F16)], x in dtypes(),
+        y in dtypes(), flags in 0u32..4, add in any::<bool>(), seed in 0u64..1000,
+    ) {
+        let c = Case { m: 1, k: 8 * units, n, gap: 0, x, w: half, y, flags };
+        let (mut x, mut norm, mut w, mut bias) = operands(&c, seed);
+        let (sums, sizes) = product(&c, &x, &norm, &w, &bias);
+        let before = Tensor::new(c.y, &noise(n, seed + 9));
+        let start = before.values();
+        let wanted: Vec<f64> = (0..n).map(|i| sums[i] + if add { start[i] } else { 0.0 }).collect();
+        for isa in levels() {
+            let mut y = before.clone();
+            let name = if add { "linear_add" } else { "linear" };
+            run(isa, name, &params(&c), &[x.bind(), norm.bind(), w.bind(), bias.bind(), y.bind()]);
+            close(isa.name(), &y.values(), &wanted, |i| bound(&c, sizes[i] + 1.0, wanted[i]));
+        }
+    }
+}
+
 #[test]
 fn operands_that_the_flags_leave_out_may_be_empty() {
     let c =

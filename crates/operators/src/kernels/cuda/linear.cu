@@ -5,7 +5,7 @@
 // - 32 × 8 threads: few rows of x (8 at most). The weights stream through once, with a warp for
 //   each output. A panel of columns of x is in shared memory at a time, in f32, normalised on
 //   request. For one long row, a thread keeps its columns of x in registers, and the block streams
-//   through consecutive rows of weights;
+//   through consecutive rows of weights. For one short row, each warp keeps all of x in registers;
 // - 16 × 16 threads: a block computes 64 rows by 64 outputs, each thread 4 by 4, from panels of 16
 //   columns in shared memory.
 
@@ -271,6 +271,20 @@ template <int G, int MATRICES> INLINE Output<G> find(const Output<G> (&outputs)[
     return o;
 }
 
+// Whether there is one row of x, the norm and the weights have one type of 16 bits, and all can be read
+// 16 bytes at a time.
+template <int G, int MATRICES>
+INLINE bool is_wide(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES]) {
+    const bool normal = p.flags & NORM;
+    u64 all = address(x) | (p.k * 2) | (normal ? address(norm) : 0);
+#pragma unroll
+    for (int i = 0; i < MATRICES; ++i) {
+#pragma unroll
+        for (int g = 0; g < G; ++g) all |= address(outputs[i].w[g]);
+    }
+    return p.m == 1 && p.w != 0 && all % 16 == 0 && (!normal || p.vector == p.w);
+}
+
 // ---- One long row: x stays in registers. A thread has the same columns of every row of weights, so a
 // warp has sums of its columns alone, and the block adds those of its warps. A block has consecutive
 // rows of weights. Of a very long row it does some columns for all its rows before the next ones.
@@ -284,20 +298,12 @@ static constexpr u32 AHEAD = 16384;
 // Bytes of a line of the L2 cache.
 static constexpr u32 LINE = 128;
 
-// Whether one row of x, the norm and the weights have one type of 16 bits and can be read 16 bytes at a
-// time, a row is long enough for all threads, and the sums of a block's rows have room.
+// Whether there is one row of x, which is long enough for all threads and can be read so, and the sums
+// of a block's rows have room.
 template <int G, int MATRICES>
 INLINE bool is_long(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES], u64 total) {
-    const bool normal = p.flags & NORM;
     if ((total - 1) / gridDim.x + 1 > SHARED / (WARPS * G)) return false;
-    u64 all = address(x) | (p.k * 2) | (normal ? address(norm) : 0);
-#pragma unroll
-    for (int i = 0; i < MATRICES; ++i) {
-#pragma unroll
-        for (int g = 0; g < G; ++g) all |= address(outputs[i].w[g]);
-    }
-    return p.m == 1 && p.w != 0 && p.x == p.w && all % 16 == 0 && p.k >= 8 * THREADS &&
-           (!normal || (p.vector == p.w && p.k <= 8 * ACROSS * THREADS));
+    return is_wide(p, x, norm, outputs) && p.x == p.w && p.k >= 8 * THREADS && (!(p.flags & NORM) || p.k <= 8 * ACROSS * THREADS);
 }
 
 // The rows of weights of output `index` of all, in all `G` matrices.
@@ -466,6 +472,101 @@ INLINE void long_row(const LinearParams& p, const void* x, const void* norm, con
     else long_row<F16, G, MATRICES, HOW>(p, x, norm, outputs, (u32)begin, (u32)end, scratch, shared);
 }
 
+// ---- One short row: x stays in registers, and a warp has all of it, so warps do not wait for each other.
+
+// The most reads of 16 bytes that a lane has of a row.
+static constexpr int SHORT = 4;
+
+template <class X, class W, int J, int G, int MATRICES, Finish HOW>
+INLINE void short_row(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES], u64 total) {
+    constexpr int N = 8;
+    auto column = [&](int j) { return (j * WARP + threadIdx.x) * N; };
+    auto read = [&](uint4 (&to)[J], const void* row) {
+#pragma unroll
+        for (int j = 0; j < J; ++j) {
+            to[j] = make_uint4(0, 0, 0, 0);
+            if (column(j) < p.k) to[j] = *(const uint4*)((const typename W::raw*)row + column(j));
+        }
+    };
+    const u64 stride = (u64)gridDim.x * WARPS;
+    u64 index = (u64)blockIdx.x * WARPS + threadIdx.y;
+    if (index >= total) return;
+    // All reads for the first output are under way together.
+    float value[J][N];
+#pragma unroll
+    for (int j = 0; j < J; ++j) {
+#pragma unroll
+        for (int e = 0; e < N; ++e) value[j][e] = 0.0f;
+        if (column(j) < p.k) load<X, N>(x, column(j), value[j]);
+    }
+    uint4 weight[J], batch[G][J];
+    if (p.flags & NORM) read(weight, norm);
+    for (bool first = true; index < total; index += stride, first = false) {
+        u64 n = index;
+        const Output<G> o = find(outputs, n);
+#pragma unroll
+        for (int g = 0; g < G; ++g) read(batch[g], (const typename W::raw*)o.w[g] + n * p.k);
+        const float before = HOW == ADD_TO ? load_one(p.y, o.y, n) : 0.0f;
+        if (first && (p.flags & NORM)) {
+            float squares = 0.0f;
+#pragma unroll
+            for (int j = 0; j < J; ++j) {
+#pragma unroll
+                for (int e = 0; e < N; ++e) squares = fmaf(value[j][e], value[j][e], squares);
+            }
+            const float factor = 1.0f / sqrtf(warp_sum(squares) / (float)p.k + p.eps);
+#pragma unroll
+            for (int j = 0; j < J; ++j) {
+                float g[N];
+                unpack<W, N>(weight[j], g);
+#pragma unroll
+                for (int e = 0; e < N; ++e) value[j][e] = value[j][e] * factor * g[e];
+            }
+        }
+        float sum[G];
+#pragma unroll
+        for (int g = 0; g < G; ++g) {
+            sum[g] = 0.0f;
+#pragma unroll
+            for (int j = 0; j < J; ++j) {
+                float v[N];
+                unpack<W, N>(batch[g][j], v);
+#pragma unroll
+                for (int e = 0; e < N; ++e) sum[g] = fmaf(v[e], value[j][e], sum[g]);
+            }
+            sum[g] = warp_sum(sum[g]);
+        }
+        if (threadIdx.x != 0) continue;
+        if (p.flags & BIAS) finish<G, HOW>(p, o, sum[0], sum[G - 1], 0, (u32)n);
+        else store_one(p.y, o.y, n, HOW == GATE ? silu(sum[0]) * sum[G - 1] : HOW == ADD_TO ? before + sum[0] : sum[0]);
+    }
+}
+
+template <class X, class W, int G, int MATRICES, Finish HOW>
+INLINE void short_row(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES], u64 total) {
+    if (p.k <= 8 * WARP) short_row<X, W, 1, G, MATRICES, HOW>(p, x, norm, outputs, total);
+    else short_row<X, W, SHORT, G, MATRICES, HOW>(p, x, norm, outputs, total);
+}
+
+template <int G, int MATRICES, Finish HOW>
+INLINE void short_row(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES], u64 total) {
+    wait_for_previous();
+    if (p.w == 1) {
+        if (p.x == 1) short_row<Bf16, Bf16, G, MATRICES, HOW>(p, x, norm, outputs, total);
+        else short_row<F32, Bf16, G, MATRICES, HOW>(p, x, norm, outputs, total);
+    } else {
+        if (p.x == 2) short_row<F16, F16, G, MATRICES, HOW>(p, x, norm, outputs, total);
+        else short_row<F32, F16, G, MATRICES, HOW>(p, x, norm, outputs, total);
+    }
+}
+
+// Whether there is one row of x, short enough for the lanes of a warp, and of a type that goes with that
+// of the weights.
+template <int G, int MATRICES>
+INLINE bool is_short(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES]) {
+    return p.k <= 8 * SHORT * WARP && is_wide(p, x, norm, outputs) && (p.x == p.w || p.x == 0);
+}
+
 template <int G, int MATRICES, Finish HOW>
 INLINE void stream(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES],
                    float* shared) {
@@ -476,6 +577,7 @@ INLINE void stream(const LinearParams& p, const void* x, const void* norm, const
 #pragma unroll
     for (int i = 0; i < MATRICES; ++i) total += outputs[i].n;
     const u64 stride = (u64)gridDim.x * blockDim.y;
+    if (is_short(p, x, norm, outputs)) return short_row<G, MATRICES, HOW>(p, x, norm, outputs, total);
     if (is_long(p, x, norm, outputs, total)) return long_row<G, MATRICES, HOW>(p, x, norm, outputs, total, scratch, shared);
     wait_for_previous();
     bool staged = false;
