@@ -1,12 +1,13 @@
 """All measurements of this folder on one machine: a table, and a JSON line for each result.
 
-    all.py [--seconds N] [--steps N] [--out FOLDER] [PART ...]      default: 520 s, 30 steps, $OUT or ., all parts
+    all.py [--seconds N] [--steps N] [--out FOLDER] [PART ...]      default: 700 s, 30 steps, $OUT or ., all parts
 
 Parts, in their order:
 
     driver     pinned memory of the host, device memory that goes while a copy runs (driver.py)
     build      the extension of leasehold.torch
     train      training steps of both models by every allocator (train.py)
+    turns      training by PyTorch's allocator and Leasehold's, several times in turns
     sleep      weights that leave the device and come back (sleep.py)
     plug-in    the interface without a compiler (check.py)
     programs   random programs, PyTorch's allocator beside it (check.py)
@@ -108,6 +109,29 @@ def train(run, steps):
         print("| " + " | ".join([line["model"], name, sizes[0], sizes[1], ratio, sizes[2], *times, f"{line['losses']:.4f}"]) + " |", flush=True)
 
 
+def turns(run, steps, rounds=3):
+    """Training in turns. The steps of a process have the same batches, and the host's disturbances only lengthen them: the shortest time of
+    each step over the turns, added up, compares allocators."""
+    for model in MODELS:
+        found = {}
+        for turn in range(rounds):
+            for name in ("native", "leasehold, balanced"):
+                options = [*ALLOCATORS[name][1], *(["--kernels"] if turn == 0 else [])]
+                lines = run.process(f"{model} {name}, turn {turn}", [os.path.join(HERE, "train.py"), model, str(steps), *options])
+                for line in (json.loads(line) for line in lines if line.startswith('{"model"')):
+                    found.setdefault(name, []).append(line)
+                    run.note({"part": "turns", "name": name, **line})
+        if len(found) < 2:
+            continue
+        shortest = {name: [min(step) for step in zip(*(line["step_ms"] for line in all))] for name, all in found.items()}
+        mean = {name: sum(times) / len(times) for name, times in shortest.items()}
+        print(f"| {model}, {steps} steps in turns | step on average, ms, each turn | shortest of each step | by native's | device's work in a step, ms |")
+        print("|---|---|---|---|---|")
+        for name, all in found.items():
+            means = ", ".join(f"{line['step_ms_mean']:.1f}" for line in all)
+            print(f"| {name} | {means} | {mean[name]:.1f} | {mean[name] / mean['native']:.3f} | {all[0]['kernels_ms']:.2f} |", flush=True)
+
+
 def checks(kind):
     """Names of checks in check.py."""
     listed = subprocess.run([sys.executable, os.path.join(HERE, "check.py"), "--list"], stdout=subprocess.PIPE, text=True, check=True)
@@ -121,7 +145,7 @@ def checks(kind):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=520)
+    parser.add_argument("--seconds", type=float, default=700)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--out", default=os.environ.get("OUT", "."))
     parser.add_argument("parts", nargs="*")
@@ -136,6 +160,7 @@ def main():
         "driver": lambda: run.show("driver", "driver.py"),
         "build": lambda: run.process("build", ["-m", "leasehold.torch", "build"]),
         "train": lambda: train(run, options.steps),
+        "turns": lambda: turns(run, options.steps),
         "sleep": lambda: [run.show(f"sleep, {n} layers", "sleep.py", "--layers", n) for n in ("32", "2")],
         "plug-in": lambda: run.show("plug-in", "check.py", *checks("plug-in")),
         "programs": lambda: run.show("programs", "check.py", "--seconds", "60", *checks("programs")),
