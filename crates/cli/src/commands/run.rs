@@ -22,6 +22,7 @@ use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 /// The default prompt of the bundled model.
 const DEFAULT_PROMPT: &str = "def read_lines(path):\n    ";
@@ -175,6 +176,8 @@ struct Report {
     output_ids: Vec<u32>,
     text: Option<String>,
     threads: Option<u16>,
+    /// From the beginning of the command.
+    first_token_ms: f64,
     modes: ModeReports,
     /// `null` if only one mode ran.
     modes_agree: Option<bool>,
@@ -305,6 +308,7 @@ pub(crate) fn fits(
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let begun = Instant::now();
     let files = Files::read(arguments.model.as_deref(), arguments.prompt_ids.is_none())?;
     let prompt = match (&arguments.prompt_ids, &arguments.prompt, &files.tokenizer) {
         (Some(ids), _, _) => ids.clone(),
@@ -340,7 +344,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 
     let stop_at: &[u32] = if arguments.stop_at_eos { &files.config.eos_token_ids } else { &[] };
     let mut runs: Vec<(leasehold_llama::Mode, Generation)> = Vec::new();
-    let mut text = None;
+    let (mut text, mut first_token) = (None, None);
     for &mode in arguments.mode.list() {
         let first = runs.is_empty();
         let mut printer = Printer {
@@ -365,7 +369,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             },
             stop_at,
         };
-        let generation = generate(&model, &request, &mut |id| printer.token(id))
+        let mut on_token = |id| {
+            first_token.get_or_insert_with(|| begun.elapsed());
+            printer.token(id)
+        };
+        let generation = generate(&model, &request, &mut on_token)
             .map_err(|e| Failure::from(e).at(&files.name))?;
         if first {
             if let Some(stream) = printer.stream.take() {
@@ -414,6 +422,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         output_ids: first.ids.clone(),
         text,
         threads: arguments.threads,
+        first_token_ms: first_token.unwrap_or_default().as_secs_f64() * 1e3,
         modes,
         modes_agree: agree,
         memory: memory_report,
@@ -456,6 +465,7 @@ fn print_table(report: &Report, runtime: &Runtime) -> Result<(), Failure> {
         }
     }
     write!(out, "{table}")?;
+    writeln!(out, "the first token came {:.0} ms after the command began", report.first_token_ms)?;
     let m = &report.memory;
     writeln!(
         out,
