@@ -49,9 +49,10 @@ use std::time::Duration;
 const RECORDED_MARKS: usize = 4;
 /// The number of submissions whose kernels are remembered, for reports.
 const RECENT: usize = 64;
-/// Checks before a waiting thread yields, and then checks before it sleeps.
+/// Checks before a waiting thread yields.
 const SPINS: u32 = 200;
-const YIELDS: u32 = 200;
+/// The time before a waiting thread sleeps between checks: a sleep lasts for 60 µs at least.
+const AWAKE: Duration = Duration::from_micros(300);
 /// The longest sleep between checks.
 const NAP_MAX: Duration = Duration::from_millis(1);
 

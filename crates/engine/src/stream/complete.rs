@@ -2,7 +2,7 @@
 //!
 //! This module must not know what was submitted.
 
-use super::{Held, NAP_MAX, SPINS, State, StreamCore, YIELDS};
+use super::{AWAKE, Held, NAP_MAX, SPINS, State, StreamCore};
 use crate::deferred::PumpState;
 use crate::driver::{DriverDevice, DriverStream};
 use leasehold_core::sync::atomic::Ordering;
@@ -263,7 +263,8 @@ impl<N: DriverStream> StreamCore<N> {
             return Ok(());
         }
         timeline.check_caller(value)?;
-        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
+        let begun = Instant::now();
+        let deadline = timeout.and_then(|t| begun.checked_add(t));
         let interval = self.core.device.poll_interval();
         let mut nap = interval.max(Duration::from_micros(10));
         let mut looks = 0u32;
@@ -308,7 +309,7 @@ impl<N: DriverStream> StreamCore<N> {
                 || interval.is_zero() && aim > timeline.completed() && !looks.is_multiple_of(SPINS)
             {
                 spin_loop();
-            } else if looks < SPINS + YIELDS || interval.is_zero() && aim > timeline.completed() {
+            } else if begun.elapsed() < AWAKE || interval.is_zero() && aim > timeline.completed() {
                 thread::yield_now();
             } else {
                 let left = deadline
