@@ -18,7 +18,7 @@ import nvidia.cu13
 # every later one.
 ARCHITECTURE = "compute_75"
 # Sources that need the instructions of a later one.
-LATER = {"attention_tiles.cu": "compute_80"}
+LATER = {"attention_tiles.cu": "compute_80", "linear_tiles.cu": "compute_80"}
 # The first architecture of each major number from 8 on: later ones with this number run its code.
 MACHINES = ["sm_80", "sm_90", "sm_100", "sm_120"]
 # Compiled to see that the sources compile; these devices run the code for sm_80.
@@ -37,7 +37,8 @@ OPTIONS = [
 ]
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# A folder may have a common.cuh, prepended to each of its sources.
+# A folder may have a common.cuh, prepended to each of its sources. A tensor.cuh follows it in front of
+# those that need a later architecture.
 FOLDERS = [ROOT / f"crates/{crate}/src/kernels/cuda" for crate in ("operators", "conformance", "stress")]
 # The others' kernels are a few, and show that PTX works.
 WITH_MACHINE_CODE = FOLDERS[0]
@@ -93,10 +94,9 @@ def normalised(text):
 
 
 def source_of(path):
-    common = path.parent / "common.cuh"
-    if not common.exists():
-        return path.read_text()
-    return f'#line 1 "common.cuh"\n{common.read_text()}\n#line 1 "{path.name}"\n{path.read_text()}'
+    common, tensor = path.parent / "common.cuh", path.parent / "tensor.cuh"
+    files = [common] * common.exists() + [tensor] * (path.name in LATER) + [path]
+    return "\n".join(f'#line 1 "{file.name}"\n{file.read_text()}' for file in files)
 
 
 def compare_text(committed, ptx, bless):

@@ -29,18 +29,6 @@ static constexpr u32 PITCH = TILE + 4;
 // The size of a block's shared memory, which serves both methods.
 static constexpr u32 SHARED = PANEL > 3 * DEPTH * PITCH ? PANEL : 3 * DEPTH * PITCH;
 
-// One output matrix, of one product or of two (gate and up).
-template <int G> struct Output {
-    const void* w[G];
-    const void* bias[G];
-    void* y;
-    u32 n;
-    u32 ldy;
-};
-
-// The destination of a finished sum.
-enum Finish { STORE, ADD_TO, GATE };
-
 // Finishes output `n` of a row that begins at `y`. Not inlined, because a thread has sixteen of
 // them. The arguments are values, so that no variable needs an address.
 static __device__ __noinline__ void finish(Finish how, u32 dtype, void* y, u64 row, u32 n, float sum, float up, u32 vector,
