@@ -39,8 +39,12 @@ impl Scratch {
             |cols: usize| Tensor::alloc(model.runtime(), model.activations(), rows, cols as u32);
         // `gate` and `up` of different element types cannot share a launch, and a vendor's library
         // computes products alone.
-        let vendor = rows > ops::NORM_ROWS && has_vendor_products(model);
-        let apart = vendor || model.layers.iter().any(|l| !alike(&[&l.gate, &l.up]));
+        let apart = has_vendor_products(model, rows)
+            || model.layers.iter().any(|l| !alike(&[&l.gate, &l.up]));
+        // Products on tensor cores do not normalise their input.
+        let tensor =
+            rows > 1 && model.activations() != DType::F32 && model.library.has_tensor_products();
+        let normed = tensor || rows > ops::NORM_ROWS;
         Ok(Self {
             h: t(c.hidden_size)?,
             q: t(c.query_width())?,
@@ -49,14 +53,14 @@ impl Scratch {
             attended: t(c.query_width())?,
             inner: t(c.intermediate_size)?,
             up: if apart { Some(t(c.intermediate_size)?) } else { None },
-            normed: if rows > ops::NORM_ROWS { Some(t(c.hidden_size)?) } else { None },
+            normed: if normed { Some(t(c.hidden_size)?) } else { None },
         })
     }
 }
 
-/// Returns whether a vendor's library computes the products of a prompt.
-fn has_vendor_products(model: &Model) -> bool {
-    model.activations() != DType::F32 && model.library.has_vendor_products()
+/// Returns whether a vendor's library computes products of `rows` rows.
+fn has_vendor_products(model: &Model, rows: u32) -> bool {
+    model.activations() != DType::F32 && model.library.has_vendor_products(rows)
 }
 
 fn alike(all: &[&Dense]) -> bool {
@@ -324,7 +328,7 @@ impl<'m> Network<'m> {
     }
 
     /// The residual stream as the input of a product: few rows are normalised by the product, many
-    /// rows beforehand.
+    /// rows and those for tensor cores beforehand.
     fn normalised<'a>(
         &self,
         s: &'a Scratch,
@@ -402,7 +406,7 @@ impl<'m> Network<'m> {
         let _named = Name::new("prompt").scope();
         stream.fill(lane.state.count.view(), 0u32)?;
         let mut last = None;
-        let long = prompt.len() > CHUNK && has_vendor_products(self.model);
+        let long = prompt.len() > CHUNK && has_vendor_products(self.model, CHUNK as u32);
         let rows = if long { VENDOR_CHUNK } else { CHUNK };
         for (i, chunk) in prompt.chunks(rows).enumerate() {
             let scratch = Scratch::new(self.model, chunk.len() as u32)?;

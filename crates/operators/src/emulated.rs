@@ -67,7 +67,8 @@ impl EmulatedCuda {
                 |spec: &CudaSpec| cuda::MODULES.iter().position(|m| m.name == spec.module.name);
             let kernels: Vec<(&str, usize)> =
                 CudaSpec::all().filter_map(|spec| Some((spec.entry, place(spec)?))).collect();
-            let common = Source { name: "common.cuh", text: cuda::COMMON };
+            let common = [cuda::COMMON, "#line 1 \"tensor.cuh\"\n", cuda::TENSOR].concat();
+            let common = Source { name: "common.cuh", text: &common };
             // SAFETY: the library's sources declare no variable with an initialiser that runs.
             unsafe { Emulator::cuda(common, &sources, &kernels) }
         };

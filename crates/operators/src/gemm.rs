@@ -23,9 +23,9 @@ use std::sync::Arc;
 
 /// Bytes of the workspace: what NVIDIA recommends for its Hopper devices.
 const WORKSPACE: u64 = 32 << 20;
-/// The fewest rows for which a product reads its weights fast enough here. The streaming kernel is
-/// as fast below.
-const ROWS: u32 = 9;
+/// The fewest rows of a product that the library computes. Up to sixteen rows the kernels of this
+/// crate are as fast, and a graph has them as kernels.
+pub(crate) const ROWS: u32 = 17;
 /// Bytes to which matrices and rows are aligned for the library's fast algorithms.
 const ALIGN: u64 = 16;
 /// A name in the environment that keeps the library from being used.

@@ -5,7 +5,8 @@
 
 use crate::kernels::cpu::KERNELS;
 use crate::kernels::cpu::isa::Isa;
-use crate::kernels::cpu::tile::{KernelSpec, Launch, Refusal};
+use crate::kernels::cpu::linear::Linear;
+use crate::kernels::cpu::tile::{Kernel, KernelSpec, Launch, Refusal};
 use crate::kernels::cuda::CudaSpec;
 use crate::kernels::mps::MpsSpec;
 use crate::kernels::{Geometry, cuda, mps};
@@ -290,16 +291,27 @@ impl Library {
         self.preferred.iter().find(takes).map_or_else(|| self.kernel(name), Ok)
     }
 
-    /// Returns whether a library of the device's vendor computes products of many rows: cuBLASLt
-    /// on CUDA, if the machine has it, the environment does not name `LEASEHOLD_NO_CUBLASLT`, and
-    /// all matrices are of one of the types bf16 and f16. Otherwise the kernels of this crate do.
-    /// The first call loads the vendor's library.
+    /// Returns whether a library of the device's vendor computes products of `rows` rows: cuBLASLt
+    /// on CUDA, if the rows are many, the machine has it, the environment does not name
+    /// `LEASEHOLD_NO_CUBLASLT`, and all matrices are of one of the types bf16 and f16. Otherwise
+    /// the kernels of this crate do. The first call for many rows loads the vendor's library.
     #[must_use]
-    pub fn has_vendor_products(&self) -> bool {
+    pub fn has_vendor_products(&self, rows: u32) -> bool {
         #[cfg(feature = "cuda")]
-        return self.gemm.as_ref().is_some_and(|g| g.is_present());
+        return rows >= crate::gemm::ROWS && self.gemm.as_ref().is_some_and(|g| g.is_present());
         #[cfg(not(feature = "cuda"))]
-        false
+        {
+            let _ = rows;
+            false
+        }
+    }
+
+    /// Returns whether the device has kernels for tensor cores that compute products of two rows
+    /// and more, if `x` and the weights are of one of the types bf16 and f16. These kernels do not
+    /// normalise `x`.
+    #[must_use]
+    pub fn has_tensor_products(&self) -> bool {
+        self.preferred.iter().any(|kernel| kernel.spec.name == Linear::NAME)
     }
 
     #[cfg(feature = "cuda")]

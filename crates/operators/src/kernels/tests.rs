@@ -100,7 +100,12 @@ fn constants_are_the_same_in_all_languages() {
     cuda(&cuda::ATTENTION_TILES, format!("constexpr u32 THREADS = {tile_threads};"));
     cuda(&cuda::ATTENTION_WARPGROUPS, format!("constexpr u32 THREADS = {THREADS};"));
     cuda(&cuda::ATTENTION_WARPGROUPS, format!("constexpr u32 ROWS = {};", cuda::WARPGROUP_ROWS));
-    cuda(&cuda::LINEAR, format!("constexpr u32 THREADS = {THREADS};"));
+    for module in [&cuda::LINEAR, &cuda::LINEAR_TILES] {
+        cuda(module, format!("constexpr u32 THREADS = {THREADS};"));
+        cuda(module, format!("constexpr u32 BIAS = {};", cpu::linear::BIAS));
+    }
+    cuda(&cuda::LINEAR_TILES, format!("constexpr u32 STREAMED = {};", cuda::STREAMED));
+    cuda(&cuda::LINEAR_TILES, format!("constexpr u32 STREAM = {};", cuda::STREAM));
     cuda(&cuda::ELEMENTWISE, format!("constexpr u32 THREADS = {THREADS};"));
     mps(&mps::ELEMENTWISE, format!("constexpr u32 PIECE = {PIECE};"));
     mps(&mps::NORM, format!("constexpr u32 SIMD = {WARP};"));

@@ -1,11 +1,15 @@
 //! Matrix products: few and many rows, fused and not fused.
 
+use leasehold_hal::kernel::Binding;
 use leasehold_operators::kernels::cpu::elem::DType;
 use leasehold_operators::kernels::cpu::linear::{BIAS, FEW, LinearParams, NORM};
-use leasehold_operators::kernels::cpu::tile::NONE;
+use leasehold_operators::kernels::cpu::tile::{NONE, Params};
+use leasehold_operators::kernels::cuda::TENSOR_KERNELS;
 use proptest::prelude::*;
 
-use super::{Tensor, cases, close, dtypes, levels, noise, rounding, run, run_scattered, size};
+use super::{
+    Level, Tensor, cases, close, dtypes, levels, noise, rounding, run, run_scattered, size,
+};
 
 const EPS: f32 = 1e-5;
 
@@ -240,4 +244,157 @@ fn operands_that_the_flags_leave_out_may_be_empty() {
         run(isa, "linear", &params(&c), &[x.bind(), NONE, w.bind(), NONE, y.bind()]);
         close(isa.name(), &y.values(), &wanted, |i| bound(&c, sizes[i], wanted[i]));
     }
+}
+
+/// An operand that begins `skew` elements of 16 bits behind a multiple of 16 bytes.
+fn skewed(t: &mut Tensor, skew: usize) -> Binding {
+    let whole = t.bind();
+    let bytes = 2 * skew as u64;
+    Binding { addr: whole.addr + bytes, len: whole.len - bytes, ..whole }
+}
+
+/// All four products of a case on the emulated tensor cores, with operands that begin `skew`
+/// elements behind a multiple of 16 bytes. Of the results, every row of number `step` is compared.
+fn on_tensor_cores(c: Case, skew: usize, step: usize) {
+    let front = |dtype: DType, n: usize, seed: u64| {
+        let mut values = vec![-512.0; skew];
+        values.extend(noise(n, seed));
+        Tensor::new(dtype, &values)
+    };
+    let plain = |dtype: DType, n: usize, seed: u64| Tensor::new(dtype, &noise(n, seed));
+    let sizes = [c.n, c.n + 17, 3];
+    let x_len = (c.m - 1) * (c.k + c.gap) + c.k;
+    let mut x = front(c.x, x_len, 1);
+    let mut w: Vec<Tensor> = (0..3).map(|i| front(c.w, sizes[i] * c.k, 10 + i as u64)).collect();
+    let mut bias: Vec<Tensor> = (0..3).map(|i| front(c.w, sizes[i], 20 + i as u64)).collect();
+    let mut up = front(c.w, c.n * c.k, 30);
+    // An f32 is as long as two elements.
+    let y_skew = skew * c.y.bytes() / 2;
+    let before = |n: usize| {
+        let mut values = vec![-512.0; skew];
+        values.extend(vec![0.5; (c.m - 1) * (n + c.gap) + n]);
+        Tensor::new(c.y, &values)
+    };
+    let rows_of = |c: &Case, y: &Tensor| -> Vec<f64> {
+        let all = y.values();
+        assert!(all[..skew].iter().all(|&v| v == -512.0), "elements in front were written");
+        let mut rows = Vec::new();
+        for (m, row) in all[skew..].chunks(c.n + c.gap).enumerate() {
+            if m.is_multiple_of(step) {
+                rows.extend(&row[..c.n]);
+            }
+            let gap = m + 1 == c.m || row[c.n..].iter().all(|&v| v == 0.5);
+            assert!(gap, "a gap between rows was written");
+        }
+        rows
+    };
+    let each: Vec<Case> = sizes.iter().map(|&n| Case { n, ..c }).collect();
+    let some_x: Vec<f32> = noise(x_len, 1)
+        .chunks(c.k + c.gap)
+        .step_by(step)
+        .flat_map(|row| row[..c.k].to_vec())
+        .collect();
+    let (some_x, none) = (Tensor::new(c.x, &some_x), plain(c.w, c.k, 2));
+    let some = |c: &Case| Case { m: c.m.div_ceil(step), gap: 0, ..*c };
+    let wanted: Vec<(Vec<f64>, Vec<f64>)> = (0..3)
+        .map(|i| {
+            let (w, b) =
+                (plain(c.w, sizes[i] * c.k, 10 + i as u64), plain(c.w, sizes[i], 20 + i as u64));
+            product(&some(&each[i]), &some_x, &none, &w, &b)
+        })
+        .collect();
+    let x = skewed(&mut x, skew);
+    let w: Vec<Binding> = w.iter_mut().map(|w| skewed(w, skew)).collect();
+    let bias: Vec<Binding> = bias.iter_mut().map(|b| skewed(b, skew)).collect();
+    let run = |name: &str, p: &LinearParams, bindings: &[Binding]| {
+        let entry = format!("{name}_tiles");
+        let tensor = TENSOR_KERNELS.iter().find(|cuda| cuda.entry == entry).expect("an entry");
+        assert!(tensor.takes(p.as_bytes()), "{p:?}");
+        run(Level::Cuda("cuda/sm_90"), name, p, bindings);
+    };
+
+    let mut y = before(c.n);
+    run("linear", &params(&c), &[x, NONE, w[0], bias[0], skewed(&mut y, y_skew)]);
+    let (sums, errors) = &wanted[0];
+    close(&format!("linear {c:?}"), &rows_of(&c, &y), sums, |i| bound(&c, errors[i], sums[i]));
+
+    let mut y = before(c.n);
+    run("linear_add", &params(&c), &[x, NONE, w[0], bias[0], skewed(&mut y, y_skew)]);
+    let added: Vec<f64> = sums.iter().map(|v| v + 0.5).collect();
+    close(&format!("linear_add {c:?}"), &rows_of(&c, &y), &added, |i| {
+        bound(&c, errors[i] + 1.0, added[i])
+    });
+
+    let mut ys: Vec<Tensor> = sizes.iter().map(|&n| before(n)).collect();
+    let mut bindings = vec![x, NONE];
+    for (i, y) in ys.iter_mut().enumerate() {
+        bindings.extend([w[i], bias[i], skewed(y, y_skew)]);
+    }
+    let p = LinearParams {
+        n: sizes.map(|n| n as u32),
+        ldy: sizes.map(|n| (n + c.gap) as u32),
+        ..params(&c)
+    };
+    run("linear3", &p, &bindings);
+    for (i, y) in ys.iter().enumerate() {
+        let (sums, errors) = &wanted[i];
+        let what = format!("linear3 {c:?}, product {i}");
+        close(&what, &rows_of(&each[i], y), sums, |j| bound(&c, errors[j], sums[j]));
+    }
+
+    let (plain_up, plain_bias) = (plain(c.w, c.n * c.k, 30), plain(c.w, c.n, 20));
+    let other = product(&some(&c), &some_x, &none, &plain_up, &plain_bias);
+    let mut y = before(c.n);
+    let up = skewed(&mut up, skew);
+    let bindings = [x, NONE, w[0], bias[0], up, bias[0], skewed(&mut y, y_skew)];
+    run("linear_gated", &params(&c), &bindings);
+    let gated: Vec<f64> =
+        wanted[0].0.iter().zip(&other.0).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
+    close(&format!("linear_gated {c:?}"), &rows_of(&c, &y), &gated, |i| {
+        let (g, u) = (wanted[0].0[i].abs(), other.0[i].abs());
+        let error = bound(&c, wanted[0].1[i], 0.0) * 1.1 * (u + 1e-6)
+            + bound(&c, other.1[i], 0.0) * (g + 1.0);
+        error + gated[i].abs() * (rounding(c.y) + 4e-7) + 1e-6
+    });
+}
+
+/// Every number of fragments, steps that end within the columns, and operands that are not aligned.
+#[test]
+fn tensor_cores_multiply_several_rows() {
+    if !levels().contains(&Level::Cuda("cuda/sm_90")) {
+        return;
+    }
+    let halves = [DType::Bf16, DType::F16];
+    let mut turn = 0;
+    for m in [2, 3, 8, 9, 16, 17, 33, 65, 129] {
+        for k in [8, 40, 264, 1000] {
+            let half = halves[turn % 2];
+            let c = Case {
+                m,
+                k,
+                n: [33, 8, 70, 1, 47][turn % 5],
+                gap: [0, 8, 24][turn % 3],
+                x: half,
+                w: half,
+                y: if turn % 4 == 3 { DType::F32 } else { half },
+                flags: [BIAS, 0][turn / 2 % 2],
+            };
+            on_tensor_cores(c, 0, 1);
+            on_tensor_cores(c, 1 + turn % 7, 1);
+            turn += 1;
+        }
+    }
+}
+
+/// More groups of outputs than blocks, and tiles of 128 rows.
+#[test]
+fn tensor_cores_multiply_large_matrices() {
+    if !levels().contains(&Level::Cuda("cuda/sm_90")) {
+        return;
+    }
+    let half = DType::Bf16;
+    let few = Case { m: 2, k: 16, n: 9000, gap: 0, x: half, w: half, y: half, flags: BIAS };
+    on_tensor_cores(few, 0, 1);
+    on_tensor_cores(Case { m: 129, k: 136, n: 8130, ..few }, 0, 7);
+    on_tensor_cores(Case { m: 129, k: 40, n: 8130, gap: 8, y: DType::F32, ..few }, 3, 7);
 }

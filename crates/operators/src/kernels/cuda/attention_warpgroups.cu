@@ -111,22 +111,6 @@ INLINE void add_values(float (&sum)[DIM / 8][4], const u32 (&weight)[ROWS / 8][2
     end_products();
 }
 
-INLINE u32 narrowed(Bf16, float first, float second) {
-    u32 word;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
-    return word;
-}
-INLINE u32 narrowed(F16, float first, float second) {
-    u32 word;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
-    return word;
-}
-
-INLINE void start_copy(u16* to, const u16* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"l"(__cvta_generic_to_shared(to)), "l"(from) : "memory");
-}
-INLINE void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> INLINE void wait_for_groups() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 // Shows this thread's writes of shared memory to the products behind the next barrier.
 INLINE void show_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 #else
@@ -167,12 +151,6 @@ INLINE void add_values(float (&sum)[DIM / 8][4], const u32 (&weight)[ROWS / 8][2
     }
 }
 
-template <class T> INLINE u32 narrowed(T, float first, float second) {
-    return (u32)T::narrow(first) | ((u32)T::narrow(second) << 16);
-}
-INLINE void start_copy(u16* to, const u16* from) { memcpy(to, from, 16); }
-INLINE void end_group() {}
-template <int N> INLINE void wait_for_groups() {}
 INLINE void show_writes() {}
 #endif
 

@@ -410,3 +410,17 @@ INLINE u32 position_of(const void* word, u32 row, u32 limit) {
     u64 at = (u64)first + row;
     return at < limit ? (u32)at : limit;
 }
+
+// ---- Matrix products
+
+// One output matrix, of one product or of two (gate and up).
+template <int G> struct Output {
+    const void* w[G];
+    const void* bias[G];
+    void* y;
+    u32 n;
+    u32 ldy;
+};
+
+// The destination of a finished sum.
+enum Finish { STORE, ADD_TO, GATE };

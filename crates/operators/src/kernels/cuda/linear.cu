@@ -29,18 +29,6 @@ static constexpr u32 PITCH = TILE + 4;
 // The size of a block's shared memory, which serves both methods.
 static constexpr u32 SHARED = PANEL > 3 * DEPTH * PITCH ? PANEL : 3 * DEPTH * PITCH;
 
-// One output matrix, of one product or of two (gate and up).
-template <int G> struct Output {
-    const void* w[G];
-    const void* bias[G];
-    void* y;
-    u32 n;
-    u32 ldy;
-};
-
-// The destination of a finished sum.
-enum Finish { STORE, ADD_TO, GATE };
-
 // Finishes output `n` of a row that begins at `y`. Not inlined, because a thread has sixteen of
 // them. The arguments are values, so that no variable needs an address.
 static __device__ __noinline__ void finish(Finish how, u32 dtype, void* y, u64 row, u32 n, float sum, float up, u32 vector,
@@ -542,21 +530,16 @@ INLINE void short_row(const LinearParams& p, const void* x, const void* norm, co
     }
 }
 
-template <class X, class W, int G, int MATRICES, Finish HOW>
-INLINE void short_row(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES], u64 total) {
-    if (p.k <= 8 * WARP) short_row<X, W, 1, G, MATRICES, HOW>(p, x, norm, outputs, total);
-    else short_row<X, W, SHORT, G, MATRICES, HOW>(p, x, norm, outputs, total);
-}
-
 template <int G, int MATRICES, Finish HOW>
 INLINE void short_row(const LinearParams& p, const void* x, const void* norm, const Output<G> (&outputs)[MATRICES], u64 total) {
     wait_for_previous();
     if (p.w == 1) {
-        if (p.x == 1) short_row<Bf16, Bf16, G, MATRICES, HOW>(p, x, norm, outputs, total);
-        else short_row<F32, Bf16, G, MATRICES, HOW>(p, x, norm, outputs, total);
+        if (p.x == 1) short_row<Bf16, Bf16, SHORT, G, MATRICES, HOW>(p, x, norm, outputs, total);
+        else if (p.k <= 8 * WARP) short_row<F32, Bf16, 1, G, MATRICES, HOW>(p, x, norm, outputs, total);
+        else short_row<F32, Bf16, SHORT, G, MATRICES, HOW>(p, x, norm, outputs, total);
     } else {
-        if (p.x == 2) short_row<F16, F16, G, MATRICES, HOW>(p, x, norm, outputs, total);
-        else short_row<F32, F16, G, MATRICES, HOW>(p, x, norm, outputs, total);
+        if (p.x == 2) short_row<F16, F16, SHORT, G, MATRICES, HOW>(p, x, norm, outputs, total);
+        else short_row<F32, F16, SHORT, G, MATRICES, HOW>(p, x, norm, outputs, total);
     }
 }
 

@@ -4,6 +4,7 @@
 //! | file | what |
 //! |---|---|
 //! | `common.cuh` | parameters, element types, sums over a block; prepended to each of the others |
+//! | `tensor.cuh` | instructions of tensor cores; prepended to the files that use them |
 //! | `*.cu` | the kernels, a family in each file |
 //! | `ptx/*.ptx`, `cubin/*.cubin` | the output of `ci/ptx.sh`; CI compiles again and compares |
 //!
@@ -18,15 +19,20 @@
 //! This module must not know the driver.
 
 use super::Geometry;
-use super::blocks::{Blocks, THREADS, from_bytes, heads_down, kernel_list, width};
+use super::blocks::{
+    Blocks, LONG_BLOCKS, MAX_Y, THREADS, WARP, from_bytes, heads_down, kernel_list, width,
+};
 use super::cpu::attention::{Attention, AttentionParams};
 use super::cpu::elem::DType;
+use super::cpu::linear::{self, Linear, Linear3, LinearAdd, LinearGated, LinearParams};
 use super::cpu::tile::{Kernel, Params, Refusal};
 use leasehold::kernel::{Cubin, KernelSource};
 use std::borrow::Cow;
 
 /// Text that is prepended to the source of every module.
 pub const COMMON: &str = include_str!("common.cuh");
+/// Text that follows [`COMMON`] in the modules of [`TENSOR_KERNELS`].
+pub const TENSOR: &str = include_str!("tensor.cuh");
 
 /// A file of kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,10 +42,10 @@ pub struct Module {
     /// CUDA C++; [`COMMON`] goes before it.
     pub source: &'static str,
     /// The output of the run-time compiler for the lowest architecture that has the instructions;
-    /// drivers translate it for every later one.
+    /// drivers translate it for every later one. Empty if one architecture alone has them.
     pub ptx: &'static str,
-    /// Machine code, for the architectures from 8.0 on or some of them: nothing is compiled on these
-    /// devices.
+    /// Machine code, for the architectures from 8.0 on or for the one that has the instructions:
+    /// nothing is compiled on these devices.
     pub cubins: &'static [Cubin<'static>],
 }
 
@@ -66,12 +72,22 @@ macro_rules! cubin {
     };
 }
 
+/// The PTX of a module with machine code for these major numbers.
+macro_rules! ptx {
+    ($name:literal, $alone:literal) => {
+        ""
+    };
+    ($name:literal, $($major:literal),*) => {
+        include_str!(concat!("ptx/", $name, ".ptx"))
+    };
+}
+
 macro_rules! modules {
     ($($(#[$meta:meta])* $module:ident = $name:literal for $(($major:literal, $minor:literal))*;)*) => {
         $($(#[$meta])* pub static $module: Module = Module {
             name: concat!($name, ".cu"),
             source: include_str!(concat!($name, ".cu")),
-            ptx: include_str!(concat!("ptx/", $name, ".ptx")),
+            ptx: ptx!($name $(, $major)*),
             cubins: &[$(cubin!($name, $major, $minor)),*],
         };)*
         /// Every file.
@@ -88,6 +104,8 @@ modules! {
     ROPE = "rope" for (8, 0) (9, 0) (10, 0) (12, 0);
     /// Attention.
     ATTENTION = "attention" for (8, 0) (9, 0) (10, 0) (12, 0);
+    /// Matrix products of several rows on tensor cores, for devices from compute capability 8.0 on.
+    LINEAR_TILES = "linear_tiles" for (8, 0) (9, 0) (10, 0) (12, 0);
     /// Attention of many rows on tensor cores, for devices from compute capability 8.0 on.
     ATTENTION_TILES = "attention_tiles" for (8, 0) (9, 0) (10, 0) (12, 0);
     /// Attention of many rows by products of warpgroups, for devices of compute capability 9.0.
@@ -164,7 +182,8 @@ pub static KERNELS: &[CudaSpec] = kernel_list!(CudaSpec);
 pub const CUDA: &str = "cuda";
 /// The architecture names of CUDA devices with tensor cores that read bf16 and add in f32: the
 /// first of each generation, of which the list of a device's names has its own.
-const TENSOR: &[&str] = &["cuda/sm_80", "cuda/sm_90", "cuda/sm_100", "cuda/sm_110", "cuda/sm_120"];
+const GENERATIONS: &[&str] =
+    &["cuda/sm_80", "cuda/sm_90", "cuda/sm_100", "cuda/sm_110", "cuda/sm_120"];
 /// The architecture name of the devices whose warpgroups multiply.
 const HOPPER: &[&str] = &["cuda/sm_90"];
 
@@ -192,10 +211,14 @@ pub static TENSOR_KERNELS: &[CudaSpec] = &[
         name: Attention::NAME,
         entry: "attention_tiles",
         module: &ATTENTION_TILES,
-        archs: TENSOR,
+        archs: GENERATIONS,
         takes: |params| AttentionParams::from_bytes(params).is_some_and(|p| tiled(&p)),
         geometry: |params| attention_tiles(&from_bytes(params)?, TILE_THREADS),
     },
+    product_tiles::<Linear, 1>("linear_tiles"),
+    product_tiles::<LinearAdd, 1>("linear_add_tiles"),
+    product_tiles::<Linear3, 1>("linear3_tiles"),
+    product_tiles::<LinearGated, 2>("linear_gated_tiles"),
 ];
 
 /// Threads of a block on tensor cores (`THREADS` in the source).
@@ -215,12 +238,71 @@ fn attention_tiles(p: &AttentionParams, threads: u32) -> Result<Geometry, Refusa
 
 /// Whether attention over tiles takes these parameters, and is the faster one.
 fn tiled(p: &AttentionParams) -> bool {
-    let halves = p.x == p.cache && [DType::Bf16 as u32, DType::F16 as u32].contains(&p.x);
-    halves
+    p.x == p.cache
+        && is_half(p.x)
         && p.m >= TILE_ROWS
         && [64, 80, 96, 128].contains(&p.head_dim)
         && p.scale > 0.0
         && p.scale < f32::INFINITY
+}
+
+fn is_half(dtype: u32) -> bool {
+    [DType::Bf16 as u32, DType::F16 as u32].contains(&dtype)
+}
+
+/// The maximum number of rows of x for which products on tensor cores stream the weights, and the
+/// rows of weights of a block (`STREAMED` and `STREAM` in the source).
+pub(super) const STREAMED: u32 = 16;
+pub(super) const STREAM: u32 = 32;
+/// Rows of x and of weights of a tile of a larger product, which are as many as the threads of a
+/// block in x.
+const SMALL_TILE: u32 = 64;
+const LARGE_TILE: u32 = 128;
+/// The fewest blocks that keep the largest devices busy. Where large tiles would be fewer, tiles
+/// are small.
+const MANY_TILES: u64 = 128;
+
+/// The product `K` on tensor cores, each of whose outputs has `MATRICES` rows of weights.
+const fn product_tiles<K: Kernel<Params = LinearParams>, const MATRICES: u32>(
+    entry: &'static str,
+) -> CudaSpec {
+    CudaSpec {
+        name: K::NAME,
+        entry,
+        module: &LINEAR_TILES,
+        archs: GENERATIONS,
+        takes: |params| LinearParams::from_bytes(params).is_some_and(|p| multiplied(&p)),
+        geometry: |params| product_blocks(&from_bytes(params)?, MATRICES),
+    }
+}
+
+fn product_blocks(p: &LinearParams, matrices: u32) -> Result<Geometry, Refusal> {
+    [p.k, p.m].iter().chain(&p.n).try_for_each(|&n| width(n.into()))?;
+    let across =
+        |side: u32| -> u64 { p.n.iter().map(|&n| u64::from(n.div_ceil(side / matrices))).sum() };
+    if p.m <= STREAMED {
+        let blocks = across(STREAM).min(LONG_BLOCKS.into()) as u32;
+        return Ok(Geometry::new([blocks, 1, 1], [WARP, THREADS / WARP, 1]));
+    }
+    let large = u64::from(p.m.div_ceil(LARGE_TILE)) * across(LARGE_TILE) >= MANY_TILES;
+    let side = if large && p.m > SMALL_TILE { LARGE_TILE } else { SMALL_TILE };
+    let blocks = across(side);
+    if blocks > MAX_Y {
+        return Err(format!("{blocks} blocks of outputs; the limit is {MAX_Y}").into());
+    }
+    let grid = [p.m.div_ceil(side), blocks as u32, 1];
+    Ok(Geometry::new(grid, [side, THREADS / side, 1]))
+}
+
+/// Whether products on tensor cores take these parameters.
+fn multiplied(p: &LinearParams) -> bool {
+    p.x == p.w
+        && is_half(p.x)
+        && (p.y == p.x || p.y == DType::F32 as u32)
+        && p.m >= 2
+        && p.flags & linear::NORM == 0
+        && p.k.is_multiple_of(8)
+        && p.ldx.is_multiple_of(8)
 }
 
 #[cfg(test)]

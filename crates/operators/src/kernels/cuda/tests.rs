@@ -10,7 +10,7 @@ use super::*;
 #[test]
 fn every_cpu_kernel_has_an_entry_with_its_signature() {
     assert_eq!(KERNELS.len(), cpu::KERNELS.len());
-    for cuda in KERNELS.iter().chain(TENSOR_KERNELS) {
+    for cuda in CudaSpec::all().filter(|cuda| !cuda.module.ptx.is_empty()) {
         let find = |k: &&cpu::tile::KernelSpec| k.name == cuda.name;
         let spec = cpu::KERNELS.iter().find(find).unwrap_or_else(|| panic!("no {}", cuda.name));
         let entry = cuda.entry;
@@ -71,11 +71,66 @@ fn a_long_context_has_parts() {
     assert!(refusal.contains("65536 rows, times blocks"), "{refusal}");
 }
 
+fn tensor_kernel(entry: &str) -> &'static CudaSpec {
+    TENSOR_KERNELS.iter().find(|cuda| cuda.entry == entry).expect("an entry")
+}
+
+#[test]
+fn tensor_cores_take_products_of_several_rows() {
+    let p = LinearParams {
+        m: 2,
+        k: 40,
+        n: [70, 0, 0],
+        ldx: 48,
+        ldy: [70, 0, 0],
+        x: 1,
+        w: 1,
+        y: 1,
+        flags: cpu::linear::BIAS,
+        ..Default::default()
+    };
+    let (linear, gated) = (tensor_kernel("linear_tiles"), tensor_kernel("linear_gated_tiles"));
+    let shape = |cuda: &CudaSpec, p: &LinearParams| {
+        let Geometry { grid, block, .. } = cuda.geometry(p.as_bytes()).unwrap();
+        (grid, block)
+    };
+    assert_eq!(shape(linear, &p), ([3, 1, 1], [32, 8, 1]));
+    assert_eq!(shape(gated, &p), ([5, 1, 1], [32, 8, 1]));
+    let three = LinearParams { m: 16, n: [70, 33, 1 << 20], ..p };
+    assert_eq!(shape(tensor_kernel("linear3_tiles"), &three), ([264, 1, 1], [32, 8, 1]));
+    let more = LinearParams { m: 17, ..p };
+    assert_eq!(shape(linear, &more), ([1, 2, 1], [64, 4, 1]));
+    assert_eq!(shape(gated, &more), ([1, 3, 1], [64, 4, 1]));
+    let many = LinearParams { m: 129, n: [64 * 128, 0, 0], ..p };
+    assert_eq!(shape(linear, &many), ([2, 64, 1], [128, 2, 1]));
+    assert_eq!(shape(linear, &LinearParams { m: 128, ..many }), ([2, 128, 1], [64, 4, 1]));
+    let wide = LinearParams { m: 64, n: [128 * 128, 0, 0], ..p };
+    assert_eq!(shape(linear, &wide), ([1, 256, 1], [64, 4, 1]));
+    let refusal = linear.geometry(LinearParams { n: [1 << 23, 0, 0], ..more }.as_bytes());
+    assert!(refusal.unwrap_err().contains("131072 blocks of outputs"));
+    for taken in [p, LinearParams { y: 0, vector: 2, ..p }, LinearParams { x: 2, w: 2, y: 2, ..p }]
+    {
+        assert!(linear.takes(taken.as_bytes()), "{taken:?}");
+    }
+    for other in [
+        LinearParams { m: 1, ..p },
+        LinearParams { flags: cpu::linear::NORM, ..p },
+        LinearParams { k: 36, ..p },
+        LinearParams { ldx: 44, ..p },
+        LinearParams { x: 0, w: 0, ..p },
+        LinearParams { x: 2, ..p },
+        LinearParams { y: 2, ..p },
+    ] {
+        assert!(!linear.takes(other.as_bytes()), "{other:?}");
+    }
+}
+
 #[test]
 fn tensor_cores_take_some_attention() {
     let attention = AttentionParams { m: 9, heads: 6, ..Default::default() };
     let many = AttentionParams { m: 129, head_dim: 80, x: 1, cache: 1, scale: 0.1, ..attention };
-    let [groups, tiles] = TENSOR_KERNELS else { panic!("another kernel") };
+    let groups = tensor_kernel("attention_warpgroups");
+    let tiles = tensor_kernel("attention_tiles");
     assert_eq!(tiles.geometry(many.as_bytes()).unwrap().grid, [2, 6, 1]);
     assert!(!groups.takes(many.as_bytes()));
     let wide = AttentionParams { head_dim: 128, ..many };

@@ -1,0 +1,426 @@
+// Matrix products of several rows on tensor cores: the same functions as `linear`, `linear_add`,
+// `linear3` and `linear_gated`, without a norm, for x and weights of one of the types bf16 and f16, and
+// rows of a multiple of eight elements. Sums are f32.
+//
+// The host selects one of two methods by the shape of the block:
+// - 32 × 8 threads: few rows of x (16 at most). The weights stream through once. A block takes 32 rows
+//   of weights at a time, divided among its warps by columns. A lane reads 16 bytes of a row, four such
+//   reads ahead, and uses them as words of a fragment: a sum may take its columns in any order, if it is
+//   the same for weights and x. So no operand goes through shared memory, and the reads never pause;
+// - 64 × 4 or 128 × 2 threads: a block computes as many rows as it is wide, by as many rows of weights.
+//   It copies the columns of the next two stages to shared memory while it multiplies those of one.
+//
+// A gated product has half as many outputs of a block, with a row of weights of each matrix for each.
+
+static constexpr u32 BIAS = 2;
+
+// Threads of a block, and its warps.
+static constexpr u32 THREADS = 256;
+static constexpr u32 WARPS = THREADS / WARP;
+// Rows of x in the fragments of a block that streams, and its rows of weights.
+static constexpr u32 STREAMED = 16;
+static constexpr u32 STREAM = 32;
+// Elements from the sums of one row of x to the next, which keep rows in different banks.
+static constexpr u32 PITCH = STREAM + 8;
+// Bytes of each row of weights that a block which streams prefetches, and of a line of the L2 cache.
+static constexpr u32 AHEAD = 1024;
+static constexpr u32 LINE = 128;
+// Stages in shared memory, and the elements of one.
+static constexpr u32 STAGES = 3;
+static constexpr u32 STAGE = 8192;
+// Elements of a block's shared memory, which serves both methods.
+static constexpr u32 SHARED = STAGES * STAGE;
+
+static_assert(2 * WARPS * STREAMED * PITCH * sizeof(float) <= SHARED * sizeof(u16), "two sets of sums fit");
+static_assert(STREAM * AHEAD / LINE == THREADS, "each thread prefetches a line");
+
+// The matrix of block `index` of those of all matrices, and the block's number in it. A block has
+// `OUTPUTS` outputs.
+template <u32 OUTPUTS, int G, int MATRICES> INLINE Output<G> find(const Output<G> (&outputs)[MATRICES], u32& index) {
+    Output<G> o = outputs[0];
+    u32 behind = (o.n - 1) / OUTPUTS + 1;
+#pragma unroll
+    for (int i = 1; i < MATRICES; ++i) {
+        if (index >= behind) {
+            o = outputs[i];
+            index -= behind;
+            behind = (o.n - 1) / OUTPUTS + 1;
+        } else {
+            behind = ~0u;
+        }
+    }
+    return o;
+}
+
+// Adds the sets of sums in `sums`, `set` elements apart, and finishes outputs from row `first_m` and
+// output `first_n` on: `rows` rows, `pitch` elements apart, of `wide` outputs each. The second sums of a
+// gated product are `up` elements behind the first ones.
+template <class T, u32 SETS, int G, Finish HOW>
+INLINE void finish(const LinearParams& p, const Output<G>& o, const float* sums, u32 set, u32 pitch, u32 up, u32 first_m,
+                   u32 rows, u32 first_n, u32 wide) {
+    const bool pairs = p.y != 0 && address(o.y) % 4 == 0 && o.ldy % 2 == 0;
+#pragma unroll 1
+    for (u32 i = 2 * thread_index(); i < rows * wide; i += 2 * THREADS) {
+        const u32 m = first_m + i / wide, n = first_n + i % wide;
+        if (m >= p.m || n >= o.n) continue;
+        const float* from = sums + i / wide * pitch + i % wide;
+        const u32 count = smaller(o.n - n, 2u);
+        const u64 at = (u64)m * o.ldy + n;
+        float y[2] = {0.0f, 0.0f}, old[2];
+#pragma unroll
+        for (u32 e = 0; e < 2; ++e) {
+            if (e >= count) break;
+            float sum[G];
+#pragma unroll
+            for (int g = 0; g < G; ++g) {
+                sum[g] = 0.0f;
+#pragma unroll
+                for (u32 k = 0; k < SETS; ++k) sum[g] += from[k * set + g * up + e];
+                if (p.flags & BIAS) sum[g] += load_one(p.vector, o.bias[g], n + e);
+            }
+            y[e] = HOW == GATE ? silu(sum[0]) * sum[G - 1] : sum[0];
+        }
+        if (pairs && count == 2) {
+            u32* const to = (u32*)((u16*)o.y + at);
+            if (HOW == ADD_TO) {
+                T::unpack(*to, old);
+                y[0] += old[0];
+                y[1] += old[1];
+            }
+            *to = narrowed(T(), y[0], y[1]);
+            continue;
+        }
+#pragma unroll
+        for (u32 e = 0; e < 2; ++e) {
+            if (e >= count) break;
+            if (HOW == ADD_TO) y[e] += load_one(p.y, o.y, at + e);
+            store_one(p.y, o.y, at + e, y[e]);
+        }
+    }
+}
+
+// ---- Few rows
+
+// 16 bytes that may not be aligned; zeros if they are not `wanted`.
+INLINE uint4 halves_at(const u16* p, bool wanted) {
+    u32 word[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < 4 && wanted; ++i) word[i] = (u32)p[2 * i] | ((u32)p[2 * i + 1] << 16);
+    return make_uint4(word[0], word[1], word[2], word[3]);
+}
+
+// 16 bytes of weights, past the L1 cache; zeros if they are not `wanted`. The reads are volatile, so they
+// keep their order and stay behind `wait_for_previous`. They are coherent, because a kernel in front may
+// write weights while this one waits already.
+INLINE uint4 weights_at(const u16* p, bool wanted) {
+#ifndef LEASEHOLD_EMULATED
+    uint4 q;
+    asm volatile("{ .reg .pred wanted; setp.ne.u32 wanted, %5, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0; "
+                 "@wanted ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+                 : "=&r"(q.x), "=&r"(q.y), "=&r"(q.z), "=&r"(q.w)
+                 : "l"(p), "r"((u32)wanted));
+    return q;
+#else
+    return wanted ? *(const uint4*)p : make_uint4(0, 0, 0, 0);
+#endif
+}
+
+// The same of x, which stays in the L1 cache.
+INLINE uint4 x_at(const u16* p, bool wanted) {
+#ifndef LEASEHOLD_EMULATED
+    uint4 q;
+    asm volatile("{ .reg .pred wanted; setp.ne.u32 wanted, %5, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0; "
+                 "@wanted ld.global.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+                 : "=&r"(q.x), "=&r"(q.y), "=&r"(q.z), "=&r"(q.w)
+                 : "l"(p), "r"((u32)wanted));
+    return q;
+#else
+    return wanted ? *(const uint4*)p : make_uint4(0, 0, 0, 0);
+#endif
+}
+
+// The same number, from which the compiler derives nothing in front of this place. Such results would
+// take the registers of reads.
+INLINE u32 here(u32 v) {
+#ifndef LEASEHOLD_EMULATED
+    asm volatile("mov.u32 %0, %1;" : "=r"(v) : "r"(v));
+#endif
+    return v;
+}
+
+// The row of weights `row` of the block's STREAM rows, of group `index` of matrix `o`. Behind the last
+// row it is read again.
+template <int G> INLINE const u16* weight_row(const LinearParams& p, const Output<G>& o, u32 index, u32 row) {
+    constexpr u32 OUTPUTS = STREAM / G;
+    const u32 n = smaller(index * OUTPUTS + row % OUTPUTS, o.n - 1);
+    return (const u16*)(G == 2 && row >= OUTPUTS ? o.w[G - 1] : o.w[0]) + (u64)n * p.k;
+}
+
+// `WIDE`: all operands are aligned to 16 bytes.
+template <class T, bool WIDE, int G, int MATRICES, Finish HOW>
+INLINE void stream(const LinearParams& p, const void* x, const Output<G> (&outputs)[MATRICES], float* shared) {
+    // Reads of each row of weights that a lane has under way, and the columns from one to the next.
+    constexpr u32 READS = WIDE ? 3 : 1, APART = WARPS * 32;
+    // Outputs of a group of rows of weights, and the columns of a step of a block.
+    constexpr u32 OUTPUTS = STREAM / G, STEP = READS * APART;
+    const u32 warp = thread_index() / WARP, row = thread_index() % WARP / 4, t = thread_index() % 4;
+    const u32 column = warp * 32 + 8 * t;
+    u32 groups = 0;
+#pragma unroll
+    for (int i = 0; i < MATRICES; ++i) groups += (outputs[i].n - 1) / OUTPUTS + 1;
+
+    // A lane has a row of each of four fragments of weights, and two rows of the fragment of x. These are
+    // the places of its next reads.
+    const u16 *weights[4], *rows[2];
+#pragma unroll
+    for (u32 h = 0; h < 2; ++h) rows[h] = (const u16*)x + (u64)(8 * h + row) * p.ldx + column;
+    auto enter = [&](u32 group) {
+        const Output<G> o = find<OUTPUTS>(outputs, group);
+#pragma unroll
+        for (u32 f = 0; f < 4; ++f) weights[f] = weight_row(p, o, group, 8 * f + row) + column;
+    };
+    uint4 w[READS][4], v[2];
+    auto read_weights = [&](u32 i, u32 from, u32 end) {
+#pragma unroll
+        for (u32 f = 0; f < 4; ++f) {
+            const u16* at = weights[f] + i * APART;
+            const bool wanted = from + i * APART < end;
+            w[i][f] = WIDE ? weights_at(at, wanted) : halves_at(at, wanted);
+        }
+    };
+    auto read_x = [&](u32 i, u32 from) {
+#pragma unroll
+        for (u32 h = 0; h < 2; ++h) {
+            const u16* at = rows[h] + i * APART;
+            const bool wanted = 8 * h + row < p.m && from + i * APART < p.k;
+            v[h] = WIDE ? x_at(at, wanted) : halves_at(at, wanted);
+        }
+    };
+
+    u32 group = blockIdx.x;
+    enter(group);
+    read_x(0, column);
+#pragma unroll
+    for (u32 i = 0; i < READS; ++i) read_weights(i, column, p.k);
+    for (u32 turn = 0; group < groups; group += gridDim.x, turn ^= 1) {
+        float sum[4][4];
+#pragma unroll
+        for (u32 i = 0; i < 16; ++i) sum[i / 4][i % 4] = 0.0f;
+        u32 from = column;
+#pragma unroll 1
+        do {
+            // The next step is one of this group, or the first one of the next group.
+            u32 next = from + STEP, end = p.k;
+            if (next < p.k + column) {
+#pragma unroll
+                for (u32 f = 0; f < 4; ++f) weights[f] += STEP;
+            } else {
+                next = column;
+                if (groups - group > gridDim.x) enter(here(group + gridDim.x));
+                else end = 0;
+            }
+            next = here(next);
+#pragma unroll
+            for (u32 i = 0; i < READS; ++i) {
+                const u32 first[4] = {v[0].x, v[1].x, v[0].y, v[1].y};
+                const u32 second[4] = {v[0].z, v[1].z, v[0].w, v[1].w};
+#pragma unroll
+                for (u32 f = 0; f < 4; ++f) {
+                    multiply(T(), sum[f], first, w[i][f].x, w[i][f].y);
+                    multiply(T(), sum[f], second, w[i][f].z, w[i][f].w);
+                }
+                if (i + 1 < READS) {
+                    read_x(i + 1, from);
+                } else {
+#pragma unroll
+                    for (u32 h = 0; h < 2; ++h) rows[h] += (i32)(next - from);
+                    read_x(0, next);
+                }
+                read_weights(i, next, end);
+            }
+            from = next;
+        } while (from != column);
+        // Each warp has sums of its columns. Sets of them alternate, so one barrier for a group is enough.
+        constexpr u32 SET = STREAMED * PITCH;
+        float *const sums = shared + turn * (WARPS * SET), *const to = sums + here(warp * SET + row * PITCH + 2 * t);
+#pragma unroll
+        for (u32 f = 0; f < 4; ++f) {
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) {
+                to[i / 2 * 8 * PITCH + f * 8 + i % 2] = sum[f][i];
+            }
+        }
+        __syncthreads();
+        u32 index = group;
+        const Output<G> o = find<OUTPUTS>(outputs, index);
+        finish<T, WARPS, G, HOW>(p, o, sums, SET, PITCH, OUTPUTS, 0, p.m, index * OUTPUTS, OUTPUTS);
+    }
+}
+
+// Asks for the first weights of the block, before `wait_for_previous`.
+template <int G, int MATRICES> INLINE void prefetch_weights(const LinearParams& p, const Output<G> (&outputs)[MATRICES]) {
+    u32 index = blockIdx.x;
+    const Output<G> o = find<STREAM / G>(outputs, index);
+    const u32 thread = thread_index(), at = thread % (AHEAD / LINE) * LINE;
+    if (at < p.k * sizeof(u16)) prefetch((const u8*)weight_row(p, o, index, thread / (AHEAD / LINE)) + at);
+}
+
+// ---- Many rows
+
+// The place in a stage of 8 elements of a row. The eight rows of a matrix lie in different banks.
+template <u32 DEPTH> INLINE u32 place(u32 row, u32 chunk) {
+    return row * DEPTH + (chunk ^ (DEPTH == 32 ? row / 2 % 4 : row % 8)) * 8;
+}
+
+// A tile of `SIDE` rows of x by as many rows of weights. Each warp has half of the rows and a quarter of
+// the weights.
+template <class T, u32 SIDE, int G, int MATRICES, Finish HOW>
+INLINE void tile(const LinearParams& p, const void* x, const Output<G> (&outputs)[MATRICES], bool wide, u16* shared) {
+    constexpr u32 DEPTH = STAGE / (2 * SIDE), CHUNKS = DEPTH / 8, COPIES = STAGE / 8 / THREADS;
+    constexpr u32 ROWS = SIDE / 2, WEIGHTS = SIDE / 4, OUTPUTS = WEIGHTS / G, M = ROWS / 16, N = WEIGHTS / 8;
+    const u32 thread = thread_index(), lane = thread % WARP, warp = thread / WARP, t = lane % 4;
+    u32 index = blockIdx.y;
+    const Output<G> o = find<SIDE / G>(outputs, index);
+    const u32 first_m = blockIdx.x * SIDE, first_n = index * (SIDE / G);
+    const u32 warp_m = warp / 4 * ROWS, warp_n = warp % 4;
+
+    // The rows of x and then of weights from which this thread copies. Each warp's weights of one matrix
+    // precede those of the other.
+    const u16* from[COPIES];
+    bool there[COPIES];
+    const u32 chunk = thread % CHUNKS;
+#pragma unroll
+    for (u32 i = 0; i < COPIES; ++i) {
+        const u32 row = (thread + i * THREADS) / CHUNKS;
+        if (i < COPIES / 2) {
+            there[i] = first_m + row < p.m;
+            from[i] = (const u16*)x + (u64)(first_m + row) * p.ldx + chunk * 8;
+        } else {
+            const u32 of = row - SIDE, in = of % WEIGHTS, n = first_n + of / WEIGHTS * OUTPUTS + in % OUTPUTS;
+            there[i] = n < o.n;
+            from[i] = (const u16*)(in < OUTPUTS ? o.w[0] : o.w[G - 1]) + (u64)n * p.k + chunk * 8;
+        }
+    }
+    auto copy = [&](u32 column, u16* stage) {
+#pragma unroll
+        for (u32 i = 0; i < COPIES; ++i) {
+            u16* to = stage + place<DEPTH>((thread + i * THREADS) / CHUNKS, chunk);
+            if (!there[i] || column + chunk * 8 >= p.k) *(uint4*)to = make_uint4(0, 0, 0, 0);
+            else if (wide) start_copy(to, from[i] + column);
+            else *(uint4*)to = halves_at(from[i] + column, true);
+        }
+    };
+
+    float sum[M][N][4];
+#pragma unroll
+    for (u32 i = 0; i < M * N * 4; ++i) sum[i / (4 * N)][i / 4 % N][i % 4] = 0.0f;
+    copy(0, shared);
+    end_group();
+    copy(DEPTH, shared + STAGE);
+    end_group();
+    u32 now = 0, later = 2;
+#pragma unroll 1
+    for (u32 column = 0; column < p.k; column += DEPTH) {
+        wait_for_groups<1>();
+        __syncthreads();
+        copy(column + 2 * DEPTH, shared + later * STAGE);
+        end_group();
+        const u16 *rows = shared + now * STAGE, *weights = rows + SIDE * DEPTH;
+#pragma unroll
+        for (u32 k = 0; k < CHUNKS; k += 2) {
+            u32 a[M][4];
+#pragma unroll
+            for (u32 i = 0; i < M; ++i) matrices(a[i], rows + place<DEPTH>(warp_m + i * 16 + lane % 16, k + lane / 16));
+#pragma unroll
+            for (u32 j = 0; j < N; j += 2) {
+                u32 b[4];
+                const u32 row = warp_n * WEIGHTS + j * 8 + lane / 16 * 8 + lane % 8;
+                matrices(b, weights + place<DEPTH>(row, k + lane / 8 % 2));
+#pragma unroll
+                for (u32 i = 0; i < M; ++i) {
+                    multiply(T(), sum[i][j], a[i], b[0], b[1]);
+                    multiply(T(), sum[i][j + 1], a[i], b[2], b[3]);
+                }
+            }
+        }
+        now = now == STAGES - 1 ? 0 : now + 1;
+        later = later == STAGES - 1 ? 0 : later + 1;
+    }
+
+    // The sums of the upper half of the rows and then those of the lower half go through shared memory.
+    // Those of the second matrix lie behind those of the first.
+    constexpr u32 PITCH = SIDE + 8;
+    static_assert(ROWS * PITCH * sizeof(float) <= SHARED * sizeof(u16), "half of the sums fit");
+    float* const sums = (float*)shared;
+#pragma unroll 1
+    for (u32 half = 0; half < 2; ++half) {
+        __syncthreads();
+        if (warp / 4 == half) {
+#pragma unroll
+            for (u32 i = 0; i < M; ++i) {
+#pragma unroll
+                for (u32 j = 0; j < N; ++j) {
+                    const u32 at = (j * 8 / OUTPUTS * 4 + warp_n) * OUTPUTS + j * 8 % OUTPUTS + 2 * t;
+#pragma unroll
+                    for (u32 e = 0; e < 4; ++e) sums[(i * 16 + e / 2 * 8 + lane / 4) * PITCH + at + e % 2] = sum[i][j][e];
+                }
+            }
+        }
+        __syncthreads();
+        finish<T, 1, G, HOW>(p, o, sums, 0, PITCH, SIDE / G, first_m + half * ROWS, ROWS, first_n, SIDE / G);
+    }
+}
+
+template <class T, int G, int MATRICES, Finish HOW>
+INLINE void product(const LinearParams& p, const void* x, const Output<G> (&outputs)[MATRICES], u16* shared) {
+    u64 all = address(x);
+#pragma unroll
+    for (int i = 0; i < MATRICES; ++i) {
+#pragma unroll
+        for (int g = 0; g < G; ++g) all |= address(outputs[i].w[g]);
+    }
+    const bool wide = all % 16 == 0;
+    if (blockDim.x == 128) tile<T, 128, G, MATRICES, HOW>(p, x, outputs, wide, shared);
+    else if (blockDim.x == 64) tile<T, 64, G, MATRICES, HOW>(p, x, outputs, wide, shared);
+    else if (wide) stream<T, true, G, MATRICES, HOW>(p, x, outputs, (float*)shared);
+    else stream<T, false, G, MATRICES, HOW>(p, x, outputs, (float*)shared);
+}
+
+template <int G, int MATRICES, Finish HOW>
+INLINE void product(const LinearParams& p, const void* x, const Output<G> (&outputs)[MATRICES]) {
+    __shared__ __align__(16) u16 shared[SHARED];
+    let_next_start();
+    if (blockDim.x == WARP) prefetch_weights(p, outputs);
+    wait_for_previous();
+    if (p.x == 1) product<Bf16, G, MATRICES, HOW>(p, x, outputs, shared);
+    else product<F16, G, MATRICES, HOW>(p, x, outputs, shared);
+}
+
+DENSE_KERNEL(256, 2) linear_tiles(const void* x, const void* norm, const void* w, const void* bias, void* y,
+                                  LinearParams p) {
+    const Output<1> outputs[1] = {{{w}, {bias}, y, p.n[0], p.ldy[0]}};
+    product<1, 1, STORE>(p, x, outputs);
+}
+
+DENSE_KERNEL(256, 2) linear_add_tiles(const void* x, const void* norm, const void* w, const void* bias, void* y,
+                                      LinearParams p) {
+    const Output<1> outputs[1] = {{{w}, {bias}, y, p.n[0], p.ldy[0]}};
+    product<1, 1, ADD_TO>(p, x, outputs);
+}
+
+DENSE_KERNEL(256, 2) linear3_tiles(const void* x, const void* norm, const void* w0, const void* bias0, void* y0,
+                                   const void* w1, const void* bias1, void* y1, const void* w2, const void* bias2,
+                                   void* y2, LinearParams p) {
+    const Output<1> outputs[3] = {
+        {{w0}, {bias0}, y0, p.n[0], p.ldy[0]},
+        {{w1}, {bias1}, y1, p.n[1], p.ldy[1]},
+        {{w2}, {bias2}, y2, p.n[2], p.ldy[2]},
+    };
+    product<1, 3, STORE>(p, x, outputs);
+}
+
+DENSE_KERNEL(256, 2) linear_gated_tiles(const void* x, const void* norm, const void* gate, const void* gate_bias,
+                                        const void* up, const void* up_bias, void* y, LinearParams p) {
+    const Output<2> outputs[1] = {{{gate, up}, {gate_bias, up_bias}, y, p.n[0], p.ldy[0]}};
+    product<2, 1, GATE>(p, x, outputs);
+}

@@ -1,0 +1,100 @@
+// Instructions of tensor cores, which compute capability 8.0 and later have: the compiling code prepends
+// them, behind the common part, to the files that need that capability.
+
+// ---- Matrix fragments of a warp. Lane l holds, of each 8 by 8 matrix, the elements 2 (l % 4) and
+// 2 (l % 4) + 1 of row l / 4.
+
+#ifndef LEASEHOLD_EMULATED
+// Four 8 by 8 matrices of shared memory; lane l names row l % 8 of matrix l / 8.
+INLINE void matrices(u32 (&to)[4], const u16* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "l"(__cvta_generic_to_shared(row))
+                 : "memory");
+}
+
+// The same, transposed.
+INLINE void transposed(u32 (&to)[4], const u16* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "l"(__cvta_generic_to_shared(row))
+                 : "memory");
+}
+
+// sum += a b, of 16 by 16 and 16 by 8 elements.
+INLINE void multiply(Bf16, float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+INLINE void multiply(F16, float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Two numbers of the type in a word, the first in the low half.
+INLINE u32 narrowed(Bf16, float first, float second) {
+    u32 word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
+    return word;
+}
+INLINE u32 narrowed(F16, float first, float second) {
+    u32 word;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
+    return word;
+}
+
+// Starts a copy of 16 bytes to shared memory.
+INLINE void start_copy(u16* to, const u16* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"l"(__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+
+// Ends a group of copies.
+INLINE void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most `N` groups of this thread's copies are under way.
+template <int N> INLINE void wait_for_groups() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+#else
+INLINE void fragments(u32 (&to)[4], const u16* row, bool turned) {
+    const u32 lane = thread_index() % WARP, of = lane / 4, first = 2 * (lane % 4);
+    const u16* const* rows = emulator::exchange(row);
+    for (u32 i = 0; i < 4; ++i) {
+        const u16* const* m = rows + 8 * i;
+        const u16 low = turned ? m[first][of] : m[of][first], high = turned ? m[first + 1][of] : m[of][first + 1];
+        to[i] = (u32)low | ((u32)high << 16);
+    }
+}
+INLINE void matrices(u32 (&to)[4], const u16* row) { fragments(to, row, false); }
+INLINE void transposed(u32 (&to)[4], const u16* row) { fragments(to, row, true); }
+
+template <class T> INLINE float element(u32 word, u32 i) { return T::widen((u16)(word >> (16 * i))); }
+
+template <class T> INLINE void multiply(T, float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    u64 left[2][WARP], right[WARP];
+    memcpy(left[0], emulator::exchange((u64)a[0] | ((u64)a[1] << 32)), sizeof right);
+    memcpy(left[1], emulator::exchange((u64)a[2] | ((u64)a[3] << 32)), sizeof right);
+    memcpy(right, emulator::exchange((u64)b0 | ((u64)b1 << 32)), sizeof right);
+    const u32 lane = thread_index() % WARP;
+    // Two rows and two columns.
+    float x[2][16], y[2][16];
+    for (u32 i = 0; i < 2; ++i) {
+        for (u32 k = 0; k < 16; ++k) {
+            const u32 part = k / 8, at = k % 8 / 2, odd = k % 2;
+            x[i][k] = element<T>((u32)(left[part][lane / 4 * 4 + at] >> (32 * i)), odd);
+            y[i][k] = element<T>((u32)(right[(2 * (lane % 4) + i) * 4 + at] >> (32 * part)), odd);
+        }
+    }
+    // A product of two elements is exact.
+    for (u32 i = 0; i < 4; ++i) {
+        for (u32 k = 0; k < 16; ++k) sum[i] += x[i / 2][k] * y[i % 2][k];
+    }
+}
+
+template <class T> INLINE u32 narrowed(T, float first, float second) {
+    return (u32)T::narrow(first) | ((u32)T::narrow(second) << 16);
+}
+INLINE void start_copy(u16* to, const u16* from) { memcpy(to, from, 16); }
+INLINE void end_group() {}
+template <int N> INLINE void wait_for_groups() {}
+#endif
