@@ -37,10 +37,16 @@ impl<T> TryOnceLock<T> {
     ///
     /// # Errors
     /// The error of `make`. The next caller tries again.
+    #[inline]
     pub fn get_or_make(&self, make: impl FnOnce() -> Result<T>) -> Result<&T> {
-        if let Some(value) = self.made.get() {
-            return Ok(value);
+        match self.made.get() {
+            Some(value) => Ok(value),
+            None => self.make(make),
         }
+    }
+
+    #[cold]
+    fn make(&self, make: impl FnOnce() -> Result<T>) -> Result<&T> {
         let _turn = self.making.lock();
         if let Some(value) = self.made.get() {
             return Ok(value);

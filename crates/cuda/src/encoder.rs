@@ -250,9 +250,12 @@ impl<'a, 's> Encoder<'a, 's> {
         self.sink.took(result)
     }
 
+    /// Not inlined: the buffer of arguments takes more than a page of the stack, which other
+    /// operations do without.
+    ///
     /// # Safety
     /// - As [`encode`](Self::encode).
-    #[inline]
+    #[inline(never)]
     unsafe fn dispatch(&mut self, d: &Dispatch<'_>) -> Result<()> {
         if d.grid.contains(&0) {
             return Ok(());
@@ -299,6 +302,7 @@ impl<'a, 's> Encoder<'a, 's> {
 
     /// # Safety
     /// - As [`encode`](Self::encode).
+    #[inline(always)]
     unsafe fn download(
         &mut self,
         d: &Download<'_>,

@@ -23,7 +23,7 @@
 
 use crate::driver::{DriverDevice, DriverStream, GraphSteps, Sink};
 use crate::panics::{drop_quietly, panic_text};
-use crate::prepared::{Prepared, Ready};
+use crate::prepared::{Preparation, Ready};
 use crate::steps::Step;
 use crate::stream::{Held, State, StreamCore};
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
@@ -60,9 +60,9 @@ pub struct Job<N: DriverStream> {
 fn take_prepared<N: DriverStream>(
     prepared: &mut Vec<(usize, N::Preparation)>,
     index: usize,
-) -> Ready<N> {
-    let at = prepared.iter().position(|(i, _)| *i == index);
-    at.map_or(Ready::Plain, |at| Ready::Driver(prepared.swap_remove(at).1))
+) -> Option<Preparation<N>> {
+    let at = prepared.iter().position(|(i, _)| *i == index)?;
+    Some(Preparation::Driver(prepared.swap_remove(at).1))
 }
 
 /// The outcome of running a job.
@@ -75,8 +75,10 @@ enum Outcome {
 
 /// How the host proceeds with an operation.
 enum Next<N: DriverStream> {
-    /// The operation can be given to the driver with this preparation.
-    Give(Ready<N>),
+    /// The operation can be given to the driver, with this preparation if it needs one.
+    Give(Option<Preparation<N>>),
+    /// The timepoint that the operation waits for has failed.
+    Failed(Error),
     /// The operation is a host call, and everything before it is over.
     Call,
     /// The operation must wait.
@@ -244,15 +246,16 @@ impl<N: DriverStream> StreamCore<N> {
                     // promise).
                     let program = unsafe { N::graph(exec) };
                     if program.steps().is_plain() {
-                        Ok(Next::Give(Ready::Plain))
+                        Ok(Next::Give(None))
                     } else {
                         self.next_step(job, program)
                     }
                 }
                 other => self.prepare(other).map(|ready| match ready {
                     Ready::Blocked => Next::Blocked,
-                    Ready::Plain => Next::Give(take_prepared(&mut job.prepared, job.next)),
-                    ready => Next::Give(ready),
+                    Ready::Failed(cause) => Next::Failed(cause),
+                    Ready::Now(None) => Next::Give(take_prepared(&mut job.prepared, job.next)),
+                    Ready::Now(wait) => Next::Give(wait),
                 }),
             };
             match next {
@@ -266,17 +269,17 @@ impl<N: DriverStream> StreamCore<N> {
                     return Outcome::Blocked;
                 }
                 Ok(Next::Call) => return Outcome::Call,
-                Ok(Next::Give(Ready::Failed(cause))) => {
+                Ok(Next::Failed(cause)) => {
                     return Outcome::Failed(self.inherited(&op, job.value, cause));
                 }
-                Ok(Next::Give(ready)) => {
+                Ok(Next::Give(preparation)) => {
                     let mut state = self.state.lock();
                     if !self.native().reserve() {
                         // The watcher tries again. A wait is resolved again then.
                         state.held = Held::ForRoom;
                         drop(state);
-                        if let Ready::Driver(preparation) = ready {
-                            job.prepared.push((job.next, preparation));
+                        if let Some(Preparation::Driver(own)) = preparation {
+                            job.prepared.push((job.next, own));
                         }
                         return Outcome::Blocked;
                     }
@@ -286,7 +289,7 @@ impl<N: DriverStream> StreamCore<N> {
                         && let program = unsafe { N::graph(exec) }
                         && !program.steps().is_plain()
                     {
-                        let given = self.give_step(&mut state, job, exec, program, ready);
+                        let given = self.give_step(&mut state, job, exec, program, preparation);
                         drop(state);
                         if let Err(e) = given {
                             return Outcome::Failed(self.failure(&op, job.value, e));
@@ -294,13 +297,10 @@ impl<N: DriverStream> StreamCore<N> {
                         job.step += 1;
                         continue;
                     }
-                    let mut prepared = Prepared::default();
-                    prepared.put(job.next, ready);
-                    let ops = std::iter::once((job.next, &op));
+                    let ops = std::iter::once((&op, preparation));
                     // SAFETY: an operation of a submission that is not over, for which its
                     // submitter vouched.
-                    let given =
-                        unsafe { self.issue(&mut state, job.value, ops, &mut prepared, true) };
+                    let given = unsafe { self.issue(&mut state, job.value, ops, true) };
                     drop(state);
                     if let Err(refusal) = given {
                         return Outcome::Failed(self.failure(&op, job.value, refusal.error));
@@ -378,7 +378,7 @@ impl<N: DriverStream> StreamCore<N> {
                 self.owner.complete(publish);
                 self.state.lock().fence = None;
                 match self.timeline().check(value) {
-                    Err(cause) => Ok(Next::Give(Ready::Failed(cause))),
+                    Err(cause) => Ok(Next::Failed(cause)),
                     Ok(_) => Ok(Next::Call),
                 }
             }
@@ -403,12 +403,13 @@ impl<N: DriverStream> StreamCore<N> {
     fn next_step(&self, job: &Job<N>, program: &N::Graph) -> Result<Next<N>> {
         match program.steps().step(job.step) {
             None => Ok(Next::Over),
-            Some(Step::Run(_) | Step::Copy(_)) => Ok(Next::Give(Ready::Plain)),
+            Some(Step::Run(_) | Step::Copy(_)) => Ok(Next::Give(None)),
             Some(Step::Call(_)) => self.at_host_call(job.value),
             Some(Step::Foreign(call)) => self.foreign(&call, job.value).map(|()| Next::Step),
             Some(Step::Wait(point)) => self.resolve(point).map(|ready| match ready {
                 Ready::Blocked => Next::Blocked,
-                ready => Next::Give(ready),
+                Ready::Failed(cause) => Next::Failed(cause),
+                Ready::Now(wait) => Next::Give(wait),
             }),
         }
     }
@@ -420,28 +421,27 @@ impl<N: DriverStream> StreamCore<N> {
         job: &Job<N>,
         exec: &leasehold_core::Lease<dyn leasehold_hal::GraphExec>,
         program: &N::Graph,
-        ready: Ready<N>,
+        preparation: Option<Preparation<N>>,
     ) -> Result<()> {
         let step = program.steps().step(job.step);
         if let Some(Step::Copy(copy)) = step {
             let op = Op::Copy(copy);
-            let ops = std::iter::once((0, &op));
+            let ops = std::iter::once((&op, None));
             // SAFETY: a node of a plan whose maker vouched for it whenever the graph runs.
-            let given =
-                unsafe { self.issue(state, job.value, ops, &mut Prepared::default(), true) };
+            let given = unsafe { self.issue(state, job.value, ops, true) };
             return given.map_err(|r| r.error);
         }
         let mut sink = Sink { value: job.value, host: &self.host, accepted: true };
         let mut passed = None;
         let given = self.native().enter().and_then(|mut entry| {
-            let given = match (step, ready) {
+            let given = match (step, preparation) {
                 (Some(Step::Run(segment)), _) => {
                     state.dirty = true;
                     // SAFETY: the submission, which is not over, keeps the graph and the memory of
                     // its nodes.
                     unsafe { self.native().launch(&mut entry, exec, segment, &mut sink) }
                 }
-                (_, Ready::Wait(wait)) => {
+                (_, Some(Preparation::Wait(wait))) => {
                     state.dirty = true;
                     let given = self.native().encode_wait(&mut entry, &wait.mark);
                     passed = given.is_ok().then_some(wait);

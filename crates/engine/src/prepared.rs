@@ -5,14 +5,18 @@
 use crate::driver::{DriverStream, NativeWait};
 use leasehold_core::Error;
 
-/// The preparation of an operation.
-pub(crate) enum Ready<N: DriverStream> {
-    /// The operation needs no preparation.
-    Plain,
+/// The preparation of an operation that needs one.
+pub(crate) enum Preparation<N: DriverStream> {
     /// The wait goes to the driver.
     Wait(NativeWait<N>),
     /// The driver's own preparation.
     Driver(N::Preparation),
+}
+
+/// Whether an operation can go to the driver.
+pub(crate) enum Ready<N: DriverStream> {
+    /// The operation can go now, with this preparation if it needs one.
+    Now(Option<Preparation<N>>),
     /// The operation must wait for the host.
     Blocked,
     /// The timepoint that the operation waits for has failed.
@@ -21,26 +25,24 @@ pub(crate) enum Ready<N: DriverStream> {
 
 /// The preparations of a submission's operations, by index.
 pub(crate) struct Prepared<N: DriverStream> {
-    few: [Option<(usize, Ready<N>)>; 4],
-    more: Vec<(usize, Ready<N>)>,
+    few: [Option<(usize, Preparation<N>)>; 4],
+    more: Vec<(usize, Preparation<N>)>,
 }
 
 impl<N: DriverStream> Default for Prepared<N> {
-    #[inline]
     fn default() -> Self {
         Self { few: [const { None }; 4], more: Vec::new() }
     }
 }
 
 impl<N: DriverStream> Prepared<N> {
-    pub(crate) fn put(&mut self, index: usize, ready: Ready<N>) {
+    pub(crate) fn put(&mut self, index: usize, preparation: Preparation<N>) {
         match self.few.iter_mut().find(|slot| slot.is_none()) {
-            Some(slot) => *slot = Some((index, ready)),
-            None => self.more.push((index, ready)),
+            Some(slot) => *slot = Some((index, preparation)),
+            None => self.more.push((index, preparation)),
         }
     }
 
-    #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.few[0].is_none()
     }
@@ -50,23 +52,20 @@ impl<N: DriverStream> Prepared<N> {
     pub(crate) fn rest_from(&mut self, first: usize) -> Vec<(usize, N::Preparation)> {
         let few = self.few.iter_mut().filter_map(Option::take);
         few.chain(self.more.drain(..))
-            .filter_map(|(i, ready)| match ready {
-                Ready::Driver(preparation) if i >= first => Some((i - first, preparation)),
+            .filter_map(|(i, preparation)| match preparation {
+                Preparation::Driver(own) if i >= first => Some((i - first, own)),
                 _ => None,
             })
             .collect()
     }
 
-    #[inline]
-    pub(crate) fn take(&mut self, index: usize) -> Ready<N> {
+    pub(crate) fn take(&mut self, index: usize) -> Option<Preparation<N>> {
         for slot in &mut self.few {
             if slot.as_ref().is_some_and(|(i, _)| *i == index) {
-                return slot.take().map_or(Ready::Plain, |s| s.1);
+                return slot.take().map(|(_, preparation)| preparation);
             }
         }
-        match self.more.iter().position(|(i, _)| *i == index) {
-            Some(at) => self.more.swap_remove(at).1,
-            None => Ready::Plain,
-        }
+        let at = self.more.iter().position(|(i, _)| *i == index)?;
+        Some(self.more.swap_remove(at).1)
     }
 }

@@ -23,7 +23,7 @@ use leasehold_alloc::{AllocStats, Allocator, Buffer, HostKind, Layout, On};
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::{DeviceHandle, Error, EventHandle, Lease, PoolStats, Result, Timepoint};
-use leasehold_hal::{Device, DeviceId, DeviceInfo, MemoryKind, StreamDesc};
+use leasehold_hal::{Device, DeviceId, DeviceInfo, StreamDesc};
 use std::any::{Any, TypeId};
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -267,7 +267,7 @@ impl Runtime {
     #[doc(alias = "allocatePinnedHostMemory")]
     pub fn alloc_pinned(&self, bytes: u64) -> Result<Lease<Buffer>> {
         recorder::refuse(&self.inner, "host memory cannot be allocated while recording")?;
-        let pool = self.inner.device.memory(MemoryKind::Pinned)?;
+        let pool = self.inner.pinned()?;
         let core = &self.stream.core;
         let buffer = pool
             .alloc(Layout::new(bytes), On { timeline: core.timeline, source: core.raw_source() })?;

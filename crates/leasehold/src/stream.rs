@@ -596,9 +596,12 @@ impl Stream {
 
     /// As [`pass`](Self::pass), for operands that the caller has checked: they may be a peer's.
     ///
+    /// The function is inlined, so that a caller with an array of operands has no loops.
+    ///
     /// # Safety
     /// - As [`leasehold_hal::Stream::submit`], except that `operands` cover all device memory that
     ///   `op` touches.
+    #[inline(always)]
     pub(crate) unsafe fn pass_checked(
         &self,
         op: &Op<'_>,

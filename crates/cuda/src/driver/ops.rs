@@ -890,9 +890,6 @@ pub unsafe trait CudaSlowOps:
     + Sync
     + 'static
 {
-    /// The number of driver calls so far through this object.
-    fn driver_calls(&self) -> u64;
-
     /// The longest sleep of a waiting thread between two queries of a word or a stream. Zero for
     /// the simulated driver, whose time advances only with queries.
     fn poll_interval(&self) -> std::time::Duration;

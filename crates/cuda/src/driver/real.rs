@@ -2,9 +2,9 @@
 //!
 //! # The path of a call
 //! `RealDriver::call` first checks that the driver was started, and that this process is not a fork
-//! of the one that started it. Then it counts the call, makes it, and translates the code. If a
-//! code says that the context is lost, the driver object keeps it with the current context. This
-//! code is the first cause, which every later failure in that context reports.
+//! of the one that started it. Then it makes the call and translates the code. If a code says that
+//! the context is lost, the driver object keeps it with the current context. This code is the first
+//! cause, which every later failure in that context reports.
 //!
 //! # Features without use
 //! The real driver never uses managed memory, multicast objects, `cuDevicePrimaryCtxReset` or the
@@ -26,7 +26,6 @@ use super::ops::{
 };
 use crate::conv::{self, code};
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute_enum as Attribute, CUuuid};
-use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Mutex, OnceLock};
 use leasehold_core::{Error, ForkGuard, Result};
 use library::Functions;
@@ -54,11 +53,10 @@ use drive;
 /// The vendor's driver.
 ///
 /// Making the object does not load the driver; [`init`](DeviceOps::init) does. Several objects may
-/// exist: they share the process's one driver, and each counts its own calls.
+/// exist: they share the process's one driver.
 #[doc(alias("CudaSlowOpsImpl", "cuda_slow_ops"))]
 pub struct RealDriver {
     loaded: OnceLock<Loaded>,
-    calls: AtomicU64,
     lost: Mutex<Lost>,
     cache: CompileCache,
 }
@@ -94,12 +92,7 @@ impl RealDriver {
     /// Makes a driver that is not started, with this cache of compiled kernels.
     #[must_use]
     pub fn with_cache(cache: CompileCache) -> Self {
-        Self {
-            loaded: OnceLock::new(),
-            calls: AtomicU64::new(0),
-            lost: Mutex::new(Lost::default()),
-            cache,
-        }
+        Self { loaded: OnceLock::new(), lost: Mutex::new(Lost::default()), cache }
     }
 
     /// The started driver.
@@ -114,7 +107,6 @@ impl RealDriver {
     #[inline]
     fn code(&self, make: impl FnOnce(&Functions) -> c_int) -> Result<i32> {
         let loaded = self.loaded()?;
-        self.calls.fetch_add(1, Ordering::Relaxed);
         Ok(make(&loaded.functions))
     }
 
@@ -236,12 +228,8 @@ fn text(buffer: &[u8]) -> String {
 
 impl std::fmt::Debug for RealDriver {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "RealDriver({}, {} calls)",
-            if self.loaded.get().is_some() { "started" } else { "not started" },
-            self.driver_calls()
-        )
+        let started = if self.loaded.get().is_some() { "started" } else { "not started" };
+        write!(f, "RealDriver({started})")
     }
 }
 
@@ -251,7 +239,6 @@ impl DeviceOps for RealDriver {
             return super::check_process(loaded.fork_guard);
         }
         let functions = Functions::load()?;
-        self.calls.fetch_add(2, Ordering::Relaxed);
         let mut version = 0;
         // SAFETY: the pointer is to a local. The driver allows this call before `cuInit`.
         let told = unsafe { (functions.cuDriverGetVersion)(&raw mut version) };
@@ -477,10 +464,6 @@ impl ContextOps for RealDriver {
 // SAFETY: each method makes the vendor's call that its documentation names, and rejects answers
 // that are not plausible (`belief`).
 unsafe impl CudaSlowOps for RealDriver {
-    fn driver_calls(&self) -> u64 {
-        self.calls.load(Ordering::Relaxed)
-    }
-
     fn poll_interval(&self) -> Duration {
         Duration::from_micros(20)
     }

@@ -38,7 +38,6 @@ use super::ops::{
     CaptureMode, ContextOps, CudaSlowOps, DeviceOps, DeviceProperties, NativeContext, NativeStream,
 };
 use crate::conv::{self, code};
-use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::thread::{self, ThreadId};
 use leasehold_core::sync::{Mutex, MutexGuard, OnceLock};
 use leasehold_core::{Error, ForkGuard, Result};
@@ -167,7 +166,6 @@ pub struct SimDriver {
     machine: Machine,
     config: SimDriverConfig,
     tables: Mutex<Tables>,
-    calls: AtomicU64,
     fork_guard: OnceLock<ForkGuard>,
 }
 
@@ -190,7 +188,6 @@ impl SimDriver {
             tables: Mutex::new(Tables::new(config.machine.devices)),
             machine,
             config,
-            calls: AtomicU64::new(0),
             fork_guard: OnceLock::new(),
         })
     }
@@ -255,11 +252,9 @@ impl SimDriver {
         self.machine.config().stepping == Stepping::Manual
     }
 
-    /// Checks and counts, as the first step of every call.
+    /// Checks the process, as the first step of every call.
     fn begin(&self) -> Result<()> {
-        super::check_process(*self.fork_guard.get().ok_or_else(super::not_started)?)?;
-        self.calls.fetch_add(1, Ordering::Relaxed);
-        Ok(())
+        super::check_process(*self.fork_guard.get().ok_or_else(super::not_started)?)
     }
 
     /// Begins a call about a context that need not be current. A lost device does not fail the
@@ -429,12 +424,7 @@ fn call_back(call: impl FnOnce()) {
 
 impl std::fmt::Debug for SimDriver {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "SimDriver({} devices, {} calls)",
-            self.config.machine.devices,
-            self.driver_calls()
-        )
+        write!(f, "SimDriver({} devices)", self.config.machine.devices)
     }
 }
 
@@ -650,10 +640,6 @@ impl ContextOps for SimDriver {
 // SAFETY: the machine maps memory for as long as it is lent. Work is over once the machine has run
 // it. Writes of words are commands of the machine's queues, which run in order.
 unsafe impl CudaSlowOps for SimDriver {
-    fn driver_calls(&self) -> u64 {
-        self.calls.load(Ordering::Relaxed)
-    }
-
     fn poll_interval(&self) -> Duration {
         Duration::ZERO
     }

@@ -442,6 +442,6 @@ impl Deref for Vouched<'_> {
 
 impl std::fmt::Debug for Vouched<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Vouched({} calls)", self.0.driver_calls())
+        f.write_str("Vouched")
     }
 }

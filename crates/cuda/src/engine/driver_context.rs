@@ -93,7 +93,7 @@ impl DriverContext {
     ///
     /// # Errors
     /// `DeviceLost` once the context is lost, or a driver error.
-    #[inline]
+    #[inline(always)]
     pub fn enter(&self) -> Result<ScopedContext<'_>> {
         if let Some(cause) = self.lost.get() {
             return Err(Error::DeviceLost { cause: cause.clone() });
@@ -101,7 +101,7 @@ impl DriverContext {
         self.enter_slow_if_other()
     }
 
-    #[inline]
+    #[inline(always)]
     fn enter_slow_if_other(&self) -> Result<ScopedContext<'_>> {
         let current = self.ops.current().map_err(|e| self.note(e))?;
         if current == self.native {
@@ -276,9 +276,17 @@ impl Deref for ScopedContext<'_> {
 }
 
 impl Drop for ScopedContext<'_> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
-        let Some(former) = self.former else { return };
+        if let Some(former) = self.former {
+            self.restore(former);
+        }
+    }
+}
+
+impl ScopedContext<'_> {
+    #[cold]
+    fn restore(&self, former: NativeContext) {
         // SAFETY: the former context was current on this thread at the entry, and its owner keeps
         // it. The driver refuses a context that is gone.
         if let Err(error) = unsafe { self.ops.set_current(former) } {

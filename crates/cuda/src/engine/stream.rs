@@ -102,7 +102,7 @@ unsafe impl DriverStream for CudaStream {
         op.check(timeline, device.shared_optin.max(device.shared))
     }
 
-    #[inline]
+    #[inline(always)]
     fn is_plain(&self, op: &Op<'_>) -> bool {
         match op {
             Op::Dispatch(_) | Op::Copy(_) | Op::Fill(_) | Op::Upload(_) | Op::WriteTimestamp(_) => {
@@ -120,7 +120,7 @@ unsafe impl DriverStream for CudaStream {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn enter(&self) -> Result<ScopedContext<'_>> {
         self.core.context.enter()
     }

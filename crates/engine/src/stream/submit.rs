@@ -4,11 +4,14 @@
 //! Resources that need other locks (a recorded mark on another stream, staging memory) are
 //! prepared before the stream's own lock is taken.
 //!
+//! The compiler inlines the way of a submission without preparations: a call returns a `Result` of
+//! five words through memory.
+//!
 //! This module must not know how completion becomes known.
 
 use super::{RECENT, RECORDED_MARKS, RecordedMark, Refusal, State, StreamCore};
 use crate::driver::{DriverDevice, DriverStream, GraphSteps, NativeWait, Sink};
-use crate::prepared::{Prepared, Ready};
+use crate::prepared::{Preparation, Prepared, Ready};
 use crate::tables::Origin;
 use crate::waits;
 use leasehold_core::sync::atomic::Ordering;
@@ -34,12 +37,18 @@ impl<N: DriverStream> StreamCore<N> {
             // SAFETY: the caller vouches for the operations.
             return unsafe { self.submit_slow(ops) };
         }
-        let state = self.lock_with_room()?;
+        let mut state = self.lock_with_room()?;
         if state.is_busy() {
             return self.defer(state, ops, Vec::new());
         }
+        let value = self.begin()?;
+        let plain = ops.iter().map(|op| (op, None));
         // SAFETY: the caller vouches for the operations, which need nothing prepared.
-        unsafe { self.submit_now(state, ops, &mut Prepared::default(), ops.len()) }
+        if let Err(refusal) = unsafe { self.issue(&mut state, value, plain, false) } {
+            return self.refused(state, value, refusal);
+        }
+        self.owner.advance()?;
+        Ok(self.end(state, value))
     }
 
     /// Takes the lock of a sound stream. Unless the stream holds work back, the driver has room for
@@ -58,7 +67,7 @@ impl<N: DriverStream> StreamCore<N> {
     }
 
     /// Whether an operation can go to the driver without preparation.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn is_plain(&self, op: &Op<'_>) -> bool {
         match op {
             Op::Wait(p) => self.is_own(*p) || p.is_settled(),
@@ -83,45 +92,21 @@ impl<N: DriverStream> StreamCore<N> {
         Ok(value)
     }
 
-    /// Submits to a stream that holds nothing back: `ops[..cut]` go to the driver, the rest is held
-    /// back.
-    ///
-    /// # Safety
-    /// - As [`submit`](Self::submit): the memory of the operations may be used until the submission
-    ///   is over.
-    #[inline]
-    pub(crate) unsafe fn submit_now(
-        &self,
-        mut state: MutexGuard<'_, State<N>>,
-        ops: &[Op<'_>],
-        prepared: &mut Prepared<N>,
-        cut: usize,
-    ) -> Result<u64> {
+    /// Begins a submission in the lock, and returns its value.
+    #[inline(always)]
+    fn begin(&self) -> Result<u64> {
         let value = self.next_value()?;
         #[cfg(feature = "planted-defects")]
         if self.core.config.has(crate::defects::Defect::WordBeforeWork) {
             self.native.signal(value)?;
             self.signalled.store(value, Ordering::Release);
         }
-        let plain = prepared.is_empty();
-        // SAFETY: the caller vouches for the operations.
-        let given = unsafe {
-            self.issue(&mut state, value, ops[..cut].iter().enumerate(), prepared, false)
-        };
-        if let Err(refusal) = given {
-            return self.refused(state, value, refusal);
-        }
-        self.owner.advance()?;
-        if !plain {
-            ops[..cut].iter().for_each(|op| {
-                if let Op::Wait(p) = op {
-                    self.owner.learn(*p);
-                }
-            });
-        }
-        if cut < ops.len() {
-            return Ok(self.hold_back(state, value, &ops[cut..], prepared.rest_from(cut)));
-        }
+        Ok(value)
+    }
+
+    /// Ends a submission of which the driver has everything.
+    #[inline(always)]
+    fn end(&self, mut state: MutexGuard<'_, State<N>>, value: u64) -> u64 {
         self.issued.store(value, Ordering::Release);
         let due = value - self.signalled.load(Ordering::Relaxed)
             >= u64::from(self.core.config.signal_every);
@@ -131,7 +116,7 @@ impl<N: DriverStream> StreamCore<N> {
             self.after(signalled);
             self.poll();
         }
-        Ok(value)
+        value
     }
 
     /// Handles a refusal by the driver in a submission that was to have `value`.
@@ -191,7 +176,7 @@ impl<N: DriverStream> StreamCore<N> {
                 && !self.is_plain(op)
                 && let Some(preparation) = self.native.prepare(op)?
             {
-                prepared.put(i, Ready::Driver(preparation));
+                prepared.put(i, Preparation::Driver(preparation));
             }
         }
         {
@@ -204,7 +189,7 @@ impl<N: DriverStream> StreamCore<N> {
         let mut cut = ops.len();
         for (i, op) in ops.iter().enumerate() {
             match self.prepare(op)? {
-                Ready::Plain => {}
+                Ready::Now(wait) => wait.into_iter().for_each(|wait| prepared.put(i, wait)),
                 Ready::Blocked => {
                     cut = i;
                     break;
@@ -218,38 +203,50 @@ impl<N: DriverStream> StreamCore<N> {
                     self.after_failure();
                     return Err(cause);
                 }
-                ready => prepared.put(i, ready),
             }
         }
-        let state = self.lock_with_room()?;
+        let mut state = self.lock_with_room()?;
         if state.is_busy() {
             return self.defer(state, ops, prepared.rest_from(0));
         }
+        let value = self.begin()?;
+        let (now, later) = ops.split_at(cut);
+        let plain = prepared.is_empty();
+        let given = now.iter().enumerate().map(|(i, op)| (op, prepared.take(i)));
         // SAFETY: the caller vouches for the operations.
-        let value = unsafe { self.submit_now(state, ops, &mut prepared, cut) }?;
-        if cut < ops.len() {
-            self.pump();
+        if let Err(refusal) = unsafe { self.issue(&mut state, value, given, false) } {
+            return self.refused(state, value, refusal);
         }
+        self.owner.advance()?;
+        if !plain {
+            now.iter().for_each(|op| {
+                if let Op::Wait(p) = op {
+                    self.owner.learn(*p);
+                }
+            });
+        }
+        if later.is_empty() {
+            return Ok(self.end(state, value));
+        }
+        self.hold_back(state, value, later, prepared.rest_from(cut));
+        self.pump();
         Ok(value)
     }
 
-    /// Gives operations to the driver, in the lock. `part`: the driver was given operations of the
-    /// same submission before.
+    /// Gives operations to the driver with their preparations, in the lock. `part`: the driver was
+    /// given operations of the same submission before.
     ///
     /// # Safety
     /// - As [`submit`](Self::submit): the memory of the operations may be used until the submission
     ///   is over.
-    pub(crate) unsafe fn issue<'o, 'r>(
+    #[inline(always)]
+    pub(crate) unsafe fn issue<'o: 'r, 'r>(
         &self,
         state: &mut State<N>,
         value: u64,
-        ops: impl Iterator<Item = (usize, &'r Op<'o>)>,
-        prepared: &mut Prepared<N>,
+        ops: impl Iterator<Item = (&'r Op<'o>, Option<Preparation<N>>)>,
         part: bool,
-    ) -> std::result::Result<(), Refusal>
-    where
-        'o: 'r,
-    {
+    ) -> std::result::Result<(), Refusal> {
         let mut sink = Sink { value, host: &self.host, accepted: part };
         let mut failed = None;
         match self.native.enter() {
@@ -257,9 +254,9 @@ impl<N: DriverStream> StreamCore<N> {
                 return Err(Refusal { error, accepted: part, op: "submission".to_owned() });
             }
             Ok(mut entry) => {
-                for (i, op) in ops {
+                for (op, preparation) in ops {
                     // SAFETY: the caller vouches for the operation.
-                    let given = unsafe { self.give(&mut entry, op, prepared.take(i), &mut sink) };
+                    let given = unsafe { self.give(&mut entry, op, preparation, &mut sink) };
                     if let Err(error) = given {
                         failed = Some((error, op.name()));
                         break;
@@ -288,23 +285,23 @@ impl<N: DriverStream> StreamCore<N> {
     ///
     /// # Safety
     /// - As [`submit`](Self::submit).
-    #[inline]
+    #[inline(always)]
     unsafe fn give(
         &self,
         entry: &mut N::Entry<'_>,
         op: &Op<'_>,
-        ready: Ready<N>,
+        preparation: Option<Preparation<N>>,
         sink: &mut Sink<'_, N>,
     ) -> Result<()> {
-        let prepared = match ready {
-            Ready::Driver(preparation) => Some(preparation),
-            Ready::Wait(wait) => {
+        let own = match preparation {
+            None => None,
+            Some(Preparation::Driver(own)) => Some(own),
+            Some(Preparation::Wait(wait)) => {
                 let given = self.native.encode_wait(entry, &wait.mark);
                 sink.took(given)?;
                 self.host.leave(sink.value, wait.passed());
                 return Ok(());
             }
-            _ => None,
         };
         match op {
             Op::Wait(_) => Ok(()),
@@ -312,7 +309,7 @@ impl<N: DriverStream> StreamCore<N> {
                 Err(Error::state(format!("a {} is not given to the driver", op.kind())))
             }
             // SAFETY: the caller vouches for the operation.
-            op => unsafe { self.native.encode(entry, op, prepared, sink) },
+            op => unsafe { self.native.encode(entry, op, own, sink) },
         }
     }
 
@@ -320,10 +317,10 @@ impl<N: DriverStream> StreamCore<N> {
     pub(crate) fn prepare(&self, op: &Op<'_>) -> Result<Ready<N>> {
         match op {
             Op::Wait(p) => self.resolve(*p),
-            _ if self.is_plain(op) => Ok(Ready::Plain),
+            _ if self.is_plain(op) => Ok(Ready::Now(None)),
             Op::Graph(_) | Op::Host(_) | Op::Foreign(_) => Ok(Ready::Blocked),
             // The driver's own preparation was made as the operation was submitted.
-            _ => Ok(Ready::Plain),
+            _ => Ok(Ready::Now(None)),
         }
     }
 
@@ -337,16 +334,16 @@ impl<N: DriverStream> StreamCore<N> {
     /// How this stream can wait for a timepoint.
     pub(crate) fn resolve(&self, point: Timepoint) -> Result<Ready<N>> {
         if self.is_own(point) {
-            return Ok(Ready::Plain);
+            return Ok(Ready::Now(None));
         }
         #[cfg(feature = "planted-defects")]
         if self.core.config.has(crate::defects::Defect::MissingWait)
             && point.value() <= point.timeline().submitted()
         {
-            return Ok(Ready::Plain);
+            return Ok(Ready::Now(None));
         }
         match point.timeline().check(point.value()) {
-            Ok(true) => return Ok(Ready::Plain),
+            Ok(true) => return Ok(Ready::Now(None)),
             Err(cause) => return Ok(Ready::Failed(cause)),
             Ok(false) => {}
         }
@@ -363,7 +360,13 @@ impl<N: DriverStream> StreamCore<N> {
                     Ok(recorded.map_or(Ready::Blocked, |(mark, value)| {
                         let abroad = !Arc::ptr_eq(&source.core.device, &self.core.device);
                         let source = source.me.clone();
-                        Ready::Wait(NativeWait { mark, point, source, value, abroad })
+                        Ready::Now(Some(Preparation::Wait(NativeWait {
+                            mark,
+                            point,
+                            source,
+                            value,
+                            abroad,
+                        })))
                     }))
                 }
                 // The stream is gone, so all its values are over or soon will be.

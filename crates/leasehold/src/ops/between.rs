@@ -27,7 +27,7 @@ use leasehold_alloc::{Buffer, HostKind, Layout, On};
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, Result, Timepoint, UniqueLease};
-use leasehold_hal::{Copy2d, Download, HostCall, MemoryKind, Op, Upload};
+use leasehold_hal::{Copy2d, Download, HostCall, Op, Upload};
 
 /// Bytes of a staging buffer, at the least (for a copy that is longer) and at the most.
 const PIECE: (u64, u64) = (1 << 20, 32 << 20);
@@ -196,7 +196,7 @@ impl Way<'_> {
         let of_other = self.host.1 || !self.host.0 && !pinned(self.ours()) && pinned(&self.other);
         let runtime = if of_other { &self.other } else { self.ours() };
         let on = On { timeline: first.timeline, source: first.raw_source() };
-        let memory = runtime.device.memory(MemoryKind::Pinned)?;
+        let memory = runtime.pinned()?;
         memory.alloc_unique(Layout::new(bytes), on).map(UniqueLease::share_unlisted)
     }
 

@@ -314,31 +314,40 @@ impl Stream {
         if dst.is_empty() {
             return Ok(());
         }
-        // The allocator decides, because device memory of a CPU is host memory too. The submit path
-        // checks that it is this device's.
-        let host = |s: &BufferView<'_>| !self.runtime.memory.owns(s.buffer());
-        let op = match (host(&dst), host(&src)) {
-            (false, true) => Op::Upload(Upload {
-                src: src.addr() as *const u8,
-                dst: dst.addr(),
-                native: dst.buffer().native(),
-                bytes: src.len(),
-                keep: None,
-            }),
-            (true, false) => Op::Download(Download {
-                src: src.addr(),
-                native: src.buffer().native(),
-                dst: dst.addr() as *mut u8,
-                bytes: src.len(),
-                keep: None,
-            }),
-            (true, true) => return self.copy(dst, src),
-            (false, false) => {
+        // The allocator decides, because device memory of a CPU is host memory too.
+        let device = |s: &BufferView<'_>| self.runtime.memory.owns(s.buffer());
+        let (from, to) = (src.read(), writing(dst));
+        let (op, host) = match (device(&dst), device(&src)) {
+            (true, false) => {
+                let upload = Upload {
+                    src: src.addr() as *const u8,
+                    dst: dst.addr(),
+                    native: dst.buffer().native(),
+                    bytes: src.len(),
+                    keep: None,
+                };
+                (Op::Upload(upload), &from)
+            }
+            (false, true) => {
+                let download = Download {
+                    src: src.addr(),
+                    native: src.buffer().native(),
+                    dst: dst.addr() as *mut u8,
+                    bytes: src.len(),
+                    keep: None,
+                };
+                (Op::Download(download), &to)
+            }
+            (false, false) => return self.copy(dst, src),
+            (true, true) => {
                 return Err(Error::invalid("neither side of a pinned copy is host memory"));
             }
         };
-        // SAFETY: both are operands: their memory is not reused before the copy's timepoint.
-        unsafe { self.pass(&op, &[src.read(), writing(dst)]) }.map(drop)
+        self.runtime.check_host(host)?;
+        check_writable(&to)?;
+        // SAFETY: both are operands, of this device: their memory is not reused before the copy's
+        // timepoint.
+        unsafe { self.pass_checked(&op, &[from, to]) }.map(drop)
     }
 
     /// Fills a buffer or a part of it with a number of 1, 2 or 4 bytes, again and again.

@@ -30,7 +30,7 @@ use crate::view::{BufferView, Operand};
 use leasehold_alloc::{Buffer, Layout, On};
 use leasehold_core::host_copy::{self, Sides};
 use leasehold_core::{Error, Lease, Result, Timepoint, UniqueLease};
-use leasehold_hal::{Download, HostTimeline, MemoryKind, Op, Upload};
+use leasehold_hal::{Download, HostTimeline, Op, Upload};
 
 /// Copies of fewer bytes take the driver's own way.
 const LEAST: u64 = 8 << 20;
@@ -175,7 +175,7 @@ impl<'a> Ring<'a> {
         let device = &stream.runtime.device;
         let piece = piece_bytes(bytes);
         let on = On { timeline: stream.core.timeline, source: stream.core.raw_source() };
-        let pinned = device.memory(MemoryKind::Pinned)?;
+        let pinned = stream.runtime.pinned()?;
         let made = pinned.alloc_unique(Layout::new(SLOTS as u64 * piece), on);
         match made.and_then(|memory| Ok((memory, device.host_timeline()?))) {
             Ok((memory, gate)) => {

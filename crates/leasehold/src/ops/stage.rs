@@ -4,7 +4,6 @@ use super::HostBytes;
 use crate::stream::Stream;
 use leasehold_alloc::{Buffer, Layout, On};
 use leasehold_core::{Error, OutOfMemory, Result, Timepoint, UniqueLease, host_copy};
-use leasehold_hal::MemoryKind;
 
 /// Bytes up to this many lie in ordinary memory: a driver takes them from there at once.
 const SMALL: usize = 64 << 10;
@@ -43,7 +42,7 @@ impl Staged {
     /// In pinned memory that nobody uses any more; `None` when what the pool has at hand is still
     /// in use.
     fn pinned(stream: &Stream, bytes: &[u8]) -> Result<Option<Self>> {
-        let pool = stream.runtime.device.memory(MemoryKind::Pinned)?;
+        let pool = stream.runtime.pinned()?;
         let on = On { timeline: stream.core.timeline, source: stream.core.raw_source() };
         // The sole lease: a lease by a guessed handle would be another writer.
         let buffer = pool.alloc_unique(Layout::new(bytes.len() as u64), on)?;

@@ -12,7 +12,7 @@ use crate::view::{Operand, View};
 use leasehold_alloc::{Allocator, Buffer, SYMBOLIC};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, RwLock};
-use leasehold_core::{Error, Lease, PoolConfig, Result, SlotPool, Timepoint};
+use leasehold_core::{Error, Lease, PoolConfig, Result, SlotPool, Timepoint, TryOnceLock};
 use leasehold_hal::{Backend, Device, DeviceId, Limits, MemoryKind, StreamDesc};
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
@@ -29,6 +29,8 @@ pub(crate) struct RuntimeInner {
     bases: Mutex<Vec<Weak<BaseCell>>>,
     pub(super) extensions: RwLock<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>,
     pub(crate) memory: Allocator,
+    /// The device's host memory.
+    pinned: TryOnceLock<Allocator>,
     /// Bytes of the device's memory; the largest number where that is not known.
     pub(crate) total: u64,
     pub(super) events: SlotPool<Events>,
@@ -58,6 +60,7 @@ impl RuntimeInner {
             limits: *device.limits(),
             default: Mutex::new(Arc::new(StreamCore::new(stream))),
             memory,
+            pinned: TryOnceLock::default(),
             total: match device.info().memory.total {
                 0 => u64::MAX,
                 total => total,
@@ -195,24 +198,39 @@ impl RuntimeInner {
     #[inline]
     pub(crate) fn check_operands(&self, operands: &[Operand<'_>]) -> Result<()> {
         for operand in operands {
-            if !self.memory.owns(operand.view.lease) {
-                self.check_operand_slow(operand)?;
-            }
+            self.check_owned(operand)?;
             check_writable(operand)?;
         }
         Ok(())
     }
 
+    #[inline]
+    fn check_owned(&self, operand: &Operand<'_>) -> Result<()> {
+        if self.owns(operand.view.lease) { Ok(()) } else { Err(self.strange(operand)) }
+    }
+
+    /// Refuses what is not this device's host memory.
+    #[inline]
+    pub(crate) fn check_host(&self, operand: &Operand<'_>) -> Result<()> {
+        if self.owns_pinned(operand.view.lease) { Ok(()) } else { Err(self.strange(operand)) }
+    }
+
     #[cold]
-    fn check_operand_slow(&self, operand: &Operand<'_>) -> Result<()> {
-        if self.owns_pinned(operand.view.lease) {
-            return Ok(());
-        }
-        Err(Error::invalid(format!(
+    fn strange(&self, operand: &Operand<'_>) -> Error {
+        Error::invalid(format!(
             "a buffer of {} bytes was not allocated on {}; copy it there first",
             operand.view.lease.len(),
             self.id
-        )))
+        ))
+    }
+
+    /// The device's host memory.
+    ///
+    /// # Errors
+    /// As [`Device::memory`].
+    #[inline]
+    pub(crate) fn pinned(&self) -> Result<&Allocator> {
+        self.pinned.get_or_make(|| self.device.memory(MemoryKind::Pinned).cloned())
     }
 
     /// Returns whether the buffer is of this device's memory, or of its host memory.
@@ -221,9 +239,9 @@ impl RuntimeInner {
         self.memory.owns(buffer) || self.owns_pinned(buffer)
     }
 
-    #[cold]
+    #[inline]
     fn owns_pinned(&self, buffer: &Lease<Buffer>) -> bool {
-        self.device.memory(MemoryKind::Pinned).is_ok_and(|m| m.owns(buffer))
+        self.pinned().is_ok_and(|m| m.owns(buffer))
     }
 
     /// Refuses a buffer that cannot be in the place of another one in a graph of this device.
@@ -308,9 +326,7 @@ impl RuntimeInner {
     pub(crate) fn check_eager(&self, operands: &[Operand<'_>]) -> Result<()> {
         let mut addresses = 0;
         for operand in operands {
-            if !self.memory.owns(operand.view.lease) {
-                self.check_operand_slow(operand)?;
-            }
+            self.check_owned(operand)?;
             check_writable(operand)?;
             addresses |= operand.view.lease.addr();
         }
