@@ -8,15 +8,15 @@
 //! Where the shard holds all that it may, its fullest bin does.
 //!
 //! Larger blocks are different, since what lies in a cache cannot coalesce, and what is reused from
-//! it does not move to a lower address. A shard keeps the last one that was freed, up to the next
-//! request for another size. That request gives it back to the heap under the lock which it takes
-//! anyway, as mimalloc's threads collect deferred frees. Where the same sizes do not come again,
-//! the shard keeps none for a while.
+//! it does not move to a lower address. A shard keeps none but where requests ask for just what was
+//! freed before, [`RUN`] times in a row. Then it keeps the last one, up to the next request for
+//! another size. That request gives it back to the heap under the lock which it takes anyway, as
+//! mimalloc's threads collect deferred frees.
 //!
 //! One flag says that the shard's threads found the heap's lock taken. Then full bins give to the
 //! [`depot`](crate::depot), empty ones take a list from there or fetch some more blocks of the
-//! heap, and the shard keeps up to [`LARGE`] large blocks, also where the same sizes do not come
-//! again. A flush clears the flag.
+//! heap, and the shard keeps up to [`LARGE`] large blocks, whatever is asked for. A flush
+//! clears the flag.
 //!
 //! # Protocol
 //! A shard has one lock word. A thread enters by a compare-and-swap from free to locked and leaves
@@ -38,7 +38,7 @@ use leasehold_core::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, 
 use leasehold_core::sync::{UnsafeCell, spin_loop};
 
 mod bins;
-use bins::{Bins, Kept, add};
+use bins::{Bins, Kept, Large, add};
 
 const FREE: u32 = 0;
 const LOCKED: u32 = 1;
@@ -47,12 +47,10 @@ const LOCKED: u32 = 1;
 const DRIFT: i64 = 2 << 20;
 /// Large blocks that a shard keeps at most.
 const LARGE: usize = 16;
-/// Large blocks that are kept in a row without a hit, before no more are kept.
-const TRIES: u32 = 48;
-/// Frees of large blocks that then go to the heap.
-const REST: u32 = 4096;
-/// The same, after a large block that was kept was missing elsewhere.
-const SHORT_REST: u32 = 512;
+/// Requests in a row for what was freed just before, until large blocks are kept. Only the last few
+/// requests decide, so a workload that repeats is served alike each time. A trial after so many
+/// frees would move that workload's blocks again and again, and might take new memory each time.
+const RUN: u32 = 8;
 /// Shards that there are at most.
 const MOST_SHARDS: usize = 64;
 
@@ -78,8 +76,12 @@ pub(crate) struct Shard {
     word: AtomicU32,
     /// The shard's threads found the heap's lock taken. A hint.
     contended: AtomicBool,
-    /// Large blocks that go to the heap before the next is kept. A guess: written without care.
-    rest: AtomicU32,
+    /// Requests for large blocks in a row that asked for what was freed just before. A guess:
+    /// written without care.
+    repeats: AtomicU32,
+    /// The timeline and size of the last large block that went to the heap, until a large block is
+    /// asked for; else 0. A guess too.
+    freed: AtomicU64,
     /// Live bytes that this shard lent and took back, beyond what the heap knows.
     drift: AtomicI64,
     small: Kept,
@@ -350,6 +352,7 @@ impl ThreadCaches {
     ) -> Result<(&'a Row, i64), Back> {
         let shard = self.shard(thread);
         if shard.large.rows.load(Ordering::Relaxed) == 0 {
+            shard.compare(timeline, size);
             return Err(Back::NOTHING);
         }
         let Some(mut inside) = shard.enter() else { return Err(Back::NOTHING) };
@@ -361,6 +364,7 @@ impl ThreadCaches {
                 Ok((row, shard.drift.load(Ordering::Relaxed)))
             }
             None => {
+                shard.repeats.store(0, Ordering::Relaxed);
                 let mut rows = List::EMPTY;
                 // Kept blocks cannot coalesce. Where threads contend, the shard gives blocks up
                 // only if it keeps more than half of `LARGE`.
@@ -375,7 +379,7 @@ impl ThreadCaches {
     }
 
     /// Keeps a large row of a size that it [`keeps`](Self::keeps), which nobody holds and whose
-    /// last uses are on `timeline`. `None`: sizes do not come again, or somebody is inside.
+    /// last uses are on `timeline`. `None`: no such size is expected, or somebody is inside.
     #[inline]
     pub(crate) fn put_large(
         &self,
@@ -386,19 +390,15 @@ impl ThreadCaches {
     ) -> Option<Back> {
         let shard = self.shard(thread);
         let contended = shard.contended.load(Ordering::Relaxed);
-        let rest = shard.rest.load(Ordering::Relaxed);
         // Where threads contend, every block that the heap does not see is a gain.
-        if rest > 0 && !contended {
-            shard.rest.store(rest - 1, Ordering::Relaxed);
+        if !contended && shard.repeats.load(Ordering::Relaxed) < RUN {
+            shard.freed.store(large_key(timeline, size), Ordering::Relaxed);
             return None;
         }
         let mut inside = shard.enter()?;
         let large = &mut inside.bins().large;
         let most = if contended { LARGE } else { 1 };
         let mut rows = List::EMPTY;
-        if large.are_useless() {
-            shard.rest.store(REST, Ordering::Relaxed);
-        }
         if large.len() >= most || shard.large.bytes.load(Ordering::Relaxed) + size > self.large {
             large.give_up(&shard.large, &mut rows);
         }
@@ -479,13 +479,11 @@ impl Inside<'_> {
     /// Takes everything out.
     fn drain(&mut self, back: &mut Back) {
         let shard = self.0;
-        if shard.large.rows.load(Ordering::Relaxed) > 0 {
-            shard.rest.store(SHORT_REST, Ordering::Relaxed);
-        }
         self.bins().drain(shard, &mut back.rows);
         back.drift += shard.drift.load(Ordering::Relaxed);
         shard.drift.store(0, Ordering::Relaxed);
         shard.contended.store(false, Ordering::Relaxed);
+        shard.repeats.store(0, Ordering::Relaxed);
     }
 }
 
@@ -502,7 +500,8 @@ impl Shard {
         Self {
             word: AtomicU32::new(word),
             contended: AtomicBool::new(false),
-            rest: AtomicU32::new(0),
+            repeats: AtomicU32::new(0),
+            freed: AtomicU64::new(0),
             drift: AtomicI64::new(0),
             small: Kept::default(),
             large: Kept::default(),
@@ -546,6 +545,16 @@ impl Shard {
         self.drift.store(self.drift.load(Ordering::Relaxed) + size as i64, Ordering::Relaxed);
     }
 
+    /// Notes whether a request for a large block asks for what was freed just before.
+    #[inline]
+    fn compare(&self, timeline: TimelineId, size: u64) {
+        let alike = self.freed.load(Ordering::Relaxed) == large_key(timeline, size);
+        let repeats =
+            if alike { self.repeats.load(Ordering::Relaxed).saturating_add(1) } else { 0 };
+        self.repeats.store(repeats, Ordering::Relaxed);
+        self.freed.store(0, Ordering::Relaxed);
+    }
+
     /// The live bytes to tell, if there are many. Inside only.
     fn tell(&self) -> i64 {
         let drift = self.drift.load(Ordering::Relaxed);
@@ -561,6 +570,12 @@ impl Shard {
         let none = |kept: &Kept| kept.rows.load(Ordering::Relaxed) == 0;
         none(&self.small) && none(&self.large) && self.drift.load(Ordering::Relaxed) == 0
     }
+}
+
+/// A timeline and a size as one number, which is not 0.
+#[inline(always)]
+fn large_key(timeline: TimelineId, size: u64) -> u64 {
+    u64::from(timeline.get()) << 32 | u64::from(Large::units(size))
 }
 
 /// Spins a little, then lets others run: who is inside leaves within nanoseconds unless the
