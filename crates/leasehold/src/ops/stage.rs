@@ -5,8 +5,9 @@ use crate::stream::Stream;
 use leasehold_alloc::{Buffer, Layout, On};
 use leasehold_core::{Error, OutOfMemory, Result, Timepoint, UniqueLease, host_copy};
 
-/// Bytes up to this many lie in ordinary memory: a driver takes them from there at once.
-const SMALL: usize = 64 << 10;
+/// Bytes up to this many lie in ordinary memory: a driver takes them from there at once, and they
+/// are copied again in less time than pinned memory takes to get.
+const SMALL: usize = 1 << 10;
 
 /// A copy of host bytes, kept by the submission that reads it.
 pub(super) enum Staged {
