@@ -12,9 +12,9 @@
 //! ([`KernelSpec`](super::cpu::tile::KernelSpec)), whose checks run before every launch. This
 //! module adds only the number of blocks and threads of a launch, and the limits of 32-bit indices.
 //!
-//! The sources declare shared memory, within the size that every device offers for a block; where a
-//! kernel for some devices needs more, its launches add it. Sums are f32, only counters are atomic, and each element is computed in a fixed order. So a result
-//! depends on the parameters alone.
+//! The sources declare shared memory, within the size that every device offers for a block. Where a
+//! kernel for some devices needs more, its launches add it. Sums are f32, only counters are atomic,
+//! and each element is computed in a fixed order. So a result depends on the parameters alone.
 //!
 //! This module must not know the driver.
 
