@@ -85,6 +85,7 @@ struct IdleDevice {
     info: DeviceInfo,
     limits: Limits,
     memory: Allocator,
+    pinned: Allocator,
     streams: SlotPool<Make<IdleStream>>,
     graphs: SlotPool<Make<IdleGraph>>,
     pipelines: SlotPool<Make<Pipeline>>,
@@ -110,6 +111,10 @@ impl<T: Tagged + Send + Sync + 'static> Resource for Make<T> {
     }
 }
 
+fn allocator() -> Result<Allocator> {
+    Allocator::new(Box::new(FakeBacking::new(1 << 30)), AllocatorConfig::default())
+}
+
 fn pool<T: Tagged + Send + Sync + 'static>() -> Result<SlotPool<Make<T>>> {
     SlotPool::new(Make(std::marker::PhantomData), PoolConfig::default())
 }
@@ -133,8 +138,8 @@ unsafe impl Device for IdleDevice {
     fn make_current(&self) -> Result<()> {
         Ok(())
     }
-    fn memory(&self, _: MemoryKind) -> Result<&Allocator> {
-        Ok(&self.memory)
+    fn memory(&self, kind: MemoryKind) -> Result<&Allocator> {
+        Ok(if kind == MemoryKind::Pinned { &self.pinned } else { &self.memory })
     }
     fn stream(&self, _: &StreamDesc) -> Result<Lease<dyn Stream>> {
         let make = || Ok(IdleStream(TimelineOwner::take()?));
@@ -178,10 +183,8 @@ unsafe impl Backend for Idle {
             Ok(IdleDevice {
                 info: DeviceInfo::new(id, "a device that does nothing"),
                 limits: Limits::default(),
-                memory: Allocator::new(
-                    Box::new(FakeBacking::new(1 << 30)),
-                    AllocatorConfig::default(),
-                )?,
+                memory: allocator()?,
+                pinned: allocator()?,
                 streams: pool()?,
                 graphs: pool()?,
                 pipelines: pool()?,
@@ -198,6 +201,7 @@ struct Bench {
     runtime: Runtime,
     kernel: KernelBase,
     operands: [Lease<leasehold::Buffer>; 3],
+    pinned: Lease<leasehold::Buffer>,
     graph: Graph,
 }
 
@@ -216,8 +220,9 @@ impl Bench {
         // SAFETY: the device runs nothing.
         let kernel = unsafe { KernelBase::new(desc.aligned(4)) }?;
         let operands = [runtime.alloc(4096)?, runtime.alloc(4096)?, runtime.alloc(4096)?];
+        let pinned = runtime.alloc_pinned(4096)?;
         let graph = runtime.record_graph(|r| session(r, &kernel, &operands))?;
-        Ok(Self { runtime, kernel, operands, graph })
+        Ok(Self { runtime, kernel, operands, pinned, graph })
     }
 }
 
@@ -238,11 +243,13 @@ fn session(
 type Body = fn(&Bench) -> Result<()>;
 
 /// The paths, by the names of the table.
-const PATHS: [(&str, Body); 4] = [
+const PATHS: [(&str, Body); 6] = [
     ("runtime_alloc_drop", |b| b.runtime.alloc(4096).map(drop)),
     ("runtime_alloc_drop_large", |b| b.runtime.alloc(1 << 20).map(drop)),
     ("session_begin_finish", |b| session(&b.runtime, &b.kernel, &b.operands)),
     ("graph_launch", |b| b.graph.launch().map(drop)),
+    ("copy_pinned_up", |b| b.runtime.stream().copy_pinned(b.operands[0].view(), b.pinned.view())),
+    ("copy_pinned_down", |b| b.runtime.stream().copy_pinned(b.pinned.view(), b.operands[0].view())),
 ];
 
 fn run(name: Option<String>, times: Option<u32>) -> Result<ExitCode> {

@@ -204,9 +204,15 @@ impl RuntimeInner {
         Ok(())
     }
 
+    /// Refuses memory of another device. Most operands are device memory.
     #[inline]
     fn check_owned(&self, operand: &Operand<'_>) -> Result<()> {
-        if self.owns(operand.view.lease) { Ok(()) } else { Err(self.strange(operand)) }
+        if self.memory.owns(operand.view.lease) { Ok(()) } else { self.check_owned_slow(operand) }
+    }
+
+    #[cold]
+    fn check_owned_slow(&self, operand: &Operand<'_>) -> Result<()> {
+        self.check_host(operand)
     }
 
     /// Refuses what is not this device's host memory.
