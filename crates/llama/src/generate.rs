@@ -4,9 +4,9 @@ use crate::config::Config;
 use crate::decoder::Decoder;
 use crate::model::Model;
 use crate::weights::Weights;
-use leasehold::Result;
-use leasehold_operators::DType;
-use leasehold_operators::ops::Sampling;
+use leasehold::{GraphOperator, Result, Runtime, View};
+use leasehold_operators::ops::{self, Sampling};
+use leasehold_operators::{DType, Library, Tensor};
 use std::time::{Duration, Instant};
 
 /// The execution of the steps.
@@ -111,6 +111,69 @@ pub fn traffic(
     }
     let position = (2 * config.num_hidden_layers * config.kv_width() * activations.bytes()) as u64;
     Traffic { weights: bytes, cache: position.saturating_mul(positions as u64) }
+}
+
+/// Products and sums that a prompt of so many tokens takes, up to its first new token: those of its
+/// matrices, and of each position with the ones before it.
+///
+/// ```
+/// let config = leasehold_llama::Config::from_slice(
+///     br#"{"model_type": "llama", "vocab_size": 256, "hidden_size": 64,
+///          "intermediate_size": 172, "num_hidden_layers": 2,
+///          "num_attention_heads": 4, "num_key_value_heads": 2,
+///          "max_position_embeddings": 128, "hidden_act": "silu"}"#,
+///     "config.json",
+/// )?;
+/// let layer = 2 * (64 * (64 + 32 + 32 + 64) + 3 * 64 * 172) + 4 * 64;
+/// let head = 2 * 64 * 256;
+/// assert_eq!(leasehold_llama::operations(&config, 1), f64::from(2 * layer + head));
+/// # Ok::<(), leasehold_core::Error>(())
+/// ```
+#[must_use]
+pub fn operations(config: &Config, tokens: usize) -> f64 {
+    let number = |n: usize| n as f64;
+    let (hidden, query, tokens) =
+        (number(config.hidden_size), number(config.query_width()), number(tokens));
+    let projections = hidden * (2.0 * query + 2.0 * number(config.kv_width()));
+    let network = 3.0 * hidden * number(config.intermediate_size);
+    let attention = 2.0 * query * tokens * (tokens + 1.0);
+    let layer = 2.0 * tokens * (projections + network) + attention;
+    number(config.num_hidden_layers) * layer + 2.0 * hidden * number(config.vocab_size)
+}
+
+/// Products and sums a second of a product of square matrices with `side` rows, an even number: the
+/// best of five.
+/// Blocks.
+///
+/// # Errors
+/// `OutOfMemory`; `DeviceLost`; `Unsupported` on a device without the operators.
+pub fn product_rate(runtime: &Runtime, dtype: DType, side: u32) -> Result<f64> {
+    let library = Library::of(runtime)?;
+    let tensor = || Tensor::alloc(runtime, dtype, side, side);
+    let (x, weight, y) = (tensor()?, tensor()?, tensor()?);
+    let stream = runtime.stream();
+    // Numbers of both signs from a half to one, in every type: a device computes faster with zeros.
+    let mut state = 1u32;
+    let words = x.bytes() as usize / size_of::<u32>();
+    let numbers: Vec<u32> = (0..words)
+        .map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            state & 0x807f_807f | 0x3f00_3f00
+        })
+        .collect();
+    for operand in [&x, &weight] {
+        stream.upload(operand.buffer().view(), &numbers)?;
+    }
+    let to = ops::Projection { weight: &weight, bias: None, y: &y };
+    let product = ops::linear(&library, &x, None, to)?;
+    let mut best = f64::INFINITY;
+    for _ in 0..=5 {
+        let begin = Instant::now();
+        product.encode(stream)?;
+        stream.synchronize()?;
+        best = best.min(begin.elapsed().as_secs_f64());
+    }
+    Ok(2.0 * f64::from(side).powi(3) / best)
 }
 
 /// Generates text. `on_token` is called with each new id as soon as it is available; its error ends

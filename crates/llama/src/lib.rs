@@ -33,7 +33,10 @@ mod weights;
 pub use batch::{Batch, SequenceId};
 pub use config::{Config, Rope, RopeScaling};
 pub use decoder::{Decoder, OperatorTime};
-pub use generate::{Footprint, Generation, Mode, Request, Traffic, footprint, generate, traffic};
+pub use generate::{
+    Footprint, Generation, Mode, Request, Traffic, footprint, generate, operations, product_rate,
+    traffic,
+};
 pub use leasehold_operators::{DType, ops::Sampling};
 pub use model::{Model, Progress};
 pub use tokenizer::{TextStream, Tokenizer};

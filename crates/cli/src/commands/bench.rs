@@ -12,7 +12,9 @@ use crate::failure::Failure;
 use crate::host;
 use crate::table::{Table, bytes};
 use leasehold::{DeviceId, Runtime, View};
-use leasehold_llama::{Config, DType, Mode, Request, Sampling, Weights, generate, traffic};
+use leasehold_llama::{
+    Config, DType, Mode, Request, Sampling, Weights, generate, operations, product_rate, traffic,
+};
 use serde::Serialize;
 use std::io::Write;
 use std::num::NonZeroU32;
@@ -250,6 +252,12 @@ struct DecodeReport {
     graph: ModeReport,
     /// Tokens of the prompt per second, up to the first new token: of the faster mode.
     prompt_tokens_per_s: f64,
+    /// Products and sums of the prompt per second, in 10¹².
+    prompt_teraflops: f64,
+    /// Those of a large product of matrices, measured in this run.
+    product_teraflops: f64,
+    /// The two divided.
+    share_of_products: f64,
     /// Time of graph mode relative to eager mode: the median over the pairs of runs.
     graph_by_eager_time: f64,
     bytes_per_token: Bytes,
@@ -328,6 +336,8 @@ fn decode(a: &DecodeArguments) -> Result<(), Failure> {
     let runtime = system.runtime.clone();
     fits(&files, a.prompt as usize, a.tokens, NonZeroU32::MIN, a.dtype.into(), &runtime)?;
     let copy_gigabytes_per_s = copy_bandwidth(&runtime, a.sim)?;
+    let side = if a.sim || runtime.raw_device().caps().host_visible { 256 } else { 8192 };
+    let product_teraflops = product_rate(&runtime, a.dtype.into(), side)? / 1e12;
     let model = load(&runtime, &files, a.dtype.into(), a.common.json)?;
     let prompt = a.prompt_of(0, files.config.vocab_size.max(1) as u32);
     let once = |mode| -> Result<ModeReport, Failure> {
@@ -359,6 +369,8 @@ fn decode(a: &DecodeArguments) -> Result<(), Failure> {
     let bytes_per_token = Bytes::new(read.weights, read.cache);
     let gigabytes_per_s = bytes_per_token.total as f64 * graph.decode_tokens_per_s / 1e9;
     let prefill_ms = eager.prefill_ms.min(graph.prefill_ms);
+    let prompt_operations = operations(&files.config, a.prompt as usize);
+    let prompt_teraflops = prompt_operations / prefill_ms / 1e9;
     let report = DecodeReport {
         model: files.name,
         device: a.device.to_string(),
@@ -370,6 +382,9 @@ fn decode(a: &DecodeArguments) -> Result<(), Failure> {
         repeat: a.repeat,
         weight_bytes,
         prompt_tokens_per_s: f64::from(a.prompt) * 1e3 / prefill_ms,
+        prompt_teraflops,
+        product_teraflops,
+        share_of_products: prompt_teraflops / product_teraflops,
         eager,
         graph,
         graph_by_eager_time: percentile(&ratios, 0.5),
@@ -396,9 +411,14 @@ fn decode(a: &DecodeArguments) -> Result<(), Failure> {
     write!(out, "{table}")?;
     writeln!(
         out,
-        "prompt of {} tokens: {:.0} tokens/s; graph takes {:.3} of eager's time",
-        report.prompt, report.prompt_tokens_per_s, report.graph_by_eager_time
+        "prompt of {} tokens: {:.0} tokens/s, {:.3} TFLOP/s, {:.1} % of a large product's {:.3}",
+        report.prompt,
+        report.prompt_tokens_per_s,
+        report.prompt_teraflops,
+        report.share_of_products * 100.0,
+        report.product_teraflops
     )?;
+    writeln!(out, "graph takes {:.3} of eager's time", report.graph_by_eager_time)?;
     let read = &report.bytes_per_token;
     writeln!(
         out,
