@@ -144,7 +144,33 @@ fn linear(bench: &mut Bench<'_>, large: bool) {
             products.push(Product { m: 1, k, n, gap: 0, skew, types: [w; 3], flags });
         }
     }
+    // Several rows on tensor cores: few of them, and tiles. Aligned, and not.
+    for (i, m) in [2, 3, 8, 9, 16, 17, 33, 65, 129].into_iter().enumerate() {
+        for (j, (k, n)) in [(8, 33), (40, 70), (264, 1), (1000, 47)].into_iter().enumerate() {
+            let w = TYPES[1 + (i + j) % 2];
+            let y = if (i + j) % 4 == 3 { DType::F32 } else { w };
+            let (gap, flags) = ((i + j) % 3 * 8, j as u32 % 2 * BIAS);
+            for skew in [0, 1 + i % 7] {
+                products.push(Product { m, k, n, gap, skew, types: [w, w, y], flags });
+            }
+        }
+    }
     if large {
+        for (m, k, n) in [
+            (2, 4096, 4096),
+            (8, 4096, 14_336),
+            (8, 14_336, 4096),
+            (8, 896, 4864),
+            (16, 4096, 6144),
+            (17, 4096, 4096),
+            (64, 2048, 8192),
+            (100, 4096, 9000),
+            (600, 4096, 4096),
+        ] {
+            for w in [DType::Bf16, DType::F16] {
+                products.push(Product { m, k, n, gap: 0, skew: 0, types: [w; 3], flags: 0 });
+            }
+        }
         for w in TYPES {
             for (m, k, n) in [
                 (1, 4096, 11_008),
