@@ -175,7 +175,7 @@ impl Allocator {
                 config.magazine_large_bytes.min(most),
                 config.depot_bytes.min(most),
             ];
-            ThreadCaches::new(threads, small, large, depot)
+            ThreadCaches::new(threads, small, large, depot).within_budget(limit != u64::MAX)
         } else {
             ThreadCaches::none()
         };

@@ -8,15 +8,16 @@
 //! Where the shard holds all that it may, its fullest bin does.
 //!
 //! Larger blocks are different, since what lies in a cache cannot coalesce, and what is reused from
-//! it does not move to a lower address. A shard keeps none but where requests ask for just what was
-//! freed before, [`RUN`] times in a row. Then it keeps the last one, up to the next request for
-//! another size. That request gives it back to the heap under the lock which it takes anyway, as
-//! mimalloc's threads collect deferred frees.
+//! it does not move to a lower address. A shard keeps the last one that was freed, up to the next
+//! request for another size. That request gives it back to the heap under the lock which it takes
+//! anyway, as mimalloc's threads collect deferred frees. Where the same sizes do not come again,
+//! the shard keeps none for a while; within a budget, none from then on. A trial moves the blocks of
+//! a workload that repeats, so that it may take new memory, and within a budget it comes to rest.
 //!
 //! One flag says that the shard's threads found the heap's lock taken. Then full bins give to the
 //! [`depot`](crate::depot), empty ones take a list from there or fetch some more blocks of the
-//! heap, and the shard keeps up to [`LARGE`] large blocks, whatever is asked for. A flush
-//! clears the flag.
+//! heap, and the shard keeps up to [`LARGE`] large blocks, also where the same sizes do not come
+//! again. A flush clears the flag.
 //!
 //! # Protocol
 //! A shard has one lock word. A thread enters by a compare-and-swap from free to locked and leaves
@@ -38,7 +39,7 @@ use leasehold_core::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, 
 use leasehold_core::sync::{UnsafeCell, spin_loop};
 
 mod bins;
-use bins::{Bins, Kept, Large, add};
+use bins::{Bins, Kept, add};
 
 const FREE: u32 = 0;
 const LOCKED: u32 = 1;
@@ -47,10 +48,14 @@ const LOCKED: u32 = 1;
 const DRIFT: i64 = 2 << 20;
 /// Large blocks that a shard keeps at most.
 const LARGE: usize = 16;
-/// Requests in a row for what was freed just before, until large blocks are kept. Only the last few
-/// requests decide, so a workload that repeats is served alike each time. A trial after so many
-/// frees would move that workload's blocks again and again, and might take new memory each time.
-const RUN: u32 = 8;
+/// Large blocks that are kept in a row without a hit, before no more are kept.
+const TRIES: u32 = 48;
+/// Frees of large blocks that then go to the heap.
+const REST: u32 = 4096;
+/// The same, after a large block that was kept was missing elsewhere.
+const SHORT_REST: u32 = 512;
+/// The same within a budget: all.
+const FOREVER: u32 = u32::MAX;
 /// Shards that there are at most.
 const MOST_SHARDS: usize = 64;
 
@@ -66,6 +71,8 @@ pub(crate) struct ThreadCaches {
     large: u64,
     /// The largest block that is kept.
     largest: u64,
+    /// The allocator has a budget, so trials of large blocks end.
+    budgeted: bool,
     depot: Depot,
 }
 
@@ -76,12 +83,8 @@ pub(crate) struct Shard {
     word: AtomicU32,
     /// The shard's threads found the heap's lock taken. A hint.
     contended: AtomicBool,
-    /// Requests for large blocks in a row that asked for what was freed just before. A guess:
-    /// written without care.
-    repeats: AtomicU32,
-    /// The timeline and size of the last large block that went to the heap, until a large block is
-    /// asked for; else 0. A guess too.
-    freed: AtomicU64,
+    /// Large blocks that go to the heap before the next is kept. A guess: written without care.
+    rest: AtomicU32,
     /// Live bytes that this shard lent and took back, beyond what the heap knows.
     drift: AtomicI64,
     small: Kept,
@@ -129,7 +132,13 @@ impl ThreadCaches {
         // Two of the largest find room.
         let largest = if large / 2 <= SLAB_MAX { 0 } else { (large / 2).min(1 << 30) };
         let shards = (0..n).map(|_| Shard::new(small, FREE)).collect();
-        Self { shards, mask: n as u32 - 1, none: false, small, large, largest, depot }
+        let mask = n as u32 - 1;
+        Self { shards, mask, none: false, small, large, largest, budgeted: false, depot }
+    }
+
+    /// The same for an allocator that has a budget, if `budgeted`.
+    pub(crate) fn within_budget(self, budgeted: bool) -> Self {
+        Self { budgeted, ..self }
     }
 
     /// No shards at all.
@@ -142,6 +151,7 @@ impl ThreadCaches {
             small: 0,
             large: 0,
             largest: 0,
+            budgeted: false,
             depot: Depot::new(0, 0),
         }
     }
@@ -352,7 +362,6 @@ impl ThreadCaches {
     ) -> Result<(&'a Row, i64), Back> {
         let shard = self.shard(thread);
         if shard.large.rows.load(Ordering::Relaxed) == 0 {
-            shard.compare(timeline, size);
             return Err(Back::NOTHING);
         }
         let Some(mut inside) = shard.enter() else { return Err(Back::NOTHING) };
@@ -364,7 +373,6 @@ impl ThreadCaches {
                 Ok((row, shard.drift.load(Ordering::Relaxed)))
             }
             None => {
-                shard.repeats.store(0, Ordering::Relaxed);
                 let mut rows = List::EMPTY;
                 // Kept blocks cannot coalesce. Where threads contend, the shard gives blocks up
                 // only if it keeps more than half of `LARGE`.
@@ -379,7 +387,7 @@ impl ThreadCaches {
     }
 
     /// Keeps a large row of a size that it [`keeps`](Self::keeps), which nobody holds and whose
-    /// last uses are on `timeline`. `None`: no such size is expected, or somebody is inside.
+    /// last uses are on `timeline`. `None`: sizes do not come again, or somebody is inside.
     #[inline]
     pub(crate) fn put_large(
         &self,
@@ -390,15 +398,22 @@ impl ThreadCaches {
     ) -> Option<Back> {
         let shard = self.shard(thread);
         let contended = shard.contended.load(Ordering::Relaxed);
+        let rest = shard.rest.load(Ordering::Relaxed);
         // Where threads contend, every block that the heap does not see is a gain.
-        if !contended && shard.repeats.load(Ordering::Relaxed) < RUN {
-            shard.freed.store(large_key(timeline, size), Ordering::Relaxed);
+        if rest > 0 && !contended {
+            if rest != FOREVER {
+                shard.rest.store(rest - 1, Ordering::Relaxed);
+            }
             return None;
         }
         let mut inside = shard.enter()?;
         let large = &mut inside.bins().large;
         let most = if contended { LARGE } else { 1 };
         let mut rows = List::EMPTY;
+        if large.are_useless() {
+            let rest = if self.budgeted { FOREVER } else { REST };
+            shard.rest.store(rest, Ordering::Relaxed);
+        }
         if large.len() >= most || shard.large.bytes.load(Ordering::Relaxed) + size > self.large {
             large.give_up(&shard.large, &mut rows);
         }
@@ -422,7 +437,7 @@ impl ThreadCaches {
         if !shard.is_idle()
             && let Some(mut inside) = shard.enter()
         {
-            inside.drain(&mut back);
+            inside.drain(&mut back, self.budgeted);
         }
         back
     }
@@ -442,7 +457,7 @@ impl ThreadCaches {
         // SAFETY: rows in the depot belong to a table that outlives the caches.
         unsafe { self.depot.drain(&mut back.rows) };
         for mut inside in entered.into_iter().flatten() {
-            inside.drain(&mut back);
+            inside.drain(&mut back, self.budgeted);
             if close {
                 std::mem::forget(inside);
             }
@@ -477,13 +492,15 @@ impl Inside<'_> {
     }
 
     /// Takes everything out.
-    fn drain(&mut self, back: &mut Back) {
+    fn drain(&mut self, back: &mut Back, budgeted: bool) {
         let shard = self.0;
+        if shard.large.rows.load(Ordering::Relaxed) > 0 && !budgeted {
+            shard.rest.store(SHORT_REST, Ordering::Relaxed);
+        }
         self.bins().drain(shard, &mut back.rows);
         back.drift += shard.drift.load(Ordering::Relaxed);
         shard.drift.store(0, Ordering::Relaxed);
         shard.contended.store(false, Ordering::Relaxed);
-        shard.repeats.store(0, Ordering::Relaxed);
     }
 }
 
@@ -500,8 +517,7 @@ impl Shard {
         Self {
             word: AtomicU32::new(word),
             contended: AtomicBool::new(false),
-            repeats: AtomicU32::new(0),
-            freed: AtomicU64::new(0),
+            rest: AtomicU32::new(0),
             drift: AtomicI64::new(0),
             small: Kept::default(),
             large: Kept::default(),
@@ -545,16 +561,6 @@ impl Shard {
         self.drift.store(self.drift.load(Ordering::Relaxed) + size as i64, Ordering::Relaxed);
     }
 
-    /// Notes whether a request for a large block asks for what was freed just before.
-    #[inline]
-    fn compare(&self, timeline: TimelineId, size: u64) {
-        let alike = self.freed.load(Ordering::Relaxed) == large_key(timeline, size);
-        let repeats =
-            if alike { self.repeats.load(Ordering::Relaxed).saturating_add(1) } else { 0 };
-        self.repeats.store(repeats, Ordering::Relaxed);
-        self.freed.store(0, Ordering::Relaxed);
-    }
-
     /// The live bytes to tell, if there are many. Inside only.
     fn tell(&self) -> i64 {
         let drift = self.drift.load(Ordering::Relaxed);
@@ -570,12 +576,6 @@ impl Shard {
         let none = |kept: &Kept| kept.rows.load(Ordering::Relaxed) == 0;
         none(&self.small) && none(&self.large) && self.drift.load(Ordering::Relaxed) == 0
     }
-}
-
-/// A timeline and a size as one number, which is not 0.
-#[inline(always)]
-fn large_key(timeline: TimelineId, size: u64) -> u64 {
-    u64::from(timeline.get()) << 32 | u64::from(Large::units(size))
 }
 
 /// Spins a little, then lets others run: who is inside leaves within nanoseconds unless the

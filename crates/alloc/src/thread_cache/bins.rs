@@ -1,7 +1,7 @@
 //! The contents of a shard: bins of small blocks, for each of a few timelines, and the last large
 //! blocks. Touched inside the shard only.
 
-use super::{LARGE, Shard};
+use super::{LARGE, Shard, TRIES};
 use crate::buffer::Row;
 use crate::depot::Depot;
 use crate::layout::{CLASSES, UNIT, class_size};
@@ -261,21 +261,37 @@ impl Bins {
 /// The last large blocks that were freed, by timeline and size.
 pub(super) struct Large {
     len: usize,
+    /// How many were kept since the last hit.
+    tries: u32,
     all: [(TimelineId, u32, *const Row); LARGE],
 }
 
 impl Large {
     fn new() -> Self {
-        Self { len: 0, all: [(PackedTimepoint::NEVER.timeline_id(), 0, ptr::null()); LARGE] }
+        Self {
+            len: 0,
+            tries: 0,
+            all: [(PackedTimepoint::NEVER.timeline_id(), 0, ptr::null()); LARGE],
+        }
     }
 
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
+    /// Whether many were kept in a row without a hit; then the count begins anew.
+    pub(super) fn are_useless(&mut self) -> bool {
+        self.tries += 1;
+        let useless = self.tries > TRIES;
+        if useless {
+            self.tries = 0;
+        }
+        useless
+    }
+
     /// The units that were asked for.
     #[inline(always)]
-    pub(super) fn units(size: u64) -> u32 {
+    fn units(size: u64) -> u32 {
         size.div_ceil(UNIT) as u32
     }
 
@@ -293,6 +309,7 @@ impl Large {
         let kept = self.all.get(..self.len)?;
         let at = kept.iter().rposition(|&(l, u, _)| (l, u) == (timeline, units))?;
         let row = kept[at].2;
+        self.tries = 0;
         self.len -= 1;
         self.all[at] = self.all[self.len];
         // SAFETY: a row that was put, which the caller keeps alive for `'a`.

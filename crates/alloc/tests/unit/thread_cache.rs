@@ -220,8 +220,31 @@ fn a_hit_takes_and_keeps_what_needs_nothing_else() {
     assert!(take(1, timeline(1)).is_none() && !put(1, 3, timeline(1)));
 }
 
-/// Alone, a thread whose requests repeat keeps the last large block up to the next request for
-/// another size; many where threads contend.
+/// Where the same sizes do not come again, a shard keeps no large block for a while: within a budget
+/// for good, also after a flush.
+#[test]
+fn trials_of_large_blocks_end_within_a_budget_and_come_again_without() {
+    for budgeted in [false, true] {
+        let (caches, rows) = (caches().within_budget(budgeted), rows(1));
+        let keeps = || caches.put_large(1, &rows[0], timeline(1), MIB).is_some();
+        // SAFETY: the row lives as long as the test.
+        let misses = || assert!(unsafe { caches.take_large(1, timeline(1), 2 * MIB) }.is_err());
+        let tried = (0..=TRIES).filter(|_| (keeps(), misses()).0).count();
+        assert_eq!(tried, TRIES as usize + 1, "the last trial starts the rest");
+        assert_eq!((0..REST).filter(|_| keeps()).count(), 0);
+        assert_eq!(keeps(), !budgeted, "after the rest");
+        caches.flush(false);
+        assert_eq!((0..SHORT_REST).filter(|_| keeps()).count(), 0, "after a flush");
+        assert_eq!(keeps(), !budgeted);
+        caches.flush(false);
+        caches.note_contention(1);
+        assert!(keeps(), "contention decides otherwise");
+        caches.flush(false);
+    }
+}
+
+/// Alone, a thread keeps the last large block up to the next request for another size; many where
+/// threads contend.
 #[test]
 fn a_shard_keeps_the_last_large_block_and_more_under_contention() {
     let (caches, rows) = (caches(), rows(100));
@@ -235,32 +258,16 @@ fn a_shard_keeps_the_last_large_block_and_more_under_contention() {
         Err(back) => Err((count(back.rows), back.drift)),
     };
     let mib = MIB as i64;
-    let repeat = |times| {
-        for _ in 0..times {
-            assert!(caches.put_large(1, &rows[0], timeline(1), MIB).is_none());
-            assert_eq!(take(timeline(1), MIB), Err((0, 0)));
-        }
-    };
-    repeat(RUN);
     assert_eq!(
         (put(0, MIB), put(1, 2 * MIB)),
         ((0, 0), (1, -3 * mib)),
         "the one before goes to the heap"
     );
     assert_eq!((take(timeline(1), 2 * MIB - 1), take(timeline(1), 2 * MIB)), (Ok(1), Err((0, 0))));
-    repeat(RUN);
     assert_eq!(
         (put(2, MIB), take(timeline(2), MIB), take(timeline(1), MIB)),
         ((0, 0), Err((1, mib - 1)), Err((0, 0)))
     );
-    // Another size ends a run, and so do another timeline and a flush of what is kept.
-    for (other, bytes) in [(1, 2 * MIB), (2, MIB)] {
-        repeat(RUN - 1);
-        assert_eq!(take(timeline(other), bytes), Err((0, 0)));
-    }
-    repeat(RUN);
-    assert_eq!((put(0, MIB), count(caches.flush(false).rows)), ((0, 0), 1));
-    repeat(1);
     caches.note_contention(1);
     assert!((0..LARGE).all(|row| put(row, MIB + row as u64 * 512) == (0, 0)));
     assert_eq!(
