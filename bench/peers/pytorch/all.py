@@ -1,6 +1,8 @@
 """All measurements of this folder on one machine: a table, and a JSON line for each result.
 
-    all.py [--seconds N] [--steps N] [--out FOLDER] [PART ...]      default: 700 s, 30 steps, $OUT or ., all parts
+    all.py [--seconds N] [--steps N] [--rounds N] [--model NAME] [--out FOLDER] [PART ...]
+
+The defaults are 700 s, 30 steps, 3 rounds of turns, both models, the folder $OUT or ., and all parts.
 
 Parts, in their order:
 
@@ -89,10 +91,10 @@ class Run:
             print(line[:600], flush=True)
 
 
-def train(run, steps):
+def train(run, steps, models):
     """Training by every allocator. Prints the table."""
-    turns = [(model, name, *ALLOCATORS[name]) for model in MODELS for name in ALLOCATORS]
-    turns.append(("gpt2", "leasehold, plug-in", *PLUGIN))
+    turns = [(model, name, *ALLOCATORS[name]) for model in models for name in ALLOCATORS]
+    turns.append((models[0], "leasehold, plug-in", *PLUGIN))
     rows = []
     for model, name, setting, options in turns:
         lines = run.process(f"{model} {name}", [os.path.join(HERE, "train.py"), model, str(steps), *options], setting)
@@ -109,10 +111,10 @@ def train(run, steps):
         print("| " + " | ".join([line["model"], name, sizes[0], sizes[1], ratio, sizes[2], *times, f"{line['losses']:.4f}"]) + " |", flush=True)
 
 
-def turns(run, steps, rounds=3):
+def turns(run, steps, models, rounds):
     """Training in turns. The steps of a process have the same batches, and the host's disturbances only lengthen them: the shortest time of
     each step over the turns, added up, compares allocators."""
-    for model in MODELS:
+    for model in models:
         found = {}
         for turn in range(rounds):
             for name in ("native", "leasehold, balanced"):
@@ -147,6 +149,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=700)
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--model", choices=MODELS, action="append")
     parser.add_argument("--out", default=os.environ.get("OUT", "."))
     parser.add_argument("parts", nargs="*")
     options = parser.parse_args()
@@ -159,8 +163,8 @@ def main():
     parts = {
         "driver": lambda: run.show("driver", "driver.py"),
         "build": lambda: run.process("build", ["-m", "leasehold.torch", "build"]),
-        "train": lambda: train(run, options.steps),
-        "turns": lambda: turns(run, options.steps),
+        "train": lambda: train(run, options.steps, options.model or MODELS),
+        "turns": lambda: turns(run, options.steps, options.model or MODELS, options.rounds),
         "sleep": lambda: [run.show(f"sleep, {n} layers", "sleep.py", "--layers", n) for n in ("32", "2")],
         "plug-in": lambda: run.show("plug-in", "check.py", *checks("plug-in")),
         "programs": lambda: run.show("programs", "check.py", "--seconds", "60", *checks("programs")),
