@@ -4,7 +4,7 @@
 //! | file | what |
 //! |---|---|
 //! | `common.cuh` | parameters, element types, sums over a block; prepended to each of the others |
-//! | `tensor.cuh` | instructions of tensor cores; prepended to the files that use them |
+//! | `tensor.cuh` | instructions and fragments of tensor cores; prepended to files that use them |
 //! | `*.cu` | the kernels, a family in each file |
 //! | `ptx/*.ptx`, `cubin/*.cubin` | the output of `ci/ptx.sh`; CI compiles again and compares |
 //!
