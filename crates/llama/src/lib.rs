@@ -34,8 +34,7 @@ pub use batch::{Batch, SequenceId};
 pub use config::{Config, Rope, RopeScaling};
 pub use decoder::{Decoder, OperatorTime};
 pub use generate::{
-    Footprint, Generation, Mode, Request, Traffic, footprint, generate, operations, product_rate,
-    traffic,
+    Footprint, Generation, Mode, Request, Traffic, footprint, generate, operations, traffic,
 };
 pub use leasehold_operators::{DType, ops::Sampling};
 pub use model::{Model, Progress};
