@@ -184,6 +184,16 @@ impl Resolved {
         self.spec
     }
 
+    /// The name of the entry that a launch runs.
+    #[must_use]
+    pub fn entry(&self) -> &'static str {
+        match self.division {
+            Division::Tiles => self.spec.name,
+            Division::Blocks(cuda) => cuda.entry,
+            Division::Groups(mps) => mps.name,
+        }
+    }
+
     /// The requirements of a launch, and its shape on this device.
     ///
     /// # Errors

@@ -139,6 +139,40 @@ impl Operator {
         self.kernel.spec().name
     }
 
+    /// What computes the operator, as its shape, its element types and the device select it: the
+    /// name of a kernel's entry, or `cuBLASLt`.
+    ///
+    /// ```
+    /// use leasehold::{Context, DeviceId};
+    /// use leasehold_operators::{DType, Library, Tensor, ops};
+    /// # fn main() -> leasehold::Result<()> {
+    /// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+    /// let library = Library::of(&runtime)?;
+    /// let tensor = |rows, cols| Tensor::alloc(&runtime, DType::Bf16, rows, cols);
+    /// let (x, weight, y) = (tensor(16, 32)?, tensor(64, 32)?, tensor(16, 64)?);
+    /// let to = ops::Projection { weight: &weight, bias: None, y: &y };
+    /// let product = ops::linear(&library, &x, None, to)?;
+    /// // On a CUDA device with tensor cores: "linear_tiles".
+    /// assert_eq!(product.computed_by(), "linear");
+    /// assert_eq!(product.shape(), "m 16, k 32, n 64");
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn computed_by(&self) -> &'static str {
+        #[cfg(feature = "cuda")]
+        if self.products.is_some() {
+            return "cuBLASLt";
+        }
+        self.kernel.entry()
+    }
+
+    /// The operator's sizes, for people: `m` or `rows` rows, `k` and `n` columns, heads, positions.
+    #[must_use]
+    pub fn shape(&self) -> String {
+        self.kernel.spec().shape(&self.params)
+    }
+
     /// The number of tiles, or blocks, of a launch.
     #[must_use]
     pub fn tiles(&self) -> u64 {

@@ -7,13 +7,13 @@ use crate::commands::bench_copy::{self, CopyArguments};
 #[cfg(feature = "cuda")]
 use crate::commands::bench_cuda;
 use crate::commands::run::{Activations, Files, ModeReport, fits, load, parse_device};
-use crate::commands::{open_measured, percentile, print_json};
+use crate::commands::{open_measured, operators, percentile, print_json};
 use crate::failure::Failure;
 use crate::host;
 use crate::table::{Table, bytes};
 use leasehold::{DeviceId, GraphOperator, Runtime, View};
 use leasehold_llama::{
-    Config, DType, Mode, Request, Sampling, Weights, generate, operations, traffic,
+    Config, DType, Decoder, Mode, Request, Sampling, Weights, generate, operations, traffic,
 };
 use leasehold_operators::{Library, Tensor, ops};
 use serde::Serialize;
@@ -105,6 +105,10 @@ pub(super) struct DecodeArguments {
     /// there, and its figures say nothing of a device
     #[arg(long)]
     pub(super) sim: bool,
+    /// Also prints, to standard error, the operators of the prompt and of a step, and what computes
+    /// each: the kernel, or the vendor's library
+    #[arg(long)]
+    pub(super) verbose: bool,
     /// New tokens of a run
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..))]
     pub(super) tokens: u32,
@@ -391,6 +395,12 @@ fn decode(a: &DecodeArguments) -> Result<(), Failure> {
         ratios.push(e.decode_tokens_per_s / g.decode_tokens_per_s);
         eager.push(e);
         graph.push(g);
+    }
+    if a.verbose {
+        let positions = a.prompt as usize + a.tokens as usize - 1;
+        let decoder = Decoder::new(&model, positions, 1, Sampling::default())?;
+        let prompt = decoder.prompt_operators(a.prompt as usize)?;
+        operators::print(&prompt, &decoder.step_operators())?;
     }
     drop(model);
     runtime.synchronize()?;
