@@ -5,6 +5,7 @@
 //! device memory, so one recording serves all positions. A slot without a sequence has a position
 //! outside its caches. Kernels write nothing to a cache there, and the slot's rows are NaN.
 
+use crate::count::{self, OperatorCount};
 use crate::decoder::{Lane, Lanes, Network, Scratch};
 use crate::generate::Mode;
 use crate::model::Model;
@@ -117,6 +118,14 @@ impl<'m> Batch<'m> {
     fn operators(&self) -> Result<Vec<Operator>> {
         let how: Vec<_> = self.slots.iter().map(|s| s.sampling).collect();
         self.network.step(&self.scratch, &self.lanes, &how, &self.logits)
+    }
+
+    /// The operators of a step, counted.
+    #[must_use]
+    pub fn step_operators(&self) -> Vec<OperatorCount> {
+        let mut counts = Vec::new();
+        count::add(&mut counts, &self.step, 1);
+        counts
     }
 
     /// Makes the kernels skip the slots of a lane.

@@ -4,6 +4,7 @@
 //! A decode step reads its token and position from device memory, and writes the next token, the
 //! next position and the ring of tokens. So one recording serves every token.
 
+use crate::count::{self, OperatorCount};
 use crate::model::{Dense, Layer, Model};
 use leasehold::backend::sync::atomic::{AtomicU32, Ordering};
 use leasehold::ops::Pattern;
@@ -376,6 +377,64 @@ impl<'m> Network<'m> {
         operators.iter().try_for_each(|o| o.encode(stream))
     }
 
+    /// Refuses a prompt of no tokens, or of more than a sequence has positions.
+    fn check_prompt(&self, tokens: usize) -> Result<()> {
+        if tokens == 0 {
+            return Err(Error::invalid("the prompt is empty; give at least one token"));
+        }
+        if tokens > self.heads.positions as usize {
+            return Err(Error::invalid(format!(
+                "a prompt of {tokens} tokens does not fit a sequence of {} positions",
+                self.heads.positions
+            )));
+        }
+        Ok(())
+    }
+
+    /// Rows of a prompt of so many tokens that are computed together.
+    fn prompt_rows(&self, tokens: usize) -> usize {
+        let long = tokens > CHUNK && has_vendor_products(self.model, CHUNK as u32);
+        if long { VENDOR_CHUNK } else { CHUNK }
+    }
+
+    /// The operators of the layers for `rows` tokens of a prompt, and the last row of their result.
+    fn chunk(
+        &self,
+        lane: &Lane,
+        ids: &Lease<Buffer>,
+        rows: u32,
+    ) -> Result<(Vec<Operator>, Tensor)> {
+        let scratch = Scratch::new(self.model, rows)?;
+        let mut operators = Vec::new();
+        self.rows(&scratch, &BufferPart::whole(ids), &[lane], None, &mut operators)?;
+        Ok((operators, scratch.h.slice_rows(rows - 1, 1)?))
+    }
+
+    /// The operators of [`prefill`](Self::prefill) for a prompt of so many tokens, counted.
+    /// Computes nothing.
+    fn prompt_operators(
+        &self,
+        lane: &Lane,
+        how: ops::Sampling,
+        logits: &Tensor,
+        tokens: usize,
+    ) -> Result<Vec<OperatorCount>> {
+        self.check_prompt(tokens)?;
+        let (rows, mut counts) = (self.prompt_rows(tokens), Vec::new());
+        for (rows, times) in [(rows, tokens / rows), (tokens % rows, 1)] {
+            if rows > 0 && times > 0 {
+                let ids = self.model.runtime().alloc(4 * rows as u64)?;
+                let (operators, _) = self.chunk(lane, &ids, rows as u32)?;
+                count::add(&mut counts, &operators, times);
+            }
+        }
+        let h = Scratch::new(self.model, 1)?.h;
+        let mut operators = Vec::new();
+        self.finish(&h, None, &[(lane, how)], logits, &mut operators)?;
+        count::add(&mut counts, &operators, 1);
+        Ok(counts)
+    }
+
     /// Processes a prompt in a lane and draws the first new token. Leaves one row of logits. Does
     /// not wait.
     pub(crate) fn prefill(
@@ -386,16 +445,7 @@ impl<'m> Network<'m> {
         prompt: &[u32],
     ) -> Result<Timepoint> {
         let c = self.model.config();
-        if prompt.is_empty() {
-            return Err(Error::invalid("the prompt is empty; give at least one token"));
-        }
-        if prompt.len() > self.heads.positions as usize {
-            return Err(Error::invalid(format!(
-                "a prompt of {} tokens does not fit a sequence of {} positions",
-                prompt.len(),
-                self.heads.positions
-            )));
-        }
+        self.check_prompt(prompt.len())?;
         if let Some(id) = prompt.iter().find(|&&id| id as usize >= c.vocab_size) {
             return Err(Error::invalid(format!(
                 "token id {id} is not in the vocabulary (0 to {})",
@@ -406,17 +456,14 @@ impl<'m> Network<'m> {
         let _named = Name::new("prompt").scope();
         stream.fill(lane.state.count.view(), 0u32)?;
         let mut last = None;
-        let long = prompt.len() > CHUNK && has_vendor_products(self.model, CHUNK as u32);
-        let rows = if long { VENDOR_CHUNK } else { CHUNK };
+        let rows = self.prompt_rows(prompt.len());
         for (i, chunk) in prompt.chunks(rows).enumerate() {
-            let scratch = Scratch::new(self.model, chunk.len() as u32)?;
             let ids: Vec<i32> = chunk.iter().map(|&id| id as i32).collect();
-            let ids = runtime.upload(&ids)?;
+            let ids = runtime.upload(&ids)?.into_buffer();
             stream.fill(lane.state.position.view(), Pattern::U32((i * rows) as u32))?;
-            let mut operators = Vec::new();
-            self.rows(&scratch, &BufferPart::whole(&ids), &[lane], None, &mut operators)?;
+            let (operators, h) = self.chunk(lane, &ids, chunk.len() as u32)?;
             self.run(&operators)?;
-            last = Some(scratch.h.slice_rows(chunk.len() as u32 - 1, 1)?);
+            last = Some(h);
         }
         if let Some(h) = last {
             stream.fill(lane.state.position.view(), Pattern::U32(prompt.len() as u32 - 1))?;
@@ -474,6 +521,43 @@ impl<'m> Decoder<'m> {
         let point = self.network.prefill(lane, self.sampling, &self.logits, prompt)?;
         self.filled = prompt.len();
         Ok(point)
+    }
+
+    /// The operators of a prompt of so many tokens, counted. Computes nothing, but allocates the
+    /// memory of the prompt's activations for a moment.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a prompt without tokens or one that does not fit; `OutOfMemory`.
+    pub fn prompt_operators(&self, tokens: usize) -> Result<Vec<OperatorCount>> {
+        let lane = &self.lanes.each[0];
+        self.network.prompt_operators(lane, self.sampling, &self.logits, tokens)
+    }
+
+    /// The operators of a step, counted.
+    ///
+    /// ```
+    /// use leasehold::{Context, DeviceId};
+    /// use leasehold_llama::{Config, DType, Decoder, Model, Sampling, Weights};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-python");
+    /// let config = Config::from_dir(root.as_ref())?;
+    /// let weights = Weights::random(&config, DType::Bf16, 1)?;
+    /// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+    /// let model = Model::load(&runtime, &config, &weights, DType::Bf16, &mut |_, _| {})?;
+    /// let decoder = Decoder::new(&model, 64, 1, Sampling::default())?;
+    /// let layers = config.num_hidden_layers;
+    /// for counts in [decoder.prompt_operators(32)?, decoder.step_operators()] {
+    ///     let qkv = counts.iter().find(|c| c.name == "linear3").unwrap();
+    ///     assert_eq!((qkv.computed_by, qkv.count), ("linear3", layers));
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn step_operators(&self) -> Vec<OperatorCount> {
+        let mut counts = Vec::new();
+        count::add(&mut counts, &self.step, 1);
+        counts
     }
 
     /// The logits of the last computed position: f32, one for each vocabulary entry. Waits for

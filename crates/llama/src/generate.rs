@@ -4,9 +4,9 @@ use crate::config::Config;
 use crate::decoder::Decoder;
 use crate::model::Model;
 use crate::weights::Weights;
-use leasehold::{GraphOperator, Result, Runtime, View};
-use leasehold_operators::ops::{self, Sampling};
-use leasehold_operators::{DType, Library, Tensor};
+use leasehold::Result;
+use leasehold_operators::DType;
+use leasehold_operators::ops::Sampling;
 use std::time::{Duration, Instant};
 
 /// The execution of the steps.
@@ -139,41 +139,6 @@ pub fn operations(config: &Config, tokens: usize) -> f64 {
     let attention = 2.0 * query * tokens * (tokens + 1.0);
     let layer = 2.0 * tokens * (projections + network) + attention;
     number(config.num_hidden_layers) * layer + 2.0 * hidden * number(config.vocab_size)
-}
-
-/// Products and sums a second of a product of square matrices with `side` rows, an even number: the
-/// best of five.
-/// Blocks.
-///
-/// # Errors
-/// `OutOfMemory`; `DeviceLost`; `Unsupported` on a device without the operators.
-pub fn product_rate(runtime: &Runtime, dtype: DType, side: u32) -> Result<f64> {
-    let library = Library::of(runtime)?;
-    let tensor = || Tensor::alloc(runtime, dtype, side, side);
-    let (x, weight, y) = (tensor()?, tensor()?, tensor()?);
-    let stream = runtime.stream();
-    // Numbers of both signs from a half to one, in every type: a device computes faster with zeros.
-    let mut state = 1u32;
-    let words = x.bytes() as usize / size_of::<u32>();
-    let numbers: Vec<u32> = (0..words)
-        .map(|_| {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            state & 0x807f_807f | 0x3f00_3f00
-        })
-        .collect();
-    for operand in [&x, &weight] {
-        stream.upload(operand.buffer().view(), &numbers)?;
-    }
-    let to = ops::Projection { weight: &weight, bias: None, y: &y };
-    let product = ops::linear(&library, &x, None, to)?;
-    let mut best = f64::INFINITY;
-    for _ in 0..=5 {
-        let begin = Instant::now();
-        product.encode(stream)?;
-        stream.synchronize()?;
-        best = best.min(begin.elapsed().as_secs_f64());
-    }
-    Ok(2.0 * f64::from(side).powi(3) / best)
 }
 
 /// Generates text. `on_token` is called with each new id as soon as it is available; its error ends

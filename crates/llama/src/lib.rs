@@ -22,6 +22,7 @@
 
 mod batch;
 mod config;
+mod count;
 mod decoder;
 mod files;
 mod generate;
@@ -32,10 +33,10 @@ mod weights;
 
 pub use batch::{Batch, SequenceId};
 pub use config::{Config, Rope, RopeScaling};
+pub use count::OperatorCount;
 pub use decoder::{Decoder, OperatorTime};
 pub use generate::{
-    Footprint, Generation, Mode, Request, Traffic, footprint, generate, operations, product_rate,
-    traffic,
+    Footprint, Generation, Mode, Request, Traffic, footprint, generate, operations, traffic,
 };
 pub use leasehold_operators::{DType, ops::Sampling};
 pub use model::{Model, Progress};

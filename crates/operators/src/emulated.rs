@@ -3,12 +3,12 @@
 //!
 //! This module must not know the machine, only its registry.
 
-use crate::kernels::Geometry;
 use crate::kernels::cpu::tile::{KernelSpec, Refusal};
 use crate::kernels::cuda::{self, CudaSpec};
 use crate::kernels::mps::{self, MpsSpec};
 use crate::simulated::{simulate_mps_with, simulate_with};
 use leasehold::backend::sync::{Arc, OnceLock};
+use leasehold::kernel::Grid;
 use leasehold::{Error, Result};
 use leasehold_emulator::{Emulator, Source};
 use leasehold_hal::kernel::Binding;
@@ -34,17 +34,17 @@ fn made(
 unsafe fn run(
     emulator: &Emulator,
     (entry, spec): (&str, &KernelSpec),
-    geometry: std::result::Result<Geometry, Refusal>,
+    geometry: std::result::Result<Grid, Refusal>,
     (params, bindings): (&[u8], &[Binding]),
     reverse: bool,
 ) -> Result<bool> {
     let launch = spec.plan(params).map_err(Error::InvalidArgument)?;
     spec.check(&launch, bindings).map_err(Error::InvalidArgument)?;
-    let Ok(Geometry { grid, block, .. }) = geometry else { return Ok(false) };
+    let Ok(Grid { blocks, threads, .. }) = geometry else { return Ok(false) };
     let operands: Vec<u64> = bindings.iter().map(|b| b.addr).collect();
     // SAFETY: the caller vouches for the bindings, whose sizes and alignment were checked against
     // the requirements of the launch, and for the signature.
-    unsafe { emulator.run(entry, &operands, params, grid, block, reverse) }
+    unsafe { emulator.run(entry, &operands, params, blocks, threads, reverse) }
         .map_err(Error::invalid)?;
     Ok(true)
 }

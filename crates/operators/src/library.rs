@@ -9,9 +9,9 @@ use crate::kernels::cpu::linear::Linear;
 use crate::kernels::cpu::tile::{Kernel, KernelSpec, Launch, Refusal};
 use crate::kernels::cuda::CudaSpec;
 use crate::kernels::mps::MpsSpec;
-use crate::kernels::{Geometry, cuda, mps};
+use crate::kernels::{cuda, mps};
 use leasehold::kernel::{
-    KernelBase, KernelCheck, KernelDesc, KernelSource, LaunchInfo, Overlap, Registry,
+    Grid, KernelBase, KernelCheck, KernelDesc, KernelSource, LaunchInfo, Overlap, Registry,
 };
 use leasehold::{Access, Buffer, Error, Lease, Result, Runtime};
 use std::borrow::Cow;
@@ -121,10 +121,10 @@ impl Division {
         self,
         spec: &'static KernelSpec,
         params: &[u8],
-    ) -> std::result::Result<(Launch, Geometry), Refusal> {
+    ) -> std::result::Result<(Launch, Grid), Refusal> {
         let launch = spec.plan(params)?;
         let geometry = match self {
-            Division::Tiles => Geometry { grid: launch.grid, block: [1; 3], shared: 0 },
+            Division::Tiles => Grid::new(launch.grid),
             Division::Groups(mps) => mps.geometry(params)?,
             Division::Blocks(cuda) if cuda.takes(params) => cuda.geometry(params)?,
             Division::Blocks(cuda) => {
@@ -142,7 +142,7 @@ impl Division {
         bound: &LaunchInfo<'_>,
     ) -> std::result::Result<(), Refusal> {
         let (launch, geometry) = self.plan(spec, bound.params_bytes())?;
-        let shape = Geometry { grid: bound.grid, block: bound.block, shared: bound.shared };
+        let shape = Grid::new(bound.grid).threads(bound.block).shared(bound.shared);
         if shape != geometry {
             return Err(
                 format!("a launch of {shape:?}; its parameters ask for {geometry:?}").into()
@@ -184,12 +184,22 @@ impl Resolved {
         self.spec
     }
 
+    /// The name of the entry that a launch runs.
+    #[must_use]
+    pub fn entry(&self) -> &'static str {
+        match self.division {
+            Division::Tiles => self.spec.name,
+            Division::Blocks(cuda) => cuda.entry,
+            Division::Groups(mps) => mps.name,
+        }
+    }
+
     /// The requirements of a launch, and its shape on this device.
     ///
     /// # Errors
     /// The reason, if the parameters describe no computation of the kernel, or exceed the limits of
     /// this device.
-    pub fn plan(&self, params: &[u8]) -> std::result::Result<(Launch, Geometry), Refusal> {
+    pub fn plan(&self, params: &[u8]) -> std::result::Result<(Launch, Grid), Refusal> {
         self.division.plan(self.spec, params)
     }
 }

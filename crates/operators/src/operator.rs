@@ -4,10 +4,10 @@
 //! operands and its launch are fixed. The constructors in [`ops`](crate::ops) make operators from
 //! shapes.
 
-use crate::kernels::Geometry;
 use crate::kernels::cpu::tile::{MAX_OPERANDS, Params};
 use crate::library::{Library, Resolved};
 use crate::tensor::Tensor;
+use leasehold::kernel::Grid;
 use leasehold::{Buffer, BufferView, Error, GraphOperator, Lease, Operand, Result, Stream, View};
 use std::fmt;
 
@@ -72,7 +72,7 @@ pub struct Operator {
     kernel: Resolved,
     parts: Vec<BufferPart>,
     params: Vec<u8>,
-    geometry: Geometry,
+    grid: Grid,
     /// Products of a vendor's library in the kernel's place.
     #[cfg(feature = "cuda")]
     products: Option<crate::gemm::Products>,
@@ -92,7 +92,7 @@ impl Operator {
     ) -> Result<Self> {
         let kernel = library.kernel_for(name, params.as_bytes())?.clone();
         let spec = kernel.spec();
-        let (launch, geometry) = kernel.plan(params.as_bytes()).map_err(Error::InvalidArgument)?;
+        let (launch, grid) = kernel.plan(params.as_bytes()).map_err(Error::InvalidArgument)?;
         if operands.len() != spec.operands.len() {
             return Err(Error::invalid(format!(
                 "operator {name} takes {} operands, not {}",
@@ -119,7 +119,7 @@ impl Operator {
             kernel,
             parts,
             params: params.as_bytes().to_vec(),
-            geometry,
+            grid,
             #[cfg(feature = "cuda")]
             products: None,
         })
@@ -139,10 +139,44 @@ impl Operator {
         self.kernel.spec().name
     }
 
+    /// What computes the operator, as its shape, its element types and the device select it: the
+    /// name of a kernel's entry, or `cuBLASLt`.
+    ///
+    /// ```
+    /// use leasehold::{Context, DeviceId};
+    /// use leasehold_operators::{DType, Library, Tensor, ops};
+    /// # fn main() -> leasehold::Result<()> {
+    /// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+    /// let library = Library::of(&runtime)?;
+    /// let tensor = |rows, cols| Tensor::alloc(&runtime, DType::Bf16, rows, cols);
+    /// let (x, weight, y) = (tensor(16, 32)?, tensor(64, 32)?, tensor(16, 64)?);
+    /// let to = ops::Projection { weight: &weight, bias: None, y: &y };
+    /// let product = ops::linear(&library, &x, None, to)?;
+    /// // On a CUDA device with tensor cores: "linear_tiles".
+    /// assert_eq!(product.computed_by(), "linear");
+    /// assert_eq!(product.shape(), "m 16, k 32, n 64");
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn computed_by(&self) -> &'static str {
+        #[cfg(feature = "cuda")]
+        if self.products.is_some() {
+            return "cuBLASLt";
+        }
+        self.kernel.entry()
+    }
+
+    /// The operator's sizes, for people: `m` or `rows` rows, `k` and `n` columns, heads, positions.
+    #[must_use]
+    pub fn shape(&self) -> String {
+        self.kernel.spec().shape(&self.params)
+    }
+
     /// The number of tiles, or blocks, of a launch.
     #[must_use]
     pub fn tiles(&self) -> u64 {
-        self.geometry.grid.iter().map(|&g| u64::from(g)).product()
+        self.grid.blocks.iter().map(|&g| u64::from(g)).product()
     }
 
     #[inline]
@@ -171,7 +205,7 @@ impl GraphOperator for Operator {
         if let Some(products) = &self.products {
             return products.encode(stream, self.kernel.spec().name, &operands[..n]);
         }
-        stream.launch(self.kernel.base(), &operands[..n], &self.params[..], self.geometry.grid())
+        stream.launch(self.kernel.base(), &operands[..n], &self.params[..], self.grid)
     }
 }
 

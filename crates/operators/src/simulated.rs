@@ -6,10 +6,10 @@
 //!
 //! This module must not know the machine, only its registry.
 
-use crate::kernels::Geometry;
 use crate::kernels::cpu::tile::{KernelSpec, Refusal};
 use crate::kernels::cuda::CudaSpec;
 use crate::kernels::mps::{KERNELS as MPS_KERNELS, MpsSpec};
+use leasehold::kernel::Grid;
 use leasehold::{Access, Error, Result};
 use leasehold_sim::{KernelBody, KernelRegistry, Launch};
 
@@ -67,7 +67,7 @@ fn register(
     registry: &KernelRegistry,
     entry: &'static str,
     name: &str,
-    geometry: impl Fn(&[u8]) -> std::result::Result<Geometry, Refusal> + Send + Sync + 'static,
+    geometry: impl Fn(&[u8]) -> std::result::Result<Grid, Refusal> + Send + Sync + 'static,
     run: impl Run,
 ) -> Result<()> {
     let spec = KernelSpec::find(name)
@@ -75,8 +75,7 @@ fn register(
     let accesses: Vec<Access> = spec.operands.iter().map(|o| o.access).collect();
     let body = KernelBody::run(move |launch| {
         let geometry = geometry(launch.params_bytes()).map_err(Error::InvalidArgument)?;
-        let (grid, block, shared) = (launch.grid(), launch.block(), launch.shared());
-        let shape = Geometry { grid, block, shared };
+        let shape = Grid::new(launch.grid()).threads(launch.block()).shared(launch.shared());
         if shape != geometry {
             return Err(Error::invalid(format!(
                 "kernel {entry} was launched as {shape:?}; its parameters ask for {geometry:?}"

@@ -7,14 +7,15 @@ use crate::commands::bench_copy::{self, CopyArguments};
 #[cfg(feature = "cuda")]
 use crate::commands::bench_cuda;
 use crate::commands::run::{Activations, Files, ModeReport, fits, load, parse_device};
-use crate::commands::{open_measured, percentile, print_json};
+use crate::commands::{open_measured, operators, percentile, print_json};
 use crate::failure::Failure;
 use crate::host;
 use crate::table::{Table, bytes};
-use leasehold::{DeviceId, Runtime, View};
+use leasehold::{DeviceId, GraphOperator, Runtime, View};
 use leasehold_llama::{
-    Config, DType, Mode, Request, Sampling, Weights, generate, operations, product_rate, traffic,
+    Config, DType, Decoder, Mode, Request, Sampling, Weights, generate, operations, traffic,
 };
+use leasehold_operators::{Library, Tensor, ops};
 use serde::Serialize;
 use std::io::Write;
 use std::num::NonZeroU32;
@@ -104,6 +105,10 @@ pub(super) struct DecodeArguments {
     /// there, and its figures say nothing of a device
     #[arg(long)]
     pub(super) sim: bool,
+    /// Also prints, to standard error, the operators of the prompt and of a step, and what computes
+    /// each: the kernel, or the vendor's library
+    #[arg(long)]
+    pub(super) verbose: bool,
     /// New tokens of a run
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..))]
     pub(super) tokens: u32,
@@ -307,6 +312,40 @@ pub(super) fn copy_bandwidth(runtime: &Runtime, simulated: bool) -> Result<f64, 
     Ok(2.0 * bytes as f64 * f64::from(copies) / best / 1e9)
 }
 
+/// The rate of a product of large square matrices, products and sums in 10¹² per second: the best
+/// of some rounds.
+fn product_rate(runtime: &Runtime, dtype: DType, simulated: bool) -> Result<f64, Failure> {
+    let small = simulated || runtime.raw_device().caps().host_visible;
+    let side = if small { 256 } else { 8192 };
+    let library = Library::of(runtime)?;
+    let tensor = || Tensor::alloc(runtime, dtype, side, side);
+    let (x, weight, y) = (tensor()?, tensor()?, tensor()?);
+    let stream = runtime.stream();
+    // Numbers of both signs from a half to one, in every type: a device computes faster with zeros.
+    let mut state = 1u32;
+    let words = x.bytes() as usize / size_of::<u32>();
+    let numbers: Vec<u32> = (0..words)
+        .map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            state & 0x807f_807f | 0x3f00_3f00
+        })
+        .collect();
+    for operand in [&x, &weight] {
+        stream.upload(operand.buffer().view(), &numbers)?;
+    }
+    let to = ops::Projection { weight: &weight, bias: None, y: &y };
+    let product = ops::linear(&library, &x, None, to)?;
+    let mut best = f64::INFINITY;
+    // The first round loads and compiles.
+    for _ in 0..=5 {
+        let begin = Instant::now();
+        product.encode(stream)?;
+        stream.synchronize()?;
+        best = best.min(begin.elapsed().as_secs_f64());
+    }
+    Ok(2.0 * f64::from(side).powi(3) / best / 1e12)
+}
+
 /// The files of the model, or random weights.
 pub(super) fn decode_files(a: &DecodeArguments) -> Result<Files, Failure> {
     let Some(path) = &a.config else { return Files::read(a.model.as_deref(), false) };
@@ -336,8 +375,7 @@ fn decode(a: &DecodeArguments) -> Result<(), Failure> {
     let runtime = system.runtime.clone();
     fits(&files, a.prompt as usize, a.tokens, NonZeroU32::MIN, a.dtype.into(), &runtime)?;
     let copy_gigabytes_per_s = copy_bandwidth(&runtime, a.sim)?;
-    let side = if a.sim || runtime.raw_device().caps().host_visible { 256 } else { 8192 };
-    let product_teraflops = product_rate(&runtime, a.dtype.into(), side)? / 1e12;
+    let product_teraflops = product_rate(&runtime, a.dtype.into(), a.sim)?;
     let model = load(&runtime, &files, a.dtype.into(), a.common.json)?;
     let prompt = a.prompt_of(0, files.config.vocab_size.max(1) as u32);
     let once = |mode| -> Result<ModeReport, Failure> {
@@ -357,6 +395,12 @@ fn decode(a: &DecodeArguments) -> Result<(), Failure> {
         ratios.push(e.decode_tokens_per_s / g.decode_tokens_per_s);
         eager.push(e);
         graph.push(g);
+    }
+    if a.verbose {
+        let positions = a.prompt as usize + a.tokens as usize - 1;
+        let decoder = Decoder::new(&model, positions, 1, Sampling::default())?;
+        let prompt = decoder.prompt_operators(a.prompt as usize)?;
+        operators::print(&prompt, &decoder.step_operators())?;
     }
     drop(model);
     runtime.synchronize()?;

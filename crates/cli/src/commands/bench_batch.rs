@@ -5,7 +5,7 @@
 
 use crate::commands::bench::{Bytes, DecodeArguments, copy_bandwidth, decode_files};
 use crate::commands::run::{fits, load};
-use crate::commands::{open_measured, percentile, print_json};
+use crate::commands::{open_measured, operators, percentile, print_json};
 use crate::failure::Failure;
 use crate::table::{Table, bytes};
 use leasehold_llama::{Batch, DType, Decoder, Mode, Model, Sampling, SequenceId, traffic};
@@ -244,6 +244,11 @@ pub(super) fn run(a: &DecodeArguments, sequences: NonZeroU32) -> Result<(), Fail
         ratios.push(e.tokens_per_s / g.tokens_per_s);
         eager.push(e);
         graph.push(g);
+    }
+    if a.verbose {
+        let alone = Decoder::new(&model, runs.positions(), 1, Sampling::default())?;
+        let batch = Batch::new(&model, runs.prompts.len(), runs.positions(), Mode::Eager)?;
+        operators::print(&alone.prompt_operators(a.prompt as usize)?, &batch.step_operators())?;
     }
     drop(runs);
     drop(model);

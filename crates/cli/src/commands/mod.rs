@@ -9,6 +9,7 @@ pub(crate) mod bench_cuda;
 pub(crate) mod conformance;
 pub(crate) mod devices;
 pub(crate) mod memory;
+pub(crate) mod operators;
 pub(crate) mod replay;
 pub(crate) mod run;
 pub(crate) mod stress;

@@ -3,8 +3,7 @@
 
 use crate::bundled;
 use crate::commands::memory::MemoryArguments;
-use crate::commands::timeline;
-use crate::commands::{percentile, print_json};
+use crate::commands::{operators, percentile, print_json, timeline};
 use crate::failure::Failure;
 use crate::host;
 use crate::system::{Request as Opening, System};
@@ -14,8 +13,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use leasehold::{DeviceId, Runtime};
 use leasehold_input::{printable, shown_within};
 use leasehold_llama::{
-    Config, DType, Generation, Model, Request, Sampling, TextStream, Tokenizer, Weights, footprint,
-    generate,
+    Config, DType, Decoder, Generation, Model, Request, Sampling, TextStream, Tokenizer, Weights,
+    footprint, generate,
 };
 use serde::Serialize;
 use std::borrow::Cow;
@@ -78,6 +77,10 @@ pub(crate) struct Arguments {
     /// Prints one JSON object and nothing else
     #[arg(long)]
     json: bool,
+    /// Also prints, to standard error, the operators of the prompt and of a step, and what computes
+    /// each: the kernel, or the vendor's library
+    #[arg(long)]
+    verbose: bool,
     /// Writes a timeline of one token after warm-up, launch by launch: kernels and gaps on the
     /// device, submissions on the host; for ui.perfetto.dev, as JSON trace events
     #[arg(long, value_name = "FILE")]
@@ -432,6 +435,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         print_json(&report)?
     } else {
         print_table(&report, &runtime)?
+    }
+    if arguments.verbose {
+        // As many positions as `generate` has, because shapes depend on them.
+        let positions = report.prompt_ids.len() + arguments.tokens as usize - 1;
+        let decoder = Decoder::new(&model, positions, 1, Sampling::default())?;
+        let prompt = decoder.prompt_operators(report.prompt_ids.len())?;
+        operators::print(&prompt, &decoder.step_operators())?;
     }
     if agree == Some(false) {
         return Err(Failure::new(

@@ -309,3 +309,48 @@ fn decode_measures_several_sequences_together() {
         assert!(output.status.code() == Some(2) && text.contains("--batch"), "{text}");
     }
 }
+
+/// The words of the lines of a table on standard error, where standard output is one JSON object.
+fn operators(arguments: &[&str]) -> Vec<Vec<String>> {
+    let output = call(&[arguments, &["--json", "--verbose"]].concat());
+    let table = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{table}");
+    assert_eq!(String::from_utf8(output.stdout).unwrap().lines().count(), 1);
+    table
+        .lines()
+        .map(|line| line.split("  ").map(str::trim).map(str::to_owned))
+        .map(|cells| cells.filter(|c| !c.is_empty()).collect())
+        .collect()
+}
+
+#[test]
+fn verbose_says_what_computes_each_operator() {
+    let run = operators(&["run", "--prompt-ids", "316,221", "--tokens", "3"]);
+    assert_eq!(run[0], ["operator", "shape", "computed by", "times"]);
+    let product = |of: &str, m: u32, entry: &str| -> Vec<String> {
+        let shape = format!("m {m}, k 256, n 256 + 128 + 128");
+        [of, "linear3", &shape, entry, "6"].map(str::to_owned).into()
+    };
+    for (of, m) in [("prompt", 2), ("step", 1)] {
+        assert!(run.contains(&product(of, m, "linear3")), "{run:?}");
+    }
+    let decode = ["bench", "decode", "--prompt", "20", "--tokens", "3", "--repeat", "1"];
+    let alone = operators(&decode);
+    assert!(alone.contains(&product("prompt", 20, "linear3")), "{alone:?}");
+    let batch = operators(&[&decode[..], &["--batch", "2"]].concat());
+    assert!(batch.contains(&product("step", 2, "linear3")), "{batch:?}");
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+fn verbose_shows_tensor_cores_by_their_kernels() {
+    let device = ["--device", "cuda:0", "--sim", "--dtype", "bf16"];
+    let run = ["run", "--prompt-ids", "316,221,3", "--tokens", "2", "--mode", "eager"];
+    let table = operators(&[&run[..], &device].concat());
+    let entry = |of: &str, name: &str| {
+        let row = table.iter().find(|row| row[0] == of && row[1] == name).unwrap();
+        row[3].clone()
+    };
+    assert_eq!(entry("prompt", "linear_gated"), "linear_gated_tiles");
+    assert_eq!(entry("step", "linear_gated"), "linear_gated");
+}

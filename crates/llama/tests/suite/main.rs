@@ -4,6 +4,7 @@
 mod batch;
 mod directories;
 mod golden;
+mod operators;
 
 use leasehold_llama::{Config, Weights};
 use std::fs;

@@ -3,7 +3,6 @@
 //!
 //! This module must not know sources.
 
-use super::Geometry;
 use super::cpu::attention::{Attention, AttentionParams, DecodeAttention};
 use super::cpu::elem::DType;
 use super::cpu::elementwise::{
@@ -15,14 +14,15 @@ use super::cpu::norm::{AddRmsNorm, NormParams, RmsNorm};
 use super::cpu::rope::{CacheAppend, Rope, RopeAppend, RopeParams};
 use super::cpu::sampling::{Advance, Argmax, NextToken, RowParams, Sample, SampleParams, Softmax};
 use super::cpu::tile::{Kernel, Params, Refusal};
+use leasehold::kernel::Grid;
 
 /// A kernel whose launches have blocks of threads.
 pub(super) trait Blocks: Kernel {
     /// Blocks and threads.
-    fn geometry(p: &Self::Params) -> Result<Geometry, Refusal>;
+    fn geometry(p: &Self::Params) -> Result<Grid, Refusal>;
 
     /// Blocks and threads on CUDA.
-    fn cuda(p: &Self::Params) -> Result<Geometry, Refusal> {
+    fn cuda(p: &Self::Params) -> Result<Grid, Refusal> {
         Self::geometry(p)
     }
 }
@@ -112,50 +112,50 @@ pub(super) fn width(width: u64) -> Result<(), Refusal> {
 }
 
 /// The geometry with a block for each row.
-pub(super) fn rows(rows: u32, wide: u64) -> Result<Geometry, Refusal> {
+pub(super) fn rows(rows: u32, wide: u64) -> Result<Grid, Refusal> {
     width(wide)?;
     if u64::from(rows) >= MAX_WIDTH {
         return Err(format!("{rows} rows; there are fewer than {MAX_WIDTH} blocks").into());
     }
-    Ok(Geometry::new([rows, 1, 1], [THREADS, 1, 1]))
+    Ok(Grid::new([rows, 1, 1]).threads([THREADS, 1, 1]))
 }
 
 /// The geometry of blocks that share `pieces` pieces of work; at least one block.
-pub(super) fn shared(pieces: u64) -> Geometry {
-    Geometry::new([pieces.clamp(1, BLOCKS) as u32, 1, 1], [THREADS, 1, 1])
+pub(super) fn shared(pieces: u64) -> Grid {
+    Grid::new([pieces.clamp(1, BLOCKS) as u32, 1, 1]).threads([THREADS, 1, 1])
 }
 
 /// Pieces of `rows` rows of `wide` elements.
-pub(super) fn pieces(rows: u32, wide: u64) -> Result<Geometry, Refusal> {
+pub(super) fn pieces(rows: u32, wide: u64) -> Result<Grid, Refusal> {
     width(wide)?;
     Ok(shared(u64::from(rows) * wide.div_ceil(PIECE)))
 }
 
 /// The geometry of a product: for few rows a warp for each output, for many rows a block for each
 /// tile.
-pub(super) fn product(p: &LinearParams) -> Result<Geometry, Refusal> {
+pub(super) fn product(p: &LinearParams) -> Result<Grid, Refusal> {
     width(p.k.into())?;
     p.n.iter().try_for_each(|&n| width(n.into()))?;
     if p.m as usize <= FEW {
         let warps = THREADS / WARP;
         let outputs: u64 = p.n.iter().map(|&n| u64::from(n)).sum();
         let blocks = outputs.div_ceil(warps.into()).clamp(1, STREAM_BLOCKS) as u32;
-        return Ok(Geometry::new([blocks, 1, 1], [WARP, warps, 1]));
+        return Ok(Grid::new([blocks, 1, 1]).threads([WARP, warps, 1]));
     }
     let across: u64 = p.n.iter().map(|&n| u64::from(n.div_ceil(TILE))).sum();
     let down = u64::from(p.m.div_ceil(TILE));
     if down > MAX_Y {
         return Err(format!("{} rows; the limit is {}", p.m, MAX_Y * u64::from(TILE)).into());
     }
-    Ok(Geometry::new([across as u32, down as u32, 1], [THREADS / 16, 16, 1]))
+    Ok(Grid::new([across as u32, down as u32, 1]).threads([THREADS / 16, 16, 1]))
 }
 
 /// The geometry of a product on CUDA: as [`product`], but for one long row, whose blocks hold x in
 /// their registers and stream through consecutive rows of weights.
-pub(super) fn cuda_product(p: &LinearParams) -> Result<Geometry, Refusal> {
+pub(super) fn cuda_product(p: &LinearParams) -> Result<Grid, Refusal> {
     let mut geometry = product(p)?;
     if p.m == 1 && p.x == p.w && p.w != DType::F32 as u32 && p.k >= LONG_ROW {
-        geometry.grid[0] = geometry.grid[0].min(LONG_BLOCKS);
+        geometry.blocks[0] = geometry.blocks[0].min(LONG_BLOCKS);
     }
     Ok(geometry)
 }
@@ -166,12 +166,12 @@ pub(super) fn heads(p: &RopeParams) -> u64 {
 }
 
 /// The geometry of one block that draws a token.
-pub(super) fn draw(p: &SampleParams) -> Result<Geometry, Refusal> {
+pub(super) fn draw(p: &SampleParams) -> Result<Grid, Refusal> {
     if u64::from(p.n) > MAX_LOGITS {
         return Err(format!("{} logits; the limit is {MAX_LOGITS}", p.n).into());
     }
     let threads = p.n.next_multiple_of(THREADS).clamp(THREADS, DRAW_THREADS);
-    Ok(Geometry::new([1, 1, 1], [threads, 1, 1]))
+    Ok(Grid::new([1, 1, 1]).threads([threads, 1, 1]))
 }
 
 /// Blocks in y or z: one for each of `n`.
@@ -189,28 +189,28 @@ pub(super) fn heads_down(p: &AttentionParams) -> Result<u32, Refusal> {
 
 /// The geometry of attention for a row of each of several sequences: a block for each head of a
 /// row.
-pub(super) fn decode(p: &AttentionParams) -> Result<Geometry, Refusal> {
+pub(super) fn decode(p: &AttentionParams) -> Result<Grid, Refusal> {
     let heads = rows(p.heads, p.head_dim.into())?;
-    Ok(Geometry { grid: [heads.grid[0], across(p.m.into(), "rows")?, 1], ..heads })
+    Ok(Grid { blocks: [heads.blocks[0], across(p.m.into(), "rows")?, 1], ..heads })
 }
 
 /// The geometry of that attention with a split context: the parts of the context, and for each row
 /// blocks of the query heads that share keys and values.
-pub(super) fn parts(p: &AttentionParams) -> Result<Geometry, Refusal> {
+pub(super) fn parts(p: &AttentionParams) -> Result<Grid, Refusal> {
     let (parts, blocks) = p.split();
     let down = across(p.kv_heads.into(), "heads of keys")?;
     let deep =
         across(u64::from(p.m) * u64::from(blocks), "rows, times blocks of heads of a group")?;
-    Ok(Geometry::new([parts, down, deep], [THREADS, 1, 1]))
+    Ok(Grid::new([parts, down, deep]).threads([THREADS, 1, 1]))
 }
 
 macro_rules! kernels {
     ($($kernel:ty, |$p:ident| $geometry:expr $(, cuda: $cuda:path)?;)*) => {
         $(impl Blocks for $kernel {
-            fn geometry($p: &Self::Params) -> Result<Geometry, Refusal> {
+            fn geometry($p: &Self::Params) -> Result<Grid, Refusal> {
                 $geometry
             }
-            $(fn cuda(p: &Self::Params) -> Result<Geometry, Refusal> {
+            $(fn cuda(p: &Self::Params) -> Result<Grid, Refusal> {
                 $cuda(p)
             })?
         })*
@@ -230,7 +230,7 @@ kernels! {
     Attention, |p| {
         let per_block = if p.m == 1 { 1 } else { QUERY_ROWS };
         let down = heads_down(p)?;
-        Ok(Geometry::new([p.m.div_ceil(per_block), down, 1], [THREADS, 1, 1]))
+        Ok(Grid::new([p.m.div_ceil(per_block), down, 1]).threads([THREADS, 1, 1]))
     };
     DecodeAttention, |p| decode(p), cuda: parts;
     Embedding, |p| rows(p.m, p.k.into());
@@ -243,25 +243,25 @@ kernels! {
     Softmax, |p| row_of(p);
     Argmax, |p| row_of(p);
     Sample, |p| draw(p);
-    Advance, |_p| Ok(Geometry::new([1, 1, 1], [WARP, 1, 1]));
+    Advance, |_p| Ok(Grid::new([1, 1, 1]).threads([WARP, 1, 1]));
     NextToken, |p| draw(p);
 }
 
-pub(super) fn normed(p: &NormParams) -> Result<Geometry, Refusal> {
+pub(super) fn normed(p: &NormParams) -> Result<Grid, Refusal> {
     rows(p.rows, p.k.into())
 }
 
-pub(super) fn row_of(p: &RowParams) -> Result<Geometry, Refusal> {
+pub(super) fn row_of(p: &RowParams) -> Result<Grid, Refusal> {
     rows(p.rows, p.n.into())
 }
 
-pub(super) fn elements(p: &ElementwiseParams) -> Result<Geometry, Refusal> {
+pub(super) fn elements(p: &ElementwiseParams) -> Result<Grid, Refusal> {
     pieces(p.rows, p.k.into())
 }
 
 /// The geometry of a copy: enough blocks for its 16-byte units. Rows that are copied in smaller
 /// units give each block more work.
-pub(super) fn units(p: &CopyParams) -> Result<Geometry, Refusal> {
+pub(super) fn units(p: &CopyParams) -> Result<Grid, Refusal> {
     width(p.bytes.into())?;
     pieces(p.rows, u64::from(p.bytes).div_ceil(16))
 }

@@ -10,7 +10,8 @@ use super::cpu::rope::RopeParams;
 use super::cpu::sampling::{AdvanceParams, RowParams, SampleParams};
 use super::cpu::tile::Params;
 use super::mps::MpsSpec;
-use super::{Geometry, cpu, cuda, mps};
+use super::{cpu, cuda, mps};
+use leasehold::kernel::Grid;
 
 /// The words of a declaration, without comments: names and array lengths in order.
 fn words(text: &str) -> Vec<String> {
@@ -117,11 +118,11 @@ fn constants_are_the_same_in_all_languages() {
 #[test]
 fn few_rows_stream_and_many_are_tiled() {
     let p = LinearParams { m: 8, k: 4096, n: [100, 20, 1], ..Default::default() };
-    assert_eq!(product(&p), Ok(Geometry::new([16, 1, 1], [32, 8, 1])));
-    let most = product(&LinearParams { n: [1 << 20, 0, 0], ..p }).unwrap().grid;
+    assert_eq!(product(&p), Ok(Grid::new([16, 1, 1]).threads([32, 8, 1])));
+    let most = product(&LinearParams { n: [1 << 20, 0, 0], ..p }).unwrap().blocks;
     assert_eq!(most, [STREAM_BLOCKS as u32, 1, 1]);
-    assert_eq!(product(&LinearParams { m: 9, ..p }), Ok(Geometry::new([4, 1, 1], [16, 16, 1])));
-    assert_eq!(product(&LinearParams { m: 65, ..p }).unwrap().grid, [4, 2, 1]);
+    assert_eq!(product(&LinearParams { m: 9, ..p }), Ok(Grid::new([4, 1, 1]).threads([16, 16, 1])));
+    assert_eq!(product(&LinearParams { m: 65, ..p }).unwrap().blocks, [4, 2, 1]);
     assert!(product(&LinearParams { m: u32::MAX, ..p }).unwrap_err().contains("rows"));
 }
 
@@ -136,24 +137,24 @@ fn geometry_covers_the_work_and_is_never_empty() {
         width: 1,
         pattern: 0,
     };
-    assert_eq!(blocks("fill", fill(0).as_bytes()).grid, [1, 1, 1]);
-    assert_eq!(blocks("fill", fill(16 * 1024 + 1).as_bytes()).grid, [2, 1, 1]);
-    assert_eq!(blocks("fill", fill(1 << 40).as_bytes()).grid, [1024, 1, 1]);
+    assert_eq!(blocks("fill", fill(0).as_bytes()).blocks, [1, 1, 1]);
+    assert_eq!(blocks("fill", fill(16 * 1024 + 1).as_bytes()).blocks, [2, 1, 1]);
+    assert_eq!(blocks("fill", fill(1 << 40).as_bytes()).blocks, [1024, 1, 1]);
     let add = ElementwiseParams { rows: 3, k: 1025, ..Default::default() };
-    assert_eq!(blocks("add", add.as_bytes()), Geometry::new([6, 1, 1], [256, 1, 1]));
+    assert_eq!(blocks("add", add.as_bytes()), Grid::new([6, 1, 1]).threads([256, 1, 1]));
     let attention = AttentionParams { m: 9, heads: 6, ..Default::default() };
-    assert_eq!(blocks("attention", attention.as_bytes()).grid, [3, 6, 1]);
+    assert_eq!(blocks("attention", attention.as_bytes()).blocks, [3, 6, 1]);
     assert_eq!(
-        blocks("attention", AttentionParams { m: 1, ..attention }.as_bytes()).grid,
+        blocks("attention", AttentionParams { m: 1, ..attention }.as_bytes()).blocks,
         [1, 6, 1]
     );
-    assert_eq!(blocks("decode_attention", attention.as_bytes()).grid, [6, 9, 1]);
+    assert_eq!(blocks("decode_attention", attention.as_bytes()).blocks, [6, 9, 1]);
     let many = AttentionParams { m: 1 << 16, ..attention };
     let refusal = MpsSpec::find("decode_attention").unwrap().geometry(many.as_bytes()).unwrap_err();
     assert!(refusal.contains("65536 rows"), "{refusal}");
     let sample = |n| SampleParams { n, ..Default::default() };
-    assert_eq!(blocks("sample", sample(7).as_bytes()).block, [256, 1, 1]);
-    assert_eq!(blocks("next_token", sample(128_000).as_bytes()).block, [1024, 1, 1]);
+    assert_eq!(blocks("sample", sample(7).as_bytes()).threads, [256, 1, 1]);
+    assert_eq!(blocks("next_token", sample(128_000).as_bytes()).threads, [1024, 1, 1]);
     let refusal =
         MpsSpec::find("sample").unwrap().geometry(sample(u32::MAX).as_bytes()).unwrap_err();
     assert!(refusal.contains("kernel sample on Metal") && refusal.contains("logits"), "{refusal}");

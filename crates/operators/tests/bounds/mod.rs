@@ -207,7 +207,7 @@ fn a_kernel_of_the_library_may_be_launched_and_updated_with_anything() {
         for _ in 0..150 {
             let old = params(spec.name, &mut words);
             let grid = |params: &[u8], words: &mut Words| match kernel.plan(params) {
-                Ok((_, geometry)) if words.below(8) != 0 => geometry.grid,
+                Ok((_, geometry)) if words.below(8) != 0 => geometry.blocks,
                 _ => [words.below(4) + 1, words.below(2) + 1, 1],
             };
             let shape = grid(&old, &mut words);

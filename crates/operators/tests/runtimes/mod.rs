@@ -166,3 +166,52 @@ fn gaps_of_padded_rows_are_the_same_in_a_graph() {
         }
     }
 }
+
+#[test]
+fn an_operator_says_what_computes_it() {
+    use leasehold::Runtime;
+    use leasehold_cuda::driver::sim::{
+        SimDriver as CudaDriver, SimDriverConfig as CudaDriverConfig,
+    };
+    use leasehold_cuda::{CudaBackend, CudaConfig};
+    use leasehold_operators::{DType, Library, Tensor, ops};
+    let kernels = KernelRegistry::new();
+    leasehold_operators::simulate(&kernels).expect("the kernels");
+    let machine = MachineConfig::seed(9).kernels(kernels);
+    let driver = CudaDriver::new(CudaDriverConfig::new(machine)).expect("a driver");
+    let backend =
+        CudaBackend::with_ops(Arc::new(driver), CudaConfig::default()).expect("a backend");
+    let cuda = Context::with_backends(vec![Arc::new(backend)])
+        .runtime("cuda:0".parse().expect("a name"))
+        .expect("the device");
+    let cpu = Context::new().runtime(DeviceId::cpu(0)).expect("the device");
+    let product = |runtime: &Runtime, dtype, rows| {
+        let library = Library::of(runtime).expect("the library");
+        let tensor = |rows, cols| Tensor::alloc(runtime, dtype, rows, cols).expect("memory");
+        let (x, weight, y) = (tensor(rows, 32), tensor(24, 32), tensor(rows, 24));
+        let to = ops::Projection { weight: &weight, bias: None, y: &y };
+        let product = ops::linear(&library, &x, None, to).expect("an operator");
+        (product.kernel_name(), product.computed_by(), product.shape())
+    };
+    for (runtime, dtype, rows, entry) in [
+        (&cuda, DType::Bf16, 1, "linear"),
+        (&cuda, DType::Bf16, 2, "linear_tiles"),
+        (&cuda, DType::F16, 40, "linear_tiles"),
+        (&cuda, DType::F32, 40, "linear"),
+        (&cpu, DType::Bf16, 40, "linear"),
+    ] {
+        let shape = format!("m {rows}, k 32, n 24");
+        assert_eq!(product(runtime, dtype, rows), ("linear", entry, shape));
+    }
+    let library = Library::of(&cpu).expect("the library");
+    let tensor = |cols| Tensor::alloc(&cpu, DType::F32, 2, cols).expect("memory");
+    let weights = [5, 3, 4].map(|n| Tensor::alloc(&cpu, DType::F32, n, 8).expect("memory"));
+    let outputs = [5, 3, 4].map(tensor);
+    let to = std::array::from_fn(|i| ops::Projection {
+        weight: &weights[i],
+        bias: None,
+        y: &outputs[i],
+    });
+    let three = ops::linear3(&library, &tensor(8), None, to).expect("an operator");
+    assert_eq!(three.shape(), "m 2, k 8, n 5 + 3 + 4");
+}

@@ -206,6 +206,7 @@ pub struct KernelSpec {
     pub in_place: bool,
     /// The levels for which the binary contains the kernel, the most specific first.
     pub variants: &'static [(Isa, CpuFn)],
+    fields: &'static [&'static str],
     plan: fn(&[u8]) -> Result<Launch, Refusal>,
 }
 
@@ -226,6 +227,7 @@ impl KernelSpec {
             params_bytes: size_of::<K::Params>(),
             in_place: K::IN_PLACE,
             variants: Variants::<K>::ALL,
+            fields: K::Params::FIELDS,
             plan: plan::<K>,
         }
     }
@@ -236,6 +238,27 @@ impl KernelSpec {
     /// The reason, if the size or the contents of the parameters are wrong.
     pub fn plan(&self, params: &[u8]) -> Result<Launch, Refusal> {
         (self.plan)(params)
+    }
+
+    /// The sizes among parameters, for people: those of rows, columns, heads and positions. Several
+    /// of one name, as the outputs of one product, are joined; zeros among them are left out.
+    #[must_use]
+    pub fn shape(&self, params: &[u8]) -> String {
+        const SIZES: [&str; 9] =
+            ["m", "rows", "k", "n", "heads", "kv_heads", "head_dim", "positions", "vocabulary"];
+        let (mut words, _) = params.as_chunks::<4>();
+        let mut shape: Vec<String> = Vec::new();
+        for (name, of) in self.fields.iter().filter_map(|field| field.split_once(": ")) {
+            let count = of.split_once("; ").and_then(|(_, n)| n.strip_suffix(']')?.parse().ok());
+            let Some((values, rest)) = words.split_at_checked(count.unwrap_or(1)) else { break };
+            words = rest;
+            if SIZES.contains(&name) {
+                let values = values.iter().map(|word| u32::from_ne_bytes(*word));
+                let all: Vec<_> = values.filter(|&n| n > 0).map(|n| n.to_string()).collect();
+                shape.push(format!("{name} {}", all.join(" + ")));
+            }
+        }
+        shape.join(", ")
     }
 
     /// Checks that `bindings` satisfy a launch: their number, sizes, alignment and overlap.

@@ -35,16 +35,6 @@ template <u32 DIM, u32 ROWS> INLINE void copy_tile(u16* to, const u16* cache, u3
     }
 }
 
-// The larger and the sum over the four lanes that hold one row.
-INLINE float row_max(float v) {
-    v = fmaxf(v, __shfl_xor_sync(ALL, v, 1));
-    return fmaxf(v, __shfl_xor_sync(ALL, v, 2));
-}
-INLINE float row_sum(float v) {
-    v += __shfl_xor_sync(ALL, v, 1);
-    return v + __shfl_xor_sync(ALL, v, 2);
-}
-
 // One head and QUERIES rows, in tiles of `ROWS` positions.
 template <class T, u32 DIM, u32 ROWS>
 INLINE void attend(const AttentionParams& p, const void* queries, const void* keys, const void* values,

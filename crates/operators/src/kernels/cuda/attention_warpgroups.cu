@@ -176,16 +176,6 @@ INLINE void copy_tile(u16* to, const u16* matrix, u64 ld, u32 first, u32 end, bo
     }
 }
 
-// The larger and the sum over the four lanes that hold one row.
-INLINE float row_max(float v) {
-    v = fmaxf(v, __shfl_xor_sync(ALL, v, 1));
-    return fmaxf(v, __shfl_xor_sync(ALL, v, 2));
-}
-INLINE float row_sum(float v) {
-    v += __shfl_xor_sync(ALL, v, 1);
-    return v + __shfl_xor_sync(ALL, v, 2);
-}
-
 // One head and QUERIES rows.
 template <class T, u32 DIM>
 INLINE void attend(const AttentionParams& p, const void* queries, const void* keys, const void* values,

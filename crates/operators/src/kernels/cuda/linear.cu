@@ -51,6 +51,9 @@ INLINE void finish(const LinearParams& p, const Output<G>& o, float sum, float u
 
 // ---- Few rows
 
+// The factor of a row, one over the root mean square, from the sum of its squares.
+INLINE float factor_of(const LinearParams& p, float squares) { return 1.0f / sqrtf(squares / (float)p.k + p.eps); }
+
 // Each row's factor: one over the root mean square if x is normalised.
 INLINE void scales(const LinearParams& p, const void* x, float* scratch, float* scale) {
     const bool wide = by_four(p.x, x, p.ldx);
@@ -64,7 +67,7 @@ INLINE void scales(const LinearParams& p, const void* x, float* scratch, float* 
 #pragma unroll
                 for (int e = 0; e < step.n; ++e) squares = fmaf(v[e], v[e], squares);
             });
-            factor = 1.0f / sqrtf(block_sum(squares, scratch) / (float)p.k + p.eps);
+            factor = factor_of(p, block_sum(squares, scratch));
         }
         if (thread_index() == 0) scale[m] = factor;
     }
@@ -86,7 +89,7 @@ template <class X> INLINE void stage_row(const LinearParams& p, const void* x, c
         }
     }
     if (p.flags & NORM) {
-        const float factor = 1.0f / sqrtf(block_sum(squares, scratch) / (float)p.k + p.eps);
+        const float factor = factor_of(p, block_sum(squares, scratch));
         const bool wide = by_four(p.vector, norm, 0);
         for (u32 i = from; i < p.k; i += step) {
 #pragma unroll
@@ -154,6 +157,17 @@ template <class W, int N> INLINE void unpack(uint4 q, float (&v)[N]) {
     W::unpack(q.y, v + each);
     W::unpack(q.z, v + 2 * each);
     W::unpack(q.w, v + 3 * each);
+}
+
+// The sum of the squares of a thread's values.
+template <int J, int N> INLINE float squares_of(const float (&value)[J][N]) {
+    float squares = 0.0f;
+#pragma unroll
+    for (int j = 0; j < J; ++j) {
+#pragma unroll
+        for (int e = 0; e < N; ++e) squares = fmaf(value[j][e], value[j][e], squares);
+    }
+    return squares;
 }
 
 // A lane's part of the products of `n` columns of `G` rows of weights with the row in
@@ -366,13 +380,8 @@ INLINE void long_columns(const LinearParams& p, const void* x, const void* norm,
 #pragma unroll
     for (int j = 0; j < J; ++j) unpack<W, N>(word[j], value[j]);
     if (p.flags & NORM) {
-        float squares = 0.0f;
-#pragma unroll
-        for (int j = 0; j < J; ++j) {
-#pragma unroll
-            for (int e = 0; e < N; ++e) squares = fmaf(value[j][e], value[j][e], squares);
-        }
-        const float factor = 1.0f / sqrtf(block_sum(squares, scratch) / (float)p.k + p.eps);
+        const float squares = squares_of(value);
+        const float factor = factor_of(p, block_sum(squares, scratch));
 #pragma unroll
         for (int j = 0; j < J; ++j) {
             float g[N];
@@ -496,13 +505,8 @@ INLINE void short_row(const LinearParams& p, const void* x, const void* norm, co
         for (int g = 0; g < G; ++g) read(batch[g], (const typename W::raw*)o.w[g] + n * p.k);
         const float before = HOW == ADD_TO ? load_one(p.y, o.y, n) : 0.0f;
         if (first && (p.flags & NORM)) {
-            float squares = 0.0f;
-#pragma unroll
-            for (int j = 0; j < J; ++j) {
-#pragma unroll
-                for (int e = 0; e < N; ++e) squares = fmaf(value[j][e], value[j][e], squares);
-            }
-            const float factor = 1.0f / sqrtf(warp_sum(squares) / (float)p.k + p.eps);
+            const float squares = squares_of(value);
+            const float factor = factor_of(p, warp_sum(squares));
 #pragma unroll
             for (int j = 0; j < J; ++j) {
                 float g[N];

@@ -109,34 +109,32 @@ INLINE uint4 halves_at(const u16* p, bool wanted) {
     return make_uint4(word[0], word[1], word[2], word[3]);
 }
 
-// 16 bytes of weights, past the L1 cache; zeros if they are not `wanted`. The reads are volatile, so they
-// keep their order and stay behind `wait_for_previous`. They are coherent, because a kernel in front may
-// write weights while this one waits already.
-INLINE uint4 weights_at(const u16* p, bool wanted) {
+// Reads 16 bytes at `p` of global memory to `q`, or zeros if they are not `wanted`; `cached` is the modifier of
+// the instruction. The reads are volatile, so they keep their order and stay behind `wait_for_previous`. They
+// are coherent, because a kernel in front may write the memory while this one waits already.
 #ifndef LEASEHOLD_EMULATED
-    uint4 q;
-    asm volatile("{ .reg .pred wanted; setp.ne.u32 wanted, %5, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0; "
-                 "@wanted ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4]; }"
-                 : "=&r"(q.x), "=&r"(q.y), "=&r"(q.z), "=&r"(q.w)
-                 : "l"(p), "r"((u32)wanted));
-    return q;
+#define READ(q, p, wanted, cached)                                                                              \
+    asm volatile("{ .reg .pred wanted; setp.ne.u32 wanted, %5, 0; "                                             \
+                 "mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0; "                                 \
+                 "@wanted ld.global" cached ".v4.u32 {%0, %1, %2, %3}, [%4]; }"                                 \
+                 : "=&r"((q).x), "=&r"((q).y), "=&r"((q).z), "=&r"((q).w)                                       \
+                 : "l"(p), "r"((u32)(wanted)))
 #else
-    return wanted ? *(const uint4*)p : make_uint4(0, 0, 0, 0);
+#define READ(q, p, wanted, cached) q = (wanted) ? *(const uint4*)(p) : make_uint4(0, 0, 0, 0)
 #endif
+
+// 16 bytes of weights, which pass the L1 cache.
+INLINE uint4 weights_at(const u16* p, bool wanted) {
+    uint4 q;
+    READ(q, p, wanted, ".L1::no_allocate");
+    return q;
 }
 
-// The same of x, which stays in the L1 cache.
+// 16 bytes of x, which stay in the L1 cache.
 INLINE uint4 x_at(const u16* p, bool wanted) {
-#ifndef LEASEHOLD_EMULATED
     uint4 q;
-    asm volatile("{ .reg .pred wanted; setp.ne.u32 wanted, %5, 0; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0; "
-                 "@wanted ld.global.v4.u32 {%0, %1, %2, %3}, [%4]; }"
-                 : "=&r"(q.x), "=&r"(q.y), "=&r"(q.z), "=&r"(q.w)
-                 : "l"(p), "r"((u32)wanted));
+    READ(q, p, wanted, "");
     return q;
-#else
-    return wanted ? *(const uint4*)p : make_uint4(0, 0, 0, 0);
-#endif
 }
 
 // The same number, from which the compiler derives nothing in front of this place. Such results would

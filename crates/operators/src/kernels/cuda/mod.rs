@@ -4,7 +4,7 @@
 //! | file | what |
 //! |---|---|
 //! | `common.cuh` | parameters, element types, sums over a block; prepended to each of the others |
-//! | `tensor.cuh` | instructions of tensor cores; prepended to the files that use them |
+//! | `tensor.cuh` | instructions and fragments of tensor cores; prepended to files that use them |
 //! | `*.cu` | the kernels, a family in each file |
 //! | `ptx/*.ptx`, `cubin/*.cubin` | the output of `ci/ptx.sh`; CI compiles again and compares |
 //!
@@ -18,7 +18,6 @@
 //!
 //! This module must not know the driver.
 
-use super::Geometry;
 use super::blocks::{
     Blocks, LONG_BLOCKS, MAX_Y, THREADS, WARP, from_bytes, heads_down, kernel_list, width,
 };
@@ -26,7 +25,7 @@ use super::cpu::attention::{Attention, AttentionParams};
 use super::cpu::elem::DType;
 use super::cpu::linear::{self, Linear, Linear3, LinearAdd, LinearGated, LinearParams};
 use super::cpu::tile::{Kernel, Params, Refusal};
-use leasehold::kernel::{Cubin, KernelSource};
+use leasehold::kernel::{Cubin, Grid, KernelSource};
 use std::borrow::Cow;
 
 /// Text that is prepended to the source of every module.
@@ -130,7 +129,7 @@ pub struct CudaSpec {
     /// The architecture names of the devices that run it.
     pub archs: &'static [&'static str],
     takes: fn(&[u8]) -> bool,
-    geometry: fn(&[u8]) -> Result<Geometry, Refusal>,
+    geometry: fn(&[u8]) -> Result<Grid, Refusal>,
 }
 
 impl CudaSpec {
@@ -149,7 +148,7 @@ impl CudaSpec {
     ///
     /// # Errors
     /// The reason, if the parameters exceed the limits of a launch.
-    pub fn geometry(&self, params: &[u8]) -> Result<Geometry, Refusal> {
+    pub fn geometry(&self, params: &[u8]) -> Result<Grid, Refusal> {
         let why = |why| format!("kernel {} on CUDA: {why}", self.entry).into();
         (self.geometry)(params).map_err(why)
     }
@@ -204,7 +203,7 @@ pub static TENSOR_KERNELS: &[CudaSpec] = &[
             // In elements: the queries, two tiles of keys and two of values.
             let rows = TILE_QUERIES + 4 * WARPGROUP_ROWS;
             let shared = rows * p.head_dim * size_of::<u16>() as u32;
-            Ok(Geometry { shared, ..attention_tiles(&p, THREADS)? })
+            Ok(attention_tiles(&p, THREADS)?.shared(shared))
         },
     },
     CudaSpec {
@@ -231,9 +230,9 @@ pub(super) const WARPGROUP_ROWS: u32 = 128;
 const TILE_ROWS: u32 = 16;
 
 /// The geometry with a block for each head of `TILE_QUERIES` rows.
-fn attention_tiles(p: &AttentionParams, threads: u32) -> Result<Geometry, Refusal> {
+fn attention_tiles(p: &AttentionParams, threads: u32) -> Result<Grid, Refusal> {
     width(p.m.into())?;
-    Ok(Geometry::new([p.m.div_ceil(TILE_QUERIES), heads_down(p)?, 1], [threads, 1, 1]))
+    Ok(Grid::new([p.m.div_ceil(TILE_QUERIES), heads_down(p)?, 1]).threads([threads, 1, 1]))
 }
 
 /// Whether attention over tiles takes these parameters, and is the faster one.
@@ -276,13 +275,13 @@ const fn product_tiles<K: Kernel<Params = LinearParams>, const MATRICES: u32>(
     }
 }
 
-fn product_blocks(p: &LinearParams, matrices: u32) -> Result<Geometry, Refusal> {
+fn product_blocks(p: &LinearParams, matrices: u32) -> Result<Grid, Refusal> {
     [p.k, p.m].iter().chain(&p.n).try_for_each(|&n| width(n.into()))?;
     let across =
         |side: u32| -> u64 { p.n.iter().map(|&n| u64::from(n.div_ceil(side / matrices))).sum() };
     if p.m <= STREAMED {
         let blocks = across(STREAM).min(LONG_BLOCKS.into()) as u32;
-        return Ok(Geometry::new([blocks, 1, 1], [WARP, THREADS / WARP, 1]));
+        return Ok(Grid::new([blocks, 1, 1]).threads([WARP, THREADS / WARP, 1]));
     }
     let large = u64::from(p.m.div_ceil(LARGE_TILE)) * across(LARGE_TILE) >= MANY_TILES;
     let side = if large && p.m > SMALL_TILE { LARGE_TILE } else { SMALL_TILE };
@@ -291,7 +290,7 @@ fn product_blocks(p: &LinearParams, matrices: u32) -> Result<Geometry, Refusal> 
         return Err(format!("{blocks} blocks of outputs; the limit is {MAX_Y}").into());
     }
     let grid = [p.m.div_ceil(side), blocks as u32, 1];
-    Ok(Geometry::new(grid, [side, THREADS / side, 1]))
+    Ok(Grid::new(grid).threads([side, THREADS / side, 1]))
 }
 
 /// Whether products on tensor cores take these parameters.

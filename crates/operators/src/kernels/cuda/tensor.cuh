@@ -1,5 +1,6 @@
-// Instructions of tensor cores, which compute capability 8.0 and later have: the compiling code prepends
-// them, behind the common part, to the files that need that capability.
+// What kernels on tensor cores share: the instructions, which compute capability 8.0 and later have, and
+// what these kernels do with rows of fragments. The compiling code prepends it, behind the common part, to
+// the files that need that capability.
 
 // ---- Matrix fragments of a warp. Lane l holds, of each 8 by 8 matrix, the elements 2 (l % 4) and
 // 2 (l % 4) + 1 of row l / 4.
@@ -98,3 +99,13 @@ INLINE void start_copy(u16* to, const u16* from) { memcpy(to, from, 16); }
 INLINE void end_group() {}
 template <int N> INLINE void wait_for_groups() {}
 #endif
+
+// The largest value and the sum over the four lanes that hold one row.
+INLINE float row_max(float v) {
+    v = fmaxf(v, __shfl_xor_sync(ALL, v, 1));
+    return fmaxf(v, __shfl_xor_sync(ALL, v, 2));
+}
+INLINE float row_sum(float v) {
+    v += __shfl_xor_sync(ALL, v, 1);
+    return v + __shfl_xor_sync(ALL, v, 2);
+}

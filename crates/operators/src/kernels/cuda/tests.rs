@@ -60,7 +60,7 @@ fn a_long_context_has_parts() {
     let p = AttentionParams { m: 1, heads: 6, kv_heads: 1, positions: 100, ..Default::default() };
     let long = AttentionParams { positions: 1 << 20, kv_heads: 3, ..p };
     let decode = CudaSpec::find("decode_attention").unwrap();
-    let grid = |p: &AttentionParams| decode.geometry(p.as_bytes()).map(|g| g.grid);
+    let grid = |p: &AttentionParams| decode.geometry(p.as_bytes()).map(|g| g.blocks);
     assert_eq!((grid(&p), grid(&long)), (Ok([1, 1, 2]), Ok([64, 3, 1])));
     assert_eq!((p.scratch_bytes(), long.scratch_bytes()), (0, 4 * (3 + 6 * 64 * 2)));
     let rows = AttentionParams { m: 5, ..p };
@@ -91,8 +91,8 @@ fn tensor_cores_take_products_of_several_rows() {
     };
     let (linear, gated) = (tensor_kernel("linear_tiles"), tensor_kernel("linear_gated_tiles"));
     let shape = |cuda: &CudaSpec, p: &LinearParams| {
-        let Geometry { grid, block, .. } = cuda.geometry(p.as_bytes()).unwrap();
-        (grid, block)
+        let grid = cuda.geometry(p.as_bytes()).unwrap();
+        (grid.blocks, grid.threads)
     };
     assert_eq!(shape(linear, &p), ([3, 1, 1], [32, 8, 1]));
     assert_eq!(shape(gated, &p), ([5, 1, 1], [32, 8, 1]));
@@ -131,12 +131,12 @@ fn tensor_cores_take_some_attention() {
     let many = AttentionParams { m: 129, head_dim: 80, x: 1, cache: 1, scale: 0.1, ..attention };
     let groups = tensor_kernel("attention_warpgroups");
     let tiles = tensor_kernel("attention_tiles");
-    assert_eq!(tiles.geometry(many.as_bytes()).unwrap().grid, [2, 6, 1]);
+    assert_eq!(tiles.geometry(many.as_bytes()).unwrap().blocks, [2, 6, 1]);
     assert!(!groups.takes(many.as_bytes()));
     let wide = AttentionParams { head_dim: 128, ..many };
     assert!(groups.takes(wide.as_bytes()) && tiles.takes(wide.as_bytes()));
-    let Geometry { grid, block, shared } = groups.geometry(wide.as_bytes()).unwrap();
-    assert_eq!((grid, block, shared), ([2, 6, 1], [256, 1, 1], 160 << 10));
+    let grid = Grid::new([2, 6, 1]).threads([256, 1, 1]).shared(160 << 10);
+    assert_eq!(groups.geometry(wide.as_bytes()), Ok(grid));
     assert!(tiles.takes(many.as_bytes()));
     for other in [
         AttentionParams { m: 15, ..many },

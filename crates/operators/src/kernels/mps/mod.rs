@@ -16,9 +16,9 @@
 //!
 //! This module must not know the driver.
 
-use super::Geometry;
 use super::blocks::{Blocks, from_bytes, kernel_list};
 use super::cpu::tile::Refusal;
+use leasehold::kernel::Grid;
 
 /// A library of kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,7 +64,7 @@ pub struct MpsSpec {
     pub name: &'static str,
     /// The library that contains the kernel.
     pub module: &'static Module,
-    geometry: fn(&[u8]) -> Result<Geometry, Refusal>,
+    geometry: fn(&[u8]) -> Result<Grid, Refusal>,
 }
 
 impl MpsSpec {
@@ -79,7 +79,7 @@ impl MpsSpec {
     ///
     /// # Errors
     /// The reason, if the parameters exceed the limits of a launch.
-    pub fn geometry(&self, params: &[u8]) -> Result<Geometry, Refusal> {
+    pub fn geometry(&self, params: &[u8]) -> Result<Grid, Refusal> {
         let why = |why| format!("kernel {} on Metal: {why}", self.name).into();
         (self.geometry)(params).map_err(why)
     }
