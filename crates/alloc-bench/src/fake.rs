@@ -99,6 +99,7 @@ impl FakeBacking {
         Self::with_caps(BackingCaps {
             vmm: true,
             reserve: true,
+            aliases: true,
             physical,
             ..BackingCaps::default()
         })

@@ -36,11 +36,21 @@ pub struct BackingCaps {
     pub reserve: bool,
     /// Without `vmm`: the least size in bytes of a segment.
     pub segment: u64,
+    /// With `vmm`: a piece may be mapped at several addresses at once, and work that a stream
+    /// orders sees the same bytes through each of them.
+    pub aliases: bool,
 }
 
 impl Default for BackingCaps {
     fn default() -> Self {
-        Self { vmm: false, granule: 2 << 20, physical: 64 << 30, reserve: false, segment: 32 << 20 }
+        Self {
+            vmm: false,
+            granule: 2 << 20,
+            physical: 64 << 30,
+            reserve: false,
+            segment: 32 << 20,
+            aliases: false,
+        }
     }
 }
 
@@ -129,7 +139,8 @@ pub unsafe trait Backing: Send + Sync {
     ///
     /// # Safety
     /// - The range lies in a reservation of this backing with nothing mapped there; `handle` came
-    ///   from its `create(bytes)` and is not mapped.
+    ///   from its `create(bytes)` and is not mapped, unless the backing can do
+    ///   [`aliases`](BackingCaps::aliases).
     unsafe fn map(&self, at: u64, handle: u64, bytes: u64) -> Result<()> {
         let _ = handle;
         // SAFETY: the caller names an unused range of a reservation, which is what a commitment

@@ -18,8 +18,8 @@ pub enum Policy {
     /// what is there, 256 MiB at most, which are fewer calls of the driver but seldom fit
     /// elsewhere.
     Fastest,
-    /// Always, also if the host must wait for them, a few milliseconds at most; and new memory
-    /// comes in single granules.
+    /// Always, also if the host must wait for them, 8 ms at most; and new memory comes in single
+    /// granules.
     Compact,
 }
 

@@ -128,6 +128,7 @@ impl Inner {
                 .pending_by_line()
                 .for_each(|(_, line)| note(TimelineId::from_number(line)));
             core.store.slabs.pending(|_, s| note(s.timeline_id()));
+            core.store.heap.old_mappings.timepoints().for_each(|s| note(s.timeline_id()));
             for list in [core.deferred, core.retired] {
                 self.each_aside(list, |row| {
                     row.buffer.for_each_use(|s| note(s.timeline_id()));

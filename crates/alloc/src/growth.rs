@@ -3,7 +3,9 @@
 //!
 //! This is the growth of an expandable segment (PyTorch's, on CUDA's virtual memory management). It
 //! departs from that in what it does first: granules that lie under free memory are moved to where
-//! they are needed, as the [policy](crate::config::Policy) says.
+//! they are needed, as the [policy](crate::config::Policy) says. If their last use is on the same
+//! stream and not over within a moment, nobody waits for it: see
+//! [`old_mappings`](crate::old_mappings).
 //!
 //! The lock is not held across a call of the backing.
 
@@ -23,12 +25,9 @@ use std::time::{Duration, Instant};
 const FEW_GRANULES: u64 = 256;
 /// Waits for nearly free memory, of one allocation, instead of growing.
 const MOST_NEAR_WAITS: u32 = 8;
-/// The longest of them. Longer ones cost more than the memory that they save, and might never end.
+/// The longest of them. Longer ones cost more than the memory that they save, and might never end:
+/// the host of a training may be a step ahead, and a wait for the device would take all of that.
 const NEAR_WAIT: Duration = Duration::from_millis(1);
-/// The longest of them on an external stream. Its epoch is over once the device has caught up with
-/// the host, which may be a step of a training ahead. Such a wait takes the host's lead, and the
-/// device hardly idles. Workloads that repeat wait while they warm up.
-const NEAR_WAIT_EXTERNAL: Duration = Duration::from_millis(100);
 /// The largest share of a segment, where memory comes in whole segments.
 const MOST_SEGMENT: u64 = 256 << 20;
 
@@ -80,11 +79,12 @@ impl Inner {
         if !paged {
             return self.grow_segment(need, size, on, pressed, trail);
         }
+        self.unmap_old();
         let growth = self.growth();
         let granules =
             |bytes: u64| u32::try_from(bytes / self.caps.granule).unwrap_or(u32::MAX).max(1);
         let mut piece = if pressed { 1 } else { granules(growth.piece(self.budget.committed())) };
-        let mut waits = 0;
+        let (mut waits, mut late) = (0, false);
         loop {
             let planned = {
                 let mut core = self.core.lock();
@@ -95,7 +95,8 @@ impl Inner {
                 } else {
                     granules(growth.least(self.budget.committed())).max(piece)
                 };
-                let means = Means { reclaim, near, aligned: !pressed, piece, least };
+                let alias = (late && self.caps.aliases).then(|| on.timeline.id());
+                let means = Means { reclaim, alias, near, aligned: !pressed, piece, least };
                 let lane = core.store.heap.lane_for(on.timeline);
                 let units = core.store.units(need);
                 let planned = core.store.heap.plan(units, need.align, lane, means, &self.budget)?;
@@ -112,11 +113,10 @@ impl Inner {
                     waits += 1;
                     let Some(p) = timepoint.timepoint() else { continue };
                     // Bounded: the caller itself may be the one who lets that stream go on.
-                    let external = p.timeline().is_external();
-                    let most = if external { NEAR_WAIT_EXTERNAL } else { NEAR_WAIT };
-                    if let Err(e) = self.wait_point(p, on, Some(most)) {
+                    if let Err(e) = self.wait_point(p, on, Some(NEAR_WAIT)) {
                         trail.note(format_args!("waiting for {p:?}: {e}"));
-                        waits = MOST_NEAR_WAITS;
+                        // In a capture the wait fails otherwise: a graph may use the old addresses.
+                        (waits, late) = (MOST_NEAR_WAITS, matches!(e, Error::Timeout(_)));
                     }
                     if let Some(lease) = self.take_coalesced(need, size, on)? {
                         return Ok(Some(lease));

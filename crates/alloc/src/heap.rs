@@ -26,6 +26,7 @@ use crate::extent::{Cold, Extent, Extents, NIL, State, or_sink};
 use crate::host::{self, fetch_entry};
 use crate::index::Index;
 use crate::layout::{UNIT, UNIT_SHIFT};
+use crate::old_mappings::OldMappings;
 use crate::residency::Residency;
 use leasehold_core::{Error, OutOfMemory, PackedTimepoint, Result, Timeline, TimelineId};
 
@@ -101,6 +102,7 @@ pub(crate) struct Heap {
     pub(crate) spans: Vec<Span>,
     pub(crate) lanes: Vec<Lane>,
     pub(crate) res: Residency,
+    pub(crate) old_mappings: OldMappings,
     lane_of_line: Vec<u8>,
     /// Lanes in use besides lane 0.
     timelines: u32,
@@ -133,6 +135,7 @@ impl Heap {
             spans: Vec::new(),
             lanes: vec![Lane::new(None)],
             res: Residency::new(granule.trailing_zeros() - UNIT_SHIFT),
+            old_mappings: OldMappings::default(),
             lane_of_line: Vec::new(),
             timelines: 0,
             waiting: NIL,

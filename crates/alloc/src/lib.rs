@@ -84,6 +84,7 @@ mod lookup;
 #[cfg(all(test, loom))]
 #[path = "../tests/unit/models.rs"]
 mod models;
+mod old_mappings;
 mod oom;
 mod paths;
 mod plan;

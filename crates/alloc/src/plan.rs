@@ -10,14 +10,18 @@ use crate::extent::{Extent, NIL, State};
 use crate::heap::{Heap, READY};
 use crate::host;
 use crate::layout::UNIT_SHIFT;
+use crate::old_mappings::OldMapping;
 use crate::residency::{End, PieceState, Plan, Source, Step};
-use leasehold_core::{PackedTimepoint, Result};
+use leasehold_core::{PackedTimepoint, Result, TimelineId};
 
 /// The means that a plan may use.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Means {
     /// Take pieces from under free memory.
     pub(crate) reclaim: bool,
+    /// Among them those that this timeline alone may still use: the backing can do aliases, and the
+    /// block is the timeline's.
+    pub(crate) alias: Option<TimelineId>,
     /// Instead of taking new memory, say which point to wait for, if that makes pieces free and is
     /// at most so many values ahead.
     pub(crate) near: Option<u64>,
@@ -98,10 +102,16 @@ impl Heap {
             self.res.cached.iter().map(|&p| self.res.pieces[p as usize].granules).sum();
         let mut reclaimable =
             if means.reclaim && missing > cached { self.reclaimable(a, b)? } else { Vec::new() };
+        let alias = means.alias.filter(|_| lane != READY);
+        let pending = |l: &Reclaimable| {
+            let at_hand = l.timepoint.is_never()
+                || l.ahead < u64::MAX && alias == Some(l.timepoint.timeline_id());
+            !at_hand
+        };
         reclaimable.sort_unstable_by_key(|l| {
-            (l.ahead, std::cmp::Reverse(l.granules), std::cmp::Reverse(l.at))
+            (pending(l), l.ahead, std::cmp::Reverse(l.granules), std::cmp::Reverse(l.at))
         });
-        let now = reclaimable.partition_point(|l| l.timepoint.is_never());
+        let now = reclaimable.partition_point(|l| !pending(l));
         let at_hand: u32 = reclaimable[..now].iter().map(|l| l.granules).sum();
         let short = missing.saturating_sub(cached + at_hand);
         if let Some(near) = means.near.filter(|_| short > 0 && !self.single()) {
@@ -165,7 +175,9 @@ impl Heap {
         // Host memory for everything comes first; nothing is taken out of its place before.
         let mut gaps = self.gaps_in(a, b)?;
         let mut steps = Vec::new();
-        host::room(&mut steps, gaps.iter().map(|g| g.1 as usize).sum::<usize>())?;
+        let most = gaps.iter().map(|g| g.1 as usize).sum::<usize>();
+        host::room(&mut steps, most)?;
+        self.old_mappings.hold(most)?;
         let span = self.spans[usize::from(self.extents[extent].span)];
         let step = |piece: u32, at: u32, granules: u32, handle: u64, source: Source| Step {
             emptied: NIL,
@@ -196,7 +208,11 @@ impl Heap {
                     let handle = self.res.pieces[l.piece as usize].handle;
                     let from_addr =
                         self.spans[usize::from(self.extents[l.extent].span)].addr(l.at << shift);
-                    let source = Source::Reclaimed { from: l.at, from_addr };
+                    let source = if l.timepoint.is_never() {
+                        Source::Reclaimed { from: l.at, from_addr }
+                    } else {
+                        Source::Aliased { from: l.at, from_addr, until: l.timepoint }
+                    };
                     let step = step(l.piece, gap.0, l.granules, handle, source);
                     steps.push(Step { emptied: l.extent, ..step });
                     (gap.0, gap.1) = (gap.0 + l.granules, gap.1 - l.granules);
@@ -230,15 +246,26 @@ impl Heap {
                 match s.source {
                     Source::Cached => self.res.put_cached(s.piece),
                     Source::New => self.res.drop_piece(s.piece),
-                    Source::Reclaimed { .. } => {}
+                    Source::Reclaimed { .. } | Source::Aliased { .. } => {}
                 }
             }
+            self.old_mappings.unhold(most);
             return refused.map_or(Ok(None), Err);
         }
 
-        let (target, timepoint) = self.isolate(extent, a, b);
+        let (target, mut timepoint) = self.isolate(extent, a, b);
         for s in &mut steps {
-            let Source::Reclaimed { from, .. } = s.source else { continue };
+            let from = match s.source {
+                Source::Reclaimed { from, .. } => from,
+                Source::Aliased { from, until, .. } => {
+                    // What the block leaves of its granules is the timeline's until then.
+                    if timepoint.is_never() || timepoint.value() < until.value() {
+                        timepoint = until;
+                    }
+                    from
+                }
+                Source::Cached | Source::New => continue,
+            };
             let p = &mut self.res.pieces[s.piece as usize];
             p.state = PieceState::Moving;
             let (at, to) = (from << shift, (from + p.granules) << shift);
@@ -246,7 +273,17 @@ impl Heap {
         }
         // In the order of their addresses neighbours are made accessible by one call.
         steps.sort_unstable_by_key(|s| s.at);
-        Ok(Some(Plan { target, start, units, lane, timepoint, steps, ticket, extents_held: 0 }))
+        Ok(Some(Plan {
+            target,
+            start,
+            units,
+            lane,
+            timepoint,
+            steps,
+            ticket,
+            extents_held: 0,
+            mappings_held: most,
+        }))
     }
 
     /// The parts of `[a, b)` that are not backed, as (granule, granules).
@@ -360,6 +397,7 @@ impl Heap {
     /// timepoint. Gives back what of the ticket was not used; pieces in hand stay in the cache.
     pub(crate) fn finish(&mut self, plan: Plan, done: bool, budget: &Budget) -> Option<u32> {
         self.extents.unhold(plan.extents_held);
+        self.old_mappings.unhold(plan.mappings_held);
         self.lanes[usize::from(plan.lane)].plans -= 1;
         let unused = self.end_steps(&plan.steps);
         budget.undo(unused);
@@ -447,7 +485,7 @@ impl Heap {
     pub(crate) fn plan_trim(&mut self, mut surplus: u64) -> Result<Vec<Step>> {
         let shift = self.res.shift;
         let mut reclaimable = if surplus > 0 { self.reclaimable(0, 0)? } else { Vec::new() };
-        reclaimable.retain(|l| l.timepoint.is_never());
+        reclaimable.retain(|l| l.timepoint.is_never() && !self.old_mappings.has(l.piece));
         reclaimable.sort_unstable_by_key(|l| std::cmp::Reverse(l.at));
         let mut out = self.plan_cached(surplus, reclaimable.len())?;
         surplus = surplus.saturating_sub(out.iter().map(|s| s.bytes).sum());
@@ -489,6 +527,7 @@ impl Heap {
                 continue;
             };
             if p.state == PieceState::Mapped
+                && !self.old_mappings.has(id)
                 && (p.at..p.at + p.granules).all(|g| self.is_suspended_at(extent, g))
             {
                 let source = Source::Reclaimed { from: p.at, from_addr: span.addr(p.at << shift) };
@@ -574,6 +613,7 @@ impl Heap {
             steps,
             ticket,
             extents_held: 0,
+            mappings_held: 0,
         }))
     }
 
@@ -615,12 +655,38 @@ impl Heap {
         freed
     }
 
+    /// Brings the range of an old mapping back that is `gone`.
+    pub(crate) fn end_old_mapping(&mut self, mapping: OldMapping, gone: bool) {
+        self.old_mappings.end(mapping, gone);
+        if gone {
+            debug_assert_eq!(self.extents[mapping.extent].state, State::Moving);
+            self.free_by_residency(mapping.extent, READY, PackedTimepoint::NEVER);
+        }
+    }
+
     /// Writes down how steps ended, and frees the extents that they emptied. Returns the bytes that
     /// the allocator does not have.
     fn end_steps(&mut self, steps: &[Step]) -> u64 {
         let bytes = steps.iter().map(|s| self.end_step(s)).sum();
         for s in steps.iter().filter(|s| s.emptied != NIL) {
-            self.free_by_residency(s.emptied, READY, PackedTimepoint::NEVER);
+            match s.source {
+                Source::Aliased { from_addr, until, .. } if s.end != End::Untouched => {
+                    // The range stays out of circulation.
+                    self.old_mappings.push(OldMapping {
+                        extent: s.emptied,
+                        piece: s.piece,
+                        addr: from_addr,
+                        bytes: s.bytes,
+                        until,
+                        taken: false,
+                    });
+                }
+                Source::Aliased { .. } => {
+                    let lane = self.extents[s.emptied].lane;
+                    self.free_by_residency(s.emptied, lane, self.extents.timepoint(s.emptied));
+                }
+                _ => self.free_by_residency(s.emptied, READY, PackedTimepoint::NEVER),
+            }
         }
         bytes
     }
@@ -630,7 +696,7 @@ impl Heap {
     fn end_step(&mut self, s: &Step) -> u64 {
         let granules = self.res.pieces[s.piece as usize].granules;
         self.res.pieces[s.piece as usize].handle = s.handle;
-        if let (Source::Reclaimed { from, .. }, true) =
+        if let (Source::Reclaimed { from, .. } | Source::Aliased { from, .. }, true) =
             (s.source, !matches!(s.end, End::Untouched | End::LostAtSource))
         {
             self.res.set_unmapped(from, granules);
@@ -640,7 +706,7 @@ impl Heap {
                 self.res.drop_piece(s.piece);
                 return s.bytes;
             }
-            (End::Untouched, Source::Reclaimed { .. }) => {
+            (End::Untouched, Source::Reclaimed { .. } | Source::Aliased { .. }) => {
                 self.res.pieces[s.piece as usize].state = PieceState::Mapped
             }
             (End::Untouched, Source::Cached) | (End::Loose, _) => self.res.put_cached(s.piece),

@@ -275,6 +275,9 @@ pub(crate) enum Source {
     Cached,
     /// From under free memory; the granule and the address it is unmapped from.
     Reclaimed { from: u32, from_addr: u64 },
+    /// From under free memory that the block's own timeline may use until `until`. The old mapping
+    /// stays until then.
+    Aliased { from: u32, from_addr: u64, until: PackedTimepoint },
     /// The driver.
     New,
 }
@@ -322,6 +325,8 @@ impl Step {
     fn obtain(&mut self, backing: &dyn Backing) -> Result<()> {
         match self.source {
             Source::Cached => {}
+            // The piece is where it was as long as it is not mapped elsewhere.
+            Source::Aliased { .. } => return Ok(()),
             Source::New => self.handle = backing.create(self.bytes)?,
             Source::Reclaimed { from_addr, .. } => {
                 // SAFETY: the planner took the granule out of the free ones whose last use is over;
@@ -358,11 +363,14 @@ pub(crate) struct Plan {
     /// Bytes of the ticket.
     pub(crate) ticket: u64,
     pub(crate) extents_held: u32,
+    pub(crate) mappings_held: usize,
 }
 
 impl Plan {
     pub(crate) fn reclaims(&self) -> bool {
-        self.steps.iter().any(|s| matches!(s.source, Source::Reclaimed { .. }))
+        let reclaims =
+            |s: &Step| matches!(s.source, Source::Reclaimed { .. } | Source::Aliased { .. });
+        self.steps.iter().any(reclaims)
     }
 
     /// Carries the plan out. On an error everything was undone as far as the driver lets it; the
@@ -374,7 +382,11 @@ impl Plan {
                 // SAFETY: this plan mapped the step at its address just now, and nobody was told of
                 // it.
                 let undone = unsafe { backing.unmap(step.addr, step.bytes) };
-                step.end = if undone.is_ok() { End::Loose } else { End::LostAtTarget };
+                step.end = match (undone, step.source) {
+                    (Err(_), _) => End::LostAtTarget,
+                    (Ok(()), Source::Aliased { .. }) => End::Untouched,
+                    (Ok(()), _) => End::Loose,
+                };
             }
         }
         result
@@ -384,7 +396,7 @@ impl Plan {
         for step in &mut self.steps {
             step.obtain(backing)?;
             // SAFETY: the planner marked the step's address, in our reservation, as being backed by
-            // this plan alone; the piece is loose.
+            // this plan alone; the piece is loose, or the backing can do aliases.
             unsafe { backing.map(step.addr, step.handle, step.bytes) }?;
             step.end = End::Mapped;
         }

@@ -310,7 +310,8 @@ impl SuspendableBacking {
 // while the backing is suspended, when no work uses its addresses.
 unsafe impl Backing for SuspendableBacking {
     fn caps(&self) -> BackingCaps {
-        self.0.backing.caps()
+        // A suspension destroys each piece and maps another one at the same address.
+        BackingCaps { aliases: false, ..self.0.backing.caps() }
     }
 
     fn reserve(&self, bytes: u64) -> Result<u64> {

@@ -31,6 +31,7 @@ impl Inner {
     }
 
     pub(crate) fn trim_core(&self, keep: u64) -> Result<u64> {
+        self.unmap_old();
         let (steps, segments) = {
             let mut core = self.core.lock();
             self.settle(&mut core);
@@ -66,6 +67,24 @@ impl Inner {
         }
         self.trace_steps(&steps);
         self.core.lock().store.heap.finish_trim(&steps, &self.budget)
+    }
+
+    /// Unmaps old mappings whose uses are over. If the driver refuses, a later call tries again,
+    /// and the piece stays in hand. Called without the lock.
+    pub(crate) fn unmap_old(&self) {
+        loop {
+            let Some(mapping) = self.core.lock().store.heap.old_mappings.take() else { return };
+            // SAFETY: a plan left this mapping behind, this thread alone has taken it, and the work
+            // that might use it is over.
+            let gone = unsafe { self.backing.unmap(mapping.addr, mapping.bytes) }.is_ok();
+            if gone {
+                self.trace(EventKind::Unmap, mapping.addr, mapping.bytes);
+            }
+            self.core.lock().store.heap.end_old_mapping(mapping, gone);
+            if !gone {
+                return;
+            }
+        }
     }
 
     /// Gives pieces that a failed plan left over back to the driver.

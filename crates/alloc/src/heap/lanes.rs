@@ -93,6 +93,7 @@ impl Heap {
         let mut free = (0..).zip(&self.extents.rows).filter(|n| n.1.state == State::Free);
         let mut over = true;
         self.waiting(|_, s| over &= s.has_passed());
+        over &= self.old_mappings.timepoints().all(PackedTimepoint::has_passed);
         over && free.all(|n| self.extents.timepoint(n.0).has_passed())
     }
 

@@ -51,7 +51,7 @@ impl Inner {
                 (From::New, End::Untouched | End::Destroyed) => {}
                 (From::New, _) => taken += s.bytes,
                 (_, End::Destroyed) => given += s.bytes,
-                (From::Reclaimed { .. }, End::Mapped) => moved += s.bytes,
+                (From::Reclaimed { .. } | From::Aliased { .. }, End::Mapped) => moved += s.bytes,
                 _ => {}
             }
             if let (Some(from), true) =

@@ -19,12 +19,14 @@ struct External {
     lag: u64,
     /// Recorded events: the epoch that each closes, and the operation at which it completes.
     events: Mutex<VecDeque<(u64, u64)>>,
+    /// A wait of the host ends before the device gets there.
+    late: bool,
     records: AtomicU64,
     host_waits: AtomicU64,
 }
 
 impl External {
-    fn new(lag: u64) -> Result<Arc<Self>> {
+    fn new(lag: u64, late: bool) -> Result<Arc<Self>> {
         let owner = TimelineOwner::take()?;
         owner.set_external();
         owner.advance()?;
@@ -33,6 +35,7 @@ impl External {
             now: AtomicU64::new(0),
             lag,
             events: Mutex::default(),
+            late,
             records: AtomicU64::new(0),
             host_waits: AtomicU64::new(0),
         });
@@ -62,7 +65,9 @@ impl External {
         }
         if waits && self.owner.timeline().completed() < value {
             self.host_waits.fetch_add(1, Ordering::Relaxed);
-            self.owner.complete(value);
+            if !self.late {
+                self.owner.complete(value);
+            }
         }
     }
 }
@@ -90,11 +95,11 @@ unsafe impl TimelineSource for External {
 }
 
 /// The most bytes reserved over the trace's peak; events, waits of the host, and operations.
-fn replay(trace: &Trace, policy: Policy, lag: u64) -> (f64, [u64; 3]) {
+fn replay(trace: &Trace, policy: Policy, lag: u64, late: bool) -> (f64, [u64; 3]) {
     let fake = FakeBacking::new(1 << 38);
     let config = AllocatorConfig { policy, ..AllocatorConfig::default() };
     let allocator = Allocator::new(Box::new(fake.clone()), config).unwrap();
-    let stream = External::new(lag).unwrap();
+    let stream = External::new(lag, late).unwrap();
     let mut held: Vec<Option<Lease<Buffer>>> = Vec::new();
     held.resize_with(trace.allocations as usize, || None);
     for event in &trace.events {
@@ -110,7 +115,7 @@ fn replay(trace: &Trace, policy: Policy, lag: u64) -> (f64, [u64; 3]) {
     let ratio = allocator.stats().reserved_peak as f64 / trace.peak as f64;
     let [records, waits] = [&stream.records, &stream.host_waits].map(|n| n.load(Ordering::Relaxed));
     drop(held);
-    stream.publish(stream.timeline().submitted(), true);
+    stream.owner.complete(stream.timeline().submitted());
     drop(allocator);
     assert_eq!(fake.violations(), Vec::<String>::new());
     (ratio, [records, waits, trace.events.len() as u64])
@@ -126,10 +131,30 @@ fn traces_lie_densely_on_external_streams() {
         let trace = Trace::open(&path).unwrap();
         for policy in [Policy::Balanced, Policy::Compact] {
             for lag in [0, 32, 1_000, 10_000] {
-                let (ratio, [records, waits, operations]) = replay(&trace, policy, lag);
+                let (ratio, [records, waits, operations]) = replay(&trace, policy, lag, false);
                 println!("{name} {policy:?} {lag}: {ratio:.4}, {records} events, {waits} waits");
                 assert!(ratio <= most, "{name} {policy:?} {lag}: {ratio}");
                 assert!(records <= operations / 50 && waits <= 100, "{records} {waits}");
+            }
+        }
+    }
+}
+
+/// If the device is more than a moment behind, granules are moved without waiting for it. Old
+/// addresses are out of circulation for a while then, so memory lies a little less densely.
+#[test]
+fn traces_lie_densely_on_external_streams_that_are_late() {
+    for (name, most) in [("resnet50_train", 1.03), ("gpt2_train", 1.035), ("llama_generate", 1.05)]
+    {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../alloc-bench/traces")
+            .join(format!("{name}.csv.gz"));
+        let trace = Trace::open(&path).unwrap();
+        for policy in [Policy::Balanced, Policy::Compact] {
+            for lag in [32, 1_000, 10_000] {
+                let (ratio, [_, waits, _]) = replay(&trace, policy, lag, true);
+                println!("{name} {policy:?} {lag}: {ratio:.4}, {waits} waits");
+                assert!(ratio <= most, "{name} {policy:?} {lag}: {ratio}");
             }
         }
     }

@@ -32,7 +32,7 @@
 //! index on the simulated driver.
 
 use crate::model::Rng;
-use crate::{Bench, MIB};
+use crate::{Bench, Late, MIB};
 use leasehold_alloc::{AllocatorConfig, ArenaState, CrossStream, Layout, Lifetime, On, Policy};
 use leasehold_alloc_bench::{Call, FakeBacking, Fault};
 use leasehold_alloc_bench::{VirtualStream, pass};
@@ -40,17 +40,23 @@ use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Result, Timeline, TimelineSource, Timepoint};
 use std::time::Duration;
 
-/// A workload that grows, moves granules, trims and grows again.
-fn workload(b: &Bench) {
+/// A workload that grows, moves granules, trims and grows again. `late`: its stream is some frees
+/// behind.
+fn workload(b: &Bench, late: Option<&Late>) {
     let mut rng = Rng(4242);
+    let on = late.map_or(On::new(&b.stream), |late| On::new(late));
     let mut held = Vec::new();
     for i in 0..60u64 {
         let size = [300, 70_000, 3 * MIB, 9 * MIB][rng.below(4) as usize];
-        if let Ok(x) = b.allocator.alloc(Layout::new(size), On::new(&b.stream)) {
+        if let Ok(x) = b.allocator.alloc(Layout::new(size), on) {
             held.push(x);
         }
         if rng.below(3) == 0 && !held.is_empty() {
-            drop(held.swap_remove(rng.below(held.len() as u64) as usize));
+            let x = held.swap_remove(rng.below(held.len() as u64) as usize);
+            if let Some(late) = late {
+                let end = late.free(x);
+                late.0.complete(end.saturating_sub(8));
+            }
         }
         if i % 20 == 19 {
             // A failing trim has given back what it could.
@@ -60,18 +66,23 @@ fn workload(b: &Bench) {
     }
 }
 
-fn one(segments: bool, policy: Policy, call: Call, fault: Fault) {
+fn one(segments: bool, policy: Policy, late: bool, call: Call, fault: Fault) {
     let fake = if segments { FakeBacking::segments(96 * MIB) } else { FakeBacking::new(96 * MIB) };
     if call == Call::Reserve {
         fake.fail(call, fault);
     }
     let b = Bench::with(fake, AllocatorConfig { policy, ..AllocatorConfig::default() });
+    let late = late.then(Late::new);
     b.fake.fail(call, fault);
-    workload(&b);
-    let what = || format!("{call:?} {fault:?} {policy:?} segments {segments}");
+    workload(&b, late.as_ref());
+    let what =
+        || format!("{call:?} {fault:?} {policy:?} segments {segments} late {}", late.is_some());
     assert_eq!(b.fake.violations(), Vec::<String>::new(), "{}", what());
     b.fake.heal();
-    workload(&b);
+    workload(&b, late.as_ref());
+    if let Some(late) = &late {
+        late.0.complete(late.timeline().submitted());
+    }
     let ok = b.alloc(10 * MIB);
     assert!(ok.is_ok(), "{}: {ok:?}", what());
     drop(ok);
@@ -83,10 +94,10 @@ fn one(segments: bool, policy: Policy, call: Call, fault: Fault) {
 }
 
 /// How often a healthy run makes a call, the two workloads and what comes after them together.
-fn calls(segments: bool, policy: Policy, call: Call) -> u64 {
+fn calls(segments: bool, policy: Policy, late: bool, call: Call) -> u64 {
     let fake = if segments { FakeBacking::segments(96 * MIB) } else { FakeBacking::new(96 * MIB) };
     let b = Bench::with(fake, AllocatorConfig { policy, ..AllocatorConfig::default() });
-    workload(&b);
+    workload(&b, late.then(Late::new).as_ref());
     b.fake.count(call)
 }
 
@@ -94,16 +105,16 @@ fn calls(segments: bool, policy: Policy, call: Call) -> u64 {
 fn every_call_may_fail_at_every_index() {
     let mut runs = 0;
     for policy in [Policy::Compact, Policy::Balanced] {
-        for segments in [false, true] {
+        for (segments, late) in [(false, false), (true, false), (false, true)] {
             for call in Call::ALL {
                 // Some more than a healthy run makes: a failure makes others necessary.
-                for k in 0..calls(segments, policy, call) + 8 {
-                    one(segments, policy, call, Fault::Once(k));
-                    one(segments, policy, call, Fault::From(k));
+                for k in 0..calls(segments, policy, late, call) + 8 {
+                    one(segments, policy, late, call, Fault::Once(k));
+                    one(segments, policy, late, call, Fault::From(k));
                     runs += 2;
                 }
                 for p in [10, 100, 300, 700] {
-                    one(segments, policy, call, Fault::PerMille(p));
+                    one(segments, policy, late, call, Fault::PerMille(p));
                 }
             }
         }

@@ -120,6 +120,8 @@ impl Order {
 struct Stream {
     inner: VirtualStream,
     order: Arc<Mutex<Order>>,
+    /// Waits of the host for it end too early.
+    late: bool,
 }
 
 impl Stream {
@@ -147,6 +149,9 @@ unsafe impl TimelineSource for Stream {
         Ok(())
     }
     fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
+        if self.late && timeout.is_some() {
+            return Err(Error::Timeout("the stream is late".into()));
+        }
         self.inner.wait_host(value, timeout)
     }
 }
@@ -174,8 +179,10 @@ impl Model {
     fn new(fake: FakeBacking, config: AllocatorConfig) -> Self {
         let allocator = Allocator::new(Box::new(fake.clone()), config).expect("an allocator");
         let order = Arc::new(Mutex::new(Order::default()));
-        let stream =
-            |_| Stream { inner: VirtualStream::new().expect("a timeline"), order: order.clone() };
+        let stream = |_| {
+            let inner = VirtualStream::new().expect("a timeline");
+            Stream { inner, order: order.clone(), late: false }
+        };
         let streams: Vec<_> = (0..STREAMS).map(stream).collect();
         order.lock().timelines = streams.iter().map(|s| s.timeline().id()).collect();
         let (live, by_memory, pending) = (Vec::new(), BTreeMap::new(), Vec::new());
@@ -398,8 +405,9 @@ impl Model {
     }
 }
 
-/// Backings, budgets, policies, streams that stay or come and go, one thread or two.
-const KINDS: u64 = 144;
+/// Backings, budgets, policies, streams that stay or come and go, one thread or two, streams that
+/// the host catches up with and late ones.
+const KINDS: u64 = 288;
 
 fn run(seed: u64, steps: usize, kind: u64) {
     let mut rng = Rng(seed | 1);
@@ -416,6 +424,7 @@ fn run(seed: u64, steps: usize, kind: u64) {
     let mut model = Model::new(fake, config);
     model.churn = kind / 36 % 2 == 1;
     model.visits = kind / 72 % 2 == 1;
+    model.streams.iter_mut().for_each(|s| s.late = kind / 144 % 2 == 1);
     for i in 0..steps {
         if model.churn && i % 3000 == 2999 {
             model.active = 1 + rng.below(2 * STREAMS as u64).saturating_sub(STREAMS as u64);
@@ -462,7 +471,7 @@ fn long_fuzz() {
     let steps = std::env::var("LEASEHOLD_FUZZ_STEPS")
         .ok()
         .and_then(|s| s.parse::<usize>().ok())
-        .unwrap_or(144_000);
+        .unwrap_or(288_000);
     for kind in 0..KINDS {
         run(0x1234_5678_9ABC_DEF1 ^ (kind << 20), steps / KINDS as usize, kind);
     }

@@ -1,6 +1,6 @@
 //! One test per defect that allocators of this kind have had; the names say which.
 
-use crate::{Bench, MIB};
+use crate::{Bench, Late, MIB};
 use leasehold_alloc::{
     Allocator, AllocatorConfig, ArenaState, BackingCaps, Buffer, CrossStream, HostKind, Layout,
     Lifetime, On, Policy, Protection,
@@ -518,6 +518,59 @@ fn nearly_free_memory_is_moved_though_it_is_not_enough() {
     assert_eq!((stats.reserved, stats.remaps, stats.host_waits), (34 * MIB, 1, 1));
     b.check();
     drop((between, larger));
+}
+
+/// The host waited for the device, up to 100 ms, before granules were moved that the same stream
+/// had freed in front of its work. In the steps of a training that took the host's lead.
+#[test]
+fn a_stream_gets_granules_that_its_own_work_may_still_use() {
+    let b = compact();
+    let late = Late::new();
+    let take = |size| b.allocator.alloc(Layout::new(size), On::new(&late)).expect("a block");
+    let (first, between) = (take(16 * MIB), take(MIB));
+    let (from, bytes) = (first.addr(), b.fake.memory(first.addr(), 16 * MIB));
+    let end = late.free(first);
+    let larger = take(32 * MIB);
+    let stats = b.allocator.stats();
+    assert_eq!((stats.reserved, stats.remaps, stats.host_waits), (34 * MIB, 1, 1));
+    // The memory is in both places. Nobody gets the old addresses.
+    let moved = b.fake.memory(larger.addr(), 32 * MIB);
+    assert!(bytes.iter().all(|run| moved.contains(run)), "{bytes:?} {moved:?}");
+    assert_eq!(b.fake.memory(from, 16 * MIB), bytes);
+    assert_eq!((b.allocator.trim(0).expect("a trim"), b.fake.used()), (0, 34 * MIB));
+    let other = b.take(16 * MIB);
+    assert!(other.addr() >= from + 16 * MIB || other.addr() + 16 * MIB <= from);
+    b.check();
+    // The work is over: the next growth removes the old mapping, and the addresses serve again.
+    late.0.complete(end);
+    let growth = b.take(14 * MIB);
+    assert!(!b.fake.is_backed(from, 2 * MIB) || growth.addr() == from);
+    b.check();
+    // What another stream still uses is not moved, and neither is what a capture may use.
+    late.free(larger);
+    drop((between, other, growth));
+    late.0.complete(late.timeline().submitted());
+    b.allocator.trim(0).expect("a trim");
+    assert_eq!((b.allocator.stats().reserved, b.fake.used()), (0, 0));
+    assert_eq!(b.fake.outstanding().2, 0, "nothing is mapped");
+}
+
+/// A backing that cannot map a piece twice gives new memory instead.
+#[test]
+fn without_aliases_a_late_stream_grows() {
+    let caps = BackingCaps { vmm: true, reserve: true, physical: 1 << 30, ..Default::default() };
+    let config = AllocatorConfig { policy: Policy::Compact, ..AllocatorConfig::default() };
+    let b = Bench::with(FakeBacking::with_caps(caps), config);
+    let late = Late::new();
+    let take = |size| b.allocator.alloc(Layout::new(size), On::new(&late)).expect("a block");
+    let (first, between) = (take(16 * MIB), take(MIB));
+    late.free(first);
+    let larger = take(32 * MIB);
+    let stats = b.allocator.stats();
+    assert_eq!((stats.reserved, stats.remaps), (50 * MIB, 0));
+    drop((between, larger));
+    b.check();
+    late.0.complete(late.timeline().submitted());
 }
 
 /// A large block lay within granules that it shared with its neighbours, so that one less than it

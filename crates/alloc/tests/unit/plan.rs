@@ -12,7 +12,7 @@ fn a_plan_may_have_nothing_to_map() {
     let base = fake.reserve(64 << 20).expect("addresses");
     let (mut heap, budget) = (Heap::new(2 << 20), Budget::new(u64::MAX, None));
     heap.add_span(base, 64 << 20, 0, true).expect("a span");
-    let means = Means { reclaim: true, near: None, aligned: true, piece: 1, least: 1 };
+    let means = Means { reclaim: true, alias: None, near: None, aligned: true, piece: 1, least: 1 };
     let mut steps = Vec::new();
     for _ in 0..2 {
         let planned = heap.plan(100, 1, READY, means, &budget).expect("host memory");
@@ -36,7 +36,7 @@ fn streams_go_on_while_a_plan_is_made() {
     let base = fake.reserve(8 << 30).expect("addresses");
     let (mut heap, budget) = (Heap::new(GRANULE), Budget::new(u64::MAX, None));
     heap.add_span(base, 8 << 30, 0, true).expect("a span");
-    let means = Means { reclaim: true, near: None, aligned: true, piece: 1, least: 1 };
+    let means = Means { reclaim: true, alias: None, near: None, aligned: true, piece: 1, least: 1 };
     let owner = leasehold_core::TimelineOwner::take().expect("a timeline");
     let lane = heap.lane_for(owner.timeline());
     let take = |heap: &mut Heap, units: u32| {

@@ -220,8 +220,8 @@ fn a_hit_takes_and_keeps_what_needs_nothing_else() {
     assert!(take(1, timeline(1)).is_none() && !put(1, 3, timeline(1)));
 }
 
-/// Where the same sizes do not come again, a shard keeps no large block for a while: within a budget
-/// for good, also after a flush.
+/// Where the same sizes do not come again, a shard keeps no large block for a while: within a
+/// budget for good, also after a flush.
 #[test]
 fn trials_of_large_blocks_end_within_a_budget_and_come_again_without() {
     for budgeted in [false, true] {

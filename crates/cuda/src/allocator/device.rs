@@ -140,6 +140,9 @@ unsafe impl Backing for DeviceBacking {
             physical: self.physical,
             reserve: vmm,
             segment: SEGMENT.max(self.granule),
+            // Device operations that a stream orders see the same bytes through each mapping, as
+            // CUDA's guide says of virtual aliases.
+            aliases: vmm,
         }
     }
 

@@ -6,7 +6,8 @@ use leasehold_alloc::{Allocator, AllocatorConfig, Buffer, Layout, On, Policy};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Lease, Result, TimelineSource};
 use leasehold_cuda::driver::ops::{
-    EventFlags, EventOps, NativeEvent, NativeFill, NativeStream, StreamOps,
+    CopyKind, EventFlags, EventOps, HostFlags, MemoryOps, NativeCopy, NativeEvent, NativeFill,
+    NativeStream, StreamOps,
 };
 use leasehold_cuda::driver::vouched::Vouched;
 use leasehold_cuda::manager::device::DeviceState;
@@ -206,6 +207,62 @@ fn a_trim_waits_for_nothing_and_gives_back_what_is_over() {
     library.device.primary().externals().end(native.0).unwrap();
     library.driver().stream_destroy(native).unwrap();
     drop((allocator, stream));
+    library.close();
+}
+
+/// The device is more than a moment behind: granules that the stream may still use are mapped at a
+/// second address. The first mapping goes once their old uses are over, and no earlier.
+#[test]
+fn a_late_stream_gets_its_own_granules_without_waiting_for_them() {
+    let library = Library::new(7);
+    let allocator = library.allocator(Policy::Compact, u64::MAX);
+    let (a, b) = (library.stream(), library.stream());
+    let (stream, other) = (library.external(a), library.external(b));
+    let driver = library.driver();
+    let word = library.bench.driver.host_alloc(64, HostFlags::default()).unwrap();
+    let (first, between) =
+        (alloc(&allocator, &stream, 16 << 20), alloc(&allocator, &stream, 1 << 20));
+    driver.stream_wait_word(a, word, 1).unwrap();
+    library.fill(a, &first);
+    free(&stream, first);
+    let unmaps = library.bench.calls("cuMemUnmap");
+    let larger = alloc(&allocator, &stream, 32 << 20);
+    let stats = allocator.stats();
+    assert_eq!((stats.reserved, stats.remaps), (34 << 20, 1));
+    let fill = NativeFill { dst: larger.addr(), count: 32 << 20, value: 9, width: 1 };
+    // SAFETY: the simulated driver checks the range when it runs the fill.
+    unsafe { driver.fill(a, &fill) }.unwrap();
+    // Another stream gets none of it, and a trim leaves the old mapping alone.
+    let beside = alloc(&allocator, &other, 16 << 20);
+    library.fill(b, &beside);
+    free(&other, beside);
+    allocator.trim(1 << 30).unwrap();
+    assert_eq!(library.bench.calls("cuMemUnmap"), unmaps);
+    // SAFETY: a word of pinned memory.
+    unsafe { driver.store_word(word, 1) };
+    driver.stream_synchronize(a).unwrap();
+    // The last write stays, whichever address it went through.
+    let copied = library.bench.driver.host_alloc(32 << 20, HostFlags::default()).unwrap();
+    let down = NativeCopy::linear(CopyKind::DeviceToHost, copied, larger.addr(), 32 << 20);
+    // SAFETY: the simulated driver checks the ranges when it runs the copy.
+    unsafe { driver.copy(a, &down) }.unwrap();
+    driver.stream_synchronize(a).unwrap();
+    driver.host_access(copied, 32 << 20, false);
+    // SAFETY: pinned memory of this test, which no work uses any more.
+    let bytes = unsafe { std::slice::from_raw_parts(copied as *const u8, 32 << 20) };
+    assert!(bytes.iter().all(|&b| b == 9));
+    allocator.trim(1 << 30).unwrap();
+    assert!(library.bench.calls("cuMemUnmap") >= unmaps + 8, "the old mappings went");
+    driver.host_free(copied).unwrap();
+    driver.host_free(word).unwrap();
+    free(&stream, larger);
+    free(&stream, between);
+    assert_eq!(library.bench.reports(), [""; 0]);
+    for native in [a, b] {
+        library.device.primary().externals().end(native.0).unwrap();
+        driver.stream_destroy(native).unwrap();
+    }
+    drop((allocator, stream, other));
     library.close();
 }
 

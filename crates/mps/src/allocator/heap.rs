@@ -90,6 +90,7 @@ unsafe impl Backing for HeapBacking {
                 bytes => bytes,
             },
             segment: SEGMENT.min(properties.max_buffer / GRANULE * GRANULE).max(GRANULE),
+            aliases: false,
         }
     }
 

@@ -113,6 +113,7 @@ unsafe impl Backing for DeviceBacking {
             granule: GRANULARITY,
             physical,
             reserve: true,
+            aliases: true,
             ..BackingCaps::default()
         }
     }

@@ -120,15 +120,16 @@ impl Machine {
         self.enter(device, "set_access")?.space.set_access(device, addr, bytes)
     }
 
-    /// Unmaps a range of whole mappings.
+    /// Unmaps a range of whole mappings. Of a piece that stays mapped elsewhere, only commands that
+    /// are pending at this address are reported: accesses go by the memory.
     ///
     /// # Errors
     /// `InvalidArgument`; an error of the fault plan.
     pub fn unmap(&self, addr: u64, bytes: u64) -> Result<()> {
         let device = self.lock().space.owner(addr).unwrap_or(0);
         let mut state = self.enter(device, "unmap")?;
-        for gone in state.space.mapped(addr, bytes)? {
-            state.is_gone(&gone, "unmap", ReportKind::UseAfterFree, true);
+        for (gone, alone) in state.space.mapped(addr, bytes)? {
+            state.is_gone(&gone, "unmap", ReportKind::UseAfterFree, alone);
         }
         for gone in state.space.unmap(addr, bytes)? {
             state.detector.forget(gone.key, gone.bytes);

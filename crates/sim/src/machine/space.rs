@@ -488,9 +488,18 @@ impl Space {
         Ok(())
     }
 
-    /// The whole mappings of a range, before they are unmapped.
-    pub(crate) fn mapped(&self, addr: u64, bytes: u64) -> Result<Vec<Gone>> {
-        Ok(self.mappings(addr, bytes)?.into_iter().map(|at| self.regions[&at].gone(at)).collect())
+    /// The whole mappings of a range, before they are unmapped, and whether each is the only one of
+    /// its memory.
+    pub(crate) fn mapped(&self, addr: u64, bytes: u64) -> Result<Vec<(Gone, bool)>> {
+        let mapped = |at: u64| {
+            let region = &self.regions[&at];
+            let alone = match region.kind {
+                Kind::Mapping(piece) => self.pieces.get(&piece).is_none_or(|p| p.mappings == 1),
+                _ => true,
+            };
+            (region.gone(at), alone)
+        };
+        Ok(self.mappings(addr, bytes)?.into_iter().map(mapped).collect())
     }
 
     /// Unmaps whole mappings. Returns the memories that were freed with them.
