@@ -12,7 +12,8 @@
 //! request for another size. That request gives it back to the heap under the lock which it takes
 //! anyway, as mimalloc's threads collect deferred frees. Where the same sizes do not come again,
 //! the shard keeps none for a while; within a budget, none from then on. A trial moves the blocks
-//! of a workload that repeats, so that it may take new memory, and within a budget it comes to rest.
+//! of a workload that repeats. Such a workload may take new memory then, and within a budget it
+//! must come to rest.
 //!
 //! One flag says that the shard's threads found the heap's lock taken. Then full bins give to the
 //! [`depot`](crate::depot), empty ones take a list from there or fetch some more blocks of the
