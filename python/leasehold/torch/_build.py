@@ -35,10 +35,10 @@ def _sources() -> str:
 
 
 def key() -> str:
-    """Returns what the extension depends on: Python, PyTorch, Leasehold and the sources."""
+    """Returns what the extension depends on: Python, PyTorch, Leasehold, the sources and this file."""
     digest = hashlib.sha256()
     files = [os.path.join(_sources(), name) for name in sorted(os.listdir(_sources()))]
-    for file in files + [os.path.join(header_folder(), "leasehold.h")]:
+    for file in files + [os.path.join(header_folder(), "leasehold.h"), os.path.abspath(__file__)]:
         with open(file, "rb") as source:
             digest.update(source.read())
     python = "cp%d%d" % sys.version_info[:2]
@@ -142,7 +142,10 @@ def build(verbose: bool = False, force: bool = False) -> str:
         libraries = ["-L" + os.path.join(root, "lib")]
         libraries += ["-l" + name for name in
                       ("c10", "c10_cuda", "torch_cpu", "torch_cuda", "torch", "torch_python")]
-        run([compiler, "-shared", "-s", "-o", made, *objects, *libraries, "-ldl"])
+        # A compiler may link the C++ library statically. If such a copy is not kept inside, parts of it mix with
+        # PyTorch's copy, and a number that is written to a stream crashes.
+        flags = ["-shared", "-s", "-Wl,--exclude-libs,ALL"]
+        run([compiler, *flags, "-o", made, *objects, *libraries, "-ldl"])
         # Other processes see the whole file or none.
         os.replace(made, target)
     return target

@@ -3,6 +3,9 @@
 import ctypes
 import importlib.util
 import os
+import subprocess
+import sys
+import tempfile
 import unittest
 
 from common import HAS_TORCH, simulated
@@ -60,6 +63,22 @@ class Extension(unittest.TestCase):
         self.assertEqual(t.statistics()["reserved_bytes"]["all"][0], 0)
         with self.assertRaisesRegex(RuntimeError, "freed twice"):
             t.raw_delete(a)
+
+    def test_static_library(self):
+        """A compiler that links the C++ library statically: texts with numbers are whole."""
+        if os.environ.get("LEASEHOLD_TORCH_CACHE", "").endswith("static"):
+            self.skipTest("this is the process that the test starts")
+        with tempfile.TemporaryDirectory() as folder:
+            compiler = os.path.join(folder, "g++")
+            with open(compiler, "w") as file:
+                file.write('#!/bin/sh\nexec %s "$@" -static-libstdc++\n' % os.environ.get("CXX", "g++"))
+            os.chmod(compiler, 0o755)
+            environment = {**os.environ, "CXX": compiler, "LEASEHOLD_TORCH_CACHE": os.path.join(folder, "static")}
+            tests = ["Extension.test_statistics", "Extension.test_out_of_memory"]
+            done = subprocess.run([sys.executable, os.path.abspath(__file__), *tests], env=environment, text=True,
+                                  timeout=300, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertNotIn("skipped", done.stdout)
 
     def test_out_of_memory(self):
         import torch
