@@ -471,7 +471,10 @@ impl Heap {
         let cached = self.res.cached.len();
         host::room(&mut out, cached + more)?;
         while surplus > 0 {
-            let Some(id) = self.res.cached.pop() else { break };
+            // A piece with an old mapping is still mapped there.
+            let mapped = |id: &u32| self.old_mappings.has(*id);
+            let Some(at) = self.res.cached.iter().rposition(|id| !mapped(id)) else { break };
+            let id = self.res.cached.remove(at);
             let step = self.leaving(id, Source::Cached);
             surplus = surplus.saturating_sub(step.bytes);
             out.push(step);

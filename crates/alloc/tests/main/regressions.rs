@@ -555,6 +555,32 @@ fn a_stream_gets_granules_that_its_own_work_may_still_use() {
     assert_eq!(b.fake.outstanding().2, 0, "nothing is mapped");
 }
 
+/// A piece whose old mapping the driver did not remove went back to the driver with a failed plan.
+#[test]
+fn a_piece_with_an_old_mapping_stays_in_hand() {
+    for mapped in 0..20 {
+        let b = compact();
+        let late = Late::new();
+        let take = |size| b.allocator.alloc(Layout::new(size), On::new(&late)).expect("a block");
+        let (first, between) = (take(16 * MIB), take(MIB));
+        let end = late.free(first);
+        let (larger, above) = (take(32 * MIB), take(3 * MIB));
+        assert_eq!(b.allocator.stats().remaps, 1);
+        late.0.complete(end);
+        drop(larger);
+        b.fake.fail(Call::Unmap, Fault::Once(0));
+        b.fake.fail(Call::Map, Fault::From(mapped));
+        let refused = b.alloc(40 * MIB);
+        b.check();
+        b.fake.heal();
+        let other = b.take(40 * MIB);
+        b.check();
+        drop((between, above, refused, other));
+        b.allocator.trim(0).expect("a trim");
+        assert_eq!((b.allocator.stats().reserved, b.fake.used()), (0, 0), "{mapped} mapped");
+    }
+}
+
 /// A backing that cannot map a piece twice gives new memory instead.
 #[test]
 fn without_aliases_a_late_stream_grows() {
