@@ -1,6 +1,6 @@
-"""Compares the command's tokens and logits on a device with every golden model of this folder.
+"""Compares the command's tokens and logits on a device with every golden model of `crates/llama/tests/models`.
 
-    check.py LEASEHOLD DEVICE [OPTION of run ...]
+    goldens.py LEASEHOLD DEVICE [OPTION of run ...]
 
 Each case runs launch by launch and as a graph. Tokens must be equal, and the logits after the prompt within 10⁻³ of the largest.
 """
@@ -10,14 +10,14 @@ import os
 import subprocess
 import sys
 
-HERE = os.path.dirname(os.path.abspath(__file__))
+MODELS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "crates", "llama", "tests", "models")
 
 
 def main():
     leasehold, device, options = sys.argv[1], sys.argv[2], sys.argv[3:]
     cases, failed = 0, 0
-    for name in sorted(os.listdir(HERE)):
-        golden = os.path.join(HERE, name, "golden.json")
+    for name in sorted(os.listdir(MODELS)):
+        golden = os.path.join(MODELS, name, "golden.json")
         if not os.path.exists(golden):
             continue
         with open(golden) as file:
@@ -25,7 +25,7 @@ def main():
         for case in golden:
             for mode in ("eager", "graph"):
                 ids = ",".join(map(str, case["prompt_ids"]))
-                command = [leasehold, "run", "--model", os.path.join(HERE, name), "--prompt-ids", ids, "--tokens", str(len(case["greedy_24"]))]
+                command = [leasehold, "run", "--model", os.path.join(MODELS, name), "--prompt-ids", ids, "--tokens", str(len(case["greedy_24"]))]
                 command += ["--device", device, "--mode", mode, "--json", "--logits", *options]
                 done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
                 cases += 1
