@@ -46,6 +46,7 @@ impl<T> TryOnceLock<T> {
     }
 
     #[cold]
+    #[inline(never)]
     fn make(&self, make: impl FnOnce() -> Result<T>) -> Result<&T> {
         let _turn = self.making.lock();
         if let Some(value) = self.made.get() {
