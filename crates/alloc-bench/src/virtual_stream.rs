@@ -116,9 +116,8 @@ unsafe impl TimelineSource for VirtualStream {
         waits.lock().entry(timeline.id().get()).or_default().push((timeline.submitted() + 1, on));
         Ok(())
     }
-    fn wait_host(&self, value: u64, _: Option<Duration>) -> Result<()> {
+    fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
         self.host_waits.fetch_add(1, Ordering::Relaxed);
-        pass(self.owner.timeline().at(value));
-        Ok(())
+        self.owner.timeline().wait(value, timeout)
     }
 }

@@ -258,7 +258,7 @@ impl Heap {
             let from = match s.source {
                 Source::Reclaimed { from, .. } => from,
                 Source::Aliased { from, until, .. } => {
-                    // What the block leaves of its granules is the timeline's until then.
+                    // The rest of the block's granules belongs to the timeline until then.
                     if timepoint.is_never() || timepoint.value() < until.value() {
                         timepoint = until;
                     }

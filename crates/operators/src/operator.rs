@@ -139,8 +139,8 @@ impl Operator {
         self.kernel.spec().name
     }
 
-    /// What computes the operator, as its shape, its element types and the device select it: the
-    /// name of a kernel's entry, or `cuBLASLt`.
+    /// The name of the kernel's entry that computes the operator, or `cuBLASLt`. The shape, the
+    /// element types and the device select it.
     ///
     /// ```
     /// use leasehold::{Context, DeviceId};

@@ -121,41 +121,34 @@ fn replay(trace: &Trace, policy: Policy, lag: u64, late: bool) -> (f64, [u64; 3]
     (ratio, [records, waits, trace.events.len() as u64])
 }
 
-/// A device that is a step behind costs waits of the host while the allocator warms up, not memory.
-#[test]
-fn traces_lie_densely_on_external_streams() {
-    for (name, most) in [("resnet50_train", 1.02), ("gpt2_train", 1.03), ("llama_generate", 1.03)] {
+/// Replays the traces with several lags, and holds what they reserve against `most` of each.
+fn lie_densely(most: [(&str, f64); 3], late: bool) {
+    for (name, most) in most {
         let path = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("../alloc-bench/traces")
             .join(format!("{name}.csv.gz"));
         let trace = Trace::open(&path).unwrap();
         for policy in [Policy::Balanced, Policy::Compact] {
             for lag in [0, 32, 1_000, 10_000] {
-                let (ratio, [records, waits, operations]) = replay(&trace, policy, lag, false);
+                let (ratio, [records, waits, operations]) = replay(&trace, policy, lag, late);
                 println!("{name} {policy:?} {lag}: {ratio:.4}, {records} events, {waits} waits");
                 assert!(ratio <= most, "{name} {policy:?} {lag}: {ratio}");
-                assert!(records <= operations / 50 && waits <= 100, "{records} {waits}");
+                let few = records <= operations / 50 && waits <= 100;
+                assert!(late || few, "{records} records, {waits} waits");
             }
         }
     }
+}
+
+/// A device that is a step behind costs waits of the host while the allocator warms up, not memory.
+#[test]
+fn traces_lie_densely_on_external_streams() {
+    lie_densely([("resnet50_train", 1.02), ("gpt2_train", 1.03), ("llama_generate", 1.03)], false);
 }
 
 /// If the device is more than a moment behind, granules are moved without waiting for it. Old
 /// addresses are out of circulation for a while then, so memory lies a little less densely.
 #[test]
 fn traces_lie_densely_on_external_streams_that_are_late() {
-    for (name, most) in [("resnet50_train", 1.03), ("gpt2_train", 1.035), ("llama_generate", 1.05)]
-    {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("../alloc-bench/traces")
-            .join(format!("{name}.csv.gz"));
-        let trace = Trace::open(&path).unwrap();
-        for policy in [Policy::Balanced, Policy::Compact] {
-            for lag in [32, 1_000, 10_000] {
-                let (ratio, [_, waits, _]) = replay(&trace, policy, lag, true);
-                println!("{name} {policy:?} {lag}: {ratio:.4}, {waits} waits");
-                assert!(ratio <= most, "{name} {policy:?} {lag}: {ratio}");
-            }
-        }
-    }
+    lie_densely([("resnet50_train", 1.03), ("gpt2_train", 1.035), ("llama_generate", 1.05)], true);
 }

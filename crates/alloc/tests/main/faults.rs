@@ -32,7 +32,7 @@
 //! index on the simulated driver.
 
 use crate::model::Rng;
-use crate::{Bench, Late, MIB};
+use crate::{Bench, MIB, free_in_use, late_stream};
 use leasehold_alloc::{AllocatorConfig, ArenaState, CrossStream, Layout, Lifetime, On, Policy};
 use leasehold_alloc_bench::{Call, FakeBacking, Fault};
 use leasehold_alloc_bench::{VirtualStream, pass};
@@ -42,9 +42,9 @@ use std::time::Duration;
 
 /// A workload that grows, moves granules, trims and grows again. `late`: its stream is some frees
 /// behind.
-fn workload(b: &Bench, late: Option<&Late>) {
+fn workload(b: &Bench, late: Option<&VirtualStream>) {
     let mut rng = Rng(4242);
-    let on = late.map_or(On::new(&b.stream), |late| On::new(late));
+    let on = On::new(late.unwrap_or(&b.stream));
     let mut held = Vec::new();
     for i in 0..60u64 {
         let size = [300, 70_000, 3 * MIB, 9 * MIB][rng.below(4) as usize];
@@ -54,8 +54,8 @@ fn workload(b: &Bench, late: Option<&Late>) {
         if rng.below(3) == 0 && !held.is_empty() {
             let x = held.swap_remove(rng.below(held.len() as u64) as usize);
             if let Some(late) = late {
-                let end = late.free(x);
-                late.0.complete(end.saturating_sub(8));
+                let end = free_in_use(late, x);
+                late.complete(end.saturating_sub(8));
             }
         }
         if i % 20 == 19 {
@@ -72,7 +72,7 @@ fn one(segments: bool, policy: Policy, late: bool, call: Call, fault: Fault) {
         fake.fail(call, fault);
     }
     let b = Bench::with(fake, AllocatorConfig { policy, ..AllocatorConfig::default() });
-    let late = late.then(Late::new);
+    let late = late.then(late_stream);
     b.fake.fail(call, fault);
     workload(&b, late.as_ref());
     let what =
@@ -81,7 +81,7 @@ fn one(segments: bool, policy: Policy, late: bool, call: Call, fault: Fault) {
     b.fake.heal();
     workload(&b, late.as_ref());
     if let Some(late) = &late {
-        late.0.complete(late.timeline().submitted());
+        late.complete(late.timeline().submitted());
     }
     let ok = b.alloc(10 * MIB);
     assert!(ok.is_ok(), "{}: {ok:?}", what());
@@ -97,7 +97,7 @@ fn one(segments: bool, policy: Policy, late: bool, call: Call, fault: Fault) {
 fn calls(segments: bool, policy: Policy, late: bool, call: Call) -> u64 {
     let fake = if segments { FakeBacking::segments(96 * MIB) } else { FakeBacking::new(96 * MIB) };
     let b = Bench::with(fake, AllocatorConfig { policy, ..AllocatorConfig::default() });
-    workload(&b, late.then(Late::new).as_ref());
+    workload(&b, late.then(late_stream).as_ref());
     b.fake.count(call)
 }
 

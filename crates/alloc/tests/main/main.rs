@@ -19,47 +19,28 @@ mod workloads;
 use leasehold_alloc::{Allocator, AllocatorConfig, Buffer, Layout, On};
 use leasehold_alloc_bench::FakeBacking;
 use leasehold_alloc_bench::VirtualStream;
-use leasehold_core::{Lease, Result, Timeline, TimelineSource, Timepoint};
-use std::time::Duration;
+use leasehold_core::{Error, Lease, Result, Timepoint};
 
 const MIB: u64 = 1 << 20;
 
-/// A stream whose device is behind the host: a wait of the host ends before the work.
-struct Late(VirtualStream);
-
-impl Late {
-    fn new() -> Self {
-        let stream = VirtualStream::new().expect("a timeline");
-        stream.on_wait(None);
-        Self(stream)
-    }
-
-    /// Frees a block that work uses until the value that this returns.
-    fn free(&self, block: Lease<Buffer>) -> u64 {
-        let end = self.0.submit().expect("a value");
-        // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
-        unsafe { block.mark_read(end) };
-        end.value()
-    }
+/// A stream for which a wait of the host ends with an error, before the work is over.
+fn unreachable_stream(error: fn() -> Error) -> VirtualStream {
+    let stream = VirtualStream::new().expect("a timeline");
+    stream.on_wait(Some(std::sync::Arc::new(move |_, _| Err(error()))));
+    stream
 }
 
-// SAFETY: nothing that is submitted touches memory, so every value is over at all times.
-unsafe impl TimelineSource for Late {
-    fn timeline(&self) -> &'static Timeline {
-        self.0.timeline()
-    }
-    fn signal(&self) -> Result<u64> {
-        self.0.signal()
-    }
-    fn refresh(&self) -> Result<u64> {
-        self.0.refresh()
-    }
-    fn wait(&self, on: Timepoint) -> Result<()> {
-        self.0.wait(on)
-    }
-    fn wait_host(&self, value: u64, _: Option<Duration>) -> Result<()> {
-        self.timeline().wait(value, Some(Duration::ZERO))
-    }
+/// A stream whose device is behind the host: a wait of the host ends before the work.
+fn late_stream() -> VirtualStream {
+    unreachable_stream(|| Error::Timeout("the stream is late".into()))
+}
+
+/// Frees a block that work of a stream uses until the value that this returns.
+fn free_in_use(stream: &VirtualStream, block: Lease<Buffer>) -> u64 {
+    let end = stream.submit().expect("a value");
+    // SAFETY: nothing uses the memory behind a fake backing, so nothing can use it too early.
+    unsafe { block.mark_read(end) };
+    end.value()
 }
 
 /// An allocator over a fake device, and a stream.
