@@ -11,6 +11,7 @@ Parts, in their order:
     train      training steps of both models by every allocator (train.py)
     turns      training by PyTorch's allocator and Leasehold's, several times in turns
     sleep      weights that leave the device and come back (sleep.py)
+    wake       a region that sleeps and wakes in a loop while the device is full (wake.py)
     plug-in    the interface without a compiler (check.py)
     programs   random programs, PyTorch's allocator beside it (check.py)
     features   the other features (check.py)
@@ -39,6 +40,8 @@ ALLOCATORS = {
     "leasehold, balanced": ("", ["--policy", "balanced"]),
     "leasehold, compact": ("", ["--policy", "compact"]),
 }
+# The options of wake.py.
+WAKES = ["native", "balanced", "compact", "balanced --budget 30GiB"]
 PLUGIN = ("", ["--policy", "balanced", "--plugin"])
 GIB = 1 << 30
 
@@ -166,6 +169,7 @@ def main():
         "train": lambda: train(run, options.steps, options.model or MODELS),
         "turns": lambda: turns(run, options.steps, options.model or MODELS, options.rounds),
         "sleep": lambda: [run.show(f"sleep, {n} layers", "sleep.py", "--layers", n) for n in ("32", "2")],
+        "wake": lambda: [run.show(f"wake, {name}", "wake.py", *name.split()) for name in WAKES],
         "plug-in": lambda: run.show("plug-in", "check.py", *checks("plug-in")),
         "programs": lambda: run.show("programs", "check.py", "--seconds", "60", *checks("programs")),
         "features": lambda: run.show("features", "check.py", *checks("features")),

@@ -261,9 +261,19 @@ def suspend(name: str, *, keep: bool = True) -> int:
 def resume(name: str) -> None:
     """Takes a region's memory again at the same addresses, with the contents that were kept.
 
+    Memory that lies free goes back to the device first where it is needed: Leasehold's other pools',
+    and what PyTorch's own allocator has cached.
+
     Raises:
         KeyError: no such region.
         torch.OutOfMemoryError: the device has not that much memory. It is still suspended.
         RuntimeError: it is not suspended.
     """
-    _known(name).resume()
+    found = _known(name)
+    try:
+        found.resume()
+    except torch.OutOfMemoryError:
+        if enabled():
+            raise
+        torch.cuda.empty_cache()
+        found.resume()

@@ -7,11 +7,13 @@ import hashlib
 import importlib.machinery
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import List, Optional
@@ -22,8 +24,11 @@ import leasehold
 from leasehold._library import include as header_folder
 
 NAME = "leasehold_torch_extension"
+# The oldest and the newest version of PyTorch that the extension was built and run with.
+OLDEST, NEWEST = (2, 8), (2, 15)
 SOURCES = ("arena.cpp", "core.cpp", "memories.cpp", "allocator.cpp", "module.cpp")
 _loaded: Optional[ModuleType] = None
+_said = False
 
 
 class BuildError(RuntimeError):
@@ -61,6 +66,16 @@ def path() -> str:
     return os.path.abspath(other) if other else os.path.join(cache(), key(), NAME + ".so")
 
 
+def _untried() -> Optional[str]:
+    """Returns what to say of a version of PyTorch that was not tried, None for the others."""
+    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    version = (int(found[1]), int(found[2])) if found else NEWEST
+    if OLDEST <= version <= NEWEST:
+        return None
+    tried = "%d.%d to %d.%d" % (OLDEST + NEWEST)
+    return "leasehold.torch was tried with PyTorch %s, and this is %s" % (tried, torch.__version__)
+
+
 def _compiler() -> str:
     for name in (os.environ.get("CXX"), "g++", "c++", "clang++"):
         found = shutil.which(name) if name else None
@@ -71,6 +86,7 @@ def _compiler() -> str:
 
 def _cuda_folders() -> List[str]:
     """The folders with CUDA's headers: a toolkit, or the packages that came with PyTorch."""
+    major = (torch.version.cuda or "").split(".")[0]
     homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     nvcc = shutil.which("nvcc")
     if nvcc:
@@ -79,15 +95,16 @@ def _cuda_folders() -> List[str]:
     site = os.path.join(os.path.dirname(os.path.dirname(torch.__file__)), "nvidia")
     packages: List[str] = []
     if os.path.isdir(site):
-        packages = [os.path.join(site, name, "include") for name in sorted(os.listdir(site))]
+        # From CUDA 13 on, the packages of a version share a folder. Before, each has its own.
+        names = [name for name in os.listdir(site) if name == "cu" + major or not re.fullmatch(r"cu\d+", name)]
+        packages = [os.path.join(site, name, "include") for name in sorted(names)]
         packages = [folder for folder in packages if os.path.isdir(folder)]
     for folders in [*toolkits, packages]:
         has = [any(os.path.exists(os.path.join(f, header)) for f in folders)
                for header in ("cuda_runtime_api.h", "crt/host_config.h")]
         if all(has):
             return folders
-    major = (torch.version.cuda or "").split(".")[0]
-    package = "nvidia-cuda-crt==%s.*" % torch.version.cuda if major >= "13" else "nvidia-cuda-nvcc-cu12"
+    package = "nvidia-cuda-crt==%s.*" % torch.version.cuda if int(major) >= 13 else "nvidia-cuda-nvcc-cu" + major
     raise BuildError(
         "CUDA's headers were not found: set CUDA_HOME to a toolkit, or: pip install '%s'" % package
     )
@@ -127,7 +144,9 @@ def build(verbose: bool = False, force: bool = False) -> str:
             print(" ".join(command), flush=True)
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode != 0:
-            raise BuildError("the extension does not compile:\n" + done.stdout[-4000:])
+            untried = _untried()
+            why = " (%s)" % untried if untried else ""
+            raise BuildError("the extension does not compile%s:\n%s" % (why, done.stdout[-4000:]))
 
     os.makedirs(os.path.dirname(target), exist_ok=True)
     with tempfile.TemporaryDirectory(dir=os.path.dirname(target)) as folder:
@@ -154,10 +173,17 @@ def build(verbose: bool = False, force: bool = False) -> str:
 def load(verbose: bool = False) -> ModuleType:
     """Returns the extension, which is built if it is not there.
 
+    A version of PyTorch that was not tried is named in a warning, once. If the extension compiles
+    against that version and is loaded, it is used.
+
     Raises:
         BuildError: as for `build`, or the file cannot be loaded.
     """
-    global _loaded
+    global _loaded, _said
+    untried = _untried()
+    if untried and not _said:
+        _said = True
+        warnings.warn(untried + ": it goes on if the interface fits", RuntimeWarning, stacklevel=3)
     if _loaded is None:
         file = build(verbose)
         loader = importlib.machinery.ExtensionFileLoader(NAME, file)
