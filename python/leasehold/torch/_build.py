@@ -136,6 +136,12 @@ def build(verbose: bool = False, force: bool = False) -> str:
     flags = ["-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-I" + header_folder()]
     flags += ["-DTORCH_EXTENSION_NAME=" + NAME]
     flags += ["-D_GLIBCXX_USE_CXX11_ABI=%d" % torch._C._GLIBCXX_USE_CXX11_ABI]
+    # PyTorch's types are known to modules whose pybind11 has the same names for compiler, library and ABI. Later versions
+    # of PyTorch do not have these names: their pybind11 finds out alone.
+    for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI"):
+        value = getattr(torch._C, "_PYBIND11_" + name, None)
+        if value is not None:
+            flags.append('-DPYBIND11_%s="%s"' % (name, value))
     for folder in folders:
         flags += ["-isystem", folder]
 
