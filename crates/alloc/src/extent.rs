@@ -11,9 +11,8 @@ use std::hint::select_unpredictable;
 /// No extent.
 pub(crate) const NIL: u32 = u32::MAX;
 
-/// A row that is no extent: what is written for the sake of an extent that there is not goes there,
-/// so that nothing depends on whether there is one. That is as good as random for neighbours in an
-/// index's lists.
+/// A row that is no extent. Writes to a missing neighbour go to it, which saves a branch. In an
+/// index's lists whether a neighbour exists is not predictable.
 pub(crate) const SINK: u32 = 0;
 
 /// An extent, or the sink if it is none.
@@ -36,8 +35,6 @@ pub(crate) enum State {
     Moving,
     /// Free, but the streams that used it last are several; in no index.
     Waiting,
-    /// Lent, with its addresses kept and its memory given back.
-    Suspended,
     /// Lost to a driver call that failed; never used again.
     Quarantined,
 }

@@ -14,7 +14,7 @@
 //!   free ([`deferred`](crate::deferred)).
 
 use crate::buffer::{
-    ARENA, Buffer, CLASSLESS, EMPTY, FOREIGN, IMPORTED, Open, REGION, Row, WATCHED, home_line,
+    ARENA, Buffer, CLASSLESS, EMPTY, FOREIGN, IMPORTED, Open, Row, WATCHED, home_line,
 };
 use crate::destroy::release;
 use crate::layout::NO_CLASS;
@@ -352,7 +352,7 @@ impl Inner {
                 buffer.untag();
                 let class = usize::from(buffer.class.load(Ordering::Relaxed));
                 self.caches.spill(thread_number(), row, class, home_line(flags), len)
-            } else if self.caches.keeps(len) && flags & REGION == 0 {
+            } else if self.caches.keeps(len) {
                 buffer.untag();
                 self.caches.put_large(thread_number(), row, home_line(flags), len)
             } else {
@@ -381,7 +381,8 @@ impl Inner {
         let mut core = self.core.lock();
         let placement = row.placement();
         self.add_live(-(len as i64));
-        if open == Open::Several && core.store.defer(placement) {
+        if open == Open::Several {
+            core.store.defer(placement);
             self.put_aside(&mut core, row, |core| &mut core.deferred);
         } else {
             row.buffer.reset();

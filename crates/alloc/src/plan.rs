@@ -6,7 +6,7 @@
 //! call follows, so walks over all extents are affordable.
 
 use crate::budget::Budget;
-use crate::extent::{Extent, NIL, State};
+use crate::extent::{NIL, State};
 use crate::heap::{Heap, READY};
 use crate::host;
 use crate::layout::UNIT_SHIFT;
@@ -25,7 +25,7 @@ pub(crate) struct Means {
     /// Instead of taking new memory, say which point to wait for, if that makes pieces free and is
     /// at most so many values ahead.
     pub(crate) near: Option<u64>,
-    /// PieceState large blocks so that their granules can be moved later.
+    /// Place large blocks so that their granules can be moved later.
     pub(crate) aligned: bool,
     /// The size of new pieces in granules.
     pub(crate) piece: u32,
@@ -482,8 +482,8 @@ impl Heap {
         Ok(out)
     }
 
-    /// Unmaps pieces under ready free memory until at most `keep` bytes stay free, and names the
-    /// cached ones: a plan without a target. The caller unmaps and destroys them and then calls
+    /// Takes `surplus` bytes of pieces out of the cache and from under ready free memory, as far as
+    /// there are any: a plan without a target. The caller unmaps and destroys them, and then calls
     /// [`finish_trim`](Self::finish_trim).
     pub(crate) fn plan_trim(&mut self, mut surplus: u64) -> Result<Vec<Step>> {
         let shift = self.res.shift;
@@ -507,41 +507,6 @@ impl Heap {
         Ok(out)
     }
 
-    /// Suspends a lent extent: the pieces that lie wholly under it and its suspended neighbours are
-    /// to be unmapped and destroyed, and brought back by [`finish_trim`](Self::finish_trim). One
-    /// that is less than a granule stays as it is.
-    pub(crate) fn plan_suspend(&mut self, extent: u32) -> Result<Vec<Step>> {
-        let shift = self.res.shift;
-        let n = self.extents[extent];
-        let span = self.spans[usize::from(n.span)];
-        let mut out = Vec::new();
-        let (mut g, end) = (n.start.div_ceil(1 << shift), n.end() >> shift);
-        if !span.paged || g >= end || n.state != State::Used {
-            return Ok(out);
-        }
-        host::room(&mut out, self.parts(extent) as usize)?;
-        // Freeing it without resuming it takes entries for its parts.
-        self.extents.hold(self.parts(extent))?;
-        self.extents[extent].state = State::Suspended;
-        while g < end {
-            let id = self.res.piece_of(g);
-            let Some(&p) = self.res.pieces.get(id as usize) else {
-                g += 1;
-                continue;
-            };
-            if p.state == PieceState::Mapped
-                && !self.old_mappings.has(id)
-                && (p.at..p.at + p.granules).all(|g| self.is_suspended_at(extent, g))
-            {
-                let source = Source::Reclaimed { from: p.at, from_addr: span.addr(p.at << shift) };
-                let step = self.leaving(id, source);
-                out.push(step);
-            }
-            g = p.at + p.granules;
-        }
-        Ok(out)
-    }
-
     /// A piece that is to be unmapped, if it is mapped, and destroyed.
     fn leaving(&mut self, piece: u32, source: Source) -> Step {
         let p = &mut self.res.pieces[piece as usize];
@@ -550,111 +515,11 @@ impl Heap {
         Step { emptied: NIL, piece, at: NIL, addr: 0, bytes, handle, source, end: End::Untouched }
     }
 
-    /// Whether a granule lies wholly under one suspended extent, which is not far from `near`.
-    fn is_suspended_at(&self, near: u32, g: u32) -> bool {
-        let (from, to) = (g << self.res.shift, (g + 1) << self.res.shift);
-        let mut at = near;
-        while self.extents[at].start > from {
-            at = self.extents[at].prev;
-        }
-        let n = &self.extents[self.covering(at, from)];
-        n.state == State::Suspended && n.start <= from && to <= n.end()
-    }
-
-    /// Whether memory under a suspended extent is being given back, with a neighbour's.
-    pub(crate) fn in_motion(&self, extent: u32) -> bool {
-        let n = &self.extents[extent];
-        (n.start >> self.res.shift..=(n.end() - 1) >> self.res.shift).any(|g| {
-            let piece = self.res.pieces.get(self.res.piece_of(g) as usize);
-            piece.is_some_and(|p| p.state == PieceState::Moving)
-        })
-    }
-
-    /// The parts of an extent, at most: granules, and edges.
-    pub(crate) fn parts(&self, extent: u32) -> u32 {
-        (self.extents[extent].units >> self.res.shift) + 2
-    }
-
-    /// Plans new memory for the parts of a suspended extent that have none. `None`: the budget does
-    /// not allow it.
-    pub(crate) fn plan_resume(&mut self, extent: u32, budget: &Budget) -> Result<Option<Plan>> {
-        let shift = self.res.shift;
-        let n = self.extents[extent];
-        let span = self.spans[usize::from(n.span)];
-        let mut steps = Vec::new();
-        let mut ticket = 0;
-        if n.state == State::Suspended {
-            host::room(&mut steps, self.parts(extent) as usize)?;
-            for g in n.start >> shift..=(n.end() - 1) >> shift {
-                if self.res.piece_of(g) == NIL {
-                    let piece = match self.res.new_piece(1) {
-                        Ok(piece) => piece,
-                        Err(e) => {
-                            steps.iter().for_each(|s: &Step| self.res.drop_piece(s.piece));
-                            return Err(e);
-                        }
-                    };
-                    let addr = span.addr(g << shift);
-                    let bytes = self.res.bytes(1);
-                    let (source, end, emptied) = (Source::New, End::Untouched, NIL);
-                    steps.push(Step { emptied, piece, at: g, addr, bytes, handle: 0, source, end });
-                    ticket += bytes;
-                }
-            }
-        }
-        if !budget.take(ticket) {
-            steps.iter().for_each(|s| self.res.drop_piece(s.piece));
-            return Ok(None);
-        }
-        let (start, units, lane, timepoint) = (n.start, n.units, READY, PackedTimepoint::NEVER);
-        Ok(Some(Plan {
-            target: extent,
-            start,
-            units,
-            lane,
-            timepoint,
-            steps,
-            ticket,
-            extents_held: 0,
-            mappings_held: 0,
-        }))
-    }
-
-    /// Brings a resumption back: the extent stays lent, with or without its memory.
-    pub(crate) fn finish_resume(&mut self, plan: Plan, budget: &Budget) {
-        let whole = plan.steps.iter().all(|s| s.end == End::Mapped);
-        let unused = self.end_steps(&plan.steps);
-        budget.undo(unused);
-        budget.keep(plan.ticket - unused);
-        if whole && self.extents[plan.target].state == State::Suspended {
-            self.extents.unhold(self.parts(plan.target));
-            self.extents[plan.target].state = State::Used;
-        }
-    }
-
     /// Brings a trim back. A piece that was not destroyed is leaked and stays counted. Returns the
     /// bytes given back.
     pub(crate) fn finish_trim(&mut self, steps: &[Step], budget: &Budget) -> u64 {
         let freed = self.end_steps(steps);
         budget.give_back(freed);
-        for s in steps.iter().filter(|s| s.emptied == NIL) {
-            let Source::Reclaimed { from, .. } = s.source else { continue };
-            let granules = self.res.pieces[s.piece as usize].granules;
-            for g in from..from + granules {
-                // A suspended neighbour that was freed meanwhile.
-                let unit = g << self.res.shift;
-                let covers =
-                    |n: &Extent| n.state != State::Vacant && n.start <= unit && unit < n.end();
-                let Some(extent) = self.extents.rows.iter().position(covers).map(|at| at as u32)
-                else {
-                    continue;
-                };
-                if self.extents[extent].state == State::Moving && !self.in_motion(extent) {
-                    self.extents.unhold(self.parts(extent));
-                    self.free_by_residency(extent, READY, PackedTimepoint::NEVER);
-                }
-            }
-        }
         freed
     }
 

@@ -339,7 +339,6 @@ impl Facts<'_> {
             State::Waiting => push(other(BlockState::Pending)),
             State::Moving | State::Vacant => push(other(BlockState::Moving)),
             State::Quarantined => push(other(BlockState::Quarantined)),
-            State::Suspended => push(self.used(addr, bytes, (id, WHOLE))),
             State::Used if n.link[0] == NIL => push(self.used(addr, bytes, (id, WHOLE))),
             State::Used => self.run(n.link[0], addr, bytes, push),
         }

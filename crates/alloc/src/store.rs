@@ -2,7 +2,6 @@
 //!
 //! One allocator's lock guards the store. Pure state: no driver call, no lease, no thread.
 
-use crate::extent::State;
 use crate::heap::{Heap, READY};
 use crate::layout::NO_CLASS;
 use crate::layout::{MIN_ALIGN, SLAB_MAX, UNIT, UNIT_SHIFT, class_of};
@@ -195,40 +194,16 @@ impl Store {
     pub(crate) fn free(&mut self, placement: Placement, timepoint: PackedTimepoint) {
         match placement {
             Placement::Slot(run, slot) => self.slabs.free(&mut self.heap, run, slot, timepoint),
-            Placement::Extent(extent) => {
-                if self.heap.extents[extent].state != State::Used {
-                    return self.free_suspended(extent);
-                }
-                self.heap.release(extent, timepoint);
-            }
+            Placement::Extent(extent) => self.heap.release(extent, timepoint),
         }
-    }
-
-    /// A suspended block is freed: part by part, as it has memory.
-    #[cold]
-    fn free_suspended(&mut self, extent: u32) {
-        if self.heap.in_motion(extent) {
-            // A neighbour's suspension is carrying off memory that is partly its own, and settles
-            // it.
-            self.heap.extents[extent].state = State::Moving;
-            return;
-        }
-        // Set aside when it was suspended.
-        self.heap.extents.unhold(self.heap.parts(extent));
-        self.heap.free_by_residency(extent, READY, PackedTimepoint::NEVER);
     }
 
     /// Takes a block that several timelines may still be using out of circulation, until
-    /// [`free_deferred`](Self::free_deferred). `false`: it need not wait.
+    /// [`free_deferred`](Self::free_deferred).
     #[cold]
-    pub(crate) fn defer(&mut self, placement: Placement) -> bool {
-        match placement {
-            Placement::Slot(..) => true,
-            Placement::Extent(extent) if self.heap.extents[extent].state != State::Used => false,
-            Placement::Extent(extent) => {
-                self.heap.defer(extent);
-                true
-            }
+    pub(crate) fn defer(&mut self, placement: Placement) {
+        if let Placement::Extent(extent) = placement {
+            self.heap.defer(extent);
         }
     }
 

@@ -57,8 +57,6 @@ struct Side {
     source: Source,
     /// Bytes from the buffer's address that are the block's.
     usable: u64,
-    /// Its memory was given back in between: nothing in it can be checked.
-    unbacked: bool,
 }
 
 /// A freed block.
@@ -152,13 +150,6 @@ impl Watch {
             .waiting
             .iter()
             .all(|(_, timepoints)| timepoints.iter().all(|&s| s.has_passed()))
-    }
-
-    /// The row's memory goes back to the driver while the row is out.
-    pub(crate) fn mark_unbacked(&self, row: &Row) {
-        if let Some(side) = self.sides.lock().get_mut(&row.header.index()) {
-            side.unbacked = true;
-        }
     }
 
     /// Held blocks that lie in the store: for snapshots.

@@ -140,7 +140,7 @@ impl Inner {
             self.add_live(-(aids.red_zone as i64));
             drop(core);
             row.buffer.reuse(layout.size);
-            (lease, Side { source: Source::Store(placement), usable, unbacked: false })
+            (lease, Side { source: Source::Store(placement), usable })
         };
         watch.sides.lock().insert(lease.header().index(), side);
         let (addr, len) = (lease.addr(), layout.size);
@@ -222,7 +222,7 @@ impl Inner {
         );
         core.allocations += 1;
         self.add_live(len as i64);
-        Ok((self.first_lease(row), Side { source, usable, unbacked: false }))
+        Ok((self.first_lease(row), Side { source, usable }))
     }
 
     /// Address, backed range and source of a block straight from the backing.
@@ -336,7 +336,6 @@ impl Inner {
                 block
             };
             if watch.aids.poison
-                && !block.side.unbacked
                 && !matches!(block.side.source, Source::Guarded { .. })
             {
                 // The backing could be written when the allocator was made; it has no way to fail
@@ -357,20 +356,18 @@ impl Inner {
     /// with a guard, taken away. `false`: the driver did not take it, and its addresses are lost.
     fn inspect_freed(&self, watch: &Watch, block: &Block) -> bool {
         let Block { addr, len, side, .. } = *block;
-        if !side.unbacked {
-            if watch.aids.red_zone > 0 {
-                // SAFETY: the block was freed and its last use is over, as the caller checked; the
-                // zone is committed.
-                let seen = unsafe { self.backing.verify(addr + len, side.usable - len, RED_ZONE) };
-                if let Ok(Some(offset)) = seen {
-                    watch.report(FindingKind::RedZone, block, len + offset);
-                }
+        if watch.aids.red_zone > 0 {
+            // SAFETY: the block was freed and its last use is over, as the caller checked; the
+            // zone is committed.
+            let seen = unsafe { self.backing.verify(addr + len, side.usable - len, RED_ZONE) };
+            if let Ok(Some(offset)) = seen {
+                watch.report(FindingKind::RedZone, block, len + offset);
             }
-            if watch.aids.poison && !matches!(side.source, Source::Guarded { .. }) {
-                // As in `sweep_held`: it cannot fail.
-                // SAFETY: the freed block's memory is committed and nobody's.
-                let _ = unsafe { self.backing.fill(addr, side.usable, POISON_FREED) };
-            }
+        }
+        if watch.aids.poison && !matches!(side.source, Source::Guarded { .. }) {
+            // As in `sweep_held`: it cannot fail.
+            // SAFETY: the freed block's memory is committed and nobody's.
+            let _ = unsafe { self.backing.fill(addr, side.usable, POISON_FREED) };
         }
         if let Source::Guarded { base, bytes, .. } = side.source {
             return self.decommit(Chunk { addr: base, bytes, native: 0 }, true);

@@ -6,8 +6,6 @@
 //! - c. Actors: a stream's work, the last drop, the next allocation. Invariant: memory is reused
 //!   after its last use only.
 //! - d. Actors: growths within a budget. Invariant: never above the limit; a failure gives back.
-//! - e. Actors: a launch, a suspension, the last drop of an arena. Invariant: no launch on memory
-//!   that is gone; one tear-down.
 //! - f. Actors: a shard's counters, a reader. Invariant: never more than there is, never less than
 //!   nothing.
 //! - g. Actors: the allocator's end, the last lease. Invariant: everything goes back, once.
@@ -323,42 +321,6 @@ fn allocator() -> (Allocator, FakeBacking) {
     let fake = FakeBacking::new(16 << 20);
     let config = AllocatorConfig { magazines: false, ..AllocatorConfig::default() };
     (Allocator::new(Box::new(fake.clone()), config).expect("an allocator"), fake)
-}
-
-#[test]
-fn e_no_launch_on_memory_that_is_gone() {
-    explore('e', Defect::SuspendedInLaunch, &["launched", "suspended before", "refused"], |seen| {
-        let (allocator, fake) = allocator();
-        let stream = Idle::new();
-        let arena = allocator.arena().expect("an arena");
-        let lease = arena.alloc(Layout::new(4 << 20)).expect("a symbolic buffer");
-        let symbol = lease.addr();
-        drop(lease);
-        let lifetime = crate::Lifetime { symbol, first: 0, last: 1, live_at_end: false };
-        // SAFETY: the backing is a fake, whose memory nobody uses.
-        let bound = unsafe { arena.seal(&[lifetime], On::new(&stream)) }.expect("a plan");
-        let at = bound.resolve(symbol).expect("an address");
-        let (there, memory, note) = (arena.clone(), fake.clone(), seen.clone());
-        let launcher = thread::spawn(move || match there.launch() {
-            Ok(guard) => {
-                assert!(memory.is_backed(at, 4 << 20), "launched on memory that is gone");
-                note.note("launched");
-                drop(guard);
-            }
-            Err(_) => note.note("refused"),
-        });
-        if arena.suspend(On::new(&stream), |_, _| Ok(())).is_ok() {
-            seen.note("suspended before");
-        }
-        drop(arena);
-        launcher.join().unwrap();
-        allocator.trim(0).expect("a trim");
-        assert_eq!(
-            (fake.used(), fake.violations()),
-            (0, Vec::new()),
-            "the arena was not torn down"
-        );
-    });
 }
 
 #[test]
