@@ -12,6 +12,7 @@
 //! backing.
 
 mod aids;
+mod trace;
 
 use crate::backing::{Backing, BackingCaps, Chunk};
 use crate::buffer::Row;

@@ -1,5 +1,4 @@
-//! The work of the debug aids and the trace ring when a block comes and goes, and when memory is
-//! mapped.
+//! The work of the debug aids and the trace ring when a block comes and goes.
 //!
 //! The protocol is [`watch`](super)'s.
 
@@ -9,12 +8,11 @@ use crate::backing::Chunk;
 use crate::buffer::{Buffer, Row, WATCHED};
 use crate::debug::{Finding, FindingKind, POISON_FREED, POISON_FRESH, RED_ZONE};
 use crate::layout::{Layout, MIN_ALIGN, NO_CLASS};
-use crate::residency::{End, Source as From, Step};
 use crate::ring::EventKind;
 use crate::state::{Inner, On, kind_bits, uses};
 use crate::store::Placement;
 use leasehold_core::sync::atomic::Ordering;
-use leasehold_core::{Error, Lease, Name, PackedTimepoint, Result, Text, TimelineId};
+use leasehold_core::{Error, Lease, Name, PackedTimepoint, Result, Text};
 use std::panic::AssertUnwindSafe;
 
 impl Allocator {
@@ -32,51 +30,6 @@ impl Allocator {
 }
 
 impl Inner {
-    /// Records what became of memory of the driver's.
-    pub(crate) fn trace(&self, kind: EventKind, addr: u64, bytes: u64) {
-        if let Some(ring) = self.watch.as_ref().and_then(|w| w.ring()) {
-            ring.record(kind, 0, addr, bytes, 0, 0);
-        }
-    }
-
-    /// Records what steps mapped and unmapped, and what they took, moved and gave back in all.
-    /// Before anybody else may have the addresses.
-    pub(crate) fn trace_steps(&self, steps: &[Step]) {
-        if self.watch.as_ref().and_then(|w| w.ring()).is_none() {
-            return;
-        }
-        let (mut taken, mut moved, mut given) = (0, 0, 0);
-        for s in steps {
-            match (s.source, s.end) {
-                (From::New, End::Untouched | End::Destroyed) => {}
-                (From::New, _) => taken += s.bytes,
-                (_, End::Destroyed) => given += s.bytes,
-                (From::Reclaimed { .. } | From::Aliased { .. }, End::Mapped) => moved += s.bytes,
-                _ => {}
-            }
-            if let (Some(from), true) =
-                (s.source_addr(), !matches!(s.end, End::Untouched | End::LostAtSource))
-            {
-                self.trace(EventKind::Unmap, from, s.bytes);
-            }
-            if s.end == End::Mapped {
-                self.trace(EventKind::Map, s.addr, s.bytes);
-            }
-        }
-        let sums =
-            [(EventKind::Growth, taken), (EventKind::Remap, moved), (EventKind::Trim, given)];
-        for (kind, bytes) in sums.into_iter().filter(|&(_, bytes)| bytes > 0) {
-            self.trace(kind, 0, bytes);
-        }
-    }
-
-    /// Records a wait for a stream.
-    pub(crate) fn trace_wait(&self, kind: EventKind, stream: TimelineId, us: u64) {
-        if let Some(ring) = self.watch.as_ref().and_then(|w| w.ring()) {
-            ring.record(kind, 0, 0, us, stream.get(), 0);
-        }
-    }
-
     /// An allocation of a watched allocator.
     #[cold]
     pub(crate) fn alloc_watched(
