@@ -4,8 +4,10 @@
 //! running work. Such an allocator is put aside here, and given back to the driver by a later call
 //! of any allocator that finds its streams done.
 
+use crate::buffer::Open;
 use crate::state::Inner;
 use crate::watch::SweepScope;
+use leasehold_core::defects::{Defect, planted};
 #[cfg(not(loom))]
 use leasehold_core::sync::Mutex;
 use leasehold_core::sync::atomic::Ordering;
@@ -64,6 +66,31 @@ fn destroy(inner: Box<Inner>) {
 
 #[cfg(loom)]
 pub(crate) fn sweep() {}
+
+impl Inner {
+    /// The keeper is gone: from now on rows that come back count down.
+    pub(crate) fn orphan(&self) {
+        self.give_back_held(self.caches.flush(true));
+        let mut core = self.core.lock();
+        core.orphan = true;
+        if !planted(Defect::OrphanUncounted) {
+            self.refs.fetch_add(u64::from(core.vacant.live), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether every stream is done with the memory.
+    pub(crate) fn is_over(&self) -> bool {
+        if self.watch.as_ref().is_some_and(|w| !w.is_over()) {
+            return false;
+        }
+        let mut core = self.core.lock();
+        self.settle(&mut core);
+        let mut over = !core.deferred.any();
+        core.store.slabs.pending(|_, s| over &= s.has_passed());
+        self.each_aside(core.retired, |row| over &= row.buffer.open() == Open::Over);
+        over && core.store.heap.is_over()
+    }
+}
 
 impl Drop for Inner {
     /// Nobody holds a row, and every stream is done with the memory.

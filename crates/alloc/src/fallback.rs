@@ -17,7 +17,7 @@
 use crate::buffer::Buffer;
 use crate::config::CrossStream;
 use crate::host;
-use crate::layout::{Layout, SIZE_LIMIT};
+use crate::layout::Layout;
 use crate::oom::{Allocated, Trail};
 use crate::ring::EventKind;
 use crate::state::{Inner, On};
@@ -25,7 +25,7 @@ use crate::store::Need;
 use crate::watch::SweepScope;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::thread_number::thread_number;
-use leasehold_core::{Error, Lease, OutOfMemory, PackedTimepoint, Result, Text, Timeline};
+use leasehold_core::{Error, Lease, PackedTimepoint, Result, Timeline};
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
@@ -33,24 +33,6 @@ use std::time::{Duration, Instant};
 const MOST_WAITS: usize = 256;
 
 impl Inner {
-    /// An allocation that can never succeed.
-    #[cold]
-    pub(crate) fn refuse(&self, layout: Layout) -> Error {
-        self.counters.failed.fetch_add(1, Ordering::Relaxed);
-        if layout.size <= SIZE_LIMIT && Need::of(layout.size, 1).is_some() {
-            let what = host::text(format_args!(
-                "an alignment of {} in {}",
-                layout.align, self.config.name
-            ));
-            return Error::Unsupported(
-                what.unwrap_or(Text::Borrowed("an alignment as large as this")),
-            );
-        }
-        let mut report = OutOfMemory::new(self.site(), layout.size);
-        host::note(&mut report.notes, format_args!("larger than any device's memory"));
-        report.into()
-    }
-
     /// The slow path of an allocation.
     #[cold]
     pub(crate) fn alloc_slow(

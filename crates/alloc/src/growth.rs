@@ -16,9 +16,9 @@ use crate::plan::{Means, Planned};
 use crate::ring::EventKind;
 use crate::state::{Core, Inner, On};
 use crate::store::Need;
+use leasehold_core::Error;
 use leasehold_core::sync::atomic::Ordering;
-use leasehold_core::{Error, PackedTimepoint, Result, Timepoint};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Below this many granules in hand one of them counts: large blocks are placed so that all of
 /// theirs can be moved. Above it that rule leaves more memory empty than it saves.
@@ -250,42 +250,6 @@ impl Inner {
         match core.store.take(need, on.timeline)? {
             Some(block) => self.issue(&mut core, block, size, on.timeline).map(Some),
             None => Ok(None),
-        }
-    }
-
-    /// Blocks until a timepoint is over.
-    pub(crate) fn wait_point(
-        &self,
-        point: Timepoint,
-        on: On<'_>,
-        timeout: Option<Duration>,
-    ) -> Result<()> {
-        if PackedTimepoint::from(point).has_passed() {
-            return Ok(());
-        }
-        self.counters.host_waits.fetch_add(1, Ordering::Relaxed);
-        let begin = Instant::now();
-        let waited = self.wait_point_counted(point, on, timeout);
-        let us = u64::try_from(begin.elapsed().as_micros()).unwrap_or(u64::MAX);
-        self.trace_wait(EventKind::HostWait, point.timeline_id(), us);
-        waited
-    }
-
-    fn wait_point_counted(
-        &self,
-        point: Timepoint,
-        on: On<'_>,
-        timeout: Option<Duration>,
-    ) -> Result<()> {
-        if point.timeline_id() == on.timeline.id() {
-            on.source.signal()?;
-            return on.source.wait_host(point.value(), timeout);
-        }
-        match point.timeline().wait(point.value(), timeout) {
-            // It may be another device's timeline; the work is over either way, and our own driver
-            // will tell.
-            Err(Error::DeviceLost { .. }) if PackedTimepoint::from(point).has_passed() => Ok(()),
-            waited => waited,
         }
     }
 }

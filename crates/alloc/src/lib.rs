@@ -91,6 +91,7 @@ mod plan;
 pub mod planner;
 mod residency;
 mod ring;
+mod rows;
 mod slab;
 mod snapshot;
 mod state;
@@ -100,6 +101,7 @@ mod suspend;
 mod table;
 mod thread_cache;
 mod trim;
+mod waits;
 mod watch;
 
 // Tests of private parts need memory without a device too, and the crate that has it is built over

@@ -4,8 +4,9 @@
 use crate::buffer::{Buffer, IMPORTED, REGION};
 use crate::config::CrossStream;
 use crate::host;
-use crate::layout::{Layout, UNIT_SHIFT};
+use crate::layout::{Layout, SIZE_LIMIT, UNIT_SHIFT};
 use crate::state::Inner;
+use crate::store::Need;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::{
     Budgeted, Error, Lease, Name, OutOfMemory, Result, ShownTag, Text, TimelineId,
@@ -52,6 +53,24 @@ impl Inner {
         Error::OverBudget { unit: Budgeted::Bytes, requested, used, limit }
     }
 
+    /// An allocation that can never succeed.
+    #[cold]
+    pub(crate) fn refuse(&self, layout: Layout) -> Error {
+        self.counters.failed.fetch_add(1, Ordering::Relaxed);
+        if layout.size <= SIZE_LIMIT && Need::of(layout.size, 1).is_some() {
+            let what = host::text(format_args!(
+                "an alignment of {} in {}",
+                layout.align, self.config.name
+            ));
+            return Error::Unsupported(
+                what.unwrap_or(Text::Borrowed("an alignment as large as this")),
+            );
+        }
+        let mut report = OutOfMemory::new(self.site(), layout.size);
+        host::note(&mut report.notes, format_args!("larger than any device's memory"));
+        report.into()
+    }
+
     /// Why `layout` was not allocated. `refused`: the budget stood in the way.
     #[cold]
     pub(crate) fn report(&self, layout: Layout, notes: Vec<Text>, refused: bool) -> Error {
@@ -93,12 +112,13 @@ impl Inner {
         report.limit = self.budget.limit();
 
         let mut sums: HashMap<u32, (u64, u64)> = HashMap::new();
-        self.for_each_live(|_, flags, b| {
-            if flags & (IMPORTED | REGION) == 0 {
-                if let Some((bytes, n)) = sums.get_mut(&b.tag) {
-                    (*bytes, *n) = (*bytes + b.len, *n + 1);
+        self.for_each_live(|row, _| {
+            let b = &row.buffer;
+            if b.flags() & (IMPORTED | REGION) == 0 {
+                if let Some((bytes, n)) = sums.get_mut(&b.tag()) {
+                    (*bytes, *n) = (*bytes + b.len(), *n + 1);
                 } else if sums.try_reserve(1).is_ok() {
-                    sums.insert(b.tag, (b.len, 1));
+                    sums.insert(b.tag(), (b.len(), 1));
                 }
             }
         });

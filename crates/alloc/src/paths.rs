@@ -9,25 +9,20 @@
 //!
 //! - [`last`]: a hit in the thread cache, for a small block.
 //! - [`Inner::free`]: what kind of block it is; the thread cache for a large one.
-//! - [`Inner::give_back`]: the heap, under its lock.
-//! - [`Inner::free_shared_slow`]: a block that several timelines may still be using: a deferred
-//!   free ([`deferred`](crate::deferred)).
+//! - [`Inner::give_back`] (`rows.rs`): the heap, under its lock.
+//! - [`Inner::free_shared_slow`] (`rows.rs`): a block that several timelines may still be using: a
+//!   deferred free ([`deferred`](crate::deferred)).
 
-use crate::buffer::{
-    ARENA, Buffer, CLASSLESS, EMPTY, FOREIGN, IMPORTED, Open, Row, WATCHED, home_line,
-};
+use crate::buffer::{ARENA, Buffer, CLASSLESS, EMPTY, FOREIGN, IMPORTED, Row, WATCHED, home_line};
 use crate::destroy::release;
-use crate::layout::NO_CLASS;
 use crate::layout::{Layout, MIN_ALIGN, SLAB_MAX, class_of};
 use crate::list::List;
-use crate::state::{Core, DEFERRED_AT_ONCE, Inner, On, inner_of, kind_bits};
-use crate::store::{Block, Need};
+use crate::state::{DEFERRED_AT_ONCE, Inner, On, inner_of};
+use crate::store::Need;
 use crate::thread_cache::{Back, Refill};
-use leasehold_core::defects::{Defect, planted};
-use leasehold_core::sync::MutexGuard;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::thread_number::{thread_number, thread_number_there};
-use leasehold_core::{Header, Lease, Owner, PackedTimepoint, Result, Timeline};
+use leasehold_core::{Header, Lease, Result};
 use std::ptr::NonNull;
 
 /// Flags of rows that no bin keeps.
@@ -75,26 +70,6 @@ unsafe fn last_slow(hdr: NonNull<Header>, renewed: Option<bool>) {
 }
 
 impl Inner {
-    #[inline]
-    pub(crate) fn owner_ptr(&self) -> *const Owner {
-        // The whole of `Inner`, not the field: `last` reaches the rest through it.
-        std::ptr::from_ref(self).cast()
-    }
-
-    #[inline]
-    pub(crate) fn header_ptr(&self, row: &Row) -> NonNull<Header> {
-        // The whole row: `last` reaches the buffer through it.
-        NonNull::from(row).cast()
-    }
-
-    /// The first lease of a row that nobody holds.
-    #[inline]
-    pub(crate) fn first_lease(&self, row: &Row) -> Lease<Buffer> {
-        row.header.set_live_quietly(false);
-        // SAFETY: the count that was just set is the lease's; the value lies in the header's row.
-        unsafe { Lease::from_raw(self.header_ptr(row), NonNull::from(&row.buffer)) }
-    }
-
     #[inline]
     pub(crate) fn alloc(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
         if layout.align > MIN_ALIGN || !layout.align.is_power_of_two() {
@@ -264,69 +239,6 @@ impl Inner {
         Ok(first)
     }
 
-    /// The core. A thread that finds its lock taken notes that for its shard.
-    #[inline(always)]
-    fn lock_core(&self) -> MutexGuard<'_, Core> {
-        self.core.try_lock().unwrap_or_else(|| self.lock_core_slow())
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn lock_core_slow(&self) -> MutexGuard<'_, Core> {
-        self.caches.note_contention(thread_number());
-        self.core.lock()
-    }
-
-    /// A row for a block, under the lock.
-    #[inline(always)]
-    pub(crate) fn issue(
-        &self,
-        core: &mut Core,
-        block: Block,
-        size: u64,
-        timeline: &'static Timeline,
-    ) -> Result<Lease<Buffer>> {
-        let row = match self.table.take(&mut core.vacant, self.owner_ptr()) {
-            Ok(row) => row,
-            Err(e) => {
-                core.store.free(block.placement, block.timepoint);
-                return Err(e);
-            }
-        };
-        self.fill(row, block, size, timeline);
-        core.allocations += 1;
-        self.add_live(size as i64);
-        Ok(self.first_lease(row))
-    }
-
-    /// Makes a row describe a block.
-    #[inline(always)]
-    fn fill(&self, row: &Row, block: Block, size: u64, timeline: &'static Timeline) {
-        row.set_placement(block.placement, block.class);
-        let flags = self.row_flags | if block.class == NO_CLASS { CLASSLESS } else { 0 };
-        row.buffer.describe(
-            (block.addr, block.native),
-            size,
-            Some(timeline),
-            flags,
-            block.timepoint,
-        );
-    }
-
-    #[cold]
-    fn empty(&self, on: On<'_>) -> Result<Lease<Buffer>> {
-        let mut core = self.core.lock();
-        let row = self.table.take(&mut core.vacant, self.owner_ptr())?;
-        row.buffer.describe(
-            (0, 0),
-            0,
-            Some(on.timeline),
-            EMPTY | kind_bits(self.config.host_kind),
-            PackedTimepoint::NEVER,
-        );
-        Ok(self.first_lease(row))
-    }
-
     /// Takes a row back that nobody holds. `renewed`: its generation has ended, and whether there
     /// is another one. Returns the counts that the caller owes to an orphaned allocator.
     fn free(&self, row: &Row, renewed: Option<bool>) -> u64 {
@@ -370,95 +282,5 @@ impl Inner {
             core.vacant.link(row);
         }
         u64::from(core.orphan)
-    }
-
-    /// Frees a block that other timelines than its home may have used. Takes no host memory: while
-    /// several timelines may still be using the block, its row stays out of circulation and so
-    /// remembers which.
-    #[cold]
-    pub(crate) fn free_shared_slow(&self, row: &Row) -> u64 {
-        let (len, open) = (row.buffer.len(), row.buffer.open());
-        let mut core = self.core.lock();
-        let placement = row.placement();
-        self.add_live(-(len as i64));
-        if open == Open::Several {
-            core.store.defer(placement);
-            self.put_aside(&mut core, row, |core| &mut core.deferred);
-        } else {
-            row.buffer.reset();
-            core.store.free(
-                placement,
-                if let Open::One(timepoint) = open { timepoint } else { PackedTimepoint::NEVER },
-            );
-            self.table.put(&mut core.vacant, row);
-        }
-        u64::from(core.orphan)
-    }
-
-    /// Takes what a thread cache gave up into the heap. Returns the counts that the caller owes to
-    /// an orphaned allocator.
-    #[inline]
-    fn give_back(&self, back: Back) -> u64 {
-        if back.is_nothing() {
-            return 0;
-        }
-        if back.rows.is_empty() {
-            if self.counters.tell(back.drift) {
-                self.note_peak();
-            }
-            return 0;
-        }
-        let mut core = self.lock_core();
-        let n = self.take_back(&mut core, back);
-        if core.orphan { n } else { 0 }
-    }
-
-    /// As [`give_back`](Self::give_back), for a caller that holds the allocator: nobody is owed
-    /// anything then.
-    pub(crate) fn give_back_held(&self, back: Back) {
-        let owed = self.give_back(back);
-        debug_assert_eq!(owed, 0);
-    }
-
-    /// As [`give_back`](Self::give_back), under the lock. Returns how many rows.
-    #[inline(never)]
-    pub(crate) fn take_back(&self, core: &mut Core, mut back: Back) -> u64 {
-        let mut n = 0;
-        // SAFETY: the list has rows of this allocator's own table.
-        while let Some(row) = unsafe { back.rows.pop() } {
-            core.store.free(row.placement(), row.buffer.own_timepoint());
-            self.table.put_bumped(&mut core.vacant, row);
-            n += 1;
-        }
-        self.add_live(back.drift);
-        n
-    }
-
-    /// Brings everything in the thread caches back to the heap.
-    pub(crate) fn flush(&self) {
-        self.give_back_held(self.caches.flush(false));
-    }
-
-    /// The keeper is gone: from now on rows that come back count down.
-    pub(crate) fn orphan(&self) {
-        self.give_back_held(self.caches.flush(true));
-        let mut core = self.core.lock();
-        core.orphan = true;
-        if !planted(Defect::OrphanUncounted) {
-            self.refs.fetch_add(u64::from(core.vacant.live), Ordering::Relaxed);
-        }
-    }
-
-    /// Whether every stream is done with the memory.
-    pub(crate) fn is_over(&self) -> bool {
-        if self.watch.as_ref().is_some_and(|w| !w.is_over()) {
-            return false;
-        }
-        let mut core = self.core.lock();
-        self.settle(&mut core);
-        let mut over = !core.deferred.any();
-        core.store.slabs.pending(|_, s| over &= s.has_passed());
-        self.each_aside(core.retired, |row| over &= row.buffer.open() == Open::Over);
-        over && core.store.heap.is_over()
     }
 }

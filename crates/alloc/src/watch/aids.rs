@@ -288,9 +288,7 @@ impl Inner {
                 held.bytes -= block.side.usable;
                 block
             };
-            if watch.aids.poison
-                && !matches!(block.side.source, Source::Guarded { .. })
-            {
+            if watch.aids.poison && !matches!(block.side.source, Source::Guarded { .. }) {
                 // The backing could be written when the allocator was made; it has no way to fail
                 // later.
                 // SAFETY: a block in quarantine is lent to nobody, and its last use is over; its

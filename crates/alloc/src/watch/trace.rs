@@ -27,7 +27,9 @@ impl Inner {
                 (Source::New, End::Untouched | End::Destroyed) => {}
                 (Source::New, _) => taken += s.bytes,
                 (_, End::Destroyed) => given += s.bytes,
-                (Source::Reclaimed { .. } | Source::Aliased { .. }, End::Mapped) => moved += s.bytes,
+                (Source::Reclaimed { .. } | Source::Aliased { .. }, End::Mapped) => {
+                    moved += s.bytes
+                }
                 _ => {}
             }
             if let (Some(from), true) =
