@@ -11,11 +11,11 @@
 
 use crate::config::{CREDIT, GRANULES_PER_REMAP, Growth, Moves, OPERATIONS_PER_REMAP};
 use crate::layout::UNIT_SHIFT;
-use crate::oom::{Allocated, Trail};
+use crate::oom::Trail;
 use crate::plan::{Means, Planned};
 use crate::ring::EventKind;
 use crate::state::{Core, Inner, On};
-use crate::store::Need;
+use crate::store::{Found, Need};
 use leasehold_core::Error;
 use leasehold_core::sync::atomic::Ordering;
 use std::time::Duration;
@@ -67,17 +67,10 @@ impl Inner {
 
     /// Grows. `pressed`: move free granules whatever the policy and the credit say, and take no
     /// more than needed.
-    pub(crate) fn grow(
-        &self,
-        need: Need,
-        size: u64,
-        on: On<'_>,
-        pressed: bool,
-        trail: &mut Trail,
-    ) -> Allocated {
+    pub(crate) fn grow(&self, need: Need, on: On<'_>, pressed: bool, trail: &mut Trail) -> Found {
         let paged = self.core.lock().store.heap.spans.iter().any(|s| s.live && s.paged);
         if !paged {
-            return self.grow_segment(need, size, on, pressed, trail);
+            return self.grow_segment(need, on, pressed, trail);
         }
         self.unmap_old();
         let growth = self.growth();
@@ -118,8 +111,9 @@ impl Inner {
                         // In a capture the wait fails otherwise: a graph may use the old addresses.
                         (waits, late) = (MOST_NEAR_WAITS, matches!(e, Error::Timeout(_)));
                     }
-                    if let Some(lease) = self.take_coalesced(need, size, on)? {
-                        return Ok(Some(lease));
+                    let block = self.take_coalesced(need, on)?;
+                    if block.is_some() {
+                        return Ok(block);
                     }
                     continue;
                 }
@@ -143,8 +137,7 @@ impl Inner {
             let mut core = self.core.lock();
             let extent = core.store.heap.finish(plan, result.is_ok(), &self.budget);
             if let Some(extent) = extent {
-                let Some(block) = core.store.adopt(extent, need)? else { return Ok(None) };
-                return self.issue(&mut core, block, size, on.timeline).map(Some);
+                return core.store.adopt(extent, need);
             }
             drop(core);
             self.destroy_loose();
@@ -163,11 +156,10 @@ impl Inner {
     pub(crate) fn grow_segment(
         &self,
         need: Need,
-        size: u64,
         on: On<'_>,
         pressed: bool,
         trail: &mut Trail,
-    ) -> Allocated {
+    ) -> Found {
         let granule = self.caps.granule;
         let units = self.core.lock().store.units(need);
         let least = (u64::from(units) + u64::from(need.align.max(1)) - 1) << UNIT_SHIFT;
@@ -180,28 +172,27 @@ impl Inner {
         if pressed {
             wants = [least; 3];
         }
-        let lent = self.new_segment(need, size, on, wants, trail)?;
+        let found = self.new_segment(need, on, wants, trail)?;
         // Segments that lie free are too small one by one; the driver may make a larger one of
         // them.
-        if lent.is_none()
+        if found.is_none()
             && pressed
             && !self.config.immovable
             && self.trim_core(0).is_ok_and(|freed| freed > 0)
         {
             trail.note(format_args!("gave free segments back to the driver"));
-            return self.new_segment(need, size, on, wants, trail);
+            return self.new_segment(need, on, wants, trail);
         }
-        Ok(lent)
+        Ok(found)
     }
 
     pub(crate) fn new_segment(
         &self,
         need: Need,
-        size: u64,
         on: On<'_>,
         wants: [u64; 3],
         trail: &mut Trail,
-    ) -> Allocated {
+    ) -> Found {
         for (i, &bytes) in wants.iter().enumerate() {
             if i > 0 && wants[i - 1] == bytes {
                 continue;
@@ -224,11 +215,9 @@ impl Inner {
                         self.decommit(chunk, true);
                         return Err(e);
                     }
-                    if let Some(block) = core.store.take(need, on.timeline)? {
-                        return self.issue(&mut core, block, size, on.timeline).map(Some);
-                    }
-                    // Another thread was faster; its request is served, the next attempt is ours.
-                    return Ok(None);
+                    // Without a block another thread was faster. Its request is served, and the next
+                    // attempt is ours.
+                    return core.store.take(need, on.timeline);
                 }
                 Err(e) => {
                     self.budget.undo(bytes);
@@ -244,12 +233,9 @@ impl Inner {
 
     /// A block of the memory that is free once everything that is over was brought to where it can
     /// be taken.
-    pub(crate) fn take_coalesced(&self, need: Need, size: u64, on: On<'_>) -> Allocated {
+    pub(crate) fn take_coalesced(&self, need: Need, on: On<'_>) -> Found {
         let mut core = self.core.lock();
         self.settle(&mut core);
-        match core.store.take(need, on.timeline)? {
-            Some(block) => self.issue(&mut core, block, size, on.timeline).map(Some),
-            None => Ok(None),
-        }
+        core.store.take(need, on.timeline)
     }
 }

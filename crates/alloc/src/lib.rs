@@ -62,6 +62,7 @@
 mod allocator;
 mod arena;
 mod backing;
+mod blocks;
 mod budget;
 mod buffer;
 mod config;

@@ -1,16 +1,14 @@
 //! The report of an allocation that failed: where the memory is, who holds it, what was tried and
 //! what to do.
 
-use crate::buffer::{Buffer, IMPORTED, REGION};
+use crate::buffer::{IMPORTED, REGION};
 use crate::config::CrossStream;
 use crate::host;
 use crate::layout::{Layout, SIZE_LIMIT, UNIT_SHIFT};
 use crate::state::Inner;
 use crate::store::Need;
 use leasehold_core::sync::atomic::Ordering;
-use leasehold_core::{
-    Budgeted, Error, Lease, Name, OutOfMemory, Result, ShownTag, Text, TimelineId,
-};
+use leasehold_core::{Budgeted, Error, Name, OutOfMemory, ShownTag, Text, TimelineId};
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fmt;
@@ -37,9 +35,6 @@ impl Trail {
         }
     }
 }
-
-/// A buffer, if the attempt found memory.
-pub(crate) type Allocated = Result<Option<Lease<Buffer>>>;
 
 impl Inner {
     /// Where errors say that memory lacks.

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`Inner::alloc`] | a hit in the thread cache, for a small block |
 //! | [`Inner::alloc_small`], [`Inner::alloc_large`] | the rest of the thread cache, and the depot |
-//! | [`Inner::alloc_in_core`] | the heap, under its lock |
+//! | [`Inner::alloc_in_core`] (`blocks.rs`) | the heap, under its lock |
 //! | [`Inner::alloc_slow`] | the out-of-memory fallback ([`fallback`](crate::fallback)) |
 //!
 //! - [`last`]: a hit in the thread cache, for a small block.
@@ -17,7 +17,7 @@ use crate::buffer::{ARENA, Buffer, CLASSLESS, EMPTY, FOREIGN, IMPORTED, Row, WAT
 use crate::destroy::release;
 use crate::layout::{Layout, MIN_ALIGN, SLAB_MAX, class_of};
 use crate::list::List;
-use crate::state::{DEFERRED_AT_ONCE, Inner, On, inner_of};
+use crate::state::{Inner, On, inner_of};
 use crate::store::Need;
 use crate::thread_cache::{Back, Refill};
 use leasehold_core::sync::atomic::Ordering;
@@ -157,53 +157,6 @@ impl Inner {
             Some(need) => self.alloc_in_core(need, layout, on, back),
             None => Err(self.refuse(layout)),
         }
-    }
-
-    /// A block of the heap, whatever its alignment.
-    pub(crate) fn alloc_block(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
-        match Need::of(layout.size, layout.align).filter(|_| layout.align <= self.most_align) {
-            Some(need) => self.alloc_in_core(need, layout, on, Back::NOTHING),
-            None => Err(self.refuse(layout)),
-        }
-    }
-
-    /// A block of the heap, once it has taken back what a thread cache gave up.
-    #[inline(always)]
-    fn alloc_in_core(
-        &self,
-        need: Need,
-        layout: Layout,
-        on: On<'_>,
-        back: Back,
-    ) -> Result<Lease<Buffer>> {
-        {
-            let mut core = self.lock_core();
-            if !back.is_nothing() {
-                self.take_back(&mut core, back);
-            }
-            if core.deferred.any() {
-                self.free_deferred(&mut core, DEFERRED_AT_ONCE);
-            }
-            // (Each by itself: so what is known of a block need not lie in memory.)
-            if let Some(class) = need.class {
-                if let Some(block) = core.store.take_slot(class.into(), on.timeline)? {
-                    return self.issue(&mut core, block, layout.size, on.timeline);
-                }
-            } else {
-                core.store.heap.extents.ensure(2)?;
-                let row = self.table.take(&mut core.vacant, self.owner_ptr())?;
-                if let Some(extent) =
-                    core.store.heap.take_extent(need.units, need.align, on.timeline)
-                {
-                    self.fill(row, core.store.block(extent), layout.size, on.timeline);
-                    core.allocations += 1;
-                    self.add_live(layout.size as i64);
-                    return Ok(self.first_lease(row));
-                }
-                self.table.put_bumped(&mut core.vacant, row);
-            }
-        }
-        self.alloc_slow(need, layout, on)
     }
 
     /// A small block, and `more` of its class for the thread cache, as far as there are any that

@@ -30,6 +30,9 @@ pub(crate) struct Block {
     pub(crate) timepoint: PackedTimepoint,
 }
 
+/// A block, if there is memory for it.
+pub(crate) type Found = Result<Option<Block>>;
+
 /// The memory that the heap must supply when no free block fits: the request itself, or a slab run
 /// for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,7 +82,7 @@ impl Store {
 
     /// Takes a block from what is resident and free for `timeline`. `None`: nothing fits.
     #[inline(always)]
-    pub(crate) fn take(&mut self, need: Need, timeline: &Timeline) -> Result<Option<Block>> {
+    pub(crate) fn take(&mut self, need: Need, timeline: &Timeline) -> Found {
         if let Some(class) = need.class {
             return self.take_slot(class.into(), timeline);
         }
@@ -87,7 +90,7 @@ impl Store {
     }
 
     #[inline(always)]
-    pub(crate) fn take_slot(&mut self, class: usize, timeline: &Timeline) -> Result<Option<Block>> {
+    pub(crate) fn take_slot(&mut self, class: usize, timeline: &Timeline) -> Found {
         match self.slabs.take(class, timeline.id()) {
             Some(slot) => Ok(Some(self.slot_block(slot, class))),
             None => self.take_run_slow(class, timeline),
@@ -116,7 +119,7 @@ impl Store {
     }
 
     #[cold]
-    fn take_run_slow(&mut self, class: usize, timeline: &Timeline) -> Result<Option<Block>> {
+    fn take_run_slow(&mut self, class: usize, timeline: &Timeline) -> Found {
         let timepoints = self.slabs.ensure_run(class)?;
         let Some(extent) = self.heap.take(self.slabs.run_units(class), 1, timeline)? else {
             return Ok(None);
@@ -127,11 +130,7 @@ impl Store {
     }
 
     /// As [`take`](Self::take), but anything that is resident, however badly it fits.
-    pub(crate) fn take_resident(
-        &mut self,
-        need: Need,
-        timeline: &Timeline,
-    ) -> Result<Option<Block>> {
+    pub(crate) fn take_resident(&mut self, need: Need, timeline: &Timeline) -> Found {
         let lane = self.heap.lane_for(timeline);
         match self.heap.take_resident(self.units(need), need.align, lane)? {
             Some(extent) => self.adopt(extent, need),
@@ -146,7 +145,7 @@ impl Store {
         need: Need,
         timeline: &Timeline,
         allowed: impl FnMut(PackedTimepoint) -> bool,
-    ) -> Result<Option<Block>> {
+    ) -> Found {
         let lane = self.heap.lane_for(timeline);
         match self.heap.take_foreign(self.units(need), need.align, lane, allowed)? {
             Some(extent) => self.adopt(extent, need),
@@ -155,7 +154,7 @@ impl Store {
     }
 
     /// Turns a used extent that a plan made into the block that was asked for.
-    pub(crate) fn adopt(&mut self, extent: u32, need: Need) -> Result<Option<Block>> {
+    pub(crate) fn adopt(&mut self, extent: u32, need: Need) -> Found {
         match need.class {
             None => Ok(Some(self.block(extent))),
             Some(class) => match self.slabs.ensure_run(class.into()) {
