@@ -8,25 +8,10 @@ use crate::layout::UNIT_SHIFT;
 use crate::residency::Step;
 use crate::ring::EventKind;
 use crate::state::Inner;
-use crate::watch::SweepScope;
 use leasehold_core::Result;
 
 impl Inner {
     /// Gives free memory back to the driver until at most `keep` bytes lie free.
-    pub(crate) fn trim(&self, keep: u64) -> Result<u64> {
-        if let Some(e) = self.lost.get() {
-            return Err(e.clone());
-        }
-        self.flush();
-        self.ask_external();
-        self.sweep_retired();
-        if let Some(watch) = &self.watch {
-            self.sweep_held(watch, SweepScope::All);
-        }
-        crate::destroy::sweep();
-        self.trim_core(keep)
-    }
-
     pub(crate) fn trim_core(&self, keep: u64) -> Result<u64> {
         self.unmap_old();
         let (steps, segments) = {

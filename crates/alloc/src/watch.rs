@@ -12,6 +12,7 @@
 //! backing.
 
 mod aids;
+mod held;
 mod trace;
 
 use crate::backing::{Backing, BackingCaps, Chunk};
