@@ -20,8 +20,7 @@ use crate::allocator::Allocator;
 use crate::buffer::{ARENA, Buffer, Row, SYMBOLIC};
 use crate::layout::{Layout, SIZE_LIMIT, UNIT};
 use crate::planner::{Interval, plan};
-use crate::state::Keep;
-use crate::state::On;
+use crate::state::{ArenaMemory, Keep, On};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{BufferHandle, Error, Lease, PackedTimepoint, Result, Timepoint, UniqueLease};
@@ -98,19 +97,11 @@ struct Region {
     allocator: Allocator,
 }
 
-/// The region that a member keeps alive.
-pub(crate) struct Within(Arc<Region>);
-
-impl Within {
-    fn keep(region: &Arc<Region>) -> Keep {
-        Box::new(Within(region.clone()))
-    }
-
-    /// The member's last lease was dropped: the region's block takes the member's uses over.
-    pub(crate) fn take_uses(&self, member: &Buffer) {
+impl ArenaMemory for Arc<Region> {
+    fn take_uses(&self, member: &Buffer) {
         member.for_each_use(|p| {
             if let Some(p) = p.timepoint().filter(|p| !p.has_passed()) {
-                self.0.block.used_on(p);
+                self.block.used_on(p);
             }
         });
     }
@@ -295,7 +286,7 @@ impl GraphArena {
             // All of them before any is bound: a member that is not bound may keep the region for
             // nothing until it is dropped.
             for lease in &alive {
-                self.0.allocator.inner().keep_for(lease, Within::keep(region))?;
+                self.0.allocator.inner().keep_for(lease, region.clone())?;
             }
         }
         for lease in alive {
@@ -454,8 +445,9 @@ impl crate::state::Inner {
         Ok(self.first_lease(row))
     }
 
-    /// Keeps something alive until nobody holds a member of an arena.
-    fn keep_for(&self, lease: &Lease<Buffer>, keep: Keep) -> Result<()> {
+    /// Keeps the memory alive until nobody holds the member of an arena.
+    fn keep_for(&self, lease: &Lease<Buffer>, region: Arc<Region>) -> Result<()> {
+        let keep = Keep::Member(Box::new(region));
         let before = {
             let mut core = self.core.lock();
             core.room_to_keep(lease.header().index())?;

@@ -6,9 +6,8 @@
 //!
 //! This module must not know where blocks lie.
 
-use crate::arena::Within;
 use crate::buffer::{Buffer, IMPORTED, Open, READ_ONLY, Row};
-use crate::state::{Inner, kind_bits};
+use crate::state::{Inner, Keep, kind_bits};
 use crate::watch::SweepScope;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::{Error, Lease, PackedTimepoint, Result};
@@ -54,7 +53,7 @@ impl Inner {
             self.table.put(&mut core.vacant, row);
             return Err(e);
         }
-        core.keep(index, keep);
+        core.keep(index, Keep::Import(keep));
         core.imported += 1;
         core.imported_bytes += bytes;
         let protected = if protection == Protection::ReadOnly { READ_ONLY } else { 0 };
@@ -73,12 +72,15 @@ impl Inner {
             core.imported -= 1;
             core.imported_bytes -= len;
         }
-        let keep = core.keeps.get(index as usize).and_then(Option::as_ref);
-        let within = keep.and_then(|k| k.downcast_ref::<Within>());
-        if let Some(within) = within {
-            within.take_uses(&row.buffer);
-        }
-        if within.is_none() && keep.is_some() && open != Open::Over {
+        let in_use = match core.keeps.get(index as usize).and_then(Option::as_ref) {
+            Some(Keep::Import(_)) => open != Open::Over,
+            Some(Keep::Member(memory)) => {
+                memory.take_uses(&row.buffer);
+                false
+            }
+            None => false,
+        };
+        if in_use {
             self.put_aside(&mut core, row, |core| &mut core.retired);
             self.retired.fetch_add(1, Ordering::Relaxed);
         } else {
