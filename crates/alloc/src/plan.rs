@@ -375,24 +375,6 @@ impl Heap {
         latest
     }
 
-    /// Takes `[a, b)`, which lies in a free extent, out of circulation as one extent. Returns it
-    /// with the timepoint of the extent, if it lay in a timeline's lane.
-    pub(crate) fn isolate(&mut self, at: u32, a: u32, b: u32) -> (u32, PackedTimepoint) {
-        self.unlink_free(at);
-        let (n, timepoint) = (self.extents[at], self.extents.timepoint(at));
-        let mut mid = at;
-        if n.start < a {
-            mid = self.split(at, a - n.start);
-            self.link_free(at, n.lane, timepoint);
-        }
-        if n.end() > b {
-            let upper = self.split(mid, b - a);
-            self.link_free(upper, n.lane, timepoint);
-        }
-        self.extents[mid].state = State::Moving;
-        (mid, timepoint)
-    }
-
     /// Brings a plan back. `done`: it ran to its end; then the block is returned, used, with its
     /// timepoint. Gives back what of the ticket was not used; pieces in hand stay in the cache.
     pub(crate) fn finish(&mut self, plan: Plan, done: bool, budget: &Budget) -> Option<u32> {

@@ -97,20 +97,6 @@ impl Heap {
         over && free.all(|n| self.extents.timepoint(n.0).has_passed())
     }
 
-    /// The lane in which a timepoint's memory lies while it has not passed, if the timeline has
-    /// one.
-    #[inline]
-    pub(crate) fn lane_of(&self, timepoint: PackedTimepoint) -> Option<u8> {
-        let lane = *self.lane_of_line.get(usize::from(timepoint.timeline_id().get()))?;
-        (lane != NO_LANE).then_some(lane)
-    }
-
-    /// Whether one timeline at most uses the heap.
-    #[inline]
-    pub(crate) fn single(&self) -> bool {
-        self.timelines <= 1
-    }
-
     /// Gives an extent back that a timeline without a lane may still be using. Takes no host
     /// memory.
     pub(crate) fn free_later(&mut self, id: u32, timepoint: PackedTimepoint) {
@@ -156,16 +142,6 @@ impl Heap {
         while at != NIL {
             let Cold { timepoint, age_next, .. } = self.extents.cold[at as usize];
             self.coalesce_or_wait(at, timepoint);
-            at = age_next;
-        }
-    }
-
-    /// The timepoints that blocks of timelines without a lane wait for, with the blocks' units.
-    pub(crate) fn waiting(&self, mut f: impl FnMut(u32, PackedTimepoint)) {
-        let mut at = self.waiting;
-        while at != NIL {
-            let Cold { timepoint, age_next, .. } = self.extents.cold[at as usize];
-            f(self.extents[at].units, timepoint);
             at = age_next;
         }
     }
