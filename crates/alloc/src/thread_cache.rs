@@ -40,17 +40,13 @@ use leasehold_core::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, 
 use leasehold_core::sync::{UnsafeCell, spin_loop};
 
 mod bins;
-use bins::{Bins, Kept, add};
+use bins::{Bins, Kept, LARGE, add};
 
 const FREE: u32 = 0;
 const LOCKED: u32 = 1;
 /// Bytes by which a shard's count of live bytes may be ahead of the heap's. To tell it is a write
 /// that all threads share.
 const DRIFT: i64 = 2 << 20;
-/// Large blocks that a shard keeps at most.
-const LARGE: usize = 16;
-/// Large blocks that are kept in a row without a hit, before no more are kept.
-const TRIES: u32 = 48;
 /// Frees of large blocks that then go to the heap.
 const REST: u32 = 4096;
 /// The same, after a large block that was kept was missing elsewhere.
@@ -262,7 +258,7 @@ impl ThreadCaches {
         let mut rows = List::EMPTY;
         let at = match bins.find(timeline) {
             None if contended || self.depot.may_have(timeline) => {
-                bins.adopt(timeline, shard, &mut rows)
+                bins.adopt(timeline, &shard.small, &mut rows)
             }
             place => place,
         };
@@ -302,13 +298,16 @@ impl ThreadCaches {
         let mut inside = shard.enter()?;
         let bins = inside.bins();
         let mut rows = List::EMPTY;
-        let fine = match bins.find(timeline).or_else(|| bins.adopt(timeline, shard, &mut rows)) {
-            Some(at) => {
-                bins.make_room((at, class), self.small, shard, &self.depot, &mut rows);
-                bins.keep((at, class), row, self.small, shard)
-            }
-            None => false,
-        };
+        let fine =
+            match bins.find(timeline).or_else(|| bins.adopt(timeline, &shard.small, &mut rows)) {
+                Some(at) => {
+                    let contended = shard.contended.load(Ordering::Relaxed);
+                    let depot = contended.then_some(&self.depot);
+                    bins.make_room((at, class), self.small, &shard.small, depot, &mut rows);
+                    bins.keep((at, class), row, self.small, &shard.small)
+                }
+                None => false,
+            };
         if !fine {
             rows.push(row);
         }
@@ -334,7 +333,7 @@ impl ThreadCaches {
         let Some(at) = bins.find(timeline) else { return };
         // SAFETY: the caller keeps the table of the list's rows alive.
         while let Some(row) = unsafe { rows.pop() } {
-            if !bins.keep((at, class), row, self.small, shard) {
+            if !bins.keep((at, class), row, self.small, &shard.small) {
                 return rows.push(row);
             }
         }
@@ -498,7 +497,7 @@ impl Inside<'_> {
         if shard.large.rows.load(Ordering::Relaxed) > 0 && !budgeted {
             shard.rest.store(SHORT_REST, Ordering::Relaxed);
         }
-        self.bins().drain(shard, &mut back.rows);
+        self.bins().drain(&shard.small, &shard.large, &mut back.rows);
         back.drift += shard.drift.load(Ordering::Relaxed);
         shard.drift.store(0, Ordering::Relaxed);
         shard.contended.store(false, Ordering::Relaxed);
