@@ -13,8 +13,8 @@
 //!   Means: the last write, if it was not the home timeline's.
 //! - `other_read`, `spill`. Written by: any other timeline (CAS, a lock). Means: reads by other
 //!   timelines, and displaced timepoints.
-//!
-//! | `lock` | the submitter that orders work by the record | its timeline's number, 0 for nobody |
+//! - `lock`. Written by: the submitter that orders work by the record. Means: its timeline's
+//!   number, 0 for nobody.
 //!
 //! The record is locked from when a submitter reads it until it has marked it. So of two timelines
 //! that use a buffer, one sees the other's mark, and waits for it.
@@ -98,7 +98,7 @@ pub struct Buffer {
     spill: AtomicPtr<Spill>,
     /// The timeline whose submitter has locked the record, or 0.
     lock: AtomicU16,
-    /// A row's buffer stays in its row: nobody may swap two, not even who holds both alone.
+    /// A row's buffer stays in its row: never swap two, even with both unique leases.
     _place: PhantomPinned,
 }
 
@@ -106,7 +106,7 @@ type Spill = Mutex<Vec<PackedTimepoint>>;
 
 /// The home timeline in a word of flags.
 #[inline]
-pub(crate) fn home_line(flags: u32) -> TimelineId {
+pub(crate) fn home_timeline(flags: u32) -> TimelineId {
     PackedTimepoint::from_bits(u64::from(flags >> HOME_SHIFT) << 48).timeline_id()
 }
 
@@ -152,8 +152,8 @@ impl Buffer {
 
     /// The timeline of the stream that it was allocated on.
     #[inline]
-    pub fn home_line(&self) -> TimelineId {
-        home_line(self.flags())
+    pub fn home_timeline(&self) -> TimelineId {
+        home_timeline(self.flags())
     }
 
     /// The kind of host memory under the buffer.
@@ -321,7 +321,7 @@ impl Buffer {
     ///   submit work with the buffer.
     #[inline]
     pub unsafe fn mark_write(&self, p: Timepoint) {
-        if p.timeline_id() == self.home_line() {
+        if p.timeline_id() == self.home_timeline() {
             self.own_write.store(PackedTimepoint::from(p).to_bits(), STORE);
             if !self.is_private() {
                 self.displace(p);
@@ -340,15 +340,15 @@ impl Buffer {
     ///   record was locked since that was read, or nobody else could submit work with the buffer.
     #[inline]
     pub unsafe fn mark_read(&self, p: Timepoint) {
-        if p.timeline_id() == self.home_line() {
+        if p.timeline_id() == self.home_timeline() {
             self.own_read.store(PackedTimepoint::from(p).to_bits(), STORE);
         } else if !planted(Defect::ReadUnmarked) {
             self.used_on(p);
         }
     }
 
-    /// Adds a use by hand: the memory is not reused before `p`. Any thread, any line. It only adds
-    /// to the record, so no point can do harm.
+    /// Adds a use by hand: the memory is not reused before `p`. Any thread, any timeline. It only
+    /// adds to the record, so no point can do harm.
     #[doc(alias = "record_stream")]
     pub fn used_on(&self, p: Timepoint) {
         self.set_foreign();
@@ -510,7 +510,7 @@ impl Buffer {
 
     #[inline(never)]
     fn inherit_some(&self, timepoint: PackedTimepoint) {
-        let home = timepoint.timeline_id() == self.home_line();
+        let home = timepoint.timeline_id() == self.home_timeline();
         self.own_write.store(if home { timepoint.to_bits() } else { 0 }, Ordering::Relaxed);
         self.own_read.store(0, Ordering::Relaxed);
         if !home {

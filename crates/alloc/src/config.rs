@@ -25,7 +25,7 @@ pub enum Policy {
 
 /// Remappings of granules that an allocator may spend while it warms up.
 pub(crate) const CREDIT: u64 = 64;
-/// One more for so many granules in hand: what grows for want of order has more to spend on order.
+/// One more remapping for every so many granules in hand.
 pub(crate) const GRANULES_PER_REMAP: u64 = 4;
 /// One more for so many operations.
 pub(crate) const OPERATIONS_PER_REMAP: u64 = 1_000;
@@ -46,10 +46,10 @@ pub(crate) enum Moves {
 pub(crate) struct Growth {
     /// When free granules are moved instead.
     pub(crate) moves: Moves,
-    /// The host waits for free memory, instead, whose last use is at most so many values ahead on
-    /// its timeline.
+    /// Before growing, the host waits for memory whose last use is at most this many values ahead
+    /// on its timeline.
     pub(crate) near: Option<u64>,
-    /// New pieces are one part in so many of what is reserved: the driver takes as long for each,
+    /// New pieces are one part in so many of what is reserved. The driver takes as long for each,
     /// whatever its size, but small ones fit elsewhere later.
     piece_share: u64,
     /// The largest piece.
@@ -198,8 +198,8 @@ pub struct AllocStats {
     pub live: u64,
     /// Their bytes, as asked for; without imported memory.
     pub live_bytes: u64,
-    /// The most that `live_bytes` was (to 2 MiB per shard of the thread caches, and what other
-    /// threads took from their caches of large blocks meanwhile).
+    /// The most that `live_bytes` was. It may be low by 2 MiB per shard of the thread caches, and
+    /// by large blocks that other threads took from their caches at the same time.
     pub live_peak: u64,
     /// Bytes taken from the driver.
     pub reserved: u64,
@@ -241,8 +241,7 @@ pub struct AllocStats {
     pub inserted_waits: u64,
     /// Requests that failed (count).
     pub failed: u64,
-    /// Leases that outlived their memory's pool of timepoints: imports whose last use goes on
-    /// (count).
+    /// Dropped imports whose last use is still pending (count).
     pub retired: u64,
     /// Calls of the driver, as the backing counts them.
     pub driver_calls: u64,

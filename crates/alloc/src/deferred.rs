@@ -1,4 +1,4 @@
-//! Deferred frees: rows that nobody holds and nobody may take yet.
+//! Deferred frees: rows that are freed but still in use by a stream.
 //!
 //! Several streams may still be using such a row's block, or one stream what the row keeps alive.
 //! The row stays as it was, with the record of its uses, in a list through its header. So a free
@@ -114,19 +114,16 @@ impl Inner {
         if !Timeline::any_external() {
             return;
         }
-        let mut lines: Vec<TimelineId> = Vec::new();
+        let mut timelines: Vec<TimelineId> = Vec::new();
         let mut note = |id: TimelineId| {
-            if id.get() != 0 && !lines.contains(&id) {
+            if id.get() != 0 && !timelines.contains(&id) {
                 // A timeline without host memory for its entry is asked by a later call.
-                host::push(&mut lines, id);
+                host::push(&mut timelines, id);
             }
         };
         {
             let core = self.core.lock();
-            core.store
-                .heap
-                .pending_by_line()
-                .for_each(|(_, line)| note(TimelineId::from_number(line)));
+            core.store.heap.pending_by_timeline().for_each(|(_, timeline)| note(timeline));
             core.store.slabs.pending(|_, s| note(s.timeline_id()));
             core.store.heap.old_mappings.timepoints().for_each(|s| note(s.timeline_id()));
             for list in [core.deferred, core.retired] {
@@ -135,7 +132,7 @@ impl Inner {
                 });
             }
         }
-        for id in lines {
+        for id in timelines {
             let point = PackedTimepoint::from_bits(u64::from(id.get()) << 48 | 1).timepoint();
             if let Some(timeline) = point.map(Timepoint::timeline).filter(|t| t.is_external()) {
                 // The timeline shows the result of this wait.

@@ -20,8 +20,8 @@ use leasehold_core::Error;
 use leasehold_core::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Below this many granules in hand one of them counts: large blocks are placed so that all of
-/// theirs can be moved. Above it that rule leaves more memory empty than it saves.
+/// With fewer granules than this in hand, alignment saves memory: large blocks are placed so that
+/// all of theirs can be moved. With more, the rule leaves more memory empty than it saves.
 const FEW_GRANULES: u64 = 256;
 /// Waits for nearly free memory, of one allocation, instead of growing.
 const MOST_NEAR_WAITS: u32 = 8;
@@ -215,8 +215,8 @@ impl Inner {
                         self.decommit(chunk, true);
                         return Err(e);
                     }
-                    // Without a block another thread was faster. Its request is served, and the next
-                    // attempt is ours.
+                    // Without a block another thread was faster. Its request is served, and the
+                    // next attempt is ours.
                     return core.store.take(need, on.timeline);
                 }
                 Err(e) => {

@@ -37,7 +37,7 @@ const NO_LANE: u8 = u8::MAX;
 const MAX_LANES: usize = 200;
 /// Alignments up to this many bytes, or a granule, hold in every span, wherever it begins.
 pub(crate) const STRIDE: u64 = 2 << 20;
-/// Granules of a block from which on it may be placed align: of fewer there is little to be moved.
+/// Granules from which on a block may be aligned: of fewer there is little to be moved.
 const ALIGNED_FROM: u32 = 4;
 /// It may leave one part in so many of its last granule empty.
 const SLACK: u32 = 8;
@@ -104,7 +104,7 @@ pub(crate) struct Heap {
     pub(crate) lanes: Vec<Lane>,
     pub(crate) res: Residency,
     pub(crate) old_mappings: OldMappings,
-    lane_of_line: Vec<u8>,
+    lane_of_timeline: Vec<u8>,
     /// Lanes in use besides lane 0.
     timelines: u32,
     /// Free extents whose last user is a timeline without a lane: the first of a list through their
@@ -137,7 +137,7 @@ impl Heap {
             lanes: vec![Lane::new(None)],
             res: Residency::new(granule.trailing_zeros() - UNIT_SHIFT),
             old_mappings: OldMappings::default(),
-            lane_of_line: Vec::new(),
+            lane_of_timeline: Vec::new(),
             timelines: 0,
             waiting: NIL,
             deferred: 0,
@@ -294,8 +294,8 @@ impl Heap {
     }
 
     /// The alignment of a block: a granule's, if it is large and fills whole granules but for a
-    /// little. Free, it leaves all of them to be moved; had it begun within one, it would mostly
-    /// leave one less. Only where that gains something: while one timeline uses the heap.
+    /// little. When it is freed, all its granules can be moved. An unaligned block would pin one
+    /// more. Only where that gains something: while one timeline uses the heap.
     pub(crate) fn align_of(&self, units: u32, align: u32) -> u32 {
         let granule = 1u32 << self.res.shift;
         let rest = units.wrapping_neg() & (granule - 1);
@@ -655,7 +655,7 @@ impl Heap {
     /// one.
     #[inline]
     pub(crate) fn lane_of(&self, timepoint: PackedTimepoint) -> Option<u8> {
-        let lane = *self.lane_of_line.get(usize::from(timepoint.timeline_id().get()))?;
+        let lane = *self.lane_of_timeline.get(usize::from(timepoint.timeline_id().get()))?;
         (lane != NO_LANE).then_some(lane)
     }
 

@@ -80,13 +80,12 @@ impl Line {
     }
 }
 
-/// The least code that suffices, which is not zero, as a line is compared with it: one less, as
-/// often as a vector holds it.
+/// The smallest sufficient code minus one, in every lane of a vector. (The code is not zero.)
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 struct Least(std::arch::x86_64::__m128i);
 
-/// The least code that suffices, which is not zero, as a line is compared with it: one less.
+/// The smallest sufficient code minus one. (The code is not zero.)
 #[cfg(not(target_arch = "x86_64"))]
 #[derive(Clone, Copy)]
 struct Least(i16);

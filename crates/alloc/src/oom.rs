@@ -16,7 +16,7 @@ use std::fmt;
 /// Release tags that a report names.
 const MOST_TAGS: usize = 5;
 /// Streams that it names.
-const MOST_LINES: usize = 4;
+const MOST_STREAMS: usize = 4;
 
 /// The attempts that were made, for the report.
 #[derive(Default)]
@@ -88,11 +88,10 @@ impl Inner {
             place(format_args!("free slots of slabs"), core.store.slabs.bytes().1);
             place(format_args!("in hand, mapped nowhere"), core.store.heap.res.cached_bytes());
             place(format_args!("lost to the driver"), core.store.heap.res.quarantined);
-            let mut lines: Vec<(u64, u16)> = Vec::new();
-            core.store.heap.pending_by_line().for_each(|l| _ = host::push(&mut lines, l));
-            lines.sort_unstable_by_key(|&l| Reverse(l));
-            for (bytes, line) in lines.into_iter().take(MOST_LINES) {
-                let timeline = TimelineId::from_number(line);
+            let mut pending: Vec<(u64, TimelineId)> = Vec::new();
+            core.store.heap.pending_by_timeline().for_each(|p| _ = host::push(&mut pending, p));
+            pending.sort_unstable_by_key(|&(bytes, timeline)| Reverse((bytes, timeline.get())));
+            for (bytes, timeline) in pending.into_iter().take(MOST_STREAMS) {
                 place(format_args!("free once {timeline} is done"), bytes);
             }
         }

@@ -13,7 +13,9 @@
 //! - [`Inner::free_shared_slow`] (`rows.rs`): a block that several timelines may still be using: a
 //!   deferred free ([`deferred`](crate::deferred)).
 
-use crate::buffer::{ARENA, Buffer, CLASSLESS, EMPTY, FOREIGN, IMPORTED, Row, WATCHED, home_line};
+use crate::buffer::{
+    ARENA, Buffer, CLASSLESS, EMPTY, FOREIGN, IMPORTED, Row, WATCHED, home_timeline,
+};
 use crate::destroy::release;
 use crate::layout::{Layout, MIN_ALIGN, SLAB_MAX, class_of};
 use crate::list::List;
@@ -45,7 +47,13 @@ pub(crate) unsafe fn last(hdr: NonNull<Header>) {
         let fine = inner.table.bump_generation(row);
         renewed = Some(fine);
         if fine
-            && inner.caches.put(thread_number_there(), row, class, home_line(flags), buffer.len())
+            && inner.caches.put(
+                thread_number_there(),
+                row,
+                class,
+                home_timeline(flags),
+                buffer.len(),
+            )
         {
             return;
         }
@@ -216,10 +224,10 @@ impl Inner {
             let back = if flags & CLASSLESS == 0 {
                 buffer.untag();
                 let class = usize::from(buffer.class.load(Ordering::Relaxed));
-                self.caches.spill(thread_number(), row, class, home_line(flags), len)
+                self.caches.spill(thread_number(), row, class, home_timeline(flags), len)
             } else if self.caches.keeps(len) {
                 buffer.untag();
-                self.caches.put_large(thread_number(), row, home_line(flags), len)
+                self.caches.put_large(thread_number(), row, home_timeline(flags), len)
             } else {
                 None
             };

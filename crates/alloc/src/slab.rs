@@ -1,9 +1,9 @@
 //! Slabs: runs of equal slots for requests up to 64 KiB.
 //!
 //! A run is one extent of the heap. Its slots are free and ready, free but still in use by a
-//! timeline (pending), or lent. While all pending slots of a run belong to one line, one comparison
-//! with the latest timepoint tells whether they are ready; otherwise each slot's own timepoint is
-//! asked. An empty run goes back to the heap, except one per class, which the slow path takes too.
+//! timeline (pending), or lent. While all pending slots of a run belong to one timeline, one
+//! comparison with the latest timepoint tells whether they are ready. Otherwise each slot's own
+//! timepoint is asked. An empty run goes back to the heap, except one per class, which the slow path takes too.
 //!
 //! Plain single-threaded state, like the heap. Must not know leases.
 

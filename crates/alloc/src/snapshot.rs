@@ -52,8 +52,8 @@ pub struct BlockInfo {
     pub requested: u64,
     /// The state of the block.
     pub state: BlockState,
-    /// The line of the stream that it was allocated on (live), or that may still use it (pending);
-    /// 0: none, or several.
+    /// The number of the timeline of the stream that it was allocated on (live), or that may still
+    /// use it (pending). 0: none, or several.
     pub stream: u16,
     /// The release tag of a live block.
     pub tag: u32,
@@ -108,7 +108,7 @@ pub struct LiveBuffer {
     pub len: u64,
     /// Its release tag.
     pub tag: u32,
-    /// The line of the stream that it was allocated on; 0: none.
+    /// The number of the timeline of the stream that it was allocated on; 0: none.
     pub stream: u16,
     /// How many leases hold it.
     pub leases: u32,
@@ -224,7 +224,7 @@ impl Allocator {
                 addr: b.addr(),
                 len: b.len(),
                 tag: b.tag(),
-                stream: b.home_line().get(),
+                stream: b.home_timeline().get(),
                 leases,
                 imported: b.flags() & IMPORTED != 0,
             });
@@ -264,7 +264,7 @@ impl Inner {
         self.for_each_live(|row, _| {
             let (b, id) = (&row.buffer, id_of(row));
             if b.flags() & IMPORTED == 0 {
-                let (stream, graph) = (b.home_line().get(), b.flags() & REGION != 0);
+                let (stream, graph) = (b.home_timeline().get(), b.flags() & REGION != 0);
                 live.insert(b.addr(), Live { len: b.len(), tag: b.tag(), stream, id, graph });
             }
         });

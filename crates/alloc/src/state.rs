@@ -111,7 +111,7 @@ pub(crate) struct Inner {
     pub(crate) next_deferred: Option<Box<Inner>>,
 }
 
-/// A list of rows that nobody holds and nobody may take yet, through their headers.
+/// A list of rows that are freed but still in use by a stream, through their headers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Deferred {
     pub(crate) first: u32,

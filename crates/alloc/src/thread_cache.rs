@@ -7,18 +7,28 @@
 //! has one *bin* per slab class, a list of blocks. A full bin gives half of its blocks to the heap.
 //! Where the shard holds all that it may, its fullest bin does.
 //!
-//! Larger blocks are different, since what lies in a cache cannot coalesce, and what is reused from
-//! it does not move to a lower address. A shard keeps the last one that was freed, up to the next
-//! request for another size. That request gives it back to the heap under the lock which it takes
-//! anyway, as mimalloc's threads collect deferred frees. Where the same sizes do not come again,
-//! the shard keeps none for a while; within a budget, none from then on. A trial moves the blocks
-//! of a workload that repeats. Such a workload may take new memory then, and within a budget it
-//! must come to rest.
-//!
 //! One flag says that the shard's threads found the heap's lock taken. Then full bins give to the
-//! [`depot`](crate::depot), empty ones take a list from there or fetch some more blocks of the
-//! heap, and the shard keeps up to [`LARGE`] large blocks, also where the same sizes do not come
-//! again. A flush clears the flag.
+//! [`depot`](crate::depot), and empty ones take a list from there or fetch some more blocks of the
+//! heap. A flush clears the flag.
+//!
+//! # Large blocks
+//! What lies in a cache cannot coalesce, and what is reused from it does not move to a lower
+//! address. So a shard keeps large blocks only while they are of use:
+//!
+//! | event | a thread alone | threads contend |
+//! |---|---|---|
+//! | a free during a rest | to the heap; the rest is one free shorter | as without a rest |
+//! | another free | kept; what was kept goes to the heap | kept, up to [`LARGE`] together |
+//! | a request for a size that is kept | the last such block; the tries begin anew | the same |
+//! | another request | what is kept goes to the heap | only if it is more than half of `LARGE` |
+//! | more than `TRIES` kept without a hit | a rest of `REST` frees | the same, for later |
+//! | a flush of what is kept | a rest of `SHORT_REST` frees | the same, and contention is over |
+//!
+//! - What is kept goes to the heap all at once. On a request it goes under the lock which that
+//!   takes anyway, as mimalloc's threads collect deferred frees. A free that finds no room, in
+//!   number or in bytes, sends it there before its own block is kept.
+//! - Within a budget a rest after `TRIES` is for good, and a flush begins none. Every trial changes
+//!   where blocks lie, and so may take new memory. A workload that repeats must come to rest.
 //!
 //! # Protocol
 //! A shard has one lock word. A thread enters by a compare-and-swap from free to locked and leaves
@@ -47,11 +57,11 @@ const LOCKED: u32 = 1;
 /// Bytes by which a shard's count of live bytes may be ahead of the heap's. To tell it is a write
 /// that all threads share.
 const DRIFT: i64 = 2 << 20;
-/// Frees of large blocks that then go to the heap.
+/// Frees of large blocks that go to the heap after [`TRIES`](bins::TRIES).
 const REST: u32 = 4096;
-/// The same, after a large block that was kept was missing elsewhere.
+/// The same after a flush: what was kept was missing elsewhere.
 const SHORT_REST: u32 = 512;
-/// The same within a budget: all.
+/// A rest without an end.
 const FOREVER: u32 = u32::MAX;
 /// Shards that there are at most.
 const MOST_SHARDS: usize = 64;
@@ -177,8 +187,8 @@ impl ThreadCaches {
         self.shard(thread).contended.store(true, Ordering::Relaxed);
     }
 
-    /// A row of a slab class that was freed on `line`, lent for `size` bytes, if the thread's shard
-    /// has one.
+    /// A row of a slab class that was freed on `timeline`, lent for `size` bytes, if the thread's
+    /// shard has one.
     ///
     /// # Safety
     /// - The table whose rows were put here is alive for `'a`.
@@ -345,7 +355,7 @@ impl ThreadCaches {
         size > SLAB_MAX && size <= self.largest
     }
 
-    /// A large row that was freed on `line`, lent for `size` bytes, and the live bytes that the
+    /// A large row that was freed on `timeline`, lent for `size` bytes, and the live bytes that the
     /// heap does not know of.
     ///
     /// # Errors
@@ -374,8 +384,6 @@ impl ThreadCaches {
             }
             None => {
                 let mut rows = List::EMPTY;
-                // Kept blocks cannot coalesce. Where threads contend, the shard gives blocks up
-                // only if it keeps more than half of `LARGE`.
                 if !shard.contended.load(Ordering::Relaxed) || large.len() > LARGE / 2 {
                     large.give_up(&shard.large, &mut rows);
                 }
@@ -387,7 +395,7 @@ impl ThreadCaches {
     }
 
     /// Keeps a large row of a size that it [`keeps`](Self::keeps), which nobody holds and whose
-    /// last uses are on `timeline`. `None`: sizes do not come again, or somebody is inside.
+    /// last uses are on `timeline`. `None`: the shard rests, or somebody is inside.
     #[inline]
     pub(crate) fn put_large(
         &self,
@@ -399,7 +407,6 @@ impl ThreadCaches {
         let shard = self.shard(thread);
         let contended = shard.contended.load(Ordering::Relaxed);
         let rest = shard.rest.load(Ordering::Relaxed);
-        // Where threads contend, every block that the heap does not see is a gain.
         if rest > 0 && !contended {
             if rest != FOREVER {
                 shard.rest.store(rest - 1, Ordering::Relaxed);
@@ -571,7 +578,7 @@ impl Shard {
         drift
     }
 
-    /// Whether there is nothing to take out, as far as this thread can know.
+    /// Whether the shard looks empty from outside (relaxed loads).
     fn is_idle(&self) -> bool {
         let none = |kept: &Kept| kept.rows.load(Ordering::Relaxed) == 0;
         none(&self.small) && none(&self.large) && self.drift.load(Ordering::Relaxed) == 0

@@ -202,7 +202,7 @@ impl Watch {
     fn record_free(&self, row: &Row) {
         if let Some(ring) = &self.ring {
             let b = &row.buffer;
-            let home = b.home_line();
+            let home = b.home_timeline();
             // The stream that used it last, where that is another one.
             let mut stream = home;
             b.for_each_use(|s| {

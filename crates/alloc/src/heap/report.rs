@@ -3,7 +3,7 @@
 use super::{Heap, Lane};
 use crate::extent::{Extent, NIL, State};
 use crate::layout::UNIT_SHIFT;
-use leasehold_core::{PackedTimepoint, Result};
+use leasehold_core::{PackedTimepoint, Result, TimelineId};
 
 impl Heap {
     /// Units that lie free and resident in lane 0, and in the timelines' lanes.
@@ -15,12 +15,12 @@ impl Heap {
     }
 
     /// Bytes that lie free in each timeline's lane, with the timeline.
-    pub(crate) fn pending_by_line(&self) -> impl Iterator<Item = (u64, u16)> {
+    pub(crate) fn pending_by_timeline(&self) -> impl Iterator<Item = (u64, TimelineId)> {
         let shift = self.res.shift;
         let resident = move |l: &Lane| (l.index.units() - (l.index.holes() << shift)) << UNIT_SHIFT;
         self.lanes[1..]
             .iter()
-            .filter_map(move |l| Some((resident(l), l.timeline?.get())))
+            .filter_map(move |l| Some((resident(l), l.timeline?)))
             .filter(|l| l.0 > 0)
     }
 

@@ -59,12 +59,12 @@ impl Heap {
         self.carve(at, units, align)
     }
 
-    /// As [`take_lowest`](Self::take_lowest), for a block that may have an even place.
+    /// As [`take_lowest`](Self::take_lowest), for a block that may be aligned.
     #[cold]
     #[inline(never)]
     fn take_aligned(&mut self, units: u32, align: u32, lane: u8) -> u32 {
-        let even = self.align_of(units, align);
-        let at = if even > align { self.take_lowest(units, even, lane) } else { NIL };
+        let wide = self.align_of(units, align);
+        let at = if wide > align { self.take_lowest(units, wide, lane) } else { NIL };
         if at != NIL { at } else { self.take_lowest(units, align, lane) }
     }
 
@@ -166,8 +166,8 @@ impl Heap {
         Ok(None)
     }
 
-    /// The point to wait for on the host so that about `units` more become ready: on the line where
-    /// the fewest values are ahead of it.
+    /// The timepoint to wait for on the host so that about `units` more become ready, on the
+    /// timeline where the fewest values are ahead of it. `more`: pending memory besides the heap's.
     pub(crate) fn cheapest_wait(
         &self,
         units: u32,

@@ -12,9 +12,9 @@ use std::ptr;
 /// Large blocks that a shard keeps at most.
 pub(super) const LARGE: usize = 16;
 /// Large blocks that are kept in a row without a hit, before no more are kept.
-const TRIES: u32 = 48;
+pub(super) const TRIES: u32 = 48;
 /// Timelines that have bins.
-const LINES: usize = 2;
+const TIMELINES: usize = 2;
 /// Bins of each timeline: one per class. A power of two, so that an index needs no check.
 const BINS: usize = CLASSES.next_power_of_two();
 /// Frees of a timeline that has no bins before another timeline's are given up for it.
@@ -89,12 +89,12 @@ impl Bin {
 
 /// Everything in a shard.
 pub(super) struct Bins {
-    timelines: [TimelineId; LINES],
+    timelines: [TimelineId; TIMELINES],
     /// Frees of timelines without bins since a timeline got some.
     misses: u32,
     /// The timeline whose bins were given up last.
     turn: usize,
-    bins: [[Bin; BINS]; LINES],
+    bins: [[Bin; BINS]; TIMELINES],
     pub(super) large: Large,
 }
 
@@ -109,8 +109,8 @@ impl Bins {
             Bin { head: ptr::null(), len: 0, most: most as u16, bytes: size as u32 }
         };
         let bins = std::array::from_fn(bin);
-        let timelines = [PackedTimepoint::NEVER.timeline_id(); LINES];
-        Self { timelines, misses: 0, turn: 0, bins: [bins; LINES], large: Large::new() }
+        let timelines = [PackedTimepoint::NEVER.timeline_id(); TIMELINES];
+        Self { timelines, misses: 0, turn: 0, bins: [bins; TIMELINES], large: Large::new() }
     }
 
     /// The number of a timeline that has bins.
@@ -154,7 +154,7 @@ impl Bins {
         let never = PackedTimepoint::NEVER.timeline_id();
         let unused =
             |i: &usize| self.timelines[*i] == never || self.bins[*i].iter().all(|bin| bin.len == 0);
-        let at = match (0..LINES).find(unused) {
+        let at = match (0..TIMELINES).find(unused) {
             Some(at) => at,
             None => {
                 self.misses += 1;
@@ -162,7 +162,7 @@ impl Bins {
                     return None;
                 }
                 // In turn: a timeline that nobody uses any more is gone after a round.
-                self.turn = (self.turn + 1) % LINES;
+                self.turn = (self.turn + 1) % TIMELINES;
                 self.empty(self.turn, small, rows);
                 self.turn
             }
@@ -189,7 +189,7 @@ impl Bins {
             self.give_up(at, class, bin.most / 2, small, rows);
         }
         while small.bytes.load(Ordering::Relaxed) + u64::from(bin.bytes) > most {
-            let all = (0..LINES).flat_map(|l| (0..CLASSES).map(move |c| (l, c)));
+            let all = (0..TIMELINES).flat_map(|l| (0..CLASSES).map(move |c| (l, c)));
             let Some((l, c)) = all.max_by_key(|&(l, c)| (self.bins[l][c].held(), l, c)) else {
                 return;
             };
@@ -254,7 +254,7 @@ impl Bins {
 
     /// Moves everything into the list.
     pub(super) fn drain(&mut self, small: &Kept, large: &Kept, rows: &mut List) {
-        for at in 0..LINES {
+        for at in 0..TIMELINES {
             self.empty(at, small, rows);
         }
         self.large.give_up(large, rows);
@@ -265,7 +265,7 @@ impl Bins {
 pub(super) struct Large {
     len: usize,
     /// How many were kept since the last hit.
-    tries: u32,
+    pub(super) tries: u32,
     all: [(TimelineId, u32, *const Row); LARGE],
 }
 
@@ -282,7 +282,8 @@ impl Large {
         self.len
     }
 
-    /// Whether many were kept in a row without a hit; then the count begins anew.
+    /// Counts one that is kept. `true`: more than [`TRIES`] were, without a hit; the count begins
+    /// anew.
     pub(super) fn are_useless(&mut self) -> bool {
         self.tries += 1;
         let useless = self.tries > TRIES;
@@ -298,7 +299,7 @@ impl Large {
         size.div_ceil(UNIT) as u32
     }
 
-    /// The last row of this size that was freed on this line, and its bytes.
+    /// The last row of this size that was freed on this timeline, and its bytes.
     ///
     /// # Safety
     /// - The rows that were put are alive for `'a`.

@@ -220,7 +220,7 @@ impl Inner {
         watch.record_free(row);
         let buffer = &row.buffer;
         let (addr, len, tag, stream) =
-            (buffer.addr(), buffer.len(), buffer.tag(), buffer.home_line());
+            (buffer.addr(), buffer.len(), buffer.tag(), buffer.home_timeline());
         let side =
             if watch.aids.any() { watch.sides.lock().remove(&row.header.index()) } else { None };
         let Some(side) = side else { return self.free_shared_slow(row) };

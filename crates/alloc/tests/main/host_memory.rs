@@ -247,8 +247,8 @@ impl Scene {
         arena
     }
 
-    /// Allocates, imports, frees on several streams and trims while the host refuses. A graph's arena
-    /// lies between.
+    /// Allocates, imports, frees on several streams and trims while the host refuses. A graph's
+    /// arena lies between.
     fn work(&self, seed: u64) {
         let mut rng = Rng(seed);
         let mut held = paused(|| Vec::with_capacity(64));

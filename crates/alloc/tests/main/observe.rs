@@ -48,7 +48,7 @@ fn agrees(b: &Bench, live: &[Lease<Buffer>]) -> Snapshot {
     }
     assert_eq!(bytes + s.stats.cached_pieces, s.stats.reserved);
     for lease in live {
-        let want = (lease.len(), lease.tag(), lease.home_line().get());
+        let want = (lease.len(), lease.tag(), lease.home_timeline().get());
         assert_eq!(found.remove(&lease.addr()), Some(want), "{lease:?}");
     }
     assert!(found.is_empty(), "{found:?}");

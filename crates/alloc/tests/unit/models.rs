@@ -289,7 +289,7 @@ fn d_a_budget_is_never_exceeded() {
     });
 }
 
-/// A stream that is always idle, outside the table of lines.
+/// A stream that is always idle, outside the table of timelines.
 struct Idle(&'static Timeline);
 
 impl Idle {

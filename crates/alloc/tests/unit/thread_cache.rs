@@ -1,5 +1,6 @@
 //! Tests of the blocks that a shard gives, keeps and gives up, thread by thread.
 
+use super::bins::TRIES;
 use super::*;
 use crate::layout::class_size;
 use leasehold_core::{Header, PackedTimepoint};
@@ -132,7 +133,7 @@ fn what_is_left_behind_gives_way() {
 /// Only one of a shard's timelines was ever given up for another: two that took turns got each
 /// other's place while the third was long gone.
 #[test]
-fn lines_that_take_turns_find_room_beside_one_that_is_gone() {
+fn timelines_that_take_turns_find_room_beside_one_that_is_gone() {
     let (caches, rows) = (caches(), rows(400));
     let put = |row: usize, n| spill(&caches, &rows[row], CLASS, timeline(n));
     let _gone = [put(0, 1), put(1, 2)];
@@ -147,7 +148,7 @@ fn lines_that_take_turns_find_room_beside_one_that_is_gone() {
 /// A thread that only takes what others free never got bins for its timeline where two that were
 /// gone had them.
 #[test]
-fn who_only_takes_from_the_depot_finds_room_beside_lines_that_are_gone() {
+fn who_only_takes_from_the_depot_finds_room_beside_timelines_that_are_gone() {
     let (caches, rows) = (ThreadCaches::new(2, MIB, 0, MIB), rows(20));
     assert_eq!(
         (
@@ -184,7 +185,7 @@ fn a_hit_takes_and_keeps_what_needs_nothing_else() {
     let take = |thread, timeline| unsafe { caches.take(thread, CLASS, timeline, 4000) };
     let put = |thread, row: usize, timeline| caches.put(thread, &rows[row], CLASS, timeline, 4000);
     assert!(take(1, timeline(1)).is_none(), "there is nothing");
-    assert!(!put(1, 0, timeline(1)), "the line has no bins");
+    assert!(!put(1, 0, timeline(1)), "the timeline has no bins");
     assert!(caches.spill(1, &rows[0], CLASS, timeline(1), 4000).is_some());
     assert!(put(1, 1, timeline(1)));
     assert_eq!(caches.stats(), (2, 8192, 0, -8000));
@@ -194,7 +195,7 @@ fn a_hit_takes_and_keeps_what_needs_nothing_else() {
         assert!(take(1, timeline(1)).is_none() && !put(1, 2, timeline(1)), "somebody is inside");
         assert!(caches.spill(1, &rows[2], CLASS, timeline(1), 8).is_none());
     }
-    assert!(take(1, timeline(2)).is_none(), "another line");
+    assert!(take(1, timeline(2)).is_none(), "another timeline");
     assert_eq!(
         [index(take(1, timeline(1))), index(take(1, timeline(1))), index(take(1, timeline(1)))],
         [Some(1), Some(0), None]
@@ -240,6 +241,99 @@ fn trials_of_large_blocks_end_within_a_budget_and_come_again_without() {
         caches.note_contention(1);
         assert!(keeps(), "contention decides otherwise");
         caches.flush(false);
+    }
+}
+
+/// The table of the module's head, case by case.
+#[test]
+fn large_blocks_are_kept_by_the_table() {
+    #[derive(Debug, Clone, Copy)]
+    enum Event {
+        /// A block of so many MiB is freed.
+        Free(u64),
+        Hit,
+        Miss,
+        Flush,
+    }
+    use Event::{Flush, Free, Hit, Miss};
+    const HALF: usize = LARGE / 2;
+    // Event; whether there is a budget, and contention; the rest, tries and kept blocks before;
+    // kept blocks, blocks that go to the heap, and rest afterwards.
+    let cases = [
+        // Alone: the last one.
+        (Free(1), false, false, (0, 0, 0), (1, 0, 0)),
+        (Free(1), false, false, (0, 0, 1), (1, 1, 0)),
+        // A rest counts frees. Within a budget one has no end.
+        (Free(1), false, false, (2, 0, 0), (0, 1, 1)),
+        (Free(1), true, false, (FOREVER, 0, 0), (0, 1, FOREVER)),
+        // The try beyond the last is kept too; it begins the rest.
+        (Free(1), false, false, (0, TRIES - 1, 0), (1, 0, 0)),
+        (Free(1), false, false, (0, TRIES, 0), (1, 0, REST)),
+        (Free(1), true, false, (0, TRIES, 0), (1, 0, FOREVER)),
+        // Where threads contend: up to `LARGE`, whatever the rest.
+        (Free(1), false, true, (2, 0, 3), (4, 0, 2)),
+        (Free(1), true, true, (FOREVER, 0, 0), (1, 0, FOREVER)),
+        (Free(1), false, true, (0, TRIES, 3), (4, 0, REST)),
+        (Free(1), true, true, (0, TRIES, 3), (4, 0, FOREVER)),
+        (Free(1), false, true, (0, 0, LARGE - 1), (LARGE, 0, 0)),
+        (Free(1), false, true, (0, 0, LARGE), (1, LARGE, 0)),
+        // As many bytes as the shard may keep: 32 MiB.
+        (Free(16), false, true, (0, 0, LARGE - 1), (LARGE, 0, 0)),
+        (Free(18), false, true, (0, 0, LARGE - 1), (1, LARGE - 1, 0)),
+        // A hit takes one.
+        (Hit, false, false, (2, TRIES, 1), (0, 0, 2)),
+        (Hit, true, true, (FOREVER, TRIES, 4), (3, 0, FOREVER)),
+        // A request for another size.
+        (Miss, false, false, (0, 7, 1), (0, 1, 0)),
+        (Miss, true, false, (FOREVER, 7, HALF), (0, HALF, FOREVER)),
+        (Miss, false, true, (0, 7, HALF), (HALF, 0, 0)),
+        (Miss, false, true, (0, 7, HALF + 1), (0, HALF + 1, 0)),
+        // A flush of what is kept, and of nothing.
+        (Flush, false, false, (0, 7, 1), (0, 1, SHORT_REST)),
+        (Flush, false, true, (REST, 7, 5), (0, 5, SHORT_REST)),
+        (Flush, false, false, (9, 7, 0), (0, 0, 9)),
+        (Flush, true, false, (0, 7, 1), (0, 1, 0)),
+        (Flush, true, true, (FOREVER, 7, 5), (0, 5, FOREVER)),
+    ];
+    for case @ (event, budgeted, contended, (rest, tries, n), then) in cases {
+        let (caches, rows) = (caches().within_budget(budgeted), rows(LARGE as u32 + 1));
+        let shard = caches.shard(1);
+        shard.contended.store(contended, Ordering::Relaxed);
+        shard.rest.store(rest, Ordering::Relaxed);
+        {
+            let mut inside = shard.enter().expect("nobody is inside");
+            let large = &mut inside.bins().large;
+            rows[..n].iter().for_each(|row| large.put(row, timeline(1), MIB, &shard.large));
+            large.tries = tries;
+        }
+        // SAFETY: the rows live as long as the test.
+        let take = |bytes| unsafe { caches.take_large(1, timeline(1), bytes) };
+        let gone = match event {
+            Free(mib) => caches
+                .put_large(1, &rows[n], timeline(1), mib * MIB)
+                .map_or(1, |back| count(back.rows)),
+            Hit => take(MIB).map_or_else(|back| 100 + count(back.rows), |_| 0),
+            Miss => take(2 * MIB).map_or_else(|back| count(back.rows), |_| 100),
+            Flush => count(caches.flush(false).rows),
+        };
+        let now = (caches.stats().0 as usize, gone, shard.rest.load(Ordering::Relaxed));
+        assert_eq!(now, then, "{case:?}");
+        let left = shard.enter().expect("nobody is inside").bins().large.tries;
+        let counts = match event {
+            Free(_) if rest > 0 && !contended => tries,
+            Free(_) => {
+                if tries < TRIES {
+                    tries + 1
+                } else {
+                    0
+                }
+            }
+            Hit => 0,
+            Miss | Flush => tries,
+        };
+        assert_eq!(left, counts, "{case:?}");
+        let still = contended && !matches!(event, Flush);
+        assert_eq!(shard.contended.load(Ordering::Relaxed), still, "{case:?}");
     }
 }
 
