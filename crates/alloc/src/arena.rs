@@ -396,10 +396,11 @@ impl GraphArena {
     }
 }
 
-impl Shared {
+impl Drop for Shared {
     /// Gives up the group's regions that no arena of it uses. One by one: it takes no host memory,
     /// and frees without the lock.
-    fn prune(&self) {
+    fn drop(&mut self) {
+        drop(self.plan.get_mut().region.take());
         loop {
             let mut group = self.group.lock();
             let Some(i) = group.iter().position(|r| Arc::strong_count(r) == 1) else { return };
@@ -407,13 +408,6 @@ impl Shared {
             drop(group);
             drop(gone);
         }
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        drop(self.plan.get_mut().region.take());
-        self.prune();
     }
 }
 

@@ -110,15 +110,6 @@ pub(crate) fn home_timeline(flags: u32) -> TimelineId {
     PackedTimepoint::from_bits(u64::from(flags >> HOME_SHIFT) << 48).timeline_id()
 }
 
-/// The timelines that may still be using a buffer that nobody holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Open {
-    Over,
-    /// One timeline, up to this timepoint.
-    One(PackedTimepoint),
-    Several,
-}
-
 const LOAD: Ordering = Ordering::Acquire;
 const STORE: Ordering = Ordering::Release;
 
@@ -260,21 +251,22 @@ impl Buffer {
         }
     }
 
-    /// Which timelines may still be using it. Takes no host memory.
-    pub(crate) fn open(&self) -> Open {
-        let mut open = Open::Over;
+    /// Until when it may still be in use, if one timeline at most uses it: never, if none does.
+    /// `None`: several do. Takes no host memory.
+    pub(crate) fn used_until(&self) -> Option<PackedTimepoint> {
+        let mut until = Some(PackedTimepoint::NEVER);
         self.for_each_use(|s| {
             if !s.has_passed() {
-                open = match open {
-                    Open::Over => Open::One(s),
-                    Open::One(t) if t.timeline_id() == s.timeline_id() => {
-                        Open::One(if t.value() < s.value() { s } else { t })
+                until = match until {
+                    Some(t) if t.is_never() => Some(s),
+                    Some(t) if t.timeline_id() == s.timeline_id() => {
+                        Some(if t.value() < s.value() { s } else { t })
                     }
-                    _ => Open::Several,
+                    _ => None,
                 };
             }
         });
-        open
+        until
     }
 
     /// Locks the record for the submitter of a timeline. Returns whether that was done: not while a

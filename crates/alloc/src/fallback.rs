@@ -19,9 +19,10 @@ use crate::host;
 use crate::layout::Layout;
 use crate::oom::Trail;
 use crate::ring::EventKind;
-use crate::state::{Inner, On};
+use crate::state::{Inner, On, Reclaimer};
 use crate::store::{Block, Found, Need};
 use crate::watch::SweepScope;
+use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::thread_number::thread_number;
 use leasehold_core::{Error, PackedTimepoint, Result, Timeline};
@@ -193,12 +194,8 @@ impl Inner {
             };
             next += 1;
             for _ in 0..64 {
-                let freed = std::panic::catch_unwind(AssertUnwindSafe(|| reclaimer(layout.size)));
-                let Ok(freed) = freed else {
+                let Some(freed) = self.call_reclaimer(&reclaimer, layout.size) else {
                     trail.note(format_args!("a reclaimer panicked and is not called again"));
-                    self.reclaimers
-                        .lock()
-                        .retain(|r| !leasehold_core::sync::Arc::ptr_eq(&r.1, &reclaimer));
                     next -= 1;
                     break;
                 };
@@ -213,6 +210,15 @@ impl Inner {
                 }
             }
         }
+    }
+
+    /// Calls a reclaimer. `None`: it panicked, and is none any more.
+    pub(crate) fn call_reclaimer(&self, reclaimer: &Arc<Reclaimer>, bytes: u64) -> Option<u64> {
+        let freed = std::panic::catch_unwind(AssertUnwindSafe(|| reclaimer(bytes))).ok();
+        if freed.is_none() {
+            self.reclaimers.lock().retain(|r| !Arc::ptr_eq(&r.1, reclaimer));
+        }
+        freed
     }
 
     /// Waits on the host for the least that may make `need` fit. `false`: there is nothing to wait

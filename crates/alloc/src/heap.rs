@@ -692,3 +692,12 @@ fn latest(a: (u8, PackedTimepoint), b: (u8, PackedTimepoint)) -> (u8, PackedTime
     }
     if b.0 == READY || a.1.value() >= b.1.value() { a } else { b }
 }
+
+/// How many values lie before a timepoint is over; more than any number, if it failed.
+pub(crate) fn ahead(timepoint: PackedTimepoint) -> u64 {
+    match timepoint.timepoint() {
+        None => 0,
+        Some(p) if p.timeline().failed(p.value()) => u64::MAX,
+        Some(p) => p.value().saturating_sub(p.timeline().completed()),
+    }
+}

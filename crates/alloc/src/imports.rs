@@ -6,7 +6,7 @@
 //!
 //! This module must not know where blocks lie.
 
-use crate::buffer::{Buffer, IMPORTED, Open, READ_ONLY, Row};
+use crate::buffer::{Buffer, IMPORTED, READ_ONLY, Row};
 use crate::state::{Inner, Keep, kind_bits};
 use crate::watch::SweepScope;
 use leasehold_core::sync::atomic::Ordering;
@@ -64,7 +64,7 @@ impl Inner {
 
     #[cold]
     pub(crate) fn free_special(&self, row: &Row, flags: u32) -> bool {
-        let (len, open) = (row.buffer.len(), row.buffer.open());
+        let (len, until) = (row.buffer.len(), row.buffer.used_until());
         let index = row.header.index();
         let mut dropped = None;
         let mut core = self.core.lock();
@@ -73,7 +73,7 @@ impl Inner {
             core.imported_bytes -= len;
         }
         let in_use = match core.keeps.get(index as usize).and_then(Option::as_ref) {
-            Some(Keep::Import(_)) => open != Open::Over,
+            Some(Keep::Import(_)) => until != Some(PackedTimepoint::NEVER),
             Some(Keep::Member(memory)) => {
                 memory.take_uses(&row.buffer);
                 false
@@ -104,7 +104,7 @@ impl Inner {
         for _ in 0..self.retired.load(Ordering::Relaxed) {
             let mut core = self.core.lock();
             let Some(row) = self.take_aside(&mut core.retired) else { return };
-            if row.buffer.open() != Open::Over {
+            if row.buffer.used_until() != Some(PackedTimepoint::NEVER) {
                 self.append(&mut core.retired, row);
                 continue;
             }

@@ -26,7 +26,7 @@
 
 use crate::budget::Budget;
 use crate::extent::{NIL, State};
-use crate::heap::{Heap, READY};
+use crate::heap::{Heap, READY, ahead};
 use crate::host;
 use crate::layout::UNIT_SHIFT;
 use crate::old_mappings::OldMapping;
@@ -590,15 +590,6 @@ impl Heap {
             self.res.quarantined += s.bytes;
         }
         0
-    }
-}
-
-/// How many values lie before a timepoint is over.
-fn ahead(timepoint: PackedTimepoint) -> u64 {
-    match timepoint.timepoint() {
-        None => 0,
-        Some(p) if p.timeline().failed(p.value()) => u64::MAX,
-        Some(p) => p.value().saturating_sub(p.timeline().completed()),
     }
 }
 

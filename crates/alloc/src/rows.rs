@@ -3,7 +3,7 @@
 //!
 //! This module must not know where memory comes from.
 
-use crate::buffer::{ARENA, Buffer, CLASSLESS, EMPTY, Open, Row};
+use crate::buffer::{ARENA, Buffer, CLASSLESS, EMPTY, Row};
 use crate::layout::NO_CLASS;
 use crate::state::{Core, Inner, On, kind_bits};
 use crate::store::Block;
@@ -102,20 +102,17 @@ impl Inner {
     /// remembers which.
     #[cold]
     pub(crate) fn free_shared_slow(&self, row: &Row) -> u64 {
-        let (len, open) = (row.buffer.len(), row.buffer.open());
+        let (len, until) = (row.buffer.len(), row.buffer.used_until());
         let mut core = self.core.lock();
         let placement = row.placement();
         self.add_live(-(len as i64));
-        if open == Open::Several {
+        if let Some(timepoint) = until {
+            row.buffer.reset();
+            core.store.free(placement, timepoint);
+            self.table.put(&mut core.vacant, row);
+        } else {
             core.store.defer(placement);
             self.put_aside(&mut core, row, |core| &mut core.deferred);
-        } else {
-            row.buffer.reset();
-            core.store.free(
-                placement,
-                if let Open::One(timepoint) = open { timepoint } else { PackedTimepoint::NEVER },
-            );
-            self.table.put(&mut core.vacant, row);
         }
         u64::from(core.orphan)
     }

@@ -124,18 +124,21 @@ impl Store {
         let Some(extent) = self.heap.take(self.slabs.run_units(class), 1, timeline)? else {
             return Ok(None);
         };
-        let run = self.slabs.add_run(&mut self.heap, extent, class, timepoints);
+        Ok(Some(self.first_slot(extent, class, timepoints)))
+    }
+
+    /// The first slot of a run that a used extent becomes.
+    fn first_slot(&mut self, extent: u32, class: usize, room: Vec<PackedTimepoint>) -> Block {
+        let run = self.slabs.add_run(&mut self.heap, extent, class, room);
         let slot = self.slabs.take_first(run);
-        Ok(Some(self.slot_block(slot, class)))
+        self.slot_block(slot, class)
     }
 
     /// As [`take`](Self::take), but anything that is resident, however badly it fits.
     pub(crate) fn take_resident(&mut self, need: Need, timeline: &Timeline) -> Found {
         let lane = self.heap.lane_for(timeline);
-        match self.heap.take_resident(self.units(need), need.align, lane)? {
-            Some(extent) => self.adopt(extent, need),
-            None => Ok(None),
-        }
+        let extent = self.heap.take_resident(self.units(need), need.align, lane)?;
+        extent.map_or(Ok(None), |extent| self.adopt(extent, need))
     }
 
     /// As [`take`](Self::take), from memory that other timelines may still be using, where
@@ -147,10 +150,8 @@ impl Store {
         allowed: impl FnMut(PackedTimepoint) -> bool,
     ) -> Found {
         let lane = self.heap.lane_for(timeline);
-        match self.heap.take_foreign(self.units(need), need.align, lane, allowed)? {
-            Some(extent) => self.adopt(extent, need),
-            None => Ok(None),
-        }
+        let extent = self.heap.take_foreign(self.units(need), need.align, lane, allowed)?;
+        extent.map_or(Ok(None), |extent| self.adopt(extent, need))
     }
 
     /// Turns a used extent that a plan made into the block that was asked for.
@@ -158,11 +159,7 @@ impl Store {
         match need.class {
             None => Ok(Some(self.block(extent))),
             Some(class) => match self.slabs.ensure_run(class.into()) {
-                Ok(timepoints) => {
-                    let run = self.slabs.add_run(&mut self.heap, extent, class.into(), timepoints);
-                    let slot = self.slabs.take_first(run);
-                    Ok(Some(self.slot_block(slot, class.into())))
-                }
+                Ok(timepoints) => Ok(Some(self.first_slot(extent, class.into(), timepoints))),
                 Err(e) => {
                     let timepoint = self.heap.extents.timepoint(extent);
                     self.free(Placement::Extent(extent), timepoint);

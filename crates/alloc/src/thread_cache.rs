@@ -150,17 +150,8 @@ impl ThreadCaches {
 
     /// No shards at all.
     pub(crate) fn none() -> Self {
-        let shards = (0..1).map(|_| Shard::new(0, LOCKED)).collect();
-        Self {
-            shards,
-            mask: 0,
-            none: true,
-            small: 0,
-            large: 0,
-            largest: 0,
-            budgeted: false,
-            depot: Depot::new(0, 0),
-        }
+        let (shards, depot) = ([Shard::new(0, LOCKED)].into(), Depot::new(0, 0));
+        Self { shards, mask: 0, none: true, small: 0, large: 0, largest: 0, budgeted: false, depot }
     }
 
     /// Whether there are no shards.

@@ -1,6 +1,6 @@
 //! Reports on the heap's contents, and the check of its consistency. Both change nothing.
 
-use super::{Heap, Lane};
+use super::{Heap, Lane, ahead};
 use crate::extent::{Extent, NIL, State};
 use crate::layout::UNIT_SHIFT;
 use leasehold_core::{PackedTimepoint, Result, TimelineId};
@@ -31,10 +31,8 @@ impl Heap {
             .iter()
             .filter(|l| l.newest != NIL)
             .map(|l| self.extents.timepoint(l.newest));
-        let behind = |s: &PackedTimepoint| {
-            s.timepoint().map_or(0, |p| p.value().saturating_sub(p.timeline().completed()))
-        };
-        newest.filter(|s| !s.has_passed()).min_by_key(behind).unwrap_or(PackedTimepoint::NEVER)
+        let pending = newest.filter(|s| !s.has_passed());
+        pending.min_by_key(|&s| ahead(s)).unwrap_or(PackedTimepoint::NEVER)
     }
 
     /// The largest piece of free memory in units that is backed throughout, whatever its lane. A

@@ -2,7 +2,7 @@
 //!
 //! This module must not know what backs the memory, but for whether it is backed.
 
-use super::{Heap, READY};
+use super::{Heap, READY, ahead};
 use crate::extent::{Cold, Extent, NIL};
 use crate::host;
 use crate::layout::UNIT_SHIFT;
@@ -218,10 +218,8 @@ impl Heap {
             let last = timeline[timeline.len() - 1];
             let at = enough.unwrap_or(&last);
             let timepoint = PackedTimepoint::from_bits(u64::from(at.0) << 48 | at.1);
-            let ahead = timepoint
-                .timepoint()
-                .map_or(0, |p| p.value().saturating_sub(p.timeline().completed()));
-            let key = (enough.is_none(), if enough.is_none() { u64::MAX - sum } else { ahead });
+            let order = if enough.is_none() { u64::MAX - sum } else { ahead(timepoint) };
+            let key = (enough.is_none(), order);
             if best.is_none_or(|b| key < (b.0, b.1)) {
                 best = Some((key.0, key.1, timepoint));
             }

@@ -12,7 +12,6 @@ use crate::state::{Inner, On, kind_bits, uses};
 use crate::store::Placement;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::{Error, Lease, Name, PackedTimepoint, Result, Text};
-use std::panic::AssertUnwindSafe;
 
 impl Inner {
     /// An allocation of a watched allocator.
@@ -125,8 +124,7 @@ impl Inner {
         let list: Vec<_> = self.reclaimers.lock().iter().map(|r| r.1.clone()).collect();
         for reclaimer in list {
             while taken.is_none() {
-                let freed = std::panic::catch_unwind(AssertUnwindSafe(|| reclaimer(whole.size)));
-                if freed.unwrap_or(0) == 0 {
+                if self.call_reclaimer(&reclaimer, whole.size).is_none_or(|freed| freed == 0) {
                     break;
                 }
                 self.release_held(watch, on);
