@@ -1,12 +1,12 @@
 //! A block for a request, with its row and lease: of the heap, or of what the fallback finds.
 //!
-//! This module must not know thread caches, but for what they give back.
+//! This module must not know thread caches, but for what they evict.
 
 use crate::buffer::Buffer;
 use crate::layout::Layout;
 use crate::state::{DEFERRED_AT_ONCE, Inner, On};
 use crate::store::Need;
-use crate::thread_cache::Back;
+use crate::thread_cache::Evicted;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::{Lease, Result};
 
@@ -14,24 +14,24 @@ impl Inner {
     /// A block of the heap, whatever its alignment.
     pub(crate) fn alloc_block(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
         match Need::of(layout.size, layout.align).filter(|_| layout.align <= self.most_align) {
-            Some(need) => self.alloc_in_core(need, layout, on, Back::NOTHING),
+            Some(need) => self.alloc_in_core(need, layout, on, Evicted::NOTHING),
             None => Err(self.refuse(layout)),
         }
     }
 
-    /// A block of the heap, once it has taken back what a thread cache gave up.
+    /// A block of the heap, once what a thread cache evicted is there.
     #[inline(always)]
     pub(crate) fn alloc_in_core(
         &self,
         need: Need,
         layout: Layout,
         on: On<'_>,
-        back: Back,
+        evicted: Evicted,
     ) -> Result<Lease<Buffer>> {
         {
             let mut core = self.lock_core();
-            if !back.is_nothing() {
-                self.take_back(&mut core, back);
+            if !evicted.is_nothing() {
+                self.return_evicted_in(&mut core, evicted);
             }
             if core.deferred.any() {
                 self.free_deferred(&mut core, DEFERRED_AT_ONCE);

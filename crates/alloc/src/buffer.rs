@@ -11,7 +11,7 @@
 //!   write and read on the home timeline.
 //! - `other_write`. Written by: any other timeline (CAS); the home timeline's submitter clears it.
 //!   Means: the last write, if it was not the home timeline's.
-//! - `other_read`, `spill`. Written by: any other timeline (CAS, a lock). Means: reads by other
+//! - `other_read`, `overflow`. Written by: any other timeline (CAS, a lock). Means: reads by other
 //!   timelines, and displaced timepoints.
 //! - `lock`. Written by: the submitter that orders work by the record. Means: its timeline's
 //!   number, 0 for nobody.
@@ -95,14 +95,14 @@ pub struct Buffer {
     own_read: AtomicU64,
     other_write: AtomicU64,
     other_read: AtomicU64,
-    spill: AtomicPtr<Spill>,
+    overflow: AtomicPtr<Overflow>,
     /// The timeline whose submitter has locked the record, or 0.
     lock: AtomicU16,
     /// A row's buffer stays in its row: never swap two, even with both unique leases.
     _place: PhantomPinned,
 }
 
-type Spill = Mutex<Vec<PackedTimepoint>>;
+type Overflow = Mutex<Vec<PackedTimepoint>>;
 
 /// The home timeline in a word of flags.
 #[inline]
@@ -219,8 +219,8 @@ impl Buffer {
         if other != 0 {
             f(PackedTimepoint::from_bits(other));
         }
-        if !self.spill.load(LOAD).is_null() {
-            self.spilled(|s| s.iter().for_each(|&s| f(s)));
+        if !self.overflow.load(LOAD).is_null() {
+            self.overflowed(|s| s.iter().for_each(|&s| f(s)));
         }
     }
 
@@ -229,7 +229,7 @@ impl Buffer {
     pub(crate) fn is_private(&self) -> bool {
         self.other_write.load(LOAD) == 0
             && self.other_read.load(LOAD) == 0
-            && self.spill.load(LOAD).is_null()
+            && self.overflow.load(LOAD).is_null()
     }
 
     /// The latest use by the home timeline.
@@ -246,8 +246,8 @@ impl Buffer {
                 f(PackedTimepoint::from_bits(bits));
             }
         }
-        if !self.spill.load(LOAD).is_null() {
-            self.spilled(|s| s.iter().for_each(|&s| f(s)));
+        if !self.overflow.load(LOAD).is_null() {
+            self.overflowed(|s| s.iter().for_each(|&s| f(s)));
         }
     }
 
@@ -352,7 +352,7 @@ impl Buffer {
                 return;
             }
             if old != 0 && timepoint.timeline_id() != new.timeline_id() && !timepoint.has_passed() {
-                return self.spill(new);
+                return self.overflow(new);
             }
             match self.other_read.compare_exchange_weak(old, new.to_bits(), Ordering::AcqRel, LOAD)
             {
@@ -385,12 +385,12 @@ impl Buffer {
                 let timepoint = PackedTimepoint::from_bits(bits);
                 let cleared = word.compare_exchange(bits, 0, Ordering::AcqRel, LOAD).is_ok();
                 if cleared && !over(timepoint) {
-                    self.spill(timepoint);
+                    self.overflow(timepoint);
                 }
             }
         }
-        if !self.spill.load(LOAD).is_null() {
-            self.spilled(|s| s.retain(|&s| !over(s)));
+        if !self.overflow.load(LOAD).is_null() {
+            self.overflowed(|s| s.retain(|&s| !over(s)));
         }
     }
 
@@ -402,24 +402,24 @@ impl Buffer {
         let old =
             PackedTimepoint::from_bits(self.other_write.swap(new.to_bits(), Ordering::AcqRel));
         if !old.is_never() && !over(old) {
-            self.spill(old);
+            self.overflow(old);
         }
         let read = self.other_read.load(LOAD);
         if read != 0 && over(PackedTimepoint::from_bits(read)) {
             // Lost to a newer read: that one stays.
             let _ = self.other_read.compare_exchange(read, 0, Ordering::AcqRel, LOAD);
         }
-        if !self.spill.load(LOAD).is_null() {
-            self.spilled(|s| s.retain(|&s| !over(s)));
+        if !self.overflow.load(LOAD).is_null() {
+            self.overflowed(|s| s.retain(|&s| !over(s)));
         }
     }
 
     #[cold]
-    fn spill(&self, timepoint: PackedTimepoint) {
-        if self.spill.load(LOAD).is_null() {
-            let fresh = Box::into_raw(Box::new(Spill::new(Vec::new())));
+    fn overflow(&self, timepoint: PackedTimepoint) {
+        if self.overflow.load(LOAD).is_null() {
+            let fresh = Box::into_raw(Box::new(Overflow::new(Vec::new())));
             if self
-                .spill
+                .overflow
                 .compare_exchange(std::ptr::null_mut(), fresh, Ordering::AcqRel, LOAD)
                 .is_err()
             {
@@ -427,7 +427,7 @@ impl Buffer {
                 drop(unsafe { Box::from_raw(fresh) });
             }
         }
-        self.spilled(|s| {
+        self.overflowed(|s| {
             let mut latest = timepoint;
             s.retain(|&s| {
                 let same = s.timeline_id() == timepoint.timeline_id();
@@ -440,11 +440,11 @@ impl Buffer {
         });
     }
 
-    fn spilled(&self, f: impl FnOnce(&mut Vec<PackedTimepoint>)) {
+    fn overflowed(&self, f: impl FnOnce(&mut Vec<PackedTimepoint>)) {
         // SAFETY: once set, the pointer stays until `reset`, which runs when nobody holds the
         // buffer.
-        if let Some(spill) = unsafe { self.spill.load(LOAD).as_ref() } {
-            f(&mut spill.lock());
+        if let Some(overflow) = unsafe { self.overflow.load(LOAD).as_ref() } {
+            f(&mut overflow.lock());
         }
     }
 
@@ -462,7 +462,7 @@ impl Buffer {
             own_read: AtomicU64::new(0),
             other_write: AtomicU64::new(0),
             other_read: AtomicU64::new(0),
-            spill: AtomicPtr::new(std::ptr::null_mut()),
+            overflow: AtomicPtr::new(std::ptr::null_mut()),
             lock: AtomicU16::new(0),
             _place: PhantomPinned,
         }
@@ -531,10 +531,10 @@ impl Buffer {
         for word in [&self.own_write, &self.own_read, &self.other_write, &self.other_read] {
             word.store(0, Ordering::Relaxed);
         }
-        let spill = self.spill.swap(std::ptr::null_mut(), Ordering::AcqRel);
-        if !spill.is_null() {
-            // SAFETY: made by `spill` from a box; nobody holds the buffer, so nobody reads it.
-            drop(unsafe { Box::from_raw(spill) });
+        let overflow = self.overflow.swap(std::ptr::null_mut(), Ordering::AcqRel);
+        if !overflow.is_null() {
+            // SAFETY: made by `overflow` from a box; nobody holds the buffer, so nobody reads it.
+            drop(unsafe { Box::from_raw(overflow) });
         }
     }
 

@@ -70,7 +70,7 @@ pub(crate) fn sweep() {}
 impl Inner {
     /// The keeper is gone: from now on rows that come back count down.
     pub(crate) fn orphan(&self) {
-        self.give_back_held(self.caches.flush(true));
+        self.return_evicted_held(self.caches.flush(true));
         let mut core = self.core.lock();
         core.orphan = true;
         if !planted(Defect::OrphanUncounted) {

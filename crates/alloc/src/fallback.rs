@@ -123,9 +123,9 @@ impl Inner {
     /// Memory that is free for this stream by now, once this thread's cache is empty and all that
     /// is over has coalesced.
     fn take_known(&self, need: Need, on: On<'_>) -> Found {
-        let back = self.caches.flush_own(thread_number());
+        let evicted = self.caches.flush_own(thread_number());
         let mut core = self.core.lock();
-        self.take_back(&mut core, back);
+        self.return_evicted_in(&mut core, evicted);
         self.settle(&mut core);
         let moves = self.may_move(&core);
         let align = moves && self.few() && self.reservation.is_some();

@@ -77,7 +77,7 @@ impl Inner {
         let granules =
             |bytes: u64| u32::try_from(bytes / self.caps.granule).unwrap_or(u32::MAX).max(1);
         let mut piece = if pressed { 1 } else { granules(growth.piece(self.budget.committed())) };
-        let (mut waits, mut late) = (0, false);
+        let (mut waits, mut timed_out) = (0, false);
         loop {
             let planned = {
                 let mut core = self.core.lock();
@@ -88,7 +88,7 @@ impl Inner {
                 } else {
                     granules(growth.least(self.budget.committed())).max(piece)
                 };
-                let alias = (late && self.caps.aliases).then(|| on.timeline.id());
+                let alias = (timed_out && self.caps.aliases).then(|| on.timeline.id());
                 let means = Means { reclaim, alias, near, aligned: !pressed, piece, least };
                 let lane = core.store.heap.lane_for(on.timeline);
                 let units = core.store.units(need);
@@ -109,7 +109,7 @@ impl Inner {
                     if let Err(e) = self.wait_point(p, on, Some(NEAR_WAIT)) {
                         trail.note(format_args!("waiting for {p:?}: {e}"));
                         // In a capture the wait fails otherwise: a graph may use the old addresses.
-                        (waits, late) = (MOST_NEAR_WAITS, matches!(e, Error::Timeout(_)));
+                        (waits, timed_out) = (MOST_NEAR_WAITS, matches!(e, Error::Timeout(_)));
                     }
                     let block = self.take_coalesced(need, on)?;
                     if block.is_some() {
@@ -129,7 +129,7 @@ impl Inner {
             if plan.reclaims() {
                 self.counters.remaps.fetch_add(1, Ordering::Relaxed);
             }
-            if plan.ticket > 0 {
+            if plan.new_bytes > 0 {
                 self.counters.growths.fetch_add(1, Ordering::Relaxed);
             }
             let result = plan.run(&*self.backing);
@@ -137,7 +137,7 @@ impl Inner {
             let mut core = self.core.lock();
             let extent = core.store.heap.finish(plan, result.is_ok(), &self.budget);
             if let Some(extent) = extent {
-                return core.store.adopt(extent, need);
+                return core.store.block_for(extent, need);
             }
             drop(core);
             self.destroy_loose();

@@ -23,7 +23,7 @@ mod lanes;
 mod report;
 mod take;
 
-use crate::extent::{Cold, Extent, Extents, NIL, State, or_sink};
+use crate::extent::{Cold, Extent, Extents, NIL, State, or_dummy};
 use crate::host::{self, fetch_entry};
 use crate::index::Index;
 use crate::layout::{UNIT, UNIT_SHIFT};
@@ -534,7 +534,7 @@ impl Heap {
         let Extent { units, holes, next, prev, .. } = self.extents[id];
         self.extents.put(id);
         let rows = &mut self.extents.rows[..];
-        rows[or_sink(next) as usize].prev = prev;
+        rows[or_dummy(next) as usize].prev = prev;
         let below = &mut rows[prev as usize];
         below.next = next;
         self.grow(prev, 0, units, holes, lane, timepoint);

@@ -9,7 +9,7 @@
 //!
 //! - [`last`]: a hit in the thread cache, for a small block.
 //! - [`Inner::free`]: what kind of block it is; the thread cache for a large one.
-//! - [`Inner::give_back`] (`rows.rs`): the heap, under its lock.
+//! - [`Inner::return_evicted`] (`rows.rs`): the heap, under its lock.
 //! - [`Inner::free_shared_slow`] (`rows.rs`): a block that several timelines may still be using: a
 //!   deferred free ([`deferred`](crate::deferred)).
 
@@ -21,7 +21,7 @@ use crate::layout::{Layout, MIN_ALIGN, SLAB_MAX, class_of};
 use crate::list::List;
 use crate::state::{Inner, On, inner_of};
 use crate::store::Need;
-use crate::thread_cache::{Back, Refill};
+use crate::thread_cache::{Evicted, Refill};
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::thread_number::{thread_number, thread_number_there};
 use leasehold_core::{Header, Lease, Result};
@@ -107,24 +107,24 @@ impl Inner {
         if self.caches.is_none() {
             return match &self.watch {
                 Some(watch) => self.alloc_watched(watch, layout, on),
-                None => self.alloc_in_core(need, layout, on, Back::NOTHING),
+                None => self.alloc_in_core(need, layout, on, Evicted::NOTHING),
             };
         }
         // SAFETY: the table lives as long as the allocator, and rows in its caches are rows of it.
-        let (back, more) =
+        let (evicted, more) =
             match unsafe { self.caches.refill(thread_number(), class, on.timeline.id(), size) } {
-                Refill::Row(row, back) => {
+                Refill::Row(row, evicted) => {
                     row.buffer.reuse(size);
                     let lease = self.first_lease(row);
-                    self.give_back_held(back);
+                    self.return_evicted_held(evicted);
                     return Ok(lease);
                 }
-                Refill::Empty(more, back) => (back, more),
+                Refill::Empty(more, evicted) => (evicted, more),
             };
         if more == 0 {
-            self.alloc_in_core(need, layout, on, back)
+            self.alloc_in_core(need, layout, on, evicted)
         } else {
-            self.alloc_some(need, layout, on, back, more)
+            self.alloc_some(need, layout, on, evicted, more)
         }
     }
 
@@ -143,7 +143,7 @@ impl Inner {
     /// Any other block.
     #[inline(never)]
     fn alloc_large(&self, size: u64, on: On<'_>) -> Result<Lease<Buffer>> {
-        let (layout, mut back) = (Layout::new(size), Back::NOTHING);
+        let (layout, mut evicted) = (Layout::new(size), Evicted::NOTHING);
         if size == 0 || self.watch.is_some() {
             return self.alloc_aligned(layout, on);
         }
@@ -158,11 +158,11 @@ impl Inner {
                     row.buffer.reuse(size);
                     return Ok(self.first_lease(row));
                 }
-                Err(first) => back = first,
+                Err(first) => evicted = first,
             }
         }
         match Need::exact(size, 1) {
-            Some(need) => self.alloc_in_core(need, layout, on, back),
+            Some(need) => self.alloc_in_core(need, layout, on, evicted),
             None => Err(self.refuse(layout)),
         }
     }
@@ -176,11 +176,11 @@ impl Inner {
         need: Need,
         layout: Layout,
         on: On<'_>,
-        back: Back,
+        evicted: Evicted,
         more: u32,
     ) -> Result<Lease<Buffer>> {
         let class = class_of(layout.size);
-        let first = self.alloc_in_core(need, layout, on, back)?;
+        let first = self.alloc_in_core(need, layout, on, evicted)?;
         let mut rows = List::EMPTY;
         {
             let mut core = self.lock_core();
@@ -196,7 +196,7 @@ impl Inner {
         }
         // SAFETY: the table lives as long as the allocator, and its caches with it.
         unsafe { self.caches.stock(thread_number(), &mut rows, class, on.timeline.id()) };
-        self.give_back_held(Back { rows, drift: 0 });
+        self.return_evicted_held(Evicted { rows, unreported: 0 });
         Ok(first)
     }
 
@@ -221,18 +221,18 @@ impl Inner {
         let fine = renewed.unwrap_or_else(|| self.table.bump_generation(row));
         if fine {
             // A block in a cache is lent again as it is, but for the tag.
-            let back = if flags & CLASSLESS == 0 {
+            let evicted = if flags & CLASSLESS == 0 {
                 buffer.untag();
                 let class = usize::from(buffer.class.load(Ordering::Relaxed));
-                self.caches.spill(thread_number(), row, class, home_timeline(flags), len)
+                self.caches.put_slow(thread_number(), row, class, home_timeline(flags), len)
             } else if self.caches.keeps(len) {
                 buffer.untag();
                 self.caches.put_large(thread_number(), row, home_timeline(flags), len)
             } else {
                 None
             };
-            if let Some(back) = back {
-                return self.give_back(back);
+            if let Some(evicted) = evicted {
+                return self.return_evicted(evicted);
             }
         }
         let mut core = self.lock_core();

@@ -258,8 +258,8 @@ impl Heap {
             }
         }
         // The rest comes from the driver.
-        let ticket = self.res.bytes(gaps.iter().map(|g| g.1).sum());
-        if ticket > 0 && !budget.take(ticket) {
+        let new_bytes = self.res.bytes(gaps.iter().map(|g| g.1).sum());
+        if new_bytes > 0 && !budget.take(new_bytes) {
             for s in steps.iter().filter(|s| s.source == Source::Cached) {
                 self.res.put_cached(s.piece);
             }
@@ -301,7 +301,7 @@ impl Heap {
             lane,
             timepoint,
             steps,
-            ticket,
+            new_bytes,
             extents_held: 0,
             mappings_held: most,
         }))
@@ -397,14 +397,14 @@ impl Heap {
     }
 
     /// Brings a plan back. `done`: it ran to its end; then the block is returned, used, with its
-    /// timepoint. Gives back what of the ticket was not used; pieces in hand stay in the cache.
+    /// timepoint. Returns unused bytes to the budget; pieces in hand stay in the cache.
     pub(crate) fn finish(&mut self, plan: Plan, done: bool, budget: &Budget) -> Option<u32> {
         self.extents.unhold(plan.extents_held);
         self.old_mappings.unhold(plan.mappings_held);
         self.lanes[usize::from(plan.lane)].plans -= 1;
         let unused = self.end_steps(&plan.steps);
         budget.undo(unused);
-        budget.keep(plan.ticket - unused);
+        budget.keep(plan.new_bytes - unused);
         let (lane, timepoint) = if plan.timepoint.is_never() {
             (READY, PackedTimepoint::NEVER)
         } else {

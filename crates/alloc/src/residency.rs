@@ -367,8 +367,8 @@ pub(crate) struct Plan {
     pub(crate) lane: u8,
     pub(crate) timepoint: PackedTimepoint,
     pub(crate) steps: Vec<Step>,
-    /// Bytes of the ticket.
-    pub(crate) ticket: u64,
+    /// Bytes of new memory, which the budget has reserved.
+    pub(crate) new_bytes: u64,
     pub(crate) extents_held: u32,
     pub(crate) mappings_held: usize,
 }

@@ -7,7 +7,7 @@ use crate::buffer::{ARENA, Buffer, CLASSLESS, EMPTY, Row};
 use crate::layout::NO_CLASS;
 use crate::state::{Core, Inner, On, kind_bits};
 use crate::store::Block;
-use crate::thread_cache::Back;
+use crate::thread_cache::Evicted;
 use leasehold_core::sync::MutexGuard;
 use leasehold_core::thread_number::thread_number;
 use leasehold_core::{Header, Lease, Owner, PackedTimepoint, Result, Timeline};
@@ -117,48 +117,48 @@ impl Inner {
         u64::from(core.orphan)
     }
 
-    /// Takes what a thread cache gave up into the heap. Returns the counts that the caller owes to
-    /// an orphaned allocator.
+    /// Returns what a thread cache evicted to the heap. The result: the counts that the caller owes
+    /// to an orphaned allocator.
     #[inline]
-    pub(crate) fn give_back(&self, back: Back) -> u64 {
-        if back.is_nothing() {
+    pub(crate) fn return_evicted(&self, evicted: Evicted) -> u64 {
+        if evicted.is_nothing() {
             return 0;
         }
-        if back.rows.is_empty() {
-            if self.counters.tell(back.drift) {
+        if evicted.rows.is_empty() {
+            if self.counters.report(evicted.unreported) {
                 self.note_peak();
             }
             return 0;
         }
         let mut core = self.lock_core();
-        let n = self.take_back(&mut core, back);
+        let n = self.return_evicted_in(&mut core, evicted);
         if core.orphan { n } else { 0 }
     }
 
-    /// As [`give_back`](Self::give_back), for a caller that holds the allocator: nobody is owed
-    /// anything then.
-    pub(crate) fn give_back_held(&self, back: Back) {
-        let owed = self.give_back(back);
+    /// As [`return_evicted`](Self::return_evicted), for a caller that holds the allocator: nobody
+    /// is owed anything then.
+    pub(crate) fn return_evicted_held(&self, evicted: Evicted) {
+        let owed = self.return_evicted(evicted);
         debug_assert_eq!(owed, 0);
     }
 
-    /// As [`give_back`](Self::give_back), under the lock. Returns how many rows.
+    /// As [`return_evicted`](Self::return_evicted), under the lock. Returns how many rows.
     #[inline(never)]
-    pub(crate) fn take_back(&self, core: &mut Core, mut back: Back) -> u64 {
+    pub(crate) fn return_evicted_in(&self, core: &mut Core, mut evicted: Evicted) -> u64 {
         let mut n = 0;
         // SAFETY: the list has rows of this allocator's own table.
-        while let Some(row) = unsafe { back.rows.pop() } {
+        while let Some(row) = unsafe { evicted.rows.pop() } {
             core.store.free(row.placement(), row.buffer.own_timepoint());
             self.table.put_bumped(&mut core.vacant, row);
             n += 1;
         }
-        self.add_live(back.drift);
+        self.add_live(evicted.unreported);
         n
     }
 
     /// Brings everything in the thread caches back to the heap.
     pub(crate) fn flush(&self) {
-        self.give_back_held(self.caches.flush(false));
+        self.return_evicted_held(self.caches.flush(false));
     }
 
     /// Calls `f` with the row of every buffer that leases hold, and how many do, except members of

@@ -138,7 +138,7 @@ impl Store {
     pub(crate) fn take_resident(&mut self, need: Need, timeline: &Timeline) -> Found {
         let lane = self.heap.lane_for(timeline);
         let extent = self.heap.take_resident(self.units(need), need.align, lane)?;
-        extent.map_or(Ok(None), |extent| self.adopt(extent, need))
+        extent.map_or(Ok(None), |extent| self.block_for(extent, need))
     }
 
     /// As [`take`](Self::take), from memory that other timelines may still be using, where
@@ -151,11 +151,11 @@ impl Store {
     ) -> Found {
         let lane = self.heap.lane_for(timeline);
         let extent = self.heap.take_foreign(self.units(need), need.align, lane, allowed)?;
-        extent.map_or(Ok(None), |extent| self.adopt(extent, need))
+        extent.map_or(Ok(None), |extent| self.block_for(extent, need))
     }
 
     /// Turns a used extent that a plan made into the block that was asked for.
-    pub(crate) fn adopt(&mut self, extent: u32, need: Need) -> Found {
+    pub(crate) fn block_for(&mut self, extent: u32, need: Need) -> Found {
         match need.class {
             None => Ok(Some(self.block(extent))),
             Some(class) => match self.slabs.ensure_run(class.into()) {

@@ -54,9 +54,9 @@ use bins::{Bins, Kept, LARGE, add};
 
 const FREE: u32 = 0;
 const LOCKED: u32 = 1;
-/// Bytes by which a shard's count of live bytes may be ahead of the heap's. To tell it is a write
-/// that all threads share.
-const DRIFT: i64 = 2 << 20;
+/// Bytes by which a shard's count of live bytes may be ahead of the heap's. A report is a write to
+/// what all threads share.
+const MOST_UNREPORTED: i64 = 2 << 20;
 /// Frees of large blocks that go to the heap after [`TRIES`](bins::TRIES).
 const REST: u32 = 4096;
 /// The same after a flush: what was kept was missing elsewhere.
@@ -93,7 +93,7 @@ pub(crate) struct Shard {
     /// Large blocks that go to the heap before the next is kept. A guess: written without care.
     rest: AtomicU32,
     /// Live bytes that this shard lent and took back, beyond what the heap knows.
-    drift: AtomicI64,
+    unreported: AtomicI64,
     small: Kept,
     large: Kept,
     hits: AtomicU64,
@@ -107,26 +107,26 @@ unsafe impl Send for Shard {}
 unsafe impl Sync for Shard {}
 
 /// The rows that go to the heap, and the live bytes that the heap does not know of.
-pub(crate) struct Back {
+pub(crate) struct Evicted {
     pub(crate) rows: List,
-    pub(crate) drift: i64,
+    pub(crate) unreported: i64,
 }
 
-impl Back {
-    pub(crate) const NOTHING: Back = Back { rows: List::EMPTY, drift: 0 };
+impl Evicted {
+    pub(crate) const NOTHING: Evicted = Evicted { rows: List::EMPTY, unreported: 0 };
 
     #[inline(always)]
     pub(crate) fn is_nothing(&self) -> bool {
-        self.rows.is_empty() && self.drift == 0
+        self.rows.is_empty() && self.unreported == 0
     }
 }
 
 /// The outcome of a request for a small block that was no hit.
 pub(crate) enum Refill<'a> {
-    Row(&'a Row, Back),
+    Row(&'a Row, Evicted),
     /// There is none. So many more than the one that was asked for are welcome: see
     /// [`ThreadCaches::stock`].
-    Empty(u32, Back),
+    Empty(u32, Evicted),
 }
 
 impl ThreadCaches {
@@ -219,17 +219,17 @@ impl ThreadCaches {
     ) -> bool {
         let shard = self.shard(thread);
         let Some(mut inside) = shard.enter() else { return false };
-        let drift = shard.drift.load(Ordering::Relaxed) - size as i64;
+        let unreported = shard.unreported.load(Ordering::Relaxed) - size as i64;
         let bins = inside.bins();
         let Some(at) = bins.find(timeline) else { return false };
         let bin = bins.of(at, class);
         let kept = shard.small.bytes.load(Ordering::Relaxed) + u64::from(bin.bytes);
-        let fine = bin.len < bin.most && kept <= self.small && drift >= -DRIFT;
+        let fine = bin.len < bin.most && kept <= self.small && unreported >= -MOST_UNREPORTED;
         if fine {
             bin.push(row);
             shard.small.bytes.store(kept, Ordering::Relaxed);
             add(&shard.small.rows, 1);
-            shard.drift.store(drift, Ordering::Relaxed);
+            shard.unreported.store(unreported, Ordering::Relaxed);
         }
         fine
     }
@@ -245,7 +245,7 @@ impl ThreadCaches {
         timeline: TimelineId,
         size: u64,
     ) -> Refill<'a> {
-        const EMPTY: Refill<'_> = Refill::Empty(0, Back::NOTHING);
+        const EMPTY: Refill<'_> = Refill::Empty(0, Evicted::NOTHING);
         let shard = self.shard(thread);
         let contended = shard.contended.load(Ordering::Relaxed);
         if shard.small.rows.load(Ordering::Relaxed) == 0
@@ -259,7 +259,7 @@ impl ThreadCaches {
         let mut rows = List::EMPTY;
         let at = match bins.find(timeline) {
             None if contended || self.depot.may_have(timeline) => {
-                bins.adopt(timeline, &shard.small, &mut rows)
+                bins.assign(timeline, &shard.small, &mut rows)
             }
             place => place,
         };
@@ -276,31 +276,31 @@ impl ThreadCaches {
         // SAFETY: the caller keeps the table of the rows in the bins alive for `'a`.
         if let Some((row, bytes)) = unsafe { bin.pop() } {
             shard.count_hit(&shard.small, bytes, size);
-            return Refill::Row(row, Back { rows, drift: shard.tell() });
+            return Refill::Row(row, Evicted { rows, unreported: shard.report() });
         }
         let more = if contended && shard.small.bytes.load(Ordering::Relaxed) < self.small / 2 {
             bin.most / 4
         } else {
             0
         };
-        Refill::Empty(more.into(), Back { rows, drift: 0 })
+        Refill::Empty(more.into(), Evicted { rows, unreported: 0 })
     }
 
     /// As [`put`](Self::put), and makes room. `None`: somebody is inside.
-    pub(crate) fn spill(
+    pub(crate) fn put_slow(
         &self,
         thread: u32,
         row: &Row,
         class: usize,
         timeline: TimelineId,
         size: u64,
-    ) -> Option<Back> {
+    ) -> Option<Evicted> {
         let shard = self.shard(thread);
         let mut inside = shard.enter()?;
         let bins = inside.bins();
         let mut rows = List::EMPTY;
         let fine =
-            match bins.find(timeline).or_else(|| bins.adopt(timeline, &shard.small, &mut rows)) {
+            match bins.find(timeline).or_else(|| bins.assign(timeline, &shard.small, &mut rows)) {
                 Some(at) => {
                     let contended = shard.contended.load(Ordering::Relaxed);
                     let depot = contended.then_some(&self.depot);
@@ -312,8 +312,10 @@ impl ThreadCaches {
         if !fine {
             rows.push(row);
         }
-        shard.drift.store(shard.drift.load(Ordering::Relaxed) - size as i64, Ordering::Relaxed);
-        Some(Back { rows, drift: shard.tell() })
+        shard
+            .unreported
+            .store(shard.unreported.load(Ordering::Relaxed) - size as i64, Ordering::Relaxed);
+        Some(Evicted { rows, unreported: shard.report() })
     }
 
     /// Keeps rows of small blocks of one class that nobody has held yet and that `timeline` may
@@ -360,27 +362,27 @@ impl ThreadCaches {
         thread: u32,
         timeline: TimelineId,
         size: u64,
-    ) -> Result<(&'a Row, i64), Back> {
+    ) -> Result<(&'a Row, i64), Evicted> {
         let shard = self.shard(thread);
         if shard.large.rows.load(Ordering::Relaxed) == 0 {
-            return Err(Back::NOTHING);
+            return Err(Evicted::NOTHING);
         }
-        let Some(mut inside) = shard.enter() else { return Err(Back::NOTHING) };
+        let Some(mut inside) = shard.enter() else { return Err(Evicted::NOTHING) };
         let large = &mut inside.bins().large;
         // SAFETY: the caller keeps the table of the rows in the shard alive for `'a`.
         match unsafe { large.take(timeline, size) } {
             Some((row, bytes)) => {
                 shard.count_hit(&shard.large, bytes, size);
-                Ok((row, shard.drift.load(Ordering::Relaxed)))
+                Ok((row, shard.unreported.load(Ordering::Relaxed)))
             }
             None => {
                 let mut rows = List::EMPTY;
                 if !shard.contended.load(Ordering::Relaxed) || large.len() > LARGE / 2 {
-                    large.give_up(&shard.large, &mut rows);
+                    large.evict(&shard.large, &mut rows);
                 }
-                let drift =
-                    if rows.is_empty() { 0 } else { shard.drift.swap(0, Ordering::Relaxed) };
-                Err(Back { rows, drift })
+                let unreported =
+                    if rows.is_empty() { 0 } else { shard.unreported.swap(0, Ordering::Relaxed) };
+                Err(Evicted { rows, unreported })
             }
         }
     }
@@ -394,7 +396,7 @@ impl ThreadCaches {
         row: &Row,
         timeline: TimelineId,
         size: u64,
-    ) -> Option<Back> {
+    ) -> Option<Evicted> {
         let shard = self.shard(thread);
         let contended = shard.contended.load(Ordering::Relaxed);
         let rest = shard.rest.load(Ordering::Relaxed);
@@ -413,36 +415,36 @@ impl ThreadCaches {
             shard.rest.store(rest, Ordering::Relaxed);
         }
         if large.len() >= most || shard.large.bytes.load(Ordering::Relaxed) + size > self.large {
-            large.give_up(&shard.large, &mut rows);
+            large.evict(&shard.large, &mut rows);
         }
         large.put(row, timeline, size, &shard.large);
-        let drift = shard.drift.load(Ordering::Relaxed) - size as i64;
+        let unreported = shard.unreported.load(Ordering::Relaxed) - size as i64;
         if rows.is_empty() {
-            shard.drift.store(drift, Ordering::Relaxed);
-            return Some(Back::NOTHING);
+            shard.unreported.store(unreported, Ordering::Relaxed);
+            return Some(Evicted::NOTHING);
         }
-        shard.drift.store(0, Ordering::Relaxed);
-        Some(Back { rows, drift })
+        shard.unreported.store(0, Ordering::Relaxed);
+        Some(Evicted { rows, unreported })
     }
 
     /// Takes everything out of the shard of a thread, unless somebody else is inside; and out of
     /// the depot.
-    pub(crate) fn flush_own(&self, thread: u32) -> Back {
-        let mut back = Back::NOTHING;
+    pub(crate) fn flush_own(&self, thread: u32) -> Evicted {
+        let mut evicted = Evicted::NOTHING;
         // SAFETY: rows in the depot belong to a table that outlives the caches.
-        unsafe { self.depot.drain(&mut back.rows) };
+        unsafe { self.depot.drain(&mut evicted.rows) };
         let shard = self.shard(thread);
         if !shard.is_idle()
             && let Some(mut inside) = shard.enter()
         {
-            inside.drain(&mut back, self.budgeted);
+            inside.drain(&mut evicted, self.budgeted);
         }
-        back
+        evicted
     }
 
     /// Takes everything out of all shards and the depot. `close`: and lets nobody in again.
-    pub(crate) fn flush(&self, close: bool) -> Back {
-        let mut back = Back::NOTHING;
+    pub(crate) fn flush(&self, close: bool) -> Evicted {
+        let mut evicted = Evicted::NOTHING;
         // Rows in the depot must not get into a shard that the flush has already looked at.
         let all = close || self.depot.any();
         // Every flush begins at the first shard, so no two wait for each other.
@@ -453,14 +455,14 @@ impl ThreadCaches {
             *inside = Some(shard.await_turn());
         }
         // SAFETY: rows in the depot belong to a table that outlives the caches.
-        unsafe { self.depot.drain(&mut back.rows) };
+        unsafe { self.depot.drain(&mut evicted.rows) };
         for mut inside in entered.into_iter().flatten() {
-            inside.drain(&mut back, self.budgeted);
+            inside.drain(&mut evicted, self.budgeted);
             if close {
                 std::mem::forget(inside);
             }
         }
-        back
+        evicted
     }
 
     /// Rows and bytes in the shards and the depot, hits, and live bytes beyond what the heap knows.
@@ -468,12 +470,12 @@ impl ThreadCaches {
     pub(crate) fn stats(&self) -> (u64, u64, u64, i64) {
         let (rows, bytes) = self.depot.kept();
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        self.open_shards().iter().fold((rows, bytes, 0, 0), |(rows, bytes, hits, drift), s| {
+        self.open_shards().iter().fold((rows, bytes, 0, 0), |(rows, bytes, hits, unreported), s| {
             (
                 rows + load(&s.small.rows) + load(&s.large.rows),
                 bytes + load(&s.small.bytes) + load(&s.large.bytes),
                 hits + load(&s.hits),
-                drift + s.drift.load(Ordering::Relaxed),
+                unreported + s.unreported.load(Ordering::Relaxed),
             )
         })
     }
@@ -490,14 +492,14 @@ impl Inside<'_> {
     }
 
     /// Takes everything out.
-    fn drain(&mut self, back: &mut Back, budgeted: bool) {
+    fn drain(&mut self, evicted: &mut Evicted, budgeted: bool) {
         let shard = self.0;
         if shard.large.rows.load(Ordering::Relaxed) > 0 && !budgeted {
             shard.rest.store(SHORT_REST, Ordering::Relaxed);
         }
-        self.bins().drain(&shard.small, &shard.large, &mut back.rows);
-        back.drift += shard.drift.load(Ordering::Relaxed);
-        shard.drift.store(0, Ordering::Relaxed);
+        self.bins().drain(&shard.small, &shard.large, &mut evicted.rows);
+        evicted.unreported += shard.unreported.load(Ordering::Relaxed);
+        shard.unreported.store(0, Ordering::Relaxed);
         shard.contended.store(false, Ordering::Relaxed);
     }
 }
@@ -516,7 +518,7 @@ impl Shard {
             word: AtomicU32::new(word),
             contended: AtomicBool::new(false),
             rest: AtomicU32::new(0),
-            drift: AtomicI64::new(0),
+            unreported: AtomicI64::new(0),
             small: Kept::default(),
             large: Kept::default(),
             hits: AtomicU64::new(0),
@@ -556,23 +558,24 @@ impl Shard {
     fn count_hit(&self, kept: &Kept, bytes: u64, size: u64) {
         kept.sub(1, bytes);
         add(&self.hits, 1);
-        self.drift.store(self.drift.load(Ordering::Relaxed) + size as i64, Ordering::Relaxed);
+        self.unreported
+            .store(self.unreported.load(Ordering::Relaxed) + size as i64, Ordering::Relaxed);
     }
 
-    /// The live bytes to tell, if there are many. Inside only.
-    fn tell(&self) -> i64 {
-        let drift = self.drift.load(Ordering::Relaxed);
-        if drift.abs() <= DRIFT {
+    /// The live bytes to report, if they are many. Inside only.
+    fn report(&self) -> i64 {
+        let unreported = self.unreported.load(Ordering::Relaxed);
+        if unreported.abs() <= MOST_UNREPORTED {
             return 0;
         }
-        self.drift.store(0, Ordering::Relaxed);
-        drift
+        self.unreported.store(0, Ordering::Relaxed);
+        unreported
     }
 
     /// Whether the shard looks empty from outside (relaxed loads).
     fn is_idle(&self) -> bool {
         let none = |kept: &Kept| kept.rows.load(Ordering::Relaxed) == 0;
-        none(&self.small) && none(&self.large) && self.drift.load(Ordering::Relaxed) == 0
+        none(&self.small) && none(&self.large) && self.unreported.load(Ordering::Relaxed) == 0
     }
 }
 

@@ -145,7 +145,7 @@ impl Bins {
 
     /// Gives the timeline bins of its own: unused ones, or after a while another timeline's.
     #[cold]
-    pub(super) fn adopt(
+    pub(super) fn assign(
         &mut self,
         timeline: TimelineId,
         small: &Kept,
@@ -186,7 +186,7 @@ impl Bins {
         let bin = *self.of(at, class);
         let deposited = |depot| self.deposit(at, class, small, depot, rows);
         if bin.len >= bin.most && !depot.is_some_and(deposited) {
-            self.give_up(at, class, bin.most / 2, small, rows);
+            self.evict(at, class, bin.most / 2, small, rows);
         }
         while small.bytes.load(Ordering::Relaxed) + u64::from(bin.bytes) > most {
             let all = (0..TIMELINES).flat_map(|l| (0..CLASSES).map(move |c| (l, c)));
@@ -196,7 +196,7 @@ impl Bins {
             if self.bins[l][c].len == 0 {
                 return;
             }
-            self.give_up(l, c, self.bins[l][c].len / 2, small, rows);
+            self.evict(l, c, self.bins[l][c].len / 2, small, rows);
         }
     }
 
@@ -236,7 +236,7 @@ impl Bins {
     }
 
     /// Moves `n` rows of a bin, and at least one, into the list.
-    fn give_up(&mut self, at: usize, class: usize, n: u16, small: &Kept, rows: &mut List) {
+    fn evict(&mut self, at: usize, class: usize, n: u16, small: &Kept, rows: &mut List) {
         let bin = self.of(at, class);
         for _ in 0..n.max(1) {
             // SAFETY: rows in the bins belong to a table that outlives the caches.
@@ -248,7 +248,7 @@ impl Bins {
 
     fn empty(&mut self, at: usize, small: &Kept, rows: &mut List) {
         for class in 0..CLASSES {
-            self.give_up(at, class, u16::MAX, small, rows);
+            self.evict(at, class, u16::MAX, small, rows);
         }
     }
 
@@ -257,7 +257,7 @@ impl Bins {
         for at in 0..TIMELINES {
             self.empty(at, small, rows);
         }
-        self.large.give_up(large, rows);
+        self.large.evict(large, rows);
     }
 }
 
@@ -330,7 +330,7 @@ impl Large {
     }
 
     /// Moves everything into the list.
-    pub(super) fn give_up(&mut self, kept: &Kept, rows: &mut List) {
+    pub(super) fn evict(&mut self, kept: &Kept, rows: &mut List) {
         for &(_, units, row) in &self.all[..self.len] {
             // SAFETY: rows in a shard belong to a table that outlives the caches.
             if let Some(row) = unsafe { row.as_ref() } {

@@ -170,8 +170,7 @@ impl Inner {
             }
             let chunk = self.backing.exact(whole.size, align);
             let chunk = chunk.inspect_err(|_| self.budget.undo(whole.size))?;
-            // The bytes that rounding took beyond the request had no ticket; the budget counts them
-            // too.
+            // The bytes that rounding took beyond the request were not reserved yet.
             if chunk.bytes > whole.size && !self.budget.take(chunk.bytes - whole.size) {
                 self.budget.undo(whole.size);
                 // SAFETY: it came from `exact` with this alignment just now, and was lent to

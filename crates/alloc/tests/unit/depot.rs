@@ -18,7 +18,7 @@ fn rows(n: u32) -> Vec<Row> {
     rows
 }
 
-/// Whether the depot keeps them, and how many others it gave up.
+/// Whether the depot keeps them, and how many others it evicted.
 fn push(depot: &Depot, timeline: TimelineId, rows: &[Row]) -> (bool, usize) {
     let mut left = List::EMPTY;
     // SAFETY: the rows live as long as each test.

@@ -141,7 +141,9 @@ impl Pile {
         if self.caches.put(thread, row, CLASS, timeline(), SIZE) {
             return Some(0);
         }
-        self.caches.spill(thread, row, CLASS, timeline(), SIZE).map(|back| self.count(back.rows))
+        self.caches
+            .put_slow(thread, row, CLASS, timeline(), SIZE)
+            .map(|evicted| self.count(evicted.rows))
     }
 
     fn take(&self, thread: u32) -> Option<&Row> {
@@ -203,7 +205,7 @@ fn a_no_block_twice_and_none_lost() {
                     return 0;
                 };
                 seen.note(hit);
-                pile.put(thread, row).map_or(1, |spilled| spilled)
+                pile.put(thread, row).map_or(1, |evicted| evicted)
             };
             let (there, note) = (pile.clone(), seen.clone());
             let other = thread::spawn(move || {
@@ -271,7 +273,7 @@ fn d_a_budget_is_never_exceeded() {
             }
             seen.note("taken");
             assert!(budget.committed() <= 2, "above the limit");
-            // The driver refuses: the ticket goes back.
+            // The driver refuses: the reservation goes back.
             if fails {
                 budget.undo(bytes);
                 return 0;
@@ -284,7 +286,7 @@ fn d_a_budget_is_never_exceeded() {
         let two = thread::spawn(move || grow(&there, 2, false, &note));
         let mine = grow(&budget, 1, false, seen);
         let kept = mine + one.join().unwrap() + two.join().unwrap();
-        assert_eq!(budget.committed(), kept, "a ticket was lost");
+        assert_eq!(budget.committed(), kept, "a reservation was lost");
         assert!(budget.peak() <= 2 && budget.committed() <= 2);
     });
 }
@@ -333,10 +335,10 @@ fn f_counters_tell_no_more_than_there_is() {
         let (rows, kept, _, _) = pile.caches.stats();
         assert!(rows <= 2 && kept <= 2 * SIZE, "{rows} rows, {kept} bytes");
         seen.note(if rows > 0 { "some" } else { "none" });
-        let mine = row.map_or(0, |row| pile.put(1, row).map_or(1, |spilled| spilled));
+        let mine = row.map_or(0, |row| pile.put(1, row).map_or(1, |evicted| evicted));
         let sum = mine + other.join().unwrap() + pile.flush();
-        let (rows, kept, _, drift) = pile.caches.stats();
-        assert_eq!((sum, rows, kept, drift), (2, 0, 0, 0), "a counter has lost a step");
+        let (rows, kept, _, unreported) = pile.caches.stats();
+        assert_eq!((sum, rows, kept, unreported), (2, 0, 0, 0), "a counter has lost a step");
     });
 }
 
@@ -368,7 +370,7 @@ fn h_a_flush_finds_what_was_freed_before_it() {
         let owner = thread::spawn(move || {
             let kept = there.put(1, &there.rows[row]);
             done.store(1, Ordering::Release);
-            kept.map_or(1, |spilled| spilled)
+            kept.map_or(1, |evicted| evicted)
         });
         let before = freed.load(Ordering::Acquire) == 1;
         let found = pile.flush();
