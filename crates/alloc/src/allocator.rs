@@ -167,15 +167,15 @@ impl Allocator {
         let (limit, shared_budget) = (config.budget, config.shared_budget.clone());
         let threads = std::thread::available_parallelism().map_or(4, usize::from);
         // A block in a thread cache keeps the slab run or the granule around it from being empty.
-        let fit = config.magazines && config.policy != Policy::Compact;
+        let fit = config.thread_caches && config.policy != Policy::Compact;
         let caches = if fit && watch.is_none() {
             // All shards together hold back a small part of the memory at most, and give it up
             // before any is taken from the driver.
             let most = caps.physical.min(config.budget) / 64 / (threads as u64 * 2).clamp(4, 64);
             const FEW: u64 = 1 << 20;
             let [small, large, depot] = [
-                config.magazine_bytes.min(most.max(FEW)),
-                config.magazine_large_bytes.min(most),
+                config.thread_cache_bytes.min(most.max(FEW)),
+                config.thread_cache_large_bytes.min(most),
                 config.depot_bytes.min(most),
             ];
             ThreadCaches::new(threads, small, large, depot).within_budget(limit != u64::MAX)

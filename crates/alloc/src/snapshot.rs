@@ -3,7 +3,7 @@
 //!
 //! Taken under the allocator's lock, which is held for a walk over its tables. Exact when nobody
 //! drops a lease meanwhile; a block whose last lease is being dropped, or that lies in a thread
-//! cache, is *between*.
+//! cache, is *cached*.
 
 use crate::allocator::Allocator;
 use crate::buffer::{IMPORTED, REGION};
@@ -31,7 +31,7 @@ pub enum BlockState {
     /// Free; a stream may still be using it.
     Pending,
     /// Freed, in a thread cache or on its way to the heap.
-    Between,
+    Cached,
     /// Freed, kept from reuse by a debug aid.
     HeldBack,
     /// In a change of what is mapped where.
@@ -287,7 +287,7 @@ const NOTHING: BlockInfo = BlockInfo {
     addr: 0,
     bytes: 0,
     requested: 0,
-    state: BlockState::Between,
+    state: BlockState::Cached,
     stream: 0,
     tag: 0,
     id: 0,

@@ -426,9 +426,9 @@ fn an_allocation_without_host_memory_says_so() {
     scene.end(&|| "refused".into());
 }
 
-/// I17, by what the global allocator was really asked for: rows, nodes, indexes, maps and magazines
-/// together are half a percent of the memory that they describe, on real programs' traces. (A
-/// buffer's row is 128 bytes, so a program of nothing but tiny buffers pays more.)
+/// I17, by what the global allocator was really asked for: rows, nodes, indexes, maps and thread
+/// caches together are half a percent of the memory that they describe, on real programs' traces.
+/// (A buffer's row is 128 bytes, so a program of nothing but tiny buffers pays more.)
 #[test]
 fn tables_are_half_a_percent_of_the_memory_that_they_describe() {
     use leasehold_alloc_bench::trace::Trace;

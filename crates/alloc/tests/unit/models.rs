@@ -321,7 +321,7 @@ unsafe impl TimelineSource for Idle {
 
 fn allocator() -> (Allocator, FakeBacking) {
     let fake = FakeBacking::new(16 << 20);
-    let config = AllocatorConfig { magazines: false, ..AllocatorConfig::default() };
+    let config = AllocatorConfig { thread_caches: false, ..AllocatorConfig::default() };
     (Allocator::new(Box::new(fake.clone()), config).expect("an allocator"), fake)
 }
 
