@@ -192,7 +192,7 @@ impl AllocatorObject {
             ("reserved_bytes_peak", s.reserved_peak),
             ("free_ready_bytes", s.free_ready),
             ("free_pending_bytes", s.free_not_ready),
-            ("free_cached_bytes", s.free_in_slabs + s.free_in_magazines),
+            ("free_cached_bytes", s.free_in_slabs + s.free_in_thread_caches),
             ("unmapped_bytes", s.cached_pieces),
             ("metadata_bytes", s.metadata),
             ("blocks", s.live),

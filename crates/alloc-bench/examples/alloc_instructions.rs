@@ -8,8 +8,8 @@ use leasehold_alloc_bench::FakeBacking;
 use leasehold_alloc_bench::workload::{Dice, Own, Subject};
 use leasehold_core::{Error, Result};
 
-fn own(magazines: bool, marks: bool) -> Result<Own> {
-    let config = AllocatorConfig { magazines, ..AllocatorConfig::default() };
+fn own(thread_caches: bool, marks: bool) -> Result<Own> {
+    let config = AllocatorConfig { thread_caches, ..AllocatorConfig::default() };
     Own::new(Box::new(FakeBacking::new(1 << 36)), config, marks)
 }
 
@@ -43,8 +43,8 @@ fn main() -> Result<()> {
         return Err(Error::invalid("usage: alloc_instructions NAME PAIRS"));
     };
     match name.as_str() {
-        "alloc_magazine" => ping_pong(&own(true, false)?, 4 << 10, pairs),
-        "alloc_magazine_marked" => ping_pong(&own(true, true)?, 4 << 10, pairs),
+        "alloc_cached" => ping_pong(&own(true, false)?, 4 << 10, pairs),
+        "alloc_cached_marked" => ping_pong(&own(true, true)?, 4 << 10, pairs),
         "alloc_core_slab" => ping_pong(&own(false, false)?, 4 << 10, pairs),
         "alloc_core_large" => ping_pong(&own(false, false)?, 1 << 20, pairs),
         "alloc_core_large_marked" => ping_pong(&own(false, true)?, 1 << 20, pairs),

@@ -91,15 +91,7 @@ fn main() -> Result<()> {
         let begin = Instant::now();
         println!(
             "{:>8} {:>12} {:>9} {:>9} {:>9} {:>6} {:>10} {:>10} {:>8}",
-            "s",
-            "operations",
-            "live MiB",
-            "peak",
-            "reserved",
-            "ratio",
-            "magazines",
-            "slabs",
-            "free"
+            "s", "operations", "live MiB", "peak", "reserved", "ratio", "caches", "slabs", "free"
         );
         for step in 1..=20u32 {
             let until = Duration::from_secs(seconds) * step / 20;
@@ -114,7 +106,7 @@ fn main() -> Result<()> {
                 mib(stats.live_peak),
                 mib(stats.reserved),
                 stats.reserved as f64 / stats.live_peak.max(1) as f64,
-                mib(stats.free_in_magazines),
+                mib(stats.free_in_thread_caches),
                 mib(stats.free_in_slabs),
                 mib(stats.free_ready),
             );

@@ -9,8 +9,8 @@ use leasehold_alloc_bench::FakeBacking;
 use leasehold_alloc_bench::workload::{Own, Workload};
 use leasehold_core::Result;
 
-fn own(magazines: bool, marks: bool) -> Result<Own> {
-    let config = AllocatorConfig { magazines, ..AllocatorConfig::default() };
+fn own(thread_caches: bool, marks: bool) -> Result<Own> {
+    let config = AllocatorConfig { thread_caches, ..AllocatorConfig::default() };
     Own::new(Box::new(FakeBacking::new(1 << 38)), config, marks)
 }
 
@@ -25,8 +25,8 @@ fn main() -> Result<()> {
     );
     for (name, workload) in Workload::all().into_iter().filter(|w| w.0.contains(part)) {
         print!("{name:28}");
-        for (magazines, marks) in [(true, false), (false, false), (true, true)] {
-            let own = own(magazines, marks)?;
+        for (thread_caches, marks) in [(true, false), (false, false), (true, true)] {
+            let own = own(thread_caches, marks)?;
             match workload.run(&own, threads, pairs)? {
                 Some(s) => print!(" {:5.1}/{:<5.1}", s.ns, s.ns_best),
                 None => print!("   no memory"),

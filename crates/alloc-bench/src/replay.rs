@@ -62,8 +62,8 @@ pub struct Options {
     pub threads: u32,
     /// Operations after which an epoch completes.
     pub lag: u64,
-    /// Magazines in front of the lock.
-    pub magazines: bool,
+    /// Thread caches in front of the lock.
+    pub thread_caches: bool,
     /// Measure each operation's time; what the clock itself takes is subtracted.
     pub timed: bool,
     /// End at the first allocation that fails.
@@ -81,7 +81,7 @@ impl Default for Options {
             repeat: 1,
             threads: 1,
             lag: 32,
-            magazines: true,
+            thread_caches: true,
             timed: false,
             stop_at_failure: false,
             progress: None,
@@ -250,7 +250,7 @@ impl Own {
         let config = AllocatorConfig {
             policy: options.policy,
             budget,
-            magazines: options.magazines,
+            thread_caches: options.thread_caches,
             name: "replay".into(),
             trace_events,
             ..AllocatorConfig::default()

@@ -18,8 +18,10 @@ use crate::budget::Budget;
 use crate::buffer::{Buffer, CLASSLESS, Row, WATCHED};
 use crate::config::{AllocStats, AllocatorConfig, Policy};
 use crate::counters::Counters;
+use crate::debug::Finding;
 use crate::destroy::{release, sweep};
 use crate::heap::STRIDE;
+use crate::imports::Protection;
 use crate::layout::{Layout, UNIT, UNIT_SHIFT};
 use crate::lock::Lock;
 use crate::paths::last;
@@ -27,13 +29,14 @@ use crate::state::{Core, Deferred, Inner, On, Reclaimer, inner_of, kind_bits};
 use crate::store::Store;
 use crate::table::{Table, Vacant};
 use crate::thread_cache::ThreadCaches;
-use crate::watch::Watch;
+use crate::watch::{SweepScope, Watch};
 use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, CachePadded, Mutex, OnceLock};
 use leasehold_core::{
     AcquireError, BufferHandle, Error, Header, Lease, Owner, OwnerOps, Result, TryOnceLock,
     UniqueLease,
 };
+use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
 
@@ -164,15 +167,15 @@ impl Allocator {
         let (limit, shared_budget) = (config.budget, config.shared_budget.clone());
         let threads = std::thread::available_parallelism().map_or(4, usize::from);
         // A block in a thread cache keeps the slab run or the granule around it from being empty.
-        let fit = config.magazines && config.policy != Policy::Compact;
+        let fit = config.thread_caches && config.policy != Policy::Compact;
         let caches = if fit && watch.is_none() {
             // All shards together hold back a small part of the memory at most, and give it up
             // before any is taken from the driver.
             let most = caps.physical.min(config.budget) / 64 / (threads as u64 * 2).clamp(4, 64);
             const FEW: u64 = 1 << 20;
             let [small, large, depot] = [
-                config.magazine_bytes.min(most.max(FEW)),
-                config.magazine_large_bytes.min(most),
+                config.thread_cache_bytes.min(most.max(FEW)),
+                config.thread_cache_large_bytes.min(most),
                 config.depot_bytes.min(most),
             ];
             ThreadCaches::new(threads, small, large, depot).within_budget(limit != u64::MAX)
@@ -263,6 +266,36 @@ impl Allocator {
         lease.try_unique().map_err(|_| Error::Occupied { resource: "buffer" })
     }
 
+    /// Somebody else's memory as a buffer: `bytes` at `addr`, spanned by the native object `native`
+    /// (or 0). Counted as imported, not as reserved. `keep` is dropped once nobody holds the buffer
+    /// and the last use that was recorded on it is over. If that is not yet so at the last drop, a
+    /// later call drops it: an import, a trim, a drain, or an allocation that takes the slow path.
+    /// The call is one of this allocator, or of any other once nobody holds this one.
+    ///
+    /// `keep` should lead neither to this allocator nor to a lease of one of its buffers. A runtime
+    /// and a context lead to it. If everything else is dropped while work is pending, only `keep`
+    /// holds the allocator, nobody can call it, and both leak.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a range that wraps; `OutOfMemory` for host memory.
+    ///
+    /// # Safety
+    /// - `[addr, addr + bytes)` is memory that this allocator's device (or the host) may access as
+    ///   `protection` says, and stays so until `keep` is dropped.
+    /// - Until then nobody writes it but through this buffer; with [`Protection::ReadWrite`] nobody
+    ///   else reads it either.
+    pub unsafe fn import(
+        &self,
+        addr: u64,
+        bytes: u64,
+        native: u64,
+        protection: Protection,
+        keep: Box<dyn Any + Send + Sync>,
+    ) -> Result<Lease<Buffer>> {
+        // SAFETY: the caller's promise is this one.
+        unsafe { self.inner().import((addr, native), bytes, protection, keep) }
+    }
+
     /// A lease by handle: checks generation and count in one step.
     ///
     /// # Errors
@@ -299,7 +332,29 @@ impl Allocator {
     /// # Errors
     /// `DeviceLost` and the driver's; what had gone by then is gone.
     pub fn trim(&self, keep: u64) -> Result<u64> {
-        self.inner().trim(keep)
+        let inner = self.inner();
+        if let Some(e) = inner.lost.get() {
+            return Err(e.clone());
+        }
+        inner.flush();
+        inner.ask_external();
+        inner.sweep_retired();
+        if let Some(watch) = &inner.watch {
+            inner.sweep_held(watch, SweepScope::All);
+        }
+        sweep();
+        inner.trim_core(keep)
+    }
+
+    /// The wrong uses of memory that the debug aids found so far, the first 1,000 of them;
+    /// [`AllocStats`] has their number. A block that is freed but still in use by a stream, or in
+    /// the quarantine, is not yet decided; [`trim`](Self::trim) empties the quarantine.
+    #[must_use]
+    pub fn findings(&self) -> Vec<Finding> {
+        let inner = self.inner();
+        let Some(watch) = &inner.watch else { return Vec::new() };
+        inner.sweep_held(watch, SweepScope::Due);
+        watch.findings()
     }
 
     /// The state in numbers. Takes the lock for a moment.

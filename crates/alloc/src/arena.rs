@@ -10,22 +10,19 @@
 //! | state | `alloc` | next |
 //! |---|---|---|
 //! | Planning | symbolic | Sealed (`seal`), Aborted (`abort`) |
-//! | Sealed | error | Suspended (`suspend`) |
-//! | Suspended | error | Sealed (`resume`) |
+//! | Sealed | error | – |
 //! | Aborted | error | – |
 //!
 //! The arena's state is behind one lock, which is held neither across a driver call nor together
-//! with the allocator's lock; a launch holds a shared guard that a suspension waits for.
+//! with the allocator's lock.
 
 use crate::allocator::Allocator;
 use crate::buffer::{ARENA, Buffer, Row, SYMBOLIC};
 use crate::layout::{Layout, SIZE_LIMIT, UNIT};
 use crate::planner::{Interval, plan};
-use crate::state::Keep;
-use crate::state::On;
-use leasehold_core::defects::{Defect, planted};
+use crate::state::{ArenaMemory, Keep, On};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
-use leasehold_core::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
+use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{BufferHandle, Error, Lease, PackedTimepoint, Result, Timepoint, UniqueLease};
 use std::fmt;
 
@@ -36,8 +33,6 @@ pub enum ArenaState {
     Planning,
     /// Addresses are bound, and the graph may be launched.
     Sealed,
-    /// The addresses are kept, the memory is given back.
-    Suspended,
     /// Rolled back.
     Aborted,
 }
@@ -100,88 +95,15 @@ struct Region {
     /// The sole lease: the memory is the arena's alone, also for holders of guessed handles.
     block: UniqueLease<Buffer>,
     allocator: Allocator,
-    /// Held through a suspension or resumption, and by nothing that is ever waited for there.
-    tenants: Mutex<Tenants>,
-    /// Members of arenas that somebody holds and that lie in it.
-    members: AtomicU64,
 }
 
-/// Arenas that use a region.
-#[derive(Debug, Default)]
-struct Tenants {
-    /// Those that are not suspended.
-    active: u32,
-    /// All were suspended, and the memory was given back.
-    unbacked: bool,
-}
-
-impl Region {
-    /// One more arena uses it, which is not suspended; its memory comes back if it was given back.
-    fn activate(&self) -> Result<()> {
-        let mut tenants = self.tenants.lock();
-        if tenants.unbacked {
-            self.allocator.inner().resume_block(&self.block)?;
-            tenants.unbacked = false;
-        }
-        tenants.active += 1;
-        Ok(())
-    }
-
-    /// One arena fewer is active. With the last one the memory is given back; returns the bytes
-    /// that went.
-    fn deactivate(&self) -> Result<u64> {
-        let mut tenants = self.tenants.lock();
-        let mut freed = 0;
-        if tenants.active == 1 {
-            if self.members.load(Ordering::Relaxed) > 0 {
-                return Err(Error::Unsupported("the arena's memory is held by buffers".into()));
-            }
-            freed = self.allocator.inner().suspend_block(&self.block)?;
-            tenants.unbacked = true;
-        }
-        tenants.active -= 1;
-        Ok(freed)
-    }
-
-    /// An arena that was active is gone.
-    fn leave(&self) {
-        self.tenants.lock().active -= 1;
-    }
-}
-
-/// Counts an arena as active until it is dropped or kept.
-struct Tenant(Option<Arc<Region>>);
-
-impl Drop for Tenant {
-    fn drop(&mut self) {
-        if let Some(region) = &self.0 {
-            region.leave();
-        }
-    }
-}
-
-/// The region that a member keeps alive.
-pub(crate) struct Within(Arc<Region>);
-
-impl Within {
-    fn keep(region: &Arc<Region>) -> Keep {
-        region.members.fetch_add(1, Ordering::Relaxed);
-        Box::new(Within(region.clone()))
-    }
-
-    /// The member's last lease was dropped: the region's block takes the member's uses over.
-    pub(crate) fn take_uses(&self, member: &Buffer) {
+impl ArenaMemory for Arc<Region> {
+    fn take_uses(&self, member: &Buffer) {
         member.for_each_use(|p| {
             if let Some(p) = p.timepoint().filter(|p| !p.has_passed()) {
-                self.0.block.used_on(p);
+                self.block.used_on(p);
             }
         });
-    }
-}
-
-impl Drop for Within {
-    fn drop(&mut self) {
-        self.0.members.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -196,15 +118,13 @@ struct Plan {
     state: ArenaState,
     members: Vec<Member>,
     bindings: Bindings,
-    /// Where the memory is. The arena is one of its tenants, active unless it is suspended.
+    /// Where the memory is.
     region: Option<Arc<Region>>,
 }
 
 struct Shared {
     allocator: Allocator,
     plan: Mutex<Plan>,
-    /// Launches share it, a suspension takes it alone.
-    launches: RwLock<()>,
     /// Regions of graphs that never run at the same time as this one's.
     group: Arc<Mutex<Vec<Arc<Region>>>>,
 }
@@ -216,12 +136,11 @@ struct Shared {
 #[doc(alias = "set_pin_mode")]
 pub struct GraphArena(Arc<Shared>);
 
-/// Keeps an arena from being suspended while its graph is being launched.
+/// The memory of a sealed arena, for one launch of its graph. Holds it while it lives.
 #[must_use]
 pub struct LaunchGuard<'a> {
     allocator: &'a Allocator,
     region: Option<Arc<Region>>,
-    _shared: RwLockReadGuard<'a, ()>,
 }
 
 impl LaunchGuard<'_> {
@@ -281,12 +200,7 @@ impl GraphArena {
             bindings: Bindings::default(),
             region: None,
         };
-        Self(Arc::new(Shared {
-            allocator,
-            plan: Mutex::new(plan),
-            launches: RwLock::new(()),
-            group,
-        }))
+        Self(Arc::new(Shared { allocator, plan: Mutex::new(plan), group }))
     }
 
     /// An arena for another graph that never runs at the same time as this one's: both use the same
@@ -352,9 +266,7 @@ impl GraphArena {
         };
         let packed = plan(&intervals)?;
         let align = intervals.iter().map(|i| i.align).max().unwrap_or(crate::layout::MIN_ALIGN);
-        // From here on a failure gives the tenancy up.
-        let mut tenant = Tenant(self.region(packed.total, align, on)?);
-        let region = tenant.0.clone();
+        let region = self.region(packed.total, align, on)?;
         let mut plan = self.0.plan.lock();
         if plan.state != ArenaState::Planning {
             return Err(illegal("seal", plan.state));
@@ -374,7 +286,7 @@ impl GraphArena {
             // All of them before any is bound: a member that is not bound may keep the region for
             // nothing until it is dropped.
             for lease in &alive {
-                self.0.allocator.inner().keep_for(lease, Within::keep(region))?;
+                self.0.allocator.inner().keep_for(lease, region.clone())?;
             }
         }
         for lease in alive {
@@ -384,7 +296,7 @@ impl GraphArena {
                 lease.bind(0, 0);
             }
         }
-        plan.region = tenant.0.take();
+        plan.region = region;
         plan.state = ArenaState::Sealed;
         Ok(plan.bindings.clone())
     }
@@ -403,93 +315,16 @@ impl GraphArena {
         Ok(())
     }
 
-    /// The right to launch the graph; meanwhile the arena is not suspended.
+    /// The memory, for a launch of the graph.
     ///
     /// # Errors
-    /// `Suspended`; `InvalidState` unless sealed.
+    /// `InvalidState` unless sealed.
     pub fn launch(&self) -> Result<LaunchGuard<'_>> {
-        let shared = self.0.launches.read();
         let plan = self.0.plan.lock();
-        match plan.state {
-            ArenaState::Sealed => {
-                let (allocator, region) = (&self.0.allocator, plan.region.clone());
-                Ok(LaunchGuard { allocator, region, _shared: shared })
-            }
-            ArenaState::Suspended => Err(Error::Suspended(
-                "the graph's memory was given back; resume its arena before launching".into(),
-            )),
-            other => Err(illegal("launch", other)),
+        if plan.state != ArenaState::Sealed {
+            return Err(illegal("launch", plan.state));
         }
-    }
-
-    /// Gives the memory back to the driver and keeps the addresses; what lies in it is lost, unless
-    /// `save` copies it away first (it is given each range). Waits for launches in progress and for
-    /// every use of the memory. Sealed → Suspended.
-    ///
-    /// Memory that this arena [shares](Self::share) with others goes with the last of them that is
-    /// suspended; until then the others run as before, over what lies in it. (If the last one is
-    /// dropped instead, it goes once one of them was resumed and suspended again, or all are
-    /// dropped.) The same holds for a piece of physical memory that lies across the border to a
-    /// neighbour's memory: it goes with the last of the arenas over it, and stays while anything
-    /// else lies in it. Returns the bytes that went now.
-    ///
-    /// # Errors
-    /// `InvalidState` unless sealed; `Unsupported` where addresses and memory are not separate, or
-    /// while buffers of the recording are held; `OutOfMemory` for host memory; what `save` returns.
-    /// Then nothing was changed.
-    pub fn suspend(&self, on: On<'_>, mut save: impl FnMut(u64, u64) -> Result<()>) -> Result<u64> {
-        let _alone = (!planted(Defect::SuspendedInLaunch)).then(|| self.0.launches.write());
-        let region = {
-            let plan = self.0.plan.lock();
-            if plan.state != ArenaState::Sealed {
-                return Err(illegal("suspend", plan.state));
-            }
-            plan.region.clone()
-        };
-        if !self.0.allocator.caps().vmm {
-            return Err(Error::Unsupported(
-                "this backing cannot keep addresses without memory".into(),
-            ));
-        }
-        let mut freed = 0;
-        if let Some(r) = &region {
-            let mut uses = Vec::new();
-            r.block.for_each_use(|p| uses.extend(p.timepoint()));
-            for p in uses {
-                self.0.allocator.inner().wait_point(p, on, None)?;
-            }
-            save(r.block.addr(), r.block.len())?;
-            freed = r.deactivate()?;
-        }
-        self.0.plan.lock().state = ArenaState::Suspended;
-        Ok(freed)
-    }
-
-    /// Takes memory again at the same addresses, and lets `restore` fill it. Suspended → Sealed.
-    ///
-    /// # Errors
-    /// `InvalidState` unless suspended; `OutOfMemory`, `OverBudget`, what `restore` returns: still
-    /// suspended, may be tried again.
-    pub fn resume(&self, mut restore: impl FnMut(u64, u64) -> Result<()>) -> Result<()> {
-        let _alone = self.0.launches.write();
-        let region = {
-            let plan = self.0.plan.lock();
-            if plan.state != ArenaState::Suspended {
-                return Err(illegal("resume", plan.state));
-            }
-            plan.region.clone()
-        };
-        if let Some(r) = &region {
-            r.activate()?;
-            if let Err(e) = restore(r.block.addr(), r.block.len()) {
-                if r.deactivate().is_err() {
-                    r.leave();
-                }
-                return Err(e);
-            }
-        }
-        self.0.plan.lock().state = ArenaState::Sealed;
-        Ok(())
+        Ok(LaunchGuard { allocator: &self.0.allocator, region: plan.region.clone() })
     }
 
     /// The intervals to pack, with their symbols, and leases on the members that are still held.
@@ -535,7 +370,7 @@ impl GraphArena {
     }
 
     /// Memory of `bytes` that graphs of this group may use in turns, aligned as the most demanding
-    /// member. The arena is its tenant.
+    /// member.
     fn region(&self, bytes: u64, align: u64, on: On<'_>) -> Result<Option<Arc<Region>>> {
         if bytes == 0 {
             return Ok(None);
@@ -543,9 +378,8 @@ impl GraphArena {
         let fits =
             |r: &&Arc<Region>| r.block.len() >= bytes && r.block.addr().is_multiple_of(align);
         let found = self.0.group.lock().iter().find(fits).cloned();
-        if let Some(r) = found {
-            r.activate()?;
-            return Ok(Some(r));
+        if found.is_some() {
+            return Ok(found);
         }
         let granule = self.0.allocator.caps().granule;
         let layout = if bytes >= granule {
@@ -556,18 +390,17 @@ impl GraphArena {
         let block = self.0.allocator.alloc_unique(layout, on)?;
         block.set_region(true);
         self.0.allocator.inner().counters.in_graphs.fetch_add(block.len(), Ordering::Relaxed);
-        let tenants = Mutex::new(Tenants { active: 1, unbacked: false });
-        let allocator = self.0.allocator.clone();
-        let region = Arc::new(Region { block, allocator, tenants, members: AtomicU64::new(0) });
+        let region = Arc::new(Region { block, allocator: self.0.allocator.clone() });
         self.0.group.lock().push(region.clone());
         Ok(Some(region))
     }
 }
 
-impl Shared {
+impl Drop for Shared {
     /// Gives up the group's regions that no arena of it uses. One by one: it takes no host memory,
     /// and frees without the lock.
-    fn prune(&self) {
+    fn drop(&mut self) {
+        drop(self.plan.get_mut().region.take());
         loop {
             let mut group = self.group.lock();
             let Some(i) = group.iter().position(|r| Arc::strong_count(r) == 1) else { return };
@@ -575,20 +408,6 @@ impl Shared {
             drop(group);
             drop(gone);
         }
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        let mut plan = self.plan.lock();
-        let (inactive, region) = (plan.state == ArenaState::Suspended, plan.region.take());
-        drop(plan);
-        if inactive {
-            drop(region);
-        } else {
-            drop(Tenant(region));
-        }
-        self.prune();
     }
 }
 
@@ -620,8 +439,9 @@ impl crate::state::Inner {
         Ok(self.first_lease(row))
     }
 
-    /// Keeps something alive until nobody holds a member of an arena.
-    fn keep_for(&self, lease: &Lease<Buffer>, keep: Keep) -> Result<()> {
+    /// Keeps the memory alive until nobody holds the member of an arena.
+    fn keep_for(&self, lease: &Lease<Buffer>, region: Arc<Region>) -> Result<()> {
+        let keep = Keep::Member(Box::new(region));
         let before = {
             let mut core = self.core.lock();
             core.room_to_keep(lease.header().index())?;

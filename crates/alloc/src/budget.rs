@@ -1,11 +1,11 @@
 //! The budget: how many bytes may be taken from the driver.
 //!
 //! # Protocol
-//! A growth first takes a ticket (one compare-and-swap that never passes the limit), then makes the
-//! driver call without any lock, then keeps the ticket or gives it back. So at every instant
-//! `committed` bounds what is really taken, which is `reserved`, and never exceeds the limit that
-//! was in force when its tickets were taken. Lowering the limit below what is committed stops
-//! growth; it takes nothing away.
+//! A growth first reserves (one compare-and-swap that never passes the limit), then makes the
+//! driver call without any lock, then keeps the reservation or gives it back. So at every instant
+//! `committed` bounds what is really taken, which is `reserved`. It never exceeds the limit that
+//! was in force when it was reserved. Lowering the limit below what is committed stops growth; it
+//! takes nothing away.
 
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::Arc;
@@ -114,7 +114,7 @@ impl Budget {
         }
     }
 
-    /// Takes a ticket for `bytes`. `false`: it would pass the limit; nothing was taken.
+    /// Reserves `bytes`. `false`: it would pass the limit; nothing was taken.
     #[must_use]
     pub(crate) fn take(&self, bytes: u64) -> bool {
         if let Some(shared) = &self.shared
@@ -154,7 +154,7 @@ impl Budget {
         }
     }
 
-    /// The memory of a ticket came.
+    /// The memory of a reservation came.
     pub(crate) fn keep(&self, bytes: u64) {
         let now = self.reserved.fetch_add(bytes, Ordering::AcqRel) + bytes;
         self.peak.fetch_max(now, Ordering::Relaxed);
@@ -163,7 +163,7 @@ impl Budget {
         }
     }
 
-    /// Gives a ticket back whose memory never came.
+    /// Gives a reservation back whose memory never came.
     pub(crate) fn undo(&self, bytes: u64) {
         let before = self.committed.fetch_sub(bytes, Ordering::AcqRel);
         debug_assert!(before >= bytes);
@@ -172,7 +172,7 @@ impl Budget {
         }
     }
 
-    /// Gives a ticket back after its memory went back to the driver.
+    /// Gives a reservation back after its memory went back to the driver.
     pub(crate) fn give_back(&self, bytes: u64) {
         let before = self.reserved.fetch_sub(bytes, Ordering::AcqRel);
         debug_assert!(before >= bytes);

@@ -11,10 +11,10 @@
 //!   write and read on the home timeline.
 //! - `other_write`. Written by: any other timeline (CAS); the home timeline's submitter clears it.
 //!   Means: the last write, if it was not the home timeline's.
-//! - `other_read`, `spill`. Written by: any other timeline (CAS, a lock). Means: reads by other
+//! - `other_read`, `overflow`. Written by: any other timeline (CAS, a lock). Means: reads by other
 //!   timelines, and displaced timepoints.
-//!
-//! | `lock` | the submitter that orders work by the record | its timeline's number, 0 for nobody |
+//! - `lock`. Written by: the submitter that orders work by the record. Means: its timeline's
+//!   number, 0 for nobody.
 //!
 //! The record is locked from when a submitter reads it until it has marked it. So of two timelines
 //! that use a buffer, one sees the other's mark, and waits for it.
@@ -95,28 +95,19 @@ pub struct Buffer {
     own_read: AtomicU64,
     other_write: AtomicU64,
     other_read: AtomicU64,
-    spill: AtomicPtr<Spill>,
+    overflow: AtomicPtr<Overflow>,
     /// The timeline whose submitter has locked the record, or 0.
     lock: AtomicU16,
-    /// A row's buffer stays in its row: nobody may swap two, not even who holds both alone.
+    /// A row's buffer stays in its row: never swap two, even with both unique leases.
     _place: PhantomPinned,
 }
 
-type Spill = Mutex<Vec<PackedTimepoint>>;
+type Overflow = Mutex<Vec<PackedTimepoint>>;
 
 /// The home timeline in a word of flags.
 #[inline]
-pub(crate) fn home_line(flags: u32) -> TimelineId {
+pub(crate) fn home_timeline(flags: u32) -> TimelineId {
     PackedTimepoint::from_bits(u64::from(flags >> HOME_SHIFT) << 48).timeline_id()
-}
-
-/// The timelines that may still be using a buffer that nobody holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Open {
-    Over,
-    /// One timeline, up to this timepoint.
-    One(PackedTimepoint),
-    Several,
 }
 
 const LOAD: Ordering = Ordering::Acquire;
@@ -152,8 +143,8 @@ impl Buffer {
 
     /// The timeline of the stream that it was allocated on.
     #[inline]
-    pub fn home_line(&self) -> TimelineId {
-        home_line(self.flags())
+    pub fn home_timeline(&self) -> TimelineId {
+        home_timeline(self.flags())
     }
 
     /// The kind of host memory under the buffer.
@@ -228,8 +219,8 @@ impl Buffer {
         if other != 0 {
             f(PackedTimepoint::from_bits(other));
         }
-        if !self.spill.load(LOAD).is_null() {
-            self.spilled(|s| s.iter().for_each(|&s| f(s)));
+        if !self.overflow.load(LOAD).is_null() {
+            self.overflowed(|s| s.iter().for_each(|&s| f(s)));
         }
     }
 
@@ -238,7 +229,7 @@ impl Buffer {
     pub(crate) fn is_private(&self) -> bool {
         self.other_write.load(LOAD) == 0
             && self.other_read.load(LOAD) == 0
-            && self.spill.load(LOAD).is_null()
+            && self.overflow.load(LOAD).is_null()
     }
 
     /// The latest use by the home timeline.
@@ -255,26 +246,27 @@ impl Buffer {
                 f(PackedTimepoint::from_bits(bits));
             }
         }
-        if !self.spill.load(LOAD).is_null() {
-            self.spilled(|s| s.iter().for_each(|&s| f(s)));
+        if !self.overflow.load(LOAD).is_null() {
+            self.overflowed(|s| s.iter().for_each(|&s| f(s)));
         }
     }
 
-    /// Which timelines may still be using it. Takes no host memory.
-    pub(crate) fn open(&self) -> Open {
-        let mut open = Open::Over;
+    /// Until when it may still be in use, if one timeline at most uses it: never, if none does.
+    /// `None`: several do. Takes no host memory.
+    pub(crate) fn used_until(&self) -> Option<PackedTimepoint> {
+        let mut until = Some(PackedTimepoint::NEVER);
         self.for_each_use(|s| {
             if !s.has_passed() {
-                open = match open {
-                    Open::Over => Open::One(s),
-                    Open::One(t) if t.timeline_id() == s.timeline_id() => {
-                        Open::One(if t.value() < s.value() { s } else { t })
+                until = match until {
+                    Some(t) if t.is_never() => Some(s),
+                    Some(t) if t.timeline_id() == s.timeline_id() => {
+                        Some(if t.value() < s.value() { s } else { t })
                     }
-                    _ => Open::Several,
+                    _ => None,
                 };
             }
         });
-        open
+        until
     }
 
     /// Locks the record for the submitter of a timeline. Returns whether that was done: not while a
@@ -321,7 +313,7 @@ impl Buffer {
     ///   submit work with the buffer.
     #[inline]
     pub unsafe fn mark_write(&self, p: Timepoint) {
-        if p.timeline_id() == self.home_line() {
+        if p.timeline_id() == self.home_timeline() {
             self.own_write.store(PackedTimepoint::from(p).to_bits(), STORE);
             if !self.is_private() {
                 self.displace(p);
@@ -340,15 +332,15 @@ impl Buffer {
     ///   record was locked since that was read, or nobody else could submit work with the buffer.
     #[inline]
     pub unsafe fn mark_read(&self, p: Timepoint) {
-        if p.timeline_id() == self.home_line() {
+        if p.timeline_id() == self.home_timeline() {
             self.own_read.store(PackedTimepoint::from(p).to_bits(), STORE);
         } else if !planted(Defect::ReadUnmarked) {
             self.used_on(p);
         }
     }
 
-    /// Adds a use by hand: the memory is not reused before `p`. Any thread, any line. It only adds
-    /// to the record, so no point can do harm.
+    /// Adds a use by hand: the memory is not reused before `p`. Any thread, any timeline. It only
+    /// adds to the record, so no point can do harm.
     #[doc(alias = "record_stream")]
     pub fn used_on(&self, p: Timepoint) {
         self.set_foreign();
@@ -360,7 +352,7 @@ impl Buffer {
                 return;
             }
             if old != 0 && timepoint.timeline_id() != new.timeline_id() && !timepoint.has_passed() {
-                return self.spill(new);
+                return self.overflow(new);
             }
             match self.other_read.compare_exchange_weak(old, new.to_bits(), Ordering::AcqRel, LOAD)
             {
@@ -393,12 +385,12 @@ impl Buffer {
                 let timepoint = PackedTimepoint::from_bits(bits);
                 let cleared = word.compare_exchange(bits, 0, Ordering::AcqRel, LOAD).is_ok();
                 if cleared && !over(timepoint) {
-                    self.spill(timepoint);
+                    self.overflow(timepoint);
                 }
             }
         }
-        if !self.spill.load(LOAD).is_null() {
-            self.spilled(|s| s.retain(|&s| !over(s)));
+        if !self.overflow.load(LOAD).is_null() {
+            self.overflowed(|s| s.retain(|&s| !over(s)));
         }
     }
 
@@ -410,24 +402,24 @@ impl Buffer {
         let old =
             PackedTimepoint::from_bits(self.other_write.swap(new.to_bits(), Ordering::AcqRel));
         if !old.is_never() && !over(old) {
-            self.spill(old);
+            self.overflow(old);
         }
         let read = self.other_read.load(LOAD);
         if read != 0 && over(PackedTimepoint::from_bits(read)) {
             // Lost to a newer read: that one stays.
             let _ = self.other_read.compare_exchange(read, 0, Ordering::AcqRel, LOAD);
         }
-        if !self.spill.load(LOAD).is_null() {
-            self.spilled(|s| s.retain(|&s| !over(s)));
+        if !self.overflow.load(LOAD).is_null() {
+            self.overflowed(|s| s.retain(|&s| !over(s)));
         }
     }
 
     #[cold]
-    fn spill(&self, timepoint: PackedTimepoint) {
-        if self.spill.load(LOAD).is_null() {
-            let fresh = Box::into_raw(Box::new(Spill::new(Vec::new())));
+    fn overflow(&self, timepoint: PackedTimepoint) {
+        if self.overflow.load(LOAD).is_null() {
+            let fresh = Box::into_raw(Box::new(Overflow::new(Vec::new())));
             if self
-                .spill
+                .overflow
                 .compare_exchange(std::ptr::null_mut(), fresh, Ordering::AcqRel, LOAD)
                 .is_err()
             {
@@ -435,7 +427,7 @@ impl Buffer {
                 drop(unsafe { Box::from_raw(fresh) });
             }
         }
-        self.spilled(|s| {
+        self.overflowed(|s| {
             let mut latest = timepoint;
             s.retain(|&s| {
                 let same = s.timeline_id() == timepoint.timeline_id();
@@ -448,11 +440,11 @@ impl Buffer {
         });
     }
 
-    fn spilled(&self, f: impl FnOnce(&mut Vec<PackedTimepoint>)) {
+    fn overflowed(&self, f: impl FnOnce(&mut Vec<PackedTimepoint>)) {
         // SAFETY: once set, the pointer stays until `reset`, which runs when nobody holds the
         // buffer.
-        if let Some(spill) = unsafe { self.spill.load(LOAD).as_ref() } {
-            f(&mut spill.lock());
+        if let Some(overflow) = unsafe { self.overflow.load(LOAD).as_ref() } {
+            f(&mut overflow.lock());
         }
     }
 
@@ -470,7 +462,7 @@ impl Buffer {
             own_read: AtomicU64::new(0),
             other_write: AtomicU64::new(0),
             other_read: AtomicU64::new(0),
-            spill: AtomicPtr::new(std::ptr::null_mut()),
+            overflow: AtomicPtr::new(std::ptr::null_mut()),
             lock: AtomicU16::new(0),
             _place: PhantomPinned,
         }
@@ -510,7 +502,7 @@ impl Buffer {
 
     #[inline(never)]
     fn inherit_some(&self, timepoint: PackedTimepoint) {
-        let home = timepoint.timeline_id() == self.home_line();
+        let home = timepoint.timeline_id() == self.home_timeline();
         self.own_write.store(if home { timepoint.to_bits() } else { 0 }, Ordering::Relaxed);
         self.own_read.store(0, Ordering::Relaxed);
         if !home {
@@ -539,10 +531,10 @@ impl Buffer {
         for word in [&self.own_write, &self.own_read, &self.other_write, &self.other_read] {
             word.store(0, Ordering::Relaxed);
         }
-        let spill = self.spill.swap(std::ptr::null_mut(), Ordering::AcqRel);
-        if !spill.is_null() {
-            // SAFETY: made by `spill` from a box; nobody holds the buffer, so nobody reads it.
-            drop(unsafe { Box::from_raw(spill) });
+        let overflow = self.overflow.swap(std::ptr::null_mut(), Ordering::AcqRel);
+        if !overflow.is_null() {
+            // SAFETY: made by `overflow` from a box; nobody holds the buffer, so nobody reads it.
+            drop(unsafe { Box::from_raw(overflow) });
         }
     }
 

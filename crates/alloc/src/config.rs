@@ -25,7 +25,7 @@ pub enum Policy {
 
 /// Remappings of granules that an allocator may spend while it warms up.
 pub(crate) const CREDIT: u64 = 64;
-/// One more for so many granules in hand: what grows for want of order has more to spend on order.
+/// One more remapping for every so many granules in hand.
 pub(crate) const GRANULES_PER_REMAP: u64 = 4;
 /// One more for so many operations.
 pub(crate) const OPERATIONS_PER_REMAP: u64 = 1_000;
@@ -46,10 +46,10 @@ pub(crate) enum Moves {
 pub(crate) struct Growth {
     /// When free granules are moved instead.
     pub(crate) moves: Moves,
-    /// The host waits for free memory, instead, whose last use is at most so many values ahead on
-    /// its timeline.
+    /// Before growing, the host waits for memory whose last use is at most this many values ahead
+    /// on its timeline.
     pub(crate) near: Option<u64>,
-    /// New pieces are one part in so many of what is reserved: the driver takes as long for each,
+    /// New pieces are one part in so many of what is reserved. The driver takes as long for each,
     /// whatever its size, but small ones fit elsewhere later.
     piece_share: u64,
     /// The largest piece.
@@ -140,22 +140,22 @@ pub struct AllocatorConfig {
     /// A budget that other allocators take from too. Hard as well.
     /// Default: `None`.
     pub shared_budget: Option<SharedBudget>,
-    /// Magazines in front of the lock. None with [`Policy::Compact`].
+    /// Thread caches in front of the lock. None with [`Policy::Compact`].
     /// Default: `true`.
-    pub magazines: bool,
+    pub thread_caches: bool,
     /// Bytes of small blocks (up to 64 KiB) that one shard of the thread caches may keep. Beyond 1
     /// MiB only as far as all shards together stay below 1/64 of the memory.
     /// Default: 16 MiB.
-    pub magazine_bytes: u64,
+    pub thread_cache_bytes: u64,
     /// Bytes of small blocks of one stream that may lie in the depot behind the thread caches,
     /// which they go to and come from by the list, where threads contend. At most 1/64 of the
     /// memory for all of them.
     /// Default: 64 MiB.
     pub depot_bytes: u64,
-    /// Bytes of large blocks that one shard may keep, each up to half of this. All shards together
-    /// stay below 1/64 of the memory.
+    /// Bytes of large blocks that one shard of the thread caches may keep, each up to half of this.
+    /// All shards together stay below 1/64 of the memory.
     /// Default: 32 MiB.
-    pub magazine_large_bytes: u64,
+    pub thread_cache_large_bytes: u64,
     /// How long an allocation that found nothing waits for another thread's free.
     /// Default: `None`, which does not wait.
     pub patience: Option<Duration>,
@@ -178,10 +178,10 @@ impl Default for AllocatorConfig {
             cross_stream: CrossStream::default(),
             budget: u64::MAX,
             shared_budget: None,
-            magazines: true,
-            magazine_bytes: 16 << 20,
+            thread_caches: true,
+            thread_cache_bytes: 16 << 20,
             depot_bytes: 64 << 20,
-            magazine_large_bytes: 32 << 20,
+            thread_cache_large_bytes: 32 << 20,
             patience: None,
             debug: DebugAids::default(),
             trace_events: 0,
@@ -198,8 +198,8 @@ pub struct AllocStats {
     pub live: u64,
     /// Their bytes, as asked for; without imported memory.
     pub live_bytes: u64,
-    /// The most that `live_bytes` was (to 2 MiB per shard of the thread caches, and what other
-    /// threads took from their caches of large blocks meanwhile).
+    /// The most that `live_bytes` was. It may be low by 2 MiB per shard of the thread caches, and
+    /// by large blocks that other threads took from their caches at the same time.
     pub live_peak: u64,
     /// Bytes taken from the driver.
     pub reserved: u64,
@@ -216,7 +216,7 @@ pub struct AllocStats {
     /// Free bytes in slab runs.
     pub free_in_slabs: u64,
     /// Free bytes in thread caches and the depot.
-    pub free_in_magazines: u64,
+    pub free_in_thread_caches: u64,
     /// Physical memory in hand that is mapped nowhere.
     pub cached_pieces: u64,
     /// Bytes that the driver would not take back.
@@ -230,7 +230,7 @@ pub struct AllocStats {
     /// Blocks that were taken, ever (count).
     pub allocations: u64,
     /// Those that a thread cache served (count).
-    pub magazine_hits: u64,
+    pub thread_cache_hits: u64,
     /// Growths (count).
     pub growths: u64,
     /// Remappings of free granules (count).
@@ -241,8 +241,7 @@ pub struct AllocStats {
     pub inserted_waits: u64,
     /// Requests that failed (count).
     pub failed: u64,
-    /// Leases that outlived their memory's pool of timepoints: imports whose last use goes on
-    /// (count).
+    /// Dropped imports whose last use is still pending (count).
     pub retired: u64,
     /// Calls of the driver, as the backing counts them.
     pub driver_calls: u64,

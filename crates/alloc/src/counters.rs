@@ -15,8 +15,8 @@ pub(crate) struct Counters {
     pub(crate) live_bytes: AtomicU64,
     pub(crate) live_peak: AtomicU64,
     /// Live bytes that thread caches lent beyond what the lock's holders counted, as far as they
-    /// have told.
-    pub(crate) told: AtomicI64,
+    /// have reported.
+    pub(crate) reported: AtomicI64,
 }
 
 impl Counters {
@@ -36,22 +36,22 @@ impl Counters {
             .store(self.live_bytes.load(Ordering::Relaxed).wrapping_sub(bytes), Ordering::Relaxed);
     }
 
-    /// Live bytes, but for what thread caches have not told yet.
+    /// Live bytes, but for what thread caches have not reported yet.
     #[inline]
     pub(crate) fn live(&self) -> u64 {
         self.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(self.ahead())
     }
 
-    /// The live bytes that thread caches have told.
+    /// The live bytes that thread caches have reported.
     #[inline]
     pub(crate) fn ahead(&self) -> i64 {
-        self.told.load(Ordering::Relaxed)
+        self.reported.load(Ordering::Relaxed)
     }
 
     /// Counts live bytes without the lock. Returns whether they may exceed their peak.
     #[inline]
-    pub(crate) fn tell(&self, by: i64) -> bool {
-        self.told.fetch_add(by, Ordering::Relaxed);
+    pub(crate) fn report(&self, by: i64) -> bool {
+        self.reported.fetch_add(by, Ordering::Relaxed);
         by > 0 && self.exceeds_peak(self.live())
     }
 

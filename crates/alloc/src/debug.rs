@@ -169,7 +169,7 @@ pub struct Finding {
     pub offset: u64,
     /// The buffer's release tag.
     pub tag: u32,
-    /// The line of the stream that it was allocated on.
+    /// The timeline of the stream that it was allocated on.
     pub stream: TimelineId,
 }
 

@@ -1,11 +1,11 @@
-//! Deferred frees: rows that nobody holds and nobody may take yet.
+//! Deferred frees: rows that are freed but still in use by a stream.
 //!
 //! Several streams may still be using such a row's block, or one stream what the row keeps alive.
 //! The row stays as it was, with the record of its uses, in a list through its header. So a free
 //! needs no host memory, however many streams used the block. The allocator's lock guards the lists
 //! and links. PyTorch's caching allocator keeps events for this; here the record takes their place.
 
-use crate::buffer::{Open, Row};
+use crate::buffer::Row;
 use crate::host;
 use crate::state::{Core, Deferred, Inner, NONE};
 use leasehold_core::sync::atomic::Ordering;
@@ -55,41 +55,20 @@ impl Inner {
         }
     }
 
-    /// Looks at up to `most` deferred rows, the oldest first, and gives the blocks back that one
-    /// timeline at most may still be using.
+    /// Looks at up to `most` deferred rows, the oldest first. Blocks that one timeline at most may
+    /// still be using go back. The others go to the end, so that the next look is at others.
     pub(crate) fn free_deferred(&self, core: &mut Core, most: u32) {
         let Core { deferred, store, vacant, .. } = core;
-        self.each_due(deferred, most, |row, timepoint| {
-            store.free_deferred(row.placement(), timepoint);
-            self.table.restore(vacant, row);
-        });
-    }
-
-    /// Looks at up to `most` rows of a list, the oldest first. Those whose blocks one timeline at
-    /// most may still be using, and until when, go to `give` with an empty record; the others go to
-    /// the end, so that the next look is at others.
-    pub(crate) fn each_due(
-        &self,
-        list: &mut Deferred,
-        most: u32,
-        mut give: impl FnMut(&Row, PackedTimepoint),
-    ) {
-        let end = list.last;
+        let end = deferred.last;
         for _ in 0..most {
-            let Some(row) = self.take_aside(list) else { return };
+            let Some(row) = self.take_aside(deferred) else { return };
             let last = row.header.index() == end;
-            match row.buffer.open() {
-                Open::Several => self.append(list, row),
-                open => {
+            match row.buffer.used_until() {
+                None => self.append(deferred, row),
+                Some(timepoint) => {
                     row.buffer.reset();
-                    give(
-                        row,
-                        if let Open::One(timepoint) = open {
-                            timepoint
-                        } else {
-                            PackedTimepoint::NEVER
-                        },
-                    );
+                    store.free_deferred(row.placement(), timepoint);
+                    self.table.restore(vacant, row);
                 }
             }
             if last {
@@ -114,19 +93,16 @@ impl Inner {
         if !Timeline::any_external() {
             return;
         }
-        let mut lines: Vec<TimelineId> = Vec::new();
+        let mut timelines: Vec<TimelineId> = Vec::new();
         let mut note = |id: TimelineId| {
-            if id.get() != 0 && !lines.contains(&id) {
+            if id.get() != 0 && !timelines.contains(&id) {
                 // A timeline without host memory for its entry is asked by a later call.
-                host::push(&mut lines, id);
+                host::push(&mut timelines, id);
             }
         };
         {
             let core = self.core.lock();
-            core.store
-                .heap
-                .pending_by_line()
-                .for_each(|(_, line)| note(TimelineId::from_number(line)));
+            core.store.heap.pending_by_timeline().for_each(|(_, timeline)| note(timeline));
             core.store.slabs.pending(|_, s| note(s.timeline_id()));
             core.store.heap.old_mappings.timepoints().for_each(|s| note(s.timeline_id()));
             for list in [core.deferred, core.retired] {
@@ -135,7 +111,7 @@ impl Inner {
                 });
             }
         }
-        for id in lines {
+        for id in timelines {
             let point = PackedTimepoint::from_bits(u64::from(id.get()) << 48 | 1).timepoint();
             if let Some(timeline) = point.map(Timepoint::timeline).filter(|t| t.is_external()) {
                 // The timeline shows the result of this wait.

@@ -3,10 +3,10 @@
 //!
 //! This is the depot of Bonwick's magazines, and TCMalloc's transfer cache. A list goes in or out
 //! in one step, which looks at none of its blocks. So threads that free what others allocate meet
-//! at the heap's lock a few times in a hundred operations. Here a *bin* belongs to one line at a
-//! time, so threads with streams of their own do not meet here either. Another timeline gets a bin
-//! that is empty, or that its timeline has not used for a while. Rows in the depot count as kept
-//! in thread caches.
+//! at the heap's lock a few times in a hundred operations. Here a *bin* belongs to one timeline at
+//! a time, so threads with streams of their own do not meet here either. Another timeline gets a
+//! bin that is empty, or that its timeline has not used for a while. Rows in the depot count as
+//! kept in thread caches.
 //!
 //! # Protocol
 //! A bin's lock is a leaf. Lists come and go only inside a shard, where no thread may wait: a

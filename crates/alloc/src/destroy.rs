@@ -6,6 +6,8 @@
 
 use crate::state::Inner;
 use crate::watch::SweepScope;
+use leasehold_core::PackedTimepoint;
+use leasehold_core::defects::{Defect, planted};
 #[cfg(not(loom))]
 use leasehold_core::sync::Mutex;
 use leasehold_core::sync::atomic::Ordering;
@@ -65,35 +67,53 @@ fn destroy(inner: Box<Inner>) {
 #[cfg(loom)]
 pub(crate) fn sweep() {}
 
-impl Drop for Inner {
-    /// Nobody holds a row, and every stream is done with the memory.
-    fn drop(&mut self) {
-        tear_down(self);
+impl Inner {
+    /// The keeper is gone: from now on rows that come back count down.
+    pub(crate) fn orphan(&self) {
+        self.return_evicted_held(self.caches.flush(true));
+        let mut core = self.core.lock();
+        core.orphan = true;
+        if !planted(Defect::OrphanUncounted) {
+            self.refs.fetch_add(u64::from(core.vacant.live), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether every stream is done with the memory.
+    pub(crate) fn is_over(&self) -> bool {
+        if self.watch.as_ref().is_some_and(|w| !w.is_over()) {
+            return false;
+        }
+        let mut core = self.core.lock();
+        self.settle(&mut core);
+        let mut over = !core.deferred.any();
+        core.store.slabs.pending(|_, s| over &= s.has_passed());
+        self.each_aside(core.retired, |row| {
+            over &= row.buffer.used_until() == Some(PackedTimepoint::NEVER);
+        });
+        over && core.store.heap.is_over()
     }
 }
 
-/// Gives everything back to the driver. Nobody holds a block.
-fn tear_down(inner: &mut Inner) {
-    let keeps = std::mem::take(&mut inner.core.get_mut().keeps);
-    drop(keeps);
-    if let Some(watch) = &inner.watch {
-        inner.sweep_held(watch, SweepScope::All);
-    }
-    // A trim that fails has given back what it could; the rest is the driver's own fault and leaks.
-    // (The thread caches were closed when the keeper went.)
-    let _ = inner.trim_core(0);
-    if let Some((base, bytes)) = inner.reservation.take() {
-        let heap = &inner.core.get_mut().store.heap;
+impl Drop for Inner {
+    /// Gives everything back to the driver. Nobody holds a row, and every stream is done with the
+    /// memory.
+    fn drop(&mut self) {
+        let keeps = std::mem::take(&mut self.core.get_mut().keeps);
+        drop(keeps);
+        if let Some(watch) = &self.watch {
+            self.sweep_held(watch, SweepScope::All);
+        }
+        // A trim that fails has given back what it could; the rest is the driver's own fault and
+        // leaks. (The thread caches were closed when the keeper went.)
+        let _ = self.trim_core(0);
+        let Some((base, bytes)) = self.reservation.take() else { return };
+        let heap = &self.core.get_mut().store.heap;
         // One span, whole again unless the driver kept a part.
-        let whole = heap
-            .spans
-            .iter()
-            .filter(|s| s.live && s.paged)
-            .all(|s| heap.extents[s.first].units == s.units);
-        if whole {
+        let mut spans = heap.spans.iter().filter(|s| s.live && s.paged);
+        if spans.all(|s| heap.extents[s.first].units == s.units) {
             // SAFETY: the reservation is taken out of the allocator; its one span is whole again,
             // so nothing is mapped in it.
-            unsafe { inner.backing.release(base, bytes) };
+            unsafe { self.backing.release(base, bytes) };
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The table of extents: the blocks, free or used, that tile the address spans.
 //!
 //! An extent is a row of plain words; extents name each other by 32-bit index, never by pointer.
-//! The first row is no extent ([`SINK`]). Nothing here touches the memory that the extents
+//! The first row is no extent ([`DUMMY`]). Nothing here touches the memory that the extents
 //! describe.
 
 use crate::host;
@@ -11,15 +11,14 @@ use std::hint::select_unpredictable;
 /// No extent.
 pub(crate) const NIL: u32 = u32::MAX;
 
-/// A row that is no extent: what is written for the sake of an extent that there is not goes there,
-/// so that nothing depends on whether there is one. That is as good as random for neighbours in an
-/// index's lists.
-pub(crate) const SINK: u32 = 0;
+/// A row that is no extent. Writes to a missing neighbour go to it, which saves a branch. In an
+/// index's lists whether a neighbour exists is not predictable.
+pub(crate) const DUMMY: u32 = 0;
 
-/// An extent, or the sink if it is none.
+/// An extent, or the dummy if it is none.
 #[inline]
-pub(crate) fn or_sink(id: u32) -> u32 {
-    select_unpredictable(id == NIL, SINK, id)
+pub(crate) fn or_dummy(id: u32) -> u32 {
+    select_unpredictable(id == NIL, DUMMY, id)
 }
 
 /// The state of an extent.
@@ -36,8 +35,6 @@ pub(crate) enum State {
     Moving,
     /// Free, but the streams that used it last are several; in no index.
     Waiting,
-    /// Lent, with its addresses kept and its memory given back.
-    Suspended,
     /// Lost to a driver call that failed; never used again.
     Quarantined,
 }
@@ -134,7 +131,7 @@ impl Extents {
 
     #[cold]
     fn ensure_slow(&mut self, n: u32) -> Result<()> {
-        // (One may be the sink.)
+        // (One may be the dummy.)
         let more = self.rows.len().clamp(256, 1 << 16).max(n as usize + 1);
         if self.rows.len() + more >= NIL as usize {
             return Err(host::none(more * size_of::<Extent>()));
@@ -144,7 +141,7 @@ impl Extents {
         for _ in 0..more {
             let id = self.rows.len() as u32;
             self.rows.push(Extent { next: self.vacant, ..Extent::VACANT });
-            if id != SINK {
+            if id != DUMMY {
                 self.vacant = id;
                 self.spare += 1;
             }

@@ -14,18 +14,18 @@
 //!
 //! No attempt holds the lock across a call of the backing, a timeline or a reclaimer.
 
-use crate::buffer::Buffer;
 use crate::config::CrossStream;
 use crate::host;
-use crate::layout::{Layout, SIZE_LIMIT};
-use crate::oom::{Allocated, Trail};
+use crate::layout::Layout;
+use crate::oom::Trail;
 use crate::ring::EventKind;
-use crate::state::{Inner, On};
-use crate::store::Need;
+use crate::state::{Inner, On, Reclaimer};
+use crate::store::{Block, Found, Need};
 use crate::watch::SweepScope;
+use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::thread_number::thread_number;
-use leasehold_core::{Error, Lease, OutOfMemory, PackedTimepoint, Result, Text, Timeline};
+use leasehold_core::{Error, PackedTimepoint, Result, Timeline};
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
@@ -33,44 +33,20 @@ use std::time::{Duration, Instant};
 const MOST_WAITS: usize = 256;
 
 impl Inner {
-    /// An allocation that can never succeed.
-    #[cold]
-    pub(crate) fn refuse(&self, layout: Layout) -> Error {
-        self.counters.failed.fetch_add(1, Ordering::Relaxed);
-        if layout.size <= SIZE_LIMIT && Need::of(layout.size, 1).is_some() {
-            let what = host::text(format_args!(
-                "an alignment of {} in {}",
-                layout.align, self.config.name
-            ));
-            return Error::Unsupported(
-                what.unwrap_or(Text::Borrowed("an alignment as large as this")),
-            );
-        }
-        let mut report = OutOfMemory::new(self.site(), layout.size);
-        host::note(&mut report.notes, format_args!("larger than any device's memory"));
-        report.into()
-    }
-
     /// The slow path of an allocation.
-    #[cold]
-    pub(crate) fn alloc_slow(
-        &self,
-        need: Need,
-        layout: Layout,
-        on: On<'_>,
-    ) -> Result<Lease<Buffer>> {
+    pub(crate) fn alloc_slow(&self, need: Need, layout: Layout, on: On<'_>) -> Result<Block> {
         self.sweep_retired();
         crate::destroy::sweep();
         let mut trail = Trail::default();
-        let lent = if let Some(e) = self.lost.get() {
+        let found = if let Some(e) = self.lost.get() {
             Err(e.clone())
         } else if layout.size > self.budget.limit() {
             Err(self.over_budget(layout.size))
         } else {
             self.attempts(need, layout, on, &mut trail)
         };
-        let failure = match lent {
-            Ok(Some(lease)) => return Ok(lease),
+        let failure = match found {
+            Ok(Some(block)) => return Ok(block),
             Ok(None) => self.report(layout, trail.notes, trail.refused),
             Err(e) => e,
         };
@@ -82,50 +58,49 @@ impl Inner {
     }
 
     /// The attempts, in order.
-    fn attempts(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Allocated {
-        let size = layout.size;
+    fn attempts(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Found {
         // 1, 2
-        if let Some(lease) = self.take_known(need, size, on)? {
-            return Ok(Some(lease));
+        if let Some(block) = self.take_known(need, on)? {
+            return Ok(Some(block));
         }
         // Nobody but this call makes external timelines progress.
         if Timeline::any_external() {
             self.ask_external();
-            if let Some(lease) = self.take_known(need, size, on)? {
-                return Ok(Some(lease));
+            if let Some(block) = self.take_known(need, on)? {
+                return Ok(Some(block));
             }
         }
         // 3
         if self.config.cross_stream == CrossStream::InsertWait
-            && let Some(lease) = self.insert_wait(need, size, on, trail)?
+            && let Some(block) = self.insert_wait(need, on, trail)?
         {
-            return Ok(Some(lease));
+            return Ok(Some(block));
         }
         // 4
-        if let Some(lease) = self.grow(need, size, on, false, trail)? {
-            return Ok(Some(lease));
+        if let Some(block) = self.grow(need, on, false, trail)? {
+            return Ok(Some(block));
         }
         // 5
         if self.config.cross_stream == CrossStream::IfReady
-            && let Some(lease) = self.insert_wait(need, size, on, trail)?
+            && let Some(block) = self.insert_wait(need, on, trail)?
         {
-            return Ok(Some(lease));
+            return Ok(Some(block));
         }
         // 6, 7
         self.flush();
-        if let Some(lease) = self.attempt_pressed(need, layout, on, trail)? {
-            return Ok(Some(lease));
+        if let Some(block) = self.attempt_pressed(need, layout, on, trail)? {
+            return Ok(Some(block));
         }
         // 8
-        if let Some(lease) = self.reclaim(need, layout, on, trail)? {
-            return Ok(Some(lease));
+        if let Some(block) = self.reclaim(need, layout, on, trail)? {
+            return Ok(Some(block));
         }
         // 9
         let mut waits = 0;
         while waits < MOST_WAITS && self.wait_for_memory(need, on, trail)? {
             waits += 1;
-            if let Some(lease) = self.attempt_pressed(need, layout, on, trail)? {
-                return Ok(Some(lease));
+            if let Some(block) = self.attempt_pressed(need, layout, on, trail)? {
+                return Ok(Some(block));
             }
         }
         if waits > 0 {
@@ -137,8 +112,8 @@ impl Inner {
         let begin = Instant::now();
         while begin.elapsed() < patience {
             std::thread::sleep(Duration::from_millis(1).min(patience));
-            if let Some(lease) = self.attempt_pressed(need, layout, on, trail)? {
-                return Ok(Some(lease));
+            if let Some(block) = self.attempt_pressed(need, layout, on, trail)? {
+                return Ok(Some(block));
             }
         }
         trail.note(format_args!("waited {patience:?} for another thread's free"));
@@ -147,10 +122,10 @@ impl Inner {
 
     /// Memory that is free for this stream by now, once this thread's cache is empty and all that
     /// is over has coalesced.
-    fn take_known(&self, need: Need, size: u64, on: On<'_>) -> Allocated {
-        let back = self.caches.flush_own(thread_number());
+    fn take_known(&self, need: Need, on: On<'_>) -> Found {
+        let evicted = self.caches.flush_own(thread_number());
         let mut core = self.core.lock();
-        self.take_back(&mut core, back);
+        self.return_evicted_in(&mut core, evicted);
         self.settle(&mut core);
         let moves = self.may_move(&core);
         let align = moves && self.few() && self.reservation.is_some();
@@ -162,45 +137,36 @@ impl Inner {
         if block.is_none() {
             block = core.store.take_foreign(need, on.timeline, |s| on.timeline.knows(s))?;
         }
-        match block {
-            Some(block) => self.issue(&mut core, block, size, on.timeline).map(Some),
-            None => Ok(None),
-        }
+        Ok(block)
     }
 
     /// Everything that needs no wait, with moving granules allowed; at last a block without
     /// rounding.
-    fn attempt_pressed(
-        &self,
-        need: Need,
-        layout: Layout,
-        on: On<'_>,
-        trail: &mut Trail,
-    ) -> Allocated {
-        if let Some(lease) = self.take_coalesced(need, layout.size, on)? {
-            return Ok(Some(lease));
+    fn attempt_pressed(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Found {
+        if let Some(block) = self.take_coalesced(need, on)? {
+            return Ok(Some(block));
         }
-        if let Some(lease) = self.grow(need, layout.size, on, true, trail)? {
-            return Ok(Some(lease));
+        if let Some(block) = self.grow(need, on, true, trail)? {
+            return Ok(Some(block));
         }
         // The lowest place that fits may lack memory that is not to be had, while a higher one has
         // it.
         let exact = Need::exact(layout.size, layout.align).filter(|&e| e != need);
         for need in [Some(need), exact].into_iter().flatten() {
-            let mut core = self.core.lock();
-            if let Some(block) = core.store.take_resident(need, on.timeline)? {
-                return self.issue(&mut core, block, layout.size, on.timeline).map(Some);
+            let block = self.core.lock().store.take_resident(need, on.timeline)?;
+            if block.is_some() {
+                return Ok(block);
             }
         }
         match exact {
-            Some(exact) => self.grow(exact, layout.size, on, true, trail),
+            Some(exact) => self.grow(exact, on, true, trail),
             None => Ok(None),
         }
     }
 
     /// Takes memory that another stream may still be using and lets this one wait for it on the
     /// device.
-    fn insert_wait(&self, need: Need, size: u64, on: On<'_>, trail: &mut Trail) -> Allocated {
+    fn insert_wait(&self, need: Need, on: On<'_>, trail: &mut Trail) -> Found {
         let block = {
             let mut core = self.core.lock();
             let fine =
@@ -217,11 +183,10 @@ impl Inner {
             self.counters.inserted_waits.fetch_add(1, Ordering::Relaxed);
             self.trace_wait(EventKind::StreamWait, point.timeline_id(), 0);
         }
-        let mut core = self.core.lock();
-        self.issue(&mut core, block, size, on.timeline).map(Some)
+        Ok(Some(block))
     }
 
-    fn reclaim(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Allocated {
+    fn reclaim(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Found {
         let mut next = 0;
         loop {
             let Some(reclaimer) = self.reclaimers.lock().get(next).map(|r| r.1.clone()) else {
@@ -229,26 +194,31 @@ impl Inner {
             };
             next += 1;
             for _ in 0..64 {
-                let freed = std::panic::catch_unwind(AssertUnwindSafe(|| reclaimer(layout.size)));
-                let Ok(freed) = freed else {
+                let Some(freed) = self.call_reclaimer(&reclaimer, layout.size) else {
                     trail.note(format_args!("a reclaimer panicked and is not called again"));
-                    self.reclaimers
-                        .lock()
-                        .retain(|r| !leasehold_core::sync::Arc::ptr_eq(&r.1, &reclaimer));
                     next -= 1;
                     break;
                 };
                 if let Some(watch) = &self.watch {
                     self.sweep_held(watch, SweepScope::All);
                 }
-                if let Some(lease) = self.attempt_pressed(need, layout, on, trail)? {
-                    return Ok(Some(lease));
+                if let Some(block) = self.attempt_pressed(need, layout, on, trail)? {
+                    return Ok(Some(block));
                 }
                 if freed == 0 {
                     break;
                 }
             }
         }
+    }
+
+    /// Calls a reclaimer. `None`: it panicked, and is none any more.
+    pub(crate) fn call_reclaimer(&self, reclaimer: &Arc<Reclaimer>, bytes: u64) -> Option<u64> {
+        let freed = std::panic::catch_unwind(AssertUnwindSafe(|| reclaimer(bytes))).ok();
+        if freed.is_none() {
+            self.reclaimers.lock().retain(|r| !Arc::ptr_eq(&r.1, reclaimer));
+        }
+        freed
     }
 
     /// Waits on the host for the least that may make `need` fit. `false`: there is nothing to wait

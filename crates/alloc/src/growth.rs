@@ -11,17 +11,17 @@
 
 use crate::config::{CREDIT, GRANULES_PER_REMAP, Growth, Moves, OPERATIONS_PER_REMAP};
 use crate::layout::UNIT_SHIFT;
-use crate::oom::{Allocated, Trail};
+use crate::oom::Trail;
 use crate::plan::{Means, Planned};
 use crate::ring::EventKind;
 use crate::state::{Core, Inner, On};
-use crate::store::Need;
+use crate::store::{Found, Need};
+use leasehold_core::Error;
 use leasehold_core::sync::atomic::Ordering;
-use leasehold_core::{Error, PackedTimepoint, Result, Timepoint};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Below this many granules in hand one of them counts: large blocks are placed so that all of
-/// theirs can be moved. Above it that rule leaves more memory empty than it saves.
+/// With fewer granules than this in hand, alignment saves memory: large blocks are placed so that
+/// all of theirs can be moved. With more, the rule leaves more memory empty than it saves.
 const FEW_GRANULES: u64 = 256;
 /// Waits for nearly free memory, of one allocation, instead of growing.
 const MOST_NEAR_WAITS: u32 = 8;
@@ -67,24 +67,17 @@ impl Inner {
 
     /// Grows. `pressed`: move free granules whatever the policy and the credit say, and take no
     /// more than needed.
-    pub(crate) fn grow(
-        &self,
-        need: Need,
-        size: u64,
-        on: On<'_>,
-        pressed: bool,
-        trail: &mut Trail,
-    ) -> Allocated {
+    pub(crate) fn grow(&self, need: Need, on: On<'_>, pressed: bool, trail: &mut Trail) -> Found {
         let paged = self.core.lock().store.heap.spans.iter().any(|s| s.live && s.paged);
         if !paged {
-            return self.grow_segment(need, size, on, pressed, trail);
+            return self.grow_segment(need, on, pressed, trail);
         }
         self.unmap_old();
         let growth = self.growth();
         let granules =
             |bytes: u64| u32::try_from(bytes / self.caps.granule).unwrap_or(u32::MAX).max(1);
         let mut piece = if pressed { 1 } else { granules(growth.piece(self.budget.committed())) };
-        let (mut waits, mut late) = (0, false);
+        let (mut waits, mut timed_out) = (0, false);
         loop {
             let planned = {
                 let mut core = self.core.lock();
@@ -95,7 +88,7 @@ impl Inner {
                 } else {
                     granules(growth.least(self.budget.committed())).max(piece)
                 };
-                let alias = (late && self.caps.aliases).then(|| on.timeline.id());
+                let alias = (timed_out && self.caps.aliases).then(|| on.timeline.id());
                 let means = Means { reclaim, alias, near, aligned: !pressed, piece, least };
                 let lane = core.store.heap.lane_for(on.timeline);
                 let units = core.store.units(need);
@@ -116,10 +109,11 @@ impl Inner {
                     if let Err(e) = self.wait_point(p, on, Some(NEAR_WAIT)) {
                         trail.note(format_args!("waiting for {p:?}: {e}"));
                         // In a capture the wait fails otherwise: a graph may use the old addresses.
-                        (waits, late) = (MOST_NEAR_WAITS, matches!(e, Error::Timeout(_)));
+                        (waits, timed_out) = (MOST_NEAR_WAITS, matches!(e, Error::Timeout(_)));
                     }
-                    if let Some(lease) = self.take_coalesced(need, size, on)? {
-                        return Ok(Some(lease));
+                    let block = self.take_coalesced(need, on)?;
+                    if block.is_some() {
+                        return Ok(block);
                     }
                     continue;
                 }
@@ -135,7 +129,7 @@ impl Inner {
             if plan.reclaims() {
                 self.counters.remaps.fetch_add(1, Ordering::Relaxed);
             }
-            if plan.ticket > 0 {
+            if plan.new_bytes > 0 {
                 self.counters.growths.fetch_add(1, Ordering::Relaxed);
             }
             let result = plan.run(&*self.backing);
@@ -143,8 +137,7 @@ impl Inner {
             let mut core = self.core.lock();
             let extent = core.store.heap.finish(plan, result.is_ok(), &self.budget);
             if let Some(extent) = extent {
-                let Some(block) = core.store.adopt(extent, need)? else { return Ok(None) };
-                return self.issue(&mut core, block, size, on.timeline).map(Some);
+                return core.store.block_for(extent, need);
             }
             drop(core);
             self.destroy_loose();
@@ -163,11 +156,10 @@ impl Inner {
     pub(crate) fn grow_segment(
         &self,
         need: Need,
-        size: u64,
         on: On<'_>,
         pressed: bool,
         trail: &mut Trail,
-    ) -> Allocated {
+    ) -> Found {
         let granule = self.caps.granule;
         let units = self.core.lock().store.units(need);
         let least = (u64::from(units) + u64::from(need.align.max(1)) - 1) << UNIT_SHIFT;
@@ -180,28 +172,27 @@ impl Inner {
         if pressed {
             wants = [least; 3];
         }
-        let lent = self.new_segment(need, size, on, wants, trail)?;
+        let found = self.new_segment(need, on, wants, trail)?;
         // Segments that lie free are too small one by one; the driver may make a larger one of
         // them.
-        if lent.is_none()
+        if found.is_none()
             && pressed
             && !self.config.immovable
             && self.trim_core(0).is_ok_and(|freed| freed > 0)
         {
             trail.note(format_args!("gave free segments back to the driver"));
-            return self.new_segment(need, size, on, wants, trail);
+            return self.new_segment(need, on, wants, trail);
         }
-        Ok(lent)
+        Ok(found)
     }
 
     pub(crate) fn new_segment(
         &self,
         need: Need,
-        size: u64,
         on: On<'_>,
         wants: [u64; 3],
         trail: &mut Trail,
-    ) -> Allocated {
+    ) -> Found {
         for (i, &bytes) in wants.iter().enumerate() {
             if i > 0 && wants[i - 1] == bytes {
                 continue;
@@ -224,11 +215,9 @@ impl Inner {
                         self.decommit(chunk, true);
                         return Err(e);
                     }
-                    if let Some(block) = core.store.take(need, on.timeline)? {
-                        return self.issue(&mut core, block, size, on.timeline).map(Some);
-                    }
-                    // Another thread was faster; its request is served, the next attempt is ours.
-                    return Ok(None);
+                    // Without a block another thread was faster. Its request is served, and the
+                    // next attempt is ours.
+                    return core.store.take(need, on.timeline);
                 }
                 Err(e) => {
                     self.budget.undo(bytes);
@@ -244,48 +233,9 @@ impl Inner {
 
     /// A block of the memory that is free once everything that is over was brought to where it can
     /// be taken.
-    pub(crate) fn take_coalesced(&self, need: Need, size: u64, on: On<'_>) -> Allocated {
+    pub(crate) fn take_coalesced(&self, need: Need, on: On<'_>) -> Found {
         let mut core = self.core.lock();
         self.settle(&mut core);
-        match core.store.take(need, on.timeline)? {
-            Some(block) => self.issue(&mut core, block, size, on.timeline).map(Some),
-            None => Ok(None),
-        }
-    }
-
-    /// Blocks until a timepoint is over.
-    pub(crate) fn wait_point(
-        &self,
-        point: Timepoint,
-        on: On<'_>,
-        timeout: Option<Duration>,
-    ) -> Result<()> {
-        if PackedTimepoint::from(point).has_passed() {
-            return Ok(());
-        }
-        self.counters.host_waits.fetch_add(1, Ordering::Relaxed);
-        let begin = Instant::now();
-        let waited = self.wait_point_counted(point, on, timeout);
-        let us = u64::try_from(begin.elapsed().as_micros()).unwrap_or(u64::MAX);
-        self.trace_wait(EventKind::HostWait, point.timeline_id(), us);
-        waited
-    }
-
-    fn wait_point_counted(
-        &self,
-        point: Timepoint,
-        on: On<'_>,
-        timeout: Option<Duration>,
-    ) -> Result<()> {
-        if point.timeline_id() == on.timeline.id() {
-            on.source.signal()?;
-            return on.source.wait_host(point.value(), timeout);
-        }
-        match point.timeline().wait(point.value(), timeout) {
-            // It may be another device's timeline; the work is over either way, and our own driver
-            // will tell.
-            Err(Error::DeviceLost { .. }) if PackedTimepoint::from(point).has_passed() => Ok(()),
-            waited => waited,
-        }
+        core.store.take(need, on.timeline)
     }
 }

@@ -21,14 +21,15 @@
 
 mod lanes;
 mod report;
+mod take;
 
-use crate::extent::{Cold, Extent, Extents, NIL, State, or_sink};
+use crate::extent::{Cold, Extent, Extents, NIL, State, or_dummy};
 use crate::host::{self, fetch_entry};
 use crate::index::Index;
 use crate::layout::{UNIT, UNIT_SHIFT};
 use crate::old_mappings::OldMappings;
 use crate::residency::Residency;
-use leasehold_core::{Error, OutOfMemory, PackedTimepoint, Result, Timeline, TimelineId};
+use leasehold_core::{Error, OutOfMemory, PackedTimepoint, Result, TimelineId};
 
 /// Lane 0: ready for everybody.
 pub(crate) const READY: u8 = 0;
@@ -36,7 +37,7 @@ const NO_LANE: u8 = u8::MAX;
 const MAX_LANES: usize = 200;
 /// Alignments up to this many bytes, or a granule, hold in every span, wherever it begins.
 pub(crate) const STRIDE: u64 = 2 << 20;
-/// Granules of a block from which on it may be placed align: of fewer there is little to be moved.
+/// Granules from which on a block may be aligned: of fewer there is little to be moved.
 const ALIGNED_FROM: u32 = 4;
 /// It may leave one part in so many of its last granule empty.
 const SLACK: u32 = 8;
@@ -103,7 +104,7 @@ pub(crate) struct Heap {
     pub(crate) lanes: Vec<Lane>,
     pub(crate) res: Residency,
     pub(crate) old_mappings: OldMappings,
-    lane_of_line: Vec<u8>,
+    lane_of_timeline: Vec<u8>,
     /// Lanes in use besides lane 0.
     timelines: u32,
     /// Free extents whose last user is a timeline without a lane: the first of a list through their
@@ -136,7 +137,7 @@ impl Heap {
             lanes: vec![Lane::new(None)],
             res: Residency::new(granule.trailing_zeros() - UNIT_SHIFT),
             old_mappings: OldMappings::default(),
-            lane_of_line: Vec::new(),
+            lane_of_timeline: Vec::new(),
             timelines: 0,
             waiting: NIL,
             deferred: 0,
@@ -274,20 +275,6 @@ impl Heap {
         first.units == span.units && first.state == State::Free && span.live
     }
 
-    /// Gives a used extent back whose last use is over at `timepoint`. Never fails, never takes
-    /// host memory.
-    #[inline(always)]
-    pub(crate) fn release(&mut self, extent: u32, timepoint: PackedTimepoint) {
-        if timepoint.is_never() || timepoint.has_passed() {
-            self.free_ready(extent);
-        } else {
-            match self.lane_of(timepoint) {
-                Some(lane) => self.free(extent, lane, timepoint),
-                None => self.free_later(extent, timepoint),
-            }
-        }
-    }
-
     /// The address of a unit of an extent.
     #[inline]
     pub(crate) fn addr(&self, extent: u32) -> u64 {
@@ -301,64 +288,14 @@ impl Heap {
         self.spans[usize::from(self.extents[extent].span)].native
     }
 
-    /// Takes `units` (aligned to `align` units) that lie free for `timeline`. The extent's
-    /// timepoint says what its memory still waits for on that timeline. `None`: nothing resident
-    /// fits.
-    #[inline(always)]
-    pub(crate) fn take(
-        &mut self,
-        units: u32,
-        align: u32,
-        timeline: &Timeline,
-    ) -> Result<Option<u32>> {
-        self.extents.ensure(2)?;
-        Ok(self.take_extent(units, align, timeline))
-    }
-
-    /// As [`take`](Self::take). Needs two spare extents.
-    #[inline(always)]
-    pub(crate) fn take_extent(
-        &mut self,
-        units: u32,
-        align: u32,
-        timeline: &Timeline,
-    ) -> Option<u32> {
-        let lane = self.lane_found(timeline);
-        let tick = self.tick;
-        self.tick += 1;
-        if self.timelines > 1 {
-            self.drain_some(8);
-        }
-        let own = &mut self.lanes[usize::from(lane)];
-        own.used_at = tick;
-        let extent = if units >= self.aligned_from {
-            self.take_aligned(units, align, lane)
-        } else {
-            // Where nothing lies in a lane, it need not be asked.
-            let lane = if own.index.count() > 0 { lane } else { READY };
-            self.take_lowest(units, align, lane)
-        };
-        (extent != NIL).then_some(extent)
-    }
-
-    /// As [`take`](Self::take) for a lane; or `NIL`. Needs two spare extents.
-    #[inline(never)]
-    fn take_lowest(&mut self, units: u32, align: u32, lane: u8) -> u32 {
-        let at = self.choose(units, align, lane);
-        if at == NIL || self.extents[at].holes > 0 && !self.is_backed_in(at, units, align) {
-            return NIL;
-        }
-        self.carve(at, units, align)
-    }
-
     /// From now on large blocks begin at granules, or no longer: see [`align_of`](Self::align_of).
     pub(crate) fn align_large(&mut self, on: bool) {
         self.aligned_from = if on { ALIGNED_FROM << self.res.shift } else { u32::MAX };
     }
 
     /// The alignment of a block: a granule's, if it is large and fills whole granules but for a
-    /// little. Free, it leaves all of them to be moved; had it begun within one, it would mostly
-    /// leave one less. Only where that gains something: while one timeline uses the heap.
+    /// little. When it is freed, all its granules can be moved. An unaligned block would pin one
+    /// more. Only where that gains something: while one timeline uses the heap.
     pub(crate) fn align_of(&self, units: u32, align: u32) -> u32 {
         let granule = 1u32 << self.res.shift;
         let rest = units.wrapping_neg() & (granule - 1);
@@ -367,88 +304,6 @@ impl Heap {
         } else {
             align
         }
-    }
-
-    /// As [`take_lowest`](Self::take_lowest), for a block that may have an even place.
-    #[cold]
-    #[inline(never)]
-    fn take_aligned(&mut self, units: u32, align: u32, lane: u8) -> u32 {
-        let even = self.align_of(units, align);
-        let at = if even > align { self.take_lowest(units, even, lane) } else { NIL };
-        if at != NIL { at } else { self.take_lowest(units, align, lane) }
-    }
-
-    /// The free extent that a request for `lane` is placed in, or `NIL`.
-    #[inline(always)]
-    pub(crate) fn choose(&self, units: u32, align: u32, lane: u8) -> u32 {
-        if lane != READY {
-            return self.choose_between(units, align, lane);
-        }
-        self.lanes[0].index.find(&self.extents.rows, units, align)
-    }
-
-    /// As [`choose`](Self::choose), for a timeline's own lane.
-    #[inline(never)]
-    fn choose_between(&self, units: u32, align: u32, lane: u8) -> u32 {
-        let mut at = self.lanes[usize::from(lane)].index.find(&self.extents.rows, units, align);
-        if at == NIL || self.extents[at].units != units {
-            let ready = self.lanes[0].index.find(&self.extents.rows, units, align);
-            if ready != NIL && (at == NIL || self.extents[ready].start < self.extents[at].start) {
-                at = ready;
-            }
-        }
-        at
-    }
-
-    /// Whether the place that a request would get in a free extent is backed.
-    #[inline]
-    fn is_backed_in(&self, at: u32, units: u32, align: u32) -> bool {
-        let start = self.extents[at].start;
-        let start = if align > 1 { start.next_multiple_of(align) } else { start };
-        self.res.is_backed(start, start + units)
-    }
-
-    /// As [`take`](Self::take), but anything that is backed, however badly it fits: in the middle
-    /// of a free extent too. Slow path.
-    pub(crate) fn take_resident(
-        &mut self,
-        units: u32,
-        align: u32,
-        lane: u8,
-    ) -> Result<Option<u32>> {
-        self.extents.ensure(2)?;
-        for l in [lane, READY] {
-            let index = &self.lanes[usize::from(l)].index;
-            let mut start = 0;
-            let at = index.find_where(&self.extents.rows, units, align, |n| {
-                match self.backed_at(n, units, align) {
-                    Some(place) => {
-                        start = place;
-                        true
-                    }
-                    None => false,
-                }
-            });
-            if at != NIL {
-                return Ok(Some(self.carve_at(at, start, units)));
-            }
-        }
-        Ok(None)
-    }
-
-    /// Where a block would lie in a free extent on memory that is there.
-    fn backed_at(&self, n: &Extent, units: u32, align: u32) -> Option<u32> {
-        let align = align.max(1);
-        let fits = |from: u32, to: u32| {
-            let start = from.checked_next_multiple_of(align)?;
-            (start < to && to - start >= units).then_some(start)
-        };
-        if n.holes == 0 {
-            return fits(n.start, n.end());
-        }
-        let mut found = None;
-        self.backed_parts(n, |from, to| found = found.or_else(|| fits(from, to)));
-        found
     }
 
     /// The parts of an extent that are backed.
@@ -472,94 +327,6 @@ impl Heap {
         if from < n.end() {
             each(from, n.end());
         }
-    }
-
-    /// Takes a block from another timeline's lane whose timepoint `allowed` accepts. Looks at one
-    /// candidate per lane.
-    pub(crate) fn take_foreign(
-        &mut self,
-        units: u32,
-        align: u32,
-        lane: u8,
-        mut allowed: impl FnMut(PackedTimepoint) -> bool,
-    ) -> Result<Option<u32>> {
-        self.extents.ensure(2)?;
-        for other in 1..self.lanes.len() {
-            if other == usize::from(lane) {
-                continue;
-            }
-            let at = self.lanes[other].index.find(&self.extents.rows, units, align);
-            if at != NIL
-                && allowed(self.extents.timepoint(at))
-                && self.is_backed_in(at, units, align)
-            {
-                return Ok(Some(self.carve(at, units, align)));
-            }
-        }
-        Ok(None)
-    }
-
-    /// The point to wait for on the host so that about `units` more become ready: on the line where
-    /// the fewest values are ahead of it.
-    pub(crate) fn cheapest_wait(
-        &self,
-        units: u32,
-        more: &[(u64, PackedTimepoint)],
-    ) -> Option<PackedTimepoint> {
-        let shift = self.res.shift;
-        let mut pending: Vec<(u16, u64, u64)> = Vec::new();
-        let mut push = |s: PackedTimepoint, units: u64| {
-            // A failed value passes after the work that it was to wait for.
-            let at_work = s.timepoint().and_then(|p| p.timeline().obstacle(p.value()));
-            if let Some(p) = at_work.filter(|p| !p.timeline().failed(p.value())) {
-                // Without host memory for all of them the choice is a worse one.
-                host::push(&mut pending, (p.timeline_id().get(), p.value(), units));
-            }
-        };
-        for lane in &self.lanes[1..] {
-            let mut at = lane.oldest;
-            while at != NIL {
-                let n = &self.extents[at];
-                let Cold { timepoint, age_next, .. } = self.extents.cold[at as usize];
-                // A block merged from many frees is ready granule by granule.
-                let (mut g, end) = (n.start.div_ceil(1 << shift), n.end() >> shift);
-                while g < end {
-                    if let Some(last) = self
-                        .res
-                        .granules
-                        .get(g as usize)
-                        .and_then(|g| g.last_of(timepoint.timeline_id()))
-                    {
-                        push(last, 1 << shift);
-                    }
-                    g += 1;
-                }
-                push(timepoint, u64::from(n.units));
-                at = age_next;
-            }
-        }
-        self.waiting(|units, s| push(s, u64::from(units)));
-        more.iter().for_each(|&(bytes, s)| push(s, bytes >> UNIT_SHIFT));
-        pending.sort_unstable();
-        let mut best: Option<(bool, u64, PackedTimepoint)> = None;
-        for timeline in pending.chunk_by(|a, b| a.0 == b.0) {
-            let mut sum = 0;
-            let enough = timeline.iter().find(|p| {
-                sum += p.2;
-                sum >= u64::from(units)
-            });
-            let last = timeline[timeline.len() - 1];
-            let at = enough.unwrap_or(&last);
-            let timepoint = PackedTimepoint::from_bits(u64::from(at.0) << 48 | at.1);
-            let ahead = timepoint
-                .timepoint()
-                .map_or(0, |p| p.value().saturating_sub(p.timeline().completed()));
-            let key = (enough.is_none(), if enough.is_none() { u64::MAX - sum } else { ahead });
-            if best.is_none_or(|b| key < (b.0, b.1)) {
-                best = Some((key.0, key.1, timepoint));
-            }
-        }
-        best.map(|b| b.2)
     }
 
     /// Cuts a used block out of a free extent that holds it, and that is backed there. Needs two
@@ -767,7 +534,7 @@ impl Heap {
         let Extent { units, holes, next, prev, .. } = self.extents[id];
         self.extents.put(id);
         let rows = &mut self.extents.rows[..];
-        rows[or_sink(next) as usize].prev = prev;
+        rows[or_dummy(next) as usize].prev = prev;
         let below = &mut rows[prev as usize];
         below.next = next;
         self.grow(prev, 0, units, holes, lane, timepoint);
@@ -866,6 +633,48 @@ impl Heap {
         }
     }
 
+    /// Takes `[a, b)`, which lies in a free extent, out of circulation as one extent. Returns it
+    /// with the timepoint of the extent, if it lay in a timeline's lane.
+    pub(crate) fn isolate(&mut self, at: u32, a: u32, b: u32) -> (u32, PackedTimepoint) {
+        self.unlink_free(at);
+        let (n, timepoint) = (self.extents[at], self.extents.timepoint(at));
+        let mut mid = at;
+        if n.start < a {
+            mid = self.split(at, a - n.start);
+            self.link_free(at, n.lane, timepoint);
+        }
+        if n.end() > b {
+            let upper = self.split(mid, b - a);
+            self.link_free(upper, n.lane, timepoint);
+        }
+        self.extents[mid].state = State::Moving;
+        (mid, timepoint)
+    }
+
+    /// The lane in which a timepoint's memory lies while it has not passed, if the timeline has
+    /// one.
+    #[inline]
+    pub(crate) fn lane_of(&self, timepoint: PackedTimepoint) -> Option<u8> {
+        let lane = *self.lane_of_timeline.get(usize::from(timepoint.timeline_id().get()))?;
+        (lane != NO_LANE).then_some(lane)
+    }
+
+    /// Whether one timeline at most uses the heap.
+    #[inline]
+    pub(crate) fn single(&self) -> bool {
+        self.timelines <= 1
+    }
+
+    /// The timepoints that blocks of timelines without a lane wait for, with the blocks' units.
+    pub(crate) fn waiting(&self, mut f: impl FnMut(u32, PackedTimepoint)) {
+        let mut at = self.waiting;
+        while at != NIL {
+            let Cold { timepoint, age_next, .. } = self.extents.cold[at as usize];
+            f(self.extents[at].units, timepoint);
+            at = age_next;
+        }
+    }
+
     /// Frees an extent that was out of circulation.
     pub(crate) fn free_again(&mut self, id: u32, lane: u8, timepoint: PackedTimepoint) {
         if lane != READY {
@@ -882,4 +691,13 @@ fn latest(a: (u8, PackedTimepoint), b: (u8, PackedTimepoint)) -> (u8, PackedTime
         return b;
     }
     if b.0 == READY || a.1.value() >= b.1.value() { a } else { b }
+}
+
+/// How many values lie before a timepoint is over; more than any number, if it failed.
+pub(crate) fn ahead(timepoint: PackedTimepoint) -> u64 {
+    match timepoint.timepoint() {
+        None => 0,
+        Some(p) if p.timeline().failed(p.value()) => u64::MAX,
+        Some(p) => p.value().saturating_sub(p.timeline().completed()),
+    }
 }

@@ -6,10 +6,8 @@
 //!
 //! This module must not know where blocks lie.
 
-use crate::allocator::Allocator;
-use crate::arena::Within;
-use crate::buffer::{Buffer, IMPORTED, Open, READ_ONLY, Row};
-use crate::state::{Inner, kind_bits};
+use crate::buffer::{Buffer, IMPORTED, READ_ONLY, Row};
+use crate::state::{Inner, Keep, kind_bits};
 use crate::watch::SweepScope;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::{Error, Lease, PackedTimepoint, Result};
@@ -29,59 +27,44 @@ pub enum Protection {
     ReadWrite,
 }
 
-impl Allocator {
-    /// Somebody else's memory as a buffer: `bytes` at `addr`, spanned by the native object `native`
-    /// (or 0). Counted as imported, not as reserved. `keep` is dropped once nobody holds the buffer
-    /// and the last use that was recorded on it is over. If that is not yet so at the last drop, a
-    /// later call drops it: an import, a trim, a drain, or an allocation that takes the slow path.
-    /// The call is one of this allocator, or of any other once nobody holds this one.
-    ///
-    /// `keep` should lead neither to this allocator nor to a lease of one of its buffers. A runtime
-    /// and a context lead to it. If everything else is dropped while work is pending, only `keep`
-    /// holds the allocator, nobody can call it, and both leak.
+impl Inner {
+    /// Somebody else's memory as a buffer: `bytes` at `addr`, spanned by the object `native`.
     ///
     /// # Errors
     /// `InvalidArgument` for a range that wraps; `OutOfMemory` for host memory.
     ///
     /// # Safety
-    /// - `[addr, addr + bytes)` is memory that this allocator's device (or the host) may access as
-    ///   `protection` says, and stays so until `keep` is dropped.
-    /// - Until then nobody writes it but through this buffer; with [`Protection::ReadWrite`] nobody
-    ///   else reads it either.
-    pub unsafe fn import(
+    /// - As [`Allocator::import`](crate::Allocator::import).
+    pub(crate) unsafe fn import(
         &self,
-        addr: u64,
+        (addr, native): (u64, u64),
         bytes: u64,
-        native: u64,
         protection: Protection,
         keep: Box<dyn Any + Send + Sync>,
     ) -> Result<Lease<Buffer>> {
         if addr.checked_add(bytes).is_none() {
             return Err(Error::invalid(format!("import of {bytes} bytes at {addr:#x} wraps")));
         }
-        let inner = self.inner();
-        inner.sweep_retired();
-        let mut core = inner.core.lock();
-        let row = inner.table.take(&mut core.vacant, inner.owner_ptr())?;
+        self.sweep_retired();
+        let mut core = self.core.lock();
+        let row = self.table.take(&mut core.vacant, self.owner_ptr())?;
         let index = row.header.index();
         if let Err(e) = core.room_to_keep(index) {
-            inner.table.put(&mut core.vacant, row);
+            self.table.put(&mut core.vacant, row);
             return Err(e);
         }
-        core.keep(index, keep);
+        core.keep(index, Keep::Import(keep));
         core.imported += 1;
         core.imported_bytes += bytes;
         let protected = if protection == Protection::ReadOnly { READ_ONLY } else { 0 };
-        let flags = IMPORTED | protected | kind_bits(inner.config.host_kind);
+        let flags = IMPORTED | protected | kind_bits(self.config.host_kind);
         row.buffer.describe((addr, native), bytes, None, flags, PackedTimepoint::NEVER);
-        Ok(inner.first_lease(row))
+        Ok(self.first_lease(row))
     }
-}
 
-impl Inner {
     #[cold]
     pub(crate) fn free_special(&self, row: &Row, flags: u32) -> bool {
-        let (len, open) = (row.buffer.len(), row.buffer.open());
+        let (len, until) = (row.buffer.len(), row.buffer.used_until());
         let index = row.header.index();
         let mut dropped = None;
         let mut core = self.core.lock();
@@ -89,12 +72,15 @@ impl Inner {
             core.imported -= 1;
             core.imported_bytes -= len;
         }
-        let keep = core.keeps.get(index as usize).and_then(Option::as_ref);
-        let within = keep.and_then(|k| k.downcast_ref::<Within>());
-        if let Some(within) = within {
-            within.take_uses(&row.buffer);
-        }
-        if within.is_none() && keep.is_some() && open != Open::Over {
+        let in_use = match core.keeps.get(index as usize).and_then(Option::as_ref) {
+            Some(Keep::Import(_)) => until != Some(PackedTimepoint::NEVER),
+            Some(Keep::Member(memory)) => {
+                memory.take_uses(&row.buffer);
+                false
+            }
+            None => false,
+        };
+        if in_use {
             self.put_aside(&mut core, row, |core| &mut core.retired);
             self.retired.fetch_add(1, Ordering::Relaxed);
         } else {
@@ -118,7 +104,7 @@ impl Inner {
         for _ in 0..self.retired.load(Ordering::Relaxed) {
             let mut core = self.core.lock();
             let Some(row) = self.take_aside(&mut core.retired) else { return };
-            if row.buffer.open() != Open::Over {
+            if row.buffer.used_until() != Some(PackedTimepoint::NEVER) {
                 self.append(&mut core.retired, row);
                 continue;
             }

@@ -23,7 +23,7 @@
 //!
 //! Must not know spans, streams or budgets.
 
-use crate::extent::{Extent, NIL, or_sink};
+use crate::extent::{Extent, NIL, or_dummy};
 use crate::host::{self, fetch_entry};
 use leasehold_core::Result;
 use std::hint::select_unpredictable;
@@ -80,13 +80,12 @@ impl Line {
     }
 }
 
-/// The least code that suffices, which is not zero, as a line is compared with it: one less, as
-/// often as a vector holds it.
+/// The smallest sufficient code minus one, in every lane of a vector. (The code is not zero.)
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 struct Least(std::arch::x86_64::__m128i);
 
-/// The least code that suffices, which is not zero, as a line is compared with it: one less.
+/// The smallest sufficient code minus one. (The code is not zero.)
 #[cfg(not(target_arch = "x86_64"))]
 #[derive(Clone, Copy)]
 struct Least(i16);
@@ -273,7 +272,7 @@ impl Index {
     fn largest(&self, extents: &[Extent], leaf: usize) -> i16 {
         // Whether there is one is as good as random, so that is not branched upon.
         let head = self.heads[leaf];
-        let extent = &extents[or_sink(head) as usize];
+        let extent = &extents[or_dummy(head) as usize];
         let (mut max, mut at) =
             select_unpredictable(head == NIL, (0, NIL), (extent.units, extent.link[1]));
         while at != NIL {
@@ -368,14 +367,14 @@ impl Index {
     fn link(&mut self, extents: &mut [Extent], id: u32, leaf: usize) {
         let after = std::mem::replace(&mut self.heads[leaf], id);
         extents[id as usize].link = [NIL, after];
-        extents[or_sink(after) as usize].link[0] = id;
+        extents[or_dummy(after) as usize].link[0] = id;
     }
 
     #[inline]
     fn unlink(&mut self, extents: &mut [Extent], id: u32, leaf: usize) {
         let [before, after] = extents[id as usize].link;
-        extents[or_sink(after) as usize].link[0] = before;
-        extents[or_sink(before) as usize].link[1] = after;
+        extents[or_dummy(after) as usize].link[0] = before;
+        extents[or_dummy(before) as usize].link[1] = after;
         let head = &mut self.heads[leaf];
         *head = select_unpredictable(before == NIL, after, *head);
     }

@@ -20,16 +20,16 @@
 //! two. A *lane* is the free list of a stream. A *piece* is physical memory of some *granules*, the
 //! unit of mapping.
 //!
-//! - leases. Module: `allocator`, `paths`, `buffer`, `table`. Purpose: rows at stable
-//!   addresses, the record of each buffer's last uses, drops on any thread.
+//! - leases. Module: `allocator`, `paths`, `blocks`, `rows`, `buffer`, `table`. Purpose: rows at
+//!   stable addresses, the record of each buffer's last uses, drops on any thread.
 //! - thread caches. Module: `thread_cache`, `depot`, `list`. Purpose: just-freed blocks in front of
 //!   the heap's lock, a lock word for each shard (Bonwick's magazines and depot).
 //! - heap. Module: `store`, `slab`, `heap`, `index`, `extent`. Purpose: slabs up to 64 KiB, first
 //!   fit above, free lists for each stream.
 //! - physical memory. Module: `residency`, `plan`, `budget`. Purpose: which granules are backed,
 //!   moving them to where they are needed, the hard budget.
-//! - slow path. Module: `fallback`, `growth`, `trim`, `oom`. Purpose: what is tried, in order,
-//!   before `OutOfMemory`; taking memory and giving it back.
+//! - slow path. Module: `fallback`, `growth`, `trim`, `waits`, `oom`. Purpose: what is tried, in
+//!   order, before `OutOfMemory`; taking memory and giving it back.
 //! - the end. Module: `destroy`. Purpose: an allocator that nobody holds, at once or deferred.
 //! - suspension. Module: `suspend`. Purpose: all memory of an allocator goes back to the driver,
 //!   and comes back at the same addresses.
@@ -43,7 +43,7 @@
 //!
 //! 1. `Inner::alloc` (`paths.rs`) asks the thread cache for a small block.
 //! 2. `Inner::alloc_large` (`paths.rs`) asks it for a large one, and checks the layout.
-//! 3. `Inner::alloc_in_core` (`paths.rs`) takes the lock, and asks the slabs or the heap's free
+//! 3. `Inner::alloc_in_core` (`blocks.rs`) takes the lock, and asks the slabs or the heap's free
 //!    lists.
 //! 4. `Inner::alloc_slow` (`fallback.rs`) checks the device and the budget, and reports a
 //!    failure.
@@ -53,7 +53,8 @@
 //!    under free memory, new ones. It takes the budget.
 //! 8. `Plan::run` (`residency.rs`) makes the driver calls, without the lock.
 //! 9. `Heap::finish` (`plan.rs`) writes down how they ended, and cuts the block.
-//! 10. `Inner::issue` (`paths.rs`) fills in the block's row and makes the lease.
+//! 10. The block goes back to step 3, and `Inner::issue` (`rows.rs`) fills in its row and makes the
+//!     lease.
 //!
 //! # Locks
 //! The allocator's lock is a leaf, and it is not held across a call of a backing, a timeline, a
@@ -62,6 +63,7 @@
 mod allocator;
 mod arena;
 mod backing;
+mod blocks;
 mod budget;
 mod buffer;
 mod config;
@@ -91,6 +93,7 @@ mod plan;
 pub mod planner;
 mod residency;
 mod ring;
+mod rows;
 mod slab;
 mod snapshot;
 mod state;
@@ -100,6 +103,7 @@ mod suspend;
 mod table;
 mod thread_cache;
 mod trim;
+mod waits;
 mod watch;
 
 // Tests of private parts need memory without a device too, and the crate that has it is built over

@@ -1,15 +1,14 @@
 //! The report of an allocation that failed: where the memory is, who holds it, what was tried and
 //! what to do.
 
-use crate::buffer::{Buffer, IMPORTED, REGION};
+use crate::buffer::{IMPORTED, REGION};
 use crate::config::CrossStream;
 use crate::host;
-use crate::layout::{Layout, UNIT_SHIFT};
+use crate::layout::{Layout, SIZE_LIMIT, UNIT_SHIFT};
 use crate::state::Inner;
+use crate::store::Need;
 use leasehold_core::sync::atomic::Ordering;
-use leasehold_core::{
-    Budgeted, Error, Lease, Name, OutOfMemory, Result, ShownTag, Text, TimelineId,
-};
+use leasehold_core::{Budgeted, Error, Name, OutOfMemory, ShownTag, Text, TimelineId};
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fmt;
@@ -17,7 +16,7 @@ use std::fmt;
 /// Release tags that a report names.
 const MOST_TAGS: usize = 5;
 /// Streams that it names.
-const MOST_LINES: usize = 4;
+const MOST_STREAMS: usize = 4;
 
 /// The attempts that were made, for the report.
 #[derive(Default)]
@@ -37,9 +36,6 @@ impl Trail {
     }
 }
 
-/// A buffer, if the attempt found memory.
-pub(crate) type Allocated = Result<Option<Lease<Buffer>>>;
-
 impl Inner {
     /// Where errors say that memory lacks.
     pub(crate) fn site(&self) -> Text {
@@ -50,6 +46,24 @@ impl Inner {
     pub(crate) fn over_budget(&self, requested: u64) -> Error {
         let (used, limit) = (self.budget.committed(), self.budget.limit());
         Error::OverBudget { unit: Budgeted::Bytes, requested, used, limit }
+    }
+
+    /// An allocation that can never succeed.
+    #[cold]
+    pub(crate) fn refuse(&self, layout: Layout) -> Error {
+        self.counters.failed.fetch_add(1, Ordering::Relaxed);
+        if layout.size <= SIZE_LIMIT && Need::of(layout.size, 1).is_some() {
+            let what = host::text(format_args!(
+                "an alignment of {} in {}",
+                layout.align, self.config.name
+            ));
+            return Error::Unsupported(
+                what.unwrap_or(Text::Borrowed("an alignment as large as this")),
+            );
+        }
+        let mut report = OutOfMemory::new(self.site(), layout.size);
+        host::note(&mut report.notes, format_args!("larger than any device's memory"));
+        report.into()
     }
 
     /// Why `layout` was not allocated. `refused`: the budget stood in the way.
@@ -74,11 +88,10 @@ impl Inner {
             place(format_args!("free slots of slabs"), core.store.slabs.bytes().1);
             place(format_args!("in hand, mapped nowhere"), core.store.heap.res.cached_bytes());
             place(format_args!("lost to the driver"), core.store.heap.res.quarantined);
-            let mut lines: Vec<(u64, u16)> = Vec::new();
-            core.store.heap.pending_by_line().for_each(|l| _ = host::push(&mut lines, l));
-            lines.sort_unstable_by_key(|&l| Reverse(l));
-            for (bytes, line) in lines.into_iter().take(MOST_LINES) {
-                let timeline = TimelineId::from_number(line);
+            let mut pending: Vec<(u64, TimelineId)> = Vec::new();
+            core.store.heap.pending_by_timeline().for_each(|p| _ = host::push(&mut pending, p));
+            pending.sort_unstable_by_key(|&(bytes, timeline)| Reverse((bytes, timeline.get())));
+            for (bytes, timeline) in pending.into_iter().take(MOST_STREAMS) {
                 place(format_args!("free once {timeline} is done"), bytes);
             }
         }
@@ -93,12 +106,13 @@ impl Inner {
         report.limit = self.budget.limit();
 
         let mut sums: HashMap<u32, (u64, u64)> = HashMap::new();
-        self.for_each_live(|_, flags, b| {
-            if flags & (IMPORTED | REGION) == 0 {
-                if let Some((bytes, n)) = sums.get_mut(&b.tag) {
-                    (*bytes, *n) = (*bytes + b.len, *n + 1);
+        self.for_each_live(|row, _| {
+            let b = &row.buffer;
+            if b.flags() & (IMPORTED | REGION) == 0 {
+                if let Some((bytes, n)) = sums.get_mut(&b.tag()) {
+                    (*bytes, *n) = (*bytes + b.len(), *n + 1);
                 } else if sums.try_reserve(1).is_ok() {
-                    sums.insert(b.tag, (b.len, 1));
+                    sums.insert(b.tag(), (b.len(), 1));
                 }
             }
         });

@@ -4,30 +4,27 @@
 //! |---|---|
 //! | [`Inner::alloc`] | a hit in the thread cache, for a small block |
 //! | [`Inner::alloc_small`], [`Inner::alloc_large`] | the rest of the thread cache, and the depot |
-//! | [`Inner::alloc_in_core`] | the heap, under its lock |
+//! | [`Inner::alloc_in_core`] (`blocks.rs`) | the heap, under its lock |
 //! | [`Inner::alloc_slow`] | the out-of-memory fallback ([`fallback`](crate::fallback)) |
 //!
 //! - [`last`]: a hit in the thread cache, for a small block.
 //! - [`Inner::free`]: what kind of block it is; the thread cache for a large one.
-//! - [`Inner::give_back`]: the heap, under its lock.
-//! - [`Inner::free_shared_slow`]: a block that several timelines may still be using: a deferred
-//!   free ([`deferred`](crate::deferred)).
+//! - [`Inner::return_evicted`] (`rows.rs`): the heap, under its lock.
+//! - [`Inner::free_shared_slow`] (`rows.rs`): a block that several timelines may still be using: a
+//!   deferred free ([`deferred`](crate::deferred)).
 
 use crate::buffer::{
-    ARENA, Buffer, CLASSLESS, EMPTY, FOREIGN, IMPORTED, Open, REGION, Row, WATCHED, home_line,
+    ARENA, Buffer, CLASSLESS, EMPTY, FOREIGN, IMPORTED, Row, WATCHED, home_timeline,
 };
 use crate::destroy::release;
-use crate::layout::NO_CLASS;
 use crate::layout::{Layout, MIN_ALIGN, SLAB_MAX, class_of};
 use crate::list::List;
-use crate::state::{Core, DEFERRED_AT_ONCE, Inner, On, inner_of, kind_bits};
-use crate::store::{Block, Need};
-use crate::thread_cache::{Back, Refill};
-use leasehold_core::defects::{Defect, planted};
-use leasehold_core::sync::MutexGuard;
+use crate::state::{Inner, On, inner_of};
+use crate::store::Need;
+use crate::thread_cache::{Evicted, Refill};
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::thread_number::{thread_number, thread_number_there};
-use leasehold_core::{Header, Lease, Owner, PackedTimepoint, Result, Timeline};
+use leasehold_core::{Header, Lease, Result};
 use std::ptr::NonNull;
 
 /// Flags of rows that no bin keeps.
@@ -50,7 +47,13 @@ pub(crate) unsafe fn last(hdr: NonNull<Header>) {
         let fine = inner.table.bump_generation(row);
         renewed = Some(fine);
         if fine
-            && inner.caches.put(thread_number_there(), row, class, home_line(flags), buffer.len())
+            && inner.caches.put(
+                thread_number_there(),
+                row,
+                class,
+                home_timeline(flags),
+                buffer.len(),
+            )
         {
             return;
         }
@@ -75,26 +78,6 @@ unsafe fn last_slow(hdr: NonNull<Header>, renewed: Option<bool>) {
 }
 
 impl Inner {
-    #[inline]
-    pub(crate) fn owner_ptr(&self) -> *const Owner {
-        // The whole of `Inner`, not the field: `last` reaches the rest through it.
-        std::ptr::from_ref(self).cast()
-    }
-
-    #[inline]
-    pub(crate) fn header_ptr(&self, row: &Row) -> NonNull<Header> {
-        // The whole row: `last` reaches the buffer through it.
-        NonNull::from(row).cast()
-    }
-
-    /// The first lease of a row that nobody holds.
-    #[inline]
-    pub(crate) fn first_lease(&self, row: &Row) -> Lease<Buffer> {
-        row.header.set_live_quietly(false);
-        // SAFETY: the count that was just set is the lease's; the value lies in the header's row.
-        unsafe { Lease::from_raw(self.header_ptr(row), NonNull::from(&row.buffer)) }
-    }
-
     #[inline]
     pub(crate) fn alloc(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
         if layout.align > MIN_ALIGN || !layout.align.is_power_of_two() {
@@ -124,24 +107,24 @@ impl Inner {
         if self.caches.is_none() {
             return match &self.watch {
                 Some(watch) => self.alloc_watched(watch, layout, on),
-                None => self.alloc_in_core(need, layout, on, Back::NOTHING),
+                None => self.alloc_in_core(need, layout, on, Evicted::NOTHING),
             };
         }
         // SAFETY: the table lives as long as the allocator, and rows in its caches are rows of it.
-        let (back, more) =
+        let (evicted, more) =
             match unsafe { self.caches.refill(thread_number(), class, on.timeline.id(), size) } {
-                Refill::Row(row, back) => {
+                Refill::Row(row, evicted) => {
                     row.buffer.reuse(size);
                     let lease = self.first_lease(row);
-                    self.give_back_held(back);
+                    self.return_evicted_held(evicted);
                     return Ok(lease);
                 }
-                Refill::Empty(more, back) => (back, more),
+                Refill::Empty(more, evicted) => (evicted, more),
             };
         if more == 0 {
-            self.alloc_in_core(need, layout, on, back)
+            self.alloc_in_core(need, layout, on, evicted)
         } else {
-            self.alloc_some(need, layout, on, back, more)
+            self.alloc_some(need, layout, on, evicted, more)
         }
     }
 
@@ -160,7 +143,7 @@ impl Inner {
     /// Any other block.
     #[inline(never)]
     fn alloc_large(&self, size: u64, on: On<'_>) -> Result<Lease<Buffer>> {
-        let (layout, mut back) = (Layout::new(size), Back::NOTHING);
+        let (layout, mut evicted) = (Layout::new(size), Evicted::NOTHING);
         if size == 0 || self.watch.is_some() {
             return self.alloc_aligned(layout, on);
         }
@@ -175,60 +158,13 @@ impl Inner {
                     row.buffer.reuse(size);
                     return Ok(self.first_lease(row));
                 }
-                Err(first) => back = first,
+                Err(first) => evicted = first,
             }
         }
         match Need::exact(size, 1) {
-            Some(need) => self.alloc_in_core(need, layout, on, back),
+            Some(need) => self.alloc_in_core(need, layout, on, evicted),
             None => Err(self.refuse(layout)),
         }
-    }
-
-    /// A block of the heap, whatever its alignment.
-    pub(crate) fn alloc_block(&self, layout: Layout, on: On<'_>) -> Result<Lease<Buffer>> {
-        match Need::of(layout.size, layout.align).filter(|_| layout.align <= self.most_align) {
-            Some(need) => self.alloc_in_core(need, layout, on, Back::NOTHING),
-            None => Err(self.refuse(layout)),
-        }
-    }
-
-    /// A block of the heap, once it has taken back what a thread cache gave up.
-    #[inline(always)]
-    fn alloc_in_core(
-        &self,
-        need: Need,
-        layout: Layout,
-        on: On<'_>,
-        back: Back,
-    ) -> Result<Lease<Buffer>> {
-        {
-            let mut core = self.lock_core();
-            if !back.is_nothing() {
-                self.take_back(&mut core, back);
-            }
-            if core.deferred.any() {
-                self.free_deferred(&mut core, DEFERRED_AT_ONCE);
-            }
-            // (Each by itself: so what is known of a block need not lie in memory.)
-            if let Some(class) = need.class {
-                if let Some(block) = core.store.take_slot(class.into(), on.timeline)? {
-                    return self.issue(&mut core, block, layout.size, on.timeline);
-                }
-            } else {
-                core.store.heap.extents.ensure(2)?;
-                let row = self.table.take(&mut core.vacant, self.owner_ptr())?;
-                if let Some(extent) =
-                    core.store.heap.take_extent(need.units, need.align, on.timeline)
-                {
-                    self.fill(row, core.store.block(extent), layout.size, on.timeline);
-                    core.allocations += 1;
-                    self.add_live(layout.size as i64);
-                    return Ok(self.first_lease(row));
-                }
-                self.table.put_bumped(&mut core.vacant, row);
-            }
-        }
-        self.alloc_slow(need, layout, on)
     }
 
     /// A small block, and `more` of its class for the thread cache, as far as there are any that
@@ -240,11 +176,11 @@ impl Inner {
         need: Need,
         layout: Layout,
         on: On<'_>,
-        back: Back,
+        evicted: Evicted,
         more: u32,
     ) -> Result<Lease<Buffer>> {
         let class = class_of(layout.size);
-        let first = self.alloc_in_core(need, layout, on, back)?;
+        let first = self.alloc_in_core(need, layout, on, evicted)?;
         let mut rows = List::EMPTY;
         {
             let mut core = self.lock_core();
@@ -260,71 +196,8 @@ impl Inner {
         }
         // SAFETY: the table lives as long as the allocator, and its caches with it.
         unsafe { self.caches.stock(thread_number(), &mut rows, class, on.timeline.id()) };
-        self.give_back_held(Back { rows, drift: 0 });
+        self.return_evicted_held(Evicted { rows, unreported: 0 });
         Ok(first)
-    }
-
-    /// The core. A thread that finds its lock taken notes that for its shard.
-    #[inline(always)]
-    fn lock_core(&self) -> MutexGuard<'_, Core> {
-        self.core.try_lock().unwrap_or_else(|| self.lock_core_slow())
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn lock_core_slow(&self) -> MutexGuard<'_, Core> {
-        self.caches.note_contention(thread_number());
-        self.core.lock()
-    }
-
-    /// A row for a block, under the lock.
-    #[inline(always)]
-    pub(crate) fn issue(
-        &self,
-        core: &mut Core,
-        block: Block,
-        size: u64,
-        timeline: &'static Timeline,
-    ) -> Result<Lease<Buffer>> {
-        let row = match self.table.take(&mut core.vacant, self.owner_ptr()) {
-            Ok(row) => row,
-            Err(e) => {
-                core.store.free(block.placement, block.timepoint);
-                return Err(e);
-            }
-        };
-        self.fill(row, block, size, timeline);
-        core.allocations += 1;
-        self.add_live(size as i64);
-        Ok(self.first_lease(row))
-    }
-
-    /// Makes a row describe a block.
-    #[inline(always)]
-    fn fill(&self, row: &Row, block: Block, size: u64, timeline: &'static Timeline) {
-        row.set_placement(block.placement, block.class);
-        let flags = self.row_flags | if block.class == NO_CLASS { CLASSLESS } else { 0 };
-        row.buffer.describe(
-            (block.addr, block.native),
-            size,
-            Some(timeline),
-            flags,
-            block.timepoint,
-        );
-    }
-
-    #[cold]
-    fn empty(&self, on: On<'_>) -> Result<Lease<Buffer>> {
-        let mut core = self.core.lock();
-        let row = self.table.take(&mut core.vacant, self.owner_ptr())?;
-        row.buffer.describe(
-            (0, 0),
-            0,
-            Some(on.timeline),
-            EMPTY | kind_bits(self.config.host_kind),
-            PackedTimepoint::NEVER,
-        );
-        Ok(self.first_lease(row))
     }
 
     /// Takes a row back that nobody holds. `renewed`: its generation has ended, and whether there
@@ -348,18 +221,18 @@ impl Inner {
         let fine = renewed.unwrap_or_else(|| self.table.bump_generation(row));
         if fine {
             // A block in a cache is lent again as it is, but for the tag.
-            let back = if flags & CLASSLESS == 0 {
+            let evicted = if flags & CLASSLESS == 0 {
                 buffer.untag();
                 let class = usize::from(buffer.class.load(Ordering::Relaxed));
-                self.caches.spill(thread_number(), row, class, home_line(flags), len)
-            } else if self.caches.keeps(len) && flags & REGION == 0 {
+                self.caches.put_slow(thread_number(), row, class, home_timeline(flags), len)
+            } else if self.caches.keeps(len) {
                 buffer.untag();
-                self.caches.put_large(thread_number(), row, home_line(flags), len)
+                self.caches.put_large(thread_number(), row, home_timeline(flags), len)
             } else {
                 None
             };
-            if let Some(back) = back {
-                return self.give_back(back);
+            if let Some(evicted) = evicted {
+                return self.return_evicted(evicted);
             }
         }
         let mut core = self.lock_core();
@@ -370,94 +243,5 @@ impl Inner {
             core.vacant.link(row);
         }
         u64::from(core.orphan)
-    }
-
-    /// Frees a block that other timelines than its home may have used. Takes no host memory: while
-    /// several timelines may still be using the block, its row stays out of circulation and so
-    /// remembers which.
-    #[cold]
-    pub(crate) fn free_shared_slow(&self, row: &Row) -> u64 {
-        let (len, open) = (row.buffer.len(), row.buffer.open());
-        let mut core = self.core.lock();
-        let placement = row.placement();
-        self.add_live(-(len as i64));
-        if open == Open::Several && core.store.defer(placement) {
-            self.put_aside(&mut core, row, |core| &mut core.deferred);
-        } else {
-            row.buffer.reset();
-            core.store.free(
-                placement,
-                if let Open::One(timepoint) = open { timepoint } else { PackedTimepoint::NEVER },
-            );
-            self.table.put(&mut core.vacant, row);
-        }
-        u64::from(core.orphan)
-    }
-
-    /// Takes what a thread cache gave up into the heap. Returns the counts that the caller owes to
-    /// an orphaned allocator.
-    #[inline]
-    fn give_back(&self, back: Back) -> u64 {
-        if back.is_nothing() {
-            return 0;
-        }
-        if back.rows.is_empty() {
-            if self.counters.tell(back.drift) {
-                self.note_peak();
-            }
-            return 0;
-        }
-        let mut core = self.lock_core();
-        let n = self.take_back(&mut core, back);
-        if core.orphan { n } else { 0 }
-    }
-
-    /// As [`give_back`](Self::give_back), for a caller that holds the allocator: nobody is owed
-    /// anything then.
-    pub(crate) fn give_back_held(&self, back: Back) {
-        let owed = self.give_back(back);
-        debug_assert_eq!(owed, 0);
-    }
-
-    /// As [`give_back`](Self::give_back), under the lock. Returns how many rows.
-    #[inline(never)]
-    pub(crate) fn take_back(&self, core: &mut Core, mut back: Back) -> u64 {
-        let mut n = 0;
-        // SAFETY: the list has rows of this allocator's own table.
-        while let Some(row) = unsafe { back.rows.pop() } {
-            core.store.free(row.placement(), row.buffer.own_timepoint());
-            self.table.put_bumped(&mut core.vacant, row);
-            n += 1;
-        }
-        self.add_live(back.drift);
-        n
-    }
-
-    /// Brings everything in the thread caches back to the heap.
-    pub(crate) fn flush(&self) {
-        self.give_back_held(self.caches.flush(false));
-    }
-
-    /// The keeper is gone: from now on rows that come back count down.
-    pub(crate) fn orphan(&self) {
-        self.give_back_held(self.caches.flush(true));
-        let mut core = self.core.lock();
-        core.orphan = true;
-        if !planted(Defect::OrphanUncounted) {
-            self.refs.fetch_add(u64::from(core.vacant.live), Ordering::Relaxed);
-        }
-    }
-
-    /// Whether every stream is done with the memory.
-    pub(crate) fn is_over(&self) -> bool {
-        if self.watch.as_ref().is_some_and(|w| !w.is_over()) {
-            return false;
-        }
-        let mut core = self.core.lock();
-        self.settle(&mut core);
-        let mut over = !core.deferred.any();
-        core.store.slabs.pending(|_, s| over &= s.has_passed());
-        self.each_aside(core.retired, |row| over &= row.buffer.open() == Open::Over);
-        over && core.store.heap.is_over()
     }
 }

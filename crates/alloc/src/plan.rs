@@ -4,10 +4,29 @@
 //! PyTorch's expandable segments map new memory at the end of a range. A plan takes what lies under
 //! free blocks first, and maps it where it is needed. Everything here is the slow path: a driver
 //! call follows, so walks over all extents are affordable.
+//!
+//! # What [`plan`](Heap::plan) decides
+//! 1. The window. It is the place that the request would get if all of it were backed, widened to a
+//!    whole granule at an edge that nothing backs.
+//! 2. The pieces at hand, each used whole: those in hand that are mapped nowhere; those under free
+//!    memory that nobody uses any more, large ones and high addresses first; if the backing can
+//!    alias, those that the asking timeline alone may still use, the least ahead first. A timeline
+//!    without a lane gets no alias: its blocks are ready for everybody.
+//! 3. Whether to wait. If these pieces do not suffice and waits are allowed, the caller waits for
+//!    near memory ([`near_wait`](Heap::near_wait)), and no memory is taken.
+//! 4. How much is new. The rest comes from the driver, in multiples of `least` granules: the window
+//!    grows upwards over addresses that nothing backs, as far as the extent and the budget reach.
+//!
+//! # What [`claim`](Heap::claim) does
+//! It fills the window's gaps from below with the first piece at hand that fits each, and the rest
+//! with new pieces. It takes host memory before it changes anything, and the budget last. If the
+//! budget refuses, the pieces that were in hand go back; nothing else was taken. Then it takes the
+//! window and the ranges over the other pieces out of circulation. The block is pending until the
+//! latest use of the window's own memory and of its aliases.
 
 use crate::budget::Budget;
-use crate::extent::{Extent, NIL, State};
-use crate::heap::{Heap, READY};
+use crate::extent::{NIL, State};
+use crate::heap::{Heap, READY, ahead};
 use crate::host;
 use crate::layout::UNIT_SHIFT;
 use crate::old_mappings::OldMapping;
@@ -25,9 +44,9 @@ pub(crate) struct Means {
     /// Instead of taking new memory, say which point to wait for, if that makes pieces free and is
     /// at most so many values ahead.
     pub(crate) near: Option<u64>,
-    /// PieceState large blocks so that their granules can be moved later.
+    /// Place large blocks so that their granules can be moved later.
     pub(crate) aligned: bool,
-    /// The size of new pieces in granules.
+    /// The size of new pieces in granules, one at least.
     pub(crate) piece: u32,
     /// Newly taken memory is a multiple of so many granules, where addresses and budget allow.
     pub(crate) least: u32,
@@ -45,12 +64,13 @@ pub(crate) enum Planned {
 }
 
 /// Where a block is to lie.
+#[derive(Clone, Copy)]
 struct Target {
     /// The free extent.
     extent: u32,
     start: u32,
     units: u32,
-    /// With the granules that it touches, where they are backed by nothing.
+    /// The window.
     from: u32,
     to: u32,
 }
@@ -80,28 +100,17 @@ impl Heap {
     ) -> Result<Planned> {
         self.tick += 1;
         let align = if means.aligned { self.align_of(units, align) } else { align };
-        let extent = self.choose(units, align, lane);
-        if extent == NIL || !self.spans[usize::from(self.extents[extent].span)].paged {
+        let Some(mut target) = self.target(units, align, lane) else {
             return Ok(Planned::Nothing);
-        }
-        let shift = self.res.shift;
-        let granule = 1u32 << shift;
-        let n = self.extents[extent];
-        let start = n.start.next_multiple_of(align.max(1));
-        let missing = self.res.missing(start, start + units);
-        // The target: the request, widened to whole granules where an edge is not backed.
-        let bare = |heap: &Heap, unit: u32| heap.res.piece_of(unit >> shift) == NIL;
-        let a = if bare(self, start) { start & !(granule - 1) } else { start };
-        let mut b = start + units;
-        if bare(self, b - 1) {
-            b = b.next_multiple_of(granule);
-        }
-
-        // The sources that can back the target: cached pieces, and pieces under free memory.
+        };
+        let missing = self.res.missing(target.start, target.start + units);
         let cached: u32 =
             self.res.cached.iter().map(|&p| self.res.pieces[p as usize].granules).sum();
-        let mut reclaimable =
-            if means.reclaim && missing > cached { self.reclaimable(a, b)? } else { Vec::new() };
+        let mut reclaimable = if means.reclaim && missing > cached {
+            self.reclaimable(target.from, target.to)?
+        } else {
+            Vec::new()
+        };
         let alias = means.alias.filter(|_| lane != READY);
         let pending = |l: &Reclaimable| {
             let at_hand = l.timepoint.is_never()
@@ -114,57 +123,87 @@ impl Heap {
         let now = reclaimable.partition_point(|l| !pending(l));
         let at_hand: u32 = reclaimable[..now].iter().map(|l| l.granules).sum();
         let short = missing.saturating_sub(cached + at_hand);
-        if let Some(near) = means.near.filter(|_| short > 0 && !self.single()) {
-            // Blocks that several timelines still use do not merge. Once the uses are over, a block
-            // there may fit as it is.
-            let (_, pending) = self.free_units();
-            let newest = self.newest_pending();
-            if pending >> shift >= u64::from(short) && ahead(newest) <= near && !newest.is_never() {
-                return Ok(Planned::Wait(newest));
+        if short > 0 {
+            let wait = means.near.and_then(|n| self.near_wait(short, n, &reclaimable[now..]));
+            if let Some(timepoint) = wait {
+                return Ok(Planned::Wait(timepoint));
             }
-        }
-        if let Some(near) = means.near.filter(|_| short > 0 && self.single()) {
-            let mut more = 0;
-            // The wait is for near granules, as many as are short. Even if they are fewer, the
-            // driver need not supply that many.
-            let wanted = reclaimable[now..].iter().take_while(|l| {
-                let wanted = more < short && l.ahead <= near;
-                more += l.granules;
-                wanted
-            });
-            if let Some(l) = wanted.last() {
-                return Ok(Planned::Wait(l.timepoint));
-            }
+            self.widen(&mut target, short, means.least, budget);
         }
         reclaimable.truncate(now);
-        // Growth in pieces of several granules takes more of the addresses above than it needs.
-        if short > 0 && means.least > 1 {
-            let extra = short.next_multiple_of(means.least) - short;
-            let room = u32::try_from(budget.room() / self.res.bytes(1)).unwrap_or(u32::MAX);
-            for _ in 0..extra.min(room.saturating_sub(short)) {
-                if b & (granule - 1) == 0 && b + granule <= n.end() && bare(self, b) {
-                    b += granule;
-                }
-            }
-        }
-        let held = 8 + 4 * self.res.missing(a, b);
-        let target = Target { extent, start, units, from: a, to: b };
+        let held = 8 + 4 * self.res.missing(target.from, target.to);
         self.extents.hold(held)?;
-        let plan = self.claim(target, lane, means, reclaimable, budget);
-        let Ok(Some(mut plan)) = plan else {
+        let plan = self.claim(target, lane, means.piece, reclaimable, budget);
+        let Ok(Some(plan)) = plan else {
             self.extents.unhold(held);
             return plan.map(|_| Planned::Nothing);
         };
-        plan.extents_held = held;
         self.lanes[usize::from(lane)].plans += 1;
-        Ok(Planned::Plan(plan))
+        Ok(Planned::Plan(Plan { extents_held: held, ..plan }))
     }
 
+    /// The place of a block, if there are addresses whose granules are mapped one by one.
+    fn target(&self, units: u32, align: u32, lane: u8) -> Option<Target> {
+        let extent = self.choose(units, align, lane);
+        if extent == NIL || !self.spans[usize::from(self.extents[extent].span)].paged {
+            return None;
+        }
+        let start = self.extents[extent].start.next_multiple_of(align.max(1));
+        let granule = 1u32 << self.res.shift;
+        let from = if self.is_bare(start) { start & !(granule - 1) } else { start };
+        let end = start + units;
+        let to = if self.is_bare(end - 1) { end.next_multiple_of(granule) } else { end };
+        Some(Target { extent, start, units, from, to })
+    }
+
+    /// Whether nothing backs a unit.
+    fn is_bare(&self, unit: u32) -> bool {
+        self.res.piece_of(unit >> self.res.shift) == NIL
+    }
+
+    /// The timepoint to wait for instead of taking `short` granules from the driver, if it is at
+    /// most `near` values ahead. `pending`: the pieces that are not at hand, nearest first.
+    fn near_wait(&self, short: u32, near: u64, pending: &[Reclaimable]) -> Option<PackedTimepoint> {
+        if !self.single() {
+            // Blocks that several timelines still use do not merge. Once the uses are over, a block
+            // there may fit as it is.
+            let (enough, newest) = (self.free_units().1 >> self.res.shift, self.newest_pending());
+            let wait = enough >= u64::from(short) && ahead(newest) <= near;
+            return (wait && !newest.is_never()).then_some(newest);
+        }
+        let mut more = 0;
+        // The wait is for near granules, as many as are short. Even if they are fewer, the driver
+        // need not supply that many.
+        let wanted = pending.iter().take_while(|l| {
+            let wanted = more < short && l.ahead <= near;
+            more += l.granules;
+            wanted
+        });
+        wanted.last().map(|l| l.timepoint)
+    }
+
+    /// Widens the window of a block that is `short` of granules, so that the new ones are a
+    /// multiple of `least`. Growth in pieces of several granules takes more of the addresses above
+    /// than it needs.
+    fn widen(&self, target: &mut Target, short: u32, least: u32, budget: &Budget) {
+        let (granule, end) = (1u32 << self.res.shift, self.extents[target.extent].end());
+        let extra = short.next_multiple_of(least.max(1)) - short;
+        let room = u32::try_from(budget.room() / self.res.bytes(1)).unwrap_or(u32::MAX);
+        for _ in 0..extra.min(room.saturating_sub(short)) {
+            let to = target.to;
+            if to & (granule - 1) == 0 && to + granule <= end && self.is_bare(to) {
+                target.to += granule;
+            }
+        }
+    }
+
+    /// Takes what backs the window, and everything concerned out of circulation. `None`: the budget
+    /// does not allow it.
     fn claim(
         &mut self,
         target: Target,
         lane: u8,
-        means: Means,
+        new_piece: u32,
         mut reclaimable: Vec<Reclaimable>,
         budget: &Budget,
     ) -> Result<Option<Plan>> {
@@ -172,11 +211,11 @@ impl Heap {
         let Target { extent, start, units, from: a, to: b } = target;
         self.res.reach(((b - 1) >> shift) + 1)?;
         self.reach(b.saturating_add(1))?;
-        // Host memory for everything comes first; nothing is taken out of its place before.
         let mut gaps = self.gaps_in(a, b)?;
         let mut steps = Vec::new();
         let most = gaps.iter().map(|g| g.1 as usize).sum::<usize>();
         host::room(&mut steps, most)?;
+        self.res.room(most)?;
         self.old_mappings.hold(most)?;
         let span = self.spans[usize::from(self.extents[extent].span)];
         let step = |piece: u32, at: u32, granules: u32, handle: u64, source: Source| Step {
@@ -192,17 +231,13 @@ impl Heap {
         for gap in &mut gaps {
             while gap.1 > 0 {
                 let room = gap.1;
-                if let Some(i) = self
-                    .res
-                    .cached
-                    .iter()
-                    .position(|&p| self.res.pieces[p as usize].granules <= room)
-                {
+                let fits = |&p: &u32| self.res.pieces[p as usize].granules <= room;
+                let granules = if let Some(i) = self.res.cached.iter().position(fits) {
                     let id = self.res.cached.swap_remove(i);
                     let p = &mut self.res.pieces[id as usize];
                     p.state = PieceState::Moving;
                     steps.push(step(id, gap.0, p.granules, p.handle, Source::Cached));
-                    (gap.0, gap.1) = (gap.0 + p.granules, gap.1 - p.granules);
+                    p.granules
                 } else if let Some(i) = reclaimable.iter().position(|l| l.granules <= room) {
                     let l = reclaimable.remove(i);
                     let handle = self.res.pieces[l.piece as usize].handle;
@@ -215,42 +250,28 @@ impl Heap {
                     };
                     let step = step(l.piece, gap.0, l.granules, handle, source);
                     steps.push(Step { emptied: l.extent, ..step });
-                    (gap.0, gap.1) = (gap.0 + l.granules, gap.1 - l.granules);
+                    l.granules
                 } else {
                     break;
-                }
+                };
+                (gap.0, gap.1) = (gap.0 + granules, gap.1 - granules);
             }
         }
         // The rest comes from the driver.
-        let rest: u32 = gaps.iter().map(|g| g.1).sum();
-        let ticket = self.res.bytes(rest);
-        let mut fine = rest == 0 || budget.take(ticket);
-        let mut refused = None;
-        if fine {
-            for (mut at, mut left) in gaps {
-                while left > 0 && fine {
-                    let n = left.min(means.piece.max(1));
-                    match self.res.new_piece(n) {
-                        Ok(id) => steps.push(step(id, at, n, 0, Source::New)),
-                        Err(e) => (fine, refused) = (false, Some(e)),
-                    }
-                    (at, left) = (at + n, left - n);
-                }
-            }
-            if !fine {
-                budget.undo(ticket);
-            }
-        }
-        if !fine {
-            for s in steps {
-                match s.source {
-                    Source::Cached => self.res.put_cached(s.piece),
-                    Source::New => self.res.drop_piece(s.piece),
-                    Source::Reclaimed { .. } | Source::Aliased { .. } => {}
-                }
+        let new_bytes = self.res.bytes(gaps.iter().map(|g| g.1).sum());
+        if new_bytes > 0 && !budget.take(new_bytes) {
+            for s in steps.iter().filter(|s| s.source == Source::Cached) {
+                self.res.put_cached(s.piece);
             }
             self.old_mappings.unhold(most);
-            return refused.map_or(Ok(None), Err);
+            return Ok(None);
+        }
+        for (mut at, mut left) in gaps {
+            while left > 0 {
+                let n = left.min(new_piece);
+                steps.push(step(self.res.new_piece(n), at, n, 0, Source::New));
+                (at, left) = (at + n, left - n);
+            }
         }
 
         let (target, mut timepoint) = self.isolate(extent, a, b);
@@ -280,7 +301,7 @@ impl Heap {
             lane,
             timepoint,
             steps,
-            ticket,
+            new_bytes,
             extents_held: 0,
             mappings_held: most,
         }))
@@ -375,33 +396,15 @@ impl Heap {
         latest
     }
 
-    /// Takes `[a, b)`, which lies in a free extent, out of circulation as one extent. Returns it
-    /// with the timepoint of the extent, if it lay in a timeline's lane.
-    pub(crate) fn isolate(&mut self, at: u32, a: u32, b: u32) -> (u32, PackedTimepoint) {
-        self.unlink_free(at);
-        let (n, timepoint) = (self.extents[at], self.extents.timepoint(at));
-        let mut mid = at;
-        if n.start < a {
-            mid = self.split(at, a - n.start);
-            self.link_free(at, n.lane, timepoint);
-        }
-        if n.end() > b {
-            let upper = self.split(mid, b - a);
-            self.link_free(upper, n.lane, timepoint);
-        }
-        self.extents[mid].state = State::Moving;
-        (mid, timepoint)
-    }
-
     /// Brings a plan back. `done`: it ran to its end; then the block is returned, used, with its
-    /// timepoint. Gives back what of the ticket was not used; pieces in hand stay in the cache.
+    /// timepoint. Returns unused bytes to the budget; pieces in hand stay in the cache.
     pub(crate) fn finish(&mut self, plan: Plan, done: bool, budget: &Budget) -> Option<u32> {
         self.extents.unhold(plan.extents_held);
         self.old_mappings.unhold(plan.mappings_held);
         self.lanes[usize::from(plan.lane)].plans -= 1;
         let unused = self.end_steps(&plan.steps);
         budget.undo(unused);
-        budget.keep(plan.ticket - unused);
+        budget.keep(plan.new_bytes - unused);
         let (lane, timepoint) = if plan.timepoint.is_never() {
             (READY, PackedTimepoint::NEVER)
         } else {
@@ -482,8 +485,8 @@ impl Heap {
         Ok(out)
     }
 
-    /// Unmaps pieces under ready free memory until at most `keep` bytes stay free, and names the
-    /// cached ones: a plan without a target. The caller unmaps and destroys them and then calls
+    /// Takes `surplus` bytes of pieces out of the cache and from under ready free memory, as far as
+    /// there are any: a plan without a target. The caller unmaps and destroys them, and then calls
     /// [`finish_trim`](Self::finish_trim).
     pub(crate) fn plan_trim(&mut self, mut surplus: u64) -> Result<Vec<Step>> {
         let shift = self.res.shift;
@@ -507,41 +510,6 @@ impl Heap {
         Ok(out)
     }
 
-    /// Suspends a lent extent: the pieces that lie wholly under it and its suspended neighbours are
-    /// to be unmapped and destroyed, and brought back by [`finish_trim`](Self::finish_trim). One
-    /// that is less than a granule stays as it is.
-    pub(crate) fn plan_suspend(&mut self, extent: u32) -> Result<Vec<Step>> {
-        let shift = self.res.shift;
-        let n = self.extents[extent];
-        let span = self.spans[usize::from(n.span)];
-        let mut out = Vec::new();
-        let (mut g, end) = (n.start.div_ceil(1 << shift), n.end() >> shift);
-        if !span.paged || g >= end || n.state != State::Used {
-            return Ok(out);
-        }
-        host::room(&mut out, self.parts(extent) as usize)?;
-        // Freeing it without resuming it takes entries for its parts.
-        self.extents.hold(self.parts(extent))?;
-        self.extents[extent].state = State::Suspended;
-        while g < end {
-            let id = self.res.piece_of(g);
-            let Some(&p) = self.res.pieces.get(id as usize) else {
-                g += 1;
-                continue;
-            };
-            if p.state == PieceState::Mapped
-                && !self.old_mappings.has(id)
-                && (p.at..p.at + p.granules).all(|g| self.is_suspended_at(extent, g))
-            {
-                let source = Source::Reclaimed { from: p.at, from_addr: span.addr(p.at << shift) };
-                let step = self.leaving(id, source);
-                out.push(step);
-            }
-            g = p.at + p.granules;
-        }
-        Ok(out)
-    }
-
     /// A piece that is to be unmapped, if it is mapped, and destroyed.
     fn leaving(&mut self, piece: u32, source: Source) -> Step {
         let p = &mut self.res.pieces[piece as usize];
@@ -550,111 +518,11 @@ impl Heap {
         Step { emptied: NIL, piece, at: NIL, addr: 0, bytes, handle, source, end: End::Untouched }
     }
 
-    /// Whether a granule lies wholly under one suspended extent, which is not far from `near`.
-    fn is_suspended_at(&self, near: u32, g: u32) -> bool {
-        let (from, to) = (g << self.res.shift, (g + 1) << self.res.shift);
-        let mut at = near;
-        while self.extents[at].start > from {
-            at = self.extents[at].prev;
-        }
-        let n = &self.extents[self.covering(at, from)];
-        n.state == State::Suspended && n.start <= from && to <= n.end()
-    }
-
-    /// Whether memory under a suspended extent is being given back, with a neighbour's.
-    pub(crate) fn in_motion(&self, extent: u32) -> bool {
-        let n = &self.extents[extent];
-        (n.start >> self.res.shift..=(n.end() - 1) >> self.res.shift).any(|g| {
-            let piece = self.res.pieces.get(self.res.piece_of(g) as usize);
-            piece.is_some_and(|p| p.state == PieceState::Moving)
-        })
-    }
-
-    /// The parts of an extent, at most: granules, and edges.
-    pub(crate) fn parts(&self, extent: u32) -> u32 {
-        (self.extents[extent].units >> self.res.shift) + 2
-    }
-
-    /// Plans new memory for the parts of a suspended extent that have none. `None`: the budget does
-    /// not allow it.
-    pub(crate) fn plan_resume(&mut self, extent: u32, budget: &Budget) -> Result<Option<Plan>> {
-        let shift = self.res.shift;
-        let n = self.extents[extent];
-        let span = self.spans[usize::from(n.span)];
-        let mut steps = Vec::new();
-        let mut ticket = 0;
-        if n.state == State::Suspended {
-            host::room(&mut steps, self.parts(extent) as usize)?;
-            for g in n.start >> shift..=(n.end() - 1) >> shift {
-                if self.res.piece_of(g) == NIL {
-                    let piece = match self.res.new_piece(1) {
-                        Ok(piece) => piece,
-                        Err(e) => {
-                            steps.iter().for_each(|s: &Step| self.res.drop_piece(s.piece));
-                            return Err(e);
-                        }
-                    };
-                    let addr = span.addr(g << shift);
-                    let bytes = self.res.bytes(1);
-                    let (source, end, emptied) = (Source::New, End::Untouched, NIL);
-                    steps.push(Step { emptied, piece, at: g, addr, bytes, handle: 0, source, end });
-                    ticket += bytes;
-                }
-            }
-        }
-        if !budget.take(ticket) {
-            steps.iter().for_each(|s| self.res.drop_piece(s.piece));
-            return Ok(None);
-        }
-        let (start, units, lane, timepoint) = (n.start, n.units, READY, PackedTimepoint::NEVER);
-        Ok(Some(Plan {
-            target: extent,
-            start,
-            units,
-            lane,
-            timepoint,
-            steps,
-            ticket,
-            extents_held: 0,
-            mappings_held: 0,
-        }))
-    }
-
-    /// Brings a resumption back: the extent stays lent, with or without its memory.
-    pub(crate) fn finish_resume(&mut self, plan: Plan, budget: &Budget) {
-        let whole = plan.steps.iter().all(|s| s.end == End::Mapped);
-        let unused = self.end_steps(&plan.steps);
-        budget.undo(unused);
-        budget.keep(plan.ticket - unused);
-        if whole && self.extents[plan.target].state == State::Suspended {
-            self.extents.unhold(self.parts(plan.target));
-            self.extents[plan.target].state = State::Used;
-        }
-    }
-
     /// Brings a trim back. A piece that was not destroyed is leaked and stays counted. Returns the
     /// bytes given back.
     pub(crate) fn finish_trim(&mut self, steps: &[Step], budget: &Budget) -> u64 {
         let freed = self.end_steps(steps);
         budget.give_back(freed);
-        for s in steps.iter().filter(|s| s.emptied == NIL) {
-            let Source::Reclaimed { from, .. } = s.source else { continue };
-            let granules = self.res.pieces[s.piece as usize].granules;
-            for g in from..from + granules {
-                // A suspended neighbour that was freed meanwhile.
-                let unit = g << self.res.shift;
-                let covers =
-                    |n: &Extent| n.state != State::Vacant && n.start <= unit && unit < n.end();
-                let Some(extent) = self.extents.rows.iter().position(covers).map(|at| at as u32)
-                else {
-                    continue;
-                };
-                if self.extents[extent].state == State::Moving && !self.in_motion(extent) {
-                    self.extents.unhold(self.parts(extent));
-                    self.free_by_residency(extent, READY, PackedTimepoint::NEVER);
-                }
-            }
-        }
         freed
     }
 
@@ -722,15 +590,6 @@ impl Heap {
             self.res.quarantined += s.bytes;
         }
         0
-    }
-}
-
-/// How many values lie before a timepoint is over.
-fn ahead(timepoint: PackedTimepoint) -> u64 {
-    match timepoint.timepoint() {
-        None => 0,
-        Some(p) if p.timeline().failed(p.value()) => u64::MAX,
-        Some(p) => p.value().saturating_sub(p.timeline().completed()),
     }
 }
 

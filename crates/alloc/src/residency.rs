@@ -28,7 +28,8 @@ impl Granule {
     const VACANT: Granule =
         Granule { piece: NIL, last: PackedTimepoint::NEVER, other: PackedTimepoint::NEVER };
 
-    /// When the last use is over, if nobody but `timeline` may still use it; never, if nobody does.
+    /// The last pending use, if it is `timeline`'s. `NEVER`: none is pending. `None`: another
+    /// timeline's is.
     #[inline]
     pub(crate) fn last_of(&self, timeline: TimelineId) -> Option<PackedTimepoint> {
         let over = |s: PackedTimepoint| s != MANY && s.has_passed();
@@ -163,18 +164,24 @@ impl Residency {
         Ok(())
     }
 
-    pub(crate) fn new_piece(&mut self, granules: u32) -> Result<u32> {
+    /// Makes room for so many new pieces.
+    pub(crate) fn room(&mut self, more: usize) -> Result<()> {
+        let all = self.pieces.len() + more;
+        host::room(&mut self.pieces, more)?;
+        host::room(&mut self.vacant, all)?;
+        host::room(&mut self.cached, all)
+    }
+
+    /// A piece that the driver is to make. There is [`room`](Self::room) for it.
+    pub(crate) fn new_piece(&mut self, granules: u32) -> u32 {
         let piece = Piece { at: NIL, granules, handle: 0, state: PieceState::Moving };
         if let Some(id) = self.vacant.pop() {
             self.pieces[id as usize] = piece;
-            return Ok(id);
+            return id;
         }
-        let pieces = self.pieces.len() + 1;
-        host::room(&mut self.pieces, 1)?;
-        host::room(&mut self.vacant, pieces)?;
-        host::room(&mut self.cached, pieces)?;
+        debug_assert!(self.pieces.len() < self.pieces.capacity());
         self.pieces.push(piece);
-        Ok(self.pieces.len() as u32 - 1)
+        self.pieces.len() as u32 - 1
     }
 
     pub(crate) fn drop_piece(&mut self, id: u32) {
@@ -360,8 +367,8 @@ pub(crate) struct Plan {
     pub(crate) lane: u8,
     pub(crate) timepoint: PackedTimepoint,
     pub(crate) steps: Vec<Step>,
-    /// Bytes of the ticket.
-    pub(crate) ticket: u64,
+    /// Bytes of new memory, which the budget has reserved.
+    pub(crate) new_bytes: u64,
     pub(crate) extents_held: u32,
     pub(crate) mappings_held: usize,
 }

@@ -62,7 +62,8 @@ pub struct TraceEvent {
     pub addr: u64,
     /// Bytes: of buffers, as asked for. Microseconds of a host's wait; 0 of a stream's.
     pub size: u64,
-    /// The line of the stream: that asked, that used the buffer last, or that was waited for.
+    /// The number of a stream's timeline: that asked, that used the buffer last, or that was waited
+    /// for.
     pub stream: u16,
     /// The release tag at that time.
     pub tag: u32,

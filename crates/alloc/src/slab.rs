@@ -1,9 +1,10 @@
 //! Slabs: runs of equal slots for requests up to 64 KiB.
 //!
 //! A run is one extent of the heap. Its slots are free and ready, free but still in use by a
-//! timeline (pending), or lent. While all pending slots of a run belong to one line, one comparison
-//! with the latest timepoint tells whether they are ready; otherwise each slot's own timepoint is
-//! asked. An empty run goes back to the heap, except one per class, which the slow path takes too.
+//! timeline (pending), or lent. While all pending slots of a run belong to one timeline, one
+//! comparison with the latest timepoint tells whether they are ready. Otherwise each slot's own
+//! timepoint is asked. An empty run goes back to the heap, except one per class, which the slow
+//! path takes too.
 //!
 //! Plain single-threaded state, like the heap. Must not know leases.
 
@@ -99,16 +100,8 @@ impl Slabs {
         let mut left = PROBE;
         while at != NIL && left > 0 {
             let run = &mut self.runs[at as usize];
-            if let Some((slot, timepoint)) = run.pop(timeline) {
-                let addr = run.addr + u64::from(slot) * class_size(class);
-                if run.free + 1 == run.slots {
-                    self.empty[class] -= 1;
-                }
-                if run.free == 0 {
-                    self.unlist(at);
-                }
-                self.free_bytes -= class_size(class);
-                return Some(Slot { run: at, slot, addr, timepoint });
+            if let Some(popped) = run.pop(timeline) {
+                return Some(self.lend(at, class, popped));
             }
             at = run.next;
             left -= 1;
@@ -129,12 +122,21 @@ impl Slabs {
             }
         };
         run.free -= 1;
-        self.free_bytes -= class_size(class);
-        self.empty[class] -= 1;
+        self.lend(id, class, (slot, timepoint))
+    }
+
+    /// A slot that was popped is lent.
+    #[inline(always)]
+    fn lend(&mut self, id: u32, class: usize, popped: (u16, PackedTimepoint)) -> Slot {
+        let (run, (slot, timepoint)) = (&self.runs[id as usize], popped);
         let addr = run.addr + u64::from(slot) * class_size(class);
+        if run.free + 1 == run.slots {
+            self.empty[class] -= 1;
+        }
         if run.free == 0 {
             self.unlist(id);
         }
+        self.free_bytes -= class_size(class);
         Slot { run: id, slot, addr, timepoint }
     }
 

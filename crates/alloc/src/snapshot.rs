@@ -3,10 +3,10 @@
 //!
 //! Taken under the allocator's lock, which is held for a walk over its tables. Exact when nobody
 //! drops a lease meanwhile; a block whose last lease is being dropped, or that lies in a thread
-//! cache, is *between*.
+//! cache, is *cached*.
 
 use crate::allocator::Allocator;
-use crate::buffer::{ARENA, EMPTY, IMPORTED, REGION};
+use crate::buffer::{IMPORTED, REGION};
 use crate::config::AllocStats;
 use crate::extent::{Extent, NIL, State};
 use crate::heap::{Heap, Span};
@@ -31,7 +31,7 @@ pub enum BlockState {
     /// Free; a stream may still be using it.
     Pending,
     /// Freed, in a thread cache or on its way to the heap.
-    Between,
+    Cached,
     /// Freed, kept from reuse by a debug aid.
     HeldBack,
     /// In a change of what is mapped where.
@@ -52,8 +52,8 @@ pub struct BlockInfo {
     pub requested: u64,
     /// The state of the block.
     pub state: BlockState,
-    /// The line of the stream that it was allocated on (live), or that may still use it (pending);
-    /// 0: none, or several.
+    /// The number of the timeline of the stream that it was allocated on (live), or that may still
+    /// use it (pending). 0: none, or several.
     pub stream: u16,
     /// The release tag of a live block.
     pub tag: u32,
@@ -108,7 +108,7 @@ pub struct LiveBuffer {
     pub len: u64,
     /// Its release tag.
     pub tag: u32,
-    /// The line of the stream that it was allocated on; 0: none.
+    /// The number of the timeline of the stream that it was allocated on; 0: none.
     pub stream: u16,
     /// How many leases hold it.
     pub leases: u32,
@@ -218,8 +218,16 @@ impl Allocator {
     #[must_use]
     pub fn leak_report(&self) -> LeakReport {
         let mut buffers = Vec::new();
-        self.inner().for_each_live(|_, flags, b| {
-            buffers.push(LiveBuffer { imported: flags & IMPORTED != 0, ..b });
+        self.inner().for_each_live(|row, leases| {
+            let b = &row.buffer;
+            buffers.push(LiveBuffer {
+                addr: b.addr(),
+                len: b.len(),
+                tag: b.tag(),
+                stream: b.home_timeline().get(),
+                leases,
+                imported: b.flags() & IMPORTED != 0,
+            });
         });
         buffers.sort_by_key(|b| (std::cmp::Reverse(b.len), b.addr));
         LeakReport { buffers }
@@ -245,24 +253,6 @@ struct Facts<'a> {
 const WHOLE: u16 = u16::MAX;
 
 impl Inner {
-    /// Calls `f` with id, flags and description of every buffer that leases hold, except members of
-    /// graphs and empty ones.
-    pub(crate) fn for_each_live(&self, mut f: impl FnMut(u64, u32, LiveBuffer)) {
-        for row in (0..self.table.len()).filter_map(|i| self.table.get(i)) {
-            let (flags, leases) = (row.buffer.flags(), row.header.strong());
-            if leases == 0 || flags & (ARENA | EMPTY) != 0 {
-                continue;
-            }
-            let b = &row.buffer;
-            let (stream, imported) = (b.home_line().get(), false);
-            f(
-                id_of(row),
-                flags,
-                LiveBuffer { addr: b.addr(), len: b.len(), tag: b.tag(), stream, leases, imported },
-            );
-        }
-    }
-
     fn segments(&self) -> Vec<Segment> {
         let placements = self.watch.as_ref().map(|w| w.held_placements()).unwrap_or_default();
         let held = placements.into_iter().map(|s| match s {
@@ -271,10 +261,11 @@ impl Inner {
         });
         let core = self.core.lock();
         let mut live = HashMap::new();
-        self.for_each_live(|id, flags, b| {
-            if flags & IMPORTED == 0 {
-                let graph = flags & REGION != 0;
-                live.insert(b.addr, Live { len: b.len, tag: b.tag, stream: b.stream, id, graph });
+        self.for_each_live(|row, _| {
+            let (b, id) = (&row.buffer, id_of(row));
+            if b.flags() & IMPORTED == 0 {
+                let (stream, graph) = (b.home_timeline().get(), b.flags() & REGION != 0);
+                live.insert(b.addr(), Live { len: b.len(), tag: b.tag(), stream, id, graph });
             }
         });
         let facts = Facts { core: &core, live, held: held.collect() };
@@ -296,7 +287,7 @@ const NOTHING: BlockInfo = BlockInfo {
     addr: 0,
     bytes: 0,
     requested: 0,
-    state: BlockState::Between,
+    state: BlockState::Cached,
     stream: 0,
     tag: 0,
     id: 0,
@@ -339,7 +330,6 @@ impl Facts<'_> {
             State::Waiting => push(other(BlockState::Pending)),
             State::Moving | State::Vacant => push(other(BlockState::Moving)),
             State::Quarantined => push(other(BlockState::Quarantined)),
-            State::Suspended => push(self.used(addr, bytes, (id, WHOLE))),
             State::Used if n.link[0] == NIL => push(self.used(addr, bytes, (id, WHOLE))),
             State::Used => self.run(n.link[0], addr, bytes, push),
         }

@@ -23,15 +23,26 @@ use leasehold_core::{Error, Header, Owner, PackedTimepoint, Result, Timeline, Ti
 use std::any::Any;
 use std::ptr::NonNull;
 
-/// An object that must outlast the last use of a buffer.
-pub(crate) type Keep = Box<dyn Any + Send + Sync>;
+/// An object that must outlast a buffer.
+pub(crate) enum Keep {
+    /// The owner of imported memory: it outlasts the last use, too.
+    Import(#[expect(dead_code, reason = "held for its drop")] Box<dyn Any + Send + Sync>),
+    /// The memory of an arena that a member lies in.
+    Member(Box<dyn ArenaMemory>),
+}
 
-/// The stream that asks. A hit touches only the timeline; the timeline is for the slow path.
+/// The memory of an arena, for its members.
+pub(crate) trait ArenaMemory: Send + Sync {
+    /// The last lease of `member` was dropped: its uses are the memory's from now on.
+    fn take_uses(&self, member: &Buffer);
+}
+
+/// The stream that asks.
 #[derive(Clone, Copy)]
 pub struct On<'a> {
-    /// The stream's timeline.
+    /// The stream's timeline. A hit touches nothing else.
     pub timeline: &'static Timeline,
-    /// The stream's timeline.
+    /// The stream itself, for the slow path: its signals and waits.
     pub source: &'a dyn TimelineSource,
 }
 
@@ -54,7 +65,7 @@ pub(crate) struct Core {
     pub(crate) vacant: Vacant,
     /// The keeper is gone; what comes back counts down `refs`.
     pub(crate) orphan: bool,
-    /// The objects that imported buffers keep alive, by row.
+    /// The objects that buffers keep alive, by row.
     pub(crate) keeps: Vec<Option<Keep>>,
     /// Rows whose blocks several timelines may still be using.
     pub(crate) deferred: Deferred,
@@ -100,7 +111,7 @@ pub(crate) struct Inner {
     pub(crate) next_deferred: Option<Box<Inner>>,
 }
 
-/// A list of rows that nobody holds and nobody may take yet, through their headers.
+/// A list of rows that are freed but still in use by a stream, through their headers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Deferred {
     pub(crate) first: u32,

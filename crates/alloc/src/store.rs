@@ -2,7 +2,6 @@
 //!
 //! One allocator's lock guards the store. Pure state: no driver call, no lease, no thread.
 
-use crate::extent::State;
 use crate::heap::{Heap, READY};
 use crate::layout::NO_CLASS;
 use crate::layout::{MIN_ALIGN, SLAB_MAX, UNIT, UNIT_SHIFT, class_of};
@@ -30,6 +29,9 @@ pub(crate) struct Block {
     /// that is ready.
     pub(crate) timepoint: PackedTimepoint,
 }
+
+/// A block, if there is memory for it.
+pub(crate) type Found = Result<Option<Block>>;
 
 /// The memory that the heap must supply when no free block fits: the request itself, or a slab run
 /// for it.
@@ -80,7 +82,7 @@ impl Store {
 
     /// Takes a block from what is resident and free for `timeline`. `None`: nothing fits.
     #[inline(always)]
-    pub(crate) fn take(&mut self, need: Need, timeline: &Timeline) -> Result<Option<Block>> {
+    pub(crate) fn take(&mut self, need: Need, timeline: &Timeline) -> Found {
         if let Some(class) = need.class {
             return self.take_slot(class.into(), timeline);
         }
@@ -88,7 +90,7 @@ impl Store {
     }
 
     #[inline(always)]
-    pub(crate) fn take_slot(&mut self, class: usize, timeline: &Timeline) -> Result<Option<Block>> {
+    pub(crate) fn take_slot(&mut self, class: usize, timeline: &Timeline) -> Found {
         match self.slabs.take(class, timeline.id()) {
             Some(slot) => Ok(Some(self.slot_block(slot, class))),
             None => self.take_run_slow(class, timeline),
@@ -117,27 +119,26 @@ impl Store {
     }
 
     #[cold]
-    fn take_run_slow(&mut self, class: usize, timeline: &Timeline) -> Result<Option<Block>> {
+    fn take_run_slow(&mut self, class: usize, timeline: &Timeline) -> Found {
         let timepoints = self.slabs.ensure_run(class)?;
         let Some(extent) = self.heap.take(self.slabs.run_units(class), 1, timeline)? else {
             return Ok(None);
         };
-        let run = self.slabs.add_run(&mut self.heap, extent, class, timepoints);
+        Ok(Some(self.first_slot(extent, class, timepoints)))
+    }
+
+    /// The first slot of a run that a used extent becomes.
+    fn first_slot(&mut self, extent: u32, class: usize, room: Vec<PackedTimepoint>) -> Block {
+        let run = self.slabs.add_run(&mut self.heap, extent, class, room);
         let slot = self.slabs.take_first(run);
-        Ok(Some(self.slot_block(slot, class)))
+        self.slot_block(slot, class)
     }
 
     /// As [`take`](Self::take), but anything that is resident, however badly it fits.
-    pub(crate) fn take_resident(
-        &mut self,
-        need: Need,
-        timeline: &Timeline,
-    ) -> Result<Option<Block>> {
+    pub(crate) fn take_resident(&mut self, need: Need, timeline: &Timeline) -> Found {
         let lane = self.heap.lane_for(timeline);
-        match self.heap.take_resident(self.units(need), need.align, lane)? {
-            Some(extent) => self.adopt(extent, need),
-            None => Ok(None),
-        }
+        let extent = self.heap.take_resident(self.units(need), need.align, lane)?;
+        extent.map_or(Ok(None), |extent| self.block_for(extent, need))
     }
 
     /// As [`take`](Self::take), from memory that other timelines may still be using, where
@@ -147,24 +148,18 @@ impl Store {
         need: Need,
         timeline: &Timeline,
         allowed: impl FnMut(PackedTimepoint) -> bool,
-    ) -> Result<Option<Block>> {
+    ) -> Found {
         let lane = self.heap.lane_for(timeline);
-        match self.heap.take_foreign(self.units(need), need.align, lane, allowed)? {
-            Some(extent) => self.adopt(extent, need),
-            None => Ok(None),
-        }
+        let extent = self.heap.take_foreign(self.units(need), need.align, lane, allowed)?;
+        extent.map_or(Ok(None), |extent| self.block_for(extent, need))
     }
 
     /// Turns a used extent that a plan made into the block that was asked for.
-    pub(crate) fn adopt(&mut self, extent: u32, need: Need) -> Result<Option<Block>> {
+    pub(crate) fn block_for(&mut self, extent: u32, need: Need) -> Found {
         match need.class {
             None => Ok(Some(self.block(extent))),
             Some(class) => match self.slabs.ensure_run(class.into()) {
-                Ok(timepoints) => {
-                    let run = self.slabs.add_run(&mut self.heap, extent, class.into(), timepoints);
-                    let slot = self.slabs.take_first(run);
-                    Ok(Some(self.slot_block(slot, class.into())))
-                }
+                Ok(timepoints) => Ok(Some(self.first_slot(extent, class.into(), timepoints))),
                 Err(e) => {
                     let timepoint = self.heap.extents.timepoint(extent);
                     self.free(Placement::Extent(extent), timepoint);
@@ -195,40 +190,16 @@ impl Store {
     pub(crate) fn free(&mut self, placement: Placement, timepoint: PackedTimepoint) {
         match placement {
             Placement::Slot(run, slot) => self.slabs.free(&mut self.heap, run, slot, timepoint),
-            Placement::Extent(extent) => {
-                if self.heap.extents[extent].state != State::Used {
-                    return self.free_suspended(extent);
-                }
-                self.heap.release(extent, timepoint);
-            }
+            Placement::Extent(extent) => self.heap.release(extent, timepoint),
         }
-    }
-
-    /// A suspended block is freed: part by part, as it has memory.
-    #[cold]
-    fn free_suspended(&mut self, extent: u32) {
-        if self.heap.in_motion(extent) {
-            // A neighbour's suspension is carrying off memory that is partly its own, and settles
-            // it.
-            self.heap.extents[extent].state = State::Moving;
-            return;
-        }
-        // Set aside when it was suspended.
-        self.heap.extents.unhold(self.heap.parts(extent));
-        self.heap.free_by_residency(extent, READY, PackedTimepoint::NEVER);
     }
 
     /// Takes a block that several timelines may still be using out of circulation, until
-    /// [`free_deferred`](Self::free_deferred). `false`: it need not wait.
+    /// [`free_deferred`](Self::free_deferred).
     #[cold]
-    pub(crate) fn defer(&mut self, placement: Placement) -> bool {
-        match placement {
-            Placement::Slot(..) => true,
-            Placement::Extent(extent) if self.heap.extents[extent].state != State::Used => false,
-            Placement::Extent(extent) => {
-                self.heap.defer(extent);
-                true
-            }
+    pub(crate) fn defer(&mut self, placement: Placement) {
+        if let Placement::Extent(extent) = placement {
+            self.heap.defer(extent);
         }
     }
 

@@ -7,18 +7,28 @@
 //! has one *bin* per slab class, a list of blocks. A full bin gives half of its blocks to the heap.
 //! Where the shard holds all that it may, its fullest bin does.
 //!
-//! Larger blocks are different, since what lies in a cache cannot coalesce, and what is reused from
-//! it does not move to a lower address. A shard keeps the last one that was freed, up to the next
-//! request for another size. That request gives it back to the heap under the lock which it takes
-//! anyway, as mimalloc's threads collect deferred frees. Where the same sizes do not come again,
-//! the shard keeps none for a while; within a budget, none from then on. A trial moves the blocks
-//! of a workload that repeats. Such a workload may take new memory then, and within a budget it
-//! must come to rest.
-//!
 //! One flag says that the shard's threads found the heap's lock taken. Then full bins give to the
-//! [`depot`](crate::depot), empty ones take a list from there or fetch some more blocks of the
-//! heap, and the shard keeps up to [`LARGE`] large blocks, also where the same sizes do not come
-//! again. A flush clears the flag.
+//! [`depot`](crate::depot), and empty ones take a list from there or fetch some more blocks of the
+//! heap. A flush clears the flag.
+//!
+//! # Large blocks
+//! What lies in a cache cannot coalesce, and what is reused from it does not move to a lower
+//! address. So a shard keeps large blocks only while they are of use:
+//!
+//! | event | a thread alone | threads contend |
+//! |---|---|---|
+//! | a free during a rest | to the heap; the rest is one free shorter | as without a rest |
+//! | another free | kept; what was kept goes to the heap | kept, up to [`LARGE`] together |
+//! | a request for a size that is kept | the last such block; the tries begin anew | the same |
+//! | another request | what is kept goes to the heap | only if it is more than half of `LARGE` |
+//! | more than `TRIES` kept without a hit | a rest of `REST` frees | the same, for later |
+//! | a flush of what is kept | a rest of `SHORT_REST` frees | the same, and contention is over |
+//!
+//! - What is kept goes to the heap all at once. On a request it goes under the lock which that
+//!   takes anyway, as mimalloc's threads collect deferred frees. A free that finds no room, in
+//!   number or in bytes, sends it there before its own block is kept.
+//! - Within a budget a rest after `TRIES` is for good, and a flush begins none. Every trial changes
+//!   where blocks lie, and so may take new memory. A workload that repeats must come to rest.
 //!
 //! # Protocol
 //! A shard has one lock word. A thread enters by a compare-and-swap from free to locked and leaves
@@ -40,22 +50,18 @@ use leasehold_core::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, 
 use leasehold_core::sync::{UnsafeCell, spin_loop};
 
 mod bins;
-use bins::{Bins, Kept, add};
+use bins::{Bins, Kept, LARGE, add};
 
 const FREE: u32 = 0;
 const LOCKED: u32 = 1;
-/// Bytes by which a shard's count of live bytes may be ahead of the heap's. To tell it is a write
-/// that all threads share.
-const DRIFT: i64 = 2 << 20;
-/// Large blocks that a shard keeps at most.
-const LARGE: usize = 16;
-/// Large blocks that are kept in a row without a hit, before no more are kept.
-const TRIES: u32 = 48;
-/// Frees of large blocks that then go to the heap.
+/// Bytes by which a shard's count of live bytes may be ahead of the heap's. A report is a write to
+/// what all threads share.
+const MOST_UNREPORTED: i64 = 2 << 20;
+/// Frees of large blocks that go to the heap after [`TRIES`](bins::TRIES).
 const REST: u32 = 4096;
-/// The same, after a large block that was kept was missing elsewhere.
+/// The same after a flush: what was kept was missing elsewhere.
 const SHORT_REST: u32 = 512;
-/// The same within a budget: all.
+/// A rest without an end.
 const FOREVER: u32 = u32::MAX;
 /// Shards that there are at most.
 const MOST_SHARDS: usize = 64;
@@ -87,7 +93,7 @@ pub(crate) struct Shard {
     /// Large blocks that go to the heap before the next is kept. A guess: written without care.
     rest: AtomicU32,
     /// Live bytes that this shard lent and took back, beyond what the heap knows.
-    drift: AtomicI64,
+    unreported: AtomicI64,
     small: Kept,
     large: Kept,
     hits: AtomicU64,
@@ -101,26 +107,26 @@ unsafe impl Send for Shard {}
 unsafe impl Sync for Shard {}
 
 /// The rows that go to the heap, and the live bytes that the heap does not know of.
-pub(crate) struct Back {
+pub(crate) struct Evicted {
     pub(crate) rows: List,
-    pub(crate) drift: i64,
+    pub(crate) unreported: i64,
 }
 
-impl Back {
-    pub(crate) const NOTHING: Back = Back { rows: List::EMPTY, drift: 0 };
+impl Evicted {
+    pub(crate) const NOTHING: Evicted = Evicted { rows: List::EMPTY, unreported: 0 };
 
     #[inline(always)]
     pub(crate) fn is_nothing(&self) -> bool {
-        self.rows.is_empty() && self.drift == 0
+        self.rows.is_empty() && self.unreported == 0
     }
 }
 
 /// The outcome of a request for a small block that was no hit.
 pub(crate) enum Refill<'a> {
-    Row(&'a Row, Back),
+    Row(&'a Row, Evicted),
     /// There is none. So many more than the one that was asked for are welcome: see
     /// [`ThreadCaches::stock`].
-    Empty(u32, Back),
+    Empty(u32, Evicted),
 }
 
 impl ThreadCaches {
@@ -144,17 +150,8 @@ impl ThreadCaches {
 
     /// No shards at all.
     pub(crate) fn none() -> Self {
-        let shards = (0..1).map(|_| Shard::new(0, LOCKED)).collect();
-        Self {
-            shards,
-            mask: 0,
-            none: true,
-            small: 0,
-            large: 0,
-            largest: 0,
-            budgeted: false,
-            depot: Depot::new(0, 0),
-        }
+        let (shards, depot) = ([Shard::new(0, LOCKED)].into(), Depot::new(0, 0));
+        Self { shards, mask: 0, none: true, small: 0, large: 0, largest: 0, budgeted: false, depot }
     }
 
     /// Whether there are no shards.
@@ -181,8 +178,8 @@ impl ThreadCaches {
         self.shard(thread).contended.store(true, Ordering::Relaxed);
     }
 
-    /// A row of a slab class that was freed on `line`, lent for `size` bytes, if the thread's shard
-    /// has one.
+    /// A row of a slab class that was freed on `timeline`, lent for `size` bytes, if the thread's
+    /// shard has one.
     ///
     /// # Safety
     /// - The table whose rows were put here is alive for `'a`.
@@ -222,17 +219,17 @@ impl ThreadCaches {
     ) -> bool {
         let shard = self.shard(thread);
         let Some(mut inside) = shard.enter() else { return false };
-        let drift = shard.drift.load(Ordering::Relaxed) - size as i64;
+        let unreported = shard.unreported.load(Ordering::Relaxed) - size as i64;
         let bins = inside.bins();
         let Some(at) = bins.find(timeline) else { return false };
         let bin = bins.of(at, class);
         let kept = shard.small.bytes.load(Ordering::Relaxed) + u64::from(bin.bytes);
-        let fine = bin.len < bin.most && kept <= self.small && drift >= -DRIFT;
+        let fine = bin.len < bin.most && kept <= self.small && unreported >= -MOST_UNREPORTED;
         if fine {
             bin.push(row);
             shard.small.bytes.store(kept, Ordering::Relaxed);
             add(&shard.small.rows, 1);
-            shard.drift.store(drift, Ordering::Relaxed);
+            shard.unreported.store(unreported, Ordering::Relaxed);
         }
         fine
     }
@@ -248,7 +245,7 @@ impl ThreadCaches {
         timeline: TimelineId,
         size: u64,
     ) -> Refill<'a> {
-        const EMPTY: Refill<'_> = Refill::Empty(0, Back::NOTHING);
+        const EMPTY: Refill<'_> = Refill::Empty(0, Evicted::NOTHING);
         let shard = self.shard(thread);
         let contended = shard.contended.load(Ordering::Relaxed);
         if shard.small.rows.load(Ordering::Relaxed) == 0
@@ -262,7 +259,7 @@ impl ThreadCaches {
         let mut rows = List::EMPTY;
         let at = match bins.find(timeline) {
             None if contended || self.depot.may_have(timeline) => {
-                bins.adopt(timeline, shard, &mut rows)
+                bins.assign(timeline, &shard.small, &mut rows)
             }
             place => place,
         };
@@ -279,41 +276,46 @@ impl ThreadCaches {
         // SAFETY: the caller keeps the table of the rows in the bins alive for `'a`.
         if let Some((row, bytes)) = unsafe { bin.pop() } {
             shard.count_hit(&shard.small, bytes, size);
-            return Refill::Row(row, Back { rows, drift: shard.tell() });
+            return Refill::Row(row, Evicted { rows, unreported: shard.report() });
         }
         let more = if contended && shard.small.bytes.load(Ordering::Relaxed) < self.small / 2 {
             bin.most / 4
         } else {
             0
         };
-        Refill::Empty(more.into(), Back { rows, drift: 0 })
+        Refill::Empty(more.into(), Evicted { rows, unreported: 0 })
     }
 
     /// As [`put`](Self::put), and makes room. `None`: somebody is inside.
-    pub(crate) fn spill(
+    pub(crate) fn put_slow(
         &self,
         thread: u32,
         row: &Row,
         class: usize,
         timeline: TimelineId,
         size: u64,
-    ) -> Option<Back> {
+    ) -> Option<Evicted> {
         let shard = self.shard(thread);
         let mut inside = shard.enter()?;
         let bins = inside.bins();
         let mut rows = List::EMPTY;
-        let fine = match bins.find(timeline).or_else(|| bins.adopt(timeline, shard, &mut rows)) {
-            Some(at) => {
-                bins.make_room((at, class), self.small, shard, &self.depot, &mut rows);
-                bins.keep((at, class), row, self.small, shard)
-            }
-            None => false,
-        };
+        let fine =
+            match bins.find(timeline).or_else(|| bins.assign(timeline, &shard.small, &mut rows)) {
+                Some(at) => {
+                    let contended = shard.contended.load(Ordering::Relaxed);
+                    let depot = contended.then_some(&self.depot);
+                    bins.make_room((at, class), self.small, &shard.small, depot, &mut rows);
+                    bins.keep((at, class), row, self.small, &shard.small)
+                }
+                None => false,
+            };
         if !fine {
             rows.push(row);
         }
-        shard.drift.store(shard.drift.load(Ordering::Relaxed) - size as i64, Ordering::Relaxed);
-        Some(Back { rows, drift: shard.tell() })
+        shard
+            .unreported
+            .store(shard.unreported.load(Ordering::Relaxed) - size as i64, Ordering::Relaxed);
+        Some(Evicted { rows, unreported: shard.report() })
     }
 
     /// Keeps rows of small blocks of one class that nobody has held yet and that `timeline` may
@@ -334,7 +336,7 @@ impl ThreadCaches {
         let Some(at) = bins.find(timeline) else { return };
         // SAFETY: the caller keeps the table of the list's rows alive.
         while let Some(row) = unsafe { rows.pop() } {
-            if !bins.keep((at, class), row, self.small, shard) {
+            if !bins.keep((at, class), row, self.small, &shard.small) {
                 return rows.push(row);
             }
         }
@@ -346,7 +348,7 @@ impl ThreadCaches {
         size > SLAB_MAX && size <= self.largest
     }
 
-    /// A large row that was freed on `line`, lent for `size` bytes, and the live bytes that the
+    /// A large row that was freed on `timeline`, lent for `size` bytes, and the live bytes that the
     /// heap does not know of.
     ///
     /// # Errors
@@ -360,35 +362,33 @@ impl ThreadCaches {
         thread: u32,
         timeline: TimelineId,
         size: u64,
-    ) -> Result<(&'a Row, i64), Back> {
+    ) -> Result<(&'a Row, i64), Evicted> {
         let shard = self.shard(thread);
         if shard.large.rows.load(Ordering::Relaxed) == 0 {
-            return Err(Back::NOTHING);
+            return Err(Evicted::NOTHING);
         }
-        let Some(mut inside) = shard.enter() else { return Err(Back::NOTHING) };
+        let Some(mut inside) = shard.enter() else { return Err(Evicted::NOTHING) };
         let large = &mut inside.bins().large;
         // SAFETY: the caller keeps the table of the rows in the shard alive for `'a`.
         match unsafe { large.take(timeline, size) } {
             Some((row, bytes)) => {
                 shard.count_hit(&shard.large, bytes, size);
-                Ok((row, shard.drift.load(Ordering::Relaxed)))
+                Ok((row, shard.unreported.load(Ordering::Relaxed)))
             }
             None => {
                 let mut rows = List::EMPTY;
-                // Kept blocks cannot coalesce. Where threads contend, the shard gives blocks up
-                // only if it keeps more than half of `LARGE`.
                 if !shard.contended.load(Ordering::Relaxed) || large.len() > LARGE / 2 {
-                    large.give_up(&shard.large, &mut rows);
+                    large.evict(&shard.large, &mut rows);
                 }
-                let drift =
-                    if rows.is_empty() { 0 } else { shard.drift.swap(0, Ordering::Relaxed) };
-                Err(Back { rows, drift })
+                let unreported =
+                    if rows.is_empty() { 0 } else { shard.unreported.swap(0, Ordering::Relaxed) };
+                Err(Evicted { rows, unreported })
             }
         }
     }
 
     /// Keeps a large row of a size that it [`keeps`](Self::keeps), which nobody holds and whose
-    /// last uses are on `timeline`. `None`: sizes do not come again, or somebody is inside.
+    /// last uses are on `timeline`. `None`: the shard rests, or somebody is inside.
     #[inline]
     pub(crate) fn put_large(
         &self,
@@ -396,11 +396,10 @@ impl ThreadCaches {
         row: &Row,
         timeline: TimelineId,
         size: u64,
-    ) -> Option<Back> {
+    ) -> Option<Evicted> {
         let shard = self.shard(thread);
         let contended = shard.contended.load(Ordering::Relaxed);
         let rest = shard.rest.load(Ordering::Relaxed);
-        // Where threads contend, every block that the heap does not see is a gain.
         if rest > 0 && !contended {
             if rest != FOREVER {
                 shard.rest.store(rest - 1, Ordering::Relaxed);
@@ -416,36 +415,36 @@ impl ThreadCaches {
             shard.rest.store(rest, Ordering::Relaxed);
         }
         if large.len() >= most || shard.large.bytes.load(Ordering::Relaxed) + size > self.large {
-            large.give_up(&shard.large, &mut rows);
+            large.evict(&shard.large, &mut rows);
         }
         large.put(row, timeline, size, &shard.large);
-        let drift = shard.drift.load(Ordering::Relaxed) - size as i64;
+        let unreported = shard.unreported.load(Ordering::Relaxed) - size as i64;
         if rows.is_empty() {
-            shard.drift.store(drift, Ordering::Relaxed);
-            return Some(Back::NOTHING);
+            shard.unreported.store(unreported, Ordering::Relaxed);
+            return Some(Evicted::NOTHING);
         }
-        shard.drift.store(0, Ordering::Relaxed);
-        Some(Back { rows, drift })
+        shard.unreported.store(0, Ordering::Relaxed);
+        Some(Evicted { rows, unreported })
     }
 
     /// Takes everything out of the shard of a thread, unless somebody else is inside; and out of
     /// the depot.
-    pub(crate) fn flush_own(&self, thread: u32) -> Back {
-        let mut back = Back::NOTHING;
+    pub(crate) fn flush_own(&self, thread: u32) -> Evicted {
+        let mut evicted = Evicted::NOTHING;
         // SAFETY: rows in the depot belong to a table that outlives the caches.
-        unsafe { self.depot.drain(&mut back.rows) };
+        unsafe { self.depot.drain(&mut evicted.rows) };
         let shard = self.shard(thread);
         if !shard.is_idle()
             && let Some(mut inside) = shard.enter()
         {
-            inside.drain(&mut back, self.budgeted);
+            inside.drain(&mut evicted, self.budgeted);
         }
-        back
+        evicted
     }
 
     /// Takes everything out of all shards and the depot. `close`: and lets nobody in again.
-    pub(crate) fn flush(&self, close: bool) -> Back {
-        let mut back = Back::NOTHING;
+    pub(crate) fn flush(&self, close: bool) -> Evicted {
+        let mut evicted = Evicted::NOTHING;
         // Rows in the depot must not get into a shard that the flush has already looked at.
         let all = close || self.depot.any();
         // Every flush begins at the first shard, so no two wait for each other.
@@ -456,14 +455,14 @@ impl ThreadCaches {
             *inside = Some(shard.await_turn());
         }
         // SAFETY: rows in the depot belong to a table that outlives the caches.
-        unsafe { self.depot.drain(&mut back.rows) };
+        unsafe { self.depot.drain(&mut evicted.rows) };
         for mut inside in entered.into_iter().flatten() {
-            inside.drain(&mut back, self.budgeted);
+            inside.drain(&mut evicted, self.budgeted);
             if close {
                 std::mem::forget(inside);
             }
         }
-        back
+        evicted
     }
 
     /// Rows and bytes in the shards and the depot, hits, and live bytes beyond what the heap knows.
@@ -471,12 +470,12 @@ impl ThreadCaches {
     pub(crate) fn stats(&self) -> (u64, u64, u64, i64) {
         let (rows, bytes) = self.depot.kept();
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        self.open_shards().iter().fold((rows, bytes, 0, 0), |(rows, bytes, hits, drift), s| {
+        self.open_shards().iter().fold((rows, bytes, 0, 0), |(rows, bytes, hits, unreported), s| {
             (
                 rows + load(&s.small.rows) + load(&s.large.rows),
                 bytes + load(&s.small.bytes) + load(&s.large.bytes),
                 hits + load(&s.hits),
-                drift + s.drift.load(Ordering::Relaxed),
+                unreported + s.unreported.load(Ordering::Relaxed),
             )
         })
     }
@@ -493,14 +492,14 @@ impl Inside<'_> {
     }
 
     /// Takes everything out.
-    fn drain(&mut self, back: &mut Back, budgeted: bool) {
+    fn drain(&mut self, evicted: &mut Evicted, budgeted: bool) {
         let shard = self.0;
         if shard.large.rows.load(Ordering::Relaxed) > 0 && !budgeted {
             shard.rest.store(SHORT_REST, Ordering::Relaxed);
         }
-        self.bins().drain(shard, &mut back.rows);
-        back.drift += shard.drift.load(Ordering::Relaxed);
-        shard.drift.store(0, Ordering::Relaxed);
+        self.bins().drain(&shard.small, &shard.large, &mut evicted.rows);
+        evicted.unreported += shard.unreported.load(Ordering::Relaxed);
+        shard.unreported.store(0, Ordering::Relaxed);
         shard.contended.store(false, Ordering::Relaxed);
     }
 }
@@ -519,7 +518,7 @@ impl Shard {
             word: AtomicU32::new(word),
             contended: AtomicBool::new(false),
             rest: AtomicU32::new(0),
-            drift: AtomicI64::new(0),
+            unreported: AtomicI64::new(0),
             small: Kept::default(),
             large: Kept::default(),
             hits: AtomicU64::new(0),
@@ -559,23 +558,24 @@ impl Shard {
     fn count_hit(&self, kept: &Kept, bytes: u64, size: u64) {
         kept.sub(1, bytes);
         add(&self.hits, 1);
-        self.drift.store(self.drift.load(Ordering::Relaxed) + size as i64, Ordering::Relaxed);
+        self.unreported
+            .store(self.unreported.load(Ordering::Relaxed) + size as i64, Ordering::Relaxed);
     }
 
-    /// The live bytes to tell, if there are many. Inside only.
-    fn tell(&self) -> i64 {
-        let drift = self.drift.load(Ordering::Relaxed);
-        if drift.abs() <= DRIFT {
+    /// The live bytes to report, if they are many. Inside only.
+    fn report(&self) -> i64 {
+        let unreported = self.unreported.load(Ordering::Relaxed);
+        if unreported.abs() <= MOST_UNREPORTED {
             return 0;
         }
-        self.drift.store(0, Ordering::Relaxed);
-        drift
+        self.unreported.store(0, Ordering::Relaxed);
+        unreported
     }
 
-    /// Whether there is nothing to take out, as far as this thread can know.
+    /// Whether the shard looks empty from outside (relaxed loads).
     fn is_idle(&self) -> bool {
         let none = |kept: &Kept| kept.rows.load(Ordering::Relaxed) == 0;
-        none(&self.small) && none(&self.large) && self.drift.load(Ordering::Relaxed) == 0
+        none(&self.small) && none(&self.large) && self.unreported.load(Ordering::Relaxed) == 0
     }
 }
 

@@ -1,35 +1,17 @@
-//! Giving memory back to the driver: free memory, pieces in hand, and the memory under suspended
-//! blocks.
+//! Giving memory back to the driver: free memory, and pieces in hand.
 //!
 //! The lock is not held across a call of the backing.
 
 use crate::backing::Chunk;
-use crate::buffer::Buffer;
 use crate::host;
 use crate::layout::UNIT_SHIFT;
 use crate::residency::Step;
 use crate::ring::EventKind;
 use crate::state::Inner;
-use crate::store::Placement;
-use crate::watch::SweepScope;
-use leasehold_core::{Result, UniqueLease};
+use leasehold_core::Result;
 
 impl Inner {
     /// Gives free memory back to the driver until at most `keep` bytes lie free.
-    pub(crate) fn trim(&self, keep: u64) -> Result<u64> {
-        if let Some(e) = self.lost.get() {
-            return Err(e.clone());
-        }
-        self.flush();
-        self.ask_external();
-        self.sweep_retired();
-        if let Some(watch) = &self.watch {
-            self.sweep_held(watch, SweepScope::All);
-        }
-        crate::destroy::sweep();
-        self.trim_core(keep)
-    }
-
     pub(crate) fn trim_core(&self, keep: u64) -> Result<u64> {
         self.unmap_old();
         let (steps, segments) = {
@@ -115,45 +97,5 @@ impl Inner {
                 false
             }
         }
-    }
-
-    /// Gives the memory under a block back to the driver and keeps its addresses. Returns the bytes
-    /// that went.
-    ///
-    /// # Errors
-    /// `OutOfMemory` for host memory; then the block is as it was.
-    pub(crate) fn suspend_block(&self, block: &UniqueLease<Buffer>) -> Result<u64> {
-        let Some(row) = self.table.get(block.handle().index()) else { return Ok(0) };
-        let Placement::Extent(extent) = row.placement() else { return Ok(0) };
-        let steps = self.core.lock().store.heap.plan_suspend(extent)?;
-        if let Some(watch) = &self.watch {
-            watch.mark_unbacked(row);
-        }
-        Ok(self.carry_out_trim(steps))
-    }
-
-    /// Takes memory again for a block whose memory was given back.
-    ///
-    /// # Errors
-    /// `OverBudget`, the driver's; then the block is as it was.
-    pub(crate) fn resume_block(&self, block: &UniqueLease<Buffer>) -> Result<()> {
-        let Some(row) = self.table.get(block.handle().index()) else { return Ok(()) };
-        let Placement::Extent(extent) = row.placement() else { return Ok(()) };
-        let plan = loop {
-            let mut core = self.core.lock();
-            if !core.store.heap.in_motion(extent) {
-                break core.store.heap.plan_resume(extent, &self.budget)?;
-            }
-            // A neighbour is being suspended, and a piece lies across the border: until its driver
-            // calls are over.
-            drop(core);
-            leasehold_core::sync::thread::yield_now();
-        };
-        let Some(mut plan) = plan else { return Err(self.over_budget(block.len())) };
-        let result = plan.run(&*self.backing);
-        self.trace_steps(&plan.steps);
-        self.core.lock().store.heap.finish_resume(plan, &self.budget);
-        self.destroy_loose();
-        result
     }
 }

@@ -12,6 +12,8 @@
 //! backing.
 
 mod aids;
+mod held;
+mod trace;
 
 use crate::backing::{Backing, BackingCaps, Chunk};
 use crate::buffer::Row;
@@ -57,8 +59,6 @@ struct Side {
     source: Source,
     /// Bytes from the buffer's address that are the block's.
     usable: u64,
-    /// Its memory was given back in between: nothing in it can be checked.
-    unbacked: bool,
 }
 
 /// A freed block.
@@ -154,13 +154,6 @@ impl Watch {
             .all(|(_, timepoints)| timepoints.iter().all(|&s| s.has_passed()))
     }
 
-    /// The row's memory goes back to the driver while the row is out.
-    pub(crate) fn mark_unbacked(&self, row: &Row) {
-        if let Some(side) = self.sides.lock().get_mut(&row.header.index()) {
-            side.unbacked = true;
-        }
-    }
-
     /// Held blocks that lie in the store: for snapshots.
     pub(crate) fn held_placements(&self) -> Vec<Placement> {
         let held = self.held.lock();
@@ -209,7 +202,7 @@ impl Watch {
     fn record_free(&self, row: &Row) {
         if let Some(ring) = &self.ring {
             let b = &row.buffer;
-            let home = b.home_line();
+            let home = b.home_timeline();
             // The stream that used it last, where that is another one.
             let mut stream = home;
             b.for_each_use(|s| {

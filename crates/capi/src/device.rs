@@ -300,7 +300,7 @@ impl Device {
             sums.free_ready += s.free_ready;
             sums.free_not_ready += s.free_not_ready;
             sums.free_in_slabs += s.free_in_slabs;
-            sums.free_in_magazines += s.free_in_magazines;
+            sums.free_in_thread_caches += s.free_in_thread_caches;
             sums.cached_pieces += s.cached_pieces;
             sums.growths += s.growths;
             sums.remaps += s.remaps;

@@ -53,8 +53,6 @@ pub enum Defect {
     ShardUnpublished,
     /// `alloc`, in models: two growths may take the same room of a budget.
     BudgetUnchecked,
-    /// `alloc`, in models: an arena is suspended while its graph is launched.
-    SuspendedInLaunch,
     /// `alloc`, in models: an allocator that nobody holds does not count its live rows.
     OrphanUncounted,
     /// `core`, in models: a thread gives its number back before its last use.

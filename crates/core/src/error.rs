@@ -104,7 +104,7 @@ pub enum Error {
     /// An update changes the graph's topology, which this executable graph does not accept.
     #[error("topology changed: {0}")]
     TopologyChanged(Text),
-    /// The graph's memory is suspended; resume it first.
+    /// The memory is suspended; resume it first.
     #[error("suspended: {0}")]
     Suspended(Text),
     /// Kernel source did not compile.

@@ -63,7 +63,7 @@ pub(crate) enum State {
     Live,
     Ready,
     Pending,
-    Between,
+    Cached,
     /// Held back, moving, or lost.
     #[default]
     #[serde(other)]

@@ -36,7 +36,7 @@ const STATS: [(&str, bool, &str); 27] = [
     ("free_ready", true, "free for every stream"),
     ("free_not_ready", true, "free; a stream may still use them"),
     ("free_in_slabs", true, "free in slab runs"),
-    ("free_in_magazines", true, "free in thread caches and the depot"),
+    ("free_in_thread_caches", true, "free in thread caches and the depot"),
     ("cached_pieces", true, "physical memory that is mapped nowhere"),
     ("in_graphs", true, "in arenas of graphs"),
     ("imported_bytes", true, "imported, not counted above"),
@@ -45,7 +45,7 @@ const STATS: [(&str, bool, &str); 27] = [
     ("quarantined", true, "lost to driver calls that failed"),
     ("findings", false, "wrong uses that debug aids found"),
     ("allocations", false, "allocations"),
-    ("magazine_hits", false, "of them served by a thread cache"),
+    ("thread_cache_hits", false, "of them served by a thread cache"),
     ("growths", false, "growths"),
     ("remaps", false, "moves of free granules"),
     ("host_waits", false, "waits of the host for a stream"),
@@ -422,7 +422,7 @@ impl Section<'_> {
             }
             State::Ready => format!("free: {}", bytes(b.bytes)),
             State::Pending => format!("pending: {}", bytes(b.bytes)),
-            State::Between => format!("cached: {}", bytes(b.bytes)),
+            State::Cached => format!("cached: {}", bytes(b.bytes)),
             State::Other => format!("held back, moving or lost: {}", bytes(b.bytes)),
         };
         if b.stream != 0 {

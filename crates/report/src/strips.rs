@@ -37,7 +37,7 @@ impl Sums {
                 }
                 State::Ready => &mut sums.ready,
                 State::Pending => &mut sums.pending,
-                State::Between => &mut sums.cached,
+                State::Cached => &mut sums.cached,
                 State::Other => &mut sums.other,
             };
             *place = place.saturating_add(b.bytes);
@@ -82,7 +82,7 @@ impl Sums {
 const DRAWN: [(State, &str); 4] = [
     (State::Live, "live"),
     (State::Pending, "pending"),
-    (State::Between, "cached"),
+    (State::Cached, "cached"),
     (State::Other, "other"),
 ];
 
@@ -199,8 +199,8 @@ mod tests {
 
     #[test]
     fn sums_know_the_largest_range_of_free_neighbours() {
-        use State::{Between, Live, Pending, Ready};
-        let s = segment(&[(100, Ready), (100, Live), (100, Ready), (150, Pending), (50, Between)]);
+        use State::{Cached, Live, Pending, Ready};
+        let s = segment(&[(100, Ready), (100, Live), (100, Ready), (150, Pending), (50, Cached)]);
         let sums = Sums::of(&s);
         assert_eq!((sums.live, sums.ready, sums.pending, sums.cached), (100, 200, 150, 50));
         assert_eq!((sums.largest, sums.rounding, sums.free()), (250, 10, 350));

@@ -239,7 +239,7 @@ fn a_large_snapshot_gives_a_small_page_that_keeps_the_peak() {
             blocks / 20 * 8192
         );
         for i in 0..blocks / 20 {
-            let state = ["live", "ready", "live", "pending", "between"][(i * 7 % 5) as usize];
+            let state = ["live", "ready", "live", "pending", "cached"][(i * 7 % 5) as usize];
             text += &format!(
                 "{}{{\"addr\":{},\"bytes\":8192,\"requested\":8000,\"state\":\"{state}\",\"id\":{},\"tag\":{}}}",
                 if i > 0 { "," } else { "" },

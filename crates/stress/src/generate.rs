@@ -471,9 +471,6 @@ impl Generator {
         if !self.model.has_graph(slot) {
             return self.recording(slot);
         }
-        if self.model.is_suspended(slot) {
-            return Step::Resume(slot);
-        }
         match self.dice.below(20) {
             0 | 1 => Step::DropGraph(slot),
             2..5 => {
@@ -494,7 +491,6 @@ impl Generator {
                 }
                 Step::Swap { graph: slot, old: self.dice.pick(&used), new: self.buffer() }
             }
-            8 => Step::Suspend { graph: slot, stream: self.stream() },
             _ => Step::Launch { graph: slot, stream: self.stream() },
         }
     }

@@ -4,9 +4,9 @@
 //! Streams and events (also in graphs), host timelines that are signalled by the host and by host
 //! calls, buffers and parts of them, pinned memory, uploads of every kind, copies, rows, fills,
 //! launches alone and several in a session, host calls, completions, graphs with branches and
-//! temporaries, their updates, suspended arenas, current contexts, second contexts, calls that must
-//! be refused; drops of all of it in any order by any thread. Threads write one buffer at the same
-//! moment where what they do commutes. Another device of the context has streams and buffers too:
+//! temporaries, their updates, current contexts, second contexts, calls that must be refused; drops
+//! of all of it in any order by any thread. Threads write one buffer at the same moment where what
+//! they do commutes. Another device of the context has streams and buffers too:
 //! of the same backend, or of another one. Copies go between the two, in graphs as well; its
 //! runtime is closed and opened again. Scenes with objects of their own fail on purpose.
 //!

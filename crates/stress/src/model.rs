@@ -130,7 +130,6 @@ struct Graph {
     nodes: Vec<Bound>,
     temps: Vec<u32>,
     held: Held,
-    suspended: bool,
     /// The work copies from or to the other device.
     far: bool,
 }
@@ -274,9 +273,6 @@ impl Model {
         (0..PINNED)
             .filter(|&s| self.slots[usize::from(s)].is_some_and(|b| used.iter().any(|u| u.0 == b)))
             .collect()
-    }
-    pub(crate) fn is_suspended(&self, s: Slot) -> bool {
-        matches!(self.graphs.get(usize::from(s)), Some(Some(g)) if g.suspended)
     }
     pub(crate) fn is_waited(&self, host_timeline: Slot) -> bool {
         matches!(self.host_timelines.get(usize::from(host_timeline)), Some(Some(g)) if g.waited && !g.called)

@@ -3,7 +3,6 @@
 pub use crate::kernels::{BLOCK, Kernel, Params};
 pub use crate::scenes::{self, Scene, Wrong};
 pub use crate::target::{Bench, Target};
-pub use leasehold::backend::On;
 pub use leasehold::backend::StreamDesc;
 pub use leasehold::backend::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 pub use leasehold::backend::sync::{Arc, Mutex, MutexGuard};
@@ -286,29 +285,4 @@ pub fn refuses(stream: &Stream, buffer: &Lease<Buffer>) -> Result<()> {
         std::thread::sleep(Duration::from_millis(1));
     }
     Ok(())
-}
-
-/// Suspends a graph's memory, where the device can do that. Says whether it did.
-///
-/// # Errors
-/// The arena's; `InvalidState` when the suspended graph was launched.
-pub fn suspend(graph: &Graph, stream: &Stream) -> Result<bool> {
-    let raw = stream.raw();
-    match graph.arena().suspend(On { timeline: raw.timeline(), source: &**raw }, |_, _| Ok(())) {
-        Ok(_) if matches!(graph.launch_on(stream), Err(Error::Suspended(_))) => Ok(true),
-        Ok(_) => Err(Error::state("a suspended graph was launched")),
-        Err(Error::Unsupported(_)) => Ok(false),
-        Err(e) => Err(e),
-    }
-}
-
-/// Resumes a graph's memory if it is suspended.
-///
-/// # Errors
-/// The arena's.
-pub fn resume(graph: &Graph) -> Result<()> {
-    match graph.arena().resume(|_, _| Ok(())) {
-        Err(Error::InvalidState(_)) => Ok(()),
-        result => result,
-    }
 }

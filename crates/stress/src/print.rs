@@ -299,10 +299,6 @@ fn step(to: &mut String, pad: &str, planned: &Planned) -> fmt::Result {
                 "let _ = graphs[{graph}].the().0.update(&GraphUpdate::new().buffer(&b[{old}].the(), &b[{new}].the()))?;"
             )
         }
-        Step::Suspend { graph, stream } => {
-            format!("suspend(&graphs[{graph}].the().0, &{})?;", the(stream))
-        }
-        Step::Resume(graph) => format!("resume(&graphs[{graph}].the().0)?;"),
         Step::Enter(s) => format!("entered.push({}.enter()?);", the(s)),
         Step::Leave => "drop(entered.pop());".into(),
         Step::Open => format!(

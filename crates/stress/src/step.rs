@@ -303,15 +303,6 @@ pub enum Step {
         /// The other one.
         new: Slot,
     },
-    /// Suspends its arena.
-    Suspend {
-        /// The graph.
-        graph: Slot,
-        /// The stream that the memory is given back on.
-        stream: Slot,
-    },
-    /// Resumes it.
-    Resume(Slot),
     /// Makes a stream the thread's current one.
     Enter(Slot),
     /// Goes back to the one before.

@@ -20,7 +20,7 @@ impl Heap {
     /// As [`lane_for`](Self::lane_for); that it is used is for the caller to note.
     #[inline]
     pub(super) fn lane_found(&mut self, timeline: &Timeline) -> u8 {
-        match self.lane_of_line.get(usize::from(timeline.id().get())) {
+        match self.lane_of_timeline.get(usize::from(timeline.id().get())) {
             Some(&lane) if lane != NO_LANE => lane,
             _ => self.lane_slow(timeline.id()),
         }
@@ -32,11 +32,11 @@ impl Heap {
         if id == 0 {
             return READY;
         }
-        if self.lane_of_line.len() <= id {
-            if self.lane_of_line.try_reserve(id + 1 - self.lane_of_line.len()).is_err() {
+        if self.lane_of_timeline.len() <= id {
+            if self.lane_of_timeline.try_reserve(id + 1 - self.lane_of_timeline.len()).is_err() {
                 return READY;
             }
-            self.lane_of_line.resize(id + 1, NO_LANE);
+            self.lane_of_timeline.resize(id + 1, NO_LANE);
         }
         let slot = match (1..self.lanes.len()).find(|&i| self.lanes[i].timeline.is_none()) {
             Some(i) => i,
@@ -55,7 +55,7 @@ impl Heap {
         }
         self.lanes[slot].timeline = Some(timeline);
         self.lanes[slot].used_at = self.tick;
-        self.lane_of_line[id] = slot as u8;
+        self.lane_of_timeline[id] = slot as u8;
         self.timelines += 1;
         slot as u8
     }
@@ -95,20 +95,6 @@ impl Heap {
         self.waiting(|_, s| over &= s.has_passed());
         over &= self.old_mappings.timepoints().all(PackedTimepoint::has_passed);
         over && free.all(|n| self.extents.timepoint(n.0).has_passed())
-    }
-
-    /// The lane in which a timepoint's memory lies while it has not passed, if the timeline has
-    /// one.
-    #[inline]
-    pub(crate) fn lane_of(&self, timepoint: PackedTimepoint) -> Option<u8> {
-        let lane = *self.lane_of_line.get(usize::from(timepoint.timeline_id().get()))?;
-        (lane != NO_LANE).then_some(lane)
-    }
-
-    /// Whether one timeline at most uses the heap.
-    #[inline]
-    pub(crate) fn single(&self) -> bool {
-        self.timelines <= 1
     }
 
     /// Gives an extent back that a timeline without a lane may still be using. Takes no host
@@ -156,16 +142,6 @@ impl Heap {
         while at != NIL {
             let Cold { timepoint, age_next, .. } = self.extents.cold[at as usize];
             self.coalesce_or_wait(at, timepoint);
-            at = age_next;
-        }
-    }
-
-    /// The timepoints that blocks of timelines without a lane wait for, with the blocks' units.
-    pub(crate) fn waiting(&self, mut f: impl FnMut(u32, PackedTimepoint)) {
-        let mut at = self.waiting;
-        while at != NIL {
-            let Cold { timepoint, age_next, .. } = self.extents.cold[at as usize];
-            f(self.extents[at].units, timepoint);
             at = age_next;
         }
     }
@@ -222,7 +198,7 @@ impl Heap {
             let needed = l.index.count() > 0 || l.plans > 0;
             if l.timeline.is_some() && !needed && self.tick.saturating_sub(l.used_at) > LANE_IDLE {
                 if let Some(timeline) = self.lanes[lane].timeline.take() {
-                    self.lane_of_line[usize::from(timeline.get())] = NO_LANE;
+                    self.lane_of_timeline[usize::from(timeline.get())] = NO_LANE;
                 }
                 self.timelines -= 1;
             }

@@ -1,9 +1,9 @@
 //! Reports on the heap's contents, and the check of its consistency. Both change nothing.
 
-use super::{Heap, Lane};
+use super::{Heap, Lane, ahead};
 use crate::extent::{Extent, NIL, State};
 use crate::layout::UNIT_SHIFT;
-use leasehold_core::{PackedTimepoint, Result};
+use leasehold_core::{PackedTimepoint, Result, TimelineId};
 
 impl Heap {
     /// Units that lie free and resident in lane 0, and in the timelines' lanes.
@@ -15,12 +15,12 @@ impl Heap {
     }
 
     /// Bytes that lie free in each timeline's lane, with the timeline.
-    pub(crate) fn pending_by_line(&self) -> impl Iterator<Item = (u64, u16)> {
+    pub(crate) fn pending_by_timeline(&self) -> impl Iterator<Item = (u64, TimelineId)> {
         let shift = self.res.shift;
         let resident = move |l: &Lane| (l.index.units() - (l.index.holes() << shift)) << UNIT_SHIFT;
         self.lanes[1..]
             .iter()
-            .filter_map(move |l| Some((resident(l), l.timeline?.get())))
+            .filter_map(move |l| Some((resident(l), l.timeline?)))
             .filter(|l| l.0 > 0)
     }
 
@@ -31,10 +31,8 @@ impl Heap {
             .iter()
             .filter(|l| l.newest != NIL)
             .map(|l| self.extents.timepoint(l.newest));
-        let behind = |s: &PackedTimepoint| {
-            s.timepoint().map_or(0, |p| p.value().saturating_sub(p.timeline().completed()))
-        };
-        newest.filter(|s| !s.has_passed()).min_by_key(behind).unwrap_or(PackedTimepoint::NEVER)
+        let pending = newest.filter(|s| !s.has_passed());
+        pending.min_by_key(|&s| ahead(s)).unwrap_or(PackedTimepoint::NEVER)
     }
 
     /// The largest piece of free memory in units that is backed throughout, whatever its lane. A

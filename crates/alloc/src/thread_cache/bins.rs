@@ -1,7 +1,6 @@
 //! The contents of a shard: bins of small blocks, for each of a few timelines, and the last large
 //! blocks. Touched inside the shard only.
 
-use super::{LARGE, Shard, TRIES};
 use crate::buffer::Row;
 use crate::depot::Depot;
 use crate::layout::{CLASSES, UNIT, class_size};
@@ -10,8 +9,12 @@ use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::{PackedTimepoint, TimelineId};
 use std::ptr;
 
+/// Large blocks that a shard keeps at most.
+pub(super) const LARGE: usize = 16;
+/// Large blocks that are kept in a row without a hit, before no more are kept.
+pub(super) const TRIES: u32 = 48;
 /// Timelines that have bins.
-const LINES: usize = 2;
+const TIMELINES: usize = 2;
 /// Bins of each timeline: one per class. A power of two, so that an index needs no check.
 const BINS: usize = CLASSES.next_power_of_two();
 /// Frees of a timeline that has no bins before another timeline's are given up for it.
@@ -86,12 +89,12 @@ impl Bin {
 
 /// Everything in a shard.
 pub(super) struct Bins {
-    timelines: [TimelineId; LINES],
+    timelines: [TimelineId; TIMELINES],
     /// Frees of timelines without bins since a timeline got some.
     misses: u32,
     /// The timeline whose bins were given up last.
     turn: usize,
-    bins: [[Bin; BINS]; LINES],
+    bins: [[Bin; BINS]; TIMELINES],
     pub(super) large: Large,
 }
 
@@ -106,8 +109,8 @@ impl Bins {
             Bin { head: ptr::null(), len: 0, most: most as u16, bytes: size as u32 }
         };
         let bins = std::array::from_fn(bin);
-        let timelines = [PackedTimepoint::NEVER.timeline_id(); LINES];
-        Self { timelines, misses: 0, turn: 0, bins: [bins; LINES], large: Large::new() }
+        let timelines = [PackedTimepoint::NEVER.timeline_id(); TIMELINES];
+        Self { timelines, misses: 0, turn: 0, bins: [bins; TIMELINES], large: Large::new() }
     }
 
     /// The number of a timeline that has bins.
@@ -128,30 +131,30 @@ impl Bins {
         (at, class): (usize, usize),
         row: &Row,
         most: u64,
-        shard: &Shard,
+        small: &Kept,
     ) -> bool {
         let bin = self.of(at, class);
         let fine = bin.len < bin.most
-            && shard.small.bytes.load(Ordering::Relaxed) + u64::from(bin.bytes) <= most;
+            && small.bytes.load(Ordering::Relaxed) + u64::from(bin.bytes) <= most;
         if fine {
             bin.push(row);
-            shard.small.add(1, bin.bytes.into());
+            small.add(1, bin.bytes.into());
         }
         fine
     }
 
     /// Gives the timeline bins of its own: unused ones, or after a while another timeline's.
     #[cold]
-    pub(super) fn adopt(
+    pub(super) fn assign(
         &mut self,
         timeline: TimelineId,
-        shard: &Shard,
+        small: &Kept,
         rows: &mut List,
     ) -> Option<usize> {
         let never = PackedTimepoint::NEVER.timeline_id();
         let unused =
             |i: &usize| self.timelines[*i] == never || self.bins[*i].iter().all(|bin| bin.len == 0);
-        let at = match (0..LINES).find(unused) {
+        let at = match (0..TIMELINES).find(unused) {
             Some(at) => at,
             None => {
                 self.misses += 1;
@@ -159,8 +162,8 @@ impl Bins {
                     return None;
                 }
                 // In turn: a timeline that nobody uses any more is gone after a round.
-                self.turn = (self.turn + 1) % LINES;
-                self.empty(self.turn, shard, rows);
+                self.turn = (self.turn + 1) % TIMELINES;
+                self.empty(self.turn, small, rows);
                 self.turn
             }
         };
@@ -170,46 +173,46 @@ impl Bins {
     }
 
     /// Makes room for a block in a bin that is full, or that may not grow because the shard holds
-    /// `most` bytes.
+    /// `most` bytes. Rows go to the `depot`, if there is one with room.
     #[cold]
     pub(super) fn make_room(
         &mut self,
         (at, class): (usize, usize),
         most: u64,
-        shard: &Shard,
-        depot: &Depot,
+        small: &Kept,
+        depot: Option<&Depot>,
         rows: &mut List,
     ) {
         let bin = *self.of(at, class);
-        if bin.len >= bin.most && !self.deposit(at, class, shard, depot, rows) {
-            self.give_up(at, class, bin.most / 2, shard, rows);
+        let deposited = |depot| self.deposit(at, class, small, depot, rows);
+        if bin.len >= bin.most && !depot.is_some_and(deposited) {
+            self.evict(at, class, bin.most / 2, small, rows);
         }
-        while shard.small.bytes.load(Ordering::Relaxed) + u64::from(bin.bytes) > most {
-            let all = (0..LINES).flat_map(|l| (0..CLASSES).map(move |c| (l, c)));
+        while small.bytes.load(Ordering::Relaxed) + u64::from(bin.bytes) > most {
+            let all = (0..TIMELINES).flat_map(|l| (0..CLASSES).map(move |c| (l, c)));
             let Some((l, c)) = all.max_by_key(|&(l, c)| (self.bins[l][c].held(), l, c)) else {
                 return;
             };
             if self.bins[l][c].len == 0 {
                 return;
             }
-            self.give_up(l, c, self.bins[l][c].len / 2, shard, rows);
+            self.evict(l, c, self.bins[l][c].len / 2, small, rows);
         }
     }
 
-    /// Gives half of a bin to the depot, where threads contend. `false`: it has no room, or the bin
-    /// holds too little.
+    /// Gives half of a bin to the depot. `false`: it has no room, or the bin holds too little.
     fn deposit(
         &mut self,
         at: usize,
         class: usize,
-        shard: &Shard,
+        small: &Kept,
         depot: &Depot,
         left: &mut List,
     ) -> bool {
         let timeline = self.timelines[at];
         let bin = self.of(at, class);
         let n = (bin.most / 2).min(bin.len);
-        if n < LEAST_LIST || !shard.contended.load(Ordering::Relaxed) {
+        if n < LEAST_LIST {
             return false;
         }
         // SAFETY: rows in the bins belong to a table that outlives the caches.
@@ -228,33 +231,33 @@ impl Bins {
             return false;
         }
         (bin.head, bin.len) = (rest, bin.len - n);
-        shard.small.sub(n.into(), u64::from(n) * u64::from(bin.bytes));
+        small.sub(n.into(), u64::from(n) * u64::from(bin.bytes));
         true
     }
 
     /// Moves `n` rows of a bin, and at least one, into the list.
-    fn give_up(&mut self, at: usize, class: usize, n: u16, shard: &Shard, rows: &mut List) {
+    fn evict(&mut self, at: usize, class: usize, n: u16, small: &Kept, rows: &mut List) {
         let bin = self.of(at, class);
         for _ in 0..n.max(1) {
             // SAFETY: rows in the bins belong to a table that outlives the caches.
             let Some((row, bytes)) = (unsafe { bin.pop() }) else { return };
-            shard.small.sub(1, bytes);
+            small.sub(1, bytes);
             rows.push(row);
         }
     }
 
-    fn empty(&mut self, at: usize, shard: &Shard, rows: &mut List) {
+    fn empty(&mut self, at: usize, small: &Kept, rows: &mut List) {
         for class in 0..CLASSES {
-            self.give_up(at, class, u16::MAX, shard, rows);
+            self.evict(at, class, u16::MAX, small, rows);
         }
     }
 
     /// Moves everything into the list.
-    pub(super) fn drain(&mut self, shard: &Shard, rows: &mut List) {
-        for at in 0..LINES {
-            self.empty(at, shard, rows);
+    pub(super) fn drain(&mut self, small: &Kept, large: &Kept, rows: &mut List) {
+        for at in 0..TIMELINES {
+            self.empty(at, small, rows);
         }
-        self.large.give_up(&shard.large, rows);
+        self.large.evict(large, rows);
     }
 }
 
@@ -262,7 +265,7 @@ impl Bins {
 pub(super) struct Large {
     len: usize,
     /// How many were kept since the last hit.
-    tries: u32,
+    pub(super) tries: u32,
     all: [(TimelineId, u32, *const Row); LARGE],
 }
 
@@ -279,7 +282,8 @@ impl Large {
         self.len
     }
 
-    /// Whether many were kept in a row without a hit; then the count begins anew.
+    /// Counts one that is kept. `true`: more than [`TRIES`] were, without a hit; the count begins
+    /// anew.
     pub(super) fn are_useless(&mut self) -> bool {
         self.tries += 1;
         let useless = self.tries > TRIES;
@@ -295,7 +299,7 @@ impl Large {
         size.div_ceil(UNIT) as u32
     }
 
-    /// The last row of this size that was freed on this line, and its bytes.
+    /// The last row of this size that was freed on this timeline, and its bytes.
     ///
     /// # Safety
     /// - The rows that were put are alive for `'a`.
@@ -326,7 +330,7 @@ impl Large {
     }
 
     /// Moves everything into the list.
-    pub(super) fn give_up(&mut self, kept: &Kept, rows: &mut List) {
+    pub(super) fn evict(&mut self, kept: &Kept, rows: &mut List) {
         for &(_, units, row) in &self.all[..self.len] {
             // SAFETY: rows in a shard belong to a table that outlives the caches.
             if let Some(row) = unsafe { row.as_ref() } {

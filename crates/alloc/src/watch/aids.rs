@@ -1,82 +1,19 @@
-//! The work of the debug aids and the trace ring when a block comes and goes, and when memory is
-//! mapped.
+//! The work of the debug aids and the trace ring when a block comes and goes.
 //!
 //! The protocol is [`watch`](super)'s.
 
 use super::{Block, Side, Source, SweepScope, Watch, id_of};
-use crate::allocator::Allocator;
 use crate::backing::Chunk;
 use crate::buffer::{Buffer, Row, WATCHED};
-use crate::debug::{Finding, FindingKind, POISON_FREED, POISON_FRESH, RED_ZONE};
+use crate::debug::{POISON_FRESH, RED_ZONE};
 use crate::layout::{Layout, MIN_ALIGN, NO_CLASS};
-use crate::residency::{End, Source as From, Step};
 use crate::ring::EventKind;
 use crate::state::{Inner, On, kind_bits, uses};
 use crate::store::Placement;
 use leasehold_core::sync::atomic::Ordering;
-use leasehold_core::{Error, Lease, Name, PackedTimepoint, Result, Text, TimelineId};
-use std::panic::AssertUnwindSafe;
-
-impl Allocator {
-    /// The wrong uses of memory that the debug aids found so far, the first 1,000 of them;
-    /// [`AllocStats`](crate::AllocStats) has their number. A block that is freed but still in use
-    /// by a stream, or in the quarantine, is not yet decided; [`trim`](Self::trim) empties the
-    /// quarantine.
-    #[must_use]
-    pub fn findings(&self) -> Vec<Finding> {
-        let inner = self.inner();
-        let Some(watch) = &inner.watch else { return Vec::new() };
-        inner.sweep_held(watch, SweepScope::Due);
-        watch.findings()
-    }
-}
+use leasehold_core::{Error, Lease, Name, PackedTimepoint, Result, Text};
 
 impl Inner {
-    /// Records what became of memory of the driver's.
-    pub(crate) fn trace(&self, kind: EventKind, addr: u64, bytes: u64) {
-        if let Some(ring) = self.watch.as_ref().and_then(|w| w.ring()) {
-            ring.record(kind, 0, addr, bytes, 0, 0);
-        }
-    }
-
-    /// Records what steps mapped and unmapped, and what they took, moved and gave back in all.
-    /// Before anybody else may have the addresses.
-    pub(crate) fn trace_steps(&self, steps: &[Step]) {
-        if self.watch.as_ref().and_then(|w| w.ring()).is_none() {
-            return;
-        }
-        let (mut taken, mut moved, mut given) = (0, 0, 0);
-        for s in steps {
-            match (s.source, s.end) {
-                (From::New, End::Untouched | End::Destroyed) => {}
-                (From::New, _) => taken += s.bytes,
-                (_, End::Destroyed) => given += s.bytes,
-                (From::Reclaimed { .. } | From::Aliased { .. }, End::Mapped) => moved += s.bytes,
-                _ => {}
-            }
-            if let (Some(from), true) =
-                (s.source_addr(), !matches!(s.end, End::Untouched | End::LostAtSource))
-            {
-                self.trace(EventKind::Unmap, from, s.bytes);
-            }
-            if s.end == End::Mapped {
-                self.trace(EventKind::Map, s.addr, s.bytes);
-            }
-        }
-        let sums =
-            [(EventKind::Growth, taken), (EventKind::Remap, moved), (EventKind::Trim, given)];
-        for (kind, bytes) in sums.into_iter().filter(|&(_, bytes)| bytes > 0) {
-            self.trace(kind, 0, bytes);
-        }
-    }
-
-    /// Records a wait for a stream.
-    pub(crate) fn trace_wait(&self, kind: EventKind, stream: TimelineId, us: u64) {
-        if let Some(ring) = self.watch.as_ref().and_then(|w| w.ring()) {
-            ring.record(kind, 0, 0, us, stream.get(), 0);
-        }
-    }
-
     /// An allocation of a watched allocator.
     #[cold]
     pub(crate) fn alloc_watched(
@@ -140,7 +77,7 @@ impl Inner {
             self.add_live(-(aids.red_zone as i64));
             drop(core);
             row.buffer.reuse(layout.size);
-            (lease, Side { source: Source::Store(placement), usable, unbacked: false })
+            (lease, Side { source: Source::Store(placement), usable })
         };
         watch.sides.lock().insert(lease.header().index(), side);
         let (addr, len) = (lease.addr(), layout.size);
@@ -187,8 +124,7 @@ impl Inner {
         let list: Vec<_> = self.reclaimers.lock().iter().map(|r| r.1.clone()).collect();
         for reclaimer in list {
             while taken.is_none() {
-                let freed = std::panic::catch_unwind(AssertUnwindSafe(|| reclaimer(whole.size)));
-                if freed.unwrap_or(0) == 0 {
+                if self.call_reclaimer(&reclaimer, whole.size).is_none_or(|freed| freed == 0) {
                     break;
                 }
                 self.release_held(watch, on);
@@ -222,7 +158,7 @@ impl Inner {
         );
         core.allocations += 1;
         self.add_live(len as i64);
-        Ok((self.first_lease(row), Side { source, usable, unbacked: false }))
+        Ok((self.first_lease(row), Side { source, usable }))
     }
 
     /// Address, backed range and source of a block straight from the backing.
@@ -234,8 +170,7 @@ impl Inner {
             }
             let chunk = self.backing.exact(whole.size, align);
             let chunk = chunk.inspect_err(|_| self.budget.undo(whole.size))?;
-            // The bytes that rounding took beyond the request had no ticket; the budget counts them
-            // too.
+            // The bytes that rounding took beyond the request were not reserved yet.
             if chunk.bytes > whole.size && !self.budget.take(chunk.bytes - whole.size) {
                 self.budget.undo(whole.size);
                 // SAFETY: it came from `exact` with this alignment just now, and was lent to
@@ -282,7 +217,7 @@ impl Inner {
         watch.record_free(row);
         let buffer = &row.buffer;
         let (addr, len, tag, stream) =
-            (buffer.addr(), buffer.len(), buffer.tag(), buffer.home_line());
+            (buffer.addr(), buffer.len(), buffer.tag(), buffer.home_timeline());
         let side =
             if watch.aids.any() { watch.sides.lock().remove(&row.header.index()) } else { None };
         let Some(side) = side else { return self.free_shared_slow(row) };
@@ -301,121 +236,5 @@ impl Inner {
         self.add_live(-(len as i64));
         self.table.put(&mut core.vacant, row);
         u64::from(core.orphan)
-    }
-
-    /// Checks what is due, and brings back what leaves the quarantine.
-    pub(crate) fn sweep_held(&self, watch: &Watch, scope: SweepScope) {
-        if !watch.aids.any() || scope == SweepScope::Free && watch.aids.direct() {
-            return;
-        }
-        let due: Vec<Block> = {
-            let mut held = watch.held.lock();
-            let over =
-                |w: &mut (Block, Box<[PackedTimepoint]>)| w.1.iter().all(|&s| s.has_passed());
-            held.waiting.extract_if(.., over).map(|w| w.0).collect()
-        };
-        for block in due {
-            let keeps = self.inspect_freed(watch, &block);
-            let mut held = watch.held.lock();
-            if !keeps {
-                held.bytes -= block.side.usable;
-                continue;
-            }
-            held.quarantined += block.side.usable;
-            held.quarantine.push_back(block);
-        }
-        loop {
-            let block = {
-                let mut held = watch.held.lock();
-                if held.quarantined <= watch.aids.quarantine && scope != SweepScope::All {
-                    return;
-                }
-                let Some(block) = held.quarantine.pop_front() else { return };
-                held.quarantined -= block.side.usable;
-                held.bytes -= block.side.usable;
-                block
-            };
-            if watch.aids.poison
-                && !block.side.unbacked
-                && !matches!(block.side.source, Source::Guarded { .. })
-            {
-                // The backing could be written when the allocator was made; it has no way to fail
-                // later.
-                // SAFETY: a block in quarantine is lent to nobody, and its last use is over; its
-                // memory is committed still.
-                let seen =
-                    unsafe { self.backing.verify(block.addr, block.side.usable, POISON_FREED) };
-                if let Ok(Some(offset)) = seen {
-                    watch.report(FindingKind::WriteAfterFree, &block, offset);
-                }
-            }
-            self.release_source(block.side.source);
-        }
-    }
-
-    /// A freed block that no stream uses any more: its red zone is checked, its memory poisoned or,
-    /// with a guard, taken away. `false`: the driver did not take it, and its addresses are lost.
-    fn inspect_freed(&self, watch: &Watch, block: &Block) -> bool {
-        let Block { addr, len, side, .. } = *block;
-        if !side.unbacked {
-            if watch.aids.red_zone > 0 {
-                // SAFETY: the block was freed and its last use is over, as the caller checked; the
-                // zone is committed.
-                let seen = unsafe { self.backing.verify(addr + len, side.usable - len, RED_ZONE) };
-                if let Ok(Some(offset)) = seen {
-                    watch.report(FindingKind::RedZone, block, len + offset);
-                }
-            }
-            if watch.aids.poison && !matches!(side.source, Source::Guarded { .. }) {
-                // As in `sweep_held`: it cannot fail.
-                // SAFETY: the freed block's memory is committed and nobody's.
-                let _ = unsafe { self.backing.fill(addr, side.usable, POISON_FREED) };
-            }
-        }
-        if let Source::Guarded { base, bytes, .. } = side.source {
-            return self.decommit(Chunk { addr: base, bytes, native: 0 }, true);
-        }
-        true
-    }
-
-    /// Gives a block's memory, and with a guard its addresses, back to where they came from.
-    fn release_source(&self, source: Source) {
-        match source {
-            Source::Store(placement) => {
-                self.core.lock().store.free(placement, PackedTimepoint::NEVER)
-            }
-            Source::Exact { chunk, align } => {
-                // SAFETY: the side names the chunk and alignment that `exact` gave; it left the
-                // table, so it is given back once.
-                match unsafe { self.backing.exact_free(chunk, align) } {
-                    Ok(()) => {
-                        self.trace(EventKind::SegmentFree, chunk.addr, chunk.bytes);
-                        self.budget.give_back(chunk.bytes);
-                    }
-                    Err(_) => self.core.lock().store.heap.res.quarantined += chunk.bytes,
-                }
-            }
-            // SAFETY: the side's own reservation; what was committed in it was given back when the
-            // block was freed.
-            Source::Guarded { base, span, .. } => unsafe { self.backing.release(base, span) },
-        }
-    }
-
-    /// Waits for the streams that still use held blocks, and brings all of them back. `false`:
-    /// nothing was held.
-    fn release_held(&self, watch: &Watch, on: On<'_>) -> bool {
-        let timepoints: Vec<PackedTimepoint> = {
-            let held = watch.held.lock();
-            if held.waiting.is_empty() && held.quarantine.is_empty() {
-                return false;
-            }
-            held.waiting.iter().flat_map(|w| w.1.iter().copied()).collect()
-        };
-        for point in timepoints.into_iter().filter_map(PackedTimepoint::timepoint) {
-            // A stream that cannot be waited for keeps its block held.
-            let _ = self.wait_point(point, on, None);
-        }
-        self.sweep_held(watch, SweepScope::All);
-        true
     }
 }

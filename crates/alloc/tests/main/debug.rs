@@ -387,8 +387,6 @@ fn graph_arenas_work_with_aids() {
         let on = On::new(&b.stream);
         // SAFETY: the backing is a fake, whose memory nobody uses.
         unsafe { arena.seal(&[used], on) }.expect("seals");
-        arena.suspend(on, |_, _| Ok(())).expect("suspends");
-        arena.resume(|_, _| Ok(())).expect("resumes");
         drop(arena);
         b.allocator.trim(0).expect("a trim");
         assert_eq!((b.allocator.stats().reserved, b.allocator.stats().findings), (0, 0), "{text}");

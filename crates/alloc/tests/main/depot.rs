@@ -22,7 +22,7 @@ fn batch(b: &Bench) -> Vec<Lease<Buffer>> {
 /// other thread must meet this one, so the two try until they did.
 fn filled(bytes: u64) -> Bench {
     let b = Bench::new(256 * GIB);
-    let full = || b.allocator.stats().free_in_magazines > bytes;
+    let full = || b.allocator.stats().free_in_thread_caches > bytes;
     let end = Instant::now() + Duration::from_secs(60);
     while !full() {
         assert!(Instant::now() < end, "{:?}", b.allocator.stats());
@@ -50,11 +50,11 @@ fn filled(bytes: u64) -> Bench {
 fn batches_come_from_the_depot() {
     let b = filled(BATCH * BLOCK);
     let before = b.allocator.stats();
-    assert!(before.free_in_magazines > BATCH * BLOCK, "{before:?}");
+    assert!(before.free_in_thread_caches > BATCH * BLOCK, "{before:?}");
     let held = batch(&b);
     b.check();
     let stats = b.allocator.stats();
-    assert!(stats.magazine_hits - before.magazine_hits > BATCH * 9 / 10, "{stats:?}");
+    assert!(stats.thread_cache_hits - before.thread_cache_hits > BATCH * 9 / 10, "{stats:?}");
     assert_eq!((stats.live, stats.live_bytes), (held.len() as u64, BATCH * BLOCK));
     assert_eq!(stats.reserved, before.reserved);
 }
@@ -64,7 +64,7 @@ fn batches_come_from_the_depot() {
 fn what_one_thread_frees_another_gets() {
     let b = Bench::new(256 * GIB);
     let pass = || {
-        let before = b.allocator.stats().magazine_hits;
+        let before = b.allocator.stats().thread_cache_hits;
         let (send, receive) = sync_channel::<Vec<Lease<Buffer>>>(2);
         std::thread::scope(|s| {
             let allocator = &b.allocator;
@@ -80,14 +80,17 @@ fn what_one_thread_frees_another_gets() {
             }
             drop(send);
         });
-        b.allocator.stats().magazine_hits - before
+        b.allocator.stats().thread_cache_hits - before
     };
     // From when the two have found the heap's lock taken.
     assert!((0..200).any(|_| pass() > 15_000), "{:?}", b.allocator.stats());
     b.check();
     b.allocator.trim(0).expect("a trim");
     let stats = b.allocator.stats();
-    assert_eq!((stats.live, stats.free_in_magazines, stats.reserved, b.fake.used()), (0, 0, 0, 0));
+    assert_eq!(
+        (stats.live, stats.free_in_thread_caches, stats.reserved, b.fake.used()),
+        (0, 0, 0, 0)
+    );
 }
 
 #[test]
@@ -99,7 +102,7 @@ fn memory_in_the_depot_is_given_up_before_more_is_taken() {
     let large = b.take(reserved - (16 << 20));
     let stats = b.allocator.stats();
     // (The other thread keeps some large blocks.)
-    assert!(stats.reserved == reserved && stats.free_in_magazines < 4 << 20, "{stats:?}");
+    assert!(stats.reserved == reserved && stats.free_in_thread_caches < 4 << 20, "{stats:?}");
     drop(large);
     b.check();
 }
@@ -109,7 +112,7 @@ fn blocks_in_the_depot_do_not_outlive_the_allocator() {
     let b = filled(BATCH / 2 * BLOCK);
     let last = b.take(BLOCK);
     let Bench { fake, allocator, stream } = b;
-    assert!(allocator.stats().free_in_magazines > 0);
+    assert!(allocator.stats().free_in_thread_caches > 0);
     drop(allocator);
     assert!(fake.used() > 0);
     drop(last);

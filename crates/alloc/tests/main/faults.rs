@@ -23,8 +23,6 @@
 //! - a recording is rolled back, at every step of its life. Requirement: all of the arena's memory
 //!   comes back. Test: `arena::every_illegal_edge_is_an_error_and_changes_nothing`,
 //!   `a_rolled_back_recording_gives_everything_back`.
-//! - suspending and resuming an arena. Requirement: as it was; still suspended. Test:
-//!   `an_arena_may_fail_to_rest_and_to_come_back`.
 //!
 //! The crate `leasehold-cuda` tests the failures that need a driver beneath. They are: events that
 //! cannot be made or recorded, a capture that is invalidated, graphs that cannot be instantiated,
@@ -328,56 +326,6 @@ fn a_rolled_back_recording_gives_everything_back() {
                         "{way} {call:?} {fault:?}"
                     );
                 }
-            }
-        }
-    }
-}
-
-#[test]
-fn an_arena_may_fail_to_rest_and_to_come_back() {
-    for call in Call::ALL {
-        for k in 0..14 {
-            for fault in [Fault::Once(k), Fault::From(k), Fault::PerMille(400)] {
-                let b = Bench::new(64 * MIB);
-                let arena = b.allocator.arena().expect("an arena");
-                let x = arena.alloc(Layout::new(12 * MIB)).expect("symbolic");
-                let used = Lifetime { symbol: x.addr(), first: 0, last: 0, live_at_end: false };
-                drop(x);
-                // SAFETY: the backing is a fake, whose memory nobody uses.
-                let bindings = unsafe { arena.seal(&[used], On::new(&b.stream)) }.expect("seals");
-                let addr = bindings.resolve(used.symbol).expect("bound");
-                b.fake.fail(call, fault);
-                for _ in 0..3 {
-                    let state = arena.state();
-                    let done = match state {
-                        ArenaState::Sealed => {
-                            arena.suspend(On::new(&b.stream), |_, _| Ok(())).map(drop)
-                        }
-                        _ => arena.resume(|_, _| Ok(())),
-                    };
-                    assert_eq!(
-                        done.is_err(),
-                        state == arena.state(),
-                        "{call:?} {fault:?}: {done:?}"
-                    );
-                    assert_eq!(arena.launch().is_ok(), arena.state() == ArenaState::Sealed);
-                    b.check();
-                }
-                b.fake.heal();
-                if arena.state() == ArenaState::Suspended {
-                    arena.resume(|_, _| Ok(())).expect("resumes");
-                }
-                assert!(b.fake.is_backed(addr, 12 * MIB), "{call:?} {fault:?}");
-                drop(arena);
-                drop(b.take(10 * MIB));
-                b.allocator.trim(0).expect("a trim");
-                b.check();
-                let s = b.allocator.stats();
-                assert_eq!(
-                    (s.reserved, s.in_graphs),
-                    (s.quarantined, 0),
-                    "{call:?} {fault:?}: {s:?}"
-                );
             }
         }
     }

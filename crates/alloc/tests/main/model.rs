@@ -171,7 +171,7 @@ struct Model {
     churn: bool,
     active: u64,
     /// Another thread looks in, allocates and frees now and then, so that large blocks lie in
-    /// magazines too; and large sizes come again.
+    /// thread caches too; and large sizes come again.
     visits: bool,
 }
 

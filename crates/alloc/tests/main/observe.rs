@@ -48,7 +48,7 @@ fn agrees(b: &Bench, live: &[Lease<Buffer>]) -> Snapshot {
     }
     assert_eq!(bytes + s.stats.cached_pieces, s.stats.reserved);
     for lease in live {
-        let want = (lease.len(), lease.tag(), lease.home_line().get());
+        let want = (lease.len(), lease.tag(), lease.home_timeline().get());
         assert_eq!(found.remove(&lease.addr()), Some(want), "{lease:?}");
     }
     assert!(found.is_empty(), "{found:?}");
@@ -101,7 +101,7 @@ fn streams_done(streams: &[&VirtualStream]) {
 #[test]
 fn snapshots_say_where_everything_is() {
     for fake in [FakeBacking::new(1 << 32), FakeBacking::segments(1 << 32)] {
-        // With magazines too.
+        // With thread caches too.
         for b in [traced(fake.clone(), 16), Bench::with(fake.clone(), AllocatorConfig::default())] {
             work(&b, 2000, |held| {
                 agrees(&b, held);
@@ -113,14 +113,14 @@ fn snapshots_say_where_everything_is() {
 }
 
 #[test]
-fn snapshots_show_aids_graphs_and_magazines() {
+fn snapshots_show_aids_graphs_and_thread_caches() {
     let b = Bench::new(1 << 30);
     // The first free of a shard only finds its owner.
     (0..4).for_each(|_| drop(b.take(500)));
     let states = |s: &Snapshot| -> Vec<BlockState> {
         s.segments.iter().flat_map(|s| &s.blocks).map(|b| b.state).collect()
     };
-    assert!(states(&b.allocator.snapshot()).contains(&BlockState::Between), "in a magazine");
+    assert!(states(&b.allocator.snapshot()).contains(&BlockState::Cached), "in a thread cache");
     let config = AllocatorConfig {
         debug: "quarantine=1M".parse().expect("aids"),
         ..AllocatorConfig::default()

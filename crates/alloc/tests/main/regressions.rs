@@ -441,7 +441,7 @@ fn threads_with_large_blocks_of_their_own_leave_the_core_alone() {
     for i in 0..200 {
         drop(b.take((1 + i % 2) * 4 * MIB));
     }
-    assert_eq!(b.allocator.stats().magazine_hits, 0);
+    assert_eq!(b.allocator.stats().thread_cache_hits, 0);
     // Where threads find the lock taken, they keep their blocks.
     let pairs = |threads: u64, pairs: u64, sizes: fn(u64) -> u64| {
         std::thread::scope(|s| {
@@ -463,11 +463,11 @@ fn threads_with_large_blocks_of_their_own_leave_the_core_alone() {
     for _ in 0..1000 {
         pairs(4, 1000, |i| (1 + i % 2) * 4 * MIB - i % 7);
         stats = b.allocator.stats();
-        if stats.magazine_hits > 150 {
+        if stats.thread_cache_hits > 150 {
             break;
         }
     }
-    assert!(stats.magazine_hits > 150, "{stats:?}");
+    assert!(stats.thread_cache_hits > 150, "{stats:?}");
     assert_eq!(
         (stats.live, stats.live_bytes, stats.live_peak <= 32 * MIB),
         (0, 0, true),
@@ -476,7 +476,7 @@ fn threads_with_large_blocks_of_their_own_leave_the_core_alone() {
     // Sizes that do not come again are not kept for long.
     pairs(1, 200, |i| (100 + i) * 65_536);
     let stats = b.allocator.stats();
-    assert!(stats.free_in_magazines < 64 * MIB, "{stats:?}");
+    assert!(stats.free_in_thread_caches < 64 * MIB, "{stats:?}");
     b.check();
     b.allocator.trim(0).expect("a trim");
     assert_eq!(b.allocator.stats().reserved, 0, "{:?}", b.allocator.stats());
@@ -491,11 +491,11 @@ fn a_large_block_that_comes_again_at_once_is_the_same() {
         assert_eq!(b.take(3 * MIB - i).addr(), addr);
     }
     let stats = b.allocator.stats();
-    assert!(stats.magazine_hits > 90, "{stats:?}");
-    assert_eq!((stats.live_peak, stats.free_in_magazines), (3 * MIB, 3 * MIB));
+    assert!(stats.thread_cache_hits > 90, "{stats:?}");
+    assert_eq!((stats.live_peak, stats.free_in_thread_caches), (3 * MIB, 3 * MIB));
     // Another size finds the memory merged.
     let other = b.take(4 * MIB);
-    assert_eq!((other.addr(), b.allocator.stats().free_in_magazines), (addr, 0));
+    assert_eq!((other.addr(), b.allocator.stats().free_in_thread_caches), (addr, 0));
 }
 
 fn compact() -> Bench {
@@ -623,9 +623,9 @@ fn large_blocks_of_whole_granules_leave_whole_granules() {
     drop((above, larger));
 }
 
-/// A magazine's block came back with the tag of who had it before.
+/// A thread cache's block came back with the tag of who had it before.
 #[test]
-fn a_block_from_a_magazine_has_no_tag() {
+fn a_block_from_a_thread_cache_has_no_tag() {
     let allocator = Allocator::new(Box::new(FakeBacking::new(1 << 30)), AllocatorConfig::default())
         .expect("an allocator");
     let stream = VirtualStream::new().expect("a timeline");
@@ -636,7 +636,7 @@ fn a_block_from_a_magazine_has_no_tag() {
             block.set_tag(7);
         }
     }
-    assert!(allocator.stats().magazine_hits > 0);
+    assert!(allocator.stats().thread_cache_hits > 0);
 }
 
 #[test]

@@ -18,7 +18,7 @@ fn rows(n: u32) -> Vec<Row> {
     rows
 }
 
-/// Whether the depot keeps them, and how many others it gave up.
+/// Whether the depot keeps them, and how many others it evicted.
 fn push(depot: &Depot, timeline: TimelineId, rows: &[Row]) -> (bool, usize) {
     let mut left = List::EMPTY;
     // SAFETY: the rows live as long as each test.
@@ -33,7 +33,7 @@ fn pop(depot: &Depot, timeline: TimelineId) -> Option<(u32, u16)> {
 }
 
 #[test]
-fn the_last_list_of_a_line_comes_first() {
+fn the_last_list_of_a_timeline_comes_first() {
     let (depot, a, b) = (Depot::new(4, 1 << 20), rows(3), rows(2));
     assert!(push(&depot, timeline(1), &a[0..3]).0 && push(&depot, timeline(1), &b[1..]).0);
     assert_eq!(depot.kept(), (4, 4 * BYTES));
@@ -46,7 +46,7 @@ fn the_last_list_of_a_line_comes_first() {
 }
 
 #[test]
-fn a_bin_belongs_to_one_line_until_it_is_empty() {
+fn a_bin_belongs_to_one_timeline_until_it_is_empty() {
     let (depot, a) = (Depot::new(4, 1 << 20), rows(2));
     assert!(push(&depot, timeline(1), &a[0..1]).0);
     assert!(!push(&depot, timeline(5), &a[1..2]).0, "line 5 has the same bin");
@@ -57,7 +57,7 @@ fn a_bin_belongs_to_one_line_until_it_is_empty() {
 
 /// A timeline that was gone kept its bin for ever.
 #[test]
-fn a_line_that_does_not_come_any_more_loses_its_bin() {
+fn a_timeline_that_does_not_come_any_more_loses_its_bin() {
     let (depot, a) = (Depot::new(4, 8 * BYTES), rows(20));
     assert_eq!(
         (push(&depot, timeline(1), &a[..6]), push(&depot, timeline(1), &a[6..8])),

@@ -7,7 +7,7 @@ use leasehold_core::TimelineOwner;
 /// timeline in between made an older timepoint of the first timeline displace a newer one, and
 /// the granule could be moved under work that still ran.
 #[test]
-fn a_granule_between_two_lines_keeps_the_latest_use_of_each() {
+fn a_granule_between_two_timelines_keeps_the_latest_use_of_each() {
     let timelines = [(); 3].map(|()| TimelineOwner::take().expect("a timeline"));
     // Only what was submitted may be completed: the timelines go to other streams afterwards.
     for timeline in &timelines {
@@ -33,7 +33,7 @@ fn a_granule_between_two_lines_keeps_the_latest_use_of_each() {
     g.note(at(2, 9));
     done(0, 100);
     done(1, 9);
-    assert_eq!(g.last_of(id(2)), None, "more lines than are kept apart: nothing is known");
+    assert_eq!(g.last_of(id(2)), None, "more timelines than are kept apart: nothing is known");
     done(2, 9);
     assert_eq!(g.last_of(id(2)), None);
 }

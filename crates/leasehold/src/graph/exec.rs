@@ -221,8 +221,8 @@ impl Graph {
     /// but as every call on a stream for room.
     ///
     /// # Errors
-    /// The stream's cause when it is poisoned; `Suspended`; `Recording` on a thread that records on
-    /// this device (graphs are not nested); the driver's own.
+    /// The stream's cause when it is poisoned; `Recording` on a thread that records on this device
+    /// (graphs are not nested); the driver's own.
     #[doc(alias = "execute")]
     pub fn launch(&self) -> Result<Timepoint> {
         let default = &*self.0.default;
@@ -358,7 +358,7 @@ impl Graph {
         self.0.state.lock().launches
     }
 
-    /// The graph's memory, to suspend and resume it.
+    /// The arena of the graph's memory.
     #[must_use]
     pub fn arena(&self) -> &GraphArena {
         &self.0.arena

@@ -513,32 +513,6 @@ fn library_calls_in_a_graph_learn_where_their_temporaries_lie() {
 }
 
 #[test]
-fn a_suspended_graph_says_so_and_goes_on_after_it_is_resumed() {
-    let runtime = runtime();
-    let y = runtime.upload(&[0u32; 4]).unwrap();
-    let graph = runtime
-        .record_graph(|r| {
-            let t = r.alloc(8 << 20)?;
-            r.stream().fill(t.view(), 3u32)?;
-            r.stream().copy(y.view(), t.part(4096..4112)?)
-        })
-        .unwrap();
-    graph.launch().unwrap();
-    let raw = runtime.stream().raw().clone();
-    let on = || leasehold_alloc::On { timeline: raw.timeline(), source: &*raw };
-    match graph.arena().suspend(on(), |_, _| Ok(())) {
-        Ok(freed) => assert!(freed > 0),
-        Err(leasehold::Error::Unsupported(_)) => return,
-        Err(e) => panic!("{e}"),
-    }
-    assert_eq!(kind(graph.launch()), "Suspended");
-    graph.arena().resume(|_, _| Ok(())).unwrap();
-    runtime.stream().fill(y.view(), 0u32).unwrap();
-    graph.launch().unwrap();
-    assert_eq!(runtime.download::<u32>(&y).unwrap(), [3; 4]);
-}
-
-#[test]
 fn a_graph_of_thousands_of_nodes() {
     let runtime = runtime();
     let x = runtime.upload(&[0.0f32; 16]).unwrap();

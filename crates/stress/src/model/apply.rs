@@ -199,9 +199,7 @@ impl Model {
             | Step::Launch { .. }
             | Step::Params { .. }
             | Step::Grid { .. }
-            | Step::Swap { .. }
-            | Step::Suspend { .. }
-            | Step::Resume(_) => self.graph(step, planned)?,
+            | Step::Swap { .. } => self.graph(step, planned)?,
         }
         Some(())
     }

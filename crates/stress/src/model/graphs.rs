@@ -97,23 +97,6 @@ impl Model {
                     self.shared.push(self.on_far());
                 }
             }
-            Step::Suspend { graph, stream } => {
-                self.stream(stream).filter(|_| !is_far_stream(stream))?;
-                let g = self
-                    .graphs
-                    .get_mut(usize::from(graph))?
-                    .as_mut()
-                    .filter(|g| g.held == 0 && !g.suspended)?;
-                g.suspended = true;
-                self.shared.push(Self::on_stream(stream));
-                self.exclusive.push(self.on_graph(graph));
-            }
-            Step::Resume(graph) => {
-                let g =
-                    self.graphs.get_mut(usize::from(graph))?.as_mut().filter(|g| g.suspended)?;
-                g.suspended = false;
-                self.exclusive.push(self.on_graph(graph));
-            }
             _ => return None,
         }
         Some(())
@@ -170,12 +153,12 @@ impl Model {
             bound.push(Bound { node: node.clone(), uses, event, blocks: None });
         }
         let held = self.stream(0)?;
-        Some(Graph { nodes: bound, temps: temps.to_vec(), held, suspended: false, far })
+        Some(Graph { nodes: bound, temps: temps.to_vec(), held, far })
     }
 
     fn launch(&mut self, slot: Slot, stream: Slot, planned: &mut Planned) -> Option<()> {
         let mut need = self.stream(stream).filter(|_| !is_far_stream(stream))?;
-        let graph = self.graphs.get(usize::from(slot))?.as_ref().filter(|g| !g.suspended)?;
+        let graph = self.graphs.get(usize::from(slot))?.as_ref()?;
         let used = outside(graph);
         need |= graph.held;
         for &(b, writes) in &used {

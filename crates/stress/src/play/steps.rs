@@ -3,7 +3,7 @@
 use super::{EMPTY, Outcome, Own, Raisable, Recorded, Signal, Trouble, World, get, wrong};
 use crate::kernels::{Kernel, Params};
 use crate::model::Planned;
-use crate::prelude::{Call, bytes, launch, open, refuses, resume, suspend, try_launch};
+use crate::prelude::{Call, bytes, launch, open, refuses, try_launch};
 use crate::scenes;
 use crate::step::{
     FAR_STREAM, Hand, Node, Op, Read, Slot, Span, Step, TEMPS, Work, is_far, is_far_stream,
@@ -145,9 +145,7 @@ impl World {
             | Step::Launch { .. }
             | Step::Params { .. }
             | Step::Grid { .. }
-            | Step::Swap { .. }
-            | Step::Suspend { .. }
-            | Step::Resume(_) => self.graph_step(&planned.step)?,
+            | Step::Swap { .. } => self.graph_step(&planned.step)?,
         }
         Ok(())
     }
@@ -332,12 +330,6 @@ impl World {
                         .map(drop)?)
                 };
                 self.give_up(graph, swap())?;
-            }
-            Step::Suspend { graph, stream } => {
-                suspend(&self.graph(graph)?, &self.stream(stream)?)?;
-            }
-            Step::Resume(graph) => {
-                self.give_up(graph, resume(&self.graph(graph)?).map_err(Trouble::from))?
             }
             _ => {}
         }
