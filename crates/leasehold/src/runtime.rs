@@ -6,17 +6,16 @@
 //!
 //! This module must not know any backend.
 
-mod inner;
+pub(crate) mod inner;
 
-pub(crate) use inner::{RuntimeInner, check_writable};
+pub(crate) use inner::{Forget, RuntimeInner, Table, check_writable};
 
 use crate::array::{Array, ArrayView};
-use crate::context::{Context, ContextGuard};
 use crate::event::{Event, EventFlags, EventRequest};
 use crate::graph::{Graph, GraphOperator, recorder};
 use crate::host_timeline::HostTimeline;
 use crate::ops::HostBytes;
-use crate::stream::{Stream, StreamCore};
+use crate::stream::Stream;
 use crate::view::View;
 use bytemuck::{AnyBitPattern, NoUninit, Zeroable};
 use leasehold_alloc::{AllocStats, Allocator, Buffer, HostKind, Layout, On};
@@ -34,8 +33,8 @@ use std::time::{Duration, Instant};
 /// Dropping the last clone never waits: work that is pending goes on while the process lives, and
 /// is lost when `main` returns first. [`close`](Self::close) waits for it.
 ///
-/// Made by [`Context::runtime`]. Construction makes the device the driver's current one for its own
-/// calls; it never touches the thread's current [`Context`].
+/// Made by [`Context::runtime`](crate::Context::runtime). Construction makes the device the driver's current one for its own
+/// calls; it never touches the thread's current [`Context`](crate::Context).
 ///
 /// ```
 /// use leasehold::{Context, DeviceId, Runtime};
@@ -58,14 +57,6 @@ impl Runtime {
         Self { inner, stream }
     }
 
-    /// The runtime of a device in the context that the process shares.
-    ///
-    /// # Errors
-    /// As [`Context::runtime`].
-    pub fn open(device: DeviceId) -> Result<Self> {
-        Context::global().runtime(device)
-    }
-
     // ---- device
     // ---------------------------------------------------------------------------------------------
 
@@ -73,12 +64,6 @@ impl Runtime {
     #[must_use]
     pub fn device(&self) -> DeviceId {
         self.inner.id
-    }
-
-    /// The context that it was opened in.
-    #[must_use]
-    pub fn context(&self) -> &Context {
-        &self.inner.context
     }
 
     /// The device's handle.
@@ -97,16 +82,6 @@ impl Runtime {
     #[must_use]
     pub fn raw_device(&self) -> &dyn Device {
         &*self.inner.device
-    }
-
-    /// Makes this runtime and its default stream the thread's current context until the guard is
-    /// dropped.
-    ///
-    /// # Errors
-    /// `DeviceLost`; the driver's own.
-    #[doc(alias("set_context", "setCurrent"))]
-    pub fn enter(&self) -> Result<ContextGuard> {
-        self.stream.enter()
     }
 
     /// Makes the device the driver's current one on this thread, for foreign libraries that look at
@@ -169,10 +144,7 @@ impl Runtime {
     /// # Errors
     /// As [`create_stream`](Self::create_stream).
     pub fn create_stream_with(&self, desc: &StreamDesc) -> Result<Stream> {
-        let raw = self.inner.device.stream(desc)?;
-        let core = Arc::new(StreamCore::new(raw));
-        self.inner.note_stream(&core);
-        Ok(Stream { core, runtime: self.inner.clone() })
+        Ok(Stream { core: self.inner.create_core(desc)?, runtime: self.inner.clone() })
     }
 
     /// The value of type `T` in the runtime's extension slots, made when first asked for: the
@@ -579,6 +551,14 @@ impl Runtime {
     #[must_use]
     pub fn same(&self, other: &Runtime) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
+    }
+}
+
+impl Stream {
+    /// The runtime that the stream belongs to.
+    #[must_use]
+    pub fn runtime(&self) -> Runtime {
+        Runtime::from_inner(self.runtime.clone())
     }
 }
 

@@ -28,7 +28,7 @@ use leasehold_core::sync::{Arc, Mutex, MutexGuard};
 use leasehold_core::{
     BufferHandle, Error, Lease, PackedTimepoint, Result, Timeline, Timepoint, WeakLease,
 };
-use leasehold_hal::{Access, LaunchInfo, NodePatch, Op, OpList, Plan};
+use leasehold_hal::{Access, LaunchInfo, Op, OpList, Plan};
 use std::collections::HashSet;
 use std::fmt;
 
@@ -547,30 +547,6 @@ impl ExecState {
         });
         std::mem::replace(&mut self.outside, new)
     }
-}
-
-/// The changed launches, by their place in the plan; `None` when something else changed as well.
-pub(super) fn patches<'a>(
-    plan: &'a Plan,
-    redundant: &[bool],
-    changed: &[bool],
-) -> Option<Vec<NodePatch<'a>>> {
-    let places = changed
-        .iter()
-        .zip(redundant)
-        .filter(|(_, redundant)| !**redundant)
-        .map(|(changed, _)| *changed);
-    let mut patches = Vec::new();
-    for (at, _) in places.enumerate().filter(|(_, changed)| *changed) {
-        let Some(Op::Dispatch(d)) = plan.ops.get(at) else { return None };
-        patches.push(NodePatch {
-            node: at as u32,
-            bindings: Some(d.bindings),
-            params: Some(d.params),
-            grid: Some(d.grid),
-        });
-    }
-    Some(patches)
 }
 
 impl fmt::Debug for Graph {

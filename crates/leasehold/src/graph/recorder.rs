@@ -14,7 +14,7 @@
 
 use crate::event::Event;
 use crate::graph::GraphOperator;
-use crate::graph::exec::{Graph, Held, Outside};
+use crate::graph::exec::{Graph, Held, NodeId, Outside};
 use crate::kernel::rules::Rules;
 use crate::runtime::{Runtime, RuntimeInner};
 use crate::stream::{SubmitGuard, SubmitLock};
@@ -548,5 +548,21 @@ impl Drop for OpenEncoding<'_> {
             let meanwhile = with(self.runtime, |r| std::mem::replace(&mut r.ops, ops));
             drop(meanwhile);
         }
+    }
+}
+
+impl Runtime {
+    /// The number of operations that the calling thread has recorded on the runtime's device so
+    /// far. `None` when it does not record.
+    #[must_use]
+    pub fn recorded_nodes(&self) -> Option<u32> {
+        nodes(&self.inner)
+    }
+
+    /// The id in [`Graph::update`](crate::Graph::update) of the next operation that the calling
+    /// thread records. `None` when the thread does not record.
+    #[must_use]
+    pub fn next_node(&self) -> Option<NodeId> {
+        self.recorded_nodes().map(NodeId::new)
     }
 }

@@ -13,10 +13,10 @@
 
 use crate::graph::recorder;
 use crate::kernel::base::{KernelBase, Prepared};
-use crate::stream::{Locked, Stream, SubmitGuard};
+use crate::stream::{Locked, Staged, StagedLaunch, Stream, SubmitGuard};
 use crate::view::Operand;
 use leasehold_core::{Error, Result, Timepoint};
-use leasehold_hal::{Access, Binding, Dispatch, LaunchInfo, Limits, Op, Pipeline};
+use leasehold_hal::{Access, Binding, LaunchInfo, Limits, Op, Pipeline};
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -38,70 +38,6 @@ pub struct Dispatched;
 /// The tokens are noted; the session may finish or go on with another kernel.
 #[derive(Debug)]
 pub struct Updated;
-
-/// One launch, staged.
-#[derive(Clone, Copy)]
-struct StagedLaunch {
-    kernel: *const Prepared,
-    grid: [u32; 3],
-    block: [u32; 3],
-    shared: u32,
-    bindings: (u32, u32),
-    params: (u32, u32),
-}
-
-/// The launches that a session stages; part of the stream's scratch. The raw pointers come from
-/// borrows that outlive the session.
-#[derive(Default)]
-pub(crate) struct Staged {
-    /// The recording that the session was begun in; 0 for none.
-    recording: u64,
-    launches: Vec<StagedLaunch>,
-    bindings: Vec<Binding>,
-    params: Vec<u8>,
-    /// The operands of all launches, for waits and tokens.
-    operands: Vec<Operand<'static>>,
-    /// Where the present launch's bindings and parameters begin.
-    first_binding: usize,
-    first_param: usize,
-    /// All bits of the addresses of the present launch's bindings.
-    addresses: u64,
-}
-
-impl Staged {
-    fn clear(&mut self) {
-        self.launches.clear();
-        self.bindings.clear();
-        self.params.clear();
-        self.operands.clear();
-    }
-
-    /// Adds the launches to a submission.
-    #[inline]
-    fn add_launches(&self, ops: &mut Vec<Op<'static>>) {
-        ops.extend(self.launches.iter().map(|launch| {
-            // SAFETY: pipelines are borrowed for the session's life; the slices lie in the scratch,
-            // which nobody touches while the submission lock is held; `finish` clears the
-            // operations before either ends.
-            unsafe {
-                Op::Dispatch(Dispatch {
-                    pipeline: &(*launch.kernel).pipeline,
-                    grid: launch.grid,
-                    block: launch.block,
-                    shared: launch.shared,
-                    bindings: std::slice::from_raw_parts(
-                        self.bindings.as_ptr().add(launch.bindings.0 as usize),
-                        launch.bindings.1 as usize,
-                    ),
-                    params: std::slice::from_raw_parts(
-                        self.params.as_ptr().add(launch.params.0 as usize),
-                        launch.params.1 as usize,
-                    ),
-                })
-            }
-        }));
-    }
-}
 
 /// Launches on a stream, in the making.
 ///
@@ -300,7 +236,8 @@ impl<'s, State> KernelSession<'s, State> {
         let params = &staged.params[staged.first_param..];
         kernel.rules.check_launch(&LaunchInfo::new((grid, block, shared), params, bindings))?;
         staged.launches.push(StagedLaunch {
-            kernel,
+            pipeline: &kernel.pipeline,
+            rules: &kernel.rules,
             grid,
             block,
             shared,
@@ -346,8 +283,7 @@ impl<'s> KernelSession<'s, Updated> {
             staged.add_launches(ops);
             // SAFETY: bases are borrowed for the session's life, and what was made ready lies in
             // them.
-            let rules =
-                staged.launches.iter().map(|launch| unsafe { (*launch.kernel).rules.clone() });
+            let rules = staged.launches.iter().map(|launch| unsafe { (*launch.rules).clone() });
             let result = recorder::record_many(
                 &self.stream.runtime,
                 staged.recording,

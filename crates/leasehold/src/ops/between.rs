@@ -20,14 +20,14 @@
 //! piece to a stream of its own there and waits for it. Pieces follow one another.
 
 use crate::graph::recorder;
-use crate::runtime::{Runtime, RuntimeInner};
+use crate::runtime::RuntimeInner;
 use crate::stream::{Locked, Stream, StreamCore, add_wait};
 use crate::view::{Operand, View};
 use leasehold_alloc::{Buffer, HostKind, Layout, On};
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, Result, Timepoint, UniqueLease};
-use leasehold_hal::{Copy2d, Download, HostCall, Op, Upload};
+use leasehold_hal::{Copy2d, Download, HostCall, Op, StreamDesc, Upload};
 
 /// Bytes of a staging buffer, at the least (for a copy that is longer) and at the most.
 const PIECE: (u64, u64) = (1 << 20, 32 << 20);
@@ -215,12 +215,13 @@ impl Way<'_> {
             }
         }
         let own = &*stream.core;
-        let companion = &*own.companion(other)?;
+        let companion =
+            &*own.companion(other.clone(), || other.create_core(&StreamDesc::default()))?;
         let (lower, upper) = if *down { (own, companion) } else { (companion, own) };
         let (host_below, host_above) = if *down { *host } else { (host.1, host.0) };
         companion.wait_for_room()?;
         let _turns = (own.submit_guard()?, companion.submit_guard_now()?);
-        super::healthy(stream)?;
+        stream.healthy()?;
 
         // All that the stream was given comes before either side.
         let (mut lower_waits, mut upper_waits) = (Vec::new(), Vec::new());
@@ -353,17 +354,17 @@ impl Carrier {
     /// Carries the piece and waits until it has arrived.
     fn carry(&self) -> Result<()> {
         // A stream of the launch's own: the failure of one is not that of the next.
-        let stream = Runtime::from_inner(self.runtime.clone()).create_stream()?;
+        let core = self.runtime.create_core(&StreamDesc::default())?;
         let list: Vec<Op<'_>> =
             transfers(&self.copy, &self.piece, &self.staging, self.down, self.host).collect();
         // SAFETY: both buffers are held here and marked below; the graph's launch has waited for
         // all that used them before, and what uses them next waits for the launch.
-        let point = stream.core.timeline.at(unsafe { stream.core.raw.submit(&list) }?);
+        let point = core.timeline.at(unsafe { core.raw.submit(&list) }?);
         // Beside the launch's own marks: should the wait fail, that may be over first.
         self.buffer.used_on(point);
         self.staging.used_on(point);
-        stream.core.raw.flush()?;
-        stream.core.raw.wait_host(point.value(), None)
+        core.raw.flush()?;
+        core.raw.wait_host(point.value(), None)
     }
 }
 

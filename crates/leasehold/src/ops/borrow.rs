@@ -3,8 +3,7 @@
 //! A failure or an impatient backend may end the wait early while the copy is still to come.
 //! Neither ends the loan: the stream is cancelled where that helps, and waited for.
 
-use super::call;
-use crate::stream::Stream;
+use crate::stream::{Stream, in_host_call};
 use crate::view::Operand;
 use leasehold_core::{Error, Result, Timepoint};
 use leasehold_hal::Op;
@@ -57,7 +56,7 @@ pub(super) fn see_out(stream: &Stream, point: Timepoint) -> Result<()> {
 
 /// Refuses to wait for a stream in one of its own host calls, before anything is submitted.
 pub(super) fn may_wait(stream: &Stream) -> Result<()> {
-    if call::inside() {
+    if in_host_call() {
         let next = stream.core.timeline.submitted() + 1;
         if let Err(e @ Error::InvalidState(_)) =
             stream.core.raw.wait_host(next, Some(Duration::ZERO))

@@ -24,8 +24,9 @@
 //!
 //! This module must not know how a driver stages.
 
-use super::{borrow, call, writing};
-use crate::stream::{Locked, Stream, add_wait};
+use super::borrow;
+use super::shapes::writing;
+use crate::stream::{Locked, Stream, add_wait, in_host_call};
 use crate::view::{BufferView, Operand};
 use leasehold_alloc::{Buffer, Layout, On};
 use leasehold_core::host_copy::{self, Sides};
@@ -85,7 +86,7 @@ pub(super) fn upload(
     if patience == Patience::OwnCopy {
         // The timeline learns of work that is over.
         stream.core.raw.refresh()?;
-        if call::inside() || !stream.core.timeline.is_idle() {
+        if in_host_call() || !stream.core.timeline.is_idle() {
             return Ok(false);
         }
     }

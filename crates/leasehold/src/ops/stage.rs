@@ -1,6 +1,6 @@
 //! Staging memory: where the bytes of an asynchronous upload lie until the device has copied them.
 
-use super::HostBytes;
+use super::shapes::HostBytes;
 use crate::stream::Stream;
 use leasehold_alloc::{Buffer, Layout, On};
 use leasehold_core::{Error, OutOfMemory, Result, Timepoint, UniqueLease, host_copy};

@@ -1,5 +1,6 @@
 //! The submission lock of a stream: its scratch memory behind a mutex, with the holder known.
 
+use super::staged::Staged;
 use leasehold_core::sync::atomic::{AtomicUsize, Ordering};
 use leasehold_core::sync::{Mutex, MutexGuard};
 use leasehold_core::{Error, Result, Timepoint};
@@ -7,7 +8,7 @@ use leasehold_hal::Op;
 
 /// Memory that a stream keeps between calls, so that a launch allocates nothing.
 pub(crate) struct Scratch {
-    pub(crate) session: crate::kernel::session::Staged,
+    pub(crate) session: Staged,
     pub(crate) waits: Vec<Timepoint>,
     /// Scratch for building a submission; empty between calls.
     pub(crate) ops: Vec<Op<'static>>,
@@ -41,7 +42,7 @@ impl SubmitLock {
         Self {
             holder: AtomicUsize::new(0),
             scratch: Mutex::new(Scratch {
-                session: crate::kernel::session::Staged::default(),
+                session: Staged::default(),
                 waits: Vec::with_capacity(8),
                 ops: Vec::with_capacity(16),
             }),
