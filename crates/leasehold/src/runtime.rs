@@ -487,8 +487,9 @@ impl Runtime {
     /// # Errors
     /// `Recording` while the thread records already; `Unsupported`.
     #[doc(alias = "startGraphRecording")]
-    pub fn start_graph_recording(&self) -> Result<()> {
-        recorder::start(self)
+    pub fn start_graph_recording(&self) -> Result<Runtime> {
+        recorder::start(self)?;
+        Ok(self.clone())
     }
 
     /// Encodes an operator into the recording, or runs it at once when the thread does not record.

@@ -85,8 +85,8 @@ fn what_asks_or_waits_is_refused_and_the_recording_goes_on() {
 fn other_threads_are_not_affected() {
     let runtime = runtime();
     let x = runtime.upload(&[0u32; 4]).unwrap();
-    runtime.start_graph_recording().unwrap();
-    runtime.stream().fill(x.view(), 1u32).unwrap();
+    let recording = runtime.start_graph_recording().unwrap();
+    recording.stream().fill(x.view(), 1u32).unwrap();
     std::thread::scope(|s| {
         s.spawn(|| {
             assert!(!runtime.is_graph_recording());
@@ -115,15 +115,14 @@ fn one_thread_records_on_two_devices_and_works_on_a_third() {
     let run = |r: &Runtime, x: &Lease<Buffer>, first: u32| {
         launch(r.stream(), &kernel, &[x.write()], &first.to_ne_bytes(), 1)
     };
-    a.start_graph_recording().unwrap();
-    b.start_graph_recording().unwrap();
-    assert!(run(&a, &x[0], 10).unwrap().is_none());
-    assert!(run(&b, &x[1], 20).unwrap().is_none());
+    let (to_a, to_b) = (a.start_graph_recording().unwrap(), b.start_graph_recording().unwrap());
+    assert!(run(&to_a, &x[0], 10).unwrap().is_none());
+    assert!(run(&to_b, &x[1], 20).unwrap().is_none());
     assert!(run(&c, &x[2], 30).unwrap().is_some());
     // A session open on one recording does not occupy the other.
-    let session = KernelSession::begin(&kernel, a.stream()).unwrap();
-    run(&b, &x[1], 21).unwrap();
-    assert_eq!(kind(run(&a, &x[0], 11)), "Occupied");
+    let session = KernelSession::begin(&kernel, to_a.stream()).unwrap();
+    run(&to_b, &x[1], 21).unwrap();
+    assert_eq!(kind(run(&to_a, &x[0], 11)), "Occupied");
     assert_eq!(kind(a.stop_graph_recording()), "Occupied");
     drop(session);
     let (ga, gb) = (a.stop_graph_recording().unwrap(), b.stop_graph_recording().unwrap());
@@ -153,8 +152,7 @@ fn an_abandoned_recording_rolls_back() {
         r.stream().copy(t.part(..16)?, x.view())?;
         r.stream().fill(x.view(), 9u32)
     };
-    runtime.start_graph_recording().unwrap();
-    record(&runtime).unwrap();
+    record(&runtime.start_graph_recording().unwrap()).unwrap();
     runtime.abandon_graph_recording();
     check("abandoned by hand");
     runtime.abandon_graph_recording();
@@ -177,8 +175,7 @@ fn an_abandoned_recording_rolls_back() {
 
     std::thread::scope(|s| {
         let ends = s.spawn(|| {
-            runtime.start_graph_recording().unwrap();
-            record(&runtime).unwrap();
+            record(&runtime.start_graph_recording().unwrap()).unwrap();
         });
         // The scope itself does not wait for a thread's own destructors.
         ends.join().unwrap();
@@ -199,8 +196,9 @@ fn a_thread_that_ends_while_it_records_may_be_the_runtimes_last_holder() {
         let (runtime, other) = (runtime(), runtime());
         let x = runtime.upload(&[1u32; 4]).unwrap();
         let nosy = Nosy(other);
-        runtime.start_graph_recording().unwrap();
         runtime
+            .start_graph_recording()
+            .unwrap()
             .stream()
             .host_call("holds", move || {
                 let _ = &nosy;
@@ -218,8 +216,8 @@ fn a_thread_that_ends_while_it_records_may_be_the_runtimes_last_holder() {
 fn a_buffer_of_a_recording_belongs_to_it() {
     let runtime = runtime();
     let x = runtime.upload(&[1u32; 4]).unwrap();
-    runtime.start_graph_recording().unwrap();
-    let t = runtime.alloc(16).unwrap();
+    let recording = runtime.start_graph_recording().unwrap();
+    let t = recording.alloc(16).unwrap();
     assert!(t.is_symbolic());
     std::thread::scope(|s| {
         s.spawn(|| {
@@ -246,7 +244,7 @@ fn a_buffer_of_a_recording_belongs_to_it() {
     // Also when this thread records elsewhere.
     let other = crate::common::runtime();
     runtime.abandon_graph_recording();
-    other.start_graph_recording().unwrap();
+    let _elsewhere = other.start_graph_recording().unwrap();
     assert_eq!(kind(runtime.stream().copy(x.view(), t.view())), "Recording");
     assert_eq!(kind(launch(runtime.stream(), &iota(), &[t.write()], &[0; 4], 1)), "Recording");
     other.abandon_graph_recording();
@@ -266,20 +264,20 @@ fn a_session_stays_where_it_was_begun() {
     };
     // Begun eagerly, finished while the thread records: it runs.
     let session = KernelSession::begin(&kernel, runtime.stream()).unwrap();
-    runtime.start_graph_recording().unwrap();
+    let first = runtime.start_graph_recording().unwrap();
     assert!(finish(session).unwrap().is_some());
-    assert_eq!(runtime.recorded_nodes(), Some(0));
+    assert_eq!(first.recorded_nodes(), Some(0));
     // Begun in a recording that is gone: it is refused, and never runs on the stream.
-    let session = KernelSession::begin(&kernel, runtime.stream()).unwrap();
+    let session = KernelSession::begin(&kernel, first.stream()).unwrap();
     runtime.abandon_graph_recording();
     let before = runtime.stream().now();
     assert_eq!(kind(finish(session)), "Recording");
     assert_eq!(runtime.stream().now(), before);
     // Nor in the next recording.
-    runtime.start_graph_recording().unwrap();
-    let session = KernelSession::begin(&kernel, runtime.stream()).unwrap();
+    let second = runtime.start_graph_recording().unwrap();
+    let session = KernelSession::begin(&kernel, second.stream()).unwrap();
     runtime.abandon_graph_recording();
-    runtime.start_graph_recording().unwrap();
+    let _third = runtime.start_graph_recording().unwrap();
     assert_eq!(kind(finish(session)), "Recording");
     assert_eq!(runtime.stop_graph_recording().unwrap().recorded(), 0);
     assert_eq!(runtime.download::<u32>(&x).unwrap(), [5, 6, 7, 8]);
