@@ -215,9 +215,12 @@ impl Current {
     }
 
     /// Sets what threads without a context of their own get; `None` takes it back. It keeps the
-    /// runtime alive until then.
+    /// runtime alive until then. Of a recording's runtime it takes the one that does not record.
     pub fn set_process_default(runtime: Option<&Runtime>) {
-        let new = runtime.map(|r| Current { runtime: r.clone(), stream: r.stream().clone() });
+        let new = runtime.map(|r| {
+            let runtime = r.unrecorded();
+            Current { stream: runtime.stream().clone(), runtime }
+        });
         let old = std::mem::replace(&mut *PROCESS_DEFAULT.write(), new);
         drop(old);
     }

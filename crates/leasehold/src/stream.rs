@@ -17,22 +17,21 @@
 //!
 //! Callers pause for room before they take the submission lock (`core`).
 //!
-//! While a thread records, its calls on any stream of that device go to the recorder instead, and
-//! the stream is not touched.
+//! # Recordings
+//! A stream of a recording looks like the stream that it was begun on, and never touches it: its
+//! operations are noted in the recording. What cannot be noted asks for [`Stream::live`].
 
 mod core;
 mod inside;
 mod records;
-mod staged;
 mod submit_lock;
 
 pub(crate) use self::core::StreamCore;
 pub(crate) use inside::{Inside, in_host_call};
 pub(crate) use records::{Locked, Use, add_wait, need};
-pub(crate) use staged::{Staged, StagedLaunch};
-pub(crate) use submit_lock::{SubmitGuard, SubmitLock};
+pub(crate) use submit_lock::{Staged, StagedLaunch, SubmitGuard, SubmitLock, this_thread};
 
-use crate::graph::recorder;
+use crate::graph::Recording;
 use crate::runtime::RuntimeInner;
 use crate::view::Operand;
 use leasehold_alloc::{Buffer, Layout, On};
@@ -48,8 +47,8 @@ use std::time::{Duration, Instant};
 /// threads take turns, and each waits for the one before it. While a thread has a
 /// [`KernelSession`](crate::KernelSession) open on the stream, its own other submissions there get
 /// `Occupied`, since they would wait for themselves. Dropping a stream with work pending loses
-/// nothing: the work completes, unless the process ends first: [`Runtime::close`](crate::Runtime::close) before `main`
-/// returns waits for it.
+/// nothing: the work completes, unless the process ends first:
+/// [`Runtime::close`](crate::Runtime::close) before `main` returns waits for it.
 ///
 /// # Room
 /// A submission blocks while about 8,192 operations are pending. If none of them completes for 30
@@ -62,23 +61,69 @@ use std::time::{Duration, Instant};
 /// # Failures
 ///
 /// A failed operation poisons its stream: from then on every call returns that cause, and nothing
-/// more is run. Take another stream, or for the default one [`Runtime::replace_default_stream`](crate::Runtime::replace_default_stream), to
-/// go on. Buffers that the failed work wrote hand the failure to whoever reads them, until they are
-/// overwritten as a whole. Work that is submitted while the failed work still runs waits for it and
-/// fails with it, also work that only overwrites: [`synchronize`](Self::synchronize) the failed
-/// stream first.
+/// more is run. Take another stream, or for the default one
+/// [`Runtime::replace_default_stream`](crate::Runtime::replace_default_stream), to go on. Buffers
+/// that the failed work wrote hand the failure to whoever reads them, until they are overwritten as
+/// a whole. Work that is submitted while the failed work still runs waits for it and fails with it,
+/// also work that only overwrites: [`synchronize`](Self::synchronize) the failed stream first.
 #[doc(alias("infinirtStream_t", "Stream_t"))]
 #[derive(Clone)]
 pub struct Stream {
-    pub(crate) core: Arc<StreamCore>,
+    /// The stream itself; of a recording's stream, the one that it stands for.
+    live: Arc<StreamCore>,
+    recording: Option<Arc<Recording>>,
     pub(crate) runtime: Arc<RuntimeInner>,
 }
 
 impl Stream {
+    /// A stream of a runtime, or of a recording on it.
+    pub(crate) fn new(
+        live: Arc<StreamCore>,
+        recording: Option<Arc<Recording>>,
+        runtime: Arc<RuntimeInner>,
+    ) -> Self {
+        Self { live, recording, runtime }
+    }
+
+    /// The stream itself, for what has no meaning in a recording.
+    ///
+    /// # Errors
+    /// `Recording` with this rule for a stream of a recording.
+    #[inline]
+    pub(crate) fn live(&self, rule: &'static str) -> Result<&Arc<StreamCore>> {
+        if self.recording.is_some() { Err(Error::recording(rule)) } else { Ok(&self.live) }
+    }
+
+    /// The stream itself, or the one that a recording's stream stands for: for what changes
+    /// nothing, and where it is known that the stream does not record.
+    #[inline]
+    pub(crate) fn under(&self) -> &StreamCore {
+        &self.live
+    }
+
+    /// The recording that notes the stream's operations, if one does.
+    #[inline]
+    pub(crate) fn recording(&self) -> Option<&Arc<Recording>> {
+        self.recording.as_ref()
+    }
+
+    /// The stream without the recording that it has.
+    pub(crate) fn unrecorded(&self) -> Self {
+        Self::new(self.live.clone(), None, self.runtime.clone())
+    }
+
+    /// Returns whether the stream's operations are noted in a recording and not run: it is of the
+    /// runtime that [`Runtime::record_graph`](crate::Runtime::record_graph) lends. Also when that
+    /// recording is over, which then refuses them.
+    #[must_use]
+    pub fn is_recording(&self) -> bool {
+        self.recording.is_some()
+    }
+
     /// The stream's handle.
     #[must_use]
     pub fn handle(&self) -> StreamHandle {
-        self.core.raw.handle()
+        self.live.raw.handle()
     }
 
     /// Names the stream in reports, error messages, snapshots, traces and `Debug`. The name is of
@@ -102,29 +147,29 @@ impl Stream {
     /// # }
     /// ```
     pub fn set_name(&self, name: impl Into<Name>) {
-        self.core.timeline.set_name(Some(name.into()));
+        self.live.timeline.set_name(Some(name.into()));
     }
 
     /// The stream's name, if it has one.
     #[must_use]
     pub fn name(&self) -> Option<Name> {
-        self.core.timeline.name()
+        self.live.timeline.name()
     }
 
     /// The timepoint of everything submitted so far.
     #[must_use]
     pub fn now(&self) -> Timepoint {
-        self.core.timeline.now()
+        self.live.timeline.now()
     }
 
     /// Returns whether all that was submitted is complete. Asks the driver; never blocks.
     ///
     /// # Errors
-    /// The stream's cause when it is poisoned; `Recording` on a thread that records on this device.
+    /// The stream's cause when it is poisoned; `Recording` for a recording's stream.
     pub fn query(&self) -> Result<bool> {
-        recorder::refuse(&self.runtime, "a stream cannot be queried while recording")?;
-        self.core.raw.refresh()?;
-        self.core.timeline.check(self.core.timeline.submitted())
+        let core = self.live("a stream cannot be queried while recording")?;
+        core.raw.refresh()?;
+        core.timeline.check(core.timeline.submitted())
     }
 
     /// Blocks until all that was submitted is over. After a failure too, but then for a second at
@@ -132,7 +177,7 @@ impl Stream {
     /// failure again.
     ///
     /// # Errors
-    /// The stream's cause when it is poisoned; `Recording` on a thread that records on this device.
+    /// The stream's cause when it is poisoned; `Recording` for a recording's stream.
     #[doc(alias = "syncStream")]
     pub fn synchronize(&self) -> Result<()> {
         self.synchronize_within(None)
@@ -147,21 +192,21 @@ impl Stream {
     }
 
     fn synchronize_within(&self, timeout: Option<Duration>) -> Result<()> {
-        recorder::refuse(&self.runtime, "a stream cannot be synchronised while recording")?;
-        let value = self.core.timeline.submitted();
+        let core = self.live("a stream cannot be synchronised while recording")?;
+        let value = core.timeline.submitted();
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
-        let result = self.core.raw.wait_host(value, timeout);
+        let result = core.raw.wait_host(value, timeout);
         // A failure is told as soon as it is known, which may be before what failed is over.
-        if result.is_err() && self.core.timeline.failed(value) && !in_host_call() {
-            self.core.timeline.drain(value, deadline, || self.core.raw.refresh());
+        if result.is_err() && core.timeline.failed(value) && !in_host_call() {
+            core.timeline.drain(value, deadline, || core.raw.refresh());
         }
         result
     }
 
     /// `bytes` of device memory, aligned to 256, for first use on this stream: what another stream
     /// does with the memory first waits for its former uses. Zero bytes give a valid, empty buffer
-    /// with a null address. While this thread records, the buffer belongs to the recording and has
-    /// no address until it stops. Blocks on the driver only when the pool must grow.
+    /// with a null address. In a recording, the buffer belongs to it and has no address until it
+    /// stops. Blocks on the driver only when the pool must grow.
     ///
     /// # Errors
     /// `OutOfMemory` with a report; `OverBudget`; `InvalidArgument` for more bytes than the device
@@ -178,22 +223,26 @@ impl Stream {
     #[inline]
     pub fn alloc_layout(&self, layout: Layout) -> Result<Lease<Buffer>> {
         let runtime = &*self.runtime;
-        if recorder::is_active() || layout.size > runtime.total {
+        if self.recording.is_some() || layout.size > runtime.total {
             return self.alloc_otherwise(layout);
         }
         runtime
             .memory
-            .alloc(layout, On { timeline: self.core.timeline, source: self.core.raw_source() })
+            .alloc(layout, On { timeline: self.live.timeline, source: self.live.raw_source() })
     }
 
-    /// An allocation on a thread that records, or of more than the device has.
+    /// An allocation in a recording, or of more than the device has.
     #[cold]
     fn alloc_otherwise(&self, layout: Layout) -> Result<Lease<Buffer>> {
-        if let Some(result) = recorder::alloc(&self.runtime, layout) {
-            return result;
+        if let Some(recording) = &self.recording {
+            // Here already: when the recording stops, nobody knows any more who asked for it.
+            return self
+                .runtime
+                .too_large(layout.size)
+                .map_or_else(|| recording.alloc(layout), Err);
         }
         // Some devices give more than they have. Where one refuses, the size is the reason.
-        let on = On { timeline: self.core.timeline, source: self.core.raw_source() };
+        let on = On { timeline: self.live.timeline, source: self.live.raw_source() };
         self.runtime
             .memory
             .alloc(layout, on)
@@ -203,7 +252,7 @@ impl Stream {
     /// Sets how long a submission waits for room while none of the stream's work completes; 30
     /// seconds at first. To the millisecond.
     pub fn set_submit_timeout(&self, timeout: Duration) {
-        self.core.set_patience(timeout);
+        self.live.set_patience(timeout);
     }
 
     /// Makes sure that everything submitted is on its way to the device. Does not block.
@@ -211,36 +260,41 @@ impl Stream {
     /// # Errors
     /// `DeviceLost`; the driver's own.
     pub fn flush(&self) -> Result<()> {
-        self.core.raw.flush()
+        self.live.raw.flush()
     }
 
     /// The driver's stream, for libraries that take one; 0 where there is none.
     #[must_use]
     pub fn native(&self) -> u64 {
-        self.core.raw.native()
+        self.live.raw.native()
     }
 
     /// The priority that the stream got, after clamping.
     #[must_use]
     pub fn priority(&self) -> i32 {
-        self.core.raw.priority()
+        self.live.raw.priority()
     }
 
-    /// Returns whether both are the same stream.
+    /// Returns whether both are the same stream: both live, or both of one recording.
     #[must_use]
     pub fn same(&self, other: &Stream) -> bool {
-        Arc::ptr_eq(&self.core, &other.core)
+        let recordings = (&self.recording, &other.recording);
+        Arc::ptr_eq(&self.live, &other.live)
+            && match recordings {
+                (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+                (one, other) => one.is_none() && other.is_none(),
+            }
     }
 
     /// The failure that poisoned the stream, if one did.
     #[must_use]
     pub fn failure(&self) -> Option<Error> {
-        self.core.timeline.failure().map(|(_, e)| e)
+        self.live.timeline.failure().map(|(_, e)| e)
     }
 
     /// The stream's cause, if it is poisoned.
     pub(crate) fn healthy(&self) -> Result<()> {
-        let timeline = self.core.timeline;
+        let timeline = self.live.timeline;
         if timeline.failed(timeline.submitted() + 1) {
             self.failure().map_or(Ok(()), Err)
         } else {
@@ -250,7 +304,7 @@ impl Stream {
 
     /// The stream under it, for backends' own extensions.
     pub fn raw(&self) -> &Lease<dyn leasehold_hal::Stream> {
-        &self.core.raw
+        &self.live.raw
     }
 
     /// The submit path of one operation, ordered after everything that its operands wait for.
@@ -281,14 +335,12 @@ impl Stream {
         op: &Op<'_>,
         operands: &[Operand<'_>],
     ) -> Result<Option<Timepoint>> {
-        if recorder::is_active() {
-            // SAFETY: by the caller's contract; the recorder runs nothing.
-            if let Some(result) = unsafe { recorder::record(&self.runtime, op, operands) } {
-                return result.map(|()| None);
-            }
+        if let Some(recording) = &self.recording {
+            // SAFETY: by the caller's contract.
+            return unsafe { recording.record(op, operands) }.map(|()| None);
         }
         self.runtime.refuse_symbolic(operands)?;
-        let core = &*self.core;
+        let core = &*self.live;
         let mut submit_guard = core.submit_guard()?;
         let scratch = submit_guard.scratch();
         scratch.waits.clear();
@@ -306,6 +358,7 @@ impl Stream {
 
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Stream({}, {:?})", self.runtime.id(), self.core.timeline)
+        let recording = if self.is_recording() { ", recording" } else { "" };
+        write!(f, "Stream({}, {:?}{recording})", self.runtime.id(), self.live.timeline)
     }
 }

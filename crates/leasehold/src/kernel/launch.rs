@@ -7,8 +7,8 @@ use leasehold_core::Result;
 
 impl Stream {
     /// Launches a kernel, as one submission: waits on the device for whoever used the operands
-    /// before, binds them in their order, and marks their use. Does not wait for the launch. While
-    /// the calling thread records, the launch goes to the recording.
+    /// before, binds them in their order, and marks their use. Does not wait for the launch. On a
+    /// stream of a recording the launch is noted.
     ///
     /// A [`KernelSession`](crate::KernelSession) is the long way, for several launches in one
     /// submission.

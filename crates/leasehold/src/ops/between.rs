@@ -19,7 +19,6 @@
 //! A graph is of one device, so the other device's part is a host call of the graph: it submits a
 //! piece to a stream of its own there and waits for it. Pieces follow one another.
 
-use crate::graph::recorder;
 use crate::runtime::RuntimeInner;
 use crate::stream::{Locked, Stream, StreamCore, add_wait};
 use crate::view::{Operand, View};
@@ -132,7 +131,7 @@ pub(super) fn copy(
             )
             .into(),
         ))
-    } else if recorder::is_active() && recorder::is_recording(ours) {
+    } else if stream.is_recording() {
         way.recorded()
     } else {
         way.staged()
@@ -214,7 +213,7 @@ impl Way<'_> {
                 ));
             }
         }
-        let own = &*stream.core;
+        let own = stream.under();
         let companion =
             &*own.companion(other.clone(), || other.create_core(&StreamDesc::default()))?;
         let (lower, upper) = if *down { (own, companion) } else { (companion, own) };
@@ -308,7 +307,7 @@ impl Way<'_> {
         }
         other.refuse_symbolic(&[*theirs])?;
         let size = piece_bytes(copy.width * copy.rows);
-        let staging = self.staging(&stream.core, size)?;
+        let staging = self.staging(stream.under(), size)?;
         let (reads, writes) = ([staging.read(), *to], [*from, staging.read_write()]);
         for piece in pieces(copy, size) {
             let own: Vec<Op<'_>> = transfers(copy, &piece, &staging, *down, host.0).collect();

@@ -41,14 +41,14 @@ pub(super) fn see_out(stream: &Stream, point: Timepoint) -> Result<()> {
                 if !point.timeline().failed(point.value())
                     && !matches!(e, Error::DeviceLost { .. }) =>
             {
-                stream.core.raw.cancel(e);
+                stream.under().raw.cancel(e);
             }
             // A failure is known before what failed is over, and the loss of a device before all
             // streams are told.
             _ => {}
         }
         // The timeline shows the answer of the backend.
-        let _ = stream.core.raw.refresh();
+        let _ = stream.under().raw.refresh();
         std::thread::sleep(nap);
         nap = (nap * 2).min(Duration::from_millis(1));
     }
@@ -57,9 +57,9 @@ pub(super) fn see_out(stream: &Stream, point: Timepoint) -> Result<()> {
 /// Refuses to wait for a stream in one of its own host calls, before anything is submitted.
 pub(super) fn may_wait(stream: &Stream) -> Result<()> {
     if in_host_call() {
-        let next = stream.core.timeline.submitted() + 1;
+        let next = stream.under().timeline.submitted() + 1;
         if let Err(e @ Error::InvalidState(_)) =
-            stream.core.raw.wait_host(next, Some(Duration::ZERO))
+            stream.under().raw.wait_host(next, Some(Duration::ZERO))
         {
             return Err(e);
         }

@@ -4,7 +4,6 @@
 //! A thread that runs one is marked ([`Inside`]): it never waits for room in a queue, since it may
 //! be what the queue waits for.
 
-use crate::graph::recorder;
 use crate::stream::{Inside, Stream};
 use crate::view::Operand;
 use leasehold_core::defects::{Defect, planted};
@@ -49,7 +48,7 @@ impl<F: FnOnce(Result<()>)> Drop for Completion<F> {
 /// Functions in stream order.
 impl Stream {
     /// Runs a function on the host, in stream order. It may submit more work, also to its own
-    /// stream; it must not wait for its own stream. An error or a panic poisons the stream. While
+    /// stream; it must not wait for its own stream. An error or a panic poisons the stream. In a
     /// recording: every launch of the graph runs it, so it must be `Fn`.
     ///
     /// A function behind a failure is dropped and never called: [`on_complete`](Self::on_complete)
@@ -80,20 +79,17 @@ impl Stream {
         unsafe { self.pass(&Op::Host(&call), &[]) }.map(drop)
     }
 
-    /// As [`host_call`](Self::host_call), for a function that can run once only; not while
+    /// As [`host_call`](Self::host_call), for a function that can run once only; not in a
     /// recording.
     ///
     /// # Errors
-    /// `Recording` while recording; as [`host_call`](Self::host_call).
+    /// `Recording` for a recording's stream; as [`host_call`](Self::host_call).
     pub fn host_call_once(
         &self,
         name: &'static str,
         call: impl FnOnce() -> Result<()> + Send + 'static,
     ) -> Result<()> {
-        recorder::refuse(
-            &self.runtime,
-            "a function that runs once cannot be recorded; use host_call",
-        )?;
+        self.live("a function that runs once cannot be recorded; use host_call")?;
         let cell = Mutex::new(Some(call));
         self.host_call(name, move || match cell.lock().take() {
             Some(call) => call(),
@@ -140,8 +136,8 @@ impl Stream {
     /// whatever happens to the stream, the call comes.
     ///
     /// The call comes exactly once: also when the stream has failed or fails, when the device is
-    /// lost, when the stream or the runtime is dropped or closed first, while the calling thread
-    /// records (with `Recording`; nothing is recorded), and on a device without host calls (with
+    /// lost, when the stream or the runtime is dropped or closed first, in a recording (with
+    /// `Recording`; nothing is recorded), and on a device without host calls (with
     /// `Unsupported`). Only the end of the process comes before it. After a failure it may come
     /// before the failed work is over: [`synchronize`](Self::synchronize) says when that is.
     ///
@@ -167,13 +163,10 @@ impl Stream {
     #[doc(alias("addCompletedHandler", "cudaStreamAddCallback", "cudaLaunchHostFunc"))]
     pub fn on_complete(&self, call: impl FnOnce(Result<()>) + Send + 'static) {
         let done =
-            Arc::new(Completion { timeline: self.core.timeline, call: Mutex::new(Some(call)) });
+            Arc::new(Completion { timeline: self.under().timeline, call: Mutex::new(Some(call)) });
         let in_order = done.clone();
-        let submitted = recorder::refuse(
-            &self.runtime,
-            "a completion runs once and cannot be recorded; use host_call",
-        )
-        .and_then(|()| {
+        let live = self.live("a completion runs once and cannot be recorded; use host_call");
+        let submitted = live.and_then(|_| {
             self.host_call("on_complete", move || {
                 in_order.tell(Ok(()));
                 Ok(())

@@ -1,6 +1,5 @@
 //! Device memory that the host reads and writes in place.
 
-use crate::graph::recorder;
 use crate::runtime::Runtime;
 use crate::view::{BufferView, Operand};
 use leasehold_alloc::HostKind;
@@ -13,7 +12,7 @@ impl Runtime {
     ///
     /// # Errors
     /// `Unsupported` for memory that the host cannot touch; the cause when the last write failed;
-    /// `Recording`.
+    /// `Recording` for a recording's runtime.
     ///
     /// # Safety
     /// - While the bytes are looked at, nobody submits work that writes them.
@@ -49,7 +48,7 @@ impl Runtime {
 }
 
 fn wait_host_visible(runtime: &Runtime, operand: &Operand<'_>) -> Result<()> {
-    recorder::refuse(&runtime.inner, "device memory cannot be mapped while recording")?;
+    runtime.stream().live("device memory cannot be mapped while recording")?;
     runtime.inner.check_operands(std::slice::from_ref(operand))?;
     runtime.inner.refuse_symbolic(std::slice::from_ref(operand))?;
     let buffer = operand.view().buffer();

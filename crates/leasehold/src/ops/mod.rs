@@ -1,11 +1,12 @@
 //! The operations of streams: waits, records, copies, fills, uploads, downloads, host calls.
 //!
 //! The operations are methods of [`Stream`]; here are the types that they take. An operation is
-//! ordered after the earlier uses of its operands, on whatever stream they were. A caller
-//! that goes past them to the backend ([`Stream::raw`], [`Stream::native`],
-//! [`Runtime::raw_device`](crate::Runtime::raw_device)) orders its work itself. Such work leaves no mark on buffers.
+//! ordered after the earlier uses of its operands, on whatever stream they were. A caller that goes
+//! past them to the backend ([`Stream::raw`], [`Stream::native`],
+//! [`Runtime::raw_device`](crate::Runtime::raw_device)) orders its work itself. Such work leaves no
+//! mark on buffers.
 //!
-//! All of them go to the recording when the calling thread records on the stream's device.
+//! On a stream of a recording they are noted in it, and each launch of the graph runs them.
 
 mod between;
 mod borrow;
@@ -19,7 +20,6 @@ pub use shapes::{HostBytes, Pattern, Rows};
 
 use crate::array::{Array, ArrayView};
 use crate::event::Event;
-use crate::graph::recorder;
 use crate::runtime::check_writable;
 use crate::stream::{Stream, StreamCore};
 use crate::view::{BufferView, View};
@@ -43,30 +43,29 @@ fn signal_timed(core: &StreamCore, event: &Event, time: Lease<TimestampQuery>) -
     Ok(())
 }
 
-/// Operations. Each goes to the recording while the calling thread records on the stream's device.
+/// Operations. On a stream of a recording each is noted, and runs at each launch of the graph.
 impl Stream {
     /// Makes later work of the stream start after a timepoint, on the device. Does not block the
     /// host. The timepoint may be another device's, or a [`HostTimeline`](crate::HostTimeline)'s
-    /// that nobody has signalled yet. While recording: each launch of the graph comes after the
+    /// that nobody has signalled yet. In a recording: each launch of the graph comes after the
     /// timepoint.
     ///
     /// # Errors
-    /// `Unsupported` when the device cannot wait for that timeline ([`Runtime::wait_for`](crate::Runtime::wait_for) then
-    /// blocks the host instead); `InvalidArgument` for a timepoint of this very stream that is not
-    /// submitted yet; the stream's cause. Waiting for a failed timepoint poisons the stream.
+    /// `Unsupported` when the device cannot wait for that timeline
+    /// ([`Runtime::wait_for`](crate::Runtime::wait_for) then blocks the host instead);
+    /// `InvalidArgument` for a timepoint of this very stream that is not submitted yet; the
+    /// stream's cause. Waiting for a failed timepoint poisons the stream.
     #[doc(alias("wait_on", "stream::wait", "execution::stream::wait"))]
     pub fn wait(&self, point: Timepoint) -> Result<()> {
-        let core = &*self.core;
+        let core = self.under();
         let timeline = core.timeline;
         if point.timeline_id() == timeline.id() && point.value() > timeline.submitted() {
             return Err(Error::invalid(format!(
                 "{point:?} is not submitted yet: the stream would wait for itself"
             )));
         }
-        if recorder::is_active()
-            && let Some(result) = recorder::wait_point(&self.runtime, point)
-        {
-            return result;
+        if let Some(recording) = self.recording() {
+            return recording.wait_point(point);
         }
         let submit_guard = core.submit_guard()?;
         self.healthy()?;
@@ -87,15 +86,13 @@ impl Stream {
     /// As [`wait`](Self::wait).
     #[doc(alias = "streamWaitEvent")]
     pub fn wait_event(&self, event: &Lease<Event>) -> Result<()> {
-        if recorder::is_active()
-            && let Some(result) = recorder::wait_event(&self.runtime, event)
-        {
-            return result;
+        if let Some(recording) = self.recording() {
+            return recording.wait_event(event);
         }
         event.last().map_or(Ok(()), |point| self.wait(point))
     }
 
-    /// Records the event at the stream's present end. While recording: each launch of the graph
+    /// Records the event at the stream's present end. In a recording: each launch of the graph
     /// records it.
     ///
     /// # Errors
@@ -109,13 +106,12 @@ impl Stream {
                 event.device
             )));
         }
-        if recorder::is_active()
-            && let Some(result) = recorder::signal(&self.runtime, event)
-        {
-            return result;
+        let time = event.fresh_time(&*self.runtime.device)?;
+        if let Some(recording) = self.recording() {
+            return recording.signal(event, time);
         }
-        let core = &*self.core;
-        if let Some(time) = event.fresh_time(&*self.runtime.device)? {
+        let core = self.under();
+        if let Some(time) = time {
             return signal_timed(core, event, time);
         }
         let submit_guard = core.submit_guard()?;
@@ -136,7 +132,7 @@ impl Stream {
     ///
     /// Two devices of one backend are the driver's affair, which uses peer access where there is
     /// any. Between backends bytes go through pinned memory, at most 64 MiB at a time; the stream
-    /// then keeps a stream of the other device until it is dropped. While recording, the other
+    /// then keeps a stream of the other device until it is dropped. In a recording, the other
     /// backend's part becomes host calls of the graph: barriers, so that its pieces follow one
     /// another and do not overlap.
     ///
@@ -239,9 +235,9 @@ impl Stream {
         unsafe { self.pass_checked(&Op::Copy(copy), &[from, to]) }.map(drop)
     }
 
-    /// Copies from or to host memory from [`Runtime::alloc_pinned`](crate::Runtime::alloc_pinned), in either direction or between
-    /// two such buffers; never waits. As [`copy`](Self::copy), for callers who count on it that one
-    /// side is host memory.
+    /// Copies from or to host memory from [`Runtime::alloc_pinned`](crate::Runtime::alloc_pinned),
+    /// in either direction or between two such buffers; never waits. As [`copy`](Self::copy), for
+    /// callers who count on it that one side is host memory.
     ///
     /// # Errors
     /// `InvalidArgument` when the lengths differ, or when neither is host memory of the stream's
@@ -353,7 +349,7 @@ impl Stream {
     /// once the copy is over. Many values for an idle stream go through a few pieces of staging
     /// memory again and again, and the call waits for the device to copy them.
     /// [`upload_owned`](Self::upload_owned) and [`copy_pinned`](Self::copy_pinned) need no staging.
-    /// While recording the graph keeps the values, and its every launch copies them again.
+    /// In a recording the graph keeps the values, and its every launch copies them again.
     ///
     /// # Errors
     /// `InvalidArgument` when the lengths differ; `OutOfMemory` without staging memory; the
@@ -365,7 +361,7 @@ impl Stream {
         if src.is_empty() {
             return Ok(());
         }
-        let recording = recorder::is_active() && recorder::is_recording(&self.runtime);
+        let recording = self.is_recording();
         if !recording && ring::upload(self, dst, src, ring::Patience::OwnCopy)? {
             return Ok(());
         }
@@ -381,18 +377,15 @@ impl Stream {
     /// device has such memory: several threads fill it while the device copies from it.
     ///
     /// # Errors
-    /// `InvalidArgument` when the lengths differ; the stream's cause; `Recording` while recording;
-    /// `InvalidState` in a host call of this stream, which would wait for itself.
+    /// `InvalidArgument` when the lengths differ; the stream's cause; `Recording` for a recording's
+    /// stream; `InvalidState` in a host call of this stream, which would wait for itself.
     pub fn upload_blocking<T: NoUninit>(&self, dst: BufferView<'_>, src: &[T]) -> Result<()> {
         let src: &[u8] = bytemuck::cast_slice(src);
         same_length(dst.len(), src.len() as u64)?;
         if src.is_empty() {
             return Ok(());
         }
-        recorder::refuse(
-            &self.runtime,
-            "a copy cannot be waited for while recording; `upload` stages it",
-        )?;
+        self.live("a copy cannot be waited for while recording; `upload` stages it")?;
         if ring::upload(self, dst, src, ring::Patience::Waits)? {
             return Ok(());
         }
@@ -447,8 +440,8 @@ impl Stream {
     /// Copies device bytes to host values and waits for them.
     ///
     /// # Errors
-    /// `InvalidArgument` when the lengths differ; the stream's cause; `Recording` while recording;
-    /// `InvalidState` in a host call of this stream, which would wait for itself.
+    /// `InvalidArgument` when the lengths differ; the stream's cause; `Recording` for a recording's
+    /// stream; `InvalidState` in a host call of this stream, which would wait for itself.
     #[doc(alias = "memcpyD2H")]
     pub fn download<T: Pod>(&self, dst: &mut [T], src: BufferView<'_>) -> Result<()> {
         let dst: &mut [u8] = bytemuck::cast_slice_mut(dst);
@@ -553,7 +546,7 @@ const FILL_FROM_HOST: usize = 4096;
 /// - `dst` is valid for writes of as many bytes as `src` has, and nobody else touches them
 ///   meanwhile.
 pub(crate) unsafe fn download_to(stream: &Stream, dst: *mut u8, src: BufferView<'_>) -> Result<()> {
-    recorder::refuse(&stream.runtime, "device memory cannot be read back while recording")?;
+    stream.live("device memory cannot be read back while recording")?;
     if src.is_empty() {
         return Ok(());
     }

@@ -419,8 +419,8 @@ fn read_only(operand: &Operand<'_>) -> Error {
 #[cold]
 fn no_address() -> Error {
     Error::recording(
-        "a buffer that was allocated while recording gets its address when the recording stops, and until then belongs to the \
-         recording's thread; if that recording was given up or failed, it never has one",
+        "a buffer of a recording gets its address when the recording stops, and until then is used by the recording's own runtime and \
+         streams alone; if that recording was given up or failed, it never has one",
     )
 }
 
