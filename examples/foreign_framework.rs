@@ -225,8 +225,9 @@ fn main() -> Result<()> {
     // liveness.
     let out = Tensor::full(&[4, 3], 0.0)?;
     let mut scaling = None;
-    let graph = runtime.record_graph(|runtime| {
-        scaling = runtime.next_node();
+    let graph = runtime.record_graph(|recording| {
+        let _current = recording.enter()?; // where the operations take their stream from
+        scaling = recording.next_node();
         let scaled = a.scale(2.0)?;
         out.copy_from(&(&scaled + &b)?)
     })?;

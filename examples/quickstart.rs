@@ -31,11 +31,11 @@ fn main() -> Result<()> {
     stream.record(&end)?;
     println!("axpy of {} elements: {:?}", x.len(), end.elapsed_since(&start)?);
 
-    let graph = runtime.record_graph(|runtime| {
-        let sum = runtime.alloc_array::<f32>(x.len())?; // its memory belongs to the graph
-        runtime.stream().copy(sum.view(), x.view())?;
-        runtime.stream().launch(&axpy, &[y.read(), sum.read_write()], &0.5f32, tiles)?;
-        runtime.stream().copy(y.view(), sum.view())
+    let graph = runtime.record_graph(|recording| {
+        let sum = recording.alloc_array::<f32>(x.len())?; // its memory belongs to the graph
+        recording.stream().copy(sum.view(), x.view())?;
+        recording.stream().launch(&axpy, &[y.read(), sum.read_write()], &0.5f32, tiles)?;
+        recording.stream().copy(y.view(), sum.view())
     })?;
     (0..10).try_for_each(|_| graph.launch().map(drop))?;
     let expect = (0..10).fold(3.0f32, |y, _| 1.0 + 0.5 * y); // y = 1 + y / 2, ten times, from 3 on

@@ -5,12 +5,12 @@
 //! of bytes is a value ([`AnyBitPattern`](bytemuck::AnyBitPattern)), and go to the device from
 //! types without padding ([`NoUninit`](bytemuck::NoUninit)).
 
-use crate::view::{BufferView, Operand, View};
+use crate::view::{BufferView, Operand, View, bounds};
 use leasehold_alloc::Buffer;
 use leasehold_core::{Error, Lease, Result};
 use std::fmt;
 use std::marker::PhantomData;
-use std::ops::{Bound, Deref, RangeBounds};
+use std::ops::{Deref, RangeBounds};
 
 /// Values of one type in the memory of a device: a typed lease. Clones are the same array.
 ///
@@ -273,50 +273,20 @@ impl<T> fmt::Debug for ArrayView<'_, T> {
     }
 }
 
+impl<'a> BufferView<'a> {
+    /// The bytes as values of one type.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when their number is no multiple of a value's.
+    pub fn values<T>(self) -> Result<ArrayView<'a, T>> {
+        ArrayView::from_view(self)
+    }
+}
+
 #[cold]
 fn no_whole_number<T>(bytes: u64) -> Error {
     Error::invalid(format!(
         "{bytes} bytes are no whole number of values of {} bytes",
         size_of::<T>()
     ))
-}
-
-/// The beginning and the end of a range within `len` of something.
-///
-/// # Errors
-/// `InvalidArgument` when it does not lie there, or ends before it begins.
-pub(crate) fn bounds(
-    range: impl RangeBounds<usize>,
-    len: usize,
-    of: &'static str,
-) -> Result<(usize, usize)> {
-    let from = match range.start_bound() {
-        Bound::Included(&at) => Some(at),
-        Bound::Excluded(&at) => at.checked_add(1),
-        Bound::Unbounded => Some(0),
-    };
-    let to = match range.end_bound() {
-        Bound::Included(&at) => at.checked_add(1),
-        Bound::Excluded(&at) => Some(at),
-        Bound::Unbounded => Some(len),
-    };
-    match (from, to) {
-        (Some(from), Some(to)) if from <= to && to <= len => Ok((from, to)),
-        _ => Err(beyond((range.start_bound().cloned(), range.end_bound().cloned()), len, of)),
-    }
-}
-
-#[cold]
-fn beyond((from, to): (Bound<usize>, Bound<usize>), len: usize, of: &'static str) -> Error {
-    let from = match from {
-        Bound::Included(at) => at.to_string(),
-        Bound::Excluded(at) => format!("after {at}"),
-        Bound::Unbounded => String::new(),
-    };
-    let to = match to {
-        Bound::Included(at) => format!("={at}"),
-        Bound::Excluded(at) => at.to_string(),
-        Bound::Unbounded => String::new(),
-    };
-    Error::invalid(format!("{of} {from}..{to} do not lie in {len} {of}"))
 }

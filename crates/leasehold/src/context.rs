@@ -4,7 +4,9 @@
 //! references; it is set for a while by a guard that restores the former one, and no other call
 //! touches it.
 
-use crate::runtime::{Runtime, RuntimeInner};
+pub use crate::runtime::inner::Context;
+
+use crate::runtime::{Runtime, RuntimeInner, Table};
 use crate::stream::Stream;
 use leasehold_alloc::Allocator;
 use leasehold_core::defects::{Defect, planted};
@@ -15,35 +17,6 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{OnceLock, Weak};
-
-struct Inner {
-    backends: Vec<Arc<dyn Backend>>,
-    /// By device. Nothing is made, waited for or dropped under the lock.
-    runtimes: Mutex<HashMap<DeviceId, Arc<RuntimeSlot>>>,
-}
-
-/// Where a device's runtime is.
-#[derive(Default)]
-struct RuntimeSlot {
-    /// Held by who makes it.
-    making: Mutex<()>,
-    /// Locked for a look.
-    open: Mutex<Weak<RuntimeInner>>,
-}
-
-impl RuntimeSlot {
-    fn open(&self) -> Option<Arc<RuntimeInner>> {
-        self.open.lock().upgrade()
-    }
-}
-
-/// Owns the backends and one runtime per device. Clones are the same context.
-///
-/// Neither the end of a context nor that of `main` waits for work that is pending:
-/// [`Runtime::close`] and [`Stream::synchronize`] do.
-#[doc(alias = "ContextImpl")]
-#[derive(Clone)]
-pub struct Context(Arc<Inner>);
 
 /// The report on one backend: its kind, and its devices or the reason why it has none.
 #[derive(Debug)]
@@ -98,7 +71,7 @@ impl Context {
     /// else's.
     #[must_use]
     pub fn with_backends(backends: Vec<Arc<dyn Backend>>) -> Self {
-        Self(Arc::new(Inner { backends, runtimes: Mutex::new(HashMap::new()) }))
+        Self(Arc::new(Table { backends, runtimes: Mutex::new(HashMap::new()) }))
     }
 
     /// The context that the process shares.
@@ -184,12 +157,6 @@ impl Context {
         Ok(Runtime::from_inner(inner))
     }
 
-    /// The runtimes that are open.
-    pub(crate) fn open_runtimes(&self) -> impl Iterator<Item = Arc<RuntimeInner>> {
-        let places: Vec<_> = self.0.runtimes.lock().values().cloned().collect();
-        places.into_iter().filter_map(|p| p.open())
-    }
-
     /// Ends the backends' managers, one after the other.
     ///
     /// # Errors
@@ -248,9 +215,12 @@ impl Current {
     }
 
     /// Sets what threads without a context of their own get; `None` takes it back. It keeps the
-    /// runtime alive until then.
+    /// runtime alive until then. Of a recording's runtime it takes the one that does not record.
     pub fn set_process_default(runtime: Option<&Runtime>) {
-        let new = runtime.map(|r| Current { runtime: r.clone(), stream: r.stream().clone() });
+        let new = runtime.map(|r| {
+            let runtime = r.unrecorded();
+            Current { stream: runtime.stream().clone(), runtime }
+        });
         let old = std::mem::replace(&mut *PROCESS_DEFAULT.write(), new);
         drop(old);
     }
@@ -289,6 +259,45 @@ impl Current {
     fn shares_driver(&self, other: &Current) -> bool {
         self.runtime.device().backend == other.runtime.device().backend
             && self.runtime.context().same(other.runtime.context())
+    }
+}
+
+/// Contexts and runtimes.
+impl Runtime {
+    /// The runtime of a device in the context that the process shares.
+    ///
+    /// # Errors
+    /// As [`Context::runtime`].
+    pub fn open(device: DeviceId) -> Result<Self> {
+        Context::global().runtime(device)
+    }
+
+    /// The context that it was opened in.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.inner.context
+    }
+
+    /// Makes this runtime and its default stream the thread's current context until the guard is
+    /// dropped.
+    ///
+    /// # Errors
+    /// `DeviceLost`; the driver's own.
+    #[doc(alias("set_context", "setCurrent"))]
+    pub fn enter(&self) -> Result<ContextGuard> {
+        self.stream().enter()
+    }
+}
+
+impl Stream {
+    /// Makes the stream and its runtime the thread's current context until the guard is dropped:
+    /// [`Current::get`](crate::Current::get) returns them then, and the driver has the device
+    /// current.
+    ///
+    /// # Errors
+    /// `DeviceLost`; the driver's own.
+    pub fn enter(&self) -> Result<ContextGuard> {
+        ContextGuard::enter(&self.runtime(), self)
     }
 }
 

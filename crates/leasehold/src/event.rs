@@ -7,7 +7,6 @@
 //! pending at once. A graph owns one for each record in it, and its every launch writes that one
 //! again.
 
-use crate::graph::recorder;
 use crate::runtime::RuntimeInner;
 use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
@@ -81,7 +80,7 @@ pub struct Event {
     /// The runtime that made it: another one may be of the same device, in another context.
     pub(crate) runtime: u64,
     /// The same, to ask its streams.
-    owner: Weak<RuntimeInner>,
+    pub(crate) owner: Weak<RuntimeInner>,
     /// A pool's event stays that pool's.
     _place: PhantomPinned,
 }
@@ -135,11 +134,10 @@ impl Event {
     /// driver; never blocks.
     ///
     /// # Errors
-    /// The cause of a failure before the record; `Recording` on a thread that records on the
-    /// device.
+    /// The cause of a failure before the record.
     #[doc(alias = "queryEvent")]
     pub fn query(&self) -> Result<bool> {
-        let owner = self.owner_for("an event cannot be queried while recording")?;
+        let owner = self.owner.upgrade();
         let Some(point) = self.last() else { return Ok(true) };
         if !point.is_settled()
             && let Some(stream) = owner.and_then(|owner| owner.stream_of(point))
@@ -167,7 +165,7 @@ impl Event {
     }
 
     fn synchronize_within(&self, timeout: Option<Duration>) -> Result<()> {
-        let owner = self.owner_for("an event cannot be waited for while recording")?;
+        let owner = self.owner.upgrade();
         self.last().map_or(Ok(()), |point| self.wait_for_record(owner.as_ref(), point, timeout))
     }
 
@@ -182,11 +180,10 @@ impl Event {
     /// # Errors
     /// `InvalidState` for an event without timing or never recorded, and when a graph was launched
     /// again 16 times, each time before the times of the launch before could be read;
-    /// `InvalidArgument` for events of different runtimes; `Recording` while recording; the cause
-    /// of a failure.
+    /// `InvalidArgument` for events of different runtimes; the cause of a failure.
     #[doc(alias("elapsedTime", "cudaEventElapsedTime"))]
     pub fn elapsed_since(&self, start: &Event) -> Result<Duration> {
-        let owner = self.owner_for("elapsed time cannot be asked for while recording")?;
+        let owner = self.owner.upgrade();
         if start.runtime != self.runtime {
             return Err(Error::invalid(format!(
                 "an event of one runtime (of {}) cannot be timed with one of another (of {})",
@@ -212,18 +209,6 @@ impl Event {
         Err(Error::state(
             "a graph that records the event is launched again before its time can be read",
         ))
-    }
-
-    /// The runtime, while it lives.
-    ///
-    /// # Errors
-    /// `Recording` with this rule while the calling thread records on it.
-    pub(crate) fn owner_for(&self, rule: &'static str) -> Result<Option<Arc<RuntimeInner>>> {
-        let owner = self.owner.upgrade();
-        if let Some(owner) = &owner {
-            recorder::refuse(owner, rule)?;
-        }
-        Ok(owner)
     }
 
     fn wait_for_record(

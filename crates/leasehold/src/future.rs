@@ -44,7 +44,7 @@ fn when_over(
     point: Timepoint,
     call: impl FnOnce(Result<()>) + Send + 'static,
 ) {
-    let own = owner.stream_of(point).map(|core| Stream { core, runtime: owner.clone() });
+    let own = owner.stream_of(point).map(|core| Stream::new(core, None, owner.clone()));
     if let Some(own) = &own
         && own.now() == point
     {
@@ -97,10 +97,9 @@ impl Event {
     pub fn completion(&self) -> EventFuture {
         let shared = Arc::new(Mutex::new(Shared::default()));
         let to = shared.clone();
-        match (self.last(), self.owner_for("an event cannot be awaited while recording")) {
-            (_, Err(recording)) => tell(&to, Err(recording)),
-            (None, Ok(_)) => tell(&to, Ok(())),
-            (Some(point), Ok(owner)) => match (point.timeline().check(point.value()), owner) {
+        match self.last() {
+            None => tell(&to, Ok(())),
+            Some(point) => match (point.timeline().check(point.value()), self.owner.upgrade()) {
                 (Ok(false), Some(owner)) => {
                     when_over(&owner, point, move |result| tell(&to, result))
                 }

@@ -22,7 +22,7 @@
 
 use crate::context::ContextGuard;
 use crate::event::{Event, EventFlags};
-use crate::graph::{Graph, recorder};
+use crate::graph::Graph;
 use crate::runtime::Runtime;
 use crate::stream::Stream;
 use crate::view::BufferView;
@@ -69,7 +69,7 @@ pub trait InfiniRuntime {
     /// [`Stream::copy`], and [`Stream::synchronize`] where `asynchronous` is false.
     ///
     /// # Errors
-    /// As there; `Recording` for a copy that is to be waited for while recording: nothing is
+    /// As there; `Recording` for a copy that is to be waited for in a recording: nothing is
     /// recorded.
     fn memcpy_d2d(
         &self,
@@ -154,10 +154,7 @@ impl InfiniRuntime for Runtime {
         if asynchronous {
             return self.stream().copy(dst, src);
         }
-        recorder::refuse(
-            &self.inner,
-            "a copy cannot be waited for while recording; make it asynchronous",
-        )?;
+        self.stream().live("a copy cannot be waited for while recording; make it asynchronous")?;
         self.stream().copy(dst, src)?;
         self.stream().synchronize()
     }

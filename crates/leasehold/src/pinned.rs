@@ -5,7 +5,6 @@
 //! While it lives nobody else has a lease of the buffer or a view of it, so nobody can submit a
 //! use.
 
-use crate::graph::recorder;
 use crate::runtime::{Runtime, RuntimeInner};
 use crate::view::{BufferView, View};
 use bytemuck::Pod;
@@ -90,10 +89,9 @@ impl<T: Pod> PinnedArray<T> {
     /// # Errors
     /// `Occupied` while somebody else holds a lease of the buffer: a clone that was made through a
     /// view, or a graph that copies from or to it. The cause of the last write's failure: a copy
-    /// to all of the memory cures it. `Recording` while recording; `InvalidState` in a host call of
-    /// a stream that uses the memory.
+    /// to all of the memory cures it. `InvalidState` in a host call of a
+    /// stream that uses the memory.
     pub fn map(&mut self) -> Result<PinnedValues<'_, T>> {
-        recorder::refuse(&self.runtime, "host memory cannot be mapped while recording")?;
         let lease =
             self.lease.take().ok_or_else(|| Error::state("a loan of the values was forgotten"))?;
         let unique = match lease.try_unique() {

@@ -6,17 +6,16 @@
 //!
 //! This module must not know any backend.
 
-mod inner;
+pub(crate) mod inner;
 
-pub(crate) use inner::{RuntimeInner, check_writable};
+pub(crate) use inner::{Forget, RuntimeInner, Table, check_writable};
 
 use crate::array::{Array, ArrayView};
-use crate::context::{Context, ContextGuard};
 use crate::event::{Event, EventFlags, EventRequest};
-use crate::graph::{Graph, GraphOperator, recorder};
+use crate::graph::Graph;
 use crate::host_timeline::HostTimeline;
 use crate::ops::HostBytes;
-use crate::stream::{Stream, StreamCore};
+use crate::stream::Stream;
 use crate::view::View;
 use bytemuck::{AnyBitPattern, NoUninit, Zeroable};
 use leasehold_alloc::{AllocStats, Allocator, Buffer, HostKind, Layout, On};
@@ -34,8 +33,9 @@ use std::time::{Duration, Instant};
 /// Dropping the last clone never waits: work that is pending goes on while the process lives, and
 /// is lost when `main` returns first. [`close`](Self::close) waits for it.
 ///
-/// Made by [`Context::runtime`]. Construction makes the device the driver's current one for its own
-/// calls; it never touches the thread's current [`Context`].
+/// Made by [`Context::runtime`](crate::Context::runtime). Construction makes the device the
+/// driver's current one for its own calls; it never touches the thread's current
+/// [`Context`](crate::Context).
 ///
 /// ```
 /// use leasehold::{Context, DeviceId, Runtime};
@@ -54,16 +54,17 @@ pub struct Runtime {
 
 impl Runtime {
     pub(crate) fn from_inner(inner: Arc<RuntimeInner>) -> Self {
-        let stream = Stream { core: inner.default(), runtime: inner.clone() };
-        Self { inner, stream }
+        Self::of_stream(Stream::new(inner.default(), None, inner))
     }
 
-    /// The runtime of a device in the context that the process shares.
-    ///
-    /// # Errors
-    /// As [`Context::runtime`].
-    pub fn open(device: DeviceId) -> Result<Self> {
-        Context::global().runtime(device)
+    /// The runtime of a stream, with that as the default one.
+    pub(crate) fn of_stream(stream: Stream) -> Self {
+        Self { inner: stream.runtime.clone(), stream }
+    }
+
+    /// The runtime without the recording that it has.
+    pub(crate) fn unrecorded(&self) -> Self {
+        Self::of_stream(self.stream.unrecorded())
     }
 
     // ---- device
@@ -73,12 +74,6 @@ impl Runtime {
     #[must_use]
     pub fn device(&self) -> DeviceId {
         self.inner.id
-    }
-
-    /// The context that it was opened in.
-    #[must_use]
-    pub fn context(&self) -> &Context {
-        &self.inner.context
     }
 
     /// The device's handle.
@@ -97,16 +92,6 @@ impl Runtime {
     #[must_use]
     pub fn raw_device(&self) -> &dyn Device {
         &*self.inner.device
-    }
-
-    /// Makes this runtime and its default stream the thread's current context until the guard is
-    /// dropped.
-    ///
-    /// # Errors
-    /// `DeviceLost`; the driver's own.
-    #[doc(alias("set_context", "setCurrent"))]
-    pub fn enter(&self) -> Result<ContextGuard> {
-        self.stream.enter()
     }
 
     /// Makes the device the driver's current one on this thread, for foreign libraries that look at
@@ -148,15 +133,17 @@ impl Runtime {
     /// ```
     ///
     /// # Errors
-    /// As [`create_stream`](Self::create_stream); `Recording` while recording. The stream stays
-    /// then.
+    /// As [`create_stream`](Self::create_stream); `Recording` for a recording's runtime. The stream
+    /// stays then.
     pub fn replace_default_stream(&mut self) -> Result<()> {
-        recorder::refuse(&self.inner, "the default stream cannot be replaced while recording")?;
-        self.stream.core = self.inner.replace_default(&self.stream.core)?;
+        let old = self.stream.live("the default stream cannot be replaced while recording")?;
+        let new = self.inner.replace_default(old)?;
+        self.stream = Stream::new(new, None, self.inner.clone());
         Ok(())
     }
 
-    /// Another stream of this device.
+    /// Another stream of this device; in a recording, another stream of it. Its operations there
+    /// are ordered by what they access, as those of all the recording's streams are.
     ///
     /// # Errors
     /// `OverBudget` beyond the device's limit; the driver's own.
@@ -169,17 +156,15 @@ impl Runtime {
     /// # Errors
     /// As [`create_stream`](Self::create_stream).
     pub fn create_stream_with(&self, desc: &StreamDesc) -> Result<Stream> {
-        let raw = self.inner.device.stream(desc)?;
-        let core = Arc::new(StreamCore::new(raw));
-        self.inner.note_stream(&core);
-        Ok(Stream { core, runtime: self.inner.clone() })
+        let core = self.inner.create_core(desc)?;
+        Ok(Stream::new(core, self.stream.recording().cloned(), self.inner.clone()))
     }
 
     /// The value of type `T` in the runtime's extension slots, made when first asked for: the
     /// operator library, a cache of somebody else's. Dropped with the runtime, before its streams.
     /// The value may hold buffers and kernels of this runtime, but must not hold the runtime
-    /// itself, a
-    /// [`Stream`] or a [`Graph`]: they hold the runtime, which then would never end.
+    /// itself, a [`Stream`] or a [`Graph`]: they hold the runtime, which then would never end.
+    /// `make` gets a runtime that does not record.
     ///
     /// # Errors
     /// The error of `make`; nothing is kept then.
@@ -197,7 +182,7 @@ impl Runtime {
         }
         // Made outside the lock: it may use the runtime. When two threads make one, the first
         // stays.
-        let made: Arc<dyn Any + Send + Sync> = Arc::new(make(self)?);
+        let made: Arc<dyn Any + Send + Sync> = Arc::new(make(&self.unrecorded())?);
         let mut slots = self.inner.extensions.write();
         let kept = slots.entry(id).or_insert_with(|| made.clone()).clone();
         drop(slots);
@@ -212,10 +197,10 @@ impl Runtime {
     /// Blocks until all work of all streams of the device is over.
     ///
     /// # Errors
-    /// The first stream's cause; `Recording` on a thread that records on this device.
+    /// The first stream's cause; `Recording` for a recording's runtime.
     #[doc(alias = "syncDevice")]
     pub fn synchronize(&self) -> Result<()> {
-        recorder::refuse(&self.inner, "the device cannot be synchronised while recording")?;
+        self.stream.live("the device cannot be synchronised while recording")?;
         self.inner.device.synchronize(None)
     }
 
@@ -224,7 +209,7 @@ impl Runtime {
     /// # Errors
     /// `Timeout` as well.
     pub fn synchronize_timeout(&self, timeout: Duration) -> Result<()> {
-        recorder::refuse(&self.inner, "the device cannot be synchronised while recording")?;
+        self.stream.live("the device cannot be synchronised while recording")?;
         self.inner.device.synchronize(Some(timeout))
     }
 
@@ -233,13 +218,10 @@ impl Runtime {
     /// clone, which does not wait.
     ///
     /// # Errors
-    /// `Timeout`; the first stream's cause; `Recording` on a thread that records on this device.
+    /// `Timeout`; the first stream's cause; `Recording` for a recording's runtime.
     #[doc(alias = "~Runtime")]
     pub fn close(self, timeout: Duration) -> Result<()> {
-        recorder::refuse(
-            &self.inner,
-            "a runtime cannot be closed while recording; stop or abandon the recording first",
-        )?;
+        self.stream.live("the runtime of a recording cannot be closed; close the one it is of")?;
         self.inner.device.synchronize(Some(timeout))
     }
 
@@ -247,8 +229,8 @@ impl Runtime {
     // ---------------------------------------------------------------------------------------------
 
     /// `bytes` of device memory, aligned to 256. Zero bytes give a valid, empty buffer with a null
-    /// address. While this thread records, the buffer belongs to the recording and has no address
-    /// until it stops. Blocks on the driver only when the pool must grow.
+    /// address. In a recording, the buffer belongs to it and has no address until it stops. Blocks
+    /// on the driver only when the pool must grow.
     ///
     /// # Errors
     /// `OutOfMemory` with a report; `OverBudget`; `InvalidArgument` for more bytes than the device
@@ -263,12 +245,11 @@ impl Runtime {
     /// pageable on a backend without pinning, which is warned of once per runtime.
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc); `Recording` while recording.
+    /// As [`alloc`](Self::alloc); `Recording` for a recording's runtime.
     #[doc(alias = "allocatePinnedHostMemory")]
     pub fn alloc_pinned(&self, bytes: u64) -> Result<Lease<Buffer>> {
-        recorder::refuse(&self.inner, "host memory cannot be allocated while recording")?;
+        let core = self.stream.live("host memory cannot be allocated while recording")?;
         let pool = self.inner.pinned()?;
-        let core = &self.stream.core;
         let buffer = pool
             .alloc(Layout::new(bytes), On { timeline: core.timeline, source: core.raw_source() })?;
         if buffer.host_kind() == HostKind::Pageable
@@ -421,7 +402,7 @@ impl Runtime {
     /// ```
     ///
     /// # Errors
-    /// The first cause, in the order of the timepoints; `Recording` while recording.
+    /// The first cause, in the order of the timepoints; `Recording` for a recording's runtime.
     pub fn wait_for(&self, points: impl AsRef<[Timepoint]>) -> Result<()> {
         self.wait_until(points.as_ref(), None)
     }
@@ -439,7 +420,7 @@ impl Runtime {
     }
 
     fn wait_until(&self, points: &[Timepoint], deadline: Option<Instant>) -> Result<()> {
-        recorder::refuse(&self.inner, "a timepoint cannot be waited for while recording")?;
+        self.stream.live("a timepoint cannot be waited for while recording")?;
         points.iter().try_for_each(|&point| {
             let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
             self.inner.wait_point(point, left)
@@ -451,9 +432,9 @@ impl Runtime {
     ///
     /// # Errors
     /// The cause of the first timepoint that is found to have failed; `Timeout`; `InvalidArgument`
-    /// without timepoints, which nobody could wait for; `Recording` while recording.
+    /// without timepoints, which nobody could wait for; `Recording` for a recording's runtime.
     pub fn wait_for_any(&self, points: &[Timepoint], timeout: Duration) -> Result<usize> {
-        recorder::refuse(&self.inner, "a timepoint cannot be waited for while recording")?;
+        self.stream.live("a timepoint cannot be waited for while recording")?;
         if points.is_empty() {
             return Err(Error::invalid("waiting for one of no points would never end"));
         }
@@ -499,71 +480,6 @@ impl Runtime {
         Ok(HostTimeline { raw, runtime: self.inner.clone() })
     }
 
-    // ---- graphs
-    // ---------------------------------------------------------------------------------------------
-
-    /// Returns whether the calling thread records on this device.
-    #[doc(alias = "isGraphRecording")]
-    #[must_use]
-    pub fn is_graph_recording(&self) -> bool {
-        recorder::is_recording(&self.inner)
-    }
-
-    /// Begins a recording on the calling thread: from now on its calls on this device are noted,
-    /// not run.
-    ///
-    /// # Errors
-    /// `Recording` while the thread records already; `Unsupported`.
-    #[doc(alias = "startGraphRecording")]
-    pub fn start_graph_recording(&self) -> Result<()> {
-        recorder::start(self)
-    }
-
-    /// Encodes an operator into the recording, or runs it at once when the thread does not record.
-    ///
-    /// # Errors
-    /// The error of the operator. In a recording its half-encoded work is rolled back, and the
-    /// recording goes on.
-    #[doc(alias = "addGraphOperator")]
-    pub fn add_graph_operator(&self, operator: &dyn GraphOperator) -> Result<()> {
-        recorder::add_operator(self, operator)
-    }
-
-    /// Ends the recording and makes a graph of it.
-    ///
-    /// # Errors
-    /// `Recording` when the thread does not record; `OutOfMemory` for the temporaries; `Occupied`
-    /// while a temporary is held exclusively ([`Lease::try_unique`]). The recording is over either
-    /// way.
-    #[doc(alias = "stopGraphRecording")]
-    pub fn stop_graph_recording(&self) -> Result<Graph> {
-        recorder::stop(self)
-    }
-
-    /// Gives the recording up. Without one it does nothing.
-    pub fn abandon_graph_recording(&self) {
-        recorder::abandon(&self.inner);
-    }
-
-    /// Records what `record` does, with this thread on this device, and makes a graph of it. If it
-    /// fails or panics the recording is given up.
-    ///
-    /// # Errors
-    /// The error of `record`; as [`stop_graph_recording`](Self::stop_graph_recording).
-    pub fn record_graph(&self, record: impl FnOnce(&Self) -> Result<()>) -> Result<Graph> {
-        struct Abandon<'a>(&'a Runtime);
-        impl Drop for Abandon<'_> {
-            fn drop(&mut self) {
-                self.0.abandon_graph_recording();
-            }
-        }
-        self.start_graph_recording()?;
-        // Also when it cannot be stopped; once it is, there is nothing to abandon.
-        let _abandon = Abandon(self);
-        record(self)?;
-        self.stop_graph_recording()
-    }
-
     // ---- reports
     // ---------------------------------------------------------------------------------------------
 
@@ -582,9 +498,20 @@ impl Runtime {
     }
 }
 
+impl Stream {
+    /// The runtime that the stream belongs to: a recording's, if the stream is.
+    #[must_use]
+    pub fn runtime(&self) -> Runtime {
+        let default = self.runtime.default();
+        let recording = self.recording().cloned();
+        Runtime::of_stream(Stream::new(default, recording, self.runtime.clone()))
+    }
+}
+
 impl fmt::Debug for Runtime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Runtime({})", self.inner.id)
+        let recording = if self.stream.is_recording() { ", recording" } else { "" };
+        write!(f, "Runtime({}{recording})", self.inner.id)
     }
 }
 

@@ -2,11 +2,10 @@
 //!
 //! A view is a borrow: it keeps nothing alive and shares the buffer's record of uses.
 
-use crate::array::{ArrayView, bounds};
 use leasehold_alloc::Buffer;
-use leasehold_core::{Lease, Result};
+use leasehold_core::{Error, Lease, Result};
 use leasehold_hal::{Access, Binding};
-use std::ops::RangeBounds;
+use std::ops::{Bound, RangeBounds};
 
 /// A buffer, or a part of it: a borrow. It counts bytes; [`values`](Self::values) counts values.
 #[derive(Debug, Clone, Copy)]
@@ -84,14 +83,6 @@ impl<'a> BufferView<'a> {
             offset: self.offset + from as u64,
             len: (to - from) as u64,
         })
-    }
-
-    /// The bytes as values of one type.
-    ///
-    /// # Errors
-    /// `InvalidArgument` when their number is no multiple of a value's.
-    pub fn values<T>(self) -> Result<ArrayView<'a, T>> {
-        ArrayView::from_view(self)
     }
 
     /// The operation reads it.
@@ -214,4 +205,44 @@ impl View for BufferView<'_> {
     fn view(&self) -> BufferView<'_> {
         *self
     }
+}
+
+/// The beginning and the end of a range within `len` of something.
+///
+/// # Errors
+/// `InvalidArgument` when it does not lie there, or ends before it begins.
+pub(crate) fn bounds(
+    range: impl RangeBounds<usize>,
+    len: usize,
+    of: &'static str,
+) -> Result<(usize, usize)> {
+    let from = match range.start_bound() {
+        Bound::Included(&at) => Some(at),
+        Bound::Excluded(&at) => at.checked_add(1),
+        Bound::Unbounded => Some(0),
+    };
+    let to = match range.end_bound() {
+        Bound::Included(&at) => at.checked_add(1),
+        Bound::Excluded(&at) => Some(at),
+        Bound::Unbounded => Some(len),
+    };
+    match (from, to) {
+        (Some(from), Some(to)) if from <= to && to <= len => Ok((from, to)),
+        _ => Err(beyond((range.start_bound().cloned(), range.end_bound().cloned()), len, of)),
+    }
+}
+
+#[cold]
+fn beyond((from, to): (Bound<usize>, Bound<usize>), len: usize, of: &'static str) -> Error {
+    let from = match from {
+        Bound::Included(at) => at.to_string(),
+        Bound::Excluded(at) => format!("after {at}"),
+        Bound::Unbounded => String::new(),
+    };
+    let to = match to {
+        Bound::Included(at) => format!("={at}"),
+        Bound::Excluded(at) => at.to_string(),
+        Bound::Unbounded => String::new(),
+    };
+    Error::invalid(format!("{of} {from}..{to} do not lie in {len} {of}"))
 }

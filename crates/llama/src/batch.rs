@@ -10,7 +10,7 @@ use crate::decoder::{Lane, Lanes, Network, Scratch};
 use crate::generate::Mode;
 use crate::model::Model;
 use leasehold::ops::Pattern;
-use leasehold::{Error, Graph, Result, View};
+use leasehold::{Error, Graph, Result, Runtime, View};
 use leasehold_operators::{DType, Operator, Tensor, ops};
 
 /// The position of a slot without a sequence, which each step increases by one.
@@ -219,12 +219,13 @@ impl<'m> Batch<'m> {
         }
         let runtime = self.network.model.runtime();
         if self.mode == Mode::Graph && self.graph.is_none() {
-            self.graph = Some(runtime.record_graph(|_| self.network.run(&self.step))?);
+            let record = |runtime: &Runtime| Network::run(&self.step, runtime.stream());
+            self.graph = Some(runtime.record_graph(record)?);
         }
         let point = match &self.graph {
             Some(graph) => graph.launch()?,
             None => {
-                self.network.run(&self.step)?;
+                Network::run(&self.step, runtime.stream())?;
                 runtime.stream().now()
             }
         };

@@ -9,7 +9,8 @@ use crate::model::{Dense, Layer, Model};
 use leasehold::backend::sync::atomic::{AtomicU32, Ordering};
 use leasehold::ops::Pattern;
 use leasehold::{
-    Buffer, Error, Graph, GraphOperator, HostKind, Lease, Name, Result, Runtime, Timepoint, View,
+    Buffer, Error, Graph, GraphOperator, HostKind, Lease, Name, Result, Runtime, Stream, Timepoint,
+    View,
 };
 use leasehold_operators::{BufferPart, DType, Operator, Tensor, ops};
 use std::ops::Range;
@@ -372,8 +373,7 @@ impl<'m> Network<'m> {
         Ok(())
     }
 
-    pub(crate) fn run(&self, operators: &[Operator]) -> Result<()> {
-        let stream = self.model.runtime().stream();
+    pub(crate) fn run(operators: &[Operator], stream: &Stream) -> Result<()> {
         operators.iter().try_for_each(|o| o.encode(stream))
     }
 
@@ -462,14 +462,14 @@ impl<'m> Network<'m> {
             let ids = runtime.upload(&ids)?.into_buffer();
             stream.fill(lane.state.position.view(), Pattern::U32((i * rows) as u32))?;
             let (operators, h) = self.chunk(lane, &ids, chunk.len() as u32)?;
-            self.run(&operators)?;
+            Self::run(&operators, stream)?;
             last = Some(h);
         }
         if let Some(h) = last {
             stream.fill(lane.state.position.view(), Pattern::U32(prompt.len() as u32 - 1))?;
             let mut operators = Vec::new();
             self.finish(&h, None, &[(lane, how)], logits, &mut operators)?;
-            self.run(&operators)?;
+            Self::run(&operators, stream)?;
         }
         Ok(stream.now())
     }
@@ -592,7 +592,7 @@ impl<'m> Decoder<'m> {
     /// `InvalidArgument` if the sequence is full; the stream's cause.
     pub fn step(&mut self) -> Result<Timepoint> {
         self.claim_position()?;
-        self.network.run(&self.step)?;
+        Network::run(&self.step, self.network.model.runtime().stream())?;
         let stream = self.network.model.runtime().stream();
         let point = stream.now();
         stream.flush()?;
@@ -639,7 +639,8 @@ impl<'m> Decoder<'m> {
     /// # Errors
     /// As [`Runtime::record_graph`](leasehold::Runtime::record_graph).
     pub fn record(&self) -> Result<Graph> {
-        self.network.model.runtime().record_graph(|_| self.network.run(&self.step))
+        let record = |runtime: &Runtime| Network::run(&self.step, runtime.stream());
+        self.network.model.runtime().record_graph(record)
     }
 
     /// Computes the next token by launching the graph of [`record`](Self::record). Does not wait

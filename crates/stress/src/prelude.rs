@@ -256,9 +256,9 @@ impl Order {
 /// The name of the node that is recorded next.
 ///
 /// # Errors
-/// `Recording` when the thread does not record.
+/// `Recording` for a runtime that is no recording's.
 pub fn name(runtime: &Runtime) -> Result<NodeId> {
-    runtime.next_node().ok_or_else(|| Error::recording("this thread does not record"))
+    runtime.next_node().ok_or_else(|| Error::recording("the runtime is no recording's"))
 }
 
 /// Opens a device's runtime, which is one however often it is opened.

@@ -149,7 +149,7 @@ pub fn play(
             used_again(runtime, &buffer)
         }
         Scene::Abandoned => {
-            runtime.start_graph_recording().map_err(said)?;
+            let runtime = runtime.start_graph_recording().map_err(said)?;
             let recorded = (|| -> Result<()> {
                 let (a, b) = (runtime.alloc(256)?, runtime.alloc(256)?);
                 runtime.stream().fill(a.view(), 1u8)?;
@@ -309,9 +309,9 @@ fn told(runtime: &Runtime, fails: bool) -> std::result::Result<(), String> {
     let points = [kept.now(), dropped.now()];
     // One that fails after it was dropped is the device's to tell of for a while.
     let dropped = Some(dropped).filter(|_| fails);
-    runtime.start_graph_recording().map_err(said)?;
-    ask(runtime.stream(), "recording");
-    runtime.abandon_graph_recording();
+    let recording = runtime.start_graph_recording().map_err(said)?;
+    ask(recording.stream(), "recording");
+    recording.abandon_graph_recording();
     let said_of = |expect: &mut Vec<(&'static str, bool)>| {
         while !expect.is_empty() {
             let (name, result) = hear

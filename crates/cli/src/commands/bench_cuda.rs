@@ -208,9 +208,9 @@ impl Ours {
         Ok(Self { runtime, kernel, buffers })
     }
 
-    fn launch(&self) -> leasehold::Result<()> {
+    fn launch(&self, stream: &Stream) -> leasehold::Result<()> {
         let [a, b, out] = &self.buffers;
-        self.runtime.stream().launch(&self.kernel, &[a.read(), b.read(), out.write()], &(), (1, 32))
+        stream.launch(&self.kernel, &[a.read(), b.read(), out.write()], &(), (1, 32))
     }
 
     fn figure(
@@ -233,11 +233,14 @@ fn measure(samples: u32, ordinal: u32) -> Result<(Vec<Pair>, Vec<Threads>), Fail
     let runtime = &ours.runtime;
     let mut pairs = Vec::new();
 
-    let launch = ours.figure("launch, three buffers".into(), samples, 256, 0, || ours.launch())?;
+    let launch = ours.figure("launch, three buffers".into(), samples, 256, 0, || {
+        ours.launch(runtime.stream())
+    })?;
     pairs.push(Pair::new(launch, raw.launch(samples)?));
 
     for nodes in [1u32, 1000] {
-        let graph = runtime.record_graph(|_| (0..nodes).try_for_each(|_| ours.launch()))?;
+        let graph =
+            runtime.record_graph(|r| (0..nodes).try_for_each(|_| ours.launch(r.stream())))?;
         let replay = ours.figure(format!("graph launch, {nodes} nodes"), samples, 4, 0, || {
             graph.launch().map(drop)
         })?;

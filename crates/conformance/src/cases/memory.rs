@@ -517,10 +517,10 @@ fn maps(env: &Env) -> Outcome {
     })?;
     // Recorded work has not run, so no result exists.
     if env.device().caps().graphs {
-        runtime.start_graph_recording()?;
+        let recording = runtime.start_graph_recording()?;
         // SAFETY: no submission accesses the bytes while they are borrowed.
-        let refused = unsafe { runtime.map_read(pinned.view()) }.map(drop);
-        runtime.abandon_graph_recording();
+        let refused = unsafe { recording.map_read(pinned.view()) }.map(drop);
+        recording.abandon_graph_recording();
         expect_error(refused, "Recording", "mapping while recording")?;
     }
     Ok(())

@@ -76,21 +76,22 @@ fn illegal_calls(env: &Env) -> Outcome {
     let runtime = env.runtime()?;
     let buffer = runtime.upload(&[1u8; 64])?;
     let event = runtime.create_event()?;
-    runtime.start_graph_recording()?;
+    let recording = runtime.start_graph_recording()?;
     check!(runtime.is_graph_recording(), "a recording that was started");
     let refused = [
-        ("synchronising the stream", runtime.stream().synchronize().err()),
-        ("synchronising the device", runtime.synchronize().err()),
-        ("reading back", runtime.download::<u8>(&buffer).err()),
-        ("querying the stream", runtime.stream().query().err()),
-        ("querying an event", event.query().err()),
-        ("allocating host memory", runtime.alloc_pinned(64).err()),
+        ("synchronising the stream", recording.stream().synchronize().err()),
+        ("synchronising the device", recording.synchronize().err()),
+        ("reading back", recording.download::<u8>(&buffer).err()),
+        ("querying the stream", recording.stream().query().err()),
+        ("allocating host memory", recording.alloc_pinned(64).err()),
+        ("a recording within it", recording.start_graph_recording().err()),
         ("a second recording", runtime.start_graph_recording().err()),
     ];
     for (what, e) in refused {
         check!(matches!(e, Some(Error::Recording { .. })), "{what} while recording gave {e:?}");
     }
-    runtime.stream().fill(buffer.view(), 9u8)?;
+    check!(event.query()?, "an event that was never recorded, while recording");
+    recording.stream().fill(buffer.view(), 9u8)?;
     runtime.abandon_graph_recording();
     check!(!runtime.is_graph_recording(), "a recording that was abandoned");
     check_eq!(runtime.download::<u8>(&buffer)?, [1; 64], "the buffer after an abandoned recording");
@@ -106,7 +107,7 @@ fn illegal_calls(env: &Env) -> Outcome {
 
 fn other_thread_allocates(env: &Env) -> Outcome {
     let runtime = env.runtime()?;
-    runtime.start_graph_recording()?;
+    let _recording = runtime.start_graph_recording()?;
     let there = std::thread::scope(|scope| {
         let work = || -> leasehold::Result<Vec<u8>> {
             let stream = runtime.create_stream()?;
@@ -185,7 +186,7 @@ fn lazy_kernels(env: &Env) -> Outcome {
 fn invisible(env: &Env) -> Outcome {
     let runtime = env.runtime()?;
     let buffer = runtime.upload(&[1u8; 64])?;
-    runtime.start_graph_recording()?;
+    let recorder = runtime.start_graph_recording()?;
     let (recording, stopped, bytes) = std::thread::scope(|scope| {
         let look = || {
             let stopped = runtime.stop_graph_recording().map(drop);
@@ -197,7 +198,7 @@ fn invisible(env: &Env) -> Outcome {
     expect_error(stopped, "Recording", "stopping another thread's recording")?;
     check_eq!(bytes?, [1; 64], "another thread's read-back");
     check!(runtime.is_graph_recording(), "another thread ended the recording");
-    runtime.stream().fill(buffer.view(), 2u8)?;
+    recorder.stream().fill(buffer.view(), 2u8)?;
     let graph = runtime.stop_graph_recording()?;
     check_eq!(runtime.download::<u8>(&buffer)?, [1; 64], "the buffer before the launch");
     graph.launch()?;

@@ -15,11 +15,11 @@
 use crate::event::{Event, GraphLaunch};
 use crate::graph::instances::Instances;
 use crate::graph::optimise::{moved, redundant};
-use crate::graph::recorder::{self, Recording, Signal};
+use crate::graph::recording::{Outside, Signal, State};
 use crate::kernel::rules::Rules;
 use crate::runtime::{RuntimeInner, check_writable};
-use crate::stream::{Locked, Stream, StreamCore, Use, need};
-use crate::view::{Operand, View};
+use crate::stream::{Locked, Stream, StreamCore, need};
+use crate::view::View;
 use bytemuck::NoUninit;
 use leasehold_alloc::{Buffer, GraphArena, LaunchGuard};
 use leasehold_core::defects::{Defect, planted};
@@ -28,34 +28,9 @@ use leasehold_core::sync::{Arc, Mutex, MutexGuard};
 use leasehold_core::{
     BufferHandle, Error, Lease, PackedTimepoint, Result, Timeline, Timepoint, WeakLease,
 };
-use leasehold_hal::{Access, LaunchInfo, NodePatch, Op, OpList, Plan};
+use leasehold_hal::{LaunchInfo, Op, OpList, Plan};
 use std::collections::HashSet;
 use std::fmt;
-
-/// A buffer that was there before the recording.
-pub(crate) struct Outside {
-    pub(crate) lease: Lease<Buffer>,
-    /// Something of what was there before a launch is read.
-    pub(crate) reads: bool,
-    pub(crate) writes: bool,
-}
-
-impl Use for Outside {
-    #[inline(always)]
-    fn lease(&self) -> &Lease<Buffer> {
-        &self.lease
-    }
-
-    #[inline(always)]
-    fn operand(&self) -> Operand<'_> {
-        let access = match (self.reads, self.writes) {
-            (true, true) => Access::ReadWrite,
-            (false, true) => Access::Write,
-            (_, false) => Access::Read,
-        };
-        Operand { view: self.lease.view(), access }
-    }
-}
 
 /// A buffer of the recording that somebody still held when it stopped. The graph does not keep it,
 /// only its memory.
@@ -177,13 +152,16 @@ fn plan_of(recorded: &OpList, redundant: &[bool]) -> Plan {
 }
 
 impl Graph {
-    pub(crate) fn build(recording: Recording, held: Vec<Held>, born: Timepoint) -> Result<Self> {
-        let Recording {
-            runtime, ops: recorded, rules, arena, outside, events, waits, points, ..
-        } = recording;
+    pub(crate) fn build(
+        runtime: Arc<RuntimeInner>,
+        state: State,
+        held: Vec<Held>,
+        born: Timepoint,
+    ) -> Result<Self> {
+        let State { ops: recorded, rules, arena, outside, events, waits, points, .. } = state;
         let redundant = redundant(&recorded);
         let plan = plan_of(&recorded, &redundant);
-        // SAFETY: the recorder took only pipelines, timepoints and graphs of this runtime, and
+        // SAFETY: the recording took only pipelines, timepoints and graphs of this runtime, and
         // checked each operation as an eager one; the plan derives its dependencies from their
         // accesses. The graph's buffers are held until its launches are over.
         let exec = unsafe { runtime.device.instantiate(plan.clone()) }?;
@@ -221,8 +199,7 @@ impl Graph {
     /// but as every call on a stream for room.
     ///
     /// # Errors
-    /// The stream's cause when it is poisoned; `Recording` on a thread that records on this device
-    /// (graphs are not nested); the driver's own.
+    /// The stream's cause when it is poisoned; the driver's own.
     #[doc(alias = "execute")]
     pub fn launch(&self) -> Result<Timepoint> {
         let default = &*self.0.default;
@@ -242,7 +219,8 @@ impl Graph {
     /// Launches the graph on a stream of its device.
     ///
     /// # Errors
-    /// As [`launch`](Self::launch); `InvalidArgument` for a stream of another device.
+    /// As [`launch`](Self::launch); `InvalidArgument` for a stream of another device; `Recording`
+    /// for one of a recording, since graphs are not nested.
     pub fn launch_on(&self, stream: &Stream) -> Result<Timepoint> {
         if !Arc::ptr_eq(&stream.runtime, &self.0.runtime) {
             return Err(Error::invalid(format!(
@@ -250,15 +228,11 @@ impl Graph {
                 self.0.runtime.id()
             )));
         }
-        self.submit(&stream.core)
+        self.submit(stream.live("a graph cannot be launched in a recording; launch it by itself")?)
     }
 
     fn submit(&self, core: &StreamCore) -> Result<Timepoint> {
         let inner = &*self.0;
-        recorder::refuse(
-            &inner.runtime,
-            "a graph cannot be launched while recording on its device",
-        )?;
         core.wait_for_room()?;
         let guard = inner.arena.launch()?;
         let timeline = core.timeline;
@@ -378,14 +352,10 @@ impl Graph {
     /// `InvalidArgument` for a node that is no launch, another size of parameters, a grid beyond
     /// the device's limits, a buffer that the graph does not use, or one that is too small or
     /// another device's; what a kernel's check says of a launch as it is with the changes, and
-    /// bindings that overlap then; `Recording` on a thread that records on this device;
-    /// `InvalidState` in a host call of the graph itself while all of its instances are busy.
+    /// bindings that overlap then; `InvalidState` in a host call of the graph itself while all of
+    /// its instances are busy.
     pub fn update(&self, update: &GraphUpdate<'_>) -> Result<UpdateOutcome> {
         let inner = &*self.0;
-        recorder::refuse(
-            &inner.runtime,
-            "a graph cannot be updated while recording on its device",
-        )?;
         let mut state = self.changeable_state()?;
         let mut recorded = state.recorded.clone();
         let mut changed = vec![false; recorded.len()];
@@ -547,30 +517,6 @@ impl ExecState {
         });
         std::mem::replace(&mut self.outside, new)
     }
-}
-
-/// The changed launches, by their place in the plan; `None` when something else changed as well.
-pub(super) fn patches<'a>(
-    plan: &'a Plan,
-    redundant: &[bool],
-    changed: &[bool],
-) -> Option<Vec<NodePatch<'a>>> {
-    let places = changed
-        .iter()
-        .zip(redundant)
-        .filter(|(_, redundant)| !**redundant)
-        .map(|(changed, _)| *changed);
-    let mut patches = Vec::new();
-    for (at, _) in places.enumerate().filter(|(_, changed)| *changed) {
-        let Some(Op::Dispatch(d)) = plan.ops.get(at) else { return None };
-        patches.push(NodePatch {
-            node: at as u32,
-            bindings: Some(d.bindings),
-            params: Some(d.params),
-            grid: Some(d.grid),
-        });
-    }
-    Some(patches)
 }
 
 impl fmt::Debug for Graph {

@@ -5,9 +5,8 @@
 //! have the same operations and dependencies. An instance that is not current may lack the changes
 //! since it was put aside, and notes which nodes they were of.
 
-use crate::graph::exec::patches;
 use leasehold_core::{Error, Lease, PackedTimepoint, Result, Timepoint};
-use leasehold_hal::{GraphExec, Plan};
+use leasehold_hal::{GraphExec, NodePatch, Op, Plan};
 
 /// How many instances a graph has beside the current one.
 const OTHERS: usize = 3;
@@ -140,4 +139,24 @@ unsafe fn patch(
         Err(Error::TopologyChanged(_)) => Ok(false),
         Err(e) => Err(e),
     }
+}
+
+/// The changed launches, by their place in the plan; `None` when something else changed as well.
+fn patches<'a>(plan: &'a Plan, redundant: &[bool], changed: &[bool]) -> Option<Vec<NodePatch<'a>>> {
+    let places = changed
+        .iter()
+        .zip(redundant)
+        .filter(|(_, redundant)| !**redundant)
+        .map(|(changed, _)| *changed);
+    let mut patches = Vec::new();
+    for (at, _) in places.enumerate().filter(|(_, changed)| *changed) {
+        let Some(Op::Dispatch(d)) = plan.ops.get(at) else { return None };
+        patches.push(NodePatch {
+            node: at as u32,
+            bindings: Some(d.bindings),
+            params: Some(d.params),
+            grid: Some(d.grid),
+        });
+    }
+    Some(patches)
 }

@@ -1,6 +1,7 @@
 //! Graphs: operators, recording, planning, launching, updating.
 //!
-//! Recording notes a flat list of operations with what they read and write; nothing runs. Stopping
+//! A recording notes a flat list of operations with what they read and write; nothing runs. It is a
+//! value: the runtime that [`record_graph`](crate::Runtime::record_graph) lends carries it. Stopping
 //! packs the temporaries by liveness into the graph's arena, derives the dependencies from the
 //! accesses, and hands the plan to the backend. Launching waits for the outside buffers' last uses,
 //! submits one operation, and marks them.
@@ -11,10 +12,10 @@
 //! let runtime = Context::new().runtime(DeviceId::cpu(0))?;
 //! let x = runtime.upload(&[1.0f32; 64])?;
 //! let y = runtime.alloc(256)?;
-//! let graph = runtime.record_graph(|runtime| {
-//!     let scratch = runtime.alloc(256)?; // has no address until the recording stops
-//!     runtime.stream().copy(scratch.view(), x.view())?;
-//!     runtime.stream().copy(y.view(), scratch.view())
+//! let graph = runtime.record_graph(|recording| {
+//!     let scratch = recording.alloc(256)?; // has no address until the recording stops
+//!     recording.stream().copy(scratch.view(), x.view())?;
+//!     recording.stream().copy(y.view(), scratch.view())
 //! })?;
 //! graph.launch()?;
 //! assert_eq!(runtime.download::<f32>(&y)?, [1.0; 64]);
@@ -26,7 +27,10 @@ mod exec;
 mod instances;
 mod operator;
 mod optimise;
-pub(crate) mod recorder;
+mod record;
+mod recording;
+
+pub(crate) use recording::Recording;
 
 pub use exec::{Graph, GraphUpdate, NodeId, UpdateOutcome};
 pub use operator::GraphOperator;

@@ -4,19 +4,19 @@ use crate::stream::Stream;
 use crate::view::Operand;
 use leasehold_core::Result;
 
-/// Something that can be encoded: on a stream it runs at once, and while the thread records its
-/// calls on the stream go to the recording. Both modes share one path.
+/// Something that can be encoded: on a stream it runs at once, and on a stream of a recording it is
+/// noted. Both share one path.
 #[doc(alias = "graph::GraphOperator")]
 pub trait GraphOperator {
     /// The name in reports.
     fn name(&self) -> &str;
 
-    /// The operands that the operator reads and writes. While recording, an operator that touches
+    /// The operands that the operator reads and writes. In a recording, an operator that touches
     /// other memory (but for temporaries of its own) is refused.
     fn accesses(&self) -> Vec<Operand<'_>>;
 
     /// Puts its work on the stream. Must depend on nothing but its own state. A temporary is
-    /// [`Stream::alloc`]: while recording it is packed with the graph's other temporaries,
+    /// [`Stream::alloc`]: in a recording it is packed with the graph's other temporaries,
     /// otherwise its memory is free for reuse on the stream as soon as it is dropped.
     ///
     /// # Errors

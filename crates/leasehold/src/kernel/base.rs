@@ -7,7 +7,7 @@
 //! it any more: whoever borrows holds a stream, which holds the runtime.
 
 use crate::kernel::rules::{Rules, written};
-use crate::runtime::{Runtime, RuntimeInner};
+use crate::runtime::{Forget, Runtime, RuntimeInner};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, OnceLock, UnsafeCell};
 use leasehold_core::{Lease, Result};
@@ -76,12 +76,11 @@ impl BaseCell {
             block = block.next.get()?;
         }
     }
+}
 
+impl Forget for BaseCell {
     /// Empties the cell of a runtime.
-    ///
-    /// # Safety
-    /// - Nobody borrows from that cell: the runtime of the serial is gone.
-    pub(crate) unsafe fn forget(&self, serial: u64) {
+    unsafe fn forget(&self, serial: u64) {
         let gone = {
             let _guard = self.fill.lock();
             let mut block = Some(&self.first);
@@ -272,7 +271,7 @@ impl KernelBase {
             unsafe { *cell.prepared.get() = Some(prepared) };
             cell.serial.store(runtime.serial(), Ordering::Release);
             drop(guard);
-            runtime.adopt(&self.0);
+            runtime.adopt(Arc::downgrade(&(self.0.clone() as Arc<dyn Forget>)));
         }
         self.0
             .find(runtime.serial())

@@ -16,6 +16,7 @@
 pub mod base;
 mod builder;
 mod grid;
+mod launch;
 pub mod registry;
 pub(crate) mod rules;
 pub mod session;

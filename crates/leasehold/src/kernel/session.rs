@@ -11,12 +11,11 @@
 //! The states are moved by value but the session is two words; what is staged lies in the stream's
 //! scratch, so a launch allocates nothing.
 
-use crate::graph::recorder;
 use crate::kernel::base::{KernelBase, Prepared};
-use crate::stream::{Locked, Stream, SubmitGuard};
+use crate::stream::{Locked, Staged, StagedLaunch, Stream, StreamCore, SubmitGuard};
 use crate::view::Operand;
 use leasehold_core::{Error, Result, Timepoint};
-use leasehold_hal::{Access, Binding, Dispatch, LaunchInfo, Limits, Op, Pipeline};
+use leasehold_hal::{Access, Binding, LaunchInfo, Limits, Op, Pipeline};
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -38,70 +37,6 @@ pub struct Dispatched;
 /// The tokens are noted; the session may finish or go on with another kernel.
 #[derive(Debug)]
 pub struct Updated;
-
-/// One launch, staged.
-#[derive(Clone, Copy)]
-struct StagedLaunch {
-    kernel: *const Prepared,
-    grid: [u32; 3],
-    block: [u32; 3],
-    shared: u32,
-    bindings: (u32, u32),
-    params: (u32, u32),
-}
-
-/// The launches that a session stages; part of the stream's scratch. The raw pointers come from
-/// borrows that outlive the session.
-#[derive(Default)]
-pub(crate) struct Staged {
-    /// The recording that the session was begun in; 0 for none.
-    recording: u64,
-    launches: Vec<StagedLaunch>,
-    bindings: Vec<Binding>,
-    params: Vec<u8>,
-    /// The operands of all launches, for waits and tokens.
-    operands: Vec<Operand<'static>>,
-    /// Where the present launch's bindings and parameters begin.
-    first_binding: usize,
-    first_param: usize,
-    /// All bits of the addresses of the present launch's bindings.
-    addresses: u64,
-}
-
-impl Staged {
-    fn clear(&mut self) {
-        self.launches.clear();
-        self.bindings.clear();
-        self.params.clear();
-        self.operands.clear();
-    }
-
-    /// Adds the launches to a submission.
-    #[inline]
-    fn add_launches(&self, ops: &mut Vec<Op<'static>>) {
-        ops.extend(self.launches.iter().map(|launch| {
-            // SAFETY: pipelines are borrowed for the session's life; the slices lie in the scratch,
-            // which nobody touches while the submission lock is held; `finish` clears the
-            // operations before either ends.
-            unsafe {
-                Op::Dispatch(Dispatch {
-                    pipeline: &(*launch.kernel).pipeline,
-                    grid: launch.grid,
-                    block: launch.block,
-                    shared: launch.shared,
-                    bindings: std::slice::from_raw_parts(
-                        self.bindings.as_ptr().add(launch.bindings.0 as usize),
-                        launch.bindings.1 as usize,
-                    ),
-                    params: std::slice::from_raw_parts(
-                        self.params.as_ptr().add(launch.params.0 as usize),
-                        launch.params.1 as usize,
-                    ),
-                })
-            }
-        }));
-    }
-}
 
 /// Launches on a stream, in the making.
 ///
@@ -157,7 +92,7 @@ impl<'s> KernelSession<'s, Begun> {
     /// for itself; what making the kernel ready says; the stream's cause when it is poisoned.
     #[inline]
     pub fn begin(kernel: &'s KernelBase, stream: &'s Stream) -> Result<Self> {
-        Self::begin_in(kernel, stream, || stream.core.submit_guard())
+        Self::begin_in(kernel, stream, StreamCore::submit_guard)
     }
 
     /// As [`begin`](Self::begin), but never waits for another thread's turn.
@@ -166,32 +101,30 @@ impl<'s> KernelSession<'s, Begun> {
     /// `Occupied` while anybody's call or session is at the stream's submission lock; as
     /// [`begin`](Self::begin).
     pub fn try_begin(kernel: &'s KernelBase, stream: &'s Stream) -> Result<Self> {
-        Self::begin_in(kernel, stream, || stream.core.try_submit_guard())
+        Self::begin_in(kernel, stream, StreamCore::try_submit_guard)
     }
 
     #[inline]
     fn begin_in(
         kernel: &'s KernelBase,
         stream: &'s Stream,
-        take_guard: impl FnOnce() -> Result<SubmitGuard<'s>>,
+        take_guard: impl FnOnce(&'s StreamCore) -> Result<SubmitGuard<'s>>,
     ) -> Result<Self> {
         let kernel = kernel.prepared(&stream.runtime)?;
-        // A recording is a stream of its own: the real one is not touched.
-        let (mut submit_guard, recording) = match recorder::session_guard(&stream.runtime)? {
-            Some((submit_guard, recording)) => (submit_guard, recording),
+        let mut submit_guard = match stream.recording() {
+            Some(recording) => recording.submit_guard()?,
             None => {
-                let submit_guard = take_guard()?;
-                if stream.core.timeline.failed(stream.core.timeline.submitted() + 1) {
+                let submit_guard = take_guard(stream.under())?;
+                let timeline = stream.under().timeline;
+                if timeline.failed(timeline.submitted() + 1) {
                     return Err(stream
                         .failure()
                         .unwrap_or_else(|| Error::state("a poisoned stream without a cause")));
                 }
-                (submit_guard, 0)
+                submit_guard
             }
         };
-        let staged = &mut submit_guard.scratch().session;
-        staged.clear();
-        staged.recording = recording;
+        submit_guard.scratch().session.clear();
         Ok(Self { stream, submit_guard, kernel, _state: PhantomData })
     }
 }
@@ -228,13 +161,14 @@ impl<'s, State> KernelSession<'s, State> {
         operands: &[Operand<'s>],
     ) -> Result<KernelSession<'s, Ready>> {
         let stream = self.stream;
-        let staged = self.staged();
-        if staged.recording == 0 {
-            stream.runtime.check_eager(operands)?;
-        } else {
-            stream.runtime.check_operands(operands)?;
-            recorder::check(&stream.runtime, staged.recording, operands)?;
+        match stream.recording() {
+            None => stream.runtime.check_eager(operands)?,
+            Some(recording) => {
+                stream.runtime.check_operands(operands)?;
+                recording.check(operands)?;
+            }
         }
+        let staged = self.staged();
         // SAFETY: the scratch is cleared before the session's borrows end: by `finish`, or by the
         // next `begin` before it is read.
         let operands =
@@ -300,7 +234,8 @@ impl<'s, State> KernelSession<'s, State> {
         let params = &staged.params[staged.first_param..];
         kernel.rules.check_launch(&LaunchInfo::new((grid, block, shared), params, bindings))?;
         staged.launches.push(StagedLaunch {
-            kernel,
+            pipeline: &kernel.pipeline,
+            rules: &kernel.rules,
             grid,
             block,
             shared,
@@ -331,34 +266,30 @@ impl<'s> KernelSession<'s, Updated> {
     }
 
     /// Submits everything staged as one submission, marks the operands, and returns the
-    /// submission's point; while recording, the launches go to the recording and there is no point.
+    /// submission's point; in a recording the launches are noted, and there is no point.
     ///
     /// # Errors
     /// The stream's cause when it is poisoned; `DeviceLost`; the driver's own. Nothing was
     /// submitted then.
     #[inline]
     pub fn finish(mut self) -> Result<Option<Timepoint>> {
+        let stream = self.stream;
         let scratch = self.submit_guard.scratch();
         let (staged, waits, ops) = (&scratch.session, &mut scratch.waits, &mut scratch.ops);
         ops.clear();
         waits.clear();
-        if staged.recording != 0 {
+        if let Some(recording) = stream.recording() {
             staged.add_launches(ops);
             // SAFETY: bases are borrowed for the session's life, and what was made ready lies in
             // them.
-            let rules =
-                staged.launches.iter().map(|launch| unsafe { (*launch.kernel).rules.clone() });
-            let result = recorder::record_many(
-                &self.stream.runtime,
-                staged.recording,
-                ops,
-                rules,
-                &staged.operands,
-            );
+            let rules = staged.launches.iter().map(|launch| unsafe { (*launch.rules).clone() });
+            // SAFETY: operands were checked to be this device's or the recording's; bindings are
+            // views of them, and their access is the kernel's own declaration.
+            let result = unsafe { recording.record_many(ops, rules, &staged.operands) };
             ops.clear();
             return result.map(|()| None);
         }
-        let core = &*self.stream.core;
+        let core = stream.under();
         let mut locked = Locked::new(core.timeline, &staged.operands);
         // SAFETY: the submission lock is held until the end.
         unsafe { locked.gather(waits) }?;

@@ -19,15 +19,14 @@
 //! A graph is of one device, so the other device's part is a host call of the graph: it submits a
 //! piece to a stream of its own there and waits for it. Pieces follow one another.
 
-use crate::graph::recorder;
-use crate::runtime::{Runtime, RuntimeInner};
+use crate::runtime::RuntimeInner;
 use crate::stream::{Locked, Stream, StreamCore, add_wait};
 use crate::view::{Operand, View};
 use leasehold_alloc::{Buffer, HostKind, Layout, On};
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, Result, Timepoint, UniqueLease};
-use leasehold_hal::{Copy2d, Download, HostCall, Op, Upload};
+use leasehold_hal::{Copy2d, Download, HostCall, Op, StreamDesc, Upload};
 
 /// Bytes of a staging buffer, at the least (for a copy that is longer) and at the most.
 const PIECE: (u64, u64) = (1 << 20, 32 << 20);
@@ -132,7 +131,7 @@ pub(super) fn copy(
             )
             .into(),
         ))
-    } else if recorder::is_active() && recorder::is_recording(ours) {
+    } else if stream.is_recording() {
         way.recorded()
     } else {
         way.staged()
@@ -214,13 +213,14 @@ impl Way<'_> {
                 ));
             }
         }
-        let own = &*stream.core;
-        let companion = &*own.companion(other)?;
+        let own = stream.under();
+        let companion =
+            &*own.companion(other.clone(), || other.create_core(&StreamDesc::default()))?;
         let (lower, upper) = if *down { (own, companion) } else { (companion, own) };
         let (host_below, host_above) = if *down { *host } else { (host.1, host.0) };
         companion.wait_for_room()?;
         let _turns = (own.submit_guard()?, companion.submit_guard_now()?);
-        super::healthy(stream)?;
+        stream.healthy()?;
 
         // All that the stream was given comes before either side.
         let (mut lower_waits, mut upper_waits) = (Vec::new(), Vec::new());
@@ -307,7 +307,7 @@ impl Way<'_> {
         }
         other.refuse_symbolic(&[*theirs])?;
         let size = piece_bytes(copy.width * copy.rows);
-        let staging = self.staging(&stream.core, size)?;
+        let staging = self.staging(stream.under(), size)?;
         let (reads, writes) = ([staging.read(), *to], [*from, staging.read_write()]);
         for piece in pieces(copy, size) {
             let own: Vec<Op<'_>> = transfers(copy, &piece, &staging, *down, host.0).collect();
@@ -353,17 +353,17 @@ impl Carrier {
     /// Carries the piece and waits until it has arrived.
     fn carry(&self) -> Result<()> {
         // A stream of the launch's own: the failure of one is not that of the next.
-        let stream = Runtime::from_inner(self.runtime.clone()).create_stream()?;
+        let core = self.runtime.create_core(&StreamDesc::default())?;
         let list: Vec<Op<'_>> =
             transfers(&self.copy, &self.piece, &self.staging, self.down, self.host).collect();
         // SAFETY: both buffers are held here and marked below; the graph's launch has waited for
         // all that used them before, and what uses them next waits for the launch.
-        let point = stream.core.timeline.at(unsafe { stream.core.raw.submit(&list) }?);
+        let point = core.timeline.at(unsafe { core.raw.submit(&list) }?);
         // Beside the launch's own marks: should the wait fail, that may be over first.
         self.buffer.used_on(point);
         self.staging.used_on(point);
-        stream.core.raw.flush()?;
-        stream.core.raw.wait_host(point.value(), None)
+        core.raw.flush()?;
+        core.raw.wait_host(point.value(), None)
     }
 }
 

@@ -3,8 +3,7 @@
 //! A failure or an impatient backend may end the wait early while the copy is still to come.
 //! Neither ends the loan: the stream is cancelled where that helps, and waited for.
 
-use super::call;
-use crate::stream::Stream;
+use crate::stream::{Stream, in_host_call};
 use crate::view::Operand;
 use leasehold_core::{Error, Result, Timepoint};
 use leasehold_hal::Op;
@@ -42,14 +41,14 @@ pub(super) fn see_out(stream: &Stream, point: Timepoint) -> Result<()> {
                 if !point.timeline().failed(point.value())
                     && !matches!(e, Error::DeviceLost { .. }) =>
             {
-                stream.core.raw.cancel(e);
+                stream.under().raw.cancel(e);
             }
             // A failure is known before what failed is over, and the loss of a device before all
             // streams are told.
             _ => {}
         }
         // The timeline shows the answer of the backend.
-        let _ = stream.core.raw.refresh();
+        let _ = stream.under().raw.refresh();
         std::thread::sleep(nap);
         nap = (nap * 2).min(Duration::from_millis(1));
     }
@@ -57,10 +56,10 @@ pub(super) fn see_out(stream: &Stream, point: Timepoint) -> Result<()> {
 
 /// Refuses to wait for a stream in one of its own host calls, before anything is submitted.
 pub(super) fn may_wait(stream: &Stream) -> Result<()> {
-    if call::inside() {
-        let next = stream.core.timeline.submitted() + 1;
+    if in_host_call() {
+        let next = stream.under().timeline.submitted() + 1;
         if let Err(e @ Error::InvalidState(_)) =
-            stream.core.raw.wait_host(next, Some(Duration::ZERO))
+            stream.under().raw.wait_host(next, Some(Duration::ZERO))
         {
             return Err(e);
         }

@@ -1,43 +1,16 @@
 //! Calls in stream order: functions of the host's, and library calls that enqueue work of their
 //! own.
 //!
-//! A thread that runs one is marked: it never waits for room in a queue, since it may be what the
-//! queue waits for.
+//! A thread that runs one is marked ([`Inside`]): it never waits for room in a queue, since it may
+//! be what the queue waits for.
 
-use crate::graph::recorder;
-use crate::stream::Stream;
+use crate::stream::{Inside, Stream};
 use crate::view::Operand;
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Result, Timeline};
 use leasehold_hal::{Binding, ForeignCall, HostCall, Op};
-use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-
-thread_local! {
-    static DEPTH: Cell<u32> = const { Cell::new(0) };
-}
-
-/// Returns whether the thread runs a host or foreign call of some stream.
-#[inline]
-pub(crate) fn inside() -> bool {
-    DEPTH.get() != 0
-}
-
-struct Inside;
-
-impl Inside {
-    fn enter() -> Self {
-        DEPTH.set(DEPTH.get() + 1);
-        Self
-    }
-}
-
-impl Drop for Inside {
-    fn drop(&mut self) {
-        DEPTH.set(DEPTH.get() - 1);
-    }
-}
 
 /// A callback for the completion of a stream's work. The callback runs once: by its call in stream
 /// order, or by the drop of the completion without such a call.
@@ -75,7 +48,7 @@ impl<F: FnOnce(Result<()>)> Drop for Completion<F> {
 /// Functions in stream order.
 impl Stream {
     /// Runs a function on the host, in stream order. It may submit more work, also to its own
-    /// stream; it must not wait for its own stream. An error or a panic poisons the stream. While
+    /// stream; it must not wait for its own stream. An error or a panic poisons the stream. In a
     /// recording: every launch of the graph runs it, so it must be `Fn`.
     ///
     /// A function behind a failure is dropped and never called: [`on_complete`](Self::on_complete)
@@ -106,20 +79,17 @@ impl Stream {
         unsafe { self.pass(&Op::Host(&call), &[]) }.map(drop)
     }
 
-    /// As [`host_call`](Self::host_call), for a function that can run once only; not while
+    /// As [`host_call`](Self::host_call), for a function that can run once only; not in a
     /// recording.
     ///
     /// # Errors
-    /// `Recording` while recording; as [`host_call`](Self::host_call).
+    /// `Recording` for a recording's stream; as [`host_call`](Self::host_call).
     pub fn host_call_once(
         &self,
         name: &'static str,
         call: impl FnOnce() -> Result<()> + Send + 'static,
     ) -> Result<()> {
-        recorder::refuse(
-            &self.runtime,
-            "a function that runs once cannot be recorded; use host_call",
-        )?;
+        self.live("a function that runs once cannot be recorded; use host_call")?;
         let cell = Mutex::new(Some(call));
         self.host_call(name, move || match cell.lock().take() {
             Some(call) => call(),
@@ -160,24 +130,50 @@ impl Stream {
         // SAFETY: by the contract.
         unsafe { self.pass(&Op::Foreign(&call), operands) }.map(drop)
     }
-}
 
-/// [`Stream::on_complete`].
-pub(crate) fn on_complete(stream: &Stream, call: impl FnOnce(Result<()>) + Send + 'static) {
-    let done =
-        Arc::new(Completion { timeline: stream.core.timeline, call: Mutex::new(Some(call)) });
-    let in_order = done.clone();
-    let submitted = recorder::refuse(
-        &stream.runtime,
-        "a completion runs once and cannot be recorded; use host_call",
-    )
-    .and_then(|()| {
-        stream.host_call("on_complete", move || {
-            in_order.tell(Ok(()));
-            Ok(())
-        })
-    });
-    if let Err(cause) = submitted {
-        done.tell(Err(cause));
+    /// Calls `call` once, when all that was submitted so far is over: with `Ok` when it completed,
+    /// with the cause when it failed. The building block of futures and of queues of one's own:
+    /// whatever happens to the stream, the call comes.
+    ///
+    /// The call comes exactly once: also when the stream has failed or fails, when the device is
+    /// lost, when the stream or the runtime is dropped or closed first, in a recording (with
+    /// `Recording`; nothing is recorded), and on a device without host calls (with
+    /// `Unsupported`). Only the end of the process comes before it. After a failure it may come
+    /// before the failed work is over: [`synchronize`](Self::synchronize) says when that is.
+    ///
+    /// The call runs on the thread that runs the stream's host calls. After a failure it runs on
+    /// whichever thread notices or gives up what failed, possibly in
+    /// [`HostTimeline::signal`](crate::HostTimeline::signal),
+    /// [`HostTimeline::fail`](crate::HostTimeline::fail) or the drop of a host timeline; where
+    /// nothing could be submitted, on the calling thread before this returns. It must not block,
+    /// and must not wait for a stream. It may submit work to sound streams and signal host
+    /// timelines. A panic poisons the stream, as in [`host_call`](Self::host_call), unless it has
+    /// failed already.
+    ///
+    /// ```
+    /// use leasehold::{Context, DeviceId};
+    /// # fn main() -> leasehold::Result<()> {
+    /// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+    /// let (tell, hear) = std::sync::mpsc::channel();
+    /// runtime.stream().on_complete(move |result| tell.send(result.is_ok()).unwrap_or_default());
+    /// assert_eq!(hear.recv(), Ok(true));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[doc(alias("addCompletedHandler", "cudaStreamAddCallback", "cudaLaunchHostFunc"))]
+    pub fn on_complete(&self, call: impl FnOnce(Result<()>) + Send + 'static) {
+        let done =
+            Arc::new(Completion { timeline: self.under().timeline, call: Mutex::new(Some(call)) });
+        let in_order = done.clone();
+        let live = self.live("a completion runs once and cannot be recorded; use host_call");
+        let submitted = live.and_then(|_| {
+            self.host_call("on_complete", move || {
+                in_order.tell(Ok(()));
+                Ok(())
+            })
+        });
+        if let Err(cause) = submitted {
+            done.tell(Err(cause));
+        }
     }
 }

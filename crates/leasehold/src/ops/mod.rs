@@ -1,43 +1,35 @@
 //! The operations of streams: waits, records, copies, fills, uploads, downloads, host calls.
 //!
 //! The operations are methods of [`Stream`]; here are the types that they take. An operation is
-//! ordered after the earlier uses of its operands, on whatever stream they were. A caller
-//! that goes past them to the backend ([`Stream::raw`], [`Stream::native`],
-//! [`Runtime::raw_device`]) orders its work itself. Such work leaves no mark on buffers.
+//! ordered after the earlier uses of its operands, on whatever stream they were. A caller that goes
+//! past them to the backend ([`Stream::raw`], [`Stream::native`],
+//! [`Runtime::raw_device`](crate::Runtime::raw_device)) orders its work itself. Such work leaves no
+//! mark on buffers.
 //!
-//! All of them go to the recording when the calling thread records on the stream's device.
+//! On a stream of a recording they are noted in it, and each launch of the graph runs them.
 
 mod between;
 mod borrow;
-pub(crate) mod call;
+mod call;
+mod mapped;
 mod ring;
+mod shapes;
 mod stage;
 
-pub(crate) use call::on_complete;
+pub use shapes::{HostBytes, Pattern, Rows};
 
 use crate::array::{Array, ArrayView};
 use crate::event::Event;
-use crate::graph::NodeId;
-use crate::graph::recorder;
-use crate::runtime::{Runtime, check_writable};
+use crate::runtime::check_writable;
 use crate::stream::{Stream, StreamCore};
-use crate::view::{BufferView, Operand, View};
+use crate::view::{BufferView, View};
 use bytemuck::{AnyBitPattern, NoUninit, Pod, Zeroable};
 use leasehold_alloc::Layout;
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, Result, Timepoint};
-use leasehold_hal::{Access, Copy2d, Download, Fill, KeepAlive, Op, TimestampQuery, Upload};
-
-/// The stream's cause, if it is poisoned.
-fn healthy(stream: &Stream) -> Result<()> {
-    let timeline = stream.core.timeline;
-    if timeline.failed(timeline.submitted() + 1) {
-        stream.failure().map_or(Ok(()), Err)
-    } else {
-        Ok(())
-    }
-}
+use leasehold_hal::{Copy2d, Download, Fill, KeepAlive, Op, TimestampQuery, Upload};
+use shapes::{same_length, writing, writing_some};
 
 #[inline(never)]
 fn signal_timed(core: &StreamCore, event: &Event, time: Lease<TimestampQuery>) -> Result<()> {
@@ -51,88 +43,32 @@ fn signal_timed(core: &StreamCore, event: &Event, time: Lease<TimestampQuery>) -
     Ok(())
 }
 
-macro_rules! pattern_from {
-    ($($number:ty => $variant:ident),*) => {$(
-        impl From<$number> for Pattern {
-            #[inline]
-            fn from(value: $number) -> Self {
-                Self::$variant(value as _)
-            }
-        }
-    )*};
-}
-
-pattern_from!(u8 => U8, i8 => U8, u16 => U16, i16 => U16, u32 => U32, i32 => U32);
-
-#[cfg(feature = "half")]
-impl From<half::f16> for Pattern {
-    fn from(value: half::f16) -> Self {
-        Self::U16(value.to_bits())
-    }
-}
-
-#[cfg(feature = "half")]
-impl From<half::bf16> for Pattern {
-    fn from(value: half::bf16) -> Self {
-        Self::U16(value.to_bits())
-    }
-}
-
-impl From<f32> for Pattern {
-    #[inline]
-    fn from(value: f32) -> Self {
-        Self::U32(value.to_bits())
-    }
-}
-
-fn same_length(dst: u64, src: u64) -> Result<()> {
-    if dst == src {
-        Ok(())
-    } else {
-        Err(Error::invalid(format!("a copy from {src} to {dst} bytes; they must be equal")))
-    }
-}
-
-fn writing(slice: BufferView<'_>) -> Operand<'_> {
-    let bytes = slice.len();
-    writing_some(slice, bytes)
-}
-
-/// A slice of which `bytes` bytes are written. The rest of the buffer stays, with the failure of
-/// the work that was to write it. The record is the buffer's, so a write of less than all of it
-/// counts as a read too.
-fn writing_some(slice: BufferView<'_>, bytes: u64) -> Operand<'_> {
-    let whole = bytes == slice.buffer().len();
-    Operand { view: slice, access: if whole { Access::Write } else { Access::ReadWrite } }
-}
-
-/// Operations. Each goes to the recording while the calling thread records on the stream's device.
+/// Operations. On a stream of a recording each is noted, and runs at each launch of the graph.
 impl Stream {
     /// Makes later work of the stream start after a timepoint, on the device. Does not block the
     /// host. The timepoint may be another device's, or a [`HostTimeline`](crate::HostTimeline)'s
-    /// that nobody has signalled yet. While recording: each launch of the graph comes after the
+    /// that nobody has signalled yet. In a recording: each launch of the graph comes after the
     /// timepoint.
     ///
     /// # Errors
-    /// `Unsupported` when the device cannot wait for that timeline ([`Runtime::wait_for`] then
-    /// blocks the host instead); `InvalidArgument` for a timepoint of this very stream that is not
-    /// submitted yet; the stream's cause. Waiting for a failed timepoint poisons the stream.
+    /// `Unsupported` when the device cannot wait for that timeline
+    /// ([`Runtime::wait_for`](crate::Runtime::wait_for) then blocks the host instead);
+    /// `InvalidArgument` for a timepoint of this very stream that is not submitted yet; the
+    /// stream's cause. Waiting for a failed timepoint poisons the stream.
     #[doc(alias("wait_on", "stream::wait", "execution::stream::wait"))]
     pub fn wait(&self, point: Timepoint) -> Result<()> {
-        let core = &*self.core;
+        let core = self.under();
         let timeline = core.timeline;
         if point.timeline_id() == timeline.id() && point.value() > timeline.submitted() {
             return Err(Error::invalid(format!(
                 "{point:?} is not submitted yet: the stream would wait for itself"
             )));
         }
-        if recorder::is_active()
-            && let Some(result) = recorder::wait_point(&self.runtime, point)
-        {
-            return result;
+        if let Some(recording) = self.recording() {
+            return recording.wait_point(point);
         }
         let submit_guard = core.submit_guard()?;
-        healthy(self)?;
+        self.healthy()?;
         if timeline.knows(point.into()) || point.is_settled() {
             return Ok(());
         }
@@ -150,15 +86,13 @@ impl Stream {
     /// As [`wait`](Self::wait).
     #[doc(alias = "streamWaitEvent")]
     pub fn wait_event(&self, event: &Lease<Event>) -> Result<()> {
-        if recorder::is_active()
-            && let Some(result) = recorder::wait_event(&self.runtime, event)
-        {
-            return result;
+        if let Some(recording) = self.recording() {
+            return recording.wait_event(event);
         }
         event.last().map_or(Ok(()), |point| self.wait(point))
     }
 
-    /// Records the event at the stream's present end. While recording: each launch of the graph
+    /// Records the event at the stream's present end. In a recording: each launch of the graph
     /// records it.
     ///
     /// # Errors
@@ -172,17 +106,16 @@ impl Stream {
                 event.device
             )));
         }
-        if recorder::is_active()
-            && let Some(result) = recorder::signal(&self.runtime, event)
-        {
-            return result;
+        let time = event.fresh_time(&*self.runtime.device)?;
+        if let Some(recording) = self.recording() {
+            return recording.signal(event, time);
         }
-        let core = &*self.core;
-        if let Some(time) = event.fresh_time(&*self.runtime.device)? {
+        let core = self.under();
+        if let Some(time) = time {
             return signal_timed(core, event, time);
         }
         let submit_guard = core.submit_guard()?;
-        healthy(self)?;
+        self.healthy()?;
         // Marks at once: completion of everything so far becomes observable.
         let value = core.raw.signal()?;
         event.set(core.timeline.at(value));
@@ -191,7 +124,7 @@ impl Stream {
     }
 
     /// Copies on the device, or between the stream's device and another one of its context; either
-    /// side may be host memory from [`Runtime::alloc_pinned`].
+    /// side may be host memory from [`Runtime::alloc_pinned`](crate::Runtime::alloc_pinned).
     ///
     /// The copy has its place in the stream's order, wherever the other side lies: it begins after
     /// what the stream was given before and is over when the stream is. It also waits for what
@@ -199,7 +132,7 @@ impl Stream {
     ///
     /// Two devices of one backend are the driver's affair, which uses peer access where there is
     /// any. Between backends bytes go through pinned memory, at most 64 MiB at a time; the stream
-    /// then keeps a stream of the other device until it is dropped. While recording, the other
+    /// then keeps a stream of the other device until it is dropped. In a recording, the other
     /// backend's part becomes host calls of the graph: barriers, so that its pieces follow one
     /// another and do not overlap.
     ///
@@ -302,9 +235,9 @@ impl Stream {
         unsafe { self.pass_checked(&Op::Copy(copy), &[from, to]) }.map(drop)
     }
 
-    /// Copies from or to host memory from [`Runtime::alloc_pinned`], in either direction or between
-    /// two such buffers; never waits. As [`copy`](Self::copy), for callers who count on it that one
-    /// side is host memory.
+    /// Copies from or to host memory from [`Runtime::alloc_pinned`](crate::Runtime::alloc_pinned),
+    /// in either direction or between two such buffers; never waits. As [`copy`](Self::copy), for
+    /// callers who count on it that one side is host memory.
     ///
     /// # Errors
     /// `InvalidArgument` when the lengths differ, or when neither is host memory of the stream's
@@ -416,7 +349,7 @@ impl Stream {
     /// once the copy is over. Many values for an idle stream go through a few pieces of staging
     /// memory again and again, and the call waits for the device to copy them.
     /// [`upload_owned`](Self::upload_owned) and [`copy_pinned`](Self::copy_pinned) need no staging.
-    /// While recording the graph keeps the values, and its every launch copies them again.
+    /// In a recording the graph keeps the values, and its every launch copies them again.
     ///
     /// # Errors
     /// `InvalidArgument` when the lengths differ; `OutOfMemory` without staging memory; the
@@ -428,7 +361,7 @@ impl Stream {
         if src.is_empty() {
             return Ok(());
         }
-        let recording = recorder::is_active() && recorder::is_recording(&self.runtime);
+        let recording = self.is_recording();
         if !recording && ring::upload(self, dst, src, ring::Patience::OwnCopy)? {
             return Ok(());
         }
@@ -444,18 +377,15 @@ impl Stream {
     /// device has such memory: several threads fill it while the device copies from it.
     ///
     /// # Errors
-    /// `InvalidArgument` when the lengths differ; the stream's cause; `Recording` while recording;
-    /// `InvalidState` in a host call of this stream, which would wait for itself.
+    /// `InvalidArgument` when the lengths differ; the stream's cause; `Recording` for a recording's
+    /// stream; `InvalidState` in a host call of this stream, which would wait for itself.
     pub fn upload_blocking<T: NoUninit>(&self, dst: BufferView<'_>, src: &[T]) -> Result<()> {
         let src: &[u8] = bytemuck::cast_slice(src);
         same_length(dst.len(), src.len() as u64)?;
         if src.is_empty() {
             return Ok(());
         }
-        recorder::refuse(
-            &self.runtime,
-            "a copy cannot be waited for while recording; `upload` stages it",
-        )?;
+        self.live("a copy cannot be waited for while recording; `upload` stages it")?;
         if ring::upload(self, dst, src, ring::Patience::Waits)? {
             return Ok(());
         }
@@ -510,8 +440,8 @@ impl Stream {
     /// Copies device bytes to host values and waits for them.
     ///
     /// # Errors
-    /// `InvalidArgument` when the lengths differ; the stream's cause; `Recording` while recording;
-    /// `InvalidState` in a host call of this stream, which would wait for itself.
+    /// `InvalidArgument` when the lengths differ; the stream's cause; `Recording` for a recording's
+    /// stream; `InvalidState` in a host call of this stream, which would wait for itself.
     #[doc(alias = "memcpyD2H")]
     pub fn download<T: Pod>(&self, dst: &mut [T], src: BufferView<'_>) -> Result<()> {
         let dst: &mut [u8] = bytemuck::cast_slice_mut(dst);
@@ -603,190 +533,8 @@ impl Stream {
     }
 }
 
-/// Memory that the host touches, and what a recording has.
-impl Runtime {
-    /// Waits until nobody writes the part any more, and shows it to the host.
-    ///
-    /// # Errors
-    /// `Unsupported` for memory that the host cannot touch; the cause when the last write failed;
-    /// `Recording`.
-    ///
-    /// # Safety
-    /// - While the bytes are looked at, nobody submits work that writes them.
-    pub unsafe fn map_read<'a>(&self, slice: BufferView<'a>) -> Result<&'a [u8]> {
-        let operand = slice.read();
-        wait_host_visible(self, &operand)?;
-        if slice.is_empty() {
-            return Ok(&[]);
-        }
-        // SAFETY: host-visible memory of a live buffer, whose writes are complete; by the contract
-        // there are no new ones.
-        Ok(unsafe { std::slice::from_raw_parts(slice.addr() as *const u8, slice.len() as usize) })
-    }
-
-    /// Waits until nobody uses the part any more, and lets the host write it. The writes are seen
-    /// by work submitted later.
-    ///
-    /// # Errors
-    /// As [`map_read`](Self::map_read).
-    ///
-    /// # Safety
-    /// - While the bytes are borrowed, nobody else touches them: no view, no submission.
-    pub unsafe fn map_write<'a>(&self, slice: BufferView<'a>) -> Result<&'a mut [u8]> {
-        let operand = Operand { view: slice, access: Access::ReadWrite };
-        wait_host_visible(self, &operand)?;
-        if slice.is_empty() {
-            return Ok(&mut []);
-        }
-        // SAFETY: host-visible memory of a live buffer, whose uses are over; by the contract there
-        // is nobody else.
-        Ok(unsafe { std::slice::from_raw_parts_mut(slice.addr() as *mut u8, slice.len() as usize) })
-    }
-
-    /// The number of operations that the calling thread has recorded on the runtime's device so
-    /// far. `None` when it does not record.
-    #[must_use]
-    pub fn recorded_nodes(&self) -> Option<u32> {
-        recorder::nodes(&self.inner)
-    }
-
-    /// The id in [`Graph::update`](crate::Graph::update) of the next operation that the calling
-    /// thread records. `None` when the thread does not record.
-    #[must_use]
-    pub fn next_node(&self) -> Option<NodeId> {
-        self.recorded_nodes().map(NodeId::new)
-    }
-}
-
 /// Bytes of a value that a fill repeats on the host before it doubles them on the device.
 const FILL_FROM_HOST: usize = 4096;
-
-/// Rows of bytes that lie apart, for [`Stream::copy_2d`].
-///
-/// ```
-/// use leasehold::ops::Rows;
-/// // 8 rows of 12 bytes, from a matrix whose rows are 16 bytes apart, to one without gaps.
-/// let rows = Rows::new(12, 8).src_pitch(16);
-/// assert_eq!((rows.src_pitch, rows.dst_pitch), (16, 12));
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use]
-pub struct Rows {
-    /// Bytes of a row.
-    pub width: u64,
-    /// How many.
-    pub rows: u64,
-    /// Bytes from one row of the source to the next; the width by default.
-    pub src_pitch: u64,
-    /// Bytes from one row of the destination to the next; the width by default.
-    pub dst_pitch: u64,
-}
-
-impl Rows {
-    /// `rows` rows of `width` bytes without gaps.
-    pub const fn new(width: u64, rows: u64) -> Self {
-        Self { width, rows, src_pitch: width, dst_pitch: width }
-    }
-
-    /// The source's rows begin as many bytes apart.
-    pub const fn src_pitch(mut self, bytes: u64) -> Self {
-        self.src_pitch = bytes;
-        self
-    }
-
-    /// The destination's rows begin as many bytes apart.
-    pub const fn dst_pitch(mut self, bytes: u64) -> Self {
-        self.dst_pitch = bytes;
-        self
-    }
-}
-
-/// The value that a fill writes, again and again. Numbers of 1, 2 and 4 bytes are patterns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pattern {
-    /// One byte.
-    U8(u8),
-    /// Two bytes, little-endian.
-    U16(u16),
-    /// Four bytes, little-endian.
-    U32(u32),
-}
-
-impl Pattern {
-    /// The smallest pattern that gives the same bytes. `None` when the bytes are not those of 1, 2
-    /// or 4 again and again. No bytes are a pattern of whatever is filled with them: nothing.
-    fn of(bytes: &[u8]) -> Option<Self> {
-        let repeats =
-            |n: usize| bytes.len().is_multiple_of(n) && bytes.chunks(n).all(|c| *c == bytes[..n]);
-        match bytes {
-            [] => Some(Self::U8(0)),
-            &[a, ..] if repeats(1) => Some(Self::U8(a)),
-            &[a, b, ..] if repeats(2) => Some(Self::U16(u16::from_le_bytes([a, b]))),
-            &[a, b, c, d, ..] if repeats(4) => Some(Self::U32(u32::from_le_bytes([a, b, c, d]))),
-            _ => None,
-        }
-    }
-
-    fn parts(self) -> (u32, u8) {
-        match self {
-            Pattern::U8(b) => (u32::from(b), 1),
-            Pattern::U16(h) => (u32::from(h), 2),
-            Pattern::U32(w) => (w, 4),
-        }
-    }
-}
-
-/// Host memory that an asynchronous copy keeps alive by itself: vectors, boxed, shared and
-/// `'static` slices of plain data.
-///
-/// # Safety
-/// - While the value lives, [`bytes`](Self::bytes) is always the same memory, wherever the value is
-///   moved. The memory is valid for reads on any thread.
-/// - All of its bytes are initialised, and nobody writes them while the value is shared.
-pub unsafe trait HostBytes: Send + Sync + 'static {
-    /// The bytes; the same address for the life of the value.
-    fn bytes(&self) -> &[u8];
-}
-
-// SAFETY: the elements lie on the heap. Code that writes them, or makes them move, needs the
-// vector's `&mut`. They have no padding and no interior mutability.
-unsafe impl<T: NoUninit + Send + Sync> HostBytes for Vec<T> {
-    fn bytes(&self) -> &[u8] {
-        bytemuck::cast_slice(self)
-    }
-}
-
-// SAFETY: the elements lie on the heap. Code that writes them needs the box's `&mut`. They have no
-// padding and no interior mutability.
-unsafe impl<T: NoUninit + Send + Sync> HostBytes for Box<[T]> {
-    fn bytes(&self) -> &[u8] {
-        bytemuck::cast_slice(self)
-    }
-}
-
-// SAFETY: the count, which the value is one of, keeps the elements where they are, and nobody has
-// `&mut` to them while it is shared. They have no padding and no interior mutability.
-unsafe impl<T: NoUninit + Send + Sync> HostBytes for Arc<[T]> {
-    fn bytes(&self) -> &[u8] {
-        bytemuck::cast_slice(self)
-    }
-}
-
-// SAFETY: the count, which the value is one of, keeps what it shares where it is; that vouches for
-// its bytes.
-unsafe impl<H: HostBytes> HostBytes for Arc<H> {
-    fn bytes(&self) -> &[u8] {
-        (**self).bytes()
-    }
-}
-
-// SAFETY: a shared borrow for the rest of the process: the elements neither move nor change. They
-// have no padding and no interior mutability.
-unsafe impl<T: NoUninit + Send + Sync> HostBytes for &'static [T] {
-    fn bytes(&self) -> &[u8] {
-        bytemuck::cast_slice(self)
-    }
-}
 
 /// Copies device bytes to host memory, which need not be initialised, and waits for them. All of it
 /// is written if the call succeeds.
@@ -798,7 +546,7 @@ unsafe impl<T: NoUninit + Send + Sync> HostBytes for &'static [T] {
 /// - `dst` is valid for writes of as many bytes as `src` has, and nobody else touches them
 ///   meanwhile.
 pub(crate) unsafe fn download_to(stream: &Stream, dst: *mut u8, src: BufferView<'_>) -> Result<()> {
-    recorder::refuse(&stream.runtime, "device memory cannot be read back while recording")?;
+    stream.live("device memory cannot be read back while recording")?;
     if src.is_empty() {
         return Ok(());
     }
@@ -815,33 +563,4 @@ pub(crate) unsafe fn download_to(stream: &Stream, dst: *mut u8, src: BufferView<
     });
     // SAFETY: by the contract; the stream is not recorded.
     unsafe { borrow::pass(stream, &op, &[src.read()]) }
-}
-
-fn wait_host_visible(runtime: &Runtime, operand: &Operand<'_>) -> Result<()> {
-    use leasehold_alloc::HostKind;
-    recorder::refuse(&runtime.inner, "device memory cannot be mapped while recording")?;
-    runtime.inner.check_operands(std::slice::from_ref(operand))?;
-    runtime.inner.refuse_symbolic(std::slice::from_ref(operand))?;
-    let buffer = operand.view().buffer();
-    if buffer.host_kind() == HostKind::None && !runtime.raw_device().caps().host_visible {
-        return Err(Error::Unsupported(
-            format!(
-                "the host cannot touch the memory of {}; download it instead",
-                runtime.device()
-            )
-            .into(),
-        ));
-    }
-    if let Some(p) = buffer.write_timepoint().timepoint() {
-        runtime.inner.wait_point(p, None)?;
-    }
-    let mut result = Ok(());
-    if operand.access().writes() {
-        buffer.for_each_read(|s| {
-            if let (Ok(()), Some(p)) = (&result, s.timepoint()) {
-                result = runtime.inner.wait_point(p, None);
-            }
-        });
-    }
-    result
 }

@@ -24,8 +24,9 @@
 //!
 //! This module must not know how a driver stages.
 
-use super::{borrow, call, writing};
-use crate::stream::{Locked, Stream, add_wait};
+use super::borrow;
+use super::shapes::writing;
+use crate::stream::{Locked, Stream, add_wait, in_host_call};
 use crate::view::{BufferView, Operand};
 use leasehold_alloc::{Buffer, Layout, On};
 use leasehold_core::host_copy::{self, Sides};
@@ -84,8 +85,8 @@ pub(super) fn upload(
     }
     if patience == Patience::OwnCopy {
         // The timeline learns of work that is over.
-        stream.core.raw.refresh()?;
-        if call::inside() || !stream.core.timeline.is_idle() {
+        stream.under().raw.refresh()?;
+        if in_host_call() || !stream.under().timeline.is_idle() {
             return Ok(false);
         }
     }
@@ -174,7 +175,7 @@ impl<'a> Ring<'a> {
     fn new(stream: &'a Stream, bytes: u64) -> Result<Option<Self>> {
         let device = &stream.runtime.device;
         let piece = piece_bytes(bytes);
-        let on = On { timeline: stream.core.timeline, source: stream.core.raw_source() };
+        let on = On { timeline: stream.under().timeline, source: stream.under().raw_source() };
         let pinned = stream.runtime.pinned()?;
         let made = pinned.alloc_unique(Layout::new(SLOTS as u64 * piece), on);
         match made.and_then(|memory| Ok((memory, device.host_timeline()?))) {
@@ -227,7 +228,7 @@ impl<'a> Ring<'a> {
     /// Submits all pieces in one turn. `None` if an impatient caller would have to wait for other
     /// work.
     fn submit(&self, operand: Operand<'_>, way: Way, patience: Patience) -> Result<Option<Pieces>> {
-        let core = &*self.stream.core;
+        let core = self.stream.under();
         if patience == Patience::Waits {
             borrow::may_wait(self.stream)?;
         }
@@ -312,7 +313,7 @@ impl<'a> Ring<'a> {
     /// - The other side is valid for its length. Nobody writes it meanwhile, nor reads it if it is
     ///   the destination.
     unsafe fn copy(&self, pieces: &Pieces, sides: Sides, way: Way) -> Result<()> {
-        let core = &*self.stream.core;
+        let core = self.stream.under();
         let (piece, bytes, count) = (self.piece as usize, sides.bytes, pieces.0.len());
         // The pieces that the device is done with, those that are ready, and the gate's signals.
         let (mut over, mut told, mut signals) = (0, 0, 0);

@@ -1,6 +1,6 @@
 //! Staging memory: where the bytes of an asynchronous upload lie until the device has copied them.
 
-use super::HostBytes;
+use super::shapes::HostBytes;
 use crate::stream::Stream;
 use leasehold_alloc::{Buffer, Layout, On};
 use leasehold_core::{Error, OutOfMemory, Result, Timepoint, UniqueLease, host_copy};
@@ -44,7 +44,7 @@ impl Staged {
     /// in use.
     fn pinned(stream: &Stream, bytes: &[u8]) -> Result<Option<Self>> {
         let pool = stream.runtime.pinned()?;
-        let on = On { timeline: stream.core.timeline, source: stream.core.raw_source() };
+        let on = On { timeline: stream.under().timeline, source: stream.under().raw_source() };
         // The sole lease: a lease by a guessed handle would be another writer.
         let buffer = pool.alloc_unique(Layout::new(bytes.len() as u64), on)?;
         // Memory that is free for the stream may be in use by earlier work: the host must not write

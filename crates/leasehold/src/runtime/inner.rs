@@ -3,11 +3,8 @@
 //!
 //! This module must not know the facade.
 
-use crate::context::Context;
 use crate::event::Events;
-use crate::kernel::base::BaseCell;
-use crate::ops::call;
-use crate::stream::StreamCore;
+use crate::stream::{StreamCore, in_host_call};
 use crate::view::{Operand, View};
 use leasehold_alloc::{Allocator, Buffer, SYMBOLIC};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,6 +16,54 @@ use std::collections::HashMap;
 use std::sync::Weak;
 use std::time::Duration;
 
+/// What refers to a runtime by its serial, and forgets it as the runtime ends.
+pub(crate) trait Forget: Send + Sync {
+    /// Gives up what is kept for the runtime.
+    ///
+    /// # Safety
+    /// - The runtime of the serial is gone: nobody borrows what is kept for it.
+    unsafe fn forget(&self, serial: u64);
+}
+
+/// The backends of a context, and its runtimes.
+pub(crate) struct Table {
+    pub(crate) backends: Vec<Arc<dyn Backend>>,
+    /// By device. Nothing is made, waited for or dropped under the lock.
+    pub(crate) runtimes: Mutex<HashMap<DeviceId, Arc<RuntimeSlot>>>,
+}
+
+/// Where a device's runtime is.
+#[derive(Default)]
+pub(crate) struct RuntimeSlot {
+    /// Held by who makes it.
+    pub(crate) making: Mutex<()>,
+    /// Locked for a look.
+    pub(crate) open: Mutex<Weak<RuntimeInner>>,
+}
+
+impl RuntimeSlot {
+    pub(crate) fn open(&self) -> Option<Arc<RuntimeInner>> {
+        self.open.lock().upgrade()
+    }
+}
+
+/// Owns the backends and one runtime per device. Clones are the same context.
+///
+/// Neither the end of a context nor that of `main` waits for work that is pending:
+/// [`Runtime::close`](crate::Runtime::close) and
+/// [`Stream::synchronize`](crate::Stream::synchronize) do.
+#[doc(alias = "ContextImpl")]
+#[derive(Clone)]
+pub struct Context(pub(crate) Arc<Table>);
+
+impl Context {
+    /// The runtimes that are open.
+    pub(crate) fn open_runtimes(&self) -> impl Iterator<Item = Arc<RuntimeInner>> {
+        let places: Vec<_> = self.0.runtimes.lock().values().cloned().collect();
+        places.into_iter().filter_map(|p| p.open())
+    }
+}
+
 /// The part of a runtime that its streams, graphs and handles share. The order of the fields is
 /// that of their end.
 pub(crate) struct RuntimeInner {
@@ -26,7 +71,7 @@ pub(crate) struct RuntimeInner {
     pub(super) id: DeviceId,
     /// The device's.
     pub(crate) limits: Limits,
-    bases: Mutex<Vec<Weak<BaseCell>>>,
+    bases: Mutex<Vec<Weak<dyn Forget>>>,
     pub(super) extensions: RwLock<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>,
     pub(crate) memory: Allocator,
     /// The device's host memory.
@@ -44,7 +89,7 @@ pub(crate) struct RuntimeInner {
     peers: Mutex<Vec<(DeviceId, bool)>>,
     pub(crate) device: Lease<dyn Device>,
     /// Keeps the backends alive.
-    pub(super) context: Context,
+    pub(crate) context: Context,
 }
 
 impl RuntimeInner {
@@ -113,8 +158,18 @@ impl RuntimeInner {
         Ok(new)
     }
 
+    /// A stream of this device, which it remembers. May block on the driver.
+    ///
+    /// # Errors
+    /// `OverBudget` beyond the device's limit; the driver's own.
+    pub(crate) fn create_core(&self, desc: &StreamDesc) -> Result<Arc<StreamCore>> {
+        let core = Arc::new(StreamCore::new(self.device.stream(desc)?));
+        self.note_stream(&core);
+        Ok(core)
+    }
+
     /// Remembers a stream, to find who advances a timeline.
-    pub(crate) fn note_stream(&self, core: &Arc<StreamCore>) {
+    fn note_stream(&self, core: &Arc<StreamCore>) {
         let mut streams = self.streams.lock();
         if streams.len() == streams.capacity() {
             streams.retain(|s| s.strong_count() > 0);
@@ -123,12 +178,12 @@ impl RuntimeInner {
     }
 
     /// Remembers a kernel base whose cache points into this device.
-    pub(crate) fn adopt(&self, base: &Arc<BaseCell>) {
+    pub(crate) fn adopt(&self, base: Weak<dyn Forget>) {
         let mut bases = self.bases.lock();
         if bases.len() == bases.capacity() {
             bases.retain(|b| b.strong_count() > 0);
         }
-        bases.push(Arc::downgrade(base));
+        bases.push(base);
     }
 
     /// Blocks until a timepoint is over, or known to have failed.
@@ -166,7 +221,7 @@ impl RuntimeInner {
             // A failure is known before its value is over; anything else will not get better.
             if let Err(e) = result
                 && (!point.timeline().failed(point.value())
-                    || call::inside()
+                    || in_host_call()
                     || matches!(e, Error::DeviceLost { .. }))
             {
                 return Err(e);
@@ -364,8 +419,8 @@ fn read_only(operand: &Operand<'_>) -> Error {
 #[cold]
 fn no_address() -> Error {
     Error::recording(
-        "a buffer that was allocated while recording gets its address when the recording stops, and until then belongs to the \
-         recording's thread; if that recording was given up or failed, it never has one",
+        "a buffer of a recording gets its address when the recording stops, and until then is used by the recording's own runtime and \
+         streams alone; if that recording was given up or failed, it never has one",
     )
 }
 

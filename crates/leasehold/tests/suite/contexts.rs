@@ -70,6 +70,13 @@ fn a_new_thread_inherits_nothing_but_the_process_default() {
     assert_eq!(kind(elsewhere()), "InvalidState");
     Current::set_process_default(Some(&runtime));
     assert!(elsewhere().unwrap().same(&runtime));
+    // A recording is no default of the process: the runtime that it is of is.
+    let set = |r: &leasehold::Runtime| {
+        Current::set_process_default(Some(r));
+        r.enter().map(drop)
+    };
+    runtime.record_graph(set).unwrap();
+    assert!(!elsewhere().unwrap().stream().is_recording());
     // The context keeps the runtime until the default is taken back.
     let serial = runtime.stream().handle();
     drop(_guard);

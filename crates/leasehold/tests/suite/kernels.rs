@@ -7,7 +7,9 @@ use leasehold::kernel::{
     CpuArgs, KernelCheck, KernelDesc, KernelSource, Overlap, Registry, session_ops,
     session_sync_ops,
 };
-use leasehold::{Access, DeviceId, GraphUpdate, Grid, KernelBase, KernelSession, Operand, View};
+use leasehold::{
+    Access, DeviceId, GraphUpdate, Grid, KernelBase, KernelSession, Operand, Runtime, View,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -481,25 +483,27 @@ fn operands_that_overlap_are_refused_unless_the_kernel_says_that_they_may() {
     let of = |overlap| base(checked(&asked).overlapping(overlap)).unwrap();
     let (refused, in_place, any) = (of(Overlap::Refused), of(Overlap::InPlace), of(Overlap::Any));
     let x = runtime.upload(&[1.0f32; 64]).unwrap();
-    let run = |kernel: &KernelBase, a: (usize, usize), b: (usize, usize)| {
+    let run = |on: &Runtime, kernel: &KernelBase, a: (usize, usize), b: (usize, usize)| {
         let operands =
             [x.part(a.0..a.0 + a.1).unwrap().read(), x.part(b.0..b.0 + b.1).unwrap().write()];
-        launch(runtime.stream(), kernel, &operands, &words(1, 1), 1)
+        launch(on.stream(), kernel, &operands, &words(1, 1), 1)
     };
     let (same, part, beside) = (((0, 64), (0, 64)), ((0, 64), (60, 64)), ((0, 64), (64, 64)));
-    let error = run(&refused, same.0, same.1).unwrap_err();
+    let error = run(&runtime, &refused, same.0, same.1).unwrap_err();
     assert!(
         error.to_string().contains("binding 0 (Read) and binding 1 (Write) overlap"),
         "{error}"
     );
-    let all = |kernel: &KernelBase| [same, part, beside].map(|(a, b)| run(kernel, a, b).is_ok());
+    let all = |kernel: &KernelBase| {
+        [same, part, beside].map(|(a, b)| run(&runtime, kernel, a, b).is_ok())
+    };
     assert_eq!(all(&refused), [false, false, true]);
     assert_eq!(all(&in_place), [true, false, true]);
     assert_eq!(all(&any), [true, true, true]);
     let empty = [x.part(128..128).unwrap().read(), x.part(64..192).unwrap().write()];
     launch(runtime.stream(), &refused, &empty, &words(0, 1), 1)
         .expect("an empty part shares no byte");
-    let recorded = runtime.record_graph(|_| run(&refused, part.0, part.1).map(drop));
+    let recorded = runtime.record_graph(|r| run(r, &refused, part.0, part.1).map(drop));
     assert_eq!(kind(recorded), "InvalidArgument");
     let temporary = runtime.record_graph(|r| {
         let t = r.alloc(256)?;

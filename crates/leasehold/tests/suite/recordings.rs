@@ -39,8 +39,6 @@ impl GraphOperator for Op<'_> {
 fn what_asks_or_waits_is_refused_and_the_recording_goes_on() {
     let runtime = runtime();
     let x = runtime.upload(&[1u32; 4]).unwrap();
-    let event = runtime.create_event().unwrap();
-    runtime.stream().record(&event).unwrap();
     let point = runtime.stream().now();
     let finished = runtime.record_graph(|_| Ok(())).unwrap();
     let graph = runtime
@@ -51,9 +49,6 @@ fn what_asks_or_waits_is_refused_and_the_recording_goes_on() {
                 kind(r.synchronize()),
                 kind(r.stream().query()),
                 kind(r.stream().synchronize_timeout(zero)),
-                kind(event.query()),
-                kind(event.synchronize()),
-                kind(event.elapsed_since(&event)),
                 kind(r.wait_for(point)),
                 kind(r.wait_for_timeout([], zero)),
                 kind(r.wait_for_any(&[point], zero)),
@@ -67,11 +62,12 @@ fn what_asks_or_waits_is_refused_and_the_recording_goes_on() {
                 kind(unsafe { r.map_write(x.view()) }),
                 kind(r.stream().host_call_once("once", || Ok(()))),
                 kind(r.start_graph_recording()),
-                kind(finished.launch()),
-                kind(finished.update(&leasehold::GraphUpdate::new())),
+                kind(r.record_graph(|_| Ok(()))),
+                kind(finished.launch_on(r.stream())),
+                kind(r.clone().replace_default_stream()),
                 kind(r.clone().close(Duration::ZERO)),
             ];
-            assert_eq!(refused, ["Recording"; 21]);
+            assert_eq!(refused, ["Recording"; 19]);
             assert_eq!(r.recorded_nodes(), Some(0), "none of it was recorded");
             r.stream().fill(x.view(), 6u32)
         })
@@ -82,11 +78,216 @@ fn what_asks_or_waits_is_refused_and_the_recording_goes_on() {
 }
 
 #[test]
+fn what_names_no_recording_works_while_one_is_made() {
+    let runtime = runtime();
+    let mut host = runtime.alloc_pinned_array::<u32>(4).unwrap();
+    let (x, event) = (runtime.upload(&[1u32; 4]).unwrap(), runtime.create_event().unwrap());
+    runtime.stream().record(&event).unwrap();
+    let mut fill = runtime.record_graph(|r| r.stream().fill(x.view(), 6u32)).unwrap();
+    let graph = runtime
+        .record_graph(|r| {
+            event.synchronize()?;
+            assert!(event.query()?);
+            assert_eq!(event.elapsed_since(&event)?, Duration::ZERO);
+            host.map()?[0] = 3;
+            fill.launch()?;
+            let _ = fill.update(&leasehold::GraphUpdate::new())?;
+            fill = runtime.record_graph(|inner| inner.stream().fill(x.view(), 8u32))?;
+            assert_eq!(runtime.download::<u32>(&x)?, [6; 4], "a launch is no part of it");
+            r.stream().fill(x.part(..4)?, 7u32)
+        })
+        .unwrap();
+    assert_eq!((graph.recorded(), host.map().unwrap()[0]), (1, 3));
+    fill.launch().unwrap();
+    graph.launch().unwrap();
+    assert_eq!(runtime.download::<u32>(&x).unwrap(), [7, 8, 8, 8]);
+}
+
+#[test]
+fn a_recording_is_a_value_and_everything_else_is_eager() {
+    let runtime = runtime();
+    let x = runtime.upload(&[1u32; 4]).unwrap();
+    let (old, mut left) = (runtime.create_stream().unwrap(), None);
+    let graph = runtime
+        .record_graph(|r| {
+            // What was there before runs at once, and has memory of its own.
+            assert!(!runtime.is_graph_recording() && !runtime.stream().is_recording());
+            assert!(!runtime.alloc(16)?.is_symbolic() && !old.alloc(16)?.is_symbolic());
+            old.fill(x.view(), 2u32)?;
+            runtime.stream().fill(x.part(..4)?, 3u32)?;
+            assert_eq!(runtime.download::<u32>(&x)?, [3, 2, 2, 2]);
+            // A buffer of the recording has no address there.
+            let t = r.alloc(16)?;
+            let error = old.copy(x.view(), t.view()).unwrap_err();
+            assert!(error.to_string().contains("a buffer of a recording"), "{error}");
+            assert_eq!(kind(launch(&old, &iota(), &[t.write()], &[0; 4], 1)), "Recording");
+            assert_eq!(kind(runtime.download::<u32>(&t)), "Recording");
+            // The recording is in the runtime, its streams and what is made of them.
+            let new = r.create_stream()?;
+            for stream in [r.stream(), &new, new.runtime().stream(), &r.clone().stream().clone()] {
+                assert!(stream.is_recording() && stream.runtime().is_graph_recording());
+                stream.copy(t.view(), x.view())?;
+            }
+            assert!(r.same(&runtime) && !r.stream().same(runtime.stream()));
+            assert!(r.stream().same(new.runtime().stream()) && !r.stream().same(&new));
+            assert_eq!(r.recorded_nodes(), Some(4));
+            left = Some((r.clone(), new));
+            r.stream().copy(x.part(4..8)?, t.part(..4)?)
+        })
+        .unwrap();
+    graph.launch().unwrap();
+    assert_eq!(runtime.download::<u32>(&x).unwrap(), [3, 3, 2, 2]);
+    // What is left of it says that it is over.
+    let (left, stream) = left.unwrap();
+    assert!(!left.is_graph_recording() && left.recorded_nodes().is_none());
+    for error in [
+        kind(left.alloc(16)),
+        kind(stream.fill(x.view(), 9u32)),
+        kind(stream.wait(runtime.stream().now())),
+        kind(launch(&stream, &iota(), &[x.write()], &[0; 4], 1)),
+        kind(left.stop_graph_recording()),
+        kind(left.add_graph_operator(&Op::new(&[], |_| Ok(())))),
+    ] {
+        assert_eq!(error, "Recording");
+    }
+    assert_eq!(runtime.download::<u32>(&x).unwrap(), [3, 3, 2, 2]);
+}
+
+#[test]
+fn a_recording_is_used_by_the_thread_that_began_it() {
+    let runtime = runtime();
+    let x = runtime.upload(&[1u32; 4]).unwrap();
+    let graph = runtime
+        .record_graph(|r| {
+            r.stream().fill(x.part(..4)?, 5u32)?;
+            std::thread::scope(|s| {
+                let there = || {
+                    let refused = [
+                        kind(r.alloc(16)),
+                        kind(r.stream().fill(x.view(), 9u32)),
+                        kind(launch(r.stream(), &iota(), &[x.write()], &[0; 4], 1)),
+                        kind(r.stop_graph_recording()),
+                        kind(r.add_graph_operator(&Op::new(&[], |_| Ok(())))),
+                    ];
+                    assert_eq!(refused, ["Recording"; 5]);
+                    r.abandon_graph_recording();
+                    assert!(r.is_graph_recording());
+                    // The runtime that it is of is everybody's.
+                    runtime.stream().fill(x.part(4..8).unwrap(), 6u32).unwrap();
+                };
+                s.spawn(there).join().unwrap();
+            });
+            assert_eq!(r.recorded_nodes(), Some(1));
+            Ok(())
+        })
+        .unwrap();
+    graph.launch().unwrap();
+    assert_eq!(runtime.download::<u32>(&x).unwrap(), [5, 6, 1, 1]);
+}
+
+#[test]
+fn the_four_names_agree_on_what_a_thread_has_started() {
+    let runtime = runtime();
+    let (x, y) = (runtime.upload(&[1u32; 4]).unwrap(), runtime.upload(&[0u32; 4]).unwrap());
+    let op = Op::new(&[x.read(), y.write()], |stream| {
+        let t = stream.alloc(16)?;
+        stream.copy(t.view(), x.view())?;
+        stream.copy(y.view(), t.view())
+    });
+    assert_eq!(kind(runtime.stop_graph_recording()), "Recording");
+    runtime.start_graph_recording().unwrap();
+    assert_eq!(kind(runtime.start_graph_recording()), "Recording");
+    runtime.add_graph_operator(&op).unwrap();
+    // A recording by a call is another one, and leaves this one alone.
+    let other = runtime.record_graph(|r| r.add_graph_operator(&op)).unwrap();
+    assert_eq!(other.recorded(), 2);
+    assert!(runtime.is_graph_recording());
+    assert_eq!(runtime.recorded_nodes(), None, "this runtime itself does not record");
+    let graph = runtime.stop_graph_recording().unwrap();
+    assert!(!runtime.is_graph_recording());
+    assert_eq!((graph.recorded(), runtime.download::<u32>(&y).unwrap()), (2, vec![0; 4]));
+    runtime.add_graph_operator(&op).unwrap();
+    assert_eq!(runtime.download::<u32>(&y).unwrap(), [1; 4], "it runs at once");
+    // By the runtime that records, the thread's record of it goes as well.
+    let recording = runtime.start_graph_recording().unwrap();
+    recording.add_graph_operator(&op).unwrap();
+    assert_eq!(recording.stop_graph_recording().unwrap().recorded(), 2);
+    assert!(!runtime.is_graph_recording());
+    runtime.start_graph_recording().unwrap().abandon_graph_recording();
+    assert!(!runtime.is_graph_recording());
+}
+
+#[test]
+fn code_that_takes_its_stream_from_the_current_context_is_recorded_where_that_is_set() {
+    let runtime = runtime();
+    let x = runtime.upload(&[1u32; 4]).unwrap();
+    let library = || leasehold::Current::get()?.stream().fill(x.view(), 4u32);
+    let graph = runtime
+        .record_graph(|r| {
+            let _current = r.enter()?;
+            library()
+        })
+        .unwrap();
+    assert_eq!(graph.recorded(), 1);
+    assert_eq!(runtime.download::<u32>(&x).unwrap(), [1; 4]);
+}
+
+#[test]
+fn an_extension_that_is_made_in_a_recording_gets_memory_of_its_own() {
+    struct Workspace(Lease<Buffer>);
+    let runtime = runtime();
+    let failed = runtime.record_graph(|r| {
+        let made = r.extension(|plain| {
+            assert!(!plain.is_graph_recording());
+            plain.alloc(64).map(Workspace)
+        })?;
+        assert!(!made.0.is_symbolic());
+        Err(Error::state("on purpose"))
+    });
+    assert_eq!(kind(failed), "InvalidState");
+    let kept = runtime.extension(|_| -> Result<Workspace> { unreachable!() }).unwrap();
+    runtime.stream().fill(kept.0.view(), 1u8).unwrap();
+}
+
+#[test]
+fn what_a_failed_operator_drops_may_record() {
+    /// Records as it goes.
+    struct Late(Runtime, Lease<Buffer>);
+    impl Drop for Late {
+        fn drop(&mut self) {
+            self.0.stream().fill(self.1.view(), 9u32).unwrap();
+        }
+    }
+    let runtime = runtime();
+    let (x, y) = (runtime.upload(&[0u32; 4]).unwrap(), runtime.upload(&[0u32; 4]).unwrap());
+    let graph = runtime
+        .record_graph(|r| {
+            let t = r.alloc(16)?;
+            r.stream().fill(t.view(), 5u32)?;
+            let failing = Op::new(&[], |stream| {
+                let late = Late(r.clone(), y.buffer().clone());
+                stream.host_call("holds", move || {
+                    let _ = &late;
+                    Ok(())
+                })?;
+                Err(Error::state("on purpose"))
+            });
+            assert_eq!(kind(r.add_graph_operator(&failing)), "InvalidState");
+            assert_eq!(r.recorded_nodes(), Some(2), "what it dropped was recorded");
+            r.stream().copy(x.view(), t.view())
+        })
+        .unwrap();
+    graph.launch().unwrap();
+    assert_eq!(runtime.download::<u32>(&x).unwrap(), [5; 4]);
+    assert_eq!(runtime.download::<u32>(&y).unwrap(), [9; 4]);
+}
+
+#[test]
 fn other_threads_are_not_affected() {
     let runtime = runtime();
     let x = runtime.upload(&[0u32; 4]).unwrap();
-    runtime.start_graph_recording().unwrap();
-    runtime.stream().fill(x.view(), 1u32).unwrap();
+    let recording = runtime.start_graph_recording().unwrap();
+    recording.stream().fill(x.view(), 1u32).unwrap();
     std::thread::scope(|s| {
         s.spawn(|| {
             assert!(!runtime.is_graph_recording());
@@ -115,15 +316,14 @@ fn one_thread_records_on_two_devices_and_works_on_a_third() {
     let run = |r: &Runtime, x: &Lease<Buffer>, first: u32| {
         launch(r.stream(), &kernel, &[x.write()], &first.to_ne_bytes(), 1)
     };
-    a.start_graph_recording().unwrap();
-    b.start_graph_recording().unwrap();
-    assert!(run(&a, &x[0], 10).unwrap().is_none());
-    assert!(run(&b, &x[1], 20).unwrap().is_none());
+    let (to_a, to_b) = (a.start_graph_recording().unwrap(), b.start_graph_recording().unwrap());
+    assert!(run(&to_a, &x[0], 10).unwrap().is_none());
+    assert!(run(&to_b, &x[1], 20).unwrap().is_none());
     assert!(run(&c, &x[2], 30).unwrap().is_some());
     // A session open on one recording does not occupy the other.
-    let session = KernelSession::begin(&kernel, a.stream()).unwrap();
-    run(&b, &x[1], 21).unwrap();
-    assert_eq!(kind(run(&a, &x[0], 11)), "Occupied");
+    let session = KernelSession::begin(&kernel, to_a.stream()).unwrap();
+    run(&to_b, &x[1], 21).unwrap();
+    assert_eq!(kind(run(&to_a, &x[0], 11)), "Occupied");
     assert_eq!(kind(a.stop_graph_recording()), "Occupied");
     drop(session);
     let (ga, gb) = (a.stop_graph_recording().unwrap(), b.stop_graph_recording().unwrap());
@@ -153,8 +353,7 @@ fn an_abandoned_recording_rolls_back() {
         r.stream().copy(t.part(..16)?, x.view())?;
         r.stream().fill(x.view(), 9u32)
     };
-    runtime.start_graph_recording().unwrap();
-    record(&runtime).unwrap();
+    record(&runtime.start_graph_recording().unwrap()).unwrap();
     runtime.abandon_graph_recording();
     check("abandoned by hand");
     runtime.abandon_graph_recording();
@@ -177,8 +376,7 @@ fn an_abandoned_recording_rolls_back() {
 
     std::thread::scope(|s| {
         let ends = s.spawn(|| {
-            runtime.start_graph_recording().unwrap();
-            record(&runtime).unwrap();
+            record(&runtime.start_graph_recording().unwrap()).unwrap();
         });
         // The scope itself does not wait for a thread's own destructors.
         ends.join().unwrap();
@@ -199,8 +397,9 @@ fn a_thread_that_ends_while_it_records_may_be_the_runtimes_last_holder() {
         let (runtime, other) = (runtime(), runtime());
         let x = runtime.upload(&[1u32; 4]).unwrap();
         let nosy = Nosy(other);
-        runtime.start_graph_recording().unwrap();
         runtime
+            .start_graph_recording()
+            .unwrap()
             .stream()
             .host_call("holds", move || {
                 let _ = &nosy;
@@ -218,8 +417,8 @@ fn a_thread_that_ends_while_it_records_may_be_the_runtimes_last_holder() {
 fn a_buffer_of_a_recording_belongs_to_it() {
     let runtime = runtime();
     let x = runtime.upload(&[1u32; 4]).unwrap();
-    runtime.start_graph_recording().unwrap();
-    let t = runtime.alloc(16).unwrap();
+    let recording = runtime.start_graph_recording().unwrap();
+    let t = recording.alloc(16).unwrap();
     assert!(t.is_symbolic());
     std::thread::scope(|s| {
         s.spawn(|| {
@@ -246,7 +445,7 @@ fn a_buffer_of_a_recording_belongs_to_it() {
     // Also when this thread records elsewhere.
     let other = crate::common::runtime();
     runtime.abandon_graph_recording();
-    other.start_graph_recording().unwrap();
+    let _elsewhere = other.start_graph_recording().unwrap();
     assert_eq!(kind(runtime.stream().copy(x.view(), t.view())), "Recording");
     assert_eq!(kind(launch(runtime.stream(), &iota(), &[t.write()], &[0; 4], 1)), "Recording");
     other.abandon_graph_recording();
@@ -266,20 +465,20 @@ fn a_session_stays_where_it_was_begun() {
     };
     // Begun eagerly, finished while the thread records: it runs.
     let session = KernelSession::begin(&kernel, runtime.stream()).unwrap();
-    runtime.start_graph_recording().unwrap();
+    let first = runtime.start_graph_recording().unwrap();
     assert!(finish(session).unwrap().is_some());
-    assert_eq!(runtime.recorded_nodes(), Some(0));
+    assert_eq!(first.recorded_nodes(), Some(0));
     // Begun in a recording that is gone: it is refused, and never runs on the stream.
-    let session = KernelSession::begin(&kernel, runtime.stream()).unwrap();
+    let session = KernelSession::begin(&kernel, first.stream()).unwrap();
     runtime.abandon_graph_recording();
     let before = runtime.stream().now();
     assert_eq!(kind(finish(session)), "Recording");
     assert_eq!(runtime.stream().now(), before);
     // Nor in the next recording.
-    runtime.start_graph_recording().unwrap();
-    let session = KernelSession::begin(&kernel, runtime.stream()).unwrap();
+    let second = runtime.start_graph_recording().unwrap();
+    let session = KernelSession::begin(&kernel, second.stream()).unwrap();
     runtime.abandon_graph_recording();
-    runtime.start_graph_recording().unwrap();
+    let _third = runtime.start_graph_recording().unwrap();
     assert_eq!(kind(finish(session)), "Recording");
     assert_eq!(runtime.stop_graph_recording().unwrap().recorded(), 0);
     assert_eq!(runtime.download::<u32>(&x).unwrap(), [5, 6, 7, 8]);

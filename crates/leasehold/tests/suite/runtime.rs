@@ -203,9 +203,9 @@ fn a_recording_becomes_a_graph() {
     let x = runtime.upload(&[1u32, 2, 3, 4]).unwrap();
     let y = runtime.alloc(16).unwrap();
     assert!(!runtime.is_graph_recording());
-    runtime.start_graph_recording().unwrap();
+    let recording = runtime.start_graph_recording().unwrap();
     assert!(runtime.is_graph_recording());
-    runtime.stream().copy(y.view(), x.view()).unwrap();
+    recording.stream().copy(y.view(), x.view()).unwrap();
     let graph = runtime.stop_graph_recording().unwrap();
     assert!(!runtime.is_graph_recording());
     runtime.stream().fill(y.view(), 0u32).unwrap();

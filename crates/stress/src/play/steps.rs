@@ -256,9 +256,8 @@ impl World {
     }
 
     fn record(&self, temps: &[u32], nodes: &[Node]) -> std::result::Result<Recorded, Trouble> {
-        let runtime = &self.runtime;
         let mut names = Vec::with_capacity(nodes.len());
-        runtime.start_graph_recording()?;
+        let runtime = self.runtime.start_graph_recording()?;
         let recorded = (|| -> Outcome {
             let temps =
                 temps.iter().map(|&len| runtime.alloc(len.into())).collect::<Result<Vec<_>>>()?;

@@ -1,0 +1,274 @@
+//! The beginning and the end of recordings.
+//!
+//! Only the names of the second document (`start_graph_recording` and its like) look at a
+//! thread-local: a thread keeps there what it has started. Everything else takes the recording from
+//! the value at hand.
+
+use crate::graph::exec::{Graph, Held, NodeId};
+use crate::graph::operator::GraphOperator;
+use crate::graph::recording::{Recording, State};
+use crate::runtime::{Runtime, RuntimeInner};
+use crate::stream::Stream;
+use leasehold_alloc::{Lifetime, On, SYMBOLIC};
+use leasehold_core::sync::Arc;
+use leasehold_core::{Error, Result};
+use std::cell::RefCell;
+
+/// A recording that the thread has started; given up when it is dropped.
+struct Started {
+    runtime: Runtime,
+    recording: Arc<Recording>,
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        self.recording.give_up();
+    }
+}
+
+thread_local! {
+    /// What the thread has started and neither stopped nor abandoned, one a device at the most.
+    static STARTED: RefCell<Vec<Started>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The runtime of the recording that this thread has started on a device. There is none any more
+/// while the thread's end drops them.
+fn started(inner: &Arc<RuntimeInner>) -> Option<Runtime> {
+    let find = |all: &RefCell<Vec<Started>>| {
+        let all = all.borrow();
+        all.iter().find(|s| Arc::ptr_eq(&s.runtime.inner, inner)).map(|s| s.runtime.clone())
+    };
+    STARTED.try_with(find).unwrap_or(None)
+}
+
+/// Forgets that this thread has started a recording, if it has, and gives it up.
+fn forget(recording: &Arc<Recording>) {
+    let take = |all: &RefCell<Vec<Started>>| {
+        let mut all = all.borrow_mut();
+        let at = all.iter().position(|s| Arc::ptr_eq(&s.recording, recording))?;
+        Some(all.swap_remove(at))
+    };
+    // Without the borrow: what was recorded may be anybody's closure.
+    drop(STARTED.try_with(take));
+}
+
+/// A recording of this thread's, and its runtime.
+fn begin(runtime: &Runtime) -> Result<(Runtime, Arc<Recording>)> {
+    let inner = &runtime.inner;
+    let core = runtime
+        .stream()
+        .live("a recording cannot be begun in another one; stop or abandon that one first")?;
+    if !inner.device.caps().graphs {
+        return Err(Error::Unsupported(format!("{} has no graphs", inner.id()).into()));
+    }
+    let recording = Arc::new(Recording::begin(inner.memory.arena()?));
+    let stream = Stream::new(core.clone(), Some(recording.clone()), inner.clone());
+    Ok((Runtime::of_stream(stream), recording))
+}
+
+/// A graph of what was recorded.
+fn graph_of(runtime: &Runtime, mut state: State) -> Result<Graph> {
+    // A holder of a buffer of the recording may use the buffer beside the graph. These leases keep
+    // the buffer until it has its address.
+    let memory = &runtime.inner.memory;
+    let mut held = Vec::new();
+    for m in state.members.values() {
+        match memory.lease(m.handle) {
+            Ok(lease) => held.push((lease, m.usage.writes)),
+            Err(Error::StaleHandle { .. }) => {}
+            // A launch could not be ordered with what its holder does later.
+            Err(_) => return Err(Error::Occupied { resource: "temporary of a recording" }),
+        }
+    }
+    let lifetimes: Vec<Lifetime> = state
+        .members
+        .iter()
+        .filter_map(|(&symbol, m)| {
+            m.usage.span.map(|(first, last)| Lifetime { symbol, first, last, live_at_end: false })
+        })
+        .collect();
+    let core = runtime.stream().under();
+    let on = On { timeline: core.timeline, source: core.raw_source() };
+    // SAFETY: the recording noted every operation that uses a symbol; from the first to the last is
+    // its lifetime.
+    let bindings = unsafe { state.arena.seal(&lifetimes, on) }?;
+    // The arena's memory may have been another's, whose last use on the default stream goes on.
+    let born = core.timeline.now();
+    state.ops.rebind(|addr| {
+        (addr & SYMBOLIC != 0)
+            .then(|| bindings.resolve(addr).map(|real| (real, bindings.native)))
+            .flatten()
+    });
+    let held = held.into_iter().map(|(lease, writes)| Held::new(&lease, writes)).collect();
+    Graph::build(runtime.inner.clone(), state, held, born)
+}
+
+/// Recordings.
+///
+/// A recording is a value: the runtime that [`record_graph`](Runtime::record_graph) lends, or that
+/// [`start_graph_recording`](Runtime::start_graph_recording) gives. What that runtime, its streams
+/// and their clones are given is noted and not run. All others work eagerly, on every thread.
+/// Only the thread that began a recording may use it.
+impl Runtime {
+    /// Makes a graph of what `record` does with the runtime that it is lent; what it does with any
+    /// other runtime or stream runs at once. If it fails or panics, the recording is given up.
+    ///
+    /// The lent runtime is this one, but its streams record. Its allocations are temporaries of the
+    /// graph and have no address before the recording stops. What would wait or ask for results is
+    /// refused. A clone of it that outlives the recording gets [`Error::Recording`], so a host call
+    /// that is recorded keeps a clone of this runtime instead. A recording of nothing is logged as a
+    /// warning: `record` may have used another runtime.
+    ///
+    /// Code that takes its stream from [`Current`](crate::Current) is recorded while the lent
+    /// runtime is the current one ([`enter`](Self::enter)).
+    ///
+    /// ```
+    /// use leasehold::{Context, DeviceId, View};
+    /// # fn main() -> leasehold::Result<()> {
+    /// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+    /// let (x, y) = (runtime.upload(&[1u32; 4])?, runtime.zeros::<u32>(4)?);
+    /// let graph = runtime.record_graph(|recorded| {
+    ///     recorded.stream().copy(y.view(), x.view())?; // at each launch
+    ///     runtime.stream().fill(x.view(), 7u32) // at once, because it is the other runtime's
+    /// })?;
+    /// assert_eq!(runtime.to_vec(&y)?, [0; 4]);
+    /// graph.launch()?;
+    /// assert_eq!(runtime.to_vec(&y)?, [7; 4]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The error of `record`; `Recording` for a runtime that records itself; `Unsupported`; as
+    /// [`stop_graph_recording`](Self::stop_graph_recording).
+    pub fn record_graph(&self, record: impl FnOnce(&Self) -> Result<()>) -> Result<Graph> {
+        struct GiveUp(Arc<Recording>);
+        impl Drop for GiveUp {
+            fn drop(&mut self) {
+                self.0.give_up();
+            }
+        }
+        let (lent, recording) = begin(self)?;
+        // Also when it cannot be stopped; once it is, there is nothing to give up.
+        let recording = GiveUp(recording);
+        record(&lent)?;
+        if recording.0.is_empty() {
+            tracing::warn!(
+                device = %self.device(),
+                "a graph of no operations was recorded: only work of the lent runtime is recorded"
+            );
+        }
+        graph_of(self, recording.0.finish()?)
+    }
+
+    /// Begins a recording and gives the runtime that records: for code that cannot record in one
+    /// call, as [`record_graph`](Self::record_graph) does. This runtime goes on with eager work.
+    ///
+    /// The calling thread keeps the recording until it is stopped or abandoned, at the latest until
+    /// the thread ends.
+    ///
+    /// # Errors
+    /// `Recording` while the thread has started one on this device already, and for a runtime that
+    /// records itself; `Unsupported`.
+    #[doc(alias = "startGraphRecording")]
+    pub fn start_graph_recording(&self) -> Result<Runtime> {
+        if started(&self.inner).is_some() {
+            return Err(Error::recording(
+                "this thread records on this device already; stop or abandon that recording first",
+            ));
+        }
+        let (runtime, recording) = begin(self)?;
+        let new = Started { runtime: runtime.clone(), recording };
+        STARTED
+            .try_with(|all| all.borrow_mut().push(new))
+            .map_err(|_| Error::state("this thread is ending; it cannot record"))?;
+        Ok(runtime)
+    }
+
+    /// Returns whether this runtime records; of one that does not, whether the calling thread has
+    /// [started](Self::start_graph_recording) a recording on its device.
+    #[doc(alias = "isGraphRecording")]
+    #[must_use]
+    pub fn is_graph_recording(&self) -> bool {
+        match self.stream().recording() {
+            Some(recording) => recording.is_open(),
+            None => started(&self.inner).is_some(),
+        }
+    }
+
+    /// Encodes an operator: into the recording if this runtime records; else into the one that the
+    /// calling thread has [started](Self::start_graph_recording) on this device; else it runs at
+    /// once.
+    ///
+    /// # Errors
+    /// The error of the operator. In a recording its half-encoded work is rolled back, and the
+    /// recording goes on.
+    #[doc(alias = "addGraphOperator")]
+    pub fn add_graph_operator(&self, operator: &dyn GraphOperator) -> Result<()> {
+        let recorder = self.recorder();
+        let stream = recorder.as_ref().map_or(self.stream(), Runtime::stream);
+        let Some(recording) = stream.recording() else { return operator.encode(stream) };
+        let open = recording.encode()?;
+        operator.encode(stream)?;
+        let declared: Vec<_> = operator
+            .accesses()
+            .iter()
+            .map(|o| (o.view.lease.handle(), o.access.writes()))
+            .collect();
+        open.keep(operator.name(), &declared)
+    }
+
+    /// Ends the recording of this runtime and makes a graph of it; of a runtime that does not
+    /// record, the one that the calling thread has [started](Self::start_graph_recording) on its
+    /// device.
+    ///
+    /// # Errors
+    /// `Recording` without a recording, on another thread than the recording's, and by an operator
+    /// that is being encoded; `Occupied` while a session is open in it. The recording goes on then.
+    /// `OutOfMemory` for the temporaries; `Occupied` while a temporary is held exclusively
+    /// ([`Lease::try_unique`](crate::Lease::try_unique)); the driver's own. The recording is over
+    /// then.
+    #[doc(alias = "stopGraphRecording")]
+    pub fn stop_graph_recording(&self) -> Result<Graph> {
+        let recorder = self.recorder();
+        let Some(recording) = recorder.as_ref().and_then(|r| r.stream().recording()) else {
+            return Err(Error::recording("this thread has started no recording on this device"));
+        };
+        let state = recording.finish()?;
+        forget(recording);
+        graph_of(self, state)
+    }
+
+    /// Gives the recording up that [`stop_graph_recording`](Self::stop_graph_recording) would make
+    /// a graph of. Without one, and on another thread than the recording's, it does nothing.
+    pub fn abandon_graph_recording(&self) {
+        if let Some(recorder) = self.recorder()
+            && let Some(recording) = recorder.stream().recording()
+        {
+            recording.give_up();
+            forget(recording);
+        }
+    }
+
+    /// The number of operations recorded so far. `None` for a runtime that does not record, and on
+    /// another thread than the recording's.
+    #[must_use]
+    pub fn recorded_nodes(&self) -> Option<u32> {
+        self.stream().recording()?.nodes()
+    }
+
+    /// The id in [`Graph::update`](crate::Graph::update) of the operation that is recorded next.
+    /// `None` for a runtime that does not record, and on another thread than the recording's.
+    #[must_use]
+    pub fn next_node(&self) -> Option<NodeId> {
+        self.recorded_nodes().map(NodeId::new)
+    }
+
+    /// The runtime that records: this one, or the one that the thread has started.
+    fn recorder(&self) -> Option<Runtime> {
+        match self.stream().recording() {
+            Some(_) => Some(self.clone()),
+            None => started(&self.inner),
+        }
+    }
+}

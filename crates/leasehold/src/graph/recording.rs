@@ -1,0 +1,444 @@
+//! Recordings: operations that are noted instead of run.
+//!
+//! A recording is a value. The runtime that [`record_graph`](crate::Runtime::record_graph) lends
+//! has it, and so have that runtime's streams; what they are given is noted here. The stream that
+//! the recording was begun on is never touched: the recording has a submission lock of its own. It
+//! leaves no points on buffers: each launch of the graph waits for and marks the outside buffers.
+//! Buffers allocated in it are symbolic: they get their addresses when it stops.
+//!
+//! One thread begins a recording, and no other uses it. Its state goes when it stops or is given
+//! up, and takes the arena along: nothing is left. Values that still have the recording are told
+//! so. An operator that fails, or panics, in the middle is undone by a journal ([`Encoding`]).
+//!
+//! The state is locked for moments only: nothing that is called or dropped meanwhile is the user's.
+//!
+//! This module must not know streams, runtimes or graphs.
+
+use crate::event::Event;
+use crate::kernel::rules::Rules;
+use crate::stream::{SubmitGuard, SubmitLock, Use, this_thread};
+use crate::view::{Operand, View};
+use leasehold_alloc::{Buffer, GraphArena, Layout};
+use leasehold_core::defects::{Defect, planted};
+use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::{BufferHandle, Error, Lease, Result, Timepoint};
+use leasehold_hal::{Access, Op, OpList, TimestampQuery};
+use std::collections::HashMap;
+
+/// A recording, which its runtime and streams share.
+pub(crate) struct Recording {
+    /// The thread that began it.
+    thread: usize,
+    submit_lock: SubmitLock,
+    /// `None` once it is over.
+    state: Mutex<Option<State>>,
+}
+
+/// What a recording has noted.
+pub(crate) struct State {
+    pub(crate) ops: OpList,
+    /// The rules of the launches among the operations, by node.
+    pub(crate) rules: Vec<(u32, Arc<Rules>)>,
+    pub(crate) arena: GraphArena,
+    /// The buffers allocated in it, by symbol.
+    pub(crate) members: HashMap<u64, Member>,
+    /// Buffers that were there before, by handle.
+    pub(crate) outside: HashMap<BufferHandle, Outside>,
+    pub(crate) events: Vec<Signal>,
+    pub(crate) waits: Vec<Lease<Event>>,
+    pub(crate) points: Vec<Timepoint>,
+    /// The operators that are being encoded, the innermost last.
+    encodings: Vec<Encoding>,
+}
+
+/// A record of an event, at each launch.
+#[derive(Clone)]
+pub(crate) struct Signal {
+    pub(crate) event: Lease<Event>,
+    /// The query that the launch writes for the event; `None` without timing.
+    pub(crate) time: Option<Lease<TimestampQuery>>,
+}
+
+/// A buffer of the recording.
+pub(crate) struct Member {
+    pub(crate) handle: BufferHandle,
+    pub(crate) usage: Usage,
+}
+
+/// The first and the last operation that use a member, and whether any writes it.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Usage {
+    pub(crate) span: Option<(u32, u32)>,
+    pub(crate) writes: bool,
+}
+
+/// A buffer that was there before the recording.
+pub(crate) struct Outside {
+    pub(crate) lease: Lease<Buffer>,
+    /// Something of what was there before a launch is read.
+    pub(crate) reads: bool,
+    pub(crate) writes: bool,
+}
+
+impl Use for Outside {
+    #[inline(always)]
+    fn lease(&self) -> &Lease<Buffer> {
+        &self.lease
+    }
+
+    #[inline(always)]
+    fn operand(&self) -> Operand<'_> {
+        let access = match (self.reads, self.writes) {
+            (true, true) => Access::ReadWrite,
+            (false, true) => Access::Write,
+            (_, false) => Access::Read,
+        };
+        Operand { view: self.lease.view(), access }
+    }
+}
+
+/// An operator that is being encoded: where the recording stood before, what it touched, and how to
+/// undo it.
+#[derive(Default)]
+struct Encoding {
+    ops: usize,
+    events: usize,
+    waits: usize,
+    points: usize,
+    /// The buffers that the operator touched, and whether it wrote them; to be compared with the
+    /// accesses that it declares.
+    touched: Vec<(BufferHandle, bool)>,
+    /// The buffers that the operator allocated, which it need not declare.
+    own: Vec<BufferHandle>,
+    journal: Vec<Undo>,
+}
+
+enum Undo {
+    Member(u64, Usage),
+    /// The buffer was new, or whether it was written before.
+    Outside(BufferHandle, Option<bool>),
+}
+
+#[cold]
+fn over() -> Error {
+    Error::recording("the recording is over: it was stopped or given up")
+}
+
+#[cold]
+fn elsewhere() -> Error {
+    Error::recording("the recording belongs to the thread that began it, and this is another one")
+}
+
+impl Recording {
+    /// A recording of the calling thread's.
+    pub(crate) fn begin(arena: GraphArena) -> Self {
+        let state = State {
+            ops: OpList::new(),
+            rules: Vec::new(),
+            arena,
+            members: HashMap::new(),
+            outside: HashMap::new(),
+            events: Vec::new(),
+            waits: Vec::new(),
+            points: Vec::new(),
+            encodings: Vec::new(),
+        };
+        Self {
+            thread: this_thread(),
+            submit_lock: SubmitLock::new(),
+            state: Mutex::new(Some(state)),
+        }
+    }
+
+    /// Runs `f` on what was recorded.
+    ///
+    /// # Errors
+    /// `Recording` on another thread, and once the recording is over.
+    fn with<T>(&self, f: impl FnOnce(&mut State) -> T) -> Result<T> {
+        if self.thread != this_thread() {
+            return Err(elsewhere());
+        }
+        self.state.lock().as_mut().map(f).ok_or_else(over)
+    }
+
+    /// Returns whether it goes on.
+    pub(crate) fn is_open(&self) -> bool {
+        self.state.lock().is_some()
+    }
+
+    /// Takes the recording's submission lock.
+    ///
+    /// # Errors
+    /// `Occupied` while a session is open in it; `Recording` as for every call.
+    pub(crate) fn submit_guard(&self) -> Result<SubmitGuard<'_>> {
+        self.with(|_| ())?;
+        self.submit_lock.submit_guard()
+    }
+
+    /// Ends the recording and gives what was recorded.
+    ///
+    /// # Errors
+    /// `Occupied` while a session is open in it, and `Recording` while an operator is being
+    /// encoded: it goes on then. `Recording` as for every call.
+    pub(crate) fn finish(&self) -> Result<State> {
+        if self.with(|s| !s.encodings.is_empty())? {
+            return Err(Error::recording(
+                "an operator cannot stop the recording that it is encoded into",
+            ));
+        }
+        if self.submit_lock.is_taken() {
+            return Err(Error::Occupied { resource: "recording (a session is open on it)" });
+        }
+        self.state.lock().take().ok_or_else(over)
+    }
+
+    /// Ends the recording; what was recorded goes. Does nothing on another thread than its own.
+    pub(crate) fn give_up(&self) {
+        if self.thread == this_thread() {
+            let state = self.state.lock().take();
+            // Without the lock: what is dropped may be anybody's closure.
+            drop(state);
+        }
+    }
+
+    /// A buffer that gets its address when the recording stops.
+    pub(crate) fn alloc(&self, layout: Layout) -> Result<Lease<Buffer>> {
+        self.with(|s| {
+            let lease = s.arena.alloc(layout)?;
+            let handle = lease.handle();
+            s.members.insert(lease.addr(), Member { handle, usage: Usage::default() });
+            if let Some(encoding) = s.encodings.last_mut() {
+                encoding.own.push(handle);
+            }
+            Ok(lease)
+        })?
+    }
+
+    /// Refuses buffers of another recording, which have no address here.
+    pub(crate) fn check(&self, operands: &[Operand<'_>]) -> Result<()> {
+        self.with(|s| s.check(operands))?
+    }
+
+    /// Notes one operation.
+    ///
+    /// # Safety
+    /// - As the submission that is recorded, for every launch of the graph.
+    pub(crate) unsafe fn record(&self, op: &Op<'_>, operands: &[Operand<'_>]) -> Result<()> {
+        self.with(|s| {
+            s.check(operands)?;
+            let node = s.ops.push(op) as u32;
+            operands.iter().for_each(|o| s.note(o, node));
+            Ok(())
+        })?
+    }
+
+    /// Notes the launches of a session. All of them are taken to use all of the session's operands
+    /// for the sake of liveness; the dependencies come from each launch's own bindings.
+    ///
+    /// # Safety
+    /// - As [`record`](Self::record).
+    pub(crate) unsafe fn record_many(
+        &self,
+        ops: &[Op<'_>],
+        rules: impl Iterator<Item = Arc<Rules>>,
+        operands: &[Operand<'_>],
+    ) -> Result<()> {
+        self.with(|s| {
+            let first = s.ops.len() as u32;
+            for (op, rules) in std::iter::zip(ops, rules) {
+                let node = s.ops.push(op) as u32;
+                s.rules.push((node, rules));
+            }
+            let last = (s.ops.len() as u32).saturating_sub(1);
+            for operand in operands {
+                s.note(operand, first);
+                s.note(operand, last);
+            }
+        })
+    }
+
+    /// The number of nodes recorded so far; `None` once it is over.
+    pub(crate) fn nodes(&self) -> Option<u32> {
+        self.with(|s| s.ops.len() as u32).ok()
+    }
+
+    /// Returns whether a launch would do nothing and record no event.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.with(|s| s.ops.is_empty() && s.events.is_empty()).unwrap_or(false)
+    }
+
+    /// Notes that each launch of the graph records the event at its end, with this time.
+    pub(crate) fn signal(
+        &self,
+        event: &Lease<Event>,
+        time: Option<Lease<TimestampQuery>>,
+    ) -> Result<()> {
+        self.with(|s| {
+            if let Some(time) = &time {
+                s.ops.push(&Op::WriteTimestamp(time));
+            }
+            s.events.push(Signal { event: event.clone(), time });
+        })
+    }
+
+    /// Notes that each launch of the graph waits for the event's last record before it.
+    pub(crate) fn wait_event(&self, event: &Lease<Event>) -> Result<()> {
+        self.with(|s| {
+            // An event of this very recording: the list is in order already.
+            if !s.events.iter().any(|signal| signal.event.same(event)) {
+                s.waits.push(event.clone());
+            }
+        })
+    }
+
+    /// Notes that each launch of the graph comes after a timepoint.
+    pub(crate) fn wait_point(&self, point: Timepoint) -> Result<()> {
+        self.with(|s| s.points.push(point))
+    }
+
+    /// Begins to encode an operator: its work is undone unless it is kept.
+    pub(crate) fn encode(&self) -> Result<OpenEncoding<'_>> {
+        self.with(|s| {
+            let depth = s.encodings.len();
+            s.encodings.push(Encoding {
+                ops: s.ops.len(),
+                events: s.events.len(),
+                waits: s.waits.len(),
+                points: s.points.len(),
+                ..Encoding::default()
+            });
+            OpenEncoding { recording: self, depth }
+        })
+    }
+}
+
+impl State {
+    fn check(&self, operands: &[Operand<'_>]) -> Result<()> {
+        let strange = |o: &Operand<'_>| {
+            let lease = o.view.lease;
+            lease.is_symbolic()
+                && self.members.get(&lease.addr()).is_none_or(|m| m.handle != lease.handle())
+        };
+        if operands.iter().any(strange) {
+            return Err(Error::recording(
+                "a buffer that was allocated in another recording has no address in this one",
+            ));
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, operand: &Operand<'_>, node: u32) {
+        let lease = operand.view.lease;
+        if lease.is_empty() {
+            return;
+        }
+        let (handle, writes) = (lease.handle(), operand.access.writes());
+        let mut encoding = self.encodings.last_mut();
+        if let Some(e) = &mut encoding {
+            e.touched.push((handle, writes));
+        }
+        if lease.is_symbolic() {
+            let symbol = lease.addr();
+            let Some(member) = self.members.get_mut(&symbol) else { return };
+            if let Some(e) = encoding {
+                e.journal.push(Undo::Member(symbol, member.usage));
+            }
+            let first = member.usage.span.map_or(node, |s| s.0);
+            member.usage =
+                Usage { span: Some((first, node)), writes: member.usage.writes || writes };
+            return;
+        }
+        match self.outside.get_mut(&handle) {
+            Some(outside) => {
+                if writes && !outside.writes {
+                    if let Some(e) = encoding {
+                        e.journal.push(Undo::Outside(handle, Some(false)));
+                    }
+                    outside.writes = !planted(Defect::WriteUnrecorded);
+                }
+            }
+            None => {
+                if let Some(e) = encoding {
+                    e.journal.push(Undo::Outside(handle, None));
+                }
+                // A buffer that is written as a whole before it is read needs no former contents.
+                let reads = operand.access.reads() || operand.is_part();
+                self.outside.insert(handle, Outside { lease: lease.clone(), reads, writes });
+            }
+        }
+    }
+}
+
+/// An operator that is being encoded; undone unless it is kept.
+pub(crate) struct OpenEncoding<'a> {
+    recording: &'a Recording,
+    /// How many operators it is encoded by.
+    depth: usize,
+}
+
+impl OpenEncoding<'_> {
+    /// Keeps what was encoded, unless it touched more than was declared.
+    pub(crate) fn keep(self, name: &str, declared: &[(BufferHandle, bool)]) -> Result<()> {
+        self.recording.with(|s| {
+            let e = &s.encodings[self.depth];
+            let allowed = |h: BufferHandle, w: bool| {
+                e.own.contains(&h) || declared.iter().any(|&(d, dw)| d == h && (dw || !w))
+            };
+            if let Some(&(h, writes)) = e.touched.iter().find(|&&(h, w)| !allowed(h, w)) {
+                return Err(Error::invalid(format!(
+                    "operator {name} {} a buffer ({h:?}) that it does not declare",
+                    if writes { "writes" } else { "reads" }
+                )));
+            }
+            let done: Vec<_> = s.encodings.drain(self.depth..).collect();
+            if let Some(outer) = s.encodings.last_mut() {
+                for e in done {
+                    outer.touched.extend(e.touched);
+                    outer.own.extend(e.own);
+                    outer.journal.extend(e.journal);
+                }
+            }
+            Ok(())
+        })?
+    }
+}
+
+impl Drop for OpenEncoding<'_> {
+    fn drop(&mut self) {
+        let undone = self.recording.with(|s| {
+            if s.encodings.len() <= self.depth {
+                return None; // It was kept.
+            }
+            let undo: Vec<_> = s.encodings.drain(self.depth..).collect();
+            let mut leases = Vec::new();
+            for change in undo.iter().rev().flat_map(|e| e.journal.iter().rev()) {
+                match *change {
+                    Undo::Member(symbol, usage) => {
+                        if let Some(member) = s.members.get_mut(&symbol) {
+                            member.usage = usage;
+                        }
+                    }
+                    Undo::Outside(handle, None) => leases.extend(s.outside.remove(&handle)),
+                    Undo::Outside(handle, Some(writes)) => {
+                        if let Some(outside) = s.outside.get_mut(&handle) {
+                            outside.writes = writes;
+                        }
+                    }
+                }
+            }
+            let to = undo.first().map_or(s.ops.len(), |e| e.ops);
+            let (events, waits) =
+                undo.first().map_or((usize::MAX, usize::MAX), |e| (e.events, e.waits));
+            s.points.truncate(undo.first().map_or(usize::MAX, |e| e.points));
+            let events = s.events.split_off(events.min(s.events.len()));
+            let waits = s.waits.split_off(waits.min(s.waits.len()));
+            let rules =
+                s.rules.split_off(s.rules.partition_point(|&(node, _)| (node as usize) < to));
+            let ops = s.ops.clone();
+            s.ops.truncate(to);
+            Some((ops, leases, events, waits, rules))
+        });
+        // Without the lock: what is dropped may be anybody's closure.
+        drop(undone);
+    }
+}

@@ -1,0 +1,253 @@
+//! The part of a stream that its clones, the runtime and handles share: its turn, its room and its
+//! submissions.
+//!
+//! # Room
+//! A backend may block a submitter while its queue is full. Nobody may be blocked so while holding
+//! the submission lock: a host call on the same stream that submits would wait for the submission
+//! lock, and the queue for the host call. So callers pause *before* they take the submission lock,
+//! as soon as about 8,192 operations are pending ([`StreamCore::submit_guard`]); host calls never
+//! pause. A pause in which nothing completes ends with an error: the thread that pauses may be the
+//! one that the stream waits for.
+//!
+//! This module must not know streams, runtimes or operations beyond `hal`'s.
+
+use super::inside::in_host_call;
+use super::submit_lock::{Scratch, SubmitGuard, SubmitLock, held_by_me};
+use leasehold_core::defects::{Defect, planted};
+use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::{Error, Lease, Result, Timeline, TimelineSource};
+use leasehold_hal::Op;
+use std::any::Any;
+use std::sync::Weak;
+use std::time::Duration;
+
+/// Operations after which submitters see to it that the ones before are over.
+const SEGMENT: u32 = 4096;
+/// How long a submitter waits for room while nothing completes, unless the stream is told
+/// otherwise.
+const SUBMIT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The part of a stream that the runtime and its handles share.
+pub(crate) struct StreamCore {
+    pub(crate) raw: Lease<dyn leasehold_hal::Stream>,
+    pub(crate) timeline: &'static Timeline,
+    submit_lock: SubmitLock,
+    /// Operations since `mark`. Written in the submission lock.
+    since: AtomicU32,
+    /// The submitted value when `since` began. Written in the submission lock.
+    mark: AtomicU64,
+    /// How long a submitter waits for room while nothing completes, in milliseconds.
+    patience: AtomicU64,
+    /// Streams of other devices that work for this one, used in its submission lock alone.
+    companions: Mutex<Vec<Companion>>,
+}
+
+/// A stream of another device that works for one of this device's: what it is given waits for
+/// nobody else's.
+struct Companion {
+    /// The device that it is of.
+    owner: Weak<dyn Any + Send + Sync>,
+    core: Arc<StreamCore>,
+}
+
+impl StreamCore {
+    pub(crate) fn new(raw: Lease<dyn leasehold_hal::Stream>) -> Self {
+        let timeline = raw.timeline();
+        // A pooled stream has the name of its former user.
+        timeline.set_name(None);
+        let patience = AtomicU64::new(SUBMIT_TIMEOUT.as_millis() as u64);
+        Self {
+            raw,
+            timeline,
+            submit_lock: SubmitLock::new(),
+            since: AtomicU32::new(0),
+            mark: AtomicU64::new(0),
+            patience,
+            companions: Mutex::default(),
+        }
+    }
+
+    /// The stream of `owner`, another device, that works for this one: made by `make` when first
+    /// asked for, and again after it failed. May block on the driver.
+    ///
+    /// # Errors
+    /// The error of `make`.
+    pub(crate) fn companion(
+        &self,
+        owner: Arc<dyn Any + Send + Sync>,
+        make: impl FnOnce() -> Result<Arc<StreamCore>>,
+    ) -> Result<Arc<StreamCore>> {
+        let is_of_owner = |c: &Companion| std::ptr::addr_eq(c.owner.as_ptr(), Arc::as_ptr(&owner));
+        let sound = |c: &&Companion| {
+            is_of_owner(c) && !c.core.timeline.failed(c.core.timeline.submitted() + 1)
+        };
+        if let Some(found) = self.companions.lock().iter().find(sound) {
+            return Ok(found.core.clone());
+        }
+        let core = make()?;
+        let mut companions = self.companions.lock();
+        // Another thread may have made one meanwhile: that one stays.
+        let core = companions.iter().find(sound).map_or(core, |c| c.core.clone());
+        let is_of_use = |c: &Companion| c.owner.strong_count() > 0 && !is_of_owner(c);
+        let (stay, go): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut *companions).into_iter().partition(is_of_use);
+        *companions = stay;
+        companions.push(Companion { owner: Arc::downgrade(&owner), core: core.clone() });
+        drop(companions);
+        // Not under the lock: a stream that ends may run what is left of it.
+        drop(go);
+        Ok(core)
+    }
+
+    /// Sets how long a submitter waits for room while nothing completes.
+    pub(crate) fn set_patience(&self, timeout: Duration) {
+        let millis = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+        self.patience.store(millis, Ordering::Relaxed);
+    }
+
+    /// The cold half of the stream's timeline.
+    #[inline]
+    pub(crate) fn raw_source(&self) -> &dyn TimelineSource {
+        &*self.raw
+    }
+
+    /// Takes the submission lock, once there is room.
+    ///
+    /// # Errors
+    /// `Occupied` when this thread has a session open on the stream.
+    #[inline]
+    pub(crate) fn submit_guard(&self) -> Result<SubmitGuard<'_>> {
+        self.wait_for_room()?;
+        self.submit_lock.submit_guard()
+    }
+
+    /// Takes the submission lock for a caller that waited for room before it took a lock.
+    ///
+    /// # Errors
+    /// `Occupied` when this thread has a session open on the stream.
+    #[inline]
+    pub(crate) fn submit_guard_now(&self) -> Result<SubmitGuard<'_>> {
+        self.submit_lock.submit_guard()
+    }
+
+    /// Takes the submission lock if it is free, once there is room.
+    ///
+    /// # Errors
+    /// `Occupied` when anybody holds it.
+    pub(crate) fn try_submit_guard(&self) -> Result<SubmitGuard<'_>> {
+        // Before and after: the wait for room takes turns of its own.
+        drop(self.submit_lock.try_submit_guard()?);
+        if planted(Defect::TurnRefused) && !self.timeline.is_idle() {
+            return Err(held_by_me());
+        }
+        self.wait_for_room()?;
+        self.submit_lock.try_submit_guard()
+    }
+
+    /// Waits until there is room for another submission. Called without any lock.
+    #[inline]
+    pub(crate) fn wait_for_room(&self) -> Result<()> {
+        if self.since.load(Ordering::Relaxed) < SEGMENT {
+            Ok(())
+        } else {
+            self.wait_for_room_slow()
+        }
+    }
+
+    #[cold]
+    fn wait_for_room_slow(&self) -> Result<()> {
+        if in_host_call() {
+            return Ok(());
+        }
+        let mut gave_up = false;
+        loop {
+            let target = {
+                let _turn = self.submit_lock.submit_guard()?;
+                let since = self.since.load(Ordering::Relaxed);
+                if since < SEGMENT {
+                    return Ok(());
+                }
+                // One segment may be pending while the next one is filled; after a giant submission
+                // none.
+                let huge = since > 4 * SEGMENT;
+                let target = if huge {
+                    self.timeline.submitted()
+                } else {
+                    self.mark.load(Ordering::Relaxed)
+                };
+                if gave_up || self.timeline.completed() >= target || self.timeline.failed(target) {
+                    self.mark.store(self.timeline.submitted(), Ordering::Relaxed);
+                    self.since.store(0, Ordering::Relaxed);
+                    return Ok(());
+                }
+                target
+            };
+            let before = self.timeline.completed();
+            let patience = Duration::from_millis(self.patience.load(Ordering::Relaxed));
+            match self.raw.wait_host(target, Some(patience)) {
+                Err(Error::Timeout(_)) if self.timeline.completed() == before => {
+                    return Err(self.stuck(patience));
+                }
+                Ok(()) | Err(Error::Timeout(_)) => {}
+                // A failure is the business of the submission that follows.
+                Err(_) => gave_up = true,
+            }
+        }
+    }
+
+    #[cold]
+    fn stuck(&self, patience: Duration) -> Error {
+        Error::Timeout(
+            format!(
+                "no room for another operation: {} submissions are pending on {:?} and none completed within {patience:?}. What they \
+                 wait for (a host timeline, a host call) must not come from the thread that submits more of them. Nothing was submitted; the \
+                 call may be repeated",
+                self.timeline.submitted() - self.timeline.completed().min(self.timeline.submitted()),
+                self.timeline.id()
+            )
+            .into(),
+        )
+    }
+
+    /// Submits one operation after the scratch's waits, and remembers what the stream knows from
+    /// then on.
+    ///
+    /// # Safety
+    /// - As [`leasehold_hal::Stream::submit`].
+    #[inline]
+    pub(crate) unsafe fn submit(&self, scratch: &mut Scratch, op: &Op<'_>) -> Result<u64> {
+        let value = if scratch.waits.is_empty() {
+            // SAFETY: by the caller's contract.
+            unsafe { self.raw.submit(std::slice::from_ref(op)) }?
+        } else {
+            // SAFETY: as above.
+            unsafe { self.submit_after(scratch, op) }?
+        };
+        self.count(1 + scratch.waits.len());
+        Ok(value)
+    }
+
+    /// # Safety
+    /// - As [`submit`](Self::submit).
+    #[cold]
+    unsafe fn submit_after(&self, scratch: &mut Scratch, op: &Op<'_>) -> Result<u64> {
+        let Scratch { waits, ops, .. } = scratch;
+        ops.clear();
+        ops.extend(waits.iter().map(|&p| Op::Wait(p)));
+        // SAFETY: the list is cleared before the operation's borrows end.
+        ops.push(unsafe { std::mem::transmute::<Op<'_>, Op<'static>>(*op) });
+        // SAFETY: by the caller's contract.
+        let result = unsafe { self.raw.submit(ops) };
+        ops.clear();
+        result
+    }
+
+    /// Counts operations that were submitted. In the submission lock.
+    #[inline]
+    pub(crate) fn count(&self, ops: usize) {
+        // No submission has 2^31 operations, and none is made while a quarter of that is pending.
+        self.since
+            .store(self.since.load(Ordering::Relaxed).wrapping_add(ops as u32), Ordering::Relaxed);
+    }
+}
