@@ -9,7 +9,8 @@ use super::{plain_new, plain_shutdown, pool_methods};
 use crate::driver::ops::{NativePipeline, PipelineDesc, PipelineInfo};
 use leasehold_core::sync::Arc;
 use leasehold_core::{
-    Handle, Lease, LibraryHandle, PoolManager, Recycle, Resource, Result, Tagged, tags,
+    Handle, Lease, LibraryHandle, PipelineHandle, PoolManager, Recycle, Resource, Result, Tagged,
+    tags,
 };
 use std::marker::PhantomPinned;
 
@@ -18,6 +19,12 @@ struct Key {
     library: LibraryHandle,
     function: Box<str>,
     desc: PipelineDesc,
+}
+
+impl Key {
+    fn of(library: &Lease<LibraryState>, function: &str, desc: &PipelineDesc) -> Self {
+        Self { library: library.handle(), function: function.into(), desc: desc.clone() }
+    }
 }
 
 /// A compute pipeline.
@@ -115,14 +122,27 @@ pub struct ComputePipelineStateManager {
 }
 
 impl ComputePipelineStateManager {
-    pub(super) fn get_or_create(
+    pub(super) fn find_or_create(
         &self,
         library: &Lease<LibraryState>,
         function: &str,
         desc: &PipelineDesc,
     ) -> Result<Lease<ComputePipelineState>> {
-        let key = Key { library: library.handle(), function: function.into(), desc: desc.clone() };
-        self.manager.get_or_create(&key, &(library, function, desc))
+        let key = Key::of(library, function, desc);
+        self.manager.find_or_create(&key, &(library, function, desc))
+    }
+
+    /// As [`find_or_create`](Self::find_or_create). The manager keeps the pipeline until its
+    /// release.
+    pub(super) fn keep(
+        &self,
+        library: &Lease<LibraryState>,
+        function: &str,
+        desc: &PipelineDesc,
+    ) -> Result<PipelineHandle> {
+        let key = Key::of(library, function, desc);
+        let pipeline = self.manager.get_or_create(&key, &(library, function, desc))?;
+        Ok(pipeline.handle())
     }
 }
 

@@ -1,5 +1,6 @@
 //! Kernels: compute pipelines with the declaration of their launches. Each name, entry and source
-//! has one kernel, which keeps its pipeline and library alive.
+//! has one kernel while it has a holder. The kernel keeps its pipeline and library alive. A command
+//! buffer holds the kernels of its launches until it is over.
 //!
 //! This module must not know which kernels exist.
 
@@ -63,7 +64,8 @@ impl KernelManager {
         Ok(Self { pipelines: PipelinePool::new(Kernels { device: device.clone() })? })
     }
 
-    /// The kernel's pipeline. Blocks while the kernel is compiled.
+    /// The kernel's pipeline. Blocks while the kernel is compiled. The pipeline lives as long as it
+    /// has a holder.
     ///
     /// # Errors
     /// - `InvalidArgument` beyond the limits, and for a declaration that differs from the one of
@@ -93,5 +95,5 @@ impl KernelManager {
         self.pipelines.stats().live
     }
 
-    leasehold_engine::pool_methods!(pipelines: "kernels");
+    leasehold_engine::pipeline_methods!(pipelines);
 }

@@ -1,5 +1,5 @@
-//! Libraries: compiled code. Each source has one library, which is made once and reused. Pipelines
-//! belong to their library.
+//! Libraries: compiled code. Each source has one library while the library has a holder or is kept.
+//! Pipelines belong to their library.
 //!
 //! This module must not know which kernels exist.
 
@@ -123,24 +123,33 @@ impl LibraryManager {
         })
     }
 
-    fn get_or_create(&self, source: &LibrarySource) -> Result<Lease<LibraryState>> {
-        let library = self.manager.get_or_create(source, &source)?;
-        if self.made.lock().insert(library.handle(), true).is_none() {
-            self.made.lock().retain(|old, _| self.manager.is_alive(*old));
+    /// Records a library that may be new.
+    fn made(&self, library: &Lease<LibraryState>, kept: bool) {
+        let mut made = self.made.lock();
+        if let Some(was) = made.get_mut(&library.handle()) {
+            *was |= kept;
+            return;
         }
+        made.retain(|old, _| self.manager.is_alive(*old));
+        made.insert(library.handle(), kept);
+    }
+
+    fn find_or_create(&self, source: &LibrarySource) -> Result<Lease<LibraryState>> {
+        let library = self.manager.find_or_create(source, &source)?;
+        self.made(&library, false);
         Ok(library)
     }
 
-    /// The library of a source. The first call compiles it, which may take seconds; concurrent
-    /// calls compile it once.
+    /// The library of a source. Unless the library has a holder, the call compiles it, which may
+    /// take seconds; concurrent calls compile it once. The library lives as long as it has a holder.
     ///
     /// # Errors
     /// `Compile`, with the log; a driver error.
     pub fn acquire(&self, source: &str, options: &CompileOptions) -> Result<Lease<LibraryState>> {
-        self.get_or_create(&LibrarySource::Msl(source.into(), options.clone()))
+        self.find_or_create(&LibrarySource::Msl(source.into(), options.clone()))
     }
 
-    /// The library of a file with compiled code. The first call loads it.
+    /// The library of a file with compiled code. Unless the library has a holder, the call loads it.
     ///
     /// # Errors
     /// A driver error.
@@ -148,7 +157,7 @@ impl LibraryManager {
     /// # Safety
     /// - The file holds code of Apple's compiler, and does not change while the library is alive.
     pub unsafe fn acquire_file(&self, path: impl Into<PathBuf>) -> Result<Lease<LibraryState>> {
-        self.get_or_create(&LibrarySource::File(path.into()))
+        self.find_or_create(&LibrarySource::File(path.into()))
     }
 
     /// Compiles the library of a source unless it is alive. The manager keeps the library until its
@@ -158,7 +167,10 @@ impl LibraryManager {
     /// As [`acquire`](Self::acquire).
     #[doc(alias = "ensureAlive")]
     pub fn ensure_alive(&self, source: &str, options: &CompileOptions) -> Result<LibraryHandle> {
-        self.acquire(source, options).map(|library| library.handle())
+        let source = LibrarySource::Msl(source.into(), options.clone());
+        let library = self.manager.get_or_create(&source, &&source)?;
+        self.made(&library, true);
+        Ok(library.handle())
     }
 
     /// The pipelines.
@@ -166,8 +178,9 @@ impl LibraryManager {
         &self.pipelines
     }
 
-    /// The pipeline of a function of a library. The first call makes it, which blocks on the
-    /// compiler; concurrent calls make it once.
+    /// The pipeline of a function of a library. Unless the pipeline has a holder, the call makes it,
+    /// which blocks on the compiler; concurrent calls make it once. The pipeline lives as long as it
+    /// has a holder.
     ///
     /// # Errors
     /// `InvalidArgument` for a library of another manager; `NotFound` for a function that the
@@ -178,10 +191,8 @@ impl LibraryManager {
         function: &str,
         desc: &PipelineDesc,
     ) -> Result<Lease<ComputePipelineState>> {
-        if !self.manager.is_alive(library.handle()) {
-            return Err(Error::invalid("the library belongs to another manager"));
-        }
-        self.pipelines.get_or_create(library, function, desc)
+        self.check_library(library)?;
+        self.pipelines.find_or_create(library, function, desc)
     }
 
     /// Makes the pipeline of a function unless it is alive. The manager of the pipelines keeps it
@@ -195,7 +206,15 @@ impl LibraryManager {
         function: &str,
         desc: &PipelineDesc,
     ) -> Result<PipelineHandle> {
-        self.pipeline(library, function, desc).map(|pipeline| pipeline.handle())
+        self.check_library(library)?;
+        self.pipelines.keep(library, function, desc)
+    }
+
+    fn check_library(&self, library: &Lease<LibraryState>) -> Result<()> {
+        if !self.manager.is_alive(library.handle()) {
+            return Err(Error::invalid("the library belongs to another manager"));
+        }
+        Ok(())
     }
 
     /// Refuses while another holder has a lease. Leases of pipelines do not count.
