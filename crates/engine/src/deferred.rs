@@ -361,7 +361,12 @@ impl<N: DriverStream> StreamCore<N> {
                         set.store(true, Ordering::Release);
                         waker.wake();
                     });
-                    self.native().host_function(call)?;
+                    match self.native().host_function(call) {
+                        Ok(()) => {}
+                        // The set flag makes the watcher look again soon.
+                        Err(Error::Occupied { .. }) => flag.store(true, Ordering::Release),
+                        Err(e) => return Err(e),
+                    }
                     state.fence = Some(flag);
                 }
                 return Ok(Next::Blocked);

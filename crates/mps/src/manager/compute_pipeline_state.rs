@@ -9,8 +9,7 @@ use super::{plain_new, plain_shutdown, pool_methods};
 use crate::driver::ops::{NativePipeline, PipelineDesc, PipelineInfo};
 use leasehold_core::sync::Arc;
 use leasehold_core::{
-    Handle, Lease, LibraryHandle, PipelineHandle, PoolManager, Recycle, Resource, Result, Tagged,
-    tags,
+    Handle, Lease, LibraryHandle, PoolManager, Recycle, Resource, Result, Tagged, tags,
 };
 use std::marker::PhantomPinned;
 
@@ -122,6 +121,17 @@ pub struct ComputePipelineStateManager {
 }
 
 impl ComputePipelineStateManager {
+    pub(super) fn get_or_create(
+        &self,
+        library: &Lease<LibraryState>,
+        function: &str,
+        desc: &PipelineDesc,
+    ) -> Result<Lease<ComputePipelineState>> {
+        let key = Key::of(library, function, desc);
+        self.manager.get_or_create(&key, &(library, function, desc))
+    }
+
+    /// As [`get_or_create`](Self::get_or_create), but the manager keeps no lease.
     pub(super) fn find_or_create(
         &self,
         library: &Lease<LibraryState>,
@@ -130,19 +140,6 @@ impl ComputePipelineStateManager {
     ) -> Result<Lease<ComputePipelineState>> {
         let key = Key::of(library, function, desc);
         self.manager.find_or_create(&key, &(library, function, desc))
-    }
-
-    /// As [`find_or_create`](Self::find_or_create). The manager keeps the pipeline until its
-    /// release.
-    pub(super) fn keep(
-        &self,
-        library: &Lease<LibraryState>,
-        function: &str,
-        desc: &PipelineDesc,
-    ) -> Result<PipelineHandle> {
-        let key = Key::of(library, function, desc);
-        let pipeline = self.manager.get_or_create(&key, &(library, function, desc))?;
-        Ok(pipeline.handle())
     }
 }
 

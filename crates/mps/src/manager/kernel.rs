@@ -34,14 +34,13 @@ impl PipelineLoader for Kernels {
     ) -> Result<(Pipeline, Self::Kept)> {
         let options =
             CompileOptions { fast_math: false, language: Some(LANGUAGE), macros: Vec::new() };
-        let library = libraries.acquire(source, &options)?;
         let properties = &self.device.properties;
         let pipeline = PipelineDesc {
             label: desc.name.to_string(),
             indirect: properties.has_safe_indirect(),
             max_threads: 0,
         };
-        let state = libraries.pipeline(&library, &desc.entry, &pipeline)?;
+        let state = libraries.find_pipeline(source, &options, &desc.entry, &pipeline)?;
         let native = state.native().0;
         self.device.shared.name_function(native, &desc.name);
         Ok((Pipeline::new(desc, native, state.info().max_threads.max(1)), state))

@@ -1,5 +1,6 @@
-//! Libraries: compiled code. Each source has one library while the library has a holder or is kept.
-//! Pipelines belong to their library.
+//! Libraries: compiled code. Each source has one library, which is made once and reused. Pipelines
+//! belong to their library. The manager keeps what its public methods make, until a release. The
+//! libraries of kernels end with the kernels.
 //!
 //! This module must not know which kernels exist.
 
@@ -134,22 +135,39 @@ impl LibraryManager {
         made.insert(library.handle(), kept);
     }
 
-    fn find_or_create(&self, source: &LibrarySource) -> Result<Lease<LibraryState>> {
-        let library = self.manager.find_or_create(source, &source)?;
-        self.made(&library, false);
+    fn get_or_create(&self, source: &LibrarySource) -> Result<Lease<LibraryState>> {
+        let library = self.manager.get_or_create(source, &source)?;
+        self.made(&library, true);
         Ok(library)
     }
 
-    /// The library of a source. Unless the library has a holder, the call compiles it, which may
-    /// take seconds; concurrent calls compile it once. The library lives as long as it has a holder.
+    /// The pipeline of a function of a source. As [`acquire`](Self::acquire) and
+    /// [`pipeline`](Self::pipeline), but the managers keep no lease: pipeline and library end with
+    /// their last holder.
+    pub(super) fn find_pipeline(
+        &self,
+        source: &str,
+        options: &CompileOptions,
+        function: &str,
+        desc: &PipelineDesc,
+    ) -> Result<Lease<ComputePipelineState>> {
+        let source = LibrarySource::Msl(source.into(), options.clone());
+        let library = self.manager.find_or_create(&source, &&source)?;
+        self.made(&library, false);
+        self.pipelines.find_or_create(&library, function, desc)
+    }
+
+    /// The library of a source. The first call compiles it, which may take seconds; concurrent
+    /// calls compile it once. The manager keeps the library until its [release](Self::release).
     ///
     /// # Errors
     /// `Compile`, with the log; a driver error.
     pub fn acquire(&self, source: &str, options: &CompileOptions) -> Result<Lease<LibraryState>> {
-        self.find_or_create(&LibrarySource::Msl(source.into(), options.clone()))
+        self.get_or_create(&LibrarySource::Msl(source.into(), options.clone()))
     }
 
-    /// The library of a file with compiled code. Unless the library has a holder, the call loads it.
+    /// The library of a file with compiled code. The first call loads it. The manager keeps the
+    /// library until its [release](Self::release).
     ///
     /// # Errors
     /// A driver error.
@@ -157,7 +175,7 @@ impl LibraryManager {
     /// # Safety
     /// - The file holds code of Apple's compiler, and does not change while the library is alive.
     pub unsafe fn acquire_file(&self, path: impl Into<PathBuf>) -> Result<Lease<LibraryState>> {
-        self.find_or_create(&LibrarySource::File(path.into()))
+        self.get_or_create(&LibrarySource::File(path.into()))
     }
 
     /// Compiles the library of a source unless it is alive. The manager keeps the library until its
@@ -167,10 +185,7 @@ impl LibraryManager {
     /// As [`acquire`](Self::acquire).
     #[doc(alias = "ensureAlive")]
     pub fn ensure_alive(&self, source: &str, options: &CompileOptions) -> Result<LibraryHandle> {
-        let source = LibrarySource::Msl(source.into(), options.clone());
-        let library = self.manager.get_or_create(&source, &&source)?;
-        self.made(&library, true);
-        Ok(library.handle())
+        self.acquire(source, options).map(|library| library.handle())
     }
 
     /// The pipelines.
@@ -178,9 +193,9 @@ impl LibraryManager {
         &self.pipelines
     }
 
-    /// The pipeline of a function of a library. Unless the pipeline has a holder, the call makes it,
-    /// which blocks on the compiler; concurrent calls make it once. The pipeline lives as long as it
-    /// has a holder.
+    /// The pipeline of a function of a library. The first call makes it, which blocks on the
+    /// compiler; concurrent calls make it once. The manager of the pipelines keeps it until its
+    /// release.
     ///
     /// # Errors
     /// `InvalidArgument` for a library of another manager; `NotFound` for a function that the
@@ -191,8 +206,10 @@ impl LibraryManager {
         function: &str,
         desc: &PipelineDesc,
     ) -> Result<Lease<ComputePipelineState>> {
-        self.check_library(library)?;
-        self.pipelines.find_or_create(library, function, desc)
+        if !self.manager.is_alive(library.handle()) {
+            return Err(Error::invalid("the library belongs to another manager"));
+        }
+        self.pipelines.get_or_create(library, function, desc)
     }
 
     /// Makes the pipeline of a function unless it is alive. The manager of the pipelines keeps it
@@ -206,15 +223,7 @@ impl LibraryManager {
         function: &str,
         desc: &PipelineDesc,
     ) -> Result<PipelineHandle> {
-        self.check_library(library)?;
-        self.pipelines.keep(library, function, desc)
-    }
-
-    fn check_library(&self, library: &Lease<LibraryState>) -> Result<()> {
-        if !self.manager.is_alive(library.handle()) {
-            return Err(Error::invalid("the library belongs to another manager"));
-        }
-        Ok(())
+        self.pipeline(library, function, desc).map(|pipeline| pipeline.handle())
     }
 
     /// Refuses while another holder has a lease. Leases of pipelines do not count.
