@@ -7,8 +7,11 @@
 //!
 //! This module must not know any device.
 
+use crate::panics::{Kept, quietly};
 use std::borrow::Cow;
-use std::fmt;
+use std::error::Error as StdError;
+use std::fmt::{self, Write as _};
+use std::ops::Deref;
 use std::sync::Arc;
 
 /// The text of an error. A literal needs no allocation.
@@ -126,7 +129,7 @@ pub enum Error {
     /// A foreign error that passes through the runtime: from a host call, an operator or a
     /// writer.
     #[error("{0}")]
-    Other(#[source] Arc<dyn std::error::Error + Send + Sync>),
+    Other(#[source] Foreign),
 }
 
 /// Bytes of a MiB.
@@ -265,6 +268,51 @@ impl fmt::Display for OutOfMemory {
     }
 }
 
+/// An error of the program or of another library. It dereferences to that error.
+///
+/// Its text, its debug text and its drop never panic, whatever the foreign code does: threads of the
+/// runtime report and drop it. The [source](std::error::Error::source) is the foreign error itself,
+/// without this care.
+#[derive(Clone)]
+pub struct Foreign(Kept<Arc<dyn StdError + Send + Sync>>);
+
+impl Foreign {
+    /// What `show` writes. A panic of `show` ends the text.
+    fn text(&self, show: impl FnOnce(&mut String, &dyn StdError) -> fmt::Result) -> String {
+        let mut text = String::new();
+        match quietly(|| show(&mut text, &**self.0)) {
+            Some(Ok(())) => {}
+            Some(Err(_)) => text.push_str(" (an error whose text failed)"),
+            None => text.push_str(" (an error whose text panicked)"),
+        }
+        text
+    }
+}
+
+impl Deref for Foreign {
+    type Target = dyn StdError + Send + Sync;
+
+    fn deref(&self) -> &Self::Target {
+        &**self.0
+    }
+}
+
+impl fmt::Display for Foreign {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.text(|text, error| write!(text, "{error}")))
+    }
+}
+
+impl fmt::Debug for Foreign {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let alternate = f.alternate();
+        f.write_str(&self.text(|text, error| match alternate {
+            true => write!(text, "{error:#?}"),
+            false => write!(text, "{error:?}"),
+        }))
+    }
+}
+
 /// A submission that failed during its execution.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -344,7 +392,7 @@ impl Error {
     /// ```
     #[cold]
     pub fn other(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
-        Error::Other(error.into().into())
+        Error::Other(Foreign(Kept::new(error.into().into())))
     }
 
     /// Returns whether there was no room, or not within a budget: what freeing memory may cure.
@@ -400,3 +448,72 @@ const _: () = {
     const fn shared<T: Send + Sync + 'static>() {}
     shared::<Error>();
 };
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::panic::panic_any;
+
+    /// An error that panics, or fails, wherever it can.
+    struct Hostile {
+        fails: bool,
+    }
+
+    /// A payload whose own drop panics.
+    struct Payload;
+
+    impl Drop for Payload {
+        fn drop(&mut self) {
+            panic!("the drop of a payload");
+        }
+    }
+
+    impl Hostile {
+        fn show(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("half a text")?;
+            if self.fails { Err(fmt::Error) } else { panic_any(Payload) }
+        }
+    }
+
+    impl fmt::Display for Hostile {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            self.show(f)
+        }
+    }
+
+    impl fmt::Debug for Hostile {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            self.show(f)
+        }
+    }
+
+    impl StdError for Hostile {}
+
+    impl Drop for Hostile {
+        fn drop(&mut self) {
+            panic_any(Payload);
+        }
+    }
+
+    #[test]
+    fn a_foreign_error_is_shown_and_dropped_without_a_panic() {
+        for (fails, how) in [(false, "panicked"), (true, "failed")] {
+            let error = Error::other(Hostile { fails });
+            assert_eq!(error.to_string(), format!("half a text (an error whose text {how})"));
+            assert_eq!(
+                format!("{error:?}"),
+                format!("Other(half a text (an error whose text {how}))")
+            );
+            assert!(format!("{error:#?}").contains(how));
+            let source = error.source().map(|e| e.is::<Hostile>());
+            assert_eq!(source, Some(true));
+            drop((error.clone(), error));
+        }
+    }
+
+    #[test]
+    fn a_foreign_error_can_be_downcast() {
+        let Error::Other(error) = Error::from(std::io::Error::other("disk full")) else { panic!() };
+        assert!(error.downcast_ref::<std::io::Error>().is_some());
+    }
+}

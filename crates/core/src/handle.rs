@@ -110,6 +110,11 @@ impl<Tag: ?Sized> PartialEq for Index<Tag> {
     }
 }
 impl<Tag: ?Sized> Eq for Index<Tag> {}
+impl<Tag: ?Sized> Hash for Index<Tag> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.number.hash(state);
+    }
+}
 impl<Tag: ?Sized> fmt::Debug for Index<Tag> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.number.fmt(f)

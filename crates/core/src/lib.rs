@@ -28,7 +28,8 @@
 //! * [`ForkGuard`] distinguishes a forked child from its parent.
 //! * [`copy_bytes`] copies host memory and is fast for every pair of addresses. [`host_copy`] makes
 //!   large copies by several threads.
-//! * [`Error`] is the only error type of public functions.
+//! * [`Error`] is the only error type of public functions. [`panics`] contains what the program's
+//!   code throws.
 //! * [`sync`] is the only source of atomics and locks.
 //!
 //! # Contracts
@@ -55,6 +56,7 @@ pub mod lifecycle;
 pub mod manager;
 pub mod name;
 mod once;
+pub mod panics;
 pub mod pool;
 pub mod retire;
 pub mod sync;
@@ -63,7 +65,7 @@ pub mod thread_number;
 pub mod timeline;
 
 pub use copy::copy_bytes;
-pub use error::{Budgeted, Error, Fault, OutOfMemory, Result, Text};
+pub use error::{Budgeted, Error, Fault, Foreign, OutOfMemory, Result, Text};
 #[cfg(not(loom))]
 pub use fork::ForkGuard;
 pub use handle::{

@@ -11,6 +11,9 @@
 //! waits on the attempt, not on the map, and shares the attempt's outcome. The manager does not
 //! keep a failure.
 //!
+//! The manager keeps a lease on the resource of a key, or leaves the resource to its holders. A key
+//! whose resource is gone leaves the map at a later creation.
+//!
 //! Before a thread waits, the thread records the attempt that it waits for. If a chain of these
 //! records leads back to the calling thread, the creation would wait for its own key. The call then
 //! returns `InvalidState`.
@@ -44,7 +47,7 @@ type AttemptOf<R> = Arc<Attempt<Lease<<R as Resource>::Payload>>>;
 enum Entry<R: Resource> {
     Pending(AttemptOf<R>),
     Ready(Lease<R::Payload>),
-    /// The manager dropped its own lease. Other holders may remain.
+    /// The manager has no lease of its own. Other holders may remain.
     Released(Handle<TagOf<R>>),
 }
 
@@ -52,9 +55,20 @@ struct Keyed<R: Resource, K> {
     entries: HashMap<K, Entry<R>>,
     /// The attempt that each waiting thread waits for.
     waiting: HashMap<thread::ThreadId, AttemptOf<R>>,
+    /// At this length the map may contain many keys whose resources are gone.
+    full: usize,
 }
 
+/// Keys that a map has before a creation looks for keys whose resources are gone.
+const FEW_KEYS: usize = 16;
+
 impl<R: Resource, K> Keyed<R, K> {
+    /// Removes the keys whose resources are gone.
+    fn prune(&mut self, is_alive: impl Fn(Handle<TagOf<R>>) -> bool) {
+        self.entries.retain(|_, entry| !matches!(entry, Entry::Released(old) if !is_alive(*old)));
+        self.full = (2 * self.entries.len()).max(FEW_KEYS);
+    }
+
     /// Returns whether the thread of `attempt` waits, directly or through other threads, for the
     /// calling thread.
     fn waits_for_me(&self, attempt: &AttemptOf<R>, me: thread::ThreadId) -> bool {
@@ -89,7 +103,7 @@ impl<R: Resource, K: Eq + Hash + Clone> Default for PoolManager<R, K> {
 impl<R: Resource, K: Eq + Hash + Clone> PoolManager<R, K> {
     /// A manager that must be configured before it lends anything.
     pub fn new() -> Self {
-        let keyed = Keyed { entries: HashMap::new(), waiting: HashMap::new() };
+        let keyed = Keyed { entries: HashMap::new(), waiting: HashMap::new(), full: FEW_KEYS };
         Self { pool: OnceLock::new(), configuring: Mutex::new(()), keyed: Mutex::new(keyed) }
     }
 
@@ -171,6 +185,20 @@ impl<R: Resource, K: Eq + Hash + Clone> PoolManager<R, K> {
     /// threads, or if the creation panicked. `Occupied` if the manager has released the resource
     /// and another holder has it exclusively.
     pub fn get_or_create(&self, key: &K, request: &R::Request<'_>) -> Result<Lease<R::Payload>> {
+        self.keyed(key, request, true)
+    }
+
+    /// The one resource of `key`, created if it does not exist. As
+    /// [`get_or_create`](Self::get_or_create), but the manager keeps no lease of its own: the
+    /// resource ends with its last holder. If the manager has kept the resource before, it goes on.
+    ///
+    /// # Errors
+    /// As [`get_or_create`](Self::get_or_create).
+    pub fn find_or_create(&self, key: &K, request: &R::Request<'_>) -> Result<Lease<R::Payload>> {
+        self.keyed(key, request, false)
+    }
+
+    fn keyed(&self, key: &K, request: &R::Request<'_>, keep: bool) -> Result<Lease<R::Payload>> {
         let pool = self.pool()?;
         let me = thread::current().id();
         let attempt = {
@@ -187,12 +215,18 @@ impl<R: Resource, K: Eq + Hash + Clone> PoolManager<R, K> {
                     }
                     keyed.waiting.insert(me, attempt.clone());
                     drop(keyed);
-                    return self.join(&attempt, me);
+                    let lease = self.join(&attempt, me)?;
+                    if keep {
+                        self.keep(key, &lease);
+                    }
+                    return Ok(lease);
                 }
                 Some(Entry::Released(handle)) => match pool.lease(*handle) {
                     // A holder remains, so this resource is still the key's resource.
                     Ok(lease) => {
-                        keyed.entries.insert(key.clone(), Entry::Ready(lease.clone()));
+                        if keep {
+                            keyed.entries.insert(key.clone(), Entry::Ready(lease.clone()));
+                        }
                         return Ok(lease);
                     }
                     Err(occupied @ Error::Occupied { .. }) => return Err(occupied),
@@ -200,15 +234,27 @@ impl<R: Resource, K: Eq + Hash + Clone> PoolManager<R, K> {
                 },
                 None => {}
             }
+            if keyed.entries.len() >= keyed.full {
+                keyed.prune(|old| pool.is_alive(old));
+            }
             let attempt =
                 Arc::new(Attempt { outcome: Mutex::new(None), done: Condvar::new(), by: me });
             keyed.entries.insert(key.clone(), Entry::Pending(attempt.clone()));
             attempt
         };
-        let mut finish = Finish { manager: self, key, attempt: &attempt, outcome: None };
+        let mut finish = Finish { manager: self, key, attempt: &attempt, keep, outcome: None };
         let outcome = pool.acquire_new(request);
         finish.outcome = Some(outcome.clone());
         outcome
+    }
+
+    /// Keeps the resource of a key that its holders had alone.
+    fn keep(&self, key: &K, lease: &Lease<R::Payload>) {
+        if let Some(entry) = self.keyed.lock().entries.get_mut(key)
+            && matches!(entry, Entry::Released(handle) if *handle == lease.handle())
+        {
+            *entry = Entry::Ready(lease.clone());
+        }
     }
 
     /// Waits for the outcome of another thread's attempt.
@@ -244,11 +290,7 @@ impl<R: Resource, K: Eq + Hash + Clone> PoolManager<R, K> {
     /// `StaleHandle` if no key of this manager has that resource.
     pub fn release(&self, handle: Handle<TagOf<R>>) -> Result<()> {
         let mut keyed = self.keyed.lock();
-        // Entries of destroyed resources are removed here, so that the map does not grow without
-        // bound.
-        keyed
-            .entries
-            .retain(|_, entry| !matches!(entry, Entry::Released(old) if !self.is_alive(*old)));
+        keyed.prune(|old| self.is_alive(old));
         let found = keyed
             .entries
             .values_mut()
@@ -273,8 +315,17 @@ impl<R: Resource, K: Eq + Hash + Clone> PoolManager<R, K> {
         self.stats().live.saturating_sub(kept)
     }
 
-    /// Destroys idle resources until at most `keep` are left. Returns the number destroyed.
+    /// The number of keys, without those whose resources are gone.
+    pub fn keys(&self) -> usize {
+        let mut keyed = self.keyed.lock();
+        keyed.prune(|old| self.is_alive(old));
+        keyed.entries.len()
+    }
+
+    /// Destroys idle resources until at most `keep` are left, and forgets the keys whose resources
+    /// are gone. Returns the number destroyed.
     pub fn trim(&self, keep: u64) -> u64 {
+        self.keyed.lock().prune(|old| self.is_alive(old));
         self.pool.get().map_or(0, |p| p.trim(keep))
     }
 
@@ -317,6 +368,7 @@ struct Finish<'a, R: Resource, K: Eq + Hash + Clone> {
     manager: &'a PoolManager<R, K>,
     key: &'a K,
     attempt: &'a AttemptOf<R>,
+    keep: bool,
     outcome: Option<Result<Lease<R::Payload>>>,
 }
 
@@ -329,7 +381,11 @@ impl<R: Resource, K: Eq + Hash + Clone> Drop for Finish<'_, R, K> {
             let mut keyed = self.manager.keyed.lock();
             match &outcome {
                 Ok(lease) => {
-                    drop(keyed.entries.insert(self.key.clone(), Entry::Ready(lease.clone())))
+                    let entry = match self.keep {
+                        true => Entry::Ready(lease.clone()),
+                        false => Entry::Released(lease.handle()),
+                    };
+                    drop(keyed.entries.insert(self.key.clone(), entry));
                 }
                 Err(_) => drop(keyed.entries.remove(self.key)),
             }

@@ -177,6 +177,8 @@ unsafe impl Device for DeviceState {
 
     fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {
         let context = self.primary();
-        synchronize(context.streams(), context.core().streams(), timeout)
+        let outcome = synchronize(context.streams(), context.core().streams(), timeout);
+        context.functions().collect();
+        outcome
     }
 }

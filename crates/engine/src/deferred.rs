@@ -22,7 +22,6 @@
 //! This module must not know threads.
 
 use crate::driver::{DriverDevice, DriverStream, GraphSteps, Sink};
-use crate::panics::{drop_quietly, panic_text};
 use crate::prepared::{Preparation, Ready};
 use crate::steps::Step;
 use crate::stream::{Held, State, StreamCore};
@@ -30,7 +29,6 @@ use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::sync::{Arc, MutexGuard};
 use leasehold_core::{Error, Result, Timepoint, VALUE_LIMIT};
 use leasehold_hal::{HostCall, Op, OpList};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 /// The activity of the thread that resumes a stream.
@@ -178,7 +176,7 @@ impl<N: DriverStream> StreamCore<N> {
                     progressed = true;
                     drop(state);
                     // The job may hold user objects, so it is dropped without the lock.
-                    drop_quietly(job);
+                    drop(job);
                     state = self.state.lock();
                 }
                 Outcome::Blocked => {
@@ -363,7 +361,12 @@ impl<N: DriverStream> StreamCore<N> {
                         set.store(true, Ordering::Release);
                         waker.wake();
                     });
-                    self.native().host_function(call)?;
+                    match self.native().host_function(call) {
+                        Ok(()) => {}
+                        // The set flag makes the watcher look again soon.
+                        Err(Error::Occupied { .. }) => flag.store(true, Ordering::Release),
+                        Err(e) => return Err(e),
+                    }
                     state.fence = Some(flag);
                 }
                 return Ok(Next::Blocked);
@@ -395,8 +398,7 @@ impl<N: DriverStream> StreamCore<N> {
     /// Runs a library's call without a lock.
     fn foreign(&self, call: &leasehold_hal::ForeignCall, value: u64) -> Result<()> {
         self.state.lock().dirty = true;
-        let result = catch_unwind(AssertUnwindSafe(|| self.native().run_foreign(call, value)));
-        result.unwrap_or_else(|panic| Err(Error::state(panic_text(panic))))
+        self.native().run_foreign(call, value)
     }
 
     /// The preparation of a graph's next step.
@@ -475,10 +477,8 @@ impl<N: DriverStream> StreamCore<N> {
         };
         let result = match &found {
             Some((call, _)) => {
-                let result = self
-                    .timeline()
-                    .run_call(value, || catch_unwind(AssertUnwindSafe(|| call.run())));
-                result.unwrap_or_else(|panic| Err(Error::state(panic_text(panic))))
+                // An error is foreign code too: its text and its drop do not unwind.
+                self.timeline().run_call(value, || call.run())
             }
             None => Err(Error::state("no host call where one was")),
         };
@@ -499,7 +499,7 @@ impl<N: DriverStream> StreamCore<N> {
                 Some(self.fault(name, value, &e))
             }
         };
-        drop_quietly(found);
+        drop(found);
         if let Some(cause) = &failed {
             // The poison comes before the turn is free: the thread that takes the turn next must
             // not run later jobs.

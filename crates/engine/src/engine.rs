@@ -9,7 +9,7 @@ use crate::stream_pool::StreamPool;
 use crate::tables::Tables;
 use crate::watcher::Watch;
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Error, Result};
+use leasehold_core::{Error, Result, Timepoint};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Weak;
@@ -108,6 +108,12 @@ impl<N: DriverStream> Engine<N> {
                 stream.let_go();
             }
         }
+    }
+
+    /// The ends of the work that the streams have now. Does not block.
+    pub fn pending(&self) -> Vec<Timepoint> {
+        let busy = |s: &Arc<StreamCore<N>>| (!s.timeline().is_idle()).then(|| s.timeline().now());
+        self.streams().iter().filter_map(busy).collect()
     }
 
     /// The number of streams that have pending work.

@@ -179,6 +179,20 @@ macro_rules! pool_methods {
     };
 }
 
+/// Expands to the methods of a manager over a [`PipelinePool`](crate::pipelines::PipelinePool).
+#[macro_export]
+macro_rules! pipeline_methods {
+    ($pool:ident) => {
+        /// Ends the kernels without a holder whose last launch is over. Returns the number of those
+        /// whose launches are not over. May block on the driver.
+        pub fn trim(&self) -> usize {
+            self.$pool.trim()
+        }
+
+        $crate::pool_methods!($pool: "kernels");
+    };
+}
+
 /// Defines a handle type for each kind of a driver's objects: a number that owns nothing.
 #[macro_export]
 macro_rules! native_handles {

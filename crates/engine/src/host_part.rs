@@ -25,13 +25,13 @@
 use crate::driver::DriverStream;
 use crate::stream::StreamCore;
 use leasehold_core::Timepoint;
+use leasehold_core::panics::quietly;
 use leasehold_core::sync::Mutex;
 use leasehold_core::sync::atomic::{AtomicUsize, Ordering};
 use leasehold_hal::Op;
 use leasehold_hal::op::KeepAlive;
 use std::collections::VecDeque;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Weak;
 
 /// An action before the publication of a value.
@@ -120,16 +120,7 @@ impl<N: DriverStream> HostPart<N> {
             }
             // A dropped object may be the user's. A panic of its destructor must not end this
             // thread.
-            let open = catch_unwind(AssertUnwindSafe(|| action.carry_out(stream, value)))
-                .unwrap_or_else(|_| {
-                    let timeline = stream.timeline();
-                    tracing::error!(
-                        ?timeline,
-                        value,
-                        "something that was kept alive panicked as it was given up"
-                    );
-                    None
-                });
+            let open = quietly(|| action.carry_out(stream, value)).flatten();
             queue = self.queue.lock();
             if let Some(wait) = open {
                 queue.actions.push_front((value, wait));

@@ -16,7 +16,6 @@
 //! | [`tables`] | the timelines of a backend, their signallers and waiting streams |
 //! | [`waits`] | waits of streams for timepoints, and of threads for a whole device |
 //! | [`payload`] | streams and graphs as payloads of pools, and as `hal`'s |
-//! | [`panics`] | panics of the program's code |
 //! | [`host_memory`], [`cgroup`] | the host's memory, and the share that this process may use |
 //! | [`forward_device!`] | the methods of `hal::Device` that expose a state's description |
 //! | [`device_manager_methods!`] | the methods of a device manager over a driver |
@@ -55,7 +54,6 @@ mod forward;
 pub mod host_memory;
 mod host_part;
 pub mod host_timeline;
-pub mod panics;
 pub mod payload;
 pub mod pipelines;
 mod prepared;

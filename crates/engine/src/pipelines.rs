@@ -1,9 +1,19 @@
 //! The pool of a device's kernels: one pipeline for each name, entry and source.
 //!
+//! The holders of a pipeline own it: bases of kernels, recorded graphs, submissions that the host
+//! holds back. It ends after its last holder and its last launch. The pool keeps no lease of its own.
+//!
+//! A driver's launch may hold no lease. Such a driver tells which work is pending when the last
+//! lease is dropped. The pipeline then waits on a retire list for the end of this work. The next
+//! creation, a synchronisation, `trim` and `shutdown` end what is ready. The drop of a lease calls no
+//! driver.
+//!
 //! This module must not know how a driver loads a kernel.
 
+use leasehold_core::sync::Arc;
 use leasehold_core::{
-    Error, Handle, Lease, PoolConfig, PoolManager, Recycle, Resource, Result, Tagged, tags,
+    Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource, Result,
+    RetireList, Tagged, Timepoint, tags,
 };
 use leasehold_hal::{KernelDesc, Pipeline};
 use std::fmt;
@@ -33,6 +43,13 @@ pub trait PipelineLoader: Send + Sync + 'static {
     fn forget(&self, pipeline: &Pipeline) {
         let _ = pipeline;
     }
+
+    /// The pending work that may use a pipeline without a lease on it, for a pipeline whose last
+    /// lease was dropped just now. `None` if work holds leases, and if the end of a pipeline calls
+    /// no driver that may block. Such a pipeline ends at once. Must not block.
+    fn pending(&self) -> Option<Vec<Timepoint>> {
+        None
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -59,7 +76,25 @@ struct Wanted<'a, L: PipelineLoader> {
     means: &'a L::Means<'a>,
 }
 
-struct Loads<L>(L);
+/// A pipeline without a lease, and the work that may use it.
+struct Ended<L: PipelineLoader> {
+    loaded: Loaded<L::Kept>,
+    after: Vec<Timepoint>,
+}
+
+/// What makes pipelines and ends them.
+struct Loader<L: PipelineLoader> {
+    own: L,
+    ended: RetireList<Ended<L>>,
+}
+
+impl<L: PipelineLoader> Loader<L> {
+    fn end(&self, loaded: Loaded<L::Kept>) {
+        self.own.forget(&loaded.pipeline);
+    }
+}
+
+struct Loads<L: PipelineLoader>(Arc<Loader<L>>);
 
 impl<L: PipelineLoader> Resource for Loads<L> {
     type Payload = Loaded<L::Kept>;
@@ -67,7 +102,7 @@ impl<L: PipelineLoader> Resource for Loads<L> {
     const NAME: &'static str = "pipeline";
 
     fn create(&self, _: Handle<tags::Pipeline>, wanted: &Wanted<'_, L>) -> Result<Loaded<L::Kept>> {
-        let (pipeline, kept) = self.0.load(wanted.desc, wanted.source, wanted.means)?;
+        let (pipeline, kept) = self.0.own.load(wanted.desc, wanted.source, wanted.means)?;
         Ok(Loaded { pipeline, _kept: kept })
     }
 
@@ -76,13 +111,17 @@ impl<L: PipelineLoader> Resource for Loads<L> {
     }
 
     fn destroy(&self, loaded: Loaded<L::Kept>) {
-        self.0.forget(&loaded.pipeline);
+        match self.0.own.pending() {
+            None => self.0.end(loaded),
+            Some(after) => self.0.ended.push(Ended { loaded, after }),
+        }
     }
 }
 
 /// Owns the pipelines of a device or context.
 pub struct PipelinePool<L: PipelineLoader> {
     manager: PoolManager<Loads<L>, Key<L::Source>>,
+    loader: Arc<Loader<L>>,
 }
 
 impl<L: PipelineLoader> PipelinePool<L> {
@@ -92,12 +131,14 @@ impl<L: PipelineLoader> PipelinePool<L> {
     /// `OutOfMemory`.
     pub fn new(loader: L) -> Result<Self> {
         let manager = PoolManager::new();
-        manager.configure(Loads(loader), PoolConfig { block: 64, ..PoolConfig::default() })?;
-        Ok(Self { manager })
+        let loader = Arc::new(Loader { own: loader, ended: RetireList::new() });
+        let config = PoolConfig { block: 64, ..PoolConfig::default() };
+        manager.configure(Loads(loader.clone()), config)?;
+        Ok(Self { manager, loader })
     }
 
-    /// The pipeline of a kernel, whose description the caller has validated. The first call for a
-    /// key loads the kernel, and blocks meanwhile.
+    /// The pipeline of a kernel, whose description the caller has validated. Unless the key's
+    /// pipeline has a holder, the call loads the kernel, and blocks meanwhile.
     ///
     /// # Errors
     /// - `InvalidArgument` for a declaration that differs from the one of the same key.
@@ -108,12 +149,13 @@ impl<L: PipelineLoader> PipelinePool<L> {
         source: &'a L::Source,
         means: &'a L::Means<'a>,
     ) -> Result<Lease<Pipeline>> {
+        self.collect();
         let key = Key {
             name: desc.name.as_ref().into(),
             entry: desc.entry.as_ref().into(),
             source: source.clone(),
         };
-        let loaded = self.manager.get_or_create(&key, &Wanted { desc, source, means })?;
+        let loaded = self.manager.find_or_create(&key, &Wanted { desc, source, means })?;
         let pipeline = &loaded.pipeline;
         if *pipeline.bindings != *desc.bindings || pipeline.params != desc.params {
             return Err(Error::invalid(format!(
@@ -124,7 +166,50 @@ impl<L: PipelineLoader> PipelinePool<L> {
         Ok(Lease::map(loaded, |l| &l.pipeline))
     }
 
-    crate::pool_methods!(manager: "pipelines");
+    /// Ends the pipelines without a lease whose last launch is over. If there are none, the call is
+    /// one load. May block on the driver.
+    pub fn collect(&self) {
+        self.loader.ended.drain(
+            |ended| ended.after.iter().all(|point| point.has_passed()),
+            |ended| self.loader.end(ended.loaded),
+        );
+    }
+
+    /// Ends the pipelines without a lease whose last launch is over, and forgets the keys of such
+    /// pipelines. Returns the number of pipelines that still wait for a launch. May block on the
+    /// driver.
+    pub fn trim(&self) -> usize {
+        self.collect();
+        self.manager.trim(0);
+        self.ended()
+    }
+
+    /// The number of pipelines without a lease that wait for the end of launches, or for the next
+    /// [`collect`](Self::collect).
+    #[must_use]
+    pub fn ended(&self) -> usize {
+        self.loader.ended.len()
+    }
+
+    /// The number of pipelines with a holder (a snapshot).
+    pub fn in_use(&self) -> u64 {
+        self.manager.in_use()
+    }
+
+    /// The pool's statistics.
+    pub fn stats(&self) -> PoolStats {
+        self.manager.stats()
+    }
+
+    /// Shuts the pool down. The device must have no pending work.
+    ///
+    /// # Errors
+    /// `LeasesOutstanding`. After the error nothing has changed.
+    pub fn shutdown(&self) -> Result<()> {
+        self.manager.shutdown()?;
+        self.loader.ended.take_all().into_iter().for_each(|ended| self.loader.end(ended.loaded));
+        Ok(())
+    }
 }
 
 impl<L: PipelineLoader> fmt::Debug for PipelinePool<L> {

@@ -33,7 +33,6 @@ use crate::deferred::{Job, PumpState};
 use crate::driver::{DriverDevice, DriverStream};
 use crate::engine::Engine;
 use crate::host_part::HostPart;
-use crate::panics::drop_quietly;
 use crate::stream_pool;
 use crate::tables::Origin;
 use crate::waits::Awaited;
@@ -205,7 +204,7 @@ impl<N: DriverStream> StreamCore<N> {
     /// published.
     pub(crate) fn fail<T>(&self, value: u64, cause: Error, held: T) {
         self.owner.poison(value, cause);
-        drop_quietly(held);
+        drop(held);
         self.after_failure();
     }
 
@@ -218,7 +217,7 @@ impl<N: DriverStream> StreamCore<N> {
             state.held = Held::ByBackend;
             std::mem::take(&mut state.deferred)
         };
-        drop_quietly(dropped);
+        drop(dropped);
         self.core.tables.wake(self.timeline().id(), u64::MAX);
         self.finish_failed();
         if !self.timeline().is_idle() {

@@ -207,7 +207,7 @@ impl<'a> KernelDesc<'a> {
     /// Sets the type of the parameters to `T`.
     #[must_use]
     pub fn params_of<T>(mut self) -> Self {
-        self.params = size_of::<T>() as u32;
+        self.params = u32::try_from(size_of::<T>()).unwrap_or(u32::MAX);
         self
     }
 

@@ -11,6 +11,7 @@ use crate::kernel::{Binding, Pipeline};
 use crate::op::{
     Copy2d, Dispatch, Download, Fill, ForeignCall, HostCall, KeepAlive, Op, TimestampQuery, Upload,
 };
+use leasehold_core::panics::Kept;
 use leasehold_core::{Error, Lease, Result, Timepoint};
 use std::fmt;
 use std::sync::Arc;
@@ -33,14 +34,14 @@ enum Record {
         dst: u64,
         native: u64,
         bytes: u64,
-        keep: Option<KeepAlive>,
+        keep: Option<Kept<KeepAlive>>,
     },
     Download {
         src: u64,
         native: u64,
         dst: usize,
         bytes: u64,
-        keep: Option<KeepAlive>,
+        keep: Option<Kept<KeepAlive>>,
     },
     WriteTimestamp(Lease<TimestampQuery>),
     Foreign(ForeignCall),
@@ -81,7 +82,8 @@ impl FlatRange {
 
 const _: () = assert!(size_of::<Record>() <= 80);
 
-/// An owned list of operations.
+/// An owned list of operations. Its drop never panics, whatever host memory and closures do in
+/// theirs.
 #[derive(Clone, Default)]
 pub struct OpList {
     records: Vec<Record>,
@@ -168,14 +170,14 @@ impl OpList {
                 dst: u.dst,
                 native: u.native,
                 bytes: u.bytes,
-                keep: u.keep.cloned(),
+                keep: u.keep.cloned().map(Kept::new),
             },
             Op::Download(d) => Record::Download {
                 src: d.src,
                 native: d.native,
                 dst: d.dst as usize,
                 bytes: d.bytes,
-                keep: d.keep.cloned(),
+                keep: d.keep.cloned().map(Kept::new),
             },
             Op::WriteTimestamp(t) => Record::WriteTimestamp(t.clone()),
             Op::Foreign(f) => Record::Foreign(f.clone()),
@@ -218,14 +220,14 @@ impl OpList {
                 dst: *dst,
                 native: *native,
                 bytes: *bytes,
-                keep: keep.as_ref(),
+                keep: keep.as_deref(),
             }),
             Record::Download { src, native, dst, bytes, keep } => Op::Download(Download {
                 src: *src,
                 native: *native,
                 dst: *dst as *mut u8,
                 bytes: *bytes,
-                keep: keep.as_ref(),
+                keep: keep.as_deref(),
             }),
             Record::WriteTimestamp(t) => Op::WriteTimestamp(t),
             Record::Foreign(f) => Op::Foreign(f),

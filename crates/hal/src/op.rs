@@ -5,8 +5,9 @@
 
 use crate::backend::GraphExec;
 use crate::kernel::{Access, Binding, Pipeline};
+use leasehold_core::panics::{Kept, caught};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
-use leasehold_core::{Lease, Result, Tagged, Timepoint, tags};
+use leasehold_core::{Error, Lease, Result, Tagged, Timepoint, tags};
 use std::any::Any;
 use std::fmt;
 use std::marker::PhantomPinned;
@@ -139,17 +140,19 @@ pub struct HostCall {
 }
 
 impl HostCall {
-    /// Wraps a function. An error or a panic poisons the stream.
+    /// Wraps a function. An error or a panic poisons the stream. A panic of the function's
+    /// destructor has no effect.
     pub fn new(name: &'static str, call: impl Fn() -> Result<()> + Send + Sync + 'static) -> Self {
-        Self { name, call: Arc::new(call) }
+        let call = Kept::new(call);
+        Self { name, call: Arc::new(move || (*call)()) }
     }
 
-    /// Calls the function; for backends.
+    /// Calls the function; for backends. Never unwinds.
     ///
     /// # Errors
-    /// The function's own error.
+    /// The function's own error, or the text of its panic.
     pub fn run(&self) -> Result<()> {
-        (self.call)()
+        caught(|| (self.call)()).unwrap_or_else(|text| Err(Error::other(text)))
     }
 }
 
@@ -196,15 +199,18 @@ impl ForeignCall {
         accesses: Vec<Binding>,
         call: impl Fn(u64, &[Binding]) -> Result<()> + Send + Sync + 'static,
     ) -> Self {
-        Self { name, call: Arc::new(call), accesses: accesses.into() }
+        let call = Kept::new(call);
+        let call = Arc::new(move |word, accesses: &[Binding]| (*call)(word, accesses));
+        Self { name, call, accesses: accesses.into() }
     }
 
-    /// Calls the library; for backends.
+    /// Calls the library; for backends. Never unwinds.
     ///
     /// # Errors
-    /// The library's own error.
+    /// The library's own error, or the text of its panic.
     pub fn run(&self, native_stream: u64) -> Result<()> {
-        (self.call)(native_stream, &self.accesses)
+        caught(|| (self.call)(native_stream, &self.accesses))
+            .unwrap_or_else(|text| Err(Error::other(text)))
     }
 }
 

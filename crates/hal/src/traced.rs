@@ -12,10 +12,10 @@ use crate::info::DeviceInfo;
 use crate::op::Op;
 use crate::plan::Plan;
 use crate::wrapper::{Layer, Open, Wrapper};
+use leasehold_core::panics::quietly;
 use leasehold_core::sync::Arc;
 use leasehold_core::{Lease, Name, PoolStats, Result};
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 use tracing::Level;
 
@@ -137,11 +137,7 @@ impl Layer for Tracing {
 /// Sends an event to the subscribers. A subscriber's panic is caught here. The panic must not keep
 /// the caller from recording the submission, because the record keeps memory alive.
 fn tell(event: impl FnOnce()) {
-    let Err(panic) = catch_unwind(AssertUnwindSafe(event)) else { return };
-    // The panic value's destructor may panic too; the value of that second panic is leaked.
-    if let Err(second) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
-        std::mem::forget(second);
-    }
+    let _ = quietly(event);
 }
 
 fn micros(start: Instant) -> u64 {

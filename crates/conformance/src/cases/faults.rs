@@ -304,6 +304,59 @@ fn fault_names(env: &Env) -> Outcome {
     Ok(())
 }
 
+/// What panics or fails wherever a backend may touch it.
+#[derive(Clone, Copy, PartialEq)]
+struct Hostile {
+    fails: bool,
+}
+
+impl Hostile {
+    fn show(self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("to be caught")?;
+        if self.fails { Err(std::fmt::Error) } else { panic!("a text of the case's") }
+    }
+}
+
+/// [`Hostile`] as an error.
+struct HostileError(Hostile);
+
+impl std::fmt::Display for HostileError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.show(f)
+    }
+}
+
+impl std::fmt::Debug for HostileError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.show(f)
+    }
+}
+
+impl std::error::Error for HostileError {}
+
+impl Drop for HostileError {
+    fn drop(&mut self) {
+        std::panic::panic_any(Payload);
+    }
+}
+
+/// A payload of a panic whose drop throws another one, whose drop panics too.
+struct Payload;
+
+struct SecondPayload;
+
+impl Drop for Payload {
+    fn drop(&mut self) {
+        std::panic::panic_any(SecondPayload);
+    }
+}
+
+impl Drop for SecondPayload {
+    fn drop(&mut self) {
+        panic!("a drop of the case's");
+    }
+}
+
 fn host_panic(env: &Env) -> Outcome {
     let (stream, other) = (env.stream()?, env.stream()?);
     let call = HostCall::new("panics", || panic!("a panic of the case's, to be caught"));
@@ -313,6 +366,32 @@ fn host_panic(env: &Env) -> Outcome {
     };
     check!(e.to_string().contains("to be caught"), "the panic's message is lost: {e}");
     check!(direct(&stream, &[]).is_err(), "the poisoned stream takes work");
+    let fails = |fails| {
+        move || -> leasehold::Result<()> { Err(Error::other(HostileError(Hostile { fails }))) }
+    };
+    let held = SecondPayload;
+    for (what, text, call) in [
+        ("a text that panics", "to be caught", HostCall::new("text", fails(false))),
+        ("a text that fails", "to be caught", HostCall::new("text", fails(true))),
+        ("a hostile payload", "", HostCall::new("thrown", || std::panic::panic_any(Payload))),
+        (
+            "hostile captures",
+            "on purpose",
+            HostCall::new("captured", move || {
+                let _ = &held;
+                Err(Error::state("on purpose"))
+            }),
+        ),
+    ] {
+        let stream = env.stream()?;
+        let submitted = direct(&stream, &[Op::Host(&call), Op::Host(&call)]);
+        drop(call);
+        let Err(e) = submitted.and_then(|v| env.try_wait(&stream, v)) else {
+            return failed(format!("{what}: a failed host call went unnoticed"));
+        };
+        check!(e.to_string().contains(text), "{what}: the cause is lost: {e}");
+        env.until(what, || stream.timeline().is_idle())?;
+    }
     let value = direct(&other, &[])?;
     env.wait(&other, value)
 }

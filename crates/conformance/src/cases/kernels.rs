@@ -54,7 +54,100 @@ pub(crate) const CASES: &[Case] = &[
         &[ADD],
         wrong_arguments,
     ),
+    Case::runtime(
+        161,
+        "a kernel ends after its last base, its last graph and its last launch",
+        &[FILL, Need::Graphs],
+        released_kernels,
+    )
+    .sanitizer(),
 ];
+
+/// The resources of the device's pools that a kernel may have, by the pools' names.
+fn kernels_live(env: &Env) -> Vec<(&'static str, u64)> {
+    let mut all = Vec::new();
+    env.device().pools(&mut |name, s| {
+        if ["pipeline", "module", "library", "compute pipeline state"].contains(&name) {
+            all.push((name, s.live));
+        }
+    });
+    all
+}
+
+fn released_kernels(env: &Env) -> Outcome {
+    let runtime = env.runtime()?;
+    let stream = runtime.create_stream()?;
+    let buffer = runtime.alloc(256)?;
+    let named = |name: String| -> Outcome<KernelBase> {
+        let mut desc = env.desc(TestKernel::Fill)?;
+        desc.name = name.into();
+        Ok(TestKernel::base(desc)?)
+    };
+    let launch = |kernel: &KernelBase, value: u32| {
+        stream.launch(kernel, &[buffer.write()], &value, (1, TestKernel::BLOCK))
+    };
+    let holds = |value: u32, what: &str| -> Outcome {
+        check_eq!(runtime.download::<u32>(&buffer)?, [value; 64], "{what}");
+        Ok(())
+    };
+    // What the device itself keeps is there after the first kernel.
+    let first = named("conformance_first".into())?;
+    launch(&first, 1)?;
+    runtime.synchronize()?;
+    drop(first);
+    runtime.synchronize()?;
+    let before = kernels_live(env);
+    let rounds = env.rounds(500) as u32;
+    for i in 0..rounds {
+        let kernel = named(format!("conformance_dropped_{i}"))?;
+        kernel.prepare(&runtime)?;
+        launch(&kernel, i)?;
+        // The launch may be pending.
+        drop(kernel);
+    }
+    stream.synchronize()?;
+    holds(rounds - 1, "the last dropped kernel")?;
+    runtime.synchronize()?;
+    check_eq!(kernels_live(env), before, "kernels after {rounds} were dropped");
+    // Two bases of one key are one kernel while either lives.
+    let (one, two) = (named("conformance_shared".into())?, named("conformance_shared".into())?);
+    one.prepare(&runtime)?;
+    let shared = kernels_live(env);
+    two.prepare(&runtime)?;
+    check_eq!(kernels_live(env), shared, "kernels of one key");
+    drop(one);
+    launch(&two, 7)?;
+    holds(7, "the second base of a key")?;
+    drop(two);
+    let again = named("conformance_shared".into())?;
+    launch(&again, 8)?;
+    holds(8, "a base that was made again")?;
+    drop(again);
+    runtime.synchronize()?;
+    check_eq!(kernels_live(env), before, "kernels after both bases were dropped");
+    // A graph holds its kernels.
+    let recorded = named("conformance_recorded".into())?;
+    let graph = runtime.record_graph(|runtime| {
+        let operands = [buffer.write()];
+        runtime.stream().launch(&recorded, &operands, &9u32, (1, TestKernel::BLOCK)).map(drop)
+    })?;
+    drop(recorded);
+    runtime.synchronize()?;
+    for i in 0..3 {
+        launch(&named(format!("conformance_between_{i}"))?, i)?;
+        stream.synchronize()?;
+        graph.launch_on(&stream)?;
+        holds(9, "a graph whose kernel has no base")?;
+    }
+    // The launch may be pending.
+    graph.launch_on(&stream)?;
+    drop(graph);
+    stream.synchronize()?;
+    holds(9, "a graph that was dropped")?;
+    runtime.synchronize()?;
+    check_eq!(kernels_live(env), before, "kernels after the graph was dropped");
+    Ok(())
+}
 
 fn foreign_source(env: &Env) -> Outcome {
     let mut desc = env.desc(TestKernel::Fill)?;
@@ -109,15 +202,14 @@ fn hot_kernel(env: &Env) -> Outcome {
     let handle = hot.handle();
     env.kernel_fill(&stream, &hot, &buffer, 1)?;
     env.drain(&stream)?;
-    drop(hot);
     for i in 0..env.rounds(1_000) {
         let mut desc = env.desc(TestKernel::Fill)?;
         desc.name = format!("conformance_cold_{i}").into();
         let cold = env.device().pipeline(&desc)?;
         check!(cold.handle() != handle, "kernel {i} is another one's");
-        let hot = env.kernel(TestKernel::Fill)?;
+        let again = env.kernel(TestKernel::Fill)?;
         check_eq!(
-            hot.handle(),
+            again.handle(),
             handle,
             "the kernel that is used again and again, after {i} others"
         );
@@ -126,7 +218,7 @@ fn hot_kernel(env: &Env) -> Outcome {
             check_eq!(env.read_u32(&stream, &buffer)?, [i as u32 + 2; 64], "kernel {i}");
         }
     }
-    env.kernel_fill(&stream, &env.kernel(TestKernel::Fill)?, &buffer, 1)?;
+    env.kernel_fill(&stream, &hot, &buffer, 1)?;
     check_eq!(env.read_u32(&stream, &buffer)?, [1; 64], "the kernel that is used again and again");
     Ok(())
 }

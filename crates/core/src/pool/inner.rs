@@ -30,6 +30,7 @@ use super::resource::{PoolConfig, Recycle, Resource};
 use super::slots::{SLOTS_MAX, Slot, Slots, generation_after};
 use crate::error::{OutOfMemory, Result};
 use crate::lease::{Header, Owner, OwnerOps};
+use crate::panics::quietly;
 use crate::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{CachePadded, Mutex};
 use std::ptr::NonNull;
@@ -367,33 +368,6 @@ unsafe fn weak<R: Resource>(hdr: NonNull<Header>, delta: i32) {
             settle(pool);
         }
     }
-}
-
-/// Runs `f`; `None` if it panicked. The drop of the panic's value must not panic either, because
-/// leases are dropped during unwinding too.
-#[cfg(not(loom))]
-#[inline]
-fn quietly<T>(f: impl FnOnce() -> T) -> Option<T> {
-    use std::panic::{AssertUnwindSafe, catch_unwind};
-    #[cold]
-    fn discard(mut thrown: Box<dyn std::any::Any + Send>) {
-        for _ in 0..8 {
-            match catch_unwind(AssertUnwindSafe(|| drop(thrown))) {
-                Ok(()) => return,
-                Err(again) => thrown = again,
-            }
-        }
-        // The drop of each panic value throws another one whose drop throws: leak it to avoid an
-        // endless loop.
-        std::mem::forget(thrown);
-    }
-    catch_unwind(AssertUnwindSafe(f)).map_err(discard).ok()
-}
-
-/// A model reports its findings by a panic, which must not be caught.
-#[cfg(loom)]
-fn quietly<T>(f: impl FnOnce() -> T) -> Option<T> {
-    Some(f())
 }
 
 /// The slot of a creation in progress. Unless the creation succeeds, the slot returns as vacant,

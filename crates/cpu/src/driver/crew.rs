@@ -35,6 +35,7 @@
 //!
 //! This module must not know threads, time or what a tile is.
 
+use leasehold_core::panics::caught;
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use leasehold_core::sync::{CachePadded, Condvar, Mutex, UnsafeCell, spin_loop};
 
@@ -54,7 +55,7 @@ struct Slot {
     total: AtomicU64,
     chunk: AtomicU64,
     body: UnsafeCell<Option<Body<'static>>>,
-    panic: Mutex<Option<Box<str>>>,
+    panic: Mutex<Option<String>>,
 }
 
 /// Jobs, and the state of the helpers.
@@ -109,7 +110,7 @@ impl Crew {
         ring: u32,
         body: Body<'_>,
         mine: &dyn Fn(u64, u64),
-    ) -> Result<(), Box<str>> {
+    ) -> Result<(), String> {
         let free = self.slots.iter().position(|s| {
             !s.taken.load(Ordering::Relaxed)
                 && s.taken
@@ -117,7 +118,7 @@ impl Crew {
                     .is_ok()
         });
         let Some(index) = free else {
-            return guarded(|| mine(0, total));
+            return caught(|| mine(0, total));
         };
         let slot = &self.slots[index];
         // SAFETY: the cast only changes the lifetime. The host timeline keeps every use of the
@@ -166,7 +167,7 @@ impl Crew {
                 return any;
             }
             let to = from.saturating_add(chunk).min(total);
-            if let Err(text) = guarded(|| body(from, to)) {
+            if let Err(text) = caught(|| body(from, to)) {
                 slot.panic.lock().get_or_insert(text);
                 // From here on, no thread begins another tile.
                 slot.next.fetch_max(total, Ordering::Relaxed);
@@ -245,24 +246,4 @@ impl Crew {
         *self.stop.lock() = true;
         self.bell.notify_all();
     }
-}
-
-/// Calls `f`, and converts a panic to its message.
-pub(crate) fn guarded(f: impl FnOnce()) -> Result<(), Box<str>> {
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).map_err(panic_text)
-}
-
-/// The message of a panic. The payload's own destructor may panic too.
-pub(crate) fn panic_text(payload: Box<dyn std::any::Any + Send>) -> Box<str> {
-    let text: Box<str> = if let Some(s) = payload.downcast_ref::<&'static str>() {
-        (*s).into()
-    } else if let Some(s) = payload.downcast_ref::<String>() {
-        s.as_str().into()
-    } else {
-        "a panic without a message".into()
-    };
-    if let Err(second) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(payload))) {
-        std::mem::forget(second);
-    }
-    format!("panicked: {text}").into_boxed_str()
 }

@@ -10,16 +10,15 @@
 //!
 //! This module must not know streams or managers.
 
-use super::crew::panic_text;
 use super::float;
 use super::queue::{Failure, Runner};
 use super::work::Work;
+use leasehold_core::panics::caught;
 use leasehold_core::sync::{Mutex, MutexGuard};
 use leasehold_core::{Error, Result};
 use leasehold_hal::{NodePatch, Op, Plan};
 use std::cell::Cell;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// One launch in this many runs node by node, to measure costs again.
 const MEASURE_EVERY: u64 = 32;
@@ -102,7 +101,7 @@ impl Program {
         *launches += 1;
         let measure = *launches % MEASURE_EVERY == 1;
         let at = Cell::new(0u32);
-        let outcome = catch_unwind(AssertUnwindSafe(|| -> Result<(), Failure> {
+        let outcome = caught(|| -> Result<(), Failure> {
             if waves.is_empty() || runner.pool.threads() == 1 || measure {
                 for (i, op) in plan.ops.iter().enumerate() {
                     at.set(i as u32);
@@ -117,14 +116,14 @@ impl Program {
                 unsafe { run_wave(plan, nodes, before, runner, &at) }?;
             }
             Ok(())
-        }));
+        });
         let text = match outcome {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(Failure::Here(text))) => text,
             Ok(Err(other)) => return Err(other),
-            Err(panic) => {
+            Err(text) => {
                 float::set();
-                panic_text(panic)
+                text
             }
         };
         let node = at.get();

@@ -15,8 +15,9 @@
 //! This module must not know operations, queues or streams.
 
 use super::advice::Advice;
-use super::crew::{Body, Crew, guarded};
+use super::crew::{Body, Crew};
 use super::{current_cpu, float, now_nanos};
+use leasehold_core::panics::caught;
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use leasehold_core::sync::thread::{self, JoinHandle};
 use leasehold_core::sync::{Arc, CachePadded, Mutex, spin_loop};
@@ -180,7 +181,7 @@ impl TilePool {
     ///
     /// # Errors
     /// The message of the first panicking tile.
-    pub(crate) fn run(&self, tiles: u64, nanos: u64, body: Body<'_>) -> Result<Sample, Box<str>> {
+    pub(crate) fn run(&self, tiles: u64, nanos: u64, body: Body<'_>) -> Result<Sample, String> {
         let sample = Cell::new(None);
         let timed = |from: u64, to: u64| {
             if sample.get().is_some() {
@@ -191,7 +192,7 @@ impl TilePool {
             sample.set(Some(Sample { nanos: start.elapsed().as_nanos() as u64, tiles: to - from }));
         };
         let taken = || sample.get().unwrap_or_default();
-        let alone = || guarded(|| timed(0, tiles)).map(|()| taken());
+        let alone = || caught(|| timed(0, tiles)).map(|()| taken());
         if self.threads == 1 || tiles < 2 || !Advice::shares(nanos) {
             return alone();
         }

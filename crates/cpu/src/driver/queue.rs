@@ -28,20 +28,19 @@
 //!
 //! This module must not know managers.
 
-use super::crew::panic_text;
 use super::float;
 use super::graph::Program;
 use super::pool::{TilePool, enter_device_thread, on_device_thread};
 use super::work::Work;
 use super::{current_cpu, now_nanos};
 use leasehold_core::defects::{Defect, planted};
+use leasehold_core::panics::caught;
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use leasehold_core::sync::thread::{self, JoinHandle};
 use leasehold_core::sync::{Arc, CachePadded, Condvar, Mutex, MutexGuard};
 use leasehold_core::{Error, Fault, Result, Timeline, TimelineOwner, Timepoint, VALUE_LIMIT};
 use leasehold_hal::{Op, OpList};
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 /// The most pending operations before a submitter waits for room.
@@ -343,11 +342,7 @@ fn work(shared: &Shared) {
                 });
             }
             for index in from..to {
-                // A dropped object may be the user's. A panic of its destructor must not end the
-                // worker.
-                if let Err(panic) = catch_unwind(AssertUnwindSafe(|| mine.ops.vacate(index))) {
-                    drop(panic_text(panic));
-                }
+                mine.ops.vacate(index);
             }
             if i == last {
                 pool.end();
@@ -374,18 +369,16 @@ impl Runner<'_> {
     unsafe fn run(&self, ops: &OpList, from: usize, to: usize) {
         for index in from..to {
             let Some(op) = ops.get(index) else { return };
-            let outcome = catch_unwind(AssertUnwindSafe(|| {
-                // SAFETY: the caller vouches for the operation (the contract of this function).
-                unsafe { self.operation(&op) }
-            }));
+            // SAFETY: the caller vouches for the operation (the contract of this function).
+            let outcome = caught(|| unsafe { self.operation(&op) });
             let failure = match outcome {
                 Ok(Ok(())) => continue,
                 Ok(Err(Failure::Cause(error))) => error,
                 Ok(Err(Failure::Here(text))) => self.fault(op.name(), text),
                 Ok(Err(Failure::At(name, text))) => self.fault(name, text),
-                Err(panic) => {
+                Err(text) => {
                     float::set();
-                    self.fault(op.name(), panic_text(panic))
+                    self.fault(op.name(), text)
                 }
             };
             self.owner.poison(self.value, failure);
@@ -394,9 +387,9 @@ impl Runner<'_> {
     }
 
     #[cold]
-    fn fault(&self, op: String, what: Box<str>) -> Error {
+    fn fault(&self, op: String, what: String) -> Error {
         let stream = format!("{} {:?}", self.pool.name(), self.owner.timeline().id());
-        Fault::new(op, stream, self.value, what.into_string()).into()
+        Fault::new(op, stream, self.value, what).into()
     }
 
     /// Runs one operation. Panics of kernels and host calls pass through.
@@ -425,7 +418,7 @@ impl Runner<'_> {
                 // vouches for its operations too.
                 unsafe { (*(exec.native() as *const Program)).launch(self) }
             }
-            other => Err(Failure::Here(format!("a {} is not known here", other.kind()).into())),
+            other => Err(Failure::Here(format!("a {} is not known here", other.kind()))),
         }
     }
 
@@ -450,7 +443,7 @@ impl Runner<'_> {
 
 /// Converts the result of a call of the program's code.
 fn called(result: Result<()>) -> Result<(), Failure> {
-    result.map_err(|e| Failure::Here(e.to_string().into()))
+    result.map_err(|e| Failure::Here(e.to_string()))
 }
 
 /// The cause of an operation's failure.
@@ -458,7 +451,7 @@ pub(crate) enum Failure {
     /// The failure of another timeline, passed on unchanged.
     Cause(Error),
     /// The operation's own failure.
-    Here(Box<str>),
+    Here(String),
     /// The failure of an operation inside this one, with its name.
-    At(String, Box<str>),
+    At(String, String),
 }

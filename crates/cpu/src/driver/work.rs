@@ -113,7 +113,7 @@ impl<'a> Work<'a> {
     /// # Safety
     /// - The operation's addresses are valid for it.
     #[inline]
-    pub(crate) unsafe fn execute(&self, pool: &TilePool) -> Result<(), Box<str>> {
+    pub(crate) unsafe fn execute(&self, pool: &TilePool) -> Result<(), String> {
         let tiles = self.tiles();
         if tiles == 1 || pool.threads() == 1 {
             // SAFETY: the caller vouches for the operation's memory until it is over. A panic

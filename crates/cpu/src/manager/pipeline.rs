@@ -39,7 +39,7 @@ impl PipelineManager {
         Ok(Self { pipelines: PipelinePool::new(Functions)? })
     }
 
-    /// The kernel's pipeline.
+    /// The kernel's pipeline, which lives as long as it has a holder.
     ///
     /// # Errors
     /// - `InvalidArgument` beyond the limits, and for a declaration that differs from the one of
@@ -60,5 +60,5 @@ impl PipelineManager {
         self.pipelines.get_or_create(desc, &(function as usize), &())
     }
 
-    leasehold_engine::pool_methods!(pipelines: "kernels");
+    leasehold_engine::pipeline_methods!(pipelines);
 }

@@ -38,12 +38,12 @@ use super::ops::{
     CaptureMode, ContextOps, CudaSlowOps, DeviceOps, DeviceProperties, NativeContext, NativeStream,
 };
 use crate::conv::{self, code};
+use leasehold_core::panics::quietly;
 use leasehold_core::sync::thread::{self, ThreadId};
 use leasehold_core::sync::{Mutex, MutexGuard, OnceLock};
 use leasehold_core::{Error, ForkGuard, Result};
 use leasehold_sim::{Machine, MachineConfig, Monitor, Stepping};
 use std::cell::Cell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 use tables::{Context, Tables};
@@ -415,7 +415,7 @@ fn sticky_code(why: &str) -> i32 {
 /// stops here.
 fn call_back(call: impl FnOnce()) {
     let outer = CALLED.replace(true);
-    let panicked = catch_unwind(AssertUnwindSafe(call)).is_err();
+    let panicked = quietly(call).is_none();
     CALLED.set(outer);
     if panicked {
         tracing::error!("a host function on a simulated CUDA stream panicked");

@@ -22,7 +22,6 @@ use leasehold_alloc::Buffer;
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Lease, Result, UniqueLease};
 use leasehold_engine::driver::{GraphSteps, Instantiate};
-use leasehold_engine::panics::panic_text;
 use leasehold_engine::payload::graph_of;
 use leasehold_engine::staging::HostAddress;
 use leasehold_engine::steps::Steps;
@@ -383,7 +382,7 @@ fn capture(core: &Core, call: &leasehold_hal::ForeignCall) -> Result<NativeGraph
     core.on_utility(|ops, stream| {
         // SAFETY: no other thread has the utility stream meanwhile.
         unsafe { ops.capture_begin(stream) }?;
-        let called = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| call.run(stream.0)));
+        let called = call.run(stream.0);
         // The capture always ends here: a stream under capture is of no further use.
         // SAFETY: no other thread has the utility stream meanwhile.
         let graph = unsafe { ops.capture_end(stream) };
@@ -391,18 +390,17 @@ fn capture(core: &Core, call: &leasehold_hal::ForeignCall) -> Result<NativeGraph
             Error::recording(format!("foreign call {} cannot be captured: {e}", call.name))
         };
         match (called, graph) {
-            (Ok(Ok(())), Ok(graph)) => Ok(graph),
-            (Ok(Ok(())), Err(e @ Error::DeviceLost { .. })) => Err(e),
-            (Ok(Ok(())), Err(e)) => Err(named(&e)),
+            (Ok(()), Ok(graph)) => Ok(graph),
+            (Ok(()), Err(e @ Error::DeviceLost { .. })) => Err(e),
+            (Ok(()), Err(e)) => Err(named(&e)),
             (outcome, graph) => {
                 if let Ok(graph) = graph {
                     // SAFETY: the graph was made here and is destroyed once.
                     let _ = unsafe { ops.graph_destroy(graph) };
                 }
                 match outcome {
-                    Ok(Err(e)) => Err(named(&e)),
-                    Err(panic) => Err(named(&Error::state(panic_text(panic)))),
-                    Ok(Ok(())) => Err(Error::state("a capture without an outcome")),
+                    Err(e) => Err(named(&e)),
+                    Ok(()) => Err(Error::state("a capture without an outcome")),
                 }
             }
         }

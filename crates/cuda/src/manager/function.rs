@@ -1,5 +1,5 @@
-//! Functions: kernels as pipelines. Each name, entry and image has one function, which keeps its
-//! module loaded.
+//! Functions: kernels as pipelines. Each name, entry and image has one function while it has a
+//! holder. The function keeps its module loaded until its last launch is over.
 //!
 //! A function is loaded when it is made, so that no launch is delayed by loading. The function may
 //! use all the shared memory that a block can have. Where the driver reports a function's
@@ -11,7 +11,7 @@ use super::module::{Image, ModuleManager, ModuleState};
 use crate::encoder::check_function;
 use crate::engine::core::Streams;
 use leasehold_core::sync::Arc;
-use leasehold_core::{Error, Lease, Result};
+use leasehold_core::{Error, Lease, Result, Timepoint};
 use leasehold_engine::pipelines::{PipelineLoader, PipelinePool};
 use leasehold_hal::{KernelDesc, Pipeline};
 
@@ -58,6 +58,11 @@ impl PipelineLoader for Functions {
     fn forget(&self, pipeline: &Pipeline) {
         self.core.shared.forget_function(pipeline.native);
     }
+
+    /// A launch holds no lease, and the driver may block as it unloads a module.
+    fn pending(&self) -> Option<Vec<Timepoint>> {
+        Some(self.core.pending())
+    }
 }
 
 /// Owns the kernels of a context.
@@ -74,7 +79,8 @@ impl FunctionManager {
         Ok(Self { pipelines, core: core.clone() })
     }
 
-    /// The kernel's pipeline. Blocks while the kernel is compiled.
+    /// The kernel's pipeline. Blocks while the kernel is compiled. The pipeline lives as long as it
+    /// has a holder.
     ///
     /// # Errors
     /// - `InvalidArgument` beyond the limits, or for modules of another context.
@@ -98,5 +104,11 @@ impl FunctionManager {
         self.pipelines.get_or_create(desc, &Arc::new(image), &modules)
     }
 
-    leasehold_engine::pool_methods!(pipelines: "kernels");
+    /// Ends the kernels without a holder whose last launch is over. If there are none, the call is
+    /// one load. May block on the driver.
+    pub(crate) fn collect(&self) {
+        self.pipelines.collect();
+    }
+
+    leasehold_engine::pipeline_methods!(pipelines);
 }

@@ -1,4 +1,5 @@
-//! Modules: images that the driver has loaded. Each image is loaded once.
+//! Modules: images that the driver has loaded. Each image is loaded once while a function of it
+//! exists.
 //!
 //! This module must not know which functions are used.
 
@@ -108,7 +109,7 @@ impl Resource for Modules {
         Recycle::Destroy
     }
 
-    /// Modules end with their manager, when no work runs: so the driver does not block here.
+    /// A module ends with its last function, when no work runs that may use it. The caller may block.
     fn destroy(&self, module: ModuleState) {
         // SAFETY: the module was made for this payload, whose last lease is gone. Every function
         // holds a lease on its module.
@@ -140,12 +141,13 @@ impl ModuleManager {
         Arc::ptr_eq(&self.context, &core.context)
     }
 
-    /// The module of an image. Blocks while the image is compiled.
+    /// The module of an image. Blocks while the image is compiled. The module lives as long as it
+    /// has a holder.
     ///
     /// # Errors
     /// `Compile` with the log; `Unavailable` without a compiler; a driver error.
     pub(crate) fn get_or_create(&self, image: &Image, name: &str) -> Result<Lease<ModuleState>> {
-        self.manager.get_or_create(image, &(image, name))
+        self.manager.find_or_create(image, &(image, name))
     }
 
     /// The pool's statistics.

@@ -8,7 +8,8 @@ use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{BufferHandle, Error, TimelineOwner, Timepoint};
 use leasehold_cuda::{CompletionSource, CudaConfig};
 use leasehold_hal::{
-    Access, Copy2d, HostCall, KeepAlive, KernelDesc, MemoryKind, Op, OpList, Plan, Upload,
+    Access, Copy2d, HostCall, KeepAlive, KernelDesc, KernelSource, MemoryKind, Op, OpList, Plan,
+    Upload,
 };
 use leasehold_sim::Stepping;
 use std::time::Duration;
@@ -339,6 +340,40 @@ fn a_keep_whose_destructor_panics_or_submits_harms_nobody() {
     wait(&a, v).unwrap();
     assert_eq!(ended.load(Ordering::Relaxed), 1);
     assert_eq!(read(&a, &x), [7; 64]);
+    drop((x, a, device));
+    bench.close();
+}
+
+#[test]
+fn a_module_is_unloaded_after_the_last_launch_of_its_dropped_kernel() {
+    // Without threads, and without a call that waits, nothing runs.
+    let bench = Bench::with(driver_config(15), inline());
+    let device = bench.open(0);
+    let a = stream(&device);
+    let x = buffer(&device, &a, 256);
+    let make = |n: u32| {
+        let mut desc = TestKernel::Fill.for_cuda();
+        desc.name = format!("fill {n}").into();
+        // Code of its own, and so a module of its own.
+        desc.source = KernelSource::Ptx(format!("{}\n// {n}", TestKernel::PTX).into());
+        device.pipeline(&desc).unwrap()
+    };
+    let modules = || (bench.driver.census().modules, bench.calls("cuModuleUnload"));
+    let kernel = make(0);
+    let bindings = [bind(&x, Access::Write)];
+    submit(&a, &[dispatch(&kernel, &bindings, &7u32.to_le_bytes())]).unwrap();
+    let calls = bench.driver.machine().calls();
+    drop(kernel);
+    assert_eq!(bench.driver.machine().calls(), calls, "the drop of a kernel calls no driver");
+    let other = make(1);
+    assert_eq!(modules(), (2, 0), "the launch of the first kernel is pending");
+    drop(other);
+    assert_eq!(read(&a, &x), 7u32.to_le_bytes().repeat(64));
+    let third = make(2);
+    assert_eq!(modules(), (1, 2));
+    drop(third);
+    device.synchronize(None).unwrap();
+    assert_eq!(modules(), (0, 3));
     drop((x, a, device));
     bench.close();
 }

@@ -41,7 +41,7 @@ impl<N: DriverStream> StreamCore<N> {
         if state.is_busy() {
             return self.defer(state, ops, Vec::new());
         }
-        let value = self.begin()?;
+        let value = self.begin().inspect_err(|_| self.give_room_back())?;
         let plain = ops.iter().map(|op| (op, None));
         // SAFETY: the caller vouches for the operations, which need nothing prepared.
         if let Err(refusal) = unsafe { self.issue(&mut state, value, plain, false) } {
@@ -102,6 +102,15 @@ impl<N: DriverStream> StreamCore<N> {
             self.signalled.store(value, Ordering::Release);
         }
         Ok(value)
+    }
+
+    /// Gives back the room of a submission that did not begin, in the lock.
+    #[cold]
+    fn give_room_back(&self) {
+        if let Ok(entry) = self.native.enter() {
+            // Nothing was given, so an error loses nothing.
+            let _ = self.native.leave(entry);
+        }
     }
 
     /// Ends a submission of which the driver has everything.
@@ -209,7 +218,7 @@ impl<N: DriverStream> StreamCore<N> {
         if state.is_busy() {
             return self.defer(state, ops, prepared.rest_from(0));
         }
-        let value = self.begin()?;
+        let value = self.begin().inspect_err(|_| self.give_room_back())?;
         let (now, later) = ops.split_at(cut);
         let plain = prepared.is_empty();
         let given = now.iter().enumerate().map(|(i, op)| (op, prepared.take(i)));

@@ -3,7 +3,9 @@
 use crate::kernel::base::KernelBase;
 use bytemuck::AnyBitPattern;
 use leasehold_core::{Error, Result};
-use leasehold_hal::{Access, CpuFn, KernelCheck, KernelDesc, KernelSource, LaunchInfo, Overlap};
+use leasehold_hal::{
+    Access, CpuFn, KernelCheck, KernelDesc, KernelSource, LaunchInfo, Limits, Overlap,
+};
 use std::borrow::Cow;
 
 /// A kernel in the making, from [`KernelBase::cpu`]. Bindings are declared in their order.
@@ -46,6 +48,8 @@ pub struct KernelBuilder {
 
 impl KernelBuilder {
     fn bind(mut self, access: Access, count: usize) -> Self {
+        // One beyond the limit is refused as any larger number is.
+        let count = count.min(Limits::BINDINGS as usize + 1);
         self.desc.bindings.to_mut().extend(std::iter::repeat_n(access, count));
         self
     }

@@ -45,13 +45,13 @@ mod tables;
 mod work;
 
 use super::ops::{DeviceOps, DeviceProperties, MpsSlowOps, NativeDevice, NativeObject, ObjectOps};
+use leasehold_core::panics::quietly;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, MutexGuard};
 use leasehold_core::{Error, Result};
 use leasehold_sim::{FaultScope, Machine, MachineConfig, Monitor};
 use std::cell::Cell;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 use tables::{Object, Tables};
 
@@ -252,7 +252,7 @@ fn broken(tables: &mut Tables, effect: Effect, text: impl Into<String>) -> Error
 /// Calls a handler as Metal does. Its panic stops here.
 fn call_back(call: impl FnOnce()) {
     let outer = CALLED.replace(true);
-    let panicked = catch_unwind(AssertUnwindSafe(call)).is_err();
+    let panicked = quietly(call).is_none();
     CALLED.set(outer);
     if panicked {
         tracing::error!("a handler of the simulated Metal panicked");

@@ -13,7 +13,7 @@ use crate::manager::opened::{Holdings, OpenedDevice};
 use crate::transfer::Transfers;
 use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_core::sync::{Arc, OnceLock};
-use leasehold_core::{Error, Lease, Result};
+use leasehold_core::{Error, Index, Lease, Result};
 use leasehold_engine::driver::DriverDevice;
 use leasehold_engine::staging::Staging;
 use leasehold_engine::tables::Tables;
@@ -97,7 +97,7 @@ impl Core {
     pub(crate) fn queue(&self) -> Result<(Lease<CommandQueueState>, Arc<Room>)> {
         let turn = self.streams.fetch_add(1, Ordering::Relaxed);
         let index = turn % self.sources.queues.count();
-        Ok((self.sources.queues.acquire(index)?, self.rooms[index as usize].clone()))
+        Ok((self.sources.queues.acquire(Index::new(index))?, self.rooms[index as usize].clone()))
     }
 }
 

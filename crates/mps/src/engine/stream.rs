@@ -13,6 +13,14 @@
 //! function), and if the queue's room is used up. Each command buffer signals the stream's event as
 //! its last command. So a signal or a mark needs no command buffer of its own.
 //!
+//! # The queue's turn
+//! Streams share a queue, and one stream at a time encodes and commits: the stream that has the
+//! queue's claim. A submission takes the claim with its room, before it encodes, and gives it back at
+//! its end. An observer that commits takes the claim meanwhile. Open command buffers of other streams
+//! keep no claim. A thread takes the claim after the lock of `encoding`. No holder waits for another
+//! stream, so the claim is free again soon. A claim that another holder keeps is `Occupied` after
+//! [`PATIENCE`].
+//!
 //! This module must not know what holds work back.
 
 use super::core::Core;
@@ -31,19 +39,26 @@ use crate::manager::opened::{Held, Owned};
 use crate::transfer::Transfer;
 use leasehold_alloc::Buffer;
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
-use leasehold_core::sync::{Arc, Mutex, MutexGuard};
-use leasehold_core::{Error, Lease, Result, Timeline, UniqueLease};
+use leasehold_core::sync::{Arc, Mutex, MutexGuard, spin_loop, thread};
+use leasehold_core::{Claim, Error, Lease, Result, Timeline, UniqueLease};
 use leasehold_engine::driver::{DriverDevice, DriverStream, Sink};
 use leasehold_engine::payload::graph_of;
 use leasehold_engine::staging::HostAddress;
 use leasehold_hal::{Copy2d, Dispatch, ForeignCall, GraphExec, Limits, Op, Pipeline};
 use std::fmt;
 use std::sync::Weak;
+use std::time::{Duration, Instant};
 
 /// The unit of threadgroup memory.
 const SHARED_UNIT: u32 = 16;
 /// The last pipelines of a command buffer that are searched before one is kept again.
 const RECENT: usize = 8;
+
+/// The longest wait for the queue's claim.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Looks at the queue's claim before a waiting thread yields, and before it sleeps.
+const SPINS: u32 = 64;
+const YIELDS: u32 = 256;
 
 /// The execution state of a stream.
 pub type StreamCore = leasehold_engine::StreamCore<MpsStream>;
@@ -69,6 +84,8 @@ pub struct Encoding {
     permit: Option<Permit>,
     /// A submission has room, and may count on the open command buffer.
     reserved: bool,
+    /// The queue's claim, from the reservation to the end of the submission.
+    claim: Option<Claim<CommandQueueState>>,
     open: Option<Open>,
     /// The last wait for each line. The stream's own line is one of them around a library's passes,
     /// which know no fence. A command buffer that fails skips its waits, so each later one waits
@@ -239,7 +256,48 @@ impl MpsStream {
         Ok((open, encoder))
     }
 
-    /// Commits the open command buffer, if it has a command.
+    /// The queue's claim. Waits while another stream encodes or commits.
+    ///
+    /// # Errors
+    /// `Occupied` if another holder keeps the claim.
+    fn claim(&self) -> Result<Claim<CommandQueueState>> {
+        let (mut looks, mut begun) = (0_u32, None);
+        loop {
+            let refused = match self.queue.claim() {
+                Ok(claim) => return Ok(claim),
+                Err(refused) => refused,
+            };
+            looks = looks.saturating_add(1);
+            if looks < SPINS {
+                spin_loop();
+            } else if looks < YIELDS {
+                thread::yield_now();
+            } else if begun.get_or_insert_with(Instant::now).elapsed() < PATIENCE {
+                thread::sleep(Duration::from_micros(50));
+            } else {
+                return Err(refused);
+            }
+        }
+    }
+
+    /// The claim for a thread that has the lock of `e`. `None` if the stream has the claim.
+    fn claim_for(&self, e: &Encoding) -> Result<Option<Claim<CommandQueueState>>> {
+        if e.claim.is_some() { Ok(None) } else { self.claim().map(Some) }
+    }
+
+    /// Commits the open command buffer in the queue's turn.
+    ///
+    /// # Errors
+    /// `Occupied` if another holder keeps the queue's claim. Nothing was committed.
+    fn commit_in_turn(&self, e: &mut Encoding) -> Result<()> {
+        if e.open.is_some() {
+            let _claim = self.claim_for(e)?;
+            self.commit(e);
+        }
+        Ok(())
+    }
+
+    /// Commits the open command buffer, if it has a command. The stream has the queue's turn.
     fn commit(&self, e: &mut Encoding) {
         let Some(mut open) = e.open.take() else { return };
         if !open.used {
@@ -479,19 +537,33 @@ unsafe impl DriverStream for MpsStream {
                 e.permit = self.room.take();
             }
         }
-        e.reserved = e.open.is_some() || e.permit.is_some();
+        if e.open.is_some() || e.permit.is_some() {
+            if e.claim.is_none() {
+                e.claim = self.queue.claim().ok();
+            }
+            e.reserved = e.claim.is_some();
+            if !e.reserved {
+                e.permit = None;
+            }
+        }
         e.reserved
     }
 
     fn wait_room(&self) -> Result<()> {
-        self.noted(self.room.wait())
+        self.noted(self.room.wait())?;
+        // Without the lock: the next reservation tries to take the claim.
+        self.claim().map(drop)
     }
 
     #[inline]
     fn enter(&self) -> Result<MutexGuard<'_, Encoding>> {
+        let mut e = self.encoding.lock();
         match self.core.loss() {
-            Some(loss) => Err(loss),
-            None => Ok(self.encoding.lock()),
+            Some(loss) => {
+                (e.permit, e.reserved, e.claim) = (None, false, None);
+                Err(loss)
+            }
+            None => Ok(e),
         }
     }
 
@@ -581,6 +653,7 @@ unsafe impl DriverStream for MpsStream {
 
     fn leave(&self, mut e: MutexGuard<'_, Encoding>) -> Result<()> {
         (e.permit, e.reserved) = (None, false);
+        let claim = e.claim.take();
         let Some(open) = &e.open else { return Ok(()) };
         let config = self.core.config();
         if !open.used {
@@ -590,7 +663,7 @@ unsafe impl DriverStream for MpsStream {
             || self.room.is_full()
         {
             self.commit(&mut e);
-            drop(e);
+            drop((claim, e));
             // Command buffers that are over go back to the driver, also if nobody waits.
             if let Err(error) = self.observe() {
                 // The next submission, or a thread that waits, meets a lasting error.
@@ -605,6 +678,7 @@ unsafe impl DriverStream for MpsStream {
     fn run_foreign(&self, call: &ForeignCall, value: u64) -> Result<()> {
         let mut open = loop {
             let mut e = self.encoding.lock();
+            let claim = self.claim_for(&e)?;
             self.commit(&mut e);
             e.permit = self.room.take();
             if e.permit.is_some() {
@@ -614,14 +688,14 @@ unsafe impl DriverStream for MpsStream {
                     break open;
                 }
             }
-            drop(e);
+            drop((claim, e));
             self.wait_room()?;
         };
         call.run(open.command.native.0)?;
         open.note(value, 1, 0);
         let mut e = self.encoding.lock();
         e.open = Some(open);
-        self.commit(&mut e);
+        self.commit_in_turn(&mut e)?;
         e.wait_for(&self.line, self.line.last());
         Ok(())
     }
@@ -634,7 +708,7 @@ unsafe impl DriverStream for MpsStream {
     fn signal(&self, value: u64) -> Result<()> {
         let mut e = self.encoding.lock();
         e.reserved = false;
-        self.commit(&mut e);
+        self.commit_in_turn(&mut e)?;
         self.line.note(self.line.last(), value);
         Ok(())
     }
@@ -656,7 +730,11 @@ unsafe impl DriverStream for MpsStream {
             // A submission of another thread is about to begin.
             return Ok(false);
         }
-        self.commit(&mut e);
+        if e.open.is_some() {
+            // While another stream has its turn, this stream's open work is not over.
+            let Ok(_claim) = self.queue.claim() else { return Ok(false) };
+            self.commit(&mut e);
+        }
         drop(e);
         self.observe()?;
         Ok(self.line.is_idle())
@@ -667,7 +745,7 @@ unsafe impl DriverStream for MpsStream {
     }
 
     fn record(&self, mark: &mut Mark, _: u64) -> Result<()> {
-        self.commit(&mut self.encoding.lock());
+        self.commit_in_turn(&mut self.encoding.lock())?;
         mark.seq = self.line.last();
         Ok(())
     }
@@ -685,7 +763,7 @@ unsafe impl DriverStream for MpsStream {
     }
 
     fn host_function(&self, call: Box<dyn FnOnce() + Send>) -> Result<()> {
-        self.commit(&mut self.encoding.lock());
+        self.commit_in_turn(&mut self.encoding.lock())?;
         let (event, last) = (self.line.event(), self.line.last());
         // SAFETY: the line keeps the event live.
         self.noted(unsafe { self.ops().on_signaled(event, last, Box::new(move |_| call())) })
@@ -697,7 +775,7 @@ unsafe impl DriverStream for MpsStream {
     }
 
     fn synchronize(&self) -> Result<()> {
-        self.commit(&mut self.encoding.lock());
+        self.commit_in_turn(&mut self.encoding.lock())?;
         self.noted(self.line.wait())?;
         self.observe()
     }
@@ -728,7 +806,7 @@ impl Drop for MpsStream {
 
 impl fmt::Debug for MpsStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "MpsStream({:?} on queue {})", self.line, self.queue.index())
+        write!(f, "MpsStream({:?} on queue {:?})", self.line, self.queue.index())
     }
 }
 

@@ -1,8 +1,11 @@
 //! Command queues: a few for each device, which streams share.
 //!
-//! A queue is a keyed singleton: one index has one queue, which is never created twice. **A queue
-//! is not exclusive; the open encoder is.** A holder that wants to encode takes the queue's claim
-//! ([`Lease::claim`]), of which one exists at a time, and drops it after `commit`.
+//! A queue is a keyed singleton: one index has one queue, which is never created twice. **Leases on
+//! a queue are shared; its turn is exclusive.** A holder that wants to encode or commit takes the
+//! queue's claim ([`Lease::claim`]), of which one exists at a time, and drops it afterwards. The
+//! backend's streams do so for each submission and each commit. A stream waits for its turn up to a
+//! second, and reports `Occupied` then. So another holder keeps the claim briefly, and waits for no
+//! stream meanwhile.
 //!
 //! This module must not know what queues run.
 
@@ -12,8 +15,8 @@ use crate::config::MpsConfig;
 use crate::driver::ops::NativeQueue;
 use leasehold_core::sync::Arc;
 use leasehold_core::{
-    CommandQueueHandle, Error, Handle, Lease, PoolConfig, PoolManager, Recycle, Resource, Result,
-    Tagged, tags,
+    CommandQueueHandle, Error, Handle, Index, Lease, PoolConfig, PoolManager, Recycle, Resource,
+    Result, Tagged, tags,
 };
 use std::marker::PhantomPinned;
 
@@ -21,7 +24,7 @@ use std::marker::PhantomPinned;
 #[derive(Debug)]
 pub struct CommandQueueState {
     owned: Owned<NativeQueue>,
-    index: u32,
+    index: Index<tags::CommandQueue>,
     /// The payload belongs to its pool: safe code cannot swap it with another payload.
     _place: PhantomPinned,
 }
@@ -33,7 +36,7 @@ impl CommandQueueState {
     }
 
     /// The queue's index on its device.
-    pub fn index(&self) -> u32 {
+    pub fn index(&self) -> Index<tags::CommandQueue> {
         self.index
     }
 }
@@ -50,11 +53,15 @@ struct Queues {
 
 impl Resource for Queues {
     type Payload = CommandQueueState;
-    type Request<'a> = u32;
+    type Request<'a> = Index<tags::CommandQueue>;
     const NAME: &'static str = "command queue";
 
-    fn create(&self, _: Handle<tags::CommandQueue>, index: &u32) -> Result<CommandQueueState> {
-        let label = format!("{} queue {index}", self.device.id);
+    fn create(
+        &self,
+        _: Handle<tags::CommandQueue>,
+        index: &Index<tags::CommandQueue>,
+    ) -> Result<CommandQueueState> {
+        let label = format!("{} queue {}", self.device.id, index.get());
         let (ops, device) = (&self.device.ops, self.device.native);
         // SAFETY: the device is open as long as this value holds it.
         let native = unsafe { ops.queue_create(device, self.command_buffers, &label)? };
@@ -73,7 +80,7 @@ impl Resource for Queues {
 #[doc(alias("CommandQueue", "MpsCommandQueueManager"))]
 #[derive(Debug)]
 pub struct CommandQueueManager {
-    manager: PoolManager<Queues, u32>,
+    manager: PoolManager<Queues, Index<tags::CommandQueue>>,
     count: u32,
     #[cfg(feature = "test-hooks")]
     for_test: bool,
@@ -107,9 +114,9 @@ impl CommandQueueManager {
     ///
     /// # Errors
     /// `NotFound` for an index beyond [`count`](Self::count); a driver error.
-    pub fn acquire(&self, index: u32) -> Result<Lease<CommandQueueState>> {
-        if index >= self.count {
-            let text = format!("command queue {index}: the device has {}", self.count);
+    pub fn acquire(&self, index: Index<tags::CommandQueue>) -> Result<Lease<CommandQueueState>> {
+        if index.get() >= self.count {
+            let text = format!("command queue {}: the device has {}", index.get(), self.count);
             return Err(Error::NotFound(text.into()));
         }
         self.manager.get_or_create(&index, &index)
@@ -121,7 +128,7 @@ impl CommandQueueManager {
     /// # Errors
     /// As [`acquire`](Self::acquire).
     #[doc(alias = "ensureAlive")]
-    pub fn ensure_alive(&self, index: u32) -> Result<CommandQueueHandle> {
+    pub fn ensure_alive(&self, index: Index<tags::CommandQueue>) -> Result<CommandQueueHandle> {
         self.acquire(index).map(|queue| queue.handle())
     }
 }

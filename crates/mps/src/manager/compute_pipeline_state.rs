@@ -20,6 +20,12 @@ struct Key {
     desc: PipelineDesc,
 }
 
+impl Key {
+    fn of(library: &Lease<LibraryState>, function: &str, desc: &PipelineDesc) -> Self {
+        Self { library: library.handle(), function: function.into(), desc: desc.clone() }
+    }
+}
+
 /// A compute pipeline.
 #[derive(Debug)]
 pub struct ComputePipelineState {
@@ -121,8 +127,19 @@ impl ComputePipelineStateManager {
         function: &str,
         desc: &PipelineDesc,
     ) -> Result<Lease<ComputePipelineState>> {
-        let key = Key { library: library.handle(), function: function.into(), desc: desc.clone() };
+        let key = Key::of(library, function, desc);
         self.manager.get_or_create(&key, &(library, function, desc))
+    }
+
+    /// As [`get_or_create`](Self::get_or_create), but the manager keeps no lease.
+    pub(super) fn find_or_create(
+        &self,
+        library: &Lease<LibraryState>,
+        function: &str,
+        desc: &PipelineDesc,
+    ) -> Result<Lease<ComputePipelineState>> {
+        let key = Key::of(library, function, desc);
+        self.manager.find_or_create(&key, &(library, function, desc))
     }
 }
 

@@ -16,6 +16,7 @@ use std::fmt;
 ///
 /// ```
 /// # #[cfg(feature = "sim")] {
+/// use leasehold_core::Index;
 /// use leasehold_core::sync::Arc;
 /// use leasehold_hal::{BackendKind, DeviceId};
 /// use leasehold_mps::driver::sim::{SimDriver, SimDriverConfig};
@@ -24,7 +25,7 @@ use std::fmt;
 /// let manager = MpsExecutionManager::new();
 /// manager.configure(driver.clone(), MpsConfig::default())?;
 /// let device = manager.devices().open(DeviceId::new(BackendKind::Mps, 0))?;
-/// let queue = device.command_queues().acquire(0)?;
+/// let queue = device.command_queues().acquire(Index::new(0))?;
 /// assert!(manager.shutdown().is_err(), "leases are held");
 /// drop((queue, device));
 /// manager.shutdown()?;

@@ -7,7 +7,7 @@ use super::{plain_new, plain_shutdown, pool_methods};
 use crate::driver::ops::{HeapDesc, NativeHeap};
 use leasehold_core::sync::Arc;
 use leasehold_core::{
-    Error, Handle, HeapHandle, Lease, PoolManager, Resource, Result, Tagged, tags,
+    Error, Handle, HeapHandle, Index, Lease, PoolManager, Resource, Result, Tagged, tags,
 };
 use std::marker::PhantomPinned;
 
@@ -79,7 +79,7 @@ fn check(desc: &HeapDesc) -> Result<()> {
 #[doc(alias = "MpsHeapManager")]
 #[derive(Debug)]
 pub struct HeapManager {
-    manager: PoolManager<Heaps, (u32, HeapDesc)>,
+    manager: PoolManager<Heaps, (Index<tags::Heap>, HeapDesc)>,
     #[cfg(feature = "test-hooks")]
     for_test: bool,
 }
@@ -101,7 +101,7 @@ impl HeapManager {
     /// # Errors
     /// As [`acquire`](Self::acquire).
     #[doc(alias = "ensureAlive")]
-    pub fn ensure_alive(&self, index: u32, desc: &HeapDesc) -> Result<HeapHandle> {
+    pub fn ensure_alive(&self, index: Index<tags::Heap>, desc: &HeapDesc) -> Result<HeapHandle> {
         check(desc)?;
         self.manager.get_or_create(&(index, *desc), desc).map(|heap| heap.handle())
     }

@@ -1,5 +1,6 @@
 //! Kernels: compute pipelines with the declaration of their launches. Each name, entry and source
-//! has one kernel, which keeps its pipeline and library alive.
+//! has one kernel while it has a holder. The kernel keeps its pipeline and library alive. A command
+//! buffer holds the kernels of its launches until it is over.
 //!
 //! This module must not know which kernels exist.
 
@@ -33,14 +34,13 @@ impl PipelineLoader for Kernels {
     ) -> Result<(Pipeline, Self::Kept)> {
         let options =
             CompileOptions { fast_math: false, language: Some(LANGUAGE), macros: Vec::new() };
-        let library = libraries.acquire(source, &options)?;
         let properties = &self.device.properties;
         let pipeline = PipelineDesc {
             label: desc.name.to_string(),
             indirect: properties.has_safe_indirect(),
             max_threads: 0,
         };
-        let state = libraries.pipeline(&library, &desc.entry, &pipeline)?;
+        let state = libraries.find_pipeline(source, &options, &desc.entry, &pipeline)?;
         let native = state.native().0;
         self.device.shared.name_function(native, &desc.name);
         Ok((Pipeline::new(desc, native, state.info().max_threads.max(1)), state))
@@ -63,7 +63,8 @@ impl KernelManager {
         Ok(Self { pipelines: PipelinePool::new(Kernels { device: device.clone() })? })
     }
 
-    /// The kernel's pipeline. Blocks while the kernel is compiled.
+    /// The kernel's pipeline. Blocks while the kernel is compiled. The pipeline lives as long as it
+    /// has a holder.
     ///
     /// # Errors
     /// - `InvalidArgument` beyond the limits, and for a declaration that differs from the one of
@@ -93,5 +94,5 @@ impl KernelManager {
         self.pipelines.stats().live
     }
 
-    leasehold_engine::pool_methods!(pipelines: "kernels");
+    leasehold_engine::pipeline_methods!(pipelines);
 }

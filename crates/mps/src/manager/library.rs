@@ -1,5 +1,6 @@
 //! Libraries: compiled code. Each source has one library, which is made once and reused. Pipelines
-//! belong to their library.
+//! belong to their library. The manager keeps what its public methods make, until a release. The
+//! libraries of kernels end with the kernels.
 //!
 //! This module must not know which kernels exist.
 
@@ -123,16 +124,41 @@ impl LibraryManager {
         })
     }
 
+    /// Records a library that may be new.
+    fn made(&self, library: &Lease<LibraryState>, kept: bool) {
+        let mut made = self.made.lock();
+        if let Some(was) = made.get_mut(&library.handle()) {
+            *was |= kept;
+            return;
+        }
+        made.retain(|old, _| self.manager.is_alive(*old));
+        made.insert(library.handle(), kept);
+    }
+
     fn get_or_create(&self, source: &LibrarySource) -> Result<Lease<LibraryState>> {
         let library = self.manager.get_or_create(source, &source)?;
-        if self.made.lock().insert(library.handle(), true).is_none() {
-            self.made.lock().retain(|old, _| self.manager.is_alive(*old));
-        }
+        self.made(&library, true);
         Ok(library)
     }
 
+    /// The pipeline of a function of a source. As [`acquire`](Self::acquire) and
+    /// [`pipeline`](Self::pipeline), but the managers keep no lease: pipeline and library end with
+    /// their last holder.
+    pub(super) fn find_pipeline(
+        &self,
+        source: &str,
+        options: &CompileOptions,
+        function: &str,
+        desc: &PipelineDesc,
+    ) -> Result<Lease<ComputePipelineState>> {
+        let source = LibrarySource::Msl(source.into(), options.clone());
+        let library = self.manager.find_or_create(&source, &&source)?;
+        self.made(&library, false);
+        self.pipelines.find_or_create(&library, function, desc)
+    }
+
     /// The library of a source. The first call compiles it, which may take seconds; concurrent
-    /// calls compile it once.
+    /// calls compile it once. The manager keeps the library until its [release](Self::release).
     ///
     /// # Errors
     /// `Compile`, with the log; a driver error.
@@ -140,7 +166,8 @@ impl LibraryManager {
         self.get_or_create(&LibrarySource::Msl(source.into(), options.clone()))
     }
 
-    /// The library of a file with compiled code. The first call loads it.
+    /// The library of a file with compiled code. The first call loads it. The manager keeps the
+    /// library until its [release](Self::release).
     ///
     /// # Errors
     /// A driver error.
@@ -167,7 +194,8 @@ impl LibraryManager {
     }
 
     /// The pipeline of a function of a library. The first call makes it, which blocks on the
-    /// compiler; concurrent calls make it once.
+    /// compiler; concurrent calls make it once. The manager of the pipelines keeps it until its
+    /// release.
     ///
     /// # Errors
     /// `InvalidArgument` for a library of another manager; `NotFound` for a function that the

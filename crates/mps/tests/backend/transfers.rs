@@ -4,7 +4,7 @@
 use crate::bench::*;
 use leasehold_alloc::{Buffer, Layout};
 use leasehold_core::sync::Arc;
-use leasehold_core::{Error, Lease, Result};
+use leasehold_core::{Error, Index, Lease, Result};
 use leasehold_emulator::{Emulator, Source};
 use leasehold_hal::{Access, Copy2d, Device, DeviceId, Fill, MemoryKind};
 use leasehold_mps::MpsConfig;
@@ -46,7 +46,7 @@ impl Pair {
 
     /// Runs a transfer in a serial encoder.
     fn run(&self, bench: &Bench, transfer: &Transfer) -> Result<()> {
-        let queue = self.state.command_queues().acquire(0)?;
+        let queue = self.state.command_queues().acquire(Index::new(0))?;
         let driver = &*bench.driver;
         // SAFETY: every handle is live, and released once. The work is over when the call returns.
         unsafe {

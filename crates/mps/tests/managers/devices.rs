@@ -1,8 +1,8 @@
 //! The execution manager and the devices: life cycle, names, architecture.
 
 use crate::bench::*;
-use leasehold_core::Error;
 use leasehold_core::sync::Arc;
+use leasehold_core::{Error, Index};
 use leasehold_hal::DeviceId;
 use leasehold_mps::driver::ops::MpsSlowOps;
 use leasehold_mps::driver::sim::{SimDriver, SimDriverConfig};
@@ -131,12 +131,12 @@ fn each_manager_can_be_configured_for_a_test() {
     assert!(devices.is_configured_for_test() && devices.device_count() == 2);
     devices.shutdown().unwrap();
     let queues = CommandQueueManager::configure_for_test(ops(), mps(1)).unwrap();
-    queues.ensure_alive(0).unwrap();
+    queues.ensure_alive(Index::new(0)).unwrap();
     let libraries = LibraryManager::configure_for_test(ops(), mps(1)).unwrap();
     libraries.ensure_alive(SOURCE, &options()).unwrap();
     let pipelines = ComputePipelineStateManager::configure_for_test(ops(), mps(1)).unwrap();
     let heaps = HeapManager::configure_for_test(ops(), mps(1)).unwrap();
-    heaps.ensure_alive(0, &HEAP).unwrap();
+    heaps.ensure_alive(Index::new(0), &HEAP).unwrap();
     let buffers = BufferManager::configure_for_test(ops(), mps(1)).unwrap();
     buffers.ensure_alive(64, HEAP.options).unwrap();
     let events = EventManager::configure_for_test(ops(), mps(1)).unwrap();

@@ -1,7 +1,7 @@
 //! Shutdowns with leases, and driver calls that fail.
 
 use crate::bench::*;
-use leasehold_core::{AnyLease, Result};
+use leasehold_core::{AnyLease, Index, Result};
 use leasehold_mps::manager::device::DeviceState;
 use leasehold_mps::manager::event::EventKind;
 use leasehold_mps::{MpsConfig, MpsExecutionManager};
@@ -14,7 +14,7 @@ fn leases(device: &DeviceState) -> Result<Vec<(&'static str, AnyLease)>> {
     let heap = device.heaps().acquire(&HEAP)?;
     let placed = device.buffers().place(&heap, 1000, Some(256))?;
     Ok(vec![
-        ("command queue", device.command_queues().acquire(0)?.into_any()),
+        ("command queue", device.command_queues().acquire(Index::new(0))?.into_any()),
         ("library", library.into_any()),
         ("compute pipeline state", pipeline.into_any()),
         ("heap", heap.into_any()),
@@ -47,10 +47,10 @@ fn a_live_lease_refuses_the_shutdown_and_nothing_changes() {
     drop(device);
     // The managers' own leases refuse no shutdown.
     let device = bench.open();
-    device.command_queues().ensure_alive(0).unwrap();
+    device.command_queues().ensure_alive(Index::new(0)).unwrap();
     let library = device.libraries().acquire(SOURCE, &options()).unwrap();
     device.libraries().ensure_pipeline_alive(&library, "bump", &plain()).unwrap();
-    device.heaps().ensure_alive(0, &HEAP).unwrap();
+    device.heaps().ensure_alive(Index::new(0), &HEAP).unwrap();
     device.buffers().ensure_alive(64, HEAP.options).unwrap();
     device.events().ensure_alive(EventKind::Shared).unwrap();
     device.fences().ensure_alive().unwrap();
@@ -81,13 +81,13 @@ fn life(driver: &leasehold_core::sync::Arc<leasehold_mps::driver::sim::SimDriver
     for ordinal in 0..2 {
         let handle = manager.devices().ensure_alive(mps(ordinal))?;
         let device = manager.devices().get_state(handle)?;
-        device.command_queues().ensure_alive(0)?;
-        device.command_queues().ensure_alive(1)?;
+        device.command_queues().ensure_alive(Index::new(0))?;
+        device.command_queues().ensure_alive(Index::new(1))?;
         let library = device.libraries().ensure_alive(SOURCE, &options())?;
         let library = device.libraries().get_state(library)?;
         device.libraries().ensure_pipeline_alive(&library, "bump", &plain())?;
         library.function_names()?;
-        let heap = device.heaps().ensure_alive(0, &HEAP)?;
+        let heap = device.heaps().ensure_alive(Index::new(0), &HEAP)?;
         let heap = device.heaps().get_state(heap)?;
         drop(device.buffers().place(&heap, 1000, Some(0))?);
         device.buffers().ensure_alive(64, HEAP.options)?;
@@ -129,8 +129,8 @@ fn a_failed_creation_is_tried_again() {
     let machine = bench.driver.machine();
     let fail = |call| machine.add_fault(FaultRule::on(call, When::Once, FaultAction::Fail(9)));
     fail("newCommandQueueWithMaxCommandBufferCount");
-    device.command_queues().acquire(0).unwrap_err();
-    drop(device.command_queues().acquire(0).unwrap());
+    device.command_queues().acquire(Index::new(0)).unwrap_err();
+    drop(device.command_queues().acquire(Index::new(0)).unwrap());
     fail("newLibraryWithSource");
     device.libraries().acquire(SOURCE, &options()).unwrap_err();
     let library = device.libraries().acquire(SOURCE, &options()).unwrap();

@@ -1,7 +1,7 @@
 //! Queues, libraries, pipelines, heaps, buffers, events and fences.
 
 use crate::bench::*;
-use leasehold_core::Error;
+use leasehold_core::{Error, Index};
 use leasehold_mps::MpsConfig;
 use leasehold_mps::driver::ops::{CompileOptions, HeapDesc, MemoryOptions, PipelineDesc, Storage};
 use leasehold_mps::manager::event::EventKind;
@@ -14,34 +14,37 @@ fn a_queue_is_never_created_twice() {
     let device = bench.open();
     let queues = device.command_queues();
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..16).map(|i| scope.spawn(move || queues.acquire(i % 2))).collect();
+        let threads: Vec<_> =
+            (0..16).map(|i| scope.spawn(move || queues.acquire(Index::new(i % 2)))).collect();
         let leases: Vec<_> = threads.into_iter().map(|t| t.join().unwrap().unwrap()).collect();
         for (i, lease) in leases.iter().enumerate() {
-            assert!(lease.same(&leases[i % 2]) && lease.index() == i as u32 % 2);
+            assert!(lease.same(&leases[i % 2]) && lease.index().get() == i as u32 % 2);
         }
     });
     assert_eq!((bench.calls(NEW_QUEUE), queues.stats().created, queues.count()), (2, 2, 2));
-    assert!(matches!(queues.acquire(2), Err(Error::NotFound(_))));
-    let handle = queues.ensure_alive(0).unwrap();
+    assert!(matches!(queues.acquire(Index::new(2)), Err(Error::NotFound(_))));
+    let handle = queues.ensure_alive(Index::new(0)).unwrap();
     let held = queues.get_state(handle).unwrap();
     queues.release(handle).unwrap();
     // A holder remains, so the index still has this queue.
-    assert_eq!(queues.ensure_alive(0).unwrap(), handle);
+    assert_eq!(queues.ensure_alive(Index::new(0)).unwrap(), handle);
     queues.release(handle).unwrap();
     drop(held);
     assert!(!queues.is_alive(handle));
-    assert_ne!(queues.ensure_alive(0).unwrap(), handle);
+    assert_ne!(queues.ensure_alive(Index::new(0)).unwrap(), handle);
     assert_eq!(bench.calls(NEW_QUEUE), 3);
     drop(device);
     bench.close();
 }
 
 #[test]
-fn the_open_encoder_is_exclusive_and_the_queue_is_not() {
+fn a_queue_has_one_turn_and_any_number_of_leases() {
     let bench = Bench::new();
     let device = bench.open();
-    let (a, b) =
-        (device.command_queues().acquire(0).unwrap(), device.command_queues().acquire(0).unwrap());
+    let (a, b) = (
+        device.command_queues().acquire(Index::new(0)).unwrap(),
+        device.command_queues().acquire(Index::new(0)).unwrap(),
+    );
     let encoding = a.claim().unwrap();
     assert!(matches!(b.claim(), Err(Error::Occupied { .. })));
     drop(encoding);
@@ -123,9 +126,9 @@ fn a_device_has_any_number_of_heaps() {
     let heaps = device.heaps();
     let many: Vec<_> = (0..5).map(|_| heaps.acquire(&HEAP).unwrap()).collect();
     assert_eq!(bench.driver.census().heaps, 5);
-    let kept = heaps.ensure_alive(0, &HEAP).unwrap();
-    assert_eq!(heaps.ensure_alive(0, &HEAP).unwrap(), kept);
-    assert_ne!(heaps.ensure_alive(1, &HEAP).unwrap(), kept);
+    let kept = heaps.ensure_alive(Index::new(0), &HEAP).unwrap();
+    assert_eq!(heaps.ensure_alive(Index::new(0), &HEAP).unwrap(), kept);
+    assert_ne!(heaps.ensure_alive(Index::new(1), &HEAP).unwrap(), kept);
     drop(many);
     // Idle heaps are reissued for the same size and options only.
     let again = heaps.acquire(&HEAP).unwrap();

@@ -1,6 +1,7 @@
 //! Work over the managers' resources, as a stream will submit it.
 
 use crate::bench::*;
+use leasehold_core::Index;
 use leasehold_mps::driver::ops::*;
 use leasehold_mps::manager::event::EventKind;
 
@@ -14,7 +15,7 @@ fn two_encoders_and_two_queues_work_over_leased_resources() {
     let buffer = device.buffers().place(&heap, 64, Some(512)).unwrap();
     let fence = device.fences().acquire().unwrap();
     let event = device.events().acquire(EventKind::Device).unwrap();
-    let queues = [0, 1].map(|i| device.command_queues().acquire(i).unwrap());
+    let queues = [0, 1].map(|i| device.command_queues().acquire(Index::new(i)).unwrap());
     let reached = event.next_value();
     let driver = &bench.driver;
     // SAFETY: every handle is of a lease that is held until the work is over. Each encoder has

@@ -1,10 +1,12 @@
 //! Bounded objects of the driver: command buffers, encoders, fences, events.
 
 use crate::common::*;
-use leasehold_core::Result;
 use leasehold_core::sync::Arc;
-use leasehold_hal::{Access, Op};
+use leasehold_core::{Error, Index, Result};
+use leasehold_hal::{Access, BackendKind, DeviceId, Op};
+use leasehold_mps::MpsConfig;
 use leasehold_sim::Stepping;
+use std::time::Duration;
 
 #[test]
 fn a_hundred_thousand_dispatches_take_a_bounded_number_of_objects() -> Result<()> {
@@ -150,6 +152,70 @@ fn a_stream_commits_by_dispatches_by_bytes_and_for_observers() -> Result<()> {
     a.wait_host(value, None)?;
     assert_eq!(commits() - before, 6, "by a wait");
     drop((x, large, a, device));
+    bench.close();
+    Ok(())
+}
+
+#[test]
+fn a_stream_takes_its_turn_on_the_queue_to_encode_and_to_commit() -> Result<()> {
+    for config in [inline(), MpsConfig::default(), MpsConfig::default().batch(1, u64::MAX)] {
+        let bench = Bench::with(driver_config(9), config);
+        let device = bench.open(0);
+        let state = bench.backend.manager().devices().open(DeviceId::new(BackendKind::Mps, 0))?;
+        let queue = state.command_queues().acquire(Index::new(0))?;
+        let (a, b) = (stream(&device), stream(&device));
+        let (x, y) = (buffer(&device, &a, 64), buffer(&device, &a, 64));
+        // Encoded and perhaps not committed.
+        let first = submit(&a, &[fill(&x, 1)])?;
+        let claim = queue.claim()?;
+        // A holder that keeps the claim refuses the submission as a whole.
+        let before = b.timeline().submitted();
+        let refused = submit(&b, &[fill(&y, 2)]).unwrap_err();
+        assert!(matches!(refused, Error::Occupied { .. }), "{refused}");
+        assert_eq!(b.timeline().submitted(), before);
+        // A waiting thread gets an error too, or the work was committed before.
+        match a.wait_host(first, Some(Duration::from_secs(5))) {
+            Ok(()) | Err(Error::Occupied { .. }) => {}
+            Err(other) => panic!("{other}"),
+        }
+        // A claim that comes back in time is waited for.
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| submit(&b, &[fill(&y, 3)]));
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!waits.is_finished(), "encoded without the queue's turn");
+            drop(claim);
+            waits.join().unwrap()
+        })?;
+        // Nothing is lost.
+        assert_eq!((read(&a, &x), read(&b, &y)), (vec![1; 64], vec![3; 64]));
+        drop(queue.claim()?);
+        drop((queue, state, x, y, a, b, device));
+        bench.close();
+    }
+    Ok(())
+}
+
+#[test]
+fn streams_of_one_queue_take_turns_on_many_threads() -> Result<()> {
+    let bench = Bench::with(driver_config(10), MpsConfig::default().command_buffers(4));
+    let device = bench.open(0);
+    std::thread::scope(|scope| {
+        for n in 1..=4_u8 {
+            let device = &device;
+            scope.spawn(move || {
+                let stream = stream(device);
+                let x = buffer(device, &stream, 64);
+                for i in 0..200 {
+                    submit(&stream, &[fill(&x, n.into()), fill(&x, n.wrapping_add(i).into())])
+                        .unwrap();
+                    if i % 16 == 0 {
+                        assert_eq!(read(&stream, &x), [n.wrapping_add(i); 64]);
+                    }
+                }
+            });
+        }
+    });
+    drop(device);
     bench.close();
     Ok(())
 }

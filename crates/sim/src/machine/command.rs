@@ -357,6 +357,15 @@ pub(crate) enum Action {
 }
 
 impl Action {
+    /// Whether the action runs this kernel.
+    pub(crate) fn runs(&self, kernel: &Arc<Kernel>) -> bool {
+        match self {
+            Action::Kernel(call) => Arc::ptr_eq(&call.kernel, kernel),
+            Action::Graph(running) => running.nodes.iter().any(|n| n.action.runs(kernel)),
+            _ => false,
+        }
+    }
+
     /// The name in reports.
     pub(crate) fn name(&self) -> Arc<str> {
         match self {
@@ -412,6 +421,11 @@ pub(crate) enum NodeAction {
 }
 
 impl NodeAction {
+    /// Whether the action runs this kernel.
+    pub(crate) fn runs(&self, kernel: &Arc<Kernel>) -> bool {
+        matches!(self, NodeAction::Kernel(call) if Arc::ptr_eq(&call.kernel, kernel))
+    }
+
     fn for_each_range(&self, f: &mut dyn FnMut(Range<u64>)) {
         match self {
             NodeAction::Kernel(k) => {

@@ -10,6 +10,7 @@
 use super::EventId;
 use super::command::{ExecNode, FillCall, KernelCall, NodeAction, NodeFn, Running, Transfer};
 use super::detect::Ancestors;
+use super::kernel::Kernel;
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Result, Text};
 use std::fmt;
@@ -218,6 +219,11 @@ pub(crate) struct Exec {
 }
 
 impl Exec {
+    /// Whether a node runs this kernel.
+    pub(crate) fn runs(&self, kernel: &Arc<Kernel>) -> bool {
+        self.nodes.iter().any(|node| node.action.runs(kernel))
+    }
+
     pub(crate) fn new(flat: Flat) -> Self {
         let mut next: Vec<Vec<u32>> = vec![Vec::new(); flat.actions.len()];
         for (node, pred) in flat.pred.iter().enumerate() {

@@ -275,23 +275,31 @@ impl Monitor {
         self.memory_in_use() != *before
     }
 
-    /// Tells the detector that the host reads host memory now.
+    /// Tells the detector that the host reads host memory now. A range that reaches beyond the address
+    /// space ends with it.
     pub fn host_read(&self, addr: u64, bytes: u64) {
         self.lock().host_access(addr, bytes, Access::Read);
     }
 
-    /// Tells the detector that the host writes host memory now.
+    /// Tells the detector that the host writes host memory now. The range is as for
+    /// [`host_read`](Self::host_read).
     pub fn host_write(&self, addr: u64, bytes: u64) {
         self.lock().host_access(addr, bytes, Access::Write);
     }
 
     /// Tells the detector that pageable host memory is freed. A pending copy that uses it is
-    /// reported.
+    /// reported. The range is as for [`host_read`](Self::host_read).
     pub fn host_gone(&self, addr: u64, bytes: u64) {
         let mut state = self.lock();
+        let bytes = bytes_from(addr, bytes);
         let mut gone = Gone { region: 0, key: addr, addr, bytes, pages: None };
         state.host_is_gone(&mut gone, "host memory's end");
     }
+}
+
+/// The bytes of a range that lie in the address space.
+fn bytes_from(addr: u64, bytes: u64) -> u64 {
+    bytes.min(u64::MAX - addr)
 }
 
 impl MachineState {
@@ -314,7 +322,7 @@ impl MachineState {
             node: None,
             scope: Name::current(),
         };
-        self.detector.access(&who, addr, addr, bytes, access);
+        self.detector.access(&who, addr, addr, bytes_from(addr, bytes), access);
     }
 
     /// Reports remaining users of memory that is freed now: accesses that the host does not know to

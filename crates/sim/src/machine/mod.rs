@@ -647,6 +647,16 @@ impl Monitor {
             execs: state.execs.len() as u64,
         }
     }
+
+    /// Returns whether a queue's pending work or an executable graph runs this kernel. Does not
+    /// count as a call.
+    #[must_use]
+    pub fn is_kernel_used(&self, kernel: &Arc<Kernel>) -> bool {
+        let state = self.lock();
+        let mut entries = state.queues.values().flat_map(|q| &q.entries);
+        entries.any(|entry| entry.action.runs(kernel))
+            || state.execs.values().any(|exec| exec.runs(kernel))
+    }
 }
 
 impl fmt::Debug for Machine {

@@ -127,10 +127,9 @@ impl Window {
         Ok(Self { base: at as usize, bytes })
     }
 
-    /// The host address of an offset.
+    /// The host address of an offset. Outside of the window it is the address of no byte.
     pub(crate) fn host(&self, at: u64) -> *mut u8 {
-        debug_assert!(at <= self.bytes);
-        (self.base + at as usize) as *mut u8
+        self.base.wrapping_add(at as usize) as *mut u8
     }
 
     /// Maps the part `from..` of the file at an offset of the window.

@@ -4,13 +4,13 @@ use super::clock::Clock;
 use super::command::{Action, Done, Entry, FillCall, KernelCall, Transfer};
 use super::detect::{Operation, ReportKind, Unwritten};
 use super::space::{AccessPart, AccessScope, STORE};
-use super::step::{CommandContext, Outcome, panic_text};
+use super::step::{CommandContext, Outcome};
 use super::{KernelBody, Launch, MachineState, QueueId};
 use leasehold_core::defects::{Defect, planted};
+use leasehold_core::panics::caught;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::{Error, Fault};
 use leasehold_hal::{Access, Binding};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Poll;
 
 impl MachineState {
@@ -187,16 +187,16 @@ impl MachineState {
             bindings: &bindings,
             params: &call.params,
         };
-        let ran = catch_unwind(AssertUnwindSafe(|| match &call.kernel.spec.body {
+        let ran = caught(|| match &call.kernel.spec.body {
             KernelBody::Run(f) => f(&launch).map(Poll::Ready),
             KernelBody::Poll(f) => f(&launch),
-        }));
+        });
         self.compare(place, &call, &bindings, watched);
         match ran {
             Ok(Ok(Poll::Pending)) => return Outcome::Pending(Action::Kernel(call)),
             Ok(Ok(Poll::Ready(()))) => {}
             Ok(Err(e)) => return Outcome::Fault(e.to_string()),
-            Err(panic) => return Outcome::Fault(format!("panicked: {}", panic_text(panic))),
+            Err(text) => return Outcome::Fault(text),
         }
         for (parts, access) in &all {
             self.note_access(place, parts, *access, Unwritten::All);

@@ -16,12 +16,11 @@ use super::space::AccessScope;
 use super::{
     FaultScope, MachineConfig, MachineState, Monitor, Queue, QueueFailure, QueueId, Ran, Stepping,
 };
+use leasehold_core::panics::caught;
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::{Error, Name};
-use std::any::Any;
 use std::cell::Cell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// The virtual time of a host call, in nanoseconds.
 const HOST_NANOS: u64 = 500;
@@ -121,7 +120,7 @@ impl Monitor {
                 let me = Arc::as_ptr(&self.0) as usize;
                 let outer = CALLING.replace(Some((me, queue)));
                 DEPTH.set(DEPTH.get() + 1);
-                let panic = catch_unwind(AssertUnwindSafe(call)).err().map(panic_text);
+                let panic = caught(call).err();
                 DEPTH.set(DEPTH.get() - 1);
                 CALLING.set(outer);
                 let mut state = self.lock();
@@ -153,16 +152,6 @@ impl Monitor {
     #[must_use]
     pub fn is_calling(&self, queue: QueueId) -> bool {
         CALLING.get() == Some((Arc::as_ptr(&self.0) as usize, queue))
-    }
-}
-
-/// The text of a panic.
-pub(super) fn panic_text(panic: Box<dyn Any + Send>) -> String {
-    match panic.downcast::<String>() {
-        Ok(text) => *text,
-        Err(other) => other
-            .downcast_ref::<&str>()
-            .map_or_else(|| "a panic without a message".to_owned(), |s| (*s).to_owned()),
     }
 }
 

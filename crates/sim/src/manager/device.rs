@@ -18,7 +18,6 @@ use leasehold_core::{
     DeviceHandle, Error, Fault, FixedSlotStore, Handle, Index, Lease, PoolStats, Recycle, Resource,
     Result, Tagged, Timeline, TimelineId, TimelineOwner, Timepoint, tags,
 };
-use leasehold_engine::panics::panic_text;
 use leasehold_hal::{
     BackendKind, Caps, DeviceId, DeviceInfo, Dispatch, HostCall, Limits, MemoryInfo, OpList,
 };
@@ -26,7 +25,6 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomPinned;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Weak;
 use std::time::{Duration, Instant};
 
@@ -127,14 +125,11 @@ impl Common {
     /// Runs a host call; an error or a panic fails the queue.
     pub(crate) fn host_call(&self, call: &HostCall, name: &str, queue: QueueId, value: u64) {
         let timeline = self.running.lock().get(&queue).copied();
-        let run = || catch_unwind(AssertUnwindSafe(|| call.run()));
-        let text = match timeline.map_or_else(run, |timeline| timeline.run_call(value, run)) {
-            Ok(Ok(())) => return,
-            Ok(Err(e)) => e.to_string(),
-            Err(panic) => panic_text(panic),
-        };
-        // The queue runs this call, so it exists.
-        let _ = self.machine.queue_fail(queue, self.fault(name, queue, value, text));
+        let run = || call.run();
+        if let Err(e) = timeline.map_or_else(run, |timeline| timeline.run_call(value, run)) {
+            // The queue runs this call, so it exists.
+            let _ = self.machine.queue_fail(queue, self.fault(name, queue, value, e.to_string()));
+        }
     }
 
     /// Publishes the value of a completed submission, after its failure if it failed. The

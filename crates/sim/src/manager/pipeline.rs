@@ -1,6 +1,6 @@
 //! Pipelines: kernels of the machine by name, or Rust functions that run over all tiles.
 //!
-//! A pipeline's native word is its place in a table, which keeps the kernels as long as the device.
+//! A pipeline's native word is its number in a table. Commands hold the kernels that they run.
 //!
 //! This module must not know which kernels exist.
 
@@ -9,6 +9,7 @@ use leasehold_core::sync::{Arc, RwLock};
 use leasehold_core::{Error, Lease, Result};
 use leasehold_engine::pipelines::{PipelineLoader, PipelinePool};
 use leasehold_hal::{KernelDesc, KernelSource, Pipeline};
+use std::collections::HashMap;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Source {
@@ -17,24 +18,34 @@ enum Source {
 }
 
 /// The kernels that pipelines name.
+#[derive(Default)]
+struct Table {
+    kernels: HashMap<u64, Arc<Kernel>>,
+    /// The last number. Numbers do not come again.
+    last: u64,
+}
+
+/// The table of the kernels that pipelines name.
 #[derive(Clone, Default)]
-pub(crate) struct Kernels(Arc<RwLock<Vec<Arc<Kernel>>>>);
+pub(crate) struct Kernels(Arc<RwLock<Table>>);
 
 impl Kernels {
     fn add(&self, kernel: Arc<Kernel>) -> u64 {
-        let mut all = self.0.write();
-        let known = all.iter().position(|k| Arc::ptr_eq(k, &kernel));
-        let at = known.unwrap_or(all.len());
-        if known.is_none() {
-            all.push(kernel);
-        }
-        at as u64 + 1
+        let mut table = self.0.write();
+        table.last += 1;
+        let number = table.last;
+        table.kernels.insert(number, kernel);
+        number
+    }
+
+    fn remove(&self, number: u64) {
+        let removed = self.0.write().kernels.remove(&number);
+        drop(removed);
     }
 
     /// The kernel of a pipeline.
     pub(crate) fn of(&self, pipeline: &Pipeline) -> Result<Arc<Kernel>> {
-        let at = (pipeline.native as usize).wrapping_sub(1);
-        let found = self.0.read().get(at).cloned();
+        let found = self.0.read().kernels.get(&pipeline.native).cloned();
         found
             .ok_or_else(|| Error::invalid(format!("kernel {} is not this device's", pipeline.name)))
     }
@@ -61,6 +72,10 @@ impl PipelineLoader for Registered {
         let native = self.kernels.add(kernel.clone());
         Ok((Pipeline::new(desc, native, kernel.spec.block_threads), ()))
     }
+
+    fn forget(&self, pipeline: &Pipeline) {
+        self.kernels.remove(pipeline.native);
+    }
 }
 
 /// Owns the kernels of a device, one for each name, entry and source.
@@ -77,7 +92,7 @@ impl PipelineManager {
         Ok(Self { machine: machine.clone(), pipelines: PipelinePool::new(registered)? })
     }
 
-    /// The kernel's pipeline.
+    /// The kernel's pipeline, which lives as long as it has a holder.
     ///
     /// # Errors
     /// `InvalidArgument` beyond the limits, and for a kernel whose declarations differ from the
@@ -124,5 +139,30 @@ impl PipelineManager {
         }
     }
 
-    leasehold_engine::pool_methods!(pipelines: "kernels");
+    leasehold_engine::pipeline_methods!(pipelines);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::MachineConfig;
+    use leasehold_hal::{CpuArgs, KernelCheck};
+
+    unsafe fn nothing(_: &CpuArgs<'_>) {}
+
+    #[test]
+    fn a_kernel_leaves_the_table_with_its_last_holder() {
+        let machine = Machine::new(MachineConfig::seed(1)).unwrap();
+        let kernels = Kernels::default();
+        let manager = PipelineManager::new(&machine, 0, kernels.clone()).unwrap();
+        let source = KernelSource::Cpu(nothing);
+        let desc = KernelDesc::new("k", source, &[], KernelCheck::any());
+        let (first, second) =
+            (manager.get_or_create(&desc).unwrap(), manager.get_or_create(&desc).unwrap());
+        assert_eq!((first.native, kernels.0.read().kernels.len()), (second.native, 1));
+        drop(first);
+        assert!(kernels.of(&second).is_ok());
+        drop(second);
+        assert_eq!((manager.stats().live, kernels.0.read().kernels.len()), (0, 0));
+    }
 }

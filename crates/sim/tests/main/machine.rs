@@ -712,3 +712,20 @@ fn a_queue_that_requires_failed_work_fails_and_skips_its_signals() {
     m.semaphore_signal(semaphores[0], 1).unwrap();
     assert_eq!(m.semaphore_value(semaphores[0]).unwrap(), 1);
 }
+
+#[test]
+fn ranges_at_the_end_of_the_address_space_are_ranges() {
+    let m = machine(1);
+    for addr in [u64::MAX, u64::MAX - 7, 1 << 63, DEVICE_BASE - 1, DEVICE_BASE] {
+        for bytes in [0, 1, 8, u64::MAX - 7, u64::MAX] {
+            m.host_read(addr, bytes);
+            m.host_write(addr, bytes);
+            m.host_gone(addr, bytes);
+            let _ = (m.is_pinned(addr, bytes), m.owner(addr));
+        }
+        let refused = m.peek(addr, &mut [0; 8]).is_err() && m.poke(addr, &[0; 8]).is_err();
+        assert!(refused, "{addr:#x}");
+        let _ = (m.peek(addr, &mut []), m.poke(addr, &[]));
+    }
+    let _ = m.take_reports();
+}

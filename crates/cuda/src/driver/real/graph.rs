@@ -20,8 +20,8 @@ use cudarc::driver::sys::{
     CUuserObject,
 };
 use leasehold_core::Result;
+use leasehold_core::panics::quietly;
 use std::ffi::c_void;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ unsafe extern "C" fn run_many(data: *mut c_void) {
     // SAFETY: `data` points to the boxed closure, which lives as long as the graph and its
     // executables.
     let call = unsafe { &*data.cast::<HostNode>() };
-    if catch_unwind(AssertUnwindSafe(|| call())).is_err() {
+    if quietly(|| call()).is_none() {
         tracing::error!("a host node of a CUDA graph panicked");
     }
 }
@@ -53,7 +53,7 @@ unsafe extern "C" fn run_many(data: *mut c_void) {
 unsafe extern "C" fn drop_node(data: *mut c_void) {
     // SAFETY: `data` came from `Box::into_raw`, and the driver calls this once.
     let call = unsafe { Box::from_raw(data.cast::<HostNode>()) };
-    let _ = catch_unwind(AssertUnwindSafe(move || drop(call)));
+    let _ = quietly(move || drop(call));
 }
 
 /// Dependencies in the driver's form: a handle is the driver's pointer.

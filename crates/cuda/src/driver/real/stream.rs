@@ -14,9 +14,9 @@ use crate::driver::ops::{
     NativeFill, NativeStream, Progress, StreamOps,
 };
 use cudarc::driver::sys::{self, CUcontext, CUevent, CUfunction, CUstream};
+use leasehold_core::panics::quietly;
 use leasehold_core::{Error, Result};
 use std::ffi::c_void;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
 /// `CU_STREAM_NON_BLOCKING`: no implicit order with the legacy stream.
@@ -66,7 +66,7 @@ unsafe extern "C" fn run_once(data: *mut c_void) {
     // SAFETY: `data` came from `Box::into_raw` of this type, and the driver calls each function
     // once.
     let call = unsafe { Box::from_raw(data.cast::<HostFunction>()) };
-    if catch_unwind(AssertUnwindSafe(call)).is_err() {
+    if quietly(call).is_none() {
         tracing::error!("a host function on a CUDA stream panicked");
     }
 }

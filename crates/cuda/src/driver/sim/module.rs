@@ -9,8 +9,10 @@ use super::{SimDriver, memory, refuse};
 use crate::conv::{self, code};
 use crate::driver::ops::{FunctionInfo, ModuleOps, NativeFunction, NativeModule};
 use leasehold_core::{Error, Result};
+use leasehold_sim::Kernel;
 use std::collections::BTreeSet;
 use std::fmt::Write;
+use std::sync::Arc;
 
 /// The text with each comment, string and character literal replaced by a space.
 fn bare(text: &str) -> Result<String, String> {
@@ -248,6 +250,11 @@ impl ModuleOps for SimDriver {
             Some(_) => return Err(refuse(API, code::INVALID_CONTEXT)),
             None => return Err(refuse(API, code::INVALID_HANDLE)),
         }
+        // Here the driver's behaviour is undefined. The refused module shows in the census.
+        let used = |f: &Function| f.module == module.0 && self.machine.is_kernel_used(&f.kernel);
+        if tables.functions.values().any(used) {
+            return Err(refuse(API, code::ILLEGAL_STATE));
+        }
         tables.modules.remove(&module.0);
         tables.functions.retain(|_, f| f.module != module.0);
         told
@@ -282,6 +289,8 @@ impl ModuleOps for SimDriver {
             return Ok(NativeFunction(known));
         }
         let handle = tables.handle();
+        // Of its own, so that the machine can tell whether the function is used.
+        let kernel = Arc::new(Kernel { name: kernel.name.clone(), spec: kernel.spec.clone() });
         let function =
             Function { module: module.0, context: scope.context, kernel, shared: memory::SHARED };
         tables.functions.insert(handle, function);

@@ -8,6 +8,7 @@ use super::super::ops::{
 };
 use super::{RealDriver, at, code_of, give_some, nanos};
 use block2::RcBlock;
+use leasehold_core::panics::quietly;
 use leasehold_core::sync::Mutex;
 use leasehold_core::{Error, Result};
 use objc2::rc::autoreleasepool;
@@ -17,12 +18,11 @@ use objc2_metal::{
     MTLCommandBuffer, MTLCommandBufferDescriptor, MTLCommandBufferErrorOption,
     MTLCommandBufferStatus, MTLCommandQueue, MTLDevice, MTLEvent, MTLResidencySet, MTLSharedEvent,
 };
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
 /// Calls a handler of the runtime on a thread of Metal. A panic must not unwind into Metal.
 pub(super) fn call_back(call: impl FnOnce()) {
-    if catch_unwind(AssertUnwindSafe(call)).is_err() {
+    if quietly(call).is_none() {
         tracing::error!("a handler on a thread of Metal panicked");
     }
 }
