@@ -12,6 +12,14 @@
 //! consumer of DLPack names its stream. That stream waits for what was submitted before, each later
 //! operation waits for the stream and the stream for it, and the memory is reused only after the
 //! work that the stream had when the consumer let go.
+//!
+//! The array API lets a consumer destroy its stream after the export. So the stream's handle is used
+//! during the export only, unless the stream is a default one or this package's own, which stay. For
+//! the others the timeline of the whole device stands: later operations of the buffer wait on the
+//! host, and freed memory waits until the device was synchronized, or until it is needed.
+//!
+//! An import's owner orders its work with the device's own stream, which it was told. So a copy on
+//! another device's stream waits for that one, and that one for the copy.
 
 use crate::allocator::Pool;
 use crate::device::State;
@@ -26,9 +34,10 @@ use std::any::Any;
 /// Bytes that are staged at once.
 const PIECE: u64 = 64 << 20;
 
-/// A stream of another library that uses the memory.
+/// A stream of another library that uses the memory. A handle does not tell streams apart: that of a
+/// per-thread default stream means another one in each thread.
 struct Consumer {
-    handle: u64,
+    /// What its work is marked on.
     stream: Arc<ExternalStream>,
     exports: usize,
 }
@@ -55,6 +64,11 @@ pub(crate) struct Block {
     consumers: Mutex<Vec<Consumer>>,
     /// The ends of consumers' work: they may have written.
     ended: Mutex<Vec<Timepoint>>,
+}
+
+/// Whether both are the same stream.
+fn same(a: &ExternalStream, b: &ExternalStream) -> bool {
+    a.timeline().id() == b.timeline().id()
 }
 
 /// The timepoints of a buffer's uses.
@@ -200,41 +214,28 @@ impl Block {
     }
 
     /// Counts an export for a stream of another library, which waits for what was submitted so far.
-    pub(crate) fn begin_consumer(&self, handle: u64) -> Result<()> {
-        let Some(buffer) = &self.buffer else { return Ok(()) };
+    /// Returns what [`end_consumer`](Self::end_consumer) takes; `None` without memory.
+    pub(crate) fn begin_consumer(&self, handle: u64) -> Result<Option<Arc<ExternalStream>>> {
+        let Some(buffer) = &self.buffer else { return Ok(None) };
         self.device.check_process()?;
-        let stream = self.device.external(handle)?;
-        self.device.order_before(&stream)?;
-        for point in uses(buffer) {
-            match stream.wait(point) {
-                // The stream cannot wait for it on the device: the host does.
-                Err(Error::Unsupported(_)) => self.device.runtime.wait_for(point)?,
-                other => other?,
-            }
-        }
+        let stream = self.device.admit(handle, &uses(buffer))?;
         let mut consumers = self.consumers.lock();
-        match consumers.iter_mut().find(|consumer| consumer.handle == handle) {
+        match consumers.iter_mut().find(|consumer| same(&consumer.stream, &stream)) {
             Some(consumer) => consumer.exports += 1,
-            None => consumers.push(Consumer { handle, stream, exports: 1 }),
+            None => consumers.push(Consumer { stream: stream.clone(), exports: 1 }),
         }
-        Ok(())
+        Ok(Some(stream))
     }
 
     /// Takes it back: the memory is not reused before the work that the stream has now.
-    pub(crate) fn end_consumer(&self, handle: u64) {
+    pub(crate) fn end_consumer(&self, stream: &ExternalStream) {
         let Some(buffer) = &self.buffer else { return };
         if self.device.is_forked() {
             return;
         }
-        let find = |consumers: &[Consumer]| consumers.iter().position(|c| c.handle == handle);
-        let stream = {
-            let consumers = self.consumers.lock();
-            let Some(at) = find(&consumers) else { return };
-            consumers[at].stream.clone()
-        };
         let now = stream.now();
-        // The event is recorded at once: the consumer may destroy its stream any time. In a capture
-        // it is recorded later.
+        // If there is an event to record, it is recorded at once, so that nobody waits for later
+        // work. In a capture it is recorded later.
         let _ = stream.signal();
         buffer.used_on(now);
         let mut ended = self.ended.lock();
@@ -242,35 +243,43 @@ impl Block {
         ended.push(now);
         drop(ended);
         let mut consumers = self.consumers.lock();
-        let Some(at) = find(&consumers) else { return };
+        let found = consumers.iter().position(|consumer| same(&consumer.stream, stream));
+        let Some(at) = found else { return };
         consumers[at].exports -= 1;
         if consumers[at].exports == 0 {
             consumers.swap_remove(at);
         }
     }
 
-    /// The streams that use the memory outside.
-    fn outside(&self) -> Vec<Arc<ExternalStream>> {
-        self.consumers.lock().iter().map(|consumer| consumer.stream.clone()).collect()
+    /// The streams that use the memory outside of operations of a device: those of consumers, and
+    /// the stream that the owner of an import knows, unless the operations run there.
+    fn outside(&self, device: &State) -> Result<Vec<Arc<ExternalStream>>> {
+        let streams = self.consumers.lock().iter().map(|c| c.stream.clone()).collect();
+        let imported = self.own.is_none() && self.buffer.is_some();
+        if !imported || std::ptr::eq(&*self.device, device) {
+            return Ok(streams);
+        }
+        let told = self.device.told()?;
+        Ok([streams, vec![told]].concat())
     }
 
     /// Runs operations on the device's stream, after what streams outside have now, and before what
-    /// they get later. Blocks until they are done if one of them uses the memory.
+    /// they get later. Blocks until they are done if one of them cannot be ordered on the device.
     fn ordered<R>(
         py: Python<'_>,
         blocks: &[&Block],
         device: &State,
         run: impl FnOnce() -> Result<R>,
     ) -> Result<R> {
-        let stream = device.runtime.stream();
         for point in blocks.iter().flat_map(|block| block.ended.lock().clone()) {
-            stream.wait(point)?;
+            device.order_after(py, point)?;
         }
-        let outside: Vec<_> = blocks.iter().flat_map(|block| block.outside()).collect();
+        let mut outside = Vec::new();
+        for block in blocks {
+            outside.append(&mut block.outside(device)?);
+        }
         for other in &outside {
-            let now = other.now();
-            other.signal()?;
-            stream.wait(now)?;
+            device.order_after(py, other.now())?;
         }
         let result = run()?;
         if !outside.is_empty() {
@@ -451,10 +460,14 @@ impl Drop for Block {
         }
         if self.lent.load(Ordering::Relaxed) {
             // The address is known to streams that are unknown here.
-            if self.device.synchronize_all().is_err() {
-                // Nobody can say when they are done, so the memory stays.
-                std::mem::forget((buffer, self.own.take()));
-                return;
+            match self.device.whole() {
+                Ok(whole) => buffer.used_on(whole.now()),
+                Err(_) if self.device.synchronize_all().is_ok() => {}
+                Err(_) => {
+                    // Nobody can say when they are done, so the memory stays.
+                    std::mem::forget((buffer, self.own.take()));
+                    return;
+                }
             }
         }
         match &self.own {

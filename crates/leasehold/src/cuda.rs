@@ -17,7 +17,7 @@ use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Result};
 use leasehold_hal::{BackendKind, DeviceId};
 
-pub use leasehold_cuda::manager::external::External as ExternalStream;
+pub use leasehold_cuda::manager::external::{External as ExternalStream, ExternalManager};
 pub use leasehold_cuda::{CompletionSource, CudaBackend, CudaConfig, MemorySource};
 
 /// Refuses a device of another backend.

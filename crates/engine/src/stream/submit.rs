@@ -172,6 +172,12 @@ impl<N: DriverStream> StreamCore<N> {
         // memory, nor fail for want of it.
         let mut prepared = Prepared::default();
         for (i, op) in ops.iter().enumerate() {
+            if let Op::Wait(p) = op
+                && p.timeline().is_external()
+            {
+                // Refused now, if nothing would end the wait: also where it is held back.
+                self.resolve(*p)?;
+            }
             if !matches!(op, Op::Wait(_) | Op::Graph(_) | Op::Host(_) | Op::Foreign(_))
                 && !self.is_plain(op)
                 && let Some(preparation) = self.native.prepare(op)?
@@ -299,7 +305,9 @@ impl<N: DriverStream> StreamCore<N> {
             Some(Preparation::Wait(wait)) => {
                 let given = self.native.encode_wait(entry, &wait.mark);
                 sink.took(given)?;
-                self.host.leave(sink.value, wait.passed());
+                if let Some(passed) = wait.passed() {
+                    self.host.leave(sink.value, passed);
+                }
                 return Ok(());
             }
         };
@@ -359,7 +367,7 @@ impl<N: DriverStream> StreamCore<N> {
                     }
                     Ok(recorded.map_or(Ready::Blocked, |(mark, value)| {
                         let abroad = !Arc::ptr_eq(&source.core.device, &self.core.device);
-                        let source = source.me.clone();
+                        let source = Some(source.me.clone());
                         Ready::Now(Some(Preparation::Wait(NativeWait {
                             mark,
                             point,
@@ -372,7 +380,17 @@ impl<N: DriverStream> StreamCore<N> {
                 // The stream is gone, so all its values are over or soon will be.
                 None => Ok(Ready::Blocked),
             },
-            _ => Ok(Ready::Blocked),
+            Some(Origin::HostTimeline) => Ok(Ready::Blocked),
+            None => Ok(self.native.mark_outside(point)?.map_or(Ready::Blocked, |(mark, value)| {
+                let (source, abroad) = (None, true);
+                Ready::Now(Some(Preparation::Wait(NativeWait {
+                    mark,
+                    point,
+                    source,
+                    value,
+                    abroad,
+                })))
+            })),
         }
     }
 
