@@ -62,20 +62,14 @@ pub(crate) struct Block {
     /// The address was given away for as long as the block lives.
     lent: AtomicBool,
     consumers: Mutex<Vec<Consumer>>,
-    /// The ends of consumers' work: they may have written.
+    /// The ends of consumers' work: they may have written. The buffer's record has none of them: a
+    /// device cannot wait for each.
     ended: Mutex<Vec<Timepoint>>,
 }
 
 /// Whether both are the same stream.
 fn same(a: &ExternalStream, b: &ExternalStream) -> bool {
     a.timeline().id() == b.timeline().id()
-}
-
-/// The timepoints of a buffer's uses.
-fn uses(buffer: &Lease<Buffer>) -> Vec<Timepoint> {
-    let mut uses: Vec<PackedTimepoint> = vec![buffer.write_timepoint()];
-    buffer.for_each_read(|point| uses.push(point));
-    uses.into_iter().filter_map(PackedTimepoint::timepoint).collect()
 }
 
 impl Block {
@@ -218,7 +212,7 @@ impl Block {
     pub(crate) fn begin_consumer(&self, handle: u64) -> Result<Option<Arc<ExternalStream>>> {
         let Some(buffer) = &self.buffer else { return Ok(None) };
         self.device.check_process()?;
-        let stream = self.device.admit(handle, &uses(buffer))?;
+        let stream = self.device.admit(handle, &self.uses(buffer))?;
         let mut consumers = self.consumers.lock();
         match consumers.iter_mut().find(|consumer| same(&consumer.stream, &stream)) {
             Some(consumer) => consumer.exports += 1,
@@ -229,7 +223,6 @@ impl Block {
 
     /// Takes it back: the memory is not reused before the work that the stream has now.
     pub(crate) fn end_consumer(&self, stream: &ExternalStream) {
-        let Some(buffer) = &self.buffer else { return };
         if self.device.is_forked() {
             return;
         }
@@ -237,7 +230,6 @@ impl Block {
         // If there is an event to record, it is recorded at once, so that nobody waits for later
         // work. In a capture it is recorded later.
         let _ = stream.signal();
-        buffer.used_on(now);
         let mut ended = self.ended.lock();
         ended.retain(|point| point.timeline_id() != now.timeline_id() && !point.has_passed());
         ended.push(now);
@@ -288,11 +280,19 @@ impl Block {
         Ok(result)
     }
 
+    /// The timepoints of all uses: of operations, and of consumers that let go.
+    fn uses(&self, buffer: &Lease<Buffer>) -> Vec<Timepoint> {
+        let mut uses = vec![buffer.write_timepoint()];
+        buffer.for_each_read(|point| uses.push(point));
+        let own = uses.into_iter().filter_map(PackedTimepoint::timepoint);
+        own.chain(self.ended.lock().iter().copied()).collect()
+    }
+
     /// Waits until nothing of this package uses the memory.
     pub(crate) fn wait(&self) -> Result<()> {
         self.buffer.as_ref().map_or(Ok(()), |buffer| {
             self.device.check_process()?;
-            uses(buffer).into_iter().try_for_each(|point| self.device.runtime.wait_for(point))
+            self.device.runtime.wait_for(self.uses(buffer))
         })
     }
 
@@ -458,10 +458,11 @@ impl Drop for Block {
             std::mem::forget((buffer, self.own.take()));
             return;
         }
+        let mut points = self.uses(&buffer);
         if self.lent.load(Ordering::Relaxed) {
             // The address is known to streams that are unknown here.
             match self.device.whole() {
-                Ok(whole) => buffer.used_on(whole.now()),
+                Ok(whole) => points.push(whole.now()),
                 Err(_) if self.device.synchronize_all().is_ok() => {}
                 Err(_) => {
                     // Nobody can say when they are done, so the memory stays.
@@ -471,12 +472,14 @@ impl Drop for Block {
             }
         }
         match &self.own {
-            Some(own) => uses(&buffer).into_iter().for_each(|point| own.used_on(point)),
-            None => {
-                // The owner gets its memory back at once, not with a later call. If a use failed,
-                // the runtime's allocator keeps the memory until that is over.
-                let _ = uses(&buffer).into_iter().try_for_each(|p| self.device.runtime.wait_for(p));
-            }
+            Some(own) => points.into_iter().for_each(|point| own.used_on(point)),
+            // The owner gets its memory back at once, not with a later call. If that cannot be, the
+            // runtime's allocator keeps the memory until the uses are over.
+            None => points.into_iter().for_each(|point| {
+                if self.device.runtime.wait_for(point).is_err() {
+                    buffer.used_on(point);
+                }
+            }),
         }
     }
 }

@@ -368,11 +368,20 @@ impl External {
 
     /// An event after all work up to `value`, and the epoch that it closes. `None` if the work is
     /// over.
+    ///
+    /// # Errors
+    /// `Unsupported` if only a thread can wait; `InvalidState` for a stream in capture; the driver's.
     pub(crate) fn event_for(&self, value: u64) -> Result<Option<(Lease<EventState>, u64)>> {
         if self.timeline().completed() >= value {
             return Ok(None);
         }
-        self.cover(value).map_err(|e| self.explained(e))?;
+        if let Err(refused) = self.cover(value) {
+            return Err(if self.needs_context(&refused) {
+                Error::Unsupported(self.explained(refused).to_string().into())
+            } else {
+                refused
+            });
+        }
         let state = self.state.lock();
         let found = state.events.iter().find(|e| e.0 >= value);
         let found = found.map(|(epoch, event)| (event.clone(), *epoch));
