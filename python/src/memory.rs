@@ -197,8 +197,8 @@ impl Block {
     pub(crate) fn in_use(&self) -> Option<String> {
         match self.exports.load(Ordering::Acquire) {
             0 if self.lent.load(Ordering::Relaxed) => Some(
-                "its address was given away by __cuda_array_interface__; it is freed with the \
-                 last reference to the buffer"
+                "its address was given away without a stream, by __cuda_array_interface__ or DLPack; \
+                 it is freed with the last reference to the buffer"
                     .to_owned(),
             ),
             0 => None,

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import unittest
+import warnings
 
 import leasehold
 
@@ -99,7 +100,10 @@ class Process(unittest.TestCase):
             thread.start()
         try:
             for _ in range(10):
-                child = os.fork()
+                with warnings.catch_warnings():
+                    # Python warns of threads in the parent, which the test has on purpose.
+                    warnings.simplefilter("ignore")
+                    child = os.fork()
                 if child == 0:
                     status = 1
                     try:

@@ -344,6 +344,7 @@ impl External {
                 return Err(self.explained(refused));
             }
             return match self.core.shared.externals.synchronize(&self.core) {
+                Ok(()) if self.timeline().completed() < value => Err(refused),
                 // Another stream is in capture, for one.
                 Err(error @ Error::Driver { .. }) => Err(Error::state(format!(
                     "{}; the device cannot be waited for now: {error}",

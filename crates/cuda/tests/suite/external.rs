@@ -479,7 +479,10 @@ fn a_wait_for_a_stream_that_is_gone_is_refused() {
     library.driver().stream_wait_word(native, word, 1).unwrap();
     own.wait(external.now()).unwrap();
     let value = own.timeline().submitted();
-    assert!(matches!(own.wait_host(value, Some(std::time::Duration::ZERO)), Err(Error::Timeout(_))));
+    assert!(matches!(
+        own.wait_host(value, Some(std::time::Duration::ZERO)),
+        Err(Error::Timeout(_))
+    ));
     // SAFETY: a word of pinned memory.
     unsafe { library.driver().store_word(word, 1) };
     own.wait_host(value, None).unwrap();

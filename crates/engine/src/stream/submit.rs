@@ -18,6 +18,7 @@ use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::sync::{Arc, MutexGuard};
 use leasehold_core::{Error, Fault, Result, Timepoint, VALUE_LIMIT};
 use leasehold_hal::Op;
+use std::time::Duration;
 
 impl<N: DriverStream> StreamCore<N> {
     /// Submits operations as one submission; see `hal::Stream::submit`.
@@ -175,8 +176,7 @@ impl<N: DriverStream> StreamCore<N> {
             if let Op::Wait(p) = op
                 && p.timeline().is_external()
             {
-                // Refused now, if nothing would end the wait: also where it is held back.
-                self.resolve(*p)?;
+                self.check_outside(*p)?;
             }
             if !matches!(op, Op::Wait(_) | Op::Graph(_) | Op::Host(_) | Op::Foreign(_))
                 && !self.is_plain(op)
@@ -237,6 +237,18 @@ impl<N: DriverStream> StreamCore<N> {
         self.hold_back(state, value, later, prepared.rest_from(cut));
         self.pump();
         Ok(value)
+    }
+
+    /// Refuses the wait for another library's stream that nothing would end. Afterwards an event is
+    /// behind the timepoint, so that the wait may also be held back.
+    fn check_outside(&self, point: Timepoint) -> Result<()> {
+        if let Ready::Blocked = self.resolve(point)? {
+            match point.timeline().wait(point.value(), Some(Duration::ZERO)) {
+                Ok(()) | Err(Error::Timeout(_)) => {}
+                Err(refused) => return Err(refused),
+            }
+        }
+        Ok(())
     }
 
     /// Gives operations to the driver with their preparations, in the lock. `part`: the driver was
