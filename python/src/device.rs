@@ -3,11 +3,11 @@
 use crate::allocator::{AllocatorObject, Pool};
 use crate::buffer;
 use crate::errors::{Class, raise};
-use leasehold::cuda::{self, ExternalStream};
+use leasehold::cuda::{self, ExternalManager, ExternalStream};
 use leasehold::{BackendKind, Context, Error, Result, Runtime};
 use leasehold_alloc::{On, Policy};
-use leasehold_core::TimelineSource;
 use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::{TimelineSource, Timepoint};
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::{OnceLock, Weak};
@@ -23,6 +23,9 @@ pub(crate) const DL_CUDA_HOST: i32 = 3;
 /// A device that nobody else knows: a simulated one.
 pub(crate) const DL_EXTENSION: i32 = 12;
 pub(crate) const DL_CUDA_MANAGED: i32 = 13;
+
+/// The handle of the calling thread's default stream, the last one that names a default stream.
+const PER_THREAD: u64 = 2;
 
 /// An open device.
 pub(crate) struct State {
@@ -129,11 +132,51 @@ impl State {
         On::new(&**self.runtime.stream().raw())
     }
 
-    /// The stream of another library, by handle.
-    pub(crate) fn external(&self, stream: u64) -> Result<Arc<ExternalStream>> {
-        // SAFETY: DLPack's protocol says that a consumer names a stream of the device, and that it
-        // keeps the stream as long as the tensor. A handle that is none is refused by the driver.
-        unsafe { cuda::external_stream(&self.runtime, stream) }
+    /// Lets the stream of a consumer wait for what the device's stream has now and for timepoints.
+    /// Returns what stands for the stream's work from then on.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a number that cannot be a stream of this process.
+    pub(crate) fn admit(&self, handle: u64, points: &[Timepoint]) -> Result<Arc<ExternalStream>> {
+        let order = |stream: &ExternalStream| {
+            self.order_before(stream)?;
+            points.iter().try_for_each(|&point| self.order_one_before(stream, point))
+        };
+        if handle == cuda::raw_stream(self.runtime.stream())? {
+            let stream = self.told()?;
+            order(&stream)?;
+            return Ok(stream);
+        }
+        if handle <= PER_THREAD {
+            // SAFETY: default streams exist as long as the device.
+            let stream = unsafe { cuda::external_stream(&self.runtime, handle) }?;
+            order(&stream)?;
+            return Ok(stream);
+        }
+        // SAFETY: the array API says that a consumer names a stream of the device, which is valid
+        // during the call. The handle is not used afterwards.
+        let stream = unsafe { self.externals()?.passing(handle) }?;
+        order(&stream)?;
+        self.whole()
+    }
+
+    fn externals(&self) -> Result<&Arc<ExternalManager>> {
+        let device = self.runtime.cuda();
+        let device = device.ok_or_else(|| Error::invalid("the device has no streams"))?;
+        Ok(device.primary().externals())
+    }
+
+    /// What stands for streams of the device whose handles may not be used.
+    pub(crate) fn whole(&self) -> Result<Arc<ExternalStream>> {
+        self.externals()?.whole()
+    }
+
+    /// The device's own stream, as other libraries are told of it.
+    pub(crate) fn told(&self) -> Result<Arc<ExternalStream>> {
+        let own = cuda::raw_stream(self.runtime.stream())?;
+        // SAFETY: a stream of the device, which exists as long as this state: until the process
+        // ends.
+        unsafe { cuda::external_stream(&self.runtime, own) }
     }
 
     /// Lets later work of another library's stream wait for what the device's stream has now.
@@ -144,18 +187,35 @@ impl State {
             return Ok(());
         }
         let point = raw.timeline().at(raw.signal()?);
+        self.order_one_before(other, point)
+    }
+
+    fn order_one_before(&self, other: &ExternalStream, point: Timepoint) -> Result<()> {
         match other.wait(point) {
+            // The stream cannot wait for it on the device: the host does.
             Err(Error::Unsupported(_)) => self.runtime.wait_for(point),
             other => other,
         }
     }
 
-    /// Waits for all work of the device, also on streams that are unknown here.
-    pub(crate) fn synchronize_all(&self) -> Result<()> {
-        match self.runtime.cuda() {
-            Some(device) => device.primary().externals().synchronize(),
-            None => self.runtime.synchronize(),
+    /// Lets later work of the device's stream come after a timepoint. Blocks if the device cannot
+    /// wait for it.
+    pub(crate) fn order_after(&self, py: Python<'_>, point: Timepoint) -> Result<()> {
+        match self.runtime.stream().wait(point) {
+            Ok(()) => Ok(()),
+            Err(_) => py.detach(|| self.runtime.wait_for(point)),
         }
+    }
+
+    /// Waits for all work of the device, also on streams that are unknown here. Nothing of a CPU is
+    /// ever submitted here, so that is at once.
+    pub(crate) fn synchronize_all(&self) -> Result<()> {
+        if self.host {
+            return Ok(());
+        }
+        let own = self.runtime.synchronize();
+        self.externals()?.synchronize()?;
+        own
     }
 
     /// The device's default allocator.
@@ -245,8 +305,8 @@ impl Device {
         py.detach(|| {
             self.0.check_process()?;
             match timeout {
-                Some(timeout) => self.0.runtime.synchronize_timeout(timeout),
-                None => self.0.synchronize_all(),
+                Some(timeout) if !self.0.host => self.0.runtime.synchronize_timeout(timeout),
+                _ => self.0.synchronize_all(),
             }
         })
         .map_err(raise)

@@ -8,7 +8,7 @@ use crate::dtype;
 use crate::errors::{Class, invalid, raise};
 use crate::layout::{Layout, MOST_DIMENSIONS, dense, elements};
 use crate::memory::Block;
-use leasehold::cuda;
+use leasehold::cuda::{self, ExternalStream};
 use leasehold_core::sync::Arc;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
@@ -123,7 +123,7 @@ impl Managed for Versioned {
 
 /// The wishes of a consumer.
 pub(crate) struct Request {
-    pub(crate) stream: Option<i64>,
+    pub(crate) stream: Option<i128>,
     pub(crate) max_version: Option<(u32, u32)>,
     pub(crate) device: Option<(i32, i32)>,
     pub(crate) copy: Option<bool>,
@@ -140,13 +140,13 @@ struct Exported<M> {
 /// Keeps the memory for a consumer, and tells the block of the consumer's end.
 struct Keeper {
     block: Arc<Block>,
-    /// The consumer's stream.
-    stream: Option<u64>,
+    /// The consumer's stream. A handle would not do: another thread may drop the tensor.
+    stream: Option<Arc<ExternalStream>>,
 }
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        if let Some(stream) = self.stream {
+        if let Some(stream) = &self.stream {
             self.block.end_consumer(stream);
         }
         self.block.end_export();
@@ -226,7 +226,7 @@ fn wrap<'py, M: Managed>(
 }
 
 /// The handle of the consumer's stream; `None` where nothing is to be ordered.
-fn consumer(device: &State, stream: Option<i64>) -> PyResult<Option<u64>> {
+fn consumer(device: &State, stream: Option<i128>) -> PyResult<Option<u64>> {
     match (device.host, stream) {
         (true, None) => Ok(None),
         (true, Some(_)) => Err(invalid("a stream was given for memory of the host")),
@@ -290,8 +290,8 @@ pub(crate) fn export<'py>(
     let mut keeper = Keeper { block, stream: None };
     match stream {
         Some(handle) => {
-            py.detach(|| keeper.block.begin_consumer(handle)).map_err(raise)?;
-            keeper.stream = Some(handle);
+            let begun = py.detach(|| keeper.block.begin_consumer(handle));
+            keeper.stream = begun.map_err(raise)?;
         }
         // The consumer's streams stay unknown, so the memory's end waits for all of them.
         None if orders => keeper.block.lend(),

@@ -18,10 +18,25 @@ mod host;
 mod layout;
 mod memory;
 
+use pyo3::exceptions::PyImportError;
+use pyo3::ffi;
 use pyo3::prelude::*;
 
 // The C ABI is for others: nothing here calls it, and the linker would leave it out.
 extern crate leasehold_capi as _;
+
+/// Refuses all interpreters of the process but the main one: classes and devices are the process's,
+/// and an interpreter that ends would take the classes with it.
+fn check_interpreter() -> PyResult<()> {
+    // SAFETY: the thread is attached to an interpreter.
+    match unsafe { ffi::PyInterpreterState_GetID(ffi::PyInterpreterState_Get()) } {
+        0 => Ok(()),
+        _ => Err(PyImportError::new_err(
+            "leasehold does not work in a sub-interpreter; import it in the main interpreter, or use \
+             threads or processes",
+        )),
+    }
+}
 
 /// The native part of `leasehold`.
 ///
@@ -29,6 +44,7 @@ extern crate leasehold_capi as _;
 #[pymodule(gil_used = true)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
+    check_interpreter()?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("SIMULATED", cfg!(feature = "sim"))?;
     module.add_class::<device::Device>()?;

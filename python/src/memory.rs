@@ -12,6 +12,14 @@
 //! consumer of DLPack names its stream. That stream waits for what was submitted before, each later
 //! operation waits for the stream and the stream for it, and the memory is reused only after the
 //! work that the stream had when the consumer let go.
+//!
+//! The array API lets a consumer destroy its stream after the export. So the stream's handle is used
+//! during the export only, unless the stream is a default one or this package's own, which stay. For
+//! the others the timeline of the whole device stands: later operations of the buffer wait on the
+//! host, and freed memory waits until the device was synchronized, or until it is needed.
+//!
+//! An import's owner orders its work with the device's own stream, which it was told. So a copy on
+//! another device's stream waits for that one, and that one for the copy.
 
 use crate::allocator::Pool;
 use crate::device::State;
@@ -26,9 +34,10 @@ use std::any::Any;
 /// Bytes that are staged at once.
 const PIECE: u64 = 64 << 20;
 
-/// A stream of another library that uses the memory.
+/// A stream of another library that uses the memory. A handle does not tell streams apart: that of a
+/// per-thread default stream means another one in each thread.
 struct Consumer {
-    handle: u64,
+    /// What its work is marked on.
     stream: Arc<ExternalStream>,
     exports: usize,
 }
@@ -53,15 +62,14 @@ pub(crate) struct Block {
     /// The address was given away for as long as the block lives.
     lent: AtomicBool,
     consumers: Mutex<Vec<Consumer>>,
-    /// The ends of consumers' work: they may have written.
+    /// The ends of consumers' work: they may have written. The buffer's record has none of them: a
+    /// device cannot wait for each.
     ended: Mutex<Vec<Timepoint>>,
 }
 
-/// The timepoints of a buffer's uses.
-fn uses(buffer: &Lease<Buffer>) -> Vec<Timepoint> {
-    let mut uses: Vec<PackedTimepoint> = vec![buffer.write_timepoint()];
-    buffer.for_each_read(|point| uses.push(point));
-    uses.into_iter().filter_map(PackedTimepoint::timepoint).collect()
+/// Whether both are the same stream.
+fn same(a: &ExternalStream, b: &ExternalStream) -> bool {
+    a.timeline().id() == b.timeline().id()
 }
 
 impl Block {
@@ -189,8 +197,8 @@ impl Block {
     pub(crate) fn in_use(&self) -> Option<String> {
         match self.exports.load(Ordering::Acquire) {
             0 if self.lent.load(Ordering::Relaxed) => Some(
-                "its address was given away by __cuda_array_interface__; it is freed with the \
-                 last reference to the buffer"
+                "its address was given away without a stream, by __cuda_array_interface__ or DLPack; \
+                 it is freed with the last reference to the buffer"
                     .to_owned(),
             ),
             0 => None,
@@ -200,77 +208,70 @@ impl Block {
     }
 
     /// Counts an export for a stream of another library, which waits for what was submitted so far.
-    pub(crate) fn begin_consumer(&self, handle: u64) -> Result<()> {
-        let Some(buffer) = &self.buffer else { return Ok(()) };
+    /// Returns what [`end_consumer`](Self::end_consumer) takes; `None` without memory.
+    pub(crate) fn begin_consumer(&self, handle: u64) -> Result<Option<Arc<ExternalStream>>> {
+        let Some(buffer) = &self.buffer else { return Ok(None) };
         self.device.check_process()?;
-        let stream = self.device.external(handle)?;
-        self.device.order_before(&stream)?;
-        for point in uses(buffer) {
-            match stream.wait(point) {
-                // The stream cannot wait for it on the device: the host does.
-                Err(Error::Unsupported(_)) => self.device.runtime.wait_for(point)?,
-                other => other?,
-            }
-        }
+        let stream = self.device.admit(handle, &self.uses(buffer))?;
         let mut consumers = self.consumers.lock();
-        match consumers.iter_mut().find(|consumer| consumer.handle == handle) {
+        match consumers.iter_mut().find(|consumer| same(&consumer.stream, &stream)) {
             Some(consumer) => consumer.exports += 1,
-            None => consumers.push(Consumer { handle, stream, exports: 1 }),
+            None => consumers.push(Consumer { stream: stream.clone(), exports: 1 }),
         }
-        Ok(())
+        Ok(Some(stream))
     }
 
     /// Takes it back: the memory is not reused before the work that the stream has now.
-    pub(crate) fn end_consumer(&self, handle: u64) {
-        let Some(buffer) = &self.buffer else { return };
+    pub(crate) fn end_consumer(&self, stream: &ExternalStream) {
         if self.device.is_forked() {
             return;
         }
-        let find = |consumers: &[Consumer]| consumers.iter().position(|c| c.handle == handle);
-        let stream = {
-            let consumers = self.consumers.lock();
-            let Some(at) = find(&consumers) else { return };
-            consumers[at].stream.clone()
-        };
         let now = stream.now();
-        // The event is recorded at once: the consumer may destroy its stream any time. In a capture
-        // it is recorded later.
+        // If there is an event to record, it is recorded at once, so that nobody waits for later
+        // work. In a capture it is recorded later.
         let _ = stream.signal();
-        buffer.used_on(now);
         let mut ended = self.ended.lock();
         ended.retain(|point| point.timeline_id() != now.timeline_id() && !point.has_passed());
         ended.push(now);
         drop(ended);
         let mut consumers = self.consumers.lock();
-        let Some(at) = find(&consumers) else { return };
+        let found = consumers.iter().position(|consumer| same(&consumer.stream, stream));
+        let Some(at) = found else { return };
         consumers[at].exports -= 1;
         if consumers[at].exports == 0 {
             consumers.swap_remove(at);
         }
     }
 
-    /// The streams that use the memory outside.
-    fn outside(&self) -> Vec<Arc<ExternalStream>> {
-        self.consumers.lock().iter().map(|consumer| consumer.stream.clone()).collect()
+    /// The streams that use the memory outside of operations of a device: those of consumers, and
+    /// the stream that the owner of an import knows, unless the operations run there.
+    fn outside(&self, device: &State) -> Result<Vec<Arc<ExternalStream>>> {
+        let streams = self.consumers.lock().iter().map(|c| c.stream.clone()).collect();
+        let imported = self.own.is_none() && self.buffer.is_some();
+        if !imported || std::ptr::eq(&*self.device, device) {
+            return Ok(streams);
+        }
+        let told = self.device.told()?;
+        Ok([streams, vec![told]].concat())
     }
 
     /// Runs operations on the device's stream, after what streams outside have now, and before what
-    /// they get later. Blocks until they are done if one of them uses the memory.
+    /// they get later. Blocks until they are done if one of them cannot be ordered on the device.
     fn ordered<R>(
         py: Python<'_>,
         blocks: &[&Block],
         device: &State,
         run: impl FnOnce() -> Result<R>,
     ) -> Result<R> {
-        let stream = device.runtime.stream();
         for point in blocks.iter().flat_map(|block| block.ended.lock().clone()) {
-            stream.wait(point)?;
+            device.order_after(py, point)?;
         }
-        let outside: Vec<_> = blocks.iter().flat_map(|block| block.outside()).collect();
+        let mut outside = Vec::new();
+        for block in blocks {
+            outside.append(&mut block.outside(device)?);
+        }
         for other in &outside {
-            let now = other.now();
-            other.signal()?;
-            stream.wait(now)?;
+            device.order_after(py, other.now())?;
         }
         let result = run()?;
         if !outside.is_empty() {
@@ -279,11 +280,19 @@ impl Block {
         Ok(result)
     }
 
+    /// The timepoints of all uses: of operations, and of consumers that let go.
+    fn uses(&self, buffer: &Lease<Buffer>) -> Vec<Timepoint> {
+        let mut uses = vec![buffer.write_timepoint()];
+        buffer.for_each_read(|point| uses.push(point));
+        let own = uses.into_iter().filter_map(PackedTimepoint::timepoint);
+        own.chain(self.ended.lock().iter().copied()).collect()
+    }
+
     /// Waits until nothing of this package uses the memory.
     pub(crate) fn wait(&self) -> Result<()> {
         self.buffer.as_ref().map_or(Ok(()), |buffer| {
             self.device.check_process()?;
-            uses(buffer).into_iter().try_for_each(|point| self.device.runtime.wait_for(point))
+            self.device.runtime.wait_for(self.uses(buffer))
         })
     }
 
@@ -449,21 +458,28 @@ impl Drop for Block {
             std::mem::forget((buffer, self.own.take()));
             return;
         }
+        let mut points = self.uses(&buffer);
         if self.lent.load(Ordering::Relaxed) {
             // The address is known to streams that are unknown here.
-            if self.device.synchronize_all().is_err() {
-                // Nobody can say when they are done, so the memory stays.
-                std::mem::forget((buffer, self.own.take()));
-                return;
+            match self.device.whole() {
+                Ok(whole) => points.push(whole.now()),
+                Err(_) if self.device.synchronize_all().is_ok() => {}
+                Err(_) => {
+                    // Nobody can say when they are done, so the memory stays.
+                    std::mem::forget((buffer, self.own.take()));
+                    return;
+                }
             }
         }
         match &self.own {
-            Some(own) => uses(&buffer).into_iter().for_each(|point| own.used_on(point)),
-            None => {
-                // The owner gets its memory back at once, not with a later call. If a use failed,
-                // the runtime's allocator keeps the memory until that is over.
-                let _ = uses(&buffer).into_iter().try_for_each(|p| self.device.runtime.wait_for(p));
-            }
+            Some(own) => points.into_iter().for_each(|point| own.used_on(point)),
+            // The owner gets its memory back at once, not with a later call. If that cannot be, the
+            // runtime's allocator keeps the memory until the uses are over.
+            None => points.into_iter().for_each(|point| {
+                if self.device.runtime.wait_for(point).is_err() {
+                    buffer.used_on(point);
+                }
+            }),
         }
     }
 }

@@ -8,6 +8,7 @@
 use crate::buffer::Row;
 use crate::host;
 use crate::state::{Core, Deferred, Inner, NONE};
+use crate::store::Placement;
 use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::{PackedTimepoint, Timeline, TimelineId, Timepoint};
 use std::time::Duration;
@@ -85,6 +86,22 @@ impl Inner {
         });
     }
 
+    /// Bytes free and ready, and free but still in use by a timeline, as
+    /// [`Store::free_bytes`](crate::store::Store::free_bytes). A deferred block whose uses are over
+    /// counts as ready.
+    pub(crate) fn free_bytes(&self, core: &Core) -> (u64, u64) {
+        let (ready, pending) = core.store.free_bytes();
+        let mut over = 0;
+        self.each_aside(core.deferred, |row| {
+            let placement = row.placement();
+            let is_over = row.buffer.used_until().is_some_and(PackedTimepoint::is_never);
+            if matches!(placement, Placement::Extent(_)) && is_over {
+                over += core.store.bytes(placement);
+            }
+        });
+        (ready + over, pending - over)
+    }
+
     /// Asks the external timelines that free memory waits for how far they are. Their owners do not
     /// see submissions, so nothing else makes them progress. Without external timelines the call
     /// does nothing. Called without the lock: it calls the driver.
@@ -102,13 +119,19 @@ impl Inner {
         };
         {
             let core = self.core.lock();
-            core.store.heap.pending_by_timeline().for_each(|(_, timeline)| note(timeline));
-            core.store.slabs.pending(|_, s| note(s.timeline_id()));
-            core.store.heap.old_mappings.timepoints().for_each(|s| note(s.timeline_id()));
+            let heap = &core.store.heap;
+            heap.pending_by_timeline().for_each(|(_, timeline)| note(timeline));
+            // What is over asks for nothing: its stream may be gone.
+            let mut pending = |s: PackedTimepoint| {
+                if !s.has_passed() {
+                    note(s.timeline_id());
+                }
+            };
+            heap.waiting(|_, s| pending(s));
+            heap.old_mappings.timepoints().for_each(&mut pending);
+            core.store.slabs.pending(|_, s| pending(s));
             for list in [core.deferred, core.retired] {
-                self.each_aside(list, |row| {
-                    row.buffer.for_each_use(|s| note(s.timeline_id()));
-                });
+                self.each_aside(list, |row| row.buffer.for_each_use(&mut pending));
             }
         }
         for id in timelines {

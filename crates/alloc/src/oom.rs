@@ -81,7 +81,7 @@ impl Inner {
         };
         {
             let core = self.core.lock();
-            let (ready, pending) = core.store.free_bytes();
+            let (ready, pending) = self.free_bytes(&core);
             report.free_ready = ready;
             report.free_not_ready = pending;
             report.largest_free = u64::from(core.store.heap.largest_free()) << UNIT_SHIFT;

@@ -36,7 +36,7 @@ impl Inner {
         let watched = self.watch.as_ref().map_or((0, 0), |w| w.numbers());
         let core = self.core.lock();
         let (rows, kept, hits, _) = self.caches.stats();
-        let (free_ready, free_not_ready) = core.store.free_bytes();
+        let (free_ready, free_not_ready) = self.free_bytes(&core);
         let c = &self.counters;
         let live = self.live_bytes();
         AllocStats {

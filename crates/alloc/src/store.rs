@@ -226,9 +226,9 @@ impl Store {
     }
 
     /// Bytes free and ready, and free but still in use by a timeline. Both without the free slots
-    /// of slabs.
+    /// of slabs. A walk.
     pub(crate) fn free_bytes(&self) -> (u64, u64) {
-        let (ready, pending) = self.heap.free_units();
+        let (ready, pending) = self.heap.free_units_now();
         (ready << UNIT_SHIFT, pending << UNIT_SHIFT)
     }
 

@@ -454,8 +454,8 @@ impl<N: DriverStream> StreamCore<N> {
             // Also after an error: a submission that was begun is ended.
             given.and(self.native().leave(entry))
         });
-        if let Some(wait) = passed {
-            self.host.leave(job.value, wait.passed());
+        if let Some(passed) = passed.and_then(|wait| wait.passed()) {
+            self.host.leave(job.value, passed);
         }
         given.map_err(|e| self.core.device.note(e))
     }

@@ -274,6 +274,17 @@ pub unsafe trait DriverStream: Sized + Send + Sync + 'static {
     /// The driver's.
     fn record(&self, mark: &mut Self::Mark, value: u64) -> Result<()>;
 
+    /// A recorded mark behind a timepoint of a stream that another library owns, and the last value
+    /// that it covers. `None` for timelines that the driver knows nothing of. A mark of work that is
+    /// over may be any.
+    ///
+    /// # Errors
+    /// Those of recording the mark. The work may never be known to be over.
+    fn mark_outside(&self, point: Timepoint) -> Result<Option<(Self::Mark, u64)>> {
+        let _ = point;
+        Ok(None)
+    }
+
     /// The stream has no holder, and all its work is over. Objects of pending signals may serve
     /// other streams, because nobody asks for the signals. Must not block.
     fn rest(&self) {}
@@ -355,14 +366,17 @@ pub(crate) struct NativeWait<N: DriverStream> {
     pub(crate) mark: N::Mark,
     /// The timepoint that is waited for. The mark may cover later values.
     pub(crate) point: Timepoint,
-    pub(crate) source: Weak<StreamCore<N>>,
+    /// The other stream. `None` for one of another library, of which nothing is to be learned: it
+    /// has no failure, and its owner publishes its progress.
+    pub(crate) source: Option<Weak<StreamCore<N>>>,
     pub(crate) value: u64,
     pub(crate) abroad: bool,
 }
 
 impl<N: DriverStream> NativeWait<N> {
-    pub(crate) fn passed(self) -> CompletionAction<N> {
+    /// The host's part once the wait is over.
+    pub(crate) fn passed(self) -> Option<CompletionAction<N>> {
         let Self { source, value, point, abroad, .. } = self;
-        CompletionAction::Passed { source, value, point, abroad }
+        Some(CompletionAction::Passed { source: source?, value, point, abroad })
     }
 }

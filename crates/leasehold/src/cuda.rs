@@ -17,7 +17,7 @@ use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Result};
 use leasehold_hal::{BackendKind, DeviceId};
 
-pub use leasehold_cuda::manager::external::External as ExternalStream;
+pub use leasehold_cuda::manager::external::{External as ExternalStream, ExternalManager};
 pub use leasehold_cuda::{CompletionSource, CudaBackend, CudaConfig, MemorySource};
 
 /// Refuses a device of another backend.
@@ -78,7 +78,9 @@ pub fn raw_pointer(runtime: &Runtime, view: BufferView<'_>) -> Result<u64> {
 ///
 /// # Safety
 /// - `stream` is a `CUstream` of the device's primary context, or 0, 1 or 2.
-/// - Its owner calls [`end_external_stream`] before it destroys the stream.
+/// - Its owner calls [`end_external_stream`] before it destroys the stream. Otherwise nothing of this
+///   library is called with memory or timepoints of the stream before
+///   [`ExternalManager::synchronize`], which uses no handle.
 pub unsafe fn external_stream(runtime: &Runtime, stream: u64) -> Result<Arc<ExternalStream>> {
     is_cuda(runtime.device())?;
     let device =

@@ -8,9 +8,11 @@ from __future__ import annotations
 import ctypes
 import gc
 import random
+import subprocess
+import sys
 import threading
 import unittest
-from typing import Any
+from typing import Any, Callable
 
 import capsules
 import leasehold
@@ -28,6 +30,7 @@ def library() -> Any:
     lib.leasehold_sim_stream.argtypes = [handle, ctypes.c_int, ctypes.POINTER(word)]
     lib.leasehold_sim_fill.argtypes = [handle, word, ctypes.c_void_p, ctypes.c_uint8, word]
     lib.leasehold_sim_read.argtypes = [handle, word, ctypes.c_void_p, ctypes.c_void_p, word]
+    lib.leasehold_sim_stream_destroy.argtypes = [handle, word]
     lib.leasehold_sim_capture.argtypes = [handle, word, ctypes.c_int]
     lib.leasehold_sim_races.argtypes = [ctypes.POINTER(ctypes.c_void_p)]
     return lib
@@ -61,6 +64,9 @@ class Stream:
         self._do(self._lib.leasehold_sim_read(self._device, self.handle, out, address, size))
         return out.raw
 
+    def destroy(self) -> None:
+        self._do(self._lib.leasehold_sim_stream_destroy(self._device, self.handle))
+
     def capture(self, begin: bool) -> None:
         self._do(self._lib.leasehold_sim_capture(self._device, self.handle, int(begin)))
 
@@ -70,6 +76,25 @@ class Stream:
         found = ctypes.string_at(text.value or 0).decode()
         self._lib.leasehold_text_free(text)
         return found
+
+
+def in_time(work: Callable[[], None], seconds: float = 60) -> None:
+    """Runs work that must not hang, on a thread of its own."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as e:
+            failures.append(e)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise AssertionError("the work hangs")
+    if failures:
+        raise failures[0]
 
 
 @unittest.skipUnless(_native.SIMULATED, "this build has no simulated devices")
@@ -171,6 +196,228 @@ class Simulated(unittest.TestCase):
         for stream in (0, -2):
             with self.assertRaises(ValueError):
                 b.__dlpack__(stream=stream)
+
+    def test_a_number_that_is_no_stream_is_refused(self) -> None:
+        b = self.device.zeros(SIZE)
+        numbers = [3, 7, 0xDEAD0, 1 << 46, (1 << 63) - 8, 1 << 63, (1 << 64) - 8, 1 << 64, -3]
+        for pending in (True, False):
+            for number in numbers:
+                with self.subTest(number, pending=pending):
+                    with self.assertRaises(leasehold.InvalidArgumentError):
+                        b.__dlpack__(stream=number)
+            b.synchronize()
+        in_time(lambda: self.assertEqual(b.tobytes(), bytes(SIZE)))
+        b.free()
+
+    def test_a_stream_may_go_before_its_tensor(self) -> None:
+        def work() -> None:
+            for reads in range(3):
+                b = self.device.zeros(SIZE)
+                stream = Stream()
+                consumer = Consumer(b.__dlpack__(stream=stream.handle))
+                stream.fill(consumer.tensor.data, 5, SIZE)
+                stream.destroy()
+                if reads > 0:
+                    self.assertEqual(b.tobytes(), b"\5" * SIZE)
+                if reads > 1:
+                    b.fill(7)
+                consumer.delete()
+                if reads == 0:
+                    self.assertEqual(b.tobytes(), b"\5" * SIZE)
+                b.free()
+            self.assertEqual(self.device.zeros(SIZE).tobytes(), bytes(SIZE))
+            self.device.synchronize(timeout=30)
+
+        in_time(work)
+
+    def test_the_memory_of_streams_that_are_gone_comes_back(self) -> None:
+        def work() -> None:
+            allocator = leasehold.Allocator(self.device, budget=8 << 20)
+            for i in range(40):
+                b = allocator.empty(3 << 20)
+                b.fill(i)
+                stream = Stream()
+                consumer = Consumer(b.__dlpack__(stream=stream.handle))
+                stream.fill(consumer.tensor.data, i, 3 << 20)
+                consumer.delete()
+                stream.destroy()
+                del b
+            self.assertGreater(allocator.statistics()["free_pending_bytes"] or 0, 0)
+            self.device.synchronize()
+            self.assertEqual(allocator.statistics()["free_pending_bytes"], 0)
+            allocator.trim()
+            self.assertEqual(allocator.statistics()["reserved_bytes"], 0)
+
+        in_time(work)
+
+    def test_a_synchronisation_leaves_nothing_pending(self) -> None:
+        allocator = leasehold.Allocator(self.device)
+        for stream in (None, -1, 2):
+            b = allocator.zeros(3 << 20)
+            Consumer(b.__dlpack__(stream=stream)).delete()
+            del b
+            self.device.synchronize()
+            self.assertEqual(allocator.statistics()["free_pending_bytes"], 0)
+
+    def test_default_streams_need_no_introduction(self) -> None:
+        code = """
+import leasehold
+device = leasehold.Device("sim-cuda:0")
+for stream in (2, 1, None):
+    b = device.zeros(4096)
+    capsule = b.__dlpack__(stream=stream)
+    b.fill(3)
+    del capsule
+    assert b.tobytes() == bytes([3]) * 4096
+device.synchronize()
+"""
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+    def test_the_default_streams_of_threads_are_told_apart(self) -> None:
+        for kind in (2, 0):
+            for _ in range(20):
+                b = self.device.zeros(1 << 20)
+                self.two_threads_fill(b, kind)
+                b.fill(3)
+                self.assertEqual(b.tobytes(), b"\3" * (1 << 20))
+                b.free()
+                c = self.device.zeros(1 << 20)
+                c.fill(9)
+                self.assertEqual(c.tobytes(), b"\11" * (1 << 20))
+                self.assertEqual(self.stream.races(), "")
+
+    def two_threads_fill(self, b: leasehold.Buffer, kind: int) -> None:
+        """Two threads fill a half each, on a stream of this kind of their own."""
+        together = [threading.Barrier(2, timeout=30) for _ in range(3)]
+        exported = threading.Event()
+        failures: list[BaseException] = []
+
+        def go(i: int) -> None:
+            try:
+                stream = Stream(kind)
+                if i == 1:
+                    exported.wait(30)
+                consumer = Consumer(b.__dlpack__(stream=stream.handle))
+                exported.set()
+                together[0].wait()
+                stream.fill(consumer.tensor.data + i * (1 << 19), 7, 1 << 19)
+                together[1].wait()
+                consumer.delete()
+                together[2].wait()
+            except BaseException as e:
+                failures.append(e)
+
+        threads = [threading.Thread(target=go, args=(i,)) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(failures, [])
+
+    def test_a_tensor_may_be_dropped_by_another_thread(self) -> None:
+        def work() -> None:
+            b = self.device.zeros(SIZE)
+            made, used, over = threading.Event(), threading.Event(), threading.Event()
+            consumers: list[Consumer] = []
+
+            def go() -> None:
+                stream = Stream(2)
+                consumers.append(Consumer(b.__dlpack__(stream=2)))
+                stream.fill(consumers[0].tensor.data, 6, SIZE)
+                made.set()
+                used.wait(30)
+                stream.fill(consumers[0].tensor.data, 8, SIZE)
+                over.set()
+                dropped.wait(30)
+
+            dropped = threading.Event()
+            thread = threading.Thread(target=go)
+            thread.start()
+            made.wait(30)
+            # The stream has no name here, so the whole device is waited for.
+            self.assertEqual(b.tobytes(), b"\6" * SIZE)
+            used.set()
+            over.wait(30)
+            consumers.pop().delete()
+            self.assertEqual(b.tobytes(), b"\10" * SIZE)
+            b.free()
+            dropped.set()
+            thread.join()
+
+        in_time(work)
+
+    def test_an_import_is_in_order_with_its_owner_on_two_devices(self) -> None:
+        other, size = leasehold.Device("sim-cuda:1"), 1 << 20
+        for _ in range(60):
+            x = self.device.empty(size)
+            x.fill(1)
+            y = leasehold.from_dlpack(x)
+            z = y.to(other)
+            x.fill(2)
+            # The other way: into the import.
+            w = other.empty(size)
+            w.fill(4)
+            y.copy_from(w)
+            w.fill(5)
+            self.assertEqual((z.tobytes(), x.tobytes()), (b"\1" * size, b"\4" * size))
+            # From an import into another one.
+            v = leasehold.from_dlpack(w)
+            v.copy_from(y)
+            x.fill(7)
+            self.assertEqual((w.tobytes(), y.tobytes()), (b"\4" * size, b"\7" * size))
+            self.assertEqual(self.stream.races(), "")
+
+    def test_threads_do_all_of_it_at_once(self) -> None:
+        box = [self.device.zeros(4096) for _ in range(8)]
+
+        def go(seed: int) -> None:
+            number = random.Random(seed)
+            for _ in range(120):
+                i = number.randrange(8)
+                b = box[i]
+                try:
+                    step = number.randrange(8)
+                    if step == 0:
+                        box[i] = self.device.zeros(number.choice([16, 4096, 1 << 20]))
+                    elif step == 1:
+                        b.free()
+                    elif step == 2:
+                        b.fill(number.randrange(256))
+                    elif step == 3:
+                        b.tobytes()
+                    elif step == 4:
+                        box[number.randrange(8)].copy_from(b)
+                    elif step == 5:
+                        capsule = b.__dlpack__(stream=number.choice([-1, 1, 2]))
+                        leasehold.from_dlpack(capsule).fill(9)
+                    elif step == 6:
+                        self.device.allocator.trim()
+                    else:
+                        b.to("cpu:0").tobytes()
+                except (leasehold.InvalidArgumentError, leasehold.ExportError, leasehold.FreedError):
+                    pass
+
+        failures: list[BaseException] = []
+
+        def guarded(seed: int) -> None:
+            try:
+                go(seed)
+            except BaseException as e:
+                failures.append(e)
+
+        def work() -> None:
+            threads = [threading.Thread(target=guarded, args=(i,), daemon=True) for i in range(12)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            box.clear()
+
+        in_time(work, 240)
+        self.assertEqual(failures, [])
+        self.device.synchronize()
+        # Nothing orders what is exported without an order.
+        self.stream.races()
 
     def test_a_captured_stream_is_refused(self) -> None:
         b = self.device.zeros(SIZE)

@@ -1,7 +1,7 @@
 //! Reports on the heap's contents, and the check of its consistency. Both change nothing.
 
 use super::{Heap, Lane, ahead};
-use crate::extent::{Extent, NIL, State};
+use crate::extent::{Cold, Extent, NIL, State};
 use crate::layout::UNIT_SHIFT;
 use leasehold_core::{PackedTimepoint, Result, TimelineId};
 
@@ -14,13 +14,39 @@ impl Heap {
         (resident(&self.lanes[0]), self.lanes[1..].iter().map(resident).sum::<u64>() + waiting)
     }
 
-    /// Bytes that lie free in each timeline's lane, with the timeline.
+    /// Units that lie free and resident and whose last use is over, and those that a timeline may
+    /// still use. A walk.
+    pub(crate) fn free_units_now(&self) -> (u64, u64) {
+        let (ready, pending) = self.free_units();
+        let mut waiting = self.deferred;
+        self.waiting(|units, s| waiting += if s.has_passed() { 0 } else { u64::from(units) });
+        let in_use = self.lanes[1..].iter().map(|l| self.units_in_use(l)).sum::<u64>() + waiting;
+        (ready + pending - in_use, in_use)
+    }
+
+    /// Units of a timeline's lane that are resident and whose last use is not over.
+    fn units_in_use(&self, lane: &Lane) -> u64 {
+        let (mut at, mut units, mut done) = (lane.oldest, 0, None);
+        while at != NIL {
+            let Cold { timepoint, age_next, .. } = self.extents.cold[at as usize];
+            let n = &self.extents[at];
+            // All timepoints of a lane are on its timeline, whose progress is read once.
+            let done = *done.get_or_insert_with(|| {
+                timepoint.timepoint().map_or(u64::MAX, |p| p.timeline().passed())
+            });
+            if timepoint.value() > done {
+                units += u64::from(n.units) - (u64::from(n.holes) << self.res.shift);
+            }
+            at = age_next;
+        }
+        units
+    }
+
+    /// Bytes that lie free in each timeline's lane and that it may still use, with the timeline.
     pub(crate) fn pending_by_timeline(&self) -> impl Iterator<Item = (u64, TimelineId)> {
-        let shift = self.res.shift;
-        let resident = move |l: &Lane| (l.index.units() - (l.index.holes() << shift)) << UNIT_SHIFT;
         self.lanes[1..]
             .iter()
-            .filter_map(move |l| Some((resident(l), l.timeline?)))
+            .filter_map(|l| Some((self.units_in_use(l) << UNIT_SHIFT, l.timeline?)))
             .filter(|l| l.0 > 0)
     }
 

@@ -276,6 +276,8 @@ fn the_example_runs() {
         let kinds = ["--show-leak-kinds=definite", "--errors-for-leak-kinds=definite"];
         succeed(Command::new("valgrind").args(flags).args(kinds).arg(&program).arg("cpu:0"));
     }
+    let streams = root().join("tests/c/streams.c");
+    succeed(&mut Command::new(build("gcc", &["-std=c11"], &streams, "streams")));
     if have("g++") {
         for name in ["extension", "plugin"] {
             let source = root().join(format!("tests/c/{name}.cpp"));

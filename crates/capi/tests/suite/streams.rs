@@ -91,6 +91,79 @@ fn default_streams_and_ended_ones() {
     device.close();
 }
 
+/// Allocates a block on a new stream, fills and frees it there, and destroys the stream without a
+/// word.
+fn use_and_destroy(device: Device, bytes: usize) -> usize {
+    let stream = device.stream(0);
+    let block = device.alloc(bytes, stream).unwrap();
+    device.fill(stream, block, 1, bytes);
+    assert_eq!(device.free(block), OK);
+    assert_eq!(leasehold_sim_stream_destroy(device.0, stream), OK, "{}", last_error());
+    stream
+}
+
+#[test]
+fn a_synchronisation_frees_the_memory_of_streams_that_are_gone() {
+    let _turn = turn();
+    let device = Device::sim(64 << 20);
+    let own = device.stream(0);
+    for streams in [2, 1, 2] {
+        for _ in 0..streams {
+            use_and_destroy(device, 64 * MIB / streams);
+        }
+        assert!(device.stats().free_pending_bytes > 0, "{:?}", device.stats());
+        device.synchronize();
+        let stats = device.stats();
+        assert_eq!((stats.free_pending_bytes, stats.free_ready_bytes), (0, 64 << 20), "{stats:?}");
+        let block = device.alloc(64 * MIB, own).unwrap();
+        device.fill(own, block, 2, 64 * MIB);
+        assert_eq!(device.free(block), OK);
+        device.synchronize();
+        device.trim();
+        assert_eq!((device.stats().reserved_bytes, races()), (0, String::new()));
+    }
+    // A block that several streams used.
+    let block = device.alloc(40 * MIB, own).unwrap();
+    device.fill(own, block, 3, 40 * MIB);
+    let other = device.stream(0);
+    assert_eq!(leasehold_sim_order(device.0, own, other), OK);
+    device.fill(other, block, 4, 40 * MIB);
+    assert_eq!((device.record(block, other), device.free(block)), (OK, OK));
+    assert_eq!(leasehold_sim_stream_destroy(device.0, other), OK);
+    device.synchronize();
+    assert_eq!(device.stats().free_pending_bytes, 0, "{:?}", device.stats());
+    device.end(own);
+    device.close();
+}
+
+#[test]
+fn an_allocation_outlives_streams_that_are_gone() {
+    let _turn = turn();
+    let device = Device::sim(64 << 20);
+    let own = device.stream(0);
+    // A stream for each round, and never a word.
+    for _ in 0..20 {
+        use_and_destroy(device, 48 * MIB);
+    }
+    assert!(device.stats().reserved_bytes <= 64 << 20);
+    // A stream in capture is not waited for. The text names a stream, and the cure.
+    let captured = device.stream(0);
+    let gone = use_and_destroy(device, 48 * MIB);
+    assert_eq!(leasehold_sim_capture(device.0, captured, 1), OK);
+    assert_eq!(device.alloc(60 * MIB, own), Err(OUT_OF_MEMORY));
+    let text = last_error();
+    assert!(text.contains(&format!("{gone:#x} is gone")), "{text}");
+    assert!(text.contains("leasehold_stream_end"), "{text}");
+    assert_eq!(leasehold_sim_capture(device.0, captured, 0), OK, "{}", last_error());
+    let block = device.alloc(60 * MIB, own).unwrap();
+    device.fill(own, block, 3, 60 * MIB);
+    assert_eq!(device.free(block), OK);
+    device.end(own);
+    device.end(captured);
+    assert_eq!(races(), "");
+    device.close();
+}
+
 #[test]
 fn blocks_are_found_named_and_walked() {
     let _turn = turn();

@@ -12,6 +12,7 @@
 //! | [`cache`] | compiled kernels on disk |
 //! | `loader` | the reason why a library cannot be loaded |
 //! | `pages` | host memory for large pinned segments |
+//! | `probe` | whether this process can read an address |
 //!
 //! This module must not know managers.
 
@@ -22,6 +23,7 @@ mod loader;
 pub mod nvrtc;
 pub mod ops;
 pub(crate) mod pages;
+pub(crate) mod probe;
 pub mod real;
 #[cfg(feature = "sim")]
 pub mod sim;

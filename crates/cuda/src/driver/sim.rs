@@ -210,7 +210,7 @@ impl SimDriver {
         std::mem::take(&mut self.tables.lock().leaks)
     }
 
-    /// The legacy default stream of the current context, which the first call makes: the handle 1.
+    /// The legacy default stream of the current context, which the first use makes: the handle 1.
     /// The stream is an ordinary one here: the driver's implicit order with other streams only
     /// hides mistakes.
     ///
@@ -220,7 +220,7 @@ impl SimDriver {
         self.special_stream(None).map(|()| NativeStream(1))
     }
 
-    /// The default stream of the calling thread in the current context, which the first call makes:
+    /// The default stream of the calling thread in the current context, which the first use makes:
     /// the handle 2.
     ///
     /// # Errors
@@ -230,8 +230,20 @@ impl SimDriver {
     }
 
     fn special_stream(&self, thread: Option<ThreadId>) -> Result<()> {
-        const API: &str = "cuStreamQuery";
-        let scope = self.enter(API)?;
+        let scope = self.enter("cuStreamQuery")?;
+        self.default_stream(scope, thread)
+    }
+
+    /// Makes the default stream that a handle means, unless it is there.
+    fn ensure_default(&self, scope: Scope, stream: NativeStream) -> Result<()> {
+        match stream.0 {
+            0 | 1 => self.default_stream(scope, None),
+            2 => self.default_stream(scope, Some(thread::current().id())),
+            _ => Ok(()),
+        }
+    }
+
+    fn default_stream(&self, scope: Scope, thread: Option<ThreadId>) -> Result<()> {
         let mut tables = self.lock();
         if tables.special.contains_key(&(scope.context, thread)) {
             return Ok(());
@@ -611,7 +623,14 @@ impl ContextOps for SimDriver {
     fn context_synchronize(&self) -> Result<()> {
         const API: &str = "cuCtxSynchronize";
         let scope = self.enter(API)?;
-        self.lock().forbidden_in_capture(API)?;
+        {
+            let mut tables = self.lock();
+            tables.forbidden_in_capture(API)?;
+            // A context is not synchronised while a stream of it is captured, whatever the mode.
+            if tables.is_captured(scope.context) {
+                return Err(refuse(API, code::STREAM_CAPTURE_UNSUPPORTED));
+            }
+        }
         // The machine knows devices, not contexts. So the call also waits for the work of other
         // contexts of this device.
         self.machine

@@ -26,13 +26,22 @@
 //!   and the memory stays with the stream until the capture is over. A captured stream does not
 //!   wait for other streams either.
 //! - Stream that its owner destroys: the owner ends it here first. The last epoch is closed then,
-//!   and its event outlives the stream. If the driver refuses the handle, the stream is gone
-//!   already: the thread then waits for the whole context.
+//!   and its event outlives the stream.
+//! - The whole context ([`External::whole`]): stands for streams whose handles may be used no more.
+//!   No event is behind all of them.
+//!
+//! # Without an event
+//! A wait for the whole context closes the epochs of all its streams, and uses no handle
+//! ([`Externals::synchronize`]). It takes the place of an event that cannot be recorded: of a stream
+//! that is gone, of another thread's default stream, of the whole context. A thread that waits
+//! without a limit waits so. To any other thread such an epoch is an error, so that nobody waits for
+//! what never comes. The driver refuses to wait for a context with a stream in capture.
 //!
 //! This module must not know managers or how blocks are placed.
 
 use super::core::Core;
 use super::events::EventState;
+use crate::conv::code;
 use crate::driver::ops::{CudaSlowOps, NativeStream, Progress};
 use leasehold_core::sync::atomic::{Ordering, fence};
 use leasehold_core::sync::thread::{self, ThreadId};
@@ -51,6 +60,14 @@ const EVENTS: usize = 32;
 /// Queries before a waiting thread sleeps between them.
 const SPINS: u32 = 100;
 
+/// What the driver answers for the handle of a stream that is gone, if it answers.
+const GONE: [i32; 4] =
+    [code::INVALID_VALUE, code::INVALID_CONTEXT, code::INVALID_HANDLE, code::CONTEXT_IS_DESTROYED];
+
+fn is_gone(error: &Error) -> bool {
+    matches!(error, Error::Driver { code, .. } if GONE.contains(code))
+}
+
 /// Events that are not known to be complete.
 struct State {
     /// Events by the epoch that they close, in order.
@@ -63,7 +80,8 @@ struct State {
 pub struct External {
     owner: TimelineOwner,
     core: Arc<Core>,
-    native: NativeStream,
+    /// `None` for the whole context.
+    native: Option<NativeStream>,
     /// The thread whose default stream it is, for the handle [`PER_THREAD`].
     thread: Option<ThreadId>,
     /// Held across driver calls that do not block. A leaf.
@@ -80,13 +98,30 @@ impl External {
     /// - `native` is a stream of the core's context, and is not destroyed before
     ///   [`end`](Self::end).
     pub(crate) unsafe fn new(core: Arc<Core>, native: u64) -> Result<Arc<Self>> {
+        let thread = (native == PER_THREAD).then(|| thread::current().id());
+        Self::with(core, Some(NativeStream(if native == 0 { LEGACY } else { native })), thread)
+    }
+
+    /// Makes a timeline that stands for all streams of the core's context.
+    ///
+    /// # Errors
+    /// `OutOfMemory` without timelines.
+    pub(crate) fn whole(core: Arc<Core>) -> Result<Arc<Self>> {
+        Self::with(core, None, None)
+    }
+
+    fn with(
+        core: Arc<Core>,
+        native: Option<NativeStream>,
+        thread: Option<ThreadId>,
+    ) -> Result<Arc<Self>> {
         let owner = TimelineOwner::take()?;
         owner.set_external();
         owner.advance()?;
         let stream = Arc::new(Self {
             owner,
-            native: NativeStream(if native == 0 { LEGACY } else { native }),
-            thread: (native == PER_THREAD).then(|| thread::current().id()),
+            native,
+            thread,
             state: Mutex::new(State { events: VecDeque::with_capacity(EVENTS), ended: false }),
             core,
         });
@@ -98,10 +133,10 @@ impl External {
         Ok(stream)
     }
 
-    /// The driver's handle.
+    /// The driver's handle. 0 for the whole context.
     #[must_use]
     pub fn native(&self) -> u64 {
-        self.native.0
+        self.native.map_or(0, |native| native.0)
     }
 
     /// The stream's timeline.
@@ -133,29 +168,55 @@ impl External {
         self.core.context.relaxed(calls)
     }
 
-    fn check_thread(&self) -> Result<()> {
-        match self.thread {
-            Some(thread) if thread != thread::current().id() => {
+    /// Whether the stream is another thread's default stream, which this thread cannot name.
+    fn is_elsewhere(&self) -> bool {
+        self.thread.is_some_and(|thread| thread != thread::current().id())
+    }
+
+    /// The driver's stream, as this thread can name it.
+    fn stream(&self) -> Result<NativeStream> {
+        match self.native {
+            Some(_) if self.is_elsewhere() => {
                 Err(Error::state("a per-thread default stream belongs to another thread"))
             }
-            _ => Ok(()),
+            Some(native) => Ok(native),
+            None => Err(Error::state(
+                "no event is behind the work of a whole device; synchronize the device instead",
+            )),
         }
     }
 
-    fn check_capture(&self, ops: &dyn CudaSlowOps) -> Result<()> {
+    fn check_capture(&self, ops: &dyn CudaSlowOps, stream: NativeStream) -> Result<()> {
         // SAFETY: the stream is not destroyed before its end, which the caller has checked.
-        if unsafe { ops.is_capturing(self.native) }? {
+        if unsafe { ops.is_capturing(stream) }? {
             return Err(Error::state(format!(
                 "stream {:#x} is being captured; its memory stays with it until the capture is over",
-                self.native.0
+                stream.0
             )));
         }
         Ok(())
     }
 
+    /// Whether no event will ever close the epoch for this thread, after this error.
+    fn needs_context(&self, error: &Error) -> bool {
+        self.native.is_none() || self.is_elsewhere() || is_gone(error)
+    }
+
+    /// The error with its cure.
+    fn explained(&self, error: Error) -> Error {
+        if !is_gone(&error) {
+            return error;
+        }
+        Error::state(format!(
+            "stream {:#x} is gone ({error}): its owner must end a stream before it destroys it \
+             (leasehold_stream_end); synchronizing the device frees its memory too",
+            self.native()
+        ))
+    }
+
     /// Closes the open epoch: records an event behind all work so far. Returns the closed value.
     fn close(&self) -> Result<u64> {
-        self.check_thread()?;
+        let stream = self.stream()?;
         let event = self.noted(self.core.event())?;
         let closed = {
             let mut state = self.state.lock();
@@ -163,7 +224,7 @@ impl External {
             if state.ended {
                 return Ok(open);
             }
-            self.record(&mut state, event, true)
+            self.record(&mut state, stream, event, true)
         };
         self.noted(closed)
     }
@@ -172,23 +233,18 @@ impl External {
     fn record(
         &self,
         state: &mut State,
-        mut event: Lease<EventState>,
+        stream: NativeStream,
+        event: Lease<EventState>,
         opens_next: bool,
     ) -> Result<u64> {
         self.calls(|ops| {
-            self.check_capture(ops)?;
+            self.check_capture(ops, stream)?;
             let open = self.timeline().submitted();
             #[cfg(feature = "planted-defects")]
             if self.core.shared.config.has(crate::defects::Defect::ExternalUnrecorded) {
                 self.owner.advance()?;
                 self.owner.complete(open);
                 return Ok(open);
-            }
-            if state.events.len() == EVENTS
-                && let Some((_, last)) = state.events.pop_back()
-            {
-                // A later record of the same stream stands for the earlier ones too.
-                event = last;
             }
             #[cfg(feature = "planted-defects")]
             let early = self.core.shared.config.has(crate::defects::Defect::ExternalStaleEvent)
@@ -205,9 +261,16 @@ impl External {
                 }
                 return Ok(open);
             }
+            // A later record of the same stream stands for the earlier ones too.
+            let full = state.events.len() == EVENTS;
+            let last = state.events.back_mut().filter(|_| full);
+            let native = last.as_ref().map_or(event.native, |(_, last)| last.native);
             // SAFETY: the event is leased, and the stream is not destroyed before its end.
-            unsafe { ops.event_record(event.native, self.native) }?;
-            state.events.push_back((open, event));
+            unsafe { ops.event_record(native, stream) }?;
+            match last {
+                Some((epoch, _)) => *epoch = open,
+                None => state.events.push_back((open, event)),
+            }
             Ok(open)
         })
     }
@@ -276,7 +339,20 @@ impl External {
         if self.look()? >= value {
             return Ok(());
         }
-        self.cover(value)?;
+        if let Err(refused) = self.cover(value) {
+            if timeout.is_some() || !self.needs_context(&refused) {
+                return Err(self.explained(refused));
+            }
+            return match self.core.shared.externals.synchronize(&self.core) {
+                Ok(()) if self.timeline().completed() < value => Err(refused),
+                // Another stream is in capture, for one.
+                Err(error @ Error::Driver { .. }) => Err(Error::state(format!(
+                    "{}; the device cannot be waited for now: {error}",
+                    self.explained(refused)
+                ))),
+                waited => waited,
+            };
+        }
         let mut looks = 0;
         loop {
             if self.look()? >= value || deadline.is_some_and(|at| Instant::now() >= at) {
@@ -293,11 +369,20 @@ impl External {
 
     /// An event after all work up to `value`, and the epoch that it closes. `None` if the work is
     /// over.
-    fn event_for(&self, value: u64) -> Result<Option<(Lease<EventState>, u64)>> {
+    ///
+    /// # Errors
+    /// `Unsupported` if only a thread can wait; `InvalidState` for a stream in capture; the driver's.
+    pub(crate) fn event_for(&self, value: u64) -> Result<Option<(Lease<EventState>, u64)>> {
         if self.timeline().completed() >= value {
             return Ok(None);
         }
-        self.cover(value)?;
+        if let Err(refused) = self.cover(value) {
+            return Err(if self.needs_context(&refused) {
+                Error::Unsupported(self.explained(refused).to_string().into())
+            } else {
+                refused
+            });
+        }
         let state = self.state.lock();
         let found = state.events.iter().find(|e| e.0 >= value);
         let found = found.map(|(epoch, event)| (event.clone(), *epoch));
@@ -317,17 +402,17 @@ impl External {
     /// `InvalidState` for a stream in capture, and for the per-thread default stream of another
     /// thread; the driver's. Then the stream is as it was.
     pub(crate) fn end(&self) -> Result<()> {
-        self.check_thread()?;
+        let stream = self.stream()?;
         let event = self.noted(self.core.event())?;
         let mut state = self.state.lock();
         if state.ended {
             return Ok(());
         }
-        let closed = match self.record(&mut state, event, false) {
+        let closed = match self.record(&mut state, stream, event, false) {
             // The handle of a stream that was destroyed: the driver knows no more of its work.
             Err(Error::Driver { .. }) => {
                 drop(state);
-                let waited = self.calls(|ops| ops.context_synchronize());
+                let waited = self.core.shared.externals.synchronize(&self.core);
                 state = self.state.lock();
                 waited.map(|()| self.owner.complete(self.timeline().submitted()))
             }
@@ -346,6 +431,29 @@ impl External {
         self.owner.complete(self.timeline().submitted());
     }
 
+    /// Opens the next epoch, for a wait for the whole context. Returns the last value whose work was
+    /// submitted before this call.
+    fn open_next(&self) -> Result<u64> {
+        let state = self.state.lock();
+        let open = self.timeline().submitted();
+        if !state.ended {
+            self.owner.advance()?;
+            // As in `now`: a thread that read the former epoch had submitted its work.
+            fence(Ordering::SeqCst);
+        }
+        Ok(open)
+    }
+
+    /// Publishes that all work up to `value` is over.
+    fn all_over(&self, value: u64) {
+        let mut state = self.state.lock();
+        let later = state.events.partition_point(|(epoch, _)| *epoch <= value);
+        let over: Vec<_> = state.events.drain(..later).collect();
+        self.owner.complete(value);
+        drop(state);
+        drop(over);
+    }
+
     /// Whether the stream was ended and all its work is over.
     pub(crate) fn is_over(&self) -> bool {
         let ended = self.state.lock().ended;
@@ -362,7 +470,7 @@ unsafe impl TimelineSource for External {
     }
 
     fn signal(&self) -> Result<u64> {
-        self.close()
+        self.close().map_err(|e| self.explained(e))
     }
 
     fn refresh(&self) -> Result<u64> {
@@ -373,16 +481,13 @@ unsafe impl TimelineSource for External {
         if on.timeline_id() == self.timeline().id() || on.is_settled() {
             return Ok(());
         }
-        self.check_thread()?;
+        // A stream without a name here gets no wait.
+        let Ok(stream) = self.stream() else { return Err(no_device_wait(on)) };
         let found = match self.core.shared.externals.get(on.timeline_id()) {
             Some(source) => source.event_for(on.value())?,
             None => match self.core.shared.tables.mark(on)? {
                 Some(mark) => Some((mark, on.value())),
-                None => {
-                    return Err(Error::Unsupported(
-                        format!("an external stream cannot wait for {on:?} on the device").into(),
-                    ));
-                }
+                None => return Err(no_device_wait(on)),
             },
         };
         let Some((event, value)) = found else { return Ok(()) };
@@ -395,16 +500,16 @@ unsafe impl TimelineSource for External {
             Err(Error::state("the external stream was ended"))
         } else {
             self.calls(|ops| {
-                self.check_capture(ops)?;
+                self.check_capture(ops, stream)?;
                 // SAFETY: the event is leased, and the stream is not destroyed before its end.
-                unsafe { ops.stream_wait_event(self.native, event.native) }?;
+                unsafe { ops.stream_wait_event(stream, event.native) }?;
                 // The lock is the submitter's turn.
                 self.owner.learn(on.timeline().at(value));
                 Ok(())
             })
         };
         drop(state);
-        self.noted(waited)
+        self.noted(waited).map_err(|e| self.explained(e))
     }
 
     fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
@@ -425,8 +530,13 @@ impl Drop for External {
 
 impl fmt::Debug for External {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "External({:#x}, {:?})", self.native.0, self.timeline())
+        write!(f, "External({:#x}, {:?})", self.native(), self.timeline())
     }
+}
+
+/// The refusal of a wait on the device. Callers wait on the host then.
+fn no_device_wait(on: Timepoint) -> Error {
+    Error::Unsupported(format!("an external stream cannot wait for {on:?} on the device").into())
 }
 
 /// The external streams of all devices, by timeline.
@@ -444,7 +554,22 @@ impl Externals {
         all.insert(stream.timeline().id(), Arc::downgrade(stream));
     }
 
-    fn get(&self, timeline: leasehold_core::TimelineId) -> Option<Arc<External>> {
+    pub(crate) fn get(&self, timeline: leasehold_core::TimelineId) -> Option<Arc<External>> {
         self.0.lock().get(&timeline)?.upgrade()
+    }
+
+    /// Blocks until all work of a context is over, also that of streams that were never seen here.
+    /// The epochs of all its streams are over then. Uses no stream's handle.
+    ///
+    /// # Errors
+    /// `DeviceLost`; the driver's, for a context with a stream in capture too.
+    pub(crate) fn synchronize(&self, core: &Core) -> Result<()> {
+        let all: Vec<_> = self.0.lock().values().filter_map(std::sync::Weak::upgrade).collect();
+        let streams = all.into_iter().filter(|stream| std::ptr::eq(&*stream.core, core));
+        // An epoch that cannot be closed stays open.
+        let open: Vec<_> = streams.filter_map(|s| Some((s.open_next().ok()?, s))).collect();
+        core.context.relaxed(|ops| ops.context_synchronize())?;
+        open.iter().for_each(|(value, stream)| stream.all_over(*value));
+        Ok(())
     }
 }

@@ -16,7 +16,7 @@ use crate::encoder::{self, Encoder};
 use leasehold_alloc::Buffer;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Lease, Result, Timeline, UniqueLease};
+use leasehold_core::{Lease, Result, Timeline, Timepoint, UniqueLease};
 use leasehold_engine::driver::{DriverStream, Sink};
 use leasehold_hal::{ForeignCall, GraphExec, Op};
 use std::collections::VecDeque;
@@ -210,6 +210,13 @@ unsafe impl DriverStream for CudaStream {
 
     fn record(&self, event: &mut Lease<EventState>, _: u64) -> Result<()> {
         self.record_event(event)
+    }
+
+    fn mark_outside(&self, point: Timepoint) -> Result<Option<(Lease<EventState>, u64)>> {
+        match self.core.shared.externals.get(point.timeline_id()) {
+            Some(source) => source.event_for(point.value()),
+            None => Ok(None),
+        }
     }
 
     fn rest(&self) {

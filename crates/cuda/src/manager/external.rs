@@ -3,15 +3,17 @@
 //!
 //! This module must not know when epochs are closed.
 
+use crate::driver::ops::NativeStream;
 use crate::engine::core::Core;
 pub use crate::engine::external::External;
 use crate::engine::external::PER_THREAD;
 use leasehold_core::sync::thread::{self, ThreadId};
 use leasehold_core::sync::{Arc, Mutex, RwLock};
-use leasehold_core::{Result, TimelineId};
+use leasehold_core::{Error, Result, TimelineId};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Weak;
 
 /// A handle, and for the per-thread default stream the thread.
@@ -23,6 +25,8 @@ pub struct ExternalManager {
     streams: RwLock<HashMap<Key, Arc<External>>>,
     /// Streams that were ended and whose work goes on.
     ended: Mutex<Vec<Arc<External>>>,
+    /// The timeline that stands for all streams, once it was asked for.
+    whole: Mutex<Option<Arc<External>>>,
 }
 
 /// The managers in which this thread has a per-thread default stream.
@@ -46,7 +50,8 @@ impl Drop for Threads {
 
 impl ExternalManager {
     pub(crate) fn new(core: Arc<Core>) -> Arc<Self> {
-        Arc::new(Self { core, streams: RwLock::default(), ended: Mutex::default() })
+        let (streams, ended, whole) = (RwLock::default(), Mutex::default(), Mutex::default());
+        Arc::new(Self { core, streams, ended, whole })
     }
 
     fn key(native: u64) -> Key {
@@ -101,6 +106,44 @@ impl ExternalManager {
         Ok(())
     }
 
+    /// A stream of a handle that is used during the caller's work with the result alone. Its owner
+    /// may destroy it afterwards, without an [`end`](Self::end). No mark refers to it: marks of its
+    /// work are on the [`whole`](Self::whole) context's timeline.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a number that cannot be a stream of this process. The driver is not
+    /// asked: it need not survive the question. `OutOfMemory` without timelines.
+    ///
+    /// # Safety
+    /// - If `native` passes this check, it is a stream of the device's primary context. It is not
+    ///   destroyed before the result is dropped.
+    pub unsafe fn passing(&self, native: u64) -> Result<Passing> {
+        if native <= PER_THREAD || !self.core.context.ops().may_be_stream(NativeStream(native)) {
+            return Err(Error::invalid(format!(
+                "{native:#x} is no stream of this process; give the handle of a stream that lives, \
+                 1 for the legacy default stream or 2 for the thread's own"
+            )));
+        }
+        // SAFETY: the caller vouches for the handle, and the stream's timeline ends with the
+        // result.
+        unsafe { External::new(self.core.clone(), native) }.map(Passing)
+    }
+
+    /// The timeline that stands for all streams of the context: for work on streams whose handles
+    /// may be used no more. Its epochs are over after a wait for the whole context
+    /// ([`synchronize`](Self::synchronize)). No stream can wait for them: a thread does.
+    ///
+    /// # Errors
+    /// `OutOfMemory` without timelines.
+    pub fn whole(&self) -> Result<Arc<External>> {
+        let mut whole = self.whole.lock();
+        if let Some(whole) = &*whole {
+            return Ok(whole.clone());
+        }
+        let made = External::whole(self.core.clone())?;
+        Ok(whole.insert(made).clone())
+    }
+
     /// The handle of the stream with this timeline, if it was not ended.
     #[must_use]
     pub fn handle_of(&self, timeline: TimelineId) -> Option<u64> {
@@ -109,12 +152,15 @@ impl ExternalManager {
     }
 
     /// Blocks until all work of the context is over, also that of streams that were never seen
-    /// here.
+    /// here. Memory that any stream freed before is anybody's then, whether or not the stream still
+    /// exists.
     ///
     /// # Errors
     /// `DeviceLost`; the driver's, for a context with a stream in capture too.
     pub fn synchronize(&self) -> Result<()> {
-        self.core.context.relaxed(|ops| ops.context_synchronize())
+        self.core.shared.externals.synchronize(&self.core)?;
+        self.reap();
+        Ok(())
     }
 
     /// How many streams have a timeline here.
@@ -155,7 +201,27 @@ impl ExternalManager {
     pub(crate) fn shutdown(&self) {
         let streams = std::mem::take(&mut *self.streams.write());
         let ended = std::mem::take(&mut *self.ended.lock());
-        drop((streams, ended));
+        let whole = self.whole.lock().take();
+        drop((streams, ended, whole));
+    }
+}
+
+/// A stream that its owner may destroy without a word, once this value is dropped.
+#[derive(Debug)]
+pub struct Passing(Arc<External>);
+
+impl Deref for Passing {
+    type Target = External;
+
+    fn deref(&self) -> &External {
+        &self.0
+    }
+}
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        // No mark refers to the timeline.
+        self.0.end_unused();
     }
 }
 

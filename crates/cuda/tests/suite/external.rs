@@ -4,7 +4,7 @@
 use crate::common::*;
 use leasehold_alloc::{Allocator, AllocatorConfig, Buffer, Layout, On, Policy};
 use leasehold_core::sync::Arc;
-use leasehold_core::{Lease, Result, TimelineSource};
+use leasehold_core::{Error, Lease, Result, TimelineSource};
 use leasehold_cuda::driver::ops::{
     CopyKind, EventFlags, EventOps, HostFlags, MemoryOps, NativeCopy, NativeEvent, NativeFill,
     NativeStream, StreamOps,
@@ -367,6 +367,197 @@ fn memory_of_a_stream_in_capture_stays_with_it() {
         library.driver().stream_destroy(stream).unwrap();
     }
     drop((allocator, captured, other));
+    library.close();
+}
+
+/// Allocates a block on a new stream, fills and frees it there, and destroys the stream without a
+/// word.
+fn use_and_destroy(library: &Library, allocator: &Allocator, bytes: u64) -> Arc<External> {
+    let native = library.stream();
+    let stream = library.external(native);
+    let buffer = alloc(allocator, &stream, bytes);
+    library.fill(native, &buffer);
+    free(&stream, buffer);
+    library.driver().stream_destroy(native).unwrap();
+    stream
+}
+
+#[test]
+fn a_synchronisation_frees_the_memory_of_streams_that_are_gone() {
+    let library = Library::new(11);
+    let externals = library.device.primary().externals().clone();
+    // Two streams, and one alone: its memory lies with what is free for everybody.
+    for streams in [2, 1] {
+        let allocator = library.allocator(Policy::Balanced, 64 << 20);
+        for _ in 0..streams {
+            use_and_destroy(&library, &allocator, (64 << 20) / streams);
+        }
+        assert_eq!(allocator.stats().free_not_ready, 64 << 20);
+        externals.synchronize().unwrap();
+        let asked = library.bench.calls("cuStreamIsCapturing");
+        let stats = allocator.stats();
+        assert_eq!((stats.free_ready, stats.free_not_ready), (64 << 20, 0));
+        let native = library.stream();
+        let stream = library.external(native);
+        let whole = alloc(&allocator, &stream, 64 << 20);
+        library.fill(native, &whole);
+        free(&stream, whole);
+        assert_eq!(library.bench.calls("cuStreamIsCapturing"), asked, "no handle was used");
+        externals.end(native.0).unwrap();
+        library.driver().stream_destroy(native).unwrap();
+        assert_eq!(library.bench.reports(), [""; 0]);
+    }
+    drop(externals);
+    library.close();
+}
+
+#[test]
+fn an_allocation_waits_for_the_context_before_it_fails() {
+    let library = Library::new(12);
+    let allocator = library.allocator(Policy::Balanced, 64 << 20);
+    let (native, captured) = (library.stream(), library.stream());
+    let stream = library.external(native);
+    for _ in 0..2 {
+        use_and_destroy(&library, &allocator, 32 << 20);
+    }
+    // A context with a stream in capture is not waited for. The failure says what would help.
+    library.driver().capture_begin(captured).unwrap();
+    let error = allocator.alloc(Layout::new(60 << 20), On::new(&*stream)).unwrap_err().to_string();
+    assert!(error.contains("is gone") && error.contains("leasehold_stream_end"), "{error}");
+    let graph = library.driver().capture_end(captured).unwrap();
+    library.driver().graph_destroy(graph).unwrap();
+    let buffer = alloc(&allocator, &stream, 60 << 20);
+    library.fill(native, &buffer);
+    free(&stream, buffer);
+    assert_eq!(library.bench.reports(), [""; 0]);
+    library.device.primary().externals().end(native.0).unwrap();
+    for stream in [native, captured] {
+        library.driver().stream_destroy(stream).unwrap();
+    }
+    drop((allocator, stream));
+    library.close();
+}
+
+#[test]
+fn a_synchronisation_leaves_what_a_capture_freed() {
+    let library = Library::new(13);
+    let allocator = library.allocator(Policy::Balanced, 64 << 20);
+    let externals = library.device.primary().externals().clone();
+    let (a, b) = (library.stream(), library.stream());
+    let (captured, other) = (library.external(a), library.external(b));
+    library.driver().capture_begin(a).unwrap();
+    let buffer = alloc(&allocator, &captured, 60 << 20);
+    library.fill(a, &buffer);
+    free(&captured, buffer);
+    assert!(externals.synchronize().is_err());
+    assert!(captured.timeline().wait(captured.timeline().submitted(), None).is_err());
+    assert!(allocator.alloc(Layout::new(60 << 20), On::new(&*other)).is_err());
+    let graph = library.driver().capture_end(a).unwrap();
+    library.driver().graph_destroy(graph).unwrap();
+    externals.synchronize().unwrap();
+    assert_eq!(allocator.stats().free_not_ready, 0);
+    let taken = alloc(&allocator, &other, 60 << 20);
+    library.fill(b, &taken);
+    free(&other, taken);
+    for stream in [a, b] {
+        externals.end(stream.0).unwrap();
+        library.driver().stream_destroy(stream).unwrap();
+    }
+    drop((allocator, captured, other, externals));
+    library.close();
+}
+
+/// The backend's own stream waits on the device, and never for what cannot come.
+#[test]
+fn a_wait_for_a_stream_that_is_gone_is_refused() {
+    let library = Library::new(14);
+    let device = Lease::map(library.device.clone(), |d| d as &dyn Device);
+    let own = stream(&device);
+    let word = library.bench.driver.host_alloc(64, HostFlags::default()).unwrap();
+    let native = library.stream();
+    let external = library.external(native);
+    library.driver().stream_wait_word(native, word, 1).unwrap();
+    own.wait(external.now()).unwrap();
+    let value = own.timeline().submitted();
+    assert!(matches!(
+        own.wait_host(value, Some(std::time::Duration::ZERO)),
+        Err(Error::Timeout(_))
+    ));
+    // SAFETY: a word of pinned memory.
+    unsafe { library.driver().store_word(word, 1) };
+    own.wait_host(value, None).unwrap();
+
+    let gone = external.now();
+    library.driver().stream_destroy(native).unwrap();
+    let error = own.wait(gone).unwrap_err().to_string();
+    assert!(error.contains("is gone") && error.contains("leasehold_stream_end"), "{error}");
+    // The stream is as it was, and a thread can wait: for the whole context.
+    let limited = gone.timeline().wait(gone.value(), Some(std::time::Duration::from_secs(1)));
+    assert!(limited.is_err() && !gone.is_settled());
+    gone.timeline().wait(gone.value(), None).unwrap();
+    own.wait(gone).unwrap();
+    assert!(own.timeline().is_idle() && own.timeline().failure().is_none());
+    library.driver().host_free(word).unwrap();
+    drop((own, device, external));
+    library.close();
+}
+
+#[test]
+fn a_handle_that_is_used_once_is_checked_and_left_alone() {
+    let library = Library::new(15);
+    let allocator = library.allocator(Policy::Balanced, 64 << 20);
+    let externals = library.device.primary().externals().clone();
+    let calls = library.bench.driver.machine().calls_by_name();
+    for none in [0, 1, 2, 3, 7, 0xdead0, 1 << 46, u64::MAX] {
+        // SAFETY: no number of these passes the check.
+        let error = unsafe { externals.passing(none) }.unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument(_)), "{error}");
+    }
+    assert_eq!(library.bench.driver.machine().calls_by_name(), calls);
+    let (native, other) = (library.stream(), library.stream());
+    let (home, whole) = (library.external(other), externals.whole().unwrap());
+    let buffer = alloc(&allocator, &home, 60 << 20);
+    library.fill(other, &buffer);
+    // SAFETY: the stream is destroyed after the value is dropped.
+    unsafe { externals.passing(native.0) }.unwrap().wait(home.now()).unwrap();
+    library.fill(native, &buffer);
+    library.driver().stream_destroy(native).unwrap();
+    buffer.used_on(whole.now());
+    free(&home, buffer);
+    assert_eq!(externals.len(), 1);
+    assert!(whole.signal().is_err());
+    // The memory waits for the context, even on its own stream.
+    let again = alloc(&allocator, &home, 60 << 20);
+    assert!(allocator.stats().host_waits > 0);
+    library.fill(other, &again);
+    free(&home, again);
+    assert_eq!(library.bench.reports(), [""; 0]);
+    externals.end(other.0).unwrap();
+    library.driver().stream_destroy(other).unwrap();
+    drop((allocator, home, whole, externals));
+    library.close();
+}
+
+/// Streams have as many events as are kept, and the last is recorded again. A record that fails
+/// leaves the epoch that the event closed.
+#[test]
+fn a_stream_with_all_its_events_may_go() {
+    let library = Library::new(16);
+    let word = library.bench.driver.host_alloc(64, HostFlags::default()).unwrap();
+    let native = library.stream();
+    let external = library.external(native);
+    library.driver().stream_wait_word(native, word, 1).unwrap();
+    for _ in 0..40 {
+        external.signal().unwrap();
+    }
+    let closed = external.timeline().submitted() - 1;
+    library.driver().stream_destroy(native).unwrap();
+    assert!(external.signal().is_err());
+    // SAFETY: a word of pinned memory.
+    unsafe { library.driver().store_word(word, 1) };
+    external.timeline().wait(closed, Some(std::time::Duration::from_secs(20))).unwrap();
+    library.driver().host_free(word).unwrap();
+    drop(external);
     library.close();
 }
 

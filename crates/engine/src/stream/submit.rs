@@ -18,6 +18,7 @@ use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::sync::{Arc, MutexGuard};
 use leasehold_core::{Error, Fault, Result, Timepoint, VALUE_LIMIT};
 use leasehold_hal::Op;
+use std::time::Duration;
 
 impl<N: DriverStream> StreamCore<N> {
     /// Submits operations as one submission; see `hal::Stream::submit`.
@@ -181,6 +182,11 @@ impl<N: DriverStream> StreamCore<N> {
         // memory, nor fail for want of it.
         let mut prepared = Prepared::default();
         for (i, op) in ops.iter().enumerate() {
+            if let Op::Wait(p) = op
+                && p.timeline().is_external()
+            {
+                self.check_outside(*p)?;
+            }
             if !matches!(op, Op::Wait(_) | Op::Graph(_) | Op::Host(_) | Op::Foreign(_))
                 && !self.is_plain(op)
                 && let Some(preparation) = self.native.prepare(op)?
@@ -240,6 +246,18 @@ impl<N: DriverStream> StreamCore<N> {
         self.hold_back(state, value, later, prepared.rest_from(cut));
         self.pump();
         Ok(value)
+    }
+
+    /// Refuses the wait for another library's stream that nothing would end. Afterwards an event is
+    /// behind the timepoint, so that the wait may also be held back.
+    fn check_outside(&self, point: Timepoint) -> Result<()> {
+        if let Ready::Blocked = self.resolve(point)? {
+            match point.timeline().wait(point.value(), Some(Duration::ZERO)) {
+                Ok(()) | Err(Error::Timeout(_)) => {}
+                Err(refused) => return Err(refused),
+            }
+        }
+        Ok(())
     }
 
     /// Gives operations to the driver with their preparations, in the lock. `part`: the driver was
@@ -308,7 +326,9 @@ impl<N: DriverStream> StreamCore<N> {
             Some(Preparation::Wait(wait)) => {
                 let given = self.native.encode_wait(entry, &wait.mark);
                 sink.took(given)?;
-                self.host.leave(sink.value, wait.passed());
+                if let Some(passed) = wait.passed() {
+                    self.host.leave(sink.value, passed);
+                }
                 return Ok(());
             }
         };
@@ -368,7 +388,7 @@ impl<N: DriverStream> StreamCore<N> {
                     }
                     Ok(recorded.map_or(Ready::Blocked, |(mark, value)| {
                         let abroad = !Arc::ptr_eq(&source.core.device, &self.core.device);
-                        let source = source.me.clone();
+                        let source = Some(source.me.clone());
                         Ready::Now(Some(Preparation::Wait(NativeWait {
                             mark,
                             point,
@@ -381,7 +401,17 @@ impl<N: DriverStream> StreamCore<N> {
                 // The stream is gone, so all its values are over or soon will be.
                 None => Ok(Ready::Blocked),
             },
-            _ => Ok(Ready::Blocked),
+            Some(Origin::HostTimeline) => Ok(Ready::Blocked),
+            None => Ok(self.native.mark_outside(point)?.map_or(Ready::Blocked, |(mark, value)| {
+                let (source, abroad) = (None, true);
+                Ready::Now(Some(Preparation::Wait(NativeWait {
+                    mark,
+                    point,
+                    source,
+                    value,
+                    abroad,
+                })))
+            })),
         }
     }
 

@@ -13,6 +13,7 @@ use crate::driver::ops::{
     CopyKind, EventFlags, EventOps, HostFunction, Launch, NativeContext, NativeCopy, NativeEvent,
     NativeFill, NativeStream, Progress, StreamOps,
 };
+use crate::driver::probe;
 use cudarc::driver::sys::{self, CUcontext, CUevent, CUfunction, CUstream};
 use leasehold_core::panics::quietly;
 use leasehold_core::{Error, Result};
@@ -129,6 +130,11 @@ impl StreamOps for RealDriver {
 
     unsafe fn stream_synchronize(&self, stream: NativeStream) -> Result<()> {
         drive!(self, cuStreamSynchronize(stream.0 as CUstream))
+    }
+
+    /// A stream is an object in memory of this process.
+    fn may_be_stream(&self, stream: NativeStream) -> bool {
+        stream.0.is_multiple_of(align_of::<u64>() as u64) && probe::is_readable(stream.0)
     }
 
     unsafe fn stream_wait_event(&self, stream: NativeStream, event: NativeEvent) -> Result<()> {

@@ -47,7 +47,7 @@ impl Capture {
 
 impl Tables {
     /// Finds a live stream of the current context. The handles 0 and 1 are the legacy default
-    /// stream, and 2 is the default stream of the calling thread, where they were made.
+    /// stream, and 2 is the default stream of the calling thread, once they were made.
     pub(super) fn stream(
         &self,
         api: &'static str,
@@ -88,6 +88,13 @@ impl Tables {
     /// The capture that includes a stream.
     pub(super) fn capture_of(&self, stream: u64) -> Option<u64> {
         self.captures.iter().find(|(_, c)| c.tips.contains_key(&stream)).map(|(&id, _)| id)
+    }
+
+    /// Whether a stream of a context is captured.
+    pub(super) fn is_captured(&self, context: u64) -> bool {
+        let captured = self.captures.values().flat_map(|c| c.tips.keys());
+        let mut streams = captured.filter_map(|stream| self.streams.get(stream));
+        streams.any(|stream| stream.context == context)
     }
 
     /// Breaks a capture.

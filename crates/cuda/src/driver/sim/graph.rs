@@ -285,6 +285,7 @@ impl GraphOps for SimDriver {
     unsafe fn exec_upload(&self, exec: NativeGraphExec, stream: NativeStream) -> Result<()> {
         const API: &str = "cuGraphUpload";
         let scope = self.enter(API)?;
+        self.ensure_default(scope, stream)?;
         let mut tables = self.lock();
         let stream = tables.stream(API, scope, stream)?;
         tables.forbidden_on_captured(API, stream.0)?;
@@ -298,6 +299,7 @@ impl GraphOps for SimDriver {
     unsafe fn exec_launch(&self, exec: NativeGraphExec, stream: NativeStream) -> Result<()> {
         const API: &str = "cuGraphLaunch";
         let scope = self.enter(API)?;
+        self.ensure_default(scope, stream)?;
         let mut tables = self.lock();
         let (handle, stream) = tables.stream(API, scope, stream)?;
         tables.forbidden_on_captured(API, handle)?;
@@ -373,6 +375,7 @@ impl GraphOps for SimDriver {
     unsafe fn capture_begin(&self, stream: NativeStream) -> Result<()> {
         const API: &str = "cuStreamBeginCapture";
         let scope = self.enter(API)?;
+        self.ensure_default(scope, stream)?;
         let mut tables = self.lock();
         let (handle, _) = tables.stream(API, scope, stream)?;
         let begun = tables.capture_begin(&self.machine, API, handle);
@@ -383,6 +386,7 @@ impl GraphOps for SimDriver {
     unsafe fn capture_end(&self, stream: NativeStream) -> Result<NativeGraph> {
         const API: &str = "cuStreamEndCapture";
         let (scope, told) = self.enter_teardown(API)?;
+        self.ensure_default(scope, stream)?;
         let mut tables = self.lock();
         let (handle, _) = tables.stream(API, scope, stream)?;
         let graph = tables.capture_end(&self.machine, API, handle)?;
@@ -401,6 +405,7 @@ impl GraphOps for SimDriver {
     unsafe fn is_capturing(&self, stream: NativeStream) -> Result<bool> {
         const API: &str = "cuStreamIsCapturing";
         let scope = self.enter(API)?;
+        self.ensure_default(scope, stream)?;
         let tables = self.lock();
         let (handle, _) = tables.stream(API, scope, stream)?;
         Ok(tables.capture_of(handle).is_some())

@@ -96,6 +96,7 @@ impl MemoryOps for SimDriver {
     unsafe fn alloc_async(&self, bytes: u64, stream: NativeStream) -> Result<u64> {
         const API: &str = "cuMemAllocAsync";
         let scope = self.enter(API)?;
+        self.ensure_default(scope, stream)?;
         self.needs_pools(API)?;
         let stream = {
             let mut tables = self.lock();
@@ -116,6 +117,7 @@ impl MemoryOps for SimDriver {
     unsafe fn free_async(&self, addr: u64, stream: NativeStream) -> Result<()> {
         const API: &str = "cuMemFreeAsync";
         let (scope, told) = self.enter_teardown(API)?;
+        self.ensure_default(scope, stream)?;
         self.needs_pools(API)?;
         let stream = {
             let mut tables = self.lock();

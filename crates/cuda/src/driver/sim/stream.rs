@@ -191,6 +191,7 @@ impl SimDriver {
         stream: NativeStream,
         work: Work,
     ) -> Result<Stream> {
+        self.ensure_default(scope, stream)?;
         let mut tables = self.lock();
         let (handle, stream) = tables.stream(api, scope, stream)?;
         let given = match tables.capture_of(handle) {
@@ -285,6 +286,7 @@ impl StreamOps for SimDriver {
     unsafe fn stream_query(&self, stream: NativeStream) -> Result<Progress> {
         const API: &str = "cuStreamQuery";
         let scope = self.enter(API)?;
+        self.ensure_default(scope, stream)?;
         let stream = {
             let mut tables = self.lock();
             let stream = tables.stream(API, scope, stream)?;
@@ -302,6 +304,7 @@ impl StreamOps for SimDriver {
     unsafe fn stream_synchronize(&self, stream: NativeStream) -> Result<()> {
         const API: &str = "cuStreamSynchronize";
         let scope = self.enter(API)?;
+        self.ensure_default(scope, stream)?;
         let stream = {
             let mut tables = self.lock();
             let stream = tables.stream(API, scope, stream)?;
@@ -314,9 +317,14 @@ impl StreamOps for SimDriver {
             .map_err(|e| self.told(API, scope.device, 0, e))
     }
 
+    fn may_be_stream(&self, stream: NativeStream) -> bool {
+        self.lock().streams.contains_key(&stream.0)
+    }
+
     unsafe fn stream_wait_event(&self, stream: NativeStream, event: NativeEvent) -> Result<()> {
         const API: &str = "cuStreamWaitEvent";
         let scope = self.enter(API)?;
+        self.ensure_default(scope, stream)?;
         let mut tables = self.lock();
         let (handle, stream) = tables.stream(API, scope, stream)?;
         // The event may be of another context, and of another device.
@@ -351,6 +359,7 @@ impl StreamOps for SimDriver {
     unsafe fn host_function(&self, stream: NativeStream, call: HostFunction) -> Result<()> {
         const API: &str = "cuLaunchHostFunc";
         let scope = self.enter(API)?;
+        self.ensure_default(scope, stream)?;
         let mut tables = self.lock();
         let (handle, stream) = tables.stream(API, scope, stream)?;
         // A node could run several times, but this function runs only once.
@@ -476,6 +485,7 @@ impl EventOps for SimDriver {
     unsafe fn event_record(&self, event: NativeEvent, stream: NativeStream) -> Result<()> {
         const API: &str = "cuEventRecord";
         let scope = self.enter(API)?;
+        self.ensure_default(scope, stream)?;
         let mut tables = self.lock();
         let (handle, stream) = tables.stream(API, scope, stream)?;
         let found = tables

@@ -1,0 +1,135 @@
+"""The module and its process: interpreters beside the main one, children, and the end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import unittest
+import warnings
+
+import leasehold
+
+INTERPRETERS = """
+try:
+    import _xxsubinterpreters as interpreters
+except ImportError:
+    import _interpreters as interpreters
+
+CODE = '''
+try:
+    import leasehold
+except ImportError as e:
+    assert "interpreter" in str(e), e
+else:
+    raise SystemExit("it was loaded")
+'''
+
+def inside():
+    try:
+        made = interpreters.create("legacy")
+    except Exception:
+        made = interpreters.create()
+    failed = interpreters.run_string(made, CODE)
+    assert not failed, failed
+    interpreters.destroy(made)
+
+inside()
+import leasehold
+b = leasehold.Device("cpu:0").zeros(64)
+assert type(b) is leasehold.Buffer
+inside()
+b.fill(3)
+assert isinstance(b, leasehold.Buffer) and b.tobytes() == bytes([3]) * 64
+with memoryview(b) as view:
+    view[0] = 1
+b.free()
+print("ok")
+"""
+
+DAEMONS = """
+import threading, time
+import leasehold
+d = leasehold.Device("cpu:0")
+b, c = d.zeros(8 << 20), d.zeros(8 << 20)
+def go():
+    while True:
+        c.copy_from(b)
+        b.tobytes()
+        d.zeros(1 << 20)
+for _ in range(4):
+    threading.Thread(target=go, daemon=True).start()
+time.sleep(0.2)
+print("ok", flush=True)
+"""
+
+
+class Process(unittest.TestCase):
+    def succeed(self, code: str) -> None:
+        done = subprocess.run(
+            [sys.executable, "-X", "faulthandler", "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        self.assertEqual((done.returncode, done.stdout), (0, "ok\n"), done.stderr)
+
+    def test_a_sub_interpreter_is_refused_and_the_main_one_is_not(self) -> None:
+        self.succeed(INTERPRETERS)
+
+    def test_the_end_finds_daemon_threads_inside_calls(self) -> None:
+        # Several times: the threads are stopped at other places.
+        for _ in range(5):
+            self.succeed(DAEMONS)
+
+    @unittest.skipUnless(hasattr(os, "fork"), "no fork")
+    def test_a_child_uses_the_cpu(self) -> None:
+        device = leasehold.Device("cpu:0")
+        b = device.zeros(1 << 16)
+        b.fill(5)
+        stop = threading.Event()
+
+        def busy() -> None:
+            while not stop.is_set():
+                device.zeros(4096).free()
+                device.allocator.statistics()
+
+        threads = [threading.Thread(target=busy) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(10):
+                with warnings.catch_warnings():
+                    # Python warns of threads in the parent, which the test has on purpose.
+                    warnings.simplefilter("ignore")
+                    child = os.fork()
+                if child == 0:
+                    status = 1
+                    try:
+                        device.synchronize()
+                        device.synchronize(timeout=1.0)
+                        b.synchronize()
+                        assert b.tobytes() == b"\5" * (1 << 16)
+                        x = device.zeros(4096)
+                        x.copy_from(b.view("uint8", (4096,)))
+                        assert memoryview(x)[7] == 5
+                        x.free()
+                        assert leasehold.Allocator(device).zeros(64).tobytes() == bytes(64)
+                        assert device.memory_info()[1] > 0
+                        device.allocator.trim()
+                        device.allocator.snapshot()
+                        assert "cpu:0" in leasehold.devices()
+                        assert leasehold.from_dlpack(b).address == b.address
+                        status = 0
+                    finally:
+                        os._exit(status)
+                self.assertEqual(os.waitpid(child, 0)[1], 0)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+
+
+if __name__ == "__main__":
+    unittest.main()
