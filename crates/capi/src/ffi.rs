@@ -294,6 +294,7 @@ fn context(name: &str) -> Result<(&'static Context, String)> {
 }
 
 pub(crate) fn open(name: &str, options: LeaseholdDeviceOptions) -> Result<u64> {
+    status::note_process();
     let (context, name) = context(name)?;
     let settings = Settings {
         policy: policy(options.policy)?,
@@ -301,7 +302,15 @@ pub(crate) fn open(name: &str, options: LeaseholdDeviceOptions) -> Result<u64> {
         trace_events: options.trace_events as usize,
     };
     let device = Arc::new(Device::open(context, &name, settings)?);
-    Ok(DEVICES.add(|_| device).0)
+    Ok(DEVICES.add(|_| device)?.0)
+}
+
+pub(crate) fn close(device: u64) -> Result<()> {
+    // Of two threads that close it, one finds it open.
+    if !DEVICES.get(device)?.close()? {
+        return Err(DEVICES.unknown(device));
+    }
+    DEVICES.remove(device).map(drop)
 }
 
 pub(crate) const DEVICE_DEFAULTS: LeaseholdDeviceOptions = LeaseholdDeviceOptions {
@@ -323,6 +332,31 @@ pub extern "C" fn leasehold_abi_version() -> u32 {
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_last_error() -> *const c_char {
     status::last()
+}
+
+/// Writes the text of the calling thread's last failure, cut to fit, and a zero byte. Returns the
+/// length of the full text, without the zero byte.
+///
+/// # Safety
+/// - `buffer` is null or has `size` bytes that can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_error_text(buffer: *mut c_char, size: usize) -> usize {
+    // SAFETY: the text is this thread's until its next failure, which is not in this function.
+    let text = unsafe { CStr::from_ptr(status::last()) };
+    let full = text.to_str().unwrap_or("");
+    if !buffer.is_null() && size > 0 {
+        // A letter of several bytes is not cut.
+        let mut cut = full.len().min(size - 1);
+        while !full.is_char_boundary(cut) {
+            cut -= 1;
+        }
+        // SAFETY: the caller vouches for the buffer, in which the text and its end have room.
+        unsafe {
+            std::ptr::copy_nonoverlapping(full.as_ptr().cast(), buffer, cut);
+            buffer.add(cut).write(0);
+        }
+    }
+    full.len()
 }
 
 /// Frees a text that a function returned. Null is no error.
@@ -365,15 +399,7 @@ pub unsafe extern "C" fn leasehold_device_open(
 /// Closes a device.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_device_close(device: u64) -> c_int {
-    border(|| {
-        let open = DEVICES.get(device)?;
-        open.check_unused()?;
-        let pools = open.all_pools().len() as u64 - 1;
-        if pools > 0 {
-            return Err(Error::LeasesOutstanding { resource: "pool", strong: pools, weak: 0 });
-        }
-        DEVICES.remove(device).map(drop)
-    })
+    border(|| close(device))
 }
 
 /// Describes a device.
@@ -767,9 +793,13 @@ pub unsafe extern "C" fn leasehold_pool_create(
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_pool_release(pool: u64) -> c_int {
     border(|| {
-        let entry = POOLS.remove(pool)?;
+        let entry = POOLS.get(pool)?;
+        // Of two threads that release it, one finds it open.
+        if !entry.1.release()? {
+            return Err(POOLS.unknown(pool));
+        }
         entry.0.remove_pool(&entry.1);
-        Ok(())
+        POOLS.remove(pool).map(drop)
     })
 }
 
@@ -882,6 +912,6 @@ pub unsafe extern "C" fn leasehold_pool_suspend(pool: u64, flags: u32, freed: *m
 pub extern "C" fn leasehold_pool_resume(pool: u64) -> c_int {
     border(|| {
         let (device, pool) = self::pool(pool)?;
-        pool.resume(&device.runtime)
+        device.resume(&pool)
     })
 }

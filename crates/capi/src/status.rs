@@ -3,6 +3,8 @@
 //! This module must not know what functions do.
 
 use leasehold::{Error, Result};
+use leasehold_core::sync::OnceLock;
+use leasehold_core::{ForkGuard, OutOfMemory};
 use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
@@ -55,6 +57,12 @@ fn code(error: &Error) -> c_int {
     }
 }
 
+/// That the host has no memory for a table of this library's.
+#[cold]
+pub(crate) fn no_memory(table: &str, bytes: usize) -> Error {
+    OutOfMemory::new(format!("host memory for {table}"), bytes as u64).into()
+}
+
 thread_local! {
     static LAST: RefCell<Option<CString>> = const { RefCell::new(None) };
 }
@@ -85,9 +93,31 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no text")
 }
 
+/// The process that opened the first device.
+static PROCESS: OnceLock<ForkGuard> = OnceLock::new();
+
+/// Notes that this process opens a device. Its children may use none: a lock that another thread
+/// held in a fork is held in the child for good.
+pub(crate) fn note_process() {
+    PROCESS.get_or_init(ForkGuard::here);
+}
+
+#[cold]
+fn refuse_child() -> c_int {
+    keep(
+        "a process that was made by fork() cannot use the devices of its parent: let it call \
+         exec, or use the start method \"spawn\""
+            .to_owned(),
+    );
+    INVALID_STATE
+}
+
 /// Runs a function of the ABI: the status is its result, and the text of a failure is kept. A panic
-/// ends here.
+/// ends here. In a child of `fork()` nothing runs.
 pub(crate) fn border(call: impl FnOnce() -> Result<()>) -> c_int {
+    if PROCESS.get().is_some_and(|process| process.is_forked_child()) {
+        return refuse_child();
+    }
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => OK,
         Ok(Err(error)) => {

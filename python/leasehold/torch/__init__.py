@@ -261,9 +261,13 @@ def suspend(name: str, *, keep: bool = True) -> int:
 def resume(name: str) -> None:
     """Takes a region's memory again at the same addresses, with the contents that were kept.
 
+    If there is no memory, it first takes back what lies free in the allocator, and waits for the
+    device's work.
+
     Raises:
         KeyError: no such region.
-        torch.OutOfMemoryError: the device has not that much memory. It is still suspended.
+        torch.OutOfMemoryError: live tensors leave too little memory. The region is still suspended,
+            with its contents and addresses, and may be resumed later.
         RuntimeError: it is not suspended.
     """
     _known(name).resume()

@@ -276,6 +276,11 @@ fn the_example_runs() {
         let kinds = ["--show-leak-kinds=definite", "--errors-for-leak-kinds=definite"];
         succeed(Command::new("valgrind").args(flags).args(kinds).arg(&program).arg("cpu:0"));
     }
+    for name in ["wake", "fork"] {
+        let source = root().join(format!("tests/c/{name}.c"));
+        let program = build("gcc", &["-std=c11", "-pthread"], &source, name);
+        succeed(&mut Command::new(program));
+    }
     if have("g++") {
         for name in ["extension", "plugin"] {
             let source = root().join(format!("tests/c/{name}.cpp"));

@@ -2,6 +2,7 @@
 //! and the header.
 
 mod c_abi;
+mod closing;
 mod misuse;
 mod plugin;
 mod pools;
