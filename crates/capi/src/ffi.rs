@@ -294,7 +294,7 @@ fn context(name: &str) -> Result<(&'static Context, String)> {
 }
 
 pub(crate) fn open(name: &str, options: LeaseholdDeviceOptions) -> Result<u64> {
-    status::note_process();
+    status::watch_forks()?;
     let (context, name) = context(name)?;
     let settings = Settings {
         policy: policy(options.policy)?,

@@ -9,8 +9,8 @@ use leasehold_core::sync::{Arc, RwLock};
 
 /// The objects of one kind.
 pub(crate) struct Registry<T> {
-    /// By index: how often the place was used, and the object.
-    places: RwLock<Vec<(u32, Option<Arc<T>>)>>,
+    /// By index: the place's last handle, and the object unless it was removed.
+    places: RwLock<Vec<(u64, Option<Arc<T>>)>>,
     /// The kind, in the upper bits of a handle: a device's handle is no pool's.
     kind: u64,
     what: &'static str,
@@ -33,11 +33,11 @@ impl<T> Registry<T> {
             places.push((0, None));
         }
         let place = &mut places[at];
-        // 24 bits of the count are enough to find mistakes.
-        place.0 = (place.0 + 1) & 0xff_ffff;
-        let handle = self.kind | u64::from(place.0) << 32 | at as u64;
+        // How often the place was used: 24 bits of it are enough to find mistakes.
+        let used = ((place.0 >> 32) + 1) & 0xff_ffff;
+        let handle = self.kind | used << 32 | at as u64;
         let object = make(handle);
-        place.1 = Some(object.clone());
+        *place = (handle, Some(object.clone()));
         Ok((handle, object))
     }
 
@@ -47,15 +47,10 @@ impl<T> Registry<T> {
         Error::invalid(format!("{handle:#x} is no {} that is open", self.what))
     }
 
-    /// Whether a place is that of a handle: the index alone is not enough.
-    fn names(&self, handle: u64, place: &(u32, Option<Arc<T>>)) -> bool {
-        self.kind | u64::from(place.0) << 32 == handle & !0xffff_ffff
-    }
-
     /// The object of a handle.
     pub(crate) fn get(&self, handle: u64) -> Result<Arc<T>> {
         let places = self.places.read();
-        let found = places.get((handle & 0xffff_ffff) as usize).filter(|p| self.names(handle, p));
+        let found = places.get((handle & 0xffff_ffff) as usize).filter(|p| p.0 == handle);
         found.and_then(|p| p.1.clone()).ok_or_else(|| self.unknown(handle))
     }
 
@@ -64,7 +59,7 @@ impl<T> Registry<T> {
         let mut places = self.places.write();
         let place = places.get_mut((handle & 0xffff_ffff) as usize);
         // Another thread may have removed it, and the place may be another object's by now.
-        let own = place.filter(|p| self.names(handle, p));
+        let own = place.filter(|p| p.0 == handle);
         own.and_then(|p| p.1.take()).ok_or_else(|| self.unknown(handle))
     }
 }

@@ -3,8 +3,8 @@
 //! This module must not know what functions do.
 
 use leasehold::{Error, Result};
-use leasehold_core::sync::OnceLock;
-use leasehold_core::{ForkGuard, OutOfMemory};
+use leasehold_core::OutOfMemory;
+use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
@@ -93,13 +93,34 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no text")
 }
 
-/// The process that opened the first device.
-static PROCESS: OnceLock<ForkGuard> = OnceLock::new();
+/// Whether this process is a child of `fork()` whose parent opened a device.
+static CHILD: AtomicBool = AtomicBool::new(false);
 
 /// Notes that this process opens a device. Its children may use none: a lock that another thread
 /// held in a fork is held in the child for good.
-pub(crate) fn note_process() {
-    PROCESS.get_or_init(ForkGuard::here);
+///
+/// # Errors
+/// `OutOfMemory` for host memory.
+#[cfg(unix)]
+pub(crate) fn watch_forks() -> Result<()> {
+    extern "C" fn in_child() {
+        CHILD.store(true, Ordering::Relaxed);
+    }
+    // Two threads that come first may both register the handler.
+    static WATCHED: AtomicBool = AtomicBool::new(false);
+    if !WATCHED.load(Ordering::Relaxed) {
+        // SAFETY: the handler does nothing but store to an atomic, which is allowed in a child.
+        if unsafe { libc::pthread_atfork(None, None, Some(in_child)) } != 0 {
+            return Err(no_memory("a handler of forks", 0));
+        }
+        WATCHED.store(true, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+#[cfg(not(unix))]
+pub(crate) fn watch_forks() -> Result<()> {
+    Ok(())
 }
 
 #[cold]
@@ -115,7 +136,7 @@ fn refuse_child() -> c_int {
 /// Runs a function of the ABI: the status is its result, and the text of a failure is kept. A panic
 /// ends here. In a child of `fork()` nothing runs.
 pub(crate) fn border(call: impl FnOnce() -> Result<()>) -> c_int {
-    if PROCESS.get().is_some_and(|process| process.is_forked_child()) {
+    if CHILD.load(Ordering::Relaxed) {
         return refuse_child();
     }
     match catch_unwind(AssertUnwindSafe(call)) {
