@@ -22,6 +22,8 @@ use pyo3::prelude::*;
 
 // The C ABI is for others: nothing here calls it, and the linker would leave it out.
 extern crate leasehold_capi as _;
+#[cfg(feature = "sim")]
+extern crate leasehold_capi_sim as _;
 
 /// The native part of `leasehold`.
 ///

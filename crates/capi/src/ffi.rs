@@ -11,6 +11,7 @@
 //!   was compiled with an older header goes on to work.
 
 use crate::device::{DEVICES, Device, POOLS, Settings};
+use crate::extend;
 use crate::pool::Pool;
 use crate::status::{self, border};
 use leasehold::{Context, Error, Name, Result};
@@ -281,14 +282,8 @@ pub(crate) fn owned(text: String) -> Result<*mut c_char> {
 
 /// The context of a device's name, and the name there.
 fn context(name: &str) -> Result<(&'static Context, String)> {
-    #[cfg(feature = "sim")]
     if let Some(rest) = name.strip_prefix("sim-") {
-        return Ok((crate::sim::context()?, rest.to_owned()));
-    }
-    if name.starts_with("sim-") {
-        return Err(Error::Unavailable(
-            "this build has no simulated devices (feature `sim`)".into(),
-        ));
+        return Ok((extend::simulated()?, rest.to_owned()));
     }
     Ok((Context::global(), name.to_owned()))
 }

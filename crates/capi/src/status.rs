@@ -135,7 +135,7 @@ fn refuse_child() -> c_int {
 
 /// Runs a function of the ABI: the status is its result, and the text of a failure is kept. A panic
 /// ends here. In a child of `fork()` nothing runs.
-pub(crate) fn border(call: impl FnOnce() -> Result<()>) -> c_int {
+pub fn border(call: impl FnOnce() -> Result<()>) -> c_int {
     if CHILD.load(Ordering::Relaxed) {
         return refuse_child();
     }

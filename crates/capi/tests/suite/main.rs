@@ -9,7 +9,7 @@ mod pools;
 mod streams;
 
 use leasehold_capi::ffi::*;
-use leasehold_capi::sim::*;
+use leasehold_capi_sim::*;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::OnceLock;
