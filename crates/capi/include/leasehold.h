@@ -93,7 +93,7 @@ typedef struct leasehold_device_options {
     uint32_t trace_events; /* events that a snapshot has, for each pool, of 48 bytes of host memory; 2^24 at most; 0: none, and no cost */
 } leasehold_device_options;
 
-/* Opens a device: "cuda:0" (its primary context, shared with whoever else uses it), "cpu:0", and "sim-cuda:0" in builds for tests. Each
+/* Opens a device: "cuda:0" (its primary context, shared with whoever else uses it), "cpu:0", and "sim-cuda:0" in libleasehold_capi_sim. Each
  * open device has memory, pools and a budget of its own. options may be NULL. May block on the driver's start. */
 int leasehold_device_open(const char *name, const leasehold_device_options *options, leasehold_device *device);
 
@@ -298,7 +298,7 @@ void leasehold_plugin_record_stream(void *block, void *stream);
 /* For set_begin_allocate_to_pool: there are no private pools here, so it calls the function of leasehold_plugin_set_raise. */
 void leasehold_plugin_refuse_pool(void);
 
-/* ---- simulated devices: "sim-cuda:0" and "sim-cuda:1" of 1 GiB, in builds with the feature `sim` only ---- */
+/* ---- simulated devices: "sim-cuda:0" and "sim-cuda:1" of 1 GiB, in libleasehold_capi_sim only ---- */
 
 #ifdef LEASEHOLD_SIM
 

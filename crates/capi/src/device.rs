@@ -208,9 +208,7 @@ impl Device {
         let home = unsafe { self.source(stream) }?;
         let pool = pool.cloned().unwrap_or_else(|| self.route(stream));
         let lease = match pool.alloc(bytes, home.on()) {
-            Err(Error::OutOfMemory(_)) => {
-                self.pressed(&pool, || pool.alloc(bytes, home.on()))
-            }
+            Err(Error::OutOfMemory(_)) => self.pressed(&pool, || pool.alloc(bytes, home.on())),
             other => other,
         };
         let lease = lease.inspect_err(|_| {

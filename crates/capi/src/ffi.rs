@@ -13,7 +13,7 @@
 use crate::device::{DEVICES, Device, POOLS, Settings};
 use crate::extend;
 use crate::pool::Pool;
-use crate::status::{self, border};
+use crate::status::{self, border, border_back};
 use leasehold::{Context, Error, Name, Result};
 use leasehold_alloc::{BlockState, Policy};
 use leasehold_core::sync::Arc;
@@ -394,7 +394,7 @@ pub unsafe extern "C" fn leasehold_device_open(
 /// Closes a device.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_device_close(device: u64) -> c_int {
-    border(|| close(device))
+    border_back(|| close(device))
 }
 
 /// Describes a device.
@@ -486,7 +486,7 @@ pub unsafe extern "C" fn leasehold_malloc(
 ///   that were recorded for it. No later work uses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_free(device: u64, block: *mut c_void) -> c_int {
-    border(|| DEVICES.get(device)?.free(block as u64))
+    border_back(|| DEVICES.get(device)?.free(block as u64))
 }
 
 /// Notes that another stream uses a block.
@@ -527,7 +527,7 @@ pub unsafe extern "C" fn leasehold_record_peer_stream(
 /// Ends a stream, before its owner destroys it.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_stream_end(device: u64, stream: usize) -> c_int {
-    border(|| {
+    border_back(|| {
         let device = DEVICES.get(device)?;
         device.sources.end(&device.runtime, stream as u64)
     })
@@ -590,7 +590,7 @@ pub unsafe extern "C" fn leasehold_block_set_name(
 /// - `freed` is null or can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_trim(device: u64, keep: u64, freed: *mut u64) -> c_int {
-    border(|| {
+    border_back(|| {
         let bytes = DEVICES.get(device)?.trim(keep)?;
         // SAFETY: the caller says that it is null or can be written.
         if freed.is_null() { Ok(()) } else { unsafe { give(freed, bytes, "freed") } }
@@ -787,7 +787,7 @@ pub unsafe extern "C" fn leasehold_pool_create(
 /// Lets go of a pool. Its blocks stay valid.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_pool_release(pool: u64) -> c_int {
-    border(|| {
+    border_back(|| {
         let entry = POOLS.get(pool)?;
         // Of two threads that release it, one finds it open.
         if !entry.1.release()? {
@@ -859,7 +859,7 @@ pub unsafe extern "C" fn leasehold_pool_begin(
 /// Ends what [`leasehold_pool_begin`] began.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_pool_end(pool: u64) -> c_int {
-    border(|| {
+    border_back(|| {
         let (device, pool) = self::pool(pool)?;
         if device.end_route(&pool) {
             Ok(())
@@ -875,7 +875,7 @@ pub extern "C" fn leasehold_pool_end(pool: u64) -> c_int {
 /// - `freed` is null or can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_pool_trim(pool: u64, keep: u64, freed: *mut u64) -> c_int {
-    border(|| {
+    border_back(|| {
         let bytes = self::pool(pool)?.1.trim(keep)?;
         // SAFETY: the caller says that it is null or can be written.
         if freed.is_null() { Ok(()) } else { unsafe { give(freed, bytes, "freed") } }

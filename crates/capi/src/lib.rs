@@ -28,7 +28,8 @@
 //! # Modules
 //! `ffi` translates C types and calls the rest; `plugin` has the two functions of PyTorch's plug-in
 //! interface; `extend` is for a crate that adds functions; `device` owns a device's memory, pools and blocks; `status` turns errors into numbers
-//! and texts; `registry` has the handles. This crate must not place blocks or order work: the
+//! and texts; `registry` has the handles; `reserve` is for a
+//! host without memory. This crate must not place blocks or order work: the
 //! allocator and the backends do.
 
 mod blocks;
@@ -38,5 +39,6 @@ pub mod ffi;
 pub mod plugin;
 mod pool;
 mod registry;
+mod reserve;
 mod source;
 mod status;

@@ -15,7 +15,7 @@ use crate::device::DEVICES;
 use crate::ffi::{
     DEVICE_DEFAULTS, LeaseholdDeviceOptions, check_out, close, give, open, options, policy,
 };
-use crate::status::{OK, OUT_OF_MEMORY, OVER_BUDGET, border, keep, last, prefix};
+use crate::status::{OK, OUT_OF_MEMORY, OVER_BUDGET, border, border_back, keep, last, prefix};
 use leasehold::{Error, Result};
 use leasehold_core::sync::RwLock;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
@@ -194,7 +194,7 @@ pub unsafe extern "C" fn leasehold_plugin_free(
 ) {
     // The block knows its size and its stream.
     let _ = (size, stream);
-    border(|| DEVICES.get(device(ordinal)?)?.free(block as u64));
+    border_back(|| DEVICES.get(device(ordinal)?)?.free(block as u64));
 }
 
 /// Notes that another stream of the block's device uses a block.

@@ -2,6 +2,7 @@
 //!
 //! This module must not know what functions do.
 
+use crate::reserve;
 use leasehold::{Error, Result};
 use leasehold_core::OutOfMemory;
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
@@ -133,9 +134,18 @@ fn refuse_child() -> c_int {
     INVALID_STATE
 }
 
-/// Runs a function of the ABI: the status is its result, and the text of a failure is kept. A panic
-/// ends here. In a child of `fork()` nothing runs.
+/// Runs a function of the ABI that takes memory: the status is its result, and the text of a failure
+/// is kept. A panic ends here. In a child of `fork()`, and on a host without memory, nothing runs.
 pub fn border(call: impl FnOnce() -> Result<()>) -> c_int {
+    if reserve::is_low() {
+        keep("the host has no memory: give some back, and try again".to_owned());
+        return OUT_OF_MEMORY;
+    }
+    border_back(call)
+}
+
+/// As [`border`], for a function that gives something back: it also runs on a host without memory.
+pub(crate) fn border_back(call: impl FnOnce() -> Result<()>) -> c_int {
     if CHILD.load(Ordering::Relaxed) {
         return refuse_child();
     }

@@ -187,7 +187,8 @@ fn the_header_declares_what_the_library_exports() {
     let names: Vec<_> = prototypes(&source).into_iter().map(|(name, _)| name).collect();
     assert_eq!(declared, names);
     assert!(declared.len() >= 40, "{declared:?}");
-    let plain: Vec<_> = names.iter().filter(|n| !n.starts_with("leasehold_sim_")).cloned().collect();
+    let plain: Vec<_> =
+        names.iter().filter(|n| !n.starts_with("leasehold_sim_")).cloned().collect();
     for (library, names) in [("leasehold_capi", plain), ("leasehold_capi_sim", names)] {
         let library = self::library().join(format!("lib{library}.so"));
         if library.exists() && have("nm") {
@@ -281,7 +282,7 @@ fn programs_in_c_run() {
         let kinds = ["--show-leak-kinds=definite", "--errors-for-leak-kinds=definite"];
         succeed(Command::new("valgrind").args(flags).args(kinds).arg(&program).arg("cpu:0"));
     }
-    for name in ["wake", "fork"] {
+    for name in ["wake", "fork", "oom"] {
         let source = root().join(format!("tests/c/{name}.c"));
         let program = build("gcc", &["-std=c11", "-pthread"], &source, name);
         succeed(&mut Command::new(program));

@@ -38,7 +38,12 @@ fn a_block_of_a_device_that_is_closed_meanwhile_has_memory() {
                         given += 1;
                         // SAFETY: the block is host memory of this size.
                         unsafe { block.cast::<u8>().write_bytes(7, bytes) };
-                        assert_eq!(device.free(block), OK, "closed under a block: {}", last_error());
+                        assert_eq!(
+                            device.free(block),
+                            OK,
+                            "closed under a block: {}",
+                            last_error()
+                        );
                     }
                     Err(status) => {
                         assert_eq!(status, INVALID_ARGUMENT, "{}", last_error());
