@@ -1,22 +1,10 @@
 #!/bin/sh
-# Builds and runs examples/c against the shared libraries of crates/memory and crates/capi; `install
-# PREFIX` installs headers, libraries and pkg-config files instead. With LEASEHOLD_REQUIRE_TOOLS
-# set, a missing tool is a failure.
+# Installs the C libraries into a folder of its own, and builds and runs examples/c against them as
+# a user would: through pkg-config, against the shared and the static libraries. With
+# LEASEHOLD_REQUIRE_TOOLS set, a missing tool is a failure.
 set -eu
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
-cargo build --quiet --release -p leasehold-memory -p leasehold-capi
-
-install_to() {
-    mkdir -p "$1/include" "$1/lib/pkgconfig"
-    cp crates/memory/include/leasehold_memory.h crates/capi/include/leasehold.h "$1/include/"
-    for library in leasehold_memory leasehold_capi; do
-        cp "$target/release/lib$library.a" "$target/release/lib$library.so" "$1/lib/"
-    done
-    for config in crates/memory/include/leasehold_memory crates/capi/include/leasehold; do
-        sed "s|@PREFIX@|$1|" "$config.pc.in" >"$1/lib/pkgconfig/$(basename "$config").pc"
-    done
-}
 
 missing() {
     if [ -n "${LEASEHOLD_REQUIRE_TOOLS:-}" ]; then
@@ -28,14 +16,13 @@ missing() {
 
 have() { command -v "$1" >/dev/null 2>&1; }
 
-if [ "${1:-}" = install ]; then
-    install_to "${2:?usage: c-examples.sh install PREFIX}"
-    exit
-fi
-
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-install_to "$work"
+crates/capi/install.sh "$work"
+for library in leasehold_memory leasehold_capi; do
+    readelf -d "$work/lib/lib$library.so" | grep -q "SONAME.*\[lib$library.so.0\]" || { echo "$library has no name" >&2; exit 1; }
+    [ -e "$work/lib/lib$library.so.0" ] || { echo "lib$library.so.0 is missing" >&2; exit 1; }
+done
 
 # Through pkg-config where it is installed, as a user would.
 if have pkg-config; then
@@ -62,6 +49,10 @@ if have gcc; then
     # shellcheck disable=SC2086
     gcc -std=c11 -O2 -g -Wall -Wextra -Werror examples/c/allocator.c -o "$work/allocator" $allocator "-Wl,-rpath,$work/lib"
     "$work/allocator"
+    # The library that cargo built, beside which nothing has another name.
+    gcc -std=c11 examples/c/allocator.c -o "$work/beside" -Icrates/capi/include "-L$target/release" -lleasehold_capi \
+        "-Wl,-rpath,$(realpath "$target/release")"
+    "$work/beside" >/dev/null
     if have valgrind; then
         for program in program allocator; do
             valgrind --quiet --error-exitcode=9 --leak-check=full --show-leak-kinds=definite \

@@ -91,8 +91,8 @@ name=simulated
 environment "$name" python3 "$(wheel simulated "--features sim")" numpy
 tests "$name" "$here/python/tests/core"
 # The core of the extension for PyTorch also runs in a C++ program, which has no interpreter to load
-# the module with: there it uses the C ABI's own library, built with the same features.
-cargo build --quiet --locked --profile quick -p leasehold-capi --features sim
-LEASEHOLD_LIBRARY="$target/quick/libleasehold_capi.so" tests "$name" "$here/python/tests/torch"
+# the module with: there it uses the C ABI's library with simulated devices.
+cargo build --quiet --locked --profile quick -p leasehold-capi-sim
+LEASEHOLD_LIBRARY="$target/quick/libleasehold_capi_sim.so" tests "$name" "$here/python/tests/torch"
 (cd "$work" && "$work/$name/bin/python" "$here/python/tests/torch/test_plugin.py")
 echo "with simulated devices: ok"

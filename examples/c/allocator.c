@@ -2,8 +2,8 @@
  *
  *     allocator [cpu:0 | cuda:0 | cuda:1 …]
  *
- * On a CUDA device a stream is a cudaStream_t as an integer; this program uses the legacy default stream, 0, or a simulated stream where
- * the library was built with the feature `sim`.
+ * On a CUDA device a stream is a cudaStream_t as an integer; this program uses the legacy default stream, 0, or a simulated stream if it
+ * is compiled with -DLEASEHOLD_SIM and linked to libleasehold_capi_sim.
  */
 #include "leasehold.h"
 
@@ -17,7 +17,9 @@
 /* Ends the program after a failure, with its text. */
 static void check(int status, const char *what) {
     if (status != LEASEHOLD_OK) {
-        fprintf(stderr, "%s: %s (%d)\n", what, leasehold_last_error(), status);
+        char text[4096];
+        leasehold_error_text(text, sizeof text);
+        fprintf(stderr, "%s: %s (%d)\n", what, text, status);
         exit(1);
     }
 }

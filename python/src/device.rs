@@ -44,7 +44,7 @@ pub(crate) struct State {
 fn context(name: &str) -> Result<(&'static Context, &str)> {
     #[cfg(feature = "sim")]
     if let Some(rest) = name.strip_prefix("sim-") {
-        return Ok((leasehold_capi::sim::context()?, rest));
+        return Ok((leasehold_capi_sim::context()?, rest));
     }
     if name.starts_with("sim-") {
         return Err(Error::Unavailable("this build has no simulated devices".into()));
@@ -368,7 +368,7 @@ pub(crate) fn devices(py: Python<'_>) -> Vec<String> {
         };
         let found = of("", Context::global());
         #[cfg(feature = "sim")]
-        if let Ok(simulated) = leasehold_capi::sim::context() {
+        if let Ok(simulated) = leasehold_capi_sim::context() {
             return [found, of("sim-", simulated)].concat();
         }
         found

@@ -24,6 +24,8 @@ use pyo3::prelude::*;
 
 // The C ABI is for others: nothing here calls it, and the linker would leave it out.
 extern crate leasehold_capi as _;
+#[cfg(feature = "sim")]
+extern crate leasehold_capi_sim as _;
 
 /// Refuses all interpreters of the process but the main one: classes and devices are the process's,
 /// and an interpreter that ends would take the classes with it.

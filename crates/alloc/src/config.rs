@@ -162,8 +162,8 @@ pub struct AllocatorConfig {
     /// The debug aids, which look for wrong uses of memory. All off.
     /// Default: none.
     pub debug: DebugAids,
-    /// Entries of the ring of trace events; 0 switches it off. With it, every request goes through
-    /// the lock.
+    /// Entries of the ring of trace events, of 48 bytes of host memory each; 2^24 at most, and 0
+    /// switches it off. With it, every request goes through the lock.
     /// Default: 0.
     pub trace_events: usize,
 }

@@ -11,8 +11,10 @@
 //! of the same memory: the first is recorded before the memory goes back, the second after it was
 //! taken.
 
+use crate::host;
 use leasehold_core::sync::CachePadded;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering, fence};
+use leasehold_core::{Error, Result};
 use std::time::Instant;
 
 /// The kind of an event of the trace ring.
@@ -83,16 +85,30 @@ pub(crate) struct Ring {
     begin: Instant,
 }
 
+/// The most events that a ring remembers.
+pub(crate) const MOST_EVENTS: usize = 1 << 24;
+
 impl Ring {
     /// A ring of `n > 0` events.
-    pub(crate) fn new(n: usize) -> Self {
+    ///
+    /// # Errors
+    /// `InvalidArgument` for more than [`MOST_EVENTS`], `OutOfMemory` for host memory.
+    pub(crate) fn new(n: usize) -> Result<Self> {
+        if n > MOST_EVENTS {
+            return Err(Error::invalid(format!(
+                "{n} events of a trace: at most {MOST_EVENTS} are remembered"
+            )));
+        }
         let slot =
             || Slot { seq: AtomicU64::new(0), words: std::array::from_fn(|_| AtomicU64::new(0)) };
-        Self {
+        let mut slots = Vec::new();
+        slots.try_reserve_exact(n).map_err(|_| host::none(n * size_of::<Slot>()))?;
+        slots.resize_with(n, slot);
+        Ok(Self {
             head: CachePadded::new(AtomicU64::new(0)),
-            slots: (0..n.max(1)).map(|_| slot()).collect(),
+            slots: slots.into_boxed_slice(),
             begin: Instant::now(),
-        }
+        })
     }
 
     /// Records an event; its time is now. Never waits.

@@ -121,7 +121,8 @@ impl Watch {
                 .into(),
             ));
         }
-        let ring = (config.trace_events > 0).then(|| Ring::new(config.trace_events));
+        let events = config.trace_events;
+        let ring = if events > 0 { Some(Ring::new(events)?) } else { None };
         Ok(Some(Box::new(Watch {
             aids,
             ring,

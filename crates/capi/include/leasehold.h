@@ -13,7 +13,10 @@
  *    The text of the last error belongs to the thread.
  *  - leasehold_malloc of memory that is there, leasehold_free and leasehold_record_stream do not block. Other functions may block on the
  *    driver; leasehold_malloc does when it needs new memory.
- *  - A child of fork() must not use a CUDA device that its parent opened.
+ *  - A device or a pool may be closed while other threads use it: either the closing call or the other one fails. A block that was given
+ *    has memory until it is freed.
+ *  - In a child of fork() whose parent opened a device every function with a status is LEASEHOLD_INVALID_STATE, on CPU devices too: the child
+ *    must call exec before it opens devices of its own.
  *
  * Streams
  *  - On a CUDA device a stream is a CUstream (cudaStream_t) of the device's primary context, as an integer. The library does not see
@@ -63,8 +66,13 @@ extern "C" {
 #define LEASEHOLD_ABI_VERSION 1
 uint32_t leasehold_abi_version(void);
 
-/* The text of the calling thread's last failure; "" before the first. Valid until the thread's next failure. */
+/* The text of the calling thread's last failure; "" before the first. Valid until the thread's next failure: a call beside it in one
+ * expression may come first or last. */
 const char *leasehold_last_error(void);
+
+/* Writes the same text to a buffer of size bytes, cut to fit between two letters of UTF-8, with a zero byte at its end. Returns the length
+ * of the full text without the zero byte. With NULL or size 0 it writes nothing. */
+size_t leasehold_error_text(char *buffer, size_t size);
 
 /* Frees a text that a function returned. NULL is no error. */
 void leasehold_text_free(char *text);
@@ -85,14 +93,15 @@ typedef struct leasehold_device_options {
     size_t size;
     uint64_t budget;       /* bytes that all pools together take from the driver at most; 0: no limit */
     uint32_t policy;       /* of the main memory */
-    uint32_t trace_events; /* events that a snapshot has, for each pool; 0: none, and no cost */
+    uint32_t trace_events; /* events that a snapshot has, for each pool, of 48 bytes of host memory; 2^24 at most; 0: none, and no cost */
 } leasehold_device_options;
 
-/* Opens a device: "cuda:0" (its primary context, shared with whoever else uses it), "cpu:0", and "sim-cuda:0" in builds for tests. Each
+/* Opens a device: "cuda:0" (its primary context, shared with whoever else uses it), "cpu:0", and "sim-cuda:0" in libleasehold_capi_sim. Each
  * open device has memory, pools and a budget of its own. options may be NULL. May block on the driver's start. */
 int leasehold_device_open(const char *name, const leasehold_device_options *options, leasehold_device *device);
 
-/* Closes a device. LEASEHOLD_IN_USE while blocks or pools of it are held. */
+/* Closes a device. LEASEHOLD_IN_USE while blocks or pools of it are held. A call of another thread that would give a block or a pool of a
+ * closed device is LEASEHOLD_INVALID_ARGUMENT. */
 int leasehold_device_close(leasehold_device device);
 
 typedef struct leasehold_device_info {
@@ -241,7 +250,8 @@ typedef struct leasehold_pool_options {
 int leasehold_pool_create(leasehold_device device, const leasehold_pool_options *options, leasehold_pool *pool);
 
 /* Lets go of a pool. Its blocks stay valid, and are freed as ever; with the last of them its memory goes back to the driver. A graph that
- * uses freed blocks of the pool must not run any more. */
+ * uses freed blocks of the pool must not run any more. LEASEHOLD_SUSPENDED while it is suspended and blocks of it are held: nothing could give
+ * them memory again. Blocks may be freed meanwhile, and a suspended pool without blocks is released. */
 int leasehold_pool_release(leasehold_pool pool);
 
 /* Allocates a block of a pool. LEASEHOLD_SUSPENDED while it is suspended. */
@@ -264,8 +274,10 @@ int leasehold_pool_trim(leasehold_pool pool, uint64_t keep, uint64_t *freed);
  * cannot be taken again, is the pool suspended, and leasehold_pool_resume brings it back. */
 int leasehold_pool_suspend(leasehold_pool pool, uint32_t flags, uint64_t *freed);
 
-/* Takes memory again at the same addresses, with the contents that were kept. LEASEHOLD_OUT_OF_MEMORY, LEASEHOLD_OVER_BUDGET: it is still
- * suspended, and may be tried again. */
+/* Takes memory again at the same addresses, with the contents that were kept. If there is no memory, the library takes back what the main
+ * memory and movable pools have free, and waits for streams, before it fails. Movable pools take none for blocks that were freed meanwhile.
+ * After a failure the pool is still suspended, with its contents and addresses, and the call may be repeated: LEASEHOLD_OUT_OF_MEMORY, or
+ * LEASEHOLD_OVER_BUDGET if blocks, other pools and this one need more than the budget together. */
 int leasehold_pool_resume(leasehold_pool pool);
 
 /* ---- the functions of PyTorch's CUDAPluggableAllocator ---- */
@@ -290,7 +302,7 @@ void leasehold_plugin_record_stream(void *block, void *stream);
 /* For set_begin_allocate_to_pool: there are no private pools here, so it calls the function of leasehold_plugin_set_raise. */
 void leasehold_plugin_refuse_pool(void);
 
-/* ---- simulated devices: "sim-cuda:0" and "sim-cuda:1" of 1 GiB, in builds with the feature `sim` only ---- */
+/* ---- simulated devices: "sim-cuda:0" and "sim-cuda:1" of 1 GiB, in libleasehold_capi_sim only ---- */
 
 #ifdef LEASEHOLD_SIM
 

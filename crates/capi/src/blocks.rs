@@ -5,6 +5,7 @@
 
 use crate::pool::Pool;
 use crate::source::Source;
+use crate::status::no_memory;
 use leasehold::{Buffer, Error, Lease, Result};
 use leasehold_core::sync::{Arc, Mutex};
 use std::collections::HashMap;
@@ -53,25 +54,41 @@ impl Hasher for AddressHasher {
 /// Blocks by address.
 type Shard = HashMap<u64, Block, BuildHasherDefault<AddressHasher>>;
 
-/// The blocks of a device. Each lock is a leaf.
-pub(crate) struct Blocks([Mutex<Shard>; SHARDS]);
+/// The blocks of a device. `None` once the device is closed. Each lock is a leaf; only
+/// [`close`](Blocks::close) holds several.
+pub(crate) struct Blocks([Mutex<Option<Shard>>; SHARDS]);
 
 impl Blocks {
     pub(crate) fn new() -> Self {
-        Self(std::array::from_fn(|_| Mutex::default()))
+        Self(std::array::from_fn(|_| Mutex::new(Some(Shard::default()))))
     }
 
-    fn shard(&self, addr: u64) -> &Mutex<Shard> {
+    fn shard(&self, addr: u64) -> &Mutex<Option<Shard>> {
         // Addresses are multiples of 256, and large ones of 2 MiB.
         &self.0[((addr >> 8) ^ (addr >> 21)) as usize % SHARDS]
     }
 
-    pub(crate) fn insert(&self, block: Block) {
+    /// Adds a block.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the device was closed, `OutOfMemory` for host memory. The block is free
+    /// again then.
+    pub(crate) fn insert(&self, block: Block) -> Result<()> {
         let addr = block.lease.addr();
-        let former = self.shard(addr).lock().insert(addr, block);
+        let mut shard = self.shard(addr).lock();
+        let Some(blocks) = &mut *shard else { return Err(Self::closed()) };
+        blocks.try_reserve(1).map_err(|_| no_memory("the table of blocks", size_of::<Block>()))?;
+        let former = blocks.insert(addr, block);
         debug_assert!(former.is_none(), "two live blocks at one address");
+        Ok(())
     }
 
+    #[cold]
+    fn closed() -> Error {
+        Error::invalid("the device was closed meanwhile")
+    }
+
+    #[cold]
     fn unknown(addr: u64) -> Error {
         Error::invalid(format!(
             "{addr:#x} is no block of this device: it was freed already, or is somebody else's"
@@ -79,24 +96,43 @@ impl Blocks {
     }
 
     pub(crate) fn remove(&self, addr: u64) -> Result<Block> {
-        self.shard(addr).lock().remove(&addr).ok_or_else(|| Self::unknown(addr))
+        let mut shard = self.shard(addr).lock();
+        shard.as_mut().and_then(|b| b.remove(&addr)).ok_or_else(|| Self::unknown(addr))
     }
 
     /// Calls `f` with a block, under its lock.
     pub(crate) fn with<R>(&self, addr: u64, f: impl FnOnce(&mut Block) -> R) -> Result<R> {
-        self.shard(addr).lock().get_mut(&addr).map(f).ok_or_else(|| Self::unknown(addr))
+        let mut shard = self.shard(addr).lock();
+        let block = shard.as_mut().and_then(|b| b.get_mut(&addr));
+        block.map(f).ok_or_else(|| Self::unknown(addr))
     }
 
     /// The block that holds an address: its first address and its bytes.
     pub(crate) fn around(&self, addr: u64) -> Option<(u64, u64)> {
-        let holds = |b: &Block| addr.wrapping_sub(b.lease.addr()) < b.lease.len();
+        let holds = |b: &&Block| addr.wrapping_sub(b.lease.addr()) < b.lease.len();
         self.0.iter().find_map(|shard| {
-            let blocks = shard.lock();
-            blocks.values().find(|b| holds(b)).map(|b| (b.lease.addr(), b.lease.len()))
+            let shard = shard.lock();
+            let found = shard.iter().flat_map(HashMap::values).find(holds);
+            found.map(|b| (b.lease.addr(), b.lease.len()))
         })
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.0.iter().map(|shard| shard.lock().len()).sum()
+    /// Refuses further blocks from now on, if there are none. An allocation that another thread
+    /// began gets an error.
+    ///
+    /// # Errors
+    /// `LeasesOutstanding` while the caller holds blocks; then nothing has changed.
+    pub(crate) fn close(&self) -> Result<()> {
+        let mut shards: [_; SHARDS] = std::array::from_fn(|at| self.0[at].lock());
+        let blocks: usize = shards.iter().map(|s| s.as_ref().map_or(0, HashMap::len)).sum();
+        if blocks > 0 {
+            return Err(Error::LeasesOutstanding {
+                resource: "block",
+                strong: blocks as u64,
+                weak: 0,
+            });
+        }
+        shards.iter_mut().for_each(|shard| **shard = None);
+        Ok(())
     }
 }

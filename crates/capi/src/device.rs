@@ -6,7 +6,8 @@ use crate::blocks::{Block, Blocks};
 use crate::pool::{Pool, PoolSettings};
 use crate::registry::Registry;
 use crate::source::{Source, Sources};
-use leasehold::{Buffer, Context, Error, Lease, Result, Runtime};
+use crate::status::no_memory;
+use leasehold::{Context, Error, Result, Runtime};
 use leasehold_alloc::{AllocStats, BlockInfo, Policy, SharedBudget, Snapshot};
 use leasehold_core::Name;
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -82,7 +83,8 @@ pub(crate) struct Device {
     pub(crate) counters: Counters,
     trace_events: usize,
     main: Arc<Pool>,
-    pools: RwLock<Vec<Arc<Pool>>>,
+    /// All pools that are open, the main memory first. `None` once the device is closed.
+    pools: RwLock<Option<Vec<Arc<Pool>>>>,
     routes: RwLock<Vec<Route>>,
     /// Whether there are routes: an allocation asks this first.
     routed: AtomicBool,
@@ -138,7 +140,7 @@ impl Device {
             budget,
             counters: Counters::default(),
             trace_events: settings.trace_events,
-            pools: RwLock::new(vec![main.clone()]),
+            pools: RwLock::new(Some(vec![main.clone()])),
             main,
             routes: RwLock::default(),
             routed: AtomicBool::new(false),
@@ -146,17 +148,26 @@ impl Device {
         })
     }
 
-    /// Checks that the caller holds no block, before the device is closed.
-    pub(crate) fn check_unused(&self) -> Result<()> {
-        match self.blocks.len() as u64 {
-            0 => Ok(()),
-            strong => Err(Error::LeasesOutstanding { resource: "block", strong, weak: 0 }),
+    /// Refuses further blocks and pools from now on, if the caller holds none. A call that another
+    /// thread began gets an error. Returns whether the device was open.
+    ///
+    /// # Errors
+    /// `LeasesOutstanding`; then nothing has changed.
+    pub(crate) fn close(&self) -> Result<bool> {
+        let mut open = self.pools.write();
+        let Some(pools) = &*open else { return Ok(false) };
+        let strong = pools.len() as u64 - 1;
+        if strong > 0 {
+            return Err(Error::LeasesOutstanding { resource: "pool", strong, weak: 0 });
         }
+        self.blocks.close()?;
+        *open = None;
+        Ok(true)
     }
 
     /// The pools, the main memory first.
     pub(crate) fn all_pools(&self) -> Vec<Arc<Pool>> {
-        self.pools.read().clone()
+        self.pools.read().clone().unwrap_or_default()
     }
 
     /// The stream of a handle.
@@ -197,7 +208,7 @@ impl Device {
         let home = unsafe { self.source(stream) }?;
         let pool = pool.cloned().unwrap_or_else(|| self.route(stream));
         let lease = match pool.alloc(bytes, home.on()) {
-            Err(Error::OutOfMemory(_)) => self.alloc_pressed(&pool, bytes, &home),
+            Err(Error::OutOfMemory(_)) => self.pressed(&pool, || pool.alloc(bytes, home.on())),
             other => other,
         };
         let lease = lease.inspect_err(|_| {
@@ -205,34 +216,42 @@ impl Device {
         })?;
         let addr = lease.addr();
         self.counters.took(bytes);
-        self.blocks.insert(Block { lease, pool, home, others: Vec::new() });
+        self.blocks.insert(Block { lease, pool, home, others: Vec::new() })?;
         Ok(addr)
     }
 
-    /// Allocates after the other pools gave back their free memory: first what is over, then all.
+    /// Takes memory for a pool after the others gave back what lies free there: first what is over,
+    /// then all, once the streams are done. No lock is held meanwhile.
     #[cold]
-    fn alloc_pressed(&self, pool: &Arc<Pool>, bytes: u64, home: &Source) -> Result<Lease<Buffer>> {
+    fn pressed<R>(&self, pool: &Arc<Pool>, mut take: impl FnMut() -> Result<R>) -> Result<R> {
         self.counters.retries.fetch_add(1, Ordering::Relaxed);
-        let mut last = Ok(());
-        for waits in [false, true] {
-            if waits && let Err(e) = self.sources.synchronize(&self.runtime) {
-                last = Err(e);
-                break;
-            }
-            for other in self.all_pools() {
-                if other.movable && !Arc::ptr_eq(&other, pool) {
-                    other.trim(0)?;
-                }
-            }
-            match pool.alloc(bytes, home.on()) {
-                Err(e @ Error::OutOfMemory(_)) => last = Err(e),
-                other => return other,
-            }
+        self.trim_others(pool)?;
+        match take() {
+            Err(Error::OutOfMemory(_) | Error::OverBudget { .. }) => {}
+            other => return other,
         }
-        // The report comes from the allocation.
-        match last {
-            Err(e @ (Error::OutOfMemory(_) | Error::DeviceLost { .. })) => Err(e),
-            _ => pool.alloc(bytes, home.on()),
+        // In a capture nothing may wait. The report comes from the last attempt.
+        if let Err(e @ Error::DeviceLost { .. }) = self.sources.synchronize(&self.runtime) {
+            return Err(e);
+        }
+        self.trim_others(pool)?;
+        take()
+    }
+
+    fn trim_others(&self, pool: &Arc<Pool>) -> Result<()> {
+        let pools = self.all_pools();
+        let mut others = pools.iter().filter(|other| other.movable && !Arc::ptr_eq(other, pool));
+        others.try_for_each(|other| other.trim(0).map(drop))
+    }
+
+    /// Takes memory again for a suspended pool, also what lies free in the main memory and in other
+    /// movable pools.
+    pub(crate) fn resume(&self, pool: &Arc<Pool>) -> Result<()> {
+        match pool.resume(&self.runtime) {
+            Err(Error::OutOfMemory(_) | Error::OverBudget { .. }) => {
+                self.pressed(pool, || pool.resume(&self.runtime))
+            }
+            other => other,
         }
     }
 
@@ -322,17 +341,23 @@ impl Device {
         let settings =
             PoolSettings { name, policy, trace_events: self.trace_events, suspendable, movable };
         let pool = Pool::new(&self.runtime, &self.budget, settings)?;
+        let mut open = self.pools.write();
+        let Some(pools) = &mut *open else {
+            return Err(Error::invalid("the device was closed meanwhile"));
+        };
+        pools.try_reserve(1).map_err(|_| no_memory("pools", size_of::<Arc<Pool>>()))?;
         let (handle, entry) =
-            POOLS.add(|handle| Arc::new((self.clone(), Arc::new(pool.named(handle)))));
-        self.pools.write().push(entry.1.clone());
+            POOLS.add(|handle| Arc::new((self.clone(), Arc::new(pool.named(handle)))))?;
+        pools.push(entry.1.clone());
         Ok(handle)
     }
 
-    /// Lets go of a pool. Its blocks stay valid; with the last of them its memory goes back to the
-    /// driver, once its streams are done.
+    /// Lets go of a pool that was released. Its blocks stay valid; with the last of them its memory
+    /// goes back to the driver, once its streams are done.
     pub(crate) fn remove_pool(&self, pool: &Arc<Pool>) {
+        // First, so that no route to it begins any more.
+        self.pools.write().iter_mut().for_each(|pools| pools.retain(|p| !Arc::ptr_eq(p, pool)));
         self.end_route(pool);
-        self.pools.write().retain(|p| !Arc::ptr_eq(p, pool));
         // Free memory whose uses are over goes now. An error shows at the next call that needs the
         // driver.
         let _ = pool.trim(0);
@@ -341,9 +366,13 @@ impl Device {
     /// Sends allocations of the main memory to a pool, on streams that the filter accepts.
     pub(crate) fn begin_route(&self, pool: &Arc<Pool>, filter: Filter) -> Result<()> {
         let mut routes = self.routes.write();
+        if !self.pools.read().iter().flatten().any(|open| Arc::ptr_eq(open, pool)) {
+            return Err(POOLS.unknown(pool.handle));
+        }
         if routes.iter().any(|route| Arc::ptr_eq(&route.pool, pool)) {
             return Err(Error::state(format!("pool {} takes allocations already", pool.name)));
         }
+        routes.try_reserve(1).map_err(|_| no_memory("routes", size_of::<Route>()))?;
         routes.push(Route { pool: pool.clone(), filter: Arc::new(filter) });
         self.routed.store(true, Ordering::Release);
         Ok(())

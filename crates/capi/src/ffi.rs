@@ -11,8 +11,9 @@
 //!   was compiled with an older header goes on to work.
 
 use crate::device::{DEVICES, Device, POOLS, Settings};
+use crate::extend;
 use crate::pool::Pool;
-use crate::status::{self, border};
+use crate::status::{self, border, border_back};
 use leasehold::{Context, Error, Name, Result};
 use leasehold_alloc::{BlockState, Policy};
 use leasehold_core::sync::Arc;
@@ -281,19 +282,14 @@ pub(crate) fn owned(text: String) -> Result<*mut c_char> {
 
 /// The context of a device's name, and the name there.
 fn context(name: &str) -> Result<(&'static Context, String)> {
-    #[cfg(feature = "sim")]
     if let Some(rest) = name.strip_prefix("sim-") {
-        return Ok((crate::sim::context()?, rest.to_owned()));
-    }
-    if name.starts_with("sim-") {
-        return Err(Error::Unavailable(
-            "this build has no simulated devices (feature `sim`)".into(),
-        ));
+        return Ok((extend::simulated()?, rest.to_owned()));
     }
     Ok((Context::global(), name.to_owned()))
 }
 
 pub(crate) fn open(name: &str, options: LeaseholdDeviceOptions) -> Result<u64> {
+    status::watch_forks()?;
     let (context, name) = context(name)?;
     let settings = Settings {
         policy: policy(options.policy)?,
@@ -301,7 +297,15 @@ pub(crate) fn open(name: &str, options: LeaseholdDeviceOptions) -> Result<u64> {
         trace_events: options.trace_events as usize,
     };
     let device = Arc::new(Device::open(context, &name, settings)?);
-    Ok(DEVICES.add(|_| device).0)
+    Ok(DEVICES.add(|_| device)?.0)
+}
+
+pub(crate) fn close(device: u64) -> Result<()> {
+    // Of two threads that close it, one finds it open.
+    if !DEVICES.get(device)?.close()? {
+        return Err(DEVICES.unknown(device));
+    }
+    DEVICES.remove(device).map(drop)
 }
 
 pub(crate) const DEVICE_DEFAULTS: LeaseholdDeviceOptions = LeaseholdDeviceOptions {
@@ -323,6 +327,31 @@ pub extern "C" fn leasehold_abi_version() -> u32 {
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_last_error() -> *const c_char {
     status::last()
+}
+
+/// Writes the text of the calling thread's last failure, cut to fit, and a zero byte. Returns the
+/// length of the full text, without the zero byte.
+///
+/// # Safety
+/// - `buffer` is null or has `size` bytes that can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_error_text(buffer: *mut c_char, size: usize) -> usize {
+    // SAFETY: the text is this thread's until its next failure, which is not in this function.
+    let text = unsafe { CStr::from_ptr(status::last()) };
+    let full = text.to_str().unwrap_or("");
+    if !buffer.is_null() && size > 0 {
+        // A letter of several bytes is not cut.
+        let mut cut = full.len().min(size - 1);
+        while !full.is_char_boundary(cut) {
+            cut -= 1;
+        }
+        // SAFETY: the caller vouches for the buffer, in which the text and its end have room.
+        unsafe {
+            std::ptr::copy_nonoverlapping(full.as_ptr().cast(), buffer, cut);
+            buffer.add(cut).write(0);
+        }
+    }
+    full.len()
 }
 
 /// Frees a text that a function returned. Null is no error.
@@ -365,15 +394,7 @@ pub unsafe extern "C" fn leasehold_device_open(
 /// Closes a device.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_device_close(device: u64) -> c_int {
-    border(|| {
-        let open = DEVICES.get(device)?;
-        open.check_unused()?;
-        let pools = open.all_pools().len() as u64 - 1;
-        if pools > 0 {
-            return Err(Error::LeasesOutstanding { resource: "pool", strong: pools, weak: 0 });
-        }
-        DEVICES.remove(device).map(drop)
-    })
+    border_back(|| close(device))
 }
 
 /// Describes a device.
@@ -465,7 +486,7 @@ pub unsafe extern "C" fn leasehold_malloc(
 ///   that were recorded for it. No later work uses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_free(device: u64, block: *mut c_void) -> c_int {
-    border(|| DEVICES.get(device)?.free(block as u64))
+    border_back(|| DEVICES.get(device)?.free(block as u64))
 }
 
 /// Notes that another stream uses a block.
@@ -506,7 +527,7 @@ pub unsafe extern "C" fn leasehold_record_peer_stream(
 /// Ends a stream, before its owner destroys it.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_stream_end(device: u64, stream: usize) -> c_int {
-    border(|| {
+    border_back(|| {
         let device = DEVICES.get(device)?;
         device.sources.end(&device.runtime, stream as u64)
     })
@@ -569,7 +590,7 @@ pub unsafe extern "C" fn leasehold_block_set_name(
 /// - `freed` is null or can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_trim(device: u64, keep: u64, freed: *mut u64) -> c_int {
-    border(|| {
+    border_back(|| {
         let bytes = DEVICES.get(device)?.trim(keep)?;
         // SAFETY: the caller says that it is null or can be written.
         if freed.is_null() { Ok(()) } else { unsafe { give(freed, bytes, "freed") } }
@@ -766,10 +787,14 @@ pub unsafe extern "C" fn leasehold_pool_create(
 /// Lets go of a pool. Its blocks stay valid.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_pool_release(pool: u64) -> c_int {
-    border(|| {
-        let entry = POOLS.remove(pool)?;
+    border_back(|| {
+        let entry = POOLS.get(pool)?;
+        // Of two threads that release it, one finds it open.
+        if !entry.1.release()? {
+            return Err(POOLS.unknown(pool));
+        }
         entry.0.remove_pool(&entry.1);
-        Ok(())
+        POOLS.remove(pool).map(drop)
     })
 }
 
@@ -834,7 +859,7 @@ pub unsafe extern "C" fn leasehold_pool_begin(
 /// Ends what [`leasehold_pool_begin`] began.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_pool_end(pool: u64) -> c_int {
-    border(|| {
+    border_back(|| {
         let (device, pool) = self::pool(pool)?;
         if device.end_route(&pool) {
             Ok(())
@@ -850,7 +875,7 @@ pub extern "C" fn leasehold_pool_end(pool: u64) -> c_int {
 /// - `freed` is null or can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_pool_trim(pool: u64, keep: u64, freed: *mut u64) -> c_int {
-    border(|| {
+    border_back(|| {
         let bytes = self::pool(pool)?.1.trim(keep)?;
         // SAFETY: the caller says that it is null or can be written.
         if freed.is_null() { Ok(()) } else { unsafe { give(freed, bytes, "freed") } }
@@ -882,6 +907,6 @@ pub unsafe extern "C" fn leasehold_pool_suspend(pool: u64, flags: u32, freed: *m
 pub extern "C" fn leasehold_pool_resume(pool: u64) -> c_int {
     border(|| {
         let (device, pool) = self::pool(pool)?;
-        pool.resume(&device.runtime)
+        device.resume(&pool)
     })
 }

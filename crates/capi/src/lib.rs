@@ -27,17 +27,18 @@
 //!
 //! # Modules
 //! `ffi` translates C types and calls the rest; `plugin` has the two functions of PyTorch's plug-in
-//! interface; `device` owns a device's memory, pools and blocks; `status` turns errors into numbers
-//! and texts; `registry` has the handles. This crate must not place blocks or order work: the
+//! interface; `extend` is for a crate that adds functions; `device` owns a device's memory, pools and blocks; `status` turns errors into numbers
+//! and texts; `registry` has the handles; `reserve` is for a
+//! host without memory. This crate must not place blocks or order work: the
 //! allocator and the backends do.
 
 mod blocks;
 mod device;
+pub mod extend;
 pub mod ffi;
 pub mod plugin;
 mod pool;
 mod registry;
-#[cfg(feature = "sim")]
-pub mod sim;
+mod reserve;
 mod source;
 mod status;

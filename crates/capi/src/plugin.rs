@@ -12,11 +12,13 @@
 //! [`leasehold_last_error`]: crate::ffi::leasehold_last_error
 
 use crate::device::DEVICES;
-use crate::ffi::{DEVICE_DEFAULTS, LeaseholdDeviceOptions, check_out, give, open, options, policy};
-use crate::status::{OK, OUT_OF_MEMORY, OVER_BUDGET, border, keep, last, prefix};
+use crate::ffi::{
+    DEVICE_DEFAULTS, LeaseholdDeviceOptions, check_out, close, give, open, options, policy,
+};
+use crate::status::{OK, OUT_OF_MEMORY, OVER_BUDGET, border, border_back, keep, last, prefix};
 use leasehold::{Error, Result};
-use leasehold_core::ForkGuard;
-use leasehold_core::sync::{OnceLock, RwLock};
+use leasehold_core::sync::RwLock;
+use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 /// Throws a C++ exception in the caller: which function failed, the file and line of that, and the
@@ -29,52 +31,34 @@ pub type LeaseholdRaise = unsafe extern "C-unwind" fn(
 );
 
 /// The devices by ordinal; 0 for none.
-static ORDINALS: RwLock<Vec<u64>> = RwLock::new(Vec::new());
+static ORDINALS: [AtomicU64; MOST] = [const { AtomicU64::new(0) }; MOST];
 /// The settings of devices that are opened at their first use.
 static OPTIONS: RwLock<LeaseholdDeviceOptions> = RwLock::new(DEVICE_DEFAULTS);
 /// The function that a failure calls.
 static RAISE: RwLock<Option<LeaseholdRaise>> = RwLock::new(None);
 
-/// The largest ordinal: more devices have no machine.
-const MOST: c_int = 1024;
+/// How many ordinals there are: no machine has more devices.
+const MOST: usize = 1024;
 
-fn index(ordinal: c_int) -> Result<usize> {
-    let valid = (0..MOST).contains(&ordinal);
-    if valid { Ok(ordinal as usize) } else { Err(Error::invalid(format!("device {ordinal}"))) }
-}
-
-fn known(at: usize) -> u64 {
-    ORDINALS.read().get(at).copied().unwrap_or(0)
-}
-
-/// Whether this process is a fork of the one that used these functions first. It has no part in
-/// that one's memory, and a lock of another thread there may be held here for good.
-fn forked() -> bool {
-    static PROCESS: OnceLock<ForkGuard> = OnceLock::new();
-    PROCESS.get_or_init(ForkGuard::here).is_forked_child()
+/// The place of an ordinal.
+fn place(ordinal: c_int) -> Result<&'static AtomicU64> {
+    let place = usize::try_from(ordinal).ok().and_then(|at| ORDINALS.get(at));
+    place.ok_or_else(|| Error::invalid(format!("device {ordinal}")))
 }
 
 fn device(ordinal: c_int) -> Result<u64> {
-    let at = index(ordinal)?;
-    let found = known(at);
+    let place = place(ordinal)?;
+    let found = place.load(Ordering::Acquire);
     if found != 0 {
         return Ok(found);
     }
     // Two threads that come first open two, of which one is closed again.
     let settings = *OPTIONS.read();
     let opened = open(&format!("cuda:{ordinal}"), settings)?;
-    let mut ordinals = ORDINALS.write();
-    if ordinals.len() <= at {
-        ordinals.resize(at + 1, 0);
+    match place.compare_exchange(0, opened, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => Ok(opened),
+        Err(first) => close(opened).map(|()| first),
     }
-    if ordinals[at] == 0 {
-        ordinals[at] = opened;
-        return Ok(opened);
-    }
-    let first = ordinals[at];
-    drop(ordinals);
-    DEVICES.remove(opened)?;
-    Ok(first)
 }
 
 /// Sets the options of devices that are opened at their first use.
@@ -106,8 +90,8 @@ pub unsafe extern "C" fn leasehold_plugin_get_device(
 ) -> c_int {
     border(|| {
         check_out(device, "the device's place")?;
-        let at = index(ordinal)?;
-        let found = if open == 0 { known(at) } else { self::device(ordinal)? };
+        let known = place(ordinal)?.load(Ordering::Acquire);
+        let found = if open == 0 { known } else { self::device(ordinal)? };
         // SAFETY: the caller says that it can be written.
         unsafe { give(device, found, "the device's place") }
     })
@@ -117,15 +101,11 @@ pub unsafe extern "C" fn leasehold_plugin_get_device(
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_plugin_set_device(ordinal: c_int, device: u64) -> c_int {
     border(|| {
-        let at = index(ordinal)?;
+        let place = place(ordinal)?;
         if device != 0 {
             DEVICES.get(device)?;
         }
-        let mut ordinals = ORDINALS.write();
-        if ordinals.len() <= at {
-            ordinals.resize(at + 1, 0);
-        }
-        ordinals[at] = device;
+        place.store(device, Ordering::Release);
         Ok(())
     })
 }
@@ -187,11 +167,6 @@ pub unsafe extern "C-unwind" fn leasehold_plugin_alloc(
     let status = border(|| {
         let bytes =
             u64::try_from(size).map_err(|_| Error::invalid(format!("a size of {size} bytes")))?;
-        if forked() {
-            return Err(Error::state(
-                "a process that was made by fork() cannot use CUDA: use the start method \"spawn\"",
-            ));
-        }
         let device = DEVICES.get(device(ordinal)?)?;
         // SAFETY: the caller vouches for the stream.
         addr = unsafe { device.alloc(None, bytes, stream as u64) }?;
@@ -206,7 +181,7 @@ pub unsafe extern "C-unwind" fn leasehold_plugin_alloc(
     addr as *mut c_void
 }
 
-/// Frees a block. In a fork of the process that allocated it, it does nothing.
+/// Frees a block. In a child of `fork()` it does nothing: the block is its parent's.
 ///
 /// # Safety
 /// - As [`leasehold_free`](crate::ffi::leasehold_free).
@@ -219,10 +194,7 @@ pub unsafe extern "C" fn leasehold_plugin_free(
 ) {
     // The block knows its size and its stream.
     let _ = (size, stream);
-    if forked() {
-        return;
-    }
-    border(|| DEVICES.get(device(ordinal)?)?.free(block as u64));
+    border_back(|| DEVICES.get(device(ordinal)?)?.free(block as u64));
 }
 
 /// Notes that another stream of the block's device uses a block.
@@ -236,9 +208,9 @@ pub unsafe extern "C" fn leasehold_plugin_record_stream(block: *mut c_void, stre
         if block.is_null() {
             return Ok(());
         }
-        let opened = ORDINALS.read().clone();
-        for device in opened.into_iter().filter(|&device| device != 0) {
-            let device = DEVICES.get(device)?;
+        let handles = ORDINALS.iter().map(|place| place.load(Ordering::Acquire));
+        // A device that was closed has no blocks.
+        for device in handles.filter_map(|handle| DEVICES.get(handle).ok()) {
             if device.pool_of(block as u64).is_ok() {
                 // SAFETY: the caller vouches for the stream.
                 return unsafe { device.record_stream(block as u64, &device, stream as u64) };

@@ -6,16 +6,27 @@
 //!
 //! This module must not know the C ABI.
 
+use crate::device::POOLS;
 use crate::source::Sources;
 use leasehold::{Buffer, Error, Lease, Protection, Result, Runtime, View};
 use leasehold_alloc::{
     Allocator, AllocatorConfig, Layout, On, Policy, SharedBudget, SuspendableBacking,
 };
-use leasehold_core::sync::{Mutex, RwLock};
+use leasehold_core::sync::RwLock;
 use leasehold_hal::MemoryKind;
 
 /// The contents of a suspended pool: each range with its copy in pinned memory.
 type Saved = Vec<(u64, Lease<Buffer>)>;
+
+/// What a pool is doing.
+enum State {
+    /// It has memory.
+    Awake,
+    /// Its memory is gone, but for the contents that were kept.
+    Suspended(Saved),
+    /// Its handle was closed. It lives on in its blocks, and is not suspended any more.
+    Released,
+}
 
 /// The settings of a pool.
 pub(crate) struct PoolSettings {
@@ -37,9 +48,8 @@ pub(crate) struct Pool {
     /// graph may use it.
     pub(crate) movable: bool,
     backing: Option<SuspendableBacking>,
-    /// Allocations share it; a suspension takes it alone.
-    suspended: RwLock<bool>,
-    saved: Mutex<Option<Saved>>,
+    /// Allocations share it; a suspension, a resumption and a release take it alone.
+    state: RwLock<State>,
 }
 
 impl Pool {
@@ -73,8 +83,7 @@ impl Pool {
             movable: settings.movable,
             allocator,
             backing,
-            suspended: RwLock::new(false),
-            saved: Mutex::new(None),
+            state: RwLock::new(State::Awake),
         })
     }
 
@@ -87,8 +96,8 @@ impl Pool {
         if self.backing.is_none() {
             return self.allocator.alloc(Layout::new(bytes), on);
         }
-        let suspended = self.suspended.read();
-        if *suspended {
+        let state = self.state.read();
+        if let State::Suspended(_) = *state {
             return Err(self.is_suspended());
         }
         self.allocator.alloc(Layout::new(bytes), on)
@@ -100,13 +109,38 @@ impl Pool {
 
     /// Gives free memory back to the driver. Returns the bytes that went.
     pub(crate) fn trim(&self, keep: u64) -> Result<u64> {
-        let suspended = self.suspended.read();
-        if *suspended { Ok(0) } else { self.allocator.trim(keep) }
+        let state = self.state.read();
+        if let State::Suspended(_) = *state { Ok(0) } else { self.allocator.trim(keep) }
     }
 
     /// Whether the pool is suspended.
     pub(crate) fn suspended(&self) -> bool {
-        *self.suspended.read()
+        matches!(*self.state.read(), State::Suspended(_))
+    }
+
+    /// Marks that the pool's handle is closed: it is not suspended from now on. Returns whether it
+    /// was open.
+    ///
+    /// # Errors
+    /// `Suspended` while it is suspended and has blocks: nobody could give them memory again.
+    pub(crate) fn release(&self) -> Result<bool> {
+        let mut state = self.state.write();
+        let held = self.allocator.stats().live;
+        match *state {
+            State::Suspended(_) if held > 0 => Err(Error::Suspended(
+                format!(
+                    "pool {} is suspended, and {held} of its blocks are held; resume it or free \
+                     them first",
+                    self.name
+                )
+                .into(),
+            )),
+            State::Released => Ok(false),
+            _ => {
+                *state = State::Released;
+                Ok(true)
+            }
+        }
     }
 
     fn backing(&self) -> Result<&SuspendableBacking> {
@@ -126,9 +160,13 @@ impl Pool {
         keep: bool,
     ) -> Result<u64> {
         let backing = self.backing()?;
-        let mut suspended = self.suspended.write();
-        if *suspended {
-            return Err(Error::state(format!("pool {} is suspended already", self.name)));
+        let mut state = self.state.write();
+        match *state {
+            State::Awake => {}
+            State::Suspended(_) => {
+                return Err(Error::state(format!("pool {} is suspended already", self.name)));
+            }
+            State::Released => return Err(POOLS.unknown(self.handle)),
         }
         sources.synchronize(runtime)?;
         if self.movable {
@@ -158,31 +196,37 @@ impl Pool {
             // Copies that began may still read the memory. Their failure is told already.
             let _ = runtime.stream().synchronize();
         }
-        *suspended = backing.is_suspended();
-        *self.saved.lock() = (keep && *suspended).then_some(saved);
+        if backing.is_suspended() {
+            *state = State::Suspended(saved);
+        }
         freed.inspect_err(|_| {
             // The parts that went come back with their contents, or the pool stays suspended.
-            if *suspended {
-                let _ = self.take_again(runtime, &mut suspended);
+            if let State::Suspended(_) = *state {
+                let _ = self.take_again(runtime, &mut state);
             }
         })
     }
 
     /// Takes memory again at the same addresses, with the contents that were kept.
     pub(crate) fn resume(&self, runtime: &Runtime) -> Result<()> {
-        let mut suspended = self.suspended.write();
+        let mut state = self.state.write();
         self.backing()?;
-        if !*suspended {
-            return Err(Error::state(format!("pool {} is not suspended", self.name)));
+        match *state {
+            State::Suspended(_) => self.take_again(runtime, &mut state),
+            State::Awake => Err(Error::state(format!("pool {} is not suspended", self.name))),
+            State::Released => Err(POOLS.unknown(self.handle)),
         }
-        self.take_again(runtime, &mut suspended)
     }
 
-    fn take_again(&self, runtime: &Runtime, suspended: &mut bool) -> Result<()> {
-        let backing = self.backing()?;
-        let mut saved = self.saved.lock();
+    /// Takes memory again for a suspended pool. After an error the pool is as it was.
+    fn take_again(&self, runtime: &Runtime, state: &mut State) -> Result<()> {
+        let (backing, State::Suspended(saved)) = (self.backing()?, &*state) else { return Ok(()) };
+        if self.movable {
+            // Memory under blocks that were freed meanwhile is not needed.
+            self.allocator.trim(0)?;
+        }
         let restore = |at: u64, bytes: u64| {
-            saved.iter().flatten().try_for_each(|(from, copy)| {
+            saved.iter().try_for_each(|(from, copy)| {
                 let begin = at.max(*from);
                 let end = (at + bytes).min(from + copy.len());
                 if begin >= end {
@@ -194,8 +238,7 @@ impl Pool {
             })
         };
         backing.resume(restore, || runtime.stream().synchronize())?;
-        *suspended = false;
-        *saved = None;
+        *state = State::Awake;
         Ok(())
     }
 }

@@ -3,13 +3,14 @@
 //!
 //! This module must not know the objects.
 
+use crate::status::no_memory;
 use leasehold::{Error, Result};
 use leasehold_core::sync::{Arc, RwLock};
 
 /// The objects of one kind.
 pub(crate) struct Registry<T> {
-    /// By index: how often the place was used, and the object.
-    places: RwLock<Vec<(u32, Option<Arc<T>>)>>,
+    /// By index: the place's last handle, and the object unless it was removed.
+    places: RwLock<Vec<(u64, Option<Arc<T>>)>>,
     /// The kind, in the upper bits of a handle: a device's handle is no pool's.
     kind: u64,
     what: &'static str,
@@ -21,40 +22,74 @@ impl<T> Registry<T> {
     }
 
     /// Adds an object that is made with its own handle.
-    pub(crate) fn add(&self, make: impl FnOnce(u64) -> Arc<T>) -> (u64, Arc<T>) {
+    ///
+    /// # Errors
+    /// `OutOfMemory` for host memory.
+    pub(crate) fn add(&self, make: impl FnOnce(u64) -> Arc<T>) -> Result<(u64, Arc<T>)> {
         let mut places = self.places.write();
         let at = places.iter().position(|p| p.1.is_none()).unwrap_or(places.len());
         if at == places.len() {
+            places.try_reserve(1).map_err(|_| no_memory("handles", size_of::<Arc<T>>()))?;
             places.push((0, None));
         }
         let place = &mut places[at];
-        // 24 bits of the count are enough to find mistakes.
-        place.0 = (place.0 + 1) & 0xff_ffff;
-        let handle = self.kind | u64::from(place.0) << 32 | at as u64;
+        // How often the place was used: 24 bits of it are enough to find mistakes.
+        let used = ((place.0 >> 32) + 1) & 0xff_ffff;
+        let handle = self.kind | used << 32 | at as u64;
         let object = make(handle);
-        place.1 = Some(object.clone());
-        (handle, object)
+        *place = (handle, Some(object.clone()));
+        Ok((handle, object))
     }
 
-    fn unknown(&self, handle: u64) -> Error {
+    /// The error for a handle that names nothing, or names it no more.
+    #[cold]
+    pub(crate) fn unknown(&self, handle: u64) -> Error {
         Error::invalid(format!("{handle:#x} is no {} that is open", self.what))
     }
 
     /// The object of a handle.
     pub(crate) fn get(&self, handle: u64) -> Result<Arc<T>> {
         let places = self.places.read();
-        let found = places
-            .get((handle & 0xffff_ffff) as usize)
-            .filter(|p| self.kind | u64::from(p.0) << 32 == handle & !0xffff_ffff);
+        let found = places.get((handle & 0xffff_ffff) as usize).filter(|p| p.0 == handle);
         found.and_then(|p| p.1.clone()).ok_or_else(|| self.unknown(handle))
     }
 
     /// Removes the object of a handle.
     pub(crate) fn remove(&self, handle: u64) -> Result<Arc<T>> {
-        let object = self.get(handle)?;
         let mut places = self.places.write();
         let place = places.get_mut((handle & 0xffff_ffff) as usize);
-        // Another thread may have removed it.
-        place.and_then(|p| p.1.take()).map(|_| object).ok_or_else(|| self.unknown(handle))
+        // Another thread may have removed it, and the place may be another object's by now.
+        let own = place.filter(|p| p.0 == handle);
+        own.and_then(|p| p.1.take()).ok_or_else(|| self.unknown(handle))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+    /// Threads remove what one of them added last. Another object may come into a place between
+    /// two removals of one handle.
+    #[test]
+    fn a_handle_is_removed_once_and_never_another_ones_object() {
+        let registry = Registry::<(u64, AtomicBool)>::new(0xa, "number");
+        let add = || registry.add(|handle| Arc::new((handle, AtomicBool::new(false)))).unwrap().0;
+        let newest = AtomicU64::new(add());
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..200_000 {
+                        let handle = newest.load(Ordering::Acquire);
+                        if let Ok(object) = registry.remove(handle) {
+                            assert_eq!(object.0, handle);
+                            assert!(!object.1.swap(true, Ordering::Relaxed), "removed twice");
+                            newest.store(add(), Ordering::Release);
+                        }
+                    }
+                });
+            }
+        });
+        registry.remove(newest.into_inner()).unwrap();
     }
 }

@@ -2,7 +2,10 @@
 //!
 //! This module must not know what functions do.
 
+use crate::reserve;
 use leasehold::{Error, Result};
+use leasehold_core::OutOfMemory;
+use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
@@ -55,6 +58,12 @@ fn code(error: &Error) -> c_int {
     }
 }
 
+/// That the host has no memory for a table of this library's.
+#[cold]
+pub(crate) fn no_memory(table: &str, bytes: usize) -> Error {
+    OutOfMemory::new(format!("host memory for {table}"), bytes as u64).into()
+}
+
 thread_local! {
     static LAST: RefCell<Option<CString>> = const { RefCell::new(None) };
 }
@@ -85,9 +94,61 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no text")
 }
 
-/// Runs a function of the ABI: the status is its result, and the text of a failure is kept. A panic
-/// ends here.
-pub(crate) fn border(call: impl FnOnce() -> Result<()>) -> c_int {
+/// Whether this process is a child of `fork()` whose parent opened a device.
+static CHILD: AtomicBool = AtomicBool::new(false);
+
+/// Notes that this process opens a device. Its children may use none: a lock that another thread
+/// held in a fork is held in the child for good.
+///
+/// # Errors
+/// `OutOfMemory` for host memory.
+#[cfg(unix)]
+pub(crate) fn watch_forks() -> Result<()> {
+    extern "C" fn in_child() {
+        CHILD.store(true, Ordering::Relaxed);
+    }
+    // Two threads that come first may both register the handler.
+    static WATCHED: AtomicBool = AtomicBool::new(false);
+    if !WATCHED.load(Ordering::Relaxed) {
+        // SAFETY: the handler does nothing but store to an atomic, which is allowed in a child.
+        if unsafe { libc::pthread_atfork(None, None, Some(in_child)) } != 0 {
+            return Err(no_memory("a handler of forks", 0));
+        }
+        WATCHED.store(true, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+#[cfg(not(unix))]
+pub(crate) fn watch_forks() -> Result<()> {
+    Ok(())
+}
+
+#[cold]
+fn refuse_child() -> c_int {
+    keep(
+        "a process that was made by fork() cannot use the devices of its parent: let it call \
+         exec, or use the start method \"spawn\""
+            .to_owned(),
+    );
+    INVALID_STATE
+}
+
+/// Runs a function of the ABI that takes memory: the status is its result, and the text of a failure
+/// is kept. A panic ends here. In a child of `fork()`, and on a host without memory, nothing runs.
+pub fn border(call: impl FnOnce() -> Result<()>) -> c_int {
+    if reserve::is_low() {
+        keep("the host has no memory: give some back, and try again".to_owned());
+        return OUT_OF_MEMORY;
+    }
+    border_back(call)
+}
+
+/// As [`border`], for a function that gives something back: it also runs on a host without memory.
+pub(crate) fn border_back(call: impl FnOnce() -> Result<()>) -> c_int {
+    if CHILD.load(Ordering::Relaxed) {
+        return refuse_child();
+    }
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => OK,
         Ok(Err(error)) => {

@@ -261,12 +261,13 @@ def suspend(name: str, *, keep: bool = True) -> int:
 def resume(name: str) -> None:
     """Takes a region's memory again at the same addresses, with the contents that were kept.
 
-    Memory that lies free goes back to the device first where it is needed: Leasehold's other pools',
-    and what PyTorch's own allocator has cached.
+    Where memory is short, what lies free is taken back first: Leasehold's other memory, and what
+    PyTorch's own allocator has cached. Then the call waits for the device's work.
 
     Raises:
         KeyError: no such region.
-        torch.OutOfMemoryError: the device has not that much memory. It is still suspended.
+        torch.OutOfMemoryError: live tensors leave too little memory. The region is still suspended,
+            with its contents and addresses, and may be resumed later.
         RuntimeError: it is not suspended.
     """
     found = _known(name)

@@ -1,6 +1,7 @@
 // Random programs over the core of the extension and a simulated device, from several threads.
 //
 // core_test LIBRARY PROGRAMS: prints "ok" and numbers, or what is wrong, with status 1.
+// core_test LIBRARY wake BUDGET: a region sleeps and wakes under a budget in MiB; 0 for none.
 #define LEASEHOLD_SIM
 #include "core.hpp"
 
@@ -274,12 +275,86 @@ size_t play(const std::vector<Event> &events, bool blocks) {
     return segments;
 }
 
+/// A region sleeps and wakes while the rest of the memory is taken and freed in between, under a
+/// budget and up to the device's own limit.
+void sleep_and_wake(const Library &library, uint64_t budget) {
+    constexpr size_t MIB = size_t(1) << 20;
+    Memory own(library, "sim-cuda:0", budget, LEASEHOLD_POLICY_BALANCED);
+    own.capturing = [] { return in_capture; };
+    uintptr_t stream = 0;
+    expect(sim.stream(own.device(), 0, &stream) == 0, "stream");
+    leasehold_pool region = own.make_region("weights", LEASEHOLD_POLICY_BALANCED);
+    std::vector<void *> weights;
+    for (int i = 0; i < 4; ++i) {
+        weights.push_back(own.region_allocate(region, 15 * MIB, stream));
+    }
+    auto fill_up = [&](size_t bytes) {
+        std::vector<void *> held;
+        try {
+            for (;;) {
+                held.push_back(own.allocate(bytes, stream));
+                expect(sim.fill(own.device(), stream, held.back(), 0xee, 100) == 0, "fill");
+            }
+        } catch (const Failure &failure) {
+            expect(failure.status == LEASEHOLD_OUT_OF_MEMORY, failure.what());
+        }
+        expect(held.size() > 1, "there was no memory to take");
+        return held;
+    };
+    auto free_all = [&](std::vector<void *> &held) {
+        for (void *block : held) {
+            expect(own.free(block), "a block is unknown");
+        }
+        held.clear();
+    };
+    for (uint8_t round = 1; round <= 9; ++round) {
+        for (void *block : weights) {
+            expect(sim.fill(own.device(), stream, block, round, 15 * MIB) == 0, "fill");
+        }
+        expect(own.suspend(region, true) >= 60 * MIB, "suspend");
+        std::vector<void *> held = fill_up((7 + round) * MIB);
+        if (round % 3 == 0) {
+            try {
+                own.resume(region);
+                fail("a region woke up without memory");
+            } catch (const Failure &failure) {
+                expect(failure.status == LEASEHOLD_OUT_OF_MEMORY ||
+                           failure.status == LEASEHOLD_OVER_BUDGET,
+                       failure.what());
+            }
+        }
+        free_all(held);
+        // A private pool takes the rest, and its graph is destroyed. The arena keeps its segments.
+        PoolId id{1, round};
+        own.begin_pool(id, [](uintptr_t) { return true; });
+        held = fill_up(11 * MIB);
+        own.end_pool(id);
+        own.release_pool(id);
+        free_all(held);
+        own.resume(region);
+        for (void *block : weights) {
+            for (size_t at : {size_t(0), 15 * MIB - 1}) {
+                uint8_t found = 0;
+                void *place = static_cast<char *>(block) + at;
+                expect(sim.read(own.device(), stream, &found, place, 1) == 0, "read");
+                expect(found == round, "the contents of a region differ");
+            }
+        }
+    }
+    for (void *block : weights) {
+        expect(library.free(own.device(), block) == 0, "free");
+    }
+    expect(library.pool_release(region) == 0, "release");
+    own.empty_cache();
+    expect(own.statistics().reserved.current == 0, "memory of a region is left");
+}
+
 HistorySettings recorded(size_t most) { return {true, most, 0, false, false, false, {}}; }
 
 } // namespace
 
 int main(int count, char **arguments) {
-    if (count != 3) {
+    if (count != 3 && count != 4) {
         return 2;
     }
     static Library library = Library::load(arguments[1]);
@@ -295,6 +370,12 @@ int main(int count, char **arguments) {
     find(sim.capture, "leasehold_sim_capture");
     find(sim.races, "leasehold_sim_races");
     find(sim.end, "leasehold_stream_end");
+    if (count == 4) {
+        sleep_and_wake(library, std::strtoull(arguments[3], nullptr, 10) << 20);
+        std::printf("ok: regions\n");
+        std::fflush(stdout);
+        std::_Exit(0);
+    }
     memory = new Memory(library, "sim-cuda:0", 300u << 20, LEASEHOLD_POLICY_BALANCED);
     memory->capturing = [] { return in_capture; };
     device = memory->device();

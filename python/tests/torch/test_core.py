@@ -24,10 +24,12 @@ class Core(unittest.TestCase):
             command = [compiler, "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]
             command += ["-I" + CSRC, "-I" + include(), *sources, "-o", program, "-ldl"]
             subprocess.run(command, check=True)
-            done = subprocess.run([program, library, "500"], timeout=300, text=True,
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        self.assertEqual(done.returncode, 0, done.stdout)
-        self.assertTrue(done.stdout.startswith("ok: "), done.stdout)
+            for arguments in (["500"], ["wake", "100"], ["wake", "0"]):
+                with self.subTest(arguments):
+                    done = subprocess.run([program, library, *arguments], timeout=300, text=True,
+                                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                    self.assertEqual(done.returncode, 0, done.stdout)
+                    self.assertTrue(done.stdout.startswith("ok: "), done.stdout)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn the_newest_events_are_kept_in_order() {
-    let ring = Ring::new(8);
+    let ring = Ring::new(8).unwrap();
     for i in 0..20 {
         ring.record(EventKind::Alloc, i, 100 + i, 200 + i, i as u16, i as u32);
     }
@@ -21,8 +21,17 @@ fn the_newest_events_are_kept_in_order() {
 }
 
 #[test]
+fn a_ring_of_more_events_than_there_is_room_for_is_refused() {
+    for more in [MOST_EVENTS + 1, u32::MAX as usize, usize::MAX] {
+        let refused = Ring::new(more).err().unwrap();
+        assert!(matches!(refused, Error::InvalidArgument(_)), "{refused}");
+        assert!(refused.to_string().contains("16777216"), "{refused}");
+    }
+}
+
+#[test]
 fn threads_write_while_somebody_reads_and_no_event_is_torn() {
-    let ring = Ring::new(64);
+    let ring = Ring::new(64).unwrap();
     std::thread::scope(|s| {
         for t in 0..3u64 {
             let ring = &ring;

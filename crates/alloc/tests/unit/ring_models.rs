@@ -11,7 +11,7 @@ fn no_event_is_torn() {
     // Five words a side: all interleavings would take hours.
     model.preemption_bound = Some(2);
     model.check(|| {
-        let ring = Arc::new(Ring::new(1));
+        let ring = Arc::new(Ring::new(1).unwrap());
         let writers: Vec<_> = (1..3u64)
             .map(|i| {
                 let ring = ring.clone();

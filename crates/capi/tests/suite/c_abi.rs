@@ -46,7 +46,7 @@ fn build(compiler: &str, flags: &[&str], source: &Path, name: &str) -> PathBuf {
     let mut command = Command::new(compiler);
     command.args(flags).args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-g", "-DLEASEHOLD_SIM"]);
     command.arg(source).arg("-I").arg(root().join("include")).arg("-o").arg(&program);
-    command.arg("-L").arg(&lib).arg("-lleasehold_capi");
+    command.arg("-L").arg(&lib).arg("-lleasehold_capi_sim");
     succeed(command.arg(format!("-Wl,-rpath,{}", lib.display())));
     program
 }
@@ -68,8 +68,9 @@ fn the_header_is_c11_and_cpp17() {
 
 /// The source of the ABI, without documentation.
 fn source() -> String {
-    let read = |file: &str| std::fs::read_to_string(root().join(format!("src/{file}.rs"))).unwrap();
-    let text = ["ffi", "plugin", "sim", "status"].map(read).concat();
+    let read = |file: &str| std::fs::read_to_string(root().join(file)).unwrap();
+    let files = ["src/ffi.rs", "src/plugin.rs", "../capi-sim/src/lib.rs", "src/status.rs"];
+    let text = files.map(read).concat();
     let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
     code.collect::<Vec<_>>().join("\n").replace("\"C-unwind\"", "\"C\"")
 }
@@ -186,16 +187,20 @@ fn the_header_declares_what_the_library_exports() {
     let names: Vec<_> = prototypes(&source).into_iter().map(|(name, _)| name).collect();
     assert_eq!(declared, names);
     assert!(declared.len() >= 40, "{declared:?}");
-    let library = library().join("libleasehold_capi.so");
-    if library.exists() && have("nm") {
-        let output = Command::new("nm").args(["-D", "--defined-only"]).arg(library).output();
-        let symbols = String::from_utf8(output.unwrap().stdout).unwrap();
-        let exported: Vec<_> = symbols
-            .lines()
-            .filter_map(|line| line.split(" T ").nth(1))
-            .filter(|name| name.starts_with("leasehold_"))
-            .collect();
-        assert_eq!(exported, names);
+    let plain: Vec<_> =
+        names.iter().filter(|n| !n.starts_with("leasehold_sim_")).cloned().collect();
+    for (library, names) in [("leasehold_capi", plain), ("leasehold_capi_sim", names)] {
+        let library = self::library().join(format!("lib{library}.so"));
+        if library.exists() && have("nm") {
+            let output = Command::new("nm").args(["-D", "--defined-only"]).arg(library).output();
+            let symbols = String::from_utf8(output.unwrap().stdout).unwrap();
+            let exported: Vec<_> = symbols
+                .lines()
+                .filter_map(|line| line.split(" T ").nth(1))
+                .filter(|name| name.starts_with("leasehold_"))
+                .collect();
+            assert_eq!(exported, names);
+        }
     }
 }
 
@@ -258,10 +263,11 @@ fn functions_structs_and_numbers_are_those_of_the_header() {
     succeed(Command::new("gcc").args(flags).arg("-I").arg(root().join("include")).arg(file));
 }
 
-/// The example, on the CPU and on a simulated device, and under valgrind where tools are mandatory.
+/// The example, on the CPU and on a simulated device, and under valgrind where tools are mandatory;
+/// and programs that use the library harder, each of which says what is wrong.
 #[test]
-fn the_example_runs() {
-    if !have("gcc") || !library().join("libleasehold_capi.so").exists() {
+fn programs_in_c_run() {
+    if !have("gcc") || !library().join("libleasehold_capi_sim.so").exists() {
         return;
     }
     let source = root().join("../../examples/c/allocator.c");
@@ -276,8 +282,16 @@ fn the_example_runs() {
         let kinds = ["--show-leak-kinds=definite", "--errors-for-leak-kinds=definite"];
         succeed(Command::new("valgrind").args(flags).args(kinds).arg(&program).arg("cpu:0"));
     }
-    let streams = root().join("tests/c/streams.c");
-    succeed(&mut Command::new(build("gcc", &["-std=c11"], &streams, "streams")));
+    for name in ["streams", "wake", "fork", "oom"] {
+        let source = root().join(format!("tests/c/{name}.c"));
+        let program = build("gcc", &["-std=c11", "-pthread"], &source, name);
+        succeed(&mut Command::new(program));
+    }
+    let source = root().join("tests/c/fuzz.c");
+    let program = build("gcc", &["-std=c11", "-pthread", "-O1"], &source, "fuzz");
+    for arguments in [["20000", "6", "1", "cpu:0"], ["6000", "4", "1", "sim-cuda:0"]] {
+        succeed(Command::new(&program).args(arguments));
+    }
     if have("g++") {
         for name in ["extension", "plugin"] {
             let source = root().join(format!("tests/c/{name}.cpp"));

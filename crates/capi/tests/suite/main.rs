@@ -2,13 +2,14 @@
 //! and the header.
 
 mod c_abi;
+mod closing;
 mod misuse;
 mod plugin;
 mod pools;
 mod streams;
 
 use leasehold_capi::ffi::*;
-use leasehold_capi::sim::*;
+use leasehold_capi_sim::*;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::OnceLock;

@@ -127,6 +127,56 @@ fn zero_huge_and_exhausted() {
 }
 
 #[test]
+fn the_text_of_a_failure_is_written_to_a_buffer() {
+    let _turn = turn();
+    assert_eq!(Device(7).free(NOTHING), INVALID_ARGUMENT);
+    let full = last_error();
+    let text = |size: usize| {
+        let mut buffer = vec![0x55u8; size + 1];
+        // SAFETY: the buffer has room.
+        let length = unsafe { leasehold_error_text(buffer.as_mut_ptr().cast(), size) };
+        assert_eq!((length, buffer[size]), (full.len(), 0x55), "of {size} bytes");
+        buffer
+    };
+    for size in [1, 2, full.len(), full.len() + 1, full.len() + 50] {
+        let kept = full.len().min(size - 1);
+        let written = text(size);
+        assert_eq!((&written[..kept], written[kept]), (&full.as_bytes()[..kept], 0));
+    }
+    text(0);
+    // SAFETY: null is written nothing to.
+    assert_eq!(unsafe { leasehold_error_text(null_mut(), 100) }, full.len());
+    // Between two letters, never within one.
+    assert_eq!(Device::open(c"\u{e9}\u{4e16}\u{1f980}:0", 0, 0).err(), Some(INVALID_ARGUMENT));
+    let full = last_error();
+    assert!(full.contains('\u{1f980}'), "{full}");
+    for size in 1..full.len() + 2 {
+        let mut buffer = vec![0x55u8; size];
+        // SAFETY: the buffer has room.
+        let length = unsafe { leasehold_error_text(buffer.as_mut_ptr().cast(), size) };
+        let written = CStr::from_bytes_until_nul(&buffer).unwrap().to_str().unwrap();
+        assert!(full.starts_with(written) && size - written.len() <= 4, "{size}: {written}");
+        assert_eq!(length, full.len());
+    }
+}
+
+#[test]
+fn a_trace_without_room_is_refused() {
+    let _turn = turn();
+    for device in [c"cpu:0", c"sim-cuda:0"] {
+        for trace_events in [(1 << 24) + 1, u32::MAX] {
+            let size = size_of::<LeaseholdDeviceOptions>();
+            let options = LeaseholdDeviceOptions { size, budget: 0, policy: 0, trace_events };
+            let mut opened = 0;
+            // SAFETY: the pointers are to locals.
+            let status = unsafe { leasehold_device_open(device.as_ptr(), &options, &mut opened) };
+            assert_eq!((status, opened), (INVALID_ARGUMENT, 0));
+            assert!(last_error().contains("16777216"), "{}", last_error());
+        }
+    }
+}
+
+#[test]
 fn without_a_driver_a_cuda_device_says_so() {
     let _turn = turn();
     // On a machine with a GPU the device opens.

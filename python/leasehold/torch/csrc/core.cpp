@@ -625,7 +625,19 @@ uint64_t Memory::suspend(leasehold_pool region, bool keep) {
     return freed;
 }
 
-void Memory::resume(leasehold_pool region) { check(library_.pool_resume(region)); }
+void Memory::resume(leasehold_pool region) {
+    try {
+        check(library_.pool_resume(region));
+    } catch (const Failure &failure) {
+        bool memory =
+            failure.status == LEASEHOLD_OUT_OF_MEMORY || failure.status == LEASEHOLD_OVER_BUDGET;
+        // The library takes back what it has free, but segments of unused arenas are blocks to it.
+        if (!memory || !reclaim()) {
+            throw;
+        }
+        check(library_.pool_resume(region));
+    }
+}
 
 // ---- history
 

@@ -1,11 +1,14 @@
-//! Devices of a simulated CUDA driver, for tests of programs without a GPU: `sim-cuda:0` and
-//! `sim-cuda:1`, and streams on them that a test gives work to.
+//! The C ABI of [`leasehold_capi`] with devices of a simulated CUDA driver, for tests of programs
+//! without a GPU: `sim-cuda:0` and `sim-cuda:1`, and functions `leasehold_sim_*` that make streams
+//! and give them work. The header `leasehold.h` declares them with `LEASEHOLD_SIM`.
 //!
 //! The driver is one per process. Its race detector finds work that uses memory too early.
+//!
+//! The libraries have names of their own, `libleasehold_capi_sim`. They have all functions of the
+//! C ABI. In Rust, [`context`] makes the devices known.
 
-use crate::device::DEVICES;
-use crate::status::border;
 use leasehold::{Backend, Context, Error, Result, cuda};
+use leasehold_capi::extend::{self, border};
 use leasehold_core::sync::{Arc, OnceLock};
 use leasehold_cuda::driver::ops::{
     ContextOps, CudaSlowOps, EventFlags, EventOps, GraphOps, NativeContext, NativeFill,
@@ -14,7 +17,7 @@ use leasehold_cuda::driver::ops::{
 use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
 use leasehold_cuda::{CudaBackend, CudaConfig};
 use leasehold_sim::MachineConfig;
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 
 /// Bytes of each simulated device.
 const MEMORY: u64 = 1 << 30;
@@ -37,22 +40,37 @@ fn simulation() -> Result<&'static Simulation> {
     made.as_ref().map_err(Clone::clone)
 }
 
+/// Makes the devices known when the library is loaded: a program's first call may open one.
+#[used]
+#[cfg_attr(target_vendor = "apple", unsafe(link_section = "__DATA,__mod_init_func"))]
+#[cfg_attr(
+    any(target_os = "linux", target_os = "android", target_os = "freebsd"),
+    unsafe(link_section = ".init_array")
+)]
+static LOADED: extern "C" fn() = {
+    extern "C" fn loaded() {
+        extend::simulate(context);
+    }
+    loaded
+};
+
 /// The context of the simulated devices, which Rust calls `cuda:0` and `cuda:1`.
 ///
 /// # Errors
 /// Those of the driver's start.
 pub fn context() -> Result<&'static Context> {
+    extend::simulate(context);
     Ok(&simulation()?.context)
 }
 
 /// The simulated driver, with a device's context current on this thread.
 fn driver(device: u64) -> Result<&'static SimDriver> {
-    let device = DEVICES.get(device)?;
+    let runtime = extend::runtime(device)?;
     let simulation = simulation()?;
-    if !device.runtime.context().same(&simulation.context) {
+    if !runtime.context().same(&simulation.context) {
         return Err(Error::invalid("the device is not simulated"));
     }
-    let context = NativeContext(cuda::raw_context(&device.runtime)?);
+    let context = NativeContext(cuda::raw_context(&runtime)?);
     // SAFETY: the runtime holds its context, and the simulated driver refuses one that is gone.
     unsafe { simulation.driver.set_current(context) }?;
     Ok(&simulation.driver)
@@ -181,7 +199,7 @@ pub unsafe extern "C" fn leasehold_sim_races(text: *mut *mut c_char) -> c_int {
             return Err(Error::invalid("the text's place is null"));
         }
         // SAFETY: the caller says that it can be written.
-        unsafe { text.write(crate::ffi::owned(lines.join("\n"))?) };
+        unsafe { text.write(extend::owned(lines.join("\n"))?) };
         Ok(())
     })
 }
@@ -194,10 +212,13 @@ pub unsafe extern "C" fn leasehold_sim_races(text: *mut *mut c_char) -> c_int {
 pub unsafe extern "C" fn leasehold_sim_calls(name: *const c_char) -> u64 {
     let mut count = 0;
     border(|| {
+        if name.is_null() {
+            return Err(Error::invalid("the name is null"));
+        }
         // SAFETY: the caller vouches for the C string.
-        let name = unsafe { crate::ffi::text(name, "the name")? };
+        let name = unsafe { CStr::from_ptr(name) }.to_bytes();
         let calls = simulation()?.driver.machine().calls_by_name();
-        count = calls.into_iter().find(|c| c.0 == name).map_or(0, |c| c.1);
+        count = calls.into_iter().find(|c| c.0.as_bytes() == name).map_or(0, |c| c.1);
         Ok(())
     });
     count

@@ -1,0 +1,41 @@
+//! What a crate needs that adds functions to the C ABI, as `leasehold-capi-sim` does.
+//!
+//! This module must not know who adds them.
+
+pub use crate::status::border;
+use leasehold::{Context, Error, Result, Runtime};
+use leasehold_core::sync::OnceLock;
+use std::ffi::c_char;
+
+static SIMULATED: OnceLock<fn() -> Result<&'static Context>> = OnceLock::new();
+
+/// Sets where devices whose names begin with `sim-` come from. The first call counts.
+pub fn simulate(context: fn() -> Result<&'static Context>) {
+    SIMULATED.get_or_init(|| context);
+}
+
+/// The context of the simulated devices.
+pub(crate) fn simulated() -> Result<&'static Context> {
+    let Some(context) = SIMULATED.get() else {
+        return Err(Error::Unavailable(
+            "this library has no simulated devices: libleasehold_capi_sim has them".into(),
+        ));
+    };
+    context()
+}
+
+/// The runtime of an open device.
+///
+/// # Errors
+/// `InvalidArgument` for a handle that names no open device.
+pub fn runtime(device: u64) -> Result<Runtime> {
+    Ok(crate::device::DEVICES.get(device)?.runtime.clone())
+}
+
+/// A text for the caller, freed by [`leasehold_text_free`](crate::ffi::leasehold_text_free).
+///
+/// # Errors
+/// `InvalidState` for a text with a zero byte.
+pub fn owned(text: String) -> Result<*mut c_char> {
+    crate::ffi::owned(text)
+}
