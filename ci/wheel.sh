@@ -18,11 +18,11 @@ if [ ! -x "$tools/bin/maturin" ] || ! "$tools/bin/python" -c 'import ziglang' 2>
     "$tools/bin/pip" install 'maturin>=1.9,<2' ziglang
 fi
 mkdir -p "$out"
-rm -f "$out"/leasehold-*.whl
+rm -f "$out"/leasehold_runtime-*.whl
 # The compatibility is checked by maturin too, which refuses newer symbols.
 (cd python && PATH="$tools/bin:$PATH" "$tools/bin/maturin" build --release --locked --zig --target "$triple" \
     --compatibility manylinux2014 --out "$out")
-wheel=$(ls "$out"/leasehold-*.whl)
+wheel=$(ls "$out"/leasehold_runtime-*.whl)
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
