@@ -19,6 +19,7 @@ from typing import List, Optional
 import torch
 
 import leasehold
+from leasehold._errors import UnavailableError
 from leasehold._library import include as header_folder
 
 NAME = "leasehold_torch_extension"
@@ -26,7 +27,7 @@ SOURCES = ("arena.cpp", "core.cpp", "memories.cpp", "allocator.cpp", "module.cpp
 _loaded: Optional[ModuleType] = None
 
 
-class BuildError(RuntimeError):
+class BuildError(UnavailableError):
     """The extension cannot be built here. The text says what is missing."""
 
 
