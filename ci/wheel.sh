@@ -30,11 +30,11 @@ exec "$CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER" "$@"
 END
 chmod +x "$tools/link"
 mkdir -p "$out"
-rm -f "$out"/leasehold-*.whl
+rm -f "$out"/leasehold_runtime-*.whl
 # The compatibility is checked by maturin too, which refuses newer symbols.
 (cd python && PATH="$tools/bin:$PATH" RUSTFLAGS="-C linker=$tools/link" "$tools/bin/maturin" build --release --locked --zig --target "$triple" \
     --compatibility manylinux2014 --out "$out")
-wheel=$(ls "$out"/leasehold-*.whl)
+wheel=$(ls "$out"/leasehold_runtime-*.whl)
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -8,6 +8,7 @@ and JAX. `leasehold.torch` makes the allocator PyTorch's.
 """
 
 from leasehold._errors import (
+    ArgumentTypeError,
     DeviceLostError,
     DriverError,
     Error,
@@ -26,6 +27,7 @@ from leasehold._report import report
 
 __all__ = [
     "Allocator",
+    "ArgumentTypeError",
     "Buffer",
     "Device",
     "DeviceLostError",

@@ -11,6 +11,10 @@ class InvalidArgumentError(Error, ValueError):
     """An argument is never valid."""
 
 
+class ArgumentTypeError(InvalidArgumentError, TypeError):
+    """An argument has a type, or elements of a type, that is never valid."""
+
+
 class InvalidStateError(Error, RuntimeError):
     """The call is valid at another time."""
 

@@ -1,5 +1,6 @@
 //! Allocators: memory of a device under one policy and one budget.
 
+use crate::arguments;
 use crate::buffer;
 use crate::device::{self, Device, State};
 use crate::errors::{invalid, raise};
@@ -11,6 +12,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde::Serialize;
 use std::collections::BTreeMap;
+
+/// The events that an allocator can keep, which have memory from the start.
+const MOST_EVENTS: usize = 1 << 24;
 
 /// An allocator and its device.
 pub(crate) struct Pool {
@@ -109,18 +113,33 @@ pub(crate) struct AllocatorObject(pub(crate) Arc<Pool>);
 #[pymethods]
 impl AllocatorObject {
     #[new]
-    #[pyo3(signature = (device, *, policy="balanced", budget=None, trace_events=0, name="memory"))]
+    #[pyo3(signature = (
+        device,
+        *,
+        policy=None,
+        budget=None,
+        trace_events=None,
+        name=None,
+    ), text_signature = "(device, *, policy='balanced', budget=None, trace_events=0, name='memory')")]
     fn new(
         device: &Bound<'_, PyAny>,
-        policy: &str,
-        budget: Option<u64>,
-        trace_events: usize,
-        name: &str,
+        policy: Option<&Bound<'_, PyAny>>,
+        budget: Option<&Bound<'_, PyAny>>,
+        trace_events: Option<&Bound<'_, PyAny>>,
+        name: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        let policy = self::policy(policy)?;
+        let policy: Option<String> = arguments::optional(policy, "a policy is a name")?;
+        let policy = policy.map_or(Ok(Policy::default()), |name| self::policy(&name))?;
+        let name: Option<String> = arguments::optional(name, "a name is a text")?;
+        let name = name.as_deref().unwrap_or("memory");
+        let events = arguments::optional(trace_events, "trace_events is a number of events")?;
+        let events: usize = events.unwrap_or(0);
+        if events > MOST_EVENTS {
+            return Err(invalid(format!("{events} trace_events; {MOST_EVENTS} is the most")));
+        }
+        let budget = budget.map_or(Ok(u64::MAX), arguments::budget)?;
         let device = device::state(device)?;
-        let budget = budget.unwrap_or(u64::MAX);
-        let made = Pool::new(&device, name, policy, budget, trace_events);
+        let made = Pool::new(&device, name, policy, budget, events);
         made.map(Self).map_err(raise)
     }
 
@@ -152,8 +171,9 @@ impl AllocatorObject {
     }
 
     #[setter]
-    fn set_budget(&self, bytes: Option<u64>) {
-        self.0.allocator.set_budget(bytes.unwrap_or(u64::MAX));
+    fn set_budget(&self, bytes: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.0.allocator.set_budget(arguments::budget(bytes)?);
+        Ok(())
     }
 
     /// A new buffer with unspecified contents.
@@ -227,8 +247,9 @@ impl AllocatorObject {
 
     /// Gives free memory back to the driver until `keep` bytes lie free. Returns the bytes that
     /// went.
-    #[pyo3(signature = (keep=0))]
-    fn trim(&self, py: Python<'_>, keep: u64) -> PyResult<u64> {
+    #[pyo3(signature = (keep=None), text_signature = "($self, keep=0)")]
+    fn trim(&self, py: Python<'_>, keep: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
+        let keep = arguments::optional(keep, "keep is a number of bytes")?.unwrap_or(0);
         py.detach(|| {
             self.0.device.check_process()?;
             self.0.allocator.trim(keep)
@@ -239,6 +260,12 @@ impl AllocatorObject {
     fn __repr__(&self) -> String {
         format!("Allocator('{}', policy='{}')", self.0.device.name, self.policy())
     }
+}
+
+/// The bytes of a budget, which is a text such as `20GiB`.
+#[pyfunction]
+pub(crate) fn parse_bytes(text: &str) -> PyResult<u64> {
+    arguments::bytes(text)
 }
 
 /// The page about a snapshot, which is the text of a JSON object.

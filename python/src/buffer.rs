@@ -1,17 +1,18 @@
 //! Buffers: the elements of an array in a device's memory.
 
 use crate::allocator::Pool;
+use crate::arguments;
+use crate::copies::{self, End};
 use crate::device::{Device, State, state};
 use crate::dlpack;
 use crate::dtype;
 use crate::errors::{Class, invalid, raise};
-use crate::host::HostMemory;
-use crate::layout::{self, Layout};
+use crate::layout::Layout;
 use crate::memory::Block;
 use leasehold_core::sync::{Arc, Mutex};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyDict, PyTuple, PyType};
+use pyo3::types::{PyBytes, PyDict, PyMemoryView, PyTuple, PyType};
 
 /// The memory of a buffer and its views, until it is freed.
 struct Memory {
@@ -68,7 +69,7 @@ pub(crate) fn of_block(
 fn dense(shape: Vec<i64>, dtype: Option<&Bound<'_, PyAny>>) -> PyResult<Layout> {
     let dtype = match dtype {
         Some(dtype) => dtype::parse(dtype)?,
-        None => dtype::of_dlpack(1, 8).ok_or_else(|| invalid("no bytes"))?,
+        None => dtype::byte(),
     };
     Layout::dense(dtype, shape, 0)
 }
@@ -83,7 +84,7 @@ fn block_for<'py>(
     shape: &Bound<'py, PyAny>,
     dtype: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<(Arc<Block>, Layout)> {
-    let layout = dense(layout::shape(shape)?, dtype)?;
+    let layout = dense(arguments::shape(shape)?, dtype)?;
     Ok((allocate(shape.py(), pool, layout.bytes())?, layout))
 }
 
@@ -111,22 +112,21 @@ pub(crate) fn upload<'py>(
     pool: &Arc<Pool>,
     array: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let py = array.py();
-    if let Ok(buffer) = array.cast::<Base>() {
-        let (block, layout) = buffer.get().dense_copy(py, pool)?;
-        return of_block(py, block, layout);
-    }
-    let host = HostMemory::of(array, false)?;
-    let byte = dtype::of_dlpack(1, 8).ok_or_else(|| invalid("no bytes"))?;
-    let mut layout = Layout::dense(host.dtype().unwrap_or(byte), host.shape(), 0)?;
-    if layout.bytes() != host.bytes() {
-        // Elements without a name here go as bytes.
-        layout = Layout::dense(byte, vec![host.bytes() as i64], 0)?;
-    }
-    let block = allocate(py, pool, layout.bytes())?;
-    // SAFETY: the object's memory has so many bytes and stays in place as long as `host`.
-    unsafe { block.write(py, (0, layout.bytes()), host.address()) }.map_err(raise)?;
+    copied(array.py(), pool, &End::of(array, false)?)
+}
+
+/// A new buffer with the elements of an end.
+fn copied<'py>(py: Python<'py>, pool: &Arc<Pool>, from: &End<'py>) -> PyResult<Bound<'py, PyAny>> {
+    let (block, layout) = dense_copy(py, pool, from)?;
     of_block(py, block, layout)
+}
+
+/// New memory with the elements of an end.
+fn dense_copy(py: Python<'_>, pool: &Arc<Pool>, from: &End<'_>) -> PyResult<(Arc<Block>, Layout)> {
+    let layout = from.dense()?;
+    let block = allocate(py, pool, layout.bytes())?;
+    copies::copy(py, &End::Block(block.clone(), layout.clone()), from)?;
+    Ok((block, layout))
 }
 
 impl Base {
@@ -141,44 +141,19 @@ impl Base {
         &self.memory.device
     }
 
-    /// The memory and the bytes of the elements, which have no gaps.
-    fn range(&self) -> PyResult<(Arc<Block>, (u64, u64))> {
-        let (block, layout) = self.parts()?;
-        Ok((block, layout.range()?))
-    }
-
     /// A copy in new memory of an allocator.
     pub(crate) fn dense_copy(
         &self,
         py: Python<'_>,
         pool: &Arc<Pool>,
     ) -> PyResult<(Arc<Block>, Layout)> {
-        let (from, (at, bytes)) = self.range()?;
-        let to = allocate(py, pool, bytes)?;
-        to.copy(py, (0, bytes), &from, at).map_err(raise)?;
-        let layout = Layout::dense(self.layout.dtype, self.layout.shape.clone(), 0)?;
-        Ok((to, layout))
+        dense_copy(py, pool, &self.end()?)
     }
 
-    fn check_same(&self, other: dtype::DType, bytes: (u64, u64)) -> PyResult<()> {
-        if bytes.0 != bytes.1 {
-            let (ours, theirs) = bytes;
-            return Err(invalid(format!("a copy between {ours} and {theirs} bytes")));
-        }
-        let own = self.layout.dtype;
-        if own != other && own.name != "uint8" && other.name != "uint8" {
-            return Err(invalid(format!(
-                "a copy between {} and {}; take a view as uint8 to copy the bytes as they are",
-                own.name, other.name
-            )));
-        }
-        Ok(())
-    }
-}
-
-impl PartialEq for dtype::Row {
-    fn eq(&self, other: &Self) -> bool {
-        self.name == other.name
+    /// The elements as an end of a copy.
+    fn end<'py>(&self) -> PyResult<End<'py>> {
+        let (block, layout) = self.parts()?;
+        End::new(block, layout)
     }
 }
 
@@ -267,27 +242,30 @@ impl Base {
     }
 
     #[setter]
-    fn set_name(&self, name: &str) -> PyResult<()> {
-        self.parts()?.0.set_name(name);
+    fn set_name(&self, name: &Bound<'_, PyAny>) -> PyResult<()> {
+        let name: String = arguments::value(name, "a name is a text")?;
+        self.parts()?.0.set_name(&name);
         Ok(())
     }
 
     /// The same memory, or a part of it from `offset` bytes on, as another type or shape.
-    #[pyo3(signature = (dtype=None, shape=None, *, offset=0))]
+    #[pyo3(signature = (dtype=None, shape=None, *, offset=None))]
     fn view<'py>(
         &self,
         py: Python<'py>,
         dtype: Option<&Bound<'py, PyAny>>,
         shape: Option<&Bound<'py, PyAny>>,
-        offset: u64,
+        offset: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let (at, bytes) = self.range()?.1;
+        let offset = arguments::optional(offset, "an offset is a number of bytes")?.unwrap_or(0);
+        let (_, layout) = self.parts()?;
+        let (at, bytes) = layout.range()?;
         let dtype = dtype.map_or(Ok(self.layout.dtype), dtype::parse)?;
         let left = bytes.checked_sub(offset);
         let left =
             left.ok_or_else(|| invalid(format!("an offset of {offset} in {bytes} bytes")))?;
         let shape = match shape {
-            Some(shape) => layout::shape(shape)?,
+            Some(shape) => arguments::shape(shape)?,
             None if left.is_multiple_of(dtype.size as u64) => vec![left as i64 / dtype.size],
             None => {
                 return Err(invalid(format!(
@@ -311,57 +289,35 @@ impl Base {
 
     /// Sets every element to a number.
     fn fill(&self, value: &Bound<'_, PyAny>) -> PyResult<()> {
-        let pattern = self.layout.dtype.pack(value)?;
-        let (block, range) = self.range()?;
-        block.fill(value.py(), range, &pattern).map_err(raise)
+        let py = value.py();
+        let element = self.layout.dtype.pack(value)?;
+        match self.end()? {
+            End::Block(block, layout) => block.fill(py, layout.range()?, &element).map_err(raise),
+            End::Host(array) => array.fill(py, &element),
+        }
     }
 
-    /// Copies from another buffer, a NumPy array or any object with the buffer protocol.
+    /// Copies from another buffer, or another library's array.
     fn copy_from(&self, source: &Bound<'_, PyAny>) -> PyResult<()> {
-        let py = source.py();
-        let (block, range) = self.range()?;
-        if let Ok(other) = source.cast::<Base>() {
-            let (from, (at, bytes)) = other.get().range()?;
-            self.check_same(other.get().layout.dtype, (range.1, bytes))?;
-            return block.copy(py, range, &from, at).map_err(raise);
-        }
-        let host = HostMemory::of(source, false)?;
-        self.check_same(host.dtype().unwrap_or(self.layout.dtype), (range.1, host.bytes()))?;
-        // SAFETY: the object's memory has so many bytes and stays in place as long as `host`.
-        unsafe { block.write(py, range, host.address()) }.map_err(raise)
+        copies::copy(source.py(), &self.end()?, &End::of(source, false)?)
     }
 
-    /// Copies to another buffer, a NumPy array or any writable object with the buffer protocol.
+    /// Copies to another buffer, or another library's array.
     fn copy_to(&self, target: &Bound<'_, PyAny>) -> PyResult<()> {
-        let py = target.py();
-        let (block, (at, bytes)) = self.range()?;
-        if let Ok(other) = target.cast::<Base>() {
-            let (to, range) = other.get().range()?;
-            self.check_same(other.get().layout.dtype, (bytes, range.1))?;
-            return to.copy(py, range, &block, at).map_err(raise);
-        }
-        let host = HostMemory::of(target, true)?;
-        self.check_same(host.dtype().unwrap_or(self.layout.dtype), (bytes, host.bytes()))?;
-        // SAFETY: the object's memory has so many bytes and stays in place as long as `host`.
-        unsafe { block.read(py, (at, bytes), host.address()) }.map_err(raise)
+        copies::copy(target.py(), &End::of(target, true)?, &self.end()?)
     }
 
-    /// The bytes of all elements.
+    /// The bytes of all elements, in the order of the dimensions.
     fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let (block, range) = self.range()?;
-        PyBytes::new_with(py, range.1 as usize, |to| {
-            // SAFETY: the new object has so many bytes and is nobody else's yet.
-            unsafe { block.read(py, range, to.as_mut_ptr()) }.map_err(raise)
-        })
+        copies::bytes(py, &self.end()?)
     }
 
-    /// A copy on a device: a `Device` or its name.
+    /// A copy on a device, without gaps: a `Device` or its name.
     fn to<'py>(&self, device: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = device.py();
         let device = state(device)?;
         let pool = py.detach(|| device.main()).map_err(raise)?;
-        let (block, layout) = self.dense_copy(py, &pool)?;
-        of_block(py, block, layout)
+        copied(py, &pool, &self.end()?)
     }
 
     /// Frees the memory, of views too. Device memory is reused once the work that uses it is over.
@@ -397,7 +353,7 @@ impl Base {
 
     fn __len__(&self) -> PyResult<usize> {
         let first = self.layout.shape.first();
-        let no_length = || pyo3::exceptions::PyTypeError::new_err("a buffer of no dimensions");
+        let no_length = || Class::ArgumentType.error("a buffer of no dimensions has no length");
         first.map(|&n| n as usize).ok_or_else(no_length)
     }
 
@@ -423,13 +379,37 @@ impl Base {
     fn __dlpack__<'py>(
         &self,
         py: Python<'py>,
-        stream: Option<i128>,
-        max_version: Option<(u32, u32)>,
-        dl_device: Option<(i32, i32)>,
-        copy: Option<bool>,
+        stream: Option<&Bound<'py, PyAny>>,
+        max_version: Option<&Bound<'py, PyAny>>,
+        dl_device: Option<&Bound<'py, PyAny>>,
+        copy: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let request = dlpack::Request { stream, max_version, device: dl_device, copy };
+        let request = dlpack::Request {
+            stream: arguments::optional(stream, "a stream is a number")?,
+            max_version: arguments::optional(max_version, "a version is two numbers")?,
+            device: arguments::optional(dl_device, "a device of DLPack is two numbers")?,
+            copy: arguments::optional(copy, "copy is True, False or None")?,
+        };
         dlpack::export(py, self, &request)
+    }
+
+    /// The elements as a NumPy array. NumPy calls this where it gets no memory by the buffer
+    /// protocol, so it mostly says why.
+    #[pyo3(signature = (dtype=None, copy=None))]
+    fn __array__<'py>(
+        slf: &Bound<'py, Self>,
+        dtype: Option<&Bound<'py, PyAny>>,
+        copy: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = slf.py();
+        let view = PyMemoryView::from(slf.as_any())?;
+        let arguments = PyDict::new(py);
+        arguments.set_item("dtype", dtype)?;
+        let make = if copy.is_some() { "array" } else { "asarray" };
+        if let Some(copy) = copy {
+            arguments.set_item("copy", copy)?;
+        }
+        py.import("numpy")?.call_method(make, (view,), Some(&arguments))
     }
 
     /// The CUDA array interface, version 3. The memory then lives as long as the buffer: it cannot

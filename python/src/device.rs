@@ -1,10 +1,11 @@
 //! Devices: one state for each in the process, shared by all Python objects that name it.
 
 use crate::allocator::{AllocatorObject, Pool};
+use crate::arguments;
 use crate::buffer;
 use crate::errors::{Class, raise};
 use leasehold::cuda::{self, ExternalManager, ExternalStream};
-use leasehold::{BackendKind, Context, Error, Result, Runtime};
+use leasehold::{BackendKind, Context, DeviceId, Error, Result, Runtime};
 use leasehold_alloc::{On, Policy};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{TimelineSource, Timepoint};
@@ -57,16 +58,20 @@ impl State {
     pub(crate) fn open(name: &str) -> Result<Arc<Self>> {
         let (context, plain) = context(name)?;
         let simulated = plain.len() < name.len();
-        let id = context.device_id(plain)?;
+        let kinds: &[BackendKind] = match simulated {
+            true => &[BackendKind::Cuda],
+            false => &[BackendKind::Cpu, BackendKind::Cuda],
+        };
+        let known = |kind: &BackendKind| format!("{}{kind}:0", if simulated { "sim-" } else { "" });
+        let id = DeviceId::parse_among(plain, kinds).map_err(|_| {
+            let known = kinds.iter().map(known).collect::<Vec<_>>().join(", ");
+            Error::invalid(format!("{name:?} is no device; the first of each kind are {known}"))
+        })?;
         let name = format!("{}{id}", if simulated { "sim-" } else { "" });
         if let Some(open) = OPEN.lock().get(&name) {
             return Ok(open.clone());
         }
-        let host = match id.backend {
-            BackendKind::Cpu => true,
-            BackendKind::Cuda => false,
-            _ => return Err(Error::Unsupported(format!("{name} has no memory for Python").into())),
-        };
+        let host = id.backend == BackendKind::Cpu;
         let made = Arc::new(Self {
             runtime: context.runtime(id)?,
             name: name.clone(),
@@ -252,7 +257,7 @@ pub(crate) fn state(of: &Bound<'_, PyAny>) -> PyResult<Arc<State>> {
     if let Ok(device) = of.cast::<Device>() {
         return Ok(device.get().0.clone());
     }
-    let name: String = of.extract()?;
+    let name: String = arguments::value(of, "a device is a Device or its name")?;
     of.py().detach(|| State::open(&name)).map_err(raise)
 }
 
@@ -299,7 +304,9 @@ impl Device {
 
     /// Waits for all work of the device, for a limited time if one is given.
     #[pyo3(signature = (timeout=None))]
-    fn synchronize(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+    fn synchronize(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let timeout: Option<f64> =
+            arguments::optional(timeout, "a timeout is a number of seconds")?;
         let timeout = timeout.map(Duration::try_from_secs_f64).transpose();
         let timeout = timeout.map_err(|e| Class::InvalidArgument.error(e.to_string()))?;
         py.detach(|| {

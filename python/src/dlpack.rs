@@ -2,6 +2,7 @@
 //!
 //! A tensor that is exported keeps its block. The consumer calls its deleter, on any thread.
 
+use crate::arguments;
 use crate::buffer::{self, Base};
 use crate::device::{DL_CPU, State, state};
 use crate::dtype;
@@ -467,14 +468,20 @@ fn own_stream(device: &State) -> leasehold::Result<Option<u64>> {
 pub(crate) fn from_dlpack<'py>(
     x: &Bound<'py, PyAny>,
     device: Option<&Bound<'py, PyAny>>,
-    copy: Option<bool>,
+    copy: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = x.py();
+    let copy = arguments::optional(copy, "copy is True, False or None")?;
     let target = device.map(state).transpose()?;
     let found = if let Ok(capsule) = x.cast::<PyCapsule>() {
         of_capsule(capsule)?
     } else {
-        let (kind, ordinal): (i32, i32) = x.call_method0("__dlpack_device__")?.extract()?;
+        if !x.hasattr("__dlpack_device__")? {
+            let kind = x.get_type();
+            return Err(Class::ArgumentType.error(format!("{kind} has no __dlpack_device__")));
+        }
+        let numbers = x.call_method0("__dlpack_device__")?;
+        let (kind, ordinal) = arguments::value(&numbers, "a device of DLPack is two numbers")?;
         let source = py.detach(|| State::of_dlpack(kind, ordinal)).map_err(raise)?;
         let stream = py.detach(|| own_stream(&source)).map_err(raise)?;
         let arguments = PyDict::new(py);
@@ -491,7 +498,10 @@ pub(crate) fn from_dlpack<'py>(
             }
             other => other?,
         };
-        of_capsule(capsule.cast::<PyCapsule>()?)?
+        let Ok(capsule) = capsule.cast::<PyCapsule>() else {
+            return Err(Class::ArgumentType.error("__dlpack__ returned no capsule"));
+        };
+        of_capsule(capsule)?
     };
     let base = found.cast::<Base>()?;
     let moves = target.as_ref().is_some_and(|to| !Arc::ptr_eq(to, base.get().state()));

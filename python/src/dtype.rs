@@ -1,10 +1,11 @@
 //! Types of elements: their names, and what DLPack, the buffer protocol and the array interface
 //! call them.
 
-use crate::errors::invalid;
+use crate::arguments;
+use crate::errors::{Class, invalid};
 use half::{bf16, f16};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyString};
+use pyo3::types::PyString;
 use std::ffi::CStr;
 
 /// The kinds of DLPack (`DLDataTypeCode`).
@@ -77,24 +78,34 @@ pub(crate) fn of_dlpack(code: u8, bits: u8) -> Option<DType> {
     find(|row| row.code == code && row.size * 8 == i64::from(bits))
 }
 
-/// The type of a format of the buffer protocol; `None` for bytes without a meaning, and for types
-/// that have no name here.
-pub(crate) fn of_format(format: &[u8], size: i64) -> Option<DType> {
-    let bare = match format {
-        // Another order of bytes than this machine's.
-        [b'>' | b'!', ..] if size > 1 => return None,
-        [b'@' | b'=' | b'<' | b'>' | b'!', rest @ ..] => rest,
-        all => all,
+/// The type of a format of the buffer protocol, and whether its bytes have another order than this
+/// machine's. `None` for what has no type here: objects, records, text, times, pointers.
+pub(crate) fn of_format(format: &[u8], size: i64) -> Option<(DType, bool)> {
+    let (order, bare) = match format {
+        [order @ (b'@' | b'=' | b'<' | b'>' | b'!'), rest @ ..] => (*order, rest),
+        all => (b'@', all),
     };
     let code = match bare {
         b"?" => BOOL,
         b"b" | b"h" | b"i" | b"l" | b"q" | b"n" => INT,
-        b"B" | b"H" | b"I" | b"L" | b"Q" | b"N" => UINT,
+        // A `char` is a byte.
+        b"c" | b"B" | b"H" | b"I" | b"L" | b"Q" | b"N" => UINT,
         b"e" | b"f" | b"d" => FLOAT,
         b"Zf" | b"Zd" => COMPLEX,
         _ => return None,
     };
-    find(|row| row.code == code && row.size == size)
+    let dtype = find(|row| row.code == code && row.size == size)?;
+    Some((dtype, size > 1 && matches!(order, b'>' | b'!')))
+}
+
+/// A type that NumPy has through other packages alone, by its name.
+pub(crate) fn of_extension(name: &str) -> Option<DType> {
+    find(|row| row.format.is_none() && row.name == name)
+}
+
+/// Bytes without a meaning.
+pub(crate) fn byte() -> DType {
+    &ROWS[5]
 }
 
 /// The type that a Python object names: a name, or a type of NumPy's or PyTorch's.
@@ -113,43 +124,82 @@ pub(crate) fn parse(of: &Bound<'_, PyAny>) -> PyResult<DType> {
     })
 }
 
+impl PartialEq for Row {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
 impl Row {
+    /// Bytes of a number: an element, or a part of a complex one.
+    pub(crate) fn part(&self) -> usize {
+        if self.code == COMPLEX { self.size as usize / 2 } else { self.size as usize }
+    }
+
     /// The bytes of a Python number as an element.
     pub(crate) fn pack(&self, value: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
-        let py = value.py();
-        let float = |value: Bound<'_, PyAny>| value.extract::<f64>();
+        let what = format!("a value for elements of {}", self.name);
+        let refuse = || invalid(format!("{what}: it does not fit"));
         match self.code {
-            BOOL => Ok(vec![u8::from(value.is_truthy()?)]),
-            INT | UINT => {
-                let number = py.import("operator")?.call_method1("index", (value,))?;
-                let signed = PyDict::new(py);
-                signed.set_item("signed", self.code == INT)?;
-                let bytes = number.call_method("to_bytes", (self.size, "little"), Some(&signed));
-                Ok(bytes?.cast_into::<PyBytes>()?.as_bytes().to_vec())
+            BOOL => {
+                let truth = value.is_truthy()?;
+                if value.eq(truth)? { Ok(vec![u8::from(truth)]) } else { Err(refuse()) }
+            }
+            INT => {
+                let number: i64 = arguments::value(value, &what)?;
+                let unused = 64 - 8 * self.size as u32;
+                let fits = number << unused >> unused == number;
+                self.low_bytes(number as u64, fits).ok_or_else(refuse)
+            }
+            UINT => {
+                let number: u64 = arguments::value(value, &what)?;
+                let unused = 64 - 8 * self.size as u32;
+                let fits = number << unused >> unused == number;
+                self.low_bytes(number, fits).ok_or_else(refuse)
             }
             FLOAT | BFLOAT => {
-                let x = float(value.clone())?;
-                Ok(match (self.code, self.size) {
-                    (BFLOAT, _) => bf16::from_f64(x).to_le_bytes().to_vec(),
-                    (_, 2) => f16::from_f64(x).to_le_bytes().to_vec(),
-                    (_, 4) => (x as f32).to_le_bytes().to_vec(),
-                    _ => x.to_le_bytes().to_vec(),
-                })
+                // NumPy's complex numbers turn into real ones, with a warning.
+                let imaginary = value.getattr("imag");
+                if imaginary.and_then(|part| part.ne(0)).unwrap_or(false) {
+                    return Err(Class::ArgumentType.error(format!("{what}: it is complex")));
+                }
+                self.float(arguments::value(value, &what)?).ok_or_else(refuse)
             }
             COMPLEX => {
-                let parts = [float(value.getattr("real")?)?, float(value.getattr("imag")?)?];
-                Ok(parts
-                    .into_iter()
-                    .flat_map(|x| match self.size {
-                        8 => (x as f32).to_le_bytes().to_vec(),
-                        _ => x.to_le_bytes().to_vec(),
-                    })
-                    .collect())
+                let part = |name| {
+                    let part = value.getattr(name).map_err(|error| {
+                        let own = Class::ArgumentType.error(format!("{what}: it is no number"));
+                        arguments::because(value.py(), own, error)
+                    })?;
+                    self.float(arguments::value(&part, &what)?).ok_or_else(refuse)
+                };
+                Ok([part("real")?, part("imag")?].concat())
             }
             _ => Err(invalid(format!(
                 "no number is turned into {}; fill a view as uint8",
                 self.name
             ))),
         }
+    }
+
+    fn low_bytes(&self, number: u64, fits: bool) -> Option<Vec<u8>> {
+        fits.then(|| number.to_le_bytes()[..self.size as usize].to_vec())
+    }
+
+    /// The bytes of a number, unless it is beyond the type's greatest.
+    fn float(&self, x: f64) -> Option<Vec<u8>> {
+        let (bytes, is_finite) = match (self.code, self.part()) {
+            (BFLOAT, _) => {
+                let x = bf16::from_f64(x);
+                (x.to_le_bytes().to_vec(), x.is_finite())
+            }
+            (_, 2) => {
+                let x = f16::from_f64(x);
+                (x.to_le_bytes().to_vec(), x.is_finite())
+            }
+            (_, 4) => ((x as f32).to_le_bytes().to_vec(), (x as f32).is_finite()),
+            _ => (x.to_le_bytes().to_vec(), x.is_finite()),
+        };
+        (is_finite || !x.is_finite()).then_some(bytes)
     }
 }

@@ -8,6 +8,7 @@ use pyo3::types::PyType;
 #[derive(Clone, Copy)]
 pub(crate) enum Class {
     InvalidArgument,
+    ArgumentType,
     InvalidState,
     Freed,
     Export,
@@ -24,6 +25,7 @@ impl Class {
     fn name(self) -> &'static str {
         match self {
             Class::InvalidArgument => "InvalidArgumentError",
+            Class::ArgumentType => "ArgumentTypeError",
             Class::InvalidState => "InvalidStateError",
             Class::Freed => "FreedError",
             Class::Export => "ExportError",
@@ -64,6 +66,14 @@ impl Class {
                 Err(error) => error,
             }
         })
+    }
+}
+
+impl Class {
+    /// Whether an exception is the package's own.
+    pub(crate) fn is_own(py: Python<'_>, error: &PyErr) -> bool {
+        let base = py.import("leasehold._errors").and_then(|m| m.getattr("Error"));
+        base.is_ok_and(|base| error.is_instance(py, &base))
     }
 }
 

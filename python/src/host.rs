@@ -4,10 +4,12 @@
 //! The stable ABI has the protocol since Python 3.11. Earlier versions export the same functions
 //! and take the same slots, with the same struct, so the declarations here are enough for 3.9.
 
+use crate::arguments::because;
 use crate::buffer::Base;
 use crate::dtype::{self, DType};
-use crate::errors::Class;
-use crate::layout::Layout;
+use crate::errors::{Class, invalid};
+use crate::grid::Grid;
+use crate::layout::{self, Layout, MOST_DIMENSIONS};
 use crate::memory::Block;
 use leasehold_core::sync::Arc;
 use pyo3::ffi;
@@ -47,17 +49,33 @@ const F_CONTIGUOUS: c_int = 0x40 | STRIDES;
 const ANY_CONTIGUOUS: c_int = 0x80 | STRIDES;
 const GETBUFFER: c_int = 1;
 const RELEASEBUFFER: c_int = 2;
+const FREE: c_int = 74;
 
-/// The memory of another Python object, without gaps between its elements. The object keeps it in
-/// place until this is dropped.
-pub(crate) struct HostMemory<'py> {
+/// A request for the memory of another Python object, which keeps it in place until this is
+/// dropped.
+pub(crate) struct Request<'py> {
     // On the heap: some exporters point into it.
     buffer: Box<PyBuffer>,
     _attached: PhantomData<Python<'py>>,
 }
 
-impl<'py> HostMemory<'py> {
+impl<'py> Request<'py> {
+    /// Asks for elements at any strides.
+    ///
+    /// # Errors
+    /// `InvalidArgumentError` if the memory was to be writable and is not. Else the object's own.
     pub(crate) fn of(object: &Bound<'py, PyAny>, writable: bool) -> PyResult<Self> {
+        let flags = STRIDES | FORMAT;
+        if !writable {
+            return Self::new(object, flags);
+        }
+        Self::new(object, flags | WRITABLE).map_err(|error| match Self::new(object, flags) {
+            Ok(_) => because(object.py(), invalid("the target is read-only"), error),
+            Err(_) => error,
+        })
+    }
+
+    fn new(object: &Bound<'py, PyAny>, flags: c_int) -> PyResult<Self> {
         let mut buffer = Box::new(PyBuffer {
             buf: std::ptr::null_mut(),
             obj: std::ptr::null_mut(),
@@ -71,7 +89,6 @@ impl<'py> HostMemory<'py> {
             suboffsets: std::ptr::null_mut(),
             internal: std::ptr::null_mut(),
         });
-        let flags = C_CONTIGUOUS | FORMAT | if writable { WRITABLE } else { 0 };
         // SAFETY: the object is alive and the struct is as CPython has it.
         if unsafe { PyObject_GetBuffer(object.as_ptr(), &raw mut *buffer, flags) } != 0 {
             return Err(PyErr::fetch(object.py()));
@@ -79,39 +96,133 @@ impl<'py> HostMemory<'py> {
         Ok(Self { buffer, _attached: PhantomData })
     }
 
-    pub(crate) fn address(&self) -> *mut u8 {
-        self.buffer.buf.cast()
-    }
-
-    pub(crate) fn bytes(&self) -> u64 {
-        self.buffer.len as u64
-    }
-
-    /// The type of the elements, if it has a name here.
-    pub(crate) fn dtype(&self) -> Option<DType> {
+    fn format(&self) -> &[u8] {
         if self.buffer.format.is_null() {
-            return None;
+            return b"B";
         }
         // SAFETY: the exporter's format is a C string that lives as long as the request.
-        let format = unsafe { CStr::from_ptr(self.buffer.format) };
-        dtype::of_format(format.to_bytes(), self.buffer.itemsize as i64)
+        unsafe { CStr::from_ptr(self.buffer.format) }.to_bytes()
     }
 
-    pub(crate) fn shape(&self) -> Vec<i64> {
-        if self.buffer.shape.is_null() || self.buffer.ndim <= 0 {
-            return Vec::new();
+    /// A list of the exporter's with a number for each dimension.
+    fn list(&self, of: *const isize) -> Option<Vec<i64>> {
+        let count = usize::try_from(self.buffer.ndim).ok()?;
+        match count {
+            0 => Some(Vec::new()),
+            _ if of.is_null() || count > MOST_DIMENSIONS => None,
+            // SAFETY: the exporter filled a list of so many dimensions, as was asked for.
+            _ => Some(
+                unsafe { std::slice::from_raw_parts(of, count) }
+                    .iter()
+                    .map(|&n| n as i64)
+                    .collect(),
+            ),
         }
-        // SAFETY: the exporter filled the shape of so many dimensions, as was asked for.
-        let shape =
-            unsafe { std::slice::from_raw_parts(self.buffer.shape, self.buffer.ndim as usize) };
-        shape.iter().map(|&n| n as i64).collect()
     }
 }
 
-impl Drop for HostMemory<'_> {
+impl Drop for Request<'_> {
     fn drop(&mut self) {
         // SAFETY: the struct was filled once and is released once, on a thread that is attached.
         unsafe { PyBuffer_Release(&raw mut *self.buffer) };
+    }
+}
+
+/// Elements in host memory, at any strides.
+pub(crate) struct HostArray<'py> {
+    pub(crate) grid: Grid,
+    pub(crate) dtype: DType,
+    /// Whether the bytes of a number have another order than this machine's.
+    pub(crate) swapped: bool,
+    pub(crate) read_only: bool,
+    _keeper: Keeper<'py>,
+}
+
+/// What keeps the memory in place.
+enum Keeper<'py> {
+    Request { _request: Request<'py> },
+    Block { _block: Arc<Block> },
+}
+
+impl<'py> HostArray<'py> {
+    /// The elements of a request's memory.
+    ///
+    /// # Errors
+    /// `ArgumentTypeError` for elements without a type here.
+    pub(crate) fn new(request: Request<'py>) -> PyResult<Self> {
+        let (format, size) = (request.format(), request.buffer.itemsize as i64);
+        let Some((dtype, swapped)) = dtype::of_format(format, size) else {
+            let cure = if format.contains(&b'O') {
+                "Python objects have no bytes that other memory could hold"
+            } else {
+                "take one field of numbers, or a view as uint8 for the bytes as they are"
+            };
+            return Err(Class::ArgumentType.error(format!(
+                "elements of the format {:?}, of {size} bytes, have no type here; {cure}",
+                String::from_utf8_lossy(format)
+            )));
+        };
+        let no_grid = || Class::Export.error("the array's memory is no grid of elements");
+        if !request.buffer.suboffsets.is_null() {
+            return Err(no_grid());
+        }
+        let shape = request.list(request.buffer.shape).filter(|s| s.iter().all(|&n| n >= 0));
+        let shape = shape.ok_or_else(no_grid)?;
+        let strides = match request.buffer.strides {
+            // Some exporters say so that there are no gaps, as if none had been asked for.
+            strides if strides.is_null() => Layout::dense(dtype, shape.clone(), 0)?.byte_strides(),
+            strides => request.list(strides).ok_or_else(no_grid)?,
+        };
+        layout::elements(&shape, dtype)?;
+        let grid = Grid { first: request.buffer.buf.cast(), shape, strides, size };
+        let read_only = request.buffer.readonly != 0;
+        let keeper = Keeper::Request { _request: request };
+        Ok(Self { grid, dtype, swapped, read_only, _keeper: keeper })
+    }
+
+    /// The elements of a block of host memory.
+    pub(crate) fn of_block(block: Arc<Block>, layout: Layout) -> Self {
+        let grid = Grid {
+            first: block.host_address(layout.offset),
+            strides: layout.byte_strides(),
+            shape: layout.shape,
+            size: layout.dtype.size,
+        };
+        let read_only = block.read_only;
+        let keeper = Keeper::Block { _block: block };
+        Self { grid, dtype: layout.dtype, swapped: false, read_only, _keeper: keeper }
+    }
+
+    /// Whether the bytes are those of elements without gaps, in this machine's order.
+    pub(crate) fn is_plain(&self) -> bool {
+        !self.swapped && self.grid.is_dense()
+    }
+
+    fn check_writable(&self) -> PyResult<()> {
+        if self.read_only {
+            return Err(invalid("the memory is read-only and cannot be written"));
+        }
+        Ok(())
+    }
+
+    /// Checks that each element can be written on its own.
+    pub(crate) fn check_target(&self) -> PyResult<()> {
+        self.check_writable()?;
+        if self.grid.may_overlap() {
+            return Err(invalid(
+                "elements of the target share memory; copy to an array of its own",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Sets every element, whose bytes are in this machine's order.
+    pub(crate) fn fill(&self, _: Python<'_>, element: &[u8]) -> PyResult<()> {
+        self.check_writable()?;
+        assert_eq!(element.len() as i64, self.grid.size);
+        // SAFETY: the memory stays in place as long as this, and the thread is attached.
+        unsafe { self.grid.fill(element) };
+        Ok(())
     }
 }
 
@@ -137,7 +248,7 @@ unsafe fn lend(of: *mut ffi::PyObject, to: *mut PyBuffer, flags: c_int) -> PyRes
     let no = |text: String| Err(Class::Export.error(text));
     if !block.device.host {
         return no(format!(
-            "the memory of {} is not the host's; use copy_to, tobytes or DLPack",
+            "the memory of {} is not the host's; use tobytes, copy_to, DLPack, or to(\"cpu:0\")",
             block.device.name
         ));
     }
@@ -156,14 +267,17 @@ unsafe fn lend(of: *mut ffi::PyObject, to: *mut PyBuffer, flags: c_int) -> PyRes
         true
     };
     if !fits {
-        return no("the elements have gaps between them".to_owned());
+        return no("the elements have gaps between them, and none were asked for".to_owned());
     }
     let format = match (asks(FORMAT), layout.dtype.format) {
         (false, _) => std::ptr::null(),
         (true, Some(format)) => format.as_ptr(),
         (true, None) => {
             let name = layout.dtype.name;
-            return no(format!("{name} has no format here; take a view of another type"));
+            let bits = layout.dtype.size * 8;
+            return no(format!(
+                "{name} has no format here; use tobytes, DLPack, or view(\"uint{bits}\")"
+            ));
         }
     };
     let address = block.host_address(layout.offset);
@@ -217,11 +331,30 @@ unsafe extern "C" fn release_buffer(_: *mut ffi::PyObject, of: *mut PyBuffer) {
     lent.block.end_export();
 }
 
+/// The slot `tp_free`. No other type has this function, so CPython refuses to change an instance's
+/// class. Another class would not be told of the end of a request that lives.
+///
+/// # Safety
+/// - As CPython calls it.
+unsafe extern "C" fn free(object: *mut c_void) {
+    // SAFETY: an object of a type with garbage collection has its allocator, all others have the
+    // plain one. The type outlives the object.
+    unsafe {
+        let flags = ffi::PyType_GetFlags(ffi::Py_TYPE(object.cast()));
+        if flags & ffi::Py_TPFLAGS_HAVE_GC == 0 {
+            ffi::PyObject_Free(object);
+        } else {
+            ffi::PyObject_GC_Del(object);
+        }
+    }
+}
+
 /// The type `Buffer`: [`Base`] with the two slots of the protocol.
 pub(crate) fn buffer_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
     let mut slots = [
         ffi::PyType_Slot { slot: GETBUFFER, pfunc: get_buffer as *mut c_void },
         ffi::PyType_Slot { slot: RELEASEBUFFER, pfunc: release_buffer as *mut c_void },
+        ffi::PyType_Slot { slot: FREE, pfunc: free as *mut c_void },
         ffi::PyType_Slot { slot: 0, pfunc: std::ptr::null_mut() },
     ];
     let mut spec = ffi::PyType_Spec {

@@ -18,21 +18,6 @@ pub(crate) struct Layout {
     pub(crate) offset: u64,
 }
 
-/// The shape that a Python object names: a number or a sequence of numbers.
-pub(crate) fn shape(of: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
-    let shape: Vec<i64> = match of.extract::<i64>() {
-        Ok(one) => vec![one],
-        Err(_) => of.extract()?,
-    };
-    if let Some(negative) = shape.iter().find(|&&n| n < 0) {
-        return Err(invalid(format!("a dimension of {negative} elements")));
-    }
-    if shape.len() > MOST_DIMENSIONS {
-        return Err(invalid(format!("{} dimensions; {MOST_DIMENSIONS} is the most", shape.len())));
-    }
-    Ok(shape)
-}
-
 /// The number of elements of a shape, if a number counts their bytes.
 pub(crate) fn elements(shape: &[i64], dtype: DType) -> PyResult<i64> {
     // An empty dimension makes the others irrelevant.
@@ -100,7 +85,15 @@ impl Layout {
         if self.is_dense() {
             Ok((self.offset, self.bytes()))
         } else {
-            Err(invalid("the elements have gaps between them; copy them through NumPy or PyTorch"))
+            Err(invalid("the elements have gaps between them; let their library copy them first"))
+        }
+    }
+
+    /// The shape as Python writes it, for messages.
+    pub(crate) fn shown(shape: &[i64]) -> String {
+        match shape {
+            [one] => format!("({one},)"),
+            _ => format!("({})", shape.iter().map(i64::to_string).collect::<Vec<_>>().join(", ")),
         }
     }
 }

@@ -6,14 +6,18 @@
 //! # Modules
 //! `device`, `allocator` and `buffer` are the classes; `memory` keeps a buffer's memory; `layout`
 //! and `dtype` say where and what its elements are; `host` has the buffer protocol and `dlpack`
-//! DLPack; `errors` has the exceptions.
+//! DLPack. `copies` copies between all of them, by `grid` where elements have gaps. `arguments`
+//! checks what a call was given; `errors` has the exceptions.
 
 mod allocator;
+mod arguments;
 mod buffer;
+mod copies;
 mod device;
 mod dlpack;
 mod dtype;
 mod errors;
+mod grid;
 mod host;
 mod layout;
 mod memory;
@@ -56,6 +60,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("Buffer", class)?;
     module.add_function(wrap_pyfunction!(device::devices, module)?)?;
     module.add_function(wrap_pyfunction!(device::opened, module)?)?;
+    module.add_function(wrap_pyfunction!(allocator::parse_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(allocator::render, module)?)?;
     module.add_function(wrap_pyfunction!(dlpack::from_dlpack, module)?)
 }

@@ -309,6 +309,9 @@ impl Block {
         if bytes == 0 {
             return Ok(());
         }
+        if pattern.is_empty() || !bytes.is_multiple_of(pattern.len() as u64) {
+            return Err(Error::invalid("the range is no whole number of patterns"));
+        }
         let Some(buffer) = &self.buffer else {
             let to = self.host_address(at);
             if let [byte] = pattern {

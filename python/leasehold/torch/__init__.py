@@ -16,7 +16,6 @@ be given back and taken again at the same addresses, under any allocator of PyTo
 
 import contextlib
 import os
-import re
 import threading
 import warnings
 from typing import Any, Dict, Iterator, Optional, Union
@@ -29,7 +28,9 @@ except ImportError as error:
     ) from error
 
 from leasehold import _report
+from leasehold._errors import InvalidArgumentError, InvalidStateError, UnavailableError
 from leasehold._library import path as _library_path
+from leasehold._native import parse_bytes
 
 from leasehold.torch import _build, _plugin
 from leasehold.torch._build import BuildError
@@ -58,34 +59,28 @@ def _bytes(budget: Budget) -> int:
     """A budget in bytes; 0 for none."""
     if budget is None:
         return 0
-    if isinstance(budget, str):
-        units = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30,
-                 "kb": 10**3, "mb": 10**6, "gb": 10**9}
-        match = re.fullmatch(r"\s*([0-9.]+)\s*([a-zA-Z]*)\s*", budget)
-        if match is None or match[2].lower() not in units:
-            raise ValueError("a budget is bytes, or a text as \"20GiB\"; this is %r" % budget)
-        budget = int(float(match[1]) * units[match[2].lower()])
-    if budget <= 0:
-        raise ValueError("a budget of %d bytes" % budget)
-    return int(budget)
+    number = parse_bytes(budget) if isinstance(budget, str) else int(budget)
+    if not 0 < number < 1 << 64:
+        raise InvalidArgumentError("a budget of %d bytes" % number)
+    return number
 
 
 def _policy(name: str) -> int:
     if name not in POLICIES:
-        raise ValueError("a policy is one of %s; this is %r" % (", ".join(POLICIES), name))
+        raise InvalidArgumentError("a policy is one of %s; this is %r" % (", ".join(POLICIES), name))
     return POLICIES[name]
 
 
 def _need_cuda() -> None:
     if torch.version.cuda is None:
-        raise RuntimeError("leasehold.torch: this PyTorch (%s) has no CUDA" % torch.__version__)
+        raise UnavailableError("leasehold.torch: this PyTorch (%s) has no CUDA" % torch.__version__)
     if torch.cuda._is_in_bad_fork():
-        raise RuntimeError(
+        raise InvalidStateError(
             "leasehold.torch: a process that was made by fork() cannot use CUDA: use the start "
             'method "spawn"'
         )
     if torch.cuda.device_count() == 0:
-        raise RuntimeError("leasehold.torch: no CUDA device was found on this machine")
+        raise UnavailableError("leasehold.torch: no CUDA device was found on this machine")
 
 
 def _need_unused() -> int:
@@ -96,7 +91,7 @@ def _need_unused() -> int:
     for device in range(count):
         held = torch.cuda.memory_reserved(device)
         if held != 0:
-            raise RuntimeError(
+            raise InvalidStateError(
                 "leasehold.torch.enable() comes too late: PyTorch's own allocator holds %d bytes "
                 "of cuda:%d already. Call it before the first CUDA tensor is made, or start the "
                 "program by: python -m leasehold.torch script.py" % (held, device)
@@ -121,9 +116,10 @@ def enable(policy: str = "balanced", budget: Budget = None, *, plugin: Optional[
             extension cannot be built. False never takes it.
 
     Raises:
-        RuntimeError: there is no CUDA, it comes too late, or other options were given before.
+        UnavailableError: there is no CUDA.
+        InvalidStateError: it comes too late, or other options were given before.
         BuildError: the extension cannot be built, and `plugin` is False.
-        ValueError: an option is wrong.
+        InvalidArgumentError: an option is wrong.
     """
     global _options
     wanted = {"policy": policy, "budget": budget}
@@ -132,7 +128,7 @@ def enable(policy: str = "balanced", budget: Budget = None, *, plugin: Optional[
         if _options is not None:
             if _options == wanted:
                 return
-            raise RuntimeError(
+            raise InvalidStateError(
                 "leasehold.torch was enabled with other options already: %r" % (_options,)
             )
         _need_cuda()
@@ -191,7 +187,7 @@ def snapshot(device: Any = None) -> str:
 def _region(name: str, policy: str) -> Any:
     with _lock:
         if _plugin.installed():
-            raise RuntimeError(
+            raise UnavailableError(
                 "leasehold.torch: regions need the extension, which could not be built here: "
                 "install a C++ compiler, or leave PyTorch's own allocator in place"
             )
@@ -215,12 +211,13 @@ def region(name: str, *, policy: str = "balanced", device: Any = None) -> Iterat
         device: The device; None for the current one.
 
     Raises:
-        RuntimeError: there is no CUDA, the region is suspended, or the plug-in interface is on.
+        UnavailableError: there is no CUDA, or the plug-in interface is on.
+        InvalidStateError: the region is suspended.
     """
     _need_cuda()
     found = _region(name, policy)
     if found.suspended():
-        raise RuntimeError("leasehold.torch: region %r is suspended: resume it first" % name)
+        raise InvalidStateError("leasehold.torch: region %r is suspended: resume it first" % name)
     index = _device(device)
     with _lock:
         pool = _pools.get((name, index))

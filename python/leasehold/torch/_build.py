@@ -21,6 +21,7 @@ from typing import List, Optional
 import torch
 
 import leasehold
+from leasehold._errors import UnavailableError
 from leasehold._library import include as header_folder
 
 NAME = "leasehold_torch_extension"
@@ -31,7 +32,7 @@ _loaded: Optional[ModuleType] = None
 _said = False
 
 
-class BuildError(RuntimeError):
+class BuildError(UnavailableError):
     """The extension cannot be built here. The text says what is missing."""
 
 

@@ -11,6 +11,8 @@ from typing import Any, Dict, List, Optional
 
 import torch
 
+from leasehold._errors import InvalidStateError, UnavailableError, UnsupportedError
+
 NUMBERS = """allocated_bytes allocated_bytes_peak allocated_bytes_total freed_bytes_total blocks blocks_peak allocations frees
 reserved_bytes reserved_bytes_peak budget_bytes free_ready_bytes free_pending_bytes free_cached_bytes unmapped_bytes retries
 failures growths remaps host_waits stream_waits driver_calls pools metadata_bytes""".split()
@@ -66,7 +68,7 @@ class Plugin:
 
     def check(self, status: int) -> None:
         if status != 0:
-            raise RuntimeError("leasehold: " + self.library.leasehold_last_error().decode())
+            raise InvalidStateError("leasehold: " + self.library.leasehold_last_error().decode())
 
     def device(self, ordinal: int, open: bool = False) -> Optional[ctypes.c_uint64]:
         """A device that was used, or is opened now."""
@@ -192,7 +194,7 @@ def install(path: str, budget: int, policy: int) -> None:
     plugin = Plugin(path, budget, policy)
     throw = _thrower()
     if throw is None:
-        raise RuntimeError(
+        raise UnavailableError(
             "leasehold.torch: this PyTorch (%s) has no function that tells it of a failed "
             "allocation: install a C++ compiler for the extension" % torch.__version__
         )
@@ -214,14 +216,14 @@ def install(path: str, budget: int, policy: int) -> None:
         return int(torch.cuda._utils._get_device_index(device, optional=True))
 
     def refuse(*_: Any, **__: Any) -> Any:
-        raise RuntimeError(
+        raise UnsupportedError(
             "leasehold.torch: PyTorch's plug-in interface has no snapshots and no history: use "
             "leasehold.torch.snapshot(), or install a C++ compiler for the extension"
         )
 
     def refuse_capture(*_: Any, **__: Any) -> Any:
         # Before PyTorch prepares its generators and streams, which it would not undo.
-        raise RuntimeError(
+        raise UnsupportedError(
             "leasehold.torch: PyTorch's plug-in interface has no private pools, which captured "
             "graphs need: install a C++ compiler for the extension"
         )

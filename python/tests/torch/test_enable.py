@@ -27,8 +27,9 @@ class Enable(unittest.TestCase):
 
         with self.assertRaisesRegex(ValueError, "policy"):
             leasehold.torch.enable(policy="fast")
-        with self.assertRaisesRegex(ValueError, "budget"):
-            leasehold.torch.enable(budget="many")
+        for budget in ("many", 0, -1, 1 << 64):
+            with self.assertRaisesRegex(leasehold.InvalidArgumentError, "budget"):
+                leasehold.torch.enable(budget=budget)
         self.assertEqual(leasehold.torch._bytes("1.5GiB"), 3 << 29)
         with self.assertRaises(KeyError):
             leasehold.torch.suspend("none")
