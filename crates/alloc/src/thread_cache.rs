@@ -150,7 +150,8 @@ impl ThreadCaches {
 
     /// No shards at all.
     pub(crate) fn none() -> Self {
-        let (shards, depot) = ([Shard::new(0, LOCKED)].into(), Depot::new(0, 0));
+        let shards = (0..1).map(|_| Shard::new(0, LOCKED)).collect();
+        let depot = Depot::new(0, 0);
         Self { shards, mask: 0, none: true, small: 0, large: 0, largest: 0, budgeted: false, depot }
     }
 
