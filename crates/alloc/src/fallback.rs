@@ -88,7 +88,7 @@ impl Inner {
         }
         // 6, 7
         self.flush();
-        if let Some(block) = self.attempt_pressed(need, layout, on, trail)? {
+        if let Some(block) = self.attempt_forced(need, layout, on, trail)? {
             return Ok(Some(block));
         }
         // 8
@@ -99,7 +99,7 @@ impl Inner {
         let mut waits = 0;
         while waits < MOST_WAITS && self.wait_for_memory(need, on, trail)? {
             waits += 1;
-            if let Some(block) = self.attempt_pressed(need, layout, on, trail)? {
+            if let Some(block) = self.attempt_forced(need, layout, on, trail)? {
                 return Ok(Some(block));
             }
         }
@@ -112,7 +112,7 @@ impl Inner {
         let begin = Instant::now();
         while begin.elapsed() < patience {
             std::thread::sleep(Duration::from_millis(1).min(patience));
-            if let Some(block) = self.attempt_pressed(need, layout, on, trail)? {
+            if let Some(block) = self.attempt_forced(need, layout, on, trail)? {
                 return Ok(Some(block));
             }
         }
@@ -128,7 +128,7 @@ impl Inner {
         self.return_evicted_in(&mut core, evicted);
         self.settle(&mut core);
         let moves = self.may_move(&core);
-        let align = moves && self.few() && self.reservation.is_some();
+        let align = moves && self.has_few_granules() && self.reservation.is_some();
         core.store.heap.align_large(align);
         let mut block = core.store.take(need, on.timeline)?;
         if block.is_none() && !moves {
@@ -142,7 +142,7 @@ impl Inner {
 
     /// Everything that needs no wait, with moving granules allowed; at last a block without
     /// rounding.
-    fn attempt_pressed(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Found {
+    fn attempt_forced(&self, need: Need, layout: Layout, on: On<'_>, trail: &mut Trail) -> Found {
         if let Some(block) = self.take_coalesced(need, on)? {
             return Ok(Some(block));
         }
@@ -202,7 +202,7 @@ impl Inner {
                 if let Some(watch) = &self.watch {
                     self.sweep_held(watch, SweepScope::All);
                 }
-                if let Some(block) = self.attempt_pressed(need, layout, on, trail)? {
+                if let Some(block) = self.attempt_forced(need, layout, on, trail)? {
                     return Ok(Some(block));
                 }
                 if freed == 0 {

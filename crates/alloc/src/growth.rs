@@ -61,35 +61,35 @@ impl Inner {
     }
 
     /// Whether granules are so few that one of them counts.
-    pub(crate) fn few(&self) -> bool {
+    pub(crate) fn has_few_granules(&self) -> bool {
         self.budget.committed() < FEW_GRANULES * self.caps.granule
     }
 
-    /// Grows. `pressed`: move free granules whatever the policy and the credit say, and take no
+    /// Grows. `forced`: move free granules whatever the policy and the credit say, and take no
     /// more than needed.
-    pub(crate) fn grow(&self, need: Need, on: On<'_>, pressed: bool, trail: &mut Trail) -> Found {
+    pub(crate) fn grow(&self, need: Need, on: On<'_>, forced: bool, trail: &mut Trail) -> Found {
         let paged = self.core.lock().store.heap.spans.iter().any(|s| s.live && s.paged);
         if !paged {
-            return self.grow_segment(need, on, pressed, trail);
+            return self.grow_segment(need, on, forced, trail);
         }
         self.unmap_old();
         let growth = self.growth();
         let granules =
             |bytes: u64| u32::try_from(bytes / self.caps.granule).unwrap_or(u32::MAX).max(1);
-        let mut piece = if pressed { 1 } else { granules(growth.piece(self.budget.committed())) };
+        let mut piece = if forced { 1 } else { granules(growth.piece(self.budget.committed())) };
         let (mut waits, mut timed_out) = (0, false);
         loop {
             let planned = {
                 let mut core = self.core.lock();
-                let reclaim = pressed && !self.config.immovable || self.may_move(&core);
-                let near = growth.near.filter(|_| !pressed && waits < MOST_NEAR_WAITS);
-                let least = if pressed {
+                let reclaim = forced && !self.config.immovable || self.may_move(&core);
+                let near = growth.near.filter(|_| !forced && waits < MOST_NEAR_WAITS);
+                let least = if forced {
                     1
                 } else {
                     granules(growth.least(self.budget.committed())).max(piece)
                 };
                 let alias = (timed_out && self.caps.aliases).then(|| on.timeline.id());
-                let means = Means { reclaim, alias, near, aligned: !pressed, piece, least };
+                let means = Means { reclaim, alias, near, aligned: !forced, piece, least };
                 let lane = core.store.heap.lane_for(on.timeline);
                 let units = core.store.units(need);
                 let planned = core.store.heap.plan(units, need.align, lane, means, &self.budget)?;
@@ -157,7 +157,7 @@ impl Inner {
         &self,
         need: Need,
         on: On<'_>,
-        pressed: bool,
+        forced: bool,
         trail: &mut Trail,
     ) -> Found {
         let granule = self.caps.granule;
@@ -169,14 +169,14 @@ impl Inner {
             .clamp(self.caps.segment, MOST_SEGMENT);
         let mut wants =
             [least.max(part.next_multiple_of(granule)), least.max(self.caps.segment), least];
-        if pressed {
+        if forced {
             wants = [least; 3];
         }
         let found = self.new_segment(need, on, wants, trail)?;
         // Segments that lie free are too small one by one; the driver may make a larger one of
         // them.
         if found.is_none()
-            && pressed
+            && forced
             && !self.config.immovable
             && self.trim_core(0).is_ok_and(|freed| freed > 0)
         {

@@ -13,17 +13,19 @@
 //!
 //! # Large blocks
 //! What lies in a cache cannot coalesce, and what is reused from it does not move to a lower
-//! address. So a shard keeps large blocks only while they are of use:
+//! address. So a shard keeps blocks of large sizes ([`ThreadCaches::keeps`]) only while they are of
+//! use:
 //!
 //! | event | a thread alone | threads contend |
 //! |---|---|---|
 //! | a free during a rest | to the heap; the rest is one free shorter | as without a rest |
 //! | another free | kept; what was kept goes to the heap | kept, up to [`LARGE`] together |
-//! | a request for a size that is kept | the last such block; the tries begin anew | the same |
-//! | another request | what is kept goes to the heap | only if it is more than half of `LARGE` |
+//! | a request for a block that is kept | the last such one; the tries begin anew | the same |
+//! | a request for another | what is kept goes to the heap | only if more than half of `LARGE` |
 //! | more than `TRIES` kept without a hit | a rest of `REST` frees | the same, for later |
 //! | a flush of what is kept | a rest of `SHORT_REST` frees | the same, and contention is over |
 //!
+//! - A request is for a size on a timeline.
 //! - What is kept goes to the heap all at once. On a request it goes under the lock which that
 //!   takes anyway, as mimalloc's threads collect deferred frees. A free that finds no room, in
 //!   number or in bytes, sends it there before its own block is kept.
@@ -150,7 +152,8 @@ impl ThreadCaches {
 
     /// No shards at all.
     pub(crate) fn none() -> Self {
-        let (shards, depot) = ([Shard::new(0, LOCKED)].into(), Depot::new(0, 0));
+        let shards = (0..1).map(|_| Shard::new(0, LOCKED)).collect();
+        let depot = Depot::new(0, 0);
         Self { shards, mask: 0, none: true, small: 0, large: 0, largest: 0, budgeted: false, depot }
     }
 
