@@ -19,7 +19,7 @@
 //!
 //! # Recordings
 //! A stream of a recording looks like the stream that it was begun on, and never touches it: its
-//! operations are noted in the recording. What cannot be noted asks for [`Stream::live`].
+//! operations are noted in the recording. What cannot be noted asks for `Stream::live`.
 
 mod core;
 mod inside;

@@ -1,7 +1,7 @@
 //! Graphs: operators, recording, planning, launching, updating.
 //!
 //! A recording notes a flat list of operations with what they read and write; nothing runs. It is a
-//! value: the runtime that [`record_graph`](crate::Runtime::record_graph) lends carries it. Stopping
+//! value, carried by the runtime that [`record_graph`](crate::Runtime::record_graph) lends. Its end
 //! packs the temporaries by liveness into the graph's arena, derives the dependencies from the
 //! accesses, and hands the plan to the backend. Launching waits for the outside buffers' last uses,
 //! submits one operation, and marks them.

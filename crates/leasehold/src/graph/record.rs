@@ -115,9 +115,9 @@ impl Runtime {
     ///
     /// The lent runtime is this one, but its streams record. Its allocations are temporaries of the
     /// graph and have no address before the recording stops. What would wait or ask for results is
-    /// refused. A clone of it that outlives the recording gets [`Error::Recording`], so a host call
-    /// that is recorded keeps a clone of this runtime instead. A recording of nothing is logged as a
-    /// warning: `record` may have used another runtime.
+    /// refused. A clone of it that outlives the recording gets [`Error::Recording`]. So a host call
+    /// that is recorded keeps a clone of this runtime instead. A recording of nothing is logged as
+    /// a warning: `record` may have used another runtime.
     ///
     /// Code that takes its stream from [`Current`](crate::Current) is recorded while the lent
     /// runtime is the current one ([`enter`](Self::enter)).
