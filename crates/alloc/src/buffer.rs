@@ -31,7 +31,8 @@ use leasehold_core::sync::atomic::{
     AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering,
 };
 use leasehold_core::{
-    Header, HeaderView, Name, PackedTimepoint, Tagged, Timeline, TimelineId, Timepoint, tags,
+    Header, HeaderView, Name, NameCell, PackedTimepoint, Tagged, Timeline, TimelineId, Timepoint,
+    tags,
 };
 use std::fmt;
 use std::marker::PhantomPinned;
@@ -82,7 +83,7 @@ pub struct Buffer {
     addr: AtomicU64,
     len: AtomicU64,
     flags: AtomicU32,
-    tag: AtomicU32,
+    tag: NameCell,
     /// The extent, or the slab run. Written by the owner while nobody holds the row.
     place: AtomicU32,
     /// The slot in the run, or [`NO_SLOT`].
@@ -179,24 +180,24 @@ impl Buffer {
     /// The release tag: a word of the caller's, shown in reports and snapshots.
     #[inline]
     pub fn tag(&self) -> u32 {
-        self.tag.load(Ordering::Relaxed)
+        self.tag.get()
     }
 
     /// Sets the release tag.
     pub fn set_tag(&self, tag: u32) {
-        self.tag.store(tag, Ordering::Relaxed);
+        self.tag.set(tag);
     }
 
     /// The buffer's name, if its release tag is one.
     #[must_use]
     pub fn name(&self) -> Option<Name> {
-        Name::from_tag(self.tag())
+        self.tag.name()
     }
 
     /// Names the buffer in reports and snapshots until its last lease is dropped. The name takes
     /// the place of the release tag.
     pub fn set_name(&self, name: impl Into<Name>) {
-        self.set_tag(name.into().tag());
+        self.tag.set_name(Some(name.into()));
     }
 
     /// The last write. A reader must be ordered after it.
@@ -453,7 +454,7 @@ impl Buffer {
             addr: AtomicU64::new(0),
             len: AtomicU64::new(0),
             flags: AtomicU32::new(0),
-            tag: AtomicU32::new(0),
+            tag: NameCell::default(),
             place: AtomicU32::new(u32::MAX),
             slot: AtomicU16::new(NO_SLOT),
             class: AtomicU16::new(NO_CLASS),
@@ -484,7 +485,7 @@ impl Buffer {
         self.len.store(len, Ordering::Relaxed);
         let timeline = home.map_or(0, |l| u32::from(l.id().get()));
         self.flags.store(timeline << HOME_SHIFT | flags, Ordering::Relaxed);
-        self.tag.store(0, Ordering::Relaxed);
+        self.untag();
         self.inherit(timepoint);
     }
 
@@ -515,7 +516,7 @@ impl Buffer {
     #[inline]
     pub(crate) fn untag(&self) {
         if self.tag() != 0 {
-            self.tag.store(0, Ordering::Relaxed);
+            self.tag.set(0);
         }
     }
 

@@ -93,9 +93,9 @@ pub struct Snapshot {
     /// Events that the ring has lost.
     pub events_lost: u64,
     /// The texts of the tags that are names.
-    pub names: BTreeMap<u32, &'static str>,
+    pub names: BTreeMap<u32, String>,
     /// The names of the streams that have one.
-    pub streams: BTreeMap<u16, &'static str>,
+    pub streams: BTreeMap<u16, String>,
 }
 
 /// A buffer that leases hold.
@@ -199,8 +199,9 @@ impl Allocator {
         let (mut names, mut streams) = (BTreeMap::new(), BTreeMap::new());
         let blocks = segments.iter().flat_map(|s| &s.blocks).map(|b| (b.tag, b.stream));
         for (tag, stream) in blocks.chain(events.iter().map(|e| (e.tag, e.stream))) {
-            names.extend(Name::from_tag(tag).map(|n| (tag, n.as_str())));
-            streams.extend(TimelineId::from_number(stream).name().map(|n| (stream, n.as_str())));
+            names.extend(Name::from_tag(tag).map(|n| (tag, n.as_str().to_owned())));
+            let stream_name = TimelineId::from_number(stream).name();
+            streams.extend(stream_name.map(|n| (stream, n.as_str().to_owned())));
         }
         Snapshot {
             name: inner.config.name.clone(),

@@ -79,7 +79,7 @@ pub use lease::{
 };
 pub use lifecycle::LifeCycle;
 pub use manager::{FixedSlotStore, PoolManager};
-pub use name::{Name, NameScope, ShownTag};
+pub use name::{Name, NameCell, NameScope, ShownTag};
 pub use once::TryOnceLock;
 pub use pool::{PoolConfig, PoolStats, Recycle, Resource, SlotPool, TagOf};
 pub use retire::RetireList;

@@ -74,7 +74,7 @@ pub use timepoint::{PackedTimepoint, TimelineId, Timepoint};
 
 use crate::defects::{Defect, planted};
 use crate::error::{Error, OutOfMemory, Result};
-use crate::name::Name;
+use crate::name::{Name, NameCell};
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use crate::sync::{CachePadded, Condvar, Mutex, OnceLock};
 use std::collections::VecDeque;
@@ -148,8 +148,8 @@ pub struct Timeline {
     waiters: AtomicU32,
     external: AtomicBool,
     id: TimelineId,
-    /// The owner's name; 0 for none.
-    name: AtomicU32,
+    /// The owner's name.
+    name: NameCell,
     known: [AtomicU64; KNOWN],
     /// For each place of `known`: the value from which its timepoint was known.
     known_from: [AtomicU64; KNOWN],
@@ -170,7 +170,7 @@ impl Timeline {
             waiters: AtomicU32::new(0),
             external: AtomicBool::new(false),
             id: TimelineId(id),
-            name: AtomicU32::new(0),
+            name: NameCell::default(),
             known: std::array::from_fn(|_| AtomicU64::new(0)),
             known_from: std::array::from_fn(|_| AtomicU64::new(0)),
             known_besides: Mutex::default(),
@@ -191,13 +191,13 @@ impl Timeline {
     /// The name of the present owner, if it has one.
     #[must_use]
     pub fn name(&self) -> Option<Name> {
-        Name::from_number(self.name.load(Ordering::Relaxed))
+        self.name.name()
     }
 
     /// Names the timeline in reports until another stream owns it. A label only: any thread may
     /// write it, and the last one counts.
     pub fn set_name(&self, name: Option<Name>) {
-        self.name.store(Name::number(name), Ordering::Relaxed);
+        self.name.set_name(name);
     }
 
     /// Returns whether the timeline is of an external stream, whose submissions its owner does not

@@ -199,8 +199,12 @@ pub unsafe trait Device: Any + Send + Sync {
     /// host address too. The block's native word goes unchanged into [`Binding::native`] and
     /// similar fields.
     ///
+    /// Every device has [`MemoryKind::Device`] and [`MemoryKind::Pinned`]. Without [`Caps::pinned`],
+    /// pinned memory is ordinary host memory, and its allocator has the
+    /// [`HostKind::Pageable`](leasehold_alloc::HostKind).
+    ///
     /// # Errors
-    /// `Unsupported` for a kind that the device does not have; at the first call the error of
+    /// `Unsupported` for another kind that the device does not have; at the first call the error of
     /// making the backing.
     fn memory(&self, kind: MemoryKind) -> Result<&Allocator>;
 
@@ -225,11 +229,15 @@ pub unsafe trait Device: Any + Send + Sync {
     /// `OverBudget` beyond the limit of streams; the driver's error.
     fn stream(&self, desc: &StreamDesc) -> Result<Lease<dyn Stream>>;
 
-    /// A pipeline for a kernel. The same key (name, entry, source) gives the same pipeline.
-    /// Concurrent calls compile it once. Blocks during compilation.
+    /// A pipeline for a kernel. While a key (name, entry, source) has a pipeline with a holder, the
+    /// key gives the same pipeline. Concurrent calls compile it once. Blocks during compilation.
+    ///
+    /// The holders own the pipeline: it ends after the last lease and the last submission that uses
+    /// it. A submission keeps what it needs, so its caller may drop the lease at once.
     ///
     /// # Errors
-    /// `InvalidArgument` beyond the limits; `Unsupported` for another backend's source; `Compile`
+    /// `InvalidArgument` for what [`KernelDesc::validate`] refuses: a backend calls it first. The
+    /// same for a declaration that differs from the one of the same key. `Unsupported` for another backend's source; `Compile`
     /// with the log; `NotFound` for an entry that the source does not have.
     fn pipeline(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>>;
 
@@ -332,6 +340,15 @@ impl Tagged for dyn Device {
 /// nevertheless, so that no thread waits for ever. A wait for a failed value poisons the waiting
 /// stream. If the driver omits its signal after an error, the backend signals instead.
 ///
+/// The cause of an operation's own failure is [`Error::Fault`]: the operation's
+/// [name](Op::name), the stream as it prints, the value, and the text of the error or panic. The
+/// cause of a failed wait is the cause of the awaited stream, unchanged.
+///
+/// # Host calls
+/// A host call may submit to every stream, also to its own, and may drop any object. So a backend
+/// holds no lock of a stream while a host call runs. [`HostCall::run`](crate::HostCall::run) contains
+/// panics.
+///
 /// # Drop
 /// The drop of the last lease never waits. Submitted work runs to its end (an open encoder is ended
 /// first), and timepoints of the stream stay valid.
@@ -354,7 +371,9 @@ pub unsafe trait Stream: TimelineSource + Any {
     /// accepted a part, the stream is poisoned.
     ///
     /// # Errors
-    /// The stream's cause if the stream is poisoned. `Unsupported` for an operation that this
+    /// `InvalidArgument` for every operation that [`Op::check`] refuses, before anything is
+    /// submitted: a backend calls it first, for each operation. The stream's cause if the stream is
+    /// poisoned. `Unsupported` for an operation that this
     /// device cannot execute, or a timeline that it cannot wait for. `DeviceLost`; the driver's
     /// error. If an awaited value is known to have failed, a backend may return the cause (the
     /// stream is poisoned too), or accept the submission and let it fail.
@@ -362,11 +381,10 @@ pub unsafe trait Stream: TimelineSource + Any {
     /// # Safety
     /// - Pipelines, timestamps and graphs belong to this stream's device.
     /// - Bindings and addresses lie in memory that this device can access, with the native word of
-    ///   their buffer. They stay valid until the value completes. So does the memory of a launched
+    ///   their buffer. The address of no bytes may be any number, also 0. They stay valid until the value completes. So does the memory of a launched
     ///   graph.
-    /// - Numbers and sizes of bindings and parameters are those that the pipeline declares; grid,
-    ///   block and shared memory are within the limits.
-    /// - Copies do not overlap themselves; fills are aligned to their pattern.
+    /// - Grid and block are within the limits.
+    /// - Copies of several rows do not overlap themselves; fills are aligned to their pattern.
     /// - Host memory without a [`KeepAlive`](crate::KeepAlive) stays valid until the value
     ///   completes. Meanwhile no code writes an upload's source or accesses a download's
     ///   destination.

@@ -96,8 +96,6 @@ pub enum KernelSource<'a> {
     },
     /// The Metal shading language, compiled at run time.
     Msl(Cow<'a, str>),
-    /// A compiled Metal library.
-    Metallib(Cow<'a, [u8]>),
     /// A function that is registered with the simulated device under this name.
     Registered(Cow<'a, str>),
 }
@@ -112,7 +110,6 @@ impl KernelSource<'_> {
             KernelSource::Ptx(_) => "PTX",
             KernelSource::Cubins { .. } => "CUDA machine code",
             KernelSource::Msl(_) => "MSL",
-            KernelSource::Metallib(_) => "a Metal library",
             KernelSource::Registered(_) => "a registered function",
         }
     }

@@ -130,8 +130,8 @@ pub struct Download<'a> {
     pub keep: Option<&'a KeepAlive>,
 }
 
-/// A host function that runs in stream order. It may submit more work; it must not wait for its own
-/// stream.
+/// A host function that runs in stream order. It may submit more work, also to its own stream; it
+/// must not wait for its own stream.
 #[derive(Clone)]
 pub struct HostCall {
     /// The name in reports.

@@ -112,7 +112,8 @@ impl Layer for Tracing {
         let result = unsafe { inner.submit(ops) };
         let us = micros(start);
         let on = inner.timeline();
-        let scope = Name::current().map(Name::as_str);
+        let scope = Name::current();
+        let scope = scope.as_ref().map(Name::as_str);
         tell(|| {
             match &result {
                 Ok(value) => {

@@ -3,8 +3,10 @@
 //! A backend implements the unsafe traits [`Backend`], [`Device`], [`Stream`] and [`GraphExec`],
 //! and [`HostTimeline`] where it has host timelines; each says what its implementer vouches for.
 //! Its allocator is [`Allocator`] over a [`Backing`]. The owner's half of a timeline is
-//! [`TimelineOwner`], whose documentation has a stream in thirty timelines. [`Validated`] and
-//! [`Traced`] wrap a backend. [`SlotPool`], [`PoolManager`] and [`FixedSlotStore`] give its
+//! [`TimelineOwner`], and the documentation of [`TimelineSource`] has a stream in thirty lines.
+//! `Stream::submit` calls [`Op::check`] for each operation, and `Device::pipeline` calls
+//! [`KernelDesc::validate`]: so all backends refuse the same mistakes. [`Validated`] and [`Traced`]
+//! wrap a backend. [`SlotPool`], [`PoolManager`] and [`FixedSlotStore`] give its
 //! resources a life cycle.
 //!
 //! A program uses such a backend by [`Context::with_backends`](crate::Context::with_backends). The

@@ -30,7 +30,7 @@ impl Inner {
             lent = self.alloc_aided(watch, layout, on);
         }
         // A buffer of a watched allocator begins with the name of its call site.
-        let scope = Name::current().map_or(0, Name::tag);
+        let scope = Name::current().map_or(0, |name| name.tag());
         if let Ok(buffer) = &lent
             && scope != 0
         {

@@ -285,7 +285,7 @@ impl Resource for Pipelines {
     const NAME: &'static str = "pipeline";
 
     fn create(&self, _: Handle<tags::Pipeline>, desc: &KernelDesc<'_>) -> Result<Pipeline> {
-        if !matches!(desc.source, KernelSource::Msl(_) | KernelSource::Metallib(_)) {
+        if !matches!(desc.source, KernelSource::Msl(_)) {
             return Err(Error::Unsupported(
                 format!("Metal does not run {}", desc.source.kind()).into(),
             ));

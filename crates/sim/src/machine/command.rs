@@ -530,7 +530,7 @@ impl Entry {
             stream: None,
             index: self.index,
             node: None,
-            scope: self.scope,
+            scope: self.scope.clone(),
         }
     }
 }

@@ -72,7 +72,7 @@ impl fmt::Display for Operation {
         if let Some(node) = self.node {
             write!(f, ", node {node}")?;
         }
-        match self.scope {
+        match &self.scope {
             Some(scope) => write!(f, ", in scope {scope})"),
             None => f.write_str(")"),
         }
@@ -266,7 +266,7 @@ impl Actor<'_> {
             stream: None,
             index: self.index,
             node: self.node.map(|(_, node, _)| node),
-            scope: self.scope,
+            scope: self.scope.clone(),
         }
     }
 }

@@ -89,7 +89,7 @@ impl CommandContext {
                 .node
                 .zip(self.edges.as_deref())
                 .map(|((launch, node, _), edges)| (launch, node, edges)),
-            scope: self.scope,
+            scope: self.scope.clone(),
         }
     }
 
@@ -102,7 +102,7 @@ impl CommandContext {
             stream: None,
             index: self.index,
             node,
-            scope: self.scope,
+            scope: self.scope.clone(),
         }
     }
 }
@@ -316,7 +316,7 @@ impl MachineState {
             node: None,
             edges: None,
             regions: std::mem::take(&mut entry.regions),
-            scope: entry.scope,
+            scope: entry.scope.clone(),
         };
         let action = std::mem::replace(&mut entry.action, Action::Empty);
         match action {
@@ -475,7 +475,7 @@ impl MachineState {
         let Some(mut entry) = self.queues.get_mut(&id).and_then(|q| q.entries.pop_front()) else {
             return;
         };
-        let (index, scope) = (entry.index, entry.scope);
+        let (index, scope) = (entry.index, entry.scope.clone());
         let action = std::mem::replace(&mut entry.action, Action::Empty);
         let mut name: Arc<str> = "host function".into();
         let mut label = None;
@@ -506,7 +506,7 @@ impl MachineState {
             Operation { name, queue: Some(id.0), stream: None, index, node: label, scope };
         self.ran(operation.clone(), nanos);
         if let Some(text) = panic {
-            let cause = self.fault(&operation, format!("panicked: {text}"));
+            let cause = self.fault(&operation, text);
             self.fail(id, QueueFailure { operation, cause });
         }
     }

@@ -155,7 +155,7 @@ impl StreamState {
     fn show_name(&self, (number, shown): &mut (u64, Option<Name>)) -> Result<()> {
         let name = self.timeline().name();
         if name != *shown {
-            let text = name.map_or(String::new(), |name| format!(" {name}"));
+            let text = name.as_ref().map_or(String::new(), |name| format!(" {name}"));
             let text = format!("{} stream {number}{text}", self.common.name);
             self.common.machine.queue_rename(self.queue, &text)?;
             *shown = name;
