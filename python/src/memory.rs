@@ -13,10 +13,11 @@
 //! operation waits for the stream and the stream for it, and the memory is reused only after the
 //! work that the stream had when the consumer let go.
 //!
-//! The array API lets a consumer destroy its stream after the export. So the stream's handle is used
-//! during the export only, unless the stream is a default one or this package's own, which stay. For
-//! the others the timeline of the whole device stands: later operations of the buffer wait on the
-//! host, and freed memory waits until the device was synchronized, or until it is needed.
+//! The array API lets a consumer destroy its stream after the export. So the stream's handle is
+//! used during the export only, unless the stream is a default one or this package's own, which
+//! stay. For the others the timeline of the whole device stands: later operations of the buffer
+//! wait on the host, and freed memory waits until the device was synchronized, or until it is
+//! needed.
 //!
 //! An import's owner orders its work with the device's own stream, which it was told. So a copy on
 //! another device's stream waits for that one, and that one for the copy.
@@ -34,8 +35,8 @@ use std::any::Any;
 /// Bytes that are staged at once.
 const PIECE: u64 = 64 << 20;
 
-/// A stream of another library that uses the memory. A handle does not tell streams apart: that of a
-/// per-thread default stream means another one in each thread.
+/// A stream of another library that uses the memory. A handle does not tell streams apart: that of
+/// a per-thread default stream means another one in each thread.
 struct Consumer {
     /// What its work is marked on.
     stream: Arc<ExternalStream>,
