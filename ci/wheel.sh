@@ -17,9 +17,10 @@ if [ ! -x "$tools/bin/maturin" ] || ! "$tools/bin/python" -c 'import ziglang' 2>
     python3 -m venv "$tools"
     "$tools/bin/pip" install 'maturin>=1.9,<2' ziglang
 fi
-# zig takes an unwinder of its own for -lgcc_s and links it into the module. But frames are unwound by the
-# process's libgcc_s: as an exception passes, and as the interpreter ends a thread. So the module needs that library.
-cat >"$tools/link" <<'END'
+# zig takes an unwinder of its own for -lgcc_s and links it into the module. But the process's
+# libgcc_s unwinds frames, as an exception passes and as the interpreter ends a thread. So the module
+# needs it.
+cat >"$tools/zig-cc" <<'END'
 #!/bin/sh
 for argument do
     shift
@@ -28,11 +29,11 @@ for argument do
 done
 exec "$CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER" "$@"
 END
-chmod +x "$tools/link"
+chmod +x "$tools/zig-cc"
 mkdir -p "$out"
 rm -f "$out"/leasehold_runtime-*.whl
 # The compatibility is checked by maturin too, which refuses newer symbols.
-(cd python && PATH="$tools/bin:$PATH" RUSTFLAGS="-C linker=$tools/link" "$tools/bin/maturin" build --release --locked --zig --target "$triple" \
+(cd python && PATH="$tools/bin:$PATH" RUSTFLAGS="-C linker=$tools/zig-cc" "$tools/bin/maturin" build --release --locked --zig --target "$triple" \
     --compatibility manylinux2014 --out "$out")
 wheel=$(ls "$out"/leasehold_runtime-*.whl)
 

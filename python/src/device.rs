@@ -195,7 +195,8 @@ impl State {
         self.order_one_before(other, point)
     }
 
-    fn order_one_before(&self, other: &ExternalStream, point: Timepoint) -> Result<()> {
+    /// As [`order_before`](Self::order_before), for one timepoint.
+    pub(crate) fn order_one_before(&self, other: &ExternalStream, point: Timepoint) -> Result<()> {
         match other.wait(point) {
             // The stream cannot wait for it on the device: the host does.
             Err(Error::Unsupported(_)) => self.runtime.wait_for(point),

@@ -13,13 +13,15 @@
 //! operation waits for the stream and the stream for it, and the memory is reused only after the
 //! work that the stream had when the consumer let go.
 //!
-//! The array API lets a consumer destroy its stream after the export. So the stream's handle is used
-//! during the export only, unless the stream is a default one or this package's own, which stay. For
-//! the others the timeline of the whole device stands: later operations of the buffer wait on the
-//! host, and freed memory waits until the device was synchronized, or until it is needed.
+//! The array API lets a consumer destroy its stream after the export. So the stream's handle is
+//! used during the export only, unless the stream is a default one or this package's own, which
+//! stay. For the others the timeline of the whole device stands: later operations of the buffer
+//! wait on the host, and freed memory waits until the device was synchronized, or until it is
+//! needed.
 //!
 //! An import's owner orders its work with the device's own stream, which it was told. So a copy on
-//! another device's stream waits for that one, and that one for the copy.
+//! another device's stream waits for that one, and that one for the copy. The same holds for the
+//! streams of an import's further consumers.
 
 use crate::allocator::Pool;
 use crate::device::State;
@@ -34,8 +36,8 @@ use std::any::Any;
 /// Bytes that are staged at once.
 const PIECE: u64 = 64 << 20;
 
-/// A stream of another library that uses the memory. A handle does not tell streams apart: that of a
-/// per-thread default stream means another one in each thread.
+/// A stream of another library that uses the memory. A handle does not tell streams apart: that of
+/// a per-thread default stream means another one in each thread.
 struct Consumer {
     /// What its work is marked on.
     stream: Arc<ExternalStream>,
@@ -212,7 +214,12 @@ impl Block {
     pub(crate) fn begin_consumer(&self, handle: u64) -> Result<Option<Arc<ExternalStream>>> {
         let Some(buffer) = &self.buffer else { return Ok(None) };
         self.device.check_process()?;
-        let stream = self.device.admit(handle, &self.uses(buffer))?;
+        let mut before = self.uses(buffer);
+        if self.is_imported() {
+            // The owner's work so far comes before what the stream that it knows gets.
+            before.push(self.device.told()?.now());
+        }
+        let stream = self.device.admit(handle, &before)?;
         let mut consumers = self.consumers.lock();
         match consumers.iter_mut().find(|consumer| same(&consumer.stream, &stream)) {
             Some(consumer) => consumer.exports += 1,
@@ -234,6 +241,10 @@ impl Block {
         ended.retain(|point| point.timeline_id() != now.timeline_id() && !point.has_passed());
         ended.push(now);
         drop(ended);
+        if self.is_imported() {
+            // The owner orders its next work with the stream that it knows. In a capture it cannot.
+            let _ = self.device.told().and_then(|told| self.device.order_one_before(&told, now));
+        }
         let mut consumers = self.consumers.lock();
         let found = consumers.iter().position(|consumer| same(&consumer.stream, stream));
         let Some(at) = found else { return };
@@ -243,12 +254,16 @@ impl Block {
         }
     }
 
+    /// Whether the memory of a device is somebody else's, who knows the device's own stream.
+    fn is_imported(&self) -> bool {
+        self.own.is_none() && self.buffer.is_some()
+    }
+
     /// The streams that use the memory outside of operations of a device: those of consumers, and
     /// the stream that the owner of an import knows, unless the operations run there.
     fn outside(&self, device: &State) -> Result<Vec<Arc<ExternalStream>>> {
         let streams = self.consumers.lock().iter().map(|c| c.stream.clone()).collect();
-        let imported = self.own.is_none() && self.buffer.is_some();
-        if !imported || std::ptr::eq(&*self.device, device) {
+        if !self.is_imported() || std::ptr::eq(&*self.device, device) {
             return Ok(streams);
         }
         let told = self.device.told()?;

@@ -275,8 +275,8 @@ pub unsafe trait DriverStream: Sized + Send + Sync + 'static {
     fn record(&self, mark: &mut Self::Mark, value: u64) -> Result<()>;
 
     /// A recorded mark behind a timepoint of a stream that another library owns, and the last value
-    /// that it covers. `None` for timelines that the driver knows nothing of. A mark of work that is
-    /// over may be any.
+    /// that it covers. `None` for timelines that the driver knows nothing of, and for work that is
+    /// over.
     ///
     /// # Errors
     /// Those of recording the mark. The work may never be known to be over.

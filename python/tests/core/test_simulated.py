@@ -31,6 +31,7 @@ def library() -> Any:
     lib.leasehold_sim_fill.argtypes = [handle, word, ctypes.c_void_p, ctypes.c_uint8, word]
     lib.leasehold_sim_read.argtypes = [handle, word, ctypes.c_void_p, ctypes.c_void_p, word]
     lib.leasehold_sim_stream_destroy.argtypes = [handle, word]
+    lib.leasehold_sim_order.argtypes = [handle, word, word]
     lib.leasehold_sim_capture.argtypes = [handle, word, ctypes.c_int]
     lib.leasehold_sim_races.argtypes = [ctypes.POINTER(ctypes.c_void_p)]
     return lib
@@ -67,6 +68,10 @@ class Stream:
     def destroy(self) -> None:
         self._do(self._lib.leasehold_sim_stream_destroy(self._device, self.handle))
 
+    def before(self, later: int) -> None:
+        """Lets later work of another stream wait for this one's."""
+        self._do(self._lib.leasehold_sim_order(self._device, self.handle, later))
+
     def capture(self, begin: bool) -> None:
         self._do(self._lib.leasehold_sim_capture(self._device, self.handle, int(begin)))
 
@@ -76,6 +81,13 @@ class Stream:
         found = ctypes.string_at(text.value or 0).decode()
         self._lib.leasehold_text_free(text)
         return found
+
+
+class Told(Stream):
+    """A stream by its handle."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
 
 
 def in_time(work: Callable[[], None], seconds: float = 60) -> None:
@@ -366,6 +378,48 @@ device.synchronize()
             x.fill(7)
             self.assertEqual((w.tobytes(), y.tobytes()), (b"\4" * size, b"\7" * size))
             self.assertEqual(self.stream.races(), "")
+
+    def test_a_foreign_owner_is_in_order_with_all_that_use_its_memory(self) -> None:
+        own, kind = Stream(), (capsules.UINT, 8)
+
+        class Owner(capsules.Producer):
+            """Another library, which orders its stream with the one that it is told."""
+
+            def __dlpack__(self, **arguments: Any) -> Any:
+                self.told = arguments["stream"]
+                own.before(self.told)
+                return super().__dlpack__(**arguments)
+
+        other = leasehold.Device("sim-cuda:1")
+        memory = self.device.zeros(SIZE)
+        memory.synchronize()
+        for i in range(30):
+            owner = Owner(b"", [SIZE], kind=kind, device=(capsules.EXTENSION, 0), data=memory.address)
+            own.fill(memory.address, 5, SIZE)
+            shared = leasehold.from_dlpack(owner)
+            if i % 3 == 0:
+                # A further consumer, whose stream the owner never hears of.
+                consumer = Consumer(shared.__dlpack__(stream=None if i % 2 else self.stream.handle))
+                further = Stream(1) if i % 2 else self.stream
+                further.fill(memory.address, 6, SIZE)
+                consumer.delete()
+            elif i % 3 == 1:
+                copy = shared.to(other)
+            else:
+                source = other.zeros(SIZE)
+                source.fill(6)
+                shared.copy_from(source)
+            # The told stream as the owner's next work finds it.
+            event = Stream()
+            Told(owner.told).before(event.handle)
+            event.fill(memory.address, 7, SIZE)
+            event.before(own.handle)
+            if i % 3 == 1:
+                self.assertEqual(copy.tobytes(), b"\5" * SIZE)
+            self.assertEqual(own.read(memory.address, SIZE), b"\7" * SIZE)
+            self.assertEqual(self.stream.races(), "")
+            del shared
+            self.assertEqual(owner.deleted, 1)
 
     def test_threads_do_all_of_it_at_once(self) -> None:
         box = [self.device.zeros(4096) for _ in range(8)]

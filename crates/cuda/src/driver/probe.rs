@@ -4,7 +4,8 @@
 //! The kernel reads the address on this thread's behalf, and answers `EFAULT` where it cannot. The
 //! call is one that changes nothing: `rt_sigprocmask` reads the new mask before it looks at the
 //! command, and refuses an unknown command. It needs no privilege, no descriptor and no memory, and
-//! costs a tenth of a microsecond, so nothing is remembered: what was readable may be unmapped since.
+//! costs a tenth of a microsecond, so nothing is remembered: what was readable may be unmapped
+//! since.
 //!
 //! This module must not call the vendor's driver.
 

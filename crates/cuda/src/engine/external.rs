@@ -32,10 +32,10 @@
 //!
 //! # Without an event
 //! A wait for the whole context closes the epochs of all its streams, and uses no handle
-//! ([`Externals::synchronize`]). It takes the place of an event that cannot be recorded: of a stream
-//! that is gone, of another thread's default stream, of the whole context. A thread that waits
-//! without a limit waits so. To any other thread such an epoch is an error, so that nobody waits for
-//! what never comes. The driver refuses to wait for a context with a stream in capture.
+//! ([`Externals::synchronize`]). It takes the place of an event that cannot be recorded: of a
+//! stream that is gone, of another thread's default stream, of the whole context. A thread that
+//! waits without a limit waits so. To any other thread such an epoch is an error, so that nobody
+//! waits for what never comes. The driver refuses to wait for a context with a stream in capture.
 //!
 //! This module must not know managers or how blocks are placed.
 
@@ -371,7 +371,8 @@ impl External {
     /// over.
     ///
     /// # Errors
-    /// `Unsupported` if only a thread can wait; `InvalidState` for a stream in capture; the driver's.
+    /// `Unsupported` if only a thread can wait; `InvalidState` for a stream in capture; the
+    /// driver's.
     pub(crate) fn event_for(&self, value: u64) -> Result<Option<(Lease<EventState>, u64)>> {
         if self.timeline().completed() >= value {
             return Ok(None);
@@ -431,8 +432,8 @@ impl External {
         self.owner.complete(self.timeline().submitted());
     }
 
-    /// Opens the next epoch, for a wait for the whole context. Returns the last value whose work was
-    /// submitted before this call.
+    /// Opens the next epoch, for a wait for the whole context. Returns the last value whose work
+    /// was submitted before this call.
     fn open_next(&self) -> Result<u64> {
         let state = self.state.lock();
         let open = self.timeline().submitted();

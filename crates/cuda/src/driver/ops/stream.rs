@@ -126,9 +126,9 @@ pub trait StreamOps {
     /// - `stream` is a stream of this driver that was not destroyed.
     unsafe fn stream_synchronize(&self, stream: NativeStream) -> Result<()>;
 
-    /// Whether a number that another library gave may be a stream of this process. The driver is not
-    /// asked: it reads through a handle, and a wrong one may end the process. A number that passes
-    /// may still be none. Does not block.
+    /// Whether a number that another library gave may be a stream of this process. The driver is
+    /// not asked: it reads through a handle, and a wrong one may end the process. A number that
+    /// passes may still be none. Does not block.
     fn may_be_stream(&self, stream: NativeStream) -> bool;
 
     /// Makes later work wait for the event's last record: `cuStreamWaitEvent`.
