@@ -58,6 +58,9 @@ mod once;
 pub mod pool;
 pub mod retire;
 pub mod sync;
+#[cfg(not(loom))]
+#[doc(hidden)]
+pub mod thread_end;
 #[doc(hidden)]
 pub mod thread_number;
 pub mod timeline;
