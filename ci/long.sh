@@ -15,6 +15,7 @@ part() {
         asan) ci/asan.sh ;;
         fuzz) ci/memory.sh fuzz 100000000 ;;
         fuzz-alloc) ci/fuzz.sh 100000000 ;;
+        fuzz-capi) ci/capi-fuzz.sh ;;
         stress) ci/stress.sh 1000 10000 8 ;;
         planted) ci/planted.sh ;;
         *)
@@ -24,7 +25,7 @@ part() {
     esac
 }
 
-[ $# -gt 0 ] || set -- loom asan fuzz fuzz-alloc stress planted
+[ $# -gt 0 ] || set -- loom asan fuzz fuzz-alloc fuzz-capi stress planted
 failed=
 for name in "$@"; do
     echo "== $name"
