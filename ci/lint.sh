@@ -57,8 +57,8 @@ rule "links to known public hosts only (the list is in ci/lint.sh)" "$(
 )"
 
 # Floors: a crate uses only crates on floors below its own. The table is ARCHITECTURE.md's;
-# development dependencies may also name the conformance suite, the allocator's bench, the test bench
-# of backends and the C ABI with simulated devices.
+# development dependencies may also name the conformance suite, the allocator's bench, the test
+# bench of backends and the C ABI with simulated devices.
 floors=$(awk -F'|' '/^\| *[0-9]+ *\|/ { n = $2 + 0; line = $3; while (match(line, /`[a-z-]+`/)) { print substr(line, RSTART + 1, RLENGTH - 2), n; line = substr(line, RSTART + RLENGTH) } }' ARCHITECTURE.md)
 floor_of() { echo "$floors" | awk -v crate="$1" '$1 == crate { print $2 }'; }
 # Names of the workspace's packages that PACKAGE uses directly, by kind of dependency.

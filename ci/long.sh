@@ -16,6 +16,7 @@ part() {
         asan) ci/asan.sh ;;
         fuzz) ci/memory.sh fuzz 100000000 ;;
         fuzz-alloc) ci/fuzz.sh 100000000 ;;
+        fuzz-capi) ci/capi-fuzz.sh ;;
         stress) ci/stress.sh 1000 10000 8 ;;
         planted) ci/planted.sh ;;
         torch) ci/torch.sh ;;
@@ -26,7 +27,7 @@ part() {
     esac
 }
 
-[ $# -gt 0 ] || set -- loom asan fuzz fuzz-alloc stress planted torch
+[ $# -gt 0 ] || set -- loom asan fuzz fuzz-alloc fuzz-capi stress planted torch
 failed=
 for name in "$@"; do
     echo "== $name"

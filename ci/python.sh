@@ -44,7 +44,7 @@ here=$PWD
 plain=$(wheel plain "")
 # The module has the C ABI, and needs neither CUDA nor a Python library.
 unzip -p "$plain" leasehold/_native.abi3.so >"$work/module.so"
-functions=$(sed -n 's/^\(int\|void\|uint32_t\|const char\|void \*\).*[ *]\(leasehold_[a-z_0-9]*\)(.*/\2/p' crates/capi/include/leasehold.h | grep -v '^leasehold_sim_' | sort -u)
+functions=$(sed -n 's/^\(int\|void\|uint32_t\|size_t\|const char\|void \*\).*[ *]\(leasehold_[a-z_0-9]*\)(.*/\2/p' crates/capi/include/leasehold.h | grep -v '^leasehold_sim_' | sort -u)
 exported=$(nm -D --defined-only "$work/module.so" | awk '$2 == "T" { print $3 }')
 for function in $functions; do
     echo "$exported" | grep -qx "$function" || { echo "$function is not exported" >&2; exit 1; }

@@ -6,6 +6,8 @@
  *    memory is, who holds it, what was tried and what to do.
  *  - No function panics, throws, unwinds or aborts. A handle or a block that is unknown, was closed or was freed is
  *    LEASEHOLD_INVALID_ARGUMENT.
+ *  - On a host without memory a call is carried out with memory that the library set aside, or is LEASEHOLD_OUT_OF_MEMORY. The process ends
+ *    only if there is none for the start of a thread (a device's first copy), or for a snapshot, a report or a walk of very many blocks.
  *  - A struct begins with its size in bytes: the caller sets it to sizeof. The library reads and writes no more than that.
  *
  * Threads

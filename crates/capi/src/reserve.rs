@@ -19,6 +19,8 @@ use std::ptr::null_mut;
 const SIZE: usize = 4 << 20;
 /// More bytes in use than this are many: a call needs less than the rest.
 const MANY: usize = SIZE / 4;
+/// The largest part.
+const LARGEST: usize = SIZE / 16;
 const ALIGN: usize = 4096;
 
 #[repr(C, align(4096))]
@@ -35,13 +37,14 @@ fn bytes_of(state: u64) -> usize {
     (state & u64::from(u32::MAX)) as usize
 }
 
-/// A part; null if there is not enough left.
+/// A part; null if there is not enough left, or for a size that only a list has which can do
+/// without.
 #[cold]
 fn take(layout: Layout) -> *mut u8 {
     let part = |state: u64| {
         let at = bytes_of(state).next_multiple_of(layout.align());
         let end = at.checked_add(layout.size()).filter(|&end| end <= SIZE)?;
-        (layout.align() <= ALIGN).then_some((at, end))
+        (layout.align() <= ALIGN && layout.size() <= LARGEST).then_some((at, end))
     };
     let taken = STATE.fetch_update(Ordering::Acquire, Ordering::Relaxed, |state| {
         part(state).map(|(_, end)| ((state >> 32) + 1) << 32 | end as u64)
@@ -151,7 +154,7 @@ mod tests {
     fn parts_do_not_overlap_and_come_back() {
         let layout = |size, align| Layout::from_size_align(size, align).unwrap();
         for _ in 0..3 {
-            let sizes = [(1, 1), (100, 8), (7, 64), (4096, 4096), (1 << 20, 16), (3, 2)];
+            let sizes = [(1, 1), (100, 8), (7, 64), (4096, 4096), (LARGEST, 16), (3, 2)];
             let mut parts = Vec::new();
             for (size, align) in sizes {
                 let part = take(layout(size, align));
@@ -161,9 +164,7 @@ mod tests {
                 parts.push((part.addr(), size));
             }
             assert!(parts.windows(2).all(|w| w[0].0 + w[0].1 <= w[1].0), "{parts:?}");
-            // Much is in use, but the host has memory.
-            assert!(bytes_of(STATE.load(Ordering::Relaxed)) > MANY && !is_low());
-            assert!(take(layout(SIZE, 1)).is_null() && take(layout(1, 2 * ALIGN)).is_null());
+            assert!(take(layout(LARGEST + 1, 1)).is_null() && take(layout(1, 2 * ALIGN)).is_null());
             // A block that grows leaves its part for the system's memory.
             // SAFETY: the part is the last one, of this layout; the block is given back once.
             unsafe {
@@ -173,6 +174,11 @@ mod tests {
             }
             parts[..5].iter().for_each(|_| give());
             assert_eq!(STATE.load(Ordering::Relaxed), 0);
+            let all = (0..).take_while(|_| !take(layout(LARGEST, 1)).is_null()).count();
+            assert_eq!(all, SIZE / LARGEST);
+            // Much is in use, but the host has memory.
+            assert!(bytes_of(STATE.load(Ordering::Relaxed)) > MANY && !is_low());
+            (0..all).for_each(|_| give());
         }
     }
 }

@@ -6,10 +6,12 @@ use crate::reserve;
 use leasehold::{Error, Result};
 use leasehold_core::OutOfMemory;
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
+use leasehold_core::thread_end::ThreadEnd;
 use std::any::Any;
-use std::cell::RefCell;
-use std::ffi::{CString, c_char, c_int};
+use std::cell::Cell;
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::null_mut;
 
 /// Success.
 pub const OK: c_int = 0;
@@ -65,28 +67,43 @@ pub(crate) fn no_memory(table: &str, bytes: usize) -> Error {
 }
 
 thread_local! {
-    static LAST: RefCell<Option<CString>> = const { RefCell::new(None) };
+    /// The text of the last failure, which this thread owns; null before the first.
+    static LAST: Cell<*mut c_char> = const { Cell::new(null_mut()) };
+}
+
+/// Frees the text at the end of a thread.
+static END: ThreadEnd = ThreadEnd::new(|| replace(null_mut()));
+
+/// What a thread has instead of a text where the host has no memory for one.
+const NO_TEXT: &CStr = c"the host has no memory for the text of this failure";
+
+/// Owns another text from now on.
+fn replace(text: *mut c_char) {
+    let former = LAST.replace(text);
+    if !former.is_null() && former != NO_TEXT.as_ptr().cast_mut() {
+        // SAFETY: the text came from `CString::into_raw` in `keep`, and this thread alone has it.
+        drop(unsafe { CString::from_raw(former) });
+    }
 }
 
 /// Keeps the text of a thread's last failure.
 pub(crate) fn keep(text: String) {
     // A zero byte would end the C string early.
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
-    // A thread that is ending keeps no text.
-    let _ = LAST.try_with(|last| *last.borrow_mut() = Some(text));
+    replace(if END.watch() { text.into_raw() } else { NO_TEXT.as_ptr().cast_mut() });
 }
 
 /// The text of this thread's last failure.
 pub(crate) fn last() -> *const c_char {
-    let text = LAST.try_with(|last| last.borrow().as_ref().map(|text| text.as_ptr()));
-    text.ok().flatten().unwrap_or(c"".as_ptr())
+    let text = LAST.get();
+    if text.is_null() { c"".as_ptr() } else { text }
 }
 
 /// Puts words before the text of this thread's last failure.
 pub(crate) fn prefix(words: &str) {
-    let text =
-        LAST.try_with(|last| last.borrow().as_ref().map(|t| t.to_string_lossy().into_owned()));
-    keep(words.to_owned() + &text.ok().flatten().unwrap_or_default());
+    // SAFETY: the text is this thread's own until `keep` below.
+    let text = unsafe { CStr::from_ptr(last()) }.to_string_lossy().into_owned();
+    keep(words.to_owned() + &text);
 }
 
 fn panic_text(panic: &(dyn Any + Send)) -> &str {

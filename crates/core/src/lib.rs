@@ -60,6 +60,9 @@ pub mod panics;
 pub mod pool;
 pub mod retire;
 pub mod sync;
+#[cfg(not(loom))]
+#[doc(hidden)]
+pub mod thread_end;
 #[doc(hidden)]
 pub mod thread_number;
 pub mod timeline;

@@ -9,6 +9,8 @@
 
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 #[cfg(not(loom))]
+use crate::thread_end::ThreadEnd;
+#[cfg(not(loom))]
 use std::cell::Cell;
 
 /// The number of every thread that has none of its own, because it comes after the first 2^26 or is
@@ -76,22 +78,14 @@ static NUMBERS: Numbers = Numbers::new();
 #[cfg(not(loom))]
 thread_local! {
     static NUMBER: Cell<u32> = const { Cell::new(NOBODY) };
-    static END: End = const { End };
 }
 
-/// Gives the thread's number back when it goes.
+/// Gives the thread's number back.
 #[cfg(not(loom))]
-struct End;
-
-#[cfg(not(loom))]
-impl Drop for End {
-    fn drop(&mut self) {
-        match NUMBER.replace(NOBODY) {
-            NOBODY => {}
-            number => NUMBERS.put(number),
-        }
-    }
-}
+static END: ThreadEnd = ThreadEnd::new(|| match NUMBER.replace(NOBODY) {
+    NOBODY => {}
+    number => NUMBERS.put(number),
+});
 
 /// This thread's number.
 #[cfg(not(loom))]
@@ -99,9 +93,8 @@ impl Drop for End {
 pub fn thread_number() -> u32 {
     #[cold]
     fn fresh() -> u32 {
-        // From a destructor of the thread's that runs later than the end nobody would give a number
-        // back.
-        let number = END.try_with(|_| NUMBERS.take()).unwrap_or(NOBODY);
+        // Without memory nobody would give a number back.
+        let number = if END.watch() { NUMBERS.take() } else { NOBODY };
         NUMBER.set(number);
         number
     }

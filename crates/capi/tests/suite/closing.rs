@@ -2,8 +2,8 @@
 //! block that was given has memory.
 
 use crate::*;
+use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Runs `user` beside this thread, which calls `close` until it succeeds.
 fn beside(user: impl FnOnce() + Send, close: impl Fn() -> c_int) {
