@@ -1,6 +1,7 @@
 #!/bin/sh
 # The long forms of what `.ci/run` checks in short: every bound of the models, the sanitizer over
-# every crate, long fuzzing, the stress with a thousand seeds, and the mistakes that it must find.
+# every crate, long fuzzing, the stress with a thousand seeds, the mistakes that it must find, and
+# random programs of the Python package.
 # Nightly in the workflow; some hours on two cores. All parts run even when one fails.
 #
 #   ci/long.sh              everything
@@ -17,6 +18,7 @@ part() {
         fuzz-alloc) ci/fuzz.sh 100000000 ;;
         stress) ci/stress.sh 1000 10000 8 ;;
         planted) ci/planted.sh ;;
+        python) ci/python.sh model 100000 ;;
         *)
             echo "no part $1" >&2
             return 2
@@ -24,7 +26,7 @@ part() {
     esac
 }
 
-[ $# -gt 0 ] || set -- loom asan fuzz fuzz-alloc stress planted
+[ $# -gt 0 ] || set -- loom asan fuzz fuzz-alloc stress planted python
 failed=
 for name in "$@"; do
     echo "== $name"
