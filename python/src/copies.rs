@@ -129,9 +129,16 @@ fn of_extension<'py>(
     let Some(dtype) = name.ok().and_then(|name| dtype::of_extension(&name)) else {
         return Ok(None);
     };
+    if !object.hasattr("view")? || !named.hasattr("isnative")? {
+        return Ok(None);
+    }
     let integers = format!("uint{}", dtype.size * 8);
     let view = object.call_method1("view", (&integers,))?;
-    let mut array = HostArray::new(Request::of(&view, writable)?)?;
+    let mut array = match Request::of(&view, writable) {
+        Ok(request) => HostArray::new(request)?,
+        Err(error) if is_refusal(object.py(), &error) => return Ok(None),
+        Err(error) => return Err(error),
+    };
     if array.dtype.name != integers || !named.getattr("isnative")?.is_truthy()? {
         return Err(Class::ArgumentType.error(format!("elements of {named} have no type here")));
     }

@@ -5,10 +5,13 @@ from __future__ import annotations
 import array
 import ctypes
 import mmap
+import struct
 import unittest
 from typing import Any
 
+import capsules
 import leasehold
+from capsules import Producer
 
 try:
     import numpy as np
@@ -107,6 +110,30 @@ class Formats(unittest.TestCase):
         six = CPU.upload(b"123456")
         six.copy_to(backwards)
         self.assertEqual(bytes(backwards), b"123456")
+
+    def test_tensors_of_dlpack_are_imported(self) -> None:
+        contents = struct.pack("<6f", *range(6))
+        tensor = Producer(contents, (3, 2), (1, 3))
+        b = CPU.upload(tensor)
+        self.assertEqual((b.shape, b.dtype), ((3, 2), "float32"))
+        self.assertEqual(b.tobytes(), struct.pack("<6f", 0, 3, 1, 4, 2, 5))
+        b.copy_to(Producer(contents, (3, 2)))
+        b.fill(9)
+        b.copy_to(tensor)
+        self.assertEqual(tensor.memory.raw, struct.pack("<6f", *[9] * 6))
+        b.copy_from(Producer(contents, (3, 2)))
+        self.assertEqual(b.tobytes(), contents)
+        # Each copy let the tensor go.
+        self.assertEqual(tensor.deleted, 2)
+        half = CPU.upload(Producer(contents[:4], (2,), kind=(capsules.BFLOAT, 16)))
+        self.assertEqual((half.dtype, half.shape), ("bfloat16", (2,)))
+        fixed = Producer(contents, (6,), version=(1, 0), flags=capsules.READ_ONLY)
+        with self.assertRaises(leasehold.InvalidArgumentError):
+            CPU.zeros(6, "float32").copy_to(fixed)
+        for wrong in (Producer(contents, (3,), lanes=2), Producer(contents, (1,), kind=(3, 64))):
+            with self.assertRaises(leasehold.Error):
+                CPU.upload(wrong)
+            self.assertEqual(wrong.deleted, 1)
 
     def test_what_lends_nothing_is_refused(self) -> None:
         released = memoryview(b"")
