@@ -145,15 +145,14 @@ impl Context {
     /// # Errors
     /// `InvalidArgument` for another backend, or an ordinal that is no number.
     pub fn device_id(&self, name: &str) -> Result<DeviceId> {
-        let own = self.0.backends.iter().map(|b| b.kind());
-        let known = [
-            BackendKind::Cpu,
-            BackendKind::Cuda,
-            BackendKind::Mps,
-            BackendKind::Sim,
-            BackendKind::Null,
-        ];
-        DeviceId::parse_among(name, &own.chain(known).collect::<Vec<_>>())
+        use BackendKind::{Cpu, Cuda, Mps, Null, Sim};
+        let mut kinds: Vec<_> = self.0.backends.iter().map(|b| b.kind()).collect();
+        for known in [Cpu, Cuda, Mps, Sim, Null] {
+            if !kinds.contains(&known) {
+                kinds.push(known);
+            }
+        }
+        DeviceId::parse_among(name, &kinds)
     }
 
     /// The runtime of a device: one per device, made when first asked for, shared by all who ask.

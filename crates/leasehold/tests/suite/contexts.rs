@@ -125,6 +125,9 @@ fn a_context_reads_the_names_of_its_backends() {
     assert_eq!(context.runtime(context.device_id("mydev:0").unwrap()).unwrap().device(), id);
     let error = context.device_id("yours:0").unwrap_err().to_string();
     assert!(error.contains("mydev:0") && error.contains("cuda:0"), "{error}");
+    let cpu = Context::with_backends(vec![Arc::new(leasehold::cpu::CpuBackend::new())]);
+    let error = cpu.device_id("yours:0").unwrap_err().to_string();
+    assert_eq!(error.matches("cpu:0").count(), 1, "each name is written once: {error}");
     assert_eq!(
         kind("mydev:0".parse::<DeviceId>()),
         "InvalidArgument",
