@@ -4,12 +4,12 @@ use crate::arguments::because;
 use crate::buffer::Base;
 use crate::dlpack;
 use crate::dtype::{self, DType};
-use crate::errors::{Class, invalid, raise};
+use crate::errors::{Class, invalid, is_refusal, raise};
 use crate::host::{HostArray, Request};
 use crate::layout::Layout;
 use crate::memory::Block;
 use leasehold_core::sync::Arc;
-use pyo3::exceptions::{PyBufferError, PyMemoryError, PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -49,6 +49,9 @@ impl<'py> End<'py> {
         if let Some(array) = of_extension(object, writable)? {
             return Ok(End::Host(array));
         }
+        if let Some(array) = HostArray::of_interface(object, writable)? {
+            return Ok(End::Host(array));
+        }
         let refusal = if object.hasattr("__dlpack__")? {
             match dlpack::from_dlpack(object, None, None) {
                 Ok(imported) => {
@@ -86,17 +89,6 @@ impl<'py> End<'py> {
     pub(crate) fn dense(&self) -> PyResult<Layout> {
         Layout::dense(self.dtype(), self.shape().to_vec(), 0)
     }
-}
-
-/// Whether an object says by an error that it does not lend its memory so. Errors of this package
-/// say more.
-fn is_refusal(py: Python<'_>, error: &PyErr) -> bool {
-    let is_own = Class::is_own(py, error);
-    !is_own
-        && (error.is_instance_of::<PyTypeError>(py)
-            || error.is_instance_of::<PyValueError>(py)
-            || error.is_instance_of::<PyBufferError>(py)
-            || error.is_instance_of::<PyRuntimeError>(py))
 }
 
 /// The error for an object that lends no elements, with what it said itself.

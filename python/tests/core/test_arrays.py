@@ -135,6 +135,47 @@ class Formats(unittest.TestCase):
                 CPU.upload(wrong)
             self.assertEqual(wrong.deleted, 1)
 
+    def test_array_interfaces(self) -> None:
+        class Picture:
+            def __init__(self, data: Any, **more: Any) -> None:
+                self.__array_interface__ = {"version": 3, "data": data, **more}
+
+        data = bytes(range(12))
+        b = CPU.upload(Picture(data, shape=(2, 3), typestr="<u2"))
+        self.assertEqual((b.shape, b.dtype, b.tobytes()), ((2, 3), "uint16", data))
+        b = CPU.upload(Picture(data, shape=(2, 3), typestr="|u1", strides=(-6, 2), offset=6))
+        self.assertEqual(b.tobytes(), bytes([6, 8, 10, 0, 2, 4]))
+        target = bytearray(4)
+        CPU.upload(memoryview(b"\1\0\2\0").cast("H")).copy_to(Picture(target, shape=(2,), typestr=">u2"))
+        self.assertEqual(target, b"\0\1\0\2")
+        far = 2**62
+        for wrong in [
+            {"shape": (13,), "typestr": "|u1"},
+            {"shape": (far, 4), "typestr": "|u1"},
+            {"shape": (2,), "typestr": "|u1", "strides": (12,)},
+            {"shape": (2, 2), "typestr": "|u1", "strides": (far, far)},
+            {"shape": (2,), "typestr": "|u1", "strides": (-1,)},
+            {"shape": (1,), "typestr": "|u1", "offset": -1},
+            {"shape": (1,), "typestr": "|u1", "offset": 12},
+            {"shape": (1,), "typestr": "|u1", "offset": 2**63 - 1},
+            {"shape": (1,), "typestr": "|u1", "strides": ()},
+            {"shape": range(1 << 40), "typestr": "|u1"},
+            {"shape": (1,), "typestr": "|O8"},
+            {"shape": (1,), "typestr": ""},
+            {"shape": (1,), "typestr": "\u00e9u1"},
+            {"shape": (1,)},
+            {"typestr": "|u1"},
+            {"shape": (1,), "typestr": "|u1", "mask": b"1"},
+        ]:
+            with self.subTest(wrong), self.assertRaises(leasehold.InvalidArgumentError):
+                CPU.upload(Picture(data, **wrong))
+        # Nobody vouches for an address.
+        for address in ((0x41414141, False), None, 0x41414141):
+            with self.assertRaises(leasehold.ArgumentTypeError):
+                CPU.upload(Picture(address, shape=(8,), typestr="|u1"))
+        with self.assertRaises(leasehold.InvalidArgumentError):
+            CPU.zeros(12).copy_to(Picture(data, shape=(12,), typestr="|u1"))
+
     def test_what_lends_nothing_is_refused(self) -> None:
         released = memoryview(b"")
         released.release()
