@@ -9,7 +9,7 @@ use crate::host::{HostArray, Request};
 use crate::layout::Layout;
 use crate::memory::Block;
 use leasehold_core::sync::Arc;
-use pyo3::exceptions::PyMemoryError;
+use pyo3::exceptions::{PyMemoryError, PyOverflowError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -249,7 +249,13 @@ pub(crate) fn copy(py: Python<'_>, to: &End<'_>, from: &End<'_>) -> PyResult<()>
 pub(crate) fn bytes<'py>(py: Python<'py>, from: &End<'_>) -> PyResult<Bound<'py, PyBytes>> {
     let bytes = from.dense()?.bytes();
     PyBytes::new_with(py, bytes as usize, |to| gather(py, from, to)).map_err(|error| {
-        let is_pythons = error.get_type(py).is(py.get_type::<PyMemoryError>());
-        if is_pythons { because(py, no_memory(bytes), error) } else { error }
+        let kind = error.get_type(py);
+        let is_pythons = kind.is(py.get_type::<PyMemoryError>());
+        // The number of bytes may be beyond an object's largest.
+        if is_pythons || kind.is(py.get_type::<PyOverflowError>()) {
+            because(py, no_memory(bytes), error)
+        } else {
+            error
+        }
     })
 }

@@ -249,16 +249,11 @@ impl<'py> HostArray<'py> {
         !self.swapped && self.grid.is_dense()
     }
 
-    fn check_writable(&self) -> PyResult<()> {
+    /// Checks that each element can be written on its own.
+    pub(crate) fn check_target(&self) -> PyResult<()> {
         if self.read_only {
             return Err(invalid("the memory is read-only and cannot be written"));
         }
-        Ok(())
-    }
-
-    /// Checks that each element can be written on its own.
-    pub(crate) fn check_target(&self) -> PyResult<()> {
-        self.check_writable()?;
         if self.grid.may_overlap() {
             return Err(invalid(
                 "elements of the target share memory; copy to an array of its own",
@@ -269,7 +264,7 @@ impl<'py> HostArray<'py> {
 
     /// Sets every element, whose bytes are in this machine's order.
     pub(crate) fn fill(&self, _: Python<'_>, element: &[u8]) -> PyResult<()> {
-        self.check_writable()?;
+        self.check_target()?;
         assert_eq!(element.len() as i64, self.grid.size);
         // SAFETY: the memory stays in place as long as this, and the thread is attached.
         unsafe { self.grid.fill(element) };

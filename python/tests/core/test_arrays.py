@@ -269,6 +269,21 @@ class NumPy(unittest.TestCase):
             b.fill(1)
             with self.assertRaises(leasehold.InvalidArgumentError):
                 b.copy_to(target)
+        # As many elements as there are must not be visited, either.
+        many = (1 << 20, 1 << 20)
+        for strides in ((0, 0), (4, 4)):
+            base = np.zeros(1 << 21, "i4")
+            large = leasehold.from_dlpack(np.lib.stride_tricks.as_strided(base, many, strides))
+            for use in (lambda: large.fill(1), lambda: large.copy_from(large)):
+                with self.assertRaises((leasehold.InvalidArgumentError)):
+                    use()
+            for use in (large.tobytes, lambda: large.to("cpu:0"), lambda: CPU.upload(large)):
+                with self.assertRaises(leasehold.OutOfMemoryError):
+                    use()
+            self.assertFalse(base.any())
+        largest = Producer(b"1", ((1 << 63) - 1,), (0,), kind=(capsules.UINT, 8))
+        with self.assertRaises(leasehold.OutOfMemoryError):
+            leasehold.from_dlpack(largest).tobytes()
         self.assertFalse(fixed.any() or base.any())
 
     def test_ends_that_share_memory(self) -> None:
