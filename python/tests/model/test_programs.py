@@ -311,7 +311,10 @@ class Programs(RuleBasedStateMachine):
         if isinstance(export.what, leasehold.Buffer):
             self.do(lambda: export.what.fill(value))
         else:
-            np.asarray(export.what)[...] = value
+            array = np.asarray(export.what)
+            if not array.flags.writeable:
+                return  # NumPy before 2.1 writes to no tensor of DLPack
+            array[...] = value
         view[...] = value
 
     def read(self, export: Export) -> None:
