@@ -1,7 +1,7 @@
 #!/bin/sh
 # The long forms of what `.ci/run` checks in short: every bound of the models, the sanitizer over
-# every crate, long fuzzing, the stress with a thousand seeds, the mistakes that it must find, and the
-# extension against the oldest and the newest PyTorch.
+# every crate, long fuzzing, the stress with a thousand seeds, the mistakes that it must find, random
+# programs of the Python package, and the extension against the oldest and the newest PyTorch.
 # Nightly in the workflow; some hours on two cores. All parts run even when one fails.
 #
 #   ci/long.sh              everything
@@ -19,6 +19,7 @@ part() {
         fuzz-capi) ci/capi-fuzz.sh ;;
         stress) ci/stress.sh 1000 10000 8 ;;
         planted) ci/planted.sh ;;
+        python) ci/python.sh model 100000 ;;
         torch) ci/torch.sh ;;
         *)
             echo "no part $1" >&2
@@ -27,7 +28,7 @@ part() {
     esac
 }
 
-[ $# -gt 0 ] || set -- loom asan fuzz fuzz-alloc fuzz-capi stress planted torch
+[ $# -gt 0 ] || set -- loom asan fuzz fuzz-alloc fuzz-capi stress planted python torch
 failed=
 for name in "$@"; do
     echo "== $name"

@@ -1,10 +1,11 @@
 #!/bin/sh
 # The Python package: builds its wheel, installs that into fresh virtual environments, and runs the
-# tests, the examples of its documentation and mypy. A second build, with simulated devices, runs
-# the tests that need those. No GPU is needed.
+# tests, the examples of its documentation, mypy and pyright. A second build, with simulated devices,
+# runs the tests that need those, and random programs against a model. No GPU is needed.
 #
-#   ci/python.sh              with python3
-#   ci/python.sh PYTHON ...   the tests with other interpreters too
+#   ci/python.sh                    with python3, and the tests with each other version that is found
+#   ci/python.sh PYTHON ...         the tests with these other interpreters
+#   ci/python.sh model [EXAMPLES]   the random programs alone: 100,000 if no number is given
 set -eu
 cd "$(dirname "$0")/.."
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
@@ -13,10 +14,13 @@ work="$target/python"
 tools="$work/tools/bin"
 mkdir -p "$work"
 
-if ! "$tools/python" -c 'import mypy, numpy' 2>/dev/null || [ ! -x "$tools/maturin" ]; then
+# Later versions of mypy know no Python 3.9.
+printf '%s\n' 'maturin>=1.9,<2' 'mypy>=1.15,<1.20' numpy 'pyright[nodejs]' >"$work/needed"
+if ! cmp -s "$work/needed" "$work/tools/needed"; then
     rm -rf "$work/tools"
     python3 -m venv "$work/tools"
-    "$tools/pip" install 'maturin>=1.9,<2' 'mypy>=1.15' numpy
+    "$tools/pip" install -r "$work/needed"
+    cp "$work/needed" "$work/tools"
 fi
 
 # Builds a wheel as pip does, with these features, and prints its path.
@@ -40,7 +44,28 @@ tests() {
     (cd "$work" && "$work/$1/bin/python" -W error::DeprecationWarning -m unittest discover -s "$2" -t "$2")
 }
 
+# The other versions of Python that are found, one interpreter of each.
+others() {
+    own=$(python3 -c 'import sys; print(sys.version_info.minor)')
+    for minor in 9 10 11 12 13; do
+        [ "$minor" = "$own" ] && continue
+        for python in "python3.$minor" "${PYENV_ROOT:-$HOME/.pyenv}/versions/3.$minor".*/bin/python3; do
+            if "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+                echo "$python"
+                break
+            fi
+        done
+    done
+}
+
 here=$PWD
+if [ "${1:-}" = model ]; then
+    name=model
+    environment "$name" python3 "$(wheel simulated "--features sim")" numpy ml_dtypes hypothesis
+    LEASEHOLD_EXAMPLES="${2:-100000}" tests "$name" "$here/python/tests/model"
+    exit
+fi
+
 plain=$(wheel plain "")
 # The module has the C ABI, and needs neither CUDA nor a Python library.
 unzip -p "$plain" leasehold/_native.abi3.so >"$work/module.so"
@@ -62,23 +87,35 @@ tests "$name" "$here/python/tests/core"
 echo "without NumPy: ok"
 
 name=full
-environment "$name" python3 "$plain" numpy
+environment "$name" python3 "$plain" numpy ml_dtypes
+"$work/$name/bin/python" "$here/python/tests/typing/usage_numpy.py"
 tests "$name" "$here/python/tests/core"
 "$work/$name/bin/python" python/tests/examples.py python/README.md docs/how-to/python.md
 echo "with NumPy: ok"
 
+# shellcheck disable=SC2046
+[ $# -gt 0 ] || set -- $(others)
 for python in "$@"; do
     name=other
-    environment "$name" "$python" "$plain"
+    environment "$name" "$python" "$plain" numpy ml_dtypes
     "$work/$name/bin/python" --version
     tests "$name" "$here/python/tests/core"
 done
 
-# The types: the package as it is installed and a file that uses it, and the stubs beside the module
-# itself.
+# The types: the package as it is installed and files that use it, for each version of Python, and
+# the stubs beside the module itself.
 (
     cd "$work"
-    "$tools/mypy" --strict --python-executable "$work/full/bin/python" "$here/python/tests/typing/usage.py"
+    for version in 3.9 3.10 3.11 3.12 3.13; do
+        for file in usage usage_numpy; do
+            "$tools/mypy" --strict --python-version "$version" --python-executable "$work/full/bin/python" \
+                "$here/python/tests/typing/$file.py"
+        done
+        # Its program comes from a registry of another kind, which not every machine reaches.
+        if "$tools/pyright" --version >/dev/null 2>&1; then
+            "$tools/pyright" --pythonversion "$version" --pythonpath "$work/full/bin/python" "$here/python/tests/typing"
+        fi
+    done
     # PyTorch is not there.
     "$tools/mypy" --strict --disable-error-code import-not-found --python-executable "$work/full/bin/python" -p leasehold
     "$tools/pip" install --no-deps --force-reinstall "$plain"
@@ -88,8 +125,9 @@ done
 )
 
 name=simulated
-environment "$name" python3 "$(wheel simulated "--features sim")" numpy
+environment "$name" python3 "$(wheel simulated "--features sim")" numpy ml_dtypes hypothesis
 tests "$name" "$here/python/tests/core"
+tests "$name" "$here/python/tests/model"
 # The core of the extension for PyTorch also runs in a C++ program, which has no interpreter to load
 # the module with: there it uses the C ABI's library with simulated devices.
 cargo build --quiet --locked --profile quick -p leasehold-capi-sim

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Union
 
-from leasehold._errors import InvalidArgumentError
+from leasehold._errors import ArgumentTypeError, InvalidArgumentError
 from leasehold._native import Allocator, Device, opened, render
 
 Source = Union[Allocator, Device, Mapping[str, Any], str]
@@ -35,7 +35,14 @@ def _text(source: Source | None) -> str:
         source = source.allocator
     if isinstance(source, Allocator):
         return source._snapshot_json()
-    return source if isinstance(source, str) else json.dumps(source)
+    try:
+        text = source if isinstance(source, str) else json.dumps(source)
+        text.encode()
+    except TypeError as error:
+        raise ArgumentTypeError(f"the source of a report is no snapshot: {error}") from error
+    except ValueError as error:
+        raise InvalidArgumentError(f"the source of a report is no snapshot: {error}") from error
+    return text
 
 
 def report(path: str | os.PathLike[str], source: Source | None = None) -> None:

@@ -44,24 +44,27 @@ where
     of.map(|of| value(of, what)).transpose()
 }
 
+/// A number for each dimension.
+pub(crate) fn numbers(of: &Bound<'_, PyAny>, what: &str) -> PyResult<Vec<i64>> {
+    let items = of.try_iter().map_err(|error| own(of.py(), what, error))?;
+    let mut numbers = Vec::new();
+    // The sequence's own length says nothing.
+    for item in items {
+        if numbers.len() == MOST_DIMENSIONS {
+            return Err(invalid(format!("more than {MOST_DIMENSIONS} dimensions")));
+        }
+        numbers.push(value(&item?, what)?);
+    }
+    Ok(numbers)
+}
+
 /// A shape: a number, or a sequence of numbers.
 pub(crate) fn shape(of: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
     const WHAT: &str = "a shape is a number or a sequence of numbers";
     let py = of.py();
     let shape = match of.extract::<i64>() {
         Ok(one) => vec![one],
-        Err(error) if error.is_instance_of::<PyTypeError>(py) => {
-            // The sequence's own length says nothing.
-            let items = of.try_iter().map_err(|error| own(py, WHAT, error))?;
-            let mut shape = Vec::new();
-            for item in items {
-                if shape.len() == MOST_DIMENSIONS {
-                    return Err(invalid(format!("more than {MOST_DIMENSIONS} dimensions")));
-                }
-                shape.push(value(&item?, WHAT)?);
-            }
-            shape
-        }
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => numbers(of, WHAT)?,
         Err(error) => return Err(own(py, WHAT, error)),
     };
     if let Some(negative) = shape.iter().find(|&&n| n < 0) {

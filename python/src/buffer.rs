@@ -10,6 +10,7 @@ use crate::errors::{Class, invalid, raise};
 use crate::layout::Layout;
 use crate::memory::Block;
 use leasehold_core::sync::{Arc, Mutex};
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyMemoryView, PyTuple, PyType};
@@ -22,13 +23,26 @@ struct Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // Device memory may have to wait for its uses, and this thread is attached.
-        if let Some(block) = self.block.get_mut().take()
-            && !block.device.host
-        {
-            let mut block = Some(block);
-            Python::try_attach(|py| py.detach(|| drop(block.take())));
+        let mut block = self.block.get_mut().take();
+        if block.is_none() {
+            return;
         }
+        Python::try_attach(|py| {
+            // The end of the memory may run code of its owner, which must not meet the exception
+            // that ends this object.
+            let mut pending = [std::ptr::null_mut(); 3];
+            let [class, value, traceback] = &mut pending;
+            // SAFETY: the thread is attached. The exception is given back once.
+            unsafe { ffi::PyErr_Fetch(class, value, traceback) };
+            if block.as_ref().is_some_and(|block| block.device.host) {
+                block = None;
+            } else {
+                // Device memory may have to wait for its uses.
+                py.detach(|| drop(block.take()));
+            }
+            // SAFETY: as above.
+            unsafe { ffi::PyErr_Restore(pending[0], pending[1], pending[2]) };
+        });
     }
 }
 

@@ -4,12 +4,12 @@ use crate::arguments::because;
 use crate::buffer::Base;
 use crate::dlpack;
 use crate::dtype::{self, DType};
-use crate::errors::{Class, invalid, raise};
+use crate::errors::{Class, invalid, is_refusal, raise};
 use crate::host::{HostArray, Request};
 use crate::layout::Layout;
 use crate::memory::Block;
 use leasehold_core::sync::Arc;
-use pyo3::exceptions::{PyBufferError, PyMemoryError, PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyMemoryError, PyOverflowError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -47,6 +47,9 @@ impl<'py> End<'py> {
             Err(error) => return Err(error),
         };
         if let Some(array) = of_extension(object, writable)? {
+            return Ok(End::Host(array));
+        }
+        if let Some(array) = HostArray::of_interface(object, writable)? {
             return Ok(End::Host(array));
         }
         let refusal = if object.hasattr("__dlpack__")? {
@@ -88,17 +91,6 @@ impl<'py> End<'py> {
     }
 }
 
-/// Whether an object says by an error that it does not lend its memory so. Errors of this package
-/// say more.
-fn is_refusal(py: Python<'_>, error: &PyErr) -> bool {
-    let is_own = Class::is_own(py, error);
-    !is_own
-        && (error.is_instance_of::<PyTypeError>(py)
-            || error.is_instance_of::<PyValueError>(py)
-            || error.is_instance_of::<PyBufferError>(py)
-            || error.is_instance_of::<PyRuntimeError>(py))
-}
-
 /// The error for an object that lends no elements, with what it said itself.
 fn refused(object: &Bound<'_, PyAny>, mut refusal: PyErr) -> PyErr {
     let py = object.py();
@@ -129,9 +121,16 @@ fn of_extension<'py>(
     let Some(dtype) = name.ok().and_then(|name| dtype::of_extension(&name)) else {
         return Ok(None);
     };
+    if !object.hasattr("view")? || !named.hasattr("isnative")? {
+        return Ok(None);
+    }
     let integers = format!("uint{}", dtype.size * 8);
     let view = object.call_method1("view", (&integers,))?;
-    let mut array = HostArray::new(Request::of(&view, writable)?)?;
+    let mut array = match Request::of(&view, writable) {
+        Ok(request) => HostArray::new(request)?,
+        Err(error) if is_refusal(object.py(), &error) => return Ok(None),
+        Err(error) => return Err(error),
+    };
     if array.dtype.name != integers || !named.getattr("isnative")?.is_truthy()? {
         return Err(Class::ArgumentType.error(format!("elements of {named} have no type here")));
     }
@@ -250,7 +249,13 @@ pub(crate) fn copy(py: Python<'_>, to: &End<'_>, from: &End<'_>) -> PyResult<()>
 pub(crate) fn bytes<'py>(py: Python<'py>, from: &End<'_>) -> PyResult<Bound<'py, PyBytes>> {
     let bytes = from.dense()?.bytes();
     PyBytes::new_with(py, bytes as usize, |to| gather(py, from, to)).map_err(|error| {
-        let is_pythons = error.get_type(py).is(py.get_type::<PyMemoryError>());
-        if is_pythons { because(py, no_memory(bytes), error) } else { error }
+        let kind = error.get_type(py);
+        let is_pythons = kind.is(py.get_type::<PyMemoryError>());
+        // The number of bytes may be beyond an object's largest.
+        if is_pythons || kind.is(py.get_type::<PyOverflowError>()) {
+            because(py, no_memory(bytes), error)
+        } else {
+            error
+        }
     })
 }

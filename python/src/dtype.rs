@@ -98,6 +98,14 @@ pub(crate) fn of_format(format: &[u8], size: i64) -> Option<(DType, bool)> {
     Some((dtype, size > 1 && matches!(order, b'>' | b'!')))
 }
 
+/// The type of a name of the array interface (`<f8`), and whether its bytes have the other order.
+pub(crate) fn of_typestr(typestr: &str) -> Option<(DType, bool)> {
+    let (order, rest) = (typestr.get(..1)?, typestr.get(1..)?);
+    let kind = |row: &Row| row.typestr.and_then(|own| own.get(1..)) == Some(rest);
+    let dtype = find(kind).filter(|_| matches!(order, "<" | ">" | "|" | "="))?;
+    Some((dtype, dtype.size > 1 && order == ">"))
+}
+
 /// A type that NumPy has through other packages alone, by its name.
 pub(crate) fn of_extension(name: &str) -> Option<DType> {
     find(|row| row.format.is_none() && row.name == name)

@@ -1,6 +1,7 @@
 //! Errors as Python's exceptions: the classes of `leasehold._errors`.
 
 use leasehold::Error;
+use pyo3::exceptions::{PyBufferError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
@@ -69,12 +70,16 @@ impl Class {
     }
 }
 
-impl Class {
-    /// Whether an exception is the package's own.
-    pub(crate) fn is_own(py: Python<'_>, error: &PyErr) -> bool {
-        let base = py.import("leasehold._errors").and_then(|m| m.getattr("Error"));
-        base.is_ok_and(|base| error.is_instance(py, &base))
-    }
+/// Whether an object says by an error that it does not lend its memory so. Errors of this package
+/// say more.
+pub(crate) fn is_refusal(py: Python<'_>, error: &PyErr) -> bool {
+    let base = py.import("leasehold._errors").and_then(|m| m.getattr("Error"));
+    let is_own = base.is_ok_and(|base| error.is_instance(py, &base));
+    let is_builtin = error.is_instance_of::<PyTypeError>(py)
+        || error.is_instance_of::<PyValueError>(py)
+        || error.is_instance_of::<PyBufferError>(py)
+        || error.is_instance_of::<PyRuntimeError>(py);
+    is_builtin && !is_own
 }
 
 /// An error of the library as an exception.

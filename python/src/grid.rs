@@ -98,6 +98,17 @@ impl Grid {
         })
     }
 
+    /// Whether all elements lie in so many bytes, with the first one at an offset.
+    pub(crate) fn lies_in(&self, offset: i64, bytes: u64) -> bool {
+        let (mut low, mut high) = (i128::from(offset), i128::from(offset) + i128::from(self.size));
+        for (&n, &stride) in self.shape.iter().zip(&self.strides) {
+            let reach = i128::from(n - 1) * i128::from(stride);
+            low += reach.min(0);
+            high += reach.max(0);
+        }
+        self.is_empty() || (low >= 0 && high <= i128::from(bytes))
+    }
+
     /// Calls for each row of elements at one stride, in the order of the elements.
     fn rows(&self, mut row: impl FnMut(*mut u8, i64, i64)) {
         if self.is_empty() {

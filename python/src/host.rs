@@ -4,17 +4,17 @@
 //! The stable ABI has the protocol since Python 3.11. Earlier versions export the same functions
 //! and take the same slots, with the same struct, so the declarations here are enough for 3.9.
 
-use crate::arguments::because;
+use crate::arguments::{self, because};
 use crate::buffer::Base;
 use crate::dtype::{self, DType};
-use crate::errors::{Class, invalid};
+use crate::errors::{Class, invalid, is_refusal};
 use crate::grid::Grid;
 use crate::layout::{self, Layout, MOST_DIMENSIONS};
 use crate::memory::Block;
 use leasehold_core::sync::Arc;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyTuple, PyType};
+use pyo3::types::{PyDict, PyTuple, PyType};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::marker::PhantomData;
 
@@ -180,6 +180,57 @@ impl<'py> HostArray<'py> {
         Ok(Self { grid, dtype, swapped, read_only, _keeper: keeper })
     }
 
+    /// The elements that an array interface describes, in an object with the buffer protocol. `None`
+    /// if it names an address: nobody vouches for that.
+    pub(crate) fn of_interface(
+        object: &Bound<'py, PyAny>,
+        writable: bool,
+    ) -> PyResult<Option<Self>> {
+        const WHAT: &str = "an array interface";
+        let interface = object.getattr("__array_interface__");
+        let Some(interface) = interface.ok().and_then(|i| i.cast_into::<PyDict>().ok()) else {
+            return Ok(None);
+        };
+        let given = |name| interface.get_item(name).map(|item| item.filter(|i| !i.is_none()));
+        let missing = |name| Class::ArgumentType.error(format!("{WHAT} without {name}"));
+        let Some(data) = given("data")?.filter(|data| !data.is_instance_of::<PyTuple>()) else {
+            return Ok(None);
+        };
+        if given("mask")?.is_some() {
+            return Err(Class::ArgumentType.error("an array with a mask has no type here"));
+        }
+        let typestr = given("typestr")?.ok_or_else(|| missing("typestr"))?;
+        let typestr: String = arguments::value(&typestr, WHAT)?;
+        let (dtype, swapped) = dtype::of_typestr(&typestr).ok_or_else(|| {
+            let text = format!("elements of the type {typestr:?} have no type here");
+            Class::ArgumentType.error(text)
+        })?;
+        let shape = arguments::shape(&given("shape")?.ok_or_else(|| missing("shape"))?)?;
+        let mut strides = Layout::dense(dtype, shape.clone(), 0)?.byte_strides();
+        if let Some(all) = given("strides")? {
+            let all = arguments::numbers(&all, WHAT)?;
+            if all.len() != shape.len() {
+                return Err(invalid(format!("{WHAT} with {} strides", all.len())));
+            }
+            strides = all;
+        }
+        let offset = given("offset")?.map(|offset| arguments::value(&offset, WHAT));
+        let offset: i64 = offset.transpose()?.unwrap_or(0);
+        let mut array = match Request::of(&data, writable) {
+            Ok(request) => Self::new(request)?,
+            Err(error) if is_refusal(object.py(), &error) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let bytes = Layout::dense(array.dtype, array.grid.shape.clone(), 0)?.bytes();
+        let grid = Grid { first: array.grid.first, shape, strides, size: dtype.size };
+        if !array.grid.is_dense() || !grid.lies_in(offset, bytes) {
+            return Err(invalid(format!("{WHAT} whose elements lie beyond its data")));
+        }
+        array.grid = Grid { first: grid.first.wrapping_offset(offset as isize), ..grid };
+        (array.dtype, array.swapped) = (dtype, swapped);
+        Ok(Some(array))
+    }
+
     /// The elements of a block of host memory.
     pub(crate) fn of_block(block: Arc<Block>, layout: Layout) -> Self {
         let grid = Grid {
@@ -198,16 +249,11 @@ impl<'py> HostArray<'py> {
         !self.swapped && self.grid.is_dense()
     }
 
-    fn check_writable(&self) -> PyResult<()> {
+    /// Checks that each element can be written on its own.
+    pub(crate) fn check_target(&self) -> PyResult<()> {
         if self.read_only {
             return Err(invalid("the memory is read-only and cannot be written"));
         }
-        Ok(())
-    }
-
-    /// Checks that each element can be written on its own.
-    pub(crate) fn check_target(&self) -> PyResult<()> {
-        self.check_writable()?;
         if self.grid.may_overlap() {
             return Err(invalid(
                 "elements of the target share memory; copy to an array of its own",
@@ -218,7 +264,7 @@ impl<'py> HostArray<'py> {
 
     /// Sets every element, whose bytes are in this machine's order.
     pub(crate) fn fill(&self, _: Python<'_>, element: &[u8]) -> PyResult<()> {
-        self.check_writable()?;
+        self.check_target()?;
         assert_eq!(element.len() as i64, self.grid.size);
         // SAFETY: the memory stays in place as long as this, and the thread is attached.
         unsafe { self.grid.fill(element) };

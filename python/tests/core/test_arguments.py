@@ -195,7 +195,7 @@ class Classes(unittest.TestCase):
             value = getattr(leasehold, name)
             if inspect.isclass(value) and issubclass(value, BaseException):
                 self.assertTrue(issubclass(value, leasehold.Error), name)
-        self.assertTrue(issubclass(leasehold.ArgumentTypeError, (TypeError)))
+        self.assertTrue(issubclass(leasehold.ArgumentTypeError, TypeError))
         self.assertTrue(issubclass(leasehold.ArgumentTypeError, leasehold.InvalidArgumentError))
 
     def test_devices_that_are_none(self) -> None:
@@ -210,6 +210,13 @@ class Classes(unittest.TestCase):
         if _native.SIMULATED:
             with self.assertRaisesRegex(leasehold.InvalidArgumentError, "sim-cuda:0"):
                 leasehold.Device("sim-gpu")
+
+    def test_reports_of_nothing(self) -> None:
+        loop: dict[str, Any] = {}
+        loop["loop"] = loop
+        for source in (object(), {"a": object()}, {1j: 1}, "\ud800", loop, b"{}"):
+            with self.assertRaises(leasehold.InvalidArgumentError):
+                leasehold.report("never.html", source)  # type: ignore[arg-type]
 
     def test_the_class_of_a_buffer_stays(self) -> None:
         base: Any = leasehold.Buffer.__mro__[1]

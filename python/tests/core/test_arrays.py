@@ -5,10 +5,13 @@ from __future__ import annotations
 import array
 import ctypes
 import mmap
+import struct
 import unittest
 from typing import Any
 
+import capsules
 import leasehold
+from capsules import Producer
 
 try:
     import numpy as np
@@ -108,6 +111,71 @@ class Formats(unittest.TestCase):
         six.copy_to(backwards)
         self.assertEqual(bytes(backwards), b"123456")
 
+    def test_tensors_of_dlpack_are_imported(self) -> None:
+        contents = struct.pack("<6f", *range(6))
+        tensor = Producer(contents, (3, 2), (1, 3))
+        b = CPU.upload(tensor)
+        self.assertEqual((b.shape, b.dtype), ((3, 2), "float32"))
+        self.assertEqual(b.tobytes(), struct.pack("<6f", 0, 3, 1, 4, 2, 5))
+        b.copy_to(Producer(contents, (3, 2)))
+        b.fill(9)
+        b.copy_to(tensor)
+        self.assertEqual(tensor.memory.raw, struct.pack("<6f", *[9] * 6))
+        b.copy_from(Producer(contents, (3, 2)))
+        self.assertEqual(b.tobytes(), contents)
+        # Each copy let the tensor go.
+        self.assertEqual(tensor.deleted, 2)
+        half = CPU.upload(Producer(contents[:4], (2,), kind=(capsules.BFLOAT, 16)))
+        self.assertEqual((half.dtype, half.shape), ("bfloat16", (2,)))
+        fixed = Producer(contents, (6,), version=(1, 0), flags=capsules.READ_ONLY)
+        with self.assertRaises(leasehold.InvalidArgumentError):
+            CPU.zeros(6, "float32").copy_to(fixed)
+        for wrong in (Producer(contents, (3,), lanes=2), Producer(contents, (1,), kind=(3, 64))):
+            with self.assertRaises(leasehold.Error):
+                CPU.upload(wrong)
+            self.assertEqual(wrong.deleted, 1)
+
+    def test_array_interfaces(self) -> None:
+        class Picture:
+            def __init__(self, data: Any, **more: Any) -> None:
+                self.__array_interface__ = {"version": 3, "data": data, **more}
+
+        data = bytes(range(12))
+        b = CPU.upload(Picture(data, shape=(2, 3), typestr="<u2"))
+        self.assertEqual((b.shape, b.dtype, b.tobytes()), ((2, 3), "uint16", data))
+        b = CPU.upload(Picture(data, shape=(2, 3), typestr="|u1", strides=(-6, 2), offset=6))
+        self.assertEqual(b.tobytes(), bytes([6, 8, 10, 0, 2, 4]))
+        target = bytearray(4)
+        CPU.upload(memoryview(b"\1\0\2\0").cast("H")).copy_to(Picture(target, shape=(2,), typestr=">u2"))
+        self.assertEqual(target, b"\0\1\0\2")
+        far = 2**62
+        for wrong in [
+            {"shape": (13,), "typestr": "|u1"},
+            {"shape": (far, 4), "typestr": "|u1"},
+            {"shape": (2,), "typestr": "|u1", "strides": (12,)},
+            {"shape": (2, 2), "typestr": "|u1", "strides": (far, far)},
+            {"shape": (2,), "typestr": "|u1", "strides": (-1,)},
+            {"shape": (1,), "typestr": "|u1", "offset": -1},
+            {"shape": (1,), "typestr": "|u1", "offset": 12},
+            {"shape": (1,), "typestr": "|u1", "offset": 2**63 - 1},
+            {"shape": (1,), "typestr": "|u1", "strides": ()},
+            {"shape": range(1 << 40), "typestr": "|u1"},
+            {"shape": (1,), "typestr": "|O8"},
+            {"shape": (1,), "typestr": ""},
+            {"shape": (1,), "typestr": "\u00e9u1"},
+            {"shape": (1,)},
+            {"typestr": "|u1"},
+            {"shape": (1,), "typestr": "|u1", "mask": b"1"},
+        ]:
+            with self.subTest(wrong), self.assertRaises(leasehold.InvalidArgumentError):
+                CPU.upload(Picture(data, **wrong))
+        # Nobody vouches for an address.
+        for address in ((0x41414141, False), None, 0x41414141):
+            with self.assertRaises(leasehold.ArgumentTypeError):
+                CPU.upload(Picture(address, shape=(8,), typestr="|u1"))
+        with self.assertRaises(leasehold.InvalidArgumentError):
+            CPU.zeros(12).copy_to(Picture(data, shape=(12,), typestr="|u1"))
+
     def test_what_lends_nothing_is_refused(self) -> None:
         released = memoryview(b"")
         released.release()
@@ -201,6 +269,21 @@ class NumPy(unittest.TestCase):
             b.fill(1)
             with self.assertRaises(leasehold.InvalidArgumentError):
                 b.copy_to(target)
+        # As many elements as there are must not be visited, either.
+        many = (1 << 20, 1 << 20)
+        for strides in ((0, 0), (4, 4)):
+            base = np.zeros(1 << 21, "i4")
+            large = leasehold.from_dlpack(np.lib.stride_tricks.as_strided(base, many, strides))
+            for use in (lambda: large.fill(1), lambda: large.copy_from(large)):
+                with self.assertRaises((leasehold.InvalidArgumentError)):
+                    use()
+            for use in (large.tobytes, lambda: large.to("cpu:0"), lambda: CPU.upload(large)):
+                with self.assertRaises(leasehold.OutOfMemoryError):
+                    use()
+            self.assertFalse(base.any())
+        largest = Producer(b"1", ((1 << 63) - 1,), (0,), kind=(capsules.UINT, 8))
+        with self.assertRaises(leasehold.OutOfMemoryError):
+            leasehold.from_dlpack(largest).tobytes()
         self.assertFalse(fixed.any() or base.any())
 
     def test_ends_that_share_memory(self) -> None:

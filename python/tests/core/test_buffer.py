@@ -287,7 +287,8 @@ class Allocators(unittest.TestCase):
         self.assertIsInstance(raised.exception, leasehold.OutOfMemoryError)
         self.assertRegex(str(raised.exception), "budget|small")
         statistics = allocator.statistics()
-        self.assertEqual(statistics["failures"], 1)
+        # It tries again if other allocators of the device had memory to give back.
+        self.assertIn(statistics["failures"], (1, 2))
         self.assertLessEqual(statistics["reserved_bytes_peak"] or 0, 4 << 20)
         allocator.budget = None
         self.assertIsNone(allocator.budget)
