@@ -194,8 +194,9 @@ impl FakeBacking {
     /// backs; whether there is none.
     fn walk(&self, addr: u64, bytes: u64, mut each: impl FnMut(u64, u64)) -> bool {
         let s = self.state.lock();
+        let Some(last) = addr.checked_add(bytes) else { return false };
         let mut at = addr;
-        while at < addr + bytes {
+        while at < last {
             let mapped = s
                 .mapped
                 .range(..=at)
@@ -207,7 +208,7 @@ impl FakeBacking {
             else {
                 return false;
             };
-            let end = end.min(addr + bytes);
+            let end = end.min(last);
             each(memory + (at - from), end - at);
             at = end;
         }
@@ -257,17 +258,31 @@ impl State {
         Ok(())
     }
 
+    /// New addresses, with a gap behind them, so that segments never look like neighbours.
+    fn place(&mut self, bytes: u64, granule: u64) -> Result<u64> {
+        let at = self.next_addr;
+        let whole = bytes.checked_next_multiple_of(granule).and_then(|b| b.checked_add(granule));
+        let next = whole.and_then(|whole| at.checked_add(whole));
+        self.next_addr = next.ok_or_else(|| OutOfMemory::new("fake addresses", bytes))?;
+        Ok(at)
+    }
+
     fn wrong(&mut self, what: String) -> Error {
         self.violations.push(what.clone());
         Error::invalid(what)
     }
 
     fn inside(&self, at: u64, bytes: u64) -> bool {
-        self.reservations.range(..=at).next_back().is_some_and(|(a, b)| at + bytes <= a + b)
+        let last = at.checked_add(bytes);
+        let near = self.reservations.range(..=at).next_back();
+        near.zip(last).is_some_and(|((a, b), last)| last <= a + b)
     }
 
     fn overlaps(&self, at: u64, bytes: u64) -> bool {
-        self.mapped.range(..at + bytes).next_back().is_some_and(|(a, (b, _))| a + b > at)
+        self.mapped
+            .range(..at.saturating_add(bytes))
+            .next_back()
+            .is_some_and(|(a, (b, _))| a + b > at)
     }
 }
 
@@ -280,8 +295,7 @@ unsafe impl Backing for FakeBacking {
 
     fn reserve(&self, bytes: u64) -> Result<u64> {
         let mut s = self.enter(Call::Reserve)?;
-        let at = s.next_addr;
-        s.next_addr += bytes.next_multiple_of(self.caps.granule) + self.caps.granule;
+        let at = s.place(bytes, self.caps.granule)?;
         s.reservations.insert(at, bytes);
         Ok(at)
     }
@@ -291,12 +305,7 @@ unsafe impl Backing for FakeBacking {
         s.take(bytes)?;
         let addr = match at {
             Some(at) => at,
-            None => {
-                let at = s.next_addr;
-                // A gap, so that segments never look like neighbours.
-                s.next_addr += bytes.next_multiple_of(self.caps.granule) + self.caps.granule;
-                at
-            }
+            None => s.place(bytes, self.caps.granule).inspect_err(|_| s.used -= bytes)?,
         };
         s.segments.insert(addr, bytes);
         Ok(Chunk { addr, bytes, native: 0 })

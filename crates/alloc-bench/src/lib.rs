@@ -5,7 +5,8 @@
 //! it.
 //!
 //! - [`workload`]: patterns of allocations and frees, timed, for any allocator.
-//! - [`trace`]: traces of real programs: reading, writing, recording from a snapshot.
+//! - [`trace`]: traces of real programs: reading, also PyTorch's snapshots; writing, recording from
+//!   a snapshot.
 //! - [`memory_viz`]: snapshots for PyTorch's viewer of allocators.
 //! - [`replay`]: a trace played against an allocator, and what it cost.
 //! - [`peers`]: emulations of PyTorch's caching allocator and RMM's pool, a best fit, the process's
@@ -20,6 +21,7 @@ mod fake;
 pub mod memory_viz;
 pub mod peers;
 pub mod replay;
+mod torch_snapshot;
 pub mod trace;
 mod virtual_stream;
 pub mod workload;

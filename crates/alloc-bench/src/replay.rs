@@ -5,7 +5,7 @@
 //! ([`FakeBacking`]) maps nothing.
 
 use crate::fake::FakeBacking;
-use crate::trace::Trace;
+use crate::trace::{Event, Trace};
 use crate::virtual_stream::{VirtualStream, pass};
 use leasehold_alloc::{Allocator, AllocatorConfig, Backing, Buffer, Layout, On, Policy, Snapshot};
 use leasehold_core::sync::CachePadded;
@@ -203,8 +203,17 @@ fn budget(trace: &Trace, options: &Options, backing: &dyn Backing) -> Result<u64
 }
 
 /// The most bytes that the copies of all threads have live: the sum if all copies reach their peaks
-/// at the same time.
+/// at the same time. Refuses a trace whose events name what it does not count.
 fn copies_peak(trace: &Trace, options: &Options) -> Result<u64> {
+    let counted =
+        |e: &Event| e.id < trace.allocations && u32::from(e.stream) < trace.streams.max(1);
+    if let Some(at) = trace.events.iter().position(|e| !counted(e)) {
+        let Trace { allocations, streams, .. } = trace;
+        return Err(Error::invalid(format!(
+            "event {at} of a trace is {:?}; it has {allocations} allocations and {streams} streams",
+            trace.events[at]
+        )));
+    }
     let threads = options.threads.max(1);
     let all = trace.peak.checked_mul(u64::from(threads));
     all.ok_or_else(|| {
@@ -378,7 +387,7 @@ fn play<P: Plays>(trace: &Trace, options: &Options, subject: &P) -> Result<Repor
             break;
         }
     }
-    report.events = trace.events.len() as u64 * u64::from(threads) * rounds;
+    report.events = (trace.events.len() as u64 * u64::from(threads)).saturating_mul(rounds);
     (report.peak_reserved, report.driver_calls.total, report.remaps, report.host_waits) =
         subject.cost();
     report.peak_requested =
@@ -491,8 +500,8 @@ fn bounds(trace: &Trace, peak: u64, granule: u64) -> (u64, u64) {
 /// # Errors
 /// As [`measure`].
 pub fn events_to_play(trace: &Trace, options: &Options, search: bool, granule: u64) -> Result<u64> {
-    let (low, high) = bounds(trace, copies_peak(trace, options)?.max(1), granule);
-    let trials = if search { u64::from((high - low).max(1).ilog2()) + 1 } else { 0 };
+    let (low, high) = bounds(trace, copies_peak(trace, options)?.max(1), granule.max(1));
+    let trials = if search { u64::from(high.saturating_sub(low).max(1).ilog2()) + 1 } else { 0 };
     let copy = trace.events.len() as u64 * u64::from(options.threads.max(1));
     Ok(copy.saturating_mul(u64::from(options.repeat.max(1)) + 1 + trials))
 }
@@ -563,6 +572,7 @@ struct Playback<'a, P: Plays> {
     live: Live<'a>,
     /// Epochs that complete in order, one per operation.
     pending: VecDeque<Timepoint>,
+    lag: usize,
     options: &'a Options,
     times: Vec<u32>,
     failed: u64,
@@ -575,6 +585,7 @@ impl<'a, P: Plays> Playback<'a, P> {
         subject: &'a P,
         all: Option<&'a SharedLive>,
     ) -> Result<Self> {
+        let lag = usize::try_from(options.lag).unwrap_or(usize::MAX).min(trace.events.len());
         Ok(Self {
             trace,
             subject,
@@ -582,7 +593,8 @@ impl<'a, P: Plays> Playback<'a, P> {
             held: (0..trace.allocations).map(|_| None).collect(),
             held_on: vec![(0, 0); trace.allocations as usize],
             live: Live::new(trace, all),
-            pending: VecDeque::with_capacity(options.lag as usize + 1),
+            pending: VecDeque::with_capacity(lag + 1),
+            lag,
             options,
             times: Vec::with_capacity(if options.timed { trace.events.len() } else { 0 }),
             failed: 0,
@@ -609,8 +621,8 @@ impl<'a, P: Plays> Playback<'a, P> {
         Ok(())
     }
 
-    fn play_some(&mut self, events: &[crate::trace::Event]) -> Result<()> {
-        let (timed, lag) = (self.options.timed, self.options.lag as usize);
+    fn play_some(&mut self, events: &[Event]) -> Result<()> {
+        let (timed, lag) = (self.options.timed, self.lag);
         for e in events {
             let stream = &self.streams[usize::from(e.stream)];
             let point = self.subject.submit(stream)?;

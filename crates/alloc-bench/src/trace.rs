@@ -1,20 +1,29 @@
-//! Allocation traces: `t_us,op,id,size,stream`, plain or compressed.
+//! Allocation traces: text of `t_us,op,id,size,stream`, or a memory snapshot of PyTorch (the pickle
+//! of `torch.cuda.memory._dump_snapshot`), each plain or compressed with gzip.
 //!
 //! `op` is `a` (allocate) or `f` (free); sizes are bytes as requested; an id names one allocation
 //! and is never used again. A free may name another stream than the allocation did: that stream
 //! used the memory last.
 //!
-//! Limits: 65,536 streams, 67,108,864 lines, 256 bytes in a line. A byte order mark before the
-//! first line is passed over.
+//! Of a snapshot, the history of one device is the trace. Blocks from before the history are
+//! allocated at its beginning. A block is free once its free is *completed*: until then, another
+//! stream uses it. Only plain data is read, and nothing of the pickle is run.
+//!
+//! Limits: 65,536 streams, 67,108,864 lines or events, 256 bytes in a line, 4 GiB of a pickle. A
+//! byte order mark before the first line is passed over.
 
+use crate::torch_snapshot;
 use leasehold_alloc::{BlockState, EventKind, Snapshot};
 use leasehold_core::{Error, Result};
-use leasehold_input::{Cause, Lines, open, shown};
+use leasehold_input::{Cause, LineError, Lines, open, shown};
 use std::collections::{HashMap, HashSet};
 use std::io::{Read, Write};
 use std::path::Path;
 
 const HEADER: &str = "t_us,op,id,size,stream";
+/// What a file may be, for a message.
+const FORMS: &str = "a trace is text of t_us,op,id,size,stream, or a pickle of \
+                     torch.cuda.memory._dump_snapshot, each plain or compressed with gzip";
 /// Bytes of a line: three times the longest that says something.
 const LINE: usize = 256;
 /// Lines of a trace, empty ones included.
@@ -49,55 +58,22 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Reads a trace from a regular file; compressed if its name ends in `.gz`.
+    /// Reads a trace from a regular file. As [`Recording::open`], of a snapshot's device with the
+    /// most events.
     ///
     /// # Errors
-    /// `NotFound` or `Unavailable` when the file cannot be read; `Unsupported` for a compressed
-    /// file without the feature `gzip`; `InvalidArgument` for what is no regular file; else as
-    /// [`Trace::read`].
+    /// As [`Recording::open`].
     pub fn open(path: &Path) -> Result<Trace> {
-        let file = open(path).map_err(|refusal| {
-            let text = refusal.to_string();
-            match refusal.cause {
-                Cause::Missing => Error::NotFound(text.into()),
-                Cause::Unreadable => Error::Unavailable(text.into()),
-                Cause::NotRegular | Cause::TooLong => Error::invalid(text),
-            }
-        })?;
-        let name = path.display().to_string();
-        if path.extension().is_some_and(|e| e == "gz") {
-            Self::read_gzip(file, &name)
-        } else {
-            Self::read(file, &name)
-        }
+        Ok(Recording::open(path, None)?.trace)
     }
 
-    /// Reads a compressed trace; `name` is for messages.
+    /// Reads a trace and checks it; `name` is for messages. As [`Recording::read`], of a snapshot's
+    /// device with the most events.
     ///
     /// # Errors
-    /// As [`Trace::read`]; `Unsupported` without the feature `gzip`.
-    #[cfg(feature = "gzip")]
-    pub fn read_gzip(input: impl Read, name: &str) -> Result<Trace> {
-        Self::read(flate2::read::MultiGzDecoder::new(input), name)
-    }
-
-    /// Reads a compressed trace; `name` is for messages.
-    ///
-    /// # Errors
-    /// Always `Unsupported`: the feature `gzip` is off.
-    #[cfg(not(feature = "gzip"))]
-    pub fn read_gzip(_: impl Read, name: &str) -> Result<Trace> {
-        Err(Error::Unsupported(format!("{name}: built without the feature `gzip`").into()))
-    }
-
-    /// Reads a trace and checks it; `name` is for messages.
-    ///
-    /// # Errors
-    /// `InvalidArgument` with name and line number: a malformed line, a free of an unknown or freed
-    /// id, an id used twice, input that ends in the middle of a compressed block, more than the
-    /// limits of this module.
+    /// As [`Recording::read`].
     pub fn read(input: impl Read, name: &str) -> Result<Trace> {
-        Self::read_within(LINES, input, name)
+        Ok(Recording::read(input, name, None)?.trace)
     }
 
     fn read_within(most: u64, input: impl Read, name: &str) -> Result<Trace> {
@@ -110,7 +86,11 @@ impl Trace {
         loop {
             number += 1;
             let bad = |what: String| Error::invalid(format!("{name}, line {number}: {what}"));
-            let Some(text) = lines.next().map_err(|e| bad(e.to_string()))? else { break };
+            let next = lines.next().map_err(|e| match e {
+                LineError::NoText if number == 1 => bad(format!("{e}; {FORMS}")),
+                e => bad(e.to_string()),
+            });
+            let Some(text) = next? else { break };
             if number > most {
                 return Err(bad(format!("a trace has at most {most} lines")));
             }
@@ -173,33 +153,38 @@ impl Trace {
         Ok(trace)
     }
 
-    /// The events of a snapshot's ring, as a trace. Buffers that were allocated before the ring's
-    /// oldest event, and freed later or still held, are allocated at its beginning, as a workload's
-    /// weights are.
+    /// The events of a snapshot of this project's allocator, as a trace. Buffers that were
+    /// allocated before the ring's oldest event, and freed later or still held, are allocated at
+    /// its beginning, as a workload's weights are. An allocation is left out if the live bytes
+    /// exceed 64 bits with it.
     #[must_use]
     pub fn recorded(snapshot: &Snapshot) -> Trace {
         let mut log = Recorder::default();
+        let mut alloc = |t_us, id, size, stream: u16| {
+            // A failure is the one that the documentation names: numbers of streams have 16 bits.
+            let _ = log.alloc(t_us, id, size, stream.into());
+        };
         let begin = snapshot.events.first().map_or(0, |e| e.t_us);
         let known: HashSet<u64> =
             snapshot.events.iter().filter(|e| e.kind == EventKind::Alloc).map(|e| e.id).collect();
         for e in
             snapshot.events.iter().filter(|e| e.kind == EventKind::Free && !known.contains(&e.id))
         {
-            log.alloc(begin, e.id, e.size, e.stream);
+            alloc(begin, e.id, e.size, e.stream);
         }
         let blocks = snapshot.segments.iter().flat_map(|s| &s.blocks);
         for b in blocks.filter(|b| b.state == BlockState::Live && !known.contains(&b.id)) {
-            log.alloc(begin, b.id, b.requested, b.stream);
+            alloc(begin, b.id, b.requested, b.stream);
         }
         for e in &snapshot.events {
-            match e.kind {
-                EventKind::Alloc => log.alloc(e.t_us, e.id, e.size, e.stream),
-                EventKind::Free => log.free(e.t_us, e.id, e.stream),
-                _ => {}
-            }
+            let stream = u64::from(e.stream);
+            let _ = match e.kind {
+                EventKind::Alloc => log.alloc(e.t_us, e.id, e.size, stream),
+                EventKind::Free => log.free(e.t_us, e.id, stream),
+                _ => Ok(()),
+            };
         }
-        log.trace.streams = log.streams.len() as u32;
-        log.trace
+        log.finish()
     }
 
     /// Writes the trace as CSV.
@@ -232,36 +217,157 @@ impl Trace {
     }
 }
 
+/// A trace of a file, and what was left out of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Recording {
+    /// The trace.
+    pub trace: Trace,
+    /// What of the file is not in the trace, in one line: the events of a snapshot's other devices.
+    pub left_out: Option<String>,
+}
+
+impl Recording {
+    /// Reads a trace from a regular file. `device` is the number of a device of PyTorch's snapshot;
+    /// `None` for the one with the most events.
+    ///
+    /// # Errors
+    /// `NotFound` or `Unavailable` when the file cannot be read; `InvalidArgument` for what is no
+    /// regular file; else as [`Recording::read`].
+    pub fn open(path: &Path, device: Option<usize>) -> Result<Self> {
+        let file = open(path).map_err(|refusal| {
+            let text = refusal.to_string();
+            match refusal.cause {
+                Cause::Missing => Error::NotFound(text.into()),
+                Cause::Unreadable => Error::Unavailable(text.into()),
+                Cause::NotRegular | Cause::TooLong => Error::invalid(text),
+            }
+        })?;
+        Self::read(file, &path.display().to_string(), device)
+    }
+
+    /// Reads a trace of any form and checks it; `name` is for messages. The content of the input
+    /// decides on its form. `device` as for [`open`](Self::open).
+    ///
+    /// # Errors
+    /// `InvalidArgument` with name and line number: a malformed line, a free of an unknown or freed
+    /// id, an id used twice, input that ends in the middle of a compressed block, more than the
+    /// limits of this module. For a pickle with the place instead: classes and other objects that
+    /// are no plain data, damage, no snapshot, a snapshot without history. `InvalidArgument` for a
+    /// `device` that is not there. `Unsupported` for compressed input without the feature `gzip`.
+    pub fn read(input: impl Read, name: &str, device: Option<usize>) -> Result<Self> {
+        let (first, input) = begin(input, name)?;
+        if first != GZIP {
+            return Self::decoded(first, input, name, device);
+        }
+        #[cfg(feature = "gzip")]
+        {
+            let (first, input) = begin(flate2::read::MultiGzDecoder::new(input), name)?;
+            Self::decoded(first, input, name, device)
+        }
+        #[cfg(not(feature = "gzip"))]
+        Err(Error::Unsupported(format!("{name}: built without the feature `gzip`").into()))
+    }
+
+    /// Reads what is not compressed.
+    fn decoded(
+        first: [u8; 2],
+        input: impl Read,
+        name: &str,
+        device: Option<usize>,
+    ) -> Result<Self> {
+        if torch_snapshot::is_pickle(first[0]) {
+            let read = torch_snapshot::read(input, device, LINES);
+            let (trace, left_out) = read.map_err(|e| Error::invalid(format!("{name}: {e}")))?;
+            return Ok(Self { trace, left_out });
+        }
+        if let Some(device) = device {
+            return Err(Error::invalid(format!(
+                "{name}: text, which has no device {device}; a snapshot of PyTorch has devices"
+            )));
+        }
+        Ok(Self { trace: Trace::read_within(LINES, input, name)?, left_out: None })
+    }
+}
+
+/// How compressed input begins.
+const GZIP: [u8; 2] = [0x1F, 0x8B];
+
+/// The first two bytes of an input, zeros where it has none, and the whole input.
+fn begin(mut input: impl Read, name: &str) -> Result<([u8; 2], impl Read)> {
+    let (mut first, mut there) = ([0; 2], 0);
+    while there < first.len() {
+        match input.read(&mut first[there..]) {
+            Ok(0) => break,
+            Ok(n) => there += n,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(Error::invalid(format!("{name}, line 1: cannot be read: {e}"))),
+        }
+    }
+    Ok((first, std::io::Cursor::new(first).take(there as u64).chain(input)))
+}
+
 /// Builds a trace from events whose ids and streams are any numbers.
 #[derive(Default)]
-struct Recorder {
+pub(crate) struct Recorder {
     trace: Trace,
     ids: HashMap<u64, (u32, u64)>,
-    streams: HashMap<u16, u16>,
+    streams: HashMap<u64, u16>,
     live: u64,
 }
 
 impl Recorder {
-    fn stream(&mut self, stream: u16) -> u16 {
-        let next = self.streams.len() as u16;
-        *self.streams.entry(stream).or_insert(next)
+    fn stream(&mut self, stream: u64) -> std::result::Result<u16, String> {
+        if let Some(&known) = self.streams.get(&stream) {
+            return Ok(known);
+        }
+        let new = u16::try_from(self.streams.len()).map_err(|_| "more than 65,536 streams")?;
+        self.streams.insert(stream, new);
+        Ok(new)
     }
 
-    fn alloc(&mut self, t_us: u64, id: u64, size: u64, stream: u16) {
+    /// Adds an allocation, or nothing at all if that fails.
+    pub(crate) fn alloc(
+        &mut self,
+        t_us: u64,
+        id: u64,
+        size: u64,
+        stream: u64,
+    ) -> std::result::Result<(), String> {
         let own = self.trace.allocations;
-        let stream = self.stream(stream);
+        let next = own.checked_add(1).ok_or("more than 4,294,967,295 allocations")?;
+        let live = self.live.checked_add(size).ok_or("the live sizes overflow")?;
+        let stream = self.stream(stream)?;
         self.ids.insert(id, (own, size));
-        self.trace.allocations += 1;
-        self.live += size;
+        (self.trace.allocations, self.live) = (next, live);
         self.trace.peak = self.trace.peak.max(self.live);
         self.trace.events.push(Event { t_us, alloc: true, id: own, size, stream });
+        Ok(())
     }
 
-    fn free(&mut self, t_us: u64, id: u64, stream: u16) {
-        let Some((own, size)) = self.ids.remove(&id) else { return };
-        let stream = self.stream(stream);
+    /// Adds a free; nothing for an id that is not live.
+    pub(crate) fn free(
+        &mut self,
+        t_us: u64,
+        id: u64,
+        stream: u64,
+    ) -> std::result::Result<(), String> {
+        let Some(&(own, size)) = self.ids.get(&id) else { return Ok(()) };
+        let stream = self.stream(stream)?;
+        self.ids.remove(&id);
         self.live -= size;
         self.trace.events.push(Event { t_us, alloc: false, id: own, size, stream });
+        Ok(())
+    }
+
+    /// The number of events so far.
+    pub(crate) fn events(&self) -> usize {
+        self.trace.events.len()
+    }
+
+    pub(crate) fn finish(mut self) -> Trace {
+        self.trace.streams = self.streams.len() as u32;
+        self.trace
     }
 }
 
@@ -337,8 +443,7 @@ mod tests {
             gz.write_all(&zeros).expect("to memory");
         }
         let gz = gz.finish().expect("to memory");
-        let err =
-            Trace::read_gzip(&gz[..], "t.gz").map_or_else(|e| e.to_string(), |_| String::new());
+        let err = Trace::read(&gz[..], "t.gz").map_or_else(|e| e.to_string(), |_| String::new());
         assert!(err.ends_with("t.gz, line 1: longer than 256 bytes"), "{err}");
         Ok(())
     }
@@ -353,10 +458,9 @@ mod tests {
         let trace = Trace::read(text.as_bytes(), "t")?;
         let mut gz = Vec::new();
         trace.write_gzip(&mut gz)?;
-        assert_eq!(Trace::read_gzip(&gz[..], "t.gz")?, trace);
+        assert_eq!(Trace::read(&gz[..], "t.gz")?, trace);
         gz.truncate(gz.len() / 2);
-        let err =
-            Trace::read_gzip(&gz[..], "t.gz").map_or_else(|e| e.to_string(), |_| String::new());
+        let err = Trace::read(&gz[..], "t.gz").map_or_else(|e| e.to_string(), |_| String::new());
         assert!(err.starts_with("invalid argument: t.gz, line "), "{err}");
         Ok(())
     }

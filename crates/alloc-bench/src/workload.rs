@@ -11,7 +11,7 @@
 use crate::virtual_stream::VirtualStream;
 use leasehold_alloc::{Allocator, AllocatorConfig, Backing, Buffer, Layout, On};
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
-use leasehold_core::{Lease, Result, crew};
+use leasehold_core::{Error, Lease, Result, crew};
 use std::ops::RangeInclusive;
 use std::sync::mpsc::sync_channel;
 use std::time::Instant;
@@ -134,29 +134,44 @@ impl Workload {
     }
 
     /// Bytes that lie live at one time at most, per thread: what a device must have for it,
-    /// fragmentation apart.
+    /// fragmentation apart. Saturates.
     #[must_use]
     pub fn live_bytes(self) -> u64 {
         match self {
             Workload::PingPong { size } => size,
-            Workload::Batch { size, count } => size * count as u64,
+            Workload::Batch { size, count } => size.saturating_mul(count as u64),
             Workload::Random { live, least, most } => {
-                live as u64 * (least.midpoint(most) + 1) + most
+                let mean = least.midpoint(most).saturating_add(1);
+                mean.saturating_mul(live as u64).saturating_add(most)
             }
-            Workload::ProducerConsumer { size } => size * (IN_FLIGHT as u64 + 2),
+            Workload::ProducerConsumer { size } => size.saturating_mul(IN_FLIGHT as u64 + 2),
+        }
+    }
+
+    /// Refuses a workload that means nothing.
+    fn check(self) -> Result<()> {
+        match self {
+            Workload::Batch { count: 0, .. } => Err(Error::invalid("a batch of no blocks")),
+            Workload::Random { live: 0, .. } => Err(Error::invalid("a random block of none")),
+            Workload::Random { least, most, .. } if least > most || most == u64::MAX => {
+                Err(Error::invalid(format!("random sizes from {least} to {most}")))
+            }
+            _ => Ok(()),
         }
     }
 
     /// Runs it on `threads` threads, about `pairs` pairs each. `None`: an allocation failed.
     ///
     /// # Errors
-    /// As [`Subject::stream`].
+    /// `InvalidArgument` for a batch or a random workload without blocks, or random sizes that are
+    /// no range below 2^64; as [`Subject::stream`].
     pub fn run<S: Subject>(
         self,
         subject: &S,
         threads: usize,
         pairs: u64,
     ) -> Result<Option<Sample>> {
+        self.check()?;
         let failed = AtomicBool::new(false);
         let threads = threads.max(1);
         let mut slices: Vec<f64> = Vec::new();
@@ -238,7 +253,8 @@ fn ping_pong<S: Subject>(s: &S, on: &S::Stream, size: u64, pairs: u64) -> Slices
 }
 
 fn batch<S: Subject>(s: &S, on: &S::Stream, size: u64, count: usize, pairs: u64) -> Slices {
-    let mut held = Vec::with_capacity(count);
+    // The slice that is not counted makes the room.
+    let mut held = Vec::new();
     let done = slices(pairs.div_ceil(count as u64), |n| {
         for _ in 0..n {
             for _ in 0..count {
@@ -262,7 +278,7 @@ fn random<S: Subject>(
 ) -> Slices {
     let mut dice = Dice::new(seed + 1);
     let (least, span) = (*sizes.start(), sizes.end() - sizes.start() + 1);
-    let mut held: Vec<Option<S::Block>> = Vec::with_capacity(live);
+    let mut held: Vec<Option<S::Block>> = Vec::new();
     let filled = (0..live).try_for_each(|_| {
         held.push(Some(s.alloc(on, least + dice.below(span))?));
         Some(())

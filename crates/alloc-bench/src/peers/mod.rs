@@ -66,7 +66,7 @@ impl Source {
 
     /// A segment, as `cudaMalloc` gives one.
     fn segment(&self, bytes: u64) -> Option<Chunk> {
-        let bytes = bytes.next_multiple_of(self.backing.caps().granule);
+        let bytes = bytes.checked_next_multiple_of(self.backing.caps().granule)?;
         if !self.take(bytes) {
             return None;
         }

@@ -317,7 +317,7 @@ pub(crate) fn run(a: &AllocArguments) -> Result<(), Failure> {
     }
     let mut traces = Vec::new();
     if a.workload.is_none() {
-        traces.push(("resnet50_train".to_owned(), Trace::read_gzip(BUNDLED, "the bundled trace")?));
+        traces.push(("resnet50_train".to_owned(), Trace::read(BUNDLED, "the bundled trace")?));
     }
     for path in &a.trace {
         traces.push((path.display().to_string(), Trace::open(path)?));
