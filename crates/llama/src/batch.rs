@@ -9,6 +9,7 @@ use crate::count::{self, OperatorCount};
 use crate::decoder::{Lane, Lanes, Network, Scratch};
 use crate::generate::Mode;
 use crate::model::Model;
+use leasehold::backend::sync::atomic::{AtomicU64, Ordering};
 use leasehold::ops::Pattern;
 use leasehold::{Error, Graph, Result, View};
 use leasehold_operators::{DType, Operator, Tensor, ops};
@@ -21,9 +22,16 @@ const NO_TOKEN: Pattern = Pattern::U32(u32::MAX);
 /// [`IDLE`] to position 0.
 const RESET: u64 = 1 << 30;
 
-/// The name of a sequence of a [`Batch`]. A batch gives each name once.
+/// The name of a sequence of one [`Batch`]. No other sequence of the process has it, and no other
+/// batch takes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SequenceId(u64);
+pub struct SequenceId {
+    batch: u64,
+    number: u64,
+}
+
+/// The number of the next batch.
+static BATCHES: AtomicU64 = AtomicU64::new(0);
 
 /// A sequence in its slot.
 struct Sequence {
@@ -76,7 +84,8 @@ pub struct Batch<'m> {
     mode: Mode,
     graph: Option<Graph>,
     steps: u64,
-    names: u64,
+    /// The name of the next sequence.
+    next: SequenceId,
 }
 
 impl<'m> Batch<'m> {
@@ -108,7 +117,7 @@ impl<'m> Batch<'m> {
             mode,
             graph: None,
             steps: 0,
-            names: 0,
+            next: SequenceId { batch: BATCHES.fetch_add(1, Ordering::Relaxed), number: 0 },
         };
         batch.idle(&batch.lanes.all)?;
         batch.step = batch.operators()?;
@@ -140,11 +149,17 @@ impl<'m> Batch<'m> {
     }
 
     fn find(&self, id: SequenceId) -> Result<(usize, &Sequence)> {
+        if id.batch != self.next.batch {
+            return Err(Error::invalid(format!(
+                "sequence {} belongs to another batch; use it there",
+                id.number
+            )));
+        }
         let of = |s: &'_ Slot| s.sequence.as_ref().is_some_and(|s| s.id == id);
         let at = self.slots.iter().position(of);
         let found = at.and_then(|at| Some((at, self.slots[at].sequence.as_ref()?)));
         found.ok_or_else(|| {
-            Error::invalid(format!("sequence {} is not in the batch; was it removed?", id.0))
+            Error::invalid(format!("sequence {} is not in the batch; was it removed?", id.number))
         })
     }
 
@@ -182,8 +197,8 @@ impl<'m> Batch<'m> {
                 }
             }
         }
-        let id = SequenceId(self.names);
-        self.names += 1;
+        let id = self.next;
+        self.next.number += 1;
         self.slots[at].sequence = Some(Sequence { id, filled: prompt.len(), tokens: 1 });
         Ok((id, first))
     }
@@ -210,7 +225,7 @@ impl<'m> Batch<'m> {
         if let Some(full) = sequences.find(|s| s.filled >= positions) {
             return Err(Error::invalid(format!(
                 "the {positions} positions of sequence {} are full; remove it first",
-                full.id.0
+                full.id.number
             )));
         }
         if self.steps > 0 && self.steps.is_multiple_of(RESET) {

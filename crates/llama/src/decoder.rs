@@ -5,6 +5,7 @@
 //! next position and the ring of tokens. So one recording serves every token.
 
 use crate::count::{self, OperatorCount};
+use crate::generate::check_ids;
 use crate::model::{Dense, Layer, Model};
 use leasehold::backend::sync::atomic::{AtomicU32, Ordering};
 use leasehold::ops::Pattern;
@@ -71,8 +72,8 @@ fn alike(all: &[&Dense]) -> bool {
 /// Zeroed words that the device writes and the host reads, in place if possible: in pinned memory
 /// if the host has no access to device memory. No handle leads to them: the host reads them beside
 /// the device.
-fn shared_words(runtime: &Runtime, count: usize) -> Result<Lease<Buffer>> {
-    let bytes = 4 * count as u64;
+fn shared_words(runtime: &Runtime, count: u32) -> Result<Lease<Buffer>> {
+    let bytes = 4 * u64::from(count);
     let mut words = None;
     if !runtime.raw_device().caps().host_visible {
         words = Some(runtime.alloc_pinned(bytes)?).filter(|w| w.host_kind() == HostKind::Pinned);
@@ -149,6 +150,13 @@ impl Lanes {
         let bytes = row.checked_mul(rows.into()).ok_or_else(|| {
             Error::invalid(format!("{rows} sequences of {} positions", heads.positions))
         })?;
+        // Kernels count the words of the ring in 32 bits.
+        let words = u128::from(rows) * ring as u128;
+        let ring_words = u32::try_from(words).map_err(|_| {
+            Error::invalid(format!(
+                "{rows} sequences with rings of {ring} tokens; make them smaller"
+            ))
+        })?;
         let zeroed = |bytes: u64| -> Result<BufferPart> {
             let buffer = runtime.alloc(bytes)?;
             runtime.stream().fill(buffer.view(), 0u8)?;
@@ -168,7 +176,7 @@ impl Lanes {
         let state = ops::Loop {
             token: words()?,
             position: words()?,
-            ring: BufferPart::whole(&shared_words(runtime, rows as usize * ring)?),
+            ring: BufferPart::whole(&shared_words(runtime, ring_words)?),
             count: words()?,
         };
         let scratch = ops::decode_scratch(runtime, heads, rows)?;
@@ -207,7 +215,7 @@ impl Lanes {
         }
         let id = i32::from_le_bytes(word);
         u32::try_from(id).map_err(|_| {
-            let step = index + 1;
+            let step = index.saturating_add(1);
             Error::invalid(format!(
                 "new token {step}: no logit is a number; weights or activations are NaN or overflow"
             ))
@@ -444,14 +452,8 @@ impl<'m> Network<'m> {
         logits: &Tensor,
         prompt: &[u32],
     ) -> Result<Timepoint> {
-        let c = self.model.config();
         self.check_prompt(prompt.len())?;
-        if let Some(id) = prompt.iter().find(|&&id| id as usize >= c.vocab_size) {
-            return Err(Error::invalid(format!(
-                "token id {id} is not in the vocabulary (0 to {})",
-                c.vocab_size - 1
-            )));
-        }
+        check_ids(self.model.config(), prompt)?;
         let (runtime, stream) = (self.model.runtime(), self.model.runtime().stream());
         let _named = Name::new("prompt").scope();
         stream.fill(lane.state.count.view(), 0u32)?;
@@ -484,6 +486,9 @@ pub struct Decoder<'m> {
     /// The end of a prompt: the head on its last row, and the first token.
     sampling: ops::Sampling,
     filled: usize,
+    /// New tokens since the prompt; their number in the ring.
+    drawn: usize,
+    ring: usize,
 }
 
 impl<'m> Decoder<'m> {
@@ -491,8 +496,8 @@ impl<'m> Decoder<'m> {
     /// tokens.
     ///
     /// # Errors
-    /// `InvalidArgument` for zero positions, more positions than the model's context, or an empty
-    /// ring; `OutOfMemory`.
+    /// `InvalidArgument` for zero positions, more positions than the model's context, or a ring
+    /// that is empty or has 2^32 tokens and more; `OutOfMemory`.
     pub fn new(
         model: &'m Model,
         positions: usize,
@@ -507,7 +512,7 @@ impl<'m> Decoder<'m> {
         let vocabulary = model.config().vocab_size as u32;
         let logits = Tensor::alloc(model.runtime(), DType::F32, 1, vocabulary)?;
         let step = network.step(&Scratch::new(model, 1)?, &lanes, &[sampling], &logits)?;
-        Ok(Self { network, lanes, logits, step, sampling, filled: 0 })
+        Ok(Self { network, lanes, logits, step, sampling, filled: 0, drawn: 0, ring })
     }
 
     /// Processes a prompt and draws the first new token. Does not wait for it. A second prompt
@@ -519,7 +524,7 @@ impl<'m> Decoder<'m> {
     pub fn prefill(&mut self, prompt: &[u32]) -> Result<Timepoint> {
         let lane = &self.lanes.each[0];
         let point = self.network.prefill(lane, self.sampling, &self.logits, prompt)?;
-        self.filled = prompt.len();
+        (self.filled, self.drawn) = (prompt.len(), 1);
         Ok(point)
     }
 
@@ -583,6 +588,7 @@ impl<'m> Decoder<'m> {
             )));
         }
         self.filled += 1;
+        self.drawn += 1;
         Ok(())
     }
 
@@ -655,13 +661,27 @@ impl<'m> Decoder<'m> {
         Ok(point)
     }
 
-    /// New token `index` of this sequence. Waits for `point`, the timepoint of the step that
-    /// computed it. If the host can read the device's output in place, the call neither allocates
-    /// nor copies.
+    /// New token `index` of this sequence, counted from 0 at the prompt. Waits for `point`, the
+    /// timepoint of the step that computed it. If the host can read the device's output in place,
+    /// the call neither allocates nor copies.
     ///
     /// # Errors
-    /// The stream's cause; `InvalidArgument` if all logits of that step are NaN.
+    /// `InvalidArgument` for a token that no step of this decoder was submitted for, or whose place
+    /// in the ring a later one has taken, or if all logits of that step are NaN. The stream's
+    /// cause.
     pub fn token(&self, index: usize, point: Timepoint) -> Result<u32> {
+        let Self { drawn, ring, .. } = *self;
+        if index >= drawn {
+            return Err(Error::invalid(format!(
+                "new token {index}, counted from 0: the sequence has {drawn} new tokens"
+            )));
+        }
+        if drawn - index > ring {
+            return Err(Error::invalid(format!(
+                "new token {index}, counted from 0: {drawn} were drawn, and the ring keeps the \
+                 newest {ring}; read tokens earlier, or make the ring larger"
+            )));
+        }
         self.lanes.token(self.network.model.runtime(), 0, index, point)
     }
 }

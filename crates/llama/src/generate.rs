@@ -33,6 +33,51 @@ pub struct Request<'a> {
     pub stop_at: &'a [u32],
 }
 
+impl Request<'_> {
+    /// Checks the request against a model's config: what [`generate()`] refuses for it. Returns the
+    /// number of positions that the sequence has.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a prompt that is empty, too long or outside the vocabulary, or for
+    /// zero tokens, or more than the model's context has room for.
+    pub fn check(&self, config: &Config) -> Result<usize> {
+        let invalid = |what: String| Err(leasehold::Error::invalid(what));
+        if self.tokens == 0 {
+            return invalid("no tokens are asked for; ask for at least one".to_owned());
+        }
+        if self.prompt.is_empty() {
+            return invalid("the prompt is empty; give at least one token".to_owned());
+        }
+        let (context, prompt) = (config.max_position_embeddings, self.prompt.len());
+        if prompt > context {
+            return invalid(format!(
+                "the prompt has {prompt} tokens; the model's context is {context}"
+            ));
+        }
+        check_ids(config, self.prompt)?;
+        // The last token is computed from the one before it, so it needs no position.
+        match prompt.checked_add(self.tokens - 1) {
+            Some(positions) if positions <= context => Ok(positions),
+            _ => invalid(format!(
+                "a prompt of {prompt} tokens and {} new ones do not fit the model's context of \
+                 {context}",
+                self.tokens
+            )),
+        }
+    }
+}
+
+/// Refuses ids outside the vocabulary.
+pub(crate) fn check_ids(config: &Config, ids: &[u32]) -> Result<()> {
+    match ids.iter().find(|&&id| id as usize >= config.vocab_size) {
+        None => Ok(()),
+        Some(id) => Err(leasehold::Error::invalid(format!(
+            "token id {id} is not in the vocabulary (0 to {})",
+            config.vocab_size - 1
+        ))),
+    }
+}
+
 /// The result of a generation.
 #[derive(Debug, Clone)]
 pub struct Generation {
@@ -70,8 +115,7 @@ pub fn footprint(config: &Config, prompt: usize, tokens: usize, activations: DTy
     let positions = prompt.saturating_add(tokens).saturating_sub(1);
     // A sine and a cosine for each pair of a head.
     let table = positions.saturating_mul(config.head_dim as u64).saturating_mul(4);
-    let position =
-        (2 * config.num_hidden_layers * config.kv_width()) as u64 * activations.bytes() as u64;
+    let position = cached(config, activations);
     // An id, a time, and a similar amount for the text.
     let token = (size_of::<u32>() + size_of::<Duration>() + 8) as u64;
     Footprint {
@@ -82,6 +126,13 @@ pub fn footprint(config: &Config, prompt: usize, tokens: usize, activations: DTy
             .saturating_add(positions.saturating_mul(position))
             .saturating_add(tokens.saturating_mul(4)),
     }
+}
+
+/// Bytes of a position in the KV caches of all layers. Saturates.
+fn cached(config: &Config, activations: DType) -> u64 {
+    let heads = (config.num_key_value_heads as u64).saturating_mul(config.head_dim as u64);
+    let layers = (config.num_hidden_layers as u64).saturating_mul(2 * activations.bytes() as u64);
+    heads.saturating_mul(layers)
 }
 
 /// Bytes that the device reads for one new token; from [`traffic`].
@@ -107,10 +158,10 @@ pub fn traffic(
         && let Ok(embedding) = weights.tensor("model.embed_tokens.weight")
     {
         let table = embedding.bytes().len() as u64;
-        bytes = bytes - table + table / config.vocab_size.max(1) as u64;
+        bytes = bytes.saturating_sub(table) + table / config.vocab_size.max(1) as u64;
     }
-    let position = (2 * config.num_hidden_layers * config.kv_width() * activations.bytes()) as u64;
-    Traffic { weights: bytes, cache: position.saturating_mul(positions as u64) }
+    let cache = cached(config, activations).saturating_mul(positions as u64);
+    Traffic { weights: bytes, cache }
 }
 
 /// Products and sums that a prompt of so many tokens takes, up to its first new token: those of its
@@ -154,29 +205,7 @@ pub fn generate(
     request: &Request<'_>,
     on_token: &mut dyn FnMut(u32) -> Result<()>,
 ) -> Result<Generation> {
-    let invalid = |what: String| leasehold::Error::invalid(what);
-    if request.tokens == 0 {
-        return Err(invalid("no tokens are asked for; ask for at least one".to_owned()));
-    }
-    if request.prompt.is_empty() {
-        return Err(invalid("the prompt is empty; give at least one token".to_owned()));
-    }
-    let context = model.config().max_position_embeddings;
-    if request.prompt.len() > context {
-        return Err(invalid(format!(
-            "the prompt has {} tokens; the model's context is {context}",
-            request.prompt.len()
-        )));
-    }
-    // The last token is computed from the one before it, so it needs no position.
-    let positions = request.prompt.len() + request.tokens - 1;
-    if positions > context {
-        return Err(invalid(format!(
-            "a prompt of {} tokens and {} new ones do not fit the model's context of {context}",
-            request.prompt.len(),
-            request.tokens
-        )));
-    }
+    let positions = request.check(model.config())?;
     let mut decoder = Decoder::new(model, positions, request.tokens, request.sampling)?;
     let graph = match request.mode {
         Mode::Eager => None,

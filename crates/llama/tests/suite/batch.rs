@@ -2,7 +2,9 @@
 
 use super::{model_dirs, weights_of};
 use leasehold::{Context, DeviceId, Runtime};
-use leasehold_llama::{Batch, Config, DType, Mode, Model, Request, Sampling, SequenceId, generate};
+use leasehold_llama::{
+    Batch, Config, DType, Decoder, Mode, Model, Request, Sampling, SequenceId, footprint, generate,
+};
 use leasehold_mps::driver::sim::{SimDriver, SimDriverConfig};
 use leasehold_mps::{MpsBackend, MpsConfig};
 use leasehold_sim::{KernelRegistry, MachineConfig, SimBackend};
@@ -82,9 +84,11 @@ fn schedules(model: &Model, slots: usize, turns: usize, seed: u64) {
             texts.push(Text { ids: [a.0, b.0], prompt, sampling, tokens: vec![a.1] });
         } else {
             let [a, b] = [0, 1].map(|b| batches[b].step().unwrap());
-            assert_eq!((a.len(), &a), (texts.len(), &b));
-            for (id, token) in a {
-                texts.iter_mut().find(|t| t.ids[0] == id).unwrap().tokens.push(token);
+            assert_eq!((a.len(), b.len()), (texts.len(), texts.len()));
+            for (a, b) in a.into_iter().zip(b) {
+                let text = texts.iter_mut().find(|t| t.ids == [a.0, b.0]).unwrap();
+                assert_eq!(a.1, b.1);
+                text.tokens.push(a.1);
             }
         }
     }
@@ -182,5 +186,90 @@ fn a_batch_refuses_what_it_cannot_hold_and_loses_nothing() {
         let logits = batch.logits(first).unwrap();
         let text = Text { ids: [first; 2], prompt: vec![1, 2], sampling: how, tokens };
         same_alone(model, &text, &logits);
+    });
+}
+
+/// Ids of two batches have the same numbers, and none is taken for one of the other batch.
+#[test]
+fn a_sequence_belongs_to_its_batch() {
+    let runtime = Context::new().runtime(DeviceId::cpu(0)).unwrap();
+    with_model(&runtime, "grouped-heads", DType::F32, |model| {
+        let mut batches =
+            [Mode::Eager, Mode::Graph].map(|mode| Batch::new(model, 2, POSITIONS, mode).unwrap());
+        let ids = batches.each_mut().map(|b| b.add(&[1, 2], Sampling::default()).unwrap().0);
+        assert_ne!(ids[0], ids[1]);
+        for (batch, other) in batches.iter_mut().zip([ids[1], ids[0]]) {
+            let refused = [
+                batch.remove(other).unwrap_err(),
+                batch.logits(other).unwrap_err(),
+                batch.has_room(other).unwrap_err(),
+            ];
+            for error in refused {
+                assert!(error.to_string().contains("belongs to another batch"), "{error}");
+            }
+            assert_eq!(batch.len(), 1);
+        }
+        for (batch, own) in batches.iter_mut().zip(ids) {
+            assert!(batch.has_room(own).unwrap());
+            assert_eq!(batch.step().unwrap()[0].0, own);
+            batch.remove(own).unwrap();
+        }
+    });
+}
+
+#[test]
+fn numbers_that_are_too_large_are_refused() {
+    let runtime = Context::new().runtime(DeviceId::cpu(0)).unwrap();
+    with_model(&runtime, "grouped-heads", DType::F32, |model| {
+        let how = Sampling::default();
+        for ring in [usize::MAX, usize::MAX / 4 + 1, 1 << 62, 1 << 61, 1 << 40, 1 << 32] {
+            let text = Decoder::new(model, 1, ring, how).map(drop).unwrap_err().to_string();
+            assert!(text.contains(&format!("rings of {ring} tokens")), "{text}");
+        }
+        for (sequences, positions) in [
+            (usize::MAX, 8),
+            (1 << 33, 8),
+            (u32::MAX as usize, 8),
+            (1, usize::MAX),
+            (usize::MAX, usize::MAX),
+        ] {
+            assert!(Batch::new(model, sequences, positions, Mode::Eager).is_err());
+            assert!(Decoder::new(model, positions, 1, how).is_err() || positions == 8);
+        }
+        // Tokens that no step computed, and those that later ones replaced.
+        let mut decoder = Decoder::new(model, POSITIONS, 2, how).unwrap();
+        let point = runtime.stream().now();
+        for index in [0, usize::MAX] {
+            let text = decoder.token(index, point).unwrap_err().to_string();
+            assert!(text.contains("the sequence has 0 new tokens"), "{text}");
+        }
+        let first = decoder.prefill(&[1, 2]).unwrap();
+        assert!(decoder.token(1, first).is_err() && decoder.token(0, first).is_ok());
+        let second = decoder.step().unwrap();
+        let third = decoder.step().unwrap();
+        for index in [3, 1 << 32, 1 << 63, usize::MAX - 1, usize::MAX] {
+            let text = decoder.token(index, third).unwrap_err().to_string();
+            assert!(text.contains("the sequence has 3 new tokens"), "{text}");
+        }
+        let text = decoder.token(0, first).unwrap_err().to_string();
+        assert!(text.contains("the ring keeps the newest 2"), "{text}");
+        assert!(decoder.token(1, second).is_ok() && decoder.token(2, third).is_ok());
+        assert!(decoder.prompt_operators(usize::MAX).is_err());
+        // A second prompt starts from 0 again.
+        decoder.prefill(&[3]).unwrap();
+        assert!(decoder.token(1, third).is_err());
+
+        let request = |tokens| {
+            let mode = Mode::Eager;
+            Request { prompt: &[1, 2], tokens, mode, sampling: how, stop_at: &[] }
+        };
+        for tokens in [usize::MAX, usize::MAX - 1, 1 << 63, 0] {
+            let checked = request(tokens).check(model.config()).unwrap_err().to_string();
+            let run = generate(model, &request(tokens), &mut |_| Ok(())).unwrap_err().to_string();
+            assert_eq!(run, checked);
+        }
+        assert_eq!(request(3).check(model.config()).unwrap(), 4);
+        let need = footprint(model.config(), usize::MAX, usize::MAX, DType::F32);
+        assert_eq!((need.host, need.device), (u64::MAX, u64::MAX));
     });
 }
