@@ -115,7 +115,13 @@ impl DeviceId {
         if let Some(&backend) = backends.iter().find(|b| b.name() == s) {
             return Ok(Self { backend, ordinal: 0 });
         }
-        let names: Vec<_> = backends.iter().map(|b| format!("{b}:0")).collect();
+        let mut names: Vec<String> = Vec::new();
+        // The null backend computes nothing, so it is not offered.
+        for name in backends.iter().filter(|b| **b != BackendKind::Null).map(|b| format!("{b}:0")) {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
         Err(Error::invalid(format!(
             "device {s:?}: unknown backend; write one of {}",
             names.join(", ")

@@ -145,15 +145,9 @@ impl Context {
     /// # Errors
     /// `InvalidArgument` for another backend, or an ordinal that is no number.
     pub fn device_id(&self, name: &str) -> Result<DeviceId> {
-        let own = self.0.backends.iter().map(|b| b.kind());
-        let known = [
-            BackendKind::Cpu,
-            BackendKind::Cuda,
-            BackendKind::Mps,
-            BackendKind::Sim,
-            BackendKind::Null,
-        ];
-        DeviceId::parse_among(name, &own.chain(known).collect::<Vec<_>>())
+        let own: Vec<_> = self.0.backends.iter().map(|b| b.kind()).collect();
+        // A device that only other contexts have is named too; `runtime` says why it is not here.
+        DeviceId::parse_among(name, &own).or_else(|e| name.parse().map_err(|_| e))
     }
 
     /// The runtime of a device: one per device, made when first asked for, shared by all who ask.
@@ -175,7 +169,14 @@ impl Context {
                 .map_or("this context has no such backend", |a| a.1);
             return Err(Error::Unavailable(format!("{device}: {why}").into()));
         };
-        let inner = Arc::new(RuntimeInner::open(self.clone(), &**backend, device)?);
+        let inner = RuntimeInner::open(self.clone(), &**backend, device).map_err(|e| match e {
+            // A manager knows its devices by number.
+            Error::NotFound(why) if !why.contains(&device.to_string()) => {
+                Error::NotFound(format!("{device}: {why}").into())
+            }
+            e => e,
+        })?;
+        let inner = Arc::new(inner);
         let mut open = place.open.lock();
         if !planted(Defect::OpenedTwice) || open.ptr_eq(&Weak::new()) {
             *open = Arc::downgrade(&inner);

@@ -23,7 +23,9 @@ fn command_lines_that_make_no_sense() {
     fails(&["run", "--tokens", "-3"], 2, &["-3"]);
     fails(&["run", "--threads", "0"], 2, &["--threads"]);
     fails(&["run", "--threads", "100000"], 2, &["--threads"]);
-    fails(&["run", "--device", "gpu:0"], 2, &["gpu"]);
+    let names = "write one of cpu:0, cuda:0, mps:0, sim:0";
+    fails(&["run", "--device", "gpu:0"], 2, &["gpu", &format!("{names}\n")]);
+    fails(&["replay", "t.csv", "--device", "gpu"], 2, &[&format!("{names}, or `virtual`\n")]);
     fails(&["run", "--device", "cpu:x"], 2, &["cpu:x"]);
     fails(&["run", "--prompt-ids", "1,two"], 2, &["two"]);
     fails(&["run", "--temperature", "-1"], 2, &["temperature"]);

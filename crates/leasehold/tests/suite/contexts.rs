@@ -124,7 +124,18 @@ fn a_context_reads_the_names_of_its_backends() {
     assert_eq!(context.device_id("cpu:1").unwrap(), DeviceId::cpu(1));
     assert_eq!(context.runtime(context.device_id("mydev:0").unwrap()).unwrap().device(), id);
     let error = context.device_id("yours:0").unwrap_err().to_string();
-    assert!(error.contains("mydev:0") && error.contains("cuda:0"), "{error}");
+    assert!(
+        error.ends_with("device \"yours:0\": unknown backend; write one of mydev:0"),
+        "{error}"
+    );
+    let error = context.device_id("mydev:x").unwrap_err().to_string();
+    assert!(error.ends_with("\"x\" is not a device number"), "{error}");
+    let two = vec![BackendKind::Cpu, BackendKind::Other("mydev"), BackendKind::Cpu];
+    let error = DeviceId::parse_among("yours", &two).unwrap_err().to_string();
+    assert!(error.ends_with("write one of cpu:0, mydev:0"), "each name once: {error}");
+    let context = Context::new();
+    let error = context.runtime(DeviceId::cpu(3)).map(drop).unwrap_err().to_string();
+    assert!(error.contains("cpu:3: "), "{error}");
     assert_eq!(
         kind("mydev:0".parse::<DeviceId>()),
         "InvalidArgument",
