@@ -66,6 +66,7 @@ pub use target::{Bench, Target};
 use generate::{Program, Taste};
 use leasehold::backend::sync::Arc;
 use model::Far;
+use play::Stop;
 use serde::Serialize;
 use std::sync::Once;
 use std::time::{Duration, Instant};
@@ -82,7 +83,7 @@ pub struct Options {
     pub seeds: u64,
     /// Steps of each program.
     pub ops: u32,
-    /// Its threads.
+    /// Its threads, 1 to 64; other numbers count as the nearest of these.
     pub threads: u8,
     /// Says whether calls fail.
     pub faults: bool,
@@ -149,6 +150,9 @@ pub struct Report {
     pub seconds: f64,
     /// The programs that fail.
     pub failures: Vec<Failure>,
+    /// Why the run ended before its last seed: the machine has no device or thread for a program.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unable: Option<String>,
 }
 
 fn taste(options: &Options, seed: u64) -> Taste {
@@ -163,8 +167,12 @@ fn taste(options: &Options, seed: u64) -> Taste {
 /// Runs the program of one seed.
 ///
 /// # Errors
-/// The finding of the run.
+/// The finding of the run. It also says so if the devices cannot be opened or a thread is refused.
 pub fn run(options: &Options, seed: u64) -> Result<(), Finding> {
+    played(options, seed).map_err(Stop::into_finding)
+}
+
+fn played(options: &Options, seed: u64) -> Result<(), Stop> {
     quiet();
     let (_, plan) = generate::generate(seed, options.ops, options.threads, taste(options, seed));
     play::play(&options.target, seed, options.faults, Arc::new(plan), options.patience)
@@ -177,20 +185,31 @@ pub fn program(options: &Options, seed: u64) -> String {
     print::print(&options.target, seed, options.faults, &plan, "as it is generated")
 }
 
-/// Runs all seeds, tells of each that is over, and makes the first failures small.
+/// Runs all seeds, tells of each that is over, and makes the first failures small. Ends early if
+/// the machine has no device or thread for a program.
 pub fn stress(options: &Options, mut over: impl FnMut(u64, Option<&Failure>)) -> Report {
     let start = Instant::now();
     let mut failures: Vec<Failure> = Vec::new();
+    let (mut done, mut unable) = (0, None);
     for seed in options.seed..options.seed.saturating_add(options.seeds) {
-        let failure = run(options, seed).err().map(|finding| {
-            // Threads that hang are in the way of what comes after them.
-            let few = failures.len() < SHRUNK;
-            failure(options, seed, finding, if few { options.shrink } else { Duration::ZERO })
-        });
+        let failure = match played(options, seed) {
+            Ok(()) => None,
+            Err(Stop::Unable(why)) => {
+                unable = Some(format!("seed {seed}: {why}"));
+                break;
+            }
+            Err(Stop::Found(finding)) => {
+                // Threads that hang are in the way of what comes after them.
+                let few = failures.len() < SHRUNK;
+                let within = if few { options.shrink } else { Duration::ZERO };
+                Some(failure(options, seed, finding, within))
+            }
+        };
+        done += 1;
         over(seed, failure.as_ref());
         failures.extend(failure);
     }
-    let Options { target, seed, seeds, ops, threads, faults, .. } = *options;
+    let Options { target, seed, ops, threads, faults, .. } = *options;
     let seconds = start.elapsed().as_secs_f64();
     let device = target.device.to_string();
     Report {
@@ -198,11 +217,12 @@ pub fn stress(options: &Options, mut over: impl FnMut(u64, Option<&Failure>)) ->
         simulated: target.simulated,
         faults,
         seed,
-        seeds,
+        seeds: done,
         ops,
         threads,
         seconds,
         failures,
+        unable,
     }
 }
 
@@ -217,8 +237,9 @@ fn failure(options: &Options, seed: u64, finding: Finding, within: Duration) -> 
         if finding.hang { options.patience.min(Duration::from_secs(3)) } else { options.patience };
     let mut again = |program: &Program| {
         (0..TRIES).any(|_| {
-            play::play(&options.target, seed, options.faults, Arc::new(program.plan()), patience)
-                .is_err()
+            let plan = Arc::new(program.plan());
+            let played = play::play(&options.target, seed, options.faults, plan, patience);
+            matches!(played, Err(Stop::Found(_)))
         })
     };
     let (plan, what) = if within.is_zero() {

@@ -174,6 +174,11 @@ impl Watch {
             *finding = Some(Finding { what, hang, threads: threads.collect() });
         }
         drop(finding);
+        self.stop();
+    }
+
+    /// Ends all threads after their step.
+    fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);
         self.progress.iter().for_each(Progress::ring);
     }
@@ -421,6 +426,37 @@ impl World {
     }
 }
 
+/// Why a plan was not played to its end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// The run found a defect.
+    Found(Finding),
+    /// The machine has no device or no thread for the program, which says nothing of the runtime.
+    Unable(String),
+}
+
+impl Stop {
+    fn plain(what: impl Into<String>) -> Self {
+        Stop::Found(Finding { what: what.into(), hang: false, threads: Vec::new() })
+    }
+
+    /// The same in one form.
+    pub(crate) fn into_finding(self) -> Finding {
+        match self {
+            Stop::Found(finding) => finding,
+            Stop::Unable(what) => Finding { what, hang: false, threads: Vec::new() },
+        }
+    }
+}
+
+/// Starts a thread.
+fn spawn<T: Send + 'static>(
+    run: impl FnOnce() -> T + Send + 'static,
+) -> std::result::Result<std::thread::JoinHandle<T>, Stop> {
+    let thread = std::thread::Builder::new().spawn(run);
+    thread.map_err(|e| Stop::Unable(format!("the system gives no more threads: {e}")))
+}
+
 /// Runs a plan on a target. `patience` is how long nothing may go on.
 pub(crate) fn play(
     target: &Target,
@@ -428,14 +464,13 @@ pub(crate) fn play(
     faults: bool,
     plan: Arc<Plan>,
     patience: Duration,
-) -> std::result::Result<(), Finding> {
-    let plain = |what: String| Finding { what, hang: false, threads: Vec::new() };
+) -> std::result::Result<(), Stop> {
     let bench = target
         .open(seed, faults)
-        .map_err(|e| plain(format!("the device cannot be opened: {e}")))?;
+        .map_err(|e| Stop::Unable(format!("the devices cannot be opened: {e}")))?;
     let (watch, waits) = (Watch::new(plan), bench.waits());
     let world = Arc::new(World::new(&bench, watch.clone()));
-    let conductor = std::thread::spawn(move || conduct(world, bench));
+    let conductor = spawn(move || conduct(world, bench))?;
     let mut last = (0, Instant::now());
     while !conductor.is_finished() {
         std::thread::sleep(Duration::from_millis(1));
@@ -446,23 +481,26 @@ pub(crate) fn play(
             watch.find(format!("nothing went on for {patience:?}{}", waits()), true);
             // Its threads cannot be ended.
             let finding = watch.finding.lock().clone();
-            return Err(finding.unwrap_or_else(|| plain("a hang".into())));
+            return Err(finding.map_or_else(|| Stop::plain("a hang"), Stop::Found));
         }
     }
-    match conductor.join() {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(finding)) => Err(finding),
-        Err(_) => Err(plain("a panic at the end".into())),
-    }
+    conductor.join().unwrap_or_else(|_| Err(Stop::plain("a panic at the end")))
 }
 
-fn conduct(world: Arc<World>, bench: Bench) -> std::result::Result<(), Finding> {
-    let threads: Vec<_> = (0..world.watch.progress.len())
-        .map(|me| {
-            let world = world.clone();
-            std::thread::spawn(move || world.thread(me))
-        })
-        .collect();
+fn conduct(world: Arc<World>, bench: Bench) -> std::result::Result<(), Stop> {
+    let mut threads = Vec::new();
+    let mut unable = None;
+    for me in 0..world.watch.progress.len() {
+        let playing = world.clone();
+        match spawn(move || playing.thread(me)) {
+            Ok(thread) => threads.push(thread),
+            Err(why) => {
+                world.watch.stop();
+                unable = Some(why);
+                break;
+            }
+        }
+    }
     for (t, thread) in threads.into_iter().enumerate() {
         if thread.join().is_err() {
             world.watch.find(format!("a panic of thread {t}"), false);
@@ -470,13 +508,14 @@ fn conduct(world: Arc<World>, bench: Bench) -> std::result::Result<(), Finding> 
     }
     bench.calm();
     let finding = world.watch.finding.lock().take();
-    let ended = match finding {
-        Some(finding) => Err(finding),
-        None => world.finish().map_err(|what| Finding { what, hang: false, threads: Vec::new() }),
+    let ended = match (finding, unable) {
+        (Some(finding), _) => Err(Stop::Found(finding)),
+        (None, Some(why)) => Err(why),
+        (None, None) => world.finish().map_err(Stop::plain),
     };
     drop(world);
     ended?;
-    bench.close().map_err(|what| Finding { what, hang: false, threads: Vec::new() })
+    bench.close().map_err(Stop::plain)
 }
 
 #[cfg(test)]

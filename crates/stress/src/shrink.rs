@@ -14,8 +14,11 @@ pub(crate) fn shrink(
     within: Duration,
     mut fails: impl FnMut(&Program) -> bool,
 ) -> Program {
-    let mut search =
-        Search { best: program.clone(), end: Instant::now() + within, fails: &mut fails };
+    let mut search = Search {
+        best: program.clone(),
+        end: Instant::now().checked_add(within),
+        fails: &mut fails,
+    };
     search.one_thread();
     loop {
         let before = search.best.size();
@@ -42,13 +45,14 @@ impl Program {
 
 struct Search<'a> {
     best: Program,
-    end: Instant,
+    /// `None`: beyond what the clock can say.
+    end: Option<Instant>,
     fails: &'a mut dyn FnMut(&Program) -> bool,
 }
 
 impl Search<'_> {
     fn is_late(&self) -> bool {
-        Instant::now() >= self.end
+        self.end.is_some_and(|end| Instant::now() >= end)
     }
 
     /// Keeps a program if it fails.

@@ -4,6 +4,7 @@
 
 use crate::commands::print_json;
 use crate::failure::Failure;
+use crate::host;
 use indicatif::{ProgressBar, ProgressStyle};
 use leasehold::{Context, DeviceId};
 use leasehold_stress::{Options, Report, Target, stress};
@@ -45,6 +46,9 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
+/// Bytes of host memory for a step of a program, with its plan and the contents that it expects.
+const STEP: u64 = 1 << 10;
+
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let device = arguments.device;
     let target = Target::new(device, arguments.sim)
@@ -54,6 +58,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             "--faults: nothing makes calls of {device} fail; sim:0 and cuda:0 --sim can"
         )));
     }
+    let program = format!("a program of {} steps", arguments.ops);
+    host::needs(&program, u64::from(arguments.ops) * STEP, "ask for fewer with --ops")?;
     if !target.simulated {
         Context::new().runtime(device).map_err(|e| Failure::from(e).at(device))?;
     }
@@ -66,11 +72,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     options.patience = Duration::from_secs(arguments.patience.into());
     options.shrink = Duration::from_secs(arguments.shrink.into());
     let report = tried(&options);
-    if arguments.json {
-        print_json(&report)?;
-    } else {
-        show(&report)?;
+    let unable = report.unable.as_deref().map(|why| Failure::new(format!("{device}: {why}")));
+    if let Some(unable) = unable {
+        // Failures that came before are told too.
+        if !report.failures.is_empty() {
+            print(arguments, &report)?;
+        }
+        return Err(unable);
     }
+    print(arguments, &report)?;
     Ok(if report.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -88,6 +98,10 @@ fn tried(options: &Options) -> Report {
     });
     bar.finish_and_clear();
     report
+}
+
+fn print(arguments: &Arguments, report: &Report) -> Result<(), Failure> {
+    if arguments.json { print_json(report) } else { show(report) }
 }
 
 fn show(report: &Report) -> Result<(), Failure> {

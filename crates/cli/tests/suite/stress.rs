@@ -1,6 +1,8 @@
 //! `leasehold stress`: the line, the JSON object, the exit statuses.
 
 use super::{call, json};
+#[cfg(all(target_os = "linux", feature = "sim"))]
+use std::process::Command;
 
 #[test]
 fn programs_are_run_and_told() {
@@ -33,10 +35,40 @@ fn one_object_says_what_was_run() {
 }
 
 #[test]
+fn a_program_that_fits_no_memory_is_refused() {
+    let output = call(&["stress", "--ops", "4294967295"]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("4294967295 steps") && text.contains("--ops"), "{text}");
+    assert!(output.stdout.is_empty() && text.lines().count() == 1, "{text}");
+}
+
+#[test]
 fn faults_need_a_simulated_driver() {
     for arguments in
         [&["stress", "--faults"][..], &["stress", "--sim"], &["stress", "--threads", "0"]]
     {
         assert_eq!(call(arguments).status.code(), Some(2), "{arguments:?}");
+    }
+}
+
+/// A limit of addresses, which the machine of a simulated device does not fit into: that is no
+/// failure of a program.
+#[cfg(all(target_os = "linux", feature = "sim"))]
+#[test]
+fn a_device_that_cannot_be_opened_is_one_line() {
+    let program = env!("CARGO_BIN_EXE_leasehold");
+    for device in [&["cpu:0"][..], &["sim:0", "--json"], &["cuda:0", "--sim", "--faults"]] {
+        let stress = ["stress", "--seed", "3", "--seeds", "2", "--ops", "50", "--device"];
+        let output = Command::new("bash")
+            .args(["-c", "ulimit -v 8388608; exec \"$0\" \"$@\"", program])
+            .args([&stress[..], device].concat())
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stdout));
+        let begin = format!("leasehold: {}: seed 3: the devices cannot be opened: ", device[0]);
+        assert!(text.starts_with(&begin) && text.lines().count() == 1, "{text}");
     }
 }
