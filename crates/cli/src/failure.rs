@@ -3,6 +3,7 @@
 use leasehold_input::shown_within;
 use std::fmt::Write;
 use std::io;
+use std::path::Path;
 use std::process::ExitCode;
 
 /// The maximum length of the message in characters.
@@ -24,6 +25,11 @@ impl Failure {
     /// A failure of the command line's meaning.
     pub(crate) fn misuse(message: impl Into<String>) -> Self {
         Self { message: message.into(), usage: true }
+    }
+
+    /// A file that cannot be opened or written.
+    pub(crate) fn from_file(path: &Path, e: &io::Error) -> Self {
+        Self::new(format!("{}: {e}", path.display()))
     }
 
     /// A command line that cannot be parsed: the parser's message in one line.

@@ -10,6 +10,7 @@ mod commands;
 mod factories;
 mod failure;
 mod host;
+mod output;
 mod system;
 mod table;
 

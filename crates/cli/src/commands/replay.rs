@@ -1,9 +1,10 @@
 //! `leasehold replay`: replays an allocation trace on the allocator, or on a peer, and reports the
 //! costs.
 
-use crate::commands::memory::{probe, write_report};
+use crate::commands::memory::{REPORT, write_report};
 use crate::commands::{open, print_json};
 use crate::failure::Failure;
+use crate::output::{Inputs, Outputs};
 use crate::table::{Table, bytes};
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -12,15 +13,20 @@ use leasehold_alloc::{Backing, Policy};
 use leasehold_alloc_bench::replay::{
     Options, Player, Progress, Report, events_to_play, measure, recorded_replay, virtual_device,
 };
-use leasehold_alloc_bench::trace::Trace;
+use leasehold_alloc_bench::trace::Recording;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// The trace: `t_us,op,id,size,stream`, plain or compressed with gzip; `-` reads a plain one
-    /// from standard input
+    /// The trace: text of `t_us,op,id,size,stream`, or a pickle of PyTorch's
+    /// `torch.cuda.memory._dump_snapshot`, each plain or compressed with gzip; `-` reads standard
+    /// input
     trace: PathBuf,
+    /// The device of PyTorch's snapshot whose history is replayed; the one with the most events
+    /// when left out
+    #[arg(long, value_name = "N")]
+    snapshot_device: Option<usize>,
     /// The source of the memory; `virtual` maps nothing, so that large traces run on small machines
     #[arg(long, default_value = "virtual", value_parser = parse_device)]
     device: On,
@@ -129,16 +135,25 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         On::Device(device) => Some(open(device, None)?),
     };
-    arguments.report.as_deref().map_or(Ok(()), probe)?;
+    let standard = arguments.trace == Path::new("-");
+    let inputs = Inputs::default();
+    let inputs = if standard { inputs.standard() } else { inputs.file(&arguments.trace) };
+    let outputs = Outputs::open(&[(REPORT, arguments.report.as_deref())], &inputs)?;
     let spinner = ProgressBar::new_spinner();
     spinner.set_message("reading the trace");
     spinner.tick();
-    let trace = if arguments.trace == Path::new("-") {
-        Trace::read(std::io::stdin().lock(), "standard input")?
+    let recording = if standard {
+        let input = std::io::stdin().lock();
+        Recording::read(input, "standard input", arguments.snapshot_device)?
     } else {
-        Trace::open(&arguments.trace)?
+        Recording::open(&arguments.trace, arguments.snapshot_device)?
     };
     spinner.finish_and_clear();
+    let trace = recording.trace;
+    if let Some(left_out) = &recording.left_out {
+        // A closed standard error is no failure of the replay.
+        let _ = writeln!(std::io::stderr(), "{left_out}; another one: --snapshot-device");
+    }
     let granule = backing(runtime.as_ref())?.caps().granule;
     let options = Options {
         player: arguments.peer.map_or(Player::Own, Player::from),
@@ -162,13 +177,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         arguments.find_min_budget.then(|| arguments.policy.map_or(Policy::Compact, Policy::from));
     let report = measure(&trace, &options, min_budget, &|| backing(runtime.as_ref()))?;
     bar.finish_and_clear();
-    if let Some(path) = &arguments.report {
+    if arguments.report.is_some() {
         // A growth, a move or a wait is an event too; most allocations make none.
         let events = (2 * trace.events.len() + 4096).min(MOST_RECORDED);
         let options = Options { progress: None, ..options };
         let snapshot = recorded_replay(&trace, &options, backing(runtime.as_ref())?, events)?;
         let name = arguments.trace.file_name().unwrap_or(arguments.trace.as_os_str());
-        write_report(path, &format!("a replay of {}", name.display()), &snapshot)?;
+        write_report(&outputs, &format!("a replay of {}", name.display()), &snapshot)?;
     }
     if arguments.json { print_json(&report) } else { print(&report) }
 }

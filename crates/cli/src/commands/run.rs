@@ -2,15 +2,16 @@
 //! and graphs come from the runtime.
 
 use crate::bundled;
-use crate::commands::memory::MemoryArguments;
+use crate::commands::memory::{self, MemoryArguments};
 use crate::commands::{operators, percentile, print_json, timeline};
 use crate::failure::Failure;
 use crate::host;
+use crate::output::{Inputs, Outputs};
 use crate::system::{Request as Opening, System};
 use crate::table::{Table, bytes};
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use leasehold::{DeviceId, Runtime};
+use leasehold::{BackendKind, DeviceId, Runtime};
 use leasehold_input::{printable, shown_within};
 use leasehold_llama::{
     Config, DType, Decoder, Generation, Model, Request, Sampling, TextStream, Tokenizer, Weights,
@@ -256,6 +257,9 @@ pub(crate) fn load(
 struct Printer<'a> {
     stream: Option<TextStream<'a>>,
     print: bool,
+    /// The text of the prompt, which is printed with the first token: until then, nothing is known
+    /// to work.
+    prompt: String,
     text: String,
 }
 
@@ -272,18 +276,20 @@ impl Printer<'_> {
             Some(stream) => stream.push(id)?,
             None => format!("{id} "),
         };
-        self.emit(&piece);
-        Ok(())
+        self.emit(&piece)
     }
 
-    fn emit(&mut self, piece: &str) {
+    fn emit(&mut self, piece: &str) -> leasehold::Result<()> {
         self.text.push_str(piece);
         if self.print {
-            let piece = &*for_output(piece);
+            let all = std::mem::take(&mut self.prompt) + piece;
             let mut out = std::io::stdout().lock();
-            // If the reader has closed the pipe, the report that follows returns the error.
-            let _ = out.write_all(piece.as_bytes()).and_then(|()| out.flush());
+            let written = out.write_all(for_output(&all).as_bytes()).and_then(|()| out.flush());
+            written.map_err(|e| {
+                leasehold::Error::Unavailable(format!("standard output: {e}").into())
+            })?;
         }
+        Ok(())
     }
 }
 
@@ -322,15 +328,37 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             return Err(Failure::new(format!("{}: no tokenizer; give --prompt-ids", files.name)));
         }
     };
+    let stop_at: &[u32] = if arguments.stop_at_eos { &files.config.eos_token_ids } else { &[] };
+    let request = |mode| Request {
+        prompt: &prompt,
+        tokens: arguments.tokens as usize,
+        mode,
+        sampling: Sampling {
+            temperature: arguments.temperature,
+            top_k: arguments.top_k,
+            seed: arguments.seed,
+        },
+        stop_at,
+    };
+    request(leasehold_llama::Mode::Eager)
+        .check(&files.config)
+        .map_err(|e| Failure::from(e).at(&files.name))?;
+    if arguments.trace.is_some() {
+        timeline::check(&files.config).map_err(|e| e.at(&files.name))?;
+    }
     let wishes = arguments.memory.wishes()?;
+    let simulated = arguments.sim || arguments.device.backend == BackendKind::Sim;
     let system = System::open(&Opening {
         device: arguments.device,
         threads: arguments.threads.map(usize::from),
-        sim: arguments.sim.then_some(arguments.sim_seed),
+        sim: simulated.then_some(arguments.sim_seed),
         memory: wishes,
     })?;
     let runtime = system.runtime.clone();
-    arguments.memory.probe(arguments.trace.as_deref())?;
+    let inputs = arguments.model.as_deref().map_or_else(Inputs::default, Inputs::folder);
+    let [trace, snapshot, report] = arguments.memory.files();
+    let timeline = (timeline::TIMELINE, arguments.trace.as_deref());
+    let outputs = Outputs::open(&[trace, snapshot, report, timeline], &inputs)?;
     if arguments.trace.is_some() && !runtime.raw_device().caps().timestamps {
         return Err(Failure::misuse(format!("--trace: {} has no timestamps", arguments.device)));
     }
@@ -345,51 +373,38 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let model = load(&runtime, &files, arguments.dtype.into(), arguments.json)
         .map_err(|e| e.at(&files.name))?;
 
-    let stop_at: &[u32] = if arguments.stop_at_eos { &files.config.eos_token_ids } else { &[] };
     let mut runs: Vec<(leasehold_llama::Mode, Generation)> = Vec::new();
     let (mut text, mut first_token) = (None, None);
     for &mode in arguments.mode.list() {
         let first = runs.is_empty();
+        let print = first && !arguments.json;
         let mut printer = Printer {
             stream: files.tokenizer.as_ref().map(Tokenizer::stream),
-            print: first && !arguments.json,
-            text: String::new(),
-        };
-        if let (true, Some(tokenizer)) = (printer.print, &files.tokenizer) {
-            let shown = tokenizer.decode(&prompt)?;
-            let mut out = std::io::stdout().lock();
-            out.write_all(for_output(&shown).as_bytes())?;
-            out.flush()?;
-        }
-        let request = Request {
-            prompt: &prompt,
-            tokens: arguments.tokens as usize,
-            mode,
-            sampling: Sampling {
-                temperature: arguments.temperature,
-                top_k: arguments.top_k,
-                seed: arguments.seed,
+            print,
+            prompt: match &files.tokenizer {
+                Some(tokenizer) if print => tokenizer.decode(&prompt)?,
+                _ => String::new(),
             },
-            stop_at,
+            text: String::new(),
         };
         let mut on_token = |id| {
             first_token.get_or_insert_with(|| begun.elapsed());
             printer.token(id)
         };
-        let generation = generate(&model, &request, &mut on_token)
+        let generation = generate(&model, &request(mode), &mut on_token)
             .map_err(|e| Failure::from(e).at(&files.name))?;
         if first {
             if let Some(stream) = printer.stream.take() {
                 let rest = stream.finish()?;
-                printer.emit(&rest);
+                printer.emit(&rest)?;
             }
             text = files.tokenizer.is_some().then_some(printer.text);
         }
         runs.push((mode, generation));
     }
 
-    if let Some(path) = &arguments.trace {
-        timeline::write(path, &model, &prompt).map_err(|e| e.at(&files.name))?;
+    if arguments.trace.is_some() {
+        timeline::write(&outputs, &model, &prompt).map_err(|e| e.at(&files.name))?;
     }
 
     let agree = match &runs[..] {
@@ -403,7 +418,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         _ => None,
     };
     let allocator = runtime.allocator().clone();
-    arguments.memory.write(&allocator, &arguments.device.to_string())?;
+    memory::write(&outputs, &allocator, &arguments.device.to_string())?;
     let stats = runtime.memory_stats();
     let memory_report = Memory {
         live_peak_bytes: stats.live_peak,

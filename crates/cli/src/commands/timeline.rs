@@ -1,19 +1,32 @@
 //! The timeline of a token: the kernels on the device and their submissions by the host, as JSON
 //! trace events for ui.perfetto.dev.
 
-use crate::commands::memory::create;
 use crate::failure::Failure;
-use leasehold_llama::{Decoder, Model, OperatorTime, Sampling};
+use crate::output::Outputs;
+use leasehold_llama::{Config, Decoder, Model, OperatorTime, Sampling};
 use serde_json::{Value, json};
 use std::ops::Range;
-use std::path::Path;
 use std::time::Duration;
 
 /// Tokens that are computed before the one that is measured: kernels are compiled, caches are warm.
 const WARM_UP: usize = 3;
 
+/// The option that names the file.
+pub(crate) const TIMELINE: &str = "--trace";
+
+/// Refuses a model whose context is too short for a timeline.
+pub(crate) fn check(config: &Config) -> Result<(), Failure> {
+    let (context, least) = (config.max_position_embeddings, WARM_UP + 2);
+    if context < least {
+        return Err(Failure::misuse(format!(
+            "{TIMELINE} needs {least} positions, and the model's context is {context}"
+        )));
+    }
+    Ok(())
+}
+
 /// Computes a prompt and some tokens, and writes the timeline of the last one.
-pub(crate) fn write(path: &Path, model: &Model, prompt: &[u32]) -> Result<(), Failure> {
+pub(crate) fn write(outputs: &Outputs, model: &Model, prompt: &[u32]) -> Result<(), Failure> {
     // A prompt that fills the model's context leaves no room for tokens.
     let room = model.config().max_position_embeddings.saturating_sub(WARM_UP + 1).max(1);
     let prompt = &prompt[..prompt.len().min(room)];
@@ -26,7 +39,7 @@ pub(crate) fn write(path: &Path, model: &Model, prompt: &[u32]) -> Result<(), Fa
     let times = decoder.timed_step()?;
     let device = model.runtime().device().to_string();
     let trace = trace(&device, &model.runtime().info().name, prompt.len() + WARM_UP, &times);
-    create(path, |file| {
+    outputs.write(TIMELINE, |file| {
         serde_json::to_writer(file, &trace)
             .map_err(|e| leasehold::Error::Unavailable(e.to_string().into()))
     })

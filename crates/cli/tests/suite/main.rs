@@ -7,6 +7,8 @@ mod hostile;
 mod memory;
 #[cfg(target_os = "linux")]
 mod mutations;
+#[cfg(target_os = "linux")]
+mod outputs;
 mod run;
 mod stress;
 
