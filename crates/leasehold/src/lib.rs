@@ -1,4 +1,4 @@
-//! Leasehold: a device runtime for CPU and CUDA.
+//! Leasehold: a device runtime for CPU, CUDA and Metal.
 //!
 //! The layer between a tensor framework, an inference engine or a JIT compiler and the vendors'
 //! drivers. Managers own every device resource; everyone else holds a [`Lease`]. One API hides the

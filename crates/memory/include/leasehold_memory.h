@@ -77,8 +77,11 @@ void tl_mem_close_thread(void);
 /* ---- function frames and slot buffers ---- */
 
 /* Opens a scope and a frame with num_slots slots (0 to 65536; otherwise a misuse, and a frame without slots). A helper function may open
- * a frame for its caller. A function that forgets tl_mem_function_exit is recognised by the stack when a function further out asks for its own
- * slots or ends its own frame: it gets its own, and the forgotten frame is closed with it (TL_MISUSE_FRAME_REPAIRED). */
+ * a frame for its caller. A function that forgets tl_mem_function_exit is recognised by the stack. If it used one of its slots, its
+ * frame is closed when a function further out asks for its own slots or ends its own frame (TL_MISUSE_FRAME_REPAIRED). If it used
+ * none, its frame may be one that a helper opened: the next tl_mem_function_exit of its caller closes it. The caller's own frame is
+ * then closed when a function further out ends its frame, when the caller runs again and nothing was registered meanwhile, by
+ * tl_mem_unwind, or when the thread ends. */
 void tl_mem_function_enter(int64_t num_slots);
 
 /* Closes the newest frame: every scope opened since (each one left open is counted), then its buffers. */
