@@ -153,9 +153,10 @@ impl Trace {
         Ok(trace)
     }
 
-    /// The events of a snapshot of this project's allocator, as a trace. Buffers that were allocated before the ring's
-    /// oldest event, and freed later or still held, are allocated at its beginning, as a workload's
-    /// weights are. An allocation is left out if the live bytes exceed 64 bits with it.
+    /// The events of a snapshot of this project's allocator, as a trace. Buffers that were
+    /// allocated before the ring's oldest event, and freed later or still held, are allocated at
+    /// its beginning, as a workload's weights are. An allocation is left out if the live bytes
+    /// exceed 64 bits with it.
     #[must_use]
     pub fn recorded(snapshot: &Snapshot) -> Trace {
         let mut log = Recorder::default();
@@ -222,7 +223,7 @@ impl Trace {
 pub struct Recording {
     /// The trace.
     pub trace: Trace,
-    /// What of the file is not in the trace, in one line: the events of other devices of a snapshot.
+    /// What of the file is not in the trace, in one line: the events of a snapshot's other devices.
     pub left_out: Option<String>,
 }
 

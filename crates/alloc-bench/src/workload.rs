@@ -163,8 +163,8 @@ impl Workload {
     /// Runs it on `threads` threads, about `pairs` pairs each. `None`: an allocation failed.
     ///
     /// # Errors
-    /// `InvalidArgument` for a batch or a random workload without blocks, or random sizes that are no
-    /// range below 2^64; as [`Subject::stream`].
+    /// `InvalidArgument` for a batch or a random workload without blocks, or random sizes that are
+    /// no range below 2^64; as [`Subject::stream`].
     pub fn run<S: Subject>(
         self,
         subject: &S,

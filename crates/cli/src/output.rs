@@ -83,8 +83,8 @@ impl Outputs {
         self.0.iter().find(|o| o.option == option).map(|o| o.path.as_path())
     }
 
-    /// Writes the file of an option, if it is asked for: completely or, if it is a regular file, not
-    /// at all.
+    /// Writes the file of an option, if it is asked for: completely or, if it is a regular file,
+    /// not at all.
     pub(crate) fn write(
         &self,
         option: &str,

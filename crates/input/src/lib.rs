@@ -1,8 +1,8 @@
 //! Safe input: files and text from outside the program.
 //!
 //! Every crate opens an external file with [`open`] or [`read`]: regular files only, within a
-//! limit, without a wait for a writer. [`Lines`] reads text by lines of a bounded length, [`Pickle`]
-//! the plain data of a pickle. [`shown`] makes text safe for a message or a terminal.
+//! limit, without a wait for a writer. [`Lines`] reads text by lines of a bounded length,
+//! [`Pickle`] the plain data of a pickle. [`shown`] makes text safe for a message or a terminal.
 //!
 //! ```
 //! let text = leasehold_input::shown("two\u{1b}[2J").to_string();

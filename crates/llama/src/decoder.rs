@@ -496,8 +496,8 @@ impl<'m> Decoder<'m> {
     /// tokens.
     ///
     /// # Errors
-    /// `InvalidArgument` for zero positions, more positions than the model's context, or a ring that
-    /// is empty or has 2^32 tokens and more; `OutOfMemory`.
+    /// `InvalidArgument` for zero positions, more positions than the model's context, or a ring
+    /// that is empty or has 2^32 tokens and more; `OutOfMemory`.
     pub fn new(
         model: &'m Model,
         positions: usize,
@@ -668,7 +668,8 @@ impl<'m> Decoder<'m> {
     ///
     /// # Errors
     /// `InvalidArgument` for a token that no step of this decoder was submitted for, or whose place
-    /// in the ring a later one has taken, or if all logits of that step are NaN; the stream's cause.
+    /// in the ring a later one has taken, or if all logits of that step are NaN. The stream's
+    /// cause.
     pub fn token(&self, index: usize, point: Timepoint) -> Result<u32> {
         let Self { drawn, ring, .. } = *self;
         if index >= drawn {

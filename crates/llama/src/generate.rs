@@ -38,8 +38,8 @@ impl Request<'_> {
     /// number of positions that the sequence has.
     ///
     /// # Errors
-    /// `InvalidArgument` for a prompt that is empty, too long or outside the vocabulary, or for zero
-    /// tokens, or more than the model's context has room for.
+    /// `InvalidArgument` for a prompt that is empty, too long or outside the vocabulary, or for
+    /// zero tokens, or more than the model's context has room for.
     pub fn check(&self, config: &Config) -> Result<usize> {
         let invalid = |what: String| Err(leasehold::Error::invalid(what));
         if self.tokens == 0 {

@@ -150,7 +150,7 @@ pub struct Report {
     pub seconds: f64,
     /// The programs that fail.
     pub failures: Vec<Failure>,
-    /// Why the run ended before its last seed: the machine has no device or no thread for a program.
+    /// Why the run ended before its last seed: the machine has no device or thread for a program.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unable: Option<String>,
 }
@@ -185,8 +185,8 @@ pub fn program(options: &Options, seed: u64) -> String {
     print::print(&options.target, seed, options.faults, &plan, "as it is generated")
 }
 
-/// Runs all seeds, tells of each that is over, and makes the first failures small. Ends early if the
-/// machine has no device or no thread for a program.
+/// Runs all seeds, tells of each that is over, and makes the first failures small. Ends early if
+/// the machine has no device or thread for a program.
 pub fn stress(options: &Options, mut over: impl FnMut(u64, Option<&Failure>)) -> Report {
     let start = Instant::now();
     let mut failures: Vec<Failure> = Vec::new();

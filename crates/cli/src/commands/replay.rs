@@ -23,8 +23,8 @@ pub(crate) struct Arguments {
     /// `torch.cuda.memory._dump_snapshot`, each plain or compressed with gzip; `-` reads standard
     /// input
     trace: PathBuf,
-    /// The device of PyTorch's snapshot whose history is replayed; the one with the most events when
-    /// left out
+    /// The device of PyTorch's snapshot whose history is replayed; the one with the most events
+    /// when left out
     #[arg(long, value_name = "N")]
     snapshot_device: Option<usize>,
     /// The source of the memory; `virtual` maps nothing, so that large traces run on small machines
