@@ -263,7 +263,10 @@ impl Base {
     }
 
     /// The same memory, or a part of it from `offset` bytes on, as another type or shape.
-    #[pyo3(signature = (dtype=None, shape=None, *, offset=None))]
+    #[pyo3(
+        signature = (dtype=None, shape=None, *, offset=None),
+        text_signature = "($self, dtype=None, shape=None, *, offset=0)"
+    )]
     fn view<'py>(
         &self,
         py: Python<'py>,
