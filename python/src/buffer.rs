@@ -251,7 +251,7 @@ impl Base {
 
     /// The name of the memory in reports and snapshots.
     #[getter]
-    fn name(&self) -> PyResult<Option<&'static str>> {
+    fn name(&self) -> PyResult<Option<String>> {
         Ok(self.parts()?.0.name())
     }
 

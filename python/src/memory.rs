@@ -167,8 +167,8 @@ impl Block {
         }
     }
 
-    pub(crate) fn name(&self) -> Option<&'static str> {
-        self.own.as_ref()?.name().map(|name| name.as_str())
+    pub(crate) fn name(&self) -> Option<String> {
+        self.own.as_ref()?.name().map(|name| name.as_str().to_owned())
     }
 
     fn check_writable(&self) -> Result<()> {

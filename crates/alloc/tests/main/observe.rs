@@ -293,8 +293,8 @@ fn reports_and_snapshots_say_the_names_of_buffers_streams_and_call_sites() {
         format!("(name \"layer 3\", allocated on timeline {} \"decode\")", timeline.get());
     assert!(leaks.ends_with(&largest), "{leaks}");
     let s = b.allocator.snapshot();
-    assert_eq!(s.names.values().copied().collect::<Vec<_>>(), ["weights", "layer 3"]);
-    assert_eq!(s.streams.get(&timeline.get()), Some(&"decode"));
+    assert_eq!(s.names.values().map(String::as_str).collect::<Vec<_>>(), ["weights", "layer 3"]);
+    assert_eq!(s.streams.get(&timeline.get()).map(String::as_str), Some("decode"));
     assert!(format!("{weights:?}").contains("\"weights\""), "{weights:?}");
     drop((weights, activations));
     assert_eq!(b.take(MIB).name(), None, "a name goes with the last lease");

@@ -12,15 +12,14 @@ use crate::failure::Failure;
 use crate::host;
 #[cfg(feature = "sim")]
 use crate::system::{simulated, unaided};
-use crate::table::Table;
 use indicatif::{ProgressBar, ProgressStyle};
 use leasehold::backend::{Backend, KernelDesc};
 use leasehold::cpu::{CpuBackend, CpuConfig};
 use leasehold::{BackendKind, Context, DeviceId};
 use leasehold_alloc::DebugAids;
 use leasehold_conformance::{
-    CaseResult, ELSEWHERE, Expectation, Expectations, Factory, Filter, Home, Isolation, Progress,
-    Report, Status, Suite, Tag, TestKernel, Wrap, answer, run_with,
+    Case, CaseResult, ELSEWHERE, Expectation, Expectations, Factory, Filter, Home, Isolation,
+    Progress, Report, Status, Suite, Tag, TestKernel, Variant, Wrap, answer, run_with,
 };
 use leasehold_input::{printable, shown};
 use serde::Serialize;
@@ -222,7 +221,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     };
     filter.isolation = Some(isolation(arguments, aids)?);
     quiet();
-    let report = tried(factory, &filter);
+    let report = tried(factory, &filter, !arguments.json)?;
     if arguments.json {
         print_json(&Told::new(device.id, device.name, arguments.sim, aids, &report))?;
     } else {
@@ -247,31 +246,114 @@ fn isolation(arguments: &Arguments, aids: DebugAids) -> Result<Isolation, Failur
     }))
 }
 
-/// Runs the cases with a progress bar.
-fn tried(factory: Arc<dyn Factory>, filter: &Filter) -> Report {
-    let bar = ProgressBar::new(0);
-    if let Ok(style) = ProgressStyle::with_template("{bar:32} {pos}/{len} {wide_msg}") {
-        bar.set_style(style);
-    }
-    let report = run_with(factory, filter, |progress| match progress {
-        Progress::Begins { case, variant, done, of } => {
-            bar.set_length(of as u64);
-            bar.set_position(done as u64);
-            bar.set_message(format!("{} {} [{}]", case.number, case.name, variant.name()));
+/// Lines about cases, each written as its case ends. A case that ends the process leaves the lines
+/// before it, and its own name: on the progress bar, or without a bar as the begin of a line.
+struct Lines {
+    bar: ProgressBar,
+    /// Whether the lines go to the standard output.
+    shown: bool,
+    /// The runs of the present case.
+    runs: Vec<CaseResult>,
+    /// The first error of the output.
+    outcome: std::io::Result<()>,
+}
+
+impl Lines {
+    fn new(shown: bool) -> Self {
+        let bar = ProgressBar::new(0);
+        if let Ok(style) = ProgressStyle::with_template("{bar:32} {pos}/{len} {wide_msg}") {
+            bar.set_style(style);
         }
+        Self { bar, shown, runs: Vec::new(), outcome: Ok(()) }
+    }
+
+    fn write(&mut self, text: &str) {
+        if self.shown && self.outcome.is_ok() {
+            self.outcome = self.bar.suspend(|| {
+                let mut out = std::io::stdout().lock();
+                out.write_all(text.as_bytes())?;
+                out.flush()
+            });
+        }
+    }
+
+    fn begins(&mut self, case: &Case, variant: Variant, done: usize, of: usize) {
+        if self.runs.first().is_some_and(|r| r.case != case.number) {
+            self.end_case();
+        }
+        if self.bar.is_hidden() && self.runs.is_empty() {
+            self.write(&begin_of_line(case.number, case.name));
+        }
+        self.bar.set_length(of as u64);
+        self.bar.set_position(done as u64);
+        self.bar.set_message(format!("{} {} [{}]", case.number, case.name, variant.name()));
+    }
+
+    /// Writes the line of the present case: its outcome, or the outcome of each variant if they
+    /// differ.
+    fn end_case(&mut self) {
+        let runs = std::mem::take(&mut self.runs);
+        let Some(first) = runs.first() else { return };
+        let same = runs.iter().all(|r| r.status == first.status);
+        let told = |r: &CaseResult, variant: &str| {
+            let (word, why) = told(&r.status);
+            let why = why.lines().next().unwrap_or_default();
+            let colon = if why.is_empty() { "" } else { ": " };
+            format!("{word} [{variant}]{colon}{}", printable(why))
+        };
+        let outcome = match (same, runs.len()) {
+            (true, 1) => told(first, &first.variant),
+            (true, n) => told(first, &format!("all {n}")),
+            (false, _) => {
+                let each: Vec<_> = runs.iter().map(|r| told(r, &r.variant)).collect();
+                each.join(", ")
+            }
+        };
+        let begin = if self.bar.is_hidden() {
+            String::new()
+        } else {
+            begin_of_line(first.case, first.name)
+        };
+        self.write(&format!("{begin}{outcome}\n"));
+    }
+}
+
+fn begin_of_line(number: u16, name: &str) -> String {
+    format!("{number:<4} {name} ... ")
+}
+
+/// A status in words, and its reason.
+fn told(status: &Status) -> (&'static str, &str) {
+    match status {
+        Status::Passed => ("passed", ""),
+        Status::Failed(why) => ("FAILED", why),
+        Status::Skipped(why) => ("skipped", why),
+        Status::ExpectedFailure(why) => ("fails as expected", why),
+        Status::UnexpectedPass(why) => ("PASSED UNEXPECTEDLY", why),
+    }
+}
+
+/// Runs the cases. Writes a line for each unless the report is an object.
+fn tried(factory: Arc<dyn Factory>, filter: &Filter, shown: bool) -> Result<Report, Failure> {
+    let mut lines = Lines::new(shown);
+    let report = run_with(factory, filter, |progress| match progress {
+        Progress::Begins { case, variant, done, of } => lines.begins(case, variant, done, of),
         Progress::Over(result) => {
             if let Status::Failed(why) | Status::UnexpectedPass(why) = &result.status {
                 let why = printable(why);
-                bar.println(format!(
+                lines.bar.println(format!(
                     "{} {} [{}] failed: {why}",
                     result.case, result.name, result.variant
                 ));
             }
+            lines.runs.push(result.clone());
         }
         _ => {}
     });
-    bar.finish_and_clear();
-    report
+    lines.end_case();
+    lines.bar.finish_and_clear();
+    lines.outcome?;
+    Ok(report)
 }
 
 /// The fields of the JSON object.
@@ -329,41 +411,13 @@ fn counts(report: &Report) -> [usize; 3] {
     counts
 }
 
-/// Prints a line for each case, or for each run if the runs of a case differ.
+/// Prints the sum of all cases.
 fn show(device: &str, report: &Report) -> Result<(), Failure> {
-    let mut table = Table::words();
-    for runs in report.results.chunk_by(|a, b| a.case == b.case) {
-        let same = runs.iter().all(|r| r.status == runs[0].status);
-        for r in if same { &runs[..1] } else { runs } {
-            let variant = match (same, runs.len()) {
-                (true, 1) => r.variant.clone(),
-                (true, n) => format!("all {n}"),
-                (false, _) => r.variant.clone(),
-            };
-            let (word, why) = match &r.status {
-                Status::Passed => ("passed", ""),
-                Status::Failed(why) => ("FAILED", why.as_str()),
-                Status::Skipped(why) => ("skipped", why.as_str()),
-                Status::ExpectedFailure(why) => ("fails as expected", why.as_str()),
-                Status::UnexpectedPass(why) => ("PASSED UNEXPECTEDLY", why.as_str()),
-            };
-            let why = why.lines().next().unwrap_or_default();
-            let colon = if why.is_empty() { "" } else { ": " };
-            table.row([
-                r.case.to_string(),
-                word.to_owned(),
-                variant,
-                format!("{}{colon}{why}", r.name),
-            ]);
-        }
-    }
     let mut cases: Vec<u16> = report.results.iter().map(|r| r.case).collect();
     cases.dedup();
     let [passed, failed, skipped] = counts(report);
-    let mut out = std::io::stdout().lock();
-    write!(out, "{table}")?;
     writeln!(
-        out,
+        std::io::stdout().lock(),
         "{}: {} cases in {} runs: {passed} passed, {failed} failed, {skipped} skipped",
         shown(device),
         cases.len(),
