@@ -97,6 +97,29 @@ fn a_replay_runs_on_devices_with_threads_and_by_peers() {
 }
 
 #[test]
+fn a_snapshot_of_pytorch_replays_like_its_trace() {
+    let snapshots = repository("crates/alloc-bench/tests/snapshots");
+    let at = |name: &str| snapshots.join(name).to_str().unwrap().to_owned();
+    let expect = json(&["replay", &at("trace.csv"), "--json"]);
+    for protocol in ["protocol0.pickle", "protocol4.pickle"] {
+        let output = call(&["replay", &at(protocol), "--json"]);
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{told}");
+        let line = "left out: 1 events of device 1; another one: --snapshot-device\n";
+        assert!(told.lines().count() == 1 && told.ends_with(line), "{told}");
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        for key in ["events", "peak_requested", "failed"] {
+            assert_eq!(report[key], expect[key], "{protocol}: {key}");
+        }
+    }
+    let other = json(&["replay", &at("protocol4.pickle"), "--json", "--snapshot-device", "1"]);
+    assert_eq!(other["peak_requested"], 64 << 20);
+    let output = call(&["replay", &at("trace.csv"), "--snapshot-device", "1"]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && text.contains("has no device 1"), "{text}");
+}
+
+#[test]
 fn bad_traces_and_command_lines_are_one_line_that_says_where() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, bytes: &[u8]| -> String {
