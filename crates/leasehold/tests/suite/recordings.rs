@@ -208,6 +208,14 @@ fn the_four_names_agree_on_what_a_thread_has_started() {
     assert_eq!((graph.recorded(), runtime.download::<u32>(&y).unwrap()), (2, vec![0; 4]));
     runtime.add_graph_operator(&op).unwrap();
     assert_eq!(runtime.download::<u32>(&y).unwrap(), [1; 4], "it runs at once");
+    // What is stopped within the call is over for the call.
+    let mut stopped = None;
+    let over = runtime.record_graph(|r| {
+        r.add_graph_operator(&op)?;
+        stopped = Some(r.stop_graph_recording()?);
+        Ok(())
+    });
+    assert_eq!((kind(over), stopped.unwrap().recorded()), ("Recording", 2));
     // By the runtime that records, the thread's record of it goes as well.
     let recording = runtime.start_graph_recording().unwrap();
     recording.add_graph_operator(&op).unwrap();

@@ -130,6 +130,26 @@ fn pinned_memory_falls_back_to_pageable_and_says_so_once() {
     assert_eq!(seen.load(leasehold::backend::sync::atomic::Ordering::Relaxed), 1);
 }
 
+#[test]
+fn a_recording_of_nothing_is_warned_of() {
+    let seen = Arc::new(leasehold::backend::sync::atomic::AtomicU32::new(0));
+    let (runtime, warnings) = (runtime(), Warnings(seen.clone()));
+    let (x, event) = (runtime.upload(&[1u32; 4]).unwrap(), runtime.create_event().unwrap());
+    tracing::subscriber::with_default(warnings, || {
+        // As above.
+        runtime.record_graph(|_| Ok(())).unwrap();
+        tracing::callsite::rebuild_interest_cache();
+        let count = |record: &dyn Fn(&Runtime) -> leasehold::Result<()>| {
+            seen.store(0, leasehold::backend::sync::atomic::Ordering::Relaxed);
+            runtime.record_graph(record).unwrap();
+            seen.load(leasehold::backend::sync::atomic::Ordering::Relaxed)
+        };
+        assert_eq!(count(&|_| runtime.stream().fill(x.view(), 2u32)), 1, "by another runtime");
+        assert_eq!(count(&|r| r.stream().fill(x.view(), 3u32)), 0);
+        assert_eq!(count(&|r| r.stream().record(&event)), 0);
+    });
+}
+
 struct Warnings(Arc<leasehold::backend::sync::atomic::AtomicU32>);
 
 impl tracing::Subscriber for Warnings {
