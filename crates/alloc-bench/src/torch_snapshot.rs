@@ -1,14 +1,14 @@
 //! Traces from PyTorch's snapshots: the pickle of `torch.cuda.memory._dump_snapshot`.
 //!
-//! The history is in `device_traces`, a list of events for each device: `alloc` and
-//! `free_completed` with an address, the bytes as requested (PyTorch 2.1 and newer) and the stream
-//! that the block belongs to. A block is free when its free is *completed*: between the request and
-//! the completion another stream uses it, whose name is not in the file. A block whose free is
-//! requested and not completed is live at the end.
+//! The history is in `device_traces`, a list of events for each device: `alloc`, `free_requested`
+//! and `free_completed` with an address, the bytes as requested (PyTorch 2.1 and newer) and the
+//! stream that the block belongs to. A block is free once its free is *requested*, as in PyTorch's
+//! own number of allocated bytes: then the program is done with it. The completion comes later if
+//! another stream still uses the block, and frees only what no request freed.
 //!
 //! The history may begin late, because recording began late or its ring was full. A block whose
 //! free is in it and whose allocation is not was live before it; so was a block of `segments` that
-//! is live at the end and does not occur in the history. If recording was off for a time, what
+//! is allocated at the end and does not occur in the history. If recording was off for a time, what
 //! happened meanwhile is derived: a block that is allocated at the address of a live one was freed
 //! before.
 
@@ -21,8 +21,6 @@ use std::io::Read;
 const WORDS: &[&str] = &[
     "action",
     "active_allocated",
-    "active_awaiting_free",
-    "active_pending_free",
     "addr",
     "address",
     "alloc",
@@ -179,11 +177,12 @@ fn trace(root: Node<'_>, events: Node<'_>, device: u64, most: u64) -> Result<Tra
                 block.stream = field(n, event, "stream")?;
                 block.id = Some(all.alloc(now, field(n, event, "size")?, block.stream)?);
             }
-            ("free_completed", Some(id)) => {
+            ("free_requested" | "free_completed", Some(id)) => {
                 all.free(now, id, block.stream)?;
                 block.id = None;
             }
-            // A request, or a free of what is free: its allocation was not recorded.
+            // A completion after its request, or a free of what is free: its allocation was not
+            // recorded.
             _ => {}
         }
     }
@@ -222,7 +221,8 @@ fn held(root: Node<'_>, device: u64, most: u64) -> Result<Vec<(u64, u64, u64)>, 
             let addr = number(block, "address").unwrap_or(at);
             at = addr.saturating_add(size);
             let state = block.get("state").and_then(Node::word).unwrap_or_default();
-            if state.starts_with("active") {
+            // The program asked for the free of those that are only active.
+            if state == "active_allocated" {
                 let requested = number(block, "requested_size").filter(|&n| n > 0);
                 all.push((addr, requested.unwrap_or(size), stream));
             }

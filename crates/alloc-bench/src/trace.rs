@@ -6,8 +6,8 @@
 //! used the memory last.
 //!
 //! Of a snapshot, the history of one device is the trace. Blocks from before the history are
-//! allocated at its beginning. A block is free once its free is *completed*: until then, another
-//! stream uses it. Only plain data is read, and nothing of the pickle is run.
+//! allocated at its beginning. A block is free once its free is *requested*. Only plain data is
+//! read, and nothing of the pickle is run.
 //!
 //! Limits: 65,536 streams, 67,108,864 lines or events, 256 bytes in a line, 4 GiB of a pickle. A
 //! byte order mark before the first line is passed over.

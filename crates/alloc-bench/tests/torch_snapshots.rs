@@ -89,7 +89,7 @@ fn blocks_that_the_history_does_not_explain_are_derived() {
         ("segment_free", 200, 1000, 0, 5),
         ("free_requested", 200, 61, 0, 6),
     ];
-    assert_eq!(events(&snapshot(&history, &live)), "+50 +7 +8 -50 +60 -60 +61 ");
+    assert_eq!(events(&snapshot(&history, &live)), "+50 +7 -50 +60 -60 +61 -61 ");
     // Live at the end, and free in the history before: allocated without a record.
     let history = [("alloc", 100, 50, 0, 1), ("free_completed", 100, 50, 0, 2)];
     let live = [(100, 77, "active_allocated")];
