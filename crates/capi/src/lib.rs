@@ -27,10 +27,10 @@
 //!
 //! # Modules
 //! `ffi` translates C types and calls the rest; `plugin` has the two functions of PyTorch's plug-in
-//! interface; `extend` is for a crate that adds functions; `device` owns a device's memory, pools and blocks; `status` turns errors into numbers
-//! and texts; `registry` has the handles; `reserve` is for a
-//! host without memory. This crate must not place blocks or order work: the
-//! allocator and the backends do.
+//! interface; `extend` is for a crate that adds functions; `device` owns a device's memory, pools
+//! and blocks; `status` turns errors into numbers and texts; `registry` has the handles; `reserve`
+//! is for a host without memory. This crate must not place blocks or order work: the allocator and
+//! the backends do.
 
 mod blocks;
 mod device;

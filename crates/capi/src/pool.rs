@@ -24,8 +24,9 @@ enum State {
     Awake,
     /// Its memory is gone, but for the contents that were kept.
     Suspended(Saved),
-    /// Its handle was closed. It lives on in its blocks, and is not suspended any more.
-    Released,
+    /// Its handle was closed. It lives on in its blocks, and is not suspended any more. One that had
+    /// no memory then has no blocks either, and gives none.
+    Released { memory: bool },
 }
 
 /// The settings of a pool.
@@ -97,8 +98,10 @@ impl Pool {
             return self.allocator.alloc(Layout::new(bytes), on);
         }
         let state = self.state.read();
-        if let State::Suspended(_) = *state {
-            return Err(self.is_suspended());
+        match *state {
+            State::Awake | State::Released { memory: true } => {}
+            State::Suspended(_) => return Err(self.is_suspended()),
+            State::Released { memory: false } => return Err(POOLS.unknown(self.handle)),
         }
         self.allocator.alloc(Layout::new(bytes), on)
     }
@@ -135,9 +138,9 @@ impl Pool {
                 )
                 .into(),
             )),
-            State::Released => Ok(false),
-            _ => {
-                *state = State::Released;
+            State::Released { .. } => Ok(false),
+            State::Suspended(_) | State::Awake => {
+                *state = State::Released { memory: matches!(*state, State::Awake) };
                 Ok(true)
             }
         }
@@ -166,7 +169,7 @@ impl Pool {
             State::Suspended(_) => {
                 return Err(Error::state(format!("pool {} is suspended already", self.name)));
             }
-            State::Released => return Err(POOLS.unknown(self.handle)),
+            State::Released { .. } => return Err(POOLS.unknown(self.handle)),
         }
         sources.synchronize(runtime)?;
         if self.movable {
@@ -214,7 +217,7 @@ impl Pool {
         match *state {
             State::Suspended(_) => self.take_again(runtime, &mut state),
             State::Awake => Err(Error::state(format!("pool {} is not suspended", self.name))),
-            State::Released => Err(POOLS.unknown(self.handle)),
+            State::Released { .. } => Err(POOLS.unknown(self.handle)),
         }
     }
 

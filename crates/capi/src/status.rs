@@ -151,8 +151,9 @@ fn refuse_child() -> c_int {
     INVALID_STATE
 }
 
-/// Runs a function of the ABI that takes memory: the status is its result, and the text of a failure
-/// is kept. A panic ends here. In a child of `fork()`, and on a host without memory, nothing runs.
+/// Runs a function of the ABI that takes memory: the status is its result, and the text of a
+/// failure is kept. A panic ends here. In a child of `fork()`, and on a host without memory,
+/// nothing runs.
 pub fn border(call: impl FnOnce() -> Result<()>) -> c_int {
     if reserve::is_low() {
         keep("the host has no memory: give some back, and try again".to_owned());

@@ -105,7 +105,10 @@ mod tests {
     #[test]
     fn the_function_runs_once_for_each_thread_that_asked() {
         static RUNS: AtomicU32 = AtomicU32::new(0);
-        static END: ThreadEnd = ThreadEnd::new(|| drop(RUNS.fetch_add(1, Ordering::Relaxed)));
+        fn run() {
+            RUNS.fetch_add(1, Ordering::Relaxed);
+        }
+        static END: ThreadEnd = ThreadEnd::new(run);
         let thread = |asks: u32| std::thread::spawn(move || (0..asks).all(|_| END.watch()));
         for asks in [0, 1, 3] {
             let before = RUNS.load(Ordering::Relaxed);

@@ -128,6 +128,34 @@ fn a_pool_that_is_released_meanwhile_takes_no_allocations_and_is_not_suspended()
 }
 
 #[test]
+fn a_pool_that_is_released_in_its_sleep_gives_no_block_without_memory() {
+    let _turn = turn();
+    let device = Device::sim(0);
+    let stream = device.stream(0);
+    for _ in 0..300 {
+        let pool = Pool::new(device, "asleep", LEASEHOLD_POOL_SUSPENDABLE).unwrap();
+        let block = pool.alloc(5000, stream).unwrap();
+        assert_eq!(device.free(block), OK);
+        pool.suspend(0).unwrap();
+        let user = || {
+            loop {
+                match pool.alloc(1000, stream) {
+                    Ok(block) => {
+                        device.fill(stream, block, 1, 1000);
+                        assert_eq!(device.free(block), OK);
+                    }
+                    Err(SUSPENDED) => {}
+                    Err(status) => break assert_eq!(status, INVALID_ARGUMENT),
+                }
+            }
+        };
+        beside(user, || leasehold_pool_release(pool.0));
+    }
+    device.end(stream);
+    device.close();
+}
+
+#[test]
 fn of_two_threads_that_close_a_device_one_does() {
     let _turn = turn();
     for _ in 0..300 {
@@ -137,7 +165,9 @@ fn of_two_threads_that_close_a_device_one_does() {
         let close = || {
             barrier.wait();
             match leasehold_device_close(device.0) {
-                OK => drop(closed.fetch_add(1, Ordering::Relaxed)),
+                OK => {
+                    closed.fetch_add(1, Ordering::Relaxed);
+                }
                 status => assert_eq!(status, INVALID_ARGUMENT),
             }
         };
