@@ -96,6 +96,33 @@ fn release_gives_up_only_the_managers_own_lease() {
 }
 
 #[test]
+fn a_found_resource_belongs_to_its_holders_until_the_manager_keeps_it() {
+    let (manager, _) = manager(config());
+    let first = manager.find_or_create(&1, &want(1)).unwrap();
+    let second = manager.find_or_create(&1, &want(1)).unwrap();
+    assert!(first.same(&second));
+    assert_eq!((first.strong_count(), manager.keys(), manager.in_use()), (2, 1, 1));
+    drop((first, second));
+    assert!(manager.get(&1).is_none());
+    assert_eq!(manager.keys(), 0);
+    // Keys of the past do not gather.
+    for key in 0..1000 {
+        drop(manager.find_or_create(&key, &want(1)).unwrap());
+    }
+    assert_eq!(manager.keys(), 0);
+    // A manager that keeps the resource goes on, whoever finds it.
+    let found = manager.find_or_create(&1, &want(1)).unwrap();
+    let kept = manager.get_or_create(&1, &want(1)).unwrap();
+    assert!(kept.same(&found));
+    let handle = kept.handle();
+    drop((found, kept));
+    assert!(manager.is_alive(handle));
+    drop(manager.find_or_create(&1, &want(1)).unwrap());
+    manager.release(handle).unwrap();
+    assert!(!manager.is_alive(handle));
+}
+
+#[test]
 fn a_failed_creation_is_forgotten() {
     let (manager, log) = manager(config());
     log.set(|l| &l.fail_create, true);
