@@ -340,6 +340,33 @@ fn aids_respect_the_budget_and_reclaimers() {
     }
 }
 
+/// Blocks straight from the backing have a loop of their own over the reclaimers.
+#[test]
+fn a_panicking_reclaimer_is_not_called_again_with_aids_either() {
+    use leasehold_core::sync::atomic::{AtomicU32, Ordering};
+    for text in ["pass-through", "guard", "all"] {
+        let (b, _) = aided(text, FakeBacking::new(1 << 30));
+        b.allocator.set_budget(16 * MIB);
+        let held = b.take(10 * MIB);
+        let calls = Arc::new(AtomicU32::new(0));
+        let n = calls.clone();
+        b.allocator.add_reclaimer(
+            0,
+            Box::new(move |_| {
+                n.fetch_add(1, Ordering::Relaxed);
+                panic!("a reclaimer's own defect")
+            }),
+        );
+        for _ in 0..3 {
+            assert!(matches!(b.alloc(8 * MIB), Err(Error::OutOfMemory(_))), "{text}");
+            assert_eq!(calls.load(Ordering::Relaxed), 1, "{text}");
+        }
+        drop(held);
+        drop(b.take(8 * MIB));
+        b.check();
+    }
+}
+
 #[test]
 fn aids_that_a_backing_cannot_serve_are_refused() {
     let refused = |fake: FakeBacking, text: &str| {
