@@ -6,7 +6,7 @@
 //!
 //! This module must not know the C ABI.
 
-use crate::device::POOLS;
+use crate::registry::unknown;
 use crate::source::Sources;
 use leasehold::{Buffer, Error, Lease, Protection, Result, Runtime, View};
 use leasehold_alloc::{
@@ -101,7 +101,7 @@ impl Pool {
         match *state {
             State::Awake | State::Released { memory: true } => {}
             State::Suspended(_) => return Err(self.is_suspended()),
-            State::Released { memory: false } => return Err(POOLS.unknown(self.handle)),
+            State::Released { memory: false } => return Err(unknown("pool", self.handle)),
         }
         self.allocator.alloc(Layout::new(bytes), on)
     }
@@ -169,7 +169,7 @@ impl Pool {
             State::Suspended(_) => {
                 return Err(Error::state(format!("pool {} is suspended already", self.name)));
             }
-            State::Released { .. } => return Err(POOLS.unknown(self.handle)),
+            State::Released { .. } => return Err(unknown("pool", self.handle)),
         }
         sources.synchronize(runtime)?;
         if self.movable {
@@ -217,7 +217,7 @@ impl Pool {
         match *state {
             State::Suspended(_) => self.take_again(runtime, &mut state),
             State::Awake => Err(Error::state(format!("pool {} is not suspended", self.name))),
-            State::Released { .. } => Err(POOLS.unknown(self.handle)),
+            State::Released { .. } => Err(unknown("pool", self.handle)),
         }
     }
 

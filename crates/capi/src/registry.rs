@@ -41,10 +41,9 @@ impl<T> Registry<T> {
         Ok((handle, object))
     }
 
-    /// The error for a handle that names nothing, or names it no more.
-    #[cold]
+    /// As [`unknown`], for this kind.
     pub(crate) fn unknown(&self, handle: u64) -> Error {
-        Error::invalid(format!("{handle:#x} is no {} that is open", self.what))
+        unknown(self.what, handle)
     }
 
     /// The object of a handle.
@@ -62,6 +61,12 @@ impl<T> Registry<T> {
         let own = place.filter(|p| p.0 == handle);
         own.and_then(|p| p.1.take()).ok_or_else(|| self.unknown(handle))
     }
+}
+
+/// The error for a handle that names nothing, or names it no more.
+#[cold]
+pub(crate) fn unknown(what: &str, handle: u64) -> Error {
+    Error::invalid(format!("{handle:#x} is no {what} that is open"))
 }
 
 #[cfg(test)]

@@ -212,9 +212,12 @@ impl Drop for Draft<'_> {
 /// Files by their identity, and the process's own descriptors.
 #[cfg(unix)]
 mod descriptors {
-    use super::{Failure, File, Metadata, OpenOptions, Path, io};
+    use crate::failure::Failure;
+    use std::fs::{File, Metadata, OpenOptions};
+    use std::io;
     use std::os::fd::{AsFd, AsRawFd};
     use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+    use std::path::Path;
 
     /// Returns whether both are one file, under any name.
     pub(super) fn same(a: &Metadata, b: &Metadata) -> bool {
@@ -266,7 +269,10 @@ mod descriptors {
 
 #[cfg(not(unix))]
 mod descriptors {
-    use super::{Failure, File, Metadata, Path, io};
+    use crate::failure::Failure;
+    use std::fs::{File, Metadata};
+    use std::io;
+    use std::path::Path;
 
     /// Without identities of files, only equal paths are found.
     pub(super) fn same(_: &Metadata, _: &Metadata) -> bool {

@@ -161,6 +161,17 @@ impl RopeScaling {
 }
 
 impl Config {
+    /// Refuses ids outside the vocabulary.
+    pub(crate) fn check_ids(&self, ids: &[u32]) -> Result<()> {
+        match ids.iter().find(|&&id| id as usize >= self.vocab_size) {
+            None => Ok(()),
+            Some(id) => Err(Error::invalid(format!(
+                "token id {id} is not in the vocabulary (0 to {})",
+                self.vocab_size - 1
+            ))),
+        }
+    }
+
     /// Reads `DIR/config.json`. Blocks on the file.
     ///
     /// [`Error::NotFound`] without a readable file. [`Error::InvalidArgument`] for a file that is

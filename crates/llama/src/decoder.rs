@@ -5,7 +5,6 @@
 //! next position and the ring of tokens. So one recording serves every token.
 
 use crate::count::{self, OperatorCount};
-use crate::generate::check_ids;
 use crate::model::{Dense, Layer, Model};
 use leasehold::backend::sync::atomic::{AtomicU32, Ordering};
 use leasehold::ops::Pattern;
@@ -453,7 +452,7 @@ impl<'m> Network<'m> {
         prompt: &[u32],
     ) -> Result<Timepoint> {
         self.check_prompt(prompt.len())?;
-        check_ids(self.model.config(), prompt)?;
+        self.model.config().check_ids(prompt)?;
         let (runtime, stream) = (self.model.runtime(), self.model.runtime().stream());
         let _named = Name::new("prompt").scope();
         stream.fill(lane.state.count.view(), 0u32)?;

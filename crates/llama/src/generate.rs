@@ -54,7 +54,7 @@ impl Request<'_> {
                 "the prompt has {prompt} tokens; the model's context is {context}"
             ));
         }
-        check_ids(config, self.prompt)?;
+        config.check_ids(self.prompt)?;
         // The last token is computed from the one before it, so it needs no position.
         match prompt.checked_add(self.tokens - 1) {
             Some(positions) if positions <= context => Ok(positions),
@@ -64,17 +64,6 @@ impl Request<'_> {
                 self.tokens
             )),
         }
-    }
-}
-
-/// Refuses ids outside the vocabulary.
-pub(crate) fn check_ids(config: &Config, ids: &[u32]) -> Result<()> {
-    match ids.iter().find(|&&id| id as usize >= config.vocab_size) {
-        None => Ok(()),
-        Some(id) => Err(leasehold::Error::invalid(format!(
-            "token id {id} is not in the vocabulary (0 to {})",
-            config.vocab_size - 1
-        ))),
     }
 }
 
