@@ -24,8 +24,8 @@ enum State {
     Awake,
     /// Its memory is gone, but for the contents that were kept.
     Suspended(Saved),
-    /// Its handle was closed. It lives on in its blocks, and is not suspended any more. One that had
-    /// no memory then has no blocks either, and gives none.
+    /// Its handle was closed. It lives on in its blocks, and is not suspended any more. A pool that
+    /// had no memory then has no blocks either, and gives none.
     Released { memory: bool },
 }
 
