@@ -1,9 +1,9 @@
 #!/bin/sh
 # The Python package: builds its wheel, installs that into fresh virtual environments, and runs the
-# tests, the examples of its documentation, mypy and pyright. A second build, with simulated devices,
-# runs the tests that need those, and random programs against a model. No GPU is needed.
+# tests, the examples of its documentation, mypy and pyright. A second build, with simulated
+# devices, runs the tests that need those, and random programs against a model. No GPU is needed.
 #
-#   ci/python.sh                    with python3, and the tests with each other version that is found
+#   ci/python.sh                    with python3; the tests also with each other version found
 #   ci/python.sh PYTHON ...         the tests with these other interpreters
 #   ci/python.sh model [EXAMPLES]   the random programs alone: 100,000 if no number is given
 set -eu

@@ -1,7 +1,7 @@
 #!/bin/sh
 # The extension for PyTorch against real PyTorch, over simulated devices: the oldest version that is
-# promised, and the newest by the package's extra `torch`. Each is built, imported and run. No GPU is
-# needed; a version takes 3 to 6 GB of disk.
+# promised, and the newest by the package's extra `torch`. Each is built, imported and run. No GPU
+# is needed; a version takes 3 to 6 GB of disk.
 #
 #   ci/torch.sh                 both
 #   ci/torch.sh 2.11.0 newest   these
@@ -29,7 +29,7 @@ for version in "$@"; do
     rm -rf "$environment"
     python3 -m venv "$environment"
     if [ "$version" = newest ]; then
-        "$environment/bin/pip" install numpy "$wheel[torch]"
+        "$environment/bin/pip" install numpy "${wheel}[torch]"
     else
         # Before CUDA 13 its headers come with the compiler's package.
         case $version in 2.8* | 2.9* | 2.10*) headers=nvidia-cuda-nvcc-cu12 ;; *) headers='cuda-toolkit[crt]' ;; esac
@@ -37,7 +37,8 @@ for version in "$@"; do
     fi
     "$environment/bin/python" -c 'import torch; print("PyTorch", torch.__version__, "with CUDA", torch.version.cuda)'
     log="$work/torch-$version.log"
-    # An extension of its own, so that each run builds one. A version that was not tried is an error here.
+    # An extension of its own, so that each run builds one. A version that was not tried is an error
+    # here.
     if ! (cd "$work" && LEASEHOLD_TORCH_CACHE="$environment/extension" "$environment/bin/python" -W error::RuntimeWarning \
         -m unittest discover -v -s "$here/python/tests/torch" -p 'test_e*.py' >"$log" 2>&1); then
         cat "$log" >&2

@@ -18,8 +18,8 @@ if [ ! -x "$tools/bin/maturin" ] || ! "$tools/bin/python" -c 'import ziglang' 2>
     "$tools/bin/pip" install 'maturin>=1.9,<2' ziglang
 fi
 # zig takes an unwinder of its own for -lgcc_s and links it into the module. But the process's
-# libgcc_s unwinds frames, as an exception passes and as the interpreter ends a thread. So the module
-# needs it.
+# libgcc_s unwinds frames, as an exception passes and as the interpreter ends a thread. So the
+# module needs it.
 cat >"$tools/zig-cc" <<'END'
 #!/bin/sh
 for argument do

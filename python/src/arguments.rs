@@ -1,4 +1,5 @@
-//! What a call was given: numbers, texts and shapes. No Python object is trusted to be what it says.
+//! What a call was given: numbers, texts and shapes. No Python object is trusted to be what it
+//! says.
 
 use crate::errors::{Class, invalid};
 use crate::layout::MOST_DIMENSIONS;

@@ -180,8 +180,8 @@ impl<'py> HostArray<'py> {
         Ok(Self { grid, dtype, swapped, read_only, _keeper: keeper })
     }
 
-    /// The elements that an array interface describes, in an object with the buffer protocol. `None`
-    /// if it names an address: nobody vouches for that.
+    /// The elements that an array interface describes, in an object with the buffer protocol.
+    /// `None` if it names an address: nobody vouches for that.
     pub(crate) fn of_interface(
         object: &Bound<'py, PyAny>,
         writable: bool,

@@ -270,9 +270,9 @@ impl fmt::Display for OutOfMemory {
 
 /// An error of the program or of another library. It dereferences to that error.
 ///
-/// Its text, its debug text and its drop never panic, whatever the foreign code does: threads of the
-/// runtime report and drop it. The [source](std::error::Error::source) is the foreign error itself,
-/// without this care.
+/// Its text, its debug text and its drop never panic, whatever the foreign code does: threads of
+/// the runtime report and drop it. The [source](std::error::Error::source) is the foreign error
+/// itself, without this care.
 #[derive(Clone)]
 pub struct Foreign(Kept<Arc<dyn StdError + Send + Sync>>);
 

@@ -169,8 +169,8 @@ fn held(place: usize) -> &'static AtomicU32 {
 /// site.
 ///
 /// Equal texts are the same name. A name has at most 128 bytes, and control characters become `?`.
-/// The table forgets names that nothing has, the oldest ones first, once it has 65,535 of them. So a
-/// program may name each request. Names of more than 2^20 things at a time are one name.
+/// The table forgets names that nothing has, the oldest ones first, once it has 65,535 of them. So
+/// a program may name each request. Names of more than 2^20 things at a time are one name.
 ///
 /// ```
 /// use leasehold_core::Name;

@@ -159,8 +159,8 @@ pub unsafe trait DriverStream: Sized + Send + Sync + 'static {
     /// resumes work never calls this method: it leaves the work, and the watcher tries again.
     ///
     /// # Errors
-    /// `DeviceLost`, or the driver's. `Occupied` if others keep what the stream needs; the submission
-    /// is refused then.
+    /// `DeviceLost`, or the driver's. `Occupied` if others keep what the stream needs; the
+    /// submission is refused then.
     fn wait_room(&self) -> Result<()> {
         Ok(())
     }
@@ -293,8 +293,8 @@ pub unsafe trait DriverStream: Sized + Send + Sync + 'static {
     /// and may run on a thread of the driver's.
     ///
     /// # Errors
-    /// The driver's. `Occupied`, after which the watcher asks [`is_done_at_call`](Self::is_done_at_call)
-    /// until it is `true`.
+    /// The driver's. `Occupied`, after which the watcher asks
+    /// [`is_done_at_call`](Self::is_done_at_call) until it is `true`.
     fn host_function(&self, call: Box<dyn FnOnce() + Send>) -> Result<()>;
 
     /// Whether the driver is done with all work before a [host

@@ -1,12 +1,13 @@
 //! The pool of a device's kernels: one pipeline for each name, entry and source.
 //!
 //! The holders of a pipeline own it: bases of kernels, recorded graphs, submissions that the host
-//! holds back. It ends after its last holder and its last launch. The pool keeps no lease of its own.
+//! holds back. It ends after its last holder and its last launch. The pool keeps no lease of its
+//! own.
 //!
 //! A driver's launch may hold no lease. Such a driver tells which work is pending when the last
 //! lease is dropped. The pipeline then waits on a retire list for the end of this work. The next
-//! creation, a synchronisation, `trim` and `shutdown` end what is ready. The drop of a lease calls no
-//! driver.
+//! creation, a synchronisation, `trim` and `shutdown` end what is ready. The drop of a lease calls
+//! no driver.
 //!
 //! This module must not know how a driver loads a kernel.
 

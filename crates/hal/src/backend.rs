@@ -199,8 +199,8 @@ pub unsafe trait Device: Any + Send + Sync {
     /// host address too. The block's native word goes unchanged into [`Binding::native`] and
     /// similar fields.
     ///
-    /// Every device has [`MemoryKind::Device`] and [`MemoryKind::Pinned`]. Without [`Caps::pinned`],
-    /// pinned memory is ordinary host memory, and its allocator has the
+    /// Every device has [`MemoryKind::Device`] and [`MemoryKind::Pinned`]. Without
+    /// [`Caps::pinned`], pinned memory is ordinary host memory, and its allocator has the
     /// [`HostKind::Pageable`](leasehold_alloc::HostKind).
     ///
     /// # Errors
@@ -237,8 +237,9 @@ pub unsafe trait Device: Any + Send + Sync {
     ///
     /// # Errors
     /// `InvalidArgument` for what [`KernelDesc::validate`] refuses: a backend calls it first. The
-    /// same for a declaration that differs from the one of the same key. `Unsupported` for another backend's source; `Compile`
-    /// with the log; `NotFound` for an entry that the source does not have.
+    /// same for a declaration that differs from the one of the same key. `Unsupported` for another
+    /// backend's source; `Compile` with the log; `NotFound` for an entry that the source does not
+    /// have.
     fn pipeline(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>>;
 
     /// A timestamp for [`Op::WriteTimestamp`] to write. Recycled ones come back unwritten. May
@@ -346,8 +347,8 @@ impl Tagged for dyn Device {
 ///
 /// # Host calls
 /// A host call may submit to every stream, also to its own, and may drop any object. So a backend
-/// holds no lock of a stream while a host call runs. [`HostCall::run`](crate::HostCall::run) contains
-/// panics.
+/// holds no lock of a stream while a host call runs. [`HostCall::run`](crate::HostCall::run)
+/// contains panics.
 ///
 /// # Drop
 /// The drop of the last lease never waits. Submitted work runs to its end (an open encoder is ended
@@ -381,8 +382,8 @@ pub unsafe trait Stream: TimelineSource + Any {
     /// # Safety
     /// - Pipelines, timestamps and graphs belong to this stream's device.
     /// - Bindings and addresses lie in memory that this device can access, with the native word of
-    ///   their buffer. The address of no bytes may be any number, also 0. They stay valid until the value completes. So does the memory of a launched
-    ///   graph.
+    ///   their buffer. The address of no bytes may be any number, also 0. They stay valid until the
+    ///   value completes. So does the memory of a launched graph.
     /// - Grid and block are within the limits.
     /// - Copies of several rows do not overlap themselves; fills are aligned to their pattern.
     /// - Host memory without a [`KeepAlive`](crate::KeepAlive) stays valid until the value

@@ -109,7 +109,8 @@ impl Resource for Modules {
         Recycle::Destroy
     }
 
-    /// A module ends with its last function, when no work runs that may use it. The caller may block.
+    /// A module ends with its last function, when no work runs that may use it. The caller may
+    /// block.
     fn destroy(&self, module: ModuleState) {
         // SAFETY: the module was made for this payload, whose last lease is gone. Every function
         // holds a lease on its module.

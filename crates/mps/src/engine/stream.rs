@@ -15,11 +15,11 @@
 //!
 //! # The queue's turn
 //! Streams share a queue, and one stream at a time encodes and commits: the stream that has the
-//! queue's claim. A submission takes the claim with its room, before it encodes, and gives it back at
-//! its end. An observer that commits takes the claim meanwhile. Open command buffers of other streams
-//! keep no claim. A thread takes the claim after the lock of `encoding`. No holder waits for another
-//! stream, so the claim is free again soon. A claim that another holder keeps is `Occupied` after
-//! [`PATIENCE`].
+//! queue's claim. A submission takes the claim with its room, before it encodes, and gives it back
+//! at its end. An observer that commits takes the claim meanwhile. Open command buffers of other
+//! streams keep no claim. A thread takes the claim after the lock of `encoding`. No holder waits
+//! for another stream, so the claim is free again soon. A claim that another holder keeps is
+//! `Occupied` after [`PATIENCE`].
 //!
 //! This module must not know what holds work back.
 

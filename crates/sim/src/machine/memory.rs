@@ -275,8 +275,8 @@ impl Monitor {
         self.memory_in_use() != *before
     }
 
-    /// Tells the detector that the host reads host memory now. A range that reaches beyond the address
-    /// space ends with it.
+    /// Tells the detector that the host reads host memory now. A range that reaches beyond the
+    /// address space ends with it.
     pub fn host_read(&self, addr: u64, bytes: u64) {
         self.lock().host_access(addr, bytes, Access::Read);
     }
