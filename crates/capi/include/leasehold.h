@@ -30,11 +30,13 @@
  *  - The owner of a stream calls leasehold_stream_end before it destroys the stream. Nobody can record an event on a stream that was
  *    destroyed without it, and the driver need not survive the attempt. Its free memory is for others again after
  *    leasehold_device_synchronize, which uses no stream's handle. If the driver says that a stream is gone, an allocation that finds
- *    nothing else waits for all work of the context, unless a stream is in capture. The handle may come back as another stream's:
+ *    nothing else waits for all work of the context. The handle may come back as another stream's:
  *    synchronize before that.
  *  - On a thread's default stream a free records an event at once: no other thread can do so later. The end of the thread ends the stream.
  *  - A stream in capture: allocation and free on it work as ever, and memory that is freed on it stays with it until the capture is over.
- *    No call of this library breaks a capture. Blocks that a captured graph uses come from a pool that lives as long as the graph.
+ *    A wait for all work of the context ends every capture in it without a graph: leasehold_device_synchronize does so, and an
+ *    allocation or a resumption that finds no memory. No other call of this library breaks a capture.
+ *    Blocks that a captured graph uses come from a pool that lives as long as the graph.
  *  - On a CPU device streams mean nothing: freed memory is free.
  */
 #ifndef LEASEHOLD_H
@@ -117,7 +119,7 @@ typedef struct leasehold_device_info {
 int leasehold_device_describe(leasehold_device device, leasehold_device_info *info);
 
 /* Blocks until all work of the device's primary context is over, also on streams that the library does not know. Memory that was freed
- * before is for every stream then, also that of streams that were destroyed. Fails while a stream of the context is in capture. */
+ * before is for every stream then, also that of streams that were destroyed. Fails while a stream of the context is in capture, and the driver breaks that capture. */
 int leasehold_device_synchronize(leasehold_device device);
 
 /* Lets work of a device use the memory of another one (owner), which it has now or takes later, in all pools. *allowed: 1 if it can, 0 if the

@@ -4,7 +4,7 @@
 //! written through. No output may be an input, standard output or another output.
 
 use crate::failure::Failure;
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::fs::{self, File, Metadata};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
