@@ -119,7 +119,8 @@ typedef struct leasehold_device_info {
 int leasehold_device_describe(leasehold_device device, leasehold_device_info *info);
 
 /* Blocks until all work of the device's primary context is over, also on streams that the library does not know. Memory that was freed
- * before is for every stream then, also that of streams that were destroyed. Fails while a stream of the context is in capture, and the driver breaks that capture. */
+ * before is for every stream then, also that of streams that were destroyed. Fails while a stream of the context is in capture, and the
+ * driver breaks that capture. */
 int leasehold_device_synchronize(leasehold_device device);
 
 /* Lets work of a device use the memory of another one (owner), which it has now or takes later, in all pools. *allowed: 1 if it can, 0 if the
