@@ -26,6 +26,8 @@ use leasehold_hal::{Access, Op, OpList, TimestampQuery};
 use std::collections::HashMap;
 
 /// A recording, which its runtime and streams share.
+///
+/// What streams call is marked cold: eager work goes past it.
 pub(crate) struct Recording {
     /// The thread that began it.
     thread: usize,
@@ -170,6 +172,8 @@ impl Recording {
     ///
     /// # Errors
     /// `Occupied` while a session is open in it; `Recording` as for every call.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn submit_guard(&self) -> Result<SubmitGuard<'_>> {
         self.with(|_| ())?;
         self.submit_lock.submit_guard()
@@ -202,6 +206,8 @@ impl Recording {
     }
 
     /// A buffer that gets its address when the recording stops.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn alloc(&self, layout: Layout) -> Result<Lease<Buffer>> {
         self.with(|s| {
             let lease = s.arena.alloc(layout)?;
@@ -215,6 +221,8 @@ impl Recording {
     }
 
     /// Refuses buffers of another recording, which have no address here.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn check(&self, operands: &[Operand<'_>]) -> Result<()> {
         self.with(|s| s.check(operands))?
     }
@@ -223,6 +231,8 @@ impl Recording {
     ///
     /// # Safety
     /// - As the submission that is recorded, for every launch of the graph.
+    #[cold]
+    #[inline(never)]
     pub(crate) unsafe fn record(&self, op: &Op<'_>, operands: &[Operand<'_>]) -> Result<()> {
         self.with(|s| {
             s.check(operands)?;
@@ -237,6 +247,8 @@ impl Recording {
     ///
     /// # Safety
     /// - As [`record`](Self::record).
+    #[cold]
+    #[inline(never)]
     pub(crate) unsafe fn record_many(
         &self,
         ops: &[Op<'_>],
@@ -268,6 +280,8 @@ impl Recording {
     }
 
     /// Notes that each launch of the graph records the event at its end, with this time.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn signal(
         &self,
         event: &Lease<Event>,
@@ -282,6 +296,8 @@ impl Recording {
     }
 
     /// Notes that each launch of the graph waits for the event's last record before it.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn wait_event(&self, event: &Lease<Event>) -> Result<()> {
         self.with(|s| {
             // An event of this very recording: the list is in order already.
@@ -292,6 +308,8 @@ impl Recording {
     }
 
     /// Notes that each launch of the graph comes after a timepoint.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn wait_point(&self, point: Timepoint) -> Result<()> {
         self.with(|s| s.points.push(point))
     }

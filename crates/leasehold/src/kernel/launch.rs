@@ -10,7 +10,7 @@ impl Stream {
     /// before, binds them in their order, and marks their use. Does not wait for the launch. On a
     /// stream of a recording the launch is noted.
     ///
-    /// A [`KernelSession`](crate::KernelSession) is the long way, for several launches in one
+    /// A [`KernelSession`] is the long way, for several launches in one
     /// submission.
     ///
     /// ```

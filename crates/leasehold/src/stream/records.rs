@@ -94,6 +94,9 @@ impl<'u, U: Use> Locked<'u, U> {
                 operand.view.lease.unlock_record();
             }
         }
+        // What the drop would do where nothing is left to unlock.
+        ORDERING.set(ORDERING.get() - 1);
+        std::mem::forget(self);
     }
 }
 
