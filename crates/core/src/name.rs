@@ -6,7 +6,7 @@
 //! # Protocol
 //! The table is a list of places. A place has a name, or had one: a name that nobody holds stays
 //! until its place is needed, so that events of the past are still shown. Once the table has
-//! [`KEPT`] places, a new text takes a place whose name nobody holds. If a few looks find none, the
+//! `KEPT` places, a new text takes a place whose name nobody holds. If a few looks find none, the
 //! table grows. So its size follows the names that are held.
 //!
 //! - the table: under its lock, a leaf.
