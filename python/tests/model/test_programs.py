@@ -45,8 +45,10 @@ class Memory:
     def __init__(self, device: str, raw: np.ndarray[Any, Any]) -> None:
         self.device, self.raw = device, raw
         self.freed, self.exports = False, 0
-        # The one stream that uses device memory outside: nobody orders two of them.
-        self.stream: Optional[int] = None
+        # Whether device memory is used by imports; if not, by consumers' streams. No import hears of them.
+        self.imported = False
+        # The consumer's stream that used it last. Its work comes before another consumer's: they order themselves.
+        self.last: Optional[test_simulated.Stream] = None
 
 
 class Held:
@@ -272,12 +274,10 @@ class Programs(RuleBasedStateMachine):
     def export_on_a_stream(self, of: Held, how: str, stream: int) -> None:
         if of.memory.freed:
             return self.refused(leasehold.FreedError, lambda: of.buffer.__dlpack__(stream=1))
-        if of.memory.exports and of.memory.stream is not None:
-            stream = of.memory.stream
-        elif how == "again" or of.memory.device != "sim-cuda:0":
-            stream = -1  # the other streams are the first device's
-        of.memory.stream = stream
-        if stream == -1:
+        if of.memory.exports == 0:
+            # The streams are the first device's.
+            of.memory.imported = how == "again" or of.memory.device != "sim-cuda:0"
+        if of.memory.imported:
             self.exports.append(Export(of, self.do(lambda: leasehold.from_dlpack(of.buffer))))
             of.memory.exports += 1
             return None
@@ -297,6 +297,13 @@ class Programs(RuleBasedStateMachine):
             self.write(export, seed)
         self.read(export)
 
+    def take_turn(self, export: Export) -> None:
+        """Lets the stream wait for another consumer that used the memory last, and still has it."""
+        last, stream = export.memory.last, export.stream
+        if stream is not None and last is not None and last is not stream:
+            self.do(lambda: last.before(stream.handle))
+        export.memory.last = stream
+
     def write(self, export: Export, seed: int) -> None:
         view, stream = export.view, export.stream
         value = number(export.name, seed)
@@ -305,6 +312,7 @@ class Programs(RuleBasedStateMachine):
         if stream is not None:
             byte = seed % (2 if export.name == "bool" else 256)
             address, size = export.what.tensor.data, view.nbytes
+            self.take_turn(export)
             self.do(lambda: stream.fill(address, byte, size))
             view.reshape(-1).view(np.uint8)[...] = byte
             return
@@ -322,6 +330,7 @@ class Programs(RuleBasedStateMachine):
         if stream is not None:
             if view.size:
                 address, size = export.what.tensor.data, view.nbytes
+                self.take_turn(export)
                 assert self.do(lambda: stream.read(address, size)) == view.tobytes()
         elif isinstance(export.what, leasehold.Buffer):
             assert self.do(export.what.tobytes) == view.tobytes()
@@ -337,6 +346,9 @@ class Programs(RuleBasedStateMachine):
         what, export.what = export.what, None
         if isinstance(what, Consumer):
             self.do(what.delete)
+            if not any(e.memory is export.memory and e.stream is export.stream for e in self.exports):
+                # From here on the buffer knows of the stream's work.
+                export.memory.last = None if export.memory.last is export.stream else export.memory.last
         elif isinstance(what, memoryview):
             what.release()
         elif isinstance(what, leasehold.Buffer):
