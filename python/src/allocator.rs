@@ -242,7 +242,7 @@ impl AllocatorObject {
 
     /// The state of the memory as a text, for a report.
     fn _snapshot_json(&self, py: Python<'_>) -> PyResult<String> {
-        py.detach(|| self.0.snapshot()).map_err(raise)
+        self.0.device.outside(py, || self.0.snapshot()).map_err(raise)
     }
 
     /// Gives free memory back to the driver until `keep` bytes lie free. Returns the bytes that
@@ -250,11 +250,11 @@ impl AllocatorObject {
     #[pyo3(signature = (keep=None), text_signature = "($self, keep=0)")]
     fn trim(&self, py: Python<'_>, keep: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
         let keep = arguments::optional(keep, "keep is a number of bytes")?.unwrap_or(0);
-        py.detach(|| {
+        let trim = || {
             self.0.device.check_process()?;
             self.0.allocator.trim(keep)
-        })
-        .map_err(raise)
+        };
+        self.0.device.outside(py, trim).map_err(raise)
     }
 
     fn __repr__(&self) -> String {

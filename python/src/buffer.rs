@@ -89,7 +89,7 @@ fn dense(shape: Vec<i64>, dtype: Option<&Bound<'_, PyAny>>) -> PyResult<Layout> 
 }
 
 pub(crate) fn allocate(py: Python<'_>, pool: &Arc<Pool>, bytes: u64) -> PyResult<Arc<Block>> {
-    py.detach(|| Block::allocate(pool, bytes)).map_err(raise)
+    pool.device.outside(py, || Block::allocate(pool, bytes)).map_err(raise)
 }
 
 /// A new block for a dense array.
@@ -333,7 +333,7 @@ impl Base {
     fn to<'py>(&self, device: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = device.py();
         let device = state(device)?;
-        let pool = py.detach(|| device.main()).map_err(raise)?;
+        let pool = device.outside(py, || device.main()).map_err(raise)?;
         copied(py, &pool, &self.end()?)
     }
 
@@ -348,14 +348,14 @@ impl Base {
         drop(place);
         let refuse = |why| Class::Export.error(format!("the buffer cannot be freed: {why}"));
         let block = taken.map_err(refuse)?;
-        py.detach(|| drop(block));
+        self.memory.device.outside(py, || drop(block));
         Ok(())
     }
 
     /// Waits until the buffer's copies and fills are over.
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
         let block = self.parts()?.0;
-        py.detach(|| block.wait()).map_err(raise)
+        block.device.outside(py, || block.wait()).map_err(raise)
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {

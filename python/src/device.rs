@@ -85,8 +85,21 @@ impl State {
         Ok(OPEN.lock().entry(name).or_insert(made).clone())
     }
 
-    pub(crate) fn host() -> Result<Arc<Self>> {
-        Self::open("cpu:0")
+    /// As [`open`](Self::open), without the interpreter's lock unless the device is open.
+    pub(crate) fn named(py: Python<'_>, name: &str) -> Result<Arc<Self>> {
+        let open = OPEN.lock().get(name).cloned();
+        open.map_or_else(|| py.detach(|| Self::open(name)), Ok)
+    }
+
+    /// Runs a call that may wait for the device, without the interpreter's lock. Calls of a host's
+    /// device wait for nothing and keep the lock: so no thread is inside one as the process forks,
+    /// and a child finds no lock of the runtime taken.
+    pub(crate) fn outside<R: Send>(&self, py: Python<'_>, call: impl FnOnce() -> R + Send) -> R {
+        if self.host { call() } else { py.detach(call) }
+    }
+
+    pub(crate) fn host(py: Python<'_>) -> Result<Arc<Self>> {
+        Self::named(py, "cpu:0")
     }
 
     pub(crate) fn ordinal(&self) -> i32 {
@@ -104,11 +117,13 @@ impl State {
     }
 
     /// The device of DLPack's numbers.
-    pub(crate) fn of_dlpack(kind: i32, ordinal: i32) -> Result<Arc<Self>> {
+    pub(crate) fn of_dlpack(py: Python<'_>, kind: i32, ordinal: i32) -> Result<Arc<Self>> {
         match kind {
-            DL_CPU | DL_CUDA_HOST => Self::host(),
-            DL_CUDA | DL_CUDA_MANAGED => Self::open(&format!("cuda:{ordinal}")),
-            DL_EXTENSION if cfg!(feature = "sim") => Self::open(&format!("sim-cuda:{ordinal}")),
+            DL_CPU | DL_CUDA_HOST => Self::host(py),
+            DL_CUDA | DL_CUDA_MANAGED => Self::named(py, &format!("cuda:{ordinal}")),
+            DL_EXTENSION if cfg!(feature = "sim") => {
+                Self::named(py, &format!("sim-cuda:{ordinal}"))
+            }
             other => Err(Error::Unsupported(
                 format!("DLPack's device type {other} (device {ordinal}) is unknown here").into(),
             )),
@@ -137,8 +152,10 @@ impl State {
         On::new(&**self.runtime.stream().raw())
     }
 
-    /// Lets the stream of a consumer wait for what the device's stream has now and for timepoints.
-    /// Returns what stands for the stream's work from then on.
+    /// Lets the stream of a consumer begin after what the device's stream has now and after
+    /// timepoints. Returns what stands for the stream's work from then on. Blocks on that work if
+    /// the stream is neither a default one nor the device's own: nobody can vouch for the handle,
+    /// so the driver does not get it.
     ///
     /// # Errors
     /// `InvalidArgument` for a number that cannot be a stream of this process.
@@ -158,10 +175,12 @@ impl State {
             order(&stream)?;
             return Ok(stream);
         }
-        // SAFETY: the array API says that a consumer names a stream of the device, which is valid
-        // during the call. The handle is not used afterwards.
-        let stream = unsafe { self.externals()?.passing(handle) }?;
-        order(&stream)?;
+        self.externals()?.check_handle(handle)?;
+        let raw = self.runtime.stream().raw();
+        if !raw.timeline().is_idle() {
+            self.runtime.wait_for(raw.timeline().at(raw.signal()?))?;
+        }
+        points.iter().try_for_each(|&point| self.runtime.wait_for(point))?;
         self.whole()
     }
 
@@ -259,7 +278,7 @@ pub(crate) fn state(of: &Bound<'_, PyAny>) -> PyResult<Arc<State>> {
         return Ok(device.get().0.clone());
     }
     let name: String = arguments::value(of, "a device is a Device or its name")?;
-    of.py().detach(|| State::open(&name)).map_err(raise)
+    State::named(of.py(), &name).map_err(raise)
 }
 
 #[pymethods]
@@ -289,7 +308,7 @@ impl Device {
 
     /// Bytes that no process uses, and all bytes.
     fn memory_info(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
-        let memory = py.detach(|| {
+        let memory = self.0.outside(py, || {
             self.0.check_process()?;
             self.0.runtime.raw_device().memory_info()
         });
@@ -299,7 +318,7 @@ impl Device {
     /// The allocator of buffers that are made by the device.
     #[getter]
     fn allocator(&self, py: Python<'_>) -> PyResult<AllocatorObject> {
-        let main = py.detach(|| self.0.main()).map_err(raise)?;
+        let main = self.0.outside(py, || self.0.main()).map_err(raise)?;
         Ok(AllocatorObject(main))
     }
 
@@ -310,14 +329,14 @@ impl Device {
             arguments::optional(timeout, "a timeout is a number of seconds")?;
         let timeout = timeout.map(Duration::try_from_secs_f64).transpose();
         let timeout = timeout.map_err(|e| Class::InvalidArgument.error(e.to_string()))?;
-        py.detach(|| {
+        let wait = || {
             self.0.check_process()?;
             match timeout {
                 Some(timeout) if !self.0.host => self.0.runtime.synchronize_timeout(timeout),
                 _ => self.0.synchronize_all(),
             }
-        })
-        .map_err(raise)
+        };
+        self.0.outside(py, wait).map_err(raise)
     }
 
     /// A new buffer with unspecified contents.
@@ -362,7 +381,7 @@ impl Device {
 }
 
 fn main(py: Python<'_>, state: &Arc<State>) -> PyResult<Arc<Pool>> {
-    py.detach(|| state.main()).map_err(raise)
+    state.outside(py, || state.main()).map_err(raise)
 }
 
 /// The names of the devices that are there. Opens none of them.

@@ -269,7 +269,7 @@ pub(crate) fn export<'py>(
             )));
         }
         let device = if target == own { block.device.clone() } else { host(py)? };
-        let pool = py.detach(|| device.main()).map_err(raise)?;
+        let pool = device.outside(py, || device.main()).map_err(raise)?;
         (block, layout) = of.dense_copy(py, &pool)?;
         flags |= IS_COPIED;
         if block.device.host {
@@ -306,7 +306,7 @@ pub(crate) fn export<'py>(
 }
 
 fn host(py: Python<'_>) -> PyResult<Arc<State>> {
-    py.detach(State::host).map_err(raise)
+    State::host(py).map_err(raise)
 }
 
 // ---- import
@@ -411,7 +411,7 @@ fn import<M: Managed + 'static>(py: Python<'_>, taken: Taken<M>) -> PyResult<Bou
     let tensor = managed.tensor();
     let (layout, address, bytes) = describe(tensor)?;
     let device = (tensor.device_type, tensor.device_id);
-    let device = py.detach(|| State::of_dlpack(device.0, device.1)).map_err(raise)?;
+    let device = State::of_dlpack(py, device.0, device.1).map_err(raise)?;
     let read_only = managed.read_only();
     // SAFETY: the producer says where the elements lie, on which device, and that they stay until
     // the deleter is called. Its own use of the memory is ordered by the interpreter's lock on the
@@ -482,7 +482,7 @@ pub(crate) fn from_dlpack<'py>(
         }
         let numbers = x.call_method0("__dlpack_device__")?;
         let (kind, ordinal) = arguments::value(&numbers, "a device of DLPack is two numbers")?;
-        let source = py.detach(|| State::of_dlpack(kind, ordinal)).map_err(raise)?;
+        let source = State::of_dlpack(py, kind, ordinal).map_err(raise)?;
         let stream = py.detach(|| own_stream(&source)).map_err(raise)?;
         let arguments = PyDict::new(py);
         // A producer without streams of its own takes none.
@@ -512,7 +512,7 @@ pub(crate) fn from_dlpack<'py>(
         return Err(invalid("the array lies on another device, and no copy is allowed"));
     }
     let to = target.unwrap_or_else(|| base.get().state().clone());
-    let pool = py.detach(|| to.main()).map_err(raise)?;
+    let pool = to.outside(py, || to.main()).map_err(raise)?;
     let (block, layout) = base.get().dense_copy(py, &pool)?;
     buffer::of_block(py, block, layout)
 }

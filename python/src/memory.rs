@@ -13,11 +13,11 @@
 //! operation waits for the stream and the stream for it, and the memory is reused only after the
 //! work that the stream had when the consumer let go.
 //!
-//! The array API lets a consumer destroy its stream after the export. So the stream's handle is
-//! used during the export only, unless the stream is a default one or this package's own, which
-//! stay. For the others the timeline of the whole device stands: later operations of the buffer
-//! wait on the host, and freed memory waits until the device was synchronized, or until it is
-//! needed.
+//! A handle is a number that nobody can vouch for, and the array API lets a consumer destroy its
+//! stream after the export. So the driver gets the handles of default streams and of this package's
+//! own stream alone. For the others the export waits for the buffer's work, and the timeline of
+//! the whole device stands for theirs: later operations of the buffer wait on the host, and freed
+//! memory waits until the device was synchronized, or until it is needed.
 //!
 //! An import's owner orders its work with the device's own stream, which it was told. So a copy on
 //! another device's stream waits for that one, and that one for the copy. The same holds for the

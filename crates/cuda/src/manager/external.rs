@@ -13,7 +13,6 @@ use leasehold_core::{Error, Result, TimelineId};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
-use std::ops::Deref;
 use std::sync::Weak;
 
 /// A handle, and for the per-thread default stream the thread.
@@ -106,27 +105,21 @@ impl ExternalManager {
         Ok(())
     }
 
-    /// A stream of a handle that is used during the caller's work with the result alone. Its owner
-    /// may destroy it afterwards, without an [`end`](Self::end). No mark refers to it: marks of its
-    /// work are on the [`whole`](Self::whole) context's timeline.
+    /// Checks that a number from another library may be a stream's handle. The driver is not asked:
+    /// it reads through a handle, and need not survive a wrong one. A number that passes may still
+    /// be no stream. Does not block.
     ///
     /// # Errors
-    /// `InvalidArgument` for a number that cannot be a stream of this process. The driver is not
-    /// asked: it need not survive the question. `OutOfMemory` without timelines.
-    ///
-    /// # Safety
-    /// - If `native` passes this check, it is a stream of the device's primary context. It is not
-    ///   destroyed before the result is dropped.
-    pub unsafe fn passing(&self, native: u64) -> Result<Passing> {
+    /// `InvalidArgument` for a number that cannot be a stream of this process; also for the default
+    /// streams' 0, 1 and 2.
+    pub fn check_handle(&self, native: u64) -> Result<()> {
         if native <= PER_THREAD || !self.core.context.ops().may_be_stream(NativeStream(native)) {
             return Err(Error::invalid(format!(
                 "{native:#x} is no stream of this process; give the handle of a stream that lives, \
                  1 for the legacy default stream or 2 for the thread's own"
             )));
         }
-        // SAFETY: the caller vouches for the handle, and the stream's timeline ends with the
-        // result.
-        unsafe { External::new(self.core.clone(), native) }.map(Passing)
+        Ok(())
     }
 
     /// The timeline that stands for all streams of the context: for work on streams whose handles
@@ -203,25 +196,6 @@ impl ExternalManager {
         let ended = std::mem::take(&mut *self.ended.lock());
         let whole = self.whole.lock().take();
         drop((streams, ended, whole));
-    }
-}
-
-/// A stream that its owner may destroy without a word, once this value is dropped.
-#[derive(Debug)]
-pub struct Passing(Arc<External>);
-
-impl Deref for Passing {
-    type Target = External;
-
-    fn deref(&self) -> &External {
-        &self.0
-    }
-}
-
-impl Drop for Passing {
-    fn drop(&mut self) {
-        // No mark refers to the timeline.
-        self.0.end_unused();
     }
 }
 

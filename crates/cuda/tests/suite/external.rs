@@ -503,14 +503,13 @@ fn a_wait_for_a_stream_that_is_gone_is_refused() {
 }
 
 #[test]
-fn a_handle_that_is_used_once_is_checked_and_left_alone() {
+fn a_handle_is_checked_without_the_driver_and_its_work_is_the_contexts() {
     let library = Library::new(15);
     let allocator = library.allocator(Policy::Balanced, 64 << 20);
     let externals = library.device.primary().externals().clone();
     let calls = library.bench.driver.machine().calls_by_name();
     for none in [0, 1, 2, 3, 7, 0xdead0, 1 << 46, u64::MAX] {
-        // SAFETY: no number of these passes the check.
-        let error = unsafe { externals.passing(none) }.unwrap_err();
+        let error = externals.check_handle(none).unwrap_err();
         assert!(matches!(error, Error::InvalidArgument(_)), "{error}");
     }
     assert_eq!(library.bench.driver.machine().calls_by_name(), calls);
@@ -518,8 +517,8 @@ fn a_handle_that_is_used_once_is_checked_and_left_alone() {
     let (home, whole) = (library.external(other), externals.whole().unwrap());
     let buffer = alloc(&allocator, &home, 60 << 20);
     library.fill(other, &buffer);
-    // SAFETY: the stream is destroyed after the value is dropped.
-    unsafe { externals.passing(native.0) }.unwrap().wait(home.now()).unwrap();
+    externals.check_handle(native.0).unwrap();
+    home.timeline().wait(home.now().value(), None).unwrap();
     library.fill(native, &buffer);
     library.driver().stream_destroy(native).unwrap();
     buffer.used_on(whole.now());
