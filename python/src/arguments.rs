@@ -37,7 +37,15 @@ where
     of.extract::<T>().map_err(|error| own(of.py(), what, error.into()))
 }
 
-/// The same, or nothing for `None`.
+/// A number of 64 bits, with or without a sign.
+pub(crate) fn wide(of: &Bound<'_, PyAny>, what: &str) -> PyResult<i128> {
+    match of.extract::<i64>() {
+        Ok(number) => Ok(number.into()),
+        Err(_) => value::<u64>(of, what).map(i128::from),
+    }
+}
+
+/// The same as [`value`], or nothing for `None`.
 pub(crate) fn optional<'py, T>(of: Option<&Bound<'py, PyAny>>, what: &str) -> PyResult<Option<T>>
 where
     T: FromPyObjectOwned<'py>,

@@ -402,7 +402,7 @@ impl Base {
         copy: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let request = dlpack::Request {
-            stream: arguments::optional(stream, "a stream is a number")?,
+            stream: stream.map(|of| arguments::wide(of, "a stream is a number")).transpose()?,
             max_version: arguments::optional(max_version, "a version is two numbers")?,
             device: arguments::optional(dl_device, "a device of DLPack is two numbers")?,
             copy: arguments::optional(copy, "copy is True, False or None")?,
