@@ -474,8 +474,9 @@ device.synchronize()
         self.stream.races()
 
     def test_an_export_leaves_a_capture_alone(self) -> None:
-        """A captured stream waits for no work outside of the capture: the export has waited."""
+        """A captured stream waits for no work outside of the capture, and here there is none."""
         b = self.device.zeros(SIZE)
+        b.synchronize()
         self.stream.capture(True)
         try:
             consumer = Consumer(b.__dlpack__(stream=self.stream.handle))
