@@ -186,7 +186,8 @@ fn trace(root: Node<'_>, events: Node<'_>, device: u64, most: u64) -> Result<Tra
             _ => {}
         }
     }
-    // What is live at the end, and was free in the history before.
+    // Blocks that are allocated at the end, and that the history freed before: their allocation
+    // was not recorded.
     for (addr, size, stream) in late {
         if blocks.get(&addr).is_some_and(|b| b.id.is_none()) {
             all.alloc(now, size, stream)?;

@@ -21,7 +21,7 @@ use std::io::{Read, Write};
 use std::path::Path;
 
 const HEADER: &str = "t_us,op,id,size,stream";
-/// What a file may be, for a message.
+/// The forms of a file, for a message.
 const FORMS: &str = "a trace is text of t_us,op,id,size,stream, or a pickle of \
                      torch.cuda.memory._dump_snapshot, each plain or compressed with gzip";
 /// Bytes of a line: three times the longest that says something.
@@ -225,7 +225,7 @@ impl Trace {
 pub struct Recording {
     /// The trace.
     pub trace: Trace,
-    /// What of the file is not in the trace, in one line: the events of a snapshot's other devices.
+    /// The part of the file that is not in the trace, in one line: events of other devices.
     pub left_out: Option<String>,
 }
 

@@ -182,7 +182,7 @@ fn damaged_snapshots_are_errors_or_traces() {
             match Recording::read(&file[..], "s", Some(dice(3))) {
                 Ok(Recording { trace, .. }) => {
                     good += 1;
-                    // What is read is a trace that is consistent: its text is read too.
+                    // The trace is consistent: its text is read too.
                     let mut text = Vec::new();
                     trace.write(&mut text).unwrap();
                     let again = Trace::read(&text[..], "again").unwrap();

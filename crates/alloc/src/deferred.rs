@@ -121,7 +121,7 @@ impl Inner {
             let core = self.core.lock();
             let heap = &core.store.heap;
             heap.pending_by_timeline().for_each(|(_, timeline)| note(timeline));
-            // What is over asks for nothing: its stream may be gone.
+            // A use that is over is not asked for: its stream may be gone.
             let mut pending = |s: PackedTimepoint| {
                 if !s.has_passed() {
                     note(s.timeline_id());

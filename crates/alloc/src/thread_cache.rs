@@ -12,9 +12,8 @@
 //! heap. A flush clears the flag.
 //!
 //! # Large blocks
-//! What lies in a cache cannot coalesce, and what is reused from it does not move to a lower
-//! address. So a shard keeps blocks of large sizes ([`ThreadCaches::keeps`]) only while they are of
-//! use:
+//! A block in a cache cannot coalesce, and its next use does not move to a lower address. So a
+//! shard keeps blocks of large sizes ([`ThreadCaches::keeps`]) only while they are of use:
 //!
 //! | event | a thread alone | threads contend |
 //! |---|---|---|

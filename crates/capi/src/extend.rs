@@ -1,4 +1,4 @@
-//! What a crate needs that adds functions to the C ABI, as `leasehold-capi-sim` does.
+//! Parts for a crate that adds functions to the C ABI, as `leasehold-capi-sim` does.
 //!
 //! This module must not know who adds them.
 

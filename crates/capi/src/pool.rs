@@ -18,7 +18,7 @@ use leasehold_hal::MemoryKind;
 /// The contents of a suspended pool: each range with its copy in pinned memory.
 type Saved = Vec<(u64, Lease<Buffer>)>;
 
-/// What a pool is doing.
+/// The state of a pool.
 enum State {
     /// It has memory.
     Awake,

@@ -74,7 +74,7 @@ thread_local! {
 /// Frees the text at the end of a thread.
 static END: ThreadEnd = ThreadEnd::new(|| replace(null_mut()));
 
-/// What a thread has instead of a text where the host has no memory for one.
+/// The text of a failure where the host has no memory for its own.
 const NO_TEXT: &CStr = c"the host has no memory for the text of this failure";
 
 /// Owns another text from now on.

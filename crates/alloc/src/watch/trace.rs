@@ -1,4 +1,4 @@
-//! What the trace ring is told when memory is mapped or a stream is waited for.
+//! Events for the trace ring: mappings of memory, and waits for streams.
 //!
 //! This module must not know blocks.
 
