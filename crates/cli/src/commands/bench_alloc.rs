@@ -26,7 +26,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// The trace that is part of the program.
-static BUNDLED: &[u8] = include_bytes!("../../../alloc-bench/traces/resnet50_train.csv.gz");
+static BUNDLED: &[u8] =
+    include_bytes!("../../../../testing/alloc-bench/traces/resnet50_train.csv.gz");
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct AllocArguments {
