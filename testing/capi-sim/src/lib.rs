@@ -14,8 +14,8 @@ use leasehold_cuda::driver::ops::{
     ContextOps, CudaSlowOps, EventFlags, EventOps, GraphOps, NativeContext, NativeFill,
     NativeStream, StreamOps,
 };
-use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
 use leasehold_cuda::{CudaBackend, CudaConfig};
+use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
 use leasehold_sim::MachineConfig;
 use std::ffi::{CStr, c_char, c_int, c_void};
 

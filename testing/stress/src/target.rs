@@ -143,7 +143,7 @@ impl Target {
             }
             #[cfg(feature = "cuda")]
             BackendKind::Cuda if self.simulated => {
-                use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
+                use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
                 let made = Arc::new(SimDriver::new(SimDriverConfig::new(machine_config(seed)))?);
                 machine = Some(made.machine().clone());
                 let driver = made.clone();
@@ -158,7 +158,7 @@ impl Target {
             }
             #[cfg(feature = "mps")]
             BackendKind::Mps if self.simulated => {
-                use leasehold_mps::driver::sim::{SimDriver, SimDriverConfig};
+                use leasehold_mps_sim::{SimDriver, SimDriverConfig};
                 let made = Arc::new(SimDriver::new(SimDriverConfig::new(machine_config(seed)))?);
                 machine = Some(made.machine().clone());
                 let driver = made.clone();
