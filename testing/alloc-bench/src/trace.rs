@@ -20,6 +20,9 @@ use std::collections::{HashMap, HashSet};
 use std::io::{Read, Write};
 use std::path::Path;
 
+/// A recorded trace, compressed with gzip: some steps of training a ResNet-50 with PyTorch.
+pub static RESNET50_TRAIN: &[u8] = include_bytes!("../traces/resnet50_train.csv.gz");
+
 const HEADER: &str = "t_us,op,id,size,stream";
 /// The forms of a file, for a message.
 const FORMS: &str = "a trace is text of t_us,op,id,size,stream, or a pickle of \

@@ -2,8 +2,8 @@
 """Generates the small random Llama models on which `leasehold-llama` is tested, with their golden values.
 
     python3 -m venv VENV && VENV/bin/pip install torch transformers==5.17.0 numpy
-    VENV/bin/python models/generate.py                  # all of them, into crates/llama/tests/models/
-    VENV/bin/python models/generate.py --only biases    # one
+    VENV/bin/python crates/llama/tests/generate_models.py                  # all of them, into crates/llama/tests/models/
+    VENV/bin/python crates/llama/tests/generate_models.py --only biases    # one
 
 Each model is there for a shape or a spelling of `config.json` that the bundled model does not have. The weights are random
 numbers drawn by NumPy's PCG64 from a fixed seed, so a second run writes the same files. They are drawn wide enough for the
@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, __version__ as transformers_version
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent / "crates" / "llama" / "tests" / "models"
+ROOT = pathlib.Path(__file__).resolve().parent / "models"
 MARGIN = 5e-3
 GREEDY = 24
 # Lengths of the prompts: the shortest possible, a short one, and one beyond the trained length of the scaled rope models.
