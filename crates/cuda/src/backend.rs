@@ -5,8 +5,6 @@
 use crate::config::CudaConfig;
 use crate::driver::ops::CudaSlowOps;
 use crate::driver::real::RealDriver;
-#[cfg(feature = "sim")]
-use crate::driver::sim::{SimDriver, SimDriverConfig};
 use crate::manager::device::{DeviceState, ordinal_of};
 use crate::manager::execution::CudaExecutionManager;
 use leasehold_alloc::{Allocator, Backing};

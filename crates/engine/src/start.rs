@@ -110,25 +110,11 @@ macro_rules! forward_backend {
 
 /// Expands to the methods that backends over a driver have alike, to their `Default` and to their
 /// `Debug`. The backend has a field `manager` with an execution manager, a field `driver` with a
-/// [`DriverStart`](crate::start::DriverStart), and a function `new`. With the feature `sim` its
-/// module imports `SimDriver` and `SimDriverConfig`.
+/// [`DriverStart`](crate::start::DriverStart), and a function `new`.
 #[macro_export]
 macro_rules! backend_methods {
     ($backend:ident of $manager:ident over $ops:ident with $config:ident) => {
         impl $backend {
-            /// A backend over a simulated driver.
-            ///
-            /// # Errors
-            /// As [`with_ops`](Self::with_ops), or an error of the simulated machine.
-            #[cfg(feature = "sim")]
-            pub fn simulated(
-                machine: SimDriverConfig,
-                config: $config,
-            ) -> $crate::forwarded::Result<Self> {
-                let driver = SimDriver::new(machine)?;
-                Self::with_ops($crate::forwarded::Arc::new(driver), config)
-            }
-
             /// A backend over a driver that was found.
             ///
             /// # Errors

@@ -4,8 +4,6 @@
 
 use crate::config::MpsConfig;
 use crate::driver::ops::{MpsSlowOps, Storage};
-#[cfg(feature = "sim")]
-use crate::driver::sim::{SimDriver, SimDriverConfig};
 use crate::manager::device::{DeviceState, ordinal_of};
 use crate::manager::execution::MpsExecutionManager;
 use leasehold_alloc::{Allocator, Backing};
