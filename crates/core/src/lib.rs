@@ -77,8 +77,7 @@ pub use handle::{
     StreamHandle, Tagged, TimestampHandle, tags,
 };
 pub use lease::{
-    AcquireError, AnyLease, Claim, Header, HeaderView, Lease, Owner, OwnerOps, UniqueLease,
-    WeakLease,
+    AcquireError, Claim, Header, HeaderView, Lease, Owner, OwnerOps, UniqueLease, WeakLease,
 };
 pub use lifecycle::LifeCycle;
 pub use manager::{FixedSlotStore, PoolManager};

@@ -95,9 +95,8 @@ pub use kernel::{Grid, KernelBase, KernelSession};
 pub use leasehold_alloc::{AllocStats, Allocator, Buffer, HostKind, Layout, Protection};
 #[doc(inline)]
 pub use leasehold_core::{
-    AnyLease, BufferHandle, Claim, DeviceHandle, Error, EventHandle, Fault, GraphHandle, Handle,
-    Lease, Name, NameScope, OutOfMemory, PoolStats, Result, StreamHandle, Timepoint, UniqueLease,
-    WeakLease,
+    BufferHandle, Claim, DeviceHandle, Error, EventHandle, Fault, GraphHandle, Handle, Lease, Name,
+    NameScope, OutOfMemory, PoolStats, Result, StreamHandle, Timepoint, UniqueLease, WeakLease,
 };
 #[doc(inline)]
 pub use leasehold_hal::{
