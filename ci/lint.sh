@@ -31,6 +31,18 @@ rule "every source file opens with what it is" "$(
         done
 )"
 
+# What a crate is: the first paragraph of its README.md, which is also the head of its lib.rs.
+plain() { tr '\n' ' ' | sed 's/](\([^)]*\))//g; s/[]`[]//g; s/ *$//'; }
+rule "a crate's README.md opens as its lib.rs does, and leads to the project's" "$(
+    for readme in crates/*/README.md; do
+        crate=$(dirname "$readme")
+        [ -f "$crate/src/lib.rs" ] && root=$crate/src/lib.rs || root=$crate/src/main.rs
+        says=$(awk 'NR > 1 && NF { seen = 1; print } seen && !NF { exit }' "$readme" | plain)
+        [ "$says" = "$(awk '!/^\/\/! ?[^ ]/ { exit } { print substr($0, 5) }' "$root" | plain)" ] || echo "$readme: other words than $root"
+        grep -qF '[Leasehold](https://github.com/leasehold/leasehold#readme)' "$readme" || echo "$readme does not name the project's README"
+    done
+)"
+
 rule "every Python file of the package opens with what it is" "$(
     git ls-files --cached --others --exclude-standard 'python/*.py' 'python/*.pyi' | sort -u |
         while read -r file; do

@@ -1,4 +1,5 @@
-//! The allocator core: places blocks in address ranges, knows no driver and no device.
+//! The allocator core: places blocks in memory that a [`Backing`] supplies, on streams that a
+//! `TimelineSource` orders. It knows no driver and no device.
 //!
 //! Three types to know: an [`Allocator`] serves requests for one kind of memory of one device, a
 //! [`Buffer`] is what its leases show, and a [`Backing`] is where it takes memory from. The example

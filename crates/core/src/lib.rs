@@ -1,7 +1,5 @@
 //! Handles, leases, slot pools, managers, timelines and errors: the lowest layer of the Leasehold
-//! device runtime.
-//!
-//! This crate knows no device, does no I/O and does not log.
+//! device runtime. It knows no device, does no I/O and does not log.
 //!
 //! Three types to know: a [`Lease`] holds a resource, a [`Timeline`] counts a stream's work, and an
 //! [`Error`] says what went wrong.

@@ -1,4 +1,5 @@
-//! The CUDA backend: NVIDIA's driver behind managers, loaded at run time.
+//! The CUDA backend: NVIDIA's driver behind managers, loaded at run time. A build needs nothing of
+//! NVIDIA's.
 //!
 //! Three types to know: [`CudaBackend`] gives the devices of a driver, [`CudaConfig`] has its
 //! settings, and a [`driver`] is the vendor's or a simulated one.

@@ -1,8 +1,9 @@
-//! Leasehold: a device runtime for CPU, CUDA and Metal.
+//! A device runtime for CPU, CUDA and Metal: leases, streams, events, an allocator, kernels and
+//! graphs behind one API.
 //!
-//! The layer between a tensor framework, an inference engine or a JIT compiler and the vendors'
-//! drivers. Managers own every device resource; everyone else holds a [`Lease`]. One API hides the
-//! differences between the backends.
+//! It is the layer between a tensor framework, an inference engine or a JIT compiler, and the
+//! vendors' drivers. Managers own every device resource; everyone else holds a [`Lease`]. One API
+//! hides the differences between the backends.
 //!
 //! ```
 //! use leasehold::prelude::*;

@@ -1,4 +1,4 @@
-//! The Metal backend of the Leasehold device runtime: Metal behind managers.
+//! The Metal backend: Metal behind managers. No Apple GPU has run it yet.
 //!
 //! Three types to know: [`MpsBackend`] gives the devices of a driver, [`MpsConfig`] has its
 //! settings, and a [`driver`] is Metal itself or a simulated one.

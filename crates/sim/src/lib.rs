@@ -1,4 +1,5 @@
-//! The simulated device: a deterministic machine of virtual accelerators.
+//! The simulated device: a deterministic machine of virtual accelerators. It has virtual time,
+//! faults on demand and a race detector.
 //!
 //! [`Machine`] offers the functions of a vendor's driver: devices with their own memory, queues,
 //! copies, fills, kernels, host functions, events, words, semaphores and graphs. **Nothing happens
