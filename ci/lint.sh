@@ -106,6 +106,8 @@ if ! circles=$(ci/call_circles.py crates/core=1:2 crates/alloc=0 crates/hal=1:4 
 fi
 printf '%s\n' "$circles" | grep 'lower the bound' || true
 
+rule "ARCHITECTURE.md's list of the files that a launch passes is true" "$(ci/launch_path.py 2>&1 || true)"
+
 # Public ways into unsafe code are named in docs/unsafe.md, under their crate's heading. (The
 # kernels' own functions are in nobody's reach.)
 unsafe_unnamed() {
