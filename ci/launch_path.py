@@ -11,7 +11,8 @@ import re
 import sys
 from pathlib import Path
 
-from call_circles import IMPL, Crate, end
+sys.dont_write_bytecode = True
+from call_circles import IMPL, Crate, end  # noqa: E402
 
 MOST = 17
 ROOT = Path(__file__).resolve().parent.parent

@@ -188,7 +188,7 @@ impl Awaited for AwaitedTimeline<'_> {
     }
 
     fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
-        self.common.await_line(self.timeline, value, timeout)
+        self.common.await_timeline(self.timeline, value, timeout)
     }
 
     fn refresh(&self) -> Result<u64> {
@@ -232,7 +232,7 @@ unsafe impl TimelineSource for StreamState {
             return Ok(());
         }
         timeline.check_caller(value)?;
-        self.common().await_line(timeline, value, timeout)
+        self.common().await_timeline(timeline, value, timeout)
     }
 }
 

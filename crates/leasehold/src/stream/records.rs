@@ -223,7 +223,7 @@ fn add_unknown(timepoint: PackedTimepoint, data: bool, waits: &mut Vec<Timepoint
     }
 }
 
-/// Keeps one point per line, the latest.
+/// Keeps one point per timeline, the latest.
 pub(crate) fn add_wait(waits: &mut Vec<Timepoint>, p: Timepoint) {
     match waits.iter_mut().find(|w| w.timeline_id() == p.timeline_id()) {
         Some(w) if w.value() < p.value() => *w = p,

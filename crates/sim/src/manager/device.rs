@@ -214,7 +214,7 @@ impl Common {
     }
 
     /// Blocks until a value of a timeline is over.
-    pub(crate) fn await_line(
+    pub(crate) fn await_timeline(
         &self,
         timeline: &'static Timeline,
         value: u64,
