@@ -129,8 +129,8 @@ impl DriverContext {
         }
     }
 
-    /// As [`release_or_log`](Self::release_or_log), for callers that can handle a failure. In a lost
-    /// context the call succeeds.
+    /// As [`release_or_log`](Self::release_or_log), for callers that can handle a failure. The call
+    /// succeeds in a lost context.
     ///
     /// # Errors
     /// A driver error, while the context is not lost.
