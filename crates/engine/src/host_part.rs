@@ -1,5 +1,5 @@
-//! The host's part of completion: bytes to copy out, keeps and leases to drop, timestamps to mark as
-//! written.
+//! The host's part of completion: bytes to copy out, keeps and leases to drop, timestamps to mark
+//! as written.
 //!
 //! # Protocol
 //! A stream queues actions in the order of their values, before it tells the driver to signal the
