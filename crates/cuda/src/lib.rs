@@ -19,7 +19,8 @@
 //! `engine` implements streams: submission, deferred work, completion and graphs. The
 //! `encoder` translates operations to driver calls.
 //!
-//! This crate must not hold operators, and nothing but the registration of backends may name it.
+//! This crate must not hold operators. A program needs it by name only for a configuration of its
+//! own, or for native objects.
 
 pub(crate) mod allocator;
 pub mod backend;

@@ -27,8 +27,8 @@
 //! # Ok::<(), leasehold_core::Error>(())
 //! ```
 //!
-//! No library may need this crate: it serves tests, continuous integration and the reproduction of
-//! reports.
+//! A program on a real device must not need this crate: it serves tests, continuous integration
+//! and the reproduction of reports.
 
 pub mod allocator;
 pub mod backend;

@@ -1,6 +1,6 @@
 //! Devices: enumeration, their architecture, and the managers that each device owns.
 //!
-//! This module must not know which resources a device's managers own.
+//! This module must not know how its managers own their resources.
 
 use super::buffer::BufferManager;
 use super::command_queue::CommandQueueManager;
