@@ -438,6 +438,14 @@ impl<R: Resource> FixedSlotStore<R> {
         Ok(Self { count, manager })
     }
 
+    /// The resource type's operations.
+    ///
+    /// # Errors
+    /// `InvalidState` for a store that was made without them, by `default`.
+    pub fn resource(&self) -> Result<&R> {
+        self.manager.pool().map(SlotPool::resource)
+    }
+
     /// The number of resources.
     pub fn len(&self) -> u32 {
         self.count

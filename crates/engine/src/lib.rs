@@ -10,16 +10,14 @@
 //! | [`stream`] | a stream: submission, deferred work, completion, waiting |
 //! | [`driver`] | a driver's part: its streams, the state that they share, its graphs |
 //! | [`retired`] | devices and contexts without a lease, until they may end |
-//! | [`start`] | the start of a driver at its first use, and the backend over the driver |
+//! | [`devices`], [`execution`] | the managers of devices over a driver, and of their backend |
+//! | [`backend`] | a backend over a driver, which starts at its first use |
 //! | [`staging`] | host memory for bytes that the device cannot move directly |
 //! | [`steps`] | the steps of a plan's launch |
 //! | [`tables`] | the timelines of a backend, their signallers and waiting streams |
 //! | [`waits`] | waits of streams for timepoints, and of threads for a whole device |
 //! | [`payload`] | streams and graphs as payloads of pools, and as `hal`'s |
 //! | [`host_memory`], [`cgroup`] | the host's memory, and the share that this process may use |
-//! | [`forward_device!`] | the methods of `hal::Device` that expose a state's description |
-//! | [`device_manager_methods!`] | the methods of a device manager over a driver |
-//! | [`backend_methods!`], [`forward_backend!`] | the methods of a backend over a driver |
 //! | [`pool_methods!`] | the statistics and the shutdown of a manager over a pool |
 //! | [`stream_manager_methods!`] | the methods of a stream manager over a driver |
 //! | [`config_setters!`] | setters of the settings that configurations have alike |
@@ -43,13 +41,16 @@
 //!
 //! This crate must not know a driver.
 
+pub mod backend;
 pub mod buffers;
 pub mod cgroup;
 #[cfg(feature = "planted-defects")]
 pub mod defects;
 mod deferred;
+pub mod devices;
 pub mod driver;
 pub mod engine;
+pub mod execution;
 mod forward;
 pub mod host_memory;
 mod host_part;
@@ -59,7 +60,6 @@ pub mod pipelines;
 mod prepared;
 pub mod retired;
 pub mod staging;
-pub mod start;
 pub mod steps;
 pub mod stream;
 pub mod stream_pool;
@@ -76,8 +76,5 @@ pub use stream::StreamCore;
 #[doc(hidden)]
 pub mod forwarded {
     pub use leasehold_alloc::DebugAids;
-    pub use leasehold_core::sync::Arc;
-    pub use leasehold_core::sync::atomic::Ordering;
-    pub use leasehold_core::{DeviceHandle, Error, Index, Lease, PoolStats, Result};
-    pub use leasehold_hal::{BackendKind, Caps, Device, DeviceId, DeviceInfo, Limits};
+    pub use leasehold_core::{PoolStats, Result};
 }

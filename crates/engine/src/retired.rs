@@ -12,6 +12,8 @@
 //!
 //! This module must not know devices.
 
+use crate::driver::DriverStream;
+use crate::stream::StreamCore;
 use leasehold_core::Result;
 use leasehold_core::sync::thread;
 use leasehold_core::sync::{Arc, Condvar, Mutex};
@@ -21,16 +23,26 @@ use std::time::Duration;
 /// The least and the longest time between two checks of payloads that are not over.
 const NAP: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(20));
 
-/// A payload whose end blocks.
-pub trait Retiring: Send + 'static {
-    /// Whether the payload, which has no lease, may end. Queries the driver, and does not block.
-    fn is_over(&self) -> bool;
+/// A device or a context: a payload that owns streams and other resources.
+pub trait StreamOwner {
+    /// The driver's part of a stream.
+    type Stream: DriverStream;
 
     /// Refuses while a resource of the payload is in use or has pending work.
     ///
     /// # Errors
     /// `LeasesOutstanding`.
     fn outstanding(&self) -> Result<()>;
+
+    /// The streams that dropped leases left behind, as
+    /// [`Engine::left_behind`](crate::Engine::left_behind).
+    fn left_behind(&self) -> Vec<Arc<StreamCore<Self::Stream>>>;
+}
+
+/// A payload whose end blocks.
+pub trait Retiring: StreamOwner + Send + 'static {
+    /// Whether the payload, which has no lease, may end. Queries the driver, and does not block.
+    fn is_over(&self) -> bool;
 }
 
 struct List<T> {

@@ -18,7 +18,7 @@
 //!   [`Validated`](crate::Validated) checks the checkable part of these contracts.
 
 use crate::id::{BackendKind, DeviceId};
-use crate::info::{Caps, DeviceInfo, Limits, MemoryInfo, MemoryKind};
+use crate::info::{Caps, Description, DeviceInfo, Limits, MemoryInfo, MemoryKind};
 use crate::kernel::{Binding, KernelDesc, Pipeline};
 use crate::op::{Op, TimestampQuery};
 use crate::plan::Plan;
@@ -143,23 +143,34 @@ impl fmt::Debug for Former {
 /// # Safety
 /// A runtime relies on the safe methods to keep the contracts of the unsafe ones. The implementer
 /// vouches:
-/// - [`info`](Self::info), [`caps`](Self::caps) and [`limits`](Self::limits) are true and constant.
-///   If [`Caps::host_visible`] is set, the host may read and write the memory at its address.
+/// - The [`description`](Self::description) is true and constant. If [`Caps::host_visible`] is set,
+///   the host may read and write the memory at its address. [`info`](Self::info),
+///   [`caps`](Self::caps) and [`limits`](Self::limits) are parts of the description.
 /// - [`memory`](Self::memory) gives allocators over memory that this device can access. A block's
 ///   bytes are at the block's address and native word. They belong to the block alone, from its
 ///   allocation until its recorded uses are over.
 /// - The device's streams, pipelines, timestamps, graphs and host timelines are its own, and sound
 ///   for the unsafe methods.
 pub unsafe trait Device: Any + Send + Sync {
-    /// The device's description, read once when the device was opened. Does not block.
-    fn info(&self) -> &DeviceInfo;
+    /// The device's identity, capabilities and limits, read once when the device was opened. Does
+    /// not block.
+    fn description(&self) -> &Description;
+
+    /// The device's identity, and its memory when the device was opened. Does not block.
+    fn info(&self) -> &DeviceInfo {
+        &self.description().info
+    }
 
     /// The device's capabilities. Constant; does not block. A capability that is `false` here is
     /// `Unsupported` in every method.
-    fn caps(&self) -> Caps;
+    fn caps(&self) -> Caps {
+        self.description().caps
+    }
 
     /// The device's limits. Constant; does not block.
-    fn limits(&self) -> &Limits;
+    fn limits(&self) -> &Limits {
+        &self.description().limits
+    }
 
     /// The device's memory at present. May ask the driver.
     ///

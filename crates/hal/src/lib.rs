@@ -57,7 +57,7 @@ pub use backend::{
     Backend, Device, Former, GraphExec, HostTimeline, NodePatch, Stream, StreamDesc,
 };
 pub use id::{BackendKind, DeviceId};
-pub use info::{Caps, DeviceInfo, Limits, MemoryInfo, MemoryKind};
+pub use info::{Caps, Description, DeviceInfo, Limits, MemoryInfo, MemoryKind};
 pub use kernel::{
     Access, Binding, CpuArgs, CpuFn, Cubin, KernelCheck, KernelDesc, KernelSource, LaunchInfo,
     Overlap, Pipeline,

@@ -21,7 +21,7 @@ pub(crate) fn backing(device: &DeviceState) -> device::MmapBacking {
 /// Makes an allocator over pages of the system, for one kind of memory of a device.
 fn make(device: &DeviceState, what: &'static str) -> Result<Allocator> {
     let config = AllocatorConfig {
-        name: Text::Owned(format!("{} {what}", device.info().id)),
+        name: Text::Owned(format!("{} {what}", device.id())),
         host_kind: HostKind::Pageable,
         debug: device.config().debug,
         trace_events: device.config().trace_events,

@@ -24,15 +24,13 @@ use leasehold_core::{
     DeviceHandle, Error, FixedSlotStore, Handle, Index, Lease, PoolStats, Recycle, Resource,
     Result, Tagged, tags,
 };
-use leasehold_hal::{BackendKind, Caps, DeviceId, DeviceInfo, Limits, MemoryKind};
+use leasehold_hal::{BackendKind, Description, DeviceId, DeviceInfo, MemoryKind};
 use std::fmt;
 use std::marker::PhantomPinned;
 
 /// An open device: its description, and the managers of its resources.
 pub struct DeviceState {
-    info: DeviceInfo,
-    caps: Caps,
-    limits: Limits,
+    pub(crate) description: Description,
     topology: Arc<Topology>,
     config: CpuConfig,
     pub(crate) pool: Arc<TilePool>,
@@ -56,16 +54,16 @@ impl Tagged for DeviceState {
 impl DeviceState {
     fn new(ordinal: u32, topology: Arc<Topology>, config: CpuConfig) -> Result<Self> {
         let threads = config.threads.map_or(topology.usable, |t| t as u32);
-        let info = describe(ordinal, &topology, threads);
+        let mut description = Description::new(describe(ordinal, &topology, threads));
         let pool = Arc::new(TilePool::new(
-            info.id.to_string(),
+            description.info.id.to_string(),
             threads,
             topology.usable,
             config.spin,
             config.host_spin,
         ));
         let waits = Arc::new(HostTimelineWaits::default());
-        let mut caps = Caps::default();
+        let caps = &mut description.caps;
         caps.host_visible = true;
         caps.pageable_memory_access = true;
         caps.host_timelines = true;
@@ -75,7 +73,7 @@ impl DeviceState {
         caps.host_calls = true;
         caps.foreign_calls = true;
         caps.waits_for_any_line = true;
-        let mut limits = Limits::default();
+        let limits = &mut description.limits;
         limits.shared = SHARED_MAX;
         limits.streams = config.streams;
         limits.buffer = topology.memory.max(1);
@@ -89,28 +87,16 @@ impl DeviceState {
             device_memory: AllocatorCell::default(),
             pinned_memory: AllocatorCell::default(),
             committed: Arc::new(AtomicU64::new(0)),
-            info,
-            caps,
-            limits,
+            description,
             topology,
             config,
             pool,
         })
     }
 
-    /// The device's description.
-    pub fn info(&self) -> &DeviceInfo {
-        &self.info
-    }
-
-    /// The device's capabilities.
-    pub fn caps(&self) -> Caps {
-        self.caps
-    }
-
-    /// The device's limits.
-    pub fn limits(&self) -> &Limits {
-        &self.limits
+    /// The device's name.
+    pub fn id(&self) -> DeviceId {
+        self.description.info.id
     }
 
     /// The machine's topology.
@@ -195,7 +181,7 @@ impl DeviceState {
 impl fmt::Debug for DeviceState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DeviceState")
-            .field("id", &self.info.id)
+            .field("id", &self.id())
             .field("pool", &self.pool)
             .finish_non_exhaustive()
     }
@@ -305,10 +291,8 @@ impl DeviceManager {
     /// # Errors
     /// As [`ensure_alive`](Self::ensure_alive).
     pub fn open(&self, device: DeviceId) -> Result<Lease<DeviceState>> {
-        if device.backend != BackendKind::Cpu {
-            return Err(Error::NotFound(format!("{device}: this is the CPU backend").into()));
-        }
-        self.store()?.get(Index::new(device.ordinal), &device.ordinal)
+        let ordinal = device.ordinal_on(BackendKind::Cpu)?;
+        self.store()?.get(Index::new(ordinal), &ordinal)
     }
 
     /// A lease on the state of an open device.

@@ -46,7 +46,7 @@ impl StreamManager {
         ops: Arc<dyn crate::driver::ops::CudaSlowOps>,
         device: leasehold_hal::DeviceId,
     ) -> Result<Self> {
-        let memory = super::context::memory_for_test(ops, device)?;
+        let memory = crate::allocator::Memory::for_test(ops, device)?;
         let events = super::event::EventManager::new(memory.context.clone())?;
         let range = memory.context.within(|ops| ops.priority_range())?;
         let (context, shared) = (memory.context.clone(), memory.shared.clone());

@@ -133,8 +133,7 @@ unsafe impl Backing for Heaps {
 /// A device: its permanent objects, and the pools.
 pub struct MpsDevice {
     core: Arc<Core>,
-    info: DeviceInfo,
-    limits: Limits,
+    description: Description,
     memory: Allocator,
     streams: SlotPool<Streams>,
     pipelines: PoolManager<Pipelines, String>,
@@ -174,12 +173,20 @@ impl MpsDevice {
         let pool = PoolConfig::default;
         let pipelines = PoolManager::new();
         pipelines.configure(Pipelines(core.device.clone()), pool())?;
-        let mut limits = Limits::default();
-        limits.binding_alignment = 4;
+        let mut description = Description::new(DeviceInfo::new(id, "sketch"));
+        let caps = &mut description.caps;
+        caps.host_visible = true;
+        caps.pinned = true;
+        caps.host_timelines = true;
+        caps.timestamps = true;
+        caps.graphs = true;
+        caps.concurrent_streams = true;
+        caps.foreign_calls = true;
+        caps.unordered_streams = true;
+        description.limits.binding_alignment = 4;
         Ok(Self {
             core,
-            info: DeviceInfo::new(id, "sketch"),
-            limits,
+            description,
             memory,
             streams: SlotPool::new(Streams, pool())?,
             pipelines,
@@ -193,25 +200,8 @@ impl MpsDevice {
 // SAFETY: the recording Metal backs its buffers with host memory. All objects that the device lends
 // are its own.
 unsafe impl Device for MpsDevice {
-    fn info(&self) -> &DeviceInfo {
-        &self.info
-    }
-
-    fn caps(&self) -> Caps {
-        let mut caps = Caps::default();
-        caps.host_visible = true;
-        caps.pinned = true;
-        caps.host_timelines = true;
-        caps.timestamps = true;
-        caps.graphs = true;
-        caps.concurrent_streams = true;
-        caps.foreign_calls = true;
-        caps.unordered_streams = true;
-        caps
-    }
-
-    fn limits(&self) -> &Limits {
-        &self.limits
+    fn description(&self) -> &Description {
+        &self.description
     }
 
     fn memory_info(&self) -> Result<MemoryInfo> {
@@ -260,7 +250,7 @@ unsafe impl Device for MpsDevice {
     }
 
     fn peer_access(&self, peer: DeviceId) -> Result<bool> {
-        Ok(peer == self.info.id)
+        Ok(peer == self.info().id)
     }
 
     fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {

@@ -19,7 +19,7 @@ use leasehold_core::{
     Result, Tagged, Timeline, TimelineId, TimelineOwner, Timepoint, tags,
 };
 use leasehold_hal::{
-    BackendKind, Caps, DeviceId, DeviceInfo, Dispatch, HostCall, Limits, MemoryInfo, OpList,
+    BackendKind, Description, DeviceId, DeviceInfo, Dispatch, HostCall, MemoryInfo, OpList,
 };
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -238,9 +238,7 @@ impl Common {
 
 /// An open device: its description, and the managers of its resources.
 pub struct DeviceState {
-    info: DeviceInfo,
-    caps: Caps,
-    limits: Limits,
+    pub(crate) description: Description,
     pub(crate) common: Arc<Common>,
     // Allocators before streams: they return memory through the machine, which both hold.
     pub(crate) device_memory: AllocatorCell,
@@ -260,11 +258,11 @@ impl Tagged for DeviceState {
 
 impl DeviceState {
     fn new(devices: &Devices, ordinal: u32) -> Result<Self> {
-        let info = describe(&devices.machine, ordinal);
+        let mut description = Description::new(describe(&devices.machine, ordinal));
         let common = Arc::new(Common {
             machine: devices.machine.clone(),
             device: ordinal,
-            name: info.id.to_string(),
+            name: description.info.id.to_string(),
             kernels: Kernels::default(),
             semaphores: devices.semaphores.clone(),
             timelines: Mutex::new(Vec::new()),
@@ -272,7 +270,7 @@ impl DeviceState {
             running: Mutex::new(BTreeMap::new()),
             foreign: devices.foreign.clone(),
         });
-        let mut caps = Caps::default();
+        let caps = &mut description.caps;
         caps.pinned = true;
         caps.host_timelines = true;
         caps.timestamps = true;
@@ -281,7 +279,7 @@ impl DeviceState {
         caps.host_calls = true;
         caps.foreign_calls = true;
         caps.waits_for_any_line = true;
-        let mut limits = Limits::default();
+        let limits = &mut description.limits;
         limits.streams = devices.streams;
         limits.buffer = devices.machine.config().memory;
         Ok(Self {
@@ -293,26 +291,14 @@ impl DeviceState {
             host_timelines: HostTimelineManager::new(common.clone())?,
             pipelines: PipelineManager::new(&common.machine, ordinal, common.kernels.clone())?,
             graphs: GraphManager::new(common.clone())?,
-            info,
-            caps,
-            limits,
+            description,
             common,
         })
     }
 
-    /// The device's description.
-    pub fn info(&self) -> &DeviceInfo {
-        &self.info
-    }
-
-    /// The device's capabilities.
-    pub fn caps(&self) -> Caps {
-        self.caps
-    }
-
-    /// The device's limits.
-    pub fn limits(&self) -> &Limits {
-        &self.limits
+    /// The device's name.
+    pub fn id(&self) -> DeviceId {
+        self.description.info.id
     }
 
     /// The monitor of the device's machine.
@@ -351,7 +337,7 @@ impl DeviceState {
 
 impl fmt::Debug for DeviceState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceState").field("id", &self.info.id).finish_non_exhaustive()
+        f.debug_struct("DeviceState").field("id", &self.id()).finish_non_exhaustive()
     }
 }
 
@@ -420,10 +406,8 @@ impl DeviceManager {
     /// # Errors
     /// `NotFound`; `InvalidState` after a shutdown.
     pub fn open(&self, device: DeviceId) -> Result<Lease<DeviceState>> {
-        if device.backend != BackendKind::Sim {
-            return Err(Error::NotFound(format!("{device}: this is the simulated backend").into()));
-        }
-        self.store.get(Index::new(device.ordinal), &device.ordinal)
+        let ordinal = device.ordinal_on(BackendKind::Sim)?;
+        self.store.get(Index::new(ordinal), &ordinal)
     }
 
     /// Opens the device unless it is open, and returns its handle.
