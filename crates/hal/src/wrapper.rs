@@ -12,9 +12,8 @@
 //!
 //! This module must not know what a layer checks.
 
-use crate::backend::{
-    Backend, Device, Former, GraphExec, HostTimeline, NodePatch, Stream, StreamDesc,
-};
+use crate::backend::{Backend, Device, Former, HostTimeline, Stream, StreamDesc};
+use crate::graph::{GraphExec, NodePatch};
 use crate::id::{BackendKind, DeviceId};
 use crate::info::{Description, DeviceInfo, MemoryInfo, MemoryKind};
 use crate::kernel::{KernelDesc, Pipeline};
