@@ -3,8 +3,9 @@
 //! This module must hold no state beside the execution manager.
 
 use crate::allocator;
+use crate::config::CpuConfig;
 use crate::manager::device::DeviceState;
-use crate::manager::execution::{CpuConfig, CpuExecutionManager};
+use crate::manager::execution::CpuExecutionManager;
 use crate::manager::graph::GraphState;
 use crate::manager::stream::StreamState;
 use leasehold_alloc::{Allocator, Backing};
@@ -119,7 +120,9 @@ unsafe impl Device for DeviceState {
 
     fn backing(&self, kind: MemoryKind) -> Result<Box<dyn Backing>> {
         match kind {
-            MemoryKind::Device | MemoryKind::Pinned => Ok(Box::new(allocator::backing(self))),
+            MemoryKind::Device | MemoryKind::Pinned => {
+                Ok(Box::new(allocator::device::backing(self)))
+            }
             other => Err(Error::Unsupported(format!("{}: no {other:?} memory", self.id()).into())),
         }
     }
@@ -130,7 +133,7 @@ unsafe impl Device for DeviceState {
     }
 
     fn pipeline(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>> {
-        self.pipelines.get_or_create(desc)
+        self.pipelines.get_or_create(desc, &())
     }
 
     fn timestamp(&self) -> Result<Lease<TimestampQuery>> {

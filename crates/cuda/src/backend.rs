@@ -111,7 +111,7 @@ unsafe impl Device for DeviceState {
         let context = self.primary();
         context
             .functions()
-            .get_or_create(context.modules(), desc)
+            .get_or_create(desc, context.modules())
             .map_err(|e| context.core().settle(e))
     }
 

@@ -18,8 +18,6 @@
 //! | [`waits`] | waits of streams for timepoints, and of threads for a whole device |
 //! | [`payload`] | streams and graphs as payloads of pools, and as `hal`'s |
 //! | [`host_memory`], [`cgroup`] | the host's memory, and the share that this process may use |
-//! | [`pool_methods!`] | the statistics and the shutdown of a manager over a pool |
-//! | [`stream_manager_methods!`] | the methods of a stream manager over a driver |
 //! | [`config_setters!`] | setters of the settings that configurations have alike |
 //! | [`native_handles!`] | handle types of a driver's objects |
 //!
@@ -51,10 +49,10 @@ pub mod devices;
 pub mod driver;
 pub mod engine;
 pub mod execution;
-mod forward;
 pub mod host_memory;
 mod host_part;
 pub mod host_timeline;
+mod macros;
 pub mod payload;
 pub mod pipelines;
 mod prepared;
@@ -76,5 +74,4 @@ pub use stream::StreamCore;
 #[doc(hidden)]
 pub mod forwarded {
     pub use leasehold_alloc::DebugAids;
-    pub use leasehold_core::{PoolStats, Result};
 }

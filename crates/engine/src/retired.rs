@@ -72,7 +72,7 @@ impl<T: Retiring> Retired<T> {
     }
 
     /// Retires a payload. Never blocks and makes no driver call. Any thread may call it.
-    pub fn push(self: &Arc<Self>, payload: T) {
+    pub fn retire(self: &Arc<Self>, payload: T) {
         let mut list = self.list.lock();
         list.waiting.push(payload);
         self.attend(&mut list);

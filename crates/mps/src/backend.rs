@@ -70,7 +70,7 @@ unsafe impl Device for DeviceState {
     }
 
     fn pipeline(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>> {
-        let kernel = self.kernels().get_or_create(self.libraries(), desc);
+        let kernel = self.kernels().get_or_create(desc, self.libraries());
         kernel.map_err(|e| self.engine().settle(e))
     }
 

@@ -129,7 +129,7 @@ unsafe impl Device for DeviceState {
     }
 
     fn pipeline(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>> {
-        self.pipelines.get_or_create(desc)
+        self.pipelines.get_or_create(desc, &())
     }
 
     fn timestamp(&self) -> Result<Lease<TimestampQuery>> {

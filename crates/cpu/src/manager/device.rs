@@ -9,11 +9,11 @@
 
 use super::buffer::BufferManager;
 use super::event::EventManager;
-use super::execution::CpuConfig;
 use super::graph::GraphManager;
 use super::host_timeline::{HostTimelineManager, HostTimelineWaits};
-use super::pipeline::PipelineManager;
+use super::pipeline::{Functions, PipelineManager};
 use super::stream::{self, StreamManager};
+use crate::config::CpuConfig;
 use crate::driver::pool::TilePool;
 use crate::driver::queue::SHARED_MAX;
 use crate::driver::topology::Topology;
@@ -82,7 +82,7 @@ impl DeviceState {
             streams: stream::manager(pool.clone(), waits.clone(), config.streams)?,
             events: EventManager::new()?,
             host_timelines: HostTimelineManager::new(waits)?,
-            pipelines: PipelineManager::new()?,
+            pipelines: PipelineManager::new(Functions)?,
             graphs: GraphManager::new()?,
             device_memory: AllocatorCell::default(),
             pinned_memory: AllocatorCell::default(),

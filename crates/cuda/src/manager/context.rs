@@ -13,7 +13,7 @@
 use super::buffer::BufferManager;
 use super::event::EventManager;
 use super::external::ExternalManager;
-use super::function::FunctionManager;
+use super::function::{self, FunctionManager};
 use super::graph::GraphManager;
 use super::host_timeline::HostTimelineManager;
 use super::module::ModuleManager;
@@ -80,7 +80,7 @@ impl ContextState {
             events,
             host_timelines: HostTimelineManager::new(shared.tables.clone())?,
             modules: ModuleManager::new(&core)?,
-            functions: FunctionManager::new(&core)?,
+            functions: function::manager(&core)?,
             graphs: GraphManager::new(&core)?,
             externals: ExternalManager::new(core.device().clone()),
             buffers: BufferManager::new(memory.clone(), MemoryKind::Device),
@@ -261,7 +261,7 @@ impl Resource for Contexts {
 
     fn destroy(&self, context: ContextState) {
         // The end of a context blocks.
-        self.retired.push(context);
+        self.retired.retire(context);
     }
 }
 

@@ -8,7 +8,7 @@ use super::event::EventManager;
 use super::fence::FenceManager;
 use super::graph::GraphManager;
 use super::heap::HeapManager;
-use super::kernel::KernelManager;
+use super::kernel::{self, KernelManager};
 use super::library::LibraryManager;
 use super::opened::OpenedDevice;
 use super::stream::StreamManager;
@@ -143,10 +143,10 @@ impl DeviceState {
         Ok(Self {
             streams: StreamManager::new(&engine)?,
             graphs: GraphManager::new(&engine)?,
-            timestamps: TimestampManager::new(&engine)?,
+            timestamps: TimestampManager::of(&engine)?,
             host_timelines: HostTimelineManager::new(tables.clone())?,
             engine,
-            kernels: KernelManager::new(opened)?,
+            kernels: kernel::manager(opened)?,
             transfers,
             _aliases: Aliases(opened.clone()),
             libraries,
@@ -314,7 +314,7 @@ impl StreamOwner for DeviceState {
                 return Err(Error::LeasesOutstanding { resource, strong, weak });
             }
         }
-        self.libraries.outstanding_beyond(self.kernels.live() + Transfers::PIPELINES)?;
+        self.libraries.outstanding_beyond(self.kernels.stats().live + Transfers::PIPELINES)?;
         self.memory.outstanding()?;
         // The allocators hold a heap and a buffer for each segment.
         self.buffers.outstanding_beyond(self.memory.segments())?;
@@ -369,7 +369,7 @@ impl Resource for Devices {
 
     fn destroy(&self, device: DeviceState) {
         // The end of a device blocks.
-        self.retired.push(device);
+        self.retired.retire(device);
     }
 }
 

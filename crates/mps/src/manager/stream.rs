@@ -11,6 +11,8 @@ use crate::engine::stream::MpsStream;
 use leasehold_core::sync::Arc;
 use leasehold_core::{Lease, Result, StreamHandle};
 use leasehold_engine::stream_pool::StreamPool;
+use std::fmt;
+use std::ops::Deref;
 
 /// The priority of all streams: queues have none.
 const PRIORITY: i32 = 0;
@@ -61,6 +63,13 @@ impl StreamManager {
         Ok(Self { for_test: true, ..Self::new(&core.streams(&Arc::default()))? })
     }
 
+    /// Whether the manager was [configured for a test](Self::configure_for_test).
+    #[cfg(feature = "test-hooks")]
+    #[doc(alias = "isConfiguredForTest")]
+    pub fn is_configured_for_test(&self) -> bool {
+        self.for_test
+    }
+
     /// Acquires a stream: an idle one, or a new one. New streams take the queues in turn.
     ///
     /// # Errors
@@ -80,4 +89,16 @@ impl StreamManager {
     }
 }
 
-leasehold_engine::stream_manager_methods!(StreamManager of StreamState);
+impl Deref for StreamManager {
+    type Target = StreamPool<StreamState>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.streams
+    }
+}
+
+impl fmt::Debug for StreamManager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("StreamManager").field(&self.streams).finish()
+    }
+}

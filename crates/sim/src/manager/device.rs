@@ -8,7 +8,7 @@
 use super::event::EventManager;
 use super::graph::GraphManager;
 use super::host_timeline::HostTimelineManager;
-use super::pipeline::{Kernels, PipelineManager};
+use super::pipeline::{self, Kernels, PipelineManager};
 use super::stream::{self, StreamManager};
 use crate::machine::{KernelCall, Machine, Monitor, QueueId, SemaphoreId, Stepping};
 use leasehold_alloc::AllocatorCell;
@@ -289,7 +289,7 @@ impl DeviceState {
             streams: stream::manager(common.clone(), devices.streams)?,
             events: EventManager::new(&common.machine, ordinal)?,
             host_timelines: HostTimelineManager::new(common.clone())?,
-            pipelines: PipelineManager::new(&common.machine, ordinal, common.kernels.clone())?,
+            pipelines: pipeline::manager(&common.machine, ordinal, common.kernels.clone())?,
             graphs: GraphManager::new(common.clone())?,
             description,
             common,
