@@ -2,7 +2,7 @@
 //!
 //! This module must hold no state beside the execution manager and the start of the driver.
 
-use crate::devices::DriverDevices;
+use crate::devices::DeviceSource;
 use crate::execution::ExecutionManager;
 use leasehold_core::sync::{Arc, Mutex, OnceLock};
 use leasehold_core::{Error, Lease, PoolStats, Result};
@@ -15,7 +15,7 @@ use std::fmt;
 /// call fails with the reason.
 ///
 /// Dropping the backend ends idle threads. Leases may outlive the backend.
-pub struct DriverBackend<D: DriverDevices> {
+pub struct DriverBackend<D: DeviceSource> {
     manager: ExecutionManager<D>,
     /// The driver that the caller has found. `None`: the system's driver.
     found: Option<Arc<D::Driver>>,
@@ -25,13 +25,13 @@ pub struct DriverBackend<D: DriverDevices> {
     starting: Mutex<()>,
 }
 
-impl<D: DriverDevices> Default for DriverBackend<D> {
+impl<D: DeviceSource> Default for DriverBackend<D> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<D: DriverDevices> DriverBackend<D> {
+impl<D: DeviceSource> DriverBackend<D> {
     /// A backend over the system's driver, with the default configuration. The call does not load
     /// the driver, and cannot fail.
     #[must_use]
@@ -92,7 +92,7 @@ fn open_error(device: DeviceId, error: Error) -> Error {
 }
 
 // SAFETY: the device manager keeps one device for each ordinal, and `open` checks the device's name.
-unsafe impl<D: DriverDevices> Backend for DriverBackend<D>
+unsafe impl<D: DeviceSource> Backend for DriverBackend<D>
 where
     D::Payload: Device,
 {
@@ -128,7 +128,7 @@ where
     }
 }
 
-impl<D: DriverDevices> fmt::Debug for DriverBackend<D> {
+impl<D: DeviceSource> fmt::Debug for DriverBackend<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DriverBackend")
             .field("manager", &self.manager)

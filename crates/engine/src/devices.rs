@@ -16,7 +16,7 @@ use std::fmt;
 /// their states.
 ///
 /// The request of a state is the device's ordinal.
-pub trait DriverDevices:
+pub trait DeviceSource:
     for<'a> Resource<Request<'a> = u32, Payload: StreamOwner + Tagged<Tag = tags::Device>>
 {
     /// The driver.
@@ -58,13 +58,13 @@ pub trait DriverDevices:
 }
 
 /// Enumerates the devices of a driver and owns their states. A device is not exclusive.
-pub struct DeviceManager<D: DriverDevices> {
+pub struct DeviceManager<D: DeviceSource> {
     store: OnceLock<FixedSlotStore<D>>,
     #[cfg(feature = "test-hooks")]
     for_test: AtomicBool,
 }
 
-impl<D: DriverDevices> Default for DeviceManager<D> {
+impl<D: DeviceSource> Default for DeviceManager<D> {
     fn default() -> Self {
         Self {
             store: OnceLock::new(),
@@ -74,7 +74,7 @@ impl<D: DriverDevices> Default for DeviceManager<D> {
     }
 }
 
-impl<D: DriverDevices> DeviceManager<D> {
+impl<D: DeviceSource> DeviceManager<D> {
     /// Makes a manager without devices.
     #[must_use]
     pub fn new() -> Self {
@@ -225,7 +225,7 @@ impl<D: DriverDevices> DeviceManager<D> {
     }
 }
 
-impl<D: DriverDevices> Drop for DeviceManager<D> {
+impl<D: DeviceSource> Drop for DeviceManager<D> {
     fn drop(&mut self) {
         let Some(store) = self.store.take() else { return };
         let Ok(retired) = store.resource().map(|devices| devices.retired().clone()) else { return };
@@ -240,7 +240,7 @@ impl<D: DriverDevices> Drop for DeviceManager<D> {
     }
 }
 
-impl<D: DriverDevices> fmt::Debug for DeviceManager<D> {
+impl<D: DeviceSource> fmt::Debug for DeviceManager<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DeviceManager").field("devices", &self.device_count()).finish()
     }

@@ -2,7 +2,7 @@
 //!
 //! This module must not know streams, memory or kernels.
 
-use crate::devices::{DeviceManager, DriverDevices};
+use crate::devices::{DeviceManager, DeviceSource};
 use leasehold_core::sync::Arc;
 #[cfg(feature = "test-hooks")]
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
@@ -11,20 +11,20 @@ use std::fmt;
 
 /// Owns the driver and the managers of a backend. The execution manager is made first and ends
 /// last.
-pub struct ExecutionManager<D: DriverDevices> {
+pub struct ExecutionManager<D: DeviceSource> {
     devices: DeviceManager<D>,
     life: LifeCycle,
     #[cfg(feature = "test-hooks")]
     for_test: AtomicBool,
 }
 
-impl<D: DriverDevices> Default for ExecutionManager<D> {
+impl<D: DeviceSource> Default for ExecutionManager<D> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<D: DriverDevices> ExecutionManager<D> {
+impl<D: DeviceSource> ExecutionManager<D> {
     /// Makes a manager that is not configured.
     #[must_use]
     pub fn new() -> Self {
@@ -91,7 +91,7 @@ impl<D: DriverDevices> ExecutionManager<D> {
     }
 }
 
-impl<D: DriverDevices> fmt::Debug for ExecutionManager<D> {
+impl<D: DeviceSource> fmt::Debug for ExecutionManager<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ExecutionManager")
             .field("state", &self.life)

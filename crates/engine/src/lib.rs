@@ -30,6 +30,8 @@
 //! 2. Make one [`Tables`](tables::Tables) for the backend and one [`Engine`] for each device.
 //!    [`Engine::stream`] makes streams, which [`StreamPool`](stream_pool::StreamPool) keeps.
 //! 3. Host timelines are `HostTimelineManager<Tables<_>>`.
+//! 4. Implement [`DeviceSource`](devices::DeviceSource) for what makes the devices' states. The
+//!    backend is a [`DriverBackend`](backend::DriverBackend) of it.
 //!
 //! # Locks
 //! A stream's lock is held across driver calls that do not block. Under a stream's lock, a thread

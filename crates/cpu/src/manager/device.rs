@@ -24,6 +24,7 @@ use leasehold_core::{
     DeviceHandle, Error, FixedSlotStore, Handle, Index, Lease, PoolStats, Recycle, Resource,
     Result, Tagged, tags,
 };
+use leasehold_engine::buffers::outstanding;
 use leasehold_hal::{BackendKind, Description, DeviceId, DeviceInfo, MemoryKind};
 use std::fmt;
 use std::marker::PhantomPinned;
@@ -160,21 +161,13 @@ impl DeviceState {
 
     /// Checks whether leases on this device's resources are held.
     fn outstanding(&self) -> Result<()> {
-        let mut first = None;
-        self.pools(&mut |name, stats| {
-            // The pipelines' manager holds one lease on each pipeline.
-            let strong = if name == "pipeline" { self.pipelines.in_use() } else { stats.live };
-            if (strong != 0 || stats.weak != 0) && first.is_none() {
-                first = Some(Error::LeasesOutstanding { resource: name, strong, weak: stats.weak });
+        let mut first = Ok(());
+        self.pools(&mut |resource, PoolStats { live: strong, weak, .. }| {
+            if first.is_ok() && (strong != 0 || weak != 0) {
+                first = Err(Error::LeasesOutstanding { resource, strong, weak });
             }
         });
-        for cell in [&self.device_memory, &self.pinned_memory] {
-            let strong = cell.get().map_or(0, |a| a.stats().live);
-            if strong != 0 && first.is_none() {
-                first = Some(Error::LeasesOutstanding { resource: "buffer", strong, weak: 0 });
-            }
-        }
-        first.map_or(Ok(()), Err)
+        first.and_then(|()| outstanding(&self.device_memory, &self.pinned_memory))
     }
 }
 

@@ -15,7 +15,7 @@ use crate::engine::shared::Shared;
 use crate::engine::stream::{CudaStream, StreamCore};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Handle, Lease, PoolStats, Recycle, Resource, Result, Tagged, tags};
-use leasehold_engine::devices::DriverDevices;
+use leasehold_engine::devices::DeviceSource;
 use leasehold_engine::retired::{Retired, StreamOwner};
 use leasehold_hal::{BackendKind, Description, DeviceId, DeviceInfo, MemoryInfo};
 use std::fmt;
@@ -216,7 +216,7 @@ impl Resource for Devices {
     }
 }
 
-impl DriverDevices for Devices {
+impl DeviceSource for Devices {
     type Driver = dyn CudaSlowOps;
     type Config = CudaConfig;
     type Retiring = ContextState;

@@ -22,7 +22,7 @@ use crate::shared::Shared;
 use crate::transfer::Transfers;
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Handle, PoolStats, Recycle, Resource, Result, Tagged, tags};
-use leasehold_engine::devices::DriverDevices;
+use leasehold_engine::devices::DeviceSource;
 use leasehold_engine::host_timeline::HostTimelineManager;
 use leasehold_engine::retired::{Retired, Retiring, StreamOwner};
 use leasehold_engine::tables::Tables;
@@ -373,7 +373,7 @@ impl Resource for Devices {
     }
 }
 
-impl DriverDevices for Devices {
+impl DeviceSource for Devices {
     type Driver = dyn MpsSlowOps;
     type Config = MpsConfig;
     type Retiring = DeviceState;

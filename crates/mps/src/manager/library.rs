@@ -168,7 +168,7 @@ impl LibraryManager {
     }
 
     /// The library of a source. The first call compiles it, which may take seconds; concurrent
-    /// calls compile it once. The manager keeps the library until its [release](Self::release).
+    /// calls compile it once. The manager keeps the library until its [release](PoolOf::release).
     ///
     /// # Errors
     /// `Compile`, with the log; a driver error.
@@ -177,7 +177,7 @@ impl LibraryManager {
     }
 
     /// The library of a file with compiled code. The first call loads it. The manager keeps the
-    /// library until its [release](Self::release).
+    /// library until its [release](PoolOf::release).
     ///
     /// # Errors
     /// A driver error.
@@ -189,7 +189,7 @@ impl LibraryManager {
     }
 
     /// Compiles the library of a source unless it is alive. The manager keeps the library until its
-    /// [release](Self::release).
+    /// [release](PoolOf::release).
     ///
     /// # Errors
     /// As [`acquire`](Self::acquire).

@@ -18,6 +18,7 @@ use leasehold_core::{
     DeviceHandle, Error, Fault, FixedSlotStore, Handle, Index, Lease, PoolStats, Recycle, Resource,
     Result, Tagged, Timeline, TimelineId, TimelineOwner, Timepoint, tags,
 };
+use leasehold_engine::buffers::outstanding;
 use leasehold_hal::{
     BackendKind, Description, DeviceId, DeviceInfo, Dispatch, HostCall, MemoryInfo, OpList,
 };
@@ -317,21 +318,13 @@ impl DeviceState {
 
     /// Returns an error if other holders have resources of this device.
     fn outstanding(&self) -> Result<()> {
-        let mut first = None;
-        self.pools(&mut |name, stats| {
-            // The pipelines' own manager holds each of them once.
-            let strong = if name == "pipeline" { self.pipelines.in_use() } else { stats.live };
-            if (strong != 0 || stats.weak != 0) && first.is_none() {
-                first = Some(Error::LeasesOutstanding { resource: name, strong, weak: stats.weak });
+        let mut first = Ok(());
+        self.pools(&mut |resource, PoolStats { live: strong, weak, .. }| {
+            if first.is_ok() && (strong != 0 || weak != 0) {
+                first = Err(Error::LeasesOutstanding { resource, strong, weak });
             }
         });
-        for cell in [&self.device_memory, &self.pinned_memory] {
-            let strong = cell.get().map_or(0, |a| a.stats().live);
-            if strong != 0 && first.is_none() {
-                first = Some(Error::LeasesOutstanding { resource: "buffer", strong, weak: 0 });
-            }
-        }
-        first.map_or(Ok(()), Err)
+        first.and_then(|()| outstanding(&self.device_memory, &self.pinned_memory))
     }
 }
 
