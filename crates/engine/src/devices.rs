@@ -2,7 +2,7 @@
 //!
 //! This module must not know what a device is made of.
 
-use crate::retired::{Retired, Retiring, StreamOwner};
+use crate::retired::{LeftBehind, Retired, Retiring, StreamOwner};
 #[cfg(feature = "test-hooks")]
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::sync::{Arc, OnceLock};
@@ -40,7 +40,11 @@ pub trait DeviceSource:
     /// # Errors
     /// `InvalidArgument` for the configuration; `Unavailable` for a driver whose answers are not
     /// plausible; a driver error.
-    fn enumerate(driver: Arc<Self::Driver>, config: Self::Config) -> Result<Self>
+    ///
+    /// # Safety
+    /// - The caller is a [`DeviceManager`]. A state that it makes belongs to its store, and ends as
+    ///   [`destroy`](Resource::destroy) does it.
+    unsafe fn enumerate(driver: Arc<Self::Driver>, config: Self::Config) -> Result<Self>
     where
         Self: Sized;
 
@@ -90,7 +94,8 @@ impl<D: DeviceSource> DeviceManager<D> {
     /// - A driver error.
     #[doc(alias = "initializeDevices")]
     pub fn initialize_devices(&self, driver: Arc<D::Driver>, config: D::Config) -> Result<()> {
-        let devices = D::enumerate(driver, config)?;
+        // SAFETY: the store below makes the states, and no one else reaches `devices`.
+        let devices = unsafe { D::enumerate(driver, config) }?;
         let count = devices.count();
         self.store
             .set(FixedSlotStore::new(devices, count)?)
@@ -195,12 +200,10 @@ impl<D: DeviceSource> DeviceManager<D> {
     pub(crate) fn run_down(&self) {
         let Some(store) = self.store.get() else { return };
         let Ok(devices) = store.resource() else { return };
-        let opened: Vec<_> = Self::opened(store).flat_map(|device| device.left_behind()).collect();
-        let mut retired = Vec::new();
-        devices.retired().each(|payload| retired.append(&mut payload.left_behind()));
+        let mut left: Vec<_> = Self::opened(store).map(|device| device.left_behind()).collect();
+        devices.retired().each(|payload| left.push(payload.left_behind()));
         // No lock is held, and no lease on a device.
-        opened.iter().for_each(|stream| stream.run_down());
-        retired.iter().for_each(|stream| stream.run_down());
+        left.into_iter().for_each(LeftBehind::run_down);
     }
 
     /// Ends the manager, its devices and all their resources. Blocks on the driver. The call waits

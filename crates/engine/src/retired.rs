@@ -23,20 +23,40 @@ use std::time::Duration;
 /// The least and the longest time between two checks of payloads that are not over.
 const NAP: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(20));
 
+/// Streams that dropped leases left behind. Their work goes on.
+#[must_use]
+pub struct LeftBehind(Vec<Box<dyn FnOnce() + Send>>);
+
+impl LeftBehind {
+    /// What [`Engine::left_behind`](crate::Engine::left_behind) returned.
+    pub fn new<N: DriverStream>(streams: Vec<Arc<StreamCore<N>>>) -> Self {
+        let run_down = |stream: Arc<StreamCore<N>>| Box::new(move || stream.run_down()) as _;
+        Self(streams.into_iter().map(run_down).collect())
+    }
+
+    /// Runs the streams down. Blocks on their work, unless the host holds it back. The caller holds
+    /// no lock.
+    pub(crate) fn run_down(self) {
+        self.0.into_iter().for_each(|stream| stream());
+    }
+}
+
+impl fmt::Debug for LeftBehind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LeftBehind({} streams)", self.0.len())
+    }
+}
+
 /// A device or a context: a payload that owns streams and other resources.
 pub trait StreamOwner {
-    /// The driver's part of a stream.
-    type Stream: DriverStream;
-
     /// Refuses while a resource of the payload is in use or has pending work.
     ///
     /// # Errors
     /// `LeasesOutstanding`.
     fn outstanding(&self) -> Result<()>;
 
-    /// The streams that dropped leases left behind, as
-    /// [`Engine::left_behind`](crate::Engine::left_behind).
-    fn left_behind(&self) -> Vec<Arc<StreamCore<Self::Stream>>>;
+    /// The payload's streams that dropped leases left behind.
+    fn left_behind(&self) -> LeftBehind;
 }
 
 /// A payload whose end blocks.

@@ -22,13 +22,12 @@ use crate::allocator::Memory;
 use crate::driver::ops::NativeContext;
 use crate::engine::core::{Core, Streams};
 use crate::engine::driver_context::DriverContext;
-use crate::engine::stream::{CudaStream, StreamCore};
 use leasehold_core::sync::Arc;
 use leasehold_core::{
     ContextHandle, Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource,
     Result, Tagged, tags,
 };
-use leasehold_engine::retired::{Retired, Retiring, StreamOwner};
+use leasehold_engine::retired::{LeftBehind, Retired, Retiring, StreamOwner};
 use leasehold_hal::MemoryKind;
 use std::fmt;
 use std::marker::PhantomPinned;
@@ -170,8 +169,6 @@ impl ContextState {
 }
 
 impl StreamOwner for ContextState {
-    type Stream = CudaStream;
-
     /// The check only reads. The device's memory counts too, if the context is the primary one.
     fn outstanding(&self) -> Result<()> {
         let mut first = None;
@@ -194,8 +191,8 @@ impl StreamOwner for ContextState {
         if self.primary { self.memory.outstanding() } else { Ok(()) }
     }
 
-    fn left_behind(&self) -> Vec<Arc<StreamCore>> {
-        self.core.left_behind(&self.streams)
+    fn left_behind(&self) -> LeftBehind {
+        LeftBehind::new(self.core.left_behind(&self.streams))
     }
 }
 

@@ -12,11 +12,10 @@ use crate::driver::ops::{CudaSlowOps, DeviceProperties};
 use crate::driver::real::RealDriver;
 use crate::engine::driver_context::DriverContext;
 use crate::engine::shared::Shared;
-use crate::engine::stream::{CudaStream, StreamCore};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Handle, Lease, PoolStats, Recycle, Resource, Result, Tagged, tags};
 use leasehold_engine::devices::DeviceSource;
-use leasehold_engine::retired::{Retired, StreamOwner};
+use leasehold_engine::retired::{LeftBehind, Retired, StreamOwner};
 use leasehold_hal::{BackendKind, Description, DeviceId, DeviceInfo, MemoryInfo};
 use std::fmt;
 use std::marker::PhantomPinned;
@@ -118,8 +117,6 @@ impl DeviceState {
 }
 
 impl StreamOwner for DeviceState {
-    type Stream = CudaStream;
-
     fn outstanding(&self) -> Result<()> {
         self.primary.core.settle_streams();
         // The primary context counts the device's memory.
@@ -137,7 +134,7 @@ impl StreamOwner for DeviceState {
     }
 
     /// The streams of other contexts are their contexts'.
-    fn left_behind(&self) -> Vec<Arc<StreamCore>> {
+    fn left_behind(&self) -> LeftBehind {
         self.primary.left_behind()
     }
 }
@@ -226,7 +223,7 @@ impl DeviceSource for Devices {
         Ok(Arc::new(RealDriver::new()))
     }
 
-    fn enumerate(ops: Arc<dyn CudaSlowOps>, config: CudaConfig) -> Result<Self> {
+    unsafe fn enumerate(ops: Arc<dyn CudaSlowOps>, config: CudaConfig) -> Result<Self> {
         config.validate()?;
         ops.init()?;
         let count = ops.device_count()?;

@@ -60,9 +60,6 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const SPINS: u32 = 64;
 const YIELDS: u32 = 256;
 
-/// The execution state of a stream.
-pub type StreamCore = leasehold_engine::StreamCore<MpsStream>;
-
 /// A stream of a command queue.
 pub struct MpsStream {
     core: Arc<Core>,

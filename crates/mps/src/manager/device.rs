@@ -17,14 +17,14 @@ use crate::allocator::Memory;
 use crate::config::MpsConfig;
 use crate::driver::ops::{DeviceProperties, MpsSlowOps, NativeDevice, Storage};
 use crate::engine::core::{Core, Sources, Streams};
-use crate::engine::stream::{MpsStream, StreamCore};
+use crate::engine::stream::MpsStream;
 use crate::shared::Shared;
 use crate::transfer::Transfers;
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Handle, PoolStats, Recycle, Resource, Result, Tagged, tags};
 use leasehold_engine::devices::DeviceSource;
 use leasehold_engine::host_timeline::HostTimelineManager;
-use leasehold_engine::retired::{Retired, Retiring, StreamOwner};
+use leasehold_engine::retired::{LeftBehind, Retired, Retiring, StreamOwner};
 use leasehold_engine::tables::Tables;
 use leasehold_hal::{BackendKind, Description, DeviceId, DeviceInfo, MemoryInfo, MemoryKind};
 use std::marker::PhantomPinned;
@@ -295,8 +295,6 @@ impl DeviceState {
 }
 
 impl StreamOwner for DeviceState {
-    type Stream = MpsStream;
-
     /// Buffers hold heaps, and pipelines hold libraries, so they are asked first.
     fn outstanding(&self) -> Result<()> {
         self.engine.settle_streams();
@@ -325,8 +323,8 @@ impl StreamOwner for DeviceState {
         self.queues.outstanding_beyond(self.stream_queues())
     }
 
-    fn left_behind(&self) -> Vec<Arc<StreamCore>> {
-        self.engine.left_behind(&self.streams)
+    fn left_behind(&self) -> LeftBehind {
+        LeftBehind::new(self.engine.left_behind(&self.streams))
     }
 }
 
@@ -389,7 +387,7 @@ impl DeviceSource for Devices {
         Err(Error::Unavailable("Metal exists on Apple's systems only".into()))
     }
 
-    fn enumerate(ops: Arc<dyn MpsSlowOps>, config: MpsConfig) -> Result<Self> {
+    unsafe fn enumerate(ops: Arc<dyn MpsSlowOps>, config: MpsConfig) -> Result<Self> {
         config.validate()?;
         let opened = OpenedDevice::all(&Arc::new(Shared::new(ops, config.clone())))?;
         let count = u32::try_from(opened.len()).unwrap_or(u32::MAX);
