@@ -11,7 +11,7 @@ usage() {
 usage: bench/decode.sh [--model DIR] [--f32-model DIR] [--prompt-ids 1,2,3] [--tokens N] [--threads "1 2"] [--pairs N]
                        [--out FILE]
 
-  --model DIR        the model, weights as stored            (default: models/tiny-python)
+  --model DIR        the model, weights as stored            (default: crates/tiny-python/model)
   --f32-model DIR    the same weights in f32: a second series (see `generate_model from=`)
   --prompt-ids LIST  (default: 316,221)
   --tokens N         new tokens in each run                   (default: 64)
@@ -23,7 +23,7 @@ Environment: LEASEHOLD, CANDLE and MEMORY name the binaries; those that it does 
 TEXT
 }
 
-model=$root/models/tiny-python f32_model='' prompt=316,221 tokens=64 threads='1 2' pairs=11 out=/dev/stdout
+model=$root/crates/tiny-python/model f32_model='' prompt=316,221 tokens=64 threads='1 2' pairs=11 out=/dev/stdout
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) usage; exit 0 ;;

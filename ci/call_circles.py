@@ -114,7 +114,7 @@ class Crate:
         counts = Counter(name for text in self.text.values() for name in FN.findall(text))
         # Names that several functions of the workspace have.
         self.common = {name for name, n in counts.items() if n > 1}
-        for path in root.resolve().parent.glob("*/src/**/*.rs"):
+        for path in root.resolve().parents[1].glob("[ct]*/*/src/**/*.rs"):
             if root.resolve() not in path.parents:
                 self.common.update(FN.findall(path.read_text()))
         for file, text in self.text.items():

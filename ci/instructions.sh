@@ -39,7 +39,8 @@ while read -r operation baseline tolerance package example; do
         *" $package/$example "*) ;;
         *)
             bench=
-            ! grep -q '^bench = ' "crates/${package#leasehold-}/Cargo.toml" || bench=$package/bench
+            name=${package#leasehold-}
+            ! grep -qs '^bench = ' "crates/$name/Cargo.toml" "testing/$name/Cargo.toml" || bench=$package/bench
             cargo build --quiet --release -p "$package" --features "$bench" --example "$example"
             built="$built $package/$example"
             ;;

@@ -20,12 +20,12 @@ rule() {
 # Atomics come from `leasehold_core::sync`, so that loom can take their place. Models may name
 # `loom::model`.
 rule "atomics, locks and loom only through leasehold_core::sync" "$(
-    git grep --untracked -nE '(std|core)::sync::(atomic|\{[^}]*atomic)|(^|[^_a-z])parking_lot::|(^|[^_a-z])loom::' -- 'crates/*.rs' 'examples/*.rs' 'python/*.rs' |
+    git grep --untracked -nE '(std|core)::sync::(atomic|\{[^}]*atomic)|(^|[^_a-z])parking_lot::|(^|[^_a-z])loom::' -- 'crates/*.rs' 'testing/*.rs' 'examples/*.rs' 'python/*.rs' |
         grep -vE '^crates/core/src/sync\.rs:|leasehold_core::sync|leasehold::backend::sync|crate::core::sync|loom::model' || true
 )"
 
 rule "every source file opens with what it is" "$(
-    git ls-files --cached --others --exclude-standard 'crates/*.rs' 'examples/*.rs' 'python/*.rs' | grep -v /compile_fail/ | sort -u |
+    git ls-files --cached --others --exclude-standard 'crates/*.rs' 'testing/*.rs' 'examples/*.rs' 'python/*.rs' | grep -v /compile_fail/ | sort -u |
         while read -r file; do
             [ ! -f "$file" ] || head -n 1 "$file" | grep -qE '^(//!|#!\[|// @generated)' || echo "$file"
         done
@@ -45,20 +45,20 @@ rule "no comment line above 100 columns (bytes)" "$(
 )"
 
 rule "no path of somebody's machine" "$(
-    git grep --untracked -nIE '(^|[^[:alnum:]_.])/(wor[k]/|tm[p]/|hom[e]/|roo[t]/|User[s]/)' -- . ':!*.lock' ':!models' ':!crates/llama/tests/models' || true
+    git grep --untracked -nIE '(^|[^[:alnum:]_.])/(wor[k]/|tm[p]/|hom[e]/|roo[t]/|User[s]/)' -- . ':!*.lock' ':!crates/tiny-python/model' ':!crates/llama/tests/models' || true
 )"
 
 # Everything comes from the public index, and links lead to public places.
 rule "packages from crates.io only" "$(git grep --untracked -n '^source = ' -- '*.lock' | grep -v '"registry+https://github.com/rust-lang/crates.io-inde[x]"' || true)"
 hosts='github\.com|(doc|www)\.rust-lang\.org|docs\.rs|crates\.io|(www\.)?apache\.org|docs\.nvidia\.com|developer\.apple\.com|opensource\.org|keepachangelog\.com|semver\.org|arxiv\.org|(www\.)?kernel\.org|docs\.kernel\.org|en\.wikipedia\.org|llvm\.org|huggingface\.co|json-schema\.org|dmlc\.github\.io'
 rule "links to known public hosts only (the list is in ci/lint.sh)" "$(
-    git grep --untracked -nIoE 'https?://[A-Za-z0-9._:-]+' -- . ':!*.lock' ':!models/*/*.json' ':!crates/llama/tests/models' ':!ci/lint.sh' |
+    git grep --untracked -nIoE 'https?://[A-Za-z0-9._:-]+' -- . ':!*.lock' ':!crates/tiny-python/model/*.json' ':!crates/llama/tests/models' ':!ci/lint.sh' |
         grep -vE "https?://($hosts)\$" || true
 )"
 
-# Floors: a crate uses only crates on floors below its own. The table is ARCHITECTURE.md's;
-# development dependencies may also name the conformance suite, the allocator's bench, the test
-# bench of backends and the C ABI with simulated devices.
+# Floors: a crate uses only crates on floors below its own. The table is ARCHITECTURE.md's.
+# Development dependencies may also name any crate of testing/. Otherwise a crate of crates/ needs
+# none of testing/, but for the command and where a feature switches it on.
 floors=$(awk -F'|' '/^\| *[0-9]+ *\|/ { n = $2 + 0; line = $3; while (match(line, /`[a-z-]+`/)) { print substr(line, RSTART + 1, RLENGTH - 2), n; line = substr(line, RSTART + RLENGTH) } }' ARCHITECTURE.md)
 floor_of() { echo "$floors" | awk -v crate="$1" '$1 == crate { print $2 }'; }
 # Names of the workspace's packages that PACKAGE uses directly, by kind of dependency.
@@ -67,7 +67,7 @@ uses() {
         awk -v self="$1" '/^leasehold(-[a-z]+)* v/ && $1 != self { print $1 }' | sort -u
 }
 check_floors() {
-    for manifest in crates/*/Cargo.toml; do
+    for manifest in crates/*/Cargo.toml testing/*/Cargo.toml; do
         crate=$(basename "$(dirname "$manifest")")
         package=$(sed -n 's/^name = "\(leasehold[a-z-]*\)"/\1/p' "$manifest" | head -n 1)
         own=$(floor_of "$crate")
@@ -75,7 +75,13 @@ check_floors() {
         for kind in normal,build dev; do
             for used in $(uses "$package" "$kind"); do
                 name=${used#leasehold-}
-                case $kind:$name in dev:conformance | dev:alloc-bench | dev:testbench | dev:capi-sim) continue ;; esac
+                if [ -d "testing/$name" ]; then
+                    [ "$kind" != dev ] || continue
+                    case $crate:$name in
+                        cli:* | operators:sim | operators:emulator) ;;
+                        *) [ -d "testing/$crate" ] || echo "$crate (crates/) needs $name (testing/)" ;;
+                    esac
+                fi
                 floor=$(floor_of "$name")
                 [ -n "$floor" ] && [ "$floor" -lt "$own" ] || echo "$crate (floor $own) uses $name (floor ${floor:-none}; $kind)"
             done
@@ -88,8 +94,10 @@ rule "imports run downwards" "$(check_floors)"
 # the number of circles and of the files in them; it may only fall. (A table of children in a
 # `mod.rs` counts too, and does no harm.)
 if ! circles=$(ci/call_circles.py crates/core=1:2 crates/alloc=0 crates/hal=1:4 crates/engine=1:11 \
-    crates/cpu=3:6 crates/cuda=5:31 crates/mps=2:22 crates/leasehold=1:2 crates/operators=2:13 \
-    crates/llama=0 crates/memory=1:11 crates/capi=1:2 crates/cli=1:2 crates/input=0 crates/report=0); then
+    crates/cpu=3:6 crates/cuda=3:15 crates/mps=1:16 crates/leasehold=1:2 crates/operators=2:13 \
+    crates/llama=0 crates/memory=1:11 crates/capi=1:2 crates/cli=1:2 crates/input=0 crates/report=0 \
+    testing/alloc-bench=1:2 testing/conformance=1:20 testing/cuda-sim=1:5 testing/cuda-traces=1:11 \
+    testing/emulator=0 testing/mps-sim=1:6 testing/sim=3:11 testing/stress=2:6 testing/testbench=0); then
     rule "no more circles of files (ci/call_circles.py CRATE shows one's arrows)" "$circles"
 fi
 printf '%s\n' "$circles" | grep 'lower the bound' || true
@@ -97,17 +105,17 @@ printf '%s\n' "$circles" | grep 'lower the bound' || true
 # Public ways into unsafe code are named in docs/unsafe.md, under their crate's heading. (The
 # kernels' own functions are in nobody's reach.)
 unsafe_unnamed() {
-    git grep --untracked -hoE '^ *pub (const )?unsafe (fn|trait) [A-Za-z_0-9]+' -- "crates/$1/src" ':!crates/operators/src/kernels' |
+    git grep --untracked -hoE '^ *pub (const )?unsafe (fn|trait) [A-Za-z_0-9]+' -- "$1/src" ':!crates/operators/src/kernels' |
         awk '{ print $NF }' | sort -u | while read -r name; do
-            awk -v crate="$1" '/^## / { inside = index(", " substr($0, 4) ",", ", " crate ",") } inside' docs/unsafe.md |
+            awk -v crate="$(basename "$1")" '/^## / { inside = index(", " substr($0, 4) ",", ", " crate ",") } inside' docs/unsafe.md |
                 grep -qE "[\`:.]${name}[\`<(]" || echo "$1: $name"
         done
 }
-rule "public unsafe functions and traits are named in docs/unsafe.md" "$(for crate in crates/*/; do unsafe_unnamed "$(basename "$crate")"; done)"
+rule "public unsafe functions and traits are named in docs/unsafe.md" "$(for crate in crates/* testing/*; do unsafe_unnamed "$crate"; done)"
 
 # A field's own documentation says its default.
 no_default() {
-    git ls-files --cached --others --exclude-standard 'crates/*/src/*.rs' | while read -r file; do
+    git ls-files --cached --others --exclude-standard 'crates/*/src/*.rs' 'testing/*/src/*.rs' | while read -r file; do
         [ -f "$file" ] && awk -v file="$file" '
             /^pub struct (AllocatorConfig|DebugAids|PoolConfig|CpuConfig|CudaConfig|SimDriverConfig|MachineConfig|PoolLimits|Config|Filter|StreamDesc) \{/ { inside = 1; doc = "" }
             /^}/ { inside = 0 }
@@ -120,7 +128,7 @@ rule "fields of configurations say their default" "$(no_default | grep -v '^crat
 # Words that one project alone would understand. Decision pages and the changelog tell what they
 # were.
 rule "the field's words" "$(
-    git grep --untracked -nwiE '[a]nnex(es)?|[y]ards?|[e]states?|[q]uarrels?|[l]oot|[h]omeward|[s]ee_off|[l]adder|[c]limbs?|[s]crape|[p]ockets?|[b]ury|[b]uried|[g]raves?|[r]elend|[r]enew|[d]ress|[w]itness|[i]nvite|[r]ush|[t]end|[r]ecall|[b]irth|[s]eats?|[l]andings?|[d]oors?|[b]reathe?' -- crates ci .ci bench docs examples python README.md ARCHITECTURE.md ':!docs/decisions' ':!bench/runs' ':!*.json' ':!*.ptx' ':!*.lock' |
+    git grep --untracked -nwiE '[a]nnex(es)?|[y]ards?|[e]states?|[q]uarrels?|[l]oot|[h]omeward|[s]ee_off|[l]adder|[c]limbs?|[s]crape|[p]ockets?|[b]ury|[b]uried|[g]raves?|[r]elend|[r]enew|[d]ress|[w]itness|[i]nvite|[r]ush|[t]end|[r]ecall|[b]irth|[s]eats?|[l]andings?|[d]oors?|[b]reathe?' -- crates testing ci .ci bench docs examples python README.md ARCHITECTURE.md ':!docs/decisions' ':!bench/runs' ':!*.json' ':!*.ptx' ':!*.lock' |
         cut -c1-160 || true
 )"
 

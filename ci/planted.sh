@@ -59,7 +59,7 @@ plant OpenedTwice sim:0
 plant WaitSkipped cpu:0
 plant RowLeftOut sim:0
 # Not KeepDroppedEarly: the driver takes pageable bytes along at the call, so no safe program sees
-# it. The tests of leasehold-cuda do.
+# it. The tests of leasehold-cuda-sim do.
 for defect in MissingWait StaleMark ReuseBeforeCompletion StaleGraphAddress EarlyPublication DeferredOutOfOrder \
     EventRecycledEarly MissingEdge WordBeforeWork; do
     plant "$defect" cuda:0 --sim

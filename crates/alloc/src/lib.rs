@@ -111,10 +111,10 @@ mod watch;
 #[cfg(test)]
 extern crate self as leasehold_alloc;
 #[cfg(test)]
-#[path = "../../alloc-bench/src/fake.rs"]
+#[path = "../../../testing/alloc-bench/src/fake.rs"]
 pub mod fake;
 #[cfg(all(test, not(loom)))]
-#[path = "../../alloc-bench/src/virtual_stream.rs"]
+#[path = "../../../testing/alloc-bench/src/virtual_stream.rs"]
 pub mod virtual_stream;
 
 pub use allocator::{Allocator, AllocatorCell};

@@ -13,9 +13,9 @@ use leasehold_conformance::Expectations;
 use leasehold_conformance::simulated::{self as conformance, CallFaults};
 use leasehold_conformance::{Factory, Faulty, TestKernel};
 #[cfg(feature = "cuda")]
-use leasehold_cuda::{CudaBackend, CudaConfig, driver::sim::SimDriver};
+use leasehold_cuda::{CudaBackend, CudaConfig};
 #[cfg(feature = "mps")]
-use leasehold_mps::{MpsBackend, MpsConfig, driver::sim};
+use leasehold_mps::{MpsBackend, MpsConfig};
 use leasehold_sim::{KernelRegistry, SimBackend};
 use std::sync::Arc;
 
@@ -71,7 +71,7 @@ pub(crate) struct SimulatedCuda {
 
 #[cfg(feature = "cuda")]
 impl SimulatedCuda {
-    fn make(&self) -> leasehold::Result<(Arc<dyn Backend>, Arc<SimDriver>)> {
+    fn make(&self) -> leasehold::Result<(Arc<dyn Backend>, Arc<leasehold_cuda_sim::SimDriver>)> {
         let config = CudaConfig::default().debug(self.aids);
         let (backend, driver) = simulated::cuda(simulated::machine(self.seed, kernels()), config)?;
         conformance::ring(driver.machine(), &driver)?;
@@ -123,7 +123,7 @@ pub(crate) struct SimulatedMps {
 
 #[cfg(feature = "mps")]
 impl SimulatedMps {
-    fn make(&self) -> leasehold::Result<(Arc<dyn Backend>, Arc<sim::SimDriver>)> {
+    fn make(&self) -> leasehold::Result<(Arc<dyn Backend>, Arc<leasehold_mps_sim::SimDriver>)> {
         let config = MpsConfig::default().debug(self.aids);
         let (backend, driver) = simulated::mps(simulated::machine(self.seed, kernels()), config)?;
         conformance::ring(driver.machine(), &driver)?;

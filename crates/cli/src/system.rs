@@ -217,9 +217,8 @@ pub(crate) mod simulated {
     pub(crate) fn cuda(
         machine: MachineConfig,
         config: leasehold_cuda::CudaConfig,
-    ) -> leasehold::Result<(leasehold_cuda::CudaBackend, Arc<leasehold_cuda::driver::sim::SimDriver>)>
-    {
-        use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
+    ) -> leasehold::Result<(leasehold_cuda::CudaBackend, Arc<leasehold_cuda_sim::SimDriver>)> {
+        use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
         let driver = Arc::new(SimDriver::new(SimDriverConfig::new(machine))?);
         Ok((leasehold_cuda::CudaBackend::with_ops(driver.clone(), config)?, driver))
     }
@@ -229,9 +228,8 @@ pub(crate) mod simulated {
     pub(crate) fn mps(
         machine: MachineConfig,
         config: leasehold_mps::MpsConfig,
-    ) -> leasehold::Result<(leasehold_mps::MpsBackend, Arc<leasehold_mps::driver::sim::SimDriver>)>
-    {
-        use leasehold_mps::driver::sim::{SimDriver, SimDriverConfig};
+    ) -> leasehold::Result<(leasehold_mps::MpsBackend, Arc<leasehold_mps_sim::SimDriver>)> {
+        use leasehold_mps_sim::{SimDriver, SimDriverConfig};
         let driver = Arc::new(SimDriver::new(SimDriverConfig::new(machine))?);
         Ok((leasehold_mps::MpsBackend::with_ops(driver.clone(), config)?, driver))
     }

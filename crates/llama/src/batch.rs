@@ -57,7 +57,7 @@ struct Slot {
 /// use leasehold::{Context, DeviceId};
 /// use leasehold_llama::{Batch, Config, DType, Mode, Model, Sampling, Weights};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-python");
+/// # let root = leasehold_tiny_python::FOLDER;
 /// let config = Config::from_dir(root.as_ref())?;
 /// // SAFETY: no program changes the file while the weights live.
 /// let weights = unsafe { Weights::from_dir(root.as_ref(), &config) }?;

@@ -543,7 +543,7 @@ impl<'m> Decoder<'m> {
     /// use leasehold::{Context, DeviceId};
     /// use leasehold_llama::{Config, DType, Decoder, Model, Sampling, Weights};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-python");
+    /// # let root = leasehold_tiny_python::FOLDER;
     /// let config = Config::from_dir(root.as_ref())?;
     /// let weights = Weights::random(&config, DType::Bf16, 1)?;
     /// let runtime = Context::new().runtime(DeviceId::cpu(0))?;

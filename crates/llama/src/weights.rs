@@ -231,7 +231,7 @@ impl Tensor {
 /// ```no_run
 /// use leasehold_llama::{Config, Weights};
 ///
-/// let dir = std::path::Path::new("models/tiny-python");
+/// let dir = std::path::Path::new("path/to/a/model");
 /// let config = Config::from_dir(dir)?;
 /// // SAFETY: no program changes the model's files while this program runs.
 /// let weights = unsafe { Weights::from_dir(dir, &config) }?;

@@ -36,10 +36,10 @@ static GLOBAL: Counting = Counting;
 
 #[test]
 fn a_steady_token_allocates_nothing() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-python");
-    let config = Config::from_dir(&dir).unwrap();
+    let dir = Path::new(leasehold_tiny_python::FOLDER);
+    let config = Config::from_dir(dir).unwrap();
     // SAFETY: a model of the repository, which no test changes.
-    let weights = unsafe { Weights::from_dir(&dir, &config) }.unwrap();
+    let weights = unsafe { Weights::from_dir(dir, &config) }.unwrap();
     let runtime = Context::new().runtime(DeviceId::cpu(0)).unwrap();
     let model = Model::load(&runtime, &config, &weights, DType::F32, &mut |_, _| {}).unwrap();
     let mut decoder = Decoder::new(&model, 64, 64, Sampling::default()).unwrap();

@@ -125,7 +125,7 @@ fn replay(trace: &Trace, policy: Policy, lag: u64, late: bool) -> (f64, [u64; 3]
 fn lie_densely(most: [(&str, f64); 3], late: bool) {
     for (name, most) in most {
         let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("../alloc-bench/traces")
+            .join("../../testing/alloc-bench/traces")
             .join(format!("{name}.csv.gz"));
         let trace = Trace::open(&path).unwrap();
         for policy in [Policy::Balanced, Policy::Compact] {

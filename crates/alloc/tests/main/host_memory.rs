@@ -434,7 +434,7 @@ fn tables_are_half_a_percent_of_the_memory_that_they_describe() {
     use leasehold_alloc_bench::trace::Trace;
     for name in ["resnet50_train", "gpt2_train", "llama_generate", "four_streams"] {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("../alloc-bench/traces")
+            .join("../../testing/alloc-bench/traces")
             .join(format!("{name}.csv.gz"));
         let trace = Trace::open(&path).expect("a recorded trace");
         let (share, ..) = refusing(Fault::PerMille(0), || {

@@ -12,7 +12,7 @@ use std::path::Path;
 
 fn trace(name: &str) -> Trace {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../alloc-bench/traces")
+        .join("../../testing/alloc-bench/traces")
         .join(format!("{name}.csv.gz"));
     Trace::open(&path).expect("a recorded trace")
 }

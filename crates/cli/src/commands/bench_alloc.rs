@@ -16,7 +16,7 @@ use leasehold_alloc::AllocatorConfig;
 use leasehold_alloc_bench::FakeBacking;
 use leasehold_alloc_bench::peers::{BestFit, RmmLike, TorchLike};
 use leasehold_alloc_bench::replay::{Options, Player, replay_virtual};
-use leasehold_alloc_bench::trace::Trace;
+use leasehold_alloc_bench::trace::{RESNET50_TRAIN, Trace};
 use leasehold_alloc_bench::workload::{Own, Sample, Subject, Workload};
 use serde::Serialize;
 use std::alloc::GlobalAlloc;
@@ -24,9 +24,6 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-
-/// The trace that is part of the program.
-static BUNDLED: &[u8] = include_bytes!("../../../alloc-bench/traces/resnet50_train.csv.gz");
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct AllocArguments {
@@ -317,7 +314,8 @@ pub(crate) fn run(a: &AllocArguments) -> Result<(), Failure> {
     }
     let mut traces = Vec::new();
     if a.workload.is_none() {
-        traces.push(("resnet50_train".to_owned(), Trace::read(BUNDLED, "the bundled trace")?));
+        traces
+            .push(("resnet50_train".to_owned(), Trace::read(RESNET50_TRAIN, "the bundled trace")?));
     }
     for path in &a.trace {
         traces.push((path.display().to_string(), Trace::open(path)?));

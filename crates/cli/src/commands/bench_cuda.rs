@@ -12,10 +12,10 @@ use leasehold::{
 use leasehold_alloc::{Allocator, AllocatorConfig, On};
 use leasehold_alloc_bench::FakeBacking;
 use leasehold_alloc_bench::VirtualStream;
-use leasehold_cuda::driver::figures::{Figure, LARGEST, RawLoop};
 use leasehold_cuda::driver::ops::{CopyKind, DeviceOps};
 use leasehold_cuda::driver::real::RealDriver;
-use leasehold_cuda::driver::trace::kernels::PTX;
+use leasehold_cuda_traces::figures::{Figure, LARGEST, RawLoop};
+use leasehold_cuda_traces::trace::kernels::PTX;
 use serde::Serialize;
 use std::io::Write;
 use std::sync::Barrier;

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 fn trace(name: &str) -> String {
-    repository("crates/alloc-bench/traces")
+    repository("testing/alloc-bench/traces")
         .join(format!("{name}.csv.gz"))
         .to_str()
         .unwrap()
@@ -98,7 +98,7 @@ fn a_replay_runs_on_devices_with_threads_and_by_peers() {
 
 #[test]
 fn a_snapshot_of_pytorch_replays_like_its_trace() {
-    let snapshots = repository("crates/alloc-bench/tests/snapshots");
+    let snapshots = repository("testing/alloc-bench/tests/snapshots");
     let at = |name: &str| snapshots.join(name).to_str().unwrap().to_owned();
     let expect = json(&["replay", &at("trace.csv"), "--json"]);
     for protocol in ["protocol0.pickle", "protocol4.pickle"] {

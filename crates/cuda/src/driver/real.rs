@@ -24,7 +24,8 @@ use super::nvrtc;
 use super::ops::{
     CaptureMode, ContextOps, CudaSlowOps, DeviceOps, DeviceProperties, NativeContext,
 };
-use crate::conv::{self, code};
+use crate::conv;
+use crate::driver::codes::{self, code};
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute_enum as Attribute, CUuuid};
 use leasehold_core::sync::{Mutex, OnceLock};
 use leasehold_core::{Error, ForkGuard, Result};
@@ -98,8 +99,8 @@ impl RealDriver {
     /// The started driver.
     #[inline]
     fn loaded(&self) -> Result<&Loaded> {
-        let loaded = self.loaded.get().ok_or_else(super::not_started)?;
-        super::check_process(loaded.fork_guard)?;
+        let loaded = self.loaded.get().ok_or_else(codes::not_started)?;
+        codes::check_process(loaded.fork_guard)?;
         Ok(loaded)
     }
 
@@ -128,13 +129,13 @@ impl RealDriver {
     #[cold]
     fn failed(&self, api: &'static str, code: i32, bytes: u64) -> Error {
         let name = self.name(code);
-        let sticky = conv::is_sticky(code);
+        let sticky = codes::is_sticky(code);
         if sticky || !self.lost.lock().causes.is_empty() {
             let context = self.current_raw() as u64;
             if sticky && context == 0 {
                 // Without a current context no cause is kept: the driver repeats the code, and
                 // other failures have other causes.
-                return Error::DeviceLost { cause: conv::cause(api, code, &name) };
+                return Error::DeviceLost { cause: codes::cause(api, code, &name) };
             }
             let known = self.lost.lock().causes.get(&context).cloned();
             if code != code::NOT_READY
@@ -145,11 +146,11 @@ impl RealDriver {
             if sticky && self.is_dead() {
                 let mut lost = self.lost.lock();
                 let cause =
-                    lost.causes.entry(context).or_insert_with(|| conv::cause(api, code, &name));
+                    lost.causes.entry(context).or_insert_with(|| codes::cause(api, code, &name));
                 return Error::DeviceLost { cause: cause.clone() };
             }
         }
-        conv::error(api, code, name, bytes)
+        codes::error(api, code, name, bytes)
     }
 
     /// Whether the current context is lost. A call that concerns two contexts may report the other
@@ -160,18 +161,18 @@ impl RealDriver {
             // SAFETY: the pointers are to locals.
             unsafe { (f.cuMemGetInfo_v2)(&raw mut free, &raw mut total) }
         });
-        told.is_some_and(conv::is_sticky)
+        told.is_some_and(codes::is_sticky)
     }
 
     /// The driver's name for a code.
     fn name(&self, code: i32) -> Box<str> {
         // The bindings' function takes their enum, which must not hold a code that the bindings do
         // not know.
-        if let Some(name) = conv::name(code) {
+        if let Some(name) = codes::name(code) {
             return name.into();
         }
-        let Some(loaded) = self.loaded.get() else { return conv::name_or_number(code) };
-        loaded.functions.error_name(code).unwrap_or_else(|| conv::name_or_number(code))
+        let Some(loaded) = self.loaded.get() else { return codes::name_or_number(code) };
+        loaded.functions.error_name(code).unwrap_or_else(|| codes::name_or_number(code))
     }
 
     /// The context that is current on this thread. Null if no context is current or the driver does
@@ -236,7 +237,7 @@ impl std::fmt::Debug for RealDriver {
 impl DeviceOps for RealDriver {
     fn init(&self) -> Result<()> {
         if let Some(loaded) = self.loaded.get() {
-            return super::check_process(loaded.fork_guard);
+            return codes::check_process(loaded.fork_guard);
         }
         let functions = Functions::load()?;
         let mut version = 0;
@@ -258,8 +259,9 @@ impl DeviceOps for RealDriver {
         match unsafe { (functions.cuInit)(0) } {
             0 => {}
             code => {
-                let name = functions.error_name(code).unwrap_or_else(|| conv::name_or_number(code));
-                return Err(conv::unavailable(code, &name));
+                let name =
+                    functions.error_name(code).unwrap_or_else(|| codes::name_or_number(code));
+                return Err(codes::unavailable(code, &name));
             }
         }
         // Another thread may have been faster. Both found the same functions.

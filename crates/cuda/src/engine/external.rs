@@ -41,7 +41,7 @@
 
 use super::core::Core;
 use super::events::EventState;
-use crate::conv::code;
+use crate::driver::codes::code;
 use crate::driver::ops::{CudaSlowOps, NativeStream, Progress};
 use leasehold_core::sync::atomic::{Ordering, fence};
 use leasehold_core::sync::thread::{self, ThreadId};

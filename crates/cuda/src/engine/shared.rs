@@ -277,14 +277,14 @@ impl fmt::Debug for Shared {
     }
 }
 
-#[cfg(all(test, feature = "sim"))]
+#[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::sim::{SimDriver, SimDriverConfig};
+    use crate::driver::real::RealDriver;
 
+    /// The tables over a driver that is not started: they do not call it.
     fn shared() -> Shared {
-        let driver = SimDriver::new(SimDriverConfig::default()).unwrap();
-        Shared::new(Arc::new(driver), CudaConfig::default())
+        Shared::new(Arc::new(RealDriver::new()), CudaConfig::default())
     }
 
     /// A thread that remembers a range learns of every change, and keeps two tables apart.

@@ -20,8 +20,8 @@ fn devices() -> Vec<(Runtime, Box<dyn Fn()>)> {
     let mut all: Vec<(Runtime, Box<dyn Fn()>)> = vec![(cpu, Box::new(|| ()))];
     let kernels = KernelRegistry::new();
     if leasehold_operators::emulate_cuda(&kernels).unwrap() {
-        use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
         use leasehold_cuda::{CudaBackend, CudaConfig};
+        use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
         let config = SimDriverConfig::new(MachineConfig::seed(11).kernels(kernels));
         let driver = Arc::new(SimDriver::new(config).unwrap());
         let backend = CudaBackend::with_ops(driver.clone(), CudaConfig::default()).unwrap();
@@ -31,8 +31,8 @@ fn devices() -> Vec<(Runtime, Box<dyn Fn()>)> {
     }
     let kernels = KernelRegistry::new();
     if leasehold_operators::emulate_mps(&kernels).unwrap() {
-        use leasehold_mps::driver::sim::{SimDriver, SimDriverConfig};
         use leasehold_mps::{MpsBackend, MpsConfig};
+        use leasehold_mps_sim::{SimDriver, SimDriverConfig};
         let config = SimDriverConfig::new(MachineConfig::seed(12).kernels(kernels));
         let driver = Arc::new(SimDriver::new(config).unwrap());
         let backend = MpsBackend::with_ops(driver.clone(), MpsConfig::default()).unwrap();

@@ -5,8 +5,8 @@ use leasehold::{Context, DeviceId, Runtime};
 use leasehold_llama::{
     Batch, Config, DType, Decoder, Mode, Model, Request, Sampling, SequenceId, footprint, generate,
 };
-use leasehold_mps::driver::sim::{SimDriver, SimDriverConfig};
 use leasehold_mps::{MpsBackend, MpsConfig};
+use leasehold_mps_sim::{SimDriver, SimDriverConfig};
 use leasehold_sim::{KernelRegistry, MachineConfig, SimBackend};
 use std::sync::Arc;
 
@@ -123,8 +123,8 @@ fn a_simulated_device_gives_the_same_batch() {
 /// The kernels are the CUDA sources, compiled for the host.
 #[test]
 fn simulated_cuda_gives_the_same_batch_with_its_own_kernels() {
-    use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
     use leasehold_cuda::{CudaBackend, CudaConfig};
+    use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
     let kernels = KernelRegistry::new();
     if !leasehold_operators::emulate_cuda(&kernels).unwrap() {
         return;

@@ -1,5 +1,5 @@
 //! The public API over whole model directories: the bundled one and those under `tests/models`,
-//! which `models/generate.py` makes.
+//! which `tests/generate_models.py` makes.
 
 mod batch;
 mod directories;
@@ -36,7 +36,7 @@ fn model_dirs() -> Vec<PathBuf> {
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .collect();
-    dirs.push(root.join("../../models/tiny-python"));
+    dirs.push(leasehold_tiny_python::FOLDER.into());
     dirs.sort();
     dirs
 }

@@ -1,8 +1,8 @@
 //! The operators of prompts and steps, and what computes them.
 
 use leasehold::{Context, DeviceId, Runtime};
-use leasehold_cuda::driver::sim::{SimDriver, SimDriverConfig};
 use leasehold_cuda::{CudaBackend, CudaConfig};
+use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
 use leasehold_llama::{
     Batch, Config, DType, Decoder, Mode, Model, OperatorCount, Sampling, Weights,
 };

@@ -5,13 +5,10 @@
 //! | [`ops`] | [`MpsSlowOps`](ops::MpsSlowOps), the interface to the driver |
 //! | [`types`] | handles, properties and descriptors of the interface |
 //! | `real` (Apple's systems) | Metal itself, over `objc2-metal` |
-//! | `sim` (feature `sim`) | Metal's rules over a simulated machine |
 //!
 //! This module must not know managers.
 
 pub mod ops;
 #[cfg(any(target_vendor = "apple", metal_messages))]
 pub mod real;
-#[cfg(feature = "sim")]
-pub mod sim;
 pub mod types;

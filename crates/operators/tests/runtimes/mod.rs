@@ -2,8 +2,8 @@
 
 use crate::device::{Bench, cases, choose};
 use leasehold::{Context, DeviceId};
-use leasehold_mps::driver::sim::{SimDriver, SimDriverConfig};
 use leasehold_mps::{MpsBackend, MpsConfig};
+use leasehold_mps_sim::{SimDriver, SimDriverConfig};
 use leasehold_sim::{KernelRegistry, MachineConfig, SimBackend};
 use std::sync::Arc;
 
@@ -170,10 +170,8 @@ fn gaps_of_padded_rows_are_the_same_in_a_graph() {
 #[test]
 fn an_operator_says_what_computes_it() {
     use leasehold::Runtime;
-    use leasehold_cuda::driver::sim::{
-        SimDriver as CudaDriver, SimDriverConfig as CudaDriverConfig,
-    };
     use leasehold_cuda::{CudaBackend, CudaConfig};
+    use leasehold_cuda_sim::{SimDriver as CudaDriver, SimDriverConfig as CudaDriverConfig};
     use leasehold_operators::{DType, Library, Tensor, ops};
     let kernels = KernelRegistry::new();
     leasehold_operators::simulate(&kernels).expect("the kernels");

@@ -8,7 +8,8 @@
 
 use super::stream::Extra;
 use super::{RealDriver, belief, drive};
-use crate::conv::{self, code};
+use crate::conv;
+use crate::driver::codes::{self, code};
 use crate::driver::ops::{
     GraphExecUpdate, GraphOps, Launch, NativeCopy, NativeEvent, NativeFill, NativeGraph,
     NativeGraphExec, NativeNode, NativeStream,
@@ -136,7 +137,7 @@ impl RealDriver {
     fn updated(&self, api: &'static str, code: i32) -> Result<GraphExecUpdate> {
         match code {
             0 => Ok(GraphExecUpdate::InPlace),
-            code if conv::is_refused_update(code) => Ok(GraphExecUpdate::Refused),
+            code if codes::is_refused_update(code) => Ok(GraphExecUpdate::Refused),
             code => Err(self.failed(api, code, 0)),
         }
     }
@@ -256,8 +257,8 @@ impl GraphOps for RealDriver {
     ) -> Result<NativeNode> {
         if graph == child {
             // The driver (580.159) recurses here until its stack overflows.
-            let name = conv::name_or_number(code::INVALID_VALUE);
-            return Err(conv::error("cuGraphAddChildGraphNode", code::INVALID_VALUE, name, 0));
+            let name = codes::name_or_number(code::INVALID_VALUE);
+            return Err(codes::error("cuGraphAddChildGraphNode", code::INVALID_VALUE, name, 0));
         }
         let (graph, child) = (graph.0 as CUgraph, child.0 as CUgraph);
         let mut node: CUgraphNode = ptr::null_mut();

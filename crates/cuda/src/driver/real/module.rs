@@ -3,7 +3,7 @@
 //! This module must not know pipelines.
 
 use super::{RealDriver, belief, drive};
-use crate::conv::{self, code};
+use crate::driver::codes::{self, code};
 use crate::driver::ops::{FunctionInfo, ModuleOps, NativeFunction, NativeModule};
 use cudarc::driver::sys::{
     CUfunction, CUfunction_attribute_enum as Attribute, CUjit_option_enum as Jit, CUmodule,
@@ -73,7 +73,7 @@ impl RealDriver {
         })?;
         match code {
             0 => belief::object("cuModuleLoadDataEx", module).map(NativeModule),
-            code if conv::is_compile(code) => {
+            code if codes::is_compile(code) => {
                 let name = self.name(code);
                 let log = super::text(&log);
                 let log = log.trim_end();

@@ -8,7 +8,8 @@
 //! This module must not know managers.
 
 use super::{RealDriver, belief, drive};
-use crate::conv::{self, code};
+use crate::conv;
+use crate::driver::codes::code;
 use crate::driver::ops::{
     CopyKind, EventFlags, EventOps, HostFunction, Launch, NativeContext, NativeCopy, NativeEvent,
     NativeFill, NativeStream, Progress, StreamOps,

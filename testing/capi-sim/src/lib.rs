@@ -1,0 +1,225 @@
+//! The C ABI of [`leasehold_capi`] with devices of a simulated CUDA driver, for tests of programs
+//! without a GPU: `sim-cuda:0` and `sim-cuda:1`, and functions `leasehold_sim_*` that make streams
+//! and give them work. The header `leasehold.h` declares them with `LEASEHOLD_SIM`.
+//!
+//! The driver is one per process. Its race detector finds work that uses memory too early.
+//!
+//! The libraries have names of their own, `libleasehold_capi_sim`. They have all functions of the
+//! C ABI. In Rust, [`context`] makes the devices known.
+
+use leasehold::{Backend, Context, Error, Result, cuda};
+use leasehold_capi::extend::{self, border};
+use leasehold_core::sync::{Arc, OnceLock};
+use leasehold_cuda::driver::ops::{
+    ContextOps, CudaSlowOps, EventFlags, EventOps, GraphOps, NativeContext, NativeFill,
+    NativeStream, StreamOps,
+};
+use leasehold_cuda::{CudaBackend, CudaConfig};
+use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
+use leasehold_sim::MachineConfig;
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+/// Bytes of each simulated device.
+const MEMORY: u64 = 1 << 30;
+
+struct Simulation {
+    driver: Arc<SimDriver>,
+    context: Context,
+}
+
+fn simulation() -> Result<&'static Simulation> {
+    static ONE: OnceLock<Result<Simulation>> = OnceLock::new();
+    let made = ONE.get_or_init(|| {
+        let machine = SimDriverConfig::new(MachineConfig::seed(1).devices(2, MEMORY));
+        let driver = Arc::new(SimDriver::new(machine)?);
+        let ops: Arc<dyn CudaSlowOps> = driver.clone();
+        let backend = CudaBackend::with_ops(ops, CudaConfig::default())?;
+        let context = Context::with_backends(vec![Arc::new(backend) as Arc<dyn Backend>]);
+        Ok(Simulation { driver, context })
+    });
+    made.as_ref().map_err(Clone::clone)
+}
+
+/// Makes the devices known when the library is loaded: a program's first call may open one.
+#[used]
+#[cfg_attr(target_vendor = "apple", unsafe(link_section = "__DATA,__mod_init_func"))]
+#[cfg_attr(
+    any(target_os = "linux", target_os = "android", target_os = "freebsd"),
+    unsafe(link_section = ".init_array")
+)]
+static LOADED: extern "C" fn() = {
+    extern "C" fn loaded() {
+        extend::simulate(context);
+    }
+    loaded
+};
+
+/// The context of the simulated devices, which Rust calls `cuda:0` and `cuda:1`.
+///
+/// # Errors
+/// Those of the driver's start.
+pub fn context() -> Result<&'static Context> {
+    extend::simulate(context);
+    Ok(&simulation()?.context)
+}
+
+/// The simulated driver, with a device's context current on this thread.
+fn driver(device: u64) -> Result<&'static SimDriver> {
+    let runtime = extend::runtime(device)?;
+    let simulation = simulation()?;
+    if !runtime.context().same(&simulation.context) {
+        return Err(Error::invalid("the device is not simulated"));
+    }
+    let context = NativeContext(cuda::raw_context(&runtime)?);
+    // SAFETY: the runtime holds its context, and the simulated driver refuses one that is gone.
+    unsafe { simulation.driver.set_current(context) }?;
+    Ok(&simulation.driver)
+}
+
+/// Makes a stream. `kind`: 0 for a new one, 1 for the legacy default stream, 2 for the calling
+/// thread's.
+///
+/// # Safety
+/// - `stream` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_sim_stream(
+    device: u64,
+    kind: c_int,
+    stream: *mut usize,
+) -> c_int {
+    border(|| {
+        let driver = driver(device)?;
+        let made = match kind {
+            0 => driver.stream_create(0)?,
+            1 => driver.legacy_stream()?,
+            2 => driver.per_thread_stream()?,
+            other => return Err(Error::invalid(format!("{other} is no kind of stream"))),
+        };
+        if stream.is_null() {
+            return Err(Error::invalid("the stream's place is null"));
+        }
+        // SAFETY: the caller says that it can be written.
+        unsafe { stream.write(made.0 as usize) };
+        Ok(())
+    })
+}
+
+/// Destroys a stream.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_sim_stream_destroy(device: u64, stream: usize) -> c_int {
+    // SAFETY: the simulated driver refuses a stream that is not there.
+    border(|| unsafe { driver(device)?.stream_destroy(NativeStream(stream as u64)) })
+}
+
+/// Fills memory with a byte, on a stream.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_sim_fill(
+    device: u64,
+    stream: usize,
+    at: *mut c_void,
+    byte: u8,
+    bytes: usize,
+) -> c_int {
+    border(|| {
+        let fill = NativeFill { dst: at as u64, count: bytes as u64, value: byte.into(), width: 1 };
+        // SAFETY: the simulated driver checks the range, and its race detector the order.
+        unsafe { driver(device)?.fill(NativeStream(stream as u64), &fill) }
+    })
+}
+
+/// Copies memory of the device to the host, and waits.
+///
+/// # Safety
+/// - `to` has room for `bytes`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_sim_read(
+    device: u64,
+    stream: usize,
+    to: *mut c_void,
+    from: *const c_void,
+    bytes: usize,
+) -> c_int {
+    use leasehold_cuda::driver::ops::{CopyKind, NativeCopy};
+    border(|| {
+        let driver = driver(device)?;
+        let copy = NativeCopy::linear(CopyKind::DeviceToHost, to as u64, from as u64, bytes as u64);
+        let stream = NativeStream(stream as u64);
+        // SAFETY: the caller vouches for the host's side, which is used until the wait below; the
+        // simulated driver checks the device's.
+        unsafe { driver.copy(stream, &copy) }?;
+        // SAFETY: the simulated driver refuses a stream that is not there.
+        unsafe { driver.stream_synchronize(stream) }
+    })
+}
+
+/// Lets later work of one stream wait for the work of another.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_sim_order(device: u64, earlier: usize, later: usize) -> c_int {
+    border(|| {
+        let driver = driver(device)?;
+        let event = driver.event_create(EventFlags::default())?;
+        // SAFETY: the event was made here and is destroyed once; the simulated driver refuses
+        // streams that are not there.
+        unsafe {
+            let ordered = driver
+                .event_record(event, NativeStream(earlier as u64))
+                .and_then(|()| driver.stream_wait_event(NativeStream(later as u64), event));
+            ordered.and(driver.event_destroy(event))
+        }
+    })
+}
+
+/// Begins (1) or ends (0) a capture of a stream; the graph of an ended one is dropped.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_sim_capture(device: u64, stream: usize, begin: c_int) -> c_int {
+    border(|| {
+        let (driver, stream) = (driver(device)?, NativeStream(stream as u64));
+        // SAFETY: the simulated driver refuses streams that are not there; the graph was just made.
+        unsafe {
+            if begin != 0 {
+                driver.capture_begin(stream)
+            } else {
+                driver.capture_end(stream).and_then(|graph| driver.graph_destroy(graph))
+            }
+        }
+    })
+}
+
+/// The races that were found since the last call, one a line; an empty text for none. Freed by
+/// `leasehold_text_free`.
+///
+/// # Safety
+/// - `text` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_sim_races(text: *mut *mut c_char) -> c_int {
+    border(|| {
+        let reports = simulation()?.driver.machine().take_reports();
+        let lines: Vec<String> = reports.iter().map(ToString::to_string).collect();
+        if text.is_null() {
+            return Err(Error::invalid("the text's place is null"));
+        }
+        // SAFETY: the caller says that it can be written.
+        unsafe { text.write(extend::owned(lines.join("\n"))?) };
+        Ok(())
+    })
+}
+
+/// How many calls of the driver with this name were made so far, in the whole process.
+///
+/// # Safety
+/// - `name` is a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_sim_calls(name: *const c_char) -> u64 {
+    let mut count = 0;
+    border(|| {
+        if name.is_null() {
+            return Err(Error::invalid("the name is null"));
+        }
+        // SAFETY: the caller vouches for the C string.
+        let name = unsafe { CStr::from_ptr(name) }.to_bytes();
+        let calls = simulation()?.driver.machine().calls_by_name();
+        count = calls.into_iter().find(|c| c.0.as_bytes() == name).map_or(0, |c| c.1);
+        Ok(())
+    });
+    count
+}

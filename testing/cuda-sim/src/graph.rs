@@ -1,0 +1,415 @@
+//! Graphs of the simulated driver.
+//!
+//! This module must not know plans.
+
+use super::stream::Work;
+use super::tables::{Exec, Graph, GraphNode, NodeKind, Tables};
+use super::{SimDriver, call_back, refuse};
+use leasehold_core::{Error, Result};
+use leasehold_cuda::driver::codes::code;
+use leasehold_cuda::driver::ops::{
+    CopyKind, GraphExecUpdate, GraphOps, Launch, NativeCopy, NativeEvent, NativeFill, NativeGraph,
+    NativeGraphExec, NativeNode, NativeStream,
+};
+use leasehold_sim::{Command, Node, NodeId, NodeUpdate};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+impl Tables {
+    fn graph(&self, api: &'static str, graph: NativeGraph) -> Result<&Graph> {
+        self.graphs.get(&graph.0).ok_or_else(|| refuse(api, code::INVALID_VALUE))
+    }
+
+    /// Dependencies in the machine's form: nodes of this graph, each once.
+    fn dependencies(
+        &self,
+        api: &'static str,
+        graph: NativeGraph,
+        after: &[NativeNode],
+    ) -> Result<Vec<NodeId>> {
+        let graph = self.graph(api, graph)?;
+        let mut ids = Vec::with_capacity(after.len());
+        for node in after {
+            let id = graph.nodes.get(&node.0).ok_or_else(|| refuse(api, code::INVALID_VALUE))?.id;
+            if ids.contains(&id) {
+                return Err(refuse(api, code::INVALID_VALUE));
+            }
+            ids.push(id);
+        }
+        Ok(ids)
+    }
+
+    fn exec_node(
+        &self,
+        api: &'static str,
+        exec: NativeGraphExec,
+        node: NativeNode,
+    ) -> Result<(&Exec, GraphNode)> {
+        let exec = self.execs.get(&exec.0).ok_or_else(|| refuse(api, code::INVALID_VALUE))?;
+        let node =
+            exec.nodes.get(&node.0).copied().ok_or_else(|| refuse(api, code::INVALID_VALUE))?;
+        Ok((exec, node))
+    }
+}
+
+/// The outcome of an update. The driver's code 1 for a refusal is no error to the caller.
+fn refused(told: Result<()>) -> Result<GraphExecUpdate> {
+    match told {
+        Ok(()) => Ok(GraphExecUpdate::InPlace),
+        Err(Error::Driver { code, .. })
+            if leasehold_cuda::driver::codes::is_refused_update(code) =>
+        {
+            Ok(GraphExecUpdate::Refused)
+        }
+        Err(e) => Err(e),
+    }
+}
+
+impl SimDriver {
+    /// Adds a node.
+    fn add(
+        &self,
+        api: &'static str,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        node: Node,
+        kind: NodeKind,
+    ) -> Result<NativeNode> {
+        let mut tables = self.lock();
+        let after = tables.dependencies(api, graph, after)?;
+        let added = tables.graph_node(&self.machine, graph.0, node, kind, &after);
+        drop(tables);
+        added.map(|(_, handle)| NativeNode(handle)).map_err(|e| self.told(api, 0, 0, e))
+    }
+
+    /// Changes a node of an executable.
+    fn change(
+        &self,
+        api: &'static str,
+        exec: NativeGraphExec,
+        node: NativeNode,
+        may: impl FnOnce(&Exec, NodeKind) -> bool,
+        update: NodeUpdate,
+    ) -> Result<GraphExecUpdate> {
+        let told = {
+            let tables = self.lock();
+            let (exec, node) = match tables.exec_node(api, exec, node) {
+                Ok(found) => found,
+                Err(e) => return refused(Err(e)),
+            };
+            if !may(exec, node.kind) {
+                return Ok(GraphExecUpdate::Refused);
+            }
+            self.machine.exec_update(exec.id, &[(node.id, update)])
+        };
+        refused(told.map_err(|e| self.told(api, 0, 0, e)))
+    }
+}
+
+impl GraphOps for SimDriver {
+    fn graph_create(&self) -> Result<NativeGraph> {
+        const API: &str = "cuGraphCreate";
+        let (scope, told) = self.enter_despite_loss(API)?;
+        told?;
+        let id = self.machine.graph_create().map_err(|e| self.told(API, scope.device, 0, e))?;
+        let mut tables = self.lock();
+        let handle = tables.handle();
+        tables
+            .graphs
+            .insert(handle, Graph { id, nodes: BTreeMap::new(), handles: BTreeMap::new() });
+        Ok(NativeGraph(handle))
+    }
+
+    unsafe fn graph_destroy(&self, graph: NativeGraph) -> Result<()> {
+        const API: &str = "cuGraphDestroy";
+        let (scope, told) = self.enter_despite_loss(API)?;
+        let mut tables = self.lock();
+        let id = tables.graph(API, graph)?.id;
+        tables.graphs.remove(&graph.0);
+        drop(tables);
+        told.and(self.machine.graph_destroy(id).map_err(|e| self.told(API, scope.device, 0, e)))
+    }
+
+    unsafe fn graph_add_kernel(
+        &self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        launch: &Launch<'_>,
+    ) -> Result<NativeNode> {
+        const API: &str = "cuGraphAddKernelNode";
+        let scope = self.enter(API)?;
+        let (node, kind) = self.lock().kernel_call(API, scope, launch)?.node();
+        self.add(API, graph, after, node, kind)
+    }
+
+    /// The simulated device runs a kernel at one moment, so the second kernel simply follows.
+    unsafe fn graph_add_dependent_kernel(
+        &self,
+        graph: NativeGraph,
+        after: NativeNode,
+        launch: &Launch<'_>,
+    ) -> Result<NativeNode> {
+        const API: &str = "cuGraphAddDependencies";
+        // SAFETY: by the caller's contract.
+        let node = unsafe { self.graph_add_kernel(graph, &[after], launch) }?;
+        self.enter(API)?;
+        let kind = self.lock().graph(API, graph)?.nodes.get(&after.0).map(|n| n.kind);
+        match kind {
+            Some(NodeKind::Kernel { .. }) => Ok(node),
+            _ => Err(refuse(API, code::INVALID_VALUE)),
+        }
+    }
+
+    unsafe fn graph_add_copy(
+        &self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        copy: &NativeCopy,
+    ) -> Result<NativeNode> {
+        const API: &str = "cuGraphAddMemcpyNode";
+        self.enter(API)?;
+        if copy.width == 0 || copy.rows == 0 {
+            return Err(refuse(API, code::INVALID_VALUE));
+        }
+        // SAFETY: the caller vouches for both ranges whenever the graph runs.
+        let (node, kind) = unsafe { self.checked_copy(API, copy) }?.node();
+        self.add(API, graph, after, node, kind)
+    }
+
+    unsafe fn graph_add_fill(
+        &self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        fill: &NativeFill,
+    ) -> Result<NativeNode> {
+        const API: &str = "cuGraphAddMemsetNode";
+        self.enter(API)?;
+        if fill.count == 0 {
+            return Err(refuse(API, code::INVALID_VALUE));
+        }
+        let (node, kind) = self.checked_fill(API, fill)?.node();
+        self.add(API, graph, after, node, kind)
+    }
+
+    unsafe fn graph_add_child(
+        &self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        child: NativeGraph,
+    ) -> Result<NativeNode> {
+        const API: &str = "cuGraphAddChildGraphNode";
+        self.enter(API)?;
+        if graph == child {
+            return Err(refuse(API, code::INVALID_VALUE));
+        }
+        let child = self.lock().graph(API, child)?.id;
+        self.add(API, graph, after, Node::Child(child), NodeKind::Other)
+    }
+
+    unsafe fn graph_add_event(
+        &self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        event: NativeEvent,
+    ) -> Result<NativeNode> {
+        const API: &str = "cuGraphAddEventRecordNode";
+        self.enter(API)?;
+        let event = self.lock().events.get(&event.0).map(|e| e.id);
+        let event = event.ok_or_else(|| refuse(API, code::INVALID_VALUE))?;
+        self.add(API, graph, after, Node::Record(event), NodeKind::Other)
+    }
+
+    unsafe fn graph_add_host(
+        &self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+        call: Arc<dyn Fn() + Send + Sync>,
+    ) -> Result<NativeNode> {
+        const API: &str = "cuGraphAddHostNode";
+        self.enter(API)?;
+        let call: Arc<leasehold_sim::NodeFn> = Arc::new(move |_| call_back(|| call()));
+        self.add(API, graph, after, Node::Host { name: "host node".into(), call }, NodeKind::Other)
+    }
+
+    unsafe fn graph_add_empty(
+        &self,
+        graph: NativeGraph,
+        after: &[NativeNode],
+    ) -> Result<NativeNode> {
+        const API: &str = "cuGraphAddEmptyNode";
+        self.enter(API)?;
+        self.add(API, graph, after, Node::Empty, NodeKind::Other)
+    }
+
+    unsafe fn graph_nodes(&self, graph: NativeGraph) -> Result<usize> {
+        const API: &str = "cuGraphGetNodes";
+        self.enter(API)?;
+        Ok(self.lock().graph(API, graph)?.nodes.len())
+    }
+
+    unsafe fn graph_instantiate(&self, graph: NativeGraph) -> Result<NativeGraphExec> {
+        const API: &str = "cuGraphInstantiate";
+        let scope = self.enter(API)?;
+        let (id, nodes) = {
+            let mut tables = self.lock();
+            tables.forbidden_in_capture(API)?;
+            let graph = tables.graph(API, graph)?;
+            (graph.id, graph.nodes.clone())
+        };
+        let told = |e| self.told(API, scope.device, 0, e);
+        let last = self.machine.event_create(scope.device, false).map_err(told)?;
+        let exec = self.machine.instantiate(id).map_err(|e| {
+            // The event was made just now, so this call cannot fail.
+            let _ = self.machine.event_destroy(last);
+            told(e)
+        })?;
+        let mut tables = self.lock();
+        let handle = tables.handle();
+        let exec = Exec { context: scope.context, device: scope.device, id: exec, nodes, last };
+        tables.execs.insert(handle, exec);
+        Ok(NativeGraphExec(handle))
+    }
+
+    unsafe fn exec_destroy(&self, exec: NativeGraphExec) -> Result<()> {
+        const API: &str = "cuGraphExecDestroy";
+        let (scope, told) = self.enter_despite_loss(API)?;
+        let gone =
+            self.lock().execs.remove(&exec.0).ok_or_else(|| refuse(API, code::INVALID_VALUE))?;
+        let ended = self.machine.exec_destroy(gone.id);
+        // The events of a lost device are gone.
+        let event = match self.machine.event_destroy(gone.last) {
+            Err(Error::DeviceLost { .. }) => Ok(()),
+            gone => gone,
+        };
+        told.and(ended.and(event).map_err(|e| self.told(API, scope.device, 0, e)))
+    }
+
+    unsafe fn exec_upload(&self, exec: NativeGraphExec, stream: NativeStream) -> Result<()> {
+        const API: &str = "cuGraphUpload";
+        let scope = self.enter(API)?;
+        self.ensure_default(scope, stream)?;
+        let mut tables = self.lock();
+        let stream = tables.stream(API, scope, stream)?;
+        tables.forbidden_on_captured(API, stream.0)?;
+        if tables.execs.contains_key(&exec.0) {
+            Ok(())
+        } else {
+            Err(refuse(API, code::INVALID_VALUE))
+        }
+    }
+
+    unsafe fn exec_launch(&self, exec: NativeGraphExec, stream: NativeStream) -> Result<()> {
+        const API: &str = "cuGraphLaunch";
+        let scope = self.enter(API)?;
+        self.ensure_default(scope, stream)?;
+        let mut tables = self.lock();
+        let (handle, stream) = tables.stream(API, scope, stream)?;
+        tables.forbidden_on_captured(API, handle)?;
+        let exec = tables.execs.get(&exec.0).ok_or_else(|| refuse(API, code::INVALID_VALUE))?;
+        if exec.device != scope.device {
+            return Err(refuse(API, code::INVALID_CONTEXT));
+        }
+        // Launches of one executable run one after another.
+        let commands = vec![
+            Command::WaitEvent(exec.last),
+            Command::Launch(exec.id),
+            Command::Record(exec.last),
+        ];
+        let given = self.machine.submit(stream.queue, commands);
+        drop(tables);
+        given.map_err(|e| self.told(API, scope.device, 0, e))
+    }
+
+    unsafe fn exec_set_kernel(
+        &self,
+        exec: NativeGraphExec,
+        node: NativeNode,
+        launch: &Launch<'_>,
+    ) -> Result<GraphExecUpdate> {
+        const API: &str = "cuGraphExecKernelNodeSetParams";
+        let scope = self.enter(API)?;
+        let call = match self.lock().kernel_call(API, scope, launch) {
+            Ok(Work::Kernel(call, _)) => call,
+            Ok(_) => return Ok(GraphExecUpdate::Refused),
+            Err(e) => return refused(Err(e)),
+        };
+        // The context of a node's function may not change.
+        let may = |_: &Exec, kind| kind == NodeKind::Kernel { context: scope.context };
+        self.change(API, exec, node, may, NodeUpdate::Kernel(call))
+    }
+
+    unsafe fn exec_set_copy(
+        &self,
+        exec: NativeGraphExec,
+        node: NativeNode,
+        copy: &NativeCopy,
+    ) -> Result<GraphExecUpdate> {
+        const API: &str = "cuGraphExecMemcpyNodeSetParams";
+        self.enter(API)?;
+        // SAFETY: the caller vouches for both ranges whenever the graph runs.
+        let transfer = match unsafe { self.checked_copy(API, copy) } {
+            Ok(Work::Copy(transfer, _)) if transfer.bytes() != 0 => transfer,
+            Ok(_) => return Ok(GraphExecUpdate::Refused),
+            Err(e) => return refused(Err(e)),
+        };
+        // The kinds of memory may not change, and only 1-D copies can be changed.
+        let new: (CopyKind, u64) = (copy.kind, copy.rows);
+        let may = |_: &Exec, kind| new.1 == 1 && kind == NodeKind::Copy { kind: new.0, rows: 1 };
+        self.change(API, exec, node, may, NodeUpdate::Copy(transfer))
+    }
+
+    unsafe fn exec_set_fill(
+        &self,
+        exec: NativeGraphExec,
+        node: NativeNode,
+        fill: &NativeFill,
+    ) -> Result<GraphExecUpdate> {
+        const API: &str = "cuGraphExecMemsetNodeSetParams";
+        self.enter(API)?;
+        let fill = match self.checked_fill(API, fill) {
+            Ok(Work::Fill(fill)) if fill.width != 0 => fill,
+            Ok(_) => return Ok(GraphExecUpdate::Refused),
+            Err(e) => return refused(Err(e)),
+        };
+        self.change(API, exec, node, |_, kind| kind == NodeKind::Fill, NodeUpdate::Fill(fill))
+    }
+
+    unsafe fn capture_begin(&self, stream: NativeStream) -> Result<()> {
+        const API: &str = "cuStreamBeginCapture";
+        let scope = self.enter(API)?;
+        self.ensure_default(scope, stream)?;
+        let mut tables = self.lock();
+        let (handle, _) = tables.stream(API, scope, stream)?;
+        let begun = tables.capture_begin(&self.machine, API, handle);
+        drop(tables);
+        begun.map_err(|e| self.told(API, scope.device, 0, e))
+    }
+
+    unsafe fn capture_end(&self, stream: NativeStream) -> Result<NativeGraph> {
+        const API: &str = "cuStreamEndCapture";
+        let (scope, told) = self.enter_teardown(API)?;
+        self.ensure_default(scope, stream)?;
+        let mut tables = self.lock();
+        let (handle, _) = tables.stream(API, scope, stream)?;
+        let graph = tables.capture_end(&self.machine, API, handle)?;
+        match told {
+            Ok(()) => Ok(NativeGraph(graph)),
+            Err(e) => {
+                if let Some(graph) = tables.graphs.remove(&graph) {
+                    // The graph reaches no caller.
+                    let _ = self.machine.graph_destroy(graph.id);
+                }
+                Err(e)
+            }
+        }
+    }
+
+    unsafe fn is_capturing(&self, stream: NativeStream) -> Result<bool> {
+        const API: &str = "cuStreamIsCapturing";
+        let scope = self.enter(API)?;
+        self.ensure_default(scope, stream)?;
+        let tables = self.lock();
+        let (handle, _) = tables.stream(API, scope, stream)?;
+        Ok(tables.capture_of(handle).is_some())
+    }
+}

@@ -1,0 +1,13 @@
+//! CUDA's own behaviour, over the simulated driver. Nothing has a thread of its own, so every run
+//! is the same.
+
+mod common;
+mod external;
+mod faults;
+mod life;
+mod loss;
+mod managers;
+mod order;
+mod peers;
+mod planted;
+mod release;

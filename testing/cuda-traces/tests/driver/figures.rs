@@ -1,0 +1,43 @@
+//! The loops of the figures make legal calls and leave no objects behind. Their times have no
+//! meaning here.
+
+use leasehold_cuda::driver::ops::{ContextOps, CopyKind, DeviceOps};
+use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
+use leasehold_cuda_traces::figures::{LARGEST, RawLoop};
+use leasehold_cuda_traces::trace::kernels;
+use leasehold_sim::MachineConfig;
+
+#[test]
+fn the_loops_are_legal_and_leave_nothing() {
+    let machine = MachineConfig::seed(1).devices(1, 1 << 30);
+    kernels::register(&machine.kernels);
+    let driver = SimDriver::new(SimDriverConfig::new(machine)).unwrap();
+    driver.init().unwrap();
+    {
+        let raw = RawLoop::new(&driver, 0).unwrap();
+        let small = [
+            raw.launch(1),
+            raw.round_trip(1),
+            raw.context_switch(1),
+            raw.graph(50, 1),
+            raw.event_record(1),
+            raw.write_word(1),
+            raw.pinned_copy(CopyKind::HostToDevice, 4096, 1),
+            raw.pinned_copy(CopyKind::DeviceToHost, 4096, 1),
+            raw.pageable_copy(CopyKind::HostToDevice, 4096, 1),
+            raw.pageable_copy(CopyKind::DeviceToHost, 4096, 1),
+            raw.pageable_copy_waited(CopyKind::HostToDevice, 4096, 1),
+            raw.pageable_copy_waited(CopyKind::DeviceToHost, 4096, 1),
+            raw.alloc_pair(4096, 1),
+            raw.alloc_async_pair(4096, 1),
+        ];
+        for figure in small {
+            assert!(figure.unwrap().total > 0.0);
+        }
+        assert!(raw.pinned_copy(CopyKind::HostToDevice, LARGEST + 1, 1).is_err());
+    }
+    assert!(driver.current().unwrap().is_null());
+    assert!(driver.census().is_nothing() && driver.take_leaks().is_empty());
+    assert!(driver.machine().memory_in_use().is_nothing());
+    assert!(driver.machine().take_reports().is_empty());
+}

@@ -1,0 +1,436 @@
+//! The targets of programs: a fresh backend for each, and the findings at its end.
+//!
+//! This is the one module that names backends.
+
+#[cfg(feature = "sim")]
+use crate::dice::Dice;
+use crate::kernels::Kernel;
+use crate::prelude::Place;
+use leasehold::backend::Backend;
+use leasehold::backend::sync::Arc;
+use leasehold::kernel::KernelSource;
+use leasehold::{BackendKind, Context, DeviceId, Error, KernelBase, Result, Runtime};
+use std::time::{Duration, Instant};
+
+#[cfg(feature = "planted-defects")]
+use leasehold::backend::defects;
+#[cfg(feature = "cuda")]
+use leasehold_cuda::{CudaBackend, CudaConfig};
+#[cfg(feature = "mps")]
+use leasehold_mps::{MpsBackend, MpsConfig};
+#[cfg(feature = "sim")]
+use leasehold_sim::{
+    FaultAction, FaultPlan, FaultRule, KernelBody, KernelRegistry, KernelSpec, MachineConfig,
+    Monitor, ReportKind, SimBackend, When,
+};
+
+/// A device, and whether the driver under it is simulated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Target {
+    /// The device.
+    pub device: DeviceId,
+    /// CUDA or Metal over the simulated driver.
+    pub simulated: bool,
+}
+
+/// The disturbances in a program's driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Weather {
+    /// Nothing.
+    Fair,
+    /// Commands come late and in another order; nothing fails.
+    Late,
+    /// Calls fail, and so may steps.
+    Foul,
+}
+
+/// A backend in use.
+pub struct Bench {
+    context: Context,
+    runtime: Runtime,
+    kernels: [KernelBase; Kernel::ALL.len()],
+    /// Another device with its kernels. Its runtime is kept until it is first asked for.
+    far: Option<(DeviceId, [KernelBase; Kernel::ALL.len()], Place<Runtime>)>,
+    pub(crate) weather: Weather,
+    #[cfg(feature = "sim")]
+    machine: Option<Monitor>,
+    /// Says what is left in the simulated driver, and which of its rules were broken.
+    #[cfg(feature = "sim")]
+    left: Option<Left>,
+}
+
+/// Finds what is left in a simulated driver. The argument says whether a device was lost.
+#[cfg(feature = "sim")]
+type Left = Box<dyn Fn(bool) -> Vec<String> + Send + Sync>;
+
+/// Bytes of a simulated device.
+#[cfg(feature = "sim")]
+const MEMORY: u64 = 1 << 30;
+
+impl Target {
+    /// A device as it is named.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a simulated CPU; `Unsupported` for devices that this build cannot try.
+    pub fn new(device: DeviceId, simulated: bool) -> Result<Self> {
+        match (device.backend, simulated) {
+            (BackendKind::Cpu, true) => Err(Error::invalid("the CPU has no driver to simulate")),
+            (BackendKind::Cpu, false) => Ok(Self { device, simulated }),
+            #[cfg(feature = "cuda")]
+            (BackendKind::Cuda, _) => Ok(Self { device, simulated }),
+            #[cfg(feature = "mps")]
+            (BackendKind::Mps, _) => Ok(Self { device, simulated }),
+            #[cfg(feature = "sim")]
+            (BackendKind::Sim, _) => Ok(Self { device, simulated: true }),
+            (other, _) => {
+                Err(Error::Unsupported(format!("this build cannot stress {other} devices").into()))
+            }
+        }
+    }
+
+    /// The other device of a seed's program, if there is one.
+    pub(crate) fn far(&self, seed: u64) -> Option<DeviceId> {
+        let cpu = Some(DeviceId::cpu(0));
+        match self.device.backend {
+            BackendKind::Cpu if cfg!(feature = "sim") => {
+                Some(DeviceId { backend: BackendKind::Sim, ordinal: 0 })
+            }
+            BackendKind::Cpu => None,
+            _ if !self.simulated || seed % 2 == 1 => cpu,
+            backend => {
+                Some(DeviceId { backend, ordinal: if self.device.ordinal == 0 { 1 } else { 0 } })
+            }
+        }
+    }
+
+    fn source(device: DeviceId, kernel: Kernel) -> KernelSource<'static> {
+        match device.backend {
+            BackendKind::Cuda => {
+                KernelSource::Ptx(include_str!("kernels/cuda/ptx/stress_kernels.ptx").into())
+            }
+            BackendKind::Mps => {
+                KernelSource::Msl(include_str!("kernels/mps/stress_kernels.metal").into())
+            }
+            BackendKind::Cpu => KernelSource::Cpu(kernel.function()),
+            _ => KernelSource::Registered(kernel.name().into()),
+        }
+    }
+
+    /// The weather of a seed's program.
+    pub(crate) fn weather(&self, seed: u64, faults: bool) -> Weather {
+        match (faults, self.simulated, seed % 4) {
+            (false, ..) => Weather::Fair,
+            (true, true, 0) => Weather::Late,
+            (true, ..) => Weather::Foul,
+        }
+    }
+
+    /// A fresh backend with a runtime and the kernels made ready.
+    ///
+    /// # Errors
+    /// The driver's own.
+    pub fn open(&self, seed: u64, faults: bool) -> Result<Bench> {
+        let weather = self.weather(seed, faults);
+        #[cfg(feature = "sim")]
+        let (mut machine, mut left) = (None, None);
+        let mut backends: Vec<Arc<dyn Backend>> = Vec::new();
+        backends.push(match self.device.backend {
+            #[cfg(feature = "sim")]
+            BackendKind::Sim => {
+                let made = SimBackend::new(machine_config(seed))?;
+                machine = Some(made.machine().clone());
+                Arc::new(made)
+            }
+            #[cfg(feature = "cuda")]
+            BackendKind::Cuda if self.simulated => {
+                use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
+                let made = Arc::new(SimDriver::new(SimDriverConfig::new(machine_config(seed)))?);
+                machine = Some(made.machine().clone());
+                let driver = made.clone();
+                left = Some(Box::new(move |lost: bool| {
+                    let mut all = driver.take_leaks();
+                    if !driver.census().is_nothing() {
+                        all.push(format!("left in the driver: {:?}", driver.census()));
+                    }
+                    if lost { Vec::new() } else { all }
+                }) as Left);
+                Arc::new(CudaBackend::with_ops(made, cuda_config())?)
+            }
+            #[cfg(feature = "mps")]
+            BackendKind::Mps if self.simulated => {
+                use leasehold_mps_sim::{SimDriver, SimDriverConfig};
+                let made = Arc::new(SimDriver::new(SimDriverConfig::new(machine_config(seed)))?);
+                machine = Some(made.machine().clone());
+                let driver = made.clone();
+                left = Some(Box::new(move |_: bool| {
+                    let broken = driver.take_broken_rules();
+                    let mut all: Vec<_> = broken.iter().map(ToString::to_string).collect();
+                    if !driver.census().is_nothing() {
+                        all.push(format!("left in the driver: {:?}", driver.census()));
+                    }
+                    all
+                }) as Left);
+                Arc::new(MpsBackend::with_ops(made, MpsConfig::default())?)
+            }
+            #[cfg(feature = "mps")]
+            BackendKind::Mps => Arc::new(MpsBackend::new()),
+            #[cfg(feature = "cuda")]
+            BackendKind::Cuda => Arc::new(CudaBackend::with_config(cuda_config())),
+            _ => Arc::new(leasehold::cpu::CpuBackend::new()),
+        });
+        let far = self.far(seed);
+        match far.map(|far| far.backend) {
+            Some(other) if other == self.device.backend => {}
+            #[cfg(feature = "sim")]
+            Some(BackendKind::Sim) => {
+                let made = SimBackend::new(machine_config(seed))?;
+                machine = Some(made.machine().clone());
+                backends.push(Arc::new(made));
+            }
+            Some(_) => backends.push(Arc::new(leasehold::cpu::CpuBackend::new())),
+            None => {}
+        }
+        let context = Context::with_backends(backends);
+        let ready = |device: DeviceId| {
+            let runtime = context.runtime(device)?;
+            let [add, mask, scale, gather] = Kernel::ALL;
+            // SAFETY: the sources of one kernel for all devices.
+            let base = |k: Kernel| unsafe { k.base(Self::source(device, k)) };
+            let kernels = [base(add)?, base(mask)?, base(scale)?, base(gather)?];
+            kernels.iter().try_for_each(|k| k.prepare(&runtime))?;
+            Ok::<_, Error>((runtime, kernels))
+        };
+        let (runtime, kernels) = ready(self.device)?;
+        let far = match far {
+            Some(device) => {
+                let (runtime, kernels) = ready(device)?;
+                let place = Place::new();
+                place.put(runtime);
+                Some((device, kernels, place))
+            }
+            None => None,
+        };
+        #[cfg(feature = "sim")]
+        if let Some(machine) = &machine {
+            machine.set_faults(plan(seed, weather, self.device.backend));
+        }
+        Ok(Bench {
+            context,
+            runtime,
+            kernels,
+            far,
+            weather,
+            #[cfg(feature = "sim")]
+            machine,
+            #[cfg(feature = "sim")]
+            left,
+        })
+    }
+}
+
+/// The CUDA backend as programs use it.
+#[cfg(feature = "cuda")]
+fn cuda_config() -> CudaConfig {
+    #[cfg(feature = "planted-defects")]
+    if let Some(defect) = leasehold_cuda::defects::Defect::ALL
+        .into_iter()
+        .find(|d| defects::named() == Some(&format!("{d:?}")))
+    {
+        return CudaConfig::default().defect(defect);
+    }
+    CudaConfig::default()
+}
+
+#[cfg(feature = "sim")]
+fn machine_config(seed: u64) -> MachineConfig {
+    let kernels = KernelRegistry::new();
+    for kernel in Kernel::ALL {
+        let spec = KernelSpec::new(
+            kernel.bindings(),
+            size_of::<crate::kernels::Params>() as u32,
+            // SAFETY: the machine runs what the runtime launches, which asks the kernel's check.
+            unsafe { KernelBody::cpu(kernel.function()) },
+        );
+        // An update of a graph may leave blocks out, and what they would write is as it was.
+        kernels.register(kernel.name(), spec.leaving_gaps());
+    }
+    MachineConfig::seed(seed).devices(2, MEMORY).kernels(kernels)
+}
+
+/// Which calls are disturbed, by the weather.
+#[cfg(feature = "sim")]
+fn plan(seed: u64, weather: Weather, backend: BackendKind) -> FaultPlan {
+    const CUDA: [&[&str]; 3] = [
+        &["cuMemCreate", "cuMemHostAlloc", "cuMemMap", "cuMemAddressReserve"],
+        &[
+            "cuLaunchKernel",
+            "cuMemcpyHtoDAsync",
+            "cuMemcpyDtoHAsync",
+            "cuMemcpyDtoDAsync",
+            "cuGraphLaunch",
+        ],
+        &["cuStreamCreateWithPriority", "cuEventCreate", "cuGraphInstantiate", "cuGraphCreate"],
+    ];
+    const MPS: [&[&str]; 3] = [
+        &["newHeapWithDescriptor", "newBufferWithLength:options:offset"],
+        &["commit", "commandBufferWithDescriptor"],
+        &["newEvent", "newSharedEvent", "newFence"],
+    ];
+    const SIM: [&[&str]; 3] = [
+        &["create", "host_alloc", "map", "reserve"],
+        &["submit", "enqueue"],
+        &["queue_create", "event_create", "instantiate", "graph_create"],
+    ];
+    let mut dice = Dice::new(seed ^ 0xFA17);
+    let rules = |calls: &[&str], p: f64, action: &FaultAction| {
+        calls
+            .iter()
+            .map(|c| FaultRule::on(c, When::Probability(p), action.clone()))
+            .collect::<Vec<_>>()
+    };
+    let [memory, submissions, creations] = match backend {
+        BackendKind::Cuda => CUDA,
+        BackendKind::Mps => MPS,
+        _ => SIM,
+    };
+    let rules = match weather {
+        Weather::Fair => Vec::new(),
+        Weather::Late => {
+            let mut all = rules(submissions, 0.05, &FaultAction::Delay(1 + dice.below(40)));
+            all.extend(rules(submissions, 0.05, &FaultAction::Reorder));
+            all.extend(rules(submissions, 0.05, &FaultAction::LateCallback(1 + dice.below(40))));
+            all
+        }
+        Weather::Foul => match dice.below(8) {
+            0 | 1 => rules(memory, 0.3, &FaultAction::OutOfMemory),
+            2..5 => rules(submissions, 0.002, &FaultAction::Fail(999)),
+            5 | 6 => rules(creations, 0.05, &FaultAction::Fail(218)),
+            _ => vec![FaultRule::any(
+                When::At(u64::from(500 + dice.below(20_000))),
+                FaultAction::DeviceLost,
+            )],
+        },
+    };
+    rules.into_iter().fold(FaultPlan::none(), FaultPlan::with)
+}
+
+impl Bench {
+    /// The runtime.
+    #[must_use]
+    pub fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
+    /// The kernels, in the order of [`Kernel::ALL`].
+    #[must_use]
+    pub fn kernels(&self) -> &[KernelBase; Kernel::ALL.len()] {
+        &self.kernels
+    }
+
+    /// The runtime of another device of the context, if there is one.
+    ///
+    /// # Errors
+    /// As [`Context::runtime`].
+    pub fn far(&self) -> Option<Result<Runtime>> {
+        let (device, _, first) = self.far.as_ref()?;
+        Some(first.take().map_or_else(|| self.context.runtime(*device), Ok))
+    }
+
+    pub(crate) fn far_device(&self) -> Option<DeviceId> {
+        self.far.as_ref().map(|far| far.0)
+    }
+
+    /// The other device's kernels, in the order of [`Kernel::ALL`]; the device's own where there is
+    /// no other.
+    #[must_use]
+    pub fn far_kernels(&self) -> &[KernelBase; Kernel::ALL.len()] {
+        self.far.as_ref().map_or(&self.kernels, |far| &far.1)
+    }
+
+    /// Nothing is disturbed any more.
+    pub(crate) fn calm(&self) {
+        #[cfg(feature = "sim")]
+        if let Some(machine) = &self.machine {
+            machine.set_faults(FaultPlan::none());
+        }
+    }
+
+    /// Ends the runtime and the backend, and says what is left or was seen.
+    ///
+    /// # Errors
+    /// The findings.
+    pub fn close(self) -> std::result::Result<(), String> {
+        let lost = self.is_lost();
+        let mut findings = Vec::new();
+        let far = self.far().transpose().unwrap_or_else(|e| {
+            findings.extend(
+                (self.weather != Weather::Foul)
+                    .then(|| format!("a runtime cannot be opened again: {e}")),
+            );
+            None
+        });
+        for runtime in [Some(self.runtime), far].into_iter().flatten() {
+            if let Err(e) = runtime.synchronize()
+                && self.weather != Weather::Foul
+            {
+                findings.push(format!("the device ends with an error: {e}"));
+            }
+            let live = runtime.memory_stats().live;
+            if live != 0 {
+                findings.push(format!("{live} buffers live on after the last lease is gone"));
+            }
+            findings.extend(runtime.allocator().check().err());
+            let closed = runtime.close(Duration::from_secs(20));
+            if let Err(e) = closed
+                && self.weather != Weather::Foul
+            {
+                findings.push(format!("the runtime cannot be closed: {e}"));
+            }
+        }
+        drop((self.kernels, self.far));
+        // Threads of the backend give up the resources that a stream still kept.
+        let end = Instant::now() + Duration::from_secs(10);
+        let mut shut = self.context.shutdown();
+        while matches!(shut, Err(Error::LeasesOutstanding { .. })) && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+            shut = self.context.shutdown();
+        }
+        if let Err(e) = shut
+            && !lost
+        {
+            findings.push(format!("the backend cannot be shut down: {e}"));
+        }
+        #[cfg(feature = "sim")]
+        {
+            if let Some(machine) = &self.machine {
+                let mut reports = machine.take_reports();
+                // Where a write failed, nobody wrote.
+                reports.retain(|r| {
+                    self.weather != Weather::Foul || r.kind != ReportKind::NeverWritten
+                });
+                findings.extend(reports.iter().take(4).map(|r| format!("the race detector: {r}")));
+            }
+            if let Some(left) = &self.left {
+                findings.extend(left(lost).into_iter().take(4));
+            }
+        }
+        if findings.is_empty() { Ok(()) } else { Err(findings.join("; ")) }
+    }
+
+    /// Says what the queues of the simulated machine wait for.
+    pub(crate) fn waits(&self) -> Box<dyn Fn() -> String> {
+        #[cfg(feature = "sim")]
+        if let Some(machine) = self.machine.clone() {
+            return Box::new(move || format!("; {}", machine.waits()));
+        }
+        Box::new(String::new)
+    }
+
+    fn is_lost(&self) -> bool {
+        #[cfg(feature = "sim")]
+        if let Some(machine) = &self.machine {
+            return (0..2).any(|d| machine.device_status(d).is_err());
+        }
+        false
+    }
+}
