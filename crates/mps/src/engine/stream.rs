@@ -26,8 +26,9 @@
 use super::core::Core;
 use super::host::{self, HostAction};
 use super::line::{Kept, Line, Mark};
+use super::permit::Permit;
 use super::program::Program;
-use super::room::{Permit, Room};
+use super::room::Room;
 use crate::driver::ops::{
     CommandBufferDesc, ComputeDesc, Dispatch as Launch, MpsSlowOps, NativeBuffer,
     NativeCommandBuffer, NativeComputeEncoder, NativePipeline, NativeSampleBuffer,
@@ -480,7 +481,7 @@ unsafe impl DriverStream for MpsStream {
         let (queue, room) = core.queue()?;
         let event = core.sources.events.acquire(EventKind::Shared)?;
         Ok(Self {
-            line: Line::new(&core.device.shared.skipped, (event, core.lines.hold()), start)?,
+            line: Line::new(&core.common.skipped, (event, core.lines.hold()), start)?,
             fence: core.sources.fences.acquire()?,
             _held: core.live.hold(),
             core: core.clone(),

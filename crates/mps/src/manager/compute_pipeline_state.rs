@@ -3,7 +3,7 @@
 //!
 //! This module must not know which kernels exist.
 
-use super::library::LibraryState;
+use super::library_state::LibraryState;
 use super::opened::{OpenedDevice, Owned};
 use super::pool::{DeviceResource, PoolOf};
 use crate::config::MpsConfig;

@@ -16,7 +16,7 @@ use super::timestamp::TimestampManager;
 use crate::allocator::Memory;
 use crate::config::MpsConfig;
 use crate::driver::ops::{DeviceProperties, MpsSlowOps, NativeDevice, Storage};
-use crate::engine::core::{Core, Sources, Streams};
+use crate::engine::core::{Common, Core, Sources, Streams};
 use crate::engine::stream::MpsStream;
 use crate::shared::Shared;
 use crate::transfer::Transfers;
@@ -100,7 +100,7 @@ impl Tagged for DeviceState {
 }
 
 impl DeviceState {
-    fn new(opened: &Arc<OpenedDevice>, config: &MpsConfig) -> Result<Self> {
+    fn new(opened: &Arc<OpenedDevice>, config: &MpsConfig, common: &Common) -> Result<Self> {
         let p = &opened.properties;
         // SAFETY: the device is open.
         let used = unsafe { opened.ops.allocated_size(opened.native)? };
@@ -135,16 +135,15 @@ impl DeviceState {
             events: Arc::new(EventManager::new(opened, config)?),
             fences: Arc::new(FenceManager::new(opened, config)?),
         };
-        let core = Core::new(opened, sources.clone(), &transfers)?;
+        let core = Core::new(opened, sources.clone(), &transfers, common.clone())?;
         let of = memory.clone();
         core.staging.set_source(Box::new(move || of.of(MemoryKind::Pinned).cloned()));
-        let tables = &opened.shared.tables;
-        let engine = core.streams(tables);
+        let engine = core.streams();
         Ok(Self {
             streams: StreamManager::new(&engine)?,
             graphs: GraphManager::new(&engine)?,
             timestamps: TimestampManager::of(&engine)?,
-            host_timelines: HostTimelineManager::new(tables.clone())?,
+            host_timelines: HostTimelineManager::new(common.tables.clone())?,
             engine,
             kernels: kernel::manager(opened)?,
             transfers,
@@ -348,6 +347,7 @@ pub struct Devices {
     /// The devices; empty after a shutdown.
     opened: Mutex<Vec<Arc<OpenedDevice>>>,
     config: MpsConfig,
+    common: Common,
 }
 
 impl Resource for Devices {
@@ -358,7 +358,7 @@ impl Resource for Devices {
     fn create(&self, _: Handle<tags::Device>, ordinal: &u32) -> Result<DeviceState> {
         let opened = self.opened.lock().get(*ordinal as usize).cloned();
         let opened = opened.ok_or_else(|| Error::NotFound(format!("device {ordinal}").into()))?;
-        DeviceState::new(&opened, &self.config)
+        DeviceState::new(&opened, &self.config, &self.common)
     }
 
     fn recycle(&self, _: &mut DeviceState) -> Recycle {
@@ -389,10 +389,11 @@ impl DeviceSource for Devices {
 
     unsafe fn enumerate(ops: Arc<dyn MpsSlowOps>, config: MpsConfig) -> Result<Self> {
         config.validate()?;
+        let common = Common::new(ops.clone());
         let opened = OpenedDevice::all(&Arc::new(Shared::new(ops, config.clone())))?;
         let count = u32::try_from(opened.len()).unwrap_or(u32::MAX);
         let retired = Retired::new("lh-mps-end", config.inline);
-        Ok(Self { retired, count, opened: Mutex::new(opened), config })
+        Ok(Self { retired, count, opened: Mutex::new(opened), config, common })
     }
 
     fn count(&self) -> u32 {

@@ -26,6 +26,7 @@
 //!
 //! This module must not know the traits of `hal`'s devices.
 
+mod library_state;
 pub(crate) mod opened;
 
 pub mod buffer;

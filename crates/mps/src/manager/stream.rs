@@ -49,7 +49,7 @@ impl StreamManager {
         ops: Arc<dyn crate::driver::ops::MpsSlowOps>,
         device: leasehold_hal::DeviceId,
     ) -> Result<Self> {
-        use crate::engine::core::{Core, Sources};
+        use crate::engine::core::{Common, Core, Sources};
         let device = super::opened::OpenedDevice::one(ops, device)?;
         let config = device.shared.config.clone();
         let libraries = super::library::LibraryManager::new(&device, &config)?;
@@ -59,8 +59,8 @@ impl StreamManager {
             events: Arc::new(super::event::EventManager::new(&device, &config)?),
             fences: Arc::new(super::fence::FenceManager::new(&device, &config)?),
         };
-        let core = Core::new(&device, sources, &transfers)?;
-        Ok(Self { for_test: true, ..Self::new(&core.streams(&Arc::default()))? })
+        let core = Core::new(&device, sources, &transfers, Common::new(device.ops.clone()))?;
+        Ok(Self { for_test: true, ..Self::new(&core.streams())? })
     }
 
     /// Whether the manager was [configured for a test](Self::configure_for_test).
