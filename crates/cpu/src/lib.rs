@@ -34,6 +34,8 @@ pub mod allocator;
 pub mod backend;
 #[cfg(all(feature = "bench", not(loom)))]
 pub mod bench;
+#[cfg(not(loom))]
+pub mod config;
 pub mod driver;
 #[cfg(not(loom))]
 pub mod manager;
@@ -41,4 +43,6 @@ pub mod manager;
 #[cfg(not(loom))]
 pub use backend::CpuBackend;
 #[cfg(not(loom))]
-pub use manager::execution::{CpuConfig, CpuExecutionManager, HugePages};
+pub use config::{CpuConfig, HugePages};
+#[cfg(not(loom))]
+pub use manager::execution::CpuExecutionManager;

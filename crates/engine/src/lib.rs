@@ -11,18 +11,14 @@
 //! | [`stream`] | a stream: submission, deferred work, completion, waiting |
 //! | [`driver`] | a driver's part: its streams, the state that they share, its graphs |
 //! | [`retired`] | devices and contexts without a lease, until they may end |
-//! | [`start`] | the start of a driver at its first use, and the backend over the driver |
+//! | [`devices`], [`execution`] | the managers of devices over a driver, and of their backend |
+//! | [`backend`] | a backend over a driver, which starts at its first use |
 //! | [`staging`] | host memory for bytes that the device cannot move directly |
 //! | [`steps`] | the steps of a plan's launch |
 //! | [`tables`] | the timelines of a backend, their signallers and waiting streams |
 //! | [`waits`] | waits of streams for timepoints, and of threads for a whole device |
 //! | [`payload`] | streams and graphs as payloads of pools, and as `hal`'s |
 //! | [`host_memory`], [`cgroup`] | the host's memory, and the share that this process may use |
-//! | [`forward_device!`] | the methods of `hal::Device` that expose a state's description |
-//! | [`device_manager_methods!`] | the methods of a device manager over a driver |
-//! | [`backend_methods!`], [`forward_backend!`] | the methods of a backend over a driver |
-//! | [`pool_methods!`] | the statistics and the shutdown of a manager over a pool |
-//! | [`stream_manager_methods!`] | the methods of a stream manager over a driver |
 //! | [`config_setters!`] | setters of the settings that configurations have alike |
 //! | [`native_handles!`] | handle types of a driver's objects |
 //!
@@ -35,6 +31,8 @@
 //! 2. Make one [`Tables`](tables::Tables) for the backend and one [`Engine`] for each device.
 //!    [`Engine::stream`] makes streams, which [`StreamPool`](stream_pool::StreamPool) keeps.
 //! 3. Host timelines are `HostTimelineManager<Tables<_>>`.
+//! 4. Implement [`DeviceSource`](devices::DeviceSource) for what makes the devices' states. The
+//!    backend is a [`DriverBackend`](backend::DriverBackend) of it.
 //!
 //! # Locks
 //! A stream's lock is held across driver calls that do not block. Under a stream's lock, a thread
@@ -44,23 +42,25 @@
 //!
 //! This crate must not know a driver.
 
+pub mod backend;
 pub mod buffers;
 pub mod cgroup;
 #[cfg(feature = "planted-defects")]
 pub mod defects;
 mod deferred;
+pub mod devices;
 pub mod driver;
 pub mod engine;
-mod forward;
+pub mod execution;
 pub mod host_memory;
 mod host_part;
 pub mod host_timeline;
+mod macros;
 pub mod payload;
 pub mod pipelines;
 mod prepared;
 pub mod retired;
 pub mod staging;
-pub mod start;
 pub mod steps;
 pub mod stream;
 pub mod stream_pool;
@@ -77,8 +77,4 @@ pub use stream::StreamCore;
 #[doc(hidden)]
 pub mod forwarded {
     pub use leasehold_alloc::DebugAids;
-    pub use leasehold_core::sync::Arc;
-    pub use leasehold_core::sync::atomic::Ordering;
-    pub use leasehold_core::{DeviceHandle, Error, Index, Lease, PoolStats, Result};
-    pub use leasehold_hal::{BackendKind, Caps, Device, DeviceId, DeviceInfo, Limits};
 }

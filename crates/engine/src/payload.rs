@@ -9,8 +9,8 @@ use crate::stream_pool::PooledStream;
 use crate::waits;
 use leasehold_core::sync::Arc;
 use leasehold_core::{
-    Error, Handle, Lease, PoolConfig, PoolManager, Recycle, Resource, Result, Tagged, Timeline,
-    TimelineSource, Timepoint, tags,
+    Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource, Result, Tagged,
+    Timeline, TimelineSource, Timepoint, tags,
 };
 use leasehold_hal::{GraphExec, NodePatch, Op, Plan, Stream};
 use std::cell::Cell;
@@ -228,7 +228,18 @@ where
         self.manager.acquire(&Cell::new(Some(plan))).map_err(|e| self.engine.settle(e))
     }
 
-    crate::pool_methods!(manager: "graphs");
+    /// The pool's statistics.
+    pub fn stats(&self) -> PoolStats {
+        self.manager.stats()
+    }
+
+    /// Shuts the manager down.
+    ///
+    /// # Errors
+    /// `LeasesOutstanding`. After the error nothing has changed.
+    pub fn shutdown(&self) -> Result<()> {
+        self.manager.shutdown()
+    }
 }
 
 impl<N: DriverStream> fmt::Debug for GraphManager<N>

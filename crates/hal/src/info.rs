@@ -151,3 +151,23 @@ impl Default for Limits {
         }
     }
 }
+
+/// What is constant of an open device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Description {
+    /// The device's identity, and its memory when the device was opened.
+    pub info: DeviceInfo,
+    /// The device's capabilities. A capability that is `false` is `Unsupported` in every method.
+    pub caps: Caps,
+    /// The device's limits.
+    pub limits: Limits,
+}
+
+impl Description {
+    /// A device without capabilities, with the default limits.
+    #[must_use]
+    pub fn new(info: DeviceInfo) -> Self {
+        Self { info, caps: Caps::default(), limits: Limits::default() }
+    }
+}

@@ -39,6 +39,7 @@
 
 pub mod backend;
 mod check;
+pub mod graph;
 pub mod hazard;
 pub mod id;
 pub mod info;
@@ -54,11 +55,10 @@ mod wrapper;
 #[cfg(test)]
 mod tests;
 
-pub use backend::{
-    Backend, Device, Former, GraphExec, HostTimeline, NodePatch, Stream, StreamDesc,
-};
+pub use backend::{Backend, Device, Former, HostTimeline, Stream, StreamDesc};
+pub use graph::{GraphExec, NodePatch};
 pub use id::{BackendKind, DeviceId};
-pub use info::{Caps, DeviceInfo, Limits, MemoryInfo, MemoryKind};
+pub use info::{Caps, Description, DeviceInfo, Limits, MemoryInfo, MemoryKind};
 pub use kernel::{
     Access, Binding, CpuArgs, CpuFn, Cubin, KernelCheck, KernelDesc, KernelSource, LaunchInfo,
     Overlap, Pipeline,

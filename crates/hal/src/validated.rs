@@ -25,8 +25,9 @@
 //!
 //! This module must not know how a backend runs operations.
 
-use crate::backend::{Backend, Device, NodePatch, Stream};
+use crate::backend::{Backend, Device, Stream};
 use crate::check::{self, Range};
+use crate::graph::NodePatch;
 use crate::id::{BackendKind, DeviceId};
 use crate::info::{DeviceInfo, MemoryKind};
 use crate::kernel::{KernelDesc, Pipeline};

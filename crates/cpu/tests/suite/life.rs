@@ -7,7 +7,7 @@ use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::sync::{Arc, thread};
 use leasehold_cpu::{CpuBackend, CpuConfig, CpuExecutionManager};
 use leasehold_hal::{
-    Access, Backend, DeviceId, HostCall, KernelSource, MemoryKind, Op, Plan, StreamDesc,
+    Access, Backend, Device, DeviceId, HostCall, KernelSource, MemoryKind, Op, Plan, StreamDesc,
 };
 use std::borrow::Cow;
 use std::time::Duration;

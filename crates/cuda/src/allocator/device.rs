@@ -11,12 +11,11 @@
 //!
 //! This module must not know how blocks are placed.
 
-use super::Memory;
 use crate::config::MemorySource;
 use crate::driver::ops::{DeviceProperties, NativeMemory, NativeStream};
 use crate::engine::driver_context::DriverContext;
 use crate::engine::shared::{Place, Shared};
-use leasehold_alloc::{Allocator, Backing, BackingCaps, Chunk, HostKind};
+use leasehold_alloc::{Backing, BackingCaps, Chunk};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Result};
@@ -26,21 +25,6 @@ use std::fmt;
 const SEGMENT: u64 = 32 << 20;
 /// Sizes of segments are multiples of this size.
 const SEGMENT_GRANULE: u64 = 2 << 20;
-
-/// The allocator of the device's memory. The first call makes it.
-///
-/// # Errors
-/// `OutOfMemory`, or a driver error.
-pub(crate) fn of(memory: &Memory) -> Result<&Allocator> {
-    memory.device.get_or_make(|| {
-        super::make(memory, "device memory", HostKind::None, Box::new(backing(memory)?))
-    })
-}
-
-/// Makes a backing of the device's memory.
-pub(crate) fn backing(memory: &Memory) -> Result<DeviceBacking> {
-    DeviceBacking::new(memory.context.clone(), memory.shared.clone(), &memory.properties)
-}
 
 /// The backing of a device's memory.
 pub struct DeviceBacking {

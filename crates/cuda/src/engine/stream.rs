@@ -26,9 +26,6 @@ use std::fmt;
 /// accord.
 const SIGNALS: usize = 16;
 
-/// The execution state of a stream.
-pub type StreamCore = leasehold_engine::StreamCore<CudaStream>;
-
 /// A stream of the driver.
 pub struct CudaStream {
     core: Arc<Core>,

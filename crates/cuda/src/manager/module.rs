@@ -34,7 +34,7 @@ impl fmt::Debug for ModuleState {
 
 /// The code of a module.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) enum Image {
+pub enum Image {
     /// CUDA C++ and the compiler's options.
     Source(Box<str>, Box<[String]>),
     /// PTX.

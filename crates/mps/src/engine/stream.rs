@@ -26,8 +26,9 @@
 use super::core::Core;
 use super::host::{self, HostAction};
 use super::line::{Kept, Line, Mark};
+use super::permit::Permit;
 use super::program::Program;
-use super::room::{Permit, Room};
+use super::room::Room;
 use crate::driver::ops::{
     CommandBufferDesc, ComputeDesc, Dispatch as Launch, MpsSlowOps, NativeBuffer,
     NativeCommandBuffer, NativeComputeEncoder, NativePipeline, NativeSampleBuffer,
@@ -59,9 +60,6 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Looks at the queue's claim before a waiting thread yields, and before it sleeps.
 const SPINS: u32 = 64;
 const YIELDS: u32 = 256;
-
-/// The execution state of a stream.
-pub type StreamCore = leasehold_engine::StreamCore<MpsStream>;
 
 /// A stream of a command queue.
 pub struct MpsStream {
@@ -483,7 +481,7 @@ unsafe impl DriverStream for MpsStream {
         let (queue, room) = core.queue()?;
         let event = core.sources.events.acquire(EventKind::Shared)?;
         Ok(Self {
-            line: Line::new(&core.device.shared.skipped, (event, core.lines.hold()), start)?,
+            line: Line::new(&core.common.skipped, (event, core.lines.hold()), start)?,
             fence: core.sources.fences.acquire()?,
             _held: core.live.hold(),
             core: core.clone(),
