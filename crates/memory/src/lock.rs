@@ -5,7 +5,7 @@
 //!
 //! # Protocol
 //! `owner` is [`NOBODY`], the id of one thread, or [`SHARED`]. It changes in this order, under
-//! `spin`. It returns to `NOBODY` only when the owner itself renounces (its thread ends).
+//! `spin`. It returns to `NOBODY` only when the owner itself releases the bias (its thread ends).
 //! - The owner stores `busy = 1`, executes a light barrier, and checks that it still is the owner.
 //!   Then it holds the lock; it releases the lock with `busy = 0`. Only the owner writes `busy`.
 //! - Every other thread takes `spin`. If it finds another thread's bias, it stores `SHARED`, runs a
@@ -88,7 +88,7 @@ impl BiasedLock {
 
     /// Gives up the bias of thread `me`, if it has one, because the thread will not return. The
     /// thread must not hold the lock.
-    pub(crate) fn renounce(&self, me: u32) {
+    pub(crate) fn release_bias(&self, me: u32) {
         if self.owner.load(Relaxed) == me {
             self.take_spin();
             if self.owner.load(Relaxed) == me {
@@ -286,7 +286,7 @@ mod model {
     }
 
     #[test]
-    fn an_owner_that_renounces_hands_over_or_is_revoked() {
+    fn an_owner_that_releases_its_bias_hands_over_or_is_revoked() {
         loom::model(|| {
             let guarded = Arc::new(Guarded(BiasedLock::new(true), UnsafeCell::new(0)));
             assert_eq!(add(&guarded, 1), Held::Biased);
@@ -295,7 +295,7 @@ mod model {
                 seen.fetch_add(1, Relaxed);
                 add(&other, 2)
             });
-            guarded.0.renounce(1);
+            guarded.0.release_bias(1);
             let _ = thread.join().unwrap();
             // SAFETY: no other thread is left.
             assert_eq!(guarded.1.with(|n| unsafe { *n }), 2);

@@ -1,4 +1,4 @@
-//! The manager's sharded tensor pool: one [`TensorPool`] for each group of threads, so that no call
+//! The manager's sharded tensor pool: one [`Pool`] for each group of threads, so that no call
 //! waits for another thread's.
 //!
 //! # Protocol
@@ -16,7 +16,7 @@ use leasehold_core::sync::atomic::{AtomicU16, AtomicU64, Ordering::Relaxed};
 
 use crate::heap::{self, NoMemory};
 use crate::lock::{BiasedLock, Held};
-use crate::pool::{OpaqueTensor, PoolLimits, PoolOutcome, TensorKey, TensorPool};
+use crate::pool::{OpaqueTensor, Pool, PoolLimits, PoolOutcome, TensorKey};
 
 /// The number of shards, a power of two.
 const SHARDS: usize = 16;
@@ -30,7 +30,7 @@ struct Shard {
     tensors: AtomicU64,
     bytes: AtomicU64,
     hints: [AtomicU16; HINTS],
-    pool: UnsafeCell<TensorPool>,
+    pool: UnsafeCell<Pool>,
 }
 
 /// A sharded tensor pool; see the module's documentation.
@@ -58,7 +58,7 @@ pub(crate) struct Guard<'a> {
 }
 
 impl Guard<'_> {
-    fn pool(&mut self) -> &mut TensorPool {
+    fn pool(&mut self) -> &mut Pool {
         // SAFETY: the shard's lock is held as long as this guard lives, and `&mut self` makes this
         // the only reference.
         unsafe { &mut *self.shard.pool.get() }
@@ -109,8 +109,7 @@ impl Pools {
             tensors: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             hints: std::array::from_fn(|_| AtomicU16::new(0)),
-            // The pool is empty when it is dropped, so it needs no destructor.
-            pool: UnsafeCell::new(TensorPool::with_limits(limits, None)),
+            pool: UnsafeCell::new(Pool::new(limits)),
         })?;
         Ok(Self { shards, limits })
     }
@@ -199,8 +198,8 @@ impl Pools {
     }
 
     /// Gives up the biases of thread `me`, which ends.
-    pub(crate) fn renounce(&self, me: u32) {
-        self.shards.iter().for_each(|shard| shard.lock.renounce(me));
+    pub(crate) fn release_bias(&self, me: u32) {
+        self.shards.iter().for_each(|shard| shard.lock.release_bias(me));
     }
 
     /// The locks, for a fork.

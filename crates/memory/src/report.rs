@@ -3,9 +3,9 @@
 use std::fmt;
 
 use crate::heap::NoMemory;
+use crate::int_map::IntMap;
 use crate::local::Local;
 use crate::names::{self, Name};
-use crate::pool::IntMap;
 use crate::table::{EntryState, Kind};
 
 /// Live objects that share kind, name and call site.

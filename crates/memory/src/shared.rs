@@ -12,7 +12,7 @@ use std::ptr::{self, NonNull};
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 
-use crate::death::Dead;
+use crate::dead::Dead;
 use crate::env;
 use crate::heap::{NoMemory, Owned};
 use crate::lock::{SpinLock, may_bias};
@@ -312,8 +312,8 @@ impl Shared {
         stats
     }
 
-    /// Adds a thread's batch of births and deaths: the net change, and the highest value since the
-    /// last batch.
+    /// Adds a thread's batch of new and destroyed objects: the net change, and the highest
+    /// value since the last batch.
     pub(crate) fn add_live(&self, net: i64, highest: i64) {
         let before = self.live.fetch_add(net, Relaxed);
         self.peak_live.fetch_max(before + highest, Relaxed);
@@ -385,9 +385,9 @@ impl Shared {
     #[cfg(not(loom))]
     pub(crate) fn only(&self, published: Option<NonNull<Published>>) {
         let mut threads = self.threads.lock();
-        let strangers =
+        let others =
             |threads: &Threads| threads.present.iter().copied().find(|p| Some(p.0) != published);
-        while let Some(gone) = strangers(&threads) {
+        while let Some(gone) = others(&threads) {
             threads.leave(gone);
         }
     }
@@ -452,7 +452,7 @@ impl Drop for Shared {
             };
             match hook {
                 // SAFETY: the pool owned the tensor, which `lh_tensor_create` made.
-                _ if host => unsafe { crate::tensor::destroy(tensor) },
+                _ if host => unsafe { crate::host_tensor::destroy(tensor) },
                 // SAFETY: the pool owned the tensor. The tensor's maker provided the hook.
                 Some(hook) => unsafe { hook(tensor) },
                 None => {}

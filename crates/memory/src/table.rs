@@ -214,8 +214,8 @@ impl Table {
 
     /// Gives up the biases of thread `me`, which ends. Other threads may then get its shards'
     /// biases.
-    pub(crate) fn renounce(&self, me: u32) {
-        self.shards.iter().for_each(|shard| shard.lock.renounce(me));
+    pub(crate) fn release_bias(&self, me: u32) {
+        self.shards.iter().for_each(|shard| shard.lock.release_bias(me));
     }
 
     pub(crate) fn totals(&self) -> Totals {
