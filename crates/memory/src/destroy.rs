@@ -163,7 +163,7 @@ impl Local {
         if self.logs() {
             self.log("release", addr, 0);
         }
-        let mut shard = self.shared.table.lock(addr, self.me);
+        let mut shard = self.shared.table.lock(addr);
         let Some(at) = shard.position(addr) else {
             drop(shard);
             self.misuse(Misuse::ReleaseUnknown, addr, 0);
@@ -210,7 +210,7 @@ impl Local {
         let Some((addr, generation)) = self.records.read(r, |x| (x.addr, x.generation)) else {
             return;
         };
-        let mut shard = self.shared.table.lock(addr, self.me);
+        let mut shard = self.shared.table.lock(addr);
         let at = shard.position(addr).filter(|&at| {
             let entry = shard.at(at);
             entry.generation == generation && entry.state == EntryState::Live
@@ -350,7 +350,7 @@ impl Local {
     /// Takes a dying tensor into quarantine and returns its pool key; `Err` if that life is over.
     fn describe(&self, dead: Dead) -> Result<Option<TensorKey>, ()> {
         let step = |from, to| {
-            let mut shard = self.shared.table.lock(dead.addr, self.me);
+            let mut shard = self.shared.table.lock(dead.addr);
             let entry = shard.advance(dead.addr, dead.generation, from, to).ok_or(())?;
             // SAFETY: the flag says that `lh_tensor_create` made the tensor. The tensor is dying,
             // so no code destroys it while its shard is locked.
@@ -450,7 +450,7 @@ impl Local {
         // tensor.
         let (mut ours, mut refused) = ([false; BATCH], [true; BATCH]);
         for (w, ours) in waiting.iter().zip(&mut ours) {
-            let mut shard = self.shared.table.lock(w.dead.addr, self.me);
+            let mut shard = self.shared.table.lock(w.dead.addr);
             // `None` if the tensor was revived meanwhile.
             let entry = shard.advance(
                 w.dead.addr,
@@ -461,7 +461,7 @@ impl Local {
             *ours = entry.map(|e| e.newest = Pools::home(self.me) as u32).is_some();
         }
         if waiting.iter().zip(ours).any(|(w, ours)| ours && w.key.is_some()) {
-            let mut home = self.shared.pools.lock(Pools::home(self.me), self.me);
+            let mut home = self.shared.pools.lock(Pools::home(self.me));
             for ((w, ours), refused) in waiting.iter().zip(ours).zip(&mut refused) {
                 if let Some(key) = w.key.filter(|_| ours) {
                     *refused = home.put(pointer(w.dead.addr), key) == PoolOutcome::Full;
@@ -487,7 +487,7 @@ impl Local {
 
     /// Removes a pooled tensor from the table and puts it on the list for destruction.
     fn discard(&self, addr: usize) {
-        let mut shard = self.shared.table.lock(addr, self.me);
+        let mut shard = self.shared.table.lock(addr);
         let dead = match shard.position(addr) {
             Some(at) if shard.at(at).state == EntryState::Pooled => {
                 let dead = Dead { left_quarantine: true, ..Dead::new(shard.at(at)) };

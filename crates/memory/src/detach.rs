@@ -58,8 +58,6 @@ impl Local {
 impl Drop for Local {
     fn drop(&mut self) {
         self.detach();
-        self.shared.table.release_bias(self.me);
-        self.shared.pools.release_bias(self.me);
         self.shared.leave(&self.published);
     }
 }

@@ -288,7 +288,7 @@ mod forks {
 
     unsafe extern "C" fn before() {
         if let Some(shared) = made() {
-            shared.hold(attached().map_or(0, |local| local.me));
+            shared.hold();
             HELD.store(ptr::from_ref(shared).cast_mut(), Relaxed);
         }
     }

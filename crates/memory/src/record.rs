@@ -41,7 +41,7 @@ impl Local {
             self.misuse(Misuse::OutOfMemory, addr, 0);
             return;
         };
-        let mut shard = self.shared.table.lock(addr, self.me);
+        let mut shard = self.shared.table.lock(addr);
         if let Some(at) = shard.position(addr) {
             self.register_again(shard, at, r, about);
             return;
@@ -136,10 +136,10 @@ impl Local {
             EntryState::Described => false,
             EntryState::Pooled => {
                 let tensor = std::ptr::with_exposed_provenance_mut::<OpaqueTensor>(addr);
-                self.shared.pools.take(tensor, pool_shard as usize, self.me)
+                self.shared.pools.take(tensor, pool_shard as usize)
             }
         };
-        let mut shard = self.shared.table.lock(addr, self.me);
+        let mut shard = self.shared.table.lock(addr);
         let revived = if ours && shard.find(addr).is_some_and(|e| e.state == state) {
             shard.revive(addr)
         } else {
@@ -169,7 +169,7 @@ impl Local {
         if addr == 0 {
             return;
         }
-        let known = self.shared.table.lock(addr, self.me).find(addr).is_some();
+        let known = self.shared.table.lock(addr).find(addr).is_some();
         if known {
             self.register(addr, About::kind(Kind::Untyped));
         } else {
@@ -186,7 +186,7 @@ impl Local {
         if self.logs() {
             self.log("unregister", addr, 0);
         }
-        let mut shard = self.shared.table.lock(addr, self.me);
+        let mut shard = self.shared.table.lock(addr);
         if let Some(entry) = shard.find(addr).filter(|e| e.state == EntryState::Live) {
             let r = self.newest(entry);
             if let Some(record) = self.records.get(r).filter(|x| x.depth >= outermost) {
@@ -206,7 +206,7 @@ impl Local {
         if addr == 0 {
             return false;
         }
-        let mut shard = self.shared.table.lock(addr, self.me);
+        let mut shard = self.shared.table.lock(addr);
         shard.find(addr).is_some_and(|e| e.state == EntryState::Live && self.newest(e) != NIL)
     }
 
@@ -221,7 +221,7 @@ impl Local {
             self.log("promote", addr, 0);
         }
         let depth = self.depth();
-        let mut shard = self.shared.table.lock(addr, self.me);
+        let mut shard = self.shared.table.lock(addr);
         let newest = match shard.find(addr).filter(|e| e.state == EntryState::Live) {
             Some(entry) => self.newest(entry),
             None => NIL,
@@ -267,7 +267,7 @@ impl Local {
         if self.logs() {
             self.log("acquire", addr, 0);
         }
-        let mut shard = self.shared.table.lock(addr, self.me);
+        let mut shard = self.shared.table.lock(addr);
         let Some(at) = shard.position(addr) else {
             self.acquire_unknown(shard, addr, initial);
             return;
@@ -304,7 +304,7 @@ impl Local {
         if self.logs() {
             self.log("dec_ref", addr, 0);
         }
-        let mut shard = self.shared.table.lock(addr, self.me);
+        let mut shard = self.shared.table.lock(addr);
         let Some(at) = shard.position(addr) else {
             drop(shard);
             self.misuse(Misuse::ReleaseUnknown, addr, 0);

@@ -49,7 +49,7 @@ impl Local {
         read: impl FnOnce(&HostTensor) -> R,
     ) -> Option<R> {
         if !tensor.is_null() {
-            let mut shard = self.shared.table.lock(tensor.addr(), self.me);
+            let mut shard = self.shared.table.lock(tensor.addr());
             if shard
                 .find(tensor.addr())
                 .is_some_and(|e| e.flags & HOST != 0 && e.state == EntryState::Live)
