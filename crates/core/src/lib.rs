@@ -33,7 +33,6 @@
 //! # Contracts
 #![doc = include_str!("contracts.md")]
 
-pub mod barrier;
 #[cfg(feature = "bench")]
 pub mod bench;
 #[doc(hidden)]

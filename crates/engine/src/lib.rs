@@ -15,7 +15,7 @@
 //! | [`backend`] | a backend over a driver, which starts at its first use |
 //! | [`staging`] | host memory for bytes that the device cannot move directly |
 //! | [`steps`] | the steps of a plan's launch |
-//! | [`tables`] | the timelines of a backend, their signallers and waiting streams |
+//! | [`tables`], [`timelines`] | the timelines of a backend, their signallers and waiting streams |
 //! | [`waits`] | waits of streams for timepoints, and of threads for a whole device |
 //! | [`payload`] | streams and graphs as payloads of pools, and as `hal`'s |
 //! | [`host_memory`], [`cgroup`] | the host's memory, and the share that this process may use |
@@ -36,9 +36,21 @@
 //!
 //! # Locks
 //! A stream's lock is held across driver calls that do not block. Under a stream's lock, a thread
-//! takes only the locks of [`tables`], of the stream's queue of actions and of the driver's part.
+//! takes only the locks of [`timelines`], of the stream's queue of actions and of the driver's
+//! part.
 //! No thread holds the locks of two streams. User code (host calls, foreign calls, destructors)
 //! runs without any lock.
+//!
+//! # How the files of a stream build on each other
+//! A file names only files of the lines above its own, except for the third line.
+//!
+//! - Values, queues and tables, which know no stream: `steps`, `host_part`, `driver`, `prepared`,
+//!   `timelines`, `watch`.
+//! - What streams hold, and what a stream gives to the driver: `state`, `stream/issue`.
+//! - How work goes on: `deferred`, `stream/complete`, `stream/failure`, `stream/resolve`,
+//!   `watcher`. These files call each other. Work that is resumed may complete or fail, and both
+//!   resume other streams. The threads do the same.
+//! - What callers ask for: `stream/submit`, `stream/wait`, `stream`, `tables`, `payload`, `engine`.
 //!
 //! This crate must not know a driver.
 
@@ -61,13 +73,16 @@ pub mod pipelines;
 mod prepared;
 pub mod retired;
 pub mod staging;
+mod state;
 pub mod steps;
 pub mod stream;
 pub mod stream_pool;
 pub mod tables;
 #[cfg(test)]
 mod tests;
+pub mod timelines;
 pub mod waits;
+mod watch;
 mod watcher;
 
 pub use engine::{Engine, EngineConfig};

@@ -3,9 +3,8 @@
 //! This module must not know what streams run.
 
 use crate::driver::{DriverStream, Instantiate};
-use crate::engine::Engine;
-use crate::stream::StreamCore;
-use crate::stream_pool::PooledStream;
+use crate::state::{Engine, StreamCore};
+use crate::stream_pool::{PooledStream, StreamPool};
 use crate::waits;
 use leasehold_core::sync::Arc;
 use leasehold_core::{
@@ -116,6 +115,14 @@ unsafe impl<N: DriverStream> Stream for StreamState<N> {
 
     fn priority(&self) -> i32 {
         N::priority_of(self.core.priority())
+    }
+}
+
+impl<N: DriverStream> Engine<N> {
+    /// The streams that exist, if no stream of their pool has a holder. Their work is the work that
+    /// dropped streams left behind.
+    pub fn left_behind(&self, pool: &StreamPool<StreamState<N>>) -> Vec<Arc<StreamCore<N>>> {
+        if pool.in_use() == 0 { self.streams() } else { Vec::new() }
     }
 }
 

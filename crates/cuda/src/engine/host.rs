@@ -35,8 +35,8 @@ pub enum HostAction {
 }
 
 impl HostAction {
-    /// Carries the action out. Unless the stream is sound, only resources are given back.
-    pub(crate) fn carry_out(self, sound: bool, ops: &dyn CudaSlowOps) {
+    /// Runs the action. Unless the stream is sound, only resources are given back.
+    pub(crate) fn run(self, sound: bool, ops: &dyn CudaSlowOps) {
         match self {
             HostAction::CopyOut { staging, dst, bytes, keep } => {
                 if sound {

@@ -235,8 +235,8 @@ unsafe impl DriverStream for CudaStream {
         std::mem::forget(self.word.take());
     }
 
-    fn carry_out(core: &Core, action: HostAction, sound: bool) {
-        action.carry_out(sound, core.context.ops());
+    fn run_action(core: &Core, action: HostAction, sound: bool) {
+        action.run(sound, core.context.ops());
     }
 }
 

@@ -37,8 +37,8 @@ pub enum HostAction {
 }
 
 impl HostAction {
-    /// Carries the action out. Unless the stream is sound, only resources are given back.
-    pub(crate) fn carry_out(self, core: &Core, sound: bool) {
+    /// Runs the action. Unless the stream is sound, only resources are given back.
+    pub(crate) fn run(self, core: &Core, sound: bool) {
         match self {
             HostAction::Uploaded(staging) => drop(staging),
             HostAction::CopyOut { staging, dst, bytes, keep } => {

@@ -783,8 +783,8 @@ unsafe impl DriverStream for MpsStream {
         std::mem::forget((self.line.clone(), self.fence.clone(), self.queue.clone()));
     }
 
-    fn carry_out(core: &Core, action: HostAction, sound: bool) {
-        action.carry_out(core, sound);
+    fn run_action(core: &Core, action: HostAction, sound: bool) {
+        action.run(core, sound);
     }
 }
 
