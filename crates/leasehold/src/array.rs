@@ -20,9 +20,9 @@ use std::ops::{Deref, RangeBounds};
 /// `T`.
 ///
 /// ```
-/// use leasehold::{Context, DeviceId, View};
+/// use leasehold::{DeviceId, Runtime, View};
 /// # fn main() -> leasehold::Result<()> {
-/// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+/// let runtime = Runtime::open(DeviceId::cpu(0))?;
 /// let x = runtime.upload(&[1.0f32, 2.0, 3.0, 4.0])?;
 /// let y = runtime.zeros::<f32>(4)?;
 /// runtime.stream().copy(y.slice(..2).view(), x.slice(2..).view())?;
@@ -258,6 +258,24 @@ impl<T> View for ArrayView<'_, T> {
 impl<'a, T> From<&'a Array<T>> for ArrayView<'a, T> {
     fn from(array: &'a Array<T>) -> Self {
         array.as_view()
+    }
+}
+
+impl<'a, T> TryFrom<BufferView<'a>> for ArrayView<'a, T> {
+    type Error = Error;
+
+    /// As [`BufferView::values`].
+    fn try_from(view: BufferView<'a>) -> Result<Self> {
+        ArrayView::from_view(view)
+    }
+}
+
+impl<'a, T> TryFrom<&'a Lease<Buffer>> for ArrayView<'a, T> {
+    type Error = Error;
+
+    /// As [`BufferView::values`], of the whole buffer.
+    fn try_from(buffer: &'a Lease<Buffer>) -> Result<Self> {
+        ArrayView::from_view(buffer.view())
     }
 }
 

@@ -53,9 +53,9 @@ impl Default for EventFlags {
 /// the last one.
 ///
 /// ```
-/// use leasehold::{Context, DeviceId, View};
+/// use leasehold::{DeviceId, Runtime, View};
 /// # fn main() -> leasehold::Result<()> {
-/// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+/// let runtime = Runtime::open(DeviceId::cpu(0))?;
 /// let (start, end) = (runtime.create_event()?, runtime.create_event()?);
 /// let (stream, x) = (runtime.stream(), runtime.alloc(1 << 20)?);
 /// stream.record(&start)?;

@@ -81,7 +81,7 @@ impl Event {
     /// #     }
     /// # }
     /// async fn doubled(runtime: &Runtime, x: &Array<f32>) -> Result<Vec<f32>> {
-    ///     let (event, y) = (runtime.create_event()?, runtime.full(x.len(), 2.0f32)?);
+    ///     let (event, y) = (runtime.create_event()?, runtime.alloc_array(x.len())?);
     ///     runtime.stream().copy(y.view(), x.view())?;
     ///     runtime.stream().record(&event)?;
     ///     (&*event).await?;

@@ -7,9 +7,9 @@
 //!
 //! ```
 //! use leasehold::infini::*;
-//! use leasehold::{Context, DeviceId, View};
+//! use leasehold::{DeviceId, Runtime, View};
 //! # fn main() -> leasehold::Result<()> {
-//! let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+//! let runtime = Runtime::open(DeviceId::cpu(0))?;
 //! let (start, end, x) = (runtime.create_event()?, runtime.create_event()?, runtime.alloc(12)?);
 //! runtime.record_event(&start, None)?;
 //! runtime.memcpy_h2d(x.view(), &[1.0f32, 2.0, 3.0], true)?;

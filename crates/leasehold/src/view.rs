@@ -148,9 +148,9 @@ impl<'a> Operand<'a> {
 /// needs [`view`](Self::view) alone.
 ///
 /// ```
-/// # use leasehold::{Context, DeviceId, View};
+/// # use leasehold::{DeviceId, Runtime, View};
 /// # fn main() -> leasehold::Result<()> {
-/// # let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+/// # let runtime = Runtime::open(DeviceId::cpu(0))?;
 /// let buffer = runtime.alloc(1024)?;
 /// let head = buffer.part(..256)?;
 /// assert_eq!(head.len(), 256);

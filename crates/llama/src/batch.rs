@@ -54,14 +54,14 @@ struct Slot {
 /// at a time.
 ///
 /// ```
-/// use leasehold::{Context, DeviceId};
+/// use leasehold::{DeviceId, Runtime};
 /// use leasehold_llama::{Batch, Config, DType, Mode, Model, Sampling, Weights};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-python");
 /// let config = Config::from_dir(root.as_ref())?;
 /// // SAFETY: no program changes the file while the weights live.
 /// let weights = unsafe { Weights::from_dir(root.as_ref(), &config) }?;
-/// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+/// let runtime = Runtime::open(DeviceId::cpu(0))?;
 /// let model = Model::load(&runtime, &config, &weights, DType::F32, &mut |_, _| {})?;
 /// let mut batch = Batch::new(&model, 4, 64, Mode::Graph)?;
 /// let (first, _token) = batch.add(&[316, 221], Sampling::default())?;
@@ -285,7 +285,7 @@ impl<'m> Batch<'m> {
     /// `InvalidArgument` for a sequence that is not in the batch; the stream's cause.
     pub fn logits(&self, id: SequenceId) -> Result<Vec<f32>> {
         let (at, _) = self.find(id)?;
-        let all: Vec<f32> = self.network.model.runtime().download(self.logits.buffer())?;
+        let all: Vec<f32> = self.network.model.runtime().to_vec(self.logits.buffer())?;
         let n = self.logits.cols() as usize;
         Ok(all[at * n..(at + 1) * n].to_vec())
     }

@@ -540,13 +540,13 @@ impl<'m> Decoder<'m> {
     /// The operators of a step, counted.
     ///
     /// ```
-    /// use leasehold::{Context, DeviceId};
+    /// use leasehold::{DeviceId, Runtime};
     /// use leasehold_llama::{Config, DType, Decoder, Model, Sampling, Weights};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-python");
     /// let config = Config::from_dir(root.as_ref())?;
     /// let weights = Weights::random(&config, DType::Bf16, 1)?;
-    /// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+    /// let runtime = Runtime::open(DeviceId::cpu(0))?;
     /// let model = Model::load(&runtime, &config, &weights, DType::Bf16, &mut |_, _| {})?;
     /// let decoder = Decoder::new(&model, 64, 1, Sampling::default())?;
     /// let layers = config.num_hidden_layers;
@@ -570,7 +570,7 @@ impl<'m> Decoder<'m> {
     /// # Errors
     /// The stream's cause.
     pub fn logits(&self) -> Result<Vec<f32>> {
-        self.network.model.runtime().download(self.logits.buffer())
+        self.network.model.runtime().to_vec(self.logits.buffer())
     }
 
     /// Returns whether another step fits the sequence.

@@ -211,7 +211,7 @@ pub fn generate(
     on_token(ids[0])?;
 
     let mut steps = Vec::with_capacity(request.tokens);
-    let before = model.runtime().memory_stats();
+    let before = model.runtime().allocator().stats();
     let next = |decoder: &mut Decoder<'_>| match &graph {
         Some(graph) => decoder.launch(graph),
         None => decoder.step(),
@@ -237,7 +237,7 @@ pub fn generate(
         on_token(id)?;
     }
     let decode = start.elapsed();
-    let after = model.runtime().memory_stats();
+    let after = model.runtime().allocator().stats();
     Ok(Generation {
         ids,
         last_logits,

@@ -10,9 +10,9 @@
 //! Three types to know: [`Library`], [`Operator`] and [`Tensor`], a matrix in a buffer.
 //!
 //! ```
-//! use leasehold::{Context, DeviceId};
+//! use leasehold::{DeviceId, Runtime};
 //! use leasehold_operators::{DType, Tensor};
-//! let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+//! let runtime = Runtime::open(DeviceId::cpu(0))?;
 //! let x = Tensor::alloc(&runtime, DType::F32, 2, 3)?;
 //! assert_eq!((x.rows(), x.dtype()), (2, DType::F32));
 //! # Ok::<(), leasehold::Error>(())

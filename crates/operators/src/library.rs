@@ -207,10 +207,10 @@ impl Resolved {
 /// The operator library of one runtime.
 ///
 /// ```
-/// use leasehold::{Context, DeviceId};
+/// use leasehold::{DeviceId, Runtime};
 /// use leasehold_operators::Library;
 /// # fn main() -> leasehold::Result<()> {
-/// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+/// let runtime = Runtime::open(DeviceId::cpu(0))?;
 /// let library = Library::of(&runtime)?;
 /// assert!(library.kernel("rms_norm").is_ok());
 /// # Ok(())

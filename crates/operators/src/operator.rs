@@ -143,10 +143,10 @@ impl Operator {
     /// element types and the device select it.
     ///
     /// ```
-    /// use leasehold::{Context, DeviceId};
+    /// use leasehold::{DeviceId, Runtime};
     /// use leasehold_operators::{DType, Library, Tensor, ops};
     /// # fn main() -> leasehold::Result<()> {
-    /// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+    /// let runtime = Runtime::open(DeviceId::cpu(0))?;
     /// let library = Library::of(&runtime)?;
     /// let tensor = |rows, cols| Tensor::alloc(&runtime, DType::Bf16, rows, cols);
     /// let (x, weight, y) = (tensor(16, 32)?, tensor(64, 32)?, tensor(16, 64)?);

@@ -7,10 +7,10 @@ use leasehold::{Buffer, Error, Lease, Result, Runtime};
 /// `rows` rows of `cols` elements, `ld` elements from one row to the next. Clones share the memory.
 ///
 /// ```
-/// use leasehold::{Context, DeviceId};
+/// use leasehold::{DeviceId, Runtime};
 /// use leasehold_operators::{DType, Tensor};
 /// # fn main() -> leasehold::Result<()> {
-/// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+/// let runtime = Runtime::open(DeviceId::cpu(0))?;
 /// let x = Tensor::alloc(&runtime, DType::F32, 2, 3)?;
 /// assert_eq!((x.rows(), x.cols(), x.bytes()), (2, 3, 24));
 /// assert!(Tensor::new(x.buffer().clone(), 0, DType::F32, 3, 3).is_err());

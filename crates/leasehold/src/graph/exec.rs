@@ -567,3 +567,8 @@ impl<'a> GraphUpdate<'a> {
         self
     }
 }
+
+const _: () = {
+    const fn shared<T: Send + Sync>() {}
+    shared::<Graph>();
+};

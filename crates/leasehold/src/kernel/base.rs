@@ -109,7 +109,7 @@ impl Forget for BaseCell {
 ///
 /// ```
 /// use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource};
-/// use leasehold::{Access, Context, DeviceId, Error, KernelBase, View};
+/// use leasehold::{Access, DeviceId, Error, KernelBase, Runtime, View};
 ///
 /// const TILE: usize = 256;
 ///
@@ -122,7 +122,7 @@ impl Forget for BaseCell {
 /// }
 ///
 /// # fn main() -> leasehold::Result<()> {
-/// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+/// let runtime = Runtime::open(DeviceId::cpu(0))?;
 /// let check = KernelCheck::new(|launch| match launch.grid {
 ///     [tiles, 1, 1] => launch.want(0, u64::from(tiles) * TILE as u64 * 4),
 ///     _ => Err(Error::invalid("a grid of one dimension")),
@@ -136,7 +136,7 @@ impl Forget for BaseCell {
 /// let launch = |tiles| runtime.stream().launch(&kernel, &[x.read_write()], &(), tiles);
 /// launch(2)?;
 /// assert!(launch(3).is_err(), "768 floats of 512");
-/// assert_eq!(runtime.download::<f32>(&x)?, [2.0; 512]);
+/// assert_eq!(runtime.to_vec::<f32>(&x)?, [2.0; 512]);
 /// # Ok(())
 /// # }
 /// ```

@@ -43,7 +43,7 @@ pub struct Updated;
 /// ```
 /// use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource};
 /// use leasehold::kernel::{session_ops as ops, session_sync_ops as sync};
-/// use leasehold::{Access, Context, DeviceId, KernelBase, KernelSession, View};
+/// use leasehold::{Access, DeviceId, KernelBase, KernelSession, Runtime, View};
 ///
 /// unsafe fn double(args: &CpuArgs<'_>) {
 ///     // SAFETY: each tile has 4 values of its own: the grid has one dimension.
@@ -52,7 +52,7 @@ pub struct Updated;
 /// }
 ///
 /// # fn main() -> leasehold::Result<()> {
-/// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+/// let runtime = Runtime::open(DeviceId::cpu(0))?;
 /// let (source, check) = (KernelSource::Cpu(double), KernelCheck::grid_1d());
 /// let desc = KernelDesc::new("double", source, &[Access::ReadWrite], check);
 /// // SAFETY: it touches its binding alone, within bounds that `slice_mut` checks. Each tile
@@ -65,7 +65,7 @@ pub struct Updated;
 /// let session = ops::no_params(session)?;
 /// let session = ops::dispatch_1d(session, 2, 1)?;
 /// sync::update_tokens(session).finish()?;
-/// assert_eq!(runtime.download::<f32>(&x)?, [2.0; 8]);
+/// assert_eq!(runtime.to_vec::<f32>(&x)?, [2.0; 8]);
 /// # Ok(())
 /// # }
 /// ```

@@ -151,9 +151,9 @@ impl Stream {
     /// failed already.
     ///
     /// ```
-    /// use leasehold::{Context, DeviceId};
+    /// use leasehold::{DeviceId, Runtime};
     /// # fn main() -> leasehold::Result<()> {
-    /// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+    /// let runtime = Runtime::open(DeviceId::cpu(0))?;
     /// let (tell, hear) = std::sync::mpsc::channel();
     /// runtime.stream().on_complete(move |result| tell.send(result.is_ok()).unwrap_or_default());
     /// assert_eq!(hear.recv(), Ok(true));

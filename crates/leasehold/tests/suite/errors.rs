@@ -12,18 +12,18 @@ fn memory_and_streams_of_another_runtime_are_refused() {
         kind(b.stream().copy(x.view(), y.view())),
         kind(a.stream().fill(y.view(), 0u8)),
         kind(a.stream().upload(y.view(), &[0u32; 4])),
-        kind(a.download::<u32>(&y)),
+        kind(a.to_vec::<u32>(&y)),
         kind(a.stream().upload_owned(y.view(), vec![0u8; 16])),
         // SAFETY: nothing is touched.
-        kind(unsafe { a.map_read(y.view()) }),
+        kind(unsafe { a.stream().map_read(y.view()) }),
         // SAFETY: it does nothing.
         kind(unsafe { a.stream().foreign_call("f", &[y.read()], |_, _| Ok(())) }),
     ];
     assert_eq!(refused, ["InvalidArgument"; 8]);
-    let error = a.download::<u32>(&y).unwrap_err().to_string();
+    let error = a.to_vec::<u32>(&y).unwrap_err().to_string();
     assert!(error.contains("16 bytes") && error.contains("cpu:0"), "{error}");
     assert_eq!(
-        (a.download::<u32>(&x).unwrap(), b.download::<u32>(&y).unwrap()),
+        (a.to_vec::<u32>(&x).unwrap(), b.to_vec::<u32>(&y).unwrap()),
         (vec![1; 4], vec![2; 4])
     );
 }
@@ -60,7 +60,7 @@ fn after_a_kernel_trapped_every_call_tells_the_first_cause() {
     }
     assert!(runtime.stream().failure().is_none());
     runtime.stream().fill(y.view(), 4u32).unwrap();
-    assert_eq!(runtime.download::<u32>(&y).unwrap(), vec![4; 50_000]);
+    assert_eq!(runtime.to_vec::<u32>(&y).unwrap(), vec![4; 50_000]);
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn a_failure_reaches_who_reads_its_result_and_ends_when_it_is_overwritten() {
     runtime.stream().fill(x.view(), 9u32).unwrap();
     runtime.stream().fill(y.view(), 9u32).unwrap();
     runtime.stream().synchronize().unwrap();
-    assert_eq!(runtime.download::<u32>(&x).unwrap(), [9; 4]);
+    assert_eq!(runtime.to_vec::<u32>(&x).unwrap(), [9; 4]);
     let fresh = runtime.create_stream().unwrap();
     fresh.copy(y.view(), x.view()).unwrap();
     fresh.synchronize_timeout(LONG).unwrap();
@@ -104,16 +104,16 @@ fn memory_of_a_failed_stream_is_as_good_as_new() {
     for round in 0..20 {
         let stream = runtime.create_stream().unwrap();
         let layout = leasehold::Layout::new(1 << 20);
-        let x = stream.alloc_layout(layout).unwrap();
+        let x = stream.runtime().alloc_layout(layout).unwrap();
         launch(&stream, &trap(), &[x.read_write()], &[], 1).unwrap();
         drop(x);
         assert!(stream.synchronize_timeout(LONG).is_err());
         let other = runtime.create_stream().unwrap();
-        let y = other.alloc_layout(layout).unwrap();
+        let y = other.runtime().alloc_layout(layout).unwrap();
         other.fill(y.view(), ops::Pattern::U32(round)).unwrap();
         other.synchronize_timeout(LONG).unwrap();
     }
-    assert!(runtime.memory_stats().reserved <= 64 << 20, "{:?}", runtime.memory_stats());
+    assert!(runtime.allocator().stats().reserved <= 64 << 20, "{:?}", runtime.allocator().stats());
 }
 
 /// A failure is told before what failed is over; the device is synchronised once it is.
@@ -155,14 +155,14 @@ fn asking_for_too_much_is_refused_and_nothing_is_lost() {
     let error = runtime.alloc(1 << 59).unwrap_err().to_string();
     assert!(error.contains("cpu") || error.contains("bytes"), "{error}");
     let x = runtime.upload(&[3u8; 100]).unwrap();
-    assert_eq!(runtime.download::<u8>(&x).unwrap(), [3; 100]);
+    assert_eq!(runtime.to_vec::<u8>(&x).unwrap(), [3; 100]);
 }
 
 #[test]
 fn a_budget_is_kept() {
     let runtime = runtime();
     drop(runtime.alloc(1 << 20).unwrap());
-    let reserved = runtime.memory_stats().reserved;
+    let reserved = runtime.allocator().stats().reserved;
     runtime.allocator().set_budget(reserved);
     assert!(runtime.alloc(256 << 20).is_err());
     runtime.allocator().set_budget(u64::MAX);

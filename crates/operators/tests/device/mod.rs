@@ -308,7 +308,7 @@ fn launch<P: Params>(
     runtime.add_graph_operator(&operator)?;
     buffers
         .iter()
-        .map(|b| b.as_ref().map_or_else(|| Ok(Vec::new()), |b| runtime.download(b)))
+        .map(|b| b.as_ref().map_or_else(|| Ok(Vec::new()), |b| runtime.to_vec(b)))
         .collect()
 }
 

@@ -152,14 +152,14 @@ fn gaps_of_padded_rows_are_the_same_in_a_graph() {
             runtime.stream().fill(y.part(40..48)?, 3u32)
         };
         run(&runtime).expect("eager work");
-        let eager = runtime.download::<u32>(&y).expect("the rows");
+        let eager = runtime.to_vec::<u32>(&y).expect("the rows");
         assert_eq!(eager, [7, 7, 2, 2, 7, 7, 2, 2, 7, 7, 3, 3]);
         let graph = runtime.record_graph(run).expect("a graph");
         for launch in 0..2 {
             runtime.stream().fill(y.view(), 9u32).expect("other contents");
             graph.launch().expect("a launch");
             assert_eq!(
-                runtime.download::<u32>(&y).expect("the rows"),
+                runtime.to_vec::<u32>(&y).expect("the rows"),
                 eager,
                 "{runtime:?}, launch {launch}"
             );
