@@ -285,7 +285,7 @@ impl<'m> Batch<'m> {
     /// `InvalidArgument` for a sequence that is not in the batch; the stream's cause.
     pub fn logits(&self, id: SequenceId) -> Result<Vec<f32>> {
         let (at, _) = self.find(id)?;
-        let all: Vec<f32> = self.network.model.runtime().to_vec(self.logits.buffer())?;
+        let all: Vec<f32> = self.network.model.runtime().to_vec(self.logits.view())?;
         let n = self.logits.cols() as usize;
         Ok(all[at * n..(at + 1) * n].to_vec())
     }

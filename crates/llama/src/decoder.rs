@@ -137,7 +137,7 @@ pub(crate) struct Lanes {
     /// Each sequence; parts of the same memory.
     pub(crate) each: Vec<Lane>,
     /// The scratch memory of the decode step's attention.
-    scratch: Lease<Buffer>,
+    scratch: BufferPart,
     /// The timepoint of the initial fills.
     born: Timepoint,
 }
@@ -160,7 +160,7 @@ impl Lanes {
         let zeroed = |bytes: u64| -> Result<BufferPart> {
             let buffer = runtime.alloc(bytes)?;
             runtime.stream().fill(buffer.view(), 0u8)?;
-            Ok(BufferPart::whole(&buffer))
+            Ok(buffer.into())
         };
         let named = Name::new("kv cache").scope();
         let caches = (0..c.num_hidden_layers)
@@ -176,7 +176,7 @@ impl Lanes {
         let state = ops::Loop {
             token: words()?,
             position: words()?,
-            ring: BufferPart::whole(&shared_words(runtime, ring_words)?),
+            ring: shared_words(runtime, ring_words)?.into(),
             count: words()?,
         };
         let scratch = ops::decode_scratch(runtime, heads, rows)?;
@@ -227,7 +227,7 @@ impl Lanes {
 pub(crate) struct Network<'m> {
     pub(crate) model: &'m Model,
     pub(crate) heads: ops::Heads,
-    table: Lease<Buffer>,
+    table: BufferPart,
 }
 
 impl<'m> Network<'m> {
@@ -250,7 +250,7 @@ impl<'m> Network<'m> {
             positions: positions as u32,
         };
         let _named = Name::new("sequence").scope();
-        Ok(Self { model, heads, table: model.rope_table(positions)? })
+        Ok(Self { model, heads, table: model.rope_table(positions)?.into() })
     }
 
     /// The operators of a decode step of all `lanes`, a row of `s` and of `logits` for each.
@@ -283,7 +283,7 @@ impl<'m> Network<'m> {
         s: &Scratch,
         ids: &BufferPart,
         lanes: &[&Lane],
-        scratch: Option<&Lease<Buffer>>,
+        scratch: Option<&BufferPart>,
         to: &mut Vec<Operator>,
     ) -> Result<()> {
         let library = &*self.model.library;
@@ -413,7 +413,7 @@ impl<'m> Network<'m> {
     ) -> Result<(Vec<Operator>, Tensor)> {
         let scratch = Scratch::new(self.model, rows)?;
         let mut operators = Vec::new();
-        self.rows(&scratch, &BufferPart::whole(ids), &[lane], None, &mut operators)?;
+        self.rows(&scratch, &ids.into(), &[lane], None, &mut operators)?;
         Ok((operators, scratch.h.slice_rows(rows - 1, 1)?))
     }
 
@@ -570,7 +570,7 @@ impl<'m> Decoder<'m> {
     /// # Errors
     /// The stream's cause.
     pub fn logits(&self) -> Result<Vec<f32>> {
-        self.network.model.runtime().to_vec(self.logits.buffer())
+        self.network.model.runtime().to_vec(self.logits.view())
     }
 
     /// Returns whether another step fits the sequence.

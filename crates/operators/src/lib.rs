@@ -28,6 +28,7 @@ pub mod kernels;
 pub mod library;
 pub mod operator;
 pub mod ops;
+pub mod part;
 #[cfg(feature = "sim")]
 mod simulated;
 pub mod tensor;
@@ -35,7 +36,8 @@ pub mod tensor;
 #[cfg(feature = "emulate")]
 pub use emulated::{EmulatedCuda, EmulatedMps, emulate_cuda, emulate_mps};
 pub use library::Library;
-pub use operator::{BufferPart, Operator};
+pub use operator::Operator;
+pub use part::BufferPart;
 #[cfg(feature = "sim")]
 pub use simulated::{simulate, simulate_mps};
 pub use tensor::{DType, Tensor};

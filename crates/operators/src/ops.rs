@@ -12,9 +12,10 @@ use crate::kernels::cpu::norm::NormParams;
 use crate::kernels::cpu::rope::RopeParams;
 use crate::kernels::cpu::sampling::{AdvanceParams, RowParams, SampleParams};
 use crate::library::Library;
-use crate::operator::{BufferPart, Operator};
+use crate::operator::Operator;
+use crate::part::BufferPart;
 use crate::tensor::{DType, Tensor};
-use leasehold::{Buffer, Error, Lease, Result, Runtime, View};
+use leasehold::{Error, Result, Runtime, View};
 
 /// The maximum number of rows that a product can normalise itself, on every device.
 pub const NORM_ROWS: u32 = FEW as u32;
@@ -24,10 +25,6 @@ pub const DECODE_GROUP: u32 = QUERIES as u32;
 
 fn some(t: &Tensor) -> Option<BufferPart> {
     Some(t.into())
-}
-
-fn raw(buffer: &Lease<Buffer>) -> Option<BufferPart> {
-    Some(buffer.into())
 }
 
 fn part(part: &BufferPart) -> Option<BufferPart> {
@@ -340,7 +337,7 @@ pub struct Cache {
 #[derive(Debug, Clone, Copy)]
 pub struct RowPositions<'a> {
     /// cos and sin per position ([`rope::table`](crate::kernels::cpu::rope::table)), f32.
-    pub table: &'a Lease<Buffer>,
+    pub table: &'a BufferPart,
     /// An i32 in device memory, or one for each row in [`decode_attention`].
     pub position: &'a BufferPart,
 }
@@ -363,7 +360,7 @@ pub fn rope(library: &Library, x: &Tensor, heads: Heads, at: RowPositions<'_>) -
         x: x.dtype() as u32,
         cache: 0,
     };
-    Operator::new(library, "rope", &params, &[some(x), raw(at.table), part(at.position)])
+    Operator::new(library, "rope", &params, &[some(x), part(at.table), part(at.position)])
 }
 
 /// Copies rows of keys or values into a cache at their positions, without rotating them.
@@ -422,7 +419,7 @@ pub fn rope_append(
         some(q),
         some(k),
         some(v),
-        raw(at.table),
+        part(at.table),
         part(&cache.keys),
         part(&cache.values),
         part(at.position),
@@ -474,13 +471,13 @@ pub fn attention(
 ///
 /// # Errors
 /// `OutOfMemory`; the driver's.
-pub fn decode_scratch(runtime: &Runtime, heads: Heads, rows: u32) -> Result<Lease<Buffer>> {
+pub fn decode_scratch(runtime: &Runtime, heads: Heads, rows: u32) -> Result<BufferPart> {
     let Heads { heads, kv_heads, head_dim, positions } = heads;
     let params =
         AttentionParams { m: rows, heads, kv_heads, head_dim, positions, ..Default::default() };
     let scratch = runtime.alloc(params.scratch_bytes())?;
     runtime.stream().fill(scratch.view(), 0u8)?;
-    Ok(scratch)
+    Ok(scratch.into())
 }
 
 /// Attention for a row of each of several sequences after the projections: rotates queries and
@@ -497,7 +494,7 @@ pub fn decode_attention(
     heads: Heads,
     cache: &Cache,
     at: RowPositions<'_>,
-    scratch: &Lease<Buffer>,
+    scratch: &BufferPart,
     y: &Tensor,
 ) -> Result<Operator> {
     let [q, k, v] = qkv;
@@ -511,12 +508,12 @@ pub fn decode_attention(
         some(q),
         some(k),
         some(v),
-        raw(at.table),
+        part(at.table),
         part(&cache.keys),
         part(&cache.values),
         part(at.position),
         some(y),
-        raw(scratch),
+        part(scratch),
     ];
     Operator::new(library, "decode_attention", &params, &operands)
 }
@@ -606,13 +603,14 @@ pub fn cast(library: &Library, x: &Tensor, y: &Tensor) -> Result<Operator> {
     Operator::new(library, "cast", &params, &[some(x), some(y)])
 }
 
-/// Fills a buffer with a pattern of `width` (1, 2 or 4) bytes.
+/// Fills memory with a pattern of `width` (1, 2 or 4) bytes.
 ///
 /// # Errors
-/// `InvalidArgument` if the buffer's length is not a multiple of the pattern.
-pub fn fill(library: &Library, y: &Lease<Buffer>, pattern: u32, width: u32) -> Result<Operator> {
-    let params = FillParams { bytes: [y.len() as u32, (y.len() >> 32) as u32], width, pattern };
-    Operator::new(library, "fill", &params, &[raw(y)])
+/// `InvalidArgument` if its length is not a multiple of the pattern.
+pub fn fill(library: &Library, y: &BufferPart, pattern: u32, width: u32) -> Result<Operator> {
+    let bytes = y.view().len();
+    let params = FillParams { bytes: [bytes as u32, (bytes >> 32) as u32], width, pattern };
+    Operator::new(library, "fill", &params, &[part(y)])
 }
 
 /// Copies rows between matrices of one shape and element type.
@@ -658,10 +656,10 @@ pub fn softmax(library: &Library, x: &Tensor, y: &Tensor) -> Result<Operator> {
 ///
 /// # Errors
 /// `InvalidArgument` if `ids` is too short.
-pub fn argmax(library: &Library, x: &Tensor, ids: &Lease<Buffer>) -> Result<Operator> {
+pub fn argmax(library: &Library, x: &Tensor, ids: &BufferPart) -> Result<Operator> {
     let params =
         RowParams { rows: x.rows(), n: x.cols(), ldx: x.ld(), ldy: 0, x: x.dtype() as u32, y: 0 };
-    Operator::new(library, "argmax", &params, &[some(x), raw(ids)])
+    Operator::new(library, "argmax", &params, &[some(x), part(ids)])
 }
 
 /// The method that selects the next token.

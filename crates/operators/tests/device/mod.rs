@@ -301,7 +301,7 @@ fn launch<P: Params>(
             continue;
         };
         let buffer = runtime.upload(&data.words)?;
-        parts.push(Some(BufferPart::new(&buffer, data.offset as u64, data.len as u64)?));
+        parts.push(Some(BufferPart::from(&buffer).slice(data.offset as u64, data.len as u64)?));
         buffers.push(Some(buffer));
     }
     let operator = Operator::new(library, name, params, &parts)?;
