@@ -36,7 +36,7 @@ pub enum Error {
     InvalidState(Text),
     /// The handle's resource is gone, or the handle belongs to another pool.
     #[error(
-        "stale handle: {resource} {handle} names nothing that lives; it was released or belongs to another manager"
+        "stale handle: {resource} {handle} names nothing that lives; it was released or belongs to another manager; take the handle of a lease that is held"
     )]
     StaleHandle {
         /// The kind of resource.

@@ -47,7 +47,7 @@ impl<T> Array<T> {
     pub(crate) fn bytes_of(len: usize) -> Result<u64> {
         len.checked_mul(size_of::<T>()).map(|bytes| bytes as u64).ok_or_else(|| {
             Error::invalid(format!(
-                "{len} values of {} bytes are more bytes than there are addresses",
+                "{len} values of {} bytes are more bytes than there are addresses; allocate fewer",
                 size_of::<T>()
             ))
         })
@@ -304,7 +304,7 @@ impl<'a> BufferView<'a> {
 #[cold]
 fn no_whole_number<T>(bytes: u64) -> Error {
     Error::invalid(format!(
-        "{bytes} bytes are no whole number of values of {} bytes",
+        "{bytes} bytes are no whole number of values of {} bytes; take a part that is, or another type",
         size_of::<T>()
     ))
 }

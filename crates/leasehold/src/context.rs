@@ -31,13 +31,22 @@ pub struct BackendReport {
 fn absent() -> Vec<(BackendKind, &'static str)> {
     let mut absent = Vec::new();
     if !cfg!(feature = "cpu") {
-        absent.push((BackendKind::Cpu, "this build has no CPU backend (feature `cpu`)"));
+        absent.push((
+            BackendKind::Cpu,
+            "this build has no CPU backend; build with the feature `cpu`",
+        ));
     }
     if !cfg!(feature = "cuda") {
-        absent.push((BackendKind::Cuda, "this build has no CUDA backend (feature `cuda`)"));
+        absent.push((
+            BackendKind::Cuda,
+            "this build has no CUDA backend; build with the feature `cuda`",
+        ));
     }
     if !cfg!(feature = "mps") {
-        absent.push((BackendKind::Mps, "this build has no Metal backend (feature `mps`)"));
+        absent.push((
+            BackendKind::Mps,
+            "this build has no Metal backend; build with the feature `mps`",
+        ));
     }
     absent
 }
@@ -136,10 +145,10 @@ impl Context {
             return Ok(Runtime::from_inner(inner));
         }
         let Some(backend) = self.0.backends.iter().find(|b| b.kind() == device.backend) else {
-            let why = absent()
-                .into_iter()
-                .find(|(k, _)| *k == device.backend)
-                .map_or("this context has no such backend", |a| a.1);
+            let why = absent().into_iter().find(|(k, _)| *k == device.backend).map_or(
+                "this context has no such backend; make one with it (Context::with_backends)",
+                |a| a.1,
+            );
             return Err(Error::Unavailable(format!("{device}: {why}").into()));
         };
         let inner = RuntimeInner::open(self.clone(), &**backend, device).map_err(|e| match e {

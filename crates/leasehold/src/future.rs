@@ -103,7 +103,12 @@ impl Event {
                 (Ok(false), Some(owner)) => {
                     when_over(&owner, point, move |result| tell(&to, result))
                 }
-                (Ok(false), None) => tell(&to, Err(Error::state("the event's runtime has ended"))),
+                (Ok(false), None) => tell(
+                    &to,
+                    Err(Error::state(
+                        "the event's runtime has ended; hold the runtime while its events are used",
+                    )),
+                ),
                 (over, _) => tell(&to, over.map(drop)),
             },
         }

@@ -228,7 +228,7 @@ pub fn set_context(runtime: &Runtime, stream: Option<&Stream>) -> Result<Context
         None => runtime.enter(),
         Some(stream) if stream.runtime().same(runtime) => stream.enter(),
         Some(stream) => Err(leasehold_core::Error::invalid(format!(
-            "{stream:?} is not a stream of {}",
+            "{stream:?} is not a stream of {}; give one that this runtime created",
             runtime.device()
         ))),
     }

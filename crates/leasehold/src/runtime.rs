@@ -133,7 +133,7 @@ impl Runtime {
     /// As [`create_stream`](Self::create_stream); `Recording` for a recording's runtime. The stream
     /// stays then.
     pub fn replace_default_stream(&mut self) -> Result<()> {
-        let old = self.stream.live("the default stream cannot be replaced while recording")?;
+        let old = self.stream.live("the default stream cannot be replaced while recording; do it on the runtime that the recording was begun on")?;
         let new = self.inner.replace_default(old)?;
         self.stream = Stream::new(new, None, self.inner.clone());
         Ok(())
@@ -173,7 +173,11 @@ impl Runtime {
     ) -> Result<Arc<T>> {
         let id = TypeId::of::<T>();
         let cast = |any: Arc<dyn Any + Send + Sync>| {
-            any.downcast::<T>().map_err(|_| Error::state("an extension slot holds another type"))
+            any.downcast::<T>().map_err(|_| {
+                Error::state(
+                    "an extension slot holds another type; this is a defect of the runtime",
+                )
+            })
         };
         if let Some(found) = self.inner.extensions.read().get(&id) {
             return cast(found.clone());
@@ -199,7 +203,7 @@ impl Runtime {
     /// The first stream's cause; `Recording` for a recording's runtime.
     #[doc(alias = "syncDevice")]
     pub fn synchronize(&self) -> Result<()> {
-        self.stream.live("the device cannot be synchronised while recording")?;
+        self.stream.live("the device cannot be synchronised while recording; do it on the runtime that the recording was begun on")?;
         self.inner.device.synchronize(None)
     }
 
@@ -208,7 +212,7 @@ impl Runtime {
     /// # Errors
     /// `Timeout` as well.
     pub fn synchronize_timeout(&self, timeout: Duration) -> Result<()> {
-        self.stream.live("the device cannot be synchronised while recording")?;
+        self.stream.live("the device cannot be synchronised while recording; do it on the runtime that the recording was begun on")?;
         self.inner.device.synchronize(Some(timeout))
     }
 
@@ -333,7 +337,7 @@ impl Runtime {
     /// As [`alloc`](Self::alloc); `Recording` for a recording's runtime.
     #[doc(alias = "allocatePinnedHostMemory")]
     pub fn alloc_pinned(&self, bytes: u64) -> Result<Lease<Buffer>> {
-        let core = self.stream.live("host memory cannot be allocated while recording")?;
+        let core = self.stream.live("host memory cannot be allocated while recording; allocate it before, on the runtime that the recording was begun on")?;
         let pool = self.inner.pinned()?;
         let buffer = pool
             .alloc(Layout::new(bytes), On { timeline: core.timeline, source: core.raw_source() })?;
@@ -417,7 +421,7 @@ impl Runtime {
     }
 
     fn wait_until(&self, points: &[Timepoint], deadline: Option<Instant>) -> Result<()> {
-        self.stream.live("a timepoint cannot be waited for while recording")?;
+        self.stream.live("a timepoint cannot be waited for while recording; let the stream wait (Stream::wait), or wait on the runtime that the recording was begun on")?;
         points.iter().try_for_each(|&point| {
             let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
             self.inner.wait_point(point, left)
@@ -431,9 +435,11 @@ impl Runtime {
     /// The cause of the first timepoint that is found to have failed; `Timeout`; `InvalidArgument`
     /// without timepoints, which nobody could wait for; `Recording` for a recording's runtime.
     pub fn wait_for_any(&self, points: &[Timepoint], timeout: Duration) -> Result<usize> {
-        self.stream.live("a timepoint cannot be waited for while recording")?;
+        self.stream.live("a timepoint cannot be waited for while recording; let the stream wait (Stream::wait), or wait on the runtime that the recording was begun on")?;
         if points.is_empty() {
-            return Err(Error::invalid("waiting for one of no points would never end"));
+            return Err(Error::invalid(
+                "a wait for one of no points would never end; give one at least",
+            ));
         }
         let deadline = Instant::now().checked_add(timeout);
         let mut looks = 0;
@@ -449,7 +455,7 @@ impl Runtime {
                 deadline.map_or(Duration::MAX, |d| d.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 return Err(Error::Timeout(
-                    format!("none of {} points was over in time", points.len()).into(),
+                    format!("none of {} points was over in time; wait longer, or look at what the streams wait for", points.len()).into(),
                 ));
             }
             let i = looks % points.len();

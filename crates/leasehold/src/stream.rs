@@ -167,7 +167,9 @@ impl Stream {
     /// # Errors
     /// The stream's cause when it is poisoned; `Recording` for a recording's stream.
     pub fn query(&self) -> Result<bool> {
-        let core = self.live("a stream cannot be queried while recording")?;
+        let core = self.live(
+            "a stream cannot be queried while recording; ask a stream that does not record",
+        )?;
         core.raw.refresh()?;
         core.timeline.check(core.timeline.submitted())
     }
@@ -192,7 +194,7 @@ impl Stream {
     }
 
     fn synchronize_within(&self, timeout: Option<Duration>) -> Result<()> {
-        let core = self.live("a stream cannot be synchronised while recording")?;
+        let core = self.live("a stream cannot be synchronised while recording; launch the graph, and synchronise a stream that does not record")?;
         let value = core.timeline.submitted();
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         let result = core.raw.wait_host(value, timeout);

@@ -244,5 +244,7 @@ fn beyond((from, to): (Bound<usize>, Bound<usize>), len: usize, of: &'static str
         Bound::Excluded(at) => at.to_string(),
         Bound::Unbounded => String::new(),
     };
-    Error::invalid(format!("{of} {from}..{to} do not lie in {len} {of}"))
+    Error::invalid(format!(
+        "{of} {from}..{to} do not lie in {len} {of}; end at {len} at most, and begin no later"
+    ))
 }

@@ -98,7 +98,9 @@ impl<'m> Batch<'m> {
     pub fn new(model: &'m Model, sequences: usize, positions: usize, mode: Mode) -> Result<Self> {
         let rows = u32::try_from(sequences).unwrap_or(0);
         if rows == 0 {
-            return Err(Error::invalid(format!("a batch of {sequences} sequences")));
+            return Err(Error::invalid(format!(
+                "a batch of {sequences} sequences; ask for one at least, and for fewer than 2^32"
+            )));
         }
         let network = Network::new(model, positions)?;
         let sampling = ops::Sampling::default();
@@ -159,7 +161,10 @@ impl<'m> Batch<'m> {
         let at = self.slots.iter().position(of);
         let found = at.and_then(|at| Some((at, self.slots[at].sequence.as_ref()?)));
         found.ok_or_else(|| {
-            Error::invalid(format!("sequence {} is not in the batch; was it removed?", id.number))
+            Error::invalid(format!(
+                "sequence {} is not in the batch; was it removed? Add its prompt again",
+                id.number
+            ))
         })
     }
 

@@ -148,7 +148,7 @@ impl Lanes {
         let (c, runtime) = (model.config(), model.runtime());
         let row = (c.kv_width() * heads.positions as usize * model.activations().bytes()) as u64;
         let bytes = row.checked_mul(rows.into()).ok_or_else(|| {
-            Error::invalid(format!("{rows} sequences of {} positions", heads.positions))
+            Error::invalid(format!("{rows} sequences of {} positions have larger caches than there are addresses; make them fewer or shorter", heads.positions))
         })?;
         // Kernels count the words of the ring in 32 bits.
         let words = u128::from(rows) * ring as u128;
@@ -217,7 +217,7 @@ impl Lanes {
         u32::try_from(id).map_err(|_| {
             let step = index.saturating_add(1);
             Error::invalid(format!(
-                "new token {step}: no logit is a number; weights or activations are NaN or overflow"
+                "new token {step}: no logit is a number; weights or activations are NaN or overflow: compute with another type of activations, or look at the weights"
             ))
         })
     }
@@ -239,7 +239,7 @@ impl<'m> Network<'m> {
         }
         if positions > c.max_position_embeddings {
             return Err(Error::invalid(format!(
-                "{positions} positions; the model's context is {}",
+                "{positions} positions; the model's context is {}, so ask for fewer",
                 c.max_position_embeddings
             )));
         }
@@ -391,7 +391,7 @@ impl<'m> Network<'m> {
         }
         if tokens > self.heads.positions as usize {
             return Err(Error::invalid(format!(
-                "a prompt of {tokens} tokens does not fit a sequence of {} positions",
+                "a prompt of {tokens} tokens does not fit a sequence of {} positions; make the sequence longer",
                 self.heads.positions
             )));
         }
@@ -504,7 +504,9 @@ impl<'m> Decoder<'m> {
         sampling: ops::Sampling,
     ) -> Result<Self> {
         if ring == 0 {
-            return Err(Error::invalid("a sequence needs room for one token"));
+            return Err(Error::invalid(
+                "a sequence needs room for one new token; ask for one at least",
+            ));
         }
         let network = Network::new(model, positions)?;
         let lanes = Lanes::new(model, network.heads, 1, ring)?;
@@ -582,7 +584,7 @@ impl<'m> Decoder<'m> {
     fn claim_position(&mut self) -> Result<()> {
         if !self.has_room() {
             return Err(Error::invalid(format!(
-                "the sequence's {} positions are full",
+                "the sequence's {} positions are full; begin one with more positions",
                 self.network.heads.positions
             )));
         }
@@ -673,7 +675,7 @@ impl<'m> Decoder<'m> {
         let Self { drawn, ring, .. } = *self;
         if index >= drawn {
             return Err(Error::invalid(format!(
-                "new token {index}, counted from 0: the sequence has {drawn} new tokens"
+                "new token {index}, counted from 0: the sequence has {drawn} new tokens; step first"
             )));
         }
         if drawn - index > ring {

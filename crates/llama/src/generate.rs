@@ -51,7 +51,7 @@ impl Request<'_> {
         let (context, prompt) = (config.max_position_embeddings, self.prompt.len());
         if prompt > context {
             return invalid(format!(
-                "the prompt has {prompt} tokens; the model's context is {context}"
+                "the prompt has {prompt} tokens; the model's context is {context}: shorten the prompt"
             ));
         }
         config.check_ids(self.prompt)?;
@@ -60,7 +60,7 @@ impl Request<'_> {
             Some(positions) if positions <= context => Ok(positions),
             _ => invalid(format!(
                 "a prompt of {prompt} tokens and {} new ones do not fit the model's context of \
-                 {context}",
+                 {context}; ask for fewer",
                 self.tokens
             )),
         }

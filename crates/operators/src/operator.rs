@@ -40,7 +40,7 @@ impl Operator {
         let (launch, grid) = kernel.plan(params.as_bytes()).map_err(Error::InvalidArgument)?;
         if operands.len() != spec.operands.len() {
             return Err(Error::invalid(format!(
-                "operator {name} takes {} operands, not {}",
+                "operator {name} takes {} operands, not {}; give None for one that its parameters leave out",
                 spec.operands.len(),
                 operands.len()
             )));
@@ -55,7 +55,7 @@ impl Operator {
             let aligned = offset.is_multiple_of(u64::from(launch.align[i].max(1)));
             if len < launch.bytes[i] || !aligned {
                 return Err(Error::invalid(format!(
-                    "operand {:?} of operator {name} needs {} bytes aligned to {}; {len} at byte {offset} of their buffer are given",
+                    "operand {:?} of operator {name} needs {} bytes aligned to {}; {len} at byte {offset} of their buffer are given: take a larger part, from such a multiple on",
                     spec.operands[i].name, launch.bytes[i], launch.align[i]
                 )));
             }

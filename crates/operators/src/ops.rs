@@ -50,7 +50,7 @@ pub fn embedding(
     y: &Tensor,
 ) -> Result<Operator> {
     check(table.cols() == y.cols(), || {
-        format!("embedding: table {}, y {}", shape(table), shape(y))
+        format!("embedding: table {}, y {}; give both as many columns", shape(table), shape(y))
     })?;
     let params = EmbeddingParams {
         m: y.rows(),
@@ -79,7 +79,14 @@ pub fn rms_norm(
             && x.rows() == y.rows()
             && weight.cols() == x.cols()
             && x.dtype() == y.dtype(),
-        || format!("rms_norm: x {}, weight {}, y {}", shape(x), shape(weight), shape(y)),
+        || {
+            format!(
+                "rms_norm: x {}, weight {}, y {}; give x and y one shape and type, and weight as many columns",
+                shape(x),
+                shape(weight),
+                shape(y)
+            )
+        },
     )?;
     let params = norm_params(x, weight, eps, y);
     Operator::new(library, "rms_norm", &params, &[some(x), some(weight), some(y)])
@@ -99,7 +106,12 @@ pub fn add_rms_norm(
 ) -> Result<Operator> {
     let alike = |a: &Tensor| a.rows() == h.rows() && a.cols() == h.cols() && a.dtype() == h.dtype();
     check(alike(delta) && alike(y) && delta.ld() == h.ld() && weight.cols() == h.cols(), || {
-        format!("add_rms_norm: h {}, delta {}, y {}", shape(h), shape(delta), shape(y))
+        format!(
+            "add_rms_norm: h {}, delta {}, y {}; give the three one shape and type, h and delta one distance of rows, and the weight as many columns",
+            shape(h),
+            shape(delta),
+            shape(y)
+        )
     })?;
     let params = norm_params(h, weight, eps, y);
     Operator::new(library, "add_rms_norm", &params, &[some(h), some(delta), some(weight), some(y)])
@@ -154,17 +166,26 @@ fn linear_params(
                 && p.y.dtype() == first.y.dtype()
                 && p.bias.is_some() == first.bias.is_some()
                 && p.bias.is_none_or(|b| b.cols() == p.weight.rows()),
-            || format!("{what}: x {}, weight {}, y {}", shape(x), shape(p.weight), shape(p.y)),
+            || {
+                format!(
+                    "{what}: x {}, weight {}, y {}; weights are [out, in]: give x of [rows, in], y of [rows, out], a bias of [1, out], dense weights, and one type to all weights and one to all y",
+                    shape(x),
+                    shape(p.weight),
+                    shape(p.y)
+                )
+            },
         )?;
     }
     let mut vectors =
         to.iter().filter_map(|p| p.bias).chain(norm.map(|n| n.weight)).map(Tensor::dtype);
     let vector = vectors.next().unwrap_or(DType::F32);
     check(vectors.all(|v| v == vector), || {
-        format!("{what}: norm and biases are of one element type")
+        format!("{what}: norm and biases are of several element types; cast them to one")
     })?;
     check(norm.is_none_or(|n| n.weight.cols() == x.cols()), || {
-        format!("{what}: the norm has another width than x")
+        format!(
+            "{what}: the norm has another width than x; give it one element for each column of x"
+        )
     })?;
     let (mut n, mut ldy) = ([0; 3], [0; 3]);
     for (i, p) in to.iter().enumerate() {
@@ -288,7 +309,7 @@ pub fn linear_gated(
     linear_params("linear_gated", x, norm, &[gate, up])?;
     let params = linear_params("linear_gated", x, norm, &[gate])?;
     check(gate.weight.rows() == up.weight.rows(), || {
-        "linear_gated: gate and up are of one shape".to_owned()
+        "linear_gated: gate and up have other shapes; give them the same".to_owned()
     })?;
     let norm = norm.and_then(|n| some(n.weight));
     Operator::new(
@@ -348,7 +369,9 @@ pub struct RowPositions<'a> {
 /// # Errors
 /// `InvalidArgument` for shapes that do not match.
 pub fn rope(library: &Library, x: &Tensor, heads: Heads, at: RowPositions<'_>) -> Result<Operator> {
-    check(x.cols() == heads.heads * heads.head_dim, || format!("rope: x {}, {heads:?}", shape(x)))?;
+    check(x.cols() == heads.heads * heads.head_dim, || {
+        format!("rope: x {}, {heads:?}; give x heads · head_dim columns", shape(x))
+    })?;
     let params = RopeParams {
         m: x.rows(),
         heads: heads.heads,
@@ -375,7 +398,7 @@ pub fn cache_append(
     position: &BufferPart,
 ) -> Result<Operator> {
     check(x.cols() == heads.kv_heads * heads.head_dim, || {
-        format!("cache_append: x {}, {heads:?}", shape(x))
+        format!("cache_append: x {}, {heads:?}; give x kv_heads · head_dim columns", shape(x))
     })?;
     let params = RopeParams {
         m: x.rows(),
@@ -437,7 +460,14 @@ fn check_qkv(what: &str, q: &Tensor, k: &Tensor, v: &Tensor, heads: Heads) -> Re
             && q.rows() == v.rows()
             && q.dtype() == k.dtype()
             && q.dtype() == v.dtype(),
-        || format!("{what}: q {}, k {}, v {}, {heads:?}", shape(q), shape(k), shape(v)),
+        || {
+            format!(
+                "{what}: q {}, k {}, v {}, {heads:?}; give q heads · head_dim columns, k and v kv_heads · head_dim, and all as many rows and one type",
+                shape(q),
+                shape(k),
+                shape(v)
+            )
+        },
     )
 }
 
@@ -455,7 +485,13 @@ pub fn attention(
 ) -> Result<Operator> {
     check(
         q.cols() == heads.heads * heads.head_dim && y.cols() == q.cols() && y.rows() == q.rows(),
-        || format!("attention: q {}, y {}, {heads:?}", shape(q), shape(y)),
+        || {
+            format!(
+                "attention: q {}, y {}, {heads:?}; give both heads · head_dim columns and as many rows",
+                shape(q),
+                shape(y)
+            )
+        },
     )?;
     let params = attention_params(q, heads, cache, y, 0);
     Operator::new(
@@ -501,7 +537,13 @@ pub fn decode_attention(
     check_qkv("decode_attention", q, k, v, heads)?;
     let dense = |t: &Tensor| t.rows() == 1 || t.ld() == t.cols();
     check(y.rows() == q.rows() && y.cols() == q.cols() && dense(k) && dense(v), || {
-        format!("decode_attention: q {}, k {}, v {}, y {}", shape(q), shape(k), shape(v), shape(y))
+        format!(
+            "decode_attention: q {}, k {}, v {}, y {}; give y the shape of q, and k and v rows that follow each other",
+            shape(q),
+            shape(k),
+            shape(v),
+            shape(y)
+        )
     })?;
     let params = attention_params(q, heads, cache, y, heads.head_dim);
     let operands = [
@@ -549,7 +591,12 @@ fn elementwise(
 ) -> Result<Operator> {
     let alike = |t: &Tensor| t.rows() == a.rows() && t.cols() == a.cols() && t.dtype() == a.dtype();
     check(alike(b) && alike(y), || {
-        format!("{name}: a {}, b {}, y {}", shape(a), shape(b), shape(y))
+        format!(
+            "{name}: a {}, b {}, y {}; give the three one shape and type",
+            shape(a),
+            shape(b),
+            shape(y)
+        )
     })?;
     let params = ElementwiseParams {
         rows: a.rows(),
@@ -591,7 +638,7 @@ pub fn silu_mul(library: &Library, a: &Tensor, b: &Tensor, y: &Tensor) -> Result
 /// `InvalidArgument` for shapes that do not match.
 pub fn cast(library: &Library, x: &Tensor, y: &Tensor) -> Result<Operator> {
     check(x.rows() == y.rows() && x.cols() == y.cols(), || {
-        format!("cast: x {}, y {}", shape(x), shape(y))
+        format!("cast: x {}, y {}; give both one shape", shape(x), shape(y))
     })?;
     let params = ElementwiseParams {
         rows: x.rows(),
@@ -620,7 +667,7 @@ pub fn fill(library: &Library, y: &BufferPart, pattern: u32, width: u32) -> Resu
 pub fn copy(library: &Library, from: &Tensor, to: &Tensor) -> Result<Operator> {
     check(
         from.rows() == to.rows() && from.cols() == to.cols() && from.dtype() == to.dtype(),
-        || format!("copy: from {}, to {}", shape(from), shape(to)),
+        || format!("copy: from {}, to {}; give both one shape and type", shape(from), shape(to)),
     )?;
     let size = from.dtype().bytes() as u32;
     let params = CopyParams {
@@ -638,7 +685,7 @@ pub fn copy(library: &Library, from: &Tensor, to: &Tensor) -> Result<Operator> {
 /// `InvalidArgument` for shapes that do not match.
 pub fn softmax(library: &Library, x: &Tensor, y: &Tensor) -> Result<Operator> {
     check(x.rows() == y.rows() && x.cols() == y.cols(), || {
-        format!("softmax: x {}, y {}", shape(x), shape(y))
+        format!("softmax: x {}, y {}; give both one shape", shape(x), shape(y))
     })?;
     let params = RowParams {
         rows: x.rows(),
@@ -708,7 +755,10 @@ pub fn sample(
 
 fn check_logits(logits: &Tensor) -> Result<()> {
     check(logits.rows() == 1 && logits.dtype() == DType::F32, || {
-        format!("sampling wants one row of F32 logits, not {}", shape(logits))
+        format!(
+            "sampling wants one row of F32 logits, not {}; slice a row, and cast it",
+            shape(logits)
+        )
     })
 }
 

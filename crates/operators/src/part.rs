@@ -35,7 +35,7 @@ impl BufferPart {
     pub fn slice(&self, offset: u64, len: u64) -> Result<Self> {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             return Err(Error::invalid(format!(
-                "{len} bytes from byte {offset} on do not lie in a part of {} bytes",
+                "{len} bytes from byte {offset} on do not lie in a part of {0} bytes; end at byte {0} at most",
                 self.len
             )));
         }

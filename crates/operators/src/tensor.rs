@@ -77,7 +77,7 @@ impl Tensor {
     pub fn slice_rows(&self, from: u32, rows: u32) -> Result<Self> {
         if from.checked_add(rows).is_none_or(|end| end > self.rows) {
             return Err(Error::invalid(format!(
-                "rows {from}..{from}+{rows} do not lie in a matrix of {} rows",
+                "rows {from}..{from}+{rows} do not lie in a matrix of {0} rows; end at row {0} at most",
                 self.rows
             )));
         }

@@ -59,7 +59,9 @@ fn begin(runtime: &Runtime) -> Result<(Runtime, Arc<Recording>)> {
         .stream()
         .live("a recording cannot be begun in another one; stop or abandon that one first")?;
     if !inner.device.caps().graphs {
-        return Err(Error::Unsupported(format!("{} has no graphs", inner.id()).into()));
+        return Err(Error::Unsupported(
+            format!("{} has no graphs; submit the work eagerly", inner.id()).into(),
+        ));
     }
     let recording = Arc::new(Recording::begin(inner.memory.arena()?));
     let stream = Stream::new(core.clone(), Some(recording.clone()), inner.clone());
@@ -232,7 +234,9 @@ impl Runtime {
     pub fn stop_graph_recording(&self) -> Result<Graph> {
         let recorder = self.recorder();
         let Some(recording) = recorder.as_ref().and_then(|r| r.stream().recording()) else {
-            return Err(Error::recording("this thread has started no recording on this device"));
+            return Err(Error::recording(
+                "this thread has started no recording on this device; start one (start_graph_recording), or call the runtime that records",
+            ));
         };
         let state = recording.finish()?;
         forget(recording);

@@ -189,7 +189,9 @@ impl KernelBase {
     /// - As [`new`](Self::new), for each of the sources: they share one check.
     pub unsafe fn with_sources(descs: Vec<KernelDesc<'static>>) -> Result<Self> {
         if descs.is_empty() {
-            return Err(leasehold_core::Error::invalid("a kernel needs a source"));
+            return Err(leasehold_core::Error::invalid(
+                "a kernel needs a source; describe one at least",
+            ));
         }
         descs.iter().try_for_each(KernelDesc::validate)?;
         let first = &descs[0];
@@ -202,7 +204,7 @@ impl KernelBase {
         };
         if let Some(other) = descs.iter().find(|d| !alike(d)) {
             return Err(leasehold_core::Error::invalid(format!(
-                "the sources of kernel {} declare different bindings, parameters or checks than {}",
+                "the sources of kernel {} declare different bindings, parameters or checks than {}; make them the same",
                 other.name, first.name
             )));
         }

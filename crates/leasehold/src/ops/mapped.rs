@@ -48,7 +48,7 @@ impl Stream {
 }
 
 fn wait_host_visible(stream: &Stream, operand: &Operand<'_>) -> Result<()> {
-    stream.live("device memory cannot be mapped while recording")?;
+    stream.live("device memory cannot be mapped while recording; map it before or after")?;
     let runtime = &*stream.runtime;
     runtime.check_operands(std::slice::from_ref(operand))?;
     runtime.refuse_symbolic(std::slice::from_ref(operand))?;

@@ -60,7 +60,7 @@ impl Stream {
         let timeline = core.timeline;
         if point.timeline_id() == timeline.id() && point.value() > timeline.submitted() {
             return Err(Error::invalid(format!(
-                "{point:?} is not submitted yet: the stream would wait for itself"
+                "{point:?} is not submitted yet: the stream would wait for itself; wait for another stream's timepoint, or for a host timeline"
             )));
         }
         if let Some(recording) = self.recording() {
@@ -101,7 +101,7 @@ impl Stream {
     pub fn record(&self, event: &Lease<Event>) -> Result<()> {
         if event.runtime != self.runtime.serial() {
             return Err(Error::invalid(format!(
-                "an event of another runtime (of {}) cannot be recorded on {self:?}",
+                "an event of another runtime (of {}) cannot be recorded on {self:?}; create it on the runtime of this stream",
                 event.device
             )));
         }
@@ -183,7 +183,7 @@ impl Stream {
         }
         if rows > 1 && (width > dst_pitch || width > src_pitch) {
             return Err(Error::invalid(format!(
-                "rows of {width} bytes do not fit pitches of {src_pitch} and {dst_pitch}"
+                "rows of {width} bytes do not fit pitches of {src_pitch} and {dst_pitch}; a pitch is a row at least"
             )));
         }
         let extent = |pitch: u64| {
@@ -191,7 +191,7 @@ impl Stream {
         };
         if extent(src_pitch) > src.len() || extent(dst_pitch) > dst.len() {
             return Err(Error::invalid(format!(
-                "{rows} rows of {width} bytes do not lie in parts of {} and {} bytes",
+                "{rows} rows of {width} bytes do not lie in parts of {} and {} bytes; copy fewer rows, or give larger parts",
                 src.len(),
                 dst.len()
             )));
@@ -207,7 +207,7 @@ impl Stream {
             && !beside
         {
             return Err(Error::invalid(
-                "the copy overlaps itself: source and destination share bytes",
+                "the copy overlaps itself: source and destination share bytes; copy by way of another buffer",
             ));
         }
         let copy = Copy2d {
@@ -272,7 +272,9 @@ impl Stream {
             }
             (false, false) => return self.copy(dst, src),
             (true, true) => {
-                return Err(Error::invalid("neither side of a pinned copy is host memory"));
+                return Err(Error::invalid(
+                    "neither side of a pinned copy is host memory; allocate one by Runtime::alloc_pinned, or use Stream::copy",
+                ));
             }
         };
         self.runtime.check_host(host)?;
@@ -502,7 +504,9 @@ const FILL_FROM_HOST: usize = 4096;
 /// - `dst` is valid for writes of as many bytes as `src` has, and nobody else touches them
 ///   meanwhile.
 pub(crate) unsafe fn download_to(stream: &Stream, dst: *mut u8, src: BufferView<'_>) -> Result<()> {
-    stream.live("device memory cannot be read back while recording")?;
+    stream.live(
+        "device memory cannot be read back while recording; read it after a launch of the graph",
+    )?;
     if src.is_empty() {
         return Ok(());
     }

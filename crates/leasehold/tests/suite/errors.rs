@@ -98,6 +98,54 @@ fn a_failure_reaches_who_reads_its_result_and_ends_when_it_is_overwritten() {
     fresh.synchronize_timeout(LONG).unwrap();
 }
 
+/// What is wrong comes first, and what to do about it after it.
+#[test]
+fn messages_of_misuse_name_the_cure() {
+    let (runtime, other) = (runtime(), runtime());
+    let (stream, x) = (runtime.stream(), runtime.upload(&[1.0f32; 4]).unwrap());
+    let y = runtime.zeros::<f32>(4).unwrap();
+    let foreign = other.upload(&[1.0f32; 4]).unwrap();
+    let untimed = runtime.create_event_with(EventFlags::DISABLE_TIMING).unwrap();
+    let fresh = runtime.create_event().unwrap();
+    let (axpy, graph) = (axpy(), other.record_graph(|_| Ok(())).unwrap());
+    let axpy_with = |operands: &[leasehold::Operand<'_>], params: &[u8]| {
+        launch(stream, &axpy, operands, params, 1).map(drop)
+    };
+    let number = 1.0f32.to_ne_bytes();
+    let lent = std::cell::OnceCell::new();
+    runtime.record_graph(|r| lent.set(r.clone()).map_err(|_| Error::state("twice"))).unwrap();
+    let over = lent.get().unwrap();
+    let cures = [
+        (stream.copy(x.view(), foreign.view()), "Open both devices in one context"),
+        (stream.fill(foreign.view(), 0u8), "copy it there first"),
+        (stream.copy(x.view(), x.view()), "by way of another buffer"),
+        (stream.copy(x.view(), x.slice(1..).view()), "take a part of the larger one"),
+        (stream.copy_pinned(x.view(), x.view()), "Runtime::alloc_pinned"),
+        (x.part(3..17).map(drop), "end at 16 at most"),
+        (x.try_slice(3..5).map(drop), "end at 4 at most"),
+        (runtime.to_vec::<[u8; 3]>(x.view()).map(drop), "take a part that is"),
+        (stream.record(&other.create_event().unwrap()), "create it on the runtime of this stream"),
+        (fresh.elapsed_since(&untimed).map(drop), "Runtime::create_event"),
+        (fresh.elapsed_since(&fresh).map(drop), "Stream::record"),
+        (stream.wait(stream.raw().timeline().at(stream.now().value() + 9)), "another stream's"),
+        (runtime.wait_for_any(&[], LONG).map(drop), "give one at least"),
+        (axpy_with(&[x.read()], &number), "give as many"),
+        (axpy_with(&[x.read(), x.read()], &number), "bind it by `read_write()`"),
+        (axpy_with(&[x.read(), x.read_write()], &number), "give it memory of its own"),
+        (axpy_with(&[x.read(), y.read_write()], &[1]), "pass the type that it declares"),
+        (graph.launch_on(stream).map(drop), "of the runtime that recorded the graph"),
+        (runtime.stop_graph_recording().map(drop), "start_graph_recording"),
+        (over.stream().fill(x.view(), 0u8), "begin another one"),
+        (over.synchronize(), "the runtime that the recording was begun on"),
+        (runtime.alloc(1 << 50).map(drop), "split it"),
+        (runtime.alloc_array::<[u64; 1024]>(usize::MAX).map(drop), "allocate fewer"),
+    ];
+    for (result, cure) in cures {
+        let text = result.expect_err(cure).to_string();
+        assert!(text.contains(cure), "{text:?} does not say {cure:?}");
+    }
+}
+
 #[test]
 fn memory_of_a_failed_stream_is_as_good_as_new() {
     let runtime = runtime();
