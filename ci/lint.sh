@@ -140,6 +140,20 @@ no_default() {
 }
 rule "fields of configurations say their default" "$(no_default | grep -v '^crates/llama' || true)"
 
+# Memory is made by `Runtime`, and moved and filled by `Stream`. What comes later goes on `Context`,
+# `Stream` or a value. The four recording names of document 002 do not count.
+runtime_methods() {
+    git ls-files --cached --others --exclude-standard 'crates/leasehold/src/*.rs' | while read -r file; do
+        [ ! -f "$file" ] || awk '
+            /^impl Runtime \{/ { inside = 1 }
+            /^}/ { inside = 0 }
+            inside && match($0, /^    pub (const )?(unsafe )?fn [a-z_0-9]+/) { print substr($0, RSTART, RLENGTH) }' "$file"
+    done | awk '{ print $NF }' | grep -vxE '(start|stop)_graph_recording|is_graph_recording|add_graph_operator'
+}
+methods=$(runtime_methods | wc -l)
+[ "$methods" -ge 20 ] || rule "the methods of Runtime are found" "only $methods"
+[ "$methods" -le 35 ] || rule "Runtime has at most 35 methods" "$methods: $(runtime_methods | tr '\n' ' ')"
+
 # Words that one project alone would understand. Decision pages and the changelog tell what they
 # were.
 rule "the field's words" "$(

@@ -413,7 +413,8 @@ pub unsafe extern "C" fn leasehold_device_describe(
         let text = device.runtime.info().name.as_bytes();
         // The last byte stays 0.
         name.iter_mut().zip(text.iter().take(127)).for_each(|(to, &byte)| *to = byte as c_char);
-        let streams = device.runtime.cuda().map_or(0, |d| d.primary().externals().len() as u64);
+        let streams = leasehold::cuda::device_state(&device.runtime)
+            .map_or(0, |d| d.primary().externals().len() as u64);
         let found = LeaseholdDeviceInfo {
             size: 0,
             total_bytes: memory.total,

@@ -137,7 +137,7 @@ pub(crate) struct Lanes {
     /// Each sequence; parts of the same memory.
     pub(crate) each: Vec<Lane>,
     /// The scratch memory of the decode step's attention.
-    scratch: Lease<Buffer>,
+    scratch: BufferPart,
     /// The timepoint of the initial fills.
     born: Timepoint,
 }
@@ -148,7 +148,7 @@ impl Lanes {
         let (c, runtime) = (model.config(), model.runtime());
         let row = (c.kv_width() * heads.positions as usize * model.activations().bytes()) as u64;
         let bytes = row.checked_mul(rows.into()).ok_or_else(|| {
-            Error::invalid(format!("{rows} sequences of {} positions", heads.positions))
+            Error::invalid(format!("{rows} sequences of {} positions have larger caches than there are addresses; make them fewer or shorter", heads.positions))
         })?;
         // Kernels count the words of the ring in 32 bits.
         let words = u128::from(rows) * ring as u128;
@@ -160,7 +160,7 @@ impl Lanes {
         let zeroed = |bytes: u64| -> Result<BufferPart> {
             let buffer = runtime.alloc(bytes)?;
             runtime.stream().fill(buffer.view(), 0u8)?;
-            Ok(BufferPart::whole(&buffer))
+            Ok(buffer.into())
         };
         let named = Name::new("kv cache").scope();
         let caches = (0..c.num_hidden_layers)
@@ -176,7 +176,7 @@ impl Lanes {
         let state = ops::Loop {
             token: words()?,
             position: words()?,
-            ring: BufferPart::whole(&shared_words(runtime, ring_words)?),
+            ring: shared_words(runtime, ring_words)?.into(),
             count: words()?,
         };
         let scratch = ops::decode_scratch(runtime, heads, rows)?;
@@ -217,7 +217,7 @@ impl Lanes {
         u32::try_from(id).map_err(|_| {
             let step = index.saturating_add(1);
             Error::invalid(format!(
-                "new token {step}: no logit is a number; weights or activations are NaN or overflow"
+                "new token {step}: no logit is a number; weights or activations are NaN or overflow: compute with another type of activations, or look at the weights"
             ))
         })
     }
@@ -227,7 +227,7 @@ impl Lanes {
 pub(crate) struct Network<'m> {
     pub(crate) model: &'m Model,
     pub(crate) heads: ops::Heads,
-    table: Lease<Buffer>,
+    table: BufferPart,
 }
 
 impl<'m> Network<'m> {
@@ -239,7 +239,7 @@ impl<'m> Network<'m> {
         }
         if positions > c.max_position_embeddings {
             return Err(Error::invalid(format!(
-                "{positions} positions; the model's context is {}",
+                "{positions} positions; the model's context is {}, so ask for fewer",
                 c.max_position_embeddings
             )));
         }
@@ -250,7 +250,7 @@ impl<'m> Network<'m> {
             positions: positions as u32,
         };
         let _named = Name::new("sequence").scope();
-        Ok(Self { model, heads, table: model.rope_table(positions)? })
+        Ok(Self { model, heads, table: model.rope_table(positions)?.into() })
     }
 
     /// The operators of a decode step of all `lanes`, a row of `s` and of `logits` for each.
@@ -283,7 +283,7 @@ impl<'m> Network<'m> {
         s: &Scratch,
         ids: &BufferPart,
         lanes: &[&Lane],
-        scratch: Option<&Lease<Buffer>>,
+        scratch: Option<&BufferPart>,
         to: &mut Vec<Operator>,
     ) -> Result<()> {
         let library = &*self.model.library;
@@ -391,7 +391,7 @@ impl<'m> Network<'m> {
         }
         if tokens > self.heads.positions as usize {
             return Err(Error::invalid(format!(
-                "a prompt of {tokens} tokens does not fit a sequence of {} positions",
+                "a prompt of {tokens} tokens does not fit a sequence of {} positions; make the sequence longer",
                 self.heads.positions
             )));
         }
@@ -413,7 +413,7 @@ impl<'m> Network<'m> {
     ) -> Result<(Vec<Operator>, Tensor)> {
         let scratch = Scratch::new(self.model, rows)?;
         let mut operators = Vec::new();
-        self.rows(&scratch, &BufferPart::whole(ids), &[lane], None, &mut operators)?;
+        self.rows(&scratch, &ids.into(), &[lane], None, &mut operators)?;
         Ok((operators, scratch.h.slice_rows(rows - 1, 1)?))
     }
 
@@ -504,7 +504,9 @@ impl<'m> Decoder<'m> {
         sampling: ops::Sampling,
     ) -> Result<Self> {
         if ring == 0 {
-            return Err(Error::invalid("a sequence needs room for one token"));
+            return Err(Error::invalid(
+                "a sequence needs room for one new token; ask for one at least",
+            ));
         }
         let network = Network::new(model, positions)?;
         let lanes = Lanes::new(model, network.heads, 1, ring)?;
@@ -540,13 +542,13 @@ impl<'m> Decoder<'m> {
     /// The operators of a step, counted.
     ///
     /// ```
-    /// use leasehold::{Context, DeviceId};
+    /// use leasehold::{DeviceId, Runtime};
     /// use leasehold_llama::{Config, DType, Decoder, Model, Sampling, Weights};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let root = leasehold_tiny_python::FOLDER;
     /// let config = Config::from_dir(root.as_ref())?;
     /// let weights = Weights::random(&config, DType::Bf16, 1)?;
-    /// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+    /// let runtime = Runtime::open(DeviceId::cpu(0))?;
     /// let model = Model::load(&runtime, &config, &weights, DType::Bf16, &mut |_, _| {})?;
     /// let decoder = Decoder::new(&model, 64, 1, Sampling::default())?;
     /// let layers = config.num_hidden_layers;
@@ -570,7 +572,7 @@ impl<'m> Decoder<'m> {
     /// # Errors
     /// The stream's cause.
     pub fn logits(&self) -> Result<Vec<f32>> {
-        self.network.model.runtime().download(self.logits.buffer())
+        self.network.model.runtime().to_vec(self.logits.view())
     }
 
     /// Returns whether another step fits the sequence.
@@ -582,7 +584,7 @@ impl<'m> Decoder<'m> {
     fn claim_position(&mut self) -> Result<()> {
         if !self.has_room() {
             return Err(Error::invalid(format!(
-                "the sequence's {} positions are full",
+                "the sequence's {} positions are full; begin one with more positions",
                 self.network.heads.positions
             )));
         }
@@ -673,7 +675,7 @@ impl<'m> Decoder<'m> {
         let Self { drawn, ring, .. } = *self;
         if index >= drawn {
             return Err(Error::invalid(format!(
-                "new token {index}, counted from 0: the sequence has {drawn} new tokens"
+                "new token {index}, counted from 0: the sequence has {drawn} new tokens; step first"
             )));
         }
         if drawn - index > ring {

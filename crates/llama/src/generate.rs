@@ -51,7 +51,7 @@ impl Request<'_> {
         let (context, prompt) = (config.max_position_embeddings, self.prompt.len());
         if prompt > context {
             return invalid(format!(
-                "the prompt has {prompt} tokens; the model's context is {context}"
+                "the prompt has {prompt} tokens; the model's context is {context}: shorten the prompt"
             ));
         }
         config.check_ids(self.prompt)?;
@@ -60,7 +60,7 @@ impl Request<'_> {
             Some(positions) if positions <= context => Ok(positions),
             _ => invalid(format!(
                 "a prompt of {prompt} tokens and {} new ones do not fit the model's context of \
-                 {context}",
+                 {context}; ask for fewer",
                 self.tokens
             )),
         }
@@ -211,7 +211,7 @@ pub fn generate(
     on_token(ids[0])?;
 
     let mut steps = Vec::with_capacity(request.tokens);
-    let before = model.runtime().memory_stats();
+    let before = model.runtime().allocator().stats();
     let next = |decoder: &mut Decoder<'_>| match &graph {
         Some(graph) => decoder.launch(graph),
         None => decoder.step(),
@@ -237,7 +237,7 @@ pub fn generate(
         on_token(id)?;
     }
     let decode = start.elapsed();
-    let after = model.runtime().memory_stats();
+    let after = model.runtime().allocator().stats();
     Ok(Generation {
         ids,
         last_logits,

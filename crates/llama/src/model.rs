@@ -100,7 +100,7 @@ impl Loader<'_> {
         };
         self.done += bytes.len() as u64;
         (self.progress)(self.done, self.total);
-        Tensor::new(buffer, 0, stored.dtype(), dim(rows, name)?, dim(cols, name)?)
+        Tensor::new(buffer, stored.dtype(), dim(rows, name)?, dim(cols, name)?)
     }
 
     /// A norm's weights or a bias, in the common element type.

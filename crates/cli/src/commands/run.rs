@@ -419,7 +419,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let allocator = runtime.allocator().clone();
     memory::write(&outputs, &allocator, &arguments.device.to_string())?;
-    let stats = runtime.memory_stats();
+    let stats = runtime.allocator().stats();
     let memory_report = Memory {
         live_peak_bytes: stats.live_peak,
         reserved_peak_bytes: stats.reserved_peak,
