@@ -31,6 +31,19 @@ rule "every source file opens with what it is" "$(
         done
 )"
 
+# What a crate is: the first paragraph of its README.md, which is also the head of its lib.rs.
+plain() { tr '\n' ' ' | sed 's/](\([^)]*\))//g; s/[]`[]//g; s/ *$//'; }
+rule "a crate's README.md opens as its lib.rs does, and leads to the project's" "$(
+    for readme in crates/*/README.md testing/*/README.md; do
+        [ -f "$readme" ] || continue
+        crate=$(dirname "$readme")
+        [ -f "$crate/src/lib.rs" ] && root=$crate/src/lib.rs || root=$crate/src/main.rs
+        says=$(awk 'NR > 1 && NF { seen = 1; print } seen && !NF { exit }' "$readme" | plain)
+        [ "$says" = "$(awk '!/^\/\/! ?[^ ]/ { exit } { print substr($0, 5) }' "$root" | plain)" ] || echo "$readme: other words than $root"
+        grep -qF '[Leasehold](https://github.com/leasehold/leasehold#readme)' "$readme" || echo "$readme does not name the project's README"
+    done
+)"
+
 rule "every Python file of the package opens with what it is" "$(
     git ls-files --cached --others --exclude-standard 'python/*.py' 'python/*.pyi' | sort -u |
         while read -r file; do
@@ -101,6 +114,8 @@ if ! circles=$(ci/call_circles.py crates/core=1:2 crates/alloc=0 crates/hal=0 cr
     rule "no more circles of files (ci/call_circles.py CRATE shows one's arrows)" "$circles"
 fi
 printf '%s\n' "$circles" | grep 'lower the bound' || true
+
+rule "ARCHITECTURE.md's list of the files that a launch passes is true" "$(ci/launch_path.py 2>&1 || true)"
 
 # Public ways into unsafe code are named in docs/unsafe.md, under their crate's heading. (The
 # kernels' own functions are in nobody's reach.)

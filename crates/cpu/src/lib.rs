@@ -25,7 +25,8 @@
 //! All of these threads have the same floating-point state: rounding to nearest, subnormal numbers
 //! are zero. Host calls and foreign calls run in the state that threads start with.
 //!
-//! This crate must not hold operators, and nothing but the registration of backends may name it.
+//! This crate must not hold operators. A program needs it by name only for a configuration of its
+//! own, or for native objects.
 
 #[cfg(not(loom))]
 pub mod allocator;

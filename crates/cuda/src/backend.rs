@@ -29,7 +29,7 @@ pub type CudaBackend = DriverBackend<Devices>;
 
 impl DeviceState {
     /// Gives this device access to the memory of another device.
-    fn let_in(&self, peer: u32) -> Result<bool> {
+    fn open_peer(&self, peer: u32) -> Result<bool> {
         let own = self.ordinal();
         let shared = self.shared();
         if !shared.ops.can_access_peer(own, peer)? {
@@ -43,17 +43,17 @@ impl DeviceState {
         } else {
             return Err(Error::state(format!("{}: open it first", DeviceId::cuda(peer))));
         }
-        let Some(mapped) = shared.admit_peer(peer, own) else { return Ok(true) };
+        let Some(mapped) = shared.grant_access(peer, own) else { return Ok(true) };
         let opened = mapped.iter().try_for_each(|&(addr, bytes)| {
             // SAFETY: the owner's table says that the piece is mapped. The driver refuses a piece
             // that was unmapped meanwhile.
-            match unsafe { shared.admit(&core.context, peer, addr, bytes) } {
+            match unsafe { shared.open_to_peers(&core.context, peer, addr, bytes) } {
                 // The piece was given back meanwhile.
                 Err(Error::Driver { .. }) if !shared.has_piece(peer, addr) => Ok(()),
                 other => other,
             }
         });
-        opened.inspect_err(|_| shared.uninvite(peer, own)).map(|()| true)
+        opened.inspect_err(|_| shared.revoke_access(peer, own)).map(|()| true)
     }
 }
 
@@ -144,7 +144,7 @@ unsafe impl Device for DeviceState {
         if peer.backend != BackendKind::Cuda || peer.ordinal >= count {
             return Err(Error::NotFound(format!("{peer}: {id} has no such peer").into()));
         }
-        self.let_in(peer.ordinal)
+        self.open_peer(peer.ordinal)
     }
 
     fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {

@@ -1,5 +1,5 @@
-//! The host's part of completion: bytes to land, keeps and leases to drop, timestamps to mark as
-//! written.
+//! The host's part of completion: bytes to copy out, keeps and leases to drop, timestamps to mark
+//! as written.
 //!
 //! # Protocol
 //! A stream queues actions in the order of their values, before it tells the driver to signal the
@@ -20,7 +20,7 @@
 //! for values from before its wait. So no two streams hold each other back here, and a destructor
 //! may wait for work behind earlier values.
 //!
-//! This module must not know how completion is learned of.
+//! This module does not poll for completion.
 
 use crate::driver::DriverStream;
 use crate::stream::StreamCore;

@@ -1,4 +1,5 @@
-//! The part of a backend that is the same over every driver.
+//! The part of a backend that is the same over every driver: host timelines, pools of streams and
+//! pipelines, buffers, waiting. It holds back work that waits for the host.
 //!
 //! | module | content |
 //! |---|---|

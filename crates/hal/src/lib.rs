@@ -1,4 +1,5 @@
-//! The hardware abstraction layer: the interface between the runtime and its backends.
+//! The hardware abstraction layer: the interface between the runtime and its backends. Whoever
+//! writes a backend implements its traits.
 //!
 //! Three types to know: a [`Backend`] opens a [`Device`], and a [`Stream`] of the device takes work
 //! as a slice of [`Op`]s. [`Validated`] checks the work that any backend gets.

@@ -1,4 +1,4 @@
-//! Llama-family decoders.
+//! Llama-family decoders from Hugging Face directories, eager or as replayed graphs.
 //!
 //! A model is a Hugging Face directory: [`Config`] reads its `config.json`, [`Weights`] maps its
 //! safetensors and checks them against the config, [`Tokenizer`] reads its `tokenizer.json`. All

@@ -1,5 +1,5 @@
 //! The memory manager for compiled code: scopes, function frames, reference counts and a tensor
-//! pool.
+//! pool, behind a C ABI.
 //!
 //! The callers are functions that an LLVM-based compiler emits. They call the C ABI ([`ffi`],
 //! header `leasehold_memory.h`) very often and not always correctly. So frequent calls take no

@@ -1,4 +1,5 @@
-//! The operator library of the Leasehold device runtime.
+//! The operators of a Llama-family decoder, with kernels for CPU, CUDA and Metal. No Apple GPU has
+//! run those for Metal.
 //!
 //! * [`ops`] makes an [`Operator`] from shapes: the operators of a Llama-family decoder, fused if
 //!   fusion saves a pass over memory.

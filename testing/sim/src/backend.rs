@@ -52,8 +52,24 @@ impl SimBackend {
     /// # Errors
     /// As [`Machine::new`]; `OutOfMemory` for the pools.
     pub fn new(config: MachineConfig) -> Result<Self> {
+        // SAFETY: nothing is changed.
+        unsafe { Self::with_description(config, |_, _| {}) }
+    }
+
+    /// As [`new`](Self::new), with devices whose capabilities and limits `describe` changes. Code
+    /// above then sees a lesser device. The machine does what it always does.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    ///
+    /// # Safety
+    /// - `describe` adds no capability, and makes no limit looser.
+    pub unsafe fn with_description(
+        config: MachineConfig,
+        describe: fn(&mut Caps, &mut Limits),
+    ) -> Result<Self> {
         let machine = Machine::new(config.fault_scope(FaultScope::Queue))?;
-        Ok(Self { devices: DeviceManager::new(machine.clone(), STREAMS)?, machine })
+        Ok(Self { devices: DeviceManager::new(machine.clone(), STREAMS, describe)?, machine })
     }
 
     /// The monitor of the machine: reports, steps and failures on demand.
@@ -177,7 +193,7 @@ impl Awaited for AwaitedTimeline<'_> {
     }
 
     fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
-        self.common.await_line(self.timeline, value, timeout)
+        self.common.await_timeline(self.timeline, value, timeout)
     }
 
     fn refresh(&self) -> Result<u64> {
@@ -221,7 +237,7 @@ unsafe impl TimelineSource for StreamState {
             return Ok(());
         }
         timeline.check_caller(value)?;
-        self.common().await_line(timeline, value, timeout)
+        self.common().await_timeline(timeline, value, timeout)
     }
 }
 

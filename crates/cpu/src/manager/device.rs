@@ -73,7 +73,7 @@ impl DeviceState {
         caps.concurrent_streams = true;
         caps.host_calls = true;
         caps.foreign_calls = true;
-        caps.waits_for_any_line = true;
+        caps.waits_for_any_timeline = true;
         let limits = &mut description.limits;
         limits.shared = SHARED_MAX;
         limits.streams = config.streams;

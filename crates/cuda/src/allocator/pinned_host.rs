@@ -87,7 +87,7 @@ unsafe impl Backing for PinnedBacking {
         self.calls.fetch_add(1, Ordering::Relaxed);
         self.shared.remove_range(chunk.addr);
         let pages = self.take_pages(chunk.addr);
-        let freed = self.context.give_back(|ops| {
+        let freed = self.context.release(|ops| {
             if pages.is_some() {
                 // SAFETY: `register` registered the segment. The allocator gives it back once, when
                 // nothing uses it.

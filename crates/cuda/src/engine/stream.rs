@@ -105,7 +105,7 @@ unsafe impl DriverStream for CudaStream {
             Op::Dispatch(_) | Op::Copy(_) | Op::Fill(_) | Op::Upload(_) | Op::WriteTimestamp(_) => {
                 true
             }
-            Op::Download(d) => encoder::lands_directly(&self.core, d),
+            Op::Download(d) => encoder::copies_directly(&self.core, d),
             _ => false,
         }
     }
@@ -228,7 +228,7 @@ unsafe impl DriverStream for CudaStream {
 
     fn synchronize(&self) -> Result<()> {
         // SAFETY: the stream is this one's own and lives until the drop.
-        self.core.context.give_back(|ops| unsafe { ops.stream_synchronize(self.native) })
+        self.core.context.release(|ops| unsafe { ops.stream_synchronize(self.native) })
     }
 
     fn abandon(&mut self) {
@@ -244,7 +244,7 @@ impl Drop for CudaStream {
     fn drop(&mut self) {
         // SAFETY: `stream_create` made the native stream for this stream, and only this drop
         // destroys it.
-        self.core.context.leave_behind(|ops| unsafe { ops.stream_destroy(self.native) });
+        self.core.context.release_or_log(|ops| unsafe { ops.stream_destroy(self.native) });
     }
 }
 

@@ -65,7 +65,7 @@ impl DeviceState {
         caps.host_calls = true;
         caps.foreign_calls = true;
         caps.vendor_libraries = properties.vendor;
-        caps.waits_for_any_line = true;
+        caps.waits_for_any_timeline = true;
         caps.priorities = primary.streams.has_priorities();
         let limits = &mut description.limits;
         limits.grid = properties.grid;

@@ -1,6 +1,6 @@
 //! Kernel sessions: launches staged on a stream, from `begin` to `finish`.
 //!
-//! A session claims the stream's submission lock and its scratch scratch. Nothing reaches the
+//! A session claims the stream's submission lock and its scratch memory. Nothing reaches the
 //! driver before `finish`, which submits everything staged as one submission and returns its
 //! timepoint; dropping the session discards it, on every backend alike. The order of calls is in
 //! the type:

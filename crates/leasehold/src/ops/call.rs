@@ -142,7 +142,7 @@ impl Stream {
     /// before the failed work is over: [`synchronize`](Self::synchronize) says when that is.
     ///
     /// The call runs on the thread that runs the stream's host calls. After a failure it runs on
-    /// whichever thread notices or gives up what failed, possibly in
+    /// any thread that observes the failure, possibly in
     /// [`HostTimeline::signal`](crate::HostTimeline::signal),
     /// [`HostTimeline::fail`](crate::HostTimeline::fail) or the drop of a host timeline; where
     /// nothing could be submitted, on the calling thread before this returns. It must not block,

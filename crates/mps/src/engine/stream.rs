@@ -598,7 +598,7 @@ unsafe impl DriverStream for MpsStream {
             }
             (Op::Download(d), Some(staging)) => {
                 let (dst, keep) = (HostAddress(d.dst), d.keep.cloned());
-                sink.leave(HostAction::Land { staging, dst, bytes: d.bytes, keep });
+                sink.leave(HostAction::CopyOut { staging, dst, bytes: d.bytes, keep });
             }
             (Op::Download(d), None) => {
                 if let Some(keep) = d.keep {

@@ -1,6 +1,6 @@
 //! Devices: enumeration, their architecture, and the managers that each device owns.
 //!
-//! This module must not know which resources a device's managers own.
+//! This module must not know how its managers own their resources.
 
 use super::buffer::BufferManager;
 use super::command_queue::CommandQueueManager;
@@ -118,7 +118,7 @@ impl DeviceState {
         caps.concurrent_streams = true;
         caps.host_calls = true;
         caps.foreign_calls = true;
-        caps.waits_for_any_line = true;
+        caps.waits_for_any_timeline = true;
         let limits = &mut description.limits;
         limits.grid = [u32::MAX; 3];
         limits.block = p.max_threads;

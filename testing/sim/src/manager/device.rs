@@ -215,7 +215,7 @@ impl Common {
     }
 
     /// Blocks until a value of a timeline is over.
-    pub(crate) fn await_line(
+    pub(crate) fn await_timeline(
         &self,
         timeline: &'static Timeline,
         value: u64,
@@ -279,10 +279,11 @@ impl DeviceState {
         caps.concurrent_streams = true;
         caps.host_calls = true;
         caps.foreign_calls = true;
-        caps.waits_for_any_line = true;
+        caps.waits_for_any_timeline = true;
         let limits = &mut description.limits;
         limits.streams = devices.streams;
         limits.buffer = devices.machine.config().memory;
+        (devices.describe)(caps, limits);
         Ok(Self {
             _place: PhantomPinned,
             device_memory: AllocatorCell::default(),
@@ -345,6 +346,7 @@ fn describe(machine: &Machine, ordinal: u32) -> DeviceInfo {
 struct Devices {
     machine: Machine,
     streams: u32,
+    describe: fn(&mut Caps, &mut Limits),
     semaphores: Arc<Mutex<BTreeMap<TimelineId, SemaphoreId>>>,
     foreign: Arc<Mutex<Vec<Timepoint>>>,
 }
@@ -370,7 +372,11 @@ pub struct DeviceManager {
 }
 
 impl DeviceManager {
-    pub(crate) fn new(machine: Machine, streams: u32) -> Result<Self> {
+    pub(crate) fn new(
+        machine: Machine,
+        streams: u32,
+        describe: fn(&mut Caps, &mut Limits),
+    ) -> Result<Self> {
         if streams == 0 {
             return Err(Error::invalid("a device without streams can do nothing"));
         }
@@ -378,6 +384,7 @@ impl DeviceManager {
         let devices = Devices {
             machine: machine.clone(),
             streams,
+            describe,
             semaphores: Arc::default(),
             foreign: Arc::default(),
         };
