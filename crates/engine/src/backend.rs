@@ -91,7 +91,8 @@ fn open_error(device: DeviceId, error: Error) -> Error {
     }
 }
 
-// SAFETY: the device manager keeps one device for each ordinal, and `open` checks the device's name.
+// SAFETY: the device manager keeps one device for each ordinal, and `open` checks the device's
+// name.
 unsafe impl<D: DeviceSource> Backend for DriverBackend<D>
 where
     D::Payload: Device,

@@ -106,7 +106,7 @@ fn shutdown_with_live_children_counts_them_and_changes_nothing() {
     drop(kernel);
     refused("graph");
     drop(exec);
-    refused("buffer");
+    refused("pinned buffer");
     drop(buffer);
     let device = backend.open(DeviceId::cpu(0)).unwrap();
     refused("device");

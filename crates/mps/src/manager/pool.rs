@@ -1,7 +1,7 @@
 //! A manager of resources of a device: what all such managers have alike.
 //!
-//! A kind of resource adds the ways to acquire it, as methods of its own `PoolOf` in its own module.
-//! So a check of such a method cannot be passed by.
+//! A kind of resource adds the ways to acquire it, as methods of its own `PoolOf` in its own
+//! module. No other way leads to the pool, so no caller passes their checks by.
 //!
 //! This module must not know which resources exist.
 
