@@ -11,8 +11,8 @@ use leasehold_alloc::{Allocator, Backing};
 use leasehold_core::{Error, Lease, PoolStats, Result, Timeline, TimelineSource, Timepoint};
 use leasehold_engine::waits::{self, Awaited, synchronize};
 use leasehold_hal::{
-    Backend, BackendKind, Description, Device, DeviceId, DeviceInfo, GraphExec, HostTimeline,
-    KernelDesc, MemoryInfo, MemoryKind, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc,
+    Backend, BackendKind, Caps, Description, Device, DeviceId, DeviceInfo, GraphExec, HostTimeline,
+    KernelDesc, Limits, MemoryInfo, MemoryKind, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc,
     TimestampQuery,
 };
 use std::any::Any;

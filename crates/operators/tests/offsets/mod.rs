@@ -2,10 +2,10 @@
 //! their own, on each backend.
 
 use leasehold::{Array, Context, DeviceId, GraphOperator, Result, Runtime, View};
-use leasehold_cuda::driver::sim::{SimDriver as CudaDriver, SimDriverConfig as CudaDriverConfig};
 use leasehold_cuda::{CudaBackend, CudaConfig};
-use leasehold_mps::driver::sim::{SimDriver as MpsDriver, SimDriverConfig as MpsDriverConfig};
+use leasehold_cuda_sim::{SimDriver as CudaDriver, SimDriverConfig as CudaDriverConfig};
 use leasehold_mps::{MpsBackend, MpsConfig};
+use leasehold_mps_sim::{SimDriver as MpsDriver, SimDriverConfig as MpsDriverConfig};
 use leasehold_operators::kernels::cpu::KERNELS;
 use leasehold_operators::kernels::cpu::rope::table;
 use leasehold_operators::ops::{Cache, Heads, Loop, Norm, Projection, RowPositions, Sampling};

@@ -20,7 +20,8 @@ use leasehold_core::{
 };
 use leasehold_engine::buffers::outstanding;
 use leasehold_hal::{
-    BackendKind, Description, DeviceId, DeviceInfo, Dispatch, HostCall, MemoryInfo, OpList,
+    BackendKind, Caps, Description, DeviceId, DeviceInfo, Dispatch, HostCall, Limits, MemoryInfo,
+    OpList,
 };
 use std::cell::Cell;
 use std::collections::BTreeMap;
