@@ -7,7 +7,7 @@
 //! This module must not know plans.
 
 use super::stream::Extra;
-use super::{RealDriver, plausible, drive};
+use super::{RealDriver, drive, plausible};
 use crate::conv;
 use crate::driver::codes::{self, code};
 use crate::driver::ops::{

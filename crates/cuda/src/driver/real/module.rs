@@ -2,7 +2,7 @@
 //!
 //! This module must not know pipelines.
 
-use super::{RealDriver, plausible, drive};
+use super::{RealDriver, drive, plausible};
 use crate::driver::codes::{self, code};
 use crate::driver::ops::{FunctionInfo, ModuleOps, NativeFunction, NativeModule};
 use cudarc::driver::sys::{

@@ -7,7 +7,7 @@
 //!
 //! This module must not know managers.
 
-use super::{RealDriver, plausible, drive};
+use super::{RealDriver, drive, plausible};
 use crate::conv;
 use crate::driver::codes::code;
 use crate::driver::ops::{
