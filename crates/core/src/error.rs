@@ -194,7 +194,7 @@ impl fmt::Display for Budgeted {
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct OutOfMemory {
-    /// The failing component: `cpu:0 device memory`, `lines`, `slots of the stream pool`.
+    /// The failing component: `cpu:0 device memory`, `timelines`, `slots of the stream pool`.
     pub site: Text,
     /// Requested bytes (or entries).
     pub requested: u64,

@@ -95,7 +95,7 @@ pub struct Caps {
     /// The vendor's libraries can use the device's native objects. Not so over a simulated driver.
     pub vendor_libraries: bool,
     /// A stream can wait for a timeline of another backend.
-    pub waits_for_any_line: bool,
+    pub waits_for_any_timeline: bool,
     /// Within a stream operations may overlap unless barriers are derived from their accesses.
     pub unordered_streams: bool,
     /// Stream priorities.

@@ -440,7 +440,7 @@ fn check_wait(
     if timeline.is_some_and(|l| l.id() == on.timeline_id()) {
         return if submitted { Ok(()) } else { Err(check::waits_for_itself(on)) };
     }
-    let any = open.inner.caps().waits_for_any_line;
+    let any = open.inner.caps().waits_for_any_timeline;
     match open.known.registry.timelines[usize::from(on.timeline_id().get())].load(Ordering::Acquire)
     {
         HOST => Ok(()),

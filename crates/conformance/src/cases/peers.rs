@@ -415,7 +415,7 @@ fn waits_across(
             check_eq!(here.to_vec::<u8>(a)?, [4; 4096], "work after a wait for another device");
         }
         Err(Error::Unsupported(_)) => {
-            let promised = other.same_backend || env.device().caps().waits_for_any_line;
+            let promised = other.same_backend || env.device().caps().waits_for_any_timeline;
             check!(
                 !promised,
                 "a wait for another device is not supported, against the capabilities"
@@ -441,7 +441,7 @@ fn neighbours(env: &Env) -> Outcome<([Runtime; 2], bool)> {
 
 fn carried(env: &Env) -> Outcome {
     let ([here, there], same) = neighbours(env)?;
-    let waits = |r: &Runtime| r.raw_device().caps().waits_for_any_line;
+    let waits = |r: &Runtime| r.raw_device().caps().waits_for_any_timeline;
     if !(same || waits(&here) && waits(&there)) {
         let (x, y) = (here.alloc(64)?, there.alloc(64)?);
         return match here.stream().copy(y.view(), x.view()) {

@@ -82,7 +82,7 @@ impl DeviceState {
         caps.host_calls = true;
         caps.foreign_calls = true;
         caps.vendor_libraries = properties.vendor;
-        caps.waits_for_any_line = true;
+        caps.waits_for_any_timeline = true;
         caps.priorities = primary.streams.has_priorities();
         let mut limits = Limits::default();
         limits.grid = properties.grid;

@@ -129,7 +129,7 @@ impl DeviceState {
         caps.concurrent_streams = true;
         caps.host_calls = true;
         caps.foreign_calls = true;
-        caps.waits_for_any_line = true;
+        caps.waits_for_any_timeline = true;
         let mut limits = Limits::default();
         limits.grid = [u32::MAX; 3];
         limits.block = p.max_threads;

@@ -280,7 +280,7 @@ impl DeviceState {
         caps.concurrent_streams = true;
         caps.host_calls = true;
         caps.foreign_calls = true;
-        caps.waits_for_any_line = true;
+        caps.waits_for_any_timeline = true;
         let mut limits = Limits::default();
         limits.streams = devices.streams;
         limits.buffer = devices.machine.config().memory;
