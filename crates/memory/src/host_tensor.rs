@@ -46,8 +46,8 @@ pub(crate) unsafe fn key(tensor: *mut OpaqueTensor) -> TensorKey {
 /// Destroys a tensor of this crate.
 ///
 /// # Safety
-/// - [`allocate`] and [`write_header`] made `tensor`, which is not destroyed yet. No other code uses
-///   it any more.
+/// - [`allocate`] and [`write_header`] made `tensor`, which is not destroyed yet. No other code
+///   uses it any more.
 pub(crate) unsafe extern "C" fn destroy(tensor: *mut OpaqueTensor) {
     // SAFETY: by the caller's promise the tensor exists and starts with its header.
     if let Some(layout) = layout(unsafe { key(tensor) }) {
