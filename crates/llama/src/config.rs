@@ -12,9 +12,9 @@ use std::f64::consts::TAU;
 use std::path::Path;
 
 use leasehold_core::{Error, Result};
-use leasehold_input::shown;
-use serde_json::{Map, Value};
+use serde_json::Map;
 
+use crate::fields::{Fields, brief, object};
 use crate::{DType, files};
 
 /// The maximum plausible dimension. Accepted sizes fit in 32 bits, products of two in 64.
@@ -25,6 +25,8 @@ const MAX_LAYERS: u64 = 1 << 14;
 const MAX_POSITIONS: u64 = 1 << 28;
 /// The maximum size of a `config.json` in bytes; real files have a few thousand.
 const MAX_BYTES: u64 = 16 << 20;
+/// The keys that makers of quantised weights write: transformers, MLX, compressed-tensors.
+const QUANTISED: [&str; 3] = ["quantization_config", "quantization", "compression_config"];
 /// transformers' default if the file has none.
 const DEFAULT_THETA: f64 = 10_000.0;
 /// transformers' default if the file has none.
@@ -175,8 +177,10 @@ impl Config {
     /// Reads `DIR/config.json`. Blocks on the file.
     ///
     /// [`Error::NotFound`] without a readable file. [`Error::InvalidArgument`] for a file that is
-    /// not regular or has more than 16 MiB. Otherwise as [`from_slice`](Self::from_slice).
+    /// not regular or has more than 16 MiB. [`Error::Unsupported`] for a directory of quantised
+    /// weights. Otherwise as [`from_slice`](Self::from_slice).
     pub fn from_dir(dir: &Path) -> Result<Self> {
+        files::refuse_quantised(dir)?;
         Self::from_file(&dir.join("config.json"))
     }
 
@@ -196,13 +200,8 @@ impl Config {
     ///   out of range; sizes that do not match.
     /// - [`Error::Unsupported`]: another architecture, activation, rope type or quantisation.
     pub fn from_slice(json: &[u8], origin: &str) -> Result<Self> {
-        let value: Value = serde_json::from_slice(json).map_err(|e| {
-            Error::invalid(format!("{origin}: no valid JSON: {}", shown(&e.to_string())))
-        })?;
-        let Value::Object(map) = &value else {
-            return Err(Error::invalid(format!("{origin}: a JSON object is expected")));
-        };
-        let config = parse(&Fields { map, origin, prefix: "" })?;
+        let map = object(json, origin)?;
+        let config = parse(&Fields { map: &map, origin, prefix: "" })?;
         tracing::debug!(origin, ?config, "config read");
         Ok(config)
     }
@@ -342,10 +341,10 @@ fn check_architecture(fields: &Fields<'_>) -> Result<()> {
         None | Some("silu" | "swish") => {}
         Some(other) => return Err(fields.unsupported("hidden_act", other, "silu")),
     }
-    if fields.get("quantization_config").is_some() {
-        return Err(Error::Unsupported(
-            format!("{}: quantization_config: quantised weights", fields.origin).into(),
-        ));
+    for key in QUANTISED {
+        if fields.get(key).is_some() {
+            return Err(files::quantised(&format!("{}: {key}", fields.origin)));
+        }
     }
     if let Some(value) = fields.get("sliding_window") {
         return Err(fields.unsupported("sliding_window", brief(value), "null"));
@@ -367,9 +366,12 @@ fn dtype(fields: &Fields<'_>) -> Result<Option<DType>> {
         if let Some(name) = fields.optional_text(key)? {
             return match name.trim_start_matches("torch.") {
                 "bfloat16" => Ok(Some(DType::Bf16)),
-                "float16" => Ok(Some(DType::F16)),
-                "float32" => Ok(Some(DType::F32)),
-                other => Err(fields.unsupported(key, other, "bfloat16, float16 or float32")),
+                "float16" | "half" => Ok(Some(DType::F16)),
+                // Weights in float64 are rounded when they are opened.
+                "float32" | "float" | "float64" | "double" => Ok(Some(DType::F32)),
+                other => {
+                    Err(fields.unsupported(key, other, "bfloat16, float16, float32 or float64"))
+                }
             };
         }
     }
@@ -446,123 +448,6 @@ fn rope(fields: &Fields<'_>, max_position_embeddings: usize) -> Result<Rope> {
         other => return Err(inner.unsupported(key, other, "default, linear or llama3")),
     };
     Ok(Rope { theta, scaling })
-}
-
-/// A JSON object with typed access by key. `null` counts as absent, as in transformers.
-struct Fields<'a> {
-    map: &'a Map<String, Value>,
-    origin: &'a str,
-    prefix: &'static str,
-}
-
-impl<'a> Fields<'a> {
-    fn get(&self, key: &str) -> Option<&'a Value> {
-        self.map.get(key).filter(|value| !value.is_null())
-    }
-
-    fn optional<T>(
-        &self,
-        key: &str,
-        wanted: &str,
-        read: impl Fn(&'a Value) -> Option<T>,
-    ) -> Result<Option<T>> {
-        match self.get(key) {
-            None => Ok(None),
-            Some(value) => read(value).map(Some).ok_or_else(|| self.wrong_type(key, wanted, value)),
-        }
-    }
-
-    fn inside(&self, key: &str, prefix: &'static str) -> Result<Option<Fields<'a>>> {
-        let map = self.optional(key, "an object", Value::as_object)?;
-        Ok(map.map(|map| Fields { map, origin: self.origin, prefix }))
-    }
-
-    fn optional_text(&self, key: &str) -> Result<Option<&'a str>> {
-        self.optional(key, "a string", Value::as_str)
-    }
-
-    fn flag(&self, key: &str) -> Result<bool> {
-        Ok(self.optional(key, "true or false", Value::as_bool)?.unwrap_or(false))
-    }
-
-    fn optional_number(&self, key: &str) -> Result<Option<f64>> {
-        self.optional(key, "a number", Value::as_f64)
-    }
-
-    fn number(&self, key: &str) -> Result<f64> {
-        self.optional_number(key)?.ok_or_else(|| self.missing(key))
-    }
-
-    fn positive(&self, key: &str, number: f64) -> Result<f64> {
-        if number.is_finite() && number > 0.0 {
-            Ok(number)
-        } else {
-            Err(self.invalid(key, format!("{number} is not above zero")))
-        }
-    }
-
-    fn optional_dim(&self, key: &str, max: u64) -> Result<Option<usize>> {
-        match self.optional(key, "a whole number", |v| {
-            v.as_i64().map(i128::from).or(v.as_u64().map(i128::from))
-        })? {
-            None => Ok(None),
-            Some(size) if size >= 1 && size <= i128::from(max) => Ok(Some(size as usize)),
-            Some(size) => Err(self.invalid(key, format!("{size} is not between 1 and {max}"))),
-        }
-    }
-
-    fn dim(&self, key: &str, max: u64) -> Result<usize> {
-        self.optional_dim(key, max)?.ok_or_else(|| self.missing(key))
-    }
-
-    fn optional_id(&self, key: &str) -> Result<Option<u32>> {
-        self.optional(key, "a token id", token_id)
-    }
-
-    fn ids(&self, key: &str) -> Result<Vec<u32>> {
-        let ids = self.optional(key, "a token id or a list of them", |value| match value {
-            Value::Array(list) => list.iter().map(token_id).collect(),
-            one => token_id(one).map(|id| vec![id]),
-        })?;
-        Ok(ids.unwrap_or_default())
-    }
-
-    fn missing(&self, key: &str) -> Error {
-        self.invalid(key, "is missing")
-    }
-
-    fn invalid(&self, key: &str, why: impl std::fmt::Display) -> Error {
-        Error::invalid(format!("{}: {}{key}: {why}", self.origin, self.prefix))
-    }
-
-    fn wrong_type(&self, key: &str, wanted: &str, found: &Value) -> Error {
-        self.invalid(key, format!("{wanted} is expected, not {}", brief(found)))
-    }
-
-    fn unsupported(&self, key: &str, found: impl std::fmt::Display, supported: &str) -> Error {
-        let found = found.to_string();
-        let message = format!(
-            "{}: {}{}: {}; supported: {supported}",
-            self.origin,
-            self.prefix,
-            shown(key),
-            shown(&found)
-        );
-        Error::Unsupported(message.into())
-    }
-}
-
-fn token_id(value: &Value) -> Option<u32> {
-    value.as_u64().and_then(|id| u32::try_from(id).ok())
-}
-
-/// A value for a message: its text if that is short.
-fn brief(value: &Value) -> String {
-    match value {
-        Value::Object(_) => "an object".into(),
-        Value::Array(list) if list.len() > 8 => "a list".into(),
-        other => shown(&other.to_string()).to_string(),
-    }
 }
 
 #[cfg(test)]

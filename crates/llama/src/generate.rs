@@ -143,7 +143,7 @@ pub fn traffic(
     activations: DType,
 ) -> Traffic {
     let mut bytes = weights.total_bytes();
-    if !config.tie_word_embeddings
+    if !weights.is_tied()
         && let Ok(embedding) = weights.tensor("model.embed_tokens.weight")
     {
         let table = embedding.bytes().len() as u64;

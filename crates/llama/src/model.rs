@@ -176,11 +176,8 @@ impl Model {
             });
         }
         let norm = loader.vector("model.norm.weight")?;
-        let head = if config.tie_word_embeddings {
-            embedding.clone()
-        } else {
-            loader.tensor("lm_head.weight")?
-        };
+        let head =
+            if weights.is_tied() { embedding.clone() } else { loader.tensor("lm_head.weight")? };
         runtime.stream().synchronize()?;
         Ok(Model {
             runtime: runtime.clone(),

@@ -1,6 +1,6 @@
 //! `config.json` in all its forms, and each possible error.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 
@@ -89,11 +89,80 @@ fn end_tokens_as_one_or_a_list() {
 }
 
 #[test]
+fn whole_numbers_may_be_written_as_floats_and_floats_as_whole_numbers() {
+    let config = parse_with(json!({"hidden_size": 48.0, "vocab_size": 2e2, "head_dim": 8.0,
+        "eos_token_id": [7.0, 9], "bos_token_id": 1.0, "rope_theta": 500_000,
+        "max_position_embeddings": 128.0}))
+    .unwrap();
+    assert_eq!((config.hidden_size, config.vocab_size, config.head_dim), (48, 200, 8));
+    assert_eq!((config.bos_token_id, config.eos_token_ids), (Some(1), vec![7, 9]));
+    assert_eq!(config.rope.theta, 5e5);
+    for (changes, words) in [
+        (json!({"head_dim": 8.5}), "head_dim: a whole number is expected, not 8.5"),
+        (json!({"vocab_size": 1e300}), "vocab_size: "),
+        (json!({"bos_token_id": 1.5}), "bos_token_id: a token id is expected, not 1.5"),
+        (json!({"eos_token_id": -2.0}), "eos_token_id: a token id or a list"),
+    ] {
+        let error = parse_with(changes).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+}
+
+#[test]
+fn numbers_that_are_not_finite_are_refused_only_in_keys_that_count() {
+    let read = |key: &str, word: &str| {
+        let text = format!(
+            r#"{{"model_type": "llama", "vocab_size": 200, "hidden_size": 48,
+                "intermediate_size": 112, "num_hidden_layers": 2, "num_attention_heads": 6,
+                "max_position_embeddings": 128, "{key}": {word}}}"#
+        );
+        Config::from_slice(text.as_bytes(), "config.json")
+    };
+    for word in ["NaN", "Infinity", "-Infinity", "[0.0, Infinity]"] {
+        read("router_aux_loss_coef", word).unwrap();
+        for key in ["rms_norm_eps", "rope_theta", "head_dim", "eos_token_id"] {
+            let error = read(key, word).expect_err(key).to_string();
+            assert!(error.contains(&format!("config.json: {key}: ")), "{error}");
+            let name = word.trim_start_matches("[0.0, ").trim_end_matches(']');
+            assert!(error.contains(name), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_directory_of_quantised_weights_is_refused_by_what_tells_it() {
+    for (file, refused) in [
+        ("quantize_config.json", true),
+        ("quant_config.json", true),
+        ("hf_quant_config.json", true),
+        ("quanto_qmap.json", true),
+        ("model-Q4_K_M.gguf", true),
+        ("README.md", false),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join(file), "{}").unwrap();
+        let error = Config::from_dir(dir.path()).unwrap_err();
+        let text = error.to_string();
+        assert_eq!(matches!(error, Error::Unsupported(_)), refused, "{text}");
+        assert!(!refused || text.contains(file) && text.contains("quantised"), "{text}");
+        assert!(!text.contains('\n'));
+        // A GGUF file beside safetensors tells nothing about them.
+        std::fs::write(dir.path().join("model.safetensors"), "").unwrap();
+        let text = Config::from_dir(dir.path()).unwrap_err().to_string();
+        assert_eq!(text.contains("quantised"), refused && !file.ends_with("gguf"), "{text}");
+    }
+}
+
+#[test]
 fn dtype_in_both_spellings() {
     for (key, name, dtype) in [
         ("dtype", "bfloat16", DType::Bf16),
         ("torch_dtype", "float16", DType::F16),
         ("torch_dtype", "torch.float32", DType::F32),
+        ("dtype", "float", DType::F32),
+        ("dtype", "double", DType::F32),
+        ("torch_dtype", "torch.float64", DType::F32),
+        ("torch_dtype", "half", DType::F16),
     ] {
         assert_eq!(parse_with(json!({key: name})).unwrap().dtype, Some(dtype));
     }
@@ -304,11 +373,13 @@ fn what_is_not_supported_is_named() {
         ),
         (
             json!({"quantization_config": {"quant_method": "gptq"}}),
-            "quantization_config: quantised weights",
+            "quantization_config: the weights are quantised",
         ),
+        (json!({"quantization": {"bits": 4}}), "config.json: quantization: the weights are quant"),
+        (json!({"compression_config": {}}), "compression_config: the weights are quantised"),
         (json!({"sliding_window": 4096}), "sliding_window: 4096; supported: null"),
         (json!({"layer_types": ["full_attention", "sliding_attention"]}), "layer_types: "),
-        (json!({"dtype": "float64"}), "dtype: float64; supported: bfloat16, float16 or float32"),
+        (json!({"dtype": "float8_e4m3fn"}), "dtype: float8_e4m3fn; supported: bfloat16, float16"),
     ];
     for (changes, message) in unsupported {
         let error = parse_with(changes.clone()).expect_err(&changes.to_string());
@@ -324,7 +395,7 @@ fn what_is_no_object_is_refused() {
         ("", "no valid JSON"),
         ("{", "no valid JSON"),
         ("[1]", "a JSON object is expected"),
-        ("{\"a\": NaN}", "line 1"),
+        ("{\"a\": nan}", "line 1"),
     ] {
         let error = Config::from_slice(text.as_bytes(), "config.json").expect_err(text).to_string();
         assert!(error.contains("config.json") && error.contains(message), "{text:?}: {error}");
