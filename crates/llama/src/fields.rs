@@ -112,8 +112,12 @@ impl<'a> Fields<'a> {
         }
     }
 
+    pub(crate) fn optional_whole(&self, key: &str) -> Result<Option<i128>> {
+        self.optional(key, "a whole number", whole)
+    }
+
     pub(crate) fn optional_dim(&self, key: &str, max: u64) -> Result<Option<usize>> {
-        match self.optional(key, "a whole number", whole)? {
+        match self.optional_whole(key)? {
             None => Ok(None),
             Some(size) if size >= 1 && size <= i128::from(max) => Ok(Some(size as usize)),
             Some(size) => Err(self.invalid(key, format!("{size} is not between 1 and {max}"))),

@@ -48,10 +48,11 @@ impl Request<'_> {
         if self.prompt.is_empty() {
             return invalid("the prompt is empty; give at least one token".to_owned());
         }
-        let (context, prompt) = (config.max_position_embeddings, self.prompt.len());
+        let (context, prompt) = (config.context(), self.prompt.len());
         if prompt > context {
             return invalid(format!(
-                "the prompt has {prompt} tokens; the model's context is {context}"
+                "the prompt has {prompt} tokens; the model's context is {}",
+                config.context_shown()
             ));
         }
         config.check_ids(self.prompt)?;
@@ -60,8 +61,9 @@ impl Request<'_> {
             Some(positions) if positions <= context => Ok(positions),
             _ => invalid(format!(
                 "a prompt of {prompt} tokens and {} new ones do not fit the model's context of \
-                 {context}",
-                self.tokens
+                 {}",
+                self.tokens,
+                config.context_shown()
             )),
         }
     }

@@ -109,10 +109,13 @@ impl TensorSpec {
             linear("self_attn.q_proj", query, hidden, config.attention_bias);
             linear("self_attn.k_proj", kv, hidden, config.attention_bias);
             linear("self_attn.v_proj", kv, hidden, config.attention_bias);
-            linear("self_attn.o_proj", hidden, query, config.attention_bias);
+            linear("self_attn.o_proj", hidden, query, config.attention_output_bias);
             linear("mlp.gate_proj", inter, hidden, config.mlp_bias);
             linear("mlp.up_proj", inter, hidden, config.mlp_bias);
             linear("mlp.down_proj", hidden, inter, config.mlp_bias);
+            for norm in ["q_norm", "k_norm"].iter().filter(|_| config.qk_norm) {
+                push(format!("model.layers.{layer}.self_attn.{norm}.weight"), &[config.head_dim]);
+            }
             for norm in ["input_layernorm", "post_attention_layernorm"] {
                 push(format!("model.layers.{layer}.{norm}.weight"), &[hidden]);
             }
