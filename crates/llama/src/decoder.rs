@@ -31,6 +31,8 @@ pub(crate) struct Scratch {
     inner: Tensor,
     up: Option<Tensor>,
     normed: Option<Tensor>,
+    /// Queries and keys before the norms of their heads.
+    raw: Option<[Tensor; 2]>,
 }
 
 impl Scratch {
@@ -56,6 +58,7 @@ impl Scratch {
             inner: t(c.intermediate_size)?,
             up: if apart { Some(t(c.intermediate_size)?) } else { None },
             normed: if normed { Some(t(c.hidden_size)?) } else { None },
+            raw: if c.qk_norm { Some([t(c.query_width())?, t(c.kv_width())?]) } else { None },
         })
     }
 }
@@ -67,6 +70,12 @@ fn has_vendor_products(model: &Model, rows: u32) -> bool {
 
 fn alike(all: &[&Dense]) -> bool {
     all.iter().all(|d| d.weight.dtype() == all[0].weight.dtype())
+}
+
+/// The heads of all rows, a row for each.
+fn heads_of(rows: &Tensor, head_dim: u32) -> Result<Tensor> {
+    let heads = rows.rows() * (rows.cols() / head_dim);
+    Tensor::new(rows, rows.dtype(), heads, head_dim)
 }
 
 /// Zeroed words that the device writes and the host reads, in place if possible: in pinned memory
@@ -237,10 +246,10 @@ impl<'m> Network<'m> {
         if positions == 0 {
             return Err(Error::invalid("a sequence needs at least one position"));
         }
-        if positions > c.max_position_embeddings {
+        if positions > c.context() {
             return Err(Error::invalid(format!(
-                "{positions} positions; the model's context is {}, so ask for fewer",
-                c.max_position_embeddings
+                "{positions} positions; the model's context is {}: ask for fewer",
+                c.context_shown()
             )));
         }
         let heads = ops::Heads {
@@ -250,7 +259,7 @@ impl<'m> Network<'m> {
             positions: positions as u32,
         };
         let _named = Name::new("sequence").scope();
-        Ok(Self { model, heads, table: model.rope_table(positions)?.into() })
+        Ok(Self { model, heads, table: model.rope_table(positions, 0)? })
     }
 
     /// The operators of a decode step of all `lanes`, a row of `s` and of `logits` for each.
@@ -265,10 +274,10 @@ impl<'m> Network<'m> {
         // The fused kernel supports groups of limited width; wider groups use the general kernel,
         // whose rows are consecutive positions of one sequence.
         if self.model.config().queries_per_kv_head() <= ops::DECODE_GROUP as usize {
-            self.rows(s, ids, &[&lanes.all], Some(&lanes.scratch), &mut to)?;
+            self.rows(s, ids, &[&lanes.all], Some(&lanes.scratch), &self.table, &mut to)?;
         } else {
             let each: Vec<_> = lanes.each.iter().collect();
-            self.rows(s, ids, &each, None, &mut to)?;
+            self.rows(s, ids, &each, None, &self.table, &mut to)?;
         }
         let how: Vec<_> = lanes.each.iter().zip(how.iter().copied()).collect();
         self.finish(&s.h, s.normed.as_ref(), &how, logits, &mut to)?;
@@ -284,6 +293,7 @@ impl<'m> Network<'m> {
         ids: &BufferPart,
         lanes: &[&Lane],
         scratch: Option<&BufferPart>,
+        table: &BufferPart,
         to: &mut Vec<Operator>,
     ) -> Result<()> {
         let library = &*self.model.library;
@@ -291,19 +301,27 @@ impl<'m> Network<'m> {
         let part = |t: &Tensor, lane: usize| t.slice_rows(lane as u32 * rows, rows);
         to.push(ops::embedding(library, ids, &self.model.embedding, &s.h)?);
         for (at, layer) in self.model.layers.iter().enumerate() {
-            let Layer { input_norm, qkv, out, post_norm, gate, up, down } = layer;
+            let Layer { input_norm, qkv, qk_norm, out, post_norm, gate, up, down } = layer;
             let [q, k, v] = qkv;
+            let [q_out, k_out] = s.raw.as_ref().map_or([&s.q, &s.k], |[q, k]| [q, k]);
             let (x, norm) = self.normalised(s, input_norm, to)?;
             if alike(&[q, k, v]) {
-                to.push(ops::linear3(library, x, norm, [q.to(&s.q), k.to(&s.k), v.to(&s.v)])?);
+                to.push(ops::linear3(library, x, norm, [q.to(q_out), k.to(k_out), v.to(&s.v)])?);
             } else {
-                for (dense, y) in [(q, &s.q), (k, &s.k), (v, &s.v)] {
+                for (dense, y) in [(q, q_out), (k, k_out), (v, &s.v)] {
                     to.push(ops::linear(library, x, norm, dense.to(y))?);
+                }
+            }
+            if let Some([q_norm, k_norm]) = qk_norm {
+                let (eps, dim) = (self.model.config().rms_norm_eps, self.heads.head_dim);
+                for (x, norm, y) in [(q_out, q_norm, &s.q), (k_out, k_norm, &s.k)] {
+                    let (x, y) = (heads_of(x, dim)?, heads_of(y, dim)?);
+                    to.push(ops::rms_norm(library, &x, norm, eps, &y)?);
                 }
             }
             for (i, lane) in lanes.iter().enumerate() {
                 let (cache, position) = (&lane.caches[at], &lane.state.position);
-                let place = ops::RowPositions { table: &self.table, position };
+                let place = ops::RowPositions { table, position };
                 let (q, k, v) = (part(&s.q, i)?, part(&s.k, i)?, part(&s.v, i)?);
                 let (qkv, y) = ([&q, &k, &v], part(&s.attended, i)?);
                 if let Some(scratch) = scratch {
@@ -410,10 +428,11 @@ impl<'m> Network<'m> {
         lane: &Lane,
         ids: &Lease<Buffer>,
         rows: u32,
+        table: &BufferPart,
     ) -> Result<(Vec<Operator>, Tensor)> {
         let scratch = Scratch::new(self.model, rows)?;
         let mut operators = Vec::new();
-        self.rows(&scratch, &ids.into(), &[lane], None, &mut operators)?;
+        self.rows(&scratch, &ids.into(), &[lane], None, table, &mut operators)?;
         Ok((operators, scratch.h.slice_rows(rows - 1, 1)?))
     }
 
@@ -431,7 +450,7 @@ impl<'m> Network<'m> {
         for (rows, times) in [(rows, tokens / rows), (tokens % rows, 1)] {
             if rows > 0 && times > 0 {
                 let ids = self.model.runtime().alloc(4 * rows as u64)?;
-                let (operators, _) = self.chunk(lane, &ids, rows as u32)?;
+                let (operators, _) = self.chunk(lane, &ids, rows as u32, &self.table)?;
                 count::add(&mut counts, &operators, times);
             }
         }
@@ -456,13 +475,18 @@ impl<'m> Network<'m> {
         let (runtime, stream) = (self.model.runtime(), self.model.runtime().stream());
         let _named = Name::new("prompt").scope();
         stream.fill(lane.state.count.view(), 0u32)?;
+        let trained = self.model.config().rope.trained_length().unwrap_or(usize::MAX);
+        let table = match prompt.len() > trained {
+            true => self.model.rope_table(self.heads.positions as usize, prompt.len())?,
+            false => self.table.clone(),
+        };
         let mut last = None;
         let rows = self.prompt_rows(prompt.len());
         for (i, chunk) in prompt.chunks(rows).enumerate() {
             let ids: Vec<i32> = chunk.iter().map(|&id| id as i32).collect();
             let ids = runtime.upload(&ids)?.into_buffer();
             stream.fill(lane.state.position.view(), Pattern::U32((i * rows) as u32))?;
-            let (operators, h) = self.chunk(lane, &ids, chunk.len() as u32)?;
+            let (operators, h) = self.chunk(lane, &ids, chunk.len() as u32, &table)?;
             Self::run(&operators, stream)?;
             last = Some(h);
         }
