@@ -50,9 +50,9 @@ pub unsafe trait GraphExec: Any + Send + Sync {
     unsafe fn update(&self, patches: &[NodePatch<'_>]) -> Result<()>;
 
     /// The backend's object: the word by which a stream finds the graph that an
-    /// [`Op::Graph`](crate::Op::Graph) launches. A wrapper returns the inner graph's word, while the
-    /// operation leases the wrapper. So a stream must use this word and never a downcast of the
-    /// lease.
+    /// [`Op::Graph`](crate::Op::Graph) launches. A wrapper returns the inner graph's word, while
+    /// the operation leases the wrapper. So a stream must use this word and never a downcast of
+    /// the lease.
     fn native(&self) -> u64;
 }
 
