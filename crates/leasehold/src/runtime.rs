@@ -85,7 +85,6 @@ impl Runtime {
     }
 
     /// The device under it, for backends' own extensions.
-    #[must_use]
     pub fn raw_device(&self) -> &Lease<dyn Device> {
         &self.inner.device
     }

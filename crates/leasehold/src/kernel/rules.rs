@@ -109,7 +109,7 @@ impl Rules {
 
     #[cold]
     fn misaligned(&self, i: usize, b: &Binding) -> Error {
-        let align = u32::from(self.align[i]) + 1;
+        let align = self.align[i] + 1;
         Error::invalid(format!(
             "kernel {}: binding {i} ({:?}, {} bytes) is not aligned to {align} bytes; begin it at a multiple of {align}",
             self.name, b.access, b.len

@@ -221,10 +221,8 @@ fn mapping_waits_for_who_uses_the_memory() {
             open(held);
         });
         // SAFETY: nobody writes it any more.
-        assert_eq!(
-            unsafe { runtime.stream().map_read(x.part(4..8).unwrap()) }.unwrap(),
-            [6, 0, 0, 0]
-        );
+        let seen = unsafe { runtime.stream().map_read(x.part(4..8).unwrap()) }.unwrap();
+        assert_eq!(seen, [6, 0, 0, 0]);
     });
     // SAFETY: nobody else touches it.
     unsafe { runtime.stream().map_write(x.view()) }.unwrap().fill(1);

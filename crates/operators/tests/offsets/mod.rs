@@ -130,7 +130,6 @@ impl Operands<'_> {
 }
 
 /// One of each operator.
-#[expect(clippy::type_complexity, reason = "a table")]
 const OPERATORS: [fn(&Library, &mut Operands<'_>) -> Result<Operator>; 23] = [
     |l, o| {
         let (x, w, n, b, y) =
