@@ -159,7 +159,7 @@ methods=$(runtime_methods | wc -l)
 # Words that one project alone would understand. Decision pages and the changelog tell what they
 # were.
 rule "the field's words" "$(
-    git grep --untracked -nwiE '[a]nnex(es)?|[y]ards?|[e]states?|[q]uarrels?|[l]oot|[h]omeward|[s]ee_off|[l]adder|[c]limbs?|[s]crape|[p]ockets?|[b]ury|[b]uried|[g]raves?|[r]elend|[r]enew|[d]ress|[w]itness|[i]nvite|[r]ush|[t]end|[r]ecall|[b]irth|[s]eats?|[l]andings?|[d]oors?|[b]reathe?' -- crates testing ci .ci bench docs examples python README.md ARCHITECTURE.md ':!docs/decisions' ':!bench/runs' ':!*.json' ':!*.ptx' ':!*.lock' |
+    git grep --untracked -nwiE '[a]nnex(es)?|[y]ards?|[e]states?|[q]uarrels?|[l]oot|[h]omeward|[s]ee_off|[l]adder|[c]limbs?|[s]crape|[p]ockets?|[b]ury|[b]uried|[g]raves?|[r]elend|[r]enew|[d]ress|[w]itness|[i]nvite|[r]ush|[t]end|[r]ecall|[b]irth|[s]eats?|[l]andings?|[d]oors?|[b]reathe?' -- crates testing ci .ci bench docs examples python README.md ARCHITECTURE.md ':!docs/decisions' ':!bench/runs' ':!*.json' ':!*.ptx' ':!*.xz' ':!*.lock' |
         cut -c1-160 || true
 )"
 

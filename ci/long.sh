@@ -1,5 +1,5 @@
 #!/bin/sh
-# The long forms of what `.ci/run` checks in short: every bound of the models, the sanitizer over
+# The long forms of what `ci/all.sh` checks in short: every bound of the models, the sanitizer over
 # every crate, long fuzzing, the stress with a thousand seeds, the mistakes that it must find,
 # random programs of the Python package, and the extension against the oldest and the newest
 # PyTorch. Nightly in the workflow; some hours on two cores. All parts run even when one fails.

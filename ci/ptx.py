@@ -1,11 +1,15 @@
 """Compiles the operator library's and the conformance suite's CUDA sources to PTX with NVIDIA's run-time compiler, the operator library's also to machine code, and compares the result with what is committed.
 
-Run by ci/ptx.sh with the interpreter of an environment that has the compiler's wheel. `--bless` writes instead of comparing.
+Run by ci/ptx.sh with the interpreter of an environment that has the compiler's wheel. `--bless` writes instead of comparing. The
+operator library's images are in crates/kernels-cuda: a packed file for each, and the SHA-256 of what it unpacks to in kernels.lock.
 """
 
 import concurrent.futures
 import ctypes
 import difflib
+import hashlib
+import importlib.metadata
+import lzma
 import os
 import pathlib
 import re
@@ -44,6 +48,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDERS = [ROOT / f"{crate}/src/kernels/cuda" for crate in ("crates/operators", "testing/conformance", "testing/stress")]
 # The others' kernels are a few, and show that PTX works.
 WITH_MACHINE_CODE = FOLDERS[0]
+IMAGES = ROOT / "crates/kernels-cuda/images"
+LOCK = ROOT / "crates/kernels-cuda/kernels.lock"
 
 
 class Compiler:
@@ -101,6 +107,12 @@ def source_of(path):
     return "\n".join(f'#line 1 "{file.name}"\n{file.read_text()}' for file in files)
 
 
+def show_difference(old, new):
+    difference = difflib.unified_diff(old.splitlines(), new.splitlines(), "committed", "compiled", lineterm="", n=1)
+    for _, line in zip(range(40), difference):
+        print(line)
+
+
 def compare_text(committed, ptx, bless):
     """Whether the committed text is the compiled one; prints the difference."""
     ptx = normalised(ptx)
@@ -109,20 +121,46 @@ def compare_text(committed, ptx, bless):
     old = normalised(committed.read_text()) if committed.exists() else ""
     entries = ptx.count(".visible .entry")
     print(f"{committed.name}: {entries} kernels, {len(ptx)} bytes{'' if old == ptx else ', NOT what is committed'}")
-    difference = difflib.unified_diff(old.splitlines(), ptx.splitlines(), "committed", "compiled", lineterm="", n=1)
-    for _, line in zip(range(40), difference):
-        print(line)
+    show_difference(old, ptx)
     return old == ptx
 
 
-def compare_code(committed, cubin, bless):
-    """Whether the committed machine code is the compiled one."""
-    if bless:
-        committed.parent.mkdir(exist_ok=True)
-        committed.write_bytes(cubin)
-    same = committed.exists() and committed.read_bytes() == cubin
-    print(f"{committed.name}: {len(cubin)} bytes{'' if same else ', NOT what is committed'}")
-    return same
+class Lock:
+    """The committed images: kernels.lock, and the packed files."""
+
+    def __init__(self):
+        lines = LOCK.read_text().splitlines() if LOCK.exists() else []
+        # By name and architecture: the compiler and the hash.
+        self.old = {tuple(line.split()[:2]): tuple(line.split()[2:]) for line in lines}
+        self.new = {}
+
+    def compare(self, name, architecture, image, bless):
+        """Whether the committed image is the compiled one, or is it now."""
+        key = (name, architecture)
+        file = IMAGES / f"{name}.{architecture}.xz"
+        self.new[key] = (f"nvrtc-{importlib.metadata.version('nvidia-cuda-nvrtc')}", hashlib.sha256(image).hexdigest())
+        unpacked = lzma.decompress(file.read_bytes()) if file.exists() else b""
+        # Another release of the packer gives other files: only what is in them counts.
+        if bless and unpacked != image:
+            file.write_bytes(lzma.compress(image))
+            print(f"{file.name}: written, {file.stat().st_size} bytes")
+        same = bless or (unpacked == image and self.old.get(key) == self.new[key])
+        print(f"{name}.{architecture}: {len(image)} bytes{'' if same else ', NOT what is committed'}")
+        if not same and architecture.startswith("compute_"):
+            show_difference(unpacked.decode(), image.decode())
+        return same
+
+    def finish(self, bless):
+        """Whether everything that is committed was compiled, or is it now."""
+        wanted = {f"{name}.{architecture}.xz" for name, architecture in self.new}
+        left = sorted(file for file in IMAGES.iterdir() if file.name not in wanted)
+        for file in left:
+            print(f"{file.name}: of no source", file=sys.stderr)
+            if bless:
+                file.unlink()
+        if bless:
+            LOCK.write_text("".join(" ".join(key + self.new[key]) + "\n" for key in sorted(self.new)))
+        return bless or (not left and self.old.keys() == self.new.keys())
 
 
 # The first architecture on which a kernel may begin while the one in front runs.
@@ -148,6 +186,7 @@ def breaks_the_wait(name, ptx):
 
 def main():
     bless = sys.argv[1:] == ["--bless"]
+    lock = Lock()
     compiler = Compiler()
     print(f"NVRTC {compiler.version()}, {ARCHITECTURE}, {', '.join(MACHINES + COMPILED)}")
     # The compiler's calls let other threads run.
@@ -171,10 +210,13 @@ def main():
                 # Its machine code is all that there is.
                 failed |= breaks_the_wait(path.name, output)
                 continue
-            failed |= not compare_text(path.parent / "ptx" / f"{path.stem}.ptx", output, bless)
+            if path.parent == WITH_MACHINE_CODE:
+                failed |= not lock.compare(path.stem, architecture, normalised(output).encode(), bless)
+            else:
+                failed |= not compare_text(path.parent / "ptx" / f"{path.stem}.ptx", output, bless)
         elif architecture not in COMPILED:
-            committed = path.parent / "cubin" / f"{path.stem}.{architecture.rstrip('a')}.cubin"
-            failed |= not compare_code(committed, output, bless)
+            failed |= not lock.compare(path.stem, architecture.rstrip("a"), output, bless)
+    failed |= not lock.finish(bless)
     if failed:
         print("run ci/ptx.sh --bless after a change of the sources", file=sys.stderr)
     return 1 if failed else 0

@@ -6,7 +6,7 @@
 //! | `common.cuh` | parameters, element types, sums over a block; prepended to each of the others |
 //! | `tensor.cuh` | instructions and fragments of tensor cores; prepended to files that use them |
 //! | `*.cu` | the kernels, a family in each file |
-//! | `ptx/*.ptx`, `cubin/*.cubin` | the output of `ci/ptx.sh`; CI compiles again and compares |
+//! | `leasehold-kernels-cuda` | the output of `ci/ptx.sh`; CI compiles again and compares |
 //!
 //! A CUDA kernel has the name, the operands and the parameters of the CPU kernel
 //! ([`KernelSpec`](super::cpu::tile::KernelSpec)), whose checks run before every launch. This
@@ -56,38 +56,20 @@ impl Module {
     }
 }
 
-/// The machine code of a module for an architecture.
-macro_rules! cubin {
-    ($name:literal, $major:literal, $minor:literal) => {
-        // SAFETY: the file is the compiler's output; CI compiles the source again and compares.
-        unsafe {
-            Cubin::new(
-                ($major, $minor),
-                Cow::Borrowed(include_bytes!(concat!(
-                    "cubin/", $name, ".sm_", $major, $minor, ".cubin"
-                ))),
-            )
-        }
-    };
-}
-
-/// The PTX of a module with machine code for these major numbers.
-macro_rules! ptx {
-    ($name:literal, $alone:literal) => {
-        ""
-    };
-    ($name:literal, $($major:literal),*) => {
-        include_str!(concat!("ptx/", $name, ".ptx"))
-    };
-}
-
 macro_rules! modules {
-    ($($(#[$meta:meta])* $module:ident = $name:literal for $(($major:literal, $minor:literal))*;)*) => {
+    ($($(#[$meta:meta])* $module:ident = $name:ident for $($image:ident ($major:literal, $minor:literal))*;)*) => {
         $($(#[$meta])* pub static $module: Module = Module {
-            name: concat!($name, ".cu"),
-            source: include_str!(concat!($name, ".cu")),
-            ptx: ptx!($name $(, $major)*),
-            cubins: &[$(cubin!($name, $major, $minor)),*],
+            name: concat!(stringify!($name), ".cu"),
+            source: include_str!(concat!(stringify!($name), ".cu")),
+            ptx: leasehold_kernels_cuda::$name::PTX,
+            // SAFETY: the images are the compiler's output; CI compiles the source again and
+            // compares.
+            cubins: unsafe {
+                &[$(Cubin::new(
+                    ($major, $minor),
+                    Cow::Borrowed(leasehold_kernels_cuda::$name::$image),
+                )),*]
+            },
         };)*
         /// Every file.
         pub static MODULES: &[&Module] = &[$(&$module),*];
@@ -96,25 +78,25 @@ macro_rules! modules {
 
 modules! {
     /// Matrix products.
-    LINEAR = "linear" for (8, 0) (9, 0) (10, 0) (12, 0);
+    LINEAR = linear for SM_80 (8, 0) SM_90 (9, 0) SM_100 (10, 0) SM_120 (12, 0);
     /// Root-mean-square normalisation.
-    NORM = "norm" for (8, 0) (9, 0) (10, 0) (12, 0);
+    NORM = norm for SM_80 (8, 0) SM_90 (9, 0) SM_100 (10, 0) SM_120 (12, 0);
     /// Rotary embedding and appending to caches.
-    ROPE = "rope" for (8, 0) (9, 0) (10, 0) (12, 0);
+    ROPE = rope for SM_80 (8, 0) SM_90 (9, 0) SM_100 (10, 0) SM_120 (12, 0);
     /// Attention.
-    ATTENTION = "attention" for (8, 0) (9, 0) (10, 0) (12, 0);
+    ATTENTION = attention for SM_80 (8, 0) SM_90 (9, 0) SM_100 (10, 0) SM_120 (12, 0);
     /// Matrix products of several rows on tensor cores, for devices from compute capability 8.0 on.
-    LINEAR_TILES = "linear_tiles" for (8, 0) (9, 0) (10, 0) (12, 0);
+    LINEAR_TILES = linear_tiles for SM_80 (8, 0) SM_90 (9, 0) SM_100 (10, 0) SM_120 (12, 0);
     /// Attention of many rows on tensor cores, for devices from compute capability 8.0 on.
-    ATTENTION_TILES = "attention_tiles" for (8, 0) (9, 0) (10, 0) (12, 0);
+    ATTENTION_TILES = attention_tiles for SM_80 (8, 0) SM_90 (9, 0) SM_100 (10, 0) SM_120 (12, 0);
     /// Attention of many rows by products of warpgroups, for devices of compute capability 9.0.
-    ATTENTION_WARPGROUPS = "attention_warpgroups" for (9, 0);
+    ATTENTION_WARPGROUPS = attention_warpgroups for SM_90 (9, 0);
     /// Rows of a table.
-    EMBEDDING = "embedding" for (8, 0) (9, 0) (10, 0) (12, 0);
+    EMBEDDING = embedding for SM_80 (8, 0) SM_90 (9, 0) SM_100 (10, 0) SM_120 (12, 0);
     /// Element by element, fills and copies.
-    ELEMENTWISE = "elementwise" for (8, 0) (9, 0) (10, 0) (12, 0);
+    ELEMENTWISE = elementwise for SM_80 (8, 0) SM_90 (9, 0) SM_100 (10, 0) SM_120 (12, 0);
     /// Sampling: from logits to the next token.
-    SAMPLING = "sampling" for (8, 0) (9, 0) (10, 0) (12, 0);
+    SAMPLING = sampling for SM_80 (8, 0) SM_90 (9, 0) SM_100 (10, 0) SM_120 (12, 0);
 }
 
 /// The registry entry of a CUDA kernel.

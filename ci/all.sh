@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# Everything that this project promises, checked on a clean checkout: two cores, no GPU, 25 minutes.
+# Installs the tools that are missing, runs the scripts of ci/ one after the other, all of them even
+# when one fails, and ends with the sum of the tests. The long forms of the models, the sanitizer,
+# the fuzzers and the stress are in ci/long.sh.
+#
+#   ci/all.sh              all sections
+#   ci/all.sh lint test    only these
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+
+export CARGO_TERM_COLOR=never CARGO_TERM_PROGRESS_WHEN=never CARGO_INCREMENTAL=0 RUST_BACKTRACE=1
+# A test that needs a tool skips itself where the tool is missing; here that is a failure.
+export LEASEHOLD_REQUIRE_TOOLS=1
+
+install_tools() {
+    local need=()
+    local tool
+    for tool in gcc:gcc g++:g++ clang++:clang pkg-config:pkg-config valgrind:valgrind llc:llvm shellcheck:shellcheck python3:python3 unzip:unzip; do
+        command -v "${tool%%:*}" >/dev/null 2>&1 || need+=("${tool##*:}")
+    done
+    python3 -c 'import ensurepip, venv' >/dev/null 2>&1 || need+=(python3-venv)
+    if [ "${#need[@]}" -gt 0 ]; then
+        local root=()
+        [ "$(id -u)" -eq 0 ] || root=(sudo)
+        echo "installing: ${need[*]}"
+        "${root[@]}" apt-get update -qq >/dev/null &&
+            DEBIAN_FRONTEND=noninteractive "${root[@]}" apt-get install -y -qq --no-install-recommends "${need[@]}" >/dev/null ||
+            return 1
+    fi
+    rustc --version && cargo --version && cargo fetch --quiet --locked && ci/llvmlite.sh >/dev/null
+}
+
+# From what fails fastest to what takes longest; those that share a build follow each other. (The C
+# library has no other name with other features: built for C, it makes the command link anew.)
+sections=(tools lint apple messages ptx test main-job python valgrind c-examples instructions stress asan fuzz fuzz-alloc loom)
+script_of() {
+    case $1 in
+        tools) echo install_tools ;;
+        # The target's library comes from rustup's servers, which not every machine reaches.
+        apple) echo "env -u LEASEHOLD_REQUIRE_TOOLS ci/apple.sh" ;;
+        loom) echo "ci/loom.sh short" ;;
+        asan) echo "ci/asan.sh short" ;;
+        stress) echo "ci/stress.sh" ;;
+        fuzz) echo "ci/memory.sh fuzz 5000000" ;;
+        fuzz-alloc) echo "ci/fuzz.sh 10000000" ;;
+        *) echo "ci/$1.sh" ;;
+    esac
+}
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+tests="0 passed, 0 failed"
+failures=()
+times=()
+asked=" ${*:-${sections[*]}} "
+
+run_script() {
+    local command began=$SECONDS status=0
+    read -ra command <<<"$(script_of "$1")"
+    "${command[@]}" 2>&1 || status=$?
+    echo "$((SECONDS - began))" >"$work/$1.seconds"
+    return "$status"
+}
+
+for section in $asked; do
+    echo "== $section"
+    state=ok
+    run_script "$section" | tee "$work/$section.log" || state=FAILED
+    [ "$state" = ok ] || failures+=("$section")
+    [ "$section" != test ] || tests=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' "$work/test.log" | tail -n 1)
+    seconds=$(cat "$work/$section.seconds")
+    times+=("$section $seconds s")
+    echo "-- $section: $state after $seconds s"
+    echo
+done
+
+printf -v list '%s, ' "${times[@]}"
+echo "== result after $SECONDS s (${list%, })"
+if [ "${#failures[@]}" -gt 0 ]; then
+    echo "failed: ${failures[*]}"
+else
+    echo "every section is ok"
+fi
+echo "${tests:-0 passed, 1 failed}"
+[ "${#failures[@]}" -eq 0 ]
