@@ -140,8 +140,8 @@ fn same_as_transformers(runtime: &Runtime, most: usize) {
     }
 }
 
-/// The logits after the prompt and after 23 steps, eager, replayed and beside other sequences. Texts
-/// of some models cross the length that the model was trained with.
+/// The logits after the prompt and after 23 steps, eager, replayed and beside other sequences.
+/// Texts of some models cross the length that the model was trained with.
 #[test]
 fn the_logits_of_every_step_are_those_of_transformers() {
     let kernels = KernelRegistry::new();
