@@ -123,8 +123,8 @@ pub enum RopeScaling {
         /// The context that the model was trained with: `max_position_embeddings`.
         trained: usize,
     },
-    /// Frequencies of few turns divided by a factor, those of many kept, those in between blended by
-    /// their place; sines and cosines times a factor.
+    /// Frequencies of few turns divided by a factor, those of many kept, those in between blended.
+    /// Sines and cosines are multiplied by a factor.
     Yarn {
         /// The divisor.
         factor: f64,
@@ -139,8 +139,8 @@ pub enum RopeScaling {
         /// The context that the model was trained with.
         original_max_position_embeddings: usize,
     },
-    /// Each frequency has a divisor for texts within the trained context, and one for longer texts;
-    /// sines and cosines times a factor.
+    /// Each frequency has a divisor for texts within the trained context, and one for longer texts.
+    /// Sines and cosines are multiplied by a factor.
     LongRope {
         /// The divisors of short texts, one for each pair.
         short_factor: Vec<f64>,

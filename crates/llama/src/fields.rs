@@ -1,7 +1,7 @@
 //! JSON objects of a model directory: typed access by key, and errors that name file and key.
 //!
-//! Python's `json` writes `NaN`, `Infinity` and `-Infinity`, which JSON does not have. They are read
-//! as texts, so a key that is used and should be a number refuses them by name.
+//! Python's `json` writes `NaN`, `Infinity` and `-Infinity`, which JSON does not have. They are
+//! read as texts. So a key that is used and should be a number refuses them by name.
 
 use leasehold_core::{Error, Result};
 use leasehold_input::shown;

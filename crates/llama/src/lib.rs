@@ -1,8 +1,16 @@
-//! Llama-family decoders from Hugging Face directories, eager or as replayed graphs.
+//! Decoders of the Llama family (Llama, Mistral, Qwen2, Qwen3) from Hugging Face directories, eager
+//! or as replayed graphs.
 //!
-//! A model is a Hugging Face directory: [`Config`] reads its `config.json`, [`Weights`] maps its
-//! safetensors and checks them against the config, [`Tokenizer`] reads its `tokenizer.json`. All
-//! three can also be made from bytes that are part of the program.
+//! A model is a Hugging Face directory: [`Config`] reads its `config.json`, [`Weights`] maps or
+//! reads its safetensors and checks them against the config, [`Tokenizer`] reads its
+//! `tokenizer.json`. All three can also be made from bytes that are part of the program.
+//! [`GenerationConfig`] reads the tokens that end a text, and the sampling.
+//!
+//! - Rotary scaling: default, linear, dynamic, yarn, longrope and llama3. Other types and a
+//!   `partial_rotary_factor` are refused by name.
+//! - Attention: all positions before; no text goes beyond a sliding window.
+//! - Weights: BF16, F16, F32, and F64, which is rounded to F32. Quantised weights are refused.
+//! - Names: with `model.` or without, and a tied table under either name.
 //!
 //! [`Model`] loads the weights to a device of the runtime. [`Decoder`] holds a sequence (KV caches,
 //! the loop from token to token) and runs its steps launch by launch or as a graph. [`generate()`]

@@ -148,16 +148,17 @@ impl Tokenizer {
 
     /// The text of ids, such as a prompt's, and a stream of the text that follows them.
     ///
-    /// The text and the stream's pieces together are [`decode`](Self::decode) of all ids. So a space
-    /// at the seam stays, which a decoder strips at the beginning of a text. A character that is
-    /// incomplete at the end of `ids` is left to the stream.
+    /// The text and the stream's pieces together are [`decode`](Self::decode) of all ids. So a
+    /// space at the seam stays, which a decoder strips at the beginning of a text. A character that
+    /// is incomplete at the end of `ids` is left to the stream.
     ///
     /// ```
     /// # let json = r#"{"version": "1.0", "added_tokens": [],
     /// #   "model": {"type": "BPE", "vocab": {"▁a": 0, "▁b": 1}, "merges": []},
     /// #   "decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always",
     /// #               "split": true}}"#;
-    /// # let tokenizer = leasehold_llama::Tokenizer::from_slice(json.as_bytes(), "tokenizer.json")?;
+    /// # let json = json.as_bytes();
+    /// # let tokenizer = leasehold_llama::Tokenizer::from_slice(json, "tokenizer.json")?;
     /// assert_eq!(tokenizer.decode(&[1])?, "b");
     /// let (prompt, mut text) = tokenizer.stream_after(&[0])?;
     /// assert_eq!((prompt.as_str(), text.push(1)?.as_str()), ("a", " b"));
@@ -259,8 +260,8 @@ impl TextStream<'_> {
     }
 
     /// Drops ids at the beginning of the window, if the text of the others ends as that of all. A
-    /// cut within a character changes the text of the bytes behind it; another cut is then tried, or
-    /// a later call does it.
+    /// cut within a character changes the text of the bytes behind it. Another cut is then tried,
+    /// or a later call does it.
     fn shorten(&mut self) -> Result<()> {
         let all = self.tokenizer.decode(&self.window)?;
         let pending = all.get(self.printed.len()..).unwrap_or_default();

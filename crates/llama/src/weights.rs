@@ -172,9 +172,9 @@ impl Source {
     /// read; the host needs memory for all of it.
     ///
     /// # Errors
-    /// [`Error::NotFound`] if the file cannot be opened or read; [`Error::InvalidArgument`] if it is
-    /// not regular, is empty, or is truncated meanwhile; [`Error::Unavailable`] if the host's memory
-    /// has no room for it.
+    /// [`Error::NotFound`] if the file cannot be opened or read. [`Error::InvalidArgument`] if it
+    /// is not regular, is empty, or is truncated meanwhile. [`Error::Unavailable`] if the host's
+    /// memory has no room for it.
     pub fn read(path: &Path) -> Result<Self> {
         let name = path.display().to_string();
         let cannot = |e: std::io::Error| Error::NotFound(format!("{name}: {e}").into());
@@ -299,8 +299,8 @@ impl Tensor {
         self.range.start
     }
 
-    /// The file that contains the tensor, or a copy of the tensor if the file's bytes are misaligned
-    /// or in float64.
+    /// The file that contains the tensor, or a copy of the tensor if the file's bytes are
+    /// misaligned or in float64.
     #[must_use]
     pub fn source(&self) -> &Source {
         &self.source
@@ -336,10 +336,10 @@ impl Weights {
     /// Opens `DIR/model.safetensors`, or else the shards that `DIR/model.safetensors.index.json`
     /// lists. Blocks on the files' headers, not on their contents.
     ///
-    /// Two contents are read here. Tensors in float64 are rounded to f32: that takes time, and host
-    /// memory for half of their bytes. A head that is stored although the config ties it is compared
-    /// with the embedding. If they differ, the stored head counts, and a [notice](Self::notices)
-    /// says so.
+    /// Two contents are read here. Tensors in float64 are rounded to f32, which takes time, and
+    /// host memory for half of their bytes. A head that is stored although the config ties it is
+    /// compared with the embedding. If they differ, the stored head counts, and a
+    /// [notice](Self::notices) says so.
     ///
     /// # Errors
     /// Each error names the file and, if one is concerned, the tensor.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Generates the small random Llama models on which `leasehold-llama` is tested, with their golden values.
 
-    python3 -m venv VENV && VENV/bin/pip install torch transformers==5.17.0 numpy
+    python3 -m venv VENV && VENV/bin/pip install torch transformers==5.24.0 numpy
     VENV/bin/python crates/llama/tests/generate_models.py                  # all of them, into crates/llama/tests/models/
     VENV/bin/python crates/llama/tests/generate_models.py --only biases    # one
 
@@ -10,14 +10,15 @@ numbers drawn by NumPy's PCG64 from a fixed seed, so a second run writes the sam
 logits to differ clearly, and the first seed is taken whose greedy continuations never come closer than MARGIN to a tie and
 do not fall into a loop of few tokens: a test on token ids is then a test of the arithmetic, not of rounding.
 
-`golden.json` is computed by transformers' `LlamaForCausalLM` from the files as written (so the written spelling of the config
+`golden.json` is computed by transformers' class of the model from the files as written (so the written spelling of the config
 is what transformers understood), in float64. (transformers takes RMSNorm, the softmax and the rotary table through float32 even
 then; that is some 1e-6 in the logits.) Its form, one entry in `cases` per prompt:
 
     prompt_ids            the prompt
     last_logits           one number per vocabulary entry, after the prompt's last position
     argmax_per_position   the greedy choice after each prompt position
-    greedy_N              N greedily chosen new tokens
+    greedy_N              N greedily chosen new tokens, each a step with a KV cache
+    final_logits          the logits that chose the last of them
 
 The models that the benchmarks need are not made here: see `crates/llama/examples/generate_model.rs`.
 """
@@ -29,7 +30,7 @@ import shutil
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, __version__ as transformers_version
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, __version__ as transformers_version
 
 ROOT = pathlib.Path(__file__).resolve().parent / "models"
 MARGIN = 5e-3
@@ -61,6 +62,19 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 
+# Trained for 64 positions, so a prompt of 45 and its 24 new tokens cross the border, and one of 80 lies beyond it.
+SMALL = dict(hidden_size=32, intermediate_size=48, num_attention_heads=4, vocab_size=96, max_position_embeddings=64)
+ACROSS = dict(prompts=(1, 6, 45, 80))
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "factor": 2.0,
+    "original_max_position_embeddings": 64,
+    "short_factor": [1.0, 1.1, 1.25, 1.5],
+    "long_factor": [1.0, 1.5, 3.0, 4.5],
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+
 # name: (what it is for, changes to BASE, storage type, other options)
 MODELS = {
     "full-heads": ("as many key-value heads as heads; f32 storage; three layers",
@@ -88,6 +102,25 @@ MODELS = {
     "biases": ("attention_bias and mlp_bias", dict(attention_bias=True, mlp_bias=True), "bfloat16", {}),
     "sharded": ("weights in several files; old spelling without any rope settings", dict(tie_word_embeddings=False),
                 "bfloat16", {"shards": "40KB", "old": "rope_type"}),
+    "mistral": ("Mistral, with a sliding window that no text reaches",
+                SMALL | dict(sliding_window=64, max_position_embeddings=128, tie_word_embeddings=False), "bfloat16",
+                {"config": MistralConfig, "prompts": (1, 6, 38)}),
+    "qwen2": ("Qwen2: biases of queries, keys and values alone; a window that is not used",
+              SMALL | dict(max_position_embeddings=128, sliding_window=16, use_sliding_window=False), "bfloat16",
+              {"config": Qwen2Config}),
+    "qwen3": ("Qwen3: norms of the heads of queries and keys; a head_dim that is not the quotient",
+              SMALL | dict(max_position_embeddings=128, head_dim=12), "float32", {"config": Qwen3Config}),
+    "dynamic-rope-old": ("dynamic rope scaling in the old spelling, texts across the trained length",
+                         SMALL | dict(rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}),
+                         "bfloat16", {"old": "type"} | ACROSS),
+    "yarn-rope": ("yarn rope scaling, texts across the trained length",
+                  SMALL | dict(max_position_embeddings=128, rope_parameters=YARN), "bfloat16", ACROSS),
+    "qwen3-yarn": ("yarn in Qwen3, with settings of its own", SMALL | dict(
+        max_position_embeddings=128, head_dim=16,
+        rope_parameters=YARN | {"beta_fast": 16.0, "beta_slow": 2.0, "truncate": False, "attention_factor": 1.25}),
+                   "bfloat16", {"config": Qwen3Config} | ACROSS),
+    "longrope": ("longrope, texts across the trained length",
+                 SMALL | dict(max_position_embeddings=128, rope_parameters=LONGROPE), "bfloat16", ACROSS),
 }
 
 
@@ -141,33 +174,33 @@ def byte_level_tokenizer(path):
     }, ensure_ascii=False) + "\n")
 
 
-def golden(directory, seed):
+def golden(directory, seed, prompts):
     """The golden values of the model in `directory`, or None when a choice is too close or the text too dull."""
-    model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float64, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64, attn_implementation="eager").eval()
     rng = np.random.default_rng(seed + 1_000_000)
     cases = []
-    for length in PROMPTS:
+    for length in prompts:
         prompt = [int(i) for i in rng.integers(0, model.config.vocab_size, length)]
-        ids = list(prompt)
         with torch.no_grad():
-            for _ in range(GREEDY):
-                logits = model(torch.tensor([ids])).logits[0]
-                ids.append(int(logits[-1].argmax()))
-            # One pass over the whole: every choice made, at every position.
-            logits = model(torch.tensor([ids[:-1]])).logits[0]
+            done = model(torch.tensor([prompt]), use_cache=True)
+            # The logits of every choice made, at every position.
+            logits, new = done.logits[0], [int(done.logits[0, -1].argmax())]
+            while len(new) < GREEDY:
+                done = model(torch.tensor([new[-1:]]), past_key_values=done.past_key_values, use_cache=True)
+                logits = torch.cat((logits, done.logits[0]))
+                new.append(int(logits[-1].argmax()))
         top = logits.topk(2, dim=-1).values
         margins = (top[:, 0] - top[:, 1]).tolist()
-        new = ids[length:]
         if min(margins) < MARGIN or len(set(new)) < GREEDY // 2:
             return None
-        assert new == logits[length - 1:].argmax(-1).tolist(), "a position depends on later ones"
         cases.append({
             "prompt_ids": prompt,
             "last_logits": [round(x, 7) for x in logits[length - 1].tolist()],
             "argmax_per_position": logits[:length].argmax(-1).tolist(),
             f"greedy_{GREEDY}": new,
+            "final_logits": [round(x, 7) for x in logits[-1].tolist()],
         })
-    source = f"transformers {transformers_version} LlamaForCausalLM, weights as stored, evaluated in float64"
+    source = f"transformers {transformers_version} {type(model).__name__}, weights as stored, evaluated in float64"
     return {"source": source, "seed": seed, "cases": cases}
 
 
@@ -177,14 +210,14 @@ def write(name):
     for seed in range(1, 1000):
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
-        config = LlamaConfig(**(BASE | changes))
-        model = LlamaForCausalLM(config).double()
+        config = options.get("config", LlamaConfig)(**(BASE | changes))
+        model = AutoModelForCausalLM.from_config(config).double()
         fill(model, np.random.default_rng(seed))
         model.to(getattr(torch, dtype)).save_pretrained(directory, max_shard_size=options.get("shards", "1GB"))
         (directory / "generation_config.json").unlink(missing_ok=True)
         if "old" in options:
             old_spelling(directory / "config.json", options["old"])
-        values = golden(directory, seed)
+        values = golden(directory, seed, options.get("prompts", PROMPTS))
         if values is not None:
             break
     else:

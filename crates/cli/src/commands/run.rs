@@ -1,5 +1,6 @@
-//! `leasehold run`: generates text with a Llama-family model. All memory, streams, events, kernels
-//! and graphs come from the runtime.
+//! `leasehold run`: generates text with a model of the Llama family.
+//!
+//! All memory, streams, events, kernels and graphs come from the runtime.
 
 use crate::bundled;
 use crate::commands::memory::{self, MemoryArguments};
@@ -29,8 +30,8 @@ const DEFAULT_PROMPT: &str = "def read_lines(path):\n    ";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// A Hugging Face directory (config.json, model.safetensors, tokenizer.json); the bundled model
-    /// when left out
+    /// A Hugging Face directory of a Llama, Mistral, Qwen2 or Qwen3 (config.json,
+    /// model.safetensors, tokenizer.json); the bundled model when left out
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
     /// The text to continue

@@ -36,7 +36,7 @@ fn golden_values_fit_their_models() {
             assert_eq!(case.last_logits.len(), config.vocab_size);
             assert_eq!(case.argmax_per_position.len(), case.prompt_ids.len());
             assert_eq!(case.argmax_per_position.last(), case.greedy.first());
-            assert!(case.prompt_ids.len() + case.greedy.len() <= config.max_position_embeddings);
+            assert!(case.prompt_ids.len() + case.greedy.len() <= config.context());
             assert!(
                 case.prompt_ids
                     .iter()
@@ -59,7 +59,7 @@ fn the_models_cover_what_they_are_named_after() {
         .collect();
     let of = |name: &str| &configs[name];
     let ratio = |name: &str| (of(name).num_attention_heads, of(name).num_key_value_heads);
-    assert_eq!(configs.len(), 12);
+    assert_eq!(configs.len(), 19);
     assert_eq!(
         (ratio("full-heads"), ratio("grouped-heads"), ratio("one-kv-head")),
         ((6, 6), (6, 2), (5, 1))
@@ -76,6 +76,18 @@ fn the_models_cover_what_they_are_named_after() {
     assert!(matches!(of("llama3-rope").rope.scaling, RopeScaling::Llama3 { .. }));
     assert_eq!(of("linear-rope-old").rope.scaling, RopeScaling::Linear { factor: 4.0 });
     assert!(of("biases").attention_bias && of("biases").mlp_bias);
+    assert_eq!((of("mistral").sliding_window, of("mistral").context()), (Some(64), 64));
+    let biases = (of("qwen2").attention_bias, of("qwen2").attention_output_bias);
+    assert_eq!((biases, of("qwen2").qk_norm, of("qwen3").qk_norm), ((true, false), false, true));
+    for (name, trained, context) in
+        [("dynamic-rope-old", Some(64), 256), ("longrope", Some(64), 128), ("yarn-rope", None, 128)]
+    {
+        assert_eq!((of(name).rope.trained_length(), of(name).context()), (trained, context));
+    }
+    let RopeScaling::Yarn { truncate, attention_factor, .. } = of("qwen3-yarn").rope.scaling else {
+        panic!("{:?}", of("qwen3-yarn").rope)
+    };
+    assert!(!truncate && attention_factor == 1.25);
     let stored: Vec<Option<DType>> =
         ["full-heads", "grouped-heads", "one-kv-head"].iter().map(|name| of(name).dtype).collect();
     assert_eq!(stored, [Some(DType::F32), Some(DType::Bf16), Some(DType::F16)]);

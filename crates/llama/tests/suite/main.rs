@@ -20,6 +20,8 @@ struct Golden {
     argmax_per_position: Vec<u32>,
     /// Greedily chosen new tokens.
     greedy: Vec<u32>,
+    /// The logits that chose the last of them.
+    final_logits: Option<Vec<f64>>,
 }
 
 /// The weights of a directory.
@@ -54,6 +56,9 @@ fn golden(dir: &Path) -> Vec<Golden> {
             last_logits: serde_json::from_value(case["last_logits"].clone()).unwrap(),
             argmax_per_position: ids(&case["argmax_per_position"]),
             greedy: ids(greedy),
+            final_logits: case
+                .get("final_logits")
+                .map(|logits| serde_json::from_value(logits.clone()).unwrap()),
         }
     });
     cases.collect()
