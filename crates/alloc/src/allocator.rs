@@ -72,8 +72,7 @@ static OPS: OwnerOps = OwnerOps { name: "buffer", last, weak };
 /// ```
 #[doc(alias = "MemoryAllocator")]
 #[derive(Clone)]
-#[doc(alias = "PinnableBlockAllocator")]
-#[doc(alias = "DevicePinnedHostAllocator")]
+#[doc(alias("PinnableBlockAllocator", "DevicePinnedHostAllocator"))]
 pub struct Allocator(Arc<Keeper>);
 
 /// An allocator that is made at its first use.
@@ -126,12 +125,10 @@ impl Allocator {
     /// allocator works with whole segments.
     pub fn new(backing: Box<dyn Backing>, config: AllocatorConfig) -> Result<Allocator> {
         sweep();
-        let caps = backing.caps();
-        if !caps.granule.is_power_of_two() || caps.granule < UNIT {
-            return Err(Error::invalid(format!(
-                "granule of {} bytes: want a power of two of at least 512",
-                caps.granule
-            )));
+        let (caps, granule) = (backing.caps(), backing.caps().granule);
+        if !granule.is_power_of_two() || granule < UNIT {
+            let wanted = "want a power of two of at least 512";
+            return Err(Error::invalid(format!("granule of {granule} bytes: {wanted}")));
         }
         let watch = Watch::new(&config, &*backing)?;
         let mut store = Store::new(caps.granule);
@@ -427,14 +424,8 @@ impl Allocator {
 
 impl fmt::Debug for Allocator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let s = self.stats();
-        write!(
-            f,
-            "Allocator({}, {} live, {} reserved)",
-            self.inner().config.name,
-            s.live_bytes,
-            s.reserved
-        )
+        let (name, s) = (&self.inner().config.name, self.stats());
+        write!(f, "Allocator({name}, {} live, {} reserved)", s.live_bytes, s.reserved)
     }
 }
 

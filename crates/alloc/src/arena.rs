@@ -132,8 +132,7 @@ struct Shared {
 /// The memory of one recorded graph. Clones are the same arena; the last drop gives everything
 /// back, except what buffers still hold.
 #[derive(Clone)]
-#[doc(alias = "pin mode")]
-#[doc(alias = "set_pin_mode")]
+#[doc(alias("pin mode", "set_pin_mode"))]
 pub struct GraphArena(Arc<Shared>);
 
 /// The memory of a sealed arena, for one launch of its graph. Holds it while it lives.
@@ -341,10 +340,8 @@ impl GraphArena {
             .iter()
             .find(|l| plan.members.binary_search_by_key(&l.symbol, |m| m.symbol).is_err())
         {
-            return Err(Error::invalid(format!(
-                "symbol {:#x} was not allocated in this arena",
-                l.symbol
-            )));
+            let symbol = l.symbol;
+            return Err(Error::invalid(format!("symbol {symbol:#x} is not of this arena")));
         }
         let (mut intervals, mut symbols, mut alive) = (Vec::new(), Vec::new(), Vec::new());
         for m in &plan.members {
@@ -415,13 +412,8 @@ impl Drop for Shared {
 impl fmt::Debug for GraphArena {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plan = self.0.plan.lock();
-        write!(
-            f,
-            "GraphArena({:?}, {} members, {} bytes)",
-            plan.state,
-            plan.members.len(),
-            plan.bindings.bytes
-        )
+        let (state, members, bytes) = (plan.state, plan.members.len(), plan.bindings.bytes);
+        write!(f, "GraphArena({state:?}, {members} members, {bytes} bytes)")
     }
 }
 

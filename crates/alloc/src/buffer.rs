@@ -75,8 +75,7 @@ const HOME_SHIFT: u32 = 16;
 /// A buffer is held by [`Lease<Buffer>`](leasehold_core::Lease); the last drop frees it at once,
 /// without a driver call, on any thread. Views share the record of their buffer. Everything here is
 /// callable from any thread, except the marks: see there.
-#[doc(alias = "Memory")]
-#[doc(alias = "DeviceMemory")]
+#[doc(alias("Memory", "DeviceMemory"))]
 #[repr(C)]
 pub struct Buffer {
     // With the header, what a hit in a thread cache touches: one cache line.
@@ -566,13 +565,8 @@ impl Tagged for Buffer {
 
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "Buffer({:#x}+{}, written {:?}",
-            self.addr(),
-            self.len(),
-            self.write_timepoint()
-        )?;
+        let (addr, len, written) = (self.addr(), self.len(), self.write_timepoint());
+        write!(f, "Buffer({addr:#x}+{len}, written {written:?}")?;
         match self.name() {
             Some(name) => write!(f, ", {name})"),
             None => f.write_str(")"),

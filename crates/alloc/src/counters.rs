@@ -26,7 +26,7 @@ impl Counters {
     pub(crate) fn add_live(&self, by: i64) -> bool {
         let live = self.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(by);
         self.live_bytes.store(live, Ordering::Relaxed);
-        by > 0 && self.exceeds_peak(live.wrapping_add_signed(self.ahead()))
+        by > 0 && self.exceeds_peak(live.wrapping_add_signed(self.reported.load(Ordering::Relaxed)))
     }
 
     /// As [`add_live`](Self::add_live), for a block that is freed.
@@ -39,13 +39,8 @@ impl Counters {
     /// Live bytes, but for what thread caches have not reported yet.
     #[inline]
     pub(crate) fn live(&self) -> u64 {
-        self.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(self.ahead())
-    }
-
-    /// The live bytes that thread caches have reported.
-    #[inline]
-    pub(crate) fn ahead(&self) -> i64 {
-        self.reported.load(Ordering::Relaxed)
+        let reported = self.reported.load(Ordering::Relaxed);
+        self.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(reported)
     }
 
     /// Counts live bytes without the lock. Returns whether they may exceed their peak.

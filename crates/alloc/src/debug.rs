@@ -179,11 +179,10 @@ impl fmt::Display for Finding {
             FindingKind::RedZone => "write behind the end of a buffer",
             FindingKind::WriteAfterFree => "write to a buffer after its last use and free",
         };
-        let Self { addr, len, offset, tag, stream, .. } = self;
+        let (Self { addr, len, offset, stream, .. }, tag) = (self, ShownTag(self.tag));
         write!(
             f,
-            "{what}: byte {offset} of {len} bytes at {addr:#x} ({}, allocated on {stream})",
-            ShownTag(*tag)
+            "{what}: byte {offset} of {len} bytes at {addr:#x} ({tag}, allocated on {stream})"
         )
     }
 }

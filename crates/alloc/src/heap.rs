@@ -93,7 +93,7 @@ pub(crate) struct Lane {
 
 impl Lane {
     fn new(timeline: Option<TimelineId>) -> Self {
-        Self { index: Index::new(), timeline, oldest: NIL, newest: NIL, used_at: 0, plans: 0 }
+        Self { index: Index::default(), timeline, oldest: NIL, newest: NIL, used_at: 0, plans: 0 }
     }
 }
 
@@ -180,9 +180,8 @@ impl Heap {
         paged: bool,
     ) -> Result<usize> {
         if !base.is_multiple_of(UNIT) {
-            return Err(Error::invalid(format!(
-                "the backing's memory lies at {base:#x}: want a multiple of {UNIT}"
-            )));
+            let at = format!("the backing's memory lies at {base:#x}: want a multiple of {UNIT}");
+            return Err(Error::invalid(at));
         }
         let units = bytes >> UNIT_SHIFT;
         let skew = (base >> UNIT_SHIFT) as u32 & (self.stride - 1);

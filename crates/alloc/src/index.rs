@@ -80,15 +80,14 @@ impl Line {
     }
 }
 
-/// The smallest sufficient code minus one, in every lane of a vector. (The code is not zero.)
 #[cfg(target_arch = "x86_64")]
-#[derive(Clone, Copy)]
-struct Least(std::arch::x86_64::__m128i);
-
-/// The smallest sufficient code minus one. (The code is not zero.)
+type Codes = std::arch::x86_64::__m128i;
 #[cfg(not(target_arch = "x86_64"))]
+type Codes = i16;
+
+/// The smallest sufficient code minus one, in every lane of a vector. (The code is not zero.)
 #[derive(Clone, Copy)]
-struct Least(i16);
+struct Least(Codes);
 
 impl Least {
     /// For `units` and more, which is not zero.
@@ -127,6 +126,7 @@ fn code(units: u32) -> i16 {
 const _: () = assert!(((u32::BITS - EXACT) << (EXACT - 1)) + (1 << EXACT) <= 1 << 15);
 
 /// A set of free extents, searchable by size.
+#[derive(Default)]
 pub(crate) struct Index {
     /// The first extent of each leaf's list.
     heads: Vec<u32>,
@@ -142,18 +142,6 @@ pub(crate) struct Index {
 }
 
 impl Index {
-    pub(crate) fn new() -> Self {
-        Self {
-            heads: Vec::new(),
-            rows: std::array::from_fn(|_| Vec::new()),
-            last: 0,
-            top: 0,
-            units: 0,
-            holes: 0,
-            count: 0,
-        }
-    }
-
     /// The leaf of an extent that ends at a unit. Needs one leaf at least.
     #[inline]
     fn leaf_of(&self, end: u32) -> usize {
@@ -597,10 +585,8 @@ impl Index {
             }
         }
         if (units, count) != (self.units, self.count) {
-            return Err(format!(
-                "index counts {}/{} but holds {units}/{count}",
-                self.units, self.count
-            ));
+            let (all, of) = (self.units, self.count);
+            return Err(format!("index counts {all}/{of} but holds {units}/{count}"));
         }
         Ok(())
     }

@@ -264,10 +264,8 @@ impl Residency {
             if granule.piece != NIL {
                 let p = &self.pieces[granule.piece as usize];
                 if p.state == PieceState::Vacant || p.state == PieceState::Cached {
-                    return Err(format!(
-                        "granule {g} names piece {} which is {:?}",
-                        granule.piece, p.state
-                    ));
+                    let (piece, state) = (granule.piece, &p.state);
+                    return Err(format!("granule {g} names piece {piece} which is {state:?}"));
                 }
             }
         }

@@ -95,9 +95,8 @@ impl Ring {
     /// `InvalidArgument` for more than [`MOST_EVENTS`], `OutOfMemory` for host memory.
     pub(crate) fn new(n: usize) -> Result<Self> {
         if n > MOST_EVENTS {
-            return Err(Error::invalid(format!(
-                "{n} events of a trace: at most {MOST_EVENTS} are remembered"
-            )));
+            let most = format!("{n} events of a trace: at most {MOST_EVENTS} are remembered");
+            return Err(Error::invalid(most));
         }
         let slot =
             || Slot { seq: AtomicU64::new(0), words: std::array::from_fn(|_| AtomicU64::new(0)) };

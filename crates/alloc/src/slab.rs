@@ -371,10 +371,8 @@ impl Slabs {
                 at = run.next;
             }
             if empty != self.empty[class] {
-                return Err(format!(
-                    "class {class} has {empty} empty runs, not {}",
-                    self.empty[class]
-                ));
+                let said = self.empty[class];
+                return Err(format!("class {class} has {empty} empty runs, not {said}"));
             }
         }
         if free_bytes != self.free_bytes {
@@ -422,10 +420,8 @@ impl Run {
     #[inline]
     fn push(&mut self, slot: u16, timepoint: PackedTimepoint) {
         let (word, bit) = (usize::from(slot / 64), 1u64 << (slot % 64));
-        debug_assert!(
-            (self.ready_bits[word] | self.pending_bits[word]) & bit == 0,
-            "a slot is freed twice"
-        );
+        let free = (self.ready_bits[word] | self.pending_bits[word]) & bit;
+        debug_assert!(free == 0, "a slot is freed twice");
         self.free += 1;
         if timepoint.is_never() || timepoint.has_passed() {
             self.ready_bits[word] |= bit;

@@ -164,26 +164,16 @@ impl fmt::Display for LeakReport {
         let Some(largest) = self.buffers.first() else { return f.write_str("no buffer is held") };
         write!(f, "{} buffers of {bytes} bytes are held", self.buffers.len())?;
         let tags = self.by_tag();
-        for (i, t) in tags.iter().take(8).enumerate() {
-            write!(
-                f,
-                "{} {}: {} of {} bytes",
-                if i == 0 { ":" } else { "," },
-                ShownTag(t.tag),
-                t.count,
-                t.bytes
-            )?;
+        for (i, &TagTotal { tag, count, bytes }) in tags.iter().take(8).enumerate() {
+            let (before, tag) = (if i == 0 { ":" } else { "," }, ShownTag(tag));
+            write!(f, "{before} {tag}: {count} of {bytes} bytes")?;
         }
         if tags.len() > 8 {
             write!(f, ", and {} more tags", tags.len() - 8)?;
         }
         let LiveBuffer { addr, len, tag, stream, .. } = *largest;
-        write!(
-            f,
-            "; the largest: {len} bytes at {addr:#x} ({}, allocated on {})",
-            ShownTag(tag),
-            TimelineId::from_number(stream)
-        )
+        let (tag, stream) = (ShownTag(tag), TimelineId::from_number(stream));
+        write!(f, "; the largest: {len} bytes at {addr:#x} ({tag}, allocated on {stream})")
     }
 }
 

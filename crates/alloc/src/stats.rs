@@ -10,7 +10,7 @@ impl Inner {
     /// at one time, and may be below zero.
     pub(crate) fn live_bytes(&self) -> u64 {
         let c = &self.counters;
-        let ahead = self.caches.stats().3.wrapping_add(c.ahead());
+        let ahead = self.caches.stats().3.wrapping_add(c.reported.load(Ordering::Relaxed));
         let live = c.live_bytes.load(Ordering::Relaxed).wrapping_add_signed(ahead);
         live.cast_signed().max(0).cast_unsigned()
     }

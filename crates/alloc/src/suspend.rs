@@ -14,7 +14,7 @@
 
 use crate::backing::{Backing, BackingCaps, Chunk};
 use crate::budget::SharedBudget;
-use leasehold_core::sync::{Arc, RwLock};
+use leasehold_core::sync::{Arc, RwLock, RwLockReadGuard};
 use leasehold_core::{Error, Result};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -69,6 +69,15 @@ struct Shared {
     /// Calls of the allocator share it; a change of the table, a suspension and a resumption take
     /// it alone, across the driver's calls. No caller holds another lock of this crate.
     state: RwLock<State>,
+}
+
+impl Shared {
+    /// The table, if so many bytes have memory.
+    fn in_use(&self, bytes: u64) -> Result<RwLockReadGuard<'_, State>> {
+        let state = self.state.read();
+        let gone = || Error::Suspended("the memory is suspended; resume it first".into());
+        if state.suspended && bytes > 0 { Err(gone()) } else { Ok(state) }
+    }
 }
 
 /// A backing whose memory can be suspended. Clones are the same backing: an allocator gets one, and
@@ -230,8 +239,7 @@ impl SuspendableBacking {
         }
         let mut given = Vec::new();
         let restored = self.take_again(&mut state, &mut given, &mut restore);
-        let finished = finish();
-        let resumed = restored.and(finished);
+        let resumed = restored.and(finish());
         match resumed {
             Ok(()) => state.suspended = false,
             Err(_) => {
@@ -405,19 +413,13 @@ unsafe impl Backing for SuspendableBacking {
     }
 
     unsafe fn fill(&self, at: u64, bytes: u64, byte: u8) -> Result<()> {
-        let state = self.0.state.read();
-        if state.suspended && bytes > 0 {
-            return Err(Error::Suspended("the memory is suspended".into()));
-        }
+        let _state = self.0.in_use(bytes)?;
         // SAFETY: the caller vouches for the range, which has memory.
         unsafe { self.0.backing.fill(at, bytes, byte) }
     }
 
     unsafe fn verify(&self, at: u64, bytes: u64, byte: u8) -> Result<Option<u64>> {
-        let state = self.0.state.read();
-        if state.suspended && bytes > 0 {
-            return Err(Error::Suspended("the memory is suspended".into()));
-        }
+        let _state = self.0.in_use(bytes)?;
         // SAFETY: the caller vouches for the range, which has memory.
         unsafe { self.0.backing.verify(at, bytes, byte) }
     }

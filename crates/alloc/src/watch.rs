@@ -113,12 +113,9 @@ impl Watch {
         }
         // SAFETY: of no bytes.
         if aids.writes() && unsafe { backing.fill(0, 0, 0) }.is_err() {
+            let name = &config.name;
             return Err(Error::Unsupported(
-                format!(
-                    "{}: poison and red zones need memory that the host can write",
-                    config.name
-                )
-                .into(),
+                format!("{name}: poison and red zones need memory that the host can write").into(),
             ));
         }
         let events = config.trace_events;

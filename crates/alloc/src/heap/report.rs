@@ -96,9 +96,8 @@ impl Heap {
             while at != NIL {
                 let n = &self.extents[at];
                 if n.prev != prev || n.start != unit || n.units == 0 {
-                    return Err(format!(
-                        "extent {at} does not tile its span: {n:?}, expected start {unit}, prev {prev}"
-                    ));
+                    let wanted = format!("expected start {unit}, prev {prev}");
+                    return Err(format!("extent {at} does not tile its span: {n:?}, {wanted}"));
                 }
                 if (n.state == State::Free) != indexed[at as usize] {
                     return Err(format!("extent {at} and the indexes disagree: {n:?}"));
@@ -107,9 +106,7 @@ impl Heap {
                     let p = &self.extents[prev];
                     let both = |s: State| p.state == s && n.state == s;
                     if both(State::Free) && p.lane == n.lane {
-                        return Err(format!(
-                            "extents {prev} and {at} should have merged: {p:?} {n:?}"
-                        ));
+                        return Err(format!("extents {prev}, {at} should be one: {p:?} {n:?}"));
                     }
                 }
                 if span.paged {

@@ -10,7 +10,7 @@ type Ops = Vec<(u32, u32, u32, bool)>;
 /// The tree against a list: what it finds is the lowest that fits.
 fn agrees_with_a_list(ops: Ops) -> Result<(), TestCaseError> {
     let mut extents = vec![Extent::VACANT; 201];
-    let mut index = Index::new();
+    let mut index = Index::default();
     let mut inside = [false; 201];
     for (id, units, align, take) in ops {
         let (id, at) = (id + 1, id as usize + 1);
