@@ -119,7 +119,7 @@ struct Tensor {
 impl Tensor {
     /// Uninitialised, for the current context's stream.
     fn empty(shape: &[usize]) -> Result<Self> {
-        let values = Current::get()?.stream().alloc_array(shape.iter().product())?;
+        let values = Current::get()?.runtime().alloc_array(shape.iter().product())?;
         Ok(Self { shape: shape.to_vec(), values, from: 0 })
     }
 
@@ -174,7 +174,7 @@ impl Tensor {
 
     /// The values; waits for them.
     fn to_vec(&self) -> Result<Vec<f32>> {
-        Current::get()?.stream().to_vec(self.view().values()?)
+        Current::get()?.runtime().to_vec(self.view().values()?)
     }
 }
 
@@ -206,7 +206,7 @@ fn run(operation: &Elementwise<'_>) -> Result<()> {
 // ---- a program of the framework's users --------------------------------------------------------
 
 fn main() -> Result<()> {
-    let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+    let runtime = Runtime::open(DeviceId::cpu(0))?;
     let _current = runtime.enter()?;
 
     let a = Tensor::from_slice(&[4, 3], &(0..12).map(|i| i as f32).collect::<Vec<_>>())?;
@@ -227,7 +227,7 @@ fn main() -> Result<()> {
     let mut scaling = None;
     let graph = runtime.record_graph(|recording| {
         let _current = recording.enter()?; // where the operations take their stream from
-        scaling = recording.next_node();
+        scaling = recording.stream().next_node();
         let scaled = a.scale(2.0)?;
         out.copy_from(&(&scaled + &b)?)
     })?;

@@ -185,7 +185,7 @@ impl State {
     }
 
     fn externals(&self) -> Result<&Arc<ExternalManager>> {
-        let device = self.runtime.cuda();
+        let device = leasehold::cuda::device_state(&self.runtime);
         let device = device.ok_or_else(|| Error::invalid("the device has no streams"))?;
         Ok(device.primary().externals())
     }

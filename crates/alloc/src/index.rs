@@ -270,7 +270,7 @@ impl Index {
     /// The code of the largest extent in a leaf's list.
     #[inline]
     fn largest(&self, extents: &[Extent], leaf: usize) -> i16 {
-        // Whether there is one is as good as random, so that is not branched upon.
+        // Whether there is one is not predictable, so there is no branch.
         let head = self.heads[leaf];
         let extent = &extents[or_dummy(head) as usize];
         let (mut max, mut at) =

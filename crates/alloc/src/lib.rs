@@ -1,4 +1,5 @@
-//! The allocator core: places blocks in address ranges, knows no driver and no device.
+//! The allocator core: places blocks in memory that a [`Backing`] supplies, on streams that a
+//! `TimelineSource` orders. It knows no driver and no device.
 //!
 //! Three types to know: an [`Allocator`] serves requests for one kind of memory of one device, a
 //! [`Buffer`] is what its leases show, and a [`Backing`] is where it takes memory from. The example
@@ -10,9 +11,9 @@
 //! assert_eq!(config.budget, u64::MAX);
 //! ```
 //!
-//! It must not call a driver, dereference the memory that it manages, or know scopes, frames or
-//! tensors. Memory comes from a [`Backing`], order from timelines and timepoints; a block is a row
-//! of the block table, and that row is the control block of its `Lease<Buffer>`.
+//! It must not dereference the memory that it manages, or know scopes, frames or tensors. Memory
+//! comes from a [`Backing`], order from timelines and timepoints. A block is a row of the block
+//! table, and that row is the control block of its `Lease<Buffer>`.
 //!
 //! Names: a *row* is the control block (descriptor) of a buffer, in the block table. A *span* is a
 //! range of addresses. An *extent* is a part of a span, free or used, as in jemalloc. A *slot* is

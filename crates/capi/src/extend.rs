@@ -2,7 +2,7 @@
 //!
 //! This module must not know who adds them.
 
-pub use crate::status::border;
+pub use crate::status::ffi_guard;
 use leasehold::{Context, Error, Result, Runtime};
 use leasehold_core::sync::OnceLock;
 use std::ffi::c_char;

@@ -13,7 +13,7 @@
 use crate::device::{DEVICES, Device, POOLS, Settings};
 use crate::extend;
 use crate::pool::Pool;
-use crate::status::{self, border, border_back};
+use crate::status::{self, ffi_guard, ffi_guard_release};
 use leasehold::{Context, Error, Name, Result};
 use leasehold_alloc::{BlockState, Policy};
 use leasehold_core::sync::Arc;
@@ -379,7 +379,7 @@ pub unsafe extern "C" fn leasehold_device_open(
     options: *const LeaseholdDeviceOptions,
     device: *mut u64,
 ) -> c_int {
-    border(|| {
+    ffi_guard(|| {
         check_out(device, "the device's place")?;
         // SAFETY: the caller vouches for the C string.
         let name = unsafe { text(name, "the device's name")? };
@@ -394,7 +394,7 @@ pub unsafe extern "C" fn leasehold_device_open(
 /// Closes a device.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_device_close(device: u64) -> c_int {
-    border_back(|| close(device))
+    ffi_guard_release(|| close(device))
 }
 
 /// Describes a device.
@@ -406,14 +406,15 @@ pub unsafe extern "C" fn leasehold_device_describe(
     device: u64,
     info: *mut LeaseholdDeviceInfo,
 ) -> c_int {
-    border(|| {
+    ffi_guard(|| {
         let device = DEVICES.get(device)?;
         let memory = device.runtime.raw_device().memory_info()?;
         let mut name = [0; 128];
         let text = device.runtime.info().name.as_bytes();
         // The last byte stays 0.
         name.iter_mut().zip(text.iter().take(127)).for_each(|(to, &byte)| *to = byte as c_char);
-        let streams = device.runtime.cuda().map_or(0, |d| d.primary().externals().len() as u64);
+        let streams = leasehold::cuda::device_state(&device.runtime)
+            .map_or(0, |d| d.primary().externals().len() as u64);
         let found = LeaseholdDeviceInfo {
             size: 0,
             total_bytes: memory.total,
@@ -429,7 +430,7 @@ pub unsafe extern "C" fn leasehold_device_describe(
 /// Blocks until all work of the device's primary context is over.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_device_synchronize(device: u64) -> c_int {
-    border(|| {
+    ffi_guard(|| {
         let device = DEVICES.get(device)?;
         device.sources.synchronize(&device.runtime)
     })
@@ -445,7 +446,7 @@ pub unsafe extern "C" fn leasehold_device_enable_peer(
     owner: u64,
     allowed: *mut c_int,
 ) -> c_int {
-    border(|| {
+    ffi_guard(|| {
         let (device, owner) = (DEVICES.get(device)?, DEVICES.get(owner)?);
         let reached = device.runtime.raw_device().peer_access(owner.runtime.device())?;
         if !allowed.is_null() {
@@ -470,7 +471,7 @@ pub unsafe extern "C" fn leasehold_malloc(
     stream: usize,
     block: *mut *mut c_void,
 ) -> c_int {
-    border(|| {
+    ffi_guard(|| {
         check_out(block, "the block's place")?;
         // SAFETY: the caller vouches for the stream.
         let addr = unsafe { DEVICES.get(device)?.alloc(None, bytes as u64, stream as u64) }?;
@@ -486,7 +487,7 @@ pub unsafe extern "C" fn leasehold_malloc(
 ///   that were recorded for it. No later work uses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_free(device: u64, block: *mut c_void) -> c_int {
-    border_back(|| DEVICES.get(device)?.free(block as u64))
+    ffi_guard_release(|| DEVICES.get(device)?.free(block as u64))
 }
 
 /// Notes that another stream uses a block.
@@ -499,7 +500,7 @@ pub unsafe extern "C" fn leasehold_record_stream(
     block: *mut c_void,
     stream: usize,
 ) -> c_int {
-    border(|| {
+    ffi_guard(|| {
         let device = DEVICES.get(device)?;
         // SAFETY: the caller vouches for the stream.
         unsafe { device.record_stream(block as u64, &device, stream as u64) }
@@ -517,7 +518,7 @@ pub unsafe extern "C" fn leasehold_record_peer_stream(
     peer: u64,
     stream: usize,
 ) -> c_int {
-    border(|| {
+    ffi_guard(|| {
         let (device, peer) = (DEVICES.get(device)?, DEVICES.get(peer)?);
         // SAFETY: the caller vouches for the stream.
         unsafe { device.record_stream(block as u64, &peer, stream as u64) }
@@ -527,7 +528,7 @@ pub unsafe extern "C" fn leasehold_record_peer_stream(
 /// Ends a stream, before its owner destroys it.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_stream_end(device: u64, stream: usize) -> c_int {
-    border_back(|| {
+    ffi_guard_release(|| {
         let device = DEVICES.get(device)?;
         device.sources.end(&device.runtime, stream as u64)
     })
@@ -545,7 +546,7 @@ pub unsafe extern "C" fn leasehold_block_find(
     bytes: *mut usize,
     pool: *mut u64,
 ) -> c_int {
-    border(|| {
+    ffi_guard(|| {
         let device = DEVICES.get(device)?;
         let (addr, len) = device.block_of(address as u64)?;
         let of = device.pool_of(addr)?;
@@ -575,7 +576,7 @@ pub unsafe extern "C" fn leasehold_block_set_name(
     block: *mut c_void,
     name: *const c_char,
 ) -> c_int {
-    border(|| {
+    ffi_guard(|| {
         // SAFETY: the caller vouches for the C string.
         let name = unsafe { text(name, "the name")? };
         DEVICES.get(device)?.set_name(block as u64, Name::new(name))
@@ -590,7 +591,7 @@ pub unsafe extern "C" fn leasehold_block_set_name(
 /// - `freed` is null or can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_trim(device: u64, keep: u64, freed: *mut u64) -> c_int {
-    border_back(|| {
+    ffi_guard_release(|| {
         let bytes = DEVICES.get(device)?.trim(keep)?;
         // SAFETY: the caller says that it is null or can be written.
         if freed.is_null() { Ok(()) } else { unsafe { give(freed, bytes, "freed") } }
@@ -600,7 +601,7 @@ pub unsafe extern "C" fn leasehold_trim(device: u64, keep: u64, freed: *mut u64)
 /// Sets the most bytes that all pools together take from the driver; 0 for no limit.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_set_budget(device: u64, bytes: u64) -> c_int {
-    border(|| {
+    ffi_guard(|| {
         let device = DEVICES.get(device)?;
         device.budget.set_limit(if bytes == 0 { u64::MAX } else { bytes });
         Ok(())
@@ -613,7 +614,7 @@ pub extern "C" fn leasehold_set_budget(device: u64, bytes: u64) -> c_int {
 /// - `stats` is a struct that begins with its size and can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_stats_get(device: u64, stats: *mut LeaseholdStats) -> c_int {
-    border(|| {
+    ffi_guard(|| {
         let device = DEVICES.get(device)?;
         let (c, s) = (&device.counters, device.sums());
         let now = |of: &leasehold_core::sync::atomic::AtomicU64| of.load(Ordering::Relaxed);
@@ -655,7 +656,7 @@ pub unsafe extern "C" fn leasehold_stats_get(device: u64, stats: *mut LeaseholdS
 /// - `bytes` can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_largest_free(device: u64, bytes: *mut u64) -> c_int {
-    border(|| {
+    ffi_guard(|| {
         let pools = DEVICES.get(device)?.all_pools();
         let usable = pools.iter().filter(|pool| !pool.suspended());
         let largest = usable.map(|pool| pool.allocator.largest_free()).max().unwrap_or(0);
@@ -667,7 +668,7 @@ pub unsafe extern "C" fn leasehold_largest_free(device: u64, bytes: *mut u64) ->
 /// Begins new peaks from what is allocated and reserved now.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_stats_reset_peaks(device: u64) -> c_int {
-    border(|| {
+    ffi_guard(|| {
         DEVICES.get(device)?.reset_peaks();
         Ok(())
     })
@@ -679,7 +680,7 @@ pub extern "C" fn leasehold_stats_reset_peaks(device: u64) -> c_int {
 /// - `json` can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_snapshot(device: u64, json: *mut *mut c_char) -> c_int {
-    border(|| {
+    ffi_guard(|| {
         check_out(json, "the text's place")?;
         let text = owned(DEVICES.get(device)?.snapshot()?)?;
         // SAFETY: the caller says that it can be written.
@@ -693,7 +694,7 @@ pub unsafe extern "C" fn leasehold_snapshot(device: u64, json: *mut *mut c_char)
 /// - `html` can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_report(device: u64, html: *mut *mut c_char) -> c_int {
-    border(|| {
+    ffi_guard(|| {
         check_out(html, "the text's place")?;
         let snapshot = DEVICES.get(device)?.snapshot()?;
         let text = owned(::leasehold_report::html(&snapshot))?;
@@ -713,7 +714,7 @@ pub unsafe extern "C" fn leasehold_visit_blocks(
     visitor: Option<LeaseholdVisitor>,
     context: *mut c_void,
 ) -> c_int {
-    border(|| {
+    ffi_guard(|| {
         let visitor = visitor.ok_or_else(|| Error::invalid("the visitor is null"))?;
         DEVICES.get(device)?.visit(|found| {
             let block = LeaseholdBlock {
@@ -754,7 +755,7 @@ pub unsafe extern "C" fn leasehold_pool_create(
     options: *const LeaseholdPoolOptions,
     pool: *mut u64,
 ) -> c_int {
-    border(|| {
+    ffi_guard(|| {
         check_out(pool, "the pool's place")?;
         let defaults = LeaseholdPoolOptions {
             size: size_of::<LeaseholdPoolOptions>(),
@@ -787,7 +788,7 @@ pub unsafe extern "C" fn leasehold_pool_create(
 /// Lets go of a pool. Its blocks stay valid.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_pool_release(pool: u64) -> c_int {
-    border_back(|| {
+    ffi_guard_release(|| {
         let entry = POOLS.get(pool)?;
         // Of two threads that release it, one finds it open.
         if !entry.1.release()? {
@@ -809,7 +810,7 @@ pub unsafe extern "C" fn leasehold_pool_malloc(
     stream: usize,
     block: *mut *mut c_void,
 ) -> c_int {
-    border(|| {
+    ffi_guard(|| {
         check_out(block, "the block's place")?;
         let (device, pool) = self::pool(pool)?;
         // SAFETY: the caller vouches for the stream.
@@ -842,7 +843,7 @@ pub unsafe extern "C" fn leasehold_pool_begin(
             self.0
         }
     }
-    border(|| {
+    ffi_guard(|| {
         let (device, pool) = self::pool(pool)?;
         let context = Context(context);
         device.begin_route(
@@ -859,7 +860,7 @@ pub unsafe extern "C" fn leasehold_pool_begin(
 /// Ends what [`leasehold_pool_begin`] began.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_pool_end(pool: u64) -> c_int {
-    border_back(|| {
+    ffi_guard_release(|| {
         let (device, pool) = self::pool(pool)?;
         if device.end_route(&pool) {
             Ok(())
@@ -875,7 +876,7 @@ pub extern "C" fn leasehold_pool_end(pool: u64) -> c_int {
 /// - `freed` is null or can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_pool_trim(pool: u64, keep: u64, freed: *mut u64) -> c_int {
-    border_back(|| {
+    ffi_guard_release(|| {
         let bytes = self::pool(pool)?.1.trim(keep)?;
         // SAFETY: the caller says that it is null or can be written.
         if freed.is_null() { Ok(()) } else { unsafe { give(freed, bytes, "freed") } }
@@ -889,7 +890,7 @@ pub unsafe extern "C" fn leasehold_pool_trim(pool: u64, keep: u64, freed: *mut u
 ///   succeeded; `freed` is null or can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_pool_suspend(pool: u64, flags: u32, freed: *mut u64) -> c_int {
-    border(|| {
+    ffi_guard(|| {
         if flags & !LEASEHOLD_SUSPEND_KEEP != 0 {
             return Err(Error::invalid(format!("{flags:#x}: unknown flags of a suspension")));
         }
@@ -905,7 +906,7 @@ pub unsafe extern "C" fn leasehold_pool_suspend(pool: u64, flags: u32, freed: *m
 /// Takes memory again at the same addresses, with the contents that were kept.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_pool_resume(pool: u64) -> c_int {
-    border(|| {
+    ffi_guard(|| {
         let (device, pool) = self::pool(pool)?;
         device.resume(&pool)
     })

@@ -15,7 +15,9 @@ use crate::device::DEVICES;
 use crate::ffi::{
     DEVICE_DEFAULTS, LeaseholdDeviceOptions, check_out, close, give, open, options, policy,
 };
-use crate::status::{OK, OUT_OF_MEMORY, OVER_BUDGET, border, border_back, keep, last, prefix};
+use crate::status::{
+    OK, OUT_OF_MEMORY, OVER_BUDGET, ffi_guard, ffi_guard_release, keep, last, prefix,
+};
 use leasehold::{Error, Result};
 use leasehold_core::sync::RwLock;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
@@ -69,7 +71,7 @@ fn device(ordinal: c_int) -> Result<u64> {
 pub unsafe extern "C" fn leasehold_plugin_set_options(
     options: *const LeaseholdDeviceOptions,
 ) -> c_int {
-    border(|| {
+    ffi_guard(|| {
         // SAFETY: the caller vouches for the struct.
         let wanted = unsafe { self::options(options, DEVICE_DEFAULTS, "options")? };
         policy(wanted.policy)?;
@@ -88,7 +90,7 @@ pub unsafe extern "C" fn leasehold_plugin_get_device(
     open: c_int,
     device: *mut u64,
 ) -> c_int {
-    border(|| {
+    ffi_guard(|| {
         check_out(device, "the device's place")?;
         let known = place(ordinal)?.load(Ordering::Acquire);
         let found = if open == 0 { known } else { self::device(ordinal)? };
@@ -100,7 +102,7 @@ pub unsafe extern "C" fn leasehold_plugin_get_device(
 /// Makes an open device the one of an ordinal; 0 takes it back.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_plugin_set_device(ordinal: c_int, device: u64) -> c_int {
-    border(|| {
+    ffi_guard(|| {
         let place = place(ordinal)?;
         if device != 0 {
             DEVICES.get(device)?;
@@ -118,7 +120,7 @@ pub extern "C" fn leasehold_plugin_set_device(ordinal: c_int, device: u64) -> c_
 /// - It returns, or unwinds as a C++ exception.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_plugin_set_raise(raise: Option<LeaseholdRaise>) -> c_int {
-    border(|| {
+    ffi_guard(|| {
         *RAISE.write() = raise;
         Ok(())
     })
@@ -164,7 +166,7 @@ pub unsafe extern "C-unwind" fn leasehold_plugin_alloc(
     stream: *mut c_void,
 ) -> *mut c_void {
     let mut addr = 0;
-    let status = border(|| {
+    let status = ffi_guard(|| {
         let bytes =
             u64::try_from(size).map_err(|_| Error::invalid(format!("a size of {size} bytes")))?;
         let device = DEVICES.get(device(ordinal)?)?;
@@ -194,7 +196,7 @@ pub unsafe extern "C" fn leasehold_plugin_free(
 ) {
     // The block knows its size and its stream.
     let _ = (size, stream);
-    border_back(|| DEVICES.get(device(ordinal)?)?.free(block as u64));
+    ffi_guard_release(|| DEVICES.get(device(ordinal)?)?.free(block as u64));
 }
 
 /// Notes that another stream of the block's device uses a block.
@@ -204,7 +206,7 @@ pub unsafe extern "C" fn leasehold_plugin_free(
 ///   block.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_plugin_record_stream(block: *mut c_void, stream: *mut c_void) {
-    border(|| {
+    ffi_guard(|| {
         if block.is_null() {
             return Ok(());
         }

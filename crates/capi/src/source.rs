@@ -122,7 +122,7 @@ impl Sources {
 
     /// Blocks until all work of the device's streams is over.
     pub(crate) fn synchronize(&self, runtime: &Runtime) -> Result<()> {
-        match (&self.host, runtime.cuda()) {
+        match (&self.host, cuda::device_state(runtime)) {
             (None, Some(device)) => device.primary().externals().synchronize(),
             _ => runtime.synchronize(),
         }
@@ -130,7 +130,7 @@ impl Sources {
 
     /// The handle of the stream with this timeline number, for reports; `None` if it is unknown.
     pub(crate) fn handle_of(&self, runtime: &Runtime, timeline: u16) -> Option<u64> {
-        let externals = runtime.cuda()?.primary().externals();
+        let externals = cuda::device_state(runtime)?.primary().externals();
         externals.handle_of(TimelineId::from_number(timeline))
     }
 }

@@ -1,4 +1,4 @@
-//! Errors as numbers and texts, and the border that no panic passes.
+//! Errors as numbers and texts, and the guard around each function: no panic passes it.
 //!
 //! This module must not know what functions do.
 
@@ -154,16 +154,17 @@ fn refuse_child() -> c_int {
 /// Runs a function of the ABI that takes memory: the status is its result, and the text of a
 /// failure is kept. A panic ends here. In a child of `fork()`, and on a host without memory,
 /// nothing runs.
-pub fn border(call: impl FnOnce() -> Result<()>) -> c_int {
+pub fn ffi_guard(call: impl FnOnce() -> Result<()>) -> c_int {
     if reserve::is_low() {
         keep("the host has no memory: give some back, and try again".to_owned());
         return OUT_OF_MEMORY;
     }
-    border_back(call)
+    ffi_guard_release(call)
 }
 
-/// As [`border`], for a function that gives something back: it also runs on a host without memory.
-pub(crate) fn border_back(call: impl FnOnce() -> Result<()>) -> c_int {
+/// As [`ffi_guard`], for a function that gives something back: it also runs on a host without
+/// memory.
+pub(crate) fn ffi_guard_release(call: impl FnOnce() -> Result<()>) -> c_int {
     if CHILD.load(Ordering::Relaxed) {
         return refuse_child();
     }

@@ -10,8 +10,8 @@ use std::thread::{Builder, Scope, ScopedJoinHandle};
 
 /// Starts a thread of a scope.
 ///
+/// # Errors
 /// `Unavailable` if the system refuses the thread.
-/// `Unavailable` when the system gives no thread.
 pub fn spawn_scoped<'scope, R: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     work: impl FnOnce() -> R + Send + 'scope,

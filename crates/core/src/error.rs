@@ -9,6 +9,7 @@
 
 use crate::panics::{Kept, quietly};
 use std::borrow::Cow;
+use std::convert::Infallible;
 use std::error::Error as StdError;
 use std::fmt::{self, Write as _};
 use std::ops::Deref;
@@ -35,7 +36,7 @@ pub enum Error {
     InvalidState(Text),
     /// The handle's resource is gone, or the handle belongs to another pool.
     #[error(
-        "stale handle: {resource} {handle} names nothing that lives; it was released or belongs to another manager"
+        "stale handle: {resource} {handle} names nothing that lives; it was released or belongs to another manager; take the handle of a lease that is held"
     )]
     StaleHandle {
         /// The kind of resource.
@@ -193,7 +194,7 @@ impl fmt::Display for Budgeted {
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct OutOfMemory {
-    /// The failing component: `cpu:0 device memory`, `lines`, `slots of the stream pool`.
+    /// The failing component: `cpu:0 device memory`, `timelines`, `slots of the stream pool`.
     pub site: Text,
     /// Requested bytes (or entries).
     pub requested: u64,
@@ -434,6 +435,13 @@ impl Error {
             Error::Driver { .. } => "Driver",
             Error::Other(_) => "Other",
         }
+    }
+}
+
+/// What cannot fail is accepted where a conversion may: `impl TryInto<T, Error: Into<Error>>`.
+impl From<Infallible> for Error {
+    fn from(never: Infallible) -> Self {
+        match never {}
     }
 }
 

@@ -40,9 +40,9 @@ const SPINS: u32 = 2000;
 /// How often the caller looks for finished chunks before it asks again whether more may be copied.
 const LOOKS: u32 = 64;
 
-/// Two sides of a copy, and its length.
+/// A copy: its source, its destination and its length.
 #[derive(Debug, Clone, Copy)]
-pub struct Sides {
+pub struct CopyRequest {
     /// The source's first byte.
     pub src: *const u8,
     /// Bytes after which the source starts again at its first byte: a ring. `None` for a source as
@@ -75,9 +75,9 @@ pub unsafe fn copy(src: *const u8, dst: *mut u8, bytes: usize) {
         // SAFETY: the caller vouches for both ranges.
         return unsafe { copy_alone(src, dst, bytes, bytes) };
     }
-    let sides = Sides { src, src_ring: None, dst, dst_ring: None, bytes };
+    let request = CopyRequest { src, src_ring: None, dst, dst_ring: None, bytes };
     // SAFETY: the caller vouches for both ranges, and all bytes may be copied at once.
-    let copied = unsafe { copy_in_order(sides, |_| Ok(bytes), |_| Ok(())) };
+    let copied = unsafe { copy_in_order(request, |_| Ok(bytes), |_| Ok(())) };
     debug_assert!(copied.is_ok(), "neither function fails");
 }
 
@@ -102,12 +102,12 @@ pub unsafe fn copy(src: *const u8, dst: *mut u8, bytes: usize) {
 ///   destination of the bytes up to it, until `done` was told that they are copied or this call has
 ///   returned.
 pub unsafe fn copy_in_order(
-    sides: Sides,
+    request: CopyRequest,
     ready: impl FnMut(bool) -> Result<usize>,
     done: impl FnMut(usize) -> Result<()>,
 ) -> Result<()> {
     // SAFETY: the caller vouches for the sides.
-    unsafe { copy_by(crew(sides.bytes), sides, ready, done) }
+    unsafe { copy_by(crew(request.bytes), request, ready, done) }
 }
 
 /// As [`copy_in_order`], with the given number of threads, if the system has so many.
@@ -116,16 +116,16 @@ pub unsafe fn copy_in_order(
 /// - As [`copy_in_order`].
 unsafe fn copy_by(
     threads: usize,
-    sides: Sides,
+    request: CopyRequest,
     mut ready: impl FnMut(bool) -> Result<usize>,
     mut done: impl FnMut(usize) -> Result<()>,
 ) -> Result<()> {
-    for ring in [sides.src_ring, sides.dst_ring].into_iter().flatten() {
+    for ring in [request.src_ring, request.dst_ring].into_iter().flatten() {
         assert!(ring > 0 && ring % CHUNK == 0, "a ring of {ring} bytes");
     }
-    let chunks = sides.bytes.div_ceil(CHUNK);
+    let chunks = request.bytes.div_ceil(CHUNK);
     let work = Work {
-        sides,
+        request,
         ready: AtomicUsize::new(0),
         next: AtomicUsize::new(0),
         copied: (0..chunks).map(|_| AtomicBool::new(false)).collect(),
@@ -144,7 +144,7 @@ unsafe fn copy_by(
             }
         }
         // SAFETY: the caller vouches for the chunks that it says are ready.
-        unsafe { crew.lead(&mut ready, &mut done) }
+        unsafe { crew.coordinate(&mut ready, &mut done) }
     })
 }
 
@@ -158,7 +158,7 @@ fn crew(bytes: usize) -> usize {
 
 /// A copy that several threads make.
 struct Work {
-    sides: Sides,
+    request: CopyRequest,
     ready: AtomicUsize,
     next: AtomicUsize,
     copied: Box<[AtomicBool]>,
@@ -195,7 +195,7 @@ impl Work {
     /// # Safety
     /// - This thread has claimed the chunk, and the contract of [`copy_in_order`] holds for it.
     unsafe fn copy(&self, chunk: usize) {
-        let Sides { src, src_ring, dst, dst_ring, bytes } = self.sides;
+        let CopyRequest { src, src_ring, dst, dst_ring, bytes } = self.request;
         let at = chunk * CHUNK;
         let place = |ring: Option<usize>| ring.map_or(at, |length| at % length);
         // SAFETY: the chunk lies within both sides: a ring's length is a multiple of a chunk's.
@@ -245,18 +245,18 @@ impl Crew<'_> {
     ///
     /// # Safety
     /// - The contract of [`copy_in_order`] holds.
-    unsafe fn lead(
+    unsafe fn coordinate(
         &self,
         ready: &mut dyn FnMut(bool) -> Result<usize>,
         done: &mut dyn FnMut(usize) -> Result<()>,
     ) -> Result<()> {
-        let Work { sides, copied, .. } = self.work;
+        let Work { request, copied, .. } = self.work;
         let (mut limit, mut front, mut looks) = (0, 0, 0u32);
         while front < copied.len() {
             // Before each of its own chunks this thread asks, so that no helper waits for longer.
             if limit < copied.len() && (front == limit || looks.is_multiple_of(LOOKS)) {
                 let bytes = ready(front == limit)?;
-                let now = if bytes >= sides.bytes { copied.len() } else { bytes / CHUNK };
+                let now = if bytes >= request.bytes { copied.len() } else { bytes / CHUNK };
                 if now > limit {
                     limit = now;
                     self.work.ready.store(limit, Ordering::Release);
@@ -278,7 +278,7 @@ impl Crew<'_> {
             }
             if front > before {
                 looks = 0;
-                done((front * CHUNK).min(sides.bytes))?;
+                done((front * CHUNK).min(request.bytes))?;
             }
         }
         Ok(())
@@ -393,7 +393,7 @@ mod tests {
             for bytes in [0, 1, CHUNK, CHUNK + 1, RING, src.len()] {
                 let (mut ring, mut dst) = (vec![0u8; RING], vec![0u8; bytes]);
                 let (ring, to) = (ring.as_mut_ptr(), dst.as_mut_ptr());
-                let up = Sides {
+                let up = CopyRequest {
                     src: src.as_ptr(),
                     src_ring: None,
                     dst: ring,
@@ -429,7 +429,7 @@ mod tests {
     fn a_wait_comes_when_all_that_is_ready_is_done() {
         let src = pattern(4 * CHUNK);
         let mut dst = vec![0u8; src.len()];
-        let sides = Sides {
+        let request = CopyRequest {
             src: src.as_ptr(),
             src_ring: None,
             dst: dst.as_mut_ptr(),
@@ -449,7 +449,7 @@ mod tests {
             Ok(())
         };
         // SAFETY: both vectors have this length.
-        unsafe { copy_by(3, sides, ready, done) }.unwrap();
+        unsafe { copy_by(3, request, ready, done) }.unwrap();
         assert!(src == dst);
     }
 
@@ -457,7 +457,7 @@ mod tests {
     fn an_error_ends_a_copy_whose_helpers_wait() {
         let src = pattern(4 * CHUNK);
         let mut dst = vec![0u8; src.len()];
-        let sides = Sides {
+        let request = CopyRequest {
             src: src.as_ptr(),
             src_ring: None,
             dst: dst.as_mut_ptr(),
@@ -474,10 +474,10 @@ mod tests {
             Err(refuse())
         };
         // SAFETY: both vectors have this length.
-        let ended = unsafe { copy_by(3, sides, late, |_| Ok(())) };
+        let ended = unsafe { copy_by(3, request, late, |_| Ok(())) };
         assert!(matches!(ended, Err(Error::InvalidState(_))), "{ended:?}");
         // SAFETY: both vectors have this length.
-        let ended = unsafe { copy_by(3, sides, |_| Ok(CHUNK), |_| Err(refuse())) };
+        let ended = unsafe { copy_by(3, request, |_| Ok(CHUNK), |_| Err(refuse())) };
         assert!(matches!(ended, Err(Error::InvalidState(_))), "{ended:?}");
         assert!(dst[..CHUNK] == src[..CHUNK] && dst[CHUNK..].iter().all(|&b| b == 0));
     }

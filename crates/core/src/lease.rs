@@ -457,12 +457,6 @@ impl<T: ?Sized> Lease<T> {
         self.word().strong()
     }
 
-    /// Erases the type, for lists of resources to keep alive.
-    #[inline]
-    pub fn into_any(self) -> AnyLease {
-        AnyLease(ManuallyDrop::new(self).hdr)
-    }
-
     /// Takes the resource's one claim, which may exist beside any number of leases.
     ///
     /// # Errors
@@ -553,45 +547,6 @@ impl<T: ?Sized> AsRef<T> for Lease<T> {
 impl<T: ?Sized + fmt::Debug> fmt::Debug for Lease<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Lease").field(&&**self).finish()
-    }
-}
-
-/// A lease without a type: only the hold.
-#[must_use = "a lease that is dropped at once gives its resource back"]
-pub struct AnyLease(NonNull<Header>);
-
-// SAFETY: owners hold `Send + Sync` payloads only, and an erased lease shows none of them.
-unsafe impl Send for AnyLease {}
-// SAFETY: a shared one can be cloned, which counts atomically, and returns a static name.
-unsafe impl Sync for AnyLease {}
-
-impl AnyLease {
-    /// The kind of resource.
-    #[must_use]
-    pub fn resource(&self) -> &'static str {
-        // SAFETY: our count keeps header and owner alive.
-        unsafe { (*self.0.as_ref().owner).ops.name }
-    }
-}
-
-impl Clone for AnyLease {
-    fn clone(&self) -> Self {
-        // SAFETY: our count keeps the header alive.
-        unsafe { self.0.as_ref().add() };
-        Self(self.0)
-    }
-}
-
-impl Drop for AnyLease {
-    fn drop(&mut self) {
-        // SAFETY: this lease's count, given up once.
-        unsafe { release(self.0) }
-    }
-}
-
-impl fmt::Debug for AnyLease {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "AnyLease({})", self.resource())
     }
 }
 
@@ -792,6 +747,7 @@ mod tests {
     use super::*;
     use crate::sync::atomic::AtomicU32;
     use crate::tags;
+    use std::any::Any;
 
     #[derive(Debug)]
     struct Thing;
@@ -828,7 +784,7 @@ mod tests {
 
     #[test]
     fn far_below_overflow_the_slot_is_pinned_and_leaks() {
-        for how in ["clone", "handle", "any"] {
+        for how in ["clone", "handle", "map"] {
             let ended = with_strong(PIN_AT, |lease, header| {
                 match how {
                     "clone" => drop(lease.clone()),
@@ -837,7 +793,7 @@ mod tests {
                         // SAFETY: the count that was just taken, pinned or not, is the lease's.
                         drop(unsafe { Lease::<Thing>::from_raw(lease.hdr, lease.val) });
                     }
-                    _ => drop(lease.clone().into_any().clone()),
+                    _ => drop(Lease::map(lease.clone(), |t| t as &(dyn Any + Send + Sync)).clone()),
                 }
                 assert_ne!(header.state.load(Ordering::Relaxed) & PINNED, 0, "{how}");
                 // From now on no drop takes the count to zero.

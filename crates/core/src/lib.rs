@@ -1,7 +1,5 @@
 //! Handles, leases, slot pools, managers, timelines and errors: the lowest layer of the Leasehold
-//! device runtime.
-//!
-//! This crate knows no device, does no I/O and does not log.
+//! device runtime. It knows no device, does no I/O and does not log.
 //!
 //! Three types to know: a [`Lease`] holds a resource, a [`Timeline`] counts a stream's work, and an
 //! [`Error`] says what went wrong.
@@ -35,7 +33,6 @@
 //! # Contracts
 #![doc = include_str!("contracts.md")]
 
-pub mod barrier;
 #[cfg(feature = "bench")]
 pub mod bench;
 #[doc(hidden)]
@@ -77,8 +74,7 @@ pub use handle::{
     StreamHandle, Tagged, TimestampHandle, tags,
 };
 pub use lease::{
-    AcquireError, AnyLease, Claim, Header, HeaderView, Lease, Owner, OwnerOps, UniqueLease,
-    WeakLease,
+    AcquireError, Claim, Header, HeaderView, Lease, Owner, OwnerOps, UniqueLease, WeakLease,
 };
 pub use lifecycle::LifeCycle;
 pub use manager::{FixedSlotStore, PoolManager};

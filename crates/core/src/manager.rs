@@ -303,6 +303,12 @@ impl<R: Resource, K: Eq + Hash + Clone> PoolManager<R, K> {
         Ok(())
     }
 
+    /// Returns whether the manager has a lease of its own on a keyed resource.
+    pub fn keeps(&self, handle: Handle<TagOf<R>>) -> bool {
+        let keyed = self.keyed.lock();
+        keyed.entries.values().any(|e| matches!(e, Entry::Ready(own) if own.handle() == handle))
+    }
+
     /// The number of resources with a holder other than the manager (a snapshot). Keyed resources
     /// that only the manager holds do not count.
     pub fn in_use(&self) -> u64 {
@@ -436,6 +442,14 @@ impl<R: Resource> FixedSlotStore<R> {
             },
         )?;
         Ok(Self { count, manager })
+    }
+
+    /// The resource type's operations.
+    ///
+    /// # Errors
+    /// `InvalidState` for a store that was made without them, by `default`.
+    pub fn resource(&self) -> Result<&R> {
+        self.manager.pool().map(SlotPool::resource)
     }
 
     /// The number of resources.

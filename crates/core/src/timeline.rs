@@ -85,8 +85,8 @@ use std::{sync::Arc, time::Duration};
 
 /// The end of a timeline's values. A timeline that comes near it is not used again.
 pub const VALUE_LIMIT: u64 = 1 << 48;
-const LINES: usize = 1 << 16;
-const LINES_PER_CHUNK: usize = 256;
+const TIMELINES: usize = 1 << 16;
+const TIMELINES_PER_CHUNK: usize = 256;
 const KNOWN: usize = 8;
 /// Room for timepoints that were displaced from these places.
 const BESIDES: usize = 256;
@@ -447,16 +447,16 @@ impl fmt::Debug for Timeline {
 static EXTERNAL: AtomicU32 = AtomicU32::new(0);
 
 /// All timelines, allocated in chunks that are never moved or freed.
-static CHUNKS: [OnceLock<Box<[Timeline]>>; LINES / LINES_PER_CHUNK] =
-    [const { OnceLock::new() }; LINES / LINES_PER_CHUNK];
+static CHUNKS: [OnceLock<Box<[Timeline]>>; TIMELINES / TIMELINES_PER_CHUNK] =
+    [const { OnceLock::new() }; TIMELINES / TIMELINES_PER_CHUNK];
 
 /// The timeline that `id` names.
 #[inline]
 fn timeline(id: TimelineId) -> &'static Timeline {
     let i = usize::from(id.0);
-    let chunk = CHUNKS[i / LINES_PER_CHUNK].get_or_init(|| {
-        let base = i / LINES_PER_CHUNK * LINES_PER_CHUNK;
-        (base..base + LINES_PER_CHUNK).map(|n| Timeline::new(n as u16)).collect()
+    let chunk = CHUNKS[i / TIMELINES_PER_CHUNK].get_or_init(|| {
+        let base = i / TIMELINES_PER_CHUNK * TIMELINES_PER_CHUNK;
+        (base..base + TIMELINES_PER_CHUNK).map(|n| Timeline::new(n as u16)).collect()
     });
-    &chunk[i % LINES_PER_CHUNK]
+    &chunk[i % TIMELINES_PER_CHUNK]
 }

@@ -3,18 +3,20 @@
 //! This module must hold no state beside the execution manager.
 
 use crate::allocator;
+use crate::config::CpuConfig;
 use crate::manager::device::DeviceState;
-use crate::manager::execution::{CpuConfig, CpuExecutionManager};
+use crate::manager::execution::CpuExecutionManager;
 use crate::manager::graph::GraphState;
 use crate::manager::stream::StreamState;
 use leasehold_alloc::{Allocator, Backing};
 use leasehold_core::{Error, Lease, PoolStats, Result, Timeline, TimelineSource, Timepoint};
-use leasehold_engine::forward_device;
 use leasehold_engine::waits::{self, Awaited, synchronize};
 use leasehold_hal::{
-    Backend, BackendKind, Device, DeviceId, DeviceInfo, GraphExec, HostTimeline, KernelDesc,
-    MemoryInfo, MemoryKind, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc, TimestampQuery,
+    Backend, BackendKind, Description, Device, DeviceId, DeviceInfo, GraphExec, HostTimeline,
+    KernelDesc, MemoryInfo, MemoryKind, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc,
+    TimestampQuery,
 };
+use std::any::Any;
 use std::time::Duration;
 
 /// The host's processors as a backend with one device, `cpu:0`.
@@ -72,9 +74,6 @@ unsafe impl Backend for CpuBackend {
     }
 
     fn open(&self, device: DeviceId) -> Result<Lease<dyn Device>> {
-        if device.backend != BackendKind::Cpu {
-            return Err(Error::NotFound(format!("{device}: this is the CPU backend").into()));
-        }
         let lease = self.manager.devices().open(device)?;
         Ok(Lease::map(lease, |d| d as &dyn Device))
     }
@@ -91,7 +90,17 @@ unsafe impl Backend for CpuBackend {
 // SAFETY: memory is the process's own, committed before it is lent. The device made all resources
 // that it lends.
 unsafe impl Device for DeviceState {
-    forward_device!();
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn state(&self) -> Option<&(dyn Any + Send + Sync)> {
+        Some(self)
+    }
+
+    fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
+        Self::pools(self, report);
+    }
 
     fn memory_info(&self) -> Result<MemoryInfo> {
         Ok(leasehold_engine::host_memory::info())
@@ -105,18 +114,16 @@ unsafe impl Device for DeviceState {
         match kind {
             MemoryKind::Device => allocator::device::of(self),
             MemoryKind::Pinned => allocator::pinned_host::of(self),
-            other => {
-                Err(Error::Unsupported(format!("{}: no {other:?} memory", self.info().id).into()))
-            }
+            other => Err(Error::Unsupported(format!("{}: no {other:?} memory", self.id()).into())),
         }
     }
 
     fn backing(&self, kind: MemoryKind) -> Result<Box<dyn Backing>> {
         match kind {
-            MemoryKind::Device | MemoryKind::Pinned => Ok(Box::new(allocator::backing(self))),
-            other => {
-                Err(Error::Unsupported(format!("{}: no {other:?} memory", self.info().id).into()))
+            MemoryKind::Device | MemoryKind::Pinned => {
+                Ok(Box::new(allocator::device::backing(self)))
             }
+            other => Err(Error::Unsupported(format!("{}: no {other:?} memory", self.id()).into())),
         }
     }
 
@@ -126,7 +133,7 @@ unsafe impl Device for DeviceState {
     }
 
     fn pipeline(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>> {
-        self.pipelines.get_or_create(desc)
+        self.pipelines.get_or_create(desc, &())
     }
 
     fn timestamp(&self) -> Result<Lease<TimestampQuery>> {
@@ -147,10 +154,10 @@ unsafe impl Device for DeviceState {
 
     /// The device can access its own memory. The backend has no other device.
     fn peer_access(&self, peer: DeviceId) -> Result<bool> {
-        if peer == self.info().id {
+        if peer == self.id() {
             return Ok(true);
         }
-        Err(Error::NotFound(format!("{peer}: {} has no such peer", self.info().id).into()))
+        Err(Error::NotFound(format!("{peer}: {} has no such peer", self.id()).into()))
     }
 
     fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {

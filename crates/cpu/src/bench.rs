@@ -13,7 +13,7 @@
 //! This module must not print.
 
 use crate::backend::CpuBackend;
-use crate::manager::execution::CpuConfig;
+use crate::config::CpuConfig;
 use leasehold_core::sync::{spin_loop, thread};
 use leasehold_core::{Lease, Result};
 use leasehold_hal::{

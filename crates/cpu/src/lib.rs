@@ -25,7 +25,8 @@
 //! All of these threads have the same floating-point state: rounding to nearest, subnormal numbers
 //! are zero. Host calls and foreign calls run in the state that threads start with.
 //!
-//! This crate must not hold operators, and nothing but the registration of backends may name it.
+//! This crate must not hold operators. A program needs it by name only for a configuration of its
+//! own, or for native objects.
 
 #[cfg(not(loom))]
 pub mod allocator;
@@ -33,6 +34,8 @@ pub mod allocator;
 pub mod backend;
 #[cfg(all(feature = "bench", not(loom)))]
 pub mod bench;
+#[cfg(not(loom))]
+pub mod config;
 pub mod driver;
 #[cfg(not(loom))]
 pub mod manager;
@@ -40,4 +43,6 @@ pub mod manager;
 #[cfg(not(loom))]
 pub use backend::CpuBackend;
 #[cfg(not(loom))]
-pub use manager::execution::{CpuConfig, CpuExecutionManager, HugePages};
+pub use config::{CpuConfig, HugePages};
+#[cfg(not(loom))]
+pub use manager::execution::CpuExecutionManager;

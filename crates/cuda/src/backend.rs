@@ -1,71 +1,35 @@
 //! The implementation of `hal`: leases of the managers' states as objects of the traits.
 //!
-//! This module must hold no state beside the execution manager and the access to the driver.
+//! This module must hold no state.
 
-use crate::config::CudaConfig;
-use crate::driver::ops::CudaSlowOps;
-use crate::driver::real::RealDriver;
-use crate::manager::device::{DeviceState, ordinal_of};
-use crate::manager::execution::CudaExecutionManager;
+use crate::manager::device::{DeviceState, Devices};
 use leasehold_alloc::{Allocator, Backing};
-use leasehold_core::sync::Arc;
-use leasehold_core::{Error, Lease, Result};
+use leasehold_core::{Error, Lease, PoolStats, Result};
+use leasehold_engine::backend::DriverBackend;
 use leasehold_engine::driver::DriverDevice;
-use leasehold_engine::start::DriverStart;
 use leasehold_engine::waits::synchronize;
-use leasehold_engine::{backend_methods, forward_backend, forward_device};
 use leasehold_hal::{
-    Backend, BackendKind, Device, DeviceId, Former, GraphExec, HostTimeline, KernelDesc,
+    BackendKind, Description, Device, DeviceId, Former, GraphExec, HostTimeline, KernelDesc,
     MemoryInfo, MemoryKind, Pipeline, Plan, Stream, StreamDesc, TimestampQuery,
 };
+use std::any::Any;
 use std::time::Duration;
 
 /// The backend for NVIDIA's devices.
 ///
-/// The backend loads the driver when devices are first requested. Without a driver, every call
-/// fails with the reason.
-///
-/// Dropping the backend ends idle threads. Leases may outlive the backend.
-pub struct CudaBackend {
-    manager: CudaExecutionManager,
-    driver: DriverStart<dyn CudaSlowOps, CudaConfig>,
-}
-
-impl CudaBackend {
-    /// A backend over the vendor's driver, with the default configuration. The call does not load
-    /// the driver, and cannot fail.
-    ///
-    /// ```
-    /// use leasehold_cuda::CudaBackend;
-    /// use leasehold_hal::Backend;
-    /// match CudaBackend::new().devices() {
-    ///     Ok(devices) => println!("{} devices", devices.len()),
-    ///     Err(why) => println!("{why}"),
-    /// }
-    /// ```
-    #[must_use]
-    pub fn new() -> Self {
-        Self::with_config(CudaConfig::default())
-    }
-
-    /// A backend over the vendor's driver. An error of the configuration is reported when devices
-    /// are requested.
-    #[must_use]
-    pub fn with_config(config: CudaConfig) -> Self {
-        Self::over(Box::new(|| Ok(Arc::new(RealDriver::new()))), config)
-    }
-}
-
-backend_methods!(CudaBackend of CudaExecutionManager over CudaSlowOps with CudaConfig);
-
-// SAFETY: the execution manager gives each ordinal one device, made with that ordinal.
-unsafe impl Backend for CudaBackend {
-    forward_backend!(Cuda, ordinal_of);
-}
+/// ```
+/// use leasehold_cuda::CudaBackend;
+/// use leasehold_hal::Backend;
+/// match CudaBackend::new().devices() {
+///     Ok(devices) => println!("{} devices", devices.len()),
+///     Err(why) => println!("{why}"), // no driver, for example
+/// }
+/// ```
+pub type CudaBackend = DriverBackend<Devices>;
 
 impl DeviceState {
     /// Gives this device access to the memory of another device.
-    fn let_in(&self, peer: u32) -> Result<bool> {
+    fn open_peer(&self, peer: u32) -> Result<bool> {
         let own = self.ordinal();
         let shared = self.shared();
         if !shared.ops.can_access_peer(own, peer)? {
@@ -79,24 +43,34 @@ impl DeviceState {
         } else {
             return Err(Error::state(format!("{}: open it first", DeviceId::cuda(peer))));
         }
-        let Some(mapped) = shared.admit_peer(peer, own) else { return Ok(true) };
+        let Some(mapped) = shared.grant_access(peer, own) else { return Ok(true) };
         let opened = mapped.iter().try_for_each(|&(addr, bytes)| {
             // SAFETY: the owner's table says that the piece is mapped. The driver refuses a piece
             // that was unmapped meanwhile.
-            match unsafe { shared.admit(&core.context, peer, addr, bytes) } {
+            match unsafe { shared.open_to_peers(&core.context, peer, addr, bytes) } {
                 // The piece was given back meanwhile.
                 Err(Error::Driver { .. }) if !shared.has_piece(peer, addr) => Ok(()),
                 other => other,
             }
         });
-        opened.inspect_err(|_| shared.uninvite(peer, own)).map(|()| true)
+        opened.inspect_err(|_| shared.revoke_access(peer, own)).map(|()| true)
     }
 }
 
 // SAFETY: memory is the driver's, mapped for this device before it is lent. All resources that the
 // device lends are of its own context.
 unsafe impl Device for DeviceState {
-    forward_device!();
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn state(&self) -> Option<&(dyn Any + Send + Sync)> {
+        Some(self)
+    }
+
+    fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
+        Self::pools(self, report);
+    }
 
     fn memory_info(&self) -> Result<MemoryInfo> {
         let core = self.primary().core();
@@ -137,7 +111,7 @@ unsafe impl Device for DeviceState {
         let context = self.primary();
         context
             .functions()
-            .get_or_create(context.modules(), desc)
+            .get_or_create(desc, context.modules())
             .map_err(|e| context.core().settle(e))
     }
 
@@ -162,7 +136,7 @@ unsafe impl Device for DeviceState {
     }
 
     fn peer_access(&self, peer: DeviceId) -> Result<bool> {
-        let id = DeviceState::info(self).id;
+        let id = self.id();
         if peer == id {
             return Ok(true);
         }
@@ -170,7 +144,7 @@ unsafe impl Device for DeviceState {
         if peer.backend != BackendKind::Cuda || peer.ordinal >= count {
             return Err(Error::NotFound(format!("{peer}: {id} has no such peer").into()));
         }
-        self.let_in(peer.ordinal)
+        self.open_peer(peer.ordinal)
     }
 
     fn synchronize(&self, timeout: Option<Duration>) -> Result<()> {

@@ -123,7 +123,7 @@ pub(crate) fn route(core: &Core, c: &Copy2d) -> Result<Route> {
             kind,
         })
     };
-    let reaches = |owner: u32| owner == own || core.shared.is_guest(owner, own);
+    let reaches = |owner: u32| owner == own || core.shared.has_access(owner, own);
     Ok(match (src, dst) {
         (Place::Pinned, Place::Device(d)) if reaches(d) => direct(CopyKind::HostToDevice),
         (Place::Device(s), Place::Pinned) if reaches(s) => direct(CopyKind::DeviceToHost),
@@ -157,7 +157,7 @@ pub(crate) fn route(core: &Core, c: &Copy2d) -> Result<Route> {
 }
 
 /// Whether a download needs no staging, because its destination is pinned memory or empty.
-pub(crate) fn lands_directly(core: &Core, d: &Download<'_>) -> bool {
+pub(crate) fn copies_directly(core: &Core, d: &Download<'_>) -> bool {
     d.bytes == 0 || core.shared.place(d.dst as u64, d.bytes) == Some(Place::Pinned)
 }
 
@@ -319,7 +319,7 @@ impl<'a, 's> Encoder<'a, 's> {
                 // SAFETY: the caller vouches for the device memory. The action keeps the staging
                 // memory.
                 self.took(unsafe { self.ops.copy(self.stream, &copy) })?;
-                self.sink.leave(HostAction::Land {
+                self.sink.leave(HostAction::CopyOut {
                     staging,
                     dst: HostAddress(d.dst),
                     bytes: d.bytes,

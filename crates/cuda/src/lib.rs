@@ -1,4 +1,5 @@
-//! The CUDA backend: NVIDIA's driver behind managers, loaded at run time.
+//! The CUDA backend: NVIDIA's driver behind managers, loaded at run time. A build needs nothing of
+//! NVIDIA's.
 //!
 //! Three types to know: [`CudaBackend`] gives the devices of a driver, [`CudaConfig`] has its
 //! settings, and a [`driver`] is the vendor's or a simulated one.
@@ -18,7 +19,8 @@
 //! `engine` implements streams: submission, deferred work, completion and graphs. The
 //! `encoder` translates operations to driver calls.
 //!
-//! This crate must not hold operators, and nothing but the registration of backends may name it.
+//! This crate must not hold operators. A program needs it by name only for a configuration of its
+//! own, or for native objects.
 
 pub(crate) mod allocator;
 pub mod backend;

@@ -16,42 +16,39 @@
 //! returns. A host call runs on a thread of the backend (`PumpState::Calling`). The call starts
 //! once the device and the host's part are done with all before it.
 //!
-//! A wait is recorded in [`Tables`](crate::tables::Tables) *before* the job is examined, so no
+//! A wait is recorded in [`Timelines`] *before* the job is examined, so no
 //! wake-up is lost.
 //!
 //! This module must not know threads.
 
-use crate::driver::{DriverDevice, DriverStream, GraphSteps, Sink};
+use crate::driver::{CompletionAction, DriverDevice, DriverStream, GraphSteps, Sink};
 use crate::prepared::{Preparation, Ready};
+use crate::state::{BlockedOn, Job, PumpState, State, StreamCore};
 use crate::steps::Step;
-use crate::stream::{Held, State, StreamCore};
+use crate::timelines::{Origin, Timelines};
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};
 use leasehold_core::sync::{Arc, MutexGuard};
-use leasehold_core::{Error, Result, Timepoint, VALUE_LIMIT};
+use leasehold_core::{Error, Result, TimelineId, Timepoint, VALUE_LIMIT};
 use leasehold_hal::{HostCall, Op, OpList};
 use std::time::Duration;
 
-/// The activity of the thread that resumes a stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PumpState {
-    /// No thread resumes the stream.
-    Idle,
-    /// A thread gives operations to the driver.
-    Pumping,
-    /// A host call runs.
-    Calling,
-}
-
-/// A submission, or the rest of one.
-pub struct Job<N: DriverStream> {
+/// Resumes the streams that wait for `timeline` up to `value`. The caller holds no stream's lock.
+pub(crate) fn resume_waiting<N: DriverStream>(
+    timelines: &Timelines<StreamCore<N>>,
+    timeline: TimelineId,
     value: u64,
-    ops: OpList,
-    /// Preparations, by the operations' indexes.
-    prepared: Vec<(usize, N::Preparation)>,
-    /// The next operation.
-    next: usize,
-    /// The next step of the graph, if the next operation is a graph.
-    step: usize,
+) {
+    loop {
+        let some = timelines.take_waiting(timeline, value);
+        if some[0].is_none() {
+            return;
+        }
+        for stream in some.into_iter().flatten() {
+            if let Some(stream) = stream.upgrade() {
+                stream.pump();
+            }
+        }
+    }
 }
 
 /// Takes an operation's preparation.
@@ -110,7 +107,7 @@ impl<N: DriverStream> StreamCore<N> {
     }
 
     /// Defers the rest of a submission whose value was taken.
-    pub(crate) fn hold_back(
+    pub(crate) fn defer_rest(
         &self,
         mut state: MutexGuard<'_, State<N>>,
         value: u64,
@@ -139,10 +136,12 @@ impl<N: DriverStream> StreamCore<N> {
         Job { value, ops: list, prepared, next: 0, step: 0 }
     }
 
-    fn note_wait(&self, point: Timepoint) {
+    /// Records that this stream waits for a timepoint.
+    pub(crate) fn note_wait(&self, point: Timepoint) {
         self.owner.learn(point);
         if matches!(point.timeline().check(point.value()), Ok(false)) {
-            self.core.tables.note_wait(point, &self.me);
+            let over = self.core.tables.note_wait(point, &self.me);
+            over.iter().for_each(|stream| stream.watch());
         }
     }
 
@@ -160,7 +159,7 @@ impl<N: DriverStream> StreamCore<N> {
             let Some(mut job) = state.deferred.pop_front() else { break };
             state.pump = PumpState::Pumping;
             state.again = false;
-            state.held = Held::ByBackend;
+            state.blocked_on = BlockedOn::Backend;
             drop(state);
             let outcome = self.run(&mut job);
             if let Outcome::Failed(cause) = &outcome {
@@ -212,10 +211,10 @@ impl<N: DriverStream> StreamCore<N> {
                 Ok(())
             };
         drop(state);
-        self.after(signalled);
+        self.note_unsignalled(signalled);
         self.progress(progressed);
         if attention {
-            self.attend();
+            self.watch();
         }
         if self.timeline().failed(VALUE_LIMIT) {
             self.finish_failed();
@@ -225,7 +224,8 @@ impl<N: DriverStream> StreamCore<N> {
     /// Resumes the streams that wait for values which the driver has got by now.
     fn progress(&self, progressed: bool) {
         if progressed {
-            self.core.tables.wake(self.timeline().id(), self.issued.load(Ordering::Acquire));
+            let issued = self.issued.load(Ordering::Acquire);
+            resume_waiting(&self.core.tables, self.timeline().id(), issued);
         }
     }
 
@@ -263,7 +263,7 @@ impl<N: DriverStream> StreamCore<N> {
                     continue;
                 }
                 Ok(Next::Blocked) => {
-                    self.note_held(&op);
+                    self.note_blocked(&op);
                     return Outcome::Blocked;
                 }
                 Ok(Next::Call) => return Outcome::Call,
@@ -274,7 +274,7 @@ impl<N: DriverStream> StreamCore<N> {
                     let mut state = self.state.lock();
                     if !self.native().reserve() {
                         // The watcher tries again. A wait is resolved again then.
-                        state.held = Held::ForRoom;
+                        state.blocked_on = BlockedOn::Room;
                         drop(state);
                         if let Some(Preparation::Driver(own)) = preparation {
                             job.prepared.push((job.next, own));
@@ -311,18 +311,11 @@ impl<N: DriverStream> StreamCore<N> {
         }
     }
 
-    /// The failure of an operation, as the cause for the timeline.
-    fn failure(&self, op: &Op<'_>, value: u64, error: Error) -> Error {
-        let error = self.core.settle(error);
-        self.fault(op.name(), value, &error)
-    }
-
     /// Records whether the blocked operation waits for a timeline that nothing of this backend
     /// advances. The call asks the owner of such a timeline to publish: another backend may make
     /// progress only when it is asked.
-    fn note_held(&self, op: &Op<'_>) {
+    fn note_blocked(&self, op: &Op<'_>) {
         let foreign = |p: Timepoint| {
-            use crate::tables::Origin;
             let is = match self.core.tables.origin(p.timeline_id()) {
                 Some(Origin::HostTimeline) => false,
                 Some(Origin::Stream(source)) => source.strong_count() == 0,
@@ -344,7 +337,7 @@ impl<N: DriverStream> StreamCore<N> {
             }
             _ => false,
         };
-        self.state.lock().held = if is { Held::ByOthers } else { Held::ByBackend };
+        self.state.lock().blocked_on = if is { BlockedOn::Others } else { BlockedOn::Backend };
     }
 
     /// Whether everything before a host call is over, on the device and on the host.
@@ -376,7 +369,7 @@ impl<N: DriverStream> StreamCore<N> {
         drop(state);
         let issued = self.issued.load(Ordering::Acquire);
         self.note_failure();
-        match self.host.carry_out(self, value, issued) {
+        match self.run_host_part(value, issued) {
             Some(publish) => {
                 self.owner.complete(publish);
                 self.state.lock().fence = None;
@@ -454,8 +447,8 @@ impl<N: DriverStream> StreamCore<N> {
             // Also after an error: a submission that was begun is ended.
             given.and(self.native().leave(entry))
         });
-        if let Some(passed) = passed.and_then(|wait| wait.passed()) {
-            self.host.leave(job.value, passed);
+        if let Some(passed) = passed.and_then(|wait| wait.passed) {
+            self.host.leave(job.value, CompletionAction::Passed(passed));
         }
         given.map_err(|e| self.core.device.note(e))
     }
@@ -525,7 +518,7 @@ impl<N: DriverStream> StreamCore<N> {
 
     /// Serves a stream on behalf of the watcher: resumes its jobs and publishes its values. Returns
     /// whether the stream made progress.
-    pub(crate) fn housekeep(&self, look: bool) -> bool {
+    pub(crate) fn serve(&self, look: bool) -> bool {
         let timeline = self.timeline();
         let before = (timeline.completed(), self.issued.load(Ordering::Acquire));
         self.pump();
@@ -539,19 +532,5 @@ impl<N: DriverStream> StreamCore<N> {
         }
         self.finish_failed();
         before != (timeline.completed(), self.issued.load(Ordering::Acquire))
-    }
-
-    /// Whether the watcher must serve the stream again.
-    pub(crate) fn needs_attention(&self) -> bool {
-        let timeline = self.timeline();
-        if timeline.is_idle() {
-            return false;
-        }
-        let state = self.state.lock();
-        if timeline.failed(VALUE_LIMIT) {
-            return state.pump == PumpState::Idle;
-        }
-        let aim = self.wanted.load(Ordering::Acquire).min(self.issued.load(Ordering::Acquire));
-        timeline.completed() < aim || state.needs_watcher()
     }
 }

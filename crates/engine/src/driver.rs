@@ -3,14 +3,13 @@
 //!
 //! This module must not know a driver.
 
-use crate::host_part::CompletionAction;
+use crate::host_part::HostPart;
 use crate::steps::Steps;
-use crate::stream::StreamCore;
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, Result, Timeline, Timepoint};
+use leasehold_hal::op::KeepAlive;
 use leasehold_hal::{DeviceId, ForeignCall, GraphExec, NodePatch, Op, Plan};
 use std::fmt;
-use std::sync::Weak;
 use std::time::Duration;
 
 /// The state that all streams of a device (or of a context of it) share.
@@ -316,15 +315,36 @@ pub unsafe trait DriverStream: Sized + Send + Sync + 'static {
     /// Leaks the memory that the driver may still write for this stream.
     fn abandon(&mut self);
 
-    /// Carries out a host part. `sound`: the stream has not failed. Otherwise only resources are
-    /// given back.
-    fn carry_out(device: &Self::Device, action: Self::Action, sound: bool);
+    /// Runs an action. `sound`: the stream has not failed. Otherwise only resources are given back.
+    fn run_action(device: &Self::Device, action: Self::Action, sound: bool);
+}
+
+/// An action before the publication of a value.
+pub(crate) enum CompletionAction<N: DriverStream> {
+    /// An object that was kept alive.
+    KeepAlive(KeepAlive),
+    /// A wait for another stream.
+    Passed(Passed),
+    /// The driver's.
+    Driver(N::Action),
+}
+
+/// What a wait for another stream of the backend proves once it is over: the other stream is done
+/// up to a value.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Passed {
+    /// The timepoint that is waited for.
+    pub(crate) point: Timepoint,
+    /// The last value that the mark covers, at or after the timepoint's.
+    pub(crate) value: u64,
+    /// Whether the other stream is of another device, whose loss does not stop this one.
+    pub(crate) abroad: bool,
 }
 
 /// The engine's side of a submission that is given to the driver.
 pub struct Sink<'a, N: DriverStream> {
     pub(crate) value: u64,
-    pub(crate) host: &'a crate::host_part::HostPart<N>,
+    pub(crate) host: &'a HostPart<CompletionAction<N>>,
     pub(crate) accepted: bool,
 }
 
@@ -350,7 +370,7 @@ impl<N: DriverStream> Sink<'_, N> {
     }
 
     /// Keeps an object alive until the device is done.
-    pub fn keep(&self, keep: leasehold_hal::op::KeepAlive) {
+    pub fn keep(&self, keep: KeepAlive) {
         self.host.leave(self.value, CompletionAction::KeepAlive(keep));
     }
 }
@@ -358,25 +378,5 @@ impl<N: DriverStream> Sink<'_, N> {
 impl<N: DriverStream> fmt::Debug for Sink<'_, N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Sink({}, accepted: {})", self.value, self.accepted)
-    }
-}
-
-/// A native wait: the mark, and what it proves once it is over.
-pub(crate) struct NativeWait<N: DriverStream> {
-    pub(crate) mark: N::Mark,
-    /// The timepoint that is waited for. The mark may cover later values.
-    pub(crate) point: Timepoint,
-    /// The other stream. `None` for one of another library, of which nothing is to be learned: it
-    /// has no failure, and its owner publishes its progress.
-    pub(crate) source: Option<Weak<StreamCore<N>>>,
-    pub(crate) value: u64,
-    pub(crate) abroad: bool,
-}
-
-impl<N: DriverStream> NativeWait<N> {
-    /// The host's part once the wait is over.
-    pub(crate) fn passed(self) -> Option<CompletionAction<N>> {
-        let Self { source, value, point, abroad, .. } = self;
-        Some(CompletionAction::Passed { source: source?, value, point, abroad })
     }
 }

@@ -1,61 +1,16 @@
-//! The state that all streams of a device share with the engine.
+//! A device's engine: its start, its streams together, and its end.
 //!
 //! This module must not know how streams run.
 
 use crate::driver::{DriverDevice, DriverStream};
-use crate::payload::StreamState;
-use crate::stream::StreamCore;
-use crate::stream_pool::StreamPool;
+use crate::state::StreamCore;
 use crate::tables::Tables;
-use crate::watcher::Watch;
+use crate::watch::Watch;
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Error, Result, Timepoint};
+use leasehold_core::{Result, Timepoint};
 use std::fmt;
-use std::ops::Deref;
-use std::sync::Weak;
 
-/// The settings of the engine.
-#[derive(Debug, Clone)]
-pub struct EngineConfig {
-    /// No threads: the thread that waits, queries or synchronises does the work of the engine's
-    /// threads.
-    pub inline: bool,
-    /// The most submissions before the driver is told to signal.
-    pub signal_every: u32,
-    /// A planted defect that tests must find.
-    #[cfg(feature = "planted-defects")]
-    pub defect: Option<crate::defects::Defect>,
-}
-
-impl EngineConfig {
-    /// A configuration without a defect. This crate may have the feature `planted-defects` where
-    /// the backend has not.
-    #[must_use]
-    pub fn new(inline: bool, signal_every: u32) -> Self {
-        Self {
-            inline,
-            signal_every,
-            #[cfg(feature = "planted-defects")]
-            defect: None,
-        }
-    }
-
-    /// Whether this defect was planted.
-    #[cfg(feature = "planted-defects")]
-    #[inline]
-    pub(crate) fn has(&self, defect: crate::defects::Defect) -> bool {
-        self.defect == Some(defect)
-    }
-}
-
-/// A device's streams, and the threads that serve them. Dereferences to the driver's device.
-pub struct Engine<N: DriverStream> {
-    pub(crate) device: Arc<N::Device>,
-    pub(crate) tables: Arc<Tables<N>>,
-    pub(crate) config: EngineConfig,
-    pub(crate) watch: Arc<Watch<N>>,
-    streams: Mutex<Vec<Weak<StreamCore<N>>>>,
-}
+pub use crate::state::{Engine, EngineConfig};
 
 impl<N: DriverStream> Engine<N> {
     /// An engine without streams. `tables` are those of the whole backend.
@@ -65,37 +20,12 @@ impl<N: DriverStream> Engine<N> {
         Arc::new(Self { device, tables, config, watch, streams: Mutex::new(Vec::new()) })
     }
 
-    /// The driver's device.
-    pub fn device(&self) -> &Arc<N::Device> {
-        &self.device
-    }
-
     /// Makes a stream with a timeline of its own. May block on the driver.
     ///
     /// # Errors
     /// `OutOfMemory` without timelines or memory, or a driver error.
     pub fn stream(self: &Arc<Self>, priority: i32) -> Result<Arc<StreamCore<N>>> {
         StreamCore::new(self.clone(), priority)
-    }
-
-    /// Registers a stream.
-    pub(crate) fn add_stream(&self, stream: &Arc<StreamCore<N>>) {
-        let mut streams = self.streams.lock();
-        if streams.len() == streams.capacity() {
-            streams.retain(|s| s.strong_count() > 0);
-        }
-        streams.push(Arc::downgrade(stream));
-    }
-
-    /// The streams that exist.
-    pub fn streams(&self) -> Vec<Arc<StreamCore<N>>> {
-        self.streams.lock().iter().filter_map(Weak::upgrade).collect()
-    }
-
-    /// The streams that exist, if no stream of their pool has a holder. Their work is the work that
-    /// dropped streams left behind.
-    pub fn left_behind(&self, pool: &StreamPool<StreamState<N>>) -> Vec<Arc<StreamCore<N>>> {
-        if pool.in_use() == 0 { self.streams() } else { Vec::new() }
     }
 
     /// Publishes the values that the streams have reached. Queries the driver, and does not block.
@@ -128,26 +58,6 @@ impl<N: DriverStream> Engine<N> {
         (!texts.is_empty()).then(|| texts.join(", "))
     }
 
-    /// After a loss, fails every stream and completes its submissions. The caller holds no lock.
-    pub(crate) fn settle_loss(&self) {
-        let Some(loss) = self.device.loss() else { return };
-        for stream in self.streams() {
-            stream.lost(&loss);
-        }
-    }
-
-    /// Settles the loss of this device, if an error reports it. The loss of another device is an
-    /// error like others. The caller holds no lock.
-    pub fn settle(&self, error: Error) -> Error {
-        match (self.device.loss(), &error) {
-            (Some(loss), Error::DeviceLost { .. }) => {
-                self.settle_loss();
-                loss
-            }
-            _ => error,
-        }
-    }
-
     /// Tells the engine's threads to end when they have no more work. Does not block.
     pub fn close(&self) {
         self.watch.close();
@@ -171,14 +81,6 @@ impl<N: DriverStream> Engine<N> {
     /// dropped by a stream's host part must not call this function: the threads wait for its drop.
     pub fn join(&self) {
         self.watch.join();
-    }
-}
-
-impl<N: DriverStream> Deref for Engine<N> {
-    type Target = N::Device;
-
-    fn deref(&self) -> &N::Device {
-        &self.device
     }
 }
 

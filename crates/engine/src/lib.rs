@@ -1,4 +1,5 @@
-//! The part of a backend that is the same over every driver.
+//! The part of a backend that is the same over every driver: host timelines, pools of streams and
+//! pipelines, buffers, waiting. It holds back work that waits for the host.
 //!
 //! | module | content |
 //! |---|---|
@@ -10,18 +11,14 @@
 //! | [`stream`] | a stream: submission, deferred work, completion, waiting |
 //! | [`driver`] | a driver's part: its streams, the state that they share, its graphs |
 //! | [`retired`] | devices and contexts without a lease, until they may end |
-//! | [`start`] | the start of a driver at its first use, and the backend over the driver |
+//! | [`devices`], [`execution`] | the managers of devices over a driver, and of their backend |
+//! | [`backend`] | a backend over a driver, which starts at its first use |
 //! | [`staging`] | host memory for bytes that the device cannot move directly |
 //! | [`steps`] | the steps of a plan's launch |
-//! | [`tables`] | the timelines of a backend, their signallers and waiting streams |
+//! | [`tables`], [`timelines`] | the timelines of a backend, their signallers and waiting streams |
 //! | [`waits`] | waits of streams for timepoints, and of threads for a whole device |
 //! | [`payload`] | streams and graphs as payloads of pools, and as `hal`'s |
 //! | [`host_memory`], [`cgroup`] | the host's memory, and the share that this process may use |
-//! | [`forward_device!`] | the methods of `hal::Device` that expose a state's description |
-//! | [`device_manager_methods!`] | the methods of a device manager over a driver |
-//! | [`backend_methods!`], [`forward_backend!`] | the methods of a backend over a driver |
-//! | [`pool_methods!`] | the statistics and the shutdown of a manager over a pool |
-//! | [`stream_manager_methods!`] | the methods of a stream manager over a driver |
 //! | [`config_setters!`] | setters of the settings that configurations have alike |
 //! | [`native_handles!`] | handle types of a driver's objects |
 //!
@@ -34,39 +31,58 @@
 //! 2. Make one [`Tables`](tables::Tables) for the backend and one [`Engine`] for each device.
 //!    [`Engine::stream`] makes streams, which [`StreamPool`](stream_pool::StreamPool) keeps.
 //! 3. Host timelines are `HostTimelineManager<Tables<_>>`.
+//! 4. Implement [`DeviceSource`](devices::DeviceSource) for what makes the devices' states. The
+//!    backend is a [`DriverBackend`](backend::DriverBackend) of it.
 //!
 //! # Locks
 //! A stream's lock is held across driver calls that do not block. Under a stream's lock, a thread
-//! takes only the locks of [`tables`], of the stream's queue of actions and of the driver's part.
+//! takes only the locks of [`timelines`], of the stream's queue of actions and of the driver's
+//! part.
 //! No thread holds the locks of two streams. User code (host calls, foreign calls, destructors)
 //! runs without any lock.
 //!
+//! # How the files of a stream build on each other
+//! A file names only files of the lines above its own, except for the third line.
+//!
+//! - Values, queues and tables, which know no stream: `steps`, `host_part`, `driver`, `prepared`,
+//!   `timelines`, `watch`.
+//! - What streams hold, and what a stream gives to the driver: `state`, `stream/issue`.
+//! - How work goes on: `deferred`, `stream/complete`, `stream/failure`, `stream/resolve`,
+//!   `watcher`. These files call each other. Work that is resumed may complete or fail, and both
+//!   resume other streams. The threads do the same.
+//! - What callers ask for: `stream/submit`, `stream/wait`, `stream`, `tables`, `payload`, `engine`.
+//!
 //! This crate must not know a driver.
 
+pub mod backend;
 pub mod buffers;
 pub mod cgroup;
 #[cfg(feature = "planted-defects")]
 pub mod defects;
 mod deferred;
+pub mod devices;
 pub mod driver;
 pub mod engine;
-mod forward;
+pub mod execution;
 pub mod host_memory;
 mod host_part;
 pub mod host_timeline;
+mod macros;
 pub mod payload;
 pub mod pipelines;
 mod prepared;
 pub mod retired;
 pub mod staging;
-pub mod start;
+mod state;
 pub mod steps;
 pub mod stream;
 pub mod stream_pool;
 pub mod tables;
 #[cfg(test)]
 mod tests;
+pub mod timelines;
 pub mod waits;
+mod watch;
 mod watcher;
 
 pub use engine::{Engine, EngineConfig};
@@ -76,8 +92,4 @@ pub use stream::StreamCore;
 #[doc(hidden)]
 pub mod forwarded {
     pub use leasehold_alloc::DebugAids;
-    pub use leasehold_core::sync::Arc;
-    pub use leasehold_core::sync::atomic::Ordering;
-    pub use leasehold_core::{DeviceHandle, Error, Index, Lease, PoolStats, Result};
-    pub use leasehold_hal::{BackendKind, Caps, Device, DeviceId, DeviceInfo, Limits};
 }

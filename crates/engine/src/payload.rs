@@ -3,14 +3,13 @@
 //! This module must not know what streams run.
 
 use crate::driver::{DriverStream, Instantiate};
-use crate::engine::Engine;
-use crate::stream::StreamCore;
-use crate::stream_pool::PooledStream;
+use crate::state::{Engine, StreamCore};
+use crate::stream_pool::{PooledStream, StreamPool};
 use crate::waits;
 use leasehold_core::sync::Arc;
 use leasehold_core::{
-    Error, Handle, Lease, PoolConfig, PoolManager, Recycle, Resource, Result, Tagged, Timeline,
-    TimelineSource, Timepoint, tags,
+    Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource, Result, Tagged,
+    Timeline, TimelineSource, Timepoint, tags,
 };
 use leasehold_hal::{GraphExec, NodePatch, Op, Plan, Stream};
 use std::cell::Cell;
@@ -116,6 +115,14 @@ unsafe impl<N: DriverStream> Stream for StreamState<N> {
 
     fn priority(&self) -> i32 {
         N::priority_of(self.core.priority())
+    }
+}
+
+impl<N: DriverStream> Engine<N> {
+    /// The streams that exist, if no stream of their pool has a holder. Their work is the work that
+    /// dropped streams left behind.
+    pub fn left_behind(&self, pool: &StreamPool<StreamState<N>>) -> Vec<Arc<StreamCore<N>>> {
+        if pool.in_use() == 0 { self.streams() } else { Vec::new() }
     }
 }
 
@@ -228,7 +235,18 @@ where
         self.manager.acquire(&Cell::new(Some(plan))).map_err(|e| self.engine.settle(e))
     }
 
-    crate::pool_methods!(manager: "graphs");
+    /// The pool's statistics.
+    pub fn stats(&self) -> PoolStats {
+        self.manager.stats()
+    }
+
+    /// Shuts the manager down.
+    ///
+    /// # Errors
+    /// `LeasesOutstanding`. After the error nothing has changed.
+    pub fn shutdown(&self) -> Result<()> {
+        self.manager.shutdown()
+    }
 }
 
 impl<N: DriverStream> fmt::Debug for GraphManager<N>

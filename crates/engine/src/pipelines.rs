@@ -23,11 +23,18 @@ use std::hash::Hash;
 /// A driver's part of the pool: loading a kernel.
 pub trait PipelineLoader: Send + Sync + 'static {
     /// The code of a kernel, as a part of the pool's key.
-    type Source: Clone + Eq + Hash + Send + Sync + 'static;
+    type Source: Eq + Hash + Clone + Send + Sync + 'static;
     /// The means of one request, beside the loader itself.
-    type Means<'a>;
+    type Means;
     /// The object that a pipeline keeps alive, such as a lease on a loaded library.
     type Kept: Send + Sync + 'static;
+
+    /// The code of a kernel. Checks the kernel and the means, and does not block.
+    ///
+    /// # Errors
+    /// `Unsupported` for a source of another backend; `NotFound` or `InvalidArgument` for a kernel
+    /// or means that the device refuses.
+    fn source(&self, desc: &KernelDesc<'_>, means: &Self::Means) -> Result<Self::Source>;
 
     /// Loads a kernel. May block on the driver and on a compiler.
     ///
@@ -37,7 +44,7 @@ pub trait PipelineLoader: Send + Sync + 'static {
         &self,
         desc: &KernelDesc<'_>,
         source: &Self::Source,
-        means: &Self::Means<'_>,
+        means: &Self::Means,
     ) -> Result<(Pipeline, Self::Kept)>;
 
     /// Forgets a pipeline that ends: its native word may name another pipeline from now on.
@@ -74,7 +81,7 @@ impl<K> Tagged for Loaded<K> {
 struct Wanted<'a, L: PipelineLoader> {
     desc: &'a KernelDesc<'a>,
     source: &'a L::Source,
-    means: &'a L::Means<'a>,
+    means: &'a L::Means,
 }
 
 /// A pipeline without a lease, and the work that may use it.
@@ -119,7 +126,7 @@ impl<L: PipelineLoader> Resource for Loads<L> {
     }
 }
 
-/// Owns the pipelines of a device or context.
+/// Owns the kernels of a device or context, as pipelines: one for each name, entry and source.
 pub struct PipelinePool<L: PipelineLoader> {
     manager: PoolManager<Loads<L>, Key<L::Source>>,
     loader: Arc<Loader<L>>,
@@ -138,18 +145,20 @@ impl<L: PipelineLoader> PipelinePool<L> {
         Ok(Self { manager, loader })
     }
 
-    /// The pipeline of a kernel, whose description the caller has validated. Unless the key's
-    /// pipeline has a holder, the call loads the kernel, and blocks meanwhile.
+    /// The pipeline of a kernel, which lives as long as it has a holder. Unless the key's pipeline
+    /// has a holder, the call loads the kernel, and blocks meanwhile.
     ///
     /// # Errors
-    /// - `InvalidArgument` for a declaration that differs from the one of the same key.
-    /// - As [`PipelineLoader::load`].
-    pub fn get_or_create<'a>(
+    /// - `InvalidArgument` beyond the limits, and for a declaration that differs from the one of
+    ///   the same key.
+    /// - As [`PipelineLoader::source`] and [`PipelineLoader::load`].
+    pub fn get_or_create(
         &self,
-        desc: &'a KernelDesc<'a>,
-        source: &'a L::Source,
-        means: &'a L::Means<'a>,
+        desc: &KernelDesc<'_>,
+        means: &L::Means,
     ) -> Result<Lease<Pipeline>> {
+        desc.validate()?;
+        let source = &self.loader.own.source(desc, means)?;
         self.collect();
         let key = Key {
             name: desc.name.as_ref().into(),

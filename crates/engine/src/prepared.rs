@@ -2,8 +2,16 @@
 //!
 //! This module must not know what is prepared.
 
-use crate::driver::{DriverStream, NativeWait};
+use crate::driver::{DriverStream, Passed};
 use leasehold_core::Error;
+
+/// A wait that goes to the driver.
+pub(crate) struct NativeWait<N: DriverStream> {
+    pub(crate) mark: N::Mark,
+    /// `None` for a stream of another library, of which nothing is to be learned: it has no
+    /// failure, and its owner publishes its progress.
+    pub(crate) passed: Option<Passed>,
+}
 
 /// The preparation of an operation that needs one.
 pub(crate) enum Preparation<N: DriverStream> {

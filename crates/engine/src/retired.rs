@@ -12,6 +12,8 @@
 //!
 //! This module must not know devices.
 
+use crate::driver::DriverStream;
+use crate::stream::StreamCore;
 use leasehold_core::Result;
 use leasehold_core::sync::thread;
 use leasehold_core::sync::{Arc, Condvar, Mutex};
@@ -21,16 +23,46 @@ use std::time::Duration;
 /// The least and the longest time between two checks of payloads that are not over.
 const NAP: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(20));
 
-/// A payload whose end blocks.
-pub trait Retiring: Send + 'static {
-    /// Whether the payload, which has no lease, may end. Queries the driver, and does not block.
-    fn is_over(&self) -> bool;
+/// Streams that dropped leases left behind. Their work goes on.
+#[must_use]
+pub struct LeftBehind(Vec<Box<dyn FnOnce() + Send>>);
 
+impl LeftBehind {
+    /// What [`Engine::left_behind`](crate::Engine::left_behind) returned.
+    pub fn new<N: DriverStream>(streams: Vec<Arc<StreamCore<N>>>) -> Self {
+        let run_down = |stream: Arc<StreamCore<N>>| Box::new(move || stream.run_down()) as _;
+        Self(streams.into_iter().map(run_down).collect())
+    }
+
+    /// Runs the streams down. Blocks on their work, unless the host holds it back. The caller holds
+    /// no lock.
+    pub(crate) fn run_down(self) {
+        self.0.into_iter().for_each(|stream| stream());
+    }
+}
+
+impl fmt::Debug for LeftBehind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LeftBehind({} streams)", self.0.len())
+    }
+}
+
+/// A device or a context: a payload that owns streams and other resources.
+pub trait StreamOwner {
     /// Refuses while a resource of the payload is in use or has pending work.
     ///
     /// # Errors
     /// `LeasesOutstanding`.
     fn outstanding(&self) -> Result<()>;
+
+    /// The payload's streams that dropped leases left behind.
+    fn left_behind(&self) -> LeftBehind;
+}
+
+/// A payload whose end blocks.
+pub trait Retiring: StreamOwner + Send + 'static {
+    /// Whether the payload, which has no lease, may end. Queries the driver, and does not block.
+    fn is_over(&self) -> bool;
 }
 
 struct List<T> {
@@ -60,7 +92,7 @@ impl<T: Retiring> Retired<T> {
     }
 
     /// Retires a payload. Never blocks and makes no driver call. Any thread may call it.
-    pub fn push(self: &Arc<Self>, payload: T) {
+    pub fn retire(self: &Arc<Self>, payload: T) {
         let mut list = self.list.lock();
         list.waiting.push(payload);
         self.attend(&mut list);

@@ -1,5 +1,5 @@
-//! A stream: submission, completion, waiting. Submissions that the host holds back are in
-//! `deferred`.
+//! A stream: how it is made and how it ends. The files below have submission, completion, failure
+//! and waiting. Submissions that the host holds back are in `deferred`.
 //!
 //! # Protocol
 //! | number | meaning | written |
@@ -27,102 +27,26 @@
 //! This module must not know managers.
 
 mod complete;
+mod failure;
+mod issue;
+mod resolve;
 mod submit;
+mod wait;
 
-use crate::deferred::{Job, PumpState};
 use crate::driver::{DriverDevice, DriverStream};
-use crate::engine::Engine;
 use crate::host_part::HostPart;
-use crate::stream_pool;
-use crate::tables::Origin;
+use crate::state::{BlockedOn, Engine, PumpState, RECORDED_MARKS, State};
+use crate::timelines::Origin;
 use crate::waits::Awaited;
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Error, Result, Timeline, TimelineOwner, VALUE_LIMIT};
+use leasehold_core::{Error, Result, Timeline, TimelineOwner};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Weak;
 use std::time::Duration;
 
-/// The most recorded marks that a stream keeps.
-const RECORDED_MARKS: usize = 4;
-/// The number of submissions whose kernels are remembered, for reports.
-const RECENT: usize = 64;
-/// Checks before a waiting thread yields.
-const SPINS: u32 = 200;
-/// The time before a waiting thread sleeps between checks: a sleep lasts for 60 µs at least.
-const AWAKE: Duration = Duration::from_micros(300);
-/// The longest sleep between checks.
-const NAP_MAX: Duration = Duration::from_millis(1);
-
-/// A mark that was recorded when all up to `value` had been given to the driver.
-struct RecordedMark<N: DriverStream> {
-    value: u64,
-    mark: N::Mark,
-}
-
-/// The awaited party of the first submission that is held back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Held {
-    /// A thread of this backend, which resumes the stream.
-    ByBackend,
-    /// Room in the driver. The watcher tries again until there is room.
-    ForRoom,
-    /// A timeline that nothing of this backend advances. The watcher looks at it.
-    ByOthers,
-}
-
-/// The state that the lock guards.
-pub(crate) struct State<N: DriverStream> {
-    pub(crate) deferred: VecDeque<Job<N>>,
-    pub(crate) pump: PumpState,
-    /// A thread came to resume the stream while another thread was doing so.
-    pub(crate) again: bool,
-    /// Set by the device when it has reached the host call at the front.
-    pub(crate) fence: Option<Arc<AtomicBool>>,
-    pub(crate) held: Held,
-    /// The driver was given work since it was last seen idle on this stream.
-    pub(crate) dirty: bool,
-    recorded: VecDeque<RecordedMark<N>>,
-}
-
-impl<N: DriverStream> State<N> {
-    /// Whether submissions are held back, so that a new one must queue behind them.
-    pub(crate) fn is_busy(&self) -> bool {
-        self.pump != PumpState::Idle || !self.deferred.is_empty()
-    }
-
-    /// Whether nobody but the watcher resumes the first submission that is held back.
-    pub(crate) fn needs_watcher(&self) -> bool {
-        !self.deferred.is_empty() && (self.fence.is_some() || self.held != Held::ByBackend)
-    }
-}
-
-/// An operation that the driver refused.
-pub(crate) struct Refusal {
-    pub(crate) error: Error,
-    /// The driver had accepted another operation of the same submission.
-    accepted: bool,
-    /// The refused operation.
-    op: String,
-}
-
-/// The execution state of a stream.
-pub struct StreamCore<N: DriverStream> {
-    /// Declared first: the driver's stream is destroyed before the queued host parts are dropped.
-    native: N,
-    pub(crate) core: Arc<Engine<N>>,
-    pub(crate) owner: TimelineOwner,
-    priority: i32,
-    pub(crate) issued: AtomicU64,
-    signalled: AtomicU64,
-    pub(crate) wanted: AtomicU64,
-    pub(crate) watched: AtomicBool,
-    pub(crate) state: Mutex<State<N>>,
-    pub(crate) host: HostPart<N>,
-    recent: [AtomicU64; RECENT],
-    pub(crate) me: Weak<Self>,
-}
+pub use crate::state::StreamCore;
 
 impl<N: DriverStream> StreamCore<N> {
     /// Makes a stream with a timeline of its own. May block on the driver.
@@ -146,7 +70,7 @@ impl<N: DriverStream> StreamCore<N> {
                 pump: PumpState::Idle,
                 again: false,
                 fence: None,
-                held: Held::ByBackend,
+                blocked_on: BlockedOn::Backend,
                 dirty: false,
                 recorded: VecDeque::with_capacity(RECORDED_MARKS + 1),
             }),
@@ -166,130 +90,6 @@ impl<N: DriverStream> StreamCore<N> {
         stream.core.tables.add_origin(stream.timeline(), Origin::Stream(stream.me.clone()));
         stream.core.add_stream(&stream);
         Ok(stream)
-    }
-
-    /// The stream's timeline.
-    #[inline]
-    #[must_use]
-    pub fn timeline(&self) -> &'static Timeline {
-        self.owner.timeline()
-    }
-
-    /// The driver's stream.
-    #[must_use]
-    pub fn native(&self) -> &N {
-        &self.native
-    }
-
-    /// The priority, in the driver's numbers.
-    #[must_use]
-    pub fn priority(&self) -> i32 {
-        self.priority
-    }
-
-    /// Whether the pool can lend the stream again.
-    #[must_use]
-    pub fn is_sound(&self) -> bool {
-        stream_pool::is_sound(self.timeline()) && self.host.is_empty()
-    }
-
-    /// The stream's name in reports.
-    pub(crate) fn name(&self) -> String {
-        format!("{} {:?}", self.core.device.id(), self.timeline().id())
-    }
-
-    /// Fails everything from `value` on.
-    ///
-    /// The failed submission `held` is dropped after the cause is set, and before the value is
-    /// published.
-    pub(crate) fn fail<T>(&self, value: u64, cause: Error, held: T) {
-        self.owner.poison(value, cause);
-        drop(held);
-        self.after_failure();
-    }
-
-    /// Drops the submissions that are held back, wakes the waiting streams, and completes the
-    /// values that are over.
-    fn after_failure(&self) {
-        let dropped = {
-            let mut state = self.state.lock();
-            state.fence = None;
-            state.held = Held::ByBackend;
-            std::mem::take(&mut state.deferred)
-        };
-        drop(dropped);
-        self.core.tables.wake(self.timeline().id(), u64::MAX);
-        self.finish_failed();
-        if !self.timeline().is_idle() {
-            self.attend();
-        }
-    }
-
-    /// Publishes all values of a failed stream once the driver is done with its work.
-    pub(crate) fn finish_failed(&self) {
-        let timeline = self.timeline();
-        if timeline.is_idle() && self.host.is_empty() || !timeline.failed(VALUE_LIMIT) {
-            return;
-        }
-        if self.state.lock().pump != PumpState::Idle {
-            // The thread that has the turn calls this function when it is done.
-            return;
-        }
-        let over = self.core.device.loss().is_some() || self.query().is_ok_and(|over| over);
-        // The query may have found a loss.
-        let loss = self.core.device.loss();
-        if let Some(loss) = &loss {
-            self.fail_pending(loss);
-        }
-        if over || loss.is_some() {
-            self.note_failure();
-            let end = timeline.submitted();
-            // `VALUE_LIMIT` includes the actions of a submission that was lost half way, and so has
-            // no value.
-            if let Some(publish) = self.host.carry_out(self, VALUE_LIMIT, end) {
-                self.owner.complete(publish);
-            }
-        }
-    }
-
-    /// Fails the stream of a lost context, where no work runs any more.
-    pub(crate) fn lost(&self, loss: &Error) {
-        self.fail_pending(loss);
-        self.after_failure();
-    }
-
-    /// Fails the pending values of a lost device's stream. A stream that has failed at a later
-    /// value has such values too.
-    fn fail_pending(&self, loss: &Error) {
-        let next = self.timeline().completed() + 1;
-        if !self.timeline().failed(next) {
-            self.owner.poison(next, loss.clone());
-        }
-    }
-
-    /// The submissions that are not over, and their kernels, for the report of a loss.
-    pub(crate) fn pending_text(&self) -> Option<String> {
-        let timeline = self.timeline();
-        let (done, issued) = (timeline.completed(), timeline.submitted());
-        if done >= issued {
-            return None;
-        }
-        let mut names: Vec<String> = Vec::new();
-        for value in (done + 1..=issued).rev().take(RECENT).collect::<Vec<_>>().into_iter().rev() {
-            let function = self.recent[value as usize % RECENT].load(Ordering::Relaxed);
-            if let Some(name) = self.core.device.kernel_name(function)
-                && !names.contains(&name)
-            {
-                names.push(name);
-            }
-        }
-        names.truncate(4);
-        let kernels = if names.is_empty() {
-            String::new()
-        } else {
-            format!(" (dispatch {})", names.join(", dispatch "))
-        };
-        Some(format!("submissions {} to {issued} of {}{kernels}", done + 1, self.name()))
     }
 }
 
@@ -317,7 +117,7 @@ impl<N: DriverStream> Drop for StreamCore<N> {
                 self.note_failure();
                 let end = timeline.submitted();
                 // All pending values have failed, so no wait holds an action back.
-                let _ = self.host.carry_out(self, end, end);
+                let _ = self.run_host_part(end, end);
                 self.owner.complete(end);
             }
             Ok(()) => {}

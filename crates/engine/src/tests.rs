@@ -3,9 +3,10 @@
 
 use crate::driver::{DriverDevice, DriverStream, GraphSteps, Sink};
 use crate::host_timeline::HostTimelineManager;
+use crate::state::Job;
 use crate::steps::Steps;
 use crate::tables::Tables;
-use crate::watcher::Watch;
+use crate::watch::Watch;
 use crate::{Engine, EngineConfig, StreamCore};
 use leasehold_core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex, thread};
@@ -206,7 +207,7 @@ unsafe impl DriverStream for RecorderStream {
 
     fn abandon(&mut self) {}
 
-    fn carry_out(device: &Recorder, action: &'static str, sound: bool) {
+    fn run_action(device: &Recorder, action: &'static str, sound: bool) {
         let during = device.during.lock().take();
         during.into_iter().for_each(|call| call());
         device.called(if sound { action } else { "host part dropped" });
@@ -371,29 +372,29 @@ fn a_stream_that_is_left_to_a_watcher_which_is_gone_is_let_go() -> Result<()> {
     let rig = rig();
     let stream = rig.engine.stream(0)?;
     let watch = Watch::new(DeviceId::cuda(0), false, Duration::ZERO);
-    watch.attend(&stream);
+    watch.add(&stream);
     watch.close();
     let thread = watch.take_thread();
     assert!(thread.is_some_and(|t| t.join().is_ok()));
     let before = Arc::strong_count(&stream);
-    watch.attend(&stream);
+    watch.add(&stream);
     assert_eq!(Arc::strong_count(&stream), before + 1);
     watch.join();
     assert_eq!(Arc::strong_count(&stream), before);
     Ok(())
 }
 
-/// The thread that gave the timepoint to the driver calls `wake` later, and finds no entry.
+/// The thread that gave the timepoint to the driver comes to the table later, and finds no entry.
 #[test]
 fn a_stream_whose_note_is_cleared_away_is_gone_on_with() -> Result<()> {
     let rig = rig();
     let (waiting, other) = (rig.engine.stream(0)?, rig.engine.stream(0)?);
     let source = TimelineOwner::take()?;
     let value = source.advance()?;
-    rig.tables.note_wait(source.timeline().at(value), &waiting.me);
+    waiting.note_wait(source.timeline().at(value));
     source.complete(value);
     for _ in 0..100 {
-        rig.tables.note_wait(source.timeline().at(value + 1), &other.me);
+        other.note_wait(source.timeline().at(value + 1));
     }
     assert!(
         waiting.watched.load(Ordering::Acquire),
@@ -603,10 +604,13 @@ fn the_watcher_does_not_stay_for_a_host_call_behind_another_backend_s_timeline()
 /// The drop of a stream drops objects of the user, which may use another stream.
 #[test]
 fn a_stream_that_ends_with_its_watcher_may_bring_another_stream_to_it() -> Result<()> {
-    struct Attend(Arc<Watch<RecorderStream>>, Arc<StreamCore<RecorderStream>>);
+    struct Attend(
+        Arc<Watch<StreamCore<RecorderStream>, Job<RecorderStream>>>,
+        Arc<StreamCore<RecorderStream>>,
+    );
     impl Drop for Attend {
         fn drop(&mut self) {
-            self.0.attend(&self.1);
+            self.0.add(&self.1);
         }
     }
     for inline in [false, true] {

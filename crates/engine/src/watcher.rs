@@ -13,17 +13,13 @@
 //! Without threads (`inline`), a thread that waits or queries makes a round and runs host calls
 //! itself.
 //!
-//! This module must not know what a stream does.
+//! This module must not know what is done for a stream.
 
-use crate::deferred::Job;
 use crate::driver::DriverStream;
-use crate::stream::StreamCore;
-use leasehold_core::sync::atomic::{AtomicBool, Ordering};
-use leasehold_core::sync::thread::{self, JoinHandle, Thread};
-use leasehold_core::sync::{Arc, Condvar, Mutex, OnceLock};
-use leasehold_hal::DeviceId;
-use std::collections::VecDeque;
-use std::fmt;
+use crate::state::{Job, StreamCore};
+use crate::watch::{List, Watch};
+use leasehold_core::sync::atomic::Ordering;
+use leasehold_core::sync::{Arc, thread};
 use std::time::Duration;
 
 /// The most host calls that run at a time.
@@ -36,77 +32,9 @@ const NAP_MAX: Duration = Duration::from_micros(500);
 /// lost context.
 const LOOK_EVERY: u32 = 16;
 
-/// Wakes the watcher. The driver's callbacks may call it.
-#[derive(Clone, Default)]
-pub(crate) struct Waker(Arc<OnceLock<Thread>>);
-
-impl Waker {
-    /// Wakes the watcher.
-    pub(crate) fn wake(&self) {
-        if let Some(thread) = self.0.get() {
-            thread.unpark();
-        }
-    }
-}
-
-struct List<N: DriverStream> {
-    streams: Vec<Arc<StreamCore<N>>>,
-    thread: Option<JoinHandle<()>>,
-    started: bool,
-}
-
-struct Calls<N: DriverStream> {
-    tasks: VecDeque<(Arc<StreamCore<N>>, Job<N>)>,
-    idle: u32,
-    threads: u32,
-    handles: Vec<JoinHandle<()>>,
-}
-
-/// The threads of a context and their work.
-pub(crate) struct Watch<N: DriverStream> {
-    id: DeviceId,
-    inline: bool,
-    interval: Duration,
-    list: Mutex<List<N>>,
-    waker: Waker,
-    calls: Mutex<Calls<N>>,
-    bell: Condvar,
-    closing: AtomicBool,
-}
-
-impl<N: DriverStream> Watch<N> {
-    /// Makes the state without threads. `interval`: the time between queries of the device.
-    pub(crate) fn new(id: DeviceId, inline: bool, interval: Duration) -> Arc<Self> {
-        Arc::new(Self {
-            id,
-            inline,
-            interval,
-            list: Mutex::new(List { streams: Vec::new(), thread: None, started: false }),
-            waker: Waker::default(),
-            calls: Mutex::new(Calls {
-                tasks: VecDeque::new(),
-                idle: 0,
-                threads: 0,
-                handles: Vec::new(),
-            }),
-            bell: Condvar::new(),
-            closing: AtomicBool::new(false),
-        })
-    }
-
-    /// Whether there are no threads.
-    #[inline]
-    pub(crate) fn is_inline(&self) -> bool {
-        self.inline
-    }
-
-    /// A handle that wakes the watcher.
-    pub(crate) fn waker(&self) -> Waker {
-        self.waker.clone()
-    }
-
+impl<N: DriverStream> Watch<StreamCore<N>, Job<N>> {
     /// Puts a stream on the list, unless the stream is on it.
-    pub(crate) fn attend(self: &Arc<Self>, stream: &Arc<StreamCore<N>>) {
+    pub(crate) fn add(self: &Arc<Self>, stream: &Arc<StreamCore<N>>) {
         if stream.watched.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -120,10 +48,10 @@ impl<N: DriverStream> Watch<N> {
         self.waker.wake();
     }
 
-    fn start(self: &Arc<Self>, list: &mut List<N>) {
+    fn start(self: &Arc<Self>, list: &mut List<StreamCore<N>>) {
         let watch = self.clone();
         let name = format!("lh-{}-watch", self.id.to_string().replace(':', ""));
-        match thread::Builder::new().name(name).spawn(move || watch.run()) {
+        match thread::Builder::new().name(name).spawn(move || watch.watch_loop()) {
             Ok(handle) => {
                 let _ = self.waker.0.set(handle.thread().clone());
                 list.thread = Some(handle);
@@ -146,7 +74,7 @@ impl<N: DriverStream> Watch<N> {
         }
         let mut news = false;
         streams.retain(|stream| {
-            news |= stream.housekeep(look);
+            news |= stream.serve(look);
             if stream.needs_attention() {
                 return true;
             }
@@ -161,14 +89,8 @@ impl<N: DriverStream> Watch<N> {
         (any || !list.streams.is_empty(), news)
     }
 
-    /// The watcher's thread, for a test that waits for its end.
-    #[cfg(test)]
-    pub(crate) fn take_thread(&self) -> Option<JoinHandle<()>> {
-        self.list.lock().thread.take()
-    }
-
     /// The watcher's main loop.
-    fn run(self: Arc<Self>) {
+    fn watch_loop(self: Arc<Self>) {
         let mut quiet = 0u32;
         let mut nap = self.interval.max(Duration::from_micros(20));
         loop {
@@ -190,7 +112,7 @@ impl<N: DriverStream> Watch<N> {
             if self.closing.load(Ordering::Acquire) && !self.is_moving() {
                 // The remaining streams wait for a host timeline or another backend. Their work
                 // fails when the streams are dropped.
-                self.let_streams_go();
+                self.drop_streams();
                 continue;
             }
             if quiet < EAGER {
@@ -212,7 +134,7 @@ impl<N: DriverStream> Watch<N> {
         if (calls.tasks.len() as u32) > calls.idle && calls.threads < CALLERS_MAX {
             let watch = self.clone();
             let name = format!("lh-{}-call{}", self.id.to_string().replace(':', ""), calls.threads);
-            match thread::Builder::new().name(name).spawn(move || watch.serve()) {
+            match thread::Builder::new().name(name).spawn(move || watch.call_loop()) {
                 Ok(handle) => {
                     calls.threads += 1;
                     calls.handles.push(handle);
@@ -231,7 +153,7 @@ impl<N: DriverStream> Watch<N> {
     }
 
     /// The main loop of a thread for host calls.
-    fn serve(&self) {
+    fn call_loop(&self) {
         let mut calls = self.calls.lock();
         loop {
             if let Some((stream, job)) = calls.tasks.pop_front() {
@@ -263,16 +185,6 @@ impl<N: DriverStream> Watch<N> {
         self.run_calls();
     }
 
-    /// Tells the threads to end when they have no more work. Does not block.
-    pub(crate) fn close(&self) {
-        self.closing.store(true, Ordering::Release);
-        // The lock orders this after the check of the flag: a thread that saw the flag unset now
-        // waits on the bell.
-        drop(self.calls.lock());
-        self.bell.notify_all();
-        self.waker.wake();
-    }
-
     /// Waits for the end of the threads after [`close`](Self::close); see `Engine::join`.
     pub(crate) fn join(&self) {
         let mut handles = std::mem::take(&mut self.calls.lock().handles);
@@ -287,7 +199,7 @@ impl<N: DriverStream> Watch<N> {
             self.round();
         }
         // A host call that ended last may have put its stream on the list after the watcher ended.
-        while self.let_streams_go() {}
+        while self.drop_streams() {}
     }
 
     /// Whether work of a stream of the list continues by itself.
@@ -298,18 +210,18 @@ impl<N: DriverStream> Watch<N> {
 
     /// Drops the streams of the list, and returns whether it had any. A stream that ends drops user
     /// objects, which may put other streams on the list. So it ends without the lock.
-    fn let_streams_go(&self) -> bool {
+    fn drop_streams(&self) -> bool {
         let streams = std::mem::take(&mut self.list.lock().streams);
         !streams.is_empty()
     }
 }
 
-impl<N: DriverStream> fmt::Debug for Watch<N> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Watch")
-            .field("id", &self.id)
-            .field("inline", &self.inline)
-            .field("streams", &self.list.lock().streams.len())
-            .finish_non_exhaustive()
+impl<N: DriverStream> StreamCore<N> {
+    /// Puts the stream on the watcher's list. The watcher serves the stream as long as it needs
+    /// attention.
+    pub(crate) fn watch(&self) {
+        if let Some(stream) = self.me.upgrade() {
+            self.core.watch.add(&stream);
+        }
     }
 }

@@ -17,9 +17,10 @@
 //!   [`Stream::submit`], [`Device::instantiate`], [`Device::elapsed`] and [`GraphExec::update`].
 //!   [`Validated`](crate::Validated) checks the checkable part of these contracts.
 
+use crate::graph::GraphExec;
 use crate::id::{BackendKind, DeviceId};
-use crate::info::{Caps, DeviceInfo, Limits, MemoryInfo, MemoryKind};
-use crate::kernel::{Binding, KernelDesc, Pipeline};
+use crate::info::{Caps, Description, DeviceInfo, Limits, MemoryInfo, MemoryKind};
+use crate::kernel::{KernelDesc, Pipeline};
 use crate::op::{Op, TimestampQuery};
 use crate::plan::Plan;
 use leasehold_alloc::{Allocator, Backing};
@@ -143,23 +144,34 @@ impl fmt::Debug for Former {
 /// # Safety
 /// A runtime relies on the safe methods to keep the contracts of the unsafe ones. The implementer
 /// vouches:
-/// - [`info`](Self::info), [`caps`](Self::caps) and [`limits`](Self::limits) are true and constant.
-///   If [`Caps::host_visible`] is set, the host may read and write the memory at its address.
+/// - The [`description`](Self::description) is true and constant. If [`Caps::host_visible`] is set,
+///   the host may read and write the memory at its address. [`info`](Self::info),
+///   [`caps`](Self::caps) and [`limits`](Self::limits) are parts of the description.
 /// - [`memory`](Self::memory) gives allocators over memory that this device can access. A block's
 ///   bytes are at the block's address and native word. They belong to the block alone, from its
 ///   allocation until its recorded uses are over.
 /// - The device's streams, pipelines, timestamps, graphs and host timelines are its own, and sound
 ///   for the unsafe methods.
 pub unsafe trait Device: Any + Send + Sync {
-    /// The device's description, read once when the device was opened. Does not block.
-    fn info(&self) -> &DeviceInfo;
+    /// The device's identity, capabilities and limits, read once when the device was opened. Does
+    /// not block.
+    fn description(&self) -> &Description;
+
+    /// The device's identity, and its memory when the device was opened. Does not block.
+    fn info(&self) -> &DeviceInfo {
+        &self.description().info
+    }
 
     /// The device's capabilities. Constant; does not block. A capability that is `false` here is
     /// `Unsupported` in every method.
-    fn caps(&self) -> Caps;
+    fn caps(&self) -> Caps {
+        self.description().caps
+    }
 
     /// The device's limits. Constant; does not block.
-    fn limits(&self) -> &Limits;
+    fn limits(&self) -> &Limits {
+        &self.description().limits
+    }
 
     /// The device's memory at present. May ask the driver.
     ///
@@ -457,64 +469,6 @@ pub trait HostTimeline: TimelineSource {
 
 impl Tagged for dyn HostTimeline {
     type Tag = tags::HostTimeline;
-}
-
-/// A change of one node of a graph.
-#[derive(Debug, Clone, Copy)]
-pub struct NodePatch<'a> {
-    /// The node's index in the plan.
-    pub node: u32,
-    /// New bindings of a dispatch, as many as before.
-    pub bindings: Option<&'a [Binding]>,
-    /// New parameters of a dispatch, of the same size.
-    pub params: Option<&'a [u8]>,
-    /// A new grid of a dispatch.
-    pub grid: Option<[u32; 3]>,
-}
-
-/// An executable graph, which [`Op::Graph`] launches.
-///
-/// # Safety
-/// - A launch runs the operations of the plan, in an order that its dependencies allow, and
-///   accesses only their memory.
-/// - [`native`](Self::native) is this graph's word, constant, and valid as long as the graph is
-///   held.
-pub unsafe trait GraphExec: Any + Send + Sync {
-    /// The number of nodes. Constant; does not block.
-    fn nodes(&self) -> usize;
-
-    /// Bytes of host and device memory that the graph holds beside its buffers, as far as known.
-    /// Does not block.
-    fn bytes(&self) -> u64;
-
-    /// Changes nodes in place, for later launches. Either all patches take effect or none. May
-    /// block on the driver.
-    ///
-    /// # Errors
-    /// `TopologyChanged` if the driver cannot update in place (the caller instantiates again);
-    /// `InvalidArgument` for a node that does not exist or is not a dispatch.
-    ///
-    /// # Safety
-    /// - No launch of this exec is in flight, and no other thread launches or updates during the
-    ///   call.
-    /// - The plan's dependencies stay right. At a launch the changed operations meet the contract
-    ///   of [`Stream::submit`].
-    unsafe fn update(&self, patches: &[NodePatch<'_>]) -> Result<()>;
-
-    /// The backend's object: the word by which a stream finds the graph that an [`Op::Graph`]
-    /// launches. A wrapper returns the inner graph's word, while the operation leases the wrapper.
-    /// So a stream must use this word and never a downcast of the lease.
-    fn native(&self) -> u64;
-}
-
-impl Tagged for dyn GraphExec {
-    type Tag = tags::Graph;
-}
-
-impl fmt::Debug for dyn GraphExec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "GraphExec({} nodes)", self.nodes())
-    }
 }
 
 impl fmt::Debug for dyn Device {

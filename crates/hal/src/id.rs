@@ -86,6 +86,17 @@ impl DeviceId {
 }
 
 impl DeviceId {
+    /// The ordinal, for the backend of this kind.
+    ///
+    /// # Errors
+    /// `NotFound` for a device of another backend.
+    pub fn ordinal_on(self, backend: BackendKind) -> Result<u32> {
+        if self.backend == backend {
+            return Ok(self.ordinal);
+        }
+        Err(Error::NotFound(format!("{self}: this is the backend {backend}").into()))
+    }
+
     /// Parses the form that [`Display`](fmt::Display) writes, for a device of one of these
     /// backends. The ordinal may be left out.
     ///

@@ -95,7 +95,7 @@ pub struct Caps {
     /// The vendor's libraries can use the device's native objects. Not so over a simulated driver.
     pub vendor_libraries: bool,
     /// A stream can wait for a timeline of another backend.
-    pub waits_for_any_line: bool,
+    pub waits_for_any_timeline: bool,
     /// Within a stream operations may overlap unless barriers are derived from their accesses.
     pub unordered_streams: bool,
     /// Stream priorities.
@@ -149,5 +149,25 @@ impl Default for Limits {
             alignment: 256,
             binding_alignment: 1,
         }
+    }
+}
+
+/// What is constant of an open device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Description {
+    /// The device's identity, and its memory when the device was opened.
+    pub info: DeviceInfo,
+    /// The device's capabilities. A capability that is `false` is `Unsupported` in every method.
+    pub caps: Caps,
+    /// The device's limits.
+    pub limits: Limits,
+}
+
+impl Description {
+    /// A device without capabilities, with the default limits.
+    #[must_use]
+    pub fn new(info: DeviceInfo) -> Self {
+        Self { info, caps: Caps::default(), limits: Limits::default() }
     }
 }

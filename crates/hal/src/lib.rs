@@ -1,4 +1,5 @@
-//! The hardware abstraction layer: the interface between the runtime and its backends.
+//! The hardware abstraction layer: the interface between the runtime and its backends. Whoever
+//! writes a backend implements its traits.
 //!
 //! Three types to know: a [`Backend`] opens a [`Device`], and a [`Stream`] of the device takes work
 //! as a slice of [`Op`]s. [`Validated`] checks the work that any backend gets.
@@ -38,6 +39,7 @@
 
 pub mod backend;
 mod check;
+pub mod graph;
 pub mod hazard;
 pub mod id;
 pub mod info;
@@ -53,11 +55,10 @@ mod wrapper;
 #[cfg(test)]
 mod tests;
 
-pub use backend::{
-    Backend, Device, Former, GraphExec, HostTimeline, NodePatch, Stream, StreamDesc,
-};
+pub use backend::{Backend, Device, Former, HostTimeline, Stream, StreamDesc};
+pub use graph::{GraphExec, NodePatch};
 pub use id::{BackendKind, DeviceId};
-pub use info::{Caps, DeviceInfo, Limits, MemoryInfo, MemoryKind};
+pub use info::{Caps, Description, DeviceInfo, Limits, MemoryInfo, MemoryKind};
 pub use kernel::{
     Access, Binding, CpuArgs, CpuFn, Cubin, KernelCheck, KernelDesc, KernelSource, LaunchInfo,
     Overlap, Pipeline,

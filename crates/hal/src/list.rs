@@ -6,7 +6,7 @@
 //!
 //! This module must not know which code runs the list.
 
-use crate::backend::GraphExec;
+use crate::graph::GraphExec;
 use crate::kernel::{Binding, Pipeline};
 use crate::op::{
     Copy2d, Dispatch, Download, Fill, ForeignCall, HostCall, KeepAlive, Op, TimestampQuery, Upload,

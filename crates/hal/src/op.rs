@@ -3,7 +3,7 @@
 //!
 //! This module must not know which code runs them.
 
-use crate::backend::GraphExec;
+use crate::graph::GraphExec;
 use crate::kernel::{Access, Binding, Pipeline};
 use leasehold_core::panics::{Kept, caught};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};

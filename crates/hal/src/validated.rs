@@ -25,8 +25,9 @@
 //!
 //! This module must not know how a backend runs operations.
 
-use crate::backend::{Backend, Device, NodePatch, Stream};
+use crate::backend::{Backend, Device, Stream};
 use crate::check::{self, Range};
+use crate::graph::NodePatch;
 use crate::id::{BackendKind, DeviceId};
 use crate::info::{DeviceInfo, MemoryKind};
 use crate::kernel::{KernelDesc, Pipeline};
@@ -440,7 +441,7 @@ fn check_wait(
     if timeline.is_some_and(|l| l.id() == on.timeline_id()) {
         return if submitted { Ok(()) } else { Err(check::waits_for_itself(on)) };
     }
-    let any = open.inner.caps().waits_for_any_line;
+    let any = open.inner.caps().waits_for_any_timeline;
     match open.known.registry.timelines[usize::from(on.timeline_id().get())].load(Ordering::Acquire)
     {
         HOST => Ok(()),

@@ -12,11 +12,10 @@
 //!
 //! This module must not know what a layer checks.
 
-use crate::backend::{
-    Backend, Device, Former, GraphExec, HostTimeline, NodePatch, Stream, StreamDesc,
-};
+use crate::backend::{Backend, Device, Former, HostTimeline, Stream, StreamDesc};
+use crate::graph::{GraphExec, NodePatch};
 use crate::id::{BackendKind, DeviceId};
-use crate::info::{Caps, DeviceInfo, Limits, MemoryInfo, MemoryKind};
+use crate::info::{Description, DeviceInfo, MemoryInfo, MemoryKind};
 use crate::kernel::{KernelDesc, Pipeline};
 use crate::op::{Op, TimestampQuery};
 use crate::plan::Plan;
@@ -322,16 +321,8 @@ impl<L: Layer> WrappedDevice<L> {
 
 // SAFETY: every answer is the inner device's. A layer may refuse a call but not change it.
 unsafe impl<L: Layer> Device for WrappedDevice<L> {
-    fn info(&self) -> &DeviceInfo {
-        self.inner().info()
-    }
-
-    fn caps(&self) -> Caps {
-        self.inner().caps()
-    }
-
-    fn limits(&self) -> &Limits {
-        self.inner().limits()
+    fn description(&self) -> &Description {
+        self.inner().description()
     }
 
     fn memory_info(&self) -> Result<MemoryInfo> {

@@ -1,4 +1,5 @@
-//! Safe input: files and text from outside the program.
+//! Safe input: files and text from outside the program, read within bounds and shown without
+//! control characters.
 //!
 //! Every crate opens an external file with [`open`] or [`read`]: regular files only, within a
 //! limit, without a wait for a writer. [`Lines`] reads text by lines of a bounded length,

@@ -7,7 +7,7 @@
 //! alone and the same every time.
 
 use leasehold::backend::{
-    Caps, Device, GraphExec, Limits, MemoryInfo, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc,
+    Description, Device, GraphExec, MemoryInfo, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc,
     TimestampQuery,
 };
 use leasehold::backend::{
@@ -82,8 +82,7 @@ unsafe impl GraphExec for IdleGraph {
 }
 
 struct IdleDevice {
-    info: DeviceInfo,
-    limits: Limits,
+    description: Description,
     memory: Allocator,
     pinned: Allocator,
     streams: SlotPool<Make<IdleStream>>,
@@ -121,16 +120,8 @@ fn pool<T: Tagged + Send + Sync + 'static>() -> Result<SlotPool<Make<T>>> {
 
 // SAFETY: its memory is a fake backing's, it is not visible to the host, and nothing runs on it.
 unsafe impl Device for IdleDevice {
-    fn info(&self) -> &DeviceInfo {
-        &self.info
-    }
-    fn caps(&self) -> Caps {
-        let mut caps = Caps::default();
-        caps.graphs = true;
-        caps
-    }
-    fn limits(&self) -> &Limits {
-        &self.limits
+    fn description(&self) -> &Description {
+        &self.description
     }
     fn memory_info(&self) -> Result<MemoryInfo> {
         Ok(MemoryInfo::default())
@@ -180,9 +171,11 @@ unsafe impl Backend for Idle {
     }
     fn open(&self, id: DeviceId) -> Result<Lease<dyn Device>> {
         let make = || {
+            let info = DeviceInfo::new(id, "a device that does nothing");
+            let mut description = Description::new(info);
+            description.caps.graphs = true;
             Ok(IdleDevice {
-                info: DeviceInfo::new(id, "a device that does nothing"),
-                limits: Limits::default(),
+                description,
                 memory: allocator()?,
                 pinned: allocator()?,
                 streams: pool()?,

@@ -20,9 +20,9 @@ use std::ops::{Deref, RangeBounds};
 /// `T`.
 ///
 /// ```
-/// use leasehold::{Context, DeviceId, View};
+/// use leasehold::{DeviceId, Runtime, View};
 /// # fn main() -> leasehold::Result<()> {
-/// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+/// let runtime = Runtime::open(DeviceId::cpu(0))?;
 /// let x = runtime.upload(&[1.0f32, 2.0, 3.0, 4.0])?;
 /// let y = runtime.zeros::<f32>(4)?;
 /// runtime.stream().copy(y.slice(..2).view(), x.slice(2..).view())?;
@@ -47,7 +47,7 @@ impl<T> Array<T> {
     pub(crate) fn bytes_of(len: usize) -> Result<u64> {
         len.checked_mul(size_of::<T>()).map(|bytes| bytes as u64).ok_or_else(|| {
             Error::invalid(format!(
-                "{len} values of {} bytes are more bytes than there are addresses",
+                "{len} values of {} bytes are more bytes than there are addresses; allocate fewer",
                 size_of::<T>()
             ))
         })
@@ -261,6 +261,24 @@ impl<'a, T> From<&'a Array<T>> for ArrayView<'a, T> {
     }
 }
 
+impl<'a, T> TryFrom<BufferView<'a>> for ArrayView<'a, T> {
+    type Error = Error;
+
+    /// As [`BufferView::values`].
+    fn try_from(view: BufferView<'a>) -> Result<Self> {
+        ArrayView::from_view(view)
+    }
+}
+
+impl<'a, T> TryFrom<&'a Lease<Buffer>> for ArrayView<'a, T> {
+    type Error = Error;
+
+    /// As [`BufferView::values`], of the whole buffer.
+    fn try_from(buffer: &'a Lease<Buffer>) -> Result<Self> {
+        ArrayView::from_view(buffer.view())
+    }
+}
+
 impl<T> fmt::Debug for ArrayView<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -286,7 +304,7 @@ impl<'a> BufferView<'a> {
 #[cold]
 fn no_whole_number<T>(bytes: u64) -> Error {
     Error::invalid(format!(
-        "{bytes} bytes are no whole number of values of {} bytes",
+        "{bytes} bytes are no whole number of values of {} bytes; take a part that is, or another type",
         size_of::<T>()
     ))
 }

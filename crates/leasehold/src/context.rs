@@ -31,13 +31,22 @@ pub struct BackendReport {
 fn absent() -> Vec<(BackendKind, &'static str)> {
     let mut absent = Vec::new();
     if !cfg!(feature = "cpu") {
-        absent.push((BackendKind::Cpu, "this build has no CPU backend (feature `cpu`)"));
+        absent.push((
+            BackendKind::Cpu,
+            "this build has no CPU backend; build with the feature `cpu`",
+        ));
     }
     if !cfg!(feature = "cuda") {
-        absent.push((BackendKind::Cuda, "this build has no CUDA backend (feature `cuda`)"));
+        absent.push((
+            BackendKind::Cuda,
+            "this build has no CUDA backend; build with the feature `cuda`",
+        ));
     }
     if !cfg!(feature = "mps") {
-        absent.push((BackendKind::Mps, "this build has no Metal backend (feature `mps`)"));
+        absent.push((
+            BackendKind::Mps,
+            "this build has no Metal backend; build with the feature `mps`",
+        ));
     }
     absent
 }
@@ -136,10 +145,10 @@ impl Context {
             return Ok(Runtime::from_inner(inner));
         }
         let Some(backend) = self.0.backends.iter().find(|b| b.kind() == device.backend) else {
-            let why = absent()
-                .into_iter()
-                .find(|(k, _)| *k == device.backend)
-                .map_or("this context has no such backend", |a| a.1);
+            let why = absent().into_iter().find(|(k, _)| *k == device.backend).map_or(
+                "this context has no such backend; make one with it (Context::with_backends)",
+                |a| a.1,
+            );
             return Err(Error::Unavailable(format!("{device}: {why}").into()));
         };
         let inner = RuntimeInner::open(self.clone(), &**backend, device).map_err(|e| match e {
@@ -241,7 +250,7 @@ impl Current {
     /// The device.
     #[must_use]
     pub fn device(&self) -> &dyn Device {
-        self.runtime.raw_device()
+        &**self.runtime.raw_device()
     }
 
     /// The device's allocator, for temporaries.
@@ -279,7 +288,7 @@ impl Runtime {
         &self.inner.context
     }
 
-    /// Makes this runtime and its default stream the thread's current context until the guard is
+    /// Makes this runtime and its stream the thread's current context until the guard is
     /// dropped.
     ///
     /// # Errors
@@ -299,42 +308,6 @@ impl Stream {
     /// `DeviceLost`; the driver's own.
     pub fn enter(&self) -> Result<ContextGuard> {
         ContextGuard::enter(&self.runtime(), self)
-    }
-}
-
-/// The managers of a runtime's device, by the backend that it is of. A device that is wrapped shows
-/// what it wraps.
-impl Runtime {
-    /// The device's state on the CPU backend, and through it the managers; `None` on another
-    /// backend.
-    ///
-    /// ```
-    /// use leasehold::{Context, DeviceId};
-    /// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
-    /// let device = runtime.cpu().expect("it is of the CPU backend");
-    /// assert!(device.streams().stats().live >= 1, "the default stream");
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    #[cfg(feature = "cpu")]
-    #[must_use]
-    pub fn cpu(&self) -> Option<&leasehold_cpu::manager::device::DeviceState> {
-        self.raw_device().state()?.downcast_ref()
-    }
-
-    /// The device's state on the CUDA backend, and through it the managers; `None` on another
-    /// backend.
-    #[cfg(feature = "cuda")]
-    #[must_use]
-    pub fn cuda(&self) -> Option<&leasehold_cuda::manager::device::DeviceState> {
-        self.raw_device().state()?.downcast_ref()
-    }
-
-    /// The device's state on the Metal backend, and through it the managers; `None` on another
-    /// backend.
-    #[cfg(feature = "mps")]
-    #[must_use]
-    pub fn mps(&self) -> Option<&leasehold_mps::manager::device::DeviceState> {
-        self.raw_device().state()?.downcast_ref()
     }
 }
 

@@ -1,4 +1,5 @@
-//! The CPU backend, to be made with a configuration of the caller's.
+//! The CPU backend, to be made with a configuration of the caller's, and the managers under a
+//! runtime.
 //!
 //! ```
 //! use leasehold::backend::Backend;
@@ -13,4 +14,22 @@
 //! # }
 //! ```
 
+use crate::runtime::Runtime;
+
+pub use leasehold_cpu::manager::device::DeviceState;
 pub use leasehold_cpu::{CpuBackend, CpuConfig, HugePages};
+
+/// The device's state on the CPU backend, and through it the managers. `None` for a runtime of
+/// another backend. A device that is wrapped shows what it wraps.
+///
+/// ```
+/// use leasehold::{DeviceId, Runtime};
+/// let runtime = Runtime::open(DeviceId::cpu(0))?;
+/// let device = leasehold::cpu::device_state(&runtime).expect("it is of the CPU backend");
+/// assert!(device.streams().stats().live >= 1, "the default stream");
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[must_use]
+pub fn device_state(runtime: &Runtime) -> Option<&DeviceState> {
+    runtime.raw_device().state()?.downcast_ref()
+}

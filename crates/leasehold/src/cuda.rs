@@ -17,6 +17,7 @@ use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Result};
 use leasehold_hal::{BackendKind, DeviceId};
 
+pub use leasehold_cuda::manager::device::DeviceState;
 pub use leasehold_cuda::manager::external::{External as ExternalStream, ExternalManager};
 pub use leasehold_cuda::{CompletionSource, CudaBackend, CudaConfig, MemorySource};
 
@@ -24,8 +25,28 @@ pub use leasehold_cuda::{CompletionSource, CudaBackend, CudaConfig, MemorySource
 fn is_cuda(device: DeviceId) -> Result<()> {
     match device.backend {
         BackendKind::Cuda => Ok(()),
-        _ => Err(Error::invalid(format!("{device} is no CUDA device"))),
+        _ => Err(Error::invalid(format!(
+            "{device} is no CUDA device; open a runtime of one, as cuda:0"
+        ))),
     }
+}
+
+/// The device's state on the CUDA backend, and through it the managers. `None` for a runtime of
+/// another backend. A device that is wrapped shows what it wraps.
+#[must_use]
+pub fn device_state(runtime: &Runtime) -> Option<&DeviceState> {
+    runtime.raw_device().state()?.downcast_ref()
+}
+
+/// The device's state, or why there is none.
+fn known(runtime: &Runtime) -> Result<&DeviceState> {
+    is_cuda(runtime.device())?;
+    device_state(runtime).ok_or_else(|| {
+        Error::invalid(format!(
+            "the backend of {} hides its device's state; implement `Device::state` in the wrapper",
+            runtime.device()
+        ))
+    })
 }
 
 /// The `CUcontext` of a runtime: the device's primary context, good while the runtime lives.
@@ -33,9 +54,7 @@ fn is_cuda(device: DeviceId) -> Result<()> {
 /// # Errors
 /// `InvalidArgument` for a runtime of another backend.
 pub fn raw_context(runtime: &Runtime) -> Result<u64> {
-    is_cuda(runtime.device())?;
-    let device =
-        runtime.cuda().ok_or_else(|| Error::invalid("a device that does not show its state"))?;
+    let device = known(runtime)?;
     Ok(device.primary().native().0)
 }
 
@@ -82,9 +101,7 @@ pub fn raw_pointer(runtime: &Runtime, view: BufferView<'_>) -> Result<u64> {
 ///   this library is called with memory or timepoints of the stream before
 ///   [`ExternalManager::synchronize`], which uses no handle.
 pub unsafe fn external_stream(runtime: &Runtime, stream: u64) -> Result<Arc<ExternalStream>> {
-    is_cuda(runtime.device())?;
-    let device =
-        runtime.cuda().ok_or_else(|| Error::invalid("a device that does not show its state"))?;
+    let device = known(runtime)?;
     // SAFETY: the caller vouches for the handle.
     unsafe { device.primary().externals().get(stream) }
 }
@@ -96,8 +113,6 @@ pub unsafe fn external_stream(runtime: &Runtime, stream: u64) -> Result<Arc<Exte
 /// `InvalidArgument` for a runtime of another backend; `InvalidState` for a stream in capture; the
 /// driver's own. Then the stream is as it was.
 pub fn end_external_stream(runtime: &Runtime, stream: u64) -> Result<()> {
-    is_cuda(runtime.device())?;
-    let device =
-        runtime.cuda().ok_or_else(|| Error::invalid("a device that does not show its state"))?;
+    let device = known(runtime)?;
     device.primary().externals().end(stream)
 }

@@ -53,9 +53,9 @@ impl Default for EventFlags {
 /// the last one.
 ///
 /// ```
-/// use leasehold::{Context, DeviceId, View};
+/// use leasehold::{DeviceId, Runtime, View};
 /// # fn main() -> leasehold::Result<()> {
-/// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+/// let runtime = Runtime::open(DeviceId::cpu(0))?;
 /// let (start, end) = (runtime.create_event()?, runtime.create_event()?);
 /// let (stream, x) = (runtime.stream(), runtime.alloc(1 << 20)?);
 /// stream.record(&start)?;
@@ -186,11 +186,15 @@ impl Event {
         let owner = self.owner.upgrade();
         if start.runtime != self.runtime {
             return Err(Error::invalid(format!(
-                "an event of one runtime (of {}) cannot be timed with one of another (of {})",
+                "an event of one runtime (of {}) cannot be timed with one of another (of {}); create and record both on one runtime",
                 start.device, self.device
             )));
         }
-        let Some(owner) = owner else { return Err(Error::state("the event's runtime has ended")) };
+        let Some(owner) = owner else {
+            return Err(Error::state(
+                "the event's runtime has ended; hold the runtime while its events are used",
+            ));
+        };
         for _ in 0..OVERTAKEN {
             let (from, to) = (start.timed()?, self.timed()?);
             start.wait_for_record(Some(&owner), from.point, None)?;
@@ -207,7 +211,7 @@ impl Event {
             }
         }
         Err(Error::state(
-            "a graph that records the event is launched again before its time can be read",
+            "a graph that records the event is launched again before its time can be read; read it between two launches",
         ))
     }
 
@@ -258,7 +262,9 @@ impl Event {
     /// `InvalidState` for an event without timing, or that was never recorded.
     pub(crate) fn timed(&self) -> Result<Timed> {
         if !self.timing {
-            return Err(Error::state("the event was created without timing"));
+            return Err(Error::state(
+                "the event was created without timing; create it by Runtime::create_event",
+            ));
         }
         self.timed.lock().clone().ok_or_else(never_recorded)
     }
@@ -274,7 +280,7 @@ impl Event {
 
 #[cold]
 fn never_recorded() -> Error {
-    Error::state("the event was never recorded")
+    Error::state("the event was never recorded; record it first (Stream::record)")
 }
 
 /// A record with its time.
@@ -316,7 +322,11 @@ pub(crate) struct Events;
 fn timing(request: &EventRequest<'_>) -> Result<bool> {
     if request.flags.timing && !request.device.caps().timestamps {
         return Err(Error::Unsupported(
-            format!("{} has no timestamps", request.device.info().id).into(),
+            format!(
+                "{} has no timestamps; create the event with EventFlags::DISABLE_TIMING",
+                request.device.info().id
+            )
+            .into(),
         ));
     }
     Ok(request.flags.timing)

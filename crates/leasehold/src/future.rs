@@ -81,7 +81,7 @@ impl Event {
     /// #     }
     /// # }
     /// async fn doubled(runtime: &Runtime, x: &Array<f32>) -> Result<Vec<f32>> {
-    ///     let (event, y) = (runtime.create_event()?, runtime.full(x.len(), 2.0f32)?);
+    ///     let (event, y) = (runtime.create_event()?, runtime.alloc_array(x.len())?);
     ///     runtime.stream().copy(y.view(), x.view())?;
     ///     runtime.stream().record(&event)?;
     ///     (&*event).await?;
@@ -103,7 +103,12 @@ impl Event {
                 (Ok(false), Some(owner)) => {
                     when_over(&owner, point, move |result| tell(&to, result))
                 }
-                (Ok(false), None) => tell(&to, Err(Error::state("the event's runtime has ended"))),
+                (Ok(false), None) => tell(
+                    &to,
+                    Err(Error::state(
+                        "the event's runtime has ended; hold the runtime while its events are used",
+                    )),
+                ),
                 (over, _) => tell(&to, over.map(drop)),
             },
         }

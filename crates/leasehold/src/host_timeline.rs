@@ -18,16 +18,16 @@ use std::fmt;
 /// [`Stream`](crate::Stream#room).
 ///
 /// ```
-/// use leasehold::{Context, DeviceId, View};
+/// use leasehold::{DeviceId, Runtime, View};
 /// # fn main() -> leasehold::Result<()> {
-/// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+/// let runtime = Runtime::open(DeviceId::cpu(0))?;
 /// let (host_timeline, x) = (runtime.create_host_timeline()?, runtime.alloc(4)?);
 /// let go = host_timeline.next();
 /// runtime.stream().wait(go)?; // before the signal
 /// runtime.stream().fill(x.view(), 7u32)?;
 /// assert!(!runtime.stream().query()?);
 /// host_timeline.signal(go.value())?;
-/// assert_eq!(runtime.download::<u32>(&x)?, [7]);
+/// assert_eq!(runtime.to_vec::<u32>(&x)?, [7]);
 /// # Ok(())
 /// # }
 /// ```

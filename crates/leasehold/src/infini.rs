@@ -7,9 +7,9 @@
 //!
 //! ```
 //! use leasehold::infini::*;
-//! use leasehold::{Context, DeviceId, View};
+//! use leasehold::{DeviceId, Runtime, View};
 //! # fn main() -> leasehold::Result<()> {
-//! let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+//! let runtime = Runtime::open(DeviceId::cpu(0))?;
 //! let (start, end, x) = (runtime.create_event()?, runtime.create_event()?, runtime.alloc(12)?);
 //! runtime.record_event(&start, None)?;
 //! runtime.memcpy_h2d(x.view(), &[1.0f32, 2.0, 3.0], true)?;
@@ -228,7 +228,7 @@ pub fn set_context(runtime: &Runtime, stream: Option<&Stream>) -> Result<Context
         None => runtime.enter(),
         Some(stream) if stream.runtime().same(runtime) => stream.enter(),
         Some(stream) => Err(leasehold_core::Error::invalid(format!(
-            "{stream:?} is not a stream of {}",
+            "{stream:?} is not a stream of {}; give one that this runtime created",
             runtime.device()
         ))),
     }

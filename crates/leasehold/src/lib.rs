@@ -1,8 +1,9 @@
-//! Leasehold: a device runtime for CPU, CUDA and Metal.
+//! A device runtime for CPU, CUDA and Metal: leases, streams, events, an allocator, kernels and
+//! graphs behind one API.
 //!
-//! The layer between a tensor framework, an inference engine or a JIT compiler and the vendors'
-//! drivers. Managers own every device resource; everyone else holds a [`Lease`]. One API hides the
-//! differences between the backends.
+//! It is the layer between a tensor framework, an inference engine or a JIT compiler, and the
+//! vendors' drivers. Managers own every device resource; everyone else holds a [`Lease`]. One API
+//! hides the differences between the backends.
 //!
 //! ```
 //! use leasehold::prelude::*;
@@ -95,9 +96,8 @@ pub use kernel::{Grid, KernelBase, KernelSession};
 pub use leasehold_alloc::{AllocStats, Allocator, Buffer, HostKind, Layout, Protection};
 #[doc(inline)]
 pub use leasehold_core::{
-    AnyLease, BufferHandle, Claim, DeviceHandle, Error, EventHandle, Fault, GraphHandle, Handle,
-    Lease, Name, NameScope, OutOfMemory, PoolStats, Result, StreamHandle, Timepoint, UniqueLease,
-    WeakLease,
+    BufferHandle, Claim, DeviceHandle, Error, EventHandle, Fault, GraphHandle, Handle, Lease, Name,
+    NameScope, OutOfMemory, PoolStats, Result, StreamHandle, Timepoint, UniqueLease, WeakLease,
 };
 #[doc(inline)]
 pub use leasehold_hal::{

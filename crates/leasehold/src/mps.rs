@@ -1,4 +1,5 @@
-//! The Metal backend, for a context of one's own with another configuration.
+//! The Metal backend, for a context of one's own with another configuration, and the managers under
+//! a runtime.
 //!
 //! ```
 //! use leasehold::Context;
@@ -11,4 +12,14 @@
 //! }
 //! ```
 
+use crate::runtime::Runtime;
+
+pub use leasehold_mps::manager::device::DeviceState;
 pub use leasehold_mps::{MpsBackend, MpsConfig};
+
+/// The device's state on the Metal backend, and through it the managers. `None` for a runtime of
+/// another backend. A device that is wrapped shows what it wraps.
+#[must_use]
+pub fn device_state(runtime: &Runtime) -> Option<&DeviceState> {
+    runtime.raw_device().state()?.downcast_ref()
+}

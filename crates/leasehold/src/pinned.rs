@@ -55,11 +55,16 @@ impl Runtime {
     pub fn alloc_pinned_array<T: Pod>(&self, len: usize) -> Result<PinnedArray<T>> {
         let bytes = crate::Array::<T>::bytes_of(len)?;
         if align_of::<T>() as u64 > Layout::new(bytes).align {
-            return Err(Error::invalid(format!("values aligned to {} bytes", align_of::<T>())));
+            return Err(Error::invalid(format!(
+                "values aligned to {} bytes; 256 is the most",
+                align_of::<T>()
+            )));
         }
         let lease = self.alloc_pinned(bytes)?;
         if lease.host_kind() == HostKind::None && bytes != 0 {
-            return Err(Error::Unsupported("host memory that the host cannot touch".into()));
+            return Err(Error::Unsupported(
+                "host memory that the host cannot touch; use alloc_array and transfers".into(),
+            ));
         }
         Ok(PinnedArray {
             lease: Some(lease),
@@ -92,8 +97,9 @@ impl<T: Pod> PinnedArray<T> {
     /// to all of the memory cures it. `InvalidState` in a host call of a
     /// stream that uses the memory.
     pub fn map(&mut self) -> Result<PinnedValues<'_, T>> {
-        let lease =
-            self.lease.take().ok_or_else(|| Error::state("a loan of the values was forgotten"))?;
+        let lease = self.lease.take().ok_or_else(|| {
+            Error::state("a loan of the values was forgotten (mem::forget); allocate another array")
+        })?;
         let unique = match lease.try_unique() {
             Ok(unique) => unique,
             Err(lease) => {
@@ -117,7 +123,9 @@ impl<T> View for PinnedArray<T> {
     fn view(&self) -> BufferView<'_> {
         match &self.lease {
             Some(lease) => lease.view(),
-            None => panic!("a loan of the values was forgotten"),
+            None => {
+                panic!("a loan of the values was forgotten (mem::forget); allocate another array")
+            }
         }
     }
 }

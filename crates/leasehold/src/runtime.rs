@@ -12,16 +12,14 @@ pub(crate) use inner::{Forget, RuntimeInner, Table, check_writable};
 
 use crate::array::{Array, ArrayView};
 use crate::event::{Event, EventFlags, EventRequest};
-use crate::graph::Graph;
 use crate::host_timeline::HostTimeline;
-use crate::ops::HostBytes;
 use crate::stream::Stream;
 use crate::view::View;
 use bytemuck::{AnyBitPattern, NoUninit, Zeroable};
-use leasehold_alloc::{AllocStats, Allocator, Buffer, HostKind, Layout, On};
+use leasehold_alloc::{Allocator, Buffer, HostKind, Layout, On};
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::Ordering;
-use leasehold_core::{DeviceHandle, Error, EventHandle, Lease, PoolStats, Result, Timepoint};
+use leasehold_core::{Error, EventHandle, Lease, PoolStats, Result, Timepoint};
 use leasehold_hal::{Device, DeviceId, DeviceInfo, StreamDesc};
 use std::any::{Any, TypeId};
 use std::fmt;
@@ -33,12 +31,16 @@ use std::time::{Duration, Instant};
 /// Dropping the last clone never waits: work that is pending goes on while the process lives, and
 /// is lost when `main` returns first. [`close`](Self::close) waits for it.
 ///
-/// Made by [`Context::runtime`](crate::Context::runtime). Construction makes the device the
-/// driver's current one for its own calls; it never touches the thread's current
-/// [`Context`](crate::Context).
+/// A `Runtime` makes memory, and a [`Stream`] moves and fills it. Memory is for first use on the
+/// runtime's own [stream](Self::stream): the device's default stream, or the one that the runtime
+/// was [taken from](Stream::runtime). `upload`, `zeros` and `to_vec` are short ways by that stream.
+///
+/// Made by [`Runtime::open`], and by [`Context::runtime`](crate::Context::runtime) where a program
+/// has a context of its own. Construction makes the device the driver's current one for its own
+/// calls; it never touches the thread's current context ([`Current`](crate::Current)).
 ///
 /// ```
-/// use leasehold::{Context, DeviceId, Runtime};
+/// use leasehold::{DeviceId, Runtime};
 /// # fn main() -> leasehold::Result<()> {
 /// let runtime = Runtime::open(DeviceId::cpu(0))?;
 /// assert!(std::ptr::eq(runtime.activate()?, &runtime));
@@ -57,7 +59,7 @@ impl Runtime {
         Self::of_stream(Stream::new(inner.default(), None, inner))
     }
 
-    /// The runtime of a stream, with that as the default one.
+    /// The runtime of a stream, with that as its own.
     pub(crate) fn of_stream(stream: Stream) -> Self {
         Self { inner: stream.runtime.clone(), stream }
     }
@@ -76,12 +78,6 @@ impl Runtime {
         self.inner.id
     }
 
-    /// The device's handle.
-    #[must_use]
-    pub fn device_handle(&self) -> DeviceHandle {
-        self.inner.device.handle()
-    }
-
     /// The description of the device.
     #[must_use]
     pub fn info(&self) -> &DeviceInfo {
@@ -89,9 +85,8 @@ impl Runtime {
     }
 
     /// The device under it, for backends' own extensions.
-    #[must_use]
-    pub fn raw_device(&self) -> &dyn Device {
-        &*self.inner.device
+    pub fn raw_device(&self) -> &Lease<dyn Device> {
+        &self.inner.device
     }
 
     /// Makes the device the driver's current one on this thread, for foreign libraries that look at
@@ -105,13 +100,14 @@ impl Runtime {
         Ok(self)
     }
 
-    /// The default stream: the one of all calls that name none.
+    /// The stream of all calls that name none: the device's default stream, or the one that this
+    /// runtime was [taken from](Stream::runtime).
     #[must_use]
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
 
-    /// Gives this runtime a sound default stream in the place of one that has failed.
+    /// Gives this runtime a sound default stream in the place of its own, which has failed.
     ///
     /// Clones of the runtime share the new stream if they are made afterwards, and so does whoever
     /// opens the device again. A clone that was there before keeps its stream until this is called
@@ -122,7 +118,7 @@ impl Runtime {
     /// ```
     /// use leasehold::prelude::*;
     /// # fn main() -> Result<()> {
-    /// let mut runtime = Context::new().runtime(DeviceId::cpu(0))?;
+    /// let mut runtime = Runtime::open(DeviceId::cpu(0))?;
     /// runtime.stream().host_call("fails", || Err(Error::other("on purpose")))?;
     /// assert!(runtime.stream().synchronize().is_err());
     /// runtime.replace_default_stream()?;
@@ -136,7 +132,7 @@ impl Runtime {
     /// As [`create_stream`](Self::create_stream); `Recording` for a recording's runtime. The stream
     /// stays then.
     pub fn replace_default_stream(&mut self) -> Result<()> {
-        let old = self.stream.live("the default stream cannot be replaced while recording")?;
+        let old = self.stream.live("the default stream cannot be replaced while recording; do it on the runtime that the recording was begun on")?;
         let new = self.inner.replace_default(old)?;
         self.stream = Stream::new(new, None, self.inner.clone());
         Ok(())
@@ -163,8 +159,9 @@ impl Runtime {
     /// The value of type `T` in the runtime's extension slots, made when first asked for: the
     /// operator library, a cache of somebody else's. Dropped with the runtime, before its streams.
     /// The value may hold buffers and kernels of this runtime, but must not hold the runtime
-    /// itself, a [`Stream`] or a [`Graph`]: they hold the runtime, which then would never end.
-    /// `make` gets a runtime that does not record.
+    /// itself, a [`Stream`] or a [`Graph`](crate::Graph): they hold the runtime, which then would
+    /// never end.
+    /// `make` gets a runtime that does not record, with the default stream.
     ///
     /// # Errors
     /// The error of `make`; nothing is kept then.
@@ -175,14 +172,19 @@ impl Runtime {
     ) -> Result<Arc<T>> {
         let id = TypeId::of::<T>();
         let cast = |any: Arc<dyn Any + Send + Sync>| {
-            any.downcast::<T>().map_err(|_| Error::state("an extension slot holds another type"))
+            any.downcast::<T>().map_err(|_| {
+                Error::state(
+                    "an extension slot holds another type; this is a defect of the runtime",
+                )
+            })
         };
         if let Some(found) = self.inner.extensions.read().get(&id) {
             return cast(found.clone());
         }
         // Made outside the lock: it may use the runtime. When two threads make one, the first
         // stays.
-        let made: Arc<dyn Any + Send + Sync> = Arc::new(make(&self.unrecorded())?);
+        let plain = Self::from_inner(self.inner.clone());
+        let made: Arc<dyn Any + Send + Sync> = Arc::new(make(&plain)?);
         let mut slots = self.inner.extensions.write();
         let kept = slots.entry(id).or_insert_with(|| made.clone()).clone();
         drop(slots);
@@ -200,7 +202,7 @@ impl Runtime {
     /// The first stream's cause; `Recording` for a recording's runtime.
     #[doc(alias = "syncDevice")]
     pub fn synchronize(&self) -> Result<()> {
-        self.stream.live("the device cannot be synchronised while recording")?;
+        self.stream.live("the device cannot be synchronised while recording; do it on the runtime that the recording was begun on")?;
         self.inner.device.synchronize(None)
     }
 
@@ -209,7 +211,7 @@ impl Runtime {
     /// # Errors
     /// `Timeout` as well.
     pub fn synchronize_timeout(&self, timeout: Duration) -> Result<()> {
-        self.stream.live("the device cannot be synchronised while recording")?;
+        self.stream.live("the device cannot be synchronised while recording; do it on the runtime that the recording was begun on")?;
         self.inner.device.synchronize(Some(timeout))
     }
 
@@ -228,9 +230,24 @@ impl Runtime {
     // ---- memory
     // ---------------------------------------------------------------------------------------------
 
-    /// `bytes` of device memory, aligned to 256. Zero bytes give a valid, empty buffer with a null
-    /// address. In a recording, the buffer belongs to it and has no address until it stops. Blocks
-    /// on the driver only when the pool must grow.
+    /// `bytes` of device memory, aligned to 256, for first use on the runtime's
+    /// [stream](Self::stream): what another stream does with the memory first waits for its former
+    /// uses. Zero bytes give a valid, empty buffer with a null address. In a recording, the buffer
+    /// belongs to it and has no address until it stops. Blocks on the driver only when the pool
+    /// must grow.
+    ///
+    /// Memory for another stream is the affair of that stream's runtime:
+    ///
+    /// ```
+    /// # use leasehold::{DeviceId, Runtime, View};
+    /// # fn main() -> leasehold::Result<()> {
+    /// # let runtime = Runtime::open(DeviceId::cpu(0))?;
+    /// let copies = runtime.create_stream()?.runtime(); // the same runtime, with another stream
+    /// let x = copies.alloc(1024)?;
+    /// copies.stream().fill(x.view(), 7u8)?; // waits for nothing
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// `OutOfMemory` with a report; `OverBudget`; `InvalidArgument` for more bytes than the device
@@ -238,7 +255,78 @@ impl Runtime {
     #[doc(alias = "allocateMemory")]
     #[inline]
     pub fn alloc(&self, bytes: u64) -> Result<Lease<Buffer>> {
-        self.stream.alloc(bytes)
+        self.stream.alloc_layout(Layout::new(bytes))
+    }
+
+    /// As [`alloc`](Self::alloc), with an alignment.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc); `InvalidArgument` for an alignment that is no power of two.
+    #[inline]
+    pub fn alloc_layout(&self, layout: Layout) -> Result<Lease<Buffer>> {
+        self.stream.alloc_layout(layout)
+    }
+
+    /// A new array of `len` values. Its contents are not specified.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc); `InvalidArgument` for more bytes than there are addresses.
+    pub fn alloc_array<T>(&self, len: usize) -> Result<Array<T>> {
+        let align = (align_of::<T>() as u64).max(leasehold_alloc::MIN_ALIGN);
+        Array::from_buffer(self.alloc_layout(Layout::aligned(Array::<T>::bytes_of(len)?, align))?)
+    }
+
+    /// A new array of `len` zeros, which the runtime's stream writes.
+    ///
+    /// # Errors
+    /// As [`alloc_array`](Self::alloc_array) and [`Stream::fill`].
+    pub fn zeros<T: Zeroable>(&self, len: usize) -> Result<Array<T>> {
+        let array = self.alloc_array(len)?;
+        self.stream.fill(array.view(), 0u8)?;
+        Ok(array)
+    }
+
+    /// A new array with these values, by the runtime's stream. The values are taken during the
+    /// call.
+    ///
+    /// # Errors
+    /// As [`alloc_array`](Self::alloc_array) and [`Stream::upload`].
+    pub fn upload<T: NoUninit>(&self, values: &[T]) -> Result<Array<T>> {
+        let array = self.alloc_array(values.len())?;
+        self.stream.upload(array.view(), values)?;
+        Ok(array)
+    }
+
+    /// The values of an array or of a part of it, or the bytes of a buffer or a view as values, by
+    /// the runtime's stream. Blocks until they are there.
+    ///
+    /// The vector is new, and so are its pages if it is large: the system makes them while the copy
+    /// runs, which takes longer than the copy. [`Stream::download_into`] uses a vector again.
+    ///
+    /// ```
+    /// # use leasehold::{DeviceId, Runtime, View};
+    /// # fn main() -> leasehold::Result<()> {
+    /// # let runtime = Runtime::open(DeviceId::cpu(0))?;
+    /// let x = runtime.upload(&[1u32, 2, 3])?;
+    /// assert_eq!(runtime.to_vec(&x)?, [1, 2, 3]);
+    /// assert_eq!(runtime.to_vec(x.slice(1..))?, [2, 3]);
+    /// let bytes = x.into_buffer();
+    /// assert_eq!(runtime.to_vec::<u64>(bytes.part(..8)?)?.len(), 1);
+    /// assert!(runtime.to_vec::<u64>(&bytes).is_err()); // 12 bytes are no whole number of values
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Stream::download_into`].
+    pub fn to_vec<'a, T: AnyBitPattern>(
+        &self,
+        from: impl TryInto<ArrayView<'a, T>, Error: Into<Error>>,
+    ) -> Result<Vec<T>> {
+        let from = from.try_into().map_err(Into::into)?;
+        let mut values = Vec::new();
+        self.stream.download_into(&mut values, from.view())?;
+        Ok(values)
     }
 
     /// `bytes` of host memory for fast copies. [`Buffer::host_kind`] says what it is: pinned, or
@@ -248,7 +336,7 @@ impl Runtime {
     /// As [`alloc`](Self::alloc); `Recording` for a recording's runtime.
     #[doc(alias = "allocatePinnedHostMemory")]
     pub fn alloc_pinned(&self, bytes: u64) -> Result<Lease<Buffer>> {
-        let core = self.stream.live("host memory cannot be allocated while recording")?;
+        let core = self.stream.live("host memory cannot be allocated while recording; allocate it before, on the runtime that the recording was begun on")?;
         let pool = self.inner.pinned()?;
         let buffer = pool
             .alloc(Layout::new(bytes), On { timeline: core.timeline, source: core.raw_source() })?;
@@ -260,98 +348,10 @@ impl Runtime {
         Ok(buffer)
     }
 
-    /// As [`Stream::alloc_array`], for first use on the default stream.
-    ///
-    /// # Errors
-    /// As [`Stream::alloc_array`].
-    pub fn alloc_array<T>(&self, len: usize) -> Result<Array<T>> {
-        self.stream.alloc_array(len)
-    }
-
-    /// A new array of `len` zeros, by the default stream.
-    ///
-    /// # Errors
-    /// As [`Stream::zeros`].
-    pub fn zeros<T: Zeroable>(&self, len: usize) -> Result<Array<T>> {
-        self.stream.zeros(len)
-    }
-
-    /// A new array of `len` times the same value, by the default stream.
-    ///
-    /// # Errors
-    /// As [`Stream::full`].
-    pub fn full<T: NoUninit>(&self, len: usize, value: T) -> Result<Array<T>> {
-        self.stream.full(len, value)
-    }
-
-    /// A new array with these values, by the default stream. The values are taken during the call.
-    ///
-    /// # Errors
-    /// As [`alloc_array`](Self::alloc_array) and [`Stream::upload`].
-    pub fn upload<T: NoUninit>(&self, values: &[T]) -> Result<Array<T>> {
-        let array = self.alloc_array(values.len())?;
-        self.stream.upload(array.buffer().view(), values)?;
-        Ok(array)
-    }
-
-    /// A new array with the values of a vector, a boxed or a shared slice, which the copy keeps
-    /// alive: nothing is staged. By the default stream.
-    ///
-    /// ```
-    /// # use leasehold::{Context, DeviceId};
-    /// # fn main() -> leasehold::Result<()> {
-    /// # let runtime = Context::new().runtime(DeviceId::cpu(0))?;
-    /// let weights: std::sync::Arc<[f32]> = vec![1.0; 1000].into();
-    /// let (a, b) = (runtime.upload_owned(weights.clone())?, runtime.upload_owned(vec![2u8; 10])?);
-    /// assert_eq!((a.len(), b.len()), (1000, 10));
-    /// assert_eq!(runtime.to_vec(&a)?, *weights);
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// As [`alloc_array`](Self::alloc_array) and [`Stream::upload_owned`].
-    pub fn upload_owned<T: NoUninit>(
-        &self,
-        values: impl HostBytes + AsRef<[T]>,
-    ) -> Result<Array<T>> {
-        let array = self.alloc_array(values.as_ref().len())?;
-        self.stream.upload_owned(array.buffer().view(), values)?;
-        Ok(array)
-    }
-
-    /// The values of an array or a part of it, by the default stream. Blocks until they are there.
-    ///
-    /// # Errors
-    /// As [`Stream::to_vec`].
-    pub fn to_vec<'a, T: AnyBitPattern>(
-        &self,
-        from: impl Into<ArrayView<'a, T>>,
-    ) -> Result<Vec<T>> {
-        self.stream.to_vec(from)
-    }
-
-    /// The bytes of a buffer or a part of it as values, by the default stream. Blocks until they
-    /// are there.
-    ///
-    /// # Errors
-    /// As [`Stream::download_into`].
-    pub fn download<T: AnyBitPattern>(&self, from: &impl View) -> Result<Vec<T>> {
-        let mut values = Vec::new();
-        self.stream.download_into(&mut values, from.view())?;
-        Ok(values)
-    }
-
     /// The allocator of the device's memory: statistics, budget, trim, imports.
     #[must_use]
     pub fn allocator(&self) -> &Allocator {
         &self.inner.memory
-    }
-
-    /// The state of the device's memory in numbers.
-    #[must_use]
-    pub fn memory_stats(&self) -> AllocStats {
-        self.inner.memory.stats()
     }
 
     // ---- events
@@ -391,9 +391,9 @@ impl Runtime {
     /// context's streams, and of host timelines. Allocates nothing.
     ///
     /// ```
-    /// # use leasehold::{Context, DeviceId};
+    /// # use leasehold::{DeviceId, Runtime};
     /// # fn main() -> leasehold::Result<()> {
-    /// # let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+    /// # let runtime = Runtime::open(DeviceId::cpu(0))?;
     /// let (a, b) = (runtime.stream().now(), runtime.create_stream()?.now());
     /// runtime.wait_for(a)?;
     /// runtime.wait_for([a, b])?;
@@ -420,7 +420,7 @@ impl Runtime {
     }
 
     fn wait_until(&self, points: &[Timepoint], deadline: Option<Instant>) -> Result<()> {
-        self.stream.live("a timepoint cannot be waited for while recording")?;
+        self.stream.live("a timepoint cannot be waited for while recording; let the stream wait (Stream::wait), or wait on the runtime that the recording was begun on")?;
         points.iter().try_for_each(|&point| {
             let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
             self.inner.wait_point(point, left)
@@ -434,9 +434,11 @@ impl Runtime {
     /// The cause of the first timepoint that is found to have failed; `Timeout`; `InvalidArgument`
     /// without timepoints, which nobody could wait for; `Recording` for a recording's runtime.
     pub fn wait_for_any(&self, points: &[Timepoint], timeout: Duration) -> Result<usize> {
-        self.stream.live("a timepoint cannot be waited for while recording")?;
+        self.stream.live("a timepoint cannot be waited for while recording; let the stream wait (Stream::wait), or wait on the runtime that the recording was begun on")?;
         if points.is_empty() {
-            return Err(Error::invalid("waiting for one of no points would never end"));
+            return Err(Error::invalid(
+                "a wait for one of no points would never end; give one at least",
+            ));
         }
         let deadline = Instant::now().checked_add(timeout);
         let mut looks = 0;
@@ -452,7 +454,7 @@ impl Runtime {
                 deadline.map_or(Duration::MAX, |d| d.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 return Err(Error::Timeout(
-                    format!("none of {} points was over in time", points.len()).into(),
+                    format!("none of {} points was over in time; wait longer, or look at what the streams wait for", points.len()).into(),
                 ));
             }
             let i = looks % points.len();
@@ -499,12 +501,12 @@ impl Runtime {
 }
 
 impl Stream {
-    /// The runtime that the stream belongs to: a recording's, if the stream is.
+    /// The runtime that the stream belongs to, with this stream as the [one](Runtime::stream) of
+    /// all calls that name none: its allocations are for first use here. A recording's, if the
+    /// stream is. A thread that allocates often keeps it.
     #[must_use]
     pub fn runtime(&self) -> Runtime {
-        let default = self.runtime.default();
-        let recording = self.recording().cloned();
-        Runtime::of_stream(Stream::new(default, recording, self.runtime.clone()))
+        Runtime::of_stream(self.clone())
     }
 }
 
@@ -519,6 +521,5 @@ const _: () = {
     const fn shared<T: Send + Sync>() {}
     shared::<Runtime>();
     shared::<Stream>();
-    shared::<Graph>();
     shared::<HostTimeline>();
 };

@@ -133,9 +133,9 @@ impl Stream {
     /// A launch's own place has a name too, if it runs in a [scope](Name::scope):
     ///
     /// ```
-    /// use leasehold::{Context, DeviceId, Name, View};
+    /// use leasehold::{DeviceId, Name, Runtime, View};
     /// # fn main() -> leasehold::Result<()> {
-    /// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+    /// let runtime = Runtime::open(DeviceId::cpu(0))?;
     /// let stream = runtime.create_stream()?;
     /// stream.set_name("decode");
     /// assert!(format!("{stream:?}").contains("\"decode\""));
@@ -167,7 +167,9 @@ impl Stream {
     /// # Errors
     /// The stream's cause when it is poisoned; `Recording` for a recording's stream.
     pub fn query(&self) -> Result<bool> {
-        let core = self.live("a stream cannot be queried while recording")?;
+        let core = self.live(
+            "a stream cannot be queried while recording; ask a stream that does not record",
+        )?;
         core.raw.refresh()?;
         core.timeline.check(core.timeline.submitted())
     }
@@ -192,7 +194,7 @@ impl Stream {
     }
 
     fn synchronize_within(&self, timeout: Option<Duration>) -> Result<()> {
-        let core = self.live("a stream cannot be synchronised while recording")?;
+        let core = self.live("a stream cannot be synchronised while recording; launch the graph, and synchronise a stream that does not record")?;
         let value = core.timeline.submitted();
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         let result = core.raw.wait_host(value, timeout);
@@ -203,25 +205,12 @@ impl Stream {
         result
     }
 
-    /// `bytes` of device memory, aligned to 256, for first use on this stream: what another stream
-    /// does with the memory first waits for its former uses. Zero bytes give a valid, empty buffer
-    /// with a null address. In a recording, the buffer belongs to it and has no address until it
-    /// stops. Blocks on the driver only when the pool must grow.
+    /// Device memory for first use on this stream.
     ///
     /// # Errors
-    /// `OutOfMemory` with a report; `OverBudget`; `InvalidArgument` for more bytes than the device
-    /// has in all.
+    /// As [`Runtime::alloc`](crate::Runtime::alloc).
     #[inline]
-    pub fn alloc(&self, bytes: u64) -> Result<Lease<Buffer>> {
-        self.alloc_layout(Layout::new(bytes))
-    }
-
-    /// As [`alloc`](Self::alloc), with an alignment.
-    ///
-    /// # Errors
-    /// As [`alloc`](Self::alloc); `InvalidArgument` for an alignment that is no power of two.
-    #[inline]
-    pub fn alloc_layout(&self, layout: Layout) -> Result<Lease<Buffer>> {
+    pub(crate) fn alloc_layout(&self, layout: Layout) -> Result<Lease<Buffer>> {
         let runtime = &*self.runtime;
         if self.recording.is_some() || layout.size > runtime.total {
             return self.alloc_otherwise(layout);

@@ -148,9 +148,9 @@ impl<'a> Operand<'a> {
 /// needs [`view`](Self::view) alone.
 ///
 /// ```
-/// # use leasehold::{Context, DeviceId, View};
+/// # use leasehold::{DeviceId, Runtime, View};
 /// # fn main() -> leasehold::Result<()> {
-/// # let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+/// # let runtime = Runtime::open(DeviceId::cpu(0))?;
 /// let buffer = runtime.alloc(1024)?;
 /// let head = buffer.part(..256)?;
 /// assert_eq!(head.len(), 256);
@@ -244,5 +244,7 @@ fn beyond((from, to): (Bound<usize>, Bound<usize>), len: usize, of: &'static str
         Bound::Excluded(at) => at.to_string(),
         Bound::Unbounded => String::new(),
     };
-    Error::invalid(format!("{of} {from}..{to} do not lie in {len} {of}"))
+    Error::invalid(format!(
+        "{of} {from}..{to} do not lie in {len} {of}; end at {len} at most, and begin no later"
+    ))
 }

@@ -141,10 +141,11 @@ fn main() -> Result<()> {
         };
         rounds(200)?;
         let before = map();
-        let (calls, driver) = (CALLS.load(Ordering::SeqCst), runtime.memory_stats().driver_calls);
+        let (calls, driver) =
+            (CALLS.load(Ordering::SeqCst), runtime.allocator().stats().driver_calls);
         rounds(2000)?;
         let heap = CALLS.load(Ordering::SeqCst) - calls;
-        let driver = runtime.memory_stats().driver_calls - driver;
+        let driver = runtime.allocator().stats().driver_calls - driver;
         assert_eq!((heap, driver), (0, 0), "{what}: heap calls and driver calls in 2,000 rounds");
         // A sanitizer maps memory of its own.
         let sanitized = std::env::var_os("LEASEHOLD_SANITIZED").is_some();
@@ -184,7 +185,7 @@ fn main() -> Result<()> {
     let mut word = [0u8; 16];
     let word = std::cell::RefCell::new(&mut word);
     check("read back", &|| runtime.stream().download(*word.borrow_mut(), x.view()))?;
-    assert_eq!(runtime.download::<u32>(&y)?, [3 * 2400; 4]);
-    assert_eq!(runtime.download::<u32>(&x)?, [2200 + 2 * 2400; 4]);
+    assert_eq!(runtime.to_vec::<u32>(&y)?, [3 * 2400; 4]);
+    assert_eq!(runtime.to_vec::<u32>(&x)?, [2200 + 2 * 2400; 4]);
     Ok(())
 }

@@ -54,14 +54,14 @@ struct Slot {
 /// at a time.
 ///
 /// ```
-/// use leasehold::{Context, DeviceId};
+/// use leasehold::{DeviceId, Runtime};
 /// use leasehold_llama::{Batch, Config, DType, Mode, Model, Sampling, Weights};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let root = leasehold_tiny_python::FOLDER;
 /// let config = Config::from_dir(root.as_ref())?;
 /// // SAFETY: no program changes the file while the weights live.
 /// let weights = unsafe { Weights::from_dir(root.as_ref(), &config) }?;
-/// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+/// let runtime = Runtime::open(DeviceId::cpu(0))?;
 /// let model = Model::load(&runtime, &config, &weights, DType::F32, &mut |_, _| {})?;
 /// let mut batch = Batch::new(&model, 4, 64, Mode::Graph)?;
 /// let (first, _token) = batch.add(&[316, 221], Sampling::default())?;
@@ -98,7 +98,9 @@ impl<'m> Batch<'m> {
     pub fn new(model: &'m Model, sequences: usize, positions: usize, mode: Mode) -> Result<Self> {
         let rows = u32::try_from(sequences).unwrap_or(0);
         if rows == 0 {
-            return Err(Error::invalid(format!("a batch of {sequences} sequences")));
+            return Err(Error::invalid(format!(
+                "a batch of {sequences} sequences; ask for one at least, and for fewer than 2^32"
+            )));
         }
         let network = Network::new(model, positions)?;
         let sampling = ops::Sampling::default();
@@ -159,7 +161,10 @@ impl<'m> Batch<'m> {
         let at = self.slots.iter().position(of);
         let found = at.and_then(|at| Some((at, self.slots[at].sequence.as_ref()?)));
         found.ok_or_else(|| {
-            Error::invalid(format!("sequence {} is not in the batch; was it removed?", id.number))
+            Error::invalid(format!(
+                "sequence {} is not in the batch; was it removed? Add its prompt again",
+                id.number
+            ))
         })
     }
 
@@ -285,7 +290,7 @@ impl<'m> Batch<'m> {
     /// `InvalidArgument` for a sequence that is not in the batch; the stream's cause.
     pub fn logits(&self, id: SequenceId) -> Result<Vec<f32>> {
         let (at, _) = self.find(id)?;
-        let all: Vec<f32> = self.network.model.runtime().download(self.logits.buffer())?;
+        let all: Vec<f32> = self.network.model.runtime().to_vec(self.logits.view())?;
         let n = self.logits.cols() as usize;
         Ok(all[at * n..(at + 1) * n].to_vec())
     }

@@ -1,6 +1,7 @@
-//! `config.json` of a Llama-architecture model: shapes, rotary embedding, biases, end tokens.
+//! `config.json` of a model: shapes, rotary embedding, biases, end tokens.
 //!
-//! The module reads both generations of the file. Version 5 of transformers keeps the rotary
+//! The families are Llama, Mistral, Qwen2 and Qwen3, each with transformers' defaults for absent
+//! keys. The module reads both generations of the file. Version 5 of transformers keeps the rotary
 //! settings under `rope_parameters`; earlier versions spread them over `rope_theta` and
 //! `rope_scaling`. All checks are here, so later code meets no zero dimension, no size that
 //! overflows and no ignored setting. A setting that this crate does not compute is
@@ -12,9 +13,9 @@ use std::f64::consts::TAU;
 use std::path::Path;
 
 use leasehold_core::{Error, Result};
-use leasehold_input::shown;
 use serde_json::{Map, Value};
 
+use crate::fields::{Fields, brief, object};
 use crate::{DType, files};
 
 /// The maximum plausible dimension. Accepted sizes fit in 32 bits, products of two in 64.
@@ -25,6 +26,8 @@ const MAX_LAYERS: u64 = 1 << 14;
 const MAX_POSITIONS: u64 = 1 << 28;
 /// The maximum size of a `config.json` in bytes; real files have a few thousand.
 const MAX_BYTES: u64 = 16 << 20;
+/// The keys that makers of quantised weights write: transformers, MLX, compressed-tensors.
+const QUANTISED: [&str; 3] = ["quantization_config", "quantization", "compression_config"];
 /// transformers' default if the file has none.
 const DEFAULT_THETA: f64 = 10_000.0;
 /// transformers' default if the file has none.
@@ -44,7 +47,7 @@ const DEFAULT_EPS: f64 = 1e-6;
 ///     "config.json",
 /// )?;
 /// assert_eq!((config.head_dim, config.queries_per_kv_head()), (16, 2));
-/// assert_eq!(config.rope.inverse_frequencies(config.head_dim)[0], 1.0);
+/// assert_eq!(config.rope.inverse_frequencies(config.head_dim, 1)[0], 1.0);
 /// # Ok::<(), leasehold_core::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
@@ -64,16 +67,24 @@ pub struct Config {
     pub num_key_value_heads: usize,
     /// Width of one head; even. Need not be `hidden_size / num_attention_heads`.
     pub head_dim: usize,
-    /// The longest sequence, prompt and generated tokens together.
+    /// The positions that the model was made for. [`context`](Self::context) has the longest
+    /// sequence.
     pub max_position_embeddings: usize,
+    /// The number of last positions that attention sees in some layers, if it is less than the
+    /// context.
+    pub sliding_window: Option<usize>,
     /// Added to the mean square in RMSNorm.
     pub rms_norm_eps: f32,
     /// The rotary embedding.
     pub rope: Rope,
     /// The head is the embedding.
     pub tie_word_embeddings: bool,
-    /// The four attention projections have biases.
+    /// The projections of queries, keys and values have biases.
     pub attention_bias: bool,
+    /// The projection of attention's output has a bias.
+    pub attention_output_bias: bool,
+    /// RMSNorm of each head of queries and keys before their rotation, as in Qwen3.
+    pub qk_norm: bool,
     /// The three feed-forward projections have biases.
     pub mlp_bias: bool,
     /// The token that begins a sequence.
@@ -85,7 +96,7 @@ pub struct Config {
 }
 
 /// The rotary position embedding: the angle by which a position rotates each pair of a head.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Rope {
     /// The base of the frequencies.
@@ -95,7 +106,7 @@ pub struct Rope {
 }
 
 /// Changes to the rotary frequencies.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum RopeScaling {
     /// None: `rope_type` `default`.
@@ -104,6 +115,41 @@ pub enum RopeScaling {
     Linear {
         /// The divisor.
         factor: f64,
+    },
+    /// The base grows with a text that is longer than the trained context.
+    Dynamic {
+        /// The trained context times this is the longest text.
+        factor: f64,
+        /// The context that the model was trained with: `max_position_embeddings`.
+        trained: usize,
+    },
+    /// Frequencies of few turns divided by a factor, those of many kept, those in between blended by
+    /// their place; sines and cosines times a factor.
+    Yarn {
+        /// The divisor.
+        factor: f64,
+        /// The factor of sines and cosines.
+        attention_factor: f64,
+        /// Frequencies of more turns in the trained context are kept.
+        beta_fast: f64,
+        /// Frequencies of fewer turns in the trained context are divided.
+        beta_slow: f64,
+        /// The bounds between the bands are whole numbers.
+        truncate: bool,
+        /// The context that the model was trained with.
+        original_max_position_embeddings: usize,
+    },
+    /// Each frequency has a divisor for texts within the trained context, and one for longer texts;
+    /// sines and cosines times a factor.
+    LongRope {
+        /// The divisors of short texts, one for each pair.
+        short_factor: Vec<f64>,
+        /// The divisors of long texts, one for each pair.
+        long_factor: Vec<f64>,
+        /// The factor of sines and cosines.
+        attention_factor: f64,
+        /// The context that the model was trained with.
+        original_max_position_embeddings: usize,
     },
     /// Long wavelengths divided by a factor, short ones kept, those in between blended, as in Llama
     /// 3.1.
@@ -123,23 +169,91 @@ impl Rope {
     /// The `head_dim / 2` inverse frequencies, in radians per position: pair `i` of a head (its
     /// elements `i` and `i + head_dim / 2`) at position `p` turns by `p * inverse_frequencies[i]`.
     ///
-    /// Computed in f64 and rounded once.
+    /// `length` is the number of positions of the text when the pair is turned. It counts where
+    /// [`trained_length`](Self::trained_length) is less. Computed in f64 and rounded once.
     #[must_use]
-    pub fn inverse_frequencies(&self, head_dim: usize) -> Vec<f32> {
-        (0..head_dim / 2)
-            .map(|pair| {
-                let plain = self.theta.powf(-((2 * pair) as f64) / head_dim as f64);
-                self.scaling.apply(plain) as f32
-            })
-            .collect()
+    pub fn inverse_frequencies(&self, head_dim: usize, length: usize) -> Vec<f32> {
+        let dim = head_dim as f64;
+        let theta = match self.scaling {
+            RopeScaling::Dynamic { factor, trained } if head_dim > 2 => {
+                let grown = factor * length.max(trained) as f64 / trained as f64 - (factor - 1.0);
+                self.theta * grown.powf(dim / (dim - 2.0))
+            }
+            _ => self.theta,
+        };
+        let scaled = |pair| {
+            let plain = theta.powf(-((2 * pair) as f64) / dim);
+            self.scaling.apply(plain, pair, length, (head_dim, theta)) as f32
+        };
+        (0..head_dim / 2).map(scaled).collect()
+    }
+
+    /// The length up to which the length of a text does not change the frequencies; `None` if it
+    /// never does.
+    #[must_use]
+    pub fn trained_length(&self) -> Option<usize> {
+        match self.scaling {
+            RopeScaling::Dynamic { trained, .. } => Some(trained),
+            RopeScaling::LongRope { original_max_position_embeddings: trained, .. } => {
+                Some(trained)
+            }
+            _ => None,
+        }
+    }
+
+    /// The factor of sines and cosines.
+    #[must_use]
+    pub fn attention_factor(&self) -> f64 {
+        match self.scaling {
+            RopeScaling::Yarn { attention_factor, .. }
+            | RopeScaling::LongRope { attention_factor, .. } => attention_factor,
+            _ => 1.0,
+        }
     }
 }
 
 impl RopeScaling {
-    fn apply(&self, frequency: f64) -> f64 {
+    /// The frequency of a pair in a text of `length` positions.
+    fn apply(
+        &self,
+        frequency: f64,
+        pair: usize,
+        length: usize,
+        (head_dim, theta): (usize, f64),
+    ) -> f64 {
         match *self {
-            RopeScaling::None => frequency,
+            RopeScaling::None | RopeScaling::Dynamic { .. } => frequency,
             RopeScaling::Linear { factor } => frequency / factor,
+            RopeScaling::Yarn {
+                factor,
+                beta_fast,
+                beta_slow,
+                truncate,
+                original_max_position_embeddings: trained,
+                ..
+            } => {
+                // Where among the pairs a frequency makes so many turns in the trained context.
+                let place = |turns: f64| {
+                    let wavelength = trained as f64 / (turns * TAU);
+                    head_dim as f64 * wavelength.ln() / (2.0 * theta.ln())
+                };
+                let (mut low, mut high) = (place(beta_fast), place(beta_slow));
+                if truncate {
+                    (low, high) = (low.floor(), high.ceil());
+                }
+                (low, high) = (low.max(0.0), high.min(head_dim as f64 - 1.0));
+                if low == high {
+                    high += 0.001;
+                }
+                let divided = ((pair as f64 - low) / (high - low)).clamp(0.0, 1.0);
+                frequency / factor * divided + frequency * (1.0 - divided)
+            }
+            RopeScaling::LongRope {
+                ref short_factor,
+                ref long_factor,
+                original_max_position_embeddings: trained,
+                ..
+            } => frequency / if length > trained { long_factor } else { short_factor }[pair],
             RopeScaling::Llama3 {
                 factor,
                 low_freq_factor,
@@ -175,8 +289,10 @@ impl Config {
     /// Reads `DIR/config.json`. Blocks on the file.
     ///
     /// [`Error::NotFound`] without a readable file. [`Error::InvalidArgument`] for a file that is
-    /// not regular or has more than 16 MiB. Otherwise as [`from_slice`](Self::from_slice).
+    /// not regular or has more than 16 MiB. [`Error::Unsupported`] for a directory of quantised
+    /// weights. Otherwise as [`from_slice`](Self::from_slice).
     pub fn from_dir(dir: &Path) -> Result<Self> {
+        files::refuse_quantised(dir)?;
         Self::from_file(&dir.join("config.json"))
     }
 
@@ -196,15 +312,37 @@ impl Config {
     ///   out of range; sizes that do not match.
     /// - [`Error::Unsupported`]: another architecture, activation, rope type or quantisation.
     pub fn from_slice(json: &[u8], origin: &str) -> Result<Self> {
-        let value: Value = serde_json::from_slice(json).map_err(|e| {
-            Error::invalid(format!("{origin}: no valid JSON: {}", shown(&e.to_string())))
-        })?;
-        let Value::Object(map) = &value else {
-            return Err(Error::invalid(format!("{origin}: a JSON object is expected")));
-        };
-        let config = parse(&Fields { map, origin, prefix: "" })?;
+        let map = object(json, origin)?;
+        let config = parse(&Fields { map: &map, origin, prefix: "" })?;
         tracing::debug!(origin, ?config, "config read");
         Ok(config)
+    }
+
+    /// The longest sequence, prompt and generated tokens together: `max_position_embeddings`, or
+    /// what dynamic or YaRN scaling makes of it, but not more than a sliding window.
+    #[must_use]
+    pub fn context(&self) -> usize {
+        let trained = self.max_position_embeddings;
+        let scaled = |trained: usize, factor: f64| (trained as f64 * factor) as usize;
+        let scaled = match self.rope.scaling {
+            RopeScaling::Dynamic { factor, trained } => scaled(trained, factor),
+            RopeScaling::Yarn { factor, original_max_position_embeddings: original, .. } => {
+                scaled(original, factor)
+            }
+            _ => trained,
+        };
+        let context = scaled.max(trained).min(MAX_POSITIONS as usize);
+        self.sliding_window.map_or(context, |window| window.min(context))
+    }
+
+    /// The context for a message, with the reason if it is a sliding window.
+    pub(crate) fn context_shown(&self) -> String {
+        let context = self.context();
+        if self.sliding_window == Some(context) {
+            format!("{context}, its sliding_window, beyond which nothing is supported")
+        } else {
+            context.to_string()
+        }
     }
 
     /// Query heads that share one key-value head.
@@ -237,7 +375,9 @@ impl Config {
         let (query, kv) = (self.query_width() as u64, self.kv_width() as u64);
         let attention =
             hidden.checked_mul(query)?.checked_add(hidden.checked_mul(kv)?)?.checked_mul(2)?;
-        let attention_bias = if self.attention_bias { query + 2 * kv + hidden } else { 0 };
+        let mut attention_bias = if self.attention_bias { query + 2 * kv } else { 0 };
+        attention_bias += if self.attention_output_bias { hidden } else { 0 };
+        attention_bias += if self.qk_norm { 2 * self.head_dim as u64 } else { 0 };
         let mlp_bias = if self.mlp_bias { 2 * inter + hidden } else { 0 };
         let layer = hidden.checked_mul(inter)?.checked_mul(3)?.checked_add(attention)?;
         let layer = layer.checked_add(attention_bias + mlp_bias + 2 * hidden)?;
@@ -249,11 +389,15 @@ impl Config {
 }
 
 fn parse(fields: &Fields<'_>) -> Result<Config> {
+    let family = family(fields)?;
     check_architecture(fields)?;
     let hidden_size = fields.dim("hidden_size", MAX_DIM)?;
     let num_attention_heads = fields.dim("num_attention_heads", MAX_DIM)?;
-    let num_key_value_heads =
-        fields.optional_dim("num_key_value_heads", MAX_DIM)?.unwrap_or(num_attention_heads);
+    let absent =
+        if fields.map.contains_key("num_key_value_heads") { None } else { family.kv_heads };
+    let num_key_value_heads = fields
+        .optional_dim("num_key_value_heads", MAX_DIM)?
+        .unwrap_or(absent.unwrap_or(num_attention_heads));
     if !num_attention_heads.is_multiple_of(num_key_value_heads) {
         return Err(fields.invalid(
             "num_key_value_heads",
@@ -262,7 +406,8 @@ fn parse(fields: &Fields<'_>) -> Result<Config> {
             ),
         ));
     }
-    let head_dim = match fields.optional_dim("head_dim", MAX_DIM)? {
+    let absent = if fields.map.contains_key("head_dim") { None } else { family.head_dim };
+    let head_dim = match fields.optional_dim("head_dim", MAX_DIM)?.or(absent) {
         Some(dim) => dim,
         None if hidden_size.is_multiple_of(num_attention_heads) => {
             hidden_size / num_attention_heads
@@ -284,31 +429,42 @@ fn parse(fields: &Fields<'_>) -> Result<Config> {
             format!("{num_attention_heads} heads of {head_dim} are too wide"),
         ));
     }
-    let max_position_embeddings = fields.dim("max_position_embeddings", MAX_POSITIONS)?;
+    const POSITIONS: &str = "max_position_embeddings";
+    let max_position_embeddings = match fields.map.contains_key(POSITIONS) {
+        true => fields.dim(POSITIONS, MAX_POSITIONS)?,
+        false => family.positions,
+    };
     let rms_norm_eps = fields.optional_number("rms_norm_eps")?.unwrap_or(DEFAULT_EPS);
     if !(0.0..1.0).contains(&rms_norm_eps) {
         return Err(
             fields.invalid("rms_norm_eps", format!("{rms_norm_eps} is not between 0 and 1"))
         );
     }
-    let config = Config {
+    let num_hidden_layers = fields.dim("num_hidden_layers", MAX_LAYERS)?;
+    let output_bias = family.flagged_bias && fields.flag("attention_bias")?;
+    let mut config = Config {
         vocab_size: fields.dim("vocab_size", MAX_DIM)?,
         hidden_size,
         intermediate_size: fields.dim("intermediate_size", MAX_DIM)?,
-        num_hidden_layers: fields.dim("num_hidden_layers", MAX_LAYERS)?,
+        num_hidden_layers,
         num_attention_heads,
         num_key_value_heads,
         head_dim,
         max_position_embeddings,
+        sliding_window: None,
         rms_norm_eps: rms_norm_eps as f32,
-        rope: rope(fields, max_position_embeddings)?,
+        rope: rope(fields, max_position_embeddings, head_dim)?,
         tie_word_embeddings: fields.flag("tie_word_embeddings")?,
-        attention_bias: fields.flag("attention_bias")?,
-        mlp_bias: fields.flag("mlp_bias")?,
+        attention_bias: output_bias || family.input_bias,
+        attention_output_bias: output_bias,
+        qk_norm: family.qk_norm,
+        mlp_bias: family.mlp_bias && fields.flag("mlp_bias")?,
         bos_token_id: fields.optional_id("bos_token_id")?,
         eos_token_ids: fields.ids("eos_token_id")?,
         dtype: dtype(fields)?,
     };
+    let window = sliding_window(fields, family, num_hidden_layers)?;
+    config.sliding_window = window.filter(|&window| window < config.context());
     let bytes =
         config.checked_parameter_count().and_then(|n| n.checked_mul(size_of::<f32>() as u64));
     if bytes.is_none_or(|bytes| bytes > isize::MAX as u64) {
@@ -320,44 +476,163 @@ fn parse(fields: &Fields<'_>) -> Result<Config> {
     Ok(config)
 }
 
-/// Refuses architectures that this crate would compute wrongly.
-fn check_architecture(fields: &Fields<'_>) -> Result<()> {
-    const LLAMA: &str = "LlamaForCausalLM";
-    if let Some(value) = fields.get("architectures") {
-        let Some(names) = value.as_array() else {
-            return Err(fields.wrong_type("architectures", "a list of names", value));
-        };
-        if !names.iter().any(|name| name == LLAMA) {
-            return Err(fields.unsupported("architectures", brief(value), LLAMA));
+/// A family of models: its names, transformers' defaults for absent keys, and what sets it apart.
+struct Family {
+    model_type: &'static str,
+    architecture: &'static str,
+    base: &'static str,
+    /// The number of key-value heads; `None` for as many as heads.
+    kv_heads: Option<usize>,
+    /// The width of a head; `None` for the quotient.
+    head_dim: Option<usize>,
+    positions: usize,
+    /// The projections of queries, keys and values have biases.
+    input_bias: bool,
+    /// The config's `attention_bias` counts.
+    flagged_bias: bool,
+    /// The config's `mlp_bias` counts.
+    mlp_bias: bool,
+    qk_norm: bool,
+    /// The sliding window without that key; `None` for none.
+    window: Option<usize>,
+    /// The window is that of some layers, and counts only with `use_sliding_window`.
+    window_of_layers: bool,
+}
+
+static FAMILIES: [Family; 4] = [
+    Family {
+        model_type: "llama",
+        architecture: "LlamaForCausalLM",
+        base: "LlamaModel",
+        kv_heads: None,
+        head_dim: None,
+        positions: 2048,
+        input_bias: false,
+        flagged_bias: true,
+        mlp_bias: true,
+        qk_norm: false,
+        window: None,
+        window_of_layers: false,
+    },
+    Family {
+        model_type: "mistral",
+        architecture: "MistralForCausalLM",
+        base: "MistralModel",
+        kv_heads: Some(8),
+        head_dim: None,
+        positions: 32 * 4096,
+        input_bias: false,
+        flagged_bias: false,
+        mlp_bias: false,
+        qk_norm: false,
+        window: Some(4096),
+        window_of_layers: false,
+    },
+    Family {
+        model_type: "qwen2",
+        architecture: "Qwen2ForCausalLM",
+        base: "Qwen2Model",
+        kv_heads: Some(32),
+        head_dim: None,
+        positions: 32768,
+        input_bias: true,
+        flagged_bias: false,
+        mlp_bias: false,
+        qk_norm: false,
+        window: Some(4096),
+        window_of_layers: true,
+    },
+    Family {
+        model_type: "qwen3",
+        architecture: "Qwen3ForCausalLM",
+        base: "Qwen3Model",
+        kv_heads: Some(32),
+        head_dim: Some(128),
+        positions: 32768,
+        input_bias: false,
+        flagged_bias: true,
+        mlp_bias: false,
+        qk_norm: true,
+        window: Some(4096),
+        window_of_layers: true,
+    },
+];
+
+/// The family that `model_type` or else `architectures` names; refuses all others.
+fn family(fields: &Fields<'_>) -> Result<&'static Family> {
+    let names = |name: fn(&Family) -> &str| FAMILIES.each_ref().map(|f| name(f)).join(", ");
+    let named = match fields.optional_text("model_type")? {
+        None => None,
+        Some(kind) => match FAMILIES.iter().find(|f| f.model_type == kind) {
+            Some(family) => Some(family),
+            None => {
+                return Err(fields.unsupported("model_type", kind, &names(|f| f.model_type)));
+            }
+        },
+    };
+    let Some(value) = fields.get("architectures") else {
+        let missing = || fields.invalid("model_type", "is missing, and so is architectures");
+        return named.ok_or_else(missing);
+    };
+    let Some(list) = value.as_array() else {
+        return Err(fields.wrong_type("architectures", "a list of names", value));
+    };
+    let fits = |f: &&Family| list.iter().any(|name| name == f.architecture || name == f.base);
+    match named {
+        Some(family) if fits(&family) => Ok(family),
+        Some(family) => Err(fields.unsupported("architectures", brief(value), family.architecture)),
+        None => FAMILIES.iter().find(fits).ok_or_else(|| {
+            fields.unsupported("architectures", brief(value), &names(|f| f.architecture))
+        }),
+    }
+}
+
+/// The sliding window of any layer.
+fn sliding_window(fields: &Fields<'_>, family: &Family, layers: usize) -> Result<Option<usize>> {
+    let kinds = match fields.get("layer_types") {
+        None => None,
+        Some(value) => {
+            let known = |kind: &Value| kind == "full_attention" || kind == "sliding_attention";
+            match value.as_array().filter(|kinds| kinds.iter().all(known)) {
+                Some(kinds) => Some(kinds),
+                None => {
+                    let known = "full_attention or sliding_attention in every layer";
+                    return Err(fields.unsupported("layer_types", brief(value), known));
+                }
+            }
+        }
+    };
+    let slides = kinds.map(|kinds| kinds.iter().any(|kind| kind == "sliding_attention"));
+    let absent = if fields.map.contains_key("sliding_window") { None } else { family.window };
+    let mut window = fields.optional_dim("sliding_window", MAX_POSITIONS)?.or(absent);
+    if family.window_of_layers {
+        let full = fields.optional_whole("max_window_layers")?.unwrap_or(28);
+        let some = slides.unwrap_or(full < layers as i128);
+        window = window.filter(|_| some);
+        if !fields.flag("use_sliding_window")? {
+            window = None;
         }
     }
-    match fields.optional_text("model_type")? {
-        Some("llama") => {}
-        Some(other) => return Err(fields.unsupported("model_type", other, "llama")),
-        None if fields.get("architectures").is_some() => {}
-        None => return Err(fields.invalid("model_type", "is missing, and so is architectures")),
+    match (slides, window) {
+        (Some(true), None) => {
+            let found = "sliding_attention without a sliding_window";
+            Err(fields.unsupported("layer_types", found, "full_attention in every layer"))
+        }
+        _ => Ok(window),
     }
+}
+
+/// Refuses settings that this crate would compute wrongly.
+fn check_architecture(fields: &Fields<'_>) -> Result<()> {
     match fields.optional_text("hidden_act")? {
         // Two names of x * sigmoid(x).
         None | Some("silu" | "swish") => {}
         Some(other) => return Err(fields.unsupported("hidden_act", other, "silu")),
     }
-    if fields.get("quantization_config").is_some() {
-        return Err(Error::Unsupported(
-            format!("{}: quantization_config: quantised weights", fields.origin).into(),
-        ));
-    }
-    if let Some(value) = fields.get("sliding_window") {
-        return Err(fields.unsupported("sliding_window", brief(value), "null"));
-    }
-    if let Some(value) = fields.get("layer_types")
-        && !value.as_array().is_some_and(|kinds| kinds.iter().all(|kind| kind == "full_attention"))
-    {
-        return Err(fields.unsupported(
-            "layer_types",
-            brief(value),
-            "full_attention in every layer",
-        ));
+    for key in QUANTISED {
+        if fields.get(key).is_some() {
+            return Err(files::quantised(&format!("{}: {key}", fields.origin)));
+        }
     }
     Ok(())
 }
@@ -367,9 +642,12 @@ fn dtype(fields: &Fields<'_>) -> Result<Option<DType>> {
         if let Some(name) = fields.optional_text(key)? {
             return match name.trim_start_matches("torch.") {
                 "bfloat16" => Ok(Some(DType::Bf16)),
-                "float16" => Ok(Some(DType::F16)),
-                "float32" => Ok(Some(DType::F32)),
-                other => Err(fields.unsupported(key, other, "bfloat16, float16 or float32")),
+                "float16" | "half" => Ok(Some(DType::F16)),
+                // Weights in float64 are rounded when they are opened.
+                "float32" | "float" | "float64" | "double" => Ok(Some(DType::F32)),
+                other => {
+                    Err(fields.unsupported(key, other, "bfloat16, float16, float32 or float64"))
+                }
             };
         }
     }
@@ -378,7 +656,7 @@ fn dtype(fields: &Fields<'_>) -> Result<Option<DType>> {
 
 /// The rotary settings in either form, with transformers' order of precedence. A non-empty
 /// `rope_scaling` precedes `rope_parameters`; within it `rope_theta` precedes the outer one.
-fn rope(fields: &Fields<'_>, max_position_embeddings: usize) -> Result<Rope> {
+fn rope(fields: &Fields<'_>, max_position_embeddings: usize, head_dim: usize) -> Result<Rope> {
     let mut inner = fields.inside("rope_parameters", "rope_parameters.")?;
     if let Some(old) =
         fields.inside("rope_scaling", "rope_scaling.")?.filter(|old| !old.map.is_empty())
@@ -415,6 +693,17 @@ fn rope(fields: &Fields<'_>, max_position_embeddings: usize) -> Result<Rope> {
         Some(kind) => ("rope_type", kind),
         None => ("type", inner.optional_text("type")?.unwrap_or("default")),
     };
+    const ORIGINAL: &str = "original_max_position_embeddings";
+    let original = || -> Result<usize> {
+        let outside = fields.optional_dim(ORIGINAL, MAX_POSITIONS)?;
+        let inside = inner.optional_dim(ORIGINAL, MAX_POSITIONS)?;
+        Ok(outside.or(inside).unwrap_or(max_position_embeddings))
+    };
+    // The factor that the positions imply if none is given.
+    let implied = |original| -> Result<f64> {
+        let implied = max_position_embeddings as f64 / original as f64;
+        Ok(inner.optional_positive("factor")?.unwrap_or(implied))
+    };
     let scaling = match kind {
         "default" => RopeScaling::None,
         "linear" => {
@@ -431,138 +720,64 @@ fn rope(fields: &Fields<'_>, max_position_embeddings: usize) -> Result<Rope> {
                     format!("{high_freq_factor} is not above low_freq_factor, {low_freq_factor}"),
                 ));
             }
-            const ORIGINAL: &str = "original_max_position_embeddings";
-            let original = match fields.optional_dim(ORIGINAL, MAX_POSITIONS)? {
-                Some(outside) => Some(outside),
-                None => inner.optional_dim(ORIGINAL, MAX_POSITIONS)?,
-            };
             RopeScaling::Llama3 {
                 factor: inner.positive("factor", inner.number("factor")?)?,
                 low_freq_factor,
                 high_freq_factor,
-                original_max_position_embeddings: original.unwrap_or(max_position_embeddings),
+                original_max_position_embeddings: original()?,
             }
         }
-        other => return Err(inner.unsupported(key, other, "default, linear or llama3")),
+        "dynamic" => {
+            let factor = inner.positive("factor", inner.number("factor")?)?;
+            if factor < 1.0 {
+                return Err(inner.invalid("factor", format!("{factor} is less than 1")));
+            }
+            RopeScaling::Dynamic { factor, trained: max_position_embeddings }
+        }
+        "yarn" => {
+            let original = original()?;
+            let factor = implied(original)?;
+            let scale = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
+            let m = |key| -> Result<_> { Ok(inner.optional_number(key)?.filter(|&m| m != 0.0)) };
+            let attention_factor = match (
+                inner.optional_positive("attention_factor")?,
+                m("mscale")?,
+                m("mscale_all_dim")?,
+            ) {
+                (Some(given), _, _) => given,
+                (None, Some(one), Some(all)) => scale(one) / scale(all),
+                _ => scale(1.0),
+            };
+            RopeScaling::Yarn {
+                factor,
+                attention_factor,
+                beta_fast: inner.optional_positive("beta_fast")?.unwrap_or(32.0),
+                beta_slow: inner.optional_positive("beta_slow")?.unwrap_or(1.0),
+                truncate: inner.get("truncate").is_none() || inner.flag("truncate")?,
+                original_max_position_embeddings: original,
+            }
+        }
+        "longrope" => {
+            let original = original()?;
+            let factor = implied(original)?;
+            let usual = if factor <= 1.0 {
+                1.0
+            } else {
+                (1.0 + factor.ln() / (original as f64).ln()).sqrt()
+            };
+            RopeScaling::LongRope {
+                short_factor: inner.positives("short_factor", head_dim / 2)?,
+                long_factor: inner.positives("long_factor", head_dim / 2)?,
+                attention_factor: inner.optional_positive("attention_factor")?.unwrap_or(usual),
+                original_max_position_embeddings: original,
+            }
+        }
+        other => {
+            let known = "default, linear, dynamic, yarn, longrope or llama3";
+            return Err(inner.unsupported(key, other, known));
+        }
     };
     Ok(Rope { theta, scaling })
-}
-
-/// A JSON object with typed access by key. `null` counts as absent, as in transformers.
-struct Fields<'a> {
-    map: &'a Map<String, Value>,
-    origin: &'a str,
-    prefix: &'static str,
-}
-
-impl<'a> Fields<'a> {
-    fn get(&self, key: &str) -> Option<&'a Value> {
-        self.map.get(key).filter(|value| !value.is_null())
-    }
-
-    fn optional<T>(
-        &self,
-        key: &str,
-        wanted: &str,
-        read: impl Fn(&'a Value) -> Option<T>,
-    ) -> Result<Option<T>> {
-        match self.get(key) {
-            None => Ok(None),
-            Some(value) => read(value).map(Some).ok_or_else(|| self.wrong_type(key, wanted, value)),
-        }
-    }
-
-    fn inside(&self, key: &str, prefix: &'static str) -> Result<Option<Fields<'a>>> {
-        let map = self.optional(key, "an object", Value::as_object)?;
-        Ok(map.map(|map| Fields { map, origin: self.origin, prefix }))
-    }
-
-    fn optional_text(&self, key: &str) -> Result<Option<&'a str>> {
-        self.optional(key, "a string", Value::as_str)
-    }
-
-    fn flag(&self, key: &str) -> Result<bool> {
-        Ok(self.optional(key, "true or false", Value::as_bool)?.unwrap_or(false))
-    }
-
-    fn optional_number(&self, key: &str) -> Result<Option<f64>> {
-        self.optional(key, "a number", Value::as_f64)
-    }
-
-    fn number(&self, key: &str) -> Result<f64> {
-        self.optional_number(key)?.ok_or_else(|| self.missing(key))
-    }
-
-    fn positive(&self, key: &str, number: f64) -> Result<f64> {
-        if number.is_finite() && number > 0.0 {
-            Ok(number)
-        } else {
-            Err(self.invalid(key, format!("{number} is not above zero")))
-        }
-    }
-
-    fn optional_dim(&self, key: &str, max: u64) -> Result<Option<usize>> {
-        match self.optional(key, "a whole number", |v| {
-            v.as_i64().map(i128::from).or(v.as_u64().map(i128::from))
-        })? {
-            None => Ok(None),
-            Some(size) if size >= 1 && size <= i128::from(max) => Ok(Some(size as usize)),
-            Some(size) => Err(self.invalid(key, format!("{size} is not between 1 and {max}"))),
-        }
-    }
-
-    fn dim(&self, key: &str, max: u64) -> Result<usize> {
-        self.optional_dim(key, max)?.ok_or_else(|| self.missing(key))
-    }
-
-    fn optional_id(&self, key: &str) -> Result<Option<u32>> {
-        self.optional(key, "a token id", token_id)
-    }
-
-    fn ids(&self, key: &str) -> Result<Vec<u32>> {
-        let ids = self.optional(key, "a token id or a list of them", |value| match value {
-            Value::Array(list) => list.iter().map(token_id).collect(),
-            one => token_id(one).map(|id| vec![id]),
-        })?;
-        Ok(ids.unwrap_or_default())
-    }
-
-    fn missing(&self, key: &str) -> Error {
-        self.invalid(key, "is missing")
-    }
-
-    fn invalid(&self, key: &str, why: impl std::fmt::Display) -> Error {
-        Error::invalid(format!("{}: {}{key}: {why}", self.origin, self.prefix))
-    }
-
-    fn wrong_type(&self, key: &str, wanted: &str, found: &Value) -> Error {
-        self.invalid(key, format!("{wanted} is expected, not {}", brief(found)))
-    }
-
-    fn unsupported(&self, key: &str, found: impl std::fmt::Display, supported: &str) -> Error {
-        let found = found.to_string();
-        let message = format!(
-            "{}: {}{}: {}; supported: {supported}",
-            self.origin,
-            self.prefix,
-            shown(key),
-            shown(&found)
-        );
-        Error::Unsupported(message.into())
-    }
-}
-
-fn token_id(value: &Value) -> Option<u32> {
-    value.as_u64().and_then(|id| u32::try_from(id).ok())
-}
-
-/// A value for a message: its text if that is short.
-fn brief(value: &Value) -> String {
-    match value {
-        Value::Object(_) => "an object".into(),
-        Value::Array(list) if list.len() > 8 => "a list".into(),
-        other => shown(&other.to_string()).to_string(),
-    }
 }
 
 #[cfg(test)]

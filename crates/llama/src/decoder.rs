@@ -31,6 +31,8 @@ pub(crate) struct Scratch {
     inner: Tensor,
     up: Option<Tensor>,
     normed: Option<Tensor>,
+    /// Queries and keys before the norms of their heads.
+    raw: Option<[Tensor; 2]>,
 }
 
 impl Scratch {
@@ -56,6 +58,7 @@ impl Scratch {
             inner: t(c.intermediate_size)?,
             up: if apart { Some(t(c.intermediate_size)?) } else { None },
             normed: if normed { Some(t(c.hidden_size)?) } else { None },
+            raw: if c.qk_norm { Some([t(c.query_width())?, t(c.kv_width())?]) } else { None },
         })
     }
 }
@@ -67,6 +70,12 @@ fn has_vendor_products(model: &Model, rows: u32) -> bool {
 
 fn alike(all: &[&Dense]) -> bool {
     all.iter().all(|d| d.weight.dtype() == all[0].weight.dtype())
+}
+
+/// The heads of all rows, a row for each.
+fn heads_of(rows: &Tensor, head_dim: u32) -> Result<Tensor> {
+    let heads = rows.rows() * (rows.cols() / head_dim);
+    Tensor::new(rows, rows.dtype(), heads, head_dim)
 }
 
 /// Zeroed words that the device writes and the host reads, in place if possible: in pinned memory
@@ -137,7 +146,7 @@ pub(crate) struct Lanes {
     /// Each sequence; parts of the same memory.
     pub(crate) each: Vec<Lane>,
     /// The scratch memory of the decode step's attention.
-    scratch: Lease<Buffer>,
+    scratch: BufferPart,
     /// The timepoint of the initial fills.
     born: Timepoint,
 }
@@ -148,7 +157,7 @@ impl Lanes {
         let (c, runtime) = (model.config(), model.runtime());
         let row = (c.kv_width() * heads.positions as usize * model.activations().bytes()) as u64;
         let bytes = row.checked_mul(rows.into()).ok_or_else(|| {
-            Error::invalid(format!("{rows} sequences of {} positions", heads.positions))
+            Error::invalid(format!("{rows} sequences of {} positions have larger caches than there are addresses; make them fewer or shorter", heads.positions))
         })?;
         // Kernels count the words of the ring in 32 bits.
         let words = u128::from(rows) * ring as u128;
@@ -160,7 +169,7 @@ impl Lanes {
         let zeroed = |bytes: u64| -> Result<BufferPart> {
             let buffer = runtime.alloc(bytes)?;
             runtime.stream().fill(buffer.view(), 0u8)?;
-            Ok(BufferPart::whole(&buffer))
+            Ok(buffer.into())
         };
         let named = Name::new("kv cache").scope();
         let caches = (0..c.num_hidden_layers)
@@ -176,7 +185,7 @@ impl Lanes {
         let state = ops::Loop {
             token: words()?,
             position: words()?,
-            ring: BufferPart::whole(&shared_words(runtime, ring_words)?),
+            ring: shared_words(runtime, ring_words)?.into(),
             count: words()?,
         };
         let scratch = ops::decode_scratch(runtime, heads, rows)?;
@@ -217,7 +226,7 @@ impl Lanes {
         u32::try_from(id).map_err(|_| {
             let step = index.saturating_add(1);
             Error::invalid(format!(
-                "new token {step}: no logit is a number; weights or activations are NaN or overflow"
+                "new token {step}: no logit is a number; weights or activations are NaN or overflow: compute with another type of activations, or look at the weights"
             ))
         })
     }
@@ -227,7 +236,7 @@ impl Lanes {
 pub(crate) struct Network<'m> {
     pub(crate) model: &'m Model,
     pub(crate) heads: ops::Heads,
-    table: Lease<Buffer>,
+    table: BufferPart,
 }
 
 impl<'m> Network<'m> {
@@ -237,10 +246,10 @@ impl<'m> Network<'m> {
         if positions == 0 {
             return Err(Error::invalid("a sequence needs at least one position"));
         }
-        if positions > c.max_position_embeddings {
+        if positions > c.context() {
             return Err(Error::invalid(format!(
-                "{positions} positions; the model's context is {}",
-                c.max_position_embeddings
+                "{positions} positions; the model's context is {}: ask for fewer",
+                c.context_shown()
             )));
         }
         let heads = ops::Heads {
@@ -250,7 +259,7 @@ impl<'m> Network<'m> {
             positions: positions as u32,
         };
         let _named = Name::new("sequence").scope();
-        Ok(Self { model, heads, table: model.rope_table(positions)? })
+        Ok(Self { model, heads, table: model.rope_table(positions, 0)? })
     }
 
     /// The operators of a decode step of all `lanes`, a row of `s` and of `logits` for each.
@@ -265,10 +274,10 @@ impl<'m> Network<'m> {
         // The fused kernel supports groups of limited width; wider groups use the general kernel,
         // whose rows are consecutive positions of one sequence.
         if self.model.config().queries_per_kv_head() <= ops::DECODE_GROUP as usize {
-            self.rows(s, ids, &[&lanes.all], Some(&lanes.scratch), &mut to)?;
+            self.rows(s, ids, &[&lanes.all], Some(&lanes.scratch), &self.table, &mut to)?;
         } else {
             let each: Vec<_> = lanes.each.iter().collect();
-            self.rows(s, ids, &each, None, &mut to)?;
+            self.rows(s, ids, &each, None, &self.table, &mut to)?;
         }
         let how: Vec<_> = lanes.each.iter().zip(how.iter().copied()).collect();
         self.finish(&s.h, s.normed.as_ref(), &how, logits, &mut to)?;
@@ -283,7 +292,8 @@ impl<'m> Network<'m> {
         s: &Scratch,
         ids: &BufferPart,
         lanes: &[&Lane],
-        scratch: Option<&Lease<Buffer>>,
+        scratch: Option<&BufferPart>,
+        table: &BufferPart,
         to: &mut Vec<Operator>,
     ) -> Result<()> {
         let library = &*self.model.library;
@@ -291,19 +301,27 @@ impl<'m> Network<'m> {
         let part = |t: &Tensor, lane: usize| t.slice_rows(lane as u32 * rows, rows);
         to.push(ops::embedding(library, ids, &self.model.embedding, &s.h)?);
         for (at, layer) in self.model.layers.iter().enumerate() {
-            let Layer { input_norm, qkv, out, post_norm, gate, up, down } = layer;
+            let Layer { input_norm, qkv, qk_norm, out, post_norm, gate, up, down } = layer;
             let [q, k, v] = qkv;
+            let [q_out, k_out] = s.raw.as_ref().map_or([&s.q, &s.k], |[q, k]| [q, k]);
             let (x, norm) = self.normalised(s, input_norm, to)?;
             if alike(&[q, k, v]) {
-                to.push(ops::linear3(library, x, norm, [q.to(&s.q), k.to(&s.k), v.to(&s.v)])?);
+                to.push(ops::linear3(library, x, norm, [q.to(q_out), k.to(k_out), v.to(&s.v)])?);
             } else {
-                for (dense, y) in [(q, &s.q), (k, &s.k), (v, &s.v)] {
+                for (dense, y) in [(q, q_out), (k, k_out), (v, &s.v)] {
                     to.push(ops::linear(library, x, norm, dense.to(y))?);
+                }
+            }
+            if let Some([q_norm, k_norm]) = qk_norm {
+                let (eps, dim) = (self.model.config().rms_norm_eps, self.heads.head_dim);
+                for (x, norm, y) in [(q_out, q_norm, &s.q), (k_out, k_norm, &s.k)] {
+                    let (x, y) = (heads_of(x, dim)?, heads_of(y, dim)?);
+                    to.push(ops::rms_norm(library, &x, norm, eps, &y)?);
                 }
             }
             for (i, lane) in lanes.iter().enumerate() {
                 let (cache, position) = (&lane.caches[at], &lane.state.position);
-                let place = ops::RowPositions { table: &self.table, position };
+                let place = ops::RowPositions { table, position };
                 let (q, k, v) = (part(&s.q, i)?, part(&s.k, i)?, part(&s.v, i)?);
                 let (qkv, y) = ([&q, &k, &v], part(&s.attended, i)?);
                 if let Some(scratch) = scratch {
@@ -391,7 +409,7 @@ impl<'m> Network<'m> {
         }
         if tokens > self.heads.positions as usize {
             return Err(Error::invalid(format!(
-                "a prompt of {tokens} tokens does not fit a sequence of {} positions",
+                "a prompt of {tokens} tokens does not fit a sequence of {} positions; make the sequence longer",
                 self.heads.positions
             )));
         }
@@ -410,10 +428,11 @@ impl<'m> Network<'m> {
         lane: &Lane,
         ids: &Lease<Buffer>,
         rows: u32,
+        table: &BufferPart,
     ) -> Result<(Vec<Operator>, Tensor)> {
         let scratch = Scratch::new(self.model, rows)?;
         let mut operators = Vec::new();
-        self.rows(&scratch, &BufferPart::whole(ids), &[lane], None, &mut operators)?;
+        self.rows(&scratch, &ids.into(), &[lane], None, table, &mut operators)?;
         Ok((operators, scratch.h.slice_rows(rows - 1, 1)?))
     }
 
@@ -431,7 +450,7 @@ impl<'m> Network<'m> {
         for (rows, times) in [(rows, tokens / rows), (tokens % rows, 1)] {
             if rows > 0 && times > 0 {
                 let ids = self.model.runtime().alloc(4 * rows as u64)?;
-                let (operators, _) = self.chunk(lane, &ids, rows as u32)?;
+                let (operators, _) = self.chunk(lane, &ids, rows as u32, &self.table)?;
                 count::add(&mut counts, &operators, times);
             }
         }
@@ -456,13 +475,18 @@ impl<'m> Network<'m> {
         let (runtime, stream) = (self.model.runtime(), self.model.runtime().stream());
         let _named = Name::new("prompt").scope();
         stream.fill(lane.state.count.view(), 0u32)?;
+        let trained = self.model.config().rope.trained_length().unwrap_or(usize::MAX);
+        let table = match prompt.len() > trained {
+            true => self.model.rope_table(self.heads.positions as usize, prompt.len())?,
+            false => self.table.clone(),
+        };
         let mut last = None;
         let rows = self.prompt_rows(prompt.len());
         for (i, chunk) in prompt.chunks(rows).enumerate() {
             let ids: Vec<i32> = chunk.iter().map(|&id| id as i32).collect();
             let ids = runtime.upload(&ids)?.into_buffer();
             stream.fill(lane.state.position.view(), Pattern::U32((i * rows) as u32))?;
-            let (operators, h) = self.chunk(lane, &ids, chunk.len() as u32)?;
+            let (operators, h) = self.chunk(lane, &ids, chunk.len() as u32, &table)?;
             Self::run(&operators, stream)?;
             last = Some(h);
         }
@@ -504,7 +528,9 @@ impl<'m> Decoder<'m> {
         sampling: ops::Sampling,
     ) -> Result<Self> {
         if ring == 0 {
-            return Err(Error::invalid("a sequence needs room for one token"));
+            return Err(Error::invalid(
+                "a sequence needs room for one new token; ask for one at least",
+            ));
         }
         let network = Network::new(model, positions)?;
         let lanes = Lanes::new(model, network.heads, 1, ring)?;
@@ -540,13 +566,13 @@ impl<'m> Decoder<'m> {
     /// The operators of a step, counted.
     ///
     /// ```
-    /// use leasehold::{Context, DeviceId};
+    /// use leasehold::{DeviceId, Runtime};
     /// use leasehold_llama::{Config, DType, Decoder, Model, Sampling, Weights};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let root = leasehold_tiny_python::FOLDER;
     /// let config = Config::from_dir(root.as_ref())?;
     /// let weights = Weights::random(&config, DType::Bf16, 1)?;
-    /// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+    /// let runtime = Runtime::open(DeviceId::cpu(0))?;
     /// let model = Model::load(&runtime, &config, &weights, DType::Bf16, &mut |_, _| {})?;
     /// let decoder = Decoder::new(&model, 64, 1, Sampling::default())?;
     /// let layers = config.num_hidden_layers;
@@ -570,7 +596,7 @@ impl<'m> Decoder<'m> {
     /// # Errors
     /// The stream's cause.
     pub fn logits(&self) -> Result<Vec<f32>> {
-        self.network.model.runtime().download(self.logits.buffer())
+        self.network.model.runtime().to_vec(self.logits.view())
     }
 
     /// Returns whether another step fits the sequence.
@@ -582,7 +608,7 @@ impl<'m> Decoder<'m> {
     fn claim_position(&mut self) -> Result<()> {
         if !self.has_room() {
             return Err(Error::invalid(format!(
-                "the sequence's {} positions are full",
+                "the sequence's {} positions are full; begin one with more positions",
                 self.network.heads.positions
             )));
         }
@@ -673,7 +699,7 @@ impl<'m> Decoder<'m> {
         let Self { drawn, ring, .. } = *self;
         if index >= drawn {
             return Err(Error::invalid(format!(
-                "new token {index}, counted from 0: the sequence has {drawn} new tokens"
+                "new token {index}, counted from 0: the sequence has {drawn} new tokens; step first"
             )));
         }
         if drawn - index > ring {

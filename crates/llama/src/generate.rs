@@ -48,10 +48,11 @@ impl Request<'_> {
         if self.prompt.is_empty() {
             return invalid("the prompt is empty; give at least one token".to_owned());
         }
-        let (context, prompt) = (config.max_position_embeddings, self.prompt.len());
+        let (context, prompt) = (config.context(), self.prompt.len());
         if prompt > context {
             return invalid(format!(
-                "the prompt has {prompt} tokens; the model's context is {context}"
+                "the prompt has {prompt} tokens; the model's context is {}: shorten the prompt",
+                config.context_shown()
             ));
         }
         config.check_ids(self.prompt)?;
@@ -60,8 +61,9 @@ impl Request<'_> {
             Some(positions) if positions <= context => Ok(positions),
             _ => invalid(format!(
                 "a prompt of {prompt} tokens and {} new ones do not fit the model's context of \
-                 {context}",
-                self.tokens
+                 {}: ask for fewer",
+                self.tokens,
+                config.context_shown()
             )),
         }
     }
@@ -143,7 +145,7 @@ pub fn traffic(
     activations: DType,
 ) -> Traffic {
     let mut bytes = weights.total_bytes();
-    if !config.tie_word_embeddings
+    if !weights.is_tied()
         && let Ok(embedding) = weights.tensor("model.embed_tokens.weight")
     {
         let table = embedding.bytes().len() as u64;
@@ -211,7 +213,7 @@ pub fn generate(
     on_token(ids[0])?;
 
     let mut steps = Vec::with_capacity(request.tokens);
-    let before = model.runtime().memory_stats();
+    let before = model.runtime().allocator().stats();
     let next = |decoder: &mut Decoder<'_>| match &graph {
         Some(graph) => decoder.launch(graph),
         None => decoder.step(),
@@ -237,7 +239,7 @@ pub fn generate(
         on_token(id)?;
     }
     let decode = start.elapsed();
-    let after = model.runtime().memory_stats();
+    let after = model.runtime().allocator().stats();
     Ok(Generation {
         ids,
         last_logits,

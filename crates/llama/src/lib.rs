@@ -1,4 +1,4 @@
-//! Llama-family decoders.
+//! Llama-family decoders from Hugging Face directories, eager or as replayed graphs.
 //!
 //! A model is a Hugging Face directory: [`Config`] reads its `config.json`, [`Weights`] maps its
 //! safetensors and checks them against the config, [`Tokenizer`] reads its `tokenizer.json`. All
@@ -24,8 +24,10 @@ mod batch;
 mod config;
 mod count;
 mod decoder;
+mod fields;
 mod files;
 mod generate;
+mod generation_config;
 mod model;
 mod random;
 mod tokenizer;
@@ -38,6 +40,7 @@ pub use decoder::{Decoder, OperatorTime};
 pub use generate::{
     Footprint, Generation, Mode, Request, Traffic, footprint, generate, operations, traffic,
 };
+pub use generation_config::GenerationConfig;
 pub use leasehold_operators::{DType, ops::Sampling};
 pub use model::{Model, Progress};
 pub use tokenizer::{TextStream, Tokenizer};

@@ -5,9 +5,9 @@
 
 use crate::config::Config;
 use crate::weights::Weights;
-use leasehold::{Error, Lease, Name, Protection, Result, Runtime};
+use leasehold::{Error, Name, Protection, Result, Runtime};
 use leasehold_operators::kernels::cpu::rope;
-use leasehold_operators::{DType, Library, Tensor, ops};
+use leasehold_operators::{BufferPart, DType, Library, Tensor, ops};
 use std::fmt;
 use std::sync::Arc;
 
@@ -29,6 +29,8 @@ impl Dense {
 pub(crate) struct Layer {
     pub(crate) input_norm: Tensor,
     pub(crate) qkv: [Dense; 3],
+    /// The norms of the heads of queries and keys.
+    pub(crate) qk_norm: Option<[Tensor; 2]>,
     pub(crate) out: Dense,
     pub(crate) post_norm: Tensor,
     pub(crate) gate: Dense,
@@ -100,7 +102,7 @@ impl Loader<'_> {
         };
         self.done += bytes.len() as u64;
         (self.progress)(self.done, self.total);
-        Tensor::new(buffer, 0, stored.dtype(), dim(rows, name)?, dim(cols, name)?)
+        Tensor::new(buffer, stored.dtype(), dim(rows, name)?, dim(cols, name)?)
     }
 
     /// A norm's weights or a bias, in the common element type.
@@ -161,6 +163,7 @@ impl Model {
         for i in 0..config.num_hidden_layers {
             let at = |name: &str| format!("model.layers.{i}.{name}");
             let (a, m) = (config.attention_bias, config.mlp_bias);
+            let o = config.attention_output_bias;
             layers.push(Layer {
                 input_norm: loader.vector(&at("input_layernorm.weight"))?,
                 qkv: [
@@ -168,7 +171,14 @@ impl Model {
                     loader.dense(&at("self_attn.k_proj"), a)?,
                     loader.dense(&at("self_attn.v_proj"), a)?,
                 ],
-                out: loader.dense(&at("self_attn.o_proj"), a)?,
+                qk_norm: match config.qk_norm {
+                    true => Some([
+                        loader.vector(&at("self_attn.q_norm.weight"))?,
+                        loader.vector(&at("self_attn.k_norm.weight"))?,
+                    ]),
+                    false => None,
+                },
+                out: loader.dense(&at("self_attn.o_proj"), o)?,
                 post_norm: loader.vector(&at("post_attention_layernorm.weight"))?,
                 gate: loader.dense(&at("mlp.gate_proj"), m)?,
                 up: loader.dense(&at("mlp.up_proj"), m)?,
@@ -176,11 +186,8 @@ impl Model {
             });
         }
         let norm = loader.vector("model.norm.weight")?;
-        let head = if config.tie_word_embeddings {
-            embedding.clone()
-        } else {
-            loader.tensor("lm_head.weight")?
-        };
+        let head =
+            if weights.is_tied() { embedding.clone() } else { loader.tensor("lm_head.weight")? };
         runtime.stream().synchronize()?;
         Ok(Model {
             runtime: runtime.clone(),
@@ -213,17 +220,25 @@ impl Model {
     }
 
     /// The rotary table for `positions` positions, in device memory.
-    pub(crate) fn rope_table(&self, positions: usize) -> Result<Lease<leasehold::Buffer>> {
-        let frequencies: Vec<f64> = self
-            .config
-            .rope
-            .inverse_frequencies(self.config.head_dim)
-            .into_iter()
-            .map(f64::from)
-            .collect();
-        self.runtime
-            .upload(&rope::table(&frequencies, positions))
-            .map(leasehold::Array::into_buffer)
+    ///
+    /// A position is turned as in a text that ends there, if it is not in a prompt of `prompt`
+    /// tokens: all positions of a prompt are turned as in a text of its length.
+    pub(crate) fn rope_table(&self, positions: usize, prompt: usize) -> Result<BufferPart> {
+        let (rope, head_dim) = (&self.config.rope, self.config.head_dim);
+        let trained = rope.trained_length().unwrap_or(usize::MAX);
+        let of = |length: usize| -> Vec<f64> {
+            rope.inverse_frequencies(head_dim, length).into_iter().map(f64::from).collect()
+        };
+        let mut table = Vec::with_capacity(head_dim * positions);
+        let (mut length, mut frequencies) = (0, of(0));
+        for position in 0..positions {
+            let now = prompt.max(position + 1);
+            if now > trained && now != length {
+                (length, frequencies) = (now, of(now));
+            }
+            rope::push_position(&mut table, position, &frequencies, rope.attention_factor());
+        }
+        Ok(self.runtime.upload(&table)?.into_buffer().into())
     }
 }
 

@@ -19,11 +19,13 @@ use leasehold_input::shown_within;
 const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
 /// A character has at most four bytes, so at most three bytes can be pending.
 const MAX_PENDING: usize = 3;
-/// The window is shortened when it reaches this many ids …
+/// The window is shortened when it has this many ids …
 const WINDOW: usize = 64;
-/// … to this many: more than any unfinished character, and some context for decoders that depend
-/// on the previous token.
+/// … to about this many: more than any unfinished character, and some context for decoders that
+/// depend on the previous token.
 const KEPT: usize = 16;
+/// The window is cut within a character if it has this many ids: no run of bytes is that long.
+const MAX_WINDOW: usize = 1024;
 
 /// The maximum size of a `tokenizer.json` in bytes; those of the largest vocabularies have about
 /// thirty million.
@@ -143,6 +145,49 @@ impl Tokenizer {
     pub fn stream(&self) -> TextStream<'_> {
         TextStream { tokenizer: self, window: Vec::new(), complete: 0, printed: String::new() }
     }
+
+    /// The text of ids, such as a prompt's, and a stream of the text that follows them.
+    ///
+    /// The text and the stream's pieces together are [`decode`](Self::decode) of all ids. So a space
+    /// at the seam stays, which a decoder strips at the beginning of a text. A character that is
+    /// incomplete at the end of `ids` is left to the stream.
+    ///
+    /// ```
+    /// # let json = r#"{"version": "1.0", "added_tokens": [],
+    /// #   "model": {"type": "BPE", "vocab": {"▁a": 0, "▁b": 1}, "merges": []},
+    /// #   "decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always",
+    /// #               "split": true}}"#;
+    /// # let tokenizer = leasehold_llama::Tokenizer::from_slice(json.as_bytes(), "tokenizer.json")?;
+    /// assert_eq!(tokenizer.decode(&[1])?, "b");
+    /// let (prompt, mut text) = tokenizer.stream_after(&[0])?;
+    /// assert_eq!((prompt.as_str(), text.push(1)?.as_str()), ("a", " b"));
+    /// # Ok::<(), leasehold_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`decode`](Self::decode).
+    pub fn stream_after(&self, ids: &[u32]) -> Result<(String, TextStream<'_>)> {
+        let mut found = None;
+        for pending in 0..=MAX_PENDING.min(ids.len()) {
+            let complete = ids.len() - pending;
+            let text = self.decode(&ids[..complete])?;
+            let whole = !text.ends_with(REPLACEMENT);
+            if whole || pending == 0 {
+                found = Some((complete, text));
+            }
+            if whole {
+                break;
+            }
+        }
+        let (complete, mut text) = found.unwrap_or_default();
+        text.truncate(stable_part(&text).len());
+        let mut stream =
+            TextStream { tokenizer: self, window: ids.to_vec(), complete, printed: text.clone() };
+        if stream.window.len() >= WINDOW {
+            stream.shorten()?;
+        }
+        Ok((text, stream))
+    }
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -208,13 +253,32 @@ impl TextStream<'_> {
             self.complete = self.window.len();
         }
         if self.window.len() >= WINDOW {
-            let dropped = self.window.len() - KEPT;
-            self.window.drain(..dropped);
-            self.complete = self.complete.saturating_sub(dropped);
-            let text = self.tokenizer.decode(&self.window)?;
-            self.printed = stable_part(&text).to_owned();
+            self.shorten()?;
         }
         Ok(new)
+    }
+
+    /// Drops ids at the beginning of the window, if the text of the others ends as that of all. A
+    /// cut within a character changes the text of the bytes behind it; another cut is then tried, or
+    /// a later call does it.
+    fn shorten(&mut self) -> Result<()> {
+        let all = self.tokenizer.decode(&self.window)?;
+        let pending = all.get(self.printed.len()..).unwrap_or_default();
+        let cuts = self.window.len() - KEPT - MAX_PENDING..=self.window.len() - KEPT;
+        for dropped in cuts.rev() {
+            let text = self.tokenizer.decode(&self.window[dropped..])?;
+            let forced = self.window.len() >= MAX_WINDOW;
+            let printed = match text.strip_suffix(pending) {
+                Some(printed) if self.printed.ends_with(printed) => printed,
+                _ if forced => stable_part(&text),
+                _ => continue,
+            };
+            self.printed = printed.to_owned();
+            self.window.drain(..dropped);
+            self.complete = self.complete.saturating_sub(dropped);
+            break;
+        }
+        Ok(())
     }
 
     /// The rest: U+FFFD for a character that stayed incomplete.

@@ -1,20 +1,22 @@
-//! Model weights: safetensors files, memory-mapped or embedded, checked against the config.
+//! Model weights: safetensors files, memory-mapped, read or embedded, checked against the config.
 //!
 //! [`Weights`] opens `model.safetensors`, or the shards that `model.safetensors.index.json` lists,
 //! and returns views: type, shape and the bytes in the mapping. No tensor is copied or converted,
-//! except one whose bytes are not aligned to its element. A view keeps its mapping alive
-//! ([`Tensor::keep_alive`]). So a view can be imported as a host buffer whose lease outlives these
-//! objects.
+//! with two exceptions: one whose bytes are not aligned to its element, and one in float64. A view
+//! keeps its mapping alive ([`Tensor::keep_alive`]). So a view can be imported as a host buffer
+//! whose lease outlives these objects.
 //!
 //! All checks run when the files are opened: each tensor of the config exists once, with the shape
-//! that the config implies, in a type that the kernels read. Tensors outside the config are
-//! ignored, as transformers does.
+//! that the config implies, in a type that the kernels read. A base model's names lack the prefix
+//! `model.`; both forms are read. Tensors outside the config are not read, and
+//! [`Weights::notices`] names them.
 //!
 //! This module must not know the runtime, nor the meaning of the weights.
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
+use std::io::Read;
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
@@ -37,6 +39,46 @@ const MAX_HEADER: u64 = 100_000_000;
 /// hundred thousand.
 const MAX_INDEX: u64 = 64 << 20;
 
+const EMBEDDING: &str = "model.embed_tokens.weight";
+const HEAD: &str = "lm_head.weight";
+/// What a base model's names lack.
+const PREFIX: &str = "model.";
+/// Tensors that a notice names at most.
+const NAMED: usize = 8;
+/// Parts of names that only quantised weights have: GPTQ, AWQ, MLX, compressed-tensors,
+/// bitsandbytes, quanto, AQLM, EXL2 and EXL3.
+const QUANTISED: [&str; 29] = [
+    "qweight",
+    "qzeros",
+    "g_idx",
+    "scales",
+    "zeros",
+    "q_weight",
+    "q_scale",
+    "q_scale_max",
+    "q_groups",
+    "q_perm",
+    "q_invperm",
+    "weight_packed",
+    "weight_scale",
+    "weight_scale_inv",
+    "weight_scale_2",
+    "weight_zero_point",
+    "weight_shape",
+    "input_scale",
+    "absmax",
+    "nested_absmax",
+    "quant_map",
+    "quant_state",
+    "SCB",
+    "_data",
+    "_scale",
+    "codes",
+    "codebooks",
+    "trellis",
+    "Qidxs",
+];
+
 /// A tensor that a model of some [`Config`] must have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -56,7 +98,7 @@ impl TensorSpec {
             |name: String, shape: &[usize]| all.push(TensorSpec { name, shape: shape.to_vec() });
         let (hidden, inter) = (config.hidden_size, config.intermediate_size);
         let (query, kv) = (config.query_width(), config.kv_width());
-        push("model.embed_tokens.weight".into(), &[config.vocab_size, hidden]);
+        push(EMBEDDING.into(), &[config.vocab_size, hidden]);
         for layer in 0..config.num_hidden_layers {
             let mut linear = |name: &str, out: usize, input: usize, bias: bool| {
                 push(format!("model.layers.{layer}.{name}.weight"), &[out, input]);
@@ -67,17 +109,20 @@ impl TensorSpec {
             linear("self_attn.q_proj", query, hidden, config.attention_bias);
             linear("self_attn.k_proj", kv, hidden, config.attention_bias);
             linear("self_attn.v_proj", kv, hidden, config.attention_bias);
-            linear("self_attn.o_proj", hidden, query, config.attention_bias);
+            linear("self_attn.o_proj", hidden, query, config.attention_output_bias);
             linear("mlp.gate_proj", inter, hidden, config.mlp_bias);
             linear("mlp.up_proj", inter, hidden, config.mlp_bias);
             linear("mlp.down_proj", hidden, inter, config.mlp_bias);
+            for norm in ["q_norm", "k_norm"].iter().filter(|_| config.qk_norm) {
+                push(format!("model.layers.{layer}.self_attn.{norm}.weight"), &[config.head_dim]);
+            }
             for norm in ["input_layernorm", "post_attention_layernorm"] {
                 push(format!("model.layers.{layer}.{norm}.weight"), &[hidden]);
             }
         }
         push("model.norm.weight".into(), &[hidden]);
         if !config.tie_word_embeddings {
-            push("lm_head.weight".into(), &[config.vocab_size, hidden]);
+            push(HEAD.into(), &[config.vocab_size, hidden]);
         }
         all
     }
@@ -123,6 +168,44 @@ impl Source {
         Ok(Self(Arc::new(Inner { name, bytes: Bytes::Mapped(map) })))
     }
 
+    /// Reads a file into memory, so that no later change of the file matters. Blocks until it is
+    /// read; the host needs memory for all of it.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if the file cannot be opened or read; [`Error::InvalidArgument`] if it is
+    /// not regular, is empty, or is truncated meanwhile; [`Error::Unavailable`] if the host's memory
+    /// has no room for it.
+    pub fn read(path: &Path) -> Result<Self> {
+        let name = path.display().to_string();
+        let cannot = |e: std::io::Error| Error::NotFound(format!("{name}: {e}").into());
+        let mut file = files::open(path)?;
+        let len = file.metadata().map_err(cannot)?.len();
+        if len == 0 {
+            return Err(Error::invalid(format!("{name}: truncated: the file is empty")));
+        }
+        let mut words = Vec::new();
+        let count = usize::try_from(len.div_ceil(WORD as u64)).ok();
+        let reserved = count.is_some_and(|count| words.try_reserve_exact(count).is_ok());
+        if !reserved {
+            let why = format!("{name}: the file's {len} bytes do not fit the host's memory");
+            return Err(Error::Unavailable(why.into()));
+        }
+        let (mut part, mut left) = (vec![0; READ], len);
+        while left > 0 {
+            let part = &mut part[..left.min(READ as u64) as usize];
+            file.read_exact(part).map_err(|e| match e.kind() {
+                std::io::ErrorKind::UnexpectedEof => {
+                    Error::invalid(format!("{name}: truncated: the file shrank while it was read"))
+                }
+                _ => cannot(e),
+            })?;
+            words.extend(part.chunks(WORD).map(word));
+            left -= part.len() as u64;
+        }
+        let bytes = Bytes::Copied(words.into(), len as usize);
+        Ok(Self(Arc::new(Inner { name, bytes })))
+    }
+
     /// Bytes that are part of the program, from `include_bytes!`; `name` is the file's name in
     /// messages.
     #[must_use]
@@ -148,16 +231,9 @@ impl Source {
 
     /// A copy of bytes, aligned to 8.
     fn copied(name: &str, bytes: &[u8]) -> Self {
-        const WORD: usize = size_of::<u64>();
-        let mut words = vec![0_u64; bytes.len().div_ceil(WORD)];
-        for (word, chunk) in words.iter_mut().zip(bytes.chunks(WORD)) {
-            let mut padded = [0; WORD];
-            padded[..chunk.len()].copy_from_slice(chunk);
-            *word = u64::from_ne_bytes(padded);
-        }
         Self(Arc::new(Inner {
             name: name.to_owned(),
-            bytes: Bytes::Copied(words.into(), bytes.len()),
+            bytes: Bytes::Copied(bytes.chunks(WORD).map(word).collect(), bytes.len()),
         }))
     }
 }
@@ -169,6 +245,18 @@ impl fmt::Debug for Source {
             .field("bytes", &self.bytes().len())
             .finish()
     }
+}
+
+/// Bytes of a word.
+const WORD: usize = size_of::<u64>();
+/// Bytes of a file in one read; a multiple of [`WORD`].
+const READ: usize = 1 << 20;
+
+/// At most eight bytes as a word in memory.
+fn word(bytes: &[u8]) -> u64 {
+    let mut padded = [0; WORD];
+    padded[..bytes.len()].copy_from_slice(bytes);
+    u64::from_ne_bytes(padded)
 }
 
 fn as_bytes(words: &[u64]) -> &[u8] {
@@ -211,8 +299,8 @@ impl Tensor {
         self.range.start
     }
 
-    /// The file that contains the tensor, or an aligned copy of the tensor if the file's bytes are
-    /// misaligned.
+    /// The file that contains the tensor, or a copy of the tensor if the file's bytes are misaligned
+    /// or in float64.
     #[must_use]
     pub fn source(&self) -> &Source {
         &self.source
@@ -241,18 +329,25 @@ impl Tensor {
 #[derive(Debug, Clone)]
 pub struct Weights {
     tensors: HashMap<String, Tensor>,
+    notices: Vec<String>,
 }
 
 impl Weights {
     /// Opens `DIR/model.safetensors`, or else the shards that `DIR/model.safetensors.index.json`
     /// lists. Blocks on the files' headers, not on their contents.
     ///
+    /// Two contents are read here. Tensors in float64 are rounded to f32: that takes time, and host
+    /// memory for half of their bytes. A head that is stored although the config ties it is compared
+    /// with the embedding. If they differ, the stored head counts, and a [notice](Self::notices)
+    /// says so.
+    ///
     /// # Errors
     /// Each error names the file and, if one is concerned, the tensor.
     /// - [`Error::NotFound`]: a missing file or tensor.
     /// - [`Error::InvalidArgument`]: a truncated or damaged file, a wrong shape, a tensor in two
     ///   shards, an index whose file names leave the directory.
-    /// - [`Error::Unsupported`]: a tensor whose type [`DType`] does not have.
+    /// - [`Error::Unsupported`]: quantised weights; a tensor of a type that is neither one of
+    ///   [`DType`] nor float64.
     ///
     /// # Safety
     /// - As [`Source::map`], for every file: while the weights, or a tensor of them, live, no
@@ -265,16 +360,32 @@ impl Weights {
     /// }
     /// ```
     pub unsafe fn from_dir(dir: &Path, config: &Config) -> Result<Self> {
-        let single = dir.join(SINGLE);
-        let index = dir.join(INDEX);
+        // SAFETY: the caller vouches for the directory's files; the index names no others.
+        Self::from_files(dir, config, |path| unsafe { Source::map(path) })
+    }
+
+    /// As [`from_dir`](Self::from_dir), but reads the files into memory. So no other program can
+    /// disturb the weights, and the call blocks until all is read. The host needs memory for them.
+    ///
+    /// # Errors
+    /// As [`from_dir`](Self::from_dir) and [`Source::read`].
+    pub fn read_dir(dir: &Path, config: &Config) -> Result<Self> {
+        Self::from_files(dir, config, Source::read)
+    }
+
+    fn from_files(
+        dir: &Path,
+        config: &Config,
+        open: impl Fn(&Path) -> Result<Source>,
+    ) -> Result<Self> {
+        files::refuse_quantised(dir)?;
+        let (single, index) = (dir.join(SINGLE), dir.join(INDEX));
         if single.exists() {
-            // SAFETY: the caller vouches for the directory's files.
-            Self::from_sources(vec![unsafe { Source::map(&single) }?], None, config)
+            Self::from_sources(vec![open(&single)?], None, config)
         } else if index.exists() {
             let index = Index::read(&index)?;
-            // SAFETY: the caller vouches for the directory's files; the index names no others.
-            let map = |file| unsafe { Source::map(&dir.join(file)) };
-            let sources = index.files.iter().map(map).collect::<Result<Vec<_>>>()?;
+            let sources = index.files.iter().map(|file| open(&dir.join(file)));
+            let sources = sources.collect::<Result<Vec<_>>>()?;
             Self::from_sources(sources, Some(&index), config)
         } else {
             Err(Error::NotFound(format!("{}: neither {SINGLE} nor {INDEX}", dir.display()).into()))
@@ -289,10 +400,11 @@ impl Weights {
         Self::from_sources(vec![Source::embedded(name, bytes)], None, config)
     }
 
-    /// The tensor with this name.
+    /// The tensor with this name, which has the prefix `model.` whether the files have it or not. A
+    /// head that [is the embedding](Self::is_tied) has no name of its own.
     ///
     /// # Errors
-    /// [`Error::NotFound`] if the config of these weights does not have the tensor.
+    /// [`Error::NotFound`] if these weights do not have the tensor.
     pub fn tensor(&self, name: &str) -> Result<&Tensor> {
         self.tensors
             .get(name)
@@ -310,6 +422,26 @@ impl Weights {
         self.tensors.values().map(|tensor| tensor.range.len() as u64).sum()
     }
 
+    /// Returns whether the head is the embedding. The config's flag may say otherwise: the files
+    /// decide.
+    #[must_use]
+    pub fn is_tied(&self) -> bool {
+        !self.tensors.contains_key(HEAD)
+    }
+
+    /// The number of weights, a tied head counted once.
+    #[must_use]
+    pub fn parameter_count(&self) -> u64 {
+        self.tensors.values().map(|t| (t.range.len() / t.dtype.bytes()) as u64).sum()
+    }
+
+    /// What the files have and a user may not expect, a line each: tensors that no one reads, a
+    /// stored head beside a config that ties it.
+    #[must_use]
+    pub fn notices(&self) -> &[String] {
+        &self.notices
+    }
+
     /// Weights in memory: words per tensor, of which the last may be longer than its elements.
     pub(crate) fn from_words(
         name: &str,
@@ -322,7 +454,8 @@ impl Weights {
             let source = Source(Arc::new(Inner { name: name.to_owned(), bytes }));
             (spec.name, Tensor { source, range: 0..len, dtype, shape: spec.shape })
         };
-        Self { tensors: tensors.into_iter().map(tensor).collect() }
+        let tensors = tensors.into_iter().map(tensor).collect();
+        Self { tensors, notices: Vec::new() }
     }
 
     fn from_sources(sources: Vec<Source>, index: Option<&Index>, config: &Config) -> Result<Self> {
@@ -339,17 +472,91 @@ impl Weights {
                 }
             }
         }
-        let mut tensors = HashMap::new();
+        let stored = Stored { holders, headers: &headers };
+        stored.refuse_quantised()?;
+        let (mut tensors, mut notices, mut read) = (HashMap::new(), Vec::new(), BTreeSet::new());
         for spec in TensorSpec::all(config) {
-            let header = match holders.get(spec.name.as_str()) {
-                Some(header) => header,
-                None => return Err(missing(&spec.name, &sources, index)),
+            let Some((name, header)) = stored.find(&spec.name, config.tie_word_embeddings) else {
+                return Err(missing(&spec.name, &sources, index));
             };
-            tensors.insert(spec.name.clone(), header.tensor(&spec)?);
+            // A head that an alias calls the embedding has no tensor of its own.
+            if read.insert(name) || spec.name != HEAD {
+                tensors.insert(spec.name.clone(), header.tensor(name, &spec.shape)?);
+            }
         }
-        let weights = Self { tensors };
+        if config.tie_word_embeddings
+            && let Some((name, header)) = stored.find(HEAD, false)
+            && read.insert(name)
+        {
+            let head = header.tensor(name, &[config.vocab_size, config.hidden_size])?;
+            let same = |embedding: &Tensor| {
+                (embedding.dtype, embedding.bytes()) == (head.dtype, head.bytes())
+            };
+            if !tensors.get(EMBEDDING).is_some_and(same) {
+                notices.push(format!(
+                    "{}: {HEAD} is stored and differs from the embedding, although the config has \
+                     tie_word_embeddings; the stored head is used",
+                    header.source.name()
+                ));
+                tensors.insert(HEAD.to_owned(), head);
+            }
+        }
+        notices.extend(stored.unread(&read));
+        let weights = Self { tensors, notices };
         tracing::debug!(files = sources.len(), bytes = weights.total_bytes(), "weights opened");
         Ok(weights)
+    }
+}
+
+/// The stored tensors of all files, by their names there.
+struct Stored<'a> {
+    holders: HashMap<&'a str, &'a Header>,
+    headers: &'a [Header],
+}
+
+impl<'a> Stored<'a> {
+    /// The stored name of a tensor and its file: the name itself, the name in a base model, what
+    /// either is an alias of; the head for an embedding that is `tied` to it.
+    fn find(&self, name: &str, tied: bool) -> Option<(&'a str, &'a Header)> {
+        let tie = (tied && name == EMBEDDING).then_some(HEAD);
+        let names = [Some(name), name.strip_prefix(PREFIX), tie];
+        let names = || names.into_iter().flatten();
+        let aliases = names().flat_map(|name| {
+            self.headers.iter().filter_map(move |h| h.aliases()?.get(name).map(String::as_str))
+        });
+        names()
+            .take(2)
+            .chain(aliases)
+            .chain(tie)
+            .find_map(|name| self.holders.get_key_value(name))
+            .map(|(name, header)| (*name, *header))
+    }
+
+    /// Refuses names that only quantised weights have.
+    fn refuse_quantised(&self) -> Result<()> {
+        let telling = |name: &&&str| name.split('.').any(|part| QUANTISED.contains(&part));
+        match self.holders.keys().filter(telling).min() {
+            Some(name) => {
+                let file = self.holders[name].source.name();
+                Err(files::quantised(&format!("{file}: tensor {}", shown(name))))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The notice of stored tensors that are not read.
+    fn unread(&self, read: &BTreeSet<&str>) -> Option<String> {
+        let mut names: Vec<&str> =
+            self.holders.keys().copied().filter(|name| !read.contains(name)).collect();
+        names.sort_unstable();
+        let first: Vec<String> = names.iter().take(NAMED).map(|n| shown(n).to_string()).collect();
+        let more = match names.len().saturating_sub(NAMED) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let first = first.join(", ");
+        (!names.is_empty())
+            .then(|| format!("the model does not use these stored tensors: {first}{more}"))
     }
 }
 
@@ -363,11 +570,8 @@ fn missing(name: &str, sources: &[Source], index: Option<&Index>) -> Error {
         (None, [only]) => only.name().to_owned(),
         (None, _) => "the files".to_owned(),
     };
-    let hint = if name == "lm_head.weight" {
-        "; a head that is the embedding needs tie_word_embeddings"
-    } else {
-        ""
-    };
+    let hint =
+        if name == HEAD { "; a head that is the embedding needs tie_word_embeddings" } else { "" };
     Error::NotFound(format!("tensor {name} is missing from {at}{hint}").into())
 }
 
@@ -430,13 +634,19 @@ impl Header {
         })
     }
 
-    fn tensor(&self, spec: &TensorSpec) -> Result<Tensor> {
-        let (file, name) = (self.source.name(), &spec.name);
+    /// The file's names for tensors that it stores once, such as `save_model` of safetensors writes
+    /// them: the other name, and the stored one.
+    fn aliases(&self) -> Option<&HashMap<String, String>> {
+        self.metadata.metadata().as_ref()
+    }
+
+    fn tensor(&self, name: &str, wanted: &[usize]) -> Result<Tensor> {
+        let file = self.source.name();
         let Some(info) = self.metadata.info(name) else {
             return Err(Error::NotFound(format!("tensor {name} is missing from {file}").into()));
         };
-        if info.shape != spec.shape {
-            let (found, wanted) = (brief(&info.shape), &spec.shape);
+        if info.shape != wanted {
+            let found = brief(&info.shape);
             return Err(Error::invalid(format!(
                 "{file}: tensor {name}: shape {found}; the config implies {wanted:?}"
             )));
@@ -445,18 +655,47 @@ impl Header {
             StoredDtype::BF16 => DType::Bf16,
             StoredDtype::F16 => DType::F16,
             StoredDtype::F32 => DType::F32,
-            other => {
-                let message = format!(
-                    "{file}: tensor {name}: stored as {other:?}; supported: BF16, F16 or F32"
-                );
-                return Err(Error::Unsupported(message.into()));
+            StoredDtype::F64 => {
+                let range = info.data_offsets.0..info.data_offsets.1;
+                let shape = info.shape.clone();
+                return Ok(rounded(file, &self.source.bytes()[self.data_start..][range], shape));
             }
+            other => return Err(not_read(file, name, other)),
         };
         // Both ends lie within the file: `read` compared the last offset with the file's length.
         let range = self.data_start + info.data_offsets.0..self.data_start + info.data_offsets.1;
         let tensor =
             Tensor { source: self.source.clone(), range, dtype, shape: info.shape.clone() };
         Ok(tensor.aligned())
+    }
+}
+
+/// A tensor of f64 rounded to f32.
+fn rounded(file: &str, bytes: &[u8], shape: Vec<usize>) -> Tensor {
+    let round = |bytes: &[u8]| {
+        (f64::from_bits(u64::from_le_bytes(word(bytes).to_ne_bytes())) as f32).to_le_bytes()
+    };
+    let pair = |pair: &[u8]| {
+        let both: Vec<u8> = pair.chunks(WORD).flat_map(round).collect();
+        word(&both)
+    };
+    let words: Box<[u64]> = bytes.chunks(2 * WORD).map(pair).collect();
+    let range = 0..bytes.len() / 2;
+    let bytes = Bytes::Copied(words, range.len());
+    let source = Source(Arc::new(Inner { name: file.to_owned(), bytes }));
+    Tensor { source, range, dtype: DType::F32, shape }
+}
+
+/// The error for a type that is not read: only complex numbers and truth values tell nothing of
+/// quantised weights.
+#[cold]
+fn not_read(file: &str, name: &str, dtype: StoredDtype) -> Error {
+    let what = format!("{file}: tensor {name}: stored as {dtype:?}");
+    match dtype {
+        StoredDtype::BOOL | StoredDtype::C64 => {
+            Error::Unsupported(format!("{what}; supported: BF16, F16, F32 or F64").into())
+        }
+        _ => files::quantised(&what),
     }
 }
 

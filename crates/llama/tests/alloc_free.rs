@@ -51,7 +51,7 @@ fn a_steady_token_allocates_nothing() {
         decoder.token(i, point).unwrap();
     }
     let maps = || std::fs::read_to_string("/proc/self/maps").unwrap_or_default().lines().count();
-    let (regions, driver) = (maps(), runtime.memory_stats().driver_calls);
+    let (regions, driver) = (maps(), runtime.allocator().stats().driver_calls);
     let before = CALLS.load(Ordering::SeqCst);
     for i in 8..40 {
         point = decoder.launch(&graph).unwrap();
@@ -59,6 +59,6 @@ fn a_steady_token_allocates_nothing() {
     }
     let calls = CALLS.load(Ordering::SeqCst) - before;
     assert_eq!(calls, 0, "heap calls in 32 tokens");
-    assert_eq!(runtime.memory_stats().driver_calls, driver, "calls to the system's memory");
+    assert_eq!(runtime.allocator().stats().driver_calls, driver, "calls to the system's memory");
     assert_eq!(maps(), regions, "regions of the address space");
 }

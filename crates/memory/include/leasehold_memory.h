@@ -34,8 +34,7 @@
  *  - dlclose does not unload the shared library. An own shared object that contains the static library is linked with -z nodelete.
  *
  * Environment, read once: TL_MEM_QUARANTINE_BYTES (default 67108864, 0: off), TL_MEM_POOL_BYTES (default 268435456),
- * TL_MEM_LOG (1 or stderr: a line per event to standard error; another value but 0: append to that file),
- * TL_MEM_BIAS (0: no biased locks, for ThreadSanitizer).
+ * TL_MEM_LOG (1 or stderr: a line per event to standard error; another value but 0: append to that file).
  */
 #ifndef LEASEHOLD_MEMORY_H
 #define LEASEHOLD_MEMORY_H

@@ -18,20 +18,20 @@ use std::ptr;
 
 use leasehold_core::sync::atomic::Ordering::Relaxed;
 
-use crate::frame::Caller;
+use crate::destroy::Released;
 use crate::global::{self, local, present, shared, with_or_briefly};
-use crate::local::Local;
+use crate::local::{Caller, Local};
 use crate::log::Cut;
 use crate::misuse::{LastError, Misuse};
 use crate::pool::{OpaqueTensor, TensorDestructor, TensorKey};
-use crate::record::{About, Released};
+use crate::record::About;
 use crate::shared::{CustomDestructor, ScopeEnterHook, ScopeExitHook, TensorDescriber};
 use crate::stats::Stats;
 use crate::table::Kind;
 use crate::vec_ptr::{VecOps, VecPtr};
 
 // ---- scopes and frames. Functions that may find an abandoned frame pass on their caller's
-// position (frame.rs).
+// position (forgotten.rs).
 
 /// Opens a scope.
 #[unsafe(no_mangle)]
@@ -574,7 +574,7 @@ pub unsafe extern "C" fn lh_tensor_create(
     let Some(local) = local() else { return ptr::null_mut() };
     let Some(n) = usize::try_from(dims)
         .ok()
-        .filter(|&n| n <= crate::tensor::MAX_DIMS && (n == 0 || !shape.is_null()))
+        .filter(|&n| n <= crate::host_tensor::MAX_DIMS && (n == 0 || !shape.is_null()))
     else {
         local.misuse(Misuse::TensorKey, 0, dims);
         return ptr::null_mut();

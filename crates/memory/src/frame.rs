@@ -3,41 +3,14 @@
 //! A frame opens its own scope, which only the frame's end closes. Slot buffers grow geometrically
 //! without copying. Outgrown buffers stay readable until the frame ends.
 //!
-//! # Frames whose function has returned
-//! C callers pass their position implicitly: the stack pointer at the call and its return address.
-//! A frame that was opened further down the stack than the present caller belongs to a function
-//! that has returned. Two reasons are possible.
-//! - A helper function opened the frame for its caller, who uses and closes it.
-//! - A function forgot `function_exit`. If this frame stayed, it would shift the frames of all
-//!   callers: their slots would be its slots.
-//!
-//! These frames matter only if the caller has a frame of its own further out. The caller's own
-//! frame was opened from exactly the present stack pointer and from a different place in the code.
-//! (A program that opens all frames through one helper has one return address for all; then the
-//! newest frame is used.) Then a frame is *forgotten* if its function used one of its slots, or if
-//! another frame from the same place was found forgotten. For `get_buffer` a frame without the
-//! requested slot is forgotten too.
-//! - `get_buffer` uses the newest frame that is not forgotten. By this a helper's frame becomes the
-//!   caller's own.
-//! - `function_exit` closes the newest frame if it is not forgotten; otherwise it closes all frames
-//!   down to the caller's own.
-//! - `exit_scope` closes forgotten frames above a scope of the caller.
-//!
-//! If a forgotten frame shows no such evidence, `function_exit` closes it in place of the caller's
-//! own frame and notes this in the own frame. A later call by a function further out, or a new call
-//! of the same function, shows that the own frame is over too. Then the forgetful place is
-//! remembered.
-//!
-//! A frame is closed only by a function that closes a frame or scope further out. So objects that
-//! were registered meanwhile live as long as in any other interpretation. The same holds for the
-//! frame of a coroutine on another stack.
+//! This module must not know what a scope holds.
 
 use std::ffi::c_void;
 use std::ptr;
 
 use leasehold_core::sync::atomic::Ordering::Relaxed;
 
-use crate::local::{Local, Mark};
+use crate::local::{Caller, Deferred, Frame, Local, Mark, Slot};
 use crate::misuse::Misuse;
 use crate::shared::bump;
 use crate::table::NIL;
@@ -47,52 +20,6 @@ pub(crate) const MAX_SLOTS: i64 = 1 << 16;
 /// Larger requests are refused without a call of the C allocator.
 const MAX_BYTES: u64 = 1 << 40;
 const FIRST_BYTES: u64 = 32;
-
-/// The position of a C caller.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Caller {
-    /// Stack pointer at the call, 0 if unknown.
-    pub(crate) sp: usize,
-    /// Return address.
-    pub(crate) pc: usize,
-}
-
-/// A function's frame.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Frame {
-    caller: Caller,
-    /// First of its slots.
-    slot_base: u32,
-    slots: u32,
-    /// First of its deferred buffers.
-    deferred_base: u32,
-    /// The depth before the frame was opened.
-    pub(crate) depth: u32,
-    /// The floor before the frame was opened.
-    floor: u32,
-    /// The frame's function has used one of its slots.
-    used: bool,
-    /// The place of a frame that this frame's function closed in place of this one, unless the
-    /// function still closes this frame too; 0 for none.
-    instead: usize,
-}
-
-/// The maximum number of remembered forgetful places.
-const FORGETFUL: u32 = 64;
-
-/// A slot's buffer.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Slot {
-    buffer: *mut c_void,
-    capacity: u64,
-}
-
-/// An outgrown buffer.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Deferred {
-    buffer: *mut c_void,
-    capacity: u64,
-}
 
 impl Local {
     /// Opens a frame with `slots` slots, and its scope.
@@ -165,83 +92,7 @@ impl Local {
         self.close_frame();
     }
 
-    /// Closes the newest frame and every scope opened since, then frees its buffers.
-    pub(crate) fn close_frame(&self) {
-        let Some(frame) = self.frames.last() else { return };
-        // While its scopes close, destructors still find the frame.
-        self.close_to(frame.depth);
-        self.frames.truncate(self.frames.len() - 1);
-        self.floor.set(frame.floor);
-        let p = &self.published;
-        while self.slots.len() > frame.slot_base
-            && let Some(slot) = self.slots.pop()
-        {
-            if !slot.buffer.is_null() {
-                bump(&p.slot_buffers, -1);
-                bump(&p.slot_bytes, -(slot.capacity as i64));
-                // SAFETY: the buffer came from `malloc` and its frame is over.
-                unsafe { libc::free(slot.buffer) };
-            }
-        }
-        while self.deferred.len() > frame.deferred_base
-            && let Some(old) = self.deferred.pop()
-        {
-            bump(&p.deferred_buffers, -1);
-            bump(&p.deferred_bytes, -(old.capacity as i64));
-            // SAFETY: outgrown buffers came from `malloc`, and their frame is over.
-            unsafe { libc::free(old.buffer) };
-        }
-    }
-
-    // ---- frames whose function has returned: see the module's documentation
-
-    /// The own frame of the function at `sp`, if newer frames are open whose functions have
-    /// returned.
-    fn own_frame(&self, sp: usize) -> Option<u32> {
-        let newest = self.frames.last()?.caller.sp;
-        if newest >= sp || newest == 0 {
-            return None;
-        }
-        let mut at = self.frames.len();
-        let own = loop {
-            at = at.checked_sub(1).filter(|&at| at >= self.base_frames.get())?;
-            match self.frames.get(at)?.caller {
-                caller if caller.sp == sp => break caller,
-                caller if caller.sp != 0 && caller.sp < sp => {}
-                _ => return None,
-            }
-        };
-        let elsewhere = |i| self.frames.get(i).is_some_and(|f| f.caller.pc != own.pc);
-        (at + 1..self.frames.len()).all(elsewhere).then_some(at)
-    }
-
-    /// Returns whether the function of a frame that has returned forgot to close it.
-    fn forgotten(&self, at: u32) -> bool {
-        let Some(frame) = self.frames.get(at) else { return false };
-        if frame.instead != 0 {
-            self.remember(frame.instead);
-        }
-        frame.used
-            || frame.instead != 0
-            || (0..self.forgetful.len()).any(|i| self.forgetful.get(i) == Some(frame.caller.pc))
-    }
-
-    /// Remembers the place `pc` as forgetful.
-    fn remember(&self, pc: usize) {
-        let known = (0..self.forgetful.len()).any(|i| self.forgetful.get(i) == Some(pc));
-        if !known && self.forgetful.len() < FORGETFUL {
-            // Without memory the place will be detected again.
-            let _ = self.forgetful.push(pc);
-        }
-    }
-
-    /// Closes the frames above frame `last`, all of them forgotten.
-    fn close_forgotten(&self, last: u32) {
-        while self.frames.len() > last + 1 {
-            self.misuse(Misuse::FrameRepaired, 0, i64::from(self.frames.len()));
-            self.close_frame();
-        }
-    }
+    // ---- frames whose function has returned: see `forgotten.rs`
 
     /// Closes the forgotten frames when the function with frame `own` ends a frame while newer ones
     /// are open.
@@ -274,27 +125,13 @@ impl Local {
         else {
             return;
         };
-        self.remember(frame.instead);
+        self.note_leaking_site(frame.instead);
         // Objects that were registered since then must stay alive.
         let empty =
             |i| self.marks.read(i, |mark| mark.head == NIL && mark.flags == 0) == Some(true);
         if (frame.depth..self.depth()).all(empty) {
             self.misuse(Misuse::FrameRepaired, 0, i64::from(newest));
             self.close_frame();
-        }
-    }
-
-    /// Closes forgotten frames above a scope that the function at `sp` has opened, before the scope
-    /// ends.
-    pub(crate) fn uncover_scope(&self, sp: usize) {
-        let Some(own) = self.own_frame(sp) else { return };
-        let depth = |at| self.frames.get(at).map_or(0, |f: Frame| f.depth);
-        // The newest scope without a frame of its own lies below the first of these.
-        let first = (own + 1..self.frames.len()).rev().find(|&at| depth(at) > depth(at - 1) + 1);
-        if let Some(first) = first
-            && (first..self.frames.len()).all(|at| self.forgotten(at))
-        {
-            self.close_forgotten(first - 1);
         }
     }
 

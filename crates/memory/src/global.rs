@@ -66,7 +66,7 @@ fn make() -> Option<&'static Shared> {
 
 /// The value of the thread's word (`tls.rs`) after the thread has detached; null before it
 /// attaches.
-const GONE: *const Local = ptr::without_provenance(1);
+const GONE: *const () = ptr::without_provenance(1);
 
 /// This thread's attachment, made at the first call. `None` once the thread has detached, and
 /// without memory (which is counted).
@@ -82,7 +82,7 @@ pub(crate) fn present() -> Option<&'static Local> {
     // SAFETY: the word holds an attachment that `attach` made. Callers use the reference during one
     // call. The thread detaches when no call is in progress, and no other code frees the
     // attachment.
-    if local.addr() > GONE.addr() { Some(unsafe { &*local }) } else { None }
+    if local.addr() > GONE.addr() { Some(unsafe { &*local.cast() }) } else { None }
 }
 
 /// Returns whether this thread has detached.
@@ -103,12 +103,12 @@ fn new_local() -> Option<NonNull<Local>> {
 
 #[cold]
 #[inline(never)]
-fn attach(state: *const Local) -> Option<&'static Local> {
+fn attach(state: *const ()) -> Option<&'static Local> {
     if state == GONE {
         return None;
     }
     let Some(local) = new_local() else { return refuse() };
-    tls::set(local.as_ptr());
+    tls::set(local.as_ptr().cast());
     if !threads::tell_end(local) {
         tls::set(ptr::null());
         // SAFETY: the attachment is new, and no other code has seen it.
@@ -134,7 +134,7 @@ fn briefly<R>(f: impl FnOnce(&Local) -> R) -> Option<R> {
         return None;
     }
     let Some(local) = new_local() else { return refuse() };
-    tls::set(local.as_ptr());
+    tls::set(local.as_ptr().cast());
     // SAFETY: the attachment is new; it is freed below.
     let result = f(unsafe { local.as_ref() });
     // SAFETY: the attachment was made above and is freed below. The program made this call, so a
@@ -171,7 +171,7 @@ pub(crate) unsafe fn destroy_tensor(tensor: *mut OpaqueTensor) {
 /// Detaches a thread that ends.
 extern "C" fn thread_ends(local: *mut c_void) {
     let Some(local) = NonNull::new(local.cast::<Local>()) else { return };
-    if tls::get() != local.as_ptr() {
+    if tls::get() != local.as_ptr().cast() {
         return;
     }
     // SAFETY: the word held an attachment that `attach` made, and only this function frees it,
@@ -278,7 +278,7 @@ mod forks {
         let local = tls::get();
         // SAFETY: the word holds an attachment that `attach` made, which lives as long as this
         // thread is attached.
-        (local.addr() > GONE.addr()).then(|| unsafe { &*local })
+        (local.addr() > GONE.addr()).then(|| unsafe { &*local.cast() })
     }
 
     /// The manager whose locks the handlers after the fork must release; another thread may make a
@@ -288,7 +288,7 @@ mod forks {
 
     unsafe extern "C" fn before() {
         if let Some(shared) = made() {
-            shared.hold(attached().map_or(0, |local| local.me));
+            shared.hold();
             HELD.store(ptr::from_ref(shared).cast_mut(), Relaxed);
         }
     }

@@ -1,5 +1,5 @@
 //! The memory manager for compiled code: scopes, function frames, reference counts and a tensor
-//! pool.
+//! pool, behind a C ABI.
 //!
 //! The callers are functions that an LLVM-based compiler emits. They call the C ABI ([`ffi`],
 //! header `leasehold_memory.h`) very often and not always correctly. So frequent calls take no
@@ -19,24 +19,34 @@
 //!
 //! - object table. File: `table.rs`, `lock.rs`. Owns: address → kind, count, generation,
 //!   back-link. Must not: know scopes, dereference objects.
-//! - one thread. File: `local.rs`, `record.rs`, `frame.rs`, `death.rs`. Owns: scopes, records,
+//! - shared state. File: `shared.rs`, `pools.rs`, `pool.rs`. Owns: pool, hooks, limits, totals.
+//!   Must not: call out under a lock.
+//! - one thread. File: `local.rs`, `links.rs`, `destroy.rs`, and above them `record.rs`,
+//!   `forgotten.rs`, `scope.rs`, `frame.rs`, `tensor.rs`, `detach.rs`. Owns: scopes, records,
 //!   frames, slots, quarantine. Must not: touch another thread's.
-//! - shared state. File: `shared.rs`, `pools.rs`. Owns: pool, hooks, limits, totals. Must not: call
-//!   out under a lock.
 //! - the process's manager. File: `global.rs`, `tls.rs`. Owns: attachments of threads, their ends,
 //!   forks. Must not: know what is called.
-//! - interfaces. File: `manager.rs`, `ffi.rs`. Owns: translation. Must not: decide anything.
+//! - interfaces. File: `manager.rs`, `ffi.rs`, `tensor_pool.rs`. Owns: translation. Must not:
+//!   decide anything.
+//!
+//! The files lead to each other without a circle, by imports and by calls of methods.
 
 #[cfg(all(feature = "bench", not(loom)))]
 pub mod bench;
-mod death;
+mod dead;
+mod destroy;
+mod detach;
 mod env;
 #[cfg(not(loom))]
 pub mod ffi;
+mod forgotten;
 mod frame;
 #[cfg(not(loom))]
 mod global;
 mod heap;
+mod host_tensor;
+mod int_map;
+mod links;
 mod local;
 mod lock;
 mod log;
@@ -47,11 +57,13 @@ mod pool;
 mod pools;
 mod record;
 mod report;
+mod scope;
 mod shared;
 mod stack;
 mod stats;
 mod table;
 mod tensor;
+mod tensor_pool;
 #[cfg(not(loom))]
 mod tls;
 mod vec_ptr;
@@ -61,8 +73,7 @@ pub mod workload;
 pub use manager::MemoryManager;
 pub use misuse::{LastError, MISUSE_COUNT, Misuse};
 pub use pool::{
-    DeviceTypeId, ElementTypeId, OpaqueTensor, PoolLimits, PoolOutcome, TensorDestructor,
-    TensorKey, TensorPool,
+    DeviceTypeId, ElementTypeId, OpaqueTensor, PoolLimits, PoolOutcome, TensorDestructor, TensorKey,
 };
 pub use report::{LeakGroup, LeakReport};
 pub use shared::{
@@ -70,4 +81,5 @@ pub use shared::{
 };
 pub use stats::Stats;
 pub use table::Kind;
+pub use tensor_pool::TensorPool;
 pub use vec_ptr::{VecOps, VecPtr};

@@ -7,11 +7,11 @@ use std::ffi::{c_char, c_void};
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::Ordering::Relaxed;
 
-use crate::frame::Caller;
-use crate::local::Local;
+use crate::destroy::Released;
+use crate::local::{Caller, Local};
 use crate::misuse::{LastError, Misuse};
 use crate::pool::{OpaqueTensor, TensorDestructor, TensorKey};
-use crate::record::{About, Released};
+use crate::record::About;
 use crate::report::LeakReport;
 use crate::shared::{
     Config, CustomDestructor, ScopeEnterHook, ScopeExitHook, Shared, SharedRef, TensorDescriber,

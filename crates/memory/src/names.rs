@@ -10,8 +10,8 @@ use std::ffi::c_char;
 use std::fmt;
 
 use crate::heap::NoMemory;
+use crate::int_map::IntMap;
 use crate::lock::SpinLock;
-use crate::pool::IntMap;
 
 /// Names longer than this are cut.
 pub(crate) const MAX_NAME: usize = 255;

@@ -1,12 +1,11 @@
 //! Tensor pool: dead tensors kept for reuse, by (elements, dtype, device).
 //!
-//! The pool knows addresses and keys. It must not read a tensor, and has no lock: the manager wraps
-//! it. Tensors that leave it permanently are first collected. The caller then destroys them by its
-//! own means, outside its locks.
+//! The pool knows addresses and keys. It must not read or destroy a tensor, and has no lock.
+//! Callers get the tensors that leave it for ever, and destroy them outside their locks.
 
-use std::collections::HashMap;
 use std::fmt;
-use std::hash::{BuildHasherDefault, Hasher};
+
+use crate::int_map::IntMap;
 
 /// A tensor as compiled code sees it: an address. The tensor's destructor knows the type.
 #[repr(C)]
@@ -130,7 +129,7 @@ impl TensorKey {
     }
 }
 
-/// The outcome of [`TensorPool::release`].
+/// The outcome of [`TensorPool::release`](crate::TensorPool::release).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use = "a tensor that was not pooled still belongs to the caller"]
 pub enum PoolOutcome {
@@ -163,50 +162,22 @@ impl Default for PoolLimits {
     }
 }
 
-/// Multiplicative hashing of small integers. The table's inputs are addresses and sizes, not an
-/// adversary's strings.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct IntHasher(u64);
-
-impl Hasher for IntHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&b| self.write_u64(u64::from(b)));
-    }
-    fn write_u8(&mut self, n: u8) {
-        self.write_u64(u64::from(n));
-    }
-    fn write_u64(&mut self, n: u64) {
-        self.0 = (self.0.rotate_left(23) ^ n).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(32);
-    }
-    fn write_usize(&mut self, n: usize) {
-        self.write_u64(n as u64);
-    }
-    fn write_isize(&mut self, n: isize) {
-        self.write_u64(n as u64);
-    }
-}
-
-pub(crate) type IntMap<K, V> = HashMap<K, V, BuildHasherDefault<IntHasher>>;
-
 const NIL: usize = usize::MAX;
 
 /// All tensors of one key; a node of the list from the most to the least recently used key.
 #[derive(Debug)]
-struct Shelf {
+struct Bucket {
     key: TensorKey,
     tensors: Vec<*mut OpaqueTensor>,
     newer: usize,
     older: usize,
 }
 
-/// Dead tensors kept for reuse. See the module's documentation; for a worked example see
-/// [`TensorPool::release`].
+/// Dead tensors kept for reuse; see the module's documentation. It is empty when it is dropped, or
+/// its tensors are lost.
 #[derive(Debug)]
-pub struct TensorPool {
-    shelves: Vec<Shelf>,
+pub(crate) struct Pool {
+    buckets: Vec<Bucket>,
     vacant: Vec<usize>,
     by_key: IntMap<TensorKey, usize>,
     by_address: IntMap<usize, usize>,
@@ -214,36 +185,17 @@ pub struct TensorPool {
     oldest: usize,
     bytes: u64,
     limits: PoolLimits,
-    /// `None`: the process's tensor destructor at the time of a destruction.
-    destructor: Option<TensorDestructor>,
 }
 
 // SAFETY: the pool owns its tensors and only stores their addresses. The releaser of a tensor
 // promises that any thread that holds the pool may destroy it.
-unsafe impl Send for TensorPool {}
+unsafe impl Send for Pool {}
 
-impl Default for TensorPool {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl TensorPool {
-    /// An empty pool with the default limits. The tensor destructor of the process
-    /// (`tl_mem_set_tensor_destructor`) destroys its tensors. Without one at that time they are
-    /// lost, and a misuse is counted.
-    pub fn new() -> Self {
-        Self::with_limits(PoolLimits::default(), None)
-    }
-
-    /// An empty pool whose tensors `destructor` destroys.
-    pub fn with_destructor(limits: PoolLimits, destructor: TensorDestructor) -> Self {
-        Self::with_limits(limits, Some(destructor))
-    }
-
-    pub(crate) fn with_limits(limits: PoolLimits, destructor: Option<TensorDestructor>) -> Self {
+impl Pool {
+    /// An empty pool.
+    pub(crate) fn new(limits: PoolLimits) -> Self {
         Self {
-            shelves: Vec::new(),
+            buckets: Vec::new(),
             vacant: Vec::new(),
             by_key: IntMap::default(),
             by_address: IntMap::default(),
@@ -251,75 +203,22 @@ impl TensorPool {
             oldest: NIL,
             bytes: 0,
             limits,
-            destructor,
         }
     }
 
     /// Removes and returns the tensor of this key that was released last. `None` if the pool has
     /// none.
-    pub fn acquire(
-        &mut self,
-        num_elements: usize,
-        dtype_id: u8,
-        device_id: u8,
-    ) -> Option<*mut OpaqueTensor> {
-        self.acquire_key(TensorKey::from_ids(num_elements as u64, dtype_id, device_id)?)
-    }
-
     pub(crate) fn acquire_key(&mut self, key: TensorKey) -> Option<*mut OpaqueTensor> {
         let &at = self.by_key.get(&key)?;
         self.touch(at);
-        let tensor = self.shelves[at].tensors.pop()?;
+        let tensor = self.buckets[at].tensors.pop()?;
         self.by_address.remove(&tensor.addr());
         self.bytes -= key.bytes();
         Some(tensor)
     }
 
-    /// Gives `ptr` to the pool. If this exceeds the limits, tensors of the least recently used keys
-    /// are destroyed.
-    ///
-    /// ```
-    /// use leasehold_memory::{OpaqueTensor, PoolLimits, PoolOutcome, TensorPool};
-    /// unsafe extern "C" fn destroy(tensor: *mut OpaqueTensor) {
-    ///     // SAFETY: every tensor of this example comes from `Box::into_raw`.
-    ///     drop(unsafe { Box::from_raw(tensor.cast::<[f32; 4]>()) });
-    /// }
-    /// let mut pool = TensorPool::with_destructor(PoolLimits::default(), destroy);
-    /// let tensor: *mut OpaqueTensor = Box::into_raw(Box::new([0f32; 4])).cast();
-    /// // SAFETY: the tensor is ours and `destroy` may destroy it.
-    /// unsafe {
-    ///     assert_eq!(pool.release(tensor, 4, 0, 0), PoolOutcome::Pooled);
-    ///     assert_eq!(pool.release(tensor, 4, 3, 0), PoolOutcome::Duplicate);
-    /// }
-    /// assert_eq!(pool.total_count(), 1);
-    /// assert_eq!(pool.acquire(4, 0, 0), Some(tensor));
-    /// assert_eq!(pool.acquire(4, 0, 0), None);
-    /// # unsafe { destroy(tensor) };
-    /// ```
-    ///
-    /// # Safety
-    /// - The caller owns `ptr`, and gives it up if the outcome is [`PoolOutcome::Pooled`].
-    /// - The pool's destructor may be called with it, on any thread that holds the pool.
-    /// - It has the stated number of elements, dtype and device.
-    pub unsafe fn release(
-        &mut self,
-        ptr: *mut OpaqueTensor,
-        num_elements: usize,
-        dtype_id: u8,
-        device_id: u8,
-    ) -> PoolOutcome {
-        let Some(key) = TensorKey::from_ids(num_elements as u64, dtype_id, device_id) else {
-            return PoolOutcome::Full;
-        };
-        let outcome = self.release_key(ptr, key);
-        while let Some((tensor, _)) = self.excess() {
-            self.destroy(tensor);
-        }
-        outcome
-    }
-
-    /// Like [`release`](Self::release), but without a destruction: the caller destroys the tensors
-    /// that [`excess`](Self::excess) returns.
+    /// Gives a tensor to the pool. The caller then destroys the tensors that
+    /// [`excess`](Self::excess) returns.
     pub(crate) fn release_key(&mut self, ptr: *mut OpaqueTensor, key: TensorKey) -> PoolOutcome {
         if ptr.is_null()
             || key.bytes() > self.limits.bytes
@@ -339,16 +238,16 @@ impl TensorPool {
                 self.touch(at);
                 at
             }
-            None => match self.add_shelf(key) {
+            None => match self.add_bucket(key) {
                 Some(at) => at,
                 None => return PoolOutcome::Full,
             },
         };
-        let shelf = &mut self.shelves[at].tensors;
-        if shelf.len() >= self.limits.per_key || shelf.try_reserve(1).is_err() {
+        let bucket = &mut self.buckets[at].tensors;
+        if bucket.len() >= self.limits.per_key || bucket.try_reserve(1).is_err() {
             return PoolOutcome::Full;
         }
-        shelf.push(ptr);
+        bucket.push(ptr);
         self.by_address.insert(ptr.addr(), at);
         self.bytes += key.bytes();
         PoolOutcome::Pooled
@@ -380,19 +279,19 @@ impl TensorPool {
     /// without tensors is removed.
     fn pop_oldest(&mut self, first: bool) -> Option<(*mut OpaqueTensor, TensorKey)> {
         let at = self.oldest;
-        let shelf = &mut self.shelves[at];
-        let key = shelf.key;
-        let tensor = if first && !shelf.tensors.is_empty() {
-            Some(shelf.tensors.remove(0))
+        let bucket = &mut self.buckets[at];
+        let key = bucket.key;
+        let tensor = if first && !bucket.tensors.is_empty() {
+            Some(bucket.tensors.remove(0))
         } else {
-            shelf.tensors.pop()
+            bucket.tensors.pop()
         };
         if let Some(tensor) = tensor {
             self.bytes -= key.bytes();
             self.by_address.remove(&tensor.addr());
         }
-        if self.shelves[at].tensors.is_empty() {
-            self.forget_shelf(at);
+        if self.buckets[at].tensors.is_empty() {
+            self.remove_bucket(at);
         }
         tensor.map(|tensor| (tensor, key))
     }
@@ -400,68 +299,28 @@ impl TensorPool {
     /// Removes this tensor and returns its key; `None` if the pool does not have it.
     pub(crate) fn take(&mut self, ptr: *mut OpaqueTensor) -> Option<TensorKey> {
         let at = self.by_address.remove(&ptr.addr())?;
-        let shelf = &mut self.shelves[at];
-        shelf.tensors.retain(|&t| t != ptr);
-        self.bytes -= shelf.key.bytes();
-        Some(shelf.key)
-    }
-
-    /// Destroys tensors, of the least recently used keys first, until at most `bytes` remain.
-    /// Returns the freed bytes.
-    pub fn trim(&mut self, bytes: u64) -> u64 {
-        let before = self.bytes;
-        while let Some((tensor, _)) = self.shrink(bytes) {
-            self.destroy(tensor);
-        }
-        before - self.bytes
-    }
-
-    /// Destroys every tensor.
-    pub fn clear(&mut self) {
-        self.trim(0);
-    }
-
-    /// Number of tensors.
-    pub fn total_count(&self) -> usize {
-        self.by_address.len()
-    }
-
-    /// Bytes of all tensors' elements.
-    pub fn total_bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Number of keys that the pool remembers, with or without a tensor.
-    pub fn key_count(&self) -> usize {
-        self.by_key.len()
-    }
-
-    /// The limits in force.
-    pub fn limits(&self) -> PoolLimits {
-        self.limits
-    }
-
-    /// Sets new limits; they take effect with the next release or trim.
-    pub fn set_limits(&mut self, limits: PoolLimits) {
-        self.limits = limits;
+        let bucket = &mut self.buckets[at];
+        bucket.tensors.retain(|&t| t != ptr);
+        self.bytes -= bucket.key.bytes();
+        Some(bucket.key)
     }
 
     /// A place for a new key; `None` without memory.
-    fn add_shelf(&mut self, key: TensorKey) -> Option<usize> {
+    fn add_bucket(&mut self, key: TensorKey) -> Option<usize> {
         self.by_key.try_reserve(1).ok()?;
-        let shelf = Shelf { key, tensors: Vec::new(), newer: NIL, older: NIL };
+        let bucket = Bucket { key, tensors: Vec::new(), newer: NIL, older: NIL };
         let at = match self.vacant.pop() {
             Some(at) => {
-                self.shelves[at] = shelf;
+                self.buckets[at] = bucket;
                 at
             }
             None => {
-                self.shelves.try_reserve(1).ok()?;
-                // Every shelf may become vacant later, when no memory to record it may be
+                self.buckets.try_reserve(1).ok()?;
+                // Every bucket may become vacant later, when no memory to record it may be
                 // available.
-                self.vacant.try_reserve(self.shelves.len() + 1).ok()?;
-                self.shelves.push(shelf);
-                self.shelves.len() - 1
+                self.vacant.try_reserve(self.buckets.len() + 1).ok()?;
+                self.buckets.push(bucket);
+                self.buckets.len() - 1
             }
         };
         self.by_key.insert(key, at);
@@ -470,10 +329,10 @@ impl TensorPool {
     }
 
     /// Removes a key without tensors.
-    fn forget_shelf(&mut self, at: usize) {
+    fn remove_bucket(&mut self, at: usize) {
         self.unlink(at);
-        self.by_key.remove(&self.shelves[at].key);
-        self.shelves[at].tensors = Vec::new();
+        self.by_key.remove(&self.buckets[at].key);
+        self.buckets[at].tensors = Vec::new();
         self.vacant.push(at);
     }
 
@@ -485,43 +344,48 @@ impl TensorPool {
     }
 
     fn link_newest(&mut self, at: usize) {
-        (self.shelves[at].newer, self.shelves[at].older) = (NIL, self.newest);
+        (self.buckets[at].newer, self.buckets[at].older) = (NIL, self.newest);
         match self.newest {
             NIL => self.oldest = at,
-            before => self.shelves[before].newer = at,
+            before => self.buckets[before].newer = at,
         }
         self.newest = at;
     }
 
     fn unlink(&mut self, at: usize) {
-        let (newer, older) = (self.shelves[at].newer, self.shelves[at].older);
+        let (newer, older) = (self.buckets[at].newer, self.buckets[at].older);
         match newer {
             NIL => self.newest = older,
-            n => self.shelves[n].older = older,
+            n => self.buckets[n].older = older,
         }
         match older {
             NIL => self.oldest = newer,
-            o => self.shelves[o].newer = newer,
+            o => self.buckets[o].newer = newer,
         }
     }
 
-    fn destroy(&self, tensor: *mut OpaqueTensor) {
-        match self.destructor {
-            // SAFETY: the releaser gave the tensor up and allowed its destruction by this
-            // destructor.
-            Some(destructor) => unsafe { destructor(tensor) },
-            // SAFETY: the releaser gave the tensor up and allowed its destruction by the process's
-            // destructor.
-            #[cfg(not(loom))]
-            None => unsafe { crate::global::destroy_tensor(tensor) },
-            #[cfg(loom)]
-            None => {}
-        }
+    /// Number of tensors.
+    pub(crate) fn total_count(&self) -> usize {
+        self.by_address.len()
     }
-}
 
-impl Drop for TensorPool {
-    fn drop(&mut self) {
-        self.clear();
+    /// Bytes of all tensors' elements.
+    pub(crate) fn total_bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Number of keys that the pool remembers, with or without a tensor.
+    pub(crate) fn key_count(&self) -> usize {
+        self.by_key.len()
+    }
+
+    /// The limits in force.
+    pub(crate) fn limits(&self) -> PoolLimits {
+        self.limits
+    }
+
+    /// Sets new limits; they take effect with the next release or trim.
+    pub(crate) fn set_limits(&mut self, limits: PoolLimits) {
+        self.limits = limits;
     }
 }

@@ -1,22 +1,21 @@
-//! The manager's sharded tensor pool: one [`TensorPool`] for each group of threads, so that no call
+//! The manager's sharded tensor pool: one [`Pool`] for each group of threads, so that no call
 //! waits for another thread's.
 //!
 //! # Protocol
 //! A thread releases tensors to its own shard, chosen by its number, and tries this shard first.
-//! Each shard has a [`BiasedLock`], which costs the only thread of a shard two plain stores. On a
-//! miss the thread tries other shards, but only those that may have the key. Every shard counts its
-//! tensors by a few bits of the key's hash, and any thread may read these counts without the lock.
+//! On a miss the thread tries other shards, but only those that may have the key. Every shard
+//! counts its tensors by a few bits of the key's hash. Any thread may read these counts without the
+//! lock.
 //! The limits of a key and of the number of keys hold for each shard; the limit of bytes holds for
 //! all shards together.
 //!
 //! This module must not call the program: the code that removes tensors destroys them.
 
-use leasehold_core::sync::UnsafeCell;
 use leasehold_core::sync::atomic::{AtomicU16, AtomicU64, Ordering::Relaxed};
 
 use crate::heap::{self, NoMemory};
-use crate::lock::{BiasedLock, Held};
-use crate::pool::{OpaqueTensor, PoolLimits, PoolOutcome, TensorKey, TensorPool};
+use crate::lock::{SpinGuard, SpinLock};
+use crate::pool::{OpaqueTensor, Pool, PoolLimits, PoolOutcome, TensorKey};
 
 /// The number of shards, a power of two.
 const SHARDS: usize = 16;
@@ -25,12 +24,11 @@ const HINTS: usize = 64;
 
 #[repr(align(128))]
 struct Shard {
-    lock: BiasedLock,
     /// Written under the lock, read by any thread.
     tensors: AtomicU64,
     bytes: AtomicU64,
     hints: [AtomicU16; HINTS],
-    pool: UnsafeCell<TensorPool>,
+    pool: SpinLock<Pool>,
 }
 
 /// A sharded tensor pool; see the module's documentation.
@@ -38,11 +36,6 @@ pub(crate) struct Pools {
     shards: Box<[Shard]>,
     limits: PoolLimits,
 }
-
-// SAFETY: the pools are used only under their shards' locks.
-unsafe impl Send for Pools {}
-// SAFETY: only a guard leads to a shard's pool, and at most one guard exists.
-unsafe impl Sync for Pools {}
 
 /// A few bits of a key's hash (by multiplication, after Knuth).
 fn hint(key: TensorKey) -> usize {
@@ -54,14 +47,12 @@ fn hint(key: TensorKey) -> usize {
 /// A locked shard.
 pub(crate) struct Guard<'a> {
     shard: &'a Shard,
-    held: Held,
+    pool: SpinGuard<'a, Pool>,
 }
 
 impl Guard<'_> {
-    fn pool(&mut self) -> &mut TensorPool {
-        // SAFETY: the shard's lock is held as long as this guard lives, and `&mut self` makes this
-        // the only reference.
-        unsafe { &mut *self.shard.pool.get() }
+    fn pool(&mut self) -> &mut Pool {
+        &mut self.pool
     }
 
     fn count(&self, key: TensorKey, step: u16) {
@@ -98,19 +89,16 @@ impl Drop for Guard<'_> {
         let (tensors, bytes) = (pool.total_count() as u64, pool.total_bytes());
         self.shard.tensors.store(tensors, Relaxed);
         self.shard.bytes.store(bytes, Relaxed);
-        self.shard.lock.unlock(self.held);
     }
 }
 
 impl Pools {
-    pub(crate) fn new(limits: PoolLimits, bias: bool) -> Result<Self, NoMemory> {
+    pub(crate) fn new(limits: PoolLimits) -> Result<Self, NoMemory> {
         let shards = heap::slice(SHARDS, || Shard {
-            lock: BiasedLock::new(bias),
             tensors: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             hints: std::array::from_fn(|_| AtomicU16::new(0)),
-            // The pool is empty when it is dropped, so it needs no destructor.
-            pool: UnsafeCell::new(TensorPool::with_limits(limits, None)),
+            pool: SpinLock::new(Pool::new(limits)),
         })?;
         Ok(Self { shards, limits })
     }
@@ -120,10 +108,10 @@ impl Pools {
         me as usize % SHARDS
     }
 
-    /// Locks a shard for the thread `me`.
-    pub(crate) fn lock(&self, shard: usize, me: u32) -> Guard<'_> {
+    /// Locks a shard.
+    pub(crate) fn lock(&self, shard: usize) -> Guard<'_> {
         let shard = &self.shards[shard % SHARDS];
-        Guard { held: shard.lock.lock(me), shard }
+        Guard { pool: shard.pool.lock(), shard }
     }
 
     /// All shards, the thread's own first.
@@ -142,7 +130,7 @@ impl Pools {
         let hint = hint(key);
         Self::from_home(me).filter(|&i| self.shards[i].hints[hint].load(Relaxed) != 0).find_map(
             |i| {
-                let mut shard = self.lock(i, me);
+                let mut shard = self.lock(i);
                 let tensor = shard.pool().acquire_key(key)?;
                 shard.left(Some(key));
                 Some(tensor)
@@ -151,8 +139,8 @@ impl Pools {
     }
 
     /// Removes this tensor from the shard; `false` if the shard does not have it.
-    pub(crate) fn take(&self, tensor: *mut OpaqueTensor, shard: usize, me: u32) -> bool {
-        let mut shard = self.lock(shard, me);
+    pub(crate) fn take(&self, tensor: *mut OpaqueTensor, shard: usize) -> bool {
+        let mut shard = self.lock(shard);
         let key = shard.pool().take(tensor);
         shard.left(key);
         key.is_some()
@@ -161,7 +149,7 @@ impl Pools {
     /// Removes and returns a tensor that exceeds the limits, of the least recently used key of this
     /// thread's shard. `None` if the pool is within its limits.
     pub(crate) fn excess(&self, me: u32) -> Option<*mut OpaqueTensor> {
-        let mut home = self.lock(Self::home(me), me);
+        let mut home = self.lock(Self::home(me));
         let over = home.pool().excess();
         over.inspect(|over| home.left(Some(over.1))).map(|over| over.0).or_else(|| {
             drop(home);
@@ -180,7 +168,7 @@ impl Pools {
             return None;
         }
         Self::from_home(me).filter(|&i| self.shards[i].tensors.load(Relaxed) != 0).find_map(|i| {
-            let mut shard = self.lock(i, me);
+            let mut shard = self.lock(i);
             // A shard gives up tensors until it is empty, then the next shard follows.
             let (tensor, key) = shard.pool().shrink(0)?;
             shard.left(Some(key));
@@ -198,14 +186,16 @@ impl Pools {
         self.shards.iter().map(|s| s.bytes.load(Relaxed)).sum()
     }
 
-    /// Gives up the biases of thread `me`, which ends.
-    pub(crate) fn renounce(&self, me: u32) {
-        self.shards.iter().for_each(|shard| shard.lock.renounce(me));
+    /// Takes all locks before a fork, until [`let_go`](Self::let_go).
+    #[cfg(not(loom))]
+    pub(crate) fn hold(&self) {
+        self.shards.iter().for_each(|shard| shard.pool.hold());
     }
 
-    /// The locks, for a fork.
-    pub(crate) fn locks(&self) -> impl Iterator<Item = &BiasedLock> {
-        self.shards.iter().map(|shard| &shard.lock)
+    /// Releases all locks after the fork, in both processes.
+    #[cfg(not(loom))]
+    pub(crate) fn let_go(&self) {
+        self.shards.iter().for_each(|shard| shard.pool.let_go());
     }
 }
 

@@ -1,25 +1,12 @@
-//! Registration and reference counts: `register_*`, `unregister`, `promote`, `acquire` and
-//! `release`.
+//! Registration and reference counts: `register_*`, `unregister`, `promote`, `acquire`, `dec_ref`.
+//! `destroy.rs` has the release.
+//!
+//! This module must not know how an object is destroyed.
 
-use crate::death::Dead;
 use crate::local::Local;
 use crate::misuse::Misuse;
 use crate::pool::OpaqueTensor;
 use crate::table::{Entry, EntryState, FOREIGN, Guard, Kind, NIL, PINNED};
-
-/// One registration of one object in one scope.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Record {
-    pub(crate) addr: usize,
-    pub(crate) generation: u64,
-    /// The next older record of the same object in this thread.
-    older: u32,
-    /// Neighbours in the scope's list: `up` is newer. `down` also links the free records.
-    up: u32,
-    down: u32,
-    /// The scope's depth.
-    depth: u32,
-}
 
 /// The properties that a registration gives an object beside its address.
 #[derive(Clone, Copy, Debug)]
@@ -37,126 +24,7 @@ impl About {
     }
 }
 
-/// The result of `release`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Released {
-    /// A count was removed, and some are left.
-    Counted,
-    /// The last count was removed.
-    Died,
-    /// The address is unknown.
-    Unknown,
-    /// The count of the tensor was zero already.
-    Dead,
-}
-
 impl Local {
-    // ---- records
-
-    #[inline(always)]
-    fn new_record(&self) -> Option<u32> {
-        let free = self.free_record.get();
-        if let Some(next) = self.records.read(free, |x| x.down) {
-            self.free_record.set(next);
-            return Some(free);
-        }
-        let blank = Record { addr: 0, generation: 0, older: NIL, up: NIL, down: NIL, depth: 0 };
-        let index = self.records.len();
-        (index < NIL && self.records.push(blank)).then_some(index)
-    }
-
-    #[inline(always)]
-    fn free_record(&self, r: u32) {
-        self.records.update(r, |record| {
-            record.addr = 0;
-            record.down = self.free_record.get();
-        });
-        self.free_record.set(r);
-    }
-
-    /// Fills record `r` and makes it the newest of scope `depth`.
-    #[inline(always)]
-    fn link(&self, r: u32, addr: usize, generation: u64, older: u32, depth: u32) {
-        let Some(below) = self.marks.read(depth - 1, |mark| mark.head) else { return };
-        self.records
-            .update(r, |x| *x = Record { addr, generation, older, up: NIL, down: below, depth });
-        if below != NIL {
-            self.records.update(below, |x| x.up = r);
-        }
-        self.marks.update(depth - 1, |mark| mark.head = r);
-    }
-
-    /// Takes record `r` out of its scope's list.
-    #[inline(always)]
-    fn unlink(&self, r: u32) {
-        let Some((up, down, depth)) = self.records.read(r, |x| (x.up, x.down, x.depth)) else {
-            return;
-        };
-        if up == NIL {
-            self.marks.update(depth - 1, |mark| mark.head = down);
-        } else {
-            self.records.update(up, |above| above.down = down);
-        }
-        if down != NIL {
-            self.records.update(down, |below| below.up = up);
-        }
-    }
-
-    // ---- the back-link from an entry to this thread's newest record
-
-    #[inline(always)]
-    fn newest(&self, entry: &Entry) -> u32 {
-        if entry.owner == self.me {
-            entry.newest
-        } else if entry.flags & FOREIGN != 0 {
-            let r = self.foreign.borrow().get(&entry.addr).copied().unwrap_or(NIL);
-            // A record of a former life at this address is void.
-            if self.records.read(r, |x| x.generation) == Some(entry.generation) { r } else { NIL }
-        } else {
-            NIL
-        }
-    }
-
-    #[inline(always)]
-    fn set_newest(&self, entry: &mut Entry, r: u32) {
-        if entry.owner == self.me || (entry.owner == 0 && entry.flags & FOREIGN == 0) {
-            entry.newest = r;
-            entry.owner = if r == NIL { 0 } else { self.me };
-        } else {
-            self.set_newest_foreign(entry, r);
-        }
-    }
-
-    #[cold]
-    fn set_newest_foreign(&self, entry: &mut Entry, r: u32) {
-        let mut foreign = self.foreign.borrow_mut();
-        if r == NIL {
-            foreign.remove(&entry.addr);
-        } else if foreign.try_reserve(1).is_ok() {
-            foreign.insert(entry.addr, r);
-            entry.flags |= FOREIGN;
-        }
-    }
-
-    /// Takes `r` out of the chain of `entry`.
-    #[inline(always)]
-    fn unchain(&self, entry: &mut Entry, r: u32) {
-        let Some(older) = self.records.read(r, |x| x.older) else { return };
-        let newest = self.newest(entry);
-        if newest == r {
-            self.set_newest(entry, older);
-            return;
-        }
-        let mut at = newest;
-        while let Some(next) = self.records.read(at, |x| x.older) {
-            if next == r {
-                self.records.update(at, |x| x.older = older);
-                return;
-            }
-            at = next;
-        }
-    }
-
     // ---- register, unregister
 
     /// Counts the object once and records it in the current scope.
@@ -173,7 +41,7 @@ impl Local {
             self.misuse(Misuse::OutOfMemory, addr, 0);
             return;
         };
-        let mut shard = self.shared.table.lock(addr, self.me);
+        let mut shard = self.shared.table.lock(addr);
         if let Some(at) = shard.position(addr) {
             self.register_again(shard, at, r, about);
             return;
@@ -191,7 +59,7 @@ impl Local {
         match inserted {
             Ok(generation) => {
                 self.link(r, addr, generation, NIL, depth);
-                self.count_birth();
+                self.count_created();
                 if about.size != 0 {
                     self.shared.add_live_bytes(about.size as i64);
                 }
@@ -221,10 +89,10 @@ impl Local {
         let entry = shard.at(at);
         let addr = entry.addr;
         if entry.state != EntryState::Live {
-            // `settle` has recorded the place of a pooled tensor.
-            let (state, shelf) = (entry.state, entry.newest);
+            // `pool_or_destroy` has recorded the place of a pooled tensor.
+            let (state, pool_shard) = (entry.state, entry.newest);
             drop(shard);
-            self.register_dead(addr, state, shelf, r);
+            self.register_dead(addr, state, pool_shard, r);
             return;
         }
         let mut mismatch = false;
@@ -260,7 +128,7 @@ impl Local {
     /// Registers a tensor whose count had reached zero: it lives again unless another owner has it
     /// by now.
     #[cold]
-    fn register_dead(&self, addr: usize, state: EntryState, shelf: u32, r: u32) {
+    fn register_dead(&self, addr: usize, state: EntryState, pool_shard: u32, r: u32) {
         let ours = match state {
             EntryState::Dying | EntryState::Quarantined | EntryState::Live => true,
             // A hook of this or another thread is describing the tensor; this step cannot be
@@ -268,10 +136,10 @@ impl Local {
             EntryState::Described => false,
             EntryState::Pooled => {
                 let tensor = std::ptr::with_exposed_provenance_mut::<OpaqueTensor>(addr);
-                self.shared.pools.take(tensor, shelf as usize, self.me)
+                self.shared.pools.take(tensor, pool_shard as usize)
             }
         };
-        let mut shard = self.shared.table.lock(addr, self.me);
+        let mut shard = self.shared.table.lock(addr);
         let revived = if ours && shard.find(addr).is_some_and(|e| e.state == state) {
             shard.revive(addr)
         } else {
@@ -289,7 +157,7 @@ impl Local {
         match revived {
             Some(generation) => {
                 self.link(r, addr, generation, NIL, self.depth());
-                self.count_birth();
+                self.count_created();
             }
             None => self.free_record(r),
         }
@@ -301,7 +169,7 @@ impl Local {
         if addr == 0 {
             return;
         }
-        let known = self.shared.table.lock(addr, self.me).find(addr).is_some();
+        let known = self.shared.table.lock(addr).find(addr).is_some();
         if known {
             self.register(addr, About::kind(Kind::Untyped));
         } else {
@@ -318,7 +186,7 @@ impl Local {
         if self.logs() {
             self.log("unregister", addr, 0);
         }
-        let mut shard = self.shared.table.lock(addr, self.me);
+        let mut shard = self.shared.table.lock(addr);
         if let Some(entry) = shard.find(addr).filter(|e| e.state == EntryState::Live) {
             let r = self.newest(entry);
             if let Some(record) = self.records.get(r).filter(|x| x.depth >= outermost) {
@@ -338,7 +206,7 @@ impl Local {
         if addr == 0 {
             return false;
         }
-        let mut shard = self.shared.table.lock(addr, self.me);
+        let mut shard = self.shared.table.lock(addr);
         shard.find(addr).is_some_and(|e| e.state == EntryState::Live && self.newest(e) != NIL)
     }
 
@@ -353,7 +221,7 @@ impl Local {
             self.log("promote", addr, 0);
         }
         let depth = self.depth();
-        let mut shard = self.shared.table.lock(addr, self.me);
+        let mut shard = self.shared.table.lock(addr);
         let newest = match shard.find(addr).filter(|e| e.state == EntryState::Live) {
             Some(entry) => self.newest(entry),
             None => NIL,
@@ -399,7 +267,7 @@ impl Local {
         if self.logs() {
             self.log("acquire", addr, 0);
         }
-        let mut shard = self.shared.table.lock(addr, self.me);
+        let mut shard = self.shared.table.lock(addr);
         let Some(at) = shard.position(addr) else {
             self.acquire_unknown(shard, addr, initial);
             return;
@@ -422,59 +290,10 @@ impl Local {
         let inserted = shard.insert(addr, Kind::Untyped, fill).is_ok();
         drop(shard);
         if inserted {
-            self.count_birth();
+            self.count_created();
         } else {
             self.misuse(Misuse::OutOfMemory, addr, 0);
         }
-    }
-
-    /// Removes a count; the last one destroys the object.
-    #[inline(always)]
-    pub(crate) fn release(&self, addr: usize) -> Released {
-        if addr == 0 {
-            return Released::Unknown;
-        }
-        if self.logs() {
-            self.log("release", addr, 0);
-        }
-        let mut shard = self.shared.table.lock(addr, self.me);
-        let Some(at) = shard.position(addr) else {
-            drop(shard);
-            self.misuse(Misuse::ReleaseUnknown, addr, 0);
-            return Released::Unknown;
-        };
-        if shard.at(at).state != EntryState::Live {
-            drop(shard);
-            self.misuse(Misuse::UseOfDead, addr, -1);
-            return Released::Dead;
-        }
-        self.decrement(shard, at)
-    }
-
-    /// Removes a count of the live entry at `at`.
-    #[inline(always)]
-    pub(crate) fn decrement(&self, mut shard: Guard<'_>, at: u32) -> Released {
-        let entry = shard.at(at);
-        if entry.count > 1 {
-            if entry.count < PINNED {
-                entry.count -= 1;
-            }
-            return Released::Counted;
-        }
-        let (dead, size) = (Dead::new(entry), entry.size);
-        if entry.kind == Kind::Tensor {
-            // A dead tensor stays in the table until its memory has another owner.
-            shard.retire_at(at, EntryState::Dying);
-        } else {
-            shard.remove_at(at);
-        }
-        drop(shard);
-        self.count_death();
-        if size != 0 {
-            self.shared.add_live_bytes(-(size as i64));
-        }
-        self.defer_destroy(dead);
-        Released::Died
     }
 
     /// Removes a count; at zero the table removes the object, and the caller must free it (`true`).
@@ -485,7 +304,7 @@ impl Local {
         if self.logs() {
             self.log("dec_ref", addr, 0);
         }
-        let mut shard = self.shared.table.lock(addr, self.me);
+        let mut shard = self.shared.table.lock(addr);
         let Some(at) = shard.position(addr) else {
             drop(shard);
             self.misuse(Misuse::ReleaseUnknown, addr, 0);
@@ -506,36 +325,8 @@ impl Local {
         let size = entry.size;
         shard.remove_at(at);
         drop(shard);
-        self.count_death();
+        self.count_destroyed();
         self.shared.add_live_bytes(-(size as i64));
         true
-    }
-
-    /// Releases the object of the newest record `r` of a closing scope, and frees the record.
-    #[inline(always)]
-    pub(crate) fn release_record(&self, r: u32) {
-        self.unlink(r);
-        let Some((addr, generation)) = self.records.read(r, |x| (x.addr, x.generation)) else {
-            return;
-        };
-        let mut shard = self.shared.table.lock(addr, self.me);
-        let at = shard.position(addr).filter(|&at| {
-            let entry = shard.at(at);
-            entry.generation == generation && entry.state == EntryState::Live
-        });
-        let Some(at) = at else {
-            // That life of the object is over; the address has another owner now.
-            drop(shard);
-            let mut foreign = self.foreign.borrow_mut();
-            if !foreign.is_empty() && foreign.get(&addr) == Some(&r) {
-                foreign.remove(&addr);
-            }
-            drop(foreign);
-            self.free_record(r);
-            return;
-        };
-        self.unchain(shard.at(at), r);
-        self.free_record(r);
-        self.decrement(shard, at);
     }
 }

@@ -3,9 +3,9 @@
 use std::fmt;
 
 use crate::heap::NoMemory;
+use crate::int_map::IntMap;
 use crate::local::Local;
 use crate::names::{self, Name};
-use crate::pool::IntMap;
 use crate::table::{EntryState, Kind};
 
 /// Live objects that share kind, name and call site.
@@ -100,7 +100,7 @@ impl Local {
     /// The groups of live objects, the largest number first.
     pub(crate) fn leak_groups(&self) -> Result<Vec<Group>, NoMemory> {
         let mut sums: IntMap<(u8, u32, u32), (Kind, Sum)> = IntMap::default();
-        self.shared.table.for_each(self.me, |entry| {
+        self.shared.table.for_each(|entry| {
             if entry.state == EntryState::Live {
                 sums.try_reserve(1).map_err(|_| NoMemory)?;
                 let key = (entry.kind as u8, entry.name, entry.site);

@@ -12,10 +12,10 @@ use std::ptr::{self, NonNull};
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 
-use crate::death::Dead;
+use crate::dead::Dead;
 use crate::env;
 use crate::heap::{NoMemory, Owned};
-use crate::lock::{SpinLock, may_bias};
+use crate::lock::SpinLock;
 use crate::log::Log;
 use crate::misuse::MISUSE_COUNT;
 use crate::pool::{OpaqueTensor, PoolLimits, TensorDestructor, TensorKey};
@@ -221,11 +221,10 @@ impl Deref for SharedRef {
 
 impl Shared {
     pub(crate) fn new(config: Config, log: Option<Log>) -> Result<Self, NoMemory> {
-        let bias = may_bias();
         Ok(Self {
             flags: AtomicU32::new(if log.is_some() { LOG } else { 0 }),
-            table: Table::new(bias)?,
-            pools: Pools::new(config.pool, bias)?,
+            table: Table::new()?,
+            pools: Pools::new(config.pool)?,
             scope_enter: AtomicPtr::new(ptr::null_mut()),
             scope_exit: AtomicPtr::new(ptr::null_mut()),
             tensor_destructor: AtomicPtr::new(ptr::null_mut()),
@@ -312,8 +311,8 @@ impl Shared {
         stats
     }
 
-    /// Adds a thread's batch of births and deaths: the net change, and the highest value since the
-    /// last batch.
+    /// Adds a thread's batch of new and destroyed objects: the net change, and the highest
+    /// value since the last batch.
     pub(crate) fn add_live(&self, net: i64, highest: i64) {
         let before = self.live.fetch_add(net, Relaxed);
         self.peak_live.fetch_max(before + highest, Relaxed);
@@ -348,7 +347,7 @@ impl Shared {
     /// Takes a tensor out of the pool for use. From then on the table does not know it.
     pub(crate) fn pool_acquire(&self, key: TensorKey, me: u32) -> Option<*mut OpaqueTensor> {
         let tensor = self.pools.acquire(key, me)?;
-        let mut shard = self.table.lock(tensor.addr(), me);
+        let mut shard = self.table.lock(tensor.addr());
         if let Some(i) = shard.position(tensor.addr())
             && shard.at(i).state == EntryState::Pooled
         {
@@ -359,15 +358,11 @@ impl Shared {
 
     // ---- forks. The forking thread holds all locks, so that the child finds a consistent state.
 
-    /// Takes all locks before a fork by the thread `me`.
+    /// Takes all locks before a fork.
     #[cfg(not(loom))]
-    pub(crate) fn hold(&self, me: u32) {
-        let locks = || self.table.locks().chain(self.pools.locks());
-        // Every lock, even if its bias was revoked already.
-        if locks().fold(false, |any, lock| lock.hold(me) | any) {
-            leasehold_core::barrier::heavy();
-        }
-        locks().for_each(|lock| lock.hold_end());
+    pub(crate) fn hold(&self) {
+        self.table.hold();
+        self.pools.hold();
         crate::names::interner().hold();
         self.threads.hold();
     }
@@ -375,7 +370,8 @@ impl Shared {
     /// Releases all locks after a fork, in both processes.
     #[cfg(not(loom))]
     pub(crate) fn let_go(&self) {
-        self.table.locks().chain(self.pools.locks()).for_each(|lock| lock.let_go());
+        self.table.let_go();
+        self.pools.let_go();
         crate::names::interner().let_go();
         self.threads.let_go();
     }
@@ -385,9 +381,9 @@ impl Shared {
     #[cfg(not(loom))]
     pub(crate) fn only(&self, published: Option<NonNull<Published>>) {
         let mut threads = self.threads.lock();
-        let strangers =
+        let others =
             |threads: &Threads| threads.present.iter().copied().find(|p| Some(p.0) != published);
-        while let Some(gone) = strangers(&threads) {
+        while let Some(gone) = others(&threads) {
             threads.leave(gone);
         }
     }
@@ -447,12 +443,12 @@ impl Drop for Shared {
         let hook = self.tensor_destructor();
         while let Some((tensor, _)) = self.pools.shrink(0, me) {
             let host = {
-                let mut shard = self.table.lock(tensor.addr(), me);
+                let mut shard = self.table.lock(tensor.addr());
                 shard.find(tensor.addr()).is_some_and(|e| e.flags & crate::table::HOST != 0)
             };
             match hook {
                 // SAFETY: the pool owned the tensor, which `lh_tensor_create` made.
-                _ if host => unsafe { crate::tensor::destroy(tensor) },
+                _ if host => unsafe { crate::host_tensor::destroy(tensor) },
                 // SAFETY: the pool owned the tensor. The tensor's maker provided the hook.
                 Some(hook) => unsafe { hook(tensor) },
                 None => {}

@@ -4,7 +4,7 @@
 //! destructors. It must not dereference an object, or call the program while a shard is locked.
 //!
 //! # Protocol
-//! Every access to an entry happens under its shard's [`BiasedLock`]. Entries move within their
+//! Every access to an entry happens under its shard's lock. Entries move within their
 //! shard, so other code keeps no reference to an entry. It keeps the address and the entry's
 //! generation, and looks the entry up again. A generation is never used twice within a shard, and
 //! an address always maps to the same shard. So (address, generation) names one life of one object.
@@ -12,16 +12,15 @@
 //! without it.
 //!
 //! All addresses of one KiB map to one shard. So objects from one thread's arena are mostly in
-//! shards that no other thread uses, which makes the locks' bias effective.
+//! shards that no other thread uses, and threads seldom meet at a lock.
 
 use std::alloc::{self, Layout};
 use std::ptr;
 
-use leasehold_core::sync::UnsafeCell;
 use leasehold_core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::heap::{self, NoMemory};
-use crate::lock::{BiasedLock, Held};
+use crate::lock::{SpinGuard, SpinLock};
 
 /// No record.
 pub(crate) const NIL: u32 = u32::MAX;
@@ -153,11 +152,10 @@ struct Slots {
 #[derive(Debug)]
 #[repr(align(128))]
 struct Shard {
-    lock: BiasedLock,
     live: AtomicU32,
     tensors: AtomicU32,
     bytes: AtomicU64,
-    slots: UnsafeCell<Slots>,
+    slots: SpinLock<Slots>,
 }
 
 /// All objects of one manager.
@@ -166,10 +164,8 @@ pub(crate) struct Table {
     shards: Box<[Shard]>,
 }
 
-// SAFETY: each shard owns its raw slot pointers, which are used only under its lock.
-unsafe impl Send for Table {}
-// SAFETY: a shard's lock gives one thread at a time access to its slots.
-unsafe impl Sync for Table {}
+// SAFETY: the slots own what their pointer leads to.
+unsafe impl Send for Slots {}
 
 /// Totals over all shards; exact if no other thread uses the manager.
 #[derive(Clone, Copy, Default, Debug)]
@@ -180,14 +176,13 @@ pub(crate) struct Totals {
 }
 
 impl Table {
-    /// An empty table; `bias` is the result of [`may_bias`](crate::lock::may_bias).
-    pub(crate) fn new(bias: bool) -> Result<Self, NoMemory> {
+    /// An empty table.
+    pub(crate) fn new() -> Result<Self, NoMemory> {
         let shards = heap::slice(1 << SHARD_BITS, || Shard {
-            lock: BiasedLock::new(bias),
             live: AtomicU32::new(0),
             tensors: AtomicU32::new(0),
             bytes: AtomicU64::new(0),
-            slots: UnsafeCell::new(Slots {
+            slots: SpinLock::new(Slots {
                 base: ptr::null_mut(),
                 capacity: 0,
                 len: 0,
@@ -197,25 +192,26 @@ impl Table {
         Ok(Self { shards })
     }
 
-    /// The locks, for a fork.
-    pub(crate) fn locks(&self) -> impl Iterator<Item = &BiasedLock> {
-        self.shards.iter().map(|shard| &shard.lock)
+    /// Takes all locks before a fork, until [`let_go`](Self::let_go).
+    #[cfg(not(loom))]
+    pub(crate) fn hold(&self) {
+        self.shards.iter().for_each(|shard| shard.slots.hold());
     }
 
-    /// Locks the shard of `addr` for the thread `me`.
+    /// Releases all locks after the fork, in both processes.
+    #[cfg(not(loom))]
+    pub(crate) fn let_go(&self) {
+        self.shards.iter().for_each(|shard| shard.slots.let_go());
+    }
+
+    /// Locks the shard of `addr`.
     #[inline(always)]
-    pub(crate) fn lock(&self, addr: usize, me: u32) -> Guard<'_> {
+    pub(crate) fn lock(&self, addr: usize) -> Guard<'_> {
         let region = (addr as u64) >> REGION_BITS;
         let index = (region.wrapping_mul(FIBONACCI) >> (u64::BITS - SHARD_BITS)) as usize;
         // SAFETY: SHARD_BITS bits cannot exceed the number of shards.
         let shard = unsafe { self.shards.get_unchecked(index) };
-        Guard { held: shard.lock.lock(me), shard }
-    }
-
-    /// Gives up the biases of thread `me`, which ends. Other threads may then get its shards'
-    /// biases.
-    pub(crate) fn renounce(&self, me: u32) {
-        self.shards.iter().for_each(|shard| shard.lock.renounce(me));
+        Guard { slots: shard.slots.lock(), shard }
     }
 
     pub(crate) fn totals(&self) -> Totals {
@@ -230,12 +226,11 @@ impl Table {
     /// is copied first).
     pub(crate) fn for_each(
         &self,
-        me: u32,
         mut f: impl FnMut(&Entry) -> Result<(), NoMemory>,
     ) -> Result<(), NoMemory> {
         let mut copy = Vec::new();
         for shard in &self.shards {
-            let mut guard = Guard { held: shard.lock.lock(me), shard };
+            let mut guard = Guard { slots: shard.slots.lock(), shard };
             let slots = guard.slots();
             copy.try_reserve(slots.len as usize).map_err(|_| NoMemory)?;
             for i in 0..slots.capacity {
@@ -254,17 +249,9 @@ impl Table {
 }
 
 /// A locked shard.
-#[derive(Debug)]
 pub(crate) struct Guard<'a> {
     shard: &'a Shard,
-    held: Held,
-}
-
-impl Drop for Guard<'_> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        self.shard.lock.unlock(self.held);
-    }
+    slots: SpinGuard<'a, Slots>,
 }
 
 #[inline(always)]
@@ -275,9 +262,7 @@ fn home(addr: usize, capacity: u32) -> u32 {
 impl Guard<'_> {
     #[inline(always)]
     fn slots(&mut self) -> &mut Slots {
-        // SAFETY: the shard's lock is held as long as this guard lives, and `&mut self` makes this
-        // the only reference.
-        unsafe { &mut *self.shard.slots.get() }
+        &mut self.slots
     }
 
     /// The position of the entry of `addr` (not 0), alive or dead; valid until the next insertion
@@ -493,9 +478,6 @@ impl Slots {
 
 impl Drop for Table {
     fn drop(&mut self) {
-        for shard in &mut self.shards {
-            // SAFETY: `&mut self` proves that no guard exists.
-            unsafe { (*shard.slots.get()).free() };
-        }
+        self.shards.iter_mut().for_each(|shard| shard.slots.get_mut().free());
     }
 }

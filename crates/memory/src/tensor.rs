@@ -1,61 +1,15 @@
-//! The crate's own tensor type: elements in host memory with a shape.
+//! Tensors of this crate in the current scope: creation, and reads by address.
 //!
-//! The type serves tests, examples and the pool's own checks. The manager treats it like any other
-//! tensor, but knows its key and destructor without a hook. Tensors over device buffers and their
-//! exchange by DLPack are planned as further kinds. The entry's flag in the object table
-//! distinguishes the kinds, never the tensor's bytes.
+//! This module must not know what the block of a tensor holds beside its header.
 
-use std::alloc::{self, Layout};
 use std::ffi::c_void;
 
+use crate::host_tensor::{self, HostTensor, MAX_DIMS};
 use crate::local::Local;
 use crate::misuse::Misuse;
 use crate::pool::{DeviceTypeId, ElementTypeId, OpaqueTensor, TensorKey};
 use crate::record::About;
 use crate::table::{EntryState, HOST, Kind};
-
-/// The maximum number of dimensions.
-pub(crate) const MAX_DIMS: usize = 8;
-/// The alignment of the elements: a cache line.
-const ALIGN: usize = 64;
-
-#[repr(C, align(64))]
-struct HostTensor {
-    key: TensorKey,
-    dims: usize,
-    shape: [i64; MAX_DIMS],
-}
-
-/// Header and elements are one block.
-fn layout(key: TensorKey) -> Option<Layout> {
-    let bytes = usize::try_from(key.bytes()).ok()?.checked_add(size_of::<HostTensor>())?;
-    Layout::from_size_align(bytes, ALIGN).ok()
-}
-
-const _: () =
-    assert!(align_of::<HostTensor>() == ALIGN && size_of::<HostTensor>().is_multiple_of(ALIGN));
-
-/// The key of a tensor of this crate.
-///
-/// # Safety
-/// - [`Local::create_tensor`] made `tensor`, which is not destroyed.
-pub(crate) unsafe fn key(tensor: *mut OpaqueTensor) -> TensorKey {
-    // SAFETY: by the caller's promise the tensor starts with this header.
-    unsafe { (*tensor.cast::<HostTensor>()).key }
-}
-
-/// Destroys a tensor of this crate.
-///
-/// # Safety
-/// - [`Local::create_tensor`] made `tensor`, which is not destroyed yet. No other code uses it any
-///   more.
-pub(crate) unsafe extern "C" fn destroy(tensor: *mut OpaqueTensor) {
-    // SAFETY: by the caller's promise the tensor exists and starts with its header.
-    if let Some(layout) = layout(unsafe { key(tensor) }) {
-        // SAFETY: the block was allocated by `create_tensor` with this layout.
-        unsafe { alloc::dealloc(tensor.cast(), layout) };
-    }
-}
 
 impl Local {
     /// A tensor in host memory, from the pool if possible, registered in the current scope. Its
@@ -66,30 +20,22 @@ impl Local {
         let key = elements.and_then(|n| {
             TensorKey::from_ids(n, ElementTypeId::from_id(dtype_id)? as u8, DeviceTypeId::Cpu as u8)
         });
-        let Some((key, layout)) =
-            key.and_then(|k| Some((k, layout(k)?))).filter(|_| shape.len() <= MAX_DIMS)
+        let Some((key, layout)) = key
+            .and_then(|k| Some((k, host_tensor::layout(k)?)))
+            .filter(|_| shape.len() <= MAX_DIMS)
         else {
             self.misuse(Misuse::TensorKey, 0, i64::from(dtype_id));
             return None;
         };
         let key = TensorKey { host: true, ..key };
-        let tensor = self.shared.pool_acquire(key, self.me).unwrap_or_else(|| {
-            if layout.size() as u64 > MAX_ALLOCATION {
-                return std::ptr::null_mut();
-            }
-            // SAFETY: the layout has a size: the header's at least.
-            unsafe { alloc::alloc(layout) }.cast()
-        });
+        let tensor =
+            self.shared.pool_acquire(key, self.me).unwrap_or_else(|| host_tensor::allocate(layout));
         if tensor.is_null() {
             self.misuse(Misuse::OutOfMemory, 0, layout.size() as i64);
             return None;
         }
-        let mut dims = [0; MAX_DIMS];
-        dims[..shape.len()].copy_from_slice(shape);
-        // SAFETY: the block belongs to this call and starts with room for the header.
-        unsafe {
-            tensor.cast::<HostTensor>().write(HostTensor { key, dims: shape.len(), shape: dims })
-        };
+        // SAFETY: the block belongs to this call.
+        unsafe { host_tensor::write_header(tensor, key, shape) };
         let about = About { size: key.bytes(), flags: HOST, ..About::kind(Kind::Tensor) };
         self.register(tensor.expose_provenance(), about);
         Some(tensor)
@@ -103,7 +49,7 @@ impl Local {
         read: impl FnOnce(&HostTensor) -> R,
     ) -> Option<R> {
         if !tensor.is_null() {
-            let mut shard = self.shared.table.lock(tensor.addr(), self.me);
+            let mut shard = self.shared.table.lock(tensor.addr());
             if shard
                 .find(tensor.addr())
                 .is_some_and(|e| e.flags & HOST != 0 && e.state == EntryState::Live)
@@ -140,9 +86,6 @@ impl Local {
     /// The elements.
     pub(crate) fn tensor_data(&self, tensor: *mut OpaqueTensor) -> Option<*mut c_void> {
         self.host_tensor(tensor, |_| ())?;
-        Some(tensor.wrapping_byte_add(size_of::<HostTensor>()).cast())
+        Some(host_tensor::data(tensor))
     }
 }
-
-/// Larger tensors are refused without a call of the allocator.
-const MAX_ALLOCATION: u64 = 1 << 40;

@@ -1,4 +1,4 @@
-//! The thread-local word of the C ABI: this thread's attachment.
+//! The thread-local word of the C ABI.
 //!
 //! The word needs no destructor, so it can be read at any time of a thread's life. On x86-64 Linux
 //! it uses the initial-exec model, as allocators do. In a shared library the general model costs a
@@ -7,8 +7,6 @@
 //! what the word means.
 
 use std::ptr;
-
-use crate::local::Local;
 
 #[cfg(all(target_os = "linux", target_arch = "x86_64", not(miri)))]
 mod imp {
@@ -77,11 +75,11 @@ mod imp {
 
 /// This thread's word; null before the first `set`.
 #[inline(always)]
-pub(crate) fn get() -> *const Local {
+pub(crate) fn get() -> *const () {
     ptr::with_exposed_provenance(imp::get())
 }
 
 /// Sets this thread's word.
-pub(crate) fn set(local: *const Local) {
-    imp::set(local.expose_provenance());
+pub(crate) fn set(word: *const ()) {
+    imp::set(word.expose_provenance());
 }

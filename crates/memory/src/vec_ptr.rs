@@ -1,7 +1,7 @@
 //! Vectors of pointers that compiled code and the manager share: this library's layout, and
 //! functions for other layouts.
 //!
-//! The manager reads a vector only when its count has reached zero (`death.rs`). This module must
+//! The manager reads a vector only when its count has reached zero (`destroy.rs`). This module must
 //! not know what the elements are.
 
 use std::ffi::c_void;

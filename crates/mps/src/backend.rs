@@ -1,83 +1,47 @@
 //! The implementation of `hal`: leases of the managers' states as objects of the traits.
 //!
-//! This module must hold no state beside the execution manager and the access to the driver.
+//! This module must hold no state.
 
-use crate::config::MpsConfig;
-use crate::driver::ops::{MpsSlowOps, Storage};
-use crate::manager::device::{DeviceState, ordinal_of};
-use crate::manager::execution::MpsExecutionManager;
+use crate::driver::ops::Storage;
+use crate::manager::device::{DeviceState, Devices};
 use leasehold_alloc::{Allocator, Backing};
-use leasehold_core::sync::Arc;
-use leasehold_core::{Error, Lease, Result};
+use leasehold_core::{Error, Lease, PoolStats, Result};
+use leasehold_engine::backend::DriverBackend;
 use leasehold_engine::driver::DriverDevice;
-use leasehold_engine::start::DriverStart;
 use leasehold_engine::waits::synchronize;
-use leasehold_engine::{backend_methods, forward_backend, forward_device};
 use leasehold_hal::{
-    Backend, BackendKind, Device, DeviceId, GraphExec, HostTimeline, KernelDesc, MemoryInfo,
+    BackendKind, Description, Device, DeviceId, GraphExec, HostTimeline, KernelDesc, MemoryInfo,
     MemoryKind, Pipeline, Plan, Stream, StreamDesc, TimestampQuery,
 };
+use std::any::Any;
 use std::time::Duration;
 
-/// The backend for Metal's devices.
+/// The backend for Metal's devices. On systems other than Apple's every call fails with the reason.
 ///
-/// The backend asks the system for its devices when they are first requested. On systems other than
-/// Apple's every call fails with the reason.
-///
-/// Leases may outlive the backend.
-pub struct MpsBackend {
-    manager: MpsExecutionManager,
-    driver: DriverStart<dyn MpsSlowOps, MpsConfig>,
-}
-
-/// Metal itself.
-#[cfg(target_vendor = "apple")]
-fn real() -> Result<Arc<dyn MpsSlowOps>> {
-    Ok(Arc::new(crate::driver::real::RealDriver::new()))
-}
-
-/// The error of a system without Metal.
-#[cfg(not(target_vendor = "apple"))]
-fn real() -> Result<Arc<dyn MpsSlowOps>> {
-    Err(Error::Unavailable("Metal exists on Apple's systems only".into()))
-}
-
-impl MpsBackend {
-    /// A backend over the system's Metal, with the default configuration. The call asks the system
-    /// for nothing, and cannot fail.
-    ///
-    /// ```
-    /// use leasehold_hal::Backend;
-    /// use leasehold_mps::MpsBackend;
-    /// match MpsBackend::new().devices() {
-    ///     Ok(devices) => println!("{} devices", devices.len()),
-    ///     Err(why) => println!("{why}"),
-    /// }
-    /// ```
-    #[must_use]
-    pub fn new() -> Self {
-        Self::with_config(MpsConfig::default())
-    }
-
-    /// A backend over the system's Metal. An error of the configuration is reported when devices
-    /// are requested.
-    #[must_use]
-    pub fn with_config(config: MpsConfig) -> Self {
-        Self::over(Box::new(real), config)
-    }
-}
-
-backend_methods!(MpsBackend of MpsExecutionManager over MpsSlowOps with MpsConfig);
-
-// SAFETY: the execution manager gives each ordinal one device, made with that ordinal.
-unsafe impl Backend for MpsBackend {
-    forward_backend!(Mps, ordinal_of);
-}
+/// ```
+/// use leasehold_hal::Backend;
+/// use leasehold_mps::MpsBackend;
+/// match MpsBackend::new().devices() {
+///     Ok(devices) => println!("{} devices", devices.len()),
+///     Err(why) => println!("{why}"),
+/// }
+/// ```
+pub type MpsBackend = DriverBackend<Devices>;
 
 // SAFETY: memory is the driver's, and each block lies in one segment. All resources that the device
 // lends are its own. With `host_visible` the memory is in shared storage, at the host's addresses.
 unsafe impl Device for DeviceState {
-    forward_device!();
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn state(&self) -> Option<&(dyn Any + Send + Sync)> {
+        Some(self)
+    }
+
+    fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
+        Self::pools(self, report);
+    }
 
     fn memory_info(&self) -> Result<MemoryInfo> {
         let opened = self.opened();
@@ -106,7 +70,7 @@ unsafe impl Device for DeviceState {
     }
 
     fn pipeline(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>> {
-        let kernel = self.kernels().get_or_create(self.libraries(), desc);
+        let kernel = self.kernels().get_or_create(desc, self.libraries());
         kernel.map_err(|e| self.engine().settle(e))
     }
 
@@ -129,7 +93,7 @@ unsafe impl Device for DeviceState {
     }
 
     fn peer_access(&self, peer: DeviceId) -> Result<bool> {
-        let id = DeviceState::info(self).id;
+        let id = self.id();
         if peer == id {
             return Ok(true);
         }

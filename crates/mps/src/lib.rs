@@ -1,4 +1,4 @@
-//! The Metal backend of the Leasehold device runtime: Metal behind managers.
+//! The Metal backend: Metal behind managers. No Apple GPU has run it yet.
 //!
 //! Three types to know: [`MpsBackend`] gives the devices of a driver, [`MpsConfig`] has its
 //! settings, and a [`driver`] is Metal itself or a simulated one.
@@ -21,7 +21,8 @@
 //! managers, and the `engine` its queues, events and fences. The managers of a device
 //! include its memory and its streams.
 //!
-//! This crate must not hold operators, and nothing but the registration of backends may name it.
+//! This crate must not hold operators. A program needs it by name only for a configuration of its
+//! own, or for native objects.
 
 pub(crate) mod allocator;
 pub mod backend;

@@ -3,15 +3,12 @@
 //!
 //! All locks here are leaves and are held for a few instructions.
 //!
-//! This module must not know devices.
+//! This module must not know devices or streams.
 
 use crate::config::MpsConfig;
 use crate::driver::ops::MpsSlowOps;
-use crate::engine::outcome::Skipped;
-use crate::engine::stream::MpsStream;
 use crate::spans::Spans;
 use leasehold_core::sync::{Arc, OnceLock, RwLock};
-use leasehold_engine::tables::Tables;
 use std::collections::HashMap;
 use std::fmt;
 
@@ -19,12 +16,8 @@ use std::fmt;
 pub struct Shared {
     /// The driver.
     pub ops: Arc<dyn MpsSlowOps>,
-    /// The signals that the host makes up for.
-    pub(crate) skipped: Arc<Skipped>,
     /// The settings.
     pub config: MpsConfig,
-    /// The timelines of all streams and host timelines.
-    pub tables: Arc<Tables<MpsStream>>,
     /// The segments of all devices' memory.
     pub spans: Spans,
     /// The number of devices, once they were enumerated.
@@ -38,10 +31,8 @@ impl Shared {
     #[must_use]
     pub fn new(ops: Arc<dyn MpsSlowOps>, config: MpsConfig) -> Self {
         Self {
-            skipped: Skipped::new(ops.clone()),
             ops,
             config,
-            tables: Arc::default(),
             spans: Spans::default(),
             devices: OnceLock::new(),
             functions: RwLock::new(HashMap::new()),

@@ -23,7 +23,7 @@
 mod device;
 
 use device::{Bench, Choice, cases, choose};
-use leasehold::{Context, DeviceId};
+use leasehold::{DeviceId, Runtime};
 use std::process::ExitCode;
 
 const USAGE: &str =
@@ -101,7 +101,7 @@ fn main() -> ExitCode {
 /// Returns whether all results agreed.
 fn run(wanted: &Wanted, choice: Choice) -> leasehold::Result<bool> {
     let id: DeviceId = wanted.device.parse()?;
-    let runtime = Context::new().runtime(id)?;
+    let runtime = Runtime::open(id)?;
     let info = runtime.info();
     println!("{} ({}), {}", info.id, info.name, info.arch.join(", "));
     let mut bench = Bench::new(&runtime)?.only(choice);

@@ -234,12 +234,11 @@ impl Gemm {
         }
         let half = Half::of(x.dtype())?;
         let aligned = |t: &Tensor| {
-            (t.buffer().addr() | t.offset()).is_multiple_of(ALIGN)
-                && (u64::from(t.ld()) * 2).is_multiple_of(ALIGN)
+            t.view().addr().is_multiple_of(ALIGN) && (u64::from(t.ld()) * 2).is_multiple_of(ALIGN)
         };
         // The kernel refuses a `y` that shares memory with another operand.
         let range = |t: &Tensor| {
-            let from = t.buffer().addr() + t.offset();
+            let from = t.view().addr();
             from..from + t.bytes()
         };
         let read = to.iter().flat_map(|p| [Some(p.weight), p.bias]).flatten().chain([x]);

@@ -1,4 +1,5 @@
-//! The operator library of the Leasehold device runtime.
+//! The operators of a Llama-family decoder, with kernels for CPU, CUDA and Metal. No Apple GPU has
+//! run those for Metal.
 //!
 //! * [`ops`] makes an [`Operator`] from shapes: the operators of a Llama-family decoder, fused if
 //!   fusion saves a pass over memory.
@@ -10,9 +11,9 @@
 //! Three types to know: [`Library`], [`Operator`] and [`Tensor`], a matrix in a buffer.
 //!
 //! ```
-//! use leasehold::{Context, DeviceId};
+//! use leasehold::{DeviceId, Runtime};
 //! use leasehold_operators::{DType, Tensor};
-//! let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+//! let runtime = Runtime::open(DeviceId::cpu(0))?;
 //! let x = Tensor::alloc(&runtime, DType::F32, 2, 3)?;
 //! assert_eq!((x.rows(), x.dtype()), (2, DType::F32));
 //! # Ok::<(), leasehold::Error>(())
@@ -28,6 +29,7 @@ pub mod kernels;
 pub mod library;
 pub mod operator;
 pub mod ops;
+pub mod part;
 #[cfg(feature = "sim")]
 mod simulated;
 pub mod tensor;
@@ -35,7 +37,8 @@ pub mod tensor;
 #[cfg(feature = "emulate")]
 pub use emulated::{EmulatedCuda, EmulatedMps, emulate_cuda, emulate_mps};
 pub use library::Library;
-pub use operator::{BufferPart, Operator};
+pub use operator::Operator;
+pub use part::BufferPart;
 #[cfg(feature = "sim")]
 pub use simulated::{simulate, simulate_mps};
 pub use tensor::{DType, Tensor};

@@ -82,8 +82,12 @@ pub fn register(registry: &Registry) -> Result<()> {
 }
 
 fn signature(name: &str) -> Result<&'static KernelSpec> {
-    KernelSpec::find(name)
-        .ok_or_else(|| Error::NotFound(format!("no operator kernel is named {name:?}").into()))
+    KernelSpec::find(name).ok_or_else(|| {
+        Error::NotFound(
+            format!("no operator kernel is named {name:?}; kernels::cpu::KERNELS has their names")
+                .into(),
+        )
+    })
 }
 
 fn describe(
@@ -207,10 +211,10 @@ impl Resolved {
 /// The operator library of one runtime.
 ///
 /// ```
-/// use leasehold::{Context, DeviceId};
+/// use leasehold::{DeviceId, Runtime};
 /// use leasehold_operators::Library;
 /// # fn main() -> leasehold::Result<()> {
-/// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+/// let runtime = Runtime::open(DeviceId::cpu(0))?;
 /// let library = Library::of(&runtime)?;
 /// assert!(library.kernel("rms_norm").is_ok());
 /// # Ok(())
@@ -248,7 +252,7 @@ impl Library {
             let arch = arch_of(isa);
             if !isa.available() || !info.arch.contains(&arch) {
                 return Err(Error::Unsupported(
-                    format!("{} does not run {isa} kernels", info.id).into(),
+                    format!("{} does not run {isa} kernels; leave the level out, and the library selects one", info.id).into(),
                 ));
             }
             info.arch = vec![arch];
@@ -258,7 +262,9 @@ impl Library {
             .map(|spec| {
                 let base = registry.resolve_for(spec.name, &info)?;
                 let division = Division::of(spec.name, &info.arch).ok_or_else(|| {
-                    Error::Unsupported(format!("{} runs none of the kernels", info.id).into())
+                    Error::Unsupported(
+                        format!("{} runs none of the kernels; use another device", info.id).into(),
+                    )
                 })?;
                 Ok((spec.name, Resolved { base, spec, division }))
             })
@@ -286,9 +292,14 @@ impl Library {
     /// # Errors
     /// `NotFound`.
     pub fn kernel(&self, name: &str) -> Result<&Resolved> {
-        self.kernels
-            .get(name)
-            .ok_or_else(|| Error::NotFound(format!("no operator kernel is named {name:?}").into()))
+        self.kernels.get(name).ok_or_else(|| {
+            Error::NotFound(
+                format!(
+                    "no operator kernel is named {name:?}; kernels::cpu::KERNELS has their names"
+                )
+                .into(),
+            )
+        })
     }
 
     /// The kernel to launch for parameters: a kernel for tensor cores, if the device has them and

@@ -6,65 +6,10 @@
 
 use crate::kernels::cpu::tile::{MAX_OPERANDS, Params};
 use crate::library::{Library, Resolved};
-use crate::tensor::Tensor;
+use crate::part::BufferPart;
 use leasehold::kernel::Grid;
-use leasehold::{Buffer, BufferView, Error, GraphOperator, Lease, Operand, Result, Stream, View};
+use leasehold::{Error, GraphOperator, Operand, Result, Stream, View};
 use std::fmt;
-
-/// A part of a buffer, with a lease on the buffer. Clones share the memory.
-#[derive(Debug, Clone)]
-pub struct BufferPart {
-    lease: Lease<Buffer>,
-    offset: u64,
-    len: u64,
-}
-
-impl BufferPart {
-    /// `len` bytes of a buffer from byte `offset` on.
-    ///
-    /// # Errors
-    /// `InvalidArgument` if the range does not lie in the buffer.
-    pub fn new(buffer: &Lease<Buffer>, offset: u64, len: u64) -> Result<Self> {
-        Self::whole(buffer).slice(offset, len)
-    }
-
-    /// `len` bytes of this part from its byte `offset` on.
-    ///
-    /// # Errors
-    /// `InvalidArgument` if the range does not lie in this part.
-    pub fn slice(&self, offset: u64, len: u64) -> Result<Self> {
-        if offset.checked_add(len).is_none_or(|end| end > self.len) {
-            return Err(Error::invalid(format!("{len} bytes at byte {offset} of {}", self.len)));
-        }
-        Ok(Self { lease: self.lease.clone(), offset: self.offset + offset, len })
-    }
-
-    /// All of a buffer.
-    #[must_use]
-    pub fn whole(buffer: &Lease<Buffer>) -> Self {
-        Self { lease: buffer.clone(), offset: 0, len: buffer.len() }
-    }
-}
-
-impl View for BufferPart {
-    #[inline]
-    fn view(&self) -> BufferView<'_> {
-        // Checked when the part was made; a buffer's length does not change.
-        self.lease.view().narrowed(self.offset, self.len)
-    }
-}
-
-impl From<&Tensor> for BufferPart {
-    fn from(t: &Tensor) -> Self {
-        Self { lease: t.buffer().clone(), offset: t.offset(), len: t.bytes() }
-    }
-}
-
-impl From<&Lease<Buffer>> for BufferPart {
-    fn from(buffer: &Lease<Buffer>) -> Self {
-        Self::whole(buffer)
-    }
-}
 
 /// A checked kernel launch, with leases on all resources that it uses.
 #[doc(alias = "GraphOperator")]
@@ -95,7 +40,7 @@ impl Operator {
         let (launch, grid) = kernel.plan(params.as_bytes()).map_err(Error::InvalidArgument)?;
         if operands.len() != spec.operands.len() {
             return Err(Error::invalid(format!(
-                "operator {name} takes {} operands, not {}",
+                "operator {name} takes {} operands, not {}; give None for one that its parameters leave out",
                 spec.operands.len(),
                 operands.len()
             )));
@@ -104,13 +49,14 @@ impl Operator {
         for (i, operand) in operands.iter().enumerate() {
             let part = match operand {
                 Some(part) if launch.bytes[i] > 0 => part.clone(),
-                _ => BufferPart::whole(library.none()),
+                _ => library.none().into(),
             };
-            let aligned = part.offset.is_multiple_of(u64::from(launch.align[i].max(1)));
-            if part.len < launch.bytes[i] || !aligned {
+            let (offset, len) = (part.view().offset(), part.view().len());
+            let aligned = offset.is_multiple_of(u64::from(launch.align[i].max(1)));
+            if len < launch.bytes[i] || !aligned {
                 return Err(Error::invalid(format!(
-                    "operand {:?} of operator {name} needs {} bytes aligned to {}; {} at byte {} are given",
-                    spec.operands[i].name, launch.bytes[i], launch.align[i], part.len, part.offset
+                    "operand {:?} of operator {name} needs {} bytes aligned to {}; {len} at byte {offset} of their buffer are given: take a larger part, from such a multiple on",
+                    spec.operands[i].name, launch.bytes[i], launch.align[i]
                 )));
             }
             parts.push(part);
@@ -143,10 +89,10 @@ impl Operator {
     /// element types and the device select it.
     ///
     /// ```
-    /// use leasehold::{Context, DeviceId};
+    /// use leasehold::{DeviceId, Runtime};
     /// use leasehold_operators::{DType, Library, Tensor, ops};
     /// # fn main() -> leasehold::Result<()> {
-    /// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+    /// let runtime = Runtime::open(DeviceId::cpu(0))?;
     /// let library = Library::of(&runtime)?;
     /// let tensor = |rows, cols| Tensor::alloc(&runtime, DType::Bf16, rows, cols);
     /// let (x, weight, y) = (tensor(16, 32)?, tensor(64, 32)?, tensor(16, 64)?);

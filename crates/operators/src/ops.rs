@@ -12,9 +12,10 @@ use crate::kernels::cpu::norm::NormParams;
 use crate::kernels::cpu::rope::RopeParams;
 use crate::kernels::cpu::sampling::{AdvanceParams, RowParams, SampleParams};
 use crate::library::Library;
-use crate::operator::{BufferPart, Operator};
+use crate::operator::Operator;
+use crate::part::BufferPart;
 use crate::tensor::{DType, Tensor};
-use leasehold::{Buffer, Error, Lease, Result, Runtime, View};
+use leasehold::{Error, Result, Runtime, View};
 
 /// The maximum number of rows that a product can normalise itself, on every device.
 pub const NORM_ROWS: u32 = FEW as u32;
@@ -24,10 +25,6 @@ pub const DECODE_GROUP: u32 = QUERIES as u32;
 
 fn some(t: &Tensor) -> Option<BufferPart> {
     Some(t.into())
-}
-
-fn raw(buffer: &Lease<Buffer>) -> Option<BufferPart> {
-    Some(buffer.into())
 }
 
 fn part(part: &BufferPart) -> Option<BufferPart> {
@@ -53,7 +50,7 @@ pub fn embedding(
     y: &Tensor,
 ) -> Result<Operator> {
     check(table.cols() == y.cols(), || {
-        format!("embedding: table {}, y {}", shape(table), shape(y))
+        format!("embedding: table {}, y {}; give both as many columns", shape(table), shape(y))
     })?;
     let params = EmbeddingParams {
         m: y.rows(),
@@ -82,7 +79,14 @@ pub fn rms_norm(
             && x.rows() == y.rows()
             && weight.cols() == x.cols()
             && x.dtype() == y.dtype(),
-        || format!("rms_norm: x {}, weight {}, y {}", shape(x), shape(weight), shape(y)),
+        || {
+            format!(
+                "rms_norm: x {}, weight {}, y {}; give x and y one shape and type, and weight as many columns",
+                shape(x),
+                shape(weight),
+                shape(y)
+            )
+        },
     )?;
     let params = norm_params(x, weight, eps, y);
     Operator::new(library, "rms_norm", &params, &[some(x), some(weight), some(y)])
@@ -102,7 +106,12 @@ pub fn add_rms_norm(
 ) -> Result<Operator> {
     let alike = |a: &Tensor| a.rows() == h.rows() && a.cols() == h.cols() && a.dtype() == h.dtype();
     check(alike(delta) && alike(y) && delta.ld() == h.ld() && weight.cols() == h.cols(), || {
-        format!("add_rms_norm: h {}, delta {}, y {}", shape(h), shape(delta), shape(y))
+        format!(
+            "add_rms_norm: h {}, delta {}, y {}; give the three one shape and type, h and delta one distance of rows, and the weight as many columns",
+            shape(h),
+            shape(delta),
+            shape(y)
+        )
     })?;
     let params = norm_params(h, weight, eps, y);
     Operator::new(library, "add_rms_norm", &params, &[some(h), some(delta), some(weight), some(y)])
@@ -157,17 +166,26 @@ fn linear_params(
                 && p.y.dtype() == first.y.dtype()
                 && p.bias.is_some() == first.bias.is_some()
                 && p.bias.is_none_or(|b| b.cols() == p.weight.rows()),
-            || format!("{what}: x {}, weight {}, y {}", shape(x), shape(p.weight), shape(p.y)),
+            || {
+                format!(
+                    "{what}: x {}, weight {}, y {}; weights are [out, in]: give x of [rows, in], y of [rows, out], a bias of [1, out], dense weights, and one type to all weights and one to all y",
+                    shape(x),
+                    shape(p.weight),
+                    shape(p.y)
+                )
+            },
         )?;
     }
     let mut vectors =
         to.iter().filter_map(|p| p.bias).chain(norm.map(|n| n.weight)).map(Tensor::dtype);
     let vector = vectors.next().unwrap_or(DType::F32);
     check(vectors.all(|v| v == vector), || {
-        format!("{what}: norm and biases are of one element type")
+        format!("{what}: norm and biases are of several element types; cast them to one")
     })?;
     check(norm.is_none_or(|n| n.weight.cols() == x.cols()), || {
-        format!("{what}: the norm has another width than x")
+        format!(
+            "{what}: the norm has another width than x; give it one element for each column of x"
+        )
     })?;
     let (mut n, mut ldy) = ([0; 3], [0; 3]);
     for (i, p) in to.iter().enumerate() {
@@ -291,7 +309,7 @@ pub fn linear_gated(
     linear_params("linear_gated", x, norm, &[gate, up])?;
     let params = linear_params("linear_gated", x, norm, &[gate])?;
     check(gate.weight.rows() == up.weight.rows(), || {
-        "linear_gated: gate and up are of one shape".to_owned()
+        "linear_gated: gate and up have other shapes; give them the same".to_owned()
     })?;
     let norm = norm.and_then(|n| some(n.weight));
     Operator::new(
@@ -340,7 +358,7 @@ pub struct Cache {
 #[derive(Debug, Clone, Copy)]
 pub struct RowPositions<'a> {
     /// cos and sin per position ([`rope::table`](crate::kernels::cpu::rope::table)), f32.
-    pub table: &'a Lease<Buffer>,
+    pub table: &'a BufferPart,
     /// An i32 in device memory, or one for each row in [`decode_attention`].
     pub position: &'a BufferPart,
 }
@@ -351,7 +369,9 @@ pub struct RowPositions<'a> {
 /// # Errors
 /// `InvalidArgument` for shapes that do not match.
 pub fn rope(library: &Library, x: &Tensor, heads: Heads, at: RowPositions<'_>) -> Result<Operator> {
-    check(x.cols() == heads.heads * heads.head_dim, || format!("rope: x {}, {heads:?}", shape(x)))?;
+    check(x.cols() == heads.heads * heads.head_dim, || {
+        format!("rope: x {}, {heads:?}; give x heads · head_dim columns", shape(x))
+    })?;
     let params = RopeParams {
         m: x.rows(),
         heads: heads.heads,
@@ -363,7 +383,7 @@ pub fn rope(library: &Library, x: &Tensor, heads: Heads, at: RowPositions<'_>) -
         x: x.dtype() as u32,
         cache: 0,
     };
-    Operator::new(library, "rope", &params, &[some(x), raw(at.table), part(at.position)])
+    Operator::new(library, "rope", &params, &[some(x), part(at.table), part(at.position)])
 }
 
 /// Copies rows of keys or values into a cache at their positions, without rotating them.
@@ -378,7 +398,7 @@ pub fn cache_append(
     position: &BufferPart,
 ) -> Result<Operator> {
     check(x.cols() == heads.kv_heads * heads.head_dim, || {
-        format!("cache_append: x {}, {heads:?}", shape(x))
+        format!("cache_append: x {}, {heads:?}; give x kv_heads · head_dim columns", shape(x))
     })?;
     let params = RopeParams {
         m: x.rows(),
@@ -422,7 +442,7 @@ pub fn rope_append(
         some(q),
         some(k),
         some(v),
-        raw(at.table),
+        part(at.table),
         part(&cache.keys),
         part(&cache.values),
         part(at.position),
@@ -440,7 +460,14 @@ fn check_qkv(what: &str, q: &Tensor, k: &Tensor, v: &Tensor, heads: Heads) -> Re
             && q.rows() == v.rows()
             && q.dtype() == k.dtype()
             && q.dtype() == v.dtype(),
-        || format!("{what}: q {}, k {}, v {}, {heads:?}", shape(q), shape(k), shape(v)),
+        || {
+            format!(
+                "{what}: q {}, k {}, v {}, {heads:?}; give q heads · head_dim columns, k and v kv_heads · head_dim, and all as many rows and one type",
+                shape(q),
+                shape(k),
+                shape(v)
+            )
+        },
     )
 }
 
@@ -458,7 +485,13 @@ pub fn attention(
 ) -> Result<Operator> {
     check(
         q.cols() == heads.heads * heads.head_dim && y.cols() == q.cols() && y.rows() == q.rows(),
-        || format!("attention: q {}, y {}, {heads:?}", shape(q), shape(y)),
+        || {
+            format!(
+                "attention: q {}, y {}, {heads:?}; give both heads · head_dim columns and as many rows",
+                shape(q),
+                shape(y)
+            )
+        },
     )?;
     let params = attention_params(q, heads, cache, y, 0);
     Operator::new(
@@ -474,13 +507,13 @@ pub fn attention(
 ///
 /// # Errors
 /// `OutOfMemory`; the driver's.
-pub fn decode_scratch(runtime: &Runtime, heads: Heads, rows: u32) -> Result<Lease<Buffer>> {
+pub fn decode_scratch(runtime: &Runtime, heads: Heads, rows: u32) -> Result<BufferPart> {
     let Heads { heads, kv_heads, head_dim, positions } = heads;
     let params =
         AttentionParams { m: rows, heads, kv_heads, head_dim, positions, ..Default::default() };
     let scratch = runtime.alloc(params.scratch_bytes())?;
     runtime.stream().fill(scratch.view(), 0u8)?;
-    Ok(scratch)
+    Ok(scratch.into())
 }
 
 /// Attention for a row of each of several sequences after the projections: rotates queries and
@@ -497,26 +530,32 @@ pub fn decode_attention(
     heads: Heads,
     cache: &Cache,
     at: RowPositions<'_>,
-    scratch: &Lease<Buffer>,
+    scratch: &BufferPart,
     y: &Tensor,
 ) -> Result<Operator> {
     let [q, k, v] = qkv;
     check_qkv("decode_attention", q, k, v, heads)?;
     let dense = |t: &Tensor| t.rows() == 1 || t.ld() == t.cols();
     check(y.rows() == q.rows() && y.cols() == q.cols() && dense(k) && dense(v), || {
-        format!("decode_attention: q {}, k {}, v {}, y {}", shape(q), shape(k), shape(v), shape(y))
+        format!(
+            "decode_attention: q {}, k {}, v {}, y {}; give y the shape of q, and k and v rows that follow each other",
+            shape(q),
+            shape(k),
+            shape(v),
+            shape(y)
+        )
     })?;
     let params = attention_params(q, heads, cache, y, heads.head_dim);
     let operands = [
         some(q),
         some(k),
         some(v),
-        raw(at.table),
+        part(at.table),
         part(&cache.keys),
         part(&cache.values),
         part(at.position),
         some(y),
-        raw(scratch),
+        part(scratch),
     ];
     Operator::new(library, "decode_attention", &params, &operands)
 }
@@ -552,7 +591,12 @@ fn elementwise(
 ) -> Result<Operator> {
     let alike = |t: &Tensor| t.rows() == a.rows() && t.cols() == a.cols() && t.dtype() == a.dtype();
     check(alike(b) && alike(y), || {
-        format!("{name}: a {}, b {}, y {}", shape(a), shape(b), shape(y))
+        format!(
+            "{name}: a {}, b {}, y {}; give the three one shape and type",
+            shape(a),
+            shape(b),
+            shape(y)
+        )
     })?;
     let params = ElementwiseParams {
         rows: a.rows(),
@@ -594,7 +638,7 @@ pub fn silu_mul(library: &Library, a: &Tensor, b: &Tensor, y: &Tensor) -> Result
 /// `InvalidArgument` for shapes that do not match.
 pub fn cast(library: &Library, x: &Tensor, y: &Tensor) -> Result<Operator> {
     check(x.rows() == y.rows() && x.cols() == y.cols(), || {
-        format!("cast: x {}, y {}", shape(x), shape(y))
+        format!("cast: x {}, y {}; give both one shape", shape(x), shape(y))
     })?;
     let params = ElementwiseParams {
         rows: x.rows(),
@@ -606,13 +650,14 @@ pub fn cast(library: &Library, x: &Tensor, y: &Tensor) -> Result<Operator> {
     Operator::new(library, "cast", &params, &[some(x), some(y)])
 }
 
-/// Fills a buffer with a pattern of `width` (1, 2 or 4) bytes.
+/// Fills memory with a pattern of `width` (1, 2 or 4) bytes.
 ///
 /// # Errors
-/// `InvalidArgument` if the buffer's length is not a multiple of the pattern.
-pub fn fill(library: &Library, y: &Lease<Buffer>, pattern: u32, width: u32) -> Result<Operator> {
-    let params = FillParams { bytes: [y.len() as u32, (y.len() >> 32) as u32], width, pattern };
-    Operator::new(library, "fill", &params, &[raw(y)])
+/// `InvalidArgument` if its length is not a multiple of the pattern.
+pub fn fill(library: &Library, y: &BufferPart, pattern: u32, width: u32) -> Result<Operator> {
+    let bytes = y.view().len();
+    let params = FillParams { bytes: [bytes as u32, (bytes >> 32) as u32], width, pattern };
+    Operator::new(library, "fill", &params, &[part(y)])
 }
 
 /// Copies rows between matrices of one shape and element type.
@@ -622,7 +667,7 @@ pub fn fill(library: &Library, y: &Lease<Buffer>, pattern: u32, width: u32) -> R
 pub fn copy(library: &Library, from: &Tensor, to: &Tensor) -> Result<Operator> {
     check(
         from.rows() == to.rows() && from.cols() == to.cols() && from.dtype() == to.dtype(),
-        || format!("copy: from {}, to {}", shape(from), shape(to)),
+        || format!("copy: from {}, to {}; give both one shape and type", shape(from), shape(to)),
     )?;
     let size = from.dtype().bytes() as u32;
     let params = CopyParams {
@@ -640,7 +685,7 @@ pub fn copy(library: &Library, from: &Tensor, to: &Tensor) -> Result<Operator> {
 /// `InvalidArgument` for shapes that do not match.
 pub fn softmax(library: &Library, x: &Tensor, y: &Tensor) -> Result<Operator> {
     check(x.rows() == y.rows() && x.cols() == y.cols(), || {
-        format!("softmax: x {}, y {}", shape(x), shape(y))
+        format!("softmax: x {}, y {}; give both one shape", shape(x), shape(y))
     })?;
     let params = RowParams {
         rows: x.rows(),
@@ -658,10 +703,10 @@ pub fn softmax(library: &Library, x: &Tensor, y: &Tensor) -> Result<Operator> {
 ///
 /// # Errors
 /// `InvalidArgument` if `ids` is too short.
-pub fn argmax(library: &Library, x: &Tensor, ids: &Lease<Buffer>) -> Result<Operator> {
+pub fn argmax(library: &Library, x: &Tensor, ids: &BufferPart) -> Result<Operator> {
     let params =
         RowParams { rows: x.rows(), n: x.cols(), ldx: x.ld(), ldy: 0, x: x.dtype() as u32, y: 0 };
-    Operator::new(library, "argmax", &params, &[some(x), raw(ids)])
+    Operator::new(library, "argmax", &params, &[some(x), part(ids)])
 }
 
 /// The method that selects the next token.
@@ -710,7 +755,10 @@ pub fn sample(
 
 fn check_logits(logits: &Tensor) -> Result<()> {
     check(logits.rows() == 1 && logits.dtype() == DType::F32, || {
-        format!("sampling wants one row of F32 logits, not {}", shape(logits))
+        format!(
+            "sampling wants one row of F32 logits, not {}; slice a row, and cast it",
+            shape(logits)
+        )
     })
 }
 

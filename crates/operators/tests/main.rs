@@ -6,4 +6,6 @@ mod bounds;
 mod device;
 mod kernels;
 #[cfg(feature = "sim")]
+mod offsets;
+#[cfg(feature = "sim")]
 mod runtimes;

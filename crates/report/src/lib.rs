@@ -1,8 +1,9 @@
-//! A page about a device's memory, made of a snapshot.
+//! A page about a device's memory, made of a snapshot of the allocator. It is one HTML file with
+//! its pictures inside, and loads nothing.
 //!
 //! [`html`] takes the JSON of `leasehold_snapshot` (all pools of a device), or that of one
-//! allocator's `Snapshot`, and returns one HTML file. The file has its style and its pictures
-//! inside and loads nothing. A small script shows values under the pointer; nothing needs it.
+//! allocator's `Snapshot`, and returns one HTML file. A small script shows values under the
+//! pointer; nothing needs it.
 //!
 //! The page shows live and reserved bytes over time with the budget, the largest holders at the
 //! peak, each segment as a strip of blocks with figures of fragmentation, the events that change

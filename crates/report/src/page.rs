@@ -51,7 +51,7 @@ const STATS: [(&str, bool, &str); 27] = [
     ("host_waits", false, "waits of the host for a stream"),
     ("inserted_waits", false, "waits of a stream for another one's memory"),
     ("failed", false, "requests that failed"),
-    ("retired", false, "imports that outlived their memory's timepoints"),
+    ("retired", false, "dropped imports whose last use is pending"),
     ("driver_calls", false, "driver calls for memory"),
     ("metadata", true, "host memory of the tables"),
 ];

@@ -8,7 +8,7 @@
 //! C ABI. In Rust, [`context`] makes the devices known.
 
 use leasehold::{Backend, Context, Error, Result, cuda};
-use leasehold_capi::extend::{self, border};
+use leasehold_capi::extend::{self, ffi_guard};
 use leasehold_core::sync::{Arc, OnceLock};
 use leasehold_cuda::driver::ops::{
     ContextOps, CudaSlowOps, EventFlags, EventOps, GraphOps, NativeContext, NativeFill,
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn leasehold_sim_stream(
     kind: c_int,
     stream: *mut usize,
 ) -> c_int {
-    border(|| {
+    ffi_guard(|| {
         let driver = driver(device)?;
         let made = match kind {
             0 => driver.stream_create(0)?,
@@ -108,7 +108,7 @@ pub unsafe extern "C" fn leasehold_sim_stream(
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_sim_stream_destroy(device: u64, stream: usize) -> c_int {
     // SAFETY: the simulated driver refuses a stream that is not there.
-    border(|| unsafe { driver(device)?.stream_destroy(NativeStream(stream as u64)) })
+    ffi_guard(|| unsafe { driver(device)?.stream_destroy(NativeStream(stream as u64)) })
 }
 
 /// Fills memory with a byte, on a stream.
@@ -120,7 +120,7 @@ pub extern "C" fn leasehold_sim_fill(
     byte: u8,
     bytes: usize,
 ) -> c_int {
-    border(|| {
+    ffi_guard(|| {
         let fill = NativeFill { dst: at as u64, count: bytes as u64, value: byte.into(), width: 1 };
         // SAFETY: the simulated driver checks the range, and its race detector the order.
         unsafe { driver(device)?.fill(NativeStream(stream as u64), &fill) }
@@ -140,7 +140,7 @@ pub unsafe extern "C" fn leasehold_sim_read(
     bytes: usize,
 ) -> c_int {
     use leasehold_cuda::driver::ops::{CopyKind, NativeCopy};
-    border(|| {
+    ffi_guard(|| {
         let driver = driver(device)?;
         let copy = NativeCopy::linear(CopyKind::DeviceToHost, to as u64, from as u64, bytes as u64);
         let stream = NativeStream(stream as u64);
@@ -155,7 +155,7 @@ pub unsafe extern "C" fn leasehold_sim_read(
 /// Lets later work of one stream wait for the work of another.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_sim_order(device: u64, earlier: usize, later: usize) -> c_int {
-    border(|| {
+    ffi_guard(|| {
         let driver = driver(device)?;
         let event = driver.event_create(EventFlags::default())?;
         // SAFETY: the event was made here and is destroyed once; the simulated driver refuses
@@ -172,7 +172,7 @@ pub extern "C" fn leasehold_sim_order(device: u64, earlier: usize, later: usize)
 /// Begins (1) or ends (0) a capture of a stream; the graph of an ended one is dropped.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_sim_capture(device: u64, stream: usize, begin: c_int) -> c_int {
-    border(|| {
+    ffi_guard(|| {
         let (driver, stream) = (driver(device)?, NativeStream(stream as u64));
         // SAFETY: the simulated driver refuses streams that are not there; the graph was just made.
         unsafe {
@@ -192,7 +192,7 @@ pub extern "C" fn leasehold_sim_capture(device: u64, stream: usize, begin: c_int
 /// - `text` can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_sim_races(text: *mut *mut c_char) -> c_int {
-    border(|| {
+    ffi_guard(|| {
         let reports = simulation()?.driver.machine().take_reports();
         let lines: Vec<String> = reports.iter().map(ToString::to_string).collect();
         if text.is_null() {
@@ -211,7 +211,7 @@ pub unsafe extern "C" fn leasehold_sim_races(text: *mut *mut c_char) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_sim_calls(name: *const c_char) -> u64 {
     let mut count = 0;
-    border(|| {
+    ffi_guard(|| {
         if name.is_null() {
             return Err(Error::invalid("the name is null"));
         }

@@ -1,4 +1,5 @@
-//! Conformance suite for backends: numbered cases that run on any implementation of `hal`.
+//! The conformance suite for backends: numbered cases that run on any implementation of `hal`. A
+//! backend of somebody else's runs it with one file of its own.
 //!
 //! # Testing a backend
 //! 1. Write a [`Factory`]: the backend, and a source of each [`TestKernel`] for its device. This

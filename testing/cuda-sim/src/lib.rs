@@ -1,5 +1,5 @@
-//! [`SimDriver`]: CUDA's rules over a simulated machine. The machine moves real bytes, and advances
-//! only when a caller queries or waits.
+//! A simulated CUDA driver: CUDA's rules over a simulated machine. The machine moves real bytes,
+//! and advances only when a caller queries or waits.
 //!
 //! # Additions to the machine
 //! The simulated driver adds counted primary contexts, a current context per thread, and handles

@@ -2,7 +2,7 @@
 //! points, whose code is in the machine's registry. The compiler only searches CUDA C++ for its
 //! kernels' names.
 //!
-//! This module must not know kernels.
+//! This module must not know which kernels exist.
 
 use super::tables::{Function, Module};
 use super::{SimDriver, memory, refuse};

@@ -1,13 +1,13 @@
 //! CUDA and Metal kernels on the host, for tests: their sources, compiled as C++, run block by
-//! block.
+//! block. The threads of a block are fibers, so barriers and shuffles are real.
 //!
 //! * [`Emulator::cuda`] compiles CUDA C++ with `g++`; `include/cuda.hpp` has the names of the
 //!   language that the operator library uses.
 //! * [`Emulator::metal`] compiles the Metal shading language with `clang++`, for which address
 //!   spaces are a part of a pointer's type; `include/metal_stdlib` is the standard library.
 //!
-//! The threads of a block are fibers, so barriers and shuffles are real (`include/fibers.hpp`). An
-//! emulator cannot show the speed, the memory order or the compiler of a GPU.
+//! `include/fibers.hpp` has the fibers. An emulator cannot show the speed, the memory order or the
+//! compiler of a GPU.
 //!
 //! Without the compiler no emulation runs; with `LEASEHOLD_REQUIRE_TOOLS` in the environment this
 //! is an error. `LEASEHOLD_NO_EMULATION` disables it, because fibers switch stacks, which

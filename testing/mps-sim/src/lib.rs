@@ -1,5 +1,5 @@
-//! [`SimDriver`]: Metal's rules over a simulated machine. The machine moves real bytes, and
-//! advances only when a caller queries or waits.
+//! A simulated Metal driver: Metal's rules over a simulated machine. The machine moves real bytes,
+//! and advances only when a caller queries or waits.
 //!
 //! ```
 //! use leasehold_core::Index;

@@ -1,7 +1,7 @@
 //! Libraries and pipelines of the simulated driver. The compiler only searches the source for the
 //! names of its kernels, whose functions are in the machine's registry.
 //!
-//! This module must not know kernels.
+//! This module must not know which kernels exist.
 
 use super::tables::{LibraryState, Object, PipelineState};
 use super::{Effect, SimDriver, broken};

@@ -9,12 +9,13 @@ use crate::manager::graph::GraphState;
 use crate::manager::stream::StreamState;
 use leasehold_alloc::{Allocator, Backing};
 use leasehold_core::{Error, Lease, PoolStats, Result, Timeline, TimelineSource, Timepoint};
-use leasehold_engine::forward_device;
 use leasehold_engine::waits::{self, Awaited, synchronize};
 use leasehold_hal::{
-    Backend, BackendKind, Device, DeviceId, DeviceInfo, GraphExec, HostTimeline, KernelDesc,
-    MemoryInfo, MemoryKind, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc, TimestampQuery,
+    Backend, BackendKind, Caps, Description, Device, DeviceId, DeviceInfo, GraphExec, HostTimeline,
+    KernelDesc, Limits, MemoryInfo, MemoryKind, NodePatch, Op, Pipeline, Plan, Stream, StreamDesc,
+    TimestampQuery,
 };
+use std::any::Any;
 use std::time::Duration;
 
 /// The maximum number of streams of a device.
@@ -51,8 +52,24 @@ impl SimBackend {
     /// # Errors
     /// As [`Machine::new`]; `OutOfMemory` for the pools.
     pub fn new(config: MachineConfig) -> Result<Self> {
+        // SAFETY: nothing is changed.
+        unsafe { Self::with_description(config, |_, _| {}) }
+    }
+
+    /// As [`new`](Self::new), with devices whose capabilities and limits `describe` changes. Code
+    /// above then sees a lesser device. The machine does what it always does.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    ///
+    /// # Safety
+    /// - `describe` adds no capability, and makes no limit looser.
+    pub unsafe fn with_description(
+        config: MachineConfig,
+        describe: fn(&mut Caps, &mut Limits),
+    ) -> Result<Self> {
         let machine = Machine::new(config.fault_scope(FaultScope::Queue))?;
-        Ok(Self { devices: DeviceManager::new(machine.clone(), STREAMS)?, machine })
+        Ok(Self { devices: DeviceManager::new(machine.clone(), STREAMS, describe)?, machine })
     }
 
     /// The monitor of the machine: reports, steps and failures on demand.
@@ -77,9 +94,6 @@ unsafe impl Backend for SimBackend {
     }
 
     fn open(&self, device: DeviceId) -> Result<Lease<dyn Device>> {
-        if device.backend != BackendKind::Sim {
-            return Err(Error::NotFound(format!("{device}: this is the simulated backend").into()));
-        }
         let lease = self.devices.open(device)?;
         Ok(Lease::map(lease, |d| d as &dyn Device))
     }
@@ -96,15 +110,25 @@ unsafe impl Backend for SimBackend {
 // SAFETY: the machine's memory is its own mapping. Streams, pipelines, timepoints and graphs are
 // made in this machine for this device.
 unsafe impl Device for DeviceState {
-    forward_device!();
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn state(&self) -> Option<&(dyn Any + Send + Sync)> {
+        Some(self)
+    }
+
+    fn pools(&self, report: &mut dyn FnMut(&'static str, PoolStats)) {
+        Self::pools(self, report);
+    }
 
     fn memory_info(&self) -> Result<MemoryInfo> {
-        let (used, total) = self.machine().device_memory(self.info().id.ordinal)?;
+        let (used, total) = self.machine().device_memory(self.id().ordinal)?;
         Ok(MemoryInfo { total, free: total - used })
     }
 
     fn make_current(&self) -> Result<()> {
-        self.machine().device_status(self.info().id.ordinal)
+        self.machine().device_status(self.id().ordinal)
     }
 
     fn memory(&self, kind: MemoryKind) -> Result<&Allocator> {
@@ -121,7 +145,7 @@ unsafe impl Device for DeviceState {
     }
 
     fn pipeline(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>> {
-        self.pipelines.get_or_create(desc)
+        self.pipelines.get_or_create(desc, &())
     }
 
     fn timestamp(&self) -> Result<Lease<TimestampQuery>> {
@@ -144,11 +168,9 @@ unsafe impl Device for DeviceState {
 
     fn peer_access(&self, peer: DeviceId) -> Result<bool> {
         if peer.backend != BackendKind::Sim {
-            return Err(Error::NotFound(
-                format!("{peer}: {} has no such peer", self.info().id).into(),
-            ));
+            return Err(Error::NotFound(format!("{peer}: {} has no such peer", self.id()).into()));
         }
-        self.common.machine.enable_peer(self.info().id.ordinal, peer.ordinal)?;
+        self.common.machine.enable_peer(self.id().ordinal, peer.ordinal)?;
         Ok(true)
     }
 
@@ -171,7 +193,7 @@ impl Awaited for AwaitedTimeline<'_> {
     }
 
     fn wait_host(&self, value: u64, timeout: Option<Duration>) -> Result<()> {
-        self.common.await_line(self.timeline, value, timeout)
+        self.common.await_timeline(self.timeline, value, timeout)
     }
 
     fn refresh(&self) -> Result<u64> {
@@ -215,7 +237,7 @@ unsafe impl TimelineSource for StreamState {
             return Ok(());
         }
         timeline.check_caller(value)?;
-        self.common().await_line(timeline, value, timeout)
+        self.common().await_timeline(timeline, value, timeout)
     }
 }
 

@@ -1,4 +1,5 @@
-//! The simulated device: a deterministic machine of virtual accelerators.
+//! The simulated device: a deterministic machine of virtual accelerators. It has virtual time,
+//! faults on demand and a race detector.
 //!
 //! [`Machine`] offers the functions of a vendor's driver: devices with their own memory, queues,
 //! copies, fills, kernels, host functions, events, words, semaphores and graphs. **Nothing happens
@@ -26,8 +27,8 @@
 //! # Ok::<(), leasehold_core::Error>(())
 //! ```
 //!
-//! No library may need this crate: it serves tests, continuous integration and the reproduction of
-//! reports.
+//! A program on a real device must not need this crate: it serves tests, continuous integration
+//! and the reproduction of reports.
 
 pub mod allocator;
 pub mod backend;

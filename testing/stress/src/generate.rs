@@ -49,7 +49,7 @@ fn finish(model: Model, steps: Vec<Planned>) -> Plan {
 
 /// The kinds of steps that a program may contain.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Taste {
+pub(crate) struct Features {
     pub(crate) host_timelines: bool,
     pub(crate) graphs: bool,
     pub(crate) host_calls: bool,
@@ -58,12 +58,12 @@ pub(crate) struct Taste {
 }
 
 /// The program of a seed, with `ops` steps.
-pub(crate) fn generate(seed: u64, ops: u32, threads: u8, taste: Taste) -> (Program, Plan) {
-    let shape = Shape::new(threads, taste.far);
+pub(crate) fn generate(seed: u64, ops: u32, threads: u8, features: Features) -> (Program, Plan) {
+    let shape = Shape::new(threads, features.far);
     let mut g = Generator {
         dice: Dice::new(seed),
         model: Model::new(shape),
-        taste,
+        features,
         due: Vec::new(),
         burst: (0, 0),
         away: false,
@@ -88,7 +88,7 @@ pub(crate) fn generate(seed: u64, ops: u32, threads: u8, taste: Taste) -> (Progr
 struct Generator {
     dice: Dice,
     model: Model,
-    taste: Taste,
+    features: Features,
     /// Host timelines that are to be signalled, and when.
     due: Vec<(usize, Slot)>,
     /// A buffer that all threads write at the same moment, and how often still.
@@ -104,7 +104,7 @@ impl Generator {
         if let Some(at) = self.due.iter().position(|d| d.0 <= now) {
             let host_timeline = self.due.swap_remove(at).1;
             if self.model.is_waited(host_timeline) {
-                if self.taste.host_calls && self.dice.chance(25) {
+                if self.features.host_calls && self.dice.chance(25) {
                     let stream = self.stream();
                     let signal = Step::CallSignal { stream, host_timeline };
                     // Only on a stream that is not held; the host timeline's turn comes again
@@ -121,7 +121,7 @@ impl Generator {
             let work = self.mask(Span { len: to.len - to.len % 4, ..to });
             return Step::Run(self.stream(), work);
         }
-        self.away = self.taste.far != Far::None && self.dice.chance(8);
+        self.away = self.features.far != Far::None && self.dice.chance(8);
         if self.away && !self.model.is_far_open() {
             return match self.dice.below(5) {
                 0 => Step::Open,
@@ -145,12 +145,12 @@ impl Generator {
             765..785 => Step::Unclone,
             785..815 => self.streams(),
             815..880 => self.events(),
-            880..900 if self.taste.host_timelines => self.host_timelines(),
-            900..920 if self.taste.host_calls => match self.dice.below(3) {
+            880..900 if self.features.host_timelines => self.host_timelines(),
+            900..920 if self.features.host_calls => match self.dice.below(3) {
                 0 => Step::Complete(self.stream()),
                 n => Step::Call { stream: self.stream(), once: n == 1 },
             },
-            920..975 if self.taste.graphs => self.graphs(),
+            920..975 if self.features.graphs => self.graphs(),
             975..990 => {
                 if self.dice.chance(50) {
                     Step::Enter(self.stream())
@@ -164,7 +164,7 @@ impl Generator {
                 self.check()
             }
             996..997 => Step::Trim,
-            997..999 if self.taste.scenes => Step::Scene(self.dice.pick(&Scene::ALL)),
+            997..999 if self.features.scenes => Step::Scene(self.dice.pick(&Scene::ALL)),
             _ => Step::Sync(self.stream()),
         }
     }
@@ -230,7 +230,7 @@ impl Generator {
     /// The result of `pick`, now and then of the other device.
     fn across<T>(&mut self, pick: impl FnOnce(&mut Self) -> T) -> T {
         let away = self.away;
-        if self.taste.far != Far::None
+        if self.features.far != Far::None
             && self.model.is_far_open()
             && self.dice.chance(if away { 30 } else { 6 })
         {
@@ -511,7 +511,7 @@ impl Generator {
         }
         for _ in 0..1 + self.dice.below(8) {
             let node = match self.dice.below(20) {
-                0 if self.taste.host_calls => Node::Call,
+                0 if self.features.host_calls => Node::Call,
                 1 => Node::Record(self.own(self.model.shape.events)),
                 _ => Node::Work(self.work(if temps.is_empty() { &[0] } else { &temps })),
             };

@@ -63,7 +63,7 @@ mod target;
 pub use play::Finding;
 pub use target::{Bench, Target};
 
-use generate::{Program, Taste};
+use generate::{Features, Program};
 use leasehold::backend::sync::Arc;
 use model::Far;
 use play::Stop;
@@ -155,13 +155,13 @@ pub struct Report {
     pub unable: Option<String>,
 }
 
-fn taste(options: &Options, seed: u64) -> Taste {
+fn features(options: &Options, seed: u64) -> Features {
     let far = match options.target.far(seed) {
         None => Far::None,
         Some(far) if far.backend == options.target.device.backend => Far::Peer,
         Some(_) => Far::Other,
     };
-    Taste { host_timelines: true, graphs: true, host_calls: true, scenes: true, far }
+    Features { host_timelines: true, graphs: true, host_calls: true, scenes: true, far }
 }
 
 /// Runs the program of one seed.
@@ -174,14 +174,14 @@ pub fn run(options: &Options, seed: u64) -> Result<(), Finding> {
 
 fn played(options: &Options, seed: u64) -> Result<(), Stop> {
     quiet();
-    let (_, plan) = generate::generate(seed, options.ops, options.threads, taste(options, seed));
+    let (_, plan) = generate::generate(seed, options.ops, options.threads, features(options, seed));
     play::play(&options.target, seed, options.faults, Arc::new(plan), options.patience)
 }
 
 /// The program of a seed as a Rust test.
 #[must_use]
 pub fn program(options: &Options, seed: u64) -> String {
-    let (_, plan) = generate::generate(seed, options.ops, options.threads, taste(options, seed));
+    let (_, plan) = generate::generate(seed, options.ops, options.threads, features(options, seed));
     print::print(&options.target, seed, options.faults, &plan, "as it is generated")
 }
 
@@ -231,7 +231,7 @@ const SHRUNK: usize = 3;
 
 fn failure(options: &Options, seed: u64, finding: Finding, within: Duration) -> Failure {
     let (program, plan) =
-        generate::generate(seed, options.ops, options.threads, taste(options, seed));
+        generate::generate(seed, options.ops, options.threads, features(options, seed));
     // How often a program is tried before it counts as one that does not fail.
     let patience =
         if finding.hang { options.patience.min(Duration::from_secs(3)) } else { options.patience };

@@ -401,7 +401,7 @@ impl World {
             else {
                 continue;
             };
-            match runtime.download::<u8>(&buffer) {
+            match runtime.to_vec::<u8>(&buffer) {
                 Ok(got) if self.strict || self.trusted[*b as usize].load(Ordering::Relaxed) => {
                     compare(&got, expect).map_err(|e| format!("at the end, buffer {slot}: {e}"))?;
                 }

@@ -258,7 +258,7 @@ impl Order {
 /// # Errors
 /// `Recording` for a runtime that is no recording's.
 pub fn name(runtime: &Runtime) -> Result<NodeId> {
-    runtime.next_node().ok_or_else(|| Error::recording("the runtime is no recording's"))
+    runtime.stream().next_node().ok_or_else(|| Error::recording("the runtime is no recording's"))
 }
 
 /// Opens a device's runtime, which is one however often it is opened.
@@ -275,7 +275,7 @@ pub fn open(context: &Context, device: DeviceId) -> Result<Runtime> {
 /// # Errors
 /// The allocation's; `InvalidArgument` when it was.
 pub fn refuses(stream: &Stream, buffer: &Lease<Buffer>) -> Result<()> {
-    let into = stream.alloc(buffer.len())?;
+    let into = stream.runtime().alloc(buffer.len())?;
     // A thread that waits for a timepoint looks at all runtimes, and holds them for a moment.
     let end = Instant::now() + Duration::from_secs(5);
     while stream.copy(into.view(), buffer.view()).is_ok() {

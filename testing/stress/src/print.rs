@@ -161,7 +161,7 @@ fn finish(to: &mut String, plan: &Plan, calls: bool, completions: bool, far: boo
         let runtime = runtime(is_far(*slot));
         writeln!(
             to,
-            "    assert_eq!(digest(&{runtime}.download::<u8>(&b[{slot}].the())?), {:#x});",
+            "    assert_eq!(digest(&{runtime}.to_vec::<u8>(&b[{slot}].the())?), {:#x});",
             digest(bytes)
         )?;
     }
@@ -202,7 +202,7 @@ fn step(to: &mut String, pad: &str, planned: &Planned) -> fmt::Result {
         }
         Step::DropStream(s) => format!("drop(s[{s}].take());"),
         Step::Alloc { slot, len, stream } => {
-            format!("b[{slot}].put(s[{stream}].the().alloc({len})?);")
+            format!("b[{slot}].put(s[{stream}].the().runtime().alloc({len})?);")
         }
         Step::New { slot, len, seed } => {
             format!(
@@ -225,7 +225,7 @@ fn step(to: &mut String, pad: &str, planned: &Planned) -> fmt::Result {
             let runtime = runtime(is_far(span.slot));
             match read {
                 Read::New => format!(
-                    "assert_eq!(digest(&{runtime}.download::<u8>(&{})?), {hash:#x});",
+                    "assert_eq!(digest(&{runtime}.to_vec::<u8>({})?), {hash:#x});",
                     part(span)
                 ),
                 Read::Again => format!(

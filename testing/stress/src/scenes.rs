@@ -136,7 +136,7 @@ pub fn play(
         }
         Scene::FailedCall { panics } => {
             let stream = runtime.create_stream().map_err(said)?;
-            let buffer = stream.alloc(64).map_err(said)?;
+            let buffer = stream.runtime().alloc(64).map_err(said)?;
             stream
                 .host_call("fails", move || {
                     assert!(!panics, "{ON_PURPOSE}");
@@ -171,7 +171,7 @@ fn held(
     end: impl FnOnce(leasehold::HostTimeline),
 ) -> Result<(Stream, Lease<Buffer>)> {
     let (stream, host_timeline) = (runtime.create_stream()?, runtime.create_host_timeline()?);
-    let buffer = stream.alloc(64)?;
+    let buffer = stream.runtime().alloc(64)?;
     stream.wait(host_timeline.next())?;
     stream.fill(buffer.view(), 7u8)?;
     end(host_timeline);
@@ -201,7 +201,7 @@ fn used_again(runtime: &Runtime, buffer: &Lease<Buffer>) -> std::result::Result<
 
 fn dropped_session(runtime: &Runtime, kernels: &[KernelBase]) -> Result<()> {
     let stream = runtime.create_stream()?;
-    let buffer = stream.alloc(256)?;
+    let buffer = stream.runtime().alloc(256)?;
     stream.fill(buffer.view(), 3u8)?;
     let operands = [buffer.read_write()];
     let begun = KernelSession::begin(&kernels[Kernel::Mask as usize], &stream)?;
@@ -233,7 +233,7 @@ fn common(runtime: &Runtime, kernels: &[KernelBase]) -> std::result::Result<(), 
         .map_err(said)?;
     let layout = leasehold::Layout::new(u64::from(COMMON) * 4);
     let zeros = || -> Result<Lease<Buffer>> {
-        let buffer = streams[0].alloc_layout(layout)?;
+        let buffer = streams[0].runtime().alloc_layout(layout)?;
         streams[0].fill(buffer.view(), 0u8)?;
         Ok(buffer)
     };
@@ -260,7 +260,7 @@ fn common(runtime: &Runtime, kernels: &[KernelBase]) -> std::result::Result<(), 
                     }],
                 )?;
                 stream.fill(written.view(), ops::Pattern::U32(word(thread, round)))?;
-                let seen = stream.alloc_layout(layout)?;
+                let seen = stream.runtime().alloc_layout(layout)?;
                 stream.copy(seen.view(), written.view())?;
                 Ok((seen, round))
             })
@@ -360,7 +360,7 @@ fn other_context() -> Result<()> {
     let other = runtime.alloc(256)?;
     runtime.stream().copy(other.view(), buffer.view())?;
     drop(buffer);
-    if runtime.download::<u32>(&other)? != [5; 64] {
+    if runtime.to_vec::<u32>(&other)? != [5; 64] {
         return Err(Error::state("a second context holds something else"));
     }
     drop(other);

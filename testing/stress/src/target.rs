@@ -375,7 +375,7 @@ impl Bench {
             {
                 findings.push(format!("the device ends with an error: {e}"));
             }
-            let live = runtime.memory_stats().live;
+            let live = runtime.allocator().stats().live;
             if live != 0 {
                 findings.push(format!("{live} buffers live on after the last lease is gone"));
             }

@@ -82,8 +82,20 @@ fn what_one_thread_frees_another_gets() {
         });
         b.allocator.stats().thread_cache_hits - before
     };
-    // From when the two have found the heap's lock taken.
-    assert!((0..200).any(|_| pass() > 15_000), "{:?}", b.allocator.stats());
+    // From when the two have found the heap's lock taken. A check holds it long enough to be met,
+    // even by threads that share one processor.
+    let done = AtomicBool::new(false);
+    let reached = std::thread::scope(|s| {
+        s.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                b.allocator.check().expect("the invariants");
+            }
+        });
+        let reached = (0..200).any(|_| pass() > 5_000);
+        done.store(true, Ordering::Relaxed);
+        reached
+    });
+    assert!(reached, "{:?}", b.allocator.stats());
     b.check();
     b.allocator.trim(0).expect("a trim");
     let stats = b.allocator.stats();

@@ -331,7 +331,7 @@ fn product_rate(runtime: &Runtime, dtype: DType, simulated: bool) -> Result<f64,
         })
         .collect();
     for operand in [&x, &weight] {
-        stream.upload(operand.buffer().view(), &numbers)?;
+        stream.upload(operand.view(), &numbers)?;
     }
     let to = ops::Projection { weight: &weight, bias: None, y: &y };
     let product = ops::linear(&library, &x, None, to)?;

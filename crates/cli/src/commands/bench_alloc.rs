@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::host;
 use crate::table::Table;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use leasehold::{Buffer, DeviceId, Lease, Runtime, Stream};
+use leasehold::{Buffer, DeviceId, Lease, Runtime};
 use leasehold_alloc::AllocatorConfig;
 use leasehold_alloc_bench::FakeBacking;
 use leasehold_alloc_bench::peers::{BestFit, RmmLike, TorchLike};
@@ -223,19 +223,20 @@ struct Whole(Runtime);
 
 impl Subject for Whole {
     type Block = Lease<Buffer>;
-    type Stream = Stream;
+    /// The runtime of a stream.
+    type Stream = Runtime;
 
-    fn stream(&self) -> leasehold::Result<Stream> {
-        self.0.create_stream()
+    fn stream(&self) -> leasehold::Result<Runtime> {
+        self.0.create_stream().map(|stream| stream.runtime())
     }
 
     #[inline]
-    fn alloc(&self, on: &Stream, size: u64) -> Option<Lease<Buffer>> {
+    fn alloc(&self, on: &Runtime, size: u64) -> Option<Lease<Buffer>> {
         on.alloc(size).ok()
     }
 
     #[inline]
-    fn free(&self, _: &Stream, block: Lease<Buffer>) {
+    fn free(&self, _: &Runtime, block: Lease<Buffer>) {
         drop(block);
     }
 }

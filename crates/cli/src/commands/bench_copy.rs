@@ -119,7 +119,7 @@ pub(crate) fn run(a: &CopyArguments) -> Result<(), Failure> {
         runtime.stream().upload_blocking(device.view(), host.after(address, 0, bytes))?;
         let mut times = vec![[const { Vec::new() }; 3]; OFFSETS.len()];
         let (mut new, mut again) = (Vec::new(), Vec::new());
-        let mut vector: Vec<u8> = runtime.download(&device)?;
+        let mut vector: Vec<u8> = runtime.to_vec(&device)?;
         for _ in 0..a.rounds {
             for (offset, [down, up, plain]) in OFFSETS.iter().zip(&mut times) {
                 let to = host.after(address, *offset, bytes);
@@ -132,7 +132,7 @@ pub(crate) fn run(a: &CopyArguments) -> Result<(), Failure> {
                     Ok(())
                 })?);
             }
-            new.push(seconds(bytes, || runtime.download::<u8>(&device).map(drop))?);
+            new.push(seconds(bytes, || runtime.to_vec::<u8>(&device).map(drop))?);
             again.push(seconds(bytes, || {
                 runtime.stream().download_into(&mut vector, device.view())
             })?);

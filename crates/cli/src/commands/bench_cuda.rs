@@ -102,8 +102,8 @@ fn crew<T, F: FnMut() -> bool>(
 }
 
 fn shared(runtime: &Runtime, bytes: u64, threads: usize) -> Result<f64, Failure> {
-    let pair = |stream: Stream| move || stream.alloc(bytes).is_ok();
-    crew(threads, || runtime.create_stream(), pair)
+    let pair = |runtime: Runtime| move || runtime.alloc(bytes).is_ok();
+    crew(threads, || runtime.create_stream().map(|stream| stream.runtime()), pair)
 }
 
 fn apart(bytes: u64, threads: usize) -> Result<f64, Failure> {

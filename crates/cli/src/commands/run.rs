@@ -14,8 +14,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use leasehold::{BackendKind, DeviceId, Runtime};
 use leasehold_input::{printable, shown_within};
 use leasehold_llama::{
-    Config, DType, Decoder, Generation, Model, Request, Sampling, TextStream, Tokenizer, Weights,
-    footprint, generate,
+    Config, DType, Decoder, Generation, GenerationConfig, Model, Request, Sampling, TextStream,
+    Tokenizer, Weights, footprint, generate,
 };
 use serde::Serialize;
 use std::borrow::Cow;
@@ -60,16 +60,20 @@ pub(crate) struct Arguments {
     /// The element type of activations and KV cache
     #[arg(long, value_enum, default_value_t = Activations::F32)]
     dtype: Activations,
-    /// The divisor of the logits; 0 selects the largest
-    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true, value_parser = parse_temperature)]
-    temperature: f32,
-    /// Number of largest logits that are candidates; 0 for all
-    #[arg(long, default_value_t = 0)]
-    top_k: u32,
+    /// The divisor of the logits; 0, the default, selects the largest
+    #[arg(long, allow_negative_numbers = true, value_parser = parse_temperature)]
+    temperature: Option<f32>,
+    /// Number of largest logits that are candidates; 0, the default, for all
+    #[arg(long)]
+    top_k: Option<u32>,
+    /// Chooses tokens as the model's generation_config.json says; --temperature and --top-k precede
+    /// it
+    #[arg(long)]
+    defaults: bool,
     /// The seed of the random numbers
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Ends the text at the model's end-of-sequence token
+    /// Ends the text at an end token of generation_config.json, or else of config.json
     #[arg(long)]
     stop_at_eos: bool,
     /// Includes the logits after the prompt's last position in the JSON
@@ -140,12 +144,13 @@ pub(crate) struct Files {
     pub(crate) config: Config,
     pub(crate) weights: Weights,
     tokenizer: Option<Tokenizer>,
+    generation: Option<GenerationConfig>,
 }
 
 impl Files {
     /// Weights without a tokenizer.
     pub(crate) fn without_text(name: String, config: Config, weights: Weights) -> Self {
-        Self { name, config, weights, tokenizer: None }
+        Self { name, config, weights, tokenizer: None, generation: None }
     }
 
     /// The files of a directory, or the bundled ones. A tokenizer is required only for text.
@@ -157,18 +162,38 @@ impl Files {
                 weights: bundled::weights(&config)?,
                 config,
                 tokenizer: Some(bundled::tokenizer()?),
+                generation: None,
             });
         };
         let config = Config::from_dir(dir)?;
+        let generation = GenerationConfig::from_dir(dir)?;
         // SAFETY: the command writes no file of a model. The user must ensure that no other program
         // changes one while the command runs.
         let weights = unsafe { Weights::from_dir(dir, &config) }?;
+        weights.notices().iter().for_each(|text| note(text));
         let tokenizer = match Tokenizer::from_dir(dir) {
             Ok(t) => Some(t),
             Err(leasehold::Error::NotFound(_)) if !tokenizer => None,
             Err(e) => return Err(e.into()),
         };
-        Ok(Self { name: dir.display().to_string(), config, weights, tokenizer })
+        Ok(Self { name: dir.display().to_string(), config, weights, tokenizer, generation })
+    }
+
+    /// The tokens that end a text: those of `generation_config.json` replace those of
+    /// `config.json`.
+    fn end_tokens(&self) -> &[u32] {
+        let named = self.generation.as_ref().and_then(GenerationConfig::eos_token_ids);
+        named.unwrap_or(&self.config.eos_token_ids)
+    }
+
+    /// The choice of tokens according to `generation_config.json`.
+    fn default_sampling(&self) -> Result<Sampling, Failure> {
+        let Some(generation) = &self.generation else {
+            let why = "--defaults: the model has no generation_config.json";
+            return Err(Failure::misuse(format!("{}: {why}; leave --defaults out", self.name)));
+        };
+        let cure = "leave --defaults out, and give --temperature and --top-k";
+        generation.sampling().map_err(|e| Failure::new(format!("--defaults: {e}; {cure}")))
     }
 }
 
@@ -260,7 +285,6 @@ struct Printer<'a> {
     /// The text of the prompt, which is printed with the first token: until then, nothing is known
     /// to work.
     prompt: String,
-    text: String,
 }
 
 /// Generated text for standard output. A terminal gets no control characters except newlines and
@@ -268,6 +292,15 @@ struct Printer<'a> {
 /// text unchanged.
 fn for_output(text: &str) -> Cow<'_, str> {
     if std::io::stdout().is_terminal() { Cow::Owned(printable(text)) } else { Cow::Borrowed(text) }
+}
+
+/// The prompt for standard output: in colour on a terminal, unless `NO_COLOR` is set.
+fn prompt_for_output(text: &str) -> Cow<'_, str> {
+    let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    match for_output(text) {
+        Cow::Owned(text) if !plain => format!("\x1b[36m{text}\x1b[39m").into(),
+        text => text,
+    }
 }
 
 impl Printer<'_> {
@@ -280,16 +313,30 @@ impl Printer<'_> {
     }
 
     fn emit(&mut self, piece: &str) -> leasehold::Result<()> {
-        self.text.push_str(piece);
         if self.print {
-            let all = std::mem::take(&mut self.prompt) + piece;
             let mut out = std::io::stdout().lock();
-            let written = out.write_all(for_output(&all).as_bytes()).and_then(|()| out.flush());
+            let prompt = std::mem::take(&mut self.prompt);
+            let prompt = if prompt.is_empty() { "".into() } else { prompt_for_output(&prompt) };
+            let all = [prompt.as_bytes(), for_output(piece).as_bytes()].concat();
+            let written = out.write_all(&all).and_then(|()| out.flush());
             written.map_err(|e| {
                 leasehold::Error::Unavailable(format!("standard output: {e}").into())
             })?;
         }
         Ok(())
+    }
+}
+
+/// The text of new ids: what they add to the prompt's text, a space at the seam included.
+fn new_text(tokenizer: &Tokenizer, prompt: &[u32], new: &[u32]) -> leasehold::Result<String> {
+    let all = tokenizer.decode(&[prompt, new].concat())?;
+    match all.strip_prefix(tokenizer.decode(prompt)?.as_str()) {
+        Some(text) => Ok(text.to_owned()),
+        // The new ids complete a character that the prompt begins.
+        None => {
+            let (begun, _) = tokenizer.stream_after(prompt)?;
+            Ok(all.strip_prefix(begun.as_str()).unwrap_or(&all).to_owned())
+        }
     }
 }
 
@@ -316,6 +363,12 @@ pub(crate) fn fits(
     host::needs(&what, need, &format!("ask for fewer with {cure}"))
 }
 
+/// Tells on standard error what the user may want to know, and is no error.
+fn note(text: &str) {
+    // Without standard error, nobody wants to know.
+    let _ = writeln!(std::io::stderr(), "note: {}", shown_within(text, 1000));
+}
+
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let begun = Instant::now();
     let files = Files::read(arguments.model.as_deref(), arguments.prompt_ids.is_none())?;
@@ -328,16 +381,21 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             return Err(Failure::new(format!("{}: no tokenizer; give --prompt-ids", files.name)));
         }
     };
-    let stop_at: &[u32] = if arguments.stop_at_eos { &files.config.eos_token_ids } else { &[] };
+    let stop_at: &[u32] = if arguments.stop_at_eos { files.end_tokens() } else { &[] };
+    if arguments.stop_at_eos && stop_at.is_empty() {
+        note(&format!("--stop-at-eos: {}: the model's files name no end token", files.name));
+    }
+    let named = if arguments.defaults { files.default_sampling()? } else { Sampling::default() };
+    let sampling = Sampling {
+        temperature: arguments.temperature.unwrap_or(named.temperature),
+        top_k: arguments.top_k.unwrap_or(named.top_k),
+        seed: arguments.seed,
+    };
     let request = |mode| Request {
         prompt: &prompt,
         tokens: arguments.tokens as usize,
         mode,
-        sampling: Sampling {
-            temperature: arguments.temperature,
-            top_k: arguments.top_k,
-            seed: arguments.seed,
-        },
+        sampling,
         stop_at,
     };
     request(leasehold_llama::Mode::Eager)
@@ -378,15 +436,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     for &mode in arguments.mode.list() {
         let first = runs.is_empty();
         let print = first && !arguments.json;
-        let mut printer = Printer {
-            stream: files.tokenizer.as_ref().map(Tokenizer::stream),
-            print,
-            prompt: match &files.tokenizer {
-                Some(tokenizer) if print => tokenizer.decode(&prompt)?,
-                _ => String::new(),
-            },
-            text: String::new(),
+        let (prompt_text, stream) = match &files.tokenizer {
+            Some(tokenizer) if print => {
+                let (text, stream) = tokenizer.stream_after(&prompt)?;
+                (text, Some(stream))
+            }
+            _ => (String::new(), None),
         };
+        let mut printer = Printer { stream, print, prompt: prompt_text };
         let mut on_token = |id| {
             first_token.get_or_insert_with(|| begun.elapsed());
             printer.token(id)
@@ -398,7 +455,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
                 let rest = stream.finish()?;
                 printer.emit(&rest)?;
             }
-            text = files.tokenizer.is_some().then_some(printer.text);
+            let new = |tokenizer| new_text(tokenizer, &prompt, &generation.ids);
+            text = files.tokenizer.as_ref().map(new).transpose()?;
         }
         runs.push((mode, generation));
     }
@@ -419,7 +477,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let allocator = runtime.allocator().clone();
     memory::write(&outputs, &allocator, &arguments.device.to_string())?;
-    let stats = runtime.memory_stats();
+    let stats = runtime.allocator().stats();
     let memory_report = Memory {
         live_peak_bytes: stats.live_peak,
         reserved_peak_bytes: stats.reserved_peak,

@@ -16,7 +16,7 @@ pub(crate) const TIMELINE: &str = "--trace";
 
 /// Refuses a model whose context is too short for a timeline.
 pub(crate) fn check(config: &Config) -> Result<(), Failure> {
-    let (context, least) = (config.max_position_embeddings, WARM_UP + 2);
+    let (context, least) = (config.context(), WARM_UP + 2);
     if context < least {
         return Err(Failure::misuse(format!(
             "{TIMELINE} needs {least} positions, and the model's context is {context}"
@@ -28,7 +28,7 @@ pub(crate) fn check(config: &Config) -> Result<(), Failure> {
 /// Computes a prompt and some tokens, and writes the timeline of the last one.
 pub(crate) fn write(outputs: &Outputs, model: &Model, prompt: &[u32]) -> Result<(), Failure> {
     // A prompt that fills the model's context leaves no room for tokens.
-    let room = model.config().max_position_embeddings.saturating_sub(WARM_UP + 1).max(1);
+    let room = model.config().context().saturating_sub(WARM_UP + 1).max(1);
     let prompt = &prompt[..prompt.len().min(room)];
     let sampling = Sampling::default();
     let mut decoder = Decoder::new(model, prompt.len() + WARM_UP + 1, WARM_UP + 2, sampling)?;

@@ -122,6 +122,121 @@ fn text_streams_to_standard_output_and_a_table_follows() {
     assert!(text.contains("tokens/s") && text.contains("agree to the bit"), "{text}");
 }
 
+/// A folder with a small model whose config has changes; `null` removes a key.
+fn changed_model(name: &str, changes: serde_json::Value) -> tempfile::TempDir {
+    let from = repository("crates/llama/tests/models").join(name);
+    let dir = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        if from.join(file).exists() {
+            std::fs::copy(from.join(file), dir.path().join(file)).unwrap();
+        }
+    }
+    let path = dir.path().join("config.json");
+    let mut config: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+    std::fs::write(&path, config.to_string()).unwrap();
+    dir
+}
+
+/// The decoder strips the space at the beginning of a text. The one after the prompt stays.
+#[test]
+fn the_text_is_what_the_new_ids_add_to_the_prompts() {
+    let dir = changed_model("untied-head", serde_json::json!({}));
+    let path = dir.path().join("tokenizer.json");
+    let mut tokenizer: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    // Each id is a word, and the prompt is two of them.
+    let words: serde_json::Map<String, serde_json::Value> =
+        (0..256).map(|i| (format!("\u{2581}w{i}"), i.into())).collect();
+    tokenizer["model"] = serde_json::json!({"type": "BPE", "vocab": words, "merges": []});
+    tokenizer["decoder"] = serde_json::json!({"type": "Metaspace", "replacement": "\u{2581}",
+        "prepend_scheme": "always", "split": true});
+    std::fs::write(&path, tokenizer.to_string()).unwrap();
+    let model = dir.path().to_str().unwrap();
+    let run = ["run", "--model", model, "--prompt-ids", "5,9", "--tokens", "4"];
+    let report = json(&[&run[..], &["--json"]].concat());
+    let words: Vec<String> = report["output_ids"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|id| id.as_u64().filter(|&id| id < 256).map(|id| format!(" w{id}")))
+        .collect();
+    assert!(!words.is_empty(), "{report}");
+    assert_eq!(report["text"], words.concat());
+    let shown = String::from_utf8(call(&run).stdout).unwrap();
+    assert!(shown.starts_with(&format!("w5 w9{}\n", words.concat())), "{shown}");
+}
+
+#[test]
+fn generation_config_names_the_end_and_the_sampling() {
+    let dir = changed_model("grouped-heads", serde_json::json!({"eos_token_id": null}));
+    let model = dir.path().to_str().unwrap();
+    let run = ["run", "--model", model, "--prompt-ids", "3,1,4", "--tokens", "6", "--json"];
+    let with = |more: &[&str]| call(&[&run[..], more].concat());
+    let ids = |output: &std::process::Output| -> Vec<u64> {
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{text}");
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        serde_json::from_value(report["output_ids"].clone()).unwrap()
+    };
+    let stderr =
+        |output: &std::process::Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    let all = ids(&with(&[]));
+    let without = with(&["--stop-at-eos"]);
+    assert_eq!(ids(&without), all);
+    assert!(stderr(&without).contains("note: --stop-at-eos: "), "{}", stderr(&without));
+    let without = with(&["--defaults"]);
+    assert_eq!(without.status.code(), Some(2));
+    assert!(stderr(&without).contains("no generation_config.json"), "{}", stderr(&without));
+
+    let path = dir.path().join("generation_config.json");
+    let write = |text: &str| std::fs::write(&path, text).unwrap();
+    write(&format!(
+        r#"{{"eos_token_id": [{}], "do_sample": true, "temperature": 1.5, "top_k": 0}}"#,
+        all[2]
+    ));
+    assert_eq!(ids(&with(&["--stop-at-eos"])), all[..3]);
+    assert_eq!(ids(&with(&[])), all, "greedy unless the defaults are asked for");
+    let explicit = ids(&with(&["--temperature", "1.5", "--seed", "5"]));
+    assert_ne!(explicit, all);
+    assert_eq!(ids(&with(&["--defaults", "--seed", "5"])), explicit);
+    assert_eq!(ids(&with(&["--defaults", "--temperature", "0"])), all);
+    write(r#"{"do_sample": false, "temperature": 1.5}"#);
+    assert_eq!(ids(&with(&["--defaults", "--seed", "5"])), all);
+    write(r#"{"do_sample": true, "top_p": 0.9}"#);
+    let refused = with(&["--defaults"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(
+        stderr(&refused).contains("generation_config.json: top_p: 0.9"),
+        "{}",
+        stderr(&refused)
+    );
+    write(r#"{"eos_token_id": "#);
+    let damaged = with(&[]);
+    assert_eq!(damaged.status.code(), Some(1));
+    assert!(stderr(&damaged).contains("generation_config.json: no valid JSON"));
+}
+
+#[test]
+fn a_stored_head_that_the_config_ties_is_used_with_a_note() {
+    let dir = changed_model("untied-head", serde_json::json!({"tie_word_embeddings": true}));
+    let from = repository("crates/llama/tests/models/untied-head");
+    let run = |model: &std::path::Path| {
+        let model = model.to_str().unwrap();
+        let run = ["run", "--model", model, "--prompt-ids", "3,1,4", "--tokens", "6", "--json"];
+        call(&run)
+    };
+    let (tied, untied) = (run(dir.path()), run(&from));
+    let ids = |output: &std::process::Output| {
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()["output_ids"].clone()
+    };
+    assert_eq!(ids(&tied), ids(&untied));
+    let notes = String::from_utf8(tied.stderr).unwrap();
+    assert!(notes.starts_with("note: ") && notes.contains("lm_head.weight"), "{notes}");
+    assert!(untied.stderr.is_empty());
+}
+
 #[test]
 fn the_command_works_from_any_folder() {
     let folder = tempfile::tempdir().unwrap();

@@ -15,7 +15,7 @@ struct FreeTimelines {
     failed: VecDeque<u16>,
 }
 
-fn free_lines() -> &'static Mutex<FreeTimelines> {
+fn free_timelines() -> &'static Mutex<FreeTimelines> {
     static FREE: OnceLock<Mutex<FreeTimelines>> = OnceLock::new();
     FREE.get_or_init(|| {
         Mutex::new(FreeTimelines { made: 1, ready: Vec::new(), failed: VecDeque::new() })
@@ -57,11 +57,11 @@ impl TimelineOwner {
     /// # Errors
     /// `OutOfMemory` if all 65,535 timelines are in use.
     pub fn take() -> Result<Self> {
-        let mut free = free_lines().lock();
+        let mut free = free_timelines().lock();
         let passed = |&id: &u16| timeline(TimelineId(id)).obstacle(VALUE_LIMIT).is_none();
         let (id, failed) = if let Some(id) = free.ready.pop() {
             (id, false)
-        } else if free.made < LINES {
+        } else if free.made < TIMELINES {
             free.made += 1;
             ((free.made - 1) as u16, false)
         } else if let Some(id) =
@@ -271,7 +271,7 @@ impl Drop for TimelineOwner {
         if used >= VALUE_LIMIT / 2 {
             return;
         }
-        let mut free = free_lines().lock();
+        let mut free = free_timelines().lock();
         if timeline.first_failed.load(Ordering::Acquire) == NEVER {
             free.ready.push(timeline.id.0);
         } else {

@@ -2,7 +2,7 @@
 //!
 //! This module must not know streams or devices.
 
-use super::{CHUNKS, LINES_PER_CHUNK, Timeline, VALUE_LIMIT, timeline};
+use super::{CHUNKS, TIMELINES_PER_CHUNK, Timeline, VALUE_LIMIT, timeline};
 use crate::defects::{Defect, planted};
 use crate::name::Name;
 use std::fmt;
@@ -27,8 +27,8 @@ impl TimelineId {
     /// The name of the timeline's present owner, if it has one ([`Timeline::set_name`]).
     #[must_use]
     pub fn name(self) -> Option<Name> {
-        let chunk = CHUNKS[usize::from(self.0) / LINES_PER_CHUNK].get()?;
-        chunk[usize::from(self.0) % LINES_PER_CHUNK].name()
+        let chunk = CHUNKS[usize::from(self.0) / TIMELINES_PER_CHUNK].get()?;
+        chunk[usize::from(self.0) % TIMELINES_PER_CHUNK].name()
     }
 }
 

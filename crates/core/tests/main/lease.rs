@@ -206,10 +206,8 @@ fn keeps_its_parents_alive_and_an_idle_one_does_not() {
         let (heaps, heap_log) = pool(config.clone());
         let (buffers, buffer_log) = pool(config);
         let device = devices.acquire(&want(1)).unwrap();
-        let heap =
-            heaps.acquire(&Want { parent: Some(device.clone().into_any()), ..want(1) }).unwrap();
-        let buffer =
-            buffers.acquire(&Want { parent: Some(heap.clone().into_any()), ..want(1) }).unwrap();
+        let heap = heaps.acquire(&Want { parent: Some(device.clone()), ..want(1) }).unwrap();
+        let buffer = buffers.acquire(&Want { parent: Some(heap.clone()), ..want(1) }).unwrap();
         let handles = (device.handle(), heap.handle());
         // The pools themselves are dropped too, in the worst order.
         drop((device, heap));
@@ -220,20 +218,6 @@ fn keeps_its_parents_alive_and_an_idle_one_does_not() {
         assert_eq!(buffer_log.alive(), 1, "idle in its pool, which lives");
         assert_eq!(device_log.alive() + heap_log.alive(), 0, "an idle resource pins no parent");
     });
-}
-
-#[test]
-fn any_lease_holds_without_a_type() {
-    let (pool, _) = pool(config());
-    let lease = pool.acquire(&want(1)).unwrap();
-    let handle = lease.handle();
-    let any = lease.into_any();
-    let other = any.clone();
-    drop(any);
-    assert_eq!(other.resource(), "item");
-    assert!(pool.is_alive(handle));
-    drop(other);
-    assert!(!pool.is_alive(handle));
 }
 
 #[test]
@@ -263,7 +247,6 @@ fn everything_public_is_send_and_sync() {
         travels::<UniqueLease<Item>>();
         travels::<WeakLease<Item>>();
         travels::<Claim<Item>>();
-        travels::<AnyLease>();
         travels::<SlotPool<Items>>();
         travels::<PoolManager<Items, String>>();
         travels::<FixedSlotStore<Items>>();

@@ -112,14 +112,15 @@ fn a_found_resource_belongs_to_its_holders_until_the_manager_keeps_it() {
     assert_eq!(manager.keys(), 0);
     // A manager that keeps the resource goes on, whoever finds it.
     let found = manager.find_or_create(&1, &want(1)).unwrap();
+    assert!(!manager.keeps(found.handle()));
     let kept = manager.get_or_create(&1, &want(1)).unwrap();
     assert!(kept.same(&found));
     let handle = kept.handle();
     drop((found, kept));
-    assert!(manager.is_alive(handle));
+    assert!(manager.is_alive(handle) && manager.keeps(handle));
     drop(manager.find_or_create(&1, &want(1)).unwrap());
     manager.release(handle).unwrap();
-    assert!(!manager.is_alive(handle));
+    assert!(!manager.is_alive(handle) && !manager.keeps(handle));
 }
 
 #[test]
@@ -231,6 +232,7 @@ fn a_store_creates_lazily_once_and_by_index() {
     let items = Items::default();
     let log = items.log.clone();
     let store = FixedSlotStore::new(items, 3).unwrap();
+    assert!(Arc::ptr_eq(&store.resource().unwrap().log, &log));
     assert_eq!((store.len(), store.is_empty(), log.counts().0), (3, false, 0));
     assert!(store.existing(Index::new(2)).is_none());
     let two = store.ensure_alive(Index::new(2), &want(2)).unwrap();
@@ -260,5 +262,6 @@ fn a_store_creates_lazily_once_and_by_index() {
     assert!(none.is_empty());
     assert_eq!(kind(none.get(Index::new(0), &want(0))), "NotFound");
     assert_eq!(kind(FixedSlotStore::<Items>::default().get(Index::new(0), &want(0))), "NotFound");
+    assert_eq!(kind(FixedSlotStore::<Items>::default().resource().map(drop)), "InvalidState");
     assert_eq!(kind(FixedSlotStore::new(Items::default(), u32::MAX)), "InvalidArgument");
 }

@@ -41,7 +41,7 @@ pub struct Item {
     pub size: u64,
     /// The holder's last write; heap memory, so that sanitizers detect a wrong access.
     pub text: Box<str>,
-    pub parent: Option<AnyLease>,
+    pub parent: Option<Lease<Item>>,
     /// The payload itself reports its drop, so a double drop or a missing one shows.
     log: Arc<Log>,
 }
@@ -66,7 +66,7 @@ pub struct Items {
 #[derive(Default)]
 pub struct Want<'a> {
     pub size: u64,
-    pub parent: Option<AnyLease>,
+    pub parent: Option<Lease<Item>>,
     /// Runs inside `create`.
     pub during: Option<&'a (dyn Fn(Handle<tags::Buffer>) + Sync)>,
 }

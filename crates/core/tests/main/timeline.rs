@@ -264,7 +264,7 @@ fn a_line_is_lent_again_only_when_idle_whole_and_without_memory() {
 }
 
 #[test]
-fn points_of_lines_that_changed_hands_stay_valid() {
+fn points_of_timelines_that_changed_hands_stay_valid() {
     let timepoints: Vec<_> = (0..300)
         .map(|_| {
             let owner = TimelineOwner::take().unwrap();
@@ -322,8 +322,7 @@ fn a_point_that_was_made_up_never_comes_and_does_nothing() {
         assert!(!made_up.is_settled() && made_up.value() == VALUE_LIMIT - 1);
         assert_eq!(kind(made_up.timeline().wait(made_up.value(), Some(Duration::ZERO))), "Timeout");
     }
-    // TimelineSource 0 does not exist; learning a timepoint of it says nothing about other
-    // timelines.
+    // Timeline 0 does not exist; learning a timepoint of it says nothing about other timelines.
     let nobodys = PackedTimepoint::from_bits(7).timepoint().unwrap();
     assert!(!nobodys.is_settled() && nobodys.timeline().submitted() == 0);
     owner.complete(value);

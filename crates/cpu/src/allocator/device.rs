@@ -11,14 +11,14 @@
 //!
 //! This module must not know how blocks are placed.
 
+use crate::config::HugePages;
 use crate::driver::memory;
 use crate::driver::topology::Topology;
 use crate::manager::device::DeviceState;
-use crate::manager::execution::HugePages;
-use leasehold_alloc::{Allocator, Backing, BackingCaps, Chunk};
+use leasehold_alloc::{Allocator, AllocatorConfig, Backing, BackingCaps, Chunk, HostKind};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{Error, OutOfMemory, Result};
+use leasehold_core::{Error, OutOfMemory, Result, Text};
 
 /// Bytes of a granule: a huge page on x86-64, and on AArch64 with 4 KiB pages.
 const GRANULE: u64 = 2 << 20;
@@ -28,7 +28,24 @@ const GRANULE: u64 = 2 << 20;
 /// # Errors
 /// `OutOfMemory`.
 pub fn of(device: &DeviceState) -> Result<&Allocator> {
-    device.device_memory.get_or_make(|| super::make(device, "device memory"))
+    device.device_memory.get_or_make(|| make(device, "device memory"))
+}
+
+/// Makes a backing of pages of the system. All backings of a device share the machine's memory.
+pub(crate) fn backing(device: &DeviceState) -> MmapBacking {
+    MmapBacking::new(device.topology(), device.config().huge_pages, device.committed.clone())
+}
+
+/// Makes an allocator over pages of the system, for one kind of memory of a device.
+pub(super) fn make(device: &DeviceState, what: &'static str) -> Result<Allocator> {
+    let config = AllocatorConfig {
+        name: Text::Owned(format!("{} {what}", device.id())),
+        host_kind: HostKind::Pageable,
+        debug: device.config().debug,
+        trace_events: device.config().trace_events,
+        ..AllocatorConfig::default()
+    };
+    Allocator::new(Box::new(backing(device)), config)
 }
 
 /// The backing of memory from `mmap`.

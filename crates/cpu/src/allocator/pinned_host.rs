@@ -5,6 +5,7 @@
 //!
 //! This module must not know how blocks are placed.
 
+use super::device::make;
 use crate::manager::device::DeviceState;
 use leasehold_alloc::Allocator;
 use leasehold_core::Result;
@@ -15,5 +16,5 @@ use leasehold_core::Result;
 /// `OutOfMemory`.
 #[doc(alias = "DevicePinnedHostAllocator")]
 pub fn of(device: &DeviceState) -> Result<&Allocator> {
-    device.pinned_memory.get_or_make(|| super::make(device, "host memory"))
+    device.pinned_memory.get_or_make(|| make(device, "host memory"))
 }

@@ -9,11 +9,11 @@
 
 use super::buffer::BufferManager;
 use super::event::EventManager;
-use super::execution::CpuConfig;
 use super::graph::GraphManager;
 use super::host_timeline::{HostTimelineManager, HostTimelineWaits};
-use super::pipeline::PipelineManager;
+use super::pipeline::{Functions, PipelineManager};
 use super::stream::{self, StreamManager};
+use crate::config::CpuConfig;
 use crate::driver::pool::TilePool;
 use crate::driver::queue::SHARED_MAX;
 use crate::driver::topology::Topology;
@@ -24,15 +24,14 @@ use leasehold_core::{
     DeviceHandle, Error, FixedSlotStore, Handle, Index, Lease, PoolStats, Recycle, Resource,
     Result, Tagged, tags,
 };
-use leasehold_hal::{BackendKind, Caps, DeviceId, DeviceInfo, Limits, MemoryKind};
+use leasehold_engine::buffers::outstanding;
+use leasehold_hal::{BackendKind, Description, DeviceId, DeviceInfo, MemoryKind};
 use std::fmt;
 use std::marker::PhantomPinned;
 
 /// An open device: its description, and the managers of its resources.
 pub struct DeviceState {
-    info: DeviceInfo,
-    caps: Caps,
-    limits: Limits,
+    pub(crate) description: Description,
     topology: Arc<Topology>,
     config: CpuConfig,
     pub(crate) pool: Arc<TilePool>,
@@ -56,16 +55,16 @@ impl Tagged for DeviceState {
 impl DeviceState {
     fn new(ordinal: u32, topology: Arc<Topology>, config: CpuConfig) -> Result<Self> {
         let threads = config.threads.map_or(topology.usable, |t| t as u32);
-        let info = describe(ordinal, &topology, threads);
+        let mut description = Description::new(describe(ordinal, &topology, threads));
         let pool = Arc::new(TilePool::new(
-            info.id.to_string(),
+            description.info.id.to_string(),
             threads,
             topology.usable,
             config.spin,
             config.host_spin,
         ));
         let waits = Arc::new(HostTimelineWaits::default());
-        let mut caps = Caps::default();
+        let caps = &mut description.caps;
         caps.host_visible = true;
         caps.pageable_memory_access = true;
         caps.host_timelines = true;
@@ -74,8 +73,8 @@ impl DeviceState {
         caps.concurrent_streams = true;
         caps.host_calls = true;
         caps.foreign_calls = true;
-        caps.waits_for_any_line = true;
-        let mut limits = Limits::default();
+        caps.waits_for_any_timeline = true;
+        let limits = &mut description.limits;
         limits.shared = SHARED_MAX;
         limits.streams = config.streams;
         limits.buffer = topology.memory.max(1);
@@ -84,33 +83,21 @@ impl DeviceState {
             streams: stream::manager(pool.clone(), waits.clone(), config.streams)?,
             events: EventManager::new()?,
             host_timelines: HostTimelineManager::new(waits)?,
-            pipelines: PipelineManager::new()?,
+            pipelines: PipelineManager::new(Functions)?,
             graphs: GraphManager::new()?,
             device_memory: AllocatorCell::default(),
             pinned_memory: AllocatorCell::default(),
             committed: Arc::new(AtomicU64::new(0)),
-            info,
-            caps,
-            limits,
+            description,
             topology,
             config,
             pool,
         })
     }
 
-    /// The device's description.
-    pub fn info(&self) -> &DeviceInfo {
-        &self.info
-    }
-
-    /// The device's capabilities.
-    pub fn caps(&self) -> Caps {
-        self.caps
-    }
-
-    /// The device's limits.
-    pub fn limits(&self) -> &Limits {
-        &self.limits
+    /// The device's name.
+    pub fn id(&self) -> DeviceId {
+        self.description.info.id
     }
 
     /// The machine's topology.
@@ -174,28 +161,20 @@ impl DeviceState {
 
     /// Checks whether leases on this device's resources are held.
     fn outstanding(&self) -> Result<()> {
-        let mut first = None;
-        self.pools(&mut |name, stats| {
-            // The pipelines' manager holds one lease on each pipeline.
-            let strong = if name == "pipeline" { self.pipelines.in_use() } else { stats.live };
-            if (strong != 0 || stats.weak != 0) && first.is_none() {
-                first = Some(Error::LeasesOutstanding { resource: name, strong, weak: stats.weak });
+        let mut first = Ok(());
+        self.pools(&mut |resource, PoolStats { live: strong, weak, .. }| {
+            if first.is_ok() && (strong != 0 || weak != 0) {
+                first = Err(Error::LeasesOutstanding { resource, strong, weak });
             }
         });
-        for cell in [&self.device_memory, &self.pinned_memory] {
-            let strong = cell.get().map_or(0, |a| a.stats().live);
-            if strong != 0 && first.is_none() {
-                first = Some(Error::LeasesOutstanding { resource: "buffer", strong, weak: 0 });
-            }
-        }
-        first.map_or(Ok(()), Err)
+        first.and_then(|()| outstanding(&self.device_memory, &self.pinned_memory))
     }
 }
 
 impl fmt::Debug for DeviceState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DeviceState")
-            .field("id", &self.info.id)
+            .field("id", &self.id())
             .field("pool", &self.pool)
             .finish_non_exhaustive()
     }
@@ -305,10 +284,8 @@ impl DeviceManager {
     /// # Errors
     /// As [`ensure_alive`](Self::ensure_alive).
     pub fn open(&self, device: DeviceId) -> Result<Lease<DeviceState>> {
-        if device.backend != BackendKind::Cpu {
-            return Err(Error::NotFound(format!("{device}: this is the CPU backend").into()));
-        }
-        self.store()?.get(Index::new(device.ordinal), &device.ordinal)
+        let ordinal = device.ordinal_on(BackendKind::Cpu)?;
+        self.store()?.get(Index::new(ordinal), &ordinal)
     }
 
     /// A lease on the state of an open device.

@@ -4,7 +4,7 @@
 //! This module must not know when timepoints are written.
 
 use leasehold_core::{
-    Error, Handle, Lease, PoolConfig, PoolManager, Recycle, Resource, Result, tags,
+    Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource, Result, tags,
 };
 use leasehold_hal::TimestampQuery;
 use std::time::Duration;
@@ -59,5 +59,16 @@ impl EventManager {
         }
     }
 
-    leasehold_engine::pool_methods!(manager: "timestamps");
+    /// The pool's statistics.
+    pub fn stats(&self) -> PoolStats {
+        self.manager.stats()
+    }
+
+    /// Shuts the manager down.
+    ///
+    /// # Errors
+    /// `LeasesOutstanding`. After the error nothing has changed.
+    pub fn shutdown(&self) -> Result<()> {
+        self.manager.shutdown()
+    }
 }

@@ -2,20 +2,32 @@
 //!
 //! This module must not know which kernels exist.
 
-use leasehold_core::{Error, Lease, Result};
+use leasehold_core::{Error, Result};
 use leasehold_engine::pipelines::{PipelineLoader, PipelinePool};
 use leasehold_hal::{KernelDesc, KernelSource, Pipeline};
 
 /// The most threads of a block in a kernel's declaration. A tile runs on one thread.
 const BLOCK_THREADS: u32 = 1024;
 
-struct Functions;
+/// Kernels that are functions of this process.
+#[derive(Debug)]
+pub struct Functions;
 
 impl PipelineLoader for Functions {
     /// The function's address.
     type Source = usize;
-    type Means<'a> = ();
+    type Means = ();
     type Kept = ();
+
+    fn source(&self, desc: &KernelDesc<'_>, (): &()) -> Result<usize> {
+        match desc.source {
+            KernelSource::Cpu(function) => Ok(function as usize),
+            ref other => Err(Error::Unsupported(
+                format!("kernel {}: the CPU runs Rust functions, not {}", desc.name, other.kind())
+                    .into(),
+            )),
+        }
+    }
 
     fn load(
         &self,
@@ -27,38 +39,7 @@ impl PipelineLoader for Functions {
     }
 }
 
-/// Owns the kernels of a device, one for each name, entry and function.
+/// Owns the kernels of a device, one for each name, entry and function. A kernel whose source is
+/// not a Rust function is `Unsupported`.
 #[doc(alias = "ModuleManager")]
-#[derive(Debug)]
-pub struct PipelineManager {
-    pipelines: PipelinePool<Functions>,
-}
-
-impl PipelineManager {
-    pub(crate) fn new() -> Result<Self> {
-        Ok(Self { pipelines: PipelinePool::new(Functions)? })
-    }
-
-    /// The kernel's pipeline, which lives as long as it has a holder.
-    ///
-    /// # Errors
-    /// - `InvalidArgument` beyond the limits, and for a declaration that differs from the one of
-    ///   the same key.
-    /// - `Unsupported` for a source that is not a Rust function.
-    pub fn get_or_create(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>> {
-        desc.validate()?;
-        let KernelSource::Cpu(function) = desc.source else {
-            return Err(Error::Unsupported(
-                format!(
-                    "kernel {}: the CPU runs Rust functions, not {}",
-                    desc.name,
-                    desc.source.kind()
-                )
-                .into(),
-            ));
-        };
-        self.pipelines.get_or_create(desc, &(function as usize), &())
-    }
-
-    leasehold_engine::pipeline_methods!(pipelines);
-}
+pub type PipelineManager = PipelinePool<Functions>;

@@ -7,7 +7,7 @@ use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::sync::{Arc, thread};
 use leasehold_cpu::{CpuBackend, CpuConfig, CpuExecutionManager};
 use leasehold_hal::{
-    Access, Backend, DeviceId, HostCall, KernelSource, MemoryKind, Op, Plan, StreamDesc,
+    Access, Backend, Device, DeviceId, HostCall, KernelSource, MemoryKind, Op, Plan, StreamDesc,
 };
 use std::borrow::Cow;
 use std::time::Duration;
@@ -106,7 +106,7 @@ fn shutdown_with_live_children_counts_them_and_changes_nothing() {
     drop(kernel);
     refused("graph");
     drop(exec);
-    refused("buffer");
+    refused("pinned buffer");
     drop(buffer);
     let device = backend.open(DeviceId::cpu(0)).unwrap();
     refused("device");

@@ -11,12 +11,11 @@
 //!
 //! This module must not know how blocks are placed.
 
-use super::Memory;
 use crate::config::MemorySource;
 use crate::driver::ops::{DeviceProperties, NativeMemory, NativeStream};
 use crate::engine::driver_context::DriverContext;
 use crate::engine::shared::{Place, Shared};
-use leasehold_alloc::{Allocator, Backing, BackingCaps, Chunk, HostKind};
+use leasehold_alloc::{Backing, BackingCaps, Chunk};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Result};
@@ -26,21 +25,6 @@ use std::fmt;
 const SEGMENT: u64 = 32 << 20;
 /// Sizes of segments are multiples of this size.
 const SEGMENT_GRANULE: u64 = 2 << 20;
-
-/// The allocator of the device's memory. The first call makes it.
-///
-/// # Errors
-/// `OutOfMemory`, or a driver error.
-pub(crate) fn of(memory: &Memory) -> Result<&Allocator> {
-    memory.device.get_or_make(|| {
-        super::make(memory, "device memory", HostKind::None, Box::new(backing(memory)?))
-    })
-}
-
-/// Makes a backing of the device's memory.
-pub(crate) fn backing(memory: &Memory) -> Result<DeviceBacking> {
-    DeviceBacking::new(memory.context.clone(), memory.shared.clone(), &memory.properties)
-}
 
 /// The backing of a device's memory.
 pub struct DeviceBacking {
@@ -124,7 +108,7 @@ impl DeviceBacking {
         let extra = self.stream.lock().replace(stream);
         if let Some(extra) = extra {
             // SAFETY: the pool's own stream was taken out of its place, so no other thread has it.
-            self.context.leave_behind(|ops| unsafe { ops.stream_destroy(extra) });
+            self.context.release_or_log(|ops| unsafe { ops.stream_destroy(extra) });
         }
         result
     }
@@ -185,7 +169,7 @@ unsafe impl Backing for DeviceBacking {
         self.shared.remove_range(chunk.addr);
         let freed = match self.source {
             MemorySource::Pool => self.with_stream(|stream| {
-                self.context.give_back(|ops| {
+                self.context.release(|ops| {
                     // SAFETY: the memory came from this pool. The allocator gives it back once,
                     // when no work uses it.
                     unsafe { ops.free_async(chunk.addr, stream) }?;
@@ -195,7 +179,7 @@ unsafe impl Backing for DeviceBacking {
             }),
             // SAFETY: the memory came from `alloc`. The allocator gives it back once, when no work
             // uses it.
-            _ => self.context.give_back(|ops| unsafe { ops.free(chunk.addr) }),
+            _ => self.context.release(|ops| unsafe { ops.free(chunk.addr) }),
         };
         if freed.is_err() {
             self.shared.add_range(chunk.addr, chunk.bytes, self.place());
@@ -208,7 +192,7 @@ unsafe impl Backing for DeviceBacking {
         self.shared.remove_range(addr);
         // SAFETY: the reservation is this backing's. The allocator gives it back once, with nothing
         // mapped in it.
-        self.context.leave_behind(|ops| unsafe { ops.address_free(addr, bytes) });
+        self.context.release_or_log(|ops| unsafe { ops.address_free(addr, bytes) });
     }
 
     fn create(&self, bytes: u64) -> Result<u64> {
@@ -219,7 +203,7 @@ unsafe impl Backing for DeviceBacking {
     unsafe fn destroy(&self, handle: u64, _: u64) -> Result<()> {
         self.calls(1);
         // SAFETY: the handle came from `create`. The allocator gives it back once.
-        self.context.give_back(|ops| unsafe { ops.memory_release(NativeMemory(handle)) })
+        self.context.release(|ops| unsafe { ops.memory_release(NativeMemory(handle)) })
     }
 
     unsafe fn map(&self, at: u64, handle: u64, bytes: u64) -> Result<()> {
@@ -233,14 +217,14 @@ unsafe impl Backing for DeviceBacking {
     unsafe fn enable(&self, at: u64, bytes: u64) -> Result<()> {
         self.calls(1);
         // SAFETY: the range was mapped by this backing (the allocator's promise).
-        unsafe { self.shared.admit(&self.context, self.context.ordinal(), at, bytes) }
+        unsafe { self.shared.open_to_peers(&self.context, self.context.ordinal(), at, bytes) }
     }
 
     unsafe fn unmap(&self, at: u64, bytes: u64) -> Result<()> {
         self.calls(1);
         // SAFETY: the range was mapped by this backing, and no work uses it any more (the
         // allocator's promise).
-        self.context.give_back(|ops| unsafe { ops.unmap(at, bytes) })?;
+        self.context.release(|ops| unsafe { ops.unmap(at, bytes) })?;
         self.shared.unmapped(self.context.ordinal(), at);
         Ok(())
     }
@@ -270,7 +254,7 @@ unsafe impl Backing for DeviceBacking {
         self.shared.remove_range(chunk.addr);
         // SAFETY: the memory came from `alloc`. The allocator gives it back once, when no work uses
         // it.
-        let freed = self.context.give_back(|ops| unsafe { ops.free(chunk.addr) });
+        let freed = self.context.release(|ops| unsafe { ops.free(chunk.addr) });
         if freed.is_err() {
             self.shared.add_range(chunk.addr, chunk.bytes, self.place());
         }
@@ -286,7 +270,7 @@ impl Drop for DeviceBacking {
     fn drop(&mut self) {
         if let Some(stream) = self.stream.get_mut().take() {
             // SAFETY: the pool's own stream was taken out of its place, so no other thread has it.
-            self.context.leave_behind(|ops| unsafe { ops.stream_destroy(stream) });
+            self.context.release_or_log(|ops| unsafe { ops.stream_destroy(stream) });
         }
     }
 }

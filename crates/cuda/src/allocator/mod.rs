@@ -8,11 +8,13 @@ pub mod pinned_host;
 use crate::driver::ops::DeviceProperties;
 use crate::engine::driver_context::DriverContext;
 use crate::engine::shared::Shared;
+use device::DeviceBacking;
 use leasehold_alloc::{Allocator, AllocatorCell, AllocatorConfig, Backing, HostKind};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Result, Text};
 use leasehold_engine::buffers::outstanding;
 use leasehold_hal::MemoryKind;
+use pinned_host::PinnedBacking;
 
 /// A device's memory, which all its contexts share.
 pub(crate) struct Memory {
@@ -40,13 +42,40 @@ impl Memory {
         }
     }
 
+    /// A device's memory over a driver that a test supplies.
+    #[cfg(feature = "test-hooks")]
+    pub(crate) fn for_test(
+        ops: Arc<dyn crate::driver::ops::CudaSlowOps>,
+        device: leasehold_hal::DeviceId,
+    ) -> Result<Arc<Self>> {
+        let ordinal = device.ordinal_on(leasehold_hal::BackendKind::Cuda)?;
+        ops.init()?;
+        let properties = ops.device_properties(ordinal)?;
+        let shared = Arc::new(Shared::new(ops.clone(), crate::CudaConfig::default().inline(true)));
+        let context = Arc::new(DriverContext::primary(ops, ordinal)?);
+        Ok(Arc::new(Self::new(context, shared, properties)))
+    }
+
     /// The allocator of a kind of memory. The first call makes it.
     ///
     /// # Errors
     /// `Unsupported` for a kind that the device does not have; `OutOfMemory`; a driver error.
     pub(crate) fn of(&self, kind: MemoryKind) -> Result<&Allocator> {
         self.check(kind)?;
-        if kind == MemoryKind::Pinned { pinned_host::of(self) } else { device::of(self) }
+        let (cell, what, host_kind) = match kind {
+            MemoryKind::Pinned => (&self.pinned, "pinned host memory", HostKind::Pinned),
+            _ => (&self.device, "device memory", HostKind::None),
+        };
+        cell.get_or_make(|| {
+            let config = AllocatorConfig {
+                name: Text::Owned(format!("{} {what}", self.context.id())),
+                host_kind,
+                debug: self.shared.config.debug,
+                trace_events: self.shared.config.trace_events,
+                ..AllocatorConfig::default()
+            };
+            Allocator::new(self.backing(kind)?, config)
+        })
     }
 
     /// The allocator of a kind of memory, if it exists.
@@ -58,16 +87,17 @@ impl Memory {
         }
     }
 
-    /// Makes a second backing of a kind of memory.
+    /// Makes a backing of a kind of memory.
     ///
     /// # Errors
     /// As [`of`](Self::of).
     pub(crate) fn backing(&self, kind: MemoryKind) -> Result<Box<dyn Backing>> {
         self.check(kind)?;
-        if kind == MemoryKind::Pinned {
-            return Ok(Box::new(pinned_host::backing(self)));
-        }
-        Ok(Box::new(device::backing(self)?))
+        let (context, shared) = (self.context.clone(), self.shared.clone());
+        Ok(match kind {
+            MemoryKind::Pinned => Box::new(PinnedBacking::new(context, shared)),
+            _ => Box::new(DeviceBacking::new(context, shared, &self.properties)?),
+        })
     }
 
     /// Checks that the device has this kind of memory.
@@ -87,21 +117,4 @@ impl Memory {
     pub(crate) fn outstanding(&self) -> Result<()> {
         outstanding(&self.device, &self.pinned)
     }
-}
-
-/// Makes an allocator for one kind of memory of a device.
-fn make(
-    memory: &Memory,
-    what: &'static str,
-    kind: HostKind,
-    backing: Box<dyn Backing>,
-) -> Result<Allocator> {
-    let config = AllocatorConfig {
-        name: Text::Owned(format!("{} {what}", memory.context.id())),
-        host_kind: kind,
-        debug: memory.shared.config.debug,
-        trace_events: memory.shared.config.trace_events,
-        ..AllocatorConfig::default()
-    };
-    Allocator::new(backing, config)
 }

@@ -4,12 +4,11 @@
 //!
 //! This module must not know how blocks are placed.
 
-use super::Memory;
 use crate::driver::ops::HostFlags;
 use crate::driver::pages::Pages;
 use crate::engine::driver_context::DriverContext;
 use crate::engine::shared::{Place, Shared};
-use leasehold_alloc::{Allocator, Backing, BackingCaps, Chunk, HostKind};
+use leasehold_alloc::{Backing, BackingCaps, Chunk};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Result};
@@ -20,23 +19,8 @@ const SEGMENT: u64 = 2 << 20;
 /// Segments of this size and larger are mapped and registered.
 const LARGE: u64 = 64 << 20;
 
-/// The allocator of pinned memory. The first call makes it.
-///
-/// # Errors
-/// `OutOfMemory`, or a driver error.
-#[doc(alias = "DevicePinnedHostAllocator")]
-pub(crate) fn of(memory: &Memory) -> Result<&Allocator> {
-    memory.pinned.get_or_make(|| {
-        super::make(memory, "pinned host memory", HostKind::Pinned, Box::new(backing(memory)))
-    })
-}
-
-/// Makes a backing of pinned memory.
-pub(crate) fn backing(memory: &Memory) -> PinnedBacking {
-    PinnedBacking::new(memory.context.clone(), memory.shared.clone())
-}
-
 /// The backing of host memory that devices reach by DMA.
+#[doc(alias = "DevicePinnedHostAllocator")]
 #[derive(Debug)]
 pub struct PinnedBacking {
     context: Arc<DriverContext>,
@@ -103,7 +87,7 @@ unsafe impl Backing for PinnedBacking {
         self.calls.fetch_add(1, Ordering::Relaxed);
         self.shared.remove_range(chunk.addr);
         let pages = self.take_pages(chunk.addr);
-        let freed = self.context.give_back(|ops| {
+        let freed = self.context.release(|ops| {
             if pages.is_some() {
                 // SAFETY: `register` registered the segment. The allocator gives it back once, when
                 // nothing uses it.

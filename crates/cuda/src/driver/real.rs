@@ -12,11 +12,11 @@
 //!
 //! This module must not know managers.
 
-mod belief;
 mod graph;
 mod library;
 mod memory;
 mod module;
+mod plausible;
 mod stream;
 
 use super::cache::{CompileCache, Key};
@@ -224,7 +224,7 @@ fn drive_code(driver: &RealDriver, make: impl FnOnce(&Functions) -> c_int) -> Op
 
 /// The text that the driver wrote into a buffer.
 fn text(buffer: &[u8]) -> String {
-    CStr::from_bytes_until_nul(buffer).map(|s| belief::text(s.to_bytes())).unwrap_or_default()
+    CStr::from_bytes_until_nul(buffer).map(|s| plausible::text(s.to_bytes())).unwrap_or_default()
 }
 
 impl std::fmt::Debug for RealDriver {
@@ -278,7 +278,7 @@ impl DeviceOps for RealDriver {
     fn device_count(&self) -> Result<u32> {
         let mut count = 0;
         drive!(self, cuDeviceGetCount(&raw mut count))?;
-        belief::count("cuDeviceGetCount", count)
+        plausible::count("cuDeviceGetCount", count)
     }
 
     fn device_properties(&self, ordinal: u32) -> Result<DeviceProperties> {
@@ -376,7 +376,7 @@ impl ContextOps for RealDriver {
         let device = self.device(ordinal)?;
         let mut context: CUcontext = ptr::null_mut();
         drive!(self, cuDevicePrimaryCtxRetain(&raw mut context, device))?;
-        belief::object("cuDevicePrimaryCtxRetain", context)?;
+        plausible::object("cuDevicePrimaryCtxRetain", context)?;
         self.lost.lock().primaries.insert(ordinal, context as u64);
         Ok(NativeContext(context as u64))
     }
@@ -408,7 +408,7 @@ impl ContextOps for RealDriver {
         })?;
         let mut popped: CUcontext = ptr::null_mut();
         drive!(self, cuCtxPopCurrent_v2(&raw mut popped))?;
-        belief::object("cuCtxCreate", context).map(NativeContext)
+        plausible::object("cuCtxCreate", context).map(NativeContext)
     }
 
     unsafe fn context_destroy(&self, context: NativeContext) -> Result<()> {
@@ -464,7 +464,7 @@ impl ContextOps for RealDriver {
 }
 
 // SAFETY: each method makes the vendor's call that its documentation names, and rejects answers
-// that are not plausible (`belief`).
+// that fail `plausible`'s checks.
 unsafe impl CudaSlowOps for RealDriver {
     fn poll_interval(&self) -> Duration {
         Duration::from_micros(20)

@@ -116,7 +116,7 @@ impl Core {
         let extra = self.utility.lock().replace(stream);
         if let Some(extra) = extra {
             // SAFETY: the utility stream was taken out of its place, so no other thread has it.
-            self.context.leave_behind(|ops| unsafe { ops.stream_destroy(extra) });
+            self.context.release_or_log(|ops| unsafe { ops.stream_destroy(extra) });
         }
         result
     }
@@ -149,7 +149,7 @@ impl Drop for Core {
     fn drop(&mut self) {
         if let Some(stream) = self.utility.get_mut().take() {
             // SAFETY: the utility stream was taken out of its place, so no other thread has it.
-            self.context.leave_behind(|ops| unsafe { ops.stream_destroy(stream) });
+            self.context.release_or_log(|ops| unsafe { ops.stream_destroy(stream) });
         }
     }
 }

@@ -120,8 +120,8 @@ impl DriverContext {
 
     /// Makes the context current to give an object back to the driver, even if the context is lost.
     /// An error is only logged.
-    pub fn leave_behind(&self, give_back: impl FnOnce(&dyn CudaSlowOps) -> Result<()>) {
-        let outcome = self.enter_again().and_then(|entry| give_back(&*entry));
+    pub fn release_or_log(&self, release: impl FnOnce(&dyn CudaSlowOps) -> Result<()>) {
+        let outcome = self.enter_again().and_then(|entry| release(&*entry));
         if let Err(error) = outcome
             && !matches!(error, Error::DeviceLost { .. })
         {
@@ -129,12 +129,12 @@ impl DriverContext {
         }
     }
 
-    /// As [`leave_behind`](Self::leave_behind), for callers that can handle a failure. In a lost
-    /// context the call succeeds.
+    /// As [`release_or_log`](Self::release_or_log), for callers that can handle a failure. The call
+    /// succeeds in a lost context.
     ///
     /// # Errors
     /// A driver error, while the context is not lost.
-    pub fn give_back(&self, calls: impl FnOnce(&dyn CudaSlowOps) -> Result<()>) -> Result<()> {
+    pub fn release(&self, calls: impl FnOnce(&dyn CudaSlowOps) -> Result<()>) -> Result<()> {
         let outcome = self.enter_again().and_then(|entry| {
             let _relaxed = Timeline::any_external().then(|| Relaxed::enter(&*entry));
             calls(&*entry)

@@ -61,7 +61,7 @@ impl Resource for Events {
 
     fn destroy(&self, event: EventState) {
         // SAFETY: the event was made for this payload, whose last lease is gone.
-        self.0.leave_behind(|ops| unsafe { ops.event_destroy(event.native) });
+        self.0.release_or_log(|ops| unsafe { ops.event_destroy(event.native) });
     }
 }
 
@@ -87,6 +87,6 @@ impl Resource for Timestamps {
 
     fn destroy(&self, timestamp: TimestampQuery) {
         // SAFETY: the event was made for this payload, whose last lease is gone.
-        self.0.leave_behind(|ops| unsafe { ops.event_destroy(NativeEvent(timestamp.native())) });
+        self.0.release_or_log(|ops| unsafe { ops.event_destroy(NativeEvent(timestamp.native())) });
     }
 }

@@ -523,7 +523,7 @@ impl Drop for External {
         // No block of a live device refers to an open epoch of a stream that was not ended, unless
         // the whole device goes: then its work must be over before the timeline has another owner.
         if !self.timeline().is_idle() {
-            let _ = self.core.context.give_back(|ops| ops.context_synchronize());
+            let _ = self.core.context.release(|ops| ops.context_synchronize());
             self.owner.complete(self.timeline().submitted());
         }
     }

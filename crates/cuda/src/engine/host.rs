@@ -13,7 +13,7 @@ use leasehold_hal::{GraphExec, TimestampQuery};
 /// The host's part of an operation.
 pub enum HostAction {
     /// Bytes to copy from pinned memory to their destination.
-    Land {
+    CopyOut {
         /// The pinned memory with the bytes.
         staging: UniqueLease<Buffer>,
         /// The destination.
@@ -35,10 +35,10 @@ pub enum HostAction {
 }
 
 impl HostAction {
-    /// Carries the action out. Unless the stream is sound, only resources are given back.
-    pub(crate) fn carry_out(self, sound: bool, ops: &dyn CudaSlowOps) {
+    /// Runs the action. Unless the stream is sound, only resources are given back.
+    pub(crate) fn run(self, sound: bool, ops: &dyn CudaSlowOps) {
         match self {
-            HostAction::Land { staging, dst, bytes, keep } => {
+            HostAction::CopyOut { staging, dst, bytes, keep } => {
                 if sound {
                     // SAFETY: the device is done with the copy. The submitter vouches for the
                     // destination until the value is over, and the value is published after this.

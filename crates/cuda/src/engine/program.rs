@@ -72,19 +72,19 @@ struct Building<'a> {
 
 impl Drop for Building<'_> {
     fn drop(&mut self) {
-        give_back(&self.core.context, &mut self.segments);
+        release(&self.core.context, &mut self.segments);
     }
 }
 
-fn give_back(context: &DriverContext, segments: &mut Vec<Segment>) {
+fn release(context: &DriverContext, segments: &mut Vec<Segment>) {
     for segment in segments.drain(..) {
         if !segment.exec.is_null() {
             // SAFETY: the executable is this segment's, and nothing uses the segment any more.
-            context.leave_behind(|ops| unsafe { ops.exec_destroy(segment.exec) });
+            context.release_or_log(|ops| unsafe { ops.exec_destroy(segment.exec) });
         }
         if !segment.graph.is_null() {
             // SAFETY: the graph was made here and is destroyed once.
-            context.leave_behind(|ops| unsafe { ops.graph_destroy(segment.graph) });
+            context.release_or_log(|ops| unsafe { ops.graph_destroy(segment.graph) });
         }
     }
 }
@@ -273,7 +273,7 @@ impl Building<'_> {
             }
             Op::Download(d) if d.bytes == 0 => empty(),
             Op::Download(d) => {
-                let dst = if encoder::lands_directly(core, d) {
+                let dst = if encoder::copies_directly(core, d) {
                     d.dst as u64
                 } else {
                     staged(core, segment, d)?
@@ -317,7 +317,7 @@ impl Building<'_> {
                 let node =
                     context.within(|ops| unsafe { ops.graph_add_child(graph, after, captured) });
                 // SAFETY: the graph was made here and is destroyed once.
-                context.leave_behind(|ops| unsafe { ops.graph_destroy(captured) });
+                context.release_or_log(|ops| unsafe { ops.graph_destroy(captured) });
                 node
             }
             other => Err(Error::Unsupported(format!("a {} in a graph", other.kind()).into())),
@@ -496,7 +496,7 @@ impl GraphSteps for Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        give_back(&self.context, &mut self.segments);
+        release(&self.context, &mut self.segments);
     }
 }
 

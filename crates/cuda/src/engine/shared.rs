@@ -63,10 +63,10 @@ fn new_state() -> u64 {
     STATES.fetch_add(1, Ordering::Relaxed) + 1
 }
 
-/// The devices that are admitted to a device's memory, and the mapped pieces of that memory.
+/// The devices that may use a device's memory beside itself, and the mapped pieces of that memory.
 #[derive(Default)]
 struct Grant {
-    guests: Vec<u32>,
+    peers: Vec<u32>,
     mapped: BTreeMap<u64, u64>,
 }
 
@@ -153,12 +153,12 @@ impl Shared {
         let mut grants = self.grants.lock();
         let grant = grants.entry(owner).or_default();
         grant.mapped.insert(addr, bytes);
-        grant.guests.clone()
+        grant.peers.clone()
     }
 
     /// The devices that may use the memory of `owner` beside itself.
-    pub fn guests(&self, owner: u32) -> Vec<u32> {
-        self.grants.lock().get(&owner).map(|g| g.guests.clone()).unwrap_or_default()
+    pub fn peers(&self, owner: u32) -> Vec<u32> {
+        self.grants.lock().get(&owner).map(|g| g.peers.clone()).unwrap_or_default()
     }
 
     /// Removes a mapped piece.
@@ -173,33 +173,32 @@ impl Shared {
         self.grants.lock().get(&owner).is_some_and(|g| g.mapped.contains_key(&addr))
     }
 
-    /// Admits `guest` to the memory of `owner` from now on, and returns the pieces that are already
-    /// mapped. `None` if `guest` was admitted before.
-    pub fn admit_peer(&self, owner: u32, guest: u32) -> Option<Vec<(u64, u64)>> {
+    /// Grants `peer` access to the memory of `owner` from now on, and returns the pieces that are
+    /// already mapped. `None` if `peer` had access before.
+    pub fn grant_access(&self, owner: u32, peer: u32) -> Option<Vec<(u64, u64)>> {
         let mut grants = self.grants.lock();
         let grant = grants.entry(owner).or_default();
-        if grant.guests.contains(&guest) {
+        if grant.peers.contains(&peer) {
             return None;
         }
-        grant.guests.push(guest);
+        grant.peers.push(peer);
         Some(grant.mapped.iter().map(|(&a, &b)| (a, b)).collect())
     }
 
-    /// Revokes an admission.
-    pub fn uninvite(&self, owner: u32, guest: u32) {
+    /// Revokes the access of `peer` to the memory of `owner`.
+    pub fn revoke_access(&self, owner: u32, peer: u32) {
         if let Some(grant) = self.grants.lock().get_mut(&owner) {
-            grant.guests.retain(|&g| g != guest);
+            grant.peers.retain(|&g| g != peer);
         }
     }
 
-    /// Whether `guest` was admitted to the memory of `owner`.
-    pub fn is_guest(&self, owner: u32, guest: u32) -> bool {
-        self.grants.lock().get(&owner).is_some_and(|g| g.guests.contains(&guest))
+    /// Whether `peer` has access to the memory of `owner`.
+    pub fn has_access(&self, owner: u32, peer: u32) -> bool {
+        self.grants.lock().get(&owner).is_some_and(|g| g.peers.contains(&peer))
     }
 
-    /// Lets the owner of a piece and its guests use the piece. The calls have the context of
-    /// `context` current. A guest whose device is lost is admitted no more: the owner needs its
-    /// memory.
+    /// Lets the owner of a piece and its peers use the piece. The calls have the context of
+    /// `context` current. A peer whose device is lost loses its access: the owner needs its memory.
     ///
     /// # Errors
     /// The driver's.
@@ -207,34 +206,34 @@ impl Shared {
     /// # Safety
     /// - The range is a mapped piece of the owner's, or was one. The driver refuses a range that is
     ///   not mapped.
-    pub(crate) unsafe fn admit(
+    pub(crate) unsafe fn open_to_peers(
         &self,
         context: &DriverContext,
         owner: u32,
         addr: u64,
         bytes: u64,
     ) -> Result<()> {
-        let admitted = || {
-            let mut who = self.guests(owner);
+        let open = || {
+            let mut who = self.peers(owner);
             who.insert(0, owner);
             // SAFETY: the caller vouches for the range.
             context.relaxed(|ops| unsafe { ops.set_access(addr, bytes, &who) })
         };
-        match admitted() {
-            Err(Error::Driver { .. }) if self.dismiss_lost(owner) => admitted(),
+        match open() {
+            Err(Error::Driver { .. }) if self.revoke_lost(owner) => open(),
             other => other,
         }
     }
 
-    /// Revokes the admissions of guests whose devices are lost. Returns whether there were any.
-    fn dismiss_lost(&self, owner: u32) -> bool {
-        let is_lost = |&guest: &u32| {
-            let Some(core) = self.primary(guest) else { return false };
-            // The guest's driver context may not know of the loss yet.
+    /// Revokes the access of peers whose devices are lost. Returns whether there were any.
+    fn revoke_lost(&self, owner: u32) -> bool {
+        let is_lost = |&peer: &u32| {
+            let Some(core) = self.primary(peer) else { return false };
+            // The peer's driver context may not know of the loss yet.
             core.context.within(|ops| ops.memory_info()).is_err() && core.context.loss().is_some()
         };
-        let lost: Vec<u32> = self.guests(owner).into_iter().filter(is_lost).collect();
-        lost.iter().for_each(|&guest| self.uninvite(owner, guest));
+        let lost: Vec<u32> = self.peers(owner).into_iter().filter(is_lost).collect();
+        lost.iter().for_each(|&peer| self.revoke_access(owner, peer));
         !lost.is_empty()
     }
 
@@ -263,11 +262,11 @@ impl Shared {
         self.primaries.lock().get(&ordinal)?.upgrade()
     }
 
-    /// Removes every admission that a closed device gave or got.
+    /// Removes every access that a closed device granted or had.
     pub fn close(&self, ordinal: u32) {
         let mut grants = self.grants.lock();
         grants.remove(&ordinal);
-        grants.values_mut().for_each(|g| g.guests.retain(|&x| x != ordinal));
+        grants.values_mut().for_each(|g| g.peers.retain(|&x| x != ordinal));
     }
 }
 

@@ -26,9 +26,6 @@ use std::fmt;
 /// accord.
 const SIGNALS: usize = 16;
 
-/// The execution state of a stream.
-pub type StreamCore = leasehold_engine::StreamCore<CudaStream>;
-
 /// A stream of the driver.
 pub struct CudaStream {
     core: Arc<Core>,
@@ -108,7 +105,7 @@ unsafe impl DriverStream for CudaStream {
             Op::Dispatch(_) | Op::Copy(_) | Op::Fill(_) | Op::Upload(_) | Op::WriteTimestamp(_) => {
                 true
             }
-            Op::Download(d) => encoder::lands_directly(&self.core, d),
+            Op::Download(d) => encoder::copies_directly(&self.core, d),
             _ => false,
         }
     }
@@ -231,15 +228,15 @@ unsafe impl DriverStream for CudaStream {
 
     fn synchronize(&self) -> Result<()> {
         // SAFETY: the stream is this one's own and lives until the drop.
-        self.core.context.give_back(|ops| unsafe { ops.stream_synchronize(self.native) })
+        self.core.context.release(|ops| unsafe { ops.stream_synchronize(self.native) })
     }
 
     fn abandon(&mut self) {
         std::mem::forget(self.word.take());
     }
 
-    fn carry_out(core: &Core, action: HostAction, sound: bool) {
-        action.carry_out(sound, core.context.ops());
+    fn run_action(core: &Core, action: HostAction, sound: bool) {
+        action.run(sound, core.context.ops());
     }
 }
 
@@ -247,7 +244,7 @@ impl Drop for CudaStream {
     fn drop(&mut self) {
         // SAFETY: `stream_create` made the native stream for this stream, and only this drop
         // destroys it.
-        self.core.context.leave_behind(|ops| unsafe { ops.stream_destroy(self.native) });
+        self.core.context.release_or_log(|ops| unsafe { ops.stream_destroy(self.native) });
     }
 }
 

@@ -61,7 +61,7 @@ impl Drop for Words {
         for page in std::mem::take(&mut self.pages.get_mut().pages) {
             // SAFETY: the page came from `host_alloc`. Each word of the page held these pages and
             // is gone.
-            self.context.leave_behind(|ops| unsafe { ops.host_free(page) });
+            self.context.release_or_log(|ops| unsafe { ops.host_free(page) });
         }
     }
 }

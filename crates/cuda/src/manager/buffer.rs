@@ -60,7 +60,7 @@ impl BufferManager {
         device: leasehold_hal::DeviceId,
         kind: MemoryKind,
     ) -> Result<Self> {
-        let memory = super::context::memory_for_test(ops, device)?;
+        let memory = Memory::for_test(ops, device)?;
         memory.check(kind)?;
         Ok(Self { for_test: true, ..Self::new(memory, kind) })
     }

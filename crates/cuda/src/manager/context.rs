@@ -13,43 +13,27 @@
 use super::buffer::BufferManager;
 use super::event::EventManager;
 use super::external::ExternalManager;
-use super::function::FunctionManager;
+use super::function::{self, FunctionManager};
 use super::graph::GraphManager;
 use super::host_timeline::HostTimelineManager;
 use super::module::ModuleManager;
 use super::stream::StreamManager;
-use crate::allocator::{Memory, pinned_host};
+use crate::allocator::Memory;
 use crate::driver::ops::NativeContext;
 use crate::engine::core::{Core, Streams};
 use crate::engine::driver_context::DriverContext;
-#[cfg(feature = "test-hooks")]
-use crate::engine::shared::Shared;
-use crate::engine::stream::StreamCore;
 use leasehold_core::sync::Arc;
 use leasehold_core::{
     ContextHandle, Error, Handle, Lease, PoolConfig, PoolManager, PoolStats, Recycle, Resource,
     Result, Tagged, tags,
 };
-use leasehold_engine::retired::{Retired, Retiring};
+use leasehold_engine::retired::{LeftBehind, Retired, Retiring, StreamOwner};
 use leasehold_hal::MemoryKind;
 use std::fmt;
 use std::marker::PhantomPinned;
 
 /// The name of the thread that ends contexts.
 pub(crate) const RETIRING: &str = "lh-cuda-end";
-
-/// A device's memory over a driver that a test supplies.
-#[cfg(feature = "test-hooks")]
-pub(crate) fn memory_for_test(
-    ops: Arc<dyn crate::driver::ops::CudaSlowOps>,
-    device: leasehold_hal::DeviceId,
-) -> Result<Arc<Memory>> {
-    let ordinal = super::device::ordinal_of(device)?;
-    ops.init()?;
-    let properties = ops.device_properties(ordinal)?;
-    let shared = Arc::new(Shared::new(ops.clone(), crate::CudaConfig::default().inline(true)));
-    Ok(Arc::new(Memory::new(Arc::new(DriverContext::primary(ops, ordinal)?), shared, properties)))
-}
 
 /// A context and the resources that it owns.
 pub struct ContextState {
@@ -87,7 +71,7 @@ impl ContextState {
             events.event_pool().clone(),
         )?;
         let of = memory.clone();
-        core.staging.set_source(Box::new(move || pinned_host::of(&of).cloned()));
+        core.staging.set_source(Box::new(move || of.of(MemoryKind::Pinned).cloned()));
         let core = core.streams();
         Ok(Self {
             _place: PhantomPinned,
@@ -95,7 +79,7 @@ impl ContextState {
             events,
             host_timelines: HostTimelineManager::new(shared.tables.clone())?,
             modules: ModuleManager::new(&core)?,
-            functions: FunctionManager::new(&core)?,
+            functions: function::manager(&core)?,
             graphs: GraphManager::new(&core)?,
             externals: ExternalManager::new(core.device().clone()),
             buffers: BufferManager::new(memory.clone(), MemoryKind::Device),
@@ -172,12 +156,21 @@ impl ContextState {
         report("mark", self.events.event_pool_stats());
     }
 
-    /// Checks whether leases on this context's resources are held, or streams have work pending.
-    /// The check only reads.
-    ///
-    /// # Errors
-    /// `LeasesOutstanding` for the first pool with leases or pending work.
-    pub(crate) fn outstanding(&self) -> Result<()> {
+    /// Shuts the managers down, children first.
+    fn end(&self) -> Result<()> {
+        self.externals.shutdown();
+        self.streams.shutdown()?;
+        self.graphs.shutdown()?;
+        self.events.shutdown()?;
+        self.host_timelines.shutdown()?;
+        self.functions.shutdown()?;
+        self.modules.shutdown()
+    }
+}
+
+impl StreamOwner for ContextState {
+    /// The check only reads. The device's memory counts too, if the context is the primary one.
+    fn outstanding(&self) -> Result<()> {
         let mut first = None;
         self.pools(&mut |name, stats| {
             let strong = match name {
@@ -194,23 +187,12 @@ impl ContextState {
                 first = Some(Error::LeasesOutstanding { resource: name, strong, weak: stats.weak });
             }
         });
-        first.map_or(Ok(()), Err)
+        first.map_or(Ok(()), Err)?;
+        if self.primary { self.memory.outstanding() } else { Ok(()) }
     }
 
-    /// The streams that dropped leases left behind.
-    pub(crate) fn left_behind(&self) -> Vec<Arc<StreamCore>> {
-        self.core.left_behind(&self.streams)
-    }
-
-    /// Shuts the managers down, children first.
-    fn end(&self) -> Result<()> {
-        self.externals.shutdown();
-        self.streams.shutdown()?;
-        self.graphs.shutdown()?;
-        self.events.shutdown()?;
-        self.host_timelines.shutdown()?;
-        self.functions.shutdown()?;
-        self.modules.shutdown()
+    fn left_behind(&self) -> LeftBehind {
+        LeftBehind::new(self.core.left_behind(&self.streams))
     }
 }
 
@@ -219,13 +201,7 @@ impl Retiring for ContextState {
         self.core.settle_streams();
         self.externals.settle();
         // Streams of other contexts may still hold recorded events of this context.
-        Retiring::outstanding(self).is_ok() && self.events.event_pool_stats().live == 0
-    }
-
-    /// The device's memory counts too, if the context is the primary one.
-    fn outstanding(&self) -> Result<()> {
-        Self::outstanding(self)?;
-        if self.primary { self.memory.outstanding() } else { Ok(()) }
+        self.outstanding().is_ok() && self.events.event_pool_stats().live == 0
     }
 }
 
@@ -282,7 +258,7 @@ impl Resource for Contexts {
 
     fn destroy(&self, context: ContextState) {
         // The end of a context blocks.
-        self.retired.push(context);
+        self.retired.retire(context);
     }
 }
 
@@ -322,7 +298,7 @@ impl ContextManager {
         ops: Arc<dyn crate::driver::ops::CudaSlowOps>,
         device: leasehold_hal::DeviceId,
     ) -> Result<Self> {
-        let memory = memory_for_test(ops, device)?;
+        let memory = Memory::for_test(ops, device)?;
         Ok(Self { for_test: true, ..Self::new(memory, Retired::new(RETIRING, true))? })
     }
 

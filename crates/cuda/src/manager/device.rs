@@ -9,36 +9,23 @@ use super::context::{ContextManager, ContextState, RETIRING};
 use crate::allocator::Memory;
 use crate::config::CudaConfig;
 use crate::driver::ops::{CudaSlowOps, DeviceProperties};
+use crate::driver::real::RealDriver;
 use crate::engine::driver_context::DriverContext;
 use crate::engine::shared::Shared;
-use crate::engine::stream::StreamCore;
-#[cfg(feature = "test-hooks")]
-use leasehold_core::sync::atomic::{AtomicBool, Ordering};
-use leasehold_core::sync::{Arc, OnceLock};
-use leasehold_core::{
-    Error, FixedSlotStore, Handle, Index, Lease, PoolStats, Recycle, Resource, Result, Tagged, tags,
-};
-use leasehold_engine::retired::Retired;
-use leasehold_hal::{BackendKind, Caps, DeviceId, DeviceInfo, Limits, MemoryInfo};
+use leasehold_core::sync::Arc;
+use leasehold_core::{Error, Handle, Lease, PoolStats, Recycle, Resource, Result, Tagged, tags};
+use leasehold_engine::devices::DeviceSource;
+use leasehold_engine::retired::{LeftBehind, Retired, StreamOwner};
+use leasehold_hal::{BackendKind, Description, DeviceId, DeviceInfo, MemoryInfo};
 use std::fmt;
 use std::marker::PhantomPinned;
-
-/// The ordinal of a device of this backend.
-pub(crate) fn ordinal_of(device: DeviceId) -> Result<u32> {
-    if device.backend == BackendKind::Cuda {
-        return Ok(device.ordinal);
-    }
-    Err(Error::NotFound(format!("{device}: this is the CUDA backend").into()))
-}
 
 /// The largest count of devices that the backend accepts from a driver.
 const DEVICES_MAX: u32 = 1024;
 
 /// An open device.
 pub struct DeviceState {
-    info: DeviceInfo,
-    caps: Caps,
-    limits: Limits,
+    pub(crate) description: Description,
     /// Declared before the context, so that the memory's end is part of the context's end.
     memory: Arc<Memory>,
     shared: Arc<Shared>,
@@ -54,11 +41,6 @@ impl Tagged for DeviceState {
 }
 
 impl DeviceState {
-    /// The streams of the primary context that dropped leases left behind.
-    fn left_behind(&self) -> Vec<Arc<StreamCore>> {
-        self.primary.left_behind()
-    }
-
     fn new(ordinal: u32, devices: &Devices) -> Result<Self> {
         let shared = devices.shared.clone();
         let properties = devices
@@ -71,9 +53,10 @@ impl DeviceState {
         let contexts = ContextManager::new(memory.clone(), devices.retired.clone())?;
         let primary = contexts.primary()?;
         let free = primary.core.context.within(|ops| ops.memory_info())?;
-        let mut info = describe(ordinal, &properties, shared.ops.driver_version().ok());
-        info.memory = MemoryInfo { total: free.total, free: free.free };
-        let mut caps = Caps::default();
+        let info = describe(ordinal, &properties, shared.ops.driver_version().ok());
+        let mut description = Description::new(info);
+        description.info.memory = MemoryInfo { total: free.total, free: free.free };
+        let caps = &mut description.caps;
         caps.pinned = true;
         caps.host_timelines = true;
         caps.timestamps = true;
@@ -82,31 +65,16 @@ impl DeviceState {
         caps.host_calls = true;
         caps.foreign_calls = true;
         caps.vendor_libraries = properties.vendor;
-        caps.waits_for_any_line = true;
+        caps.waits_for_any_timeline = true;
         caps.priorities = primary.streams.has_priorities();
-        let mut limits = Limits::default();
+        let limits = &mut description.limits;
         limits.grid = properties.grid;
         limits.block = properties.block;
         limits.block_threads = properties.block_threads;
         limits.shared = properties.shared_optin.max(properties.shared);
         limits.streams = shared.config.streams;
         limits.buffer = properties.memory.max(1);
-        Ok(Self { info, caps, limits, primary, contexts, memory, shared, _place: PhantomPinned })
-    }
-
-    /// The device's description.
-    pub fn info(&self) -> &DeviceInfo {
-        &self.info
-    }
-
-    /// The device's capabilities.
-    pub fn caps(&self) -> Caps {
-        self.caps
-    }
-
-    /// The device's limits.
-    pub fn limits(&self) -> &Limits {
-        &self.limits
+        Ok(Self { description, primary, contexts, memory, shared, _place: PhantomPinned })
     }
 
     /// The properties that the driver reports.
@@ -116,11 +84,11 @@ impl DeviceState {
 
     /// The device's name.
     pub fn id(&self) -> DeviceId {
-        self.info.id
+        self.description.info.id
     }
 
     pub(crate) fn ordinal(&self) -> u32 {
-        self.info.id.ordinal
+        self.id().ordinal
     }
 
     /// The primary context.
@@ -146,10 +114,12 @@ impl DeviceState {
         self.primary.pools(report);
         report("context", self.contexts.stats());
     }
+}
 
-    /// Checks whether leases on this device's resources are held.
+impl StreamOwner for DeviceState {
     fn outstanding(&self) -> Result<()> {
         self.primary.core.settle_streams();
+        // The primary context counts the device's memory.
         self.primary.outstanding()?;
         let contexts = self.contexts.stats();
         if contexts.live > 1 || contexts.weak != 0 {
@@ -160,7 +130,12 @@ impl DeviceState {
                 weak: contexts.weak,
             });
         }
-        self.memory.outstanding()
+        Ok(())
+    }
+
+    /// The streams of other contexts are their contexts'.
+    fn left_behind(&self) -> LeftBehind {
+        self.primary.left_behind()
     }
 }
 
@@ -173,7 +148,7 @@ impl Drop for DeviceState {
 impl fmt::Debug for DeviceState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DeviceState")
-            .field("id", &self.info.id)
+            .field("id", &self.id())
             .field("primary", &self.primary)
             .finish_non_exhaustive()
     }
@@ -215,9 +190,12 @@ fn describe(ordinal: u32, p: &DeviceProperties, driver: Option<i32>) -> DeviceIn
     info
 }
 
-pub(crate) struct Devices {
+/// The devices of a driver, as their manager makes them.
+pub struct Devices {
     shared: Arc<Shared>,
-    properties: Arc<[DeviceProperties]>,
+    properties: Vec<DeviceProperties>,
+    /// The names of the devices that each device reaches.
+    peers: Vec<String>,
     retired: Arc<Retired<ContextState>>,
 }
 
@@ -235,44 +213,19 @@ impl Resource for Devices {
     }
 }
 
-impl fmt::Debug for Devices {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Devices({})", self.properties.len())
+impl DeviceSource for Devices {
+    type Driver = dyn CudaSlowOps;
+    type Config = CudaConfig;
+    type Retiring = ContextState;
+    const KIND: BackendKind = BackendKind::Cuda;
+
+    fn load() -> Result<Arc<dyn CudaSlowOps>> {
+        Ok(Arc::new(RealDriver::new()))
     }
-}
 
-struct Known {
-    store: FixedSlotStore<Devices>,
-    shared: Arc<Shared>,
-    properties: Arc<[DeviceProperties]>,
-    peers: Vec<String>,
-    retired: Arc<Retired<ContextState>>,
-}
-
-/// Enumerates devices and owns their states.
-#[doc(alias("CudaDeviceManager", "execution::cuda::DeviceManager"))]
-#[derive(Default)]
-pub struct DeviceManager {
-    known: OnceLock<Known>,
-    #[cfg(feature = "test-hooks")]
-    for_test: AtomicBool,
-}
-
-leasehold_engine::device_manager_methods!(DeviceManager with Known of DeviceState);
-
-impl DeviceManager {
-    /// Enumerates the devices, and opens none. Blocks on the driver.
-    ///
-    /// # Errors
-    /// - As [`CudaConfig::validate`].
-    /// - `InvalidState` at the second call.
-    /// - `Unavailable` for a driver whose answers are not plausible.
-    /// - A driver error.
-    #[doc(alias = "initializeDevices")]
-    pub fn initialize_devices(&self, ops: Arc<dyn CudaSlowOps>, config: CudaConfig) -> Result<()> {
+    unsafe fn enumerate(ops: Arc<dyn CudaSlowOps>, config: CudaConfig) -> Result<Self> {
         config.validate()?;
-        let shared = Arc::new(Shared::new(ops, config));
-        let ops = &shared.ops;
+        ops.init()?;
         let count = ops.device_count()?;
         if count > DEVICES_MAX {
             let why = format!(
@@ -281,7 +234,7 @@ impl DeviceManager {
             return Err(Error::Unavailable(why.into()));
         }
         let of = |i| ops.device_properties(i).and_then(|p| p.check(i).map(|()| p));
-        let properties: Arc<[DeviceProperties]> = (0..count).map(of).collect::<Result<_>>()?;
+        let properties = (0..count).map(of).collect::<Result<_>>()?;
         let peers = (0..count).map(|i| {
             let reached: Vec<_> = (0..count)
                 .filter(|&p| p != i && ops.can_access_peer(i, p).unwrap_or(false))
@@ -290,83 +243,30 @@ impl DeviceManager {
             if reached.is_empty() { "none".to_owned() } else { reached.join(", ") }
         });
         let peers = peers.collect();
-        let retired = Retired::new(RETIRING, shared.config.inline);
-        let devices = Devices {
-            shared: shared.clone(),
-            properties: properties.clone(),
-            retired: retired.clone(),
-        };
-        let store = FixedSlotStore::new(devices, count)?;
-        self.known
-            .set(Known { store, shared, properties, peers, retired })
-            .map_err(|_| Error::state("the device manager is configured already"))
+        let retired = Retired::new(RETIRING, config.inline);
+        Ok(Self { shared: Arc::new(Shared::new(ops, config)), properties, peers, retired })
     }
 
-    /// Enumerates the devices of a driver that a test supplies.
-    ///
-    /// # Errors
-    /// As [`initialize_devices`](Self::initialize_devices).
-    #[cfg(feature = "test-hooks")]
-    #[doc(alias = "configureForTest")]
-    pub fn configure_for_test(&self, ops: Arc<dyn CudaSlowOps>) -> Result<()> {
-        ops.init()?;
-        self.initialize_devices(ops, CudaConfig::default())?;
-        self.for_test.store(true, Ordering::Release);
-        Ok(())
+    fn count(&self) -> u32 {
+        self.properties.len() as u32
     }
 
-    /// Describes the devices without opening them. The amount of free memory is known of open
-    /// devices only.
-    ///
-    /// # Errors
-    /// `InvalidState` before [`initialize_devices`](Self::initialize_devices).
-    pub fn describe(&self) -> Result<Vec<DeviceInfo>> {
-        let known = self.known()?;
-        let driver = known.shared.ops.driver_version().ok();
-        let all = known.properties.iter().zip(&known.peers).enumerate().map(|(i, (p, peers))| {
-            let mut info = describe(i as u32, p, driver);
+    fn describe(&self) -> Vec<DeviceInfo> {
+        let driver = self.shared.ops.driver_version().ok();
+        let all = (0..).zip(&self.properties).zip(&self.peers);
+        all.map(|((ordinal, properties), peers)| {
+            let mut info = describe(ordinal, properties, driver);
             info.details.push(("peers".to_owned(), peers.clone()));
             info
-        });
-        Ok(all.collect())
+        })
+        .collect()
     }
 
-    /// Opens the device unless it is open.
-    ///
-    /// # Errors
-    /// As [`ensure_alive`](Self::ensure_alive).
-    pub fn open(&self, device: DeviceId) -> Result<Lease<DeviceState>> {
-        let known = self.known()?;
-        let ordinal = ordinal_of(device)?;
-        known.retired.reclaim();
-        known.store.get(Index::new(ordinal), &ordinal)
-    }
-
-    /// Ends the manager and all contexts. Blocks on the driver. The call waits for no work:
-    /// [`Backend::shutdown`](leasehold_hal::Backend) does. A second call is `Ok`, and so is one
-    /// before [`initialize_devices`](Self::initialize_devices).
-    ///
-    /// # Errors
-    /// `LeasesOutstanding` while one of these is true:
-    /// - A lease on a device is held, or on a resource of a device.
-    /// - A lease on a resource of a context without a lease is held.
-    /// - A dropped stream has work pending.
-    ///
-    /// After the error nothing has changed.
-    pub fn shutdown(&self) -> Result<()> {
-        let Some(known) = self.known.get() else { return Ok(()) };
-        Self::refuse_outstanding(known)?;
-        known.retired.settle()?;
-        known.retired.settling(|| known.store.shutdown())
+    fn retired(&self) -> &Arc<Retired<ContextState>> {
+        &self.retired
     }
 }
 
-impl Drop for DeviceManager {
-    fn drop(&mut self) {
-        if let Some(known) = self.known.take() {
-            drop(known.store);
-            // The remaining contexts end with their last holder, or in the background.
-            known.retired.reclaim();
-        }
-    }
-}
+/// Enumerates CUDA's devices and owns their states.
+#[doc(alias("CudaDeviceManager", "execution::cuda::DeviceManager"))]
+pub type DeviceManager = leasehold_engine::devices::DeviceManager<Devices>;

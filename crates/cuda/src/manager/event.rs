@@ -55,7 +55,7 @@ impl EventManager {
         ops: Arc<dyn crate::driver::ops::CudaSlowOps>,
         device: leasehold_hal::DeviceId,
     ) -> Result<Self> {
-        let memory = super::context::memory_for_test(ops, device)?;
+        let memory = crate::allocator::Memory::for_test(ops, device)?;
         Ok(Self { for_test: true, ..Self::new(memory.context.clone())? })
     }
 

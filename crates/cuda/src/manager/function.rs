@@ -18,20 +18,31 @@ use leasehold_hal::{KernelDesc, Pipeline};
 /// The compute capability, times ten, from which on code can wait for the kernels in front of it.
 const DEPENDENT_LAUNCH: u32 = 90;
 
-struct Functions {
+/// The functions of a context's modules, as the pool of pipelines loads them.
+pub struct Functions {
     core: Arc<Streams>,
 }
 
 impl PipelineLoader for Functions {
     type Source = Arc<Image>;
-    type Means<'a> = &'a ModuleManager;
+    type Means = ModuleManager;
     type Kept = Lease<ModuleState>;
+
+    fn source(&self, desc: &KernelDesc<'_>, modules: &ModuleManager) -> Result<Arc<Image>> {
+        if !modules.is_of(&self.core) {
+            return Err(Error::invalid(format!(
+                "kernel {}: the modules are another context's",
+                desc.name
+            )));
+        }
+        Image::of(desc, self.core.properties().compute_capability).map(Arc::new)
+    }
 
     fn load(
         &self,
         desc: &KernelDesc<'_>,
         image: &Arc<Image>,
-        modules: &&ModuleManager,
+        modules: &ModuleManager,
     ) -> Result<(Pipeline, Self::Kept)> {
         let module = modules.get_or_create(image, &desc.name)?;
         let context = &self.core.context;
@@ -65,50 +76,13 @@ impl PipelineLoader for Functions {
     }
 }
 
-/// Owns the kernels of a context.
+/// Owns the kernels of a context. A request comes with the modules of this context; those of
+/// another one are an `InvalidArgument`. A declaration that differs from the function's parameters
+/// is an `InvalidArgument` too.
 #[doc(alias = "CudaFunctionManager")]
-#[derive(Debug)]
-pub struct FunctionManager {
-    pipelines: PipelinePool<Functions>,
-    core: Arc<Streams>,
-}
+pub type FunctionManager = PipelinePool<Functions>;
 
-impl FunctionManager {
-    pub(crate) fn new(core: &Arc<Streams>) -> Result<Self> {
-        let pipelines = PipelinePool::new(Functions { core: core.clone() })?;
-        Ok(Self { pipelines, core: core.clone() })
-    }
-
-    /// The kernel's pipeline. Blocks while the kernel is compiled. The pipeline lives as long as it
-    /// has a holder.
-    ///
-    /// # Errors
-    /// - `InvalidArgument` beyond the limits, or for modules of another context.
-    /// - `InvalidArgument` for a declaration that differs from the one of the same key, or from the
-    ///   function's parameters.
-    /// - `Unsupported` for a source of another backend.
-    /// - `Compile`, `NotFound`, or a driver error.
-    pub fn get_or_create(
-        &self,
-        modules: &ModuleManager,
-        desc: &KernelDesc<'_>,
-    ) -> Result<Lease<Pipeline>> {
-        desc.validate()?;
-        if !modules.is_of(&self.core) {
-            return Err(Error::invalid(format!(
-                "kernel {}: the modules are another context's",
-                desc.name
-            )));
-        }
-        let image = Image::of(desc, self.core.properties().compute_capability)?;
-        self.pipelines.get_or_create(desc, &Arc::new(image), &modules)
-    }
-
-    /// Ends the kernels without a holder whose last launch is over. If there are none, the call is
-    /// one load. May block on the driver.
-    pub(crate) fn collect(&self) {
-        self.pipelines.collect();
-    }
-
-    leasehold_engine::pipeline_methods!(pipelines);
+/// A manager without kernels.
+pub(crate) fn manager(core: &Arc<Streams>) -> Result<FunctionManager> {
+    PipelinePool::new(Functions { core: core.clone() })
 }

@@ -34,7 +34,7 @@ impl fmt::Debug for ModuleState {
 
 /// The code of a module.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) enum Image {
+pub enum Image {
     /// CUDA C++ and the compiler's options.
     Source(Box<str>, Box<[String]>),
     /// PTX.
@@ -114,7 +114,7 @@ impl Resource for Modules {
     fn destroy(&self, module: ModuleState) {
         // SAFETY: the module was made for this payload, whose last lease is gone. Every function
         // holds a lease on its module.
-        self.context.leave_behind(|ops| unsafe { ops.module_unload(module.native) });
+        self.context.release_or_log(|ops| unsafe { ops.module_unload(module.native) });
     }
 }
 

@@ -10,6 +10,8 @@ use crate::engine::stream::CudaStream;
 use leasehold_core::sync::Arc;
 use leasehold_core::{Lease, Result, StreamHandle};
 use leasehold_engine::stream_pool::StreamPool;
+use std::fmt;
+use std::ops::Deref;
 
 /// A stream.
 pub type StreamState = leasehold_engine::payload::StreamState<CudaStream>;
@@ -46,7 +48,7 @@ impl StreamManager {
         ops: Arc<dyn crate::driver::ops::CudaSlowOps>,
         device: leasehold_hal::DeviceId,
     ) -> Result<Self> {
-        let memory = super::context::memory_for_test(ops, device)?;
+        let memory = crate::allocator::Memory::for_test(ops, device)?;
         let events = super::event::EventManager::new(memory.context.clone())?;
         let range = memory.context.within(|ops| ops.priority_range())?;
         let (context, shared) = (memory.context.clone(), memory.shared.clone());
@@ -57,6 +59,13 @@ impl StreamManager {
             events.event_pool().clone(),
         )?;
         Ok(Self { for_test: true, ..Self::new(&core.streams(), range)? })
+    }
+
+    /// Whether the manager was [configured for a test](Self::configure_for_test).
+    #[cfg(feature = "test-hooks")]
+    #[doc(alias = "isConfiguredForTest")]
+    pub fn is_configured_for_test(&self) -> bool {
+        self.for_test
     }
 
     /// Translates a priority to the driver's numbers.
@@ -92,4 +101,16 @@ impl StreamManager {
     }
 }
 
-leasehold_engine::stream_manager_methods!(StreamManager of StreamState);
+impl Deref for StreamManager {
+    type Target = StreamPool<StreamState>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.streams
+    }
+}
+
+impl fmt::Debug for StreamManager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("StreamManager").field(&self.streams).finish()
+    }
+}

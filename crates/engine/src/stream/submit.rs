@@ -4,19 +4,15 @@
 //! Resources that need other locks (a recorded mark on another stream, staging memory) are
 //! prepared before the stream's own lock is taken.
 //!
-//! The compiler inlines the way of a submission without preparations: a call returns a `Result` of
-//! five words through memory.
-//!
 //! This module must not know how completion becomes known.
 
-use super::{RECENT, RECORDED_MARKS, RecordedMark, Refusal, State, StreamCore};
-use crate::driver::{DriverDevice, DriverStream, GraphSteps, NativeWait, Sink};
+use super::issue::Refusal;
+use crate::driver::DriverStream;
 use crate::prepared::{Preparation, Prepared, Ready};
-use crate::tables::Origin;
-use crate::waits;
+use crate::state::{State, StreamCore};
+use leasehold_core::sync::MutexGuard;
 use leasehold_core::sync::atomic::Ordering;
-use leasehold_core::sync::{Arc, MutexGuard};
-use leasehold_core::{Error, Fault, Result, Timepoint, VALUE_LIMIT};
+use leasehold_core::{Error, Result, Timepoint};
 use leasehold_hal::Op;
 use std::time::Duration;
 
@@ -67,32 +63,6 @@ impl<N: DriverStream> StreamCore<N> {
         }
     }
 
-    /// Whether an operation can go to the driver without preparation.
-    #[inline(always)]
-    pub(crate) fn is_plain(&self, op: &Op<'_>) -> bool {
-        match op {
-            Op::Wait(p) => self.is_own(*p) || p.is_settled(),
-            // SAFETY: graphs of a submission belong to this device (the submitter's promise).
-            Op::Graph(exec) => unsafe { N::graph(exec) }.steps().is_plain(),
-            Op::Host(_) | Op::Foreign(_) => false,
-            other => self.native.is_plain(other),
-        }
-    }
-
-    /// Returns the cause of a poisoned timeline as an error.
-    #[inline]
-    pub(crate) fn healthy(&self) -> Result<()> {
-        waits::healthy(self.timeline())
-    }
-
-    pub(crate) fn next_value(&self) -> Result<u64> {
-        let value = self.timeline().submitted() + 1;
-        if value >= VALUE_LIMIT {
-            return Err(Error::state("a timeline's 2^48 values are used up; replace the stream"));
-        }
-        Ok(value)
-    }
-
     /// Begins a submission in the lock, and returns its value.
     #[inline(always)]
     fn begin(&self) -> Result<u64> {
@@ -123,7 +93,7 @@ impl<N: DriverStream> StreamCore<N> {
         if due && self.native.may_signal() {
             let signalled = self.signal_locked(&mut state);
             drop(state);
-            self.after(signalled);
+            self.note_unsignalled(signalled);
             self.poll();
         }
         value
@@ -151,23 +121,6 @@ impl<N: DriverStream> StreamCore<N> {
         drop(state);
         self.fail(value, cause, ());
         Ok(value)
-    }
-
-    /// The failure of an operation, with its stream and value. The loss of this device has neither.
-    pub(crate) fn fault(&self, op: String, value: u64, cause: &Error) -> Error {
-        match (cause, self.core.device.loss()) {
-            (Error::DeviceLost { .. }, Some(loss)) => loss,
-            _ => Fault::new(op, self.name(), value, cause.to_string()).into(),
-        }
-    }
-
-    /// The cause of a failure that an operation waited for. The loss of another device does not
-    /// lose this one.
-    pub(crate) fn inherited(&self, op: &Op<'_>, value: u64, cause: Error) -> Error {
-        match cause {
-            Error::DeviceLost { .. } => self.fault(op.name(), value, &cause),
-            other => other,
-        }
     }
 
     /// Submits operations of which some need preparation.
@@ -243,7 +196,7 @@ impl<N: DriverStream> StreamCore<N> {
         if later.is_empty() {
             return Ok(self.end(state, value));
         }
-        self.hold_back(state, value, later, prepared.rest_from(cut));
+        self.defer_rest(state, value, later, prepared.rest_from(cut));
         self.pump();
         Ok(value)
     }
@@ -258,196 +211,5 @@ impl<N: DriverStream> StreamCore<N> {
             }
         }
         Ok(())
-    }
-
-    /// Gives operations to the driver with their preparations, in the lock. `part`: the driver was
-    /// given operations of the same submission before.
-    ///
-    /// # Safety
-    /// - As [`submit`](Self::submit): the memory of the operations may be used until the submission
-    ///   is over.
-    #[inline(always)]
-    pub(crate) unsafe fn issue<'o: 'r, 'r>(
-        &self,
-        state: &mut State<N>,
-        value: u64,
-        ops: impl Iterator<Item = (&'r Op<'o>, Option<Preparation<N>>)>,
-        part: bool,
-    ) -> std::result::Result<(), Refusal> {
-        let mut sink = Sink { value, host: &self.host, accepted: part };
-        let mut failed = None;
-        match self.native.enter() {
-            Err(error) => {
-                return Err(Refusal { error, accepted: part, op: "submission".to_owned() });
-            }
-            Ok(mut entry) => {
-                for (op, preparation) in ops {
-                    // SAFETY: the caller vouches for the operation.
-                    let given = unsafe { self.give(&mut entry, op, preparation, &mut sink) };
-                    if let Err(error) = given {
-                        failed = Some((error, op.name()));
-                        break;
-                    }
-                    if let Op::Dispatch(d) = op {
-                        self.recent[value as usize % RECENT]
-                            .store(d.pipeline.native, Ordering::Relaxed);
-                    }
-                }
-                if let Err(error) = self.native.leave(entry)
-                    && failed.is_none()
-                {
-                    failed = Some((error, "submission".to_owned()));
-                }
-            }
-        }
-        let accepted = sink.accepted;
-        state.dirty |= accepted;
-        match failed {
-            Some((error, op)) => Err(Refusal { error: self.core.device.note(error), accepted, op }),
-            None => Ok(()),
-        }
-    }
-
-    /// Gives one operation to the driver.
-    ///
-    /// # Safety
-    /// - As [`submit`](Self::submit).
-    #[inline(always)]
-    unsafe fn give(
-        &self,
-        entry: &mut N::Entry<'_>,
-        op: &Op<'_>,
-        preparation: Option<Preparation<N>>,
-        sink: &mut Sink<'_, N>,
-    ) -> Result<()> {
-        let own = match preparation {
-            None => None,
-            Some(Preparation::Driver(own)) => Some(own),
-            Some(Preparation::Wait(wait)) => {
-                let given = self.native.encode_wait(entry, &wait.mark);
-                sink.took(given)?;
-                if let Some(passed) = wait.passed() {
-                    self.host.leave(sink.value, passed);
-                }
-                return Ok(());
-            }
-        };
-        match op {
-            Op::Wait(_) => Ok(()),
-            Op::Host(_) | Op::Foreign(_) => {
-                Err(Error::state(format!("a {} is not given to the driver", op.kind())))
-            }
-            // SAFETY: the caller vouches for the operation.
-            op => unsafe { self.native.encode(entry, op, own, sink) },
-        }
-    }
-
-    /// Prepares an operation for the driver. The caller holds no lock.
-    pub(crate) fn prepare(&self, op: &Op<'_>) -> Result<Ready<N>> {
-        match op {
-            Op::Wait(p) => self.resolve(*p),
-            _ if self.is_plain(op) => Ok(Ready::Now(None)),
-            Op::Graph(_) | Op::Host(_) | Op::Foreign(_) => Ok(Ready::Blocked),
-            // The driver's own preparation was made as the operation was submitted.
-            _ => Ok(Ready::Now(None)),
-        }
-    }
-
-    /// Whether a timepoint is this stream's own. A failure that a former owner of the timeline left
-    /// behind does not count as the stream's own.
-    #[inline]
-    fn is_own(&self, point: Timepoint) -> bool {
-        point.timeline_id() == self.timeline().id() && self.timeline().knows(point.into())
-    }
-
-    /// How this stream can wait for a timepoint.
-    pub(crate) fn resolve(&self, point: Timepoint) -> Result<Ready<N>> {
-        if self.is_own(point) {
-            return Ok(Ready::Now(None));
-        }
-        #[cfg(feature = "planted-defects")]
-        if self.core.config.has(crate::defects::Defect::MissingWait)
-            && point.value() <= point.timeline().submitted()
-        {
-            return Ok(Ready::Now(None));
-        }
-        match point.timeline().check(point.value()) {
-            Ok(true) => return Ok(Ready::Now(None)),
-            Err(cause) => return Ok(Ready::Failed(cause)),
-            Ok(false) => {}
-        }
-        match self.core.tables.origin(point.timeline_id()) {
-            Some(Origin::Stream(source)) => match source.upgrade() {
-                Some(source) => {
-                    let recorded = source.mark_for(point.value())?;
-                    #[cfg(feature = "planted-defects")]
-                    if let Some((mark, value)) = &recorded
-                        && self.core.config.has(crate::defects::Defect::EventRecycledEarly)
-                    {
-                        self.native.record(&mut mark.clone(), *value)?;
-                    }
-                    Ok(recorded.map_or(Ready::Blocked, |(mark, value)| {
-                        let abroad = !Arc::ptr_eq(&source.core.device, &self.core.device);
-                        let source = Some(source.me.clone());
-                        Ready::Now(Some(Preparation::Wait(NativeWait {
-                            mark,
-                            point,
-                            source,
-                            value,
-                            abroad,
-                        })))
-                    }))
-                }
-                // The stream is gone, so all its values are over or soon will be.
-                None => Ok(Ready::Blocked),
-            },
-            Some(Origin::HostTimeline) => Ok(Ready::Blocked),
-            None => Ok(self.native.mark_outside(point)?.map_or(Ready::Blocked, |(mark, value)| {
-                let (source, abroad) = (None, true);
-                Ready::Now(Some(Preparation::Wait(NativeWait {
-                    mark,
-                    point,
-                    source,
-                    value,
-                    abroad,
-                })))
-            })),
-        }
-    }
-
-    /// Returns a recorded mark that covers `value` and as little later work as possible. The
-    /// returned value is the last one that the mark covers. `None` while `value` is held back.
-    pub(crate) fn mark_for(&self, value: u64) -> Result<Option<(N::Mark, u64)>> {
-        let find = |state: &State<N>| {
-            #[cfg(feature = "planted-defects")]
-            if self.core.config.has(crate::defects::Defect::StaleMark) {
-                return state.recorded.back().map(|m| (m.mark.clone(), value));
-            }
-            state.recorded.iter().find(|m| m.value >= value).map(|m| (m.mark.clone(), m.value))
-        };
-        {
-            let state = self.state.lock();
-            if self.issued.load(Ordering::Relaxed) < value {
-                return Ok(None);
-            }
-            if let Some(mark) = find(&state) {
-                return Ok(Some(mark));
-            }
-        }
-        let mut mark = self.native.mark().map_err(|e| self.core.settle(e))?;
-        let mut state = self.state.lock();
-        if let Some(mark) = find(&state) {
-            return Ok(Some(mark));
-        }
-        let issued = self.issued.load(Ordering::Relaxed);
-        if let Err(e) = self.native.record(&mut mark, issued) {
-            drop(state);
-            return Err(self.core.settle(e));
-        }
-        if state.recorded.len() == RECORDED_MARKS {
-            state.recorded.pop_front();
-        }
-        state.recorded.push_back(RecordedMark { value: issued, mark: mark.clone() });
-        Ok(Some((mark, issued)))
     }
 }

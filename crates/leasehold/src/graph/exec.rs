@@ -224,7 +224,7 @@ impl Graph {
     pub fn launch_on(&self, stream: &Stream) -> Result<Timepoint> {
         if !Arc::ptr_eq(&stream.runtime, &self.0.runtime) {
             return Err(Error::invalid(format!(
-                "{stream:?} is not a stream of {}",
+                "{stream:?} is not a stream of {}; use one of the runtime that recorded the graph",
                 self.0.runtime.id()
             )));
         }
@@ -363,7 +363,7 @@ impl Graph {
         for (old, new) in &update.buffers {
             let Some(at) = state.outside.iter().position(|o| o.lease.same(old)) else {
                 return Err(Error::invalid(
-                    "the graph does not use the buffer that is to be replaced",
+                    "the graph does not use the buffer that is to be replaced; name one that was recorded and is not a temporary",
                 ));
             };
             inner.runtime.check_stand_in(old, new)?;
@@ -373,7 +373,7 @@ impl Graph {
             inner.runtime.refuse_symbolic(&[new.read()])?;
             if new.len() < old.len() {
                 return Err(Error::invalid(format!(
-                    "a buffer of {} bytes cannot stand in for one of {}",
+                    "a buffer of {} bytes cannot stand in for one of {}; give one that is as large at least",
                     new.len(),
                     old.len()
                 )));
@@ -394,7 +394,7 @@ impl Graph {
                 && (0..3).any(|i| grid[i] > limits.grid[i])
             {
                 return Err(Error::invalid(format!(
-                    "grid {grid:?} of node {}; the limit is {:?}",
+                    "grid {grid:?} of node {}; the limit is {:?}: launch fewer blocks",
                     node.0, limits.grid
                 )));
             }
@@ -567,3 +567,8 @@ impl<'a> GraphUpdate<'a> {
         self
     }
 }
+
+const _: () = {
+    const fn shared<T: Send + Sync>() {}
+    shared::<Graph>();
+};

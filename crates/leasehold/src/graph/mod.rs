@@ -7,9 +7,9 @@
 //! submits one operation, and marks them.
 //!
 //! ```
-//! use leasehold::{Context, DeviceId, View};
+//! use leasehold::{DeviceId, Runtime, View};
 //! # fn main() -> leasehold::Result<()> {
-//! let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+//! let runtime = Runtime::open(DeviceId::cpu(0))?;
 //! let x = runtime.upload(&[1.0f32; 64])?;
 //! let y = runtime.alloc(256)?;
 //! let graph = runtime.record_graph(|recording| {
@@ -18,7 +18,7 @@
 //!     recording.stream().copy(y.view(), scratch.view())
 //! })?;
 //! graph.launch()?;
-//! assert_eq!(runtime.download::<f32>(&y)?, [1.0; 64]);
+//! assert_eq!(runtime.to_vec::<f32>(&y)?, [1.0; 64]);
 //! # Ok(())
 //! # }
 //! ```

@@ -15,9 +15,10 @@ pub trait GraphOperator {
     /// other memory (but for temporaries of its own) is refused.
     fn accesses(&self) -> Vec<Operand<'_>>;
 
-    /// Puts its work on the stream. Must depend on nothing but its own state. A temporary is
-    /// [`Stream::alloc`]: in a recording it is packed with the graph's other temporaries,
-    /// otherwise its memory is free for reuse on the stream as soon as it is dropped.
+    /// Puts its work on the stream. Must depend on nothing but its own state. Temporaries come from
+    /// the stream's [runtime](Stream::runtime): in a recording they are packed with the graph's
+    /// other temporaries. Otherwise their memory is free for reuse on the stream as soon as they
+    /// are dropped.
     ///
     /// # Errors
     /// Any error of the operator; a recording then rolls back the operations that it encoded.

@@ -59,7 +59,9 @@ fn begin(runtime: &Runtime) -> Result<(Runtime, Arc<Recording>)> {
         .stream()
         .live("a recording cannot be begun in another one; stop or abandon that one first")?;
     if !inner.device.caps().graphs {
-        return Err(Error::Unsupported(format!("{} has no graphs", inner.id()).into()));
+        return Err(Error::Unsupported(
+            format!("{} has no graphs; submit the work eagerly", inner.id()).into(),
+        ));
     }
     let recording = Arc::new(Recording::begin(inner.memory.arena()?));
     let stream = Stream::new(core.clone(), Some(recording.clone()), inner.clone());
@@ -92,7 +94,7 @@ fn graph_of(runtime: &Runtime, mut state: State) -> Result<Graph> {
     // SAFETY: the recording noted every operation that uses a symbol; from the first to the last is
     // its lifetime.
     let bindings = unsafe { state.arena.seal(&lifetimes, on) }?;
-    // The arena's memory may have been another's, whose last use on the default stream goes on.
+    // The arena's memory may have been another's, whose last use on the runtime's stream goes on.
     let born = core.timeline.now();
     state.ops.rebind(|addr| {
         (addr & SYMBOLIC != 0)
@@ -123,9 +125,9 @@ impl Runtime {
     /// runtime is the current one ([`enter`](Self::enter)).
     ///
     /// ```
-    /// use leasehold::{Context, DeviceId, View};
+    /// use leasehold::{DeviceId, Runtime, View};
     /// # fn main() -> leasehold::Result<()> {
-    /// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+    /// let runtime = Runtime::open(DeviceId::cpu(0))?;
     /// let (x, y) = (runtime.upload(&[1u32; 4])?, runtime.zeros::<u32>(4)?);
     /// let graph = runtime.record_graph(|recorded| {
     ///     recorded.stream().copy(y.view(), x.view())?; // at each launch
@@ -232,7 +234,9 @@ impl Runtime {
     pub fn stop_graph_recording(&self) -> Result<Graph> {
         let recorder = self.recorder();
         let Some(recording) = recorder.as_ref().and_then(|r| r.stream().recording()) else {
-            return Err(Error::recording("this thread has started no recording on this device"));
+            return Err(Error::recording(
+                "this thread has started no recording on this device; start one (start_graph_recording), or call the runtime that records",
+            ));
         };
         let state = recording.finish()?;
         forget(recording);
@@ -250,25 +254,21 @@ impl Runtime {
         }
     }
 
-    /// The number of operations recorded so far. `None` for a runtime that does not record, and on
-    /// another thread than the recording's.
-    #[must_use]
-    pub fn recorded_nodes(&self) -> Option<u32> {
-        self.stream().recording()?.nodes()
-    }
-
-    /// The id in [`Graph::update`](crate::Graph::update) of the operation that is recorded next.
-    /// `None` for a runtime that does not record, and on another thread than the recording's.
-    #[must_use]
-    pub fn next_node(&self) -> Option<NodeId> {
-        self.recorded_nodes().map(NodeId::new)
-    }
-
     /// The runtime that records: this one, or the one that the thread has started.
     fn recorder(&self) -> Option<Runtime> {
         match self.stream().recording() {
             Some(_) => Some(self.clone()),
             None => started(&self.inner),
         }
+    }
+}
+
+impl Stream {
+    /// The id in [`Graph::update`](crate::Graph::update) of the operation that is recorded next;
+    /// its [index](NodeId::index) is how many have been recorded. `None` for a stream that does not
+    /// record, and on another thread than the recording's.
+    #[must_use]
+    pub fn next_node(&self) -> Option<NodeId> {
+        self.recording()?.nodes().map(NodeId::new)
     }
 }

@@ -123,12 +123,16 @@ enum Undo {
 
 #[cold]
 fn over() -> Error {
-    Error::recording("the recording is over: it was stopped or given up")
+    Error::recording(
+        "the recording is over: it was stopped or given up; begin another one, or use the runtime that it was begun on",
+    )
 }
 
 #[cold]
 fn elsewhere() -> Error {
-    Error::recording("the recording belongs to the thread that began it, and this is another one")
+    Error::recording(
+        "the recording belongs to the thread that began it, and this is another one; record on that thread",
+    )
 }
 
 impl Recording {
@@ -187,7 +191,7 @@ impl Recording {
     pub(crate) fn finish(&self) -> Result<State> {
         if self.with(|s| !s.encodings.is_empty())? {
             return Err(Error::recording(
-                "an operator cannot stop the recording that it is encoded into",
+                "an operator cannot stop the recording that it is encoded into; stop it after add_graph_operator has returned",
             ));
         }
         if self.submit_lock.is_taken() {
@@ -339,7 +343,7 @@ impl State {
         };
         if operands.iter().any(strange) {
             return Err(Error::recording(
-                "a buffer that was allocated in another recording has no address in this one",
+                "a buffer that was allocated in another recording has no address in this one; allocate it in this one, or before both",
             ));
         }
         Ok(())
@@ -404,7 +408,7 @@ impl OpenEncoding<'_> {
             };
             if let Some(&(h, writes)) = e.touched.iter().find(|&&(h, w)| !allowed(h, w)) {
                 return Err(Error::invalid(format!(
-                    "operator {name} {} a buffer ({h:?}) that it does not declare",
+                    "operator {name} {} a buffer ({h:?}) that it does not declare; add it to GraphOperator::accesses",
                     if writes { "writes" } else { "reads" }
                 )));
             }

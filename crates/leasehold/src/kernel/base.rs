@@ -109,7 +109,7 @@ impl Forget for BaseCell {
 ///
 /// ```
 /// use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource};
-/// use leasehold::{Access, Context, DeviceId, Error, KernelBase, View};
+/// use leasehold::{Access, DeviceId, Error, KernelBase, Runtime, View};
 ///
 /// const TILE: usize = 256;
 ///
@@ -122,7 +122,7 @@ impl Forget for BaseCell {
 /// }
 ///
 /// # fn main() -> leasehold::Result<()> {
-/// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+/// let runtime = Runtime::open(DeviceId::cpu(0))?;
 /// let check = KernelCheck::new(|launch| match launch.grid {
 ///     [tiles, 1, 1] => launch.want(0, u64::from(tiles) * TILE as u64 * 4),
 ///     _ => Err(Error::invalid("a grid of one dimension")),
@@ -136,7 +136,7 @@ impl Forget for BaseCell {
 /// let launch = |tiles| runtime.stream().launch(&kernel, &[x.read_write()], &(), tiles);
 /// launch(2)?;
 /// assert!(launch(3).is_err(), "768 floats of 512");
-/// assert_eq!(runtime.download::<f32>(&x)?, [2.0; 512]);
+/// assert_eq!(runtime.to_vec::<f32>(&x)?, [2.0; 512]);
 /// # Ok(())
 /// # }
 /// ```
@@ -189,7 +189,9 @@ impl KernelBase {
     /// - As [`new`](Self::new), for each of the sources: they share one check.
     pub unsafe fn with_sources(descs: Vec<KernelDesc<'static>>) -> Result<Self> {
         if descs.is_empty() {
-            return Err(leasehold_core::Error::invalid("a kernel needs a source"));
+            return Err(leasehold_core::Error::invalid(
+                "a kernel needs a source; describe one at least",
+            ));
         }
         descs.iter().try_for_each(KernelDesc::validate)?;
         let first = &descs[0];
@@ -202,7 +204,7 @@ impl KernelBase {
         };
         if let Some(other) = descs.iter().find(|d| !alike(d)) {
             return Err(leasehold_core::Error::invalid(format!(
-                "the sources of kernel {} declare different bindings, parameters or checks than {}",
+                "the sources of kernel {} declare different bindings, parameters or checks than {}; make them the same",
                 other.name, first.name
             )));
         }

@@ -91,7 +91,7 @@ impl KernelBuilder {
     ) -> Self {
         self.launches(KernelCheck::new(move |launch| match launch.grid {
             [_, 1, 1] => check(launch),
-            _ => Err(Error::invalid(format!("a grid of one dimension, not {:?}", launch.grid))),
+            _ => Err(Error::invalid(format!("a grid of one dimension, not {:?}; launch it with a number, or give the kernel a check of its own", launch.grid))),
         }))
     }
 

@@ -15,7 +15,7 @@ impl Stream {
     ///
     /// ```
     /// use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource};
-    /// use leasehold::{Access, Context, DeviceId, KernelBase, View};
+    /// use leasehold::{Access, DeviceId, KernelBase, Runtime, View};
     ///
     /// unsafe fn scale(args: &CpuArgs<'_>) {
     ///     // SAFETY: each tile has 4 values of its own: the grid has one dimension.
@@ -24,7 +24,7 @@ impl Stream {
     /// }
     ///
     /// # fn main() -> leasehold::Result<()> {
-    /// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+    /// let runtime = Runtime::open(DeviceId::cpu(0))?;
     /// let (source, check) = (KernelSource::Cpu(scale), KernelCheck::grid_1d());
     /// let desc = KernelDesc::new("scale", source, &[Access::ReadWrite], check);
     /// // SAFETY: it touches its binding alone, within bounds that `slice_mut` checks. Each tile
@@ -32,7 +32,7 @@ impl Stream {
     /// let kernel = unsafe { KernelBase::new(desc.params_of::<f32>().aligned(4)) }?;
     /// let x = runtime.upload(&[1.0f32; 8])?;
     /// runtime.stream().launch(&kernel, &[x.read_write()], &3.0f32, 2)?;
-    /// assert_eq!(runtime.download::<f32>(&x)?, [3.0; 8]);
+    /// assert_eq!(runtime.to_vec::<f32>(&x)?, [3.0; 8]);
     /// # Ok(())
     /// # }
     /// ```

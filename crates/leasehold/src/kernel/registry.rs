@@ -40,7 +40,7 @@ impl Registry {
         let variants = kernels.entry(name).or_default();
         if variants.iter().any(|(a, _)| a == arch) {
             return Err(Error::invalid(format!(
-                "kernel {} is registered for {arch} already",
+                "kernel {} is registered for {arch} already; give one of the two another name",
                 base.name()
             )));
         }
@@ -63,9 +63,9 @@ impl Registry {
     /// there are.
     pub fn resolve_for(&self, name: &str, device: &DeviceInfo) -> Result<KernelBase> {
         let kernels = self.kernels.read();
-        let variants = kernels
-            .get(name)
-            .ok_or_else(|| Error::NotFound(format!("no kernel is named {name:?}").into()))?;
+        let variants = kernels.get(name).ok_or_else(|| {
+            Error::NotFound(format!("no kernel is named {name:?}; register it first").into())
+        })?;
         for arch in &device.arch {
             if let Some((_, base)) = variants.iter().find(|(a, _)| a == arch) {
                 return Ok(base.clone());
@@ -74,7 +74,7 @@ impl Registry {
         let have: Vec<_> = variants.iter().map(|(a, _)| a.as_str()).collect();
         Err(Error::Unsupported(
             format!(
-                "kernel {name:?} has no variant for {} ({}); it has {}",
+                "kernel {name:?} has no variant for {} ({}); it has {}: register one for an architecture of the device",
                 device.id,
                 device.arch.join(", "),
                 have.join(", ")

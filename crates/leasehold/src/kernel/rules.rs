@@ -109,11 +109,10 @@ impl Rules {
 
     #[cold]
     fn misaligned(&self, i: usize, b: &Binding) -> Error {
+        let align = self.align[i] + 1;
         Error::invalid(format!(
-            "kernel {}: binding {i} at {:#x} is not aligned to {} bytes",
-            self.name,
-            b.addr,
-            self.align[i] + 1
+            "kernel {}: binding {i} ({:?}, {} bytes) is not aligned to {align} bytes; begin it at a multiple of {align}",
+            self.name, b.access, b.len
         ))
     }
 
@@ -123,9 +122,9 @@ impl Rules {
             return Ok(());
         }
         let rule = if self.overlap == Overlap::InPlace {
-            "only whole bindings may be the same"
+            "only whole bindings may be the same: give it parts that are apart, or one twice"
         } else {
-            "they may not"
+            "they may not: give it memory of its own"
         };
         Err(Error::invalid(format!(
             "kernel {}: binding {i} ({:?}) and binding {j} ({:?}) overlap; {rule}",

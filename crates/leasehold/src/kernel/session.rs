@@ -1,6 +1,6 @@
 //! Kernel sessions: launches staged on a stream, from `begin` to `finish`.
 //!
-//! A session claims the stream's submission lock and its scratch scratch. Nothing reaches the
+//! A session claims the stream's submission lock and its scratch memory. Nothing reaches the
 //! driver before `finish`, which submits everything staged as one submission and returns its
 //! timepoint; dropping the session discards it, on every backend alike. The order of calls is in
 //! the type:
@@ -43,7 +43,7 @@ pub struct Updated;
 /// ```
 /// use leasehold::kernel::{CpuArgs, KernelCheck, KernelDesc, KernelSource};
 /// use leasehold::kernel::{session_ops as ops, session_sync_ops as sync};
-/// use leasehold::{Access, Context, DeviceId, KernelBase, KernelSession, View};
+/// use leasehold::{Access, DeviceId, KernelBase, KernelSession, Runtime, View};
 ///
 /// unsafe fn double(args: &CpuArgs<'_>) {
 ///     // SAFETY: each tile has 4 values of its own: the grid has one dimension.
@@ -52,7 +52,7 @@ pub struct Updated;
 /// }
 ///
 /// # fn main() -> leasehold::Result<()> {
-/// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+/// let runtime = Runtime::open(DeviceId::cpu(0))?;
 /// let (source, check) = (KernelSource::Cpu(double), KernelCheck::grid_1d());
 /// let desc = KernelDesc::new("double", source, &[Access::ReadWrite], check);
 /// // SAFETY: it touches its binding alone, within bounds that `slice_mut` checks. Each tile
@@ -65,7 +65,7 @@ pub struct Updated;
 /// let session = ops::no_params(session)?;
 /// let session = ops::dispatch_1d(session, 2, 1)?;
 /// sync::update_tokens(session).finish()?;
-/// assert_eq!(runtime.download::<f32>(&x)?, [2.0; 8]);
+/// assert_eq!(runtime.to_vec::<f32>(&x)?, [2.0; 8]);
 /// # Ok(())
 /// # }
 /// ```
@@ -322,7 +322,7 @@ impl<State> fmt::Debug for KernelSession<'_, State> {
 #[cold]
 fn wrong_count(kernel: &Pipeline, count: usize) -> Error {
     Error::invalid(format!(
-        "kernel {} takes {} bindings, not {count}",
+        "kernel {} takes {} bindings, not {count}; give as many, in the order of its declaration",
         kernel.name,
         kernel.bindings.len()
     ))
@@ -334,15 +334,20 @@ fn wrong_access(kernel: &Pipeline, bindings: &[Binding]) -> Error {
     let i = std::iter::zip(bindings, &kernel.bindings).position(wrong).unwrap_or(0);
     let (declared, bound) = (kernel.bindings[i], bindings[i].access);
     Error::invalid(format!(
-        "kernel {}: binding {i} is declared {declared:?} but bound as {bound:?}",
-        kernel.name
+        "kernel {}: binding {i} is declared {declared:?} but bound as {bound:?}; bind it by `{}`",
+        kernel.name,
+        match declared {
+            Access::Read => "read()",
+            Access::Write => "write()",
+            Access::ReadWrite => "read_write()",
+        }
     ))
 }
 
 #[cold]
 fn wrong_params(kernel: &Pipeline, bytes: usize) -> Error {
     Error::invalid(format!(
-        "kernel {} takes {} bytes of parameters, not {bytes}",
+        "kernel {} takes {} bytes of parameters, not {bytes}; pass the type that it declares",
         kernel.name, kernel.params
     ))
 }
@@ -355,7 +360,7 @@ fn beyond_grid(
     limits: &Limits,
 ) -> Error {
     Error::invalid(format!(
-        "kernel {}: grid {grid:?} of blocks {block:?}; {} takes grids up to {:?} and blocks from [1, 1, 1] up to {:?}",
+        "kernel {}: grid {grid:?} of blocks {block:?}; {} takes grids up to {:?} and blocks from [1, 1, 1] up to {:?}: launch smaller ones",
         kernel.name,
         stream.runtime.id(),
         limits.grid,
@@ -370,7 +375,7 @@ fn beyond_block(
     (most, room): (u32, u32),
 ) -> Error {
     Error::invalid(format!(
-        "kernel {}: {threads} threads and {shared} bytes of shared memory a block; the limits are {most} and {room}",
+        "kernel {}: {threads} threads and {shared} bytes of shared memory a block; the limits are {most} and {room}: launch smaller blocks",
         kernel.name
     ))
 }

@@ -203,7 +203,7 @@ impl Way<'_> {
         let Way { stream, other, copy, from, to, down, host } = self;
         for runtime in [self.ours(), other] {
             runtime.refuse_symbolic(&[*from, *to])?;
-            if !runtime.device.caps().waits_for_any_line {
+            if !runtime.device.caps().waits_for_any_timeline {
                 return Err(Error::Unsupported(
                     format!(
                         "{} cannot wait for another backend's device; download and upload",

@@ -23,7 +23,9 @@ pub(super) unsafe fn pass(stream: &Stream, op: &Op<'_>, operands: &[Operand<'_>]
     // SAFETY: the caller's; the host memory outlives the wait below, whatever becomes of it.
     match unsafe { stream.pass(op, operands)? } {
         Some(point) => see_out(stream, point),
-        None => Err(Error::recording("a copy of borrowed memory cannot be recorded")),
+        None => Err(Error::recording(
+            "a copy of borrowed memory cannot be recorded; upload or upload_owned keep the bytes",
+        )),
     }
 }
 

@@ -35,7 +35,11 @@ impl<F: FnOnce(Result<()>)> Drop for Completion<F> {
         if self.call.lock().is_none() || planted(Defect::CompletionLost) {
             return;
         }
-        let ended = || Error::state("the stream ended before it came to this completion");
+        let ended = || {
+            Error::state(
+                "the stream ended before it came to this completion; hold the stream until then",
+            )
+        };
         let cause = self.timeline.failure().map_or_else(ended, |(_, cause)| cause);
         // The thread that drops the completion gives up failed work, and has more to do: a panic
         // must not unwind it.
@@ -68,7 +72,11 @@ impl Stream {
     ) -> Result<()> {
         if !self.runtime.device.caps().host_calls {
             return Err(Error::Unsupported(
-                format!("{} has no host calls in streams", self.runtime.id()).into(),
+                format!(
+                    "{} has no host calls in streams; synchronise the stream and call the function",
+                    self.runtime.id()
+                )
+                .into(),
             ));
         }
         let call = HostCall::new(name, move || {
@@ -116,7 +124,11 @@ impl Stream {
     ) -> Result<()> {
         if !self.runtime.device.caps().foreign_calls {
             return Err(Error::Unsupported(
-                format!("{} has no foreign calls", self.runtime.id()).into(),
+                format!(
+                    "{} has no foreign calls; launch a kernel of your own instead",
+                    self.runtime.id()
+                )
+                .into(),
             ));
         }
         let call = ForeignCall::with_bindings(
@@ -142,7 +154,7 @@ impl Stream {
     /// before the failed work is over: [`synchronize`](Self::synchronize) says when that is.
     ///
     /// The call runs on the thread that runs the stream's host calls. After a failure it runs on
-    /// whichever thread notices or gives up what failed, possibly in
+    /// any thread that observes the failure, possibly in
     /// [`HostTimeline::signal`](crate::HostTimeline::signal),
     /// [`HostTimeline::fail`](crate::HostTimeline::fail) or the drop of a host timeline; where
     /// nothing could be submitted, on the calling thread before this returns. It must not block,
@@ -151,9 +163,9 @@ impl Stream {
     /// failed already.
     ///
     /// ```
-    /// use leasehold::{Context, DeviceId};
+    /// use leasehold::{DeviceId, Runtime};
     /// # fn main() -> leasehold::Result<()> {
-    /// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+    /// let runtime = Runtime::open(DeviceId::cpu(0))?;
     /// let (tell, hear) = std::sync::mpsc::channel();
     /// runtime.stream().on_complete(move |result| tell.send(result.is_ok()).unwrap_or_default());
     /// assert_eq!(hear.recv(), Ok(true));

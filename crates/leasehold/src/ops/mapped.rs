@@ -1,18 +1,18 @@
 //! Device memory that the host reads and writes in place.
 
-use crate::runtime::Runtime;
+use crate::stream::Stream;
 use crate::view::{BufferView, Operand};
 use leasehold_alloc::HostKind;
 use leasehold_core::{Error, Result};
 use leasehold_hal::Access;
 
 /// Memory that the host touches.
-impl Runtime {
+impl Stream {
     /// Waits until nobody writes the part any more, and shows it to the host.
     ///
     /// # Errors
     /// `Unsupported` for memory that the host cannot touch; the cause when the last write failed;
-    /// `Recording` for a recording's runtime.
+    /// `Recording` for a recording's stream.
     ///
     /// # Safety
     /// - While the bytes are looked at, nobody submits work that writes them.
@@ -47,28 +47,26 @@ impl Runtime {
     }
 }
 
-fn wait_host_visible(runtime: &Runtime, operand: &Operand<'_>) -> Result<()> {
-    runtime.stream().live("device memory cannot be mapped while recording")?;
-    runtime.inner.check_operands(std::slice::from_ref(operand))?;
-    runtime.inner.refuse_symbolic(std::slice::from_ref(operand))?;
+fn wait_host_visible(stream: &Stream, operand: &Operand<'_>) -> Result<()> {
+    stream.live("device memory cannot be mapped while recording; map it before or after")?;
+    let runtime = &*stream.runtime;
+    runtime.check_operands(std::slice::from_ref(operand))?;
+    runtime.refuse_symbolic(std::slice::from_ref(operand))?;
     let buffer = operand.view().buffer();
-    if buffer.host_kind() == HostKind::None && !runtime.raw_device().caps().host_visible {
+    if buffer.host_kind() == HostKind::None && !runtime.device.caps().host_visible {
         return Err(Error::Unsupported(
-            format!(
-                "the host cannot touch the memory of {}; download it instead",
-                runtime.device()
-            )
-            .into(),
+            format!("the host cannot touch the memory of {}; download it instead", runtime.id())
+                .into(),
         ));
     }
     if let Some(p) = buffer.write_timepoint().timepoint() {
-        runtime.inner.wait_point(p, None)?;
+        runtime.wait_point(p, None)?;
     }
     let mut result = Ok(());
     if operand.access().writes() {
         buffer.for_each_read(|s| {
             if let (Ok(()), Some(p)) = (&result, s.timepoint()) {
-                result = runtime.inner.wait_point(p, None);
+                result = runtime.wait_point(p, None);
             }
         });
     }

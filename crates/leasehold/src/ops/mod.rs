@@ -18,13 +18,12 @@ mod stage;
 
 pub use shapes::{HostBytes, Pattern, Rows};
 
-use crate::array::{Array, ArrayView};
+use crate::array::ArrayView;
 use crate::event::Event;
 use crate::runtime::check_writable;
 use crate::stream::{Stream, StreamCore};
-use crate::view::{BufferView, View};
-use bytemuck::{AnyBitPattern, NoUninit, Pod, Zeroable};
-use leasehold_alloc::Layout;
+use crate::view::BufferView;
+use bytemuck::{AnyBitPattern, NoUninit, Pod};
 use leasehold_core::defects::{Defect, planted};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, Result, Timepoint};
@@ -61,7 +60,7 @@ impl Stream {
         let timeline = core.timeline;
         if point.timeline_id() == timeline.id() && point.value() > timeline.submitted() {
             return Err(Error::invalid(format!(
-                "{point:?} is not submitted yet: the stream would wait for itself"
+                "{point:?} is not submitted yet: the stream would wait for itself; wait for another stream's timepoint, or for a host timeline"
             )));
         }
         if let Some(recording) = self.recording() {
@@ -102,7 +101,7 @@ impl Stream {
     pub fn record(&self, event: &Lease<Event>) -> Result<()> {
         if event.runtime != self.runtime.serial() {
             return Err(Error::invalid(format!(
-                "an event of another runtime (of {}) cannot be recorded on {self:?}",
+                "an event of another runtime (of {}) cannot be recorded on {self:?}; create it on the runtime of this stream",
                 event.device
             )));
         }
@@ -145,13 +144,13 @@ impl Stream {
     /// CPU's.
     ///
     /// ```
-    /// use leasehold::{Context, DeviceId, View};
+    /// use leasehold::{DeviceId, Runtime, View};
     /// # fn main() -> leasehold::Result<()> {
     /// // Of this context, perhaps `sim:0` and `cuda:1`: the call is the same.
-    /// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+    /// let runtime = Runtime::open(DeviceId::cpu(0))?;
     /// let (x, y) = (runtime.upload(&[1u32, 2, 3])?, runtime.alloc_pinned(8)?);
     /// runtime.stream().copy(y.view(), x.part(4..12)?)?;
-    /// assert_eq!(runtime.download::<u32>(&y)?, [2, 3]);
+    /// assert_eq!(runtime.to_vec::<u32>(&y)?, [2, 3]);
     /// # Ok(())
     /// # }
     /// ```
@@ -184,7 +183,7 @@ impl Stream {
         }
         if rows > 1 && (width > dst_pitch || width > src_pitch) {
             return Err(Error::invalid(format!(
-                "rows of {width} bytes do not fit pitches of {src_pitch} and {dst_pitch}"
+                "rows of {width} bytes do not fit pitches of {src_pitch} and {dst_pitch}; a pitch is a row at least"
             )));
         }
         let extent = |pitch: u64| {
@@ -192,7 +191,7 @@ impl Stream {
         };
         if extent(src_pitch) > src.len() || extent(dst_pitch) > dst.len() {
             return Err(Error::invalid(format!(
-                "{rows} rows of {width} bytes do not lie in parts of {} and {} bytes",
+                "{rows} rows of {width} bytes do not lie in parts of {} and {} bytes; copy fewer rows, or give larger parts",
                 src.len(),
                 dst.len()
             )));
@@ -208,7 +207,7 @@ impl Stream {
             && !beside
         {
             return Err(Error::invalid(
-                "the copy overlaps itself: source and destination share bytes",
+                "the copy overlaps itself: source and destination share bytes; copy by way of another buffer",
             ));
         }
         let copy = Copy2d {
@@ -273,7 +272,9 @@ impl Stream {
             }
             (false, false) => return self.copy(dst, src),
             (true, true) => {
-                return Err(Error::invalid("neither side of a pinned copy is host memory"));
+                return Err(Error::invalid(
+                    "neither side of a pinned copy is host memory; allocate one by Runtime::alloc_pinned, or use Stream::copy",
+                ));
             }
         };
         self.runtime.check_host(host)?;
@@ -405,12 +406,12 @@ impl Stream {
     /// Never waits, and stages nothing.
     ///
     /// ```
-    /// use leasehold::{Context, DeviceId, View};
+    /// use leasehold::{DeviceId, Runtime, View};
     /// # fn main() -> leasehold::Result<()> {
-    /// let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+    /// let runtime = Runtime::open(DeviceId::cpu(0))?;
     /// let x = runtime.alloc(12)?;
     /// runtime.stream().upload_owned(x.view(), vec![1.0f32, 2.0, 3.0])?;
-    /// assert_eq!(runtime.download::<f32>(&x)?, [1.0, 2.0, 3.0]);
+    /// assert_eq!(runtime.to_vec::<f32>(&x)?, [1.0, 2.0, 3.0]);
     /// # Ok(())
     /// # }
     /// ```
@@ -454,9 +455,9 @@ impl Stream {
     /// values are gone, also after an error, which leaves the vector empty.
     ///
     /// ```
-    /// # use leasehold::{Context, DeviceId, View};
+    /// # use leasehold::{DeviceId, Runtime, View};
     /// # fn main() -> leasehold::Result<()> {
-    /// # let runtime = Context::new().runtime(DeviceId::cpu(0))?;
+    /// # let runtime = Runtime::open(DeviceId::cpu(0))?;
     /// let (first, second) = (runtime.upload(&[1u32, 2, 3])?, runtime.upload(&[4u32, 5])?);
     /// let mut values: Vec<u32> = Vec::new();
     /// runtime.stream().download_into(&mut values, first.view())?;
@@ -488,49 +489,6 @@ impl Stream {
         }
         Ok(())
     }
-
-    /// The values of an array or a part of it. Blocks until they are there.
-    ///
-    /// The vector is new, and so are its pages if it is large: the system makes them while the copy
-    /// runs, which takes longer than the copy. [`download_into`](Self::download_into) uses a vector
-    /// again.
-    ///
-    /// # Errors
-    /// As [`download_into`](Self::download_into).
-    pub fn to_vec<'a, T: AnyBitPattern>(&self, src: impl Into<ArrayView<'a, T>>) -> Result<Vec<T>> {
-        let mut values = Vec::new();
-        self.download_into(&mut values, src.into().view())?;
-        Ok(values)
-    }
-
-    /// A new array of `len` values for first use on this stream. Its contents are not specified.
-    ///
-    /// # Errors
-    /// As [`alloc`](Self::alloc); `InvalidArgument` for more bytes than there are addresses.
-    pub fn alloc_array<T>(&self, len: usize) -> Result<Array<T>> {
-        let align = (align_of::<T>() as u64).max(leasehold_alloc::MIN_ALIGN);
-        Array::from_buffer(self.alloc_layout(Layout::aligned(Array::<T>::bytes_of(len)?, align))?)
-    }
-
-    /// A new array of `len` zeros.
-    ///
-    /// # Errors
-    /// As [`alloc_array`](Self::alloc_array) and [`fill`](Self::fill).
-    pub fn zeros<T: Zeroable>(&self, len: usize) -> Result<Array<T>> {
-        let array = self.alloc_array(len)?;
-        self.fill(array.buffer().view(), 0u8)?;
-        Ok(array)
-    }
-
-    /// A new array of `len` times the same value.
-    ///
-    /// # Errors
-    /// As [`alloc_array`](Self::alloc_array) and [`fill_with`](Self::fill_with).
-    pub fn full<T: NoUninit>(&self, len: usize, value: T) -> Result<Array<T>> {
-        let array = self.alloc_array(len)?;
-        self.fill_with(&array, value)?;
-        Ok(array)
-    }
 }
 
 /// Bytes of a value that a fill repeats on the host before it doubles them on the device.
@@ -546,7 +504,9 @@ const FILL_FROM_HOST: usize = 4096;
 /// - `dst` is valid for writes of as many bytes as `src` has, and nobody else touches them
 ///   meanwhile.
 pub(crate) unsafe fn download_to(stream: &Stream, dst: *mut u8, src: BufferView<'_>) -> Result<()> {
-    stream.live("device memory cannot be read back while recording")?;
+    stream.live(
+        "device memory cannot be read back while recording; read it after a launch of the graph",
+    )?;
     if src.is_empty() {
         return Ok(());
     }

@@ -29,7 +29,7 @@ use super::shapes::writing;
 use crate::stream::{Locked, Stream, add_wait, in_host_call};
 use crate::view::{BufferView, Operand};
 use leasehold_alloc::{Buffer, Layout, On};
-use leasehold_core::host_copy::{self, Sides};
+use leasehold_core::host_copy::{self, CopyRequest};
 use leasehold_core::{Error, Lease, Result, Timepoint, UniqueLease};
 use leasehold_hal::{Download, HostTimeline, Op, Upload};
 
@@ -95,7 +95,7 @@ pub(super) fn upload(
         return Ok(false);
     }
     let Some(pieces) = ring.submit(writing(dst), Way::Up, patience)? else { return Ok(false) };
-    let sides = Sides {
+    let request = CopyRequest {
         src: src.as_ptr(),
         src_ring: None,
         dst: ring.address(),
@@ -104,7 +104,7 @@ pub(super) fn upload(
     };
     // SAFETY: the source is borrowed for this call. Nobody else has the ring, and its slots are
     // ready by the protocol.
-    unsafe { ring.copy(&pieces, sides, Way::Up) }?;
+    unsafe { ring.copy(&pieces, request, Way::Up) }?;
     borrow::see_out(stream, pieces.last()).map(|()| true)
 }
 
@@ -124,7 +124,7 @@ pub(super) unsafe fn download(stream: &Stream, dst: *mut u8, src: BufferView<'_>
     let Some(ring) = Ring::new(stream, src.len())? else { return Ok(false) };
     let submitted = ring.submit(src.read(), Way::Down, Patience::Waits)?;
     let Some(pieces) = submitted else { return Ok(false) };
-    let sides = Sides {
+    let request = CopyRequest {
         src: ring.address(),
         src_ring: Some(ring.length()),
         dst,
@@ -133,7 +133,7 @@ pub(super) unsafe fn download(stream: &Stream, dst: *mut u8, src: BufferView<'_>
     };
     // SAFETY: the caller vouches for the destination. Nobody else has the ring, and its slots are
     // ready by the protocol.
-    unsafe { ring.copy(&pieces, sides, Way::Down) }?;
+    unsafe { ring.copy(&pieces, request, Way::Down) }?;
     borrow::see_out(stream, pieces.last()).map(|()| true)
 }
 
@@ -309,12 +309,12 @@ impl<'a> Ring<'a> {
     /// The failure of the stream. The pieces that are not made fail then.
     ///
     /// # Safety
-    /// - The pieces and the sides are of this copy, and one side is the ring.
+    /// - The pieces and the request are of this copy, and one of its sides is the ring.
     /// - The other side is valid for its length. Nobody writes it meanwhile, nor reads it if it is
     ///   the destination.
-    unsafe fn copy(&self, pieces: &Pieces, sides: Sides, way: Way) -> Result<()> {
+    unsafe fn copy(&self, pieces: &Pieces, request: CopyRequest, way: Way) -> Result<()> {
         let core = self.stream.under();
-        let (piece, bytes, count) = (self.piece as usize, sides.bytes, pieces.0.len());
+        let (piece, bytes, count) = (self.piece as usize, request.bytes, pieces.0.len());
         // The pieces that the device is done with, those that are ready, and the gate's signals.
         let (mut over, mut told, mut signals) = (0, 0, 0);
         let ahead = if way == Way::Up { SLOTS } else { 0 };
@@ -345,7 +345,7 @@ impl<'a> Ring<'a> {
         // SAFETY: the caller vouches for its side. Up, a slot is ready once the device is done with
         // the piece before in it, and down, once the device is done with its own piece. The device
         // gets a slot back by the gate, after the host is done with it.
-        unsafe { host_copy::copy_in_order(sides, ready, done) }.map_err(|e| self.give_up(e))
+        unsafe { host_copy::copy_in_order(request, ready, done) }.map_err(|e| self.give_up(e))
     }
 }
 

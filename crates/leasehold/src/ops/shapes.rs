@@ -171,7 +171,9 @@ pub(super) fn same_length(dst: u64, src: u64) -> Result<()> {
     if dst == src {
         Ok(())
     } else {
-        Err(Error::invalid(format!("a copy from {src} to {dst} bytes; they must be equal")))
+        Err(Error::invalid(format!(
+            "a copy from {src} to {dst} bytes; they must be equal: take a part of the larger one"
+        )))
     }
 }
 

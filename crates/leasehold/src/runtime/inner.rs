@@ -334,7 +334,7 @@ impl RuntimeInner {
     pub(crate) fn owner_of(&self, buffer: &Lease<Buffer>) -> Result<Arc<RuntimeInner>> {
         self.context.open_runtimes().find(|r| r.owns(buffer)).ok_or_else(|| {
             Error::invalid(format!(
-                "a buffer of {} bytes was allocated on no runtime that is open in the context of {}",
+                "a buffer of {} bytes was allocated on no runtime that is open in the context of {}: it is of another context, or its runtime has ended. Open both devices in one context (Runtime::open does), or copy through the host",
                 buffer.len(),
                 self.id
             ))
@@ -367,7 +367,7 @@ impl RuntimeInner {
     pub(crate) fn too_large(&self, bytes: u64) -> Option<Error> {
         (bytes > self.total).then(|| {
             Error::invalid(format!(
-                "a buffer of {bytes} bytes on {}, which has {} bytes in all",
+                "a buffer of {bytes} bytes on {}, which has {} bytes in all; split it, or use a larger device",
                 self.id, self.total
             ))
         })
@@ -411,7 +411,7 @@ pub(crate) fn check_writable(operand: &Operand<'_>) -> Result<()> {
 #[cold]
 fn read_only(operand: &Operand<'_>) -> Error {
     Error::invalid(format!(
-        "a buffer of {} bytes was imported read-only and cannot be written",
+        "a buffer of {} bytes was imported read-only and cannot be written; copy it to a buffer of your own first",
         operand.view.lease.len()
     ))
 }

@@ -185,9 +185,9 @@ unsafe fn gather_slow(
 /// Adds the timepoints that an operand makes a submission on `timeline` wait for. The record is
 /// [`Locked`].
 ///
-/// A failed write is waited for by whoever reads what was written: the failure must reach them. Who
-/// only overwrites it all, or follows a read, needs no more than that the failed work is over: so a
-/// buffer can be used again after a failure.
+/// A read of what a failed write wrote waits for that write, and inherits its failure. A full
+/// overwrite, or a write after a read, waits until the failed work is over and does not inherit its
+/// failure. So a buffer can be used again after a failure.
 #[inline(always)]
 fn gather(timeline: &Timeline, operand: &Operand<'_>, waits: &mut Vec<Timepoint>) {
     let buffer = operand.view.lease;
@@ -223,7 +223,7 @@ fn add_unknown(timepoint: PackedTimepoint, data: bool, waits: &mut Vec<Timepoint
     }
 }
 
-/// Keeps one point per line, the latest.
+/// Keeps one point per timeline, the latest.
 pub(crate) fn add_wait(waits: &mut Vec<Timepoint>, p: Timepoint) {
     match waits.iter_mut().find(|w| w.timeline_id() == p.timeline_id()) {
         Some(w) if w.value() < p.value() => *w = p,

@@ -6,7 +6,7 @@ use leasehold::Runtime;
 fn misuse(one: &Runtime, other: &Runtime) -> leasehold::Result<()> {
     let (Ok(mut a), Ok(mut b)) = (one.alloc(64)?.try_unique(), other.alloc(64)?.try_unique()) else { return Ok(()) };
     std::mem::swap(&mut *a, &mut *b);
-    one.download::<u8>(&a.share()).map(drop)
+    one.to_vec::<u8>(&a.share()).map(drop)
 }
 
 fn main() {}

@@ -25,17 +25,17 @@ fn values_go_in_and_come_out() {
     let x = runtime.upload(&values).unwrap();
     assert_eq!((x.len(), x.buffer().len(), x.is_empty()), (1000, 8000, false));
     assert_eq!(runtime.to_vec(&x).unwrap(), values);
-    assert_eq!(stream.to_vec(x.slice(10..=12)).unwrap(), values[10..=12]);
+    assert_eq!(stream.runtime().to_vec(x.slice(10..=12)).unwrap(), values[10..=12]);
     let mut into = vec![1u64; 3];
     stream.download_into(&mut into, x.slice(999..).view()).unwrap();
     assert_eq!(into, [999 << 33]);
     // Owned: nothing is staged, and the host's values go when the copy has taken them.
     let shared: Arc<[u64]> = values.clone().into();
-    for y in [
-        runtime.upload_owned(values.clone()).unwrap(),
-        runtime.upload_owned(values.clone().into_boxed_slice()).unwrap(),
-        runtime.upload_owned(shared.clone()).unwrap(),
-    ] {
+    let owned = [(); 3].map(|()| runtime.alloc_array::<u64>(values.len()).unwrap());
+    stream.upload_owned(owned[0].view(), values.clone()).unwrap();
+    stream.upload_owned(owned[1].view(), values.clone().into_boxed_slice()).unwrap();
+    stream.upload_owned(owned[2].view(), shared.clone()).unwrap();
+    for y in owned {
         assert_eq!(runtime.to_vec(&y).unwrap(), values);
     }
     stream.upload_owned(x.slice(..2).view(), Arc::new(vec![7u64, 8])).unwrap();
@@ -48,9 +48,10 @@ fn values_go_in_and_come_out() {
 fn filled<T: NoUninit + leasehold::bytemuck::AnyBitPattern + PartialEq + Debug>(value: T) {
     let runtime = runtime();
     for len in [0, 1, 2, 3, 1000, 5000] {
-        let x = runtime.full(len, value).unwrap();
+        let x = runtime.alloc_array(len).unwrap();
+        runtime.stream().fill_with(&x, value).unwrap();
         assert_eq!(runtime.to_vec(&x).unwrap(), vec![value; len]);
-        let zeros: Array<T> = runtime.stream().zeros(len).unwrap();
+        let zeros: Array<T> = runtime.zeros(len).unwrap();
         if len > 2 {
             runtime.stream().fill_with(zeros.slice(1..len - 1), value).unwrap();
             let mut expect = vec![value; len];

@@ -74,7 +74,7 @@ fn pattern(bytes: usize, seed: u8) -> Vec<u8> {
 }
 
 fn bytes(runtime: &Runtime, buffer: &Lease<Buffer>) -> Vec<u8> {
-    runtime.download::<u8>(buffer).unwrap()
+    runtime.to_vec::<u8>(buffer).unwrap()
 }
 
 #[test]
@@ -289,7 +289,7 @@ fn memory_that_is_dropped_in_flight_is_lent_to_nobody_before_the_copy_is_over() 
             let fresh = |r: &Runtime, value| -> Vec<(Stream, Lease<Buffer>)> {
                 let one = |_| {
                     let s = r.create_stream().unwrap();
-                    let z = s.alloc(LEN).unwrap();
+                    let z = s.runtime().alloc(LEN).unwrap();
                     s.fill(z.view(), ops::Pattern::U8(value)).unwrap();
                     (s, z)
                 };

@@ -30,7 +30,7 @@ fn a_download_whose_wait_gives_up_does_not_come_later() {
     open(held);
     assert!(stream.synchronize_timeout(LONG).is_err(), "what was given up fails its stream");
     assert!(to.iter().all(|&b| b == 2), "the copy came after its call was over");
-    assert_eq!(runtime.download::<u8>(&x).unwrap(), [7; 1000], "another stream is none of it");
+    assert_eq!(runtime.to_vec::<u8>(&x).unwrap(), [7; 1000], "another stream is none of it");
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn an_upload_whose_wait_gives_up_does_not_come_later() {
     open(held);
     assert!(stream.synchronize_timeout(LONG).is_err());
     runtime.stream().fill(x.view(), 3u8).unwrap();
-    assert_eq!(runtime.download::<u8>(&x).unwrap(), vec![3; 100_000]);
+    assert_eq!(runtime.to_vec::<u8>(&x).unwrap(), vec![3; 100_000]);
 }
 
 #[test]
@@ -137,6 +137,6 @@ fn a_download_into_a_vector_uses_its_room_again_and_leaves_it_empty_after_an_err
 fn values_without_a_size_are_no_bytes() {
     let runtime = runtime();
     let x = runtime.upload(&[1u32; 4]).unwrap();
-    assert_eq!(kind(runtime.download::<[u32; 0]>(&x)), "InvalidArgument");
-    assert!(runtime.download::<[u32; 0]>(&x.part(..0).unwrap()).unwrap().is_empty());
+    assert_eq!(kind(runtime.to_vec::<[u32; 0]>(x.view())), "InvalidArgument");
+    assert!(runtime.to_vec::<[u32; 0]>(x.part(..0).unwrap()).unwrap().is_empty());
 }

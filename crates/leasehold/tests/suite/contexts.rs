@@ -194,7 +194,7 @@ fn the_last_guard_restores_what_the_driver_had_current() {
         (context.runtime(DeviceId::cuda(0)).unwrap(), context.runtime(DeviceId::cuda(1)).unwrap());
     let cpu = context.runtime(DeviceId::cpu(0)).unwrap();
     let foreign = driver.context_create(0).unwrap();
-    let natives = [&a, &b].map(|r| r.cuda().unwrap().primary().native());
+    let natives = [&a, &b].map(|r| leasehold::cuda::device_state(r).unwrap().primary().native());
     let current = || driver.current().unwrap();
     for before in [NativeContext::NULL, foreign] {
         // SAFETY: no context, or one that lives until the end of the test.
@@ -240,12 +240,18 @@ fn the_current_context_reaches_its_backend_and_managers() {
     assert_eq!(now.backend().unwrap().kind(), leasehold::BackendKind::Cuda);
     assert!(now.runtime().context().same(&context));
     // Through the wrapper too.
-    let device = now.runtime().cuda().unwrap();
+    let device = leasehold::cuda::device_state(now.runtime()).unwrap();
     assert_eq!(device.id(), DeviceId::cuda(1));
-    assert!(device.primary().streams().stats().live >= 1 && now.runtime().cpu().is_none());
+    assert!(
+        device.primary().streams().stats().live >= 1
+            && leasehold::cpu::device_state(now.runtime()).is_none()
+    );
     drop((guard, now));
     let cpu = context.runtime(DeviceId::cpu(0)).unwrap();
-    assert!(cpu.cuda().is_none() && cpu.cpu().unwrap().streams().stats().live >= 1);
+    assert!(
+        leasehold::cuda::device_state(&cpu).is_none()
+            && leasehold::cpu::device_state(&cpu).unwrap().streams().stats().live >= 1
+    );
     assert!(context.backend(leasehold::BackendKind::Sim).is_none());
     drop((runtime, cpu));
     context.shutdown().unwrap();

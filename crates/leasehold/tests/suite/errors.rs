@@ -12,18 +12,18 @@ fn memory_and_streams_of_another_runtime_are_refused() {
         kind(b.stream().copy(x.view(), y.view())),
         kind(a.stream().fill(y.view(), 0u8)),
         kind(a.stream().upload(y.view(), &[0u32; 4])),
-        kind(a.download::<u32>(&y)),
+        kind(a.to_vec::<u32>(&y)),
         kind(a.stream().upload_owned(y.view(), vec![0u8; 16])),
         // SAFETY: nothing is touched.
-        kind(unsafe { a.map_read(y.view()) }),
+        kind(unsafe { a.stream().map_read(y.view()) }),
         // SAFETY: it does nothing.
         kind(unsafe { a.stream().foreign_call("f", &[y.read()], |_, _| Ok(())) }),
     ];
     assert_eq!(refused, ["InvalidArgument"; 8]);
-    let error = a.download::<u32>(&y).unwrap_err().to_string();
+    let error = a.to_vec::<u32>(&y).unwrap_err().to_string();
     assert!(error.contains("16 bytes") && error.contains("cpu:0"), "{error}");
     assert_eq!(
-        (a.download::<u32>(&x).unwrap(), b.download::<u32>(&y).unwrap()),
+        (a.to_vec::<u32>(&x).unwrap(), b.to_vec::<u32>(&y).unwrap()),
         (vec![1; 4], vec![2; 4])
     );
 }
@@ -60,7 +60,7 @@ fn after_a_kernel_trapped_every_call_tells_the_first_cause() {
     }
     assert!(runtime.stream().failure().is_none());
     runtime.stream().fill(y.view(), 4u32).unwrap();
-    assert_eq!(runtime.download::<u32>(&y).unwrap(), vec![4; 50_000]);
+    assert_eq!(runtime.to_vec::<u32>(&y).unwrap(), vec![4; 50_000]);
 }
 
 #[test]
@@ -92,10 +92,58 @@ fn a_failure_reaches_who_reads_its_result_and_ends_when_it_is_overwritten() {
     runtime.stream().fill(x.view(), 9u32).unwrap();
     runtime.stream().fill(y.view(), 9u32).unwrap();
     runtime.stream().synchronize().unwrap();
-    assert_eq!(runtime.download::<u32>(&x).unwrap(), [9; 4]);
+    assert_eq!(runtime.to_vec::<u32>(&x).unwrap(), [9; 4]);
     let fresh = runtime.create_stream().unwrap();
     fresh.copy(y.view(), x.view()).unwrap();
     fresh.synchronize_timeout(LONG).unwrap();
+}
+
+/// What is wrong comes first, and what to do about it after it.
+#[test]
+fn messages_of_misuse_name_the_cure() {
+    let (runtime, other) = (runtime(), runtime());
+    let (stream, x) = (runtime.stream(), runtime.upload(&[1.0f32; 4]).unwrap());
+    let y = runtime.zeros::<f32>(4).unwrap();
+    let foreign = other.upload(&[1.0f32; 4]).unwrap();
+    let untimed = runtime.create_event_with(EventFlags::DISABLE_TIMING).unwrap();
+    let fresh = runtime.create_event().unwrap();
+    let (axpy, graph) = (axpy(), other.record_graph(|_| Ok(())).unwrap());
+    let axpy_with = |operands: &[leasehold::Operand<'_>], params: &[u8]| {
+        launch(stream, &axpy, operands, params, 1).map(drop)
+    };
+    let number = 1.0f32.to_ne_bytes();
+    let lent = std::cell::OnceCell::new();
+    runtime.record_graph(|r| lent.set(r.clone()).map_err(|_| Error::state("twice"))).unwrap();
+    let over = lent.get().unwrap();
+    let cures = [
+        (stream.copy(x.view(), foreign.view()), "Open both devices in one context"),
+        (stream.fill(foreign.view(), 0u8), "copy it there first"),
+        (stream.copy(x.view(), x.view()), "by way of another buffer"),
+        (stream.copy(x.view(), x.slice(1..).view()), "take a part of the larger one"),
+        (stream.copy_pinned(x.view(), x.view()), "Runtime::alloc_pinned"),
+        (x.part(3..17).map(drop), "end at 16 at most"),
+        (x.try_slice(3..5).map(drop), "end at 4 at most"),
+        (runtime.to_vec::<[u8; 3]>(x.view()).map(drop), "take a part that is"),
+        (stream.record(&other.create_event().unwrap()), "create it on the runtime of this stream"),
+        (fresh.elapsed_since(&untimed).map(drop), "Runtime::create_event"),
+        (fresh.elapsed_since(&fresh).map(drop), "Stream::record"),
+        (stream.wait(stream.raw().timeline().at(stream.now().value() + 9)), "another stream's"),
+        (runtime.wait_for_any(&[], LONG).map(drop), "give one at least"),
+        (axpy_with(&[x.read()], &number), "give as many"),
+        (axpy_with(&[x.read(), x.read()], &number), "bind it by `read_write()`"),
+        (axpy_with(&[x.read(), x.read_write()], &number), "give it memory of its own"),
+        (axpy_with(&[x.read(), y.read_write()], &[1]), "pass the type that it declares"),
+        (graph.launch_on(stream).map(drop), "of the runtime that recorded the graph"),
+        (runtime.stop_graph_recording().map(drop), "start_graph_recording"),
+        (over.stream().fill(x.view(), 0u8), "begin another one"),
+        (over.synchronize(), "the runtime that the recording was begun on"),
+        (runtime.alloc(1 << 50).map(drop), "split it"),
+        (runtime.alloc_array::<[u64; 1024]>(usize::MAX).map(drop), "allocate fewer"),
+    ];
+    for (result, cure) in cures {
+        let text = result.expect_err(cure).to_string();
+        assert!(text.contains(cure), "{text:?} does not say {cure:?}");
+    }
 }
 
 #[test]
@@ -104,16 +152,16 @@ fn memory_of_a_failed_stream_is_as_good_as_new() {
     for round in 0..20 {
         let stream = runtime.create_stream().unwrap();
         let layout = leasehold::Layout::new(1 << 20);
-        let x = stream.alloc_layout(layout).unwrap();
+        let x = stream.runtime().alloc_layout(layout).unwrap();
         launch(&stream, &trap(), &[x.read_write()], &[], 1).unwrap();
         drop(x);
         assert!(stream.synchronize_timeout(LONG).is_err());
         let other = runtime.create_stream().unwrap();
-        let y = other.alloc_layout(layout).unwrap();
+        let y = other.runtime().alloc_layout(layout).unwrap();
         other.fill(y.view(), ops::Pattern::U32(round)).unwrap();
         other.synchronize_timeout(LONG).unwrap();
     }
-    assert!(runtime.memory_stats().reserved <= 64 << 20, "{:?}", runtime.memory_stats());
+    assert!(runtime.allocator().stats().reserved <= 64 << 20, "{:?}", runtime.allocator().stats());
 }
 
 /// A failure is told before what failed is over; the device is synchronised once it is.
@@ -155,14 +203,14 @@ fn asking_for_too_much_is_refused_and_nothing_is_lost() {
     let error = runtime.alloc(1 << 59).unwrap_err().to_string();
     assert!(error.contains("cpu") || error.contains("bytes"), "{error}");
     let x = runtime.upload(&[3u8; 100]).unwrap();
-    assert_eq!(runtime.download::<u8>(&x).unwrap(), [3; 100]);
+    assert_eq!(runtime.to_vec::<u8>(&x).unwrap(), [3; 100]);
 }
 
 #[test]
 fn a_budget_is_kept() {
     let runtime = runtime();
     drop(runtime.alloc(1 << 20).unwrap());
-    let reserved = runtime.memory_stats().reserved;
+    let reserved = runtime.allocator().stats().reserved;
     runtime.allocator().set_budget(reserved);
     assert!(runtime.alloc(256 << 20).is_err());
     runtime.allocator().set_budget(u64::MAX);

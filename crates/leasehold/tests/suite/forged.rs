@@ -18,7 +18,7 @@ fn a_lease_that_shows_another_buffer_than_its_own_is_refused() {
     // Bigger than the one whose turn it takes.
     for shown in [foreign, own] {
         let forged: Lease<Buffer> = Lease::map(a.alloc(16).unwrap(), |_| &**shown);
-        assert_eq!(kind(a.download::<u8>(&forged)), "InvalidArgument");
+        assert_eq!(kind(a.to_vec::<u8>(&forged)), "InvalidArgument");
         assert_eq!(kind(a.stream().fill(forged.view(), 1u8)), "InvalidArgument");
         assert!(!a.allocator().owns(&forged) && !b.allocator().owns(&forged));
     }
@@ -26,7 +26,7 @@ fn a_lease_that_shows_another_buffer_than_its_own_is_refused() {
     let same: Lease<Buffer> = Lease::map(a.alloc(16).unwrap(), |buffer| buffer);
     assert!(a.allocator().owns(&same));
     a.stream().fill(same.view(), 7u8).unwrap();
-    assert_eq!(a.download::<u8>(&same).unwrap(), [7; 16]);
+    assert_eq!(a.to_vec::<u8>(&same).unwrap(), [7; 16]);
 }
 
 /// Words of the program, which no page lets anybody write.
@@ -75,7 +75,7 @@ fn nobody_writes_what_was_imported_read_only() {
     refused("kernel", launch(stream, &axpy(), &operands, &params, 1).map(drop));
     refused("kernel, write", launch(stream, &iota(), &[found.write()], &params, 1).map(drop));
     // SAFETY: nobody else is here.
-    refused("map", unsafe { runtime.map_write(found.view()) }.map(drop));
+    refused("map", unsafe { runtime.stream().map_write(found.view()) }.map(drop));
     // SAFETY: it does nothing.
     refused("call", unsafe { stream.foreign_call("writes", &[found.write()], |_, _| Ok(())) });
     let record = |r: &Runtime| r.stream().fill(found.view(), 1u8);
@@ -84,8 +84,8 @@ fn nobody_writes_what_was_imported_read_only() {
     // Reads are allowed.
     launch(stream, &axpy(), &[found.read(), other.read_write()], &params, 1).unwrap();
     stream.copy(pinned.view(), found.view()).unwrap();
-    assert_eq!(runtime.download::<u32>(&pinned).unwrap(), WEIGHTS);
-    assert_eq!(runtime.download::<u32>(&own).unwrap(), WEIGHTS);
+    assert_eq!(runtime.to_vec::<u32>(&pinned).unwrap(), WEIGHTS);
+    assert_eq!(runtime.to_vec::<u32>(&own).unwrap(), WEIGHTS);
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn no_update_puts_read_only_memory_where_a_graph_writes() {
     assert_eq!(kind(graph.update(&GraphUpdate::new().buffer(&y, &found))), "InvalidArgument");
     let _ = graph.update(&GraphUpdate::new().buffer(&x, &found)).unwrap();
     graph.launch().unwrap();
-    assert_eq!(runtime.download::<u32>(&y).unwrap(), WEIGHTS);
+    assert_eq!(runtime.to_vec::<u32>(&y).unwrap(), WEIGHTS);
 }
 
 /// Handles that buffers of these sizes had, and the next generations of their slots.

@@ -28,13 +28,13 @@ fn parameters_buffers_and_grids_change_in_place() {
         UpdateOutcome::InPlace
     );
     graph.launch().unwrap();
-    assert_eq!(runtime.download::<f32>(&y).unwrap(), [11.0; 16]);
+    assert_eq!(runtime.to_vec::<f32>(&y).unwrap(), [11.0; 16]);
     assert_eq!(
         graph.update(&GraphUpdate::new().grid(node, [2, 1, 1])).unwrap(),
         UpdateOutcome::InPlace
     );
     graph.launch().unwrap();
-    let got = runtime.download::<f32>(&y).unwrap();
+    let got = runtime.to_vec::<f32>(&y).unwrap();
     assert_eq!((got[7], got[8]), (21.0, 11.0));
     let (x2, y2) = (runtime.upload(&[5.0f32; 16]).unwrap(), runtime.upload(&[0.0f32; 20]).unwrap());
     let update = GraphUpdate::new()
@@ -44,8 +44,8 @@ fn parameters_buffers_and_grids_change_in_place() {
         .grid(node, [4, 1, 1]);
     assert_eq!(graph.update(&update).unwrap(), UpdateOutcome::InPlace);
     graph.launch().unwrap();
-    assert_eq!(runtime.download::<f32>(&y2).unwrap()[..17], [&[10.0; 16][..], &[0.0]].concat());
-    assert_eq!(runtime.download::<f32>(&y).unwrap()[0], 21.0, "the old one is left alone");
+    assert_eq!(runtime.to_vec::<f32>(&y2).unwrap()[..17], [&[10.0; 16][..], &[0.0]].concat());
+    assert_eq!(runtime.to_vec::<f32>(&y).unwrap()[0], 21.0, "the old one is left alone");
     assert_eq!((x.strong_count(), y.strong_count()), (1, 1), "and is not kept");
     assert_eq!(graph.update(&GraphUpdate::new()).unwrap(), UpdateOutcome::InPlace);
     // An empty grid and back.
@@ -59,7 +59,7 @@ fn parameters_buffers_and_grids_change_in_place() {
         UpdateOutcome::InPlace
     );
     graph.launch().unwrap();
-    assert_eq!(runtime.download::<f32>(&y2).unwrap()[..5], [20.0, 20.0, 20.0, 20.0, 10.0]);
+    assert_eq!(runtime.to_vec::<f32>(&y2).unwrap()[..5], [20.0, 20.0, 20.0, 20.0, 10.0]);
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn a_buffer_that_meets_another_changes_the_dependencies() {
     );
     assert_eq!(graph.describe()[1].1, [0]);
     graph.launch().unwrap();
-    assert_eq!(runtime.download::<u32>(&out).unwrap(), [2, 3, 4, 5]);
+    assert_eq!(runtime.to_vec::<u32>(&out).unwrap(), [2, 3, 4, 5]);
     // The merged buffer is still known to be written: who reads it elsewhere waits.
     let other = runtime.create_stream().unwrap();
     let held = hold(runtime.stream());
@@ -121,13 +121,13 @@ fn a_buffer_that_was_only_read_is_written_once_it_stands_for_both() {
     let held = hold(runtime.stream());
     graph.launch().unwrap();
     let other = runtime.create_stream().unwrap();
-    let elsewhere = other.alloc(16).unwrap();
+    let elsewhere = other.runtime().alloc(16).unwrap();
     other.copy(elsewhere.view(), y.view()).unwrap();
     assert_eq!(kind(other.synchronize_timeout(Duration::from_millis(3))), "Timeout");
     open(held);
     other.synchronize_timeout(LONG).unwrap();
-    assert_eq!(runtime.download::<u32>(&elsewhere).unwrap(), [1, 2, 3, 4]);
-    assert_eq!(runtime.download::<u32>(&out).unwrap(), [0; 4]);
+    assert_eq!(runtime.to_vec::<u32>(&elsewhere).unwrap(), [1, 2, 3, 4]);
+    assert_eq!(runtime.to_vec::<u32>(&out).unwrap(), [0; 4]);
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn what_was_redundant_may_be_needed_after_an_update() {
     );
     assert_eq!(graph.nodes(), 4);
     graph.launch().unwrap();
-    assert_eq!(runtime.download::<u32>(&z).unwrap(), [9; 4]);
+    assert_eq!(runtime.to_vec::<u32>(&z).unwrap(), [9; 4]);
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn nodes_are_named_by_their_place_in_the_recording() {
         .record_graph(|r| {
             r.stream().fill(x.view(), 1u32)?;
             r.stream().fill(x.view(), 1u32)?; // left out
-            node = r.recorded_nodes().map(NodeId::new);
+            node = r.stream().next_node();
             launch(r.stream(), &kernel, &[y.write()], &1u32.to_ne_bytes(), 1).map(drop)
         })
         .unwrap();
@@ -180,7 +180,7 @@ fn nodes_are_named_by_their_place_in_the_recording() {
         UpdateOutcome::InPlace
     );
     graph.launch().unwrap();
-    assert_eq!(runtime.download::<u32>(&y).unwrap(), [7, 8, 9, 10]);
+    assert_eq!(runtime.to_vec::<u32>(&y).unwrap(), [7, 8, 9, 10]);
 }
 
 #[test]
@@ -205,10 +205,10 @@ fn an_update_is_all_or_nothing() {
     }
     assert_eq!(other.strong_count(), 1);
     graph.launch().unwrap();
-    assert_eq!(runtime.download::<f32>(&y).unwrap(), [1.0; 16]);
+    assert_eq!(runtime.to_vec::<f32>(&y).unwrap(), [1.0; 16]);
     let _ = graph.update(&good()).unwrap();
     graph.launch().unwrap();
-    assert_eq!(runtime.download::<f32>(&y).unwrap(), [901.0; 16]);
+    assert_eq!(runtime.to_vec::<f32>(&y).unwrap(), [901.0; 16]);
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn parameters_change_from_launch_to_launch_without_waiting() {
     graph.launch().unwrap();
     assert_eq!(runtime.to_vec(&y).unwrap(), [1111.5; 16]);
     // Instances that were put aside have all changes since, of other nodes and buffers too.
-    let other = runtime.full(16, 2.0f32).unwrap();
+    let other = runtime.upload(&[2.0f32; 16]).unwrap();
     let held = hold(runtime.stream());
     graph.launch().unwrap();
     let _ = graph.update(&GraphUpdate::new().buffer(&x, &other)).unwrap();
@@ -298,7 +298,7 @@ fn a_graph_whose_launch_failed_can_be_updated() {
     // The fill overwrites the buffer that the failed launch wrote.
     runtime.stream().fill(x.view(), 0u8).unwrap();
     graph.launch().unwrap();
-    assert_eq!(runtime.download::<u32>(&y).unwrap(), [1, 2, 3, 4]);
+    assert_eq!(runtime.to_vec::<u32>(&y).unwrap(), [1, 2, 3, 4]);
 }
 
 /// The graph wrote all of the old buffer, and writes a part of the new one. The rest still has the
@@ -318,7 +318,7 @@ fn a_failure_in_a_longer_buffer_reaches_the_graph_that_writes_a_part_of_it() {
     );
     let launched = graph.launch_on(&stream).and_then(|_| stream.synchronize());
     assert!(launched.is_err(), "the rest of the buffer is as the failed launch left it");
-    assert!(runtime.download::<u32>(&long).is_err());
+    assert!(runtime.to_vec::<u32>(&long).is_err());
 }
 
 #[test]
@@ -328,15 +328,15 @@ fn pinned_memory_of_a_recorded_copy_can_be_replaced() {
     let x = runtime.alloc(16).unwrap();
     // SAFETY: nobody else touches them.
     unsafe {
-        runtime.map_write(a.view()).unwrap().fill(1);
-        runtime.map_write(b.view()).unwrap().fill(2);
+        runtime.stream().map_write(a.view()).unwrap().fill(1);
+        runtime.stream().map_write(b.view()).unwrap().fill(2);
     }
     let graph = runtime.record_graph(|r| r.stream().copy_pinned(x.view(), a.view())).unwrap();
     let _ = graph.update(&GraphUpdate::new().buffer(&a, &b)).unwrap();
     assert_eq!(a.strong_count(), 1);
     drop(a);
     graph.launch().unwrap();
-    assert_eq!(runtime.download::<u8>(&x).unwrap(), [2; 16]);
+    assert_eq!(runtime.to_vec::<u8>(&x).unwrap(), [2; 16]);
 }
 
 #[test]
@@ -358,6 +358,6 @@ fn threads_launch_and_update_at_the_same_time() {
     });
     let _ = graph.update(&GraphUpdate::new().params(NodeId::new(0), &0.0f32)).unwrap();
     graph.launch().unwrap();
-    let got = runtime.download::<f32>(&y).unwrap();
+    let got = runtime.to_vec::<f32>(&y).unwrap();
     assert!(got.iter().all(|&v| v == got[0]), "no launch saw half an update");
 }

@@ -33,7 +33,7 @@ impl Work {
         let blocks = N as u32 / 4;
         launch(stream, &self.axpy, &[self.x.read(), self.y.read_write()], &third, blocks)?;
         for _ in 0..2 {
-            let t = stream.alloc(bytes)?;
+            let t = stream.runtime().alloc(bytes)?;
             stream.copy(t.view(), self.y.view())?;
             launch(stream, &self.axpy, &[self.x.read(), t.read_write()], &third, blocks)?;
             stream.copy(self.y.view(), t.view())?;
@@ -47,7 +47,7 @@ fn replay_equals_eager_to_the_bit_a_hundred_times() {
     let runtime = runtime();
     let (eager, replayed) = (Work::new(&runtime), Work::new(&runtime));
     let graph = runtime.record_graph(|r| replayed.run(r.stream())).unwrap();
-    let bits = |b: &Lease<Buffer>| runtime.download::<u32>(b).unwrap();
+    let bits = |b: &Lease<Buffer>| runtime.to_vec::<u32>(b).unwrap();
     assert_eq!(bits(&replayed.y), [0.3f32.to_bits(); N], "nothing runs while recording");
     for _ in 0..100 {
         eager.run(runtime.stream()).unwrap();
@@ -91,11 +91,11 @@ fn temporaries_are_packed_by_liveness() {
         16 * bytes
     );
     graph.launch().unwrap();
-    assert_eq!(runtime.download::<u32>(&work.y.part(..16).unwrap()).unwrap(), [0, 1, 2, 3]);
-    let live = runtime.memory_stats().live_bytes;
+    assert_eq!(runtime.to_vec::<u32>(work.y.part(..16).unwrap()).unwrap(), [0, 1, 2, 3]);
+    let live = runtime.allocator().stats().live_bytes;
     drop(graph);
     runtime.synchronize().unwrap();
-    assert!(runtime.memory_stats().live_bytes < live, "the graph's memory goes with it");
+    assert!(runtime.allocator().stats().live_bytes < live, "the graph's memory goes with it");
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn the_addresses_of_temporaries_are_aligned_as_asked() {
         runtime
             .record_graph(|r| {
                 for i in 1..4 {
-                    let t = r.stream().alloc_layout(Layout::aligned(100 * i, align))?;
+                    let t = r.stream().runtime().alloc_layout(Layout::aligned(100 * i, align))?;
                     assert!(t.is_symbolic());
                     r.stream().fill(t.view(), 1u8)?;
                     held.push(t);
@@ -151,7 +151,7 @@ fn a_temporary_that_is_still_held_has_an_address_and_its_uses_are_ordered() {
     }
     // The lease keeps the memory, the graph need not.
     drop(graph);
-    assert_eq!(runtime.download::<u32>(&t).unwrap(), [49; 1024]);
+    assert_eq!(runtime.to_vec::<u32>(&t).unwrap(), [49; 1024]);
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn the_graph_waits_for_the_former_use_of_its_memory() {
         let point = graph.launch_on(&other).unwrap();
         open(held);
         runtime.wait_for(point).unwrap();
-        assert_eq!(runtime.download::<u32>(&out).unwrap(), [7; 1024]);
+        assert_eq!(runtime.to_vec::<u32>(&out).unwrap(), [7; 1024]);
     }
 }
 
@@ -199,7 +199,7 @@ fn what_repeats_is_left_out() {
         .unwrap();
     assert_eq!((graph.recorded(), graph.nodes()), (5, 3));
     graph.launch().unwrap();
-    assert_eq!(runtime.download::<u32>(&y).unwrap()[..2], [5, 1]);
+    assert_eq!(runtime.to_vec::<u32>(&y).unwrap()[..2], [5, 1]);
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn temporaries_that_share_an_address_are_not_taken_for_repeats() {
         })
         .unwrap();
     graph.launch().unwrap();
-    assert_eq!(runtime.download::<u32>(&out).unwrap(), [20, 21, 22, 23, 20, 21, 22, 23]);
+    assert_eq!(runtime.to_vec::<u32>(&out).unwrap(), [20, 21, 22, 23, 20, 21, 22, 23]);
 }
 
 #[test]
@@ -252,7 +252,7 @@ fn branches_without_a_common_buffer_do_not_wait_for_each_other() {
     assert_eq!(nodes[0].0, "dispatch iota");
     for _ in 0..40 {
         graph.launch().unwrap();
-        let got = runtime.download::<u32>(&out).unwrap();
+        let got = runtime.to_vec::<u32>(&out).unwrap();
         assert!((0..64).all(|i| got[i] == (i / 16 + i % 16) as u32), "{got:?}");
     }
 }
@@ -284,7 +284,7 @@ fn two_threads_launch_one_graph_on_two_streams() {
         }
     });
     assert_eq!(graph.launches(), 400);
-    assert_eq!(runtime.download::<f32>(&x).unwrap(), [400.0; 16], "serialised on the last launch");
+    assert_eq!(runtime.to_vec::<f32>(&x).unwrap(), [400.0; 16], "serialised on the last launch");
 }
 
 #[test]
@@ -299,7 +299,7 @@ fn a_graph_is_ordered_with_the_eager_work_around_it() {
         graph.launch_on(&b).unwrap();
         // Overwrites what the graph reads.
         a.fill(x.view(), 0u32).unwrap();
-        let got = runtime.download::<u32>(&y).unwrap();
+        let got = runtime.to_vec::<u32>(&y).unwrap();
         assert!(got.iter().all(|&v| v == round), "round {round}: {:?}", &got[..4]);
     }
 }
@@ -329,7 +329,7 @@ fn dropping_a_graph_while_it_runs_loses_nothing() {
         // The next allocation must not get the graph's memory.
         let next = runtime.alloc(4096).unwrap();
         runtime.stream().fill(next.view(), 9u32).unwrap();
-        assert_eq!(runtime.download::<u32>(&out).unwrap(), [3; 1024]);
+        assert_eq!(runtime.to_vec::<u32>(&out).unwrap(), [3; 1024]);
     }
     assert_eq!(ran.load(Ordering::Relaxed), 20);
     assert_eq!(Arc::strong_count(&ran), 1, "and then lets go of everything");
@@ -480,7 +480,7 @@ fn a_graph_that_failed_can_be_launched_again_on_another_stream() {
     fail.store(0, Ordering::Relaxed);
     let point = graph.launch_on(&b).unwrap();
     runtime.wait_for(point).unwrap();
-    assert_eq!(runtime.download::<u32>(&y).unwrap(), [5]);
+    assert_eq!(runtime.to_vec::<u32>(&y).unwrap(), [5]);
 }
 
 #[test]
@@ -504,12 +504,12 @@ fn library_calls_in_a_graph_learn_where_their_temporaries_lie() {
         })
         .unwrap();
     graph.launch().unwrap();
-    assert_eq!(runtime.download::<u32>(&y).unwrap(), [2, 4, 6, 8]);
+    assert_eq!(runtime.to_vec::<u32>(&y).unwrap(), [2, 4, 6, 8]);
     // And where others lie after an update.
     let z = runtime.upload(&[10u32; 4]).unwrap();
     let _ = graph.update(&leasehold::GraphUpdate::new().buffer(&x, &z)).unwrap();
     graph.launch().unwrap();
-    assert_eq!(runtime.download::<u32>(&y).unwrap(), [20; 4]);
+    assert_eq!(runtime.to_vec::<u32>(&y).unwrap(), [20; 4]);
 }
 
 #[test]
@@ -529,7 +529,7 @@ fn a_graph_of_thousands_of_nodes() {
     assert_eq!(graph.nodes(), 4096);
     assert!(graph.exec_bytes() < 4 << 20, "{}", graph.exec_bytes());
     graph.launch().unwrap();
-    assert_eq!(runtime.download::<f32>(&x).unwrap(), [4096.0; 16]);
+    assert_eq!(runtime.to_vec::<f32>(&x).unwrap(), [4096.0; 16]);
 }
 
 /// Work on a buffer of the recording was submitted before the buffer's last lease went. A launch

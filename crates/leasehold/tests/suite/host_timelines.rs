@@ -15,7 +15,7 @@ fn a_stream_waits_for_a_value_that_nobody_signalled_yet() {
     assert!(!runtime.stream().query().unwrap());
     assert_eq!(kind(runtime.stream().synchronize_timeout(Duration::from_millis(5))), "Timeout");
     host_timeline.signal(two.value() + 5).unwrap();
-    assert_eq!(runtime.download::<u32>(&x).unwrap(), [9]);
+    assert_eq!(runtime.to_vec::<u32>(&x).unwrap(), [9]);
     assert_eq!(kind(host_timeline.signal(two.value())), "InvalidArgument");
     runtime.wait_for(two).unwrap();
 }
@@ -91,5 +91,5 @@ fn a_graph_can_wait_for_a_host_timeline() {
     let point = graph.launch().unwrap();
     assert_eq!(kind(runtime.wait_for_timeout([point], Duration::from_millis(3))), "Timeout");
     host_timeline.signal(go.value()).unwrap();
-    assert_eq!(runtime.download::<u32>(&x).unwrap(), [4]);
+    assert_eq!(runtime.to_vec::<u32>(&x).unwrap(), [4]);
 }

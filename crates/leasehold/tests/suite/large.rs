@@ -159,7 +159,7 @@ fn a_large_asynchronous_upload_does_not_wait_for_earlier_work() {
             busy.fill(x.view(), 9u8).unwrap();
             stream.upload(x.view(), &source).unwrap();
             open(held);
-            assert!(runtime.download::<u8>(&x).unwrap() == source, "on {}", runtime.device());
+            assert!(runtime.to_vec::<u8>(&x).unwrap() == source, "on {}", runtime.device());
         }
         // In a host call nobody waits.
         let (inner, target, bytes) = (stream.clone(), x.clone(), source.clone());
@@ -171,7 +171,7 @@ fn a_large_asynchronous_upload_does_not_wait_for_earlier_work() {
             })
             .unwrap();
         stream.synchronize().unwrap();
-        assert!(runtime.download::<u8>(&x).unwrap() == source);
+        assert!(runtime.to_vec::<u8>(&x).unwrap() == source);
         check(&machine);
     }
 }
@@ -264,7 +264,7 @@ fn a_large_upload_is_recorded_whole() {
         let graph = runtime.record_graph(|r| r.stream().upload(x.view(), &source)).unwrap();
         runtime.stream().fill(x.view(), 0u8).unwrap();
         graph.launch().unwrap();
-        assert!(runtime.download::<u8>(&x).unwrap() == source);
+        assert!(runtime.to_vec::<u8>(&x).unwrap() == source);
         check(&machine);
     }
 }

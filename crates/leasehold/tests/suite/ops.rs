@@ -21,7 +21,7 @@ fn copies_of_every_alignment_and_length() {
                 let mut expect = [0u8; 64];
                 expect[dst..dst + len].copy_from_slice(&source[src..src + len]);
                 assert_eq!(
-                    runtime.download::<u8>(&to).unwrap(),
+                    runtime.to_vec::<u8>(&to).unwrap(),
                     expect,
                     "{src} to {dst}, {len} bytes"
                 );
@@ -43,7 +43,7 @@ fn uploads_and_downloads_of_every_alignment() {
                 _ => runtime.stream().upload_blocking(part, &bytes),
             }
             .unwrap();
-            assert_eq!(runtime.download::<u8>(&part).unwrap(), bytes);
+            assert_eq!(runtime.to_vec::<u8>(part).unwrap(), bytes);
         }
     }
 }
@@ -73,7 +73,7 @@ fn fills_of_every_pattern_offset_and_length() {
                     .iter_mut()
                     .enumerate()
                     .for_each(|(i, b)| *b = bytes[i % width]);
-                assert_eq!(runtime.download::<u8>(&x).unwrap(), expect);
+                assert_eq!(runtime.to_vec::<u8>(&x).unwrap(), expect);
             }
         }
     }
@@ -100,7 +100,7 @@ fn rows_are_copied_at_their_pitches() {
                 expect[(5 + r * dst_pitch + i) as usize] = source[(3 + r * src_pitch + i) as usize];
             }
         }
-        assert_eq!(runtime.download::<u8>(&to).unwrap(), expect);
+        assert_eq!(runtime.to_vec::<u8>(&to).unwrap(), expect);
     }
     let copy = |width, rows, pitch| {
         runtime.stream().copy_2d(
@@ -123,7 +123,7 @@ fn the_columns_of_one_matrix_are_copied_to_others_of_the_same() {
     // 8 rows of 8: columns 0..3 to columns 4..7.
     let (left, right) = (x.part(..60).unwrap(), x.part(4..64).unwrap());
     runtime.stream().copy_2d(right, left, ops::Rows::new(3, 8).src_pitch(8).dst_pitch(8)).unwrap();
-    let got = runtime.download::<u8>(&x).unwrap();
+    let got = runtime.to_vec::<u8>(&x).unwrap();
     for r in 0..8usize {
         let row = [0, 1, 2, 3, 0, 1, 2, 7].map(|c| (r * 8 + c) as u8);
         assert_eq!(got[r * 8..r * 8 + 8], row);
@@ -148,7 +148,7 @@ fn overlaps_and_unequal_lengths_are_refused() {
     assert_eq!(kind(runtime.stream().copy(x.part(..8).unwrap(), part(16))), "InvalidArgument");
     assert_eq!(kind(runtime.stream().upload(part(0), &[0u8; 15])), "InvalidArgument");
     assert_eq!(kind(runtime.stream().download(&mut [0u8; 17], part(0))), "InvalidArgument");
-    assert_eq!(kind(runtime.download::<u32>(&x.part(..7).unwrap())), "InvalidArgument");
+    assert_eq!(kind(runtime.to_vec::<u32>(x.part(..7).unwrap())), "InvalidArgument");
     assert_eq!(kind(x.part(60..65)), "InvalidArgument");
     assert_eq!(kind(x.part(usize::MAX..)), "InvalidArgument");
     assert_eq!(kind(x.part(1..=usize::MAX)), "InvalidArgument");
@@ -165,16 +165,16 @@ fn memory_that_is_handed_over_is_kept_until_it_was_copied() {
     runtime.stream().upload_owned(x.view(), bytes.clone()).unwrap();
     assert_eq!(Arc::strong_count(&bytes), 2, "never waits, keeps it");
     open(held);
-    assert_eq!(runtime.download::<u8>(&x).unwrap(), *bytes);
+    assert_eq!(runtime.to_vec::<u8>(&x).unwrap(), *bytes);
     assert_eq!(Arc::strong_count(&bytes), 1);
     let values: Arc<Box<[f32]>> = Arc::new(vec![1.5f32; 10].into());
     runtime.stream().upload_owned(x.part(..40).unwrap(), values).unwrap();
-    assert_eq!(runtime.download::<f32>(&x.part(..40).unwrap()).unwrap(), [1.5; 10]);
+    assert_eq!(runtime.to_vec::<f32>(x.part(..40).unwrap()).unwrap(), [1.5; 10]);
     let shared: Arc<[u16]> = Arc::from([7u16; 4]);
     runtime.stream().upload_owned(x.part(..8).unwrap(), shared).unwrap();
     runtime.stream().upload_owned(x.part(8..12).unwrap(), &[1u8, 2, 3, 4][..]).unwrap();
     assert_eq!(
-        runtime.download::<u8>(&x.part(..12).unwrap()).unwrap(),
+        runtime.to_vec::<u8>(x.part(..12).unwrap()).unwrap(),
         [7, 0, 7, 0, 7, 0, 7, 0, 1, 2, 3, 4]
     );
 }
@@ -185,19 +185,19 @@ fn pinned_memory_is_copied_in_both_directions_without_waiting() {
     let (there, back) = (runtime.alloc_pinned(256).unwrap(), runtime.alloc_pinned(256).unwrap());
     let x = runtime.alloc(256).unwrap();
     // SAFETY: nobody else touches the buffer.
-    unsafe { runtime.map_write(there.view()) }.unwrap().fill(0x5a);
+    unsafe { runtime.stream().map_write(there.view()) }.unwrap().fill(0x5a);
     let held = hold(runtime.stream());
     runtime.stream().copy_pinned(x.view(), there.view()).unwrap();
     runtime.stream().copy_pinned(back.view(), x.view()).unwrap();
     open(held);
     // SAFETY: nobody writes it any more.
-    assert_eq!(unsafe { runtime.map_read(back.view()) }.unwrap(), [0x5a; 256]);
+    assert_eq!(unsafe { runtime.stream().map_read(back.view()) }.unwrap(), [0x5a; 256]);
     // Between two of the host's, in stream order.
     runtime.stream().fill(there.view(), 3u8).unwrap();
     runtime.stream().copy_pinned(back.view(), there.view()).unwrap();
     runtime.stream().fill(there.view(), 4u8).unwrap();
     // SAFETY: as before.
-    assert_eq!(unsafe { runtime.map_read(back.view()) }.unwrap(), [3; 256]);
+    assert_eq!(unsafe { runtime.stream().map_read(back.view()) }.unwrap(), [3; 256]);
     let y = runtime.alloc(256).unwrap();
     assert_eq!(kind(runtime.stream().copy_pinned(y.view(), x.view())), "InvalidArgument");
     assert_eq!(
@@ -221,14 +221,15 @@ fn mapping_waits_for_who_uses_the_memory() {
             open(held);
         });
         // SAFETY: nobody writes it any more.
-        assert_eq!(unsafe { runtime.map_read(x.part(4..8).unwrap()) }.unwrap(), [6, 0, 0, 0]);
+        let seen = unsafe { runtime.stream().map_read(x.part(4..8).unwrap()) }.unwrap();
+        assert_eq!(seen, [6, 0, 0, 0]);
     });
     // SAFETY: nobody else touches it.
-    unsafe { runtime.map_write(x.view()) }.unwrap().fill(1);
-    assert_eq!(runtime.download::<u8>(&x).unwrap(), [1; 16]);
+    unsafe { runtime.stream().map_write(x.view()) }.unwrap().fill(1);
+    assert_eq!(runtime.to_vec::<u8>(x.view()).unwrap(), [1; 16]);
     let empty = runtime.alloc(0).unwrap();
     // SAFETY: as above.
-    assert!(unsafe { runtime.map_read(empty.view()) }.unwrap().is_empty());
+    assert!(unsafe { runtime.stream().map_read(empty.view()) }.unwrap().is_empty());
 }
 
 #[test]
@@ -272,7 +273,7 @@ fn a_host_call_may_submit_to_its_own_stream() {
         })
         .unwrap();
     runtime.stream().synchronize().unwrap();
-    assert_eq!(runtime.download::<u32>(&x).unwrap(), [9, 8, 8, 8]);
+    assert_eq!(runtime.to_vec::<u32>(&x).unwrap(), [9, 8, 8, 8]);
 }
 
 #[test]
@@ -298,7 +299,7 @@ fn a_host_call_that_submits_while_the_queue_is_full_does_not_deadlock() {
         runtime.stream().fill(x.view(), 2u32).unwrap();
     }
     runtime.stream().synchronize_timeout(LONG).unwrap();
-    assert_eq!(runtime.download::<u32>(&x).unwrap(), [2]);
+    assert_eq!(runtime.to_vec::<u32>(&x).unwrap(), [2]);
 }
 
 #[test]
@@ -332,7 +333,7 @@ fn a_host_call_must_not_wait_for_its_own_stream_and_is_told_so() {
         *seen.lock(),
         ["InvalidState", "InvalidState", "InvalidState", "InvalidState", "ok"]
     );
-    assert_eq!(runtime.download::<u8>(&x).unwrap(), vec![0u8; 100_000]);
+    assert_eq!(runtime.to_vec::<u8>(&x).unwrap(), vec![0u8; 100_000]);
 }
 
 #[test]
@@ -371,7 +372,7 @@ fn a_library_call_runs_in_stream_order_with_its_operands() {
     run(10).unwrap();
     run(100).unwrap();
     open(held);
-    assert_eq!(runtime.download::<u32>(&x).unwrap(), [1, 112, 113, 4]);
+    assert_eq!(runtime.to_vec::<u32>(&x).unwrap(), [1, 112, 113, 4]);
 }
 
 #[test]
@@ -385,7 +386,7 @@ fn a_copy_orders_itself_after_the_streams_that_used_its_operands() {
         // Write on one, read on the next, overwrite on the third: RAW, WAR and WAW.
         streams[round as usize % 3].fill(x.view(), ops::Pattern::U32(round)).unwrap();
         streams[(round as usize + 1) % 3].copy(y.view(), x.view()).unwrap();
-        let got = runtime.download::<u32>(&y).unwrap();
+        let got = runtime.to_vec::<u32>(&y).unwrap();
         assert!(got.iter().all(|&v| v == round), "round {round}: {:?}", &got[..4]);
     }
 }
@@ -407,5 +408,5 @@ fn a_stream_may_be_given_to_other_threads() {
             });
         }
     });
-    assert_eq!(runtime.download::<u32>(&x).unwrap(), [199; 8]);
+    assert_eq!(runtime.to_vec::<u32>(&x).unwrap(), [199; 8]);
 }

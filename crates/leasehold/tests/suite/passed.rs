@@ -17,7 +17,7 @@ struct Scene {
 fn scene(runtime: &Runtime) -> Scene {
     let [writer, failed] = [(); 2].map(|()| runtime.create_stream().unwrap());
     let [host_timeline, broken] = [(); 2].map(|()| runtime.create_host_timeline().unwrap());
-    let buffer = writer.alloc(1 << 20).unwrap();
+    let buffer = writer.runtime().alloc(1 << 20).unwrap();
     writer.wait(host_timeline.next()).unwrap();
     writer.fill(buffer.view(), 1u8).unwrap();
     failed.wait(broken.next()).unwrap();
@@ -54,7 +54,7 @@ fn who_overwrites_what_failed_comes_after_all_that_the_failed_one_came_after() {
         let late = runtime.create_stream().unwrap();
         late.fill(buffer.view(), 4u8).unwrap();
         late.synchronize_timeout(LONG).unwrap();
-        assert!(runtime.download::<u8>(&buffer).unwrap().iter().all(|&b| b == 4), "{name}");
+        assert!(runtime.to_vec::<u8>(&buffer).unwrap().iter().all(|&b| b == 4), "{name}");
     }
     world.check();
 }
@@ -67,12 +67,12 @@ fn memory_is_not_lent_again_while_what_the_failed_one_came_after_still_runs() {
         let Scene { host_timeline, writer, failed, buffer } = scene(&runtime);
         drop(buffer);
         let other = runtime.create_stream().unwrap();
-        let next = other.alloc(1 << 20).unwrap();
+        let next = other.runtime().alloc(1 << 20).unwrap();
         other.fill(next.view(), 5u8).unwrap();
         other.synchronize_timeout(LONG).unwrap();
         host_timeline.signal(host_timeline.next().value()).unwrap();
         writer.synchronize_timeout(LONG).unwrap();
-        assert!(runtime.download::<u8>(&next).unwrap().iter().all(|&b| b == 5), "{name}");
+        assert!(runtime.to_vec::<u8>(&next).unwrap().iter().all(|&b| b == 5), "{name}");
         assert!(failed.synchronize_timeout(LONG).is_err());
     }
     world.check();

@@ -16,7 +16,7 @@ fn a_device_has_one_runtime_in_a_context() {
     assert!(a.stream().same(b.stream()));
     assert!(!a.same(&runtime()), "another context has its own");
     assert_eq!(a.device(), DeviceId::cpu(0));
-    assert_eq!(a.device_handle(), b.device_handle());
+    assert_eq!(a.raw_device().handle(), b.raw_device().handle());
     assert_eq!(a.info().id, a.device());
 }
 
@@ -69,21 +69,21 @@ fn sync_stream_and_sync_device_wait_for_what_was_submitted() {
         runtime.synchronize().unwrap();
     });
     assert!(other.query().unwrap());
-    assert_eq!(runtime.download::<u32>(&x).unwrap(), [3]);
+    assert_eq!(runtime.to_vec::<u32>(&x).unwrap(), [3]);
 }
 
 #[test]
 fn memory_is_lent_and_freed_by_the_last_lease() {
     let runtime = runtime();
-    let before = runtime.memory_stats().live_bytes;
+    let before = runtime.allocator().stats().live_bytes;
     let a = runtime.alloc(1000).unwrap();
     assert_eq!((a.len(), a.addr() % 256), (1000, 0));
     let b = a.clone();
     drop(a);
-    assert_eq!(runtime.memory_stats().live_bytes, before + 1000);
+    assert_eq!(runtime.allocator().stats().live_bytes, before + 1000);
     let handle = b.handle();
     drop(b);
-    assert_eq!(runtime.memory_stats().live_bytes, before);
+    assert_eq!(runtime.allocator().stats().live_bytes, before);
     assert_eq!(kind(runtime.allocator().lease(handle)), "StaleHandle");
 }
 
@@ -92,7 +92,7 @@ fn nothing_is_a_buffer_too() {
     let runtime = runtime();
     let empty = runtime.alloc(0).unwrap();
     assert_eq!((empty.len(), empty.addr()), (0, 0));
-    assert_eq!(runtime.download::<f32>(&empty).unwrap(), [0f32; 0]);
+    assert_eq!(runtime.to_vec::<f32>(&empty).unwrap(), [0f32; 0]);
     runtime.stream().upload::<u8>(empty.view(), &[]).unwrap();
     runtime
         .stream()
@@ -103,13 +103,57 @@ fn nothing_is_a_buffer_too() {
 }
 
 #[test]
+fn the_runtime_of_a_stream_makes_memory_for_that_stream() {
+    let runtime = runtime();
+    let stream = runtime.create_stream().unwrap();
+    let beside = stream.runtime();
+    assert!(beside.same(&runtime) && beside.stream().same(&stream));
+    assert!(runtime.stream().runtime().stream().same(runtime.stream()));
+    // The default stream is held: what waits for it waits for ever.
+    let held = hold(runtime.stream());
+    let zeros = beside.zeros::<u32>(4).unwrap();
+    assert_eq!(beside.to_vec(&zeros).unwrap(), [0; 4]);
+    let x = beside.upload(&[1u32, 2, 3, 4]).unwrap();
+    assert_eq!(beside.to_vec(&x).unwrap(), [1, 2, 3, 4]);
+    // A block that the default stream still uses is free for that stream alone.
+    let block = runtime.alloc(1 << 20).unwrap();
+    runtime.stream().fill(block.view(), 1u8).unwrap();
+    let addr = block.addr();
+    drop(block);
+    let other = beside.alloc(1 << 20).unwrap();
+    assert_ne!(other.addr(), addr);
+    assert_eq!(runtime.alloc(1 << 20).unwrap().addr(), addr);
+    // A recording of it has its stream too, and its temporaries are for that stream.
+    let graph = beside
+        .record_graph(|r| {
+            assert!(r.stream().is_recording() && r.same(&runtime));
+            let t = r.alloc(16)?;
+            r.stream().copy(t.view(), x.view())?;
+            r.stream().copy(zeros.view(), t.view())
+        })
+        .unwrap();
+    runtime.wait_for_timeout(graph.launch_on(&stream).unwrap(), LONG).unwrap();
+    assert_eq!(beside.to_vec(&zeros).unwrap(), [1, 2, 3, 4]);
+    // What all of the device's users share is made by the default stream.
+    let made = beside.extension(|r| Ok(r.stream().same(runtime.stream()))).unwrap();
+    assert!(*made && beside.stream().same(&stream));
+    open(held);
+    // A stream that failed is replaced by the default one.
+    poison(&stream);
+    let mut beside = beside;
+    beside.replace_default_stream().unwrap();
+    assert!(beside.stream().same(runtime.stream()));
+    assert_eq!(beside.to_vec(&x).unwrap(), [1, 2, 3, 4]);
+}
+
+#[test]
 fn alignment_is_what_was_asked_for() {
     let runtime = runtime();
     for align in [1u64, 256, 4096, 1 << 16, 2 << 20] {
-        let buffer = runtime.stream().alloc_layout(Layout::aligned(100, align)).unwrap();
+        let buffer = runtime.alloc_layout(Layout::aligned(100, align)).unwrap();
         assert_eq!(buffer.addr() % align.max(256), 0);
     }
-    assert_eq!(kind(runtime.stream().alloc_layout(Layout::aligned(100, 3))), "InvalidArgument");
+    assert_eq!(kind(runtime.alloc_layout(Layout::aligned(100, 3))), "InvalidArgument");
 }
 
 #[test]
@@ -229,9 +273,9 @@ fn a_recording_becomes_a_graph() {
     let graph = runtime.stop_graph_recording().unwrap();
     assert!(!runtime.is_graph_recording());
     runtime.stream().fill(y.view(), 0u32).unwrap();
-    assert_eq!(runtime.download::<u32>(&y).unwrap(), [0; 4]);
+    assert_eq!(runtime.to_vec::<u32>(&y).unwrap(), [0; 4]);
     graph.launch().unwrap();
-    assert_eq!(runtime.download::<u32>(&y).unwrap(), [1, 2, 3, 4]);
+    assert_eq!(runtime.to_vec::<u32>(&y).unwrap(), [1, 2, 3, 4]);
 }
 
 #[test]

@@ -21,8 +21,8 @@ fn eight_threads_work_on_streams_of_their_own() {
                     let current = Current::get().unwrap();
                     let n = 4 * (1 + (t + round) as usize % 9);
                     let layout = Layout::new(4 * n as u64);
-                    let x = current.stream().alloc_layout(layout).unwrap();
-                    let y = current.stream().alloc_layout(layout).unwrap();
+                    let x = current.runtime().alloc_layout(layout).unwrap();
+                    let y = current.runtime().alloc_layout(layout).unwrap();
                     stream.fill(x.view(), t as f32).unwrap();
                     stream.fill(y.view(), round as f32).unwrap();
                     launch(
@@ -46,7 +46,7 @@ fn eight_threads_work_on_streams_of_their_own() {
         }
     });
     runtime.synchronize().unwrap();
-    assert_eq!(runtime.memory_stats().live_bytes, 0);
+    assert_eq!(runtime.allocator().stats().live_bytes, 0);
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn buffers_go_from_thread_to_thread() {
         s.spawn(move || {
             let stream = runtime.create_stream().unwrap();
             for i in 0..100 {
-                let x = stream.alloc(256).unwrap();
+                let x = stream.runtime().alloc(256).unwrap();
                 stream.fill(x.view(), i as f32).unwrap();
                 to.send(x).unwrap();
             }
@@ -96,7 +96,7 @@ fn a_stream_is_waited_for_while_another_thread_submits_to_it() {
             runtime.stream().synchronize().unwrap();
         }
     });
-    assert_eq!(runtime.download::<u32>(&x).unwrap(), [1999]);
+    assert_eq!(runtime.to_vec::<u32>(&x).unwrap(), [1999]);
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn streams_are_made_and_dropped_by_many_threads() {
             s.spawn(|| {
                 for i in 0..50u32 {
                     let stream = runtime.create_stream().unwrap();
-                    let x = stream.alloc(64).unwrap();
+                    let x = stream.runtime().alloc(64).unwrap();
                     stream.fill(x.view(), ops::Pattern::U32(i)).unwrap();
                     let point = stream.now();
                     drop(stream);
@@ -176,6 +176,6 @@ fn a_call_in_the_middle_of_a_submission_is_told_so() {
             .unwrap();
     }
     assert!(matches!(hear.recv().unwrap(), Err(leasehold::Error::Occupied { .. })));
-    assert_eq!(runtime.download::<u32>(&x).unwrap(), [1; 4]);
-    assert_eq!(runtime.download::<u8>(&y).unwrap(), [3; 16]);
+    assert_eq!(runtime.to_vec::<u32>(&x).unwrap(), [1; 4]);
+    assert_eq!(runtime.to_vec::<u8>(&y).unwrap(), [3; 16]);
 }

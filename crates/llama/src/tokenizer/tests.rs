@@ -90,6 +90,70 @@ fn byte_fallback_characters_come_whole_too() {
     assert_eq!(pieces, ["a", "b", "", "é", "", "", "", "🦀", " a", ""]);
 }
 
+/// Decoders of both SentencePiece kinds: one strips the first space, one writes none.
+fn metaspace() -> Tokenizer {
+    let json = json!({
+        "version": "1.0", "added_tokens": [],
+        "model": {"type": "BPE", "vocab": {"▁a": 0, "▁b": 1, "b": 2, "▁": 3}, "merges": []},
+        "decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true},
+    });
+    Tokenizer::from_slice(json.to_string().as_bytes(), "tokenizer.json").unwrap()
+}
+
+/// The prompt's text, the pieces, and both together.
+fn continued(tokenizer: &Tokenizer, prompt: &[u32], ids: &[u32]) -> (String, Vec<String>, String) {
+    let (text, mut stream) = tokenizer.stream_after(prompt).unwrap();
+    let mut pieces: Vec<String> = ids.iter().map(|&id| stream.push(id).unwrap()).collect();
+    pieces.push(stream.finish().unwrap());
+    let whole = text.clone() + &pieces.concat();
+    (text, pieces, whole)
+}
+
+#[test]
+fn a_text_continues_its_prompt_with_the_space_between_them() {
+    let tokenizer = metaspace();
+    let (prompt, pieces, whole) = continued(&tokenizer, &[0, 2], &[1, 1, 3]);
+    assert_eq!((prompt.as_str(), whole.as_str()), ("ab", "ab b b "));
+    assert_eq!(pieces, [" b", " b", " ", ""]);
+    let tokenizer = byte_fallback();
+    let (prompt, pieces, whole) = continued(&tokenizer, &[258], &[258, 259]);
+    assert_eq!((prompt.as_str(), whole.as_str()), ("a", "a ab"));
+    assert_eq!(pieces, [" a", "b", ""]);
+    // A prompt without text, and none: the text begins.
+    assert_eq!(continued(&tokenizer, &[9999], &[258]).2, "a");
+    assert_eq!(continued(&tokenizer, &[], &[258]).2, "a");
+}
+
+#[test]
+fn a_character_across_the_seam_comes_with_its_last_token() {
+    for (tokenizer, shift) in [(bytes_only(), 0), (byte_fallback(), 1)] {
+        let bytes = |text: &str| text.bytes().map(|b| u32::from(b) + shift).collect::<Vec<_>>();
+        // A prompt longer than a window, whose characters no cut may halve.
+        for text in ["é漢", "漢字🦀", &"漢".repeat(100), &("x".to_owned() + &"é🦀".repeat(60))]
+        {
+            let ids = bytes(text);
+            for seam in ids.len() - 4..=ids.len() {
+                let (prompt, pieces, whole) = continued(&tokenizer, &ids[..seam], &ids[seam..]);
+                assert_eq!(whole, text, "{seam} of {}", ids.len());
+                assert!(!prompt.contains(REPLACEMENT), "{prompt}");
+                assert!(!pieces.concat().contains(REPLACEMENT), "{pieces:?}");
+            }
+        }
+        // The replacement as a character of the prompt, and one that stays incomplete.
+        assert_eq!(continued(&tokenizer, &bytes("a\u{fffd}"), &bytes("b")).2, "a\u{fffd}b");
+        assert_eq!(continued(&tokenizer, &bytes("é🦀")[..5], &[]).2.chars().next(), Some('é'));
+    }
+}
+
+#[test]
+fn long_runs_of_bytes_keep_their_characters() {
+    let tokenizer = byte_fallback();
+    for text in ["漢".repeat(500), "a".to_owned() + &"漢é🦀".repeat(200)] {
+        let ids: Vec<u32> = text.bytes().map(|b| u32::from(b) + 1).collect();
+        assert_eq!(streamed(&tokenizer, &ids).1, text);
+    }
+}
+
 #[test]
 fn the_window_stays_small() {
     let tokenizer = bytes_only();
@@ -97,7 +161,7 @@ fn the_window_stays_small() {
     let mut whole = String::new();
     for i in 0..10_000 {
         whole += &stream.push([0xf0, 0x9f, 0xa6, 0x80][i % 4]).unwrap();
-        assert!(stream.window.len() <= WINDOW);
+        assert!(stream.window.len() <= WINDOW + MAX_PENDING);
     }
     assert_eq!(whole + &stream.finish().unwrap(), "🦀".repeat(2500));
     let (_, garbage) = streamed(&tokenizer, &[0xff; 1000]);
@@ -157,6 +221,17 @@ proptest! {
     fn pieces_join_to_the_whole(ids in prop::collection::vec(0_u32..259, 0..200)) {
         let tokenizer = bytes_only();
         prop_assert_eq!(streamed(&tokenizer, &ids).1, tokenizer.decode(&ids).unwrap());
+    }
+
+    /// The prompt's text and the pieces form the decoded text, wherever the seam is.
+    #[test]
+    fn a_prompt_and_its_continuation_join_to_the_whole(
+        ids in prop::collection::vec(0_u32..259, 0..200), seam in any::<prop::sample::Index>()
+    ) {
+        let tokenizer = bytes_only();
+        let seam = seam.index(ids.len() + 1);
+        let whole = continued(&tokenizer, &ids[..seam], &ids[seam..]).2;
+        prop_assert_eq!(whole, tokenizer.decode(&ids).unwrap());
     }
 
     /// Text in scripts of all lengths arrives in whole characters.

@@ -206,6 +206,176 @@ fn embedded_bytes_are_used_in_place_where_aligned_and_copied_where_not() {
     }
 }
 
+/// A file with metadata, such as `save_model` of safetensors writes it.
+fn aliased(stored: &Stored, alias: &str, of: &str) -> Vec<u8> {
+    let views = stored.iter().map(|(name, (dtype, shape, bytes))| {
+        (name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+    });
+    serialize(views, Some([(alias.to_owned(), of.to_owned())].into())).unwrap()
+}
+
+fn untied() -> Config {
+    config(json!({"tie_word_embeddings": false}))
+}
+
+/// The names of a base model.
+fn base(stored: Stored) -> Stored {
+    let short = |name: String| name.strip_prefix(PREFIX).map_or(name.clone(), str::to_owned);
+    stored.into_iter().map(|(name, tensor)| (short(name), tensor)).collect()
+}
+
+fn renamed(mut stored: Stored, from: &str, to: &str) -> Stored {
+    let tensor = stored.remove(from).unwrap();
+    stored.insert(to.to_owned(), tensor);
+    stored
+}
+
+#[test]
+fn a_base_models_names_are_read_alike() {
+    for config in [tied(), untied(), config(json!({"attention_bias": true, "mlp_bias": true}))] {
+        let whole = model(&config, StoredDtype::BF16);
+        let weights = open(&file(&base(whole.clone())), &config).unwrap();
+        assert_holds(&weights, &whole, DType::Bf16);
+        assert!(weights.notices().is_empty(), "{:?}", weights.notices());
+        let dir = tempfile::tempdir().unwrap();
+        let (first, second) = split(base(whole.clone()));
+        write_shards(dir.path(), &[("a.safetensors", first), ("b.safetensors", second)]);
+        assert_holds(&from_dir(dir.path(), &config).unwrap(), &whole, DType::Bf16);
+    }
+}
+
+#[test]
+fn a_tied_table_is_found_under_either_name() {
+    let whole = model(&tied(), StoredDtype::F32);
+    let only_head = renamed(whole.clone(), EMBEDDING, HEAD);
+    let files = [
+        file(&only_head),
+        file(&base(only_head.clone())),
+        aliased(&only_head, EMBEDDING, HEAD),
+        aliased(&whole, HEAD, EMBEDDING),
+        aliased(&base(whole.clone()), HEAD, "embed_tokens.weight"),
+    ];
+    for bytes in files {
+        let weights = open(&bytes, &tied()).unwrap();
+        assert_holds(&weights, &whole, DType::F32);
+        assert!(weights.is_tied() && weights.notices().is_empty());
+        assert_eq!(weights.parameter_count(), tied().parameter_count());
+    }
+    // The alias ties what the config does not tie.
+    for bytes in [aliased(&whole, HEAD, EMBEDDING), aliased(&only_head, EMBEDDING, HEAD)] {
+        let weights = open(&bytes, &untied()).unwrap();
+        assert_holds(&weights, &whole, DType::F32);
+        assert!(weights.is_tied());
+    }
+    assert_error(open(&file(&only_head), &untied()), "NotFound", &[EMBEDDING]);
+}
+
+#[test]
+fn a_stored_head_beside_a_tied_config_counts_if_it_differs() {
+    let mut stored = model(&untied(), StoredDtype::BF16);
+    let weights = open(&file(&stored), &tied()).unwrap();
+    assert_holds(&weights, &stored, DType::Bf16);
+    assert!(!weights.is_tied());
+    assert_eq!(weights.parameter_count(), untied().parameter_count());
+    let [notice] = weights.notices() else { panic!("{:?}", weights.notices()) };
+    assert!(notice.contains(HEAD) && notice.contains("tie_word_embeddings"), "{notice}");
+    stored.insert(HEAD.into(), stored[EMBEDDING].clone());
+    let weights = open(&file(&stored), &tied()).unwrap();
+    assert!(weights.is_tied() && weights.notices().is_empty());
+    assert!(!open(&file(&stored), &untied()).unwrap().is_tied());
+}
+
+#[test]
+fn float64_is_rounded_to_f32() {
+    let numbers = [1.0, -0.1, 1e-300, 1e300, f64::MAX, f64::NAN, 0.1 + 0.2];
+    let mut stored = model(&tied(), StoredDtype::F32);
+    for (name, (dtype, shape, bytes)) in &mut stored {
+        *dtype = StoredDtype::F64;
+        let count = shape.iter().product::<usize>();
+        let values = (0..count).map(|i| numbers[(i + name.len()) % numbers.len()]);
+        *bytes = values.flat_map(f64::to_le_bytes).collect();
+    }
+    let weights = open(&file(&stored), &tied()).unwrap();
+    assert_eq!(weights.total_bytes(), 4 * tied().parameter_count());
+    for (name, (_, shape, bytes)) in &stored {
+        let tensor = weights.tensor(name).unwrap();
+        assert_eq!((tensor.dtype(), tensor.shape()), (DType::F32, &shape[..]));
+        let wanted: Vec<u8> = bytes
+            .chunks(8)
+            .flat_map(|b| (f64::from_le_bytes(b.try_into().unwrap()) as f32).to_le_bytes())
+            .collect();
+        assert_eq!(tensor.bytes(), wanted);
+    }
+}
+
+#[test]
+fn tensors_that_nobody_reads_are_named_once() {
+    let mut stored = model(&tied(), StoredDtype::BF16);
+    for i in 0..10 {
+        stored.insert(format!("extra.{i}"), (StoredDtype::F32, vec![1], vec![0; 4]));
+    }
+    let weights = open(&file(&stored), &tied()).unwrap();
+    let [notice] = weights.notices() else { panic!("{:?}", weights.notices()) };
+    assert!(notice.ends_with("extra.6, extra.7 and 2 more"), "{notice}");
+}
+
+#[test]
+fn quantised_weights_are_refused_by_the_tensor_that_tells_it() {
+    let up = "model.layers.0.mlp.up_proj";
+    for part in [
+        "qweight",
+        "scales",
+        "q_weight",
+        "weight_packed",
+        "weight.absmax",
+        "weight.quant_state.bitsandbytes__nf4",
+        "weight_scale_inv",
+        "weight._data",
+    ] {
+        let name = format!("{up}.{part}");
+        let stored = renamed(model(&tied(), StoredDtype::BF16), &format!("{up}.weight"), &name);
+        for stored in [stored.clone(), base(stored)] {
+            let short = name.strip_prefix(PREFIX).unwrap();
+            assert_error(open(&file(&stored), &tied()), "Unsupported", &["quantised", short]);
+        }
+    }
+    let mut stored = model(&tied(), StoredDtype::BF16);
+    let (dtype, _, bytes) = stored.get_mut(&format!("{up}.weight")).unwrap();
+    *dtype = StoredDtype::F8_E4M3;
+    bytes.truncate(bytes.len() / 2);
+    assert_error(open(&file(&stored), &tied()), "Unsupported", &["quantised", up, "F8_E4M3"]);
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join(SINGLE), file(&model(&tied(), StoredDtype::BF16))).unwrap();
+    fs::write(dir.path().join("quant_config.json"), "{}").unwrap();
+    let told = ["quantised", "quant_config.json"];
+    assert_error(from_dir(dir.path(), &tied()), "Unsupported", &told);
+    assert_error(Weights::read_dir(dir.path(), &tied()), "Unsupported", &told);
+}
+
+/// The same weights, which a change of the files does not touch.
+#[test]
+fn a_directory_can_be_read_without_a_mapping() {
+    let whole = model(&tied(), StoredDtype::F16);
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join(SINGLE), file(&whole)).unwrap();
+    let weights = Weights::read_dir(dir.path(), &tied()).unwrap();
+    fs::write(dir.path().join(SINGLE), b"").unwrap();
+    assert_holds(&weights, &whole, DType::F16);
+    assert_error(Weights::read_dir(dir.path(), &tied()), "InvalidArgument", &[SINGLE, "empty"]);
+    fs::write(dir.path().join(SINGLE), &file(&whole)[..100]).unwrap();
+    let truncated = Weights::read_dir(dir.path(), &tied());
+    assert_error(truncated, "InvalidArgument", &[SINGLE, "truncated"]);
+    fs::remove_file(dir.path().join(SINGLE)).unwrap();
+    let (first, second) = split(whole.clone());
+    write_shards(dir.path(), &[("a.safetensors", first), ("b.safetensors", second)]);
+    assert_holds(&Weights::read_dir(dir.path(), &tied()).unwrap(), &whole, DType::F16);
+    // Longer than one read.
+    let long: Vec<u8> = (0..2 * READ + 5).map(|i| (i % 251) as u8).collect();
+    let path = dir.path().join("long");
+    fs::write(&path, &long).unwrap();
+    assert_eq!(Source::read(&path).unwrap().bytes(), long);
+}
+
 #[track_caller]
 fn assert_error(result: Result<Weights>, kind: &str, parts: &[&str]) {
     let error = result.expect_err("an error");
@@ -229,7 +399,11 @@ fn a_wrong_tensor_is_named_with_its_file() {
     let transposed = with(&|stored| stored.get_mut(name).unwrap().1.reverse());
     assert_error(transposed, "InvalidArgument", &[name, "w.safetensors", "[6, 5]", "[5, 6]"]);
     let other_type = with(&|stored| stored.get_mut(name).unwrap().0 = StoredDtype::I16);
-    assert_error(other_type, "Unsupported", &[name, "w.safetensors", "I16", "BF16, F16 or F32"]);
+    assert_error(
+        other_type,
+        "Unsupported",
+        &[name, "w.safetensors", "I16", "BF16, F16, F32 or F64"],
+    );
     let untied = open(
         &file(&model(&tied(), StoredDtype::BF16)),
         &config(json!({"tie_word_embeddings": false})),

@@ -86,11 +86,11 @@ fn the_models_cover_what_they_are_named_after() {
 fn the_llama3_model_has_all_three_bands() {
     let dir = model_dirs().into_iter().find(|dir| name(dir) == "llama3-rope").unwrap();
     let config = Config::from_dir(&dir).unwrap();
-    let scaled = config.rope.inverse_frequencies(config.head_dim);
-    let mut plain = config.rope;
+    let scaled = config.rope.inverse_frequencies(config.head_dim, 1);
+    let mut plain = config.rope.clone();
     plain.scaling = RopeScaling::None;
     let ratios: Vec<f32> = plain
-        .inverse_frequencies(config.head_dim)
+        .inverse_frequencies(config.head_dim, 1)
         .iter()
         .zip(&scaled)
         .map(|(p, s)| p / s)

@@ -2,10 +2,12 @@
 //!
 //! This module must not know operations.
 
+use super::outcome::Skipped;
 use super::room::Room;
 use super::samples::Samples;
 use super::stream::MpsStream;
 use crate::config::MpsConfig;
+use crate::driver::ops::MpsSlowOps;
 use crate::manager::command_queue::{CommandQueueManager, CommandQueueState};
 use crate::manager::event::EventManager;
 use crate::manager::fence::FenceManager;
@@ -33,8 +35,24 @@ pub(crate) struct Sources {
     pub(crate) fences: Arc<FenceManager>,
 }
 
+/// The state that the streams of all devices share.
+#[derive(Debug, Clone)]
+pub(crate) struct Common {
+    /// The timelines of all streams and host timelines.
+    pub(crate) tables: Arc<Tables<MpsStream>>,
+    /// The signals that the host makes up for.
+    pub(crate) skipped: Arc<Skipped>,
+}
+
+impl Common {
+    pub(crate) fn new(ops: Arc<dyn MpsSlowOps>) -> Self {
+        Self { tables: Arc::default(), skipped: Skipped::new(ops) }
+    }
+}
+
 /// The state that all streams of a device share.
 pub struct Core {
+    pub(crate) common: Common,
     pub(crate) device: Arc<OpenedDevice>,
     pub(crate) sources: Sources,
     /// The room of each queue.
@@ -61,9 +79,11 @@ impl Core {
         device: &Arc<OpenedDevice>,
         sources: Sources,
         transfers: &Arc<Transfers>,
+        common: Common,
     ) -> Result<Arc<Self>> {
         let config = &device.shared.config;
         Ok(Arc::new(Self {
+            common,
             rooms: (0..config.queues).map(|_| Room::new(config.command_buffers)).collect(),
             streams: AtomicU32::new(0),
             transfers: transfers.clone(),
@@ -78,12 +98,12 @@ impl Core {
     }
 
     /// The streams of the device, which do not exist yet, and their threads.
-    pub(crate) fn streams(self: &Arc<Self>, tables: &Arc<Tables<MpsStream>>) -> Arc<Streams> {
+    pub(crate) fn streams(self: &Arc<Self>) -> Arc<Streams> {
         let own = self.config();
         let config = EngineConfig::new(own.inline, own.signal_every);
         #[cfg(feature = "planted-defects")]
         let config = EngineConfig { defect: own.defect, ..config };
-        Engine::new(self.clone(), tables.clone(), config)
+        Engine::new(self.clone(), self.common.tables.clone(), config)
     }
 
     pub(crate) fn config(&self) -> &MpsConfig {

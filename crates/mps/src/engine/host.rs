@@ -15,7 +15,7 @@ pub enum HostAction {
     /// Staging memory that an upload read.
     Uploaded(UniqueLease<Buffer>),
     /// Bytes to copy from staging memory to their destination.
-    Land {
+    CopyOut {
         /// The staging memory with the bytes.
         staging: UniqueLease<Buffer>,
         /// The destination.
@@ -37,11 +37,11 @@ pub enum HostAction {
 }
 
 impl HostAction {
-    /// Carries the action out. Unless the stream is sound, only resources are given back.
-    pub(crate) fn carry_out(self, core: &Core, sound: bool) {
+    /// Runs the action. Unless the stream is sound, only resources are given back.
+    pub(crate) fn run(self, core: &Core, sound: bool) {
         match self {
             HostAction::Uploaded(staging) => drop(staging),
-            HostAction::Land { staging, dst, bytes, keep } => {
+            HostAction::CopyOut { staging, dst, bytes, keep } => {
                 if sound {
                     // SAFETY: the device is done with the copy into the staging memory. The
                     // submitter vouches for the destination until the value is over, and the value

@@ -16,7 +16,7 @@
 //! This module must not know operations.
 
 use super::outcome::{Outcome, Signal, Skipped};
-use super::room::Permit;
+use super::permit::Permit;
 use crate::driver::ops::{AnyEvent, Completion, NativeCommandBuffer, NativeSharedEvent, code};
 use crate::manager::event::EventState;
 use crate::manager::opened::{Held, Owned};

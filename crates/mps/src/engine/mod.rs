@@ -4,7 +4,7 @@
 //! - [`stream`]: a stream: an open command buffer, its encoder, and the policy of commits.
 //! - `line`: the command buffers of a stream that were committed, in their order.
 //! - `outcome`: the outcomes of command buffers, and what the host does for those that fail.
-//! - `room`: the bound of uncompleted command buffers of a queue.
+//! - `permit`, `room`: the bound of uncompleted command buffers of a queue.
 //! - `host`: the host's part of operations.
 //! - `program`: instantiated plans, encoded anew for each launch.
 //! - `samples`: timestamps of the device.
@@ -18,6 +18,7 @@ pub mod core;
 pub(crate) mod host;
 pub(crate) mod line;
 pub(crate) mod outcome;
+pub(crate) mod permit;
 pub(crate) mod program;
 pub(crate) mod room;
 pub(crate) mod samples;

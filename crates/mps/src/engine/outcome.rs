@@ -18,7 +18,7 @@
 //!
 //! This module must not know streams.
 
-use super::room::Permit;
+use super::permit::Permit;
 use crate::driver::ops::{Completion, MpsSlowOps, NativeSharedEvent};
 use leasehold_core::Result;
 use leasehold_core::sync::atomic::{AtomicBool, Ordering};

@@ -11,8 +11,8 @@
 //! This module must not know streams.
 
 use super::line::Flight;
+use super::permit::{Permit, Permits};
 use leasehold_core::Result;
-use leasehold_core::sync::atomic::{AtomicU32, Ordering};
 use leasehold_core::sync::{Arc, Mutex, thread};
 use std::collections::VecDeque;
 use std::fmt;
@@ -20,31 +20,25 @@ use std::sync::Weak;
 
 /// The permits of a queue.
 pub(crate) struct Room {
-    most: u32,
-    used: AtomicU32,
+    permits: Permits,
     /// The committed command buffers of all streams, in the order of their commits.
     flights: Mutex<VecDeque<Weak<Flight>>>,
 }
 
-/// The permit for one command buffer. The drop gives it back.
-pub(crate) struct Permit(Arc<Room>);
-
 impl Room {
     /// Room for `most` uncompleted command buffers.
     pub(crate) fn new(most: u32) -> Arc<Self> {
-        Arc::new(Self { most, used: AtomicU32::new(0), flights: Mutex::new(VecDeque::new()) })
+        Arc::new(Self { permits: Permits::new(most), flights: Mutex::new(VecDeque::new()) })
     }
 
     /// Takes a permit, if one is free.
-    pub(crate) fn take(self: &Arc<Self>) -> Option<Permit> {
-        let next = |used: u32| (used < self.most).then_some(used + 1);
-        let taken = self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
-        taken.is_ok().then(|| Permit(self.clone()))
+    pub(crate) fn take(&self) -> Option<Permit> {
+        self.permits.take()
     }
 
     /// Whether no permit is free.
     pub(crate) fn is_full(&self) -> bool {
-        self.used.load(Ordering::Acquire) >= self.most
+        self.permits.is_full()
     }
 
     /// Adds a committed command buffer.
@@ -88,14 +82,8 @@ impl Room {
     }
 }
 
-impl Drop for Permit {
-    fn drop(&mut self) {
-        self.0.used.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
 impl fmt::Debug for Room {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Room({} of {})", self.used.load(Ordering::Relaxed), self.most)
+        write!(f, "Room({:?})", self.permits)
     }
 }

@@ -26,8 +26,9 @@
 use super::core::Core;
 use super::host::{self, HostAction};
 use super::line::{Kept, Line, Mark};
+use super::permit::Permit;
 use super::program::Program;
-use super::room::{Permit, Room};
+use super::room::Room;
 use crate::driver::ops::{
     CommandBufferDesc, ComputeDesc, Dispatch as Launch, MpsSlowOps, NativeBuffer,
     NativeCommandBuffer, NativeComputeEncoder, NativePipeline, NativeSampleBuffer,
@@ -59,9 +60,6 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Looks at the queue's claim before a waiting thread yields, and before it sleeps.
 const SPINS: u32 = 64;
 const YIELDS: u32 = 256;
-
-/// The execution state of a stream.
-pub type StreamCore = leasehold_engine::StreamCore<MpsStream>;
 
 /// A stream of a command queue.
 pub struct MpsStream {
@@ -483,7 +481,7 @@ unsafe impl DriverStream for MpsStream {
         let (queue, room) = core.queue()?;
         let event = core.sources.events.acquire(EventKind::Shared)?;
         Ok(Self {
-            line: Line::new(&core.device.shared.skipped, (event, core.lines.hold()), start)?,
+            line: Line::new(&core.common.skipped, (event, core.lines.hold()), start)?,
             fence: core.sources.fences.acquire()?,
             _held: core.live.hold(),
             core: core.clone(),
@@ -600,7 +598,7 @@ unsafe impl DriverStream for MpsStream {
             }
             (Op::Download(d), Some(staging)) => {
                 let (dst, keep) = (HostAddress(d.dst), d.keep.cloned());
-                sink.leave(HostAction::Land { staging, dst, bytes: d.bytes, keep });
+                sink.leave(HostAction::CopyOut { staging, dst, bytes: d.bytes, keep });
             }
             (Op::Download(d), None) => {
                 if let Some(keep) = d.keep {
@@ -785,8 +783,8 @@ unsafe impl DriverStream for MpsStream {
         std::mem::forget((self.line.clone(), self.fence.clone(), self.queue.clone()));
     }
 
-    fn carry_out(core: &Core, action: HostAction, sound: bool) {
-        action.carry_out(core, sound);
+    fn run_action(core: &Core, action: HostAction, sound: bool) {
+        action.run(core, sound);
     }
 }
 

@@ -7,13 +7,12 @@
 
 use super::heap::HeapState;
 use super::opened::{OpenedDevice, Owned};
-use super::{plain_shutdown, pool_methods};
+use super::pool::{DeviceResource, PoolOf};
 use crate::config::MpsConfig;
 use crate::driver::ops::{MemoryOptions, NativeBuffer};
 use leasehold_core::sync::Arc;
 use leasehold_core::{
-    BufferHandle, Error, Handle, Lease, PoolConfig, PoolManager, Recycle, Resource, Result, Tagged,
-    tags,
+    BufferHandle, Error, Handle, Lease, PoolConfig, Recycle, Resource, Result, Tagged, tags,
 };
 use std::marker::PhantomPinned;
 
@@ -72,15 +71,16 @@ impl Tagged for BufferState {
 }
 
 /// A request: bytes, options, and a heap with an offset.
-#[derive(Clone, Copy)]
-struct Request<'a> {
+#[derive(Debug, Clone, Copy)]
+pub struct Request<'a> {
     bytes: u64,
     options: MemoryOptions,
     place: Option<(&'a Lease<HeapState>, Option<u64>)>,
 }
 
+/// The buffers of a device, as their pool makes them.
 #[derive(Debug)]
-struct Buffers {
+pub struct Buffers {
     device: Arc<OpenedDevice>,
 }
 
@@ -121,30 +121,19 @@ impl Resource for Buffers {
     }
 }
 
-/// Owns the buffers of a device.
-#[doc(alias = "MpsBufferManager")]
-#[derive(Debug)]
-pub struct BufferManager {
-    manager: PoolManager<Buffers, (u64, MemoryOptions)>,
-    device: Arc<OpenedDevice>,
-    #[cfg(feature = "test-hooks")]
-    for_test: bool,
+impl DeviceResource for Buffers {
+    fn on(device: &Arc<OpenedDevice>, _: &MpsConfig) -> (Self, PoolConfig) {
+        (Self { device: device.clone() }, PoolConfig::default())
+    }
 }
 
-impl BufferManager {
-    pub(crate) fn new(device: &Arc<OpenedDevice>, _: &MpsConfig) -> Result<Self> {
-        let manager = PoolManager::new();
-        manager.configure(Buffers { device: device.clone() }, PoolConfig::default())?;
-        Ok(Self {
-            manager,
-            device: device.clone(),
-            #[cfg(feature = "test-hooks")]
-            for_test: false,
-        })
-    }
+/// Owns the buffers of a device.
+#[doc(alias = "MpsBufferManager")]
+pub type BufferManager = PoolOf<Buffers, (u64, MemoryOptions)>;
 
+impl BufferManager {
     fn check(&self, bytes: u64) -> Result<()> {
-        let most = self.device.properties.max_buffer;
+        let most = self.resources()?.device.properties.max_buffer;
         if bytes == 0 || bytes > most {
             return Err(Error::invalid(format!("a buffer of {bytes} bytes: want 1 to {most}")));
         }
@@ -178,8 +167,9 @@ impl BufferManager {
     ) -> Result<Lease<BufferState>> {
         self.check(bytes)?;
         let desc = heap.desc();
-        let (ops, options) = (&self.device.ops, desc.options);
-        if !Arc::ptr_eq(&heap.owned.device, &self.device) {
+        let device = &self.resources()?.device;
+        let (ops, options) = (&device.ops, desc.options);
+        if !Arc::ptr_eq(&heap.owned.device, device) {
             return Err(Error::invalid("the heap belongs to another device"));
         }
         if desc.placement != offset.is_some() {
@@ -187,7 +177,7 @@ impl BufferManager {
         }
         if let Some(at) = offset {
             // SAFETY: the device is open as long as this manager holds it.
-            let fit = unsafe { ops.heap_buffer_size(self.device.native, bytes, options)? };
+            let fit = unsafe { ops.heap_buffer_size(device.native, bytes, options)? };
             let end = at.checked_add(bytes).filter(|&end| end <= desc.size);
             if !at.is_multiple_of(fit.align.max(1)) || end.is_none() {
                 return Err(Error::invalid(format!(
@@ -211,6 +201,3 @@ impl BufferManager {
         self.manager.get_or_create(&(bytes, options), &request).map(|buffer| buffer.handle())
     }
 }
-
-pool_methods!(BufferManager of BufferState by BufferHandle);
-plain_shutdown!(BufferManager, "buffer");

@@ -10,13 +10,13 @@
 //! This module must not know what queues run.
 
 use super::opened::{OpenedDevice, Owned};
-use super::{plain_shutdown, pool_methods};
+use super::pool::{DeviceResource, PoolOf};
 use crate::config::MpsConfig;
 use crate::driver::ops::NativeQueue;
 use leasehold_core::sync::Arc;
 use leasehold_core::{
-    CommandQueueHandle, Error, Handle, Index, Lease, PoolConfig, PoolManager, Recycle, Resource,
-    Result, Tagged, tags,
+    CommandQueueHandle, Error, Handle, Index, Lease, PoolConfig, Recycle, Resource, Result, Tagged,
+    tags,
 };
 use std::marker::PhantomPinned;
 
@@ -45,9 +45,11 @@ impl Tagged for CommandQueueState {
     type Tag = tags::CommandQueue;
 }
 
+/// The command queues of a device, as their pool makes them.
 #[derive(Debug)]
-struct Queues {
+pub struct Queues {
     device: Arc<OpenedDevice>,
+    count: u32,
     command_buffers: u32,
 }
 
@@ -76,37 +78,23 @@ impl Resource for Queues {
     }
 }
 
-/// Owns the command queues of a device.
-#[doc(alias("CommandQueue", "MpsCommandQueueManager"))]
-#[derive(Debug)]
-pub struct CommandQueueManager {
-    manager: PoolManager<Queues, Index<tags::CommandQueue>>,
-    count: u32,
-    #[cfg(feature = "test-hooks")]
-    for_test: bool,
+impl DeviceResource for Queues {
+    fn on(device: &Arc<OpenedDevice>, config: &MpsConfig) -> (Self, PoolConfig) {
+        let MpsConfig { queues: count, command_buffers, .. } = *config;
+        let queues = Self { device: device.clone(), count, command_buffers };
+        let (block, max_live) = (count, Some(count));
+        (queues, PoolConfig { block, max_live, ..PoolConfig::default() })
+    }
 }
 
-impl CommandQueueManager {
-    pub(crate) fn new(device: &Arc<OpenedDevice>, config: &MpsConfig) -> Result<Self> {
-        let manager = PoolManager::new();
-        let queues = Queues { device: device.clone(), command_buffers: config.command_buffers };
-        let pool = PoolConfig {
-            block: config.queues,
-            max_live: Some(config.queues),
-            ..PoolConfig::default()
-        };
-        manager.configure(queues, pool)?;
-        Ok(Self {
-            manager,
-            count: config.queues,
-            #[cfg(feature = "test-hooks")]
-            for_test: false,
-        })
-    }
+/// Owns the command queues of a device.
+#[doc(alias("CommandQueue", "MpsCommandQueueManager"))]
+pub type CommandQueueManager = PoolOf<Queues, Index<tags::CommandQueue>>;
 
+impl CommandQueueManager {
     /// The number of queues.
     pub fn count(&self) -> u32 {
-        self.count
+        self.resources().map_or(0, |queues| queues.count)
     }
 
     /// The queue of an index. The first call creates it; concurrent calls create it once. Does not
@@ -115,8 +103,9 @@ impl CommandQueueManager {
     /// # Errors
     /// `NotFound` for an index beyond [`count`](Self::count); a driver error.
     pub fn acquire(&self, index: Index<tags::CommandQueue>) -> Result<Lease<CommandQueueState>> {
-        if index.get() >= self.count {
-            let text = format!("command queue {}: the device has {}", index.get(), self.count);
+        let count = self.count();
+        if index.get() >= count {
+            let text = format!("command queue {}: the device has {count}", index.get());
             return Err(Error::NotFound(text.into()));
         }
         self.manager.get_or_create(&index, &index)
@@ -132,6 +121,3 @@ impl CommandQueueManager {
         self.acquire(index).map(|queue| queue.handle())
     }
 }
-
-pool_methods!(CommandQueueManager of CommandQueueState by CommandQueueHandle);
-plain_shutdown!(CommandQueueManager, "command queue");

@@ -3,25 +3,27 @@
 //!
 //! This module must not know which kernels exist.
 
-use super::library::LibraryState;
+use super::library_state::LibraryState;
 use super::opened::{OpenedDevice, Owned};
-use super::{plain_new, plain_shutdown, pool_methods};
+use super::pool::{DeviceResource, PoolOf};
+use crate::config::MpsConfig;
 use crate::driver::ops::{NativePipeline, PipelineDesc, PipelineInfo};
 use leasehold_core::sync::Arc;
 use leasehold_core::{
-    Handle, Lease, LibraryHandle, PoolManager, Recycle, Resource, Result, Tagged, tags,
+    Handle, Lease, LibraryHandle, PoolConfig, Recycle, Resource, Result, Tagged, tags,
 };
 use std::marker::PhantomPinned;
 
+/// A library, a function of it, and the description of its pipeline.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Key {
+pub struct Key {
     library: LibraryHandle,
     function: Box<str>,
     desc: PipelineDesc,
 }
 
 impl Key {
-    fn of(library: &Lease<LibraryState>, function: &str, desc: &PipelineDesc) -> Self {
+    pub(super) fn of(library: &Lease<LibraryState>, function: &str, desc: &PipelineDesc) -> Self {
         Self { library: library.handle(), function: function.into(), desc: desc.clone() }
     }
 }
@@ -69,8 +71,9 @@ impl Drop for ComputePipelineState {
     }
 }
 
+/// The compute pipelines of a device, as their pool makes them.
 #[derive(Debug)]
-struct Pipelines {
+pub struct Pipelines {
     device: Arc<OpenedDevice>,
 }
 
@@ -109,40 +112,14 @@ impl Resource for Pipelines {
     }
 }
 
+impl DeviceResource for Pipelines {
+    fn on(device: &Arc<OpenedDevice>, _: &MpsConfig) -> (Self, PoolConfig) {
+        (Self { device: device.clone() }, PoolConfig::default())
+    }
+}
+
 /// Owns the compute pipelines of a device. A part of its [`LibraryManager`].
 ///
 /// [`LibraryManager`]: super::library::LibraryManager
 #[doc(alias("ComputePipelineState", "MpsComputePipelineStateManager"))]
-#[derive(Debug)]
-pub struct ComputePipelineStateManager {
-    manager: PoolManager<Pipelines, Key>,
-    #[cfg(feature = "test-hooks")]
-    for_test: bool,
-}
-
-impl ComputePipelineStateManager {
-    pub(super) fn get_or_create(
-        &self,
-        library: &Lease<LibraryState>,
-        function: &str,
-        desc: &PipelineDesc,
-    ) -> Result<Lease<ComputePipelineState>> {
-        let key = Key::of(library, function, desc);
-        self.manager.get_or_create(&key, &(library, function, desc))
-    }
-
-    /// As [`get_or_create`](Self::get_or_create), but the manager keeps no lease.
-    pub(super) fn find_or_create(
-        &self,
-        library: &Lease<LibraryState>,
-        function: &str,
-        desc: &PipelineDesc,
-    ) -> Result<Lease<ComputePipelineState>> {
-        let key = Key::of(library, function, desc);
-        self.manager.find_or_create(&key, &(library, function, desc))
-    }
-}
-
-pool_methods!(ComputePipelineStateManager of ComputePipelineState by PipelineHandle);
-plain_shutdown!(ComputePipelineStateManager, "compute pipeline state");
-plain_new!(ComputePipelineStateManager, Pipelines);
+pub type ComputePipelineStateManager = PoolOf<Pipelines, Key>;

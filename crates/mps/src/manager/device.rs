@@ -1,6 +1,6 @@
 //! Devices: enumeration, their architecture, and the managers that each device owns.
 //!
-//! This module must not know which resources a device's managers own.
+//! This module must not know how its managers own their resources.
 
 use super::buffer::BufferManager;
 use super::command_queue::CommandQueueManager;
@@ -8,7 +8,7 @@ use super::event::EventManager;
 use super::fence::FenceManager;
 use super::graph::GraphManager;
 use super::heap::HeapManager;
-use super::kernel::KernelManager;
+use super::kernel::{self, KernelManager};
 use super::library::LibraryManager;
 use super::opened::OpenedDevice;
 use super::stream::StreamManager;
@@ -16,29 +16,18 @@ use super::timestamp::TimestampManager;
 use crate::allocator::Memory;
 use crate::config::MpsConfig;
 use crate::driver::ops::{DeviceProperties, MpsSlowOps, NativeDevice, Storage};
-use crate::engine::core::{Core, Sources, Streams};
-use crate::engine::stream::{MpsStream, StreamCore};
+use crate::engine::core::{Common, Core, Sources, Streams};
+use crate::engine::stream::MpsStream;
 use crate::shared::Shared;
 use crate::transfer::Transfers;
-#[cfg(feature = "test-hooks")]
-use leasehold_core::sync::atomic::{AtomicBool, Ordering};
-use leasehold_core::sync::{Arc, Mutex, OnceLock};
-use leasehold_core::{
-    Error, FixedSlotStore, Handle, Index, Lease, PoolStats, Recycle, Resource, Result, Tagged, tags,
-};
+use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::{Error, Handle, PoolStats, Recycle, Resource, Result, Tagged, tags};
+use leasehold_engine::devices::DeviceSource;
 use leasehold_engine::host_timeline::HostTimelineManager;
-use leasehold_engine::retired::{Retired, Retiring};
+use leasehold_engine::retired::{LeftBehind, Retired, Retiring, StreamOwner};
 use leasehold_engine::tables::Tables;
-use leasehold_hal::{BackendKind, Caps, DeviceId, DeviceInfo, Limits, MemoryInfo, MemoryKind};
+use leasehold_hal::{BackendKind, Description, DeviceId, DeviceInfo, MemoryInfo, MemoryKind};
 use std::marker::PhantomPinned;
-
-/// The ordinal of a device of this backend.
-pub(crate) fn ordinal_of(device: DeviceId) -> Result<u32> {
-    if device.backend == BackendKind::Mps {
-        return Ok(device.ordinal);
-    }
-    Err(Error::NotFound(format!("{device}: this is the Metal backend").into()))
-}
 
 /// Describes a device.
 fn describe(device: &OpenedDevice, free: Option<u64>) -> DeviceInfo {
@@ -100,9 +89,7 @@ pub struct DeviceState {
     events: Arc<EventManager>,
     fences: Arc<FenceManager>,
     queues: Arc<CommandQueueManager>,
-    info: DeviceInfo,
-    caps: Caps,
-    limits: Limits,
+    pub(crate) description: Description,
     opened: Arc<OpenedDevice>,
     /// The payload belongs to its pool: safe code cannot swap it with another payload.
     _place: PhantomPinned,
@@ -113,14 +100,16 @@ impl Tagged for DeviceState {
 }
 
 impl DeviceState {
-    fn new(opened: &Arc<OpenedDevice>, config: &MpsConfig) -> Result<Self> {
+    fn new(opened: &Arc<OpenedDevice>, config: &MpsConfig, common: &Common) -> Result<Self> {
         let p = &opened.properties;
         // SAFETY: the device is open.
         let used = unsafe { opened.ops.allocated_size(opened.native)? };
         let heaps = Arc::new(HeapManager::new(opened, config)?);
         let buffers = Arc::new(BufferManager::new(opened, config)?);
         let memory = Arc::new(Memory::new(opened, &heaps, &buffers));
-        let mut caps = Caps::default();
+        let free = p.recommended_working_set.saturating_sub(used);
+        let mut description = Description::new(describe(opened, Some(free)));
+        let caps = &mut description.caps;
         caps.host_visible = memory.storage() == Storage::Shared;
         caps.pinned = true;
         caps.host_timelines = true;
@@ -129,8 +118,8 @@ impl DeviceState {
         caps.concurrent_streams = true;
         caps.host_calls = true;
         caps.foreign_calls = true;
-        caps.waits_for_any_line = true;
-        let mut limits = Limits::default();
+        caps.waits_for_any_timeline = true;
+        let limits = &mut description.limits;
         limits.grid = [u32::MAX; 3];
         limits.block = p.max_threads;
         limits.block_threads = p.max_threads.into_iter().max().unwrap_or(1);
@@ -146,18 +135,17 @@ impl DeviceState {
             events: Arc::new(EventManager::new(opened, config)?),
             fences: Arc::new(FenceManager::new(opened, config)?),
         };
-        let core = Core::new(opened, sources.clone(), &transfers)?;
+        let core = Core::new(opened, sources.clone(), &transfers, common.clone())?;
         let of = memory.clone();
         core.staging.set_source(Box::new(move || of.of(MemoryKind::Pinned).cloned()));
-        let tables = &opened.shared.tables;
-        let engine = core.streams(tables);
+        let engine = core.streams();
         Ok(Self {
             streams: StreamManager::new(&engine)?,
             graphs: GraphManager::new(&engine)?,
-            timestamps: TimestampManager::new(&engine)?,
-            host_timelines: HostTimelineManager::new(tables.clone())?,
+            timestamps: TimestampManager::of(&engine)?,
+            host_timelines: HostTimelineManager::new(common.tables.clone())?,
             engine,
-            kernels: KernelManager::new(opened)?,
+            kernels: kernel::manager(opened)?,
             transfers,
             _aliases: Aliases(opened.clone()),
             libraries,
@@ -167,9 +155,7 @@ impl DeviceState {
             events: sources.events,
             fences: sources.fences,
             queues: sources.queues,
-            info: describe(opened, Some(p.recommended_working_set.saturating_sub(used))),
-            caps,
-            limits,
+            description,
             opened: opened.clone(),
             _place: PhantomPinned,
         })
@@ -183,21 +169,6 @@ impl DeviceState {
     /// The driver's device.
     pub fn native(&self) -> NativeDevice {
         self.opened.native
-    }
-
-    /// The device's description.
-    pub fn info(&self) -> &DeviceInfo {
-        &self.info
-    }
-
-    /// The device's capabilities.
-    pub fn caps(&self) -> Caps {
-        self.caps
-    }
-
-    /// The device's limits.
-    pub fn limits(&self) -> &Limits {
-        &self.limits
     }
 
     /// The device's architecture: families, unified memory, recommended working set, limits.
@@ -313,8 +284,17 @@ impl DeviceState {
         report("fence", beyond(self.fences.stats(), streams));
     }
 
-    /// Refuses while a lease on a resource of this device is held. Buffers hold heaps, and
-    /// pipelines hold libraries, so they are asked first.
+    /// Shuts the managers of execution down.
+    fn end(&self) -> Result<()> {
+        self.streams.shutdown()?;
+        self.graphs.shutdown()?;
+        self.timestamps.shutdown()?;
+        self.host_timelines.shutdown()
+    }
+}
+
+impl StreamOwner for DeviceState {
+    /// Buffers hold heaps, and pipelines hold libraries, so they are asked first.
     fn outstanding(&self) -> Result<()> {
         self.engine.settle_streams();
         // A stream's work continues after its holder dropped it.
@@ -331,7 +311,7 @@ impl DeviceState {
                 return Err(Error::LeasesOutstanding { resource, strong, weak });
             }
         }
-        self.libraries.outstanding_beyond(self.kernels.live() + Transfers::PIPELINES)?;
+        self.libraries.outstanding_beyond(self.kernels.stats().live + Transfers::PIPELINES)?;
         self.memory.outstanding()?;
         // The allocators hold a heap and a buffer for each segment.
         self.buffers.outstanding_beyond(self.memory.segments())?;
@@ -341,30 +321,15 @@ impl DeviceState {
         self.fences.outstanding_beyond(self.engine.live.count())?;
         self.queues.outstanding_beyond(self.stream_queues())
     }
-}
 
-impl DeviceState {
-    /// The streams that dropped leases left behind.
-    fn left_behind(&self) -> Vec<Arc<StreamCore>> {
-        self.engine.left_behind(&self.streams)
-    }
-
-    /// Shuts the managers of execution down.
-    fn end(&self) -> Result<()> {
-        self.streams.shutdown()?;
-        self.graphs.shutdown()?;
-        self.timestamps.shutdown()?;
-        self.host_timelines.shutdown()
+    fn left_behind(&self) -> LeftBehind {
+        LeftBehind::new(self.engine.left_behind(&self.streams))
     }
 }
 
 impl Retiring for DeviceState {
     fn is_over(&self) -> bool {
-        Self::outstanding(self).is_ok()
-    }
-
-    fn outstanding(&self) -> Result<()> {
-        Self::outstanding(self)
+        self.outstanding().is_ok()
     }
 }
 
@@ -374,12 +339,15 @@ impl Drop for DeviceState {
     }
 }
 
+/// The devices of a driver, as their manager makes them.
 #[derive(Debug)]
-struct Devices {
+pub struct Devices {
     retired: Arc<Retired<DeviceState>>,
+    count: u32,
     /// The devices; empty after a shutdown.
-    opened: Arc<Mutex<Vec<Arc<OpenedDevice>>>>,
+    opened: Mutex<Vec<Arc<OpenedDevice>>>,
     config: MpsConfig,
+    common: Common,
 }
 
 impl Resource for Devices {
@@ -390,7 +358,7 @@ impl Resource for Devices {
     fn create(&self, _: Handle<tags::Device>, ordinal: &u32) -> Result<DeviceState> {
         let opened = self.opened.lock().get(*ordinal as usize).cloned();
         let opened = opened.ok_or_else(|| Error::NotFound(format!("device {ordinal}").into()))?;
-        DeviceState::new(&opened, &self.config)
+        DeviceState::new(&opened, &self.config, &self.common)
     }
 
     fn recycle(&self, _: &mut DeviceState) -> Recycle {
@@ -399,109 +367,54 @@ impl Resource for Devices {
 
     fn destroy(&self, device: DeviceState) {
         // The end of a device blocks.
-        self.retired.push(device);
+        self.retired.retire(device);
     }
 }
 
-struct Known {
-    store: FixedSlotStore<Devices>,
-    opened: Arc<Mutex<Vec<Arc<OpenedDevice>>>>,
-    retired: Arc<Retired<DeviceState>>,
-}
+impl DeviceSource for Devices {
+    type Driver = dyn MpsSlowOps;
+    type Config = MpsConfig;
+    type Retiring = DeviceState;
+    const KIND: BackendKind = BackendKind::Mps;
 
-/// Enumerates devices and owns their states. A device is not exclusive.
-#[doc(alias = "MpsDeviceManager")]
-#[derive(Default)]
-pub struct DeviceManager {
-    known: OnceLock<Known>,
-    #[cfg(feature = "test-hooks")]
-    for_test: AtomicBool,
-}
+    #[cfg(target_vendor = "apple")]
+    fn load() -> Result<Arc<dyn MpsSlowOps>> {
+        Ok(Arc::new(crate::driver::real::RealDriver::new()))
+    }
 
-leasehold_engine::device_manager_methods!(DeviceManager with Known of DeviceState);
+    #[cfg(not(target_vendor = "apple"))]
+    fn load() -> Result<Arc<dyn MpsSlowOps>> {
+        Err(Error::Unavailable("Metal exists on Apple's systems only".into()))
+    }
 
-impl DeviceManager {
-    /// Enumerates the devices, and opens none. Blocks on the driver.
-    ///
-    /// # Errors
-    /// - As [`MpsConfig::validate`].
-    /// - `Unavailable` without a device, and for a driver whose answers are not plausible.
-    /// - `InvalidState` at the second call.
-    /// - A driver error.
-    #[doc(alias = "initializeDevices")]
-    pub fn initialize_devices(&self, ops: Arc<dyn MpsSlowOps>, config: MpsConfig) -> Result<()> {
+    unsafe fn enumerate(ops: Arc<dyn MpsSlowOps>, config: MpsConfig) -> Result<Self> {
         config.validate()?;
+        let common = Common::new(ops.clone());
         let opened = OpenedDevice::all(&Arc::new(Shared::new(ops, config.clone())))?;
         let count = u32::try_from(opened.len()).unwrap_or(u32::MAX);
-        let opened = Arc::new(Mutex::new(opened));
         let retired = Retired::new("lh-mps-end", config.inline);
-        let devices = Devices { retired: retired.clone(), opened: opened.clone(), config };
-        let store = FixedSlotStore::new(devices, count)?;
-        self.known
-            .set(Known { store, opened, retired })
-            .map_err(|_| Error::state("the device manager is configured already"))
+        Ok(Self { retired, count, opened: Mutex::new(opened), config, common })
     }
 
-    /// Enumerates the devices of a driver that a test supplies.
-    ///
-    /// # Errors
-    /// As [`initialize_devices`](Self::initialize_devices).
-    #[cfg(feature = "test-hooks")]
-    #[doc(alias = "configureForTest")]
-    pub fn configure_for_test(&self, ops: Arc<dyn MpsSlowOps>) -> Result<()> {
-        self.initialize_devices(ops, MpsConfig::default())?;
-        self.for_test.store(true, Ordering::Release);
-        Ok(())
+    fn count(&self) -> u32 {
+        self.count
     }
 
-    /// Describes the devices without opening them. Empty after a shutdown.
-    ///
-    /// # Errors
-    /// `InvalidState` before [`initialize_devices`](Self::initialize_devices).
-    pub fn describe(&self) -> Result<Vec<DeviceInfo>> {
-        Ok(self.known()?.opened.lock().iter().map(|device| describe(device, None)).collect())
+    fn describe(&self) -> Vec<DeviceInfo> {
+        self.opened.lock().iter().map(|device| describe(device, None)).collect()
     }
 
-    /// Opens the device unless it is open.
-    ///
-    /// # Errors
-    /// As [`ensure_alive`](Self::ensure_alive).
-    pub fn open(&self, device: DeviceId) -> Result<Lease<DeviceState>> {
-        let ordinal = ordinal_of(device)?;
-        let known = self.known()?;
-        known.retired.reclaim();
-        known.store.get(Index::new(ordinal), &ordinal)
+    fn retired(&self) -> &Arc<Retired<DeviceState>> {
+        &self.retired
     }
 
-    /// Ends the manager and all resources. Waits for no work. A second call is `Ok`, and so is one
-    /// before [`initialize_devices`](Self::initialize_devices).
-    ///
-    /// # Errors
-    /// `LeasesOutstanding` while a lease on a device, or on a resource of a device, is held. After
-    /// the error nothing has changed.
-    pub fn shutdown(&self) -> Result<()> {
-        let Some(known) = self.known.get() else { return Ok(()) };
-        Self::refuse_outstanding(known)?;
-        known.retired.settle()?;
-        known.retired.settling(|| known.store.shutdown())?;
-        let opened = std::mem::take(&mut *known.opened.lock());
+    fn close(&self) {
+        let opened = std::mem::take(&mut *self.opened.lock());
+        // Outside the lock: the drop calls the driver.
         drop(opened);
-        Ok(())
     }
 }
 
-impl Drop for DeviceManager {
-    fn drop(&mut self) {
-        if let Some(known) = self.known.take() {
-            let Known { store, retired, .. } = known;
-            let ended = retired.settling(|| {
-                drop(store);
-                Ok(())
-            });
-            if let Err(error) = ended {
-                // The remaining devices end in the background, after their last holder.
-                tracing::debug!(%error, "the Metal devices are in use");
-            }
-        }
-    }
-}
+/// Enumerates Metal's devices and owns their states. After a shutdown their description is empty.
+#[doc(alias = "MpsDeviceManager")]
+pub type DeviceManager = leasehold_engine::devices::DeviceManager<Devices>;

@@ -6,11 +6,12 @@
 //! This module must not know which work signals.
 
 use super::opened::{OpenedDevice, Owned};
-use super::{plain_new, plain_shutdown, pool_methods};
+use super::pool::{DeviceResource, PoolOf};
+use crate::config::MpsConfig;
 use crate::driver::ops::{AnyEvent, NativeEvent, NativeSharedEvent};
 use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
-use leasehold_core::{EventHandle, Handle, Lease, PoolManager, Resource, Result, Tagged, tags};
+use leasehold_core::{EventHandle, Handle, Lease, PoolConfig, Resource, Result, Tagged, tags};
 use std::marker::PhantomPinned;
 
 /// The kind of an event.
@@ -71,8 +72,9 @@ impl Tagged for EventState {
     type Tag = tags::Event;
 }
 
+/// The events of a device, as their pool makes them.
 #[derive(Debug)]
-struct Events {
+pub struct Events {
     device: Arc<OpenedDevice>,
 }
 
@@ -103,14 +105,15 @@ impl Resource for Events {
     }
 }
 
+impl DeviceResource for Events {
+    fn on(device: &Arc<OpenedDevice>, _: &MpsConfig) -> (Self, PoolConfig) {
+        (Self { device: device.clone() }, PoolConfig::default())
+    }
+}
+
 /// Owns the events of a device.
 #[doc(alias = "MpsEventManager")]
-#[derive(Debug)]
-pub struct EventManager {
-    manager: PoolManager<Events, EventKind>,
-    #[cfg(feature = "test-hooks")]
-    for_test: bool,
-}
+pub type EventManager = PoolOf<Events, EventKind>;
 
 impl EventManager {
     /// Acquires an event of this kind: an idle one, or a new one. Does not block.
@@ -131,7 +134,3 @@ impl EventManager {
         self.manager.get_or_create(&kind, &kind).map(|event| event.handle())
     }
 }
-
-pool_methods!(EventManager of EventState by EventHandle);
-plain_shutdown!(EventManager, "event");
-plain_new!(EventManager, Events);

@@ -6,10 +6,11 @@
 //! This module must not know which encoders use a fence.
 
 use super::opened::{OpenedDevice, Owned};
-use super::{plain_new, plain_shutdown, pool_methods};
+use super::pool::{DeviceResource, PoolOf};
+use crate::config::MpsConfig;
 use crate::driver::ops::NativeFence;
 use leasehold_core::sync::Arc;
-use leasehold_core::{FenceHandle, Handle, Lease, PoolManager, Resource, Result, Tagged, tags};
+use leasehold_core::{FenceHandle, Handle, Lease, PoolConfig, Resource, Result, Tagged, tags};
 use std::marker::PhantomPinned;
 
 /// A fence.
@@ -31,8 +32,9 @@ impl Tagged for FenceState {
     type Tag = tags::Fence;
 }
 
+/// The fences of a device, as their pool makes them.
 #[derive(Debug)]
-struct Fences {
+pub struct Fences {
     device: Arc<OpenedDevice>,
 }
 
@@ -48,14 +50,15 @@ impl Resource for Fences {
     }
 }
 
+impl DeviceResource for Fences {
+    fn on(device: &Arc<OpenedDevice>, _: &MpsConfig) -> (Self, PoolConfig) {
+        (Self { device: device.clone() }, PoolConfig::default())
+    }
+}
+
 /// Owns the fences of a device.
 #[doc(alias = "MpsFenceManager")]
-#[derive(Debug)]
-pub struct FenceManager {
-    manager: PoolManager<Fences, ()>,
-    #[cfg(feature = "test-hooks")]
-    for_test: bool,
-}
+pub type FenceManager = PoolOf<Fences>;
 
 impl FenceManager {
     /// Acquires a fence: an idle one, or a new one. Does not block.
@@ -76,7 +79,3 @@ impl FenceManager {
         self.manager.get_or_create(&(), &()).map(|fence| fence.handle())
     }
 }
-
-pool_methods!(FenceManager of FenceState by FenceHandle);
-plain_shutdown!(FenceManager, "fence");
-plain_new!(FenceManager, Fences);

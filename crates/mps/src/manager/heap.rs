@@ -3,11 +3,12 @@
 //! This module must not know who places the buffers.
 
 use super::opened::{OpenedDevice, Owned};
-use super::{plain_new, plain_shutdown, pool_methods};
+use super::pool::{DeviceResource, PoolOf};
+use crate::config::MpsConfig;
 use crate::driver::ops::{HeapDesc, NativeHeap};
 use leasehold_core::sync::Arc;
 use leasehold_core::{
-    Error, Handle, HeapHandle, Index, Lease, PoolManager, Resource, Result, Tagged, tags,
+    Error, Handle, HeapHandle, Index, Lease, PoolConfig, Resource, Result, Tagged, tags,
 };
 use std::marker::PhantomPinned;
 
@@ -45,8 +46,9 @@ impl Tagged for HeapState {
     type Tag = tags::Heap;
 }
 
+/// The heaps of a device, as their pool makes them.
 #[derive(Debug)]
-struct Heaps {
+pub struct Heaps {
     device: Arc<OpenedDevice>,
 }
 
@@ -75,14 +77,15 @@ fn check(desc: &HeapDesc) -> Result<()> {
     Ok(())
 }
 
+impl DeviceResource for Heaps {
+    fn on(device: &Arc<OpenedDevice>, _: &MpsConfig) -> (Self, PoolConfig) {
+        (Self { device: device.clone() }, PoolConfig::default())
+    }
+}
+
 /// Owns the heaps of a device.
 #[doc(alias = "MpsHeapManager")]
-#[derive(Debug)]
-pub struct HeapManager {
-    manager: PoolManager<Heaps, (Index<tags::Heap>, HeapDesc)>,
-    #[cfg(feature = "test-hooks")]
-    for_test: bool,
-}
+pub type HeapManager = PoolOf<Heaps, (Index<tags::Heap>, HeapDesc)>;
 
 impl HeapManager {
     /// Acquires a heap: an idle one of the same size and options, or a new one. A new one may block
@@ -106,7 +109,3 @@ impl HeapManager {
         self.manager.get_or_create(&(index, *desc), desc).map(|heap| heap.handle())
     }
 }
-
-pool_methods!(HeapManager of HeapState by HeapHandle);
-plain_shutdown!(HeapManager, "heap");
-plain_new!(HeapManager, Heaps);

@@ -16,21 +16,31 @@ use leasehold_hal::{KernelDesc, KernelSource, Pipeline};
 /// The version of the language that kernels are compiled as: the first with `bfloat`.
 const LANGUAGE: (u8, u8) = (3, 1);
 
+/// The kernels of a device, as the pool of pipelines loads them.
 #[derive(Debug)]
-struct Kernels {
+pub struct Kernels {
     device: Arc<OpenedDevice>,
 }
 
 impl PipelineLoader for Kernels {
     type Source = Arc<str>;
-    type Means<'a> = &'a LibraryManager;
+    type Means = LibraryManager;
     type Kept = Lease<ComputePipelineState>;
+
+    fn source(&self, desc: &KernelDesc<'_>, _: &LibraryManager) -> Result<Arc<str>> {
+        match &desc.source {
+            KernelSource::Msl(source) => Ok(source.as_ref().into()),
+            other => Err(Error::Unsupported(
+                format!("kernel {}: Metal compiles MSL, not {}", desc.name, other.kind()).into(),
+            )),
+        }
+    }
 
     fn load(
         &self,
         desc: &KernelDesc<'_>,
         source: &Arc<str>,
-        libraries: &&LibraryManager,
+        libraries: &LibraryManager,
     ) -> Result<(Pipeline, Self::Kept)> {
         let options =
             CompileOptions { fast_math: false, language: Some(LANGUAGE), macros: Vec::new() };
@@ -51,48 +61,12 @@ impl PipelineLoader for Kernels {
     }
 }
 
-/// Owns the kernels of a device.
+/// Owns the kernels of a device. A request comes with the device's libraries. A source that is not
+/// in the Metal shading language is `Unsupported`.
 #[doc(alias = "MpsKernelBase")]
-#[derive(Debug)]
-pub struct KernelManager {
-    pipelines: PipelinePool<Kernels>,
-}
+pub type KernelManager = PipelinePool<Kernels>;
 
-impl KernelManager {
-    pub(crate) fn new(device: &Arc<OpenedDevice>) -> Result<Self> {
-        Ok(Self { pipelines: PipelinePool::new(Kernels { device: device.clone() })? })
-    }
-
-    /// The kernel's pipeline. Blocks while the kernel is compiled. The pipeline lives as long as it
-    /// has a holder.
-    ///
-    /// # Errors
-    /// - `InvalidArgument` beyond the limits, and for a declaration that differs from the one of
-    ///   the same key.
-    /// - `Unsupported` for a source that is not in the Metal shading language.
-    /// - `Compile`, `NotFound`, or a driver error.
-    pub fn get_or_create(
-        &self,
-        libraries: &LibraryManager,
-        desc: &KernelDesc<'_>,
-    ) -> Result<Lease<Pipeline>> {
-        desc.validate()?;
-        let source: Arc<str> = match &desc.source {
-            KernelSource::Msl(source) => source.as_ref().into(),
-            other => {
-                return Err(Error::Unsupported(
-                    format!("kernel {}: Metal compiles MSL, not {}", desc.name, other.kind())
-                        .into(),
-                ));
-            }
-        };
-        self.pipelines.get_or_create(desc, &source, &libraries)
-    }
-
-    /// The number of kernels.
-    pub fn live(&self) -> u64 {
-        self.pipelines.stats().live
-    }
-
-    leasehold_engine::pipeline_methods!(pipelines);
+/// A manager without kernels.
+pub(crate) fn manager(device: &Arc<OpenedDevice>) -> Result<KernelManager> {
+    PipelinePool::new(Kernels { device: device.clone() })
 }

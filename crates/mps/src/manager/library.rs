@@ -4,98 +4,18 @@
 //!
 //! This module must not know which kernels exist.
 
-use super::compute_pipeline_state::{ComputePipelineState, ComputePipelineStateManager};
-use super::opened::{OpenedDevice, Owned};
-use super::pool_methods;
+use super::compute_pipeline_state::{ComputePipelineState, ComputePipelineStateManager, Key};
+pub use super::library_state::{Libraries, LibrarySource, LibraryState};
+use super::opened::OpenedDevice;
+use super::pool::PoolOf;
 use crate::config::MpsConfig;
-use crate::driver::ops::{CompileOptions, NativeLibrary, PipelineDesc};
-use leasehold_core::sync::atomic::{AtomicU32, Ordering};
+use crate::driver::ops::{CompileOptions, PipelineDesc};
+use leasehold_core::sync::atomic::Ordering;
 use leasehold_core::sync::{Arc, Mutex};
-use leasehold_core::{
-    Error, Handle, Lease, LibraryHandle, PipelineHandle, PoolConfig, PoolManager, Recycle,
-    Resource, Result, Tagged, tags,
-};
-use std::collections::HashMap;
-use std::marker::PhantomPinned;
+use leasehold_core::{Error, Lease, LibraryHandle, PipelineHandle, PoolConfig, Result};
+use std::collections::HashSet;
+use std::ops::Deref;
 use std::path::PathBuf;
-
-/// The code of a library; the key of its manager.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum LibrarySource {
-    /// Source in the Metal shading language, and its options.
-    Msl(Box<str>, CompileOptions),
-    /// A file with compiled code.
-    File(PathBuf),
-}
-
-/// A library.
-#[derive(Debug)]
-pub struct LibraryState {
-    owned: Owned<NativeLibrary>,
-    /// Pipelines that hold a lease on this library.
-    pipelines: AtomicU32,
-    /// The payload belongs to its pool: safe code cannot swap it with another payload.
-    _place: PhantomPinned,
-}
-
-impl LibraryState {
-    /// The driver's library.
-    pub fn native(&self) -> NativeLibrary {
-        self.owned.native
-    }
-
-    /// The names of its functions. Does not block.
-    ///
-    /// # Errors
-    /// A driver error.
-    pub fn function_names(&self) -> Result<Vec<String>> {
-        // SAFETY: this value keeps the library live.
-        unsafe { self.owned.device.ops.function_names(self.owned.native) }
-    }
-
-    pub(super) fn pipeline_made(&self) {
-        self.pipelines.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn pipeline_ended(&self) {
-        self.pipelines.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-impl Tagged for LibraryState {
-    type Tag = tags::Library;
-}
-
-#[derive(Debug)]
-struct Libraries {
-    device: Arc<OpenedDevice>,
-}
-
-impl Resource for Libraries {
-    type Payload = LibraryState;
-    type Request<'a> = &'a LibrarySource;
-    const NAME: &'static str = "library";
-
-    fn create(&self, _: Handle<tags::Library>, source: &&LibrarySource) -> Result<LibraryState> {
-        let (ops, device) = (&self.device.ops, self.device.native);
-        let native = match source {
-            // SAFETY: the device is open as long as this value holds it.
-            LibrarySource::Msl(text, options) => unsafe {
-                ops.library_from_source(device, text, options)?
-            },
-            // SAFETY: the device is open as long as this value holds it. The caller of
-            // `acquire_file` vouches for the file.
-            LibrarySource::File(path) => unsafe { ops.library_from_file(device, path)? },
-        };
-        let owned = Owned::new(&self.device, native);
-        Ok(LibraryState { owned, pipelines: AtomicU32::new(0), _place: PhantomPinned })
-    }
-
-    fn recycle(&self, _: &mut LibraryState) -> Recycle {
-        Recycle::Destroy
-    }
-}
 
 /// Owns the libraries of a device, and their pipelines.
 #[doc(alias = "MpsLibraryManager")]
@@ -103,42 +23,49 @@ impl Resource for Libraries {
 pub struct LibraryManager {
     /// Declared before the libraries, so that pipelines end first.
     pipelines: ComputePipelineStateManager,
-    manager: PoolManager<Libraries, LibrarySource>,
-    /// Libraries that may be alive, and whether the manager keeps a lease of its own. For the
-    /// decision of a shutdown.
-    made: Mutex<HashMap<LibraryHandle, bool>>,
-    #[cfg(feature = "test-hooks")]
-    for_test: bool,
+    libraries: PoolOf<Libraries, LibrarySource>,
+    /// Libraries that may be alive. For the decision of a shutdown.
+    made: Mutex<HashSet<LibraryHandle>>,
 }
 
 impl LibraryManager {
     pub(crate) fn new(device: &Arc<OpenedDevice>, config: &MpsConfig) -> Result<Self> {
-        let manager = PoolManager::new();
-        manager.configure(Libraries { device: device.clone() }, PoolConfig::default())?;
+        let libraries = Libraries { device: device.clone() };
         Ok(Self {
             pipelines: ComputePipelineStateManager::new(device, config)?,
-            manager,
-            made: Mutex::new(HashMap::new()),
-            #[cfg(feature = "test-hooks")]
-            for_test: false,
+            libraries: PoolOf::over(libraries, PoolConfig::default())?,
+            made: Mutex::default(),
         })
     }
 
+    /// A manager of the libraries of a device, over a driver that a test supplies.
+    ///
+    /// # Errors
+    /// `NotFound`; a driver error.
+    #[cfg(feature = "test-hooks")]
+    #[doc(alias = "configureForTest")]
+    pub fn configure_for_test(
+        ops: Arc<dyn crate::driver::ops::MpsSlowOps>,
+        device: leasehold_hal::DeviceId,
+    ) -> Result<Self> {
+        let device = OpenedDevice::one(ops, device)?;
+        let mut manager = Self::new(&device, &MpsConfig::default())?;
+        manager.libraries.for_test = true;
+        Ok(manager)
+    }
+
     /// Records a library that may be new.
-    fn made(&self, library: &Lease<LibraryState>, kept: bool) {
+    fn made(&self, library: Lease<LibraryState>) -> Lease<LibraryState> {
         let mut made = self.made.lock();
-        if let Some(was) = made.get_mut(&library.handle()) {
-            *was |= kept;
-            return;
+        if !made.contains(&library.handle()) {
+            made.retain(|old| self.is_alive(*old));
+            made.insert(library.handle());
         }
-        made.retain(|old, _| self.manager.is_alive(*old));
-        made.insert(library.handle(), kept);
+        library
     }
 
     fn get_or_create(&self, source: &LibrarySource) -> Result<Lease<LibraryState>> {
-        let library = self.manager.get_or_create(source, &source)?;
-        self.made(&library, true);
-        Ok(library)
+        self.libraries.manager.get_or_create(source, &source).map(|library| self.made(library))
     }
 
     /// The pipeline of a function of a source. As [`acquire`](Self::acquire) and
@@ -152,13 +79,14 @@ impl LibraryManager {
         desc: &PipelineDesc,
     ) -> Result<Lease<ComputePipelineState>> {
         let source = LibrarySource::Msl(source.into(), options.clone());
-        let library = self.manager.find_or_create(&source, &&source)?;
-        self.made(&library, false);
-        self.pipelines.find_or_create(&library, function, desc)
+        let library = self.libraries.manager.find_or_create(&source, &&source)?;
+        let library = self.made(library);
+        let key = Key::of(&library, function, desc);
+        self.pipelines.manager.find_or_create(&key, &(&library, function, desc))
     }
 
     /// The library of a source. The first call compiles it, which may take seconds; concurrent
-    /// calls compile it once. The manager keeps the library until its [release](Self::release).
+    /// calls compile it once. The manager keeps the library until its [release](PoolOf::release).
     ///
     /// # Errors
     /// `Compile`, with the log; a driver error.
@@ -167,7 +95,7 @@ impl LibraryManager {
     }
 
     /// The library of a file with compiled code. The first call loads it. The manager keeps the
-    /// library until its [release](Self::release).
+    /// library until its [release](PoolOf::release).
     ///
     /// # Errors
     /// A driver error.
@@ -179,7 +107,7 @@ impl LibraryManager {
     }
 
     /// Compiles the library of a source unless it is alive. The manager keeps the library until its
-    /// [release](Self::release).
+    /// [release](PoolOf::release).
     ///
     /// # Errors
     /// As [`acquire`](Self::acquire).
@@ -206,10 +134,11 @@ impl LibraryManager {
         function: &str,
         desc: &PipelineDesc,
     ) -> Result<Lease<ComputePipelineState>> {
-        if !self.manager.is_alive(library.handle()) {
+        if !self.get_state(library.handle()).is_ok_and(|own| own.same(library)) {
             return Err(Error::invalid("the library belongs to another manager"));
         }
-        self.pipelines.get_or_create(library, function, desc)
+        let key = Key::of(library, function, desc);
+        self.pipelines.manager.get_or_create(&key, &(library, function, desc))
     }
 
     /// Makes the pipeline of a function unless it is alive. The manager of the pipelines keeps it
@@ -226,39 +155,41 @@ impl LibraryManager {
         self.pipeline(library, function, desc).map(|pipeline| pipeline.handle())
     }
 
-    /// Refuses while another holder has a lease. Leases of pipelines do not count.
-    pub(crate) fn outstanding(&self) -> Result<()> {
-        self.outstanding_beyond(0)
-    }
-
-    /// As [`outstanding`](Self::outstanding). The device's kernels hold `own` pipelines.
+    /// Refuses while a holder outside of the backend has a lease. Leases of pipelines on libraries
+    /// do not count. The device's kernels hold `own` pipelines.
     pub(crate) fn outstanding_beyond(&self, own: u64) -> Result<()> {
         self.pipelines.outstanding_beyond(own)?;
         let made = self.made.lock().clone();
-        let others = |(handle, kept): (LibraryHandle, bool)| {
-            let library = self.manager.lease(handle).ok()?;
+        let others = |handle| {
+            let library = self.get_state(handle).ok()?;
             // This lease, those of pipelines, and the manager's own.
+            let kept = self.libraries.manager.keeps(handle);
             let own = 1 + library.pipelines.load(Ordering::Relaxed) + u32::from(kept);
             Some(u64::from(library.strong_count() > own))
         };
         let strong: u64 = made.into_iter().filter_map(others).sum();
-        let weak = self.manager.stats().weak;
+        let weak = self.stats().weak;
         if strong != 0 || weak != 0 {
             return Err(Error::LeasesOutstanding { resource: "library", strong, weak });
         }
         Ok(())
     }
 
-    fn released(&self, library: LibraryHandle) {
-        if let Some(kept) = self.made.lock().get_mut(&library) {
-            *kept = false;
-        }
-    }
-
-    fn end(&self) -> Result<()> {
+    /// Shuts the manager and its pipelines down. A second call is `Ok`.
+    ///
+    /// # Errors
+    /// `LeasesOutstanding` while another holder has a lease. After the error nothing has changed.
+    pub fn shutdown(&self) -> Result<()> {
+        self.outstanding_beyond(0)?;
         self.pipelines.shutdown()?;
-        self.manager.shutdown()
+        self.libraries.shutdown()
     }
 }
 
-pool_methods!(LibraryManager of LibraryState by LibraryHandle);
+impl Deref for LibraryManager {
+    type Target = PoolOf<Libraries, LibrarySource>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.libraries
+    }
+}

@@ -24,7 +24,7 @@ use std::fmt;
 const MEMBERS: u32 = 64;
 
 /// A device's native reference and properties. The drop releases the reference.
-pub(crate) struct OpenedDevice {
+pub struct OpenedDevice {
     pub(crate) ops: Arc<dyn MpsSlowOps>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) native: NativeDevice,

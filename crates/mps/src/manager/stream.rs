@@ -11,6 +11,8 @@ use crate::engine::stream::MpsStream;
 use leasehold_core::sync::Arc;
 use leasehold_core::{Lease, Result, StreamHandle};
 use leasehold_engine::stream_pool::StreamPool;
+use std::fmt;
+use std::ops::Deref;
 
 /// The priority of all streams: queues have none.
 const PRIORITY: i32 = 0;
@@ -47,7 +49,7 @@ impl StreamManager {
         ops: Arc<dyn crate::driver::ops::MpsSlowOps>,
         device: leasehold_hal::DeviceId,
     ) -> Result<Self> {
-        use crate::engine::core::{Core, Sources};
+        use crate::engine::core::{Common, Core, Sources};
         let device = super::opened::OpenedDevice::one(ops, device)?;
         let config = device.shared.config.clone();
         let libraries = super::library::LibraryManager::new(&device, &config)?;
@@ -57,8 +59,15 @@ impl StreamManager {
             events: Arc::new(super::event::EventManager::new(&device, &config)?),
             fences: Arc::new(super::fence::FenceManager::new(&device, &config)?),
         };
-        let core = Core::new(&device, sources, &transfers)?;
-        Ok(Self { for_test: true, ..Self::new(&core.streams(&Arc::default()))? })
+        let core = Core::new(&device, sources, &transfers, Common::new(device.ops.clone()))?;
+        Ok(Self { for_test: true, ..Self::new(&core.streams())? })
+    }
+
+    /// Whether the manager was [configured for a test](Self::configure_for_test).
+    #[cfg(feature = "test-hooks")]
+    #[doc(alias = "isConfiguredForTest")]
+    pub fn is_configured_for_test(&self) -> bool {
+        self.for_test
     }
 
     /// Acquires a stream: an idle one, or a new one. New streams take the queues in turn.
@@ -80,4 +89,16 @@ impl StreamManager {
     }
 }
 
-leasehold_engine::stream_manager_methods!(StreamManager of StreamState);
+impl Deref for StreamManager {
+    type Target = StreamPool<StreamState>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.streams
+    }
+}
+
+impl fmt::Debug for StreamManager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("StreamManager").field(&self.streams).finish()
+    }
+}

@@ -2,15 +2,15 @@
 //!
 //! This module must not know when timestamps are written.
 
+use super::pool::PoolOf;
 use crate::engine::core::Streams;
 use leasehold_core::sync::Arc;
-use leasehold_core::{
-    Error, Handle, Lease, PoolConfig, PoolManager, Recycle, Resource, Result, tags,
-};
+use leasehold_core::{Error, Handle, Lease, PoolConfig, Recycle, Resource, Result, tags};
 use leasehold_hal::TimestampQuery;
 use std::time::Duration;
 
-struct Timestamps(Arc<Streams>);
+/// The timestamps of a device, as their pool makes them.
+pub struct Timestamps(Arc<Streams>);
 
 impl Resource for Timestamps {
     type Payload = TimestampQuery;
@@ -33,16 +33,11 @@ impl Resource for Timestamps {
 
 /// Owns the timestamps of a device.
 #[doc(alias = "MpsTimestampManager")]
-#[derive(Debug)]
-pub struct TimestampManager {
-    manager: PoolManager<Timestamps>,
-}
+pub type TimestampManager = PoolOf<Timestamps>;
 
 impl TimestampManager {
-    pub(crate) fn new(streams: &Arc<Streams>) -> Result<Self> {
-        let manager = PoolManager::new();
-        manager.configure(Timestamps(streams.clone()), PoolConfig::default())?;
-        Ok(Self { manager })
+    pub(crate) fn of(streams: &Arc<Streams>) -> Result<Self> {
+        Self::over(Timestamps(streams.clone()), PoolConfig::default())
     }
 
     /// Acquires a timestamp that was not written. If no timestamp is idle, the call may block on
@@ -65,6 +60,4 @@ impl TimestampManager {
             _ => Err(Error::state("a timestamp that was not written")),
         }
     }
-
-    leasehold_engine::pool_methods!(manager: "timestamps");
 }

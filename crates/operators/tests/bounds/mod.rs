@@ -173,7 +173,7 @@ impl Ground {
 
     /// Compares all bytes except those of written operands.
     fn compare(&mut self, name: &str, operands: &[(u64, u64, bool)]) {
-        let now: Vec<u8> = self.runtime.download(&self.buffer).expect("the bytes");
+        let now: Vec<u8> = self.runtime.to_vec(&self.buffer).expect("the bytes");
         for (i, (now, was)) in std::iter::zip(&now, &self.bytes).enumerate() {
             let own = operands
                 .iter()

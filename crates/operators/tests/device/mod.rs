@@ -301,14 +301,14 @@ fn launch<P: Params>(
             continue;
         };
         let buffer = runtime.upload(&data.words)?;
-        parts.push(Some(BufferPart::new(&buffer, data.offset as u64, data.len as u64)?));
+        parts.push(Some(BufferPart::from(&buffer).slice(data.offset as u64, data.len as u64)?));
         buffers.push(Some(buffer));
     }
     let operator = Operator::new(library, name, params, &parts)?;
     runtime.add_graph_operator(&operator)?;
     buffers
         .iter()
-        .map(|b| b.as_ref().map_or_else(|| Ok(Vec::new()), |b| runtime.download(b)))
+        .map(|b| b.as_ref().map_or_else(|| Ok(Vec::new()), |b| runtime.to_vec(b)))
         .collect()
 }
 

@@ -109,7 +109,7 @@ fn a_matrix_of_more_bytes_than_there_are_numbers_is_refused() {
     let runtime = Context::new().runtime(DeviceId::cpu(0)).expect("the device");
     let buffer = runtime.alloc(16).expect("memory");
     for (rows, cols) in [(1 << 31, 1 << 31), (u32::MAX, u32::MAX), (1 << 30, 1)] {
-        let error = Tensor::new(buffer.clone(), 0, DType::F32, rows, cols)
+        let error = Tensor::new(&buffer, DType::F32, rows, cols)
             .expect_err("2^64 bytes are none in 64 bits");
         assert_eq!(error.kind(), "InvalidArgument");
     }
@@ -140,7 +140,7 @@ fn gaps_of_padded_rows_are_the_same_in_a_graph() {
         let x = runtime.upload(&[7u32; 6]).expect("rows");
         let y = runtime.alloc(3 * 16).expect("padded rows");
         let params = CopyParams { rows: 3, bytes: 8, from_pitch: 8, to_pitch: 16 };
-        let parts = [Some(BufferPart::whole(&x)), Some(BufferPart::new(&y, 0, 40).expect("rows"))];
+        let parts = [Some(BufferPart::from(&x)), Some(y.part(..40).expect("rows").into())];
         let copy = Operator::new(&library, "copy_2d", &params, &parts).expect("an operator");
         let run = |runtime: &Runtime| {
             // The second fill is not a repetition of the first one, because rows were written in
@@ -152,14 +152,14 @@ fn gaps_of_padded_rows_are_the_same_in_a_graph() {
             runtime.stream().fill(y.part(40..48)?, 3u32)
         };
         run(&runtime).expect("eager work");
-        let eager = runtime.download::<u32>(&y).expect("the rows");
+        let eager = runtime.to_vec::<u32>(&y).expect("the rows");
         assert_eq!(eager, [7, 7, 2, 2, 7, 7, 2, 2, 7, 7, 3, 3]);
         let graph = runtime.record_graph(run).expect("a graph");
         for launch in 0..2 {
             runtime.stream().fill(y.view(), 9u32).expect("other contents");
             graph.launch().expect("a launch");
             assert_eq!(
-                runtime.download::<u32>(&y).expect("the rows"),
+                runtime.to_vec::<u32>(&y).expect("the rows"),
                 eager,
                 "{runtime:?}, launch {launch}"
             );

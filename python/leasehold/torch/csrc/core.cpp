@@ -269,7 +269,10 @@ Block Memory::find(void *address) {
 // ---- the memory as a whole
 
 void Memory::empty_cache() {
-    reclaim();
+    if (reclaim()) {
+        // Segments that pools gave back just now carry new marks of their streams.
+        synchronize();
+    }
     uint64_t freed = 0;
     check(library_.trim(device_, 0, &freed));
     {

@@ -220,6 +220,6 @@ fn endless_submission(env: &Env) -> Outcome {
     host_timeline.signal(host_timeline.next().value())?;
     stream.fill(x.view(), Pattern::U32(submitted))?;
     stream.synchronize_timeout(env.patience())?;
-    check_eq!(runtime.download::<u32>(&x)?, [submitted; 64], "the buffer at the end");
+    check_eq!(runtime.to_vec::<u32>(&x)?, [submitted; 64], "the buffer at the end");
     Ok(())
 }

@@ -118,7 +118,7 @@ fn work_on(
     runtime: &leasehold::Runtime,
     stream: &leasehold::Stream,
 ) -> Outcome<leasehold::Timepoint> {
-    let small = stream.alloc(64)?;
+    let small = stream.runtime().alloc(64)?;
     stream.fill(small.view(), 1u8)?;
     let marker = runtime.create_event_with(EventFlags::DISABLE_TIMING)?;
     stream.record(&marker)?;

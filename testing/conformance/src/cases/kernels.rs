@@ -87,7 +87,7 @@ fn released_kernels(env: &Env) -> Outcome {
         stream.launch(kernel, &[buffer.write()], &value, (1, TestKernel::BLOCK))
     };
     let holds = |value: u32, what: &str| -> Outcome {
-        check_eq!(runtime.download::<u32>(&buffer)?, [value; 64], "{what}");
+        check_eq!(runtime.to_vec::<u32>(&buffer)?, [value; 64], "{what}");
         Ok(())
     };
     // What the device itself keeps is there after the first kernel.
@@ -423,7 +423,7 @@ fn failed_begin(env: &Env) -> Outcome {
     }
     check_eq!(runtime.stream().now(), before, "the stream's end after sessions that did not begin");
     launch(&runtime, &good, &buffer, 3)?;
-    check_eq!(runtime.download::<u32>(&buffer)?, [3; 64], "a session after those that failed");
+    check_eq!(runtime.to_vec::<u32>(&buffer)?, [3; 64], "a session after those that failed");
     Ok(())
 }
 
@@ -466,9 +466,9 @@ fn dropped_session(env: &Env) -> Outcome {
         drop(session_sync_ops::update_tokens(session_ops::dispatch_1d(session, 1, 1)?));
     }
     check_eq!(runtime.stream().now(), before, "the stream's end after dropped sessions");
-    check_eq!(runtime.download::<u32>(&buffer)?, [1; 64], "the buffer after dropped sessions");
+    check_eq!(runtime.to_vec::<u32>(&buffer)?, [1; 64], "the buffer after dropped sessions");
     launch(&runtime, &kernel, &buffer, 2)?;
-    check_eq!(runtime.download::<u32>(&buffer)?, [2; 64], "a session after dropped ones");
+    check_eq!(runtime.to_vec::<u32>(&buffer)?, [2; 64], "a session after dropped ones");
     Ok(())
 }
 
@@ -591,6 +591,6 @@ fn wrong_arguments(env: &Env) -> Outcome {
         "parameters for a kernel without",
     )?;
     check_eq!(runtime.stream().now(), before, "the stream's end after refused launches");
-    check_eq!(runtime.download::<u32>(&buffers[2])?, [2; 64], "the buffer after refused launches");
+    check_eq!(runtime.to_vec::<u32>(&buffers[2])?, [2; 64], "the buffer after refused launches");
     Ok(())
 }

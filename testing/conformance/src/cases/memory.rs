@@ -468,11 +468,11 @@ fn maps(env: &Env) -> Outcome {
     let buffer = runtime.upload(&[1u8; 4096])?;
     let pinned = runtime.alloc_pinned(4096)?;
     // SAFETY: no submission accesses the bytes while they are borrowed.
-    let mapped = unsafe { runtime.map_read(buffer.view()) }.map(<[u8]>::to_vec);
+    let mapped = unsafe { runtime.stream().map_read(buffer.view()) }.map(<[u8]>::to_vec);
     if visible {
         check_eq!(mapped?, [1; 4096], "device memory as the host sees it");
         // SAFETY: no submission accesses the bytes while they are borrowed.
-        unsafe { runtime.map_write(buffer.view()) }?.fill(2);
+        unsafe { runtime.stream().map_write(buffer.view()) }?.fill(2);
         check_eq!(
             env.read(runtime.stream().raw(), &buffer)?,
             [2; 4096],
@@ -481,7 +481,7 @@ fn maps(env: &Env) -> Outcome {
     } else {
         expect_error(mapped, "Unsupported", "mapping memory that the host cannot touch")?;
         // SAFETY: no submission accesses the bytes while they are borrowed.
-        let written = unsafe { runtime.map_write(buffer.view()) }.map(drop);
+        let written = unsafe { runtime.stream().map_write(buffer.view()) }.map(drop);
         expect_error(
             written,
             "Unsupported",
@@ -490,7 +490,7 @@ fn maps(env: &Env) -> Outcome {
     }
     // Host memory always maps, and a map waits for pending uses.
     // SAFETY: no submission accesses the bytes while they are borrowed.
-    unsafe { runtime.map_write(pinned.view()) }?.fill(5);
+    unsafe { runtime.stream().map_write(pinned.view()) }?.fill(5);
     runtime.stream().copy_pinned(buffer.view(), pinned.view())?;
     check_eq!(
         env.read(runtime.stream().raw(), &buffer)?,
@@ -503,7 +503,7 @@ fn maps(env: &Env) -> Outcome {
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
             // SAFETY: no submission accesses the bytes while they are borrowed.
-            unsafe { runtime.map_read(pinned.view()) }.map(<[u8]>::to_vec)
+            unsafe { runtime.stream().map_read(pinned.view()) }.map(<[u8]>::to_vec)
         });
         env.linger(Duration::from_millis(20));
         let early = reader.is_finished();
@@ -519,7 +519,7 @@ fn maps(env: &Env) -> Outcome {
     if env.device().caps().graphs {
         let recording = runtime.start_graph_recording()?;
         // SAFETY: no submission accesses the bytes while they are borrowed.
-        let refused = unsafe { recording.map_read(pinned.view()) }.map(drop);
+        let refused = unsafe { recording.stream().map_read(pinned.view()) }.map(drop);
         recording.abandon_graph_recording();
         expect_error(refused, "Recording", "mapping while recording")?;
     }

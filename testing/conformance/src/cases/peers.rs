@@ -349,16 +349,16 @@ fn mistaken(env: &Env) -> Outcome {
         Err(e) => failed(format!("{what} is {}: {e}", e.kind())),
     };
     if !refused(here.stream().copy(a.view(), b.view()), "a copy from another device")? {
-        check_eq!(here.download::<u8>(&a)?, [2; 4096], "what was copied from another device");
+        check_eq!(here.to_vec::<u8>(&a)?, [2; 4096], "what was copied from another device");
     }
     let sent = [7u8; 4096];
     here.stream().upload_blocking(a.view(), &sent)?;
     if !refused(here.stream().copy(b.view(), a.view()), "a copy to another device")? {
         here.stream().synchronize()?;
-        check_eq!(there.download::<u8>(&b)?, [7; 4096], "what was copied to another device");
+        check_eq!(there.to_vec::<u8>(&b)?, [7; 4096], "what was copied to another device");
     } else {
         check_eq!(
-            there.download::<u8>(&b)?,
+            there.to_vec::<u8>(&b)?,
             [2; 4096],
             "the other device's memory after refused copies"
         );
@@ -367,18 +367,18 @@ fn mistaken(env: &Env) -> Outcome {
     let mut bytes = vec![0u8; 4096];
     if !refused(here.stream().fill(b.view(), 9u8), "a fill of another device's memory")? {
         here.stream().synchronize()?;
-        check_eq!(there.download::<u8>(&b)?, [9; 4096], "what was filled on another device");
+        check_eq!(there.to_vec::<u8>(&b)?, [9; 4096], "what was filled on another device");
     }
     if !refused(
         here.stream().download(&mut bytes, b.view()),
         "a download of another device's memory",
     )? {
-        check_eq!(bytes, there.download::<u8>(&b)?, "what was downloaded from another device");
+        check_eq!(bytes, there.to_vec::<u8>(&b)?, "what was downloaded from another device");
     }
     // A copy through the host always works.
-    let carried = here.download::<u8>(&a)?;
+    let carried = here.to_vec::<u8>(&a)?;
     let back = there.upload(&carried)?;
-    check_eq!(there.download::<u8>(&back)?, [7; 4096], "what went over the host");
+    check_eq!(there.to_vec::<u8>(&back)?, [7; 4096], "what went over the host");
     waits_across(env, &here, &there, &other, [&a, &b])
 }
 
@@ -412,10 +412,10 @@ fn waits_across(
             host_timeline.signal(next.value())?;
             env.reached(after)?;
             check!(point.is_settled(), "a stream ran before the other device's that it waits for");
-            check_eq!(here.download::<u8>(a)?, [4; 4096], "work after a wait for another device");
+            check_eq!(here.to_vec::<u8>(a)?, [4; 4096], "work after a wait for another device");
         }
         Err(Error::Unsupported(_)) => {
-            let promised = other.same_backend || env.device().caps().waits_for_any_line;
+            let promised = other.same_backend || env.device().caps().waits_for_any_timeline;
             check!(
                 !promised,
                 "a wait for another device is not supported, against the capabilities"
@@ -424,7 +424,7 @@ fn waits_across(
         }
         Err(e) => return failed(format!("a wait for another device is {}: {e}", e.kind())),
     }
-    check_eq!(there.download::<u8>(b)?, [3; 4096], "the other device's memory at the end");
+    check_eq!(there.to_vec::<u8>(b)?, [3; 4096], "the other device's memory at the end");
     Ok(())
 }
 
@@ -441,7 +441,7 @@ fn neighbours(env: &Env) -> Outcome<([Runtime; 2], bool)> {
 
 fn carried(env: &Env) -> Outcome {
     let ([here, there], same) = neighbours(env)?;
-    let waits = |r: &Runtime| r.raw_device().caps().waits_for_any_line;
+    let waits = |r: &Runtime| r.raw_device().caps().waits_for_any_timeline;
     if !(same || waits(&here) && waits(&there)) {
         let (x, y) = (here.alloc(64)?, there.alloc(64)?);
         return match here.stream().copy(y.view(), x.view()) {
@@ -469,11 +469,11 @@ fn carried_on(env: &Env, from: &Runtime, to: &Runtime, on: &Runtime) -> Outcome 
     stream.copy(y.view(), x.view())?;
     // These come after the copy, because they write its source and read its destination.
     from.stream().fill(x.view(), 2u8)?;
-    check!(to.download::<u8>(&y)? == bytes, "{what}: other bytes arrived");
+    check!(to.to_vec::<u8>(&y)? == bytes, "{what}: other bytes arrived");
     // Copies a part up to the middle and no further.
     stream.copy(y.part(7..1007)?, x.part(500..1500)?)?;
     stream.synchronize_timeout(env.patience())?;
-    let got = to.download::<u8>(&y)?;
+    let got = to.to_vec::<u8>(&y)?;
     check!(
         got[7..1007].iter().all(|&b| b == 2),
         "{what}: a part did not arrive once the stream was over"
@@ -486,7 +486,7 @@ fn carried_on(env: &Env, from: &Runtime, to: &Runtime, on: &Runtime) -> Outcome 
     for value in [3, 4] {
         from.stream().fill(x.view(), Pattern::U8(value))?;
         graph.launch_on(&stream)?;
-        let got = to.download::<u8>(&y)?;
+        let got = to.to_vec::<u8>(&y)?;
         check!(
             got.iter().all(|&b| b == value),
             "{what}: a replay brought {} and not {value}",
@@ -516,11 +516,7 @@ fn current_stays(env: &Env) -> Outcome {
     stays("an allocation of host memory")?;
     let values = there.upload(&[1u8; 4096])?;
     stays("an upload")?;
-    check_eq!(
-        there.download::<u8>(&values)?,
-        [1; 4096],
-        "an upload to a device that is not current"
-    );
+    check_eq!(there.to_vec::<u8>(&values)?, [1; 4096], "an upload to a device that is not current");
     stays("a download")?;
     let (stream, event) = (there.create_stream()?, there.create_event()?);
     stays("the creation of a stream and an event")?;

@@ -65,10 +65,10 @@ fn update_in_flight(env: &Env) -> Outcome {
     f.graph.launch()?;
     stream.copy(seen[1].view(), f.buffer.view())?;
     hold.release()?;
-    check_eq!(f.runtime.download::<u32>(&seen[0])?, [7; 256], "the launch in flight");
-    check_eq!(f.runtime.download::<u32>(&seen[1])?, [9; 256], "the launch after the update");
+    check_eq!(f.runtime.to_vec::<u32>(&seen[0])?, [7; 256], "the launch in flight");
+    check_eq!(f.runtime.to_vec::<u32>(&seen[1])?, [9; 256], "the launch after the update");
     f.graph.launch()?;
-    check_eq!(f.runtime.download::<u32>(&f.buffer)?, [9; 256], "a launch later");
+    check_eq!(f.runtime.to_vec::<u32>(&f.buffer)?, [9; 256], "a launch later");
     Ok(())
 }
 
@@ -81,7 +81,7 @@ fn illegal_calls(env: &Env) -> Outcome {
     let refused = [
         ("synchronising the stream", recording.stream().synchronize().err()),
         ("synchronising the device", recording.synchronize().err()),
-        ("reading back", recording.download::<u8>(&buffer).err()),
+        ("reading back", recording.to_vec::<u8>(&buffer).err()),
         ("querying the stream", recording.stream().query().err()),
         ("allocating host memory", recording.alloc_pinned(64).err()),
         ("a recording within it", recording.start_graph_recording().err()),
@@ -94,14 +94,14 @@ fn illegal_calls(env: &Env) -> Outcome {
     recording.stream().fill(buffer.view(), 9u8)?;
     runtime.abandon_graph_recording();
     check!(!runtime.is_graph_recording(), "a recording that was abandoned");
-    check_eq!(runtime.download::<u8>(&buffer)?, [1; 64], "the buffer after an abandoned recording");
+    check_eq!(runtime.to_vec::<u8>(&buffer)?, [1; 64], "the buffer after an abandoned recording");
     expect_error(
         runtime.stop_graph_recording().map(drop),
         "Recording",
         "stopping without a recording",
     )?;
     runtime.stream().fill(buffer.view(), 3u8)?;
-    check_eq!(runtime.download::<u8>(&buffer)?, [3; 64], "the stream after an abandoned recording");
+    check_eq!(runtime.to_vec::<u8>(&buffer)?, [3; 64], "the stream after an abandoned recording");
     Ok(())
 }
 
@@ -111,7 +111,7 @@ fn other_thread_allocates(env: &Env) -> Outcome {
     let there = std::thread::scope(|scope| {
         let work = || -> leasehold::Result<Vec<u8>> {
             let stream = runtime.create_stream()?;
-            let buffer = stream.alloc(64)?;
+            let buffer = stream.runtime().alloc(64)?;
             stream.fill(buffer.view(), 5u8)?;
             let mut bytes = vec![0u8; 64];
             stream.download(&mut bytes, buffer.view())?;
@@ -149,7 +149,7 @@ fn arena(env: &Env) -> Outcome {
             runtime.stream().fill(buffer.view(), 0xffu8)?;
         }
         check!(
-            runtime.download::<u8>(&output)?.iter().all(|&b| b == round),
+            runtime.to_vec::<u8>(&output)?.iter().all(|&b| b == round),
             "round {round}: the temporary was overwritten"
         );
     }
@@ -177,9 +177,9 @@ fn events(env: &Env) -> Outcome {
 fn lazy_kernels(env: &Env) -> Outcome {
     // The pipeline is made during the recording.
     let f = filler(env)?;
-    check_eq!(f.runtime.download::<u32>(&f.buffer)?, [0; 256], "the buffer after recording");
+    check_eq!(f.runtime.to_vec::<u32>(&f.buffer)?, [0; 256], "the buffer after recording");
     f.graph.launch()?;
-    check_eq!(f.runtime.download::<u32>(&f.buffer)?, [7; 256], "the buffer after the launch");
+    check_eq!(f.runtime.to_vec::<u32>(&f.buffer)?, [7; 256], "the buffer after the launch");
     Ok(())
 }
 
@@ -190,7 +190,7 @@ fn invisible(env: &Env) -> Outcome {
     let (recording, stopped, bytes) = std::thread::scope(|scope| {
         let look = || {
             let stopped = runtime.stop_graph_recording().map(drop);
-            (runtime.is_graph_recording(), stopped, runtime.download::<u8>(&buffer))
+            (runtime.is_graph_recording(), stopped, runtime.to_vec::<u8>(&buffer))
         };
         scope.spawn(look).join().map_err(|_| Stop::Failed("the other thread panicked".into()))
     })?;
@@ -200,9 +200,9 @@ fn invisible(env: &Env) -> Outcome {
     check!(runtime.is_graph_recording(), "another thread ended the recording");
     recorder.stream().fill(buffer.view(), 2u8)?;
     let graph = runtime.stop_graph_recording()?;
-    check_eq!(runtime.download::<u8>(&buffer)?, [1; 64], "the buffer before the launch");
+    check_eq!(runtime.to_vec::<u8>(&buffer)?, [1; 64], "the buffer before the launch");
     graph.launch()?;
-    check_eq!(runtime.download::<u8>(&buffer)?, [2; 64], "the buffer after the launch");
+    check_eq!(runtime.to_vec::<u8>(&buffer)?, [2; 64], "the buffer after the launch");
     Ok(())
 }
 
@@ -234,7 +234,7 @@ fn rolled_back(env: &Env) -> Outcome {
         }
     })?;
     graph.launch()?;
-    check_eq!(runtime.download::<u32>(&good)?, [3; 64], "what was recorded before the failure");
-    check_eq!(runtime.download::<u8>(&bad)?, [1; 64], "what the failed operator had encoded");
+    check_eq!(runtime.to_vec::<u32>(&good)?, [3; 64], "what was recorded before the failure");
+    check_eq!(runtime.to_vec::<u8>(&bad)?, [1; 64], "what the failed operator had encoded");
     Ok(())
 }

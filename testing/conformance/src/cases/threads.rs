@@ -99,7 +99,7 @@ fn readers_then_writer(env: &Env) -> Outcome {
         let buffer = runtime.upload(&[round; 4096])?;
         let outs = match reads {
             Reads::Downloads => [runtime.alloc_pinned(4096)?, runtime.alloc_pinned(4096)?],
-            _ => [r1.alloc(4096)?, r2.alloc(4096)?],
+            _ => [r1.runtime().alloc(4096)?, r2.runtime().alloc(4096)?],
         };
         let graphs = match reads {
             Reads::Graphs => outs
@@ -135,8 +135,8 @@ fn readers_then_writer(env: &Env) -> Outcome {
         for out in &outs {
             let bytes = match reads {
                 // SAFETY: no later submission writes the memory.
-                Reads::Downloads => unsafe { runtime.map_read(out.view()) }?.to_vec(),
-                _ => runtime.download::<u8>(out)?,
+                Reads::Downloads => unsafe { runtime.stream().map_read(out.view()) }?.to_vec(),
+                _ => runtime.to_vec::<u8>(out)?,
             };
             check!(
                 bytes.iter().all(|&b| b == round),
@@ -146,7 +146,7 @@ fn readers_then_writer(env: &Env) -> Outcome {
         }
         for b in &next {
             check!(
-                runtime.download::<u8>(b)?.iter().all(|&b| b == 0xee),
+                runtime.to_vec::<u8>(b)?.iter().all(|&b| b == 0xee),
                 "round {round}, {reads:?}: the writer came after the next owner"
             );
         }
@@ -174,7 +174,7 @@ fn one_stream(env: &Env) -> Outcome {
             }
             let last = thread << 16 | rounds;
             check_eq!(
-                runtime.download::<u32>(&copy)?,
+                runtime.to_vec::<u32>(&copy)?,
                 [last; 64],
                 "what thread {thread} of {threads} launched last"
             );
@@ -205,7 +205,7 @@ fn downloads(env: &Env) -> Outcome {
     let stream = runtime.stream();
     let value = |buffer: u32, round: u32| buffer << 24 | round;
     let buffers = (0..BUFFERS)
-        .map(|b| runtime.full(WORDS as usize, value(b, 0)))
+        .map(|b| runtime.upload(&[value(b, 0); WORDS as usize]))
         .collect::<leasehold::Result<Vec<_>>>()?;
     let over = AtomicBool::new(false);
     let write = || -> Outcome {
@@ -234,7 +234,7 @@ fn downloads(env: &Env) -> Outcome {
             stream.fill(pinned.view(), sent)?;
             stream.copy(out.view(), pinned.view())?;
             drop(pinned);
-            let got = runtime.download::<u32>(&out)?;
+            let got = runtime.to_vec::<u32>(&out)?;
             check_eq!(got, [sent; WORDS as usize], "what went through freed memory");
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! TimelineSource cases: host timelines, waits, and the propagation of failures.
+//! Timelines: host timelines, waits, and the propagation of failures.
 
 use crate::case::{Case, Need, Outcome, Stop, check, check_eq, expect_error};
 use crate::cases::streams::{copy, fill};

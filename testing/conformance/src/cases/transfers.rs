@@ -213,7 +213,7 @@ fn upload_captures(env: &Env) -> Outcome {
     source.fill(2);
     hold.release()?;
     check!(
-        runtime.download::<u8>(&buffer)?.iter().all(|&b| b == 1),
+        runtime.to_vec::<u8>(&buffer)?.iter().all(|&b| b == 1),
         "the upload took bytes that came after the call"
     );
     Ok(())
@@ -227,7 +227,7 @@ fn pageable_mutated(env: &Env) -> Outcome {
         runtime.stream().upload(buffer.view(), &source)?;
         source.fill(2);
         check!(
-            runtime.download::<u8>(&buffer)?.iter().all(|&b| b == 1),
+            runtime.to_vec::<u8>(&buffer)?.iter().all(|&b| b == 1),
             "{n} bytes: not those of the call"
         );
     }
@@ -380,7 +380,7 @@ fn uploads_never_wait(env: &Env) -> Outcome {
         runtime.stream().upload(first.view(), &source)?;
         source.fill(0xee);
         // SAFETY: no later submission uses the memory.
-        let mapped = unsafe { runtime.map_write(pinned.view()) }?;
+        let mapped = unsafe { runtime.stream().map_write(pinned.view()) }?;
         mapped.fill(2);
         runtime.stream().upload(second.view(), mapped)?;
         mapped.fill(0xee);
@@ -392,7 +392,7 @@ fn uploads_never_wait(env: &Env) -> Outcome {
         host_timeline.signal(go.value())?;
         for (buffer, expected) in [(&first, 1u8), (&second, 2), (&third, 0xee)] {
             check!(
-                runtime.download::<u8>(buffer)? == vec![expected; bytes],
+                runtime.to_vec::<u8>(buffer)? == vec![expected; bytes],
                 "{bytes} bytes that were not {expected}"
             );
         }
@@ -414,7 +414,7 @@ fn dropped_source(env: &Env) -> Outcome {
     hold.release()?;
     for (i, buffer) in buffers.iter().enumerate() {
         check!(
-            runtime.download::<u8>(buffer)?.iter().all(|&b| b == i as u8 + 1),
+            runtime.to_vec::<u8>(buffer)?.iter().all(|&b| b == i as u8 + 1),
             "copy {i} read memory that was gone"
         );
     }

@@ -195,8 +195,10 @@ impl Resource for Devices {
     fn create(&self, _: DeviceHandle, ordinal: &u32) -> Result<WrongDevice> {
         let (defect, rig) = (self.defect, self.rig.clone());
         let inner = self.inner[*ordinal as usize].open(DeviceId::cpu(0))?;
+        let mut description = inner.description().clone();
+        description.info = named(description.info, *ordinal);
         Ok(WrongDevice {
-            info: named(inner.info().clone(), *ordinal),
+            description,
             inner,
             defect,
             streams: SlotPool::new(
@@ -218,7 +220,7 @@ impl Resource for Devices {
 
 struct WrongDevice {
     inner: Lease<dyn Device>,
-    info: DeviceInfo,
+    description: Description,
     defect: Defect,
     streams: SlotPool<Streams>,
     host_timelines: SlotPool<HostTimelines>,
@@ -239,20 +241,14 @@ pub(crate) static KEPT: Mutex<Vec<Lease<dyn Stream>>> = Mutex::new(Vec::new());
 // SAFETY: memory, pipelines and timepoints are the inner device's. A defect changes only behaviour
 // that the cases check.
 unsafe impl Device for WrongDevice {
-    fn info(&self) -> &DeviceInfo {
-        &self.info
-    }
-    fn caps(&self) -> Caps {
-        self.inner.caps()
-    }
-    fn limits(&self) -> &Limits {
-        self.inner.limits()
+    fn description(&self) -> &Description {
+        &self.description
     }
     fn memory_info(&self) -> Result<MemoryInfo> {
         self.inner.memory_info()
     }
     fn make_current(&self) -> Result<()> {
-        CURRENT.set(Some(self.info.id));
+        CURRENT.set(Some(self.info().id));
         self.inner.make_current()
     }
 
@@ -281,7 +277,7 @@ unsafe impl Device for WrongDevice {
     fn stream(&self, desc: &StreamDesc) -> Result<Lease<dyn Stream>> {
         self.rig.check()?;
         if self.defect == Defect::SwitchesCurrent {
-            CURRENT.set(Some(self.info.id));
+            CURRENT.set(Some(self.info().id));
         }
         let make = || -> Result<Lease<dyn Stream>> {
             Ok(Lease::map(self.streams.acquire(&self.inner.stream(desc)?)?, |s| s as &dyn Stream))

@@ -3,7 +3,7 @@
 use crate::bench::*;
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Index};
-use leasehold_hal::DeviceId;
+use leasehold_hal::{Device, DeviceId};
 use leasehold_mps::driver::ops::MpsSlowOps;
 use leasehold_mps::manager::buffer::BufferManager;
 use leasehold_mps::manager::command_queue::CommandQueueManager;

@@ -1,28 +1,29 @@
 //! Shutdowns with leases, and driver calls that fail.
 
 use crate::bench::*;
-use leasehold_core::{AnyLease, Index, Result};
+use leasehold_core::{Index, Result};
 use leasehold_mps::manager::device::DeviceState;
 use leasehold_mps::manager::event::EventKind;
 use leasehold_mps::{MpsConfig, MpsExecutionManager};
 use leasehold_sim::{FaultAction, FaultPlan, FaultRule, When};
+use std::any::Any;
 
 /// A lease of each kind of resource of a device.
-fn leases(device: &DeviceState) -> Result<Vec<(&'static str, AnyLease)>> {
+fn leases(device: &DeviceState) -> Result<Vec<(&'static str, Box<dyn Any>)>> {
     let library = device.libraries().acquire(SOURCE, &options())?;
     let pipeline = device.libraries().pipeline(&library, "bump", &plain())?;
     let heap = device.heaps().acquire(&HEAP)?;
     let placed = device.buffers().place(&heap, 1000, Some(256))?;
     Ok(vec![
-        ("command queue", device.command_queues().acquire(Index::new(0))?.into_any()),
-        ("library", library.into_any()),
-        ("compute pipeline state", pipeline.into_any()),
-        ("heap", heap.into_any()),
-        ("buffer", placed.into_any()),
-        ("buffer", device.buffers().acquire(64, HEAP.options)?.into_any()),
-        ("event", device.events().acquire(EventKind::Shared)?.into_any()),
-        ("event", device.events().acquire(EventKind::Device)?.into_any()),
-        ("fence", device.fences().acquire()?.into_any()),
+        ("command queue", Box::new(device.command_queues().acquire(Index::new(0))?)),
+        ("library", Box::new(library)),
+        ("compute pipeline state", Box::new(pipeline)),
+        ("heap", Box::new(heap)),
+        ("buffer", Box::new(placed)),
+        ("buffer", Box::new(device.buffers().acquire(64, HEAP.options)?)),
+        ("event", Box::new(device.events().acquire(EventKind::Shared)?)),
+        ("event", Box::new(device.events().acquire(EventKind::Device)?)),
+        ("fence", Box::new(device.fences().acquire()?)),
     ])
 }
 

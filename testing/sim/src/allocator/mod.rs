@@ -22,14 +22,12 @@ pub fn of(device: &DeviceState, kind: MemoryKind) -> Result<&Allocator> {
         MemoryKind::Device => (&device.device_memory, "device memory", HostKind::None),
         MemoryKind::Pinned => (&device.pinned_memory, "pinned memory", HostKind::Pinned),
         other => {
-            return Err(Error::Unsupported(
-                format!("{}: no {other:?} memory", device.info().id).into(),
-            ));
+            return Err(Error::Unsupported(format!("{}: no {other:?} memory", device.id()).into()));
         }
     };
     cell.get_or_make(|| {
         let config = AllocatorConfig {
-            name: Text::Owned(format!("{} {what}", device.info().id)),
+            name: Text::Owned(format!("{} {what}", device.id())),
             host_kind,
             ..AllocatorConfig::default()
         };
@@ -45,7 +43,7 @@ pub fn backing(device: &DeviceState, kind: MemoryKind) -> Result<Box<dyn Backing
     let machine = device.common.machine.clone();
     match kind {
         MemoryKind::Device => {
-            let ordinal = device.info().id.ordinal;
+            let ordinal = device.id().ordinal;
             Ok(Box::new(DeviceBacking {
                 machine,
                 device: ordinal,
@@ -54,9 +52,7 @@ pub fn backing(device: &DeviceState, kind: MemoryKind) -> Result<Box<dyn Backing
             }))
         }
         MemoryKind::Pinned => Ok(Box::new(PinnedBacking { machine, calls: AtomicU64::new(0) })),
-        other => {
-            Err(Error::Unsupported(format!("{}: no {other:?} memory", device.info().id).into()))
-        }
+        other => Err(Error::Unsupported(format!("{}: no {other:?} memory", device.id()).into())),
     }
 }
 

@@ -8,7 +8,7 @@
 use super::event::EventManager;
 use super::graph::GraphManager;
 use super::host_timeline::HostTimelineManager;
-use super::pipeline::{Kernels, PipelineManager};
+use super::pipeline::{self, Kernels, PipelineManager};
 use super::stream::{self, StreamManager};
 use crate::machine::{KernelCall, Machine, Monitor, QueueId, SemaphoreId, Stepping};
 use leasehold_alloc::AllocatorCell;
@@ -18,8 +18,10 @@ use leasehold_core::{
     DeviceHandle, Error, Fault, FixedSlotStore, Handle, Index, Lease, PoolStats, Recycle, Resource,
     Result, Tagged, Timeline, TimelineId, TimelineOwner, Timepoint, tags,
 };
+use leasehold_engine::buffers::outstanding;
 use leasehold_hal::{
-    BackendKind, Caps, DeviceId, DeviceInfo, Dispatch, HostCall, Limits, MemoryInfo, OpList,
+    BackendKind, Caps, Description, DeviceId, DeviceInfo, Dispatch, HostCall, Limits, MemoryInfo,
+    OpList,
 };
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -214,7 +216,7 @@ impl Common {
     }
 
     /// Blocks until a value of a timeline is over.
-    pub(crate) fn await_line(
+    pub(crate) fn await_timeline(
         &self,
         timeline: &'static Timeline,
         value: u64,
@@ -238,9 +240,7 @@ impl Common {
 
 /// An open device: its description, and the managers of its resources.
 pub struct DeviceState {
-    info: DeviceInfo,
-    caps: Caps,
-    limits: Limits,
+    pub(crate) description: Description,
     pub(crate) common: Arc<Common>,
     // Allocators before streams: they return memory through the machine, which both hold.
     pub(crate) device_memory: AllocatorCell,
@@ -260,11 +260,11 @@ impl Tagged for DeviceState {
 
 impl DeviceState {
     fn new(devices: &Devices, ordinal: u32) -> Result<Self> {
-        let info = describe(&devices.machine, ordinal);
+        let mut description = Description::new(describe(&devices.machine, ordinal));
         let common = Arc::new(Common {
             machine: devices.machine.clone(),
             device: ordinal,
-            name: info.id.to_string(),
+            name: description.info.id.to_string(),
             kernels: Kernels::default(),
             semaphores: devices.semaphores.clone(),
             timelines: Mutex::new(Vec::new()),
@@ -272,7 +272,7 @@ impl DeviceState {
             running: Mutex::new(BTreeMap::new()),
             foreign: devices.foreign.clone(),
         });
-        let mut caps = Caps::default();
+        let caps = &mut description.caps;
         caps.pinned = true;
         caps.host_timelines = true;
         caps.timestamps = true;
@@ -280,10 +280,11 @@ impl DeviceState {
         caps.concurrent_streams = true;
         caps.host_calls = true;
         caps.foreign_calls = true;
-        caps.waits_for_any_line = true;
-        let mut limits = Limits::default();
+        caps.waits_for_any_timeline = true;
+        let limits = &mut description.limits;
         limits.streams = devices.streams;
         limits.buffer = devices.machine.config().memory;
+        (devices.describe)(caps, limits);
         Ok(Self {
             _place: PhantomPinned,
             device_memory: AllocatorCell::default(),
@@ -291,28 +292,16 @@ impl DeviceState {
             streams: stream::manager(common.clone(), devices.streams)?,
             events: EventManager::new(&common.machine, ordinal)?,
             host_timelines: HostTimelineManager::new(common.clone())?,
-            pipelines: PipelineManager::new(&common.machine, ordinal, common.kernels.clone())?,
+            pipelines: pipeline::manager(&common.machine, ordinal, common.kernels.clone())?,
             graphs: GraphManager::new(common.clone())?,
-            info,
-            caps,
-            limits,
+            description,
             common,
         })
     }
 
-    /// The device's description.
-    pub fn info(&self) -> &DeviceInfo {
-        &self.info
-    }
-
-    /// The device's capabilities.
-    pub fn caps(&self) -> Caps {
-        self.caps
-    }
-
-    /// The device's limits.
-    pub fn limits(&self) -> &Limits {
-        &self.limits
+    /// The device's name.
+    pub fn id(&self) -> DeviceId {
+        self.description.info.id
     }
 
     /// The monitor of the device's machine.
@@ -331,27 +320,19 @@ impl DeviceState {
 
     /// Returns an error if other holders have resources of this device.
     fn outstanding(&self) -> Result<()> {
-        let mut first = None;
-        self.pools(&mut |name, stats| {
-            // The pipelines' own manager holds each of them once.
-            let strong = if name == "pipeline" { self.pipelines.in_use() } else { stats.live };
-            if (strong != 0 || stats.weak != 0) && first.is_none() {
-                first = Some(Error::LeasesOutstanding { resource: name, strong, weak: stats.weak });
+        let mut first = Ok(());
+        self.pools(&mut |resource, PoolStats { live: strong, weak, .. }| {
+            if first.is_ok() && (strong != 0 || weak != 0) {
+                first = Err(Error::LeasesOutstanding { resource, strong, weak });
             }
         });
-        for cell in [&self.device_memory, &self.pinned_memory] {
-            let strong = cell.get().map_or(0, |a| a.stats().live);
-            if strong != 0 && first.is_none() {
-                first = Some(Error::LeasesOutstanding { resource: "buffer", strong, weak: 0 });
-            }
-        }
-        first.map_or(Ok(()), Err)
+        first.and_then(|()| outstanding(&self.device_memory, &self.pinned_memory))
     }
 }
 
 impl fmt::Debug for DeviceState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceState").field("id", &self.info.id).finish_non_exhaustive()
+        f.debug_struct("DeviceState").field("id", &self.id()).finish_non_exhaustive()
     }
 }
 
@@ -366,6 +347,7 @@ fn describe(machine: &Machine, ordinal: u32) -> DeviceInfo {
 struct Devices {
     machine: Machine,
     streams: u32,
+    describe: fn(&mut Caps, &mut Limits),
     semaphores: Arc<Mutex<BTreeMap<TimelineId, SemaphoreId>>>,
     foreign: Arc<Mutex<Vec<Timepoint>>>,
 }
@@ -391,7 +373,11 @@ pub struct DeviceManager {
 }
 
 impl DeviceManager {
-    pub(crate) fn new(machine: Machine, streams: u32) -> Result<Self> {
+    pub(crate) fn new(
+        machine: Machine,
+        streams: u32,
+        describe: fn(&mut Caps, &mut Limits),
+    ) -> Result<Self> {
         if streams == 0 {
             return Err(Error::invalid("a device without streams can do nothing"));
         }
@@ -399,6 +385,7 @@ impl DeviceManager {
         let devices = Devices {
             machine: machine.clone(),
             streams,
+            describe,
             semaphores: Arc::default(),
             foreign: Arc::default(),
         };
@@ -420,10 +407,8 @@ impl DeviceManager {
     /// # Errors
     /// `NotFound`; `InvalidState` after a shutdown.
     pub fn open(&self, device: DeviceId) -> Result<Lease<DeviceState>> {
-        if device.backend != BackendKind::Sim {
-            return Err(Error::NotFound(format!("{device}: this is the simulated backend").into()));
-        }
-        self.store.get(Index::new(device.ordinal), &device.ordinal)
+        let ordinal = device.ordinal_on(BackendKind::Sim)?;
+        self.store.get(Index::new(ordinal), &ordinal)
     }
 
     /// Opens the device unless it is open, and returns its handle.

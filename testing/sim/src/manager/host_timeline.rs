@@ -42,7 +42,7 @@ impl shared::HostSignals for Common {
         value: u64,
         timeout: Option<Duration>,
     ) -> Result<()> {
-        self.await_line(timeline, value, timeout)
+        self.await_timeline(timeline, value, timeout)
     }
 }
 

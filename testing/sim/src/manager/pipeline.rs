@@ -6,14 +6,17 @@
 
 use crate::machine::{Kernel, KernelBody, KernelSpec, Machine};
 use leasehold_core::sync::{Arc, RwLock};
-use leasehold_core::{Error, Lease, Result};
+use leasehold_core::{Error, Result};
 use leasehold_engine::pipelines::{PipelineLoader, PipelinePool};
 use leasehold_hal::{KernelDesc, KernelSource, Pipeline};
 use std::collections::HashMap;
 
+/// The code of a kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum Source {
+pub enum Source {
+    /// The name of a kernel that was registered with the machine.
     Registered(Box<str>),
+    /// The address of a Rust function.
     Function(usize),
 }
 
@@ -51,59 +54,14 @@ impl Kernels {
     }
 }
 
-struct Registered {
+/// The machine's kernels, as the pool of pipelines loads them.
+pub struct Registered {
     machine: Machine,
     device: u32,
     kernels: Kernels,
 }
 
-impl PipelineLoader for Registered {
-    type Source = Source;
-    type Means<'a> = Arc<Kernel>;
-    type Kept = ();
-
-    fn load(
-        &self,
-        desc: &KernelDesc<'_>,
-        _: &Source,
-        kernel: &Arc<Kernel>,
-    ) -> Result<(Pipeline, Self::Kept)> {
-        self.machine.note(self.device, "pipeline_create")?;
-        let native = self.kernels.add(kernel.clone());
-        Ok((Pipeline::new(desc, native, kernel.spec.block_threads), ()))
-    }
-
-    fn forget(&self, pipeline: &Pipeline) {
-        self.kernels.remove(pipeline.native);
-    }
-}
-
-/// Owns the kernels of a device, one for each name, entry and source.
-#[doc(alias = "ModuleManager")]
-#[derive(Debug)]
-pub struct PipelineManager {
-    machine: Machine,
-    pipelines: PipelinePool<Registered>,
-}
-
-impl PipelineManager {
-    pub(crate) fn new(machine: &Machine, device: u32, kernels: Kernels) -> Result<Self> {
-        let registered = Registered { machine: machine.clone(), device, kernels };
-        Ok(Self { machine: machine.clone(), pipelines: PipelinePool::new(registered)? })
-    }
-
-    /// The kernel's pipeline, which lives as long as it has a holder.
-    ///
-    /// # Errors
-    /// `InvalidArgument` beyond the limits, and for a kernel whose declarations differ from the
-    /// registered kernel or from the pipeline of the same key. `NotFound` for a name that is not
-    /// registered; `Unsupported` for other sources.
-    pub fn get_or_create(&self, desc: &KernelDesc<'_>) -> Result<Lease<Pipeline>> {
-        desc.validate()?;
-        let (source, kernel) = self.find(desc)?;
-        self.pipelines.get_or_create(desc, &source, &kernel)
-    }
-
+impl Registered {
     fn find(&self, desc: &KernelDesc<'_>) -> Result<(Source, Arc<Kernel>)> {
         match &desc.source {
             KernelSource::Registered(name) => {
@@ -138,8 +96,37 @@ impl PipelineManager {
             )),
         }
     }
+}
 
-    leasehold_engine::pipeline_methods!(pipelines);
+impl PipelineLoader for Registered {
+    type Source = Source;
+    type Means = ();
+    type Kept = ();
+
+    fn source(&self, desc: &KernelDesc<'_>, (): &()) -> Result<Source> {
+        self.find(desc).map(|(source, _)| source)
+    }
+
+    fn load(&self, desc: &KernelDesc<'_>, _: &Source, (): &()) -> Result<(Pipeline, Self::Kept)> {
+        let (_, kernel) = self.find(desc)?;
+        self.machine.note(self.device, "pipeline_create")?;
+        let native = self.kernels.add(kernel.clone());
+        Ok((Pipeline::new(desc, native, kernel.spec.block_threads), ()))
+    }
+
+    fn forget(&self, pipeline: &Pipeline) {
+        self.kernels.remove(pipeline.native);
+    }
+}
+
+/// Owns the kernels of a device, one for each name, entry and source. A name that is not registered
+/// is `NotFound`; a source that is neither a name nor a Rust function is `Unsupported`.
+#[doc(alias = "ModuleManager")]
+pub type PipelineManager = PipelinePool<Registered>;
+
+/// A manager without kernels.
+pub(crate) fn manager(machine: &Machine, device: u32, kernels: Kernels) -> Result<PipelineManager> {
+    PipelinePool::new(Registered { machine: machine.clone(), device, kernels })
 }
 
 #[cfg(test)]
@@ -154,11 +141,13 @@ mod tests {
     fn a_kernel_leaves_the_table_with_its_last_holder() {
         let machine = Machine::new(MachineConfig::seed(1)).unwrap();
         let kernels = Kernels::default();
-        let manager = PipelineManager::new(&machine, 0, kernels.clone()).unwrap();
+        let manager = manager(&machine, 0, kernels.clone()).unwrap();
         let source = KernelSource::Cpu(nothing);
         let desc = KernelDesc::new("k", source, &[], KernelCheck::any());
-        let (first, second) =
-            (manager.get_or_create(&desc).unwrap(), manager.get_or_create(&desc).unwrap());
+        let (first, second) = (
+            manager.get_or_create(&desc, &()).unwrap(),
+            manager.get_or_create(&desc, &()).unwrap(),
+        );
         assert_eq!((first.native, kernels.0.read().kernels.len()), (second.native, 1));
         drop(first);
         assert!(kernels.of(&second).is_ok());

@@ -55,7 +55,7 @@ impl StreamState {
         common.machine.queue_report_as(queue, &name, timeline.submitted())?;
         let publisher = common.clone();
         owner.set_publisher(Some(Arc::new(move |value, timeout| {
-            publisher.await_line(timeline, value, timeout)
+            publisher.await_timeline(timeline, value, timeout)
         })));
         common.timelines.lock().push((timeline, Arc::downgrade(&owner)));
         let turn = Mutex::new((number, None));

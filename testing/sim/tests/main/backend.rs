@@ -128,7 +128,7 @@ fn race_reports_say_the_names_of_streams_buffers_and_call_sites() {
 
 /// The executed operations and their times. The values of timelines continue from run to run, so
 /// they are omitted.
-fn order(trace: &[Ran]) -> Vec<(String, Option<u64>, u64)> {
+pub(crate) fn order(trace: &[Ran]) -> Vec<(String, Option<u64>, u64)> {
     trace.iter().map(|r| (r.operation.name.to_string(), r.operation.queue, r.nanos)).collect()
 }
 

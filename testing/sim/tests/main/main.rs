@@ -5,6 +5,7 @@ mod detector;
 mod faults;
 mod machine;
 mod model;
+mod wrappers;
 
 use leasehold_hal::{Access, Binding};
 use leasehold_sim::{

@@ -345,8 +345,8 @@ impl Model {
     }
 
     /// Returns whether a host timeline may be waited for and signalled on a stream. A simulated
-    /// device runs host calls only while somebody waits for the device, and who waits for a host
-    /// timeline of another backend's does not.
+    /// device runs host calls only during a wait for that device. A wait for another backend's host
+    /// timeline is not one.
     fn near(&self, stream: Slot) -> bool {
         self.shape.far != Far::Other || !is_far_stream(stream)
     }

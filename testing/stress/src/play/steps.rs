@@ -27,7 +27,7 @@ impl World {
             }
             Step::DropStream(s) => drop(self.streams[usize::from(s)].take()),
             Step::Alloc { slot, len, stream } => {
-                let made = self.stream(stream)?.alloc(len.into())?;
+                let made = self.stream(stream)?.runtime().alloc(len.into())?;
                 self.buffers[usize::from(slot)].put(made);
             }
             Step::New { slot, len, seed } => {
@@ -163,7 +163,7 @@ impl World {
         let got = if read == Read::Again { again } else { &mut new };
         let runtime = self.runtime(is_far(span.slot))?;
         match read {
-            Read::New => *got = runtime.download::<u8>(&part)?,
+            Read::New => *got = runtime.to_vec::<u8>(part)?,
             Read::Again => runtime.stream().download_into(got, part.view())?,
             Read::On(s) => {
                 got.resize(span.len as usize, 0xEE);
@@ -270,7 +270,7 @@ impl World {
             };
             for node in nodes {
                 let elements = if let Node::Work(work) = node { work.to.len / 4 } else { 0 };
-                names.push((runtime.next_node(), elements));
+                names.push((runtime.stream().next_node(), elements));
                 match node {
                     Node::Work(work) => self.work(runtime.stream(), work, &find)?,
                     Node::Call => {

@@ -7,7 +7,7 @@
 //! This module must not know plans.
 
 use super::stream::Extra;
-use super::{RealDriver, belief, drive};
+use super::{RealDriver, drive, plausible};
 use crate::conv;
 use crate::driver::codes::{self, code};
 use crate::driver::ops::{
@@ -131,7 +131,7 @@ fn fill_node(fill: &NativeFill) -> CUDA_MEMSET_NODE_PARAMS {
 impl RealDriver {
     /// Converts the result of a `cuGraphAdd…` call.
     fn added(made: Result<()>, node: CUgraphNode) -> Result<NativeNode> {
-        made.and_then(|()| belief::object("cuGraphAddNode", node)).map(NativeNode)
+        made.and_then(|()| plausible::object("cuGraphAddNode", node)).map(NativeNode)
     }
 
     fn updated(&self, api: &'static str, code: i32) -> Result<GraphExecUpdate> {
@@ -147,7 +147,7 @@ impl GraphOps for RealDriver {
     fn graph_create(&self) -> Result<NativeGraph> {
         let mut graph: CUgraph = ptr::null_mut();
         drive!(self, cuGraphCreate(&raw mut graph, 0))?;
-        belief::object("cuGraphCreate", graph).map(NativeGraph)
+        plausible::object("cuGraphCreate", graph).map(NativeGraph)
     }
 
     unsafe fn graph_destroy(&self, graph: NativeGraph) -> Result<()> {
@@ -352,7 +352,7 @@ impl GraphOps for RealDriver {
     unsafe fn graph_instantiate(&self, graph: NativeGraph) -> Result<NativeGraphExec> {
         let mut exec: CUgraphExec = ptr::null_mut();
         drive!(self, cuGraphInstantiateWithFlags(&raw mut exec, graph.0 as CUgraph, 0))?;
-        belief::object("cuGraphInstantiate", exec).map(NativeGraphExec)
+        plausible::object("cuGraphInstantiate", exec).map(NativeGraphExec)
     }
 
     unsafe fn exec_destroy(&self, exec: NativeGraphExec) -> Result<()> {
@@ -427,7 +427,7 @@ impl GraphOps for RealDriver {
     unsafe fn capture_end(&self, stream: NativeStream) -> Result<NativeGraph> {
         let mut graph: CUgraph = ptr::null_mut();
         drive!(self, cuStreamEndCapture(stream.0 as CUstream, &raw mut graph))?;
-        belief::object("cuStreamEndCapture", graph).map(NativeGraph)
+        plausible::object("cuStreamEndCapture", graph).map(NativeGraph)
     }
 
     unsafe fn is_capturing(&self, stream: NativeStream) -> Result<bool> {

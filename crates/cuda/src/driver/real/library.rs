@@ -5,7 +5,7 @@
 //!
 //! This module must not know managers.
 
-use super::belief::text;
+use super::plausible::text;
 use crate::driver::loader::refusal;
 use cudarc::driver::sys::{
     self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode,

@@ -2,7 +2,7 @@
 //!
 //! This module must not know allocators.
 
-use super::{RealDriver, belief, drive};
+use super::{RealDriver, drive, plausible};
 use crate::conv;
 use crate::driver::ops::{HostFlags, MemoryOps, NativeMemory, NativeMemoryInfo, NativeStream};
 use cudarc::driver::sys::{
@@ -57,7 +57,7 @@ impl MemoryOps for RealDriver {
     fn alloc(&self, bytes: u64) -> Result<u64> {
         let mut addr: CUdeviceptr = 0;
         drive!(self, for bytes, cuMemAlloc_v2(&raw mut addr, bytes as usize))?;
-        belief::address("cuMemAlloc", addr, bytes, 256)
+        plausible::address("cuMemAlloc", addr, bytes, 256)
     }
 
     unsafe fn free(&self, addr: u64) -> Result<()> {
@@ -67,7 +67,7 @@ impl MemoryOps for RealDriver {
     unsafe fn alloc_async(&self, bytes: u64, stream: NativeStream) -> Result<u64> {
         let mut addr: CUdeviceptr = 0;
         drive!(self, for bytes, cuMemAllocAsync(&raw mut addr, bytes as usize, stream.0 as CUstream))?;
-        belief::address("cuMemAllocAsync", addr, bytes, 256)
+        plausible::address("cuMemAllocAsync", addr, bytes, 256)
     }
 
     unsafe fn free_async(&self, addr: u64, stream: NativeStream) -> Result<()> {
@@ -103,13 +103,13 @@ impl MemoryOps for RealDriver {
                 Granularity::CU_MEM_ALLOC_GRANULARITY_MINIMUM
             )
         )?;
-        belief::granularity("cuMemGetAllocationGranularity", bytes as u64)
+        plausible::granularity("cuMemGetAllocationGranularity", bytes as u64)
     }
 
     fn address_reserve(&self, bytes: u64, align: u64) -> Result<u64> {
         let mut addr: CUdeviceptr = 0;
         drive!(self, for bytes, cuMemAddressReserve(&raw mut addr, bytes as usize, align as usize, 0, 0))?;
-        belief::address("cuMemAddressReserve", addr, bytes, align)
+        plausible::address("cuMemAddressReserve", addr, bytes, align)
     }
 
     unsafe fn address_free(&self, addr: u64, bytes: u64) -> Result<()> {
@@ -149,7 +149,7 @@ impl MemoryOps for RealDriver {
     fn host_alloc(&self, bytes: u64, flags: HostFlags) -> Result<u64> {
         let mut addr: *mut c_void = ptr::null_mut();
         drive!(self, for bytes, cuMemHostAlloc(&raw mut addr, bytes as usize, conv::host_flags(flags)))?;
-        belief::address("cuMemHostAlloc", addr as u64, bytes, 256)
+        plausible::address("cuMemHostAlloc", addr as u64, bytes, 256)
     }
 
     unsafe fn host_free(&self, addr: u64) -> Result<()> {

@@ -2,7 +2,7 @@
 //!
 //! This module must not know pipelines.
 
-use super::{RealDriver, belief, drive};
+use super::{RealDriver, drive, plausible};
 use crate::driver::codes::{self, code};
 use crate::driver::ops::{FunctionInfo, ModuleOps, NativeFunction, NativeModule};
 use cudarc::driver::sys::{
@@ -72,7 +72,7 @@ impl RealDriver {
             }
         })?;
         match code {
-            0 => belief::object("cuModuleLoadDataEx", module).map(NativeModule),
+            0 => plausible::object("cuModuleLoadDataEx", module).map(NativeModule),
             code if codes::is_compile(code) => {
                 let name = self.name(code);
                 let log = super::text(&log);
@@ -106,8 +106,8 @@ impl RealDriver {
             })?;
             match code {
                 _ if !known => return Ok(None),
-                0 if params.len() == belief::PARAMETERS => {
-                    return Err(belief::endless("cuFuncGetParamInfo"));
+                0 if params.len() == plausible::PARAMETERS => {
+                    return Err(plausible::endless("cuFuncGetParamInfo"));
                 }
                 0 => params.push((offset as u32, size as u32)),
                 // The index is past the last parameter.
@@ -145,7 +145,7 @@ impl ModuleOps for RealDriver {
         })?;
         match code {
             0 => {
-                belief::object("cuModuleGetFunction", function)?;
+                plausible::object("cuModuleGetFunction", function)?;
             }
             code::NOT_FOUND => return Err(missing()),
             code => return Err(self.failed("cuModuleGetFunction", code, 0)),

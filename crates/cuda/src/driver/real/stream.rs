@@ -7,7 +7,7 @@
 //!
 //! This module must not know managers.
 
-use super::{RealDriver, belief, drive};
+use super::{RealDriver, drive, plausible};
 use crate::conv;
 use crate::driver::codes::code;
 use crate::driver::ops::{
@@ -116,7 +116,7 @@ impl StreamOps for RealDriver {
         let mut stream: CUstream = ptr::null_mut();
         drive!(self, cuStreamCreateWithPriority(&raw mut stream, NON_BLOCKING, priority))?;
         // A null handle would be the legacy stream.
-        belief::object("cuStreamCreateWithPriority", stream).map(NativeStream)
+        plausible::object("cuStreamCreateWithPriority", stream).map(NativeStream)
     }
 
     unsafe fn stream_destroy(&self, stream: NativeStream) -> Result<()> {
@@ -240,7 +240,7 @@ impl EventOps for RealDriver {
     fn event_create(&self, flags: EventFlags) -> Result<NativeEvent> {
         let mut event: CUevent = ptr::null_mut();
         drive!(self, cuEventCreate(&raw mut event, conv::event_flags(flags)))?;
-        belief::object("cuEventCreate", event).map(NativeEvent)
+        plausible::object("cuEventCreate", event).map(NativeEvent)
     }
 
     unsafe fn event_destroy(&self, event: NativeEvent) -> Result<()> {

@@ -60,11 +60,17 @@ pub struct RopeAppend;
 pub fn table(inverse_frequencies: &[f64], positions: usize) -> Vec<f32> {
     let mut table = Vec::with_capacity(2 * inverse_frequencies.len() * positions);
     for position in 0..positions {
-        let angle = |f: &f64| position as f64 * f;
-        table.extend(inverse_frequencies.iter().map(|f| angle(f).cos() as f32));
-        table.extend(inverse_frequencies.iter().map(|f| angle(f).sin() as f32));
+        push_position(&mut table, position, inverse_frequencies, 1.0);
     }
     table
+}
+
+/// Adds a position to a table: the cosine and sine of each inverse frequency's angle there, times a
+/// factor, computed in f64.
+pub fn push_position(table: &mut Vec<f32>, position: usize, inverse: &[f64], factor: f64) {
+    let angle = |f: &f64| position as f64 * f;
+    table.extend(inverse.iter().map(|f| (angle(f).cos() * factor) as f32));
+    table.extend(inverse.iter().map(|f| (angle(f).sin() * factor) as f32));
 }
 
 /// The position of row `row` of a launch, if the device word holds a valid one.

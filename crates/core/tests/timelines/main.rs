@@ -14,7 +14,7 @@ struct Left {
 }
 
 #[test]
-fn failed_lines_serve_again_and_old_points_keep_their_meaning() {
+fn failed_timelines_serve_again_and_old_points_keep_their_meaning() {
     let keep = TimelineOwner::take().expect("a timeline");
     let old = PackedTimepoint::from(keep.timeline().at(keep.advance().expect("a value")));
     let mut left = Vec::new();

@@ -1,4 +1,9 @@
-//! Destruction of objects whose count has reached zero.
+//! What ends: scopes with their records, frames with their buffers, counts, and objects whose count
+//! has reached zero.
+//!
+//! These ends lead to each other, so they stand in one file. A scope's end releases objects. A
+//! release may destroy an object, and a destructor may be a function of the program. Such a
+//! function may leave scopes and frames open, which end after its call.
 //!
 //! # Protocol
 //! No lock is held here while memory is freed or a function is called. Dead objects go onto a work
@@ -16,18 +21,21 @@
 //! quarantine are void. So every step first checks the table for that life in the former state,
 //! under the shard's lock ([`Guard::advance`](crate::table::Guard::advance)). A `Described` tensor
 //! is not revived, because the describing hook must find it whole.
+//!
+//! This module must not know how objects are registered, nor how scopes and frames are opened.
 
 use std::ffi::c_void;
 use std::ptr;
 
 use leasehold_core::sync::atomic::Ordering::Relaxed;
 
-use crate::local::{Local, MOURNING};
+use crate::dead::{Dead, Waiting};
+use crate::local::{HAS_QUARANTINE, HOOKED, Local};
 use crate::misuse::Misuse;
 use crate::pool::{PoolOutcome, TensorKey};
 use crate::pools::Pools;
-use crate::shared::{CustomDestructor, TensorInfo};
-use crate::table::{Entry, EntryState, HOST, Kind};
+use crate::shared::{CustomDestructor, ORPHANS, TensorInfo, bump};
+use crate::table::{EntryState, Guard, HOST, Kind, NIL, PINNED};
 use crate::vec_ptr::{VecOps, VecPtr};
 
 /// The number of tensors that leave the quarantine in one turn of the lock of the thread's pool.
@@ -35,44 +43,196 @@ const BATCH: usize = 16;
 /// The size of a dead tensor of unknown size, for the budget.
 const UNKNOWN_BYTES: u64 = 4096;
 
-/// An object to be destroyed.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Dead {
-    addr: usize,
-    generation: u64,
-    destructor: usize,
-    kind: Kind,
-    flags: u8,
-    /// A tensor that has left the quarantine.
-    settled: bool,
-    /// Left by a thread that has ended together with its scopes. So no scope remains whose end it
-    /// could wait for.
-    orphan: bool,
-}
-
-impl Dead {
-    #[inline(always)]
-    pub(crate) fn new(entry: &Entry) -> Self {
-        let Entry { addr, generation, destructor, kind, flags, .. } = *entry;
-        Self { addr, generation, destructor, kind, flags, settled: false, orphan: false }
-    }
-}
-
-/// A tensor in quarantine.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Waiting {
-    dead: Dead,
-    key: Option<TensorKey>,
-    bytes: u64,
-    /// The scope in which the tensor died.
-    depth: u32,
-}
-
 fn pointer<T>(addr: usize) -> *mut T {
     ptr::with_exposed_provenance_mut(addr)
 }
 
+/// The result of `release`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Released {
+    /// A count was removed, and some are left.
+    Counted,
+    /// The last count was removed.
+    Died,
+    /// The address is unknown.
+    Unknown,
+    /// The count of the tensor was zero already.
+    Dead,
+}
+
 impl Local {
+    // ---- scopes and frames end
+
+    /// Runs a hook or destructor of the caller, which may call back; see `local.rs`.
+    pub(crate) fn callback(&self, f: impl FnOnce()) {
+        let (depth, frames) = (self.depth(), self.frames.len());
+        let floor = self.floor.replace(depth);
+        let base_depth = self.base_depth.replace(depth);
+        let base_frames = self.base_frames.replace(frames);
+        let calling = self.calling.replace(true);
+        f();
+        while self.frames.len() > frames {
+            self.misuse(Misuse::FrameRepaired, 0, i64::from(self.frames.len()));
+            self.close_frame();
+        }
+        while self.depth() > depth {
+            self.misuse(Misuse::ScopeRepaired, 0, i64::from(self.depth()));
+            self.close_scope();
+        }
+        self.floor.set(floor);
+        self.base_depth.set(base_depth);
+        self.base_frames.set(base_frames);
+        self.calling.set(calling);
+    }
+
+    /// Closes the newest scope, without regard to the floor: releases its records, releases the
+    /// tensors that died in it, and runs its hook.
+    pub(crate) fn close_scope(&self) {
+        let depth = self.depth();
+        self.empty_scope(depth);
+        if let Some(mark) = self.marks.last()
+            && mark.flags & HOOKED != 0
+            && let Some((exit, value)) = self.hooks.pop()
+            && !self.quiet.get()
+        {
+            self.callback(|| exit(value));
+            // Objects that the hook registered belong to the closing scope.
+            self.empty_scope(depth);
+        }
+        self.marks.truncate(depth - 1);
+    }
+
+    /// Releases the records and dead tensors of scope `depth`, the newest one, until none are left
+    /// (destructors may add some).
+    pub(crate) fn empty_scope(&self, depth: u32) {
+        loop {
+            while let Some(head) = self.marks.read(depth - 1, |mark| mark.head)
+                && head != NIL
+            {
+                self.release_record(head);
+            }
+            if !self.end_quarantine(depth) {
+                break;
+            }
+        }
+    }
+
+    /// Closes scopes until `depth` are left.
+    pub(crate) fn close_to(&self, depth: u32) {
+        while self.depth() > depth.max(1) {
+            self.close_scope();
+        }
+    }
+
+    /// Closes the newest frame and every scope opened since, then frees its buffers.
+    pub(crate) fn close_frame(&self) {
+        let Some(frame) = self.frames.last() else { return };
+        // While its scopes close, destructors still find the frame.
+        self.close_to(frame.depth);
+        self.frames.truncate(self.frames.len() - 1);
+        self.floor.set(frame.floor);
+        let p = &self.published;
+        while self.slots.len() > frame.slot_base
+            && let Some(slot) = self.slots.pop()
+        {
+            if !slot.buffer.is_null() {
+                bump(&p.slot_buffers, -1);
+                bump(&p.slot_bytes, -(slot.capacity as i64));
+                // SAFETY: the buffer came from `malloc` and its frame is over.
+                unsafe { libc::free(slot.buffer) };
+            }
+        }
+        while self.deferred.len() > frame.deferred_base
+            && let Some(old) = self.deferred.pop()
+        {
+            bump(&p.deferred_buffers, -1);
+            bump(&p.deferred_bytes, -(old.capacity as i64));
+            // SAFETY: outgrown buffers came from `malloc`, and their frame is over.
+            unsafe { libc::free(old.buffer) };
+        }
+    }
+
+    // ---- counts end
+
+    /// Removes a count; the last one destroys the object.
+    #[inline(always)]
+    pub(crate) fn release(&self, addr: usize) -> Released {
+        if addr == 0 {
+            return Released::Unknown;
+        }
+        if self.logs() {
+            self.log("release", addr, 0);
+        }
+        let mut shard = self.shared.table.lock(addr);
+        let Some(at) = shard.position(addr) else {
+            drop(shard);
+            self.misuse(Misuse::ReleaseUnknown, addr, 0);
+            return Released::Unknown;
+        };
+        if shard.at(at).state != EntryState::Live {
+            drop(shard);
+            self.misuse(Misuse::UseOfDead, addr, -1);
+            return Released::Dead;
+        }
+        self.decrement(shard, at)
+    }
+
+    /// Removes a count of the live entry at `at`.
+    #[inline(always)]
+    pub(crate) fn decrement(&self, mut shard: Guard<'_>, at: u32) -> Released {
+        let entry = shard.at(at);
+        if entry.count > 1 {
+            if entry.count < PINNED {
+                entry.count -= 1;
+            }
+            return Released::Counted;
+        }
+        let (dead, size) = (Dead::new(entry), entry.size);
+        if entry.kind == Kind::Tensor {
+            // A dead tensor stays in the table until its memory has another owner.
+            shard.retire_at(at, EntryState::Dying);
+        } else {
+            shard.remove_at(at);
+        }
+        drop(shard);
+        self.count_destroyed();
+        if size != 0 {
+            self.shared.add_live_bytes(-(size as i64));
+        }
+        self.defer_destroy(dead);
+        Released::Died
+    }
+
+    /// Releases the object of the newest record `r` of a closing scope, and frees the record.
+    #[inline(always)]
+    pub(crate) fn release_record(&self, r: u32) {
+        self.unlink(r);
+        let Some((addr, generation)) = self.records.read(r, |x| (x.addr, x.generation)) else {
+            return;
+        };
+        let mut shard = self.shared.table.lock(addr);
+        let at = shard.position(addr).filter(|&at| {
+            let entry = shard.at(at);
+            entry.generation == generation && entry.state == EntryState::Live
+        });
+        let Some(at) = at else {
+            // That life of the object is over; the address has another owner now.
+            drop(shard);
+            let mut foreign = self.foreign.borrow_mut();
+            if !foreign.is_empty() && foreign.get(&addr) == Some(&r) {
+                foreign.remove(&addr);
+            }
+            drop(foreign);
+            self.free_record(r);
+            return;
+        };
+        self.unchain(shard.at(at), r);
+        self.free_record(r);
+        self.decrement(shard, at);
+    }
+
+    // ---- objects end
+
     /// Destroys `dead`: at once or, inside a destructor, after that destructor.
     #[inline(always)]
     pub(crate) fn defer_destroy(&self, dead: Dead) {
@@ -81,18 +241,18 @@ impl Local {
             // SAFETY: the registrant promised that the struct came from the C allocator and is the
             // manager's to free.
             Kind::Struct => unsafe { libc::free(pointer(dead.addr)) },
-            _ => self.bury_slow(dead),
+            _ => self.destroy_slow(dead),
         }
     }
 
     #[cold]
     #[inline(never)]
-    pub(crate) fn bury_slow(&self, dead: Dead) {
-        if !self.dying.push(dead) {
+    pub(crate) fn destroy_slow(&self, dead: Dead) {
+        if !self.pending.push(dead) {
             // A lost object is better than a destruction in the wrong order.
             self.misuse(Misuse::OutOfMemory, dead.addr, 0);
         }
-        self.work_off();
+        self.destroy_pending();
     }
 
     /// Returns whether the destruction calls a function of the program.
@@ -105,11 +265,11 @@ impl Local {
         }
     }
 
-    pub(crate) fn work_off(&self) {
-        if self.burying.replace(true) {
+    pub(crate) fn destroy_pending(&self) {
+        if self.destroying.replace(true) {
             return;
         }
-        while let Some(dead) = self.dying.pop() {
+        while let Some(dead) = self.pending.pop() {
             if self.quiet.get() && Self::wants_program(dead) {
                 if !self.shared.add_orphan(Dead { orphan: true, ..dead }) {
                     self.misuse(Misuse::OutOfMemory, dead.addr, 0);
@@ -132,11 +292,11 @@ impl Local {
                     // called once.
                     self.callback(|| unsafe { destroy(pointer(dead.addr)) });
                 }
-                Kind::Tensor if dead.settled => self.destroy_tensor(dead),
-                Kind::Tensor => self.mourn(dead),
+                Kind::Tensor if dead.left_quarantine => self.destroy_tensor(dead),
+                Kind::Tensor => self.quarantine(dead),
             }
         }
-        self.burying.set(false);
+        self.destroying.set(false);
     }
 
     fn destroy_vec(&self, addr: usize) {
@@ -180,7 +340,7 @@ impl Local {
             // SAFETY: i < len, by the caller's promise.
             let element = unsafe { data.add(i).read() };
             // If this was the element's last count, its destruction waits on the list, because
-            // `burying` is set.
+            // `destroying` is set.
             self.release(element.expose_provenance());
         }
     }
@@ -190,11 +350,12 @@ impl Local {
     /// Takes a dying tensor into quarantine and returns its pool key; `Err` if that life is over.
     fn describe(&self, dead: Dead) -> Result<Option<TensorKey>, ()> {
         let step = |from, to| {
-            let mut shard = self.shared.table.lock(dead.addr, self.me);
+            let mut shard = self.shared.table.lock(dead.addr);
             let entry = shard.advance(dead.addr, dead.generation, from, to).ok_or(())?;
             // SAFETY: the flag says that `lh_tensor_create` made the tensor. The tensor is dying,
             // so no code destroys it while its shard is locked.
-            Ok((entry.flags & HOST != 0).then(|| unsafe { crate::tensor::key(pointer(dead.addr)) }))
+            Ok((entry.flags & HOST != 0)
+                .then(|| unsafe { crate::host_tensor::key(pointer(dead.addr)) }))
         };
         if dead.flags & HOST != 0 {
             return step(EntryState::Dying, EntryState::Quarantined);
@@ -218,16 +379,16 @@ impl Local {
     }
 
     /// Puts a dying tensor into quarantine.
-    fn mourn(&self, dead: Dead) {
+    fn quarantine(&self, dead: Dead) {
         let Ok(key) = self.describe(dead) else { return };
         let bytes = key.map_or(UNKNOWN_BYTES, TensorKey::bytes);
         let waiting = Waiting { dead, key, bytes, depth: self.depth() };
         let budget = self.shared.quarantine_budget.load(Relaxed);
         if dead.orphan || budget == 0 || bytes > budget || !self.waiting.push(waiting) {
-            self.settle(&[waiting]);
+            self.pool_or_destroy(&[waiting]);
             return;
         }
-        self.marks.update(self.depth() - 1, |mark| mark.flags |= MOURNING);
+        self.marks.update(self.depth() - 1, |mark| mark.flags |= HAS_QUARANTINE);
         if self.logs() {
             self.log("quarantine", dead.addr, bytes as i64);
         }
@@ -238,7 +399,7 @@ impl Local {
             self.waiting_from.set(self.waiting_from.get() + 1);
             self.shared.unquarantine(oldest.bytes);
             total = total.saturating_sub(oldest.bytes);
-            self.settle(&[oldest]);
+            self.pool_or_destroy(&[oldest]);
         }
         // The space before the oldest entry is released once it is the greater part.
         if self.waiting_from.get() > 32 && self.waiting_from.get() > self.waiting.len() / 2 {
@@ -247,11 +408,13 @@ impl Local {
     }
 
     /// Releases the tensors that died in scope `depth`, which is ending; `false` if none did.
-    pub(crate) fn end_mourning(&self, depth: u32) -> bool {
-        if self.marks.read(depth.wrapping_sub(1), |mark| mark.flags & MOURNING != 0) != Some(true) {
+    pub(crate) fn end_quarantine(&self, depth: u32) -> bool {
+        if self.marks.read(depth.wrapping_sub(1), |mark| mark.flags & HAS_QUARANTINE != 0)
+            != Some(true)
+        {
             return false;
         }
-        self.marks.update(depth - 1, |mark| mark.flags &= !MOURNING);
+        self.marks.update(depth - 1, |mark| mark.flags &= !HAS_QUARANTINE);
         let next = || {
             let last = self
                 .waiting
@@ -271,7 +434,7 @@ impl Local {
                 batch[n] = waiting;
                 n += 1;
             }
-            self.settle(&batch[..n]);
+            self.pool_or_destroy(&batch[..n]);
         }
         if self.waiting.len() == self.waiting_from.get() {
             self.waiting.truncate(0);
@@ -282,12 +445,12 @@ impl Local {
 
     /// Gives tensors whose quarantine is over (at most [`BATCH`]) to the pool. The destructor gets
     /// those that the pool refuses.
-    fn settle(&self, waiting: &[Waiting]) {
+    fn pool_or_destroy(&self, waiting: &[Waiting]) {
         // For each tensor: whether this life still exists, and whether the pool has refused the
         // tensor.
         let (mut ours, mut refused) = ([false; BATCH], [true; BATCH]);
         for (w, ours) in waiting.iter().zip(&mut ours) {
-            let mut shard = self.shared.table.lock(w.dead.addr, self.me);
+            let mut shard = self.shared.table.lock(w.dead.addr);
             // `None` if the tensor was revived meanwhile.
             let entry = shard.advance(
                 w.dead.addr,
@@ -298,7 +461,7 @@ impl Local {
             *ours = entry.map(|e| e.newest = Pools::home(self.me) as u32).is_some();
         }
         if waiting.iter().zip(ours).any(|(w, ours)| ours && w.key.is_some()) {
-            let mut home = self.shared.pools.lock(Pools::home(self.me), self.me);
+            let mut home = self.shared.pools.lock(Pools::home(self.me));
             for ((w, ours), refused) in waiting.iter().zip(ours).zip(&mut refused) {
                 if let Some(key) = w.key.filter(|_| ours) {
                     *refused = home.put(pointer(w.dead.addr), key) == PoolOutcome::Full;
@@ -324,10 +487,10 @@ impl Local {
 
     /// Removes a pooled tensor from the table and puts it on the list for destruction.
     fn discard(&self, addr: usize) {
-        let mut shard = self.shared.table.lock(addr, self.me);
+        let mut shard = self.shared.table.lock(addr);
         let dead = match shard.position(addr) {
             Some(at) if shard.at(at).state == EntryState::Pooled => {
-                let dead = Dead { settled: true, ..Dead::new(shard.at(at)) };
+                let dead = Dead { left_quarantine: true, ..Dead::new(shard.at(at)) };
                 shard.remove_at(at);
                 Some(dead)
             }
@@ -335,7 +498,7 @@ impl Local {
         };
         drop(shard);
         if let Some(dead) = dead {
-            self.bury_slow(dead);
+            self.destroy_slow(dead);
         }
     }
 
@@ -346,7 +509,7 @@ impl Local {
         if dead.flags & HOST != 0 {
             // SAFETY: the flag says that `lh_tensor_create` made the tensor. No other code knows it
             // any more.
-            unsafe { crate::tensor::destroy(pointer(dead.addr)) };
+            unsafe { crate::host_tensor::destroy(pointer(dead.addr)) };
         } else if let Some(destroy) = self.shared.tensor_destructor() {
             // SAFETY: the tensors' maker provided the hook; it is called once for each tensor.
             self.callback(|| unsafe { destroy(pointer(dead.addr)) });
@@ -362,7 +525,16 @@ impl Local {
             freed += bytes;
             self.discard(tensor.expose_provenance());
         }
-        self.adopt();
+        self.destroy_orphans();
         freed
+    }
+
+    /// Destroys objects that ended threads have left.
+    pub(crate) fn destroy_orphans(&self) {
+        while self.shared.flags.load(Relaxed) & ORPHANS != 0
+            && let Some(dead) = self.shared.take_orphan()
+        {
+            self.destroy_slow(dead);
+        }
     }
 }

@@ -1,24 +1,76 @@
-//! The wrappers around the sketch: correct calls pass unchanged, wrong ones never reach the
-//! backend.
+//! `hal`'s wrappers around the backend: correct calls pass unchanged, wrong ones never reach the
+//! machine.
 
-use super::*;
-use leasehold_core::sync::Mutex;
-use leasehold_core::{Error, TimelineOwner};
+use crate::backend::order;
+use crate::{bind, config};
+use leasehold_alloc::{Buffer, Layout, On};
+use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::{Error, Lease, Result, TimelineOwner};
+use leasehold_hal::{
+    Access, Backend, BackendKind, Binding, Copy2d, CpuArgs, Device, DeviceId, Dispatch, Download,
+    Fill, HostCall, KernelCheck, KernelDesc, KernelSource, MemoryKind, NodePatch, Op, OpList,
+    Pipeline, Plan, Stream, StreamDesc, Traced, Upload, Validated, traced,
+};
+use leasehold_sim::SimBackend;
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Metadata, Subscriber, span};
 
-type Checked = Validated<MpsBackend>;
+const READ: Access = Access::Read;
+const WRITE: Access = Access::Write;
 
-fn bench() -> Bench<Checked> {
-    Bench::of(Validated::new(MpsBackend::new(2)).unwrap())
+/// A backend with one stream on its first device.
+struct Bench<B> {
+    device: Lease<dyn Device>,
+    stream: Lease<dyn Stream>,
+    backend: B,
 }
 
-impl Bench<Checked> {
+impl<B: Backend> Bench<B> {
+    fn of(backend: B) -> Self {
+        let device = backend.open(DeviceId::new(BackendKind::Sim, 0)).unwrap();
+        let stream = device.stream(&StreamDesc::default()).unwrap();
+        Self { device, stream, backend }
+    }
+
+    fn buffer(&self, bytes: u64) -> Lease<Buffer> {
+        let memory = self.device.memory(MemoryKind::Device).unwrap();
+        memory.alloc(Layout::new(bytes), On::new(&*self.stream)).unwrap()
+    }
+
+    fn kernel(&self, name: &'static str, bindings: &[Access]) -> Lease<Pipeline> {
+        self.device.pipeline(&kernel(name, bindings, 0)).unwrap()
+    }
+
+    fn submit(&self, ops: &[Op<'_>]) -> Result<u64> {
+        submit(&*self.stream, ops)
+    }
+}
+
+/// A device that lacks what its machine could do, so that these refusals can be seen too.
+fn lesser(devices: u32) -> SimBackend {
+    let config = config(1).devices(devices, 1 << 30).trace(true);
+    // SAFETY: the description takes away two capabilities, and asks for an alignment.
+    let made = unsafe {
+        SimBackend::with_description(config, |caps, limits| {
+            (caps.host_calls, caps.waits_for_any_timeline) = (false, false);
+            limits.binding_alignment = 4;
+        })
+    };
+    made.unwrap()
+}
+
+fn bench() -> Bench<Validated<SimBackend>> {
+    Bench::of(Validated::new(lesser(2)).unwrap())
+}
+
+impl Bench<Validated<SimBackend>> {
     /// The submission is refused with its place in the message, and no call arrived.
     #[track_caller]
     fn refused(&self, ops: &[Op<'_>], kind: &str, says: &str) {
         let before = self.stream.timeline().submitted();
+        let calls = self.backend.inner().machine().calls();
         let e = self.submit(ops).unwrap_err();
         let index = ops.len() - 1;
         let place = format!(
@@ -29,16 +81,42 @@ impl Bench<Checked> {
         let text = e.to_string();
         assert!(e.kind() == kind && text.contains(&place) && text.contains(says), "{e:?}");
         assert_eq!(self.stream.timeline().submitted(), before);
-        let calls = self.backend.inner().world.calls();
-        assert!(
-            !calls.iter().any(|c| c.contains("ncoder") || c.starts_with("commandBuffer")),
-            "{calls:?}"
-        );
+        assert_eq!(self.backend.inner().machine().calls(), calls);
     }
 }
 
-const READ: Access = Access::Read;
-const WRITE: Access = Access::Write;
+unsafe fn nothing(_: &CpuArgs<'_>) {}
+
+fn kernel(name: &'static str, bindings: &[Access], params: u32) -> KernelDesc<'static> {
+    let source = KernelSource::Cpu(nothing);
+    KernelDesc { params, ..KernelDesc::new(name, source, bindings, KernelCheck::any()) }
+}
+
+fn missing() -> KernelDesc<'static> {
+    let source = KernelSource::Registered("missing".into());
+    KernelDesc::new("missing", source, &[], KernelCheck::any())
+}
+
+fn submit(stream: &dyn Stream, ops: &[Op<'_>]) -> Result<u64> {
+    // SAFETY: the kernels do nothing, and the tests keep buffers and host memory until the work is
+    // over. Operations that break another rule are refused.
+    unsafe { stream.submit(ops) }
+}
+
+fn bound(buffer: &Lease<Buffer>, access: Access) -> Binding {
+    Binding { native: buffer.native(), ..bind(buffer.addr(), buffer.len(), access) }
+}
+
+fn dispatch<'a>(pipeline: &'a Lease<Pipeline>, bindings: &'a [Binding]) -> Op<'a> {
+    Op::Dispatch(Dispatch {
+        pipeline,
+        grid: [2, 1, 1],
+        block: [32, 1, 1],
+        shared: 0,
+        bindings,
+        params: &[],
+    })
+}
 
 #[test]
 fn dispatches_are_checked_against_their_kernel_and_the_limits() {
@@ -155,8 +233,7 @@ fn copies_fills_and_host_copies_are_checked() {
         Op::Download(down),
     ])
     .unwrap();
-    b.stream.flush().unwrap();
-    b.backend.inner().world.run();
+    b.device.synchronize(None).unwrap();
 }
 
 #[test]
@@ -182,47 +259,46 @@ fn waits_name_values_that_were_submitted_or_host_timelines() {
     drop(other);
     b.submit(&[Op::Wait(past)]).unwrap();
     host_timeline.signal_host(host_timeline.timeline().submitted() + 5).unwrap();
-    b.stream.flush().unwrap();
-    b.backend.inner().world.run();
+    b.device.synchronize(None).unwrap();
     assert!(b.stream.timeline().is_idle());
 }
 
 #[test]
 fn objects_of_another_device_are_refused_and_memory_of_another_is_for_copies_only() {
     let b = bench();
-    let far = b.backend.open(DeviceId::new(BackendKind::Mps, 1)).unwrap();
+    let far = b.backend.open(DeviceId::new(BackendKind::Sim, 1)).unwrap();
     let far_stream = far.stream(&StreamDesc::default()).unwrap();
     let k = far.pipeline(&kernel("k", &[WRITE], 0)).unwrap();
     let (near, x) = (b.kernel("near", &[WRITE]), b.buffer(1000));
     b.refused(
         &[dispatch(&k, &[bound(&x, WRITE)])],
         "InvalidArgument",
-        "the kernel was not made by mps:0",
+        "the kernel was not made by sim:0",
     );
     let timestamp = far.timestamp().unwrap();
     b.refused(
         &[Op::WriteTimestamp(&timestamp)],
         "InvalidArgument",
-        "the timestamp was not made by mps:0",
+        "the timestamp was not made by sim:0",
     );
     let own = b.device.timestamp().unwrap();
     // SAFETY: the timestamps are of this backend's devices.
     let refused = unsafe { b.device.elapsed(&own, &timestamp) }.unwrap_err();
     assert_eq!(refused.kind(), "InvalidArgument");
-    // SAFETY: a wrong plan is refused before Metal sees it. All else is this device's, and its
-    // memory outlives the launches.
+    // SAFETY: a wrong plan is refused. All else is this device's, and its memory outlives the
+    // launches.
     let graph = unsafe { far.instantiate(Plan::new(OpList::new())) }.unwrap();
-    b.refused(&[Op::Graph(&graph)], "InvalidArgument", "not instantiated on mps:0");
+    b.refused(&[Op::Graph(&graph)], "InvalidArgument", "not instantiated on sim:0");
     let memory = far.memory(MemoryKind::Device).unwrap();
     let y = memory.alloc(Layout::new(1000), On::new(&*far_stream)).unwrap();
     b.refused(
         &[dispatch(&near, &[bound(&y, WRITE)])],
         "InvalidArgument",
-        "no live buffer of mps:0",
+        "no live buffer of sim:0",
     );
     let copy = Copy2d::linear((y.addr(), y.native()), (x.addr(), x.native()), 1000);
     b.submit(&[Op::Copy(copy), Op::WriteTimestamp(&own)]).unwrap();
-    b.backend.inner().world.calls();
+    b.device.synchronize(None).unwrap();
     drop(y);
     b.refused(&[Op::Copy(copy)], "InvalidArgument", "no live buffer");
 }
@@ -247,18 +323,18 @@ fn plans_updates_and_launches_are_checked() {
         ops
     };
     let bad = Plan::new(list(Dispatch { params: &[], ..op }));
-    // SAFETY: a wrong plan is refused before Metal sees it. All else is this device's, and its
-    // memory outlives the launches.
+    // SAFETY: a wrong plan is refused. All else is this device's, and its memory outlives the
+    // launches.
     let e = unsafe { b.device.instantiate(bad) }.unwrap_err();
     assert!(e.to_string().contains("dispatch k (node 0 of a plan)"), "{e}");
     for (pred, pred_at) in [(vec![0], vec![0, 1]), (vec![], vec![0]), (vec![], vec![0, 1])] {
         let plan = Plan { ops: list(op), pred, pred_at };
-        // SAFETY: a wrong plan is refused before Metal sees it. All else is this device's, and its
-        // memory outlives the launches.
+        // SAFETY: a wrong plan is refused. All else is this device's, and its memory outlives the
+        // launches.
         assert_eq!(unsafe { b.device.instantiate(plan) }.unwrap_err().kind(), "InvalidArgument");
     }
-    // SAFETY: a wrong plan is refused before Metal sees it. All else is this device's, and its
-    // memory outlives the launches.
+    // SAFETY: a wrong plan is refused. All else is this device's, and its memory outlives the
+    // launches.
     let graph = unsafe { b.device.instantiate(Plan::new(list(op))) }.unwrap();
     let patch = NodePatch { node: 0, bindings: None, params: None, grid: None };
     for bad in [
@@ -278,9 +354,7 @@ fn plans_updates_and_launches_are_checked() {
     unsafe { graph.update(&[NodePatch { bindings: Some(&[bound(&y, WRITE)]), ..patch }]) }.unwrap();
     drop(x);
     b.submit(&[Op::Graph(&graph)]).unwrap();
-    b.stream.flush().unwrap();
-    b.backend.inner().world.run();
-    b.backend.inner().world.calls();
+    b.device.synchronize(None).unwrap();
     drop(y);
     b.refused(&[Op::Graph(&graph)], "InvalidArgument", "node 0");
 }
@@ -288,30 +362,30 @@ fn plans_updates_and_launches_are_checked() {
 #[test]
 fn a_wrapper_shares_the_life_of_what_is_inside() {
     let b = bench();
-    let again = b.backend.open(DeviceId::new(BackendKind::Mps, 0)).unwrap();
+    let again = b.backend.open(DeviceId::new(BackendKind::Sim, 0)).unwrap();
     assert!(again.same(&b.device) && again.handle() == b.device.handle());
-    assert_eq!(b.backend.open(DeviceId::new(BackendKind::Mps, 9)).unwrap_err().kind(), "NotFound");
+    assert_eq!(b.backend.open(DeviceId::new(BackendKind::Sim, 9)).unwrap_err().kind(), "NotFound");
     drop(again);
     let Bench { backend, device, stream, .. } = b;
     let handle = device.handle();
     assert_eq!(backend.shutdown().unwrap_err().kind(), "LeasesOutstanding");
     // Nothing has changed: the device is the same, and works.
-    let device2 = backend.open(DeviceId::new(BackendKind::Mps, 0)).unwrap();
+    let device2 = backend.open(DeviceId::new(BackendKind::Sim, 0)).unwrap();
     assert_eq!(device2.handle(), handle);
     drop((device, device2));
     // A stream alone also keeps its device, and outlives the wrapper's lease.
     assert_eq!(backend.shutdown().unwrap_err().kind(), "LeasesOutstanding");
     submit(&*stream, &[]).unwrap();
     drop(stream);
-    let device = backend.open(DeviceId::new(BackendKind::Mps, 0)).unwrap();
+    let device = backend.open(DeviceId::new(BackendKind::Sim, 0)).unwrap();
     drop(device);
     backend.shutdown().unwrap();
     backend.shutdown().unwrap();
     assert_eq!(
-        backend.open(DeviceId::new(BackendKind::Mps, 0)).unwrap_err().kind(),
+        backend.open(DeviceId::new(BackendKind::Sim, 0)).unwrap_err().kind(),
         "InvalidState"
     );
-    let orphan = Bench::of(Validated::new(MpsBackend::new(1)).unwrap());
+    let orphan = Bench::of(Validated::new(lesser(1)).unwrap());
     let Bench { backend, device, stream, .. } = orphan;
     drop((backend, device));
     submit(&*stream, &[]).unwrap();
@@ -321,32 +395,31 @@ fn a_wrapper_shares_the_life_of_what_is_inside() {
 fn steady_submissions_through_both_wrappers_reach_the_device_as_without_them() {
     let run = |b: Bench<Arc<dyn Backend>>| {
         let x = b.buffer(1000);
-        let k = b.kernel("k", &[Access::ReadWrite]);
-        let bindings = [bound(&x, Access::ReadWrite)];
+        let k = b.kernel("k", &[WRITE]);
+        let bindings = [bound(&x, WRITE)];
         let mut ops = OpList::new();
         ops.push(&dispatch(&k, &bindings));
-        // SAFETY: a wrong plan is refused before Metal sees it. All else is this device's, and its
-        // memory outlives the launches.
+        // SAFETY: a wrong plan is refused. All else is this device's, and its memory outlives the
+        // launches.
         let graph = unsafe { b.device.instantiate(Plan::new(ops)) }.unwrap();
         for _ in 0..3 {
             b.submit(&[dispatch(&k, &bindings), Op::Graph(&graph)]).unwrap();
         }
-        b.stream.flush().unwrap();
+        b.device.synchronize(None).unwrap();
     };
-    let calls = |wrap: fn(MpsBackend) -> Arc<dyn Backend>| {
-        let inner = MpsBackend::new(1);
-        let world = inner.world.clone();
+    let trace = |wrap: fn(SimBackend) -> Arc<dyn Backend>| {
+        let inner = lesser(1);
+        let machine = inner.machine().clone();
         run(Bench::of(wrap(inner)));
-        world.run();
-        assert_eq!(world.broken_rules(), Vec::<String>::new());
-        kinds(&world.calls()).iter().map(|s| (*s).to_owned()).collect::<Vec<_>>()
+        assert_eq!(machine.take_reports(), []);
+        order(&machine.take_trace())
     };
-    let plain = calls(|b| Arc::new(b));
-    assert!(plain.iter().filter(|c| *c == "dispatch").count() == 6);
-    assert_eq!(calls(|b| Arc::new(Validated::new(b).unwrap())), plain);
-    assert_eq!(calls(|b| Arc::new(Traced::new(b).unwrap())), plain);
-    assert_eq!(calls(|b| Arc::new(Validated::new(Traced::new(b).unwrap()).unwrap())), plain);
-    assert_eq!(calls(|b| Arc::new(Traced::new(Validated::new(b).unwrap()).unwrap())), plain);
+    let plain = trace(|b| Arc::new(b));
+    assert_eq!(plain.iter().filter(|(name, ..)| name == "dispatch k").count(), 6, "{plain:?}");
+    assert_eq!(trace(|b| Arc::new(Validated::new(b).unwrap())), plain);
+    assert_eq!(trace(|b| Arc::new(Traced::new(b).unwrap())), plain);
+    assert_eq!(trace(|b| Arc::new(Validated::new(Traced::new(b).unwrap()).unwrap())), plain);
+    assert_eq!(trace(|b| Arc::new(Traced::new(Validated::new(b).unwrap()).unwrap())), plain);
 }
 
 /// Keeps events as text.
@@ -382,7 +455,7 @@ impl Subscriber for Listener {
 #[test]
 fn traced_calls_are_events_with_operation_value_and_time() {
     let listener = Listener::default();
-    let b = Bench::of(Traced::new(MpsBackend::new(1)).unwrap());
+    let b = Bench::of(Traced::new(lesser(1)).unwrap());
     let x = b.buffer(1000);
     let k = b.kernel("norm", &[WRITE]);
     // Without a subscriber: no events, and no other change.
@@ -393,7 +466,7 @@ fn traced_calls_are_events_with_operation_value_and_time() {
             .submit(&[dispatch(&k, &[bound(&x, WRITE)]), Op::Wait(b.stream.timeline().now())])
             .unwrap();
         b.stream.signal().unwrap();
-        assert!(b.device.pipeline(&kernel("missing", &[], 0)).is_err());
+        assert!(b.device.pipeline(&missing()).is_err());
         value
     };
     let value = tracing::subscriber::with_default(listener.clone(), || {
@@ -414,9 +487,8 @@ fn traced_calls_are_events_with_operation_value_and_time() {
     has(&["index=0", "op=\"dispatch norm\""]);
     has(&["index=1", "op=\"wait\""]);
     has(&["call=\"signal\"", "us="]);
-    has(&["call=\"pipeline\"", "on=mps:0", "message=failed", "not found"]);
-    b.stream.flush().unwrap();
-    b.backend.inner().world.run();
+    has(&["call=\"pipeline\"", "on=sim:0", "message=failed", "nobody registered"]);
+    b.device.synchronize(None).unwrap();
 }
 
 #[test]

@@ -1,0 +1,111 @@
+//! Failure: of a submission, of a stream, and of a device with all its streams.
+//!
+//! A failed stream drops what it held back, and resumes the streams that wait for it. Their work
+//! fails in turn. It publishes its values once the driver is done with all work that it was given.
+//! In a lost context the values are published at once.
+//!
+//! This module must not know what failed.
+
+use crate::deferred::resume_waiting;
+use crate::driver::{DriverDevice, DriverStream};
+use crate::state::{BlockedOn, Engine, PumpState, StreamCore};
+use leasehold_core::{Error, Result, VALUE_LIMIT};
+use leasehold_hal::Op;
+
+impl<N: DriverStream> StreamCore<N> {
+    /// Fails everything from `value` on.
+    ///
+    /// The failed submission `held` is dropped after the cause is set, and before the value is
+    /// published.
+    pub(crate) fn fail<T>(&self, value: u64, cause: Error, held: T) {
+        self.owner.poison(value, cause);
+        drop(held);
+        self.after_failure();
+    }
+
+    /// Drops the submissions that are held back, wakes the waiting streams, and completes the
+    /// values that are over.
+    pub(super) fn after_failure(&self) {
+        let dropped = {
+            let mut state = self.state.lock();
+            state.fence = None;
+            state.blocked_on = BlockedOn::Backend;
+            std::mem::take(&mut state.deferred)
+        };
+        drop(dropped);
+        resume_waiting(&self.core.tables, self.timeline().id(), u64::MAX);
+        self.finish_failed();
+        if !self.timeline().is_idle() {
+            self.watch();
+        }
+    }
+
+    /// Publishes all values of a failed stream once the driver is done with its work.
+    pub(crate) fn finish_failed(&self) {
+        let timeline = self.timeline();
+        if timeline.is_idle() && self.host.is_empty() || !timeline.failed(VALUE_LIMIT) {
+            return;
+        }
+        if self.state.lock().pump != PumpState::Idle {
+            // The thread that has the turn calls this function when it is done.
+            return;
+        }
+        let over = self.core.device.loss().is_some() || self.query().is_ok_and(|over| over);
+        // The query may have found a loss.
+        let loss = self.core.device.loss();
+        if let Some(loss) = &loss {
+            self.fail_pending(loss);
+        }
+        if over || loss.is_some() {
+            self.note_failure();
+            let end = timeline.submitted();
+            // `VALUE_LIMIT` includes the actions of a submission that was lost half way, and so has
+            // no value.
+            if let Some(publish) = self.run_host_part(VALUE_LIMIT, end) {
+                self.owner.complete(publish);
+            }
+        }
+    }
+
+    /// Fails the stream of a lost context, where no work runs any more.
+    pub(crate) fn fail_lost(&self, loss: &Error) {
+        self.fail_pending(loss);
+        self.after_failure();
+    }
+
+    /// Handles an error after the lock is released.
+    pub(crate) fn note_unsignalled(&self, result: Result<()>) {
+        if let Err(e) = result {
+            let e = self.core.settle(e);
+            tracing::debug!(error = %e, stream = %self.name(), "completion could not be signalled");
+        }
+    }
+
+    /// The failure of an operation, as the cause for the timeline.
+    pub(crate) fn failure(&self, op: &Op<'_>, value: u64, error: Error) -> Error {
+        let error = self.core.settle(error);
+        self.fault(op.name(), value, &error)
+    }
+}
+
+impl<N: DriverStream> Engine<N> {
+    /// After a loss, fails every stream and completes its submissions. The caller holds no lock.
+    pub(crate) fn settle_loss(&self) {
+        let Some(loss) = self.device.loss() else { return };
+        for stream in self.streams() {
+            stream.fail_lost(&loss);
+        }
+    }
+
+    /// Settles the loss of this device, if an error reports it. The loss of another device is an
+    /// error like others. The caller holds no lock.
+    pub fn settle(&self, error: Error) -> Error {
+        match (self.device.loss(), &error) {
+            (Some(loss), Error::DeviceLost { .. }) => {
+                self.settle_loss();
+                loss
+            }
+            _ => error,
+        }
+    }
+}

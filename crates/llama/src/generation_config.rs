@@ -1,0 +1,184 @@
+//! `generation_config.json`: the tokens that end a text, and how its makers choose tokens.
+
+use std::path::Path;
+
+use leasehold_core::Result;
+use leasehold_operators::ops::Sampling;
+use serde_json::{Map, Value};
+
+use crate::fields::{Fields, object};
+use crate::files;
+
+/// The maximum size of the file in bytes; real files have a few hundred.
+const MAX_BYTES: u64 = 16 << 20;
+/// transformers' number of candidates if the file has none.
+const DEFAULT_TOP_K: u32 = 50;
+/// Settings that change the choice of tokens and are not computed here, with the value that changes
+/// nothing. The first ones count for greedy choices too.
+const ALWAYS: [(&str, f64); 4] = [
+    ("repetition_penalty", 1.0),
+    ("encoder_repetition_penalty", 1.0),
+    ("no_repeat_ngram_size", 0.0),
+    ("num_beams", 1.0),
+];
+const SAMPLED: [(&str, f64); 5] = [
+    ("top_p", 1.0),
+    ("min_p", 0.0),
+    ("typical_p", 1.0),
+    ("epsilon_cutoff", 0.0),
+    ("eta_cutoff", 0.0),
+];
+
+/// The settings of a model's `generation_config.json`.
+///
+/// ```
+/// use leasehold_llama::GenerationConfig;
+/// let json = br#"{"eos_token_id": [2, 286], "do_sample": true, "temperature": 0.6, "top_k": 20}"#;
+/// let config = GenerationConfig::from_slice(json, "generation_config.json")?;
+/// assert_eq!(config.eos_token_ids(), Some(&[2, 286][..]));
+/// assert_eq!(config.sampling()?.top_k, 20);
+/// # Ok::<(), leasehold_core::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct GenerationConfig {
+    map: Map<String, Value>,
+    origin: String,
+    eos_token_ids: Option<Vec<u32>>,
+}
+
+impl GenerationConfig {
+    /// Reads `DIR/generation_config.json`; `None` without that file. Blocks on the file.
+    ///
+    /// # Errors
+    /// `NotFound` for a file that cannot be read. `InvalidArgument` for a file that is not regular
+    /// or has more than 16 MiB. Otherwise as [`from_slice`](Self::from_slice).
+    pub fn from_dir(dir: &Path) -> Result<Option<Self>> {
+        let path = dir.join("generation_config.json");
+        if path.symlink_metadata().is_err() {
+            return Ok(None);
+        }
+        let bytes = files::read(&path, MAX_BYTES)?;
+        Self::from_slice(&bytes, &path.display().to_string()).map(Some)
+    }
+
+    /// Reads the text of a `generation_config.json`; `origin` names the file in messages.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a text that is no JSON object, or end tokens that are no token ids.
+    pub fn from_slice(json: &[u8], origin: &str) -> Result<Self> {
+        let map = object(json, origin)?;
+        let fields = Fields { map: &map, origin, prefix: "" };
+        let eos_token_ids = fields.get("eos_token_id").map(|_| fields.ids("eos_token_id"));
+        let eos_token_ids = eos_token_ids.transpose()?;
+        Ok(Self { map, origin: origin.to_owned(), eos_token_ids })
+    }
+
+    /// The tokens that end a text, which replace those of `config.json`; `None` without them.
+    #[must_use]
+    pub fn eos_token_ids(&self) -> Option<&[u32]> {
+        self.eos_token_ids.as_deref()
+    }
+
+    /// The choice of tokens, with seed 0 and transformers' defaults for absent keys. Greedy without
+    /// `do_sample`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a key that is no number or out of range. `Unsupported` for a setting
+    /// that the sampler does not have, by name.
+    pub fn sampling(&self) -> Result<Sampling> {
+        let fields = Fields { map: &self.map, origin: &self.origin, prefix: "" };
+        let sampled = fields.flag("do_sample")?;
+        let counted = ALWAYS.iter().chain(SAMPLED.iter().filter(|_| sampled));
+        for &(key, nothing) in counted {
+            if let Some(value) = fields.optional_number(key)?
+                && value != nothing
+            {
+                return Err(fields.unsupported(key, value, &nothing.to_string()));
+            }
+        }
+        if !sampled {
+            return Ok(Sampling::default());
+        }
+        let temperature = fields.optional_positive("temperature")?.unwrap_or(1.0) as f32;
+        let top_k = match fields.optional_number("top_k")? {
+            Some(0.0) => 0,
+            _ => fields
+                .optional_dim("top_k", u64::from(u32::MAX))?
+                .map_or(DEFAULT_TOP_K, |k| k as u32),
+        };
+        Ok(Sampling { temperature, top_k, ..Sampling::default() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use leasehold_core::Error;
+
+    fn read(json: &str) -> Result<GenerationConfig> {
+        GenerationConfig::from_slice(json.as_bytes(), "dir/generation_config.json")
+    }
+
+    #[test]
+    fn end_tokens_are_one_or_many_or_none() {
+        for (json, wanted) in [
+            (r#"{"eos_token_id": 7}"#, Some(&[7][..])),
+            (r#"{"eos_token_id": [7.0, 9]}"#, Some(&[7, 9])),
+            (r#"{"eos_token_id": null}"#, None),
+            (r#"{"temperature": NaN}"#, None),
+        ] {
+            assert_eq!(read(json).unwrap().eos_token_ids(), wanted, "{json}");
+        }
+    }
+
+    #[test]
+    fn sampling_is_transformers_and_greedy_without_do_sample() {
+        let sampling = |json| read(json).unwrap().sampling().unwrap();
+        assert_eq!(
+            sampling(r#"{"temperature": 0.5, "top_k": 3, "top_p": 0.9}"#),
+            Sampling::default()
+        );
+        let all = sampling(r#"{"do_sample": true, "temperature": 0.5, "top_k": 3, "top_p": 1.0}"#);
+        assert_eq!((all.temperature, all.top_k), (0.5, 3));
+        let none = sampling(r#"{"do_sample": true}"#);
+        assert_eq!((none.temperature, none.top_k), (1.0, 50));
+        assert_eq!(sampling(r#"{"do_sample": true, "top_k": 0}"#).top_k, 0);
+    }
+
+    #[test]
+    fn every_error_names_file_and_key() {
+        for (json, words) in [
+            ("{\"eos_token_id\":", "no valid JSON"),
+            ("[1]", "a JSON object is expected"),
+            (r#"{"eos_token_id": 2.5}"#, "eos_token_id: a token id"),
+        ] {
+            let error = read(json).unwrap_err().to_string();
+            assert!(error.contains("generation_config.json: ") && error.contains(words), "{error}");
+        }
+        for (json, words) in [
+            (r#"{"do_sample": true, "top_p": 0.9}"#, "top_p: 0.9; supported: 1"),
+            (r#"{"do_sample": true, "temperature": NaN}"#, "temperature: a number is expected"),
+            (r#"{"do_sample": true, "temperature": 0}"#, "temperature: 0 is not above zero"),
+            (r#"{"do_sample": true, "top_k": -1}"#, "top_k: -1 is not between"),
+            (r#"{"do_sample": 1}"#, "do_sample: true or false"),
+            (r#"{"repetition_penalty": 1.1}"#, "repetition_penalty: 1.1; supported: 1"),
+        ] {
+            let error = read(json).unwrap().sampling().unwrap_err().to_string();
+            assert!(error.contains("generation_config.json: ") && error.contains(words), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_directory_may_have_none() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(GenerationConfig::from_dir(dir.path()).unwrap(), None);
+        let path = dir.path().join("generation_config.json");
+        std::fs::write(&path, "{\"eos_token_id\": 3}").unwrap();
+        let read = GenerationConfig::from_dir(dir.path()).unwrap().unwrap();
+        assert_eq!(read.eos_token_ids(), Some(&[3][..]));
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        let error = GenerationConfig::from_dir(dir.path()).unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument(_)), "{error}");
+    }
+}
