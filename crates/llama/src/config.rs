@@ -560,7 +560,7 @@ static FAMILIES: [Family; 4] = [
 
 /// The family that `model_type` or else `architectures` names; refuses all others.
 fn family(fields: &Fields<'_>) -> Result<&'static Family> {
-    let names = |name: fn(&Family) -> &str| FAMILIES.each_ref().map(|f| name(f)).join(", ");
+    let names = |name: fn(&Family) -> &str| FAMILIES.each_ref().map(name).join(", ");
     let named = match fields.optional_text("model_type")? {
         None => None,
         Some(kind) => match FAMILIES.iter().find(|f| f.model_type == kind) {
