@@ -7,7 +7,6 @@ use leasehold_cuda::allocator as _;
 use leasehold_cuda::conv as _;
 use leasehold_cuda::encoder::Encoder as _;
 use leasehold_cuda::engine::program::Program as _;
-use leasehold_cuda::engine::stream::StreamCore as _;
 use leasehold_cuda::manager::retired as _;
 
 fn main() {}
