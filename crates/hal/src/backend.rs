@@ -208,8 +208,8 @@ pub unsafe trait Device: Any + Send + Sync {
     /// calls it directly. The first call may block on the driver.
     ///
     /// Operations name a block by its address. If [`Caps::host_visible`] is set, the address is a
-    /// host address too. The block's native word goes unchanged into [`Binding::native`] and
-    /// similar fields.
+    /// host address too. The block's native word goes unchanged into
+    /// [`Binding::native`](crate::Binding::native) and similar fields.
     ///
     /// Every device has [`MemoryKind::Device`] and [`MemoryKind::Pinned`]. Without
     /// [`Caps::pinned`], pinned memory is ordinary host memory, and its allocator has the
