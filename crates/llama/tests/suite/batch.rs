@@ -1,6 +1,6 @@
 //! Sequences in a batch against the same sequences alone, over random schedules.
 
-use super::{model_dirs, weights_of};
+use super::{model_dir, weights_of};
 use leasehold::{Context, DeviceId, Runtime};
 use leasehold_llama::{
     Batch, Config, DType, Decoder, Mode, Model, Request, Sampling, SequenceId, footprint, generate,
@@ -13,7 +13,7 @@ use std::sync::Arc;
 const POSITIONS: usize = 12;
 
 fn with_model(runtime: &Runtime, name: &str, dtype: DType, f: impl FnOnce(&Model)) {
-    let dir = model_dirs().into_iter().find(|dir| dir.ends_with(name)).unwrap();
+    let dir = model_dir(name);
     let config = Config::from_dir(&dir).unwrap();
     let weights = weights_of(&dir, &config).unwrap();
     f(&Model::load(runtime, &config, &weights, dtype, &mut |_, _| {}).unwrap());

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use leasehold_llama::{Config, DType, RopeScaling, TensorSpec, Tokenizer};
 
-use crate::{golden, model_dirs, weights_of};
+use crate::{golden, model_dir, model_dirs, weights_of};
 
 fn name(dir: &Path) -> &str {
     dir.file_name().unwrap().to_str().unwrap()
@@ -96,7 +96,7 @@ fn the_models_cover_what_they_are_named_after() {
 /// All three bands of frequencies: kept, blended, divided.
 #[test]
 fn the_llama3_model_has_all_three_bands() {
-    let dir = model_dirs().into_iter().find(|dir| name(dir) == "llama3-rope").unwrap();
+    let dir = model_dir("llama3-rope");
     let config = Config::from_dir(&dir).unwrap();
     let scaled = config.rope.inverse_frequencies(config.head_dim, 1);
     let mut plain = config.rope.clone();
@@ -115,7 +115,7 @@ fn the_llama3_model_has_all_three_bands() {
 #[test]
 fn a_tokenizer_stands_beside_some_models() {
     for (model, size) in [("tiny-python", 4096), ("untied-head", 259)] {
-        let dir = model_dirs().into_iter().find(|dir| name(dir) == model).unwrap();
+        let dir = model_dir(model);
         let tokenizer = Tokenizer::from_dir(&dir).unwrap();
         assert_eq!(tokenizer.vocab_size(), size);
         assert_eq!(tokenizer.vocab_size(), Config::from_dir(&dir).unwrap().vocab_size);
@@ -124,7 +124,7 @@ fn a_tokenizer_stands_beside_some_models() {
 
 #[test]
 fn a_config_that_does_not_fit_the_weights_is_noticed() {
-    let from = model_dirs().into_iter().find(|dir| name(dir) == "grouped-heads").unwrap();
+    let from = model_dir("grouped-heads");
     let dir = tempfile::tempdir().unwrap();
     for file in ["config.json", "model.safetensors"] {
         fs::copy(from.join(file), dir.path().join(file)).unwrap();
@@ -161,7 +161,7 @@ fn a_config_that_does_not_fit_the_weights_is_noticed() {
 
 /// A separate copy of a small model's directory.
 fn copied() -> tempfile::TempDir {
-    let from = model_dirs().into_iter().find(|dir| name(dir) == "untied-head").unwrap();
+    let from = model_dir("untied-head");
     let dir = tempfile::tempdir().unwrap();
     for file in ["config.json", "model.safetensors", "tokenizer.json"] {
         fs::copy(from.join(file), dir.path().join(file)).unwrap();

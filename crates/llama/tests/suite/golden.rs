@@ -1,6 +1,6 @@
 //! Generated text against transformers' results in float64, eager and as a graph.
 
-use super::{golden, model_dirs, weights_of};
+use super::{golden, model_dir, model_dirs, weights_of};
 use leasehold::{BufferHandle, Context, DeviceId, Error, MemoryKind, Runtime};
 use leasehold_llama::{Batch, Config, DType, Decoder, Mode, Model, Request, Sampling, generate};
 use leasehold_mps::{MpsBackend, MpsConfig};
@@ -69,7 +69,7 @@ fn no_token_is_chosen_where_no_logit_is_a_number() {
         Context::new().runtime(DeviceId::cpu(0)).unwrap(),
         sim.runtime("sim:0".parse().unwrap()).unwrap(),
     ];
-    let from = model_dirs().into_iter().find(|dir| dir.ends_with("grouped-heads")).unwrap();
+    let from = model_dir("grouped-heads");
     let dir = tempfile::tempdir().unwrap();
     std::fs::copy(from.join("config.json"), dir.path().join("config.json")).unwrap();
     let mut bytes = std::fs::read(from.join("model.safetensors")).unwrap();
@@ -214,7 +214,7 @@ fn a_guessed_handle_leads_to_no_ring_of_tokens() {
     leasehold_operators::simulate(&kernels).unwrap();
     let sim = SimBackend::new(MachineConfig::seed(7).kernels(kernels)).unwrap();
     let sim = Context::with_backends(vec![Arc::new(sim)]);
-    let dir = model_dirs().into_iter().find(|dir| dir.ends_with("grouped-heads")).unwrap();
+    let dir = model_dir("grouped-heads");
     let config = Config::from_dir(&dir).unwrap();
     let weights = weights_of(&dir, &config).unwrap();
     for runtime in [

@@ -43,6 +43,14 @@ fn model_dirs() -> Vec<PathBuf> {
     dirs
 }
 
+/// The golden model of this name.
+fn model_dir(name: &str) -> PathBuf {
+    if name == "tiny-python" {
+        return leasehold_tiny_python::FOLDER.into();
+    }
+    model_dirs().into_iter().find(|dir| dir.ends_with(name)).unwrap()
+}
+
 fn golden(dir: &Path) -> Vec<Golden> {
     let json: serde_json::Value =
         serde_json::from_slice(&fs::read(dir.join("golden.json")).unwrap()).unwrap();
