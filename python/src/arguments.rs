@@ -1,4 +1,4 @@
-//! What a call was given: numbers, texts and shapes. No Python object is trusted to be what it
+//! Arguments of a call: numbers, texts and shapes. No Python object is trusted to be what it
 //! says.
 
 use crate::errors::{Class, invalid};

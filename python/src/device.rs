@@ -190,7 +190,7 @@ impl State {
         Ok(device.primary().externals())
     }
 
-    /// What stands for streams of the device whose handles may not be used.
+    /// The stand-in for streams of the device whose handles may not be used.
     pub(crate) fn whole(&self) -> Result<Arc<ExternalStream>> {
         self.externals()?.whole()
     }

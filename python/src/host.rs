@@ -138,7 +138,7 @@ pub(crate) struct HostArray<'py> {
     _keeper: Keeper<'py>,
 }
 
-/// What keeps the memory in place.
+/// The object that keeps the memory in place.
 enum Keeper<'py> {
     Request { _request: Request<'py> },
     Block { _block: Arc<Block> },

@@ -39,7 +39,7 @@ const PIECE: u64 = 64 << 20;
 /// A stream of another library that uses the memory. A handle does not tell streams apart: that of
 /// a per-thread default stream means another one in each thread.
 struct Consumer {
-    /// What its work is marked on.
+    /// The timeline source that its work is marked on.
     stream: Arc<ExternalStream>,
     exports: usize,
 }

@@ -125,7 +125,7 @@ impl Allocator {
     /// allocator works with whole segments.
     pub fn new(backing: Box<dyn Backing>, config: AllocatorConfig) -> Result<Allocator> {
         sweep();
-        let (caps, granule) = (backing.caps(), backing.caps().granule);
+        let caps @ BackingCaps { granule, .. } = backing.caps();
         if !granule.is_power_of_two() || granule < UNIT {
             let wanted = "want a power of two of at least 512";
             return Err(Error::invalid(format!("granule of {granule} bytes: {wanted}")));

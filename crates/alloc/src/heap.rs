@@ -180,8 +180,8 @@ impl Heap {
         paged: bool,
     ) -> Result<usize> {
         if !base.is_multiple_of(UNIT) {
-            let at = format!("the backing's memory lies at {base:#x}: want a multiple of {UNIT}");
-            return Err(Error::invalid(at));
+            let text = format!("the backing's memory lies at {base:#x}: want a multiple of {UNIT}");
+            return Err(Error::invalid(text));
         }
         let units = bytes >> UNIT_SHIFT;
         let skew = (base >> UNIT_SHIFT) as u32 & (self.stride - 1);

@@ -95,8 +95,8 @@ impl Ring {
     /// `InvalidArgument` for more than [`MOST_EVENTS`], `OutOfMemory` for host memory.
     pub(crate) fn new(n: usize) -> Result<Self> {
         if n > MOST_EVENTS {
-            let most = format!("{n} events of a trace: at most {MOST_EVENTS} are remembered");
-            return Err(Error::invalid(most));
+            let text = format!("{n} events of a trace: at most {MOST_EVENTS} are remembered");
+            return Err(Error::invalid(text));
         }
         let slot =
             || Slot { seq: AtomicU64::new(0), words: std::array::from_fn(|_| AtomicU64::new(0)) };

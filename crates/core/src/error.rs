@@ -278,7 +278,7 @@ impl fmt::Display for OutOfMemory {
 pub struct Foreign(Kept<Arc<dyn StdError + Send + Sync>>);
 
 impl Foreign {
-    /// What `show` writes. A panic of `show` ends the text.
+    /// The text that `show` writes. A panic of `show` ends the text.
     fn text(&self, show: impl FnOnce(&mut String, &dyn StdError) -> fmt::Result) -> String {
         let mut text = String::new();
         match quietly(|| show(&mut text, &**self.0)) {
@@ -438,7 +438,8 @@ impl Error {
     }
 }
 
-/// What cannot fail is accepted where a conversion may: `impl TryInto<T, Error: Into<Error>>`.
+/// A conversion that cannot fail fits where one that may is taken:
+/// `impl TryInto<T, Error: Into<Error>>`.
 impl From<Infallible> for Error {
     fn from(never: Infallible) -> Self {
         match never {}

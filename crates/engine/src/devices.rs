@@ -237,7 +237,7 @@ impl<D: DeviceSource> Drop for DeviceManager<D> {
             Ok(())
         });
         if let Err(error) = ended {
-            // What is left ends in the background, after its last holder.
+            // The devices that are left end in the background, after their last holder.
             tracing::debug!(%error, "devices of the backend {} are in use", D::KIND);
         }
     }

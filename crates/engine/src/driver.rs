@@ -329,8 +329,8 @@ pub(crate) enum CompletionAction<N: DriverStream> {
     Driver(N::Action),
 }
 
-/// What a wait for another stream of the backend proves once it is over: the other stream is done
-/// up to a value.
+/// The proof of a wait for another stream of the backend, once the wait is over: the other stream
+/// is done up to a value.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Passed {
     /// The timepoint that is waited for.

@@ -90,7 +90,7 @@ struct Ended<L: PipelineLoader> {
     after: Vec<Timepoint>,
 }
 
-/// What makes pipelines and ends them.
+/// The backend's own loader, and the pipelines that wait for their end.
 struct Loader<L: PipelineLoader> {
     own: L,
     ended: RetireList<Ended<L>>,

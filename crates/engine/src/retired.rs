@@ -28,7 +28,7 @@ const NAP: (Duration, Duration) = (Duration::from_micros(100), Duration::from_mi
 pub struct LeftBehind(Vec<Box<dyn FnOnce() + Send>>);
 
 impl LeftBehind {
-    /// What [`Engine::left_behind`](crate::Engine::left_behind) returned.
+    /// The streams that [`Engine::left_behind`](crate::Engine::left_behind) returned.
     pub fn new<N: DriverStream>(streams: Vec<Arc<StreamCore<N>>>) -> Self {
         let run_down = |stream: Arc<StreamCore<N>>| Box::new(move || stream.run_down()) as _;
         Self(streams.into_iter().map(run_down).collect())

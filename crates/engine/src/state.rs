@@ -1,4 +1,4 @@
-//! What the streams of a device hold: the state of each, and the state that they share.
+//! State of the streams of a device: the state of each, and the state that they share.
 //!
 //! The types name each other, so they stand in one file. The methods here read, and write down what
 //! happened. None of them resumes work or publishes a value.
@@ -101,7 +101,7 @@ pub(crate) struct RecordedMark<N: DriverStream> {
     pub(crate) mark: N::Mark,
 }
 
-/// What the first submission that is held back waits for.
+/// The thing that the first submission that is held back waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BlockedOn {
     /// A thread of this backend, which resumes the stream.

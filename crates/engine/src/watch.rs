@@ -1,5 +1,5 @@
-//! What the threads of a context share: the list of streams in need of attention, the host calls
-//! that are due, and the flags by which the threads start and end.
+//! State that the threads of a context share: the list of streams in need of attention, the host
+//! calls that are due, and the flags by which the threads start and end.
 //!
 //! This module must not know what a stream is, nor what the threads do with one.
 

@@ -152,7 +152,7 @@ impl Default for Limits {
     }
 }
 
-/// What is constant of an open device.
+/// The constant facts of an open device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Description {

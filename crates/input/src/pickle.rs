@@ -48,7 +48,7 @@ enum Item {
     Dict(u32),
 }
 
-/// What the bytes of a value mean, before it is kept.
+/// The meaning of the bytes of a value, before the value is kept.
 enum Found {
     Number(u64),
     Word(u16),

@@ -41,7 +41,7 @@ const MAX_INDEX: u64 = 64 << 20;
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
 const HEAD: &str = "lm_head.weight";
-/// What a base model's names lack.
+/// The prefix that a base model's names lack.
 const PREFIX: &str = "model.";
 /// Tensors that a notice names at most.
 const NAMED: usize = 8;
@@ -435,7 +435,7 @@ impl Weights {
         self.tensors.values().map(|t| (t.range.len() / t.dtype.bytes()) as u64).sum()
     }
 
-    /// What the files have and a user may not expect, a line each: tensors that no one reads, a
+    /// Facts of the files that a user may not expect, a line each: tensors that no one reads, a
     /// stored head beside a config that ties it.
     #[must_use]
     pub fn notices(&self) -> &[String] {

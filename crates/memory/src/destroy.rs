@@ -1,5 +1,5 @@
-//! What ends: scopes with their records, frames with their buffers, counts, and objects whose count
-//! has reached zero.
+//! The ends of things: of scopes with their records, frames with their buffers, counts, and
+//! objects whose count has reached zero.
 //!
 //! These ends lead to each other, so they stand in one file. A scope's end releases objects. A
 //! release may destroy an object, and a destructor may be a function of the program. Such a

@@ -1,4 +1,14 @@
-#![doc = include_str!("../README.md")]
+//! A 5.4-million-parameter Llama-architecture model (6 layers, width 256, 8 heads, 4 KV heads,
+//! tied head, vocabulary 4,096, context 1,024), trained for this project from random weights, with
+//! its byte-level BPE tokenizer, on the source of Python 3.11's standard library (PSF-2.0). It
+//! continues Python code plausibly and has partly memorised its corpus; it is a workload, not a
+//! product.
+//!
+//! The files are bytes of the program: weights, configuration and tokenizer. A test finds their
+//! folder by [`FOLDER`].
+//!
+//! This crate must not know how a model is computed.
+
 #![no_std]
 
 /// Bytes with an alignment that allows the use of weights in place.

@@ -60,7 +60,7 @@ const EVENTS: usize = 32;
 /// Queries before a waiting thread sleeps between them.
 const SPINS: u32 = 100;
 
-/// What the driver answers for the handle of a stream that is gone, if it answers.
+/// The driver's answers for the handle of a stream that is gone, if it answers.
 const GONE: [i32; 4] =
     [code::INVALID_VALUE, code::INVALID_CONTEXT, code::INVALID_HANDLE, code::CONTEXT_IS_DESTROYED];
 

@@ -1,4 +1,4 @@
-//! What the driver is given: operations with their preparations, in the stream's lock.
+//! Operations on their way to the driver, with their preparations, in the stream's lock.
 //!
 //! The compiler inlines the way of a submission without preparations: a call returns a `Result` of
 //! five words through memory.

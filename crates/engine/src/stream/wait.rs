@@ -1,4 +1,4 @@
-//! What a holder asks of a stream: to signal, to tell how far it is, to wait.
+//! Requests of a stream's holder: to signal, to tell how far it is, to wait.
 //!
 //! This module must not know what was submitted.
 

@@ -27,7 +27,8 @@ impl Drop for Started {
 }
 
 thread_local! {
-    /// What the thread has started and neither stopped nor abandoned, one a device at the most.
+    /// Recordings that the thread has started and neither stopped nor abandoned, one a device at
+    /// the most.
     static STARTED: RefCell<Vec<Started>> = const { RefCell::new(Vec::new()) };
 }
 

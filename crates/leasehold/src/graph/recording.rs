@@ -27,7 +27,7 @@ use std::collections::HashMap;
 
 /// A recording, which its runtime and streams share.
 ///
-/// What streams call is marked cold: eager work goes past it.
+/// The functions that streams call are marked cold: eager work goes past them.
 pub(crate) struct Recording {
     /// The thread that began it.
     thread: usize,
@@ -36,7 +36,7 @@ pub(crate) struct Recording {
     state: Mutex<Option<State>>,
 }
 
-/// What a recording has noted.
+/// The notes of a recording.
 pub(crate) struct State {
     pub(crate) ops: OpList,
     /// The rules of the launches among the operations, by node.

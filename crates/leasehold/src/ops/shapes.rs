@@ -1,4 +1,4 @@
-//! What operations are given: rows, patterns, host memory, and the operands made of them.
+//! Inputs of operations: rows, patterns, host memory, and the operands made of them.
 
 use crate::view::{BufferView, Operand};
 use bytemuck::NoUninit;

@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::sync::Weak;
 use std::time::Duration;
 
-/// What refers to a runtime by its serial, and forgets it as the runtime ends.
+/// A table that refers to a runtime by its serial, and forgets it as the runtime ends.
 pub(crate) trait Forget: Send + Sync {
     /// Gives up what is kept for the runtime.
     ///

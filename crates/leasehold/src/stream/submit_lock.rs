@@ -1,6 +1,6 @@
 //! The submission lock of a stream: its scratch memory behind a mutex, with the holder known.
 //!
-//! What a kernel session stages is a part of that memory.
+//! A kernel session's staged launches are a part of that memory.
 
 use crate::kernel::rules::Rules;
 use crate::view::Operand;
