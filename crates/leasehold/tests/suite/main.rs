@@ -25,4 +25,5 @@ mod pinned;
 mod pinned_arrays;
 mod recordings;
 mod runtime;
+mod suspend;
 mod threads;
