@@ -74,8 +74,8 @@ struct Slot {
 /// # Ok(())
 /// # }
 /// ```
-pub struct Batch<'m> {
-    network: Network<'m>,
+pub struct Batch {
+    network: Network,
     lanes: Lanes,
     slots: Vec<Slot>,
     scratch: Scratch,
@@ -88,14 +88,14 @@ pub struct Batch<'m> {
     next: SequenceId,
 }
 
-impl<'m> Batch<'m> {
+impl Batch {
     /// A batch of up to `sequences` sequences, each of at most `positions` tokens (prompt and new
     /// ones). All device memory of the steps is allocated here.
     ///
     /// # Errors
     /// `InvalidArgument` for zero sequences or positions, or more positions than the model's
     /// context; `OutOfMemory`.
-    pub fn new(model: &'m Model, sequences: usize, positions: usize, mode: Mode) -> Result<Self> {
+    pub fn new(model: &Model, sequences: usize, positions: usize, mode: Mode) -> Result<Self> {
         let rows = u32::try_from(sequences).unwrap_or(0);
         if rows == 0 {
             return Err(Error::invalid(format!(

@@ -44,10 +44,11 @@ impl Scratch {
         // `gate` and `up` of different element types cannot share a launch, and a vendor's library
         // computes products alone.
         let apart = has_vendor_products(model, rows)
-            || model.layers.iter().any(|l| !alike(&[&l.gate, &l.up]));
+            || model.parts.layers.iter().any(|l| !alike(&[&l.gate, &l.up]));
         // Products on tensor cores do not normalise their input.
-        let tensor =
-            rows > 1 && model.activations() != DType::F32 && model.library.has_tensor_products();
+        let tensor = rows > 1
+            && model.activations() != DType::F32
+            && model.parts.library.has_tensor_products();
         let normed = tensor || rows > ops::NORM_ROWS;
         Ok(Self {
             h: t(c.hidden_size)?,
@@ -65,7 +66,7 @@ impl Scratch {
 
 /// Returns whether a vendor's library computes products of `rows` rows.
 fn has_vendor_products(model: &Model, rows: u32) -> bool {
-    model.activations() != DType::F32 && model.library.has_vendor_products(rows)
+    model.activations() != DType::F32 && model.parts.library.has_vendor_products(rows)
 }
 
 fn alike(all: &[&Dense]) -> bool {
@@ -233,15 +234,15 @@ impl Lanes {
 }
 
 /// The parts of a model's computation that all its sequences share.
-pub(crate) struct Network<'m> {
-    pub(crate) model: &'m Model,
+pub(crate) struct Network {
+    pub(crate) model: Model,
     pub(crate) heads: ops::Heads,
     table: BufferPart,
 }
 
-impl<'m> Network<'m> {
+impl Network {
     /// For sequences of at most `positions` tokens.
-    pub(crate) fn new(model: &'m Model, positions: usize) -> Result<Self> {
+    pub(crate) fn new(model: &Model, positions: usize) -> Result<Self> {
         let c = model.config();
         if positions == 0 {
             return Err(Error::invalid("a sequence needs at least one position"));
@@ -259,7 +260,7 @@ impl<'m> Network<'m> {
             positions: positions as u32,
         };
         let _named = Name::new("sequence").scope();
-        Ok(Self { model, heads, table: model.rope_table(positions, 0)? })
+        Ok(Self { model: model.clone(), heads, table: model.rope_table(positions, 0)? })
     }
 
     /// The operators of a decode step of all `lanes`, a row of `s` and of `logits` for each.
@@ -296,11 +297,11 @@ impl<'m> Network<'m> {
         table: &BufferPart,
         to: &mut Vec<Operator>,
     ) -> Result<()> {
-        let library = &*self.model.library;
+        let library = &*self.model.parts.library;
         let rows = s.h.rows() / lanes.len() as u32;
         let part = |t: &Tensor, lane: usize| t.slice_rows(lane as u32 * rows, rows);
-        to.push(ops::embedding(library, ids, &self.model.embedding, &s.h)?);
-        for (at, layer) in self.model.layers.iter().enumerate() {
+        to.push(ops::embedding(library, ids, &self.model.parts.embedding, &s.h)?);
+        for (at, layer) in self.model.parts.layers.iter().enumerate() {
             let Layer { input_norm, qkv, qk_norm, out, post_norm, gate, up, down } = layer;
             let [q, k, v] = qkv;
             let [q_out, k_out] = s.raw.as_ref().map_or([&s.q, &s.k], |[q, k]| [q, k]);
@@ -366,7 +367,7 @@ impl<'m> Network<'m> {
         match &s.normed {
             None => Ok((&s.h, Some(ops::Norm { weight, eps }))),
             Some(normed) => {
-                to.push(ops::rms_norm(&self.model.library, &s.h, weight, eps, normed)?);
+                to.push(ops::rms_norm(&self.model.parts.library, &s.h, weight, eps, normed)?);
                 Ok((normed, None))
             }
         }
@@ -381,14 +382,14 @@ impl<'m> Network<'m> {
         logits: &Tensor,
         to: &mut Vec<Operator>,
     ) -> Result<()> {
-        let (library, model) = (&*self.model.library, self.model);
+        let (library, model) = (&*self.model.parts.library, &self.model);
         let eps = model.config().rms_norm_eps;
-        let head = ops::Projection { weight: &model.head, bias: None, y: logits };
+        let head = ops::Projection { weight: &model.parts.head, bias: None, y: logits };
         if let Some(normed) = normed {
-            to.push(ops::rms_norm(library, h, &model.norm, eps, normed)?);
+            to.push(ops::rms_norm(library, h, &model.parts.norm, eps, normed)?);
             to.push(ops::linear(library, normed, None, head)?);
         } else {
-            let norm = ops::Norm { weight: &model.norm, eps };
+            let norm = ops::Norm { weight: &model.parts.norm, eps };
             to.push(ops::linear(library, h, Some(norm), head)?);
         }
         for (i, (lane, how)) in lanes.iter().enumerate() {
@@ -418,7 +419,7 @@ impl<'m> Network<'m> {
 
     /// Rows of a prompt of so many tokens that are computed together.
     fn prompt_rows(&self, tokens: usize) -> usize {
-        let long = tokens > CHUNK && has_vendor_products(self.model, CHUNK as u32);
+        let long = tokens > CHUNK && has_vendor_products(&self.model, CHUNK as u32);
         if long { VENDOR_CHUNK } else { CHUNK }
     }
 
@@ -430,7 +431,7 @@ impl<'m> Network<'m> {
         rows: u32,
         table: &BufferPart,
     ) -> Result<(Vec<Operator>, Tensor)> {
-        let scratch = Scratch::new(self.model, rows)?;
+        let scratch = Scratch::new(&self.model, rows)?;
         let mut operators = Vec::new();
         self.rows(&scratch, &ids.into(), &[lane], None, table, &mut operators)?;
         Ok((operators, scratch.h.slice_rows(rows - 1, 1)?))
@@ -454,7 +455,7 @@ impl<'m> Network<'m> {
                 count::add(&mut counts, &operators, times);
             }
         }
-        let h = Scratch::new(self.model, 1)?.h;
+        let h = Scratch::new(&self.model, 1)?.h;
         let mut operators = Vec::new();
         self.finish(&h, None, &[(lane, how)], logits, &mut operators)?;
         count::add(&mut counts, &operators, 1);
@@ -500,9 +501,9 @@ impl<'m> Network<'m> {
     }
 }
 
-/// A sequence being decoded.
-pub struct Decoder<'m> {
-    network: Network<'m>,
+/// A sequence being decoded. It keeps the model.
+pub struct Decoder {
+    network: Network,
     lanes: Lanes,
     logits: Tensor,
     step: Vec<Operator>,
@@ -514,7 +515,7 @@ pub struct Decoder<'m> {
     ring: usize,
 }
 
-impl<'m> Decoder<'m> {
+impl Decoder {
     /// A sequence of at most `positions` tokens (prompt and new ones), with a ring of `ring` new
     /// tokens.
     ///
@@ -522,7 +523,7 @@ impl<'m> Decoder<'m> {
     /// `InvalidArgument` for zero positions, more positions than the model's context, or a ring
     /// that is empty or has 2^32 tokens and more; `OutOfMemory`.
     pub fn new(
-        model: &'m Model,
+        model: &Model,
         positions: usize,
         ring: usize,
         sampling: ops::Sampling,
@@ -637,8 +638,9 @@ impl<'m> Decoder<'m> {
     /// # Errors
     /// As [`step`](Self::step); `Unsupported` on a device without timestamps.
     pub fn timed_step(&mut self) -> Result<Vec<OperatorTime>> {
-        let (runtime, stream) =
-            (self.network.model.runtime(), self.network.model.runtime().stream());
+        // A handle of its own: the claim of the position borrows the decoder.
+        let runtime = self.network.model.runtime().clone();
+        let stream = runtime.stream();
         let pair = |_| Ok([runtime.create_event()?, runtime.create_event()?]);
         let events = self.step.iter().map(pair).collect::<Result<Vec<_>>>()?;
         stream.synchronize()?;

@@ -214,7 +214,7 @@ pub fn generate(
 
     let mut steps = Vec::with_capacity(request.tokens);
     let before = model.runtime().allocator().stats();
-    let next = |decoder: &mut Decoder<'_>| match &graph {
+    let next = |decoder: &mut Decoder| match &graph {
         Some(graph) => decoder.launch(graph),
         None => decoder.step(),
     };

@@ -38,8 +38,17 @@ pub(crate) struct Layer {
     pub(crate) down: Dense,
 }
 
-/// A Llama-family model whose weights are on a device.
+/// A Llama-family model whose weights are on a device: a handle, whose clones are the same model.
+///
+/// The weights stay while a handle lives, or what was made from one: a [`Batch`](crate::Batch), a
+/// [`Decoder`](crate::Decoder). Many threads may use a model at once.
+#[derive(Clone)]
 pub struct Model {
+    pub(crate) parts: Arc<Parts>,
+}
+
+/// What the handles of a model share.
+pub(crate) struct Parts {
     runtime: Runtime,
     pub(crate) library: Arc<Library>,
     config: Config,
@@ -189,7 +198,7 @@ impl Model {
         let head =
             if weights.is_tied() { embedding.clone() } else { loader.tensor("lm_head.weight")? };
         runtime.stream().synchronize()?;
-        Ok(Model {
+        let parts = Parts {
             runtime: runtime.clone(),
             library,
             config: config.clone(),
@@ -198,25 +207,26 @@ impl Model {
             norm,
             head,
             activations,
-        })
+        };
+        Ok(Model { parts: Arc::new(parts) })
     }
 
     /// The model's runtime.
     #[must_use]
     pub fn runtime(&self) -> &Runtime {
-        &self.runtime
+        &self.parts.runtime
     }
 
     /// The config.
     #[must_use]
     pub fn config(&self) -> &Config {
-        &self.config
+        &self.parts.config
     }
 
     /// The element type of activations and KV cache.
     #[must_use]
     pub fn activations(&self) -> DType {
-        self.activations
+        self.parts.activations
     }
 
     /// The rotary table for `positions` positions, in device memory.
@@ -224,7 +234,7 @@ impl Model {
     /// A position is turned as in a text that ends there, if it is not in a prompt of `prompt`
     /// tokens: all positions of a prompt are turned as in a text of its length.
     pub(crate) fn rope_table(&self, positions: usize, prompt: usize) -> Result<BufferPart> {
-        let (rope, head_dim) = (&self.config.rope, self.config.head_dim);
+        let (rope, head_dim) = (&self.config().rope, self.config().head_dim);
         let trained = rope.trained_length().unwrap_or(usize::MAX);
         let of = |length: usize| -> Vec<f64> {
             rope.inverse_frequencies(head_dim, length).into_iter().map(f64::from).collect()
@@ -238,12 +248,12 @@ impl Model {
             }
             rope::push_position(&mut table, position, &frequencies, rope.attention_factor());
         }
-        Ok(self.runtime.upload(&table)?.into_buffer().into())
+        Ok(self.runtime().upload(&table)?.into_buffer().into())
     }
 }
 
 impl fmt::Debug for Model {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Model({} layers on {})", self.layers.len(), self.runtime.device())
+        write!(f, "Model({} layers on {})", self.parts.layers.len(), self.runtime().device())
     }
 }

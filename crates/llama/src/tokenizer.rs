@@ -9,7 +9,7 @@
 use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::Path;
-use std::sync::Once;
+use std::sync::{Arc, Once};
 
 use crate::files;
 use leasehold_core::{Error, Result};
@@ -70,12 +70,13 @@ fn call<T>(origin: &str, what: &str, f: impl FnOnce() -> tokenizers::Result<T>) 
     }
 }
 
-/// A model's tokenizer.
+/// A model's tokenizer: a handle, whose clones are the same tokenizer.
 ///
 /// Immutable, `Send + Sync`; encoding and decoding may run on many threads.
+#[derive(Clone)]
 pub struct Tokenizer {
-    inner: tokenizers::Tokenizer,
-    origin: String,
+    inner: Arc<tokenizers::Tokenizer>,
+    origin: Arc<str>,
 }
 
 /// The syntax check before `tokenizers` reads the text: its decoder panics on text that is not JSON
@@ -110,7 +111,7 @@ impl Tokenizer {
             inner.with_truncation(None)?.with_padding(None);
             Ok(inner)
         })?;
-        Ok(Self { inner, origin: origin.to_owned() })
+        Ok(Self { inner: Arc::new(inner), origin: origin.into() })
     }
 
     /// The ids of a prompt, with the tokenizer's special tokens (such as the beginning of text).
@@ -142,8 +143,9 @@ impl Tokenizer {
 
     /// Starts a stream that turns ids into text as they arrive.
     #[must_use]
-    pub fn stream(&self) -> TextStream<'_> {
-        TextStream { tokenizer: self, window: Vec::new(), complete: 0, printed: String::new() }
+    pub fn stream(&self) -> TextStream {
+        let tokenizer = self.clone();
+        TextStream { tokenizer, window: Vec::new(), complete: 0, printed: String::new() }
     }
 
     /// The text of ids, such as a prompt's, and a stream of the text that follows them.
@@ -167,7 +169,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// As [`decode`](Self::decode).
-    pub fn stream_after(&self, ids: &[u32]) -> Result<(String, TextStream<'_>)> {
+    pub fn stream_after(&self, ids: &[u32]) -> Result<(String, TextStream)> {
         let mut found = None;
         for pending in 0..=MAX_PENDING.min(ids.len()) {
             let complete = ids.len() - pending;
@@ -182,8 +184,8 @@ impl Tokenizer {
         }
         let (complete, mut text) = found.unwrap_or_default();
         text.truncate(stable_part(&text).len());
-        let mut stream =
-            TextStream { tokenizer: self, window: ids.to_vec(), complete, printed: text.clone() };
+        let (tokenizer, window, printed) = (self.clone(), ids.to_vec(), text.clone());
+        let mut stream = TextStream { tokenizer, window, complete, printed };
         if stream.window.len() >= WINDOW {
             stream.shorten()?;
         }
@@ -200,7 +202,7 @@ impl std::fmt::Debug for Tokenizer {
     }
 }
 
-/// Text from ids as they arrive; from [`Tokenizer::stream`].
+/// Text from ids as they arrive; from [`Tokenizer::stream`]. It keeps the tokenizer.
 ///
 /// The pieces from [`push`](Self::push), followed by the one from [`finish`](Self::finish), are
 /// [`Tokenizer::decode`] of all ids. Exception: byte tokens that form no character may follow
@@ -222,8 +224,8 @@ impl std::fmt::Debug for Tokenizer {
 /// # Ok::<(), leasehold_core::Error>(())
 /// ```
 #[derive(Debug)]
-pub struct TextStream<'a> {
-    tokenizer: &'a Tokenizer,
+pub struct TextStream {
+    tokenizer: Tokenizer,
     /// The last ids.
     window: Vec<u32>,
     /// The number of leading ids whose text is printed completely.
@@ -232,7 +234,7 @@ pub struct TextStream<'a> {
     printed: String,
 }
 
-impl TextStream<'_> {
+impl TextStream {
     /// The text that the next id completes; empty while a character is incomplete.
     ///
     /// # Errors

@@ -84,7 +84,7 @@ impl Runs<'_> {
     }
 
     /// A batch with all sequences, and their first tokens.
-    fn start(&self, mode: Mode) -> Result<(Batch<'_>, Vec<(SequenceId, u32)>), Failure> {
+    fn start(&self, mode: Mode) -> Result<(Batch, Vec<(SequenceId, u32)>), Failure> {
         let mut batch = Batch::new(self.model, self.prompts.len(), self.positions(), mode)?;
         let add = |prompt: &Vec<u32>| batch.add(prompt, Sampling::default());
         let first = self.prompts.iter().map(add).collect::<leasehold::Result<_>>()?;
@@ -93,7 +93,7 @@ impl Runs<'_> {
 
     fn results(&self, mode: Mode) -> Result<Results, Failure> {
         let (mut batch, first) = self.start(mode)?;
-        let logits = |batch: &Batch<'_>| {
+        let logits = |batch: &Batch| {
             let of = |&(id, _): &(SequenceId, u32)| batch.logits(id);
             first.iter().map(of).collect::<leasehold::Result<Vec<_>>>()
         };

@@ -280,8 +280,8 @@ pub(crate) fn load(
 }
 
 /// Prints text as it arrives.
-struct Printer<'a> {
-    stream: Option<TextStream<'a>>,
+struct Printer {
+    stream: Option<TextStream>,
     print: bool,
     /// The text of the prompt, which is printed with the first token: until then, nothing is known
     /// to work.
@@ -304,7 +304,7 @@ fn prompt_for_output(text: &str) -> Cow<'_, str> {
     }
 }
 
-impl Printer<'_> {
+impl Printer {
     fn token(&mut self, id: u32) -> leasehold::Result<()> {
         let piece = match &mut self.stream {
             Some(stream) => stream.push(id)?,

@@ -58,11 +58,11 @@ fn prompt(tokens: usize, seed: u32) -> Vec<u32> {
 }
 
 /// The caches of a slot: keys and values of each layer.
-fn caches<'b>(batch: &'b Batch<'_>, slot: usize) -> impl Iterator<Item = &'b BufferPart> {
+fn caches(batch: &Batch, slot: usize) -> impl Iterator<Item = &BufferPart> {
     batch.lanes.each[slot].caches.iter().flat_map(|c| [&c.keys, &c.values])
 }
 
-fn bytes(batch: &Batch<'_>, part: &BufferPart) -> Vec<u8> {
+fn bytes(batch: &Batch, part: &BufferPart) -> Vec<u8> {
     let mut bytes = vec![0u8; part.view().len() as usize];
     batch.network.model.runtime().stream().download(&mut bytes, part.view()).unwrap();
     bytes

@@ -160,7 +160,7 @@ fn simulated_metal_gives_the_same_batch_with_its_own_kernels() {
 fn a_batch_refuses_what_it_cannot_hold_and_loses_nothing() {
     let runtime = Context::new().runtime(DeviceId::cpu(0)).unwrap();
     with_model(&runtime, "grouped-heads", DType::F32, |model| {
-        let says = |wanted: &str, result: leasehold::Result<Batch<'_>>| {
+        let says = |wanted: &str, result: leasehold::Result<Batch>| {
             let text = result.err().unwrap().to_string();
             assert!(text.contains(wanted), "{text}");
         };

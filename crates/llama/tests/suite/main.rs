@@ -6,7 +6,7 @@ mod directories;
 mod golden;
 mod operators;
 
-use leasehold_llama::{Config, Weights};
+use leasehold_llama::{Batch, Config, Decoder, Model, TextStream, Tokenizer, Weights};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -70,4 +70,16 @@ fn golden(dir: &Path) -> Vec<Golden> {
         }
     });
     cases.collect()
+}
+
+/// A server keeps all of these in its own threads, without scopes.
+#[test]
+fn handles_and_what_is_made_from_them_move_between_threads() {
+    fn shared<T: Clone + Send + Sync + 'static>() {}
+    fn moved<T: Send + 'static>() {}
+    shared::<Model>();
+    shared::<Tokenizer>();
+    moved::<Batch>();
+    moved::<Decoder>();
+    moved::<TextStream>();
 }
