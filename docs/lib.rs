@@ -15,6 +15,7 @@ pages! {
     first_program "tutorials/first-program.md"
     tensor_type "tutorials/tensor-type.md"
     out_of_memory "how-to/out-of-memory.md"
+    suspend_weights "how-to/suspend-weights.md"
     wait_without_blocking "how-to/wait-without-blocking.md"
     test_without_a_gpu "how-to/test-without-a-gpu.md"
     readme "../README.md"

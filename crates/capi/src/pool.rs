@@ -184,6 +184,7 @@ impl Pool {
             // Free memory has no contents to keep.
             self.allocator.trim(0)?;
         }
+        let keep = if keep { SuspendableMemory::ALL } else { &[] };
         // SAFETY: all work of the context is over, and the caller vouches for later work.
         unsafe { memory.suspend(runtime, keep) }
     }

@@ -308,11 +308,16 @@ impl SuspendablePool {
         self.see_all(state, &runtime)?;
         // Free memory has no contents to keep.
         inner.allocator.trim(0)?;
+        let mut keep: Vec<_> = match contents {
+            Contents::Keep => state.locked.iter().map(|b| (b.addr(), b.len())).collect(),
+            Contents::Discard => Vec::new(),
+        };
+        keep.sort_unstable();
         // SAFETY: each block of the pool is under a buffer whose record is locked, and whose uses
         // are over. Other blocks are free, and were used until that was so. A submission that finds
         // a locked record is refused, and so is a look from the host. The records are unlocked
         // after the resumption only.
-        unsafe { state.memory.suspend(&runtime, contents == Contents::Keep) }
+        unsafe { state.memory.suspend(&runtime, &keep) }
     }
 
     /// Makes sure that the pool has no other blocks than those of the locked buffers.

@@ -174,8 +174,8 @@ impl Batch {
     ///
     /// # Errors
     /// `InvalidArgument` for a batch without a free slot, an empty prompt, a prompt that does not
-    /// fit, an id outside the vocabulary, or logits that are all NaN; the stream's cause. The batch
-    /// stays as it was.
+    /// fit, an id outside the vocabulary, or logits that are all NaN; `Suspended` while the model
+    /// is suspended; the stream's cause. The batch stays as it was.
     pub fn add(&mut self, prompt: &[u32], how: ops::Sampling) -> Result<(SequenceId, u32)> {
         let Some(at) = self.slots.iter().position(|s| s.sequence.is_none()) else {
             return Err(Error::invalid(format!(
@@ -183,6 +183,8 @@ impl Batch {
                 self.slots.len()
             )));
         };
+        let model = self.network.model.clone();
+        let _present = model.present()?;
         let first = self.start(at, prompt, how);
         let first = match first {
             Ok(first) => first,
@@ -220,7 +222,8 @@ impl Batch {
     ///
     /// # Errors
     /// `InvalidArgument` if a sequence is [full](Self::has_room), before anything is computed, or
-    /// if all logits of a sequence are NaN; the stream's cause.
+    /// if all logits of a sequence are NaN; `Suspended` while the model is suspended, before
+    /// anything is computed too; the stream's cause.
     pub fn step(&mut self) -> Result<Vec<(SequenceId, u32)>> {
         let positions = self.network.heads.positions as usize;
         let mut sequences = self.slots.iter().filter_map(|s| s.sequence.as_ref()).peekable();
@@ -233,6 +236,8 @@ impl Batch {
                 full.id.number
             )));
         }
+        let model = self.network.model.clone();
+        let _present = model.present()?;
         if self.steps > 0 && self.steps.is_multiple_of(RESET) {
             let idle = |&at: &usize| self.slots[at].sequence.is_none();
             (0..self.slots.len()).filter(idle).try_for_each(|at| self.idle_slot(at))?;

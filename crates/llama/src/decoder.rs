@@ -546,8 +546,10 @@ impl Decoder {
     ///
     /// # Errors
     /// `InvalidArgument` for an empty prompt, a prompt that does not fit, or an id outside the
-    /// vocabulary; the stream's cause.
+    /// vocabulary; `Suspended` while the model is suspended; the stream's cause.
     pub fn prefill(&mut self, prompt: &[u32]) -> Result<Timepoint> {
+        let model = self.network.model.clone();
+        let _present = model.present()?;
         let lane = &self.lanes.each[0];
         let point = self.network.prefill(lane, self.sampling, &self.logits, prompt)?;
         (self.filled, self.drawn) = (prompt.len(), 1);
@@ -621,8 +623,11 @@ impl Decoder {
     /// Computes the next token, launch by launch. Does not wait for it.
     ///
     /// # Errors
-    /// `InvalidArgument` if the sequence is full; the stream's cause.
+    /// `InvalidArgument` if the sequence is full; `Suspended` while the model is suspended; the
+    /// stream's cause.
     pub fn step(&mut self) -> Result<Timepoint> {
+        let model = self.network.model.clone();
+        let _present = model.present()?;
         self.claim_position()?;
         Network::run(&self.step, self.network.model.runtime().stream())?;
         let stream = self.network.model.runtime().stream();
@@ -639,7 +644,9 @@ impl Decoder {
     /// As [`step`](Self::step); `Unsupported` on a device without timestamps.
     pub fn timed_step(&mut self) -> Result<Vec<OperatorTime>> {
         // A handle of its own: the claim of the position borrows the decoder.
-        let runtime = self.network.model.runtime().clone();
+        let model = self.network.model.clone();
+        let _present = model.present()?;
+        let runtime = model.runtime();
         let stream = runtime.stream();
         let pair = |_| Ok([runtime.create_event()?, runtime.create_event()?]);
         let events = self.step.iter().map(pair).collect::<Result<Vec<_>>>()?;
@@ -672,6 +679,7 @@ impl Decoder {
     /// # Errors
     /// As [`Runtime::record_graph`](leasehold::Runtime::record_graph).
     pub fn record(&self) -> Result<Graph> {
+        let _present = self.network.model.present()?;
         let record = |runtime: &Runtime| Network::run(&self.step, runtime.stream());
         self.network.model.runtime().record_graph(record)
     }
@@ -680,8 +688,11 @@ impl Decoder {
     /// for it.
     ///
     /// # Errors
-    /// `InvalidArgument` if the sequence is full; the stream's cause.
+    /// `InvalidArgument` if the sequence is full; `Suspended` while the model is suspended; the
+    /// stream's cause.
     pub fn launch(&mut self, graph: &Graph) -> Result<Timepoint> {
+        let model = self.network.model.clone();
+        let _present = model.present()?;
         self.claim_position()?;
         let point = graph.launch()?;
         // A wait for this token must not wait for the next one, which is launched before the wait.

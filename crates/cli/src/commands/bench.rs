@@ -1,25 +1,23 @@
 //! `leasehold bench`: measurements of the runtime. These programs print figures; they are not tests
 //! that fail for slowness.
 
+use crate::commands::arguments::{Common, FilesArguments};
 use crate::commands::bench_alloc::{self, AllocArguments};
 use crate::commands::bench_batch;
 use crate::commands::bench_copy::{self, CopyArguments};
 #[cfg(feature = "cuda")]
 use crate::commands::bench_cuda;
-use crate::commands::run::{Activations, Files, ModeReport, fits, load, parse_device};
+use crate::commands::bench_suspend::{self, SuspendArguments};
+use crate::commands::run::{Activations, ModeReport, fits, load, parse_device};
 use crate::commands::{open_measured, operators, percentile, print_json};
 use crate::failure::Failure;
-use crate::host;
 use crate::table::{Table, bytes};
 use leasehold::{DeviceId, GraphOperator, Runtime, View};
-use leasehold_llama::{
-    Config, DType, Decoder, Mode, Request, Sampling, Weights, generate, operations, traffic,
-};
+use leasehold_llama::{DType, Decoder, Mode, Request, Sampling, generate, operations, traffic};
 use leasehold_operators::{Library, Tensor, ops};
 use serde::Serialize;
 use std::io::Write;
 use std::num::NonZeroU32;
-use std::path::PathBuf;
 use std::time::Instant;
 
 #[derive(Debug, clap::Args)]
@@ -45,6 +43,8 @@ enum What {
     Cuda(bench_cuda::CudaArguments),
     /// Tokens per second of a model, eager and as a graph, in turns
     Decode(DecodeArguments),
+    /// A model whose weights leave the device and come back: times, and the text after each round
+    Suspend(SuspendArguments),
     /// The memory manager for compiled code beside the plain design
     Memory(Common),
 }
@@ -54,16 +54,6 @@ struct JsonOnly {
     /// Prints one JSON object
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Debug, clap::Args)]
-pub(super) struct Common {
-    /// Threads
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub(super) threads: Option<u16>,
-    /// Prints one JSON object
-    #[arg(long)]
-    pub(super) json: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -79,18 +69,8 @@ struct GraphArguments {
 pub(super) struct DecodeArguments {
     #[command(flatten)]
     pub(super) common: Common,
-    /// A Hugging Face directory; the bundled model when left out
-    #[arg(long, value_name = "DIR")]
-    pub(super) model: Option<PathBuf>,
-    /// The config.json of a model without weights, for `--random-weights`
-    #[arg(long, value_name = "FILE", requires = "random_weights", conflicts_with = "model")]
-    pub(super) config: Option<PathBuf>,
-    /// Random weights of the shape of `--config`, in the type that it names, or else bf16
-    #[arg(long, requires = "config")]
-    pub(super) random_weights: bool,
-    /// The seed of the random weights
-    #[arg(long, requires = "random_weights", default_value_t = 1)]
-    pub(super) seed: u64,
+    #[command(flatten)]
+    pub(super) files: FilesArguments,
     /// Tokens of the prompt
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) prompt: u32,
@@ -151,6 +131,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             Some(sequences) => bench_batch::run(a, sequences),
             None => decode(a),
         },
+        What::Suspend(a) => bench_suspend::run(a),
         What::Memory(a) => {
             let options = match a.threads {
                 Some(threads) => leasehold_memory::bench::Options {
@@ -346,18 +327,6 @@ fn product_rate(runtime: &Runtime, dtype: DType, simulated: bool) -> Result<f64,
     Ok(2.0 * f64::from(side).powi(3) / best / 1e12)
 }
 
-/// The files of the model, or random weights.
-pub(super) fn decode_files(a: &DecodeArguments) -> Result<Files, Failure> {
-    let Some(path) = &a.config else { return Files::read(a.model.as_deref(), false) };
-    let config = Config::from_file(path)?;
-    let dtype = config.dtype.unwrap_or(DType::Bf16);
-    let name = format!("{} with random weights", path.display());
-    let need = config.parameter_count().saturating_mul(dtype.bytes() as u64);
-    host::needs(&name, need, "take a smaller shape")?;
-    let weights = Weights::random(&config, dtype, a.seed)?;
-    Ok(Files::without_text(name, config, weights))
-}
-
 fn median_report(all: &[ModeReport]) -> ModeReport {
     let median =
         |f: fn(&ModeReport) -> f64| percentile(&all.iter().map(f).collect::<Vec<_>>(), 0.5);
@@ -370,7 +339,7 @@ fn median_report(all: &[ModeReport]) -> ModeReport {
 }
 
 fn decode(a: &DecodeArguments) -> Result<(), Failure> {
-    let files = decode_files(a)?;
+    let files = a.files.read()?;
     let system = open_measured(a.device, a.common.threads.map(usize::from), a.sim)?;
     let runtime = system.runtime.clone();
     fits(&files, a.prompt as usize, a.tokens, NonZeroU32::MIN, a.dtype.into(), &runtime)?;
@@ -421,7 +390,7 @@ fn decode(a: &DecodeArguments) -> Result<(), Failure> {
         simulated: a.sim,
         threads: a.common.threads,
         prompt: a.prompt,
-        seed: a.random_weights.then_some(a.seed),
+        seed: a.files.seed(),
         tokens: a.tokens,
         repeat: a.repeat,
         weight_bytes,

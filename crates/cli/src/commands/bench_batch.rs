@@ -3,7 +3,7 @@
 //! Before the timing, the results are compared: replayed steps with eager ones, and each sequence
 //! with the same sequence alone.
 
-use crate::commands::bench::{Bytes, DecodeArguments, copy_bandwidth, decode_files};
+use crate::commands::bench::{Bytes, DecodeArguments, copy_bandwidth};
 use crate::commands::run::{fits, load};
 use crate::commands::{open_measured, operators, percentile, print_json};
 use crate::failure::Failure;
@@ -215,7 +215,7 @@ pub(super) fn run(a: &DecodeArguments, sequences: NonZeroU32) -> Result<(), Fail
             "--batch: the first step is not timed; ask for 3 --tokens at least".to_owned(),
         ));
     }
-    let (files, dtype) = (decode_files(a)?, DType::from(a.dtype));
+    let (files, dtype) = (a.files.read()?, DType::from(a.dtype));
     let system = open_measured(a.device, a.common.threads.map(usize::from), a.sim)?;
     let runtime = system.runtime.clone();
     fits(&files, a.prompt as usize, a.tokens, sequences, dtype, &runtime)?;
@@ -268,7 +268,7 @@ pub(super) fn run(a: &DecodeArguments, sequences: NonZeroU32) -> Result<(), Fail
         threads: a.common.threads,
         batch: sequences.get(),
         prompt: a.prompt,
-        seed: a.random_weights.then_some(a.seed),
+        seed: a.files.seed(),
         tokens: a.tokens,
         repeat: a.repeat,
         weight_bytes: files.weights.total_bytes(),

@@ -1,11 +1,13 @@
 //! The subcommands, one file each.
 
+pub(crate) mod arguments;
 pub(crate) mod bench;
 pub(crate) mod bench_alloc;
 pub(crate) mod bench_batch;
 pub(crate) mod bench_copy;
 #[cfg(feature = "cuda")]
 pub(crate) mod bench_cuda;
+pub(crate) mod bench_suspend;
 pub(crate) mod conformance;
 pub(crate) mod devices;
 pub(crate) mod memory;

@@ -15,8 +15,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use leasehold::{BackendKind, DeviceId, Runtime};
 use leasehold_input::{printable, shown_within};
 use leasehold_llama::{
-    Config, DType, Decoder, Generation, GenerationConfig, Model, Request, Sampling, TextStream,
-    Tokenizer, Weights, footprint, generate,
+    Config, DType, Decoder, Generation, GenerationConfig, Model, Progress, Request, Sampling,
+    TextStream, Tokenizer, Weights, footprint, generate,
 };
 use serde::Serialize;
 use std::borrow::Cow;
@@ -265,6 +265,28 @@ pub(crate) fn load(
     activations: DType,
     quiet: bool,
 ) -> Result<Model, Failure> {
+    load_by(Model::load, runtime, files, activations, quiet)
+}
+
+/// As [`load`], a model that can be suspended.
+pub(crate) fn load_suspendable(
+    runtime: &Runtime,
+    files: &Files,
+    activations: DType,
+    quiet: bool,
+) -> Result<Model, Failure> {
+    load_by(Model::load_suspendable, runtime, files, activations, quiet)
+}
+
+type Load = fn(&Runtime, &Config, &Weights, DType, Progress<'_>) -> leasehold::Result<Model>;
+
+fn load_by(
+    load: Load,
+    runtime: &Runtime,
+    files: &Files,
+    activations: DType,
+    quiet: bool,
+) -> Result<Model, Failure> {
     let bar = ProgressBar::new(files.weights.total_bytes());
     if quiet {
         bar.set_draw_target(ProgressDrawTarget::hidden());
@@ -272,9 +294,8 @@ pub(crate) fn load(
     if let Ok(style) = ProgressStyle::with_template("loading {bar:32} {bytes}/{total_bytes}") {
         bar.set_style(style);
     }
-    let model = Model::load(runtime, &files.config, &files.weights, activations, &mut |done, _| {
-        bar.set_position(done)
-    });
+    let mut progress = |done, _| bar.set_position(done);
+    let model = load(runtime, &files.config, &files.weights, activations, &mut progress);
     bar.finish_and_clear();
     Ok(model?)
 }

@@ -59,7 +59,7 @@ fn contents_come_back_at_the_same_addresses_and_graphs_stay_valid() {
         let before = pool.stats();
         assert_eq!((before.live, before.live_bytes, before.saved), (2, 2 * BYTES, 0), "{at}");
         assert!(before.reserved >= 2 * BYTES);
-        for round in 0..if at.backend == BackendKind::Cpu { 100 } else { 20 } {
+        for round in 0..if at.backend == BackendKind::Cpu { 100 } else { 5 } {
             let freed = pool.suspend(Contents::Keep).unwrap();
             assert!(freed >= 2 * BYTES, "{at}: {freed}");
             let away = pool.stats();
@@ -74,7 +74,7 @@ fn contents_come_back_at_the_same_addresses_and_graphs_stay_valid() {
             assert_eq!(kind(pool.resume()), "InvalidState", "{at}");
             assert_eq!((x.addr(), y.addr()), addresses, "{at}");
             graph.launch().unwrap();
-            if round % 10 == 0 {
+            if round % 25 == 0 || round == 4 {
                 let all: Vec<u32> = runtime.to_vec(&out).unwrap();
                 assert!(all[..WORDS] == words(1) && all[WORDS..] == words(2), "{at}, {round}");
             }
@@ -386,11 +386,15 @@ fn a_resumption_that_finds_no_memory_can_be_repeated() {
 #[test]
 fn a_failing_call_of_the_driver_loses_nothing() {
     for action in [FaultAction::Fail(1), FaultAction::OutOfMemory] {
-        let (mut failed, mut stayed_away, mut call) = ([0, 0], 0, 0);
+        let (mut failed, mut stayed_away, mut call, mut without) = ([0, 0], 0, 0, 0);
         loop {
             let (mut runtime, driver) = cuda(CudaConfig::default().inline(true));
             let pool = SuspendablePool::new(&runtime, "weights").unwrap();
-            let [x, y] = [1, 2].map(|first| written(&pool, &runtime, first));
+            let [x, y] = [1, 2].map(|first: u32| {
+                let buffer = pool.alloc(4096).unwrap();
+                runtime.stream().upload_blocking(buffer.view(), &[first; 1024]).unwrap();
+                buffer
+            });
             let rule = FaultRule::any(When::At(call), action.clone());
             let before = pool.stats();
             driver.machine().set_faults(FaultPlan::none().with(rule));
@@ -410,13 +414,15 @@ fn a_failing_call_of_the_driver_loses_nothing() {
             }
             for (buffer, first) in [(&x, 1), (&y, 2)] {
                 let bytes = runtime.to_vec::<u32>(buffer).unwrap();
-                assert!(bytes == words(first), "call {call}: {suspended:?}, {resumed:?}");
+                assert!(bytes == [first; 1024], "call {call}: {suspended:?}, {resumed:?}");
             }
             assert_eq!(pool.stats().live, before.live);
             pool.suspend(Contents::Keep).unwrap();
             pool.resume().unwrap();
             call += 1;
-            if suspended.is_ok() && resumed.is_ok() && call > 200 {
+            // Some calls are asked for what they say, and their failure is nobody's affair.
+            without = if suspended.is_ok() && resumed.is_ok() { without + 1 } else { 0 };
+            if without > 20 {
                 break;
             }
         }
