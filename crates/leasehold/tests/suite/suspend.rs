@@ -395,7 +395,7 @@ fn a_failing_call_of_the_driver_loses_nothing() {
                 runtime.stream().upload_blocking(buffer.view(), &[first; 1024]).unwrap();
                 buffer
             });
-            let rule = FaultRule::any(When::At(call), action.clone());
+            let rule = FaultRule::any(When::At(driver.machine().calls() + call), action.clone());
             let before = pool.stats();
             driver.machine().set_faults(FaultPlan::none().with(rule));
             let suspended = pool.suspend(Contents::Keep).map(drop);
