@@ -4,7 +4,7 @@
     cargo build --release
     docs/images/make.py [--leasehold target/release/leasehold]
 
-report.png  a screenshot of `leasehold run --report`, by a headless chromium
+report.png  a screenshot of `leasehold replay TRACE --report`, by a headless chromium
 trace.svg   the first kernels of `leasehold run --trace`, and their submissions
 decode.svg  the 8 B shape of bench/runs/2026-11-25-h200/decode.txt
 
@@ -25,6 +25,7 @@ import tempfile
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 RUN = ROOT / "bench/runs/2026-11-25-h200/decode.txt"
+TRACE = ROOT / "testing/alloc-bench/traces/resnet50_train.csv.gz"
 COLOURS = ["#3b6ea8", "#d0803a", "#5a9a5a", "#a3558f", "#8a8a3a", "#4aa0a0", "#b05a5a", "#7a6ab0"]
 GREY, INK = "#8a8f98", "#22262c"
 
@@ -127,9 +128,9 @@ def trace(leasehold: str, path: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 def report(leasehold: str, path: pathlib.Path, folder: pathlib.Path) -> None:
-    """The top of the page about a run's memory."""
+    """The top of the page about the memory of a recorded training."""
     page, picture = folder / "memory.html", folder / "report.png"
-    subprocess.run([leasehold, "run", "--tokens", "64", "--report", str(page)], check=True, capture_output=True)
+    subprocess.run([leasehold, "replay", str(TRACE), "--report", str(page)], check=True, capture_output=True)
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None:
         print("report.png: left as it is, no chromium")
