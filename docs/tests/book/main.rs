@@ -28,16 +28,6 @@ fn all_pages() -> Vec<Page> {
 }
 
 #[test]
-fn every_page_is_in_the_summary() {
-    let summary = read("docs/SUMMARY.md");
-    let lost = all_pages().into_iter().filter_map(|page| {
-        let path = page.path.strip_prefix("docs/")?;
-        (!summary.contains(&format!("({path})"))).then(|| page.path.clone())
-    });
-    none("pages that docs/SUMMARY.md does not name", lost.collect());
-}
-
-#[test]
 fn every_rust_block_is_compiled() {
     let compiled = read("docs/lib.rs");
     let lost = all_pages().into_iter().filter(|page| {
