@@ -6,6 +6,8 @@ mod borrowed;
 mod common;
 mod compile_fail;
 mod contexts;
+#[cfg(feature = "cuda")]
+mod cuda_sources;
 mod errors;
 mod events;
 mod forged;
