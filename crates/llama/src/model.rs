@@ -1,7 +1,9 @@
 //! Models on a device: the weights as leased buffers, ready for operators.
 //!
 //! If host and device share memory, the weights are imported in place (a mapping, or bytes of the
-//! program) without a copy. Otherwise they are uploaded.
+//! program) without a copy. Otherwise they are uploaded. Large weights are copied even then, if
+//! the memory is there: device memory has huge pages, which a mapped file has not. A row of weights
+//! then comes from memory about twice as fast.
 
 use crate::config::Config;
 use crate::weights::Weights;
@@ -67,9 +69,23 @@ struct Loader<'a> {
     progress: Progress<'a>,
     done: u64,
     total: u64,
+    /// Whether weights of at least a huge page are copied, though the device can read them in
+    /// place.
+    copies: bool,
 }
 
+/// The fewest bytes of weights that are copied to huge pages. Fewer may stay in a cache.
+const LARGE: u64 = 64 << 20;
+/// Bytes of a huge page.
+const HUGE_PAGE: u64 = 2 << 20;
+
 impl Loader<'_> {
+    /// Whether the device reads a tensor of so many bytes where it is.
+    fn in_place(&self, bytes: u64) -> bool {
+        let reads = self.runtime.raw_device().caps().pageable_memory_access;
+        reads && !(self.copies && bytes >= HUGE_PAGE)
+    }
+
     fn tensor(&mut self, name: &str) -> Result<Tensor> {
         let stored = self.weights.tensor(name)?;
         let (rows, cols) = match stored.shape() {
@@ -82,7 +98,7 @@ impl Loader<'_> {
             }
         };
         let bytes = stored.bytes();
-        let buffer = if self.runtime.raw_device().caps().pageable_memory_access {
+        let buffer = if self.in_place(bytes.len() as u64) {
             // SAFETY: the bytes stay in place while the kept source lives, and the device reads
             // host memory in place. No code writes them: the import is read-only, and the source's
             // own bytes are shared.
@@ -149,6 +165,10 @@ impl Model {
             Some(d) if types.all(|t| t == d) => d,
             _ => DType::F32,
         };
+        let total = weights.total_bytes();
+        // The copy must not force other memory out: twice its size is free.
+        let room = || runtime.raw_device().memory_info().is_ok_and(|m| m.free / 2 >= total);
+        let copies = total >= LARGE && room();
         let mut loader = Loader {
             runtime,
             library: &library,
@@ -156,7 +176,8 @@ impl Model {
             vectors,
             progress,
             done: 0,
-            total: weights.total_bytes(),
+            total,
+            copies,
         };
         let embedding = loader.tensor("model.embed_tokens.weight")?;
         let mut layers = Vec::with_capacity(config.num_hidden_layers);
