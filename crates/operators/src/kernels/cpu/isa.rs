@@ -86,7 +86,7 @@ impl FromStr for Isa {
     }
 }
 
-/// Whether the processor follows a single stream of addresses so well that a prefetch slows it down.
+/// Whether the processor follows one stream of addresses so well that a prefetch slows it down.
 /// Measurements found this of AMD's Zen 4, and the contrary of Intel's Sapphire Rapids. The answer
 /// is cached.
 #[cfg(target_arch = "x86_64")]
