@@ -1,8 +1,14 @@
 //! Models on a device: the weights as leased buffers, ready for operators.
 //!
 //! If host and device share memory, the weights are imported in place (a mapping, or bytes of the
+<<<<<<< HEAD
 //! program) without a copy. Otherwise they are uploaded. Weights that are to be suspended lie in a
 //! pool of their own, on each device.
+=======
+//! program) without a copy. Otherwise they are uploaded. Large weights are copied even then, if
+//! the memory is there: device memory has huge pages, which a mapped file has not. A row of weights
+//! then comes from memory about twice as fast.
+>>>>>>> wt-c
 
 use crate::config::Config;
 use crate::weights::Weights;
@@ -85,14 +91,29 @@ struct Loader<'a> {
     progress: Progress<'a>,
     done: u64,
     total: u64,
+    /// Whether weights of at least a huge page are copied, though the device can read them in
+    /// place.
+    copies: bool,
 }
 
+/// The fewest bytes of weights that are copied to huge pages. Fewer may stay in a cache.
+const LARGE: u64 = 64 << 20;
+/// Bytes of a huge page.
+const HUGE_PAGE: u64 = 2 << 20;
+
 impl Loader<'_> {
+<<<<<<< HEAD
     fn alloc(&self, bytes: u64) -> Result<Lease<Buffer>> {
         match self.pool {
             Some(pool) => pool.alloc(bytes),
             None => self.runtime.alloc(bytes),
         }
+=======
+    /// Whether the device reads a tensor of so many bytes where it is.
+    fn in_place(&self, bytes: u64) -> bool {
+        let reads = self.runtime.raw_device().caps().pageable_memory_access;
+        reads && !(self.copies && bytes >= HUGE_PAGE)
+>>>>>>> wt-c
     }
 
     fn tensor(&mut self, name: &str) -> Result<Tensor> {
@@ -107,8 +128,12 @@ impl Loader<'_> {
             }
         };
         let bytes = stored.bytes();
+<<<<<<< HEAD
         let in_place = self.runtime.raw_device().caps().pageable_memory_access;
         let buffer = if in_place && self.pool.is_none() {
+=======
+        let buffer = if self.in_place(bytes.len() as u64) {
+>>>>>>> wt-c
             // SAFETY: the bytes stay in place while the kept source lives, and the device reads
             // host memory in place. No code writes them: the import is read-only, and the source's
             // own bytes are shared.
@@ -227,6 +252,10 @@ impl Model {
             Some(d) if types.all(|t| t == d) => d,
             _ => DType::F32,
         };
+        let total = weights.total_bytes();
+        // The copy must not force other memory out: twice its size is free.
+        let room = || runtime.raw_device().memory_info().is_ok_and(|m| m.free / 2 >= total);
+        let copies = total >= LARGE && room();
         let mut loader = Loader {
             runtime,
             pool: pool.as_ref(),
@@ -235,7 +264,8 @@ impl Model {
             vectors,
             progress,
             done: 0,
-            total: weights.total_bytes(),
+            total,
+            copies,
         };
         let embedding = loader.tensor("model.embed_tokens.weight")?;
         let mut layers = Vec::with_capacity(config.num_hidden_layers);
