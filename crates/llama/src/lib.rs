@@ -38,10 +38,11 @@ mod generate;
 mod generation_config;
 mod model;
 mod random;
+mod stop;
 mod tokenizer;
 mod weights;
 
-pub use batch::{Batch, SequenceId};
+pub use batch::{Batch, Drawn, SequenceId};
 pub use config::{Config, Rope, RopeScaling};
 pub use count::OperatorCount;
 pub use decoder::{Decoder, OperatorTime};
@@ -51,5 +52,6 @@ pub use generate::{
 pub use generation_config::GenerationConfig;
 pub use leasehold_operators::{DType, ops::Sampling};
 pub use model::{Model, Progress};
+pub use stop::StopStrings;
 pub use tokenizer::{TextStream, Tokenizer};
 pub use weights::{Source, Tensor, TensorSpec, Weights};

@@ -68,6 +68,8 @@ struct Results {
     texts: Vec<Vec<u32>>,
     /// For each sequence its logits after the first step, and after the last one.
     logits: [Vec<Vec<f32>>; 2],
+    /// Steps while a prompt waited.
+    starting: usize,
 }
 
 /// The runs of a measurement.
@@ -83,32 +85,29 @@ impl Runs<'_> {
         self.prompts[0].len() + self.tokens - 1
     }
 
-    /// A batch with all sequences, and their first tokens.
-    fn start(&self, mode: Mode) -> Result<(Batch, Vec<(SequenceId, u32)>), Failure> {
-        let mut batch = Batch::new(self.model, self.prompts.len(), self.positions(), mode)?;
-        let add = |prompt: &Vec<u32>| batch.add(prompt, Sampling::default());
-        let first = self.prompts.iter().map(add).collect::<leasehold::Result<_>>()?;
-        Ok((batch, first))
-    }
-
     fn results(&self, mode: Mode) -> Result<Results, Failure> {
-        let (mut batch, first) = self.start(mode)?;
-        let logits = |batch: &Batch| {
-            let of = |&(id, _): &(SequenceId, u32)| batch.logits(id);
-            first.iter().map(of).collect::<leasehold::Result<Vec<_>>>()
-        };
-        let mut texts: Vec<_> = first.iter().map(|&(_, token)| vec![token]).collect();
-        let mut after_first = Vec::new();
-        for step in 1..self.tokens {
-            for (text, (_, token)) in texts.iter_mut().zip(batch.step()?) {
-                text.push(token);
-            }
-            if step == 1 {
-                after_first = logits(&batch)?;
+        let count = self.prompts.len();
+        let mut batch = Batch::new(self.model, count, self.positions(), mode)?;
+        let add = |prompt: &Vec<u32>| batch.add(prompt, Sampling::default());
+        let ids = self.prompts.iter().map(add).collect::<leasehold::Result<Vec<_>>>()?;
+        let (texts, logits) = (vec![Vec::new(); count], vec![Vec::new(); count]);
+        let mut results = Results { texts, logits: [logits.clone(), logits], starting: 0 };
+        while !batch.is_empty() {
+            results.starting += usize::from(batch.waiting() > 0);
+            for (id, drawn) in batch.step()? {
+                let Some(at) = ids.iter().position(|of| *of == id) else { continue };
+                let text = &mut results.texts[at];
+                text.push(drawn?.token);
+                if text.len() == 2 {
+                    results.logits[0][at] = batch.logits(id)?;
+                }
+                if text.len() == self.tokens {
+                    results.logits[1][at] = batch.logits(id)?;
+                    batch.remove(id)?;
+                }
             }
         }
-        let after_last = logits(&batch)?;
-        Ok(Results { texts, logits: [after_first, after_last] })
+        Ok(results)
     }
 
     /// Compares the modes to the bit.
@@ -149,10 +148,23 @@ impl Runs<'_> {
         Ok((worst, same))
     }
 
-    fn timed(&self, mode: Mode) -> Result<Rates, Failure> {
+    /// Sequences begin one after the other, within so many steps about.
+    fn timed(&self, mode: Mode, starting: usize) -> Result<Rates, Failure> {
+        let (sequences, prompt) = (self.prompts.len(), self.prompts[0].len());
+        let room = self.positions() + 4 * starting + 16;
+        let room = room.min(self.model.config().context());
+        let mut batch = Batch::new(self.model, sequences, room, mode)?;
         let begin = Instant::now();
-        let (mut batch, _) = self.start(mode)?;
+        for prompt in &self.prompts {
+            let id = start(&mut batch, prompt)?;
+            batch.remove(id)?;
+        }
         let prefill = begin.elapsed();
+        for prompt in &self.prompts {
+            batch.add(prompt, Sampling::default())?;
+        }
+        // The last step of these records the graph at the latest.
+        while batch.step()?.len() < sequences {}
         batch.step()?;
         let (mut steps, begin) = (Vec::with_capacity(self.tokens), Instant::now());
         let mut mark = begin;
@@ -164,7 +176,6 @@ impl Runs<'_> {
         }
         let ms: Vec<f64> = steps.iter().map(|d: &Duration| d.as_secs_f64() * 1e3).collect();
         let each = steps.len() as f64 / begin.elapsed().as_secs_f64();
-        let (sequences, prompt) = (self.prompts.len(), self.prompts[0].len());
         Ok(Rates {
             prompt_tokens_per_s: (sequences * prompt) as f64 / prefill.as_secs_f64(),
             tokens_per_s: each * sequences as f64,
@@ -173,6 +184,19 @@ impl Runs<'_> {
             step_ms_p99: percentile(&ms, 0.99),
         })
     }
+}
+
+/// Adds a sequence, and steps until it has its first token.
+pub(super) fn start(batch: &mut Batch, prompt: &[u32]) -> Result<SequenceId, Failure> {
+    let id = batch.add(prompt, Sampling::default())?;
+    let mut begun = false;
+    while !begun {
+        for (of, drawn) in batch.step()? {
+            drawn?;
+            begun |= of == id;
+        }
+    }
+    Ok(id)
 }
 
 /// The largest difference of two lists of logits relative to the largest of `wanted`; infinite for
@@ -240,7 +264,8 @@ pub(super) fn run(a: &DecodeArguments, sequences: NonZeroU32) -> Result<(), Fail
     }
     let (mut eager, mut graph, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..a.repeat {
-        let (e, g) = (runs.timed(Mode::Eager)?, runs.timed(Mode::Graph)?);
+        let timed = |mode| runs.timed(mode, results.starting);
+        let (e, g) = (timed(Mode::Eager)?, timed(Mode::Graph)?);
         ratios.push(e.tokens_per_s / g.tokens_per_s);
         eager.push(e);
         graph.push(g);
