@@ -1,8 +1,7 @@
 //! Several sequences decoded at once, each with its own KV caches, position and sampling.
 //!
-//! Products, attention and embedding of a step serve all sequences in one launch each, so the
-//! weights are read once. The choice of a token is a launch for each sequence. Every position is in
-//! device memory, so one recording serves all positions. A slot without a sequence has a position
+//! Each operator of a step serves all sequences in one launch, so the weights are read once. Every
+//! position and every sampling is in device memory, so one recording serves all of them. A slot without a sequence has a position
 //! outside its caches. Kernels write nothing to a cache there, and the slot's rows are NaN.
 
 use crate::count::{self, OperatorCount};
@@ -14,13 +13,10 @@ use leasehold::ops::Pattern;
 use leasehold::{Error, Graph, Result, Runtime, View};
 use leasehold_operators::{DType, Operator, Tensor, ops};
 
-/// The position of a slot without a sequence, which each step increases by one.
+/// The position of a slot without a sequence, which a step leaves as it is.
 const IDLE: Pattern = Pattern::U32(1 << 31);
 /// The token of a slot without a sequence.
 const NO_TOKEN: Pattern = Pattern::U32(u32::MAX);
-/// Steps after which the positions of slots without a sequence are set again: fewer than lead from
-/// [`IDLE`] to position 0.
-const RESET: u64 = 1 << 30;
 
 /// The name of a sequence of one [`Batch`]. No other sequence of the process has it, and no other
 /// batch takes it.
@@ -41,8 +37,6 @@ struct Sequence {
 }
 
 struct Slot {
-    /// The sampling of the recorded step.
-    sampling: ops::Sampling,
     sequence: Option<Sequence>,
 }
 
@@ -83,7 +77,6 @@ pub struct Batch<'m> {
     step: Vec<Operator>,
     mode: Mode,
     graph: Option<Graph>,
-    steps: u64,
     /// The name of the next sequence.
     next: SequenceId,
 }
@@ -103,9 +96,8 @@ impl<'m> Batch<'m> {
             )));
         }
         let network = Network::new(model, positions)?;
-        let sampling = ops::Sampling::default();
         let lanes = Lanes::new(model, network.heads, rows, 1)?;
-        let slots = lanes.each.iter().map(|_| Slot { sampling, sequence: None }).collect();
+        let slots = lanes.each.iter().map(|_| Slot { sequence: None }).collect();
         let vocabulary = model.config().vocab_size as u32;
         let logits = Tensor::alloc(model.runtime(), DType::F32, rows, vocabulary)?;
         let scratch = Scratch::new(model, rows)?;
@@ -118,17 +110,11 @@ impl<'m> Batch<'m> {
             step: Vec::new(),
             mode,
             graph: None,
-            steps: 0,
             next: SequenceId { batch: BATCHES.fetch_add(1, Ordering::Relaxed), number: 0 },
         };
         batch.idle(&batch.lanes.all)?;
-        batch.step = batch.operators()?;
+        batch.step = batch.network.step(&batch.scratch, &batch.lanes, &batch.logits)?;
         Ok(batch)
-    }
-
-    fn operators(&self) -> Result<Vec<Operator>> {
-        let how: Vec<_> = self.slots.iter().map(|s| s.sampling).collect();
-        self.network.step(&self.scratch, &self.lanes, &how, &self.logits)
     }
 
     /// The operators of a step, counted.
@@ -169,13 +155,12 @@ impl<'m> Batch<'m> {
     }
 
     /// Starts a sequence in a free slot: processes its prompt, waits, and returns its first new
-    /// token. The other sequences keep their state. A sampling unlike that of the slot's previous
-    /// sequence makes the next step record a new graph.
+    /// token. The other sequences keep their state. A recorded step serves every sampling.
     ///
     /// # Errors
     /// `InvalidArgument` for a batch without a free slot, an empty prompt, a prompt that does not
-    /// fit, an id outside the vocabulary, or logits that are all NaN; the stream's cause. The batch
-    /// stays as it was.
+    /// fit, an id outside the vocabulary, a sampling beyond its limits, or logits that are all NaN; the
+    /// stream's cause. The batch stays as it was.
     pub fn add(&mut self, prompt: &[u32], how: ops::Sampling) -> Result<(SequenceId, u32)> {
         let Some(at) = self.slots.iter().position(|s| s.sequence.is_none()) else {
             return Err(Error::invalid(format!(
@@ -191,17 +176,6 @@ impl<'m> Batch<'m> {
                 return Err(why);
             }
         };
-        if self.slots[at].sampling != how {
-            let before = std::mem::replace(&mut self.slots[at].sampling, how);
-            match self.operators() {
-                Ok(step) => (self.step, self.graph) = (step, None),
-                Err(why) => {
-                    self.slots[at].sampling = before;
-                    self.idle_slot(at)?;
-                    return Err(why);
-                }
-            }
-        }
         let id = self.next;
         self.next.number += 1;
         self.slots[at].sequence = Some(Sequence { id, filled: prompt.len(), tokens: 1 });
@@ -210,7 +184,8 @@ impl<'m> Batch<'m> {
 
     fn start(&self, at: usize, prompt: &[u32], how: ops::Sampling) -> Result<u32> {
         let (lane, row) = (&self.lanes.each[at], self.logits.slice_rows(at as u32, 1)?);
-        let point = self.network.prefill(lane, how, &row, prompt)?;
+        lane.sample(self.network.model.runtime().stream(), how)?;
+        let point = self.network.prefill(lane, &row, prompt)?;
         self.network.model.runtime().stream().flush()?;
         self.lanes.token(self.network.model.runtime(), at, 0, point)
     }
@@ -233,10 +208,6 @@ impl<'m> Batch<'m> {
                 full.id.number
             )));
         }
-        if self.steps > 0 && self.steps.is_multiple_of(RESET) {
-            let idle = |&at: &usize| self.slots[at].sequence.is_none();
-            (0..self.slots.len()).filter(idle).try_for_each(|at| self.idle_slot(at))?;
-        }
         let runtime = self.network.model.runtime();
         if self.mode == Mode::Graph && self.graph.is_none() {
             let record = |runtime: &Runtime| Network::run(&self.step, runtime.stream());
@@ -250,7 +221,6 @@ impl<'m> Batch<'m> {
             }
         };
         runtime.stream().flush()?;
-        self.steps += 1;
         for sequence in self.slots.iter_mut().filter_map(|s| s.sequence.as_mut()) {
             sequence.filled += 1;
             sequence.tokens += 1;

@@ -109,10 +109,13 @@ pub struct OperatorTime {
     pub ran: Range<Duration>,
 }
 
-/// The KV caches of a sequence, a pair for each layer, and the state of its loop from token to
-/// token. Or the same of several sequences, one behind the other in each buffer.
+/// The KV caches of a sequence, a pair for each layer, the rule that chooses its tokens, and the
+/// state of its loop from token to token. Or the same of several sequences, one behind the other in
+/// each buffer.
 pub(crate) struct Lane {
     pub(crate) caches: Vec<ops::Cache>,
+    /// An [`ops::SamplingRecord`].
+    sampling: BufferPart,
     pub(crate) state: ops::Loop,
 }
 
@@ -129,6 +132,7 @@ impl Lane {
         let ops::Loop { token, position, ring, count } = &self.state;
         Ok(Self {
             caches: self.caches.iter().map(cache).collect::<Result<_>>()?,
+            sampling: share(&self.sampling)?,
             state: ops::Loop {
                 token: share(token)?,
                 position: share(position)?,
@@ -136,6 +140,18 @@ impl Lane {
                 count: share(count)?,
             },
         })
+    }
+
+    /// Sets the rule that chooses the tokens of this sequence, for the operators that follow. Does
+    /// not wait.
+    pub(crate) fn sample(&self, stream: &Stream, how: ops::Sampling) -> Result<()> {
+        if how.log_probabilities > 0 {
+            return Err(Error::invalid(format!(
+                "{} log-probabilities are asked for, and a sequence keeps none; ask for 0",
+                how.log_probabilities
+            )));
+        }
+        stream.upload(self.sampling.view(), &[how.record()?])
     }
 }
 
@@ -189,7 +205,9 @@ impl Lanes {
             count: words()?,
         };
         let scratch = ops::decode_scratch(runtime, heads, rows)?;
-        let all = Lane { caches, state };
+        // Zeros are a greedy choice.
+        let sampling = zeroed(size_of::<ops::SamplingRecord>() as u64 * u64::from(rows))?;
+        let all = Lane { caches, sampling, state };
         let each =
             (0..rows as usize).map(|at| all.one(at, rows as usize)).collect::<Result<_>>()?;
         Ok(Self { all, each, scratch, born: runtime.stream().now() })
@@ -267,7 +285,6 @@ impl<'m> Network<'m> {
         &self,
         s: &Scratch,
         lanes: &Lanes,
-        how: &[ops::Sampling],
         logits: &Tensor,
     ) -> Result<Vec<Operator>> {
         let (ids, mut to) = (&lanes.all.state.token, Vec::new());
@@ -279,8 +296,7 @@ impl<'m> Network<'m> {
             let each: Vec<_> = lanes.each.iter().collect();
             self.rows(s, ids, &each, None, &self.table, &mut to)?;
         }
-        let how: Vec<_> = lanes.each.iter().zip(how.iter().copied()).collect();
-        self.finish(&s.h, s.normed.as_ref(), &how, logits, &mut to)?;
+        self.finish(&s.h, s.normed.as_ref(), &lanes.all, logits, &mut to)?;
         Ok(to)
     }
 
@@ -372,12 +388,13 @@ impl<'m> Network<'m> {
         }
     }
 
-    /// The operators of the head on the rows of `h`, one for each lane, and of the next tokens.
+    /// The operators of the head on the rows of `h`, one for each sequence of the lane, and of the
+    /// next tokens.
     fn finish(
         &self,
         h: &Tensor,
         normed: Option<&Tensor>,
-        lanes: &[(&Lane, ops::Sampling)],
+        lane: &Lane,
         logits: &Tensor,
         to: &mut Vec<Operator>,
     ) -> Result<()> {
@@ -391,10 +408,7 @@ impl<'m> Network<'m> {
             let norm = ops::Norm { weight: &model.norm, eps };
             to.push(ops::linear(library, h, Some(norm), head)?);
         }
-        for (i, (lane, how)) in lanes.iter().enumerate() {
-            let logits = logits.slice_rows(i as u32, 1)?;
-            to.push(ops::next_token(library, &logits, *how, &lane.state)?);
-        }
+        to.push(ops::next_token(library, logits, &lane.sampling, &lane.state, None)?);
         Ok(())
     }
 
@@ -441,7 +455,6 @@ impl<'m> Network<'m> {
     fn prompt_operators(
         &self,
         lane: &Lane,
-        how: ops::Sampling,
         logits: &Tensor,
         tokens: usize,
     ) -> Result<Vec<OperatorCount>> {
@@ -456,7 +469,7 @@ impl<'m> Network<'m> {
         }
         let h = Scratch::new(self.model, 1)?.h;
         let mut operators = Vec::new();
-        self.finish(&h, None, &[(lane, how)], logits, &mut operators)?;
+        self.finish(&h, None, lane, logits, &mut operators)?;
         count::add(&mut counts, &operators, 1);
         Ok(counts)
     }
@@ -466,7 +479,6 @@ impl<'m> Network<'m> {
     pub(crate) fn prefill(
         &self,
         lane: &Lane,
-        how: ops::Sampling,
         logits: &Tensor,
         prompt: &[u32],
     ) -> Result<Timepoint> {
@@ -493,7 +505,7 @@ impl<'m> Network<'m> {
         if let Some(h) = last {
             stream.fill(lane.state.position.view(), Pattern::U32(prompt.len() as u32 - 1))?;
             let mut operators = Vec::new();
-            self.finish(&h, None, &[(lane, how)], logits, &mut operators)?;
+            self.finish(&h, None, lane, logits, &mut operators)?;
             Self::run(&operators, stream)?;
         }
         Ok(stream.now())
@@ -506,8 +518,6 @@ pub struct Decoder<'m> {
     lanes: Lanes,
     logits: Tensor,
     step: Vec<Operator>,
-    /// The end of a prompt: the head on its last row, and the first token.
-    sampling: ops::Sampling,
     filled: usize,
     /// New tokens since the prompt; their number in the ring.
     drawn: usize,
@@ -519,8 +529,8 @@ impl<'m> Decoder<'m> {
     /// tokens.
     ///
     /// # Errors
-    /// `InvalidArgument` for zero positions, more positions than the model's context, or a ring
-    /// that is empty or has 2^32 tokens and more; `OutOfMemory`.
+    /// `InvalidArgument` for zero positions, more positions than the model's context, a ring that is
+    /// empty or has 2^32 tokens and more, or a sampling beyond its limits; `OutOfMemory`.
     pub fn new(
         model: &'m Model,
         positions: usize,
@@ -534,10 +544,11 @@ impl<'m> Decoder<'m> {
         }
         let network = Network::new(model, positions)?;
         let lanes = Lanes::new(model, network.heads, 1, ring)?;
+        lanes.each[0].sample(model.runtime().stream(), sampling)?;
         let vocabulary = model.config().vocab_size as u32;
         let logits = Tensor::alloc(model.runtime(), DType::F32, 1, vocabulary)?;
-        let step = network.step(&Scratch::new(model, 1)?, &lanes, &[sampling], &logits)?;
-        Ok(Self { network, lanes, logits, step, sampling, filled: 0, drawn: 0, ring })
+        let step = network.step(&Scratch::new(model, 1)?, &lanes, &logits)?;
+        Ok(Self { network, lanes, logits, step, filled: 0, drawn: 0, ring })
     }
 
     /// Processes a prompt and draws the first new token. Does not wait for it. A second prompt
@@ -548,7 +559,7 @@ impl<'m> Decoder<'m> {
     /// vocabulary; the stream's cause.
     pub fn prefill(&mut self, prompt: &[u32]) -> Result<Timepoint> {
         let lane = &self.lanes.each[0];
-        let point = self.network.prefill(lane, self.sampling, &self.logits, prompt)?;
+        let point = self.network.prefill(lane, &self.logits, prompt)?;
         (self.filled, self.drawn) = (prompt.len(), 1);
         Ok(point)
     }
@@ -560,7 +571,7 @@ impl<'m> Decoder<'m> {
     /// `InvalidArgument` for a prompt without tokens or one that does not fit; `OutOfMemory`.
     pub fn prompt_operators(&self, tokens: usize) -> Result<Vec<OperatorCount>> {
         let lane = &self.lanes.each[0];
-        self.network.prompt_operators(lane, self.sampling, &self.logits, tokens)
+        self.network.prompt_operators(lane, &self.logits, tokens)
     }
 
     /// The operators of a step, counted.

@@ -78,7 +78,7 @@ fn schedules(model: &Model, slots: usize, turns: usize, seed: u64) {
                 .map(|_| (random(&mut state) % vocabulary) as u32)
                 .collect();
             let temperature = if random(&mut state).is_multiple_of(8) { 0.8 } else { 0.0 };
-            let sampling = Sampling { temperature, top_k: 5, seed };
+            let sampling = Sampling { temperature, top_k: 5, seed, ..Sampling::default() };
             let [a, b] = [0, 1].map(|b| batches[b].add(&prompt, sampling).unwrap());
             assert_eq!(a.1, b.1);
             texts.push(Text { ids: [a.0, b.0], prompt, sampling, tokens: vec![a.1] });
