@@ -20,6 +20,7 @@ pages! {
     operators_and_models "how-to/operators-and-models.md"
     trace_and_report "how-to/trace-and-report.md"
     wait_without_blocking "how-to/wait-without-blocking.md"
+    serve_a_model "how-to/serve-a-model.md"
     test_without_a_gpu "how-to/test-without-a-gpu.md"
     readme "../README.md"
 }

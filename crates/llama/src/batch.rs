@@ -1,26 +1,30 @@
 //! Several sequences decoded at once, each with its own KV caches, position and sampling.
 //!
-//! Products, attention and embedding of a step serve all sequences in one launch each, so the
-//! weights are read once. The choice of a token is a launch for each sequence. Every position is in
-//! device memory, so one recording serves all positions. A slot without a sequence has a position
-//! outside its caches. Kernels write nothing to a cache there, and the slot's rows are NaN.
+//! Each operator of a step serves all sequences in one launch, so the weights are read once. Every
+//! position and every sampling is in device memory, so one recording serves all of them. A slot
+//! without a sequence has a position outside its caches. Kernels write nothing to a cache there, and
+//! the slot's rows are NaN.
+//!
+//! Prompts go in between: [`prompts`] submits a part of one after each step, and [`pace`] says how
+//! much.
 
 use crate::count::{self, OperatorCount};
-use crate::decoder::{Lane, Lanes, Network, Scratch};
+use crate::decoder::{Draws, Lanes, Network, Scratch, Task, no_number, operators};
 use crate::generate::Mode;
 use crate::model::Model;
 use leasehold::backend::sync::atomic::{AtomicU64, Ordering};
 use leasehold::ops::Pattern;
-use leasehold::{Error, Graph, Result, Runtime, View};
-use leasehold_operators::{DType, Operator, Tensor, ops};
+use leasehold::{Error, Graph, Result, Runtime, Timepoint, View};
+use leasehold_operators::ops;
+use prompts::{Prompts, Submitted};
 
-/// The position of a slot without a sequence, which each step increases by one.
+mod pace;
+mod prompts;
+
+/// The position of a slot without a sequence, which a step leaves as it is.
 const IDLE: Pattern = Pattern::U32(1 << 31);
 /// The token of a slot without a sequence.
 const NO_TOKEN: Pattern = Pattern::U32(u32::MAX);
-/// Steps after which the positions of slots without a sequence are set again: fewer than lead from
-/// [`IDLE`] to position 0.
-const RESET: u64 = 1 << 30;
 
 /// The name of a sequence of one [`Batch`]. No other sequence of the process has it, and no other
 /// batch takes it.
@@ -33,25 +37,78 @@ pub struct SequenceId {
 /// The number of the next batch.
 static BATCHES: AtomicU64 = AtomicU64::new(0);
 
+/// A token that a step drew for a sequence.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Drawn {
+    /// The token.
+    pub token: u32,
+    /// Its log-probability, if the sequence's sampling asks for log-probabilities. They are those
+    /// of the logits as they are, without temperature and cuts.
+    pub log_probability: Option<f32>,
+    /// The tokens with the largest logits, as many as the sampling asks for, with their
+    /// log-probabilities, in falling order.
+    pub largest: Vec<(u32, f32)>,
+}
+
+/// How far a sequence is.
+enum Stage {
+    /// Its prompt waits, or is computed.
+    Prompt,
+    /// Its first token is drawn at this point.
+    Drawing(Timepoint),
+    /// Its first token is known, and is the input of the next step.
+    First(u32),
+    /// The steps compute it.
+    Decoding,
+}
+
 /// A sequence in its slot.
 struct Sequence {
     id: SequenceId,
+    sampling: ops::SamplingRecord,
+    stage: Stage,
+    /// Positions whose keys and values are in the caches, or will be when the prompt is done.
     filled: usize,
+    /// Tokens that were drawn.
     tokens: usize,
 }
 
 struct Slot {
-    /// The sampling of the recorded step.
-    sampling: ops::Sampling,
     sequence: Option<Sequence>,
+}
+
+impl Slot {
+    fn stage(&self) -> Option<&Stage> {
+        self.sequence.as_ref().map(|s| &s.stage)
+    }
+
+    fn is_decoding(&self) -> bool {
+        matches!(self.stage(), Some(Stage::Decoding))
+    }
 }
 
 /// A fixed number of slots, in which sequences are decoded together.
 ///
+/// [`add`](Self::add) puts a prompt into a free slot. [`step`](Self::step) computes the next token
+/// of every sequence, and a part of the prompts that wait. It returns what it drew.
+///
 /// A greedy sequence gives the tokens that it gives alone, unless two logits are nearly equal: for
 /// nine slots and more, products may round differently than for one. Eager and replayed steps give
-/// the same bits, and the other sequences of the batch do not change them. One thread uses a batch
-/// at a time.
+/// the same bits, and the other sequences of the batch do not change them. A batch may move to
+/// another thread. One thread uses it at a time.
+///
+/// # Prompts
+/// A prompt is computed in [pieces](Self::piece), in the order of arrival. While sequences are
+/// decoded, a step submits only a part of a piece, behind its own work. The part takes three
+/// quarters of the step's time at most. So the time between two steps is less than two steps. The
+/// batch measures both, and begins with a bound that needs no measurement. An operator is never
+/// divided: if the attention of a piece in a very long prompt alone takes longer than a step,
+/// smaller pieces shorten it.
+///
+/// The size of a piece depends on the batch and on the length of the prompt, and not on time. So
+/// the bits of a prompt are always the same. Products of another number of rows may round
+/// differently, so other pieces may give other bits.
 ///
 /// ```
 /// use leasehold::{DeviceId, Runtime};
@@ -64,11 +121,14 @@ struct Slot {
 /// let runtime = Runtime::open(DeviceId::cpu(0))?;
 /// let model = Model::load(&runtime, &config, &weights, DType::F32, &mut |_, _| {})?;
 /// let mut batch = Batch::new(&model, 4, 64, Mode::Graph)?;
-/// let (first, _token) = batch.add(&[316, 221], Sampling::default())?;
-/// batch.step()?;
-/// let (second, _token) = batch.add(&[221], Sampling::default())?;
-/// let tokens = batch.step()?;
-/// assert_eq!((tokens[0].0, tokens[1].0), (first, second));
+/// let first = batch.add(&[316, 221], Sampling::default())?;
+/// let second = batch.add(&[221], Sampling::default())?;
+/// let mut texts = std::collections::BTreeMap::from([(first, vec![]), (second, vec![])]);
+/// while texts.values().any(|text| text.len() < 8) {
+///     for (sequence, drawn) in batch.step()? {
+///         texts.entry(sequence).or_default().push(drawn?.token);
+///     }
+/// }
 /// batch.remove(first)?;
 /// assert_eq!(batch.step()?.len(), 1);
 /// # Ok(())
@@ -76,21 +136,22 @@ struct Slot {
 /// ```
 pub struct Batch {
     network: Network,
-    lanes: Lanes,
+    draws: Draws,
     slots: Vec<Slot>,
-    scratch: Scratch,
-    logits: Tensor,
-    step: Vec<Operator>,
+    prompts: Prompts,
+    step: Vec<Task>,
     mode: Mode,
     graph: Option<Graph>,
-    steps: u64,
+    #[cfg(test)]
+    recordings: usize,
     /// The name of the next sequence.
     next: SequenceId,
 }
 
 impl Batch {
     /// A batch of up to `sequences` sequences, each of at most `positions` tokens (prompt and new
-    /// ones). All device memory of the steps is allocated here.
+    /// ones). All device memory of the steps is allocated here. That of prompts is allocated for
+    /// the first prompt and kept, and is made larger for a longer one.
     ///
     /// # Errors
     /// `InvalidArgument` for zero sequences or positions, or more positions than the model's
@@ -103,51 +164,65 @@ impl Batch {
             )));
         }
         let network = Network::new(model, positions)?;
-        let sampling = ops::Sampling::default();
-        let lanes = Lanes::new(model, network.heads, rows, 1)?;
-        let slots = lanes.each.iter().map(|_| Slot { sampling, sequence: None }).collect();
-        let vocabulary = model.config().vocab_size as u32;
-        let logits = Tensor::alloc(model.runtime(), DType::F32, rows, vocabulary)?;
-        let scratch = Scratch::new(model, rows)?;
-        let mut batch = Self {
+        let draws = Draws::new(model, rows, 1, true)?;
+        let lanes = Lanes::new(model, network.heads, &draws)?;
+        let step = network.step(&Scratch::new(model, rows)?, &lanes, &draws)?;
+        let prompts = Prompts::new(&network, &lanes.each, &step)?;
+        let slots = lanes.each.iter().map(|_| Slot { sequence: None }).collect();
+        let batch = Self {
             network,
-            lanes,
+            draws,
             slots,
-            scratch,
-            logits,
-            step: Vec::new(),
+            prompts,
+            step,
             mode,
             graph: None,
-            steps: 0,
+            #[cfg(test)]
+            recordings: 0,
             next: SequenceId { batch: BATCHES.fetch_add(1, Ordering::Relaxed), number: 0 },
         };
-        batch.idle(&batch.lanes.all)?;
-        batch.step = batch.operators()?;
+        batch.idle(&batch.draws.all.state)?;
         Ok(batch)
     }
 
-    fn operators(&self) -> Result<Vec<Operator>> {
-        let how: Vec<_> = self.slots.iter().map(|s| s.sampling).collect();
-        self.network.step(&self.scratch, &self.lanes, &how, &self.logits)
+    fn runtime(&self) -> &Runtime {
+        self.network.model.runtime()
     }
 
     /// The operators of a step, counted.
     #[must_use]
     pub fn step_operators(&self) -> Vec<OperatorCount> {
         let mut counts = Vec::new();
-        count::add(&mut counts, &self.step, 1);
+        count::add(&mut counts, operators(&self.step), 1);
         counts
     }
 
-    /// Makes the kernels skip the slots of a lane.
-    fn idle(&self, lane: &Lane) -> Result<()> {
-        let stream = self.network.model.runtime().stream();
-        stream.fill(lane.state.position.view(), IDLE)?;
-        stream.fill(lane.state.token.view(), NO_TOKEN)
+    /// The tokens of a prompt with `prompt` tokens that are computed together. The last ones may be
+    /// fewer.
+    #[must_use]
+    pub fn piece(&self, prompt: usize) -> usize {
+        self.prompts.piece_of(&self.network, prompt)
     }
 
-    fn idle_slot(&self, slot: usize) -> Result<()> {
-        self.idle(&self.lanes.each[slot])
+    /// Sets the most tokens of a prompt that are computed together, from the next piece on. Smaller
+    /// pieces make the largest operator shorter, and prompts slower. A device has a largest piece,
+    /// which larger numbers mean as well.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for 0.
+    pub fn set_piece(&mut self, tokens: usize) -> Result<()> {
+        if tokens == 0 {
+            return Err(Error::invalid("pieces of 0 tokens; ask for 1 at least"));
+        }
+        self.prompts.piece = Some(tokens);
+        Ok(())
+    }
+
+    /// Makes the kernels of a step skip the rows of a loop.
+    fn idle(&self, state: &ops::Loop) -> Result<()> {
+        let stream = self.runtime().stream();
+        stream.fill(state.position.view(), IDLE)?;
+        stream.fill(state.token.view(), NO_TOKEN)
     }
 
     fn find(&self, id: SequenceId) -> Result<(usize, &Sequence)> {
@@ -168,116 +243,225 @@ impl Batch {
         })
     }
 
-    /// Starts a sequence in a free slot: processes its prompt, waits, and returns its first new
-    /// token. The other sequences keep their state. A sampling unlike that of the slot's previous
-    /// sequence makes the next step record a new graph.
+    /// Starts a sequence in a free slot. Computes nothing and waits for nothing: the next steps
+    /// compute the prompt, and one of them returns the first new token. A recorded step serves every
+    /// sampling.
     ///
     /// # Errors
     /// `InvalidArgument` for a batch without a free slot, an empty prompt, a prompt that does not
-    /// fit, an id outside the vocabulary, or logits that are all NaN; `Suspended` while the model
-    /// is suspended; the stream's cause. The batch stays as it was.
-    pub fn add(&mut self, prompt: &[u32], how: ops::Sampling) -> Result<(SequenceId, u32)> {
+    /// fit, an id outside the vocabulary, or a sampling beyond its limits. The batch stays as it
+    /// was.
+    pub fn add(&mut self, prompt: &[u32], how: ops::Sampling) -> Result<SequenceId> {
         let Some(at) = self.slots.iter().position(|s| s.sequence.is_none()) else {
             return Err(Error::invalid(format!(
                 "all {} slots of the batch are in use; remove a sequence first",
                 self.slots.len()
             )));
         };
+        self.network.check_prompt(prompt.len())?;
+        self.network.model.config().check_ids(prompt)?;
+        let sampling = how.record()?;
+        let id = self.next;
+        self.next.number += 1;
+        self.prompts.push(at, prompt, sampling);
+        let (stage, filled) = (Stage::Prompt, prompt.len());
+        self.slots[at].sequence = Some(Sequence { id, sampling, stage, filled, tokens: 0 });
+        Ok(id)
+    }
+
+    /// Computes the next token of every sequence that has one, and waits for them. Then submits a
+    /// part of the first prompt that waits, which runs while the caller handles the tokens. Returns
+    /// the tokens in the order of the slots.
+    ///
+    /// The first token of a prompt comes with those of the step after its last part. If no sequence
+    /// has a token yet, this computes a whole piece, and returns nothing or a first token. The
+    /// result of an empty batch is empty.
+    ///
+    /// A sequence with an error has ended, and is not in the batch any more: its prompt could not
+    /// be computed, or none of its logits is a number. The others go on.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if a sequence is [full](Self::has_room), and `Suspended` while the model is
+    /// suspended, both before anything is computed; the stream's cause.
+    pub fn step(&mut self) -> Result<Vec<(SequenceId, Result<Drawn>)>> {
         let model = self.network.model.clone();
         let _present = model.present()?;
-        let first = self.start(at, prompt, how);
-        let first = match first {
-            Ok(first) => first,
-            Err(why) => {
-                self.idle_slot(at)?;
-                return Err(why);
+        self.check_room()?;
+        self.begin_decoding()?;
+        let runtime = self.runtime().clone();
+        let before = self.prompts.end();
+        let beside = self.slots.iter().any(Slot::is_decoding);
+        let marked = beside && self.prompts.len() > 0 && runtime.raw_device().caps().timestamps;
+        let mut points: Vec<_> = self
+            .slots
+            .iter()
+            .map(|slot| match slot.stage() {
+                Some(Stage::Drawing(point)) => Some(*point),
+                _ => None,
+            })
+            .collect();
+        if beside {
+            if marked {
+                self.prompts.mark(&runtime, 0);
             }
-        };
-        if self.slots[at].sampling != how {
-            let before = std::mem::replace(&mut self.slots[at].sampling, how);
-            match self.operators() {
-                Ok(step) => (self.step, self.graph) = (step, None),
-                Err(why) => {
-                    self.slots[at].sampling = before;
-                    self.idle_slot(at)?;
-                    return Err(why);
+            let point = self.launch()?;
+            if marked {
+                self.prompts.mark(&runtime, 1);
+            }
+            // A wait for the step must not wait for the prompt.
+            runtime.stream().flush()?;
+            for (slot, at) in self.slots.iter_mut().zip(&mut points) {
+                if let Some(Sequence { stage: Stage::Decoding, filled, .. }) = &mut slot.sequence {
+                    (*at, *filled) = (Some(point), *filled + 1);
                 }
             }
         }
-        let id = self.next;
-        self.next.number += 1;
-        self.slots[at].sequence = Some(Sequence { id, filled: prompt.len(), tokens: 1 });
-        Ok((id, first))
-    }
-
-    fn start(&self, at: usize, prompt: &[u32], how: ops::Sampling) -> Result<u32> {
-        let (lane, row) = (&self.lanes.each[at], self.logits.slice_rows(at as u32, 1)?);
-        let point = self.network.prefill(lane, how, &row, prompt)?;
-        self.network.model.runtime().stream().flush()?;
-        self.lanes.token(self.network.model.runtime(), at, 0, point)
-    }
-
-    /// Computes the next token of every sequence, and waits for them. The result is in the order of
-    /// the slots; it is empty for an empty batch.
-    ///
-    /// # Errors
-    /// `InvalidArgument` if a sequence is [full](Self::has_room), before anything is computed, or
-    /// if all logits of a sequence are NaN; `Suspended` while the model is suspended, before
-    /// anything is computed too; the stream's cause.
-    pub fn step(&mut self) -> Result<Vec<(SequenceId, u32)>> {
-        let positions = self.network.heads.positions as usize;
-        let mut sequences = self.slots.iter().filter_map(|s| s.sequence.as_ref()).peekable();
-        if sequences.peek().is_none() {
-            return Ok(Vec::new());
+        let mut failed = None;
+        match self.prompts.submit(&self.network, beside) {
+            None => {}
+            Some(Ok(Submitted { slot, drawn })) => {
+                runtime.stream().flush()?;
+                if let (Some(point), Some(sequence)) = (drawn, &mut self.slots[slot].sequence) {
+                    sequence.stage = Stage::Drawing(point);
+                    // Nobody waits for anything else.
+                    if points.iter().all(Option::is_none) {
+                        points[slot] = Some(point);
+                    }
+                }
+            }
+            Some(Err((slot, why))) => failed = Some((slot, why)),
         }
-        if let Some(full) = sequences.find(|s| s.filled >= positions) {
-            return Err(Error::invalid(format!(
+        if marked {
+            self.prompts.mark(&runtime, 2);
+        }
+        // Without a token to wait for, the host is one piece ahead at most.
+        if let (true, Some(before)) = (points.iter().all(Option::is_none), before) {
+            runtime.wait_for(before)?;
+        }
+        let drawn = self.read(&points, failed)?;
+        if beside {
+            self.prompts.learn(marked);
+        }
+        Ok(drawn)
+    }
+
+    /// Refuses a sequence without a position for the next step.
+    fn check_room(&self) -> Result<()> {
+        let positions = self.network.heads.positions as usize;
+        let mut sequences = self.slots.iter().filter_map(|slot| slot.sequence.as_ref());
+        let decoded = |s: &&Sequence| matches!(s.stage, Stage::First(_) | Stage::Decoding);
+        match sequences.find(|s| decoded(s) && s.filled >= positions) {
+            None => Ok(()),
+            Some(full) => Err(Error::invalid(format!(
                 "the {positions} positions of sequence {} are full; remove it first",
                 full.id.number
-            )));
+            ))),
         }
-        let model = self.network.model.clone();
-        let _present = model.present()?;
-        if self.steps > 0 && self.steps.is_multiple_of(RESET) {
-            let idle = |&at: &usize| self.slots[at].sequence.is_none();
-            (0..self.slots.len()).filter(idle).try_for_each(|at| self.idle_slot(at))?;
+    }
+
+    /// Gives the sequences with a first token to the steps.
+    fn begin_decoding(&mut self) -> Result<()> {
+        for at in 0..self.slots.len() {
+            let Some(Sequence { sampling, stage: Stage::First(token), filled, .. }) =
+                self.slots[at].sequence
+            else {
+                continue;
+            };
+            let (stream, draw) = (self.runtime().stream(), &self.draws.each[at]);
+            stream.upload(draw.sampling.view(), &[sampling])?;
+            stream.fill(draw.state.token.view(), Pattern::U32(token))?;
+            stream.fill(draw.state.position.view(), Pattern::U32(filled as u32))?;
+            if let Some(sequence) = &mut self.slots[at].sequence {
+                sequence.stage = Stage::Decoding;
+            }
         }
-        let runtime = self.network.model.runtime();
+        Ok(())
+    }
+
+    /// Submits a step.
+    fn launch(&mut self) -> Result<Timepoint> {
+        let runtime = self.runtime().clone();
         if self.mode == Mode::Graph && self.graph.is_none() {
             let record = |runtime: &Runtime| Network::run(&self.step, runtime.stream());
             self.graph = Some(runtime.record_graph(record)?);
+            #[cfg(test)]
+            {
+                self.recordings += 1;
+            }
         }
-        let point = match &self.graph {
-            Some(graph) => graph.launch()?,
+        match &self.graph {
+            Some(graph) => graph.launch(),
             None => {
                 Network::run(&self.step, runtime.stream())?;
-                runtime.stream().now()
+                Ok(runtime.stream().now())
             }
-        };
-        runtime.stream().flush()?;
-        self.steps += 1;
-        for sequence in self.slots.iter_mut().filter_map(|s| s.sequence.as_mut()) {
-            sequence.filled += 1;
-            sequence.tokens += 1;
         }
-        let of = |(at, slot): (usize, &Slot)| {
-            let sequence = slot.sequence.as_ref()?;
-            // The ring has one word.
-            let token = self.lanes.token(runtime, at, sequence.tokens - 1, point);
-            Some(token.map(|token| (sequence.id, token)))
-        };
-        self.slots.iter().enumerate().filter_map(of).collect()
     }
 
-    /// Ends a sequence and frees its slot for another one. Does not wait.
+    /// Waits for the tokens of the slots with a point, and ends the sequences that have none.
+    fn read(
+        &mut self,
+        points: &[Option<Timepoint>],
+        failed: Option<(usize, Error)>,
+    ) -> Result<Vec<(SequenceId, Result<Drawn>)>> {
+        let runtime = self.runtime().clone();
+        let mut all = Vec::with_capacity(points.len());
+        let mut failed = failed;
+        for (at, point) in points.iter().enumerate() {
+            let Some(sequence) = &mut self.slots[at].sequence else { continue };
+            let id = sequence.id;
+            let why = match (*point, failed.take_if(|(slot, _)| *slot == at)) {
+                (_, Some((_, why))) => why,
+                (None, None) => continue,
+                (Some(point), None) => {
+                    let first = matches!(sequence.stage, Stage::Drawing(_));
+                    let draws = if first { &self.prompts.draws } else { &self.draws };
+                    // The rings have one word.
+                    let token = draws.token(&runtime, at, 0, point)?;
+                    sequence.tokens += 1;
+                    match token {
+                        Some(token) => {
+                            if first {
+                                sequence.stage = Stage::First(token);
+                            }
+                            let (log_probability, largest) = match sequence.sampling {
+                                ops::SamplingRecord { log_probabilities: 0, .. } => None,
+                                _ => draws.log_probabilities(&runtime, at, 0, point)?,
+                            }
+                            .unzip();
+                            let largest = largest.unwrap_or_default();
+                            all.push((id, Ok(Drawn { token, log_probability, largest })));
+                            continue;
+                        }
+                        None => no_number(sequence.tokens),
+                    }
+                }
+            };
+            self.end(at)?;
+            all.push((id, Err(why)));
+        }
+        Ok(all)
+    }
+
+    /// Frees a slot.
+    fn end(&mut self, at: usize) -> Result<()> {
+        match self.slots[at].stage() {
+            Some(Stage::Decoding) => self.idle(&self.draws.each[at].state)?,
+            Some(Stage::Prompt) => self.prompts.remove(at),
+            _ => {}
+        }
+        self.slots[at].sequence = None;
+        Ok(())
+    }
+
+    /// Ends a sequence and frees its slot for another one, also while its prompt waits or is
+    /// computed. Does not wait.
     ///
     /// # Errors
     /// `InvalidArgument` for a sequence that is not in the batch; the stream's cause.
     pub fn remove(&mut self, id: SequenceId) -> Result<()> {
         let (at, _) = self.find(id)?;
-        self.idle_slot(at)?;
-        self.slots[at].sequence = None;
-        Ok(())
+        self.end(at)
     }
 
     /// Returns whether another step fits a sequence.
@@ -288,28 +472,72 @@ impl Batch {
         Ok(self.find(id)?.1.filled < self.network.heads.positions as usize)
     }
 
-    /// The logits of a sequence's last computed position: f32, one for each vocabulary entry. Waits
-    /// for them.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for a sequence that is not in the batch; the stream's cause.
-    pub fn logits(&self, id: SequenceId) -> Result<Vec<f32>> {
-        let (at, _) = self.find(id)?;
-        let all: Vec<f32> = self.network.model.runtime().to_vec(self.logits.view())?;
-        let n = self.logits.cols() as usize;
-        Ok(all[at * n..(at + 1) * n].to_vec())
+    fn find_drawn(&self, id: SequenceId) -> Result<(usize, &Sequence)> {
+        let found = self.find(id)?;
+        match found.1.stage {
+            Stage::First(_) | Stage::Decoding => Ok(found),
+            _ => Err(Error::invalid(format!(
+                "sequence {} has no token yet; step until it has one",
+                id.number
+            ))),
+        }
     }
 
-    /// The sequences that are being decoded.
+    /// The logits that the newest token of a sequence was drawn from: f32, one for each vocabulary
+    /// entry. Waits for them, and for the part of a prompt that the last step submitted.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a sequence that is not in the batch, or has no token yet; the stream's
+    /// cause.
+    pub fn logits(&self, id: SequenceId) -> Result<Vec<f32>> {
+        let (at, sequence) = self.find_drawn(id)?;
+        let first = matches!(sequence.stage, Stage::First(_));
+        let draws = if first { &self.prompts.draws } else { &self.draws };
+        draws.logits(self.runtime(), at)
+    }
+
+    /// Gives a sequence another token in the place of the newest one: a grammar may allow only some
+    /// tokens, and the host then chooses one by the [`logits`](Self::logits). The next step
+    /// continues with it. Does not wait.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a sequence that is not in the batch, or has no token yet, or for a
+    /// token outside the vocabulary; the stream's cause.
+    pub fn replace(&mut self, id: SequenceId, token: u32) -> Result<()> {
+        let (at, sequence) = self.find_drawn(id)?;
+        self.network.model.config().check_ids(&[token])?;
+        if matches!(sequence.stage, Stage::Decoding) {
+            let state = &self.draws.each[at].state;
+            return self.runtime().stream().fill(state.token.view(), Pattern::U32(token));
+        }
+        if let Some(sequence) = &mut self.slots[at].sequence {
+            sequence.stage = Stage::First(token);
+        }
+        Ok(())
+    }
+
+    /// The most sequences that the batch has room for.
+    #[must_use]
+    pub fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// The sequences in the batch, also those whose prompts wait.
     #[must_use]
     pub fn len(&self) -> usize {
         self.slots.iter().filter(|s| s.sequence.is_some()).count()
     }
 
-    /// Returns whether no sequence is being decoded.
+    /// Returns whether there is no sequence in the batch.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The sequences whose prompts are not computed yet, or not as a whole.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.prompts.len()
     }
 }
 

@@ -17,7 +17,11 @@ pub struct OperatorCount {
 }
 
 /// Adds operators, each of which a computation has `times` times. New ones follow in their order.
-pub(crate) fn add(counts: &mut Vec<OperatorCount>, operators: &[Operator], times: usize) {
+pub(crate) fn add<'a>(
+    counts: &mut Vec<OperatorCount>,
+    operators: impl IntoIterator<Item = &'a Operator>,
+    times: usize,
+) {
     for operator in operators {
         let (name, shape) = (operator.kernel_name(), operator.shape());
         let computed_by = operator.computed_by();

@@ -37,36 +37,97 @@ pub(crate) struct Scratch {
 
 impl Scratch {
     pub(crate) fn new(model: &Model, rows: u32) -> Result<Self> {
+        Self::within(None, model, rows)
+    }
+
+    /// Activations of the first rows of these, in the same memory.
+    pub(crate) fn first(&self, model: &Model, rows: u32) -> Result<Self> {
+        Self::within(Some(self), model, rows)
+    }
+
+    fn within(memory: Option<&Self>, model: &Model, rows: u32) -> Result<Self> {
         let c = model.config();
         let _named = Name::new("activations").scope();
-        let t =
-            |cols: usize| Tensor::alloc(model.runtime(), model.activations(), rows, cols as u32);
+        let t = |there: fn(&Self) -> Option<&Tensor>, cols: usize| match memory.and_then(there) {
+            Some(memory) => memory.slice_rows(0, rows),
+            None => Tensor::alloc(model.runtime(), model.activations(), rows, cols as u32),
+        };
         // `gate` and `up` of different element types cannot share a launch, and a vendor's library
         // computes products alone.
         let apart = has_vendor_products(model, rows)
             || model.parts.layers.iter().any(|l| !alike(&[&l.gate, &l.up]));
         // Products on tensor cores do not normalise their input.
-        let tensor = rows > 1
-            && model.activations() != DType::F32
-            && model.parts.library.has_tensor_products();
+        let tensor = rows > 1 && has_tensor_products(model);
         let normed = tensor || rows > ops::NORM_ROWS;
+        let (query, kv) = (c.query_width(), c.kv_width());
         Ok(Self {
-            h: t(c.hidden_size)?,
-            q: t(c.query_width())?,
-            k: t(c.kv_width())?,
-            v: t(c.kv_width())?,
-            attended: t(c.query_width())?,
-            inner: t(c.intermediate_size)?,
-            up: if apart { Some(t(c.intermediate_size)?) } else { None },
-            normed: if normed { Some(t(c.hidden_size)?) } else { None },
-            raw: if c.qk_norm { Some([t(c.query_width())?, t(c.kv_width())?]) } else { None },
+            h: t(|s| Some(&s.h), c.hidden_size)?,
+            q: t(|s| Some(&s.q), query)?,
+            k: t(|s| Some(&s.k), kv)?,
+            v: t(|s| Some(&s.v), kv)?,
+            attended: t(|s| Some(&s.attended), query)?,
+            inner: t(|s| Some(&s.inner), c.intermediate_size)?,
+            up: apart.then(|| t(|s| s.up.as_ref(), c.intermediate_size)).transpose()?,
+            normed: normed.then(|| t(|s| s.normed.as_ref(), c.hidden_size)).transpose()?,
+            raw: match c.qk_norm {
+                true => Some([
+                    t(|s| s.raw.as_ref().map(|[q, _]| q), query)?,
+                    t(|s| s.raw.as_ref().map(|[_, k]| k), kv)?,
+                ]),
+                false => None,
+            },
         })
     }
+}
+
+/// Returns whether tensor cores compute products of two rows and more.
+pub(crate) fn has_tensor_products(model: &Model) -> bool {
+    model.activations() != DType::F32 && model.parts.library.has_tensor_products()
 }
 
 /// Returns whether a vendor's library computes products of `rows` rows.
 fn has_vendor_products(model: &Model, rows: u32) -> bool {
     model.activations() != DType::F32 && model.parts.library.has_vendor_products(rows)
+}
+
+/// An operator of a computation, with what it multiplies. Operators beside products and attention
+/// cost little.
+pub(crate) struct Task {
+    pub(crate) operator: Operator,
+    pub(crate) rows: u32,
+    /// Weights that each row is multiplied with.
+    pub(crate) weights: u64,
+    /// Elements of a cache that each row is multiplied with, for each position of the sequence.
+    pub(crate) attended: u64,
+}
+
+impl Task {
+    /// A product of each row with these weights.
+    fn product<'a>(
+        operator: Operator,
+        rows: u32,
+        weights: impl IntoIterator<Item = &'a Tensor>,
+    ) -> Self {
+        let of = |w: &Tensor| u64::from(w.rows()) * u64::from(w.cols());
+        let weights = weights.into_iter().map(of).sum();
+        Self { operator, rows, weights, attended: 0 }
+    }
+
+    /// The attention of each row of these queries: to keys and to values.
+    fn attention(operator: Operator, q: &Tensor) -> Self {
+        Self { operator, rows: q.rows(), weights: 0, attended: 2 * u64::from(q.cols()) }
+    }
+}
+
+impl From<Operator> for Task {
+    fn from(operator: Operator) -> Self {
+        Self { operator, rows: 0, weights: 0, attended: 0 }
+    }
+}
+
+/// The operators of tasks.
+pub(crate) fn operators(tasks: &[Task]) -> impl Iterator<Item = &Operator> {
+    tasks.iter().map(|task| &task.operator)
 }
 
 fn alike(all: &[&Dense]) -> bool {
@@ -110,37 +171,40 @@ pub struct OperatorTime {
     pub ran: Range<Duration>,
 }
 
-/// The KV caches of a sequence, a pair for each layer, and the state of its loop from token to
-/// token. Or the same of several sequences, one behind the other in each buffer.
+/// The KV caches of a sequence, a pair for each layer. Or the same of several sequences, one behind
+/// the other in each buffer.
 pub(crate) struct Lane {
     pub(crate) caches: Vec<ops::Cache>,
-    pub(crate) state: ops::Loop,
+    /// The position of its next row; or of each sequence's.
+    pub(crate) position: BufferPart,
+}
+
+/// Part `at` of `of` equal ones.
+fn share(part: &BufferPart, at: usize, of: usize) -> Result<BufferPart> {
+    let bytes = part.view().len() / of as u64;
+    part.slice(at as u64 * bytes, bytes)
 }
 
 impl Lane {
     /// Sequence `at` of the `of` sequences of this lane.
     fn one(&self, at: usize, of: usize) -> Result<Self> {
-        let share = |part: &BufferPart| {
-            let bytes = part.view().len() / of as u64;
-            part.slice(at as u64 * bytes, bytes)
-        };
         let cache = |c: &ops::Cache| -> Result<ops::Cache> {
-            Ok(ops::Cache { keys: share(&c.keys)?, values: share(&c.values)?, dtype: c.dtype })
+            let (keys, values) = (share(&c.keys, at, of)?, share(&c.values, at, of)?);
+            Ok(ops::Cache { keys, values, dtype: c.dtype })
         };
-        let ops::Loop { token, position, ring, count } = &self.state;
-        Ok(Self {
-            caches: self.caches.iter().map(cache).collect::<Result<_>>()?,
-            state: ops::Loop {
-                token: share(token)?,
-                position: share(position)?,
-                ring: share(ring)?,
-                count: share(count)?,
-            },
-        })
+        let caches = self.caches.iter().map(cache).collect::<Result<_>>()?;
+        Ok(Self { caches, position: share(&self.position, at, of)? })
     }
 }
 
-/// The device memory of sequences that are decoded together.
+/// Zeroed device memory.
+fn zeroed(runtime: &Runtime, bytes: u64) -> Result<BufferPart> {
+    let buffer = runtime.alloc(bytes)?;
+    runtime.stream().fill(buffer.view(), 0u8)?;
+    Ok(buffer.into())
+}
+
+/// The caches of sequences that are decoded together.
 pub(crate) struct Lanes {
     /// All sequences as one.
     pub(crate) all: Lane,
@@ -148,89 +212,198 @@ pub(crate) struct Lanes {
     pub(crate) each: Vec<Lane>,
     /// The scratch memory of the decode step's attention.
     scratch: BufferPart,
-    /// The timepoint of the initial fills.
-    born: Timepoint,
 }
 
 impl Lanes {
-    /// Memory for `rows` sequences, each with a ring of `ring` new tokens.
-    pub(crate) fn new(model: &Model, heads: ops::Heads, rows: u32, ring: usize) -> Result<Self> {
-        let (c, runtime) = (model.config(), model.runtime());
+    /// Memory for a sequence of each row of `draws`, at its position.
+    pub(crate) fn new(model: &Model, heads: ops::Heads, draws: &Draws) -> Result<Self> {
+        let (c, runtime, rows) = (model.config(), model.runtime(), draws.each.len());
         let row = (c.kv_width() * heads.positions as usize * model.activations().bytes()) as u64;
-        let bytes = row.checked_mul(rows.into()).ok_or_else(|| {
+        let bytes = row.checked_mul(rows as u64).ok_or_else(|| {
             Error::invalid(format!("{rows} sequences of {} positions have larger caches than there are addresses; make them fewer or shorter", heads.positions))
         })?;
-        // Kernels count the words of the ring in 32 bits.
-        let words = u128::from(rows) * ring as u128;
-        let ring_words = u32::try_from(words).map_err(|_| {
-            Error::invalid(format!(
-                "{rows} sequences with rings of {ring} tokens; make them smaller"
-            ))
-        })?;
-        let zeroed = |bytes: u64| -> Result<BufferPart> {
-            let buffer = runtime.alloc(bytes)?;
-            runtime.stream().fill(buffer.view(), 0u8)?;
-            Ok(buffer.into())
-        };
         let named = Name::new("kv cache").scope();
         let caches = (0..c.num_hidden_layers)
             .map(|_| {
                 // An operator that appends declares the whole cache, so it must be initialised.
-                let (keys, values) = (zeroed(bytes)?, zeroed(bytes)?);
+                let (keys, values) = (zeroed(runtime, bytes)?, zeroed(runtime, bytes)?);
                 Ok(ops::Cache { keys, values, dtype: model.activations() })
             })
             .collect::<Result<Vec<_>>>()?;
         drop(named);
         let _named = Name::new("sequence").scope();
-        let words = || zeroed(4 * u64::from(rows));
+        let scratch = ops::decode_scratch(runtime, heads, rows as u32)?;
+        let all = Lane { caches, position: draws.all.state.position.clone() };
+        let each = (0..rows).map(|at| all.one(at, rows)).collect::<Result<_>>()?;
+        Ok(Self { all, each, scratch })
+    }
+}
+
+/// The end of a loop from token to token: logits, how a token is drawn from them, and what was
+/// drawn. Or the same of several sequences, a row for each.
+pub(crate) struct Draw {
+    pub(crate) logits: Tensor,
+    /// An [`ops::SamplingRecord`]; zeros are a greedy choice.
+    pub(crate) sampling: BufferPart,
+    pub(crate) state: ops::Loop,
+    /// A ring of [`ops::LogProbabilities`], as large as that of tokens.
+    log_probabilities: Option<BufferPart>,
+}
+
+impl Draw {
+    /// Row `at` of the `of` rows.
+    fn one(&self, at: usize, of: usize) -> Result<Self> {
+        let share = |part: &BufferPart| share(part, at, of);
+        let ops::Loop { token, position, ring, count } = &self.state;
+        Ok(Self {
+            logits: self.logits.slice_rows(at as u32, 1)?,
+            sampling: share(&self.sampling)?,
+            state: ops::Loop {
+                token: share(token)?,
+                position: share(position)?,
+                ring: share(ring)?,
+                count: share(count)?,
+            },
+            log_probabilities: self.log_probabilities.as_ref().map(share).transpose()?,
+        })
+    }
+}
+
+/// The ends of the loops of sequences.
+pub(crate) struct Draws {
+    /// All sequences as one.
+    pub(crate) all: Draw,
+    /// Each sequence; parts of the same memory.
+    pub(crate) each: Vec<Draw>,
+    /// The timepoint of the initial fills.
+    born: Timepoint,
+}
+
+/// Words of [`ops::LogProbabilities`].
+const LOG_WORDS: usize = size_of::<ops::LogProbabilities>() / 4;
+
+impl Draws {
+    /// Memory for `rows` rows, each with a ring of `ring` new tokens, and with `log_probabilities`
+    /// of their log-probabilities.
+    pub(crate) fn new(
+        model: &Model,
+        rows: u32,
+        ring: usize,
+        log_probabilities: bool,
+    ) -> Result<Self> {
+        let runtime = model.runtime();
+        // Kernels count the words of the ring in 32 bits.
+        let words = u128::from(rows) * ring as u128;
+        let too_large = || {
+            Error::invalid(format!(
+                "{rows} sequences with rings of {ring} tokens; make them smaller"
+            ))
+        };
+        let ring_words = u32::try_from(words).map_err(|_| too_large())?;
+        let vocabulary = model.config().vocab_size as u32;
+        let logits = Tensor::alloc(runtime, DType::F32, rows, vocabulary)?;
+        let _named = Name::new("sequence").scope();
+        let words = || zeroed(runtime, 4 * u64::from(rows));
         let state = ops::Loop {
             token: words()?,
             position: words()?,
             ring: shared_words(runtime, ring_words)?.into(),
             count: words()?,
         };
-        let scratch = ops::decode_scratch(runtime, heads, rows)?;
-        let all = Lane { caches, state };
+        let sampling = zeroed(runtime, u64::from(rows) * size_of::<ops::SamplingRecord>() as u64)?;
+        let log_probabilities = match log_probabilities {
+            true => {
+                let words = ring_words.checked_mul(LOG_WORDS as u32).ok_or_else(too_large)?;
+                Some(shared_words(runtime, words)?.into())
+            }
+            false => None,
+        };
+        let all = Draw { logits, sampling, state, log_probabilities };
         let each =
             (0..rows as usize).map(|at| all.one(at, rows as usize)).collect::<Result<_>>()?;
-        Ok(Self { all, each, scratch, born: runtime.stream().now() })
+        Ok(Self { all, each, born: runtime.stream().now() })
     }
 
-    /// New token `index` of a lane, which the step of `point` computed. Waits for the step.
+    /// New token `index` of a row, which the step of `point` drew. `None` if no logit is a number.
+    /// Waits for the step.
     pub(crate) fn token(
         &self,
         runtime: &Runtime,
-        lane: usize,
+        row: usize,
         index: usize,
         point: Timepoint,
-    ) -> Result<u32> {
-        let ring = self.each[lane].state.ring.view();
-        let host_kind = ring.buffer().host_kind();
-        let ring = ring.values::<u32>()?;
-        let at = index % ring.len();
-        let slot = ring.slice(at..at + 1).view();
-        let mut word = [0u8; 4];
-        if runtime.raw_device().caps().host_visible || host_kind == HostKind::Pinned {
-            runtime.wait_for(self.born)?;
-            runtime.wait_for(point)?;
+    ) -> Result<Option<u32>> {
+        let mut word = [0u32];
+        self.read(runtime, &self.each[row].state.ring, index, &mut word, point)?;
+        let [id] = word;
+        Ok(u32::try_from(id.cast_signed()).ok())
+    }
+
+    /// The log-probabilities of new token `index` of a row whose record asks for them; the largest
+    /// ones with their ids. Waits for the step of `point`.
+    pub(crate) fn log_probabilities(
+        &self,
+        runtime: &Runtime,
+        row: usize,
+        index: usize,
+        point: Timepoint,
+    ) -> Result<Option<(f32, Vec<(u32, f32)>)>> {
+        let Some(ring) = &self.each[row].log_probabilities else { return Ok(None) };
+        let mut words = [0u32; LOG_WORDS];
+        self.read(runtime, ring, index, &mut words, point)?;
+        let [chosen, rest @ ..] = words;
+        let (ids, values) = rest.split_at(rest.len() / 2);
+        let largest = ids.iter().zip(values).filter_map(|(id, value)| {
+            Some((u32::try_from(id.cast_signed()).ok()?, f32::from_bits(*value)))
+        });
+        Ok(Some((f32::from_bits(chosen), largest.collect())))
+    }
+
+    /// Reads entry `index` of a ring, whose entries have as many words as `to`. Waits for the step
+    /// of `point`, which wrote it.
+    fn read(
+        &self,
+        runtime: &Runtime,
+        ring: &BufferPart,
+        index: usize,
+        to: &mut [u32],
+        point: Timepoint,
+    ) -> Result<()> {
+        let bytes = size_of_val(to) as u64;
+        let entries = ring.view().len() / bytes;
+        let from = ring.view();
+        let at = index as u64 % entries * bytes;
+        let host_kind = from.buffer().host_kind();
+        if !runtime.raw_device().caps().host_visible && host_kind != HostKind::Pinned {
+            return runtime.stream().download(to, ring.slice(at, bytes)?.view());
+        }
+        runtime.wait_for(self.born)?;
+        runtime.wait_for(point)?;
+        for (i, word) in to.iter_mut().enumerate() {
+            let addr = from.addr() + at + 4 * i as u64;
             // SAFETY: an aligned word of a live buffer in host memory, which was filled before
             // `born`. Only the steps use the buffer, to which no handle leads. Any step that is not
-            // over writes the word as one atomic access.
-            let slot = unsafe {
-                AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(slot.addr() as usize))
+            // over writes another entry, or this word as one atomic access.
+            let from = unsafe {
+                AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(addr as usize))
             };
-            word = slot.load(Ordering::Acquire).to_ne_bytes();
-        } else {
-            runtime.stream().download(&mut word, slot)?;
+            *word = from.load(Ordering::Acquire);
         }
-        let id = i32::from_le_bytes(word);
-        u32::try_from(id).map_err(|_| {
-            let step = index.saturating_add(1);
-            Error::invalid(format!(
-                "new token {step}: no logit is a number; weights or activations are NaN or overflow: compute with another type of activations, or look at the weights"
-            ))
-        })
+        Ok(())
     }
+
+    /// The logits of a row. Waits for them.
+    pub(crate) fn logits(&self, runtime: &Runtime, row: usize) -> Result<Vec<f32>> {
+        runtime.to_vec(self.each[row].logits.view())
+    }
+}
+
+/// The error of a token that was drawn from logits without a number, counted from 1.
+#[cold]
+pub(crate) fn no_number(token: usize) -> Error {
+    Error::invalid(format!(
+        "new token {token}: no logit is a number; weights or activations are NaN or overflow: compute with another type of activations, or look at the weights"
+    ))
 }
 
 /// The parts of a model's computation that all its sequences share.
@@ -263,15 +436,9 @@ impl Network {
         Ok(Self { model: model.clone(), heads, table: model.rope_table(positions, 0)? })
     }
 
-    /// The operators of a decode step of all `lanes`, a row of `s` and of `logits` for each.
-    pub(crate) fn step(
-        &self,
-        s: &Scratch,
-        lanes: &Lanes,
-        how: &[ops::Sampling],
-        logits: &Tensor,
-    ) -> Result<Vec<Operator>> {
-        let (ids, mut to) = (&lanes.all.state.token, Vec::new());
+    /// The operators of a decode step of all `lanes`, a row of `s` and of `draws` for each.
+    pub(crate) fn step(&self, s: &Scratch, lanes: &Lanes, draws: &Draws) -> Result<Vec<Task>> {
+        let (ids, mut to) = (&draws.all.state.token, Vec::new());
         // The fused kernel supports groups of limited width; wider groups use the general kernel,
         // whose rows are consecutive positions of one sequence.
         if self.model.config().queries_per_kv_head() <= ops::DECODE_GROUP as usize {
@@ -280,8 +447,7 @@ impl Network {
             let each: Vec<_> = lanes.each.iter().collect();
             self.rows(s, ids, &each, None, &self.table, &mut to)?;
         }
-        let how: Vec<_> = lanes.each.iter().zip(how.iter().copied()).collect();
-        self.finish(&s.h, s.normed.as_ref(), &how, logits, &mut to)?;
+        self.finish(&s.h, s.normed.as_ref(), &draws.all, &mut to)?;
         Ok(to)
     }
 
@@ -295,62 +461,68 @@ impl Network {
         lanes: &[&Lane],
         scratch: Option<&BufferPart>,
         table: &BufferPart,
-        to: &mut Vec<Operator>,
+        to: &mut Vec<Task>,
     ) -> Result<()> {
         let library = &*self.model.parts.library;
         let rows = s.h.rows() / lanes.len() as u32;
         let part = |t: &Tensor, lane: usize| t.slice_rows(lane as u32 * rows, rows);
-        to.push(ops::embedding(library, ids, &self.model.parts.embedding, &s.h)?);
+        to.push(ops::embedding(library, ids, &self.model.parts.embedding, &s.h)?.into());
         for (at, layer) in self.model.parts.layers.iter().enumerate() {
             let Layer { input_norm, qkv, qk_norm, out, post_norm, gate, up, down } = layer;
             let [q, k, v] = qkv;
             let [q_out, k_out] = s.raw.as_ref().map_or([&s.q, &s.k], |[q, k]| [q, k]);
             let (x, norm) = self.normalised(s, input_norm, to)?;
             if alike(&[q, k, v]) {
-                to.push(ops::linear3(library, x, norm, [q.to(q_out), k.to(k_out), v.to(&s.v)])?);
+                let all = [q.to(q_out), k.to(k_out), v.to(&s.v)];
+                let operator = ops::linear3(library, x, norm, all)?;
+                to.push(Task::product(operator, s.h.rows(), qkv.iter().map(|d| &d.weight)));
             } else {
                 for (dense, y) in [(q, q_out), (k, k_out), (v, &s.v)] {
-                    to.push(ops::linear(library, x, norm, dense.to(y))?);
+                    let operator = ops::linear(library, x, norm, dense.to(y))?;
+                    to.push(Task::product(operator, s.h.rows(), [&dense.weight]));
                 }
             }
             if let Some([q_norm, k_norm]) = qk_norm {
                 let (eps, dim) = (self.model.config().rms_norm_eps, self.heads.head_dim);
                 for (x, norm, y) in [(q_out, q_norm, &s.q), (k_out, k_norm, &s.k)] {
                     let (x, y) = (heads_of(x, dim)?, heads_of(y, dim)?);
-                    to.push(ops::rms_norm(library, &x, norm, eps, &y)?);
+                    to.push(ops::rms_norm(library, &x, norm, eps, &y)?.into());
                 }
             }
             for (i, lane) in lanes.iter().enumerate() {
-                let (cache, position) = (&lane.caches[at], &lane.state.position);
+                let (cache, position) = (&lane.caches[at], &lane.position);
                 let place = ops::RowPositions { table, position };
                 let (q, k, v) = (part(&s.q, i)?, part(&s.k, i)?, part(&s.v, i)?);
                 let (qkv, y) = ([&q, &k, &v], part(&s.attended, i)?);
                 if let Some(scratch) = scratch {
-                    to.push(ops::decode_attention(
-                        library, qkv, self.heads, cache, place, scratch, &y,
-                    )?);
+                    let operator =
+                        ops::decode_attention(library, qkv, self.heads, cache, place, scratch, &y)?;
+                    to.push(Task::attention(operator, &q));
                 } else {
-                    to.push(ops::rope_append(library, qkv, self.heads, cache, place)?);
-                    to.push(ops::attention(library, &q, self.heads, cache, position, &y)?);
+                    to.push(ops::rope_append(library, qkv, self.heads, cache, place)?.into());
+                    let operator = ops::attention(library, &q, self.heads, cache, position, &y)?;
+                    to.push(Task::attention(operator, &q));
                 }
             }
-            to.push(ops::linear_add(library, &s.attended, None, out.to(&s.h))?);
+            let operator = ops::linear_add(library, &s.attended, None, out.to(&s.h))?;
+            to.push(Task::product(operator, s.h.rows(), [&out.weight]));
             let (x, norm) = self.normalised(s, post_norm, to)?;
             match &s.up {
-                None => to.push(ops::linear_gated(
-                    library,
-                    x,
-                    norm,
-                    gate.to(&s.inner),
-                    up.to(&s.inner),
-                )?),
+                None => {
+                    let (gated, other) = (gate.to(&s.inner), up.to(&s.inner));
+                    let operator = ops::linear_gated(library, x, norm, gated, other)?;
+                    to.push(Task::product(operator, s.h.rows(), [&gate.weight, &up.weight]));
+                }
                 Some(other) => {
-                    to.push(ops::linear(library, x, norm, gate.to(&s.inner))?);
-                    to.push(ops::linear(library, x, norm, up.to(other))?);
-                    to.push(ops::silu_mul(library, &s.inner, other, &s.inner)?);
+                    for (dense, y) in [(gate, &s.inner), (up, other)] {
+                        let operator = ops::linear(library, x, norm, dense.to(y))?;
+                        to.push(Task::product(operator, s.h.rows(), [&dense.weight]));
+                    }
+                    to.push(ops::silu_mul(library, &s.inner, other, &s.inner)?.into());
                 }
             }
-            to.push(ops::linear_add(library, &s.inner, None, down.to(&s.h))?);
+            let operator = ops::linear_add(library, &s.inner, None, down.to(&s.h))?;
+            to.push(Task::product(operator, s.h.rows(), [&down.weight]));
         }
         Ok(())
     }
@@ -361,50 +533,52 @@ impl Network {
         &self,
         s: &'a Scratch,
         weight: &'a Tensor,
-        to: &mut Vec<Operator>,
+        to: &mut Vec<Task>,
     ) -> Result<(&'a Tensor, Option<ops::Norm<'a>>)> {
         let eps = self.model.config().rms_norm_eps;
         match &s.normed {
             None => Ok((&s.h, Some(ops::Norm { weight, eps }))),
             Some(normed) => {
-                to.push(ops::rms_norm(&self.model.parts.library, &s.h, weight, eps, normed)?);
+                to.push(
+                    ops::rms_norm(&self.model.parts.library, &s.h, weight, eps, normed)?.into(),
+                );
                 Ok((normed, None))
             }
         }
     }
 
-    /// The operators of the head on the rows of `h`, one for each lane, and of the next tokens.
+    /// The operators of the head on the rows of `h`, one for each row of `draw`, and of the next
+    /// tokens.
     fn finish(
         &self,
         h: &Tensor,
         normed: Option<&Tensor>,
-        lanes: &[(&Lane, ops::Sampling)],
-        logits: &Tensor,
-        to: &mut Vec<Operator>,
+        draw: &Draw,
+        to: &mut Vec<Task>,
     ) -> Result<()> {
         let (library, model) = (&*self.model.parts.library, &self.model);
         let eps = model.config().rms_norm_eps;
-        let head = ops::Projection { weight: &model.parts.head, bias: None, y: logits };
-        if let Some(normed) = normed {
-            to.push(ops::rms_norm(library, h, &model.parts.norm, eps, normed)?);
-            to.push(ops::linear(library, normed, None, head)?);
+        let head = ops::Projection { weight: &model.parts.head, bias: None, y: &draw.logits };
+        let operator = if let Some(normed) = normed {
+            to.push(ops::rms_norm(library, h, &model.parts.norm, eps, normed)?.into());
+            ops::linear(library, normed, None, head)?
         } else {
             let norm = ops::Norm { weight: &model.parts.norm, eps };
-            to.push(ops::linear(library, h, Some(norm), head)?);
-        }
-        for (i, (lane, how)) in lanes.iter().enumerate() {
-            let logits = logits.slice_rows(i as u32, 1)?;
-            to.push(ops::next_token(library, &logits, *how, &lane.state)?);
-        }
+            ops::linear(library, h, Some(norm), head)?
+        };
+        to.push(Task::product(operator, h.rows(), [&model.parts.head]));
+        let Draw { logits, sampling, state, log_probabilities } = draw;
+        let logs = log_probabilities.as_ref();
+        to.push(ops::next_token(library, logits, sampling, state, logs)?.into());
         Ok(())
     }
 
-    pub(crate) fn run(operators: &[Operator], stream: &Stream) -> Result<()> {
-        operators.iter().try_for_each(|o| o.encode(stream))
+    pub(crate) fn run(tasks: &[Task], stream: &Stream) -> Result<()> {
+        tasks.iter().try_for_each(|task| task.operator.encode(stream))
     }
 
     /// Refuses a prompt of no tokens, or of more than a sequence has positions.
-    fn check_prompt(&self, tokens: usize) -> Result<()> {
+    pub(crate) fn check_prompt(&self, tokens: usize) -> Result<()> {
         if tokens == 0 {
             return Err(Error::invalid("the prompt is empty; give at least one token"));
         }
@@ -418,23 +592,48 @@ impl Network {
     }
 
     /// Rows of a prompt of so many tokens that are computed together.
-    fn prompt_rows(&self, tokens: usize) -> usize {
+    pub(crate) fn prompt_rows(&self, tokens: usize) -> usize {
         let long = tokens > CHUNK && has_vendor_products(&self.model, CHUNK as u32);
         if long { VENDOR_CHUNK } else { CHUNK }
     }
 
-    /// The operators of the layers for `rows` tokens of a prompt, and the last row of their result.
-    fn chunk(
+    /// The weights of the largest product of a layer, and the elements of a position that its
+    /// attention multiplies each row with.
+    pub(crate) fn largest(&self) -> (u64, u64) {
+        let c = self.model.config();
+        let (query, kv) = (c.query_width(), c.kv_width());
+        let width = (query + 2 * kv).max(2 * c.intermediate_size);
+        (c.hidden_size as u64 * width as u64, 2 * query as u64)
+    }
+
+    /// The rotary table for a prompt of so many tokens.
+    pub(crate) fn prompt_table(&self, tokens: usize) -> Result<BufferPart> {
+        let trained = self.model.config().rope.trained_length().unwrap_or(usize::MAX);
+        match tokens > trained {
+            true => self.model.rope_table(self.heads.positions as usize, tokens),
+            false => Ok(self.table.clone()),
+        }
+    }
+
+    /// The operators of the layers for the tokens of a prompt that `scratch` has rows for.
+    pub(crate) fn piece(
         &self,
+        scratch: &Scratch,
         lane: &Lane,
-        ids: &Lease<Buffer>,
-        rows: u32,
+        ids: &BufferPart,
         table: &BufferPart,
-    ) -> Result<(Vec<Operator>, Tensor)> {
-        let scratch = Scratch::new(&self.model, rows)?;
-        let mut operators = Vec::new();
-        self.rows(&scratch, &ids.into(), &[lane], None, table, &mut operators)?;
-        Ok((operators, scratch.h.slice_rows(rows - 1, 1)?))
+    ) -> Result<Vec<Task>> {
+        let mut tasks = Vec::new();
+        self.rows(scratch, ids, &[lane], None, table, &mut tasks)?;
+        Ok(tasks)
+    }
+
+    /// The operators of the end of a prompt: the head on the last row of `scratch`, and the first
+    /// token.
+    pub(crate) fn first_token(&self, scratch: &Scratch, draw: &Draw) -> Result<Vec<Task>> {
+        let (h, mut tasks) = (scratch.h.slice_rows(scratch.h.rows() - 1, 1)?, Vec::new());
+        self.finish(&h, None, draw, &mut tasks)?;
+        Ok(tasks)
     }
 
     /// The operators of [`prefill`](Self::prefill) for a prompt of so many tokens, counted.
@@ -442,60 +641,45 @@ impl Network {
     fn prompt_operators(
         &self,
         lane: &Lane,
-        how: ops::Sampling,
-        logits: &Tensor,
+        draw: &Draw,
         tokens: usize,
     ) -> Result<Vec<OperatorCount>> {
         self.check_prompt(tokens)?;
         let (rows, mut counts) = (self.prompt_rows(tokens), Vec::new());
         for (rows, times) in [(rows, tokens / rows), (tokens % rows, 1)] {
             if rows > 0 && times > 0 {
-                let ids = self.model.runtime().alloc(4 * rows as u64)?;
-                let (operators, _) = self.chunk(lane, &ids, rows as u32, &self.table)?;
-                count::add(&mut counts, &operators, times);
+                let ids = self.model.runtime().alloc(4 * rows as u64)?.into();
+                let scratch = Scratch::new(&self.model, rows as u32)?;
+                let tasks = self.piece(&scratch, lane, &ids, &self.table)?;
+                count::add(&mut counts, operators(&tasks), times);
             }
         }
-        let h = Scratch::new(&self.model, 1)?.h;
-        let mut operators = Vec::new();
-        self.finish(&h, None, &[(lane, how)], logits, &mut operators)?;
-        count::add(&mut counts, &operators, 1);
+        let scratch = Scratch::new(&self.model, 1)?;
+        count::add(&mut counts, operators(&self.first_token(&scratch, draw)?), 1);
         Ok(counts)
     }
 
     /// Processes a prompt in a lane and draws the first new token. Leaves one row of logits. Does
     /// not wait.
-    pub(crate) fn prefill(
-        &self,
-        lane: &Lane,
-        how: ops::Sampling,
-        logits: &Tensor,
-        prompt: &[u32],
-    ) -> Result<Timepoint> {
+    fn prefill(&self, lane: &Lane, draw: &Draw, prompt: &[u32]) -> Result<Timepoint> {
         self.check_prompt(prompt.len())?;
         self.model.config().check_ids(prompt)?;
         let (runtime, stream) = (self.model.runtime(), self.model.runtime().stream());
         let _named = Name::new("prompt").scope();
-        stream.fill(lane.state.count.view(), 0u32)?;
-        let trained = self.model.config().rope.trained_length().unwrap_or(usize::MAX);
-        let table = match prompt.len() > trained {
-            true => self.model.rope_table(self.heads.positions as usize, prompt.len())?,
-            false => self.table.clone(),
-        };
+        stream.fill(draw.state.count.view(), 0u32)?;
+        let table = self.prompt_table(prompt.len())?;
         let mut last = None;
         let rows = self.prompt_rows(prompt.len());
         for (i, chunk) in prompt.chunks(rows).enumerate() {
-            let ids: Vec<i32> = chunk.iter().map(|&id| id as i32).collect();
-            let ids = runtime.upload(&ids)?.into_buffer();
-            stream.fill(lane.state.position.view(), Pattern::U32((i * rows) as u32))?;
-            let (operators, h) = self.chunk(lane, &ids, chunk.len() as u32, &table)?;
-            Self::run(&operators, stream)?;
-            last = Some(h);
+            let ids = runtime.upload(chunk)?.into_buffer().into();
+            stream.fill(lane.position.view(), Pattern::U32((i * rows) as u32))?;
+            let scratch = Scratch::new(&self.model, chunk.len() as u32)?;
+            Self::run(&self.piece(&scratch, lane, &ids, &table)?, stream)?;
+            last = Some(scratch);
         }
-        if let Some(h) = last {
-            stream.fill(lane.state.position.view(), Pattern::U32(prompt.len() as u32 - 1))?;
-            let mut operators = Vec::new();
-            self.finish(&h, None, &[(lane, how)], logits, &mut operators)?;
-            Self::run(&operators, stream)?;
+        if let Some(scratch) = last {
+            stream.fill(lane.position.view(), Pattern::U32(prompt.len() as u32 - 1))?;
+            Self::run(&self.first_token(&scratch, draw)?, stream)?;
         }
         Ok(stream.now())
     }
@@ -505,10 +689,8 @@ impl Network {
 pub struct Decoder {
     network: Network,
     lanes: Lanes,
-    logits: Tensor,
-    step: Vec<Operator>,
-    /// The end of a prompt: the head on its last row, and the first token.
-    sampling: ops::Sampling,
+    draws: Draws,
+    step: Vec<Task>,
     filled: usize,
     /// New tokens since the prompt; their number in the ring.
     drawn: usize,
@@ -520,8 +702,9 @@ impl Decoder {
     /// tokens.
     ///
     /// # Errors
-    /// `InvalidArgument` for zero positions, more positions than the model's context, or a ring
-    /// that is empty or has 2^32 tokens and more; `OutOfMemory`.
+    /// `InvalidArgument` for zero positions, more positions than the model's context, a ring that
+    /// is empty or has 2^32 tokens and more, or a sampling beyond its limits or with
+    /// log-probabilities; `OutOfMemory`.
     pub fn new(
         model: &Model,
         positions: usize,
@@ -534,11 +717,18 @@ impl Decoder {
             ));
         }
         let network = Network::new(model, positions)?;
-        let lanes = Lanes::new(model, network.heads, 1, ring)?;
-        let vocabulary = model.config().vocab_size as u32;
-        let logits = Tensor::alloc(model.runtime(), DType::F32, 1, vocabulary)?;
-        let step = network.step(&Scratch::new(model, 1)?, &lanes, &[sampling], &logits)?;
-        Ok(Self { network, lanes, logits, step, sampling, filled: 0, drawn: 0, ring })
+        if sampling.log_probabilities > 0 {
+            return Err(Error::invalid(format!(
+                "{} log-probabilities are asked for, and a decoder keeps none; ask for 0, or use a batch",
+                sampling.log_probabilities
+            )));
+        }
+        let record = sampling.record()?;
+        let draws = Draws::new(model, 1, ring, false)?;
+        model.runtime().stream().upload(draws.all.sampling.view(), &[record])?;
+        let lanes = Lanes::new(model, network.heads, &draws)?;
+        let step = network.step(&Scratch::new(model, 1)?, &lanes, &draws)?;
+        Ok(Self { network, lanes, draws, step, filled: 0, drawn: 0, ring })
     }
 
     /// Processes a prompt and draws the first new token. Does not wait for it. A second prompt
@@ -551,7 +741,7 @@ impl Decoder {
         let model = self.network.model.clone();
         let _present = model.present()?;
         let lane = &self.lanes.each[0];
-        let point = self.network.prefill(lane, self.sampling, &self.logits, prompt)?;
+        let point = self.network.prefill(lane, &self.draws.all, prompt)?;
         (self.filled, self.drawn) = (prompt.len(), 1);
         Ok(point)
     }
@@ -563,7 +753,7 @@ impl Decoder {
     /// `InvalidArgument` for a prompt without tokens or one that does not fit; `OutOfMemory`.
     pub fn prompt_operators(&self, tokens: usize) -> Result<Vec<OperatorCount>> {
         let lane = &self.lanes.each[0];
-        self.network.prompt_operators(lane, self.sampling, &self.logits, tokens)
+        self.network.prompt_operators(lane, &self.draws.all, tokens)
     }
 
     /// The operators of a step, counted.
@@ -589,7 +779,7 @@ impl Decoder {
     #[must_use]
     pub fn step_operators(&self) -> Vec<OperatorCount> {
         let mut counts = Vec::new();
-        count::add(&mut counts, &self.step, 1);
+        count::add(&mut counts, operators(&self.step), 1);
         counts
     }
 
@@ -599,7 +789,7 @@ impl Decoder {
     /// # Errors
     /// The stream's cause.
     pub fn logits(&self) -> Result<Vec<f32>> {
-        self.network.model.runtime().to_vec(self.logits.view())
+        self.draws.logits(self.network.model.runtime(), 0)
     }
 
     /// Returns whether another step fits the sequence.
@@ -654,7 +844,7 @@ impl Decoder {
         self.claim_position()?;
         let mut submitted = Vec::with_capacity(events.len());
         let start = Instant::now();
-        for (operator, [begin, end]) in self.step.iter().zip(&events) {
+        for (Task { operator, .. }, [begin, end]) in self.step.iter().zip(&events) {
             let from = start.elapsed();
             stream.record(begin)?;
             operator.encode(stream)?;
@@ -665,7 +855,7 @@ impl Decoder {
         let Some([first, _]) = events.first() else { return Ok(Vec::new()) };
         let times = self.step.iter().zip(&events).zip(submitted);
         times
-            .map(|((operator, [begin, end]), submitted)| {
+            .map(|((Task { operator, .. }, [begin, end]), submitted)| {
                 let begun = begin.elapsed_since(first)?;
                 let ran = begun..begun + end.elapsed_since(begin)?;
                 let (name, tiles) = (operator.kernel_name(), operator.tiles());
@@ -721,6 +911,7 @@ impl Decoder {
                  newest {ring}; read tokens earlier, or make the ring larger"
             )));
         }
-        self.lanes.token(self.network.model.runtime(), 0, index, point)
+        let token = self.draws.token(self.network.model.runtime(), 0, index, point)?;
+        token.ok_or_else(|| no_number(index.saturating_add(1)))
     }
 }

@@ -14,7 +14,8 @@
 //!
 //! [`Model`] loads the weights to a device of the runtime. [`Decoder`] holds a sequence (KV caches,
 //! the loop from token to token) and runs its steps launch by launch or as a graph. [`generate()`]
-//! does all of this. [`Batch`] decodes several sequences at once.
+//! does all of this. [`Batch`] decodes several sequences at once, for a server. [`TextStream`] and
+//! [`StopStrings`] turn their tokens into text that ends where it should.
 //!
 //! Three types to know: [`Config`], [`Weights`] and [`Model`].
 //!
@@ -38,10 +39,11 @@ mod generate;
 mod generation_config;
 mod model;
 mod random;
+mod stop;
 mod tokenizer;
 mod weights;
 
-pub use batch::{Batch, SequenceId};
+pub use batch::{Batch, Drawn, SequenceId};
 pub use config::{Config, Rope, RopeScaling};
 pub use count::OperatorCount;
 pub use decoder::{Decoder, OperatorTime};
@@ -51,5 +53,6 @@ pub use generate::{
 pub use generation_config::GenerationConfig;
 pub use leasehold_operators::{DType, ops::Sampling};
 pub use model::{Model, Progress};
+pub use stop::StopStrings;
 pub use tokenizer::{TextStream, Tokenizer};
 pub use weights::{Source, Tensor, TensorSpec, Weights};

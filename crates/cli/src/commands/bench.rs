@@ -78,6 +78,10 @@ pub(super) struct DecodeArguments {
     /// decoder of a single one when left out
     #[arg(long, value_name = "N")]
     pub(super) batch: Option<NonZeroU32>,
+    /// Measures how long the sequences of `--batch` wait while a prompt of so many tokens joins
+    /// them, and nothing else
+    #[arg(long, value_name = "N", requires = "batch")]
+    pub(super) join: Option<NonZeroU32>,
     /// The device
     #[arg(long, default_value = "cpu:0", value_parser = parse_device)]
     pub(super) device: DeviceId,
@@ -103,9 +107,14 @@ pub(super) struct DecodeArguments {
 impl DecodeArguments {
     /// The prompt of a sequence, for a vocabulary of `ids` entries. Every model has the first ids.
     pub(super) fn prompt_of(&self, sequence: u32, ids: u32) -> Vec<u32> {
-        let from = sequence.wrapping_mul(31).wrapping_add(221);
-        (0..self.prompt).map(|i| i.wrapping_mul(97).wrapping_add(from) % ids).collect()
+        prompt_of(self.prompt, sequence, ids)
     }
+}
+
+/// A prompt of so many tokens, for a vocabulary of `ids` entries.
+pub(super) fn prompt_of(tokens: u32, sequence: u32, ids: u32) -> Vec<u32> {
+    let from = sequence.wrapping_mul(31).wrapping_add(221);
+    (0..tokens).map(|i| i.wrapping_mul(97).wrapping_add(from) % ids).collect()
 }
 
 /// Samples of a stream or graph measurement.
@@ -127,9 +136,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         #[cfg(feature = "cuda")]
         What::Cuda(a) => bench_cuda::run(a),
-        What::Decode(a) => match a.batch {
-            Some(sequences) => bench_batch::run(a, sequences),
-            None => decode(a),
+        What::Decode(a) => match (a.batch, a.join) {
+            (Some(sequences), Some(prompt)) => bench_batch::run_join(a, sequences, prompt),
+            (Some(sequences), None) => bench_batch::run(a, sequences),
+            (None, _) => decode(a),
         },
         What::Suspend(a) => bench_suspend::run(a),
         What::Memory(a) => {

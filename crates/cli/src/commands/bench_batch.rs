@@ -2,8 +2,10 @@
 //!
 //! Before the timing, the results are compared: replayed steps with eager ones, and each sequence
 //! with the same sequence alone.
+//!
+//! With `--join TOKENS`: how long the sequences wait while a prompt joins them.
 
-use crate::commands::bench::{Bytes, DecodeArguments, copy_bandwidth};
+use crate::commands::bench::{Bytes, DecodeArguments, copy_bandwidth, decode_files, prompt_of};
 use crate::commands::run::{fits, load};
 use crate::commands::{open_measured, operators, percentile, print_json};
 use crate::failure::Failure;
@@ -68,6 +70,8 @@ struct Results {
     texts: Vec<Vec<u32>>,
     /// For each sequence its logits after the first step, and after the last one.
     logits: [Vec<Vec<f32>>; 2],
+    /// Steps while a prompt waited.
+    starting: usize,
 }
 
 /// The runs of a measurement.
@@ -83,32 +87,29 @@ impl Runs<'_> {
         self.prompts[0].len() + self.tokens - 1
     }
 
-    /// A batch with all sequences, and their first tokens.
-    fn start(&self, mode: Mode) -> Result<(Batch, Vec<(SequenceId, u32)>), Failure> {
-        let mut batch = Batch::new(self.model, self.prompts.len(), self.positions(), mode)?;
-        let add = |prompt: &Vec<u32>| batch.add(prompt, Sampling::default());
-        let first = self.prompts.iter().map(add).collect::<leasehold::Result<_>>()?;
-        Ok((batch, first))
-    }
-
     fn results(&self, mode: Mode) -> Result<Results, Failure> {
-        let (mut batch, first) = self.start(mode)?;
-        let logits = |batch: &Batch| {
-            let of = |&(id, _): &(SequenceId, u32)| batch.logits(id);
-            first.iter().map(of).collect::<leasehold::Result<Vec<_>>>()
-        };
-        let mut texts: Vec<_> = first.iter().map(|&(_, token)| vec![token]).collect();
-        let mut after_first = Vec::new();
-        for step in 1..self.tokens {
-            for (text, (_, token)) in texts.iter_mut().zip(batch.step()?) {
-                text.push(token);
-            }
-            if step == 1 {
-                after_first = logits(&batch)?;
+        let count = self.prompts.len();
+        let mut batch = Batch::new(self.model, count, self.positions(), mode)?;
+        let add = |prompt: &Vec<u32>| batch.add(prompt, Sampling::default());
+        let ids = self.prompts.iter().map(add).collect::<leasehold::Result<Vec<_>>>()?;
+        let (texts, logits) = (vec![Vec::new(); count], vec![Vec::new(); count]);
+        let mut results = Results { texts, logits: [logits.clone(), logits], starting: 0 };
+        while !batch.is_empty() {
+            results.starting += usize::from(batch.waiting() > 0);
+            for (id, drawn) in batch.step()? {
+                let Some(at) = ids.iter().position(|of| *of == id) else { continue };
+                let text = &mut results.texts[at];
+                text.push(drawn?.token);
+                if text.len() == 2 {
+                    results.logits[0][at] = batch.logits(id)?;
+                }
+                if text.len() == self.tokens {
+                    results.logits[1][at] = batch.logits(id)?;
+                    batch.remove(id)?;
+                }
             }
         }
-        let after_last = logits(&batch)?;
-        Ok(Results { texts, logits: [after_first, after_last] })
+        Ok(results)
     }
 
     /// Compares the modes to the bit.
@@ -149,10 +150,23 @@ impl Runs<'_> {
         Ok((worst, same))
     }
 
-    fn timed(&self, mode: Mode) -> Result<Rates, Failure> {
+    /// Sequences begin one after the other, within so many steps about.
+    fn timed(&self, mode: Mode, starting: usize) -> Result<Rates, Failure> {
+        let (sequences, prompt) = (self.prompts.len(), self.prompts[0].len());
+        let room = self.positions() + 4 * starting + 16;
+        let room = room.min(self.model.config().context());
+        let mut batch = Batch::new(self.model, sequences, room, mode)?;
         let begin = Instant::now();
-        let (mut batch, _) = self.start(mode)?;
+        for prompt in &self.prompts {
+            let id = start(&mut batch, prompt)?;
+            batch.remove(id)?;
+        }
         let prefill = begin.elapsed();
+        for prompt in &self.prompts {
+            batch.add(prompt, Sampling::default())?;
+        }
+        // The last step of these records the graph at the latest.
+        while batch.step()?.len() < sequences {}
         batch.step()?;
         let (mut steps, begin) = (Vec::with_capacity(self.tokens), Instant::now());
         let mut mark = begin;
@@ -164,7 +178,6 @@ impl Runs<'_> {
         }
         let ms: Vec<f64> = steps.iter().map(|d: &Duration| d.as_secs_f64() * 1e3).collect();
         let each = steps.len() as f64 / begin.elapsed().as_secs_f64();
-        let (sequences, prompt) = (self.prompts.len(), self.prompts[0].len());
         Ok(Rates {
             prompt_tokens_per_s: (sequences * prompt) as f64 / prefill.as_secs_f64(),
             tokens_per_s: each * sequences as f64,
@@ -173,6 +186,19 @@ impl Runs<'_> {
             step_ms_p99: percentile(&ms, 0.99),
         })
     }
+}
+
+/// Adds a sequence, and steps until it has its first token.
+fn start(batch: &mut Batch, prompt: &[u32]) -> Result<SequenceId, Failure> {
+    let id = batch.add(prompt, Sampling::default())?;
+    let mut begun = false;
+    while !begun {
+        for (of, drawn) in batch.step()? {
+            drawn?;
+            begun |= of == id;
+        }
+    }
+    Ok(id)
 }
 
 /// The largest difference of two lists of logits relative to the largest of `wanted`; infinite for
@@ -215,7 +241,7 @@ pub(super) fn run(a: &DecodeArguments, sequences: NonZeroU32) -> Result<(), Fail
             "--batch: the first step is not timed; ask for 3 --tokens at least".to_owned(),
         ));
     }
-    let (files, dtype) = (a.files.read()?, DType::from(a.dtype));
+    let (files, dtype) = (decode_files(a)?, DType::from(a.dtype));
     let system = open_measured(a.device, a.common.threads.map(usize::from), a.sim)?;
     let runtime = system.runtime.clone();
     fits(&files, a.prompt as usize, a.tokens, sequences, dtype, &runtime)?;
@@ -240,7 +266,8 @@ pub(super) fn run(a: &DecodeArguments, sequences: NonZeroU32) -> Result<(), Fail
     }
     let (mut eager, mut graph, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..a.repeat {
-        let (e, g) = (runs.timed(Mode::Eager)?, runs.timed(Mode::Graph)?);
+        let timed = |mode| runs.timed(mode, results.starting);
+        let (e, g) = (timed(Mode::Eager)?, timed(Mode::Graph)?);
         ratios.push(e.tokens_per_s / g.tokens_per_s);
         eager.push(e);
         graph.push(g);
@@ -268,7 +295,7 @@ pub(super) fn run(a: &DecodeArguments, sequences: NonZeroU32) -> Result<(), Fail
         threads: a.common.threads,
         batch: sequences.get(),
         prompt: a.prompt,
-        seed: a.files.seed(),
+        seed: a.random_weights.then_some(a.seed),
         tokens: a.tokens,
         repeat: a.repeat,
         weight_bytes: files.weights.total_bytes(),
@@ -322,6 +349,143 @@ fn print(report: &Report) -> Result<(), Failure> {
         "eager and replayed results are equal to the bit; logits differ from a sequence alone by \
          {:.1e}, {} of {} texts are equal",
         report.logits_differ_from_alone, report.texts_as_alone, report.batch
+    )?;
+    Ok(())
+}
+
+#[derive(Debug, Serialize)]
+struct JoinReport {
+    model: String,
+    device: String,
+    /// The figures say nothing of a device.
+    simulated: bool,
+    threads: Option<u16>,
+    /// Sequences that are decoded.
+    batch: u32,
+    /// Tokens of their prompts.
+    prompt: u32,
+    /// Tokens of the prompt that joins.
+    join: u32,
+    /// Those that are computed together.
+    piece: usize,
+    /// Of the random weights.
+    seed: Option<u64>,
+    repeat: u32,
+    /// A step without a prompt that waits: the median.
+    step_ms_p50: f64,
+    /// The longest time between two steps while the prompt joins, of all runs.
+    longest_gap_ms: f64,
+    /// The median of these times.
+    gap_ms_p50: f64,
+    /// The longest gap relative to the median step.
+    longest_gap_by_step: f64,
+    /// Steps from the prompt to its first token: the median of the runs.
+    steps_to_first_token: f64,
+    /// Time from the prompt to its first token: the median of the runs.
+    first_token_ms: f64,
+    /// The same prompt while nothing is decoded.
+    first_token_alone_ms: f64,
+}
+
+/// Measures how long sequences wait while a prompt of so many tokens joins them.
+pub(super) fn run_join(
+    a: &DecodeArguments,
+    sequences: NonZeroU32,
+    join: NonZeroU32,
+) -> Result<(), Failure> {
+    let (files, dtype) = (decode_files(a)?, DType::from(a.dtype));
+    let system = open_measured(a.device, a.common.threads.map(usize::from), a.sim)?;
+    let runtime = system.runtime.clone();
+    let (slots, prompt) = (sequences.saturating_add(1), a.prompt.max(join.get()) as usize);
+    // The sequences are decoded before the prompt joins, and while it is computed.
+    let steps = a.tokens.saturating_add(join.get()).saturating_add(1000);
+    fits(&files, prompt, steps, slots, dtype, &runtime)?;
+    let model = load(&runtime, &files, dtype, a.common.json)?;
+    let ids = files.config.vocab_size.max(1) as u32;
+    let joining = prompt_of(join.get(), sequences.get(), ids);
+    let positions = prompt.saturating_add(steps as usize).min(files.config.context());
+    let (mut alone, mut first, mut counts) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut plain, mut gaps) = (Vec::new(), Vec::new());
+    let mut piece = 0;
+    for _ in 0..a.repeat {
+        let mut batch = Batch::new(&model, slots.get() as usize, positions, Mode::Graph)?;
+        piece = batch.piece(joining.len());
+        let ms = |since: Instant| since.elapsed().as_secs_f64() * 1e3;
+        let begin = Instant::now();
+        let id = start(&mut batch, &joining)?;
+        alone.push(ms(begin));
+        batch.remove(id)?;
+        for sequence in 0..sequences.get() {
+            start(&mut batch, &a.prompt_of(sequence, ids))?;
+        }
+        let step = |batch: &mut Batch| -> Result<(f64, usize), Failure> {
+            let begin = Instant::now();
+            let tokens = batch.step()?.len();
+            Ok((ms(begin), tokens))
+        };
+        step(&mut batch)?;
+        for _ in 0..a.tokens {
+            plain.push(step(&mut batch)?.0);
+        }
+        let begin = Instant::now();
+        batch.add(&joining, Sampling::default())?;
+        for count in 1.. {
+            let (gap, tokens) = step(&mut batch)?;
+            gaps.push(gap);
+            if tokens == slots.get() as usize {
+                first.push(ms(begin));
+                counts.push(f64::from(count));
+                break;
+            }
+        }
+    }
+    drop(model);
+    runtime.synchronize()?;
+    system.check()?;
+    let (step_ms_p50, longest_gap_ms) = (percentile(&plain, 0.5), percentile(&gaps, 1.0));
+    let report = JoinReport {
+        model: files.name,
+        device: a.device.to_string(),
+        simulated: a.sim,
+        threads: a.common.threads,
+        batch: sequences.get(),
+        prompt: a.prompt,
+        join: join.get(),
+        piece,
+        seed: a.random_weights.then_some(a.seed),
+        repeat: a.repeat,
+        step_ms_p50,
+        longest_gap_ms,
+        gap_ms_p50: percentile(&gaps, 0.5),
+        longest_gap_by_step: longest_gap_ms / step_ms_p50,
+        steps_to_first_token: percentile(&counts, 0.5),
+        first_token_ms: percentile(&first, 0.5),
+        first_token_alone_ms: percentile(&alone, 0.5),
+    };
+    if a.common.json { print_json(&report) } else { print_join(&report) }
+}
+
+fn print_join(report: &JoinReport) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    writeln!(
+        out,
+        "{} sequences with prompts of {} tokens: a step takes {:.3} ms (median)",
+        report.batch, report.prompt, report.step_ms_p50
+    )?;
+    writeln!(
+        out,
+        "while a prompt of {} tokens joins, in pieces of {}: {:.3} ms (median), {:.3} ms at most: \
+         {:.2} steps",
+        report.join,
+        report.piece,
+        report.gap_ms_p50,
+        report.longest_gap_ms,
+        report.longest_gap_by_step
+    )?;
+    writeln!(
+        out,
+        "its first token comes after {:.0} ms and {:.0} steps; after {:.0} ms where nothing is decoded",
+        report.first_token_ms, report.steps_to_first_token, report.first_token_alone_ms
     )?;
     Ok(())
 }

@@ -1,12 +1,14 @@
 //! Slots of a batch: the bytes of their caches, and their independent results.
 
+use super::pace::{Pace, SHARE, Work};
 use super::*;
 use crate::config::Config;
 use crate::weights::Weights;
 use leasehold::{Context, DeviceId, Runtime};
-use leasehold_operators::BufferPart;
+use leasehold_operators::{BufferPart, DType};
 use leasehold_sim::{KernelRegistry, MachineConfig};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A context of more than one part on a device that splits it.
 const POSITIONS: usize = 160;
@@ -59,7 +61,7 @@ fn prompt(tokens: usize, seed: u32) -> Vec<u32> {
 
 /// The caches of a slot: keys and values of each layer.
 fn caches(batch: &Batch, slot: usize) -> impl Iterator<Item = &BufferPart> {
-    batch.lanes.each[slot].caches.iter().flat_map(|c| [&c.keys, &c.values])
+    batch.prompts.lanes[slot].caches.iter().flat_map(|c| [&c.keys, &c.values])
 }
 
 fn bytes(batch: &Batch, part: &BufferPart) -> Vec<u8> {
@@ -68,19 +70,32 @@ fn bytes(batch: &Batch, part: &BufferPart) -> Vec<u8> {
     bytes
 }
 
+/// Adds a prompt and steps until its first token is there. Other sequences have new tokens too.
+fn start(batch: &mut Batch, prompt: &[u32]) -> SequenceId {
+    let id = batch.add(prompt, ops::Sampling::default()).unwrap();
+    while batch.step().unwrap().iter().all(|(of, _)| *of != id) {}
+    id
+}
+
+/// The positions of each slot's sequence that are filled.
+fn filled(batch: &Batch) -> Vec<Option<usize>> {
+    batch.slots.iter().map(|slot| slot.sequence.as_ref().map(|s| s.filled)).collect()
+}
+
 #[test]
 fn a_step_writes_the_next_position_of_each_sequence_and_nothing_else() {
     for (runtime, check) in devices() {
         let model = model(&runtime, 4, 2);
         for mode in [Mode::Eager, Mode::Graph] {
             let mut batch = Batch::new(&model, 4, POSITIONS, mode).unwrap();
-            let mut add = |tokens, seed| {
-                batch.add(&prompt(tokens, seed), ops::Sampling::default()).unwrap().0
-            };
-            // The first slot has had a sequence, the last one has had none.
-            let (gone, _, _) = (add(5, 1), add(LONG, 2), add(3, 3));
+            batch.set_piece(64).unwrap();
+            // The second slot has had a sequence, the last one has had none.
+            start(&mut batch, &prompt(LONG, 2));
+            let gone = start(&mut batch, &prompt(5, 1));
+            start(&mut batch, &prompt(3, 3));
             batch.remove(gone).unwrap();
-            let next = [None, Some(LONG), Some(3), None];
+            let next = filled(&batch);
+            assert!(next[0] >= Some(LONG) && next[1].is_none() && next[2] >= Some(3));
             for slot in 0..4 {
                 for cache in caches(&batch, slot) {
                     runtime.stream().fill(cache.view(), 0xA5u8).unwrap();
@@ -113,25 +128,29 @@ fn a_step_writes_the_next_position_of_each_sequence_and_nothing_else() {
 }
 
 /// The tokens and the bits of the logits of the first sequence. With `others`, sequences at other
-/// positions start and end meanwhile.
+/// positions start and end meanwhile, one of them in the middle of its prompt.
 fn first_of(model: &Model, mode: Mode, others: bool) -> Vec<(u32, Vec<u32>)> {
     let mut batch = Batch::new(model, 3, POSITIONS, mode).unwrap();
+    batch.set_piece(64).unwrap();
     let how = ops::Sampling::default();
-    let (first, token) = batch.add(&prompt(LONG - 4, 5), how).unwrap();
-    let (mut seen, mut second) = (vec![(token, Vec::new())], None);
-    for step in 0..8 {
-        match step {
-            1 if others => second = Some(batch.add(&prompt(2, 6), how).unwrap().0),
-            3 if others => drop(batch.add(&prompt(LONG, 8), how).unwrap()),
-            5 => second.into_iter().for_each(|id| batch.remove(id).unwrap()),
+    let first = batch.add(&prompt(LONG - 4, 5), how).unwrap();
+    let (mut seen, mut second, mut third) = (Vec::new(), None, None);
+    while seen.len() < 9 {
+        match seen.len() {
+            2 if others && second.is_none() => second = batch.add(&prompt(2, 6), how).ok(),
+            4 if others && third.is_none() => third = batch.add(&prompt(LONG, 8), how).ok(),
+            5 if others => third.take_if(|_| batch.waiting() > 0).into_iter().for_each(|id| {
+                batch.remove(id).unwrap();
+                batch.add(&prompt(LONG, 9), how).unwrap();
+            }),
+            6 => second.take().into_iter().for_each(|id| batch.remove(id).unwrap()),
             _ => (),
         }
         let tokens = batch.step().unwrap();
-        assert_eq!(tokens.len(), batch.len());
-        let (_, token) = tokens.into_iter().find(|(id, _)| *id == first).unwrap();
+        let Some((_, drawn)) = tokens.into_iter().find(|(id, _)| *id == first) else { continue };
         let logits = batch.logits(first).unwrap();
         assert!(logits.iter().all(|l| l.is_finite()));
-        seen.push((token, logits.into_iter().map(f32::to_bits).collect()));
+        seen.push((drawn.unwrap().token, logits.into_iter().map(f32::to_bits).collect()));
     }
     seen
 }
@@ -146,17 +165,17 @@ fn a_wide_group_gives_the_same_bits_whatever_the_others_are() {
 }
 
 #[test]
-fn a_step_launches_embedding_and_attention_once_for_all_sequences() {
+fn a_step_launches_each_operator_once_for_all_sequences() {
     let runtime = Context::new().runtime(DeviceId::cpu(0)).unwrap();
     let count = |model: &Model, slots, name: &str| {
         let batch = Batch::new(model, slots, POSITIONS, Mode::Eager).unwrap();
-        batch.step.iter().filter(|o| o.kernel_name() == name).count()
+        batch.step.iter().filter(|t| t.operator.kernel_name() == name).count()
     };
     let (fused, wide) = (model(&runtime, 4, 2), model(&runtime, 17, 1));
     for slots in [1, 5] {
         assert_eq!(count(&fused, slots, "embedding"), 1);
         assert_eq!(count(&fused, slots, "decode_attention"), 2, "one for each layer");
-        assert_eq!(count(&fused, slots, "next_token"), slots);
+        assert_eq!(count(&fused, slots, "next_token"), 1);
         assert_eq!(count(&wide, slots, "attention"), 2 * slots);
     }
 }
@@ -177,4 +196,289 @@ fn a_sequence_gives_the_same_bits_whatever_the_others_are() {
         }
         check();
     }
+}
+
+/// The limit of a step holds for whatever a step submits, but for a single operator.
+#[test]
+fn what_goes_beside_a_step_is_less_than_the_step() {
+    let runtime = Context::new().runtime(DeviceId::cpu(0)).unwrap();
+    let model = model(&runtime, 4, 2);
+    let batch = Batch::new(&model, 8, POSITIONS, Mode::Eager).unwrap();
+    let pace = Pace::new(&batch.step, 8);
+    let (step, launches) = pace.step();
+    let (product, attended) = batch.network.largest();
+    for end in [1, 20, POSITIONS] {
+        let rows = pace.rows(product, attended, end);
+        assert!(rows.is_power_of_two());
+        for rows in [1, rows, 64] {
+            let rows = rows as u32;
+            let scratch = Scratch::new(&model, rows).unwrap();
+            let ids = runtime.alloc(256).unwrap().into();
+            let table = batch.network.prompt_table(end).unwrap();
+            let lane = &batch.prompts.lanes[0];
+            let mut tasks = batch.network.piece(&scratch, lane, &ids, &table).unwrap();
+            let draw = &batch.draws.each[0];
+            tasks.extend(batch.network.first_token(&scratch, draw).unwrap());
+            let (mut left, mut parts) = (&tasks[..], 0);
+            while !left.is_empty() {
+                let (count, work) = pace.take(left, rows, end);
+                let all: f64 = left[..count].iter().map(|t| pace.work(t, end).0).sum();
+                assert!(count > 0 && (all - work.0).abs() <= 1e-9 * all);
+                if count > 1 {
+                    assert!(work.0 <= SHARE * step.0 && count <= launches, "{work:?} of {step:?}");
+                } else if rows as usize <= pace.rows(product, attended, end)
+                    && left[0].attended == 0
+                {
+                    assert!(work.0 <= SHARE * step.0, "one operator of {rows} rows: {work:?}");
+                }
+                (left, parts) = (&left[count..], parts + 1);
+            }
+            assert!(parts > 1, "a prompt has more launches than a step");
+        }
+    }
+}
+
+#[test]
+fn the_pace_grows_slowly_and_falls_at_once() {
+    let runtime = Context::new().runtime(DeviceId::cpu(0)).unwrap();
+    let batch = Batch::new(&model(&runtime, 4, 2), 8, POSITIONS, Mode::Eager).unwrap();
+    let mut pace = Pace::new(&batch.step, 8);
+    let (step, _) = pace.step();
+    let ms = Duration::from_millis;
+    // A part with half of a step's work takes a tenth of its time: five times as fast.
+    pace.learn(ms(100), 16, Work(step.0 / 2.0), ms(10));
+    assert!((pace.ratio(16) - 5.0).abs() < 1e-9);
+    // More rows are as fast at least; of fewer ones nothing is known.
+    assert_eq!((pace.ratio(200), pace.ratio(15)), (pace.ratio(16), 1.0));
+    pace.learn(ms(100), 17, Work(step.0 / 2.0), ms(5));
+    assert!((pace.ratio(16) - 6.25).abs() < 1e-9, "a quarter of the way to 10");
+    pace.learn(ms(100), 31, Work(step.0 / 2.0), ms(50));
+    assert!((pace.ratio(16) - 1.0).abs() < 1e-9, "at once");
+    // One slow step among others changes little.
+    pace.learn(ms(200), 16, Work(step.0 / 2.0), ms(50));
+    assert!((pace.ratio(16) - 1.0625).abs() < 1e-9);
+    // Clocks that stand still, and parts without work, tell nothing.
+    let before = pace.ratio(16);
+    pace.learn(ms(100), 16, Work(step.0), ms(0));
+    pace.learn(ms(100), 16, Work(0.0), ms(50));
+    assert!((pace.ratio(16) - before).abs() < 1e-9);
+}
+
+/// In virtual time.
+#[test]
+fn a_prompt_that_joins_makes_no_sequence_wait_for_two_steps() {
+    use leasehold_cuda::{CudaBackend, CudaConfig};
+    use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
+    const JOIN: usize = 1000;
+    let kernels = KernelRegistry::new();
+    leasehold_operators::simulate(&kernels).unwrap();
+    let config = SimDriverConfig::new(MachineConfig::seed(13).kernels(kernels));
+    let driver = Arc::new(SimDriver::new(config).unwrap());
+    let backend = CudaBackend::with_ops(driver.clone(), CudaConfig::default()).unwrap();
+    let runtime =
+        Context::with_backends(vec![Arc::new(backend)]).runtime("cuda:0".parse().unwrap()).unwrap();
+    let config = serde_json::json!({"model_type": "llama", "hidden_act": "silu", "vocab_size": 40,
+        "hidden_size": 32, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 4096});
+    let config = Config::from_slice(config.to_string().as_bytes(), "a small model").unwrap();
+    let weights = Weights::random(&config, DType::F32, 3).unwrap();
+    let model = Model::load(&runtime, &config, &weights, DType::F32, &mut |_, _| {}).unwrap();
+    let mut batch = Batch::new(&model, 9, 3000, Mode::Graph).unwrap();
+    for seed in 0..8 {
+        start(&mut batch, &prompt(3, seed));
+    }
+    batch.prompts.times.clear();
+    let id = start(&mut batch, &prompt(JOIN, 9));
+    let times = std::mem::take(&mut batch.prompts.times);
+    assert_eq!(batch.len(), 9);
+    assert!(times.len() > 20, "{} parts", times.len());
+    let mut steps: Vec<_> = times.iter().map(|(step, _)| *step).collect();
+    steps.sort_unstable();
+    let median = steps[steps.len() / 2];
+    for (at, pair) in times.windows(2).enumerate() {
+        let gap = pair[0].1 + pair[1].0;
+        assert!(gap <= 2 * median, "part {at}: {gap:?} between two steps of {median:?}");
+    }
+    // It does not starve: nearly all of what is allowed is used.
+    let beside: Duration = times.iter().map(|(_, beside)| *beside).sum();
+    assert!(beside > median * (times.len() as u32) / 3, "{beside:?} beside {} steps", times.len());
+    assert!(batch.find(id).is_ok());
+    assert!(driver.machine().take_reports().is_empty());
+}
+
+/// Without memory for its activations. The device stays well, and so do the others.
+#[test]
+fn a_prompt_that_fails_ends_alone() {
+    let runtime = Context::new().runtime(DeviceId::cpu(0)).unwrap();
+    let model = model(&runtime, 4, 2);
+    let mut batch = Batch::new(&model, 3, POSITIONS, Mode::Graph).unwrap();
+    batch.set_piece(256).unwrap();
+    let how = ops::Sampling::default();
+    let first = start(&mut batch, &prompt(3, 1));
+    // Records the graph.
+    batch.step().unwrap();
+    let second = batch.add(&prompt(3, 2), how).unwrap();
+    let third = batch.add(&prompt(LONG, 3), how).unwrap();
+    let fourth_fits_not = batch.add(&[1], how).unwrap_err();
+    assert!(fourth_fits_not.to_string().contains("3 slots"));
+    runtime.allocator().set_budget(runtime.allocator().stats().reserved);
+    let mut all = Vec::new();
+    for bytes in [1 << 20, 1 << 16, 1 << 12, 1 << 8] {
+        while let Ok(buffer) = runtime.alloc(bytes) {
+            all.push(buffer);
+        }
+    }
+    let (mut ended, mut tokens) = (Vec::new(), [0; 2]);
+    while ended.is_empty() || tokens[1] < 3 {
+        for (id, drawn) in batch.step().unwrap() {
+            match drawn {
+                Ok(_) => tokens[usize::from(id == second)] += 1,
+                Err(why) => ended.push((id, why.kind())),
+            }
+        }
+    }
+    assert_eq!(ended, [(third, "OutOfMemory")]);
+    assert!(tokens[0] >= tokens[1]);
+    assert!(batch.remove(third).unwrap_err().to_string().contains("not in the batch"));
+    assert_eq!((batch.len(), batch.waiting()), (2, 0));
+    assert!(batch.has_room(first).unwrap());
+    // The next prompt in that slot is computed.
+    drop(all);
+    runtime.allocator().set_budget(u64::MAX);
+    let again = start(&mut batch, &prompt(LONG, 3));
+    let mut alone = Batch::new(&model, 3, POSITIONS, Mode::Eager).unwrap();
+    alone.set_piece(256).unwrap();
+    let same = start(&mut alone, &prompt(LONG, 3));
+    assert_eq!(batch.logits(again).unwrap(), alone.logits(same).unwrap());
+}
+
+/// Pieces of any size give the tokens of the whole prompt, and the same bits at every time.
+#[test]
+fn pieces_of_any_size_give_the_same_tokens() {
+    for (runtime, check) in devices() {
+        let model = model(&runtime, 4, 2);
+        let text = |piece: usize, beside: bool| {
+            let mut batch = Batch::new(&model, 2, POSITIONS, Mode::Graph).unwrap();
+            batch.set_piece(piece).unwrap();
+            assert_eq!(batch.piece(20), piece.min(256));
+            if beside {
+                start(&mut batch, &prompt(2, 6));
+            }
+            let id = batch.add(&prompt(20, 5), ops::Sampling::default()).unwrap();
+            let (mut tokens, mut bits) = (Vec::new(), Vec::new());
+            while tokens.len() < 4 {
+                for (of, drawn) in batch.step().unwrap() {
+                    if of == id {
+                        tokens.push(drawn.unwrap().token);
+                        bits.extend(batch.logits(id).unwrap().into_iter().map(f32::to_bits));
+                    }
+                }
+            }
+            (tokens, bits)
+        };
+        let whole = text(1000, false);
+        for piece in [3, 8] {
+            let (alone, beside) = (text(piece, false), text(piece, true));
+            assert!(alone == beside, "{}: pieces of {piece}", runtime.device());
+            assert_eq!(alone.0, whole.0, "{}: pieces of {piece}", runtime.device());
+        }
+        check();
+    }
+}
+
+/// One recording serves all samplings, seeds and numbers of log-probabilities.
+#[test]
+fn a_batch_records_once_in_its_life() {
+    for (runtime, check) in devices() {
+        let model = model(&runtime, 4, 2);
+        let text = |mode| {
+            let mut batch = Batch::new(&model, 2, POSITIONS, mode).unwrap();
+            let mut all = Vec::new();
+            for seed in 0..6u32 {
+                let how = ops::Sampling {
+                    temperature: [0.0, 0.7, 1.5][seed as usize % 3],
+                    top_k: 3 * (seed % 2),
+                    top_p: 0.9,
+                    seed: seed.into(),
+                    log_probabilities: seed % 4,
+                    ..ops::Sampling::default()
+                };
+                let id = batch.add(&prompt(3, seed), how).unwrap();
+                let mut tokens = 0;
+                while tokens < 3 {
+                    for (_, drawn) in batch.step().unwrap() {
+                        let drawn = drawn.unwrap();
+                        assert_eq!(drawn.log_probability.is_some(), how.log_probabilities > 0);
+                        assert_eq!(drawn.largest.len(), how.log_probabilities as usize);
+                        all.push(drawn);
+                        tokens += 1;
+                    }
+                }
+                batch.remove(id).unwrap();
+            }
+            let recordings = batch.recordings;
+            (all, recordings)
+        };
+        let ((eager, none), (graph, once)) = (text(Mode::Eager), text(Mode::Graph));
+        assert_eq!((none, once), (0, 1), "{}", runtime.device());
+        assert!(eager == graph, "{}", runtime.device());
+        check();
+    }
+}
+
+/// Of first tokens and of later ones: those of the logits, in double precision.
+#[test]
+fn log_probabilities_are_those_of_the_logits() {
+    for (runtime, check) in devices() {
+        let model = model(&runtime, 4, 2);
+        let mut batch = Batch::new(&model, 3, POSITIONS, Mode::Graph).unwrap();
+        let how = |seed, log_probabilities| ops::Sampling {
+            temperature: 2.0,
+            seed,
+            log_probabilities,
+            ..ops::Sampling::default()
+        };
+        let wanted = [20, 0, 3];
+        let ids = [0, 1, 2].map(|i| batch.add(&prompt(4, i), how(i.into(), wanted[i as usize])));
+        let ids = ids.map(|id| id.unwrap());
+        let mut seen = [0; 3];
+        while seen.iter().any(|&tokens| tokens < 3) {
+            for (id, drawn) in batch.step().unwrap() {
+                let (at, drawn) = (ids.iter().position(|of| *of == id).unwrap(), drawn.unwrap());
+                seen[at] += 1;
+                assert_eq!(drawn.largest.len(), wanted[at] as usize);
+                assert_eq!(drawn.log_probability.is_some(), wanted[at] > 0);
+                let Some(chosen) = drawn.log_probability else { continue };
+                let logits = batch.logits(id).unwrap();
+                let logits: Vec<f64> = logits.into_iter().map(f64::from).collect();
+                let sum = logits.iter().map(|l| l.exp()).sum::<f64>().ln();
+                let near = |found: f32, token: u32| {
+                    let wanted = logits[token as usize] - sum;
+                    assert!((f64::from(found) - wanted).abs() < 1e-4, "{found}, not {wanted}");
+                };
+                near(chosen, drawn.token);
+                drawn.largest.iter().for_each(|&(token, value)| near(value, token));
+                assert!(drawn.largest.is_sorted_by(|a, b| a.1 >= b.1));
+                let most = logits.iter().copied().fold(f64::MIN, f64::max);
+                assert!(logits[drawn.largest[0].0 as usize] == most);
+            }
+        }
+        check();
+    }
+}
+
+#[test]
+fn a_sampling_beyond_its_limits_is_refused() {
+    let runtime = Context::new().runtime(DeviceId::cpu(0)).unwrap();
+    let mut batch = Batch::new(&model(&runtime, 4, 2), 2, POSITIONS, Mode::Graph).unwrap();
+    let bad = [
+        ops::Sampling { temperature: f32::NAN, ..ops::Sampling::default() },
+        ops::Sampling { top_p: 0.0, ..ops::Sampling::default() },
+        ops::Sampling { log_probabilities: 21, ..ops::Sampling::default() },
+    ];
+    for (how, name) in bad.into_iter().zip(["temperature", "top_p", "log_probabilities"]) {
+        let error = batch.add(&[1], how).unwrap_err().to_string();
+        assert!(error.contains(name), "{error}");
+    }
+    assert!(batch.is_empty());
 }

@@ -24,51 +24,74 @@ fn random(state: &mut u64) -> usize {
     (*state >> 33) as usize
 }
 
-/// A sequence in both batches, and its texts.
+/// A sequence in both batches, and its texts there.
 struct Text {
     ids: [SequenceId; 2],
     prompt: Vec<u32>,
     sampling: Sampling,
-    tokens: Vec<u32>,
+    tokens: [Vec<u32>; 2],
+}
+
+/// Adds a prompt and steps until it has a token. Other sequences have new tokens too.
+fn start(batch: &mut Batch, prompt: &[u32], sampling: Sampling) -> (SequenceId, u32) {
+    let id = batch.add(prompt, sampling).unwrap();
+    loop {
+        if let Some((_, drawn)) = batch.step().unwrap().into_iter().find(|(of, _)| *of == id) {
+            return (id, drawn.unwrap().token);
+        }
+    }
 }
 
 /// Compares a finished sequence, the logits of its last step too, with its text alone.
-fn same_alone(model: &Model, text: &Text, logits: &[f32]) {
+fn same_alone(model: &Model, text: &Text, tokens: &[u32], logits: &[f32]) {
     let alone = |prompt: &[u32], tokens| {
         let mode = Mode::Eager;
         let request = Request { prompt, tokens, mode, sampling: text.sampling, stop_at: &[] };
         generate(model, &request, &mut |_| Ok(())).unwrap()
     };
-    assert_eq!(alone(&text.prompt, text.tokens.len()).ids, text.tokens, "{:?}", text.prompt);
-    let (_, read) = text.tokens.split_last().unwrap();
+    assert_eq!(alone(&text.prompt, tokens.len()).ids, tokens, "{:?}", text.prompt);
+    let (_, read) = tokens.split_last().unwrap();
     let all = [&text.prompt[..], read].concat();
     for (ours, theirs) in logits.iter().zip(&alone(&all, 1).last_logits) {
         assert!((ours - theirs).abs() < 1e-3 * theirs.abs().max(1.0), "{ours} and {theirs}");
     }
 }
 
-/// Adds, steps and removes at random, eager and replayed.
+/// Adds, steps and removes at random, eager and replayed. Also sequences whose prompts wait are
+/// removed. A prompt may take more steps in one of the batches than in the other one.
 fn schedules(model: &Model, slots: usize, turns: usize, seed: u64) {
     let mut state = seed;
     let vocabulary = model.config().vocab_size;
     let mut batches =
         [Mode::Eager, Mode::Graph].map(|mode| Batch::new(model, slots, POSITIONS, mode).unwrap());
-    let mut texts: Vec<Text> = Vec::new();
+    let (mut texts, mut compared): (Vec<Text>, _) = (Vec::new(), 0);
     for _ in 0..turns {
-        let full = texts.iter().position(|t| !batches[0].has_room(t.ids[0]).unwrap());
+        let is_full = |b: usize, text: &Text| {
+            !text.tokens[b].is_empty() && !batches[b].has_room(text.ids[b]).unwrap()
+        };
+        let full = |t: &Text| (0..2).find(|&b| is_full(b, t));
+        let full = texts.iter().enumerate().find_map(|(at, t)| Some((at, full(t)?)));
         let choice = random(&mut state) % 8;
         if full.is_some() || (choice == 0 && !texts.is_empty()) {
-            let at = full.unwrap_or_else(|| random(&mut state) % texts.len());
-            if full.is_some() {
-                for batch in &mut batches {
-                    assert!(batch.step().unwrap_err().to_string().contains("are full"));
-                }
+            let at = full.map_or_else(|| random(&mut state) % texts.len(), |(at, _)| at);
+            if let Some((_, b)) = full {
+                assert!(batches[b].step().unwrap_err().to_string().contains("are full"));
             }
             let text = texts.swap_remove(at);
-            let logits = [0, 1].map(|b| batches[b].logits(text.ids[b]).unwrap());
-            let bits = |l: &[f32]| l.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-            assert_eq!(bits(&logits[0]), bits(&logits[1]), "the modes agree to the bit");
-            same_alone(model, &text, &logits[0]);
+            let [a, b] = [0, 1].map(|b| batches[b].logits(text.ids[b]).ok());
+            for (tokens, logits) in text.tokens.iter().zip([&a, &b]) {
+                assert_eq!(logits.is_none(), tokens.is_empty());
+                if let Some(logits) = logits {
+                    same_alone(model, &text, tokens, logits);
+                }
+            }
+            if let (Some(a), Some(b)) = (a, b)
+                && text.tokens[0].len() == text.tokens[1].len()
+            {
+                let bits = |l: &[f32]| l.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                assert_eq!(bits(&a), bits(&b), "the modes agree to the bit");
+                compared += 1;
+            }
             for (batch, id) in batches.iter_mut().zip(text.ids) {
                 batch.remove(id).unwrap();
                 assert!(batch.remove(id).unwrap_err().to_string().contains("not in the batch"));
@@ -78,20 +101,20 @@ fn schedules(model: &Model, slots: usize, turns: usize, seed: u64) {
                 .map(|_| (random(&mut state) % vocabulary) as u32)
                 .collect();
             let temperature = if random(&mut state).is_multiple_of(8) { 0.8 } else { 0.0 };
-            let sampling = Sampling { temperature, top_k: 5, seed };
-            let [a, b] = [0, 1].map(|b| batches[b].add(&prompt, sampling).unwrap());
-            assert_eq!(a.1, b.1);
-            texts.push(Text { ids: [a.0, b.0], prompt, sampling, tokens: vec![a.1] });
+            let sampling = Sampling { temperature, top_k: 5, seed, ..Sampling::default() };
+            let ids = [0, 1].map(|b| batches[b].add(&prompt, sampling).unwrap());
+            texts.push(Text { ids, prompt, sampling, tokens: [vec![], vec![]] });
         } else {
-            let [a, b] = [0, 1].map(|b| batches[b].step().unwrap());
-            assert_eq!((a.len(), b.len()), (texts.len(), texts.len()));
-            for (a, b) in a.into_iter().zip(b) {
-                let text = texts.iter_mut().find(|t| t.ids == [a.0, b.0]).unwrap();
-                assert_eq!(a.1, b.1);
-                text.tokens.push(a.1);
+            for (b, batch) in batches.iter_mut().enumerate() {
+                for (id, drawn) in batch.step().unwrap() {
+                    let text = texts.iter_mut().find(|t| t.ids[b] == id).unwrap();
+                    text.tokens[b].push(drawn.unwrap().token);
+                }
+                assert_eq!(batch.len(), texts.len());
             }
         }
     }
+    assert!(compared > 0);
 }
 
 #[test]
@@ -168,24 +191,68 @@ fn a_batch_refuses_what_it_cannot_hold_and_loses_nothing() {
         says("at least one position", Batch::new(model, 2, 0, Mode::Eager));
         says("context", Batch::new(model, 2, 1 << 24, Mode::Eager));
         let mut batch = Batch::new(model, 2, POSITIONS, Mode::Graph).unwrap();
-        assert_eq!(batch.step().unwrap(), []);
+        assert!(batch.step().unwrap().is_empty());
+        assert!(batch.set_piece(0).unwrap_err().to_string().contains("0 tokens"));
         let how = Sampling::default();
-        let (first, token) = batch.add(&[1, 2], how).unwrap();
+        let (first, token) = start(&mut batch, &[1, 2], how);
         let mut tokens = vec![token];
+        let mut step = |batch: &mut Batch| {
+            let all = batch.step().unwrap();
+            tokens
+                .extend(all.into_iter().filter(|(id, _)| *id == first).map(|t| t.1.unwrap().token));
+        };
         let bad: [(&[u32], &str); 3] =
             [(&[], "is empty"), (&[1; POSITIONS + 1], "does not fit"), (&[u32::MAX], "vocabulary")];
         for (prompt, wanted) in bad {
             let text = batch.add(prompt, how).unwrap_err().to_string();
             assert!(text.contains(wanted), "{text}");
-            tokens.push(batch.step().unwrap()[0].1);
+            assert_eq!((batch.len(), batch.waiting()), (1, 0));
+            step(&mut batch);
         }
-        batch.add(&[3], how).unwrap();
-        assert_eq!(batch.len(), 2);
+        let second = batch.add(&[3], how).unwrap();
+        assert_eq!((batch.len(), batch.waiting()), (2, 1));
+        for error in [batch.logits(second).unwrap_err(), batch.replace(second, 1).unwrap_err()] {
+            assert!(error.to_string().contains("has no token yet"), "{error}");
+        }
+        assert!(batch.replace(first, u32::MAX).unwrap_err().to_string().contains("vocabulary"));
         assert!(batch.add(&[4], how).unwrap_err().to_string().contains("2 slots"));
-        tokens.push(batch.step().unwrap()[0].1);
+        step(&mut batch);
         let logits = batch.logits(first).unwrap();
-        let text = Text { ids: [first; 2], prompt: vec![1, 2], sampling: how, tokens };
-        same_alone(model, &text, &logits);
+        let text =
+            Text { ids: [first; 2], prompt: vec![1, 2], sampling: how, tokens: [vec![], vec![]] };
+        same_alone(model, &text, &tokens, &logits);
+    });
+}
+
+/// The text goes on as that of a prompt with the token that was given.
+#[test]
+fn a_token_of_the_host_takes_the_place_of_the_drawn_one() {
+    let runtime = Context::new().runtime(DeviceId::cpu(0)).unwrap();
+    with_model(&runtime, "tiny-python", DType::F32, |model| {
+        for mode in [Mode::Eager, Mode::Graph] {
+            let mut batch = Batch::new(model, 2, POSITIONS, mode).unwrap();
+            let how = Sampling::default();
+            let (id, first) = start(&mut batch, &[316, 221], how);
+            let next = |batch: &mut Batch| batch.step().unwrap().remove(0).1.unwrap().token;
+            // In the place of the first token of a prompt, which a step has not read yet.
+            let mut text = vec![316, 221, (first + 1) % 500];
+            batch.replace(id, text[2]).unwrap();
+            text.push(next(&mut batch));
+            let drawn = next(&mut batch);
+            // In the place of a step's token, twice.
+            batch.replace(id, (drawn + 1) % 500).unwrap();
+            batch.replace(id, (drawn + 2) % 500).unwrap();
+            text.push((drawn + 2) % 500);
+            text.push(next(&mut batch));
+            let alone = |prompt: &[u32]| {
+                let mode = Mode::Eager;
+                let request = Request { prompt, tokens: 1, mode, sampling: how, stop_at: &[] };
+                generate(model, &request, &mut |_| Ok(())).unwrap().ids[0]
+            };
+            assert_eq!(text[3], alone(&text[..3]));
+            assert_eq!(drawn, alone(&text[..4]));
+            assert_eq!(text[5], alone(&text[..5]));
+        }
     });
 }
 
@@ -196,12 +263,13 @@ fn a_sequence_belongs_to_its_batch() {
     with_model(&runtime, "grouped-heads", DType::F32, |model| {
         let mut batches =
             [Mode::Eager, Mode::Graph].map(|mode| Batch::new(model, 2, POSITIONS, mode).unwrap());
-        let ids = batches.each_mut().map(|b| b.add(&[1, 2], Sampling::default()).unwrap().0);
+        let ids = batches.each_mut().map(|b| start(b, &[1, 2], Sampling::default()).0);
         assert_ne!(ids[0], ids[1]);
         for (batch, other) in batches.iter_mut().zip([ids[1], ids[0]]) {
             let refused = [
                 batch.remove(other).unwrap_err(),
                 batch.logits(other).unwrap_err(),
+                batch.replace(other, 1).unwrap_err(),
                 batch.has_room(other).unwrap_err(),
             ];
             for error in refused {

@@ -1,0 +1,111 @@
+//! The amount of a prompt's work that goes beside a step, so that no sequence waits long for it.
+//!
+//! The bound needs no clock. A product of many rows takes at most as long for a row as one of few
+//! rows does. So operators with fewer multiplications than a step, and fewer launches, take less
+//! time than the step. Where weights are read from slow memory, they may take much less. A measured
+//! ratio then allows more of them.
+//!
+//! This module must not know the device, nor what the operators compute.
+
+use crate::decoder::Task;
+use std::time::Duration;
+
+/// The part of a step's time that may pass beside it: the rest is for what no one foresees.
+pub(super) const SHARE: f64 = 0.75;
+/// An attention's multiplication takes as long as so many of a product, about.
+const ATTENTION: f64 = 2.0;
+/// The limits of the measured ratio, for clocks that tell little of short times.
+const RATIOS: (f64, f64) = (1.0 / 16.0, 64.0);
+
+/// Multiplications of operators, as a product has them.
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
+pub(super) struct Work(pub(super) f64);
+
+/// What a step allows beside it.
+#[derive(Debug)]
+pub(super) struct Pace {
+    /// Fewer rows are counted as so many: a product of them takes as long, at most.
+    floor: u32,
+    /// Of a step.
+    work: Work,
+    /// Of a step.
+    tasks: usize,
+    /// Of a step, in seconds.
+    time: Option<f64>,
+    /// For operators of 2^i rows: their work in a time, over that of a step.
+    ratios: [Option<f64>; 32],
+}
+
+impl Pace {
+    /// For steps of these operators, whose products take as long as those of `floor` rows, at
+    /// least.
+    pub(super) fn new(step: &[Task], floor: u32) -> Self {
+        let weights: u64 = step.iter().map(|task| task.weights).sum();
+        let work = Work(f64::from(floor) * weights as f64);
+        Self { floor, work, tasks: step.len(), time: None, ratios: [None; 32] }
+    }
+
+    /// The work of an operator for rows of a sequence that end at position `end`.
+    pub(super) fn work(&self, task: &Task, end: usize) -> Work {
+        let product = f64::from(task.rows.max(self.floor)) * task.weights as f64;
+        Work(product + self.attention(task.rows, task.attended, end))
+    }
+
+    fn attention(&self, rows: u32, attended: u64, end: usize) -> f64 {
+        ATTENTION * f64::from(rows) * attended as f64 * end as f64
+    }
+
+    /// The largest power of two of rows whose operators are each allowed beside a step, but not
+    /// fewer than those of a step. The largest product has so many `weights`, and attention so many
+    /// elements, in a sequence of `end` positions.
+    pub(super) fn rows(&self, weights: u64, attended: u64, end: usize) -> usize {
+        let row = (weights as f64).max(self.attention(1, attended, end)).max(1.0);
+        // With the rows of a step, each operator is one of the step's.
+        let rows = (SHARE * self.work.0 / row).max(f64::from(self.floor)) as u32;
+        1 << rows.ilog2()
+    }
+
+    /// How many of the tasks may go beside a step, and their work: one at least. Their rows end at
+    /// position `end`, and their products have `rows` rows.
+    pub(super) fn take(&self, tasks: &[Task], rows: u32, end: usize) -> (usize, Work) {
+        let allowed = SHARE * self.work.0 * self.ratio(rows);
+        let launches = (SHARE * self.tasks as f64) as usize;
+        let (mut count, mut work) = (0, 0.0);
+        for task in tasks {
+            let more = work + self.work(task, end).0;
+            if count > 0 && (more > allowed || count >= launches) {
+                break;
+            }
+            (count, work) = (count + 1, more);
+        }
+        (count, Work(work))
+    }
+
+    /// The measured ratio for so many rows, or that for the next fewer ones. More rows do more
+    /// work in a time.
+    pub(super) fn ratio(&self, rows: u32) -> f64 {
+        let known = self.ratios[..=rows.max(1).ilog2() as usize].iter().rev();
+        known.copied().flatten().next().unwrap_or(1.0)
+    }
+
+    /// Learns from a step, and from operators of `rows` rows that ran after it.
+    pub(super) fn learn(&mut self, step: Duration, rows: u32, work: Work, beside: Duration) {
+        let (step, beside) = (step.as_secs_f64(), beside.as_secs_f64());
+        // One slow step among others must not allow more at once.
+        let time = self.time.map_or(step, |time| 0.75 * time + 0.25 * step);
+        self.time = Some(time);
+        if time <= 0.0 || beside <= 0.0 || work.0 <= 0.0 {
+            return;
+        }
+        let ratio = ((work.0 / self.work.0) / (beside / time)).clamp(RATIOS.0, RATIOS.1);
+        let at = &mut self.ratios[rows.max(1).ilog2() as usize];
+        // Less is allowed at once, and more after several times.
+        *at = Some(at.map_or(ratio, |before| ratio.min(0.75 * before + 0.25 * ratio)));
+    }
+
+    /// The work and the launches of a step.
+    #[cfg(test)]
+    pub(super) fn step(&self) -> (Work, usize) {
+        (self.work, self.tasks)
+    }
+}

@@ -1,0 +1,289 @@
+//! The prompts of a batch: they wait in the order of their arrival, and are computed piece by
+//! piece, each piece in one or several parts.
+//!
+//! A piece is a number of tokens, and its operators compute them together. How many is a matter of
+//! the batch and of the prompt alone, so the bits of a prompt are the same at every time. A part is
+//! a number of operators that follow each other. How many is a matter of the pace.
+//!
+//! A prompt has its own loop, beside that of the steps: the steps leave its token and its logits
+//! alone until the host has read them.
+
+use super::pace::{Pace, Work};
+use crate::decoder::{Draws, Lane, Network, Scratch, Task, has_tensor_products};
+use leasehold::ops::Pattern;
+use leasehold::{Event, Lease, Name, Result, Runtime, Timepoint, View};
+use leasehold_operators::{BufferPart, ops};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::time::Duration;
+
+/// Rows that products on tensor cores compute in the time of one row, at least: the tile of their
+/// kernels.
+const TENSOR_ROWS: u32 = 64;
+
+/// A prompt that is not computed yet, or not all of it.
+struct Waiting {
+    slot: usize,
+    prompt: Box<[u32]>,
+    sampling: ops::SamplingRecord,
+    /// The rotary table, once the prompt has begun.
+    table: Option<BufferPart>,
+    /// The tokens of the pieces that are submitted as a whole.
+    done: usize,
+    piece: Option<Piece>,
+}
+
+/// Tokens of a prompt that are computed together.
+struct Piece {
+    tokens: Range<usize>,
+    tasks: Vec<Task>,
+    /// The operators that are submitted.
+    submitted: usize,
+}
+
+/// What a call submitted of the first prompt.
+pub(super) struct Submitted {
+    pub(super) slot: usize,
+    /// The end of the stream, after the prompt's last operator; `None` if there are more.
+    pub(super) drawn: Option<Timepoint>,
+}
+
+/// The prompts of a batch.
+pub(super) struct Prompts {
+    waiting: VecDeque<Waiting>,
+    /// The caches of each slot, with the position of the piece that is computed.
+    pub(super) lanes: Vec<Lane>,
+    /// The first token of each slot's prompt.
+    pub(super) draws: Draws,
+    /// The activations of a piece, and its ids: of the largest one that there was.
+    memory: Option<(Scratch, BufferPart)>,
+    pub(super) pace: Pace,
+    /// The most tokens of a piece, if the user has set it.
+    pub(super) piece: Option<usize>,
+    clock: Clock,
+    /// The end of the last part.
+    end: Option<Timepoint>,
+    /// Of each step that was measured, and of the part after it.
+    #[cfg(test)]
+    pub(super) times: Vec<(Duration, Duration)>,
+}
+
+impl Prompts {
+    /// For the slots of `lanes`, whose steps have these operators.
+    pub(super) fn new(network: &Network, lanes: &[Lane], step: &[Task]) -> Result<Self> {
+        let model = &network.model;
+        let draws = Draws::new(model, lanes.len() as u32, 1, true)?;
+        let position: BufferPart = model.runtime().alloc(4)?.into();
+        let lane = |lane: &Lane| Lane { caches: lane.caches.clone(), position: position.clone() };
+        let floor = if has_tensor_products(model) { TENSOR_ROWS } else { 1 };
+        Ok(Self {
+            waiting: VecDeque::new(),
+            lanes: lanes.iter().map(lane).collect(),
+            draws,
+            memory: None,
+            pace: Pace::new(step, floor.max(lanes.len() as u32)),
+            piece: None,
+            clock: Clock::default(),
+            end: None,
+            #[cfg(test)]
+            times: Vec::new(),
+        })
+    }
+
+    pub(super) fn push(&mut self, slot: usize, prompt: &[u32], sampling: ops::SamplingRecord) {
+        let (prompt, table) = (prompt.into(), None);
+        self.waiting.push_back(Waiting { slot, prompt, sampling, table, done: 0, piece: None });
+    }
+
+    /// Forgets the prompt of a slot. What is submitted of it goes on.
+    pub(super) fn remove(&mut self, slot: usize) {
+        self.waiting.retain(|w| w.slot != slot);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// The tokens of a piece of a prompt with so many.
+    pub(super) fn piece_of(&self, network: &Network, tokens: usize) -> usize {
+        let most = network.prompt_rows(tokens);
+        // Nothing waits for the prompt of the only slot.
+        let rows = match (self.piece, self.lanes.len()) {
+            (Some(piece), _) => piece,
+            (None, 1) => most,
+            (None, _) => {
+                let (product, attended) = network.largest();
+                self.pace.rows(product, attended, tokens)
+            }
+        };
+        rows.min(most)
+    }
+
+    /// Submits operators of the first prompt. As many as the pace allows `beside` a step, and else
+    /// the rest of a piece. Does not wait. A prompt that fails leaves the others alone.
+    pub(super) fn submit(
+        &mut self,
+        network: &Network,
+        beside: bool,
+    ) -> Option<std::result::Result<Submitted, (usize, leasehold::Error)>> {
+        let mut first = self.waiting.pop_front()?;
+        let slot = first.slot;
+        match self.part(network, &mut first, beside) {
+            Err(why) => Some(Err((slot, why))),
+            Ok(point) => {
+                self.end = Some(point);
+                let drawn = (first.done == first.prompt.len()).then_some(point);
+                if drawn.is_none() {
+                    self.waiting.push_front(first);
+                }
+                Some(Ok(Submitted { slot, drawn }))
+            }
+        }
+    }
+
+    fn part(
+        &mut self,
+        network: &Network,
+        waiting: &mut Waiting,
+        beside: bool,
+    ) -> Result<Timepoint> {
+        let stream = network.model.runtime().stream();
+        let before = waiting.piece.take_if(|piece| piece.submitted == piece.tasks.len());
+        let piece = match &mut waiting.piece {
+            Some(piece) => piece,
+            None => {
+                let piece = self.begin(network, waiting, before)?;
+                waiting.piece.insert(piece)
+            }
+        };
+        let (tasks, rows) = (&piece.tasks[piece.submitted..], piece.tokens.len() as u32);
+        let (count, work) = self.pace.take(tasks, rows, piece.tokens.end);
+        let count = if beside { count } else { tasks.len() };
+        Network::run(&tasks[..count], stream)?;
+        piece.submitted += count;
+        if piece.submitted == piece.tasks.len() {
+            waiting.done = piece.tokens.end;
+        }
+        if beside {
+            self.clock.submitted(rows, work);
+        }
+        Ok(stream.now())
+    }
+
+    /// The next piece of a prompt: its ids and its position in device memory, and its operators,
+    /// which are those of the piece `before` if they are the same.
+    fn begin(
+        &mut self,
+        network: &Network,
+        waiting: &mut Waiting,
+        before: Option<Piece>,
+    ) -> Result<Piece> {
+        let (model, prompt) = (&network.model, &waiting.prompt);
+        let stream = model.runtime().stream();
+        let _named = Name::new("prompt").scope();
+        let rows = self.piece_of(network, prompt.len()).min(prompt.len() - waiting.done);
+        let tokens = waiting.done..waiting.done + rows;
+        let last = tokens.end == prompt.len();
+        let table = match &waiting.table {
+            Some(table) => table,
+            None => waiting.table.insert(network.prompt_table(prompt.len())?),
+        };
+        let kept = self.memory.take().filter(|(scratch, _)| scratch.h.rows() as usize >= rows);
+        let (scratch, ids) = match kept {
+            Some(kept) => kept,
+            None => {
+                let rows = rows.next_power_of_two();
+                let ids = model.runtime().alloc(4 * rows as u64)?;
+                (Scratch::new(model, rows as u32)?, ids.into())
+            }
+        };
+        let (scratch, ids) = self.memory.insert((scratch, ids));
+        let ids = ids.slice(0, 4 * rows as u64)?;
+        let scratch = scratch.first(model, rows as u32)?;
+        stream.upload(ids.view(), &prompt[tokens.clone()])?;
+        let lane = &self.lanes[waiting.slot];
+        stream.fill(lane.position.view(), Pattern::U32(tokens.start as u32))?;
+        let mut tasks = match before {
+            Some(piece) if piece.tokens.len() == rows => piece.tasks,
+            _ => network.piece(&scratch, lane, &ids, table)?,
+        };
+        if last {
+            let draw = &self.draws.each[waiting.slot];
+            stream.upload(draw.sampling.view(), &[waiting.sampling])?;
+            stream.fill(draw.state.position.view(), Pattern::U32(prompt.len() as u32 - 1))?;
+            stream.fill(draw.state.count.view(), 0u32)?;
+            tasks.extend(network.first_token(&scratch, draw)?);
+        }
+        Ok(Piece { tokens, tasks, submitted: 0 })
+    }
+
+    /// The end of the last part.
+    pub(super) fn end(&self) -> Option<Timepoint> {
+        self.end
+    }
+
+    /// Marks a time on the stream: 0 before a step, 1 after it, 2 after the part beside it.
+    pub(super) fn mark(&mut self, runtime: &Runtime, at: usize) {
+        self.clock.mark(runtime, at);
+    }
+
+    /// Learns from the part before the last one, which is over. If the last step had marks, its
+    /// part is the next one.
+    pub(super) fn learn(&mut self, marked: bool) {
+        if let Some((step, (rows, work), beside)) = self.clock.read() {
+            self.pace.learn(step, rows, work, beside);
+            #[cfg(test)]
+            self.times.push((step, beside));
+        }
+        if marked {
+            self.clock.turn ^= 1;
+        }
+    }
+}
+
+/// The times of steps and of what runs beside them, by timestamps on the stream. A measurement is
+/// read one step later, so that nobody waits for it.
+#[derive(Default)]
+struct Clock {
+    turn: usize,
+    turns: [Turn; 2],
+}
+
+#[derive(Default)]
+struct Turn {
+    events: Vec<Lease<Event>>,
+    /// The rows and the work of the part between the last two marks.
+    part: Option<(u32, Work)>,
+    failed: bool,
+}
+
+impl Clock {
+    /// A mark that fails costs the measurement only.
+    fn mark(&mut self, runtime: &Runtime, at: usize) {
+        let turn = &mut self.turns[self.turn];
+        if at == 0 {
+            (turn.part, turn.failed) = (None, false);
+        }
+        let mut record = || {
+            while turn.events.len() <= at {
+                turn.events.push(runtime.create_event()?);
+            }
+            runtime.stream().record(&turn.events[at])
+        };
+        let failed = record().is_err();
+        turn.failed |= failed;
+    }
+
+    fn submitted(&mut self, rows: u32, work: Work) {
+        self.turns[self.turn].part = Some((rows, work));
+    }
+
+    /// The times of the turn before this one, once.
+    fn read(&mut self) -> Option<(Duration, (u32, Work), Duration)> {
+        let turn = &mut self.turns[self.turn ^ 1];
+        let part = turn.part.take().filter(|_| !turn.failed)?;
+        let [begin, between, end] = turn.events.first_chunk()?;
+        let step = between.elapsed_since(begin).ok()?;
+        Some((step, part, end.elapsed_since(between).ok()?))
+    }
+}
