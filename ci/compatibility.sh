@@ -2,9 +2,9 @@
 # What this version promises to others, by tools that cargo compiles first (minutes), or by another
 # toolchain from rustup. Each part needs the network; `ci/all.sh` runs none.
 #
-#   ci/compatibility.sh oldest      every published crate is compiled by the oldest compiler that it names
-#   ci/compatibility.sh semver      the crates for users break nothing that their version may not break
-#   ci/compatibility.sh public-api  prints how the public interface of `leasehold` differs from the last tag's
+#   ci/compatibility.sh oldest      the oldest compiler that `rust-version` names
+#   ci/compatibility.sh semver      the crates for users break no promise of versions
+#   ci/compatibility.sh public-api  prints what changed in `leasehold` since the last tag
 #   ci/compatibility.sh deny        licences, sources and versions by cargo-deny
 set -eu
 cd "$(dirname "$0")/.."

@@ -2,12 +2,12 @@
 # A release, step by step. Nothing is published but by the last step, which wants the version's tag.
 #
 #   ci/release.sh                     check, then pack
-#   ci/release.sh check               versions, the changelog's section, what a registry asks for
-#   ci/release.sh pack                packs every crate, and compares the sizes with the registry's limit
-#   ci/release.sh verify              builds every crate from its package, in order, as `publish` does
+#   ci/release.sh check               versions, changelog, what a registry asks for
+#   ci/release.sh pack                packs every crate, below the registry's limit
+#   ci/release.sh verify              builds every crate from its package, in order
 #   ci/release.sh notes               prints the changelog's section of the version
-#   ci/release.sh libraries [FOLDER]  the command, its manual pages and completions, the C libraries and
-#                                     headers, as one archive for this machine's kind
+#   ci/release.sh libraries [FOLDER]  the command with its pages, and the C libraries, as an
+#                                     archive for this machine's kind
 #   ci/release.sh publish             publishes the crates, in order
 set -eu
 cd "$(dirname "$0")/.."

@@ -10,7 +10,9 @@ use crate::commands::bench_cuda;
 use crate::commands::bench_suspend::{self, SuspendArguments};
 use crate::commands::run::{Activations, ModeReport, fits, load, parse_device};
 use crate::commands::{open_measured, operators, percentile, print_json};
+use crate::examples;
 use crate::failure::Failure;
+use crate::style::Tone;
 use crate::table::{Table, bytes};
 use leasehold::{DeviceId, GraphOperator, Runtime, View};
 use leasehold_llama::{DType, Decoder, Mode, Request, Sampling, generate, operations, traffic};
@@ -29,23 +31,31 @@ pub(crate) struct Arguments {
 #[derive(Debug, clap::Subcommand)]
 enum What {
     /// The allocator beside its peers: workloads and replays
+    #[command(after_help = examples::BENCH_ALLOC)]
     Alloc(AllocArguments),
     /// Downloads and uploads beside a plain copy, by size and by where the host's memory begins
+    #[command(after_help = examples::BENCH_COPY)]
     Copy(CopyArguments),
     /// Handles and leases beside `Arc`
+    #[command(after_help = examples::BENCH_LEASE)]
     Lease(JsonOnly),
     /// Enqueue, completion and wake-up of a CPU stream
+    #[command(after_help = examples::BENCH_STREAM)]
     Stream(Common),
     /// Replay of a graph of no-ops on the CPU
+    #[command(after_help = examples::BENCH_GRAPH)]
     Graph(GraphArguments),
     /// Launches, graphs, copies, allocations and events on CUDA beside the driver's own calls
     #[cfg(feature = "cuda")]
+    #[command(after_help = examples::BENCH_CUDA)]
     Cuda(bench_cuda::CudaArguments),
     /// Tokens per second of a model, eager and as a graph, in turns
+    #[command(after_help = examples::BENCH_DECODE)]
     Decode(DecodeArguments),
     /// A model whose weights leave the device and come back: times, and the text after each round
     Suspend(SuspendArguments),
     /// The memory manager for compiled code beside the plain design
+    #[command(after_help = examples::BENCH_MEMORY)]
     Memory(Common),
 }
 
@@ -196,18 +206,32 @@ fn lease(a: &JsonOnly) -> Result<(), Failure> {
         return print_json(&LeaseReport { figures });
     }
     let mut table = Table::default();
-    table.row(["", "ns", "peer's ns", "ratio", "limit", "peer"]);
+    table.head(["", "ns", "peer's ns", "ratio", "limit", "", "peer"]);
     for f in &figures {
-        table.row([
-            f.name.to_owned(),
-            format!("{:.1}", f.ns),
-            if f.peer.is_empty() { String::new() } else { format!("{:.1}", f.peer_ns) },
-            if f.peer.is_empty() { String::new() } else { format!("{:.2}", f.ratio) },
-            format!("{:.2}", f.limit),
-            f.peer.to_owned(),
-        ]);
+        let (tone, mark) = if f.within { (None, "") } else { (Some(Tone::Bad), "BEYOND") };
+        table.toned(
+            tone,
+            [
+                f.name.to_owned(),
+                format!("{:.1}", f.ns),
+                if f.peer.is_empty() { String::new() } else { format!("{:.1}", f.peer_ns) },
+                if f.peer.is_empty() { String::new() } else { format!("{:.2}", f.ratio) },
+                format!("{:.2}", f.limit),
+                mark.to_owned(),
+                f.peer.to_owned(),
+            ],
+        );
     }
-    write!(std::io::stdout().lock(), "{table}")?;
+    let mut out = std::io::stdout().lock();
+    write!(out, "{table}")?;
+    let beyond = figures.iter().filter(|f| !f.within).count();
+    if beyond > 0 {
+        let of = figures.len();
+        writeln!(
+            out,
+            "{beyond} of {of} figures beyond their limit; repeat on an idle machine, in a release build"
+        )?;
+    }
     Ok(())
 }
 
@@ -420,7 +444,7 @@ fn decode(a: &DecodeArguments) -> Result<(), Failure> {
         return print_json(&report);
     }
     let mut table = Table::default();
-    table.row(["", "prefill", "decode", "token p50", "token p99"]);
+    table.head(["", "prefill", "decode", "token p50", "token p99"]);
     for (name, m) in [("eager", &report.eager), ("graph", &report.graph)] {
         table.row([
             name.to_owned(),

@@ -10,6 +10,7 @@ pub(crate) mod bench_cuda;
 pub(crate) mod bench_suspend;
 pub(crate) mod conformance;
 pub(crate) mod devices;
+pub(crate) mod manual;
 pub(crate) mod memory;
 pub(crate) mod operators;
 pub(crate) mod replay;
