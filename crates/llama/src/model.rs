@@ -1,14 +1,10 @@
 //! Models on a device: the weights as leased buffers, ready for operators.
 //!
 //! If host and device share memory, the weights are imported in place (a mapping, or bytes of the
-<<<<<<< HEAD
-//! program) without a copy. Otherwise they are uploaded. Weights that are to be suspended lie in a
-//! pool of their own, on each device.
-=======
 //! program) without a copy. Otherwise they are uploaded. Large weights are copied even then, if
 //! the memory is there: device memory has huge pages, which a mapped file has not. A row of weights
-//! then comes from memory about twice as fast.
->>>>>>> wt-c
+//! then comes from memory about twice as fast. Weights that are to be suspended lie in a pool of
+//! their own, on each device.
 
 use crate::config::Config;
 use crate::weights::Weights;
@@ -102,18 +98,17 @@ const LARGE: u64 = 64 << 20;
 const HUGE_PAGE: u64 = 2 << 20;
 
 impl Loader<'_> {
-<<<<<<< HEAD
     fn alloc(&self, bytes: u64) -> Result<Lease<Buffer>> {
         match self.pool {
             Some(pool) => pool.alloc(bytes),
             None => self.runtime.alloc(bytes),
         }
-=======
+    }
+
     /// Whether the device reads a tensor of so many bytes where it is.
     fn in_place(&self, bytes: u64) -> bool {
         let reads = self.runtime.raw_device().caps().pageable_memory_access;
-        reads && !(self.copies && bytes >= HUGE_PAGE)
->>>>>>> wt-c
+        reads && self.pool.is_none() && !(self.copies && bytes >= HUGE_PAGE)
     }
 
     fn tensor(&mut self, name: &str) -> Result<Tensor> {
@@ -128,12 +123,7 @@ impl Loader<'_> {
             }
         };
         let bytes = stored.bytes();
-<<<<<<< HEAD
-        let in_place = self.runtime.raw_device().caps().pageable_memory_access;
-        let buffer = if in_place && self.pool.is_none() {
-=======
         let buffer = if self.in_place(bytes.len() as u64) {
->>>>>>> wt-c
             // SAFETY: the bytes stay in place while the kept source lives, and the device reads
             // host memory in place. No code writes them: the import is read-only, and the source's
             // own bytes are shared.
