@@ -291,7 +291,7 @@ impl Batch {
         let runtime = self.runtime().clone();
         let before = self.prompts.end();
         let beside = self.slots.iter().any(Slot::is_decoding);
-        let marked = beside && self.prompts.len() > 0 && runtime.raw_device().caps().timestamps;
+        let marked = beside && runtime.raw_device().caps().timestamps && self.prompts.wants_time();
         let mut points: Vec<_> = self
             .slots
             .iter()
