@@ -153,6 +153,11 @@ template <class T> EMULATOR_UNSEEN inline T from_lane(Group* group, T own, unsig
     __builtin_memcpy(&v, of_lane(group, lane, sizeof(T)), sizeof(T));
     return v;
 }
+// Every lane of a whole warp gives a value and gets all of them.
+template <class T> inline const T* exchange(T value) {
+    static_assert(sizeof(T) <= 8, "a lane exchanges 8 bytes at most");
+    return (const T*)of_lane(join(~0u, &value, sizeof(T), "a shuffle"), 0, sizeof(T));
+}
 template <class T> inline Group* shuffle(unsigned mask, const T& v, int width) {
     static_assert(sizeof(T) <= 8, "a shuffle moves 8 bytes at most");
     if (width < 1 || width > 32 || (width & (width - 1)) != 0) fail("a shuffle's width of %d; it is a power of two up to 32", width);
