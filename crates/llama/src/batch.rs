@@ -2,8 +2,8 @@
 //!
 //! Each operator of a step serves all sequences in one launch, so the weights are read once. Every
 //! position and every sampling is in device memory, so one recording serves all of them. A slot
-//! without a sequence has a position outside its caches. Kernels write nothing to a cache there, and
-//! the slot's rows are NaN.
+//! without a sequence has a position outside its caches. Kernels write nothing to a cache there,
+//! and the slot's rows are NaN.
 //!
 //! Prompts go in between: [`prompts`] submits a part of one after each step, and [`pace`] says how
 //! much.
@@ -244,8 +244,8 @@ impl Batch {
     }
 
     /// Starts a sequence in a free slot. Computes nothing and waits for nothing: the next steps
-    /// compute the prompt, and one of them returns the first new token. A recorded step serves every
-    /// sampling.
+    /// compute the prompt, and one of them returns the first new token. A recorded step serves
+    /// every sampling.
     ///
     /// # Errors
     /// `InvalidArgument` for a batch without a free slot, an empty prompt, a prompt that does not
@@ -281,8 +281,8 @@ impl Batch {
     /// be computed, or none of its logits is a number. The others go on.
     ///
     /// # Errors
-    /// `InvalidArgument` if a sequence is [full](Self::has_room), and `Suspended` while the model is
-    /// suspended, both before anything is computed; the stream's cause.
+    /// `InvalidArgument` if a sequence is [full](Self::has_room), and `Suspended` while the model
+    /// is suspended, both before anything is computed; the stream's cause.
     pub fn step(&mut self) -> Result<Vec<(SequenceId, Result<Drawn>)>> {
         let model = self.network.model.clone();
         let _present = model.present()?;

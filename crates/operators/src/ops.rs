@@ -841,13 +841,13 @@ pub fn advance(library: &Library, state: &Loop, step: u32) -> Result<Operator> {
     Operator::new(library, "advance", &params, &operands)
 }
 
-/// Draws the next token of each row of f32 logits, and advances the row by one. This is the end of a
-/// decode step: one launch for all sequences.
+/// Draws the next token of each row of f32 logits, and advances the row by one. This is the end of
+/// a decode step: one launch for all sequences.
 ///
 /// `sampling` has a [`SamplingRecord`] for each row. They are data: another record needs no other
 /// operator, and no other recording. Any words are taken; [`SamplingRecord`] says what they mean. A
-/// NaN is not a candidate; the token is −1 if all logits are NaN. The position is the counter of the
-/// random numbers.
+/// NaN is not a candidate; the token is −1 if all logits are NaN. The position is the counter of
+/// the random numbers.
 ///
 /// `log_probabilities` has a ring of [`LogProbabilities`] for each row, one behind the other. A row
 /// whose record asks for some writes entry `count mod size`, with the count before the step. So
@@ -856,8 +856,8 @@ pub fn advance(library: &Library, state: &Loop, step: u32) -> Result<Operator> {
 /// ring.
 ///
 /// # Errors
-/// `InvalidArgument` for logits that are not f32, for another number of rows in the state, and for a
-/// part that is too short for the rows.
+/// `InvalidArgument` for logits that are not f32, for another number of rows in the state, and for
+/// a part that is too short for the rows.
 pub fn next_token(
     library: &Library,
     logits: &Tensor,

@@ -35,8 +35,8 @@
 //!   recursion without end, happens to the process.
 //!
 //! A test of a library with kernels needs this crate as its one development dependency beside
-//! `leasehold` with the feature `cuda`; `examples/kernel_without_gpu.rs` of the repository is such a
-//! program.
+//! `leasehold` with the feature `cuda`; `examples/kernel_without_gpu.rs` of the repository is such
+//! a program.
 //!
 //! ```
 //! use leasehold_cuda::CudaConfig;

@@ -5,8 +5,8 @@
 //! time than the step. Where weights are read from slow memory, they may take much less. A measured
 //! ratio then allows more of them.
 //!
-//! The aim is a time between two steps of less than two usual steps. The median of the last steps is
-//! a usual one. A step that takes longer leaves less to the next part.
+//! The aim is a time between two steps of less than two usual steps. The median of the last steps
+//! is a usual one. A step that takes longer leaves less to the next part.
 //!
 //! This module must not know the device, nor what the operators compute.
 

@@ -215,7 +215,8 @@ fn wide_rows_are_chunked() {
 fn the_order_of_large_weights_does_not_show() {
     for w in [DType::F32, DType::Bf16, DType::F16] {
         for k in [1000, 1024] {
-            let large = Case { m: 1, k, n: 600, gap: 0, x: DType::F32, w, y: DType::F32, flags: 0 };
+            let large =
+                Case { m: 1, k, n: 2400, gap: 0, x: DType::F32, w, y: DType::F32, flags: 0 };
             let small = Case { n: 64, ..large };
             let (mut x, _, mut w, _) = operands(&large, 4);
             for level in levels().into_iter().filter(|level| matches!(level, Level::Cpu(_))) {

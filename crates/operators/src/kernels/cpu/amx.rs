@@ -13,7 +13,7 @@ use std::mem::MaybeUninit;
 
 use half::bf16;
 
-use super::dot::{BLOCK, Dots};
+use super::dots::{BLOCK, Dots};
 
 /// Columns of a step: the row of a tile.
 const STEP: usize = 32;

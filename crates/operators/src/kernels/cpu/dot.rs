@@ -13,6 +13,7 @@
 
 use half::bf16;
 
+use super::dots::Dots;
 use super::elem::{DType, Elem, load_part};
 #[cfg(target_arch = "x86_64")]
 use super::isa::Isa;
@@ -24,8 +25,6 @@ const R: usize = 4;
 /// The maximum number of rows of activations beside 16-bit weights. More rows would leave too few
 /// registers for the conversion.
 const NARROW_M: usize = 4;
-/// Rows of weights that [`Dots`] takes at most, and the multiple of rows that its result has.
-pub(super) const BLOCK: usize = 32;
 /// The prefetch distance of a weight in bytes: half a page keeps a core's fill buffers busy.
 const AHEAD: usize = 2048;
 
@@ -247,41 +246,7 @@ impl<W: Elem> Task for Panel<W> {
     }
 }
 
-/// `out[m][r] = Σ_k w[r][k] · x[m][k]` of bf16 by bf16, in f32, as [`Simd::dot_bf16`] sums. Each
-/// sum has one accumulator, so its order depends only on the level and on `k`.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Dots {
-    pub(super) w: *const bf16,
-    pub(super) ldw: usize,
-    pub(super) rows: usize,
-    pub(super) x: *const bf16,
-    pub(super) ldx: usize,
-    pub(super) m: usize,
-    pub(super) k: usize,
-    pub(super) out: *mut f32,
-    pub(super) ldo: usize,
-}
-
 impl Dots {
-    /// The products of `rows` rows of `k` weights, `ldw` elements apart, from `w`, with `m` rows of
-    /// `x`, `ldx` apart. Row `m` of the result starts at `out + m * ldo`.
-    ///
-    /// # Safety
-    /// - There are at most [`BLOCK`] rows of weights. The rows described are readable until the
-    ///   products are made.
-    /// - Until then `out` is writable for a multiple of [`BLOCK`] rows, at least `m`, each of
-    ///   [`BLOCK`] elements. Elements beside the result may be written.
-    #[inline(always)]
-    #[must_use]
-    pub(super) unsafe fn new(
-        (w, ldw, rows): (*const bf16, usize, usize),
-        (x, ldx, m): (*const bf16, usize, usize),
-        k: usize,
-        (out, ldo): (*mut f32, usize),
-    ) -> Self {
-        Self { w, ldw, rows, x, ldx, m, k, out, ldo }
-    }
-
     /// All weights over `M` rows of activations from `m0` on.
     #[inline(always)]
     unsafe fn columns<S: Simd, const M: usize>(&self, s: S, m0: usize) {

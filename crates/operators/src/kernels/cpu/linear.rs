@@ -17,8 +17,10 @@ use std::mem::MaybeUninit;
 use half::bf16;
 use leasehold_hal::kernel::CpuArgs;
 
-use super::dot::{Dots, Panel};
+use super::dot::Panel;
+use super::dots::Dots;
 use super::elem::{DType, Elem, load_at, store_at, with_elem};
+use super::isa::follows_streams;
 use super::math::silu;
 use super::row;
 use super::simd::{Simd, Task};
@@ -36,8 +38,11 @@ pub const NORM: u32 = 1;
 pub const BIAS: u32 = 2;
 
 /// The fewest bytes of weights that one row takes in the order of their addresses. Smaller matrices
-/// are taken to be in a cache.
-const LARGE: usize = 1 << 20;
+/// may be in a cache, where four rows side by side are up to twice as fast.
+fn large() -> usize {
+    if follows_streams() { 1 << 20 } else { 4 << 20 }
+}
+
 /// Outputs of a tile of many rows.
 const NB: usize = 32;
 /// Rows of a tile of many rows.
@@ -259,7 +264,7 @@ impl<W: Elem> Few<'_, W> {
         unsafe {
             let rows = (self.w, k, self.rows);
             let all: usize = self.input.p.n.iter().map(|&n| n as usize).sum();
-            let large = all.saturating_mul(k * size_of::<W>()) >= LARGE;
+            let large = all.saturating_mul(k * size_of::<W>()) >= large();
             if self.input.direct() {
                 let x = (self.input.row(self.m0).cast::<f32>(), self.input.p.ldx as usize, self.mc);
                 s.run(Panel::new(rows, x, k, (self.out, RC), false).in_order(large));

@@ -21,6 +21,7 @@
 mod amx;
 pub mod attention;
 pub mod dot;
+mod dots;
 pub mod elem;
 pub mod elementwise;
 pub mod embedding;
