@@ -240,7 +240,7 @@ impl Prompts {
     /// Learns from the marked step before the last one, which is over. `marked` says whether the
     /// last one has marks, and is the next one to learn from.
     pub(super) fn learn(&mut self, marked: bool) {
-        if let Some((step, part)) = self.clock.read() {
+        if let Some(Measured { step, part }) = self.clock.read() {
             self.pace.learn_step(step);
             if let Some((rows, work, beside)) = part {
                 self.pace.learn_part(rows, work, beside);
@@ -272,6 +272,12 @@ struct Turn {
     marks: usize,
 }
 
+/// The time of a step, and the rows, the work and the time of the part beside it.
+struct Measured {
+    step: Duration,
+    part: Option<(u32, Work, Duration)>,
+}
+
 impl Clock {
     /// A mark that fails costs the measurement only.
     fn mark(&mut self, runtime: &Runtime, at: usize) {
@@ -294,13 +300,13 @@ impl Clock {
     }
 
     /// The time of the step of the turn before this one, and that of the part beside it. Once.
-    fn read(&mut self) -> Option<(Duration, Option<(u32, Work, Duration)>)> {
+    fn read(&mut self) -> Option<Measured> {
         let turn = &mut self.turns[self.turn ^ 1];
         let marks = std::mem::take(&mut turn.marks);
         let [begin, between] = turn.events[..marks].first_chunk()?;
         let step = between.elapsed_since(begin).ok()?;
         let beside = turn.events[..marks].get(2).and_then(|end| end.elapsed_since(between).ok());
         let part = turn.part.take().zip(beside);
-        Some((step, part.map(|((rows, work), beside)| (rows, work, beside))))
+        Some(Measured { step, part: part.map(|((rows, work), beside)| (rows, work, beside)) })
     }
 }
