@@ -21,6 +21,9 @@ const CHUNK: usize = 256;
 /// Rows of a prompt in one computation by a vendor's library.
 const VENDOR_CHUNK: usize = 2048;
 
+/// The log-probability of a token, and those of the largest logits with their tokens.
+pub(crate) type Logarithms = (f32, Vec<(u32, f32)>);
+
 /// Activations of `rows` rows.
 pub(crate) struct Scratch {
     pub(crate) h: Tensor,
@@ -347,7 +350,7 @@ impl Draws {
         row: usize,
         index: usize,
         point: Timepoint,
-    ) -> Result<Option<(f32, Vec<(u32, f32)>)>> {
+    ) -> Result<Option<Logarithms>> {
         let Some(ring) = &self.each[row].log_probabilities else { return Ok(None) };
         let mut words = [0u32; LOG_WORDS];
         self.read(runtime, ring, index, &mut words, point)?;

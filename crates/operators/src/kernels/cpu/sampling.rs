@@ -403,7 +403,7 @@ impl Task for Draw<'_> {
         unsafe {
             let (max, first) = largest(s, DType::F32, x.cast(), n);
             let inverse = 1.0 / r.temperature;
-            if !max.is_finite() || !(inverse > 0.0 && inverse.is_finite()) {
+            if !(max.is_finite() && inverse > 0.0 && inverse.is_finite()) {
                 return (max, first);
             }
             let mut candidates = Candidates::all(x, n, max, inverse);

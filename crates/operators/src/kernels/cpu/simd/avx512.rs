@@ -2,6 +2,7 @@
 
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
+use std::mem::transmute;
 
 use super::super::isa::Isa;
 use super::{Simd, Task};
@@ -91,7 +92,7 @@ impl Extension for V4Bf16 {
     fn dot_bf16(a: V, b: V, acc: V) -> V {
         // SAFETY: both types are 512 bits without invalid values.
         let (a, b): (__m512bh, __m512bh) =
-            unsafe { (std::mem::transmute(a), std::mem::transmute(b)) };
+            unsafe { (transmute::<__m512, __m512bh>(a), transmute::<__m512, __m512bh>(b)) };
         isa!(_mm512_dpbf16_ps(acc, a, b))
     }
 }
