@@ -62,7 +62,13 @@ Examples:
   leasehold bench decode
   leasehold bench decode --model DIR --device cuda:0 --dtype bf16 --prompt 1000
   leasehold bench decode --config config.json --random-weights  a shape without weights
-  leasehold bench decode --batch 8                               eight sequences together";
+  leasehold bench decode --batch 8                               eight sequences together
+  leasehold bench decode --batch 8 --join 1000                   how long they wait for a prompt";
+
+pub(crate) const BENCH_SUSPEND: &str = "\
+Examples:
+  leasehold bench suspend --rounds 10
+  leasehold bench suspend --device cuda:0 --model DIR --json";
 
 pub(crate) const BENCH_MEMORY: &str = "\
 Examples:

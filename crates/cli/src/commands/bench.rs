@@ -53,6 +53,7 @@ enum What {
     #[command(after_help = examples::BENCH_DECODE)]
     Decode(DecodeArguments),
     /// A model whose weights leave the device and come back: times, and the text after each round
+    #[command(after_help = examples::BENCH_SUSPEND)]
     Suspend(SuspendArguments),
     /// The memory manager for compiled code beside the plain design
     #[command(after_help = examples::BENCH_MEMORY)]

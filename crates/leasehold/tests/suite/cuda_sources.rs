@@ -123,7 +123,7 @@ fn a_declaration_that_differs_from_the_source_is_refused() {
     if !ready(&fine, &runtime) {
         return;
     }
-    for (access, params) in [(&[Access::Read; 3][..], 8), (&[Access::Read; 2], 12)] {
+    for (access, params) in [(&[Access::Read; 3][..], 8), (&[Access::Read; 2], 16)] {
         // A runtime of its own, because a kernel has one declaration there.
         let (runtime, _driver) = simulated(KernelRegistry::new(), false);
         let why = kernel("axpy", AXPY, access, params).prepare(&runtime).unwrap_err();

@@ -386,7 +386,7 @@ fn a_resumption_that_finds_no_memory_can_be_repeated() {
 #[test]
 fn a_failing_call_of_the_driver_loses_nothing() {
     for action in [FaultAction::Fail(1), FaultAction::OutOfMemory] {
-        let (mut failed, mut stayed_away, mut call, mut without) = ([0, 0], 0, 0, 0);
+        let (mut failed, mut stayed_away, mut call) = ([0, 0], 0, 0);
         loop {
             let (mut runtime, driver) = cuda(CudaConfig::default().inline(true));
             let pool = SuspendablePool::new(&runtime, "weights").unwrap();
@@ -395,11 +395,13 @@ fn a_failing_call_of_the_driver_loses_nothing() {
                 runtime.stream().upload_blocking(buffer.view(), &[first; 1024]).unwrap();
                 buffer
             });
-            let rule = FaultRule::any(When::At(driver.machine().calls() + call), action.clone());
+            let start = driver.machine().calls();
+            let rule = FaultRule::any(When::At(start + call), action.clone());
             let before = pool.stats();
             driver.machine().set_faults(FaultPlan::none().with(rule));
             let suspended = pool.suspend(Contents::Keep).map(drop);
             let resumed = if pool.is_suspended() { pool.resume() } else { Ok(()) };
+            let made = driver.machine().calls() - start;
             driver.machine().set_faults(FaultPlan::none());
             for (result, failed) in [&suspended, &resumed].into_iter().zip(&mut failed) {
                 *failed += u32::from(result.is_err());
@@ -421,12 +423,14 @@ fn a_failing_call_of_the_driver_loses_nothing() {
             pool.resume().unwrap();
             call += 1;
             // Some calls are asked for what they say, and their failure is nobody's affair.
-            without = if suspended.is_ok() && resumed.is_ok() { without + 1 } else { 0 };
-            if without > 20 {
+            if suspended.is_ok() && resumed.is_ok() && call > made {
                 break;
             }
         }
-        assert!(failed[0] > 3 && failed[1] > 3 && stayed_away > 2, "{failed:?}, {stayed_away}");
+        assert!(failed[0] > 3, "{failed:?}");
+        // A resumption asks for memory twice, so it survives one refusal.
+        let fails = matches!(action, FaultAction::Fail(_));
+        assert_eq!(failed[1] > 3 && stayed_away > 2, fails, "{failed:?}, {stayed_away}");
     }
 }
 
