@@ -9,11 +9,11 @@ use std::io::IsTerminal;
 pub(crate) enum Tone {
     /// The head of a table.
     Head,
-    /// What a user gave.
+    /// Input of the user.
     Given,
     Good,
     Bad,
-    /// What was not tried.
+    /// A row that was not tried.
     Pale,
 }
 

@@ -29,7 +29,7 @@ use leasehold_hal::MemoryKind;
 use std::fmt;
 use std::time::Duration;
 
-/// What becomes of the contents of a pool that is suspended.
+/// The fate of a suspended pool's contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Contents {
     /// They go to pinned host memory, and come back with the memory.
@@ -108,7 +108,7 @@ struct State {
     locked: Vec<Lease<Buffer>>,
 }
 
-/// What a buffer of a pool keeps until its last use is over.
+/// The things that a buffer of a pool keeps until its last use is over.
 struct Block {
     _block: Lease<Buffer>,
     /// The record of a buffer may be locked for as long as somebody holds the buffer.
@@ -365,7 +365,7 @@ impl SuspendablePool {
         if !state.memory.is_suspended() {
             return Err(Error::state(format!("pool {} is not suspended", inner.name)));
         }
-        // What nobody else holds any more needs no memory.
+        // A buffer that nobody else holds needs no memory.
         state.locked = std::mem::take(&mut state.locked)
             .into_iter()
             .filter_map(|buffer| buffer.try_unique().err())

@@ -52,7 +52,7 @@ pub struct Model {
     pub(crate) parts: Arc<Parts>,
 }
 
-/// What the handles of a model share.
+/// The state that the handles of a model share.
 pub(crate) struct Parts {
     runtime: Runtime,
     pub(crate) library: Arc<Library>,

@@ -101,7 +101,7 @@ impl<'u, U: Use> Locked<'u, U> {
                 operand.view.lease.unlock_record();
             }
         }
-        // What the drop would do where nothing is left to unlock.
+        // The drop would do only this, because nothing is left to unlock.
         ORDERING.set(ORDERING.get() - 1);
         std::mem::forget(self);
     }

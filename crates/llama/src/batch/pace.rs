@@ -31,7 +31,7 @@ const RATIOS: (f64, f64) = (1.0 / 16.0, 64.0);
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
 pub(super) struct Work(pub(super) f64);
 
-/// What a step allows beside it.
+/// The work that may go beside a step.
 #[derive(Debug)]
 pub(super) struct Pace {
     /// Fewer rows are counted as so many: a product of them takes as long, at most.

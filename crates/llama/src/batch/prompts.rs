@@ -44,7 +44,7 @@ struct Piece {
     submitted: usize,
 }
 
-/// What a call submitted of the first prompt.
+/// The part of the first prompt that a call submitted.
 pub(super) struct Submitted {
     pub(super) slot: usize,
     /// The end of the stream, after the prompt's last operator; `None` if there are more.

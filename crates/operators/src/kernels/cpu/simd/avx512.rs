@@ -20,7 +20,7 @@ pub struct Lanes16<X>(PhantomData<X>);
 
 type V = __m512;
 
-/// What the levels with AVX-512 differ in.
+/// The differences between the levels with AVX-512.
 pub trait Extension: Copy + Send + Sync + 'static {
     /// The level.
     const ISA: Isa;
