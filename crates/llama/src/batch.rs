@@ -9,9 +9,9 @@
 //! much.
 
 use crate::count::{self, OperatorCount};
-use crate::decoder::{Draws, Lanes, Network, Scratch, Task, no_number, operators};
 use crate::generate::Mode;
 use crate::model::Model;
+use crate::network::{Draws, Lanes, Network, Scratch, Task, no_number, operators};
 use leasehold::backend::sync::atomic::{AtomicU64, Ordering};
 use leasehold::ops::Pattern;
 use leasehold::{Error, Graph, Result, Runtime, Timepoint, View};

@@ -10,7 +10,7 @@
 //!
 //! This module must not know the device, nor what the operators compute.
 
-use crate::decoder::Task;
+use crate::network::Task;
 use std::collections::VecDeque;
 use std::time::Duration;
 

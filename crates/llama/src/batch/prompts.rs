@@ -9,7 +9,7 @@
 //! alone until the host has read them.
 
 use super::pace::{Pace, Work};
-use crate::decoder::{Draws, Lane, Network, Scratch, Task, has_tensor_products};
+use crate::network::{Draws, Lane, Network, Scratch, Task, has_tensor_products};
 use leasehold::ops::Pattern;
 use leasehold::{Event, Lease, Name, Result, Runtime, Timepoint, View};
 use leasehold_operators::{BufferPart, ops};
