@@ -34,7 +34,7 @@ impl Monitor {
     }
 
     /// Blocks until `over` returns a result.
-    fn wait_for(
+    pub(super) fn wait_for(
         &self,
         timeout: Option<Duration>,
         mut over: impl FnMut(&mut MachineState) -> Option<Result<()>>,
@@ -351,7 +351,8 @@ impl MachineState {
 
     /// A description of all waits, for human readers.
     fn waiting(&self) -> String {
-        let all: Vec<String> = self.queues.values().filter_map(|q| self.waits_for(q)).collect();
+        let waits = self.queues.iter().filter_map(|(&id, q)| self.waits_for(id, q));
+        let all: Vec<String> = self.meetings.dead_lock().into_iter().chain(waits).collect();
         if all.is_empty() { "nothing is pending".to_owned() } else { all.join("; ") }
     }
 }
