@@ -529,11 +529,12 @@ macro_rules! floats {
             fn multiply(a: $wide, b: $wide) -> $wide {
                 a * b
             }
+            // Of equal ones the first: +0 and -0 are equal.
             fn least(a: $wide, b: $wide) -> $wide {
-                a.min(b)
+                if b < a || a.is_nan() { b } else { a }
             }
             fn largest(a: $wide, b: $wide) -> $wide {
-                a.max(b)
+                if b > a || a.is_nan() { b } else { a }
             }
             fn divide(a: $wide, by: usize) -> $wide {
                 a / by as $wide

@@ -195,6 +195,13 @@ pub(super) struct Begun {
 }
 
 impl Begun {
+    /// The calls in words.
+    pub(super) fn shown(&self) -> String {
+        let calls: Vec<String> = self.calls.iter().map(|c| c.0.to_string()).collect();
+        let captured = if self.captured { " in a graph" } else { "" };
+        calls.join(", ") + captured
+    }
+
     pub(super) fn is_over(&self) -> bool {
         self.ending.is_some() || self.calls.iter().all(|c| c.1 == Stage::Over)
     }

@@ -7,7 +7,7 @@
 //! This module must not know queues' contents, memory or time.
 
 use super::comm::{Begun, BoundMeet, Meetings, Place, Rank, Stage, Standing};
-use leasehold_core::Error;
+use leasehold_core::{Error, Mismatch, Text};
 
 impl Meetings {
     /// The ranks for which a meeting waits.
@@ -118,17 +118,12 @@ impl Meetings {
     /// The error of calls of two ranks that do not fit each other.
     pub(super) fn mismatch(&self, first: &Begun, other: &Begun) -> Error {
         let named = |begun: &Begun| {
-            let operation = &begun.operation;
-            let captured = if begun.captured { " in a graph" } else { "" };
-            let scope =
-                operation.scope.as_ref().map_or(String::new(), |s| format!(", in scope {s}"));
-            let (rank, device) = (begun.of.rank, self.place(begun));
-            format!("rank {rank} ({device}) {}{captured}{scope}", operation.name)
+            let shown = match &begun.operation.scope {
+                Some(scope) => format!("{} ({})", begun.shown(), scope.as_str()),
+                None => begun.shown(),
+            };
+            (begun.of.rank, Text::from(format!("on {} {shown}", self.place(begun))))
         };
-        Error::state(format!(
-            "calls that do not fit: {}; {}; let all ranks make the same calls in the same order",
-            named(first),
-            named(other)
-        ))
+        Mismatch::new(first.label.clone(), named(first), named(other)).into()
     }
 }

@@ -674,8 +674,7 @@ fn wrong_programs_fail_with_the_calls_of_both_ranks() {
                 for (who, calls) in wrong.calls.iter().enumerate() {
                     let (op, element, count) = calls[0];
                     let shown = r.call(0, op, element, count).to_string();
-                    let part =
-                        format!("rank {who} (device {who}) tp#0 {shown}, in scope \"layer 0\"");
+                    let part = format!("rank {who} on device {who} {shown} (layer 0)");
                     assert!(text.contains(&part), "program {i}: {part} is not in: {text}");
                 }
             }
@@ -755,7 +754,7 @@ fn captured_on_one(on_mismatch: OnMismatch) -> Ranks {
 fn a_capture_on_some_ranks_only_is_named() {
     let r = captured_on_one(OnMismatch::Strict);
     let text = r.m.queue_synchronize(r.queues[1], None).unwrap_err().to_string();
-    assert!(text.contains("rank 0 (device 0) tp#0 all_reduce 8 f32 Sum in a graph"), "{text}");
+    assert!(text.contains("tp#0: rank 0 on device 0 all_reduce 8 f32 Sum in a graph"), "{text}");
     assert_eq!(r.m.take_reports()[0].kind, ReportKind::Mismatch);
     let r = captured_on_one(OnMismatch::AsNccl);
     for rank in 0..2 {

@@ -1,0 +1,230 @@
+//! Wrong programs: calls that do not fit, dead-locks, races, and use against the rules.
+
+use crate::{Bench, Over, Rank};
+use half::bf16;
+use leasehold::{Array, Error, Result, Stream, View};
+use leasehold_collective::{Comm, Reduce};
+use leasehold_sim::{Command, FillCall, MachineConfig, OnMismatch, ReportKind};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Elements of the wrong programs' buffers.
+const N: usize = 512;
+
+/// A machine on which a wait without hope ends soon.
+fn impatient(seed: u64) -> MachineConfig {
+    MachineConfig::seed(seed).patience(Duration::from_millis(300))
+}
+
+/// What a rank of a wrong program calls.
+type Calls = fn(&Comm, &Stream, &Memory) -> Result<()>;
+
+/// The memory of a rank of a wrong program: ones.
+struct Memory {
+    x: Array<f32>,
+    narrow: Array<bf16>,
+    all: Array<f32>,
+}
+
+impl Memory {
+    fn new(r: &Rank) -> Self {
+        Self {
+            x: r.runtime.upload(&[1f32; N]).unwrap(),
+            narrow: r.runtime.upload(&[bf16::ONE; N]).unwrap(),
+            all: r.runtime.upload(&[0f32; 2 * N]).unwrap(),
+        }
+    }
+}
+
+/// The programs that NCCL runs without an error, or for ever. Each has the text of both calls.
+fn programs() -> Vec<([Calls; 2], [&'static str; 2])> {
+    fn sum(comm: &Comm, stream: &Stream, m: &Memory) -> Result<()> {
+        comm.all_reduce(stream, &m.x, Reduce::Sum)
+    }
+    fn gather(comm: &Comm, stream: &Stream, m: &Memory) -> Result<()> {
+        comm.all_gather(stream, &m.all, &m.x)
+    }
+    vec![
+        (
+            [|c, s, m| c.all_reduce(s, m.x.slice(0..N / 2), Reduce::Sum), sum],
+            ["all_reduce 256 f32 Sum", "all_reduce 512 f32 Sum"],
+        ),
+        (
+            [|c, s, m| c.all_reduce(s, &m.narrow, Reduce::Sum), sum],
+            ["all_reduce 512 bf16 Sum", "all_reduce 512 f32 Sum"],
+        ),
+        (
+            [|c, s, m| c.all_reduce(s, &m.x, Reduce::Largest), sum],
+            ["all_reduce 512 f32 Largest", "all_reduce 512 f32 Sum"],
+        ),
+        (
+            [|c, s, m| c.broadcast(s, &m.x, 0), |c, s, m| c.broadcast(s, &m.x, 1)],
+            ["broadcast 512 f32 root 0", "broadcast 512 f32 root 1"],
+        ),
+        (
+            [
+                |c, s, m| gather(c, s, m).and_then(|()| sum(c, s, m)),
+                |c, s, m| sum(c, s, m).and_then(|()| gather(c, s, m)),
+            ],
+            ["all_gather 512 f32", "all_reduce 512 f32 Sum"],
+        ),
+        (
+            [|c, s, m| c.broadcast(s, &m.x, 0), sum],
+            ["broadcast 512 f32 root 0", "all_reduce 512 f32 Sum"],
+        ),
+    ]
+}
+
+fn is_mismatch(error: &Error, texts: [&str; 2]) {
+    assert!(matches!(error, Error::Mismatch(_)), "{error}");
+    let shown = error.to_string();
+    assert!(shown.contains("tp"), "{shown}");
+    for (rank, text) in texts.into_iter().enumerate() {
+        let at = shown.find(&format!("rank {rank} ")).expect("no rank");
+        assert!(shown[at..].contains(text), "{text} of rank {rank} is not in: {shown}");
+    }
+}
+
+#[test]
+fn eager_calls_that_do_not_fit_fail_both_ranks_by_name() {
+    for (calls, texts) in programs() {
+        let bench = Bench::new(Over::Sim, 2, MachineConfig::seed(1));
+        let errors = bench.run(|r| {
+            let (comm, m) = (r.comm(), Memory::new(r));
+            // The stream may have failed already.
+            let called = calls[r.number() as usize](&comm, r.runtime.stream(), &m);
+            called.and_then(|()| r.runtime.to_vec(&m.x)).unwrap_err()
+        });
+        errors.iter().for_each(|e| is_mismatch(e, texts));
+        let reports = bench.machine().take_reports();
+        assert_eq!(reports.len(), 1, "{reports:?}");
+        assert_eq!(reports[0].kind, ReportKind::Mismatch);
+    }
+}
+
+#[test]
+fn recorded_calls_that_do_not_fit_are_named_before_the_first_launch() {
+    for over in [Over::Sim, Over::Cuda] {
+        for (calls, texts) in programs() {
+            let bench = Bench::new(over, 2, MachineConfig::seed(1).on_mismatch(OnMismatch::AsNccl));
+            let errors = bench.run(|r| {
+                let (comm, m) = (r.comm(), Memory::new(r));
+                let call = calls[r.number() as usize];
+                let graph = r.runtime.record_graph(|rec| call(&comm, rec.stream(), &m));
+                // Nothing ran.
+                assert_eq!(r.runtime.to_vec(&m.x).unwrap(), [1.0; N]);
+                graph.map(drop).unwrap_err()
+            });
+            errors.iter().for_each(|e| is_mismatch(e, texts));
+            assert_eq!(bench.machine().take_reports(), []);
+        }
+    }
+}
+
+#[test]
+fn swapped_buffers_of_the_same_calls_fit() {
+    for over in [Over::Sim, Over::Cuda] {
+        let bench = Bench::new(over, 2, MachineConfig::seed(1));
+        bench.run(|r| {
+            let (comm, a, b) = (r.comm(), Memory::new(r), Memory::new(r));
+            let (first, second) = if r.number() == 0 { (&a, &b) } else { (&b, &a) };
+            let graph = r.runtime.record_graph(|rec| {
+                comm.all_reduce(rec.stream(), &first.x, Reduce::Sum)?;
+                comm.all_reduce(rec.stream(), &second.x, Reduce::Sum)
+            });
+            graph.unwrap().launch().unwrap();
+            assert_eq!(r.runtime.to_vec(&a.x).unwrap(), [2.0; N]);
+            assert_eq!(r.runtime.to_vec(&b.x).unwrap(), [2.0; N]);
+        });
+        assert_eq!(bench.machine().take_reports(), []);
+    }
+}
+
+/// Two communicators on a stream each, which all ranks call in one order. Returns the errors.
+fn two_communicators(seed: u64, concurrent: bool) -> (Vec<String>, Bench) {
+    let bench = Bench::new(Over::Sim, 2, impatient(seed));
+    let results = bench.run(|r| {
+        let config = |name| {
+            let config = leasehold_collective::CommConfig::new(name).concurrent(concurrent);
+            config.ops(Arc::new(bench.library.clone()))
+        };
+        let [tp, dp] = ["tp", "dp"].map(|name| r.world.comm(&r.runtime, &config(name)).unwrap());
+        let other = r.runtime.create_stream().unwrap();
+        let (a, b) = (Memory::new(r), Memory::new(r));
+        r.runtime.synchronize().unwrap();
+        r.barrier("made");
+        tp.all_reduce(r.runtime.stream(), &a.x, Reduce::Sum).unwrap();
+        dp.all_reduce(&other, &b.x, Reduce::Sum).unwrap();
+        // Until all have called, no rank waits, so the seed alone picks the order.
+        r.barrier("called");
+        let result = r.runtime.stream().synchronize().and_then(|()| other.synchronize());
+        r.barrier("waited");
+        // Nothing that is dropped may wait for ever.
+        [&tp, &dp].into_iter().for_each(|comm| comm.abort(Error::state("the test ends")).unwrap());
+        result
+    });
+    (results.into_iter().filter_map(Result::err).map(|e| e.to_string()).collect(), bench)
+}
+
+#[test]
+fn two_communicators_without_a_line_dead_lock_and_the_cycle_is_named() {
+    let mut found = 0;
+    for seed in 0..12 {
+        let (errors, bench) = two_communicators(seed, true);
+        let reports = bench.machine().take_reports();
+        if errors.is_empty() {
+            assert_eq!(reports, []);
+            continue;
+        }
+        found += 1;
+        let cycles = [
+            "sim:0 tp#0 waits for sim:1, whose slot dp#0 holds, which waits for sim:0",
+            "sim:0 dp#0 waits for sim:1, whose slot tp#0 holds, which waits for sim:0",
+        ];
+        for error in errors {
+            assert!(cycles.iter().any(|cycle| error.contains(cycle)), "{error}");
+        }
+        assert_eq!(reports[0].kind, ReportKind::DeadLock);
+    }
+    assert!(found > 0);
+}
+
+#[test]
+fn the_collective_line_orders_two_communicators() {
+    for seed in 0..12 {
+        let (errors, bench) = two_communicators(seed, false);
+        assert!(errors.is_empty(), "{errors:?}");
+        assert_eq!(bench.machine().take_reports(), []);
+    }
+}
+
+#[test]
+fn memory_that_another_queue_writes_without_an_order_is_reported() {
+    for over in [Over::Sim, Over::Cuda] {
+        for seed in 0..4 {
+            let bench = Bench::new(over, 2, MachineConfig::seed(seed));
+            bench.run(|r| {
+                let (comm, m) = (r.comm(), Memory::new(r));
+                r.runtime.synchronize().unwrap();
+                if r.number() == 0 {
+                    // SAFETY: the queue is this test's own; that it writes the buffer without an
+                    // order is what is tested.
+                    let machine = unsafe { bench.machine().drive() };
+                    let queue = machine.queue_create(0).unwrap();
+                    let at = m.x.view().buffer().addr();
+                    machine.enqueue(queue, Command::Fill(FillCall::linear(at, 64, 7, 1))).unwrap();
+                }
+                comm.all_reduce(r.runtime.stream(), &m.x, Reduce::Sum).unwrap();
+                r.runtime.synchronize().unwrap();
+            });
+            bench.machine().run_until_idle();
+            let reports = bench.machine().take_reports();
+            assert!(!reports.is_empty(), "{over:?}, seed {seed}");
+            for report in reports {
+                assert_eq!(report.kind, ReportKind::Unordered, "{report}");
+                let text = report.to_string();
+                assert!(text.contains("tp#0 all_reduce 512 f32 Sum"), "{text}");
+            }
+        }
+    }
+}
