@@ -13,8 +13,12 @@
 //! # Limits
 //! Nothing ends a call whose other ranks never come. A wait for such a call ends when nothing has
 //! run for the machine's patience
-//! ([`MachineConfig::patience`](leasehold_sim::MachineConfig::patience)). Its error names the ranks.
-//! The patience must not be zero, because the ranks are threads.
+//! ([`MachineConfig::patience`](leasehold_sim::MachineConfig::patience)). Its error names the
+//! ranks. The patience must not be zero, because the ranks are threads. On simulated CUDA such a
+//! wait needs a limit of its own; [`Monitor::waits`] then names the ranks.
+//!
+//! Calls that do not fit each other fail their streams, with `Mismatch`. On simulated CUDA the
+//! devices are lost, because CUDA has no failed streams.
 //!
 //! An abort ends calls as NCCL does: without an error, and with garbage in their memory.
 //!

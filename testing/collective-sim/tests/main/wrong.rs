@@ -85,20 +85,31 @@ fn is_mismatch(error: &Error, texts: [&str; 2]) {
     }
 }
 
+/// Runs a wrong program eagerly, and returns the errors of both ranks.
+fn eager(bench: &Bench, calls: [Calls; 2]) -> Vec<Error> {
+    let errors = bench.run(|r| {
+        let (comm, m) = (r.comm(), Memory::new(r));
+        // The stream may have failed already.
+        let called = calls[r.number() as usize](&comm, r.runtime.stream(), &m);
+        called.and_then(|()| r.runtime.to_vec(&m.x)).unwrap_err()
+    });
+    let reports = bench.machine().take_reports();
+    assert_eq!(reports.len(), 1, "{reports:?}");
+    assert_eq!(reports[0].kind, ReportKind::Mismatch);
+    errors
+}
+
 #[test]
 fn eager_calls_that_do_not_fit_fail_both_ranks_by_name() {
     for (calls, texts) in programs() {
         let bench = Bench::new(Over::Sim, 2, MachineConfig::seed(1));
-        let errors = bench.run(|r| {
-            let (comm, m) = (r.comm(), Memory::new(r));
-            // The stream may have failed already.
-            let called = calls[r.number() as usize](&comm, r.runtime.stream(), &m);
-            called.and_then(|()| r.runtime.to_vec(&m.x)).unwrap_err()
-        });
-        errors.iter().for_each(|e| is_mismatch(e, texts));
-        let reports = bench.machine().take_reports();
-        assert_eq!(reports.len(), 1, "{reports:?}");
-        assert_eq!(reports[0].kind, ReportKind::Mismatch);
+        eager(&bench, calls).iter().for_each(|e| is_mismatch(e, texts));
+        let bench = Bench::new(Over::Cuda, 2, MachineConfig::seed(1));
+        for error in eager(&bench, calls) {
+            assert!(matches!(error, Error::DeviceLost { .. }), "{error}");
+            let shown = error.to_string();
+            assert!(texts.iter().all(|text| shown.contains(text)), "{shown}");
+        }
     }
 }
 

@@ -52,7 +52,9 @@ pub struct CommJoin<'a> {
 /// What happens when calls that do not fit each other meet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnMismatch {
-    /// All queues that take part fail. The error and the report name two of the calls.
+    /// The calls are faults of all devices that take part
+    /// ([`FaultScope`](super::FaultScope)). The error ([`Error::Mismatch`] of a queue) and the
+    /// report name two of the calls.
     #[default]
     Strict,
     /// What NCCL does: most calls end with wrong numbers, others never. Nothing is reported.

@@ -591,7 +591,14 @@ impl MachineState {
                 }
             }
             Outcome::Fail(cause) => {
-                self.fail(place.queue, QueueFailure { operation: place.operation(), cause })
+                // Above such a device nobody knows of failed queues.
+                let lost =
+                    config.fault_scope == FaultScope::Device && matches!(cause, Error::Mismatch(_));
+                let text = cause.to_string();
+                self.fail(place.queue, QueueFailure { operation: place.operation(), cause });
+                if lost {
+                    self.lose(place.device, &text);
+                }
             }
             Outcome::Done(_) | Outcome::Pending(_) | Outcome::Begun(_) | Outcome::Call(_) => {}
         }
