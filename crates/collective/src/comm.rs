@@ -109,8 +109,8 @@ impl fmt::Debug for CommConfig {
     }
 }
 
-/// Ranks that make calls together, seen by one of them. Clones are the same communicator; any thread
-/// may call it, and calls of two threads are ordered as they are made.
+/// Ranks that make calls together, seen by one of them. Clones are the same communicator; any
+/// thread may call it, and calls of two threads are ordered as they are made.
 ///
 /// All ranks make the same calls in the same order. A call is in the order of the stream that it is
 /// given, eager or recorded, and does not block the host. Its results are equal to the bit on all

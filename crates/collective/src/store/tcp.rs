@@ -290,8 +290,8 @@ impl TcpStore {
     ///
     /// # Errors
     /// `InvalidArgument` for an address that is not loopback without a token, and for a token that
-    /// has not 8 to 128 visible characters; `Unavailable` for a port that is taken; `NotFound` for a
-    /// host that has no address.
+    /// has not 8 to 128 visible characters; `Unavailable` for a port that is taken; `NotFound` for
+    /// a host that has no address.
     pub fn serve(address: &str, token: Option<&str>) -> Result<Self> {
         check_token(token)?;
         let all = resolved(address)?;
@@ -324,8 +324,8 @@ impl TcpStore {
     /// Connects to a store, within a limit: the server may come later.
     ///
     /// # Errors
-    /// `Timeout` if nobody serves there; `Unavailable` if something else does, or for a wrong token;
-    /// as [`serve`](Self::serve).
+    /// `Timeout` if nobody serves there; `Unavailable` if something else does, or for a wrong
+    /// token; as [`serve`](Self::serve).
     pub fn connect(address: &str, token: Option<&str>, limit: Duration) -> Result<Self> {
         check_token(token)?;
         let until = Instant::now().checked_add(limit);

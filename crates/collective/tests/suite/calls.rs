@@ -120,7 +120,9 @@ fn calls<T: Value>(r: &Rank, stream: &Stream) -> Result<Expected<T>> {
     r.comm.all_gather(stream, &y, &x)?;
     all.push(("all_gather".into(), y, gathered.clone()));
     let y = r.runtime.zeros::<T>(part * n)?;
-    r.runtime.stream().upload(y.slice(own * part..(own + 1) * part).view(), &values::<T>(me, part))?;
+    r.runtime
+        .stream()
+        .upload(y.slice(own * part..(own + 1) * part).view(), &values::<T>(me, part))?;
     r.comm.all_gather(stream, &y, y.slice(own * part..(own + 1) * part))?;
     all.push(("all_gather in place".into(), y, gathered));
 
@@ -131,7 +133,8 @@ fn calls<T: Value>(r: &Rank, stream: &Stream) -> Result<Expected<T>> {
     }
     let (x, y) = (r.runtime.upload(&values::<T>(me, part * n))?, r.runtime.zeros::<T>(part * n)?);
     r.comm.all_to_all(stream, &y, &x)?;
-    let want = (0..size).flat_map(|from| values::<T>(from, part * n)[own * part..][..part].to_vec());
+    let want =
+        (0..size).flat_map(|from| values::<T>(from, part * n)[own * part..][..part].to_vec());
     all.push(("all_to_all".into(), y, want.collect()));
     r.comm.barrier(stream)?;
     if size > 1 {
@@ -229,7 +232,8 @@ fn sixty_four_ranks_compute_as_the_model_does() {
 fn uneven(rank: u32, len: usize) -> Vec<f32> {
     let mut state = u64::from(rank) + 1;
     let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 40) as f32 / 1000.0 - 8000.0
     };
     (0..len).map(|_| next()).collect()

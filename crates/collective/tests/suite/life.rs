@@ -68,7 +68,8 @@ fn a_world_that_is_gone_is_lost_to_whoever_waits_for_it() {
             return None;
         }
         let begun = Instant::now();
-        let error = world.comm(&runtime().unwrap(), &config().timeout(Duration::from_secs(4))).err();
+        let error =
+            world.comm(&runtime().unwrap(), &config().timeout(Duration::from_secs(4))).err();
         assert_eq!(world.presence(1).unwrap(), Presence::Gone);
         Some((error.unwrap(), begun.elapsed()))
     });
@@ -120,9 +121,9 @@ fn a_graph_keeps_its_communicator_and_a_drop_does_not_wait() {
     ranks(2, |r| {
         let x = r.runtime.upload(&[1u32])?;
         let comm = r.world.comm(&r.runtime, &CommConfig::new("short"))?;
-        let graph = r.runtime.record_graph(|recording| {
-            comm.all_reduce(recording.stream(), &x, Reduce::Sum)
-        })?;
+        let graph = r
+            .runtime
+            .record_graph(|recording| comm.all_reduce(recording.stream(), &x, Reduce::Sum))?;
         let begun = Instant::now();
         drop(comm);
         assert!(begun.elapsed() < Duration::from_secs(1));

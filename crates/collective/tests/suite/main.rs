@@ -3,7 +3,7 @@
 mod calls;
 mod common;
 mod life;
-mod misuse;
 mod mismatches;
+mod misuse;
 mod stores;
 mod variables;

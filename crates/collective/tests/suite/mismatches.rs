@@ -279,6 +279,10 @@ fn ranks_that_wait_for_each_other_in_different_calls_are_named_at_the_limit() {
     });
     for error in results {
         let error = error.unwrap();
-        named("limit", &error, &["rank 1 all_reduce 8 f32 Sum", "rank 0 has no such call any more"]);
+        named(
+            "limit",
+            &error,
+            &["rank 1 all_reduce 8 f32 Sum", "rank 0 has no such call any more"],
+        );
     }
 }

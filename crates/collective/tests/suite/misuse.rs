@@ -154,9 +154,9 @@ fn a_rank_that_does_not_stop_its_recording_is_named() {
             std::thread::sleep(Duration::from_millis(600));
             return Ok(String::new());
         }
-        let graph = r.runtime.record_graph(|recording| {
-            r.comm.all_reduce(recording.stream(), &x, Reduce::Sum)
-        });
+        let graph = r
+            .runtime
+            .record_graph(|recording| r.comm.all_reduce(recording.stream(), &x, Reduce::Sum));
         Ok(graph.err().unwrap().to_string())
     });
     let text = results[0].as_ref().unwrap();
@@ -185,7 +185,10 @@ fn ranks_with_other_libraries_are_told() {
     };
     let errors = worlds(2, |world| make(&world, world.rank() == 1));
     assert!(errors[0].contains("rank 1 has not joined"), "{errors:?}");
-    assert!(errors[1].contains("rank 0 has host threads, and rank 1 has another 1.2"), "{errors:?}");
+    assert!(
+        errors[1].contains("rank 0 has host threads, and rank 1 has another 1.2"),
+        "{errors:?}"
+    );
     // The rank that has no library tells the others.
     let errors = worlds(2, |world| make(&world, world.rank() == 0));
     assert!(errors[0].contains("library is not there"), "{errors:?}");

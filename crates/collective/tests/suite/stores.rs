@@ -211,7 +211,9 @@ fn a_port_scan_does_not_disturb_the_store() {
     assert_eq!(says(&at, &vec![b'x'; 1 << 20]), "");
     assert_eq!(says(&at, b""), "");
     // Somebody who knows the token, and no request.
-    for wrong in ["what\n", "set a\n", "set a -1\n", "set a 99999999999\n", "get a b\n", "enter x\n", "\n"] {
+    for wrong in
+        ["what\n", "set a\n", "set a -1\n", "set a 99999999999\n", "get a b\n", "enter x\n", "\n"]
+    {
         let said = says(&at, format!("{hello}{wrong}").as_bytes());
         assert_eq!(said, "ok\n", "{wrong:?}");
     }

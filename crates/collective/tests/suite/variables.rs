@@ -89,12 +89,12 @@ fn each_variable_that_is_missing_or_wrong_is_named() {
             &[rank, size, ("MASTER_ADDR", "127.0.0.1"), ("LEASEHOLD_PORT", "http")],
             &["LEASEHOLD_PORT=\"http\""],
         ),
-        (&[rank, size, ("LEASEHOLD_STORE", "redis://x")], &["LEASEHOLD_STORE=\"redis://x\"", "file:"]),
-        (&[rank, size, ("LEASEHOLD_STORE", "tcp://127.0.0.1")], &["127.0.0.1", "HOST:PORT"]),
         (
-            &[rank, size, ("LEASEHOLD_STORE", "tcp://0.0.0.0:0")],
-            &["0.0.0.0:0", "LEASEHOLD_TOKEN"],
+            &[rank, size, ("LEASEHOLD_STORE", "redis://x")],
+            &["LEASEHOLD_STORE=\"redis://x\"", "file:"],
         ),
+        (&[rank, size, ("LEASEHOLD_STORE", "tcp://127.0.0.1")], &["127.0.0.1", "HOST:PORT"]),
+        (&[rank, size, ("LEASEHOLD_STORE", "tcp://0.0.0.0:0")], &["0.0.0.0:0", "LEASEHOLD_TOKEN"]),
         (
             &[rank, size, ("LEASEHOLD_STORE", "tcp://127.0.0.1:0"), ("LEASEHOLD_TOKEN", "short")],
             &["LEASEHOLD_TOKEN", "8 to 128"],
@@ -123,5 +123,8 @@ fn a_taken_port_names_the_variable() {
     ])
     .unwrap_err();
     let text = error.to_string();
-    assert!(text.contains(&port) && text.contains("LEASEHOLD_PORT") && text.contains("taken"), "{text}");
+    assert!(
+        text.contains(&port) && text.contains("LEASEHOLD_PORT") && text.contains("taken"),
+        "{text}"
+    );
 }
