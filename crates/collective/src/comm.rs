@@ -7,7 +7,8 @@
 //!
 //! # A failure
 //! The first failure of a communicator is its state from then on: later calls return it and submit
-//! nothing. The stream of the call that failed is poisoned, and so is what depends on it.
+//! nothing. The stream of the call that failed is poisoned, and so is what depends on it. Calls of
+//! other communicators that are submitted after it are sound: they overwrite the line.
 
 use crate::driver::{self, Call, CollectiveOps, Derived, Place};
 use crate::group::{Draft, Group};
@@ -419,7 +420,7 @@ impl Comm {
         }
         let captured = stream.is_recording();
         let scope = Name::current();
-        let mut operands: Vec<Operand<'_>> = vec![shared.line.buffer.read_write()];
+        let mut operands: Vec<Operand<'_>> = vec![shared.line.buffer.write()];
         let mut planned = Vec::with_capacity(drafts.len());
         for &Draft { kind, element, count, src, dst } in drafts {
             let signature =
