@@ -2,7 +2,7 @@
 
 use crate::common::{config, ranks, ranks_with, runtime, worlds};
 use leasehold::{Error, Result};
-use leasehold_collective::{CommConfig, Presence, Reduce};
+use leasehold_collective::{CommConfig, Presence, Reduce, TcpStore, World};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -136,13 +136,32 @@ fn a_graph_keeps_its_communicator_and_a_drop_does_not_wait() {
 }
 
 #[test]
-fn a_world_ends_once_its_communicators_are_given_back() {
+fn worlds_end_together_and_the_store_ends_last() {
     let done = worlds(2, |world| {
         let runtime = runtime()?;
         drop(world.comm(&runtime, &config())?);
         world.close(Duration::from_secs(30))
     });
     done.into_iter().for_each(|done| done.unwrap());
+    let server = TcpStore::serve("127.0.0.1:0", None).unwrap();
+    let at = server.address().to_string();
+    std::thread::scope(|scope| {
+        for rank in 1..4 {
+            let at = &at;
+            scope.spawn(move || {
+                let store = TcpStore::connect(at, None, Duration::from_secs(30)).unwrap();
+                let world = World::with_store(rank, 4, store).unwrap();
+                std::thread::sleep(Duration::from_millis(20 * u64::from(rank)));
+                world.close(Duration::from_secs(30)).unwrap();
+            });
+        }
+        let zero = World::with_store(0, 4, server).unwrap();
+        zero.close(Duration::from_secs(30)).unwrap();
+    });
+    // A rank that does not end is missed.
+    let mut two = World::threads(2).unwrap();
+    let late = two.remove(0).close(Duration::from_millis(50)).unwrap_err().to_string();
+    assert!(late.contains("1 of 2 have come"), "{late}");
 }
 
 #[test]

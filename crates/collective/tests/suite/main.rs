@@ -5,5 +5,6 @@ mod common;
 mod life;
 mod mismatches;
 mod misuse;
+mod random;
 mod stores;
 mod variables;

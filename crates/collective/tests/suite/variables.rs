@@ -1,7 +1,9 @@
 //! The world that the environment names.
 
 use leasehold::{Error, Result};
-use leasehold_collective::{TcpStore, World};
+use leasehold_collective::{FileStore, Presence, Store, TcpStore, World};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
 
 fn world(variables: &[(&str, &str)]) -> Result<World> {
     World::from_variables(|name| {
@@ -66,41 +68,44 @@ fn the_first_launcher_counts_and_the_store_follows_the_master() {
     assert!(zero.unwrap().store().place().contains(&port));
 }
 
+/// Variables, and what the error says of them.
+type Case = (&'static [(&'static str, &'static str)], &'static [&'static str]);
+
 #[test]
 fn each_variable_that_is_missing_or_wrong_is_named() {
-    let rank = ("RANK", "0");
-    let size = ("WORLD_SIZE", "2");
-    let cases: &[(&[(&str, &str)], &[&str])] = &[
+    const RANK: (&str, &str) = ("RANK", "0");
+    const SIZE: (&str, &str) = ("WORLD_SIZE", "2");
+    let cases: &[Case] = &[
         (&[], &["torchrun", "LEASEHOLD_RANK", "LEASEHOLD_WORLD", "LEASEHOLD_STORE"]),
         (&[("RANK", "")], &["names no rank"]),
-        (&[("RANK", "one"), size], &["RANK=\"one\""]),
-        (&[("RANK", "-1"), size], &["RANK=\"-1\""]),
-        (&[rank], &["RANK=0", "WORLD_SIZE is not set"]),
-        (&[rank, ("WORLD_SIZE", "2.5")], &["WORLD_SIZE=\"2.5\""]),
-        (&[("RANK", "2"), size], &["RANK=2 and WORLD_SIZE=2"]),
-        (&[rank, size, ("LOCAL_RANK", "x")], &["LOCAL_RANK=\"x\""]),
-        (&[rank, size], &["LEASEHOLD_STORE", "MASTER_ADDR"]),
-        (&[rank, size, ("MASTER_ADDR", "127.0.0.1")], &["LEASEHOLD_PORT", "MASTER_PORT"]),
+        (&[("RANK", "one"), SIZE], &["RANK=\"one\""]),
+        (&[("RANK", "-1"), SIZE], &["RANK=\"-1\""]),
+        (&[RANK], &["RANK=0", "WORLD_SIZE is not set"]),
+        (&[RANK, ("WORLD_SIZE", "2.5")], &["WORLD_SIZE=\"2.5\""]),
+        (&[("RANK", "2"), SIZE], &["RANK=2 and WORLD_SIZE=2"]),
+        (&[RANK, SIZE, ("LOCAL_RANK", "x")], &["LOCAL_RANK=\"x\""]),
+        (&[RANK, SIZE], &["LEASEHOLD_STORE", "MASTER_ADDR"]),
+        (&[RANK, SIZE, ("MASTER_ADDR", "127.0.0.1")], &["LEASEHOLD_PORT", "MASTER_PORT"]),
         (
-            &[rank, size, ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "65535")],
+            &[RANK, SIZE, ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "65535")],
             &["MASTER_PORT=\"65535\""],
         ),
         (
-            &[rank, size, ("MASTER_ADDR", "127.0.0.1"), ("LEASEHOLD_PORT", "http")],
+            &[RANK, SIZE, ("MASTER_ADDR", "127.0.0.1"), ("LEASEHOLD_PORT", "http")],
             &["LEASEHOLD_PORT=\"http\""],
         ),
         (
-            &[rank, size, ("LEASEHOLD_STORE", "redis://x")],
+            &[RANK, SIZE, ("LEASEHOLD_STORE", "redis://x")],
             &["LEASEHOLD_STORE=\"redis://x\"", "file:"],
         ),
-        (&[rank, size, ("LEASEHOLD_STORE", "tcp://127.0.0.1")], &["127.0.0.1", "HOST:PORT"]),
-        (&[rank, size, ("LEASEHOLD_STORE", "tcp://0.0.0.0:0")], &["0.0.0.0:0", "LEASEHOLD_TOKEN"]),
+        (&[RANK, SIZE, ("LEASEHOLD_STORE", "tcp://127.0.0.1")], &["127.0.0.1", "HOST:PORT"]),
+        (&[RANK, SIZE, ("LEASEHOLD_STORE", "tcp://0.0.0.0:0")], &["0.0.0.0:0", "LEASEHOLD_TOKEN"]),
         (
-            &[rank, size, ("LEASEHOLD_STORE", "tcp://127.0.0.1:0"), ("LEASEHOLD_TOKEN", "short")],
+            &[RANK, SIZE, ("LEASEHOLD_STORE", "tcp://127.0.0.1:0"), ("LEASEHOLD_TOKEN", "short")],
             &["LEASEHOLD_TOKEN", "8 to 128"],
         ),
         (&[("PMI_RANK", "1")], &["PMI_RANK=1", "PMI_SIZE is not set"]),
-        (&[("LEASEHOLD_RANK", "0"), size], &["LEASEHOLD_RANK=0", "LEASEHOLD_WORLD is not set"]),
+        (&[("LEASEHOLD_RANK", "0"), SIZE], &["LEASEHOLD_RANK=0", "LEASEHOLD_WORLD is not set"]),
     ];
     for (variables, words) in cases {
         let error = world(variables).unwrap_err();
@@ -127,4 +132,73 @@ fn a_taken_port_names_the_variable() {
         text.contains(&port) && text.contains("LEASEHOLD_PORT") && text.contains("taken"),
         "{text}"
     );
+}
+
+/// What the children of the next test do: they come, and stay.
+#[test]
+#[ignore = "a child of another test"]
+fn child() {
+    let world = match World::from_env() {
+        Err(Error::NotFound(_)) => return, // nobody's child
+        world => world.unwrap(),
+    };
+    world.barrier("all", Duration::from_secs(60)).unwrap();
+    world.store().set(&format!("said/{}", world.rank()), b"here").unwrap();
+    std::thread::sleep(Duration::from_secs(120));
+}
+
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_process_that_is_killed_is_gone_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = format!("file:{}", folder.path().display());
+    let token = "a-secret-of-the-run";
+    let server = TcpStore::serve("127.0.0.1:0", Some(token)).unwrap();
+    let tcp = server.place();
+    let stores: [(String, Box<dyn Fn() -> World>); 2] = [
+        (
+            file,
+            Box::new(|| World::with_store(0, 2, FileStore::open(folder.path()).unwrap()).unwrap()),
+        ),
+        (
+            tcp,
+            Box::new(move || {
+                // The first use is the only one.
+                let at = server.address().to_string();
+                World::with_store(
+                    0,
+                    2,
+                    TcpStore::connect(&at, Some(token), Duration::from_secs(20)).unwrap(),
+                )
+                .unwrap()
+            }),
+        ),
+    ];
+    for (store, world) in stores {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--ignored", "--exact", "variables::child"])
+            .envs([("LEASEHOLD_RANK", "1"), ("LEASEHOLD_WORLD", "2")])
+            .envs([("LEASEHOLD_STORE", &*store), ("LEASEHOLD_TOKEN", token)])
+            .stdout(std::process::Stdio::null())
+            .spawn();
+        let mut child = Killed(child.unwrap());
+        let world = world();
+        world.barrier("all", Duration::from_secs(60)).unwrap();
+        assert_eq!(world.store().get("said/1", Duration::from_secs(60)).unwrap(), b"here");
+        assert_eq!(world.presence(1).unwrap(), Presence::Here);
+        child.0.kill().unwrap();
+        let killed = Instant::now();
+        while world.presence(1).unwrap() != Presence::Gone {
+            assert!(killed.elapsed() < Duration::from_secs(20), "{store}: it seems to be there");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
