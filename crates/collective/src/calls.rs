@@ -19,7 +19,8 @@ use leasehold::{ArrayView, Result, Stream};
 ///
 /// What other ranks do wrong fails the stream, later:
 /// - `Mismatch` with two ranks' calls. In a recording it is the error of its stop.
-/// - `Timeout` if a rank does not come within the communicator's limit, and `PeerLost` if it is gone.
+/// - `Timeout` if a rank does not come within the communicator's limit, and `PeerLost` if it is
+///   gone.
 impl Comm {
     /// Reduces all ranks' elements, in place: every rank gets the same.
     ///

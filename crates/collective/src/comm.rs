@@ -7,7 +7,8 @@
 //!
 //! # A failure
 //! The first failure of a communicator is its state from then on: later calls return it and submit
-//! nothing. The stream of the call that failed is poisoned, and so is what depends on it.
+//! nothing. The stream of the call that failed is poisoned, and so is what depends on it. Calls of
+//! other communicators that are submitted after it are sound: they overwrite the line.
 
 use crate::driver::{self, Call, CollectiveOps, Derived, Place};
 use crate::group::{Draft, Group};
@@ -17,12 +18,13 @@ use crate::members::Members;
 use crate::native::{self, Native};
 use crate::signature::{Kind, List, Signature};
 use crate::stop::{self, Recorded};
+use crate::store::left;
 use crate::world::World;
 use leasehold::backend::Binding;
-use leasehold::backend::sync::{Arc, Mutex};
+use leasehold::backend::sync::{Arc, Mutex, thread};
 use leasehold::{BufferView, Error, Name, Operand, Result, Runtime, Stream, View};
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a rank at its limit waits for what others tell.
 const TELL: Duration = Duration::from_secs(2);
@@ -109,8 +111,8 @@ impl fmt::Debug for CommConfig {
     }
 }
 
-/// Ranks that make calls together, seen by one of them. Clones are the same communicator; any thread
-/// may call it, and calls of two threads are ordered as they are made.
+/// Ranks that make calls together, seen by one of them. Clones are the same communicator; any
+/// thread may call it, and calls of two threads are ordered as they are made.
 ///
 /// All ranks make the same calls in the same order. A call is in the order of the stream that it is
 /// given, eager or recorded, and does not block the host. Its results are equal to the bit on all
@@ -171,13 +173,34 @@ impl World {
         Comm::make(members, config.clone(), ops, runtime, None)
     }
 
-    /// Ends this rank: waits until its communicators that were dropped are given back, for `limit`
-    /// at most. The communicators of all of this process's ranks count.
+    /// Ends this rank in order: waits until the communicators of this process that were dropped are
+    /// given back, and until all ranks have come to this call, for `limit` at most. All ranks call
+    /// it, once. The rank that serves the store leaves last.
+    ///
+    /// Without it a rank that ends is gone for the others, and with rank 0 may go their store.
     ///
     /// # Errors
-    /// `Timeout`.
+    /// `Timeout`; the store's own.
     pub fn close(self, limit: Duration) -> Result<()> {
-        native::wait_for_retired(limit)
+        let until = Instant::now().checked_add(limit);
+        native::wait_for_retired(limit)?;
+        let (store, size) = (self.store(), self.size());
+        store.barrier("close", size, left(until))?;
+        if self.rank() != 0 {
+            // The last answer may be cut off: rank 0 leaves when all have asked.
+            let _ = store.add("close/left", 1);
+            return Ok(());
+        }
+        while store.add("close/left", 0)? < i64::from(size) - 1 {
+            if left(until).is_zero() {
+                return Err(Error::Timeout(
+                    format!("not all ranks have left within {limit:?}; look at what they do")
+                        .into(),
+                ));
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
     }
 }
 
@@ -419,7 +442,7 @@ impl Comm {
         }
         let captured = stream.is_recording();
         let scope = Name::current();
-        let mut operands: Vec<Operand<'_>> = vec![shared.line.buffer.read_write()];
+        let mut operands: Vec<Operand<'_>> = vec![shared.line.buffer.write()];
         let mut planned = Vec::with_capacity(drafts.len());
         for &Draft { kind, element, count, src, dst } in drafts {
             let signature =

@@ -3,8 +3,8 @@
 //!
 //! A rank is one of several processes or threads that run a program together, each with a device. A
 //! [`World`] is who takes part, a [`Comm`] makes calls of all of its ranks: sums, gathers, sends.
-//! An existing library moves the elements. This crate adds what such libraries leave to their users:
-//! an order, a check that all ranks call the same, and errors that name ranks.
+//! An existing library moves the elements. This crate adds what such libraries leave to their
+//! users: an order, a check that all ranks call the same, and errors that name ranks.
 //!
 //! ```
 //! use leasehold::{DeviceId, Result, Runtime};
@@ -33,8 +33,8 @@
 //! ```
 //!
 //! # Rules
-//! - All ranks make the same calls of a communicator in the same order, with the same types, counts,
-//!   reductions and roots. A call is recorded on all ranks or on none.
+//! - All ranks make the same calls of a communicator in the same order, with the same types,
+//!   counts, reductions and roots. A call is recorded on all ranks or on none.
 //! - Ranks that are threads have a stream each. Their memory is their own: two ranks that give the
 //!   same buffer to a call wait for each other.
 //! - Collectives of a device run one after the other, in the order of their submission.

@@ -1,9 +1,12 @@
 //! The collective line: what gives the collectives of a device one order.
 //!
-//! A line is a block of the device that no kernel touches. Each collective has it as an operand that
-//! it reads and writes. So the runtime orders a device's collectives as they are submitted, over all
+//! A line is a block of the device that no kernel touches. Each collective has it as an operand
+//! that it writes. So the runtime orders a device's collectives as they are submitted, over all
 //! streams, graphs and communicators. A library needs that: two collectives that run at the same
 //! time on one device may wait for each other.
+//!
+//! The line is written as a whole and never read. So a collective that failed does not fail those
+//! that are submitted once it is over.
 //!
 //! Ranks that are threads share a device, and must not wait for each other's lines. So the line is
 //! of a world and a device.

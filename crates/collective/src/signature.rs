@@ -140,7 +140,8 @@ pub(crate) fn mismatch(name: &str, one: (u32, &Signature), other: (u32, &Signatu
     Mismatch::new(call, side(one), side(other)).into()
 }
 
-/// What ranks compare of a list of calls: whom a call is with, what must agree, and how it is shown.
+/// What ranks compare of a list of calls: whom a call is with, what must agree, and how it is
+/// shown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Entry {
     class: Class,

@@ -1,7 +1,8 @@
 //! The comparison of recordings: what all ranks' recordings must pass before one is launched.
 //!
-//! A call that is recorded leaves a note in the recording. When it stops, each rank tells the others
-//! a hash of its communicators' calls, and waits for theirs. A launch of the graph costs nothing.
+//! A call that is recorded leaves a note in the recording. When it stops, each rank tells the
+//! others a hash of its communicators' calls, and waits for theirs. A launch of the graph costs
+//! nothing.
 
 use crate::members::Members;
 use crate::signature::{List, Signature};

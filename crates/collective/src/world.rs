@@ -18,8 +18,8 @@ const LOOK: Duration = Duration::from_millis(50);
 /// The most ranks of a world.
 const MOST: u32 = 1 << 16;
 
-/// The ranks of a run, seen by one of them: a number, the number of all, and a store. Clones are the
-/// same rank.
+/// The ranks of a run, seen by one of them: a number, the number of all, and a store. Clones are
+/// the same rank.
 ///
 /// A rank is a process ([`from_env`](Self::from_env)), or a thread ([`threads`](Self::threads)).
 /// When the last clone is dropped, the rank is gone: those that wait for it get
@@ -74,8 +74,8 @@ impl World {
     ///
     /// # Errors
     /// `InvalidArgument` for a rank that is not below the size, no ranks or more than 65,536;
-    /// `InvalidState` for a rank that is taken, and if rank 0 has another size or another version of
-    /// this crate; `Timeout` if rank 0 has not come; the store's own.
+    /// `InvalidState` for a rank that is taken, and if rank 0 has another size or another version
+    /// of this crate; `Timeout` if rank 0 has not come; the store's own.
     pub fn with_store(rank: u32, size: u32, store: impl Store + 'static) -> Result<Self> {
         Self::enter(rank, size, rank, Box::new(store))
     }
@@ -167,7 +167,8 @@ impl World {
         self.0.store.presence(rank)
     }
 
-    /// Waits until all ranks have called it with this name, for `limit` at most. A name serves once.
+    /// Waits until all ranks have called it with this name, for `limit` at most. A name serves
+    /// once.
     ///
     /// # Errors
     /// `Timeout` that says how many have come; the store's own.

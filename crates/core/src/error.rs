@@ -458,8 +458,8 @@ impl Error {
         matches!(self, Error::OutOfMemory(_) | Error::OverBudget { unit: Budgeted::Bytes, .. })
     }
 
-    /// Returns whether the cause lies outside the operation that failed: another rank, or a deadline.
-    /// A stream has such a cause unchanged, not as a [`Fault`] of the operation.
+    /// Returns whether the cause lies outside the operation that failed: another rank, or a
+    /// deadline. A stream has such a cause unchanged, not as a [`Fault`] of the operation.
     #[must_use]
     pub fn is_external(&self) -> bool {
         matches!(self, Error::PeerLost { .. } | Error::Mismatch(_) | Error::Timeout(_))

@@ -3,8 +3,8 @@
 //! | a library | an id | a communicator's part | a call |
 //! |---|---|---|---|
 //! | NCCL | `ncclUniqueId` | `ncclComm_t`, blocking | enqueued on the native stream |
-//! | host threads | a number | a place in a rendezvous of the process | runs on the stream's worker, which waits there for the other ranks |
-//! | a simulated machine | a number | a place in the machine | a command that several queues meet at |
+//! | host threads | a number | a place in a rendezvous | waits on the stream's worker |
+//! | a simulated machine | a number | a place in the machine | a command of several queues |
 //!
 //! # Who calls what
 //! - [`unique_id`](CollectiveOps::unique_id) on one rank. The store takes the id to the others.

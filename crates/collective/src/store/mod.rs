@@ -6,8 +6,8 @@
 //! | [`FileStore`] | processes with a common folder | its process has ended |
 //! | [`TcpStore`] | processes of several hosts; rank 0 serves | its connection is closed |
 //!
-//! A store is for small values at times when nothing is urgent: ids, lists, comparisons. It moves no
-//! elements.
+//! A store is for small values at times when nothing is urgent: ids, lists, comparisons. It moves
+//! no elements.
 //!
 //! This module must not know worlds or communicators.
 

@@ -263,14 +263,17 @@ impl Server {
         }
     }
 
-    /// Ends the threads. Does not wait for them.
-    fn end(&self) {
+    /// Ends the threads. Waits for the one that accepts, so that the port is free.
+    fn end(&self, accepts: Option<thread::JoinHandle<()>>) {
         self.ending.store(true, Ordering::Release);
         for (_, stream) in self.open.lock().iter() {
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
-        // The accepting thread sees the flag.
-        let _ = TcpStream::connect_timeout(&self.address, Duration::from_secs(1));
+        // The thread that accepts sees the flag.
+        let woken = TcpStream::connect_timeout(&self.address, Duration::from_secs(1));
+        if let (Ok(_), Some(accepts)) = (woken, accepts) {
+            drop(accepts.join());
+        }
     }
 }
 
@@ -281,8 +284,15 @@ pub struct TcpStore {
 }
 
 enum Side {
-    Server(Arc<Server>, Mutex<Option<u32>>),
+    Server(Serving),
     Client(Client),
+}
+
+/// A server, as its own process uses it.
+struct Serving {
+    server: Arc<Server>,
+    accepts: Option<thread::JoinHandle<()>>,
+    rank: Mutex<Option<u32>>,
 }
 
 impl TcpStore {
@@ -290,8 +300,8 @@ impl TcpStore {
     ///
     /// # Errors
     /// `InvalidArgument` for an address that is not loopback without a token, and for a token that
-    /// has not 8 to 128 visible characters; `Unavailable` for a port that is taken; `NotFound` for a
-    /// host that has no address.
+    /// has not 8 to 128 visible characters; `Unavailable` for a port that is taken; `NotFound` for
+    /// a host that has no address.
     pub fn serve(address: &str, token: Option<&str>) -> Result<Self> {
         check_token(token)?;
         let all = resolved(address)?;
@@ -315,17 +325,18 @@ impl TcpStore {
             open: Mutex::new(Vec::new()),
         });
         let accepting = server.clone();
-        thread::Builder::new()
+        let accepts = thread::Builder::new()
             .name("lh-store".to_owned())
             .spawn(move || accepting.accept(&listener))?;
-        Ok(Self { address, side: Side::Server(server, Mutex::new(None)) })
+        let serving = Serving { server, accepts: Some(accepts), rank: Mutex::new(None) };
+        Ok(Self { address, side: Side::Server(serving) })
     }
 
     /// Connects to a store, within a limit: the server may come later.
     ///
     /// # Errors
-    /// `Timeout` if nobody serves there; `Unavailable` if something else does, or for a wrong token;
-    /// as [`serve`](Self::serve).
+    /// `Timeout` if nobody serves there; `Unavailable` if something else does, or for a wrong
+    /// token; as [`serve`](Self::serve).
     pub fn connect(address: &str, token: Option<&str>, limit: Duration) -> Result<Self> {
         check_token(token)?;
         let until = Instant::now().checked_add(limit);
@@ -505,7 +516,7 @@ impl Store for TcpStore {
         check_key(key)?;
         check_value(key, value)?;
         match &self.side {
-            Side::Server(server, _) => server.table.set(key, value),
+            Side::Server(Serving { server, .. }) => server.table.set(key, value),
             Side::Client(client) => {
                 client.ask(&format!("set {key} {}", value.len()), value).map(drop)
             }
@@ -515,7 +526,7 @@ impl Store for TcpStore {
     fn get(&self, key: &str, limit: Duration) -> Result<Vec<u8>> {
         check_key(key)?;
         let client = match &self.side {
-            Side::Server(server, _) => {
+            Side::Server(Serving { server, .. }) => {
                 return server
                     .table
                     .get(key, limit)?
@@ -539,7 +550,7 @@ impl Store for TcpStore {
     fn add(&self, key: &str, by: i64) -> Result<i64> {
         check_key(key)?;
         match &self.side {
-            Side::Server(server, _) => server.table.add(key, by),
+            Side::Server(Serving { server, .. }) => server.table.add(key, by),
             Side::Client(client) => {
                 let (answer, _) = client.ask(&format!("add {key} {by}"), &[])?;
                 super::number(key, answer.strip_prefix("ok ").unwrap_or("").as_bytes())
@@ -550,14 +561,14 @@ impl Store for TcpStore {
     fn remove(&self, key: &str) -> Result<()> {
         check_key(key)?;
         match &self.side {
-            Side::Server(server, _) => server.table.remove(key),
+            Side::Server(Serving { server, .. }) => server.table.remove(key),
             Side::Client(client) => client.ask(&format!("remove {key}"), &[]).map(drop),
         }
     }
 
     fn enter(&self, rank: u32) -> Result<()> {
         let entered = match &self.side {
-            Side::Server(server, own) => {
+            Side::Server(Serving { server, rank: own, .. }) => {
                 let mut own = own.lock();
                 let free = own.is_none() && server.table.enter(rank);
                 if free {
@@ -586,7 +597,7 @@ impl Store for TcpStore {
 
     fn presence(&self, rank: u32) -> Result<Presence> {
         match &self.side {
-            Side::Server(server, _) => Ok(server.table.presence(rank)),
+            Side::Server(Serving { server, .. }) => Ok(server.table.presence(rank)),
             Side::Client(client) => {
                 let (answer, _) = client.ask(&format!("presence {rank}"), &[])?;
                 Ok(match answer.as_str() {
@@ -601,8 +612,8 @@ impl Store for TcpStore {
 
 impl Drop for TcpStore {
     fn drop(&mut self) {
-        if let Side::Server(server, _) = &self.side {
-            server.end();
+        if let Side::Server(serving) = &mut self.side {
+            serving.server.end(serving.accepts.take());
         }
     }
 }
@@ -610,7 +621,7 @@ impl Drop for TcpStore {
 impl fmt::Debug for TcpStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let side = match self.side {
-            Side::Server(..) => "serves",
+            Side::Server(_) => "serves",
             Side::Client(_) => "client",
         };
         write!(f, "TcpStore({}, {side})", self.place())

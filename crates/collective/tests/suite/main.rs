@@ -1,0 +1,10 @@
+//! Worlds, stores and communicators over threads on the CPU.
+
+mod calls;
+mod common;
+mod life;
+mod mismatches;
+mod misuse;
+mod random;
+mod stores;
+mod variables;
