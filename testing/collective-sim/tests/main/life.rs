@@ -139,3 +139,29 @@ fn two_ranks_of_one_device_are_refused() {
     let text = refused.expect("both ranks have joined").to_string();
     assert!(text.contains("are both on sim:0; give each a device"), "{text}");
 }
+
+/// A thread for each of two communicators, whose calls the collective line orders.
+#[test]
+fn threads_of_a_rank_take_turns_in_the_library() {
+    for over in [Over::Sim, Over::Cuda] {
+        // With one rank the threads need no order of their own.
+        let bench = Bench::new(over, 1, MachineConfig::seed(1));
+        bench.run(|r| {
+            std::thread::scope(|scope| {
+                for name in ["a", "b"] {
+                    let config = CommConfig::new(name).ops(Arc::new(bench.library.clone()));
+                    let comm = r.world.comm(&r.runtime, &config).unwrap();
+                    scope.spawn(move || {
+                        let runtime = r.runtime.create_stream().unwrap().runtime();
+                        let x = runtime.upload(&[7u64]).unwrap();
+                        for _ in 0..200 {
+                            comm.all_reduce(runtime.stream(), &x, Reduce::Sum).unwrap();
+                        }
+                        assert_eq!(runtime.to_vec(&x).unwrap(), [7]);
+                    });
+                }
+            });
+        });
+        assert_eq!(bench.machine().take_reports(), []);
+    }
+}
