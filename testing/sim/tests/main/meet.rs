@@ -375,6 +375,32 @@ fn memory_of_a_pending_meeting_needs_an_order() {
 }
 
 #[test]
+fn memory_that_is_freed_before_a_call_begins_is_reported() {
+    for captured in [false, true] {
+        let r = ranks(2, 1);
+        r.prepare(|rank| input(rank, Element::U8, 64));
+        if captured {
+            r.m.capture_begin(r.queues[0]).unwrap();
+        }
+        r.enqueue(0, CommOp::AllGather, Element::U8, 32);
+        if captured {
+            let exec = r.m.instantiate(r.m.capture_end(r.queues[0]).unwrap()).unwrap();
+            r.m.enqueue(r.queues[0], Command::Launch(exec)).unwrap();
+        }
+        r.m.free(r.from[0]).unwrap();
+        let reports = r.m.take_reports();
+        assert_eq!(reports.len(), 1, "{reports:?}");
+        assert_eq!(reports[0].kind, ReportKind::UseAfterFree);
+        // The memory is another allocation's by the time that the call begins.
+        assert_eq!(r.m.alloc(0, ROOM).unwrap(), r.from[0]);
+        r.m.run_until_idle();
+        let reports = r.m.take_reports();
+        let stale = reports.iter().find(|r| r.kind == ReportKind::UseAfterFree);
+        assert_eq!(stale.expect("no report").addr, r.from[0]);
+    }
+}
+
+#[test]
 fn what_a_call_has_not_written_yet_is_poison() {
     let r = ranks(2, 3);
     r.prepare(|rank| input(rank, Element::U8, 8));
