@@ -1,13 +1,16 @@
 //! Wrong use by one rank, which loses nothing.
 
 use crate::common::{config, ranks, runtime, worlds};
-use leasehold::{Context, DeviceId, Error, Result};
-use leasehold_collective::driver::{Communicator, Place};
+use leasehold::{Context, DeviceId, Error, Name, Result};
+use leasehold_collective::driver::{Communicator, Host, Place};
 use leasehold_collective::{
     CollectiveOps, CommConfig, Presence, Reduce, Store, ThreadStore, World,
 };
 use std::sync::Arc;
 use std::time::Duration;
+
+/// A wait that takes this long is a hang.
+const LONG: Duration = Duration::from_secs(60);
 
 #[track_caller]
 fn says<T>(result: Result<T>, words: &[&str]) {
@@ -106,11 +109,13 @@ fn a_rank_that_never_comes_is_named() {
     let errors = worlds(3, |world| {
         if world.rank() == 2 {
             // It is there and does something else.
-            std::thread::sleep(Duration::from_millis(600));
+            world.store().wait(&["done/0", "done/1"], LONG).unwrap();
             return None;
         }
-        let short = CommConfig::new("late").timeout(Duration::from_millis(200));
-        world.comm(&runtime().unwrap(), &short).err()
+        let short = CommConfig::new("late").timeout(Duration::from_millis(500));
+        let error = world.comm(&runtime().unwrap(), &short).err();
+        world.store().set(&format!("done/{}", world.rank()), b"").unwrap();
+        error
     });
     for error in errors.iter().take(2) {
         let Some(Error::Timeout(text)) = error else { panic!("{error:?}") };
@@ -121,12 +126,12 @@ fn a_rank_that_never_comes_is_named() {
 
 #[test]
 fn a_rank_that_does_not_make_a_call_is_named_and_its_own_work_is_not_lost() {
-    let short = CommConfig::new("tp").timeout(Duration::from_millis(200));
+    let short = CommConfig::new("tp").timeout(Duration::from_secs(1));
     let results = crate::common::ranks_with(3, &short, |r| {
         let (x, kept) = (r.runtime.upload(&[1u32; 4])?, r.runtime.upload(&[5u32])?);
         r.runtime.stream().synchronize()?;
         if r.me() == 1 {
-            std::thread::sleep(Duration::from_millis(600));
+            r.world.store().wait(&["done/0", "done/2"], LONG)?;
             assert_eq!(r.runtime.to_vec(&kept)?, [5]);
             return Ok(None);
         }
@@ -136,6 +141,7 @@ fn a_rank_that_does_not_make_a_call_is_named_and_its_own_work_is_not_lost() {
         let other = r.runtime.create_stream()?.runtime();
         assert_eq!(other.to_vec(&kept)?, [5]);
         assert!(other.to_vec(&x).is_err());
+        r.world.store().set(&format!("done/{}", r.me()), b"")?;
         Ok(Some(error))
     });
     for (rank, result) in results.into_iter().enumerate() {
@@ -148,22 +154,36 @@ fn a_rank_that_does_not_make_a_call_is_named_and_its_own_work_is_not_lost() {
 
 #[test]
 fn a_rank_that_does_not_stop_its_recording_is_named() {
-    let short = CommConfig::new("tp").timeout(Duration::from_millis(200));
+    let short = CommConfig::new("tp").timeout(Duration::from_secs(1));
     let results = crate::common::ranks_with(2, &short, |r| {
         let x = r.runtime.upload(&[1u32; 4])?;
         if r.me() == 1 {
-            // An eager call, where the other rank records one.
-            std::thread::sleep(Duration::from_millis(600));
+            r.world.store().wait(&["done"], LONG)?;
             return Ok(String::new());
         }
         let graph = r
             .runtime
             .record_graph(|recording| r.comm.all_reduce(recording.stream(), &x, Reduce::Sum));
+        r.world.store().set("done", b"")?;
         Ok(graph.err().unwrap().to_string())
     });
     let text = results[0].as_ref().unwrap();
     let words = ["timeout", "rank 1: it is there", "stopped no recording with calls of tp"];
     assert!(words.iter().all(|word| text.contains(word)), "{text}");
+}
+
+#[test]
+fn host_threads_of_another_process_are_refused() {
+    let place = Place {
+        name: Name::new("tp"),
+        rank: 1,
+        size: 2,
+        id: [0xffu8; 12].as_slice().into(),
+        runtime: runtime().unwrap(),
+        limit: Duration::from_secs(60),
+    };
+    let words = ["rank 1", "threads of one process", "World::threads"];
+    says(Host.init(&place), &words);
 }
 
 #[test]
