@@ -11,8 +11,8 @@
 //! other communicators that are submitted after it are sound: they overwrite the line.
 
 use crate::driver::{self, Call, CollectiveOps, Derived, Place};
-use crate::group::{Draft, Group};
-use crate::line::Line;
+use crate::group::{Draft, Extent, Group, check_apart};
+use crate::line::{Line, Turn};
 use crate::log::Log;
 use crate::members::Members;
 use crate::native::{self, Native};
@@ -130,6 +130,8 @@ struct Shared {
     ops: Arc<dyn CollectiveOps>,
     runtime: Runtime,
     line: Arc<Line>,
+    /// The device's lock, if the library wants one.
+    turn: Option<Arc<Turn>>,
     native: Native,
     log: Mutex<Log>,
     failed: Mutex<Option<Error>>,
@@ -235,6 +237,7 @@ impl Comm {
             true => Line::new(runtime)?,
             false => members.world.0.lines.of(runtime)?,
         };
+        let turn = ops.takes_turns().then(|| Turn::of(runtime)).transpose()?;
         let what = format!("it has not made its part of {}", members.name);
         let id = if members.rank == 0 {
             let id = ops.unique_id();
@@ -283,6 +286,7 @@ impl Comm {
             ops,
             runtime: runtime.clone(),
             line,
+            turn,
             native,
             log: Mutex::default(),
             failed: Mutex::default(),
@@ -397,8 +401,12 @@ impl Comm {
         Self::make(members, config.clone(), ops.clone(), runtime, from)
     }
 
-    /// Ends the communicator: calls that wait fail, and later ones return the cause. Waits for the
-    /// library, for five seconds at most. The first cause stays.
+    /// Ends the communicator: later calls return the cause. The first cause stays. Waits for the
+    /// library, for five seconds at most.
+    ///
+    /// Between threads on the CPU, all ranks' calls fail, and the others' error names this rank.
+    /// Another library may end calls that it has given to the device without an error. The memory
+    /// of such calls is not to be read.
     ///
     /// # Errors
     /// `Timeout` if the library does not come back. The communicator is over nevertheless.
@@ -554,10 +562,30 @@ impl Shared {
             .iter()
             .map(|p| Call { signature: &p.signature, src: of(p.src), dst: of(p.dst) })
             .collect();
+        // An update of a graph may have brought one buffer in several places.
+        let extents: Vec<_> = std::iter::zip(0.., &calls)
+            .filter(|(_, c)| c.signature.kind != Kind::Barrier)
+            .flat_map(|(call, c)| {
+                let extent = move |b: Binding, writes| Extent {
+                    space: (),
+                    from: b.addr,
+                    bytes: b.len,
+                    writes,
+                    call,
+                };
+                [c.src.map(|b| extent(b, false)), c.dst.map(|b| extent(b, true))]
+            })
+            .flatten()
+            .collect();
+        check_apart(&extents, |call| calls[call].signature.kind, self.members.rank)
+            .map_err(|cause| self.fails(cause))?;
+        let turn = self.turn.as_ref().map(|turn| turn.0.lock());
         // SAFETY: the runtime calls this in the stream's order, with the native stream and the
-        // operands' addresses, and the operands are kept and declared. The group has checked the
-        // calls.
-        unsafe { self.native.part().enqueue(word, &calls) }.map_err(|cause| self.fails(cause))
+        // operands' addresses, and the operands are kept and declared. The calls were checked as
+        // they were made, and what may have changed above.
+        let made = unsafe { self.native.part().enqueue(word, &calls) };
+        drop(turn);
+        made.map_err(|cause| self.fails(cause))
     }
 
     /// Makes a failure the communicator's. After a limit it looks whether the ranks' calls differ.

@@ -24,26 +24,68 @@ pub struct Group<'a> {
     pub(crate) drafts: Vec<Draft<'a>>,
 }
 
-/// A part of a buffer, to be compared with others.
-struct Extent<'a, 'b> {
-    view: &'b BufferView<'a>,
-    writes: bool,
-    draft: usize,
+/// Memory of a call: bytes of a space, which is a buffer or a device's addresses.
+pub(crate) struct Extent<S> {
+    pub(crate) space: S,
+    pub(crate) from: u64,
+    pub(crate) bytes: u64,
+    pub(crate) writes: bool,
+    /// The call, by its place in the group.
+    pub(crate) call: usize,
 }
 
-impl Extent<'_, '_> {
+impl<S: PartialEq> Extent<S> {
     fn meets(&self, other: &Self) -> bool {
-        let (a, b) = (self.view, other.view);
-        a.buffer().same(b.buffer())
-            && !a.is_empty()
-            && !b.is_empty()
-            && a.offset() < b.offset() + b.len()
-            && b.offset() < a.offset() + a.len()
+        self.space == other.space
+            && self.bytes != 0
+            && other.bytes != 0
+            && self.from < other.from + other.bytes
+            && other.from < self.from + self.bytes
     }
 
     fn is(&self, other: &Self) -> bool {
-        (self.view.offset(), self.view.len()) == (other.view.offset(), other.view.len())
+        (self.from, self.bytes) == (other.from, other.bytes)
     }
+
+    /// Returns whether the two are source and destination of a call that may work in place.
+    fn in_place(&self, dst: &Self, kind: Kind, rank: u32) -> bool {
+        let own =
+            |whole: &Self, part: &Self| part.from == whole.from + u64::from(rank) * part.bytes;
+        self.call == dst.call
+            && match kind {
+                Kind::AllReduce(_) | Kind::Reduce { .. } => self.is(dst),
+                Kind::AllGather => own(dst, self),
+                Kind::ReduceScatter(_) => own(self, dst),
+                _ => false,
+            }
+    }
+}
+
+/// Checks that no call of a group writes what another one uses, and that each uses its own memory
+/// as it may. The source of a call comes before its destination.
+///
+/// # Errors
+/// `InvalidArgument` that names both.
+pub(crate) fn check_apart<S: PartialEq>(
+    extents: &[Extent<S>],
+    kind: impl Fn(usize) -> Kind,
+    rank: u32,
+) -> Result<()> {
+    for (i, a) in extents.iter().enumerate() {
+        for b in &extents[i + 1..] {
+            if (a.writes || b.writes) && a.meets(b) && !a.in_place(b, kind(a.call), rank) {
+                return Err(Error::invalid(format!(
+                    "{}: bytes {}..{} and {}..{} of one buffer overlap, and one of them is written; use memory of its own",
+                    kind(a.call).name(),
+                    a.from,
+                    a.from + a.bytes,
+                    b.from,
+                    b.from + b.bytes
+                )));
+            }
+        }
+    }
+    Ok(())
 }
 
 impl<'a> Group<'a> {
@@ -93,46 +135,19 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    /// Checks that no call writes what another one uses, and that each uses its own memory as it
-    /// may.
+    /// Checks that no call writes what another one uses.
     pub(crate) fn check(&self) -> Result<()> {
-        let extents: Vec<Extent<'a, '_>> = std::iter::zip(0.., &self.drafts)
-            .flat_map(|(draft, d)| {
-                let part = move |view, writes| Extent { view, writes, draft };
-                [d.src.as_ref().map(|v| part(v, false)), d.dst.as_ref().map(|v| part(v, true))]
+        let extents: Vec<_> = std::iter::zip(0.., &self.drafts)
+            .flat_map(|(call, d)| {
+                let extent = move |view: BufferView<'_>, writes| {
+                    let space = view.buffer().handle();
+                    Extent { space, from: view.offset(), bytes: view.len(), writes, call }
+                };
+                [d.src.map(|view| extent(view, false)), d.dst.map(|view| extent(view, true))]
             })
             .flatten()
             .collect();
-        for (i, a) in extents.iter().enumerate() {
-            for b in &extents[i + 1..] {
-                if (a.writes || b.writes) && a.meets(b) && !self.in_place(a, b) {
-                    let kind = self.drafts[a.draft].kind.name();
-                    return Err(Error::invalid(format!(
-                        "{kind}: bytes {}..{} and {}..{} of one buffer overlap, and one of them is written; use memory of its own",
-                        a.view.offset(),
-                        a.view.offset() + a.view.len(),
-                        b.view.offset(),
-                        b.view.offset() + b.view.len()
-                    )));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns whether the two are source and destination of a call that may work in place.
-    fn in_place(&self, src: &Extent<'_, '_>, dst: &Extent<'_, '_>) -> bool {
-        let draft = &self.drafts[src.draft];
-        let own = |whole: &BufferView<'_>, part: &BufferView<'_>| {
-            part.offset() == whole.offset() + u64::from(self.rank) * part.len()
-        };
-        src.draft == dst.draft
-            && match draft.kind {
-                Kind::AllReduce(_) | Kind::Reduce { .. } => src.is(dst),
-                Kind::AllGather => own(dst.view, src.view),
-                Kind::ReduceScatter(_) => own(src.view, dst.view),
-                _ => false,
-            }
+        check_apart(&extents, |call| self.drafts[call].kind, self.rank)
     }
 
     /// The elements of each rank's part.

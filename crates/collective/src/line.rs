@@ -35,6 +35,17 @@ impl Line {
     }
 }
 
+/// The lock of a device for libraries that want one call at a time. It is the runtime's, whatever
+/// the world.
+#[derive(Default)]
+pub(crate) struct Turn(pub(crate) Mutex<()>);
+
+impl Turn {
+    pub(crate) fn of(runtime: &Runtime) -> Result<Arc<Self>> {
+        runtime.extension(|_| Ok(Self::default()))
+    }
+}
+
 /// The lines of a world's devices. Communicators keep them.
 #[derive(Default)]
 pub(crate) struct Lines(Mutex<Vec<Weak<Line>>>);

@@ -24,6 +24,7 @@ use crate::element::{ElementType, Reduce};
 use crate::signature::{Kind, Signature, mismatch};
 use bytemuck::Zeroable;
 use half::{bf16, f16};
+use leasehold::backend::panics::caught;
 use leasehold::backend::sync::atomic::{AtomicU64, Ordering};
 use leasehold::backend::sync::{Arc, Condvar, Mutex, MutexGuard};
 use leasehold::backend::{BackendKind, Binding};
@@ -43,6 +44,11 @@ static SERIAL: AtomicU64 = AtomicU64::new(0);
 impl CollectiveOps for Host {
     fn name(&self) -> &str {
         "host threads"
+    }
+
+    /// A call waits for the other ranks here, so it must not keep others from theirs.
+    fn takes_turns(&self) -> bool {
+        false
     }
 
     fn unique_id(&self) -> Result<Vec<u8>> {
@@ -210,7 +216,13 @@ impl Rendezvous {
     fn join(&self, place: &Place) -> Result<()> {
         let until = Instant::now().checked_add(place.limit);
         let mut state = self.state.lock();
-        if place.rank >= self.size || !state.joined.insert(place.rank) {
+        if place.size != self.size || place.rank >= self.size {
+            return Err(Error::state(format!(
+                "{}: rank {} of {} has the id of a communicator of {} ranks; look at the store that gave it",
+                self.name, place.rank, place.size, self.size
+            )));
+        }
+        if !state.joined.insert(place.rank) {
             return Err(Error::state(format!(
                 "{}: rank {} is taken; give each rank a number of its own",
                 self.name, place.rank
@@ -468,12 +480,9 @@ impl Visit<'_> {
                     (0, first),
                     (rank as u32, &calls[rank].signature),
                 )),
-                None => {
-                    // SAFETY: all ranks are inside their calls until the round is over, and their
-                    // calls are alike, so the memory has the bytes that were checked for each.
-                    unsafe { compute(&calls) };
-                    None
-                }
+                // SAFETY: all ranks are inside their calls until the round is over, and their calls
+                // are alike, so the memory has the bytes that were checked for each.
+                None => caught(|| unsafe { compute(&calls) }).err().map(Error::state),
             };
             let mut state = rendezvous.state.lock();
             state.computing = false;

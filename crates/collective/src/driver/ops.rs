@@ -13,8 +13,8 @@
 //!   library are called meanwhile.
 //! - [`enqueue`](Communicator::enqueue) in stream order, as a foreign call: once for an eager
 //!   submission; of a graph at each launch, or once at its instantiation, as the backend does it.
-//!   The collective line of the device orders the work of its communicators, but the calls may come
-//!   from several threads at once. A library that forbids this takes a lock, which is a leaf.
+//!   The collective line of the device orders the work of its communicators. The calls of a device
+//!   are made one at a time, unless the library [does without](CollectiveOps::takes_turns).
 //! - [`abort`](Communicator::abort) from a helper thread, at any time, also during
 //!   [`enqueue`](Communicator::enqueue). Calls that come later fail with the cause.
 //! - [`destroy`](Communicator::destroy) from the thread of the retire list, once, after the last
@@ -94,6 +94,13 @@ pub struct Call<'a> {
 pub trait CollectiveOps: Any + Send + Sync {
     /// The library in messages, with its version: `NCCL 2.28.9`.
     fn name(&self) -> &str;
+
+    /// Whether the calls of a device must be made one at a time, also those of several
+    /// communicators. Then a lock of the device is held during each. It is a leaf, so a call must
+    /// not wait for another rank's call of another communicator. True by default.
+    fn takes_turns(&self) -> bool {
+        true
+    }
 
     /// The id of a new communicator, at most 256 bytes. Does not wait for other ranks.
     ///

@@ -478,16 +478,28 @@ impl Client {
         }
     }
 
+    /// Another connection. While strangers crowd the server, it may send a client away too.
+    fn another(&self) -> Result<Line> {
+        let until = Instant::now().checked_add(HANDSHAKE);
+        loop {
+            let error = match self.open(until) {
+                Ok(line) => return Ok(line),
+                Err(Refusal::Wrong(why)) => return Err(self.lost(why)),
+                Err(Refusal::Io(error)) => error,
+            };
+            let sent_away =
+                matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset);
+            if !sent_away || left(until).is_zero() {
+                return Err(self.lost(error));
+            }
+            thread::sleep(AGAIN);
+        }
+    }
+
     /// Makes a request and gives the answer, with the bytes behind it.
     fn ask(&self, request: &str, bytes: &[u8]) -> Result<(String, Vec<u8>)> {
         let idle = self.idle.lock().pop();
-        let mut line = match idle {
-            Some(line) => line,
-            None => self.open(Instant::now().checked_add(HANDSHAKE)).map_err(|r| match r {
-                Refusal::Io(e) => self.lost(e),
-                Refusal::Wrong(why) => self.lost(why),
-            })?,
-        };
+        let mut line = idle.map_or_else(|| self.another(), Ok)?;
         let answer = Self::exchange(&mut line, request, bytes).map_err(|e| self.lost(e))?;
         self.idle.lock().push(line);
         match answer.0.strip_prefix("no ") {
@@ -578,11 +590,7 @@ impl Store for TcpStore {
             }
             Side::Client(client) => {
                 let mut own = client.rank.lock();
-                let mut line =
-                    client.open(Instant::now().checked_add(HANDSHAKE)).map_err(|r| match r {
-                        Refusal::Io(e) => client.lost(e),
-                        Refusal::Wrong(why) => client.lost(why),
-                    })?;
+                let mut line = client.another()?;
                 let (answer, _) = Client::exchange(&mut line, &format!("enter {rank}"), &[])
                     .map_err(|e| client.lost(e))?;
                 let free = own.is_none() && answer == "ok";

@@ -354,3 +354,22 @@ fn temporaries_and_updates_of_graphs_reach_the_calls() {
         Ok(())
     });
 }
+
+#[test]
+fn an_update_that_brings_one_buffer_twice_into_a_group_fails_the_launch() {
+    ranks(2, |r| {
+        let (x, y) = (r.runtime.upload(&[1u32; 8])?, r.runtime.zeros::<u32>(8)?);
+        let other = 1 - r.me();
+        let graph = r.runtime.record_graph(|recording| {
+            r.comm.group(recording.stream(), |g| {
+                g.send(&x, other)?;
+                g.recv(&y, other)
+            })
+        })?;
+        let _ = graph.update(&leasehold::GraphUpdate::new().buffer(&y, &x))?;
+        graph.launch_on(r.runtime.stream())?;
+        let error = r.runtime.stream().synchronize().unwrap_err().to_string();
+        assert!(error.contains("overlap") || error.contains("is lost"), "{error}");
+        Ok(())
+    });
+}

@@ -182,7 +182,7 @@ fn communicators_of_one_name_are_several() {
 
 #[test]
 fn ranks_that_send_to_each_other_without_a_group_are_named() {
-    let short = CommConfig::new("tp").timeout(Duration::from_millis(200));
+    let short = CommConfig::new("tp").timeout(Duration::from_secs(1));
     let results = ranks_with(2, &short, |r| {
         let (x, y) = (r.runtime.upload(&[1u32])?, r.runtime.zeros::<u32>(1)?);
         let other = 1 - r.me();

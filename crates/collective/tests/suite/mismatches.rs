@@ -267,7 +267,7 @@ fn calls_that_were_undone_in_a_recording_are_not_compared() {
 
 #[test]
 fn ranks_that_wait_for_each_other_in_different_calls_are_named_at_the_limit() {
-    let short = CommConfig::new("tp").timeout(Duration::from_millis(200));
+    let short = CommConfig::new("tp").timeout(Duration::from_secs(1));
     let results = ranks_with(2, &short, |r| {
         let x = r.runtime.upload(&[1.0f32; 8])?;
         r.comm.barrier(r.runtime.stream())?;

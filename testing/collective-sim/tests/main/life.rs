@@ -140,16 +140,19 @@ fn two_ranks_of_one_device_are_refused() {
     assert!(text.contains("are both on sim:0; give each a device"), "{text}");
 }
 
-/// A thread for each of two communicators, whose calls the collective line orders.
+/// A thread for each of two communicators, also without a line that orders their calls.
 #[test]
 fn threads_of_a_rank_take_turns_in_the_library() {
-    for over in [Over::Sim, Over::Cuda] {
+    for (over, concurrent) in
+        [(Over::Sim, false), (Over::Sim, true), (Over::Cuda, false), (Over::Cuda, true)]
+    {
         // With one rank the threads need no order of their own.
         let bench = Bench::new(over, 1, MachineConfig::seed(1));
         bench.run(|r| {
             std::thread::scope(|scope| {
                 for name in ["a", "b"] {
-                    let config = CommConfig::new(name).ops(Arc::new(bench.library.clone()));
+                    let config = CommConfig::new(name).concurrent(concurrent);
+                    let config = config.ops(Arc::new(bench.library.clone()));
                     let comm = r.world.comm(&r.runtime, &config).unwrap();
                     scope.spawn(move || {
                         let runtime = r.runtime.create_stream().unwrap().runtime();
