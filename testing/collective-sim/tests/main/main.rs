@@ -1,6 +1,9 @@
 //! Ranks as threads over simulated devices: values, wrong programs, dead-locks, races and faults.
 
+mod common;
 mod life;
+#[path = "../../../../crates/collective/tests/suite/random.rs"]
+mod random;
 mod values;
 mod wrong;
 
