@@ -20,9 +20,10 @@ use crate::signature::{Kind, List, Signature};
 use crate::stop::{self, Recorded};
 use crate::store::left;
 use crate::world::World;
-use leasehold::backend::Binding;
 use leasehold::backend::sync::{Arc, Mutex, thread};
-use leasehold::{BufferView, Error, Name, Operand, Result, Runtime, Stream, View};
+use leasehold::backend::{Binding, TimelineId};
+use leasehold::{BufferView, Error, Name, Operand, Result, Runtime, Stream, Timepoint, View};
+use std::collections::HashMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -125,11 +126,26 @@ pub struct Comm {
 }
 
 struct Shared {
-    members: Arc<Members>,
+    core: Arc<Core>,
     config: CommConfig,
-    ops: Arc<dyn CollectiveOps>,
     runtime: Runtime,
     line: Arc<Line>,
+    /// The last eager call on each timeline.
+    used: Mutex<HashMap<TimelineId, Timepoint>>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // A backend may forget a call once it is enqueued, and the device still makes it.
+        let used = self.used.get_mut().values().copied().collect();
+        native::keep_until(used, self.config.timeout, &self.runtime, self.core.clone());
+    }
+}
+
+/// What a submitted call keeps. It must not hold the runtime, which would be a cycle in a graph.
+struct Core {
+    members: Arc<Members>,
+    ops: Arc<dyn CollectiveOps>,
     /// The device's lock, if the library wants one.
     turn: Option<Arc<Turn>>,
     native: Native,
@@ -276,46 +292,49 @@ impl Comm {
             place.runtime.activate()?;
             match from {
                 None => library.init(&place).map(Some),
-                Some((old, how)) => library.derive(old.native.part(), how, Some(&place)),
+                Some((old, how)) => library.derive(old.core.native.part(), how, Some(&place)),
             }
         })?;
         let native = native.ok_or_else(|| Error::state("the library made no communicator"))?;
-        let shared = Shared {
+        let core = Core {
             members: Arc::new(members),
-            config,
             ops,
-            runtime: runtime.clone(),
-            line,
             turn,
             native,
             log: Mutex::default(),
             failed: Mutex::default(),
         };
+        let (core, runtime, used) = (Arc::new(core), runtime.clone(), Mutex::default());
+        let shared = Shared { core, config, runtime, line, used };
         Ok(Self { shared: Arc::new(shared) })
+    }
+
+    fn core(&self) -> &Arc<Core> {
+        &self.shared.core
     }
 
     /// The name, as messages show it.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.shared.members.name
+        &self.core().members.name
     }
 
     /// This rank of the communicator.
     #[must_use]
     pub fn rank(&self) -> u32 {
-        self.shared.members.rank
+        self.core().members.rank
     }
 
     /// How many ranks it has.
     #[must_use]
     pub fn size(&self) -> u32 {
-        self.shared.members.size()
+        self.core().members.size()
     }
 
     /// The library that makes the calls, with its version.
     #[must_use]
     pub fn library(&self) -> &str {
-        self.shared.ops.name()
+        self.core().ops.name()
     }
 
     /// The runtime of its device, with that runtime's stream.
@@ -327,7 +346,7 @@ impl Comm {
     /// Why the communicator makes no calls any more, if so.
     #[must_use]
     pub fn failure(&self) -> Option<Error> {
-        self.shared.failed.lock().clone().or_else(|| self.shared.native.part().failure())
+        self.core().failed.lock().clone().or_else(|| self.core().native.part().failure())
     }
 
     /// Communicators of parts: the ranks of one colour share one, in the order of their keys, and
@@ -337,7 +356,8 @@ impl Comm {
     /// # Errors
     /// As [`World::comm`].
     pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Self>> {
-        let Shared { members, config, ops, runtime, .. } = &*self.shared;
+        let Shared { core, config, runtime, .. } = &*self.shared;
+        let Core { members, ops, .. } = &**core;
         refuse_recording(runtime)?;
         let number = members.next_derived();
         let subject = format!("split/{number}");
@@ -361,7 +381,7 @@ impl Comm {
             let (ops, old) = (ops.clone(), self.shared.clone());
             drop(Native::make(&members.name, config.timeout, move || {
                 old.runtime.activate()?;
-                ops.derive(old.native.part(), how, None)
+                ops.derive(old.core.native.part(), how, None)
             })?);
             return Ok(None);
         };
@@ -377,7 +397,7 @@ impl Comm {
     /// # Errors
     /// As [`World::comm`]; `InvalidArgument` if this rank is among those that go.
     pub fn shrink(&self, lost: &[u32]) -> Result<Self> {
-        let members = &self.shared.members;
+        let members = &self.core().members;
         refuse_recording(&self.shared.runtime)?;
         if lost.contains(&members.rank) {
             return Err(Error::invalid(format!(
@@ -392,7 +412,8 @@ impl Comm {
     }
 
     fn derive(&self, name: String, key: String, chosen: &[u32], how: Derived) -> Result<Self> {
-        let Shared { members, config, ops, runtime, .. } = &*self.shared;
+        let Shared { core, config, runtime, .. } = &*self.shared;
+        let Core { members, ops, .. } = &**core;
         let rank = chosen.iter().position(|&rank| rank == members.rank).unwrap_or_default();
         let ranks = chosen.iter().map(|&rank| members.ranks[rank as usize]).collect();
         let (world, limit) = (members.world.clone(), config.timeout);
@@ -411,9 +432,9 @@ impl Comm {
     /// # Errors
     /// `Timeout` if the library does not come back. The communicator is over nevertheless.
     pub fn abort(&self, cause: Error) -> Result<()> {
-        let shared = &self.shared;
-        let cause = shared.failed.lock().get_or_insert(cause).clone();
-        shared.native.abort(cause, ABORT)
+        let core = self.core();
+        let cause = core.failed.lock().get_or_insert(cause).clone();
+        core.native.abort(cause, ABORT)
     }
 
     /// Several calls as one: none of them waits for another one of them. So two ranks can send to
@@ -434,7 +455,7 @@ impl Comm {
     }
 
     fn submit(&self, stream: &Stream, drafts: &[Draft<'_>]) -> Result<()> {
-        let shared = &self.shared;
+        let (shared, core) = (&self.shared, self.core());
         if drafts.is_empty() {
             return Ok(());
         }
@@ -445,7 +466,7 @@ impl Comm {
                 self.name()
             )));
         }
-        if let Some(cause) = shared.failed.lock().clone() {
+        if let Some(cause) = core.failed.lock().clone() {
             return Err(cause);
         }
         let captured = stream.is_recording();
@@ -482,12 +503,11 @@ impl Comm {
             planned.push(Planned { signature, src, dst });
         }
         {
-            let mut log = shared.log.lock();
+            let mut log = core.log.lock();
             planned.iter_mut().for_each(|p| log.enter(&mut p.signature));
         }
         let submitted = self.check_each(&planned).and_then(|()| {
-            let (own, planned): (_, Arc<[Planned]>) =
-                (shared.clone(), Arc::from(planned.as_slice()));
+            let (own, planned): (_, Arc<[Planned]>) = (core.clone(), Arc::from(planned.as_slice()));
             // SAFETY: the library uses the operands' memory as their roles say, on the stream that
             // it is given, by the contract of `Communicator::enqueue`.
             unsafe {
@@ -497,24 +517,27 @@ impl Comm {
             }
         });
         if let Err(cause) = submitted {
-            let mut log = shared.log.lock();
+            let mut log = core.log.lock();
             planned.iter().rev().for_each(|p| log.take_back(&p.signature));
             return Err(cause);
         }
         if captured {
             for Planned { signature, .. } in planned {
-                let note = Recorded { members: shared.members.clone(), signature };
+                let note = Recorded { members: core.members.clone(), signature };
                 stream.note(stop::check(), Arc::new(note))?;
             }
+        } else {
+            let now = stream.now();
+            shared.used.lock().insert(now.timeline_id(), now);
         }
         Ok(())
     }
 
     /// Compares eager calls with those of the other ranks, if that was asked for.
     fn check_each(&self, planned: &[Planned]) -> Result<()> {
-        let shared = &self.shared;
-        let members = &shared.members;
-        if shared.config.check != Check::Each {
+        let core = self.core();
+        let members = &core.members;
+        if self.shared.config.check != Check::Each {
             return Ok(());
         }
         let eager = || planned.iter().map(|p| &p.signature).filter(|s| !s.captured);
@@ -543,7 +566,7 @@ impl Comm {
                 let theirs = members.hear(&subjects(signature, signature.seq).1, rank, &what)?;
                 let theirs = List::parse(&theirs);
                 if let Some(cause) = own.difference(members.rank, &theirs, rank, &members.name) {
-                    return Err(shared.failed.lock().get_or_insert(cause).clone());
+                    return Err(core.failed.lock().get_or_insert(cause).clone());
                 }
             }
             if let Some(before) = signature.seq.checked_sub(1) {
@@ -554,7 +577,7 @@ impl Comm {
     }
 }
 
-impl Shared {
+impl Core {
     /// Gives calls to the library, with the addresses of their operands.
     fn enqueue(&self, word: u64, planned: &[Planned], bound: &[Binding]) -> Result<()> {
         let of = |at: Option<usize>| at.and_then(|at| bound.get(at)).copied();

@@ -87,15 +87,12 @@ struct Loader<'a> {
     progress: Progress<'a>,
     done: u64,
     total: u64,
-    /// Whether weights of at least a huge page are copied, though the device can read them in
-    /// place.
+    /// Whether weights are copied, though the device can read them in place.
     copies: bool,
 }
 
 /// The fewest bytes of weights that are copied to huge pages. Fewer may stay in a cache.
 const LARGE: u64 = 64 << 20;
-/// Bytes of a huge page.
-const HUGE_PAGE: u64 = 2 << 20;
 
 impl Loader<'_> {
     fn alloc(&self, bytes: u64) -> Result<Lease<Buffer>> {
@@ -105,10 +102,10 @@ impl Loader<'_> {
         }
     }
 
-    /// Whether the device reads a tensor of so many bytes where it is.
-    fn in_place(&self, bytes: u64) -> bool {
+    /// Whether the device reads weights where they are.
+    fn in_place(&self) -> bool {
         let reads = self.runtime.raw_device().caps().pageable_memory_access;
-        reads && self.pool.is_none() && !(self.copies && bytes >= HUGE_PAGE)
+        reads && self.pool.is_none() && !self.copies
     }
 
     fn tensor(&mut self, name: &str) -> Result<Tensor> {
@@ -123,7 +120,7 @@ impl Loader<'_> {
             }
         };
         let bytes = stored.bytes();
-        let buffer = if self.in_place(bytes.len() as u64) {
+        let buffer = if self.in_place() {
             // SAFETY: the bytes stay in place while the kept source lives, and the device reads
             // host memory in place. No code writes them: the import is read-only, and the source's
             // own bytes are shared.

@@ -373,10 +373,13 @@ struct JoinReport {
     repeat: u32,
     /// A step without a prompt that waits: the median.
     step_ms_p50: f64,
+    /// The longest of these steps, of all runs.
+    longest_step_ms: f64,
     /// The longest time between two steps while the prompt joins, of all runs.
     longest_gap_ms: f64,
-    /// The median of these times.
+    /// The median of these times, and the time that one of a hundred exceeds.
     gap_ms_p50: f64,
+    gap_ms_p99: f64,
     /// The longest gap relative to the median step.
     longest_gap_by_step: f64,
     /// Steps from the prompt to its first token: the median of the runs.
@@ -455,8 +458,10 @@ pub(super) fn run_join(
         seed: a.files.seed(),
         repeat: a.repeat,
         step_ms_p50,
+        longest_step_ms: percentile(&plain, 1.0),
         longest_gap_ms,
         gap_ms_p50: percentile(&gaps, 0.5),
+        gap_ms_p99: percentile(&gaps, 0.99),
         longest_gap_by_step: longest_gap_ms / step_ms_p50,
         steps_to_first_token: percentile(&counts, 0.5),
         first_token_ms: percentile(&first, 0.5),
@@ -469,16 +474,17 @@ fn print_join(report: &JoinReport) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     writeln!(
         out,
-        "{} sequences with prompts of {} tokens: a step takes {:.3} ms (median)",
-        report.batch, report.prompt, report.step_ms_p50
+        "{} sequences with prompts of {} tokens: a step takes {:.3} ms (median), {:.3} ms at most",
+        report.batch, report.prompt, report.step_ms_p50, report.longest_step_ms
     )?;
     writeln!(
         out,
-        "while a prompt of {} tokens joins, in pieces of {}: {:.3} ms (median), {:.3} ms at most: \
-         {:.2} steps",
+        "while a prompt of {} tokens joins, in pieces of {}: {:.3} ms (median), {:.3} ms (99 %), \
+         {:.3} ms at most: {:.2} steps",
         report.join,
         report.piece,
         report.gap_ms_p50,
+        report.gap_ms_p99,
         report.longest_gap_ms,
         report.longest_gap_by_step
     )?;

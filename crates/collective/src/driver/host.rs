@@ -341,7 +341,7 @@ impl Visit<'_> {
     fn late(&self, signature: &Signature, whom: &str) -> Error {
         Error::Timeout(
             format!(
-                "{}: rank {} waits in {signature}, and {whom} has not come within {:?}; look at what it does",
+                "{}: rank {} waits in {signature}, and {whom} has not come within {:?}; look at what it does, and give each thread that is a rank a stream of its own",
                 signature.numbered(self.rendezvous.name.as_str()),
                 self.rank,
                 self.limit

@@ -45,7 +45,8 @@ pub struct Place {
     pub size: u32,
     /// The id that one rank [made](CollectiveOps::unique_id), the same on all ranks.
     pub id: Arc<[u8]>,
-    /// The rank's device. It is the driver's current one on the calling thread.
+    /// The rank's device. It is the driver's current one on the calling thread. A communicator must
+    /// not keep the runtime: graphs of the runtime keep the communicator.
     pub runtime: Runtime,
     /// How long to wait for the other ranks: in this call, and later in each call that the host
     /// waits in.

@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 
 /// How long a wait sleeps between two looks, at the most.
 const LOOK: Duration = Duration::from_millis(10);
+/// How long another process may hold the lock of the numbers.
+const HELD: Duration = Duration::from_secs(30);
 
 /// A store in a folder that all ranks see. Whoever may write the folder may write the store. Each
 /// run needs a folder of its own.
@@ -74,6 +76,29 @@ impl FileStore {
         Ok(Some(value))
     }
 
+    /// Takes the lock of all numbers, which a process may hold that was stopped.
+    fn take(&self, lock: &File, path: &Path) -> Result<()> {
+        let until = Instant::now().checked_add(HELD);
+        loop {
+            match lock.try_lock() {
+                Ok(()) => return Ok(()),
+                Err(TryLockError::WouldBlock) if !left(until).is_zero() => {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                Err(TryLockError::WouldBlock) => {
+                    return Err(Error::Timeout(
+                        format!(
+                            "{} was locked for {HELD:?}; look for a process that was stopped",
+                            path.display()
+                        )
+                        .into(),
+                    ));
+                }
+                Err(TryLockError::Error(e)) => return Err(failed("locked", path, &e)),
+            }
+        }
+    }
+
     fn rank_path(&self, rank: u32) -> PathBuf {
         self.folder.join(format!("rank-{rank}"))
     }
@@ -120,7 +145,7 @@ impl Store for FileStore {
             .append(true)
             .open(&path)
             .map_err(|e| failed("opened", &path, &e))?;
-        lock.lock().map_err(|e| failed("locked", &path, &e))?;
+        self.take(&lock, &path)?;
         let old = self.look(key)?.map_or(Ok(0), |value| number(key, &value))?;
         let sum = old.checked_add(by).ok_or_else(|| {
             Error::invalid(format!("{key} has {old}, and {by} more is no 64-bit number"))

@@ -144,6 +144,7 @@ impl Server {
         loop {
             let stream = match listener.accept() {
                 Ok((stream, _)) => stream,
+                Err(_) if self.ending.load(Ordering::Acquire) => return,
                 Err(_) => {
                     // No descriptor is free, or the stranger has gone already.
                     thread::sleep(Duration::from_millis(10));

@@ -373,3 +373,23 @@ fn an_update_that_brings_one_buffer_twice_into_a_group_fails_the_launch() {
         Ok(())
     });
 }
+
+#[test]
+fn calls_pass_a_backend_that_checks_every_submission() {
+    use leasehold::backend::Validated;
+    use leasehold::{Context, DeviceId};
+    let sums = crate::common::worlds(3, |world| -> Result<Vec<i32>> {
+        let checked = Validated::new(leasehold::cpu::CpuBackend::new())?;
+        let context = Context::with_backends(vec![std::sync::Arc::new(checked)]);
+        let runtime = context.runtime(DeviceId::cpu(0))?;
+        let comm = world.comm(&runtime, &crate::common::config())?;
+        let (x, y) = (runtime.upload(&[1i32; 6])?, runtime.zeros::<i32>(2)?);
+        let graph = runtime.record_graph(|recording| {
+            comm.reduce_scatter(recording.stream(), &y, &x, Reduce::Sum)
+        })?;
+        graph.launch()?;
+        comm.all_reduce(runtime.stream(), &y, Reduce::Sum)?;
+        runtime.to_vec(&y)
+    });
+    sums.into_iter().for_each(|sum| assert_eq!(sum.unwrap(), [9, 9]));
+}

@@ -1,7 +1,7 @@
 //! Beginnings and ends: parts, aborts, ranks that go.
 
 use crate::common::{config, ranks, ranks_with, runtime, worlds};
-use leasehold::{Error, Result};
+use leasehold::{Context, DeviceId, Error, Result};
 use leasehold_collective::{CommConfig, Presence, Reduce, TcpStore, World};
 use std::time::{Duration, Instant};
 
@@ -195,4 +195,108 @@ fn ranks_that_send_to_each_other_without_a_group_are_named() {
         assert!(matches!(error, Error::Timeout(_)), "{error}");
         assert!(error.to_string().contains("waits in send 1 u32 to"), "{error}");
     }
+}
+
+#[test]
+fn a_call_may_be_the_last_holder_of_everything() {
+    for recorded in [false, true] {
+        let weak = worlds(2, |world| {
+            let context = Context::new();
+            let runtime = context.runtime(DeviceId::cpu(0)).unwrap();
+            let comm = world.comm(&runtime, &config()).unwrap();
+            let x = runtime.upload(&[1u32; 1000]).unwrap();
+            let graph = runtime
+                .record_graph(|recording| comm.all_reduce(recording.stream(), &x, Reduce::Sum));
+            let buffer = x.downgrade();
+            if recorded {
+                graph.unwrap().launch().unwrap();
+            } else {
+                drop(graph);
+                comm.all_reduce(runtime.stream(), &x, Reduce::Sum).unwrap();
+            }
+            buffer // and all else is dropped while the call waits or runs
+        });
+        let until = Instant::now() + Duration::from_secs(30);
+        while weak.iter().any(|buffer| buffer.upgrade().is_some()) {
+            assert!(Instant::now() < until, "something keeps the memory, recorded: {recorded}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+#[test]
+fn a_runtime_ends_after_graphs_with_calls() {
+    ranks(1, |_| {
+        let context = Context::new();
+        let world = World::threads(1)?.remove(0);
+        let runtime = context.runtime(DeviceId::cpu(0))?;
+        let ended = runtime.extension(|_| Ok(()))?;
+        let comm = world.comm(&runtime, &config())?;
+        let x = runtime.upload(&[1u32])?;
+        let graph = runtime
+            .record_graph(|recording| comm.all_reduce(recording.stream(), &x, Reduce::Sum))?;
+        graph.launch()?;
+        assert_eq!(runtime.to_vec(&x)?, [1]);
+        drop((comm, x, runtime, world));
+        drop((graph, context));
+        let until = Instant::now() + Duration::from_secs(30);
+        // The extension's slot goes with the runtime.
+        while std::sync::Arc::strong_count(&ended) != 1 {
+            assert!(Instant::now() < until, "a graph with a call keeps its runtime");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_communicator_is_given_back_after_its_last_call() {
+    use leasehold::backend::sync::Arc;
+    use leasehold::backend::sync::atomic::{AtomicBool, Ordering};
+    use leasehold_collective::driver::{Call, Place};
+    use leasehold_collective::{CollectiveOps, Communicator};
+
+    /// A library that notices when its communicator is given back.
+    struct Ops(Arc<AtomicBool>);
+    struct Part(Arc<AtomicBool>);
+
+    impl CollectiveOps for Ops {
+        fn name(&self) -> &str {
+            "notices"
+        }
+        fn unique_id(&self) -> Result<Vec<u8>> {
+            Ok(Vec::new())
+        }
+        fn init(&self, _place: &Place) -> Result<Arc<dyn Communicator>> {
+            Ok(Arc::new(Part(self.0.clone())))
+        }
+    }
+    impl Communicator for Part {
+        unsafe fn enqueue(&self, _stream: u64, _calls: &[Call<'_>]) -> Result<()> {
+            assert!(!self.0.load(Ordering::Acquire), "it was given back before");
+            Ok(())
+        }
+        fn abort(&self, _cause: Error) {}
+        fn destroy(&self) -> Result<()> {
+            self.0.store(true, Ordering::Release);
+            Ok(())
+        }
+    }
+
+    let given_back = Arc::new(AtomicBool::new(false));
+    let world = World::threads(1).unwrap().remove(0);
+    let runtime = runtime().unwrap();
+    let config = config().ops(Arc::new(Ops(given_back.clone())));
+    let comm = world.comm(&runtime, &config).unwrap();
+    let gate = runtime.create_host_timeline().unwrap();
+    comm.barrier(runtime.stream()).unwrap();
+    runtime.stream().wait(gate.next()).unwrap();
+    comm.barrier(runtime.stream()).unwrap();
+    drop(comm);
+    std::thread::sleep(Duration::from_millis(30));
+    assert!(!given_back.load(Ordering::Acquire));
+    gate.signal(gate.value() + 1).unwrap();
+    runtime.stream().synchronize().unwrap();
+    world.close(Duration::from_secs(30)).unwrap();
+    assert!(given_back.load(Ordering::Acquire));
 }

@@ -7,10 +7,11 @@
 //! leaves when no helper is inside. The function lives on the owner's stack.
 //!
 //! - `taken`: CAS by an owner; a slot has one owner at a time.
-//! - `body`, `chunk`: written while the slot is closed and has no members; read by helpers inside.
+//! - `body`, `parts`: written while the slot is closed and has no members; read by helpers inside.
 //! - `members`: the `OPEN` bit, set and cleared by the owner, and the number of helpers
 //!   inside.
-//! - `next`: the next unclaimed tile; threads claim tiles by `fetch_add`.
+//! - `next`: the next unclaimed tile; threads claim tiles by `fetch_add`, each time a part of those
+//!   that are left. So ranges are long at first, and the last ones balance the load.
 //! - `open`: one bit for each slot that may have unclaimed tiles.
 //! - `sleepers`, `stop`: the number of sleeping helpers; whether the crew is dismissed.
 //!
@@ -53,7 +54,7 @@ struct Slot {
     members: AtomicU32,
     next: AtomicU64,
     total: AtomicU64,
-    chunk: AtomicU64,
+    parts: AtomicU64,
     body: UnsafeCell<Option<Body<'static>>>,
     panic: Mutex<Option<String>>,
 }
@@ -82,7 +83,7 @@ impl Crew {
                 members: AtomicU32::new(0),
                 next: AtomicU64::new(0),
                 total: AtomicU64::new(0),
-                chunk: AtomicU64::new(1),
+                parts: AtomicU64::new(1),
                 body: UnsafeCell::new(None),
                 panic: Mutex::new(None),
             })
@@ -96,17 +97,17 @@ impl Crew {
         }
     }
 
-    /// Runs `total` tiles, in ranges of at most `chunk`, on this thread and on helpers. Returns
-    /// when all tiles are over. The call wakes at most `ring` sleeping helpers. Helpers call
-    /// `body`; this thread calls `mine`, which must do the same. If all slots are taken, this
-    /// thread runs all tiles.
+    /// Runs `total` tiles on this thread and on helpers. Each claim takes one of `parts` equal parts
+    /// of the tiles that are left. Returns when all tiles are over. The call wakes at most `ring`
+    /// sleeping helpers. Helpers call `body`; this thread calls `mine`, which must do the same. If
+    /// all slots are taken, this thread runs all tiles.
     ///
     /// # Errors
     /// The text of the first panic. Tiles that had not begun then never run.
     pub(crate) fn run(
         &self,
         total: u64,
-        chunk: u64,
+        parts: u64,
         ring: u32,
         body: Body<'_>,
         mine: &dyn Fn(u64, u64),
@@ -127,7 +128,7 @@ impl Crew {
         // SAFETY: this thread owns the slot, whose host timeline is closed and empty: no other
         // thread reads the cell.
         slot.body.with_mut(|b| unsafe { *b = Some(lasting) });
-        slot.chunk.store(chunk.max(1), Ordering::Relaxed);
+        slot.parts.store(parts.max(1), Ordering::Relaxed);
         slot.total.store(total, Ordering::Relaxed);
         slot.next.store(0, Ordering::Relaxed);
         slot.members.fetch_or(OPEN, Ordering::Release);
@@ -156,9 +157,11 @@ impl Crew {
     fn claim(&self, index: usize, body: &dyn Fn(u64, u64)) -> bool {
         let slot = &self.slots[index];
         let total = slot.total.load(Ordering::Relaxed);
-        let chunk = slot.chunk.load(Ordering::Relaxed);
+        let parts = slot.parts.load(Ordering::Relaxed);
         let mut any = false;
         loop {
+            let left = total.saturating_sub(slot.next.load(Ordering::Relaxed));
+            let chunk = (left / parts).max(1);
             let from = slot.next.fetch_add(chunk, Ordering::Relaxed);
             if from.saturating_add(chunk) >= total {
                 self.open.fetch_and(!(1 << index), Ordering::Relaxed);

@@ -47,7 +47,7 @@ fn helper(crew: &Arc<Crew>) -> thread::JoinHandle<()> {
 
 /// Runs a job whose owner and helpers call the same function.
 fn run(crew: &Crew, tiles: u64, ring: u32, body: impl Fn(u64, u64) + Sync) {
-    crew.run(tiles, 1, ring, &body, &body).unwrap();
+    crew.run(tiles, u64::MAX, ring, &body, &body).unwrap();
 }
 
 fn model(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {

@@ -26,9 +26,8 @@ use std::cell::{Cell, UnsafeCell};
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// Ranges of tiles per thread, on average: enough to balance the load, few enough that claims cost
-/// little.
-const SHARES: u64 = 8;
+/// A thread claims this part of its share of the tiles that are left. Long ranges are read in order.
+const SHARES: u64 = 2;
 /// The time that the worker of an idle queue lets helpers go to sleep first.
 const GIVE_WAY: Duration = Duration::from_micros(5);
 
@@ -215,9 +214,9 @@ impl TilePool {
             shared.advice.note_ring(now_nanos());
         }
         shared.owner_cpu.store(current_cpu(), Ordering::Relaxed);
-        let chunk = (tiles / (u64::from(self.threads) * SHARES)).max(1);
+        let parts = u64::from(self.threads) * SHARES;
         shared.wanted.fetch_add(hands, Ordering::Relaxed);
-        let outcome = shared.crew.run(tiles, chunk, ring, body, &timed);
+        let outcome = shared.crew.run(tiles, parts, ring, body, &timed);
         shared.wanted.fetch_sub(hands, Ordering::Relaxed);
         outcome.map(|()| taken())
     }

@@ -6,10 +6,9 @@
 //! order of a sum depends only on the level, on `k`, and on the number of rows of activations that
 //! are computed together (`Panel::m`).
 //!
-//! A panel takes four rows of weights side by side, which share the loads of the activations. One
-//! row of activations may also take them one after another ([`Panel::in_order`]). Then the weights
-//! come in the order of their addresses, which some processors prefetch far better. Both ways make
-//! each sum in the same order, so the results are equal to the bit.
+//! A panel takes four rows of weights side by side, which share the loads of the activations. A
+//! [`Stream`](super::stream::Stream) takes them one after another. Both make each sum of one row of
+//! activations in the same order, so the results are equal to the bit.
 
 use half::bf16;
 
@@ -17,7 +16,6 @@ use super::dots::Dots;
 use super::elem::{DType, Elem, load_part};
 #[cfg(target_arch = "x86_64")]
 use super::isa::Isa;
-use super::isa::follows_streams;
 use super::simd::{MAX_LANES, Simd, Task};
 
 /// Rows of weights that are computed together.
@@ -54,7 +52,6 @@ pub struct Panel<W> {
     out: *mut f32,
     ldo: usize,
     accumulate: bool,
-    in_order: bool,
 }
 
 impl<W: Elem> Panel<W> {
@@ -74,15 +71,7 @@ impl<W: Elem> Panel<W> {
         (out, ldo): (*mut f32, usize),
         accumulate: bool,
     ) -> Self {
-        Self { w, ldw, rows, x, ldx, m, k, out, ldo, accumulate, in_order: false }
-    }
-
-    /// Says whether one row of activations takes the rows of weights one after another. It does not
-    /// change the result. It is for weights that come from memory.
-    #[inline(always)]
-    #[must_use]
-    pub fn in_order(self, in_order: bool) -> Self {
-        Self { in_order, ..self }
+        Self { w, ldw, rows, x, ldx, m, k, out, ldo, accumulate }
     }
 
     /// All weights over `M` rows of activations from `m0` on.
@@ -103,19 +92,9 @@ impl<W: Elem> Panel<W> {
     /// `B` rows of weights over `M` rows of activations.
     #[inline(always)]
     unsafe fn block<S: Simd, const B: usize, const M: usize>(&self, s: S, r0: usize, m0: usize) {
-        let mut sums = [[s.zero(); B]; M];
         // SAFETY: the rows are within the panel, and the elements of the result too.
         unsafe {
-            if M == 1 && self.in_order {
-                for r in 0..B {
-                    let row = self.sums::<S, 1, M>(s, r0 + r, m0);
-                    for m in 0..M {
-                        sums[m][r] = row[m][0];
-                    }
-                }
-            } else {
-                sums = self.sums::<S, B, M>(s, r0, m0);
-            }
+            let sums = self.sums::<S, B, M>(s, r0, m0);
             for m in 0..M {
                 let out = self.out.add((m0 + m) * self.ldo + r0);
                 let sums = sums[m];
@@ -145,8 +124,6 @@ impl<W: Elem> Panel<W> {
         // the latency.
         let odd = usize::from(M == 1);
         let paired = S::PAIRED && matches!(W::DTYPE, DType::Bf16);
-        // A single stream is asked for ahead only if the processor's own prefetch falls short.
-        let ahead = B > 1 || !follows_streams();
         let mut acc = [[[s.zero(); B]; M]; 2];
         let n = S::N;
         let mut i = 0;
@@ -156,7 +133,7 @@ impl<W: Elem> Panel<W> {
             let w = self.w.add(r0 * self.ldw);
             let x = self.x.add(m0 * self.ldx);
             while i + 2 * n <= self.k {
-                if M <= NARROW_M && ahead {
+                if M <= NARROW_M {
                     for r in 0..B {
                         s.prefetch(w.add(r * self.ldw + i).cast::<u8>().wrapping_add(AHEAD));
                     }

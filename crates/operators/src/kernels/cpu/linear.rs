@@ -24,6 +24,7 @@ use super::isa::follows_streams;
 use super::math::silu;
 use super::row;
 use super::simd::{Simd, Task};
+use super::stream::{Stream, arrange};
 use super::tile::{
     Extent, Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, update,
     write,
@@ -38,9 +39,13 @@ pub const NORM: u32 = 1;
 pub const BIAS: u32 = 2;
 
 /// The fewest bytes of weights that one row takes in the order of their addresses. Smaller matrices
-/// may be in a cache, where four rows side by side are up to twice as fast.
-fn large() -> usize {
-    if follows_streams() { 1 << 20 } else { 4 << 20 }
+/// are in a cache, where four rows side by side are as fast and need no arranged row.
+const LARGE: usize = 1 << 20;
+
+/// The longest row whose weights are taken in order. A longer one would not stay in the first cache,
+/// where four rows of weights share what is read of it.
+fn longest() -> usize {
+    if follows_streams() { LONGEST } else { LONGEST / 2 }
 }
 
 /// Outputs of a tile of many rows.
@@ -58,8 +63,14 @@ const MR: usize = 6;
 const MC: usize = 4;
 /// Outputs that a tile of few rows completes at a time.
 const RC: usize = 64;
+/// Elements of the longest row of `x` that is taken alone over weights in order.
+const LONGEST: usize = 16384;
 /// Elements of `x` on the stack of a tile of few rows.
 const XC: usize = 4096;
+
+/// Room for a row of `x` whose vectors do not cross lines of the cache.
+#[repr(align(64))]
+struct Row(MaybeUninit<[f32; LONGEST]>);
 
 params! {
     /// Parameters of the matrix products.
@@ -107,9 +118,9 @@ pub fn streams(w: DType, m: usize) -> bool {
 }
 
 /// The number of rows of weights, of `row_bytes` each, in a tile of few rows: a thirty-second of
-/// all `rows`. The result is at least 16 KiB, at most 128 KiB, and a multiple of four rows.
+/// all `rows`. The result is at least 16 KiB, at most 256 KiB, and a multiple of four rows.
 fn rows_per_tile(row_bytes: usize, rows: usize) -> usize {
-    let target = (row_bytes.saturating_mul(rows) / 32).clamp(16 << 10, 128 << 10);
+    let target = (row_bytes.saturating_mul(rows) / 32).clamp(16 << 10, 256 << 10);
     (target / row_bytes).next_multiple_of(4).max(4)
 }
 
@@ -250,8 +261,9 @@ struct Few<'a, W> {
     rows: usize,
     m0: usize,
     mc: usize,
-    /// The rows after conversion (`k` apart), or null.
-    widened: *const f32,
+    /// The rows after conversion (`k` apart) if they fit, else room for [`XC`] elements.
+    buffer: *mut f32,
+    fits: bool,
     scales: [f32; MC],
     out: *mut f32,
 }
@@ -263,17 +275,13 @@ impl<W: Elem> Few<'_, W> {
         // SAFETY: the weights, the rows of x and the result are those of the tile.
         unsafe {
             let rows = (self.w, k, self.rows);
-            let all: usize = self.input.p.n.iter().map(|&n| n as usize).sum();
-            let large = all.saturating_mul(k * size_of::<W>()) >= large();
             if self.input.direct() {
                 let x = (self.input.row(self.m0).cast::<f32>(), self.input.p.ldx as usize, self.mc);
-                s.run(Panel::new(rows, x, k, (self.out, RC), false).in_order(large));
-            } else if !self.widened.is_null() {
-                let x = (self.widened, k, self.mc);
-                s.run(Panel::new(rows, x, k, (self.out, RC), false).in_order(large));
+                s.run(Panel::new(rows, x, k, (self.out, RC), false));
+            } else if self.fits {
+                let x = (self.buffer.cast_const(), k, self.mc);
+                s.run(Panel::new(rows, x, k, (self.out, RC), false));
             } else {
-                let mut buffer = MaybeUninit::<[f32; XC]>::uninit();
-                let buffer = buffer.as_mut_ptr().cast::<f32>();
                 let chunk = XC / MC;
                 for at in (0..k).step_by(chunk) {
                     let n = chunk.min(k - at);
@@ -284,11 +292,12 @@ impl<W: Elem> Few<'_, W> {
                             at,
                             n,
                             self.scales[m],
-                            buffer.add(m * chunk),
+                            self.buffer.add(m * chunk),
                         );
                     }
                     let part = (self.w.add(at), k, self.rows);
-                    s.run(Panel::new(part, (buffer, chunk, self.mc), n, (self.out, RC), at != 0));
+                    let x = (self.buffer.cast_const(), chunk, self.mc);
+                    s.run(Panel::new(part, x, n, (self.out, RC), at != 0));
                 }
             }
         }
@@ -358,6 +367,12 @@ unsafe fn few<S: Simd, const G: usize>(
 ) {
     let p = input.p;
     let (m, k) = (p.m as usize, p.k as usize);
+    if m == 1 && k <= longest() {
+        let all: usize = p.n.iter().map(|&n| n as usize).sum();
+        if all.saturating_mul(G * k * accepted(p.w).bytes()) >= LARGE {
+            return s.run(Single { input, w, outputs, first, rows });
+        }
+    }
     let mut sums = MaybeUninit::<[[f32; MC * RC]; G]>::uninit();
     let sums = sums.as_mut_ptr().cast::<f32>();
     let mut buffer = MaybeUninit::<[f32; XC]>::uninit();
@@ -378,14 +393,13 @@ unsafe fn few<S: Simd, const G: usize>(
                     input.widen(s, m0 + i, 0, k, scales[i], buffer.add(i * k));
                 }
             }
-            let widened = if fits { buffer.cast_const() } else { std::ptr::null() };
             for r in (first..first + rows).step_by(RC) {
                 let n = RC.min(first + rows - r);
                 for g in 0..G {
                     let out = sums.add(g * MC * RC);
                     with_elem!(accepted(p.w), W => {
                         let w = w[g].cast::<W>().add(r * k);
-                        Few::<W> { input, w, rows: n, m0, mc, widened, scales, out }.run(s);
+                        Few::<W> { input, w, rows: n, m0, mc, buffer, fits, scales, out }.run(s);
                     });
                     for i in 0..mc {
                         outputs[g].bias(s, p, out.add(i * RC), r, n);
@@ -398,6 +412,53 @@ unsafe fn few<S: Simd, const G: usize>(
                     }
                     outputs[0].store(s, p, out, m0 + i, r, n);
                 }
+            }
+        }
+    }
+}
+
+/// A tile of one row over weights that come from memory, as a separate function: its row is on the
+/// stack only during the call.
+struct Single<'a, const G: usize> {
+    input: &'a Input<'a>,
+    w: [*const u8; G],
+    outputs: &'a [Output; G],
+    first: usize,
+    rows: usize,
+}
+
+impl<const G: usize> Task for Single<'_, G> {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { input, w, outputs, first, rows } = self;
+        let p = input.p;
+        let k = p.k as usize;
+        let mut sums = MaybeUninit::<[[f32; RC]; G]>::uninit();
+        let sums = sums.as_mut_ptr().cast::<f32>();
+        let mut x = Row(MaybeUninit::uninit());
+        let x = x.0.as_mut_ptr().cast::<f32>();
+        // SAFETY: only `few` makes this value, from its tile. The row has k elements, at most the
+        // room for one.
+        unsafe {
+            let norm = p.flags & NORM != 0;
+            let scale =
+                if norm { row::rms_scale(s, accepted(p.x), input.row(0), k, p.eps) } else { 1.0 };
+            input.widen(s, 0, 0, k, scale, x);
+            arrange(s, accepted(p.w), x, k);
+            for r in (first..first + rows).step_by(RC) {
+                let n = RC.min(first + rows - r);
+                for g in 0..G {
+                    let out = sums.add(g * RC);
+                    with_elem!(accepted(p.w), W => {
+                        s.run(Stream::new((w[g].cast::<W>().add(r * k), n), (x, k), out));
+                    });
+                    outputs[g].bias(s, p, out, r, n);
+                }
+                if G == 2 {
+                    gate(s, sums, sums.add(RC), n);
+                }
+                outputs[0].store(s, p, sums, 0, r, n);
             }
         }
     }

@@ -33,6 +33,7 @@ pub mod rope;
 pub mod row;
 pub mod sampling;
 pub mod simd;
+pub mod stream;
 pub mod tile;
 
 use tile::KernelSpec;

@@ -81,9 +81,9 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn reduce_add(self, v: V) -> f32 {
         isa!({
-            let q = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
-            let d = _mm_add_ps(q, _mm_movehl_ps(q, q));
-            _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)))
+            let d = _mm256_add_ps(v, _mm256_movehdup_ps(v));
+            let q = _mm256_add_ps(d, _mm256_permute_ps::<0b10>(d));
+            _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(q), _mm256_extractf128_ps::<1>(q)))
         })
     }
     #[inline(always)]

@@ -89,7 +89,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn min(self, a: Self::V, b: Self::V) -> Self::V;
     /// Two to the power of `n`, for integral `n` in −127…127; zero for −127.
     fn pow2(self, n: Self::V) -> Self::V;
-    /// Sum of the lanes, in a fixed order.
+    /// Sum of the lanes, in a fixed order, which is that of [`reduce_add4`](Simd::reduce_add4).
     fn reduce_add(self, v: Self::V) -> f32;
     /// The sums of four vectors, at half the cost of four calls of
     /// [`reduce_add`](Simd::reduce_add).
