@@ -25,7 +25,7 @@ case ${1:-} in
     semver)
         [ -n "$(last)" ] || { echo "semver: there is no version before this one"; exit 0; }
         tool cargo-semver-checks
-        for crate in leasehold leasehold-operators leasehold-llama leasehold-hal leasehold-conformance; do
+        for crate in leasehold leasehold-operators leasehold-llama leasehold-collective leasehold-hal leasehold-conformance; do
             cargo semver-checks --package "$crate" --baseline-rev "$(last)"
         done
         ;;

@@ -21,6 +21,7 @@ pages! {
     trace_and_report "how-to/trace-and-report.md"
     wait_without_blocking "how-to/wait-without-blocking.md"
     serve_a_model "how-to/serve-a-model.md"
+    ranks "how-to/ranks.md"
     test_without_a_gpu "how-to/test-without-a-gpu.md"
     readme "../README.md"
 }

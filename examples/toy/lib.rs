@@ -183,6 +183,7 @@ unsafe fn run_all(owner: &TimelineOwner, start: Instant, value: u64, ops: &OpLis
         let done = panics::caught(|| unsafe { run(timeline, start, value, &op) });
         let cause = match done {
             Ok(Ok(())) => continue,
+            Ok(Err(error)) if error.is_external() => return Err(error),
             Ok(Err(error)) => error.to_string(),
             Err(text) => text,
         };

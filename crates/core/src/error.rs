@@ -96,9 +96,21 @@ pub enum Error {
     /// This backend or device does not support the request.
     #[error("unsupported: {0}")]
     Unsupported(Text),
-    /// The deadline passed first. The call had no other effect.
+    /// The deadline passed first. The call had no other effect. As a stream's cause: a call of the
+    /// stream waited for another rank in vain.
     #[error("timeout: {0}")]
     Timeout(Text),
+    /// Another rank of a collective is gone, or has not come.
+    #[error("rank {rank} is lost: {why}")]
+    PeerLost {
+        /// The rank in its communicator, or in its world.
+        rank: u32,
+        /// How that is known, and the remedy.
+        why: Text,
+    },
+    /// Ranks made calls that do not belong together.
+    #[error("mismatch: {0}")]
+    Mismatch(Box<Mismatch>),
     /// The call is not allowed while recording, or on an object that is being recorded.
     #[error("recording: {rule}")]
     Recording {
@@ -131,6 +143,42 @@ pub enum Error {
     /// writer.
     #[error("{0}")]
     Other(#[source] Foreign),
+}
+
+/// Calls of two ranks that do not belong together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Mismatch {
+    /// The communicator's name and the call's number: `tp #183`.
+    pub call: Text,
+    /// What each of the two ranks called there, with its scope.
+    pub ranks: [(u32, Text); 2],
+}
+
+impl Mismatch {
+    /// A mismatch of two ranks' calls, the lower rank first.
+    #[must_use]
+    pub fn new(call: impl Into<Text>, one: (u32, Text), other: (u32, Text)) -> Self {
+        let ranks = if one.0 <= other.0 { [one, other] } else { [other, one] };
+        Self { call: call.into(), ranks }
+    }
+}
+
+impl From<Mismatch> for Error {
+    fn from(mismatch: Mismatch) -> Self {
+        Error::Mismatch(Box::new(mismatch))
+    }
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [(one, first), (other, second)] = &self.ranks;
+        write!(
+            f,
+            "{}: rank {one} {first}; rank {other} {second}; let all ranks make the same calls in the same order",
+            self.call
+        )
+    }
 }
 
 /// Bytes of a MiB.
@@ -411,6 +459,21 @@ impl Error {
         matches!(self, Error::OutOfMemory(_) | Error::OverBudget { unit: Budgeted::Bytes, .. })
     }
 
+    /// Returns whether the cause lies outside the operation that failed: another rank, or a
+    /// deadline. A stream has such a cause unchanged, not as a [`Fault`] of the operation.
+    ///
+    /// ```
+    /// use leasehold_core::{Error, Mismatch};
+    /// let (one, other) = ((2, "barrier".into()), (0, "send 1 f32 to 2".into()));
+    /// let error = Error::from(Mismatch::new("tp #1", one, other));
+    /// assert!(error.is_external());
+    /// assert!(error.to_string().contains("tp #1: rank 0 send 1 f32 to 2; rank 2 barrier;"));
+    /// ```
+    #[must_use]
+    pub fn is_external(&self) -> bool {
+        matches!(self, Error::PeerLost { .. } | Error::Mismatch(_) | Error::Timeout(_))
+    }
+
     /// A short, stable name of the variant, for tables and JSON.
     #[must_use]
     pub fn kind(&self) -> &'static str {
@@ -428,6 +491,8 @@ impl Error {
             Error::Unavailable(_) => "Unavailable",
             Error::Unsupported(_) => "Unsupported",
             Error::Timeout(_) => "Timeout",
+            Error::PeerLost { .. } => "PeerLost",
+            Error::Mismatch(_) => "Mismatch",
             Error::Recording { .. } => "Recording",
             Error::TopologyChanged(_) => "TopologyChanged",
             Error::Suspended(_) => "Suspended",

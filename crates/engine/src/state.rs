@@ -271,6 +271,7 @@ impl<N: DriverStream> StreamCore<N> {
     pub(crate) fn fault(&self, op: String, value: u64, cause: &Error) -> Error {
         match (cause, self.core.device.loss()) {
             (Error::DeviceLost { .. }, Some(loss)) => loss,
+            (cause, _) if cause.is_external() => cause.clone(),
             _ => Fault::new(op, self.name(), value, cause.to_string()).into(),
         }
     }

@@ -355,7 +355,8 @@ impl Tagged for dyn Device {
 ///
 /// The cause of an operation's own failure is [`Error::Fault`]: the operation's
 /// [name](Op::name), the stream as it prints, the value, and the text of the error or panic. The
-/// cause of a failed wait is the cause of the awaited stream, unchanged.
+/// cause of a failed wait is the cause of the awaited stream, unchanged. A call's error with an
+/// [external](Error::is_external) cause is passed on unchanged too.
 ///
 /// # Host calls
 /// A host call may submit to every stream, also to its own, and may drop any object. So a backend

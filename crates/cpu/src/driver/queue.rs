@@ -443,12 +443,15 @@ impl Runner<'_> {
 
 /// Converts the result of a call of the program's code.
 fn called(result: Result<()>) -> Result<(), Failure> {
-    result.map_err(|e| Failure::Here(e.to_string()))
+    result.map_err(|e| match e.is_external() {
+        true => Failure::Cause(e),
+        false => Failure::Here(e.to_string()),
+    })
 }
 
 /// The cause of an operation's failure.
 pub(crate) enum Failure {
-    /// The failure of another timeline, passed on unchanged.
+    /// The failure of another timeline or of another rank, passed on unchanged.
     Cause(Error),
     /// The operation's own failure.
     Here(String),

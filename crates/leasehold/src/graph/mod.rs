@@ -29,8 +29,10 @@ mod operator;
 mod optimise;
 mod record;
 mod recording;
+mod stop;
 
 pub(crate) use recording::Recording;
 
 pub use exec::{Graph, GraphUpdate, NodeId, UpdateOutcome};
 pub use operator::GraphOperator;
+pub use stop::{Note, StopCheck};

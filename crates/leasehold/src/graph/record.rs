@@ -7,6 +7,7 @@
 use crate::graph::exec::{Graph, Held, NodeId};
 use crate::graph::operator::GraphOperator;
 use crate::graph::recording::{Recording, State};
+use crate::graph::stop::{self, Note, StopCheck};
 use crate::runtime::{Runtime, RuntimeInner};
 use crate::stream::Stream;
 use leasehold_alloc::{Lifetime, On, SYMBOLIC};
@@ -71,6 +72,7 @@ fn begin(runtime: &Runtime) -> Result<(Runtime, Arc<Recording>)> {
 
 /// A graph of what was recorded.
 fn graph_of(runtime: &Runtime, mut state: State) -> Result<Graph> {
+    stop::check(std::mem::take(&mut state.noted))?;
     // A holder of a buffer of the recording may use the buffer beside the graph. These leases keep
     // the buffer until it has its address.
     let memory = &runtime.inner.memory;
@@ -265,6 +267,21 @@ impl Runtime {
 }
 
 impl Stream {
+    /// Leaves a note about what was recorded last for a check, which the recording must pass when
+    /// it stops. The note goes with what it is about: an operator that fails takes it back.
+    ///
+    /// # Errors
+    /// `Recording` for a stream that does not record, on another thread than the recording's, and
+    /// once the recording is over.
+    pub fn note(&self, check: &Arc<dyn StopCheck>, note: Note) -> Result<()> {
+        match self.recording() {
+            Some(recording) => recording.note(check, note),
+            None => Err(Error::recording(
+                "only a recording takes notes, and this stream works eagerly; ask Stream::is_recording first",
+            )),
+        }
+    }
+
     /// The id in [`Graph::update`](crate::Graph::update) of the operation that is recorded next;
     /// its [index](NodeId::index) is how many have been recorded. `None` for a stream that does not
     /// record, and on another thread than the recording's.

@@ -15,6 +15,7 @@
 //! This module must not know streams, runtimes or graphs.
 
 use crate::event::Event;
+use crate::graph::stop::{Note, Noted, StopCheck};
 use crate::kernel::rules::Rules;
 use crate::stream::{SubmitGuard, SubmitLock, Use, this_thread};
 use crate::view::{Operand, View};
@@ -49,6 +50,7 @@ pub(crate) struct State {
     pub(crate) events: Vec<Signal>,
     pub(crate) waits: Vec<Lease<Event>>,
     pub(crate) points: Vec<Timepoint>,
+    pub(crate) noted: Vec<Noted>,
     /// The operators that are being encoded, the innermost last.
     encodings: Vec<Encoding>,
 }
@@ -147,6 +149,7 @@ impl Recording {
             events: Vec::new(),
             waits: Vec::new(),
             points: Vec::new(),
+            noted: Vec::new(),
             encodings: Vec::new(),
         };
         Self {
@@ -318,6 +321,13 @@ impl Recording {
         self.with(|s| s.points.push(point))
     }
 
+    /// Leaves a note for a check of the recording.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn note(&self, check: &Arc<dyn StopCheck>, note: Note) -> Result<()> {
+        self.with(|s| s.noted.push(Noted { ops: s.ops.len(), check: check.clone(), note }))
+    }
+
     /// Begins to encode an operator: its work is undone unless it is kept.
     pub(crate) fn encode(&self) -> Result<OpenEncoding<'_>> {
         self.with(|s| {
@@ -456,9 +466,10 @@ impl Drop for OpenEncoding<'_> {
             let waits = s.waits.split_off(waits.min(s.waits.len()));
             let rules =
                 s.rules.split_off(s.rules.partition_point(|&(node, _)| (node as usize) < to));
+            let noted = s.noted.split_off(s.noted.partition_point(|noted| noted.ops <= to));
             let ops = s.ops.clone();
             s.ops.truncate(to);
-            Some((ops, leases, events, waits, rules))
+            Some((ops, leases, events, waits, rules, noted))
         });
         // Without the lock: what is dropped may be anybody's closure.
         drop(undone);

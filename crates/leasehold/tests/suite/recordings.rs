@@ -1,7 +1,8 @@
 //! Calls that may and may not happen while a thread records, and the undoing of recordings.
 
 use crate::common::*;
-use leasehold::graph::NodeId;
+use leasehold::backend::sync::{Arc, Mutex};
+use leasehold::graph::{NodeId, Note, StopCheck};
 use leasehold::infini::InfiniRuntime;
 use leasehold::kernel::{session_ops, session_sync_ops};
 use leasehold::{
@@ -679,6 +680,71 @@ fn operators_may_be_made_of_operators() {
         .unwrap();
     graph.launch().unwrap();
     assert_eq!(runtime.to_vec::<u32>(&y).unwrap(), [1; 4]);
+}
+
+/// A check that keeps the numbers that it was told, and refuses one.
+struct Numbers {
+    seen: Mutex<Vec<Vec<u32>>>,
+    refused: u32,
+}
+
+impl StopCheck for Numbers {
+    fn check(&self, notes: &[Note]) -> Result<()> {
+        let numbers: Vec<u32> = notes.iter().filter_map(|n| n.downcast_ref().copied()).collect();
+        let refused = numbers.contains(&self.refused);
+        self.seen.lock().push(numbers);
+        if refused { Err(Error::other("the check's own reason")) } else { Ok(()) }
+    }
+}
+
+#[test]
+fn a_recording_must_pass_the_checks_that_it_has_notes_for() {
+    let runtime = runtime();
+    let x = runtime.upload(&[1u32; 4]).unwrap();
+    let numbers = |refused| Arc::new(Numbers { seen: Mutex::default(), refused });
+    let (one, two) = (numbers(99), numbers(7));
+    let checks: [Arc<dyn StopCheck>; 2] = [one.clone(), two.clone()];
+    let note = |stream: &Stream, check: usize, number: u32| -> Result<()> {
+        stream.fill(x.view(), number)?;
+        stream.note(&checks[check], Arc::new(number))
+    };
+    assert_eq!(kind(runtime.stream().note(&checks[0], Arc::new(0u32))), "Recording");
+    let failing = Op::new(&[x.read_write()], |stream| {
+        note(stream, 0, 50)?;
+        Err(Error::state("on purpose"))
+    });
+    let working = Op::new(&[x.read_write()], |stream| note(stream, 0, 3));
+    let graph = runtime
+        .record_graph(|r| {
+            note(r.stream(), 0, 1)?;
+            note(r.stream(), 1, 2)?;
+            assert_eq!(kind(r.add_graph_operator(&failing)), "InvalidState");
+            r.add_graph_operator(&working)?;
+            note(&r.create_stream()?, 0, 4)
+        })
+        .unwrap();
+    // Each check once, with its own notes in order; what was undone left none.
+    assert_eq!(
+        (one.seen.lock().clone(), two.seen.lock().clone()),
+        (vec![vec![1, 3, 4]], vec![vec![2]])
+    );
+    graph.launch().unwrap();
+    assert_eq!(one.seen.lock().len(), 1, "a launch is not checked");
+
+    let mut kept = None;
+    let refused = runtime.record_graph(|r| {
+        kept = Some(r.clone());
+        note(r.stream(), 1, 7)
+    });
+    assert_eq!(refused.unwrap_err().to_string(), "the check's own reason");
+    let late = kept.unwrap().stream().note(&checks[1], Arc::new(8u32));
+    assert_eq!(kind(late), "Recording", "the recording is over");
+    let _ = runtime.record_graph(|r| {
+        note(r.stream(), 1, 9)?;
+        Err(Error::other("given up"))
+    });
+    assert_eq!(two.seen.lock().len(), 2, "what is given up is not checked");
+    assert_eq!(runtime.to_vec(&x).unwrap(), [4; 4]);
 }
 
 #[test]

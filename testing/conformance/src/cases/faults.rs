@@ -87,6 +87,13 @@ fn host_call_fails(env: &Env) -> Outcome {
     check!(e.to_string().contains("the call's own reason"), "the cause is lost: {e}");
     env.until("the poisoned stream is over", || stream.timeline().is_idle())?;
     check_eq!(env.read(&other, &buffer)?, [1; 64], "what came after the failed call");
+    // A cause outside the call is no fault of it.
+    let lost = env.stream()?;
+    let call = HostCall::new("loses a rank", || {
+        Err(Error::PeerLost { rank: 3, why: "the call's own reason".into() })
+    });
+    let result = direct(&lost, &[Op::Host(&call)]).and_then(|v| env.try_wait(&lost, v));
+    check!(matches!(result, Err(Error::PeerLost { rank: 3, .. })), "not the cause: {result:?}");
     // A call that submits to its own stream.
     let again = env.stream()?;
     let own = again.clone();

@@ -107,11 +107,15 @@ impl Common {
         Ok(call)
     }
 
-    pub(crate) fn fault(&self, op: &str, queue: QueueId, value: u64, cause: String) -> Error {
+    /// The cause of a stream whose operation failed.
+    pub(crate) fn fault(&self, op: &str, queue: QueueId, value: u64, cause: &Error) -> Error {
+        if cause.is_external() {
+            return cause.clone();
+        }
         let timeline = self.running.lock().get(&queue).copied();
         let stream =
             timeline.map_or_else(|| self.name.clone(), |l| format!("{} {:?}", self.name, l.id()));
-        Fault::new(op.to_owned(), stream, value, cause).into()
+        Fault::new(op.to_owned(), stream, value, cause.to_string()).into()
     }
 
     /// Records a stream's timeline under its queue.
@@ -130,7 +134,7 @@ impl Common {
         let run = || call.run();
         if let Err(e) = timeline.map_or_else(run, |timeline| timeline.run_call(value, run)) {
             // The queue runs this call, so it exists.
-            let _ = self.machine.queue_fail(queue, self.fault(name, queue, value, e.to_string()));
+            let _ = self.machine.queue_fail(queue, self.fault(name, queue, value, &e));
         }
     }
 

@@ -119,7 +119,7 @@ impl StreamState {
                     &format!("foreign call {}", call.name),
                     self.queue,
                     value,
-                    e.to_string(),
+                    &e,
                 );
                 machine.queue_fail(self.queue, cause)?;
                 self.owner.advance()?;

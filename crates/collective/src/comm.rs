@@ -1,0 +1,643 @@
+//! Communicators: ranks that make calls together, over a device each.
+//!
+//! # A call
+//! It is checked as far as one rank can (`group`), numbered (`log`), and submitted as one foreign
+//! call. Its operands are the memory and the collective line (`line`). When the backend runs or
+//! captures the foreign call, the library gets the call with the addresses.
+//!
+//! # A failure
+//! The first failure of a communicator is its state from then on: later calls return it and submit
+//! nothing. The stream of the call that failed is poisoned, and so is what depends on it. Calls of
+//! other communicators that are submitted after it are sound: they overwrite the line.
+
+use crate::driver::{self, Call, CollectiveOps, Derived, Place};
+use crate::group::{Draft, Extent, Group, check_apart};
+use crate::line::{Line, Turn};
+use crate::log::Log;
+use crate::members::Members;
+use crate::native::{self, Native};
+use crate::signature::{Kind, List, Signature};
+use crate::stop::{self, Recorded};
+use crate::store::left;
+use crate::world::World;
+use leasehold::backend::sync::{Arc, Mutex, thread};
+use leasehold::backend::{Binding, TimelineId};
+use leasehold::{BufferView, Error, Name, Operand, Result, Runtime, Stream, Timepoint, View};
+use std::collections::HashMap;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+/// How long a rank at its limit waits for what others tell.
+const TELL: Duration = Duration::from_secs(2);
+/// How long an abort may take.
+const ABORT: Duration = Duration::from_secs(5);
+
+/// When the calls of all ranks are compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Check {
+    /// Recordings as they stop, and eager calls when one has waited in vain. What the library
+    /// compares by itself comes in addition.
+    #[default]
+    Recordings,
+    /// In addition each eager call, before it is submitted: a round trip each. For debugging.
+    Each,
+}
+
+/// How a communicator is made. The same on all ranks.
+#[derive(Clone)]
+pub struct CommConfig {
+    pub(crate) name: String,
+    timeout: Duration,
+    check: Check,
+    concurrent: bool,
+    ops: Option<Arc<dyn CollectiveOps>>,
+}
+
+impl CommConfig {
+    /// A communicator with a name, which messages show: `tp`. Letters, digits and `. _ -`.
+    #[must_use]
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            timeout: Duration::from_secs(300),
+            check: Check::default(),
+            concurrent: false,
+            ops: None,
+        }
+    }
+
+    /// How long a rank waits for the others, from the time on that it is ready itself: as it makes
+    /// the communicator, stops a recording, or waits in a call. Five minutes by default.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// When calls are compared. [`Check::Recordings`] by default.
+    #[must_use]
+    pub fn check(mut self, check: Check) -> Self {
+        self.check = check;
+        self
+    }
+
+    /// Whether the communicator has an order of its own. Off by default: the calls of all
+    /// communicators of a device run one after the other, as they were submitted.
+    ///
+    /// Two communicators at a time may wait for each other, unless their ranks and devices are
+    /// apart.
+    #[must_use]
+    pub fn concurrent(mut self, concurrent: bool) -> Self {
+        self.concurrent = concurrent;
+        self
+    }
+
+    /// Another library than the device's own.
+    #[must_use]
+    pub fn ops(mut self, ops: Arc<dyn CollectiveOps>) -> Self {
+        self.ops = Some(ops);
+        self
+    }
+}
+
+impl fmt::Debug for CommConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CommConfig")
+            .field("name", &self.name)
+            .field("timeout", &self.timeout)
+            .field("check", &self.check)
+            .field("concurrent", &self.concurrent)
+            .field("ops", &self.ops.as_ref().map(|ops| ops.name()))
+            .finish()
+    }
+}
+
+/// Ranks that make calls together, seen by one of them. Clones are the same communicator; any
+/// thread may call it, and calls of two threads are ordered as they are made.
+///
+/// All ranks make the same calls in the same order. A call is in the order of the stream that it is
+/// given, eager or recorded, and does not block the host. Its results are equal to the bit on all
+/// ranks, and eager and recorded.
+///
+/// Its drop does not block. A communicator that a graph uses lives as long as the graph.
+#[derive(Clone)]
+pub struct Comm {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    core: Arc<Core>,
+    config: CommConfig,
+    runtime: Runtime,
+    line: Arc<Line>,
+    /// The last eager call on each timeline.
+    used: Mutex<HashMap<TimelineId, Timepoint>>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // A backend may forget a call once it is enqueued, and the device still makes it.
+        let used = self.used.get_mut().values().copied().collect();
+        native::keep_until(used, self.config.timeout, &self.runtime, self.core.clone());
+    }
+}
+
+/// What a submitted call keeps. It must not hold the runtime, which would be a cycle in a graph.
+struct Core {
+    members: Arc<Members>,
+    ops: Arc<dyn CollectiveOps>,
+    /// The device's lock, if the library wants one.
+    turn: Option<Arc<Turn>>,
+    native: Native,
+    log: Mutex<Log>,
+    failed: Mutex<Option<Error>>,
+}
+
+/// A call without its memory, and where that is among the operands.
+#[derive(Clone)]
+struct Planned {
+    signature: Signature,
+    src: Option<usize>,
+    dst: Option<usize>,
+}
+
+impl World {
+    /// A communicator of all ranks over the runtime's device. All ranks call it, with the same
+    /// configuration; those of one name in the same order. Blocks until all ranks have, within the
+    /// configuration's limit.
+    ///
+    /// # Errors
+    /// `Timeout` and `PeerLost` that name a rank which has not come or is gone; `InvalidState` if
+    /// ranks have other libraries or other versions of one; `InvalidArgument` for a name that is no
+    /// part of a key; `Recording` for a recording's runtime; `Unsupported` for a device without a
+    /// library of collectives; the library's own.
+    pub fn comm(&self, runtime: &Runtime, config: &CommConfig) -> Result<Comm> {
+        if config.name.contains(['/', '#']) || config.name.len() > 64 {
+            return Err(Error::invalid(format!(
+                "{:?} is no name of a communicator; take 1 to 64 letters, digits and . _ -",
+                config.name
+            )));
+        }
+        crate::store::check_key(&config.name)?;
+        refuse_recording(runtime)?;
+        let ops = match &config.ops {
+            Some(ops) => ops.clone(),
+            None => driver::of(runtime)?,
+        };
+        let key = format!("comm/{}/{}", config.name, self.0.next_of(&config.name));
+        let ranks = (0..self.size()).collect();
+        let name = config.name.clone();
+        let members = Members::new(self.clone(), name, key, self.rank(), ranks, config.timeout);
+        Comm::make(members, config.clone(), ops, runtime, None)
+    }
+
+    /// Ends this rank in order: waits until the communicators of this process that were dropped are
+    /// given back, and until all ranks have come to this call, for `limit` at most. All ranks call
+    /// it, once. The rank that serves the store leaves last.
+    ///
+    /// Without it a rank that ends is gone for the others, and with rank 0 may go their store.
+    ///
+    /// # Errors
+    /// `Timeout`; the store's own.
+    pub fn close(self, limit: Duration) -> Result<()> {
+        let until = Instant::now().checked_add(limit);
+        native::wait_for_retired(limit)?;
+        let (store, size) = (self.store(), self.size());
+        store.barrier("close", size, left(until))?;
+        if self.rank() != 0 {
+            // The last answer may be cut off: rank 0 leaves when all have asked.
+            let _ = store.add("close/left", 1);
+            return Ok(());
+        }
+        while store.add("close/left", 0)? < i64::from(size) - 1 {
+            if left(until).is_zero() {
+                return Err(Error::Timeout(
+                    format!("not all ranks have left within {limit:?}; look at what they do")
+                        .into(),
+                ));
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+}
+
+fn refuse_recording(runtime: &Runtime) -> Result<()> {
+    if runtime.stream().is_recording() {
+        return Err(Error::recording(
+            "a communicator cannot be made while recording; make it before, on the runtime that the recording was begun on",
+        ));
+    }
+    Ok(())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+fn bytes_of(hex: &str) -> Option<Vec<u8>> {
+    let pair = |at| u8::from_str_radix(hex.get(at..at + 2)?, 16).ok();
+    (0..hex.len()).step_by(2).map(pair).collect()
+}
+
+impl Comm {
+    /// Makes this rank's part, once the ranks have agreed on a library and an id.
+    fn make(
+        members: Members,
+        config: CommConfig,
+        ops: Arc<dyn CollectiveOps>,
+        runtime: &Runtime,
+        from: Option<(Arc<Shared>, Derived)>,
+    ) -> Result<Self> {
+        let line = match config.concurrent {
+            true => Line::new(runtime)?,
+            false => members.world.0.lines.of(runtime)?,
+        };
+        let turn = ops.takes_turns().then(|| Turn::of(runtime)).transpose()?;
+        let what = format!("it has not made its part of {}", members.name);
+        let id = if members.rank == 0 {
+            let id = ops.unique_id();
+            let said = match &id {
+                Ok(id) => format!("{}\n{}", ops.name(), hex(id)),
+                Err(e) => format!("\n{e}"),
+            };
+            members.tell("id", said.as_bytes())?;
+            id?
+        } else {
+            let said = members.hear("id", 0, &what)?;
+            let (library, id) = said.split_once('\n').unwrap_or_default();
+            if library.is_empty() {
+                return Err(Error::PeerLost { rank: members.ranks[0], why: id.to_owned().into() });
+            }
+            if library != ops.name() {
+                return Err(Error::state(format!(
+                    "{}: rank 0 has {library}, and rank {} has {}; give all ranks the same library and version",
+                    members.name,
+                    members.rank,
+                    ops.name()
+                )));
+            }
+            bytes_of(id).ok_or_else(|| Error::state("an id that is no number in the store"))?
+        };
+        let place = Place {
+            name: Name::new(&members.name),
+            rank: members.rank,
+            size: members.size(),
+            id: id.into(),
+            runtime: runtime.clone(),
+            limit: config.timeout,
+        };
+        let library = ops.clone();
+        let native = Native::make(&members.name, config.timeout, move || {
+            place.runtime.activate()?;
+            match from {
+                None => library.init(&place).map(Some),
+                Some((old, how)) => library.derive(old.core.native.part(), how, Some(&place)),
+            }
+        })?;
+        let native = native.ok_or_else(|| Error::state("the library made no communicator"))?;
+        let core = Core {
+            members: Arc::new(members),
+            ops,
+            turn,
+            native,
+            log: Mutex::default(),
+            failed: Mutex::default(),
+        };
+        let (core, runtime, used) = (Arc::new(core), runtime.clone(), Mutex::default());
+        let shared = Shared { core, config, runtime, line, used };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    fn core(&self) -> &Arc<Core> {
+        &self.shared.core
+    }
+
+    /// The name, as messages show it.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.core().members.name
+    }
+
+    /// This rank of the communicator.
+    #[must_use]
+    pub fn rank(&self) -> u32 {
+        self.core().members.rank
+    }
+
+    /// How many ranks it has.
+    #[must_use]
+    pub fn size(&self) -> u32 {
+        self.core().members.size()
+    }
+
+    /// The library that makes the calls, with its version.
+    #[must_use]
+    pub fn library(&self) -> &str {
+        self.core().ops.name()
+    }
+
+    /// The runtime of its device, with that runtime's stream.
+    #[must_use]
+    pub fn runtime(&self) -> &Runtime {
+        &self.shared.runtime
+    }
+
+    /// Why the communicator makes no calls any more, if so.
+    #[must_use]
+    pub fn failure(&self) -> Option<Error> {
+        self.core().failed.lock().clone().or_else(|| self.core().native.part().failure())
+    }
+
+    /// Communicators of parts: the ranks of one colour share one, in the order of their keys, and
+    /// of their ranks here where keys are equal. `None` for a rank without a colour. All ranks call
+    /// it. Blocks as [`World::comm`].
+    ///
+    /// # Errors
+    /// As [`World::comm`].
+    pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Self>> {
+        let Shared { core, config, runtime, .. } = &*self.shared;
+        let Core { members, ops, .. } = &**core;
+        refuse_recording(runtime)?;
+        let number = members.next_derived();
+        let subject = format!("split/{number}");
+        let shown = color.map_or("-".to_owned(), |c| c.to_string());
+        members.tell(&subject, format!("{shown} {key}").as_bytes())?;
+        let what = format!("it has not split {}", members.name);
+        let mut chosen = Vec::new();
+        for rank in 0..members.size() {
+            let said = match rank == members.rank {
+                true => format!("{shown} {key}"),
+                false => members.hear(&subject, rank, &what)?,
+            };
+            let (theirs, key) = said.split_once(' ').unwrap_or_default();
+            if theirs == shown {
+                chosen.push((key.parse::<i32>().unwrap_or_default(), rank));
+            }
+        }
+        let how = Derived::Split { color, key };
+        let Some(color) = color else {
+            // A library may need all ranks.
+            let (ops, old) = (ops.clone(), self.shared.clone());
+            drop(Native::make(&members.name, config.timeout, move || {
+                old.runtime.activate()?;
+                ops.derive(old.core.native.part(), how, None)
+            })?);
+            return Ok(None);
+        };
+        chosen.sort_unstable();
+        let name = format!("{}.{color}", members.name);
+        let key = format!("{}/s{number}c{color}", members.key);
+        self.derive(name, key, &chosen.iter().map(|c| c.1).collect::<Vec<_>>(), how).map(Some)
+    }
+
+    /// A communicator without some ranks, which may be lost. The others call it, also after a
+    /// failure. Blocks as [`World::comm`].
+    ///
+    /// # Errors
+    /// As [`World::comm`]; `InvalidArgument` if this rank is among those that go.
+    pub fn shrink(&self, lost: &[u32]) -> Result<Self> {
+        let members = &self.core().members;
+        refuse_recording(&self.shared.runtime)?;
+        if lost.contains(&members.rank) {
+            return Err(Error::invalid(format!(
+                "{}: rank {} is to go, and makes no part; let the ranks that stay call it",
+                members.name, members.rank
+            )));
+        }
+        let number = members.next_derived();
+        let stay: Vec<u32> = (0..members.size()).filter(|rank| !lost.contains(rank)).collect();
+        let key = format!("{}/x{number}", members.key);
+        self.derive(members.name.clone(), key, &stay, Derived::Shrunk)
+    }
+
+    fn derive(&self, name: String, key: String, chosen: &[u32], how: Derived) -> Result<Self> {
+        let Shared { core, config, runtime, .. } = &*self.shared;
+        let Core { members, ops, .. } = &**core;
+        let rank = chosen.iter().position(|&rank| rank == members.rank).unwrap_or_default();
+        let ranks = chosen.iter().map(|&rank| members.ranks[rank as usize]).collect();
+        let (world, limit) = (members.world.clone(), config.timeout);
+        let members = Members::new(world, name, key, rank as u32, ranks, limit);
+        let from = Some((self.shared.clone(), how));
+        Self::make(members, config.clone(), ops.clone(), runtime, from)
+    }
+
+    /// Ends the communicator: later calls return the cause. The first cause stays. Waits for the
+    /// library, for five seconds at most.
+    ///
+    /// Between threads on the CPU, all ranks' calls fail, and the others' error names this rank.
+    /// Another library may end calls that it has given to the device without an error. The memory
+    /// of such calls is not to be read.
+    ///
+    /// # Errors
+    /// `Timeout` if the library does not come back. The communicator is over nevertheless.
+    pub fn abort(&self, cause: Error) -> Result<()> {
+        let core = self.core();
+        let cause = core.failed.lock().get_or_insert(cause).clone();
+        core.native.abort(cause, ABORT)
+    }
+
+    /// Several calls as one: none of them waits for another one of them. So two ranks can send to
+    /// each other. If `calls` fails, nothing is submitted.
+    ///
+    /// # Errors
+    /// The error of `calls`; `InvalidArgument` if one of them writes what another one uses; as each
+    /// call.
+    pub fn group<'a>(
+        &self,
+        stream: &Stream,
+        calls: impl FnOnce(&mut Group<'a>) -> Result<()>,
+    ) -> Result<()> {
+        let mut group = Group::new(self.rank(), self.size());
+        calls(&mut group)?;
+        group.check()?;
+        self.submit(stream, &group.drafts)
+    }
+
+    fn submit(&self, stream: &Stream, drafts: &[Draft<'_>]) -> Result<()> {
+        let (shared, core) = (&self.shared, self.core());
+        if drafts.is_empty() {
+            return Ok(());
+        }
+        if !stream.runtime().same(&shared.runtime) {
+            return Err(Error::invalid(format!(
+                "{stream:?} is not of {}, the device of {}; use a stream of the communicator's runtime",
+                shared.runtime.device(),
+                self.name()
+            )));
+        }
+        if let Some(cause) = core.failed.lock().clone() {
+            return Err(cause);
+        }
+        let captured = stream.is_recording();
+        let scope = Name::current();
+        let mut operands: Vec<Operand<'_>> = vec![shared.line.buffer.write()];
+        let mut planned = Vec::with_capacity(drafts.len());
+        for &Draft { kind, element, count, src, dst } in drafts {
+            let signature =
+                Signature { seq: 0, kind, element, count, captured, scope: scope.clone() };
+            let at = operands.len();
+            let (src, dst) = match (src, dst) {
+                _ if kind == Kind::Barrier => (None, Some(0)),
+                (Some(src), Some(dst)) if same(&src, &dst) => {
+                    operands.push(dst.read_write());
+                    (Some(at), Some(at))
+                }
+                (Some(src), Some(dst)) => {
+                    // One may be a part of the other: then something of the destination is read.
+                    let shared = src.buffer().same(dst.buffer());
+                    operands.push(src.read());
+                    operands.push(if shared { dst.read_write() } else { dst.write() });
+                    (Some(at), Some(at + 1))
+                }
+                (Some(src), None) => {
+                    operands.push(src.read());
+                    (Some(at), None)
+                }
+                (None, Some(dst)) => {
+                    operands.push(dst.write());
+                    (None, Some(at))
+                }
+                (None, None) => (None, None),
+            };
+            planned.push(Planned { signature, src, dst });
+        }
+        {
+            let mut log = core.log.lock();
+            planned.iter_mut().for_each(|p| log.enter(&mut p.signature));
+        }
+        let submitted = self.check_each(&planned).and_then(|()| {
+            let (own, planned): (_, Arc<[Planned]>) = (core.clone(), Arc::from(planned.as_slice()));
+            // SAFETY: the library uses the operands' memory as their roles say, on the stream that
+            // it is given, by the contract of `Communicator::enqueue`.
+            unsafe {
+                stream.foreign_call(drafts[0].kind.name(), &operands, move |word, bound| {
+                    own.enqueue(word, &planned, bound)
+                })
+            }
+        });
+        if let Err(cause) = submitted {
+            let mut log = core.log.lock();
+            planned.iter().rev().for_each(|p| log.take_back(&p.signature));
+            return Err(cause);
+        }
+        if captured {
+            for Planned { signature, .. } in planned {
+                let note = Recorded { members: core.members.clone(), signature };
+                stream.note(stop::check(), Arc::new(note))?;
+            }
+        } else {
+            let now = stream.now();
+            shared.used.lock().insert(now.timeline_id(), now);
+        }
+        Ok(())
+    }
+
+    /// Compares eager calls with those of the other ranks, if that was asked for.
+    fn check_each(&self, planned: &[Planned]) -> Result<()> {
+        let core = self.core();
+        let members = &core.members;
+        if self.shared.config.check != Check::Each {
+            return Ok(());
+        }
+        let eager = || planned.iter().map(|p| &p.signature).filter(|s| !s.captured);
+        // The subjects of this rank's call and of the other side's.
+        let subjects = |s: &Signature, seq: u64| match s.kind {
+            Kind::Send { to } => {
+                (format!("each/to{to}/{seq}"), format!("each/from{}/{seq}", members.rank))
+            }
+            Kind::Recv { from } => {
+                (format!("each/from{from}/{seq}"), format!("each/to{}/{seq}", members.rank))
+            }
+            _ => (format!("each/{seq}"), format!("each/{seq}")),
+        };
+        for signature in eager() {
+            let text = List::of([signature]).text(usize::MAX);
+            members.tell(&subjects(signature, signature.seq).0, text.as_bytes())?;
+        }
+        for signature in eager() {
+            let own = List::of([signature]);
+            let what = format!("it has made no call {}", signature.numbered(&members.name));
+            let others: Vec<u32> = match signature.kind.peer() {
+                Some(peer) => vec![peer],
+                None => members.others().collect(),
+            };
+            for rank in others {
+                let theirs = members.hear(&subjects(signature, signature.seq).1, rank, &what)?;
+                let theirs = List::parse(&theirs);
+                if let Some(cause) = own.difference(members.rank, &theirs, rank, &members.name) {
+                    return Err(core.failed.lock().get_or_insert(cause).clone());
+                }
+            }
+            if let Some(before) = signature.seq.checked_sub(1) {
+                members.untell(&subjects(signature, before).0)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Core {
+    /// Gives calls to the library, with the addresses of their operands.
+    fn enqueue(&self, word: u64, planned: &[Planned], bound: &[Binding]) -> Result<()> {
+        let of = |at: Option<usize>| at.and_then(|at| bound.get(at)).copied();
+        let calls: Vec<Call<'_>> = planned
+            .iter()
+            .map(|p| Call { signature: &p.signature, src: of(p.src), dst: of(p.dst) })
+            .collect();
+        // An update of a graph may have brought one buffer in several places.
+        let extents: Vec<_> = std::iter::zip(0.., &calls)
+            .filter(|(_, c)| c.signature.kind != Kind::Barrier)
+            .flat_map(|(call, c)| {
+                let extent = move |b: Binding, writes| Extent {
+                    space: (),
+                    from: b.addr,
+                    bytes: b.len,
+                    writes,
+                    call,
+                };
+                [c.src.map(|b| extent(b, false)), c.dst.map(|b| extent(b, true))]
+            })
+            .flatten()
+            .collect();
+        check_apart(&extents, |call| calls[call].signature.kind, self.members.rank)
+            .map_err(|cause| self.fails(cause))?;
+        let turn = self.turn.as_ref().map(|turn| turn.0.lock());
+        // SAFETY: the runtime calls this in the stream's order, with the native stream and the
+        // operands' addresses, and the operands are kept and declared. The calls were checked as
+        // they were made, and what may have changed above.
+        let made = unsafe { self.native.part().enqueue(word, &calls) };
+        drop(turn);
+        made.map_err(|cause| self.fails(cause))
+    }
+
+    /// Makes a failure the communicator's. After a limit it looks whether the ranks' calls differ.
+    fn fails(&self, cause: Error) -> Error {
+        let known = self.failed.lock().clone();
+        let found = match (&known, &cause) {
+            (None, Error::Timeout(_)) => {
+                let list = self.log.lock().list();
+                self.members.compare_at_limit(&list, TELL)
+            }
+            _ => None,
+        };
+        self.failed.lock().get_or_insert(found.unwrap_or(cause)).clone()
+    }
+}
+
+impl fmt::Debug for Comm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Comm({}, rank {} of {}, {})",
+            self.name(),
+            self.rank(),
+            self.size(),
+            self.library()
+        )
+    }
+}
+
+fn same(a: &BufferView<'_>, b: &BufferView<'_>) -> bool {
+    a.buffer().same(b.buffer()) && (a.offset(), a.len()) == (b.offset(), b.len())
+}

@@ -1,0 +1,183 @@
+//! Types of elements, and how collectives reduce them.
+//!
+//! This module must not know ranks.
+
+use bytemuck::Pod;
+use half::{bf16, f16};
+use leasehold::{Error, Result};
+use std::fmt;
+
+/// The type of a collective's elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ElementType {
+    /// Signed, 8 bits.
+    I8,
+    /// Unsigned, 8 bits.
+    U8,
+    /// Signed, 16 bits.
+    I16,
+    /// Unsigned, 16 bits.
+    U16,
+    /// Signed, 32 bits.
+    I32,
+    /// Unsigned, 32 bits.
+    U32,
+    /// Signed, 64 bits.
+    I64,
+    /// Unsigned, 64 bits.
+    U64,
+    /// IEEE half precision.
+    F16,
+    /// The upper half of a single-precision number.
+    Bf16,
+    /// Single precision.
+    F32,
+    /// Double precision.
+    F64,
+}
+
+impl ElementType {
+    /// All types.
+    pub const ALL: [Self; 12] = [
+        Self::I8,
+        Self::U8,
+        Self::I16,
+        Self::U16,
+        Self::I32,
+        Self::U32,
+        Self::I64,
+        Self::U64,
+        Self::F16,
+        Self::Bf16,
+        Self::F32,
+        Self::F64,
+    ];
+
+    /// Bytes of an element.
+    #[must_use]
+    pub fn size(self) -> u64 {
+        match self {
+            Self::I8 | Self::U8 => 1,
+            Self::I16 | Self::U16 | Self::F16 | Self::Bf16 => 2,
+            Self::I32 | Self::U32 | Self::F32 => 4,
+            Self::I64 | Self::U64 | Self::F64 => 8,
+        }
+    }
+
+    /// Returns whether it is a floating-point type.
+    #[must_use]
+    pub fn is_float(self) -> bool {
+        matches!(self, Self::F16 | Self::Bf16 | Self::F32 | Self::F64)
+    }
+
+    /// The name in messages and on the wire: `bf16`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::I8 => "i8",
+            Self::U8 => "u8",
+            Self::I16 => "i16",
+            Self::U16 => "u16",
+            Self::I32 => "i32",
+            Self::U32 => "u32",
+            Self::I64 => "i64",
+            Self::U64 => "u64",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::F32 => "f32",
+            Self::F64 => "f64",
+        }
+    }
+}
+
+impl fmt::Display for ElementType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A type whose values collectives move and reduce: the floating-point numbers of 16 to 64 bits,
+/// and the integers of 8 to 64 bits.
+pub trait Element: Pod + sealed::Sealed {
+    /// The type as a value.
+    const TYPE: ElementType;
+}
+
+macro_rules! elements {
+    ($($rust:ty = $name:ident,)*) => {
+        $(
+            impl sealed::Sealed for $rust {}
+            impl Element for $rust {
+                const TYPE: ElementType = ElementType::$name;
+            }
+        )*
+    };
+}
+elements! {
+    i8 = I8,
+    u8 = U8,
+    i16 = I16,
+    u16 = U16,
+    i32 = I32,
+    u32 = U32,
+    i64 = I64,
+    u64 = U64,
+    f16 = F16,
+    bf16 = Bf16,
+    f32 = F32,
+    f64 = F64,
+}
+
+/// How the elements of all ranks become one.
+///
+/// Sums and products of integers wrap. The least and the largest of floating-point numbers ignore
+/// what is no number, unless all are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Reduce {
+    /// The sum.
+    Sum,
+    /// The product.
+    Product,
+    /// The least.
+    Least,
+    /// The largest.
+    Largest,
+    /// The sum, divided by the number of ranks. For floating-point types only.
+    Average,
+}
+
+impl Reduce {
+    /// All reductions.
+    pub const ALL: [Self; 5] =
+        [Self::Sum, Self::Product, Self::Least, Self::Largest, Self::Average];
+
+    /// Checks that elements of this type can be reduced so.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for the average of integers.
+    pub fn check(self, element: ElementType) -> Result<()> {
+        if self == Self::Average && !element.is_float() {
+            return Err(Error::invalid(format!(
+                "the average of {element} is not defined; take Reduce::Sum, and divide"
+            )));
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Reduce {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Sum => "Sum",
+            Self::Product => "Product",
+            Self::Least => "Least",
+            Self::Largest => "Largest",
+            Self::Average => "Average",
+        })
+    }
+}

@@ -1,0 +1,66 @@
+//! The collective line: what gives the collectives of a device one order.
+//!
+//! A line is a block of the device that no kernel touches. Each collective has it as an operand
+//! that it writes. So the runtime orders a device's collectives as they are submitted, over all
+//! streams, graphs and communicators. A library needs that: two collectives that run at the same
+//! time on one device may wait for each other.
+//!
+//! The line is written as a whole and never read. So a collective that failed does not fail those
+//! that are submitted once it is over.
+//!
+//! Ranks that are threads share a device, and must not wait for each other's lines. So the line is
+//! of a world and a device.
+//!
+//! This module must not know worlds.
+
+use leasehold::backend::sync::{Arc, Mutex};
+use leasehold::{Buffer, Lease, Result, Runtime};
+use std::sync::Weak;
+
+/// Bytes of a line: those of the smallest block.
+const BYTES: u64 = 256;
+
+/// The line of a device.
+pub(crate) struct Line {
+    pub(crate) buffer: Lease<Buffer>,
+    runtime: Runtime,
+}
+
+impl Line {
+    /// A line of its own.
+    pub(crate) fn new(runtime: &Runtime) -> Result<Arc<Self>> {
+        let buffer = runtime.alloc(BYTES)?;
+        buffer.set_name("collective line");
+        Ok(Arc::new(Self { buffer, runtime: runtime.clone() }))
+    }
+}
+
+/// The lock of a device for libraries that want one call at a time. It is the runtime's, whatever
+/// the world.
+#[derive(Default)]
+pub(crate) struct Turn(pub(crate) Mutex<()>);
+
+impl Turn {
+    pub(crate) fn of(runtime: &Runtime) -> Result<Arc<Self>> {
+        runtime.extension(|_| Ok(Self::default()))
+    }
+}
+
+/// The lines of a world's devices. Communicators keep them.
+#[derive(Default)]
+pub(crate) struct Lines(Mutex<Vec<Weak<Line>>>);
+
+impl Lines {
+    /// The line of a device.
+    pub(crate) fn of(&self, runtime: &Runtime) -> Result<Arc<Line>> {
+        let mut lines = self.0.lock();
+        lines.retain(|line| line.strong_count() != 0);
+        let found = lines.iter().filter_map(Weak::upgrade).find(|l| l.runtime.same(runtime));
+        if let Some(line) = found {
+            return Ok(line);
+        }
+        let line = Line::new(runtime)?;
+        lines.push(Arc::downgrade(&line));
+        Ok(line)
+    }
+}

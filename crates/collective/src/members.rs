@@ -1,0 +1,145 @@
+//! The ranks of a communicator, and what they tell each other through the store.
+
+use crate::signature::List;
+use crate::store::{LONGEST_VALUE, left};
+use crate::world::World;
+use leasehold::backend::sync::atomic::{AtomicU64, Ordering};
+use leasehold::{Error, Result};
+use std::time::{Duration, Instant};
+
+/// The ranks of a communicator, seen by one of them.
+pub(crate) struct Members {
+    pub(crate) world: World,
+    /// The name in messages.
+    pub(crate) name: String,
+    /// The beginning of the communicator's keys.
+    pub(crate) key: String,
+    /// This rank of the communicator.
+    pub(crate) rank: u32,
+    /// The ranks of the world, by ranks of the communicator.
+    pub(crate) ranks: Vec<u32>,
+    /// How long to wait for another rank.
+    pub(crate) limit: Duration,
+    /// Recordings that were compared, and times that a rank was derived from these.
+    stops: AtomicU64,
+    derived: AtomicU64,
+}
+
+impl Members {
+    pub(crate) fn new(
+        world: World,
+        name: String,
+        key: String,
+        rank: u32,
+        ranks: Vec<u32>,
+        limit: Duration,
+    ) -> Self {
+        let (stops, derived) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { world, name, key, rank, ranks, limit, stops, derived }
+    }
+
+    pub(crate) fn size(&self) -> u32 {
+        self.ranks.len() as u32
+    }
+
+    /// The other ranks of the communicator.
+    pub(crate) fn others(&self) -> impl Iterator<Item = u32> + '_ {
+        (0..self.size()).filter(|&rank| rank != self.rank)
+    }
+
+    /// Sets what this rank tells the others about a subject.
+    pub(crate) fn tell(&self, subject: &str, value: &[u8]) -> Result<()> {
+        self.world.0.store.set(&format!("{}/{subject}/{}", self.key, self.rank), value)
+    }
+
+    /// Removes it again.
+    pub(crate) fn untell(&self, subject: &str) -> Result<()> {
+        self.world.0.store.remove(&format!("{}/{subject}/{}", self.key, self.rank))
+    }
+
+    /// What another rank tells about a subject. `what` is what it has not done, for messages.
+    ///
+    /// # Errors
+    /// `Timeout`, `PeerLost`; the store's own.
+    pub(crate) fn hear(&self, subject: &str, rank: u32, what: &str) -> Result<String> {
+        self.hear_within(subject, rank, what, self.limit)
+    }
+
+    fn hear_within(&self, subject: &str, rank: u32, what: &str, limit: Duration) -> Result<String> {
+        let key = format!("{}/{subject}/{rank}", self.key);
+        let said = self.world.0.hear(self.ranks[rank as usize], &key, what, limit)?;
+        String::from_utf8(said).map_err(|_| {
+            Error::state(format!("{key} is no text; give this run a store of its own"))
+        })
+    }
+
+    /// The number of the next communicator that comes from this one.
+    pub(crate) fn next_derived(&self) -> u64 {
+        self.derived.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Compares a list of calls with the other ranks' lists. All ranks call it.
+    ///
+    /// # Errors
+    /// `Mismatch` with the first calls of two ranks that do not belong together; `Timeout` and
+    /// `PeerLost` for a rank that does not compare.
+    pub(crate) fn begin_comparison(&self, list: &List) -> Result<Comparison<'_>> {
+        let number = self.stops.fetch_add(1, Ordering::Relaxed);
+        let subject = format!("stop/{number}");
+        self.tell(&format!("{subject}/list"), list.text(LONGEST_VALUE).as_bytes())?;
+        self.tell(&subject, list.summary().as_bytes())?;
+        Ok(Comparison { members: self, number })
+    }
+
+    /// Looks whether a rank that waits at its limit made other calls than the others. They wait too
+    /// and tell, or they say nothing: so this takes no longer than `limit`.
+    pub(crate) fn compare_at_limit(&self, list: &List, limit: Duration) -> Option<Error> {
+        let until = Instant::now().checked_add(limit);
+        self.tell("limit", list.text(LONGEST_VALUE).as_bytes()).ok()?;
+        self.others().find_map(|rank| {
+            let theirs =
+                self.hear_within("limit", rank, "it waits for nobody", left(until)).ok()?;
+            list.difference(self.rank, &List::parse(&theirs), rank, &self.name)
+        })
+    }
+}
+
+/// A comparison that this rank has begun.
+#[must_use]
+pub(crate) struct Comparison<'a> {
+    members: &'a Members,
+    number: u64,
+}
+
+impl Comparison<'_> {
+    /// Waits for the other ranks' lists, and compares.
+    pub(crate) fn end(self, list: &List) -> Result<()> {
+        let Self { members, number } = self;
+        let subject = format!("stop/{number}");
+        let what = format!(
+            "it has stopped no recording with calls of {} (comparison {number})",
+            members.name
+        );
+        for rank in members.others() {
+            let summary = members.hear(&subject, rank, &what)?;
+            if list.agrees(members.rank, &summary, rank) {
+                continue;
+            }
+            let theirs = List::parse(&members.hear(&format!("{subject}/list"), rank, &what)?);
+            let found =
+                list.difference(members.rank, &theirs, rank, &format!("{} recorded", members.name));
+            return Err(found.unwrap_or_else(|| {
+                Error::state(format!(
+                    "{}: the recordings of ranks {} and {rank} differ beyond the {LONGEST_VALUE} bytes that are compared call by call; record less in one graph",
+                    members.name, members.rank
+                ))
+            }));
+        }
+        // Whoever has heard all of this comparison has no use for the one before.
+        if let Some(before) = number.checked_sub(1) {
+            members.untell(&format!("stop/{before}"))?;
+            members.untell(&format!("stop/{before}/list"))?;
+        }
+        Ok(())
+    }
+}

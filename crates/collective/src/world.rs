@@ -1,0 +1,324 @@
+//! Worlds: who takes part.
+//!
+//! A world knows its ranks and their store, and makes communicators. It knows no device before.
+
+use crate::line::Lines;
+use crate::store::{FileStore, Presence, Store, TcpStore, ThreadStore};
+use leasehold::backend::sync::{Arc, Mutex};
+use leasehold::{Error, Result};
+use std::collections::HashMap;
+use std::fmt;
+use std::net::Ipv6Addr;
+use std::time::{Duration, Instant};
+
+/// How long ranks wait for each other at the beginning.
+const BEGIN: Duration = Duration::from_secs(300);
+/// How long a wait for another rank goes on before it looks whether the rank is still there.
+const LOOK: Duration = Duration::from_millis(50);
+/// The most ranks of a world.
+const MOST: u32 = 1 << 16;
+
+/// The ranks of a run, seen by one of them: a number, the number of all, and a store. Clones are
+/// the same rank.
+///
+/// A rank is a process ([`from_env`](Self::from_env)), or a thread ([`threads`](Self::threads)).
+/// When the last clone is dropped, the rank is gone: those that wait for it get
+/// [`Error::PeerLost`].
+///
+/// ```
+/// use leasehold::{DeviceId, Runtime};
+/// use leasehold_collective::{CommConfig, Reduce, World};
+/// # fn main() -> leasehold::Result<()> {
+/// let ranks: Vec<_> = World::threads(2)?
+///     .into_iter()
+///     .map(|world| {
+///         std::thread::spawn(move || -> leasehold::Result<Vec<f32>> {
+///             let runtime = Runtime::open(DeviceId::cpu(0))?.create_stream()?.runtime();
+///             let comm = world.comm(&runtime, &CommConfig::new("data"))?;
+///             let x = runtime.upload(&[world.rank() as f32 + 1.0; 2])?;
+///             comm.all_reduce(runtime.stream(), &x, Reduce::Sum)?;
+///             runtime.to_vec(&x)
+///         })
+///     })
+///     .collect();
+/// for rank in ranks {
+///     assert_eq!(rank.join().unwrap()?, [3.0, 3.0]);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct World(pub(crate) Arc<Inner>);
+
+pub(crate) struct Inner {
+    pub(crate) rank: u32,
+    pub(crate) size: u32,
+    local_rank: u32,
+    pub(crate) store: Box<dyn Store>,
+    pub(crate) lines: Lines,
+    /// How many communicators of a name there have been.
+    made: Mutex<HashMap<String, u64>>,
+}
+
+impl World {
+    /// Worlds for ranks that are threads of this process, one each.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for no ranks or more than 65,536.
+    pub fn threads(size: u32) -> Result<Vec<Self>> {
+        let store = ThreadStore::new();
+        (0..size.max(1)).map(|rank| Self::with_store(rank, size, store.share())).collect()
+    }
+
+    /// The world of a rank that shares a store with the others.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a rank that is not below the size, no ranks or more than 65,536;
+    /// `InvalidState` for a rank that is taken, and if rank 0 has another size or another version
+    /// of this crate; `Timeout` if rank 0 has not come; the store's own.
+    pub fn with_store(rank: u32, size: u32, store: impl Store + 'static) -> Result<Self> {
+        Self::enter(rank, size, rank, Box::new(store))
+    }
+
+    fn enter(rank: u32, size: u32, local_rank: u32, store: Box<dyn Store>) -> Result<Self> {
+        if size == 0 || size > MOST || rank >= size {
+            return Err(Error::invalid(format!(
+                "rank {rank} of {size}: a world has 1 to {MOST} ranks, counted from 0"
+            )));
+        }
+        store.enter(rank)?;
+        let own = format!("{} {size}", env!("CARGO_PKG_VERSION"));
+        if rank == 0 {
+            store.set("world", own.as_bytes())?;
+        } else {
+            let first = store.get("world", BEGIN)?;
+            if first != own.as_bytes() {
+                let (version, ranks) = own.split_once(' ').unwrap_or_default();
+                let first = String::from_utf8_lossy(&first).into_owned();
+                let (their, theirs) = first.split_once(' ').unwrap_or((&first, "?"));
+                return Err(Error::state(format!(
+                    "rank {rank} has version {version} and {ranks} ranks, and rank 0 has version {their} and {theirs} ranks; start all ranks alike, with a store of this run's own"
+                )));
+            }
+        }
+        let (lines, made) = (Lines::default(), Mutex::default());
+        Ok(Self(Arc::new(Inner { rank, size, local_rank, store, lines, made })))
+    }
+
+    /// The world that the environment of this process names, as a launcher set it. The page of
+    /// reference about the environment has all variables.
+    ///
+    /// The first group of which the rank is set counts: `LEASEHOLD_RANK` and `LEASEHOLD_WORLD`;
+    /// `RANK` and `WORLD_SIZE` (torchrun); `OMPI_COMM_WORLD_RANK` and `OMPI_COMM_WORLD_SIZE`;
+    /// `PMI_RANK` and `PMI_SIZE`; `SLURM_PROCID` and `SLURM_NTASKS`.
+    ///
+    /// The store is `LEASEHOLD_STORE`, as `tcp://HOST:PORT` or `file:FOLDER`; else rank 0 serves at
+    /// `MASTER_ADDR`, on `LEASEHOLD_PORT` or on the port after `MASTER_PORT`. Beyond loopback it
+    /// needs `LEASEHOLD_TOKEN`, the same secret on all ranks.
+    ///
+    /// # Errors
+    /// `NotFound` without any group; `InvalidArgument` that names a variable that is missing or
+    /// wrong, and its value; as [`with_store`](Self::with_store), [`TcpStore`] and [`FileStore`].
+    pub fn from_env() -> Result<Self> {
+        Self::from_variables(|name| std::env::var_os(name).map(|v| v.to_string_lossy().into()))
+    }
+
+    /// As [`from_env`](Self::from_env), with variables from elsewhere.
+    ///
+    /// # Errors
+    /// As [`from_env`](Self::from_env).
+    pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let variables = Variables(&variable);
+        let (rank, size, local_rank) = variables.ranks()?;
+        let store = variables.store(rank)?;
+        Self::enter(rank, size, local_rank, store)
+    }
+
+    /// This rank, counted from 0.
+    #[must_use]
+    pub fn rank(&self) -> u32 {
+        self.0.rank
+    }
+
+    /// How many ranks there are.
+    #[must_use]
+    pub fn size(&self) -> u32 {
+        self.0.size
+    }
+
+    /// This rank among those of its host, as the launcher says; without that, the rank itself. The
+    /// number of the device that it takes.
+    #[must_use]
+    pub fn local_rank(&self) -> u32 {
+        self.0.local_rank
+    }
+
+    /// The store that the ranks share.
+    #[must_use]
+    pub fn store(&self) -> &dyn Store {
+        &*self.0.store
+    }
+
+    /// Whether a rank takes part.
+    ///
+    /// # Errors
+    /// The store's own.
+    pub fn presence(&self, rank: u32) -> Result<Presence> {
+        self.0.store.presence(rank)
+    }
+
+    /// Waits until all ranks have called it with this name, for `limit` at most. A name serves
+    /// once.
+    ///
+    /// # Errors
+    /// `Timeout` that says how many have come; the store's own.
+    pub fn barrier(&self, name: &str, limit: Duration) -> Result<()> {
+        self.0.store.barrier(&format!("barrier/{name}"), self.0.size, limit)
+    }
+}
+
+impl Inner {
+    /// The number of the next communicator with this name.
+    pub(crate) fn next_of(&self, name: &str) -> u64 {
+        let mut made = self.made.lock();
+        let count = made.entry(name.to_owned()).or_default();
+        *count += 1;
+        *count
+    }
+
+    /// What another rank sets. Looks from time to time whether the rank is still there.
+    ///
+    /// # Errors
+    /// `Timeout` and `PeerLost` that name the rank and what it should have done.
+    pub(crate) fn hear(
+        &self,
+        rank: u32,
+        key: &str,
+        what: &str,
+        limit: Duration,
+    ) -> Result<Vec<u8>> {
+        let until = Instant::now().checked_add(limit);
+        loop {
+            let left = crate::store::left(until);
+            match self.store.get(key, left.min(LOOK)) {
+                Err(Error::Timeout(_)) => {}
+                got => return got,
+            }
+            let presence = self.store.presence(rank)?;
+            if presence == Presence::Gone {
+                // It may have said so just before.
+                return self.store.get(key, Duration::ZERO).map_err(|_| Error::PeerLost {
+                    rank,
+                    why: format!("it is gone, and {what}; look at its last message").into(),
+                });
+            }
+            if left.is_zero() {
+                let state = match presence {
+                    Presence::Awaited => "it has not come",
+                    _ => "it is there",
+                };
+                return Err(Error::Timeout(
+                    format!(
+                        "rank {rank}: {state}, and {what} within {limit:?}; look at what it does"
+                    )
+                    .into(),
+                ));
+            }
+        }
+    }
+}
+
+/// The environment.
+struct Variables<'a>(&'a dyn Fn(&str) -> Option<String>);
+
+/// Names of the rank, the number of ranks, and the rank among those of a host.
+const LAUNCHERS: [[&str; 3]; 5] = [
+    ["LEASEHOLD_RANK", "LEASEHOLD_WORLD", "LOCAL_RANK"],
+    ["RANK", "WORLD_SIZE", "LOCAL_RANK"],
+    ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"],
+    ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"],
+    ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"],
+];
+
+impl Variables<'_> {
+    fn text(&self, name: &str) -> Option<String> {
+        (self.0)(name).filter(|value| !value.is_empty())
+    }
+
+    fn number(&self, name: &str, most: u32) -> Result<Option<u32>> {
+        let Some(value) = self.text(name) else { return Ok(None) };
+        match value.trim().parse() {
+            Ok(n) if n <= most => Ok(Some(n)),
+            _ => Err(Error::invalid(format!("{name}={value:?} is no number from 0 to {most}"))),
+        }
+    }
+
+    fn ranks(&self) -> Result<(u32, u32, u32)> {
+        let found = LAUNCHERS.iter().find(|names| self.text(names[0]).is_some());
+        let Some(&[rank_name, size_name, local_name]) = found else {
+            return Err(Error::NotFound(
+                "the environment names no rank; start the program by torchrun, mpirun or srun, or set LEASEHOLD_RANK, LEASEHOLD_WORLD and LEASEHOLD_STORE".into(),
+            ));
+        };
+        let rank = self.number(rank_name, MOST - 1)?.unwrap_or_default();
+        let Some(size) = self.number(size_name, MOST)? else {
+            return Err(Error::invalid(format!(
+                "{rank_name}={rank}, and {size_name} is not set; set it to the number of ranks"
+            )));
+        };
+        if rank >= size {
+            return Err(Error::invalid(format!(
+                "{rank_name}={rank} and {size_name}={size}: ranks are counted from 0 and below the number of all"
+            )));
+        }
+        Ok((rank, size, self.number(local_name, MOST - 1)?.unwrap_or(rank)))
+    }
+
+    fn store(&self, rank: u32) -> Result<Box<dyn Store>> {
+        let token = self.text("LEASEHOLD_TOKEN");
+        let tcp = |address: &str| -> Result<Box<dyn Store>> {
+            Ok(Box::new(match rank {
+                0 => TcpStore::serve(address, token.as_deref())?,
+                _ => TcpStore::connect(address, token.as_deref(), BEGIN)?,
+            }))
+        };
+        if let Some(place) = self.text("LEASEHOLD_STORE") {
+            if let Some(folder) = place.strip_prefix("file:") {
+                return Ok(Box::new(FileStore::open(folder)?));
+            }
+            return match place.strip_prefix("tcp://") {
+                Some(address) => tcp(address),
+                None => Err(Error::invalid(format!(
+                    "LEASEHOLD_STORE={place:?} is no store; give tcp://HOST:PORT or file:FOLDER"
+                ))),
+            };
+        }
+        let Some(host) = self.text("MASTER_ADDR") else {
+            return Err(Error::invalid(
+                "neither LEASEHOLD_STORE nor MASTER_ADDR is set; set LEASEHOLD_STORE to tcp://HOST:PORT of rank 0, or to file:FOLDER",
+            ));
+        };
+        let port = match self.number("LEASEHOLD_PORT", 65_535)? {
+            Some(port) => port,
+            // The launcher's own store has that port.
+            None => match self.number("MASTER_PORT", 65_534)? {
+                Some(port) => port + 1,
+                None => {
+                    return Err(Error::invalid(format!(
+                        "MASTER_ADDR={host:?}, and neither LEASEHOLD_PORT nor MASTER_PORT is set; set LEASEHOLD_PORT to a free port of that host"
+                    )));
+                }
+            },
+        };
+        match host.parse::<Ipv6Addr>() {
+            Ok(host) => tcp(&format!("[{host}]:{port}")),
+            Err(_) => tcp(&format!("{host}:{port}")),
+        }
+    }
+}
+
+impl fmt::Debug for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "World(rank {} of {}, {})", self.0.rank, self.0.size, self.0.store.place())
+    }
+}

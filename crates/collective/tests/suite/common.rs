@@ -1,0 +1,57 @@
+//! Ranks as threads.
+
+use leasehold::{DeviceId, Result, Runtime};
+use leasehold_collective::{Comm, CommConfig, World};
+use std::time::Duration;
+
+/// A rank of a test: its world, a runtime with a stream of its own, and a communicator.
+pub struct Rank {
+    pub world: World,
+    pub runtime: Runtime,
+    pub comm: Comm,
+}
+
+impl Rank {
+    pub fn me(&self) -> u32 {
+        self.world.rank()
+    }
+}
+
+/// A runtime with a stream of its own.
+pub fn runtime() -> Result<Runtime> {
+    Ok(Runtime::open(DeviceId::cpu(0))?.create_stream()?.runtime())
+}
+
+/// A configuration for ranks that come soon.
+pub fn config() -> CommConfig {
+    CommConfig::new("tp").timeout(Duration::from_secs(60))
+}
+
+/// Runs a function as each rank of a world, and gives what each returned.
+pub fn worlds<T: Send>(size: u32, rank: impl Fn(World) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let rank = &rank;
+        let worlds = World::threads(size).unwrap();
+        let threads: Vec<_> =
+            worlds.into_iter().map(|world| scope.spawn(move || rank(world))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// As [`worlds`], with a communicator.
+pub fn ranks_with<T: Send>(
+    size: u32,
+    config: &CommConfig,
+    rank: impl Fn(&Rank) -> Result<T> + Sync,
+) -> Vec<Result<T>> {
+    worlds(size, |world| {
+        let runtime = runtime()?;
+        let comm = world.comm(&runtime, config)?;
+        rank(&Rank { world, runtime, comm })
+    })
+}
+
+/// As [`ranks_with`], with the tests' configuration; all must succeed.
+pub fn ranks<T: Send>(size: u32, rank: impl Fn(&Rank) -> Result<T> + Sync) -> Vec<T> {
+    ranks_with(size, &config(), rank).into_iter().map(|result| result.unwrap()).collect()
+}
