@@ -15,8 +15,8 @@
 //!
 //! # Why this is safe
 //! A communicator is taken out of its place before the library ends it, so it ends once, and no
-//! later call finds it. An abort may come beside a call: the library allows it, from another thread,
-//! and the call returns. The layer above destroys a communicator after its last call.
+//! later call finds it. An abort may come beside a call: the library allows it, from another
+//! thread, and the call returns. The layer above destroys a communicator after its last call.
 
 use super::ops::{Call, CollectiveOps, Communicator, Place};
 use crate::element::{ElementType, Reduce};
