@@ -20,9 +20,10 @@ use crate::signature::{Kind, List, Signature};
 use crate::stop::{self, Recorded};
 use crate::store::left;
 use crate::world::World;
-use leasehold::backend::Binding;
 use leasehold::backend::sync::{Arc, Mutex, thread};
-use leasehold::{BufferView, Error, Name, Operand, Result, Runtime, Stream, View};
+use leasehold::backend::{Binding, TimelineId};
+use leasehold::{BufferView, Error, Name, Operand, Result, Runtime, Stream, Timepoint, View};
+use std::collections::HashMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -129,6 +130,16 @@ struct Shared {
     config: CommConfig,
     runtime: Runtime,
     line: Arc<Line>,
+    /// The last eager call on each timeline.
+    used: Mutex<HashMap<TimelineId, Timepoint>>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // A backend may forget a call once it is enqueued, and the device still makes it.
+        let used = self.used.get_mut().values().copied().collect();
+        native::keep_until(used, self.config.timeout, &self.runtime, self.core.clone());
+    }
 }
 
 /// What a submitted call keeps. It must not hold the runtime, which would be a cycle in a graph.
@@ -293,7 +304,8 @@ impl Comm {
             log: Mutex::default(),
             failed: Mutex::default(),
         };
-        let shared = Shared { core: Arc::new(core), config, runtime: runtime.clone(), line };
+        let (core, runtime, used) = (Arc::new(core), runtime.clone(), Mutex::default());
+        let shared = Shared { core, config, runtime, line, used };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -514,6 +526,9 @@ impl Comm {
                 let note = Recorded { members: core.members.clone(), signature };
                 stream.note(stop::check(), Arc::new(note))?;
             }
+        } else {
+            let now = stream.now();
+            shared.used.lock().insert(now.timeline_id(), now);
         }
         Ok(())
     }

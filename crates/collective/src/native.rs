@@ -5,7 +5,8 @@
 
 use crate::driver::ops::Communicator;
 use leasehold::backend::sync::{Arc, Condvar, Mutex, thread};
-use leasehold::{Error, Result};
+use leasehold::{Error, Result, Runtime, Timepoint};
+use std::mem::ManuallyDrop;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -95,6 +96,27 @@ impl Drop for Retiring {
         *RETIRING.0.lock() -= 1;
         RETIRING.1.notify_all();
     }
+}
+
+/// Keeps a value until timepoints are over, for `limit` at most. Does not wait for that.
+pub(crate) fn keep_until(
+    points: Vec<Timepoint>,
+    limit: Duration,
+    runtime: &Runtime,
+    kept: impl Send + 'static,
+) {
+    if points.iter().all(|point| point.is_settled()) {
+        return;
+    }
+    let (runtime, retiring, kept) = (runtime.clone(), Retiring::begin(), ManuallyDrop::new(kept));
+    let wait = move || {
+        // A stream that has failed is over too.
+        let _ = runtime.wait_for_timeout(points, limit);
+        drop(ManuallyDrop::into_inner(kept));
+        drop((runtime, retiring));
+    };
+    // Without a thread the value is leaked, which blocks nobody.
+    drop(thread::Builder::new().name("lh-collective".to_owned()).spawn(wait));
 }
 
 /// Waits until all communicators that were dropped are given back.

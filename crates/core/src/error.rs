@@ -96,7 +96,8 @@ pub enum Error {
     /// This backend or device does not support the request.
     #[error("unsupported: {0}")]
     Unsupported(Text),
-    /// The deadline passed first. The call had no other effect.
+    /// The deadline passed first. The call had no other effect. As a stream's cause: a call of the
+    /// stream waited for another rank in vain.
     #[error("timeout: {0}")]
     Timeout(Text),
     /// Another rank of a collective is gone, or has not come.
@@ -460,6 +461,14 @@ impl Error {
 
     /// Returns whether the cause lies outside the operation that failed: another rank, or a
     /// deadline. A stream has such a cause unchanged, not as a [`Fault`] of the operation.
+    ///
+    /// ```
+    /// use leasehold_core::{Error, Mismatch};
+    /// let (one, other) = ((2, "barrier".into()), (0, "send 1 f32 to 2".into()));
+    /// let error = Error::from(Mismatch::new("tp #1", one, other));
+    /// assert!(error.is_external());
+    /// assert!(error.to_string().contains("tp #1: rank 0 send 1 f32 to 2; rank 2 barrier;"));
+    /// ```
     #[must_use]
     pub fn is_external(&self) -> bool {
         matches!(self, Error::PeerLost { .. } | Error::Mismatch(_) | Error::Timeout(_))

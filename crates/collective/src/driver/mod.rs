@@ -1,9 +1,13 @@
 //! Libraries of collectives: the interface to them, and the one for ranks that are threads.
 
 pub mod host;
+#[cfg(feature = "cuda")]
+pub mod nccl;
 pub mod ops;
 
 pub use host::Host;
+#[cfg(feature = "cuda")]
+pub use nccl::Nccl;
 pub use ops::{Call, CollectiveOps, Communicator, Derived, Place};
 
 use leasehold::backend::BackendKind;
@@ -14,6 +18,10 @@ use std::sync::Arc;
 pub(crate) fn of(runtime: &Runtime) -> Result<Arc<dyn CollectiveOps>> {
     match runtime.device().backend {
         BackendKind::Cpu => Ok(Arc::new(Host)),
+        #[cfg(feature = "cuda")]
+        BackendKind::Cuda if runtime.raw_device().caps().vendor_libraries => {
+            Ok(Arc::new(Nccl::load()?))
+        }
         _ => Err(Error::Unsupported(
             format!(
                 "{} has no library of collectives here; take cpu:0, or give one (CommConfig::ops)",

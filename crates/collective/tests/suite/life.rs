@@ -248,3 +248,55 @@ fn a_runtime_ends_after_graphs_with_calls() {
         Ok(())
     });
 }
+
+#[test]
+fn a_communicator_is_given_back_after_its_last_call() {
+    use leasehold::backend::sync::Arc;
+    use leasehold::backend::sync::atomic::{AtomicBool, Ordering};
+    use leasehold_collective::driver::{Call, Place};
+    use leasehold_collective::{CollectiveOps, Communicator};
+
+    /// A library that notices when its communicator is given back.
+    struct Ops(Arc<AtomicBool>);
+    struct Part(Arc<AtomicBool>);
+
+    impl CollectiveOps for Ops {
+        fn name(&self) -> &str {
+            "notices"
+        }
+        fn unique_id(&self) -> Result<Vec<u8>> {
+            Ok(Vec::new())
+        }
+        fn init(&self, _place: &Place) -> Result<Arc<dyn Communicator>> {
+            Ok(Arc::new(Part(self.0.clone())))
+        }
+    }
+    impl Communicator for Part {
+        unsafe fn enqueue(&self, _stream: u64, _calls: &[Call<'_>]) -> Result<()> {
+            assert!(!self.0.load(Ordering::Acquire), "it was given back before");
+            Ok(())
+        }
+        fn abort(&self, _cause: Error) {}
+        fn destroy(&self) -> Result<()> {
+            self.0.store(true, Ordering::Release);
+            Ok(())
+        }
+    }
+
+    let given_back = Arc::new(AtomicBool::new(false));
+    let world = World::threads(1).unwrap().remove(0);
+    let runtime = runtime().unwrap();
+    let config = config().ops(Arc::new(Ops(given_back.clone())));
+    let comm = world.comm(&runtime, &config).unwrap();
+    let gate = runtime.create_host_timeline().unwrap();
+    comm.barrier(runtime.stream()).unwrap();
+    runtime.stream().wait(gate.next()).unwrap();
+    comm.barrier(runtime.stream()).unwrap();
+    drop(comm);
+    std::thread::sleep(Duration::from_millis(30));
+    assert!(!given_back.load(Ordering::Acquire));
+    gate.signal(gate.value() + 1).unwrap();
+    runtime.stream().synchronize().unwrap();
+    world.close(Duration::from_secs(30)).unwrap();
+    assert!(given_back.load(Ordering::Acquire));
+}

@@ -5,6 +5,8 @@ mod common;
 mod life;
 mod mismatches;
 mod misuse;
+#[cfg(feature = "cuda")]
+mod nccl;
 mod random;
 mod stores;
 mod variables;

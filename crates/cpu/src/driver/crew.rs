@@ -97,10 +97,10 @@ impl Crew {
         }
     }
 
-    /// Runs `total` tiles on this thread and on helpers. Each claim takes one of `parts` equal parts
-    /// of the tiles that are left. Returns when all tiles are over. The call wakes at most `ring`
-    /// sleeping helpers. Helpers call `body`; this thread calls `mine`, which must do the same. If
-    /// all slots are taken, this thread runs all tiles.
+    /// Runs `total` tiles on this thread and on helpers. Each claim takes one of `parts` equal
+    /// parts of the tiles that are left. Returns when all tiles are over. The call wakes at most
+    /// `ring` sleeping helpers. Helpers call `body`; this thread calls `mine`, which must do the
+    /// same. If all slots are taken, this thread runs all tiles.
     ///
     /// # Errors
     /// The text of the first panic. Tiles that had not begun then never run.

@@ -26,7 +26,8 @@ use std::cell::{Cell, UnsafeCell};
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// A thread claims this part of its share of the tiles that are left. Long ranges are read in order.
+/// A thread claims this part of its share of the tiles that are left. Long ranges are read in
+/// order.
 const SHARES: u64 = 2;
 /// The time that the worker of an idle queue lets helpers go to sleep first.
 const GIVE_WAY: Duration = Duration::from_micros(5);

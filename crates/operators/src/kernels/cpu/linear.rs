@@ -42,8 +42,8 @@ pub const BIAS: u32 = 2;
 /// are in a cache, where four rows side by side are as fast and need no arranged row.
 const LARGE: usize = 1 << 20;
 
-/// The longest row whose weights are taken in order. A longer one would not stay in the first cache,
-/// where four rows of weights share what is read of it.
+/// The longest row whose weights are taken in order. A longer one would not stay in the first
+/// cache, where four rows of weights share what is read of it.
 fn longest() -> usize {
     if follows_streams() { LONGEST } else { LONGEST / 2 }
 }

@@ -1,0 +1,433 @@
+//! NCCL, NVIDIA's library of collectives between its GPUs.
+//!
+//! The library is loaded at the first communicator: from the path in `LEASEHOLD_NCCL`, else as
+//! `libnccl.so.2`, where the system's loader looks. Only functions that versions from 2.19 on have
+//! are used. Communicators are blocking: a call returns when its work is on the stream. (In
+//! NCCL's other mode a group starts a thread, and returns before that.)
+//!
+//! # What the library's environment must say
+//! NCCL reads it once, when it is loaded. Nothing here changes a process's environment, which other
+//! threads may read.
+//! - `NCCL_GRAPH_REGISTER=0`, for calls in recordings. Otherwise the library registers the memory
+//!   of captured calls, and memory that may move cannot be registered. Such a call is refused.
+//! - `NCCL_RUNTIME_CONNECT=0` makes all connections with the communicator. Without it the first
+//!   call of a kind waits for the other ranks on the host.
+//!
+//! # Why this is safe
+//! A communicator is taken out of its place before the library ends it, so it ends once, and no
+//! later call finds it. An abort may come beside a call: the library allows it, from another
+//! thread, and the call returns. The layer above destroys a communicator after its last call.
+
+use super::ops::{Call, CollectiveOps, Communicator, Place};
+use crate::element::{ElementType, Reduce};
+use crate::signature::Kind;
+use leasehold::backend::sync::{Arc, Mutex, OnceLock};
+use leasehold::backend::{BackendKind, Binding};
+use leasehold::{Error, Result};
+use libloading::Library;
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+/// The library's file, as the system's loader knows it.
+const FILE: &str = "libnccl.so.2";
+/// The variable that names another file.
+const PATH: &str = "LEASEHOLD_NCCL";
+/// The oldest version: 2.19.0, the first one with `ncclCommSplit` and stable captures.
+const OLDEST: c_int = 21_900;
+
+/// `ncclUniqueId`, which the library takes by value.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Id([u8; 128]);
+
+type RawComm = *mut c_void;
+type Code = c_int;
+
+/// Declares the functions that are used, with their types.
+macro_rules! functions {
+    ($($field:ident = $name:literal : fn($($argument:ty),*) -> $result:ty;)*) => {
+        struct Functions {
+            $($field: unsafe extern "C" fn($($argument),*) -> $result,)*
+        }
+
+        impl Functions {
+            /// # Safety
+            /// - The library is NCCL.
+            unsafe fn of(library: &Library) -> std::result::Result<Self, libloading::Error> {
+                // SAFETY: the types are those of the library's header.
+                unsafe { Ok(Self { $($field: *library.get($name)?,)* }) }
+            }
+        }
+    };
+}
+
+functions! {
+    version = b"ncclGetVersion\0": fn(*mut c_int) -> Code;
+    unique_id = b"ncclGetUniqueId\0": fn(*mut Id) -> Code;
+    error_string = b"ncclGetErrorString\0": fn(Code) -> *const c_char;
+    last_error = b"ncclGetLastError\0": fn(RawComm) -> *const c_char;
+    init = b"ncclCommInitRank\0": fn(*mut RawComm, c_int, Id, c_int) -> Code;
+    async_error = b"ncclCommGetAsyncError\0": fn(RawComm, *mut Code) -> Code;
+    abort = b"ncclCommAbort\0": fn(RawComm) -> Code;
+    destroy = b"ncclCommDestroy\0": fn(RawComm) -> Code;
+    group_start = b"ncclGroupStart\0": fn() -> Code;
+    group_end = b"ncclGroupEnd\0": fn() -> Code;
+    all_reduce = b"ncclAllReduce\0":
+        fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> Code;
+    broadcast = b"ncclBroadcast\0":
+        fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> Code;
+    reduce = b"ncclReduce\0":
+        fn(*const c_void, *mut c_void, usize, c_int, c_int, c_int, RawComm, *mut c_void) -> Code;
+    all_gather = b"ncclAllGather\0":
+        fn(*const c_void, *mut c_void, usize, c_int, RawComm, *mut c_void) -> Code;
+    reduce_scatter = b"ncclReduceScatter\0":
+        fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> Code;
+    send = b"ncclSend\0": fn(*const c_void, usize, c_int, c_int, RawComm, *mut c_void) -> Code;
+    recv = b"ncclRecv\0": fn(*mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> Code;
+}
+
+/// The library, once it is loaded. It stays loaded.
+struct Api {
+    functions: Functions,
+    name: String,
+    /// Whether captured calls leave memory alone.
+    captures: bool,
+    _library: Library,
+}
+
+impl Api {
+    fn load() -> Result<Self> {
+        let path = std::env::var_os(PATH);
+        let file = path.clone().unwrap_or_else(|| FILE.into());
+        let shown = file.to_string_lossy().into_owned();
+        let missing = |why: libloading::Error| {
+            let why = why.to_string();
+            let why: String = why.chars().filter(|c| !c.is_control()).take(300).collect();
+            Error::Unavailable(
+                format!(
+                    "NCCL cannot be loaded from {shown} ({why}); install NVIDIA's NCCL, or give the path of libnccl.so.2 in {PATH}"
+                )
+                .into(),
+            )
+        };
+        // SAFETY: the library's initialisers do not use this program's state. The user who names
+        // another file vouches for it.
+        let library = unsafe { Library::new(&file) }.map_err(missing)?;
+        // SAFETY: the file is NCCL, as above.
+        let functions = unsafe { Functions::of(&library) }.map_err(missing)?;
+        let mut version = 0;
+        // SAFETY: the argument is a place for a number.
+        let code = unsafe { (functions.version)(&raw mut version) };
+        if code != 0 || version < OLDEST {
+            return Err(Error::Unavailable(
+                format!("{shown} has version {version}; NCCL 2.19 or newer is needed").into(),
+            ));
+        }
+        let name = format!("NCCL {}.{}.{}", version / 10_000, version / 100 % 100, version % 100);
+        let captures = std::env::var_os("NCCL_GRAPH_REGISTER").is_some_and(|v| v == "0");
+        Ok(Self { functions, name, captures, _library: library })
+    }
+
+    /// The error of a code.
+    fn said(&self, api: &'static str, code: Code, comm: RawComm) -> Result<()> {
+        if code == 0 {
+            return Ok(());
+        }
+        // SAFETY: the library has texts for all codes; a communicator may be null.
+        let (text, last) =
+            unsafe { ((self.functions.error_string)(code), (self.functions.last_error)(comm)) };
+        let text = [text, last]
+            .into_iter()
+            .filter(|text| !text.is_null())
+            // SAFETY: a text ends with a zero.
+            .map(|text| unsafe { CStr::from_ptr(text) }.to_string_lossy().trim().to_owned())
+            .filter(|text| !text.is_empty())
+            .collect::<Vec<_>>()
+            .join(": ");
+        Err(Error::Driver { api, code, name: text.into() })
+    }
+}
+
+/// NCCL, for ranks with a GPU of NVIDIA's each.
+#[derive(Clone)]
+pub struct Nccl(&'static Api);
+
+static API: OnceLock<Result<Api>> = OnceLock::new();
+
+impl Nccl {
+    /// The library of this machine. The first call loads it.
+    ///
+    /// # Errors
+    /// `Unavailable` without the library, or for a version before 2.19.
+    pub fn load() -> Result<Self> {
+        match API.get_or_init(Api::load) {
+            Ok(api) => Ok(Self(api)),
+            Err(error) => Err(error.clone()),
+        }
+    }
+}
+
+impl std::fmt::Debug for Nccl {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Nccl").field(&self.0.name).finish()
+    }
+}
+
+impl CollectiveOps for Nccl {
+    fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    fn unique_id(&self) -> Result<Vec<u8>> {
+        let mut id = Id([0; 128]);
+        // SAFETY: the argument is a place for an id.
+        let code = unsafe { (self.0.functions.unique_id)(&raw mut id) };
+        self.0.said("ncclGetUniqueId", code, std::ptr::null_mut())?;
+        Ok(id.0.to_vec())
+    }
+
+    fn init(&self, place: &Place) -> Result<Arc<dyn Communicator>> {
+        let device = place.runtime.device();
+        if device.backend != BackendKind::Cuda
+            || !place.runtime.raw_device().caps().vendor_libraries
+        {
+            return Err(Error::Unsupported(
+                format!("{device} is no GPU of NVIDIA's; NCCL is for real cuda devices").into(),
+            ));
+        }
+        let id = <[u8; 128]>::try_from(&*place.id).map_err(|_| {
+            Error::invalid(format!("an id of {} bytes is not NCCL's", place.id.len()))
+        })?;
+        let mut comm: RawComm = std::ptr::null_mut();
+        let (size, rank) = (place.size as c_int, place.rank as c_int);
+        // SAFETY: the place is for a communicator, and the device is the driver's current one.
+        let code = unsafe { (self.0.functions.init)(&raw mut comm, size, Id(id), rank) };
+        self.0.said("ncclCommInitRank", code, std::ptr::null_mut())?;
+        let state = Mutex::new(State { comm: Some(Raw(comm)), cause: None });
+        Ok(Arc::new(Part { api: self.0, size: place.size, state }))
+    }
+}
+
+/// The pointer of a communicator.
+#[derive(Clone, Copy)]
+struct Raw(RawComm);
+
+// SAFETY: the library takes a communicator from any thread, one call at a time: the layer above has
+// the turn.
+unsafe impl Send for Raw {}
+
+/// A rank's part.
+struct Part {
+    api: &'static Api,
+    size: u32,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// `None` once it was aborted or destroyed.
+    comm: Option<Raw>,
+    /// Why it was aborted.
+    cause: Option<Error>,
+}
+
+impl State {
+    fn comm(&self) -> Result<RawComm> {
+        match (&self.cause, self.comm) {
+            (Some(cause), _) => Err(cause.clone()),
+            (None, Some(Raw(comm))) => Ok(comm),
+            (None, None) => Err(Error::state("the communicator was given back")),
+        }
+    }
+}
+
+impl Part {
+    /// Enqueues a call. An all_to_all is sends and receives of the group around it.
+    ///
+    /// # Safety
+    /// - The conditions of [`Communicator::enqueue`].
+    unsafe fn call(&self, comm: RawComm, stream: *mut c_void, call: &Call<'_>) -> Result<()> {
+        let (f, s) = (&self.api.functions, call.signature);
+        if s.captured && !self.api.captures {
+            return Err(Error::Unsupported(
+                "NCCL registers the memory of recorded calls unless NCCL_GRAPH_REGISTER=0 is set; set it before the program starts".into(),
+            ));
+        }
+        let at =
+            |b: Option<Binding>| b.map_or(std::ptr::null_mut(), |b| b.addr as usize as *mut c_void);
+        let (src, dst) = (at(call.src), at(call.dst));
+        let (count, element) = words(s.element, s.count, s.kind)?;
+        let said = |name, code| self.api.said(name, code, comm);
+        // SAFETY: the caller vouches for the memory, which has as many elements as the call needs,
+        // and for the stream. The communicator lives, or an abort beside this call
+        // ends it, which the library allows.
+        unsafe {
+            match s.kind {
+                Kind::AllReduce(reduce) => {
+                    let code = (f.all_reduce)(src, dst, count, element, word(reduce), comm, stream);
+                    said("ncclAllReduce", code)
+                }
+                Kind::Reduce { reduce, root } => {
+                    // Only the root's destination is written.
+                    let dst = if dst.is_null() { src } else { dst };
+                    let (root, op) = (root as c_int, word(reduce));
+                    said("ncclReduce", (f.reduce)(src, dst, count, element, op, root, comm, stream))
+                }
+                Kind::AllGather => {
+                    said("ncclAllGather", (f.all_gather)(src, dst, count, element, comm, stream))
+                }
+                Kind::ReduceScatter(reduce) => {
+                    let op = word(reduce);
+                    let code = (f.reduce_scatter)(src, dst, count, element, op, comm, stream);
+                    said("ncclReduceScatter", code)
+                }
+                Kind::Broadcast { root } => {
+                    // The root has a source, the others have a destination.
+                    let (from, to) = if src.is_null() { (dst, dst) } else { (src, src) };
+                    let code = (f.broadcast)(from, to, count, element, root as c_int, comm, stream);
+                    said("ncclBroadcast", code)
+                }
+                Kind::AllToAll => {
+                    let bytes = count * bytes_of(element);
+                    for rank in 0..self.size {
+                        let (part, peer) = (rank as usize * bytes, rank as c_int);
+                        let from = src.cast::<u8>().wrapping_add(part).cast();
+                        let to = dst.cast::<u8>().wrapping_add(part).cast();
+                        said("ncclSend", (f.send)(from, count, element, peer, comm, stream))?;
+                        said("ncclRecv", (f.recv)(to, count, element, peer, comm, stream))?;
+                    }
+                    Ok(())
+                }
+                Kind::Barrier => {
+                    let code =
+                        (f.all_reduce)(dst, dst, 1, BYTE, word(Reduce::Largest), comm, stream);
+                    said("ncclAllReduce", code)
+                }
+                Kind::Send { to } => {
+                    let code = (f.send)(src, count, element, to as c_int, comm, stream);
+                    said("ncclSend", code)
+                }
+                Kind::Recv { from } => {
+                    let code = (f.recv)(dst, count, element, from as c_int, comm, stream);
+                    said("ncclRecv", code)
+                }
+            }
+        }
+    }
+}
+
+impl Communicator for Part {
+    unsafe fn enqueue(&self, stream: u64, calls: &[Call<'_>]) -> Result<()> {
+        let comm = self.state.lock().comm()?;
+        let stream = stream as usize as *mut c_void;
+        // A call of no elements moves nothing, on no rank.
+        let mut calls =
+            calls.iter().filter(|c| c.signature.count != 0 || c.signature.kind == Kind::Barrier);
+        let several =
+            calls.clone().count() > 1 || calls.clone().any(|c| c.signature.kind == Kind::AllToAll);
+        // SAFETY: by the contract. A group that began ends, also after an error.
+        unsafe {
+            if !several {
+                return calls.try_for_each(|call| self.call(comm, stream, call));
+            }
+            let f = &self.api.functions;
+            self.api.said("ncclGroupStart", (f.group_start)(), comm)?;
+            let made = calls.try_for_each(|call| self.call(comm, stream, call));
+            let ended = self.api.said("ncclGroupEnd", (f.group_end)(), comm);
+            made.and(ended)
+        }
+    }
+
+    fn abort(&self, cause: Error) {
+        let comm = {
+            let mut state = self.state.lock();
+            state.cause.get_or_insert(cause);
+            state.comm.take()
+        };
+        if let Some(Raw(comm)) = comm {
+            // SAFETY: the communicator lives until here, and no later call begins. The library
+            // allows its end beside a call, which returns then.
+            unsafe { (self.api.functions.abort)(comm) };
+        }
+    }
+
+    fn failure(&self) -> Option<Error> {
+        // Held, so that no abort ends the communicator meanwhile. The library does not block here.
+        let state = self.state.lock();
+        let comm = state.comm().ok()?;
+        let mut code = 0;
+        // SAFETY: the communicator lives while the lock is held.
+        let asked = unsafe { (self.api.functions.async_error)(comm, &raw mut code) };
+        let code = if asked == 0 { code } else { asked };
+        self.api.said("ncclCommGetAsyncError", code, comm).err()
+    }
+
+    fn destroy(&self) -> Result<()> {
+        let comm = self.state.lock().comm.take();
+        match comm {
+            // SAFETY: the communicator lives until here, and nothing uses it any more: the layer
+            // above destroys a part after its last call.
+            Some(Raw(comm)) => unsafe {
+                self.api.said(
+                    "ncclCommDestroy",
+                    (self.api.functions.destroy)(comm),
+                    std::ptr::null_mut(),
+                )
+            },
+            None => Ok(()),
+        }
+    }
+}
+
+/// `ncclUint8`.
+const BYTE: c_int = 1;
+
+/// The library's element type, and the number of them. It has no 16-bit integers: they are moved as
+/// bytes, and not reduced.
+fn words(element: ElementType, count: u64, kind: Kind) -> Result<(usize, c_int)> {
+    let reduces = matches!(kind, Kind::AllReduce(_) | Kind::Reduce { .. } | Kind::ReduceScatter(_));
+    let word = match element {
+        ElementType::I8 => 0,
+        ElementType::U8 => BYTE,
+        ElementType::I32 => 2,
+        ElementType::U32 => 3,
+        ElementType::I64 => 4,
+        ElementType::U64 => 5,
+        ElementType::F16 => 6,
+        ElementType::F32 => 7,
+        ElementType::F64 => 8,
+        ElementType::Bf16 => 9,
+        ElementType::I16 | ElementType::U16 if reduces => {
+            return Err(Error::Unsupported(
+                format!("NCCL does not reduce {element}; convert to i32 or f32 first").into(),
+            ));
+        }
+        ElementType::I16 | ElementType::U16 => {
+            return Ok((elements(count.saturating_mul(2))?, BYTE));
+        }
+    };
+    Ok((elements(count)?, word))
+}
+
+fn elements(count: u64) -> Result<usize> {
+    usize::try_from(count).map_err(|_| Error::invalid(format!("{count} elements are too many")))
+}
+
+/// The bytes of one of the library's elements.
+fn bytes_of(word: c_int) -> usize {
+    match word {
+        0 | BYTE => 1,
+        6 | 9 => 2,
+        4 | 5 | 8 => 8,
+        _ => 4,
+    }
+}
+
+/// `ncclRedOp_t`.
+fn word(reduce: Reduce) -> c_int {
+    match reduce {
+        Reduce::Sum => 0,
+        Reduce::Product => 1,
+        Reduce::Largest => 2,
+        Reduce::Least => 3,
+        Reduce::Average => 4,
+    }
+}
