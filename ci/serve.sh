@@ -6,7 +6,8 @@ set -eu
 cd "$(dirname "$0")/.."
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=1
-cargo build --quiet --locked --profile test -p leasehold-serve --bin leasehold-serve
+# With the tests, so that they share one build.
+cargo test --quiet --locked -p leasehold-serve --no-run
 environment="$target/serve"
 printf '%s\n' 'openai>=2,<3' >"$target/serve-needed"
 if ! cmp -s "$target/serve-needed" "$environment/needed"; then

@@ -84,7 +84,7 @@ fn serve(engine: Engine) -> Running {
         tokenizer: Tokenizer::from_slice(leasehold_tiny_python::TOKENIZER, "bundled").unwrap(),
         template: None,
         positions: 64,
-        places: Arc::new(Semaphore::new(SLOTS + 2)),
+        places: Arc::new(Semaphore::new(SLOTS + 6)),
         jobs: engine.jobs,
         status: engine.status,
         limits,
