@@ -16,6 +16,7 @@ pages! {
     tensor_type "tutorials/tensor-type.md"
     out_of_memory "how-to/out-of-memory.md"
     wait_without_blocking "how-to/wait-without-blocking.md"
+    serve_a_model "how-to/serve-a-model.md"
     test_without_a_gpu "how-to/test-without-a-gpu.md"
     readme "../README.md"
 }

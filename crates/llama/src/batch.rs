@@ -1,15 +1,15 @@
 //! Several sequences decoded at once, each with its own KV caches, position and sampling.
 //!
-//! Products, attention and embedding of a step serve all sequences in one launch each, so the
-//! weights are read once. The choice of a token is a launch for each sequence. Every position is in
-//! device memory, so one recording serves all positions. A slot without a sequence has a position
-//! outside its caches. Kernels write nothing to a cache there, and the slot's rows are NaN.
+//! Each operator of a step serves all sequences in one launch, so the weights are read once. Every
+//! position and every sampling is in device memory, so one recording serves all of them. A slot
+//! without a sequence has a position outside its caches. Kernels write nothing to a cache there, and
+//! the slot's rows are NaN.
 //!
 //! Prompts go in between: [`prompts`] submits a part of one after each step, and [`pace`] says how
 //! much.
 
 use crate::count::{self, OperatorCount};
-use crate::decoder::{Draws, Lanes, Network, Scratch, Task, no_number};
+use crate::decoder::{Draws, Lanes, Network, Scratch, Task, no_number, operators};
 use crate::generate::Mode;
 use crate::model::Model;
 use leasehold::backend::sync::atomic::{AtomicU64, Ordering};
@@ -21,13 +21,10 @@ use prompts::{Prompts, Submitted};
 mod pace;
 mod prompts;
 
-/// The position of a slot without a sequence, which each step increases by one.
+/// The position of a slot without a sequence, which a step leaves as it is.
 const IDLE: Pattern = Pattern::U32(1 << 31);
 /// The token of a slot without a sequence.
 const NO_TOKEN: Pattern = Pattern::U32(u32::MAX);
-/// Steps after which the positions of slots without a sequence are set again: fewer than lead from
-/// [`IDLE`] to position 0.
-const RESET: u64 = 1 << 30;
 
 /// The name of a sequence of one [`Batch`]. No other sequence of the process has it, and no other
 /// batch takes it.
@@ -46,6 +43,12 @@ static BATCHES: AtomicU64 = AtomicU64::new(0);
 pub struct Drawn {
     /// The token.
     pub token: u32,
+    /// Its log-probability, if the sequence's sampling asks for log-probabilities. They are those
+    /// of the logits as they are, without temperature and cuts.
+    pub log_probability: Option<f32>,
+    /// The tokens with the largest logits, as many as the sampling asks for, with their
+    /// log-probabilities, in falling order.
+    pub largest: Vec<(u32, f32)>,
 }
 
 /// How far a sequence is.
@@ -63,7 +66,7 @@ enum Stage {
 /// A sequence in its slot.
 struct Sequence {
     id: SequenceId,
-    how: ops::Sampling,
+    sampling: ops::SamplingRecord,
     stage: Stage,
     /// Positions whose keys and values are in the caches, or will be when the prompt is done.
     filled: usize,
@@ -72,8 +75,6 @@ struct Sequence {
 }
 
 struct Slot {
-    /// The sampling of the recorded step.
-    sampling: ops::Sampling,
     sequence: Option<Sequence>,
 }
 
@@ -135,15 +136,14 @@ impl Slot {
 /// ```
 pub struct Batch {
     network: Network,
-    lanes: Lanes,
     draws: Draws,
     slots: Vec<Slot>,
     prompts: Prompts,
-    scratch: Scratch,
     step: Vec<Task>,
     mode: Mode,
     graph: Option<Graph>,
-    steps: u64,
+    #[cfg(test)]
+    recordings: usize,
     /// The name of the next sequence.
     next: SequenceId,
 }
@@ -164,27 +164,24 @@ impl Batch {
             )));
         }
         let network = Network::new(model, positions)?;
-        let sampling = ops::Sampling::default();
-        let draws = Draws::new(model, rows, 1)?;
+        let draws = Draws::new(model, rows, 1, true)?;
         let lanes = Lanes::new(model, network.heads, &draws)?;
-        let scratch = Scratch::new(model, rows)?;
-        let step = network.step(&scratch, &lanes, &draws, &vec![sampling; sequences])?;
+        let step = network.step(&Scratch::new(model, rows)?, &lanes, &draws)?;
         let prompts = Prompts::new(&network, &lanes.each, &step)?;
-        let slots = lanes.each.iter().map(|_| Slot { sampling, sequence: None }).collect();
+        let slots = lanes.each.iter().map(|_| Slot { sequence: None }).collect();
         let batch = Self {
             network,
-            lanes,
             draws,
             slots,
             prompts,
-            scratch,
             step,
             mode,
             graph: None,
-            steps: 0,
+            #[cfg(test)]
+            recordings: 0,
             next: SequenceId { batch: BATCHES.fetch_add(1, Ordering::Relaxed), number: 0 },
         };
-        batch.idle(&batch.draws.all)?;
+        batch.idle(&batch.draws.all.state)?;
         Ok(batch)
     }
 
@@ -196,7 +193,7 @@ impl Batch {
     #[must_use]
     pub fn step_operators(&self) -> Vec<OperatorCount> {
         let mut counts = Vec::new();
-        count::add(&mut counts, &self.step, 1);
+        count::add(&mut counts, operators(&self.step), 1);
         counts
     }
 
@@ -247,12 +244,13 @@ impl Batch {
     }
 
     /// Starts a sequence in a free slot. Computes nothing and waits for nothing: the next steps
-    /// compute the prompt, and one of them returns the first new token. A sampling unlike that of
-    /// the slot's previous sequence makes a step record a new graph.
+    /// compute the prompt, and one of them returns the first new token. A recorded step serves every
+    /// sampling.
     ///
     /// # Errors
     /// `InvalidArgument` for a batch without a free slot, an empty prompt, a prompt that does not
-    /// fit, or an id outside the vocabulary. The batch stays as it was.
+    /// fit, an id outside the vocabulary, or a sampling beyond its limits. The batch stays as it
+    /// was.
     pub fn add(&mut self, prompt: &[u32], how: ops::Sampling) -> Result<SequenceId> {
         let Some(at) = self.slots.iter().position(|s| s.sequence.is_none()) else {
             return Err(Error::invalid(format!(
@@ -262,11 +260,12 @@ impl Batch {
         };
         self.network.check_prompt(prompt.len())?;
         self.network.model.config().check_ids(prompt)?;
+        let sampling = how.record()?;
         let id = self.next;
         self.next.number += 1;
-        self.prompts.push(at, prompt, how);
+        self.prompts.push(at, prompt, sampling);
         let (stage, filled) = (Stage::Prompt, prompt.len());
-        self.slots[at].sequence = Some(Sequence { id, how, stage, filled, tokens: 0 });
+        self.slots[at].sequence = Some(Sequence { id, sampling, stage, filled, tokens: 0 });
         Ok(id)
     }
 
@@ -361,21 +360,15 @@ impl Batch {
     /// Gives the sequences with a first token to the steps.
     fn begin_decoding(&mut self) -> Result<()> {
         for at in 0..self.slots.len() {
-            let Some(Sequence { how, stage: Stage::First(token), filled, .. }) =
+            let Some(Sequence { sampling, stage: Stage::First(token), filled, .. }) =
                 self.slots[at].sequence
             else {
                 continue;
             };
-            if self.slots[at].sampling != how {
-                let mut all: Vec<_> = self.slots.iter().map(|s| s.sampling).collect();
-                all[at] = how;
-                self.step = self.network.step(&self.scratch, &self.lanes, &self.draws, &all)?;
-                self.graph = None;
-                self.slots[at].sampling = how;
-            }
-            let (stream, state) = (self.runtime().stream(), &self.draws.each[at]);
-            stream.fill(state.token.view(), Pattern::U32(token))?;
-            stream.fill(state.position.view(), Pattern::U32(filled as u32))?;
+            let (stream, draw) = (self.runtime().stream(), &self.draws.each[at]);
+            stream.upload(draw.sampling.view(), &[sampling])?;
+            stream.fill(draw.state.token.view(), Pattern::U32(token))?;
+            stream.fill(draw.state.position.view(), Pattern::U32(filled as u32))?;
             if let Some(sequence) = &mut self.slots[at].sequence {
                 sequence.stage = Stage::Decoding;
             }
@@ -385,26 +378,22 @@ impl Batch {
 
     /// Submits a step.
     fn launch(&mut self) -> Result<Timepoint> {
-        if self.steps > 0 && self.steps.is_multiple_of(RESET) {
-            let idle = |&at: &usize| !self.slots[at].is_decoding();
-            (0..self.slots.len())
-                .filter(idle)
-                .try_for_each(|at| self.idle(&self.draws.each[at]))?;
-        }
         let runtime = self.runtime().clone();
         if self.mode == Mode::Graph && self.graph.is_none() {
             let record = |runtime: &Runtime| Network::run(&self.step, runtime.stream());
             self.graph = Some(runtime.record_graph(record)?);
+            #[cfg(test)]
+            {
+                self.recordings += 1;
+            }
         }
-        let point = match &self.graph {
-            Some(graph) => graph.launch()?,
+        match &self.graph {
+            Some(graph) => graph.launch(),
             None => {
                 Network::run(&self.step, runtime.stream())?;
-                runtime.stream().now()
+                Ok(runtime.stream().now())
             }
-        };
-        self.steps += 1;
-        Ok(point)
+        }
     }
 
     /// Waits for the tokens of the slots with a point, and ends the sequences that have none.
@@ -433,7 +422,13 @@ impl Batch {
                             if first {
                                 sequence.stage = Stage::First(token);
                             }
-                            all.push((id, Ok(Drawn { token })));
+                            let (log_probability, largest) = match sequence.sampling {
+                                ops::SamplingRecord { log_probabilities: 0, .. } => None,
+                                _ => draws.log_probabilities(&runtime, at, 0, point)?,
+                            }
+                            .unzip();
+                            let largest = largest.unwrap_or_default();
+                            all.push((id, Ok(Drawn { token, log_probability, largest })));
                             continue;
                         }
                         None => no_number(sequence.tokens),
@@ -449,7 +444,7 @@ impl Batch {
     /// Frees a slot.
     fn end(&mut self, at: usize) -> Result<()> {
         match self.slots[at].stage() {
-            Some(Stage::Decoding) => self.idle(&self.draws.each[at])?,
+            Some(Stage::Decoding) => self.idle(&self.draws.each[at].state)?,
             Some(Stage::Prompt) => self.prompts.remove(at),
             _ => {}
         }
@@ -510,13 +505,19 @@ impl Batch {
         let (at, sequence) = self.find_drawn(id)?;
         self.network.model.config().check_ids(&[token])?;
         if matches!(sequence.stage, Stage::Decoding) {
-            let state = &self.draws.each[at];
+            let state = &self.draws.each[at].state;
             return self.runtime().stream().fill(state.token.view(), Pattern::U32(token));
         }
         if let Some(sequence) = &mut self.slots[at].sequence {
             sequence.stage = Stage::First(token);
         }
         Ok(())
+    }
+
+    /// The most sequences that the batch has room for.
+    #[must_use]
+    pub fn slots(&self) -> usize {
+        self.slots.len()
     }
 
     /// The sequences in the batch, also those whose prompts wait.

@@ -1,6 +1,6 @@
 //! The operators of a computation, counted.
 
-use crate::decoder::Task;
+use leasehold_operators::Operator;
 
 /// Equal operators of a computation: of one kernel and one shape.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -8,17 +8,21 @@ use crate::decoder::Task;
 pub struct OperatorCount {
     /// The kernel's name.
     pub name: &'static str,
-    /// As [`Operator::shape`](leasehold_operators::Operator::shape) has it.
+    /// As [`Operator::shape`] has it.
     pub shape: String,
-    /// As [`Operator::computed_by`](leasehold_operators::Operator::computed_by) has it.
+    /// As [`Operator::computed_by`] has it.
     pub computed_by: &'static str,
     /// The number of these operators.
     pub count: usize,
 }
 
 /// Adds operators, each of which a computation has `times` times. New ones follow in their order.
-pub(crate) fn add(counts: &mut Vec<OperatorCount>, tasks: &[Task], times: usize) {
-    for Task { operator, .. } in tasks {
+pub(crate) fn add<'a>(
+    counts: &mut Vec<OperatorCount>,
+    operators: impl IntoIterator<Item = &'a Operator>,
+    times: usize,
+) {
+    for operator in operators {
         let (name, shape) = (operator.kernel_name(), operator.shape());
         let computed_by = operator.computed_by();
         let same = |c: &&mut OperatorCount| {

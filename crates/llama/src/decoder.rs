@@ -125,6 +125,11 @@ impl From<Operator> for Task {
     }
 }
 
+/// The operators of tasks.
+pub(crate) fn operators(tasks: &[Task]) -> impl Iterator<Item = &Operator> {
+    tasks.iter().map(|task| &task.operator)
+}
+
 fn alike(all: &[&Dense]) -> bool {
     all.iter().all(|d| d.weight.dtype() == all[0].weight.dtype())
 }
@@ -228,55 +233,95 @@ impl Lanes {
         drop(named);
         let _named = Name::new("sequence").scope();
         let scratch = ops::decode_scratch(runtime, heads, rows as u32)?;
-        let all = Lane { caches, position: draws.all.position.clone() };
+        let all = Lane { caches, position: draws.all.state.position.clone() };
         let each = (0..rows).map(|at| all.one(at, rows)).collect::<Result<_>>()?;
         Ok(Self { all, each, scratch })
     }
 }
 
-/// The ends of loops from token to token, a row for each: logits, and what is drawn from them.
-pub(crate) struct Draws {
+/// The end of a loop from token to token: logits, how a token is drawn from them, and what was
+/// drawn. Or the same of several sequences, a row for each.
+pub(crate) struct Draw {
     pub(crate) logits: Tensor,
-    /// All rows.
-    pub(crate) all: ops::Loop,
-    /// Each row; parts of the same memory.
-    pub(crate) each: Vec<ops::Loop>,
+    /// An [`ops::SamplingRecord`]; zeros are a greedy choice.
+    pub(crate) sampling: BufferPart,
+    pub(crate) state: ops::Loop,
+    /// A ring of [`ops::LogProbabilities`], as large as that of tokens.
+    log_probabilities: Option<BufferPart>,
+}
+
+impl Draw {
+    /// Row `at` of the `of` rows.
+    fn one(&self, at: usize, of: usize) -> Result<Self> {
+        let share = |part: &BufferPart| share(part, at, of);
+        let ops::Loop { token, position, ring, count } = &self.state;
+        Ok(Self {
+            logits: self.logits.slice_rows(at as u32, 1)?,
+            sampling: share(&self.sampling)?,
+            state: ops::Loop {
+                token: share(token)?,
+                position: share(position)?,
+                ring: share(ring)?,
+                count: share(count)?,
+            },
+            log_probabilities: self.log_probabilities.as_ref().map(share).transpose()?,
+        })
+    }
+}
+
+/// The ends of the loops of sequences.
+pub(crate) struct Draws {
+    /// All sequences as one.
+    pub(crate) all: Draw,
+    /// Each sequence; parts of the same memory.
+    pub(crate) each: Vec<Draw>,
     /// The timepoint of the initial fills.
     born: Timepoint,
 }
 
+/// Words of [`ops::LogProbabilities`].
+const LOG_WORDS: usize = size_of::<ops::LogProbabilities>() / 4;
+
 impl Draws {
-    /// Memory for `rows` rows, each with a ring of `ring` new tokens.
-    pub(crate) fn new(model: &Model, rows: u32, ring: usize) -> Result<Self> {
+    /// Memory for `rows` rows, each with a ring of `ring` new tokens, and with `log_probabilities`
+    /// of their log-probabilities.
+    pub(crate) fn new(
+        model: &Model,
+        rows: u32,
+        ring: usize,
+        log_probabilities: bool,
+    ) -> Result<Self> {
         let runtime = model.runtime();
         // Kernels count the words of the ring in 32 bits.
         let words = u128::from(rows) * ring as u128;
-        let ring_words = u32::try_from(words).map_err(|_| {
+        let too_large = || {
             Error::invalid(format!(
                 "{rows} sequences with rings of {ring} tokens; make them smaller"
             ))
-        })?;
+        };
+        let ring_words = u32::try_from(words).map_err(|_| too_large())?;
         let vocabulary = model.config().vocab_size as u32;
         let logits = Tensor::alloc(runtime, DType::F32, rows, vocabulary)?;
         let _named = Name::new("sequence").scope();
         let words = || zeroed(runtime, 4 * u64::from(rows));
-        let all = ops::Loop {
+        let state = ops::Loop {
             token: words()?,
             position: words()?,
             ring: shared_words(runtime, ring_words)?.into(),
             count: words()?,
         };
-        let one = |at: usize| -> Result<ops::Loop> {
-            let of = rows as usize;
-            Ok(ops::Loop {
-                token: share(&all.token, at, of)?,
-                position: share(&all.position, at, of)?,
-                ring: share(&all.ring, at, of)?,
-                count: share(&all.count, at, of)?,
-            })
+        let sampling = zeroed(runtime, u64::from(rows) * size_of::<ops::SamplingRecord>() as u64)?;
+        let log_probabilities = match log_probabilities {
+            true => {
+                let words = ring_words.checked_mul(LOG_WORDS as u32).ok_or_else(too_large)?;
+                Some(shared_words(runtime, words)?.into())
+            }
+            false => None,
         };
-        let each = (0..rows as usize).map(one).collect::<Result<_>>()?;
-        Ok(Self { logits, all, each, born: runtime.stream().now() })
+        let all = Draw { logits, sampling, state, log_probabilities };
+        let each =
+            (0..rows as usize).map(|at| all.one(at, rows as usize)).collect::<Result<_>>()?;
+        Ok(Self { all, each, born: runtime.stream().now() })
     }
 
     /// New token `index` of a row, which the step of `point` drew. `None` if no logit is a number.
@@ -288,31 +333,68 @@ impl Draws {
         index: usize,
         point: Timepoint,
     ) -> Result<Option<u32>> {
-        let ring = self.each[row].ring.view();
-        let host_kind = ring.buffer().host_kind();
-        let ring = ring.values::<u32>()?;
-        let at = index % ring.len();
-        let slot = ring.slice(at..at + 1).view();
-        let mut word = [0u8; 4];
-        if runtime.raw_device().caps().host_visible || host_kind == HostKind::Pinned {
-            runtime.wait_for(self.born)?;
-            runtime.wait_for(point)?;
+        let mut word = [0u32];
+        self.read(runtime, &self.each[row].state.ring, index, &mut word, point)?;
+        let [id] = word;
+        Ok(u32::try_from(id.cast_signed()).ok())
+    }
+
+    /// The log-probabilities of new token `index` of a row whose record asks for them; the largest
+    /// ones with their ids. Waits for the step of `point`.
+    pub(crate) fn log_probabilities(
+        &self,
+        runtime: &Runtime,
+        row: usize,
+        index: usize,
+        point: Timepoint,
+    ) -> Result<Option<(f32, Vec<(u32, f32)>)>> {
+        let Some(ring) = &self.each[row].log_probabilities else { return Ok(None) };
+        let mut words = [0u32; LOG_WORDS];
+        self.read(runtime, ring, index, &mut words, point)?;
+        let [chosen, rest @ ..] = words;
+        let (ids, values) = rest.split_at(rest.len() / 2);
+        let largest = ids.iter().zip(values).filter_map(|(id, value)| {
+            Some((u32::try_from(id.cast_signed()).ok()?, f32::from_bits(*value)))
+        });
+        Ok(Some((f32::from_bits(chosen), largest.collect())))
+    }
+
+    /// Reads entry `index` of a ring, whose entries have as many words as `to`. Waits for the step
+    /// of `point`, which wrote it.
+    fn read(
+        &self,
+        runtime: &Runtime,
+        ring: &BufferPart,
+        index: usize,
+        to: &mut [u32],
+        point: Timepoint,
+    ) -> Result<()> {
+        let bytes = size_of_val(to) as u64;
+        let entries = ring.view().len() / bytes;
+        let from = ring.view();
+        let at = index as u64 % entries * bytes;
+        let host_kind = from.buffer().host_kind();
+        if !runtime.raw_device().caps().host_visible && host_kind != HostKind::Pinned {
+            return runtime.stream().download(to, ring.slice(at, bytes)?.view());
+        }
+        runtime.wait_for(self.born)?;
+        runtime.wait_for(point)?;
+        for (i, word) in to.iter_mut().enumerate() {
+            let addr = from.addr() + at + 4 * i as u64;
             // SAFETY: an aligned word of a live buffer in host memory, which was filled before
             // `born`. Only the steps use the buffer, to which no handle leads. Any step that is not
-            // over writes the word as one atomic access.
-            let slot = unsafe {
-                AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(slot.addr() as usize))
+            // over writes another entry, or this word as one atomic access.
+            let from = unsafe {
+                AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(addr as usize))
             };
-            word = slot.load(Ordering::Acquire).to_ne_bytes();
-        } else {
-            runtime.stream().download(&mut word, slot)?;
+            *word = from.load(Ordering::Acquire);
         }
-        Ok(u32::try_from(i32::from_le_bytes(word)).ok())
+        Ok(())
     }
 
     /// The logits of a row. Waits for them.
     pub(crate) fn logits(&self, runtime: &Runtime, row: usize) -> Result<Vec<f32>> {
-        runtime.to_vec(self.logits.slice_rows(row as u32, 1)?.view())
+        runtime.to_vec(self.each[row].logits.view())
     }
 }
 
@@ -355,14 +437,8 @@ impl Network {
     }
 
     /// The operators of a decode step of all `lanes`, a row of `s` and of `draws` for each.
-    pub(crate) fn step(
-        &self,
-        s: &Scratch,
-        lanes: &Lanes,
-        draws: &Draws,
-        how: &[ops::Sampling],
-    ) -> Result<Vec<Task>> {
-        let (ids, mut to) = (&draws.all.token, Vec::new());
+    pub(crate) fn step(&self, s: &Scratch, lanes: &Lanes, draws: &Draws) -> Result<Vec<Task>> {
+        let (ids, mut to) = (&draws.all.state.token, Vec::new());
         // The fused kernel supports groups of limited width; wider groups use the general kernel,
         // whose rows are consecutive positions of one sequence.
         if self.model.config().queries_per_kv_head() <= ops::DECODE_GROUP as usize {
@@ -371,8 +447,7 @@ impl Network {
             let each: Vec<_> = lanes.each.iter().collect();
             self.rows(s, ids, &each, None, &self.table, &mut to)?;
         }
-        let how: Vec<_> = draws.each.iter().zip(how.iter().copied()).collect();
-        self.finish(&s.h, s.normed.as_ref(), &how, &draws.logits, &mut to)?;
+        self.finish(&s.h, s.normed.as_ref(), &draws.all, &mut to)?;
         Ok(to)
     }
 
@@ -472,18 +547,18 @@ impl Network {
         }
     }
 
-    /// The operators of the head on the rows of `h`, one for each loop, and of the next tokens.
+    /// The operators of the head on the rows of `h`, one for each row of `draw`, and of the next
+    /// tokens.
     fn finish(
         &self,
         h: &Tensor,
         normed: Option<&Tensor>,
-        loops: &[(&ops::Loop, ops::Sampling)],
-        logits: &Tensor,
+        draw: &Draw,
         to: &mut Vec<Task>,
     ) -> Result<()> {
         let (library, model) = (&*self.model.parts.library, &self.model);
         let eps = model.config().rms_norm_eps;
-        let head = ops::Projection { weight: &model.parts.head, bias: None, y: logits };
+        let head = ops::Projection { weight: &model.parts.head, bias: None, y: &draw.logits };
         let operator = if let Some(normed) = normed {
             to.push(ops::rms_norm(library, h, &model.parts.norm, eps, normed)?.into());
             ops::linear(library, normed, None, head)?
@@ -492,10 +567,9 @@ impl Network {
             ops::linear(library, h, Some(norm), head)?
         };
         to.push(Task::product(operator, h.rows(), [&model.parts.head]));
-        for (i, (state, how)) in loops.iter().enumerate() {
-            let logits = logits.slice_rows(i as u32, 1)?;
-            to.push(ops::next_token(library, &logits, *how, state)?.into());
-        }
+        let Draw { logits, sampling, state, log_probabilities } = draw;
+        let logs = log_probabilities.as_ref();
+        to.push(ops::next_token(library, logits, sampling, state, logs)?.into());
         Ok(())
     }
 
@@ -556,15 +630,9 @@ impl Network {
 
     /// The operators of the end of a prompt: the head on the last row of `scratch`, and the first
     /// token.
-    pub(crate) fn first_token(
-        &self,
-        scratch: &Scratch,
-        state: &ops::Loop,
-        how: ops::Sampling,
-        logits: &Tensor,
-    ) -> Result<Vec<Task>> {
+    pub(crate) fn first_token(&self, scratch: &Scratch, draw: &Draw) -> Result<Vec<Task>> {
         let (h, mut tasks) = (scratch.h.slice_rows(scratch.h.rows() - 1, 1)?, Vec::new());
-        self.finish(&h, None, &[(state, how)], logits, &mut tasks)?;
+        self.finish(&h, None, draw, &mut tasks)?;
         Ok(tasks)
     }
 
@@ -573,8 +641,7 @@ impl Network {
     fn prompt_operators(
         &self,
         lane: &Lane,
-        draws: &Draws,
-        how: ops::Sampling,
+        draw: &Draw,
         tokens: usize,
     ) -> Result<Vec<OperatorCount>> {
         self.check_prompt(tokens)?;
@@ -583,29 +650,23 @@ impl Network {
             if rows > 0 && times > 0 {
                 let ids = self.model.runtime().alloc(4 * rows as u64)?.into();
                 let scratch = Scratch::new(&self.model, rows as u32)?;
-                count::add(&mut counts, &self.piece(&scratch, lane, &ids, &self.table)?, times);
+                let tasks = self.piece(&scratch, lane, &ids, &self.table)?;
+                count::add(&mut counts, operators(&tasks), times);
             }
         }
         let scratch = Scratch::new(&self.model, 1)?;
-        let tasks = self.first_token(&scratch, &draws.each[0], how, &draws.logits)?;
-        count::add(&mut counts, &tasks, 1);
+        count::add(&mut counts, operators(&self.first_token(&scratch, draw)?), 1);
         Ok(counts)
     }
 
     /// Processes a prompt in a lane and draws the first new token. Leaves one row of logits. Does
     /// not wait.
-    fn prefill(
-        &self,
-        lane: &Lane,
-        draws: &Draws,
-        how: ops::Sampling,
-        prompt: &[u32],
-    ) -> Result<Timepoint> {
+    fn prefill(&self, lane: &Lane, draw: &Draw, prompt: &[u32]) -> Result<Timepoint> {
         self.check_prompt(prompt.len())?;
         self.model.config().check_ids(prompt)?;
         let (runtime, stream) = (self.model.runtime(), self.model.runtime().stream());
         let _named = Name::new("prompt").scope();
-        stream.fill(draws.all.count.view(), 0u32)?;
+        stream.fill(draw.state.count.view(), 0u32)?;
         let table = self.prompt_table(prompt.len())?;
         let mut last = None;
         let rows = self.prompt_rows(prompt.len());
@@ -618,7 +679,7 @@ impl Network {
         }
         if let Some(scratch) = last {
             stream.fill(lane.position.view(), Pattern::U32(prompt.len() as u32 - 1))?;
-            Self::run(&self.first_token(&scratch, &draws.each[0], how, &draws.logits)?, stream)?;
+            Self::run(&self.first_token(&scratch, draw)?, stream)?;
         }
         Ok(stream.now())
     }
@@ -630,8 +691,6 @@ pub struct Decoder {
     lanes: Lanes,
     draws: Draws,
     step: Vec<Task>,
-    /// The end of a prompt: the head on its last row, and the first token.
-    sampling: ops::Sampling,
     filled: usize,
     /// New tokens since the prompt; their number in the ring.
     drawn: usize,
@@ -643,8 +702,9 @@ impl Decoder {
     /// tokens.
     ///
     /// # Errors
-    /// `InvalidArgument` for zero positions, more positions than the model's context, or a ring
-    /// that is empty or has 2^32 tokens and more; `OutOfMemory`.
+    /// `InvalidArgument` for zero positions, more positions than the model's context, a ring that
+    /// is empty or has 2^32 tokens and more, or a sampling beyond its limits or with
+    /// log-probabilities; `OutOfMemory`.
     pub fn new(
         model: &Model,
         positions: usize,
@@ -657,10 +717,18 @@ impl Decoder {
             ));
         }
         let network = Network::new(model, positions)?;
-        let draws = Draws::new(model, 1, ring)?;
+        if sampling.log_probabilities > 0 {
+            return Err(Error::invalid(format!(
+                "{} log-probabilities are asked for, and a decoder keeps none; ask for 0, or use a batch",
+                sampling.log_probabilities
+            )));
+        }
+        let record = sampling.record()?;
+        let draws = Draws::new(model, 1, ring, false)?;
+        model.runtime().stream().upload(draws.all.sampling.view(), &[record])?;
         let lanes = Lanes::new(model, network.heads, &draws)?;
-        let step = network.step(&Scratch::new(model, 1)?, &lanes, &draws, &[sampling])?;
-        Ok(Self { network, lanes, draws, step, sampling, filled: 0, drawn: 0, ring })
+        let step = network.step(&Scratch::new(model, 1)?, &lanes, &draws)?;
+        Ok(Self { network, lanes, draws, step, filled: 0, drawn: 0, ring })
     }
 
     /// Processes a prompt and draws the first new token. Does not wait for it. A second prompt
@@ -671,7 +739,7 @@ impl Decoder {
     /// vocabulary; the stream's cause.
     pub fn prefill(&mut self, prompt: &[u32]) -> Result<Timepoint> {
         let lane = &self.lanes.each[0];
-        let point = self.network.prefill(lane, &self.draws, self.sampling, prompt)?;
+        let point = self.network.prefill(lane, &self.draws.all, prompt)?;
         (self.filled, self.drawn) = (prompt.len(), 1);
         Ok(point)
     }
@@ -683,7 +751,7 @@ impl Decoder {
     /// `InvalidArgument` for a prompt without tokens or one that does not fit; `OutOfMemory`.
     pub fn prompt_operators(&self, tokens: usize) -> Result<Vec<OperatorCount>> {
         let lane = &self.lanes.each[0];
-        self.network.prompt_operators(lane, &self.draws, self.sampling, tokens)
+        self.network.prompt_operators(lane, &self.draws.all, tokens)
     }
 
     /// The operators of a step, counted.
@@ -709,7 +777,7 @@ impl Decoder {
     #[must_use]
     pub fn step_operators(&self) -> Vec<OperatorCount> {
         let mut counts = Vec::new();
-        count::add(&mut counts, &self.step, 1);
+        count::add(&mut counts, operators(&self.step), 1);
         counts
     }
 

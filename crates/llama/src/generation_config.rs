@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use leasehold_core::Result;
+use leasehold_core::{Error, Result};
 use leasehold_operators::ops::Sampling;
 use serde_json::{Map, Value};
 
@@ -21,13 +21,8 @@ const ALWAYS: [(&str, f64); 4] = [
     ("no_repeat_ngram_size", 0.0),
     ("num_beams", 1.0),
 ];
-const SAMPLED: [(&str, f64); 5] = [
-    ("top_p", 1.0),
-    ("min_p", 0.0),
-    ("typical_p", 1.0),
-    ("epsilon_cutoff", 0.0),
-    ("eta_cutoff", 0.0),
-];
+const SAMPLED: [(&str, f64); 3] =
+    [("typical_p", 1.0), ("epsilon_cutoff", 0.0), ("eta_cutoff", 0.0)];
 
 /// The settings of a model's `generation_config.json`.
 ///
@@ -106,14 +101,24 @@ impl GenerationConfig {
                 .optional_dim("top_k", u64::from(u32::MAX))?
                 .map_or(DEFAULT_TOP_K, |k| k as u32),
         };
-        Ok(Sampling { temperature, top_k, ..Sampling::default() })
+        let number = |key, nothing: f32| -> Result<f32> {
+            Ok(fields.optional_number(key)?.map_or(nothing, |value| value as f32))
+        };
+        let none = Sampling::default();
+        let (top_p, min_p) = (number("top_p", none.top_p)?, number("min_p", none.min_p)?);
+        let sampling = Sampling { temperature, top_k, top_p, min_p, ..none };
+        match sampling.record() {
+            Err(Error::InvalidArgument(why)) => {
+                Err(Error::invalid(format!("{}: {why}", self.origin)))
+            }
+            record => record.map(|_| sampling),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use leasehold_core::Error;
 
     fn read(json: &str) -> Result<GenerationConfig> {
         GenerationConfig::from_slice(json.as_bytes(), "dir/generation_config.json")
@@ -138,10 +143,12 @@ mod tests {
             sampling(r#"{"temperature": 0.5, "top_k": 3, "top_p": 0.9}"#),
             Sampling::default()
         );
-        let all = sampling(r#"{"do_sample": true, "temperature": 0.5, "top_k": 3, "top_p": 1.0}"#);
-        assert_eq!((all.temperature, all.top_k), (0.5, 3));
+        let all = sampling(
+            r#"{"do_sample": true, "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1}"#,
+        );
+        assert_eq!((all.temperature, all.top_k, all.top_p, all.min_p), (0.5, 3, 0.9, 0.1));
         let none = sampling(r#"{"do_sample": true}"#);
-        assert_eq!((none.temperature, none.top_k), (1.0, 50));
+        assert_eq!((none.temperature, none.top_k, none.top_p, none.min_p), (1.0, 50, 1.0, 0.0));
         assert_eq!(sampling(r#"{"do_sample": true, "top_k": 0}"#).top_k, 0);
     }
 
@@ -156,7 +163,11 @@ mod tests {
             assert!(error.contains("generation_config.json: ") && error.contains(words), "{error}");
         }
         for (json, words) in [
-            (r#"{"do_sample": true, "top_p": 0.9}"#, "top_p: 0.9; supported: 1"),
+            (r#"{"do_sample": true, "typical_p": 0.9}"#, "typical_p: 0.9; supported: 1"),
+            (r#"{"do_sample": true, "top_p": 1.5}"#, "top_p is 1.5; give a number above 0"),
+            (r#"{"do_sample": true, "top_p": 0}"#, "top_p is 0; give a number above 0"),
+            (r#"{"do_sample": true, "min_p": -1}"#, "min_p is -1; give a number from 0 to 1"),
+            (r#"{"do_sample": true, "min_p": "a"}"#, "min_p: a number is expected"),
             (r#"{"do_sample": true, "temperature": NaN}"#, "temperature: a number is expected"),
             (r#"{"do_sample": true, "temperature": 0}"#, "temperature: 0 is not above zero"),
             (r#"{"do_sample": true, "top_k": -1}"#, "top_k: -1 is not between"),

@@ -14,7 +14,8 @@
 //!
 //! [`Model`] loads the weights to a device of the runtime. [`Decoder`] holds a sequence (KV caches,
 //! the loop from token to token) and runs its steps launch by launch or as a graph. [`generate()`]
-//! does all of this. [`Batch`] decodes several sequences at once.
+//! does all of this. [`Batch`] decodes several sequences at once, for a server. [`TextStream`] and
+//! [`StopStrings`] turn their tokens into text that ends where it should.
 //!
 //! Three types to know: [`Config`], [`Weights`] and [`Model`].
 //!

@@ -18,7 +18,7 @@ use leasehold_operators::kernels::cpu::embedding::EmbeddingParams;
 use leasehold_operators::kernels::cpu::isa::Isa;
 use leasehold_operators::kernels::cpu::linear::{LinearParams, NORM};
 use leasehold_operators::kernels::cpu::rope;
-use leasehold_operators::kernels::cpu::sampling::SampleParams;
+use leasehold_operators::kernels::cpu::sampling::{NextTokenParams, SamplingRecord};
 use leasehold_operators::kernels::cpu::tile::{KernelSpec, NONE, Params, bind, bind_read};
 
 const LAYERS: usize = 6;
@@ -216,8 +216,12 @@ fn main() {
     let head = [VOCABULARY as u32, 0, 0];
     let head = LinearParams { n: head, ldy: head, flags: NORM, ..linear };
     steps.push(Step::new("linear", isa, &head, &[h, norm, embedding, none, logits]));
-    let sample = SampleParams { n: VOCABULARY as u32, ring: 64, ..Default::default() };
-    steps.push(Step::new("next_token", isa, &sample, &[logits, token_b, at_b, ring, count]));
+    let n = VOCABULARY as u32;
+    let next = NextTokenParams { rows: 1, n, ld: n, ring: 64, log_ring: 0 };
+    // Zeros are a greedy choice.
+    let greedy = [SamplingRecord::default()];
+    let operands = [logits, bind_read(&greedy), token_b, at_b, ring, count, none];
+    steps.push(Step::new("next_token", isa, &next, &operands));
 
     // The position is reset after each token, so that the step does equal work each time.
     let reset = |at_b: Binding| {

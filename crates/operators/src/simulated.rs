@@ -15,7 +15,7 @@ use leasehold_sim::{KernelBody, KernelRegistry, Launch};
 
 /// The kernels that write every byte of their output bindings. The others write rows, with gaps
 /// between them if the parameters say so.
-const DENSE: [&str; 4] = ["argmax", "sample", "next_token", "fill"];
+const DENSE: [&str; 2] = ["argmax", "fill"];
 
 /// Registers every operator kernel for simulated devices: the CPU kernels, with the grids of CUDA.
 ///

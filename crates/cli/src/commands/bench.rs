@@ -6,7 +6,6 @@ use crate::commands::bench_batch;
 use crate::commands::bench_copy::{self, CopyArguments};
 #[cfg(feature = "cuda")]
 use crate::commands::bench_cuda;
-use crate::commands::bench_join;
 use crate::commands::run::{Activations, Files, ModeReport, fits, load, parse_device};
 use crate::commands::{open_measured, operators, percentile, print_json};
 use crate::failure::Failure;
@@ -158,7 +157,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         #[cfg(feature = "cuda")]
         What::Cuda(a) => bench_cuda::run(a),
         What::Decode(a) => match (a.batch, a.join) {
-            (Some(sequences), Some(prompt)) => bench_join::run(a, sequences, prompt),
+            (Some(sequences), Some(prompt)) => bench_batch::run_join(a, sequences, prompt),
             (Some(sequences), None) => bench_batch::run(a, sequences),
             (None, _) => decode(a),
         },

@@ -6,7 +6,6 @@ pub(crate) mod bench_batch;
 pub(crate) mod bench_copy;
 #[cfg(feature = "cuda")]
 pub(crate) mod bench_cuda;
-pub(crate) mod bench_join;
 pub(crate) mod conformance;
 pub(crate) mod devices;
 pub(crate) mod memory;

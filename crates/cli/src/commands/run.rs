@@ -67,8 +67,15 @@ pub(crate) struct Arguments {
     /// Number of largest logits that are candidates; 0, the default, for all
     #[arg(long)]
     top_k: Option<u32>,
-    /// Chooses tokens as the model's generation_config.json says; --temperature and --top-k precede
-    /// it
+    /// Leaves the fewest most probable candidates whose probabilities reach this sum; 1, the
+    /// default, leaves all
+    #[arg(long, allow_negative_numbers = true, value_parser = parse_top_p)]
+    top_p: Option<f32>,
+    /// Leaves the candidates with this part of the largest probability; 0, the default, leaves all
+    #[arg(long, allow_negative_numbers = true, value_parser = parse_min_p)]
+    min_p: Option<f32>,
+    /// Chooses tokens as the model's generation_config.json says; --temperature, --top-k, --top-p
+    /// and --min-p precede it
     #[arg(long)]
     defaults: bool,
     /// The seed of the random numbers
@@ -132,11 +139,26 @@ pub(crate) fn parse_device(text: &str) -> Result<DeviceId, String> {
     text.parse().map_err(|e: leasehold::Error| e.to_string())
 }
 
-fn parse_temperature(text: &str) -> Result<f32, String> {
-    match text.parse::<f32>() {
-        Ok(t) if t.is_finite() && t >= 0.0 => Ok(t),
-        _ => Err("a temperature is a number from 0 on".to_owned()),
+/// A number that is a field of a sampling.
+fn parse_field(text: &str, sampling: impl Fn(f32) -> Sampling) -> Result<f32, String> {
+    let value = text.parse().map_err(|_| "a number is expected".to_owned())?;
+    match sampling(value).record() {
+        Ok(_) => Ok(value),
+        Err(leasehold::Error::InvalidArgument(why)) => Err(why.to_string()),
+        Err(other) => Err(other.to_string()),
     }
+}
+
+fn parse_temperature(text: &str) -> Result<f32, String> {
+    parse_field(text, |temperature| Sampling { temperature, ..Sampling::default() })
+}
+
+fn parse_top_p(text: &str) -> Result<f32, String> {
+    parse_field(text, |top_p| Sampling { top_p, ..Sampling::default() })
+}
+
+fn parse_min_p(text: &str) -> Result<f32, String> {
+    parse_field(text, |min_p| Sampling { min_p, ..Sampling::default() })
 }
 
 /// A model's files after all checks.
@@ -193,7 +215,7 @@ impl Files {
             let why = "--defaults: the model has no generation_config.json";
             return Err(Failure::misuse(format!("{}: {why}; leave --defaults out", self.name)));
         };
-        let cure = "leave --defaults out, and give --temperature and --top-k";
+        let cure = "leave --defaults out, and give --temperature and its like";
         generation.sampling().map_err(|e| Failure::new(format!("--defaults: {e}; {cure}")))
     }
 }
@@ -390,7 +412,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let sampling = Sampling {
         temperature: arguments.temperature.unwrap_or(named.temperature),
         top_k: arguments.top_k.unwrap_or(named.top_k),
+        top_p: arguments.top_p.unwrap_or(named.top_p),
+        min_p: arguments.min_p.unwrap_or(named.min_p),
         seed: arguments.seed,
+        ..named
     };
     let request = |mode| Request {
         prompt: &prompt,

@@ -204,11 +204,24 @@ fn generation_config_names_the_end_and_the_sampling() {
     assert_eq!(ids(&with(&["--defaults", "--temperature", "0"])), all);
     write(r#"{"do_sample": false, "temperature": 1.5}"#);
     assert_eq!(ids(&with(&["--defaults", "--seed", "5"])), all);
-    write(r#"{"do_sample": true, "top_p": 0.9}"#);
+    write(r#"{"do_sample": true, "temperature": 1.5, "top_k": 0, "top_p": 0.9, "min_p": 0.05}"#);
+    let named = ids(&with(&["--defaults", "--seed", "5"]));
+    let cuts = ["--top-p", "0.9", "--min-p", "0.05"];
+    let explicit = [&["--temperature", "1.5", "--seed", "5"][..], &cuts].concat();
+    assert_eq!(ids(&with(&explicit)), named);
+    // The most probable token alone.
+    assert_eq!(ids(&with(&["--defaults", "--seed", "5", "--top-p", "1e-9"])), all);
+    assert_eq!(ids(&with(&["--defaults", "--seed", "5", "--min-p", "1"])), all);
+    for (flag, value) in [("--top-p", "0"), ("--top-p", "1.1"), ("--min-p", "-0.1")] {
+        let refused = with(&[flag, value]);
+        assert_eq!(refused.status.code(), Some(2));
+        assert!(stderr(&refused).contains("give a number"), "{}", stderr(&refused));
+    }
+    write(r#"{"do_sample": true, "typical_p": 0.9}"#);
     let refused = with(&["--defaults"]);
     assert_eq!(refused.status.code(), Some(1));
     assert!(
-        stderr(&refused).contains("generation_config.json: top_p: 0.9"),
+        stderr(&refused).contains("generation_config.json: typical_p: 0.9"),
         "{}",
         stderr(&refused)
     );

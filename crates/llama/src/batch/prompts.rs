@@ -25,7 +25,7 @@ const TENSOR_ROWS: u32 = 64;
 struct Waiting {
     slot: usize,
     prompt: Box<[u32]>,
-    how: ops::Sampling,
+    sampling: ops::SamplingRecord,
     /// The rotary table, once the prompt has begun.
     table: Option<BufferPart>,
     /// The tokens of the pieces that are submitted as a whole.
@@ -52,7 +52,7 @@ pub(super) struct Submitted {
 pub(super) struct Prompts {
     waiting: VecDeque<Waiting>,
     /// The caches of each slot, with the position of the piece that is computed.
-    lanes: Vec<Lane>,
+    pub(super) lanes: Vec<Lane>,
     /// The first token of each slot's prompt.
     pub(super) draws: Draws,
     /// The activations of a piece, and its ids: of the largest one that there was.
@@ -72,7 +72,7 @@ impl Prompts {
     /// For the slots of `lanes`, whose steps have these operators.
     pub(super) fn new(network: &Network, lanes: &[Lane], step: &[Task]) -> Result<Self> {
         let model = &network.model;
-        let draws = Draws::new(model, lanes.len() as u32, 1)?;
+        let draws = Draws::new(model, lanes.len() as u32, 1, true)?;
         let position: BufferPart = model.runtime().alloc(4)?.into();
         let lane = |lane: &Lane| Lane { caches: lane.caches.clone(), position: position.clone() };
         let floor = if has_tensor_products(model) { TENSOR_ROWS } else { 1 };
@@ -90,9 +90,9 @@ impl Prompts {
         })
     }
 
-    pub(super) fn push(&mut self, slot: usize, prompt: &[u32], how: ops::Sampling) {
+    pub(super) fn push(&mut self, slot: usize, prompt: &[u32], sampling: ops::SamplingRecord) {
         let (prompt, table) = (prompt.into(), None);
-        self.waiting.push_back(Waiting { slot, prompt, how, table, done: 0, piece: None });
+        self.waiting.push_back(Waiting { slot, prompt, sampling, table, done: 0, piece: None });
     }
 
     /// Forgets the prompt of a slot. What is submitted of it goes on.
@@ -208,11 +208,11 @@ impl Prompts {
             _ => network.piece(&scratch, lane, &ids, table)?,
         };
         if last {
-            let state = &self.draws.each[waiting.slot];
-            stream.fill(state.position.view(), Pattern::U32(prompt.len() as u32 - 1))?;
-            stream.fill(state.count.view(), 0u32)?;
-            let logits = self.draws.logits.slice_rows(waiting.slot as u32, 1)?;
-            tasks.extend(network.first_token(&scratch, state, waiting.how, &logits)?);
+            let draw = &self.draws.each[waiting.slot];
+            stream.upload(draw.sampling.view(), &[waiting.sampling])?;
+            stream.fill(draw.state.position.view(), Pattern::U32(prompt.len() as u32 - 1))?;
+            stream.fill(draw.state.count.view(), 0u32)?;
+            tasks.extend(network.first_token(&scratch, draw)?);
         }
         Ok(Piece { tokens, tasks, submitted: 0 })
     }

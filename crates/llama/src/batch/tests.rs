@@ -61,7 +61,7 @@ fn prompt(tokens: usize, seed: u32) -> Vec<u32> {
 
 /// The caches of a slot: keys and values of each layer.
 fn caches(batch: &Batch, slot: usize) -> impl Iterator<Item = &BufferPart> {
-    batch.lanes.each[slot].caches.iter().flat_map(|c| [&c.keys, &c.values])
+    batch.prompts.lanes[slot].caches.iter().flat_map(|c| [&c.keys, &c.values])
 }
 
 fn bytes(batch: &Batch, part: &BufferPart) -> Vec<u8> {
@@ -165,7 +165,7 @@ fn a_wide_group_gives_the_same_bits_whatever_the_others_are() {
 }
 
 #[test]
-fn a_step_launches_embedding_and_attention_once_for_all_sequences() {
+fn a_step_launches_each_operator_once_for_all_sequences() {
     let runtime = Context::new().runtime(DeviceId::cpu(0)).unwrap();
     let count = |model: &Model, slots, name: &str| {
         let batch = Batch::new(model, slots, POSITIONS, Mode::Eager).unwrap();
@@ -175,7 +175,7 @@ fn a_step_launches_embedding_and_attention_once_for_all_sequences() {
     for slots in [1, 5] {
         assert_eq!(count(&fused, slots, "embedding"), 1);
         assert_eq!(count(&fused, slots, "decode_attention"), 2, "one for each layer");
-        assert_eq!(count(&fused, slots, "next_token"), slots);
+        assert_eq!(count(&fused, slots, "next_token"), 1);
         assert_eq!(count(&wide, slots, "attention"), 2 * slots);
     }
 }
@@ -215,11 +215,10 @@ fn what_goes_beside_a_step_is_less_than_the_step() {
             let scratch = Scratch::new(&model, rows).unwrap();
             let ids = runtime.alloc(256).unwrap().into();
             let table = batch.network.prompt_table(end).unwrap();
-            let lane = &batch.lanes.each[0];
+            let lane = &batch.prompts.lanes[0];
             let mut tasks = batch.network.piece(&scratch, lane, &ids, &table).unwrap();
-            let (state, how) = (&batch.draws.each[0], ops::Sampling::default());
-            let logits = batch.draws.logits.slice_rows(0, 1).unwrap();
-            tasks.extend(batch.network.first_token(&scratch, state, how, &logits).unwrap());
+            let draw = &batch.draws.each[0];
+            tasks.extend(batch.network.first_token(&scratch, draw).unwrap());
             let (mut left, mut parts) = (&tasks[..], 0);
             while !left.is_empty() {
                 let (count, work) = pace.take(left, rows, end);
@@ -385,4 +384,101 @@ fn pieces_of_any_size_give_the_same_tokens() {
         }
         check();
     }
+}
+
+/// One recording serves all samplings, seeds and numbers of log-probabilities.
+#[test]
+fn a_batch_records_once_in_its_life() {
+    for (runtime, check) in devices() {
+        let model = model(&runtime, 4, 2);
+        let text = |mode| {
+            let mut batch = Batch::new(&model, 2, POSITIONS, mode).unwrap();
+            let mut all = Vec::new();
+            for seed in 0..6u32 {
+                let how = ops::Sampling {
+                    temperature: [0.0, 0.7, 1.5][seed as usize % 3],
+                    top_k: 3 * (seed % 2),
+                    top_p: 0.9,
+                    seed: seed.into(),
+                    log_probabilities: seed % 4,
+                    ..ops::Sampling::default()
+                };
+                let id = batch.add(&prompt(3, seed), how).unwrap();
+                let mut tokens = 0;
+                while tokens < 3 {
+                    for (_, drawn) in batch.step().unwrap() {
+                        let drawn = drawn.unwrap();
+                        assert_eq!(drawn.log_probability.is_some(), how.log_probabilities > 0);
+                        assert_eq!(drawn.largest.len(), how.log_probabilities as usize);
+                        all.push(drawn);
+                        tokens += 1;
+                    }
+                }
+                batch.remove(id).unwrap();
+            }
+            let recordings = batch.recordings;
+            (all, recordings)
+        };
+        let ((eager, none), (graph, once)) = (text(Mode::Eager), text(Mode::Graph));
+        assert_eq!((none, once), (0, 1), "{}", runtime.device());
+        assert!(eager == graph, "{}", runtime.device());
+        check();
+    }
+}
+
+/// Of first tokens and of later ones: those of the logits, in double precision.
+#[test]
+fn log_probabilities_are_those_of_the_logits() {
+    for (runtime, check) in devices() {
+        let model = model(&runtime, 4, 2);
+        let mut batch = Batch::new(&model, 3, POSITIONS, Mode::Graph).unwrap();
+        let how = |seed, log_probabilities| ops::Sampling {
+            temperature: 2.0,
+            seed,
+            log_probabilities,
+            ..ops::Sampling::default()
+        };
+        let wanted = [20, 0, 3];
+        let ids = [0, 1, 2].map(|i| batch.add(&prompt(4, i), how(i.into(), wanted[i as usize])));
+        let ids = ids.map(|id| id.unwrap());
+        let mut seen = [0; 3];
+        while seen.iter().any(|&tokens| tokens < 3) {
+            for (id, drawn) in batch.step().unwrap() {
+                let (at, drawn) = (ids.iter().position(|of| *of == id).unwrap(), drawn.unwrap());
+                seen[at] += 1;
+                assert_eq!(drawn.largest.len(), wanted[at] as usize);
+                assert_eq!(drawn.log_probability.is_some(), wanted[at] > 0);
+                let Some(chosen) = drawn.log_probability else { continue };
+                let logits = batch.logits(id).unwrap();
+                let logits: Vec<f64> = logits.into_iter().map(f64::from).collect();
+                let sum = logits.iter().map(|l| l.exp()).sum::<f64>().ln();
+                let near = |found: f32, token: u32| {
+                    let wanted = logits[token as usize] - sum;
+                    assert!((f64::from(found) - wanted).abs() < 1e-4, "{found}, not {wanted}");
+                };
+                near(chosen, drawn.token);
+                drawn.largest.iter().for_each(|&(token, value)| near(value, token));
+                assert!(drawn.largest.is_sorted_by(|a, b| a.1 >= b.1));
+                let most = logits.iter().copied().fold(f64::MIN, f64::max);
+                assert!(logits[drawn.largest[0].0 as usize] == most);
+            }
+        }
+        check();
+    }
+}
+
+#[test]
+fn a_sampling_beyond_its_limits_is_refused() {
+    let runtime = Context::new().runtime(DeviceId::cpu(0)).unwrap();
+    let mut batch = Batch::new(&model(&runtime, 4, 2), 2, POSITIONS, Mode::Graph).unwrap();
+    let bad = [
+        ops::Sampling { temperature: f32::NAN, ..ops::Sampling::default() },
+        ops::Sampling { top_p: 0.0, ..ops::Sampling::default() },
+        ops::Sampling { log_probabilities: 21, ..ops::Sampling::default() },
+    ];
+    for (how, name) in bad.into_iter().zip(["temperature", "top_p", "log_probabilities"]) {
+        let error = batch.add(&[1], how).unwrap_err().to_string();
+        assert!(error.contains(name), "{error}");
+    }
+    assert!(batch.is_empty());
 }

@@ -101,7 +101,7 @@ fn schedules(model: &Model, slots: usize, turns: usize, seed: u64) {
                 .map(|_| (random(&mut state) % vocabulary) as u32)
                 .collect();
             let temperature = if random(&mut state).is_multiple_of(8) { 0.8 } else { 0.0 };
-            let sampling = Sampling { temperature, top_k: 5, seed };
+            let sampling = Sampling { temperature, top_k: 5, seed, ..Sampling::default() };
             let ids = [0, 1].map(|b| batches[b].add(&prompt, sampling).unwrap());
             texts.push(Text { ids, prompt, sampling, tokens: [vec![], vec![]] });
         } else {

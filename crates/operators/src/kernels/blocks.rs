@@ -12,7 +12,7 @@ use super::cpu::embedding::Embedding;
 use super::cpu::linear::{FEW, Linear, Linear3, LinearAdd, LinearGated, LinearParams};
 use super::cpu::norm::{AddRmsNorm, NormParams, RmsNorm};
 use super::cpu::rope::{CacheAppend, Rope, RopeAppend, RopeParams};
-use super::cpu::sampling::{Advance, Argmax, NextToken, RowParams, Sample, SampleParams, Softmax};
+use super::cpu::sampling::{Advance, Argmax, NextToken, NextTokenParams, RowParams, Softmax};
 use super::cpu::tile::{Kernel, Params, Refusal};
 use leasehold::kernel::Grid;
 
@@ -42,7 +42,7 @@ macro_rules! kernel_list {
         use $crate::kernels::cpu::linear::{Linear, Linear3, LinearAdd, LinearGated};
         use $crate::kernels::cpu::norm::{AddRmsNorm, RmsNorm};
         use $crate::kernels::cpu::rope::{CacheAppend, Rope, RopeAppend};
-        use $crate::kernels::cpu::sampling::{Advance, Argmax, NextToken, Sample, Softmax};
+        use $crate::kernels::cpu::sampling::{Advance, Argmax, NextToken, Softmax};
         &[
             $spec::of::<Linear>(&LINEAR),
             $spec::of::<LinearAdd>(&LINEAR),
@@ -64,7 +64,6 @@ macro_rules! kernel_list {
             $spec::of::<Copy2d>(&ELEMENTWISE),
             $spec::of::<Softmax>(&SAMPLING),
             $spec::of::<Argmax>(&SAMPLING),
-            $spec::of::<Sample>(&SAMPLING),
             $spec::of::<Advance>(&SAMPLING),
             $spec::of::<NextToken>(&SAMPLING),
         ]
@@ -165,13 +164,13 @@ pub(super) fn heads(p: &RopeParams) -> u64 {
     u64::from(p.heads.max(p.kv_heads)) * u64::from(p.head_dim)
 }
 
-/// The geometry of one block that draws a token.
-pub(super) fn draw(p: &SampleParams) -> Result<Grid, Refusal> {
+/// The geometry of blocks that draw a token, one for each row.
+pub(super) fn draw(p: &NextTokenParams) -> Result<Grid, Refusal> {
     if u64::from(p.n) > MAX_LOGITS {
         return Err(format!("{} logits; the limit is {MAX_LOGITS}", p.n).into());
     }
     let threads = p.n.next_multiple_of(THREADS).clamp(THREADS, DRAW_THREADS);
-    Ok(Grid::new([1, 1, 1]).threads([threads, 1, 1]))
+    Ok(rows(p.rows, p.n.into())?.threads([threads, 1, 1]))
 }
 
 /// Blocks in y or z: one for each of `n`.
@@ -242,8 +241,7 @@ kernels! {
     Copy2d, |p| units(p);
     Softmax, |p| row_of(p);
     Argmax, |p| row_of(p);
-    Sample, |p| draw(p);
-    Advance, |_p| Ok(Grid::new([1, 1, 1]).threads([WARP, 1, 1]));
+    Advance, |p| Ok(rows(p.rows, 1)?.threads([WARP, 1, 1]));
     NextToken, |p| draw(p);
 }
 

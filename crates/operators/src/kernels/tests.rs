@@ -7,7 +7,10 @@ use super::cpu::embedding::EmbeddingParams;
 use super::cpu::linear::{FEW, LinearParams};
 use super::cpu::norm::NormParams;
 use super::cpu::rope::RopeParams;
-use super::cpu::sampling::{AdvanceParams, RowParams, SampleParams};
+use super::cpu::sampling::{
+    AdvanceParams, LogProbabilities, MAX_LOG_PROBABILITIES, NextTokenParams, RowParams,
+    SamplingRecord,
+};
 use super::cpu::tile::Params;
 use super::mps::MpsSpec;
 use super::{cpu, cuda, mps};
@@ -53,7 +56,7 @@ fn same_words<P: Params>() {
 }
 
 #[test]
-fn parameters_are_the_same_words_in_all_languages() {
+fn parameters_and_records_are_the_same_words_in_all_languages() {
     same_words::<LinearParams>();
     same_words::<NormParams>();
     same_words::<RopeParams>();
@@ -63,8 +66,10 @@ fn parameters_are_the_same_words_in_all_languages() {
     same_words::<FillParams>();
     same_words::<CopyParams>();
     same_words::<RowParams>();
-    same_words::<SampleParams>();
+    same_words::<NextTokenParams>();
     same_words::<AdvanceParams>();
+    same_words::<SamplingRecord>();
+    same_words::<LogProbabilities>();
 }
 
 #[test]
@@ -113,6 +118,9 @@ fn constants_are_the_same_in_all_languages() {
     mps(&mps::NORM, format!("constexpr u32 SIMDS = {};", THREADS / WARP));
     cuda(&cuda::SAMPLING, format!("constexpr u32 MAX_WARPS = {};", DRAW_THREADS / WARP));
     mps(&mps::SAMPLING, format!("constexpr u32 MAX_SIMDS = {};", DRAW_THREADS / WARP));
+    let logs = format!("constexpr u32 MAX_LOGS = {MAX_LOG_PROBABILITIES};");
+    cuda(&cuda::SAMPLING, logs.clone());
+    mps(&mps::SAMPLING, logs);
 }
 
 #[test]
@@ -152,10 +160,14 @@ fn geometry_covers_the_work_and_is_never_empty() {
     let many = AttentionParams { m: 1 << 16, ..attention };
     let refusal = MpsSpec::find("decode_attention").unwrap().geometry(many.as_bytes()).unwrap_err();
     assert!(refusal.contains("65536 rows"), "{refusal}");
-    let sample = |n| SampleParams { n, ..Default::default() };
-    assert_eq!(blocks("sample", sample(7).as_bytes()).threads, [256, 1, 1]);
-    assert_eq!(blocks("next_token", sample(128_000).as_bytes()).threads, [1024, 1, 1]);
-    let refusal =
-        MpsSpec::find("sample").unwrap().geometry(sample(u32::MAX).as_bytes()).unwrap_err();
-    assert!(refusal.contains("kernel sample on Metal") && refusal.contains("logits"), "{refusal}");
+    let next = |rows, n| NextTokenParams { rows, n, ld: n, ..Default::default() };
+    let grid = |rows, threads| Grid::new([rows, 1, 1]).threads([threads, 1, 1]);
+    assert_eq!(blocks("next_token", next(1, 7).as_bytes()), grid(1, 256));
+    assert_eq!(blocks("next_token", next(8, 128_000).as_bytes()), grid(8, 1024));
+    let next_token = MpsSpec::find("next_token").unwrap();
+    let refusal = next_token.geometry(next(1, u32::MAX).as_bytes()).unwrap_err();
+    assert!(
+        refusal.contains("kernel next_token on Metal") && refusal.contains("logits"),
+        "{refusal}"
+    );
 }

@@ -6,7 +6,7 @@ use leasehold_operators::kernels::cpu::embedding::EmbeddingParams;
 use leasehold_operators::kernels::cpu::linear::{BIAS, FEW, LinearParams, NORM};
 use leasehold_operators::kernels::cpu::norm::NormParams;
 use leasehold_operators::kernels::cpu::rope::RopeParams;
-use leasehold_operators::kernels::cpu::sampling::{AdvanceParams, RowParams, SampleParams};
+use leasehold_operators::kernels::cpu::sampling::{AdvanceParams, NextTokenParams, RowParams};
 use leasehold_operators::kernels::cpu::tile::Params;
 
 /// Random words, equal for equal seeds.
@@ -172,13 +172,14 @@ fn sensible(kernel: &str, w: &mut Words) -> Vec<u8> {
                 .as_bytes()
                 .to_vec()
         }
-        "sample" | "next_token" => {
-            let (n, top_k, seed, ring) =
-                (w.size(400), w.below(50), [w.next(), w.next()], w.below(9));
-            let temperature = [0.0, 0.7, 1.0, 100.0][w.below(4) as usize];
-            SampleParams { n, top_k, temperature, seed, ring }.as_bytes().to_vec()
+        "next_token" => {
+            let (rows, n, ring, log_ring) = (w.size(5), w.size(400), w.below(9), w.below(4));
+            NextTokenParams { rows, n, ld: w.pad(n), ring, log_ring }.as_bytes().to_vec()
         }
-        "advance" => AdvanceParams { step: w.next(), ring: w.below(9) }.as_bytes().to_vec(),
+        "advance" => {
+            let (rows, step, ring) = (w.size(5), w.next(), w.below(9));
+            AdvanceParams { rows, step, ring }.as_bytes().to_vec()
+        }
         other => panic!("no parameters for kernel {other}"),
     }
 }

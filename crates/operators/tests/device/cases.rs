@@ -9,7 +9,9 @@ use leasehold_operators::kernels::cpu::embedding::EmbeddingParams;
 use leasehold_operators::kernels::cpu::linear::{BIAS, LinearParams, NORM};
 use leasehold_operators::kernels::cpu::norm::NormParams;
 use leasehold_operators::kernels::cpu::rope::{RopeParams, table};
-use leasehold_operators::kernels::cpu::sampling::{AdvanceParams, RowParams, SampleParams};
+use leasehold_operators::kernels::cpu::sampling::{
+    AdvanceParams, LogProbabilities, NextTokenParams, RowParams, SamplingRecord,
+};
 
 const TYPES: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
 
@@ -617,12 +619,48 @@ fn rows(bench: &mut Bench<'_>, large: bool) {
     }
 }
 
+/// A step of `rows` rows, each with one of the records in turn. Some rows are idle.
+fn step(
+    bench: &mut Bench<'_>,
+    logits: &[f32],
+    rows: usize,
+    records: &[SamplingRecord],
+    at: &[i32],
+) {
+    const RING: usize = 3;
+    let n = logits.len() / rows;
+    let p = NextTokenParams {
+        rows: rows as u32,
+        n: n as u32,
+        ld: n as u32,
+        ring: RING as u32,
+        log_ring: 2,
+    };
+    let turn = |r: usize| records[r % records.len()];
+    let words: Vec<i32> = (0..rows).flat_map(|r| -> [i32; 8] { bytemuck::cast(turn(r)) }).collect();
+    let positions: Vec<i32> = (0..rows).map(|r| at[r % at.len()]).collect();
+    let counts: Vec<i32> = (0..rows).map(|r| 4 + r as i32).collect();
+    let what = format!("{p:?}, {records:?} at {at:?}");
+    let logs = junk(rows * 2 * size_of::<LogProbabilities>() / 4);
+    let operands = [
+        Some(Data::read(DType::F32, logits, 0)),
+        Some(Data::words(&words)),
+        Some(Data::words(&vec![-1; rows])),
+        Some(Data::words(&positions)),
+        Some(Data::words(&vec![-5; rows * RING])),
+        Some(Data::words(&counts)),
+        Some(Data::written(DType::F32, &logs, 0, Bound::Logs)),
+    ];
+    bench.case("next_token", &what, &p, &operands);
+}
+
 /// The ids are those of the CPU.
 fn sampling(bench: &mut Bench<'_>, large: bool) {
     let mut sizes = vec![1, 31, 257, 1000, 4096];
     if large {
         sizes.extend([32_000, 128_256]);
     }
+    let record = SamplingRecord { temperature: 0.7, top_p: 1.0, ..Default::default() };
     for n in sizes {
         // Few distinct values, so that the threshold lies within ties; and many.
         for coarse in [true, false] {
@@ -633,47 +671,64 @@ fn sampling(bench: &mut Bench<'_>, large: bool) {
             if n > 100 {
                 (logits[3], logits[50], logits[99]) = (f32::NAN, f32::NEG_INFINITY, 0.0);
             }
+            let record = SamplingRecord { seed: [n as u32, 7], ..record };
             for top_k in [0, 1, 40, n as u32 + 1] {
                 for temperature in [0.0, 0.7, 4.0] {
                     for position in [0, 1, 77, 4095, i32::MAX] {
-                        let p = SampleParams {
-                            n: n as u32,
-                            top_k,
-                            temperature,
-                            seed: [n as u32, 7],
-                            ring: 3,
-                        };
-                        let what = format!("{p:?} at {position}");
-                        let input = Some(Data::read(DType::F32, &logits, 0));
-                        let word = |w: i32| Some(Data::words(&[w]));
-                        bench.case("sample", &what, &p, &[input.clone(), word(position), word(-1)]);
-                        let ring = Some(Data::words(&[-5, -6, -7]));
-                        let operands = [input, word(-1), word(position), ring, word(4)];
-                        bench.case("next_token", &what, &p, &operands);
+                        let record = SamplingRecord { temperature, top_k, ..record };
+                        step(bench, &logits, 1, &[record], &[position]);
                     }
                 }
             }
+            // Several rows, each with another rule.
+            let mut rules = Vec::new();
+            for (top_k, top_p) in [(0, 0.9), (50, 0.9), (0, 0.3), (3, 0.999), (0, 1e-6)] {
+                for (min_p, log_probabilities) in [(0.0, 0), (0.05, 3), (1.0, 20)] {
+                    rules.push(SamplingRecord { top_k, top_p, min_p, log_probabilities, ..record });
+                }
+            }
+            let rows = if n > 10_000 { 4 } else { rules.len() };
+            let all: Vec<f32> = (0..rows)
+                .flat_map(|r| logits.iter().map(move |v| if r % 2 == 0 { *v } else { -v }))
+                .collect();
+            step(bench, &all, rows, &rules, &[5, 6, -1, 1000, i32::MAX, 0, i32::MIN]);
         }
     }
-    // All logits are NaN: no token, neither greedy nor drawn.
-    for n in [1, 40, 3000] {
-        for (temperature, top_k) in [(0.0, 0), (1.0, 0), (1.0, 3)] {
-            let p = SampleParams { n, top_k, temperature, seed: [1, 2], ring: 3 };
-            let input = Some(Data::read(DType::F32, &vec![f32::NAN; n as usize], 0));
-            let word = |w: i32| Some(Data::words(&[w]));
-            bench.case("sample", &format!("{p:?} of NaN"), &p, &[input.clone(), word(5), word(-9)]);
-            let operands = [input, word(-9), word(5), Some(Data::words(&[-5, -6, -7])), word(4)];
-            bench.case("next_token", &format!("{p:?} of NaN"), &p, &operands);
-        }
+    // All logits are NaN: no token, neither greedy nor drawn. Infinite ones have no logarithm.
+    let odd = [f32::NAN, f32::NEG_INFINITY, f32::INFINITY];
+    for (n, value) in [1, 40, 3000].into_iter().flat_map(|n| odd.map(|value| (n, value))) {
+        let rules = [(0.0, 0, 1.0), (1.0, 0, 1.0), (1.0, 3, 1.0), (1.0, 0, 0.5)].map(
+            |(temperature, top_k, top_p)| SamplingRecord {
+                temperature,
+                top_k,
+                top_p,
+                log_probabilities: 2,
+                ..record
+            },
+        );
+        step(bench, &vec![value; 4 * n], 4, &rules, &[5]);
     }
+    // Words that no host writes.
+    let nan = f32::NAN;
+    let words = SamplingRecord { log_probabilities: u32::MAX, top_k: u32::MAX, ..record };
+    let rules = [
+        SamplingRecord { temperature: nan, ..words },
+        SamplingRecord { temperature: -1.0, ..words },
+        SamplingRecord { temperature: f32::INFINITY, ..words },
+        SamplingRecord { top_p: nan, min_p: nan, ..words },
+        SamplingRecord { top_p: -1.0, min_p: -1.0, ..words },
+        SamplingRecord { top_p: 9.0, min_p: 9.0, reserved: u32::MAX, ..words },
+        SamplingRecord { top_p: f32::from_bits(1), min_p: f32::from_bits(1), ..words },
+    ];
+    step(bench, &noise(7 * 333, 5), 7, &rules, &[3]);
     for ring in [0usize, 1, 5] {
-        let p = AdvanceParams { step: 17, ring: ring as u32 };
-        let slots: Vec<i32> = (0..ring as i32).map(|i| -i).collect();
+        let p = AdvanceParams { rows: 3, step: 17, ring: ring as u32 };
+        let slots: Vec<i32> = (0..3 * ring as i32).map(|i| -i).collect();
         let operands = [
-            Some(Data::words(&[9])),
-            Some(Data::words(&[100])),
+            Some(Data::words(&[9, 8, 7])),
+            Some(Data::words(&[100, -3, 0])),
             Some(Data::words(&slots)),
-            Some(Data::words(&[-1])),
+            Some(Data::words(&[-1, 1, 2])),
         ];
         bench.case("advance", &format!("{p:?}"), &p, &operands);
     }

@@ -32,6 +32,9 @@ pub enum Bound {
         /// For roundings.
         rel: f64,
     },
+    /// The words of log-probabilities: an id is exact, a number may differ by its rounding and that
+    /// of a sum.
+    Logs,
 }
 
 /// The relative error of rounding to a type.
@@ -142,6 +145,13 @@ impl Data {
             let part = match self.bound {
                 Bound::Exact => f64::INFINITY,
                 Bound::Within { abs, rel } => (f - w).abs() / (abs + rel * w.abs()),
+                // As a float, an id is less than the smallest normal one.
+                Bound::Logs
+                    if f.abs().min(w.abs()) < f32::MIN_POSITIVE.into() && f != 0.0 && w != 0.0 =>
+                {
+                    f64::INFINITY
+                }
+                Bound::Logs => (f - w).abs() / (2e-6 * (1.0 + w.abs())),
             };
             // A NaN exceeds every bound.
             if part.is_nan() || part > 1.0 {

@@ -4,7 +4,7 @@ use leasehold_operators::kernels::cpu::KERNELS;
 use leasehold_operators::kernels::cpu::attention::AttentionParams;
 use leasehold_operators::kernels::cpu::isa::Isa;
 use leasehold_operators::kernels::cpu::linear::{FEW, LinearParams, NORM};
-use leasehold_operators::kernels::cpu::sampling::{RowParams, SampleParams};
+use leasehold_operators::kernels::cpu::sampling::{NextTokenParams, RowParams};
 use leasehold_operators::kernels::cpu::tile::{KernelSpec, NONE, Params, bind};
 
 fn refusal(name: &str, params: &impl Params) -> String {
@@ -34,10 +34,10 @@ fn parameters_of_the_wrong_size_are_refused() {
     }
 }
 
-/// Zero bits are invalid for every kernel, except those that accept a count of zero.
+/// Zero bits are invalid for every kernel, except the one that accepts a count of zero.
 #[test]
 fn parameters_of_zeros_are_refused() {
-    for spec in KERNELS.iter().filter(|spec| !["advance", "fill"].contains(&spec.name)) {
+    for spec in KERNELS.iter().filter(|spec| spec.name != "fill") {
         assert!(spec.plan(&vec![0; spec.params_bytes]).is_err(), "{}", spec.name);
     }
 }
@@ -80,14 +80,11 @@ fn parameters_that_describe_nothing_are_refused() {
     assert!(refusal("decode_attention", &wide).contains("groups of 16"));
     let none = AttentionParams { kv_heads: 3, m: 0, ..attention };
     assert!(refusal("decode_attention", &none).contains("the number of rows"));
-    assert!(
-        refusal("sample", &SampleParams { n: 4, temperature: -1.0, ..Default::default() })
-            .contains("temperature")
-    );
-    assert!(
-        refusal("sample", &SampleParams { n: 4, temperature: f32::NAN, ..Default::default() })
-            .contains("temperature")
-    );
+    let next = NextTokenParams { rows: 2, n: 4, ld: 4, ring: 1, log_ring: 1 };
+    assert!(KernelSpec::find("next_token").unwrap().plan(next.as_bytes()).is_ok());
+    assert!(refusal("next_token", &NextTokenParams { ld: 3, ..next }).contains("overlap"));
+    assert!(refusal("next_token", &NextTokenParams { n: 0, ..next }).contains("logits"));
+    assert!(refusal("next_token", &NextTokenParams { rows: 0, ..next }).contains("rows"));
 }
 
 #[test]

@@ -25,7 +25,8 @@ const ROWS: u32 = 2;
 const HEADS: Heads = Heads { heads: 2, kv_heads: 1, head_dim: 8, positions: 4 };
 const QUERIES: u32 = HEADS.heads * HEADS.head_dim;
 const KEYS: u32 = HEADS.kv_heads * HEADS.head_dim;
-const SAMPLING: Sampling = Sampling { temperature: 0.7, top_k: 3, seed: 11 };
+const SAMPLING: Sampling =
+    Sampling { temperature: 0.7, top_k: 3, top_p: 0.9, min_p: 0.1, seed: 11, log_probabilities: 2 };
 
 /// The buffer of an operand.
 struct Memory {
@@ -102,12 +103,13 @@ impl Operands<'_> {
         self.words(&table.iter().map(|v| v.to_bits()).collect::<Vec<_>>())
     }
 
+    /// Two rows.
     fn state(&mut self) -> Result<Loop> {
         Ok(Loop {
-            token: self.words(&[77])?,
-            position: self.words(&[1])?,
+            token: self.words(&[77, 78])?,
+            position: self.words(&[1, 5])?,
             ring: self.words(&[0; 4])?,
-            count: self.words(&[2])?,
+            count: self.words(&[2, 3])?,
         })
     }
 
@@ -130,7 +132,7 @@ impl Operands<'_> {
 }
 
 /// One of each operator.
-const OPERATORS: [fn(&Library, &mut Operands<'_>) -> Result<Operator>; 23] = [
+const OPERATORS: [fn(&Library, &mut Operands<'_>) -> Result<Operator>; 22] = [
     |l, o| {
         let (x, w, n, b, y) =
             (o.tensor(2, 8)?, o.tensor(5, 8)?, o.tensor(1, 8)?, o.tensor(1, 5)?, o.tensor(2, 5)?);
@@ -202,14 +204,13 @@ const OPERATORS: [fn(&Library, &mut Operands<'_>) -> Result<Operator>; 23] = [
     |l, o| ops::copy(l, &o.tensor(2, 8)?, &o.tensor(2, 8)?),
     |l, o| ops::softmax(l, &o.tensor(2, 8)?, &o.tensor(2, 8)?),
     |l, o| ops::argmax(l, &o.tensor(2, 8)?, &o.words(&[77, 77])?),
-    |l, o| {
-        let (logits, state) = (o.tensor(1, 8)?, o.state()?);
-        ops::sample(l, &logits, SAMPLING, &state.position, &state.token)
-    },
     |l, o| ops::advance(l, &o.state()?, 1),
     |l, o| {
-        let (logits, state) = (o.tensor(1, 8)?, o.state()?);
-        ops::next_token(l, &logits, SAMPLING, &state)
+        let (logits, state) = (o.tensor(2, 8)?, o.state()?);
+        let record = SAMPLING.record()?;
+        let records: Vec<u32> = bytemuck::cast_slice(&[record; 2]).to_vec();
+        let (records, logs) = (o.words(&records)?, o.words(&[0; 2 * 41])?);
+        ops::next_token(l, &logits, &records, &state, Some(&logs))
     },
 ];
 

@@ -55,7 +55,6 @@ pub static KERNELS: &[KernelSpec] = &[
     KernelSpec::of::<elementwise::Copy2d>(),
     KernelSpec::of::<sampling::Softmax>(),
     KernelSpec::of::<sampling::Argmax>(),
-    KernelSpec::of::<sampling::Sample>(),
     KernelSpec::of::<sampling::Advance>(),
     KernelSpec::of::<sampling::NextToken>(),
 ];

@@ -1,9 +1,14 @@
-//! Sampling kernels, from logits to the next token: softmax, argmax, sampling, and the step that
-//! closes the loop on the device.
+//! Sampling kernels, from logits to the next token: softmax, argmax, and the step that draws a token
+//! and closes the loop on the device.
+//!
+//! A draw takes its rule from a [`SamplingRecord`] in device memory, so a recorded step serves every
+//! rule. The candidates are cut in this order: temperature, top-k, top-p, min-p. Weights are
+//! `e^((x − max x) / temperature)` in f32. Top-p adds them as whole numbers of small units, so every
+//! device finds the same cut.
 //!
 //! Random numbers are counter-based: Philox4x32 with ten rounds (Salmon et al., "Parallel Random
 //! Numbers: As Easy as 1, 2, 3", 2011), with the seed as key and the position as counter. So a
-//! token depends on (logits, seed, position) alone. A replayed graph draws a new number at every
+//! token depends on (logits, record, position) alone. A replayed graph draws a new number at every
 //! position without a change of parameters.
 //!
 //! A NaN is not a candidate. If all logits are NaN, the result is −1, which is not a token.
@@ -17,7 +22,8 @@ use super::rope::extent;
 use super::row;
 use super::simd::{MAX_LANES, Simd, Task};
 use super::tile::{
-    Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, update, write,
+    Kernel, Launch, Operand, Refusal, accepted, dtype, params, positive, ptr, read, times, update,
+    write,
 };
 
 params! {
@@ -38,33 +44,82 @@ params! {
     }
 }
 
+/// The maximum number of [`SamplingRecord::log_probabilities`].
+pub const MAX_LOG_PROBABILITIES: usize = 20;
+
 params! {
-    /// Parameters of [`Sample`] and [`NextToken`].
-    pub struct SampleParams {
-        /// Logits, f32.
-        pub n: u32,
+    /// The sampling of a row, in device memory. Zeros are a greedy choice.
+    ///
+    /// A kernel takes any words. Each field says what its other values mean.
+    pub struct SamplingRecord {
+        /// The divisor of the logits. The largest logit is chosen, the first of equal ones, without
+        /// a random number, unless this value and its inverse are positive and finite.
+        pub temperature: f32,
         /// The number of largest logits that are candidates; 0 for all. Of equal logits the first
         /// ones are.
         pub top_k: u32,
-        /// The divisor of the logits; 0 selects the largest logit, the first of equal ones, without
-        /// a random number.
-        pub temperature: f32,
+        /// The part of the candidates' weights that the largest of them must reach; those are left.
+        /// Any value but those between 0 and 1 leaves all.
+        pub top_p: f32,
+        /// The smallest weight of a candidate, as a part of the largest one's. Any value but those
+        /// above 0 and up to 1 leaves all.
+        pub min_p: f32,
         /// The seed: low word, high word.
         pub seed: [u32; 2],
-        /// Capacity of the ring in ids ([`NextToken`] only).
+        /// The number of largest logits whose log-probabilities are wanted; 0 for none. Larger
+        /// values than [`MAX_LOG_PROBABILITIES`] are that one.
+        pub log_probabilities: u32,
+        /// Zero.
+        pub reserved: u32,
+    }
+}
+
+params! {
+    /// The log-probabilities of a row's step, in device memory: `ln softmax` of the logits as they
+    /// are, without temperature and cuts. A NaN among the logits has no part in the sum.
+    ///
+    /// All are NaN if the largest logit is infinite.
+    pub struct LogProbabilities {
+        /// The chosen token's; NaN without a token.
+        pub chosen: f32,
+        /// The ids of the largest logits, in falling order, equal logits in the order of ids. −1 in
+        /// the places that were not asked for, or that no logit is left for.
+        pub ids: [i32; 20],
+        /// Their log-probabilities; NaN where the id is −1.
+        pub values: [f32; 20],
+    }
+}
+
+params! {
+    /// Parameters of [`NextToken`].
+    pub struct NextTokenParams {
+        /// Rows, each a sequence of its own.
+        pub rows: u32,
+        /// Logits of a row, f32.
+        pub n: u32,
+        /// Elements from one row of logits to the next.
+        pub ld: u32,
+        /// Capacity of a row's ring in ids.
         pub ring: u32,
+        /// Capacity of a row's ring in [`LogProbabilities`].
+        pub log_ring: u32,
     }
 }
 
 params! {
     /// Parameters of [`Advance`].
     pub struct AdvanceParams {
+        /// Rows, each a sequence of its own.
+        pub rows: u32,
         /// The increment of the position.
         pub step: u32,
-        /// Capacity of the ring in ids.
+        /// Capacity of a row's ring in ids.
         pub ring: u32,
     }
 }
+
+const _: () = assert!(size_of::<SamplingRecord>() == 32);
+const _: () = assert!(size_of::<LogProbabilities>() == 4 * (1 + 2 * MAX_LOG_PROBABILITIES));
 
 /// `y = exp(x − max x) / Σ exp(x − max x)`, row by row. A row with a NaN or +∞, or of −∞
 /// only, is all NaN.
@@ -72,11 +127,13 @@ pub struct Softmax;
 /// The index of the largest element of each row, as i32. Of equal elements the first; −1 if all
 /// are NaN.
 pub struct Argmax;
-/// Draws a token from the logits at a temperature, among the `top_k` largest; −1 if all are NaN.
-pub struct Sample;
-/// `position += step`; the token goes to `ring[count mod size]`; `count += 1`.
+/// Row by row: `position += step`; the token goes to `ring[count mod size]`; `count += 1`. A row
+/// whose position is negative stays as it is.
 pub struct Advance;
-/// [`Sample`] and [`Advance`] by one, in one kernel. This is the end of a decode step.
+/// Draws a token for each row, by the row's [`SamplingRecord`], and [`Advance`]s the row by one. This
+/// is the end of a decode step. The token is −1 if all logits are NaN. The [`LogProbabilities`] that
+/// the record asks for go to entry `count mod size` of the row's ring, with the count before the
+/// step. A row whose position is negative stays as it is.
 pub struct NextToken;
 
 /// The first of four words of Philox4x32-10 for `counter` under `key`.
@@ -202,88 +259,245 @@ unsafe fn threshold<S: Simd>(s: S, x: *const f32, n: usize, k: usize, max: f32) 
     }
 }
 
-/// Calls `f(index, weight)` for each candidate in the order of ids, until `f` stops.
-#[inline(always)]
-unsafe fn candidates<S: Simd>(
-    s: S,
+/// The logits of a row that a token is drawn from, and the rule of their weights.
+#[derive(Clone, Copy)]
+struct Candidates {
     x: *const f32,
     n: usize,
-    (max, least, mut ties): (f32, f32, usize),
-    temperature: f32,
-    mut f: impl FnMut(usize, f32) -> bool,
-) {
-    const CHUNK: usize = 64;
-    let mut weights = [0.0_f32; CHUNK];
-    let inverse = s.splat(1.0 / temperature);
-    for at in (0..n).step_by(CHUNK) {
-        let len = CHUNK.min(n - at);
-        // SAFETY: elements below n are read.
-        unsafe {
-            let x = x.add(at);
-            for i in (0..len).step_by(S::N) {
-                let v = s.mul(s.sub(load_at(s, x, i, len), s.splat(max)), inverse);
-                store_at(s, weights.as_mut_ptr(), i, len, exp(s, v));
-            }
-            for (i, &weight) in weights[..len].iter().enumerate() {
-                let logit = x.add(i).read();
-                let tie = logit == least;
-                if logit > least || (tie && ties > 0) {
-                    ties -= usize::from(tie);
-                    if f(at + i, weight) {
-                        return;
+    /// The largest logit, whose weight is 1.
+    max: f32,
+    /// The factor of a logit's distance from the largest one.
+    inverse: f32,
+    /// All logits above this one are candidates,
+    least: f32,
+    /// and the first so many of those equal to it,
+    ties: usize,
+    /// if their weight is at least this one.
+    lightest: f32,
+}
+
+impl Candidates {
+    /// All logits but NaN.
+    fn all(x: *const f32, n: usize, max: f32, inverse: f32) -> Self {
+        Self { x, n, max, inverse, least: f32::NEG_INFINITY, ties: n, lightest: 0.0 }
+    }
+
+    #[inline(always)]
+    fn weights<S: Simd>(&self, s: S, x: S::V) -> S::V {
+        exp(s, s.mul(s.sub(x, s.splat(self.max)), s.splat(self.inverse)))
+    }
+
+    /// Calls `f(index, weight)` for each candidate in the order of ids, until `f` stops.
+    #[inline(always)]
+    unsafe fn each<S: Simd>(&self, s: S, mut f: impl FnMut(usize, f32) -> bool) {
+        const CHUNK: usize = 64;
+        let mut weights = [0.0_f32; CHUNK];
+        let mut ties = self.ties;
+        for at in (0..self.n).step_by(CHUNK) {
+            let len = CHUNK.min(self.n - at);
+            // SAFETY: elements below n are read.
+            unsafe {
+                let x = self.x.add(at);
+                for i in (0..len).step_by(S::N) {
+                    let weight = self.weights(s, load_at(s, x, i, len));
+                    store_at(s, weights.as_mut_ptr(), i, len, weight);
+                }
+                for (i, &weight) in weights[..len].iter().enumerate() {
+                    let logit = x.add(i).read();
+                    let tie = logit == self.least;
+                    if logit > self.least || (tie && ties > 0) {
+                        ties -= usize::from(tie);
+                        if weight < self.lightest {
+                            continue;
+                        }
+                        if f(at + i, weight) {
+                            return;
+                        }
                     }
                 }
             }
         }
     }
+
+    /// Cuts the candidates to the smallest number of the largest ones whose weights reach `part` of
+    /// the sum.
+    #[inline(always)]
+    unsafe fn cut_to<S: Simd>(&mut self, s: S, part: f32) {
+        // The sum of all weights is below 2^63 units.
+        let bits = 31 + (self.n as u32).leading_zeros();
+        let (mut prefix, mut known, mut need) = (0_u32, 0_u32, 0_u64);
+        // The search takes eight bits of the key at a time, the highest first.
+        for shift in [24, 16, 8, 0] {
+            let mut sums = [0_u64; 256];
+            // SAFETY: the caller vouches for n logits.
+            unsafe {
+                self.each(s, |id, weight| {
+                    // Both zeros have one key.
+                    let key = key(self.x.add(id).read() + 0.0);
+                    if key & known == prefix {
+                        sums[(key >> shift) as usize % 256] += units(weight, bits);
+                    }
+                    false
+                });
+            }
+            if known == 0 {
+                need = part_of(sums.iter().sum(), part).max(1);
+            }
+            let mut digit = 255;
+            while digit > 0 && sums[digit] < need {
+                need -= sums[digit];
+                digit -= 1;
+            }
+            prefix |= (digit as u32) << shift;
+            known |= 255 << shift;
+        }
+        self.least = unkey(prefix);
+        let mut weight = [0.0; MAX_LANES];
+        // SAFETY: the array has the lanes of every level.
+        unsafe { s.store(weight.as_mut_ptr(), self.weights(s, s.splat(self.least))) };
+        // Equal logits have equal weights.
+        self.ties = need.div_ceil(units(weight[0], bits).max(1)) as usize;
+    }
 }
 
-/// Draws a token.
+/// A weight as a number of units of 2^-bits, rounded down.
+#[inline(always)]
+fn units(weight: f32, bits: u32) -> u64 {
+    (weight * f32::from_bits((127 + bits) << 23)) as u64
+}
+
+/// A part of a sum, rounded down.
+fn part_of(sum: u64, part: f32) -> u64 {
+    let part = (part * 4_294_967_296.0) as u64;
+    (sum >> 32) * part + (((sum & 0xffff_ffff) * part) >> 32)
+}
+
+/// Draws a token; also returns the largest logit.
 ///
 /// # Safety
-/// - `x` is readable for `p.n` f32.
+/// - `x` is readable for `n` f32.
 #[inline(always)]
-unsafe fn draw<S: Simd>(s: S, p: &SampleParams, x: *const f32, position: i32) -> usize {
-    s.run(Draw { p, x, position })
+unsafe fn draw<S: Simd>(
+    s: S,
+    r: &SamplingRecord,
+    x: *const f32,
+    n: usize,
+    position: i32,
+) -> (f32, usize) {
+    s.run(Draw { r, x, n, position })
 }
 
 struct Draw<'a> {
-    p: &'a SampleParams,
+    r: &'a SamplingRecord,
     x: *const f32,
+    n: usize,
     position: i32,
 }
 
 impl Task for Draw<'_> {
-    type Out = usize;
+    type Out = (f32, usize);
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) -> usize {
-        let Self { p, x, position } = self;
-        let n = p.n as usize;
+    fn run<S: Simd>(self, s: S) -> (f32, usize) {
+        let Self { r, x, n, position } = self;
         // SAFETY: `draw`'s caller vouches for n logits.
         unsafe {
             let (max, first) = largest(s, DType::F32, x.cast(), n);
-            if p.temperature == 0.0 || !max.is_finite() {
-                return first;
+            let inverse = 1.0 / r.temperature;
+            if !max.is_finite() || !(inverse > 0.0 && inverse.is_finite()) {
+                return (max, first);
             }
-            let k = if p.top_k == 0 { n } else { p.top_k as usize };
-            let (least, ties) =
-                if k < n { threshold(s, x, n, k, max) } else { (f32::NEG_INFINITY, n) };
+            let mut candidates = Candidates::all(x, n, max, inverse);
+            let k = r.top_k as usize;
+            if k > 0 && k < n {
+                (candidates.least, candidates.ties) = threshold(s, x, n, k, max);
+            }
+            if r.top_p > 0.0 && r.top_p < 1.0 {
+                candidates.cut_to(s, r.top_p);
+            }
+            if r.min_p > 0.0 && r.min_p <= 1.0 {
+                candidates.lightest = r.min_p;
+            }
             let mut total = 0.0_f64;
-            candidates(s, x, n, (max, least, ties), p.temperature, |_, weight| {
+            candidates.each(s, |_, weight| {
                 total += f64::from(weight);
                 false
             });
-            let uniform = f64::from(philox(p.seed, i64::from(position) as u64)) / 4_294_967_296.0;
+            let uniform = f64::from(philox(r.seed, i64::from(position) as u64)) / 4_294_967_296.0;
             let (mut sum, mut token) = (0.0_f64, first);
-            candidates(s, x, n, (max, least, ties), p.temperature, |id, weight| {
+            candidates.each(s, |id, weight| {
                 sum += f64::from(weight);
                 if weight > 0.0 {
                     token = id;
                 }
                 sum > uniform * total
             });
-            token
+            (max, token)
         }
+    }
+}
+
+/// The log-probabilities of a token and of the `count` largest logits.
+///
+/// # Safety
+/// - `x` is readable for `n` f32.
+#[inline(always)]
+unsafe fn log_probabilities<S: Simd>(
+    s: S,
+    x: *const f32,
+    n: usize,
+    chosen: (f32, usize),
+    count: usize,
+) -> LogProbabilities {
+    s.run(LogSoftmax { x, n, chosen, count })
+}
+
+struct LogSoftmax {
+    x: *const f32,
+    n: usize,
+    /// The largest logit, and the token.
+    chosen: (f32, usize),
+    count: usize,
+}
+
+impl Task for LogSoftmax {
+    type Out = LogProbabilities;
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> LogProbabilities {
+        let Self { x, n, chosen: (max, token), count } = self;
+        let count = count.min(MAX_LOG_PROBABILITIES);
+        let mut out = LogProbabilities {
+            chosen: f32::NAN,
+            ids: [-1; MAX_LOG_PROBABILITIES],
+            values: [f32::NAN; MAX_LOG_PROBABILITIES],
+        };
+        // SAFETY: `log_probabilities`' caller vouches for n logits; a token is an index of one.
+        unsafe {
+            let mut sum = 0.0_f64;
+            Candidates::all(x, n, max, 1.0).each(s, |_, weight| {
+                sum += f64::from(weight);
+                false
+            });
+            let log = (sum as f32).ln();
+            if token < n {
+                out.chosen = (x.add(token).read() - max) - log;
+            }
+            // The largest logits so far, in order.
+            let (ids, values) = (&mut out.ids[..count], &mut out.values[..count]);
+            let mut found = 0;
+            for id in 0..n {
+                let v = x.add(id).read();
+                if v.is_nan() || (found == count && (count == 0 || v <= values[count - 1])) {
+                    continue;
+                }
+                let at = values[..found].partition_point(|&other| other >= v);
+                found = count.min(found + 1);
+                ids[at..found].rotate_right(1);
+                values[at..found].rotate_right(1);
+                (ids[at], values[at]) = (id as i32, v);
+            }
+            values[..found].iter_mut().for_each(|v| *v = (*v - max) - log);
+        }
+        out
     }
 }
 
@@ -383,30 +597,9 @@ impl Kernel for Argmax {
     }
 }
 
-/// Checks the parameters that [`Sample`] and [`NextToken`] share; returns the number of logits.
-fn sample_shape(p: &SampleParams) -> Result<usize, Refusal> {
-    if !(p.temperature >= 0.0 && p.temperature.is_finite()) {
-        return Err(
-            format!("a temperature of {} is not a number from zero up", p.temperature).into()
-        );
-    }
-    positive("the number of logits", p.n)
-}
-
-impl Kernel for Sample {
-    const NAME: &'static str = "sample";
-    const OPERANDS: &'static [Operand] = &[read("logits"), read("position"), write("token")];
-    type Params = SampleParams;
-
-    fn plan(p: &SampleParams) -> Result<Launch, Refusal> {
-        Launch::new([1, 1, 1], &[(sample_shape(p)?, 4), (1, 4), (1, 4)])
-    }
-
-    #[inline(always)]
-    unsafe fn tile<S: Simd>(s: S, p: &SampleParams, t: &CpuArgs<'_>) {
-        // SAFETY: `plan` requires the logits and the two words.
-        unsafe { ptr::<i32>(t, 2).write(draw(s, p, ptr(t, 0), ptr::<i32>(t, 1).read()) as i32) }
-    }
+/// The words of the rows of a loop that a kernel advances.
+fn words_of(rows: usize, ring: u32) -> Result<[(usize, usize); 2], Refusal> {
+    Ok([(rows, 4), (times(rows, ring as usize)?, 4)])
 }
 
 impl Kernel for Advance {
@@ -416,45 +609,86 @@ impl Kernel for Advance {
     type Params = AdvanceParams;
 
     fn plan(p: &AdvanceParams) -> Result<Launch, Refusal> {
-        Launch::new([1, 1, 1], &[(1, 4), (1, 4), (p.ring as usize, 4), (1, 4)])
+        let rows = positive("the number of rows", p.rows)?;
+        let [words, ring] = words_of(rows, p.ring)?;
+        Launch::new([rows, 1, 1], &[words, words, ring, words])
     }
 
     #[inline(always)]
     unsafe fn tile<S: Simd>(_: S, p: &AdvanceParams, t: &CpuArgs<'_>) {
-        // SAFETY: `plan` requires the words and the ring.
+        let (r, ring) = (t.tile()[0] as usize, p.ring as usize);
+        // SAFETY: `plan` requires a word of each kind, and a ring, for each row.
         unsafe {
+            let position = ptr::<i32>(t, 1).add(r);
+            if position.read() < 0 {
+                return;
+            }
+            let token = ptr::<i32>(t, 0).add(r).read();
             advance(
-                ptr(t, 1),
+                position,
                 p.step,
-                ptr(t, 2),
-                p.ring as usize,
-                ptr(t, 3),
-                ptr::<i32>(t, 0).read(),
-            )
+                ptr::<i32>(t, 2).add(r * ring),
+                ring,
+                ptr::<u32>(t, 3).add(r),
+                token,
+            );
         }
     }
 }
 
 impl Kernel for NextToken {
     const NAME: &'static str = "next_token";
-    const OPERANDS: &'static [Operand] =
-        &[read("logits"), write("token"), update("position"), update("ring"), update("count")];
-    type Params = SampleParams;
+    const OPERANDS: &'static [Operand] = &[
+        read("logits"),
+        read("sampling"),
+        update("token"),
+        update("position"),
+        update("ring"),
+        update("count"),
+        update("log_probabilities"),
+    ];
+    type Params = NextTokenParams;
 
-    fn plan(p: &SampleParams) -> Result<Launch, Refusal> {
-        Launch::new(
-            [1, 1, 1],
-            &[(sample_shape(p)?, 4), (1, 4), (1, 4), (p.ring as usize, 4), (1, 4)],
-        )
+    fn plan(p: &NextTokenParams) -> Result<Launch, Refusal> {
+        let rows = positive("the number of rows", p.rows)?;
+        let n = positive("the number of logits", p.n)?;
+        let logits = (extent(rows, n, p.ld)?, 4);
+        let records = (times(rows, size_of::<SamplingRecord>() / 4)?, 4);
+        let [words, ring] = words_of(rows, p.ring)?;
+        let logs = times(rows, p.log_ring as usize)?;
+        let logs = (times(logs, size_of::<LogProbabilities>() / 4)?, 4);
+        Launch::new([rows, 1, 1], &[logits, records, words, words, ring, words, logs])
     }
 
     #[inline(always)]
-    unsafe fn tile<S: Simd>(s: S, p: &SampleParams, t: &CpuArgs<'_>) {
-        // SAFETY: `plan` requires the logits, the words and the ring.
+    unsafe fn tile<S: Simd>(s: S, p: &NextTokenParams, t: &CpuArgs<'_>) {
+        let (r, n, ring) = (t.tile()[0] as usize, p.n as usize, p.ring as usize);
+        // SAFETY: `plan` requires the logits, a record, a word of each kind, and both rings for each
+        // row.
         unsafe {
-            let token = draw(s, p, ptr(t, 0), ptr::<i32>(t, 2).read()) as i32;
-            ptr::<i32>(t, 1).write(token);
-            advance(ptr(t, 2), 1, ptr(t, 3), p.ring as usize, ptr(t, 4), token);
+            let position = ptr::<i32>(t, 3).add(r);
+            let at = position.read();
+            if at < 0 {
+                return;
+            }
+            let record = ptr::<SamplingRecord>(t, 1).add(r).read();
+            let logits = ptr::<f32>(t, 0).add(r * p.ld as usize).cast_const();
+            let (max, token) = draw(s, &record, logits, n, at);
+            let count = ptr::<u32>(t, 5).add(r);
+            let wanted = record.log_probabilities as usize;
+            if wanted > 0 && p.log_ring > 0 {
+                let entry = r * p.log_ring as usize + count.read() as usize % p.log_ring as usize;
+                let logs = log_probabilities(s, logits, n, (max, token), wanted);
+                let words: [u32; 1 + 2 * MAX_LOG_PROBABILITIES] = bytemuck::cast(logs);
+                let to = ptr::<[u32; 1 + 2 * MAX_LOG_PROBABILITIES]>(t, 6).add(entry).cast::<u32>();
+                // As in the ring, each word is one atomic access.
+                for (i, word) in words.into_iter().enumerate() {
+                    AtomicU32::from_ptr(to.add(i)).store(word, Ordering::Relaxed);
+                }
+            }
+            let token = token as i32;
+            ptr::<i32>(t, 2).add(r).write(token);
+            advance(position, 1, ptr::<i32>(t, 4).add(r * ring), ring, count, token);
         }
     }
 }

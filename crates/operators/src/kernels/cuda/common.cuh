@@ -104,17 +104,34 @@ struct RowParams {
     u32 y;
 };
 
-struct SampleParams {
+struct NextTokenParams {
+    u32 rows;
     u32 n;
-    u32 top_k;
-    float temperature;
-    u32 seed[2];
+    u32 ld;
     u32 ring;
+    u32 log_ring;
 };
 
 struct AdvanceParams {
+    u32 rows;
     u32 step;
     u32 ring;
+};
+
+struct SamplingRecord {
+    float temperature;
+    u32 top_k;
+    float top_p;
+    float min_p;
+    u32 seed[2];
+    u32 log_probabilities;
+    u32 reserved;
+};
+
+struct LogProbabilities {
+    float chosen;
+    i32 ids[20];
+    float values[20];
 };
 
 // ---- Threads. Blocks have a multiple of 32 threads; those of all kernels but the matrix products have one dimension.

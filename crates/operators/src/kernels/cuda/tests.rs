@@ -2,7 +2,7 @@
 
 use super::super::blocks::{DRAW_THREADS, THREADS, WARP};
 use super::super::cpu;
-use super::super::cpu::sampling::SampleParams;
+use super::super::cpu::sampling::NextTokenParams;
 use super::*;
 
 /// The entry's parameters: the operands' pointers, then one parameter structure, as the backend
@@ -149,7 +149,10 @@ fn tensor_cores_take_some_attention() {
     ] {
         assert!(!tiles.takes(other.as_bytes()), "{other:?}");
     }
-    let sample = SampleParams { n: u32::MAX, ..Default::default() };
-    let refusal = CudaSpec::find("sample").unwrap().geometry(sample.as_bytes()).unwrap_err();
-    assert!(refusal.contains("kernel sample on CUDA") && refusal.contains("logits"), "{refusal}");
+    let next = NextTokenParams { rows: 1, n: u32::MAX, ..Default::default() };
+    let refusal = CudaSpec::find("next_token").unwrap().geometry(next.as_bytes()).unwrap_err();
+    assert!(
+        refusal.contains("kernel next_token on CUDA") && refusal.contains("logits"),
+        "{refusal}"
+    );
 }
