@@ -116,6 +116,9 @@ class Test(unittest.TestCase):
         )
         self.assertEqual(one, same)
         self.assertNotEqual(one, other)
+        # So small a part leaves the largest logit alone.
+        greedy = self.complete().choices[0].text
+        self.assertEqual(self.complete(temperature=1, seed=1, top_p=1e-6).choices[0].text, greedy)
 
     def test_stop_strings(self) -> None:
         text = self.complete().choices[0].text
@@ -147,6 +150,7 @@ class Test(unittest.TestCase):
             (400, "is empty", {"prompt": []}),
             (400, "are the maximum of both", {"prompt": "a " * 5000}),
             (400, "temperature", {"prompt": "a", "temperature": 7}),
+            (400, "top_p", {"prompt": "a", "top_p": 0}),
             (400, "stop string is empty", {"prompt": "a", "stop": [""]}),
             (404, "is not here", {"prompt": "a", "model": "another"}),
             (413, "more than", b'{"prompt": "' + b"a" * (2 << 20) + b'"}'),

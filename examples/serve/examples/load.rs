@@ -55,9 +55,8 @@ fn request(address: &str, client: u64, tokens: u64) -> Done<Times> {
 fn main() -> Done<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let address = arguments.first().ok_or("usage: load ADDRESS [CLIENTS [TOKENS [ROUNDS]]]")?;
-    let number = |at: usize, default: u64| {
-        arguments.get(at).map_or(Ok(default), |text| text.parse::<u64>())
-    };
+    let number =
+        |at: usize, default: u64| arguments.get(at).map_or(Ok(default), |text| text.parse::<u64>());
     let (clients, tokens, rounds) = (number(1, 8)?, number(2, 200)?, number(3, 5)?);
     // Records the graph, and makes the memory of prompts.
     request(address, 0, tokens)?;

@@ -93,6 +93,7 @@ pub struct Request {
     /// The newer name of the same.
     pub max_completion_tokens: Option<usize>,
     temperature: Option<f32>,
+    top_p: Option<f32>,
     seed: Option<i64>,
     /// Strings that end the text.
     pub stop: Option<Stop>,
@@ -130,9 +131,14 @@ impl Request {
             let why = format!("temperature is {temperature}; give a number from 0 to 2");
             return Err(Failure::new(400, why));
         }
+        let top_p = self.top_p.unwrap_or(1.0);
+        if !(top_p > 0.0 && top_p <= 1.0) {
+            let why = format!("top_p is {top_p}; give a number above 0 and at most 1");
+            return Err(Failure::new(400, why));
+        }
         let random = || RandomState::new().hash_one(0);
         let seed = self.seed.map_or_else(random, i64::cast_unsigned);
-        Ok(Sampling { temperature, seed, ..Sampling::default() })
+        Ok(Sampling { temperature, top_p, seed, ..Sampling::default() })
     }
 }
 
