@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Greedy decoding, Leasehold beside candle: the same model, prompt, tokens and threads, run in turns; medians of the pairs.
+# Greedy decoding, Leasehold beside candle and llama.cpp: the same model, prompt, tokens and threads, run in turns; medians
+# of the rounds.
 # Needs bash, awk and cargo. See README.md for what is measured and for the form of the lines.
 set -euo pipefail
 export LC_ALL=C
@@ -8,33 +9,41 @@ root=$(dirname "$here")
 
 usage() {
     cat <<'TEXT'
-usage: bench/decode.sh [--model DIR] [--f32-model DIR] [--prompt-ids 1,2,3] [--tokens N] [--threads "1 2"] [--pairs N]
-                       [--out FILE]
+usage: bench/decode.sh [--model DIR] [--f32-model DIR] [--prompt-ids 1,2,3 | --prompt N] [--tokens N] [--threads "1 2"]
+                       [--pairs N] [--dtype f32|bf16] [--peers "candle llama.cpp"] [--out FILE]
 
   --model DIR        the model, weights as stored            (default: crates/tiny-python/model)
   --f32-model DIR    the same weights in f32: a second series (see `generate_model from=`)
   --prompt-ids LIST  (default: 316,221)
+  --prompt N         the ids 5, 6, … of a prompt of N tokens
   --tokens N         new tokens in each run                   (default: 64)
   --threads LIST     one series for each                      (default: "1 2")
   --pairs N          runs of each side in a series            (default: 11)
+  --dtype TYPE       Leasehold's activations, f32 or bf16     (default: f32)
+  --peers LIST       candle, llama.cpp or both                (default: candle)
   --out FILE         where the JSON lines go                  (default: standard output)
 
 Environment: LEASEHOLD, CANDLE and MEMORY name the binaries; those that it does not name are built.
+LLAMA_CPP names a Python with llama-cpp-python (default: python3), which the peer llama.cpp needs.
 TEXT
 }
 
-model=$root/crates/tiny-python/model f32_model='' prompt=316,221 tokens=64 threads='1 2' pairs=11 out=/dev/stdout
+model=$root/crates/tiny-python/model f32_model='' prompt=316,221 tokens=64 threads='1 2' pairs=11 dtype=f32
+peers=candle out=/dev/stdout
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) usage; exit 0 ;;
-        --model | --f32-model | --prompt-ids | --tokens | --threads | --pairs | --out)
+        --model | --f32-model | --prompt-ids | --prompt | --tokens | --threads | --pairs | --dtype | --peers | --out)
             [ $# -ge 2 ] || { echo "decode.sh: $1 needs a value" >&2; exit 2; } ;;&
         --model) model=$2 ;;
         --f32-model) f32_model=$2 ;;
         --prompt-ids) prompt=$2 ;;
+        --prompt) prompt=$(seq -s, 5 $(($2 + 4))) ;;
         --tokens) tokens=$2 ;;
         --threads) threads=$2 ;;
         --pairs) pairs=$2 ;;
+        --dtype) dtype=$2 ;;
+        --peers) peers=$2 ;;
         --out) out=$2 ;;
         *) echo "decode.sh: unknown option $1" >&2; usage >&2; exit 2 ;;
     esac
@@ -44,6 +53,15 @@ for number in "$tokens" "$pairs" $threads; do
     case $number in '' | *[!0-9]* | 0*) echo "decode.sh: $number is no positive number" >&2; exit 2 ;; esac
 done
 
+for peer in $peers; do
+    case $peer in candle | llama.cpp) ;; *) echo "decode.sh: no peer is called $peer; there are candle and llama.cpp" >&2; exit 2 ;; esac
+done
+has() { case " $peers " in *" $1 "*) ;; *) return 1 ;; esac; }
+if has llama.cpp && [ -n "$f32_model" ]; then
+    echo "decode.sh: the peer llama.cpp takes bf16 weights; leave --f32-model out" >&2
+    exit 2
+fi
+
 build() { # MANIFEST PACKAGE-DIR: builds it, into its own target directory
     cargo build --quiet --release --manifest-path "$1" --target-dir "$2/target" >&2
 }
@@ -51,7 +69,7 @@ if [ -z "${LEASEHOLD:-}" ]; then
     build "$root/Cargo.toml" "$root"
     LEASEHOLD=$root/target/release/leasehold
 fi
-if [ -z "${CANDLE:-}" ]; then
+if has candle && [ -z "${CANDLE:-}" ]; then
     build "$here/peers/candle/Cargo.toml" "$here/peers/candle"
     CANDLE=$here/peers/candle/target/release/leasehold-peer-candle
 fi
@@ -70,47 +88,86 @@ weight_bytes() { cat "$1"/*.safetensors | wc -c | tr -d ' '; }
 one_line() { tr -d '\r' | tr '\n' ' ' | sed 's/[[:space:]]*$//'; }
 
 ours() { # MODEL THREADS
-    "$LEASEHOLD" run --json --model "$1" --prompt-ids "$prompt" --tokens "$tokens" --threads "$2" --mode both | one_line
+    "$LEASEHOLD" run --json --model "$1" --prompt-ids "$prompt" --tokens "$tokens" --threads "$2" --mode both \
+        --dtype "$dtype" | one_line
 }
 candle() { # MODEL THREADS
     RAYON_NUM_THREADS=$2 "$CANDLE" --model "$1" --prompt-ids "$prompt" --tokens "$tokens" | one_line
 }
 
+llama_cpp() { # MODEL THREADS
+    "${LLAMA_CPP:-python3}" "$here/peers/llama_cpp/decode.py" --model "$gguf" --prompt-ids "$prompt" --tokens "$tokens" \
+        --threads "$2" | one_line
+}
+
+ratio() { awk "BEGIN { print $1 / $2 }"; }
+middle() { # NAME: the median of a list
+    local -n list=$1
+    printf '%s\n' "${list[@]}" | median
+}
+
 series() { # NAME MODEL THREADS ROOF
-    local name=$1 dir=$2 t=$3 roof=$4 pair order ours_json candle_json flat_ours flat_candle e g c bytes
-    local -a eager=() graph=() peer=() eager_ratio=() graph_ratio=()
+    local name=$1 dir=$2 t=$3 roof=$4 pair side json flat_ours flat_peer key e g p peer bytes
+    local -a order eager=() graph=() prefill=()
+    read -ra order <<<"ours $peers"
+    local -A runs
+    for peer in $peers; do
+        key=${peer//./_}
+        local -a "decode_$key=()" "prefill_$key=()" "eager_over_$key=()" "graph_over_$key=()" "prefill_over_$key=()"
+    done
     for ((pair = 1; pair <= pairs; pair++)); do
-        # In turns, and each side first in every other pair.
-        if ((pair % 2)); then order='ours candle'; else order='candle ours'; fi
-        for side in $order; do
-            if [ "$side" = ours ]; then ours_json=$(ours "$dir" "$t"); else candle_json=$(candle "$dir" "$t"); fi
+        # In turns, and another side first in every round.
+        for side in "${order[@]}"; do
+            case $side in
+                ours) json=$(ours "$dir" "$t") ;;
+                candle) json=$(candle "$dir" "$t") ;;
+                llama.cpp) json=$(llama_cpp "$dir" "$t") ;;
+            esac
+            runs[$side]=$json
         done
-        line "{\"series\":\"$name\",\"pair\":$pair,\"side\":\"leasehold\",\"threads\":$t,\"run\":$ours_json}"
-        line "{\"series\":\"$name\",\"pair\":$pair,\"side\":\"candle\",\"threads\":$t,\"run\":$candle_json}"
-        flat_ours=$(flat <<<"$ours_json")
-        flat_candle=$(flat <<<"$candle_json")
-        if [ "$(ids "$flat_ours")" != "$(ids "$flat_candle")" ]; then
-            echo "decode.sh: $name, $t threads: the two sides chose different tokens" >&2
-            return 1
-        fi
+        order=("${order[@]:1}" "${order[0]}")
+        line "{\"series\":\"$name\",\"pair\":$pair,\"side\":\"leasehold\",\"threads\":$t,\"run\":${runs[ours]}}"
+        flat_ours=$(flat <<<"${runs[ours]}")
         e=$(field modes.eager.decode_tokens_per_s "$flat_ours")
         g=$(field modes.graph.decode_tokens_per_s "$flat_ours")
-        c=$(field decode_tokens_per_s "$flat_candle")
-        eager+=("$e") graph+=("$g") peer+=("$c")
-        eager_ratio+=("$(awk "BEGIN { print $e / $c }")") graph_ratio+=("$(awk "BEGIN { print $g / $c }")")
+        p=$(field modes.graph.prefill_ms "$flat_ours")
+        eager+=("$e") graph+=("$g") prefill+=("$p")
+        for peer in $peers; do
+            key=${peer//./_}
+            line "{\"series\":\"$name\",\"pair\":$pair,\"side\":\"$peer\",\"threads\":$t,\"run\":${runs[$peer]}}"
+            flat_peer=$(flat <<<"${runs[$peer]}")
+            if [ "$(ids "$flat_ours")" != "$(ids "$flat_peer")" ]; then
+                echo "decode.sh: $name, $t threads: Leasehold and $peer chose different tokens" >&2
+                return 1
+            fi
+            local -n decode_of=decode_$key prefill_of=prefill_$key e_over=eager_over_$key g_over=graph_over_$key p_over=prefill_over_$key
+            decode_of+=("$(field decode_tokens_per_s "$flat_peer")")
+            prefill_of+=("$(field prefill_ms "$flat_peer")")
+            e_over+=("$(ratio "$e" "${decode_of[-1]}")")
+            g_over+=("$(ratio "$g" "${decode_of[-1]}")")
+            p_over+=("$(ratio "${prefill_of[-1]}" "$p")")
+        done
     done
-    e=$(printf '%s\n' "${eager[@]}" | median)
-    g=$(printf '%s\n' "${graph[@]}" | median)
-    c=$(printf '%s\n' "${peer[@]}" | median)
     bytes=$(weight_bytes "$dir")
-    line "$(printf '{"series":"%s","summary":true,"threads":%s,"tokens":%s,"pairs":%s,"weight_bytes":%s,' \
-        "$name" "$t" "$tokens" "$pairs" "$bytes")$(printf \
-        '"eager_tokens_per_s":%s,"graph_tokens_per_s":%s,"candle_tokens_per_s":%s,"eager_over_candle":%s,"graph_over_candle":%s,' \
-        "$e" "$g" "$c" "$(printf '%s\n' "${eager_ratio[@]}" | median)" "$(printf '%s\n' "${graph_ratio[@]}" | median)")$(awk \
-        -v bytes="$bytes" -v e="$e" -v g="$g" -v roof="$roof" \
+    e=$(middle eager) g=$(middle graph)
+    local summary
+    summary=$(printf '{"series":"%s","summary":true,"threads":%s,"tokens":%s,"pairs":%s,"weight_bytes":%s,' "$name" "$t" "$tokens" "$pairs" "$bytes")
+    summary+=$(printf '"eager_tokens_per_s":%s,"graph_tokens_per_s":%s,"prefill_ms":%s,' "$e" "$g" "$(middle prefill)")
+    for peer in $peers; do
+        key=${peer//./_}
+        summary+=$(printf '"%s_tokens_per_s":%s,"eager_over_%s":%s,"graph_over_%s":%s,"%s_prefill_ms":%s,"prefill_over_%s":%s,' \
+            "$key" "$(middle "decode_$key")" "$key" "$(middle "eager_over_$key")" "$key" "$(middle "graph_over_$key")" \
+            "$key" "$(middle "prefill_$key")" "$key" "$(middle "prefill_over_$key")")
+    done
+    line "$summary$(awk -v bytes="$bytes" -v e="$e" -v g="$g" -v roof="$roof" \
         'BEGIN { printf "\"eager_gb_per_s\":%.2f,\"graph_gb_per_s\":%.2f,\"memory\":%s}", bytes * e / 1e9, bytes * g / 1e9, roof }')"
 }
 
+if has llama.cpp; then
+    gguf=$(mktemp --suffix .gguf)
+    trap 'rm -f "$gguf"' EXIT
+    "${LLAMA_CPP:-python3}" "$here/peers/llama_cpp/convert.py" "$model" "$gguf"
+fi
 [ "$out" = /dev/stdout ] || : >"$out"
 cpu=$(awk -F': ' '/^model name/ { print $2; exit }' /proc/cpuinfo 2>/dev/null || uname -m)
 line "{\"host\":true,\"cpu\":\"$cpu\",\"cores\":$(getconf _NPROCESSORS_ONLN),\"date\":\"$(date -u +%Y-%m-%dT%H:%MZ)\",\"model\":\"$(basename "$model")\"}"

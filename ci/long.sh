@@ -1,8 +1,9 @@
 #!/bin/sh
 # The long forms of what `ci/all.sh` checks in short: every bound of the models, the sanitizer over
 # every crate, long fuzzing, the stress with a thousand seeds, the mistakes that it must find,
-# random programs of the Python package, and the extension against the oldest and the newest
-# PyTorch. Nightly in the workflow; some hours on two cores. All parts run even when one fails.
+# random programs of the Python package, the extension against the oldest and the newest PyTorch,
+# and a stranger's first steps. Nightly in the workflow; some hours on two cores. All parts run even
+# when one fails.
 #
 #   ci/long.sh              everything
 #   ci/long.sh loom fuzz    only these parts
@@ -21,6 +22,7 @@ part() {
         planted) ci/planted.sh ;;
         python) ci/python.sh model 100000 ;;
         torch) ci/torch.sh ;;
+        first-steps) ci/first-steps.sh ;;
         *)
             echo "no part $1" >&2
             return 2
@@ -28,7 +30,7 @@ part() {
     esac
 }
 
-[ $# -gt 0 ] || set -- loom asan fuzz fuzz-alloc fuzz-capi stress planted python torch
+[ $# -gt 0 ] || set -- loom asan fuzz fuzz-alloc fuzz-capi stress planted python torch first-steps
 failed=
 for name in "$@"; do
     echo "== $name"

@@ -48,6 +48,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDERS = [ROOT / f"{crate}/src/kernels/cuda" for crate in ("crates/operators", "testing/conformance", "testing/stress")]
 # The others' kernels are a few, and show that PTX works.
 WITH_MACHINE_CODE = FOLDERS[0]
+# What users write, and what the emulator runs: compiled to see that it is CUDA C++.
+NEWEST = "compute_90"
+PROGRAMS = [*sorted(ROOT.glob("examples/*.cu")), *sorted(ROOT.glob("testing/emulator/tests/*.cu"))]
 IMAGES = ROOT / "crates/kernels-cuda/images"
 LOCK = ROOT / "crates/kernels-cuda/kernels.lock"
 
@@ -200,7 +203,10 @@ def main():
         for architecture in [LATER.get(path.name, ARCHITECTURE), *dependent, *machines]:
             job = pool.submit(compiler.compile, path.name, source_of(path), architecture)
             jobs.append((path, architecture, job))
+    programs = [(path, pool.submit(compiler.compile, path.name, path.read_text(), NEWEST)) for path in PROGRAMS]
     failed = False
+    for path, job in programs:
+        print(f"{path.name}: {job.result().count('.visible .entry')} kernels")
     for path, architecture, job in jobs:
         output = job.result()
         if architecture == DEPENDENT:

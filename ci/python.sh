@@ -90,7 +90,7 @@ name=full
 environment "$name" python3 "$plain" numpy ml_dtypes
 "$work/$name/bin/python" "$here/python/tests/typing/usage_numpy.py"
 tests "$name" "$here/python/tests/core"
-"$work/$name/bin/python" python/tests/examples.py python/README.md docs/how-to/python.md
+"$work/$name/bin/python" python/tests/examples.py python/README.md docs/how-to/python.md docs/how-to/pytorch.md
 echo "with NumPy: ok"
 
 # shellcheck disable=SC2046

@@ -1,7 +1,8 @@
 #!/bin/sh
-# Builds the wheel of the Python package for release: manylinux 2.17 (glibc of 2014 and newer) on
-# x86-64, for CPython 3.9 and newer. The linker is zig's, from PyPI: it links against that glibc on
-# any machine. Checks the symbols that the module needs, and imports it.
+# Builds the wheel of the Python package for release: manylinux 2.17 (glibc of 2014 and newer) for
+# this machine's kind (x86-64, AArch64), for CPython 3.9 and newer. The linker is zig's, from PyPI:
+# it links against that glibc on any machine. Checks the symbols that the module needs, and imports
+# it.
 #
 #   ci/wheel.sh [FOLDER]      default: target/wheels
 set -eu
@@ -10,7 +11,9 @@ target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 out=$(realpath -m "${1:-$target/wheels}")
 export CARGO_TARGET_DIR="$target" PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=1
 tools="$target/python/wheel-tools"
-triple=x86_64-unknown-linux-gnu
+triple=$(uname -m)-unknown-linux-gnu
+# The variable that cargo reads, in which maturin puts zig.
+linker=CARGO_TARGET_$(echo "$triple" | tr a-z- A-Z_)_LINKER
 
 if [ ! -x "$tools/bin/maturin" ] || ! "$tools/bin/python" -c 'import ziglang' 2>/dev/null; then
     rm -rf "$tools"
@@ -20,14 +23,14 @@ fi
 # zig takes an unwinder of its own for -lgcc_s and links it into the module. But the process's
 # libgcc_s unwinds frames, as an exception passes and as the interpreter ends a thread. So the
 # module needs it.
-cat >"$tools/zig-cc" <<'END'
+cat >"$tools/zig-cc" <<END
 #!/bin/sh
 for argument do
     shift
-    case $argument in -lgcc_s) argument=$(cc -print-file-name=libgcc_s.so.1) ;; esac
-    set -- "$@" "$argument"
+    case \$argument in -lgcc_s) argument=\$(cc -print-file-name=libgcc_s.so.1) ;; esac
+    set -- "\$@" "\$argument"
 done
-exec "$CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER" "$@"
+exec "\$$linker" "\$@"
 END
 chmod +x "$tools/zig-cc"
 mkdir -p "$out"

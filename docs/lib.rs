@@ -1,5 +1,6 @@
 //! The pages of the book with Rust in them. `cargo test -p leasehold-book --doc` compiles and runs
-//! their examples.
+//! their examples. `tests/book` checks everything else; pages that show an example's file are
+//! compared with the file there.
 
 macro_rules! pages {
     ($($name:ident $path:literal)*) => { $( #[doc = include_str!($path)] pub mod $name {} )* };
@@ -12,9 +13,12 @@ pages! {
     kernels "concepts/kernels.md"
     graphs "concepts/graphs.md"
     backends "concepts/backends.md"
-    first_program "tutorials/first-program.md"
     tensor_type "tutorials/tensor-type.md"
     out_of_memory "how-to/out-of-memory.md"
+    suspend_weights "how-to/suspend-weights.md"
+    find_memory_errors "how-to/find-memory-errors.md"
+    operators_and_models "how-to/operators-and-models.md"
+    trace_and_report "how-to/trace-and-report.md"
     wait_without_blocking "how-to/wait-without-blocking.md"
     serve_a_model "how-to/serve-a-model.md"
     test_without_a_gpu "how-to/test-without-a-gpu.md"

@@ -13,8 +13,8 @@
 //!   Means: the last write, if it was not the home timeline's.
 //! - `other_read`, `overflow`. Written by: any other timeline (CAS, a lock). Means: reads by other
 //!   timelines, and displaced timepoints.
-//! - `lock`. Written by: the submitter that orders work by the record. Means: its timeline's
-//!   number, 0 for nobody.
+//! - `lock`. Written by: the submitter that orders work by the record, or who keeps it from work.
+//!   Means: its timeline's number, 0 for nobody.
 //!
 //! The record is locked from when a submitter reads it until it has marked it. So of two timelines
 //! that use a buffer, one sees the other's mark, and waits for it.
@@ -531,6 +531,7 @@ impl Buffer {
         for word in [&self.own_write, &self.own_read, &self.other_write, &self.other_read] {
             word.store(0, Ordering::Relaxed);
         }
+        self.lock.store(0, Ordering::Relaxed);
         let overflow = self.overflow.swap(std::ptr::null_mut(), Ordering::AcqRel);
         if !overflow.is_null() {
             // SAFETY: made by `overflow` from a box; nobody holds the buffer, so nobody reads it.

@@ -80,26 +80,16 @@ impl Shared {
     }
 }
 
-/// A backing whose memory can be suspended. Clones are the same backing: an allocator gets one, and
-/// the other suspends it.
+/// A backing that can be suspended. Clones are one: an allocator gets one, the other suspends it.
 ///
 /// ```
 /// use leasehold_alloc::*;
-/// use leasehold_alloc_bench::FakeBacking;
-/// # use leasehold_core::*;
+/// use leasehold_alloc_bench::{FakeBacking, VirtualStream};
+/// # use leasehold_core::Error;
 /// let driver = FakeBacking::new(1 << 30);
 /// let backing = SuspendableBacking::new(Box::new(driver.clone()), None)?;
 /// let allocator = Allocator::new(Box::new(backing.clone()), AllocatorConfig::default())?;
-/// # struct Idle(TimelineOwner);
-/// # // SAFETY: nothing is ever submitted to it.
-/// # unsafe impl TimelineSource for Idle {
-/// #     fn timeline(&self) -> &'static Timeline { self.0.timeline() }
-/// #     fn signal(&self) -> Result<u64> { Ok(0) }
-/// #     fn refresh(&self) -> Result<u64> { Ok(0) }
-/// #     fn wait(&self, _: Timepoint) -> Result<()> { Ok(()) }
-/// #     fn wait_host(&self, _: u64, _: Option<std::time::Duration>) -> Result<()> { Ok(()) }
-/// # }
-/// # let stream = Idle(TimelineOwner::take()?);
+/// # let stream = VirtualStream::new()?;
 /// let weights = allocator.alloc(Layout::new(100 << 20), On::new(&stream))?;
 /// // SAFETY: no work uses the memory.
 /// unsafe { backing.suspend(|_, _| Ok(()), Ok)? };
@@ -198,6 +188,10 @@ impl SuspendableBacking {
             // SAFETY: the table says that the piece is mapped there. No work uses it, as the caller
             // of the suspension vouches; a piece of a failed resumption was never used.
             if unsafe { self.0.backing.unmap(at, piece.bytes) }.is_err() {
+                // A driver may do it and tell of an earlier failure. The piece is mapped there
+                // again then; if it was not unmapped, the driver refuses that.
+                // SAFETY: the table says that the piece belongs there.
+                let _ = unsafe { self.0.backing.map(at, handle, piece.bytes) };
                 return 0;
             }
         }

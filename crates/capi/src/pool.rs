@@ -8,25 +8,27 @@
 
 use crate::registry::unknown;
 use crate::source::Sources;
-use leasehold::{Buffer, Error, Lease, Protection, Result, Runtime, View};
+use leasehold::suspend::SuspendableMemory;
+use leasehold::{Buffer, Error, Lease, Result, Runtime};
 use leasehold_alloc::{
     Allocator, AllocatorConfig, Layout, On, Policy, SharedBudget, SuspendableBacking,
 };
 use leasehold_core::sync::RwLock;
 use leasehold_hal::MemoryKind;
 
-/// The contents of a suspended pool: each range with its copy in pinned memory.
-type Saved = Vec<(u64, Lease<Buffer>)>;
-
 /// The state of a pool.
 enum State {
-    /// It has memory.
-    Awake,
-    /// Its memory is gone, but for the contents that were kept.
-    Suspended(Saved),
+    /// Its handle is open. `None`: it was not made to be suspended.
+    Open(Option<SuspendableMemory>),
     /// Its handle was closed. It lives on in its blocks, and is not suspended any more. A pool that
     /// had no memory then has no blocks either, and gives none.
     Released { memory: bool },
+}
+
+impl State {
+    fn is_suspended(&self) -> bool {
+        matches!(self, State::Open(Some(memory)) if memory.is_suspended())
+    }
 }
 
 /// The settings of a pool.
@@ -48,8 +50,9 @@ pub(crate) struct Pool {
     /// Whether memory under free blocks may go without the caller's word. Otherwise a captured
     /// graph may use it.
     pub(crate) movable: bool,
-    backing: Option<SuspendableBacking>,
-    /// Allocations share it; a suspension, a resumption and a release take it alone.
+    /// Whether the pool was made to be suspended.
+    suspendable: bool,
+    /// Allocations of such a pool share it; a suspension, a resumption and a release take it alone.
     state: RwLock<State>,
 }
 
@@ -68,13 +71,13 @@ impl Pool {
             trace_events: settings.trace_events,
             ..AllocatorConfig::default()
         };
-        let (allocator, backing) = if settings.suspendable {
+        let (allocator, memory) = if settings.suspendable {
             let backing = SuspendableBacking::new(backing, Some(budget.clone()))?;
             let allocator = Allocator::new(Box::new(backing.clone()), config)?;
             if !backing.has_addresses() {
                 return Err(Error::Unsupported("the driver has no addresses to reserve".into()));
             }
-            (allocator, Some(backing))
+            (allocator, Some(SuspendableMemory::new(backing)))
         } else {
             (Allocator::new(backing, config)?, None)
         };
@@ -83,8 +86,8 @@ impl Pool {
             name: settings.name,
             movable: settings.movable,
             allocator,
-            backing,
-            state: RwLock::new(State::Awake),
+            suspendable: settings.suspendable,
+            state: RwLock::new(State::Open(memory)),
         })
     }
 
@@ -94,14 +97,14 @@ impl Pool {
     }
 
     pub(crate) fn alloc(&self, bytes: u64, on: On<'_>) -> Result<Lease<Buffer>> {
-        if self.backing.is_none() {
+        if !self.suspendable {
             return self.allocator.alloc(Layout::new(bytes), on);
         }
         let state = self.state.read();
         match *state {
-            State::Awake | State::Released { memory: true } => {}
-            State::Suspended(_) => return Err(self.is_suspended()),
             State::Released { memory: false } => return Err(unknown("pool", self.handle)),
+            _ if state.is_suspended() => return Err(self.is_suspended()),
+            _ => {}
         }
         self.allocator.alloc(Layout::new(bytes), on)
     }
@@ -113,12 +116,12 @@ impl Pool {
     /// Gives free memory back to the driver. Returns the bytes that went.
     pub(crate) fn trim(&self, keep: u64) -> Result<u64> {
         let state = self.state.read();
-        if let State::Suspended(_) = *state { Ok(0) } else { self.allocator.trim(keep) }
+        if state.is_suspended() { Ok(0) } else { self.allocator.trim(keep) }
     }
 
     /// Whether the pool is suspended.
     pub(crate) fn suspended(&self) -> bool {
-        matches!(*self.state.read(), State::Suspended(_))
+        self.state.read().is_suspended()
     }
 
     /// Marks that the pool's handle is closed: it is not suspended from now on. Returns whether it
@@ -128,28 +131,37 @@ impl Pool {
     /// `Suspended` while it is suspended and has blocks: nobody could give them memory again.
     pub(crate) fn release(&self) -> Result<bool> {
         let mut state = self.state.write();
-        let held = self.allocator.stats().live;
-        match *state {
-            State::Suspended(_) if held > 0 => Err(Error::Suspended(
+        if let State::Released { .. } = *state {
+            return Ok(false);
+        }
+        let (suspended, held) = (state.is_suspended(), self.allocator.stats().live);
+        if suspended && held > 0 {
+            return Err(Error::Suspended(
                 format!(
                     "pool {} is suspended, and {held} of its blocks are held; resume it or free \
                      them first",
                     self.name
                 )
                 .into(),
-            )),
-            State::Released { .. } => Ok(false),
-            State::Suspended(_) | State::Awake => {
-                *state = State::Released { memory: matches!(*state, State::Awake) };
-                Ok(true)
-            }
+            ));
         }
+        *state = State::Released { memory: !suspended };
+        Ok(true)
     }
 
-    fn backing(&self) -> Result<&SuspendableBacking> {
-        self.backing.as_ref().ok_or_else(|| {
-            Error::Unsupported(format!("pool {} was not made to be suspended", self.name).into())
-        })
+    /// The memory of an open pool.
+    ///
+    /// # Errors
+    /// `Unsupported` for a pool that was not made to be suspended; that the pool is unknown once it
+    /// is released.
+    fn memory<'s>(&self, state: &'s mut State) -> Result<&'s mut SuspendableMemory> {
+        match state {
+            State::Open(Some(memory)) => Ok(memory),
+            State::Released { .. } if self.suspendable => Err(unknown("pool", self.handle)),
+            _ => Err(Error::Unsupported(
+                format!("pool {} was not made to be suspended", self.name).into(),
+            )),
+        }
     }
 
     /// Gives all memory back to the device, and keeps the addresses. Waits for the context's work.
@@ -162,93 +174,33 @@ impl Pool {
         sources: &Sources,
         keep: bool,
     ) -> Result<u64> {
-        let backing = self.backing()?;
         let mut state = self.state.write();
-        match *state {
-            State::Awake => {}
-            State::Suspended(_) => {
-                return Err(Error::state(format!("pool {} is suspended already", self.name)));
-            }
-            State::Released { .. } => return Err(unknown("pool", self.handle)),
+        let memory = self.memory(&mut state)?;
+        if memory.is_suspended() {
+            return Err(Error::state(format!("pool {} is suspended already", self.name)));
         }
         sources.synchronize(runtime)?;
         if self.movable {
             // Free memory has no contents to keep.
             self.allocator.trim(0)?;
         }
-        let mut saved = Saved::new();
-        let save = |at, bytes| {
-            if !keep {
-                return Ok(None);
-            }
-            let copy = runtime.alloc_pinned(bytes)?;
-            let from = import(runtime, at, bytes)?;
-            runtime.stream().copy(copy.view(), from.view())?;
-            Ok(Some((at, copy, runtime.stream().now())))
-        };
-        let finish = |copied| {
-            if let Some((at, copy, point)) = copied {
-                runtime.wait_for([point])?;
-                saved.push((at, copy));
-            }
-            Ok(())
-        };
+        let keep = if keep { SuspendableMemory::ALL } else { &[] };
         // SAFETY: all work of the context is over, and the caller vouches for later work.
-        let freed = unsafe { backing.suspend(save, finish) };
-        if freed.is_err() {
-            // Copies that began may still read the memory. Their failure is told already.
-            let _ = runtime.stream().synchronize();
-        }
-        if backing.is_suspended() {
-            *state = State::Suspended(saved);
-        }
-        freed.inspect_err(|_| {
-            // The parts that went come back with their contents, or the pool stays suspended.
-            if let State::Suspended(_) = *state {
-                let _ = self.take_again(runtime, &mut state);
-            }
-        })
+        unsafe { memory.suspend(runtime, keep) }
     }
 
-    /// Takes memory again at the same addresses, with the contents that were kept.
+    /// Takes memory again at the same addresses, with the contents that were kept. After an error
+    /// the pool is as it was.
     pub(crate) fn resume(&self, runtime: &Runtime) -> Result<()> {
         let mut state = self.state.write();
-        self.backing()?;
-        match *state {
-            State::Suspended(_) => self.take_again(runtime, &mut state),
-            State::Awake => Err(Error::state(format!("pool {} is not suspended", self.name))),
-            State::Released { .. } => Err(unknown("pool", self.handle)),
+        let memory = self.memory(&mut state)?;
+        if !memory.is_suspended() {
+            return Err(Error::state(format!("pool {} is not suspended", self.name)));
         }
-    }
-
-    /// Takes memory again for a suspended pool. After an error the pool is as it was.
-    fn take_again(&self, runtime: &Runtime, state: &mut State) -> Result<()> {
-        let (backing, State::Suspended(saved)) = (self.backing()?, &*state) else { return Ok(()) };
         if self.movable {
             // Memory under blocks that were freed meanwhile is not needed.
             self.allocator.trim(0)?;
         }
-        let restore = |at: u64, bytes: u64| {
-            saved.iter().try_for_each(|(from, copy)| {
-                let begin = at.max(*from);
-                let end = (at + bytes).min(from + copy.len());
-                if begin >= end {
-                    return Ok(());
-                }
-                let to = import(runtime, begin, end - begin)?;
-                let kept = copy.view().narrowed(begin - from, end - begin);
-                runtime.stream().copy(to.view(), kept)
-            })
-        };
-        backing.resume(restore, || runtime.stream().synchronize())?;
-        *state = State::Awake;
-        Ok(())
+        memory.resume(runtime)
     }
-}
-
-/// A range of a pool as a buffer, for a copy that is over before the range changes.
-fn import(runtime: &Runtime, at: u64, bytes: u64) -> Result<Lease<Buffer>> {
-    // SAFETY: the range has memory of this device, which only the calling suspension or resumption
-    // uses until its copy is over.
-    unsafe { runtime.allocator().import(at, bytes, 0, Protection::ReadWrite, Box::new(())) }
 }

@@ -1,5 +1,6 @@
 //! Failures of the command: a message of one line, and an exit status.
 
+use clap::error::ErrorKind;
 use leasehold_input::shown_within;
 use std::fmt::Write;
 use std::io;
@@ -32,7 +33,8 @@ impl Failure {
         Self::new(format!("{}: {e}", path.display()))
     }
 
-    /// A command line that cannot be parsed: the parser's message in one line.
+    /// A command line that cannot be parsed: the parser's message and tip in one line. Unless the
+    /// message is about a value, it also names the help.
     pub(crate) fn usage(error: &clap::Error) -> Self {
         let text = error.to_string();
         let mut message = String::new();
@@ -40,6 +42,17 @@ impl Failure {
         for line in text.lines().take_while(|l| !l.trim().is_empty()) {
             let line = line.trim();
             let _ = write!(message, "{}{line}", if message.is_empty() { "" } else { " " });
+        }
+        for tip in text.lines().filter_map(|l| l.trim().strip_prefix("tip: ")) {
+            let _ = write!(message, "; {tip}");
+        }
+        if !matches!(error.kind(), ErrorKind::InvalidValue | ErrorKind::ValueValidation) {
+            let usage = text.lines().find_map(|l| l.strip_prefix("Usage: ")).unwrap_or("leasehold");
+            let command: Vec<_> = usage
+                .split_whitespace()
+                .take_while(|word| !word.starts_with(['[', '<', '-']))
+                .collect();
+            let _ = write!(message, "; try '{} --help'", command.join(" "));
         }
         Self::misuse(message.strip_prefix("error: ").unwrap_or(&message).to_owned())
     }

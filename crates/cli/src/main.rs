@@ -6,16 +6,18 @@
 
 mod bundled;
 mod commands;
+mod examples;
 #[cfg(feature = "sim")]
 mod factories;
 mod failure;
 mod host;
 mod output;
+mod style;
 mod system;
 mod table;
 
 use clap::error::ErrorKind;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use failure::Failure;
 use std::process::ExitCode;
 
@@ -30,17 +32,29 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Lists every backend that this build knows, found or not, with its devices
+    #[command(after_help = examples::DEVICES)]
     Devices(commands::devices::Arguments),
     /// Generates text with a Llama-family model, all on the runtime
+    #[command(after_help = examples::RUN)]
     Run(commands::run::Arguments),
     /// Replays an allocation trace against the allocator
+    #[command(after_help = examples::REPLAY)]
     Replay(commands::replay::Arguments),
     /// Measures the runtime beside its peers
+    #[command(after_help = examples::BENCH)]
     Bench(commands::bench::Arguments),
     /// Tries what every backend must do, on a device
+    #[command(after_help = examples::CONFORMANCE)]
     Conformance(commands::conformance::Arguments),
     /// Runs random programs on a device, against a model
+    #[command(after_help = examples::STRESS)]
     Stress(commands::stress::Arguments),
+    /// Prints what a shell needs to complete this command's arguments
+    #[command(after_help = examples::COMPLETIONS)]
+    Completions(commands::manual::CompletionsArguments),
+    /// Prints or writes the manual pages of this command
+    #[command(after_help = examples::MAN)]
+    Man(commands::manual::ManArguments),
 }
 
 fn main() -> ExitCode {
@@ -55,6 +69,11 @@ fn main() -> ExitCode {
                 Err(_) => ExitCode::FAILURE,
             };
         }
+        // The help of a command that wants another word, on standard error.
+        Err(e) if e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = e.print();
+            return ExitCode::from(2);
+        }
         Err(e) => return Failure::usage(&e).report(),
     };
     let result = match arguments.command {
@@ -68,6 +87,8 @@ fn main() -> ExitCode {
         Command::Stress(a) => {
             return commands::stress::run(&a).unwrap_or_else(|failure| failure.report());
         }
+        Command::Completions(a) => commands::manual::completions(&a, Arguments::command()),
+        Command::Man(a) => commands::manual::man(&a, Arguments::command()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,5 +1,6 @@
 //! Small tables for human readers.
 
+use crate::style::{Tone, paint};
 use leasehold_input::shown_within;
 use std::fmt;
 
@@ -7,10 +8,16 @@ use std::fmt;
 /// come from a driver or a file.
 const CELL: usize = 1000;
 
+#[derive(Debug)]
+struct Row {
+    cells: Vec<String>,
+    tone: Option<Tone>,
+}
+
 /// Rows of cells. The first column is left-aligned, the others right-aligned unless they are words.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
-    rows: Vec<Vec<String>>,
+    rows: Vec<Row>,
     words: bool,
 }
 
@@ -21,21 +28,36 @@ impl Table {
     }
 
     pub(crate) fn row<S: Into<String>>(&mut self, cells: impl IntoIterator<Item = S>) {
+        self.toned(None, cells);
+    }
+
+    /// The names of the columns.
+    pub(crate) fn head<S: Into<String>>(&mut self, cells: impl IntoIterator<Item = S>) {
+        self.toned(Some(Tone::Head), cells);
+    }
+
+    /// A row in a colour.
+    pub(crate) fn toned<S: Into<String>>(
+        &mut self,
+        tone: Option<Tone>,
+        cells: impl IntoIterator<Item = S>,
+    ) {
         let shown = |cell: S| shown_within(&cell.into(), CELL).to_string();
-        self.rows.push(cells.into_iter().map(shown).collect());
+        self.rows.push(Row { cells: cells.into_iter().map(shown).collect(), tone });
     }
 }
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let columns = self.rows.iter().map(|r| r.cells.len()).max().unwrap_or(0);
         let width = |c: usize| {
-            self.rows.iter().filter_map(|r| r.get(c)).map(|s| s.chars().count()).max().unwrap_or(0)
+            let cells = self.rows.iter().filter_map(|r| r.cells.get(c));
+            cells.map(|s| s.chars().count()).max().unwrap_or(0)
         };
         let widths: Vec<_> = (0..columns).map(width).collect();
         for row in &self.rows {
             let mut line = String::new();
-            for (c, cell) in row.iter().enumerate() {
+            for (c, cell) in row.cells.iter().enumerate() {
                 let pad = " ".repeat(widths[c].saturating_sub(cell.chars().count()));
                 if c == 0 {
                     line = format!("{cell}{pad}");
@@ -45,7 +67,11 @@ impl fmt::Display for Table {
                     line = format!("{line}  {pad}{cell}");
                 }
             }
-            writeln!(f, "{}", line.trim_end())?;
+            let line = line.trim_end();
+            match row.tone {
+                Some(tone) => writeln!(f, "{}", paint(tone, line))?,
+                None => writeln!(f, "{line}")?,
+            }
         }
         Ok(())
     }

@@ -71,6 +71,7 @@ pub mod pinned;
 pub mod prelude;
 pub mod runtime;
 pub mod stream;
+pub mod suspend;
 pub mod view;
 
 /// Plain data: what may be copied to and from a device byte by byte, and what parameters are made
@@ -109,5 +110,7 @@ pub use pinned::{PinnedArray, PinnedValues};
 pub use runtime::Runtime;
 #[doc(inline)]
 pub use stream::Stream;
+#[doc(inline)]
+pub use suspend::SuspendablePool;
 #[doc(inline)]
 pub use view::{BufferView, Operand, View};

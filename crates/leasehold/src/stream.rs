@@ -21,14 +21,18 @@
 //! A stream of a recording looks like the stream that it was begun on, and never touches it: its
 //! operations are noted in the recording. What cannot be noted asks for `Stream::live`.
 
+mod away;
 mod core;
 mod inside;
 mod records;
 mod submit_lock;
 
 pub(crate) use self::core::StreamCore;
+pub(crate) use away::{
+    PoolTurn, check as check_present, check_all as check_all_present, is_suspended,
+};
 pub(crate) use inside::{Inside, in_host_call};
-pub(crate) use records::{Locked, Use, add_wait, need};
+pub(crate) use records::{Locked, Use, add_wait, in_submission, need};
 pub(crate) use submit_lock::{Staged, StagedLaunch, SubmitGuard, SubmitLock, this_thread};
 
 use crate::graph::Recording;

@@ -2,16 +2,16 @@
 //!
 //! Each operator of a step serves all sequences in one launch, so the weights are read once. Every
 //! position and every sampling is in device memory, so one recording serves all of them. A slot
-//! without a sequence has a position outside its caches. Kernels write nothing to a cache there, and
-//! the slot's rows are NaN.
+//! without a sequence has a position outside its caches. Kernels write nothing to a cache there,
+//! and the slot's rows are NaN.
 //!
 //! Prompts go in between: [`prompts`] submits a part of one after each step, and [`pace`] says how
 //! much.
 
 use crate::count::{self, OperatorCount};
-use crate::decoder::{Draws, Lanes, Network, Scratch, Task, no_number, operators};
 use crate::generate::Mode;
 use crate::model::Model;
+use crate::network::{Draws, Lanes, Network, Scratch, Task, no_number, operators};
 use leasehold::backend::sync::atomic::{AtomicU64, Ordering};
 use leasehold::ops::Pattern;
 use leasehold::{Error, Graph, Result, Runtime, Timepoint, View};
@@ -244,8 +244,8 @@ impl Batch {
     }
 
     /// Starts a sequence in a free slot. Computes nothing and waits for nothing: the next steps
-    /// compute the prompt, and one of them returns the first new token. A recorded step serves every
-    /// sampling.
+    /// compute the prompt, and one of them returns the first new token. A recorded step serves
+    /// every sampling.
     ///
     /// # Errors
     /// `InvalidArgument` for a batch without a free slot, an empty prompt, a prompt that does not
@@ -281,15 +281,17 @@ impl Batch {
     /// be computed, or none of its logits is a number. The others go on.
     ///
     /// # Errors
-    /// `InvalidArgument` if a sequence is [full](Self::has_room), before anything is computed; the
-    /// stream's cause.
+    /// `InvalidArgument` if a sequence is [full](Self::has_room), and `Suspended` while the model
+    /// is suspended, both before anything is computed; the stream's cause.
     pub fn step(&mut self) -> Result<Vec<(SequenceId, Result<Drawn>)>> {
+        let model = self.network.model.clone();
+        let _present = model.present()?;
         self.check_room()?;
         self.begin_decoding()?;
         let runtime = self.runtime().clone();
         let before = self.prompts.end();
         let beside = self.slots.iter().any(Slot::is_decoding);
-        let marked = beside && self.prompts.len() > 0 && runtime.raw_device().caps().timestamps;
+        let marked = beside && runtime.raw_device().caps().timestamps && self.prompts.wants_time();
         let mut points: Vec<_> = self
             .slots
             .iter()

@@ -38,6 +38,7 @@ mod files;
 mod generate;
 mod generation_config;
 mod model;
+mod network;
 mod random;
 mod stop;
 mod tokenizer;

@@ -1,11 +1,16 @@
 //! Models on a device: the weights as leased buffers, ready for operators.
 //!
 //! If host and device share memory, the weights are imported in place (a mapping, or bytes of the
-//! program) without a copy. Otherwise they are uploaded.
+//! program) without a copy. Otherwise they are uploaded. Large weights are copied even then, if
+//! the memory is there: device memory has huge pages, which a mapped file has not. A row of weights
+//! then comes from memory about twice as fast. Weights that are to be suspended lie in a pool of
+//! their own, on each device.
 
 use crate::config::Config;
 use crate::weights::Weights;
-use leasehold::{Error, Name, Protection, Result, Runtime};
+use leasehold::backend::sync::{RwLock, RwLockReadGuard};
+use leasehold::suspend::{Contents, SuspendablePool, SuspendableStats};
+use leasehold::{Buffer, Error, Lease, Name, Protection, Result, Runtime};
 use leasehold_operators::kernels::cpu::rope;
 use leasehold_operators::{BufferPart, DType, Library, Tensor, ops};
 use std::fmt;
@@ -47,7 +52,7 @@ pub struct Model {
     pub(crate) parts: Arc<Parts>,
 }
 
-/// What the handles of a model share.
+/// The state that the handles of a model share.
 pub(crate) struct Parts {
     runtime: Runtime,
     pub(crate) library: Arc<Library>,
@@ -57,6 +62,11 @@ pub(crate) struct Parts {
     pub(crate) norm: Tensor,
     pub(crate) head: Tensor,
     activations: DType,
+    /// The pool of the weights, if they can be suspended.
+    pool: Option<SuspendablePool>,
+    /// Steps share it; a suspension and a resumption take it alone. So none comes in the middle of
+    /// a step.
+    steps: RwLock<()>,
 }
 
 /// A callback for the progress of loading.
@@ -69,6 +79,7 @@ fn dim(n: usize, what: &str) -> Result<u32> {
 /// Transfers weights to the device.
 struct Loader<'a> {
     runtime: &'a Runtime,
+    pool: Option<&'a SuspendablePool>,
     library: &'a Library,
     weights: &'a Weights,
     /// The element type of norms and biases: the stored type if all have the same, else f32.
@@ -76,9 +87,30 @@ struct Loader<'a> {
     progress: Progress<'a>,
     done: u64,
     total: u64,
+    /// Whether weights of at least a huge page are copied, though the device can read them in
+    /// place.
+    copies: bool,
 }
 
+/// The fewest bytes of weights that are copied to huge pages. Fewer may stay in a cache.
+const LARGE: u64 = 64 << 20;
+/// Bytes of a huge page.
+const HUGE_PAGE: u64 = 2 << 20;
+
 impl Loader<'_> {
+    fn alloc(&self, bytes: u64) -> Result<Lease<Buffer>> {
+        match self.pool {
+            Some(pool) => pool.alloc(bytes),
+            None => self.runtime.alloc(bytes),
+        }
+    }
+
+    /// Whether the device reads a tensor of so many bytes where it is.
+    fn in_place(&self, bytes: u64) -> bool {
+        let reads = self.runtime.raw_device().caps().pageable_memory_access;
+        reads && self.pool.is_none() && !(self.copies && bytes >= HUGE_PAGE)
+    }
+
     fn tensor(&mut self, name: &str) -> Result<Tensor> {
         let stored = self.weights.tensor(name)?;
         let (rows, cols) = match stored.shape() {
@@ -91,7 +123,7 @@ impl Loader<'_> {
             }
         };
         let bytes = stored.bytes();
-        let buffer = if self.runtime.raw_device().caps().pageable_memory_access {
+        let buffer = if self.in_place(bytes.len() as u64) {
             // SAFETY: the bytes stay in place while the kept source lives, and the device reads
             // host memory in place. No code writes them: the import is read-only, and the source's
             // own bytes are shared.
@@ -105,7 +137,7 @@ impl Loader<'_> {
                 )?
             }
         } else {
-            let buffer = self.runtime.alloc(bytes.len() as u64)?;
+            let buffer = self.alloc(bytes.len() as u64)?;
             self.runtime.stream().upload_blocking(leasehold::View::view(&buffer), bytes)?;
             buffer
         };
@@ -120,7 +152,8 @@ impl Loader<'_> {
         if stored.dtype() == self.vectors {
             return Ok(stored);
         }
-        let cast = Tensor::alloc(self.runtime, self.vectors, 1, stored.cols())?;
+        let bytes = u64::from(stored.cols()) * self.vectors.bytes() as u64;
+        let cast = Tensor::new(self.alloc(bytes)?, self.vectors, 1, stored.cols())?;
         self.runtime.add_graph_operator(&ops::cast(self.library, &stored, &cast)?)?;
         Ok(cast)
     }
@@ -146,6 +179,57 @@ impl Model {
         activations: DType,
         progress: Progress<'_>,
     ) -> Result<Model> {
+        Self::load_to(None, runtime, config, weights, activations, progress)
+    }
+
+    /// As [`load`](Self::load), with the weights in a pool of their own, so that an idle model can
+    /// leave the device ([`suspend`](Self::suspend)). The weights are copied there on every device,
+    /// also where they could be used in place.
+    ///
+    /// ```
+    /// use leasehold::{DeviceId, Runtime};
+    /// use leasehold_llama::{Config, DType, Decoder, Model, Sampling, Weights};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let root = leasehold_tiny_python::FOLDER;
+    /// let config = Config::from_dir(root.as_ref())?;
+    /// let weights = Weights::random(&config, DType::Bf16, 1)?;
+    /// let runtime = Runtime::open(DeviceId::cpu(0))?;
+    /// let model =
+    ///     Model::load_suspendable(&runtime, &config, &weights, DType::Bf16, &mut |_, _| {})?;
+    /// let mut decoder = Decoder::new(&model, 64, 16, Sampling::default())?;
+    /// let graph = decoder.record()?;
+    /// decoder.prefill(&[1, 2, 3])?;
+    /// model.suspend()?;
+    /// assert!(decoder.launch(&graph).is_err());
+    /// model.resume()?;
+    /// let point = decoder.launch(&graph)?;
+    /// decoder.token(1, point)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`load`](Self::load); `Unsupported` on a device without virtual memory, as
+    /// [`SuspendablePool::new`].
+    pub fn load_suspendable(
+        runtime: &Runtime,
+        config: &Config,
+        weights: &Weights,
+        activations: DType,
+        progress: Progress<'_>,
+    ) -> Result<Model> {
+        let pool = SuspendablePool::new(runtime, "weights")?;
+        Self::load_to(Some(pool), runtime, config, weights, activations, progress)
+    }
+
+    fn load_to(
+        pool: Option<SuspendablePool>,
+        runtime: &Runtime,
+        config: &Config,
+        weights: &Weights,
+        activations: DType,
+        progress: Progress<'_>,
+    ) -> Result<Model> {
         if activations == DType::F16 {
             return Err(Error::Unsupported("activations in f16; there are f32 and bf16".into()));
         }
@@ -158,14 +242,20 @@ impl Model {
             Some(d) if types.all(|t| t == d) => d,
             _ => DType::F32,
         };
+        let total = weights.total_bytes();
+        // The copy must not force other memory out: twice its size is free.
+        let room = || runtime.raw_device().memory_info().is_ok_and(|m| m.free / 2 >= total);
+        let copies = total >= LARGE && room();
         let mut loader = Loader {
             runtime,
+            pool: pool.as_ref(),
             library: &library,
             weights,
             vectors,
             progress,
             done: 0,
-            total: weights.total_bytes(),
+            total,
+            copies,
         };
         let embedding = loader.tensor("model.embed_tokens.weight")?;
         let mut layers = Vec::with_capacity(config.num_hidden_layers);
@@ -207,6 +297,8 @@ impl Model {
             norm,
             head,
             activations,
+            pool,
+            steps: RwLock::new(()),
         };
         Ok(Model { parts: Arc::new(parts) })
     }
@@ -227,6 +319,70 @@ impl Model {
     #[must_use]
     pub fn activations(&self) -> DType {
         self.parts.activations
+    }
+
+    fn pool(&self) -> Result<&SuspendablePool> {
+        self.parts.pool.as_ref().ok_or_else(|| {
+            Error::Unsupported(
+                "the model was not loaded to be suspended; load it by Model::load_suspendable"
+                    .into(),
+            )
+        })
+    }
+
+    /// Gives the device memory of the weights back, and keeps their addresses and contents: the
+    /// contents go to pinned host memory. Returns the bytes that went. Sequences, batches and
+    /// graphs stay, with their own memory.
+    ///
+    /// Waits for steps that other threads are in the middle of, and for the device; blocks while
+    /// the weights are copied. Until [`resume`](Self::resume) each step is refused with
+    /// `Suspended`, before anything of it is computed.
+    ///
+    /// # Errors
+    /// `Unsupported` for a model of [`load`](Self::load); as [`SuspendablePool::suspend`].
+    pub fn suspend(&self) -> Result<u64> {
+        let pool = self.pool()?;
+        let _alone = self.parts.steps.write();
+        pool.suspend(Contents::Keep)
+    }
+
+    /// Takes device memory for the weights again. Blocks until they are there.
+    ///
+    /// # Errors
+    /// `Unsupported` for a model of [`load`](Self::load); as [`SuspendablePool::resume`]: without
+    /// memory the model stays suspended, and the call may be repeated.
+    pub fn resume(&self) -> Result<()> {
+        let pool = self.pool()?;
+        let _alone = self.parts.steps.write();
+        pool.resume()
+    }
+
+    /// Returns whether the weights are away.
+    #[must_use]
+    pub fn is_suspended(&self) -> bool {
+        self.parts.pool.as_ref().is_some_and(SuspendablePool::is_suspended)
+    }
+
+    /// The memory of the weights in numbers; `None` for a model of [`load`](Self::load).
+    #[must_use]
+    pub fn weights_stats(&self) -> Option<SuspendableStats> {
+        self.parts.pool.as_ref().map(SuspendablePool::stats)
+    }
+
+    /// Keeps the weights on the device for a step.
+    ///
+    /// # Errors
+    /// `Suspended` while they are away.
+    pub(crate) fn present(&self) -> Result<Option<RwLockReadGuard<'_, ()>>> {
+        let Some(pool) = &self.parts.pool else { return Ok(None) };
+        let step = self.parts.steps.read();
+        if pool.is_suspended() {
+            return Err(Error::Suspended(
+                "the model's weights are suspended; call Model::resume first, and repeat the step"
+                    .into(),
+            ));
+        }
+        Ok(Some(step))
     }
 
     /// The rotary table for `positions` positions, in device memory.

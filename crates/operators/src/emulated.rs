@@ -10,7 +10,7 @@ use crate::simulated::{simulate_mps_with, simulate_with};
 use leasehold::backend::sync::{Arc, OnceLock};
 use leasehold::kernel::Grid;
 use leasehold::{Error, Result};
-use leasehold_emulator::{Emulator, Source};
+use leasehold_emulator::{Cuda, Emulator, Failure, Launch, Operand, Program, Source};
 use leasehold_hal::kernel::Binding;
 use leasehold_sim::KernelRegistry;
 
@@ -19,9 +19,16 @@ type Made = OnceLock<std::result::Result<Option<Arc<Emulator>>, String>>;
 
 fn made(
     cell: &Made,
-    compile: impl FnOnce() -> std::result::Result<Option<Emulator>, String>,
+    compile: impl FnOnce() -> std::result::Result<Program, Failure>,
 ) -> Result<Option<Arc<Emulator>>> {
-    let made = cell.get_or_init(|| Ok(compile()?.map(Arc::new)));
+    let made = cell.get_or_init(|| match compile() {
+        Ok(program) => Ok(Some(Arc::new(Emulator::new(program)))),
+        Err(why) if why.is_skip() => {
+            eprintln!("skipped: {why}");
+            Ok(None)
+        }
+        Err(why) => Err(why.to_string()),
+    });
     made.clone().map_err(|log| Error::Compile { log: log.into() })
 }
 
@@ -40,12 +47,26 @@ unsafe fn run(
 ) -> Result<bool> {
     let launch = spec.plan(params).map_err(Error::InvalidArgument)?;
     spec.check(&launch, bindings).map_err(Error::InvalidArgument)?;
-    let Ok(Grid { blocks, threads, .. }) = geometry else { return Ok(false) };
-    let operands: Vec<u64> = bindings.iter().map(|b| b.addr).collect();
+    let Ok(Grid { blocks, threads, shared }) = geometry else { return Ok(false) };
+    let operand = |b: &Binding| Operand {
+        at: b.addr,
+        bytes: b.len,
+        reads: b.access.reads(),
+        writes: b.access.writes(),
+    };
+    let operands: Vec<Operand> = bindings.iter().map(operand).collect();
+    let launch = Launch {
+        kernel: entry,
+        operands: &operands,
+        params,
+        grid: blocks,
+        block: threads,
+        shared,
+        reverse,
+    };
     // SAFETY: the caller vouches for the bindings, whose sizes and alignment were checked against
     // the requirements of the launch, and for the signature.
-    unsafe { emulator.run(entry, &operands, params, blocks, threads, reverse) }
-        .map_err(Error::invalid)?;
+    unsafe { emulator.run(&launch) }.map_err(Error::invalid)?;
     Ok(true)
 }
 
@@ -61,16 +82,15 @@ impl EmulatedCuda {
     pub fn new() -> Result<Option<Self>> {
         static MADE: Made = Made::new();
         let compile = || {
-            let sources: Vec<Source<'_>> =
-                cuda::MODULES.iter().map(|m| Source { name: m.name, text: m.source }).collect();
-            let place =
-                |spec: &CudaSpec| cuda::MODULES.iter().position(|m| m.name == spec.module.name);
-            let kernels: Vec<(&str, usize)> =
-                CudaSpec::all().filter_map(|spec| Some((spec.entry, place(spec)?))).collect();
-            let common = [cuda::COMMON, "#line 1 \"tensor.cuh\"\n", cuda::TENSOR].concat();
-            let common = Source { name: "common.cuh", text: &common };
-            // SAFETY: the library's sources declare no variable with an initialiser that runs.
-            unsafe { Emulator::cuda(common, &sources, &kernels) }
+            // Each module has a namespace, because they share names.
+            let mut text = [cuda::COMMON, "#line 1 \"tensor.cuh\"\n", cuda::TENSOR].concat();
+            for (i, module) in cuda::MODULES.iter().enumerate() {
+                let cuda::Module { name, source, .. } = module;
+                let space = format!("namespace file{i} {{\n#line 1 \"{name}\"\n{source}\n}}\n");
+                text.push_str(&space);
+            }
+            let source = Source { name: "common.cuh", text: &text };
+            Program::cuda(&Cuda { source, options: &[], watched: false })
         };
         Ok(made(&MADE, compile)?.map(Self))
     }
@@ -119,8 +139,7 @@ impl EmulatedMps {
         let compile = || {
             let sources: Vec<Source<'_>> =
                 mps::MODULES.iter().map(|m| Source { name: m.name, text: m.source }).collect();
-            // SAFETY: the library's sources declare no variable with an initialiser that runs.
-            unsafe { Emulator::metal(&sources) }
+            Program::metal(&sources)
         };
         Ok(made(&MADE, compile)?.map(Self))
     }

@@ -107,9 +107,10 @@ pub fn add_rms_norm(
     let alike = |a: &Tensor| a.rows() == h.rows() && a.cols() == h.cols() && a.dtype() == h.dtype();
     check(alike(delta) && alike(y) && delta.ld() == h.ld() && weight.cols() == h.cols(), || {
         format!(
-            "add_rms_norm: h {}, delta {}, y {}; give the three one shape and type, h and delta one distance of rows, and the weight as many columns",
+            "add_rms_norm: h {}, delta {}, weight {}, y {}; give h, delta and y one shape and type, h and delta one distance of rows, and the weight as many columns",
             shape(h),
             shape(delta),
+            shape(weight),
             shape(y)
         )
     })?;
@@ -168,9 +169,10 @@ fn linear_params(
                 && p.bias.is_none_or(|b| b.cols() == p.weight.rows()),
             || {
                 format!(
-                    "{what}: x {}, weight {}, y {}; weights are [out, in]: give x of [rows, in], y of [rows, out], a bias of [1, out], dense weights, and one type to all weights and one to all y",
+                    "{what}: x {}, weight {}, bias {}, y {}; weights are [out, in]: give x of [rows, in], y of [rows, out], a bias of [1, out] to all or to none, dense weights, and one type to all weights and one to all y",
                     shape(x),
                     shape(p.weight),
+                    p.bias.map_or_else(|| "none".to_owned(), shape),
                     shape(p.y)
                 )
             },
@@ -341,6 +343,18 @@ pub struct Heads {
     pub positions: u32,
 }
 
+impl Heads {
+    /// Columns of queries, and of their results.
+    fn columns(self) -> u64 {
+        u64::from(self.heads) * u64::from(self.head_dim)
+    }
+
+    /// Columns of keys, and of values.
+    fn kv_columns(self) -> u64 {
+        u64::from(self.kv_heads) * u64::from(self.head_dim)
+    }
+}
+
 /// The key and value caches of a layer: `[kv_head][position][head_dim]`, or such caches of several
 /// sequences, one behind the other.
 #[derive(Debug, Clone)]
@@ -369,8 +383,9 @@ pub struct RowPositions<'a> {
 /// # Errors
 /// `InvalidArgument` for shapes that do not match.
 pub fn rope(library: &Library, x: &Tensor, heads: Heads, at: RowPositions<'_>) -> Result<Operator> {
-    check(x.cols() == heads.heads * heads.head_dim, || {
-        format!("rope: x {}, {heads:?}; give x heads · head_dim columns", shape(x))
+    check(u64::from(x.cols()) == heads.columns(), || {
+        let Heads { heads: n, head_dim, .. } = heads;
+        format!("rope: x {}; give x {n} heads · {head_dim} = {} columns", shape(x), heads.columns())
     })?;
     let params = RopeParams {
         m: x.rows(),
@@ -397,8 +412,10 @@ pub fn cache_append(
     cache: (&BufferPart, DType),
     position: &BufferPart,
 ) -> Result<Operator> {
-    check(x.cols() == heads.kv_heads * heads.head_dim, || {
-        format!("cache_append: x {}, {heads:?}; give x kv_heads · head_dim columns", shape(x))
+    check(u64::from(x.cols()) == heads.kv_columns(), || {
+        let (x, columns) = (shape(x), heads.kv_columns());
+        let Heads { kv_heads, head_dim, .. } = heads;
+        format!("cache_append: x {x}; give x {kv_heads} heads · {head_dim} = {columns} columns")
     })?;
     let params = RopeParams {
         m: x.rows(),
@@ -451,18 +468,18 @@ pub fn rope_append(
 }
 
 fn check_qkv(what: &str, q: &Tensor, k: &Tensor, v: &Tensor, heads: Heads) -> Result<()> {
-    let kv = heads.kv_heads * heads.head_dim;
+    let (columns, kv) = (heads.columns(), heads.kv_columns());
     check(
-        q.cols() == heads.heads * heads.head_dim
-            && k.cols() == kv
-            && v.cols() == kv
+        u64::from(q.cols()) == columns
+            && u64::from(k.cols()) == kv
+            && u64::from(v.cols()) == kv
             && q.rows() == k.rows()
             && q.rows() == v.rows()
             && q.dtype() == k.dtype()
             && q.dtype() == v.dtype(),
         || {
             format!(
-                "{what}: q {}, k {}, v {}, {heads:?}; give q heads · head_dim columns, k and v kv_heads · head_dim, and all as many rows and one type",
+                "{what}: q {}, k {}, v {}; give q {columns} columns (heads · head_dim), k and v {kv} (kv_heads · head_dim), and all as many rows and one type",
                 shape(q),
                 shape(k),
                 shape(v)
@@ -484,12 +501,13 @@ pub fn attention(
     y: &Tensor,
 ) -> Result<Operator> {
     check(
-        q.cols() == heads.heads * heads.head_dim && y.cols() == q.cols() && y.rows() == q.rows(),
+        u64::from(q.cols()) == heads.columns() && y.cols() == q.cols() && y.rows() == q.rows(),
         || {
             format!(
-                "attention: q {}, y {}, {heads:?}; give both heads · head_dim columns and as many rows",
+                "attention: q {}, y {}; give both {} columns (heads · head_dim) and as many rows",
                 shape(q),
-                shape(y)
+                shape(y),
+                heads.columns()
             )
         },
     )?;
@@ -823,13 +841,13 @@ pub fn advance(library: &Library, state: &Loop, step: u32) -> Result<Operator> {
     Operator::new(library, "advance", &params, &operands)
 }
 
-/// Draws the next token of each row of f32 logits, and advances the row by one. This is the end of a
-/// decode step: one launch for all sequences.
+/// Draws the next token of each row of f32 logits, and advances the row by one. This is the end of
+/// a decode step: one launch for all sequences.
 ///
 /// `sampling` has a [`SamplingRecord`] for each row. They are data: another record needs no other
 /// operator, and no other recording. Any words are taken; [`SamplingRecord`] says what they mean. A
-/// NaN is not a candidate; the token is −1 if all logits are NaN. The position is the counter of the
-/// random numbers.
+/// NaN is not a candidate; the token is −1 if all logits are NaN. The position is the counter of
+/// the random numbers.
 ///
 /// `log_probabilities` has a ring of [`LogProbabilities`] for each row, one behind the other. A row
 /// whose record asks for some writes entry `count mod size`, with the count before the step. So
@@ -838,8 +856,8 @@ pub fn advance(library: &Library, state: &Loop, step: u32) -> Result<Operator> {
 /// ring.
 ///
 /// # Errors
-/// `InvalidArgument` for logits that are not f32, for another number of rows in the state, and for a
-/// part that is too short for the rows.
+/// `InvalidArgument` for logits that are not f32, for another number of rows in the state, and for
+/// a part that is too short for the rows.
 pub fn next_token(
     library: &Library,
     logits: &Tensor,

@@ -16,6 +16,46 @@
 //! * A call from a host function is refused (800). The driver may also hang.
 //! * Objects that still exist when their context ends are recorded as leaks.
 //!
+//! # Kernels
+//! A kernel is a function of the machine's registry ([`leasehold_sim::KernelRegistry`]) with the
+//! entry's name, or else a source in CUDA C++: the emulator ([`leasehold_emulator`]) compiles it
+//! with g++, and runs it block by block. PTX and machine code without registered functions are
+//! refused, with an error that asks for the source. What the emulator finds in a kernel fails its
+//! launch, as a fault of a device does: the device is lost, and errors name the line.
+//!
+//! * Checked: each access lies in the bindings, in shared memory or in variables of the source, and
+//!   the binding is declared for it. Barriers and shuffles are reached by all that they wait for.
+//!   Threads of a launch that access the same byte are ordered, if one of them changes it.
+//! * Checked with the machine's detector, by the declared accesses: races between launches.
+//! * Not checked: what one order of blocks and threads does not reach.
+//!   [`SimDriverConfig::reverse`] turns the order around, so run both.
+//! * A pointer of a kernel is a binding, and the pointers come first. A device address that reaches
+//!   a kernel in another way, such as in a structure, is no address of the host.
+//! * A kernel is the process's own code. What the checks do not see, such as an endless loop or a
+//!   recursion without end, happens to the process.
+//!
+//! A test of a library with kernels needs this crate as its one development dependency beside
+//! `leasehold` with the feature `cuda`; `examples/kernel_without_gpu.rs` of the repository is such
+//! a program.
+//!
+//! ```
+//! use leasehold_cuda::CudaConfig;
+//! use leasehold_cuda_sim::{SimDriverConfig, backend};
+//! use leasehold_hal::{Access, Backend, KernelCheck, KernelDesc, KernelSource};
+//! let cuda = backend(SimDriverConfig::default(), CudaConfig::default())?;
+//! let device = cuda.open("cuda:0".parse()?)?;
+//! let source = KernelSource::CudaC {
+//!     source: r#"extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2.0f; }"#.into(),
+//!     options: vec![].into(),
+//! };
+//! let desc = KernelDesc::new("twice", source, &[Access::ReadWrite], KernelCheck::any());
+//! match device.pipeline(&desc) {
+//!     Err(leasehold_core::Error::Unavailable(why)) => assert!(why.contains("g++")),
+//!     pipeline => drop(pipeline?),
+//! }
+//! # Ok::<(), leasehold_core::Error>(())
+//! ```
+//!
 //! # Teardown calls that fail
 //! A call that destroys an object does so even if the fault plan fails the call. The driver, too,
 //! reports failures of earlier work at such calls.
@@ -34,6 +74,8 @@ mod module;
 mod stream;
 mod tables;
 
+pub use leasehold_sim::{KernelBody, KernelRegistry, KernelSpec, MachineConfig, Report};
+
 use leasehold_core::panics::quietly;
 use leasehold_core::sync::thread::{self, ThreadId};
 use leasehold_core::sync::{Mutex, MutexGuard, OnceLock};
@@ -43,7 +85,7 @@ use leasehold_cuda::driver::ops::{
     CaptureMode, ContextOps, CudaSlowOps, DeviceOps, DeviceProperties, NativeContext, NativeStream,
 };
 use leasehold_cuda::{CudaBackend, CudaConfig};
-use leasehold_sim::{Machine, MachineConfig, Monitor, Stepping};
+use leasehold_sim::{Machine, Monitor, Stepping};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
@@ -82,6 +124,9 @@ pub struct SimDriverConfig {
     /// The driver reports the parameters of functions (12.4 and newer).
     /// Default: `true`.
     pub param_info: bool,
+    /// Blocks and threads of emulated kernels run from the last to the first.
+    /// Default: `false`.
+    pub reverse: bool,
 }
 
 impl Default for SimDriverConfig {
@@ -95,6 +140,7 @@ impl Default for SimDriverConfig {
             stream_words: true,
             peers: true,
             param_info: true,
+            reverse: false,
         }
     }
 }
@@ -682,7 +728,8 @@ unsafe impl CudaSlowOps for SimDriver {
         // The compiler uses no device, so a lost device does not fail the call.
         match self.machine.note(0, "nvrtcCompileProgram") {
             Ok(()) | Err(Error::DeviceLost { .. }) => {
-                module::compile(source, name, options, compute_capability)
+                let kernels = self.machine.kernels();
+                module::compile(source, name, options, compute_capability, kernels)
             }
             Err(e) => Err(self.told("nvrtcCompileProgram", 0, 0, e)),
         }

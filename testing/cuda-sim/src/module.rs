@@ -1,18 +1,34 @@
 //! Modules of the simulated driver. The loader only searches PTX and machine code for their entry
-//! points, whose code is in the machine's registry. The compiler only searches CUDA C++ for its
-//! kernels' names.
+//! points, whose code is in the machine's registry.
+//!
+//! The compiler searches CUDA C++ for its kernels' names. If the registry has a function for each
+//! of them, that is all. Otherwise the emulator compiles the source, and the image names the
+//! emulated program. Nothing of a program runs before the launch of one of its kernels.
 //!
 //! This module must not know which kernels exist.
 
 use super::tables::{Function, Module};
 use super::{SimDriver, memory, refuse};
+use leasehold_core::sync::Mutex;
 use leasehold_core::{Error, Result};
 use leasehold_cuda::driver::codes::{self, code};
 use leasehold_cuda::driver::ops::{FunctionInfo, ModuleOps, NativeFunction, NativeModule};
-use leasehold_sim::Kernel;
+use leasehold_emulator::{Cuda, Emulator, Failure, Launch, Operand, Param, Program, Source};
+use leasehold_hal::{Access, Binding};
+use leasehold_sim::{Kernel, KernelBody, KernelRegistry, KernelSpec};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::sync::Arc;
+
+/// The line of an image that names an emulated program.
+const PROGRAM: &str = "// Emulated program ";
+
+/// What the programs of this process were made of: source, name, options, architecture.
+type ProgramKey = (String, String, Vec<String>, (u32, u32));
+
+/// The emulated programs of this process, by the numbers in their images. They stay, so that a
+/// source is compiled once.
+static PROGRAMS: Mutex<Vec<(ProgramKey, Program)>> = Mutex::new(Vec::new());
 
 /// The text with each comment, string and character literal replaced by a space.
 fn bare(text: &str) -> Result<String, String> {
@@ -187,26 +203,130 @@ fn kernels(source: &str) -> Result<Vec<String>, String> {
     if found.is_empty() { Err("no kernel".to_owned()) } else { Ok(found) }
 }
 
-/// Compiles CUDA C++ to a text that [`ModuleOps::module_load`] of the simulated driver takes. The
-/// same source gives the same text.
+/// Compiles CUDA C++ to a text that [`ModuleOps::module_load`] of the simulated driver takes. In
+/// one process the same source gives the same text.
 pub(super) fn compile(
     source: &str,
     name: &str,
     options: &[String],
     (major, minor): (u32, u32),
+    registry: &KernelRegistry,
 ) -> Result<Vec<u8>> {
-    let names = kernels(source)
-        .map_err(|why| Error::Compile { log: format!("{name}: error: {why}").into() })?;
-    let mut text = String::from("// Made by the simulated compiler: names only.\n");
+    let mut text = String::from("// Made by the simulated compiler.\n");
     for option in options {
         // The option must not end the comment.
         let _ = writeln!(text, "// {}", option.replace('\n', " "));
     }
+    let names = kernels(source);
+    let registered = |names: &Vec<String>| names.iter().all(|name| registry.get(name).is_some());
+    let names = match names.as_ref().ok().filter(|names| registered(names)) {
+        Some(names) => names.clone(),
+        None => {
+            let (number, program) = match emulated(source, name, options, (major, minor)) {
+                Ok(made) => made,
+                Err(Failure::Refused(log)) => return Err(Error::Compile { log: log.into() }),
+                Err(Failure::Missing(why)) => {
+                    return Err(match names {
+                        Err(log) => Error::Compile { log: format!("{name}: error: {log}").into() },
+                        Ok(names) => Error::Unavailable(
+                            format!(
+                                "the simulated CUDA driver compiles kernels with g++: {why}; install g++ on Linux, or register functions named {} with \
+                                 the machine (KernelRegistry)",
+                                names.join(", ")
+                            )
+                            .into(),
+                        ),
+                    });
+                }
+            };
+            let _ = writeln!(text, "{PROGRAM}{number}");
+            let named = program.kernels().iter().filter(|k| !k.name.is_empty());
+            named.map(|k| k.name.clone()).collect()
+        }
+    };
     let _ = writeln!(text, ".version 9.0\n.target sm_{major}{minor}\n.address_size 64");
     for name in names {
         let _ = writeln!(text, ".visible .entry {name}() {{ ret; }}");
     }
     Ok(text.into_bytes())
+}
+
+/// The emulated program of a source, and its number.
+fn emulated(
+    text: &str,
+    name: &str,
+    options: &[String],
+    capability: (u32, u32),
+) -> std::result::Result<(usize, Program), Failure> {
+    let key: ProgramKey = (text.to_owned(), name.to_owned(), options.to_vec(), capability);
+    let known = |all: &[(ProgramKey, Program)]| {
+        all.iter().position(|(k, _)| *k == key).map(|at| (at, all[at].1.clone()))
+    };
+    if let Some(known) = known(&PROGRAMS.lock()) {
+        return Ok(known);
+    }
+    let (major, minor) = capability;
+    let mut all = options.to_vec();
+    all.push(format!("-D__CUDA_ARCH__={major}{minor}0"));
+    let cuda = Cuda { source: Source { name, text }, options: &all, watched: true };
+    let program = Program::cuda(&cuda)?;
+    let mut programs = PROGRAMS.lock();
+    // Another thread may have been quicker.
+    Ok(known(&programs).unwrap_or_else(|| {
+        programs.push((key.clone(), program.clone()));
+        (programs.len() - 1, program)
+    }))
+}
+
+/// The emulated program that an image names.
+fn program_of(image: &[u8]) -> Option<Program> {
+    let text = std::str::from_utf8(image).ok()?;
+    let number = text.lines().find_map(|line| line.strip_prefix(PROGRAM))?.parse::<usize>().ok()?;
+    Some(PROGRAMS.lock().get(number)?.1.clone())
+}
+
+/// An emulated kernel for the machine. The bindings are the pointers, which come first.
+///
+/// # Errors
+/// `InvalidArgument` for a pointer behind another parameter.
+fn emulated_kernel(emulator: &Arc<Emulator>, index: usize, reverse: bool) -> Result<KernelSpec> {
+    let kernel = &emulator.program().kernels()[index];
+    let params = &kernel.params;
+    let pointers = params.iter().take_while(|p| p.pointer).count();
+    if let Some(at) = params.iter().skip(pointers).position(|p| p.pointer) {
+        return Err(Error::invalid(format!(
+            "kernel {}: its parameter {} is a pointer behind another parameter, so no binding can be it; let its pointers come first",
+            kernel.name,
+            pointers + at
+        )));
+    }
+    let end = params.last().map_or(0, |p: &Param| p.offset + p.size);
+    let (emulator, name) = (emulator.clone(), kernel.name.clone());
+    let body = KernelBody::run(move |launch| {
+        let operand = |b: &Binding| Operand {
+            at: b.addr,
+            bytes: b.len,
+            reads: b.access.reads(),
+            writes: b.access.writes(),
+        };
+        let operands: Vec<Operand> = launch.bindings().iter().map(operand).collect();
+        let launch = Launch {
+            kernel: &name,
+            operands: &operands,
+            params: launch.params_bytes(),
+            grid: launch.grid(),
+            block: launch.block(),
+            shared: launch.shared(),
+            reverse,
+        };
+        // SAFETY: who gives a launch to a driver vouches for the kernel's code. The machine has
+        // translated the bindings for the duration of the call, and no other code runs meanwhile.
+        unsafe { emulator.run(&launch) }.map_err(Error::state)
+    });
+    let mut spec =
+        KernelSpec::new(&vec![Access::ReadWrite; pointers], end - pointers as u32 * 8, body);
+    spec.block_threads = kernel.threads.unwrap_or(memory::BLOCK_THREADS);
+    Ok(spec)
 }
 
 impl SimDriver {
@@ -225,9 +345,10 @@ impl SimDriver {
         let entries = entries(image).map_err(|(code, why)| Error::Compile {
             log: format!("{} ({code}): {why}", codes::name_or_number(code)).into(),
         })?;
+        let emulator = program_of(image).map(|program| Arc::new(Emulator::new(program)));
         let mut tables = self.lock();
         let handle = tables.handle();
-        tables.modules.insert(handle, Module { context: scope.context, entries });
+        tables.modules.insert(handle, Module { context: scope.context, entries, emulator });
         Ok(NativeModule(handle))
     }
 }
@@ -275,24 +396,40 @@ impl ModuleOps for SimDriver {
         if !found.entries.contains(name) {
             return Err(Error::NotFound(format!("the module has no function {name}").into()));
         }
-        let kernel = self.machine.kernels().get(name).ok_or_else(|| {
-            Error::NotFound(
-                format!("function {name} is in the module, but no code for the simulated device is registered").into(),
-            )
-        })?;
+        let registered = self.machine.kernels().get(name);
+        let emulated = found.emulator.as_ref().and_then(|emulator| {
+            let at = emulator.program().kernels().iter().position(|k| k.name == name)?;
+            Some((emulator.clone(), at))
+        });
+        if registered.is_none() && emulated.is_none() {
+            return Err(Error::NotFound(
+                format!(
+                    "function {name} is in the module, but the simulated driver runs no PTX and no machine code; give the kernel's source \
+                     (KernelSource::CudaC), or register a function named {name} with the machine (KernelRegistry)"
+                )
+                .into(),
+            ));
+        }
         // The driver returns the same handle for the same name.
-        let known = tables
-            .functions
-            .iter()
-            .find(|(_, f)| f.module == module.0 && f.kernel.name == kernel.name);
+        let known =
+            tables.functions.iter().find(|(_, f)| f.module == module.0 && *f.kernel.name == *name);
         if let Some((&known, _)) = known {
             return Ok(NativeFunction(known));
         }
+        let (spec, params) = match (registered, emulated) {
+            (Some(kernel), _) => (kernel.spec.clone(), None),
+            (None, Some((emulator, at))) => {
+                let spec = emulated_kernel(&emulator, at, self.config.reverse)?;
+                (spec, Some(emulator.program().kernels()[at].params.clone()))
+            }
+            (None, None) => return Err(refuse(API, code::INVALID_HANDLE)),
+        };
         let handle = tables.handle();
         // Of its own, so that the machine can tell whether the function is used.
-        let kernel = Arc::new(Kernel { name: kernel.name.clone(), spec: kernel.spec.clone() });
+        let kernel = Arc::new(Kernel { name: name.into(), spec });
+        let shared = memory::SHARED;
         let function =
-            Function { module: module.0, context: scope.context, kernel, shared: memory::SHARED };
+            Function { module: module.0, context: scope.context, kernel, shared, params };
         tables.functions.insert(handle, function);
         Ok(NativeFunction(handle))
     }
@@ -304,15 +441,21 @@ impl ModuleOps for SimDriver {
         let found =
             tables.functions.get(&function.0).ok_or_else(|| refuse(API, code::INVALID_HANDLE))?;
         let spec = &found.kernel.spec;
-        let pointers = (0..spec.bindings.len() as u32).map(|i| (i * 8, 8));
-        let params = (spec.params > 0).then_some((spec.bindings.len() as u32 * 8, spec.params));
+        let params = match &found.params {
+            Some(params) => params.iter().map(|p| (p.offset, p.size)).collect(),
+            None => {
+                let pointers = (0..spec.bindings.len() as u32).map(|i| (i * 8, 8));
+                let rest = (spec.bindings.len() as u32 * 8, spec.params);
+                pointers.chain((spec.params > 0).then_some(rest)).collect()
+            }
+        };
         let (major, minor) = self.config.compute_capability;
         Ok(FunctionInfo {
             block_threads: spec.block_threads.min(memory::BLOCK_THREADS),
             registers: 32,
             shared: 0,
             local: 0,
-            params: self.config.param_info.then(|| pointers.chain(params).collect()),
+            params: self.config.param_info.then_some(params),
             binary: major * 10 + minor,
             source: major * 10 + minor,
         })
@@ -411,9 +554,16 @@ mod tests {
             extern "C" __global__ void second() {}
         "#;
         assert_eq!(kernels(source).unwrap(), ["first", "second"]);
-        let ptx = compile(source, "k.cu", &["-O3".to_owned()], (9, 0)).unwrap();
+        let registry = KernelRegistry::new();
+        for name in ["first", "second"] {
+            let body = KernelBody::run(|_| Ok(()));
+            registry.register(name, KernelSpec::new(&[], 0, body));
+        }
+        let compile = |source| compile(source, "k.cu", &["-O3".to_owned()], (9, 0), &registry);
+        let ptx = compile(source).unwrap();
         assert_eq!(entries(&ptx).unwrap().len(), 2);
-        assert_eq!(ptx, compile(source, "k.cu", &["-O3".to_owned()], (9, 0)).unwrap());
+        assert!(program_of(&ptx).is_none());
+        assert_eq!(ptx, compile(source).unwrap());
         for bad in [
             "",
             "int x;",
@@ -421,10 +571,7 @@ mod tests {
             "__global__ void f() { ] }",
             "/* __global__ void f() {}",
         ] {
-            assert!(
-                matches!(compile(bad, "k.cu", &[], (9, 0)), Err(Error::Compile { .. })),
-                "{bad}"
-            );
+            assert!(matches!(compile(bad), Err(Error::Compile { .. })), "{bad}");
         }
     }
 }

@@ -14,7 +14,6 @@ use leasehold_hal::{Access, Binding};
 use leasehold_sim::{
     Command, FillCall, Kernel, KernelBody, KernelCall, KernelSpec, Node, Transfer,
 };
-use std::cmp::Ordering;
 use std::sync::Arc;
 
 /// Work that both streams and graphs take.
@@ -97,10 +96,14 @@ impl Tables {
                 kernel.spec.bindings.len()
             )));
         }
-        match launch.args.len().cmp(&(pointers + params)) {
-            Ordering::Less => return Err(refuse(api, code::INVALID_VALUE)),
-            Ordering::Greater => return Err(refuse(api, code::LAUNCH_OUT_OF_RESOURCES)),
-            Ordering::Equal => {}
+        // A structure may be padded behind the last of a kernel's parameters.
+        let padding = if function.params.is_some() && params > 0 { 7 } else { 0 };
+        match launch.args.len() {
+            less if less < pointers + params => return Err(refuse(api, code::INVALID_VALUE)),
+            more if more > pointers + params + padding => {
+                return Err(refuse(api, code::LAUNCH_OUT_OF_RESOURCES));
+            }
+            _ => {}
         }
         for (i, (word, binding)) in launch.args.chunks_exact(8).zip(launch.bindings).enumerate() {
             if word != binding.addr.to_le_bytes() {
@@ -116,7 +119,7 @@ impl Tables {
             block: launch.block,
             shared: launch.shared,
             bindings: launch.bindings.to_vec(),
-            params: launch.args[pointers..pointers + params].to_vec(),
+            params: launch.args[pointers..].to_vec(),
         };
         Ok(Work::Kernel(call, scope.context))
     }

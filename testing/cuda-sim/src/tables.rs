@@ -6,6 +6,7 @@ use super::Cause;
 use super::capture::Capture;
 use leasehold_core::sync::thread::ThreadId;
 use leasehold_cuda::driver::ops::{CaptureMode, CopyKind};
+use leasehold_emulator::{Emulator, Param};
 use leasehold_sim::{EventId, ExecId, GraphId, Kernel, Machine, NodeId, PieceId, QueueId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -42,6 +43,8 @@ pub(super) struct Module {
     pub context: u64,
     /// The entry points that the module declares.
     pub entries: BTreeSet<String>,
+    /// The module's own emulator, if the simulated compiler made the image of a source.
+    pub emulator: Option<Arc<Emulator>>,
 }
 
 /// A function of a module.
@@ -50,6 +53,8 @@ pub(super) struct Function {
     pub module: u64,
     pub context: u64,
     pub kernel: Arc<Kernel>,
+    /// What an emulated kernel takes. `None` for a registered function.
+    pub params: Option<Vec<Param>>,
     /// The most bytes of dynamic shared memory of a launch.
     pub shared: u32,
 }

@@ -2,73 +2,52 @@
 //
 // The threads of a block are fibers of one thread; blocks follow each other. A warp runs as far as it can without the others, then the
 // next one does, or the one before it in reverse order: what a missing barrier leaves open happens, in one of the two orders. A barrier
-// that some threads never reach, or a shuffle that some lanes of a warp never reach, ends the process with a message.
-// Shared memory is filled with NaN before each block.
+// or a shuffle that some threads never reach fails the launch with a message. Shared memory is filled with NaN before each block.
+//
+// A failed launch leaves its fibers where they are; the next launch begins them anew.
 
 #pragma once
 
 #include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
 #include <ucontext.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <memory>
-#include <tuple>
-#include <utility>
-#include <vector>
-
-// One block at a time: its shared memory is static, in a section of its own, so that it can be filled.
-#define EMULATED_SHARED __attribute__((section("emulated_shared")))
-// The section exists even if no kernel has shared memory.
-EMULATED_SHARED __attribute__((used)) static char emulated_nothing[16];
-
 namespace emulator {
 
-inline unsigned bits_of(float f) {
-    unsigned u;
-    memcpy(&u, &f, 4);
-    return u;
-}
-inline float float_of(unsigned u) {
-    float f;
-    memcpy(&f, &u, 4);
-    return f;
-}
+// The library's entry gets this.
+struct Operand {
+    uint64_t at, bytes;
+    // Bit 0: it may be read. Bit 1: it may be written.
+    uint64_t access;
+};
 
-}  // namespace emulator
-
-// Conversions with the results of the device's own.
-inline float f16_to_f32(uint16_t h) {
-    const unsigned sign = (unsigned)(h >> 15) << 31, exponent = (h >> 10) & 31u, fraction = h & 1023u;
-    if (exponent == 31) return emulator::float_of(sign | 0x7f800000u | (fraction == 0 ? 0 : 0x400000u | (fraction << 13)));
-    const float magnitude = exponent == 0 ? std::ldexp((float)fraction, -24)
-                                          : std::ldexp((float)(1024u + fraction), (int)exponent - 25);
-    return sign ? -magnitude : magnitude;
-}
-
-inline uint16_t f32_to_f16(float f) {
-    const uint16_t sign = (uint16_t)((emulator::bits_of(f) >> 31) << 15);
-    if (f != f) return 0x7fff;
-    const float magnitude = std::fabs(f);
-    if (magnitude >= 65520.0f) return sign | 0x7c00;
-    if (magnitude == 0.0f) return sign;
-    int exponent;
-    std::frexp(magnitude, &exponent);
-    // The weight of the last bit; half of the smallest for what is below the normal ones.
-    const int last = std::max(exponent - 11, -24);
-    const unsigned units = (unsigned)std::nearbyint(std::ldexp(magnitude, -last));
-    // A carry of the rounding goes into the exponent by itself.
-    return last == -24 ? sign | (uint16_t)units : sign | (uint16_t)(((unsigned)(last + 24) << 10) + units);
-}
-
-namespace emulator {
+struct Launch {
+    // The arguments in the layout of a launch: the operands' addresses, then the parameters.
+    const unsigned char* words;
+    size_t size;
+    const Operand* operands;
+    size_t operand_count;
+    unsigned index, grid[3], block[3], shared, reverse, watched;
+    // The result: an address in the code that failed, or 0.
+    size_t failed_at;
+};
 
 struct Index {
     unsigned x, y, z;
+};
+
+// Lanes of a warp that wait for each other, and the values that they exchange.
+struct Group {
+    unsigned mask, arrived, readers;
+    bool over;
+    Group *next, *all;
+    unsigned char slots[32 * 8];
 };
 
 struct Fiber {
@@ -76,40 +55,64 @@ struct Fiber {
     unsigned number;
     jmp_buf at;
     ucontext_t first;
+    char* stack;
     bool started, done;
+    // What it waits for, if anything.
+    const char* waits;
+    // The group whose values it may still read.
+    Group* held;
 };
 
-// Some threads that wait for each other, time after time.
-struct Meeting {
-    unsigned expected, arrived;
-    unsigned long times;
+struct Warp {
+    // The lanes that exist, and those that have ended.
+    unsigned lanes, ended;
+    Group* pending;
 };
 
-constexpr size_t STACK = 256 << 10;
+constexpr size_t STACK = 256 << 10, GUARD = 64 << 10;
+constexpr unsigned THREADS = 1024;
 
 struct Block {
-    std::vector<std::unique_ptr<Fiber>> fibers;
-    std::vector<std::unique_ptr<char[]>> stacks;
-    // The values that the lanes of each warp exchange: two sets, so that a quick lane does not
-    // overwrite the values that a slow lane reads.
-    std::vector<unsigned char> slots;
-    unsigned count = 0;
-    Meeting barrier;
-    std::vector<Meeting> warps;
-    Fiber* running = nullptr;
-    jmp_buf back;
-    ucontext_t home;
-    void (*body)(void*) = nullptr;
-    void* argument = nullptr;
-    bool progress = false;
+    Fiber* fibers;
+    unsigned made, count, ended;
+    Warp warps[THREADS / 32];
+    unsigned arrived;
+    unsigned long times;
+    Group *free, *groups;
+    // Threads that have ended still miss at barriers.
+    bool strict;
+    // Shared memory, in pieces.
+    struct {
+        void* at;
+        size_t bytes;
+    } shared[3];
+    Fiber* running;
+    jmp_buf back, escape;
+    void (*body)(void*);
+    void* argument;
+    // Called before a fiber goes on, and when lanes of a warp have met.
+    void (*switched)(const Fiber&);
+    void (*met)(unsigned warp);
+    bool progress;
+    char failure[512];
+    size_t failed_at;
 };
 
 inline Block block;
 inline Index block_index, block_dim, grid_dim;
 
-[[noreturn]] inline void fail(const char* what) {
-    fprintf(stderr, "emulated kernel: %s\n", what);
-    abort();
+// Ends the launch with a message, which says where it happened.
+[[noreturn]] __attribute__((used)) inline void fail(const char* what, ...) {
+    va_list all;
+    va_start(all, what);
+    size_t used = (size_t)vsnprintf(block.failure, sizeof(block.failure), what, all);
+    va_end(all);
+    if (block.running && used < sizeof(block.failure)) {
+        const Index t = block.running->index, b = block_index;
+        snprintf(block.failure + used, sizeof(block.failure) - used, " (thread %u,%u,%u of block %u,%u,%u)", t.x, t.y, t.z, b.x, b.y,
+                 b.z);
+    }
+    _longjmp(block.escape, 1);
 }
 
 // Lets the others run; comes back when it is this fiber's turn again.
@@ -117,17 +120,31 @@ inline void yield() {
     if (_setjmp(block.running->at) == 0) _longjmp(block.back, 1);
 }
 
+inline void release(Fiber& fiber) {
+    Group* group = fiber.held;
+    fiber.held = nullptr;
+    if (group && --group->readers == 0) {
+        group->next = block.free;
+        block.free = group;
+    }
+}
+
 // A fiber serves block after block.
 inline void entry() {
     for (;;) {
         block.body(block.argument);
-        block.running->done = true;
+        Fiber& fiber = *block.running;
+        release(fiber);
+        fiber.done = true;
+        ++block.ended;
+        block.warps[fiber.number / 32].ended |= 1u << fiber.number % 32;
         yield();
     }
 }
 
 inline void resume(Fiber& fiber) {
     block.running = &fiber;
+    if (block.switched) block.switched(fiber);
     if (_setjmp(block.back) == 0) {
         if (fiber.started) _longjmp(fiber.at, 1);
         fiber.started = true;
@@ -135,88 +152,182 @@ inline void resume(Fiber& fiber) {
     }
 }
 
-inline void meet(Meeting& meeting) {
-    const unsigned long time = meeting.times;
+// The barrier of the block.
+__attribute__((used)) inline void meet(const char* what) {
+    const unsigned long time = block.times;
     block.progress = true;
-    if (++meeting.arrived == meeting.expected) {
-        meeting.arrived = 0;
-        ++meeting.times;
+    ++block.arrived;
+    block.running->waits = what;
+    for (;;) {
+        if (block.times != time) break;
+        if (block.arrived == block.count - (block.strict ? 0 : block.ended)) {
+            block.arrived = 0;
+            ++block.times;
+            block.progress = true;
+            break;
+        }
+        yield();
     }
-    while (meeting.times == time) yield();
+    block.running->waits = nullptr;
+}
+
+// The lanes of a mask meet, each with a value. The result has all values until the lane's next call.
+__attribute__((used)) inline Group* join(unsigned mask, const void* value, size_t size, const char* what) {
+    Fiber& fiber = *block.running;
+    Warp& warp = block.warps[fiber.number / 32];
+    const unsigned bit = 1u << fiber.number % 32;
+    if (!(mask & bit)) fail("%s with the mask 0x%08x, which does not name its lane %u", what, mask, fiber.number % 32);
+    release(fiber);
+    Group* group = warp.pending;
+    while (group && group->mask != mask) group = group->next;
+    if (!group) {
+        if ((group = block.free)) {
+            block.free = group->next;
+        } else {
+            group = (Group*)malloc(sizeof(Group));
+            if (!group) fail("no host memory is left");
+            group->all = block.groups;
+            block.groups = group;
+        }
+        group->mask = mask;
+        group->arrived = group->readers = 0;
+        group->over = false;
+        group->next = warp.pending;
+        warp.pending = group;
+    }
+    memcpy(group->slots + fiber.number % 32 * size, value, size);
+    group->arrived |= bit;
+    ++group->readers;
+    block.progress = true;
+    fiber.waits = what;
+    while (!group->over) {
+        const unsigned missing = mask & warp.lanes & ~group->arrived & (block.strict ? ~0u : ~warp.ended);
+        if (missing == 0) {
+            group->over = true;
+            Group** link = &warp.pending;
+            while (*link != group) link = &(*link)->next;
+            *link = group->next;
+            if (block.met) block.met(fiber.number / 32);
+            block.progress = true;
+            break;
+        }
+        yield();
+    }
+    fiber.waits = nullptr;
+    fiber.held = group;
+    return group;
 }
 
 // Every lane gives a value and gets all of them.
 template <class T> inline const T* exchange(T value) {
-    static_assert(sizeof(T) <= 8);
-    const unsigned warp = block.running->number / 32, lane = block.running->number % 32;
-    Meeting& meeting = block.warps[warp];
-    unsigned char* slots = block.slots.data() + (warp * 2 + meeting.times % 2) * 32 * 8;
-    memcpy(slots + lane * sizeof(T), &value, sizeof(T));
-    meet(meeting);
-    return reinterpret_cast<const T*>(slots);
+    static_assert(sizeof(T) <= 8, "a lane exchanges 8 bytes at most");
+    return (const T*)join(~0u, &value, sizeof(T), "a shuffle")->slots;
 }
 
-extern "C" char __start_emulated_shared[], __stop_emulated_shared[];
-
-template <class F> void run_block(F& f, bool reverse) {
-    memset(__start_emulated_shared, 0xff, (size_t)(__stop_emulated_shared - __start_emulated_shared));
-    block.count = block_dim.x * block_dim.y * block_dim.z;
-    if (block.count % 32 != 0) fail("a block that is no multiple of a warp");
-    block.slots.resize((size_t)block.count * 2 * 8);
-    block.barrier = {block.count, 0, 0};
-    block.warps.assign(block.count / 32, {32, 0, 0});
-    while (block.fibers.size() < block.count) {
-        block.fibers.push_back(std::make_unique<Fiber>());
-        block.stacks.push_back(std::unique_ptr<char[]>(new char[STACK]));
-        Fiber& fiber = *block.fibers.back();
+inline void make_fibers() {
+    if (!block.fibers) block.fibers = (Fiber*)calloc(THREADS, sizeof(Fiber));
+    if (!block.fibers) fail("no host memory is left");
+    for (; block.made < block.count; ++block.made) {
+        Fiber& fiber = block.fibers[block.made];
+        if (!fiber.stack) {
+            // The first pages are a guard.
+            void* at = mmap(nullptr, GUARD + STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+            if (at == MAP_FAILED || mprotect(at, GUARD, PROT_NONE) != 0) fail("no host memory is left for the threads' stacks");
+            fiber.stack = (char*)at + GUARD;
+        }
         fiber.started = false;
         getcontext(&fiber.first);
-        fiber.first.uc_stack.ss_sp = block.stacks.back().get();
+        fiber.first.uc_stack.ss_sp = fiber.stack;
         fiber.first.uc_stack.ss_size = STACK;
         fiber.first.uc_link = nullptr;
         makecontext(&fiber.first, entry, 0);
     }
-    block.body = [](void* a) { (*static_cast<F*>(a))(); };
-    block.argument = &f;
+}
+
+inline void run_block(bool reverse) {
+    for (auto& piece : block.shared) {
+        if (piece.bytes) memset(piece.at, 0xff, piece.bytes);
+    }
+    block.arrived = block.ended = 0;
+    const unsigned warps = (block.count + 31) / 32;
+    for (unsigned w = 0; w < warps; ++w) {
+        const unsigned lanes = block.count - w * 32;
+        block.warps[w] = {lanes < 32 ? (1u << lanes) - 1 : ~0u, 0, nullptr};
+    }
     for (unsigned i = 0; i < block.count; ++i) {
-        Fiber& fiber = *block.fibers[i];
+        Fiber& fiber = block.fibers[i];
         fiber.index = {i % block_dim.x, i / block_dim.x % block_dim.y, i / block_dim.x / block_dim.y};
         fiber.number = i;
         fiber.done = false;
+        fiber.waits = nullptr;
     }
-    const unsigned warps = block.count / 32;
-    for (unsigned left = block.count; left > 0;) {
+    while (block.ended < block.count) {
         bool moved = false;
         for (unsigned w = 0; w < warps; ++w) {
             const unsigned warp = reverse ? warps - 1 - w : w;
             do {
                 block.progress = false;
                 for (unsigned l = 0; l < 32; ++l) {
-                    Fiber& fiber = *block.fibers[warp * 32 + (reverse ? 31 - l : l)];
-                    if (fiber.done) continue;
-                    resume(fiber);
-                    if (fiber.done) {
-                        --left;
-                        block.progress = true;
-                    }
+                    const unsigned number = warp * 32 + (reverse ? 31 - l : l);
+                    if (number >= block.count || block.fibers[number].done) continue;
+                    resume(block.fibers[number]);
+                    if (block.fibers[number].done) block.progress = true;
                 }
                 moved |= block.progress;
             } while (block.progress);
         }
-        if (!moved) fail("threads wait at a barrier or shuffle for others that are elsewhere or have ended");
+        if (moved) continue;
+        for (unsigned i = 0; i < block.count; ++i) {
+            if (block.fibers[i].done) continue;
+            block.running = &block.fibers[i];
+            fail("a thread waits at %s for others that are elsewhere or have ended", block.fibers[i].waits);
+        }
     }
 }
 
-// Runs all blocks of a launch.
-template <class F> void run_grid(F& body, const unsigned* grid, const unsigned* dim, bool reverse) {
-    grid_dim = {grid[0], grid[1], grid[2]};
-    block_dim = {dim[0], dim[1], dim[2]};
-    const unsigned blocks = grid[0] * grid[1] * grid[2];
-    for (unsigned i = 0; i < blocks; ++i) {
-        const unsigned b = reverse ? blocks - 1 - i : i;
-        block_index = {b % grid[0], b / grid[0] % grid[1], b / grid[0] / grid[1]};
-        run_block(body, reverse);
+// Runs all blocks of a launch. Returns a message if the launch failed.
+inline const char* run_grid(Launch& launch, void (*body)(void*), void* argument) {
+    block.running = nullptr;
+    block.failed_at = 0;
+    block.body = body;
+    block.argument = argument;
+    if (_setjmp(block.escape) != 0) {
+        // The fibers and the groups are in the middle of something.
+        block.made = 0;
+        block.free = block.groups;
+        for (Group* group = block.groups; group; group = group->all) group->next = group->all;
+        for (unsigned i = 0; block.fibers && i < THREADS; ++i) block.fibers[i].held = nullptr;
+        launch.failed_at = block.failed_at;
+        return block.failure;
     }
+    grid_dim = {launch.grid[0], launch.grid[1], launch.grid[2]};
+    block_dim = {launch.block[0], launch.block[1], launch.block[2]};
+    const uint64_t count = (uint64_t)block_dim.x * block_dim.y * block_dim.z;
+    if (count > THREADS) fail("a block of %llu threads, more than %u", (unsigned long long)count, THREADS);
+    block.count = (unsigned)count;
+    make_fibers();
+    const uint64_t blocks = (uint64_t)grid_dim.x * grid_dim.y * grid_dim.z;
+    for (uint64_t i = 0; i < blocks; ++i) {
+        const uint64_t b = launch.reverse ? blocks - 1 - i : i;
+        block_index = {(unsigned)(b % grid_dim.x), (unsigned)(b / grid_dim.x % grid_dim.y), (unsigned)(b / grid_dim.x / grid_dim.y)};
+        run_block(launch.reverse);
+    }
+    return nullptr;
+}
+
+// Gives back what launches took.
+inline void end() {
+    for (unsigned i = 0; block.fibers && i < THREADS && block.fibers[i].stack; ++i) munmap(block.fibers[i].stack - GUARD, GUARD + STACK);
+    free(block.fibers);
+    while (Group* group = block.groups) {
+        block.groups = group->all;
+        free(group);
+    }
+    block = {};
+}
+
+template <class F> const char* run_grid(Launch& launch, F& body) {
+    return run_grid(launch, [](void* f) { (*(F*)f)(); }, &body);
 }
 
 }  // namespace emulator

@@ -1,45 +1,77 @@
 //! CUDA and Metal kernels on the host, for tests: their sources, compiled as C++, run block by
 //! block. The threads of a block are fibers, so barriers and shuffles are real.
 //!
-//! * [`Emulator::cuda`] compiles CUDA C++ with `g++`; `include/cuda.hpp` has the names of the
-//!   language that the operator library uses.
-//! * [`Emulator::metal`] compiles the Metal shading language with `clang++`, for which address
+//! * [`Program::cuda`] compiles CUDA C++ with `g++`; `include/cuda.hpp` has the language.
+//! * [`Program::metal`] compiles the Metal shading language with `clang++`, for which address
 //!   spaces are a part of a pointer's type; `include/metal_stdlib` is the standard library.
 //!
-//! `include/fibers.hpp` has the fibers. An emulator cannot show the speed, the memory order or the
-//! compiler of a GPU.
+//! A program is bytes: nothing of its sources runs before a launch. An [`Emulator`] is a loaded
+//! program with variables of its own. `include/fibers.hpp` has the fibers.
 //!
-//! Without the compiler no emulation runs; with `LEASEHOLD_REQUIRE_TOOLS` in the environment this
-//! is an error. `LEASEHOLD_NO_EMULATION` disables it, because fibers switch stacks, which
-//! AddressSanitizer does not support.
+//! # What it shows
+//! * A barrier or shuffle that some threads never reach, an index outside of an array, a misaligned
+//!   access, a division by zero: each fails the launch with a message.
+//! * In a CUDA program that is [watched](Cuda::watched): an access outside of the operands, of the
+//!   shared memory and of the source's variables, and one that the operand is not declared for.
+//!   Also a race: two threads access a byte without an order, and one of them changes it. Ranges
+//!   are looked at up to 16 MiB each, variables of the source are not.
+//! * A missing barrier gives other results in one of the two orders of blocks and threads.
+//!
+//! # What it cannot show
+//! The speed, the memory order and the compiler of a GPU. Blocks follow each other: a block that
+//! waits for a later one waits for ever. Products and sums are not fused, and functions of
+//! mathematics are the host's, so last bits may differ.
+//!
+//! Fibers switch stacks, which AddressSanitizer does not support. `LEASEHOLD_NO_EMULATION` in the
+//! environment switches the emulator off.
 //!
 //! ```
-//! use leasehold_emulator::{Emulator, Source};
-//! let text = "#include <metal_stdlib>
-//! kernel void twice(device float* y [[buffer(0)]], constant float& by [[buffer(1)]],
-//!                   uint i [[thread_index_in_threadgroup]]) { y[i] *= by; }";
-//! // SAFETY: nothing of the source runs when it is loaded.
-//! let emulator = unsafe { Emulator::metal(&[Source { name: "twice.metal", text }])? };
-//! if let Some(emulator) = emulator {
-//!     let mut y = [3.0_f32; 32];
-//!     let at = y.as_mut_ptr().expose_provenance() as u64;
-//!     // SAFETY: the kernel's 32 threads access the 32 elements.
-//!     unsafe { emulator.run("twice", &[at], &2.0_f32.to_le_bytes(), [1; 3], [32, 1, 1], false)? };
-//!     assert_eq!(y, [6.0; 32]);
-//! }
-//! # Ok::<(), String>(())
+//! use leasehold_emulator::{Cuda, Emulator, Failure, Launch, Operand, Program, Source};
+//! let text = r#"extern "C" __global__ void twice(float* y, float by) {
+//!     y[blockIdx.x * blockDim.x + threadIdx.x] *= by;
+//! }"#;
+//! let source = Source { name: "twice.cu", text };
+//! let program = match Program::cuda(&Cuda { source, options: &[], watched: true }) {
+//!     Err(Failure::Missing(_)) => return Ok(()), // no g++
+//!     program => program?,
+//! };
+//! assert_eq!(program.kernels()[0].name, "twice");
+//! let mut y = [3.0_f32; 64];
+//! let at = y.as_mut_ptr().expose_provenance() as u64;
+//! let operand = Operand { at, bytes: 256, reads: true, writes: true };
+//! let launch = Launch {
+//!     kernel: "twice",
+//!     operands: &[operand],
+//!     params: &2.0_f32.to_le_bytes(),
+//!     grid: [2, 1, 1],
+//!     block: [32, 1, 1],
+//!     shared: 0,
+//!     reverse: false,
+//! };
+//! // SAFETY: the kernel's 64 threads access the 64 elements.
+//! unsafe { Emulator::new(program).run(&launch)? };
+//! assert_eq!(y, [6.0; 64]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! This module must not know which kernels exist.
 
+mod compile;
+mod cuda;
+mod elf;
+mod failure;
+mod kernel;
+mod library;
 mod metal;
+mod tokens;
 
-use leasehold_core::sync::Mutex;
-use std::ffi::{CStr, CString, c_char, c_int};
+pub use failure::Failure;
+pub use kernel::{Kernel, Param};
+
+use compile::Workshop;
+use leasehold_core::sync::{Arc, Mutex, OnceLock};
+use library::{Library, NativeLaunch, NativeOperand};
 use std::fmt::Write as _;
-use std::fs;
-use std::path::Path;
-use std::process::Command;
 
 /// A file of kernels.
 #[derive(Debug, Clone, Copy)]
@@ -50,224 +82,292 @@ pub struct Source<'a> {
     pub text: &'a str,
 }
 
-/// Name, arguments and their bytes, grid, block, reverse order. Returns 1 for an unknown name.
-type Entry =
-    unsafe extern "C" fn(*const c_char, *const u8, usize, *const u32, *const u32, c_int) -> c_int;
-
-/// A compiled library of kernels.
-#[derive(Debug)]
-pub struct Emulator {
-    /// One launch at a time, because a library has one block.
-    entry: Mutex<Entry>,
+/// A CUDA source, and how it is compiled.
+#[derive(Debug, Clone, Copy)]
+pub struct Cuda<'a> {
+    /// The source.
+    pub source: Source<'a>,
+    /// Options of NVIDIA's run-time compiler. Macros, folders of headers, headers and the release
+    /// of C++ are followed, others have no meaning here.
+    pub options: &'a [String],
+    /// Each access to memory is checked, at several times the cost.
+    pub watched: bool,
 }
 
+#[derive(Debug)]
+struct Compiled {
+    image: Vec<u8>,
+    kernels: Vec<Kernel>,
+    watched: bool,
+}
+
+/// Sources that are compiled. Clones are the same program.
+#[derive(Debug, Clone)]
+pub struct Program(Arc<Compiled>);
+
 /// The files that the sources include.
-const HEADERS: [(&str, &str); 3] = [
-    ("fibers.hpp", include_str!("../include/fibers.hpp")),
-    ("cuda.hpp", include_str!("../include/cuda.hpp")),
-    ("metal_stdlib", include_str!("../include/metal_stdlib")),
+const HEADERS: [(&str, &str); 4] = [
+    ("include/fibers.hpp", include_str!("../include/fibers.hpp")),
+    ("include/conversions.hpp", include_str!("../include/conversions.hpp")),
+    ("include/cuda.hpp", include_str!("../include/cuda.hpp")),
+    ("include/metal_stdlib", include_str!("../include/metal_stdlib")),
 ];
 
-/// Options of both compilers. The checks find misaligned vectors, overflowing shifts, and indices
-/// outside arrays.
-const OPTIONS: [&str; 9] = [
+/// Options of all compilations.
+const OPTIONS: [&str; 7] = [
     "-O1",
-    "-g",
-    "-shared",
+    "-g1",
     "-fPIC",
     "-fvisibility=hidden",
     "-ffp-contract=off",
     "-fno-strict-aliasing",
     "-w",
-    "-fsanitize=alignment,shift,bounds",
 ];
 
-/// The definition of [`Entry`], with a line for each kernel.
-fn entry_of(cases: &str) -> String {
-    format!(
-        "extern \"C\" __attribute__((visibility(\"default\"))) int emulate(const char* name, \
-         const unsigned char* arguments, size_t size, const unsigned* grid, const unsigned* block, \
-         int reverse) {{\n{cases}    return 1;\n}}\n"
-    )
+/// The checks find misaligned vectors, overflowing shifts, and indices outside arrays.
+const CHECKS: &str = "-fsanitize=alignment,shift,bounds";
+
+/// The runtime of CUDA programs, compiled once in a process.
+fn cuda_runtime() -> Result<Vec<u8>, Failure> {
+    static MADE: OnceLock<Vec<u8>> = OnceLock::new();
+    if let Some(made) = MADE.get() {
+        return Ok(made.clone());
+    }
+    let text = ("runtime.cpp", include_str!("../include/cuda_runtime.cpp"));
+    let files = HEADERS.into_iter().chain([text]).map(|(name, text)| (name, text.as_bytes()));
+    let workshop = Workshop::new(files)?;
+    let options =
+        ["-std=c++17", "-fno-extern-tls-init", "-c", "-Iinclude", "runtime.cpp", "-o", "runtime.o"];
+    workshop.run("", "g++", OPTIONS.into_iter().chain(options))?;
+    let made = workshop.read("runtime.o")?;
+    Ok(MADE.get_or_init(|| made).clone())
 }
 
-impl Emulator {
-    /// Compiles CUDA C++. `common` goes before all sources; `kernels` names each kernel and the
-    /// index of its source. Blocks on the compiler, for seconds. `None` without the compiler.
+impl Program {
+    /// Compiles CUDA C++. The kernels are the `__global__` functions that the text defines. Blocks
+    /// on the compiler, for about a second.
     ///
     /// # Errors
-    /// The compiler's messages, or the reason why the library does not load.
-    ///
-    /// # Safety
-    /// - The sources are safe to load: what runs at that time, such as the initialiser of a
-    ///   variable, accesses only the library's own memory.
-    pub unsafe fn cuda(
-        common: Source<'_>,
-        sources: &[Source<'_>],
-        kernels: &[(&str, usize)],
-    ) -> Result<Option<Self>, String> {
-        let mut program =
-            format!("#include \"cuda.hpp\"\n#line 1 \"{}\"\n{}\n", common.name, common.text);
-        for (i, source) in sources.iter().enumerate() {
-            let Source { name, text } = source;
-            let _ = write!(program, "namespace file{i} {{\n#line 1 \"{name}\"\n{text}\n}}\n");
+    /// [`Failure::Missing`] without g++. [`Failure::Refused`] with the compiler's messages, or with
+    /// what is not emulated.
+    pub fn cuda(cuda: &Cuda<'_>) -> Result<Self, Failure> {
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+        let name = cuda.source.name.replace(|c| !plain(c), "_");
+        let name = if name.starts_with(['-', '.']) { format!("_{name}") } else { name };
+        let file = format!("source/{name}");
+        let absent = cuda::ABSENT_HEADERS
+            .map(|(name, what)| (format!("include/{name}"), cuda::absent_header(name, what)));
+        let present = cuda::PRESENT_HEADERS.map(|name| (format!("include/{name}"), String::new()));
+        let toolkit = absent.iter().chain(&present).map(|(n, t)| (n.as_str(), t.as_str()));
+        let files = HEADERS
+            .into_iter()
+            .chain(toolkit)
+            .chain([(file.as_str(), cuda.source.text)])
+            .map(|(name, text)| (name, text.as_bytes()));
+        let workshop = Workshop::new(files)?;
+
+        let current = std::env::current_dir().unwrap_or_default().display().to_string();
+        let asked = cuda::options(cuda.options);
+        let release = asked.last().cloned().unwrap_or_default();
+        let mut options: Vec<String> =
+            ["-E", "-w", "-I", cuda::HEADERS, "-include", "cuda.hpp"].map(str::to_owned).to_vec();
+        options.extend(asked);
+        options.extend(["-iquote".to_owned(), current]);
+        options.extend(["-x", "c++", &name, "-o", "../text.ii"].map(str::to_owned));
+        workshop.run("source", "g++", &options)?;
+
+        let text = workshop.read("text.ii")?;
+        let text = cuda::translate(&String::from_utf8_lossy(&text)).map_err(Failure::Refused)?;
+        workshop.write("text.ii", text.as_bytes())?;
+        let mut options: Vec<&str> = OPTIONS.to_vec();
+        options.extend([&release, CHECKS, "-fsanitize=integer-divide-by-zero"]);
+        options.extend(["-fno-sanitize-recover=all", "-fno-extern-tls-init", "-fno-ipa-icf"]);
+        options.extend(["-fno-exceptions", "-fno-rtti", "-fno-diagnostics-color"]);
+        // The preprocessor has moved the columns.
+        options.extend(["-fno-show-column", "-fno-diagnostics-show-caret"]);
+        options.extend(["-fmax-errors=20", "-fno-asynchronous-unwind-tables"]);
+        if cuda.watched {
+            options.extend(["-fsanitize=thread", "--param=tsan-distinguish-volatile=1"]);
         }
-        let mut cases = String::new();
-        for (name, source) in kernels {
-            let _ = writeln!(
-                cases,
-                "    if (!strcmp(name, \"{name}\")) return emulator::launch(file{source}::{name}, \
-                 arguments, size, grid, block, reverse), 0;"
-            );
-        }
-        program.push_str(&entry_of(&cases));
-        let options = ["-std=c++17", "-fno-sanitize-recover=all"];
-        // SAFETY: the caller vouches for the sources.
-        unsafe { Self::build("g++", &options, &[("kernels.cpp".to_owned(), program)]) }
+        options.extend(["-x", "c++-cpp-output", "-c", "../text.ii", "-o", "../text.o"]);
+        workshop.run("source", "g++", options)?;
+
+        let dynamic = cuda::dynamic(&workshop.read("text.o")?);
+        workshop.write("dynamic.s", dynamic.as_bytes())?;
+        workshop.write("runtime.o", &cuda_runtime()?)?;
+        let link = ["-shared", "-Wl,-Bsymbolic,-z,defs", "text.o", "runtime.o", "dynamic.s", "-lm"];
+        workshop.run("", "g++", link.into_iter().chain(["-o", "kernels.so"]))?;
+        let image = workshop.read("kernels.so")?;
+        let kernels = cuda::kernels(&image).map_err(Failure::Refused)?;
+        Ok(Self(Arc::new(Compiled { image, kernels, watched: cuda.watched })))
     }
 
     /// Compiles libraries of the Metal shading language, each a whole text. A library's kernels are
-    /// those that it defines; their names are unique. Blocks on the compiler, for seconds. `None`
-    /// without the compiler.
+    /// those that it defines; their names are unique. Blocks on the compiler, for seconds.
     ///
     /// # Errors
-    /// The compiler's messages, a signature that the emulator does not understand, or the reason
-    /// why the library does not load.
-    ///
-    /// # Safety
-    /// - The sources are safe to load: what runs at that time, such as the initialiser of a
-    ///   variable, accesses only the library's own memory.
-    pub unsafe fn metal(libraries: &[Source<'_>]) -> Result<Option<Self>, String> {
+    /// [`Failure::Missing`] without clang. [`Failure::Refused`] with the compiler's messages, or
+    /// for a signature that the emulator does not understand.
+    pub fn metal(libraries: &[Source<'_>]) -> Result<Self, Failure> {
         let mut program = String::from("#include <metal_stdlib>\n");
         let mut files = Vec::new();
-        let mut cases = String::new();
+        let (mut cases, mut kernels) = (String::new(), Vec::new());
         for (i, library) in libraries.iter().enumerate() {
-            let (text, kernels) =
-                metal::translate(library.text).map_err(|why| format!("{}: {why}", library.name))?;
+            let (text, found) = metal::translate(library.text)
+                .map_err(|why| Failure::Refused(format!("{}: {why}", library.name)))?;
             let file = format!("library{i}.metal");
             let _ = write!(program, "namespace library{i} {{\n#include \"{file}\"\n}}\n");
-            for kernel in kernels {
-                cases.push_str(&kernel.case(&format!("library{i}")));
+            for kernel in found {
+                cases.push_str(&kernel.case(&format!("library{i}"), kernels.len()));
+                kernels.push(Kernel { name: kernel.name, threads: None, params: Vec::new() });
             }
             files.push((file, format!("#line 1 \"{}\"\n{text}", library.name)));
         }
-        program.push_str(&entry_of(&cases));
-        files.insert(0, ("kernels.cpp".to_owned(), program));
+        program.push_str(&metal::entry(&cases));
+        files.push(("kernels.cpp".to_owned(), program));
+        let files = files.iter().map(|(n, t)| (n.as_str(), t.as_str()));
+        let workshop =
+            Workshop::new(HEADERS.into_iter().chain(files).map(|(n, t)| (n, t.as_bytes())))?;
         // The language is C++14 with extensions. Traps need no library of the compiler.
-        // SAFETY: the caller vouches for the sources.
-        unsafe { Self::build("clang++", &["-std=c++14", "-fsanitize-trap=all"], &files) }
+        let options = ["-std=c++14", CHECKS, "-fsanitize-trap=all", "-shared", "-Iinclude"];
+        let options = OPTIONS.into_iter().chain(options);
+        workshop.run("", "clang++", options.chain(["kernels.cpp", "-o", "kernels.so"]))?;
+        Ok(Self(Arc::new(Compiled {
+            image: workshop.read("kernels.so")?,
+            kernels,
+            watched: false,
+        })))
     }
 
-    /// # Safety
-    /// - As [`cuda`](Self::cuda).
-    unsafe fn build(
-        compiler: &str,
-        options: &[&str],
-        files: &[(String, String)],
-    ) -> Result<Option<Self>, String> {
-        if std::env::var_os("LEASEHOLD_NO_EMULATION").is_some() {
-            eprintln!("skipped: no emulation of kernels, as asked");
-            return Ok(None);
-        }
-        let failed = |e: std::io::Error| format!("the sources are not written: {e}");
-        let folder = tempfile::tempdir().map_err(failed)?;
-        let headers = HEADERS.iter().map(|(name, text)| (*name, *text));
-        for (name, text) in headers.chain(files.iter().map(|(n, t)| (n.as_str(), t.as_str()))) {
-            fs::write(folder.path().join(name), text).map_err(failed)?;
-        }
-        let library = folder.path().join("kernels.so");
-        let compiled = Command::new(compiler)
-            .args(options)
-            .args(OPTIONS)
-            .arg("-I")
-            .arg(folder.path())
-            .arg(folder.path().join("kernels.cpp"))
-            .arg("-o")
-            .arg(&library)
-            .output();
-        match compiled {
-            // SAFETY: the compiler made the library of the sources that the caller vouches for.
-            Ok(output) if output.status.success() => unsafe { Self::load(&library) }.map(Some),
-            Ok(output) => Err(format!("{compiler}: {}", String::from_utf8_lossy(&output.stderr))),
-            Err(e) if std::env::var_os("LEASEHOLD_REQUIRE_TOOLS").is_some() => {
-                Err(format!("{compiler} is required: {e}"))
-            }
-            Err(e) => {
-                eprintln!("skipped: no emulation of kernels, {compiler}: {e}");
-                Ok(None)
-            }
-        }
+    /// The kernels.
+    #[must_use]
+    pub fn kernels(&self) -> &[Kernel] {
+        &self.0.kernels
+    }
+}
+
+/// An operand of a launch: memory of the host.
+#[derive(Debug, Clone, Copy)]
+pub struct Operand {
+    /// The address of its first byte.
+    pub at: u64,
+    /// Its bytes.
+    pub bytes: u64,
+    /// The kernel may read it.
+    pub reads: bool,
+    /// The kernel may write it.
+    pub writes: bool,
+}
+
+/// A launch of a kernel.
+#[derive(Debug, Clone, Copy)]
+pub struct Launch<'a> {
+    /// The kernel's name.
+    pub kernel: &'a str,
+    /// The operands, whose addresses are the first arguments.
+    pub operands: &'a [Operand],
+    /// The bytes of the other arguments.
+    pub params: &'a [u8],
+    /// Blocks in each direction.
+    pub grid: [u32; 3],
+    /// Threads of a block in each direction; 1,024 at most together.
+    pub block: [u32; 3],
+    /// Bytes of dynamic shared memory of a block.
+    pub shared: u32,
+    /// Blocks and threads run from the last to the first.
+    pub reverse: bool,
+}
+
+/// A program with variables of its own. It is loaded for its first launch.
+#[derive(Debug)]
+pub struct Emulator {
+    program: Program,
+    /// One launch at a time, because a library has one block.
+    library: Mutex<Option<Library>>,
+}
+
+impl Emulator {
+    /// An emulator of a program. Loads nothing yet.
+    #[must_use]
+    pub fn new(program: Program) -> Self {
+        Self { program, library: Mutex::new(None) }
     }
 
-    /// # Safety
-    /// - The library is what [`build`](Self::build) made.
-    unsafe fn load(path: &Path) -> Result<Self, String> {
-        let name = CString::new(path.to_string_lossy().into_owned()).map_err(|e| e.to_string())?;
-        // SAFETY: loading runs the initialisers of the caller's sources and of this crate's
-        // headers. The caller vouches for the former, and the latter access only the library's own
-        // memory.
-        let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        if library.is_null() {
-            // SAFETY: the call before failed, so a message without a null pointer is there.
-            let why = unsafe { CStr::from_ptr(libc::dlerror()) };
-            return Err(format!("the emulated kernels do not load: {}", why.to_string_lossy()));
-        }
-        // SAFETY: the library stays loaded.
-        let entry = unsafe { libc::dlsym(library, c"emulate".as_ptr()) };
-        if entry.is_null() {
-            return Err("the emulated kernels have no entry".to_owned());
-        }
-        // SAFETY: the symbol is the function that the program defines, with this signature.
-        let entry = unsafe { std::mem::transmute::<*mut libc::c_void, Entry>(entry) };
-        Ok(Self { entry: Mutex::new(entry) })
+    /// The program.
+    #[must_use]
+    pub fn program(&self) -> &Program {
+        &self.program
     }
 
-    /// Runs a launch: the operands' addresses, then the parameters. With `reverse`, blocks and
-    /// threads run from the last to the first. Blocks until the launch is over, and while another
-    /// thread's launch runs. A wrong barrier or shuffle ends the process with a message.
+    /// Runs a launch. Blocks until the launch is over, and while another thread's launch runs.
     ///
     /// # Errors
-    /// A kernel that the library does not have, or a launch without threads.
+    /// A kernel that the program does not have, a launch without threads, arguments of another
+    /// size; what the emulator finds in the kernel. After an error the operands hold what was
+    /// written before.
     ///
     /// # Safety
+    /// - The program is safe to load: what runs at that time, such as the initialiser of a
+    ///   variable, accesses only the program's own memory.
     /// - The kernel accepts the launch: the memory that it accesses is live, and no other code
-    ///   accesses the memory meanwhile.
-    pub unsafe fn run(
-        &self,
-        kernel: &str,
-        operands: &[u64],
-        params: &[u8],
-        grid: [u32; 3],
-        block: [u32; 3],
-        reverse: bool,
-    ) -> Result<(), String> {
+    ///   accesses the memory meanwhile. The checks of a watched program are an aid and no
+    ///   guarantee.
+    pub unsafe fn run(&self, launch: &Launch<'_>) -> Result<(), String> {
+        let Launch { kernel, operands, params, grid, block, shared, reverse } = *launch;
+        let Compiled { image, kernels, .. } = &*self.program.0;
+        let index = kernels
+            .iter()
+            .position(|k| k.name == kernel)
+            .ok_or_else(|| format!("no emulated kernel is named {kernel}"))?;
         if grid.contains(&0) || block.contains(&0) {
             return Err(format!("kernel {kernel} with {grid:?} blocks of {block:?} threads"));
         }
-        let mut arguments: Vec<u8> = operands.iter().flat_map(|at| at.to_le_bytes()).collect();
-        arguments.extend(params);
-        // Parameters are aligned as in a launch; eight bytes suffice for all words.
-        let mut words = vec![0_u64; arguments.len().div_ceil(8)];
-        // SAFETY: the words have at least as many bytes, and the two do not overlap.
-        unsafe {
-            words
-                .as_mut_ptr()
-                .cast::<u8>()
-                .copy_from_nonoverlapping(arguments.as_ptr(), arguments.len());
+        let size = operands.len() * 8 + params.len();
+        let end = kernels[index].params.iter().map(|p| (p.offset + p.size) as usize).max();
+        // The last parameter of a structure's layout may be followed by padding.
+        if end.is_some_and(|end| size < end || size - end >= 8) {
+            return Err(format!(
+                "kernel {kernel} takes {} bytes of arguments, not {size}",
+                end.unwrap_or(0)
+            ));
         }
-        let name = CString::new(kernel).map_err(|e| e.to_string())?;
-        let entry = self.entry.lock();
-        // SAFETY: the caller vouches for the kernel's accesses. The lock admits one launch.
-        let status = unsafe {
-            entry(
-                name.as_ptr(),
-                words.as_ptr().cast(),
-                arguments.len(),
-                grid.as_ptr(),
-                block.as_ptr(),
-                c_int::from(reverse),
-            )
+        // Parameters are aligned as in a launch, to 16 bytes at most.
+        #[repr(C, align(16))]
+        #[derive(Clone, Copy)]
+        struct Word([u8; 16]);
+        let mut words = vec![Word([0; 16]); size.div_ceil(16)];
+        let bytes = operands.iter().flat_map(|o| o.at.to_le_bytes()).chain(params.iter().copied());
+        let places = words.iter_mut().flat_map(|w| &mut w.0);
+        std::iter::zip(places, bytes).for_each(|(place, byte)| *place = byte);
+        let operands: Vec<NativeOperand> = operands
+            .iter()
+            .map(|o| NativeOperand {
+                at: o.at,
+                bytes: o.bytes,
+                access: u64::from(o.reads) | u64::from(o.writes) << 1,
+            })
+            .collect();
+        let mut native = NativeLaunch {
+            words: words.as_ptr().cast(),
+            size,
+            operands: operands.as_ptr(),
+            operand_count: operands.len(),
+            index: index as u32,
+            grid,
+            block,
+            shared,
+            reverse: u32::from(reverse),
+            watched: u32::from(self.program.0.watched),
+            failed_at: 0,
         };
-        if status == 0 { Ok(()) } else { Err(format!("no emulated kernel is named {kernel}")) }
+        let mut library = self.library.lock();
+        let library = match &mut *library {
+            Some(library) => library,
+            // SAFETY: this crate compiled the image, and the caller vouches for its initialisers.
+            none => none.insert(unsafe { Library::load(image) }?),
+        };
+        // SAFETY: the pointers are to the lists above, and the index is of this program. The caller
+        // vouches for the kernel's accesses. The lock admits one launch.
+        unsafe { library.run(&mut native) }
     }
 }

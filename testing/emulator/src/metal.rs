@@ -8,25 +8,34 @@ use std::fmt::Write as _;
 /// A kernel's name, and the C++ expression of each of its arguments.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Kernel {
-    name: String,
+    pub(crate) name: String,
     arguments: Vec<String>,
 }
 
 impl Kernel {
     /// The branch of the entry that runs this kernel of a namespace.
-    pub(crate) fn case(&self, space: &str) -> String {
+    pub(crate) fn case(&self, space: &str, index: usize) -> String {
         let Self { name, arguments } = self;
-        let mut text = format!("    if (!strcmp(name, \"{name}\")) {{\n");
+        let mut text = format!("    if (launch->index == {index}) {{\n");
         let _ = writeln!(text, "        using namespace {space};");
-        text.push_str("        const emulator::Arguments bound = {arguments, size};\n");
+        text.push_str("        const emulator::Arguments bound = {launch->words, launch->size};\n");
         let _ = writeln!(
             text,
             "        auto body = [&] {{ {space}::{name}({}); }};",
             arguments.join(", ")
         );
-        text.push_str("        return emulator::run_grid(body, grid, block, reverse), 0;\n    }\n");
+        text.push_str("        return emulator::run(*launch, body);\n    }\n");
         text
     }
+}
+
+/// The library's entries, with a branch for each kernel.
+pub(crate) fn entry(cases: &str) -> String {
+    const OPEN: &str = "extern \"C\" __attribute__((visibility(\"default\")))";
+    format!(
+        "{OPEN} const char* emulate(emulator::Launch* launch) {{\n{cases}    return \"no such kernel\";\n}}\n\
+         {OPEN} void emulated_end() {{ emulator::end(); }}\n"
+    )
 }
 
 /// The library's text, with threadgroup memory that the emulator fills, and the kernels.

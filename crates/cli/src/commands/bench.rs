@@ -1,25 +1,25 @@
 //! `leasehold bench`: measurements of the runtime. These programs print figures; they are not tests
 //! that fail for slowness.
 
+use crate::commands::arguments::{Common, FilesArguments};
 use crate::commands::bench_alloc::{self, AllocArguments};
 use crate::commands::bench_batch;
 use crate::commands::bench_copy::{self, CopyArguments};
 #[cfg(feature = "cuda")]
 use crate::commands::bench_cuda;
-use crate::commands::run::{Activations, Files, ModeReport, fits, load, parse_device};
+use crate::commands::bench_suspend::{self, SuspendArguments};
+use crate::commands::run::{Activations, ModeReport, fits, load, parse_device};
 use crate::commands::{open_measured, operators, percentile, print_json};
+use crate::examples;
 use crate::failure::Failure;
-use crate::host;
+use crate::style::Tone;
 use crate::table::{Table, bytes};
 use leasehold::{DeviceId, GraphOperator, Runtime, View};
-use leasehold_llama::{
-    Config, DType, Decoder, Mode, Request, Sampling, Weights, generate, operations, traffic,
-};
+use leasehold_llama::{DType, Decoder, Mode, Request, Sampling, generate, operations, traffic};
 use leasehold_operators::{Library, Tensor, ops};
 use serde::Serialize;
 use std::io::Write;
 use std::num::NonZeroU32;
-use std::path::PathBuf;
 use std::time::Instant;
 
 #[derive(Debug, clap::Args)]
@@ -31,21 +31,32 @@ pub(crate) struct Arguments {
 #[derive(Debug, clap::Subcommand)]
 enum What {
     /// The allocator beside its peers: workloads and replays
+    #[command(after_help = examples::BENCH_ALLOC)]
     Alloc(AllocArguments),
     /// Downloads and uploads beside a plain copy, by size and by where the host's memory begins
+    #[command(after_help = examples::BENCH_COPY)]
     Copy(CopyArguments),
     /// Handles and leases beside `Arc`
+    #[command(after_help = examples::BENCH_LEASE)]
     Lease(JsonOnly),
     /// Enqueue, completion and wake-up of a CPU stream
+    #[command(after_help = examples::BENCH_STREAM)]
     Stream(Common),
     /// Replay of a graph of no-ops on the CPU
+    #[command(after_help = examples::BENCH_GRAPH)]
     Graph(GraphArguments),
     /// Launches, graphs, copies, allocations and events on CUDA beside the driver's own calls
     #[cfg(feature = "cuda")]
+    #[command(after_help = examples::BENCH_CUDA)]
     Cuda(bench_cuda::CudaArguments),
     /// Tokens per second of a model, eager and as a graph, in turns
+    #[command(after_help = examples::BENCH_DECODE)]
     Decode(DecodeArguments),
+    /// A model whose weights leave the device and come back: times, and the text after each round
+    #[command(after_help = examples::BENCH_SUSPEND)]
+    Suspend(SuspendArguments),
     /// The memory manager for compiled code beside the plain design
+    #[command(after_help = examples::BENCH_MEMORY)]
     Memory(Common),
 }
 
@@ -54,16 +65,6 @@ struct JsonOnly {
     /// Prints one JSON object
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Debug, clap::Args)]
-pub(super) struct Common {
-    /// Threads
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub(super) threads: Option<u16>,
-    /// Prints one JSON object
-    #[arg(long)]
-    pub(super) json: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -79,18 +80,8 @@ struct GraphArguments {
 pub(super) struct DecodeArguments {
     #[command(flatten)]
     pub(super) common: Common,
-    /// A Hugging Face directory; the bundled model when left out
-    #[arg(long, value_name = "DIR")]
-    pub(super) model: Option<PathBuf>,
-    /// The config.json of a model without weights, for `--random-weights`
-    #[arg(long, value_name = "FILE", requires = "random_weights", conflicts_with = "model")]
-    pub(super) config: Option<PathBuf>,
-    /// Random weights of the shape of `--config`, in the type that it names, or else bf16
-    #[arg(long, requires = "config")]
-    pub(super) random_weights: bool,
-    /// The seed of the random weights
-    #[arg(long, requires = "random_weights", default_value_t = 1)]
-    pub(super) seed: u64,
+    #[command(flatten)]
+    pub(super) files: FilesArguments,
     /// Tokens of the prompt
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) prompt: u32,
@@ -161,6 +152,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             (Some(sequences), None) => bench_batch::run(a, sequences),
             (None, _) => decode(a),
         },
+        What::Suspend(a) => bench_suspend::run(a),
         What::Memory(a) => {
             let options = match a.threads {
                 Some(threads) => leasehold_memory::bench::Options {
@@ -215,18 +207,32 @@ fn lease(a: &JsonOnly) -> Result<(), Failure> {
         return print_json(&LeaseReport { figures });
     }
     let mut table = Table::default();
-    table.row(["", "ns", "peer's ns", "ratio", "limit", "peer"]);
+    table.head(["", "ns", "peer's ns", "ratio", "limit", "", "peer"]);
     for f in &figures {
-        table.row([
-            f.name.to_owned(),
-            format!("{:.1}", f.ns),
-            if f.peer.is_empty() { String::new() } else { format!("{:.1}", f.peer_ns) },
-            if f.peer.is_empty() { String::new() } else { format!("{:.2}", f.ratio) },
-            format!("{:.2}", f.limit),
-            f.peer.to_owned(),
-        ]);
+        let (tone, mark) = if f.within { (None, "") } else { (Some(Tone::Bad), "BEYOND") };
+        table.toned(
+            tone,
+            [
+                f.name.to_owned(),
+                format!("{:.1}", f.ns),
+                if f.peer.is_empty() { String::new() } else { format!("{:.1}", f.peer_ns) },
+                if f.peer.is_empty() { String::new() } else { format!("{:.2}", f.ratio) },
+                format!("{:.2}", f.limit),
+                mark.to_owned(),
+                f.peer.to_owned(),
+            ],
+        );
     }
-    write!(std::io::stdout().lock(), "{table}")?;
+    let mut out = std::io::stdout().lock();
+    write!(out, "{table}")?;
+    let beyond = figures.iter().filter(|f| !f.within).count();
+    if beyond > 0 {
+        let of = figures.len();
+        writeln!(
+            out,
+            "{beyond} of {of} figures beyond their limit; repeat on an idle machine, in a release build"
+        )?;
+    }
     Ok(())
 }
 
@@ -356,18 +362,6 @@ fn product_rate(runtime: &Runtime, dtype: DType, simulated: bool) -> Result<f64,
     Ok(2.0 * f64::from(side).powi(3) / best / 1e12)
 }
 
-/// The files of the model, or random weights.
-pub(super) fn decode_files(a: &DecodeArguments) -> Result<Files, Failure> {
-    let Some(path) = &a.config else { return Files::read(a.model.as_deref(), false) };
-    let config = Config::from_file(path)?;
-    let dtype = config.dtype.unwrap_or(DType::Bf16);
-    let name = format!("{} with random weights", path.display());
-    let need = config.parameter_count().saturating_mul(dtype.bytes() as u64);
-    host::needs(&name, need, "take a smaller shape")?;
-    let weights = Weights::random(&config, dtype, a.seed)?;
-    Ok(Files::without_text(name, config, weights))
-}
-
 fn median_report(all: &[ModeReport]) -> ModeReport {
     let median =
         |f: fn(&ModeReport) -> f64| percentile(&all.iter().map(f).collect::<Vec<_>>(), 0.5);
@@ -380,7 +374,7 @@ fn median_report(all: &[ModeReport]) -> ModeReport {
 }
 
 fn decode(a: &DecodeArguments) -> Result<(), Failure> {
-    let files = decode_files(a)?;
+    let files = a.files.read()?;
     let system = open_measured(a.device, a.common.threads.map(usize::from), a.sim)?;
     let runtime = system.runtime.clone();
     fits(&files, a.prompt as usize, a.tokens, NonZeroU32::MIN, a.dtype.into(), &runtime)?;
@@ -431,7 +425,7 @@ fn decode(a: &DecodeArguments) -> Result<(), Failure> {
         simulated: a.sim,
         threads: a.common.threads,
         prompt: a.prompt,
-        seed: a.random_weights.then_some(a.seed),
+        seed: a.files.seed(),
         tokens: a.tokens,
         repeat: a.repeat,
         weight_bytes,
@@ -451,7 +445,7 @@ fn decode(a: &DecodeArguments) -> Result<(), Failure> {
         return print_json(&report);
     }
     let mut table = Table::default();
-    table.row(["", "prefill", "decode", "token p50", "token p99"]);
+    table.head(["", "prefill", "decode", "token p50", "token p99"]);
     for (name, m) in [("eager", &report.eager), ("graph", &report.graph)] {
         table.row([
             name.to_owned(),

@@ -5,7 +5,7 @@
 //!
 //! With `--join TOKENS`: how long the sequences wait while a prompt joins them.
 
-use crate::commands::bench::{Bytes, DecodeArguments, copy_bandwidth, decode_files, prompt_of};
+use crate::commands::bench::{Bytes, DecodeArguments, copy_bandwidth, prompt_of};
 use crate::commands::run::{fits, load};
 use crate::commands::{open_measured, operators, percentile, print_json};
 use crate::failure::Failure;
@@ -241,7 +241,7 @@ pub(super) fn run(a: &DecodeArguments, sequences: NonZeroU32) -> Result<(), Fail
             "--batch: the first step is not timed; ask for 3 --tokens at least".to_owned(),
         ));
     }
-    let (files, dtype) = (decode_files(a)?, DType::from(a.dtype));
+    let (files, dtype) = (a.files.read()?, DType::from(a.dtype));
     let system = open_measured(a.device, a.common.threads.map(usize::from), a.sim)?;
     let runtime = system.runtime.clone();
     fits(&files, a.prompt as usize, a.tokens, sequences, dtype, &runtime)?;
@@ -295,7 +295,7 @@ pub(super) fn run(a: &DecodeArguments, sequences: NonZeroU32) -> Result<(), Fail
         threads: a.common.threads,
         batch: sequences.get(),
         prompt: a.prompt,
-        seed: a.random_weights.then_some(a.seed),
+        seed: a.files.seed(),
         tokens: a.tokens,
         repeat: a.repeat,
         weight_bytes: files.weights.total_bytes(),
@@ -393,7 +393,7 @@ pub(super) fn run_join(
     sequences: NonZeroU32,
     join: NonZeroU32,
 ) -> Result<(), Failure> {
-    let (files, dtype) = (decode_files(a)?, DType::from(a.dtype));
+    let (files, dtype) = (a.files.read()?, DType::from(a.dtype));
     let system = open_measured(a.device, a.common.threads.map(usize::from), a.sim)?;
     let runtime = system.runtime.clone();
     let (slots, prompt) = (sequences.saturating_add(1), a.prompt.max(join.get()) as usize);
@@ -452,7 +452,7 @@ pub(super) fn run_join(
         prompt: a.prompt,
         join: join.get(),
         piece,
-        seed: a.random_weights.then_some(a.seed),
+        seed: a.files.seed(),
         repeat: a.repeat,
         step_ms_p50,
         longest_gap_ms,

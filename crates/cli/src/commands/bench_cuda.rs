@@ -329,7 +329,7 @@ pub(crate) fn run(arguments: &CudaArguments) -> Result<(), Failure> {
     }
     let mut table = Table::default();
     let head = ["", "call", "driver's", "ratio", "until done", "driver's", "ratio"];
-    table.row(head.into_iter().chain(["GB/s", "driver's"]));
+    table.head(head.into_iter().chain(["GB/s", "driver's"]));
     for f in &report.figures {
         let bytes = f.rate * f.total_ns;
         let rate = |rate: f64| if bytes < RATES { String::new() } else { format!("{rate:.1}") };
@@ -348,7 +348,7 @@ pub(crate) fn run(arguments: &CudaArguments) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     write!(out, "{table}")?;
     let mut table = Table::default();
-    table.row([
+    table.head([
         "allocation and drop",
         "threads",
         "of each",

@@ -10,6 +10,7 @@ use crate::commands::print_json;
 use crate::factories;
 use crate::failure::Failure;
 use crate::host;
+use crate::style::{Tone, paint};
 #[cfg(feature = "sim")]
 use crate::system::{simulated, unaided};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -296,7 +297,8 @@ impl Lines {
         let Some(first) = runs.first() else { return };
         let same = runs.iter().all(|r| r.status == first.status);
         let told = |r: &CaseResult, variant: &str| {
-            let (word, why) = told(&r.status);
+            let (word, tone, why) = told(&r.status);
+            let word = paint(tone, word);
             let why = why.lines().next().unwrap_or_default();
             let colon = if why.is_empty() { "" } else { ": " };
             format!("{word} [{variant}]{colon}{}", printable(why))
@@ -323,13 +325,13 @@ fn begin_of_line(number: u16, name: &str) -> String {
 }
 
 /// A status in words, and its reason.
-fn told(status: &Status) -> (&'static str, &str) {
+fn told(status: &Status) -> (&'static str, Tone, &str) {
     match status {
-        Status::Passed => ("passed", ""),
-        Status::Failed(why) => ("FAILED", why),
-        Status::Skipped(why) => ("skipped", why),
-        Status::ExpectedFailure(why) => ("fails as expected", why),
-        Status::UnexpectedPass(why) => ("PASSED UNEXPECTEDLY", why),
+        Status::Passed => ("passed", Tone::Good, ""),
+        Status::Failed(why) => ("FAILED", Tone::Bad, why),
+        Status::Skipped(why) => ("skipped", Tone::Pale, why),
+        Status::ExpectedFailure(why) => ("fails as expected", Tone::Pale, why),
+        Status::UnexpectedPass(why) => ("PASSED UNEXPECTEDLY", Tone::Bad, why),
     }
 }
 
@@ -416,9 +418,11 @@ fn show(device: &str, report: &Report) -> Result<(), Failure> {
     let mut cases: Vec<u16> = report.results.iter().map(|r| r.case).collect();
     cases.dedup();
     let [passed, failed, skipped] = counts(report);
+    let failed = format!("{failed} failed");
+    let failed = if report.ok() { failed.as_str().into() } else { paint(Tone::Bad, &failed) };
     writeln!(
         std::io::stdout().lock(),
-        "{}: {} cases in {} runs: {passed} passed, {failed} failed, {skipped} skipped",
+        "{}: {} cases in {} runs: {passed} passed, {failed}, {skipped} skipped",
         shown(device),
         cases.len(),
         report.results.len()

@@ -4,7 +4,7 @@
 use crate::commands::print_json;
 use crate::failure::Failure;
 use crate::table::{Table, bytes};
-use leasehold::{Context, DeviceInfo};
+use leasehold::{Context, DeviceInfo, Error};
 use leasehold_input::{shown, shown_within};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -66,6 +66,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             let (devices, reason) = match b.devices {
                 Ok(devices) if devices.is_empty() => (Vec::new(), Some("no devices".to_owned())),
                 Ok(devices) => (devices, None),
+                // The line says itself that the backend is not available.
+                Err(Error::Unavailable(why)) => (Vec::new(), Some(why.to_string())),
                 Err(e) => (Vec::new(), Some(e.to_string())),
             };
             Backend {

@@ -8,6 +8,7 @@ use crate::commands::{operators, percentile, print_json, timeline};
 use crate::failure::Failure;
 use crate::host;
 use crate::output::{Inputs, Outputs};
+use crate::style::{Tone, paint};
 use crate::system::{Request as Opening, System};
 use crate::table::{Table, bytes};
 use clap::ValueEnum;
@@ -15,8 +16,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use leasehold::{BackendKind, DeviceId, Runtime};
 use leasehold_input::{printable, shown_within};
 use leasehold_llama::{
-    Config, DType, Decoder, Generation, GenerationConfig, Model, Request, Sampling, TextStream,
-    Tokenizer, Weights, footprint, generate,
+    Config, DType, Decoder, Generation, GenerationConfig, Model, Progress, Request, Sampling,
+    TextStream, Tokenizer, Weights, footprint, generate,
 };
 use serde::Serialize;
 use std::borrow::Cow;
@@ -287,6 +288,28 @@ pub(crate) fn load(
     activations: DType,
     quiet: bool,
 ) -> Result<Model, Failure> {
+    load_by(Model::load, runtime, files, activations, quiet)
+}
+
+/// As [`load`], a model that can be suspended.
+pub(crate) fn load_suspendable(
+    runtime: &Runtime,
+    files: &Files,
+    activations: DType,
+    quiet: bool,
+) -> Result<Model, Failure> {
+    load_by(Model::load_suspendable, runtime, files, activations, quiet)
+}
+
+type Load = fn(&Runtime, &Config, &Weights, DType, Progress<'_>) -> leasehold::Result<Model>;
+
+fn load_by(
+    load: Load,
+    runtime: &Runtime,
+    files: &Files,
+    activations: DType,
+    quiet: bool,
+) -> Result<Model, Failure> {
     let bar = ProgressBar::new(files.weights.total_bytes());
     if quiet {
         bar.set_draw_target(ProgressDrawTarget::hidden());
@@ -294,9 +317,8 @@ pub(crate) fn load(
     if let Ok(style) = ProgressStyle::with_template("loading {bar:32} {bytes}/{total_bytes}") {
         bar.set_style(style);
     }
-    let model = Model::load(runtime, &files.config, &files.weights, activations, &mut |done, _| {
-        bar.set_position(done)
-    });
+    let mut progress = |done, _| bar.set_position(done);
+    let model = load(runtime, &files.config, &files.weights, activations, &mut progress);
     bar.finish_and_clear();
     Ok(model?)
 }
@@ -317,15 +339,6 @@ fn for_output(text: &str) -> Cow<'_, str> {
     if std::io::stdout().is_terminal() { Cow::Owned(printable(text)) } else { Cow::Borrowed(text) }
 }
 
-/// The prompt for standard output: in colour on a terminal, unless `NO_COLOR` is set.
-fn prompt_for_output(text: &str) -> Cow<'_, str> {
-    let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    match for_output(text) {
-        Cow::Owned(text) if !plain => format!("\x1b[36m{text}\x1b[39m").into(),
-        text => text,
-    }
-}
-
 impl Printer {
     fn token(&mut self, id: u32) -> leasehold::Result<()> {
         let piece = match &mut self.stream {
@@ -339,8 +352,9 @@ impl Printer {
         if self.print {
             let mut out = std::io::stdout().lock();
             let prompt = std::mem::take(&mut self.prompt);
-            let prompt = if prompt.is_empty() { "".into() } else { prompt_for_output(&prompt) };
-            let all = [prompt.as_bytes(), for_output(piece).as_bytes()].concat();
+            let prompt = for_output(&prompt);
+            let all =
+                [paint(Tone::Given, &prompt).as_bytes(), for_output(piece).as_bytes()].concat();
             let written = out.write_all(&all).and_then(|()| out.flush());
             written.map_err(|e| {
                 leasehold::Error::Unavailable(format!("standard output: {e}").into())
@@ -561,7 +575,7 @@ fn print_table(report: &Report, runtime: &Runtime) -> Result<(), Failure> {
     let (model, name) = (shown_within(&report.model, 1000), &runtime.info().name);
     writeln!(out, "{model} on {} ({})", report.device, shown_within(name, 200))?;
     let mut table = Table::default();
-    table.row(["", "prefill", "decode", "token p50", "token p99"]);
+    table.head(["", "prefill", "decode", "token p50", "token p99"]);
     for (name, mode) in [("eager", &report.modes.eager), ("graph", &report.modes.graph)] {
         if let Some(m) = mode {
             table.row([
@@ -586,8 +600,10 @@ fn print_table(report: &Report, runtime: &Runtime) -> Result<(), Failure> {
         m.driver_allocations_in_decode
     )?;
     match report.modes_agree {
-        Some(true) => writeln!(out, "eager and graph agree to the bit")?,
-        Some(false) => writeln!(out, "EAGER AND GRAPH DIFFER")?,
+        Some(true) => {
+            writeln!(out, "{}", paint(Tone::Good, "eager and graph agree to the bit"))?;
+        }
+        Some(false) => writeln!(out, "{}", paint(Tone::Bad, "EAGER AND GRAPH DIFFER"))?,
         None => {}
     }
     Ok(())

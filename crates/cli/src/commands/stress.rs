@@ -5,6 +5,7 @@
 use crate::commands::print_json;
 use crate::failure::Failure;
 use crate::host;
+use crate::style::{Tone, paint};
 use indicatif::{ProgressBar, ProgressStyle};
 use leasehold::{Context, DeviceId};
 use leasehold_stress::{Options, Report, Target, stress};
@@ -114,10 +115,12 @@ fn show(report: &Report) -> Result<(), Failure> {
     let Report { device, simulated, seeds, ops, threads, seconds, .. } = report;
     let (over, rate) =
         (if *simulated { " (simulated)" } else { "" }, (*seeds as f64) * f64::from(*ops) / seconds);
-    let failed = report.failures.len();
+    let failed = format!("{} failed", report.failures.len());
+    let tone = if report.failures.is_empty() { Tone::Good } else { Tone::Bad };
+    let failed = paint(tone, &failed);
     writeln!(
         out,
-        "{device}{over}: {seeds} seeds of {ops} steps on {threads} threads in {seconds:.1} s ({rate:.0} steps/s): {failed} failed"
+        "{device}{over}: {seeds} seeds of {ops} steps on {threads} threads in {seconds:.1} s ({rate:.0} steps/s): {failed}"
     )?;
     Ok(())
 }

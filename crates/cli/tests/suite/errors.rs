@@ -32,7 +32,10 @@ fn command_lines_that_make_no_sense() {
     fails(&["run", "--temperature", "nan"], 2, &["temperature"]);
     fails(&["run", "--nonsense"], 2, &["--nonsense"]);
     fails(&["run", "--logits"], 2, &["--json"]);
-    fails(&["walk"], 2, &["walk"]);
+    fails(&["walk"], 2, &["walk", "; try 'leasehold --help'\n"]);
+    fails(&["repla"], 2, &["'replay'", "; try 'leasehold --help'\n"]);
+    fails(&["run", "--token", "3"], 2, &["'--tokens'", "; try 'leasehold run --help'\n"]);
+    fails(&["bench", "decode", "--random-weights"], 2, &["try 'leasehold bench decode --help'\n"]);
     fails(&["bench", "graph", "--nodes", "0"], 2, &["--nodes"]);
     fails(&["conformance", "--filter", "999"], 2, &["999", "no such case"]);
     fails(&["conformance", "--filter", "71"], 2, &["71", "another process"]);
@@ -40,10 +43,23 @@ fn command_lines_that_make_no_sense() {
 }
 
 #[test]
+fn a_command_that_wants_another_word_shows_its_help() {
+    for (arguments, word) in [(&[][..], "conformance"), (&["bench"], "decode")] {
+        let output = call(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(output.stdout.is_empty(), "{arguments:?}");
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(text.contains("Usage: leasehold") && text.contains(word), "{text}");
+    }
+}
+
+#[test]
 fn devices_that_are_not_there() {
     fails(&["run", "--device", "cuda:0"], 1, &["cuda:0"]);
     fails(&["run", "--device", "mps:0"], 1, &["mps:0"]);
     fails(&["run", "--device", "cpu:7"], 1, &["cpu:7"]);
+    let devices = String::from_utf8(call(&["devices"]).stdout).unwrap();
+    assert!(!devices.contains("unavailable"), "the line says it once: {devices}");
     fails(&["conformance", "--device", "cuda:0"], 1, &["cuda:0"]);
     fails(&["conformance", "--device", "cpu:7"], 1, &["cpu:7"]);
 }

@@ -4,6 +4,7 @@ mod conformance;
 mod errors;
 #[cfg(target_os = "linux")]
 mod hostile;
+mod manual;
 mod memory;
 #[cfg(target_os = "linux")]
 mod mutations;

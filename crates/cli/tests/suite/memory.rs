@@ -356,6 +356,19 @@ fn benchmarks_with_a_device_run_over_simulated_drivers() {
             assert_eq!((&report["device"], &report["simulated"]), (&device.into(), &true.into()));
         }
     }
+    let suspend = ["bench", "suspend", "--tokens", "3", "--rounds", "2", "--json", "--sim"];
+    for device in ["cuda:0", "sim:0"] {
+        let report = json(&[&suspend[..], &["--device", device]].concat());
+        assert_eq!((&report["rounds"], &report["texts_equal"]), (&2.into(), &2.into()));
+        let number = |name: &str| report[name].as_u64().unwrap();
+        assert!(number("bytes") > 0, "{report}");
+        assert_eq!(number("free_before") + number("bytes"), number("free_suspended"), "{report}");
+    }
+    let text = String::from_utf8(
+        call(&["bench", "suspend", "--device", "mps:0", "--sim", "--rounds", "1"]).stderr,
+    )
+    .unwrap();
+    assert!(text.contains("mps:0 cannot be suspended"), "{text}");
     let output = call(&["bench", "decode", "--sim"]);
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{text}");

@@ -13,6 +13,10 @@ pub fn features() -> Vec<&'static str> {
         }
         probe!("avx512f" "avx512bw" "avx512cd" "avx512dq" "avx512vl" "avx512vnni" "avx512bf16" "avx512fp16" "avx2" "fma" "f16c" "bmi1" "bmi2"
             "lzcnt" "movbe" "avx" "sse4.2" "sse4.1" "ssse3" "sse3" "popcnt" "aes" "sha");
+        #[cfg(target_os = "linux")]
+        if found.contains(&"avx512f") {
+            found.extend(amx());
+        }
     }
     #[cfg(target_arch = "aarch64")]
     {
@@ -22,6 +26,28 @@ pub fn features() -> Vec<&'static str> {
         probe!("sve2" "sve" "bf16" "i8mm" "fhm" "fp16" "dotprod" "neon" "aes" "sha2" "lse");
     }
     found
+}
+
+/// The features of AMX, if the system permits this process to use tiles. The question gives the
+/// permission, which holds for all threads.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn amx() -> Vec<&'static str> {
+    const ARCH_REQ_XCOMP_PERM: libc::c_int = 0x1023;
+    const XFEATURE_XTILEDATA: libc::c_ulong = 18;
+    const BITS: [(u32, &str); 3] = [(24, "amx-tile"), (22, "amx-bf16"), (25, "amx-int8")];
+    // Every processor with AVX-512 has the leaf.
+    let leaf = std::arch::x86_64::__cpuid_count(7, 0).edx;
+    let has = |&(bit, _): &(u32, &str)| leaf >> bit & 1 == 1;
+    if !BITS[..1].iter().all(has) {
+        return Vec::new();
+    }
+    // SAFETY: the call changes a permission of this process and no memory. An older system refuses.
+    let rc =
+        unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) };
+    if rc != 0 {
+        return Vec::new();
+    }
+    BITS.iter().filter(|bit| has(bit)).map(|&(_, name)| name).collect()
 }
 
 /// The architectures whose kernels run here, the most specific first and `cpu` last, from a
@@ -39,11 +65,16 @@ pub fn architectures(arch: &str, features: &[&str]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     match arch {
         "x86_64" => {
-            // The psABI's levels, without the features that every processor of a level has.
+            // The psABI's levels, without the features that every processor of a level has, and two
+            // above them.
             let v2 = all(&["sse4.2", "ssse3", "popcnt"]);
             let v3 = v2 && all(&["avx2", "fma", "f16c", "bmi1", "bmi2", "lzcnt", "movbe"]);
             let v4 = v3 && all(&["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"]);
-            for (has, level) in [(v4, "v4"), (v3, "v3"), (v2, "v2")] {
+            let bf16 = v4 && all(&["avx512bf16"]);
+            let amx = bf16 && all(&["amx-tile", "amx-bf16"]);
+            for (has, level) in
+                [(amx, "v4-amx"), (bf16, "v4-bf16"), (v4, "v4"), (v3, "v3"), (v2, "v2")]
+            {
                 if has {
                     names.push(format!("cpu/x86-64-{level}"));
                 }

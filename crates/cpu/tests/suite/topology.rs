@@ -186,6 +186,13 @@ fn architectures_from_the_most_specific() {
         architectures("x86_64", &all),
         ["cpu/x86-64-v4", "cpu/x86-64-v3", "cpu/x86-64-v2", "cpu/x86-64", "cpu"]
     );
+    let with = |more: &[&'static str]| [&all[..], more].concat();
+    let bf16 = architectures("x86_64", &with(&["avx512bf16"]));
+    assert_eq!(bf16[..2], ["cpu/x86-64-v4-bf16", "cpu/x86-64-v4"]);
+    let tiles = architectures("x86_64", &with(&["avx512bf16", "amx-tile", "amx-bf16"]));
+    assert_eq!(tiles[..3], ["cpu/x86-64-v4-amx", "cpu/x86-64-v4-bf16", "cpu/x86-64-v4"]);
+    let tiles_alone = architectures("x86_64", &with(&["amx-tile", "amx-bf16"]));
+    assert_eq!(tiles_alone[0], "cpu/x86-64-v4", "a level holds all below it");
     assert_eq!(
         architectures("x86_64", &v3),
         ["cpu/x86-64-v3", "cpu/x86-64-v2", "cpu/x86-64", "cpu"]

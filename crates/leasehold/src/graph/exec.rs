@@ -18,7 +18,7 @@ use crate::graph::optimise::{moved, redundant};
 use crate::graph::recording::{Outside, Signal, State};
 use crate::kernel::rules::Rules;
 use crate::runtime::{RuntimeInner, check_writable};
-use crate::stream::{Locked, Stream, StreamCore, need};
+use crate::stream::{Locked, Stream, StreamCore, check_all_present, need};
 use crate::view::View;
 use bytemuck::NoUninit;
 use leasehold_alloc::{Buffer, GraphArena, LaunchGuard};
@@ -159,6 +159,8 @@ impl Graph {
         born: Timepoint,
     ) -> Result<Self> {
         let State { ops: recorded, rules, arena, outside, events, waits, points, .. } = state;
+        // A driver looks at the addresses.
+        check_all_present(outside.values().map(|o| &*o.lease))?;
         let redundant = redundant(&recorded);
         let plan = plan_of(&recorded, &redundant);
         // SAFETY: the recording took only pipelines, timepoints and graphs of this runtime, and
@@ -352,11 +354,14 @@ impl Graph {
     /// `InvalidArgument` for a node that is no launch, another size of parameters, a grid beyond
     /// the device's limits, a buffer that the graph does not use, or one that is too small or
     /// another device's; what a kernel's check says of a launch as it is with the changes, and
-    /// bindings that overlap then; `InvalidState` in a host call of the graph itself while all of
-    /// its instances are busy.
+    /// bindings that overlap then; `Suspended` for a buffer of a suspended pool; `InvalidState` in
+    /// a host call of the graph itself while all of its instances are busy.
     pub fn update(&self, update: &GraphUpdate<'_>) -> Result<UpdateOutcome> {
         let inner = &*self.0;
         let mut state = self.changeable_state()?;
+        // A driver looks at the addresses.
+        let new = update.buffers.iter().map(|(_, new)| &***new);
+        check_all_present(state.outside.iter().map(|o| &*o.lease).chain(new))?;
         let mut recorded = state.recorded.clone();
         let mut changed = vec![false; recorded.len()];
         let mut swaps: Vec<Option<&Lease<Buffer>>> = vec![None; state.outside.len()];

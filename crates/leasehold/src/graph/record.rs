@@ -228,9 +228,9 @@ impl Runtime {
     /// # Errors
     /// `Recording` without a recording, on another thread than the recording's, and by an operator
     /// that is being encoded; `Occupied` while a session is open in it. The recording goes on then.
-    /// `OutOfMemory` for the temporaries; `Occupied` while a temporary is held exclusively
-    /// ([`Lease::try_unique`](crate::Lease::try_unique)); the driver's own. The recording is over
-    /// then.
+    /// `OutOfMemory` for the temporaries; `Suspended` for a buffer of a suspended pool; `Occupied`
+    /// while a temporary is held exclusively ([`Lease::try_unique`](crate::Lease::try_unique)); the
+    /// driver's own. The recording is over then.
     #[doc(alias = "stopGraphRecording")]
     pub fn stop_graph_recording(&self) -> Result<Graph> {
         let recorder = self.recorder();

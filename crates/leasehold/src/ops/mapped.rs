@@ -1,6 +1,6 @@
 //! Device memory that the host reads and writes in place.
 
-use crate::stream::Stream;
+use crate::stream::{Stream, check_present};
 use crate::view::{BufferView, Operand};
 use leasehold_alloc::HostKind;
 use leasehold_core::{Error, Result};
@@ -12,10 +12,11 @@ impl Stream {
     ///
     /// # Errors
     /// `Unsupported` for memory that the host cannot touch; the cause when the last write failed;
-    /// `Recording` for a recording's stream.
+    /// `Recording` for a recording's stream; `Suspended` for memory of a pool that is away.
     ///
     /// # Safety
-    /// - While the bytes are looked at, nobody submits work that writes them.
+    /// - While the bytes are looked at, nobody submits work that writes them, or suspends their
+    ///   pool.
     pub unsafe fn map_read<'a>(&self, slice: BufferView<'a>) -> Result<&'a [u8]> {
         let operand = slice.read();
         wait_host_visible(self, &operand)?;
@@ -34,7 +35,8 @@ impl Stream {
     /// As [`map_read`](Self::map_read).
     ///
     /// # Safety
-    /// - While the bytes are borrowed, nobody else touches them: no view, no submission.
+    /// - While the bytes are borrowed, nobody else touches them: no view, no submission, no
+    ///   suspension of their pool.
     pub unsafe fn map_write<'a>(&self, slice: BufferView<'a>) -> Result<&'a mut [u8]> {
         let operand = Operand { view: slice, access: Access::ReadWrite };
         wait_host_visible(self, &operand)?;
@@ -52,6 +54,7 @@ fn wait_host_visible(stream: &Stream, operand: &Operand<'_>) -> Result<()> {
     let runtime = &*stream.runtime;
     runtime.check_operands(std::slice::from_ref(operand))?;
     runtime.refuse_symbolic(std::slice::from_ref(operand))?;
+    check_present(operand.view().buffer())?;
     let buffer = operand.view().buffer();
     if buffer.host_kind() == HostKind::None && !runtime.device.caps().host_visible {
         return Err(Error::Unsupported(

@@ -1,5 +1,6 @@
 //! Locks on buffers' records: the order of submissions that use the same buffers.
 
+use super::away;
 use crate::view::Operand;
 use leasehold_alloc::Buffer;
 use leasehold_core::defects::{Defect, planted};
@@ -9,6 +10,11 @@ use std::cell::Cell;
 thread_local! {
     /// How many submissions the thread is in the middle of, with records locked.
     static ORDERING: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Returns whether the thread is in the middle of a submission, with records locked.
+pub(crate) fn in_submission() -> bool {
+    ORDERING.get() > 0
 }
 
 /// A use of a buffer by a submission.
@@ -52,7 +58,8 @@ impl<'u, U: Use> Locked<'u, U> {
     /// while other threads are in the middle of a submission with one of them.
     ///
     /// # Errors
-    /// `Occupied` when this very thread is, and would wait for itself.
+    /// `Occupied` when this very thread is, and would wait for itself; `Suspended` for a buffer of
+    /// a pool whose memory is away.
     ///
     /// # Safety
     /// - The caller has the timeline's turn until this is dropped.
@@ -94,7 +101,7 @@ impl<'u, U: Use> Locked<'u, U> {
                 operand.view.lease.unlock_record();
             }
         }
-        // What the drop would do where nothing is left to unlock.
+        // The drop would do only this, because nothing is left to unlock.
         ORDERING.set(ORDERING.get() - 1);
         std::mem::forget(self);
     }
@@ -157,6 +164,7 @@ unsafe fn gather_slow(
     // SAFETY: the caller has the timeline's turn, and has submitted nothing yet.
     unsafe { unlock(timeline.id(), uses) };
     if ORDERING.get() > 1 {
+        uses.iter().try_for_each(|one| away::check(one.lease()))?;
         return Err(Error::Occupied {
             resource: "buffer (this very thread is in the middle of a submission with it, and would wait for itself)",
         });
@@ -169,6 +177,7 @@ unsafe fn gather_slow(
         // SAFETY: the caller has the timeline's turn, and the buffers are held until they are
         // unlocked.
         while !unsafe { buffer.try_lock_record(timeline.id()) } {
+            away::check(buffer)?;
             // The holder is in the middle of one submission, unless it has lost its processor.
             if rounds < 100 {
                 std::hint::spin_loop()

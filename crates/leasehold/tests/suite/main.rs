@@ -6,6 +6,8 @@ mod borrowed;
 mod common;
 mod compile_fail;
 mod contexts;
+#[cfg(feature = "cuda")]
+mod cuda_sources;
 mod errors;
 mod events;
 mod forged;
@@ -25,4 +27,5 @@ mod pinned;
 mod pinned_arrays;
 mod recordings;
 mod runtime;
+mod suspend;
 mod threads;

@@ -5,13 +5,23 @@
 //! time than the step. Where weights are read from slow memory, they may take much less. A measured
 //! ratio then allows more of them.
 //!
+//! The aim is a time between two steps of less than two usual steps. The median of the last steps
+//! is a usual one. A step that takes longer leaves less to the next part.
+//!
 //! This module must not know the device, nor what the operators compute.
 
-use crate::decoder::Task;
+use crate::network::Task;
+use std::collections::VecDeque;
 use std::time::Duration;
 
 /// The part of a step's time that may pass beside it: the rest is for what no one foresees.
 pub(super) const SHARE: f64 = 0.75;
+/// The least share, so that a prompt goes on beside steps that take longer than usual.
+const LEAST: f64 = 0.25;
+/// The time from one step to the next one that is aimed at, in usual steps.
+const AIM: f64 = 1.0 + SHARE;
+/// The number of last steps that say what is usual.
+const STEPS: usize = 32;
 /// An attention's multiplication takes as long as so many of a product, about.
 const ATTENTION: f64 = 2.0;
 /// The limits of the measured ratio, for clocks that tell little of short times.
@@ -21,7 +31,7 @@ const RATIOS: (f64, f64) = (1.0 / 16.0, 64.0);
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
 pub(super) struct Work(pub(super) f64);
 
-/// What a step allows beside it.
+/// The work that may go beside a step.
 #[derive(Debug)]
 pub(super) struct Pace {
     /// Fewer rows are counted as so many: a product of them takes as long, at most.
@@ -30,8 +40,8 @@ pub(super) struct Pace {
     work: Work,
     /// Of a step.
     tasks: usize,
-    /// Of a step, in seconds.
-    time: Option<f64>,
+    /// The last times of steps, in seconds, the newest one at the end.
+    times: VecDeque<f64>,
     /// For operators of 2^i rows: their work in a time, over that of a step.
     ratios: [Option<f64>; 32],
 }
@@ -42,7 +52,7 @@ impl Pace {
     pub(super) fn new(step: &[Task], floor: u32) -> Self {
         let weights: u64 = step.iter().map(|task| task.weights).sum();
         let work = Work(f64::from(floor) * weights as f64);
-        Self { floor, work, tasks: step.len(), time: None, ratios: [None; 32] }
+        Self { floor, work, tasks: step.len(), times: VecDeque::new(), ratios: [None; 32] }
     }
 
     /// The work of an operator for rows of a sequence that end at position `end`.
@@ -68,8 +78,9 @@ impl Pace {
     /// How many of the tasks may go beside a step, and their work: one at least. Their rows end at
     /// position `end`, and their products have `rows` rows.
     pub(super) fn take(&self, tasks: &[Task], rows: u32, end: usize) -> (usize, Work) {
-        let allowed = SHARE * self.work.0 * self.ratio(rows);
-        let launches = (SHARE * self.tasks as f64) as usize;
+        let share = self.share();
+        let allowed = share * self.work.0 * self.ratio(rows);
+        let launches = (share * self.tasks as f64) as usize;
         let (mut count, mut work) = (0, 0.0);
         for task in tasks {
             let more = work + self.work(task, end).0;
@@ -88,12 +99,33 @@ impl Pace {
         known.copied().flatten().next().unwrap_or(1.0)
     }
 
-    /// Learns from a step, and from operators of `rows` rows that ran after it.
-    pub(super) fn learn(&mut self, step: Duration, rows: u32, work: Work, beside: Duration) {
-        let (step, beside) = (step.as_secs_f64(), beside.as_secs_f64());
-        // One slow step among others must not allow more at once.
-        let time = self.time.map_or(step, |time| 0.75 * time + 0.25 * step);
-        self.time = Some(time);
+    /// The median of the last steps.
+    fn usual(&self) -> Option<f64> {
+        let mut times: Vec<f64> = self.times.iter().copied().collect();
+        times.sort_unstable_by(f64::total_cmp);
+        times.get(times.len().checked_sub(1)? / 2).copied()
+    }
+
+    /// The share of a usual step that may go beside the next one, which is expected to take as long
+    /// as the last one.
+    pub(super) fn share(&self) -> f64 {
+        match (self.usual(), self.times.back()) {
+            (Some(time), Some(last)) if time > 0.0 => (AIM - last / time).clamp(LEAST, SHARE),
+            _ => SHARE,
+        }
+    }
+
+    /// Learns the time of a step.
+    pub(super) fn learn_step(&mut self, step: Duration) {
+        if self.times.len() == STEPS {
+            self.times.pop_front();
+        }
+        self.times.push_back(step.as_secs_f64());
+    }
+
+    /// Learns from operators of `rows` rows that ran beside a step.
+    pub(super) fn learn_part(&mut self, rows: u32, work: Work, beside: Duration) {
+        let (Some(time), beside) = (self.usual(), beside.as_secs_f64()) else { return };
         if time <= 0.0 || beside <= 0.0 || work.0 <= 0.0 {
             return;
         }

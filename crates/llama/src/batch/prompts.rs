@@ -9,7 +9,7 @@
 //! alone until the host has read them.
 
 use super::pace::{Pace, Work};
-use crate::decoder::{Draws, Lane, Network, Scratch, Task, has_tensor_products};
+use crate::network::{Draws, Lane, Network, Scratch, Task, has_tensor_products};
 use leasehold::ops::Pattern;
 use leasehold::{Event, Lease, Name, Result, Runtime, Timepoint, View};
 use leasehold_operators::{BufferPart, ops};
@@ -20,6 +20,9 @@ use std::time::Duration;
 /// Rows that products on tensor cores compute in the time of one row, at least: the tile of their
 /// kernels.
 const TENSOR_ROWS: u32 = 64;
+
+/// The number of steps without a prompt of which one is timed.
+const PLAIN: u32 = 4;
 
 /// A prompt that is not computed yet, or not all of it.
 struct Waiting {
@@ -41,7 +44,7 @@ struct Piece {
     submitted: usize,
 }
 
-/// What a call submitted of the first prompt.
+/// The part of the first prompt that a call submitted.
 pub(super) struct Submitted {
     pub(super) slot: usize,
     /// The end of the stream, after the prompt's last operator; `None` if there are more.
@@ -227,13 +230,23 @@ impl Prompts {
         self.clock.mark(runtime, at);
     }
 
-    /// Learns from the part before the last one, which is over. If the last step had marks, its
-    /// part is the next one.
+    /// Returns whether the time of the next step is wanted: beside a prompt always, and else now
+    /// and then.
+    pub(super) fn wants_time(&mut self) -> bool {
+        self.clock.steps = self.clock.steps.wrapping_add(1);
+        !self.waiting.is_empty() || self.clock.steps.is_multiple_of(PLAIN)
+    }
+
+    /// Learns from the marked step before the last one, which is over. `marked` says whether the
+    /// last one has marks, and is the next one to learn from.
     pub(super) fn learn(&mut self, marked: bool) {
-        if let Some((step, (rows, work), beside)) = self.clock.read() {
-            self.pace.learn(step, rows, work, beside);
-            #[cfg(test)]
-            self.times.push((step, beside));
+        if let Some(Measured { step, part }) = self.clock.read() {
+            self.pace.learn_step(step);
+            if let Some((rows, work, beside)) = part {
+                self.pace.learn_part(rows, work, beside);
+                #[cfg(test)]
+                self.times.push((step, beside));
+            }
         }
         if marked {
             self.clock.turn ^= 1;
@@ -245,6 +258,7 @@ impl Prompts {
 /// read one step later, so that nobody waits for it.
 #[derive(Default)]
 struct Clock {
+    steps: u32,
     turn: usize,
     turns: [Turn; 2],
 }
@@ -254,7 +268,14 @@ struct Turn {
     events: Vec<Lease<Event>>,
     /// The rows and the work of the part between the last two marks.
     part: Option<(u32, Work)>,
-    failed: bool,
+    /// The number of marks; 0 if one has failed, or once they were read.
+    marks: usize,
+}
+
+/// The time of a step, and the rows, the work and the time of the part beside it.
+struct Measured {
+    step: Duration,
+    part: Option<(u32, Work, Duration)>,
 }
 
 impl Clock {
@@ -262,7 +283,7 @@ impl Clock {
     fn mark(&mut self, runtime: &Runtime, at: usize) {
         let turn = &mut self.turns[self.turn];
         if at == 0 {
-            (turn.part, turn.failed) = (None, false);
+            (turn.part, turn.marks) = (None, 0);
         }
         let mut record = || {
             while turn.events.len() <= at {
@@ -271,19 +292,21 @@ impl Clock {
             runtime.stream().record(&turn.events[at])
         };
         let failed = record().is_err();
-        turn.failed |= failed;
+        turn.marks = if failed || turn.marks != at { 0 } else { at + 1 };
     }
 
     fn submitted(&mut self, rows: u32, work: Work) {
         self.turns[self.turn].part = Some((rows, work));
     }
 
-    /// The times of the turn before this one, once.
-    fn read(&mut self) -> Option<(Duration, (u32, Work), Duration)> {
+    /// The time of the step of the turn before this one, and that of the part beside it. Once.
+    fn read(&mut self) -> Option<Measured> {
         let turn = &mut self.turns[self.turn ^ 1];
-        let part = turn.part.take().filter(|_| !turn.failed)?;
-        let [begin, between, end] = turn.events.first_chunk()?;
+        let marks = std::mem::take(&mut turn.marks);
+        let [begin, between] = turn.events[..marks].first_chunk()?;
         let step = between.elapsed_since(begin).ok()?;
-        Some((step, part, end.elapsed_since(between).ok()?))
+        let beside = turn.events[..marks].get(2).and_then(|end| end.elapsed_since(between).ok());
+        let part = turn.part.take().zip(beside);
+        Some(Measured { step, part: part.map(|((rows, work), beside)| (rows, work, beside)) })
     }
 }

@@ -130,7 +130,9 @@ fn a_launch_that_is_taken_touches_its_operands_alone() {
                 "{} at {level}: only {run} launches were run, {refused} refused",
                 spec.name
             );
-            assert!(refused > 0, "{} at {level}: nothing was refused", spec.name);
+            // This kernel accepts any ring and any step, and few of these launches have no rows.
+            let some = refused > 0 || spec.name == "advance";
+            assert!(some, "{} at {level}: nothing was refused", spec.name);
         }
     }
 }

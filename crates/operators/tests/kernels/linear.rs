@@ -2,6 +2,7 @@
 
 use leasehold_hal::kernel::Binding;
 use leasehold_operators::kernels::cpu::elem::DType;
+use leasehold_operators::kernels::cpu::isa::Isa;
 use leasehold_operators::kernels::cpu::linear::{BIAS, FEW, LinearParams, NORM};
 use leasehold_operators::kernels::cpu::tile::{NONE, Params};
 use leasehold_operators::kernels::cuda::TENSOR_KERNELS;
@@ -203,6 +204,66 @@ fn wide_rows_are_chunked() {
                     &[x.bind(), norm.bind(), w.bind(), bias.bind(), y.bind()],
                 );
                 close(isa.name(), &y.values(), &wanted, |i| bound(&c, sizes[i], wanted[i]));
+            }
+        }
+    }
+}
+
+/// One row takes the weights of a large matrix in the order of their addresses, and those of a
+/// small one side by side. Rows that both matrices have give equal bits.
+#[test]
+fn the_order_of_large_weights_does_not_show() {
+    for w in [DType::F32, DType::Bf16, DType::F16] {
+        for k in [1000, 1024] {
+            let large =
+                Case { m: 1, k, n: 2400, gap: 0, x: DType::F32, w, y: DType::F32, flags: 0 };
+            let small = Case { n: 64, ..large };
+            let (mut x, _, mut w, _) = operands(&large, 4);
+            for level in levels().into_iter().filter(|level| matches!(level, Level::Cpu(_))) {
+                let mut of = |c: &Case| {
+                    let mut y = Tensor::junk(c.y, c.n);
+                    run(level, "linear", &params(c), &[x.bind(), NONE, w.bind(), NONE, y.bind()]);
+                    y.values()
+                };
+                assert_eq!(of(&large)[..small.n], of(&small), "{level}, k {k}");
+            }
+        }
+    }
+}
+
+/// Many rows of bf16 by bf16 at both sides of every block's boundary. A level that multiplies bf16
+/// has its own method for them. There the result of a row does not depend on the rows beside it.
+#[test]
+fn many_rows_of_bf16_are_multiplied_as_they_are() {
+    for (k, n, gap) in [
+        (1, 1, 0),
+        (31, 5, 3),
+        (32, 32, 0),
+        (33, 33, 1),
+        (64, 48, 0),
+        (511, 31, 0),
+        (512, 20, 16),
+        (1000, 70, 0),
+        (1056, 16, 8),
+    ] {
+        let case =
+            |m| Case { m, k, n, gap, x: DType::Bf16, w: DType::Bf16, y: DType::F32, flags: 0 };
+        let most = case(130);
+        let (mut x, norm, mut w, bias) = operands(&most, 3);
+        let (wanted, sizes) = product(&most, &x, &norm, &w, &bias);
+        for level in levels().into_iter().filter(|level| matches!(level, Level::Cpu(_))) {
+            let mut first: Option<Vec<f64>> = None;
+            for m in [25, 32, 33, 64, 95, 96, 97, 112, 127, 128, 130] {
+                let c = case(m);
+                let mut y = Tensor::junk(c.y, (m - 1) * (n + gap) + n);
+                run(level, "linear", &params(&c), &[x.bind(), NONE, w.bind(), NONE, y.bind()]);
+                let found = rows(&c, &y);
+                let name = format!("{level}, {c:?}");
+                close(&name, &found, &wanted[..m * n], |i| bound(&c, sizes[i], wanted[i]));
+                if matches!(level, Level::Cpu(Isa::Avx512Bf16 | Isa::Amx)) {
+                    let before = first.get_or_insert_with(|| found.clone());
+                    assert!(found.starts_with(before), "{name}: rows depend on those beside them");
+                }
             }
         }
     }

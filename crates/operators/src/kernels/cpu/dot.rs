@@ -5,9 +5,20 @@
 //! row of activations, each row of weights has two accumulators; with more rows it has one. The
 //! order of a sum depends only on the level, on `k`, and on the number of rows of activations that
 //! are computed together (`Panel::m`).
+//!
+//! A panel takes four rows of weights side by side, which share the loads of the activations. One
+//! row of activations may also take them one after another ([`Panel::in_order`]). Then the weights
+//! come in the order of their addresses, which some processors prefetch far better. Both ways make
+//! each sum in the same order, so the results are equal to the bit.
 
+use half::bf16;
+
+use super::dots::Dots;
 use super::elem::{DType, Elem, load_part};
-use super::simd::{Simd, Task};
+#[cfg(target_arch = "x86_64")]
+use super::isa::Isa;
+use super::isa::follows_streams;
+use super::simd::{MAX_LANES, Simd, Task};
 
 /// Rows of weights that are computed together.
 const R: usize = 4;
@@ -43,6 +54,7 @@ pub struct Panel<W> {
     out: *mut f32,
     ldo: usize,
     accumulate: bool,
+    in_order: bool,
 }
 
 impl<W: Elem> Panel<W> {
@@ -62,7 +74,15 @@ impl<W: Elem> Panel<W> {
         (out, ldo): (*mut f32, usize),
         accumulate: bool,
     ) -> Self {
-        Self { w, ldw, rows, x, ldx, m, k, out, ldo, accumulate }
+        Self { w, ldw, rows, x, ldx, m, k, out, ldo, accumulate, in_order: false }
+    }
+
+    /// Says whether one row of activations takes the rows of weights one after another. It does not
+    /// change the result. It is for weights that come from memory.
+    #[inline(always)]
+    #[must_use]
+    pub fn in_order(self, in_order: bool) -> Self {
+        Self { in_order, ..self }
     }
 
     /// All weights over `M` rows of activations from `m0` on.
@@ -83,10 +103,50 @@ impl<W: Elem> Panel<W> {
     /// `B` rows of weights over `M` rows of activations.
     #[inline(always)]
     unsafe fn block<S: Simd, const B: usize, const M: usize>(&self, s: S, r0: usize, m0: usize) {
+        let mut sums = [[s.zero(); B]; M];
+        // SAFETY: the rows are within the panel, and the elements of the result too.
+        unsafe {
+            if M == 1 && self.in_order {
+                for r in 0..B {
+                    let row = self.sums::<S, 1, M>(s, r0 + r, m0);
+                    for m in 0..M {
+                        sums[m][r] = row[m][0];
+                    }
+                }
+            } else {
+                sums = self.sums::<S, B, M>(s, r0, m0);
+            }
+            for m in 0..M {
+                let out = self.out.add((m0 + m) * self.ldo + r0);
+                let sums = sums[m];
+                if B == R {
+                    let quad = s.reduce_add4([sums[0], sums[1 % B], sums[2 % B], sums[3 % B]]);
+                    for r in 0..B {
+                        self.put(out.add(r), quad[r]);
+                    }
+                } else {
+                    for r in 0..B {
+                        self.put(out.add(r), s.reduce_add(sums[r]));
+                    }
+                }
+            }
+        }
+    }
+
+    /// The sums of `B` rows of weights side by side, lane by lane.
+    #[inline(always)]
+    unsafe fn sums<S: Simd, const B: usize, const M: usize>(
+        &self,
+        s: S,
+        r0: usize,
+        m0: usize,
+    ) -> [[S::V; B]; M] {
         // Only a single row of activations uses the second set: its chains would be too few to hide
         // the latency.
         let odd = usize::from(M == 1);
         let paired = S::PAIRED && matches!(W::DTYPE, DType::Bf16);
+        // A single stream is asked for ahead only if the processor's own prefetch falls short.
+        let ahead = B > 1 || !follows_streams();
         let mut acc = [[[s.zero(); B]; M]; 2];
         let n = S::N;
         let mut i = 0;
@@ -96,7 +156,7 @@ impl<W: Elem> Panel<W> {
             let w = self.w.add(r0 * self.ldw);
             let x = self.x.add(m0 * self.ldx);
             while i + 2 * n <= self.k {
-                if M <= NARROW_M {
+                if M <= NARROW_M && ahead {
                     for r in 0..B {
                         s.prefetch(w.add(r * self.ldw + i).cast::<u8>().wrapping_add(AHEAD));
                     }
@@ -141,26 +201,16 @@ impl<W: Elem> Panel<W> {
                 }
                 step!(s, acc, odd, rows, m => load_part(s, x.add(m * self.ldx + i), self.k - i));
             }
+        }
+        let [mut sums, second] = acc;
+        if odd == 1 {
             for m in 0..M {
-                let out = self.out.add((m0 + m) * self.ldo + r0);
-                let mut sums = acc[0][m];
-                if odd == 1 {
-                    for r in 0..B {
-                        sums[r] = s.add(sums[r], acc[1][m][r]);
-                    }
-                }
-                if B == R {
-                    let quad = s.reduce_add4([sums[0], sums[1 % B], sums[2 % B], sums[3 % B]]);
-                    for r in 0..B {
-                        self.put(out.add(r), quad[r]);
-                    }
-                } else {
-                    for r in 0..B {
-                        self.put(out.add(r), s.reduce_add(sums[r]));
-                    }
+                for r in 0..B {
+                    sums[m][r] = s.add(sums[m][r], second[m][r]);
                 }
             }
         }
+        sums
     }
 
     #[inline(always)]
@@ -189,6 +239,114 @@ impl<W: Elem> Task for Panel<W> {
                     5 if wide => self.columns::<S, 5>(s, m),
                     6 if wide => self.columns::<S, 6>(s, m),
                     _ => self.columns::<S, 4>(s, m),
+                }
+                m += columns;
+            }
+        }
+    }
+}
+
+impl Dots {
+    /// All weights over `M` rows of activations from `m0` on.
+    #[inline(always)]
+    unsafe fn columns<S: Simd, const M: usize>(&self, s: S, m0: usize) {
+        let whole = self.rows - self.rows % R;
+        // SAFETY: all rows are within the operands.
+        unsafe {
+            for r in (0..whole).step_by(R) {
+                self.block::<S, R, M>(s, r, m0);
+            }
+            for r in whole..self.rows {
+                self.block::<S, 1, M>(s, r, m0);
+            }
+        }
+    }
+
+    /// `B` rows of weights over `M` rows of activations.
+    #[inline(always)]
+    unsafe fn block<S: Simd, const B: usize, const M: usize>(&self, s: S, r0: usize, m0: usize) {
+        let mut acc = [[s.zero(); B]; M];
+        let step = 2 * S::N;
+        // SAFETY: the operands have the rows, and at most i + 2 N or k elements of each are read. A
+        // vector of f32 has the bits of 2 N words.
+        unsafe {
+            let w = self.w.add(r0 * self.ldw);
+            let x = self.x.add(m0 * self.ldx);
+            let mut i = 0;
+            while i + step <= self.k {
+                let mut rows = [s.zero(); B];
+                for r in 0..B {
+                    rows[r] = s.load(w.add(r * self.ldw + i).cast());
+                }
+                for m in 0..M {
+                    let x = s.load(x.add(m * self.ldx + i).cast());
+                    for r in 0..B {
+                        acc[m][r] = s.dot_bf16(rows[r], x, acc[m][r]);
+                    }
+                }
+                i += step;
+            }
+            if i < self.k {
+                let mut rows = [s.zero(); B];
+                for r in 0..B {
+                    rows[r] = words_part(s, w.add(r * self.ldw + i), self.k - i);
+                }
+                for m in 0..M {
+                    let x = words_part(s, x.add(m * self.ldx + i), self.k - i);
+                    for r in 0..B {
+                        acc[m][r] = s.dot_bf16(rows[r], x, acc[m][r]);
+                    }
+                }
+            }
+            for m in 0..M {
+                let out = self.out.add((m0 + m) * self.ldo + r0);
+                if B == R {
+                    let sums = [acc[m][0], acc[m][1 % B], acc[m][2 % B], acc[m][3 % B]];
+                    out.cast::<[f32; R]>().write_unaligned(s.reduce_add4(sums));
+                } else {
+                    out.write(s.reduce_add(acc[m][0]));
+                }
+            }
+        }
+    }
+}
+
+/// The first `n < 2 N` words as the bits of a vector, the others zero.
+#[inline(always)]
+unsafe fn words_part<S: Simd>(s: S, p: *const bf16, n: usize) -> S::V {
+    let mut words = [bf16::ZERO; 2 * MAX_LANES];
+    // SAFETY: the caller vouches for n words. The copy holds the bits of any vector.
+    unsafe {
+        for i in 0..n {
+            words[i] = p.add(i).read();
+        }
+        s.load(words.as_ptr().cast())
+    }
+}
+
+impl Task for Dots {
+    type Out = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        #[cfg(target_arch = "x86_64")]
+        if S::ISA == Isa::Amx {
+            // SAFETY: `new`'s caller vouches for the memory. A value of the level's type exists
+            // only where the level is available, and `run` is compiled for it.
+            return unsafe { super::amx::multiply(&self) };
+        }
+        let mut m = 0;
+        // SAFETY: `new`'s caller vouches for the memory; m plus the columns computed is at most
+        // self.m.
+        unsafe {
+            while m < self.m {
+                let columns = (self.m - m).min(S::GEMM_M);
+                match columns {
+                    1 => self.columns::<S, 1>(s, m),
+                    2 => self.columns::<S, 2>(s, m),
+                    3 => self.columns::<S, 3>(s, m),
+                    4 => self.columns::<S, 4>(s, m),
+                    5 => self.columns::<S, 5>(s, m),
+                    _ => self.columns::<S, 6>(s, m),
                 }
                 m += columns;
             }

@@ -5,6 +5,7 @@
 //! | `tile` | the definition of a kernel: operands, parameters, grid, tile function |
 //! | `isa`, `simd` | levels of instructions; vectors |
 //! | `elem`, `row`, `math`, `dot` | element types; loops over a row; `exp`; the inner product |
+//! | `amx` | products of bf16 on the tiles of AMX |
 //! | `linear`, `norm`, `rope`, `attention`, `embedding`, `elementwise`, `sampling` | the kernels |
 //!
 //! Floating point is IEEE with denormals. The order of a sum depends on the number of lanes of a
@@ -16,8 +17,11 @@
     reason = "register blocks are indexed in step; iterators would hide which lanes meet"
 )]
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 pub mod attention;
 pub mod dot;
+mod dots;
 pub mod elem;
 pub mod elementwise;
 pub mod embedding;

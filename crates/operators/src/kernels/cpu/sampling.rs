@@ -1,10 +1,10 @@
-//! Sampling kernels, from logits to the next token: softmax, argmax, and the step that draws a token
-//! and closes the loop on the device.
+//! Sampling kernels, from logits to the next token: softmax, argmax, and the step that draws a
+//! token and closes the loop on the device.
 //!
-//! A draw takes its rule from a [`SamplingRecord`] in device memory, so a recorded step serves every
-//! rule. The candidates are cut in this order: temperature, top-k, top-p, min-p. Weights are
-//! `e^((x − max x) / temperature)` in f32. Top-p adds them as whole numbers of small units, so every
-//! device finds the same cut.
+//! A draw takes its rule from a [`SamplingRecord`] in device memory, so a recorded step serves
+//! every rule. The candidates are cut in this order: temperature, top-k, top-p, min-p. Weights are
+//! `e^((x − max x) / temperature)` in f32. Top-p adds them as whole numbers of small units, so
+//! every device finds the same cut.
 //!
 //! Random numbers are counter-based: Philox4x32 with ten rounds (Salmon et al., "Parallel Random
 //! Numbers: As Easy as 1, 2, 3", 2011), with the seed as key and the position as counter. So a
@@ -82,8 +82,8 @@ params! {
     pub struct LogProbabilities {
         /// The chosen token's; NaN without a token.
         pub chosen: f32,
-        /// The ids of the largest logits, in falling order, equal logits in the order of ids. −1 in
-        /// the places that were not asked for, or that no logit is left for.
+        /// The ids of the largest logits, in falling order, equal logits in the order of ids. −1
+        /// in the places that were not asked for, or that no logit is left for.
         pub ids: [i32; 20],
         /// Their log-probabilities; NaN where the id is −1.
         pub values: [f32; 20],
@@ -130,10 +130,10 @@ pub struct Argmax;
 /// Row by row: `position += step`; the token goes to `ring[count mod size]`; `count += 1`. A row
 /// whose position is negative stays as it is.
 pub struct Advance;
-/// Draws a token for each row, by the row's [`SamplingRecord`], and [`Advance`]s the row by one. This
-/// is the end of a decode step. The token is −1 if all logits are NaN. The [`LogProbabilities`] that
-/// the record asks for go to entry `count mod size` of the row's ring, with the count before the
-/// step. A row whose position is negative stays as it is.
+/// Draws a token for each row, by the row's [`SamplingRecord`], and [`Advance`]s the row by one.
+/// This is the end of a decode step. The token is −1 if all logits are NaN. The
+/// [`LogProbabilities`] that the record asks for go to entry `count mod size` of the row's ring,
+/// with the count before the step. A row whose position is negative stays as it is.
 pub struct NextToken;
 
 /// The first of four words of Philox4x32-10 for `counter` under `key`.
@@ -403,7 +403,7 @@ impl Task for Draw<'_> {
         unsafe {
             let (max, first) = largest(s, DType::F32, x.cast(), n);
             let inverse = 1.0 / r.temperature;
-            if !max.is_finite() || !(inverse > 0.0 && inverse.is_finite()) {
+            if !(max.is_finite() && inverse > 0.0 && inverse.is_finite()) {
                 return (max, first);
             }
             let mut candidates = Candidates::all(x, n, max, inverse);
@@ -663,8 +663,8 @@ impl Kernel for NextToken {
     #[inline(always)]
     unsafe fn tile<S: Simd>(s: S, p: &NextTokenParams, t: &CpuArgs<'_>) {
         let (r, n, ring) = (t.tile()[0] as usize, p.n as usize, p.ring as usize);
-        // SAFETY: `plan` requires the logits, a record, a word of each kind, and both rings for each
-        // row.
+        // SAFETY: `plan` requires the logits, a record, a word of each kind, and both rings for
+        // each row.
         unsafe {
             let position = ptr::<i32>(t, 3).add(r);
             let at = position.read();

@@ -24,7 +24,7 @@ use super::isa::Isa;
 #[cfg(target_arch = "aarch64")]
 use super::simd::Neon;
 #[cfg(target_arch = "x86_64")]
-use super::simd::{Avx2, Avx512};
+use super::simd::{Amx, Avx2, Avx512, Avx512Bf16};
 use super::simd::{Generic, Simd, Task};
 
 /// The maximum number of operands of a kernel.
@@ -175,6 +175,10 @@ pub trait Kernel: 'static {
     type Params: Params;
     /// Says whether the last operand may be one of the others, if [`Launch::in_place`] allows it.
     const IN_PLACE: bool = false;
+
+    /// Says whether the kernel multiplies matrices. Only such a kernel is compiled for a level that
+    /// adds instructions for products; any other one is the kernel of the level below.
+    const PRODUCT: bool = false;
 
     /// Checks the parameters and returns the requirements of a launch.
     ///
@@ -384,6 +388,11 @@ struct Variants<K>(PhantomData<K>);
 impl<K: Kernel> Variants<K> {
     #[cfg(target_arch = "x86_64")]
     const ALL: &'static [(Isa, CpuFn)] = &[
+        (Isa::Amx, if K::PRODUCT { entry::<K, Amx> as CpuFn } else { entry::<K, Avx512> }),
+        (
+            Isa::Avx512Bf16,
+            if K::PRODUCT { entry::<K, Avx512Bf16> as CpuFn } else { entry::<K, Avx512> },
+        ),
         (Isa::Avx512, entry::<K, Avx512>),
         (Isa::Avx2, entry::<K, Avx2>),
         (Isa::Generic, entry::<K, Generic>),

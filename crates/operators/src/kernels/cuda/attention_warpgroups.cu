@@ -320,11 +320,7 @@ INLINE void attend(const AttentionParams& p, const void* queries, const void* ke
 KERNEL(256) attention_warpgroups(const void* queries, const void* keys, const void* values, const void* position,
                                  void* output, AttentionParams p) {
     begin();
-#ifndef LEASEHOLD_EMULATED
     extern __shared__ __align__(1024) u16 shared[];
-#else
-    __shared__ __align__(1024) u16 shared[(QUERIES + 4 * ROWS) * 128];
-#endif
     if (p.x == 1) {
         if (p.head_dim == 64) attend<Bf16, 64>(p, queries, keys, values, position, output, shared);
         else attend<Bf16, 128>(p, queries, keys, values, position, output, shared);

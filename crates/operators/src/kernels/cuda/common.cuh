@@ -414,7 +414,7 @@ INLINE float power_of_two(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 #else
-    return std::exp2(x);
+    return exp2f(x);
 #endif
 }
 

@@ -1,38 +1,62 @@
-//! The level `x86-64-v4`: sixteen lanes.
+//! The level `x86-64-v4`, and the level above it with products of bf16: sixteen lanes.
 
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
+use std::mem::transmute;
 
 use super::super::isa::Isa;
 use super::{Simd, Task};
 
 /// AVX-512 F, BW, DQ and VL.
+pub type Avx512 = Lanes16<V4>;
+/// The same, and AVX-512 BF16.
+pub type Avx512Bf16 = Lanes16<V4Bf16>;
+/// The same, and the tiles of AMX.
+pub type Amx = Lanes16<V4Amx>;
+
+/// A level with AVX-512, whose instructions beyond `x86-64-v4` are those of `X`.
 #[derive(Debug, Clone, Copy)]
-pub struct Avx512(());
+pub struct Lanes16<X>(PhantomData<X>);
 
 type V = __m512;
+
+/// The differences between the levels with AVX-512.
+pub trait Extension: Copy + Send + Sync + 'static {
+    /// The level.
+    const ISA: Isa;
+    /// [`Simd::DOTS`].
+    const DOTS: bool;
+    /// [`Simd::run`].
+    fn run<T: Task>(s: Lanes16<Self>, task: T) -> T::Out;
+    /// [`Simd::dot_bf16`].
+    fn dot_bf16(a: V, b: V, acc: V) -> V;
+}
+
+/// Nothing beyond `x86-64-v4`.
+#[derive(Debug, Clone, Copy)]
+pub struct V4;
+/// AVX-512 BF16.
+#[derive(Debug, Clone, Copy)]
+pub struct V4Bf16;
+/// AVX-512 BF16 and AMX, whose instructions are assembly and need no feature of the compiler's.
+#[derive(Debug, Clone, Copy)]
+pub struct V4Amx;
 
 /// An instruction of the level.
 macro_rules! isa {
     ($e:expr) => {{
-        // SAFETY: a value of `Avx512` exists only on machines with the features. Instructions that
+        // SAFETY: a value of `Lanes16` exists only on machines with the features. Instructions that
         // take a pointer rely on their caller's conditions.
         unsafe { $e }
     }};
 }
 
-impl Simd for Avx512 {
-    type V = V;
-    const N: usize = 16;
-    const GEMM_M: usize = 6;
-    const PAIRED: bool = true;
+impl Extension for V4 {
     const ISA: Isa = Isa::Avx512;
+    const DOTS: bool = false;
 
     #[inline(always)]
-    unsafe fn assume() -> Self {
-        Self(())
-    }
-    #[inline(always)]
-    fn run<T: Task>(self, task: T) -> T::Out {
+    fn run<T: Task>(s: Lanes16<Self>, task: T) -> T::Out {
         #[target_feature(
             enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt"
         )]
@@ -40,7 +64,86 @@ impl Simd for Avx512 {
         fn compiled<T: Task>(s: Avx512, task: T) -> T::Out {
             task.run(s)
         }
-        isa!(compiled(self, task))
+        isa!(compiled(s, task))
+    }
+    #[inline(always)]
+    fn dot_bf16(a: V, b: V, acc: V) -> V {
+        let ([a, c], [b, d]) = (halves(a), halves(b));
+        isa!(_mm512_fmadd_ps(c, d, _mm512_fmadd_ps(a, b, acc)))
+    }
+}
+
+impl Extension for V4Bf16 {
+    const ISA: Isa = Isa::Avx512Bf16;
+    const DOTS: bool = true;
+
+    #[inline(always)]
+    fn run<T: Task>(s: Lanes16<Self>, task: T) -> T::Out {
+        #[target_feature(
+            enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt"
+        )]
+        #[inline(never)]
+        fn compiled<T: Task>(s: Avx512Bf16, task: T) -> T::Out {
+            task.run(s)
+        }
+        isa!(compiled(s, task))
+    }
+    #[inline(always)]
+    fn dot_bf16(a: V, b: V, acc: V) -> V {
+        // SAFETY: both types are 512 bits without invalid values.
+        let (a, b): (__m512bh, __m512bh) =
+            unsafe { (transmute::<__m512, __m512bh>(a), transmute::<__m512, __m512bh>(b)) };
+        isa!(_mm512_dpbf16_ps(acc, a, b))
+    }
+}
+
+impl Extension for V4Amx {
+    const ISA: Isa = Isa::Amx;
+    const DOTS: bool = true;
+
+    #[inline(always)]
+    fn run<T: Task>(s: Lanes16<Self>, task: T) -> T::Out {
+        #[target_feature(
+            enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt"
+        )]
+        #[inline(never)]
+        fn compiled<T: Task>(s: Amx, task: T) -> T::Out {
+            task.run(s)
+        }
+        isa!(compiled(s, task))
+    }
+    #[inline(always)]
+    fn dot_bf16(a: V, b: V, acc: V) -> V {
+        V4Bf16::dot_bf16(a, b, acc)
+    }
+}
+
+/// The even and the odd ones of 32 bf16, widened: a shift, and a mask.
+#[inline(always)]
+fn halves(words: V) -> [V; 2] {
+    isa!({
+        let words = _mm512_castps_si512(words);
+        let even = _mm512_slli_epi32::<16>(words);
+        let odd = _mm512_and_si512(words, _mm512_set1_epi32(0xffff_0000_u32.cast_signed()));
+        [_mm512_castsi512_ps(even), _mm512_castsi512_ps(odd)]
+    })
+}
+
+impl<X: Extension> Simd for Lanes16<X> {
+    type V = V;
+    const N: usize = 16;
+    const GEMM_M: usize = 6;
+    const PAIRED: bool = true;
+    const DOTS: bool = X::DOTS;
+    const ISA: Isa = X::ISA;
+
+    #[inline(always)]
+    unsafe fn assume() -> Self {
+        Self(PhantomData)
+    }
+    #[inline(always)]
+    fn run<T: Task>(self, task: T) -> T::Out {
+        X::run(self, task)
     }
     #[inline(always)]
     fn splat(self, x: f32) -> V {
@@ -151,13 +254,8 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     unsafe fn load_pair_bf16(self, p: *const u16) -> [V; 2] {
-        // Even elements by a shift, odd ones by a mask: one load and no shuffle for 32 weights.
-        isa!({
-            let words = _mm512_loadu_si512(p.cast());
-            let even = _mm512_slli_epi32::<16>(words);
-            let odd = _mm512_and_si512(words, _mm512_set1_epi32(0xffff_0000_u32.cast_signed()));
-            [_mm512_castsi512_ps(even), _mm512_castsi512_ps(odd)]
-        })
+        // One load and no shuffle for 32 weights.
+        halves(isa!(_mm512_loadu_ps(p.cast())))
     }
     #[inline(always)]
     fn pair_bf16(self, x: [V; 2]) -> [V; 2] {
@@ -166,6 +264,10 @@ impl Simd for Avx512 {
             let odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
             [_mm512_permutex2var_ps(x[0], even, x[1]), _mm512_permutex2var_ps(x[0], odd, x[1])]
         })
+    }
+    #[inline(always)]
+    fn dot_bf16(self, a: V, b: V, acc: V) -> V {
+        X::dot_bf16(a, b, acc)
     }
     #[inline(always)]
     fn prefetch(self, p: *const u8) {

@@ -18,7 +18,7 @@ mod neon;
 #[cfg(target_arch = "x86_64")]
 pub use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
-pub use avx512::Avx512;
+pub use avx512::{Amx, Avx512, Avx512Bf16};
 pub use generic::Generic;
 #[cfg(target_arch = "aarch64")]
 pub use neon::Neon;
@@ -51,6 +51,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     const GEMM_M: usize;
     /// Says whether [`load_pair_bf16`](Simd::load_pair_bf16) is cheaper than two loads.
     const PAIRED: bool = false;
+    /// Says whether [`dot_bf16`](Simd::dot_bf16) is cheaper than the widening of both rows.
+    const DOTS: bool = false;
     /// The level.
     const ISA: Isa;
 
@@ -144,6 +146,21 @@ pub trait Simd: Copy + Send + Sync + 'static {
     #[inline(always)]
     fn pair_bf16(self, x: [Self::V; 2]) -> [Self::V; 2] {
         x
+    }
+    /// `acc` plus the products of two rows of `2 N` bf16, which are the bits of `a` and `b`. A lane
+    /// takes two of the products, those of the same places at each call. A level that has an
+    /// instruction ([`DOTS`](Simd::DOTS)) takes denormals as zero and rounds as it does.
+    #[inline(always)]
+    fn dot_bf16(self, a: Self::V, b: Self::V, acc: Self::V) -> Self::V {
+        let mut words = [[0_u16; 2 * MAX_LANES]; 2];
+        // SAFETY: each array has room for the bits of a vector, which are 2 N words.
+        unsafe {
+            self.store(words[0].as_mut_ptr().cast(), a);
+            self.store(words[1].as_mut_ptr().cast(), b);
+            let ([a, c], [b, d]) =
+                (self.load_pair_bf16(words[0].as_ptr()), self.load_pair_bf16(words[1].as_ptr()));
+            self.fma(c, d, self.fma(a, b, acc))
+        }
     }
     /// Prefetches the cache line at `p`; any address is allowed, mapped or not.
     fn prefetch(self, p: *const u8);

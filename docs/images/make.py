@@ -1,0 +1,155 @@
+#!/usr/bin/env python3
+"""Makes the pictures of README.md and the book from real output.
+
+    cargo build --release
+    docs/images/make.py [--leasehold target/release/leasehold]
+
+report.png  a screenshot of `leasehold replay TRACE --report`, by a headless chromium
+trace.svg   the first kernels of `leasehold run --trace`, and their submissions
+decode.svg  the 8 B shape of bench/runs/2026-11-25-h200/decode.txt
+
+The last one needs no binary. `report.png` is left as it is where there is no chromium.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+RUN = ROOT / "bench/runs/2026-11-25-h200/decode.txt"
+TRACE = ROOT / "testing/alloc-bench/traces/resnet50_train.csv.gz"
+COLOURS = ["#3b6ea8", "#d0803a", "#5a9a5a", "#a3558f", "#8a8a3a", "#4aa0a0", "#b05a5a", "#7a6ab0"]
+GREY, INK = "#8a8f98", "#22262c"
+
+
+class Svg:
+    """Shapes on a white ground, in a font that every system has."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self.size = (width, height)
+        self.parts = [f'<rect width="{width}" height="{height}" fill="#ffffff"/>']
+
+    def rect(self, x: float, y: float, width: float, height: float, fill: str, title: str = "") -> None:
+        inside = f"<title>{html.escape(title)}</title>" if title else ""
+        self.parts.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{fill}">{inside}</rect>')
+
+    def line(self, points: list[tuple[float, float]], colour: str, dash: str = "") -> None:
+        at = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        dashed = f' stroke-dasharray="{dash}"' if dash else ""
+        self.parts.append(f'<polyline points="{at}" fill="none" stroke="{colour}" stroke-width="2"{dashed}/>')
+
+    def text(self, x: float, y: float, text: str, size: int = 12, anchor: str = "start", colour: str = INK) -> None:
+        self.parts.append(f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" fill="{colour}">{html.escape(text)}</text>')
+
+    def write(self, path: pathlib.Path) -> None:
+        width, height = self.size
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" font-family="sans-serif">'
+        path.write_text("\n".join([head, *self.parts, "</svg>\n"]), encoding="utf-8")
+        print(f"{path.name}: {path.stat().st_size} bytes")
+
+
+def decode(path: pathlib.Path) -> None:
+    """Tokens per second by length of the text, eager and as a graph, beside the memory's limit."""
+    rows: list[tuple[int, float, float, float]] = []
+    for part in RUN.read_text(encoding="utf-8").split("== ")[1:]:
+        shape, length = part.split("\n", 1)[0].split()
+        eager, graph = (float(re.search(rf"^{mode} .*?(\d+) tokens/s", part, re.M)[1]) for mode in ("eager", "graph"))
+        share = float(re.search(r"([\d.]+) % of a device copy", part)[1])
+        if shape == "8b":
+            rows.append((int(length), eager, graph, graph / share * 100))
+    svg = Svg(560, 300)
+    left, right, top, bottom, most = 60, 540, 40, 240, 300.0
+    svg.text(20, 22, "tokens/s, 8 B shape, bf16, one sequence, one H200", 13)
+    for value in range(0, int(most) + 1, 50):
+        y = bottom - value / most * (bottom - top)
+        svg.line([(left, y), (right, y)], "#e6e8eb")
+        svg.text(left - 8, y + 4, str(value), 11, "end", GREY)
+    group = (right - left) / len(rows)
+    for i, (length, eager, graph, limit) in enumerate(rows):
+        x = left + i * group + group / 2
+        for value, offset, colour in ((eager, -36, COLOURS[1]), (graph, 4, COLOURS[0])):
+            height = value / most * (bottom - top)
+            svg.rect(x + offset, bottom - height, 32, height, colour)
+            svg.text(x + offset + 16, bottom - height - 4, f"{value:.0f}", 11, "middle")
+        y = bottom - limit / most * (bottom - top)
+        svg.line([(x - 44, y), (x + 44, y)], INK, "5 3")
+        svg.text(x, bottom + 16, f"{length} tokens", 11, "middle", GREY)
+    for x, colour, text in ((left, COLOURS[1], "launch by launch"), (left + 140, COLOURS[0], "replayed graph")):
+        svg.rect(x, 268, 12, 12, colour)
+        svg.text(x + 18, 278, text)
+    svg.line([(left + 262, 274), (left + 290, 274)], INK, "5 3")
+    svg.text(left + 296, 278, "if reads were as fast as a copy")
+    svg.write(path)
+
+
+def trace(leasehold: str, path: pathlib.Path, folder: pathlib.Path) -> None:
+    """The first kernels of a token on the device's track, their submissions on the host's."""
+    file = folder / "token.json"
+    subprocess.run([leasehold, "run", "--tokens", "8", "--mode", "eager", "--trace", str(file)], check=True, capture_output=True)
+    events = json.loads(file.read_text(encoding="utf-8"))
+    events = events["traceEvents"] if isinstance(events, dict) else events
+    spans = sorted((e for e in events if e["ph"] == "X"), key=lambda e: e["ts"])
+    tracks = {1: "device", 2: "host"}
+    first = min(e["ts"] for e in spans)
+    device = [e for e in spans if e["pid"] == 1][:20]
+    last = max(e["ts"] + e["dur"] for e in device)
+    svg = Svg(900, 190)
+    left, right = 70, 885
+    scale = (right - left) / (last - first)
+    svg.text(20, 20, f"a token of the bundled model on cpu:0: the first {len(device)} kernels and their submissions", 13)
+    colours: dict[str, str] = {}
+    for pid, y in ((1, 40), (2, 100)):
+        svg.text(left - 8, y + 22, tracks[pid], 12, "end", GREY)
+        svg.rect(left, y, right - left, 36, "#f3f4f6")
+        for event in spans:
+            if event["pid"] != pid or event["ts"] >= last:
+                continue
+            name = event["name"].split()[0]
+            colour = colours.setdefault(name, COLOURS[len(colours) % len(COLOURS)])
+            x, end = left + (event["ts"] - first) * scale, left + (min(event["ts"] + event["dur"], last) - first) * scale
+            svg.rect(x, y, max(end - x, 0.5), 36, colour, f"{event['name']}: {event['dur']:.1f} µs")
+    for i in range(6):
+        at = (last - first) * i / 5
+        svg.text(left + at * scale, 152, f"{at:.0f} µs", 11, "middle", GREY)
+    x = float(left)
+    for name, colour in colours.items():
+        svg.rect(x, 168, 10, 10, colour)
+        svg.text(x + 14, 177, name, 11)
+        x += 26 + 6.4 * len(name)
+    svg.write(path)
+
+
+def report(leasehold: str, path: pathlib.Path, folder: pathlib.Path) -> None:
+    """The top of the page about the memory of a recorded training."""
+    page, picture = folder / "memory.html", folder / "report.png"
+    subprocess.run([leasehold, "replay", str(TRACE), "--report", str(page)], check=True, capture_output=True)
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        print("report.png: left as it is, no chromium")
+        return
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}/profile"]
+    subprocess.run([browser, *options, "--window-size=1180,900", f"--screenshot={picture}", page.as_uri()], check=True, capture_output=True)
+    shutil.copyfile(picture, path)
+    print(f"{path.name}: {path.stat().st_size} bytes")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Makes the pictures of README.md and the book.")
+    parser.add_argument("--leasehold", default=str(ROOT / "target/release/leasehold"), help="the command")
+    leasehold = parser.parse_args().leasehold
+    decode(HERE / "decode.svg")
+    with tempfile.TemporaryDirectory() as folder:
+        trace(leasehold, HERE / "trace.svg", pathlib.Path(folder))
+        report(leasehold, HERE / "report.png", pathlib.Path(folder))
+
+
+if __name__ == "__main__":
+    main()

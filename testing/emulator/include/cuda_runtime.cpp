@@ -1,0 +1,370 @@
+// The runtime under a compiled CUDA source: its threads' numbers, its shared memory, and a look at each access to memory.
+//
+// The source is compiled with calls before its accesses, which are answered here. An access must lie in the thread's own memory, in the
+// block's shared memory, in a variable of the source, or in an operand that is declared for it. And it must be ordered with the last
+// accesses of other threads to the same bytes of operands and shared memory, if one of the two writes another value.
+
+#include <link.h>
+
+#include "fibers.hpp"
+
+#pragma GCC visibility push(hidden)
+
+struct Three {
+    unsigned x, y, z;
+};
+Three threadIdx, blockIdx, blockDim, gridDim;
+
+// The most that a block can ask for, as on a device. A source's `extern __shared__` arrays are other names of it.
+constexpr size_t DYNAMIC = 227 << 10;
+extern "C" thread_local char emulator_dynamic[DYNAMIC];
+
+namespace emulator {
+
+struct Range {
+    uintptr_t from, to;
+    bool has(uintptr_t at, size_t bytes) const { return at >= from && bytes <= to - from && at - from <= to - from - bytes; }
+};
+
+// What the threads of the launch may access beside their own stacks and the operands.
+struct Reach {
+    Range image[4], tls, dynamic;
+    unsigned images;
+} reach;
+Launch* launched;
+unsigned long long now;
+
+// ---- Races
+
+// An access to a byte. Two accesses are ordered by a barrier of the block, or by a meeting of the warp, between them; those of two
+// blocks, or without a barrier, by a fence behind the first and an atomic operation in front of the second. A meeting of some lanes counts
+// as one of the whole warp.
+struct Trace {
+    // Counted from 1, so that zeros are no access.
+    unsigned block, barriers;
+    unsigned short thread, meetings;
+    bool atomic;
+};
+struct Byte {
+    Trace written, read;
+};
+// The traces of a range. The bytes behind the limit are not looked at.
+struct Watch {
+    uintptr_t from, bytes;
+    Byte* traces;
+};
+constexpr size_t WATCHED = 16 << 20;
+constexpr unsigned WATCHES = 32;
+Watch watches[WATCHES];
+unsigned watch_count;
+unsigned block_number;
+unsigned meetings[THREADS / 32];
+bool thread_fence[THREADS], thread_atomic[THREADS], block_atomic;
+// Bits by block.
+unsigned char* block_fence;
+size_t block_fence_bytes;
+
+// A write beside another access. It is a race if it changes the byte.
+struct Suspect {
+    volatile unsigned char* at;
+    unsigned char value;
+    Trace other;
+    bool written;
+    Fiber* fiber;
+    void* code;
+} suspect;
+
+Trace trace_of(const Fiber& fiber, bool atomic) {
+    return {block_number, (unsigned)block.times, (unsigned short)fiber.number, (unsigned short)meetings[fiber.number / 32], atomic};
+}
+
+bool ordered(const Trace& first, const Trace& then, bool shared) {
+    if (first.block == 0 || (first.atomic && then.atomic)) return true;
+    if (first.block != then.block) {
+        // Another block's shared memory was another one.
+        return shared || (block_atomic && block_fence[(first.block - 1) / 8] >> (first.block - 1) % 8 & 1);
+    }
+    if (first.thread == then.thread || first.barriers != then.barriers) return true;
+    if (first.thread / 32 == then.thread / 32 && first.meetings != then.meetings) return true;
+    return thread_fence[first.thread] && thread_atomic[then.thread];
+}
+
+[[noreturn]] __attribute__((noinline)) void race(const char* does, uintptr_t at, const Trace& other, bool wrote, void* code) {
+    block.failed_at = (size_t)code;
+    const unsigned b = other.block - 1, t = other.thread;
+    char who[96];
+    snprintf(who, sizeof(who), "thread %u,%u,%u of block %u,%u,%u %s", t % block_dim.x, t / block_dim.x % block_dim.y,
+             t / block_dim.x / block_dim.y, b % grid_dim.x, b / grid_dim.x % grid_dim.y, b / grid_dim.x / grid_dim.y,
+             wrote ? "wrote" : "read");
+    for (size_t i = 0; i < launched->operand_count; ++i) {
+        const Operand& o = launched->operands[i];
+        if (at - o.at >= o.bytes) continue;
+        fail("race: it %ss binding %zu at byte %llu, which %s, and nothing orders the two", does, i, (unsigned long long)(at - o.at), who);
+    }
+    fail("race: it %ss shared memory that %s, without a barrier between the two", does, who);
+}
+
+// The write that was suspect has happened.
+inline void settle() {
+    if (!suspect.at) return;
+    volatile unsigned char* at = suspect.at;
+    suspect.at = nullptr;
+    if (*at == suspect.value) return;
+    block.running = suspect.fiber;
+    race("write", (uintptr_t)at, suspect.other, suspect.written, suspect.code);
+}
+
+inline void trace(uintptr_t at, size_t bytes, unsigned access, bool atomic, void* code) {
+    for (unsigned i = 0; i < watch_count; ++i) {
+        const Watch& watch = watches[i];
+        if (at - watch.from >= watch.bytes || bytes > watch.bytes - (at - watch.from)) continue;
+        const bool shared = i == 0;
+        const Trace own = trace_of(*block.running, atomic);
+        for (size_t n = 0; n < bytes; ++n) {
+            Byte& byte = watch.traces[at - watch.from + n];
+            const bool after_write = !ordered(byte.written, own, shared);
+            if (!(access & 2)) {
+                if (after_write) race("read", at + n, byte.written, true, code);
+                byte.read = own;
+                continue;
+            }
+            if ((after_write || !ordered(byte.read, own, shared)) && !suspect.at) {
+                volatile unsigned char* place = (volatile unsigned char*)(at + n);
+                suspect = {place, *place, after_write ? byte.written : byte.read, after_write, block.running, code};
+            }
+            if (access & 1) byte.read = own;
+            byte.written = own;
+        }
+        return;
+    }
+}
+
+void watch(uintptr_t from, size_t bytes) {
+    if (bytes == 0 || watch_count == WATCHES) return;
+    if (bytes > WATCHED) bytes = WATCHED;
+    void* at = mmap(nullptr, bytes * sizeof(Byte), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at != MAP_FAILED) watches[watch_count++] = {from, bytes, (Byte*)at};
+}
+
+void end_watching() {
+    while (watch_count > 0) {
+        --watch_count;
+        munmap(watches[watch_count].traces, watches[watch_count].bytes * sizeof(Byte));
+    }
+    if (block_fence) munmap(block_fence, block_fence_bytes);
+    block_fence = nullptr;
+}
+
+void begin_watching() {
+    suspect.at = nullptr;
+    block_number = 0;
+    watch(reach.tls.from, reach.tls.to - reach.tls.from);
+    for (size_t i = 0; i < launched->operand_count; ++i) {
+        // Operands may overlap; the first one has the traces.
+        if (launched->operands[i].access & 3) watch(launched->operands[i].at, launched->operands[i].bytes);
+    }
+    const uint64_t blocks = (uint64_t)launched->grid[0] * launched->grid[1] * launched->grid[2];
+    block_fence_bytes = blocks / 8 + 1;
+    void* at = mmap(nullptr, block_fence_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    block_fence = at == MAP_FAILED ? nullptr : (unsigned char*)at;
+    // Without memory nothing is watched.
+    if (!block_fence) end_watching();
+}
+
+// Finds the variables of this library, and this thread's shared memory.
+int find(dl_phdr_info* info, size_t, void*) {
+    const uintptr_t here = (uintptr_t)&launched;
+    Reach found = {};
+    bool own = false;
+    for (unsigned i = 0; i < info->dlpi_phnum; ++i) {
+        const auto& part = info->dlpi_phdr[i];
+        const uintptr_t from = info->dlpi_addr + part.p_vaddr;
+        if (part.p_type == PT_LOAD && found.images < 4) {
+            found.image[found.images++] = {from, from + part.p_memsz};
+            own |= here >= from && here < from + part.p_memsz;
+        }
+        if (part.p_type == PT_TLS && info->dlpi_tls_data) {
+            found.tls = {(uintptr_t)info->dlpi_tls_data, (uintptr_t)info->dlpi_tls_data + part.p_memsz};
+        }
+    }
+    if (own) reach = found;
+    return own;
+}
+
+void switched(const Fiber& fiber) {
+    settle();
+    const unsigned number = 1 + block_index.x + grid_dim.x * (block_index.y + grid_dim.y * block_index.z);
+    if (number != block_number) {
+        block_number = number;
+        block_atomic = false;
+        memset(thread_fence, 0, sizeof(thread_fence));
+        memset(thread_atomic, 0, sizeof(thread_atomic));
+    }
+    threadIdx = {fiber.index.x, fiber.index.y, fiber.index.z};
+    blockIdx = {block_index.x, block_index.y, block_index.z};
+}
+
+__attribute__((used)) const void* of_lane(const Group* group, unsigned lane, size_t size) { return group->slots + lane * size; }
+__attribute__((used)) unsigned met(const Group* group) { return group->arrived; }
+__attribute__((used)) unsigned lane() { return block.running->number % 32; }
+__attribute__((used)) unsigned active() {
+    const Warp& warp = block.warps[block.running->number / 32];
+    return warp.lanes & ~warp.ended;
+}
+__attribute__((used)) void pause() { yield(); }
+__attribute__((used)) unsigned long long ticks() { return ++now; }
+__attribute__((used)) void fence() {
+    settle();
+    thread_fence[block.running->number] = true;
+    if (block_fence) block_fence[(block_number - 1) / 8] |= 1 << (block_number - 1) % 8;
+}
+
+// An access to memory that no thread of this launch may make.
+[[noreturn]] __attribute__((noinline)) void refuse(const char* what, uintptr_t at, size_t bytes, void* code) {
+    block.failed_at = (size_t)code;
+    const Operand* all = launched->operands;
+    size_t nearest = launched->operand_count;
+    uint64_t least = ~0ull;
+    for (size_t i = 0; i < launched->operand_count; ++i) {
+        const Operand& o = all[i];
+        if (at + bytes <= o.at || at >= o.at + o.bytes) {
+            const uint64_t away = at >= o.at + o.bytes ? at - (o.at + o.bytes) : o.at - (at + bytes);
+            if (away < least) least = away, nearest = i;
+            continue;
+        }
+        if (at < o.at || at + bytes > o.at + o.bytes) {
+            fail("illegal address: it %ss %zu bytes that are partly outside of binding %zu, which has %llu bytes", what, bytes, i,
+                 (unsigned long long)o.bytes);
+        }
+        fail("it %ss binding %zu at byte %llu, which the launch binds to be %s only", what, i, (unsigned long long)(at - o.at),
+             o.access == 1 ? "read" : "written");
+    }
+    const Range& dynamic = reach.dynamic;
+    if (at >= dynamic.from && at < dynamic.from + DYNAMIC) {
+        fail("illegal address: it %ss byte %zu of the dynamic shared memory, of which the launch has %u bytes", what, (size_t)(at - dynamic.from),
+             launched->shared);
+    }
+    if (nearest < launched->operand_count && least < (1 << 20)) {
+        const bool behind = at >= all[nearest].at;
+        fail("illegal address: it %ss %zu bytes outside of its bindings, %llu bytes %s binding %zu, which has %llu bytes", what, bytes,
+             (unsigned long long)least, behind ? "behind the end of" : "in front of", nearest, (unsigned long long)all[nearest].bytes);
+    }
+    fail("illegal address: it %ss %zu bytes at the address 0x%llx, which is in none of its bindings", what, bytes, (unsigned long long)at);
+}
+
+inline void look(const volatile void* p, size_t bytes, unsigned access, void* code, bool atomic = false) {
+    settle();
+    const uintptr_t at = (uintptr_t)p;
+    const uintptr_t stack = (uintptr_t)block.running->stack;
+    if (at - stack < STACK && bytes <= STACK - (at - stack)) return;
+    for (size_t i = 0; i < launched->operand_count; ++i) {
+        const Operand& o = launched->operands[i];
+        if (at - o.at < o.bytes && bytes <= o.bytes - (at - o.at) && (o.access & access) == access) {
+            return trace(at, bytes, access, atomic, code);
+        }
+    }
+    if (reach.tls.has(at, bytes)) {
+        const bool dynamic = at + bytes > reach.dynamic.from && at < reach.dynamic.from + DYNAMIC;
+        if (!dynamic || reach.dynamic.has(at, bytes)) return trace(at, bytes, access, atomic, code);
+    }
+    for (unsigned i = 0; i < reach.images; ++i) {
+        if (reach.image[i].has(at, bytes)) return;
+    }
+    refuse(access & 2 ? "write" : "read", at, bytes, code);
+}
+
+__attribute__((used)) void atomic(const volatile void* at, size_t size) {
+    if ((uintptr_t)at % size != 0) fail("an atomic operation of %zu bytes at an address that is no multiple", size);
+    thread_atomic[block.running->number] = block_atomic = true;
+    look(at, size, 3, __builtin_return_address(0), true);
+}
+
+}  // namespace emulator
+
+// ---- The calls that the compiler makes before accesses
+
+// Volatile accesses count as atomic ones.
+#define LOOK(p, bytes, access, ...) emulator::look(p, bytes, access, __builtin_return_address(0), ##__VA_ARGS__)
+#define ACCESSES(N)                                                    \
+    void __tsan_read##N(void* p) { LOOK(p, N, 1); }                    \
+    void __tsan_write##N(void* p) { LOOK(p, N, 2); }                   \
+    void __tsan_unaligned_read##N(void* p) { LOOK(p, N, 1); }          \
+    void __tsan_unaligned_write##N(void* p) { LOOK(p, N, 2); }         \
+    void __tsan_volatile_read##N(void* p) { LOOK(p, N, 1, true); }     \
+    void __tsan_volatile_write##N(void* p) { LOOK(p, N, 2, true); }
+extern "C" {
+ACCESSES(1)
+ACCESSES(2)
+ACCESSES(4)
+ACCESSES(8)
+ACCESSES(16)
+void __tsan_read_range(void* p, size_t bytes) { LOOK(p, bytes, 1); }
+void __tsan_write_range(void* p, size_t bytes) { LOOK(p, bytes, 2); }
+void __tsan_init() {}
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+void __tsan_vptr_update(void** at, void*) { LOOK(at, 8, 2); }
+void __tsan_vptr_read(void** at) { LOOK(at, 8, 1); }
+}
+
+// ---- What the compiler's other checks call
+
+struct Place {
+    const char* file;
+    unsigned line, column;
+};
+#define FOUND(place, what)                                                                              \
+    emulator::fail("%s:%u: %s", (place).file ? (place).file : "?", (place).line, what)
+extern "C" {
+struct Mismatch {
+    Place place;
+    void* type;
+    unsigned char alignment, kind;
+};
+void __ubsan_handle_type_mismatch_v1_abort(Mismatch* m, uintptr_t at) {
+    emulator::fail("%s:%u: an access at the address 0x%llx, which is no multiple of %u", m->place.file ? m->place.file : "?",
+                   m->place.line, (unsigned long long)at, 1u << m->alignment);
+}
+void __ubsan_handle_out_of_bounds_abort(Place* p, uintptr_t index) {
+    emulator::fail("%s:%u: the index %lld is outside of its array", p->file ? p->file : "?", p->line, (long long)index);
+}
+void __ubsan_handle_shift_out_of_bounds_abort(Place* p, uintptr_t, uintptr_t) { FOUND(*p, "a shift by as many bits as the number has, or more"); }
+void __ubsan_handle_divrem_overflow_abort(Place* p, uintptr_t, uintptr_t) { FOUND(*p, "a division by zero, or one whose result does not fit"); }
+}
+
+// ---- The entry
+
+extern "C" {
+// The source's end defines it.
+void emulator_call(unsigned index, const unsigned char* words);
+
+__attribute__((visibility("default"))) const char* emulate(emulator::Launch* launch) {
+    using namespace emulator;
+    launched = launch;
+    // The first touch gives this thread its memory.
+    emulator_dynamic[0] = 0;
+    reach = {};
+    dl_iterate_phdr(find, nullptr);
+    reach.dynamic = {(uintptr_t)emulator_dynamic, (uintptr_t)emulator_dynamic + (launch->shared < DYNAMIC ? launch->shared : DYNAMIC)};
+    block.switched = switched;
+    block.shared[0] = {(void*)reach.tls.from, reach.dynamic.from - reach.tls.from};
+    block.shared[1] = {(void*)reach.dynamic.from, reach.dynamic.to - reach.dynamic.from};
+    const uintptr_t behind = reach.dynamic.from + DYNAMIC;
+    block.shared[2] = {(void*)behind, reach.tls.to - behind};
+    blockDim = {launch->block[0], launch->block[1], launch->block[2]};
+    gridDim = {launch->grid[0], launch->grid[1], launch->grid[2]};
+    block.met = [](unsigned warp) { ++meetings[warp]; };
+    if (launch->watched) begin_watching();
+    auto body = [&] {
+        emulator_call(launch->index, launch->words);
+        settle();
+    };
+    const char* failure = run_grid(*launch, body);
+    end_watching();
+    fflush(stdout);
+    return failure;
+}
+
+__attribute__((visibility("default"))) void emulated_end() { emulator::end(); }
+}
+#pragma GCC visibility pop
