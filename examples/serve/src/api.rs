@@ -1,216 +1,172 @@
 //! Requests and answers in the shapes of OpenAI's API.
 //!
 //! A field that is not known is an error, because to ignore it would give another text than asked.
-//!
-//! This module must not know how tokens are made.
 
-use leasehold::Error;
-use leasehold_llama::Sampling;
+use crate::engine::{Event, Job};
+use crate::http::Served;
+use leasehold_llama::{Sampling, StopStrings, TextStream};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::hash::{BuildHasher, RandomState};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::num::NonZeroUsize;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::time::sleep;
 
-/// Why a request has no answer, or not all of it.
+/// The least time between two pieces, in which the engine wakes nobody. To wake a task for each
+/// token would take a part of a fast step.
+const PACE: Duration = Duration::from_millis(3);
+
+/// Why a request has no answer, or not all of it: an HTTP status and a reason.
 #[derive(Debug, Clone)]
-pub struct Failure {
-    /// The HTTP status.
-    pub status: u16,
-    /// The reason, with its cure if there is one.
-    pub message: String,
-    /// OpenAI's word for the reason.
-    pub code: Option<&'static str>,
-}
+pub struct Failure(pub u16, pub String);
 
-impl Failure {
-    /// A failure without a code.
-    pub fn new(status: u16, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), code: None }
-    }
-
-    /// A failure of the runtime: the client's if an argument was never valid, else of this status.
-    #[must_use]
-    pub fn of(error: &Error, status: u16) -> Self {
-        let client = matches!(error, Error::InvalidArgument(_));
-        Self::new(if client { 400 } else { status }, error.to_string())
-    }
-
-    /// OpenAI's shape.
-    #[must_use]
-    pub fn json(&self) -> Value {
-        let kind = if self.status < 500 { "invalid_request_error" } else { "server_error" };
-        let (message, code) = (&self.message, self.code);
-        json!({"error": {"message": message, "type": kind, "param": null, "code": code}})
-    }
-}
-
-/// The result of what a request asks for.
 pub type Result<T> = std::result::Result<T, Failure>;
 
-/// A prompt of `/v1/completions`.
-#[derive(Debug, Deserialize)]
+impl Failure {
+    pub fn json(&self) -> Value {
+        let kind = if self.0 < 500 { "invalid_request_error" } else { "server_error" };
+        json!({"error": {"message": self.1, "type": kind, "param": null, "code": null}})
+    }
+}
+
+/// An argument that was never valid is the client's.
+impl From<leasehold::Error> for Failure {
+    fn from(why: leasehold::Error) -> Self {
+        let client = matches!(why, leasehold::Error::InvalidArgument(_));
+        Self(if client { 400 } else { 500 }, why.to_string())
+    }
+}
+
+#[derive(Deserialize)]
 #[serde(untagged)]
-pub enum Prompt {
-    /// A text.
+enum Either<T> {
     Text(String),
-    /// Its tokens.
-    Ids(Vec<u32>),
-    /// A list of one text.
-    Texts([String; 1]),
+    List(Vec<T>),
 }
 
-/// Strings that end a text.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-pub enum Stop {
-    /// A string.
-    One(String),
-    /// Several.
-    Many(Vec<String>),
-}
-
-/// `stream_options`.
-#[derive(Debug, Deserialize)]
+/// A field that is `null` is a field that is absent.
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct StreamOptions {
-    /// Whether the last chunk has the numbers of tokens.
-    #[serde(default)]
-    pub include_usage: bool,
-}
-
-/// The body of a request. A field that is `null` is a field that is absent.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Request {
-    /// The model's name.
-    pub model: Option<String>,
-    /// The prompt of `/v1/completions`.
-    pub prompt: Option<Prompt>,
-    /// The messages of `/v1/chat/completions`.
-    pub messages: Option<Vec<Value>>,
-    /// New tokens at most.
-    pub max_tokens: Option<usize>,
-    /// The newer name of the same.
-    pub max_completion_tokens: Option<usize>,
+struct Request {
+    model: Option<String>,
+    prompt: Option<Either<u32>>,
+    messages: Option<Vec<Value>>,
+    #[serde(alias = "max_completion_tokens")]
+    max_tokens: Option<NonZeroUsize>,
     temperature: Option<f32>,
     top_p: Option<f32>,
     seed: Option<i64>,
-    /// Strings that end the text.
-    pub stop: Option<Stop>,
-    /// Whether the answer comes in pieces.
-    pub stream: Option<bool>,
-    /// What the pieces have.
-    pub stream_options: Option<StreamOptions>,
-    n: Option<u32>,
-    /// Who asks: not used.
-    #[serde(rename = "user")]
-    _user: Option<String>,
+    stop: Option<Either<String>>,
+    stream: Option<bool>,
+    #[serde(rename = "stream_options")]
+    _stream_options: Option<Value>,
 }
 
-impl Request {
-    /// The body of a request.
-    ///
-    /// # Errors
-    /// For a body that is no such JSON.
-    pub fn read(body: &[u8]) -> Result<Self> {
-        let read: Self = serde_json::from_slice(body)
-            .map_err(|e| Failure::new(400, format!("the body is no request: {e}")))?;
-        match read.n {
-            None | Some(1) => Ok(read),
-            Some(n) => Err(Failure::new(400, format!("n is {n}; ask for 1, several times"))),
-        }
+/// The job of a request's body, and its answer.
+pub fn job(served: &Served, body: &[u8], chat: bool) -> Result<(Job, Answer)> {
+    let invalid = |why: &str| Failure(400, why.to_owned());
+    let request: Request = serde_json::from_slice(body)
+        .map_err(|e| Failure(400, format!("the body is no request: {e}")))?;
+    if request.model.is_some_and(|name| name != served.model) {
+        return Err(Failure(404, format!("the only model is {}", served.model)));
     }
-
-    /// The choice of tokens. Without a seed it is another one each time.
-    ///
-    /// # Errors
-    /// For a number beyond its limits.
-    pub fn sampling(&self) -> Result<Sampling> {
-        let temperature = self.temperature.unwrap_or(1.0);
-        if !(0.0..=2.0).contains(&temperature) {
-            let why = format!("temperature is {temperature}; give a number from 0 to 2");
-            return Err(Failure::new(400, why));
+    let prompt = match (request.prompt, request.messages, &served.template) {
+        (Some(Either::Text(text)), None, _) if !chat => served.tokenizer.encode(&text)?,
+        (Some(Either::List(ids)), None, _) if !chat => ids,
+        (None, Some(messages), Some(template)) if chat => {
+            served.tokenizer.encode_rendered(&template.render(&messages)?)?
         }
-        let top_p = self.top_p.unwrap_or(1.0);
-        if !(top_p > 0.0 && top_p <= 1.0) {
-            let why = format!("top_p is {top_p}; give a number above 0 and at most 1");
-            return Err(Failure::new(400, why));
-        }
-        let random = || RandomState::new().hash_one(0);
-        let seed = self.seed.map_or_else(random, i64::cast_unsigned);
-        Ok(Sampling { temperature, top_p, seed, ..Sampling::default() })
-    }
+        (None, Some(_), None) => return Err(invalid("the model has no chat template")),
+        _ if chat => return Err(invalid("give messages, and no prompt")),
+        _ => return Err(invalid("give a prompt, and no messages")),
+    };
+    let stop = match request.stop {
+        None => Vec::new(),
+        Some(Either::Text(string)) => vec![string],
+        Some(Either::List(strings)) if strings.len() <= 4 => strings,
+        Some(Either::List(_)) => return Err(invalid("give 4 stop strings at most")),
+    };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let (sender, events) = unbounded_channel();
+    let answer = Answer {
+        chat,
+        stream: request.stream.unwrap_or(false),
+        head: json!({"id": format!("cmpl-{}", now.as_nanos()), "created": now.as_secs(),
+            "model": served.model}),
+        events,
+        text: served.tokenizer.stream_after(&prompt)?.1,
+        stop: StopStrings::new(stop)?,
+        tokens: (prompt.len(), 0),
+    };
+    let sampling = Sampling {
+        temperature: request.temperature.unwrap_or(1.0),
+        top_p: request.top_p.unwrap_or(1.0),
+        seed: request.seed.map_or(now.as_nanos() as u64, i64::cast_unsigned),
+        ..Sampling::default()
+    };
+    let tokens = request.max_tokens.map_or(if chat { usize::MAX } else { 16 }, usize::from);
+    Ok((Job { prompt, sampling, tokens, events: sender }, answer))
 }
 
-/// What the answers to a request have in common.
-#[derive(Debug)]
+/// An answer as it comes. Its job ends with it.
 pub struct Answer {
     chat: bool,
-    id: String,
-    created: u64,
-    model: String,
+    pub stream: bool,
+    /// What all pieces have.
+    head: Value,
+    events: UnboundedReceiver<Event>,
+    text: TextStream,
+    stop: StopStrings,
+    /// Tokens of the prompt, and new ones.
+    tokens: (usize, usize),
 }
+
+/// A part of a text, and why the text ends if it does.
+pub type Piece = (String, Option<&'static str>);
 
 impl Answer {
-    /// For a request to the chat endpoint or the other one.
-    #[must_use]
-    pub fn new(chat: bool, model: &str) -> Self {
-        let prefix = if chat { "chatcmpl" } else { "cmpl" };
-        let id = format!("{prefix}-{:016x}", RandomState::new().hash_one(0));
-        let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        Self { chat, id, created, model: model.to_owned() }
-    }
-
-    fn with(&self, object: &str, choices: &Value, usage: Option<Value>) -> Value {
-        let Self { id, created, model, .. } = self;
-        let mut value = json!({"id": id, "object": object, "created": created, "model": model,
-            "choices": choices});
-        if let Some(usage) = usage {
-            value["usage"] = usage;
-        }
-        value
-    }
-
-    /// The whole answer.
-    #[must_use]
-    pub fn whole(&self, text: &str, finish: &str, tokens: (usize, usize)) -> Value {
-        let mut choice = json!({"index": 0, "logprobs": null, "finish_reason": finish});
-        let object = if self.chat {
-            choice["message"] = json!({"role": "assistant", "content": text});
-            "chat.completion"
-        } else {
-            choice["text"] = text.into();
-            "text_completion"
-        };
-        self.with(object, &json!([choice]), Some(usage(tokens)))
-    }
-
-    /// A piece of the answer.
-    #[must_use]
-    pub fn piece(&self, text: &str, first: bool, finish: Option<&str>) -> Value {
-        let mut choice = json!({"index": 0, "logprobs": null, "finish_reason": finish});
-        if self.chat {
-            choice["delta"] = json!({"content": text});
-            if first {
-                choice["delta"]["role"] = "assistant".into();
+    /// Waits for the next piece; for all of the text unless it is streamed.
+    pub async fn next(&mut self) -> Result<Piece> {
+        sleep(PACE).await;
+        let mut text = String::new();
+        loop {
+            match self.events.recv().await {
+                None => return Err(Failure(503, "the engine has ended".to_owned())),
+                Some(Event::Token(token)) => {
+                    self.tokens.1 += 1;
+                    text += &self.stop.push(&self.text.push(token)?);
+                }
+                Some(Event::End(how)) => {
+                    text += &self.stop.push(&self.text.clone().finish()?);
+                    text += &self.stop.clone().finish();
+                    return Ok((text, Some(self.stop.stopped().map_or(how?, |_| "stop"))));
+                }
             }
-        } else {
-            choice["text"] = text.into();
+            if self.stop.stopped().is_some() {
+                return Ok((text, Some("stop")));
+            }
+            if self.stream && self.events.is_empty() {
+                return Ok((text, None));
+            }
         }
-        self.with(self.object(), &json!([choice]), None)
     }
 
-    /// The piece with the numbers of tokens.
-    #[must_use]
-    pub fn usage(&self, tokens: (usize, usize)) -> Value {
-        self.with(self.object(), &json!([]), Some(usage(tokens)))
+    /// A piece in OpenAI's shape.
+    pub fn json(&self, (text, finish): &Piece) -> Value {
+        let message = json!({"role": "assistant", "content": text});
+        let (object, key, content) = match (self.chat, self.stream) {
+            (false, _) => ("text_completion", "text", json!(text)),
+            (true, false) => ("chat.completion", "message", message),
+            (true, true) => ("chat.completion.chunk", "delta", message),
+        };
+        let mut answer = self.head.clone();
+        answer["object"] = object.into();
+        answer["choices"] = json!([{"index": 0, key: content, "finish_reason": finish}]);
+        if finish.is_some() {
+            let (prompt, new) = self.tokens;
+            answer["usage"] = json!({"prompt_tokens": prompt, "completion_tokens": new,
+                "total_tokens": prompt + new});
+        }
+        answer
     }
-
-    fn object(&self) -> &'static str {
-        if self.chat { "chat.completion.chunk" } else { "text_completion" }
-    }
-}
-
-fn usage((prompt, new): (usize, usize)) -> Value {
-    json!({"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new})
 }
