@@ -254,6 +254,7 @@ class Test(unittest.TestCase):
     def test_idle_weights_leave_and_sigterm_lets_a_text_end(self) -> None:
         # After a second without a request, the weights leave the device.
         server = Server("--idle", "1")
+        self.addCleanup(server.process.kill)
         server.wait("weight_bytes", 0)
         stream = server.client.completions.create(
             model="model", prompt=PROMPT, max_tokens=100, temperature=0, stream=True

@@ -12,7 +12,7 @@ use leasehold_llama::{Batch, Model, Sampling, SequenceId};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, mpsc::UnboundedSender};
 
 /// Makes the batch, at the start and after a failure. The former one is gone by then.
@@ -40,6 +40,7 @@ pub struct Engine {
     end_tokens: Vec<u32>,
     /// The time without a job after which the weights leave the device.
     idle: Duration,
+    used: Instant,
     pub slots: usize,
     batch: Option<Batch>,
     /// Each with its slot.
@@ -50,7 +51,7 @@ impl Engine {
     pub fn new(mut load: Load, end_tokens: Vec<u32>, idle: Duration) -> leasehold::Result<Self> {
         let batch = load()?;
         let (slots, batch, jobs) = (batch.slots(), Some(batch), HashMap::new());
-        Ok(Self { load, end_tokens, idle, slots, batch, jobs })
+        Ok(Self { load, end_tokens, idle, used: Instant::now(), slots, batch, jobs })
     }
 
     /// Returns when nobody can send commands any more, and all jobs are done.
@@ -58,14 +59,19 @@ impl Engine {
         loop {
             while self.jobs.is_empty() {
                 let asleep = self.batch.as_ref().is_none_or(|batch| batch.model().is_suspended());
-                match commands.recv_timeout(if asleep { Duration::MAX } else { self.idle }) {
+                let patience = self.idle.saturating_sub(self.used.elapsed());
+                match commands.recv_timeout(if asleep { Duration::MAX } else { patience }) {
                     Ok(command) => command(&mut self),
-                    // A device that cannot take the weights away keeps them.
-                    Err(RecvTimeoutError::Timeout) => drop(self.sleep()),
+                    Err(RecvTimeoutError::Timeout) => {
+                        // A device that cannot take the weights away keeps them.
+                        self.sleep().ok();
+                        self.used = Instant::now();
+                    }
                     Err(RecvTimeoutError::Disconnected) => return,
                 }
             }
             commands.try_iter().for_each(|command| command(&mut self));
+            self.used = Instant::now();
             if let Err(why) = self.step() {
                 self.batch = None;
                 for (_, (job, _)) in self.jobs.drain() {
@@ -96,6 +102,7 @@ impl Engine {
         if batch.model().is_suspended() {
             batch.model().resume().map_err(failed)?;
         }
+        self.used = Instant::now();
         Ok(self.batch.insert(batch))
     }
 

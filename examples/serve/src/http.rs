@@ -24,6 +24,7 @@ use tokio::task::{block_in_place, spawn};
 use tokio::time::{sleep, timeout};
 
 const MAX_CONNECTIONS: u32 = 256;
+const MAX_HEADER_BYTES: usize = 16 << 10;
 const MAX_BODY_BYTES: usize = 1 << 20;
 /// The time for an answer, and for a stream after its first piece.
 const ANSWER_TIME: Duration = Duration::from_secs(300);
@@ -93,8 +94,8 @@ impl Server {
             Ok::<_, Infallible>(answer.unwrap_or_else(|why| whole(why.0, &why.json())))
         });
         let mut http = http1::Builder::new();
-        // With a timer, hyper limits a header's time, and always its size.
-        http.keep_alive(false).timer(TokioTimer::new());
+        // With a timer, hyper limits a header's time too.
+        http.keep_alive(false).timer(TokioTimer::new()).max_buf_size(MAX_HEADER_BYTES);
         let connection = http.serve_connection(TokioIo::new(stream), service);
         // A client may be slow to read its answer.
         timeout(3 * ANSWER_TIME, connection).await.ok();
