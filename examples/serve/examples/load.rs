@@ -2,7 +2,7 @@
 //! tokens per second of all of them together, as JSON.
 //!
 //! ```sh
-//! cargo run --release -p leasehold-serve --example load -- 127.0.0.1:8080 [CLIENTS [TOKENS [ROUNDS]]]
+//! cargo run --release -p leasehold-serve --example load -- ADDRESS [CLIENTS [TOKENS [ROUNDS]]]
 //! ```
 
 use serde_json::{Value, json};

@@ -173,8 +173,9 @@ fn a_thousand_requests_of_clients_that_go_over_a_driver_that_fails() {
     let client = |seed: u64| {
         let (mut state, mut counts) = (seed, [0; 4]);
         for _ in 0..REQUESTS / CLIENTS {
-            let (which, stream) = (random(&mut state) % PROMPTS, random(&mut state) % 2 == 0);
-            let bytes = (random(&mut state) % 3 == 0).then(|| random(&mut state) % 1000);
+            let (which, stream) =
+                (random(&mut state) % PROMPTS, random(&mut state).is_multiple_of(2));
+            let bytes = random(&mut state).is_multiple_of(3).then(|| random(&mut state) % 1000);
             let at = loop {
                 match complete(address, &body(which, stream), bytes) {
                     Outcome::Text(text) => {
@@ -191,7 +192,7 @@ fn a_thousand_requests_of_clients_that_go_over_a_driver_that_fails() {
                 thread::sleep(Duration::from_millis(30));
             };
             counts[at] += 1;
-            if random(&mut state) % 8 == 0 {
+            if random(&mut state).is_multiple_of(8) {
                 let status = ask(address, "POST /sleep");
                 let why = status["error"]["message"].as_str().unwrap_or("requests are running");
                 assert!(names_a_fault(why) || why.contains("requests are running"), "{why}");
@@ -218,9 +219,9 @@ fn a_thousand_requests_of_clients_that_go_over_a_driver_that_fails() {
     // A request wakes the weights, with the same text.
     drivers.lock().set_faults(FaultPlan::none());
     assert!(ask(address, "POST /wake")["weight_bytes"].as_u64() > Some(0));
-    for which in 0..PROMPTS {
+    for (which, wanted) in wanted.iter().enumerate() {
         assert_eq!(ask(address, "POST /sleep")["weight_bytes"], 0);
-        assert_eq!(text(which), wanted[which]);
+        assert_eq!(text(which), *wanted);
     }
     stop.send(()).unwrap();
     server.join().unwrap();
