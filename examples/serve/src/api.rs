@@ -3,7 +3,7 @@
 //! A field that is not known is an error, because to ignore it would give another text than asked.
 
 use crate::engine::{Event, Job};
-use crate::http::Served;
+use crate::http::Server;
 use leasehold_llama::{Sampling, StopStrings, TextStream};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -38,63 +38,57 @@ impl From<leasehold::Error> for Failure {
 }
 
 #[derive(Deserialize)]
-#[serde(untagged)]
-enum Either<T> {
-    Text(String),
-    List(Vec<T>),
-}
-
-/// A field that is `null` is a field that is absent.
-#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Request {
     model: Option<String>,
-    prompt: Option<Either<u32>>,
+    prompt: Option<Value>,
     messages: Option<Vec<Value>>,
     #[serde(alias = "max_completion_tokens")]
     max_tokens: Option<NonZeroUsize>,
     temperature: Option<f32>,
     top_p: Option<f32>,
     seed: Option<i64>,
-    stop: Option<Either<String>>,
+    stop: Option<Value>,
     stream: Option<bool>,
     #[serde(rename = "stream_options")]
     _stream_options: Option<Value>,
 }
 
 /// The job of a request's body, and its answer.
-pub fn job(served: &Served, body: &[u8], chat: bool) -> Result<(Job, Answer)> {
+pub fn job(server: &Server, body: &[u8], chat: bool) -> Result<(Job, Answer)> {
     let invalid = |why: &str| Failure(400, why.to_owned());
-    let request: Request = serde_json::from_slice(body)
-        .map_err(|e| Failure(400, format!("the body is no request: {e}")))?;
-    if request.model.is_some_and(|name| name != served.model) {
-        return Err(Failure(404, format!("the only model is {}", served.model)));
+    let wrong = |e: serde_json::Error| Failure(400, format!("the body is no request: {e}"));
+    let request: Request = serde_json::from_slice(body).map_err(wrong)?;
+    if request.model.is_some_and(|name| name != server.model) {
+        return Err(Failure(404, format!("the only model is {}", server.model)));
     }
-    let prompt = match (request.prompt, request.messages, &served.template) {
-        (Some(Either::Text(text)), None, _) if !chat => served.tokenizer.encode(&text)?,
-        (Some(Either::List(ids)), None, _) if !chat => ids,
+    let prompt = match (request.prompt, request.messages, &server.template) {
+        (Some(Value::String(text)), None, _) if !chat => server.tokenizer.encode(&text)?,
+        (Some(ids), None, _) if !chat => serde_json::from_value(ids).map_err(wrong)?,
         (None, Some(messages), Some(template)) if chat => {
-            served.tokenizer.encode_rendered(&template.render(&messages)?)?
+            server.tokenizer.encode_rendered(&template.render(&messages)?)?
         }
         (None, Some(_), None) => return Err(invalid("the model has no chat template")),
         _ if chat => return Err(invalid("give messages, and no prompt")),
         _ => return Err(invalid("give a prompt, and no messages")),
     };
-    let stop = match request.stop {
+    let stop: Vec<String> = match request.stop {
         None => Vec::new(),
-        Some(Either::Text(string)) => vec![string],
-        Some(Either::List(strings)) if strings.len() <= 4 => strings,
-        Some(Either::List(_)) => return Err(invalid("give 4 stop strings at most")),
+        Some(Value::String(string)) => vec![string],
+        Some(strings) => serde_json::from_value(strings).map_err(wrong)?,
     };
+    if stop.len() > 4 {
+        return Err(invalid("give 4 stop strings at most"));
+    }
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let (sender, events) = unbounded_channel();
     let answer = Answer {
         chat,
         stream: request.stream.unwrap_or(false),
         head: json!({"id": format!("cmpl-{}", now.as_nanos()), "created": now.as_secs(),
-            "model": served.model}),
+            "model": server.model}),
         events,
-        text: served.tokenizer.stream_after(&prompt)?.1,
+        text: server.tokenizer.stream_after(&prompt)?.1,
         stop: StopStrings::new(stop)?,
         tokens: (prompt.len(), 0),
     };
@@ -112,12 +106,11 @@ pub fn job(served: &Served, body: &[u8], chat: bool) -> Result<(Job, Answer)> {
 pub struct Answer {
     chat: bool,
     pub stream: bool,
-    /// What all pieces have.
     head: Value,
     events: UnboundedReceiver<Event>,
     text: TextStream,
     stop: StopStrings,
-    /// Tokens of the prompt, and new ones.
+    /// Of the prompt, and new ones.
     tokens: (usize, usize),
 }
 

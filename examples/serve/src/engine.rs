@@ -7,7 +7,6 @@
 //! This module must not know HTTP or text.
 
 use crate::api::{Failure, Result};
-use leasehold::Error;
 use leasehold_llama::{Batch, Model, Sampling, SequenceId};
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -25,7 +24,6 @@ pub struct Job {
     pub sampling: Sampling,
     /// New tokens that are still to come.
     pub tokens: usize,
-    /// Without a receiver the job ends.
     pub events: UnboundedSender<Event>,
 }
 
@@ -43,7 +41,6 @@ pub struct Engine {
     used: Instant,
     pub slots: usize,
     batch: Option<Batch>,
-    /// Each with its slot.
     jobs: HashMap<SequenceId, (Job, OwnedSemaphorePermit)>,
 }
 
@@ -97,7 +94,7 @@ impl Engine {
 
     /// Brings them back. A batch that cannot be woken is made anew the next time.
     pub fn wake(&mut self) -> Result<&mut Batch> {
-        let failed = |e: Error| Failure(503, e.to_string());
+        let failed = |e: leasehold::Error| Failure(503, e.to_string());
         let batch = self.batch.take().map_or_else(&mut self.load, Ok).map_err(failed)?;
         if batch.model().is_suspended() {
             batch.model().resume().map_err(failed)?;

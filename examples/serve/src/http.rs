@@ -1,8 +1,8 @@
 //! Connections, and what a request goes through.
 //!
 //! A connection carries one request. When a client goes, hyper drops the request's future or its
-//! body, and so the receiver of the job is dropped: that is the whole cancellation. A request holds
-//! one of a fixed number of places from its prompt to its last byte, and without one it is refused.
+//! body, and with it the receiver of the job: that is the whole cancellation. A request holds one of
+//! a fixed number of places from its prompt to its last byte, and without one it is refused.
 
 use crate::api::{Failure, Result, job};
 use crate::engine::{Command, Engine};
@@ -14,10 +14,8 @@ use hyper::{Request, Response, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use leasehold_llama::Tokenizer;
 use serde_json::{Value, json};
-use std::convert::Infallible;
-use std::net::SocketAddr;
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::{convert::Infallible, net::SocketAddr, time::Duration};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::{block_in_place, spawn};
@@ -28,21 +26,13 @@ const MAX_HEADER_BYTES: usize = 16 << 10;
 const MAX_BODY_BYTES: usize = 1 << 20;
 /// The time for an answer, and for a stream after its first piece.
 const ANSWER_TIME: Duration = Duration::from_secs(300);
-/// The time for the requests that are there when the server stops.
-const DRAIN_TIME: Duration = Duration::from_secs(30);
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
-/// What requests ask for.
-pub struct Served {
+pub struct Server {
     pub model: String,
     pub tokenizer: Tokenizer,
     pub template: Option<Template>,
-}
-
-#[derive(Clone)]
-struct Server {
-    served: Arc<Served>,
     /// One for each request that may run or wait, and one for each that may run.
     places: Arc<Semaphore>,
     slots: Arc<Semaphore>,
@@ -53,14 +43,16 @@ struct Server {
 /// that it listens on.
 pub fn serve(
     engine: Engine,
-    served: Served,
+    model: String,
+    tokenizer: Tokenizer,
+    template: Option<Template>,
     address: SocketAddr,
     ready: impl FnOnce(SocketAddr),
-    stop: impl Future<Output = ()>,
+    stop: impl Future,
 ) -> Done<()> {
     let [slots, places] = [1, 2].map(|n| Arc::new(Semaphore::new(n * engine.slots)));
     let (commands, receiver) = mpsc::channel();
-    let server = Server { served: Arc::new(served), places, slots, commands };
+    let server = Arc::new(Server { model, tokenizer, template, places, slots, commands });
     let engine = std::thread::spawn(move || engine.run(&receiver));
     tokio::runtime::Runtime::new()?.block_on(async move {
         let listener = TcpListener::bind(address).await?;
@@ -75,17 +67,17 @@ pub fn serve(
                 }
             }
         };
-        tokio::select! { () = accept => {}, () = stop => {} }
+        tokio::select! { () = accept => {}, _ = stop => {} }
         drop(listener);
-        // What is left after the time ends with the runtime.
-        let _ = timeout(DRAIN_TIME, free.acquire_many(MAX_CONNECTIONS)).await;
+        // What is left after that time ends with the runtime.
+        let _ = timeout(Duration::from_secs(30), free.acquire_many(MAX_CONNECTIONS)).await;
         std::io::Result::Ok(())
     })?;
     engine.join().map_err(|_| "the engine panicked".into())
 }
 
 impl Server {
-    async fn connection(self, stream: TcpStream, _place: OwnedSemaphorePermit) {
+    async fn connection(self: Arc<Self>, stream: TcpStream, _place: OwnedSemaphorePermit) {
         // A piece is sent at once. Without the option it is sent late.
         stream.set_nodelay(true).ok();
         let service = service_fn(|request| async {
@@ -97,7 +89,7 @@ impl Server {
         // With a timer, hyper limits a header's time too.
         http.keep_alive(false).timer(TokioTimer::new()).max_buf_size(MAX_HEADER_BYTES);
         let connection = http.serve_connection(TokioIo::new(stream), service);
-        // A client may be slow to read its answer.
+        // A client may be slow to read.
         timeout(3 * ANSWER_TIME, connection).await.ok();
     }
 
@@ -105,7 +97,7 @@ impl Server {
         let (head, body) = request.into_parts();
         match (head.method.as_str(), head.uri.path()) {
             ("GET", "/v1/models") => {
-                let model = json!({"id": self.served.model, "object": "model"});
+                let model = json!({"id": self.model, "object": "model"});
                 Ok(whole(200, &json!({"object": "list", "data": [model]})))
             }
             ("POST", "/v1/completions") => self.complete(body, false).await,
@@ -133,7 +125,7 @@ impl Server {
         let full = |_| Failure(503, "the queue is full; try again later".to_owned());
         let place = self.places.clone().try_acquire_owned().map_err(full)?;
         // A template and a tokenizer take their time.
-        let (job, mut answer) = block_in_place(|| job(&self.served, &body, chat))?;
+        let (job, mut answer) = block_in_place(|| job(self, &body, chat))?;
         let slot = self.slots.clone().acquire_owned().await.map_err(ended)?;
         self.commands.send(Box::new(|engine| engine.add(job, slot))).map_err(ended)?;
 

@@ -12,9 +12,8 @@ mod tests;
 use clap::Parser;
 use leasehold::{Context, DeviceId};
 use leasehold_llama::{Batch, Config, DType, GenerationConfig, Mode, Model, Tokenizer, Weights};
-use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::time::Duration;
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use template::Template;
 use tokio::signal::unix::{SignalKind, signal};
 
 type Done<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -49,18 +48,14 @@ struct Arguments {
 
 fn main() -> Done<()> {
     let a = Arguments::parse();
-    let mut config = Config::from_dir(&a.model)?;
+    let random = a.random_weights.as_deref();
+    let config = random.map_or_else(|| Config::from_dir(&a.model), Config::from_file)?;
     let generation = GenerationConfig::from_dir(&a.model)?;
     let named = generation.as_ref().and_then(GenerationConfig::eos_token_ids);
-    let mut end_tokens = named.unwrap_or(&config.eos_token_ids).to_vec();
-    if let Some(file) = &a.random_weights {
-        (config, end_tokens) = (Config::from_file(file)?, Vec::new());
-    }
-    let served = http::Served {
-        model: a.model.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-        tokenizer: Tokenizer::from_dir(&a.model)?,
-        template: template::Template::from_dir(&a.model)?,
-    };
+    let end_tokens = named.unwrap_or(&config.eos_token_ids).to_vec();
+    let model = a.model.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let tokenizer = Tokenizer::from_dir(&a.model)?;
+    let template = Template::from_dir(&a.model)?;
     let load = move || {
         let runtime = Context::new().runtime(a.device)?;
         let weights = match &a.random_weights {
@@ -75,9 +70,6 @@ fn main() -> Done<()> {
     let idle = a.idle.map_or(Duration::MAX, Duration::from_secs);
     let engine = engine::Engine::new(Box::new(load), end_tokens, idle)?;
     let ready = |address| println!("listening on {address}");
-    http::serve(engine, served, a.listen, ready, async {
-        if let Ok(mut told) = signal(SignalKind::terminate()) {
-            told.recv().await;
-        }
-    })
+    let stop = async { signal(SignalKind::terminate()).ok()?.recv().await };
+    http::serve(engine, model, tokenizer, template, a.listen, ready, stop)
 }

@@ -10,7 +10,6 @@ use serde_json::Value;
 use std::io::Cursor;
 use std::path::Path;
 
-const MAX_FILE_BYTES: u64 = 16 << 20;
 const MAX_STEPS: u64 = 1_000_000;
 const MAX_OUTPUT_BYTES: usize = 4 << 20;
 
@@ -21,7 +20,7 @@ impl Template {
     pub fn from_dir(dir: &Path) -> Done<Option<Self>> {
         let read = |name: &str| {
             let path = dir.join(name);
-            path.exists().then(|| leasehold_input::read(&path, MAX_FILE_BYTES)).transpose()
+            path.exists().then(|| leasehold_input::read(&path, 16 << 20)).transpose()
         };
         let config = read("tokenizer_config.json")?.unwrap_or_else(|| b"null".to_vec());
         let config: Value = serde_json::from_slice(&config)
@@ -56,7 +55,6 @@ impl Template {
         let mut output = Cursor::new(&mut text[..]);
         chat.render_captured_to(values, &mut output).map_err(failed)?;
         let end = output.position() as usize;
-        text.truncate(end);
-        String::from_utf8(text).map_err(|e| Failure(400, e.to_string()))
+        Ok(String::from_utf8_lossy(&text[..end]).into_owned())
     }
 }

@@ -2,7 +2,7 @@
 //! simulated CUDA driver whose calls fail, by clients of which many go.
 
 use crate::engine::Engine;
-use crate::http::{Served, serve};
+use crate::http::serve;
 use crate::template::Template;
 use leasehold::Context;
 use leasehold::backend::sync::Mutex;
@@ -151,16 +151,12 @@ fn random(state: &mut u64) -> usize {
 fn a_thousand_requests_of_clients_that_go_over_a_driver_that_fails() {
     let drivers = Arc::new(Mutex::new(Drivers::default()));
     let engine = engine(drivers.clone());
-    let served = Served {
-        model: "grouped-heads".to_owned(),
-        tokenizer: Tokenizer::from_slice(leasehold_tiny_python::TOKENIZER, "bundled").unwrap(),
-        template: None,
-    };
+    let tokenizer = Tokenizer::from_slice(leasehold_tiny_python::TOKENIZER, "bundled").unwrap();
     let ((say, address), (stop, stopped)) = (mpsc::channel(), oneshot::channel::<()>());
     let server = thread::spawn(move || {
         let ready = move |address| say.send(address).unwrap();
-        let stopped = async { drop(stopped.await) };
-        serve(engine, served, "127.0.0.1:0".parse().unwrap(), ready, stopped).unwrap();
+        let (model, address) = ("grouped-heads".to_owned(), "127.0.0.1:0".parse().unwrap());
+        serve(engine, model, tokenizer, None, address, ready, stopped).unwrap();
     });
     let address = address.recv().unwrap();
     let text = |which| match complete(address, &body(which, false), None) {
