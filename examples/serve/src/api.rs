@@ -102,6 +102,9 @@ pub fn job(server: &Server, body: &[u8], chat: bool) -> Result<(Job, Answer)> {
     Ok((Job { prompt, sampling, tokens, events: sender }, answer))
 }
 
+/// A part of a text, and why it ends.
+pub type Piece = (String, Option<&'static str>);
+
 /// An answer as it comes. Its job ends with it.
 pub struct Answer {
     chat: bool,
@@ -110,12 +113,8 @@ pub struct Answer {
     events: UnboundedReceiver<Event>,
     text: TextStream,
     stop: StopStrings,
-    /// Of the prompt, and new ones.
-    tokens: (usize, usize),
+    tokens: (usize, usize), // of the prompt, and new ones
 }
-
-/// A part of a text, and why the text ends if it does.
-pub type Piece = (String, Option<&'static str>);
 
 impl Answer {
     /// Waits for the next piece; for all of the text unless it is streamed.

@@ -9,8 +9,7 @@ use crate::engine::{Command, Engine};
 use crate::{Done, template::Template};
 use http_body_util::{BodyExt, Channel, Full, Limited, combinators::UnsyncBoxBody};
 use hyper::body::{Bytes, Incoming};
-use hyper::header::CONTENT_TYPE;
-use hyper::{Request, Response, server::conn::http1, service::service_fn};
+use hyper::{Request, Response, header::CONTENT_TYPE, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use leasehold_llama::Tokenizer;
 use serde_json::{Value, json};
@@ -39,8 +38,7 @@ pub struct Server {
     commands: mpsc::Sender<Command>,
 }
 
-/// Serves until `stop` is ready, and then the requests that are there. Tells `ready` the address
-/// that it listens on.
+/// Serves until `stop` is ready, and then the requests that are there.
 pub fn serve(
     engine: Engine,
     model: String,
@@ -109,7 +107,6 @@ impl Server {
         }
     }
 
-    /// The engine's status after a command.
     async fn ask(&self, command: fn(&mut Engine) -> Result<()>) -> Result<Response<Body>> {
         let (reply, status) = oneshot::channel();
         let command = Box::new(move |engine: &mut Engine| {
@@ -128,7 +125,6 @@ impl Server {
         let (job, mut answer) = block_in_place(|| job(self, &body, chat))?;
         let slot = self.slots.clone().acquire_owned().await.map_err(ended)?;
         self.commands.send(Box::new(|engine| engine.add(job, slot))).map_err(ended)?;
-
         // The status of the answer is known with the first piece.
         let first = answer.next().await?;
         if !answer.stream {

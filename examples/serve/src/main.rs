@@ -27,7 +27,6 @@ struct Arguments {
     /// A config.json: its shape with random weights takes the place of the model's
     #[arg(long, value_name = "CONFIG")]
     random_weights: Option<PathBuf>,
-    /// A device with virtual memory
     #[arg(long, default_value = "cpu:0")]
     device: DeviceId,
     /// Activations and KV caches in bf16 instead of f32

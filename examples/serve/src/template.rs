@@ -10,7 +10,6 @@ use serde_json::Value;
 use std::io::Cursor;
 use std::path::Path;
 
-const MAX_STEPS: u64 = 1_000_000;
 const MAX_OUTPUT_BYTES: usize = 4 << 20;
 
 pub struct Template(Environment<'static>);
@@ -33,7 +32,7 @@ impl Template {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
         environment.set_syntax(syntax);
-        environment.set_fuel(Some(MAX_STEPS));
+        environment.set_fuel(Some(1_000_000));
         environment.set_unknown_method_callback(unknown_method_callback);
         environment.add_function("raise_exception", |why: String| {
             Err::<(), _>(Error::new(ErrorKind::InvalidOperation, why))
