@@ -8,13 +8,8 @@ use leasehold_llama::{Sampling, StopStrings, TextStream};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::num::NonZeroUsize;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
-use tokio::time::sleep;
-
-/// The least time between two pieces, in which the engine wakes nobody. To wake a task for each
-/// token would take a part of a fast step.
-const PACE: Duration = Duration::from_millis(3);
 
 /// Why a request has no answer, or not all of it: an HTTP status and a reason.
 #[derive(Debug, Clone)]
@@ -99,7 +94,8 @@ pub fn job(server: &Server, body: &[u8], chat: bool) -> Result<(Job, Answer)> {
         ..Sampling::default()
     };
     let tokens = request.max_tokens.map_or(if chat { usize::MAX } else { 16 }, usize::from);
-    Ok((Job { prompt, sampling, tokens, events: sender }, answer))
+    let next = (Vec::new(), Instant::now());
+    Ok((Job { prompt, sampling, tokens, events: sender, next }, answer))
 }
 
 /// A part of a text, and why it ends.
@@ -119,23 +115,24 @@ pub struct Answer {
 impl Answer {
     /// Waits for the next piece; for all of the text unless it is streamed.
     pub async fn next(&mut self) -> Result<Piece> {
-        sleep(PACE).await;
         let mut text = String::new();
         loop {
             match self.events.recv().await {
                 None => return Err(Failure(503, "the engine has ended".to_owned())),
-                Some(Event::Token(token)) => {
-                    self.tokens.1 += 1;
-                    text += &self.stop.push(&self.text.push(token)?);
+                Some(Event::Tokens(tokens)) => {
+                    for token in tokens {
+                        self.tokens.1 += 1;
+                        text += &self.stop.push(&self.text.push(token)?);
+                        if self.stop.stopped().is_some() {
+                            return Ok((text, Some("stop")));
+                        }
+                    }
                 }
                 Some(Event::End(how)) => {
                     text += &self.stop.push(&self.text.clone().finish()?);
                     text += &self.stop.clone().finish();
                     return Ok((text, Some(self.stop.stopped().map_or(how?, |_| "stop"))));
                 }
-            }
-            if self.stop.stopped().is_some() {
-                return Ok((text, Some("stop")));
             }
             if self.stream && self.events.is_empty() {
                 return Ok((text, None));

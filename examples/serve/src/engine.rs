@@ -10,13 +10,15 @@ use crate::api::{Failure, Result};
 use leasehold_llama::{Batch, Model, Sampling, SequenceId};
 use serde_json::{Value, json};
 use std::collections::HashMap;
+use std::mem::replace;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, mpsc::UnboundedSender};
 
 /// Makes the batch, at the start and after a failure. The former one is gone by then.
 pub type Load = Box<dyn FnMut() -> leasehold::Result<Batch> + Send>;
-/// What the engine does between two steps.
+/// The time in which tokens are gathered, as to send each one takes a part of a fast step.
+const PACE: Duration = Duration::from_millis(10);
 pub type Command = Box<dyn FnOnce(&mut Engine) + Send>;
 
 pub struct Job {
@@ -25,11 +27,11 @@ pub struct Job {
     /// New tokens that are still to come.
     pub tokens: usize,
     pub events: UnboundedSender<Event>,
+    pub next: (Vec<u32>, Instant), // what is sent next, and when something was sent
 }
 
 pub enum Event {
-    Token(u32),
-    /// OpenAI's word for the end, or an error.
+    Tokens(Vec<u32>),
     End(Result<&'static str>),
 }
 
@@ -120,17 +122,19 @@ impl Engine {
         for (id, drawn) in batch.step()? {
             let Some((job, _)) = self.jobs.get_mut(&id) else { continue };
             let end = match drawn.map(|drawn| drawn.token) {
-                Ok(token) if self.end_tokens.contains(&token) => Ok("stop"),
+                Ok(token) if self.end_tokens.contains(&token) => Some(Ok("stop")),
                 Ok(token) => {
-                    job.events.send(Event::Token(token)).ok();
+                    job.next.0.push(token);
                     job.tokens -= 1;
-                    if job.tokens > 0 && batch.has_room(id)? {
-                        continue;
-                    }
-                    Ok("length")
+                    (job.tokens == 0 || !batch.has_room(id)?).then_some(Ok("length"))
                 }
-                Err(why) => Err(Failure(500, why.to_string())),
+                Err(why) => Some(Err(Failure(500, why.to_string()))),
             };
+            if end.is_some() || job.next.1.elapsed() >= PACE {
+                let (tokens, _) = replace(&mut job.next, (Vec::new(), Instant::now()));
+                job.events.send(Event::Tokens(tokens)).ok();
+            }
+            let Some(end) = end else { continue };
             // A sequence with an error is not in the batch any more.
             if end.is_ok() {
                 batch.remove(id)?;

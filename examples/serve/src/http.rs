@@ -60,7 +60,6 @@ pub fn serve(
             while let Ok(place) = free.clone().acquire_owned().await {
                 match listener.accept().await {
                     Ok((stream, _)) => drop(spawn(server.clone().connection(stream, place))),
-                    // Without a file descriptor, for example.
                     Err(_) => sleep(Duration::from_millis(50)).await,
                 }
             }
