@@ -1,8 +1,8 @@
 //! Connections, and what a request goes through.
 //!
 //! A connection carries one request. When a client goes, hyper drops the request's future or its
-//! body, and with it the receiver of the job: that is the whole cancellation. A request holds one of
-//! a fixed number of places from its prompt to its last byte, and without one it is refused.
+//! body, and with it the receiver of the job: that is the whole cancellation. A request holds one
+//! of a fixed number of places up to its last byte, and without one it is refused.
 
 use crate::api::{Failure, Result, job};
 use crate::engine::{Command, Engine};
