@@ -135,7 +135,8 @@ def report(leasehold: str, path: pathlib.Path, folder: pathlib.Path) -> None:
     if browser is None:
         print("report.png: left as it is, no chromium")
         return
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}/profile"]
+    # The budget of virtual time lets the page be drawn to its foot.
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=5000", f"--user-data-dir={folder}/profile"]
     subprocess.run([browser, *options, "--window-size=1180,900", f"--screenshot={picture}", page.as_uri()], check=True, capture_output=True)
     shutil.copyfile(picture, path)
     print(f"{path.name}: {path.stat().st_size} bytes")
