@@ -239,6 +239,9 @@ impl SimDriver {
     pub fn new(mut config: SimDriverConfig) -> Result<Self> {
         config.machine = config.machine.count_calls(false);
         let machine = Machine::new(config.machine.clone())?;
+        for device in 0..config.machine.devices {
+            machine.device_set_name(device, &format!("cuda:{device}"))?;
+        }
         Ok(Self {
             tables: Mutex::new(Tables::new(config.machine.devices)),
             machine,

@@ -12,7 +12,7 @@ use leasehold_cuda::driver::ops::{
 };
 use leasehold_hal::{Access, Binding};
 use leasehold_sim::{
-    Command, FillCall, Kernel, KernelBody, KernelCall, KernelSpec, Node, Transfer,
+    Command, FillCall, Kernel, KernelBody, KernelCall, KernelSpec, Meet, Node, Transfer,
 };
 use std::sync::Arc;
 
@@ -23,6 +23,7 @@ pub(super) enum Work {
     Fill(FillCall),
     Write { addr: u64, value: u64 },
     Wait { addr: u64, value: u64 },
+    Meet(Meet),
 }
 
 impl Work {
@@ -33,6 +34,7 @@ impl Work {
             Work::Fill(fill) => (Node::Fill(fill), NodeKind::Fill),
             Work::Write { addr, value } => (Node::WriteValue { addr, value }, NodeKind::Other),
             Work::Wait { addr, value } => (Node::WaitValue { addr, value }, NodeKind::Other),
+            Work::Meet(meet) => (Node::Meet(meet), NodeKind::Other),
         }
     }
 
@@ -43,6 +45,7 @@ impl Work {
             Work::Fill(fill) => Command::Fill(fill),
             Work::Write { addr, value } => Command::WriteValue { addr, value },
             Work::Wait { addr, value } => Command::WaitValue { addr, value },
+            Work::Meet(meet) => Command::Meet(meet),
         }
     }
 }
@@ -246,6 +249,22 @@ impl SimDriver {
         let spec = KernelSpec::new(&accesses, bytes.len() as u32, body);
         let kernel = Arc::new(Kernel { name: "copy from pageable memory".into(), spec });
         Work::Kernel(KernelCall::new(kernel, bindings, bytes), 0)
+    }
+
+    /// Gives calls of a rank to a stream, as a communication library launches its kernel. If the
+    /// stream is captured, they become a node. The rank is one of this driver's
+    /// [machine](Self::machine).
+    ///
+    /// # Errors
+    /// Those of a launch; `InvalidArgument` for calls that the machine refuses.
+    ///
+    /// # Safety
+    /// - The stream may read and write the calls' memory in its order, at each launch of a graph
+    ///   too. The memory stays valid until this work is over.
+    pub unsafe fn meet(&self, stream: NativeStream, meet: Meet) -> Result<()> {
+        const API: &str = "cuLaunchKernel";
+        let scope = self.enter(API)?;
+        self.give(API, scope, stream, Work::Meet(meet)).map(drop)
     }
 
     fn word_address(&self, api: &'static str, addr: u64) -> Result<()> {

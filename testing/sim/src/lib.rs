@@ -7,7 +7,9 @@
 //! the same run. Calls fail on demand ([`FaultPlan`]). A race detector records all memory accesses
 //! and their order ([`Report`]).
 //!
-//! Kernels are host functions that are registered by name ([`KernelRegistry`]).
+//! Kernels are host functions that are registered by name ([`KernelRegistry`]). Ranks of a
+//! communicator, each on a device of its own, meet in a [`Meet`]. The machine reports calls that do
+//! not fit each other, and names dead-locks as a cycle.
 //!
 //! [`SimBackend`] offers a machine's devices through `hal`, as `sim:0`, `sim:1`, …. A backend's
 //! simulated driver maps a vendor's calls to a [`Machine`], with the vendor's rules.
@@ -38,9 +40,10 @@ pub mod manager;
 pub use backend::SimBackend;
 
 pub use machine::{
-    Command, DEVICE_BASE, EventId, ExecId, FaultAction, FaultPlan, FaultRule, FaultScope, FillCall,
-    GRANULARITY, GraphId, HostFn, Kernel, KernelBody, KernelCall, KernelRegistry, KernelSpec,
-    Launch, Machine, MachineConfig, MemoryUse, Monitor, Node, NodeFn, NodeId, NodeUpdate,
-    ObjectCounts, Operation, POISON, PieceId, PollFn, QueueFailure, QueueId, Ran, ReadyFn, Report,
-    ReportKind, RunFn, SemaphoreId, Stepping, Transfer, When,
+    CommCall, CommId, CommJoin, CommOp, Command, DEVICE_BASE, Element, EventId, ExecId,
+    FaultAction, FaultPlan, FaultRule, FaultScope, FillCall, GRANULARITY, GraphId, HostFn, Kernel,
+    KernelBody, KernelCall, KernelRegistry, KernelSpec, Launch, LibraryTurn, Link, Machine,
+    MachineConfig, Meet, MemoryUse, Monitor, Node, NodeFn, NodeId, NodeUpdate, ObjectCounts,
+    OnMismatch, Operation, POISON, PieceId, PollFn, QueueFailure, QueueId, Ran, ReadyFn, Reduction,
+    Report, ReportKind, RunFn, SemaphoreId, Stepping, Transfer, When,
 };

@@ -15,6 +15,11 @@ impl Rank {
     pub fn me(&self) -> u32 {
         self.world.rank()
     }
+
+    /// The configuration of another communicator.
+    pub fn config(&self, name: &str) -> CommConfig {
+        CommConfig::new(name)
+    }
 }
 
 /// A runtime with a stream of its own.

@@ -2,6 +2,8 @@
 //!
 //! All ranks play the same steps: calls on any of their streams, eager or recorded, between work of
 //! their own on the same memory. The runtime derives every order from the accesses.
+//!
+//! The tests of `leasehold-collective-sim` have this module too, with ranks on simulated devices.
 
 use crate::common::{Rank, ranks_with};
 use leasehold::{Array, Result, Runtime, Stream, View};
@@ -178,7 +180,7 @@ fn program(seed: u64) {
     }
     let config = CommConfig::new("one").timeout(Duration::from_secs(30));
     let got = ranks_with(size, &config, |r| {
-        let second = r.world.comm(&r.runtime, &CommConfig::new("two"))?;
+        let second = r.world.comm(&r.runtime, &r.config("two"))?;
         let arrays = first(r.me()).iter().map(|x| r.runtime.upload(x)).collect::<Result<_>>()?;
         let streams = (0..STREAMS).map(|_| r.runtime.create_stream()).collect::<Result<_>>()?;
         let player = Player { rank: r, second, arrays, streams };

@@ -3,10 +3,11 @@
 //! This module must not know how commands run.
 
 use super::clock::Clock;
+use super::comm::{BoundMeet, Meet};
 use super::detect::{Ancestors, Operation};
+use super::ids::{CommId, EventId, ExecId, QueueId, SemaphoreId};
 use super::kernel::Kernel;
 use super::space::AccessScope;
-use super::{EventId, ExecId, QueueId, SemaphoreId};
 use leasehold_core::sync::{Arc, OnceLock};
 use leasehold_core::{Error, Name, Result, Text};
 use leasehold_hal::Binding;
@@ -288,6 +289,8 @@ pub enum Command {
         /// The condition.
         ready: ReadyFn,
     },
+    /// Meets the calls of other ranks of a communicator.
+    Meet(Meet),
     /// Launches a graph in its present state.
     Launch(ExecId),
     /// Frees an allocation in the order of the queue.
@@ -312,6 +315,7 @@ impl fmt::Debug for Command {
             Command::SignalOnSuccess(s, value) => write!(f, "SignalOnSuccess({s:?}, {value})"),
             Command::WaitSemaphore(s, value) => write!(f, "WaitSemaphore({s:?}, {value})"),
             Command::Until { name, .. } => write!(f, "Until({name})"),
+            Command::Meet(m) => m.fmt(f),
             Command::Launch(e) => write!(f, "Launch({e:?})"),
             Command::Free(addr) => write!(f, "Free({addr:#x})"),
             Command::Empty => f.write_str("Empty"),
@@ -350,6 +354,7 @@ pub(crate) enum Action {
     SignalOnSuccess(SemaphoreId, u64),
     WaitSemaphore(SemaphoreId, u64),
     Until { name: &'static str, ready: ReadyFn },
+    Meet(BoundMeet),
     Graph(Box<Running>),
     Free(u64),
     Allocated { addr: u64 },
@@ -362,6 +367,15 @@ impl Action {
         match self {
             Action::Kernel(call) => Arc::ptr_eq(&call.kernel, kernel),
             Action::Graph(running) => running.nodes.iter().any(|n| n.action.runs(kernel)),
+            _ => false,
+        }
+    }
+
+    /// Whether the action has calls of this rank.
+    pub(super) fn meets(&self, comm: CommId) -> bool {
+        match self {
+            Action::Meet(meet) => meet.comm == comm,
+            Action::Graph(running) => running.nodes.iter().any(|n| n.action.meets(comm)),
             _ => false,
         }
     }
@@ -380,6 +394,7 @@ impl Action {
             Action::Signal(..) | Action::SignalOnSuccess(..) => "signal".into(),
             Action::WaitSemaphore(..) => "wait for a semaphore".into(),
             Action::Until { name, .. } => (*name).into(),
+            Action::Meet(meet) => meet.shown().into(),
             Action::Graph(_) => "graph".into(),
             Action::Free(_) => "free".into(),
             Action::Allocated { .. } => "alloc".into(),
@@ -398,6 +413,7 @@ impl Action {
             Action::WriteValue { addr, .. } | Action::WaitValue { addr, .. } => {
                 f(*addr..addr.saturating_add(8))
             }
+            Action::Meet(meet) => meet.for_each_range(&mut f),
             Action::Graph(g) => {
                 g.nodes.iter().for_each(|n| n.action.for_each_range(&mut f));
             }
@@ -417,10 +433,16 @@ pub(crate) enum NodeAction {
     Wait(EventId),
     WriteValue { addr: u64, value: u64 },
     WaitValue { addr: u64, value: u64 },
+    Meet(BoundMeet),
     Empty,
 }
 
 impl NodeAction {
+    /// Whether the action has calls of this rank.
+    fn meets(&self, comm: CommId) -> bool {
+        matches!(self, NodeAction::Meet(meet) if meet.comm == comm)
+    }
+
     /// Whether the action runs this kernel.
     pub(crate) fn runs(&self, kernel: &Arc<Kernel>) -> bool {
         matches!(self, NodeAction::Kernel(call) if Arc::ptr_eq(&call.kernel, kernel))
@@ -436,6 +458,7 @@ impl NodeAction {
             NodeAction::WriteValue { addr, .. } | NodeAction::WaitValue { addr, .. } => {
                 f(*addr..addr.saturating_add(8));
             }
+            NodeAction::Meet(meet) => meet.for_each_range(f),
             _ => {}
         }
     }
@@ -484,6 +507,7 @@ impl Running {
             NodeAction::WaitValue { addr, value } => {
                 Action::WaitValue { addr: *addr, value: *value }
             }
+            NodeAction::Meet(meet) => Action::Meet(meet.clone()),
             NodeAction::Empty => Action::Empty,
         }
     }

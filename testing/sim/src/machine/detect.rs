@@ -80,6 +80,11 @@ impl fmt::Display for Operation {
 }
 
 impl Operation {
+    /// A call of the host.
+    pub(crate) fn of_host(name: &str, scope: Option<Name>) -> Self {
+        Self { name: name.into(), queue: None, stream: None, index: 0, node: None, scope }
+    }
+
     /// Writes the place of execution, for human readers.
     fn place(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.stream, self.queue) {
@@ -111,6 +116,13 @@ pub enum ReportKind {
     HostGone,
     /// A kernel wrote memory that it declares to read only.
     WroteReadOnly,
+    /// Calls of ranks that do not fit each other met. The report names two of them.
+    Mismatch,
+    /// Meetings wait for each other's devices in a cycle. The report names the first and the last
+    /// one; [`Monitor::waits`](super::Monitor::waits) has all of them.
+    DeadLock,
+    /// A rank of a communicator or its library was used against the rules.
+    Misuse,
 }
 
 /// A defect in the code that uses the machine.
@@ -123,9 +135,9 @@ pub struct Report {
     pub first: Option<Operation>,
     /// The operation that revealed the defect.
     pub second: Operation,
-    /// The address that the second operation used.
+    /// The address that the second operation used; 0 if the defect is none of memory.
     pub addr: u64,
-    /// Bytes.
+    /// Bytes; 0 if the defect is none of memory.
     pub bytes: u64,
     /// The kernel's binding that contains the address, and the offset from its first byte, if the
     /// defect lies in a binding.
@@ -160,8 +172,14 @@ impl fmt::Display for Report {
             ReportKind::NeverWritten => "read of memory that nobody wrote",
             ReportKind::HostGone => "host memory gone while a copy was pending",
             ReportKind::WroteReadOnly => "write to memory that is declared to be read",
+            ReportKind::Mismatch => "calls that do not fit each other",
+            ReportKind::DeadLock => "meetings that wait for each other",
+            ReportKind::Misuse => "misuse of a communicator",
         };
-        write!(f, "{what}: {bytes} bytes at {addr:#x}: ")?;
+        write!(f, "{what}: ")?;
+        if *addr != 0 {
+            write!(f, "{bytes} bytes at {addr:#x}: ")?;
+        }
         match first {
             Some(first) => write!(f, "{first} and {second}")?,
             None => write!(f, "{second}")?,
@@ -379,6 +397,11 @@ impl Detector {
         if let Some(report) = self.reports.get_mut(before) {
             report.binding = Some(binding);
         }
+    }
+
+    /// Reports the use of a communicator's rank against the rules.
+    pub(crate) fn misused(&mut self, why: String) {
+        self.report(ReportKind::Misuse, None, Operation::of_host(&why, Name::current()), 0, 0);
     }
 
     pub(crate) fn report(

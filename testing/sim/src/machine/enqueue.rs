@@ -7,13 +7,14 @@
 //! This module must not know how commands run.
 
 use super::clock::Clock;
+use super::comm::{BoundMeet, Meet};
 use super::command::{Action, Command, Done, Entry, Mark, NodeAction, Running};
 use super::fault::Disturbance;
-use super::graph::{Exec, ExecId, GraphId, Node, NodeId, NodeUpdate, Template};
+use super::graph::{Exec, Node, NodeId, NodeUpdate, Template, TemplateNode};
 use super::space::AccessScope;
 use super::{
-    Event, EventId, Machine, MachineState, Queue, QueueFailure, QueueId, Raised, Semaphore,
-    SemaphoreId,
+    Event, EventId, ExecId, GraphId, Machine, MachineState, Queue, QueueFailure, QueueId, Raised,
+    Semaphore, SemaphoreId,
 };
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Name, Result};
@@ -457,13 +458,26 @@ impl MachineState {
         {
             return Err(missing(*e));
         }
-        let child = match &node {
+        let bound = match &node {
             Node::Child(id) => {
-                Some(Arc::new(self.graphs.get(id).ok_or_else(|| missing(*id))?.flat()))
+                let flat = self.graphs.get(id).ok_or_else(|| missing(*id))?.flat();
+                Some(TemplateNode::Child(Arc::new(flat)))
+            }
+            Node::Meet(meet) => {
+                Some(TemplateNode::Action(NodeAction::Meet(self.bind_meet(None, meet)?)))
             }
             _ => None,
         };
-        self.graphs.get_mut(&graph).ok_or_else(|| missing(graph))?.add(node, deps, child)
+        self.graphs.get_mut(&graph).ok_or_else(|| missing(graph))?.add(node, deps, bound)
+    }
+
+    /// Binds a meeting; the use of a rank that was aborted or destroyed is reported.
+    fn bind_meet(&mut self, device: Option<u32>, meet: &Meet) -> Result<BoundMeet> {
+        if let Err(e) = self.meetings.usable(meet.comm) {
+            self.detector.misused(e.to_string());
+            return Err(e);
+        }
+        self.meetings.bind(device, meet)
     }
 
     /// Returns whether a command can be enqueued.
@@ -472,7 +486,7 @@ impl MachineState {
         if let Some(failure) = &q.failure {
             return Err(failure.cause.clone());
         }
-        let capturing = q.capture.is_some();
+        let (capturing, device) = (q.capture.is_some(), q.device);
         match command {
             Command::Kernel(k) => k.check(),
             Command::Copy(c) => c.check(),
@@ -495,8 +509,12 @@ impl MachineState {
             | Command::WaitSemaphore(s, _) => {
                 self.semaphores.contains_key(s).then_some(()).ok_or_else(|| missing(*s))
             }
+            Command::Meet(meet) => self.bind_meet(Some(device), meet).map(drop),
             Command::Launch(e) => {
-                self.execs.contains_key(e).then_some(()).ok_or_else(|| missing(*e))
+                let exec = self.execs.get(e).ok_or_else(|| missing(*e))?;
+                let mut comms = exec.comms().iter();
+                let used = comms.try_for_each(|&comm| self.meetings.usable(comm).map(drop));
+                used.inspect_err(|e| self.detector.misused(e.to_string()))
             }
             Command::Free(addr) => self.space.allocation(*addr).map(drop),
             Command::Host { .. } | Command::Until { .. } | Command::Empty => Ok(()),
@@ -542,6 +560,10 @@ impl MachineState {
             Command::SignalOnSuccess(s, value) => Action::SignalOnSuccess(s, value),
             Command::WaitSemaphore(s, value) => Action::WaitSemaphore(s, value),
             Command::Until { name, ready } => Action::Until { name, ready },
+            Command::Meet(meet) => {
+                let device = self.queue(queue)?.device;
+                Action::Meet(self.bind_meet(Some(device), &meet)?)
+            }
             Command::Launch(e) => Action::Graph(Box::new(self.launch(e)?)),
             Command::Free(addr) => Action::Free(addr),
             Command::Empty => Action::Empty,
@@ -624,6 +646,7 @@ impl MachineState {
             Command::WaitEvent(e) => Node::WaitEvent(e),
             Command::WriteValue { addr, value } => Node::WriteValue { addr, value },
             Command::WaitValue { addr, value } => Node::WaitValue { addr, value },
+            Command::Meet(meet) => Node::Meet(meet),
             _ => Node::Empty,
         };
         let node = self.add_node(graph, node, last.as_slice())?;
@@ -656,6 +679,7 @@ impl MachineState {
 
     /// Releases the waits for an action that will not run.
     pub(super) fn let_go(&mut self, queue: QueueId, action: &Action) {
+        self.meetings.withdraw(queue);
         let Some(q) = self.queues.get(&queue) else { return };
         let cause =
             self.alive(q.device).err().or_else(|| q.failure.as_ref().map(|f| f.cause.clone()));

@@ -28,6 +28,9 @@ pub enum FaultAction {
     Reorder,
     /// Like `Delay`, for the next enqueued host function.
     LateCallback(u32),
+    /// The call does not return until [`Monitor::end_hangs`](super::Monitor::end_hangs). Then it
+    /// fails.
+    Hang,
 }
 
 /// The calls at which a fault occurs.
@@ -107,6 +110,7 @@ pub(crate) enum Disturbance {
     Delay(u32),
     Reorder,
     LateCallback(u32),
+    Hang,
 }
 
 /// The outcome of a counted call.
@@ -188,6 +192,7 @@ fn verdict(action: &FaultAction, name: &str, index: u64) -> CallOutcome {
         }
         FaultAction::Delay(steps) => CallOutcome::Disturb(Disturbance::Delay(steps)),
         FaultAction::Reorder => CallOutcome::Disturb(Disturbance::Reorder),
+        FaultAction::Hang => CallOutcome::Disturb(Disturbance::Hang),
         FaultAction::LateCallback(steps) => CallOutcome::Disturb(Disturbance::LateCallback(steps)),
     }
 }

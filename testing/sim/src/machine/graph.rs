@@ -7,21 +7,14 @@
 //!
 //! This module must not know queues.
 
-use super::EventId;
+use super::comm::Meet;
 use super::command::{ExecNode, FillCall, KernelCall, NodeAction, NodeFn, Running, Transfer};
 use super::detect::Ancestors;
+use super::ids::{CommId, EventId, GraphId};
 use super::kernel::Kernel;
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Result, Text};
 use std::fmt;
-
-/// Names a graph template.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct GraphId(pub u64);
-
-/// Names an executable graph.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ExecId(pub u64);
 
 /// Names a node of a template, and the same node of graphs made from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -62,6 +55,8 @@ pub enum Node {
         /// The least value.
         value: u64,
     },
+    /// Meets the calls of other ranks of a communicator, at each launch.
+    Meet(Meet),
     /// Another graph, in its present state.
     Child(GraphId),
     /// Does nothing.
@@ -79,6 +74,7 @@ impl fmt::Debug for Node {
             Node::WaitEvent(e) => write!(f, "WaitEvent({e:?})"),
             Node::WriteValue { addr, value } => write!(f, "WriteValue({addr:#x}, {value})"),
             Node::WaitValue { addr, value } => write!(f, "WaitValue({addr:#x}, {value})"),
+            Node::Meet(m) => m.fmt(f),
             Node::Child(g) => write!(f, "Child({g:?})"),
             Node::Empty => f.write_str("Empty"),
         }
@@ -101,7 +97,7 @@ pub enum NodeUpdate {
 
 /// The content of a template's node.
 #[derive(Clone)]
-enum TemplateNode {
+pub(crate) enum TemplateNode {
     Action(NodeAction),
     Child(Arc<Flat>),
 }
@@ -127,7 +123,7 @@ impl Template {
         self.parts.len()
     }
 
-    /// Appends a node; `child` is the graph of a [`Node::Child`].
+    /// Appends a node; `bound` is the content of a [`Node::Child`] or a [`Node::Meet`].
     ///
     /// # Errors
     /// `InvalidArgument` for a dependency that does not exist, or for invalid parameters.
@@ -135,7 +131,7 @@ impl Template {
         &mut self,
         node: Node,
         deps: &[NodeId],
-        child: Option<Arc<Flat>>,
+        bound: Option<TemplateNode>,
     ) -> Result<NodeId> {
         let id = self.parts.len() as u32;
         if let Some(bad) = deps.iter().find(|d| d.0 >= id) {
@@ -159,14 +155,9 @@ impl Template {
             Node::WaitEvent(e) => NodeAction::Wait(e),
             Node::WriteValue { addr, value } => NodeAction::WriteValue { addr, value },
             Node::WaitValue { addr, value } => NodeAction::WaitValue { addr, value },
-            Node::Empty => NodeAction::Empty,
-            Node::Child(_) => {
-                let flat = child.unwrap_or_default();
-                self.parts.push((TemplateNode::Child(flat), deps.iter().map(|d| d.0).collect()));
-                return Ok(NodeId(id));
-            }
+            Node::Meet(_) | Node::Child(_) | Node::Empty => NodeAction::Empty,
         });
-        self.parts.push((part, deps.iter().map(|d| d.0).collect()));
+        self.parts.push((bound.unwrap_or(part), deps.iter().map(|d| d.0).collect()));
         Ok(NodeId(id))
     }
 
@@ -216,9 +207,16 @@ pub(crate) struct Exec {
     nodes: Arc<Vec<ExecNode>>,
     edges: Arc<Ancestors>,
     place: Vec<Option<u32>>,
+    /// The ranks whose calls the nodes make.
+    comms: Vec<CommId>,
 }
 
 impl Exec {
+    /// The ranks whose calls a launch makes.
+    pub(super) fn comms(&self) -> &[CommId] {
+        &self.comms
+    }
+
     /// Whether a node runs this kernel.
     pub(crate) fn runs(&self, kernel: &Arc<Kernel>) -> bool {
         self.nodes.iter().any(|node| node.action.runs(kernel))
@@ -229,6 +227,13 @@ impl Exec {
         for (node, pred) in flat.pred.iter().enumerate() {
             pred.iter().for_each(|&p| next[p as usize].push(node as u32));
         }
+        let comm = |(action, _): &(NodeAction, u32)| match action {
+            NodeAction::Meet(meet) => Some(meet.comm),
+            _ => None,
+        };
+        let mut comms: Vec<CommId> = flat.actions.iter().filter_map(comm).collect();
+        comms.sort_unstable();
+        comms.dedup();
         let nodes = flat.actions.into_iter().zip(next);
         let nodes = nodes
             .map(|((action, label), next)| ExecNode { action, next: next.into(), label })
@@ -237,6 +242,7 @@ impl Exec {
             nodes: Arc::new(nodes),
             edges: Arc::new(Ancestors::new(flat.pred)),
             place: flat.place,
+            comms,
         }
     }
 

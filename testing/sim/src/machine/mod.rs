@@ -19,28 +19,39 @@
 //! This module must not know `hal`'s devices or a vendor's rules.
 
 mod clock;
+mod collective;
+mod comm;
 mod command;
+mod dead_lock;
 mod detect;
 mod enqueue;
 mod fault;
 mod graph;
+mod ids;
 mod kernel;
+mod meet;
 mod memory;
 mod os;
 mod perform;
+mod ranks;
 mod rng;
 mod space;
 mod step;
 mod wait;
 
+pub use collective::{CommCall, CommOp, Element, Reduction};
+pub use comm::{CommJoin, Link, Meet, OnMismatch};
 pub use command::{Command, FillCall, HostFn, KernelCall, NodeFn, ReadyFn, Transfer};
 pub use detect::{Operation, Report, ReportKind};
 pub use fault::{FaultAction, FaultPlan, FaultRule, When};
-pub use graph::{ExecId, GraphId, Node, NodeId, NodeUpdate};
+pub use graph::{Node, NodeId, NodeUpdate};
+pub use ids::{CommId, EventId, ExecId, GraphId, QueueId, SemaphoreId};
 pub use kernel::{Kernel, KernelBody, KernelRegistry, KernelSpec, Launch, PollFn, RunFn};
+pub use ranks::LibraryTurn;
 pub use space::{DEVICE_BASE, GRANULARITY, MemoryUse, PieceId};
 
 use clock::Clock;
+use comm::Meetings;
 use command::{Entry, Mark};
 use detect::Detector;
 use fault::{CallOutcome, Disturbance, Faults};
@@ -55,18 +66,6 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
-
-/// Names a queue. Numbers are not reused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct QueueId(pub u64);
-
-/// Names an event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct EventId(pub u64);
-
-/// Names a semaphore: a growing value, raised and awaited by queues and the host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SemaphoreId(pub u64);
 
 /// The party that makes steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -128,6 +127,10 @@ pub struct MachineConfig {
     /// the wait reports a deadlock. With zero the machine assumes no other thread.
     /// 10 seconds by default.
     pub patience: Duration,
+    /// What happens when calls of ranks do not fit each other; [`OnMismatch::Strict`] by default.
+    pub on_mismatch: OnMismatch,
+    /// The link over which ranks exchange bytes; [`Link::default`] by default.
+    pub link: Link,
     /// The kernels.
     /// Default: no kernels.
     pub kernels: KernelRegistry,
@@ -148,6 +151,8 @@ impl Default for MachineConfig {
             poison: None,
             trace: false,
             patience: Duration::from_secs(10),
+            on_mismatch: OnMismatch::default(),
+            link: Link::default(),
             kernels: KernelRegistry::new(),
         }
     }
@@ -199,6 +204,20 @@ impl MachineConfig {
     #[must_use]
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
+        self
+    }
+
+    /// Sets what happens when calls of ranks do not fit each other.
+    #[must_use]
+    pub fn on_mismatch(mut self, on_mismatch: OnMismatch) -> Self {
+        self.on_mismatch = on_mismatch;
+        self
+    }
+
+    /// Sets the link over which ranks exchange bytes.
+    #[must_use]
+    pub fn link(mut self, link: Link) -> Self {
+        self.link = link;
         self
     }
 
@@ -325,6 +344,11 @@ pub(crate) struct MachineState {
     semaphores: BTreeMap<SemaphoreId, Semaphore>,
     graphs: BTreeMap<GraphId, Template>,
     execs: BTreeMap<ExecId, Exec>,
+    meetings: Meetings,
+    on_mismatch: OnMismatch,
+    link: Link,
+    /// Counts the calls of [`Monitor::end_hangs`].
+    hangs_ended: u64,
     next_id: u64,
     launches: u64,
     /// The clock that a read of a word learns.
@@ -457,6 +481,10 @@ impl Machine {
             semaphores: BTreeMap::new(),
             graphs: BTreeMap::new(),
             execs: BTreeMap::new(),
+            meetings: Meetings::new(config.devices),
+            on_mismatch: config.on_mismatch,
+            link: config.link,
+            hangs_ended: 0,
             // Small numbers are special for some vendors: the default stream.
             next_id: 0x100,
             launches: 0,
@@ -533,6 +561,7 @@ impl Monitor {
         if self.0.config.count_calls {
             state.call(device, name)?;
         }
+        let state = self.hang(state)?;
         state.alive(device)?;
         Ok(state)
     }
@@ -543,7 +572,7 @@ impl Monitor {
         if self.0.config.count_calls {
             state.call(0, name)?;
         }
-        Ok(state)
+        self.hang(state)
     }
 
     /// Counts a call of a layer above under its name, on a device. The fault plan applies to it as
@@ -559,7 +588,29 @@ impl Monitor {
             ));
         }
         state.call(device, name)?;
-        state.alive(device)
+        self.hang(state)?.alive(device)
+    }
+
+    /// Blocks if the fault plan demands that the call hangs, until [`end_hangs`](Self::end_hangs).
+    fn hang<'a>(&'a self, mut state: Locked<'a>) -> Result<Locked<'a>> {
+        if state.disturb != Some(Disturbance::Hang) {
+            return Ok(state);
+        }
+        state.disturb = None;
+        let before = state.hangs_ended;
+        state.waiters += 1;
+        while state.hangs_ended == before {
+            self.0.bell.wait(&mut state.guard);
+        }
+        state.waiters -= 1;
+        Err(Error::state("the fault plan let the call hang, and ended it"))
+    }
+
+    /// Ends all calls that hang now ([`FaultAction::Hang`]): each returns an error.
+    pub fn end_hangs(&self) {
+        let mut state = self.lock();
+        state.hangs_ended += 1;
+        state.changed = true;
     }
 
     /// The number of counted calls.
@@ -716,6 +767,7 @@ impl MachineState {
             return;
         }
         *lost = Some(cause.into());
+        self.meetings.lost.insert(device);
         self.changed = true;
         let (clock, nanos) = std::mem::take(&mut self.gone[device as usize]);
         self.host_learns(&clock, nanos);

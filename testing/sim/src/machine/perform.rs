@@ -74,6 +74,7 @@ impl MachineState {
                 self.learn(place.queue, &clock, nanos);
                 Outcome::Done(0)
             }
+            Action::Meet(meet) => self.meet(place, meet),
             Action::Free(addr) => {
                 self.free_here(place, addr);
                 Outcome::Done(0)
@@ -97,7 +98,7 @@ impl MachineState {
     }
 
     /// The host address of a range. A range that was freed or reused since the enqueue is reported.
-    fn reach(
+    pub(super) fn reach(
         &mut self,
         place: &CommandContext,
         who: AccessScope,
@@ -127,7 +128,7 @@ impl MachineState {
     }
 
     /// Tells the detector about an access.
-    fn note_access(
+    pub(super) fn note_access(
         &mut self,
         place: &CommandContext,
         parts: &[AccessPart],

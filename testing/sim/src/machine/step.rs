@@ -25,7 +25,7 @@ use std::cell::Cell;
 /// The virtual time of a host call, in nanoseconds.
 const HOST_NANOS: u64 = 500;
 /// The node number of a command outside a graph.
-const NO_NODE: u32 = u32::MAX;
+pub(super) const NO_NODE: u32 = u32::MAX;
 
 thread_local! {
     /// The machine (its address) and the queue whose host function this thread runs.
@@ -54,6 +54,8 @@ pub(super) enum Outcome {
     Done(u64),
     /// The action is not ready and is returned.
     Pending(Action),
+    /// The action has begun, is not over and is returned.
+    Begun(Action),
     Call(HostFn),
     /// A fault of the device.
     Fault(String),
@@ -62,6 +64,7 @@ pub(super) enum Outcome {
 }
 
 /// The place of an action's execution.
+#[derive(Clone)]
 pub(super) struct CommandContext {
     pub(super) queue: QueueId,
     pub(super) device: u32,
@@ -217,7 +220,9 @@ impl MachineState {
         } else {
             match &mut head.action {
                 Action::Graph(g) => self.graph_ready(id, g),
-                action if self.asked.contains(&(id, NO_NODE)) || self.blocked(action) => Ready::No,
+                action if self.asked.contains(&(id, NO_NODE)) || self.blocked(id, action) => {
+                    Ready::No
+                }
                 _ => Ready::Yes,
             }
         };
@@ -245,6 +250,7 @@ impl MachineState {
             NodeAction::WaitValue { addr, value } => {
                 self.word(*addr).is_none_or(|now| now >= *value)
             }
+            NodeAction::Meet(meet) => !self.meetings.is_blocked((id, node), meet),
             _ => true,
         }
     }
@@ -259,8 +265,9 @@ impl MachineState {
     }
 
     /// Returns whether an action must wait.
-    fn blocked(&self, action: &Action) -> bool {
+    fn blocked(&self, queue: QueueId, action: &Action) -> bool {
         match action {
+            Action::Meet(meet) => self.meetings.is_blocked((queue, NO_NODE), meet),
             Action::WaitMark(mark) | Action::RequireMark(mark) => mark.done.get().is_none(),
             Action::WaitValue { addr, value } => self.word(*addr).is_some_and(|now| now < *value),
             Action::WaitSemaphore(s, value) => {
@@ -271,7 +278,7 @@ impl MachineState {
     }
 
     /// A description of the wait of a queue's head, for human readers; `None` if it does not wait.
-    pub(super) fn waits_for(&self, q: &Queue) -> Option<String> {
+    pub(super) fn waits_for(&self, id: QueueId, q: &Queue) -> Option<String> {
         let head = q.entries.front()?;
         let what = match &head.action {
             Action::WaitValue { addr, value } => {
@@ -284,7 +291,15 @@ impl MachineState {
                 Some(at) => format!("semaphore {} to go from {} to {value}", s.0, at.value),
                 None => format!("semaphore {}, which is gone, to reach {value}", s.0),
             },
-            Action::Graph(g) => format!("{} nodes of a graph", g.left),
+            Action::Meet(meet) => self.meetings.waits_for((id, NO_NODE), meet),
+            Action::Graph(g) => {
+                let mut ready = g.ready.iter().map(|&node| (node, &g.nodes[node as usize].action));
+                let waits = ready.find_map(|(node, action)| match action {
+                    NodeAction::Meet(meet) => Some(self.meetings.waits_for((id, node), meet)),
+                    _ => None,
+                });
+                waits.unwrap_or_else(|| format!("{} nodes of a graph", g.left))
+            }
             other => other.name().to_string(),
         };
         Some(format!("{}, submission {}, waits for {what}", q.name, head.index))
@@ -328,6 +343,13 @@ impl MachineState {
                     self.asked.push((id, NO_NODE));
                     self.put_back(id, entry);
                     Step::Nothing
+                }
+                Outcome::Begun(action) => {
+                    entry.action = action;
+                    entry.regions = place.regions;
+                    self.put_back(id, entry);
+                    self.progress();
+                    Step::Ran
                 }
                 Outcome::Call(call) => {
                     entry.action =
@@ -380,6 +402,13 @@ impl MachineState {
             place.edges = Some(g.edges.clone());
             match self.perform(&mut place, action) {
                 Outcome::Pending(_) => self.asked.push((id, node)),
+                Outcome::Begun(_) => {
+                    entry.action = Action::Graph(g);
+                    entry.regions = place.regions;
+                    self.put_back(id, entry);
+                    self.progress();
+                    return Step::Ran;
+                }
                 Outcome::Call(call) => {
                     g.ready.swap_remove(at);
                     entry.action = Action::Graph(g);
@@ -562,9 +591,16 @@ impl MachineState {
                 }
             }
             Outcome::Fail(cause) => {
-                self.fail(place.queue, QueueFailure { operation: place.operation(), cause })
+                // Above such a device nobody knows of failed queues.
+                let lost =
+                    config.fault_scope == FaultScope::Device && matches!(cause, Error::Mismatch(_));
+                let text = cause.to_string();
+                self.fail(place.queue, QueueFailure { operation: place.operation(), cause });
+                if lost {
+                    self.lose(place.device, &text);
+                }
             }
-            Outcome::Done(_) | Outcome::Pending(_) | Outcome::Call(_) => {}
+            Outcome::Done(_) | Outcome::Pending(_) | Outcome::Begun(_) | Outcome::Call(_) => {}
         }
     }
 }

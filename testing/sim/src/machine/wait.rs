@@ -34,14 +34,15 @@ impl Monitor {
     }
 
     /// Blocks until `over` returns a result.
-    fn wait_for(
+    pub(super) fn wait_for(
         &self,
         timeout: Option<Duration>,
         mut over: impl FnMut(&mut MachineState) -> Option<Result<()>>,
     ) -> Result<()> {
         let config = &self.0.config;
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
-        let mut alone_since: Option<Instant> = None;
+        // When nothing could run first, and the number of steps by then.
+        let mut idle: Option<(Instant, u64)> = None;
         let mut polls = 0;
         loop {
             let mut state = self.lock();
@@ -59,7 +60,7 @@ impl Monitor {
                 state.asked.clear();
                 drop(state);
                 if self.step() {
-                    alone_since = None;
+                    idle = None;
                     continue;
                 }
                 state = self.lock();
@@ -69,7 +70,9 @@ impl Monitor {
                 // Host functions that this thread runs cannot end before it returns.
                 let called =
                     state.queues.values().filter(|q| q.busy).count() > super::step::depth();
-                let since = *alone_since.get_or_insert_with(Instant::now);
+                // Other threads may step too.
+                let now = (Instant::now(), state.steps);
+                let (since, _) = *idle.insert(idle.filter(|i| i.1 == now.1).unwrap_or(now));
                 if !called
                     && (config.patience.is_zero()
                         || timeout.is_none() && since.elapsed() >= config.patience)
@@ -351,7 +354,8 @@ impl MachineState {
 
     /// A description of all waits, for human readers.
     fn waiting(&self) -> String {
-        let all: Vec<String> = self.queues.values().filter_map(|q| self.waits_for(q)).collect();
+        let waits = self.queues.iter().filter_map(|(&id, q)| self.waits_for(id, q));
+        let all: Vec<String> = self.meetings.dead_lock().into_iter().chain(waits).collect();
         if all.is_empty() { "nothing is pending".to_owned() } else { all.join("; ") }
     }
 }

@@ -265,6 +265,7 @@ impl Tagged for DeviceState {
 impl DeviceState {
     fn new(devices: &Devices, ordinal: u32) -> Result<Self> {
         let mut description = Description::new(describe(&devices.machine, ordinal));
+        devices.machine.device_set_name(ordinal, &description.info.id.to_string())?;
         let common = Arc::new(Common {
             machine: devices.machine.clone(),
             device: ordinal,

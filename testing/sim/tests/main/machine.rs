@@ -729,3 +729,21 @@ fn ranges_at_the_end_of_the_address_space_are_ranges() {
     }
     let _ = m.take_reports();
 }
+
+#[test]
+fn a_wait_is_patient_while_other_threads_make_steps() {
+    let m = Machine::new(config(23).patience(Duration::from_millis(150))).unwrap();
+    let [a, b] = [0, 0].map(|device| m.queue_create(device).unwrap());
+    let (word, at) = (m.host_alloc(8).unwrap(), m.alloc(0, 64).unwrap());
+    m.enqueue(a, Command::WaitValue { addr: word, value: 1 }).unwrap();
+    std::thread::scope(|s| {
+        let waiting = s.spawn(|| m.queue_synchronize(a, None));
+        for _ in 0..20 {
+            fill(&m, b, at, 64, 1);
+            m.queue_synchronize(b, None).unwrap();
+            std::thread::sleep(Duration::from_millis(30));
+        }
+        m.host_store(word, 1).unwrap();
+        waiting.join().unwrap().unwrap();
+    });
+}

@@ -4,6 +4,7 @@ mod backend;
 mod detector;
 mod faults;
 mod machine;
+mod meet;
 mod model;
 mod wrappers;
 
