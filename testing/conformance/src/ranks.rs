@@ -167,7 +167,8 @@ values! {
 
 /// A rank's element: 1, 2 or 3, so that sums and products of a few ranks are exact in every type.
 fn number(rank: u32, i: usize) -> f64 {
-    f64::from((rank * 2 + i as u32 + i as u32 / 7) % 3 + 1)
+    let i = i as u32;
+    f64::from((rank * (i % 5) + i + i / 7) % 3 + 1)
 }
 
 /// A rank's elements.

@@ -6,6 +6,7 @@
 
 mod defects;
 mod device;
+mod library;
 mod stream;
 
 use defects::Defect;
