@@ -2,9 +2,9 @@
 //! process's use of a driver.
 //!
 //! # Protocol
-//! The runner starts a program that calls [`answer`](crate::answer) with the case's name. The program runs this
-//! one case and writes one line to its standard output: a marker, the outcome, and the reason with
-//! its line ends replaced. The runner takes the first such line as the answer.
+//! The runner starts a program that calls [`answer`](crate::answer) with the case's name. The
+//! program runs this one case and writes one line to its standard output: a marker, the outcome,
+//! and the reason with its line ends replaced. The runner takes the first such line as the answer.
 //!
 //! A program that ends without an answer has failed, with the text of its standard error. A program
 //! that gives no answer in time has failed too, and is killed. After its answer the program has a
@@ -31,8 +31,8 @@ type Make = dyn Fn(&str) -> Command + Send + Sync;
 pub struct Isolation(Arc<Make>);
 
 impl Isolation {
-    /// `command` makes the command line for a case's name. The program must call [`answer`](crate::answer)
-    /// with this name.
+    /// `command` makes the command line for a case's name. The program must call
+    /// [`answer`](crate::answer) with this name.
     pub fn new(command: impl Fn(&str) -> Command + Send + Sync + 'static) -> Self {
         Self(Arc::new(command))
     }
