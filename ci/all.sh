@@ -33,7 +33,7 @@ install_tools() {
 
 # From what fails fastest to what takes longest; those that share a build follow each other. (The C
 # library has no other name with other features: built for C, it makes the command link anew.)
-sections=(tools deny typos book lint apple messages ptx test main-job python valgrind c-examples instructions stress asan fuzz fuzz-alloc loom)
+sections=(tools deny typos book lint apple messages ptx test serve main-job python valgrind c-examples instructions stress asan fuzz fuzz-alloc loom)
 script_of() {
     case $1 in
         tools) echo install_tools ;;

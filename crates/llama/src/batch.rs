@@ -185,8 +185,14 @@ impl Batch {
         Ok(batch)
     }
 
+    /// The model whose sequences these are.
+    #[must_use]
+    pub fn model(&self) -> &Model {
+        &self.network.model
+    }
+
     fn runtime(&self) -> &Runtime {
-        self.network.model.runtime()
+        self.model().runtime()
     }
 
     /// The operators of a step, counted.

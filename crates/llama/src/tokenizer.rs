@@ -120,8 +120,21 @@ impl Tokenizer {
     /// [`Error::InvalidArgument`] if the tokenizer has no token for a part of the text, or is
     /// damaged.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        self.encode_with(text, true)
+    }
+
+    /// The ids of a text that has its special tokens already, such as what a chat template makes:
+    /// [`encode`](Self::encode) without the tokens that the tokenizer adds around a prompt.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn encode_rendered(&self, text: &str) -> Result<Vec<u32>> {
+        self.encode_with(text, false)
+    }
+
+    fn encode_with(&self, text: &str, special: bool) -> Result<Vec<u32>> {
         let encoding = call(&self.origin, "the text cannot be encoded", || {
-            self.inner.encode_fast(text, true)
+            self.inner.encode_fast(text, special)
         })?;
         Ok(encoding.get_ids().to_vec())
     }
@@ -223,7 +236,7 @@ impl std::fmt::Debug for Tokenizer {
 /// assert_eq!(text.finish()?, "");
 /// # Ok::<(), leasehold_core::Error>(())
 /// ```
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct TextStream {
     tokenizer: Tokenizer,
     /// The last ids.

@@ -95,22 +95,34 @@ fn every_block_has_a_checker() {
     none("blocks that nothing checks", lost);
 }
 
-/// `ci/first-steps.sh` builds a crate with the README's lines.
+/// Packages of this repository, and of the registry those that it uses itself. `ci/first-steps.sh`
+/// builds a crate with the README's lines.
 #[test]
 fn dependencies_are_packages() {
-    let manifests = page::files("crates", &["Cargo.toml"]);
-    let manifests: Vec<String> = manifests.iter().map(|path| read(path)).collect();
+    let folders = ["crates", "testing"].into_iter();
+    let manifests = folders.flat_map(|folder| page::files(folder, &["Cargo.toml"]));
+    let manifests: Vec<String> = manifests.map(|path| read(&path)).collect();
+    let workspace = read("Cargo.toml");
     let mut lost = Vec::new();
     for page in all_pages() {
         for block in page.blocks("toml") {
-            let names = block.code.lines().filter_map(|line| line.split_once(" = ")).map(|l| l.0);
-            let unknown = names.filter(|name| {
-                !manifests.iter().any(|text| text.contains(&format!("name = \"{name}\"\n")))
+            let mut inside = false;
+            let dependencies = block.code.lines().filter(|line| {
+                if line.starts_with('[') {
+                    inside = line.ends_with("dependencies]");
+                }
+                inside
             });
-            lost.extend(unknown.map(|name| format!("{block}{name}")));
+            let lines = dependencies.filter_map(|line| line.split_once(" = "));
+            let unknown = lines.filter(|(name, from)| {
+                let own = format!("name = \"{name}\"\n");
+                let used = format!("\n{name} = {from}\n");
+                !manifests.iter().any(|text| text.contains(&own)) && !workspace.contains(&used)
+            });
+            lost.extend(unknown.map(|(name, _)| format!("{block}{name}")));
         }
     }
-    none("dependencies that are no packages of this repository", lost);
+    none("dependencies that are no packages of this repository or of its own dependencies", lost);
 }
 
 #[test]

@@ -1,9 +1,13 @@
 //! Arguments that several benchmarks have.
 
-use crate::commands::run::Files;
+use crate::commands::open_measured;
+use crate::commands::run::{Activations, Files, parse_device};
 use crate::failure::Failure;
 use crate::host;
+use crate::system::System;
+use leasehold::DeviceId;
 use leasehold_llama::{Config, DType, Weights};
+use serde::Serialize;
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
@@ -17,7 +21,7 @@ pub(super) struct Common {
 }
 
 #[derive(Debug, clap::Args)]
-pub(super) struct FilesArguments {
+struct FilesArguments {
     /// A Hugging Face directory; the bundled model when left out
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
@@ -34,7 +38,7 @@ pub(super) struct FilesArguments {
 
 impl FilesArguments {
     /// The files of the model, or random weights.
-    pub(super) fn read(&self) -> Result<Files, Failure> {
+    fn read(&self) -> Result<Files, Failure> {
         let Some(path) = &self.config else { return Files::read(self.model.as_deref(), false) };
         let config = Config::from_file(path)?;
         let dtype = config.dtype.unwrap_or(DType::Bf16);
@@ -46,7 +50,85 @@ impl FilesArguments {
     }
 
     /// The seed of the random weights.
-    pub(super) fn seed(&self) -> Option<u64> {
+    fn seed(&self) -> Option<u64> {
         self.random_weights.then_some(self.seed)
     }
+}
+
+/// A model on a device, which is measured.
+#[derive(Debug, clap::Args)]
+pub(super) struct ModelArguments {
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    files: FilesArguments,
+    /// Tokens of the prompt
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) prompt: u32,
+    /// The device
+    #[arg(long, default_value = "cpu:0", value_parser = parse_device)]
+    device: DeviceId,
+    /// Runs over a simulated driver, with the race detector on: shows that the measurement works
+    /// there, and its figures say nothing of a device
+    #[arg(long)]
+    pub(super) sim: bool,
+    /// The element type of activations and KV cache
+    #[arg(long, value_enum, default_value_t = Activations::F32)]
+    dtype: Activations,
+}
+
+impl ModelArguments {
+    pub(super) fn json(&self) -> bool {
+        self.common.json
+    }
+
+    pub(super) fn dtype(&self) -> DType {
+        self.dtype.into()
+    }
+
+    pub(super) fn read(&self) -> Result<Files, Failure> {
+        self.files.read()
+    }
+
+    /// The device's runtime, and what belongs to it.
+    pub(super) fn open(&self) -> Result<System, Failure> {
+        open_measured(self.device, self.common.threads.map(usize::from), self.sim)
+    }
+
+    /// The prompt of a sequence, for a vocabulary of `ids` entries. Every model has the first ids.
+    pub(super) fn prompt_of(&self, sequence: u32, ids: u32) -> Vec<u32> {
+        prompt_of(self.prompt, sequence, ids)
+    }
+
+    /// What a report says of the model that has this name.
+    pub(super) fn subject(&self, model: String) -> Subject {
+        Subject {
+            model,
+            device: self.device.to_string(),
+            simulated: self.sim,
+            threads: self.common.threads,
+            prompt: self.prompt,
+            seed: self.files.seed(),
+        }
+    }
+}
+
+/// A prompt of so many tokens, for a vocabulary of `ids` entries.
+pub(super) fn prompt_of(tokens: u32, sequence: u32, ids: u32) -> Vec<u32> {
+    let from = sequence.wrapping_mul(31).wrapping_add(221);
+    (0..tokens).map(|i| i.wrapping_mul(97).wrapping_add(from) % ids).collect()
+}
+
+/// The first part of a report: the model on a device.
+#[derive(Debug, Serialize)]
+pub(super) struct Subject {
+    model: String,
+    device: String,
+    /// The figures say nothing of a device.
+    simulated: bool,
+    threads: Option<u16>,
+    /// Tokens of the prompt of each sequence.
+    pub(super) prompt: u32,
+    /// Of the random weights.
+    seed: Option<u64>,
 }

@@ -1,20 +1,20 @@
 //! `leasehold bench`: measurements of the runtime. These programs print figures; they are not tests
 //! that fail for slowness.
 
-use crate::commands::arguments::{Common, FilesArguments};
+use crate::commands::arguments::{Common, ModelArguments, Subject};
 use crate::commands::bench_alloc::{self, AllocArguments};
 use crate::commands::bench_batch;
 use crate::commands::bench_copy::{self, CopyArguments};
 #[cfg(feature = "cuda")]
 use crate::commands::bench_cuda;
 use crate::commands::bench_suspend::{self, SuspendArguments};
-use crate::commands::run::{Activations, ModeReport, fits, load, parse_device};
-use crate::commands::{open_measured, operators, percentile, print_json};
+use crate::commands::run::{ModeReport, fits, load};
+use crate::commands::{operators, percentile, print_json};
 use crate::examples;
 use crate::failure::Failure;
 use crate::style::Tone;
 use crate::table::{Table, bytes};
-use leasehold::{DeviceId, GraphOperator, Runtime, View};
+use leasehold::{GraphOperator, Runtime, View};
 use leasehold_llama::{DType, Decoder, Mode, Request, Sampling, generate, operations, traffic};
 use leasehold_operators::{Library, Tensor, ops};
 use serde::Serialize;
@@ -79,12 +79,7 @@ struct GraphArguments {
 #[derive(Debug, clap::Args)]
 pub(super) struct DecodeArguments {
     #[command(flatten)]
-    pub(super) common: Common,
-    #[command(flatten)]
-    pub(super) files: FilesArguments,
-    /// Tokens of the prompt
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(super) prompt: u32,
+    pub(super) on: ModelArguments,
     /// Sequences that are decoded together, each with a prompt of its own; one sequence through the
     /// decoder of a single one when left out
     #[arg(long, value_name = "N")]
@@ -93,13 +88,6 @@ pub(super) struct DecodeArguments {
     /// them, and nothing else
     #[arg(long, value_name = "N", requires = "batch")]
     pub(super) join: Option<NonZeroU32>,
-    /// The device
-    #[arg(long, default_value = "cpu:0", value_parser = parse_device)]
-    pub(super) device: DeviceId,
-    /// Runs over a simulated driver, with the race detector on: shows that the measurement works
-    /// there, and its figures say nothing of a device
-    #[arg(long)]
-    pub(super) sim: bool,
     /// Also prints, to standard error, the operators of the prompt and of a step, and what computes
     /// each: the kernel, or the vendor's library
     #[arg(long)]
@@ -110,22 +98,6 @@ pub(super) struct DecodeArguments {
     /// Runs of each mode
     #[arg(long, default_value_t = 11, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) repeat: u32,
-    /// The element type of activations and KV cache
-    #[arg(long, value_enum, default_value_t = Activations::F32)]
-    pub(super) dtype: Activations,
-}
-
-impl DecodeArguments {
-    /// The prompt of a sequence, for a vocabulary of `ids` entries. Every model has the first ids.
-    pub(super) fn prompt_of(&self, sequence: u32, ids: u32) -> Vec<u32> {
-        prompt_of(self.prompt, sequence, ids)
-    }
-}
-
-/// A prompt of so many tokens, for a vocabulary of `ids` entries.
-pub(super) fn prompt_of(tokens: u32, sequence: u32, ids: u32) -> Vec<u32> {
-    let from = sequence.wrapping_mul(31).wrapping_add(221);
-    (0..tokens).map(|i| i.wrapping_mul(97).wrapping_add(from) % ids).collect()
 }
 
 /// Samples of a stream or graph measurement.
@@ -258,14 +230,8 @@ fn print(report: &impl Serialize, json: bool) -> Result<(), Failure> {
 
 #[derive(Debug, Serialize)]
 struct DecodeReport {
-    model: String,
-    device: String,
-    /// The figures say nothing of a device.
-    simulated: bool,
-    threads: Option<u16>,
-    prompt: u32,
-    /// Of the random weights.
-    seed: Option<u64>,
+    #[serde(flatten)]
+    subject: Subject,
     tokens: u32,
     repeat: u32,
     weight_bytes: u64,
@@ -374,14 +340,14 @@ fn median_report(all: &[ModeReport]) -> ModeReport {
 }
 
 fn decode(a: &DecodeArguments) -> Result<(), Failure> {
-    let files = a.files.read()?;
-    let system = open_measured(a.device, a.common.threads.map(usize::from), a.sim)?;
+    let files = a.on.read()?;
+    let system = a.on.open()?;
     let runtime = system.runtime.clone();
-    fits(&files, a.prompt as usize, a.tokens, NonZeroU32::MIN, a.dtype.into(), &runtime)?;
-    let copy_gigabytes_per_s = copy_bandwidth(&runtime, a.sim)?;
-    let product_teraflops = product_rate(&runtime, a.dtype.into(), a.sim)?;
-    let model = load(&runtime, &files, a.dtype.into(), a.common.json)?;
-    let prompt = a.prompt_of(0, files.config.vocab_size.max(1) as u32);
+    fits(&files, a.on.prompt as usize, a.tokens, NonZeroU32::MIN, a.on.dtype(), &runtime)?;
+    let copy_gigabytes_per_s = copy_bandwidth(&runtime, a.on.sim)?;
+    let product_teraflops = product_rate(&runtime, a.on.dtype(), a.on.sim)?;
+    let model = load(&runtime, &files, a.on.dtype(), a.on.json())?;
+    let prompt = a.on.prompt_of(0, files.config.vocab_size.max(1) as u32);
     let once = |mode| -> Result<ModeReport, Failure> {
         let request = Request {
             prompt: &prompt,
@@ -401,9 +367,9 @@ fn decode(a: &DecodeArguments) -> Result<(), Failure> {
         graph.push(g);
     }
     if a.verbose {
-        let positions = a.prompt as usize + a.tokens as usize - 1;
+        let positions = a.on.prompt as usize + a.tokens as usize - 1;
         let decoder = Decoder::new(&model, positions, 1, Sampling::default())?;
-        let prompt = decoder.prompt_operators(a.prompt as usize)?;
+        let prompt = decoder.prompt_operators(a.on.prompt as usize)?;
         operators::print(&prompt, &decoder.step_operators())?;
     }
     drop(model);
@@ -412,24 +378,19 @@ fn decode(a: &DecodeArguments) -> Result<(), Failure> {
     let (eager, graph) = (median_report(&eager), median_report(&graph));
     let weight_bytes = files.weights.total_bytes();
     // The first new token is the prompt's; the others see one more position each.
-    let positions = (a.prompt + a.tokens / 2) as usize;
-    let read = traffic(&files.config, &files.weights, positions, a.dtype.into());
+    let positions = (a.on.prompt + a.tokens / 2) as usize;
+    let read = traffic(&files.config, &files.weights, positions, a.on.dtype());
     let bytes_per_token = Bytes::new(read.weights, read.cache);
     let gigabytes_per_s = bytes_per_token.total as f64 * graph.decode_tokens_per_s / 1e9;
     let prefill_ms = eager.prefill_ms.min(graph.prefill_ms);
-    let prompt_operations = operations(&files.config, a.prompt as usize);
+    let prompt_operations = operations(&files.config, a.on.prompt as usize);
     let prompt_teraflops = prompt_operations / prefill_ms / 1e9;
     let report = DecodeReport {
-        model: files.name,
-        device: a.device.to_string(),
-        simulated: a.sim,
-        threads: a.common.threads,
-        prompt: a.prompt,
-        seed: a.files.seed(),
+        subject: a.on.subject(files.name),
         tokens: a.tokens,
         repeat: a.repeat,
         weight_bytes,
-        prompt_tokens_per_s: f64::from(a.prompt) * 1e3 / prefill_ms,
+        prompt_tokens_per_s: f64::from(a.on.prompt) * 1e3 / prefill_ms,
         prompt_teraflops,
         product_teraflops,
         share_of_products: prompt_teraflops / product_teraflops,
@@ -441,7 +402,7 @@ fn decode(a: &DecodeArguments) -> Result<(), Failure> {
         copy_gigabytes_per_s,
         share_of_bandwidth: gigabytes_per_s / copy_gigabytes_per_s,
     };
-    if a.common.json {
+    if a.on.json() {
         return print_json(&report);
     }
     let mut table = Table::default();
@@ -460,7 +421,7 @@ fn decode(a: &DecodeArguments) -> Result<(), Failure> {
     writeln!(
         out,
         "prompt of {} tokens: {:.0} tokens/s, {:.3} TFLOP/s, {:.1} % of a large product's {:.3}",
-        report.prompt,
+        report.subject.prompt,
         report.prompt_tokens_per_s,
         report.prompt_teraflops,
         report.share_of_products * 100.0,

@@ -5,9 +5,10 @@
 //!
 //! With `--join TOKENS`: how long the sequences wait while a prompt joins them.
 
-use crate::commands::bench::{Bytes, DecodeArguments, copy_bandwidth, prompt_of};
+use crate::commands::arguments::{Subject, prompt_of};
+use crate::commands::bench::{Bytes, DecodeArguments, copy_bandwidth};
 use crate::commands::run::{fits, load};
-use crate::commands::{open_measured, operators, percentile, print_json};
+use crate::commands::{operators, percentile, print_json};
 use crate::failure::Failure;
 use crate::table::{Table, bytes};
 use leasehold_llama::{Batch, DType, Decoder, Mode, Model, Sampling, SequenceId, traffic};
@@ -18,17 +19,10 @@ use std::time::{Duration, Instant};
 
 #[derive(Debug, Serialize)]
 struct Report {
-    model: String,
-    device: String,
-    /// The figures say nothing of a device.
-    simulated: bool,
-    threads: Option<u16>,
+    #[serde(flatten)]
+    subject: Subject,
     /// Sequences.
     batch: u32,
-    /// Of each sequence.
-    prompt: u32,
-    /// Of the random weights.
-    seed: Option<u64>,
     /// Of each sequence.
     tokens: u32,
     repeat: u32,
@@ -241,14 +235,14 @@ pub(super) fn run(a: &DecodeArguments, sequences: NonZeroU32) -> Result<(), Fail
             "--batch: the first step is not timed; ask for 3 --tokens at least".to_owned(),
         ));
     }
-    let (files, dtype) = (a.files.read()?, DType::from(a.dtype));
-    let system = open_measured(a.device, a.common.threads.map(usize::from), a.sim)?;
+    let (files, dtype) = (a.on.read()?, a.on.dtype());
+    let system = a.on.open()?;
     let runtime = system.runtime.clone();
-    fits(&files, a.prompt as usize, a.tokens, sequences, dtype, &runtime)?;
-    let copy_gigabytes_per_s = copy_bandwidth(&runtime, a.sim)?;
-    let model = load(&runtime, &files, dtype, a.common.json)?;
+    fits(&files, a.on.prompt as usize, a.tokens, sequences, dtype, &runtime)?;
+    let copy_gigabytes_per_s = copy_bandwidth(&runtime, a.on.sim)?;
+    let model = load(&runtime, &files, dtype, a.on.json())?;
     let ids = files.config.vocab_size.max(1) as u32;
-    let prompts = (0..sequences.get()).map(|s| a.prompt_of(s, ids)).collect();
+    let prompts = (0..sequences.get()).map(|s| a.on.prompt_of(s, ids)).collect();
     let runs = Runs { model: &model, prompts, tokens: a.tokens as usize };
     let results = runs.compare_modes()?;
     let (mut differ, mut as_alone) = (0.0_f64, 0);
@@ -275,7 +269,7 @@ pub(super) fn run(a: &DecodeArguments, sequences: NonZeroU32) -> Result<(), Fail
     if a.verbose {
         let alone = Decoder::new(&model, runs.positions(), 1, Sampling::default())?;
         let batch = Batch::new(&model, runs.prompts.len(), runs.positions(), Mode::Eager)?;
-        operators::print(&alone.prompt_operators(a.prompt as usize)?, &batch.step_operators())?;
+        operators::print(&alone.prompt_operators(a.on.prompt as usize)?, &batch.step_operators())?;
     }
     drop(runs);
     drop(model);
@@ -283,19 +277,14 @@ pub(super) fn run(a: &DecodeArguments, sequences: NonZeroU32) -> Result<(), Fail
     system.check()?;
     let (eager, graph) = (median(&eager), median(&graph));
     // The timed steps are the second one to the last one, which see so many positions on average.
-    let positions = a.prompt as usize + (a.tokens as usize).div_ceil(2);
+    let positions = a.on.prompt as usize + (a.tokens as usize).div_ceil(2);
     let read = traffic(&files.config, &files.weights, positions, dtype);
     let bytes_per_step =
         Bytes::new(read.weights, read.cache.saturating_mul(u64::from(sequences.get())));
     let gigabytes_per_s = bytes_per_step.total as f64 * graph.tokens_per_s_each / 1e9;
     let report = Report {
-        model: files.name,
-        device: a.device.to_string(),
-        simulated: a.sim,
-        threads: a.common.threads,
+        subject: a.on.subject(files.name),
         batch: sequences.get(),
-        prompt: a.prompt,
-        seed: a.files.seed(),
         tokens: a.tokens,
         repeat: a.repeat,
         weight_bytes: files.weights.total_bytes(),
@@ -309,7 +298,7 @@ pub(super) fn run(a: &DecodeArguments, sequences: NonZeroU32) -> Result<(), Fail
         logits_differ_from_alone: differ,
         texts_as_alone: as_alone,
     };
-    if a.common.json { print_json(&report) } else { print(&report) }
+    if a.on.json() { print_json(&report) } else { print(&report) }
 }
 
 fn print(report: &Report) -> Result<(), Failure> {
@@ -330,7 +319,7 @@ fn print(report: &Report) -> Result<(), Failure> {
     writeln!(
         out,
         "{} sequences with prompts of {} tokens; graph takes {:.3} of eager's time",
-        report.batch, report.prompt, report.graph_by_eager_time
+        report.batch, report.subject.prompt, report.graph_by_eager_time
     )?;
     let read = &report.bytes_per_step;
     writeln!(
@@ -355,21 +344,14 @@ fn print(report: &Report) -> Result<(), Failure> {
 
 #[derive(Debug, Serialize)]
 struct JoinReport {
-    model: String,
-    device: String,
-    /// The figures say nothing of a device.
-    simulated: bool,
-    threads: Option<u16>,
+    #[serde(flatten)]
+    subject: Subject,
     /// Sequences that are decoded.
     batch: u32,
-    /// Tokens of their prompts.
-    prompt: u32,
     /// Tokens of the prompt that joins.
     join: u32,
     /// Those that are computed together.
     piece: usize,
-    /// Of the random weights.
-    seed: Option<u64>,
     repeat: u32,
     /// A step without a prompt that waits: the median.
     step_ms_p50: f64,
@@ -396,14 +378,14 @@ pub(super) fn run_join(
     sequences: NonZeroU32,
     join: NonZeroU32,
 ) -> Result<(), Failure> {
-    let (files, dtype) = (a.files.read()?, DType::from(a.dtype));
-    let system = open_measured(a.device, a.common.threads.map(usize::from), a.sim)?;
+    let (files, dtype) = (a.on.read()?, a.on.dtype());
+    let system = a.on.open()?;
     let runtime = system.runtime.clone();
-    let (slots, prompt) = (sequences.saturating_add(1), a.prompt.max(join.get()) as usize);
+    let (slots, prompt) = (sequences.saturating_add(1), a.on.prompt.max(join.get()) as usize);
     // The sequences are decoded before the prompt joins, and while it is computed.
     let steps = a.tokens.saturating_add(join.get()).saturating_add(1000);
     fits(&files, prompt, steps, slots, dtype, &runtime)?;
-    let model = load(&runtime, &files, dtype, a.common.json)?;
+    let model = load(&runtime, &files, dtype, a.on.json())?;
     let ids = files.config.vocab_size.max(1) as u32;
     let joining = prompt_of(join.get(), sequences.get(), ids);
     let positions = prompt.saturating_add(steps as usize).min(files.config.context());
@@ -419,7 +401,7 @@ pub(super) fn run_join(
         alone.push(ms(begin));
         batch.remove(id)?;
         for sequence in 0..sequences.get() {
-            start(&mut batch, &a.prompt_of(sequence, ids))?;
+            start(&mut batch, &a.on.prompt_of(sequence, ids))?;
         }
         let step = |batch: &mut Batch| -> Result<(f64, usize), Failure> {
             let begin = Instant::now();
@@ -447,15 +429,10 @@ pub(super) fn run_join(
     system.check()?;
     let (step_ms_p50, longest_gap_ms) = (percentile(&plain, 0.5), percentile(&gaps, 1.0));
     let report = JoinReport {
-        model: files.name,
-        device: a.device.to_string(),
-        simulated: a.sim,
-        threads: a.common.threads,
+        subject: a.on.subject(files.name),
         batch: sequences.get(),
-        prompt: a.prompt,
         join: join.get(),
         piece,
-        seed: a.files.seed(),
         repeat: a.repeat,
         step_ms_p50,
         longest_step_ms: percentile(&plain, 1.0),
@@ -467,7 +444,7 @@ pub(super) fn run_join(
         first_token_ms: percentile(&first, 0.5),
         first_token_alone_ms: percentile(&alone, 0.5),
     };
-    if a.common.json { print_json(&report) } else { print_join(&report) }
+    if a.on.json() { print_json(&report) } else { print_join(&report) }
 }
 
 fn print_join(report: &JoinReport) -> Result<(), Failure> {
@@ -475,7 +452,7 @@ fn print_join(report: &JoinReport) -> Result<(), Failure> {
     writeln!(
         out,
         "{} sequences with prompts of {} tokens: a step takes {:.3} ms (median), {:.3} ms at most",
-        report.batch, report.prompt, report.step_ms_p50, report.longest_step_ms
+        report.batch, report.subject.prompt, report.step_ms_p50, report.longest_step_ms
     )?;
     writeln!(
         out,

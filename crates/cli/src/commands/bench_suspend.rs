@@ -2,12 +2,12 @@
 //!
 //! After each round it generates the same text, by a graph that was recorded once before.
 
-use crate::commands::arguments::{Common, FilesArguments};
-use crate::commands::run::{Activations, fits, load_suspendable, parse_device};
-use crate::commands::{open_measured, percentile, print_json};
+use crate::commands::arguments::{ModelArguments, Subject};
+use crate::commands::run::{fits, load_suspendable};
+use crate::commands::{percentile, print_json};
 use crate::failure::Failure;
 use crate::table::{Table, bytes};
-use leasehold::{DeviceId, Graph, Runtime};
+use leasehold::{Graph, Runtime};
 use leasehold_llama::{Decoder, Model, Sampling};
 use serde::Serialize;
 use std::io::Write;
@@ -17,40 +17,19 @@ use std::time::{Duration, Instant};
 #[derive(Debug, clap::Args)]
 pub(super) struct SuspendArguments {
     #[command(flatten)]
-    common: Common,
-    #[command(flatten)]
-    files: FilesArguments,
-    /// Tokens of the prompt
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
-    prompt: u32,
+    on: ModelArguments,
     /// New tokens after each round
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(2..))]
     tokens: u32,
     /// Suspensions and resumptions
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// The device
-    #[arg(long, default_value = "cpu:0", value_parser = parse_device)]
-    device: DeviceId,
-    /// Runs over a simulated driver, with the race detector on: shows that the measurement works
-    /// there, and its figures say nothing of a device
-    #[arg(long)]
-    sim: bool,
-    /// The element type of activations and KV cache
-    #[arg(long, value_enum, default_value_t = Activations::F32)]
-    dtype: Activations,
 }
 
 #[derive(Debug, Serialize)]
 struct Report {
-    model: String,
-    device: String,
-    /// The figures say nothing of a device.
-    simulated: bool,
-    threads: Option<u16>,
-    prompt: u32,
-    /// Of the random weights.
-    seed: Option<u64>,
+    #[serde(flatten)]
+    subject: Subject,
     tokens: u32,
     rounds: u32,
     /// Device memory of the weights, which goes and comes back.
@@ -123,16 +102,16 @@ fn free(runtime: &Runtime) -> Result<u64, Failure> {
 }
 
 pub(super) fn run(a: &SuspendArguments) -> Result<(), Failure> {
-    let files = a.files.read()?;
-    let system = open_measured(a.device, a.common.threads.map(usize::from), a.sim)?;
+    let files = a.on.read()?;
+    let system = a.on.open()?;
     let runtime = system.runtime.clone();
-    let dtype = a.dtype.into();
-    fits(&files, a.prompt as usize, a.tokens, NonZeroU32::MIN, dtype, &runtime)?;
-    let model = load_suspendable(&runtime, &files, dtype, a.common.json)?;
+    let dtype = a.on.dtype();
+    fits(&files, a.on.prompt as usize, a.tokens, NonZeroU32::MIN, dtype, &runtime)?;
+    let model = load_suspendable(&runtime, &files, dtype, a.on.json())?;
     let (name, ids) = (files.name.clone(), files.config.vocab_size.max(1) as u32);
     // The host needs memory for the contents.
     drop(files);
-    let prompt = (0..a.prompt).map(|i| i.wrapping_mul(97).wrapping_add(221) % ids).collect();
+    let prompt = a.on.prompt_of(0, ids);
     let mut sequence = Sequence::new(&model, prompt, a.tokens as usize)?;
     let wanted = sequence.text()?;
     let held = model.weights_stats().map_or(0, |stats| stats.reserved);
@@ -155,12 +134,7 @@ pub(super) fn run(a: &SuspendArguments) -> Result<(), Failure> {
     runtime.synchronize()?;
     system.check()?;
     let report = Report {
-        model: name,
-        device: a.device.to_string(),
-        simulated: a.sim,
-        threads: a.common.threads,
-        prompt: a.prompt,
-        seed: a.files.seed(),
+        subject: a.on.subject(name),
         tokens: a.tokens,
         rounds: a.rounds,
         bytes: held,
@@ -171,7 +145,7 @@ pub(super) fn run(a: &SuspendArguments) -> Result<(), Failure> {
         free_after,
         texts_equal: a.rounds,
     };
-    if a.common.json { print_json(&report) } else { print(&report) }
+    if a.on.json() { print_json(&report) } else { print(&report) }
 }
 
 fn print(report: &Report) -> Result<(), Failure> {

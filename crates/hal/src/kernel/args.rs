@@ -3,6 +3,7 @@
 //! This module must not know which code runs tiles.
 
 use super::Binding;
+use super::params::FromParams;
 use bytemuck::{AnyBitPattern, Pod};
 use std::any::type_name;
 
@@ -111,7 +112,7 @@ impl<'a> CpuArgs<'a> {
     /// If the sizes differ; sessions check the size before a launch.
     #[inline]
     #[must_use]
-    pub fn params<T: AnyBitPattern>(&self) -> T {
+    pub fn params<T: FromParams>(&self) -> T {
         if self.params.len() != size_of::<T>() {
             wrong_params::<T>(self.params.len());
         }

@@ -4,7 +4,7 @@
 //! This module must not know when launches are checked.
 
 use super::Binding;
-use bytemuck::AnyBitPattern;
+use super::params::FromParams;
 use leasehold_core::{Error, Result};
 use std::fmt;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ impl<'a> LaunchInfo<'a> {
     /// # Errors
     /// `InvalidArgument` if the sizes differ.
     #[inline]
-    pub fn params<T: AnyBitPattern>(&self) -> Result<T> {
+    pub fn params<T: FromParams>(&self) -> Result<T> {
         match bytemuck::try_pod_read_unaligned(self.params) {
             Ok(params) => Ok(params),
             Err(_) => Err(wrong_size(self.params.len(), size_of::<T>())),

@@ -1,10 +1,9 @@
 //! A description of a kernel, made step by step.
 
 use crate::kernel::base::KernelBase;
-use bytemuck::AnyBitPattern;
 use leasehold_core::{Error, Result};
 use leasehold_hal::{
-    Access, CpuFn, KernelCheck, KernelDesc, KernelSource, LaunchInfo, Limits, Overlap,
+    Access, CpuFn, FromParams, KernelCheck, KernelDesc, KernelSource, LaunchInfo, Limits, Overlap,
 };
 use std::borrow::Cow;
 
@@ -70,7 +69,7 @@ impl KernelBuilder {
     }
 
     /// The parameters are a `P`. Default: none.
-    pub fn params<P: AnyBitPattern>(self) -> Self {
+    pub fn params<P: FromParams>(self) -> Self {
         Self { desc: self.desc.params_of::<P>() }
     }
 

@@ -80,11 +80,17 @@ impl From<([u32; 3], [u32; 3])> for Grid {
 ///
 /// A tuple is none: Rust says nothing about where its members lie. A `#[repr(C)]` struct that
 /// derives [`bytemuck::NoUninit`] is one.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be the parameters of a launch",
+    label = "not made of bytes alone",
+    note = "give one `#[repr(C)]` struct with `#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]` (crate `bytemuck`, feature `derive`), a number, an array or `()`; a tuple has no defined layout"
+)]
 pub trait Params {
     /// The bytes that the kernel is given.
     fn bytes(&self) -> &[u8];
 }
 
+#[diagnostic::do_not_recommend]
 impl<T: NoUninit> Params for T {
     #[inline]
     fn bytes(&self) -> &[u8] {

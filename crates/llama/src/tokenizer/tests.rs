@@ -66,6 +66,26 @@ fn special_tokens_and_unknown_ids_have_no_text() {
 }
 
 #[test]
+fn a_rendered_text_gets_no_second_beginning() {
+    let part = |kind: &str, id: &str| json!({kind: {"id": id, "type_id": 0}});
+    let json = json!({
+        "version": "1.0",
+        "added_tokens": [{"id": 2, "content": "<s>", "special": true, "single_word": false,
+            "lstrip": false, "rstrip": false, "normalized": false}],
+        "post_processor": {"type": "TemplateProcessing",
+            "single": [part("SpecialToken", "<s>"), part("Sequence", "A")],
+            "pair": [part("Sequence", "A"), part("Sequence", "B")],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [2], "tokens": ["<s>"]}}},
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []},
+    });
+    let tokenizer = Tokenizer::from_slice(json.to_string().as_bytes(), "tokenizer.json").unwrap();
+    assert_eq!(tokenizer.encode("ab").unwrap(), [2, 0, 1]);
+    assert_eq!(tokenizer.encode("<s>ab").unwrap(), [2, 2, 0, 1]);
+    assert_eq!(tokenizer.encode_rendered("<s>ab").unwrap(), [2, 0, 1]);
+    assert_eq!(tokenizer.encode_rendered("ab").unwrap(), [0, 1]);
+}
+
+#[test]
 fn a_character_comes_whole_with_its_last_token() {
     let tokenizer = bytes_only();
     let ids: Vec<u32> = "é🦀!".bytes().map(u32::from).collect();

@@ -35,7 +35,7 @@ pub fn ranks_with<T: Send>(
 ) -> Vec<Result<T>> {
     static SEED: AtomicU64 = AtomicU64::new(0);
     let seed = SEED.fetch_add(1, Ordering::Relaxed);
-    let over = if seed % 2 == 0 { Over::Sim } else { Over::Cuda };
+    let over = [Over::Sim, Over::Cuda][(seed % 2) as usize];
     let bench = Bench::new(over, size, MachineConfig::seed(seed));
     let results = bench.run(|r| {
         let library = bench.library.clone();

@@ -256,6 +256,10 @@ impl MachineState {
             let at = std::ptr::with_exposed_provenance::<u8>(bindings[i].addr as usize);
             // SAFETY: these are the bytes that `watch` has read, under the same lock.
             let now = unsafe { std::slice::from_raw_parts(at, before.len()) };
+            // Nearly always so, and without optimization a hundred times as fast as the search.
+            if now == before.as_slice() {
+                continue;
+            }
             let differs = |(a, b): (&u8, &u8)| a != b;
             let Some(from) = std::iter::zip(now, &before).position(differs) else { continue };
             let to = std::iter::zip(now, &before).rposition(differs).map_or(from, |last| last + 1);

@@ -1,0 +1,147 @@
+//! The decode loop: a thread that owns the batch.
+//!
+//! Each job has a channel for its events. A job whose receiver is gone leaves the batch before the
+//! next step, so a client that goes frees its slot. After an error of a step the jobs of the batch
+//! end with that error, and the next job makes runtime, model and batch anew.
+//!
+//! This module must not know HTTP or text.
+
+use crate::api::{Failure, Result};
+use leasehold_llama::{Batch, Model, Sampling, SequenceId};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::mem::replace;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+use tokio::sync::{OwnedSemaphorePermit, mpsc::UnboundedSender};
+
+/// Makes the batch, at the start and after a failure. The former one is gone by then.
+pub type Load = Box<dyn FnMut() -> leasehold::Result<Batch> + Send>;
+/// The time in which tokens are gathered, as to send each one takes a part of a fast step.
+const PACE: Duration = Duration::from_millis(10);
+pub type Command = Box<dyn FnOnce(&mut Engine) + Send>;
+
+pub struct Job {
+    pub prompt: Vec<u32>,
+    pub sampling: Sampling,
+    /// New tokens that are still to come.
+    pub tokens: usize,
+    pub events: UnboundedSender<Event>,
+    pub next: (Vec<u32>, Instant), // what is sent next, and when something was sent
+}
+
+pub enum Event {
+    Tokens(Vec<u32>),
+    End(Result<&'static str>),
+}
+
+pub struct Engine {
+    load: Load,
+    end_tokens: Vec<u32>,
+    /// The time without a job after which the weights leave the device.
+    idle: Duration,
+    used: Instant,
+    pub slots: usize,
+    batch: Option<Batch>,
+    jobs: HashMap<SequenceId, (Job, OwnedSemaphorePermit)>,
+}
+
+impl Engine {
+    pub fn new(mut load: Load, end_tokens: Vec<u32>, idle: Duration) -> leasehold::Result<Self> {
+        let batch = load()?;
+        let (slots, batch, jobs) = (batch.slots(), Some(batch), HashMap::new());
+        Ok(Self { load, end_tokens, idle, used: Instant::now(), slots, batch, jobs })
+    }
+
+    /// Returns when nobody can send commands any more, and all jobs are done.
+    pub fn run(mut self, commands: &Receiver<Command>) {
+        loop {
+            while self.jobs.is_empty() {
+                let asleep = self.batch.as_ref().is_none_or(|batch| batch.model().is_suspended());
+                let patience = self.idle.saturating_sub(self.used.elapsed());
+                match commands.recv_timeout(if asleep { Duration::MAX } else { patience }) {
+                    Ok(command) => command(&mut self),
+                    Err(RecvTimeoutError::Timeout) => {
+                        // A device that cannot take the weights away keeps them.
+                        self.sleep().ok();
+                        self.used = Instant::now();
+                    }
+                    Err(RecvTimeoutError::Disconnected) => return,
+                }
+            }
+            commands.try_iter().for_each(|command| command(&mut self));
+            self.used = Instant::now();
+            if let Err(why) = self.step() {
+                self.batch = None;
+                for (_, (job, _)) in self.jobs.drain() {
+                    job.events.send(Event::End(Err(Failure(500, why.to_string())))).ok();
+                }
+            }
+        }
+    }
+
+    pub fn status(&self) -> Value {
+        let weights = self.batch.as_ref().and_then(|batch| batch.model().weights_stats());
+        json!({"running": self.jobs.len(), "weight_bytes": weights.map(|stats| stats.reserved)})
+    }
+
+    /// Takes the weights from the device.
+    pub fn sleep(&mut self) -> Result<()> {
+        if !self.jobs.is_empty() {
+            return Err(Failure(409, "requests are running; ask again after them".to_owned()));
+        }
+        let model = self.batch.as_ref().map(Batch::model).filter(|model| !model.is_suspended());
+        model.map_or(Ok(0), Model::suspend).map(drop).map_err(|e| Failure(503, e.to_string()))
+    }
+
+    /// Brings them back. A batch that cannot be woken is made anew the next time.
+    pub fn wake(&mut self) -> Result<&mut Batch> {
+        let failed = |e: leasehold::Error| Failure(503, e.to_string());
+        let batch = self.batch.take().map_or_else(&mut self.load, Ok).map_err(failed)?;
+        if batch.model().is_suspended() {
+            batch.model().resume().map_err(failed)?;
+        }
+        self.used = Instant::now();
+        Ok(self.batch.insert(batch))
+    }
+
+    /// Starts a job. One that the batch refuses fails alone.
+    pub fn add(&mut self, job: Job, slot: OwnedSemaphorePermit) {
+        match self.wake().and_then(|batch| Ok(batch.add(&job.prompt, job.sampling)?)) {
+            Ok(id) => drop(self.jobs.insert(id, (job, slot))),
+            Err(why) => drop(job.events.send(Event::End(Err(why)))),
+        }
+    }
+
+    /// Ends the jobs that nobody waits for, and makes a step. An error is one of the whole batch.
+    fn step(&mut self) -> leasehold::Result<()> {
+        let Some(batch) = &mut self.batch else { return Ok(()) };
+        for (id, _) in self.jobs.extract_if(|_, (job, _)| job.events.is_closed()) {
+            batch.remove(id)?;
+        }
+        for (id, drawn) in batch.step()? {
+            let Some((job, _)) = self.jobs.get_mut(&id) else { continue };
+            let end = match drawn.map(|drawn| drawn.token) {
+                Ok(token) if self.end_tokens.contains(&token) => Some(Ok("stop")),
+                Ok(token) => {
+                    job.next.0.push(token);
+                    job.tokens -= 1;
+                    (job.tokens == 0 || !batch.has_room(id)?).then_some(Ok("length"))
+                }
+                Err(why) => Some(Err(Failure(500, why.to_string()))),
+            };
+            if end.is_some() || job.next.1.elapsed() >= PACE {
+                let (tokens, _) = replace(&mut job.next, (Vec::new(), Instant::now()));
+                job.events.send(Event::Tokens(tokens)).ok();
+            }
+            let Some(end) = end else { continue };
+            // A sequence with an error is not in the batch any more.
+            if end.is_ok() {
+                batch.remove(id)?;
+            }
+            job.events.send(Event::End(end)).ok();
+            self.jobs.remove(&id);
+        }
+        Ok(())
+    }
+}
