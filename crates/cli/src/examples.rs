@@ -79,7 +79,8 @@ pub(crate) const CONFORMANCE: &str = "\
 Examples:
   leasehold conformance                                on the CPU
   leasehold conformance --device cuda:0 --sim          over a simulated driver
-  leasehold conformance --filter 61,80-89,overlap      some cases, by number and by words";
+  leasehold conformance --filter 61,80-89,overlap      some cases, by number and by words
+  leasehold conformance --filter collective            those about collectives between ranks";
 
 pub(crate) const STRESS: &str = "\
 Examples:

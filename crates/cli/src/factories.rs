@@ -4,19 +4,21 @@
 //! This module must not know what a case does.
 
 use crate::system::simulated;
+#[cfg(feature = "cuda")]
+use leasehold::Error;
 use leasehold::backend::{Backend, KernelDesc};
+use leasehold::{BackendKind, DeviceId};
 use leasehold_alloc::DebugAids;
 #[cfg(feature = "cuda")]
-use leasehold_conformance::Expectation;
-#[cfg(any(feature = "cuda", feature = "mps"))]
-use leasehold_conformance::Expectations;
+use leasehold_collective::driver::Nccl;
+use leasehold_collective_sim::SimCollectives;
 use leasehold_conformance::simulated::{self as conformance, CallFaults};
-use leasehold_conformance::{Factory, Faulty, TestKernel};
+use leasehold_conformance::{Expectation, Expectations, Factory, Faulty, Ranks, TestKernel};
 #[cfg(feature = "cuda")]
 use leasehold_cuda::{CudaBackend, CudaConfig};
 #[cfg(feature = "mps")]
 use leasehold_mps::{MpsBackend, MpsConfig};
-use leasehold_sim::{KernelRegistry, SimBackend};
+use leasehold_sim::{KernelRegistry, MachineConfig, SimBackend};
 use std::sync::Arc;
 
 /// A kernel's fault ends its context, and so every stream of the device.
@@ -32,6 +34,17 @@ const SHARED_FATE: Expectation = Expectation {
     case: 110,
     reason: "a kernel's fault ends the contexts of all devices in its process",
 };
+
+/// A simulated library ends calls as NCCL does.
+const SILENT_ABORT: Expectation =
+    Expectation { case: 207, reason: "an abort ends the library's calls without an error" };
+
+/// What NCCL does otherwise.
+#[cfg(feature = "cuda")]
+const NCCL: [Expectation; 2] = [
+    Expectation { case: 174, reason: "NCCL reduces no integers of 16 bits" },
+    Expectation { case: 204, reason: "NCCL does not say which rank has not come" },
+];
 
 /// The vendor's driver, with these debug aids.
 #[cfg(feature = "cuda")]
@@ -51,8 +64,22 @@ impl Factory for Cuda {
         true
     }
 
+    fn ranks(&self, most: u32) -> Option<leasehold::Result<Ranks>> {
+        let made = self.backend().and_then(|backend| {
+            let all: Vec<_> = backend.devices()?.iter().map(|d| d.id).take(most as usize).collect();
+            if all.len() < 2 {
+                return Err(Error::Unavailable("two devices are needed".into()));
+            }
+            Ranks::on(backend, &all, Arc::new(Nccl::load()?))
+        });
+        Some(made)
+    }
+
     fn expectations(&self) -> Expectations {
-        Expectations { unsupported: &[STICKY, SHARED_FATE], expected_failure: &[] }
+        Expectations {
+            unsupported: &[STICKY, SHARED_FATE, SILENT_ABORT, NCCL[0], NCCL[1]],
+            expected_failure: &[],
+        }
     }
 }
 
@@ -60,6 +87,11 @@ impl Factory for Cuda {
 fn kernels() -> KernelRegistry {
     // SAFETY: the suite makes all launches, and its cases have elements for each block.
     unsafe { conformance::kernels() }
+}
+
+/// A simulated machine with a device for each rank.
+fn ranks_machine(seed: u64, most: u32) -> MachineConfig {
+    simulated::machine(seed, kernels()).devices(most, 1 << 30)
 }
 
 /// CUDA over the simulated driver.
@@ -72,8 +104,15 @@ pub(crate) struct SimulatedCuda {
 #[cfg(feature = "cuda")]
 impl SimulatedCuda {
     fn make(&self) -> leasehold::Result<(Arc<dyn Backend>, Arc<leasehold_cuda_sim::SimDriver>)> {
+        self.over(simulated::machine(self.seed, kernels()))
+    }
+
+    fn over(
+        &self,
+        machine: MachineConfig,
+    ) -> leasehold::Result<(Arc<dyn Backend>, Arc<leasehold_cuda_sim::SimDriver>)> {
         let config = CudaConfig::default().debug(self.aids);
-        let (backend, driver) = simulated::cuda(simulated::machine(self.seed, kernels()), config)?;
+        let (backend, driver) = simulated::cuda(machine, config)?;
         conformance::ring(driver.machine(), &driver)?;
         Ok((Arc::new(backend), driver))
     }
@@ -93,8 +132,19 @@ impl Factory for SimulatedCuda {
         Some(self.make().map(|(backend, driver)| (backend, CallFaults::cuda(driver.machine()))))
     }
 
+    fn ranks(&self, most: u32) -> Option<leasehold::Result<Ranks>> {
+        let machine = ranks_machine(self.seed, most);
+        Some(self.over(machine).and_then(|(backend, driver)| {
+            let devices: Vec<_> = (0..most).map(DeviceId::cuda).collect();
+            Ranks::on(backend, &devices, Arc::new(SimCollectives::of_cuda(&driver)))
+        }))
+    }
+
     fn expectations(&self) -> Expectations {
-        Expectations { unsupported: &[conformance::DEVICES_EXIST, STICKY], expected_failure: &[] }
+        Expectations {
+            unsupported: &[conformance::DEVICES_EXIST, STICKY, SILENT_ABORT],
+            expected_failure: &[],
+        }
     }
 }
 
@@ -174,14 +224,26 @@ impl Factory for Simulated {
             (Arc::new(backend) as Arc<dyn Backend>, faults)
         }))
     }
+
+    fn ranks(&self, most: u32) -> Option<leasehold::Result<Ranks>> {
+        Some(SimBackend::new(ranks_machine(self.0, most)).and_then(|backend| {
+            let devices: Vec<_> = (0..most).map(|n| DeviceId::new(BackendKind::Sim, n)).collect();
+            let library = Arc::new(SimCollectives::of_sim(&backend));
+            Ranks::on(Arc::new(backend), &devices, library)
+        }))
+    }
+
+    fn expectations(&self) -> Expectations {
+        Expectations { unsupported: &[SILENT_ABORT], expected_failure: &[] }
+    }
 }
 
 #[cfg(all(test, feature = "cuda"))]
 mod tests {
     use super::*;
+    use leasehold::Layout;
     use leasehold::MemoryKind;
     use leasehold::backend::StreamDesc;
-    use leasehold::{DeviceId, Layout};
     use leasehold_conformance::{Filter, Status, Tag, Wrap, run};
     use leasehold_core::sync::Mutex;
     use leasehold_sim::Monitor;

@@ -1,6 +1,6 @@
 //! The conformance suite on the CPU backend.
 
-use leasehold_conformance::{Expectation, Expectations, Factory, TestKernel, harness};
+use leasehold_conformance::{Expectation, Expectations, Factory, Ranks, TestKernel, harness};
 use leasehold_core::Result;
 use leasehold_core::sync::Arc;
 use leasehold_cpu::{CpuBackend, CpuConfig};
@@ -25,6 +25,10 @@ impl Factory for Cpu {
     /// A second instance: a device with memory and threads of its own.
     fn peer(&self) -> Option<Result<Arc<dyn Backend>>> {
         Some(self.backend())
+    }
+
+    fn ranks(&self, most: u32) -> Option<Result<Ranks>> {
+        Some(self.backend().and_then(|backend| Ranks::on_cpu(backend, most)))
     }
 
     fn expectations(&self) -> Expectations {

@@ -1,7 +1,7 @@
 //! The numbers that are not cases here, each with its reason. Such a number concerns a capability
 //! that does not exist, or a component that is not a backend and has its own tests.
 //!
-//! A test checks that every number from 1 to 160 is a case or in this list, and that the named
+//! A test checks that every number up to the last one is a case or in this list, and that the named
 //! tests exist.
 
 /// The place where a number is tested.

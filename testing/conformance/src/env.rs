@@ -5,7 +5,8 @@
 
 use crate::case::{Case, Need, Outcome, Setup, Stop, skipped};
 use crate::factory::{Factory, Faults, TestKernel};
-use crate::runner::{Filter, Mode, Variant, Wrap};
+use crate::filter::Filter;
+use crate::variant::{Mode, Variant, Wrap};
 use leasehold::backend::KeepAlive;
 use leasehold::backend::sync::Mutex;
 use leasehold::backend::sync::atomic::{AtomicU32, Ordering};
@@ -180,17 +181,26 @@ impl Env {
     /// Checks that no objects are left: the backend shuts down.
     pub(crate) fn finish(self) -> Outcome {
         self.all_over()?;
-        let Env { backend, device, graphs, others, other_backends, watch, .. } = self;
+        let Env { backend, device, filter, graphs, others, other_backends, watch, .. } = self;
         drop((device, graphs, others));
         *watch.device.lock() = None;
         *watch.backend.lock() = None;
-        let over = |b: Arc<dyn Backend>| {
-            b.shutdown().map_err(|e| {
-                Stop::Failed(format!("something was left over at the end of the case: {e}"))
-            })
-        };
+        let left =
+            |e: Error| Stop::Failed(format!("something was left over at the end of the case: {e}"));
         let others = std::mem::take(&mut *other_backends.lock());
-        over(backend).and(others.into_iter().try_for_each(over))
+        backend.shutdown().map_err(left)?;
+        // A thread of a communicator gives its leases back a moment after the last call.
+        let end = Instant::now() + filter.patience;
+        others.into_iter().try_for_each(|other| {
+            loop {
+                match other.shutdown() {
+                    Err(Error::LeasesOutstanding { .. }) if Instant::now() < end => {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    ended => return ended.map_err(left),
+                }
+            }
+        })
     }
 
     /// Cleans up after a case that ended early. Its submissions may still use memory that it
@@ -254,6 +264,34 @@ impl Env {
         self.others.lock().push(device.clone());
         self.other_backends.lock().push(backend.clone());
         Ok(Other { device, backend, same_backend: false })
+    }
+
+    /// Takes a further backend, wrapped if the variant says so, which is shut down with the one
+    /// under test, and opens these of its devices.
+    pub(crate) fn adopt(
+        &self,
+        plain: Arc<dyn Backend>,
+        devices: impl Iterator<Item = DeviceId>,
+    ) -> Outcome<Context> {
+        let backend = wrapped(plain, self.variant.wrap)?;
+        self.other_backends.lock().push(backend.clone());
+        for id in devices {
+            let device = backend.open(id)?;
+            self.others.lock().push(device);
+        }
+        Ok(Context::with_backends(vec![backend]))
+    }
+
+    /// A runtime of a context with a stream of its own.
+    pub(crate) fn runtime_of(&self, context: &Context, id: DeviceId) -> Outcome<Runtime> {
+        let stream = context.runtime(id)?.create_stream()?;
+        self.watch.timelines.lock().push(stream.raw().timeline());
+        Ok(stream.runtime())
+    }
+
+    /// The way of a case's work to the device.
+    pub(crate) fn mode(&self) -> Mode {
+        self.variant.mode
     }
 
     /// The control of the driver's faults.

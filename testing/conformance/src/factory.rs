@@ -5,6 +5,8 @@
 
 use leasehold::backend::{Access, Backend, ForeignCall, KernelDesc};
 use leasehold::{DeviceId, Result};
+use leasehold_collective::driver::Host;
+use leasehold_collective::{CollectiveOps, World};
 use std::sync::Arc;
 
 /// The kernels that cases run. Elements are `u32`, little-endian. A block of 64 threads (or one CPU
@@ -118,6 +120,40 @@ pub trait Faults: Send + Sync {
 /// A backend with its fault control.
 pub type Faulty = (Arc<dyn Backend>, Arc<dyn Faults>);
 
+/// Ranks of collectives, as threads of one process.
+pub struct Ranks {
+    /// The backend of their devices.
+    pub backend: Arc<dyn Backend>,
+    /// The world and the device of each rank.
+    pub places: Vec<(World, DeviceId)>,
+    /// The library of collectives.
+    pub library: Arc<dyn CollectiveOps>,
+}
+
+impl Ranks {
+    /// Ranks on these devices, in their order.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for no devices or more than 65,536.
+    pub fn on(
+        backend: Arc<dyn Backend>,
+        devices: &[DeviceId],
+        library: Arc<dyn CollectiveOps>,
+    ) -> Result<Self> {
+        let worlds = World::threads(devices.len() as u32)?;
+        let places = worlds.into_iter().zip(devices.iter().copied()).collect();
+        Ok(Self { backend, places, library })
+    }
+
+    /// Ranks that share `cpu:0` of this backend.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for no ranks or more than 65,536.
+    pub fn on_cpu(backend: Arc<dyn Backend>, size: u32) -> Result<Self> {
+        Self::on(backend, &vec![DeviceId::cpu(0); size as usize], Arc::new(Host))
+    }
+}
+
 /// A backend under test. Only the first two methods are required. The others serve cases that need
 /// more than one backend with one device; without them these cases are skipped.
 pub trait Factory: Send + Sync + 'static {
@@ -182,6 +218,13 @@ pub trait Factory: Send + Sync + 'static {
         None
     }
 
+    /// Ranks for cases about collectives: at most this many, and at least two. The backend is
+    /// another one than those of the other methods. `None` without a library of collectives.
+    fn ranks(&self, most: u32) -> Option<Result<Ranks>> {
+        let _ = most;
+        None
+    }
+
     /// Returns whether a device fault ends the process's use of the driver. If so, cases that cause
     /// one run in a process of their own, if the runner can start one.
     fn fatal_faults(&self) -> bool {
@@ -219,6 +262,9 @@ impl<F: Factory + ?Sized> Factory for Arc<F> {
     }
     fn unjoined_fork(&self) -> Option<ForeignCall> {
         (**self).unjoined_fork()
+    }
+    fn ranks(&self, most: u32) -> Option<Result<Ranks>> {
+        (**self).ranks(most)
     }
     fn fatal_faults(&self) -> bool {
         (**self).fatal_faults()

@@ -2,9 +2,9 @@
 //! process's use of a driver.
 //!
 //! # Protocol
-//! The runner starts a program that calls [`answer`] with the case's name. The program runs this
-//! one case and writes one line to its standard output: a marker, the outcome, and the reason with
-//! its line ends replaced. The runner takes the first such line as the answer.
+//! The runner starts a program that calls [`answer`](crate::answer) with the case's name. The
+//! program runs this one case and writes one line to its standard output: a marker, the outcome,
+//! and the reason with its line ends replaced. The runner takes the first such line as the answer.
 //!
 //! A program that ends without an answer has failed, with the text of its standard error. A program
 //! that gives no answer in time has failed too, and is killed. After its answer the program has a
@@ -13,11 +13,10 @@
 //! This module must not know what a case does.
 
 use crate::case::{Case, Outcome, Stop, failed};
-use crate::factory::Factory;
-use crate::runner::{Filter, Suite, Variant, run_bounded};
+use crate::variant::Variant;
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -32,8 +31,8 @@ type Make = dyn Fn(&str) -> Command + Send + Sync;
 pub struct Isolation(Arc<Make>);
 
 impl Isolation {
-    /// `command` makes the command line for a case's name. The program must call [`answer`] with
-    /// this name.
+    /// `command` makes the command line for a case's name. The program must call
+    /// [`answer`](crate::answer) with this name.
     pub fn new(command: impl Fn(&str) -> Command + Send + Sync + 'static) -> Self {
         Self(Arc::new(command))
     }
@@ -71,7 +70,8 @@ impl fmt::Debug for Isolation {
     }
 }
 
-fn name(case: &Case, variant: Variant) -> String {
+/// The name of a case in a variant, for another process.
+pub(crate) fn name(case: &Case, variant: Variant) -> String {
     format!("{}/{}", case.number, variant.name())
 }
 
@@ -146,20 +146,8 @@ fn parse(line: &str) -> Option<Outcome> {
     })
 }
 
-/// The child's part: runs the one case of this name (the argument of [`Isolation::new`]'s function)
-/// in this process, and writes the answer to standard output. The process should end soon after;
-/// its status has no meaning.
-pub fn answer(factory: impl Factory, name: &str, filter: &Filter) -> ExitCode {
-    let factory: Arc<dyn Factory> = Arc::new(factory);
-    let suite = Suite::new();
-    let found = suite
-        .runs(&Filter::default())
-        .into_iter()
-        .find(|(case, variant)| self::name(case, *variant) == name);
-    let outcome = match found {
-        Some((case, variant)) => run_bounded(&factory, case, variant, filter),
-        None => failed(format!("there is no case {name}")),
-    };
+/// Writes the outcome of the one case of this process to standard output.
+pub(crate) fn tell(outcome: Outcome) {
     let (word, why) = match outcome {
         Ok(()) => ("passed", String::new()),
         Err(Stop::Skipped(why)) => ("skipped", why),
@@ -169,5 +157,4 @@ pub fn answer(factory: impl Factory, name: &str, filter: &Filter) -> ExitCode {
     // A closed output means that no reader is left.
     let _ = writeln!(out, "{MARKER}{word} {}", why.replace('\n', "\u{1f}"));
     let _ = out.flush();
-    ExitCode::SUCCESS
 }

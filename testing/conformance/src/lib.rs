@@ -77,7 +77,8 @@
 //! streams, a kernel. On a device without them the case is skipped. Other methods of the factory
 //! provide more than one backend with one device; their defaults skip the cases. These are a second
 //! device or a [`peer`](Factory::peer), a driver that [fails on demand](Factory::faulty), and a
-//! machine [without devices](Factory::without_devices).
+//! machine [without devices](Factory::without_devices). Cases about collectives need
+//! [ranks](Factory::ranks) and their library.
 //!
 //! No case accesses device memory from the host: bytes go through uploads and downloads, and only
 //! pinned memory is dereferenced. A device in stepped time may make its steps in `wait_host`,
@@ -117,18 +118,25 @@ mod cases;
 mod elsewhere;
 mod env;
 mod factory;
+mod filter;
 mod functions;
 mod isolate;
+mod ranks;
 mod report;
 mod runner;
 #[cfg(feature = "sim")]
 pub mod simulated;
+mod variant;
 
 pub use case::{Case, Need, Outcome, Process, Setup, Stop, Tag, Tier};
 pub use elsewhere::{ELSEWHERE, Elsewhere, Home};
 pub use env::{Env, Hold, Other};
-pub use factory::{Expectation, Expectations, Factory, Faults, Faulty, Injected, TestKernel};
+pub use factory::{
+    Expectation, Expectations, Factory, Faults, Faulty, Injected, Ranks, TestKernel,
+};
+pub use filter::Filter;
 pub use functions::Registration;
-pub use isolate::{Isolation, answer};
+pub use isolate::Isolation;
 pub use report::{CaseResult, Report, Status};
-pub use runner::{Filter, Mode, Progress, Suite, Variant, Wrap, harness, run, run_with};
+pub use runner::{Progress, Suite, answer, harness, run, run_with};
+pub use variant::{Mode, Variant, Wrap};

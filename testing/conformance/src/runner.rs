@@ -7,121 +7,20 @@
 //!
 //! This module must not know what a case does.
 
-use crate::case::{Case, Outcome, Process, Stop, Tag, Tier};
+use crate::case::{Case, Outcome, Process, Stop, failed};
 use crate::cases;
 use crate::env::{Env, Watch};
 use crate::factory::{Expectation, Factory};
+use crate::filter::Filter;
 use crate::isolate::{self, Isolation};
 use crate::report::{CaseResult, Report, Status};
-use leasehold::DeviceId;
+use crate::variant::{Mode, Variant, Wrap};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Command, ExitCode};
 use std::sync::{Arc, mpsc};
-use std::time::{Duration, Instant};
-
-/// The wrapper around the backend.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Wrap {
-    /// No wrapper.
-    Plain,
-    /// [`Validated`](leasehold::backend::Validated).
-    Validated,
-}
-
-/// The way of a case's work to the device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Mode {
-    /// Submitted directly.
-    Eager,
-    /// Recorded, planned, instantiated and launched.
-    Replayed,
-}
-
-/// One variant of a case's run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Variant {
-    /// The wrapper.
-    pub wrap: Wrap,
-    /// The mode.
-    pub mode: Mode,
-}
-
-impl Variant {
-    /// `plain`, `plain+replayed`, `validated`, `validated+replayed`.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match (self.wrap, self.mode) {
-            (Wrap::Plain, Mode::Eager) => "plain",
-            (Wrap::Plain, Mode::Replayed) => "plain+replayed",
-            (Wrap::Validated, Mode::Eager) => "validated",
-            (Wrap::Validated, Mode::Replayed) => "validated+replayed",
-        }
-    }
-}
-
-/// The selection of cases, and the limits of a run.
-#[derive(Debug, Clone)]
-pub struct Filter {
-    /// Cases by number; empty selects all.
-    /// Default: empty.
-    pub numbers: Vec<u16>,
-    /// Only cases of this tier.
-    /// Default: `None`, all tiers.
-    pub tier: Option<Tier>,
-    /// Only cases with this tag.
-    /// Default: `None`, all cases.
-    pub tag: Option<Tag>,
-    /// Only this wrapper.
-    /// Default: `None`, all wrappers.
-    pub wrap: Option<Wrap>,
-    /// The device to open; by default the backend's first one.
-    pub device: Option<DeviceId>,
-    /// The time limit of a single wait.
-    /// Default: 10 seconds.
-    pub patience: Duration,
-    /// The time limit of a case.
-    /// Default: 60 seconds.
-    pub limit: Duration,
-    /// Runs repetitions in full; otherwise a tenth of them.
-    /// Default: `false`.
-    pub thorough: bool,
-    /// The way to start other processes, for cases that need one. Without it they run in this
-    /// process.
-    /// Default: `None`.
-    pub isolation: Option<Isolation>,
-}
-
-impl Default for Filter {
-    fn default() -> Self {
-        Self {
-            numbers: Vec::new(),
-            tier: None,
-            tag: None,
-            wrap: None,
-            device: None,
-            patience: Duration::from_secs(10),
-            limit: Duration::from_secs(60),
-            thorough: false,
-            isolation: None,
-        }
-    }
-}
-
-impl Filter {
-    /// A filter for some cases only.
-    #[must_use]
-    pub fn only(numbers: &[u16]) -> Self {
-        Self { numbers: numbers.to_vec(), ..Self::default() }
-    }
-
-    fn takes(&self, case: &Case) -> bool {
-        (self.numbers.is_empty() || self.numbers.contains(&case.number))
-            && self.tier.is_none_or(|t| t == case.tier)
-            && self.tag.is_none_or(|t| case.tags.contains(&t))
-    }
-}
+use std::time::Instant;
 
 /// The cases.
 #[derive(Debug)]
@@ -151,7 +50,7 @@ impl Suite {
     }
 
     /// Each case with the variants that it runs in.
-    pub(crate) fn runs(&self, filter: &Filter) -> Vec<(Case, Variant)> {
+    fn runs(&self, filter: &Filter) -> Vec<(Case, Variant)> {
         let mut runs = Vec::new();
         for case in self.cases.iter().filter(|c| filter.takes(c)) {
             for wrap in [Wrap::Plain, Wrap::Validated] {
@@ -221,7 +120,7 @@ pub fn harness(factory: impl Factory) -> ExitCode {
     let thorough = std::env::var_os("LEASEHOLD_CONFORMANCE_THOROUGH").is_some_and(|v| v != "0");
     let mut filter = Filter { thorough, ..Filter::default() };
     if let Ok(name) = std::env::var(CHILD) {
-        return isolate::answer(factory, &name, &filter);
+        return answer(factory, &name, &filter);
     }
     let mut arguments = Arguments::from_args();
     arguments.test_threads = arguments.test_threads.or(Some(1));
@@ -253,6 +152,24 @@ pub fn harness(factory: impl Factory) -> ExitCode {
     });
     let trials = trials.collect();
     libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// The child's part: runs the one case of this name (the argument of [`Isolation::new`]'s function)
+/// in this process, and writes the answer to standard output. The process should end soon after;
+/// its status has no meaning.
+pub fn answer(factory: impl Factory, name: &str, filter: &Filter) -> ExitCode {
+    let factory: Arc<dyn Factory> = Arc::new(factory);
+    let suite = Suite::new();
+    let found = suite
+        .runs(&Filter::default())
+        .into_iter()
+        .find(|(case, variant)| isolate::name(case, *variant) == name);
+    let outcome = match found {
+        Some((case, variant)) => run_bounded(&factory, case, variant, filter),
+        None => failed(format!("there is no case {name}")),
+    };
+    isolate::tell(outcome);
+    ExitCode::SUCCESS
 }
 
 fn run_case(
@@ -300,7 +217,7 @@ fn run_case(
     }
 }
 
-pub(crate) fn run_bounded(
+fn run_bounded(
     factory: &Arc<dyn Factory>,
     case: Case,
     variant: Variant,

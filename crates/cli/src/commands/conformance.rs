@@ -20,7 +20,7 @@ use leasehold::{BackendKind, Context, DeviceId};
 use leasehold_alloc::DebugAids;
 use leasehold_conformance::{
     Case, CaseResult, ELSEWHERE, Expectation, Expectations, Factory, Filter, Home, Isolation,
-    Progress, Report, Status, Suite, Tag, TestKernel, Variant, Wrap, answer, run_with,
+    Progress, Ranks, Report, Status, Suite, Tag, TestKernel, Variant, Wrap, answer, run_with,
 };
 use leasehold_input::{printable, shown};
 use serde::Serialize;
@@ -88,6 +88,10 @@ impl Factory for Cpu {
 
     fn peer(&self) -> Option<leasehold::Result<Arc<dyn Backend>>> {
         Some(self.backend())
+    }
+
+    fn ranks(&self, most: u32) -> Option<leasehold::Result<Ranks>> {
+        Some(self.backend().and_then(|backend| Ranks::on_cpu(backend, most)))
     }
 
     fn expectations(&self) -> Expectations {

@@ -1,6 +1,7 @@
 //! Ranks as threads over simulated devices: values, wrong programs, dead-locks, races and faults.
 
 mod common;
+mod conformance;
 mod life;
 #[path = "../../../../crates/collective/tests/suite/random.rs"]
 mod random;

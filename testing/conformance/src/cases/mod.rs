@@ -2,6 +2,9 @@
 //!
 //! These modules must not know any backend.
 
+mod collective_calls;
+mod collective_ends;
+mod collective_order;
 mod completions;
 mod devices;
 mod events;
@@ -36,6 +39,9 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         process::CASES,
         threads::CASES,
         completions::CASES,
+        collective_calls::CASES,
+        collective_order::CASES,
+        collective_ends::CASES,
     ]
     .into_iter()
     .flatten()
