@@ -427,7 +427,8 @@ impl Comm {
     ///
     /// Between threads on the CPU, all ranks' calls fail, and the others' error names this rank.
     /// Another library may end calls that it has given to the device without an error. The memory
-    /// of such calls is not to be read.
+    /// of such calls is not to be read. NCCL goes on with calls that are on the device if the
+    /// communicator has recorded calls, since its graphs use its memory.
     ///
     /// # Errors
     /// `Timeout` if the library does not come back. The communicator is over nevertheless.

@@ -16,7 +16,9 @@
 //! # Why this is safe
 //! A communicator is taken out of its place before the library ends it, so it ends once, and no
 //! later call finds it. An abort may come beside a call: the library allows it, from another
-//! thread, and the call returns. The layer above destroys a communicator after its last call.
+//! thread, and the call returns. The layer above destroys a communicator after its last call and
+//! its last graph. So a communicator with recorded calls is not aborted in the library, which would
+//! free device memory that its graphs use: only its later calls fail.
 
 use super::ops::{Call, CollectiveOps, Communicator, Place};
 use crate::element::{ElementType, Reduce};
@@ -202,7 +204,7 @@ impl CollectiveOps for Nccl {
         // SAFETY: the place is for a communicator, and the device is the driver's current one.
         let code = unsafe { (self.0.functions.init)(&raw mut comm, size, Id(id), rank) };
         self.0.said("ncclCommInitRank", code, std::ptr::null_mut())?;
-        let state = Mutex::new(State { comm: Some(Raw(comm)), cause: None });
+        let state = Mutex::new(State { comm: Some(Raw(comm)), cause: None, captured: false });
         Ok(Arc::new(Part { api: self.0, size: place.size, state }))
     }
 }
@@ -227,6 +229,8 @@ struct State {
     comm: Option<Raw>,
     /// Why it was aborted.
     cause: Option<Error>,
+    /// Whether graphs have its calls, and so use its memory on the device.
+    captured: bool,
 }
 
 impl State {
@@ -316,7 +320,11 @@ impl Part {
 
 impl Communicator for Part {
     unsafe fn enqueue(&self, stream: u64, calls: &[Call<'_>]) -> Result<()> {
-        let comm = self.state.lock().comm()?;
+        let comm = {
+            let mut state = self.state.lock();
+            state.captured |= calls.iter().any(|c| c.signature.captured);
+            state.comm()?
+        };
         let stream = stream as usize as *mut c_void;
         // A call of no elements moves nothing, on no rank.
         let mut calls =
@@ -340,7 +348,8 @@ impl Communicator for Part {
         let comm = {
             let mut state = self.state.lock();
             state.cause.get_or_insert(cause);
-            state.comm.take()
+            // A graph may be launched once more, and the library would free what it uses.
+            if state.captured { None } else { state.comm.take() }
         };
         if let Some(Raw(comm)) = comm {
             // SAFETY: the communicator lives until here, and no later call begins. The library
