@@ -25,7 +25,7 @@ use crate::element::{ElementType, Reduce};
 use crate::signature::Kind;
 use leasehold::backend::sync::{Arc, Mutex, OnceLock};
 use leasehold::backend::{BackendKind, Binding};
-use leasehold::{Error, Result};
+use leasehold::{Error, Result, View};
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -35,6 +35,9 @@ const FILE: &str = "libnccl.so.2";
 const PATH: &str = "LEASEHOLD_NCCL";
 /// The oldest version: 2.19.0, the first one with `ncclCommSplit` and stable captures.
 const OLDEST: c_int = 21_900;
+
+/// The most ranks between which all connections of sends and receives are made at the beginning.
+const CONNECTED: u32 = 64;
 
 /// `ncclUniqueId`, which the library takes by value.
 #[derive(Clone, Copy)]
@@ -205,7 +208,9 @@ impl CollectiveOps for Nccl {
         let code = unsafe { (self.0.functions.init)(&raw mut comm, size, Id(id), rank) };
         self.0.said("ncclCommInitRank", code, std::ptr::null_mut())?;
         let state = Mutex::new(State { comm: Some(Raw(comm)), cause: None, captured: false });
-        Ok(Arc::new(Part { api: self.0, size: place.size, state }))
+        let part = Arc::new(Part { api: self.0, size: place.size, rank: place.rank, state });
+        Part::connect(&part, place)?;
+        Ok(part)
     }
 }
 
@@ -221,6 +226,7 @@ unsafe impl Send for Raw {}
 struct Part {
     api: &'static Api,
     size: u32,
+    rank: u32,
     state: Mutex<State>,
 }
 
@@ -244,6 +250,48 @@ impl State {
 }
 
 impl Part {
+    /// Makes the connections of sends and receives: each rank exchanges a byte with each other one.
+    /// The library would make them at the first call, and cannot in one that is recorded.
+    fn connect(part: &Arc<Self>, place: &Place) -> Result<()> {
+        if part.size > CONNECTED {
+            return Ok(());
+        }
+        let stream = place.runtime.create_stream()?;
+        let bytes = place.runtime.alloc(2 * u64::from(part.size))?;
+        let own = part.clone();
+        // SAFETY: the call uses its operand's bytes only, on the stream that it is given.
+        unsafe {
+            stream.foreign_call("connect", &[bytes.read_write()], move |word, bound| {
+                own.exchange(word as usize as *mut c_void, bound[0].addr as usize as *mut u8)
+            })
+        }?;
+        stream.synchronize()
+    }
+
+    /// Sends a byte to each other rank, and receives one, at `at`.
+    ///
+    /// # Safety
+    /// - `stream` is a native stream of the device, and work on it may use two bytes for each rank
+    ///   from `at` on.
+    unsafe fn exchange(&self, stream: *mut c_void, at: *mut u8) -> Result<()> {
+        let (f, size) = (&self.api.functions, self.size as usize);
+        let comm = self.state.lock().comm()?;
+        // SAFETY: the caller vouches for stream and memory; the communicator lives. A group that
+        // began ends, also after an error.
+        unsafe {
+            self.api.said("ncclGroupStart", (f.group_start)(), comm)?;
+            let made = (0..size).filter(|&peer| peer != self.rank as usize).try_for_each(|peer| {
+                let (from, to) = (at.wrapping_add(peer), at.wrapping_add(size + peer));
+                let sent = (f.send)(from.cast(), 1, BYTE, peer as c_int, comm, stream);
+                self.api.said("ncclSend", sent, comm)?;
+                let received = (f.recv)(to.cast(), 1, BYTE, peer as c_int, comm, stream);
+                self.api.said("ncclRecv", received, comm)
+            });
+            let ended = self.api.said("ncclGroupEnd", (f.group_end)(), comm);
+            made.and(ended)
+        }
+    }
+
     /// Enqueues a call. An all_to_all is sends and receives of the group around it.
     ///
     /// # Safety
