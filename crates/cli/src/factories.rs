@@ -39,7 +39,7 @@ const SHARED_FATE: Expectation = Expectation {
 const SILENT_ABORT: Expectation =
     Expectation { case: 207, reason: "an abort ends the library's calls without an error" };
 
-/// What NCCL does otherwise.
+/// The cases that NCCL does not keep, with the reasons.
 #[cfg(feature = "cuda")]
 const NCCL: [Expectation; 2] = [
     Expectation { case: 174, reason: "NCCL reduces no integers of 16 bits" },

@@ -17,7 +17,7 @@ use leasehold::{ArrayView, Result, Stream};
 ///   memory of another device. Nothing is submitted then, and the call does not count.
 /// - The communicator's first failure, and the stream's cause if it is poisoned.
 ///
-/// What other ranks do wrong fails the stream, later:
+/// An error of another rank fails the stream, later:
 /// - `Mismatch` with two ranks' calls. In a recording it is the error of its stop.
 /// - `Timeout` if a rank does not come within the communicator's limit, and `PeerLost` if it is
 ///   gone.

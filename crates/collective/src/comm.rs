@@ -142,7 +142,8 @@ impl Drop for Shared {
     }
 }
 
-/// What a submitted call keeps. It must not hold the runtime, which would be a cycle in a graph.
+/// The part that a submitted call keeps. It must not hold the runtime: in a graph that would be a
+/// cycle.
 struct Core {
     members: Arc<Members>,
     ops: Arc<dyn CollectiveOps>,

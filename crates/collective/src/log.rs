@@ -1,4 +1,4 @@
-//! What a rank has called eagerly, for reports.
+//! The eager calls of a rank, for reports.
 
 use crate::signature::{Kind, List, Signature};
 use std::collections::{HashMap, VecDeque};

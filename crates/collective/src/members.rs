@@ -57,7 +57,7 @@ impl Members {
         self.world.0.store.remove(&format!("{}/{subject}/{}", self.key, self.rank))
     }
 
-    /// What another rank tells about a subject. `what` is what it has not done, for messages.
+    /// The value that another rank tells about a subject. `what` names the missing act in messages.
     ///
     /// # Errors
     /// `Timeout`, `PeerLost`; the store's own.
@@ -135,7 +135,7 @@ impl Comparison<'_> {
                 ))
             }));
         }
-        // Whoever has heard all of this comparison has no use for the one before.
+        // A rank that has heard all of this comparison has no use for the one before.
         if let Some(before) = number.checked_sub(1) {
             members.untell(&format!("stop/{before}"))?;
             members.untell(&format!("stop/{before}/list"))?;

@@ -10,7 +10,7 @@ use std::mem::ManuallyDrop;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// What a library gets above the limit that it knows itself.
+/// The time that a library gets above the limit that it knows itself.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// A library's part of a communicator, which goes back to the library when it is dropped.
@@ -72,7 +72,7 @@ impl Drop for Native {
             if let Err(error) = part.destroy() {
                 tracing::warn!(%error, "a communicator was not given back");
             }
-            // What the part holds is gone once it is seen as over.
+            // The resources of the part are gone once it is seen as over.
             drop(part);
             drop(retiring);
         };

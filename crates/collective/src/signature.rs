@@ -1,4 +1,4 @@
-//! What a rank calls, in a form that ranks can compare.
+//! A call of a rank, in a form that ranks can compare.
 //!
 //! This module must not know memory, streams or stores.
 
@@ -7,7 +7,7 @@ use leasehold::{Error, Mismatch, Name};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
-/// What a call does.
+/// The kind of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// Every rank gets the reduction of all ranks' elements.
@@ -77,7 +77,7 @@ pub struct Signature {
     /// The number of the call, counted from 0: among the communicator's eager calls of all ranks,
     /// among its eager sends or receives between the two ranks, or among its calls in recordings.
     pub seq: u64,
-    /// What it does.
+    /// The kind of the call.
     pub kind: Kind,
     /// The type of its elements.
     pub element: ElementType,
@@ -131,7 +131,7 @@ impl fmt::Display for Signature {
 #[cold]
 pub(crate) fn mismatch(name: &str, one: (u32, &Signature), other: (u32, &Signature)) -> Error {
     let call = one.1.numbered(name);
-    // What is written differently only in the place of the call.
+    // The place of the call is written only if it differs.
     let shown = |s: &Signature| match one.1.captured == other.1.captured {
         true => s.to_string(),
         false => format!("{} {s}", if s.captured { "recorded" } else { "eager" }),
@@ -140,8 +140,7 @@ pub(crate) fn mismatch(name: &str, one: (u32, &Signature), other: (u32, &Signatu
     Mismatch::new(call, side(one), side(other)).into()
 }
 
-/// What ranks compare of a list of calls: whom a call is with, what must agree, and how it is
-/// shown.
+/// The part of a call that ranks compare: its partner, the values that must agree, and its text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Entry {
     class: Class,
@@ -171,7 +170,7 @@ impl Class {
         }
     }
 
-    /// What belongs to it in the list of the rank that it is with, for `own`.
+    /// The class of the same calls in the list of the other rank, for `own`.
     fn counterpart(self, own: u32) -> Self {
         match self {
             Self::All => Self::All,
@@ -261,7 +260,7 @@ impl List {
         Self(text.lines().filter_map(entry).collect())
     }
 
-    /// What another rank needs to see whether the lists agree: number and hash of each class.
+    /// The number and the hash of each class. Another rank sees by them whether the lists agree.
     pub(crate) fn summary(&self) -> String {
         let mut classes: Vec<(Class, u64, u64)> = Vec::new();
         for Entry { class, agreed, .. } in &self.0 {

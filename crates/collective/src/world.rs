@@ -186,7 +186,8 @@ impl Inner {
         *count
     }
 
-    /// What another rank sets. Looks from time to time whether the rank is still there.
+    /// The value that another rank sets. The wait looks from time to time whether the rank is still
+    /// there.
     ///
     /// # Errors
     /// `Timeout` and `PeerLost` that name the rank and what it should have done.

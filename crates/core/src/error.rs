@@ -105,12 +105,12 @@ pub enum Error {
     PeerLost {
         /// The rank in its communicator, or in its world.
         rank: u32,
-        /// How that is known, and the remedy.
+        /// The reason to think so, and the remedy.
         why: Text,
     },
     /// Ranks made calls that do not belong together.
     #[error("mismatch: {0}")]
-    Mismatch(Box<Mismatch>),
+    Mismatch(Arc<Mismatch>),
     /// The call is not allowed while recording, or on an object that is being recorded.
     #[error("recording: {rule}")]
     Recording {
@@ -151,7 +151,7 @@ pub enum Error {
 pub struct Mismatch {
     /// The communicator's name and the call's number: `tp #183`.
     pub call: Text,
-    /// What each of the two ranks called there, with its scope.
+    /// The two ranks, each with its call there and the scope of the call.
     pub ranks: [(u32, Text); 2],
 }
 
@@ -166,7 +166,7 @@ impl Mismatch {
 
 impl From<Mismatch> for Error {
     fn from(mismatch: Mismatch) -> Self {
-        Error::Mismatch(Box::new(mismatch))
+        Error::Mismatch(Arc::new(mismatch))
     }
 }
 

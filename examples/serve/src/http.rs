@@ -66,7 +66,7 @@ pub fn serve(
         };
         tokio::select! { () = accept => {}, _ = stop => {} }
         drop(listener);
-        // What is left after that time ends with the runtime.
+        // Connections that are left after that time end with the runtime.
         let _ = timeout(Duration::from_secs(30), free.acquire_many(MAX_CONNECTIONS)).await;
         std::io::Result::Ok(())
     })?;

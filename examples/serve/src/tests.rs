@@ -230,7 +230,7 @@ fn a_thousand_requests_of_clients_that_go_over_a_driver_that_fails() {
     }
 }
 
-/// What a template makes of two messages, or its error.
+/// The text that a template makes of two messages, or its error.
 fn render(template: &str) -> Result<String, String> {
     let dir = tempfile::tempdir().unwrap();
     let config = json!({"bos_token": {"content": "<s>"}, "eos_token": "</s>",

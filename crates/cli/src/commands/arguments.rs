@@ -100,7 +100,7 @@ impl ModelArguments {
         prompt_of(self.prompt, sequence, ids)
     }
 
-    /// What a report says of the model that has this name.
+    /// The first part of a report about the model that has this name.
     pub(super) fn subject(&self, model: String) -> Subject {
         Subject {
             model,

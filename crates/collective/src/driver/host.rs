@@ -163,7 +163,7 @@ struct Failed {
 }
 
 impl Failed {
-    /// What a rank is told.
+    /// The error for a rank.
     fn told(&self, rank: u32) -> Error {
         match self.by {
             Some(by) if by != rank => Error::PeerLost {
@@ -337,7 +337,7 @@ impl Visit<'_> {
         told
     }
 
-    /// What a rank gets whose call waits for others in vain.
+    /// The error of a rank whose call waits for others in vain.
     fn late(&self, signature: &Signature, whom: &str) -> Error {
         Error::Timeout(
             format!(

@@ -83,7 +83,7 @@ pub enum Derived {
 /// be its own rank's part of `dst`, and `dst` of a reduce_scatter its own rank's part of `src`.
 #[derive(Debug, Clone, Copy)]
 pub struct Call<'a> {
-    /// What is called. Its `count` may be 0: then no memory is touched.
+    /// The call itself. Its `count` may be 0: then no memory is touched.
     pub signature: &'a Signature,
     /// The memory that is read.
     pub src: Option<Binding>,

@@ -114,7 +114,7 @@ pub trait Store: Send + Sync + fmt::Debug {
     }
 }
 
-/// What is left until a deadline; without one, for ever.
+/// The time that is left until a deadline; without one, for ever.
 pub(crate) fn left(until: Option<Instant>) -> Duration {
     until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()))
 }

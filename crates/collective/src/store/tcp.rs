@@ -127,7 +127,7 @@ impl Line {
     }
 }
 
-/// What the threads of a server share.
+/// The state that the threads of a server share.
 struct Server {
     table: Table,
     address: SocketAddr,

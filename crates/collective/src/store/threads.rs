@@ -179,7 +179,7 @@ impl fmt::Debug for ThreadStore {
     }
 }
 
-/// What is left of a wait, in a slice.
+/// The rest of a wait, in a slice.
 pub(super) fn slice(until: Option<Instant>, most: Duration) -> Duration {
     left(until).min(most)
 }

@@ -68,7 +68,7 @@ fn values<T: Value>(rank: u32, len: usize) -> Vec<T> {
     (0..len).map(|i| T::of((i64::from(rank) * 5 + i as i64 * 3) % 7 - 3)).collect()
 }
 
-/// What all ranks' elements become.
+/// The result of all ranks' elements.
 fn reduced<T: Value>(how: Reduce, size: u32, len: usize) -> Vec<T> {
     let all: Vec<Vec<T>> = (0..size).map(|rank| values(rank, len)).collect();
     (0..len).map(|i| T::reduced(how, &all.iter().map(|x| x[i]).collect::<Vec<_>>())).collect()

@@ -99,7 +99,7 @@ fn recordings_that_differ_are_named_before_a_launch() {
                 side(r, [left, right], &m, recording.stream())
             });
             assert!(begun.elapsed() < Duration::from_secs(10), "{what}: without a limit");
-            // What was eager before and after goes on.
+            // Eager calls before and after go on.
             r.comm.all_reduce(r.runtime.stream(), &m.y, Reduce::Sum)?;
             assert_eq!(r.runtime.to_vec(&m.y)?, [2.0; N]);
             Ok(graph.err().unwrap())

@@ -137,7 +137,7 @@ fn a_rank_that_does_not_make_a_call_is_named_and_its_own_work_is_not_lost() {
         }
         r.comm.all_reduce(r.runtime.stream(), &x, Reduce::Sum)?;
         let error = r.runtime.stream().synchronize().unwrap_err();
-        // What does not depend on the call is there on another stream.
+        // Independent work is there on another stream.
         let other = r.runtime.create_stream()?.runtime();
         assert_eq!(other.to_vec(&kept)?, [5]);
         assert!(other.to_vec(&x).is_err());

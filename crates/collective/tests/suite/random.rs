@@ -73,7 +73,7 @@ fn step(random: &mut Random, size: u32) -> Step {
     Step { what, stream: random.below(STREAMS), second: random.below(2) == 1 }
 }
 
-/// What a step does to all ranks' arrays.
+/// The effect of a step on all ranks' arrays.
 fn model(what: What, arrays: &mut [Vec<Vec<u32>>]) {
     let size = arrays.len();
     let join = |how, x: u32, y: u32| match how {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 const NOW: Duration = Duration::ZERO;
 const SOON: Duration = Duration::from_secs(20);
 
-/// What every store does, seen by two of its users.
+/// The rules of every store, seen by two of its users.
 fn behaves(one: &dyn Store, two: &dyn Store) {
     assert!(matches!(one.get("a/b", NOW), Err(Error::Timeout(text)) if text.contains("a/b")));
     one.set("a/b", b"first").unwrap();
@@ -199,7 +199,7 @@ fn a_port_scan_does_not_disturb_the_store() {
     let at = server.address().to_string();
     let client = TcpStore::connect(&at, token, SOON).unwrap();
     client.enter(1).unwrap();
-    // What is half open or silent stays while the others come.
+    // Half open and silent connections stay while the others come.
     let silent: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(&at).unwrap()).collect();
     let mut half = TcpStream::connect(&at).unwrap();
     half.write_all(b"leasehold-sto").unwrap();

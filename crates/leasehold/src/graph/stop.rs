@@ -6,7 +6,7 @@ use leasehold_core::Result;
 use leasehold_core::sync::Arc;
 use std::any::Any;
 
-/// What a check is told of a part of a recording.
+/// A description of a part of a recording, for a check.
 pub type Note = Arc<dyn Any + Send + Sync>;
 
 /// A check that a recording must pass before it becomes a graph.

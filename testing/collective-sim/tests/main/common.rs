@@ -1,4 +1,4 @@
-//! What `random` plays on: ranks of a bench, in turn over each backend.
+//! The ranks that `random` plays on: those of a bench, in turn over each backend.
 
 use crate::{Bench, Over};
 use leasehold::backend::sync::atomic::{AtomicU64, Ordering};

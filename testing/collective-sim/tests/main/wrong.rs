@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Elements of the wrong programs' buffers.
 const N: usize = 512;
 
-/// What a rank of a wrong program calls.
+/// The calls of a rank of a wrong program.
 type Calls = fn(&Comm, &Stream, &Memory) -> Result<()>;
 
 /// The memory of a rank of a wrong program: ones.

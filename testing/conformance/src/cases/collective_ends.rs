@@ -53,7 +53,7 @@ impl Memory {
     }
 }
 
-/// What a rank of a program calls.
+/// The calls of a rank of a program.
 type Program = fn(&Comm, &Stream, &Memory) -> Result<()>;
 
 fn sum(comm: &Comm, stream: &Stream, m: &Memory) -> Result<()> {
@@ -240,7 +240,7 @@ fn abort(env: &Env) -> Outcome {
                 check_eq!(e.to_string(), "on purpose", "the first cause");
             }
             check!(comm.failure().is_some(), "a communicator that was aborted has no failure");
-            // What the call has left is the library's affair, but its stream goes on or fails.
+            // The memory of the call is the library's affair, but its stream goes on or fails.
             let ended = r.stream().synchronize_timeout(env.patience());
             check!(!matches!(ended, Err(Error::Timeout(_))), "the call goes on: {ended:?}");
             r.drain(other.stream())?;

@@ -133,7 +133,7 @@ impl fmt::Display for Reduction {
     }
 }
 
-/// What the ranks of a communicator do together.
+/// An operation that the ranks of a communicator do together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CommOp {
@@ -369,8 +369,8 @@ impl CommCall {
 /// Bytes to write, each with its offset in the range that the rank receives.
 pub(crate) type Output = Vec<(u64, Vec<u8>)>;
 
-/// What each rank receives, given the calls of all ranks and what each sends. `None` for a rank
-/// that waits for ever.
+/// The bytes that each rank receives, given the calls of all ranks and the bytes that each sends.
+/// `None` for a rank that waits for ever.
 pub(crate) fn results(calls: &[CommCall], inputs: &[Vec<u8>]) -> Vec<Option<Output>> {
     (0..)
         .zip(calls)

@@ -49,7 +49,7 @@ pub struct CommJoin<'a> {
     pub device: u32,
 }
 
-/// What happens when calls that do not fit each other meet.
+/// The outcome of calls that meet and do not fit each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnMismatch {
     /// The calls are faults of all devices that take part
@@ -57,7 +57,7 @@ pub enum OnMismatch {
     /// report name two of the calls.
     #[default]
     Strict,
-    /// What NCCL does: most calls end with wrong numbers, others never. Nothing is reported.
+    /// The behaviour of NCCL: most calls end with wrong numbers, others never. Nothing is reported.
     AsNccl,
 }
 

@@ -1,4 +1,4 @@
-//! What a meeting waits for, in words, and the cycles of meetings that wait for each other.
+//! The waits of meetings, in words, and the cycles of meetings that wait for each other.
 //!
 //! A meeting waits for ranks that have not begun its call. A rank cannot begin a call while another
 //! meeting is in its device's slot. In a cycle of devices, each slot holds a meeting that waits for
@@ -74,7 +74,7 @@ impl Meetings {
         Some(text + self.place(first))
     }
 
-    /// What a meeting waits for, in words.
+    /// The wait of a meeting, in words.
     pub(super) fn waits_for(&self, at: Place, meet: &BoundMeet) -> String {
         let Some(begun) = self.begun.get(&at) else {
             let holder = self.device(meet.comm).ok().and_then(|device| self.slots.get(&device));

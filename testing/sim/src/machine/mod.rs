@@ -127,7 +127,7 @@ pub struct MachineConfig {
     /// the wait reports a deadlock. With zero the machine assumes no other thread.
     /// 10 seconds by default.
     pub patience: Duration,
-    /// What happens when calls of ranks do not fit each other; [`OnMismatch::Strict`] by default.
+    /// The outcome of calls of ranks that do not fit each other; [`OnMismatch::Strict`] by default.
     pub on_mismatch: OnMismatch,
     /// The link over which ranks exchange bytes; [`Link::default`] by default.
     pub link: Link,

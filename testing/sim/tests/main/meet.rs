@@ -134,7 +134,7 @@ fn reduced(element: Element, reduction: Reduction, values: &[f64]) -> Vec<u8> {
     number(element, all)
 }
 
-/// What a rank receives, by the definition of the call.
+/// The bytes that a rank receives, by the definition of the call.
 fn model(op: CommOp, element: Element, count: u64, rank: usize, size: usize) -> Vec<u8> {
     let all = |i: u64| (0..size).map(|r| value(r, i)).collect::<Vec<f64>>();
     let reduce = |from: u64, reduction| {
