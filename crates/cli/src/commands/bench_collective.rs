@@ -3,7 +3,8 @@
 //! On CUDA the ranks are processes: copies of this command, or those of a launcher. With
 //! `--beside raw` each process makes the same calls of NCCL alone: by NCCL's own functions, with a
 //! stream, memory and captured graphs of the driver alone. The two sides take turns, and the raw
-//! one begins. The first turn warms both and does not count.
+//! one begins. The first turn warms both and does not count. Both run on one thread, on which the
+//! raw side keeps the device's context current.
 //!
 //! The raw calls are in `leasehold_collective::bench`, because that crate alone loads NCCL. Both
 //! sides call through the same table of functions. The raw stream is a loop of the driver's
@@ -614,7 +615,7 @@ pub(crate) fn run(a: &CollectiveArguments) -> Result<(), Failure> {
 /// Ranks on real CUDA devices.
 #[cfg(feature = "cuda")]
 mod processes {
-    use super::{CollectiveArguments, Failure, LIMIT, Plan, Rank, Side, ranks, raw};
+    use super::{CollectiveArguments, Failure, LIMIT, Plan, Rank, Side, bench, ranks, raw};
     use leasehold::{Context, Error};
     use leasehold_collective::World;
     use leasehold_collective::driver::Nccl;
@@ -676,6 +677,8 @@ mod processes {
         };
         let side = raw.as_ref().map(|raw| raw as &dyn Side);
         let report = a.measured(&rank, plan, side).map_err(named)?;
+        // The library is not to end two communicators of a device at a time.
+        bench::wait_for_retired(LIMIT).map_err(named)?;
         raw.map_or(Ok(()), raw::Raw::end).map_err(named)?;
         if world.rank() == 0 {
             a.print(&report)?;
