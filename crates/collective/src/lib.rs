@@ -41,10 +41,12 @@
 //!
 //! # Files
 //! From below: [`element`], [`signature`], [`driver`]; [`store`], [`mod@world`], `line`, `members`;
-//! `native`, `log`, `stop`, [`group`]; [`comm`], `calls`.
+//! `native`, `log`, `stop`, [`group`]; [`comm`], `calls`; `bench`.
 //!
 //! This crate must not move elements between processes itself.
 
+#[cfg(feature = "bench")]
+pub mod bench;
 mod calls;
 pub mod comm;
 pub mod driver;
