@@ -196,3 +196,28 @@ fn a_launchers_environment_without_a_store_names_the_cure() {
     let output = command.env("SLURM_PROCID", "0").env("SLURM_NTASKS", "1").output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
+
+#[test]
+fn ranks_are_measured_beside_one_rank() {
+    for (device, more) in [
+        (&["--device", "cpu:0"][..], &["--prompt", "20"][..]),
+        (&["--device", "cuda:0", "--sim"], &["--batch", "2"]),
+    ] {
+        let arguments = ["--ranks", "2", "--tokens", "4", "--repeat", "2", "--json"];
+        let report = json(&[&["bench", "decode"], device, &arguments, more].concat());
+        assert_eq!(report["ranks"], 2, "{report}");
+        for side in ["one_rank", "all_ranks"] {
+            for rate in ["prompt_tokens_per_s", "tokens_per_s", "step_ms_p50"] {
+                assert!(report[side][rate].as_f64().unwrap() > 0.0, "{side} {rate}: {report}");
+            }
+        }
+        assert!(report["ratio"].as_f64().unwrap() > 0.0 && !report["prompt_ratio"].is_null());
+        let bytes = |of: &str| report[of].as_u64().unwrap();
+        // Half of the layers, and all of the table.
+        assert!((bytes("part_bytes") as f64) < 0.8 * bytes("weight_bytes") as f64, "{report}");
+        let differ = report["logits_differ_from_one_rank"].as_f64().unwrap();
+        assert!(differ > 0.0 && differ < 1e-3, "{differ}");
+    }
+    let refused = call(&["bench", "decode", "--ranks", "2", "--batch", "2", "--join", "9"]);
+    assert!(line(&refused).contains("--join"), "{}", line(&refused));
+}
