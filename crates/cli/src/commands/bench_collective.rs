@@ -17,7 +17,8 @@ use crate::ranks::{self, Rank, Threads};
 use crate::style::Tone;
 use crate::table::Table;
 use leasehold::{Array, BackendKind, DeviceId, Result, View};
-use leasehold_collective::{Comm, CommConfig, Reduce, bench};
+use leasehold_collective::bench::wait_for_retired;
+use leasehold_collective::{Comm, CommConfig, Reduce};
 use serde::Serialize;
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -286,7 +287,7 @@ impl Side for Ours<'_> {
         let begin = Instant::now();
         drop(comm);
         let dropped = begin.elapsed();
-        bench::wait_for_retired(LIMIT)?;
+        wait_for_retired(LIMIT)?;
         Ok(Life {
             made: made.as_secs_f64(),
             given_back: begin.elapsed().as_secs_f64(),
@@ -615,7 +616,9 @@ pub(crate) fn run(a: &CollectiveArguments) -> Result<(), Failure> {
 /// Ranks on real CUDA devices.
 #[cfg(feature = "cuda")]
 mod processes {
-    use super::{CollectiveArguments, Failure, LIMIT, Plan, Rank, Side, bench, ranks, raw};
+    use super::{
+        CollectiveArguments, Failure, LIMIT, Plan, Rank, Side, ranks, raw, wait_for_retired,
+    };
     use leasehold::{Context, Error};
     use leasehold_collective::World;
     use leasehold_collective::driver::Nccl;
@@ -678,7 +681,7 @@ mod processes {
         let side = raw.as_ref().map(|raw| raw as &dyn Side);
         let report = a.measured(&rank, plan, side).map_err(named)?;
         // The library is not to end two communicators of a device at a time.
-        bench::wait_for_retired(LIMIT).map_err(named)?;
+        wait_for_retired(LIMIT).map_err(named)?;
         raw.map_or(Ok(()), raw::Raw::end).map_err(named)?;
         if world.rank() == 0 {
             a.print(&report)?;
@@ -735,6 +738,7 @@ fn print(report: &Report) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use leasehold_core::sync::Mutex;
 
     #[test]
     fn a_time_a_rate_and_a_lone_figure_are_held_to_their_bounds() {
@@ -760,6 +764,79 @@ mod tests {
         let head = || Head::new("x", "us", Bound::Times(1.05));
         for figure in [head().figure(&[1.0], &[], true), head().figure(&[1.0], &[1.0], false)] {
             assert_eq!((figure.at_most, figure.at_least, figure.within), (None, None, None));
+        }
+    }
+
+    /// A side that notes who it is at each wait and each communicator that it makes.
+    struct Noted<'a>(Ours<'a>, char, &'a Mutex<String>);
+
+    impl Side for Noted<'_> {
+        fn all_reduce(&self, bytes: u64) -> Result<()> {
+            self.0.all_reduce(bytes)
+        }
+
+        fn exchange(&self, bytes: u64) -> Result<()> {
+            self.0.exchange(bytes)
+        }
+
+        fn graph(&self, bytes: u64) -> Result<Call<'_>> {
+            self.0.graph(bytes)
+        }
+
+        fn peer(&self, ordinal: u32, bytes: u64) -> Result<Call<'_>> {
+            self.0.peer(ordinal, bytes)
+        }
+
+        fn life(&self) -> Result<Life> {
+            self.2.lock().push(self.1);
+            let life = self.0.life()?;
+            // The raw library has no drop that does not wait.
+            Ok(Life { dropped: life.dropped.filter(|_| self.1 == 'o'), ..life })
+        }
+
+        fn wait(&self) -> Result<()> {
+            self.2.lock().push(self.1);
+            self.0.wait()
+        }
+    }
+
+    #[test]
+    fn two_sides_take_turns_and_every_figure_but_the_drop_has_a_ratio() {
+        let plan = Plan {
+            graphs: &[SMALL],
+            large: 64 << 10,
+            calls: 2,
+            launches: 1,
+            large_calls: 1,
+            bounded: true,
+        };
+        let threads = Threads::new(DeviceId::cpu(0), None, 2, 0).unwrap();
+        let all = threads.run(|rank| {
+            let waits = Mutex::new(String::new());
+            let raw = Noted(Ours::new(rank, plan.large)?, 'r', &waits);
+            let ours = Noted(Ours::new(rank, plan.large)?, 'o', &waits);
+            let sides: [&dyn Side; 2] = [&raw, &ours];
+            let (sides, figures) = (&sides[..], Vec::new());
+            let mut bench = Bench { rank, plan: &plan, turns: 3, sides, meetings: 0, figures };
+            bench.all()?;
+            let figures = std::mem::take(&mut bench.figures);
+            drop((raw, ours));
+            Ok((figures, waits.into_inner()))
+        });
+        for (figures, waits) in all.unwrap() {
+            assert_eq!(figures.len(), 8, "{figures:?}");
+            for figure in figures {
+                let has = figure.name != "communicator dropped";
+                assert_eq!(
+                    (figure.raw.is_some(), figure.ratio.is_some()),
+                    (has, has),
+                    "{figure:?}"
+                );
+                assert!(figure.within.is_some() && figure.value > 0.0, "{figure:?}");
+            }
+            // Each timed row waits twice a sample, in a turn that warms and three more.
+            let timed = "rroo".repeat(4 * 4);
+            assert_eq!(waits, timed + &"ro".repeat(4));
         }
     }
 
