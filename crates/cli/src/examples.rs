@@ -57,6 +57,12 @@ Examples:
   leasehold bench cuda
   leasehold bench cuda --ordinal 1 --samples 101 --json";
 
+pub(crate) const BENCH_COLLECTIVE: &str = "\
+Examples:
+  leasehold bench collective --device cpu:0 --ranks 4       ranks as threads
+  leasehold bench collective --device cuda:0 --sim          over a simulated driver
+  leasehold bench collective --device cuda:0 --beside raw   two GPUs, beside NCCL's own calls";
+
 pub(crate) const BENCH_DECODE: &str = "\
 Examples:
   leasehold bench decode

@@ -41,10 +41,13 @@
 //!
 //! # Files
 //! From below: [`element`], [`signature`], [`driver`]; [`store`], `watch`, [`mod@world`], `line`,
-//! `members`; `native`, `log`, `unfinished`, [`group`]; `inner`, `stop`; [`comm`], `calls`.
+//! `members`; `native`, `log`, `unfinished`, [`group`]; `inner`, `stop`; [`comm`], `calls`;
+//! `bench`.
 //!
 //! This crate must not move elements between processes itself.
 
+#[cfg(feature = "bench")]
+pub mod bench;
 mod calls;
 pub mod comm;
 pub mod driver;

@@ -4,6 +4,7 @@
 use crate::commands::arguments::{Common, ModelArguments, Subject};
 use crate::commands::bench_alloc::{self, AllocArguments};
 use crate::commands::bench_batch;
+use crate::commands::bench_collective::{self, CollectiveArguments};
 use crate::commands::bench_copy::{self, CopyArguments};
 #[cfg(feature = "cuda")]
 use crate::commands::bench_cuda;
@@ -49,6 +50,9 @@ enum What {
     #[cfg(feature = "cuda")]
     #[command(after_help = examples::BENCH_CUDA)]
     Cuda(bench_cuda::CudaArguments),
+    /// Collectives between ranks beside NCCL's own calls, eager and in graphs
+    #[command(after_help = examples::BENCH_COLLECTIVE)]
+    Collective(CollectiveArguments),
     /// Tokens per second of a model, eager and as a graph, in turns
     #[command(after_help = examples::BENCH_DECODE)]
     Decode(DecodeArguments),
@@ -119,6 +123,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         #[cfg(feature = "cuda")]
         What::Cuda(a) => bench_cuda::run(a),
+        What::Collective(a) => bench_collective::run(a),
         What::Decode(a) => match (a.batch, a.join) {
             (Some(sequences), Some(prompt)) => bench_batch::run_join(a, sequences, prompt),
             (Some(sequences), None) => bench_batch::run(a, sequences),

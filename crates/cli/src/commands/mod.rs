@@ -4,6 +4,7 @@ pub(crate) mod arguments;
 pub(crate) mod bench;
 pub(crate) mod bench_alloc;
 pub(crate) mod bench_batch;
+pub(crate) mod bench_collective;
 pub(crate) mod bench_copy;
 #[cfg(feature = "cuda")]
 pub(crate) mod bench_cuda;

@@ -1,5 +1,6 @@
 //! The command against its output: results, one-line errors, exit statuses.
 
+mod collective;
 mod conformance;
 mod errors;
 #[cfg(target_os = "linux")]

@@ -42,16 +42,25 @@ const CONNECTED: u32 = 64;
 /// `ncclUniqueId`, which the library takes by value.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Id([u8; 128]);
+pub(super) struct Id([u8; 128]);
 
-type RawComm = *mut c_void;
+impl Id {
+    /// The id of these bytes.
+    pub(super) fn of(bytes: &[u8]) -> Result<Self> {
+        <[u8; 128]>::try_from(bytes)
+            .map(Self)
+            .map_err(|_| Error::invalid(format!("an id of {} bytes is not NCCL's", bytes.len())))
+    }
+}
+
+pub(super) type RawComm = *mut c_void;
 type Code = c_int;
 
 /// Declares the functions that are used, with their types.
 macro_rules! functions {
     ($($field:ident = $name:literal : fn($($argument:ty),*) -> $result:ty;)*) => {
-        struct Functions {
-            $($field: unsafe extern "C" fn($($argument),*) -> $result,)*
+        pub(super) struct Functions {
+            $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> $result,)*
         }
 
         impl Functions {
@@ -91,8 +100,8 @@ functions! {
 }
 
 /// The library, once it is loaded. It stays loaded.
-struct Api {
-    functions: Functions,
+pub(super) struct Api {
+    pub(super) functions: Functions,
     name: String,
     /// Whether captured calls leave memory alone.
     captures: bool,
@@ -133,7 +142,7 @@ impl Api {
     }
 
     /// The error of a code.
-    fn said(&self, api: &'static str, code: Code, comm: RawComm) -> Result<()> {
+    pub(super) fn said(&self, api: &'static str, code: Code, comm: RawComm) -> Result<()> {
         if code == 0 {
             return Ok(());
         }
@@ -154,7 +163,7 @@ impl Api {
 
 /// NCCL, for ranks with a GPU of NVIDIA's each.
 #[derive(Clone)]
-pub struct Nccl(&'static Api);
+pub struct Nccl(pub(super) &'static Api);
 
 static API: OnceLock<Result<Api>> = OnceLock::new();
 
@@ -199,13 +208,11 @@ impl CollectiveOps for Nccl {
                 format!("{device} is no GPU of NVIDIA's; NCCL is for real cuda devices").into(),
             ));
         }
-        let id = <[u8; 128]>::try_from(&*place.id).map_err(|_| {
-            Error::invalid(format!("an id of {} bytes is not NCCL's", place.id.len()))
-        })?;
+        let id = Id::of(&place.id)?;
         let mut comm: RawComm = std::ptr::null_mut();
         let (size, rank) = (place.size as c_int, place.rank as c_int);
         // SAFETY: the place is for a communicator, and the device is the driver's current one.
-        let code = unsafe { (self.0.functions.init)(&raw mut comm, size, Id(id), rank) };
+        let code = unsafe { (self.0.functions.init)(&raw mut comm, size, id, rank) };
         self.0.said("ncclCommInitRank", code, std::ptr::null_mut())?;
         let state = Mutex::new(State { comm: Some(Raw(comm)), cause: None, captured: false });
         let part = Arc::new(Part { api: self.0, size: place.size, rank: place.rank, state });
