@@ -225,10 +225,6 @@ impl Factory for Simulated {
             Ranks::on(Arc::new(backend), &devices, library)
         }))
     }
-
-    fn expectations(&self) -> Expectations {
-        Expectations { unsupported: &[SILENT_ABORT], expected_failure: &[] }
-    }
 }
 
 #[cfg(all(test, feature = "cuda"))]

@@ -408,7 +408,8 @@ impl Communicator for Part {
         let Some(comm) = comm else { return };
         let abort = self.api.functions.abort;
         let run = move || {
-            let Raw(comm) = comm;
+            // The whole value goes into the closure.
+            let Raw(comm) = { comm };
             // SAFETY: the communicator lives until here, and no later call begins. The library
             // allows its end beside a call, which returns then. Graphs with its calls are launched
             // no more, and the library keeps its memory until they are gone.
