@@ -11,6 +11,7 @@ use crate::system::System;
 use leasehold::{BackendKind, DeviceId, Error, Runtime};
 use leasehold_collective::{CollectiveOps, CommConfig, World};
 use leasehold_core::sync::Mutex;
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener};
 use std::num::NonZeroU32;
@@ -170,10 +171,11 @@ impl RankArguments {
     /// # Errors
     /// The rank that failed first, with its message.
     pub(crate) fn copies(&self, ranks: u32) -> Result<(), Failure> {
-        let mut arguments = std::env::args_os();
+        self.copies_with(&std::env::args_os().skip(1).collect::<Vec<_>>(), ranks)
+    }
+
+    fn copies_with(&self, arguments: &[OsString], ranks: u32) -> Result<(), Failure> {
         let program = std::env::current_exe().map_err(|e| cannot(&e))?;
-        arguments.next();
-        let arguments: Vec<_> = arguments.collect();
         // The port is free now. If another program takes it meanwhile, rank 0 says so.
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|e| cannot(&e))?;
         let store = format!("tcp://{}", free.local_addr().map_err(|e| cannot(&e))?);
@@ -181,7 +183,7 @@ impl RankArguments {
         let mut all = Copies(Vec::new());
         for rank in 0..ranks {
             let mut copy = Command::new(&program);
-            copy.args(&arguments).stdin(Stdio::null()).stderr(Stdio::piped());
+            copy.args(arguments).stdin(Stdio::null()).stderr(Stdio::piped());
             copy.env("LEASEHOLD_RANK", rank.to_string()).env("LEASEHOLD_WORLD", ranks.to_string());
             copy.env("LEASEHOLD_STORE", &store).env("LOCAL_RANK", rank.to_string());
             for (name, value) in NCCL {
@@ -428,5 +430,51 @@ fn watch(ends: &mpsc::Receiver<bool>, failed: &Mutex<Option<Failure>>) {
                 std::process::exit(1);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs a test of this module as each rank.
+    fn copies_of(test: &str, ranks: u32) -> Result<(), Failure> {
+        let test = format!("ranks::tests::{test}");
+        let arguments = ["--exact".into(), test.into(), "--nocapture".into()];
+        RankArguments::of(None).copies_with(&arguments, ranks)
+    }
+
+    /// Returns whether this process is a copy.
+    fn copied() -> bool {
+        std::env::var_os("LEASEHOLD_RANK").is_some()
+    }
+
+    #[test]
+    fn copies_are_a_world_and_have_the_librarys_variables() {
+        if copied() {
+            let world = launched().unwrap().unwrap();
+            assert_eq!((world.size(), world.local_rank()), (3, world.rank()));
+            for (name, _) in NCCL {
+                assert!(std::env::var_os(name).is_some(), "{name}");
+            }
+            world.barrier("met", END).unwrap();
+            return world.close(END).unwrap();
+        }
+        copies_of("copies_are_a_world_and_have_the_librarys_variables", 3).unwrap();
+    }
+
+    #[test]
+    fn a_rank_that_fails_is_named_and_ends_the_others() {
+        if copied() {
+            if std::env::var("LEASEHOLD_RANK").unwrap() == "1" {
+                std::process::exit(7);
+            }
+            std::thread::sleep(Duration::from_secs(600));
+        }
+        let begin = Instant::now();
+        let failed = copies_of("a_rank_that_fails_is_named_and_ends_the_others", 3);
+        let told = format!("{:?}", failed.unwrap_err());
+        assert!(told.contains("rank 1") && told.contains("exit status: 7"), "{told}");
+        assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", begin.elapsed());
     }
 }
