@@ -8,7 +8,7 @@
 
 use crate::failure::Failure;
 use crate::system::System;
-use leasehold::{BackendKind, Context, DeviceId, Error, Runtime};
+use leasehold::{BackendKind, DeviceId, Error, Runtime};
 use leasehold_collective::{CollectiveOps, CommConfig, World};
 use leasehold_core::sync::Mutex;
 use std::ffi::OsString;
@@ -105,6 +105,11 @@ impl Plan {
 }
 
 impl RankArguments {
+    /// So many ranks; those of a launcher for `None`.
+    pub(crate) fn of(ranks: Option<NonZeroU32>) -> Self {
+        Self { ranks, hosts: None }
+    }
+
     /// How the ranks run on devices from this one on, of which some may be simulated.
     ///
     /// # Errors
@@ -140,7 +145,18 @@ impl RankArguments {
 
     /// Ranks that this command starts.
     fn own(&self, first: DeviceId, simulated: bool) -> Result<Plan, Failure> {
-        let plan = own(first, simulated, self.ranks.map_or(1, NonZeroU32::get))?;
+        let ranks = self.ranks.map_or(1, NonZeroU32::get);
+        let plan = match (first.backend, simulated) {
+            (BackendKind::Cuda, false) => Plan::Copies(ranks),
+            (BackendKind::Cpu, _) | (BackendKind::Sim | BackendKind::Cuda, true) => {
+                Plan::Threads(ranks)
+            }
+            _ => {
+                return Err(Failure::misuse(format!(
+                    "--ranks {ranks}: {first} has no collectives; take cpu:0, cuda:0 or sim:0"
+                )));
+            }
+        };
         if self.hosts.is_some() && !matches!(plan, Plan::Copies(_)) {
             return Err(Failure::misuse(format!(
                 "--hosts: ranks on {first} are threads of one process; take cuda:0"
@@ -149,92 +165,42 @@ impl RankArguments {
         Ok(plan)
     }
 
-    /// As [`copies`], on the hosts that the library of collectives is told. Looks first whether the
-    /// ranks have devices, from this one on.
-    pub(crate) fn copies(&self, first: DeviceId, ranks: u32) -> Result<(), Failure> {
-        check(first, ranks)?;
-        copies_with(&own_arguments(), ranks, self.hosts)
+    /// Starts a copy of this command for each rank, with the same arguments, and waits for them.
+    /// Only rank 0 has the standard output, and prints notes.
+    ///
+    /// # Errors
+    /// The rank that failed first, with its message.
+    pub(crate) fn copies(&self, ranks: u32) -> Result<(), Failure> {
+        self.copies_with(&std::env::args_os().skip(1).collect::<Vec<_>>(), ranks)
     }
-}
 
-/// How this command starts ranks on devices from this one on, of which some may be simulated.
-///
-/// # Errors
-/// A device without collectives.
-pub(crate) fn own(first: DeviceId, simulated: bool, ranks: u32) -> Result<Plan, Failure> {
-    match (first.backend, simulated) {
-        (BackendKind::Cuda, false) => Ok(Plan::Copies(ranks)),
-        (BackendKind::Cpu, _) | (BackendKind::Sim | BackendKind::Cuda, true) => {
-            Ok(Plan::Threads(ranks))
+    fn copies_with(&self, arguments: &[OsString], ranks: u32) -> Result<(), Failure> {
+        let program = std::env::current_exe().map_err(|e| cannot(&e))?;
+        // The port is free now. If another program takes it meanwhile, rank 0 says so.
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|e| cannot(&e))?;
+        let store = format!("tcp://{}", free.local_addr().map_err(|e| cannot(&e))?);
+        drop(free);
+        let mut all = Copies(Vec::new());
+        for rank in 0..ranks {
+            let mut copy = Command::new(&program);
+            copy.args(arguments).stdin(Stdio::null()).stderr(Stdio::piped());
+            copy.env("LEASEHOLD_RANK", rank.to_string()).env("LEASEHOLD_WORLD", ranks.to_string());
+            copy.env("LEASEHOLD_STORE", &store).env("LOCAL_RANK", rank.to_string());
+            for (name, value) in NCCL {
+                set(&mut copy, name, value);
+            }
+            if let Some(hosts) = self.hosts {
+                let host = u64::from(rank) * u64::from(hosts.get()) / u64::from(ranks);
+                copy.env("NCCL_HOSTID", format!("leasehold-{host}"));
+                set(&mut copy, "NCCL_SOCKET_IFNAME", "lo");
+            }
+            if rank > 0 {
+                copy.stdout(Stdio::null());
+            }
+            all.0.push(Copy::start(&mut copy, rank)?);
         }
-        _ => Err(Failure::misuse(format!(
-            "{ranks} ranks: {first} has no collectives here; take cuda:0, or cpu:0 for threads"
-        ))),
+        all.wait()
     }
-}
-
-/// Refuses ranks without a device or the library, in one line and before there are any.
-pub(crate) fn check(first: DeviceId, ranks: u32) -> Result<(), Failure> {
-    let context = Context::new();
-    let last = device_of(first, ranks.saturating_sub(1));
-    let devices = match context.backend(last.backend) {
-        Some(backend) => backend.devices().map_err(|e| Failure::from(e).at(first))?,
-        None => Vec::new(),
-    };
-    if devices.iter().all(|device| device.id != last) {
-        let there = devices.len();
-        return Err(Failure::new(format!(
-            "{ranks} ranks from {first} on need devices up to {last}, and there are {there}; ask for fewer with --ranks, or take cpu:0"
-        )));
-    }
-    #[cfg(feature = "cuda")]
-    leasehold_collective::driver::Nccl::load()?;
-    Ok(())
-}
-
-fn own_arguments() -> Vec<OsString> {
-    std::env::args_os().skip(1).collect()
-}
-
-/// Starts a copy of this command for each rank, with the same arguments, and waits for them. Only
-/// rank 0 has the standard output, and prints notes.
-///
-/// # Errors
-/// The rank that failed first, with its message. The others are ended.
-pub(crate) fn copies(ranks: u32) -> Result<(), Failure> {
-    copies_with(&own_arguments(), ranks, None)
-}
-
-fn copies_with(
-    arguments: &[OsString],
-    ranks: u32,
-    hosts: Option<NonZeroU32>,
-) -> Result<(), Failure> {
-    let program = std::env::current_exe().map_err(|e| cannot(&e))?;
-    // The port is free now. If another program takes it meanwhile, rank 0 says so.
-    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|e| cannot(&e))?;
-    let store = format!("tcp://{}", free.local_addr().map_err(|e| cannot(&e))?);
-    drop(free);
-    let mut all = Copies(Vec::new());
-    for rank in 0..ranks {
-        let mut copy = Command::new(&program);
-        copy.args(arguments).stdin(Stdio::null()).stderr(Stdio::piped());
-        copy.env("LEASEHOLD_RANK", rank.to_string()).env("LEASEHOLD_WORLD", ranks.to_string());
-        copy.env("LEASEHOLD_STORE", &store).env("LOCAL_RANK", rank.to_string());
-        for (name, value) in NCCL {
-            set(&mut copy, name, value);
-        }
-        if let Some(hosts) = hosts {
-            let host = u64::from(rank) * u64::from(hosts.get()) / u64::from(ranks);
-            copy.env("NCCL_HOSTID", format!("leasehold-{host}"));
-            set(&mut copy, "NCCL_SOCKET_IFNAME", "lo");
-        }
-        if rank > 0 {
-            copy.stdout(Stdio::null());
-        }
-        all.0.push(Copy::start(&mut copy, rank)?);
-    }
-    all.wait()
 }
 
 /// Sets a variable of a copy, unless this process has it.
@@ -305,13 +271,13 @@ impl Copy {
     }
 
     /// Its failure: its own words, or how it ended.
-    fn failure(&mut self, rank: usize, ranks: usize, status: ExitStatus) -> Failure {
+    fn failure(&mut self, rank: usize, status: ExitStatus) -> Failure {
         if let Some(reader) = self.reader.take() {
             let _ = reader.join();
         }
         let said = std::mem::take(&mut *self.said.lock());
         match (said.is_empty() || status.code().is_none(), status.code()) {
-            (true, _) => Failure::new(format!("rank {rank} of {ranks} failed ({status})")),
+            (true, _) => Failure::new(format!("rank {rank} ended: {status}")),
             (false, Some(2)) => Failure::misuse(said),
             (false, _) if said.starts_with("rank ") => Failure::new(said),
             (false, _) => Failure::new(format!("rank {rank}: {said}")),
@@ -359,8 +325,7 @@ impl Copies {
                         (Some(_), Some(own)) => (first, own),
                         _ => (rank, status),
                     };
-                    let ranks = self.0.len();
-                    return Err(self.0[rank].failure(rank, ranks, status));
+                    return Err(self.0[rank].failure(rank, status));
                 }
             } else if self.0.iter().all(|copy| copy.status.is_some()) {
                 return Ok(());
@@ -370,20 +335,18 @@ impl Copies {
     }
 }
 
-/// A rank of this process.
+/// A rank that is a thread of this process.
 pub(crate) struct Rank {
     pub(crate) world: World,
-    pub(crate) context: Context,
     /// The runtime of the rank's device, with a stream of its own.
     pub(crate) runtime: Runtime,
     library: Option<Arc<dyn CollectiveOps>>,
 }
 
 impl Rank {
-    /// A rank with a device of a context.
-    pub(crate) fn new(world: World, context: Context, device: DeviceId) -> Result<Self, Failure> {
-        let runtime = context.runtime(device)?.create_stream()?.runtime();
-        Ok(Self { world, context, runtime, library: None })
+    /// This process as a rank.
+    pub(crate) fn member(world: World, system: &System) -> Self {
+        Self { world, runtime: system.runtime.clone(), library: None }
     }
 
     /// The configuration of a communicator of such ranks.
@@ -396,60 +359,52 @@ impl Rank {
     }
 }
 
-/// Devices for ranks that are threads of this process: those of a system, from its first one on.
-pub(crate) struct Threads<'a> {
-    system: &'a System,
+/// Runs a rank on each of so many threads, with the devices of a system from the first one on, and
+/// returns what they return, in their order.
+///
+/// # Errors
+/// That of the rank that failed first.
+pub(crate) fn threads<R: Send>(
+    system: &System,
     ranks: u32,
-}
-
-impl<'a> Threads<'a> {
-    pub(crate) fn new(system: &'a System, ranks: u32) -> Self {
-        Self { system, ranks }
-    }
-
-    /// Runs a rank on each thread, and returns what they return, in their order.
-    ///
-    /// # Errors
-    /// That of the rank that failed first; reports of the race detector.
-    pub(crate) fn run<R: Send>(
-        &self,
-        rank: impl Fn(&Rank) -> Result<R, Failure> + Sync,
-    ) -> Result<Vec<R>, Failure> {
-        // Others fail because they lose this one.
-        let first = Mutex::new(None);
-        let one = |world: World| -> Option<R> {
-            let number = world.rank();
-            let device = device_of(self.system.device(), number);
-            let made = Rank::new(world, self.system.context.clone(), device);
-            made.and_then(|made| rank(&Rank { library: self.system.library(), ..made }))
-                .map_err(|failure| {
-                    first.lock().get_or_insert(failure.at(format!("rank {number}")));
-                })
-                .ok()
+    rank: impl Fn(&Rank) -> Result<R, Failure> + Sync,
+) -> Result<Vec<R>, Failure> {
+    // Others fail because they lose this one.
+    let first = Mutex::new(None);
+    let one = |world: World| -> Option<R> {
+        let number = world.rank();
+        let made = || -> Result<R, Failure> {
+            let device = device_of(system.device(), number);
+            let runtime = system.context.runtime(device)?.create_stream()?.runtime();
+            rank(&Rank { world, runtime, library: system.library() })
         };
-        let (one, failed) = (&one, &first);
-        let (told, ends) = mpsc::channel();
-        let mut all: Vec<Box<dyn FnOnce() -> Option<R> + Send + '_>> = Vec::new();
-        for world in World::threads(self.ranks)? {
-            let told = told.clone();
-            all.push(Box::new(move || {
-                let made = one(world);
-                // The watcher has ended only if the command ends.
-                let _ = told.send(made.is_some());
-                made
-            }));
-        }
-        drop(told);
+        made()
+            .map_err(|failure| {
+                first.lock().get_or_insert(failure.at(format!("rank {number}")));
+            })
+            .ok()
+    };
+    let (one, failed) = (&one, &first);
+    let (told, ends) = mpsc::channel();
+    let mut all: Vec<Box<dyn FnOnce() -> Option<R> + Send + '_>> = Vec::new();
+    for world in World::threads(ranks)? {
+        let told = told.clone();
         all.push(Box::new(move || {
-            watch(&ends, failed);
-            None
+            let made = one(world);
+            // The watcher has ended only if the command ends.
+            let _ = told.send(made.is_some());
+            made
         }));
-        let made = leasehold_core::crew::run(all)?;
-        if let Some(failure) = first.into_inner() {
-            return Err(failure);
-        }
-        self.system.check()?;
-        Ok(made.into_iter().flatten().collect())
+    }
+    drop(told);
+    all.push(Box::new(move || {
+        watch(&ends, failed);
+        None
+    }));
+    let made = leasehold_core::crew::run(all)?;
+    match first.into_inner() {
+        Some(failure) => Err(failure),
+        None => Ok(made.into_iter().flatten().collect()),
     }
 }
 
@@ -481,14 +436,15 @@ fn watch(ends: &mpsc::Receiver<bool>, failed: &Mutex<Option<Failure>>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::system::Request;
 
+    /// Runs a test of this module as each rank.
     fn copies_of(test: &str, ranks: u32) -> Result<(), Failure> {
         let test = format!("ranks::tests::{test}");
-        copies_with(&["--exact".into(), test.into(), "--nocapture".into()], ranks, None)
+        let arguments = ["--exact".into(), test.into(), "--nocapture".into()];
+        RankArguments::of(None).copies_with(&arguments, ranks)
     }
 
-    /// Whether this process is a copy.
+    /// Returns whether this process is a copy.
     fn copied() -> bool {
         std::env::var_os("LEASEHOLD_RANK").is_some()
     }
@@ -501,8 +457,8 @@ mod tests {
             for (name, _) in NCCL {
                 assert!(std::env::var_os(name).is_some(), "{name}");
             }
-            world.barrier("met", Duration::from_secs(60)).unwrap();
-            return world.close(Duration::from_secs(60)).unwrap();
+            world.barrier("met", END).unwrap();
+            return world.close(END).unwrap();
         }
         copies_of("copies_are_a_world_and_have_the_librarys_variables", 3).unwrap();
     }
@@ -516,31 +472,9 @@ mod tests {
             std::thread::sleep(Duration::from_secs(600));
         }
         let begin = Instant::now();
-        let failure = copies_of("a_rank_that_fails_is_named_and_ends_the_others", 3).unwrap_err();
-        let told = format!("{failure:?}");
-        assert!(told.contains("rank 1 of 3 failed (exit status: 7)"), "{told}");
-        assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", begin.elapsed());
-    }
-
-    #[test]
-    fn without_a_launcher_there_is_no_world() {
-        if !copied() {
-            assert!(launched().unwrap().is_none());
-        }
-    }
-
-    #[test]
-    fn the_first_failure_of_threads_is_told_and_not_those_that_follow() {
-        let system = System::open(&Request::new(DeviceId::cpu(0), None)).unwrap();
-        let threads = Threads::new(&system, 3);
-        let failed = threads.run(|rank| -> Result<(), Failure> {
-            if rank.world.rank() == 1 {
-                return Err(Failure::new("broken"));
-            }
-            let config = rank.config("c").timeout(Duration::from_millis(500));
-            Ok(rank.world.comm(&rank.runtime, &config).map(drop)?)
-        });
+        let failed = copies_of("a_rank_that_fails_is_named_and_ends_the_others", 3);
         let told = format!("{:?}", failed.unwrap_err());
-        assert!(told.contains("rank 1: broken"), "{told}");
+        assert!(told.contains("rank 1") && told.contains("exit status: 7"), "{told}");
+        assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", begin.elapsed());
     }
 }

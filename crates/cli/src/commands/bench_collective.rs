@@ -13,14 +13,16 @@
 use crate::commands::run::parse_device;
 use crate::commands::{percentile, print_json};
 use crate::failure::Failure;
-use crate::ranks::{self, Rank, Threads};
+use crate::ranks::{self, Plan, Rank, RankArguments};
 use crate::style::Tone;
 use crate::system::{Request, System};
 use crate::table::Table;
-use leasehold::{Array, BackendKind, DeviceId, Result, View};
-use leasehold_collective::{Comm, CommConfig, Reduce, bench};
+use leasehold::{Array, BackendKind, Context, DeviceId, Result, View};
+use leasehold_collective::bench::wait_for_retired;
+use leasehold_collective::{Comm, CommConfig, Reduce};
 use serde::Serialize;
 use std::io::Write;
+use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 #[derive(Debug, clap::Args)]
@@ -67,7 +69,7 @@ const SMALL: u64 = 8 << 10;
 const AHEAD: u32 = 10;
 
 /// How much is measured.
-struct Plan {
+struct Sizes {
     /// Bytes of the calls in graphs.
     graphs: &'static [u64],
     /// Bytes of the largest call, and of the memory.
@@ -80,7 +82,7 @@ struct Plan {
     bounded: bool,
 }
 
-impl Plan {
+impl Sizes {
     fn of(device: DeviceId, sim: bool) -> Self {
         match device.backend {
             BackendKind::Cuda if !sim => Self {
@@ -220,17 +222,18 @@ trait Side {
 /// The runtime's side.
 struct Ours<'a> {
     rank: &'a Rank,
+    context: &'a Context,
     config: CommConfig,
     comm: Comm,
     memory: Array<f32>,
 }
 
 impl<'a> Ours<'a> {
-    fn new(rank: &'a Rank, bytes: u64) -> Result<Self> {
+    fn new(rank: &'a Rank, context: &'a Context, bytes: u64) -> Result<Self> {
         let config = rank.config("bench").timeout(LIMIT);
         let comm = rank.world.comm(&rank.runtime, &config)?;
         let memory = rank.runtime.zeros(floats(bytes))?;
-        Ok(Self { rank, config, comm, memory })
+        Ok(Self { rank, context, config, comm, memory })
     }
 }
 
@@ -270,7 +273,7 @@ impl Side for Ours<'_> {
 
     fn peer(&self, ordinal: u32, bytes: u64) -> Result<Call<'_>> {
         let device = DeviceId::new(self.rank.runtime.device().backend, ordinal);
-        let other = self.rank.context.runtime(device)?;
+        let other = self.context.runtime(device)?;
         let memory = other.zeros::<f32>(floats(bytes))?;
         other.synchronize()?;
         let part = self.memory.slice(..floats(bytes));
@@ -287,7 +290,7 @@ impl Side for Ours<'_> {
         let begin = Instant::now();
         drop(comm);
         let dropped = begin.elapsed();
-        bench::wait_for_retired(LIMIT)?;
+        wait_for_retired(LIMIT)?;
         Ok(Life {
             made: made.as_secs_f64(),
             given_back: begin.elapsed().as_secs_f64(),
@@ -412,7 +415,8 @@ mod raw {
 /// The figures of a rank, and what they are taken with.
 struct Bench<'a> {
     rank: &'a Rank,
-    plan: &'a Plan,
+    context: &'a Context,
+    sizes: &'a Sizes,
     turns: u32,
     /// The raw side, if there is one, and the runtime's last.
     sides: &'a [&'a dyn Side],
@@ -454,40 +458,40 @@ impl Bench<'_> {
             };
             let raw = if self.sides.len() > 1 { of(&taken[0]) } else { Vec::new() };
             let ours = of(&taken[self.sides.len() - 1]);
-            self.figures.push(head.figure(&ours, &raw, self.plan.bounded));
+            self.figures.push(head.figure(&ours, &raw, self.sizes.bounded));
         }
         Ok(())
     }
 
     /// All figures.
     fn all(&mut self) -> Result<()> {
-        let (plan, sides, size) = (self.plan, self.sides, f64::from(self.rank.world.size()));
+        let (sizes, sides, size) = (self.sizes, self.sides, f64::from(self.rank.world.size()));
         let small = format!("all_reduce {}, eager", named(SMALL));
         let heads = vec![
             Head::new(small.clone(), "us", Bound::Times(1.05)),
             Head::new(small + ", host", "us", Bound::Times(1.05)),
         ];
         self.row(false, heads, |_, side| {
-            let times = timed(side, plan.calls, &|| side.all_reduce(SMALL))?;
+            let times = timed(side, sizes.calls, &|| side.all_reduce(SMALL))?;
             Ok(vec![times.total * 1e6, times.host * 1e6])
         })?;
-        for &bytes in plan.graphs {
+        for &bytes in sizes.graphs {
             let graphs = sides.iter().map(|side| side.graph(bytes)).collect::<Result<Vec<_>>>()?;
             let name = format!("all_reduce {}, in a graph of {NODES}", named(bytes));
             self.row(false, vec![Head::new(name, "us", Bound::Times(1.02))], |at, side| {
-                let launch = timed(side, plan.launches, &graphs[at])?.total;
+                let launch = timed(side, sizes.launches, &graphs[at])?.total;
                 Ok(vec![launch * 1e6 / f64::from(NODES)])
             })?;
         }
-        let name = format!("all_reduce {}, on the bus", named(plan.large));
+        let name = format!("all_reduce {}, on the bus", named(sizes.large));
         self.row(false, vec![Head::new(name, "GB/s", Bound::Share(0.99))], |_, side| {
-            let times = timed(side, plan.large_calls, &|| side.all_reduce(plan.large))?;
-            let moved = 2.0 * (size - 1.0) / size * plan.large as f64;
+            let times = timed(side, sizes.large_calls, &|| side.all_reduce(sizes.large))?;
+            let moved = 2.0 * (size - 1.0) / size * sizes.large as f64;
             Ok(vec![moved / times.total / 1e9])
         })?;
         let name = format!("send and recv {} in a group", named(SMALL));
         self.row(false, vec![Head::new(name, "us", Bound::Times(1.05))], |_, side| {
-            Ok(vec![timed(side, plan.calls, &|| side.exchange(SMALL))?.total * 1e6])
+            Ok(vec![timed(side, sizes.calls, &|| side.exchange(SMALL))?.total * 1e6])
         })?;
         self.peers()?;
         let heads = vec![
@@ -506,29 +510,29 @@ impl Bench<'_> {
     /// Copies to another device, by rank 0, if its process sees one. The other ranks wait.
     fn peers(&mut self) -> Result<()> {
         self.meet()?;
-        let (plan, sides) = (self.plan, self.sides);
+        let (sizes, sides) = (self.sizes, self.sides);
         let own = self.rank.runtime.device();
         let other = (self.rank.world.rank() == 0)
-            .then(|| self.rank.context.backend(own.backend))
+            .then(|| self.context.backend(own.backend))
             .flatten()
             .and_then(|backend| backend.devices().ok())
             .and_then(|all| all.into_iter().find(|device| device.id != own));
         if let Some(other) = other {
             let large =
-                Head::new(format!("peer copy {}", named(plan.large)), "GB/s", Bound::Share(0.99));
+                Head::new(format!("peer copy {}", named(sizes.large)), "GB/s", Bound::Share(0.99));
             let small = Head::new(format!("peer copy {}", named(SMALL)), "us", Bound::Times(1.05));
             let copies = |bytes| {
                 let of = sides.iter().map(|side| side.peer(other.id.ordinal, bytes));
                 of.collect::<Result<Vec<_>>>()
             };
-            let calls = copies(plan.large)?;
+            let calls = copies(sizes.large)?;
             self.row(true, vec![large], |at, side| {
-                let times = timed(side, plan.large_calls, &calls[at])?;
-                Ok(vec![plan.large as f64 / times.total / 1e9])
+                let times = timed(side, sizes.large_calls, &calls[at])?;
+                Ok(vec![sizes.large as f64 / times.total / 1e9])
             })?;
             let calls = copies(SMALL)?;
             self.row(true, vec![small], |at, side| {
-                Ok(vec![timed(side, plan.calls, &calls[at])?.total * 1e6])
+                Ok(vec![timed(side, sizes.calls, &calls[at])?.total * 1e6])
             })?;
         }
         self.meet()
@@ -566,13 +570,37 @@ fn named(bytes: u64) -> String {
 }
 
 impl CollectiveArguments {
+    /// Whether the devices are no hardware.
+    fn simulated(&self) -> bool {
+        self.sim || self.device.backend == BackendKind::Sim
+    }
+
+    /// How the ranks run: two of them, if neither the user nor a launcher says how many.
+    fn plan(&self) -> Result<Plan, Failure> {
+        let of = |ranks: Option<u32>| {
+            let ranks = RankArguments::of(ranks.and_then(NonZeroU32::new));
+            ranks.plan(self.device, self.simulated())
+        };
+        match of(self.ranks)? {
+            Plan::Alone => of(Some(2)),
+            plan => Ok(plan),
+        }
+    }
+
     /// The figures of a rank, with a raw side if that was asked for.
-    fn measured(&self, rank: &Rank, plan: &Plan, raw: Option<&dyn Side>) -> Result<Report> {
-        let ours = Ours::new(rank, plan.large)?;
+    fn measured(
+        &self,
+        rank: &Rank,
+        context: &Context,
+        sizes: &Sizes,
+        raw: Option<&dyn Side>,
+    ) -> Result<Report> {
+        let ours = Ours::new(rank, context, sizes.large)?;
         let sides: Vec<&dyn Side> = raw.into_iter().chain([&ours as &dyn Side]).collect();
         let mut bench = Bench {
             rank,
-            plan,
+            context,
+            sizes,
             turns: self.turns,
             sides: &sides,
             meetings: 0,
@@ -581,7 +609,7 @@ impl CollectiveArguments {
         bench.all()?;
         Ok(Report {
             device: self.device.to_string(),
-            simulated: self.sim || self.device.backend == BackendKind::Sim,
+            simulated: self.simulated(),
             ranks: rank.world.size(),
             library: ours.comm.library().to_owned(),
             beside: self.beside,
@@ -590,88 +618,64 @@ impl CollectiveArguments {
         })
     }
 
-    fn print(&self, report: &Report) -> Result<(), Failure> {
-        if self.json { print_json(report) } else { print(report) }
+    /// This process as a rank of several, on a real device.
+    fn member(&self, rank: &Rank, system: &System, sizes: &Sizes) -> Result<Report> {
+        #[cfg(feature = "cuda")]
+        if self.beside.is_some() {
+            use leasehold_cuda::driver::ops::DeviceOps;
+            let driver = leasehold_cuda::driver::real::RealDriver::new();
+            driver.init()?;
+            let ordinal = system.device().ordinal;
+            let raw = raw::Raw::new(&driver, ordinal, &rank.world, sizes.large)?;
+            let report = self.measured(rank, &system.context, sizes, Some(&raw))?;
+            // The library is not to end two communicators of a device at a time.
+            wait_for_retired(LIMIT)?;
+            raw.end()?;
+            return Ok(report);
+        }
+        self.measured(rank, &system.context, sizes, None)
     }
 }
 
 pub(crate) fn run(a: &CollectiveArguments) -> Result<(), Failure> {
-    let plan = Plan::of(a.device, a.sim);
-    #[cfg(feature = "cuda")]
-    if plan.bounded {
-        return processes::run(a, &plan);
-    }
-    if a.beside.is_some() {
+    let sizes = Sizes::of(a.device, a.sim);
+    if a.beside.is_some() && !sizes.bounded {
         return Err(Failure::misuse(format!(
             "--beside raw: {} has no NCCL; leave it out, or take real cuda devices",
             if a.sim { "a simulated driver".to_owned() } else { a.device.to_string() }
         )));
     }
-    let ranks = a.ranks.unwrap_or(2);
-    let simulated = a.sim || a.device.backend == BackendKind::Sim;
-    ranks::own(a.device, simulated, ranks)?;
-    let sim = simulated.then_some(1);
-    let opening = Request { sim, devices: ranks, ..Request::new(a.device, None) };
-    let system = System::open(&opening)?;
-    let reports = Threads::new(&system, ranks).run(|rank| Ok(a.measured(rank, &plan, None)?))?;
-    reports.first().map_or(Ok(()), |report| a.print(report))
-}
-
-/// Ranks on real CUDA devices.
-#[cfg(feature = "cuda")]
-mod processes {
-    use super::{CollectiveArguments, Failure, LIMIT, Plan, Rank, Side, bench, ranks, raw};
-    use leasehold::{Context, Error};
-    use leasehold_collective::World;
-    use leasehold_cuda::driver::ops::DeviceOps;
-    use leasehold_cuda::driver::real::RealDriver;
-
-    pub(super) fn run(a: &CollectiveArguments, plan: &Plan) -> Result<(), Failure> {
-        let Some(world) = ranks::launched()? else {
-            let count = a.ranks.unwrap_or(2);
-            ranks::check(a.device, count)?;
-            return ranks::copies(count);
-        };
-        match a.ranks {
-            Some(ranks) if ranks != world.size() => {
-                return Err(Failure::misuse(format!(
-                    "--ranks {ranks}: the launcher has started {}; leave it out",
-                    world.size()
-                )));
-            }
-            _ if world.size() < 2 => {
-                return Err(Failure::new("the launcher has started one rank; start two or more"));
-            }
-            _ => {}
+    let plan = a.plan()?;
+    let (device, devices) = plan.devices(a.device);
+    let opened = || {
+        System::open(&Request { sim: a.sim.then_some(1), devices, ..Request::new(device, None) })
+    };
+    let report = match plan {
+        Plan::Alone => return Err(Failure::misuse("--ranks: two ranks or more are needed")),
+        Plan::Copies(ranks) => return RankArguments::of(None).copies(ranks),
+        Plan::Threads(ranks) => {
+            let system = opened()?;
+            let mut all = ranks::threads(&system, ranks, |rank| {
+                Ok(a.measured(rank, &system.context, &sizes, None)?)
+            })?;
+            system.check()?;
+            all.swap_remove(0)
         }
-        one(a, plan, world)
-    }
-
-    /// One rank: this process.
-    fn one(a: &CollectiveArguments, plan: &Plan, world: World) -> Result<(), Failure> {
-        let device = ranks::device_of(a.device, world.local_rank());
-        let named = |e: Error| Failure::from(e).at(format!("rank {}", world.rank()));
-        let rank = Rank::new(world.clone(), Context::new(), device)?;
-        let driver = RealDriver::new();
-        let raw = match a.beside {
-            None => None,
-            Some(_) => {
-                driver.init().map_err(named)?;
-                let made = raw::Raw::new(&driver, device.ordinal, &world, plan.large);
-                Some(made.map_err(named)?)
+        Plan::Member(world) => {
+            let named = |failure: Failure| failure.at(format!("rank {}", world.rank()));
+            let system = opened().map_err(named)?;
+            let rank = Rank::member(world.clone(), &system);
+            let report = a.member(&rank, &system, &sizes).map_err(|e| named(Failure::from(e)))?;
+            drop((rank, system));
+            let first = world.rank() == 0;
+            world.close(LIMIT)?;
+            if !first {
+                return Ok(());
             }
-        };
-        let side = raw.as_ref().map(|raw| raw as &dyn Side);
-        let report = a.measured(&rank, plan, side).map_err(named)?;
-        // The library is not to end two communicators of a device at a time.
-        bench::wait_for_retired(LIMIT).map_err(named)?;
-        raw.map_or(Ok(()), raw::Raw::end).map_err(named)?;
-        if world.rank() == 0 {
-            a.print(&report)?;
+            report
         }
-        drop(rank);
-        world.clone().close(LIMIT).map_err(named)
-    }
+    };
+    if a.json { print_json(&report) } else { print(&report) }
 }
 
 fn print(report: &Report) -> Result<(), Failure> {
@@ -785,7 +789,7 @@ mod tests {
 
     #[test]
     fn two_sides_take_turns_and_every_figure_but_the_drop_has_a_ratio() {
-        let plan = Plan {
+        let sizes = Sizes {
             graphs: &[SMALL],
             large: 64 << 10,
             calls: 2,
@@ -794,13 +798,15 @@ mod tests {
             bounded: true,
         };
         let system = System::open(&Request::new(DeviceId::cpu(0), None)).unwrap();
-        let all = Threads::new(&system, 2).run(|rank| {
+        let context = &system.context;
+        let all = ranks::threads(&system, 2, |rank| {
             let waits = Mutex::new(String::new());
-            let raw = Noted(Ours::new(rank, plan.large)?, 'r', &waits);
-            let ours = Noted(Ours::new(rank, plan.large)?, 'o', &waits);
+            let raw = Noted(Ours::new(rank, context, sizes.large)?, 'r', &waits);
+            let ours = Noted(Ours::new(rank, context, sizes.large)?, 'o', &waits);
             let sides: [&dyn Side; 2] = [&raw, &ours];
             let (sides, figures) = (&sides[..], Vec::new());
-            let mut bench = Bench { rank, plan: &plan, turns: 3, sides, meetings: 0, figures };
+            let mut bench =
+                Bench { rank, context, sizes: &sizes, turns: 3, sides, meetings: 0, figures };
             bench.all()?;
             let figures = std::mem::take(&mut bench.figures);
             drop((raw, ours));

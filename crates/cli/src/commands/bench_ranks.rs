@@ -10,7 +10,7 @@ use crate::commands::bench_batch::{Runs, difference, tolerance};
 use crate::commands::run::{Files, ModeReport, fits, load, load_part};
 use crate::commands::{operators, percentile, print_json};
 use crate::failure::Failure;
-use crate::ranks::{self, Plan, Rank, Threads};
+use crate::ranks::{self, Plan, Rank};
 use crate::table::{Table, bytes};
 use leasehold_llama::{Batch, Decoder, Mode, Model, Part, Request, Sampling, generate};
 use serde::Serialize;
@@ -189,7 +189,7 @@ pub(super) fn run(a: &DecodeArguments, plan: Plan) -> Result<(), Failure> {
     let count = plan.ranks();
     let files = match plan {
         // Copies read, or make, the weights themselves.
-        Plan::Copies(_) => return a.ranks.copies(a.on.device(), count),
+        Plan::Copies(_) => return a.ranks.copies(count),
         _ => a.on.read()?,
     };
     let part = Part::new(0, count)?;
@@ -204,11 +204,13 @@ pub(super) fn run(a: &DecodeArguments, plan: Plan) -> Result<(), Failure> {
         Plan::Member(world) => {
             member = Some(world.clone());
             let named = format!("rank {}", world.rank());
-            Rank::new(world, system.context.clone(), device)
-                .and_then(|rank| bench.rank(&rank))
-                .map_err(|failure| failure.at(named))?
+            bench.rank(&Rank::member(world, &system)).map_err(|failure| failure.at(named))?
         }
-        _ => Threads::new(&system, count).run(|rank| bench.rank(rank))?.swap_remove(0),
+        _ => {
+            let mut all = ranks::threads(&system, count, |rank| bench.rank(rank))?;
+            system.check()?;
+            all.swap_remove(0)
+        }
     };
     if let Some(world) = member {
         world.close(ranks::END)?;

@@ -8,7 +8,7 @@ use crate::commands::{operators, percentile, print_json, timeline};
 use crate::failure::Failure;
 use crate::host;
 use crate::output::{Inputs, Outputs};
-use crate::ranks::{self, Kill, Plan, Rank, RankArguments, Threads};
+use crate::ranks::{self, Kill, Plan, Rank, RankArguments};
 use crate::style::{Tone, paint};
 use crate::system::{Request as Opening, System};
 use crate::table::{Table, bytes};
@@ -612,7 +612,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let plan = arguments.ranks.plan(arguments.device, simulated)?;
     job.check_ranks(plan.ranks())?;
     match plan {
-        Plan::Copies(ranks) => arguments.ranks.copies(arguments.device, ranks),
+        Plan::Copies(ranks) => arguments.ranks.copies(ranks),
         Plan::Member(ref world) => {
             let (rank, world) = (world.rank(), world.clone());
             run_here(&job, plan, simulated)
@@ -654,11 +654,9 @@ fn run_here(job: &Job<'_>, plan: Plan, simulated: bool) -> Result<(), Failure> {
         &runtime,
     )?;
     let done = match plan {
-        Plan::Member(world) => {
-            Rank::new(world, system.context.clone(), device).and_then(|rank| job.rank(&rank, true))
-        }
+        Plan::Member(world) => job.rank(&Rank::member(world, &system), true),
         Plan::Threads(ranks) => {
-            let mut all = Threads::new(&system, ranks).run(|rank| job.rank(rank, false))?;
+            let mut all = ranks::threads(&system, ranks, |rank| job.rank(rank, false))?;
             Ok(all.swap_remove(0))
         }
         Plan::Alone | Plan::Copies(_) => job.alone(&runtime),
