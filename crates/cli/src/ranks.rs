@@ -120,7 +120,12 @@ impl RankArguments {
         let world = match (wanted, copied) {
             (Some(1), false) => None,
             (Some(_), false) => return self.own(first, simulated),
-            _ => launched()?,
+            _ => {
+                if World::is_launched() && first.backend == BackendKind::Cuda && !simulated {
+                    restart_with_variables()?;
+                }
+                launched()?
+            }
         };
         let Some(world) = world else { return Ok(Plan::Alone) };
         let (rank, ranks) = (world.rank(), world.size());
@@ -212,6 +217,27 @@ fn set(copy: &mut Command, name: &str, value: &str) {
 
 fn cannot(e: &std::io::Error) -> Failure {
     Failure::new(format!("the ranks cannot be started: {e}"))
+}
+
+/// Starts this process anew with the variables of NCCL, if a launcher has left them out: NCCL reads
+/// them as it is loaded, and no thread may set a variable of its own process.
+#[cfg(unix)]
+fn restart_with_variables() -> Result<(), Failure> {
+    use std::os::unix::process::CommandExt;
+    if NCCL.iter().all(|(name, _)| std::env::var_os(name).is_some()) {
+        return Ok(());
+    }
+    let mut again = Command::new(std::env::current_exe().map_err(|e| cannot(&e))?);
+    again.args(std::env::args_os().skip(1));
+    NCCL.iter().for_each(|(name, value)| set(&mut again, name, value));
+    // It comes back only if it fails.
+    Err(cannot(&again.exec()))
+}
+
+/// NCCL's variables are the user's to set here.
+#[cfg(not(unix))]
+fn restart_with_variables() -> Result<(), Failure> {
+    Ok(())
 }
 
 /// The world that a launcher has put this process into; `None` without a launcher.

@@ -139,6 +139,13 @@ impl World {
         Self::from_variables(|name| std::env::var_os(name).map(|v| v.to_string_lossy().into()))
     }
 
+    /// Returns whether the environment of this process names a rank, as a launcher does. Then
+    /// [`from_env`](Self::from_env) finds a world, or says what is missing.
+    #[must_use]
+    pub fn is_launched() -> bool {
+        LAUNCHERS.iter().any(|[rank, ..]| std::env::var_os(rank).is_some_and(|v| !v.is_empty()))
+    }
+
     /// As [`from_env`](Self::from_env), with variables from elsewhere.
     ///
     /// # Errors

@@ -183,6 +183,19 @@ fn the_variables_of_launchers_make_two_processes_a_world() {
     }
 }
 
+/// On GPUs a launcher's process starts itself anew with NCCL's variables, and takes the device of
+/// its rank on the host. This device is not there.
+#[test]
+#[cfg(all(unix, feature = "cuda"))]
+fn a_launchers_process_on_gpus_is_a_rank_with_its_own_device() {
+    let mut command = leasehold();
+    command.args(["run", "--device", "cuda:30", "--tokens", "2"]);
+    let output = command.envs(torchrun("0", &port())).env("LOCAL_RANK", "1").output().unwrap();
+    let line = line(&output);
+    assert_eq!(output.status.code(), Some(1), "{line}");
+    assert!(line.starts_with("rank 0: ") && line.contains("cuda:31"), "{line}");
+}
+
 #[test]
 fn a_launchers_environment_without_a_store_names_the_cure() {
     let mut command = leasehold();
