@@ -4,6 +4,7 @@
 
 use crate::line::Lines;
 use crate::store::{FileStore, Presence, Store, TcpStore, ThreadStore};
+use crate::watch::{self, Watch, Watching};
 use leasehold::backend::sync::{Arc, Mutex};
 use leasehold::{Error, Result};
 use std::collections::HashMap;
@@ -58,6 +59,21 @@ pub(crate) struct Inner {
     pub(crate) lines: Lines,
     /// How many communicators of a name there have been.
     made: Mutex<HashMap<String, u64>>,
+    watch: Watch,
+}
+
+impl Watching for Inner {
+    fn watch(&self) -> &Watch {
+        &self.watch
+    }
+
+    fn store(&self) -> &dyn Store {
+        &*self.store
+    }
+
+    fn place(&self) -> (u32, u32) {
+        (self.rank, self.size)
+    }
 }
 
 impl World {
@@ -101,8 +117,8 @@ impl World {
                 )));
             }
         }
-        let (lines, made) = (Lines::default(), Mutex::default());
-        Ok(Self(Arc::new(Inner { rank, size, local_rank, store, lines, made })))
+        let (lines, made, watch) = (Lines::default(), Mutex::default(), Watch::default());
+        Ok(Self(Arc::new(Inner { rank, size, local_rank, store, lines, made, watch })))
     }
 
     /// The world that the environment of this process names, as a launcher set it. The page of
@@ -165,6 +181,17 @@ impl World {
     /// The store's own.
     pub fn presence(&self, rank: u32) -> Result<Presence> {
         self.0.store.presence(rank)
+    }
+
+    /// What each rank does, a line for each communicator: its last calls, and what those wait for
+    /// that are not over. Any rank may ask at any time; a thread of each other rank answers, also
+    /// while that rank waits in a call. A rank that does not answer within `limit` is named: it was
+    /// stopped, for example. For people: the text may change between versions.
+    ///
+    /// # Errors
+    /// The store's own.
+    pub fn report(&self, limit: Duration) -> Result<String> {
+        watch::report(&*self.0, limit)
     }
 
     /// Waits until all ranks have called it with this name, for `limit` at most. A name serves

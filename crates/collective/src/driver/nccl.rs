@@ -17,13 +17,13 @@
 //! A communicator is taken out of its place before the library ends it, so it ends once, and no
 //! later call finds it. An abort may come beside a call: the library allows it, from another
 //! thread, and the call returns. The layer above destroys a communicator after its last call and
-//! its last graph. So a communicator with recorded calls is not aborted in the library, which would
-//! free device memory that its graphs use: only its later calls fail.
+//! its last graph. An abort may come before: then the layer above launches no graph with its calls
+//! any more, and the library keeps the memory that they use until the last one is destroyed.
 
 use super::ops::{Call, CollectiveOps, Communicator, Place};
 use crate::element::{ElementType, Reduce};
 use crate::signature::Kind;
-use leasehold::backend::sync::{Arc, Mutex, OnceLock};
+use leasehold::backend::sync::{Arc, Mutex, OnceLock, thread};
 use leasehold::backend::{BackendKind, Binding};
 use leasehold::{Error, Result, View};
 use libloading::Library;
@@ -400,16 +400,27 @@ impl Communicator for Part {
     }
 
     fn abort(&self, cause: Error) {
-        let comm = {
+        let (comm, captured) = {
             let mut state = self.state.lock();
             state.cause.get_or_insert(cause);
-            // A graph may be launched once more, and the library would free what it uses.
-            if state.captured { None } else { state.comm.take() }
+            (state.comm.take(), state.captured)
         };
-        if let Some(Raw(comm)) = comm {
+        let Some(comm) = comm else { return };
+        let abort = self.api.functions.abort;
+        let run = move || {
+            // The whole value goes into the closure.
+            let Raw(comm) = { comm };
             // SAFETY: the communicator lives until here, and no later call begins. The library
-            // allows its end beside a call, which returns then.
-            unsafe { (self.api.functions.abort)(comm) };
+            // allows its end beside a call, which returns then. Graphs with its calls are launched
+            // no more, and the library keeps its memory until they are gone.
+            unsafe { abort(comm) };
+        };
+        if captured {
+            // The library ends what runs at once, and then waits for the end of the graphs.
+            let spawned = thread::Builder::new().name("lh-collective".to_owned()).spawn(run);
+            drop(spawned);
+        } else {
+            run();
         }
     }
 
