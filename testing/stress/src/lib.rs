@@ -55,10 +55,12 @@ mod model;
 mod play;
 pub mod prelude;
 mod print;
+pub mod ranks;
 pub mod scenes;
 mod shrink;
 mod step;
 mod target;
+mod work;
 
 pub use play::Finding;
 pub use target::{Bench, Target};
@@ -85,6 +87,9 @@ pub struct Options {
     pub ops: u32,
     /// Its threads, 1 to 64; other numbers count as the nearest of these.
     pub threads: u8,
+    /// As many ranks, 1 to 64, with a thread each and calls between them ([`ranks`]); `None` for
+    /// a program of threads.
+    pub ranks: Option<u8>,
     /// Says whether calls fail.
     pub faults: bool,
     /// How long nothing may go on before that is a finding.
@@ -103,6 +108,7 @@ impl Options {
             seeds: 1,
             ops: 10_000,
             threads: 8,
+            ranks: None,
             faults: false,
             patience: Duration::from_secs(60),
             shrink: Duration::from_secs(60),
@@ -146,6 +152,9 @@ pub struct Report {
     pub ops: u32,
     /// Threads of each.
     pub threads: u8,
+    /// Ranks of each, if they are programs of ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<u8>,
     /// Seconds that it took.
     pub seconds: f64,
     /// The programs that fail.
@@ -174,13 +183,24 @@ pub fn run(options: &Options, seed: u64) -> Result<(), Finding> {
 
 fn played(options: &Options, seed: u64) -> Result<(), Stop> {
     quiet();
+    if let Some(n) = ranks_of(options) {
+        return ranks::played(options, n, seed);
+    }
     let (_, plan) = generate::generate(seed, options.ops, options.threads, features(options, seed));
     play::play(&options.target, seed, options.faults, Arc::new(plan), options.patience)
+}
+
+fn ranks_of(options: &Options) -> Option<u32> {
+    options.ranks.map(|n| n.clamp(1, 64).into())
 }
 
 /// The program of a seed as a Rust test.
 #[must_use]
 pub fn program(options: &Options, seed: u64) -> String {
+    if let Some(n) = ranks_of(options) {
+        let program = ranks::program(options, n, seed);
+        return ranks::print(options, seed, &program, "as it is generated");
+    }
     let (_, plan) = generate::generate(seed, options.ops, options.threads, features(options, seed));
     print::print(&options.target, seed, options.faults, &plan, "as it is generated")
 }
@@ -209,7 +229,8 @@ pub fn stress(options: &Options, mut over: impl FnMut(u64, Option<&Failure>)) ->
         over(seed, failure.as_ref());
         failures.extend(failure);
     }
-    let Options { target, seed, ops, threads, faults, .. } = *options;
+    let Options { target, seed, ops, ranks, faults, .. } = *options;
+    let threads = ranks.unwrap_or(options.threads);
     let seconds = start.elapsed().as_secs_f64();
     let device = target.device.to_string();
     Report {
@@ -220,6 +241,7 @@ pub fn stress(options: &Options, mut over: impl FnMut(u64, Option<&Failure>)) ->
         seeds: done,
         ops,
         threads,
+        ranks,
         seconds,
         failures,
         unable,
@@ -230,6 +252,12 @@ pub fn stress(options: &Options, mut over: impl FnMut(u64, Option<&Failure>)) ->
 const SHRUNK: usize = 3;
 
 fn failure(options: &Options, seed: u64, finding: Finding, within: Duration) -> Failure {
+    if let Some(n) = ranks_of(options) {
+        let small = ranks::small(options, n, seed, within);
+        let test = ranks::print(options, seed, &small, &finding.what);
+        let Finding { what, hang, threads } = finding;
+        return Failure { seed, what, hang, threads, steps: small.steps.len(), test };
+    }
     let (program, plan) =
         generate::generate(seed, options.ops, options.threads, features(options, seed));
     // How often a program is tried before it counts as one that does not fail.

@@ -34,7 +34,7 @@ pub(super) fn whole(work: &Work, len: u32) -> bool {
 }
 
 /// Returns whether the parts fit the operation. `from` and `to` are the buffers of the parts.
-pub(super) fn sensible(work: &Work, from: &[u32], to: u32) -> Option<()> {
+pub(crate) fn sensible(work: &Work, from: &[u32], to: u32) -> Option<()> {
     let len = work.to.len;
     let apart = work
         .from
@@ -89,7 +89,7 @@ pub(super) fn sensible(work: &Work, from: &[u32], to: u32) -> Option<()> {
 
 /// Does the work on bytes. A launch has as many `blocks` as its elements need, unless they are
 /// given.
-pub(super) fn compute(work: &Work, blocks: Option<u32>, inputs: &[Vec<u8>], data: &mut [u8]) {
+pub(crate) fn compute(work: &Work, blocks: Option<u32>, inputs: &[Vec<u8>], data: &mut [u8]) {
     let to = &mut data[work.to.at as usize..][..work.to.len as usize];
     let word = |bytes: &[u8], i: usize| {
         bytes[i * 4..].first_chunk::<4>().map_or(0, |b| u32::from_le_bytes(*b))
