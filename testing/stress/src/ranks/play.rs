@@ -369,7 +369,11 @@ impl Player {
             comm.abort(Error::state("the program aborts it"))?;
             gate.signal(open)?;
             let mut got = vec![0u32; 9];
-            Ok(other.download(&mut got, y.as_view().view()).map(|()| got))
+            let got = other.download(&mut got, y.as_view().view()).map(|()| got);
+            // What comes after a failure inherits it until the failed work is over.
+            let _ = stream.synchronize();
+            let _ = other.synchronize();
+            Ok(got)
         };
         match scene().map_err(said)? {
             Err(_) => Ok(()),
