@@ -20,6 +20,7 @@ use crate::signature::{Kind, List, Signature};
 use crate::stop::{self, Recorded};
 use crate::store::left;
 use crate::world::World;
+use leasehold::backend::defects::{Defect, planted};
 use leasehold::backend::sync::{Arc, Mutex, thread};
 use leasehold::backend::{Binding, TimelineId};
 use leasehold::{BufferView, Error, Name, Operand, Result, Runtime, Stream, Timepoint, View};
@@ -473,9 +474,13 @@ impl Comm {
         }
         let captured = stream.is_recording();
         let scope = Name::current();
-        let mut operands: Vec<Operand<'_>> = vec![shared.line.buffer.write()];
+        let line = &shared.line.buffer;
+        // Reads have no order among each other.
+        let line = if planted(Defect::LineMissing) { line.read() } else { line.write() };
+        let mut operands: Vec<Operand<'_>> = vec![line];
         let mut planned = Vec::with_capacity(drafts.len());
         for &Draft { kind, element, count, src, dst } in drafts {
+            let count = count - u64::from(planted(Defect::WrongCount) && count > 1);
             let signature =
                 Signature { seq: 0, kind, element, count, captured, scope: scope.clone() };
             let at = operands.len();
@@ -507,6 +512,9 @@ impl Comm {
         {
             let mut log = core.log.lock();
             planned.iter_mut().for_each(|p| log.enter(&mut p.signature));
+        }
+        if planted(Defect::CallSkipped) && self.rank() == 1 && planned[0].signature.seq % 8 == 7 {
+            return Ok(());
         }
         let submitted = self.check_each(&planned).and_then(|()| {
             let (own, planned): (_, Arc<[Planned]>) = (core.clone(), Arc::from(planned.as_slice()));
@@ -583,7 +591,7 @@ impl Core {
     /// Gives calls to the library, with the addresses of their operands.
     fn enqueue(&self, word: u64, planned: &[Planned], bound: &[Binding]) -> Result<()> {
         let of = |at: Option<usize>| at.and_then(|at| bound.get(at)).copied();
-        let calls: Vec<Call<'_>> = planned
+        let mut calls: Vec<Call<'_>> = planned
             .iter()
             .map(|p| Call { signature: &p.signature, src: of(p.src), dst: of(p.dst) })
             .collect();
@@ -604,13 +612,17 @@ impl Core {
             .collect();
         check_apart(&extents, |call| calls[call].signature.kind, self.members.rank)
             .map_err(|cause| self.fails(cause))?;
+        if planted(Defect::OrderSwapped) && self.members.rank == 1 {
+            calls.reverse();
+        }
         let turn = self.turn.as_ref().map(|turn| turn.0.lock());
         // SAFETY: the runtime calls this in the stream's order, with the native stream and the
         // operands' addresses, and the operands are kept and declared. The calls were checked as
         // they were made, and what may have changed above.
         let made = unsafe { self.native.part().enqueue(word, &calls) };
         drop(turn);
-        made.map_err(|cause| self.fails(cause))
+        let made = made.map_err(|cause| self.fails(cause));
+        if planted(Defect::LatePoison) { Ok(()) } else { made }
     }
 
     /// Makes a failure the communicator's. After a limit it looks whether the ranks' calls differ.

@@ -31,6 +31,10 @@
 //! order follows from the program, so the same seed gives the same program with the same contents,
 //! however the threads run.
 //!
+//! # Ranks
+//! Programs of another kind have ranks instead of threads, and calls of all of them between their
+//! work: [`ranks`].
+//!
 //! # How to reproduce
 //! `leasehold stress --seed S` with the same `--ops` and `--threads` runs the same program again.
 //! Orders between threads differ from run to run, but those of a simulated device follow from the
@@ -45,8 +49,8 @@
 //! # Ok::<(), leasehold::Error>(())
 //! ```
 //!
-//! This crate must not use anything of the runtime's but what every user of the crate `leasehold`
-//! has; the backends under it are made in one module.
+//! This crate must not use anything of the runtime's but what every user of the crates `leasehold`
+//! and `leasehold-collective` has; the backends under it are made in one module.
 
 mod dice;
 mod generate;

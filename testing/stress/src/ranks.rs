@@ -138,3 +138,62 @@ pub(crate) fn print(options: &Options, seed: u64, program: &Program, why: &str) 
 fn literal(step: &Step) -> String {
     format!("{step:?}").replace('[', "vec![").replace("words: vec![", "words: [")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::step::Step;
+    use crate::{Options, Target, model, run, stress};
+    use std::time::Duration;
+
+    /// The first program that shows a mistake in the model is found, made small and printed.
+    #[test]
+    fn a_failing_program_of_ranks_is_shrunk_to_the_call_that_shows_the_mistake() {
+        let mut options = Options::new(Target::new("cpu:0".parse().unwrap(), false).unwrap());
+        (options.ops, options.ranks) = (120, Some(3));
+        (options.patience, options.shrink) = (Duration::from_secs(120), Duration::from_secs(60));
+        options.seed =
+            (0..50).find(|&seed| model::mistaken(|| run(&options, seed)).is_err()).unwrap();
+        let seed = options.seed;
+        assert_eq!(run(&options, seed), Ok(()), "without the mistake nothing is found");
+        let report = model::mistaken(|| stress(&options, |_, _| {}));
+        let [failure] = &report.failures[..] else { panic!("{report:?}") };
+        assert_eq!((failure.seed, failure.hang, report.ranks), (seed, false, Some(3)));
+        // Two arrays with contents, and the call.
+        assert!(failure.steps <= 6, "{} steps:\n{}", failure.steps, failure.test);
+        let test = &failure.test;
+        assert!(test.starts_with(&format!("//! Seed {seed} on cpu:0, ")), "{test}");
+        assert!(test.contains("(Largest") && test.contains("#[test]"), "{test}");
+        assert!(test.contains("Program { ranks: 2, steps }"), "two ranks are enough: {test}");
+    }
+
+    /// Every kind of step is played by few programs.
+    #[test]
+    fn programs_have_every_kind_of_step_and_call() {
+        let mut options = Options::new(Target::new("cpu:0".parse().unwrap(), false).unwrap());
+        (options.ops, options.ranks) = (300, Some(4));
+        let programs: Vec<_> = (0..20).map(|seed| super::program(&options, 4, seed)).collect();
+        let name = |step: &Step| format!("{step:?}").split([' ', '(']).next().unwrap().to_owned();
+        let mut found: Vec<String> = programs.iter().flat_map(|p| &p.steps).map(name).collect();
+        let calls = programs.iter().flat_map(|p| &p.steps).filter_map(|step| match step {
+            Step::Calls(group) => Some(format!("{group:?}")),
+            _ => None,
+        });
+        let calls: String = calls.collect();
+        found.sort();
+        found.dedup();
+        let all = "Abort Calls Check DropGraph Hold New Numbers Own Record Replay Signal Split \
+                   Stream Sync Through WaitStream Wrong";
+        assert_eq!(found.join(" "), all);
+        for kind in ["AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce", "AllToAll"] {
+            assert!(calls.contains(&format!("kind: {kind}")), "{kind}");
+        }
+        for text in ["Shift", "Barrier", "Sum", "Product", "Least", "Largest", "Average"] {
+            assert!(calls.contains(text), "{text}");
+        }
+        let types: String =
+            programs.iter().flat_map(|p| &p.steps).map(|s| format!("{s:?} ")).collect();
+        for element in leasehold_collective::ElementType::ALL {
+            assert!(types.contains(&format!("element: {element:?},")), "{element}");
+        }
+    }
+}

@@ -167,6 +167,11 @@ pub(super) fn reduce(element: ElementType, how: Reduce, all: &[&[u8]]) -> Option
     if how.check(element).is_err() {
         return None;
     }
+    #[cfg(test)]
+    let how = match how {
+        Reduce::Largest if crate::model::effect::is_mistaken() => Reduce::Least,
+        _ => how,
+    };
     typed!(element, T => of::<T>(how, all))
 }
 

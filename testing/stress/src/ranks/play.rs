@@ -1,7 +1,8 @@
 //! Runs a plan: a thread for each rank, and a watch that nothing hangs.
 //!
-//! Ranks wait for each other where the runtime lets them, and nowhere else. The first rank that
-//! finds something ends the run, and the communicators are aborted, so that the others end too.
+//! Until the end ranks wait for each other where the runtime lets them, and nowhere else. The first
+//! rank that finds something ends the run, and the communicators are aborted, so that the others
+//! end too.
 
 use super::model::{Plan, Planned, first};
 use super::numbers::{self, typed};
@@ -13,7 +14,8 @@ use crate::work;
 use leasehold::backend::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use leasehold::backend::sync::{Arc, Mutex};
 use leasehold::{
-    ArrayView, BackendKind, Buffer, Error, Graph, HostTimeline, Lease, Result, Runtime, Stream, View,
+    ArrayView, BackendKind, Buffer, Error, Graph, HostTimeline, Lease, Result, Runtime, Stream,
+    View,
 };
 use leasehold_collective::{
     Check, CollectiveOps, Comm, CommConfig, Element, ElementType, Group as Calls, Reduce, World,
@@ -31,6 +33,8 @@ struct Watch {
     /// The step that each rank is at.
     at: Vec<AtomicU32>,
     done: AtomicU64,
+    /// Ranks that have compared all that is left.
+    through: AtomicU32,
     stop: AtomicBool,
     finding: Mutex<Option<Finding>>,
     /// The communicators of each rank.
@@ -176,6 +180,14 @@ impl Player {
             if let Some(e) = comm.failure() {
                 return Err(format!("at the end, {} has failed: {e}", comm.name()));
             }
+        }
+        // A rank that has found something does not come to the end of the world.
+        self.watch.through.fetch_add(1, Ordering::SeqCst);
+        while self.watch.through.load(Ordering::SeqCst) < plan.ranks {
+            if self.watch.stop.load(Ordering::SeqCst) {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_micros(200));
         }
         self.graphs.clear();
         self.comms.clear();
@@ -336,11 +348,11 @@ impl Player {
     fn wrong(&self, wrong: Wrong) -> Outcome {
         let (comm, stream) = (self.comm(0)?, &self.streams[0]);
         let n = comm.size() as usize;
-        let x = self.runtime.upload(&vec![0u32; 2 * n]).map_err(said)?;
+        let x = self.runtime.upload(&vec![0u32; n + 2]).map_err(said)?;
         let made = match wrong {
             Wrong::Root => comm.broadcast(stream, &x, comm.size()),
             Wrong::Overlap => {
-                comm.all_reduce_into(stream, x.slice(0..n), x.slice(1..=n), Reduce::Sum)
+                comm.all_reduce_into(stream, x.slice(0..=n), x.slice(1..n + 2), Reduce::Sum)
             }
             Wrong::Lengths => comm.all_gather(stream, &x, x.slice(0..0)),
             Wrong::Integers => comm.all_reduce(stream, &x, Reduce::Average),
@@ -458,6 +470,7 @@ pub(super) fn play(
         plan: Arc::new(plan),
         at: (0..ranks).map(|_| AtomicU32::new(0)).collect(),
         done: AtomicU64::new(0),
+        through: AtomicU32::new(0),
         stop: AtomicBool::new(false),
         finding: Mutex::new(None),
         comms: (0..ranks).map(|_| Mutex::default()).collect(),
@@ -494,8 +507,9 @@ pub(super) fn play(
     }
     if watch.stop.load(Ordering::SeqCst) {
         let reports = under.reports();
-        let comms: Vec<Comm> = watch.comms.iter().flat_map(|all| all.lock().clone()).collect();
-        for comm in comms {
+        // Taken away, so that a rank that has ended is seen as gone.
+        let comms = watch.comms.iter().flat_map(|all| std::mem::take(&mut *all.lock()));
+        for comm in comms.collect::<Vec<Comm>>() {
             // Its error says nothing about the finding.
             let _ = comm.abort(Error::state("the run ends with a finding"));
         }
