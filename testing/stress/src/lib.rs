@@ -56,6 +56,7 @@ mod dice;
 mod generate;
 pub mod kernels;
 mod model;
+mod options;
 mod play;
 pub mod prelude;
 mod print;
@@ -66,6 +67,7 @@ mod step;
 mod target;
 mod work;
 
+pub use options::Options;
 pub use play::Finding;
 pub use target::{Bench, Target};
 
@@ -76,49 +78,6 @@ use play::Stop;
 use serde::Serialize;
 use std::sync::Once;
 use std::time::{Duration, Instant};
-
-/// The options of a run.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct Options {
-    /// The device.
-    pub target: Target,
-    /// The first seed.
-    pub seed: u64,
-    /// How many seeds.
-    pub seeds: u64,
-    /// Steps of each program.
-    pub ops: u32,
-    /// Its threads, 1 to 64; other numbers count as the nearest of these.
-    pub threads: u8,
-    /// As many ranks, 1 to 64, with a thread each and calls between them ([`ranks`]); `None` for
-    /// a program of threads.
-    pub ranks: Option<u8>,
-    /// Says whether calls fail.
-    pub faults: bool,
-    /// How long nothing may go on before that is a finding.
-    pub patience: Duration,
-    /// How long a failing program is made smaller.
-    pub shrink: Duration,
-}
-
-impl Options {
-    /// One seed of 10,000 steps on 8 threads.
-    #[must_use]
-    pub fn new(target: Target) -> Self {
-        Self {
-            target,
-            seed: 0,
-            seeds: 1,
-            ops: 10_000,
-            threads: 8,
-            ranks: None,
-            faults: false,
-            patience: Duration::from_secs(60),
-            shrink: Duration::from_secs(60),
-        }
-    }
-}
 
 /// A program that fails.
 #[derive(Debug, Clone, Serialize)]
@@ -187,21 +146,17 @@ pub fn run(options: &Options, seed: u64) -> Result<(), Finding> {
 
 fn played(options: &Options, seed: u64) -> Result<(), Stop> {
     quiet();
-    if let Some(n) = ranks_of(options) {
+    if let Some(n) = options.some_ranks() {
         return ranks::played(options, n, seed);
     }
     let (_, plan) = generate::generate(seed, options.ops, options.threads, features(options, seed));
     play::play(&options.target, seed, options.faults, Arc::new(plan), options.patience)
 }
 
-fn ranks_of(options: &Options) -> Option<u32> {
-    options.ranks.map(|n| n.clamp(1, 64).into())
-}
-
 /// The program of a seed as a Rust test.
 #[must_use]
 pub fn program(options: &Options, seed: u64) -> String {
-    if let Some(n) = ranks_of(options) {
+    if let Some(n) = options.some_ranks() {
         let program = ranks::program(options, n, seed);
         return ranks::print(options, seed, &program, "as it is generated");
     }
@@ -256,7 +211,7 @@ pub fn stress(options: &Options, mut over: impl FnMut(u64, Option<&Failure>)) ->
 const SHRUNK: usize = 3;
 
 fn failure(options: &Options, seed: u64, finding: Finding, within: Duration) -> Failure {
-    if let Some(n) = ranks_of(options) {
+    if let Some(n) = options.some_ranks() {
         let small = ranks::small(options, n, seed, within);
         let test = ranks::print(options, seed, &small, &finding.what);
         let Finding { what, hang, threads } = finding;

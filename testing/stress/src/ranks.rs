@@ -28,9 +28,9 @@ mod play;
 mod shrink;
 mod step;
 
-pub use step::{At, Call, Group, Kind, Step, Wrong};
+pub use step::{At, Call, Group, Kind, Program, Step, Wrong};
 
-use crate::Options;
+use crate::options::Options;
 use crate::play::{Finding, Stop};
 use crate::target::Target;
 use std::fmt::Write;
@@ -52,15 +52,6 @@ pub mod prelude {
     pub use leasehold_collective::ElementType::*;
     pub use leasehold_collective::Reduce::{Average, Largest, Least, Product, Sum};
     pub use std::time::Duration;
-}
-
-/// A program of ranks.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Program {
-    /// How many ranks there are.
-    pub ranks: u32,
-    /// The steps. Those without a meaning where they stand are left out.
-    pub steps: Vec<Step>,
 }
 
 impl Program {

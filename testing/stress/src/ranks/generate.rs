@@ -2,9 +2,8 @@
 //!
 //! This module must not know the runtime.
 
-use super::Program;
 use super::model::{Model, Plan, Planned};
-use super::step::{ARRAYS, At, COMMS, Call, GRAPHS, Group, Kind, STREAMS, Step, Wrong};
+use super::step::{ARRAYS, At, COMMS, Call, GRAPHS, Group, Kind, Program, STREAMS, Step, Wrong};
 use crate::dice::Dice;
 use crate::kernels::Kernel;
 use crate::step::{Hand, Op, Slot, Span, Work};

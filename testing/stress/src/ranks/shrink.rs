@@ -2,8 +2,7 @@
 //!
 //! This module must not know why a program fails.
 
-use super::Program;
-use super::step::Step;
+use super::step::{Program, Step};
 use crate::shrink::without_runs;
 use std::time::{Duration, Instant};
 

@@ -220,6 +220,15 @@ pub enum Step {
     Abort,
 }
 
+/// A program of ranks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Program {
+    /// How many ranks there are.
+    pub ranks: u32,
+    /// The steps. Those without a meaning where they stand are left out.
+    pub steps: Vec<Step>,
+}
+
 impl Step {
     /// The rank of a step that is not all ranks'.
     pub(crate) fn rank(&self) -> Option<u32> {
