@@ -20,6 +20,7 @@ use crate::native::Native;
 use crate::signature::{Kind, Signature};
 use crate::unfinished::Unfinished;
 use crate::watch::{self, Watched, Watching};
+use leasehold::backend::defects::{Defect, planted};
 use leasehold::backend::sync::{Arc, Mutex, thread};
 use leasehold::backend::{Binding, Device, TimelineId};
 use leasehold::graph::LaunchCheck;
@@ -140,6 +141,9 @@ impl Core {
     }
 
     fn poison(&self, at: Timepoint, cause: &Error) {
+        if planted(Defect::LatePoison) {
+            return;
+        }
         if let Some(device) = self.device.upgrade() {
             device.fail(at, cause.clone());
         }
@@ -192,7 +196,7 @@ impl Core {
     /// Gives calls to the library, with the addresses of their operands.
     pub(crate) fn enqueue(&self, word: u64, planned: &[Planned], bound: &[Binding]) -> Result<()> {
         let of = |at: Option<usize>| at.and_then(|at| bound.get(at)).copied();
-        let calls: Vec<Call<'_>> = planned
+        let mut calls: Vec<Call<'_>> = planned
             .iter()
             .map(|p| Call { signature: &p.signature, src: of(p.src), dst: of(p.dst) })
             .collect();
@@ -216,13 +220,17 @@ impl Core {
         if let Some(cause) = self.ended() {
             return Err(cause);
         }
+        if planted(Defect::OrderSwapped) && self.members.rank == 1 {
+            calls.reverse();
+        }
         let turn = self.turn.as_ref().map(|turn| turn.0.lock());
         // SAFETY: the runtime calls this in the stream's order, with the native stream and the
         // operands' addresses, and the operands are kept and declared. The calls were checked as
         // they were made, and what may have changed above.
         let made = unsafe { self.native.part().enqueue(word, &calls) };
         drop(turn);
-        made.map_err(|cause| self.fails(cause))
+        let made = made.map_err(|cause| self.fails(cause));
+        if planted(Defect::LatePoison) { Ok(()) } else { made }
     }
 
     /// Makes a failure the communicator's. After a limit it looks whether the ranks' calls differ.
