@@ -22,7 +22,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long the other ranks have to end, once one has failed.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const LAST_WORDS: Duration = Duration::from_secs(3);
 /// How long the others are looked at for a better reason, once a copy has failed.
 const REASON: Duration = Duration::from_millis(200);
 /// The time between two looks at the copies.

@@ -114,24 +114,18 @@ impl System {
     pub(crate) fn check(&self) -> Result<(), Failure> {
         #[cfg(feature = "sim")]
         if let Some(machine) = &self.machine {
-            clean(machine)?;
+            let reports = machine.take_reports();
+            if !reports.is_empty() {
+                let first: Vec<String> = reports.iter().take(3).map(ToString::to_string).collect();
+                return Err(Failure::new(format!(
+                    "the race detector reports {}: {}",
+                    reports.len(),
+                    first.join("; ")
+                )));
+            }
         }
         Ok(())
     }
-}
-
-/// Checks that a machine's race detector has no reports so far.
-///
-/// # Errors
-/// The first reports, if any exist.
-#[cfg(feature = "sim")]
-pub(crate) fn clean(machine: &leasehold_sim::Monitor) -> Result<(), Failure> {
-    let reports = machine.take_reports();
-    if reports.is_empty() {
-        return Ok(());
-    }
-    let first: Vec<String> = reports.iter().take(3).map(ToString::to_string).collect();
-    Err(Failure::new(format!("the race detector reports {}: {}", reports.len(), first.join("; "))))
 }
 
 /// The CPU backend of the request.

@@ -130,7 +130,7 @@ impl World {
     ///
     /// The store is `LEASEHOLD_STORE`, as `tcp://HOST:PORT` or `file:FOLDER`; else rank 0 serves at
     /// `MASTER_ADDR`, on `LEASEHOLD_PORT` or on the port after `MASTER_PORT`. Beyond loopback it
-    /// needs `LEASEHOLD_TOKEN`, the same secret on all ranks.
+    /// needs `LEASEHOLD_TOKEN`, the same secret on all ranks. One rank alone needs no store.
     ///
     /// # Errors
     /// `NotFound` without any group; `InvalidArgument` that names a variable that is missing or
@@ -146,7 +146,12 @@ impl World {
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let variables = Variables(&variable);
         let (rank, size, local_rank) = variables.ranks()?;
-        let store = variables.store(rank)?;
+        let named = ["LEASEHOLD_STORE", "MASTER_ADDR"].iter().any(|n| variables.text(n).is_some());
+        let store = match size {
+            // As in a task of Slurm's alone.
+            1 if !named => Box::new(ThreadStore::new()),
+            _ => variables.store(rank)?,
+        };
         Self::enter(rank, size, local_rank, store)
     }
 

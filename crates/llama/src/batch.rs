@@ -111,8 +111,8 @@ impl Slot {
 /// differently, so other pieces may give other bits.
 ///
 /// # Several ranks
-/// Ranks that have a [`Part`](crate::Part) of the model each have a batch each. All of them make the
-/// same calls in the same order, and draw the same tokens. There the bound is the one that needs no
+/// Ranks that have a [`Part`](crate::Part) of the model each have a batch each. All make the same
+/// calls in the same order, and draw the same tokens. There the bound is the one that needs no
 /// measurement, since times differ between ranks.
 ///
 /// ```

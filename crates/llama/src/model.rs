@@ -317,9 +317,8 @@ impl Model {
     ///     let runtime = Runtime::open(DeviceId::cpu(0))?.create_stream()?.runtime();
     ///     let comm = world.comm(&runtime, &CommConfig::new("tp"))?;
     ///     let model = Model::load_part(&comm, config, weights, DType::F32, &mut |_, _| {})?;
-    ///     let sampling = Sampling::default();
-    ///     let request =
-    ///         Request { prompt: &[316, 221], tokens: 4, mode: Mode::Graph, sampling, stop_at: &[] };
+    ///     let (mode, sampling) = (Mode::Graph, Sampling::default());
+    ///     let request = Request { prompt: &[316, 221], tokens: 4, mode, sampling, stop_at: &[] };
     ///     Ok(generate(&model, &request, &mut |_| Ok(()))?.ids)
     /// }
     ///

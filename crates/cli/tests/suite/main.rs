@@ -11,6 +11,7 @@ mod memory;
 mod mutations;
 #[cfg(target_os = "linux")]
 mod outputs;
+mod ranks;
 mod run;
 mod stress;
 
