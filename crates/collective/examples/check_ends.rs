@@ -48,8 +48,13 @@ fn failure(comm: &Comm) -> Result<(Error, Duration)> {
 
 /// Whether work of the rank that depends on no other rank gives what it should.
 fn alone(runtime: &Runtime) -> Result<()> {
-    let own = runtime.create_stream()?.runtime();
-    let got: Vec<u32> = own.to_vec(&own.upload(&[7u32; 1000])?)?;
+    let failed = |what: &str| {
+        let what = what.to_owned();
+        move |e: Error| Error::other(format!("{what}, of work that depends on nobody: {e}"))
+    };
+    let own = runtime.create_stream().map_err(failed("a stream"))?.runtime();
+    let x = own.upload(&[7u32; 1000]).map_err(failed("an upload"))?;
+    let got: Vec<u32> = own.to_vec(&x).map_err(failed("a download"))?;
     expect(got == [7; 1000], "work that depends on nobody", &"it is wrong")
 }
 
@@ -72,7 +77,11 @@ fn differ(world: &World, runtime: &Runtime) -> Result<()> {
     let text = cause.to_string();
     expect(text.contains("#1: rank 0 all_reduce 524288 f32 Sum"), "a mismatch", &text)?;
     show(world, &format!("eager calls that differ: named after {after:.0?}: {text}"));
-    let _ = end_of(runtime.stream())?;
+    let end = end_of(runtime.stream())?;
+    show(
+        world,
+        &format!("  the stream of the calls: {}", if end.is_ok() { "sound" } else { "failed" }),
+    );
     alone(runtime)?;
     world.barrier("differed", PATIENCE)
 }
