@@ -16,7 +16,7 @@ export LEASEHOLD_REQUIRE_TOOLS=1
 install_tools() {
     local need=()
     local tool
-    for tool in gcc:gcc g++:g++ clang++:clang pkg-config:pkg-config valgrind:valgrind llc:llvm shellcheck:shellcheck python3:python3 unzip:unzip; do
+    for tool in gcc:gcc g++:g++ clang++:clang pkg-config:pkg-config valgrind:valgrind llc:llvm shellcheck:shellcheck python3:python3; do
         command -v "${tool%%:*}" >/dev/null 2>&1 || need+=("${tool##*:}")
     done
     python3 -c 'import ensurepip, venv' >/dev/null 2>&1 || need+=(python3-venv)

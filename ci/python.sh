@@ -68,13 +68,15 @@ fi
 
 plain=$(wheel plain "")
 # The module has the C ABI, and needs neither CUDA nor a Python library.
-unzip -p "$plain" leasehold/_native.abi3.so >"$work/module.so"
+rm -rf "$work/unpacked"
+python3 -m zipfile -e "$plain" "$work/unpacked"
+module="$work/unpacked/leasehold/_native.abi3.so"
 functions=$(sed -n 's/^\(int\|void\|uint32_t\|size_t\|const char\|void \*\).*[ *]\(leasehold_[a-z_0-9]*\)(.*/\2/p' crates/capi/include/leasehold.h | grep -v '^leasehold_sim_' | sort -u)
-exported=$(nm -D --defined-only "$work/module.so" | awk '$2 == "T" { print $3 }')
+exported=$(nm -D --defined-only "$module" | awk '$2 == "T" { print $3 }')
 for function in $functions; do
     echo "$exported" | grep -qx "$function" || { echo "$function is not exported" >&2; exit 1; }
 done
-if objdump -p "$work/module.so" | grep NEEDED | grep -E 'cuda|python'; then
+if objdump -p "$module" | grep NEEDED | grep -E 'cuda|python'; then
     echo "the module needs a library that not every machine has" >&2
     exit 1
 fi

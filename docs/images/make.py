@@ -101,7 +101,7 @@ def trace(leasehold: str, path: pathlib.Path, folder: pathlib.Path) -> None:
     first = min(e["ts"] for e in spans)
     device = [e for e in spans if e["pid"] == 1][:20]
     last = max(e["ts"] + e["dur"] for e in device)
-    svg = Svg(900, 190)
+    svg = Svg(920, 190)
     left, right = 70, 885
     scale = (right - left) / (last - first)
     svg.text(20, 20, f"a token of the bundled model on cpu:0: the first {len(device)} kernels and their submissions", 13)

@@ -11,7 +11,9 @@ Examples:
   leasehold run --device cuda:0 --prompt 'import os'  on a GPU
   leasehold run --model DIR --dtype bf16 --json       a Hugging Face directory, for a program
   leasehold run --report memory.html                  a page about the memory
-  leasehold run --device cuda:0 --sim                 without a GPU";
+  leasehold run --device cuda:0 --sim                 without a GPU
+  leasehold run --device cuda --ranks 2               a model over two GPUs
+  leasehold run --ranks 2                             the same with two threads on the CPU";
 
 pub(crate) const REPLAY: &str = "\
 Examples:
@@ -57,13 +59,20 @@ Examples:
   leasehold bench cuda
   leasehold bench cuda --ordinal 1 --samples 101 --json";
 
+pub(crate) const BENCH_COLLECTIVE: &str = "\
+Examples:
+  leasehold bench collective --device cpu:0 --ranks 4       ranks as threads
+  leasehold bench collective --device cuda:0 --sim          over a simulated driver
+  leasehold bench collective --device cuda:0 --beside raw   two GPUs, beside NCCL's own calls";
+
 pub(crate) const BENCH_DECODE: &str = "\
 Examples:
   leasehold bench decode
   leasehold bench decode --model DIR --device cuda:0 --dtype bf16 --prompt 1000
   leasehold bench decode --config config.json --random-weights  a shape without weights
   leasehold bench decode --batch 8                               eight sequences together
-  leasehold bench decode --batch 8 --join 1000                   how long they wait for a prompt";
+  leasehold bench decode --batch 8 --join 1000                   how long they wait for a prompt
+  leasehold bench decode --device cuda --ranks 2 --dtype bf16    two ranks beside one";
 
 pub(crate) const BENCH_SUSPEND: &str = "\
 Examples:

@@ -35,10 +35,6 @@ const SHARED_FATE: Expectation = Expectation {
     reason: "a kernel's fault ends the contexts of all devices in its process",
 };
 
-/// A simulated library ends calls as NCCL does.
-const SILENT_ABORT: Expectation =
-    Expectation { case: 207, reason: "an abort ends the library's calls without an error" };
-
 /// The cases that NCCL does not keep, with the reasons.
 #[cfg(feature = "cuda")]
 const NCCL: [Expectation; 2] = [
@@ -77,7 +73,7 @@ impl Factory for Cuda {
 
     fn expectations(&self) -> Expectations {
         Expectations {
-            unsupported: &[STICKY, SHARED_FATE, SILENT_ABORT, NCCL[0], NCCL[1]],
+            unsupported: &[STICKY, SHARED_FATE, NCCL[0], NCCL[1]],
             expected_failure: &[],
         }
     }
@@ -141,10 +137,7 @@ impl Factory for SimulatedCuda {
     }
 
     fn expectations(&self) -> Expectations {
-        Expectations {
-            unsupported: &[conformance::DEVICES_EXIST, STICKY, SILENT_ABORT],
-            expected_failure: &[],
-        }
+        Expectations { unsupported: &[conformance::DEVICES_EXIST, STICKY], expected_failure: &[] }
     }
 }
 
@@ -231,10 +224,6 @@ impl Factory for Simulated {
             let library = Arc::new(SimCollectives::of_sim(&backend));
             Ranks::on(Arc::new(backend), &devices, library)
         }))
-    }
-
-    fn expectations(&self) -> Expectations {
-        Expectations { unsupported: &[SILENT_ABORT], expected_failure: &[] }
     }
 }
 

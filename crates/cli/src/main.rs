@@ -12,6 +12,7 @@ mod factories;
 mod failure;
 mod host;
 mod output;
+mod ranks;
 mod style;
 mod system;
 mod table;

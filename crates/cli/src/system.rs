@@ -10,6 +10,7 @@ use crate::failure::Failure;
 use leasehold::backend::Backend;
 use leasehold::cpu::{CpuBackend, CpuConfig};
 use leasehold::{BackendKind, Context, DeviceId, Runtime};
+use leasehold_collective::CollectiveOps;
 use std::sync::Arc;
 
 /// The device of a command, and its settings.
@@ -20,19 +21,24 @@ pub(crate) struct Request {
     pub(crate) threads: Option<usize>,
     /// The seed of a simulated driver.
     pub(crate) sim: Option<u64>,
+    /// Devices that are used, from `device` on.
+    pub(crate) devices: u32,
     pub(crate) memory: Wishes,
 }
 
 impl Request {
     /// A device with default settings.
     pub(crate) fn new(device: DeviceId, threads: Option<usize>) -> Self {
-        Self { device, threads, sim: None, memory: Wishes::default() }
+        Self { device, threads, sim: None, devices: 1, memory: Wishes::default() }
     }
 }
 
 /// A runtime and, for a simulated device, its machine.
 pub(crate) struct System {
+    pub(crate) context: Context,
     pub(crate) runtime: Runtime,
+    #[cfg(feature = "sim")]
+    library: Option<Arc<dyn CollectiveOps>>,
     #[cfg(feature = "sim")]
     machine: Option<leasehold_sim::Monitor>,
 }
@@ -41,7 +47,14 @@ pub(crate) struct System {
 struct Made {
     backend: Arc<dyn Backend>,
     #[cfg(feature = "sim")]
-    machine: Option<leasehold_sim::Monitor>,
+    simulated: Option<Simulated>,
+}
+
+/// A machine, and the library of collectives between its devices.
+#[cfg(feature = "sim")]
+struct Simulated {
+    machine: leasehold_sim::Monitor,
+    library: Option<Arc<dyn CollectiveOps>>,
 }
 
 impl System {
@@ -68,11 +81,30 @@ impl System {
             let failure = Failure::from(e);
             if named { failure } else { failure.at(device) }
         })?;
+        #[cfg(feature = "sim")]
+        let (machine, library) =
+            made.and_then(|m| m.simulated).map(|s| (s.machine, s.library)).unzip();
         Ok(Self {
+            context,
             runtime,
             #[cfg(feature = "sim")]
-            machine: made.and_then(|m| m.machine),
+            library: library.flatten(),
+            #[cfg(feature = "sim")]
+            machine,
         })
+    }
+
+    /// The first device.
+    pub(crate) fn device(&self) -> DeviceId {
+        self.runtime.device()
+    }
+
+    /// The library of collectives between simulated devices; `None` for the device's own.
+    pub(crate) fn library(&self) -> Option<Arc<dyn CollectiveOps>> {
+        #[cfg(feature = "sim")]
+        return self.library.clone();
+        #[cfg(not(feature = "sim"))]
+        None
     }
 
     /// Checks that the race detector has no reports so far; always `Ok` without one.
@@ -121,6 +153,7 @@ fn make(request: &Request) -> Result<Option<Made>, Failure> {
 /// The backend of the request; `None` if this build does not have it.
 #[cfg(feature = "sim")]
 fn make(request: &Request) -> Result<Option<Made>, Failure> {
+    use leasehold_collective_sim::SimCollectives;
     use leasehold_sim::SimBackend;
     let backed = matches!(request.device.backend, BackendKind::Cuda | BackendKind::Mps);
     if backed && request.memory.debug.guard {
@@ -131,7 +164,10 @@ fn make(request: &Request) -> Result<Option<Made>, Failure> {
             device.backend
         )));
     }
-    let (backend, machine): (Arc<dyn Backend>, _) = match (request.device.backend, request.sim) {
+    let devices = request.device.ordinal.saturating_add(request.devices).max(simulated::DEVICES);
+    let machine =
+        |seed, kernels| simulated::machine(seed, kernels).devices(devices, simulated::MEMORY);
+    let (backend, simulated): (Arc<dyn Backend>, _) = match (request.device.backend, request.sim) {
         (BackendKind::Cpu, Some(_)) => {
             return Err(Failure::misuse("--sim: the CPU has no driver to simulate"));
         }
@@ -144,9 +180,12 @@ fn make(request: &Request) -> Result<Option<Made>, Failure> {
             match sim {
                 None => (Arc::new(leasehold_cuda::CudaBackend::with_config(config)), None),
                 Some(seed) => {
-                    let machine = simulated::machine(seed, simulated::operators()?);
+                    let machine = machine(seed, simulated::operators()?);
                     let (backend, driver) = simulated::cuda(machine, config)?;
-                    (Arc::new(backend), Some(driver.machine().clone()))
+                    let library: Arc<dyn CollectiveOps> =
+                        Arc::new(SimCollectives::of_cuda(&driver));
+                    let (machine, library) = (driver.machine().clone(), Some(library));
+                    (Arc::new(backend), Some(Simulated { machine, library }))
                 }
             }
         }
@@ -158,23 +197,25 @@ fn make(request: &Request) -> Result<Option<Made>, Failure> {
             match sim {
                 None => (Arc::new(leasehold_mps::MpsBackend::with_config(config)), None),
                 Some(seed) => {
-                    let machine = simulated::machine(seed, simulated::metal_operators()?);
+                    let machine = machine(seed, simulated::metal_operators()?);
                     let (backend, driver) = simulated::mps(machine, config)?;
-                    (Arc::new(backend), Some(driver.machine().clone()))
+                    let machine = driver.machine().clone();
+                    (Arc::new(backend), Some(Simulated { machine, library: None }))
                 }
             }
         }
         (BackendKind::Sim, seed) => {
             unaided(request.device, request.memory)?;
-            let config =
-                simulated::machine(seed.unwrap_or(simulated::SEED), simulated::operators()?);
+            let seed = seed.unwrap_or(simulated::SEED);
+            let config = machine(seed, simulated::operators()?);
             let backend = SimBackend::new(config)?;
-            let machine = backend.machine().clone();
-            (Arc::new(backend), Some(machine))
+            let library: Arc<dyn CollectiveOps> = Arc::new(SimCollectives::of_sim(&backend));
+            let (machine, library) = (backend.machine().clone(), Some(library));
+            (Arc::new(backend), Some(Simulated { machine, library }))
         }
         _ => return Ok(None),
     };
-    Ok(Some(Made { backend, machine }))
+    Ok(Some(Made { backend, simulated }))
 }
 
 /// Refuses settings that a plain simulated device would ignore.
@@ -201,9 +242,9 @@ pub(crate) mod simulated {
     use std::sync::Arc;
 
     /// Bytes of memory of a simulated device. Only accessed memory occupies host memory.
-    const MEMORY: u64 = 4 << 30;
-    /// The number of simulated devices.
-    const DEVICES: u32 = 2;
+    pub(crate) const MEMORY: u64 = 4 << 30;
+    /// The number of simulated devices, if no more are asked for.
+    pub(crate) const DEVICES: u32 = 2;
     /// The default seed of a simulated driver's random order.
     pub(crate) const SEED: u64 = 1;
 

@@ -7,13 +7,14 @@
 //!
 //! # A failure
 //! The first failure of a communicator is its state from then on: later calls return it and submit
-//! nothing. The stream of the call that failed is poisoned, and so is what depends on it. Calls of
-//! other communicators that are submitted after it are sound: they overwrite the line.
+//! nothing (`inner`). Submissions with calls that are not over are poisoned, and so is what depends
+//! on them. Calls of other communicators that are submitted after it are sound: they overwrite the
+//! line.
 
-use crate::driver::{self, Call, CollectiveOps, Derived, Place};
-use crate::group::{Draft, Extent, Group, check_apart};
+use crate::driver::{self, CollectiveOps, Derived, Place};
+use crate::group::{Draft, Group};
+use crate::inner::{Core, Planned};
 use crate::line::{Line, Turn};
-use crate::log::Log;
 use crate::members::Members;
 use crate::native::{self, Native};
 use crate::signature::{Kind, List, Signature};
@@ -22,22 +23,16 @@ use crate::store::left;
 use crate::world::World;
 use leasehold::backend::defects::{Defect, planted};
 use leasehold::backend::sync::{Arc, Mutex, thread};
-use leasehold::backend::{Binding, TimelineId};
-use leasehold::{BufferView, Error, Name, Operand, Result, Runtime, Stream, Timepoint, View};
+use leasehold::{BufferView, Error, Name, Operand, Result, Runtime, Stream, View};
 use std::collections::HashMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// How long a rank at its limit waits for what others tell.
-const TELL: Duration = Duration::from_secs(2);
-/// How long an abort may take.
-const ABORT: Duration = Duration::from_secs(5);
-
 /// When the calls of all ranks are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Check {
-    /// Recordings as they stop, and eager calls when one has waited in vain. What the library
-    /// compares by itself comes in addition.
+    /// Recordings as they stop; eager calls every 100 ms, beside the work, and when one has waited
+    /// in vain. What the library compares by itself comes in addition.
     #[default]
     Recordings,
     /// In addition each eager call, before it is submitted: a round trip each. For debugging.
@@ -131,36 +126,16 @@ struct Shared {
     config: CommConfig,
     runtime: Runtime,
     line: Arc<Line>,
-    /// The last eager call on each timeline.
-    used: Mutex<HashMap<TimelineId, Timepoint>>,
+    /// The oldest call of each sequence that this rank still tells about, with [`Check::Each`].
+    told: Mutex<HashMap<String, u64>>,
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
         // A backend may forget a call once it is enqueued, and the device still makes it.
-        let used = self.used.get_mut().values().copied().collect();
-        native::keep_until(used, self.config.timeout, &self.runtime, self.core.clone());
+        let (core, limit) = (&self.core, self.config.timeout);
+        core.native.keep_until(core.unfinished.all(), limit, &self.runtime, core.clone());
     }
-}
-
-/// The part that a submitted call keeps. It must not hold the runtime: in a graph that would be a
-/// cycle.
-struct Core {
-    members: Arc<Members>,
-    ops: Arc<dyn CollectiveOps>,
-    /// The device's lock, if the library wants one.
-    turn: Option<Arc<Turn>>,
-    native: Native,
-    log: Mutex<Log>,
-    failed: Mutex<Option<Error>>,
-}
-
-/// A call without its memory, and where that is among the operands.
-#[derive(Clone)]
-struct Planned {
-    signature: Signature,
-    src: Option<usize>,
-    dst: Option<usize>,
 }
 
 impl World {
@@ -298,16 +273,10 @@ impl Comm {
             }
         })?;
         let native = native.ok_or_else(|| Error::state("the library made no communicator"))?;
-        let core = Core {
-            members: Arc::new(members),
-            ops,
-            turn,
-            native,
-            log: Mutex::default(),
-            failed: Mutex::default(),
-        };
-        let (core, runtime, used) = (Arc::new(core), runtime.clone(), Mutex::default());
-        let shared = Shared { core, config, runtime, line, used };
+        let device = runtime.raw_device().downgrade();
+        let core = Core::new(Arc::new(members), ops, turn, native, device)?;
+        let told = Mutex::default();
+        let shared = Shared { core, config, runtime: runtime.clone(), line, told };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -348,7 +317,8 @@ impl Comm {
     /// Why the communicator makes no calls any more, if so.
     #[must_use]
     pub fn failure(&self) -> Option<Error> {
-        self.core().failed.lock().clone().or_else(|| self.core().native.part().failure())
+        let core = self.core();
+        core.failure().or_else(|| core.native.part().failure())
     }
 
     /// Communicators of parts: the ranks of one colour share one, in the order of their keys, and
@@ -424,20 +394,18 @@ impl Comm {
         Self::make(members, config.clone(), ops.clone(), runtime, from)
     }
 
-    /// Ends the communicator: later calls return the cause. The first cause stays. Waits for the
-    /// library, for five seconds at most.
+    /// Ends the communicator on all ranks: later calls return the cause, and graphs with its calls
+    /// are launched no more. The first cause stays. Waits for the library, for five seconds at
+    /// most.
     ///
-    /// Between threads on the CPU, all ranks' calls fail, and the others' error names this rank.
-    /// Another library may end calls that it has given to the device without an error. The memory
-    /// of such calls is not to be read. NCCL goes on with calls that are on the device if the
-    /// communicator has recorded calls, since its graphs use its memory.
+    /// Submissions with calls that are not over fail, and so does what is ordered after them. The
+    /// other ranks' error is `PeerLost`, which names this rank; they see it within some
+    /// milliseconds.
     ///
     /// # Errors
     /// `Timeout` if the library does not come back. The communicator is over nevertheless.
     pub fn abort(&self, cause: Error) -> Result<()> {
-        let core = self.core();
-        let cause = core.failed.lock().get_or_insert(cause).clone();
-        core.native.abort(cause, ABORT)
+        self.core().abort(cause)
     }
 
     /// Several calls as one: none of them waits for another one of them. So two ranks can send to
@@ -469,7 +437,7 @@ impl Comm {
                 self.name()
             )));
         }
-        if let Some(cause) = core.failed.lock().clone() {
+        if let Some(cause) = core.failure() {
             return Err(cause);
         }
         let captured = stream.is_recording();
@@ -533,12 +501,11 @@ impl Comm {
         }
         if captured {
             for Planned { signature, .. } in planned {
-                let note = Recorded { members: core.members.clone(), signature };
+                let note = Recorded { core: Arc::downgrade(core), signature };
                 stream.note(stop::check(), Arc::new(note))?;
             }
         } else {
-            let now = stream.now();
-            shared.used.lock().insert(now.timeline_id(), now);
+            core.submitted(stream.now());
         }
         Ok(())
     }
@@ -551,19 +518,16 @@ impl Comm {
             return Ok(());
         }
         let eager = || planned.iter().map(|p| &p.signature).filter(|s| !s.captured);
-        // The subjects of this rank's call and of the other side's.
-        let subjects = |s: &Signature, seq: u64| match s.kind {
-            Kind::Send { to } => {
-                (format!("each/to{to}/{seq}"), format!("each/from{}/{seq}", members.rank))
-            }
-            Kind::Recv { from } => {
-                (format!("each/from{from}/{seq}"), format!("each/to{}/{seq}", members.rank))
-            }
-            _ => (format!("each/{seq}"), format!("each/{seq}")),
+        // The sequences of this rank's call and of the other side's.
+        let sequences = |s: &Signature| match s.kind {
+            Kind::Send { to } => (format!("each/to{to}"), format!("each/from{}", members.rank)),
+            Kind::Recv { from } => (format!("each/from{from}"), format!("each/to{}", members.rank)),
+            _ => ("each/all".to_owned(), "each/all".to_owned()),
         };
         for signature in eager() {
             let text = List::of([signature]).text(usize::MAX);
-            members.tell(&subjects(signature, signature.seq).0, text.as_bytes())?;
+            let subject = format!("{}/{}", sequences(signature).0, signature.seq);
+            members.tell(&subject, text.as_bytes())?;
         }
         for signature in eager() {
             let own = List::of([signature]);
@@ -573,69 +537,25 @@ impl Comm {
                 None => members.others().collect(),
             };
             for rank in others {
-                let theirs = members.hear(&subjects(signature, signature.seq).1, rank, &what)?;
+                let subject = format!("{}/{}", sequences(signature).1, signature.seq);
+                let theirs = members.hear(&subject, rank, &what)?;
                 let theirs = List::parse(&theirs);
                 if let Some(cause) = own.difference(members.rank, &theirs, rank, &members.name) {
-                    return Err(core.failed.lock().get_or_insert(cause).clone());
+                    return Err(core.refuse(cause));
                 }
             }
-            if let Some(before) = signature.seq.checked_sub(1) {
-                members.untell(&subjects(signature, before).0)?;
+        }
+        // Who has told of this group has heard all of the groups before.
+        let mut told = self.shared.told.lock();
+        for signature in eager() {
+            let sequence = sequences(signature).0;
+            if !eager().any(|s| sequences(s).0 == sequence && s.seq < signature.seq) {
+                let oldest = told.insert(sequence.clone(), signature.seq).unwrap_or_default();
+                (oldest..signature.seq)
+                    .try_for_each(|seq| members.untell(&format!("{sequence}/{seq}")))?;
             }
         }
         Ok(())
-    }
-}
-
-impl Core {
-    /// Gives calls to the library, with the addresses of their operands.
-    fn enqueue(&self, word: u64, planned: &[Planned], bound: &[Binding]) -> Result<()> {
-        let of = |at: Option<usize>| at.and_then(|at| bound.get(at)).copied();
-        let mut calls: Vec<Call<'_>> = planned
-            .iter()
-            .map(|p| Call { signature: &p.signature, src: of(p.src), dst: of(p.dst) })
-            .collect();
-        // An update of a graph may have brought one buffer in several places.
-        let extents: Vec<_> = std::iter::zip(0.., &calls)
-            .filter(|(_, c)| c.signature.kind != Kind::Barrier)
-            .flat_map(|(call, c)| {
-                let extent = move |b: Binding, writes| Extent {
-                    space: (),
-                    from: b.addr,
-                    bytes: b.len,
-                    writes,
-                    call,
-                };
-                [c.src.map(|b| extent(b, false)), c.dst.map(|b| extent(b, true))]
-            })
-            .flatten()
-            .collect();
-        check_apart(&extents, |call| calls[call].signature.kind, self.members.rank)
-            .map_err(|cause| self.fails(cause))?;
-        if planted(Defect::OrderSwapped) && self.members.rank == 1 {
-            calls.reverse();
-        }
-        let turn = self.turn.as_ref().map(|turn| turn.0.lock());
-        // SAFETY: the runtime calls this in the stream's order, with the native stream and the
-        // operands' addresses, and the operands are kept and declared. The calls were checked as
-        // they were made, and what may have changed above.
-        let made = unsafe { self.native.part().enqueue(word, &calls) };
-        drop(turn);
-        let made = made.map_err(|cause| self.fails(cause));
-        if planted(Defect::LatePoison) { Ok(()) } else { made }
-    }
-
-    /// Makes a failure the communicator's. After a limit it looks whether the ranks' calls differ.
-    fn fails(&self, cause: Error) -> Error {
-        let known = self.failed.lock().clone();
-        let found = match (&known, &cause) {
-            (None, Error::Timeout(_)) => {
-                let list = self.log.lock().list();
-                self.members.compare_at_limit(&list, TELL)
-            }
-            _ => None,
-        };
-        self.failed.lock().get_or_insert(found.unwrap_or(cause)).clone()
     }
 }
 

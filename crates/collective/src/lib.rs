@@ -40,16 +40,20 @@
 //! - Collectives of a device run one after the other, in the order of their submission.
 //!
 //! # Files
-//! From below: [`element`], [`signature`], [`driver`]; [`store`], [`mod@world`], `line`, `members`;
-//! `native`, `log`, `stop`, [`group`]; [`comm`], `calls`.
+//! From below: [`element`], [`signature`], [`driver`]; [`store`], `watch`, [`mod@world`], `line`,
+//! `members`; `native`, `log`, `unfinished`, [`group`]; `inner`, `stop`; [`comm`], `calls`;
+//! `bench`.
 //!
 //! This crate must not move elements between processes itself.
 
+#[cfg(feature = "bench")]
+pub mod bench;
 mod calls;
 pub mod comm;
 pub mod driver;
 pub mod element;
 pub mod group;
+mod inner;
 mod line;
 mod log;
 mod members;
@@ -57,6 +61,8 @@ mod native;
 pub mod signature;
 mod stop;
 pub mod store;
+mod unfinished;
+mod watch;
 pub mod world;
 
 pub use comm::{Check, Comm, CommConfig};

@@ -73,6 +73,12 @@ impl Members {
         })
     }
 
+    /// The value that another rank has told about a subject, if it has.
+    pub(crate) fn said(&self, subject: &str, rank: u32) -> Option<String> {
+        let key = format!("{}/{subject}/{rank}", self.key);
+        String::from_utf8(self.world.0.store.get(&key, Duration::ZERO).ok()?).ok()
+    }
+
     /// The number of the next communicator that comes from this one.
     pub(crate) fn next_derived(&self) -> u64 {
         self.derived.fetch_add(1, Ordering::Relaxed)

@@ -1,11 +1,13 @@
 //! The life of a library's communicators: made within a limit, given back without a wait.
 //!
-//! A library may block as it makes or destroys its part, and may never come back. So both are done
-//! on threads of their own. What comes too late is given back by the thread that made it.
+//! A library may block as it makes or destroys its part, and may never come back. So a part has a
+//! thread, which makes it, and then waits for the order to give it back. None waits behind another.
+//! A drop sends the order, which takes some microseconds.
 
 use crate::driver::ops::Communicator;
 use leasehold::backend::sync::{Arc, Condvar, Mutex, thread};
 use leasehold::{Error, Result, Runtime, Timepoint};
+use std::any::Any;
 use std::mem::ManuallyDrop;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -14,7 +16,27 @@ use std::time::{Duration, Instant};
 const GRACE: Duration = Duration::from_secs(5);
 
 /// A library's part of a communicator, which goes back to the library when it is dropped.
-pub(crate) struct Native(Arc<dyn Communicator>);
+pub(crate) struct Native {
+    /// Taken by the drop alone.
+    part: ManuallyDrop<Arc<dyn Communicator>>,
+    orders: mpsc::Sender<Order>,
+}
+
+/// What the thread of a part does next.
+enum Order {
+    /// Keeps a value until timepoints are over, for some time at most.
+    Keep(Keep, Retiring),
+    /// Gives the part back, and ends.
+    Destroy(Arc<dyn Communicator>, Retiring),
+}
+
+/// A value that is kept until timepoints are over.
+struct Keep {
+    points: Vec<Timepoint>,
+    limit: Duration,
+    runtime: Runtime,
+    kept: Box<dyn Any + Send>,
+}
 
 /// Communicators that are being given back.
 static RETIRING: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
@@ -31,9 +53,12 @@ impl Native {
     ) -> Result<Option<Self>> {
         let (tell, hear) = mpsc::sync_channel(1);
         thread::Builder::new().name("lh-collective".to_owned()).spawn(move || {
-            let made = make().map(|part| part.map(Self));
-            // Nobody hears it any more: its drop gives it back.
+            let (orders, given) = mpsc::channel();
+            let own = |part| Self { part: ManuallyDrop::new(part), orders };
+            let made = make().map(|part| part.map(own));
+            // Nobody hears it any more: its drop gives the order.
             drop(tell.send(made));
+            given.into_iter().for_each(carry_out);
         })?;
         match hear.recv_timeout(limit.saturating_add(GRACE)) {
             Ok(made) => made,
@@ -47,37 +72,68 @@ impl Native {
     }
 
     pub(crate) fn part(&self) -> &dyn Communicator {
-        &*self.0
+        &**self.part
     }
 
-    /// Ends the part's work, on a thread of its own: waits for `limit` at most.
-    pub(crate) fn abort(&self, cause: Error, limit: Duration) -> Result<()> {
-        let (part, (tell, hear)) = (self.0.clone(), mpsc::sync_channel(1));
+    /// Begins to end the part's work, on a thread of its own. The receiver hears when that is done.
+    ///
+    /// # Errors
+    /// The system's, without a thread.
+    pub(crate) fn abort(&self, cause: Error) -> Result<mpsc::Receiver<()>> {
+        let (part, (tell, hear)) = (Arc::clone(&self.part), mpsc::sync_channel(1));
         thread::Builder::new().name("lh-collective".to_owned()).spawn(move || {
             part.abort(cause);
             let _ = tell.send(());
         })?;
-        hear.recv_timeout(limit).map_err(|_| {
-            Error::Timeout(
-                format!("the library has not aborted within {limit:?}; it goes on to, and its memory stays taken").into(),
-            )
-        })
+        Ok(hear)
+    }
+
+    /// Keeps a value until timepoints are over, for `limit` at most. Does not wait for that.
+    pub(crate) fn keep_until(
+        &self,
+        points: Vec<Timepoint>,
+        limit: Duration,
+        runtime: &Runtime,
+        kept: impl Any + Send,
+    ) {
+        if points.is_empty() {
+            return;
+        }
+        let keep = Keep { points, limit, runtime: runtime.clone(), kept: Box::new(kept) };
+        // The thread is there as long as this value.
+        let _ = self.orders.send(Order::Keep(keep, Retiring::begin()));
     }
 }
 
-impl Drop for Native {
-    fn drop(&mut self) {
-        let (part, retiring) = (self.0.clone(), Retiring::begin());
-        let destroy = move || {
+/// Carries out an order.
+fn carry_out(order: Order) {
+    match order {
+        Order::Keep(Keep { points, limit, runtime, kept }, retiring) => {
+            // A stream that has failed is over too.
+            let _ = runtime.wait_for_timeout(points, limit);
+            drop(kept);
+            drop((runtime, retiring));
+        }
+        Order::Destroy(part, retiring) => {
             if let Err(error) = part.destroy() {
                 tracing::warn!(%error, "a communicator was not given back");
             }
             // The resources of the part are gone once it is seen as over.
             drop(part);
             drop(retiring);
-        };
-        // Without a thread the part is leaked, which blocks nobody.
-        drop(thread::Builder::new().name("lh-collective".to_owned()).spawn(destroy));
+        }
+    }
+}
+
+impl Drop for Native {
+    fn drop(&mut self) {
+        // SAFETY: nobody uses the value after its drop.
+        let part = unsafe { ManuallyDrop::take(&mut self.part) };
+        let order = Order::Destroy(part, Retiring::begin());
+        if let Err(mpsc::SendError(order)) = self.orders.send(order) {
+            // Without its thread the part is leaked, which blocks nobody.
+            std::mem::forget(order);
+        }
     }
 }
 
@@ -96,27 +152,6 @@ impl Drop for Retiring {
         *RETIRING.0.lock() -= 1;
         RETIRING.1.notify_all();
     }
-}
-
-/// Keeps a value until timepoints are over, for `limit` at most. Does not wait for that.
-pub(crate) fn keep_until(
-    points: Vec<Timepoint>,
-    limit: Duration,
-    runtime: &Runtime,
-    kept: impl Send + 'static,
-) {
-    if points.iter().all(|point| point.is_settled()) {
-        return;
-    }
-    let (runtime, retiring, kept) = (runtime.clone(), Retiring::begin(), ManuallyDrop::new(kept));
-    let wait = move || {
-        // A stream that has failed is over too.
-        let _ = runtime.wait_for_timeout(points, limit);
-        drop(ManuallyDrop::into_inner(kept));
-        drop((runtime, retiring));
-    };
-    // Without a thread the value is leaked, which blocks nobody.
-    drop(thread::Builder::new().name("lh-collective".to_owned()).spawn(wait));
 }
 
 /// Waits until all communicators that were dropped are given back.

@@ -4,6 +4,7 @@
 
 use crate::line::Lines;
 use crate::store::{FileStore, Presence, Store, TcpStore, ThreadStore};
+use crate::watch::{self, Watch, Watching};
 use leasehold::backend::sync::{Arc, Mutex};
 use leasehold::{Error, Result};
 use std::collections::HashMap;
@@ -58,6 +59,21 @@ pub(crate) struct Inner {
     pub(crate) lines: Lines,
     /// How many communicators of a name there have been.
     made: Mutex<HashMap<String, u64>>,
+    watch: Watch,
+}
+
+impl Watching for Inner {
+    fn watch(&self) -> &Watch {
+        &self.watch
+    }
+
+    fn store(&self) -> &dyn Store {
+        &*self.store
+    }
+
+    fn place(&self) -> (u32, u32) {
+        (self.rank, self.size)
+    }
 }
 
 impl World {
@@ -101,8 +117,8 @@ impl World {
                 )));
             }
         }
-        let (lines, made) = (Lines::default(), Mutex::default());
-        Ok(Self(Arc::new(Inner { rank, size, local_rank, store, lines, made })))
+        let (lines, made, watch) = (Lines::default(), Mutex::default(), Watch::default());
+        Ok(Self(Arc::new(Inner { rank, size, local_rank, store, lines, made, watch })))
     }
 
     /// The world that the environment of this process names, as a launcher set it. The page of
@@ -114,7 +130,7 @@ impl World {
     ///
     /// The store is `LEASEHOLD_STORE`, as `tcp://HOST:PORT` or `file:FOLDER`; else rank 0 serves at
     /// `MASTER_ADDR`, on `LEASEHOLD_PORT` or on the port after `MASTER_PORT`. Beyond loopback it
-    /// needs `LEASEHOLD_TOKEN`, the same secret on all ranks.
+    /// needs `LEASEHOLD_TOKEN`, the same secret on all ranks. One rank alone needs no store.
     ///
     /// # Errors
     /// `NotFound` without any group; `InvalidArgument` that names a variable that is missing or
@@ -130,7 +146,12 @@ impl World {
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let variables = Variables(&variable);
         let (rank, size, local_rank) = variables.ranks()?;
-        let store = variables.store(rank)?;
+        let named = ["LEASEHOLD_STORE", "MASTER_ADDR"].iter().any(|n| variables.text(n).is_some());
+        let store = match size {
+            // As in a task of Slurm's alone.
+            1 if !named => Box::new(ThreadStore::new()),
+            _ => variables.store(rank)?,
+        };
         Self::enter(rank, size, local_rank, store)
     }
 
@@ -165,6 +186,17 @@ impl World {
     /// The store's own.
     pub fn presence(&self, rank: u32) -> Result<Presence> {
         self.0.store.presence(rank)
+    }
+
+    /// What each rank does, a line for each communicator: its last calls, and what those wait for
+    /// that are not over. Any rank may ask at any time; a thread of each other rank answers, also
+    /// while that rank waits in a call. A rank that does not answer within `limit` is named: it was
+    /// stopped, for example. For people: the text may change between versions.
+    ///
+    /// # Errors
+    /// The store's own.
+    pub fn report(&self, limit: Duration) -> Result<String> {
+        watch::report(&*self.0, limit)
     }
 
     /// Waits until all ranks have called it with this name, for `limit` at most. A name serves

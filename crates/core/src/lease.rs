@@ -481,14 +481,16 @@ impl<T: ?Sized + Tagged> Lease<T> {
     }
 }
 
-impl<T: 'static> Lease<T> {
+impl<T: ?Sized + 'static> Lease<T> {
     /// A weak lease, which keeps no payload alive.
     pub fn downgrade(&self) -> WeakLease<T> {
         // SAFETY: our count keeps the owner alive.
         unsafe { ((*self.word().owner).ops.weak)(self.hdr, 1) };
         WeakLease { hdr: self.hdr, val: self.val, generation: self.word().publish() }
     }
+}
 
+impl<T: 'static> Lease<T> {
     /// Converts the lease into the sole hold on the resource.
     ///
     /// # Errors
@@ -551,18 +553,18 @@ impl<T: ?Sized + fmt::Debug> fmt::Debug for Lease<T> {
 }
 
 /// A reference to a resource that does not hold it. It keeps only the memory of the pool alive.
-pub struct WeakLease<T: 'static> {
+pub struct WeakLease<T: ?Sized + 'static> {
     hdr: NonNull<Header>,
     val: NonNull<T>,
     generation: u32,
 }
 
 // SAFETY: an upgrade may give `&T` to any thread and drop the last lease there.
-unsafe impl<T: Send + Sync> Send for WeakLease<T> {}
+unsafe impl<T: ?Sized + Send + Sync> Send for WeakLease<T> {}
 // SAFETY: a shared one can be cloned and upgraded; both count atomically.
-unsafe impl<T: Send + Sync> Sync for WeakLease<T> {}
+unsafe impl<T: ?Sized + Send + Sync> Sync for WeakLease<T> {}
 
-impl<T: 'static> WeakLease<T> {
+impl<T: ?Sized + 'static> WeakLease<T> {
     /// A lease, if the resource is alive and has no exclusive holder.
     pub fn upgrade(&self) -> Option<Lease<T>> {
         self.try_upgrade().ok()
@@ -592,7 +594,7 @@ impl<T: 'static> WeakLease<T> {
     }
 }
 
-impl<T: 'static> Clone for WeakLease<T> {
+impl<T: ?Sized + 'static> Clone for WeakLease<T> {
     fn clone(&self) -> Self {
         // SAFETY: our own weak count keeps the pool alive.
         unsafe { ((*self.hdr.as_ref().owner).ops.weak)(self.hdr, 1) };
@@ -600,7 +602,7 @@ impl<T: 'static> Clone for WeakLease<T> {
     }
 }
 
-impl<T: 'static> Drop for WeakLease<T> {
+impl<T: ?Sized + 'static> Drop for WeakLease<T> {
     fn drop(&mut self) {
         // SAFETY: our own weak count, given up once; nothing of the pool is touched afterwards.
         unsafe {
@@ -610,7 +612,7 @@ impl<T: 'static> Drop for WeakLease<T> {
     }
 }
 
-impl<T: 'static> fmt::Debug for WeakLease<T> {
+impl<T: ?Sized + 'static> fmt::Debug for WeakLease<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "WeakLease({:08x})", self.generation)
     }

@@ -356,6 +356,47 @@ impl Timeline {
         }
     }
 
+    /// The first value of this timeline that is ordered after `point` or a later value of its
+    /// timeline, if there is one. Waits for values that had passed may be left out.
+    ///
+    /// A wait that is submitted meanwhile may be left out too, unless the caller has the
+    /// submitter's turn, or had it after `point` failed.
+    #[must_use]
+    pub fn first_after(&self, point: Timepoint) -> Option<u64> {
+        let mut first: Option<u64> = None;
+        let mut one = |(known, from): (PackedTimepoint, u64)| {
+            let later = |p: Timepoint| p.timeline == point.timeline && p.value >= point.value;
+            if known.timepoint().is_some_and(later) {
+                first = Some(first.map_or(from, |first| first.min(from)));
+            }
+        };
+        let places = self.known.iter().zip(&self.known_from);
+        places
+            .map(|(known, from)| {
+                (PackedTimepoint(known.load(Ordering::Acquire)), from.load(Ordering::Acquire))
+            })
+            .for_each(&mut one);
+        self.known_besides.lock().points.iter().copied().for_each(one);
+        first
+    }
+
+    /// A pending timepoint that `value` waits for, as far as this timeline knows: an earlier value
+    /// of it, or one of another timeline. `None` for a value that nothing holds up any more. For
+    /// reports and time limits: the answer may lag behind the device.
+    #[must_use]
+    pub fn waits_for(&self, value: u64) -> Option<Timepoint> {
+        let mut found = None;
+        self.each_known(value, |p| {
+            let pending = !matches!(p.timeline().check(p.value), Ok(true) | Err(_));
+            if pending && p.timeline != self.id {
+                found = Some(p);
+            }
+            found.is_none()
+        });
+        let before = value.saturating_sub(1);
+        found.or_else(|| (self.completed() < before).then(|| self.at(before)))
+    }
+
     /// Calls `f` with each timepoint that the timeline knew at `value` and that may not have
     /// passed, until `f` returns `false`.
     fn each_known(&self, value: u64, mut f: impl FnMut(Timepoint) -> bool) -> bool {

@@ -4,7 +4,7 @@
 
 use crate::manager::device::{DeviceState, Devices};
 use leasehold_alloc::{Allocator, Backing};
-use leasehold_core::{Error, Lease, PoolStats, Result};
+use leasehold_core::{Error, Lease, PoolStats, Result, Timepoint};
 use leasehold_engine::backend::DriverBackend;
 use leasehold_engine::driver::DriverDevice;
 use leasehold_engine::waits::synchronize;
@@ -92,6 +92,10 @@ unsafe impl Device for DeviceState {
                 tracing::debug!(%error, "the former context could not be restored");
             }
         }))
+    }
+
+    fn fail(&self, point: Timepoint, cause: Error) -> bool {
+        self.primary().core().fail(point, &cause)
     }
 
     fn memory(&self, kind: MemoryKind) -> Result<&Allocator> {

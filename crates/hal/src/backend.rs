@@ -24,7 +24,7 @@ use crate::kernel::{KernelDesc, Pipeline};
 use crate::op::{Op, TimestampQuery};
 use crate::plan::Plan;
 use leasehold_alloc::{Allocator, Backing};
-use leasehold_core::{Error, Lease, PoolStats, Result, Tagged, TimelineSource, tags};
+use leasehold_core::{Error, Lease, PoolStats, Result, Tagged, TimelineSource, Timepoint, tags};
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
@@ -196,6 +196,21 @@ pub unsafe trait Device: Any + Send + Sync {
     /// `DeviceLost`; the driver's error.
     fn current(&self) -> Result<Former> {
         Ok(Former::default())
+    }
+
+    /// Fails a submission that the driver works on: its value, the later ones of its stream, and
+    /// the values of this device's other streams that are ordered after it. The first cause of a
+    /// stream stays. Does not block. Returns whether the value has failed by this call.
+    ///
+    /// For a caller who knows that the work will end without its result, while the driver will
+    /// report no error. The work goes on; the values complete once the driver is done with it.
+    ///
+    /// `false`: the value is over or has failed, the driver has not got it yet, or the backend
+    /// cannot do this. Work of other devices that waits for the value in their drivers is not
+    /// failed.
+    fn fail(&self, point: Timepoint, cause: Error) -> bool {
+        let _ = (point, cause);
+        false
     }
 
     /// The backend's own state of the device, for a caller that knows its type: the device itself,

@@ -337,6 +337,10 @@ unsafe impl<L: Layer> Device for WrappedDevice<L> {
         self.around("current", |d| d.current())
     }
 
+    fn fail(&self, point: Timepoint, cause: Error) -> bool {
+        self.inner().fail(point, cause)
+    }
+
     fn state(&self) -> Option<&(dyn Any + Send + Sync)> {
         self.inner().state()
     }

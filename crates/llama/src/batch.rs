@@ -11,7 +11,7 @@
 use crate::count::{self, OperatorCount};
 use crate::generate::Mode;
 use crate::model::Model;
-use crate::network::{Draws, Lanes, Network, Scratch, Task, no_number, operators};
+use crate::network::{Draws, Lanes, Network, Scratch, Task, no_number, operations};
 use leasehold::backend::sync::atomic::{AtomicU64, Ordering};
 use leasehold::ops::Pattern;
 use leasehold::{Error, Graph, Result, Runtime, Timepoint, View};
@@ -110,6 +110,11 @@ impl Slot {
 /// the bits of a prompt are always the same. Products of another number of rows may round
 /// differently, so other pieces may give other bits.
 ///
+/// # Several ranks
+/// Ranks that have a [`Part`](crate::Part) of the model each have a batch each. All make the same
+/// calls in the same order, and draw the same tokens. There the bound is the one that needs no
+/// measurement, since times differ between ranks.
+///
 /// ```
 /// use leasehold::{DeviceId, Runtime};
 /// use leasehold_llama::{Batch, Config, DType, Mode, Model, Sampling, Weights};
@@ -199,7 +204,7 @@ impl Batch {
     #[must_use]
     pub fn step_operators(&self) -> Vec<OperatorCount> {
         let mut counts = Vec::new();
-        count::add(&mut counts, operators(&self.step), 1);
+        count::add(&mut counts, operations(&self.step), 1);
         counts
     }
 
@@ -297,7 +302,9 @@ impl Batch {
         let runtime = self.runtime().clone();
         let before = self.prompts.end();
         let beside = self.slots.iter().any(Slot::is_decoding);
-        let marked = beside && runtime.raw_device().caps().timestamps && self.prompts.wants_time();
+        // Times differ between ranks, which all submit the same.
+        let timed = !model.parts.part.has_others() && runtime.raw_device().caps().timestamps;
+        let marked = beside && timed && self.prompts.wants_time();
         let mut points: Vec<_> = self
             .slots
             .iter()
@@ -396,7 +403,7 @@ impl Batch {
             }
         }
         match &self.graph {
-            Some(graph) => graph.launch(),
+            Some(graph) => graph.launch_on(runtime.stream()),
             None => {
                 Network::run(&self.step, runtime.stream())?;
                 Ok(runtime.stream().now())

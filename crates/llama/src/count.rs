@@ -1,16 +1,17 @@
 //! The operators of a computation, counted.
 
-use leasehold_operators::Operator;
+use crate::parallel::Operation;
 
 /// Equal operators of a computation: of one kernel and one shape.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OperatorCount {
-    /// The kernel's name.
+    /// The kernel's name; `all_reduce` or `all_gather` for what ranks exchange.
     pub name: &'static str,
-    /// As [`Operator::shape`] has it.
+    /// As [`Operator::shape`](leasehold_operators::Operator::shape) has it.
     pub shape: String,
-    /// As [`Operator::computed_by`] has it.
+    /// As [`Operator::computed_by`](leasehold_operators::Operator::computed_by) has it;
+    /// `communicator` for what ranks exchange.
     pub computed_by: &'static str,
     /// The number of these operators.
     pub count: usize,
@@ -19,7 +20,7 @@ pub struct OperatorCount {
 /// Adds operators, each of which a computation has `times` times. New ones follow in their order.
 pub(crate) fn add<'a>(
     counts: &mut Vec<OperatorCount>,
-    operators: impl IntoIterator<Item = &'a Operator>,
+    operators: impl IntoIterator<Item = &'a Operation>,
     times: usize,
 ) {
     for operator in operators {

@@ -5,8 +5,8 @@
 
 use crate::count::{self, OperatorCount};
 use crate::model::Model;
-use crate::network::{Draws, Lanes, Network, Scratch, Task, no_number, operators};
-use leasehold::{Error, Graph, GraphOperator, Result, Runtime, Timepoint, View};
+use crate::network::{Draws, Lanes, Network, Scratch, Task, no_number, operations};
+use leasehold::{Error, Graph, Result, Runtime, Timepoint, View};
 use leasehold_operators::ops;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -120,7 +120,7 @@ impl Decoder {
     #[must_use]
     pub fn step_operators(&self) -> Vec<OperatorCount> {
         let mut counts = Vec::new();
-        count::add(&mut counts, operators(&self.step), 1);
+        count::add(&mut counts, operations(&self.step), 1);
         counts
     }
 
@@ -185,10 +185,10 @@ impl Decoder {
         self.claim_position()?;
         let mut submitted = Vec::with_capacity(events.len());
         let start = Instant::now();
-        for (Task { operator, .. }, [begin, end]) in self.step.iter().zip(&events) {
+        for (Task { operation, .. }, [begin, end]) in self.step.iter().zip(&events) {
             let from = start.elapsed();
             stream.record(begin)?;
-            operator.encode(stream)?;
+            operation.encode(stream)?;
             stream.record(end)?;
             submitted.push(from..start.elapsed());
         }
@@ -196,10 +196,10 @@ impl Decoder {
         let Some([first, _]) = events.first() else { return Ok(Vec::new()) };
         let times = self.step.iter().zip(&events).zip(submitted);
         times
-            .map(|((Task { operator, .. }, [begin, end]), submitted)| {
+            .map(|((Task { operation, .. }, [begin, end]), submitted)| {
                 let begun = begin.elapsed_since(first)?;
                 let ran = begun..begun + end.elapsed_since(begin)?;
-                let (name, tiles) = (operator.kernel_name(), operator.tiles());
+                let (name, tiles) = (operation.kernel_name(), operation.tiles());
                 Ok(OperatorTime { name, tiles, submitted, ran })
             })
             .collect()
@@ -225,7 +225,7 @@ impl Decoder {
         let model = self.network.model.clone();
         let _present = model.present()?;
         self.claim_position()?;
-        let point = graph.launch()?;
+        let point = graph.launch_on(model.runtime().stream())?;
         // A wait for this token must not wait for the next one, which is launched before the wait.
         self.network.model.runtime().stream().flush()?;
         Ok(point)

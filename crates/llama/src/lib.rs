@@ -17,6 +17,9 @@
 //! does all of this. [`Batch`] decodes several sequences at once, for a server. [`TextStream`] and
 //! [`StopStrings`] turn their tokens into text that ends where it should.
 //!
+//! A model may be divided over several ranks, each with a [`Part`] of its weights and of its heads
+//! ([`Model::load_part`]).
+//!
 //! Three types to know: [`Config`], [`Weights`] and [`Model`].
 //!
 //! ```
@@ -39,6 +42,7 @@ mod generate;
 mod generation_config;
 mod model;
 mod network;
+mod parallel;
 mod random;
 mod stop;
 mod tokenizer;
@@ -54,6 +58,7 @@ pub use generate::{
 pub use generation_config::GenerationConfig;
 pub use leasehold_operators::{DType, ops::Sampling};
 pub use model::{Model, Progress};
+pub use parallel::Part;
 pub use stop::StopStrings;
 pub use tokenizer::{TextStream, Tokenizer};
 pub use weights::{Source, Tensor, TensorSpec, Weights};

@@ -5,15 +5,20 @@
 //! the memory is there: device memory has huge pages, which a mapped file has not. A row of weights
 //! then comes from memory about twice as fast. Weights that are to be suspended lie in a pool of
 //! their own, on each device.
+//!
+//! A rank of several reads its part of the weights: rows as above, columns by a copy.
 
 use crate::config::Config;
-use crate::weights::Weights;
+use crate::parallel::{Cut, Part};
+use crate::weights::{self, Weights};
 use leasehold::backend::sync::{RwLock, RwLockReadGuard};
 use leasehold::suspend::{Contents, SuspendablePool, SuspendableStats};
-use leasehold::{Buffer, Error, Lease, Name, Protection, Result, Runtime};
+use leasehold::{Buffer, Error, Lease, Name, Protection, Result, Runtime, View};
+use leasehold_collective::Comm;
 use leasehold_operators::kernels::cpu::rope;
 use leasehold_operators::{BufferPart, DType, Library, Tensor, ops};
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A projection: weights and, if the config has them, biases.
@@ -57,9 +62,15 @@ pub(crate) struct Parts {
     runtime: Runtime,
     pub(crate) library: Arc<Library>,
     config: Config,
+    /// The config of this rank's part.
+    own: Config,
+    pub(crate) part: Part,
+    /// The ranks that have the other parts.
+    pub(crate) comm: Option<Comm>,
     pub(crate) embedding: Tensor,
     pub(crate) layers: Vec<Layer>,
     pub(crate) norm: Tensor,
+    /// All rows of the head, or this rank's.
     pub(crate) head: Tensor,
     activations: DType,
     /// The pool of the weights, if they can be suspended.
@@ -82,6 +93,9 @@ struct Loader<'a> {
     pool: Option<&'a SuspendablePool>,
     library: &'a Library,
     weights: &'a Weights,
+    config: &'a Config,
+    own: &'a Config,
+    part: Part,
     /// The element type of norms and biases: the stored type if all have the same, else f32.
     vectors: DType,
     progress: Progress<'a>,
@@ -90,6 +104,9 @@ struct Loader<'a> {
     /// Whether weights are copied, though the device can read them in place.
     copies: bool,
 }
+
+/// Bytes of a matrix's columns that are gathered on the host at once.
+const PIECE: usize = 16 << 20;
 
 /// The fewest bytes of weights that are copied to huge pages. Fewer may stay in a cache.
 const LARGE: u64 = 64 << 20;
@@ -108,6 +125,7 @@ impl Loader<'_> {
         reads && self.pool.is_none() && !self.copies
     }
 
+    /// The part of a tensor that this rank has.
     fn tensor(&mut self, name: &str) -> Result<Tensor> {
         let stored = self.weights.tensor(name)?;
         let (rows, cols) = match stored.shape() {
@@ -119,28 +137,70 @@ impl Loader<'_> {
                 ));
             }
         };
-        let bytes = stored.bytes();
-        let buffer = if self.in_place() {
+        let element = stored.dtype().bytes();
+        let (buffer, rows, cols) = match self.part.cut(self.config, self.own, name) {
+            Cut::Rows(part) if stored.shape().len() == 1 => {
+                let bytes = part.start * element..part.end * element;
+                (self.adjacent(stored, bytes)?, 1, part.len())
+            }
+            Cut::Rows(part) => {
+                let row = cols * element;
+                (self.adjacent(stored, part.start * row..part.end * row)?, part.len(), cols)
+            }
+            Cut::Columns(part) => {
+                let bytes = part.start * element..part.end * element;
+                (self.columns(stored, cols * element, bytes)?, rows, part.len())
+            }
+            Cut::Whole | Cut::Nothing => {
+                (self.adjacent(stored, 0..stored.bytes().len())?, rows, cols)
+            }
+        };
+        self.done += buffer.len();
+        (self.progress)(self.done, self.total);
+        Tensor::new(buffer, stored.dtype(), dim(rows, name)?, dim(cols, name)?)
+    }
+
+    /// Bytes of a tensor that follow one another: in place, or copied.
+    fn adjacent(&self, stored: &weights::Tensor, part: Range<usize>) -> Result<Lease<Buffer>> {
+        let bytes = &stored.bytes()[part];
+        if self.in_place() {
             // SAFETY: the bytes stay in place while the kept source lives, and the device reads
             // host memory in place. No code writes them: the import is read-only, and the source's
             // own bytes are shared.
-            unsafe {
+            return unsafe {
                 self.runtime.allocator().import(
                     bytes.as_ptr().expose_provenance() as u64,
                     bytes.len() as u64,
                     0,
                     Protection::ReadOnly,
                     Box::new(stored.keep_alive()),
-                )?
-            }
-        } else {
-            let buffer = self.alloc(bytes.len() as u64)?;
-            self.runtime.stream().upload_blocking(leasehold::View::view(&buffer), bytes)?;
-            buffer
-        };
-        self.done += bytes.len() as u64;
-        (self.progress)(self.done, self.total);
-        Tensor::new(buffer, stored.dtype(), dim(rows, name)?, dim(cols, name)?)
+                )
+            };
+        }
+        let buffer = self.alloc(bytes.len() as u64)?;
+        self.runtime.stream().upload_blocking(buffer.view(), bytes)?;
+        Ok(buffer)
+    }
+
+    /// A copy of the bytes `part` of each row.
+    fn columns(
+        &self,
+        stored: &weights::Tensor,
+        row: usize,
+        part: Range<usize>,
+    ) -> Result<Lease<Buffer>> {
+        let (bytes, width) = (stored.bytes(), part.len());
+        let buffer = self.alloc((bytes.len() / row * width) as u64)?;
+        let mut piece = Vec::new();
+        let mut done = 0;
+        for rows in bytes.chunks(row * (PIECE / width).max(1)) {
+            piece.clear();
+            rows.chunks(row).for_each(|row| piece.extend_from_slice(&row[part.clone()]));
+            let to = buffer.view().part(done..done + piece.len())?;
+            self.runtime.stream().upload_blocking(to, &piece)?;
+            done += piece.len();
+        }
+        Ok(buffer)
     }
 
     /// A norm's weights or a bias, in the common element type.
@@ -163,6 +223,15 @@ impl Loader<'_> {
     }
 }
 
+/// Where a model is loaded to.
+struct Place<'a> {
+    runtime: &'a Runtime,
+    /// A pool for the weights.
+    pool: Option<SuspendablePool>,
+    /// The ranks among which the model is divided.
+    comm: Option<&'a Comm>,
+}
+
 impl Model {
     /// Loads a model to a runtime's device. `activations` is the element type of activations and KV
     /// cache (f32 or bf16). `progress` is called with the bytes loaded and the total bytes.
@@ -176,7 +245,13 @@ impl Model {
         activations: DType,
         progress: Progress<'_>,
     ) -> Result<Model> {
-        Self::load_to(None, runtime, config, weights, activations, progress)
+        Self::load_to(
+            Place { runtime, pool: None, comm: None },
+            config,
+            weights,
+            activations,
+            progress,
+        )
     }
 
     /// As [`load`](Self::load), with the weights in a pool of their own, so that an idle model can
@@ -216,12 +291,70 @@ impl Model {
         progress: Progress<'_>,
     ) -> Result<Model> {
         let pool = SuspendablePool::new(runtime, "weights")?;
-        Self::load_to(Some(pool), runtime, config, weights, activations, progress)
+        Self::load_to(
+            Place { runtime, pool: Some(pool), comm: None },
+            config,
+            weights,
+            activations,
+            progress,
+        )
+    }
+
+    /// Loads this rank's [`Part`] of a model, to the device of a communicator whose ranks have the
+    /// other parts. Reads the rank's rows and columns of the weights only.
+    ///
+    /// All ranks load the same model, make the same decoders and batches of it, and make the same
+    /// calls of them in the same order. Each step has calls of the communicator, so a rank that
+    /// stays behind makes the others wait, within the communicator's limit. Every rank has all
+    /// logits and draws the same tokens, by gathered logits, also when it samples.
+    ///
+    /// ```
+    /// use leasehold::{DeviceId, Result, Runtime};
+    /// use leasehold_collective::{CommConfig, World};
+    /// use leasehold_llama::{Config, DType, Mode, Model, Request, Sampling, Weights, generate};
+    ///
+    /// fn rank(world: World, config: &Config, weights: &Weights) -> Result<Vec<u32>> {
+    ///     let runtime = Runtime::open(DeviceId::cpu(0))?.create_stream()?.runtime();
+    ///     let comm = world.comm(&runtime, &CommConfig::new("tp"))?;
+    ///     let model = Model::load_part(&comm, config, weights, DType::F32, &mut |_, _| {})?;
+    ///     let (mode, sampling) = (Mode::Graph, Sampling::default());
+    ///     let request = Request { prompt: &[316, 221], tokens: 4, mode, sampling, stop_at: &[] };
+    ///     Ok(generate(&model, &request, &mut |_| Ok(()))?.ids)
+    /// }
+    ///
+    /// # fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+    /// # let root = leasehold_tiny_python::FOLDER;
+    /// let config = Config::from_dir(root.as_ref())?;
+    /// let weights = Weights::read_dir(root.as_ref(), &config)?;
+    /// let (config, weights) = (&config, &weights);
+    /// let texts: Vec<_> = std::thread::scope(|scope| {
+    ///     let ranks: Vec<_> = World::threads(2)?
+    ///         .into_iter()
+    ///         .map(|world| scope.spawn(move || rank(world, config, weights)))
+    ///         .collect();
+    ///     ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Result<_>>()
+    /// })?;
+    /// assert_eq!(texts[0], texts[1]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`load`](Self::load); `InvalidArgument` if the ranks do not divide the model
+    /// ([`Part::config`]).
+    pub fn load_part(
+        comm: &Comm,
+        config: &Config,
+        weights: &Weights,
+        activations: DType,
+        progress: Progress<'_>,
+    ) -> Result<Model> {
+        let place = Place { runtime: comm.runtime(), pool: None, comm: Some(comm) };
+        Self::load_to(place, config, weights, activations, progress)
     }
 
     fn load_to(
-        pool: Option<SuspendablePool>,
-        runtime: &Runtime,
+        place: Place<'_>,
         config: &Config,
         weights: &Weights,
         activations: DType,
@@ -230,6 +363,10 @@ impl Model {
         if activations == DType::F16 {
             return Err(Error::Unsupported("activations in f16; there are f32 and bf16".into()));
         }
+        let Place { runtime, pool, comm } = place;
+        let comm = comm.filter(|comm| comm.size() > 1);
+        let part = comm.map_or(Part::WHOLE, Part::of);
+        let own = part.config(config)?;
         let library = Library::of(runtime)?;
         let _named = Name::new("weights").scope();
         let mut types =
@@ -239,7 +376,7 @@ impl Model {
             Some(d) if types.all(|t| t == d) => d,
             _ => DType::F32,
         };
-        let total = weights.total_bytes();
+        let total = part.bytes(config, weights)?;
         // The copy must not force other memory out: twice its size is free.
         let room = || runtime.raw_device().memory_info().is_ok_and(|m| m.free / 2 >= total);
         let copies = total >= LARGE && room();
@@ -248,6 +385,9 @@ impl Model {
             pool: pool.as_ref(),
             library: &library,
             weights,
+            config,
+            own: &own,
+            part,
             vectors,
             progress,
             done: 0,
@@ -259,7 +399,8 @@ impl Model {
         for i in 0..config.num_hidden_layers {
             let at = |name: &str| format!("model.layers.{i}.{name}");
             let (a, m) = (config.attention_bias, config.mlp_bias);
-            let o = config.attention_output_bias;
+            // A bias is added once.
+            let (o, d) = (config.attention_output_bias && part.is_first(), m && part.is_first());
             layers.push(Layer {
                 input_norm: loader.vector(&at("input_layernorm.weight"))?,
                 qkv: [
@@ -278,17 +419,23 @@ impl Model {
                 post_norm: loader.vector(&at("post_attention_layernorm.weight"))?,
                 gate: loader.dense(&at("mlp.gate_proj"), m)?,
                 up: loader.dense(&at("mlp.up_proj"), m)?,
-                down: loader.dense(&at("mlp.down_proj"), m)?,
+                down: loader.dense(&at("mlp.down_proj"), d)?,
             });
         }
         let norm = loader.vector("model.norm.weight")?;
-        let head =
-            if weights.is_tied() { embedding.clone() } else { loader.tensor("lm_head.weight")? };
+        let head = match (weights.is_tied(), part.vocabulary(config)) {
+            (false, _) => loader.tensor("lm_head.weight")?,
+            (true, None) => embedding.clone(),
+            (true, Some(rows)) => embedding.slice_rows(rows.start as u32, rows.len() as u32)?,
+        };
         runtime.stream().synchronize()?;
         let parts = Parts {
             runtime: runtime.clone(),
             library,
             config: config.clone(),
+            own,
+            part,
+            comm: comm.cloned(),
             embedding,
             layers,
             norm,
@@ -310,6 +457,18 @@ impl Model {
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.parts.config
+    }
+
+    /// The config of this rank's part.
+    pub(crate) fn own(&self) -> &Config {
+        &self.parts.own
+    }
+
+    /// The part of the model that is here: all of it, unless it was loaded by
+    /// [`load_part`](Self::load_part).
+    #[must_use]
+    pub fn part(&self) -> Part {
+        self.parts.part
     }
 
     /// The element type of activations and KV cache.

@@ -5,11 +5,10 @@
 
 use crate::count::{self, OperatorCount};
 use crate::model::{Dense, Layer, Model};
+use crate::parallel::{Exchange, Operation};
 use leasehold::backend::sync::atomic::{AtomicU32, Ordering};
 use leasehold::ops::Pattern;
-use leasehold::{
-    Buffer, Error, GraphOperator, HostKind, Lease, Name, Result, Runtime, Stream, Timepoint, View,
-};
+use leasehold::{Buffer, Error, HostKind, Lease, Name, Result, Runtime, Stream, Timepoint, View};
 use leasehold_operators::{BufferPart, DType, Operator, Tensor, ops};
 
 /// Rows of a prompt in one computation by the kernels of the operator library.
@@ -45,7 +44,7 @@ impl Scratch {
     }
 
     fn within(memory: Option<&Self>, model: &Model, rows: u32) -> Result<Self> {
-        let c = model.config();
+        let c = model.own();
         let _named = Name::new("activations").scope();
         let t = |there: fn(&Self) -> Option<&Tensor>, cols: usize| match memory.and_then(there) {
             Some(memory) => memory.slice_rows(0, rows),
@@ -92,7 +91,7 @@ fn has_vendor_products(model: &Model, rows: u32) -> bool {
 /// An operator of a computation, with what it multiplies. Operators beside products and attention
 /// cost little.
 pub(crate) struct Task {
-    pub(crate) operator: Operator,
+    pub(crate) operation: Operation,
     pub(crate) rows: u32,
     /// Weights that each row is multiplied with.
     pub(crate) weights: u64,
@@ -109,24 +108,31 @@ impl Task {
     ) -> Self {
         let of = |w: &Tensor| u64::from(w.rows()) * u64::from(w.cols());
         let weights = weights.into_iter().map(of).sum();
-        Self { operator, rows, weights, attended: 0 }
+        Self { operation: Operation::Kernel(operator), rows, weights, attended: 0 }
     }
 
     /// The attention of each row of these queries: to keys and to values.
     fn attention(operator: Operator, q: &Tensor) -> Self {
-        Self { operator, rows: q.rows(), weights: 0, attended: 2 * u64::from(q.cols()) }
+        let (operation, rows) = (Operation::Kernel(operator), q.rows());
+        Self { operation, rows, weights: 0, attended: 2 * u64::from(q.cols()) }
     }
 }
 
 impl From<Operator> for Task {
     fn from(operator: Operator) -> Self {
-        Self { operator, rows: 0, weights: 0, attended: 0 }
+        Self { operation: Operation::Kernel(operator), rows: 0, weights: 0, attended: 0 }
     }
 }
 
-/// The operators of tasks.
-pub(crate) fn operators(tasks: &[Task]) -> impl Iterator<Item = &Operator> {
-    tasks.iter().map(|task| &task.operator)
+impl From<Exchange> for Task {
+    fn from(exchange: Exchange) -> Self {
+        Self { operation: Operation::Exchange(exchange), rows: 0, weights: 0, attended: 0 }
+    }
+}
+
+/// The operations of tasks.
+pub(crate) fn operations(tasks: &[Task]) -> impl Iterator<Item = &Operation> {
+    tasks.iter().map(|task| &task.operation)
 }
 
 fn alike(all: &[&Dense]) -> bool {
@@ -201,7 +207,7 @@ pub(crate) struct Lanes {
 impl Lanes {
     /// Memory for a sequence of each row of `draws`, at its position.
     pub(crate) fn new(model: &Model, heads: ops::Heads, draws: &Draws) -> Result<Self> {
-        let (c, runtime, rows) = (model.config(), model.runtime(), draws.each.len());
+        let (c, runtime, rows) = (model.own(), model.runtime(), draws.each.len());
         let row = (c.kv_width() * heads.positions as usize * model.activations().bytes()) as u64;
         let bytes = row.checked_mul(rows as u64).ok_or_else(|| {
             Error::invalid(format!("{rows} sequences of {} positions have larger caches than there are addresses; make them fewer or shorter", heads.positions))
@@ -227,6 +233,8 @@ impl Lanes {
 /// drawn. Or the same of several sequences, a row for each.
 pub(crate) struct Draw {
     pub(crate) logits: Tensor,
+    /// This rank's part of the logits, if the ranks divide the head.
+    part: Option<Tensor>,
     /// An [`ops::SamplingRecord`]; zeros are a greedy choice.
     pub(crate) sampling: BufferPart,
     pub(crate) state: ops::Loop,
@@ -241,6 +249,7 @@ impl Draw {
         let ops::Loop { token, position, ring, count } = &self.state;
         Ok(Self {
             logits: self.logits.slice_rows(at as u32, 1)?,
+            part: self.part.as_ref().map(|part| part.slice_rows(at as u32, 1)).transpose()?,
             sampling: share(&self.sampling)?,
             state: ops::Loop {
                 token: share(token)?,
@@ -286,6 +295,10 @@ impl Draws {
         let ring_words = u32::try_from(words).map_err(|_| too_large())?;
         let vocabulary = model.config().vocab_size as u32;
         let logits = Tensor::alloc(runtime, DType::F32, rows, vocabulary)?;
+        let own = model.parts.head.rows();
+        let part = (own < vocabulary)
+            .then(|| Tensor::alloc(runtime, DType::F32, rows, own))
+            .transpose()?;
         let _named = Name::new("sequence").scope();
         let words = || zeroed(runtime, 4 * u64::from(rows));
         let state = ops::Loop {
@@ -302,7 +315,7 @@ impl Draws {
             }
             false => None,
         };
-        let all = Draw { logits, sampling, state, log_probabilities };
+        let all = Draw { logits, part, sampling, state, log_probabilities };
         let each =
             (0..rows as usize).map(|at| all.one(at, rows as usize)).collect::<Result<_>>()?;
         Ok(Self { all, each, born: runtime.stream().now() })
@@ -410,10 +423,11 @@ impl Network {
                 c.context_shown()
             )));
         }
+        let own = model.own();
         let heads = ops::Heads {
-            heads: c.num_attention_heads as u32,
-            kv_heads: c.num_key_value_heads as u32,
-            head_dim: c.head_dim as u32,
+            heads: own.num_attention_heads as u32,
+            kv_heads: own.num_key_value_heads as u32,
+            head_dim: own.head_dim as u32,
             positions: positions as u32,
         };
         let _named = Name::new("sequence").scope();
@@ -425,7 +439,7 @@ impl Network {
         let (ids, mut to) = (&draws.all.state.token, Vec::new());
         // The fused kernel supports groups of limited width; wider groups use the general kernel,
         // whose rows are consecutive positions of one sequence.
-        if self.model.config().queries_per_kv_head() <= ops::DECODE_GROUP as usize {
+        if self.model.own().queries_per_kv_head() <= ops::DECODE_GROUP as usize {
             self.rows(s, ids, &[&lanes.all], Some(&lanes.scratch), &self.table, &mut to)?;
         } else {
             let each: Vec<_> = lanes.each.iter().collect();
@@ -488,8 +502,7 @@ impl Network {
                     to.push(Task::attention(operator, &q));
                 }
             }
-            let operator = ops::linear_add(library, &s.attended, None, out.to(&s.h))?;
-            to.push(Task::product(operator, s.h.rows(), [&out.weight]));
+            self.residual(&s.attended, out, &s.h, &format!("layer {at}, o_proj"), to)?;
             let (x, norm) = self.normalised(s, post_norm, to)?;
             match &s.up {
                 None => {
@@ -505,8 +518,30 @@ impl Network {
                     to.push(ops::silu_mul(library, &s.inner, other, &s.inner)?.into());
                 }
             }
-            let operator = ops::linear_add(library, &s.inner, None, down.to(&s.h))?;
-            to.push(Task::product(operator, s.h.rows(), [&down.weight]));
+            self.residual(&s.inner, down, &s.h, &format!("layer {at}, down_proj"), to)?;
+        }
+        Ok(())
+    }
+
+    /// Adds a product to the residual stream `h`. Each of several ranks has a summand of the
+    /// product: the first rank adds its own to the stream, the others put theirs in the place of
+    /// the stream, and the sum of all is the new stream.
+    fn residual(
+        &self,
+        x: &Tensor,
+        dense: &Dense,
+        h: &Tensor,
+        place: &str,
+        to: &mut Vec<Task>,
+    ) -> Result<()> {
+        let (library, parts) = (&*self.model.parts.library, &self.model.parts);
+        let operator = match parts.part.is_first() {
+            true => ops::linear_add(library, x, None, dense.to(h))?,
+            false => ops::linear(library, x, None, dense.to(h))?,
+        };
+        to.push(Task::product(operator, h.rows(), [&dense.weight]));
+        if let Some(comm) = &parts.comm {
+            to.push(Exchange::sum(comm, place, h).into());
         }
         Ok(())
     }
@@ -542,7 +577,9 @@ impl Network {
     ) -> Result<()> {
         let (library, model) = (&*self.model.parts.library, &self.model);
         let eps = model.config().rms_norm_eps;
-        let head = ops::Projection { weight: &model.parts.head, bias: None, y: &draw.logits };
+        let Draw { logits, part, sampling, state, log_probabilities } = draw;
+        let y = part.as_ref().unwrap_or(logits);
+        let head = ops::Projection { weight: &model.parts.head, bias: None, y };
         let operator = if let Some(normed) = normed {
             to.push(ops::rms_norm(library, h, &model.parts.norm, eps, normed)?.into());
             ops::linear(library, normed, None, head)?
@@ -551,14 +588,16 @@ impl Network {
             ops::linear(library, h, Some(norm), head)?
         };
         to.push(Task::product(operator, h.rows(), [&model.parts.head]));
-        let Draw { logits, sampling, state, log_probabilities } = draw;
+        if let (Some(part), Some(comm)) = (part, &model.parts.comm) {
+            to.push(Exchange::rows(comm, "lm_head", part, logits)?.into());
+        }
         let logs = log_probabilities.as_ref();
         to.push(ops::next_token(library, logits, sampling, state, logs)?.into());
         Ok(())
     }
 
     pub(crate) fn run(tasks: &[Task], stream: &Stream) -> Result<()> {
-        tasks.iter().try_for_each(|task| task.operator.encode(stream))
+        tasks.iter().try_for_each(|task| task.operation.encode(stream))
     }
 
     /// Refuses a prompt of no tokens, or of more than a sequence has positions.
@@ -584,7 +623,7 @@ impl Network {
     /// The weights of the largest product of a layer, and the elements of a position that its
     /// attention multiplies each row with.
     pub(crate) fn largest(&self) -> (u64, u64) {
-        let c = self.model.config();
+        let c = self.model.own();
         let (query, kv) = (c.query_width(), c.kv_width());
         let width = (query + 2 * kv).max(2 * c.intermediate_size);
         (c.hidden_size as u64 * width as u64, 2 * query as u64)
@@ -635,11 +674,11 @@ impl Network {
                 let ids = self.model.runtime().alloc(4 * rows as u64)?.into();
                 let scratch = Scratch::new(&self.model, rows as u32)?;
                 let tasks = self.piece(&scratch, lane, &ids, &self.table)?;
-                count::add(&mut counts, operators(&tasks), times);
+                count::add(&mut counts, operations(&tasks), times);
             }
         }
         let scratch = Scratch::new(&self.model, 1)?;
-        count::add(&mut counts, operators(&self.first_token(&scratch, draw)?), 1);
+        count::add(&mut counts, operations(&self.first_token(&scratch, draw)?), 1);
         Ok(counts)
     }
 

@@ -5,7 +5,7 @@
 use crate::driver::ops::Storage;
 use crate::manager::device::{DeviceState, Devices};
 use leasehold_alloc::{Allocator, Backing};
-use leasehold_core::{Error, Lease, PoolStats, Result};
+use leasehold_core::{Error, Lease, PoolStats, Result, Timepoint};
 use leasehold_engine::backend::DriverBackend;
 use leasehold_engine::driver::DriverDevice;
 use leasehold_engine::waits::synchronize;
@@ -53,6 +53,10 @@ unsafe impl Device for DeviceState {
 
     fn make_current(&self) -> Result<()> {
         Ok(())
+    }
+
+    fn fail(&self, point: Timepoint, cause: Error) -> bool {
+        self.engine().fail(point, &cause)
     }
 
     fn memory(&self, kind: MemoryKind) -> Result<&Allocator> {

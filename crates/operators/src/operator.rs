@@ -46,10 +46,17 @@ impl Operator {
             )));
         }
         let mut parts = Vec::with_capacity(operands.len());
-        for (i, operand) in operands.iter().enumerate() {
-            let part = match operand {
-                Some(part) if launch.bytes[i] > 0 => part.clone(),
-                _ => library.none().into(),
+        let given = |i: usize| operands[i].as_ref().filter(|_| launch.bytes[i] > 0);
+        let writes = |i: &usize| spec.operands[*i].access.writes();
+        for i in 0..operands.len() {
+            let part = match given(i) {
+                Some(part) => part.clone(),
+                // What is left out brings no order with other launches. So a role that writes gets
+                // nothing of what this launch writes anyway.
+                None => match (0..operands.len()).filter(writes).find_map(given) {
+                    Some(written) if writes(&i) => written.slice(0, 0)?,
+                    _ => library.none().into(),
+                },
             };
             let (offset, len) = (part.view().offset(), part.view().len());
             let aligned = offset.is_multiple_of(u64::from(launch.align[i].max(1)));

@@ -131,6 +131,10 @@ unsafe impl Device for DeviceState {
         self.machine().device_status(self.id().ordinal)
     }
 
+    fn fail(&self, point: Timepoint, cause: Error) -> bool {
+        self.common.fail(point, cause)
+    }
+
     fn memory(&self, kind: MemoryKind) -> Result<&Allocator> {
         allocator::of(self, kind)
     }

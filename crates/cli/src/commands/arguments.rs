@@ -4,10 +4,12 @@ use crate::commands::open_measured;
 use crate::commands::run::{Activations, Files, parse_device};
 use crate::failure::Failure;
 use crate::host;
-use crate::system::System;
-use leasehold::DeviceId;
+use crate::ranks::RankArguments;
+use crate::system::{Request, System};
+use leasehold::{BackendKind, DeviceId};
 use leasehold_llama::{Config, DType, Weights};
 use serde::Serialize;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
@@ -95,6 +97,22 @@ impl ModelArguments {
         open_measured(self.device, self.common.threads.map(usize::from), self.sim)
     }
 
+    /// As [`open`](Self::open), so many devices from this one on.
+    pub(super) fn open_from(&self, device: DeviceId, devices: u32) -> Result<System, Failure> {
+        let threads = self.common.threads.map(usize::from);
+        let sim = self.sim.then_some(1);
+        System::open(&Request { sim, devices, ..Request::new(device, threads) })
+    }
+
+    pub(super) fn device(&self) -> DeviceId {
+        self.device
+    }
+
+    /// Returns whether the device is a simulated one.
+    pub(super) fn is_simulated(&self) -> bool {
+        self.sim || self.device.backend == BackendKind::Sim
+    }
+
     /// The prompt of a sequence, for a vocabulary of `ids` entries. Every model has the first ids.
     pub(super) fn prompt_of(&self, sequence: u32, ids: u32) -> Vec<u32> {
         prompt_of(self.prompt, sequence, ids)
@@ -111,6 +129,32 @@ impl ModelArguments {
             seed: self.files.seed(),
         }
     }
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct DecodeArguments {
+    #[command(flatten)]
+    pub(super) on: ModelArguments,
+    /// Sequences that are decoded together, each with a prompt of its own; one sequence through the
+    /// decoder of a single one when left out
+    #[arg(long, value_name = "N")]
+    pub(super) batch: Option<NonZeroU32>,
+    /// Measures how long the sequences of `--batch` wait while a prompt of so many tokens joins
+    /// them, and nothing else
+    #[arg(long, value_name = "N", requires = "batch")]
+    pub(super) join: Option<NonZeroU32>,
+    #[command(flatten)]
+    pub(super) ranks: RankArguments,
+    /// Also prints, to standard error, the operators of the prompt and of a step, and what computes
+    /// each: the kernel, or the vendor's library
+    #[arg(long)]
+    pub(super) verbose: bool,
+    /// New tokens of a run
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..))]
+    pub(super) tokens: u32,
+    /// Runs of each mode
+    #[arg(long, default_value_t = 11, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) repeat: u32,
 }
 
 /// A prompt of so many tokens, for a vocabulary of `ids` entries.

@@ -1,17 +1,21 @@
 //! `leasehold bench`: measurements of the runtime. These programs print figures; they are not tests
 //! that fail for slowness.
 
-use crate::commands::arguments::{Common, ModelArguments, Subject};
+use crate::commands::arguments::{Common, DecodeArguments, Subject};
 use crate::commands::bench_alloc::{self, AllocArguments};
 use crate::commands::bench_batch;
+use crate::commands::bench_collective::{self, CollectiveArguments};
 use crate::commands::bench_copy::{self, CopyArguments};
 #[cfg(feature = "cuda")]
 use crate::commands::bench_cuda;
+use crate::commands::bench_ranks;
 use crate::commands::bench_suspend::{self, SuspendArguments};
+use crate::commands::measures::{Bytes, copy_bandwidth};
 use crate::commands::run::{ModeReport, fits, load};
 use crate::commands::{operators, percentile, print_json};
 use crate::examples;
 use crate::failure::Failure;
+use crate::ranks::Plan;
 use crate::style::Tone;
 use crate::table::{Table, bytes};
 use leasehold::{GraphOperator, Runtime, View};
@@ -49,6 +53,9 @@ enum What {
     #[cfg(feature = "cuda")]
     #[command(after_help = examples::BENCH_CUDA)]
     Cuda(bench_cuda::CudaArguments),
+    /// Collectives between ranks beside NCCL's own calls, eager and in graphs
+    #[command(after_help = examples::BENCH_COLLECTIVE)]
+    Collective(CollectiveArguments),
     /// Tokens per second of a model, eager and as a graph, in turns
     #[command(after_help = examples::BENCH_DECODE)]
     Decode(DecodeArguments),
@@ -76,30 +83,6 @@ struct GraphArguments {
     nodes: u32,
 }
 
-#[derive(Debug, clap::Args)]
-pub(super) struct DecodeArguments {
-    #[command(flatten)]
-    pub(super) on: ModelArguments,
-    /// Sequences that are decoded together, each with a prompt of its own; one sequence through the
-    /// decoder of a single one when left out
-    #[arg(long, value_name = "N")]
-    pub(super) batch: Option<NonZeroU32>,
-    /// Measures how long the sequences of `--batch` wait while a prompt of so many tokens joins
-    /// them, and nothing else
-    #[arg(long, value_name = "N", requires = "batch")]
-    pub(super) join: Option<NonZeroU32>,
-    /// Also prints, to standard error, the operators of the prompt and of a step, and what computes
-    /// each: the kernel, or the vendor's library
-    #[arg(long)]
-    pub(super) verbose: bool,
-    /// New tokens of a run
-    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..))]
-    pub(super) tokens: u32,
-    /// Runs of each mode
-    #[arg(long, default_value_t = 11, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(super) repeat: u32,
-}
-
 /// Samples of a stream or graph measurement.
 const ROUNDS: usize = 101;
 
@@ -119,11 +102,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         #[cfg(feature = "cuda")]
         What::Cuda(a) => bench_cuda::run(a),
-        What::Decode(a) => match (a.batch, a.join) {
-            (Some(sequences), Some(prompt)) => bench_batch::run_join(a, sequences, prompt),
-            (Some(sequences), None) => bench_batch::run(a, sequences),
-            (None, _) => decode(a),
-        },
+        What::Collective(a) => bench_collective::run(a),
+        What::Decode(a) => {
+            let plan = a.ranks.plan(a.on.device(), a.on.is_simulated())?;
+            match (plan, a.batch, a.join) {
+                (Plan::Alone, Some(sequences), Some(prompt)) => {
+                    bench_batch::run_join(a, sequences, prompt)
+                }
+                (Plan::Alone, Some(sequences), None) => bench_batch::run(a, sequences),
+                (Plan::Alone, None, _) => decode(a),
+                (plan, ..) => bench_ranks::run(a, plan),
+            }
+        }
         What::Suspend(a) => bench_suspend::run(a),
         What::Memory(a) => {
             let options = match a.threads {
@@ -254,44 +244,6 @@ struct DecodeReport {
     copy_gigabytes_per_s: f64,
     /// The two divided.
     share_of_bandwidth: f64,
-}
-
-/// Bytes that a step reads, at the mean context of the run.
-#[derive(Debug, Serialize)]
-pub(super) struct Bytes {
-    pub(super) weights: u64,
-    pub(super) kv_cache: u64,
-    pub(super) total: u64,
-}
-
-impl Bytes {
-    pub(super) fn new(weights: u64, kv_cache: u64) -> Self {
-        Self { weights, kv_cache, total: weights.saturating_add(kv_cache) }
-    }
-}
-
-/// The bandwidth of a copy from device memory to device memory, bytes read and written, in
-/// gigabytes per second: the best of some rounds.
-pub(super) fn copy_bandwidth(runtime: &Runtime, simulated: bool) -> Result<f64, Failure> {
-    // Beyond every cache, and long enough that the launches do not count.
-    let (bytes, copies) = match (simulated, runtime.raw_device().caps().host_visible) {
-        (true, _) => (1 << 20, 1),
-        (false, true) => (64 << 20, 4),
-        (false, false) => (256 << 20, 16),
-    };
-    let (from, to) = (runtime.alloc(bytes)?, runtime.alloc(bytes)?);
-    let stream = runtime.stream();
-    stream.fill(from.view(), 1u8)?;
-    let mut best = f64::INFINITY;
-    for _ in 0..5 {
-        stream.copy(to.view(), from.view())?;
-        stream.synchronize()?;
-        let begin = Instant::now();
-        (0..copies).try_for_each(|_| stream.copy(to.view(), from.view()))?;
-        stream.synchronize()?;
-        best = best.min(begin.elapsed().as_secs_f64());
-    }
-    Ok(2.0 * bytes as f64 * f64::from(copies) / best / 1e9)
 }
 
 /// The rate of a product of large square matrices, products and sums in 10¹² per second: the best

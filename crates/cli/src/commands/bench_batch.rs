@@ -5,8 +5,8 @@
 //!
 //! With `--join TOKENS`: how long the sequences wait while a prompt joins them.
 
-use crate::commands::arguments::{Subject, prompt_of};
-use crate::commands::bench::{Bytes, DecodeArguments, copy_bandwidth};
+use crate::commands::arguments::{DecodeArguments, Subject, prompt_of};
+use crate::commands::measures::{Bytes, copy_bandwidth};
 use crate::commands::run::{fits, load};
 use crate::commands::{operators, percentile, print_json};
 use crate::failure::Failure;
@@ -47,41 +47,41 @@ struct Report {
 
 /// The rates of a mode. The first step, which records the graph, is not timed.
 #[derive(Debug, Clone, Serialize)]
-struct Rates {
+pub(super) struct Rates {
     /// Of all prompts together, one after the other.
-    prompt_tokens_per_s: f64,
+    pub(super) prompt_tokens_per_s: f64,
     /// Of all sequences together.
-    tokens_per_s: f64,
+    pub(super) tokens_per_s: f64,
     /// Of one sequence.
     tokens_per_s_each: f64,
-    step_ms_p50: f64,
+    pub(super) step_ms_p50: f64,
     step_ms_p99: f64,
 }
 
 /// The results of a run that are compared.
-struct Results {
+pub(super) struct Results {
     /// For each sequence its new tokens.
     texts: Vec<Vec<u32>>,
     /// For each sequence its logits after the first step, and after the last one.
-    logits: [Vec<Vec<f32>>; 2],
+    pub(super) logits: [Vec<Vec<f32>>; 2],
     /// Steps while a prompt waited.
-    starting: usize,
+    pub(super) starting: usize,
 }
 
 /// The runs of a measurement.
-struct Runs<'a> {
-    model: &'a Model,
-    prompts: Vec<Vec<u32>>,
-    tokens: usize,
+pub(super) struct Runs<'a> {
+    pub(super) model: &'a Model,
+    pub(super) prompts: Vec<Vec<u32>>,
+    pub(super) tokens: usize,
 }
 
 impl Runs<'_> {
-    fn positions(&self) -> usize {
+    pub(super) fn positions(&self) -> usize {
         // The last token is computed from the one before it, so it needs no position.
         self.prompts[0].len() + self.tokens - 1
     }
 
-    fn results(&self, mode: Mode) -> Result<Results, Failure> {
+    pub(super) fn results(&self, mode: Mode) -> Result<Results, Failure> {
         let count = self.prompts.len();
         let mut batch = Batch::new(self.model, count, self.positions(), mode)?;
         let add = |prompt: &Vec<u32>| batch.add(prompt, Sampling::default());
@@ -145,7 +145,7 @@ impl Runs<'_> {
     }
 
     /// Sequences begin one after the other, within so many steps about.
-    fn timed(&self, mode: Mode, starting: usize) -> Result<Rates, Failure> {
+    pub(super) fn timed(&self, mode: Mode, starting: usize) -> Result<Rates, Failure> {
         let (sequences, prompt) = (self.prompts.len(), self.prompts[0].len());
         let room = self.positions() + 4 * starting + 16;
         let room = room.min(self.model.config().context());
@@ -197,7 +197,7 @@ fn start(batch: &mut Batch, prompt: &[u32]) -> Result<SequenceId, Failure> {
 
 /// The largest difference of two lists of logits relative to the largest of `wanted`; infinite for
 /// a NaN.
-fn difference(found: &[f32], wanted: &[f32]) -> f64 {
+pub(super) fn difference(found: &[f32], wanted: &[f32]) -> f64 {
     let largest = wanted.iter().fold(f64::MIN_POSITIVE, |max, &w| max.max(f64::from(w).abs()));
     let apart = |(&f, &w): (&f32, &f32)| (f64::from(f) - f64::from(w)).abs();
     let worst = found
@@ -210,7 +210,7 @@ fn difference(found: &[f32], wanted: &[f32]) -> f64 {
 
 /// The most by which a batch's logits may differ from those of a sequence alone. Both round each
 /// activation, after sums in another order.
-fn tolerance(activations: DType) -> f64 {
+pub(super) fn tolerance(activations: DType) -> f64 {
     match activations {
         DType::F32 => 1e-3,
         DType::F16 => 1e-2,

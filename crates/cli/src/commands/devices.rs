@@ -4,7 +4,9 @@
 use crate::commands::print_json;
 use crate::failure::Failure;
 use crate::table::{Table, bytes};
-use leasehold::{Context, DeviceInfo, Error};
+use leasehold::{BackendKind, Context, DeviceInfo, Error};
+use leasehold_collective::CollectiveOps;
+use leasehold_collective::driver::Host;
 use leasehold_input::{shown, shown_within};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -28,7 +30,24 @@ struct Backend {
     available: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
+    /// The library of collectives between its devices, with its version, or `unavailable`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    collectives: Option<String>,
     devices: Vec<Device>,
+}
+
+/// The library of collectives for a kind of devices; `None` if there is none in this build.
+fn collectives(kind: BackendKind) -> Option<String> {
+    match kind {
+        BackendKind::Cpu => Some(Host.name().to_owned()),
+        // A machine may well be without it.
+        #[cfg(feature = "cuda")]
+        BackendKind::Cuda => {
+            let library = leasehold_collective::driver::Nccl::load();
+            Some(library.map_or("unavailable".to_owned(), |nccl| nccl.name().to_owned()))
+        }
+        _ => None,
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -73,6 +92,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             Backend {
                 backend: b.kind.to_string(),
                 available: reason.is_none(),
+                // Without devices nothing is loaded.
+                collectives: reason.is_none().then(|| collectives(b.kind)).flatten(),
                 reason,
                 devices: devices.into_iter().map(Device::from).collect(),
             }
@@ -100,6 +121,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
                 ),
             ]);
             table.row(["  architectures".to_owned(), device.arch.join(", ")]);
+            if let Some(library) = &backend.collectives {
+                table.row(["  collectives", library]);
+            }
             for (label, value) in &device.details {
                 table.row([format!("  {label}"), value.clone()]);
             }

@@ -4,13 +4,16 @@ pub(crate) mod arguments;
 pub(crate) mod bench;
 pub(crate) mod bench_alloc;
 pub(crate) mod bench_batch;
+pub(crate) mod bench_collective;
 pub(crate) mod bench_copy;
 #[cfg(feature = "cuda")]
 pub(crate) mod bench_cuda;
+pub(crate) mod bench_ranks;
 pub(crate) mod bench_suspend;
 pub(crate) mod conformance;
 pub(crate) mod devices;
 pub(crate) mod manual;
+pub(crate) mod measures;
 pub(crate) mod memory;
 pub(crate) mod operators;
 pub(crate) mod replay;

@@ -8,23 +8,26 @@ use crate::commands::{operators, percentile, print_json, timeline};
 use crate::failure::Failure;
 use crate::host;
 use crate::output::{Inputs, Outputs};
+use crate::ranks::{self, Kill, Plan, Rank, RankArguments};
 use crate::style::{Tone, paint};
 use crate::system::{Request as Opening, System};
 use crate::table::{Table, bytes};
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use leasehold::{BackendKind, DeviceId, Runtime};
+use leasehold_collective::{Comm, World};
 use leasehold_input::{printable, shown_within};
 use leasehold_llama::{
-    Config, DType, Decoder, Generation, GenerationConfig, Model, Progress, Request, Sampling,
+    Config, DType, Decoder, Generation, GenerationConfig, Model, Part, Progress, Request, Sampling,
     TextStream, Tokenizer, Weights, footprint, generate,
 };
 use serde::Serialize;
 use std::borrow::Cow;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{IsTerminal, Write};
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The default prompt of the bundled model.
 const DEFAULT_PROMPT: &str = "def read_lines(path):\n    ";
@@ -99,6 +102,11 @@ pub(crate) struct Arguments {
     /// device, submissions on the host; for ui.perfetto.dev, as JSON trace events
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    #[command(flatten)]
+    ranks: RankArguments,
+    /// Ends a rank as it reaches a new token, counted from 0, to see what the others say; for tests
+    #[arg(long, value_name = "RANK@TOKEN", requires = "ranks")]
+    kill: Option<Kill>,
     #[command(flatten)]
     memory: MemoryArguments,
 }
@@ -223,7 +231,9 @@ impl Files {
 
 #[derive(Debug, Serialize)]
 struct Report {
+    /// The first rank's.
     device: String,
+    ranks: u32,
     model: String,
     prompt_ids: Vec<u32>,
     output_ids: Vec<u32>,
@@ -234,6 +244,8 @@ struct Report {
     modes: ModeReports,
     /// `null` if only one mode ran.
     modes_agree: Option<bool>,
+    /// `null` for one rank.
+    ranks_agree: Option<bool>,
     memory: Memory,
     #[serde(skip_serializing_if = "Option::is_none")]
     last_logits: Option<Vec<f32>>,
@@ -288,7 +300,8 @@ pub(crate) fn load(
     activations: DType,
     quiet: bool,
 ) -> Result<Model, Failure> {
-    load_by(Model::load, runtime, files, activations, quiet)
+    let Files { config, weights, .. } = files;
+    load_by(files, quiet, |p| Model::load(runtime, config, weights, activations, p))
 }
 
 /// As [`load`], a model that can be suspended.
@@ -298,17 +311,25 @@ pub(crate) fn load_suspendable(
     activations: DType,
     quiet: bool,
 ) -> Result<Model, Failure> {
-    load_by(Model::load_suspendable, runtime, files, activations, quiet)
+    let Files { config, weights, .. } = files;
+    load_by(files, quiet, |p| Model::load_suspendable(runtime, config, weights, activations, p))
 }
 
-type Load = fn(&Runtime, &Config, &Weights, DType, Progress<'_>) -> leasehold::Result<Model>;
-
-fn load_by(
-    load: Load,
-    runtime: &Runtime,
+/// As [`load`], this rank's part of a model.
+pub(crate) fn load_part(
+    comm: &Comm,
     files: &Files,
     activations: DType,
     quiet: bool,
+) -> Result<Model, Failure> {
+    let Files { config, weights, .. } = files;
+    load_by(files, quiet, |p| Model::load_part(comm, config, weights, activations, p))
+}
+
+fn load_by(
+    files: &Files,
+    quiet: bool,
+    load: impl FnOnce(Progress<'_>) -> leasehold::Result<Model>,
 ) -> Result<Model, Failure> {
     let bar = ProgressBar::new(files.weights.total_bytes());
     if quiet {
@@ -317,8 +338,10 @@ fn load_by(
     if let Ok(style) = ProgressStyle::with_template("loading {bar:32} {bytes}/{total_bytes}") {
         bar.set_style(style);
     }
-    let mut progress = |done, _| bar.set_position(done);
-    let model = load(runtime, &files.config, &files.weights, activations, &mut progress);
+    let model = load(&mut |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    });
     bar.finish_and_clear();
     Ok(model?)
 }
@@ -406,103 +429,243 @@ fn note(text: &str) {
     let _ = writeln!(std::io::stderr(), "note: {}", shown_within(text, 1000));
 }
 
+/// The text that is asked for, after all checks.
+struct Job<'a> {
+    arguments: &'a Arguments,
+    files: &'a Files,
+    prompt: Vec<u32>,
+    sampling: Sampling,
+    stop_at: &'a [u32],
+    begun: Instant,
+}
+
+/// A model and the texts that it has given.
+struct Done {
+    model: Model,
+    runs: Vec<(leasehold_llama::Mode, Generation)>,
+    text: Option<String>,
+    first_token: Option<Duration>,
+    /// Whether all ranks have the same texts, if there are several.
+    ranks_agree: Option<bool>,
+}
+
+impl<'a> Job<'a> {
+    fn new(arguments: &'a Arguments, files: &'a Files, begun: Instant) -> Result<Self, Failure> {
+        let prompt = match (&arguments.prompt_ids, &arguments.prompt, &files.tokenizer) {
+            (Some(ids), _, _) => ids.clone(),
+            (None, text, Some(tokenizer)) => {
+                tokenizer.encode(text.as_deref().unwrap_or(DEFAULT_PROMPT))?
+            }
+            (None, _, None) => {
+                return Err(Failure::new(format!(
+                    "{}: no tokenizer; give --prompt-ids",
+                    files.name
+                )));
+            }
+        };
+        let stop_at: &[u32] = if arguments.stop_at_eos { files.end_tokens() } else { &[] };
+        if arguments.stop_at_eos && stop_at.is_empty() {
+            note(&format!("--stop-at-eos: {}: the model's files name no end token", files.name));
+        }
+        let named =
+            if arguments.defaults { files.default_sampling()? } else { Sampling::default() };
+        let sampling = Sampling {
+            temperature: arguments.temperature.unwrap_or(named.temperature),
+            top_k: arguments.top_k.unwrap_or(named.top_k),
+            top_p: arguments.top_p.unwrap_or(named.top_p),
+            min_p: arguments.min_p.unwrap_or(named.min_p),
+            seed: arguments.seed,
+            ..named
+        };
+        let job = Self { arguments, files, prompt, sampling, stop_at, begun };
+        job.request(leasehold_llama::Mode::Eager)
+            .check(&files.config)
+            .map_err(|e| Failure::from(e).at(&files.name))?;
+        Ok(job)
+    }
+
+    fn request(&self, mode: leasehold_llama::Mode) -> Request<'_> {
+        Request {
+            prompt: &self.prompt,
+            tokens: self.arguments.tokens as usize,
+            mode,
+            sampling: self.sampling,
+            stop_at: self.stop_at,
+        }
+    }
+
+    /// Checks that so many ranks divide the model, and that the options are for several ranks.
+    fn check_ranks(&self, ranks: u32) -> Result<(), Failure> {
+        Part::new(0, ranks)
+            .and_then(|part| part.config(&self.files.config))
+            .map_err(|e| Failure::misuse(e.to_string()).at(&self.files.name))?;
+        if ranks > 1 && self.arguments.trace.is_some() {
+            return Err(Failure::misuse(format!(
+                "{}: a timeline is of one rank; leave it or --ranks out",
+                timeline::TIMELINE
+            )));
+        }
+        match self.arguments.kill {
+            Some(Kill { rank, .. }) if rank >= ranks => Err(Failure::misuse(format!(
+                "--kill: there is no rank {rank} of {ranks}; they are counted from 0"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// A model of one rank.
+    fn alone(&self, runtime: &Runtime) -> Result<Done, Failure> {
+        let model = load(runtime, self.files, self.arguments.dtype.into(), self.arguments.json)?;
+        self.texts(model, true, &mut |_| Ok(()))
+    }
+
+    /// A rank's part of the model, and what it computes.
+    fn rank(&self, rank: &Rank, copied: bool) -> Result<Done, Failure> {
+        let (world, me) = (&rank.world, rank.world.rank());
+        let comm = world.comm(&rank.runtime, &rank.config("tp"))?;
+        let quiet = self.arguments.json || me > 0;
+        let model = load_part(&comm, self.files, self.arguments.dtype.into(), quiet)?;
+        let mut kill = |token| match self.arguments.kill {
+            Some(kill) if (kill.rank, kill.token) == (me, token) && copied => std::process::abort(),
+            Some(kill) if (kill.rank, kill.token) == (me, token) => {
+                Err(leasehold::Error::other(format!("ended at token {token} by --kill")))
+            }
+            _ => Ok(()),
+        };
+        let mut done = self.texts(model, me == 0, &mut kill)?;
+        rank.runtime.synchronize()?;
+        done.ranks_agree = Some(agree(world, &done.runs)?);
+        Ok(done)
+    }
+
+    /// The texts of all modes. `at` is called with the number of each new token of the first one.
+    fn texts(
+        &self,
+        model: Model,
+        shows: bool,
+        at: &mut dyn FnMut(usize) -> leasehold::Result<()>,
+    ) -> Result<Done, Failure> {
+        let (arguments, files, prompt) = (self.arguments, self.files, &self.prompt);
+        let mut runs: Vec<(leasehold_llama::Mode, Generation)> = Vec::new();
+        let (mut text, mut first_token) = (None, None);
+        for &mode in arguments.mode.list() {
+            let first = runs.is_empty();
+            let print = first && shows && !arguments.json;
+            let (prompt_text, stream) = match &files.tokenizer {
+                Some(tokenizer) if print => {
+                    let (text, stream) = tokenizer.stream_after(prompt)?;
+                    (text, Some(stream))
+                }
+                _ => (String::new(), None),
+            };
+            let mut printer = Printer { stream, print, prompt: prompt_text };
+            let mut tokens = 0;
+            let mut on_token = |id| {
+                first_token.get_or_insert_with(|| self.begun.elapsed());
+                if first {
+                    at(tokens)?;
+                }
+                tokens += 1;
+                printer.token(id)
+            };
+            let generation = generate(&model, &self.request(mode), &mut on_token)?;
+            if first {
+                if let Some(stream) = printer.stream.take() {
+                    let rest = stream.finish()?;
+                    printer.emit(&rest)?;
+                }
+                let new = |tokenizer| new_text(tokenizer, prompt, &generation.ids);
+                text = files.tokenizer.as_ref().map(new).transpose()?;
+            }
+            runs.push((mode, generation));
+        }
+        Ok(Done { model, runs, text, first_token, ranks_agree: None })
+    }
+}
+
+/// Compares this rank's texts and logits with those of the other ranks, to the bit.
+fn agree(world: &World, runs: &[(leasehold_llama::Mode, Generation)]) -> Result<bool, Failure> {
+    let mut own = DefaultHasher::new();
+    for (_, run) in runs {
+        run.ids.hash(&mut own);
+        run.last_logits.iter().for_each(|logit| logit.to_bits().hash(&mut own));
+    }
+    let own = own.finish().to_le_bytes();
+    let store = world.store();
+    store.set(&format!("texts/{}", world.rank()), &own)?;
+    for rank in 0..world.size() {
+        if store.get(&format!("texts/{rank}"), ranks::END)? != own {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let begun = Instant::now();
     let files = Files::read(arguments.model.as_deref(), arguments.prompt_ids.is_none())?;
-    let prompt = match (&arguments.prompt_ids, &arguments.prompt, &files.tokenizer) {
-        (Some(ids), _, _) => ids.clone(),
-        (None, text, Some(tokenizer)) => {
-            tokenizer.encode(text.as_deref().unwrap_or(DEFAULT_PROMPT))?
-        }
-        (None, _, None) => {
-            return Err(Failure::new(format!("{}: no tokenizer; give --prompt-ids", files.name)));
-        }
-    };
-    let stop_at: &[u32] = if arguments.stop_at_eos { files.end_tokens() } else { &[] };
-    if arguments.stop_at_eos && stop_at.is_empty() {
-        note(&format!("--stop-at-eos: {}: the model's files name no end token", files.name));
-    }
-    let named = if arguments.defaults { files.default_sampling()? } else { Sampling::default() };
-    let sampling = Sampling {
-        temperature: arguments.temperature.unwrap_or(named.temperature),
-        top_k: arguments.top_k.unwrap_or(named.top_k),
-        top_p: arguments.top_p.unwrap_or(named.top_p),
-        min_p: arguments.min_p.unwrap_or(named.min_p),
-        seed: arguments.seed,
-        ..named
-    };
-    let request = |mode| Request {
-        prompt: &prompt,
-        tokens: arguments.tokens as usize,
-        mode,
-        sampling,
-        stop_at,
-    };
-    request(leasehold_llama::Mode::Eager)
-        .check(&files.config)
-        .map_err(|e| Failure::from(e).at(&files.name))?;
+    let job = Job::new(arguments, &files, begun)?;
     if arguments.trace.is_some() {
         timeline::check(&files.config).map_err(|e| e.at(&files.name))?;
     }
-    let wishes = arguments.memory.wishes()?;
     let simulated = arguments.sim || arguments.device.backend == BackendKind::Sim;
+    let plan = arguments.ranks.plan(arguments.device, simulated)?;
+    job.check_ranks(plan.ranks())?;
+    match plan {
+        Plan::Copies(ranks) => arguments.ranks.copies(ranks),
+        Plan::Member(ref world) => {
+            let (rank, world) = (world.rank(), world.clone());
+            run_here(&job, plan, simulated)
+                .and_then(|()| Ok(world.close(ranks::END)?))
+                .map_err(|failure| failure.at(format!("rank {rank}")))
+        }
+        _ => run_here(&job, plan, simulated),
+    }
+}
+
+/// The ranks of this process, and what is shown of them.
+fn run_here(job: &Job<'_>, plan: Plan, simulated: bool) -> Result<(), Failure> {
+    let Job { arguments, files, .. } = *job;
+    let wishes = arguments.memory.wishes()?;
+    let (device, devices) = plan.devices(arguments.device);
     let system = System::open(&Opening {
-        device: arguments.device,
+        device,
         threads: arguments.threads.map(usize::from),
         sim: simulated.then_some(arguments.sim_seed),
+        devices,
         memory: wishes,
     })?;
     let runtime = system.runtime.clone();
+    let (ranks, shows) = (plan.ranks(), plan.shows());
     let inputs = arguments.model.as_deref().map_or_else(Inputs::default, Inputs::folder);
     let [trace, snapshot, report] = arguments.memory.files();
     let timeline = (timeline::TIMELINE, arguments.trace.as_deref());
-    let outputs = Outputs::open(&[trace, snapshot, report, timeline], &inputs)?;
+    let wanted = [trace, snapshot, report, timeline];
+    let outputs = Outputs::open(if shows { &wanted } else { &[] }, &inputs)?;
     if arguments.trace.is_some() && !runtime.raw_device().caps().timestamps {
-        return Err(Failure::misuse(format!("--trace: {} has no timestamps", arguments.device)));
+        return Err(Failure::misuse(format!("--trace: {device} has no timestamps")));
     }
     fits(
-        &files,
-        prompt.len(),
+        files,
+        job.prompt.len(),
         arguments.tokens,
         NonZeroU32::MIN,
         arguments.dtype.into(),
         &runtime,
     )?;
-    let model = load(&runtime, &files, arguments.dtype.into(), arguments.json)
-        .map_err(|e| e.at(&files.name))?;
-
-    let mut runs: Vec<(leasehold_llama::Mode, Generation)> = Vec::new();
-    let (mut text, mut first_token) = (None, None);
-    for &mode in arguments.mode.list() {
-        let first = runs.is_empty();
-        let print = first && !arguments.json;
-        let (prompt_text, stream) = match &files.tokenizer {
-            Some(tokenizer) if print => {
-                let (text, stream) = tokenizer.stream_after(&prompt)?;
-                (text, Some(stream))
-            }
-            _ => (String::new(), None),
-        };
-        let mut printer = Printer { stream, print, prompt: prompt_text };
-        let mut on_token = |id| {
-            first_token.get_or_insert_with(|| begun.elapsed());
-            printer.token(id)
-        };
-        let generation = generate(&model, &request(mode), &mut on_token)
-            .map_err(|e| Failure::from(e).at(&files.name))?;
-        if first {
-            if let Some(stream) = printer.stream.take() {
-                let rest = stream.finish()?;
-                printer.emit(&rest)?;
-            }
-            let new = |tokenizer| new_text(tokenizer, &prompt, &generation.ids);
-            text = files.tokenizer.as_ref().map(new).transpose()?;
+    let done = match plan {
+        Plan::Member(world) => job.rank(&Rank::member(world, &system), true),
+        Plan::Threads(ranks) => {
+            let mut all = ranks::threads(&system, ranks, |rank| job.rank(rank, false))?;
+            Ok(all.swap_remove(0))
         }
-        runs.push((mode, generation));
-    }
+        Plan::Alone | Plan::Copies(_) => job.alone(&runtime),
+    };
+    let Done { model, runs, text, first_token, ranks_agree } =
+        done.map_err(|e| e.at(&files.name))?;
 
     if arguments.trace.is_some() {
-        timeline::write(&outputs, &model, &prompt).map_err(|e| e.at(&files.name))?;
+        timeline::write(&outputs, &model, &job.prompt).map_err(|e| e.at(&files.name))?;
     }
 
     let agree = match &runs[..] {
@@ -516,7 +679,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         _ => None,
     };
     let allocator = runtime.allocator().clone();
-    memory::write(&outputs, &allocator, &arguments.device.to_string())?;
+    memory::write(&outputs, &allocator, &device.to_string())?;
     let stats = runtime.allocator().stats();
     let memory_report = Memory {
         live_peak_bytes: stats.live_peak,
@@ -532,24 +695,26 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let Some((_, first)) = runs.first() else { return Err(Failure::new("no mode ran")) };
     let report = Report {
-        device: arguments.device.to_string(),
+        device: device.to_string(),
+        ranks,
         model: files.name.clone(),
-        prompt_ids: prompt,
+        prompt_ids: job.prompt.clone(),
         output_ids: first.ids.clone(),
         text,
         threads: arguments.threads,
         first_token_ms: first_token.unwrap_or_default().as_secs_f64() * 1e3,
         modes,
         modes_agree: agree,
+        ranks_agree,
         memory: memory_report,
         last_logits: arguments.logits.then(|| first.last_logits.clone()),
     };
-    if arguments.json {
+    if shows && arguments.json {
         print_json(&report)?
-    } else {
+    } else if shows {
         print_table(&report, &runtime)?
     }
-    if arguments.verbose {
+    if shows && arguments.verbose {
         // As many positions as `generate` has, because shapes depend on them.
         let positions = report.prompt_ids.len() + arguments.tokens as usize - 1;
         let decoder = Decoder::new(&model, positions, 1, Sampling::default())?;
@@ -559,6 +724,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if agree == Some(false) {
         return Err(Failure::new(
             "eager and graph mode do not agree: this is a defect of the runtime",
+        ));
+    }
+    if ranks_agree == Some(false) {
+        return Err(Failure::new(
+            "the ranks do not agree: this is a defect of the runtime, or their devices differ",
         ));
     }
     drop(model);
@@ -573,7 +743,11 @@ fn print_table(report: &Report, runtime: &Runtime) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "\n")?;
     let (model, name) = (shown_within(&report.model, 1000), &runtime.info().name);
-    writeln!(out, "{model} on {} ({})", report.device, shown_within(name, 200))?;
+    let ranks = match report.ranks {
+        1 => String::new(),
+        ranks => format!(", the first of {ranks} ranks"),
+    };
+    writeln!(out, "{model} on {} ({}){ranks}", report.device, shown_within(name, 200))?;
     let mut table = Table::default();
     table.head(["", "prefill", "decode", "token p50", "token p99"]);
     for (name, mode) in [("eager", &report.modes.eager), ("graph", &report.modes.graph)] {
@@ -604,6 +778,11 @@ fn print_table(report: &Report, runtime: &Runtime) -> Result<(), Failure> {
             writeln!(out, "{}", paint(Tone::Good, "eager and graph agree to the bit"))?;
         }
         Some(false) => writeln!(out, "{}", paint(Tone::Bad, "EAGER AND GRAPH DIFFER"))?,
+        None => {}
+    }
+    match report.ranks_agree {
+        Some(true) => writeln!(out, "{}", paint(Tone::Good, "all ranks agree to the bit"))?,
+        Some(false) => writeln!(out, "{}", paint(Tone::Bad, "THE RANKS DIFFER"))?,
         None => {}
     }
     Ok(())

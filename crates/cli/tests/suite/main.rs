@@ -1,5 +1,6 @@
 //! The command against its output: results, one-line errors, exit statuses.
 
+mod collective;
 mod conformance;
 mod errors;
 #[cfg(target_os = "linux")]
@@ -10,6 +11,7 @@ mod memory;
 mod mutations;
 #[cfg(target_os = "linux")]
 mod outputs;
+mod ranks;
 mod run;
 mod stress;
 

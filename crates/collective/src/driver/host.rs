@@ -166,10 +166,13 @@ impl Failed {
     /// The error for a rank.
     fn told(&self, rank: u32) -> Error {
         match self.by {
-            Some(by) if by != rank => Error::PeerLost {
-                rank: by,
-                why: format!("it has aborted the communicator: {}", self.cause).into(),
-            },
+            // A rank that ended it because of a lost one names that one.
+            Some(by) if by != rank && !matches!(self.cause, Error::PeerLost { .. }) => {
+                Error::PeerLost {
+                    rank: by,
+                    why: format!("it has aborted the communicator: {}", self.cause).into(),
+                }
+            }
             _ => self.cause.clone(),
         }
     }

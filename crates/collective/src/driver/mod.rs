@@ -4,6 +4,8 @@ pub mod host;
 #[cfg(feature = "cuda")]
 pub mod nccl;
 pub mod ops;
+#[cfg(all(feature = "bench", feature = "cuda"))]
+pub(crate) mod raw;
 
 pub use host::Host;
 #[cfg(feature = "cuda")]

@@ -17,17 +17,18 @@
 //! A communicator is taken out of its place before the library ends it, so it ends once, and no
 //! later call finds it. An abort may come beside a call: the library allows it, from another
 //! thread, and the call returns. The layer above destroys a communicator after its last call and
-//! its last graph. So a communicator with recorded calls is not aborted in the library, which would
-//! free device memory that its graphs use: only its later calls fail.
+//! its last graph. An abort may come before: then the layer above launches no graph with its calls
+//! any more, and the library keeps the memory that they use until the last one is destroyed.
 
 use super::ops::{Call, CollectiveOps, Communicator, Place};
 use crate::element::{ElementType, Reduce};
 use crate::signature::Kind;
-use leasehold::backend::sync::{Arc, Mutex, OnceLock};
+use leasehold::backend::sync::{Arc, Condvar, Mutex, OnceLock, thread};
 use leasehold::backend::{BackendKind, Binding};
 use leasehold::{Error, Result, View};
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::time::{Duration, Instant};
 
 /// The library's file, as the system's loader knows it.
 const FILE: &str = "libnccl.so.2";
@@ -39,19 +40,71 @@ const OLDEST: c_int = 21_900;
 /// The most ranks between which all connections of sends and receives are made at the beginning.
 const CONNECTED: u32 = 64;
 
+/// How long the end of a process waits for the library.
+const EXIT: Duration = Duration::from_secs(2);
+
+/// The calls that end communicators, on threads that the end of a process does not wait for. The
+/// library and the driver take their state down as the process ends, and such a call would find
+/// it gone.
+struct Ending {
+    calls: usize,
+    exiting: bool,
+}
+
+static ENDING: (Mutex<Ending>, Condvar) =
+    (Mutex::new(Ending { calls: 0, exiting: false }), Condvar::new());
+
+/// Makes a call, unless the process ends.
+fn unless_exiting<T>(call: impl FnOnce() -> T) -> Option<T> {
+    let (ending, changed) = &ENDING;
+    {
+        let mut ending = ending.lock();
+        if ending.exiting {
+            return None;
+        }
+        ending.calls += 1;
+    }
+    let made = call();
+    ending.lock().calls -= 1;
+    changed.notify_all();
+    Some(made)
+}
+
+/// Runs as the process ends, before the library's own destructors: it was registered after them.
+extern "C" fn at_exit() {
+    let until = Instant::now() + EXIT;
+    let (ending, changed) = &ENDING;
+    let mut ending = ending.lock();
+    ending.exiting = true;
+    while ending.calls != 0 && !changed.wait_until(&mut ending, until).timed_out() {}
+}
+
+unsafe extern "C" {
+    fn atexit(function: extern "C" fn()) -> c_int;
+}
+
 /// `ncclUniqueId`, which the library takes by value.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Id([u8; 128]);
+pub(super) struct Id([u8; 128]);
 
-type RawComm = *mut c_void;
+impl Id {
+    /// The id of these bytes.
+    pub(super) fn of(bytes: &[u8]) -> Result<Self> {
+        <[u8; 128]>::try_from(bytes)
+            .map(Self)
+            .map_err(|_| Error::invalid(format!("an id of {} bytes is not NCCL's", bytes.len())))
+    }
+}
+
+pub(super) type RawComm = *mut c_void;
 type Code = c_int;
 
 /// Declares the functions that are used, with their types.
 macro_rules! functions {
     ($($field:ident = $name:literal : fn($($argument:ty),*) -> $result:ty;)*) => {
-        struct Functions {
-            $($field: unsafe extern "C" fn($($argument),*) -> $result,)*
+        pub(super) struct Functions {
+            $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> $result,)*
         }
 
         impl Functions {
@@ -91,8 +144,8 @@ functions! {
 }
 
 /// The library, once it is loaded. It stays loaded.
-struct Api {
-    functions: Functions,
+pub(super) struct Api {
+    pub(super) functions: Functions,
     name: String,
     /// Whether captured calls leave memory alone.
     captures: bool,
@@ -128,12 +181,15 @@ impl Api {
             ));
         }
         let name = format!("NCCL {}.{}.{}", version / 10_000, version / 100 % 100, version % 100);
+        // SAFETY: the function does not unwind: it takes a lock and waits. Without room for it the
+        // end of a process may meet a call of the library, as it would without this.
+        unsafe { atexit(at_exit) };
         let captures = std::env::var_os("NCCL_GRAPH_REGISTER").is_some_and(|v| v == "0");
         Ok(Self { functions, name, captures, _library: library })
     }
 
     /// The error of a code.
-    fn said(&self, api: &'static str, code: Code, comm: RawComm) -> Result<()> {
+    pub(super) fn said(&self, api: &'static str, code: Code, comm: RawComm) -> Result<()> {
         if code == 0 {
             return Ok(());
         }
@@ -154,7 +210,7 @@ impl Api {
 
 /// NCCL, for ranks with a GPU of NVIDIA's each.
 #[derive(Clone)]
-pub struct Nccl(&'static Api);
+pub struct Nccl(pub(super) &'static Api);
 
 static API: OnceLock<Result<Api>> = OnceLock::new();
 
@@ -199,13 +255,11 @@ impl CollectiveOps for Nccl {
                 format!("{device} is no GPU of NVIDIA's; NCCL is for real cuda devices").into(),
             ));
         }
-        let id = <[u8; 128]>::try_from(&*place.id).map_err(|_| {
-            Error::invalid(format!("an id of {} bytes is not NCCL's", place.id.len()))
-        })?;
+        let id = Id::of(&place.id)?;
         let mut comm: RawComm = std::ptr::null_mut();
         let (size, rank) = (place.size as c_int, place.rank as c_int);
         // SAFETY: the place is for a communicator, and the device is the driver's current one.
-        let code = unsafe { (self.0.functions.init)(&raw mut comm, size, Id(id), rank) };
+        let code = unsafe { (self.0.functions.init)(&raw mut comm, size, id, rank) };
         self.0.said("ncclCommInitRank", code, std::ptr::null_mut())?;
         let state = Mutex::new(State { comm: Some(Raw(comm)), cause: None, captured: false });
         let part = Arc::new(Part { api: self.0, size: place.size, rank: place.rank, state });
@@ -393,16 +447,27 @@ impl Communicator for Part {
     }
 
     fn abort(&self, cause: Error) {
-        let comm = {
+        let (comm, captured) = {
             let mut state = self.state.lock();
             state.cause.get_or_insert(cause);
-            // A graph may be launched once more, and the library would free what it uses.
-            if state.captured { None } else { state.comm.take() }
+            (state.comm.take(), state.captured)
         };
-        if let Some(Raw(comm)) = comm {
+        let Some(comm) = comm else { return };
+        let abort = self.api.functions.abort;
+        let run = move || {
+            // The whole value goes into the closure.
+            let Raw(comm) = { comm };
             // SAFETY: the communicator lives until here, and no later call begins. The library
-            // allows its end beside a call, which returns then.
-            unsafe { (self.api.functions.abort)(comm) };
+            // allows its end beside a call, which returns then. Graphs with its calls are launched
+            // no more, and the library keeps its memory until they are gone.
+            unless_exiting(|| unsafe { abort(comm) });
+        };
+        if captured {
+            // The library ends what runs at once, and then waits for the end of the graphs.
+            let spawned = thread::Builder::new().name("lh-collective".to_owned()).spawn(run);
+            drop(spawned);
+        } else {
+            run();
         }
     }
 
@@ -412,25 +477,18 @@ impl Communicator for Part {
         let comm = state.comm().ok()?;
         let mut code = 0;
         // SAFETY: the communicator lives while the lock is held.
-        let asked = unsafe { (self.api.functions.async_error)(comm, &raw mut code) };
+        let asked =
+            unless_exiting(|| unsafe { (self.api.functions.async_error)(comm, &raw mut code) })?;
         let code = if asked == 0 { code } else { asked };
         self.api.said("ncclCommGetAsyncError", code, comm).err()
     }
 
     fn destroy(&self) -> Result<()> {
-        let comm = self.state.lock().comm.take();
-        match comm {
-            // SAFETY: the communicator lives until here, and nothing uses it any more: the layer
-            // above destroys a part after its last call.
-            Some(Raw(comm)) => unsafe {
-                self.api.said(
-                    "ncclCommDestroy",
-                    (self.api.functions.destroy)(comm),
-                    std::ptr::null_mut(),
-                )
-            },
-            None => Ok(()),
-        }
+        let Some(Raw(comm)) = self.state.lock().comm.take() else { return Ok(()) };
+        // SAFETY: the communicator lives until here, and nothing uses it any more: the layer above
+        // destroys a part after its last call.
+        let code = unless_exiting(|| unsafe { (self.api.functions.destroy)(comm) });
+        self.api.said("ncclCommDestroy", code.unwrap_or_default(), std::ptr::null_mut())
     }
 }
 

@@ -10,3 +10,4 @@ mod nccl;
 mod random;
 mod stores;
 mod variables;
+mod watch;

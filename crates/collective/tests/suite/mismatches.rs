@@ -156,6 +156,11 @@ fn calls_that_are_alike_pass_every_check() {
                 2 => r.comm.recv(stream, &x, 0)?,
                 _ => {}
             }
+            let (y, z) = (r.runtime.zeros::<u32>(8)?, r.runtime.zeros::<u32>(24)?);
+            r.comm.group(stream, |g| {
+                g.all_reduce_into(&y, &x, Reduce::Largest)?;
+                g.all_gather(&z, &x)
+            })?;
         }
         r.runtime.to_vec(&x)
     });

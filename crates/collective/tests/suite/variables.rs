@@ -68,6 +68,14 @@ fn the_first_launcher_counts_and_the_store_follows_the_master() {
     assert!(zero.unwrap().store().place().contains(&port));
 }
 
+/// As in a task of Slurm's alone.
+#[test]
+fn one_rank_needs_no_store() {
+    let alone = world(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1")]).unwrap();
+    assert_eq!((alone.rank(), alone.size()), (0, 1));
+    alone.close(Duration::from_secs(10)).unwrap();
+}
+
 /// Variables, and what the error says of them.
 type Case = (&'static [(&'static str, &'static str)], &'static [&'static str]);
 

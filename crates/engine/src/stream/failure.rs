@@ -9,7 +9,9 @@
 use crate::deferred::resume_waiting;
 use crate::driver::{DriverDevice, DriverStream};
 use crate::state::{BlockedOn, Engine, PumpState, StreamCore};
-use leasehold_core::{Error, Result, VALUE_LIMIT};
+use leasehold_core::sync::Arc;
+use leasehold_core::sync::atomic::Ordering;
+use leasehold_core::{Error, Result, Timepoint, VALUE_LIMIT};
 use leasehold_hal::Op;
 
 impl<N: DriverStream> StreamCore<N> {
@@ -89,6 +91,38 @@ impl<N: DriverStream> StreamCore<N> {
 }
 
 impl<N: DriverStream> Engine<N> {
+    /// Fails a value that the driver works on, the later ones of its stream, and the values of the
+    /// device's streams that are ordered after it. Returns whether the value has failed by this
+    /// call. The caller holds no lock.
+    ///
+    /// A value that the driver has not got fails by itself: when its turn comes, the host finds
+    /// the failure that it waits for.
+    pub fn fail(&self, point: Timepoint, cause: &Error) -> bool {
+        let streams = self.streams();
+        let mut failed: Vec<Timepoint> = Vec::new();
+        let mut found = vec![point];
+        while let Some(at) = found.pop() {
+            let own = |s: &&Arc<StreamCore<N>>| s.timeline().id() == at.timeline_id();
+            let Some(stream) = streams.iter().find(own) else { continue };
+            let timeline = stream.timeline();
+            // It may be over without anybody having asked. An error is found there too.
+            let _ = stream.refresh();
+            // The first value that the driver has not got may be there in part.
+            let given = stream.issued.load(Ordering::Acquire) + 1 >= at.value();
+            if !given || timeline.completed() >= at.value() || timeline.failed(at.value()) {
+                continue;
+            }
+            stream.fail(at.value(), cause.clone(), ());
+            failed.push(at);
+            for other in streams.iter().filter(|s| !Arc::ptr_eq(s, stream)) {
+                // Who submits a wait there looks for a failure after it has noted the wait.
+                drop(other.state.lock());
+                found.extend(other.timeline().first_after(at).map(|v| other.timeline().at(v)));
+            }
+        }
+        failed.contains(&point)
+    }
+
     /// After a loss, fails every stream and completes its submissions. The caller holds no lock.
     pub(crate) fn settle_loss(&self) {
         let Some(loss) = self.device.loss() else { return };

@@ -186,12 +186,21 @@ impl<N: DriverStream> StreamCore<N> {
             return self.refused(state, value, refusal);
         }
         self.owner.advance()?;
+        let mut failed = None;
         if !plain {
             now.iter().for_each(|op| {
                 if let Op::Wait(p) = op {
                     self.owner.learn(*p);
+                    failed = failed.take().or_else(|| Some((op, self.failed_meanwhile(*p)?)));
                 }
             });
+        }
+        if let Some((op, cause)) = failed {
+            self.issued.store(value, Ordering::Release);
+            let cause = self.inherited(op, value, cause);
+            drop(state);
+            self.fail(value, cause, ());
+            return Ok(value);
         }
         if later.is_empty() {
             return Ok(self.end(state, value));
@@ -199,6 +208,16 @@ impl<N: DriverStream> StreamCore<N> {
         self.defer_rest(state, value, later, prepared.rest_from(cut));
         self.pump();
         Ok(value)
+    }
+
+    /// The failure of a timepoint since its wait was prepared. Who fails it looks for waits
+    /// afterwards, and finds those that were noted before.
+    #[inline]
+    fn failed_meanwhile(&self, point: Timepoint) -> Option<Error> {
+        match self.is_own(point) {
+            true => None,
+            false => point.timeline().check(point.value()).err(),
+        }
     }
 
     /// Refuses the wait for another library's stream that nothing would end. Afterwards an event is

@@ -16,6 +16,7 @@ use crate::event::{Event, GraphLaunch};
 use crate::graph::instances::Instances;
 use crate::graph::optimise::{moved, redundant};
 use crate::graph::recording::{Outside, Signal, State};
+use crate::graph::stop::LaunchCheck;
 use crate::kernel::rules::Rules;
 use crate::runtime::{RuntimeInner, check_writable};
 use crate::stream::{Locked, Stream, StreamCore, check_all_present, need};
@@ -127,6 +128,8 @@ struct Inner {
     points: Vec<Timepoint>,
     /// The rules of the launches, by node of the recording.
     rules: Vec<(u32, Arc<Rules>)>,
+    /// What other crates check of each launch of the graph.
+    checks: Vec<Arc<dyn LaunchCheck>>,
     state: Mutex<ExecState>,
 }
 
@@ -157,6 +160,7 @@ impl Graph {
         state: State,
         held: Vec<Held>,
         born: Timepoint,
+        checks: Vec<Arc<dyn LaunchCheck>>,
     ) -> Result<Self> {
         let State { ops: recorded, rules, arena, outside, events, waits, points, .. } = state;
         // A driver looks at the addresses.
@@ -193,6 +197,7 @@ impl Graph {
             waits,
             points,
             rules,
+            checks,
             state: Mutex::new(state),
         })))
     }
@@ -201,7 +206,8 @@ impl Graph {
     /// but as every call on a stream for room.
     ///
     /// # Errors
-    /// The stream's cause when it is poisoned; the driver's own.
+    /// The stream's cause when it is poisoned; what a [`LaunchCheck`](super::LaunchCheck) says,
+    /// such as the failure of a communicator whose calls the graph has; the driver's own.
     #[doc(alias = "execute")]
     pub fn launch(&self) -> Result<Timepoint> {
         let default = &*self.0.default;
@@ -234,6 +240,13 @@ impl Graph {
     }
 
     fn submit(&self, core: &StreamCore) -> Result<Timepoint> {
+        self.0.checks.iter().try_for_each(|check| check.before())?;
+        let point = self.submit_checked(core)?;
+        self.0.checks.iter().for_each(|check| check.launched(point));
+        Ok(point)
+    }
+
+    fn submit_checked(&self, core: &StreamCore) -> Result<Timepoint> {
         let inner = &*self.0;
         core.wait_for_room()?;
         let guard = inner.arena.launch()?;

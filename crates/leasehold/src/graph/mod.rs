@@ -35,4 +35,4 @@ pub(crate) use recording::Recording;
 
 pub use exec::{Graph, GraphUpdate, NodeId, UpdateOutcome};
 pub use operator::GraphOperator;
-pub use stop::{Note, StopCheck};
+pub use stop::{LaunchCheck, Note, StopCheck};

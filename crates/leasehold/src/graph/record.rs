@@ -72,7 +72,7 @@ fn begin(runtime: &Runtime) -> Result<(Runtime, Arc<Recording>)> {
 
 /// A graph of what was recorded.
 fn graph_of(runtime: &Runtime, mut state: State) -> Result<Graph> {
-    stop::check(std::mem::take(&mut state.noted))?;
+    let checks = stop::check(std::mem::take(&mut state.noted))?;
     // A holder of a buffer of the recording may use the buffer beside the graph. These leases keep
     // the buffer until it has its address.
     let memory = &runtime.inner.memory;
@@ -105,7 +105,7 @@ fn graph_of(runtime: &Runtime, mut state: State) -> Result<Graph> {
             .flatten()
     });
     let held = held.into_iter().map(|(lease, writes)| Held::new(&lease, writes)).collect();
-    Graph::build(runtime.inner.clone(), state, held, born)
+    Graph::build(runtime.inner.clone(), state, held, born, checks)
 }
 
 /// Recordings.

@@ -1,12 +1,14 @@
 //! Calls that may and may not happen while a thread records, and the undoing of recordings.
 
 use crate::common::*;
+use leasehold::backend::sync::atomic::{AtomicU32, Ordering};
 use leasehold::backend::sync::{Arc, Mutex};
-use leasehold::graph::{NodeId, Note, StopCheck};
+use leasehold::graph::{LaunchCheck, NodeId, Note, StopCheck};
 use leasehold::infini::InfiniRuntime;
 use leasehold::kernel::{session_ops, session_sync_ops};
 use leasehold::{
-    Buffer, Error, GraphOperator, KernelSession, Lease, Operand, Result, Runtime, Stream, View, ops,
+    Buffer, Error, GraphOperator, KernelSession, Lease, Operand, Result, Runtime, Stream,
+    Timepoint, View, ops,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -686,14 +688,41 @@ fn operators_may_be_made_of_operators() {
 struct Numbers {
     seen: Mutex<Vec<Vec<u32>>>,
     refused: u32,
+    /// What the launches of the graphs that pass ask, if anything.
+    launches: Option<Arc<Launches>>,
+}
+
+/// A check of launches, which allows some and keeps where they were submitted.
+struct Launches {
+    allowed: AtomicU32,
+    at: Mutex<Vec<Timepoint>>,
+}
+
+impl LaunchCheck for Launches {
+    fn before(&self) -> Result<()> {
+        match self.allowed.load(Ordering::Relaxed) {
+            0 => Err(Error::other("no launch is left")),
+            left => {
+                self.allowed.store(left - 1, Ordering::Relaxed);
+                Ok(())
+            }
+        }
+    }
+
+    fn launched(&self, at: Timepoint) {
+        self.at.lock().push(at);
+    }
 }
 
 impl StopCheck for Numbers {
-    fn check(&self, notes: &[Note]) -> Result<()> {
+    fn check(&self, notes: &[Note]) -> Result<Option<Arc<dyn LaunchCheck>>> {
         let numbers: Vec<u32> = notes.iter().filter_map(|n| n.downcast_ref().copied()).collect();
         let refused = numbers.contains(&self.refused);
         self.seen.lock().push(numbers);
-        if refused { Err(Error::other("the check's own reason")) } else { Ok(()) }
+        if refused {
+            return Err(Error::other("the check's own reason"));
+        }
+        Ok(self.launches.clone().map(|launches| launches as Arc<dyn LaunchCheck>))
     }
 }
 
@@ -701,7 +730,7 @@ impl StopCheck for Numbers {
 fn a_recording_must_pass_the_checks_that_it_has_notes_for() {
     let runtime = runtime();
     let x = runtime.upload(&[1u32; 4]).unwrap();
-    let numbers = |refused| Arc::new(Numbers { seen: Mutex::default(), refused });
+    let numbers = |refused| Arc::new(Numbers { seen: Mutex::default(), refused, launches: None });
     let (one, two) = (numbers(99), numbers(7));
     let checks: [Arc<dyn StopCheck>; 2] = [one.clone(), two.clone()];
     let note = |stream: &Stream, check: usize, number: u32| -> Result<()> {
@@ -745,6 +774,31 @@ fn a_recording_must_pass_the_checks_that_it_has_notes_for() {
     });
     assert_eq!(two.seen.lock().len(), 2, "what is given up is not checked");
     assert_eq!(runtime.to_vec(&x).unwrap(), [4; 4]);
+}
+
+#[test]
+fn a_graph_asks_its_checks_before_each_launch() {
+    let runtime = runtime();
+    let x = runtime.upload(&[1u32; 4]).unwrap();
+    let launches = Arc::new(Launches { allowed: AtomicU32::new(2), at: Mutex::default() });
+    let numbers = Numbers { seen: Mutex::default(), refused: 99, launches: Some(launches.clone()) };
+    let check: Arc<dyn StopCheck> = Arc::new(numbers);
+    let graph = runtime
+        .record_graph(|r| {
+            r.stream().fill(x.view(), 2u32)?;
+            r.stream().note(&check, Arc::new(1u32))
+        })
+        .unwrap();
+    let first = graph.launch().unwrap();
+    let other = runtime.create_stream().unwrap();
+    let second = graph.launch_on(&other).unwrap();
+    assert_eq!(*launches.at.lock(), [first, second]);
+    runtime.stream().fill(x.view(), 3u32).unwrap();
+    for launch in [graph.launch(), graph.launch_on(&other)] {
+        assert_eq!(launch.unwrap_err().to_string(), "no launch is left");
+    }
+    assert_eq!(graph.launches(), 2);
+    assert_eq!(runtime.to_vec(&x).unwrap(), [3; 4], "nothing was launched, and the streams work");
 }
 
 #[test]

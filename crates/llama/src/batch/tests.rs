@@ -169,7 +169,7 @@ fn a_step_launches_each_operator_once_for_all_sequences() {
     let runtime = Context::new().runtime(DeviceId::cpu(0)).unwrap();
     let count = |model: &Model, slots, name: &str| {
         let batch = Batch::new(model, slots, POSITIONS, Mode::Eager).unwrap();
-        batch.step.iter().filter(|t| t.operator.kernel_name() == name).count()
+        batch.step.iter().filter(|t| t.operation.kernel_name() == name).count()
     };
     let (fused, wide) = (model(&runtime, 4, 2), model(&runtime, 17, 1));
     for slots in [1, 5] {

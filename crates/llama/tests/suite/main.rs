@@ -5,6 +5,7 @@ mod batch;
 mod directories;
 mod golden;
 mod operators;
+mod ranks;
 mod suspend;
 
 use leasehold_llama::{Batch, Config, Decoder, Model, TextStream, Tokenizer, Weights};

@@ -6,9 +6,7 @@ use leasehold::backend::{Backend, KernelDesc};
 use leasehold::{DeviceId, Result};
 use leasehold_collective_sim::SimCollectives;
 use leasehold_conformance::simulated::{Checked, kernels};
-use leasehold_conformance::{
-    Expectation, Expectations, Factory, Filter, Ranks, Suite, TestKernel, run,
-};
+use leasehold_conformance::{Factory, Filter, Ranks, Suite, TestKernel, run};
 use leasehold_cuda::{CudaBackend, CudaConfig};
 use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
 use leasehold_sim::{MachineConfig, Monitor, SimBackend};
@@ -64,12 +62,6 @@ impl Factory for Simulated {
         let made = self.make(most);
         Some(made.and_then(|(backend, library)| Ranks::on(backend, &devices, Arc::new(library))))
     }
-
-    fn expectations(&self) -> Expectations {
-        const ABORT: Expectation =
-            Expectation { case: 207, reason: "an abort ends calls without an error, as NCCL's" };
-        Expectations { unsupported: &[ABORT], expected_failure: &[] }
-    }
 }
 
 fn passes(over: Over) {
@@ -79,9 +71,8 @@ fn passes(over: Over) {
     assert!(numbers.len() >= 30);
     let report = run(Simulated { over, seed: AtomicU64::new(1) }, &Filter::only(&numbers));
     assert!(report.ok(), "{report}");
-    let others: Vec<u16> = numbers.into_iter().filter(|&n| n != 207).collect();
-    assert_eq!(report.passed(), others, "{report}");
-    assert_eq!(report.skipped(), 2, "{report}");
+    assert_eq!(report.passed(), numbers, "{report}");
+    assert_eq!(report.skipped(), 0, "{report}");
 }
 
 #[test]

@@ -27,6 +27,7 @@ pub(crate) const CASES: &[Case] = &[
     Case::runtime(206, "a collective abort ends its calls and nothing else", CALLS, abort),
     Case::runtime(207, "a collective abort fails what depends on its calls", CALLS, dependents),
     Case::runtime(208, "a collective communicator shrinks after an abort", CALLS, after_abort),
+    Case::runtime(209, "a graph with calls of a collective that ended is refused", GRAPHS, graphs),
 ];
 
 /// Elements of the cases' memory.
@@ -259,16 +260,24 @@ fn abort(env: &Env) -> Outcome {
 fn dependents(env: &Env) -> Outcome {
     ranks(env, 2, |r| {
         let comm = patient(r)?;
-        let (m, other) = (Memory::new(r)?, r.runtime.create_stream()?);
+        let m = Memory::new(r)?;
+        let [other, third, free] = [(); 3].map(|()| r.runtime.create_stream());
+        let (other, third, free) = (other?, third?, free?);
         r.drain(r.stream())?;
         r.meet("made")?;
         if r.me() == 0 {
             sum(&comm, r.stream(), &m)?;
             other.copy(m.y.view(), m.x.view())?;
-            r.stays_open(other.now(), "a copy of what a call has not written")?;
+            third.copy(m.gathered.slice(..N).view(), m.y.view())?;
+            r.stays_open(third.now(), "a copy of a copy of what a call has not written")?;
+            let apart = free.runtime().upload(&own::<u32>(3, 0, N))?;
             comm.abort(Error::other("on purpose"))?;
-            for (what, stream) in [("the call's stream", r.stream()), ("the copy's stream", &other)]
-            {
+            check_eq!(free.runtime().to_vec(&apart)?, own::<u32>(3, 0, N), "independent work");
+            for (what, stream) in [
+                ("the call's stream", r.stream()),
+                ("the copy's stream", &other),
+                ("the second copy's stream", &third),
+            ] {
                 match stream.synchronize_timeout(env.patience()) {
                     Err(e) if e.to_string().contains("on purpose") => {}
                     ended => return failed(format!("{what} ended with {ended:?}")),
@@ -277,15 +286,48 @@ fn dependents(env: &Env) -> Outcome {
         }
         r.meet("aborted")?;
         if r.me() == 1 {
-            let _ = sum(&comm, r.stream(), &m);
-            match r.stream().synchronize_timeout(env.patience()) {
+            // The rank may have heard of it already. What the other rank has sent before its abort
+            // may be enough for this one.
+            let called = sum(&comm, r.stream(), &m);
+            match called.and_then(|()| r.stream().synchronize_timeout(env.patience())) {
                 Err(Error::PeerLost { rank: 0, .. }) => {}
+                Ok(()) => r.holds("a sum that was over before", &m.x, &[2.0; N])?,
                 ended => return failed(format!("the other rank's call ended with {ended:?}")),
+            }
+            let begun = Instant::now();
+            while !matches!(comm.failure(), Some(Error::PeerLost { rank: 0, .. })) {
+                check!(begun.elapsed() < env.patience(), "{:?} is no loss", comm.failure());
+                std::thread::sleep(Duration::from_millis(1));
             }
         }
         r.meet("over")
     })
     .map(drop)
+}
+
+fn graphs(env: &Env) -> Outcome {
+    together(env, 2, |r, comm| {
+        let (m, other) = (Memory::new(r)?, r.world.comm(&r.runtime, &r.config("other"))?);
+        let graph = r.runtime.record_graph(|recording| {
+            sum(comm, recording.stream(), &m)?;
+            other.barrier(recording.stream())
+        })?;
+        let _ = graph.launch_on(r.stream())?;
+        r.holds("a sum of a graph", &m.x, &[2.0; N])?;
+        r.meet("launched")?;
+        other.abort(Error::other("on purpose"))?;
+        let refused = expect_error(graph.launch_on(r.stream()), "Other", "a launch afterwards");
+        // The other rank may have been first.
+        refused.map(drop).or_else(|stop| match other.failure() {
+            Some(Error::PeerLost { .. }) => Ok(()),
+            _ => Err(stop),
+        })?;
+        check_eq!(graph.launches(), 1, "launches of the graph");
+        r.holds("memory of a graph that was not launched", &m.x, &[2.0; N])?;
+        // The communicator that has not ended goes on.
+        sum(comm, r.stream(), &m)?;
+        r.holds("a sum of the other communicator", &m.x, &[4.0; N])
+    })
 }
 
 fn after_abort(env: &Env) -> Outcome {

@@ -2,6 +2,7 @@
 //! rules, and the real one's bindings.
 
 mod figures;
+mod raw_stream;
 #[cfg(target_os = "linux")]
 mod real;
 mod rules;

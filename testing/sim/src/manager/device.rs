@@ -46,6 +46,8 @@ pub struct Common {
     pub(crate) made: AtomicU64,
     /// The timeline of each queue.
     running: Mutex<BTreeMap<QueueId, &'static Timeline>>,
+    /// Submissions of queues that fail once those before them are over.
+    doomed: Mutex<BTreeMap<QueueId, (u64, Error)>>,
     /// Timepoints of other backends that streams wait for, of all devices of the backend. A waiting
     /// thread must make the other backends publish them.
     foreign: Arc<Mutex<Vec<Timepoint>>>,
@@ -147,7 +149,40 @@ impl Common {
         }
         drop(held);
         owner.complete(value);
+        self.fail_next(queue, value + 1);
         self.machine.ring();
+    }
+
+    /// Fails a submission that a queue has, once those before it are over. Returns whether it will.
+    pub(crate) fn fail(&self, point: Timepoint, cause: Error) -> bool {
+        let (timeline, value) = (point.timeline(), point.value());
+        let own = |(_, t): &(&QueueId, &&Timeline)| t.id() == timeline.id();
+        let Some(queue) = self.running.lock().iter().find(own).map(|(queue, _)| *queue) else {
+            return false;
+        };
+        if timeline.completed() >= value || timeline.failed(value) || timeline.submitted() < value {
+            return false;
+        }
+        self.doomed.lock().entry(queue).or_insert((value, cause));
+        // It may be the next one already.
+        self.fail_next(queue, timeline.completed() + 1);
+        true
+    }
+
+    /// Fails a queue that goes on to `value`, if that was asked for.
+    fn fail_next(&self, queue: QueueId, value: u64) {
+        let mut doomed = self.doomed.lock();
+        if doomed.get(&queue).is_none_or(|(at, _)| *at > value) {
+            return;
+        }
+        let due = doomed.remove(&queue);
+        drop(doomed);
+        if let Some((at, cause)) = due
+            && at == value
+        {
+            // A queue that is gone has nothing to fail.
+            let _ = self.machine.queue_fail(queue, cause);
+        }
     }
 
     /// Fails all timelines of a lost device. A lost device runs no completions, so each thread that
@@ -275,6 +310,7 @@ impl DeviceState {
             timelines: Mutex::new(Vec::new()),
             made: AtomicU64::new(0),
             running: Mutex::new(BTreeMap::new()),
+            doomed: Mutex::new(BTreeMap::new()),
             foreign: devices.foreign.clone(),
         });
         let caps = &mut description.caps;

@@ -1,0 +1,276 @@
+//! `leasehold bench decode --ranks N`: a model that is divided over ranks, beside the same model on
+//! one rank.
+//!
+//! Rank 0 has the whole model too, on its own device. The two take turns: while rank 0 measures the
+//! whole model, the others wait at the store, and use no device. All runs are replayed graphs.
+//! Before the timing, the logits of the two are compared.
+
+use crate::commands::arguments::{DecodeArguments, Subject};
+use crate::commands::bench_batch::{Runs, difference, tolerance};
+use crate::commands::run::{Files, ModeReport, fits, load, load_part};
+use crate::commands::{operators, percentile, print_json};
+use crate::failure::Failure;
+use crate::ranks::{self, Plan, Rank};
+use crate::table::{Table, bytes};
+use leasehold_llama::{Batch, Decoder, Mode, Model, Part, Request, Sampling, generate};
+use serde::Serialize;
+use std::io::Write;
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+/// How long ranks wait while rank 0 measures the whole model.
+const TURN: Duration = Duration::from_secs(1800);
+
+#[derive(Debug, Serialize)]
+struct Report {
+    #[serde(flatten)]
+    subject: Subject,
+    ranks: u32,
+    /// The library that makes the ranks' calls.
+    library: String,
+    /// Sequences that are decoded together; `null` for one through the decoder of a single one.
+    batch: Option<NonZeroU32>,
+    tokens: u32,
+    repeat: u32,
+    weight_bytes: u64,
+    /// Those of a rank.
+    part_bytes: u64,
+    one_rank: Rates,
+    all_ranks: Rates,
+    /// Decoded tokens per second of all ranks over those of one: the median of the pairs of runs.
+    ratio: f64,
+    /// The same of prompts.
+    prompt_ratio: f64,
+    /// The largest difference of a logit from one rank's, relative to the largest logit there.
+    logits_differ_from_one_rank: f64,
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct Rates {
+    prompt_tokens_per_s: f64,
+    /// Of all sequences together.
+    tokens_per_s: f64,
+    step_ms_p50: f64,
+}
+
+/// What is measured, on whichever model.
+struct Bench<'a> {
+    arguments: &'a DecodeArguments,
+    files: &'a Files,
+}
+
+/// What a rank has measured.
+struct Measured {
+    library: String,
+    one_rank: Vec<Rates>,
+    all_ranks: Vec<Rates>,
+    differ: f64,
+}
+
+impl Bench<'_> {
+    fn prompts(&self) -> Vec<Vec<u32>> {
+        let ids = self.files.config.vocab_size.max(1) as u32;
+        let sequences = self.arguments.batch.map_or(1, NonZeroU32::get);
+        (0..sequences).map(|s| self.arguments.on.prompt_of(s, ids)).collect()
+    }
+
+    /// Warms a model. Returns its first logits, and what its timed runs need.
+    fn begin<'m>(&self, model: &'m Model) -> Result<(Vec<Vec<f32>>, Runs<'m>, usize), Failure> {
+        let runs = Runs { model, prompts: self.prompts(), tokens: self.arguments.tokens as usize };
+        if self.arguments.batch.is_none() {
+            let logits = self.text(&runs)?.0;
+            return Ok((vec![logits], runs, 0));
+        }
+        let results = runs.results(Mode::Graph)?;
+        let [first, _] = results.logits;
+        Ok((first, runs, results.starting))
+    }
+
+    /// One sequence: its logits after the prompt, and its times.
+    fn text(&self, runs: &Runs<'_>) -> Result<(Vec<f32>, ModeReport), Failure> {
+        let request = Request {
+            prompt: &runs.prompts[0],
+            tokens: runs.tokens,
+            mode: Mode::Graph,
+            sampling: Sampling::default(),
+            stop_at: &[],
+        };
+        let text = generate(runs.model, &request, &mut |_| Ok(()))?;
+        let report = ModeReport::from(&text);
+        Ok((text.last_logits, report))
+    }
+
+    fn timed(&self, runs: &Runs<'_>, starting: usize) -> Result<Rates, Failure> {
+        if self.arguments.batch.is_some() {
+            let rates = runs.timed(Mode::Graph, starting)?;
+            return Ok(Rates {
+                prompt_tokens_per_s: rates.prompt_tokens_per_s,
+                tokens_per_s: rates.tokens_per_s,
+                step_ms_p50: rates.step_ms_p50,
+            });
+        }
+        let report = self.text(runs)?.1;
+        Ok(Rates {
+            prompt_tokens_per_s: f64::from(self.arguments.on.prompt) * 1e3 / report.prefill_ms,
+            tokens_per_s: report.decode_tokens_per_s,
+            step_ms_p50: report.token_ms_p50,
+        })
+    }
+
+    fn rank(&self, rank: &Rank) -> Result<Measured, Failure> {
+        let (a, world) = (self.arguments, &rank.world);
+        let comm = world.comm(&rank.runtime, &rank.config("tp"))?;
+        let part = load_part(&comm, self.files, a.on.dtype(), true)?;
+        let whole = match world.rank() {
+            0 => Some(load(&rank.runtime, self.files, a.on.dtype(), a.on.json()).map_err(|e| {
+                e.at("the whole model, which is measured on rank 0 beside its part")
+            })?),
+            _ => None,
+        };
+        let whole = whole.as_ref().map(|model| self.begin(model)).transpose()?;
+        world.barrier("begin", TURN)?;
+        let (logits, runs, starting) = self.begin(&part)?;
+        let mut measured = Measured {
+            library: comm.library().to_owned(),
+            one_rank: Vec::new(),
+            all_ranks: Vec::new(),
+            differ: 0.0,
+        };
+        if let Some((wanted, ..)) = &whole {
+            let pairs = logits.iter().zip(wanted);
+            measured.differ =
+                pairs.map(|(found, wanted)| difference(found, wanted)).fold(0.0, f64::max);
+        }
+        for turn in 0..a.repeat {
+            if let Some((_, runs, starting)) = &whole {
+                measured.one_rank.push(self.timed(runs, *starting)?);
+            }
+            world.barrier(&format!("turn/{turn}"), TURN)?;
+            measured.all_ranks.push(self.timed(&runs, starting)?);
+        }
+        if a.verbose && world.rank() == 0 {
+            let alone = Decoder::new(&part, runs.positions(), 1, Sampling::default())?;
+            let step = match a.batch {
+                None => alone.step_operators(),
+                Some(_) => Batch::new(&part, runs.prompts.len(), runs.positions(), Mode::Eager)?
+                    .step_operators(),
+            };
+            operators::print(&alone.prompt_operators(a.on.prompt as usize)?, &step)?;
+        }
+        rank.runtime.synchronize()?;
+        Ok(measured)
+    }
+}
+
+fn median(all: &[Rates]) -> Rates {
+    let of = |f: fn(&Rates) -> f64| percentile(&all.iter().map(f).collect::<Vec<_>>(), 0.5);
+    Rates {
+        prompt_tokens_per_s: of(|r| r.prompt_tokens_per_s),
+        tokens_per_s: of(|r| r.tokens_per_s),
+        step_ms_p50: of(|r| r.step_ms_p50),
+    }
+}
+
+/// The median of the pairs' ratios.
+fn ratio(measured: &Measured, of: fn(&Rates) -> f64) -> f64 {
+    let pairs = measured.all_ranks.iter().zip(&measured.one_rank);
+    percentile(&pairs.map(|(all, one)| of(all) / of(one)).collect::<Vec<_>>(), 0.5)
+}
+
+pub(super) fn run(a: &DecodeArguments, plan: Plan) -> Result<(), Failure> {
+    if a.join.is_some() {
+        return Err(Failure::misuse("--join is measured on one rank; leave it or --ranks out"));
+    }
+    if a.batch.is_some() && a.tokens < 3 {
+        return Err(Failure::misuse(
+            "--batch: the first step is not timed; ask for 3 --tokens at least",
+        ));
+    }
+    let count = plan.ranks();
+    let files = match plan {
+        // Copies read, or make, the weights themselves.
+        Plan::Copies(_) => return a.ranks.copies(count),
+        _ => a.on.read()?,
+    };
+    let part = Part::new(0, count)?;
+    part.config(&files.config).map_err(|e| Failure::misuse(e.to_string()).at(&files.name))?;
+    let (device, devices) = plan.devices(a.on.device());
+    let system = a.on.open_from(device, devices)?;
+    let sequences = a.batch.unwrap_or(NonZeroU32::MIN);
+    fits(&files, a.on.prompt as usize, a.tokens, sequences, a.on.dtype(), &system.runtime)?;
+    let bench = Bench { arguments: a, files: &files };
+    let (shows, mut member) = (plan.shows(), None);
+    let measured = match plan {
+        Plan::Member(world) => {
+            member = Some(world.clone());
+            let named = format!("rank {}", world.rank());
+            bench.rank(&Rank::member(world, &system)).map_err(|failure| failure.at(named))?
+        }
+        _ => {
+            let mut all = ranks::threads(&system, count, |rank| bench.rank(rank))?;
+            system.check()?;
+            all.swap_remove(0)
+        }
+    };
+    if let Some(world) = member {
+        world.close(ranks::END)?;
+    }
+    if measured.differ > tolerance(a.on.dtype()) {
+        return Err(Failure::new(format!(
+            "{count} ranks gave logits that differ by {:.1e} of the largest one from those of one \
+             rank; the limit is {:.1e}",
+            measured.differ,
+            tolerance(a.on.dtype())
+        )));
+    }
+    if !shows {
+        return Ok(());
+    }
+    let report = Report {
+        subject: a.on.subject(files.name.clone()),
+        ranks: count,
+        batch: a.batch,
+        tokens: a.tokens,
+        repeat: a.repeat,
+        weight_bytes: files.weights.total_bytes(),
+        part_bytes: part.bytes(&files.config, &files.weights)?,
+        one_rank: median(&measured.one_rank),
+        all_ranks: median(&measured.all_ranks),
+        ratio: ratio(&measured, |r| r.tokens_per_s),
+        prompt_ratio: ratio(&measured, |r| r.prompt_tokens_per_s),
+        logits_differ_from_one_rank: measured.differ,
+        library: measured.library,
+    };
+    if a.on.json() { print_json(&report) } else { print(&report) }
+}
+
+fn print(report: &Report) -> Result<(), Failure> {
+    let mut table = Table::default();
+    table.head(["", "prompts", "decode", "step p50"]);
+    for (name, rates) in [
+        ("1 rank".to_owned(), &report.one_rank),
+        (format!("{} ranks", report.ranks), &report.all_ranks),
+    ] {
+        table.row([
+            name,
+            format!("{:.0} tokens/s", rates.prompt_tokens_per_s),
+            format!("{:.0} tokens/s", rates.tokens_per_s),
+            format!("{:.3} ms", rates.step_ms_p50),
+        ]);
+    }
+    let mut out = std::io::stdout().lock();
+    write!(out, "{table}")?;
+    writeln!(
+        out,
+        "{} ranks by {}: {:.2} times as many tokens/s as one rank, {:.2} times in prompts of {} tokens",
+        report.ranks, report.library, report.ratio, report.prompt_ratio, report.subject.prompt
+    )?;
+    writeln!(
+        out,
+        "the first rank has {} of {} of weights; logits differ from one rank's by {:.1e}",
+        bytes(report.part_bytes),
+        bytes(report.weight_bytes),
+        report.logits_differ_from_one_rank
+    )?;
+    Ok(())
+}

@@ -1,0 +1,442 @@
+//! The part of a communicator that a submitted call keeps, and its end.
+//!
+//! # How a communicator ends
+//! The first failure stays; later calls return it and submit nothing, and graphs with calls are
+//! launched no more. These steps are taken in this order:
+//! 1. The failure is set.
+//! 2. The submissions with calls that are not over fail, and so does what is ordered after them.
+//!    A library may end its work without an error: its values must not look complete.
+//! 3. The library ends its work, on a thread of its own.
+//!
+//! Who submits a call adds its value to those that are not over, and looks for a failure again: so
+//! either the end finds the value, or the submitter finds the failure.
+
+use crate::driver::{Call, CollectiveOps};
+use crate::group::{Extent, check_apart};
+use crate::line::Turn;
+use crate::log::Log;
+use crate::members::Members;
+use crate::native::Native;
+use crate::signature::{Kind, Signature};
+use crate::unfinished::Unfinished;
+use crate::watch::{self, Watched, Watching};
+use leasehold::backend::defects::{Defect, planted};
+use leasehold::backend::sync::{Arc, Mutex, thread};
+use leasehold::backend::{Binding, Device, TimelineId};
+use leasehold::graph::LaunchCheck;
+use leasehold::{Error, Result, Timepoint, WeakLease};
+use std::collections::HashMap;
+use std::sync::{Weak, mpsc};
+use std::time::{Duration, Instant};
+
+/// How long a rank at its limit waits for what others tell.
+const TELL: Duration = Duration::from_secs(2);
+/// How long an abort may take.
+const ABORT: Duration = Duration::from_secs(5);
+/// How often eager calls are compared, and the library is asked.
+const COMPARED: Duration = Duration::from_millis(100);
+/// The steps of a chain of waits in a report.
+const CHAIN: usize = 8;
+
+/// The part of a communicator that a submitted call keeps. It must not hold the runtime: in a graph
+/// that would be a cycle.
+pub(crate) struct Core {
+    pub(crate) members: Arc<Members>,
+    pub(crate) ops: Arc<dyn CollectiveOps>,
+    /// The device's lock, if the library wants one.
+    pub(crate) turn: Option<Arc<Turn>>,
+    pub(crate) native: Native,
+    pub(crate) log: Mutex<Log>,
+    pub(crate) device: WeakLease<dyn Device>,
+    pub(crate) unfinished: Unfinished,
+    failed: Mutex<Failed>,
+    looked: Mutex<Looked>,
+    me: Weak<Self>,
+}
+
+/// The failure of a communicator.
+#[derive(Default)]
+struct Failed {
+    /// The first one. No call is submitted any more.
+    cause: Option<Error>,
+    /// Calls that were submitted end too.
+    ended: bool,
+}
+
+/// What the watch has seen of a communicator.
+#[derive(Default)]
+struct Looked {
+    /// Since when the first call of a timeline that is not over waits for nothing of this rank.
+    ready: HashMap<TimelineId, (u64, Instant)>,
+    /// The next comparison, and the calls that there were at the last one.
+    compare: Option<Instant>,
+    compared: u64,
+    /// A thread looks why a limit is over.
+    at_limit: bool,
+}
+
+/// A call without its memory, and where that is among the operands.
+#[derive(Clone)]
+pub(crate) struct Planned {
+    pub(crate) signature: Signature,
+    pub(crate) src: Option<usize>,
+    pub(crate) dst: Option<usize>,
+}
+
+/// Whom a failure concerns.
+enum Others {
+    /// The other ranks are told.
+    Told,
+    /// They know, or find it themselves.
+    Know,
+}
+
+impl Core {
+    pub(crate) fn new(
+        members: Arc<Members>,
+        ops: Arc<dyn CollectiveOps>,
+        turn: Option<Arc<Turn>>,
+        native: Native,
+        device: WeakLease<dyn Device>,
+    ) -> Result<Arc<Self>> {
+        let core = Arc::new_cyclic(|me: &Weak<Self>| Self {
+            members,
+            ops,
+            turn,
+            native,
+            log: Mutex::default(),
+            device,
+            unfinished: Unfinished::default(),
+            failed: Mutex::default(),
+            looked: Mutex::default(),
+            me: me.clone(),
+        });
+        let world = &core.members.world.0;
+        world.watch().add(world, core.me.clone())?;
+        Ok(core)
+    }
+
+    /// The first failure.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        self.failed.lock().cause.clone()
+    }
+
+    /// The first failure, if it ends the calls that were submitted before.
+    fn ended(&self) -> Option<Error> {
+        let failed = self.failed.lock();
+        failed.ended.then(|| failed.cause.clone()).flatten()
+    }
+
+    /// Refuses later calls. Those before go on: the ranks agree on them. Returns the first failure.
+    pub(crate) fn refuse(&self, cause: Error) -> Error {
+        self.failed.lock().cause.get_or_insert(cause).clone()
+    }
+
+    /// Adds a submission with calls.
+    pub(crate) fn submitted(&self, at: Timepoint) {
+        self.unfinished.add(at);
+        if let Some(cause) = self.ended() {
+            self.poison(at, &cause);
+        }
+    }
+
+    fn poison(&self, at: Timepoint, cause: &Error) {
+        if planted(Defect::LatePoison) {
+            return;
+        }
+        if let Some(device) = self.device.upgrade() {
+            device.fail(at, cause.clone());
+        }
+    }
+
+    /// Ends the communicator, and returns its first failure, and the library's end if it has one to
+    /// come.
+    fn end(&self, cause: Error, others: Others) -> (Error, Option<mpsc::Receiver<()>>) {
+        let mut failed = self.failed.lock();
+        let new = !std::mem::replace(&mut failed.ended, true);
+        let first = failed.cause.get_or_insert(cause).clone();
+        drop(failed);
+        for at in self.unfinished.first() {
+            self.poison(at, &first);
+        }
+        if !new {
+            return (first, None);
+        }
+        tracing::warn!(communicator = %self.members.name, cause = %first, "a communicator ends");
+        if let (Others::Told, Some(me)) = (others, self.me.upgrade()) {
+            let cause = first.clone();
+            // The store may be slow; without a thread the others find it at their limits.
+            drop(thread::Builder::new().name("lh-collective".to_owned()).spawn(move || {
+                let (rank, text) = match &cause {
+                    Error::PeerLost { rank, why } => (*rank, why.to_string()),
+                    cause => (me.members.rank, format!("it has aborted the communicator: {cause}")),
+                };
+                let world = &*me.members.world.0;
+                let _ = watch::tell(world, "ended", &me.members.key, rank, &text);
+            }));
+        }
+        let aborting = self.native.abort(first.clone()).ok();
+        (first, aborting)
+    }
+
+    /// Ends the communicator, and waits until the library has ended its work.
+    ///
+    /// # Errors
+    /// `Timeout` if the library does not come back.
+    pub(crate) fn abort(&self, cause: Error) -> Result<()> {
+        let (_, aborting) = self.end(cause, Others::Told);
+        let Some(aborting) = aborting else { return Ok(()) };
+        aborting.recv_timeout(ABORT).map_err(|_| {
+            Error::Timeout(
+                format!("the library has not aborted within {ABORT:?}; it goes on to, and its memory stays taken").into(),
+            )
+        })
+    }
+
+    /// Gives calls to the library, with the addresses of their operands.
+    pub(crate) fn enqueue(&self, word: u64, planned: &[Planned], bound: &[Binding]) -> Result<()> {
+        let of = |at: Option<usize>| at.and_then(|at| bound.get(at)).copied();
+        let mut calls: Vec<Call<'_>> = planned
+            .iter()
+            .map(|p| Call { signature: &p.signature, src: of(p.src), dst: of(p.dst) })
+            .collect();
+        // An update of a graph may have brought one buffer in several places.
+        let extents: Vec<_> = std::iter::zip(0.., &calls)
+            .filter(|(_, c)| c.signature.kind != Kind::Barrier)
+            .flat_map(|(call, c)| {
+                let extent = move |b: Binding, writes| Extent {
+                    space: (),
+                    from: b.addr,
+                    bytes: b.len,
+                    writes,
+                    call,
+                };
+                [c.src.map(|b| extent(b, false)), c.dst.map(|b| extent(b, true))]
+            })
+            .flatten()
+            .collect();
+        check_apart(&extents, |call| calls[call].signature.kind, self.members.rank)
+            .map_err(|cause| self.fails(cause))?;
+        if let Some(cause) = self.ended() {
+            return Err(cause);
+        }
+        if planted(Defect::OrderSwapped) && self.members.rank == 1 {
+            calls.reverse();
+        }
+        let turn = self.turn.as_ref().map(|turn| turn.0.lock());
+        // SAFETY: the runtime calls this in the stream's order, with the native stream and the
+        // operands' addresses, and the operands are kept and declared. The calls were checked as
+        // they were made, and what may have changed above.
+        let made = unsafe { self.native.part().enqueue(word, &calls) };
+        drop(turn);
+        let made = made.map_err(|cause| self.fails(cause));
+        if planted(Defect::LatePoison) { Ok(()) } else { made }
+    }
+
+    /// Makes a failure the communicator's. After a limit it looks whether the ranks' calls differ.
+    pub(crate) fn fails(&self, cause: Error) -> Error {
+        let found = match (self.ended(), &cause) {
+            (None, Error::Timeout(_)) => {
+                let list = self.log.lock().list();
+                self.members.compare_at_limit(&list, TELL)
+            }
+            _ => None,
+        };
+        self.end(found.unwrap_or(cause), Others::Know).0
+    }
+
+    /// Compares the eager calls with the next rank's: each rank with one, so a difference is found
+    /// by one rank at least.
+    fn compare(&self, looked: &mut Looked) {
+        let members = &self.members;
+        let (count, hash) = self.log.lock().rolled();
+        if members.size() < 2 || count == 0 {
+            return;
+        }
+        // A store that fails is the watch's affair.
+        if count != looked.compared
+            && members.tell("rolled", format!("{count} {hash:x}").as_bytes()).is_ok()
+        {
+            looked.compared = count;
+        }
+        let next = (members.rank + 1) % members.size();
+        let Some(said) = members.said("rolled", next) else { return };
+        let Some((theirs, hash)) = said.split_once(' ') else { return };
+        let (Ok(theirs), Ok(hash)) = (theirs.parse(), u64::from_str_radix(hash, 16)) else {
+            return;
+        };
+        let ours = self.log.lock().rolled_at(theirs);
+        if theirs > 0 && ours.is_some_and(|ours| ours != hash) && !looked.at_limit {
+            looked.at_limit = true;
+            let _ = watch::tell(&*members.world.0, "differ", &members.key, members.rank, "");
+            self.look_closer(None);
+        }
+    }
+
+    /// Compares lists with the other ranks, on a thread of its own, and ends the communicator with
+    /// what it finds; with `late` if it finds nothing.
+    fn look_closer(&self, late: Option<String>) {
+        let Some(me) = self.me.upgrade() else { return };
+        let looks = move || {
+            let list = me.log.lock().list();
+            if let Some(found) = me.members.compare_at_limit(&list, TELL) {
+                me.end(found, Others::Know);
+            } else if let Some(late) = late {
+                let report = watch::report(&*me.members.world.0, TELL);
+                let report = report.unwrap_or_else(|e| format!("no report: {e}"));
+                me.end(
+                    Error::Timeout(format!("{late}\n{}", report.trim_end()).into()),
+                    Others::Told,
+                );
+            }
+            me.looked.lock().at_limit = false;
+        };
+        // Without a thread the next look tries again.
+        if thread::Builder::new().name("lh-collective".to_owned()).spawn(looks).is_err() {
+            self.looked.lock().at_limit = false;
+        }
+    }
+
+    /// Looks for a call that has waited for the others for longer than the limit.
+    fn look_for_late(&self, looked: &mut Looked, now: Instant) {
+        let first = self.unfinished.first();
+        looked.ready.retain(|id, _| first.iter().any(|p| p.timeline_id() == *id));
+        for at in first {
+            let timeline = at.timeline();
+            if timeline.waits_for(at.value()).is_some() {
+                looked.ready.remove(&at.timeline_id());
+                continue;
+            }
+            let since = looked.ready.entry(at.timeline_id()).or_insert((at.value(), now));
+            if since.0 != at.value() {
+                *since = (at.value(), now);
+            }
+            let limit = self.members.limit;
+            if now.duration_since(since.1) < limit || looked.at_limit {
+                continue;
+            }
+            // What is known may lag behind the device.
+            if matches!(timeline.wait(at.value(), Some(Duration::ZERO)), Err(Error::Timeout(_))) {
+                looked.at_limit = true;
+                let what = match self.log.lock().last() {
+                    Some(call) => format!("{} {call}", call.numbered(&self.members.name)),
+                    None => self.members.name.clone(),
+                };
+                self.look_closer(Some(format!(
+                    "{what}: rank {} has waited for the other ranks for {limit:?}; look at what they do",
+                    self.members.rank
+                )));
+            }
+        }
+    }
+}
+
+impl Watched for Core {
+    fn look(&self, now: Instant) {
+        if self.ended().is_some() {
+            return;
+        }
+        let mut looked = self.looked.lock();
+        self.look_for_late(&mut looked, now);
+        if looked.compare.is_some_and(|at| now < at) {
+            return;
+        }
+        looked.compare = Some(now + COMPARED);
+        self.compare(&mut looked);
+        drop(looked);
+        if !self.unfinished.first().is_empty()
+            // A timeout is the call's own, which looks why.
+            && let Some(cause) = self.native.part().failure()
+            && !matches!(cause, Error::Timeout(_))
+        {
+            self.end(cause, Others::Told);
+        }
+    }
+
+    fn lost(&self, rank: u32, why: &str) {
+        let Some(own) = self.members.ranks.iter().position(|&r| r == rank) else { return };
+        self.end(Error::PeerLost { rank: own as u32, why: why.to_owned().into() }, Others::Know);
+    }
+
+    fn told(&self, name: &str, word: &str, number: u32, text: &str) {
+        if name != self.members.key || self.ended().is_some() {
+            return;
+        }
+        match word {
+            "ended" if number != self.members.rank => {
+                let lost = Error::PeerLost { rank: number, why: text.to_owned().into() };
+                self.end(lost, Others::Know);
+            }
+            "differ" if number != self.members.rank => {
+                let mut looked = self.looked.lock();
+                if !std::mem::replace(&mut looked.at_limit, true) {
+                    drop(looked);
+                    self.look_closer(None);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn report(&self, lines: &mut Vec<String>) {
+        let name = &self.members.name;
+        let log = self.log.lock();
+        let (count, last) = (log.rolled().0, log.last().cloned());
+        drop(log);
+        let mut line = match last {
+            Some(call) => format!(
+                "{name}: {count} calls of all ranks, the last eager call is {} {call}",
+                call.numbered(name)
+            ),
+            None => format!("{name}: no eager call"),
+        };
+        if let Some(cause) = self.failure() {
+            line.push_str(&format!("; it has ended: {cause}"));
+        }
+        let waiting = self.unfinished.first();
+        if waiting.is_empty() {
+            line.push_str("; nothing is unfinished");
+        }
+        for at in waiting {
+            line.push_str(&format!("; {}", chain(at)));
+        }
+        lines.push(line.replace('\n', "; "));
+    }
+}
+
+/// What a submission waits for, and that in turn.
+fn chain(at: Timepoint) -> String {
+    let shown = |p: Timepoint| match p.timeline().name() {
+        Some(name) => format!("{} value {}", name.as_str(), p.value()),
+        None => format!("{:?} value {}", p.timeline_id(), p.value()),
+    };
+    let (mut text, mut point) = (format!("{} is not over", shown(at)), at);
+    for _ in 0..CHAIN {
+        let timeline = point.timeline();
+        if timeline.submitted() < point.value() {
+            text.push_str(", which nobody has submitted or signalled");
+            return text;
+        }
+        let Some(next) = timeline.waits_for(point.value()) else {
+            text.push_str(", and runs, or waits for the other ranks");
+            return text;
+        };
+        text.push_str(&format!(", waits for {}", shown(next)));
+        point = next;
+    }
+    text
+}
+
+/// The communicators whose calls a graph has.
+pub(crate) struct Launches(pub(crate) Vec<Weak<Core>>);
+
+impl LaunchCheck for Launches {
+    fn before(&self) -> Result<()> {
+        let failure = |core: &Weak<Core>| core.upgrade().and_then(|core| core.failure());
+        self.0.iter().find_map(failure).map_or(Ok(()), Err)
+    }
+
+    fn launched(&self, at: Timepoint) {
+        self.0.iter().filter_map(Weak::upgrade).for_each(|core| core.submitted(at));
+    }
+}
