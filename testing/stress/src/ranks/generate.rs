@@ -89,7 +89,7 @@ impl Generator {
             935..950 => Step::WaitStream { rank, stream, on: self.slot(STREAMS) },
             950..975 => Step::Hold { rank, stream },
             975..992 => Step::Wrong { rank, wrong: self.dice.pick(&Wrong::ALL) },
-            _ => Step::Abort,
+            _ => Step::Abort { held: self.dice.chance(50) },
         }
     }
 
