@@ -92,7 +92,7 @@ fn late(world: &World, runtime: &Runtime) -> Result<()> {
     let comm = world.comm(&own, &CommConfig::new("late").timeout(LIMIT))?;
     let last = world.rank() + 1 == world.size();
     let x = own.upload(&vec![1.0f32; N])?;
-    own.synchronize()?;
+    own.stream().synchronize()?;
     world.barrier("late", PATIENCE)?;
     if last {
         let (cause, _) = failure(&comm)?;
@@ -124,7 +124,7 @@ fn graphs(world: &World, runtime: &Runtime) -> Result<()> {
         (0..16).try_for_each(|_| comm.all_reduce(recording.stream(), &x, Reduce::Average))
     })?;
     graph.launch_on(own.stream())?;
-    own.synchronize()?;
+    own.stream().synchronize()?;
     world.barrier("graph", PATIENCE)?;
     if world.rank() == 0 {
         // The others do not launch.
@@ -160,7 +160,7 @@ fn killed(world: &World, runtime: &Runtime) -> Result<()> {
     let x = own.upload(&vec![1.0f32; N])?;
     let (other, y) = (own.create_stream()?, own.upload(&vec![1.0f32; N])?);
     comm.all_reduce(own.stream(), &x, Reduce::Sum)?;
-    own.synchronize()?;
+    own.stream().synchronize()?;
     world.barrier("killed", PATIENCE)?;
     let last = world.size() - 1;
     if world.rank() == last {
