@@ -396,7 +396,7 @@ impl Player {
             // What comes after a failure inherits it until the failed work is over.
             let _ = stream.synchronize();
             let _ = other.synchronize();
-            // A later call would wait for ranks whose devices are still in the one that is aborted.
+            // A later call would wait for devices that are still in the one that is aborted.
             self.world.barrier(&format!("aborted/{number}"), self.limit)?;
             Ok(got)
         };
