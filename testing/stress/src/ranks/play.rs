@@ -365,8 +365,8 @@ impl Player {
         }
     }
 
-    /// Aborts a communicator while a call waits for the host or for rank 0. What depends on the call
-    /// must fail.
+    /// Aborts a communicator while a call waits for the host or for rank 0. What depends on the
+    /// call must fail.
     fn abort(&mut self, held: bool) -> Outcome {
         let (runtime, me) = (self.runtime.clone(), self.me());
         let comm = self.comm(0)?.split(Some(0), 0).map_err(said)?;
