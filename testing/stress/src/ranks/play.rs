@@ -365,8 +365,8 @@ impl Player {
         }
     }
 
-    /// Aborts a communicator while a call waits for the host or for rank 0. What depends on the call
-    /// must fail.
+    /// Aborts a communicator while a call waits for the host or for rank 0. What depends on the
+    /// call must fail.
     fn abort(&mut self, held: bool) -> Outcome {
         let (runtime, me) = (self.runtime.clone(), self.me());
         let comm = self.comm(0)?.split(Some(0), 0).map_err(said)?;
@@ -396,7 +396,7 @@ impl Player {
             // What comes after a failure inherits it until the failed work is over.
             let _ = stream.synchronize();
             let _ = other.synchronize();
-            // A later call would wait for ranks whose devices are still in the one that is aborted.
+            // A later call would wait for devices that are still in the one that is aborted.
             self.world.barrier(&format!("aborted/{number}"), self.limit)?;
             Ok(got)
         };
