@@ -97,7 +97,7 @@ fn late(world: &World, runtime: &Runtime) -> Result<()> {
     if last {
         let (cause, _) = failure(&comm)?;
         expect(matches!(cause, Error::PeerLost { .. }), "a rank that is late", &cause)?;
-        return world.barrier("was late", PATIENCE);
+        return world.barrier("was-late", PATIENCE);
     }
     let begun = Instant::now();
     comm.all_reduce(own.stream(), &x, Reduce::Sum)?;
@@ -111,7 +111,7 @@ fn late(world: &World, runtime: &Runtime) -> Result<()> {
         world,
         &format!("a rank that does not call: after {after:.2?} (limit {LIMIT:?}): {cause}"),
     );
-    world.barrier("was late", PATIENCE)
+    world.barrier("was-late", PATIENCE)
 }
 
 /// A graph whose communicator ends: launches that run fail, later ones are refused, and the driver
@@ -165,7 +165,7 @@ fn killed(world: &World, runtime: &Runtime) -> Result<()> {
     let last = world.size() - 1;
     if world.rank() == last {
         std::thread::sleep(Duration::from_millis(300));
-        world.store().set("killed at", now().to_string().as_bytes())?;
+        world.store().set("killed-at", now().to_string().as_bytes())?;
         let id = std::process::id().to_string();
         let _ = std::process::Command::new("kill").args(["-9", &id]).status();
         std::thread::sleep(PATIENCE);
@@ -176,7 +176,7 @@ fn killed(world: &World, runtime: &Runtime) -> Result<()> {
     let named = now();
     let rank = matches!(cause, Error::PeerLost { rank, .. } if rank == last);
     expect(rank, "a rank that was killed", &cause)?;
-    let at = world.store().get("killed at", PATIENCE)?;
+    let at = world.store().get("killed-at", PATIENCE)?;
     let at: u128 = String::from_utf8_lossy(&at).parse().unwrap_or_default();
     let failed = own.stream().now().timeline().failure().is_some();
     let begun = Instant::now();
