@@ -186,9 +186,10 @@ fn killed(world: &World, runtime: &Runtime) -> Result<()> {
     expect(dependent.is_err(), "a copy of what the call did not give looks complete", &cause)?;
     alone(runtime)?;
     let rest = comm.shrink(&[last])?;
-    let z = runtime.upload(&[rest.size()])?;
-    rest.all_reduce(runtime.stream(), &z, Reduce::Sum)?;
-    let sum = runtime.to_vec(&z)?;
+    let fresh = runtime.create_stream()?.runtime();
+    let z = fresh.upload(&[rest.size()])?;
+    rest.all_reduce(fresh.stream(), &z, Reduce::Sum)?;
+    let sum = fresh.to_vec(&z)?;
     expect(sum == [rest.size() * rest.size()], "a sum of the others", &format!("{sum:?}"))?;
     show(
         world,
