@@ -3,8 +3,9 @@
 # be found within 50 seeds, and without one nothing may be found. The feature `planted-defects` is
 # built here alone, and LEASEHOLD_DEFECT names the mistake.
 #
-#   ci/planted.sh            all
-#   ci/planted.sh PassedEarly MissingWait
+#   ci/planted.sh                            all
+#   ci/planted.sh PassedEarly MissingWait    these
+#   ci/planted.sh collective                 those of collectives, by programs of ranks
 set -eu
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-target}
@@ -13,14 +14,16 @@ cargo build --quiet -p leasehold-cli --features planted-defects
 leasehold="$target/debug/leasehold-planted"
 cp "$target/debug/leasehold" "$leasehold"
 failed=0
+threads="--ops 1500 --threads 4"
 # A crash is a finding too, and so is a run that never ends.
 hunt() { # DEFECT DEVICE [--sim]
     defect=$1
     shift
     seed=0
     while [ "$seed" -lt 50 ]; do
-        if ! LEASEHOLD_DEFECT=$defect RUST_BACKTRACE=0 timeout 120 "$leasehold" stress --device "$@" --seed "$seed" --seeds 1 --ops 1500 \
-            --threads 4 --patience 10 --shrink 0 --json >/dev/null 2>&1; then
+        # shellcheck disable=SC2086
+        if ! LEASEHOLD_DEFECT=$defect RUST_BACKTRACE=0 timeout 120 "$leasehold" stress --device "$@" --seed "$seed" --seeds 1 $threads \
+            --patience 10 --shrink 0 --json >/dev/null 2>&1; then
             echo "$defect: seed $seed on $*"
             return
         fi
@@ -41,6 +44,14 @@ if [ -z "$wanted" ]; then
         "$leasehold" stress --device $device --seeds 3 --ops 400 --threads 4 --patience 60 --shrink 0 || failed=1
     done
 fi
+case " $wanted " in
+    "  " | *" collective "*)
+        for device in cpu:0 sim:0 'cuda:0 --sim'; do
+            # shellcheck disable=SC2086
+            "$leasehold" stress --device $device --ranks 4 --seeds 3 --patience 60 --shrink 0 || failed=1
+        done
+        ;;
+esac
 plant KnowsTooMuch sim:0
 plant LeaseForgotten cpu:0
 plant PassedEarly sim:0
@@ -63,5 +74,15 @@ plant RowLeftOut sim:0
 for defect in MissingWait StaleMark ReuseBeforeCompletion StaleGraphAddress EarlyPublication DeferredOutOfOrder \
     EventRecycledEarly MissingEdge WordBeforeWork; do
     plant "$defect" cuda:0 --sim
+done
+# What finds them: a rank that waits for the call that was left out; the comparison of the ranks'
+# calls for the order, the root and the line; values for the count, which is wrong on all ranks
+# alike; a read that must fail for the poison.
+threads="--ops 200 --ranks 4"
+for defect in CallSkipped OrderSwapped WrongCount WrongRoot LineMissing LatePoison; do
+    case " $wanted " in
+        *" collective "*) hunt "$defect" cuda:0 --sim ;;
+        *) plant "$defect" cuda:0 --sim ;;
+    esac
 done
 exit "$failed"

@@ -1,9 +1,9 @@
 #!/bin/sh
 # Random programs over the safe API against a sequential model: on the CPU, on the simulated device
-# and on CUDA and Metal over the simulated drivers.
+# and on CUDA and Metal over the simulated drivers. Programs of 4 ranks where there are collectives.
 #
 #   ci/stress.sh                      20 seeds of 2,000 steps by 8 threads; on CUDA and Metal 5, and
-#   10 with failing calls
+#   10 with failing calls; 20 of 300 steps of ranks, and 10 with late commands
 #   ci/stress.sh SEEDS OPS THREADS    for example 1000 10000 8: so many on each, and with failing
 #   calls on all simulated ones
 #   SEED=N ci/stress.sh …             beginning with another seed
@@ -12,6 +12,7 @@ cd "$(dirname "$0")/.."
 command=${CARGO_TARGET_DIR:-target}/release/leasehold
 cargo build --quiet --release
 status=0
+ranks() { "$command" stress --seed "${SEED:-0}" --ranks 4 "$@" || status=1; }
 try() { "$command" stress --seed "${SEED:-0}" --ops "$ops" --threads "$threads" "$@" || status=1; }
 seeds=${1:-20} ops=${2:-2000} threads=${3:-8}
 try --seeds "$seeds" --device cpu:0
@@ -28,4 +29,13 @@ else
         try --seeds "$seeds" --device "$device" --sim --faults
     done
 fi
+few=20 late=10
+if [ $# -gt 0 ]; then few=$seeds late=$seeds; fi
+ranks --seeds "$few" --device cpu:0
+for device in sim:0 'cuda:0 --sim'; do
+    # shellcheck disable=SC2086
+    ranks --seeds "$few" --device $device
+    # shellcheck disable=SC2086
+    ranks --seeds "$late" --faults --device $device
+done
 exit "$status"

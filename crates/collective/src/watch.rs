@@ -20,9 +20,9 @@ use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 /// The pause between two looks.
-const LOOK: Duration = Duration::from_millis(10);
+const LOOK: Duration = Duration::from_millis(5);
 /// The time in which calls end that a rank has made before it was gone.
-const GRACE: Duration = Duration::from_millis(40);
+const GRACE: Duration = Duration::from_millis(20);
 /// The same, for a thread that has dropped its world in order.
 const GRACE_IN_ORDER: Duration = Duration::from_secs(1);
 /// Bytes of a rank's part of a report.

@@ -45,6 +45,18 @@ pub enum Defect {
     WaitSkipped,
     /// `sim`: a copy omits its last row.
     RowLeftOut,
+    /// `collective`: rank 1 leaves every eighth call out.
+    CallSkipped,
+    /// `collective`: rank 1 gives the calls of a group to the library in the opposite order.
+    OrderSwapped,
+    /// `collective`: the library gets one element less than a call of several has, on all ranks.
+    WrongCount,
+    /// `collective`: rank 1 takes the next rank for the root.
+    WrongRoot,
+    /// `collective`: the collective line does not order calls.
+    LineMissing,
+    /// `collective`: a call that fails does not fail its stream.
+    LatePoison,
     /// `alloc`, in models: a thread enters a shard of the thread caches that another one is in.
     ShardUnlocked,
     /// `alloc`, in models: a thread leaves a shard before it has written the counters.
@@ -61,7 +73,7 @@ pub enum Defect {
 
 impl Defect {
     /// The defects that `leasehold stress` looks for.
-    pub const ALL: [Defect; 17] = [
+    pub const ALL: [Defect; 23] = [
         Defect::KnowsTooMuch,
         Defect::LeaseForgotten,
         Defect::PassedEarly,
@@ -79,6 +91,12 @@ impl Defect {
         Defect::OpenedTwice,
         Defect::WaitSkipped,
         Defect::RowLeftOut,
+        Defect::CallSkipped,
+        Defect::OrderSwapped,
+        Defect::WrongCount,
+        Defect::WrongRoot,
+        Defect::LineMissing,
+        Defect::LatePoison,
     ];
 }
 

@@ -31,6 +31,10 @@
 //! order follows from the program, so the same seed gives the same program with the same contents,
 //! however the threads run.
 //!
+//! # Ranks
+//! Programs of another kind have ranks instead of threads, and calls of all of them between their
+//! work: [`ranks`].
+//!
 //! # How to reproduce
 //! `leasehold stress --seed S` with the same `--ops` and `--threads` runs the same program again.
 //! Orders between threads differ from run to run, but those of a simulated device follow from the
@@ -45,21 +49,25 @@
 //! # Ok::<(), leasehold::Error>(())
 //! ```
 //!
-//! This crate must not use anything of the runtime's but what every user of the crate `leasehold`
-//! has; the backends under it are made in one module.
+//! This crate must not use anything of the runtime's but what every user of the crates `leasehold`
+//! and `leasehold-collective` has; the backends under it are made in one module.
 
 mod dice;
 mod generate;
 pub mod kernels;
 mod model;
+mod options;
 mod play;
 pub mod prelude;
 mod print;
+pub mod ranks;
 pub mod scenes;
 mod shrink;
 mod step;
 mod target;
+mod work;
 
+pub use options::Options;
 pub use play::Finding;
 pub use target::{Bench, Target};
 
@@ -70,45 +78,6 @@ use play::Stop;
 use serde::Serialize;
 use std::sync::Once;
 use std::time::{Duration, Instant};
-
-/// The options of a run.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct Options {
-    /// The device.
-    pub target: Target,
-    /// The first seed.
-    pub seed: u64,
-    /// How many seeds.
-    pub seeds: u64,
-    /// Steps of each program.
-    pub ops: u32,
-    /// Its threads, 1 to 64; other numbers count as the nearest of these.
-    pub threads: u8,
-    /// Says whether calls fail.
-    pub faults: bool,
-    /// How long nothing may go on before that is a finding.
-    pub patience: Duration,
-    /// How long a failing program is made smaller.
-    pub shrink: Duration,
-}
-
-impl Options {
-    /// One seed of 10,000 steps on 8 threads.
-    #[must_use]
-    pub fn new(target: Target) -> Self {
-        Self {
-            target,
-            seed: 0,
-            seeds: 1,
-            ops: 10_000,
-            threads: 8,
-            faults: false,
-            patience: Duration::from_secs(60),
-            shrink: Duration::from_secs(60),
-        }
-    }
-}
 
 /// A program that fails.
 #[derive(Debug, Clone, Serialize)]
@@ -146,6 +115,9 @@ pub struct Report {
     pub ops: u32,
     /// Threads of each.
     pub threads: u8,
+    /// Ranks of each, if they are programs of ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<u8>,
     /// Seconds that it took.
     pub seconds: f64,
     /// The programs that fail.
@@ -174,6 +146,9 @@ pub fn run(options: &Options, seed: u64) -> Result<(), Finding> {
 
 fn played(options: &Options, seed: u64) -> Result<(), Stop> {
     quiet();
+    if let Some(n) = options.some_ranks() {
+        return ranks::played(options, n, seed);
+    }
     let (_, plan) = generate::generate(seed, options.ops, options.threads, features(options, seed));
     play::play(&options.target, seed, options.faults, Arc::new(plan), options.patience)
 }
@@ -181,6 +156,10 @@ fn played(options: &Options, seed: u64) -> Result<(), Stop> {
 /// The program of a seed as a Rust test.
 #[must_use]
 pub fn program(options: &Options, seed: u64) -> String {
+    if let Some(n) = options.some_ranks() {
+        let program = ranks::program(options, n, seed);
+        return ranks::print(options, seed, &program, "as it is generated");
+    }
     let (_, plan) = generate::generate(seed, options.ops, options.threads, features(options, seed));
     print::print(&options.target, seed, options.faults, &plan, "as it is generated")
 }
@@ -209,7 +188,8 @@ pub fn stress(options: &Options, mut over: impl FnMut(u64, Option<&Failure>)) ->
         over(seed, failure.as_ref());
         failures.extend(failure);
     }
-    let Options { target, seed, ops, threads, faults, .. } = *options;
+    let Options { target, seed, ops, ranks, faults, .. } = *options;
+    let threads = ranks.unwrap_or(options.threads);
     let seconds = start.elapsed().as_secs_f64();
     let device = target.device.to_string();
     Report {
@@ -220,6 +200,7 @@ pub fn stress(options: &Options, mut over: impl FnMut(u64, Option<&Failure>)) ->
         seeds: done,
         ops,
         threads,
+        ranks,
         seconds,
         failures,
         unable,
@@ -230,6 +211,12 @@ pub fn stress(options: &Options, mut over: impl FnMut(u64, Option<&Failure>)) ->
 const SHRUNK: usize = 3;
 
 fn failure(options: &Options, seed: u64, finding: Finding, within: Duration) -> Failure {
+    if let Some(n) = options.some_ranks() {
+        let small = ranks::small(options, n, seed, within);
+        let test = ranks::print(options, seed, &small, &finding.what);
+        let Finding { what, hang, threads } = finding;
+        return Failure { seed, what, hang, threads, steps: small.steps.len(), test };
+    }
     let (program, plan) =
         generate::generate(seed, options.ops, options.threads, features(options, seed));
     // How often a program is tried before it counts as one that does not fail.

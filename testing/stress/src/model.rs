@@ -18,7 +18,7 @@
 //! This module must not know the runtime.
 
 mod apply;
-mod effect;
+pub(crate) mod effect;
 mod graphs;
 mod order;
 

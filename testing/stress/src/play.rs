@@ -6,14 +6,13 @@
 
 mod steps;
 
-use steps::compare;
-
 use crate::generate::Plan;
 use crate::kernels::Kernel;
 use crate::model::{Far, Planned};
 use crate::prelude::{Completions, Place, open};
 use crate::step::{FAR_STREAM, PINNED, Read, Slot, Step, is_far, is_far_stream};
 use crate::target::{Bench, Target, Weather};
+use crate::work::compare;
 use leasehold::backend::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use leasehold::backend::sync::{Arc, Condvar, Mutex};
 use leasehold::graph::NodeId;
@@ -240,7 +239,7 @@ impl World {
             trusted: (0..watch.plan.buffers).map(|_| AtomicBool::new(true)).collect(),
             calls: Arc::default(),
             completions: Completions::default(),
-            strict: bench.weather != Weather::Foul,
+            strict: bench.weather() != Weather::Foul,
             kernels: bench.kernels().clone(),
             far: Place::new(),
             far_device: bench.far_device(),

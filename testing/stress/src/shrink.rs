@@ -43,6 +43,31 @@ impl Program {
     }
 }
 
+/// Takes ever smaller runs away, from the end to the beginning, as long as the rest fails.
+pub(crate) fn without_runs<T: Clone>(
+    steps: &mut Vec<T>,
+    late: &dyn Fn() -> bool,
+    mut fails: impl FnMut(&[T]) -> bool,
+) {
+    let mut size = steps.len().div_ceil(2);
+    while size > 0 && !late() {
+        let mut end = steps.len();
+        while end > 0 {
+            let from = end.saturating_sub(size);
+            let mut rest = steps.clone();
+            rest.drain(from..end);
+            if fails(&rest) {
+                *steps = rest;
+            }
+            end = from;
+            if late() {
+                return;
+            }
+        }
+        size = if size == 1 { 0 } else { size.div_ceil(2) };
+    }
+}
+
 struct Search<'a> {
     best: Program,
     /// `None`: beyond what the clock can say.
@@ -93,21 +118,10 @@ impl Search<'_> {
 
     /// Without ever smaller runs of steps, from the end to the beginning.
     fn steps(&mut self) {
-        let mut size = self.best.steps.len().div_ceil(2);
-        while size > 0 && !self.is_late() {
-            let mut end = self.best.steps.len();
-            while end > 0 {
-                let from = end.saturating_sub(size);
-                let mut steps = self.best.steps.clone();
-                steps.drain(from..end);
-                self.take(steps);
-                end = from;
-                if self.is_late() {
-                    return;
-                }
-            }
-            size = if size == 1 { 0 } else { size.div_ceil(2) };
-        }
+        let mut steps = self.best.steps.clone();
+        let end = self.end;
+        let late = || end.is_some_and(|end| Instant::now() >= end);
+        without_runs(&mut steps, &late, |steps| self.take(steps.to_vec()));
     }
 
     /// Without nodes of graphs and launches of sessions.

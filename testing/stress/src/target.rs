@@ -10,6 +10,9 @@ use leasehold::backend::Backend;
 use leasehold::backend::sync::Arc;
 use leasehold::kernel::KernelSource;
 use leasehold::{BackendKind, Context, DeviceId, Error, KernelBase, Result, Runtime};
+use leasehold_collective::{CollectiveOps, ElementType};
+#[cfg(feature = "sim")]
+use leasehold_collective_sim::SimCollectives;
 use std::time::{Duration, Instant};
 
 #[cfg(feature = "planted-defects")]
@@ -44,13 +47,31 @@ pub(crate) enum Weather {
     Foul,
 }
 
+/// The kernels, in the order of [`Kernel::ALL`].
+pub(crate) type Kernels = [KernelBase; Kernel::ALL.len()];
+
 /// A backend in use.
 pub struct Bench {
-    context: Context,
+    under: Under,
     runtime: Runtime,
-    kernels: [KernelBase; Kernel::ALL.len()],
+    kernels: Kernels,
     /// Another device with its kernels. Its runtime is kept until it is first asked for.
-    far: Option<(DeviceId, [KernelBase; Kernel::ALL.len()], Place<Runtime>)>,
+    far: Option<(DeviceId, Kernels, Place<Runtime>)>,
+}
+
+/// Ranks: a device for each, or one that they share, and what makes their calls.
+pub(crate) struct RankBench {
+    pub(crate) under: Under,
+    /// By rank.
+    pub(crate) runtimes: Vec<Runtime>,
+    pub(crate) kernels: Kernels,
+    /// `None`: the device's own.
+    pub(crate) library: Option<Arc<dyn CollectiveOps>>,
+}
+
+/// What is under the runtimes.
+pub(crate) struct Under {
+    context: Context,
     pub(crate) weather: Weather,
     #[cfg(feature = "sim")]
     machine: Option<Monitor>,
@@ -59,13 +80,41 @@ pub struct Bench {
     left: Option<Left>,
 }
 
+/// A backend that was made, and what is known of it alone.
+struct Made {
+    backend: Arc<dyn Backend>,
+    #[cfg(feature = "sim")]
+    machine: Option<Monitor>,
+    #[cfg(feature = "sim")]
+    left: Option<Left>,
+    /// The library of collectives, if it is not the device's own.
+    library: Option<Arc<dyn CollectiveOps>>,
+}
+
+impl Made {
+    /// A backend whose driver is not simulated.
+    fn real(backend: Arc<dyn Backend>) -> Self {
+        Self {
+            backend,
+            #[cfg(feature = "sim")]
+            machine: None,
+            #[cfg(feature = "sim")]
+            left: None,
+            library: None,
+        }
+    }
+}
+
 /// Finds what is left in a simulated driver. The argument says whether a device was lost.
 #[cfg(feature = "sim")]
 type Left = Box<dyn Fn(bool) -> Vec<String> + Send + Sync>;
 
 /// Bytes of a simulated device.
-#[cfg(feature = "sim")]
 const MEMORY: u64 = 1 << 30;
+/// Bytes of a rank's simulated device.
+const RANK_MEMORY: u64 = 1 << 28;
+/// How long a wait of a simulated machine goes on without a command that can run.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Target {
     /// A device as it is named.
@@ -125,44 +174,43 @@ impl Target {
         }
     }
 
-    /// A fresh backend with a runtime and the kernels made ready.
-    ///
-    /// # Errors
-    /// The driver's own.
-    pub fn open(&self, seed: u64, faults: bool) -> Result<Bench> {
-        let weather = self.weather(seed, faults);
+    /// A fresh backend of the device's kind; the ranks' devices are of one machine.
+    fn make(&self, seed: u64, devices: u32, memory: u64, patience: Duration) -> Result<Made> {
         #[cfg(feature = "sim")]
-        let (mut machine, mut left) = (None, None);
-        let mut backends: Vec<Arc<dyn Backend>> = Vec::new();
-        backends.push(match self.device.backend {
+        let config = || machine_config(seed).devices(devices, memory).patience(patience);
+        let _ = (seed, devices, memory, patience);
+        Ok(match self.device.backend {
             #[cfg(feature = "sim")]
             BackendKind::Sim => {
-                let made = SimBackend::new(machine_config(seed))?;
-                machine = Some(made.machine().clone());
-                Arc::new(made)
+                let made = SimBackend::new(config())?;
+                let library: Arc<dyn CollectiveOps> = Arc::new(SimCollectives::of_sim(&made));
+                let machine = Some(made.machine().clone());
+                Made { backend: Arc::new(made), machine, left: None, library: Some(library) }
             }
             #[cfg(feature = "cuda")]
             BackendKind::Cuda if self.simulated => {
                 use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
-                let made = Arc::new(SimDriver::new(SimDriverConfig::new(machine_config(seed)))?);
-                machine = Some(made.machine().clone());
+                let made = Arc::new(SimDriver::new(SimDriverConfig::new(config()))?);
+                let machine = Some(made.machine().clone());
                 let driver = made.clone();
-                left = Some(Box::new(move |lost: bool| {
+                let left = Some(Box::new(move |lost: bool| {
                     let mut all = driver.take_leaks();
                     if !driver.census().is_nothing() {
                         all.push(format!("left in the driver: {:?}", driver.census()));
                     }
                     if lost { Vec::new() } else { all }
                 }) as Left);
-                Arc::new(CudaBackend::with_ops(made, cuda_config())?)
+                let library: Arc<dyn CollectiveOps> = Arc::new(SimCollectives::of_cuda(&made));
+                let backend = Arc::new(CudaBackend::with_ops(made, cuda_config())?);
+                Made { backend, machine, left, library: Some(library) }
             }
             #[cfg(feature = "mps")]
             BackendKind::Mps if self.simulated => {
                 use leasehold_mps_sim::{SimDriver, SimDriverConfig};
-                let made = Arc::new(SimDriver::new(SimDriverConfig::new(machine_config(seed)))?);
-                machine = Some(made.machine().clone());
+                let made = Arc::new(SimDriver::new(SimDriverConfig::new(config()))?);
+                let machine = Some(made.machine().clone());
                 let driver = made.clone();
-                left = Some(Box::new(move |_: bool| {
+                let left = Some(Box::new(move |_: bool| {
                     let broken = driver.take_broken_rules();
                     let mut all: Vec<_> = broken.iter().map(ToString::to_string).collect();
                     if !driver.census().is_nothing() {
@@ -170,14 +218,35 @@ impl Target {
                     }
                     all
                 }) as Left);
-                Arc::new(MpsBackend::with_ops(made, MpsConfig::default())?)
+                let backend = Arc::new(MpsBackend::with_ops(made, MpsConfig::default())?);
+                Made { backend, machine, left, library: None }
             }
             #[cfg(feature = "mps")]
-            BackendKind::Mps => Arc::new(MpsBackend::new()),
+            BackendKind::Mps => Made::real(Arc::new(MpsBackend::new())),
             #[cfg(feature = "cuda")]
-            BackendKind::Cuda => Arc::new(CudaBackend::with_config(cuda_config())),
-            _ => Arc::new(leasehold::cpu::CpuBackend::new()),
-        });
+            BackendKind::Cuda => Made::real(Arc::new(CudaBackend::with_config(cuda_config()))),
+            _ => Made::real(Arc::new(leasehold::cpu::CpuBackend::new())),
+        })
+    }
+
+    /// The kernels for a device's kind.
+    fn kernels(device: DeviceId) -> Result<Kernels> {
+        let [add, mask, scale, gather] = Kernel::ALL;
+        // SAFETY: the sources of one kernel for all devices.
+        let base = |k: Kernel| unsafe { k.base(Self::source(device, k)) };
+        Ok([base(add)?, base(mask)?, base(scale)?, base(gather)?])
+    }
+
+    /// A fresh backend with a runtime and the kernels made ready.
+    ///
+    /// # Errors
+    /// The driver's own.
+    pub fn open(&self, seed: u64, faults: bool) -> Result<Bench> {
+        let weather = self.weather(seed, faults);
+        let made = self.make(seed, 2, MEMORY, PATIENCE)?;
+        #[cfg(feature = "sim")]
+        let mut machine = made.machine;
+        let mut backends = vec![made.backend];
         let far = self.far(seed);
         match far.map(|far| far.backend) {
             Some(other) if other == self.device.backend => {}
@@ -192,11 +261,7 @@ impl Target {
         }
         let context = Context::with_backends(backends);
         let ready = |device: DeviceId| {
-            let runtime = context.runtime(device)?;
-            let [add, mask, scale, gather] = Kernel::ALL;
-            // SAFETY: the sources of one kernel for all devices.
-            let base = |k: Kernel| unsafe { k.base(Self::source(device, k)) };
-            let kernels = [base(add)?, base(mask)?, base(scale)?, base(gather)?];
+            let (runtime, kernels) = (context.runtime(device)?, Self::kernels(device)?);
             kernels.iter().try_for_each(|k| k.prepare(&runtime))?;
             Ok::<_, Error>((runtime, kernels))
         };
@@ -214,17 +279,79 @@ impl Target {
         if let Some(machine) = &machine {
             machine.set_faults(plan(seed, weather, self.device.backend));
         }
-        Ok(Bench {
+        let under = Under {
             context,
-            runtime,
-            kernels,
-            far,
             weather,
             #[cfg(feature = "sim")]
             machine,
             #[cfg(feature = "sim")]
-            left,
-        })
+            left: made.left,
+        };
+        Ok(Bench { under, runtime, kernels, far })
+    }
+
+    /// Checks that the device's kind has collectives, so that it can have programs of ranks.
+    ///
+    /// # Errors
+    /// `Unsupported` for Metal.
+    pub fn has_collectives(&self) -> Result<()> {
+        match self.device.backend {
+            BackendKind::Mps => Err(Error::Unsupported(
+                "there is no library of collectives for Metal; take cpu:0, sim:0 or cuda:0".into(),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// The types of elements whose calls the device's library makes.
+    pub(crate) fn elements(&self) -> Vec<ElementType> {
+        let real = self.device.backend == BackendKind::Cuda && !self.simulated;
+        // NCCL reduces no integers of 16 bits.
+        let has = |e: &ElementType| !real || !matches!(e, ElementType::I16 | ElementType::U16);
+        ElementType::ALL.into_iter().filter(has).collect()
+    }
+
+    /// A fresh backend with a device for each rank from the target's own on. On the CPU the ranks
+    /// share one. Waits of a simulated machine end after `patience`. With faults, commands come
+    /// late or in another order.
+    ///
+    /// # Errors
+    /// The driver's own; `Unsupported` and `Unavailable` without a library or devices.
+    pub(crate) fn open_ranks(
+        &self,
+        seed: u64,
+        faults: bool,
+        ranks: u32,
+        patience: Duration,
+    ) -> Result<RankBench> {
+        self.has_collectives()?;
+        let weather = if faults { Weather::Late } else { Weather::Fair };
+        let first = self.device.ordinal;
+        let shared = self.device.backend == BackendKind::Cpu;
+        let made = self.make(seed, first.saturating_add(ranks).max(2), RANK_MEMORY, patience)?;
+        let context = Context::with_backends(vec![made.backend]);
+        let kernels = Self::kernels(self.device)?;
+        let mut runtimes = Vec::new();
+        for rank in 0..ranks {
+            let ordinal = if shared { first } else { first + rank };
+            let device = context.runtime(DeviceId { ordinal, ..self.device })?;
+            kernels.iter().try_for_each(|k| k.prepare(&device))?;
+            // A rank has a stream of its own.
+            runtimes.push(device.create_stream()?.runtime());
+        }
+        #[cfg(feature = "sim")]
+        if let Some(machine) = &made.machine {
+            machine.set_faults(plan(seed, weather, self.device.backend));
+        }
+        let under = Under {
+            context,
+            weather,
+            #[cfg(feature = "sim")]
+            machine: made.machine,
+            #[cfg(feature = "sim")]
+            left: made.left,
+        };
+        Ok(RankBench { under, runtimes, kernels, library: made.library })
     }
 }
 
@@ -299,6 +426,7 @@ fn plan(seed: u64, weather: Weather, backend: BackendKind) -> FaultPlan {
             let mut all = rules(submissions, 0.05, &FaultAction::Delay(1 + dice.below(40)));
             all.extend(rules(submissions, 0.05, &FaultAction::Reorder));
             all.extend(rules(submissions, 0.05, &FaultAction::LateCallback(1 + dice.below(40))));
+            all.extend(rules(&["ncclGroupEnd"], 0.05, &FaultAction::Delay(1 + dice.below(40))));
             all
         }
         Weather::Foul => match dice.below(8) {
@@ -333,7 +461,7 @@ impl Bench {
     /// As [`Context::runtime`].
     pub fn far(&self) -> Option<Result<Runtime>> {
         let (device, _, first) = self.far.as_ref()?;
-        Some(first.take().map_or_else(|| self.context.runtime(*device), Ok))
+        Some(first.take().map_or_else(|| self.under.context.runtime(*device), Ok))
     }
 
     pub(crate) fn far_device(&self) -> Option<DeviceId> {
@@ -349,10 +477,11 @@ impl Bench {
 
     /// Nothing is disturbed any more.
     pub(crate) fn calm(&self) {
-        #[cfg(feature = "sim")]
-        if let Some(machine) = &self.machine {
-            machine.set_faults(FaultPlan::none());
-        }
+        self.under.calm();
+    }
+
+    pub(crate) fn weather(&self) -> Weather {
+        self.under.weather
     }
 
     /// Ends the runtime and the backend, and says what is left or was seen.
@@ -360,16 +489,41 @@ impl Bench {
     /// # Errors
     /// The findings.
     pub fn close(self) -> std::result::Result<(), String> {
-        let lost = self.is_lost();
         let mut findings = Vec::new();
         let far = self.far().transpose().unwrap_or_else(|e| {
             findings.extend(
-                (self.weather != Weather::Foul)
+                (self.weather() != Weather::Foul)
                     .then(|| format!("a runtime cannot be opened again: {e}")),
             );
             None
         });
-        for runtime in [Some(self.runtime), far].into_iter().flatten() {
+        drop((self.kernels, self.far));
+        let runtimes = [Some(self.runtime), far].into_iter().flatten().collect();
+        self.under.end(runtimes, findings)
+    }
+
+    /// Says what the queues of the simulated machine wait for.
+    pub(crate) fn waits(&self) -> Box<dyn Fn() -> String> {
+        self.under.waits()
+    }
+}
+
+impl Under {
+    fn calm(&self) {
+        #[cfg(feature = "sim")]
+        if let Some(machine) = &self.machine {
+            machine.set_faults(FaultPlan::none());
+        }
+    }
+
+    /// Ends the runtimes and the backend, and says what is left or was seen.
+    pub(crate) fn end(
+        self,
+        runtimes: Vec<Runtime>,
+        mut findings: Vec<String>,
+    ) -> std::result::Result<(), String> {
+        let lost = self.is_lost();
+        for runtime in runtimes {
             if let Err(e) = runtime.synchronize()
                 && self.weather != Weather::Foul
             {
@@ -387,7 +541,6 @@ impl Bench {
                 findings.push(format!("the runtime cannot be closed: {e}"));
             }
         }
-        drop((self.kernels, self.far));
         // Threads of the backend give up the resources that a stream still kept.
         let end = Instant::now() + Duration::from_secs(10);
         let mut shut = self.context.shutdown();
@@ -400,21 +553,24 @@ impl Bench {
         {
             findings.push(format!("the backend cannot be shut down: {e}"));
         }
+        findings.extend(self.reports());
         #[cfg(feature = "sim")]
-        {
-            if let Some(machine) = &self.machine {
-                let mut reports = machine.take_reports();
-                // Where a write failed, nobody wrote.
-                reports.retain(|r| {
-                    self.weather != Weather::Foul || r.kind != ReportKind::NeverWritten
-                });
-                findings.extend(reports.iter().take(4).map(|r| format!("the race detector: {r}")));
-            }
-            if let Some(left) = &self.left {
-                findings.extend(left(lost).into_iter().take(4));
-            }
+        if let Some(left) = &self.left {
+            findings.extend(left(lost).into_iter().take(4));
         }
         if findings.is_empty() { Ok(()) } else { Err(findings.join("; ")) }
+    }
+
+    /// What the simulated machine has reported since it was asked, the first four.
+    pub(crate) fn reports(&self) -> Vec<String> {
+        #[cfg(feature = "sim")]
+        if let Some(machine) = &self.machine {
+            let mut reports = machine.take_reports();
+            // Where a write failed, nobody wrote.
+            reports.retain(|r| self.weather != Weather::Foul || r.kind != ReportKind::NeverWritten);
+            return reports.iter().take(4).map(|r| format!("the race detector: {r}")).collect();
+        }
+        Vec::new()
     }
 
     /// Says what the queues of the simulated machine wait for.

@@ -277,7 +277,11 @@ impl Side for Ours<'_> {
         let memory = other.zeros::<f32>(floats(bytes))?;
         other.synchronize()?;
         let part = self.memory.slice(..floats(bytes));
-        Ok(Box::new(move || self.rank.runtime.stream().copy(memory.view(), part.view())))
+        Ok(Box::new(move || {
+            // The memory is of a runtime that is open.
+            let _open = &other;
+            self.rank.runtime.stream().copy(memory.view(), part.view())
+        }))
     }
 
     fn life(&self) -> Result<Life> {
@@ -827,6 +831,82 @@ mod tests {
             let timed = "rroo".repeat(4 * 4);
             assert_eq!(waits, timed + &"ro".repeat(4));
         }
+    }
+
+    /// The raw side's own calls are legal and leave nothing: over a simulated driver, and with an
+    /// imitation of NCCL that a process of its own loads.
+    #[cfg(all(feature = "cuda", target_os = "linux"))]
+    #[test]
+    fn the_raw_side_is_legal_and_leaves_nothing() {
+        use leasehold_cuda::driver::ops::DeviceOps;
+        use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
+        use leasehold_sim::MachineConfig;
+        use std::process::Command;
+        const NAME: &str =
+            "commands::bench_collective::tests::the_raw_side_is_legal_and_leaves_nothing";
+        if std::env::var_os("STUB_LOG").is_none() {
+            let folder = tempfile::tempdir().unwrap();
+            let library = folder.path().join("libnccl.so.2");
+            let source =
+                concat!(env!("CARGO_MANIFEST_DIR"), "/../collective/tests/suite/stub_nccl.rs");
+            let compiler = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+            let mut compiler = Command::new(compiler);
+            compiler.args(["--edition", "2024", "--crate-type", "cdylib", "--crate-name", "nccl"]);
+            assert!(compiler.arg(source).arg("-o").arg(&library).status().unwrap().success());
+            let log = folder.path().join("log");
+            let output = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", NAME, "--nocapture"])
+                .envs([("LEASEHOLD_NCCL", &library), ("STUB_LOG", &log)])
+                .output()
+                .unwrap();
+            let told = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && told.contains("1 passed"), "{output:?}");
+            return;
+        }
+        let sizes = Sizes {
+            graphs: &[SMALL],
+            large: 64 << 10,
+            calls: 2,
+            launches: 1,
+            large_calls: 1,
+            bounded: true,
+        };
+        let request = Request { sim: Some(1), devices: 2, ..Request::new(DeviceId::cuda(0), None) };
+        let system = System::open(&request).unwrap();
+        let all = ranks::threads(&system, 2, |rank| {
+            let machine = MachineConfig::seed(1).devices(2, 1 << 26);
+            let driver = SimDriver::new(SimDriverConfig::new(machine))?;
+            driver.init()?;
+            let a = CollectiveArguments {
+                device: DeviceId::cuda(0),
+                ranks: None,
+                beside: Some(Beside::Raw),
+                turns: 1,
+                sim: false,
+                json: true,
+            };
+            let report = {
+                let raw = raw::Raw::new(&driver, rank.world.rank(), &rank.world, sizes.large)?;
+                let report = a.measured(rank, &system.context, &sizes, Some(&raw))?;
+                raw.end()?;
+                report
+            };
+            assert!(driver.census().is_nothing() && driver.take_leaks().is_empty());
+            assert!(driver.machine().memory_in_use().is_nothing());
+            assert!(driver.machine().take_reports().is_empty());
+            Ok(report)
+        });
+        let all = all.unwrap();
+        let names: Vec<_> = all[0].figures.iter().map(|figure| &*figure.name).collect();
+        assert!(names.contains(&"peer copy 8 KiB"), "{names:?}");
+        assert!(all[0].figures.iter().all(|figure| figure.within.is_some()), "{all:?}");
+        // A communicator that stays, and one in each turn: made and given back on both ranks.
+        let log = std::fs::read_to_string(std::env::var_os("STUB_LOG").unwrap()).unwrap();
+        let calls = |name: &str| log.lines().filter(|line| line.starts_with(name)).count();
+        assert_eq!((calls("init 2"), calls("ncclCommDestroy")), (6, 6));
+        // A graph of each rank, beside the eager calls.
+        assert!(calls("all_reduce") > 2 * NODES as usize);
+        assert_eq!(calls("send"), calls("recv"));
     }
 
     #[test]

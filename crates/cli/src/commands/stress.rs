@@ -27,13 +27,16 @@ pub(crate) struct Arguments {
     /// Programs, of this and the following seeds
     #[arg(long, value_name = "N", default_value_t = 1)]
     seeds: u64,
-    /// Steps of each program
-    #[arg(long, value_name = "N", default_value_t = 10_000)]
-    ops: u32,
+    /// Steps of each program [default: 10000, with --ranks 300]
+    #[arg(long, value_name = "N")]
+    ops: Option<u32>,
     /// Threads of each program
     #[arg(long, value_name = "T", default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=64))]
     threads: u8,
-    /// Makes calls of a simulated driver fail, come late or in another order
+    /// Programs of so many ranks: threads with a device each, and collectives between them
+    #[arg(long, value_name = "R", conflicts_with = "threads", value_parser = clap::value_parser!(u8).range(1..=64))]
+    ranks: Option<u8>,
+    /// Makes calls of a simulated driver fail, come late or in another order; of ranks, none fails
     #[arg(long)]
     faults: bool,
     /// Seconds without progress after which a program hangs
@@ -59,16 +62,22 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             "--faults: nothing makes calls of {device} fail; sim:0 and cuda:0 --sim can"
         )));
     }
-    let program = format!("a program of {} steps", arguments.ops);
-    host::needs(&program, u64::from(arguments.ops) * STEP, "ask for fewer with --ops")?;
+    let ops = arguments.ops.unwrap_or(if arguments.ranks.is_some() { 300 } else { 10_000 });
+    let program = format!("a program of {ops} steps");
+    let step = STEP * u64::from(arguments.ranks.unwrap_or(1));
+    host::needs(&program, u64::from(ops) * step, "ask for fewer with --ops")?;
+    if arguments.ranks.is_some() {
+        target.has_collectives().map_err(|e| Failure::misuse(format!("--ranks: {e}")))?;
+    }
     if !target.simulated {
         Context::new().runtime(device).map_err(|e| Failure::from(e).at(device))?;
     }
     let mut options = Options::new(target);
     options.seed = arguments.seed;
     options.seeds = arguments.seeds;
-    options.ops = arguments.ops;
+    options.ops = ops;
     options.threads = arguments.threads;
+    options.ranks = arguments.ranks;
     options.faults = arguments.faults;
     options.patience = Duration::from_secs(arguments.patience.into());
     options.shrink = Duration::from_secs(arguments.shrink.into());
@@ -112,7 +121,8 @@ fn show(report: &Report) -> Result<(), Failure> {
         failure.threads.iter().try_for_each(|thread| writeln!(out, "  {thread}"))?;
         writeln!(out, "as a test of {} steps:\n\n{}", failure.steps, failure.test)?;
     }
-    let Report { device, simulated, seeds, ops, threads, seconds, .. } = report;
+    let Report { device, simulated, seeds, ops, threads, ranks, seconds, .. } = report;
+    let on = ranks.map_or_else(|| format!("{threads} threads"), |n| format!("{n} ranks"));
     let (over, rate) =
         (if *simulated { " (simulated)" } else { "" }, (*seeds as f64) * f64::from(*ops) / seconds);
     let failed = format!("{} failed", report.failures.len());
@@ -120,7 +130,7 @@ fn show(report: &Report) -> Result<(), Failure> {
     let failed = paint(tone, &failed);
     writeln!(
         out,
-        "{device}{over}: {seeds} seeds of {ops} steps on {threads} threads in {seconds:.1} s ({rate:.0} steps/s): {failed}"
+        "{device}{over}: {seeds} seeds of {ops} steps on {on} in {seconds:.1} s ({rate:.0} steps/s): {failed}"
     )?;
     Ok(())
 }

@@ -16,6 +16,38 @@ fn programs_are_run_and_told() {
     );
 }
 
+#[test]
+fn programs_of_ranks_are_run_and_told() {
+    let output = call(&["stress", "--ranks", "3", "--seeds", "2", "--ops", "100"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        text.starts_with("cpu:0: 2 seeds of 100 steps on 3 ranks") && text.ends_with("0 failed\n"),
+        "{text}"
+    );
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+fn ranks_have_devices_of_one_simulated_machine() {
+    for device in [&["--device", "sim:0"][..], &["--device", "cuda:0", "--sim", "--faults"]] {
+        let report = json(&[&["stress", "--ranks", "4", "--json"], device].concat());
+        assert_eq!((&report["ranks"], &report["ops"]), (&4.into(), &300.into()), "{report}");
+        assert_eq!(report["failures"].as_array().map(Vec::len), Some(0), "{report}");
+    }
+    let threads = json(&["stress", "--ops", "50", "--json"]);
+    assert!(threads.get("ranks").is_none(), "{threads}");
+}
+
+#[cfg(feature = "mps")]
+#[test]
+fn ranks_need_a_library_of_collectives() {
+    let output = call(&["stress", "--device", "mps:0", "--sim", "--ranks", "2"]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("--ranks") && text.contains("sim:0"), "{text}");
+}
+
 #[cfg(feature = "cuda")]
 #[test]
 fn one_object_says_what_was_run() {
@@ -45,9 +77,13 @@ fn a_program_that_fits_no_memory_is_refused() {
 
 #[test]
 fn faults_need_a_simulated_driver() {
-    for arguments in
-        [&["stress", "--faults"][..], &["stress", "--sim"], &["stress", "--threads", "0"]]
-    {
+    for arguments in [
+        &["stress", "--faults"][..],
+        &["stress", "--sim"],
+        &["stress", "--threads", "0"],
+        &["stress", "--ranks", "0"],
+        &["stress", "--ranks", "2", "--threads", "2"],
+    ] {
         assert_eq!(call(arguments).status.code(), Some(2), "{arguments:?}");
     }
 }

@@ -23,11 +23,12 @@
 use super::ops::{Call, CollectiveOps, Communicator, Place};
 use crate::element::{ElementType, Reduce};
 use crate::signature::Kind;
-use leasehold::backend::sync::{Arc, Mutex, OnceLock, thread};
+use leasehold::backend::sync::{Arc, Condvar, Mutex, OnceLock, thread};
 use leasehold::backend::{BackendKind, Binding};
 use leasehold::{Error, Result, View};
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::time::{Duration, Instant};
 
 /// The library's file, as the system's loader knows it.
 const FILE: &str = "libnccl.so.2";
@@ -38,6 +39,49 @@ const OLDEST: c_int = 21_900;
 
 /// The most ranks between which all connections of sends and receives are made at the beginning.
 const CONNECTED: u32 = 64;
+
+/// How long the end of a process waits for the library.
+const EXIT: Duration = Duration::from_secs(2);
+
+/// The calls that end communicators, on threads that the end of a process does not wait for. The
+/// library and the driver take their state down as the process ends, and such a call would find
+/// it gone.
+struct Ending {
+    calls: usize,
+    exiting: bool,
+}
+
+static ENDING: (Mutex<Ending>, Condvar) =
+    (Mutex::new(Ending { calls: 0, exiting: false }), Condvar::new());
+
+/// Makes a call, unless the process ends.
+fn unless_exiting<T>(call: impl FnOnce() -> T) -> Option<T> {
+    let (ending, changed) = &ENDING;
+    {
+        let mut ending = ending.lock();
+        if ending.exiting {
+            return None;
+        }
+        ending.calls += 1;
+    }
+    let made = call();
+    ending.lock().calls -= 1;
+    changed.notify_all();
+    Some(made)
+}
+
+/// Runs as the process ends, before the library's own destructors: it was registered after them.
+extern "C" fn at_exit() {
+    let until = Instant::now() + EXIT;
+    let (ending, changed) = &ENDING;
+    let mut ending = ending.lock();
+    ending.exiting = true;
+    while ending.calls != 0 && !changed.wait_until(&mut ending, until).timed_out() {}
+}
+
+unsafe extern "C" {
+    fn atexit(function: extern "C" fn()) -> c_int;
+}
 
 /// `ncclUniqueId`, which the library takes by value.
 #[derive(Clone, Copy)]
@@ -137,6 +181,9 @@ impl Api {
             ));
         }
         let name = format!("NCCL {}.{}.{}", version / 10_000, version / 100 % 100, version % 100);
+        // SAFETY: the function does not unwind: it takes a lock and waits. Without room for it the
+        // end of a process may meet a call of the library, as it would without this.
+        unsafe { atexit(at_exit) };
         let captures = std::env::var_os("NCCL_GRAPH_REGISTER").is_some_and(|v| v == "0");
         Ok(Self { functions, name, captures, _library: library })
     }
@@ -413,7 +460,7 @@ impl Communicator for Part {
             // SAFETY: the communicator lives until here, and no later call begins. The library
             // allows its end beside a call, which returns then. Graphs with its calls are launched
             // no more, and the library keeps its memory until they are gone.
-            unsafe { abort(comm) };
+            unless_exiting(|| unsafe { abort(comm) });
         };
         if captured {
             // The library ends what runs at once, and then waits for the end of the graphs.
@@ -430,25 +477,18 @@ impl Communicator for Part {
         let comm = state.comm().ok()?;
         let mut code = 0;
         // SAFETY: the communicator lives while the lock is held.
-        let asked = unsafe { (self.api.functions.async_error)(comm, &raw mut code) };
+        let asked =
+            unless_exiting(|| unsafe { (self.api.functions.async_error)(comm, &raw mut code) })?;
         let code = if asked == 0 { code } else { asked };
         self.api.said("ncclCommGetAsyncError", code, comm).err()
     }
 
     fn destroy(&self) -> Result<()> {
-        let comm = self.state.lock().comm.take();
-        match comm {
-            // SAFETY: the communicator lives until here, and nothing uses it any more: the layer
-            // above destroys a part after its last call.
-            Some(Raw(comm)) => unsafe {
-                self.api.said(
-                    "ncclCommDestroy",
-                    (self.api.functions.destroy)(comm),
-                    std::ptr::null_mut(),
-                )
-            },
-            None => Ok(()),
-        }
+        let Some(Raw(comm)) = self.state.lock().comm.take() else { return Ok(()) };
+        // SAFETY: the communicator lives until here, and nothing uses it any more: the layer above
+        // destroys a part after its last call.
+        let code = unless_exiting(|| unsafe { (self.api.functions.destroy)(comm) });
+        self.api.said("ncclCommDestroy", code.unwrap_or_default(), std::ptr::null_mut())
     }
 }
 

@@ -105,6 +105,8 @@ impl<N: DriverStream> Engine<N> {
             let own = |s: &&Arc<StreamCore<N>>| s.timeline().id() == at.timeline_id();
             let Some(stream) = streams.iter().find(own) else { continue };
             let timeline = stream.timeline();
+            // It may be over without anybody having asked. An error is found there too.
+            let _ = stream.refresh();
             // The first value that the driver has not got may be there in part.
             let given = stream.issued.load(Ordering::Acquire) + 1 >= at.value();
             if !given || timeline.completed() >= at.value() || timeline.failed(at.value()) {

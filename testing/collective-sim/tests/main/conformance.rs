@@ -6,9 +6,7 @@ use leasehold::backend::{Backend, KernelDesc};
 use leasehold::{DeviceId, Result};
 use leasehold_collective_sim::SimCollectives;
 use leasehold_conformance::simulated::{Checked, kernels};
-use leasehold_conformance::{
-    Expectation, Expectations, Factory, Filter, Ranks, Suite, TestKernel, run,
-};
+use leasehold_conformance::{Factory, Filter, Ranks, Suite, TestKernel, run};
 use leasehold_cuda::{CudaBackend, CudaConfig};
 use leasehold_cuda_sim::{SimDriver, SimDriverConfig};
 use leasehold_sim::{MachineConfig, Monitor, SimBackend};

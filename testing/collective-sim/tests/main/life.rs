@@ -170,3 +170,45 @@ fn threads_of_a_rank_take_turns_in_the_library() {
         assert_eq!(bench.machine().take_reports(), []);
     }
 }
+
+#[test]
+fn what_a_rank_does_on_its_own_after_an_abort_is_sound() {
+    let bench = Bench::new(Over::Cuda, 2, MachineConfig::seed(3));
+    bench.run(|r| {
+        let comm = r.comm();
+        let x = r.runtime.upload(&vec![1.0f32; 1 << 20]).unwrap();
+        comm.all_reduce(r.runtime.stream(), &x, Reduce::Sum).unwrap();
+        r.runtime.synchronize().unwrap();
+        r.barrier("made");
+        let alone = || {
+            for _ in 0..3 {
+                let own = r.runtime.create_stream().unwrap().runtime();
+                let y = own.upload(&[7u32; 1000]).unwrap();
+                assert_eq!(own.to_vec(&y).unwrap(), [7; 1000]);
+            }
+        };
+        // A call that is over, as nobody on this rank knows yet.
+        let done = r.comm();
+        done.all_reduce(r.runtime.stream(), &x, Reduce::Sum).unwrap();
+        if r.number() == 1 {
+            r.runtime.synchronize().unwrap();
+        }
+        r.barrier("done");
+        let _ = done.abort(Error::other("on purpose"));
+        alone();
+        if r.number() == 0 {
+            comm.all_reduce(r.runtime.stream(), &x, Reduce::Sum).unwrap();
+            // The library takes its time, and the call goes on meanwhile.
+            let hang = FaultRule::on("ncclCommAbort", When::Always, FaultAction::Hang);
+            bench.machine().add_fault(hang);
+            let late = comm.abort(Error::other("on purpose"));
+            assert!(matches!(late, Err(Error::Timeout(_))), "{late:?}");
+            let ended = r.runtime.stream().synchronize().unwrap_err();
+            assert!(ended.to_string().contains("on purpose"), "{ended}");
+            alone();
+            bench.machine().end_hangs();
+            alone();
+        }
+        r.barrier("over");
+    });
+}

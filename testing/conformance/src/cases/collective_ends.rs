@@ -286,7 +286,7 @@ fn dependents(env: &Env) -> Outcome {
         }
         r.meet("aborted")?;
         if r.me() == 1 {
-            // The rank may have heard of it already.
+            // The rank has heard of it: its own call would complete with anything otherwise.
             let called = sum(&comm, r.stream(), &m);
             match called.and_then(|()| r.stream().synchronize_timeout(env.patience())) {
                 Err(Error::PeerLost { rank: 0, .. }) => {}

@@ -6,13 +6,20 @@ use crate::kernels::{BLOCK, Kernel};
 use crate::prelude::bytes;
 use crate::step::{Op, PINNED, Slot, Span, TEMPS, Work};
 
-/// Runs `f` with a model that is wrong about the first word of every gather. On this thread only.
+/// Runs `f` with a model that is wrong about the first word of every gather and about the largest
+/// of all ranks' numbers. On this thread only.
 #[cfg(test)]
 pub(crate) fn mistaken<R>(f: impl FnOnce() -> R) -> R {
     MISTAKEN.set(true);
     let result = f();
     MISTAKEN.set(false);
     result
+}
+
+/// Returns whether this thread's model is wrong.
+#[cfg(test)]
+pub(crate) fn is_mistaken() -> bool {
+    MISTAKEN.get()
 }
 
 #[cfg(test)]
@@ -34,7 +41,7 @@ pub(super) fn whole(work: &Work, len: u32) -> bool {
 }
 
 /// Returns whether the parts fit the operation. `from` and `to` are the buffers of the parts.
-pub(super) fn sensible(work: &Work, from: &[u32], to: u32) -> Option<()> {
+pub(crate) fn sensible(work: &Work, from: &[u32], to: u32) -> Option<()> {
     let len = work.to.len;
     let apart = work
         .from
@@ -89,7 +96,7 @@ pub(super) fn sensible(work: &Work, from: &[u32], to: u32) -> Option<()> {
 
 /// Does the work on bytes. A launch has as many `blocks` as its elements need, unless they are
 /// given.
-pub(super) fn compute(work: &Work, blocks: Option<u32>, inputs: &[Vec<u8>], data: &mut [u8]) {
+pub(crate) fn compute(work: &Work, blocks: Option<u32>, inputs: &[Vec<u8>], data: &mut [u8]) {
     let to = &mut data[work.to.at as usize..][..work.to.len as usize];
     let word = |bytes: &[u8], i: usize| {
         bytes[i * 4..].first_chunk::<4>().map_or(0, |b| u32::from_le_bytes(*b))
@@ -119,7 +126,7 @@ pub(super) fn compute(work: &Work, blocks: Option<u32>, inputs: &[Vec<u8>], data
                     Kernel::Gather => word(&inputs[0], (word(&inputs[1], i) % first) as usize),
                 };
                 #[cfg(test)]
-                let value = if i == 0 && kernel == Kernel::Gather && MISTAKEN.get() {
+                let value = if i == 0 && kernel == Kernel::Gather && is_mistaken() {
                     value ^ 1
                 } else {
                     value

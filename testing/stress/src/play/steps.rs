@@ -1,18 +1,15 @@
 //! The steps of a program, each by the calls of the safe API.
 
 use super::{EMPTY, Outcome, Own, Raisable, Recorded, Signal, Trouble, World, get, wrong};
-use crate::kernels::{Kernel, Params};
+use crate::kernels::Params;
 use crate::model::Planned;
 use crate::prelude::{Call, bytes, launch, open, refuses, try_launch};
 use crate::scenes;
-use crate::step::{
-    FAR_STREAM, Hand, Node, Op, Read, Slot, Span, Step, TEMPS, Work, is_far, is_far_stream,
-};
+use crate::step::{FAR_STREAM, Node, Read, Slot, Span, Step, TEMPS, Work, is_far, is_far_stream};
+use crate::work::{self, compare, operands};
 use leasehold::backend::StreamDesc;
 use leasehold::backend::sync::atomic::Ordering;
-use leasehold::{
-    Buffer, Current, EventFlags, GraphUpdate, Lease, Operand, Result, Stream, View, ops,
-};
+use leasehold::{Buffer, Current, EventFlags, GraphUpdate, Lease, Operand, Result, Stream, View};
 use std::time::Duration;
 
 impl World {
@@ -353,53 +350,13 @@ impl World {
         let leases =
             work.from.iter().map(|s| find(s.slot)).collect::<std::result::Result<Vec<_>, _>>()?;
         let lease = find(work.to.slot)?;
-        let to = lease.part(work.to.range())?;
-        let from = |i: usize| leases[i].part(work.from[i].range());
-        match work.op {
-            Op::Fill { pattern, width } => {
-                let pattern = match width {
-                    1 => ops::Pattern::U8(pattern as u8),
-                    2 => ops::Pattern::U16(pattern as u16),
-                    _ => ops::Pattern::U32(pattern),
-                };
-                stream.fill(to, pattern)?;
-            }
-            Op::Upload { seed, hand } => {
-                let bytes = bytes(seed, work.to.len as usize);
-                match hand {
-                    Hand::Asynchronous => stream.upload(to, &bytes)?,
-                    Hand::Synchronous => stream.upload_blocking(to, &bytes)?,
-                    Hand::Owned => stream.upload_owned(to, bytes)?,
-                }
-            }
-            Op::Copy => stream.copy(to, from(0)?)?,
-            Op::Copy2d { width, rows, from_pitch, to_pitch } => stream.copy_2d(
-                to,
-                from(0)?,
-                ops::Rows::new(width.into(), rows.into())
-                    .src_pitch(from_pitch.into())
-                    .dst_pitch(to_pitch.into()),
-            )?,
-            Op::Pinned => stream.copy_pinned(to, from(0)?)?,
-            Op::Launch { .. } => {
-                let operands = operands(work, &lease, &leases)?;
-                launch(stream, &[self.call(work, &operands)])?;
-            }
-        }
-        Ok(())
+        let kernels = if is_far(work.to.slot) { &self.far_kernels } else { &self.kernels };
+        Ok(work::run(stream, kernels, work, &lease, &leases)?)
     }
 
     fn call<'a>(&'a self, work: &Work, operands: &'a [Operand<'a>]) -> Call<'a> {
-        let (kernel, words) = match work.op {
-            Op::Launch { kernel, words } => (kernel, words),
-            _ => (Kernel::Mask, [0; 2]),
-        };
         let kernels = if is_far(work.to.slot) { &self.far_kernels } else { &self.kernels };
-        Call {
-            kernel: &kernels[kernel as usize],
-            operands,
-            params: [work.to.len / 4, words[0], words[1]],
-        }
+        work::call(kernels, work, operands)
     }
 
     fn session(&self, stream: &Stream, works: &[Work]) -> Outcome {
@@ -420,41 +377,4 @@ impl World {
             staged.iter().map(|(work, operands)| self.call(work, operands)).collect();
         Ok(launch(stream, &calls)?)
     }
-}
-
-/// A launch's operands, with the roles that its kernel declares.
-pub(super) fn operands<'a>(
-    work: &Work,
-    to: &'a Lease<Buffer>,
-    from: &'a [Lease<Buffer>],
-) -> Result<Vec<Operand<'a>>> {
-    let mut operands = Vec::with_capacity(from.len() + 1);
-    for (span, lease) in work.from.iter().zip(from) {
-        operands.push(lease.part(span.range())?.read());
-    }
-    let part = to.part(work.to.range())?;
-    let role = if matches!(work.op, Op::Launch { kernel: Kernel::Mask, .. }) {
-        part.read_write()
-    } else {
-        part.write()
-    };
-    operands.push(role);
-    Ok(operands)
-}
-
-pub(super) fn compare(got: &[u8], expect: &[u8]) -> std::result::Result<(), String> {
-    if got == expect {
-        return Ok(());
-    }
-    if got.len() != expect.len() {
-        return Err(format!("{} bytes came back, not {}", got.len(), expect.len()));
-    }
-    let differ = got.iter().zip(expect).filter(|(g, e)| g != e).count();
-    let at = got.iter().zip(expect).position(|(g, e)| g != e).unwrap_or(0);
-    Err(format!(
-        "byte {at} is {:#04x} and not {:#04x}; {differ} of {} bytes differ",
-        got[at],
-        expect[at],
-        got.len()
-    ))
 }
