@@ -76,8 +76,8 @@ for defect in MissingWait StaleMark ReuseBeforeCompletion StaleGraphAddress Earl
     plant "$defect" cuda:0 --sim
 done
 # What finds them: a rank that waits for the call that was left out; the comparison of the ranks'
-# calls for the order and the root; values for the count, which is wrong on all ranks alike; calls in
-# two orders for the line; a read that must fail for the poison.
+# calls for the order, the root and the line; values for the count, which is wrong on all ranks
+# alike; a read that must fail for the poison.
 threads="--ops 200 --ranks 4"
 for defect in CallSkipped OrderSwapped WrongCount WrongRoot LineMissing LatePoison; do
     case " $wanted " in

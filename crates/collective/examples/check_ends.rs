@@ -48,8 +48,13 @@ fn failure(comm: &Comm) -> Result<(Error, Duration)> {
 
 /// Whether work of the rank that depends on no other rank gives what it should.
 fn alone(runtime: &Runtime) -> Result<()> {
-    let own = runtime.create_stream()?.runtime();
-    let got: Vec<u32> = own.to_vec(&own.upload(&[7u32; 1000])?)?;
+    let failed = |what: &str| {
+        let what = what.to_owned();
+        move |e: Error| Error::other(format!("{what}, of work that depends on nobody: {e}"))
+    };
+    let own = runtime.create_stream().map_err(failed("a stream"))?.runtime();
+    let x = own.upload(&[7u32; 1000]).map_err(failed("an upload"))?;
+    let got: Vec<u32> = own.to_vec(&x).map_err(failed("a download"))?;
     expect(got == [7; 1000], "work that depends on nobody", &"it is wrong")
 }
 
@@ -72,7 +77,11 @@ fn differ(world: &World, runtime: &Runtime) -> Result<()> {
     let text = cause.to_string();
     expect(text.contains("#1: rank 0 all_reduce 524288 f32 Sum"), "a mismatch", &text)?;
     show(world, &format!("eager calls that differ: named after {after:.0?}: {text}"));
-    let _ = end_of(runtime.stream())?;
+    let end = end_of(runtime.stream())?;
+    show(
+        world,
+        &format!("  the stream of the calls: {}", if end.is_ok() { "sound" } else { "failed" }),
+    );
     alone(runtime)?;
     world.barrier("differed", PATIENCE)
 }
@@ -83,12 +92,12 @@ fn late(world: &World, runtime: &Runtime) -> Result<()> {
     let comm = world.comm(&own, &CommConfig::new("late").timeout(LIMIT))?;
     let last = world.rank() + 1 == world.size();
     let x = own.upload(&vec![1.0f32; N])?;
-    own.synchronize()?;
+    own.stream().synchronize()?;
     world.barrier("late", PATIENCE)?;
     if last {
         let (cause, _) = failure(&comm)?;
         expect(matches!(cause, Error::PeerLost { .. }), "a rank that is late", &cause)?;
-        return world.barrier("was late", PATIENCE);
+        return world.barrier("was-late", PATIENCE);
     }
     let begun = Instant::now();
     comm.all_reduce(own.stream(), &x, Reduce::Sum)?;
@@ -102,7 +111,7 @@ fn late(world: &World, runtime: &Runtime) -> Result<()> {
         world,
         &format!("a rank that does not call: after {after:.2?} (limit {LIMIT:?}): {cause}"),
     );
-    world.barrier("was late", PATIENCE)
+    world.barrier("was-late", PATIENCE)
 }
 
 /// A graph whose communicator ends: launches that run fail, later ones are refused, and the driver
@@ -115,7 +124,7 @@ fn graphs(world: &World, runtime: &Runtime) -> Result<()> {
         (0..16).try_for_each(|_| comm.all_reduce(recording.stream(), &x, Reduce::Average))
     })?;
     graph.launch_on(own.stream())?;
-    own.synchronize()?;
+    own.stream().synchronize()?;
     world.barrier("graph", PATIENCE)?;
     if world.rank() == 0 {
         // The others do not launch.
@@ -151,12 +160,12 @@ fn killed(world: &World, runtime: &Runtime) -> Result<()> {
     let x = own.upload(&vec![1.0f32; N])?;
     let (other, y) = (own.create_stream()?, own.upload(&vec![1.0f32; N])?);
     comm.all_reduce(own.stream(), &x, Reduce::Sum)?;
-    own.synchronize()?;
+    own.stream().synchronize()?;
     world.barrier("killed", PATIENCE)?;
     let last = world.size() - 1;
     if world.rank() == last {
         std::thread::sleep(Duration::from_millis(300));
-        world.store().set("killed at", now().to_string().as_bytes())?;
+        world.store().set("killed-at", now().to_string().as_bytes())?;
         let id = std::process::id().to_string();
         let _ = std::process::Command::new("kill").args(["-9", &id]).status();
         std::thread::sleep(PATIENCE);
@@ -167,7 +176,7 @@ fn killed(world: &World, runtime: &Runtime) -> Result<()> {
     let named = now();
     let rank = matches!(cause, Error::PeerLost { rank, .. } if rank == last);
     expect(rank, "a rank that was killed", &cause)?;
-    let at = world.store().get("killed at", PATIENCE)?;
+    let at = world.store().get("killed-at", PATIENCE)?;
     let at: u128 = String::from_utf8_lossy(&at).parse().unwrap_or_default();
     let failed = own.stream().now().timeline().failure().is_some();
     let begun = Instant::now();

@@ -6,7 +6,8 @@
 //! 1. The failure is set.
 //! 2. The submissions with calls that are not over fail, and so does what is ordered after them.
 //!    A library may end its work without an error: its values must not look complete.
-//! 3. The library ends its work, on a thread of its own.
+//! 3. The other ranks do the same, and say so. A rank waits for that, for a quarter of a second.
+//! 4. The library ends its work, on a thread of its own.
 //!
 //! Who submits a call adds its value to those that are not over, and looks for a failure again: so
 //! either the end finds the value, or the submitter finds the failure.
@@ -18,6 +19,7 @@ use crate::log::Log;
 use crate::members::Members;
 use crate::native::Native;
 use crate::signature::{Kind, Signature};
+use crate::store::Presence;
 use crate::unfinished::Unfinished;
 use crate::watch::{self, Watched, Watching};
 use leasehold::backend::defects::{Defect, planted};
@@ -31,6 +33,8 @@ use std::time::{Duration, Instant};
 
 /// How long a rank at its limit waits for what others tell.
 const TELL: Duration = Duration::from_secs(2);
+/// How long a rank waits until the others have heard of an end.
+const HEARD: Duration = Duration::from_millis(250);
 /// How long an abort may take.
 const ABORT: Duration = Duration::from_secs(5);
 /// How often eager calls are compared, and the library is asked.
@@ -163,20 +167,41 @@ impl Core {
             return (first, None);
         }
         tracing::warn!(communicator = %self.members.name, cause = %first, "a communicator ends");
-        if let (Others::Told, Some(me)) = (others, self.me.upgrade()) {
-            let cause = first.clone();
-            // The store may be slow; without a thread the others find it at their limits.
-            drop(thread::Builder::new().name("lh-collective".to_owned()).spawn(move || {
-                let (rank, text) = match &cause {
-                    Error::PeerLost { rank, why } => (*rank, why.to_string()),
-                    cause => (me.members.rank, format!("it has aborted the communicator: {cause}")),
-                };
-                let world = &*me.members.world.0;
-                let _ = watch::tell(world, "ended", &me.members.key, rank, &text);
-            }));
-        }
-        let aborting = self.native.abort(first.clone()).ok();
+        let (me, cause) = (self.me.upgrade(), first.clone());
+        let tell = move || {
+            if let Some(me) = me {
+                me.tell_end(&cause, others);
+            }
+        };
+        let aborting = self.native.abort(first.clone(), tell).ok();
         (first, aborting)
+    }
+
+    /// Tells the other ranks of the end, and waits until their values have failed too: what the
+    /// library does in an abort may complete their calls with anything.
+    fn tell_end(&self, cause: &Error, others: Others) {
+        let (members, world) = (&self.members, &self.members.world.0);
+        // A store that fails is the watch's affair.
+        let _ = members.tell("ended", b"");
+        if let Others::Told = others {
+            let (rank, text) = match cause {
+                Error::PeerLost { rank, why } => (*rank, why.to_string()),
+                cause => (members.rank, format!("it has aborted the communicator: {cause}")),
+            };
+            let _ = watch::tell(&**world, "ended", &members.key, rank, &text);
+        }
+        let until = Instant::now() + HEARD;
+        for rank in members.others() {
+            while members.said("ended", rank).is_none()
+                && Instant::now() < until
+                && !matches!(
+                    world.presence(members.ranks[rank as usize]),
+                    Ok(Presence::Gone) | Err(_)
+                )
+            {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
     }
 
     /// Ends the communicator, and waits until the library has ended its work.

@@ -75,13 +75,19 @@ impl Native {
         &**self.part
     }
 
-    /// Begins to end the part's work, on a thread of its own. The receiver hears when that is done.
+    /// Begins to end the part's work, on a thread of its own, after `before`. The receiver hears
+    /// when that is done.
     ///
     /// # Errors
     /// The system's, without a thread.
-    pub(crate) fn abort(&self, cause: Error) -> Result<mpsc::Receiver<()>> {
+    pub(crate) fn abort(
+        &self,
+        cause: Error,
+        before: impl FnOnce() + Send + 'static,
+    ) -> Result<mpsc::Receiver<()>> {
         let (part, (tell, hear)) = (Arc::clone(&self.part), mpsc::sync_channel(1));
         thread::Builder::new().name("lh-collective".to_owned()).spawn(move || {
+            before();
             part.abort(cause);
             let _ = tell.send(());
         })?;

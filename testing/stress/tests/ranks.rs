@@ -1,5 +1,5 @@
-//! Programs of ranks of a few seeds on every kind of device that has collectives, and a printed test
-//! that compiles and passes.
+//! Programs of ranks of a few seeds on every kind of device that has collectives, and a printed
+//! test that compiles and passes.
 
 #[rustfmt::skip]
 #[path = "printed/ranks.rs"]

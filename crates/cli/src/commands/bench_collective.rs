@@ -277,7 +277,11 @@ impl Side for Ours<'_> {
         let memory = other.zeros::<f32>(floats(bytes))?;
         other.synchronize()?;
         let part = self.memory.slice(..floats(bytes));
-        Ok(Box::new(move || self.rank.runtime.stream().copy(memory.view(), part.view())))
+        Ok(Box::new(move || {
+            // The memory is of a runtime that is open.
+            let _open = &other;
+            self.rank.runtime.stream().copy(memory.view(), part.view())
+        }))
     }
 
     fn life(&self) -> Result<Life> {

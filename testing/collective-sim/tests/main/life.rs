@@ -173,39 +173,42 @@ fn threads_of_a_rank_take_turns_in_the_library() {
 
 #[test]
 fn what_a_rank_does_on_its_own_after_an_abort_is_sound() {
-    for over in [Over::Sim, Over::Cuda] {
-        let bench = Bench::new(over, 2, MachineConfig::seed(3));
-        bench.run(|r| {
-            let comm = r.comm();
-            let x = r.runtime.upload(&[1.0f32; 1 << 10]).unwrap();
-            comm.all_reduce(r.runtime.stream(), &x, Reduce::Sum).unwrap();
+    let bench = Bench::new(Over::Cuda, 2, MachineConfig::seed(3));
+    bench.run(|r| {
+        let comm = r.comm();
+        let x = r.runtime.upload(&vec![1.0f32; 1 << 20]).unwrap();
+        comm.all_reduce(r.runtime.stream(), &x, Reduce::Sum).unwrap();
+        r.runtime.synchronize().unwrap();
+        r.barrier("made");
+        let alone = || {
+            for _ in 0..3 {
+                let own = r.runtime.create_stream().unwrap().runtime();
+                let y = own.upload(&[7u32; 1000]).unwrap();
+                assert_eq!(own.to_vec(&y).unwrap(), [7; 1000]);
+            }
+        };
+        // A call that is over, as nobody on this rank knows yet.
+        let done = r.comm();
+        done.all_reduce(r.runtime.stream(), &x, Reduce::Sum).unwrap();
+        if r.number() == 1 {
             r.runtime.synchronize().unwrap();
-            r.barrier("made");
-            let alone = || {
-                for _ in 0..3 {
-                    let own = r.runtime.create_stream().unwrap().runtime();
-                    let y = own.upload(&[7u32; 1000]).unwrap();
-                    assert_eq!(own.to_vec(&y).unwrap(), [7; 1000]);
-                }
-            };
-            // A call that is over, as nobody on this rank knows yet. The simulated CUDA has a
-            // driver that does; the other machine is done when it says so.
-            let done = r.comm();
-            done.all_reduce(r.runtime.stream(), &x, Reduce::Sum).unwrap();
-            if r.number() == 1 || over == Over::Sim {
-                r.runtime.synchronize().unwrap();
-            }
-            r.barrier("done");
-            let _ = done.abort(Error::other("on purpose"));
+        }
+        r.barrier("done");
+        let _ = done.abort(Error::other("on purpose"));
+        alone();
+        if r.number() == 0 {
+            comm.all_reduce(r.runtime.stream(), &x, Reduce::Sum).unwrap();
+            // The library takes its time, and the call goes on meanwhile.
+            let hang = FaultRule::on("ncclCommAbort", When::Always, FaultAction::Hang);
+            bench.machine().add_fault(hang);
+            let late = comm.abort(Error::other("on purpose"));
+            assert!(matches!(late, Err(Error::Timeout(_))), "{late:?}");
+            let ended = r.runtime.stream().synchronize().unwrap_err();
+            assert!(ended.to_string().contains("on purpose"), "{ended}");
             alone();
-            if r.number() == 0 {
-                comm.all_reduce(r.runtime.stream(), &x, Reduce::Sum).unwrap();
-                comm.abort(Error::other("on purpose")).unwrap();
-                let ended = r.runtime.stream().synchronize().unwrap_err();
-                assert!(ended.to_string().contains("on purpose"), "{ended}");
-                alone();
-            }
-            r.barrier("over");
-        });
-    }
+            bench.machine().end_hangs();
+            alone();
+        }
+        r.barrier("over");
+    });
 }

@@ -22,9 +22,6 @@ fn finish(model: &Model, steps: Vec<Planned>) -> Plan {
     Plan { ranks: model.ranks, steps, remains: model.remains() }
 }
 
-/// The communicator that compares each eager call. It gets no groups, and is not split.
-const EACH: Slot = 1;
-
 /// The program of a seed, with `ops` steps. Calls are of these types of elements.
 pub(super) fn generate(
     seed: u64,
@@ -92,7 +89,7 @@ impl Generator {
             935..950 => Step::WaitStream { rank, stream, on: self.slot(STREAMS) },
             950..975 => Step::Hold { rank, stream },
             975..992 => Step::Wrong { rank, wrong: self.dice.pick(&Wrong::ALL) },
-            _ => Step::Abort,
+            _ => Step::Abort { held: self.dice.chance(50) },
         }
     }
 
@@ -214,8 +211,7 @@ impl Generator {
     fn group(&mut self) -> Group {
         let (comm, stream) = (self.slot(COMMS), self.slot(STREAMS));
         let turn = self.slot(STREAMS);
-        let single = comm == EACH || self.dice.chance(70);
-        let calls = if single { 1 } else { 2 + self.dice.below(2) };
+        let calls = if self.dice.chance(70) { 1 } else { 2 + self.dice.below(2) };
         Group { comm, stream, turn, calls: (0..calls).map(|_| self.call()).collect() }
     }
 
@@ -272,6 +268,6 @@ impl Generator {
             (!self.dice.chance(10)).then_some((self.dice.below(colors), key))
         });
         let places = places.collect();
-        Step::Split { comm: 0, to: 2 + self.slot(COMMS - 2), places }
+        Step::Split { comm: self.slot(2), to: 2 + self.slot(COMMS - 2), places }
     }
 }

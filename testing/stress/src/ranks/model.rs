@@ -163,7 +163,7 @@ impl Model {
                 expect = Some(self.part(&self.slots, rank, &span)?.to_vec());
             }
             Step::Wrong { .. } => {}
-            Step::Abort => (!held).then_some(())?,
+            Step::Abort { .. } => (!held).then_some(())?,
         }
         Some(Planned { step: step.clone(), expect })
     }

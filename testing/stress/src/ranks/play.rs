@@ -14,8 +14,7 @@ use crate::work;
 use leasehold::backend::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use leasehold::backend::sync::{Arc, Mutex};
 use leasehold::{
-    ArrayView, BackendKind, Buffer, Error, Graph, HostTimeline, Lease, Result, Runtime, Stream,
-    View,
+    ArrayView, Buffer, Error, Graph, HostTimeline, Lease, Result, Runtime, Stream, View,
 };
 use leasehold_collective::{
     Check, CollectiveOps, Comm, CommConfig, Element, ElementType, Group as Calls, Reduce, World,
@@ -79,6 +78,8 @@ struct Player {
     graphs: Vec<Option<Graph>>,
     /// What a stream waits for, and the value.
     held: Option<(HostTimeline, u64)>,
+    /// Communicators that were aborted.
+    aborts: u32,
 }
 
 /// The place where steps run: the runtime, or its recording.
@@ -119,6 +120,7 @@ impl Player {
             comms,
             graphs: vec![None; GRAPHS.into()],
             held: None,
+            aborts: 0,
         };
         player.register();
         Ok(player)
@@ -257,7 +259,7 @@ impl Player {
                 self.streams[usize::from(stream)].synchronize().map_err(said)?;
             }
             Step::Wrong { wrong, .. } => self.wrong(wrong)?,
-            Step::Abort => self.abort()?,
+            Step::Abort { held } => self.abort(held)?,
         }
         Ok(())
     }
@@ -363,11 +365,14 @@ impl Player {
         }
     }
 
-    /// Aborts a communicator while a call waits for the host. What depends on the call must fail.
-    fn abort(&mut self) -> Outcome {
+    /// Aborts a communicator while a call waits for the host or for rank 0. What depends on the
+    /// call must fail.
+    fn abort(&mut self, held: bool) -> Outcome {
         let (runtime, me) = (self.runtime.clone(), self.me());
         let comm = self.comm(0)?.split(Some(0), 0).map_err(said)?;
         let comm = comm.ok_or("a split without a part")?;
+        self.aborts += 1;
+        let (number, called) = (self.aborts, held || me != 0);
         let scene = || -> Result<std::result::Result<Vec<u32>, Error>> {
             let (stream, other) = (runtime.create_stream()?, runtime.create_stream()?);
             let (x, y) = (runtime.upload(&[me; 9])?, runtime.upload(&[7u32; 9])?);
@@ -375,9 +380,15 @@ impl Player {
             stream.synchronize()?;
             let gate = runtime.create_host_timeline()?;
             let open = gate.value() + 1;
-            stream.wait(gate.at(open))?;
-            comm.all_reduce(&stream, &x, Reduce::Sum)?;
+            if held {
+                stream.wait(gate.at(open))?;
+            }
+            if called {
+                comm.all_reduce(&stream, &x, Reduce::Sum)?;
+            }
             other.copy(y.as_view().view(), x.as_view().view())?;
+            // Until all ranks have made the call, no abort refuses it.
+            self.world.barrier(&format!("abort/{number}"), self.limit)?;
             comm.abort(Error::state("the program aborts it"))?;
             gate.signal(open)?;
             let mut got = vec![0u32; 9];
@@ -385,12 +396,14 @@ impl Player {
             // What comes after a failure inherits it until the failed work is over.
             let _ = stream.synchronize();
             let _ = other.synchronize();
+            // A later call would wait for devices that are still in the one that is aborted.
+            self.world.barrier(&format!("aborted/{number}"), self.limit)?;
             Ok(got)
         };
         match scene().map_err(said)? {
-            Err(_) => Ok(()),
-            // The simulated device has the call already, which ends as NCCL's do.
-            Ok(_) if runtime.device().backend == BackendKind::Sim => Ok(()),
+            Err(_) if called => Ok(()),
+            Ok(_) if !called => Ok(()),
+            Err(e) => Err(format!("what nothing failed before fails: {e}")),
             Ok(got) => Err(format!(
                 "a call of an aborted communicator failed, and what depends on it gave {got:?}"
             )),

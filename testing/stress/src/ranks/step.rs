@@ -217,7 +217,11 @@ pub enum Step {
     },
     /// Aborts a communicator of its own that has a call to come. What depends on that call fails,
     /// and nothing else.
-    Abort,
+    Abort {
+        /// Says whether the host holds the call back on all ranks. Else the device has it, and it
+        /// waits for rank 0, which never makes it.
+        held: bool,
+    },
 }
 
 /// A program of ranks.
