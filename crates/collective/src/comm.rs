@@ -8,8 +8,8 @@
 //! # A failure
 //! The first failure of a communicator is its state from then on: later calls return it and submit
 //! nothing (`inner`). Submissions with calls that are not over are poisoned, and so is what depends
-//! on them. Calls of other communicators that are submitted after it are sound: they overwrite the
-//! line.
+//! on them. Calls of other communicators wait for the line: those that are submitted before that
+//! work is over fail with it, and later ones are sound, since they overwrite the line.
 
 use crate::driver::{self, CollectiveOps, Derived, Place};
 use crate::group::{Draft, Group};
