@@ -1,6 +1,6 @@
-//! Checks on real GPUs how communicators end: ranks whose calls differ, a rank that is late, and one
-//! that is killed. Each rank is a process, started as those of `check_ranks`. Rank 0 prints a table;
-//! what is not as it should be ends the program with status 1. The last rank kills itself.
+//! Checks on real GPUs how communicators end: ranks whose calls differ, a rank that is late, and
+//! one that is killed. Each rank is a process, started as those of `check_ranks`. Rank 0 prints a
+//! table; what is not as it should be ends the program with status 1. The last rank kills itself.
 
 use leasehold::{DeviceId, Error, Result, Runtime, Stream, View};
 use leasehold_collective::{Comm, CommConfig, Reduce, World};
