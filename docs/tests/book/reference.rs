@@ -132,8 +132,8 @@ pub(crate) fn options() -> BTreeSet<String> {
     for path in files("crates/cli/src", &[".rs"]) {
         for field in read(&path).split("#[arg(long").skip(1) {
             let line = field.split_once(")]\n").map_or("", |(_, rest)| rest);
-            let name = line.trim_start().trim_start_matches("pub(super) ").split(':').next();
-            found.insert(format!("--{}", kebab(name.unwrap_or_default().trim())));
+            let name = line.split(':').next().unwrap_or_default().split_whitespace().last();
+            found.insert(format!("--{}", kebab(name.unwrap_or_default())));
         }
     }
     found
