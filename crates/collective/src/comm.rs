@@ -226,6 +226,24 @@ impl Comm {
         runtime: &Runtime,
         from: Option<(Arc<Shared>, Derived)>,
     ) -> Result<Self> {
+        let members = Arc::new(members);
+        let made = Self::make_part(&members, config, ops, runtime, from);
+        if let Err(cause) = &made
+            && !matches!(cause, Error::Timeout(_) | Error::PeerLost { .. })
+        {
+            // The others would wait for this rank up to their limits.
+            let _ = members.tell_unmade(cause);
+        }
+        made
+    }
+
+    fn make_part(
+        members: &Arc<Members>,
+        config: CommConfig,
+        ops: Arc<dyn CollectiveOps>,
+        runtime: &Runtime,
+        from: Option<(Arc<Shared>, Derived)>,
+    ) -> Result<Self> {
         let line = match config.concurrent {
             true => Line::new(runtime)?,
             false => members.world.0.lines.of(runtime)?,
@@ -265,7 +283,8 @@ impl Comm {
             limit: config.timeout,
         };
         let library = ops.clone();
-        let native = Native::make(&members.name, config.timeout, move || {
+        let look = || members.look_for_unmade();
+        let native = Native::make(&members.name, config.timeout, look, move || {
             place.runtime.activate()?;
             match from {
                 None => library.init(&place).map(Some),
@@ -274,7 +293,7 @@ impl Comm {
         })?;
         let native = native.ok_or_else(|| Error::state("the library made no communicator"))?;
         let device = runtime.raw_device().downgrade();
-        let core = Core::new(Arc::new(members), ops, turn, native, device)?;
+        let core = Core::new(members.clone(), ops, turn, native, device)?;
         let told = Mutex::default();
         let shared = Shared { core, config, runtime: runtime.clone(), line, told };
         Ok(Self { shared: Arc::new(shared) })
@@ -351,10 +370,15 @@ impl Comm {
         let Some(color) = color else {
             // A library may need all ranks.
             let (ops, old) = (ops.clone(), self.shared.clone());
-            drop(Native::make(&members.name, config.timeout, move || {
-                old.runtime.activate()?;
-                ops.derive(old.core.native.part(), how, None)
-            })?);
+            drop(Native::make(
+                &members.name,
+                config.timeout,
+                || Ok(()),
+                move || {
+                    old.runtime.activate()?;
+                    ops.derive(old.core.native.part(), how, None)
+                },
+            )?);
             return Ok(None);
         };
         chosen.sort_unstable();

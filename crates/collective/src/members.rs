@@ -1,7 +1,7 @@
 //! The ranks of a communicator, and what they tell each other through the store.
 
 use crate::signature::List;
-use crate::store::{LONGEST_VALUE, left};
+use crate::store::{LONGEST_VALUE, Presence, left};
 use crate::world::World;
 use leasehold::backend::sync::atomic::{AtomicU64, Ordering};
 use leasehold::{Error, Result};
@@ -71,6 +71,41 @@ impl Members {
         String::from_utf8(said).map_err(|_| {
             Error::state(format!("{key} is no text; give this run a store of its own"))
         })
+    }
+
+    /// Tells the others that this rank could not make its part.
+    pub(crate) fn tell_unmade(&self, cause: &Error) -> Result<()> {
+        let cause: String = cause.to_string().chars().take(1000).collect();
+        let said = format!("{}\t{cause}", self.rank);
+        self.world.0.store.set(&format!("{}/unmade", self.key), said.as_bytes())
+    }
+
+    /// Looks whether another rank cannot make its part: it has said so, or it is gone. A rank looks
+    /// for the next one only, and one that finds it gone says so.
+    ///
+    /// # Errors
+    /// `PeerLost`; the store's own.
+    pub(crate) fn look_for_unmade(&self) -> Result<()> {
+        let store = &self.world.0.store;
+        match store.get(&format!("{}/unmade", self.key), Duration::ZERO) {
+            Ok(said) => {
+                let said = String::from_utf8_lossy(&said).into_owned();
+                let (rank, cause) = said.split_once('\t').unwrap_or(("", &said));
+                let rank = rank.parse().unwrap_or_default();
+                let why = format!("it could not make its part of {}: {cause}", self.name);
+                return Err(Error::PeerLost { rank, why: why.into() });
+            }
+            Err(Error::Timeout(_)) => {}
+            Err(e) => return Err(e),
+        }
+        let next = (self.rank + 1) % self.size();
+        if next != self.rank && store.presence(self.ranks[next as usize])? == Presence::Gone {
+            let why = "it is gone; look at its last message";
+            let said = format!("{next}\t{why}");
+            store.set(&format!("{}/unmade", self.key), said.as_bytes())?;
+            return Err(Error::PeerLost { rank: next, why: why.into() });
+        }
+        Ok(())
     }
 
     /// The value that another rank has told about a subject, if it has.

@@ -15,6 +15,9 @@ use std::time::{Duration, Instant};
 /// The time that a library gets above the limit that it knows itself.
 const GRACE: Duration = Duration::from_secs(5);
 
+/// How often a rank that waits for its part looks at the others.
+const LOOK: Duration = Duration::from_millis(50);
+
 /// A library's part of a communicator, which goes back to the library when it is dropped.
 pub(crate) struct Native {
     /// Taken by the drop alone.
@@ -42,13 +45,15 @@ struct Keep {
 static RETIRING: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
 
 impl Native {
-    /// Makes a part on a thread of its own.
+    /// Makes a part on a thread of its own. Meanwhile `look` is called from time to time, and ends
+    /// the wait with an error.
     ///
     /// # Errors
-    /// `Timeout` if it takes longer than the limit and a grace; its own.
+    /// `Timeout` if it takes longer than the limit and a grace; the error of `look`; its own.
     pub(crate) fn make(
         what: &str,
         limit: Duration,
+        look: impl Fn() -> Result<()>,
         make: impl FnOnce() -> Result<Option<Arc<dyn Communicator>>> + Send + 'static,
     ) -> Result<Option<Self>> {
         let (tell, hear) = mpsc::sync_channel(1);
@@ -60,13 +65,22 @@ impl Native {
             drop(tell.send(made));
             given.into_iter().for_each(carry_out);
         })?;
-        match hear.recv_timeout(limit.saturating_add(GRACE)) {
-            Ok(made) => made,
-            Err(mpsc::RecvTimeoutError::Timeout) => Err(Error::Timeout(
-                format!("{what}: the library has not made it within {limit:?}; look at what the other ranks do").into(),
-            )),
-            Err(mpsc::RecvTimeoutError::Disconnected) => {
-                Err(Error::state(format!("{what}: the library panicked as it made it")))
+        let until = Instant::now().checked_add(limit.saturating_add(GRACE));
+        loop {
+            let left = until.map_or(LOOK, |at| at.saturating_duration_since(Instant::now()));
+            match hear.recv_timeout(left.min(LOOK)) {
+                Ok(made) => return made,
+                Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    return Err(Error::state(format!(
+                        "{what}: the library panicked as it made it"
+                    )));
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) if left.is_zero() => {
+                    return Err(Error::Timeout(
+                        format!("{what}: the library has not made it within {limit:?}; look at what the other ranks do").into(),
+                    ));
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => look()?,
             }
         }
     }

@@ -61,7 +61,7 @@ pub(super) struct Rates {
 /// The results of a run that are compared.
 pub(super) struct Results {
     /// For each sequence its new tokens.
-    texts: Vec<Vec<u32>>,
+    pub(super) texts: Vec<Vec<u32>>,
     /// For each sequence its logits after the first step, and after the last one.
     pub(super) logits: [Vec<Vec<f32>>; 2],
     /// Steps while a prompt waited.

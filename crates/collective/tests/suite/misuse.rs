@@ -206,7 +206,12 @@ fn ranks_with_other_libraries_are_told() {
         world.comm(&runtime().unwrap(), &config).err().unwrap().to_string()
     };
     let errors = worlds(2, |world| make(&world, world.rank() == 1));
-    assert!(errors[0].contains("rank 1 has not joined"), "{errors:?}");
+    // Told, not waited for.
+    assert!(
+        errors[0].contains("rank 1 is lost: it could not make its part of mixed"),
+        "{errors:?}"
+    );
+    assert!(errors[0].contains("rank 1 has another 1.2"), "{errors:?}");
     assert!(
         errors[1].contains("rank 0 has host threads, and rank 1 has another 1.2"),
         "{errors:?}"
@@ -262,7 +267,7 @@ fn a_wrong_id_leads_to_no_communicator_of_another_size() {
         let threads: Vec<_> = (0..3).map(|rank| scope.spawn(move || part(rank))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap().unwrap()).collect()
     });
-    assert!(said[0].contains("rank 1 has not joined"), "{said:?}");
+    assert!(said[0].contains("rank 1 is lost: it could not make its part"), "{said:?}");
     assert!(said[1].contains("rank 1 of 2 has the id of a communicator of 3"), "{said:?}");
     assert_eq!(said[2], "false");
 }

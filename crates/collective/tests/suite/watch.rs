@@ -246,6 +246,35 @@ fn made(world: &World) -> Result<(Runtime, Comm)> {
     Ok((runtime, comm))
 }
 
+/// The part of the next test's child: it asks for a communicator that it cannot have, and ends.
+#[test]
+fn child_without_a_library() {
+    let world = match World::from_env() {
+        Err(Error::NotFound(_)) => return, // nobody's child
+        world => world.unwrap(),
+    };
+    let error = world.comm(&runtime().unwrap(), &config()).err().unwrap();
+    assert!(error.to_string().contains("threads of one process"), "{error}");
+}
+
+#[test]
+fn a_process_that_cannot_make_its_part_keeps_nobody_waiting() {
+    let server = TcpStore::serve("127.0.0.1:0", None).unwrap();
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "watch::child_without_a_library"])
+        .envs([("LEASEHOLD_RANK", "1"), ("LEASEHOLD_WORLD", "2")])
+        .env("LEASEHOLD_STORE", format!("tcp://{}", server.address()))
+        .stdout(Stdio::null())
+        .spawn();
+    let _child = Killed(child.unwrap());
+    let world = World::with_store(0, 2, server).unwrap();
+    let patient = config().timeout(Duration::from_secs(3600));
+    let error = world.comm(&runtime().unwrap(), &patient).err().unwrap();
+    assert!(matches!(error, Error::PeerLost { rank: 1, .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("threads of one process") || text.contains("gone"), "{text}");
+}
+
 struct Killed(Child);
 
 impl Drop for Killed {
