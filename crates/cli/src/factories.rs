@@ -12,8 +12,10 @@ use leasehold_alloc::DebugAids;
 #[cfg(feature = "cuda")]
 use leasehold_collective::driver::Nccl;
 use leasehold_collective_sim::SimCollectives;
+#[cfg(feature = "cuda")]
+use leasehold_conformance::Expectation;
 use leasehold_conformance::simulated::{self as conformance, CallFaults};
-use leasehold_conformance::{Expectation, Expectations, Factory, Faulty, Ranks, TestKernel};
+use leasehold_conformance::{Expectations, Factory, Faulty, Ranks, TestKernel};
 #[cfg(feature = "cuda")]
 use leasehold_cuda::{CudaBackend, CudaConfig};
 #[cfg(feature = "mps")]

@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_are_a_world_and_have_the_librarys_variables() {
+    fn copies_are_a_world_and_have_the_variables_of_the_library() {
         if copied() {
             let world = launched().unwrap().unwrap();
             assert_eq!((world.size(), world.local_rank()), (3, world.rank()));
@@ -486,7 +486,7 @@ mod tests {
             world.barrier("met", END).unwrap();
             return world.close(END).unwrap();
         }
-        copies_of("copies_are_a_world_and_have_the_librarys_variables", 3).unwrap();
+        copies_of("copies_are_a_world_and_have_the_variables_of_the_library", 3).unwrap();
     }
 
     #[test]
