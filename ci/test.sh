@@ -33,7 +33,7 @@ sum=$(awk -v status="$status" '
     }' "$log")
 if [ "$status" -ne 0 ]; then
     # Without the lines that say that all is well.
-    grep -vE '^(test .* \.\.\. ok|test result: ok.*|running [0-9]+ tests?| +(Compiling|Downloaded|Downloading) .*|)$' "$log" | tail -n 400
+    grep -vE '^(test .* \.\.\. (ok|ignored.*)|test result: ok.*|running [0-9]+ tests?| +(Compiling|Downloaded|Downloading) .*|)$' "$log" | tail -n 400
 fi
 echo "$sum"
 exit "$status"

@@ -95,7 +95,7 @@ pub(crate) const STRESS: &str = "\
 Examples:
   leasehold stress --device sim:0 --seeds 100          a hundred programs
   leasehold stress --device cuda:0 --sim --faults      with failing and late calls
-  leasehold stress --device sim:0 --ranks 4 --seeds 50 four ranks, with collectives
+  leasehold stress --device sim:0 --ranks 4 --seeds 50  four ranks, with collectives
   leasehold stress --seed 7 --ops 1000 --threads 2     one program again";
 
 pub(crate) const COMPLETIONS: &str = "\

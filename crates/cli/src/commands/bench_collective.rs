@@ -900,7 +900,9 @@ mod tests {
         let names: Vec<_> = all[0].figures.iter().map(|figure| &*figure.name).collect();
         assert!(names.contains(&"peer copy 8 KiB"), "{names:?}");
         assert!(all[0].figures.iter().all(|figure| figure.within.is_some()), "{all:?}");
-        // A communicator that stays, and one in each turn: made and given back on both ranks.
+        // A communicator that stays, and one in each turn: made and given back on both ranks. A
+        // drop does not wait for that.
+        wait_for_retired(LIMIT).unwrap();
         let log = std::fs::read_to_string(std::env::var_os("STUB_LOG").unwrap()).unwrap();
         let calls = |name: &str| log.lines().filter(|line| line.starts_with(name)).count();
         assert_eq!((calls("init 2"), calls("ncclCommDestroy")), (6, 6));
