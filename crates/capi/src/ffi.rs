@@ -16,10 +16,11 @@ use crate::pool::Pool;
 use crate::status::{self, ffi_guard, ffi_guard_release};
 use leasehold::{Context, Error, Name, Result};
 use leasehold_alloc::{BlockState, Policy};
-use leasehold_core::sync::Arc;
 use leasehold_core::sync::atomic::Ordering;
+use leasehold_core::sync::{Arc, Condvar, Mutex};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::size_of;
+use std::time::Instant;
 
 /// Free granules are moved while that is rare.
 pub const LEASEHOLD_POLICY_BALANCED: u32 = 0;
@@ -386,9 +387,17 @@ pub unsafe extern "C" fn leasehold_device_open(
         // SAFETY: the caller vouches for the struct.
         let options = unsafe { self::options(options, DEVICE_DEFAULTS, "options")? };
         let handle = open(name, options)?;
+        register_thread();
         // SAFETY: the caller says that it can be written.
         unsafe { give(device, handle, "the device's place") }
     })
+}
+
+/// Lets this thread wait for a lock once, while there is memory: the first wait registers a
+/// destructor with the C library, which ends the process if it has no memory for that.
+fn register_thread() {
+    let lock = Mutex::new(());
+    let _ = Condvar::new().wait_until(&mut lock.lock(), Instant::now());
 }
 
 /// Closes a device.
