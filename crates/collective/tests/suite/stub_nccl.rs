@@ -14,7 +14,8 @@ fn number(name: &str) -> Option<c_int> {
 fn log(line: String) {
     let path = std::env::var("STUB_LOG").unwrap();
     let mut file = std::fs::OpenOptions::new().append(true).create(true).open(path).unwrap();
-    writeln!(file, "{line}").unwrap();
+    // One write: the ranks are threads, and their lines must not mix.
+    file.write_all(format!("{line}\n").as_bytes()).unwrap();
 }
 
 /// # Safety
