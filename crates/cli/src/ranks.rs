@@ -32,7 +32,7 @@ pub(crate) const END: Duration = Duration::from_secs(60);
 /// Variables of NCCL that copies get, unless they are set: calls in recordings leave memory alone,
 /// and all connections are made with a communicator.
 const NCCL: [(&str, &str); 2] = [("NCCL_GRAPH_REGISTER", "0"), ("NCCL_RUNTIME_CONNECT", "0")];
-/// What a failure's line begins with.
+/// The beginning of a failure's line.
 const FAILURE: &str = "leasehold: ";
 
 /// A rank and the new token at which it is ended.

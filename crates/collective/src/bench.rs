@@ -1,4 +1,4 @@
-//! What `leasehold bench collective` needs beyond the interface (feature `bench`).
+//! The part of the library's own calls that `leasehold bench collective` needs (feature `bench`).
 
 #[cfg(feature = "cuda")]
 pub use crate::driver::raw::RawNccl;

@@ -569,7 +569,7 @@ impl Comm {
                 }
             }
         }
-        // Who has told of this group has heard all of the groups before.
+        // A rank that has told of this group has heard all of the groups before.
         let mut told = self.shared.told.lock();
         for signature in eager() {
             let sequence = sequences(signature).0;

@@ -9,7 +9,7 @@
 //! 3. The other ranks do the same, and say so. A rank waits for that, for a quarter of a second.
 //! 4. The library ends its work, on a thread of its own.
 //!
-//! Who submits a call adds its value to those that are not over, and looks for a failure again: so
+//! A submitter adds the call's value to those that are not over, and then looks for a failure. So
 //! either the end finds the value, or the submitter finds the failure.
 
 use crate::driver::{Call, CollectiveOps};
@@ -67,7 +67,7 @@ struct Failed {
     ended: bool,
 }
 
-/// What the watch has seen of a communicator.
+/// The watch's view of a communicator.
 #[derive(Default)]
 struct Looked {
     /// Since when the first call of a timeline that is not over waits for nothing of this rank.
@@ -340,7 +340,7 @@ impl Core {
             if now.duration_since(since.1) < limit || looked.at_limit {
                 continue;
             }
-            // What is known may lag behind the device.
+            // The known values may lag behind the device.
             if matches!(timeline.wait(at.value(), Some(Duration::ZERO)), Err(Error::Timeout(_))) {
                 looked.at_limit = true;
                 let what = match self.log.lock().last() {
@@ -429,7 +429,7 @@ impl Watched for Core {
     }
 }
 
-/// What a submission waits for, and that in turn.
+/// The text of a submission, of the timepoint that it waits for, and so on.
 fn chain(at: Timepoint) -> String {
     let shown = |p: Timepoint| match p.timeline().name() {
         Some(name) => format!("{} value {}", name.as_str(), p.value()),

@@ -25,7 +25,7 @@ pub(crate) struct Native {
     orders: mpsc::Sender<Order>,
 }
 
-/// What the thread of a part does next.
+/// The next work of a part's thread.
 enum Order {
     /// Keeps a value until timepoints are over, for some time at most.
     Keep(Keep, Retiring),

@@ -28,7 +28,7 @@ const GRACE_IN_ORDER: Duration = Duration::from_secs(1);
 /// Bytes of a rank's part of a report.
 const LONGEST_REPORT: usize = LONGEST_VALUE / 16;
 
-/// What a watch looks after.
+/// A thing that a watch looks after.
 pub(crate) trait Watched: Send + Sync {
     /// Looks after itself: called every few milliseconds.
     fn look(&self, now: Instant);
@@ -94,7 +94,7 @@ impl Watch {
         all.iter().for_each(|w| f(&**w));
     }
 
-    /// What this rank has to say in a report.
+    /// This rank's part of a report.
     fn own_report(&self) -> String {
         let mut lines = Vec::new();
         self.each(|w| w.report(&mut lines));

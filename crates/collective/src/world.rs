@@ -195,7 +195,7 @@ impl World {
         self.0.store.presence(rank)
     }
 
-    /// What each rank does, a line for each communicator: its last calls, and what those wait for
+    /// The work of each rank, a line for each communicator: its last calls, and what those wait for
     /// that are not over. Any rank may ask at any time; a thread of each other rank answers, also
     /// while that rank waits in a call. A rank that does not answer within `limit` is named: it was
     /// stopped, for example. For people: the text may change between versions.

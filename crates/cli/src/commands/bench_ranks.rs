@@ -55,13 +55,13 @@ struct Rates {
     step_ms_p50: f64,
 }
 
-/// What is measured, on whichever model.
+/// The measurement, on one rank's model and on all ranks'.
 struct Bench<'a> {
     arguments: &'a DecodeArguments,
     files: &'a Files,
 }
 
-/// What a rank has measured.
+/// The figures of a rank.
 struct Measured {
     library: String,
     one_rank: Vec<Rates>,
