@@ -1,10 +1,12 @@
 //! Programs of ranks of a few seeds on every kind of device that has collectives, and a printed
 //! test that compiles and passes.
 
+mod common;
 #[rustfmt::skip]
 #[path = "printed/ranks.rs"]
 mod printed;
 
+use common::clean;
 use leasehold_stress::{Options, Target, program, run};
 use std::time::Duration;
 
@@ -13,15 +15,6 @@ fn options(device: &str, simulated: bool, ranks: u8) -> Options {
     options.patience = Duration::from_secs(120);
     (options.ops, options.ranks) = (300, Some(ranks));
     options
-}
-
-#[track_caller]
-fn clean(options: &Options, seeds: std::ops::Range<u64>) {
-    for seed in seeds {
-        if let Err(finding) = run(options, seed) {
-            panic!("seed {seed}: {finding:#?}");
-        }
-    }
 }
 
 #[test]

@@ -1,9 +1,11 @@
 //! Programs of a few seeds on every kind of device, the same program for the same seed, and a
 //! printed test that compiles and passes.
 
+mod common;
 #[rustfmt::skip]
 mod printed;
 
+use common::clean;
 use leasehold_stress::{Options, Target, program, run};
 use std::time::Duration;
 
@@ -11,15 +13,6 @@ fn options(device: &str, simulated: bool) -> Options {
     let mut options = Options::new(Target::new(device.parse().unwrap(), simulated).unwrap());
     options.patience = Duration::from_secs(120);
     options
-}
-
-#[track_caller]
-fn clean(options: &Options, seeds: std::ops::Range<u64>) {
-    for seed in seeds {
-        if let Err(finding) = run(options, seed) {
-            panic!("seed {seed}: {finding:#?}");
-        }
-    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use leasehold::{DeviceId, Result, Runtime};
 use leasehold_collective::{Comm, CommConfig, World};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// A rank of a test: its world, a runtime with a stream of its own, and a communicator.
@@ -59,4 +60,25 @@ pub fn ranks_with<T: Send>(
 /// As [`ranks_with`], with the tests' configuration; all must succeed.
 pub fn ranks<T: Send>(size: u32, rank: impl Fn(&Rank) -> Result<T> + Sync) -> Vec<T> {
     ranks_with(size, &config(), rank).into_iter().map(|result| result.unwrap()).collect()
+}
+
+/// A process, which is killed with this value.
+pub struct Killed(pub Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A rank that is a process: a test of this program, which finds its world in the environment.
+pub fn process(test: &str, [rank, size]: [&str; 2], store: &str, token: Option<&str>) -> Killed {
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test])
+        .envs([("LEASEHOLD_RANK", rank), ("LEASEHOLD_WORLD", size), ("LEASEHOLD_STORE", store)])
+        .envs(token.map(|token| ("LEASEHOLD_TOKEN", token)))
+        .stdout(Stdio::null())
+        .spawn();
+    Killed(child.unwrap())
 }

@@ -1,8 +1,8 @@
 //! The world that the environment names.
 
+use crate::common::process;
 use leasehold::{Error, Result};
 use leasehold_collective::{FileStore, Presence, Store, TcpStore, World};
-use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 fn world(variables: &[(&str, &str)]) -> Result<World> {
@@ -154,15 +154,6 @@ fn child() {
     std::thread::sleep(Duration::from_secs(120));
 }
 
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn a_process_that_is_killed_is_gone_at_once() {
     let folder = tempfile::tempdir().unwrap();
@@ -190,13 +181,7 @@ fn a_process_that_is_killed_is_gone_at_once() {
         ),
     ];
     for (store, world) in stores {
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "variables::child"])
-            .envs([("LEASEHOLD_RANK", "1"), ("LEASEHOLD_WORLD", "2")])
-            .envs([("LEASEHOLD_STORE", &*store), ("LEASEHOLD_TOKEN", token)])
-            .stdout(std::process::Stdio::null())
-            .spawn();
-        let mut child = Killed(child.unwrap());
+        let mut child = process("variables::child", ["1", "2"], &store, Some(token));
         let world = world();
         world.barrier("all", Duration::from_secs(60)).unwrap();
         assert_eq!(world.store().get("said/1", Duration::from_secs(60)).unwrap(), b"here");

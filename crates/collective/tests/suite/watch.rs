@@ -1,13 +1,13 @@
 //! Ranks that are lost, stopped, late or wrong, over a library that notices nothing of it.
 
-use crate::common::{config, runtime, worlds};
+use crate::common::{Killed, config, process, runtime, worlds};
 use leasehold::backend::sync::{Arc, Condvar, Mutex};
 use leasehold::{Error, Result, Runtime};
 use leasehold_collective::driver::{Call, Place};
 use leasehold_collective::{
     CollectiveOps, Comm, CommConfig, Communicator, Reduce, TcpStore, World,
 };
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// A library as bad as NCCL: a call ends at once and does nothing, or it never ends. An abort ends
@@ -260,13 +260,8 @@ fn child_without_a_library() {
 #[test]
 fn a_process_that_cannot_make_its_part_keeps_nobody_waiting() {
     let server = TcpStore::serve("127.0.0.1:0", None).unwrap();
-    let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "watch::child_without_a_library"])
-        .envs([("LEASEHOLD_RANK", "1"), ("LEASEHOLD_WORLD", "2")])
-        .env("LEASEHOLD_STORE", format!("tcp://{}", server.address()))
-        .stdout(Stdio::null())
-        .spawn();
-    let _child = Killed(child.unwrap());
+    let store = format!("tcp://{}", server.address());
+    let _child = process("watch::child_without_a_library", ["1", "2"], &store, None);
     let world = World::with_store(0, 2, server).unwrap();
     let patient = config().timeout(Duration::from_secs(3600));
     let error = world.comm(&runtime().unwrap(), &patient).err().unwrap();
@@ -275,29 +270,12 @@ fn a_process_that_cannot_make_its_part_keeps_nobody_waiting() {
     assert!(text.contains("threads of one process") || text.contains("gone"), "{text}");
 }
 
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 #[cfg(unix)]
 fn a_process_that_is_stopped_does_not_answer_and_one_that_is_killed_is_lost() {
     let server = TcpStore::serve("127.0.0.1:0", None).unwrap();
     let place = format!("tcp://{}", server.address());
-    let child = |rank: &str| {
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "watch::child"])
-            .envs([("LEASEHOLD_RANK", rank), ("LEASEHOLD_WORLD", "3")])
-            .env("LEASEHOLD_STORE", &place)
-            .stdout(Stdio::null())
-            .spawn();
-        Killed(child.unwrap())
-    };
+    let child = |rank| process("watch::child", [rank, "3"], &place, None);
     let mut children = [child("1"), child("2")];
     let world = World::with_store(0, 3, server).unwrap();
     let (runtime, comm) = made(&world).unwrap();

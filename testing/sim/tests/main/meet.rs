@@ -191,3 +191,17 @@ fn check(r: &Ranks, op: CommOp, element: Element, count: u64) {
     }
     assert_eq!(r.m.take_reports(), []);
 }
+
+/// Two communicators of the same devices, each with a queue of its own on each device.
+fn two_communicators(size: u32, seed: u64) -> (Ranks, Ranks) {
+    let tp = ranks(size, seed);
+    let devices: Vec<u32> = (0..size).collect();
+    let dp = Ranks {
+        comms: communicator(&tp.m, "dp", &devices),
+        queues: devices.iter().map(|&d| tp.m.queue_create(d).unwrap()).collect(),
+        from: devices.iter().map(|&d| tp.m.alloc(d, ROOM).unwrap()).collect(),
+        to: devices.iter().map(|&d| tp.m.alloc(d, ROOM).unwrap()).collect(),
+        m: tp.m.clone(),
+    };
+    (tp, dp)
+}

@@ -2,20 +2,6 @@
 
 use super::*;
 
-/// Two communicators of the same devices, each with a queue of its own on each device.
-fn two_communicators(size: u32, seed: u64) -> (Ranks, Ranks) {
-    let tp = ranks(size, seed);
-    let devices: Vec<u32> = (0..size).collect();
-    let dp = Ranks {
-        comms: communicator(&tp.m, "dp", &devices),
-        queues: devices.iter().map(|&d| tp.m.queue_create(d).unwrap()).collect(),
-        from: devices.iter().map(|&d| tp.m.alloc(d, ROOM).unwrap()).collect(),
-        to: devices.iter().map(|&d| tp.m.alloc(d, ROOM).unwrap()).collect(),
-        m: tp.m.clone(),
-    };
-    (tp, dp)
-}
-
 #[test]
 fn two_communicators_without_an_order_on_each_device_dead_lock_and_the_cycle_is_named() {
     let mut found = 0;
