@@ -180,7 +180,7 @@ impl Core {
     /// Tells the other ranks of the end, and waits until their values have failed too: what the
     /// library does in an abort may complete their calls with anything.
     fn tell_end(&self, cause: &Error, others: Others) {
-        let (members, world) = (&self.members, &self.members.world.0);
+        let (members, world) = (&self.members, &self.members.world);
         // A store that fails is the watch's affair.
         let _ = members.tell("ended", b"");
         if let Others::Told = others {
@@ -188,7 +188,7 @@ impl Core {
                 Error::PeerLost { rank, why } => (*rank, why.to_string()),
                 cause => (members.rank, format!("it has aborted the communicator: {cause}")),
             };
-            let _ = watch::tell(&**world, "ended", &members.key, rank, &text);
+            let _ = watch::tell(&*world.0, "ended", &members.key, rank, &text);
         }
         let until = Instant::now() + HEARD;
         for rank in members.others() {

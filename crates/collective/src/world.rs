@@ -217,11 +217,6 @@ impl World {
 }
 
 impl Inner {
-    /// Whether a rank takes part.
-    pub(crate) fn presence(&self, rank: u32) -> Result<Presence> {
-        self.store.presence(rank)
-    }
-
     /// The number of the next communicator with this name.
     pub(crate) fn next_of(&self, name: &str) -> u64 {
         let mut made = self.made.lock();

@@ -6,7 +6,7 @@ mod common;
 mod printed;
 
 use common::clean;
-use leasehold_stress::{Options, Target, program, run};
+use leasehold_stress::{Options, Target, program};
 use std::time::Duration;
 
 fn options(device: &str, simulated: bool) -> Options {
