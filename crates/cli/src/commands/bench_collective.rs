@@ -10,6 +10,13 @@
 //! sides call through the same table of functions. The raw stream is a loop of the driver's
 //! (`leasehold_cuda_traces`), as in `bench cuda`.
 
+mod ours;
+#[cfg(feature = "cuda")]
+mod raw;
+mod side;
+
+use self::ours::Ours;
+use self::side::{LIMIT, NODES, SMALL, Side};
 use crate::commands::run::parse_device;
 use crate::commands::{percentile, print_json};
 use crate::failure::Failure;
@@ -17,9 +24,8 @@ use crate::ranks::{self, Plan, Rank, RankArguments};
 use crate::style::Tone;
 use crate::system::{Request, System};
 use crate::table::Table;
-use leasehold::{Array, BackendKind, Context, DeviceId, Result, View};
+use leasehold::{BackendKind, Context, DeviceId, Result};
 use leasehold_collective::bench::wait_for_retired;
-use leasehold_collective::{Comm, CommConfig, Reduce};
 use serde::Serialize;
 use std::io::Write;
 use std::num::NonZeroU32;
@@ -59,12 +65,6 @@ enum Beside {
     Raw,
 }
 
-/// How long a rank waits for the others.
-const LIMIT: Duration = Duration::from_secs(120);
-/// Calls of a graph.
-const NODES: u32 = 64;
-/// Bytes of a small call.
-const SMALL: u64 = 8 << 10;
 /// Calls of a sample that are made before the time begins, so that all ranks begin together.
 const AHEAD: u32 = 10;
 
@@ -192,124 +192,6 @@ impl Head {
         }
     }
 }
-
-/// Seconds of a communicator's life.
-struct Life {
-    made: f64,
-    given_back: f64,
-    /// The drop alone, which does not wait.
-    dropped: Option<f64>,
-}
-
-type Call<'s> = Box<dyn Fn() -> Result<()> + 's>;
-
-/// A side of the comparison: the runtime, or the library alone. All ranks make the same calls of a
-/// side.
-trait Side {
-    /// Sums the first bytes of the side's memory, as floats and in place.
-    fn all_reduce(&self, bytes: u64) -> Result<()>;
-    /// Sends the first bytes to the next rank, and receives as many from the one before.
-    fn exchange(&self, bytes: u64) -> Result<()>;
-    /// A call that launches a graph of [`NODES`] sums.
-    fn graph(&self, bytes: u64) -> Result<Call<'_>>;
-    /// A call that copies the first bytes to memory of another device.
-    fn peer(&self, ordinal: u32, bytes: u64) -> Result<Call<'_>>;
-    /// Makes another communicator, uses it once, and gives it back.
-    fn life(&self) -> Result<Life>;
-    /// Waits for the side's stream.
-    fn wait(&self) -> Result<()>;
-}
-
-/// The runtime's side.
-struct Ours<'a> {
-    rank: &'a Rank,
-    context: &'a Context,
-    config: CommConfig,
-    comm: Comm,
-    memory: Array<f32>,
-}
-
-impl<'a> Ours<'a> {
-    fn new(rank: &'a Rank, context: &'a Context, bytes: u64) -> Result<Self> {
-        let config = rank.config("bench").timeout(LIMIT);
-        let comm = rank.world.comm(&rank.runtime, &config)?;
-        let memory = rank.runtime.zeros(floats(bytes))?;
-        Ok(Self { rank, context, config, comm, memory })
-    }
-}
-
-/// The number of floats in so many bytes.
-fn floats(bytes: u64) -> usize {
-    bytes as usize / size_of::<f32>()
-}
-
-/// The ranks after and before one.
-fn neighbours(rank: u32, size: u32) -> (u32, u32) {
-    ((rank + 1) % size, (rank + size - 1) % size)
-}
-
-impl Side for Ours<'_> {
-    fn all_reduce(&self, bytes: u64) -> Result<()> {
-        let part = self.memory.slice(..floats(bytes));
-        self.comm.all_reduce(self.rank.runtime.stream(), part, Reduce::Sum)
-    }
-
-    fn exchange(&self, bytes: u64) -> Result<()> {
-        let (next, before) = neighbours(self.comm.rank(), self.comm.size());
-        let (from, half) = (floats(bytes), self.memory.len() / 2);
-        self.comm.group(self.rank.runtime.stream(), |group| {
-            group.send(self.memory.slice(..from), next)?;
-            group.recv(self.memory.slice(half..half + from), before)
-        })
-    }
-
-    fn graph(&self, bytes: u64) -> Result<Call<'_>> {
-        let part = self.memory.slice(..floats(bytes));
-        let graph = self.rank.runtime.record_graph(|recording| {
-            let stream = recording.stream();
-            (0..NODES).try_for_each(|_| self.comm.all_reduce(stream, part, Reduce::Sum))
-        })?;
-        Ok(Box::new(move || graph.launch_on(self.rank.runtime.stream()).map(drop)))
-    }
-
-    fn peer(&self, ordinal: u32, bytes: u64) -> Result<Call<'_>> {
-        let device = DeviceId::new(self.rank.runtime.device().backend, ordinal);
-        let other = self.context.runtime(device)?;
-        let memory = other.zeros::<f32>(floats(bytes))?;
-        other.synchronize()?;
-        let part = self.memory.slice(..floats(bytes));
-        Ok(Box::new(move || {
-            // The memory is of a runtime that is open.
-            let _open = &other;
-            self.rank.runtime.stream().copy(memory.view(), part.view())
-        }))
-    }
-
-    fn life(&self) -> Result<Life> {
-        let begin = Instant::now();
-        let comm = self.rank.world.comm(&self.rank.runtime, &self.config)?;
-        let made = begin.elapsed();
-        let part = self.memory.slice(..floats(SMALL));
-        comm.all_reduce(self.rank.runtime.stream(), part, Reduce::Sum)?;
-        self.wait()?;
-        let begin = Instant::now();
-        drop(comm);
-        let dropped = begin.elapsed();
-        wait_for_retired(LIMIT)?;
-        Ok(Life {
-            made: made.as_secs_f64(),
-            given_back: begin.elapsed().as_secs_f64(),
-            dropped: Some(dropped.as_secs_f64()),
-        })
-    }
-
-    fn wait(&self) -> Result<()> {
-        self.rank.runtime.stream().synchronize()
-    }
-}
-
-#[cfg(feature = "cuda")]
-mod raw;
 
 /// The figures of a rank, and what they are taken with.
 struct Bench<'a> {
@@ -510,7 +392,7 @@ impl CollectiveArguments {
             device: self.device.to_string(),
             simulated: self.simulated(),
             ranks: rank.world.size(),
-            library: ours.comm.library().to_owned(),
+            library: ours.library().to_owned(),
             beside: self.beside,
             turns: self.turns,
             figures: bench.figures,

@@ -1,6 +1,6 @@
 //! The library alone.
 
-use super::{Call, LIMIT, Life, NODES, SMALL, Side, floats, neighbours};
+use super::side::{Call, LIMIT, Life, NODES, SMALL, Side, floats, neighbours};
 use leasehold::Result;
 use leasehold_collective::World;
 use leasehold_collective::bench::RawNccl;

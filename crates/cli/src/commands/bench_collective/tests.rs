@@ -1,5 +1,6 @@
 //! The turns, the bounds, and the raw side over a simulated driver.
 
+use super::side::{Call, Life};
 use super::*;
 use leasehold_core::sync::Mutex;
 
