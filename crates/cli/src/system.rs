@@ -22,6 +22,13 @@ pub(crate) struct Request {
     /// The seed of a simulated driver.
     pub(crate) sim: Option<u64>,
     /// Devices that are used, from `device` on.
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(
+            dead_code,
+            reason = "a machine of simulated CUDA devices alone has a number of them"
+        )
+    )]
     pub(crate) devices: u32,
     pub(crate) memory: Wishes,
 }

@@ -25,6 +25,7 @@ use crate::style::Tone;
 use crate::system::{Request, System};
 use crate::table::Table;
 use leasehold::{BackendKind, Context, DeviceId, Result};
+#[cfg(feature = "cuda")]
 use leasehold_collective::bench::wait_for_retired;
 use serde::Serialize;
 use std::io::Write;
