@@ -87,6 +87,16 @@ pub(crate) struct Planned {
     pub(crate) dst: Option<usize>,
 }
 
+/// The reason for an exchange of lists.
+enum Reason {
+    /// A call has waited for longer than the limit. The text says so.
+    Late(String),
+    /// The hash of the calls is another than the next rank's. The text says so.
+    Hash(String),
+    /// Another rank exchanges lists.
+    Told,
+}
+
 /// Whom a failure concerns.
 enum Others {
     /// The other ranks are told.
@@ -267,7 +277,13 @@ impl Core {
             }
             _ => None,
         };
-        self.end(found.unwrap_or(cause), Others::Know).0
+        let cause = found.unwrap_or(cause);
+        let others = match cause {
+            Error::Timeout(_) | Error::PeerLost { .. } | Error::Mismatch(_) => Others::Know,
+            // A failure of this rank alone: the others would wait for it.
+            _ => Others::Told,
+        };
+        self.end(cause, others).0
     }
 
     /// Compares the eager calls with the next rank's: each rank with one, so a difference is found
@@ -294,25 +310,33 @@ impl Core {
         if theirs > 0 && ours.is_some_and(|ours| ours != hash) && !looked.at_limit {
             looked.at_limit = true;
             let _ = watch::tell(&*members.world.0, "differ", &members.key, members.rank, "");
-            self.look_closer(None);
+            self.look_closer(Reason::Hash(format!(
+                "{}: the first {theirs} calls of ranks {} and {next} differ, and the first one that does is not kept any more; compare each call (Check::Each) to find it",
+                members.name, members.rank
+            )));
         }
     }
 
-    /// Compares lists with the other ranks, on a thread of its own, and ends the communicator with
-    /// what it finds; with `late` if it finds nothing.
-    fn look_closer(&self, late: Option<String>) {
+    /// Exchanges lists with the other ranks, on a thread of its own, and ends the communicator with
+    /// what it finds.
+    fn look_closer(&self, reason: Reason) {
         let Some(me) = self.me.upgrade() else { return };
         let looks = move || {
-            let list = me.log.lock().list();
-            if let Some(found) = me.members.compare_at_limit(&list, TELL) {
-                me.end(found, Others::Know);
-            } else if let Some(late) = late {
-                let report = watch::report(&*me.members.world.0, TELL);
-                let report = report.unwrap_or_else(|e| format!("no report: {e}"));
-                me.end(
-                    Error::Timeout(format!("{late}\n{}", report.trim_end()).into()),
-                    Others::Told,
-                );
+            let (members, list) = (&me.members, me.log.lock().list());
+            let found = match reason {
+                Reason::Late(_) => members.compare_at_limit(&list, TELL),
+                Reason::Hash(_) | Reason::Told => members.compare_so_far(&list, TELL),
+            };
+            match (found, reason) {
+                (Some(found), _) => drop(me.end(found, Others::Know)),
+                (None, Reason::Late(late)) => {
+                    let report = watch::report(&*members.world.0, TELL);
+                    let report = report.unwrap_or_else(|e| format!("no report: {e}"));
+                    let late = format!("{late}\n{}", report.trim_end());
+                    me.end(Error::Timeout(late.into()), Others::Told);
+                }
+                (None, Reason::Hash(differs)) => drop(me.end(Error::state(differs), Others::Told)),
+                (None, Reason::Told) => {}
             }
             me.looked.lock().at_limit = false;
         };
@@ -347,7 +371,7 @@ impl Core {
                     Some(call) => format!("{} {call}", call.numbered(&self.members.name)),
                     None => self.members.name.clone(),
                 };
-                self.look_closer(Some(format!(
+                self.look_closer(Reason::Late(format!(
                     "{what}: rank {} has waited for the other ranks for {limit:?}; look at what they do",
                     self.members.rank
                 )));
@@ -396,7 +420,7 @@ impl Watched for Core {
                 let mut looked = self.looked.lock();
                 if !std::mem::replace(&mut looked.at_limit, true) {
                     drop(looked);
-                    self.look_closer(None);
+                    self.look_closer(Reason::Told);
                 }
             }
             _ => {}

@@ -135,12 +135,27 @@ impl Members {
     /// Looks whether a rank that waits at its limit made other calls than the others. They wait too
     /// and tell, or they say nothing: so this takes no longer than `limit`.
     pub(crate) fn compare_at_limit(&self, list: &List, limit: Duration) -> Option<Error> {
+        self.exchange("limit", list, limit, List::difference)
+    }
+
+    /// Compares the calls that ranks have made so far. All of them tell, so this takes no longer
+    /// than `limit`.
+    pub(crate) fn compare_so_far(&self, list: &List, limit: Duration) -> Option<Error> {
+        self.exchange("so-far", list, limit, List::difference_so_far)
+    }
+
+    fn exchange(
+        &self,
+        subject: &str,
+        list: &List,
+        limit: Duration,
+        difference: fn(&List, u32, &List, u32, &str) -> Option<Error>,
+    ) -> Option<Error> {
         let until = Instant::now().checked_add(limit);
-        self.tell("limit", list.text(LONGEST_VALUE).as_bytes()).ok()?;
+        self.tell(subject, list.text(LONGEST_VALUE).as_bytes()).ok()?;
         self.others().find_map(|rank| {
-            let theirs =
-                self.hear_within("limit", rank, "it waits for nobody", left(until)).ok()?;
-            list.difference(self.rank, &List::parse(&theirs), rank, &self.name)
+            let theirs = self.hear_within(subject, rank, "it tells nothing", left(until)).ok()?;
+            difference(list, self.rank, &List::parse(&theirs), rank, &self.name)
         })
     }
 }

@@ -278,13 +278,37 @@ impl List {
         classes.iter().map(|(class, count, hash)| format!("{class} {count} {hash:x}\n")).collect()
     }
 
-    /// The first calls of two ranks that do not belong together.
+    /// The first calls of two ranks that do not belong together. A call that one of them has not
+    /// made does not belong to the other's.
     pub(crate) fn difference(
         &self,
         own: u32,
         other: &Self,
         rank: u32,
         name: &str,
+    ) -> Option<Error> {
+        self.first_difference(own, other, rank, name, |_, _| true)
+    }
+
+    /// As [`difference`](Self::difference), among the calls that both ranks have made so far.
+    pub(crate) fn difference_so_far(
+        &self,
+        own: u32,
+        other: &Self,
+        rank: u32,
+        name: &str,
+    ) -> Option<Error> {
+        self.first_difference(own, other, rank, name, |ours, theirs| ours && theirs)
+    }
+
+    /// `counts` says whether a call counts that is in one of the lists, or in both.
+    fn first_difference(
+        &self,
+        own: u32,
+        other: &Self,
+        rank: u32,
+        name: &str,
+        counts: fn(bool, bool) -> bool,
     ) -> Option<Error> {
         for class in [Class::All, Class::To(rank), Class::From(rank)] {
             let of = |list: &Self, class: Class| -> BTreeMap<u64, Entry> {
@@ -298,7 +322,10 @@ impl List {
             let numbers = ours.range(from..).chain(theirs.range(from..)).map(|(seq, _)| *seq);
             let agreed =
                 |list: &BTreeMap<u64, Entry>, seq| list.get(&seq).map(|e| e.agreed.clone());
-            let differing = numbers.filter(|&seq| agreed(&ours, seq) != agreed(&theirs, seq)).min();
+            let differing = numbers
+                .filter(|seq| counts(ours.contains_key(seq), theirs.contains_key(seq)))
+                .filter(|&seq| agreed(&ours, seq) != agreed(&theirs, seq))
+                .min();
             let Some(at) = differing else { continue };
             let shown = |list: &BTreeMap<u64, Entry>| match list.get(&at) {
                 Some(entry) => entry.shown.clone(),

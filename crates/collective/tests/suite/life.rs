@@ -42,8 +42,9 @@ fn the_others_go_on_without_a_rank_that_is_gone() {
         }
         let x = runtime.upload(&[world.rank()])?;
         let begun = Instant::now();
-        comm.all_reduce(runtime.stream(), &x, Reduce::Sum)?;
-        let lost = runtime.stream().synchronize().unwrap_err();
+        // Another rank may have found it before.
+        let called = comm.all_reduce(runtime.stream(), &x, Reduce::Sum);
+        let lost = called.and_then(|()| runtime.stream().synchronize()).unwrap_err();
         assert!(matches!(lost, Error::PeerLost { rank: 2, .. }), "{lost}");
         assert!(begun.elapsed() < Duration::from_secs(10), "long before the limit");
         assert!(matches!(comm.failure(), Some(Error::PeerLost { rank: 2, .. })));
@@ -105,8 +106,8 @@ fn after_an_abort_calls_fail_with_its_cause_on_all_ranks() {
             // The stream had no part in it.
             assert_eq!(r.runtime.to_vec(&x)?, [2]);
         } else {
-            r.comm.all_reduce(r.runtime.stream(), &x, Reduce::Sum)?;
-            let error = r.runtime.stream().synchronize().unwrap_err();
+            let called = r.comm.all_reduce(r.runtime.stream(), &x, Reduce::Sum);
+            let error = called.and_then(|()| r.runtime.stream().synchronize()).unwrap_err();
             assert!(matches!(error, Error::PeerLost { rank: 0, .. }), "{error}");
             assert!(error.to_string().contains("on purpose"), "{error}");
             assert!(r.comm.barrier(&r.runtime.create_stream()?).is_err());

@@ -15,10 +15,13 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy)]
 struct Blind {
     hangs: bool,
+    /// The rank whose calls fail.
+    fails: Option<u32>,
 }
 
 struct Part {
     hangs: bool,
+    fails: bool,
     aborted: Mutex<bool>,
     changed: Condvar,
 }
@@ -27,17 +30,25 @@ impl CollectiveOps for Blind {
     fn name(&self) -> &str {
         "blind"
     }
+    /// A call that hangs must not hold up those of other ranks and tests.
+    fn takes_turns(&self) -> bool {
+        false
+    }
     fn unique_id(&self) -> Result<Vec<u8>> {
         Ok(Vec::new())
     }
-    fn init(&self, _place: &Place) -> Result<Arc<dyn Communicator>> {
+    fn init(&self, place: &Place) -> Result<Arc<dyn Communicator>> {
         let (aborted, changed) = (Mutex::new(false), Condvar::new());
-        Ok(Arc::new(Part { hangs: self.hangs, aborted, changed }))
+        let fails = self.fails == Some(place.rank);
+        Ok(Arc::new(Part { hangs: self.hangs, fails, aborted, changed }))
     }
 }
 
 impl Communicator for Part {
     unsafe fn enqueue(&self, _stream: u64, _calls: &[Call<'_>]) -> Result<()> {
+        if self.fails {
+            return Err(Error::Unsupported("not on this device".into()));
+        }
         let mut aborted = self.aborted.lock();
         while self.hangs && !*aborted {
             self.changed.wait(&mut aborted);
@@ -51,7 +62,7 @@ impl Communicator for Part {
 }
 
 fn blind(hangs: bool) -> CommConfig {
-    config().ops(Arc::new(Blind { hangs }))
+    config().ops(Arc::new(Blind { hangs, fails: None }))
 }
 
 /// The failure of a communicator, once it has one.
@@ -100,6 +111,26 @@ fn a_thread_that_panics_is_named_and_what_depends_on_it_ends() {
             }
             Err(_) => assert_eq!(rank, 1),
         }
+    }
+}
+
+#[test]
+fn a_call_that_fails_on_one_rank_ends_the_others() {
+    let ops = Arc::new(Blind { hangs: true, fails: Some(1) });
+    let errors = worlds(3, |world| -> Result<Error> {
+        let runtime = runtime()?;
+        let comm = world.comm(&runtime, &config().ops(ops.clone()))?;
+        let x = runtime.upload(&[1u32; 8])?;
+        // It may have heard of the failure already.
+        let _ = comm.all_reduce(runtime.stream(), &x, Reduce::Sum);
+        let failure = failure(&comm);
+        world.barrier("seen", Duration::from_secs(30))?;
+        Ok(failure)
+    });
+    for (rank, error) in errors.into_iter().enumerate() {
+        let error = error.unwrap();
+        assert!(error.to_string().contains("not on this device"), "{error}");
+        assert_eq!(matches!(error, Error::PeerLost { rank: 1, .. }), rank != 1, "{error}");
     }
 }
 
@@ -271,7 +302,7 @@ fn a_process_that_cannot_make_its_part_keeps_nobody_waiting() {
 }
 
 #[test]
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 fn a_process_that_is_stopped_does_not_answer_and_one_that_is_killed_is_lost() {
     let server = TcpStore::serve("127.0.0.1:0", None).unwrap();
     let place = format!("tcp://{}", server.address());
@@ -284,6 +315,11 @@ fn a_process_that_is_stopped_does_not_answer_and_one_that_is_killed_is_lost() {
         assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
     };
     signal("-STOP", &children[1]);
+    // The system stops a process a little later than it says.
+    let stat = format!("/proc/{}/stat", children[1].0.id());
+    while !std::fs::read_to_string(&stat).unwrap().contains(") T ") {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     let report = world.report(Duration::from_secs(2)).unwrap();
     assert!(report.contains("rank 0: tp: no eager call; nothing is unfinished"), "{report}");
     assert!(report.contains("rank 1: tp: no eager call"), "{report}");
