@@ -15,6 +15,7 @@ use crate::driver::{self, CollectiveOps, Derived, Place};
 use crate::group::{Draft, Group};
 use crate::inner::{Core, Planned};
 use crate::line::{Line, Turn};
+use crate::log::Entered;
 use crate::members::Members;
 use crate::native::{self, Native};
 use crate::signature::{Kind, List, Signature};
@@ -24,6 +25,7 @@ use crate::world::World;
 use leasehold::backend::defects::{Defect, planted};
 use leasehold::backend::sync::{Arc, Mutex, thread};
 use leasehold::{BufferView, Error, Name, Operand, Result, Runtime, Stream, View};
+use smallvec::{SmallVec, smallvec};
 use std::collections::HashMap;
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -454,7 +456,7 @@ impl Comm {
         if drafts.is_empty() {
             return Ok(());
         }
-        if !stream.runtime().same(&shared.runtime) {
+        if !stream.is_of(&shared.runtime) {
             return Err(Error::invalid(format!(
                 "{stream:?} is not of {}, the device of {}; use a stream of the communicator's runtime",
                 shared.runtime.device(),
@@ -469,8 +471,9 @@ impl Comm {
         let line = &shared.line.buffer;
         // Reads have no order among each other.
         let line = if planted(Defect::LineMissing) { line.read() } else { line.write() };
-        let mut operands: Vec<Operand<'_>> = vec![line];
-        let mut planned = Vec::with_capacity(drafts.len());
+        // A usual call allocates no list.
+        let mut operands: SmallVec<[Operand<'_>; 4]> = smallvec![line];
+        let mut planned: SmallVec<[Planned; 1]> = SmallVec::with_capacity(drafts.len());
         for &Draft { kind, element, count, src, dst } in drafts {
             let count = count - u64::from(planted(Defect::WrongCount) && count > 1);
             let signature =
@@ -501,15 +504,16 @@ impl Comm {
             };
             planned.push(Planned { signature, src, dst });
         }
-        {
+        let entered: SmallVec<[Entered; 2]> = {
             let mut log = core.log.lock();
-            planned.iter_mut().for_each(|p| log.enter(&mut p.signature));
-        }
+            planned.iter_mut().map(|p| log.enter(&mut p.signature)).collect()
+        };
         if planted(Defect::CallSkipped) && self.rank() == 1 && planned[0].signature.seq % 8 == 7 {
             return Ok(());
         }
+        let recorded = captured.then(|| planned.clone());
         let submitted = self.check_each(&planned).and_then(|()| {
-            let (own, planned): (_, Arc<[Planned]>) = (core.clone(), Arc::from(planned.as_slice()));
+            let own = core.clone();
             // SAFETY: the library uses the operands' memory as their roles say, on the stream that
             // it is given, by the contract of `Communicator::enqueue`.
             unsafe {
@@ -520,16 +524,17 @@ impl Comm {
         });
         if let Err(cause) = submitted {
             let mut log = core.log.lock();
-            planned.iter().rev().for_each(|p| log.take_back(&p.signature));
+            entered.iter().rev().for_each(|&entered| log.take_back(entered));
             return Err(cause);
         }
-        if captured {
-            for Planned { signature, .. } in planned {
-                let note = Recorded { core: Arc::downgrade(core), signature };
-                stream.note(stop::check(), Arc::new(note))?;
+        match recorded {
+            None => core.submitted(stream.now()),
+            Some(planned) => {
+                planned.into_iter().try_for_each(|Planned { signature, .. }| {
+                    let note = Recorded { core: Arc::downgrade(core), signature };
+                    stream.note(stop::check(), Arc::new(note))
+                })?
             }
-        } else {
-            core.submitted(stream.now());
         }
         Ok(())
     }

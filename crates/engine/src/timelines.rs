@@ -90,6 +90,12 @@ impl<S> Timelines<S> {
         over
     }
 
+    /// Whether some stream waits for a timepoint.
+    #[inline]
+    pub(crate) fn has_waiting(&self) -> bool {
+        !self.waits.lock().is_empty()
+    }
+
     /// The largest value of a timeline that some stream waits for.
     pub(crate) fn most_waited(&self, timeline: TimelineId) -> Option<u64> {
         self.waits
