@@ -21,6 +21,7 @@ use crate::native::{self, Native};
 use crate::signature::{Kind, List, Signature};
 use crate::stop::{self, Recorded};
 use crate::store::left;
+use crate::watch::Watching;
 use crate::world::World;
 use leasehold::backend::defects::{Defect, planted};
 use leasehold::backend::sync::{Arc, Mutex, thread};
@@ -48,6 +49,7 @@ pub struct CommConfig {
     timeout: Duration,
     check: Check,
     concurrent: bool,
+    sends: bool,
     ops: Option<Arc<dyn CollectiveOps>>,
 }
 
@@ -60,6 +62,7 @@ impl CommConfig {
             timeout: Duration::from_secs(300),
             check: Check::default(),
             concurrent: false,
+            sends: true,
             ops: None,
         }
     }
@@ -90,6 +93,16 @@ impl CommConfig {
         self
     }
 
+    /// Whether the ranks send to each other: `send`, `recv` and `all_to_all`. On by default.
+    ///
+    /// The connections are made with the communicator, which takes NCCL about as long as the
+    /// communicator itself. A communicator without them refuses these calls.
+    #[must_use]
+    pub fn sends(mut self, sends: bool) -> Self {
+        self.sends = sends;
+        self
+    }
+
     /// Another library than the device's own.
     #[must_use]
     pub fn ops(mut self, ops: Arc<dyn CollectiveOps>) -> Self {
@@ -105,6 +118,7 @@ impl fmt::Debug for CommConfig {
             .field("timeout", &self.timeout)
             .field("check", &self.check)
             .field("concurrent", &self.concurrent)
+            .field("sends", &self.sends)
             .field("ops", &self.ops.as_ref().map(|ops| ops.name()))
             .finish()
     }
@@ -283,10 +297,12 @@ impl Comm {
             id: id.into(),
             runtime: runtime.clone(),
             limit: config.timeout,
+            sends: config.sends,
         };
         let library = ops.clone();
         let look = || members.look_for_unmade();
-        let native = Native::make(&members.name, config.timeout, look, move || {
+        let outbox = members.world.0.watch().outbox().clone();
+        let native = Native::make(&members.name, config.timeout, outbox, look, move || {
             place.runtime.activate()?;
             match from {
                 None => library.init(&place).map(Some),
@@ -375,6 +391,7 @@ impl Comm {
             drop(Native::make(
                 &members.name,
                 config.timeout,
+                members.world.0.watch().outbox().clone(),
                 || Ok(()),
                 move || {
                     old.runtime.activate()?;
@@ -448,6 +465,15 @@ impl Comm {
         let mut group = Group::new(self.rank(), self.size());
         calls(&mut group)?;
         group.check()?;
+        if !self.shared.config.sends
+            && let Some(kind) = group.drafts.iter().map(|d| d.kind).find(|kind| kind.is_sent())
+        {
+            return Err(Error::state(format!(
+                "{}: {} has no connections for it; make the communicator with CommConfig::sends(true)",
+                kind.name(),
+                self.name()
+            )));
+        }
         self.submit(stream, &group.drafts)
     }
 
