@@ -414,6 +414,27 @@ fn a_value_that_is_wanted_during_its_library_call_is_signalled() -> Result<()> {
 }
 
 #[test]
+fn a_value_that_is_failed_takes_those_along_that_wait_for_it_on_other_devices() -> Result<()> {
+    let tables = Arc::new(Tables::default());
+    let (here, there) = (rig_with(tables.clone(), true), rig_with(tables, true));
+    [&here, &there].iter().for_each(|rig| rig.device.busy.store(true, Ordering::Release));
+    let stream = here.engine.stream(0)?;
+    let (waits, free) = (there.engine.stream(0)?, there.engine.stream(0)?);
+    let before = submit(&waits, &[Op::Fill(fill(1))])?;
+    let point = submit(&stream, &[Op::Fill(fill(2))])?;
+    let after = submit(&waits, &[Op::Wait(point), Op::Fill(fill(3))])?;
+    let beside = submit(&free, &[Op::Fill(fill(4))])?;
+    assert!(here.engine.fail(point, &Error::state("of the test")));
+    let error = after.timeline().check(after.value()).unwrap_err();
+    assert!(error.to_string().contains("of the test"), "{error}");
+    for sound in [before, beside] {
+        assert!(matches!(sound.timeline().check(sound.value()), Ok(false)), "{sound:?}");
+    }
+    assert!(!here.engine.fail(point, &Error::state("again")), "it has failed already");
+    Ok(())
+}
+
+#[test]
 fn the_loss_of_a_device_ends_all_its_streams() -> Result<()> {
     let rig = rig();
     rig.device.busy.store(true, Ordering::Release);
