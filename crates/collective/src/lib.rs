@@ -71,4 +71,4 @@ pub use element::{Element, ElementType, Reduce};
 pub use group::Group;
 pub use signature::{Kind, Signature};
 pub use store::{FileStore, Presence, Store, TcpStore, ThreadStore};
-pub use world::World;
+pub use world::{Reporter, World};
