@@ -355,7 +355,7 @@ impl Core {
     }
 
     /// Exchanges lists with the other ranks, on a thread of its own, and ends the communicator with
-    /// what it finds. Returns whether there is such a thread; without one the next look tries again.
+    /// what it finds. Returns whether there is such a thread; otherwise the next look tries again.
     fn look_closer(&self, reason: Reason) -> bool {
         let Some(me) = self.me.upgrade() else { return false };
         let looks = move || {

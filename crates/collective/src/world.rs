@@ -209,8 +209,8 @@ impl World {
         watch::report(&*self.0, limit)
     }
 
-    /// What makes reports for whoever must not keep the world: a thread that waits for requests, for
-    /// example.
+    /// Makes reports for whoever must not keep the world: for example, for a thread that waits for
+    /// requests.
     #[must_use]
     pub fn reporter(&self) -> Reporter {
         Reporter(Arc::downgrade(&self.0))
