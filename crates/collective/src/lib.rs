@@ -40,7 +40,7 @@
 //! - Collectives of a device run one after the other, in the order of their submission.
 //!
 //! # Files
-//! From below: [`element`], [`signature`], [`driver`]; [`store`], `watch`, [`mod@world`], `line`,
+//! From below: [`element`], `model`, [`signature`], [`driver`]; [`store`], `watch`, [`mod@world`], `line`,
 //! `members`; `native`, `log`, `unfinished`, [`group`]; `inner`, `stop`; [`comm`], `calls`;
 //! `bench`.
 //!
@@ -57,6 +57,8 @@ mod inner;
 mod line;
 mod log;
 mod members;
+#[cfg(feature = "model")]
+pub mod model;
 mod native;
 pub mod signature;
 mod stop;
