@@ -40,8 +40,8 @@
 //! - Collectives of a device run one after the other, in the order of their submission.
 //!
 //! # Files
-//! From below: [`element`], `model`, [`signature`], [`driver`]; [`store`], `watch`, [`mod@world`], `line`,
-//! `members`; `native`, `log`, `unfinished`, [`group`]; `inner`, `stop`; [`comm`], `calls`;
+//! From below: [`element`], `model`, [`signature`], [`driver`]; [`store`], `watch`, [`mod@world`],
+//! `line`, `members`; `native`, `log`, `unfinished`, [`group`]; `inner`, `stop`; [`comm`], `calls`;
 //! `bench`.
 //!
 //! This crate must not move elements between processes itself.
