@@ -13,7 +13,7 @@
 //! either the end finds the value, or the submitter finds the failure.
 
 use crate::driver::{Call, CollectiveOps};
-use crate::group::{Extent, check_apart};
+use crate::group::{Extent, Uses, check_apart};
 use crate::line::Turn;
 use crate::log::Log;
 use crate::members::Members;
@@ -23,10 +23,12 @@ use crate::store::Presence;
 use crate::unfinished::Unfinished;
 use crate::watch::{self, Watched, Watching};
 use leasehold::backend::defects::{Defect, planted};
+use leasehold::backend::sync::atomic::{AtomicBool, Ordering};
 use leasehold::backend::sync::{Arc, Mutex, thread};
 use leasehold::backend::{Binding, Device, TimelineId};
 use leasehold::graph::LaunchCheck;
 use leasehold::{Error, Result, Timepoint, WeakLease};
+use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::{Weak, mpsc};
 use std::time::{Duration, Instant};
@@ -54,6 +56,9 @@ pub(crate) struct Core {
     pub(crate) device: WeakLease<dyn Device>,
     pub(crate) unfinished: Unfinished,
     failed: Mutex<Failed>,
+    /// There is a failure. Set in the lock of `failed`, so a sound communicator's calls take no
+    /// lock for it.
+    has_failed: AtomicBool,
     looked: Mutex<Looked>,
     me: Weak<Self>,
 }
@@ -122,6 +127,7 @@ impl Core {
             device,
             unfinished: Unfinished::default(),
             failed: Mutex::default(),
+            has_failed: AtomicBool::new(false),
             looked: Mutex::default(),
             me: me.clone(),
         });
@@ -131,19 +137,29 @@ impl Core {
     }
 
     /// The first failure.
+    #[inline]
     pub(crate) fn failure(&self) -> Option<Error> {
+        if !self.has_failed.load(Ordering::Acquire) {
+            return None;
+        }
         self.failed.lock().cause.clone()
     }
 
     /// The first failure, if it ends the calls that were submitted before.
+    #[inline]
     fn ended(&self) -> Option<Error> {
+        if !self.has_failed.load(Ordering::Acquire) {
+            return None;
+        }
         let failed = self.failed.lock();
         failed.ended.then(|| failed.cause.clone()).flatten()
     }
 
     /// Refuses later calls. Those before go on: the ranks agree on them. Returns the first failure.
     pub(crate) fn refuse(&self, cause: Error) -> Error {
-        self.failed.lock().cause.get_or_insert(cause).clone()
+        let mut failed = self.failed.lock();
+        self.has_failed.store(true, Ordering::Release);
+        failed.cause.get_or_insert(cause).clone()
     }
 
     /// Adds a submission with calls.
@@ -168,6 +184,7 @@ impl Core {
     fn end(&self, cause: Error, others: Others) -> (Error, Option<mpsc::Receiver<()>>) {
         let mut failed = self.failed.lock();
         let new = !std::mem::replace(&mut failed.ended, true);
+        self.has_failed.store(true, Ordering::Release);
         let first = failed.cause.get_or_insert(cause).clone();
         drop(failed);
         for at in self.unfinished.first() {
@@ -231,27 +248,19 @@ impl Core {
     /// Gives calls to the library, with the addresses of their operands.
     pub(crate) fn enqueue(&self, word: u64, planned: &[Planned], bound: &[Binding]) -> Result<()> {
         let of = |at: Option<usize>| at.and_then(|at| bound.get(at)).copied();
-        let mut calls: Vec<Call<'_>> = planned
+        let mut calls: SmallVec<[Call<'_>; 2]> = planned
             .iter()
             .map(|p| Call { signature: &p.signature, src: of(p.src), dst: of(p.dst) })
             .collect();
         // An update of a graph may have brought one buffer in several places.
-        let extents: Vec<_> = std::iter::zip(0.., &calls)
-            .filter(|(_, c)| c.signature.kind != Kind::Barrier)
-            .flat_map(|(call, c)| {
-                let extent = move |b: Binding, writes| Extent {
-                    space: (),
-                    from: b.addr,
-                    bytes: b.len,
-                    writes,
-                    call,
-                };
-                [c.src.map(|b| extent(b, false)), c.dst.map(|b| extent(b, true))]
-            })
-            .flatten()
-            .collect();
-        check_apart(&extents, |call| calls[call].signature.kind, self.members.rank)
-            .map_err(|cause| self.fails(cause))?;
+        let extent = |b: Binding| Extent { space: (), from: b.addr, bytes: b.len };
+        let uses = |call: usize| {
+            let Call { signature, src, dst } = calls[call];
+            // The line is all barriers'.
+            let dst = dst.filter(|_| signature.kind != Kind::Barrier);
+            Uses { kind: signature.kind, src: src.map(extent), dst: dst.map(extent) }
+        };
+        check_apart(calls.len(), uses, self.members.rank).map_err(|cause| self.fails(cause))?;
         if let Some(cause) = self.ended() {
             return Err(cause);
         }

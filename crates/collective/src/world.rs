@@ -12,8 +12,9 @@ use std::fmt;
 use std::net::Ipv6Addr;
 use std::time::{Duration, Instant};
 
-/// How long ranks wait for each other at the beginning.
-const BEGIN: Duration = Duration::from_secs(300);
+/// How long ranks wait for rank 0 at the beginning: it serves the store, and nobody else can say that
+/// it has failed before.
+const BEGIN: Duration = Duration::from_secs(30);
 /// How long a wait for another rank goes on before it looks whether the rank is still there.
 const LOOK: Duration = Duration::from_millis(50);
 /// The most ranks of a world.
@@ -91,7 +92,7 @@ impl World {
     /// # Errors
     /// `InvalidArgument` for a rank that is not below the size, no ranks or more than 65,536;
     /// `InvalidState` for a rank that is taken, and if rank 0 has another size or another version
-    /// of this crate; `Timeout` if rank 0 has not come; the store's own.
+    /// of this crate; `Timeout` if rank 0 has not come within 30 seconds; the store's own.
     pub fn with_store(rank: u32, size: u32, store: impl Store + 'static) -> Result<Self> {
         Self::enter(rank, size, rank, Box::new(store))
     }
@@ -130,7 +131,8 @@ impl World {
     ///
     /// The store is `LEASEHOLD_STORE`, as `tcp://HOST:PORT` or `file:FOLDER`; else rank 0 serves at
     /// `MASTER_ADDR`, on `LEASEHOLD_PORT` or on the port after `MASTER_PORT`. Beyond loopback it
-    /// needs `LEASEHOLD_TOKEN`, the same secret on all ranks. One rank alone needs no store.
+    /// needs `LEASEHOLD_TOKEN`, the same secret on all ranks. One rank alone needs no store. Waits for
+    /// rank 0 for 30 seconds at most.
     ///
     /// # Errors
     /// `NotFound` without any group; `InvalidArgument` that names a variable that is missing or

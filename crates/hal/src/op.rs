@@ -196,7 +196,7 @@ impl ForeignCall {
     /// runs. In a graph the operands get their addresses late, and updates may change them.
     pub fn with_bindings(
         name: &'static str,
-        accesses: Vec<Binding>,
+        accesses: impl Into<Arc<[Binding]>>,
         call: impl Fn(u64, &[Binding]) -> Result<()> + Send + Sync + 'static,
     ) -> Self {
         let call = Kept::new(call);
