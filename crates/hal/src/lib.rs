@@ -48,6 +48,7 @@ pub mod list;
 pub mod null;
 pub mod op;
 pub mod plan;
+pub mod sharing;
 pub mod traced;
 pub mod validated;
 mod wrapper;
@@ -71,5 +72,6 @@ pub use op::{
     Copy2d, Dispatch, Download, Fill, ForeignCall, HostCall, KeepAlive, Op, TimestampQuery, Upload,
 };
 pub use plan::Plan;
+pub use sharing::{SharedSegment, Sharing};
 pub use traced::Traced;
 pub use validated::Validated;

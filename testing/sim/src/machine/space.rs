@@ -13,8 +13,10 @@
 
 use super::os::{Pages, Store, Window, page_size};
 use leasehold_core::{Error, OutOfMemory, Result};
+use leasehold_engine::shared_file::SharedFile;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::os::fd::OwnedFd;
 
 /// The most devices of a machine.
 pub(super) const MOST_DEVICES: u32 = 1024;
@@ -162,10 +164,15 @@ struct Piece {
     bytes: u64,
     owner: u32,
     mappings: u32,
-    /// Destroyed while it was mapped: freed with its last mapping.
-    released: bool,
+    /// The names that it has: one, and one more for each import of the same file. A piece without
+    /// a name is freed with its last mapping.
+    names: u32,
     /// The piece was never mapped.
     fresh: bool,
+    /// The memory of a piece that other machines may map. `store` is its identity only.
+    file: Option<SharedFile>,
+    /// Whether it counts as memory of its device: another process's does not.
+    counted: bool,
 }
 
 /// Host memory that devices can access.
@@ -328,7 +335,7 @@ impl Space {
             self.used[device as usize] -= span;
             return Err(refused());
         };
-        if let Err(e) = self.window.map(at, &self.store, store, span) {
+        if let Err(e) = self.window.map(at, self.store.file(), store, span) {
             self.addresses.give(at, span + self.page);
             self.memory.give(store, span);
             self.used[device as usize] -= span;
@@ -435,37 +442,104 @@ impl Space {
             );
         };
         let id = PieceId(self.id());
-        self.pieces.insert(
-            id,
-            Piece { store, bytes, owner: device, mappings: 0, released: false, fresh: true },
-        );
+        let piece = Piece {
+            store,
+            bytes,
+            owner: device,
+            mappings: 0,
+            names: 1,
+            fresh: true,
+            file: None,
+            counted: true,
+        };
+        self.pieces.insert(id, piece);
         Ok(id)
+    }
+
+    /// A piece that other machines may map.
+    pub(crate) fn create_shared(&mut self, device: u32, bytes: u64) -> Result<PieceId> {
+        Self::granular("a piece of", bytes)?;
+        let file = SharedFile::new(bytes)?;
+        let id = self.create(device, bytes)?;
+        self.pieces.entry(id).and_modify(|p| p.file = Some(file));
+        Ok(id)
+    }
+
+    /// A descriptor of a shared piece.
+    pub(crate) fn export(&self, piece: PieceId) -> Result<OwnedFd> {
+        match self.pieces.get(&piece).filter(|p| p.names > 0).map(|p| &p.file) {
+            Some(Some(file)) => file.descriptor(),
+            Some(None) => Err(Error::invalid(format!("{piece:?} was not made to be shared"))),
+            None => Err(Error::invalid(format!("{piece:?} does not exist"))),
+        }
+    }
+
+    /// The piece of a descriptor: the same one, if this machine has the memory already.
+    pub(crate) fn import(&mut self, device: u32, descriptor: OwnedFd) -> Result<PieceId> {
+        let file = SharedFile::open(descriptor)?;
+        let identity = file.identity();
+        let known = self.pieces.iter_mut().find(|(_, p)| {
+            p.file.as_ref().is_some_and(|f| identity.is_some() && f.identity() == identity)
+        });
+        if let Some((&id, piece)) = known {
+            piece.names += 1;
+            return Ok(id);
+        }
+        let bytes = file.bytes();
+        Self::granular("shared memory of", bytes)?;
+        let store = self.memory.take(bytes, GRANULARITY).ok_or_else(|| {
+            Error::from(OutOfMemory::new("addresses of shared simulated memory", bytes))
+        })?;
+        let id = PieceId(self.id());
+        let piece = Piece {
+            store,
+            bytes,
+            owner: device,
+            mappings: 0,
+            names: 1,
+            fresh: false,
+            file: Some(file),
+            counted: false,
+        };
+        self.pieces.insert(id, piece);
+        Ok(id)
+    }
+
+    /// Bytes of a piece.
+    pub(crate) fn piece_bytes(&self, piece: PieceId) -> Option<u64> {
+        self.pieces.get(&piece).map(|p| p.bytes)
     }
 
     /// Destroys a piece. As with a vendor's driver, its memory is freed when no mapping is left:
     /// now (returned) or with the last mapping (`None`).
     pub(crate) fn destroy(&mut self, piece: PieceId) -> Result<Option<Gone>> {
-        let p = self.pieces.get_mut(&piece).filter(|p| !p.released);
+        let p = self.pieces.get_mut(&piece).filter(|p| p.names > 0);
         let p = p.ok_or_else(|| Error::invalid(format!("{piece:?} does not exist")))?;
-        p.released = true;
+        p.names -= 1;
         Ok(self.end_piece(piece))
     }
 
     /// Frees a destroyed piece without mappings.
     fn end_piece(&mut self, piece: PieceId) -> Option<Gone> {
-        let p = self.pieces.get(&piece).filter(|p| p.released && p.mappings == 0)?;
+        let p = self.pieces.get(&piece).filter(|p| p.names == 0 && p.mappings == 0)?;
         let gone = Gone { region: 0, key: STORE | p.store, addr: 0, bytes: p.bytes, pages: None };
         self.store.discard(p.store, p.bytes);
         self.memory.give(p.store, p.bytes);
-        self.used[p.owner as usize] -= p.bytes;
+        if p.counted {
+            self.used[p.owner as usize] -= p.bytes;
+        }
         self.pieces.remove(&piece);
         Some(gone)
     }
 
     pub(crate) fn map(&mut self, addr: u64, piece: PieceId) -> Result<()> {
-        let p = self.pieces.get(&piece).filter(|p| !p.released);
+        let p = self.pieces.get(&piece).filter(|p| p.names > 0);
         let p = p.ok_or_else(|| Error::invalid(format!("{piece:?} does not exist")))?;
         let (bytes, store, owner) = (p.bytes, p.store, p.owner);
+        let (file, from) = match &p.file {
+            Some(file) => (file.raw(), 0),
+            None => (self.store.file(), store),
+        };
         let end = addr
             .checked_add(bytes)
             .ok_or_else(|| Error::invalid("the mapping wraps the address space"))?;
@@ -480,7 +554,7 @@ impl Space {
         if before.is_some_and(|(&at, r)| at + r.bytes > addr) {
             return Err(Error::invalid(format!("something is mapped at {addr:#x} already")));
         }
-        self.window.map(addr - DEVICE_BASE, &self.store, store, bytes)?;
+        self.window.map(addr - DEVICE_BASE, file, from, bytes)?;
         let id = self.id();
         self.regions.insert(
             addr,
