@@ -68,10 +68,11 @@ fn the_header_is_c11_and_cpp17() {
 
 /// The source of the ABI, without documentation.
 fn source() -> String {
-    let read = |file: &str| std::fs::read_to_string(root().join(file)).unwrap();
-    let files =
-        ["src/ffi.rs", "src/plugin.rs", "../../testing/capi-sim/src/lib.rs", "src/status.rs"];
-    let text = files.map(read).concat();
+    let read = |file: PathBuf| std::fs::read_to_string(file).unwrap();
+    let files = ["src/plugin.rs", "../../testing/capi-sim/src/lib.rs", "src/status.rs"];
+    let rooms = std::fs::read_dir(root().join("src/ffi")).unwrap().map(|room| room.unwrap().path());
+    let text: String =
+        files.map(|file| root().join(file)).into_iter().chain(rooms).map(read).collect();
     let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
     code.collect::<Vec<_>>().join("\n").replace("\"C-unwind\"", "\"C\"")
 }
