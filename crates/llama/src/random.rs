@@ -137,7 +137,11 @@ mod tests {
             let name = spec.first_layers().unwrap_or_else(|| spec.name.clone());
             let (found, wanted) = (all.tensor(&spec.name).unwrap(), one.tensor(&name).unwrap());
             assert_eq!((found.shape(), found.bytes()), (wanted.shape(), wanted.bytes()), "{name}");
-            assert_eq!(found.bytes().as_ptr(), all.tensor(&name).unwrap().bytes().as_ptr(), "{name}");
+            assert_eq!(
+                found.bytes().as_ptr(),
+                all.tensor(&name).unwrap().bytes().as_ptr(),
+                "{name}"
+            );
         }
     }
 

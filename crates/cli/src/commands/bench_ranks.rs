@@ -3,8 +3,8 @@
 //!
 //! Rank 0 has the whole model too, on its own device. The two take turns: while rank 0 measures the
 //! whole model, the others wait at the store, and use no device. All runs are replayed graphs.
-//! Before the timing, the logits of the two are compared. If rank 0's device does not hold the whole
-//! model beside its part, the ranks are measured alone.
+//! Before the timing, the logits of the two are compared. If rank 0's device does not hold the
+//! whole model beside its part, the ranks are measured alone.
 
 use crate::commands::arguments::{DecodeArguments, Subject};
 use crate::commands::bench_batch::{Runs, difference, tolerance};

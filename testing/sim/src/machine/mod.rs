@@ -460,8 +460,8 @@ impl Machine {
     /// Makes a machine.
     ///
     /// # Errors
-    /// `InvalidArgument` for no devices, more than 1,024, or more than 4 TiB of memory; `OutOfMemory`
-    /// or `Driver` if the system refuses a file or addresses.
+    /// `InvalidArgument` for no devices, more than 1,024, or more than 4 TiB of memory;
+    /// `OutOfMemory` or `Driver` if the system refuses a file or addresses.
     pub fn new(config: MachineConfig) -> Result<Self> {
         if !(1..=MOST_DEVICES).contains(&config.devices) {
             return Err(Error::invalid(format!(
