@@ -33,8 +33,13 @@ use std::collections::HashMap;
 use std::sync::{Weak, mpsc};
 use std::time::{Duration, Instant};
 
-/// How long a rank at its limit waits for what others tell.
+/// How long ranks that exchange lists wait for each other. A rank begins so long before its limit,
+/// or a quarter of the limit, so that it has the reason in time.
 const TELL: Duration = Duration::from_secs(2);
+/// How long a rank at its limit waits at least for the others' reports.
+const ANSWER: Duration = Duration::from_millis(500);
+/// How long a library that has limits of its own may take to end a call at its limit.
+const OWN: Duration = Duration::from_millis(200);
 /// How long a rank waits until the others have heard of an end.
 const HEARD: Duration = Duration::from_millis(250);
 /// How long an abort may take.
@@ -80,8 +85,12 @@ struct Looked {
     /// The next comparison, and the calls that there were at the last one.
     compare: Option<Instant>,
     compared: u64,
-    /// A thread looks why a limit is over.
-    at_limit: bool,
+    /// A thread looks why a call is late.
+    late: bool,
+    /// A thread exchanges lists.
+    differs: bool,
+    /// The library has ended a call at its limit.
+    ended: bool,
 }
 
 /// A call without its memory, and where that is among the operands.
@@ -94,12 +103,22 @@ pub(crate) struct Planned {
 
 /// The reason for an exchange of lists.
 enum Reason {
-    /// A call has waited for longer than the limit. The text says so.
-    Late(String),
+    /// A call is about to have waited for as long as the limit.
+    Late(Late),
     /// The hash of the calls is another than the next rank's. The text says so.
     Hash(String),
     /// Another rank exchanges lists.
     Told,
+}
+
+/// A call that others are late for.
+struct Late {
+    at: Timepoint,
+    /// The end of its limit, and the time up to that.
+    until: Instant,
+    lead: Duration,
+    /// What is said then.
+    text: String,
 }
 
 /// Whom a failure concerns.
@@ -108,6 +127,17 @@ enum Others {
     Told,
     /// They know, or find it themselves.
     Know,
+}
+
+impl Others {
+    /// Those of a failure that the library gives.
+    fn of(cause: &Error) -> Self {
+        match cause {
+            Error::Timeout(_) | Error::PeerLost { .. } | Error::Mismatch(_) => Self::Know,
+            // A failure of this rank alone: the others would wait for it.
+            _ => Self::Told,
+        }
+    }
 }
 
 impl Core {
@@ -281,17 +311,14 @@ impl Core {
     pub(crate) fn fails(&self, cause: Error) -> Error {
         let found = match (self.ended(), &cause) {
             (None, Error::Timeout(_)) => {
+                self.looked.lock().ended = true;
                 let list = self.log.lock().list();
-                self.members.compare_at_limit(&list, TELL)
+                self.members.compare_at_limit(&list, ANSWER)
             }
             _ => None,
         };
         let cause = found.unwrap_or(cause);
-        let others = match cause {
-            Error::Timeout(_) | Error::PeerLost { .. } | Error::Mismatch(_) => Others::Know,
-            // A failure of this rank alone: the others would wait for it.
-            _ => Others::Told,
-        };
+        let others = Others::of(&cause);
         self.end(cause, others).0
     }
 
@@ -316,10 +343,9 @@ impl Core {
             return;
         };
         let ours = self.log.lock().rolled_at(theirs);
-        if theirs > 0 && ours.is_some_and(|ours| ours != hash) && !looked.at_limit {
-            looked.at_limit = true;
+        if theirs > 0 && ours.is_some_and(|ours| ours != hash) && !looked.differs {
             let _ = watch::tell(&*members.world.0, "differ", &members.key, members.rank, "");
-            self.look_closer(Reason::Hash(format!(
+            looked.differs = self.look_closer(Reason::Hash(format!(
                 "{}: the first {theirs} calls of ranks {} and {next} differ, and the first one that does is not kept any more; compare each call (Check::Each) to find it",
                 members.name, members.rank
             )));
@@ -327,35 +353,51 @@ impl Core {
     }
 
     /// Exchanges lists with the other ranks, on a thread of its own, and ends the communicator with
-    /// what it finds.
-    fn look_closer(&self, reason: Reason) {
-        let Some(me) = self.me.upgrade() else { return };
+    /// what it finds. Returns whether there is such a thread; without one the next look tries again.
+    fn look_closer(&self, reason: Reason) -> bool {
+        let Some(me) = self.me.upgrade() else { return false };
         let looks = move || {
-            let (members, list) = (&me.members, me.log.lock().list());
+            let late = matches!(reason, Reason::Late(_));
             let found = match reason {
-                Reason::Late(_) => members.compare_at_limit(&list, TELL),
-                Reason::Hash(_) | Reason::Told => members.compare_so_far(&list, TELL),
-            };
-            match (found, reason) {
-                (Some(found), _) => drop(me.end(found, Others::Know)),
-                (None, Reason::Late(late)) => {
-                    let report = watch::report(&*members.world.0, TELL);
-                    let report = report.unwrap_or_else(|e| format!("no report: {e}"));
-                    let late = format!("{late}\n{}", report.trim_end());
-                    me.end(Error::Timeout(late.into()), Others::Told);
+                Reason::Late(late) => me.why_late(late),
+                Reason::Hash(_) | Reason::Told => {
+                    let list = me.log.lock().list();
+                    match (me.members.compare_so_far(&list, TELL), reason) {
+                        (Some(found), _) => Some((found, Others::Know)),
+                        (None, Reason::Hash(differs)) => {
+                            Some((Error::state(differs), Others::Told))
+                        }
+                        _ => None,
+                    }
                 }
-                (None, Reason::Hash(differs)) => drop(me.end(Error::state(differs), Others::Told)),
-                (None, Reason::Told) => {}
+            };
+            if let Some((cause, others)) = found {
+                me.end(cause, others);
             }
-            me.looked.lock().at_limit = false;
+            let mut looked = me.looked.lock();
+            if late { looked.late = false } else { looked.differs = false }
         };
-        // Without a thread the next look tries again.
-        if thread::Builder::new().name("lh-collective".to_owned()).spawn(looks).is_err() {
-            self.looked.lock().at_limit = false;
-        }
+        thread::Builder::new().name("lh-collective".to_owned()).spawn(looks).is_ok()
     }
 
-    /// Looks for a call that has waited for the others for longer than the limit.
+    /// The reason why a call is late, at the end of its limit; `None` if it is over by then.
+    fn why_late(&self, Late { at, until, lead, text }: Late) -> Option<(Error, Others)> {
+        let left = |until: Instant| until.saturating_duration_since(Instant::now());
+        let (members, list, last) = (&self.members, self.log.lock().list(), lead / 2);
+        let found = match members.compare_at_limit(&list, left(until).saturating_sub(last)) {
+            Some(found) => (found, Others::Know),
+            None => {
+                let report = watch::report(&*members.world.0, last.max(ANSWER));
+                let report = report.unwrap_or_else(|e| format!("no report: {e}"));
+                let text = format!("{text}\n{}", report.trim_end());
+                (Error::Timeout(text.into()), Others::Told)
+            }
+        };
+        thread::sleep(left(until + OWN));
+        (waits(at) && !self.looked.lock().ended).then_some(found)
+    }
+
+    /// Looks for a call that has waited for the others for almost as long as the limit.
     fn look_for_late(&self, looked: &mut Looked, now: Instant) {
         let first = self.unfinished.first();
         looked.ready.retain(|id, _| first.iter().any(|p| p.timeline_id() == *id));
@@ -370,20 +412,22 @@ impl Core {
                 *since = (at.value(), now);
             }
             let limit = self.members.limit;
-            if now.duration_since(since.1) < limit || looked.at_limit {
+            let (lead, begun) = ((limit / 4).min(TELL), since.1);
+            if now.duration_since(begun) < limit - lead || looked.late {
                 continue;
             }
-            // The known values may lag behind the device.
-            if matches!(timeline.wait(at.value(), Some(Duration::ZERO)), Err(Error::Timeout(_))) {
-                looked.at_limit = true;
+            // A limit that no clock reaches is none.
+            let Some(until) = begun.checked_add(limit) else { continue };
+            if waits(at) {
                 let what = match self.log.lock().last() {
                     Some(call) => format!("{} {call}", call.numbered(&self.members.name)),
                     None => self.members.name.clone(),
                 };
-                self.look_closer(Reason::Late(format!(
+                let text = format!(
                     "{what}: rank {} has waited for the other ranks for {limit:?}; look at what they do",
                     self.members.rank
-                )));
+                );
+                looked.late = self.look_closer(Reason::Late(Late { at, until, lead, text }));
             }
         }
     }
@@ -407,7 +451,8 @@ impl Watched for Core {
             && let Some(cause) = self.native.part().failure()
             && !matches!(cause, Error::Timeout(_))
         {
-            self.end(cause, Others::Told);
+            let others = Others::of(&cause);
+            self.end(cause, others);
         }
     }
 
@@ -427,9 +472,8 @@ impl Watched for Core {
             }
             "differ" if number != self.members.rank => {
                 let mut looked = self.looked.lock();
-                if !std::mem::replace(&mut looked.at_limit, true) {
-                    drop(looked);
-                    self.look_closer(Reason::Told);
+                if !looked.differs {
+                    looked.differs = self.look_closer(Reason::Told);
                 }
             }
             _ => {}
@@ -460,6 +504,12 @@ impl Watched for Core {
         }
         lines.push(line.replace('\n', "; "));
     }
+}
+
+/// Returns whether a submission is not over. The known values may lag behind the device, which is
+/// asked.
+fn waits(at: Timepoint) -> bool {
+    matches!(at.timeline().wait(at.value(), Some(Duration::ZERO)), Err(Error::Timeout(_)))
 }
 
 /// The text of a submission, of the timepoint that it waits for, and so on.

@@ -12,8 +12,8 @@ use std::fmt;
 use std::net::Ipv6Addr;
 use std::time::{Duration, Instant};
 
-/// How long ranks wait for rank 0 at the beginning: it serves the store, and nobody else can say that
-/// it has failed before.
+/// How long ranks wait for rank 0 at the beginning: it serves the store, and nobody else can say
+/// that it has failed before.
 const BEGIN: Duration = Duration::from_secs(30);
 /// How long a wait for another rank goes on before it looks whether the rank is still there.
 const LOOK: Duration = Duration::from_millis(50);
@@ -131,8 +131,8 @@ impl World {
     ///
     /// The store is `LEASEHOLD_STORE`, as `tcp://HOST:PORT` or `file:FOLDER`; else rank 0 serves at
     /// `MASTER_ADDR`, on `LEASEHOLD_PORT` or on the port after `MASTER_PORT`. Beyond loopback it
-    /// needs `LEASEHOLD_TOKEN`, the same secret on all ranks. One rank alone needs no store. Waits for
-    /// rank 0 for 30 seconds at most.
+    /// needs `LEASEHOLD_TOKEN`, the same secret on all ranks. One rank alone needs no store. Waits
+    /// for rank 0 for 30 seconds at most.
     ///
     /// # Errors
     /// `NotFound` without any group; `InvalidArgument` that names a variable that is missing or
