@@ -4,7 +4,8 @@
 
 use leasehold::{Error, Result};
 use std::ffi::{CStr, CString, c_char};
-use std::mem::size_of;
+use std::mem::{align_of, size_of};
+use std::time::Duration;
 
 /// Reads a text of the caller's.
 ///
@@ -89,4 +90,36 @@ pub(crate) fn check_out<T>(to: *mut T, what: &str) -> Result<()> {
 /// A text for the caller, freed by `leasehold_text_free`.
 pub(crate) fn owned(text: String) -> Result<*mut c_char> {
     CString::new(text).map(CString::into_raw).map_err(|_| Error::state("a text with a zero byte"))
+}
+
+/// Reads a list of the caller's.
+///
+/// # Errors
+/// `InvalidArgument` for a null pointer to values, one that is not aligned for them, and for more
+/// of them than there are addresses.
+///
+/// # Safety
+/// - `values` is null, or points to `count` values that nobody writes while the result is used.
+pub(crate) unsafe fn list<'a, T: Copy>(
+    values: *const T,
+    count: usize,
+    what: &str,
+) -> Result<&'a [T]> {
+    if count == 0 {
+        return Ok(&[]);
+    }
+    if values.is_null() {
+        return Err(Error::invalid(format!("{what} are null")));
+    }
+    let fits = count.checked_mul(size_of::<T>()).is_some_and(|n| n <= isize::MAX as usize);
+    if !fits || !values.addr().is_multiple_of(align_of::<T>()) {
+        return Err(Error::invalid(format!("{what}: {count} of them cannot lie at {values:p}")));
+    }
+    // SAFETY: the caller vouches for the values; pointer and length were checked above.
+    Ok(unsafe { std::slice::from_raw_parts(values, count) })
+}
+
+/// A time limit in nanoseconds; `None` for [`LEASEHOLD_FOREVER`](super::LEASEHOLD_FOREVER).
+pub(crate) fn limit(nanoseconds: u64) -> Option<Duration> {
+    (nanoseconds != u64::MAX).then(|| Duration::from_nanos(nanoseconds))
 }

@@ -4,7 +4,7 @@ use crate::status;
 use std::ffi::{CStr, CString, c_char};
 
 /// The version of the ABI: a function or field more is a higher number.
-pub const LEASEHOLD_ABI_VERSION: u32 = 1;
+pub const LEASEHOLD_ABI_VERSION: u32 = 2;
 
 /// The version of the ABI of this library.
 #[unsafe(no_mangle)]

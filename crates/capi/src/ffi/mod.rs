@@ -1,4 +1,4 @@
-//! The functions of the header `leasehold.h`, which documents them for C.
+//! The functions of the headers `leasehold.h` and `leasehold_runtime.h`, which document them for C.
 //!
 //! This module translates between C types and the rest of the crate, and must not decide anything.
 //!
@@ -11,16 +11,39 @@
 //!   was compiled with an older header goes on to work.
 
 mod block;
+mod buffer;
+mod call;
 pub(crate) mod convert;
 mod device;
 mod error;
+mod event;
+mod graph;
+mod kernel;
 mod memory;
+mod operand;
+mod point;
 mod pool;
+mod runtime;
+mod stream;
+mod timeline;
+mod transfer;
 
+pub use crate::callback::LeaseholdRelease;
 pub use block::*;
+pub use buffer::*;
+pub use call::*;
 pub use device::*;
 pub use error::*;
+pub use event::*;
+pub use graph::*;
+pub use kernel::*;
 pub use memory::*;
+pub use operand::*;
+pub use point::*;
 pub use pool::*;
+pub use runtime::*;
+pub use stream::*;
+pub use timeline::*;
+pub use transfer::*;
 
 pub(crate) use device::{DEVICE_DEFAULTS, close, open, policy};
