@@ -24,7 +24,7 @@ for library; do packages="${packages:-} -p $(echo "$library" | tr _ -)"; done
 cargo build --quiet --release --locked $packages
 
 mkdir -p "$root/include" "$root/lib/pkgconfig"
-cp crates/memory/include/leasehold_memory.h crates/capi/include/leasehold.h "$root/include/"
+cp crates/memory/include/leasehold_memory.h crates/capi/include/*.h "$root/include/"
 for library; do
     cp "$target/release/lib$library.a" "$root/lib/"
     case $library in leasehold_memory) functions='tl_*; lh_*' ;; *) functions='leasehold_*' ;; esac

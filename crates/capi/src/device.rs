@@ -89,6 +89,17 @@ pub(crate) struct Device {
     /// Whether there are routes: an allocation asks this first.
     routed: AtomicBool,
     blocks: Blocks,
+    /// How many runtimes of the device are open.
+    runtimes: AtomicU64,
+}
+
+/// A runtime's word that it is open: its device stays open.
+pub(crate) struct Opened(Arc<Device>);
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        self.0.runtimes.fetch_sub(1, Ordering::Release);
+    }
 }
 
 /// A snapshot of a pool.
@@ -145,11 +156,25 @@ impl Device {
             routes: RwLock::default(),
             routed: AtomicBool::new(false),
             blocks: Blocks::new(),
+            runtimes: AtomicU64::new(0),
         })
     }
 
-    /// Refuses further blocks and pools from now on, if the caller holds none. A call that another
-    /// thread began gets an error. Returns whether the device was open.
+    /// Notes that a runtime of the device opens.
+    ///
+    /// # Errors
+    /// `InvalidArgument` once the device is closed.
+    pub(crate) fn opened(device: &Arc<Self>) -> Result<Opened> {
+        let open = device.pools.read();
+        if open.is_none() {
+            return Err(Error::invalid("the device was closed meanwhile"));
+        }
+        device.runtimes.fetch_add(1, Ordering::Relaxed);
+        Ok(Opened(device.clone()))
+    }
+
+    /// Refuses further blocks, pools and runtimes from now on, if the caller holds none. A call that
+    /// another thread began gets an error. Returns whether the device was open.
     ///
     /// # Errors
     /// `LeasesOutstanding`; then nothing has changed.
@@ -159,6 +184,10 @@ impl Device {
         let strong = pools.len() as u64 - 1;
         if strong > 0 {
             return Err(Error::LeasesOutstanding { resource: "pool", strong, weak: 0 });
+        }
+        let strong = self.runtimes.load(Ordering::Acquire);
+        if strong > 0 {
+            return Err(Error::LeasesOutstanding { resource: "runtime", strong, weak: 0 });
         }
         self.blocks.close()?;
         *open = None;

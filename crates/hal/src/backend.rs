@@ -23,6 +23,7 @@ use crate::info::{Caps, Description, DeviceInfo, Limits, MemoryInfo, MemoryKind}
 use crate::kernel::{KernelDesc, Pipeline};
 use crate::op::{Op, TimestampQuery};
 use crate::plan::Plan;
+use crate::sharing::Sharing;
 use leasehold_alloc::{Allocator, Backing};
 use leasehold_core::{Error, Lease, PoolStats, Result, Tagged, TimelineSource, Timepoint, tags};
 use std::any::Any;
@@ -244,6 +245,16 @@ pub unsafe trait Device: Any + Send + Sync {
     fn backing(&self, kind: MemoryKind) -> Result<Box<dyn Backing>> {
         Err(Error::Unsupported(
             format!("{}: no second source of {kind:?} memory", self.info().id).into(),
+        ))
+    }
+
+    /// The source of memory that other processes may map. May block on the driver.
+    ///
+    /// # Errors
+    /// `Unsupported` unless [`Caps::shareable`]; the driver's error.
+    fn sharing(&self) -> Result<Arc<dyn Sharing>> {
+        Err(Error::Unsupported(
+            format!("{}: its memory cannot be shared with other processes", self.info().id).into(),
         ))
     }
 

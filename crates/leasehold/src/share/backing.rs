@@ -1,0 +1,82 @@
+//! The backing of a shareable pool: whole segments of a device's shareable memory.
+//!
+//! A segment is counted: by the pool while it has it, and by exports and registrations. The last
+//! one unmaps it. So the allocator may give a segment back that a library still maps.
+//!
+//! This module must not know how blocks are placed.
+
+use leasehold_alloc::{Backing, BackingCaps, Chunk};
+use leasehold_core::sync::atomic::{AtomicU64, Ordering};
+use leasehold_core::sync::{Arc, Mutex};
+use leasehold_core::{Error, Result};
+use leasehold_hal::{SharedSegment, Sharing};
+use std::collections::BTreeMap;
+
+/// The segments of a pool, by address.
+#[derive(Default)]
+pub(super) struct Segments(Mutex<BTreeMap<u64, Arc<dyn SharedSegment>>>);
+
+impl Segments {
+    pub(super) fn all(&self) -> Vec<Arc<dyn SharedSegment>> {
+        self.0.lock().values().cloned().collect()
+    }
+
+    /// The segment that holds all of a range.
+    pub(super) fn holding(&self, addr: u64, bytes: u64) -> Option<Arc<dyn SharedSegment>> {
+        let end = addr.checked_add(bytes)?;
+        let segments = self.0.lock();
+        let (_, segment) = segments.range(..=addr).next_back()?;
+        (end <= segment.addr() + segment.bytes()).then(|| segment.clone())
+    }
+}
+
+/// A backing of segments.
+pub(super) struct SegmentBacking {
+    sharing: Arc<dyn Sharing>,
+    segments: Arc<Segments>,
+    calls: AtomicU64,
+}
+
+impl SegmentBacking {
+    pub(super) fn new(sharing: Arc<dyn Sharing>, segments: Arc<Segments>) -> Self {
+        Self { sharing, segments, calls: AtomicU64::new(0) }
+    }
+}
+
+// SAFETY: each segment is new memory of its own, and is mapped while the table has it.
+unsafe impl Backing for SegmentBacking {
+    fn caps(&self) -> BackingCaps {
+        let granule = self.sharing.granule();
+        let defaults = BackingCaps::default();
+        BackingCaps { vmm: false, granule, segment: defaults.segment.max(granule), ..defaults }
+    }
+
+    fn reserve(&self, _: u64) -> Result<u64> {
+        Err(Error::Unsupported("shareable memory comes in segments".into()))
+    }
+
+    unsafe fn commit(&self, at: Option<u64>, bytes: u64) -> Result<Chunk> {
+        if at.is_some() {
+            return Err(Error::Unsupported("shareable memory comes in segments".into()));
+        }
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        let segment = self.sharing.create(bytes)?;
+        let chunk = Chunk { addr: segment.addr(), bytes: segment.bytes(), native: 0 };
+        self.segments.0.lock().insert(chunk.addr, segment);
+        Ok(chunk)
+    }
+
+    unsafe fn decommit(&self, chunk: Chunk) -> Result<()> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        let segment = self.segments.0.lock().remove(&chunk.addr);
+        // Without the lock: this may be the last reference, whose end asks the driver.
+        drop(segment);
+        Ok(())
+    }
+
+    unsafe fn release(&self, _: u64, _: u64) {}
+
+    fn driver_calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+}
