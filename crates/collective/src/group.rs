@@ -163,14 +163,14 @@ impl<'a> Group<'a> {
 
     /// Checks that no call writes what another one uses.
     pub(crate) fn check(&self) -> Result<()> {
-        let extent = |view: BufferView<'_>| Extent {
+        let extent = |view: &BufferView<'_>| Extent {
             space: std::ptr::from_ref::<Buffer>(view.buffer()),
             from: view.offset(),
             bytes: view.len(),
         };
         let uses = |call: usize| {
-            let Draft { kind, src, dst, .. } = self.drafts[call];
-            Uses { kind, src: src.map(extent), dst: dst.map(extent) }
+            let Draft { kind, src, dst, .. } = &self.drafts[call];
+            Uses { kind: *kind, src: src.as_ref().map(extent), dst: dst.as_ref().map(extent) }
         };
         check_apart(self.drafts.len(), uses, self.rank)
     }
