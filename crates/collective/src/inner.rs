@@ -46,6 +46,8 @@ const HEARD: Duration = Duration::from_millis(250);
 const ABORT: Duration = Duration::from_secs(5);
 /// How often eager calls are compared, and the library is asked.
 const COMPARED: Duration = Duration::from_millis(100);
+/// The eager calls of a communicator in a report.
+const SHOWN: usize = 3;
 /// The steps of a chain of waits in a report.
 const CHAIN: usize = 8;
 
@@ -353,7 +355,7 @@ impl Core {
     }
 
     /// Exchanges lists with the other ranks, on a thread of its own, and ends the communicator with
-    /// what it finds. Returns whether there is such a thread; without one the next look tries again.
+    /// what it finds. Returns whether there is such a thread; otherwise the next look tries again.
     fn look_closer(&self, reason: Reason) -> bool {
         let Some(me) = self.me.upgrade() else { return false };
         let looks = move || {
@@ -483,15 +485,20 @@ impl Watched for Core {
     fn report(&self, lines: &mut Vec<String>) {
         let name = &self.members.name;
         let log = self.log.lock();
-        let (count, last) = (log.rolled().0, log.last().cloned());
+        let count = log.rolled().0;
+        let last: Vec<Signature> = log.backwards().take(SHOWN).cloned().collect();
         drop(log);
-        let mut line = match last {
-            Some(call) => format!(
+        let mut line = match &last[..] {
+            [call, ..] => format!(
                 "{name}: {count} calls of all ranks, the last eager call is {} {call}",
                 call.numbered(name)
             ),
-            None => format!("{name}: no eager call"),
+            [] => format!("{name}: no eager call"),
         };
+        for (at, call) in last.iter().enumerate().skip(1) {
+            line.push_str(if at == 1 { ", after " } else { " and " });
+            line.push_str(&call.to_string());
+        }
         if let Some(cause) = self.failure() {
             line.push_str(&format!("; it has ended: {cause}"));
         }

@@ -40,8 +40,8 @@
 //! - Collectives of a device run one after the other, in the order of their submission.
 //!
 //! # Files
-//! From below: [`element`], [`signature`], [`driver`]; [`store`], `watch`, [`mod@world`], `line`,
-//! `members`; `native`, `log`, `unfinished`, [`group`]; `inner`, `stop`; [`comm`], `calls`;
+//! From below: [`element`], `model`, [`signature`], [`driver`]; [`store`], `watch`, [`mod@world`],
+//! `line`, `members`; `native`, `log`, `unfinished`, [`group`]; `inner`, `stop`; [`comm`], `calls`;
 //! `bench`.
 //!
 //! This crate must not move elements between processes itself.
@@ -57,6 +57,8 @@ mod inner;
 mod line;
 mod log;
 mod members;
+#[cfg(feature = "model")]
+pub mod model;
 mod native;
 pub mod signature;
 mod stop;
@@ -71,4 +73,4 @@ pub use element::{Element, ElementType, Reduce};
 pub use group::Group;
 pub use signature::{Kind, Signature};
 pub use store::{FileStore, Presence, Store, TcpStore, ThreadStore};
-pub use world::World;
+pub use world::{Reporter, World};

@@ -160,4 +160,9 @@ impl Log {
     pub(crate) fn last(&self) -> Option<&Signature> {
         self.calls.back()
     }
+
+    /// The eager calls, from the last one on.
+    pub(crate) fn backwards(&self) -> impl Iterator<Item = &Signature> {
+        self.calls.iter().rev()
+    }
 }

@@ -10,6 +10,7 @@ use leasehold::{Error, Result};
 use std::collections::HashMap;
 use std::fmt;
 use std::net::Ipv6Addr;
+use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 /// How long ranks wait for rank 0 at the beginning: it serves the store, and nobody else can say
@@ -208,6 +209,13 @@ impl World {
         watch::report(&*self.0, limit)
     }
 
+    /// Makes reports for whoever must not keep the world: for example, for a thread that waits for
+    /// requests.
+    #[must_use]
+    pub fn reporter(&self) -> Reporter {
+        Reporter(Arc::downgrade(&self.0))
+    }
+
     /// Waits until all ranks have called it with this name, for `limit` at most. A name serves
     /// once.
     ///
@@ -215,6 +223,26 @@ impl World {
     /// `Timeout` that says how many have come; the store's own.
     pub fn barrier(&self, name: &str, limit: Duration) -> Result<()> {
         self.0.store.barrier(&format!("barrier/{name}"), self.0.size, limit)
+    }
+}
+
+/// Makes [reports](World::report) as long as its world lives, which it does not keep.
+#[derive(Clone)]
+pub struct Reporter(Weak<Inner>);
+
+impl Reporter {
+    /// As [`World::report`]; `None` once the world has ended.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn report(&self, limit: Duration) -> Option<Result<String>> {
+        self.0.upgrade().map(|world| watch::report(&*world, limit))
+    }
+}
+
+impl fmt::Debug for Reporter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Reporter({:?})", self.0.upgrade().map(World))
     }
 }
 

@@ -152,7 +152,7 @@ impl Bench<'_> {
 
     fn rank(&self, rank: &Rank) -> Result<Measured, Failure> {
         let (a, world) = (self.arguments, &rank.world);
-        let comm = world.comm(&rank.runtime, &rank.config("tp"))?;
+        let comm = world.comm(&rank.runtime, &rank.config("tp").sends(false))?;
         let part = load_part(&comm, self.files, a.on.dtype(), true)?;
         let whole = match world.rank() {
             0 if self.holds_both(rank)? => {
