@@ -20,6 +20,7 @@ use crate::native::{self, Native};
 use crate::signature::{Kind, List, Signature};
 use crate::stop::{self, Recorded};
 use crate::store::left;
+use crate::window::{self, Registered};
 use crate::world::World;
 use leasehold::backend::defects::{Defect, planted};
 use leasehold::backend::sync::{Arc, Mutex, thread};
@@ -126,6 +127,7 @@ struct Shared {
     config: CommConfig,
     runtime: Runtime,
     line: Arc<Line>,
+    registered: Registered,
     /// The oldest call of each sequence that this rank still tells about, with [`Check::Each`].
     told: Mutex<HashMap<String, u64>>,
 }
@@ -295,8 +297,19 @@ impl Comm {
         let device = runtime.raw_device().downgrade();
         let core = Core::new(members.clone(), ops, turn, native, device)?;
         let told = Mutex::default();
-        let shared = Shared { core, config, runtime: runtime.clone(), line, told };
+        let registered = Registered::default();
+        let shared = Shared { core, config, runtime: runtime.clone(), line, registered, told };
         Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// The parts that a registration needs, of a communicator that makes calls.
+    pub(crate) fn for_registration(&self) -> Result<(&Arc<Core>, &Runtime, &Registered)> {
+        let Shared { core, runtime, registered, .. } = &*self.shared;
+        refuse_recording(runtime)?;
+        match core.failure() {
+            Some(cause) => Err(cause),
+            None => Ok((core, runtime, registered)),
+        }
     }
 
     fn core(&self) -> &Arc<Core> {
@@ -508,13 +521,17 @@ impl Comm {
         if planted(Defect::CallSkipped) && self.rank() == 1 && planned[0].signature.seq % 8 == 7 {
             return Ok(());
         }
+        let placed = if captured { shared.registered.place(core, drafts) } else { None };
+        let noted = placed.clone();
         let submitted = self.check_each(&planned).and_then(|()| {
             let (own, planned): (_, Arc<[Planned]>) = (core.clone(), Arc::from(planned.as_slice()));
             // SAFETY: the library uses the operands' memory as their roles say, on the stream that
             // it is given, by the contract of `Communicator::enqueue`.
             unsafe {
                 stream.foreign_call(drafts[0].kind.name(), &operands, move |word, bound| {
-                    own.enqueue(word, &planned, bound)
+                    let Some(placed) = &placed else { return own.enqueue(word, &planned, bound) };
+                    let bound = placed.bind(&planned, bound).map_err(|cause| own.fails(cause))?;
+                    own.enqueue(word, &planned, &bound)
                 })
             }
         });
@@ -527,6 +544,9 @@ impl Comm {
             for Planned { signature, .. } in planned {
                 let note = Recorded { core: Arc::downgrade(core), signature };
                 stream.note(stop::check(), Arc::new(note))?;
+            }
+            if let Some(placed) = noted {
+                stream.note(window::check(), placed)?;
             }
         } else {
             core.submitted(stream.now());
