@@ -22,6 +22,7 @@ static atomic_ullong slots[KINDS][SLOTS], calls, statuses[16], contexts, wrong;
 static uint64_t budget_of_calls;
 static leasehold_device device;
 static leasehold_runtime first;
+static int on_cpu; /* where the host's memory is the device's */
 
 static uint64_t next(uint64_t *state) {
     *state ^= *state << 13;
@@ -135,6 +136,25 @@ static void release(void *context) {
     atomic_fetch_sub(&contexts, 1);
 }
 
+/* Memory of the caller's ends with its buffer, and not before. */
+static void free_memory(void *memory) {
+    free(memory);
+    atomic_fetch_sub(&contexts, 1);
+}
+
+static int wrap(leasehold_runtime runtime, uint64_t *made) {
+    leasehold_wrap_desc desc = {sizeof desc, 0, BYTES, 0, 0, 0, free_memory, NULL};
+    void *memory = calloc(1, BYTES);
+    desc.address = (uintptr_t)memory;
+    desc.context = memory;
+    atomic_fetch_add(&contexts, 1);
+    if (CALL(buffer_wrap, runtime, &desc, made) != LEASEHOLD_OK) {
+        free_memory(memory);
+        return LEASEHOLD_INVALID_ARGUMENT;
+    }
+    return LEASEHOLD_OK;
+}
+
 static int host(void *context) {
     uint64_t state = (uint64_t)(uintptr_t)context | 1;
     leasehold_point point;
@@ -236,6 +256,10 @@ static void make(int kind, uint64_t *state) {
         break;
     }
     case BUFFER:
+        if (on_cpu && next(state) % 4 == 0) {
+            status = wrap(runtime, &made);
+            break;
+        }
         status = next(state) % 8 == 0 ? CALL(buffer_alloc_pinned, pick(STREAM, state), BYTES, &made)
                                       : CALL(buffer_alloc, pick(STREAM, state), BYTES, &made);
         break;
@@ -448,6 +472,7 @@ int main(int argc, char **argv) {
     pthread_t all[MOST_THREADS];
     budget_of_calls = argc > 1 ? strtoull(argv[1], NULL, 10) : 100000;
     threads = threads > MOST_THREADS ? MOST_THREADS : threads;
+    on_cpu = strncmp(name, "cpu", 3) == 0;
     if (CALL(device_open, name, NULL, &device) != LEASEHOLD_OK || CALL(runtime_open, device, &first) != LEASEHOLD_OK) {
         fprintf(stderr, "%s: %s\n", name, leasehold_last_error());
         return 1;
