@@ -1,8 +1,8 @@
 #!/bin/sh
 # Random calls of the C ABI leasehold_*, under AddressSanitizer with leak detection: the library and
 # the programs (crates/capi/tests/c/fuzz.c for the allocator, fuzz_runtime.c for the runtime) are
-# both instrumented. Nine tenths of each program's calls use the CPU, from one thread and from eight,
-# and the rest a simulated CUDA device.
+# both instrumented. Nine tenths of each program's calls use the CPU, from one thread and from
+# eight, and the rest a simulated CUDA device.
 #
 #   ci/capi-fuzz.sh [CALLS]    default: 10000000
 set -eu

@@ -324,7 +324,8 @@ fn programs_in_c_run() {
     }
 }
 
-/// The runtime's functions, from C and C++ by two compilers each, on the CPU and on a simulated device.
+/// The runtime's functions, from C and C++ by two compilers each, on the CPU and on a simulated
+/// device.
 #[test]
 fn programs_of_the_runtime_run() {
     if !library().join("libleasehold_capi_sim.so").exists() {
