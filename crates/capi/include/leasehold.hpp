@@ -438,6 +438,9 @@ class stream : public detail::handle<leasehold_stream_retain, leasehold_stream_r
     }
     void wait(const leasehold::point &p) const { check(leasehold_stream_wait_point(get(), p)); }
     void wait(const event &event) const { check(leasehold_stream_wait_event(get(), event.get())); }
+    /* Orders this stream behind, or before, a stream of another library: leasehold_stream_wait_native, leasehold_stream_precede_native. */
+    void wait_native(std::uintptr_t native) const { check(leasehold_stream_wait_native(get(), native)); }
+    void precede_native(std::uintptr_t native) const { check(leasehold_stream_precede_native(get(), native)); }
     leasehold::point now() const {
         return at([&](leasehold::point *p) { return leasehold_stream_now(get(), p); });
     }

@@ -362,6 +362,8 @@ static void ask(uint64_t *state) {
         }
         break;
     case 3:
+        CALL(stream_wait_native, stream, next(state) % 2);
+        CALL(stream_precede_native, stream, next(state) % 2);
         CALL(stream_query, stream, &answer);
         CALL(stream_failure, stream, &answer);
         CALL(stream_native, stream, &native);

@@ -151,6 +151,8 @@ static void wrong_handles(uint64_t handle) {
         INVALID(leasehold_stream_now(handle, &point));
         INVALID(leasehold_stream_wait_point(handle, (leasehold_point){0, 0}));
         INVALID(leasehold_stream_wait_event(handle, event));
+        INVALID(leasehold_stream_wait_native(handle, 0));
+        INVALID(leasehold_stream_precede_native(handle, 0));
         INVALID(leasehold_stream_flush(handle));
         INVALID(leasehold_stream_failure(handle, &answer));
         INVALID(leasehold_stream_set_name(handle, "name"));
@@ -512,6 +514,8 @@ static void recordings(void) {
     /* What waits or asks has no meaning there. */
     STATE(leasehold_stream_synchronize(recorded, LEASEHOLD_FOREVER));
     STATE(leasehold_stream_query(recorded, &answer));
+    STATE(leasehold_stream_wait_native(recorded, 0));
+    STATE(leasehold_stream_precede_native(recorded, 0));
     STATE(leasehold_stream_download_blocking(recorded, bytes, 64, whole(temporary)));
     STATE(leasehold_stream_upload_blocking(recorded, whole(temporary), bytes, 64));
     STATE(leasehold_buffer_alloc_pinned(recorded, 64, &temporary));
@@ -636,6 +640,8 @@ static void timelines(void) {
     OK(leasehold_host_timeline_next(made, &point));
     OK(leasehold_stream_create(runtime, NULL, &waits));
     OK(leasehold_stream_wait_point(waits, point));
+    /* Work that is held back for the host leads no stream of the driver. */
+    IS(LEASEHOLD_UNSUPPORTED, leasehold_stream_precede_native(waits, 0));
     /* Nobody can signal it any more. */
     OK(leasehold_host_timeline_release(made));
     INVALID(leasehold_stream_wait_point(stream, point));
