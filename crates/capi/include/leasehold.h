@@ -66,7 +66,7 @@ extern "C" {
 #define LEASEHOLD_DRIVER 12      /* the vendor's driver refused a call */
 #define LEASEHOLD_INTERNAL 13    /* a defect of the library */
 #define LEASEHOLD_COMPILE 14     /* a kernel's source does not compile; the text is the compiler's */
-#define LEASEHOLD_FAILED 15      /* a function of the caller's failed: in a stream, or a kernel on the CPU */
+#define LEASEHOLD_FAILED 15      /* work of a stream failed: a kernel, a function of the caller's */
 
 /* The version of the ABI. A library with a higher number has all that this header has. */
 #define LEASEHOLD_ABI_VERSION 2

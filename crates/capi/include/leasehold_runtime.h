@@ -26,7 +26,8 @@
  * Memory
  *  - Buffers come from the device's own allocator, which all its runtimes share. The budget and the numbers of leasehold.h are those of
  *    leasehold_malloc and its pools.
- *  - A stream here is not the integer of leasehold.h. leasehold_stream_native gives one, whose work leasehold_malloc and
+ *  - A stream here is not the integer of leasehold.h. leasehold_stream_wait_native and leasehold_stream_precede_native order the two.
+ *    leasehold_stream_native gives the integer of one here, whose work leasehold_malloc and
  *    leasehold_record_stream know as that of any other stream; leasehold_stream_end ends its use there, before the last release here.
  */
 #ifndef LEASEHOLD_RUNTIME_H
@@ -137,6 +138,13 @@ int leasehold_stream_now(leasehold_stream stream, leasehold_point *point);
 int leasehold_stream_wait_point(leasehold_stream stream, leasehold_point point);
 /* The same for the last record of an event; one that was never recorded is not waited for. */
 int leasehold_stream_wait_event(leasehold_stream stream, leasehold_event event);
+
+/* Orders a stream with one of another library, by its handle: what leasehold.h says of streams holds for it, so its owner calls
+ * leasehold_stream_end before it destroys the stream. Nobody waits on the host. leasehold_stream_wait_native lets later work of the stream begin
+ * after all that was enqueued on the other one; leasehold_stream_precede_native lets later work of the other one begin after all work of this
+ * one so far. The latter is LEASEHOLD_UNSUPPORTED on a CPU, and for work that waits for a host timeline: synchronize then. */
+int leasehold_stream_wait_native(leasehold_stream stream, uintptr_t native);
+int leasehold_stream_precede_native(leasehold_stream stream, uintptr_t native);
 
 /* Makes sure that all work so far is on its way to the device. */
 int leasehold_stream_flush(leasehold_stream stream);

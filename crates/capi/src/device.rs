@@ -173,8 +173,8 @@ impl Device {
         Ok(Opened(device.clone()))
     }
 
-    /// Refuses further blocks, pools and runtimes from now on, if the caller holds none. A call that
-    /// another thread began gets an error. Returns whether the device was open.
+    /// Refuses further blocks, pools and runtimes from now on, if the caller holds none. A call
+    /// that another thread began gets an error. Returns whether the device was open.
     ///
     /// # Errors
     /// `LeasesOutstanding`; then nothing has changed.

@@ -2,9 +2,9 @@
 //!
 //! # Protocol
 //! A handle is `core`'s: index and generation of a slot, and the kind in bits that no index has.
-//! An object has the count of its callers, which `retain` and `release` change. While that is not 0
-//! the object holds one lease of itself. A call takes another lease for as long as it lasts. So the last
-//! `release` ends the object at once, or the last call that uses it meanwhile does.
+//! An object has the count of its callers, which `retain` and `release` change. While that is not
+//! 0 the object holds one lease of itself. A call takes another lease for as long as it lasts. So
+//! the last `release` ends the object at once, or the last call that uses it meanwhile does.
 //!
 //! A count of 0 is final: a call that still finds the object is told that it is unknown.
 //!

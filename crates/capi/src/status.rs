@@ -43,7 +43,7 @@ pub const DRIVER: c_int = 12;
 pub const INTERNAL: c_int = 13;
 /// A kernel's source does not compile; the text is the compiler's.
 pub const COMPILE: c_int = 14;
-/// A function of the caller's failed: a host call, a foreign call, a kernel on the CPU.
+/// Work of a stream failed: a kernel, a function of the caller's. The stream is poisoned.
 pub const FAILED: c_int = 15;
 
 /// The status of an error.
@@ -59,10 +59,10 @@ pub(crate) fn code(error: &Error) -> c_int {
         Error::Suspended(_) => SUSPENDED,
         Error::LeasesOutstanding { .. } | Error::Occupied { .. } => IN_USE,
         Error::Timeout(_) => TIMEOUT,
-        Error::DeviceLost { .. } | Error::Fault(_) => DEVICE_LOST,
+        Error::DeviceLost { .. } => DEVICE_LOST,
         Error::Driver { .. } => DRIVER,
         Error::Compile { .. } => COMPILE,
-        Error::Other(_) => FAILED,
+        Error::Fault(_) | Error::Other(_) => FAILED,
         _ => INTERNAL,
     }
 }

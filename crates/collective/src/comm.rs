@@ -22,6 +22,7 @@ use crate::signature::{Kind, List, Signature};
 use crate::stop::{self, Recorded};
 use crate::store::left;
 use crate::watch::Watching;
+use crate::window::{self, Registered};
 use crate::world::World;
 use leasehold::backend::defects::{Defect, planted};
 use leasehold::backend::sync::{Arc, Mutex, thread};
@@ -142,6 +143,7 @@ struct Shared {
     config: CommConfig,
     runtime: Runtime,
     line: Arc<Line>,
+    registered: Registered,
     /// The oldest call of each sequence that this rank still tells about, with [`Check::Each`].
     told: Mutex<HashMap<String, u64>>,
 }
@@ -313,8 +315,19 @@ impl Comm {
         let device = runtime.raw_device().downgrade();
         let core = Core::new(members.clone(), ops, turn, native, device)?;
         let told = Mutex::default();
-        let shared = Shared { core, config, runtime: runtime.clone(), line, told };
+        let registered = Registered::default();
+        let shared = Shared { core, config, runtime: runtime.clone(), line, registered, told };
         Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// The parts that a registration needs, of a communicator that makes calls.
+    pub(crate) fn for_registration(&self) -> Result<(&Arc<Core>, &Runtime, &Registered)> {
+        let Shared { core, runtime, registered, .. } = &*self.shared;
+        refuse_recording(runtime)?;
+        match core.failure() {
+            Some(cause) => Err(cause),
+            None => Ok((core, runtime, registered)),
+        }
     }
 
     fn core(&self) -> &Arc<Core> {
@@ -538,13 +551,17 @@ impl Comm {
             return Ok(());
         }
         let recorded = captured.then(|| planned.clone());
+        let placed = if captured { shared.registered.place(core, drafts) } else { None };
+        let noted = placed.clone();
         let submitted = self.check_each(&planned).and_then(|()| {
             let own = core.clone();
             // SAFETY: the library uses the operands' memory as their roles say, on the stream that
             // it is given, by the contract of `Communicator::enqueue`.
             unsafe {
                 stream.foreign_call(drafts[0].kind.name(), &operands, move |word, bound| {
-                    own.enqueue(word, &planned, bound)
+                    let Some(placed) = &placed else { return own.enqueue(word, &planned, bound) };
+                    let bound = placed.bind(&planned, bound).map_err(|cause| own.fails(cause))?;
+                    own.enqueue(word, &planned, &bound)
                 })
             }
         });
@@ -559,7 +576,10 @@ impl Comm {
                 planned.into_iter().try_for_each(|Planned { signature, .. }| {
                     let note = Recorded { core: Arc::downgrade(core), signature };
                     stream.note(stop::check(), Arc::new(note))
-                })?
+                })?;
+                if let Some(placed) = noted {
+                    stream.note(window::check(), placed)?;
+                }
             }
         }
         Ok(())

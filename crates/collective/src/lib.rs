@@ -41,8 +41,8 @@
 //!
 //! # Files
 //! From below: [`element`], `model`, [`signature`], [`driver`]; [`store`], `watch`, [`mod@world`],
-//! `line`, `members`; `native`, `log`, `unfinished`, [`group`]; `inner`, `stop`; [`comm`], `calls`;
-//! `bench`.
+//! `line`, `members`; `native`, `log`, `unfinished`, [`group`]; `inner`, `stop`, `window`;
+//! [`comm`], `calls`, `register`; `bench`.
 //!
 //! This crate must not move elements between processes itself.
 
@@ -60,17 +60,20 @@ mod members;
 #[cfg(feature = "model")]
 pub mod model;
 mod native;
+mod register;
 pub mod signature;
 mod stop;
 pub mod store;
 mod unfinished;
 mod watch;
+mod window;
 pub mod world;
 
 pub use comm::{Check, Comm, CommConfig};
 pub use driver::{CollectiveOps, Communicator};
 pub use element::{Element, ElementType, Reduce};
 pub use group::Group;
+pub use register::Registration;
 pub use signature::{Kind, Signature};
 pub use store::{FileStore, Presence, Store, TcpStore, ThreadStore};
 pub use world::{Reporter, World};

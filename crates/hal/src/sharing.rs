@@ -54,4 +54,12 @@ pub unsafe trait SharedSegment: Send + Sync {
     /// # Errors
     /// The system's, such as too many open files; the driver's.
     fn descriptor(&self) -> Result<OwnedFd>;
+
+    /// The same memory at another address of the same device. May block on the driver.
+    ///
+    /// Work that a stream orders sees the same bytes through both.
+    ///
+    /// # Errors
+    /// `OutOfMemory` for addresses; `DeviceLost`; the driver's.
+    fn alias(&self) -> Result<Arc<dyn SharedSegment>>;
 }

@@ -185,8 +185,8 @@ impl ShareablePool {
         }
     }
 
-    /// The segments that the pool has now, for a library that maps memory. A segment stays mapped
-    /// at its address for as long as somebody holds it.
+    /// The segments that the pool has now, in the order in which they were made, for a library that
+    /// maps memory. A segment stays mapped at its address for as long as somebody holds it.
     #[must_use]
     pub fn segments(&self) -> Vec<Arc<dyn SharedSegment>> {
         self.0.segments.all()
@@ -235,7 +235,8 @@ impl ShareablePool {
     }
 
     /// The runtime, with what is its default stream now.
-    fn runtime(&self) -> Runtime {
+    #[must_use]
+    pub fn runtime(&self) -> Runtime {
         Runtime::from_inner(self.0.runtime.clone())
     }
 }

@@ -74,7 +74,7 @@ pub unsafe extern "C" fn leasehold_stream_host_call(
         // SAFETY: the caller vouches for the functions and their context.
         let callback = unsafe { Callback::new(context, release) };
         let kept = callback.clone();
-        held.stream().host_call("a host call from C", move || {
+        held.stream().host_call("from C", move || {
             // SAFETY: the caller vouches for the function and its context.
             ended(unsafe { call(kept.context()) }, "a host call")
         })?;
@@ -118,7 +118,7 @@ pub unsafe extern "C" fn leasehold_stream_foreign_call(
         // SAFETY: the caller vouches for the operands' list, and that the call touches them alone.
         unsafe {
             with_operands(operands, count, |operands| {
-                held.stream().foreign_call("a foreign call from C", operands, foreign)
+                held.stream().foreign_call("from C", operands, foreign)
             })?;
         }
         callback.keep();

@@ -1,5 +1,6 @@
 //! Kernels: definition and launch.
 
+use super::call::LeaseholdBinding;
 use super::convert::{check_out, give, list, text};
 use super::operand::{LeaseholdOperand, access, held_all, operands_of, room, with_operands};
 use super::point::LeaseholdPoint;
@@ -11,12 +12,10 @@ use leasehold::kernel::{
     session_ops, session_sync_ops,
 };
 use leasehold::{Access, Error, KernelBase, KernelSession, Result};
-use leasehold_core::sync::Mutex;
+use leasehold_core::sync::{Arc, Mutex};
 use std::borrow::Cow;
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::{offset_of, size_of};
-
-use super::call::LeaseholdBinding;
 
 /// A function of C, which the CPU runs.
 pub const LEASEHOLD_SOURCE_C_FUNCTION: u32 = 1;
@@ -287,11 +286,7 @@ impl LeaseholdKernelSource {
 /// # Safety
 /// - Any thread may call `check` with `context`, several at a time, until `release` is called. It
 ///   returns.
-unsafe fn checked(
-    check: Option<LeaseholdCheck>,
-    callback: std::sync::Arc<Callback>,
-    name: String,
-) -> KernelCheck {
+unsafe fn checked(check: Option<LeaseholdCheck>, callback: Arc<Callback>) -> KernelCheck {
     let Some(check) = check else {
         return KernelCheck::new(move |_| {
             // The context is kept as long as the kernel, also without a check.
@@ -318,7 +313,7 @@ unsafe fn checked(
         match unsafe { check(callback.context(), &raw const info) } {
             0 => Ok(()),
             status => Err(Error::invalid(format!(
-                "the check of kernel {name} returned {status} for a grid {:?} of blocks {:?}",
+                "its check returned {status} for a grid {:?} of blocks {:?}",
                 launch.grid, launch.block
             ))),
         }
@@ -383,7 +378,7 @@ pub unsafe extern "C" fn leasehold_kernel_define(
         // SAFETY: the caller vouches for the functions and their context.
         let callback = unsafe { Callback::new(desc.context, desc.release) };
         // SAFETY: the caller vouches for the check.
-        let check = unsafe { checked(desc.check, callback.clone(), name.to_owned()) };
+        let check = unsafe { checked(desc.check, callback.clone()) };
         let mut descs = room(sources.len())?;
         for source in sources {
             // SAFETY: the caller vouches for the source's pointers.

@@ -5,7 +5,9 @@ use super::point::LeaseholdPoint;
 use crate::callback::Callback;
 use crate::kinds::{EVENTS, HeldStream, RUNTIMES, STREAMS};
 use crate::status::{OK, code, ffi_guard, ffi_guard_release, keep};
-use leasehold::{Error, Name, StreamDesc, cuda};
+use leasehold::{Error, Name, Result, StreamDesc, cuda};
+use leasehold_core::TimelineSource;
+use leasehold_core::sync::Arc;
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::size_of;
 
@@ -146,6 +148,63 @@ pub extern "C" fn leasehold_stream_wait_point(stream: u64, point: LeaseholdPoint
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_stream_wait_event(stream: u64, event: u64) -> c_int {
     ffi_guard(|| STREAMS.get(stream)?.stream().wait_event(&EVENTS.get(event)?.event))
+}
+
+/// The stream of another library on a runtime's device; `None` on a device without such streams.
+///
+/// # Errors
+/// `Recording` for a recording's stream: the graph would wait for today's work at each launch.
+///
+/// # Safety
+/// - As [`cuda::external_stream`].
+unsafe fn outside(held: &HeldStream, native: usize) -> Result<Option<Arc<cuda::ExternalStream>>> {
+    if held.stream().is_recording() {
+        return Err(Error::recording(
+            "streams of other libraries are not recorded; use leasehold_stream_foreign_call",
+        ));
+    }
+    if cuda::device_state(&held.runtime).is_none() {
+        return Ok(None);
+    }
+    // SAFETY: by the contract.
+    unsafe { cuda::external_stream(&held.runtime, native as u64) }.map(Some)
+}
+
+/// Lets later work of a stream begin after all that another library's stream has now.
+///
+/// # Safety
+/// - `native` is a stream of the device's primary context, or 0, 1 or 2, and its owner calls
+///   `leasehold_stream_end` before destroying it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_stream_wait_native(stream: u64, native: usize) -> c_int {
+    ffi_guard(|| {
+        let held = STREAMS.get(stream)?;
+        // SAFETY: by the contract.
+        match unsafe { outside(&held, native) }? {
+            Some(other) => held.stream().wait(other.now()),
+            // What a thread has done there is over.
+            None => Ok(()),
+        }
+    })
+}
+
+/// Lets later work of another library's stream begin after all work of a stream so far.
+///
+/// # Safety
+/// - As [`leasehold_stream_wait_native`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn leasehold_stream_precede_native(stream: u64, native: usize) -> c_int {
+    ffi_guard(|| {
+        let held = STREAMS.get(stream)?;
+        // SAFETY: by the contract.
+        let Some(other) = unsafe { outside(&held, native) }? else {
+            return Err(Error::Unsupported(
+                "this device has no streams of other libraries; synchronize the stream".into(),
+            ));
+        };
+        held.stream().flush()?;
+        other.wait(held.stream().now())
+    })
 }
 
 /// Makes sure that all work of a stream is on its way to the device.

@@ -279,6 +279,35 @@ static void streams(void) {
     OK(leasehold_stream_release(third));
 }
 
+/* Streams of another library: here, of the simulated driver by hand. Its race detector sees the order. */
+static void natives(const char *name) {
+    leasehold_buffer a = alloc(stream, BYTES);
+    uintptr_t native = 0;
+    OK(leasehold_stream_fill(stream, whole(a, 0), 1, 1, NULL));
+    if (strncmp(name, "cpu", 3) == 0) {
+        OK(leasehold_stream_wait_native(stream, native));
+        THAT(leasehold_stream_precede_native(stream, native) == LEASEHOLD_UNSUPPORTED);
+    }
+#ifdef LEASEHOLD_SIM
+    if (strncmp(name, "sim-", 4) == 0) {
+        leasehold_buffer_info info;
+        uint8_t bytes[BYTES], back[BYTES];
+        info.size = sizeof info;
+        OK(leasehold_buffer_describe(a, &info));
+        OK(leasehold_sim_stream(device, 0, &native));
+        OK(leasehold_stream_precede_native(stream, native));
+        OK(leasehold_sim_read(device, native, bytes, (void *)(uintptr_t)info.address, BYTES));
+        OK(leasehold_sim_fill(device, native, (void *)(uintptr_t)info.address, 2, BYTES));
+        OK(leasehold_stream_wait_native(stream, native));
+        OK(leasehold_stream_download_blocking(stream, back, BYTES, whole(a, LEASEHOLD_READ)));
+        THAT(bytes[0] == 1 && bytes[BYTES - 1] == 1 && back[0] == 2 && back[BYTES - 1] == 2);
+        OK(leasehold_stream_end(device, native));
+        OK(leasehold_sim_stream_destroy(device, native));
+    }
+#endif
+    OK(leasehold_buffer_release(a));
+}
+
 static void events(void) {
     leasehold_event from, to, plain;
     leasehold_buffer a = alloc(stream, BYTES);
@@ -544,6 +573,7 @@ int main(int argc, char **argv) {
     buffers();
     transfers();
     streams();
+    natives(name);
     events();
     kernels();
     calls();

@@ -65,7 +65,8 @@ fn the_headers_are_c11_and_cpp17() {
     for (one, other, std, language) in languages {
         for tool in [one, other].into_iter().filter(|tool| have(tool)) {
             let flags = ["-Wall", "-Wextra", "-Werror", "-pedantic", "-fsyntax-only", "-x"];
-            for header in HEADERS {
+            let cpp = (language == "c++").then_some("include/leasehold.hpp");
+            for header in HEADERS.into_iter().chain(cpp) {
                 for more in [[].as_slice(), &["-DLEASEHOLD_SIM"]] {
                     let mut command = Command::new(tool);
                     command.arg(std).args(flags).arg(language).args(more);
@@ -305,21 +306,14 @@ fn programs_in_c_run() {
         let program = build("gcc", &["-std=c11", "-pthread"], &source, name);
         succeed(&mut Command::new(program));
     }
-    for compiler in ["gcc", "clang"].into_iter().filter(|compiler| have(compiler)) {
-        for name in ["runtime"] {
-            let source = root().join(format!("tests/c/{name}.c"));
-            let program = build(compiler, &["-std=c11", "-pthread"], &source, name);
-            for device in ["cpu:0", "sim-cuda:0"] {
-                succeed(Command::new(&program).arg(device));
-            }
-            if std::env::var_os("LEASEHOLD_REQUIRE_TOOLS").is_some() && have("valgrind") {
-                valgrind(&program, "cpu:0");
-            }
-        }
-    }
     let source = root().join("tests/c/fuzz.c");
     let program = build("gcc", &["-std=c11", "-pthread", "-O1"], &source, "fuzz");
     for arguments in [["20000", "6", "1", "cpu:0"], ["6000", "4", "1", "sim-cuda:0"]] {
+        succeed(Command::new(&program).args(arguments));
+    }
+    let source = root().join("tests/c/fuzz_runtime.c");
+    let program = build("gcc", &["-std=c11", "-pthread", "-O1"], &source, "fuzz_runtime");
+    for arguments in [["20000", "6", "1", "cpu:0"], ["10000", "4", "1", "sim-cuda:0"]] {
         succeed(Command::new(&program).args(arguments));
     }
     if have("g++") {
@@ -328,4 +322,58 @@ fn programs_in_c_run() {
             succeed(&mut Command::new(build("g++", &["-std=c++17"], &source, name)));
         }
     }
+}
+
+/// The runtime's functions, from C and C++ by two compilers each, on the CPU and on a simulated
+/// device.
+#[test]
+fn programs_of_the_runtime_run() {
+    if !library().join("libleasehold_capi_sim.so").exists() {
+        return;
+    }
+    let (c, cpp) = ("-std=c11", "-std=c++17");
+    let compilers = [("gcc", c), ("clang", c), ("g++", cpp), ("clang++", cpp)];
+    for (compiler, standard) in compilers.into_iter().filter(|(compiler, _)| have(compiler)) {
+        let (tests, example) = match standard == c {
+            true => (&["runtime.c", "runtime_misuse.c"][..], "runtime.c"),
+            false => (&["runtime.cpp"][..], "mlp.cpp"),
+        };
+        let tests = tests.iter().map(|name| root().join("tests/c").join(name));
+        let example = root().join("../../examples/c").join(example);
+        for source in tests.chain([example]) {
+            let name = format!("{compiler}-{}", source.file_name().unwrap().to_string_lossy());
+            let program = build(compiler, &[standard, "-pthread"], &source, &name);
+            for device in ["cpu:0", "sim-cuda:0"] {
+                let output = succeed(Command::new(&program).arg(device));
+                let text = String::from_utf8(output.stdout).unwrap();
+                assert!(text.trim_end().ends_with("ok"), "{name}: {text}");
+            }
+            let strict = std::env::var_os("LEASEHOLD_REQUIRE_TOOLS").is_some();
+            if strict && compiler.starts_with('g') && have("valgrind") {
+                valgrind(&program, "cpu:0");
+            }
+        }
+    }
+}
+
+#[test]
+fn each_function_of_the_runtime_is_used_rightly_and_wrongly() {
+    let read = |file: &str| std::fs::read_to_string(root().join(file)).unwrap();
+    let functions = declared(&read("include/leasehold_runtime.h"));
+    assert!(functions.len() > 60, "{functions:?}");
+    for program in ["tests/c/runtime.c", "tests/c/runtime_misuse.c"] {
+        let text = read(program);
+        let unused: Vec<_> =
+            functions.iter().filter(|name| !text.contains(&format!("{name}("))).collect();
+        assert!(unused.is_empty(), "{program}: {unused:?}");
+    }
+    let (random, wrapper) = (read("tests/c/fuzz_runtime.c"), read("include/leasehold.hpp"));
+    let called = |name: &&String| {
+        let short = name.strip_prefix("leasehold_").unwrap();
+        random.contains(&format!("({short},"))
+    };
+    assert_eq!(functions.iter().filter(|name| !called(name)).count(), 0);
+    // The blocking upload, retains and releases are in other words there.
+    let wrapped = functions.iter().filter(|name| wrapper.contains(&***name)).count();
+    assert!(wrapped + 3 >= functions.len(), "{wrapped} of {}", functions.len());
 }

@@ -168,6 +168,36 @@ pub trait Communicator: Any + Send + Sync {
         None
     }
 
+    /// Makes memory of all ranks a window of the communicator, in which calls exchange elements
+    /// without copies between. Returns the window's name. All ranks call it with as many bytes, in
+    /// the same order. Blocks until all have.
+    ///
+    /// A call uses windows if its memory lies in windows on all ranks, at the same offsets.
+    ///
+    /// # Errors
+    /// `Unsupported` for a library without windows, which is the default; the library's own.
+    ///
+    /// # Safety
+    /// - The range is one whole [segment](leasehold::backend::SharedSegment) of shareable memory on
+    ///   the place's device. It stays mapped until the window or the communicator is given back.
+    /// - A call in windows has the same offsets on all ranks.
+    unsafe fn register(&self, addr: u64, bytes: u64) -> Result<u64> {
+        let _ = (addr, bytes);
+        Err(Error::Unsupported(
+            "this library of collectives has no windows; its calls take any memory as it is".into(),
+        ))
+    }
+
+    /// Gives a window back, after the last call that used it. Does not wait for other ranks. After
+    /// an abort there is nothing left to give back.
+    ///
+    /// # Errors
+    /// The library's own.
+    fn deregister(&self, window: u64) -> Result<()> {
+        let _ = window;
+        Ok(())
+    }
+
     /// Gives the communicator's resources back. May block, also for other ranks.
     ///
     /// # Errors

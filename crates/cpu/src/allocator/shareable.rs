@@ -107,4 +107,10 @@ unsafe impl SharedSegment for HostSegment {
     fn descriptor(&self) -> Result<OwnedFd> {
         self.file.descriptor()
     }
+
+    fn alias(&self) -> Result<Arc<dyn SharedSegment>> {
+        let file = SharedFile::open(self.file.descriptor()?)?;
+        let mapping = file.map(self.mapping.bytes())?;
+        Ok(Arc::new(HostSegment { mapping, file, _committed: None }))
+    }
 }

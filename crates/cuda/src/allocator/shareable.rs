@@ -16,6 +16,7 @@ use leasehold_hal::{SharedSegment, Sharing};
 use std::os::fd::OwnedFd;
 
 /// The source of a device's shareable memory.
+#[derive(Clone)]
 pub(crate) struct DeviceSharing {
     context: Arc<DriverContext>,
     shared: Arc<Shared>,
@@ -36,20 +37,19 @@ impl DeviceSharing {
         Ok(Self { context, shared: memory.shared.clone(), granule })
     }
 
-    /// Maps a handle for the device and its peers. Takes the handle, also on an error.
-    fn map(&self, handle: NativeMemory, bytes: u64) -> Result<Arc<dyn SharedSegment>> {
-        let mut segment = DeviceSegment {
-            context: self.context.clone(),
-            shared: self.shared.clone(),
-            handle,
-            addr: 0,
-            bytes,
-            mapped: false,
-        };
+    /// The owner of a handle.
+    fn own(&self, native: NativeMemory) -> Arc<Handle> {
+        Arc::new(Handle { context: self.context.clone(), native })
+    }
+
+    /// Maps a handle for the device and its peers.
+    fn map(&self, handle: Arc<Handle>, bytes: u64) -> Result<Arc<dyn SharedSegment>> {
+        let (source, native) = (self.clone(), handle.native);
+        let mut segment = DeviceSegment { source, handle, addr: 0, bytes, mapped: false };
         let addr = self.context.relaxed(|ops| ops.address_reserve(bytes, self.granule))?;
         segment.addr = addr;
         // SAFETY: the range was reserved just now, and the handle is the segment's own.
-        self.context.relaxed(|ops| unsafe { ops.map(addr, bytes, handle) })?;
+        self.context.relaxed(|ops| unsafe { ops.map(addr, bytes, native) })?;
         segment.mapped = true;
         let ordinal = self.context.ordinal();
         self.shared.mapped(ordinal, addr, bytes);
@@ -70,7 +70,7 @@ unsafe impl Sharing for DeviceSharing {
     fn create(&self, bytes: u64) -> Result<Arc<dyn SharedSegment>> {
         let ordinal = self.context.ordinal();
         let handle = self.context.relaxed(|ops| ops.shared_memory_create(ordinal, bytes))?;
-        self.map(handle, bytes)
+        self.map(self.own(handle), bytes)
     }
 
     fn import(&self, descriptor: OwnedFd, bytes: u64) -> Result<Arc<dyn SharedSegment>> {
@@ -93,15 +93,28 @@ unsafe impl Sharing for DeviceSharing {
             .context
             .relaxed(|ops| ops.memory_import(descriptor))
             .map_err(|e| refused("the descriptor is no shareable memory", e))?;
-        self.map(handle, bytes).map_err(|e| refused("the shared memory has another size", e))
+        self.map(self.own(handle), bytes)
+            .map_err(|e| refused("the shared memory has another size", e))
     }
 }
 
-/// A segment: one handle, mapped at its own addresses.
-struct DeviceSegment {
+/// A handle of physical memory, released with this value.
+struct Handle {
     context: Arc<DriverContext>,
-    shared: Arc<Shared>,
-    handle: NativeMemory,
+    native: NativeMemory,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: the value's own handle, released once.
+        self.context.release_or_log(|ops| unsafe { ops.memory_release(self.native) });
+    }
+}
+
+/// A segment: one handle, mapped at the segment's own addresses.
+struct DeviceSegment {
+    source: DeviceSharing,
+    handle: Arc<Handle>,
     /// 0: none are reserved yet.
     addr: u64,
     bytes: u64,
@@ -120,31 +133,34 @@ unsafe impl SharedSegment for DeviceSegment {
 
     fn descriptor(&self) -> Result<OwnedFd> {
         // SAFETY: the segment has its handle until it is dropped.
-        self.context.relaxed(|ops| unsafe { ops.memory_export(self.handle) })
+        self.source.context.relaxed(|ops| unsafe { ops.memory_export(self.handle.native) })
+    }
+
+    fn alias(&self) -> Result<Arc<dyn SharedSegment>> {
+        self.source.map(self.handle.clone(), self.bytes)
     }
 }
 
 impl Drop for DeviceSegment {
     fn drop(&mut self) {
+        let DeviceSharing { context, shared, .. } = &self.source;
         let (addr, bytes) = (self.addr, self.bytes);
         if self.mapped {
             // The range goes first: once the driver has the addresses, another thread may get them.
-            self.shared.remove_range(addr);
+            shared.remove_range(addr);
             // SAFETY: the segment's own mapping. Whoever holds the last reference says that no work
             // uses it.
-            let gone = self.context.release(|ops| unsafe { ops.unmap(addr, bytes) });
-            self.shared.unmapped(self.context.ordinal(), addr);
+            let gone = context.release(|ops| unsafe { ops.unmap(addr, bytes) });
+            shared.unmapped(context.ordinal(), addr);
             if let Err(error) = gone {
                 // Addresses that are mapped cannot be used again.
-                tracing::warn!(%error, device = %self.context.id(), "a shared segment stays mapped");
+                tracing::warn!(%error, device = %context.id(), "a shared segment stays mapped");
                 return;
             }
         }
         if addr != 0 {
             // SAFETY: the segment's own reservation, in which nothing is mapped.
-            self.context.release_or_log(|ops| unsafe { ops.address_free(addr, bytes) });
+            context.release_or_log(|ops| unsafe { ops.address_free(addr, bytes) });
         }
-        // SAFETY: the segment's own handle, released once.
-        self.context.release_or_log(|ops| unsafe { ops.memory_release(self.handle) });
     }
 }

@@ -25,9 +25,9 @@ pub struct GraphRecording {
 }
 
 impl GraphRecording {
-    /// Begins a recording of the calling thread's: for code that cannot record in one call, and that
-    /// keeps the recording itself. A thread may have several. The runtime that is given goes on with
-    /// eager work.
+    /// Begins a recording of the calling thread's: for code that cannot record in one call, and
+    /// that keeps the recording itself. A thread may have several. The runtime that is given goes
+    /// on with eager work.
     ///
     /// ```
     /// use leasehold::graph::GraphRecording;

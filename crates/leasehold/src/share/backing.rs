@@ -12,20 +12,30 @@ use leasehold_core::{Error, Result};
 use leasehold_hal::{SharedSegment, Sharing};
 use std::collections::BTreeMap;
 
-/// The segments of a pool, by address.
+/// The segments of a pool.
 #[derive(Default)]
-pub(super) struct Segments(Mutex<BTreeMap<u64, Arc<dyn SharedSegment>>>);
+pub(super) struct Segments(Mutex<Table>);
+
+#[derive(Default)]
+struct Table {
+    made: u64,
+    /// By address, with their numbers in the order in which they were made.
+    segments: BTreeMap<u64, (u64, Arc<dyn SharedSegment>)>,
+}
 
 impl Segments {
+    /// In the order in which they were made.
     pub(super) fn all(&self) -> Vec<Arc<dyn SharedSegment>> {
-        self.0.lock().values().cloned().collect()
+        let mut all: Vec<_> = self.0.lock().segments.values().cloned().collect();
+        all.sort_unstable_by_key(|(number, _)| *number);
+        all.into_iter().map(|(_, segment)| segment).collect()
     }
 
     /// The segment that holds all of a range.
     pub(super) fn holding(&self, addr: u64, bytes: u64) -> Option<Arc<dyn SharedSegment>> {
         let end = addr.checked_add(bytes)?;
-        let segments = self.0.lock();
-        let (_, segment) = segments.range(..=addr).next_back()?;
+        let table = self.0.lock();
+        let (_, (_, segment)) = table.segments.range(..=addr).next_back()?;
         (end <= segment.addr() + segment.bytes()).then(|| segment.clone())
     }
 }
@@ -62,13 +72,16 @@ unsafe impl Backing for SegmentBacking {
         self.calls.fetch_add(1, Ordering::Relaxed);
         let segment = self.sharing.create(bytes)?;
         let chunk = Chunk { addr: segment.addr(), bytes: segment.bytes(), native: 0 };
-        self.segments.0.lock().insert(chunk.addr, segment);
+        let mut table = self.segments.0.lock();
+        table.made += 1;
+        let numbered = (table.made, segment);
+        table.segments.insert(chunk.addr, numbered);
         Ok(chunk)
     }
 
     unsafe fn decommit(&self, chunk: Chunk) -> Result<()> {
         self.calls.fetch_add(1, Ordering::Relaxed);
-        let segment = self.segments.0.lock().remove(&chunk.addr);
+        let segment = self.segments.0.lock().segments.remove(&chunk.addr);
         // Without the lock: this may be the last reference, whose end asks the driver.
         drop(segment);
         Ok(())

@@ -14,6 +14,7 @@ pub fn of(device: &DeviceState) -> Arc<dyn Sharing> {
     Arc::new(SimSharing { machine: device.common.machine.clone(), device: device.id().ordinal })
 }
 
+#[derive(Clone)]
 struct SimSharing {
     machine: Machine,
     device: u32,
@@ -22,8 +23,8 @@ struct SimSharing {
 impl SimSharing {
     /// Maps a piece for the device. Takes the piece, also on an error.
     fn map(&self, piece: PieceId, bytes: u64) -> Result<Arc<dyn SharedSegment>> {
-        let machine = self.machine.clone();
-        let mut segment = SimSegment { machine, piece, addr: None, bytes, mapped: false };
+        let source = self.clone();
+        let mut segment = SimSegment { source, piece, addr: None, bytes, mapped: false };
         let addr = self.machine.reserve(bytes, 0)?;
         segment.addr = Some(addr);
         self.machine.map(addr, piece)?;
@@ -57,7 +58,7 @@ unsafe impl Sharing for SimSharing {
 }
 
 struct SimSegment {
-    machine: Machine,
+    source: SimSharing,
     piece: PieceId,
     addr: Option<u64>,
     bytes: u64,
@@ -75,18 +76,23 @@ unsafe impl SharedSegment for SimSegment {
     }
 
     fn descriptor(&self) -> Result<OwnedFd> {
-        self.machine.export(self.piece)
+        self.source.machine.export(self.piece)
+    }
+
+    fn alias(&self) -> Result<Arc<dyn SharedSegment>> {
+        self.source.import(self.descriptor()?, self.bytes)
     }
 }
 
 impl Drop for SimSegment {
     fn drop(&mut self) {
+        let machine = &self.source.machine;
         // What the machine refuses stays as it is: mapped addresses are not reserved anew.
         if let Some(addr) = self.addr
-            && (!self.mapped || self.machine.unmap(addr, self.bytes).is_ok())
+            && (!self.mapped || machine.unmap(addr, self.bytes).is_ok())
         {
-            let _ = self.machine.release(addr, self.bytes);
+            let _ = machine.release(addr, self.bytes);
         }
-        let _ = self.machine.destroy(self.piece);
+        let _ = machine.destroy(self.piece);
     }
 }

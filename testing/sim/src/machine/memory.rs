@@ -299,6 +299,13 @@ impl Monitor {
         self.lock().space.owner(addr)
     }
 
+    /// Returns whether a range is one whole mapping of a piece that other machines may map. Does
+    /// not count as a call.
+    #[must_use]
+    pub fn is_shared(&self, addr: u64, bytes: u64) -> bool {
+        self.lock().space.is_shared(addr, bytes)
+    }
+
     /// Returns whether memory is in use that was not in use at `before`, for leak checks.
     #[must_use]
     pub fn leaked_since(&self, before: &MemoryUse) -> bool {

@@ -505,6 +505,16 @@ impl Space {
         Ok(id)
     }
 
+    /// Whether a range is one whole mapping of a shared piece.
+    pub(crate) fn is_shared(&self, addr: u64, bytes: u64) -> bool {
+        self.regions.get(&addr).is_some_and(|r| match r.kind {
+            Kind::Mapping(piece) => {
+                r.bytes == bytes && self.pieces.get(&piece).is_some_and(|p| p.file.is_some())
+            }
+            Kind::Allocation => false,
+        })
+    }
+
     /// Bytes of a piece.
     pub(crate) fn piece_bytes(&self, piece: PieceId) -> Option<u64> {
         self.pieces.get(&piece).map(|p| p.bytes)
