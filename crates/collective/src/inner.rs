@@ -280,10 +280,10 @@ impl Core {
     /// Gives calls to the library, with the addresses of their operands.
     pub(crate) fn enqueue(&self, word: u64, planned: &[Planned], bound: &[Binding]) -> Result<()> {
         let of = |at: Option<usize>| at.and_then(|at| bound.get(at)).copied();
-        let mut calls: SmallVec<[Call<'_>; 2]> = planned
-            .iter()
-            .map(|p| Call { signature: &p.signature, src: of(p.src), dst: of(p.dst) })
-            .collect();
+        let mut calls: SmallVec<[Call<'_>; 2]> = SmallVec::new();
+        for Planned { signature, src, dst } in planned {
+            calls.push(Call { signature, src: of(*src), dst: of(*dst) });
+        }
         // An update of a graph may have brought one buffer in several places.
         let extent = |b: Binding| Extent { space: (), from: b.addr, bytes: b.len };
         let uses = |call: usize| {

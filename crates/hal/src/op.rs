@@ -202,7 +202,10 @@ impl ForeignCall {
     ) -> Self {
         let call = Kept::new(call);
         let call = Arc::new(move |word, accesses: &[Binding]| (*call)(word, accesses));
-        Self { name, call, accesses: accesses.into_iter().collect() }
+        // For a few of them, this is half of what `collect` does.
+        let mut kept = SmallVec::new();
+        accesses.into_iter().for_each(|access| kept.push(access));
+        Self { name, call, accesses: kept }
     }
 
     /// Calls the library; for backends. Never unwinds.
