@@ -17,6 +17,8 @@ pub const LEASEHOLD_POLICY_BALANCED: u32 = 0;
 pub const LEASEHOLD_POLICY_FASTEST: u32 = 1;
 /// Free granules are always moved.
 pub const LEASEHOLD_POLICY_COMPACT: u32 = 2;
+/// Other processes may map blocks of the device's main memory.
+pub const LEASEHOLD_DEVICE_SHAREABLE: u32 = 1;
 
 /// The settings of a device's memory.
 #[repr(C)]
@@ -30,6 +32,8 @@ pub struct LeaseholdDeviceOptions {
     pub policy: u32,
     /// Events that snapshots remember, for each pool; 0 for none.
     pub trace_events: u32,
+    /// `LEASEHOLD_DEVICE_*`.
+    pub flags: u32,
 }
 
 /// A device.
@@ -53,6 +57,7 @@ pub(crate) const DEVICE_DEFAULTS: LeaseholdDeviceOptions = LeaseholdDeviceOption
     budget: 0,
     policy: LEASEHOLD_POLICY_BALANCED,
     trace_events: 0,
+    flags: 0,
 };
 
 pub(crate) fn policy(number: u32) -> Result<Policy> {
@@ -74,11 +79,15 @@ fn context(name: &str) -> Result<(&'static Context, String)> {
 
 pub(crate) fn open(name: &str, options: LeaseholdDeviceOptions) -> Result<u64> {
     status::watch_forks()?;
+    if options.flags & !LEASEHOLD_DEVICE_SHAREABLE != 0 {
+        return Err(Error::invalid(format!("{:#x}: unknown flags of a device", options.flags)));
+    }
     let (context, name) = context(name)?;
     let settings = Settings {
         policy: policy(options.policy)?,
         budget: if options.budget == 0 { u64::MAX } else { options.budget },
         trace_events: options.trace_events as usize,
+        shareable: options.flags & LEASEHOLD_DEVICE_SHAREABLE != 0,
     };
     let device = Arc::new(Device::open(context, &name, settings)?);
     Ok(DEVICES.add(|_| device)?.0)
