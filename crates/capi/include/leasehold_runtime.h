@@ -19,7 +19,8 @@
  *    wrote hand the failure on, until they are overwritten as a whole.
  *
  * Functions of the caller
- *  - They return, and do not throw. They may call this library, but for what would wait for the stream that they run on.
+ *  - They return, and do not throw. They may call this library, but for what would wait for the stream that they run on. A kernel's check and
+ *    the function of a foreign call run inside a call: what they call of this library is LEASEHOLD_INVALID_STATE.
  *  - A function with a context may have a release function: it is called once, on any thread, when the context is not needed any more. After
  *    a call that failed it is not: the context is still the caller's.
  *

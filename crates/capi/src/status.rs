@@ -158,6 +158,30 @@ fn refuse_child() -> c_int {
     INVALID_STATE
 }
 
+thread_local! {
+    /// Whether this thread runs a function of the caller's that may call nothing here.
+    static ALONE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a function of the caller's inside a call that holds locks: what it calls of this library is
+/// refused, since it might wait for itself.
+pub(crate) fn alone<R>(call: impl FnOnce() -> R) -> R {
+    let before = ALONE.replace(true);
+    let result = call();
+    ALONE.set(before);
+    result
+}
+
+#[cold]
+fn refuse_inside() -> c_int {
+    keep(
+        "a kernel's check and the function of a foreign call cannot call this library: do it \
+         before or after the call that runs them"
+            .to_owned(),
+    );
+    INVALID_STATE
+}
+
 /// Runs a function of the ABI that takes memory: the status is its result, and the text of a
 /// failure is kept. A panic ends here. In a child of `fork()`, and on a host without memory,
 /// nothing runs.
@@ -174,6 +198,9 @@ pub fn ffi_guard(call: impl FnOnce() -> Result<()>) -> c_int {
 pub(crate) fn ffi_guard_release(call: impl FnOnce() -> Result<()>) -> c_int {
     if CHILD.load(Ordering::Relaxed) {
         return refuse_child();
+    }
+    if ALONE.get() {
+        return refuse_inside();
     }
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => OK,

@@ -4,7 +4,7 @@ use super::operand::{LeaseholdOperand, with_operands};
 use super::point::LeaseholdPoint;
 use crate::callback::{Callback, LeaseholdRelease};
 use crate::kinds::STREAMS;
-use crate::status::ffi_guard;
+use crate::status::{alone, ffi_guard};
 use leasehold::backend::Binding;
 use leasehold::{Error, Result};
 use std::ffi::{c_int, c_void};
@@ -112,8 +112,8 @@ pub unsafe extern "C" fn leasehold_stream_foreign_call(
             let list = bindings.as_ptr().cast::<LeaseholdBinding>();
             // SAFETY: the caller vouches for the function and its context; the list is valid
             // during the call.
-            let status = unsafe { call(kept.context(), native as usize, list, bindings.len()) };
-            ended(status, "a foreign call")
+            let run = || unsafe { call(kept.context(), native as usize, list, bindings.len()) };
+            ended(alone(run), "a foreign call")
         };
         // SAFETY: the caller vouches for the operands' list, and that the call touches them alone.
         unsafe {

@@ -6,7 +6,7 @@ use super::operand::{LeaseholdOperand, access, held_all, operands_of, room, with
 use super::point::LeaseholdPoint;
 use crate::callback::{Callback, LeaseholdRelease};
 use crate::kinds::{KERNELS, RUNTIMES, STREAMS};
-use crate::status::{ffi_guard, ffi_guard_release};
+use crate::status::{alone, ffi_guard, ffi_guard_release};
 use leasehold::kernel::{
     CpuCFn, CpuTile, Cubin, Grid, KernelCheck, KernelDesc, KernelSource, LaunchInfo, Overlap,
     session_ops, session_sync_ops,
@@ -310,7 +310,7 @@ unsafe fn checked(check: Option<LeaseholdCheck>, callback: Arc<Callback>) -> Ker
             params_bytes: params.len(),
         };
         // SAFETY: by the contract; the struct and what it points to are valid during the call.
-        match unsafe { check(callback.context(), &raw const info) } {
+        match alone(|| unsafe { check(callback.context(), &raw const info) }) {
             0 => Ok(()),
             status => Err(Error::invalid(format!(
                 "its check returned {status} for a grid {:?} of blocks {:?}",

@@ -63,8 +63,8 @@ pub unsafe extern "C" fn leasehold_runtime_open(device: u64, runtime: *mut u64) 
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_runtime_close(runtime: u64, timeout_ns: u64) -> c_int {
     ffi_guard_release(|| {
-        let over = wait_for_device(runtime, timeout_ns);
-        if let Err(Error::Timeout(_) | Error::InvalidArgument(_)) = over {
+        let over = wait_for_device(&*RUNTIMES.get(runtime)?, timeout_ns);
+        if let Err(Error::Timeout(_)) = over {
             return over;
         }
         RUNTIMES.release(runtime).and(over)
@@ -72,8 +72,7 @@ pub extern "C" fn leasehold_runtime_close(runtime: u64, timeout_ns: u64) -> c_in
 }
 
 /// Waits for all work of a device, and lets go of what only waited for that.
-fn wait_for_device(runtime: u64, timeout_ns: u64) -> Result<()> {
-    let open = RUNTIMES.get(runtime)?;
+fn wait_for_device(open: &OpenRuntime, timeout_ns: u64) -> Result<()> {
     let over = match limit(timeout_ns) {
         Some(limit) => open.runtime.synchronize_timeout(limit),
         None => open.runtime.synchronize(),
@@ -85,7 +84,7 @@ fn wait_for_device(runtime: u64, timeout_ns: u64) -> Result<()> {
 /// Blocks until all work of all streams of a runtime is over.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_runtime_synchronize(runtime: u64, timeout_ns: u64) -> c_int {
-    ffi_guard(|| wait_for_device(runtime, timeout_ns))
+    ffi_guard(|| wait_for_device(&*RUNTIMES.get(runtime)?, timeout_ns))
 }
 
 /// Describes a runtime.

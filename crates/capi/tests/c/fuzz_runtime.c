@@ -126,7 +126,9 @@ static const char cuda[] = "extern \"C\" __global__ void add(const unsigned char
                            "}\n";
 
 static int check(void *context, const leasehold_launch_info *launch) {
+    leasehold_graph_info info = {.size = sizeof info};
     (void)context;
+    CALL(graph_describe, atomic_load(&slots[GRAPH][launch->blocks[0] % SLOTS]), &info);
     return launch->blocks[1] != 1 || launch->blocks[2] != 1 || launch->threads[0] != 1 || launch->threads[1] != 1 || launch->threads[2] != 1 ||
            launch->binding_bytes[0] < launch->blocks[0] * 64ull || launch->binding_bytes[1] < launch->blocks[0] * 64ull;
 }

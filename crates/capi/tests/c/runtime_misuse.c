@@ -64,8 +64,20 @@ static void tile(const leasehold_tile *at) {
 
 static const char cuda[] = "extern \"C\" __global__ void mark(unsigned *x) { *x = gridDim.x; }\n";
 
+/* What a check, or a foreign call, calls is refused: it might wait for itself. */
+static void call_inside(void) {
+    leasehold_graph_info info = {.size = sizeof info};
+    int over;
+    if (graph != 0) {
+        STATE(leasehold_graph_describe(graph, &info));
+        STATE(leasehold_stream_query(stream, &over));
+        STATE(leasehold_buffer_release(buffer));
+    }
+}
+
 static int refuse(void *context, const leasehold_launch_info *launch) {
     (void)context;
+    call_inside();
     return launch->blocks[0] > 4 ? 7 : 0;
 }
 
@@ -87,6 +99,8 @@ static int fail(void *context) {
 
 static int foreign(void *context, uintptr_t native, const leasehold_binding *bindings, size_t count) {
     (void)context, (void)native, (void)bindings, (void)count;
+    call_inside();
+    atomic_fetch_add(&called, 1);
     return 0;
 }
 
@@ -600,9 +614,18 @@ static int calls_back(void *context) {
 
 /* Calls that fail, that wait for themselves, and that call back. */
 static void calls(void) {
+    leasehold_runtime_info info = {.size = sizeof info};
+    leasehold_operand operand = part(buffer, 0, 64, LEASEHOLD_READ);
     atomic_int inside = -1, status = -1;
     leasehold_buffer made;
     int found, before = released;
+    OK(leasehold_runtime_describe(runtime, &info));
+    if (info.features & LEASEHOLD_FEATURE_FOREIGN_CALLS) {
+        called = 0;
+        OK(leasehold_stream_foreign_call(stream, &operand, 1, foreign, NULL, NULL, NULL));
+        OK(leasehold_stream_synchronize(stream, 30 * SECONDS));
+        THAT(called == 1);
+    }
     OK(leasehold_stream_create(runtime, NULL, &own));
     OK(leasehold_stream_host_call(own, waits_for_itself, NULL, &inside, NULL));
     OK(leasehold_stream_synchronize(own, 30 * SECONDS));
