@@ -28,6 +28,10 @@ pub const LEASEHOLD_POLICY_BALANCED: u32 = 0;
 pub const LEASEHOLD_POLICY_FASTEST: u32 = 1;
 /// Free granules are always moved.
 pub const LEASEHOLD_POLICY_COMPACT: u32 = 2;
+/// Other processes may map blocks of the device's main memory.
+pub const LEASEHOLD_DEVICE_SHAREABLE: u32 = 1;
+/// Bytes of the description of an exported block.
+pub const LEASEHOLD_SHARED_BYTES: usize = 128;
 /// The pool can be suspended.
 pub const LEASEHOLD_POOL_SUSPENDABLE: u32 = 1;
 /// Memory under free blocks of the pool may be moved and taken back: no captured graph uses it.
@@ -35,7 +39,7 @@ pub const LEASEHOLD_POOL_MOVABLE: u32 = 2;
 /// The contents are kept in pinned host memory.
 pub const LEASEHOLD_SUSPEND_KEEP: u32 = 1;
 /// The version of the ABI: a function or field more is a higher number.
-pub const LEASEHOLD_ABI_VERSION: u32 = 1;
+pub const LEASEHOLD_ABI_VERSION: u32 = 2;
 
 /// The settings of a device's memory.
 #[repr(C)]
@@ -49,6 +53,8 @@ pub struct LeaseholdDeviceOptions {
     pub policy: u32,
     /// Events that snapshots remember, for each pool; 0 for none.
     pub trace_events: u32,
+    /// `LEASEHOLD_DEVICE_*`.
+    pub flags: u32,
 }
 
 /// The settings of a pool.
@@ -291,11 +297,15 @@ fn context(name: &str) -> Result<(&'static Context, String)> {
 
 pub(crate) fn open(name: &str, options: LeaseholdDeviceOptions) -> Result<u64> {
     status::watch_forks()?;
+    if options.flags & !LEASEHOLD_DEVICE_SHAREABLE != 0 {
+        return Err(Error::invalid(format!("{:#x}: unknown flags of a device", options.flags)));
+    }
     let (context, name) = context(name)?;
     let settings = Settings {
         policy: policy(options.policy)?,
         budget: if options.budget == 0 { u64::MAX } else { options.budget },
         trace_events: options.trace_events as usize,
+        shareable: options.flags & LEASEHOLD_DEVICE_SHAREABLE != 0,
     };
     let device = Arc::new(Device::open(context, &name, settings)?);
     Ok(DEVICES.add(|_| device)?.0)
@@ -314,6 +324,7 @@ pub(crate) const DEVICE_DEFAULTS: LeaseholdDeviceOptions = LeaseholdDeviceOption
     budget: 0,
     policy: LEASEHOLD_POLICY_BALANCED,
     trace_events: 0,
+    flags: 0,
 };
 
 // ---- errors

@@ -26,11 +26,11 @@
 //! ```
 //!
 //! # Modules
-//! `ffi` translates C types and calls the rest; `plugin` has the two functions of PyTorch's plug-in
-//! interface; `extend` is for a crate that adds functions; `device` owns a device's memory, pools
-//! and blocks; `status` turns errors into numbers and texts; `registry` has the handles; `reserve`
-//! is for a host without memory. This crate must not place blocks or order work: the allocator and
-//! the backends do.
+//! `ffi` translates C types and calls the rest, and `share` does it for other processes; `plugin`
+//! has the two functions of PyTorch's plug-in interface; `extend` is for a crate that adds
+//! functions; `device` owns a device's memory, pools and blocks; `status` turns errors into numbers
+//! and texts; `registry` has the handles; `reserve` is for a host without memory. This crate must
+//! not place blocks or order work: the allocator and the backends do.
 
 mod blocks;
 mod device;
@@ -40,5 +40,6 @@ pub mod plugin;
 mod pool;
 mod registry;
 mod reserve;
+pub mod share;
 mod source;
 mod status;

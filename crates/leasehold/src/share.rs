@@ -18,12 +18,12 @@
 mod backing;
 mod message;
 
+pub use backing::ShareableMemory;
 pub use message::SharedBlock;
 
 use crate::runtime::{Runtime, RuntimeInner};
 use crate::suspend::pending;
 use crate::view::BufferView;
-use backing::{SegmentBacking, Segments};
 use leasehold_alloc::{Allocator, AllocatorConfig, Buffer, Layout, On, Protection, SharedBudget};
 use leasehold_core::sync::Arc;
 use leasehold_core::{Error, Lease, Result};
@@ -71,7 +71,7 @@ pub struct ShareablePool(Arc<Inner>);
 struct Inner {
     name: Arc<str>,
     allocator: Allocator,
-    segments: Arc<Segments>,
+    memory: ShareableMemory,
     budget: SharedBudget,
     runtime: Arc<RuntimeInner>,
 }
@@ -99,17 +99,16 @@ impl ShareablePool {
     /// ([`Caps::shareable`](crate::backend::Caps::shareable)): Metal's, the host's except on Linux,
     /// and a CUDA driver's without descriptors; the driver's own.
     pub fn new(runtime: &Runtime, name: &str) -> Result<Self> {
-        let segments = Arc::new(Segments::default());
-        let backing = SegmentBacking::new(runtime.raw_device().sharing()?, segments.clone());
+        let memory = ShareableMemory::new(runtime)?;
         let budget = SharedBudget::new(u64::MAX);
         let config = AllocatorConfig {
             name: format!("{} {name}", runtime.device()).into(),
             shared_budget: Some(budget.clone()),
             ..AllocatorConfig::default()
         };
-        let allocator = Allocator::new(Box::new(backing), config)?;
+        let allocator = Allocator::new(Box::new(memory.clone()), config)?;
         let runtime = runtime.inner.clone();
-        Ok(Self(Arc::new(Inner { name: name.into(), allocator, segments, budget, runtime })))
+        Ok(Self(Arc::new(Inner { name: name.into(), allocator, memory, budget, runtime })))
     }
 
     /// The pool's name.
@@ -181,7 +180,7 @@ impl ShareablePool {
             live: stats.live,
             live_bytes: stats.live_bytes,
             reserved: inner.budget.reserved(),
-            segments: inner.segments.all().len() as u64,
+            segments: inner.memory.segments().len() as u64,
         }
     }
 
@@ -189,14 +188,13 @@ impl ShareablePool {
     /// maps memory. A segment stays mapped at its address for as long as somebody holds it.
     #[must_use]
     pub fn segments(&self) -> Vec<Arc<dyn SharedSegment>> {
-        self.0.segments.all()
+        self.0.memory.segments()
     }
 
     /// Whether a buffer is of the pool's memory.
     #[must_use]
     pub fn owns(&self, buffer: &Lease<Buffer>) -> bool {
-        self.0.runtime.owns(buffer)
-            && self.0.segments.holding(buffer.addr(), buffer.len()).is_some()
+        self.0.runtime.owns(buffer) && self.0.memory.holding(buffer.addr(), buffer.len()).is_some()
     }
 
     /// Makes a buffer of the pool, or a part of it, ready for another process. The buffer is held
@@ -215,7 +213,7 @@ impl ShareablePool {
         let found = inner
             .runtime
             .owns(view.buffer())
-            .then(|| inner.segments.holding(view.addr(), view.len()));
+            .then(|| inner.memory.holding(view.addr(), view.len()));
         let Some(segment) = found.flatten() else {
             return Err(Error::invalid(format!(
                 "a buffer of {} bytes is not of the shareable pool {}; ordinary memory cannot be \
@@ -224,12 +222,7 @@ impl ShareablePool {
                 inner.name
             )));
         };
-        let block = SharedBlock {
-            device: device_key(&inner.runtime),
-            segment: segment.bytes(),
-            offset: view.addr() - segment.addr(),
-            bytes: view.len(),
-        };
+        let block = SharedBlock::of(&self.runtime(), &*segment, view.addr(), view.len());
         let (buffer, runtime) = (view.buffer().clone(), inner.runtime.clone());
         Ok(Export { buffer, segment, block, runtime })
     }
@@ -247,6 +240,19 @@ fn device_key(runtime: &RuntimeInner) -> String {
     match info.uuid.as_str() {
         "" => info.id.to_string(),
         uuid => format!("{} {uuid}", info.id.backend),
+    }
+}
+
+impl SharedBlock {
+    /// The description of a range of a segment, which is memory of the runtime's device.
+    #[must_use]
+    pub fn of(runtime: &Runtime, segment: &dyn SharedSegment, addr: u64, bytes: u64) -> Self {
+        Self {
+            device: device_key(&runtime.inner),
+            segment: segment.bytes(),
+            offset: addr.wrapping_sub(segment.addr()),
+            bytes,
+        }
     }
 }
 

@@ -69,8 +69,13 @@ fn the_header_is_c11_and_cpp17() {
 /// The source of the ABI, without documentation.
 fn source() -> String {
     let read = |file: &str| std::fs::read_to_string(root().join(file)).unwrap();
-    let files =
-        ["src/ffi.rs", "src/plugin.rs", "../../testing/capi-sim/src/lib.rs", "src/status.rs"];
+    let files = [
+        "src/ffi.rs",
+        "src/plugin.rs",
+        "src/share.rs",
+        "../../testing/capi-sim/src/lib.rs",
+        "src/status.rs",
+    ];
     let text = files.map(read).concat();
     let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
     code.collect::<Vec<_>>().join("\n").replace("\"C-unwind\"", "\"C\"")

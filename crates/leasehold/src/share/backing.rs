@@ -1,20 +1,22 @@
-//! The backing of a shareable pool: whole segments of a device's shareable memory.
+//! The backing of shareable pools: whole segments of a device's shareable memory.
 //!
 //! A segment is counted: by the pool while it has it, and by exports and registrations. The last
 //! one unmaps it. So the allocator may give a segment back that a library still maps.
 //!
 //! This module must not know how blocks are placed.
 
+use crate::runtime::Runtime;
 use leasehold_alloc::{Backing, BackingCaps, Chunk};
 use leasehold_core::sync::atomic::{AtomicU64, Ordering};
 use leasehold_core::sync::{Arc, Mutex};
 use leasehold_core::{Error, Result};
 use leasehold_hal::{SharedSegment, Sharing};
 use std::collections::BTreeMap;
+use std::fmt;
 
 /// The segments of a pool.
 #[derive(Default)]
-pub(super) struct Segments(Mutex<Table>);
+struct Segments(Mutex<Table>);
 
 #[derive(Default)]
 struct Table {
@@ -25,14 +27,14 @@ struct Table {
 
 impl Segments {
     /// In the order in which they were made.
-    pub(super) fn all(&self) -> Vec<Arc<dyn SharedSegment>> {
+    fn all(&self) -> Vec<Arc<dyn SharedSegment>> {
         let mut all: Vec<_> = self.0.lock().segments.values().cloned().collect();
         all.sort_unstable_by_key(|(number, _)| *number);
         all.into_iter().map(|(_, segment)| segment).collect()
     }
 
     /// The segment that holds all of a range.
-    pub(super) fn holding(&self, addr: u64, bytes: u64) -> Option<Arc<dyn SharedSegment>> {
+    fn holding(&self, addr: u64, bytes: u64) -> Option<Arc<dyn SharedSegment>> {
         let end = addr.checked_add(bytes)?;
         let table = self.0.lock();
         let (_, (_, segment)) = table.segments.range(..=addr).next_back()?;
@@ -40,21 +42,48 @@ impl Segments {
     }
 }
 
-/// A backing of segments.
-pub(super) struct SegmentBacking {
+/// The memory of an allocator that other processes may map: whole segments of a device's shareable
+/// memory. Clones are one: an allocator gets one, the other finds its segments.
+///
+/// For pools of one's own; [`ShareablePool`](super::ShareablePool) is one that safe programs use.
+#[derive(Clone)]
+pub struct ShareableMemory {
     sharing: Arc<dyn Sharing>,
     segments: Arc<Segments>,
-    calls: AtomicU64,
+    calls: Arc<AtomicU64>,
 }
 
-impl SegmentBacking {
-    pub(super) fn new(sharing: Arc<dyn Sharing>, segments: Arc<Segments>) -> Self {
-        Self { sharing, segments, calls: AtomicU64::new(0) }
+impl ShareableMemory {
+    /// Memory of the runtime's device.
+    ///
+    /// # Errors
+    /// `Unsupported` on a device whose memory other processes cannot map; the driver's own.
+    pub fn new(runtime: &Runtime) -> Result<Self> {
+        let sharing = runtime.raw_device().sharing()?;
+        Ok(Self { sharing, segments: Arc::default(), calls: Arc::default() })
+    }
+
+    /// The segments that there are, in the order in which they were made.
+    #[must_use]
+    pub fn segments(&self) -> Vec<Arc<dyn SharedSegment>> {
+        self.segments.all()
+    }
+
+    /// The segment that holds all of a range.
+    #[must_use]
+    pub fn holding(&self, addr: u64, bytes: u64) -> Option<Arc<dyn SharedSegment>> {
+        self.segments.holding(addr, bytes)
+    }
+}
+
+impl fmt::Debug for ShareableMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ShareableMemory({} segments)", self.segments.all().len())
     }
 }
 
 // SAFETY: each segment is new memory of its own, and is mapped while the table has it.
-unsafe impl Backing for SegmentBacking {
+unsafe impl Backing for ShareableMemory {
     fn caps(&self) -> BackingCaps {
         let granule = self.sharing.granule();
         let defaults = BackingCaps::default();
