@@ -65,6 +65,8 @@ extern "C" {
 #define LEASEHOLD_DEVICE_LOST 11 /* everything on the device is lost; blocks may still be freed */
 #define LEASEHOLD_DRIVER 12      /* the vendor's driver refused a call */
 #define LEASEHOLD_INTERNAL 13    /* a defect of the library */
+#define LEASEHOLD_COMPILE 14     /* a kernel's source does not compile; the text is the compiler's */
+#define LEASEHOLD_FAILED 15      /* work of a stream failed: a kernel, a function of the caller's */
 
 /* The version of the ABI. A library with a higher number has all that this header has. */
 #define LEASEHOLD_ABI_VERSION 2
@@ -107,8 +109,8 @@ typedef struct leasehold_device_options {
  * open device has memory, pools and a budget of its own. options may be NULL. May block on the driver's start. */
 int leasehold_device_open(const char *name, const leasehold_device_options *options, leasehold_device *device);
 
-/* Closes a device. LEASEHOLD_IN_USE while blocks or pools of it are held. A call of another thread that would give a block or a pool of a
- * closed device is LEASEHOLD_INVALID_ARGUMENT. */
+/* Closes a device. LEASEHOLD_IN_USE while blocks or pools of it are held, or runtimes are open. A call of another thread that would give a
+ * block, a pool or a runtime of a closed device is LEASEHOLD_INVALID_ARGUMENT. */
 int leasehold_device_close(leasehold_device device);
 
 typedef struct leasehold_device_info {

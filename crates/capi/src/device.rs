@@ -95,6 +95,17 @@ pub(crate) struct Device {
     blocks: Blocks,
     /// Blocks of other processes, by address. `None` once the device is closed.
     imports: Mutex<Option<HashMap<u64, Lease<Buffer>>>>,
+    /// How many runtimes of the device are open.
+    runtimes: AtomicU64,
+}
+
+/// A runtime's word that it is open: its device stays open.
+pub(crate) struct Opened(Arc<Device>);
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        self.0.runtimes.fetch_sub(1, Ordering::Release);
+    }
 }
 
 /// A snapshot of a pool.
@@ -153,11 +164,25 @@ impl Device {
             routed: AtomicBool::new(false),
             blocks: Blocks::new(),
             imports: Mutex::new(Some(HashMap::new())),
+            runtimes: AtomicU64::new(0),
         })
     }
 
-    /// Refuses further blocks and pools from now on, if the caller holds none. A call that another
-    /// thread began gets an error. Returns whether the device was open.
+    /// Notes that a runtime of the device opens.
+    ///
+    /// # Errors
+    /// `InvalidArgument` once the device is closed.
+    pub(crate) fn opened(device: &Arc<Self>) -> Result<Opened> {
+        let open = device.pools.read();
+        if open.is_none() {
+            return Err(Error::invalid("the device was closed meanwhile"));
+        }
+        device.runtimes.fetch_add(1, Ordering::Relaxed);
+        Ok(Opened(device.clone()))
+    }
+
+    /// Refuses further blocks, pools and runtimes from now on, if the caller holds none. A call
+    /// that another thread began gets an error. Returns whether the device was open.
     ///
     /// # Errors
     /// `LeasesOutstanding`; then nothing has changed.
@@ -167,6 +192,10 @@ impl Device {
         let strong = pools.len() as u64 - 1;
         if strong > 0 {
             return Err(Error::LeasesOutstanding { resource: "pool", strong, weak: 0 });
+        }
+        let strong = self.runtimes.load(Ordering::Acquire);
+        if strong > 0 {
+            return Err(Error::LeasesOutstanding { resource: "runtime", strong, weak: 0 });
         }
         let mut imports = self.imports.lock();
         let strong = imports.as_ref().map_or(0, HashMap::len) as u64;

@@ -41,8 +41,13 @@ pub const DEVICE_LOST: c_int = 11;
 pub const DRIVER: c_int = 12;
 /// A defect of this library.
 pub const INTERNAL: c_int = 13;
+/// A kernel's source does not compile; the text is the compiler's.
+pub const COMPILE: c_int = 14;
+/// Work of a stream failed: a kernel, a function of the caller's. The stream is poisoned.
+pub const FAILED: c_int = 15;
 
-fn code(error: &Error) -> c_int {
+/// The status of an error.
+pub(crate) fn code(error: &Error) -> c_int {
     match error {
         Error::InvalidArgument(_) | Error::StaleHandle { .. } => INVALID_ARGUMENT,
         Error::OutOfMemory(_) => OUT_OF_MEMORY,
@@ -54,8 +59,10 @@ fn code(error: &Error) -> c_int {
         Error::Suspended(_) => SUSPENDED,
         Error::LeasesOutstanding { .. } | Error::Occupied { .. } => IN_USE,
         Error::Timeout(_) => TIMEOUT,
-        Error::DeviceLost { .. } | Error::Fault(_) => DEVICE_LOST,
+        Error::DeviceLost { .. } => DEVICE_LOST,
         Error::Driver { .. } => DRIVER,
+        Error::Compile { .. } => COMPILE,
+        Error::Fault(_) | Error::Other(_) => FAILED,
         _ => INTERNAL,
     }
 }

@@ -200,15 +200,14 @@ pub unsafe trait Device: Any + Send + Sync {
     }
 
     /// Fails a submission that the driver works on: its value, the later ones of its stream, and
-    /// the values of this device's other streams that are ordered after it. The first cause of a
+    /// the values of the backend's other streams that are ordered after it. The first cause of a
     /// stream stays. Does not block. Returns whether the value has failed by this call.
     ///
     /// For a caller who knows that the work will end without its result, while the driver will
     /// report no error. The work goes on; the values complete once the driver is done with it.
     ///
     /// `false`: the value is over or has failed, the driver has not got it yet, or the backend
-    /// cannot do this. Work of other devices that waits for the value in their drivers is not
-    /// failed.
+    /// cannot do this.
     fn fail(&self, point: Timepoint, cause: Error) -> bool {
         let _ = (point, cause);
         false

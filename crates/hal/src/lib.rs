@@ -61,8 +61,8 @@ pub use graph::{GraphExec, NodePatch};
 pub use id::{BackendKind, DeviceId};
 pub use info::{Caps, Description, DeviceInfo, Limits, MemoryInfo, MemoryKind};
 pub use kernel::{
-    Access, Binding, CpuArgs, CpuFn, Cubin, FromParams, KernelCheck, KernelDesc, KernelSource,
-    LaunchInfo, Overlap, Pipeline,
+    Access, Binding, CpuArgs, CpuCFn, CpuFn, CpuTile, Cubin, FromParams, KernelCheck, KernelDesc,
+    KernelSource, LaunchInfo, Overlap, Pipeline,
 };
 /// The allocator core, which backends connect to their memory.
 pub use leasehold_alloc as alloc;

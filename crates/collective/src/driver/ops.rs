@@ -48,6 +48,9 @@ pub struct Place {
     /// The rank's device. It is the driver's current one on the calling thread. A communicator must
     /// not keep the runtime: graphs of the runtime keep the communicator.
     pub runtime: Runtime,
+    /// Whether the ranks send to each other one by one. Otherwise no send, receive or all_to_all is
+    /// called, and their connections are not needed.
+    pub sends: bool,
     /// How long to wait for the other ranks: in this call, and later in each call that the host
     /// waits in.
     pub limit: Duration,

@@ -180,6 +180,7 @@ fn windows_over_other_memory_and_memory_that_goes_first_are_reported() {
         size: 1,
         id: library.unique_id().unwrap().into(),
         runtime: runtime.clone(),
+        sends: true,
         limit: Duration::from_secs(10),
     };
     let part = library.init(&place).unwrap();

@@ -18,6 +18,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::os::fd::OwnedFd;
 
+/// The most devices of a machine.
+pub(super) const MOST_DEVICES: u32 = 1024;
 /// The start of device addresses. The address is not canonical on any host, so a dereference
 /// faults.
 pub const DEVICE_BASE: u64 = 1 << 52;
@@ -100,6 +102,40 @@ impl FreeRanges {
     }
 }
 
+/// A set of devices.
+#[derive(Debug, Clone, Copy, Default)]
+struct Devices([u64; MOST_DEVICES as usize / 64]);
+
+impl Devices {
+    fn of(device: u32) -> Self {
+        let mut set = Self::default();
+        set.insert(device);
+        set
+    }
+
+    fn contains(&self, device: u32) -> bool {
+        self.0[device as usize / 64] >> (device % 64) & 1 != 0
+    }
+
+    /// Returns whether the device was not there.
+    fn insert(&mut self, device: u32) -> bool {
+        let new = !self.contains(device);
+        self.0[device as usize / 64] |= 1 << (device % 64);
+        new
+    }
+
+    /// Returns whether the device was there.
+    fn remove(&mut self, device: u32) -> bool {
+        let was = self.contains(device);
+        self.0[device as usize / 64] &= !(1 << (device % 64));
+        was
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.iter().all(|bits| *bits == 0)
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// A plain or stream-ordered allocation, with its own addresses and memory.
@@ -118,8 +154,8 @@ struct Region {
     store: u64,
     owner: u32,
     kind: Kind,
-    /// A bit for each device with access.
-    access: u64,
+    /// The devices with access.
+    access: Devices,
 }
 
 #[derive(Debug)]
@@ -199,8 +235,8 @@ pub(crate) struct Space {
     regions: BTreeMap<u64, Region>,
     pieces: BTreeMap<PieceId, Piece>,
     host: BTreeMap<u64, HostRange>,
-    /// `peers[a]` has a bit for each device whose plain allocations device `a` can access.
-    peers: Vec<u64>,
+    /// `peers[a]` has the devices whose plain allocations device `a` can access.
+    peers: Vec<Devices>,
     next_id: u64,
 }
 
@@ -230,7 +266,7 @@ impl Space {
             regions: BTreeMap::new(),
             pieces: BTreeMap::new(),
             host: BTreeMap::new(),
-            peers: (0..devices).map(|d| 1 << d).collect(),
+            peers: (0..devices).map(Devices::of).collect(),
             next_id: 1,
         })
     }
@@ -273,19 +309,11 @@ impl Space {
     }
 
     pub(crate) fn enable_peer(&mut self, from: u32, to: u32) -> bool {
-        let bits = &mut self.peers[from as usize];
-        let new = *bits & (1 << to) == 0;
-        *bits |= 1 << to;
-        new
+        self.peers[from as usize].insert(to)
     }
 
     pub(crate) fn disable_peer(&mut self, from: u32, to: u32) -> bool {
-        let bits = &mut self.peers[from as usize];
-        let was = from != to && *bits & (1 << to) != 0;
-        if was {
-            *bits &= !(1 << to);
-        }
-        was
+        from != to && self.peers[from as usize].remove(to)
     }
 
     pub(crate) fn alloc(&mut self, device: u32, bytes: u64) -> Result<u64> {
@@ -315,8 +343,14 @@ impl Space {
         }
         self.fill_new(at, span);
         let id = self.id();
-        let region =
-            Region { bytes: span, id, store, owner: device, kind: Kind::Allocation, access: 0 };
+        let region = Region {
+            bytes: span,
+            id,
+            store,
+            owner: device,
+            kind: Kind::Allocation,
+            access: Devices::default(),
+        };
         self.regions.insert(DEVICE_BASE + at, region);
         Ok(DEVICE_BASE + at)
     }
@@ -534,7 +568,14 @@ impl Space {
         let id = self.id();
         self.regions.insert(
             addr,
-            Region { bytes, id, store, owner, kind: Kind::Mapping(piece), access: 0 },
+            Region {
+                bytes,
+                id,
+                store,
+                owner,
+                kind: Kind::Mapping(piece),
+                access: Devices::default(),
+            },
         );
         let fresh = self.pieces.get_mut(&piece).is_some_and(|p| {
             p.mappings += 1;
@@ -567,7 +608,9 @@ impl Space {
     /// Gives a device access to mapped memory.
     pub(crate) fn set_access(&mut self, device: u32, addr: u64, bytes: u64) -> Result<()> {
         for at in self.mappings(addr, bytes)? {
-            self.regions.entry(at).and_modify(|r| r.access |= 1 << device);
+            if let Some(region) = self.regions.get_mut(&at) {
+                region.access.insert(device);
+            }
         }
         Ok(())
     }
@@ -726,11 +769,11 @@ impl Space {
     fn may_reach(&self, who: AccessScope, r: &Region) -> bool {
         match (who, r.kind) {
             // No device reaches a mapping without access.
-            (AccessScope::Engine | AccessScope::Anywhere, Kind::Mapping(_)) => r.access != 0,
+            (AccessScope::Engine | AccessScope::Anywhere, Kind::Mapping(_)) => !r.access.is_empty(),
             (AccessScope::Engine | AccessScope::Anywhere, Kind::Allocation) => true,
-            (AccessScope::Kernel(device), Kind::Mapping(_)) => r.access & (1 << device) != 0,
+            (AccessScope::Kernel(device), Kind::Mapping(_)) => r.access.contains(device),
             (AccessScope::Kernel(device), Kind::Allocation) => {
-                self.peers[device as usize] & (1 << r.owner) != 0
+                self.peers[device as usize].contains(r.owner)
             }
         }
     }

@@ -1,14 +1,15 @@
-//! The functions of the header by which blocks go to other processes.
-//!
-//! This module translates between C types and the rest of the crate, and must not decide anything.
+//! Blocks that go to other processes.
 
+use super::convert::{check_out, give};
 use crate::device::DEVICES;
-use crate::ffi::{LEASEHOLD_SHARED_BYTES, check_out, give};
 use crate::status::{ffi_guard, ffi_guard_release};
 use leasehold::share::SharedBlock;
 use leasehold::{Error, Result};
 use std::ffi::{c_int, c_void};
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
+
+/// Bytes of the description of an exported block.
+pub const LEASEHOLD_SHARED_BYTES: usize = 128;
 
 /// Makes a descriptor of a block, and its description, for another process.
 ///
