@@ -209,7 +209,7 @@ impl Buffer {
     /// The reads since the last write, and any use that the record could not fold into one of the
     /// two. A writer must be ordered after them and after
     /// [`write_timepoint`](Self::write_timepoint).
-    #[inline]
+    #[inline(always)]
     pub fn for_each_read(&self, mut f: impl FnMut(PackedTimepoint)) {
         let own = self.own_read.load(LOAD);
         if own > self.own_write.load(LOAD) {

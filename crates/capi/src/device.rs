@@ -93,6 +93,8 @@ pub(crate) struct Device {
     /// Whether there are routes: an allocation asks this first.
     routed: AtomicBool,
     blocks: Blocks,
+    /// Blocks of other processes, by address. `None` once the device is closed.
+    imports: Mutex<Option<HashMap<u64, Lease<Buffer>>>>,
     /// How many runtimes of the device are open.
     runtimes: AtomicU64,
     /// Blocks of other processes, by address. `None` once the device is closed.
@@ -163,6 +165,7 @@ impl Device {
             routes: RwLock::default(),
             routed: AtomicBool::new(false),
             blocks: Blocks::new(),
+            imports: Mutex::new(Some(HashMap::new())),
             runtimes: AtomicU64::new(0),
             imports: Mutex::new(Some(HashMap::new())),
         })

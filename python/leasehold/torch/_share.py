@@ -16,6 +16,8 @@ import torch.multiprocessing.reductions as reductions
 
 from leasehold.torch import _build
 
+Packed = Tuple[Callable[..., Any], Tuple[Any, ...]]
+
 _options: Dict[str, Any] = {}
 
 
@@ -31,19 +33,21 @@ def install(options: Dict[str, Any]) -> None:
         reduction.register(kind, _reduce)
 
 
-def _reduce(tensor: torch.Tensor) -> Tuple[Callable[..., Any], Tuple[Any, ...]]:
+def _reduce(tensor: torch.Tensor) -> Packed:
     """Packs a tensor, as `reduce_tensor` of PyTorch, with its descriptor."""
+    packed: Packed
     if tensor.device.type != "cuda":
-        return reductions.reduce_tensor(tensor)
+        packed = reductions.reduce_tensor(tensor)
+        return packed
     extension = _build.load()
     stale = extension.take_descriptor()
     if stale >= 0:
         os.close(stale)
-    rebuild, arguments = reductions.reduce_tensor(tensor)
+    packed = reductions.reduce_tensor(tensor)
     descriptor = extension.take_descriptor()
     if descriptor < 0:
         # Its parts have their own, as those of a sparse tensor, or it has no bytes.
-        return rebuild, arguments
+        return packed
     child = context.get_spawning_popen()
     if child is None:
         try:
@@ -54,7 +58,7 @@ def _reduce(tensor: torch.Tensor) -> Tuple[Callable[..., Any], Tuple[Any, ...]]:
         # The child inherits it as it starts, and finds it by its number.
         sent = reduction.DupFd(descriptor)
         weakref.finalize(child, os.close, descriptor)
-    return _rebuild, (sent, dict(_options), rebuild, arguments)
+    return _rebuild, (sent, dict(_options), *packed)
 
 
 def _rebuild(
