@@ -16,8 +16,8 @@ pub fn metal() -> Option<EmulatedMps> {
 
 /// Launches a kernel as the CUDA backend does: the operands' addresses, then the parameters, in one
 /// buffer. With `reverse`, blocks and threads run from the last to the first, and the kernel reads
-/// early what it can. Returns whether the launch has a geometry. A kernel for tensor cores of `arch` goes before the kernel for all
-/// devices.
+/// early what it can. Returns whether the launch has a geometry. A kernel for tensor cores of
+/// `arch` goes before the kernel for all devices.
 pub fn run_cuda(
     name: &str,
     params: &[u8],

@@ -517,9 +517,9 @@ impl Detector {
         }
     }
 
-    /// Reports the writes of a range that a kernel, `second`, may see only in part, because it reads
-    /// the range when `who` begins, before it waits. The read itself is recorded as the kernel's
-    /// access.
+    /// Reports the writes of a range that a kernel, `second`, may see only in part, because it
+    /// reads the range when `who` begins, before it waits. The read itself is recorded as the
+    /// kernel's access.
     pub(crate) fn early(
         &mut self,
         who: &Actor<'_>,

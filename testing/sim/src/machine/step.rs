@@ -98,8 +98,8 @@ impl CommandContext {
         }
     }
 
-    /// The same for what a kernel reads early. It comes after what precedes the node with which this
-    /// one begins.
+    /// The same for what a kernel reads early. It comes after what precedes the node with which
+    /// this one begins.
     pub(super) fn early_actor(&self) -> Actor<'_> {
         let mut actor = self.actor();
         if let Some((_, node, _)) = &mut actor.node {
